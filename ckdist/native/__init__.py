@@ -1,0 +1,53 @@
+"""The compiled library, seen through its C headers in `api/`.
+
+The headers are the single source: cffi parses the same files that the C++ includes, so a signature cannot differ
+between the two sides, one wheel serves every Python, and no call holds the GIL. This module loads and checks; it
+computes nothing.
+"""
+
+import pathlib
+import re
+
+import cffi
+
+from ckdist import errors
+
+HERE = pathlib.Path(__file__).parent
+ffi = cffi.FFI()
+
+
+def _load():
+    library = HERE / "libckdist.so"
+    if not library.exists():
+        raise errors.NativeError(f"{library} is missing: run `make setup`, or install ckdist with pip")
+    for header in sorted((HERE / "api").glob("*.h")):
+        text = re.sub(r"^\s*#.*$", "", header.read_text(), flags=re.M)      # the guards, not the declarations
+        text = re.sub(r'extern "C" \{|^\} // extern "C"$', "", text, flags=re.M)
+        ffi.cdef(text.replace("CKDIST_EXPORT ", ""))
+    return ffi.dlopen(str(library))
+
+
+lib = _load()
+
+_ERRORS = {
+    1: errors.NativeError,
+    2: errors.ModelFileError,
+    3: errors.CapacityError,
+    4: errors.CommError,
+    5: errors.ConfigError,
+}
+
+
+def check(status: int) -> int:
+    """Return `status` when it is not negative; else raise the error that the native side left, as one line."""
+    if status >= 0:
+        return status
+    message = ffi.string(lib.ckdist_last_error()).decode(errors="replace")
+    raise _ERRORS.get(-status, errors.NativeError)(message)
+
+
+def pointer(array, ctype: str = "void *"):
+    """The address of a numpy array's first element, as `ctype`; the array must be C-contiguous and outlive the call."""
+    if not array.flags.c_contiguous:
+        raise ValueError("a native call needs a C-contiguous array")
+    return ffi.cast(ctype, array.ctypes.data)

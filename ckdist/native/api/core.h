@@ -1,0 +1,23 @@
+#ifndef CKDIST_API_CORE_H
+#define CKDIST_API_CORE_H
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Calls that can fail return a negative status: -1 native, -2 model file, -3 capacity, -4 communication, -5 configuration.
+   The message of the calling thread's last failure: one line. */
+CKDIST_EXPORT const char* ckdist_last_error(void);
+
+/* The ISA whose kernels were chosen at load: "baseline", "avx2", "avx512"; CKDIST_ISA in the environment forces a lower one. */
+CKDIST_EXPORT const char* ckdist_isa(void);
+
+/* Weight types, numbered as in GGUF (ggml_type). Elements and bytes of one block; 0 where the type is not known. */
+CKDIST_EXPORT int64_t ckdist_type_block_elements(int32_t type);
+CKDIST_EXPORT int64_t ckdist_type_block_bytes(int32_t type);
+CKDIST_EXPORT const char* ckdist_type_name(int32_t type);
+
+#ifdef __cplusplus
+} // extern "C"
+#endif
+#endif

@@ -1,0 +1,31 @@
+// Weight types, numbered as GGUF numbers them (ggml_type), and the size of one block of each.
+#pragma once
+#include <cstdint>
+
+namespace ckdist {
+
+enum class Type : int32_t {
+  f32 = 0, f16 = 1, q4_0 = 2, q4_1 = 3, q5_0 = 6, q5_1 = 7, q8_0 = 8, q2_k = 10, q3_k = 11, q4_k = 12, q5_k = 13, q6_k = 14,
+  iq4_nl = 20, iq4_xs = 23, bf16 = 30,
+};
+
+constexpr int kTypeCount = 31;  // one past the largest number, for tables indexed by type
+
+struct TypeTraits {
+  const char* name;
+  int block_elements;  // 0: not a known type
+  int block_bytes;
+};
+
+inline const TypeTraits& type_traits(int32_t type) {
+  static constexpr TypeTraits unknown = {"?", 0, 0};
+  static constexpr TypeTraits table[kTypeCount] = {
+      {"F32", 1, 4}, {"F16", 1, 2}, {"Q4_0", 32, 18}, {"Q4_1", 32, 20}, unknown, unknown, {"Q5_0", 32, 22}, {"Q5_1", 32, 24},
+      {"Q8_0", 32, 34}, unknown, {"Q2_K", 256, 84}, {"Q3_K", 256, 110}, {"Q4_K", 256, 144}, {"Q5_K", 256, 176},
+      {"Q6_K", 256, 210}, unknown, unknown, unknown, unknown, unknown, {"IQ4_NL", 32, 18}, unknown, unknown,
+      {"IQ4_XS", 256, 136}, unknown, unknown, unknown, unknown, unknown, unknown, {"BF16", 1, 2}};
+  return type >= 0 && type < kTypeCount ? table[type] : unknown;
+}
+inline const TypeTraits& type_traits(Type type) { return type_traits(static_cast<int32_t>(type)); }
+
+}  // namespace ckdist

@@ -1,0 +1,53 @@
+// One failure type inside the library; guard() turns it into a status and a message at the C boundary.
+#pragma once
+#include <cstdarg>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+
+namespace ckdist {
+
+enum class Status : int { ok = 0, native = -1, model_file = -2, capacity = -3, comm = -4, config = -5 };
+
+class Error : public std::exception {
+ public:
+  Error(Status status, std::string message) : status_(status), message_(std::move(message)) {}
+  Status status() const { return status_; }
+  const char* what() const noexcept override { return message_.c_str(); }
+
+ private:
+  Status status_;
+  std::string message_;
+};
+
+[[noreturn]] __attribute__((format(printf, 2, 3))) inline void fail(Status status, const char* format, ...) {
+  char text[512];
+  va_list args;
+  va_start(args, format);
+  std::vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  throw Error(status, text);
+}
+
+// The calling thread's last failure, as ckdist_last_error() returns it.
+void set_last_error(const char* message);
+
+template <class F>
+int guard(F&& body) noexcept {
+  try {
+    body();
+    return 0;
+  } catch (const Error& e) {
+    set_last_error(e.what());
+    return static_cast<int>(e.status());
+  } catch (const std::bad_alloc&) {
+    set_last_error("out of memory");
+    return static_cast<int>(Status::capacity);
+  } catch (const std::exception& e) {
+    set_last_error(e.what());
+    return static_cast<int>(Status::native);
+  }
+}
+
+}  // namespace ckdist

@@ -1,0 +1,2 @@
+#pragma once
+#define CKDIST_EXPORT __attribute__((visibility("default")))
