@@ -13,9 +13,12 @@ Range = tuple[int, int]
 
 
 def cut(size: int, parts: int, unit: int = 1) -> list[Range]:
-    """`parts` contiguous ranges that cover [0, size), each a whole number of units but for the last, sizes as even as can be."""
+    """`parts` contiguous ranges that cover [0, size), each a whole number of units but for the last, sizes as even as can be.
+
+    With fewer units than parts some ranges are empty, never the first: what one rank must do alone falls to rank 0.
+    """
     units = -(-size // unit)
-    bounds = [min(size, unit * (units * i // parts)) for i in range(parts + 1)]
+    bounds = [min(size, unit * -(-units * i // parts)) for i in range(parts + 1)]
     return list(zip(bounds[:-1], bounds[1:]))
 
 
