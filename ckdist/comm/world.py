@@ -4,6 +4,7 @@ mpi4py starts the world under any MPI launcher; without a launcher the world has
 msgpack, never pickle. The traffic of every step goes through a native group (`open_group`), not through this.
 """
 
+import ctypes
 import os
 import socket
 import sys
@@ -116,13 +117,13 @@ class Group:
         native.check(native.lib.ckdist_group_check_peers(self.handle))
 
 
-def open_group(world, spins: int, timeout: float) -> Group:
-    """The group for a world: shared memory where all ranks are on one host, else MPI.
+def open_group(world, spins: int, timeout: float, transport: str = "auto") -> Group:
+    """The group for a world: shared memory where all ranks are on one host, else MPI; "mpi" demands MPI.
 
     `spins`: polls of a flag before a waiting thread sleeps. `timeout`: seconds that any wait for a peer may take.
     """
     out = native.ffi.new("struct ckdist_group **")
-    if world.local_size == world.size:
+    if world.local_size == world.size and transport == "auto":
         path = native.ffi.NULL
         if world.rank == 0:
             native.check(native.lib.ckdist_host_group(path, 0, world.size, spins, timeout, out))
@@ -132,10 +133,21 @@ def open_group(world, spins: int, timeout: float) -> Group:
             native.check(native.lib.ckdist_host_group(path, world.rank, world.size, spins, timeout, out))
         kind = "shared-memory"
     else:
-        from ckdist.comm.mpi import open_mpi_group
-
-        kind, out = "mpi", open_mpi_group(world, timeout)
+        kind = "mpi"
+        _open_mpi(world, timeout, out)
     return Group(kind, native.ffi.gc(out[0], native.lib.ckdist_group_free))
+
+
+def _open_mpi(world, timeout: float, out) -> None:
+    """Hands the addresses of MPI's own calls, and handles by value, to the native side."""
+    if not isinstance(world, MpiWorld):
+        raise ConfigError("transport mpi was demanded, but no MPI launcher started this process: use mpirun")
+    library = ctypes.CDLL(world.mpi.__file__)  # finds the MPI library that mpi4py itself is linked to
+    address = lambda name: native.ffi.cast("void *", ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
+    comm = world.comm.Dup()
+    handle = lambda value: native.ffi.cast("void *", value.handle)
+    calls = [address(name) for name in ("MPI_Isend", "MPI_Irecv", "MPI_Test")]
+    native.check(native.lib.ckdist_mpi_group(*calls, handle(world.mpi.BYTE), handle(comm), world.rank, world.size, timeout, out))
 
 
 def leave(code: int) -> None:

@@ -2,6 +2,7 @@
 
 #include "api/runtime.h"
 #include "comm/host_group.h"
+#include "comm/mpi_group.h"
 #include "core/error.h"
 #include "runtime/executable.h"
 
@@ -22,6 +23,13 @@ int ckdist_host_group(const char* path, int32_t rank, int32_t size, int32_t spin
     auto host = std::make_unique<HostGroup>(path ? path : "", rank, size, spins, timeout_s);
     const std::string own = host->path();
     *out = new ckdist_group{std::move(host), own};
+  });
+}
+int ckdist_mpi_group(void* isend, void* irecv, void* test, void* byte, void* comm, int32_t rank, int32_t size, double timeout_s, ckdist_group** out) {
+  return guard([&] {
+    const MpiCalls calls{reinterpret_cast<decltype(MpiCalls::isend)>(isend), reinterpret_cast<decltype(MpiCalls::irecv)>(irecv),
+                         reinterpret_cast<decltype(MpiCalls::test)>(test), byte, comm};
+    *out = new ckdist_group{std::make_unique<MpiGroup>(calls, rank, size, timeout_s), ""};
   });
 }
 const char* ckdist_group_path(ckdist_group* group) { return group->path.c_str(); }
