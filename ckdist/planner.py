@@ -1,0 +1,94 @@
+"""From a model, a world and a machine to one plan: how each phase is cut, how much cache there is, which threads run.
+
+Today one layout serves both phases (TENSOR over all ranks). A plan can be printed and says why a choice was made.
+"""
+
+from dataclasses import dataclass
+
+from ckdist import topology
+from ckdist.errors import CapacityError, ConfigError
+from ckdist.layout import SINGLE, TENSOR, Layout, Mesh
+from ckdist.program.batch import BLOCK_TOKENS
+from ckdist.program.executable import KV_TYPES, Limits, kv_bytes_per_block
+
+DEFAULT_CONTEXT = 8192  # tokens of one sequence, where the model allows more and the user did not say
+KV_SHARE = 0.5  # of the memory left beside the weights that the cache may take unasked
+RESERVE = 256 << 20  # bytes per rank for everything that is neither weights nor cache
+
+SPINS = 20000  # polls of a flag before a thread sleeps: some 100 µs, longer than a barrier of ranks that have cores of their own
+SPINS_CROWDED = 20  # where threads outnumber CPUs, whoever waits must make room
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one rank will do. The same on every rank but for `mesh.rank` and `placement`."""
+
+    mesh: Mesh
+    prefill: Layout
+    decode: Layout
+    limits: Limits
+    threads: int
+    threads_batch: int
+    spins: int
+    placement: topology.Placement
+
+    def __str__(self) -> str:
+        cut = f"{self.decode.name} over {self.mesh.axes['tp']} ranks" if self.mesh.axes["tp"] > 1 else "one rank, nothing cut"
+        kv = f"{self.limits.num_blocks * BLOCK_TOKENS} tokens of {self.limits.kv_type} cache in blocks of {BLOCK_TOKENS}"
+        return f"{cut}; {self.threads} threads ({self.threads_batch} with prompts); {kv}; context {self.limits.context_length}"
+
+
+def gigabytes(n: float) -> str:
+    return f"{n / 2**30:.2f} GiB" if n >= 2**28 else f"{n / 2**20:.1f} MiB"
+
+
+def layout_for(world) -> tuple[Layout, Mesh]:
+    """Every rank takes part in one tensor-parallel group."""
+    return (TENSOR if world.size > 1 else SINGLE), Mesh({"tp": world.size}, world.rank)
+
+
+def kv_type(config) -> str:
+    """The cache's type. ConfigError unless keys and values have the same known one."""
+    if config.cache_type_k != config.cache_type_v:
+        raise ConfigError(f"--cache-type-k {config.cache_type_k} and --cache-type-v {config.cache_type_v} differ: give both the same type")
+    if config.cache_type_k not in KV_TYPES:
+        raise ConfigError(f"--cache-type-k {config.cache_type_k} is not known: use one of {', '.join(KV_TYPES)}")
+    return config.cache_type_k
+
+
+def make_plan(config, spec, world, weight_bytes: int) -> Plan:
+    """The plan for this rank; a collective call, every rank gets the same limits.
+
+    `weight_bytes`: what this rank's shard takes. Raises CapacityError when weights or cache do not fit the memory that is free,
+    with what would.
+    """
+    layout, mesh = layout_for(world)
+    threads = config.threads or topology.default_threads(world.local_size)
+    threads_batch = config.threads_batch or threads
+    placement = topology.place(world.local_rank, world.local_size, max(threads, threads_batch))
+    cache = kv_type(config)
+    per_block = kv_bytes_per_block(spec, layout, mesh, cache)
+    free = topology.available_memory() // world.local_size - RESERVE
+    room = free - weight_bytes
+    if room < per_block:
+        raise CapacityError(f"the weights of rank {world.rank} take {gigabytes(weight_bytes)}, but {gigabytes(max(0, free))} are free for it: use more ranks on more hosts or a smaller quantisation")
+    budget = min(room, config.kv_memory // world.size) if config.kv_memory else int(room * KV_SHARE)
+    fits = budget // per_block * BLOCK_TOKENS if per_block else 1 << 30
+    facts = world.gather([fits, room // per_block * BLOCK_TOKENS if per_block else 1 << 30, int(placement.crowded)])
+    fits, most = min(f[0] for f in facts), min(f[1] for f in facts)
+    crowded = any(f[2] for f in facts)
+
+    if config.ctx_size:
+        if config.ctx_size > (fits if config.kv_memory else most):
+            limit = fits if config.kv_memory else most
+            raise CapacityError(
+                f"--ctx-size {config.ctx_size} needs {gigabytes(-(-config.ctx_size // BLOCK_TOKENS) * per_block)} of {cache} cache on rank {world.rank}, "
+                f"which has room for {gigabytes(limit // BLOCK_TOKENS * per_block)}: --ctx-size {limit} would fit"
+            )
+        total = config.ctx_size
+    else:
+        total = min(fits, config.parallel * min(spec.max_position, DEFAULT_CONTEXT))
+    context = min(total, spec.max_position)
+    blocks = -(-total // BLOCK_TOKENS)
+    limits = Limits(min(config.ubatch_size, config.batch_size), config.parallel, context, blocks, cache)
+    return Plan(mesh, layout, layout, limits, threads, threads_batch, SPINS_CROWDED if crowded else SPINS, placement)
