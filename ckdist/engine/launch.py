@@ -73,7 +73,7 @@ def load_model(config, world, progress: bool = False) -> Model:
     lowered = lower(
         program,
         mesh,
-        formats=lambda name: native.lib.ckdist_activation_format(loader.type_of(name)),
+        formats=lambda name: native.lib.ckdist_activation_format(native.ffi.NULL, loader.type_of(name)),
         block_columns=lambda name: native.lib.ckdist_type_block_elements(loader.type_of(name)),
         max_tokens=max_tokens,
     )

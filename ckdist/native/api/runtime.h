@@ -88,8 +88,6 @@ CKDIST_EXPORT int64_t ckdist_executable_kv_bytes(struct ckdist_executable* execu
 struct ckdist_times { double total, barrier, exchange; int64_t runs; };
 CKDIST_EXPORT void ckdist_executable_times(struct ckdist_executable* executable, struct ckdist_times* out, int32_t reset);
 
-/* The activation format (0 f32, 1 bf16, 2 q8) that this machine's kernel for a weight type reads. */
-CKDIST_EXPORT int32_t ckdist_activation_format(int32_t type);
 /* Bytes of one block of `kv_type` for one kv-head of one layer. */
 CKDIST_EXPORT int64_t ckdist_kv_block_bytes(int32_t kv_type, int32_t head_dim);
 

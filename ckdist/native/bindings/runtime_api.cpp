@@ -57,7 +57,6 @@ int ckdist_executable_stop(ckdist_executable* executable) {
 const float* ckdist_executable_logits(ckdist_executable* executable) { return executable->logits(); }
 int64_t ckdist_executable_kv_bytes(ckdist_executable* executable) { return executable->kv_bytes(); }
 void ckdist_executable_times(ckdist_executable* executable, ckdist_times* out, int32_t reset) { *out = executable->times(reset); }
-int32_t ckdist_activation_format(int32_t type) { return int32_t(kernels().linear[type].activation); }
 int64_t ckdist_kv_block_bytes(int32_t kv_type, int32_t head_dim) {
   return kernels().attention.block_bytes(KvType(kv_type), head_dim);
 }
