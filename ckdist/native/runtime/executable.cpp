@@ -121,10 +121,10 @@ void Executable::replay(int thread) {
 
 void Executable::execute(int thread, int i) {
   switch (steps_[i].op) {
-    case ckdist_embed: return embed(thread, i);
-    case ckdist_prepare: return prepare(thread, i);
-    case ckdist_linear: return linear(thread, i);
-    case ckdist_attend: return attend(thread, i);
+    case ckdist_step_embed: return embed(thread, i);
+    case ckdist_step_prepare: return prepare(thread, i);
+    case ckdist_step_linear: return linear(thread, i);
+    case ckdist_step_attend: return attend(thread, i);
     default: fail(Status::native, "step %d has unknown op %d", i, steps_[i].op);
   }
 }
