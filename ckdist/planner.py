@@ -3,6 +3,7 @@
 Today one layout serves both phases (TENSOR over all ranks). A plan can be printed and says why a choice was made.
 """
 
+import sys
 from dataclasses import dataclass
 
 from ckdist import topology
@@ -12,7 +13,7 @@ from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.executable import KV_TYPES, Limits, kv_bytes_per_block
 
 DEFAULT_CONTEXT = 8192  # tokens of one sequence, where the model allows more and the user did not say
-KV_SHARE = 0.5  # of the memory left beside the weights that the cache may take unasked
+KV_SHARE = 0.5  # of the memory left beside the weights that the caches of several sequences may take unasked
 RESERVE = 256 << 20  # bytes per rank for everything that is neither weights nor cache
 
 SPINS = 20000  # polls of a flag before a thread sleeps: some 100 µs, longer than a barrier of ranks that have cores of their own
@@ -72,23 +73,22 @@ def make_plan(config, spec, world, weight_bytes: int) -> Plan:
     room = free - weight_bytes
     if room < per_block:
         raise CapacityError(f"the weights of rank {world.rank} take {gigabytes(weight_bytes)}, but {gigabytes(max(0, free))} are free for it: use more ranks on more hosts or a smaller quantisation")
-    budget = min(room, config.kv_memory // world.size) if config.kv_memory else int(room * KV_SHARE)
-    fits = budget // per_block * BLOCK_TOKENS if per_block else 1 << 30
-    facts = world.gather([fits, room // per_block * BLOCK_TOKENS if per_block else 1 << 30, int(placement.crowded)])
-    fits, most = min(f[0] for f in facts), min(f[1] for f in facts)
-    crowded = any(f[2] for f in facts)
-
-    if config.ctx_size:
-        if config.ctx_size > (fits if config.kv_memory else most):
-            limit = fits if config.kv_memory else most
-            raise CapacityError(
-                f"--ctx-size {config.ctx_size} needs {gigabytes(-(-config.ctx_size // BLOCK_TOKENS) * per_block)} of {cache} cache on rank {world.rank}, "
-                f"which has room for {gigabytes(limit // BLOCK_TOKENS * per_block)}: --ctx-size {limit} would fit"
-            )
-        total = config.ctx_size
-    else:
-        total = min(fits, config.parallel * min(spec.max_position, DEFAULT_CONTEXT))
-    context = min(total, spec.max_position)
+    context = config.ctx_size or min(spec.max_position, DEFAULT_CONTEXT)
+    if context > spec.max_position:
+        raise CapacityError(f"--ctx-size {context} is more than the {spec.max_position} positions of the model: --ctx-size {spec.max_position} is its longest")
+    budget = min(room, config.kv_memory) if config.kv_memory else room
+    wanted = context if config.ctx_size or config.kv_memory else BLOCK_TOKENS
+    holds = [budget // per_block * BLOCK_TOKENS if per_block else sys.maxsize, int(placement.crowded)]
+    everyone = world.gather(holds)
+    most, crowded = min(h[0] for h in everyone), any(h[1] for h in everyone)
+    if most < wanted:
+        raise CapacityError(
+            f"one sequence of --ctx-size {context} needs {gigabytes(-(-context // BLOCK_TOKENS) * per_block)} of {cache} cache on each rank, "
+            f"{gigabytes(budget)} are there for it: --ctx-size {most} would fit"
+        )
+    # All sequences at full length, if memory allows; what is given with --kv-memory is used whole.
+    total = most if config.kv_memory else min(config.parallel * context, max(context, int(most * KV_SHARE)), most)
+    context = min(context, total)
     blocks = -(-total // BLOCK_TOKENS)
     limits = Limits(min(config.ubatch_size, config.batch_size), config.parallel, context, blocks, cache)
     return Plan(mesh, layout, layout, limits, threads, threads_batch, SPINS_CROWDED if crowded else SPINS, placement)
