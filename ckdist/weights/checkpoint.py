@@ -107,7 +107,7 @@ def _open_gguf(path: pathlib.Path) -> Checkpoint:
         found[name] = TensorSource(
             name,
             tensor.type.number,
-            _trimmed(tensor.dims)[::-1],
+            tensor.dims[::-1],
             tensor.file,
             tensor.offset,
             head_rows=spec.head_dim if names.gguf_rows_interleaved(spec.architecture, name) else 0,
@@ -135,17 +135,9 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
             stored.shape,
             stored.file,
             stored.offset,
-            # Gemma's norms multiply by 1 + weight; GGUF stores the sum, safetensors the weight.
-            plus_one=spec.post_norms and len(stored.shape) == 1 and name.endswith("norm.weight"),
+            plus_one=names.safetensors_norm_less_one(spec.architecture, name),
         )
     return Checkpoint(path, "safetensors", spec, _required(spec, found, str(path)), config)
-
-
-def _trimmed(dims: tuple[int, ...]) -> tuple[int, ...]:
-    """GGUF dimensions without the trailing ones beyond the first."""
-    while len(dims) > 1 and dims[-1] == 1:
-        dims = dims[:-1]
-    return dims
 
 
 def _required(spec: ModelSpec, found: Mapping[str, TensorSource], where: str) -> dict[str, TensorSource]:

@@ -31,6 +31,9 @@ _BLOCK = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
 # head's rows are interleaved.
 _INTERLEAVED_ARCHITECTURES = ("llama",)
 
+# Families whose norms multiply by 1 + weight: safetensors files hold the weight, GGUF files the sum.
+_NORM_LESS_ONE_ARCHITECTURES = ("gemma2", "gemma3")
+
 
 def from_gguf(name: str, post_norms: bool) -> str | None:
     """The Hugging Face name of a GGUF tensor; None where the forward does not read it."""
@@ -54,3 +57,8 @@ def from_safetensors(name: str) -> str:
     if name.startswith("model.language_model."):
         return "model." + name.removeprefix("model.language_model.")
     return name
+
+
+def safetensors_norm_less_one(architecture: str, name: str) -> bool:
+    """Whether safetensors of `architecture` store one less than what the norm `name` multiplies by."""
+    return architecture in _NORM_LESS_ONE_ARCHITECTURES and name.endswith("norm.weight")
