@@ -112,11 +112,51 @@ inline __m512i broadcast32(const void* at) {
 
 constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
 
+// Tokens whose chains of additions are interleaved, so that their latencies hide one another.
+constexpr int lanes_of(int tokens) { return tokens % 4 == 0 ? 4 : tokens % 3 == 0 ? 3 : tokens; }
+
+// Keeps the compiler from computing every token's address ahead of the loops, where they would not fit the registers.
+inline void hide(int64_t& offset) { asm("" : "+r"(offset)); }
+
+// Adds 32 columns to the sums of a few tokens.
+template <Type type, int lanes>
+inline void add_group(const __m512i* codes, const __m512* scale, const __m512* minimum, const uint8_t* x_codes, const uint8_t* x_scales,
+                      const uint8_t* x_sums, int64_t stride, __m512* sums) {
+  constexpr BlockLayout layout = layout_of(type);
+  constexpr int parts = kGroupColumns / layout.group;
+  __m512 total[lanes];
+#pragma GCC unroll 2
+  for (int p = 0; p < parts; ++p) {
+    __m512i product[lanes];
+#pragma GCC unroll 4
+    for (int l = 0; l < lanes; ++l) product[l] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int s = p * kSteps / parts; s < (p + 1) * kSteps / parts; ++s)
+#pragma GCC unroll 4
+      for (int l = 0; l < lanes; ++l) product[l] = _mm512_dpbusd_epi32(product[l], codes[s], broadcast32(x_codes + l * stride + 4 * s));
+#pragma GCC unroll 4
+    for (int l = 0; l < lanes; ++l) {
+      __m512i x_sum = _mm512_setzero_si512();
+      if constexpr (layout.minimum || layout.offset > 0) {
+        x_sum = broadcast32(x_sums + l * stride + 4 * p);
+        if constexpr (parts == 1) x_sum = _mm512_add_epi32(x_sum, broadcast32(x_sums + l * stride + 4));
+      }
+      if constexpr (layout.offset > 0) product[l] = _mm512_sub_epi32(product[l], _mm512_slli_epi32(x_sum, log2_of(layout.offset)));
+      const __m512 whole = _mm512_cvtepi32_ps(product[l]);
+      total[l] = p == 0 ? _mm512_mul_ps(whole, scale[p]) : _mm512_fmadd_ps(whole, scale[p], total[l]);
+      if constexpr (layout.minimum) total[l] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(x_sum), minimum[p], total[l]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int l = 0; l < lanes; ++l)
+    sums[l] = _mm512_fmadd_ps(total[l], _mm512_castsi512_ps(broadcast32(x_scales + l * stride)), sums[l]);
+}
+
 template <Type type, int tokens>
 void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
-  constexpr int groups = layout.columns / kGroupColumns, lines = layout.bytes() / 64;
+  constexpr int groups = layout.columns / kGroupColumns, lines = layout.bytes() / 64, lanes = lanes_of(tokens);
   __m512 sums[tokens];
   load_sums<tokens>(strip, sums);
   const uint8_t* block = strip.tile;
@@ -139,25 +179,9 @@ void block_strip(const Strip& strip) {
       }
       int64_t row = 0;
 #pragma GCC unroll 16
-      for (int t = 0; t < tokens; ++t, row += strip.x_stride) {
-        __m512 total;
-#pragma GCC unroll 2
-        for (int p = 0; p < parts; ++p) {
-          __m512i product = _mm512_setzero_si512();
-#pragma GCC unroll 8
-          for (int s = p * kSteps / parts; s < (p + 1) * kSteps / parts; ++s)
-            product = _mm512_dpbusd_epi32(product, codes[s], broadcast32(x_codes + row + 4 * s));
-          __m512i x_sum = _mm512_setzero_si512();
-          if constexpr (layout.minimum || layout.offset > 0) {
-            x_sum = broadcast32(x_sums + row + 4 * p);
-            if constexpr (parts == 1) x_sum = _mm512_add_epi32(x_sum, broadcast32(x_sums + row + 4));
-          }
-          if constexpr (layout.offset > 0) product = _mm512_sub_epi32(product, _mm512_slli_epi32(x_sum, log2_of(layout.offset)));
-          const __m512 whole = _mm512_cvtepi32_ps(product);
-          total = p == 0 ? _mm512_mul_ps(whole, scale[p]) : _mm512_fmadd_ps(whole, scale[p], total);
-          if constexpr (layout.minimum) total = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(x_sum), minimum[p], total);
-        }
-        sums[t] = _mm512_fmadd_ps(total, _mm512_castsi512_ps(broadcast32(x_scales + row)), sums[t]);
+      for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {
+        hide(row);
+        add_group<type, lanes>(codes, scale, minimum, x_codes + row, x_scales + row, x_sums + row, strip.x_stride, sums + t);
       }
       x_codes += kGroupColumns;
       x_scales += sizeof(float);
@@ -185,6 +209,7 @@ void float_strip(const Strip& strip) {
   constexpr int vectors = 8;  // weights held in registers
   constexpr int vector_bytes = type == Type::f16 ? 32 : 64;
   constexpr int column_bytes = type == Type::bf16 ? 2 : 4;  // of the activations
+  constexpr int lanes = lanes_of(tokens);
   constexpr int per_block = type == Type::bf16 ? kFloatColumnPad / 2 : kFloatColumnPad;
   __m512 sums[tokens];
   load_sums<tokens>(strip, sums);
@@ -198,9 +223,13 @@ void float_strip(const Strip& strip) {
       for (int line = 0; line < vectors * vector_bytes; line += 64) __builtin_prefetch(tile + kPrefetchBytes + line);
     int64_t row = 0;
 #pragma GCC unroll 16
-    for (int t = 0; t < tokens; ++t, row += strip.x_stride) {
+    for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {
+      hide(row);
 #pragma GCC unroll 8
-      for (int v = 0; v < vectors; ++v) sums[t] = multiply_add<type>(sums[t], weights[v], broadcast32(x + row + 4 * v));
+      for (int v = 0; v < vectors; ++v)
+#pragma GCC unroll 4
+        for (int l = 0; l < lanes; ++l)
+          sums[t + l] = multiply_add<type>(sums[t + l], weights[v], broadcast32(x + row + l * strip.x_stride + 4 * v));
     }
     tile += vectors * vector_bytes;
     x += vectors * 4;
