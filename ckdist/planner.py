@@ -6,7 +6,7 @@ Today one layout serves both phases (TENSOR over all ranks). A plan can be print
 import sys
 from dataclasses import dataclass
 
-from ckdist import topology
+from ckdist import native, topology
 from ckdist.errors import CapacityError, ConfigError
 from ckdist.layout import SINGLE, TENSOR, Layout, Mesh
 from ckdist.program.batch import BLOCK_TOKENS
@@ -69,7 +69,7 @@ def make_plan(config, spec, world, weight_bytes: int) -> Plan:
     placement = topology.place(world.local_rank, world.local_size, max(threads, threads_batch))
     cache = kv_type(config)
     per_block = kv_bytes_per_block(spec, layout, mesh, cache)
-    free = topology.available_memory() // world.local_size - RESERVE
+    free = native.lib.ckdist_available_memory() // world.local_size - RESERVE
     room = free - weight_bytes
     if room < per_block:
         raise CapacityError(f"the weights of rank {world.rank} take {gigabytes(weight_bytes)}, but {gigabytes(max(0, free))} are free for it: use more ranks on more hosts or a smaller quantisation")

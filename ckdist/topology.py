@@ -1,10 +1,8 @@
-"""Where this process may run: its CPUs, their NUMA nodes, and the memory that is free; and how a host's ranks share them."""
+"""Where this process may run: its CPUs and their NUMA nodes, and how a host's ranks share them."""
 
 import os
 import pathlib
 from dataclasses import dataclass
-
-import psutil
 
 SYSTEM = pathlib.Path("/sys/devices/system")
 
@@ -93,17 +91,3 @@ def default_threads(local_size: int) -> int:
     allowed = sorted(os.sched_getaffinity(0))
     bound = local_size > 1 and len(allowed) < (os.cpu_count() or 1)
     return max(1, core_count(allowed) if bound else core_count(allowed) // local_size)
-
-
-def available_memory() -> int:
-    """Bytes that may still be allocated on this host: what the kernel calls available, or what a cgroup leaves if less."""
-    available = psutil.virtual_memory().available
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            available = min(available, int(pathlib.Path(limit).read_text()) - int(pathlib.Path(used).read_text()))
-        except (OSError, ValueError):
-            pass
-    return max(0, available)

@@ -36,7 +36,8 @@ class Model:
     loader: ShardLoader
     executable: Executable
     load_seconds: float
-    weight_bytes: int
+    weight_bytes: int  # of this rank
+    total_weight_bytes: int  # of all ranks
 
     def placement_map(self) -> str:
         """One line per rank: host, node, CPUs, weights and cache; a collective call."""
@@ -98,7 +99,7 @@ def load_model(config, world, progress: bool = False) -> Model:
         plan.spins,
     )
     log.info("%s", plan)
-    return Model(world, checkpoint, spec, plan, loader, executable, seconds, loader.planned_bytes)
+    return Model(world, checkpoint, spec, plan, loader, executable, seconds, loader.planned_bytes, sum(world.gather(loader.planned_bytes)))
 
 
 def loading_threads(config, world) -> int:

@@ -17,8 +17,7 @@ extern "C" int ckdist_read_bandwidth(int32_t threads, const int32_t* cpus, int64
   return guard([&] {
     if (threads < 1 || bytes_each < 512) fail(Status::config, "%d threads and %lld bytes each: at least 1 and 512 are needed", threads, (long long)bytes_each);
     bytes_each = bytes_each / 512 * 512;
-    Arena memory;
-    memory.reserve(threads * bytes_each);
+    Arena memory(threads * bytes_each, "the bandwidth measurement");
     Pool pool(threads, cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>(), 10000);
     pool.run(threads, [&](int t) { std::memset(memory.data() + t * bytes_each, t + 1, bytes_each); });
     double best = 0;

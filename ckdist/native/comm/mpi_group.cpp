@@ -38,8 +38,8 @@ void MpiGroup::reserve(int64_t partial_floats, int64_t logit_rows, int64_t vocab
   logit_rows_ = logit_rows, vocab_ = vocab, message_ints_ = message_ints;
   const int64_t columns_bytes = kColumnsHeader + 4 * padded(logit_rows * vocab);
   const int64_t floats = kSlots * (2 * partial_floats_ + size * direct_floats_) + size * slice_floats_ + padded(logit_rows * vocab) + padded(message_ints + 1);
-  memory_.reserve(4 * floats + columns_bytes * (rank == 0 ? size : 1));
-  float* at = reinterpret_cast<float*>(memory_.data());
+  memory_.emplace(4 * floats + columns_bytes * (rank == 0 ? size : 1), "exchange buffers");
+  float* at = reinterpret_cast<float*>(memory_->data());
   const auto take = [&](int64_t n) { return std::exchange(at, at + n); };
   for (int s = 0; s < kSlots; s++) partial_[s] = take(partial_floats_), sum_[s] = take(partial_floats_), arrived_[s] = take(size * direct_floats_);
   slices_ = take(size * slice_floats_);

@@ -4,6 +4,7 @@
 // ints in some implementations and pointers in others and travel in one register either way. Every wait polls MPI_Test
 // against a deadline, so a peer that is gone is an error that names it. Sums run in rank order (see Group).
 #pragma once
+#include <optional>
 #include <vector>
 
 #include "comm/group.h"
@@ -50,7 +51,7 @@ class MpiGroup : public Group {
   MpiCalls calls_;
   int64_t timeout_ns_;
   std::vector<Request> requests_;
-  Arena memory_;
+  std::optional<Arena> memory_;
   float* partial_[kSlots];
   float* sum_[kSlots];       // the whole value, of a large reduce
   float* arrived_[kSlots];   // the peers' parts, of a small one

@@ -20,7 +20,7 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
       workers_(threads),
       counters_(new std::atomic<int64_t>[program.step_count]),
       pool_(threads, std::move(cpus), spins) {
-  arena_.reserve(program.arena_bytes);
+  arena_.emplace(program.arena_bytes, "activations");
   for (int h = 0, head = 0; h < program.kv_heads; h++) {
     first_head_.push_back(head);
     head += program.heads_per_kv[h];
@@ -29,7 +29,7 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
   kv_head_bytes_ = kernels_.attention.block_bytes(KvType(program.kv_type), program.head_dim);
   kv_block_bytes_ = kv_head_bytes_ * program.kv_heads;
   kv_bytes_ = kv_block_bytes_ * program.layers * program.blocks;
-  kv_arena_.reserve(kv_bytes_);
+  kv_arena_.emplace(kv_bytes_, "the KV cache");
 
   int64_t row_floats = 1, activation_bytes[3] = {64, 64, 64};
   for (const ckdist_value& v : values_)
@@ -40,8 +40,8 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
   int64_t each = scratch + row;
   for (int64_t bytes : activation_bytes) each += kReplicatedRows * bytes;
   each = round_up(each, 4096);
-  scratch_arena_.reserve(each * threads);
-  uint8_t* at = scratch_arena_.data();
+  scratch_arena_.emplace(each * threads, "the threads' buffers");
+  uint8_t* at = scratch_arena_->data();
   for (int t = 0; t < threads; t++, at += each) {
     Worker& w = workers_[t];
     uint8_t* p = at;
@@ -55,7 +55,7 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
 }
 
 uint8_t* Executable::kv(int layer, int kv_head) const {
-  return kv_arena_.data() + layer * program_.blocks * kv_block_bytes_ + kv_head * kv_head_bytes_;
+  return kv_arena_->data() + layer * program_.blocks * kv_block_bytes_ + kv_head * kv_head_bytes_;
 }
 
 float* Executable::floats(int value, int64_t* stride) {
@@ -63,7 +63,7 @@ float* Executable::floats(int value, int64_t* stride) {
   *stride = v.width;
   if (v.kind == ckdist_in_slot) return group_.partial(int(v.place));
   if (v.kind == ckdist_in_logits) return group_.logits(v.place, v.width, stride);
-  return reinterpret_cast<float*>(arena_.data() + v.place);
+  return reinterpret_cast<float*>(arena_->data() + v.place);
 }
 
 template <class Last>
@@ -190,7 +190,7 @@ void Executable::prepare_row(int thread, const ckdist_step& step, int64_t out_ro
   for (int f = 0; f < 3; f++) {
     if (step.out[1 + f] < 0) continue;
     const ckdist_value& a = values_[step.out[1 + f]];
-    uint8_t* base = replicated(step) ? worker.activations[f] : arena_.data() + a.place;
+    uint8_t* base = replicated(step) ? worker.activations[f] : arena_->data() + a.place;
     k.prepare(ActivationFormat(f), s, n, a.lead, a.width, base + out_row * activation_stride(a));
   }
 }
@@ -208,7 +208,7 @@ void Executable::linear(int thread, int index) {
     const Matrix& w = matrix(step.matrix[m]);
     const LinearKernel& kernel = kernels_.linear[int(w.type)];
     const ckdist_value& a = values_[step.in[m]];
-    const uint8_t* x = replicated(step) ? workers_[thread].activations[a.format] : arena_.data() + a.place;
+    const uint8_t* x = replicated(step) ? workers_[thread].activations[a.format] : arena_->data() + a.place;
     int64_t stride;
     float* y = floats(step.out[m], &stride);
     kernel.multiply(w, begin, end, x, activation_stride(a), n, y, stride);

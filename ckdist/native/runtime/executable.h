@@ -5,6 +5,7 @@
 #pragma once
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/export.h"
@@ -65,7 +66,7 @@ class Executable {
   std::vector<ckdist_value> values_;
   Group& group_;
   const Kernels& kernels_;
-  Arena arena_, kv_arena_, scratch_arena_;
+  std::optional<Arena> arena_, kv_arena_, scratch_arena_;
   std::vector<Worker> workers_;
   std::vector<int> first_head_;                 // of each local kv-head
   std::unique_ptr<std::atomic<int64_t>[]> counters_;  // next item of each step that shares work out dynamically
