@@ -12,7 +12,6 @@ namespace CKDIST_ISA {
 namespace {
 
 constexpr int kSteps = kGroupColumns / 4;
-constexpr int kPrefetchBytes = 2048;
 
 template <Type type>
 constexpr ActivationFormat activation_of() {
@@ -167,8 +166,7 @@ void block_strip(const Strip& strip) {
     const Scales<type> scales(block);
     for (int g = 0; g < groups; ++g) {
       const uint8_t* planes = block + g * layout.plane_bytes();
-      if constexpr (tokens <= 4)
-        for (int line = g * lines / groups; line < (g + 1) * lines / groups; ++line) __builtin_prefetch(block + kPrefetchBytes + 64 * line);
+      for (int line = g * lines / groups; line < (g + 1) * lines / groups; ++line) __builtin_prefetch(block + strip.ahead + 64 * line);
       const __m512i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes),
                                      read_step<type, 3>(planes), read_step<type, 4>(planes), read_step<type, 5>(planes),
                                      read_step<type, 6>(planes), read_step<type, 7>(planes)};
@@ -219,8 +217,7 @@ void float_strip(const Strip& strip) {
     __m512i weights[vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) weights[v] = read_column<type>(tile, v);
-    if constexpr (tokens <= 4)
-      for (int line = 0; line < vectors * vector_bytes; line += 64) __builtin_prefetch(tile + kPrefetchBytes + line);
+    for (int line = 0; line < vectors * vector_bytes; line += 64) __builtin_prefetch(tile + strip.ahead + line);
     int64_t row = 0;
 #pragma GCC unroll 16
     for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {

@@ -14,6 +14,7 @@ namespace {
 struct Strip {
   const uint8_t* tile;  // its first block in this strip
   int64_t blocks;
+  int64_t ahead;        // from the bytes in use to those worth prefetching
   const uint8_t* x;     // row of the first token
   int64_t x_stride;     // in bytes
   int tokens;
@@ -33,6 +34,7 @@ struct StripFunction {
 constexpr int64_t kTokenBlock = 128;   // tokens whose activations stay in the L2 cache while all tiles pass by
 constexpr int64_t kStripBytes = 8192;  // of a tile, that stay in the L1 cache beside the same columns of a few tokens
 constexpr int64_t kFewTokens = 16;     // up to this many, tiles are streamed whole, as they lie in memory
+constexpr int64_t kAhead = 2048;       // of a stream; where columns are cut, the same strip of the next tile is fetched ahead
 
 template <class Product>
 void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride, int64_t tokens, float* y,
@@ -43,6 +45,7 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
   strip.x_stride = x_stride;
   strip.padded = ActivationRow::padded(matrix.cols);
   strip.y_stride = y_stride;
+  strip.ahead = step < blocks ? matrix.tile_bytes : kAhead;
   for (int64_t token_block = 0; token_block < tokens; token_block += kTokenBlock) {
     const int64_t token_end = token_block + kTokenBlock < tokens ? token_block + kTokenBlock : tokens;
     int64_t block = 0;
