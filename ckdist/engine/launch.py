@@ -5,7 +5,6 @@ Every function here is called by all ranks of a world together.
 
 import logging
 import pathlib
-import time
 from dataclasses import dataclass
 
 from ckdist import __version__, native
@@ -80,9 +79,7 @@ def load_model(config, world, progress: bool = False) -> Model:
     )
     matrices, vectors = plan_shard(loader, lowered)
     plan = make_plan(config, spec, world, loader.planned_bytes)
-    start = time.perf_counter()
-    loader.load(progress=progress)
-    seconds = time.perf_counter() - start
+    report = loader.load(progress=progress)
     group = open_group(world, plan.spins, config.comm_timeout, config.transport)
     executable = Executable(
         lowered,
@@ -91,7 +88,7 @@ def load_model(config, world, progress: bool = False) -> Model:
         plan.mesh,
         group,
         [m.address for m in matrices],
-        [v.array for v in vectors],
+        [v.address for v in vectors],
         plan.limits,
         plan.threads,
         plan.threads_batch,
@@ -99,7 +96,7 @@ def load_model(config, world, progress: bool = False) -> Model:
         plan.spins,
     )
     log.info("%s", plan)
-    return Model(world, checkpoint, spec, plan, loader, executable, seconds, loader.planned_bytes, sum(world.gather(loader.planned_bytes)))
+    return Model(world, checkpoint, spec, plan, loader, executable, report.seconds, loader.planned_bytes, sum(world.gather(loader.planned_bytes)))
 
 
 def loading_threads(config, world) -> int:

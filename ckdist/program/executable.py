@@ -53,8 +53,8 @@ def kv_bytes_per_block(spec, layout: Layout, mesh: Mesh, kv_type: str) -> int:
 class Executable:
     """A lowered program bound to this rank's weights, cache and threads.
 
-    `matrices[i]` is the address of the native matrix for `lowered.matrices[i]`, `vectors[i]` a float32 array. `threads` run decode,
-    `threads_batch` steps with prompts. `cpus` pins them, one each, unless empty.
+    `matrices[i]` is the address of the native matrix for `lowered.matrices[i]`, `vectors[i]` that of the float32 elements for
+    `lowered.vectors[i]`; whoever made them keeps them alive. `threads` run decode, `threads_batch` steps with prompts. `cpus` pins them, one each, unless empty.
     """
 
     def __init__(self, lowered: Lowered, spec, layout: Layout, mesh: Mesh, group, matrices, vectors, limits: Limits, threads, threads_batch, cpus, spins):
@@ -62,7 +62,7 @@ class Executable:
         self.max_tokens, self.max_sequences = limits.max_tokens, limits.max_sequences
         self.num_blocks, self.context_length, self.vocab_size = limits.num_blocks, limits.context_length, spec.vocab_size
         self.threads, self.threads_batch = threads, threads_batch
-        self._keep = [matrices, vectors, group]
+        self._keep = [group]
         program = self._program(lowered, layout, mesh, matrices, vectors)
         out = native.ffi.new("struct ckdist_executable **")
         pool = max(threads, threads_batch)
@@ -106,7 +106,7 @@ class Executable:
                 "value_count": len(values),
                 "matrices": self._array([ffi.cast("void *", m) for m in matrices], "const void *"),
                 "matrix_count": len(matrices),
-                "vectors": self._array([native.pointer(v, "float *") for v in vectors], "const float *"),
+                "vectors": self._array([ffi.cast("float *", v) for v in vectors], "const float *"),
                 "vector_count": len(vectors),
                 "arena_bytes": lowered.arena_bytes,
                 "max_tokens": limits.max_tokens,

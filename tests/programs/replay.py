@@ -43,7 +43,7 @@ def check(world, family: str, transport: str, threads: int, chunk: int) -> float
     matrices = [int(ffi.cast("intptr_t", m)) for m, _ in keep]
     vectors = [np.ascontiguousarray(weights[name][begin:end]) for name, (begin, end) in lowered.vectors]
     group = open_group(world, 20, 10.0, transport)
-    executable = Executable(lowered, s, layout, mesh, group, matrices, vectors, Limits(chunk, 4, 128, 8, "f32"), threads, threads, (), 20)
+    executable = Executable(lowered, s, layout, mesh, group, matrices, [v.ctypes.data for v in vectors], Limits(chunk, 4, 128, 8, "f32"), threads, threads, (), 20)
     worst = 0.0
     if world.rank == 0:
         expected, sequence = Interpreter(program, s, mesh, weights.get), SingleSequence(executable)
