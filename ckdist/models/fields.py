@@ -28,7 +28,7 @@ class Fields:
         return Fields(value, self.where, f"{self.prefix}{name}.")
 
     def error(self, name: str, value: Any, wanted: str) -> ModelFileError:
-        return ModelFileError(f"{self.where}: {self.prefix}{name} is {str(value)[:200]!r}; it must be {wanted}")
+        return ModelFileError(f"{self.where}: {self.prefix}{name} is {repr(value)[:200]}; it must be {wanted}")
 
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
@@ -37,11 +37,10 @@ class Fields:
         value = self._get(name, default)
         if value is default:
             return value
-        if type(value) is float and value.is_integer():
-            value = int(value)
-        if type(value) is not int or not low <= value <= high:
+        whole = type(value) is int or (type(value) is float and value.is_integer())
+        if not whole or not low <= value <= high:
             raise self.error(name, value, f"a whole number from {low} to {high}")
-        return value
+        return int(value)
 
     def number(self, name: str, default: Any = _MISSING, low: float = 0.0, high: float = 1e12) -> float:
         """A finite number, low < number <= high."""

@@ -132,7 +132,8 @@ class _Cursor:
             raise self.fail(f"{what} ends at byte {end}, past the {MAX_HEADER_BYTES} bytes that a header may have")
         rest = self.window[self.pos :]
         self.start, self.pos = self.tell(), 0
-        self.window = rest + self.file.read(max(count - len(rest), _CHUNK))
+        room = MAX_HEADER_BYTES - self.start - len(rest)
+        self.window = rest + self.file.read(min(max(count - len(rest), _CHUNK), room))
         if len(self.window) < count:
             raise self.fail(f"{what} ends at byte {end}, but only {self.start + len(self.window)} bytes could be read")
 
