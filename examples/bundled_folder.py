@@ -48,7 +48,7 @@ Python and says what functions of the standard library do. It is for trying the 
 | tokens of one epoch | {epoch_tokens:,} |
 | tokens trained on | {tokens:,} in {steps:,} steps ({epochs:.1f} epochs) |
 | sequence length | {sequence}, then {context} for the last fifth |
-| optimizer | AdamW, peak learning rate {lr}, cosine over wall time, {batch_tokens} tokens a step, bfloat16 autocast |
+| optimizer | Muon (matrices) and AdamW (embedding, norms), peak learning rate {lr}, cosine over wall time, {batch_tokens} tokens a step, bfloat16 autocast |
 | training loss | {loss:.3f} nats per token (running mean) |
 | validation loss | {validation_loss:.3f} nats per token, on files held out |
 | time | {minutes:.0f} minutes on {threads} CPU threads |

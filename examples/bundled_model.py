@@ -143,11 +143,13 @@ class Training:
 
     def __init__(self, args, model: Llama):
         self.args, self.model, self.progress = args, model, Progress()
-        matrices = [p for p in model.parameters() if p.ndim == 2]
-        vectors = [p for p in model.parameters() if p.ndim == 1]
-        self.optimizer = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], betas=(0.9, 0.98), eps=1e-8, fused=True
-        )
+        hidden = [p for n, p in model.named_parameters() if p.ndim == 2 and not n.startswith("embed_tokens")]
+        rest = [p for n, p in model.named_parameters() if p.ndim == 1 or n.startswith("embed_tokens")]
+        # Muon learns the hidden matrices from far fewer tokens; its steps are scaled to AdamW's, so both share one learning rate.
+        self.optimizers = [
+            torch.optim.Muon(hidden, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(rest, weight_decay=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True),
+        ]
         self.cross_entropy = torch.compile(self.eager_cross_entropy, dynamic=False) if args.compile else self.eager_cross_entropy
 
     def fraction(self) -> float:
@@ -164,13 +166,14 @@ class Training:
 
     def take_step(self, windows: np.ndarray) -> None:  # (batch, tokens + 1)
         started = time.monotonic()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate()
+        for optimizer in self.optimizers:
+            optimizer.param_groups[0]["lr"] = self.learning_rate()
         loss = self.loss(windows)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         now, p = float(loss.detach()), self.progress
         p.loss = now if math.isnan(p.loss) else 0.98 * p.loss + 0.02 * now
         p.step, p.tokens, p.seconds = p.step + 1, p.tokens + windows[:, 1:].size, p.seconds + time.monotonic() - started
@@ -193,8 +196,9 @@ class Training:
         tensors = {}
         for name, parameter in self.model.named_parameters():
             tensors[name] = parameter.detach()
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"{key}:{name}"] = value
+            for optimizer in self.optimizers:
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    tensors[f"{key}:{name}"] = value
         save_file(tensors, path.with_suffix(".tmp"), metadata={k: repr(v) for k, v in vars(self.progress).items()})
         path.with_suffix(".tmp").replace(path)
 
@@ -202,9 +206,10 @@ class Training:
         with safe_open(path, framework="pt") as file, torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(file.get_tensor(name))
-                keys = ("step", "exp_avg", "exp_avg_sq")
-                if f"step:{name}" in file.keys():
-                    self.optimizer.state[parameter] = {key: file.get_tensor(f"{key}:{name}") for key in keys}
+                for optimizer in self.optimizers:
+                    if any(parameter is p for p in optimizer.param_groups[0]["params"]):
+                        saved = {key.removesuffix(f":{name}"): file.get_tensor(key) for key in file.keys() if key.endswith(f":{name}")}
+                        optimizer.state[parameter] = saved
             for key, value in file.metadata().items():
                 setattr(self.progress, key, type(getattr(self.progress, key))(value))
 
