@@ -1,0 +1,108 @@
+"""The KV cache's blocks: which are free, who holds them, and which hold a prefix that can be reused.
+
+It moves no keys or values; those lie with the executable, under the same block numbers.
+
+A full block is known by its parent and its own tokens, so the known blocks form a tree of prefixes. The parent is
+named by a serial number that is never used twice, and the dictionary compares the tokens themselves: a hash collision is
+never a wrong answer. Who holds a block holds its parents, and blocks are released last first: so among the
+unreferenced blocks a child always comes before its parent, and evicting the least recently used never orphans one.
+"""
+
+from collections import OrderedDict
+
+import numpy as np
+
+from ckdist.program.batch import BLOCK_TOKENS
+
+ROOT = -1  # the parent of a sequence's first block
+TOKEN_BYTES = 4  # of an int32
+
+
+class BlockPool:
+    """`num_blocks` blocks of BLOCK_TOKENS positions, with reference counts."""
+
+    def __init__(self, num_blocks: int):
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))  # nothing worth keeping in them; the last is taken first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # shared but unreferenced, least recently used first
+        self._shared: dict[tuple[int, bytes], int] = {}  # (parent's serial, tokens) -> block
+        self._keys: list[tuple[int, bytes] | None] = [None] * num_blocks
+        self._serials = [0] * num_blocks + [0]  # of shared blocks; the last is ROOT's
+        self._next_serial = 1
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` can still give."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def cached(self) -> int:
+        """Blocks that nobody holds but whose prefix can be reused."""
+        return len(self._idle)
+
+    def match(self, tokens: np.ndarray, limit: int) -> list[int]:
+        """The known blocks that hold the longest prefix of `tokens`, of at most `limit` tokens. They are not yet held.
+
+        tokens: int32 (length,)
+        """
+        blocks: list[int] = []
+        data, size = tokens[:limit].tobytes(), BLOCK_TOKENS * TOKEN_BYTES
+        parent = ROOT
+        for begin in range(0, len(data) - size + 1, size):
+            block = self._shared.get((self._serials[parent], data[begin : begin + size]))
+            if block is None:
+                break
+            blocks.append(block)
+            parent = block
+        return blocks
+
+    def idle_among(self, blocks: list[int]) -> int:
+        """How many of `blocks` nobody holds: holding them takes so many from `available`."""
+        return sum(self._references[block] == 0 for block in blocks)
+
+    def hold(self, blocks: list[int]) -> None:
+        """One more holder for each of these known blocks."""
+        for block in blocks:
+            if self._references[block] == 0:
+                del self._idle[block]
+            self._references[block] += 1
+
+    def allocate(self) -> int:
+        """A block of the caller's own; the least recently used prefix gives way when none is free. Needs `available`."""
+        if self._free:
+            block = self._free.pop()
+        else:
+            block, _ = self._idle.popitem(last=False)
+            del self._shared[self._keys[block]]
+            self._keys[block] = None
+        self._references[block] = 1
+        return block
+
+    def share(self, block: int, parent: int, tokens: bytes) -> int:
+        """Makes a full block known. Where its prefix is known already, gives back that block, held instead of this one.
+
+        parent: the shared block before it, or ROOT. tokens: its BLOCK_TOKENS int32 tokens.
+        """
+        key = (self._serials[parent], tokens)
+        known = self._shared.get(key)
+        if known is None:
+            self._shared[key] = block
+            self._keys[block] = key
+            self._serials[block] = self._next_serial
+            self._next_serial += 1
+            return block
+        self.hold([known])
+        self.release([block])
+        return known
+
+    def release(self, blocks: list[int]) -> None:
+        """One holder less for each of `blocks`, a sequence's table in its order."""
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            assert self._references[block] >= 0
+            if self._references[block] == 0:
+                if self._keys[block] is None:
+                    self._free.append(block)
+                else:
+                    self._idle[block] = None

@@ -1,0 +1,258 @@
+"""Rank 0's loop: requests from the HTTP process over a socket, steps of the engine, tokens back. `messages.py` says what is said.
+
+The socket stands in a private directory of one user. No message can stop the loop, only a drain or a broken engine can.
+While the engine has work the loop looks at the socket between steps; while it has none it sleeps on the socket.
+"""
+
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+
+from ckdist.engine.engine import Engine, Output
+from ckdist.engine.messages import MAX_MESSAGE_BYTES, decode, encode
+from ckdist.engine.request import MAX_ID_CHARS, parse_submit
+from ckdist.engine.scheduler import EngineBusy
+from ckdist.errors import CommError, ConfigError, EngineError, RequestError
+
+HTTP_ROUTING_ID = b"http"  # the HTTP process's name on the socket: it is told the status before it has asked anything
+BEAT_SECONDS = 0.5  # between two status messages
+MAX_PEERS = 64
+MESSAGES_PER_STEP = 64  # so that a flood of messages does not stop the running sequences
+MAX_UNSENT = 100_000  # messages to a peer that does not read
+MAX_SOCKET_PATH = 107  # bytes, sun_path of unix(7)
+
+
+def socket_address(directory: str) -> str:
+    """The zmq address of the engine's socket in `directory`."""
+    return f"ipc://{os.path.join(directory, 'engine')}"
+
+
+class Coordinator:
+    """Answers from the moment it is made; takes requests once `run` has an engine.
+
+    A thread of its own speaks while the caller cannot: it answers while the model loads, and sends the status while a long step
+    runs, until that has lasted `step_limit` seconds. The socket belongs to whoever holds the lock.
+    """
+
+    def __init__(self, directory: str, model: dict, *, step_limit: float = 120.0, drain_seconds: float = 60.0):
+        """directory: exists, is the user's own and closed to others. model: sent with every status.
+
+        drain_seconds: how long a drain waits for what runs. Raises ConfigError when the directory does not serve.
+        """
+        self.address = socket_address(directory)
+        _check_directory(directory)
+        self.state, self.error = "loading", None
+        self._model, self._step_limit, self._drain_seconds = model, step_limit, drain_seconds
+        self._engine: Engine | None = None
+        self._peers: set[bytes] = set()
+        self._drain_requested = False
+        self._drain_end = float("inf")
+        self._last_beat = 0.0
+        self._step_begin: float | None = None
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that is gone, or does not read, is an error and not silence
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an HTTP process that was started again takes its name over
+        self._socket.setsockopt(zmq.SNDHWM, MAX_UNSENT)
+        self._socket.bind(self.address)
+        self._thread = threading.Thread(target=self._speak, name="engine-status", daemon=True)
+        self._thread.start()
+
+    def request_drain(self) -> None:
+        """Finish what was accepted, take nothing new, then end `run`. May be called from a signal handler."""
+        self._drain_requested = True
+
+    def run(self, engine: Engine, check_peers: Callable[[], None] | None = None) -> None:
+        """Serves until drained. check_peers: called while idle, raises when another rank is lost.
+
+        Raises EngineError when a rank is lost or the engine breaks; by then every client has been told.
+        """
+        with self._lock:
+            self._engine = engine
+            try:
+                self._enter("ready")
+                while self._turn(check_peers):
+                    pass
+            except EngineError as error:
+                self._fail(error)
+                raise
+            except Exception as error:
+                failure = EngineError(f"the engine broke: {type(error).__name__}: {error}; this is a bug, please report it")
+                self._fail(failure)
+                raise failure from error
+
+    def close(self) -> None:
+        """Sends what is still to be sent, for at most a second, and frees the socket."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._thread.join()
+            self._socket.close(linger=1000)
+            self._context.term()
+
+    def __enter__(self) -> "Coordinator":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+    def _turn(self, check_peers: Callable[[], None] | None) -> bool:
+        """Messages, then one step; False when drained."""
+        engine = self._engine
+        if not engine.has_work and self.state != "draining":
+            self._socket.poll(max(0, int(1000 * (self._last_beat + BEAT_SECONDS - time.monotonic()))))
+            if check_peers is not None:
+                check_peers()
+        self._receive()
+        if self._drain_requested and self.state != "draining":
+            self._drain_end = time.monotonic() + self._drain_seconds
+            self._enter("draining")
+        if engine.has_work:
+            for output in self._step():
+                self._send_output(output)
+        self._beat()
+        if self.state == "draining":
+            if time.monotonic() > self._drain_end:
+                self._fail_requests("the server is shutting down; send the request to another one", 503)
+            return engine.has_work
+        return True
+
+    def _step(self) -> list[Output]:
+        """One step, during which the thread may have the socket."""
+        self._step_begin = time.monotonic()
+        self._lock.release()
+        try:
+            return self._engine.step()
+        finally:
+            self._lock.acquire()
+            self._step_begin = None
+
+    def _speak(self) -> None:
+        while not self._closed.wait(BEAT_SECONDS / 4 if self._engine is None else BEAT_SECONDS):
+            if self._lock.acquire(blocking=False):
+                try:
+                    if self._engine is None:
+                        self._receive()
+                    if self._step_begin is None or time.monotonic() - self._step_begin < self._step_limit:
+                        self._beat()
+                finally:
+                    self._lock.release()
+
+    def _receive(self) -> None:
+        for _ in range(MESSAGES_PER_STEP):
+            if not self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+                return
+            peer, *frames = self._socket.recv_multipart()
+            if peer not in self._peers and len(self._peers) < MAX_PEERS:
+                self._peers.add(peer)
+                self._send(peer, self._status())
+            if frames != [b""]:  # what a peer sends to make itself known (ZMQ_PROBE_ROUTER)
+                self._handle(peer, frames)
+
+    def _handle(self, peer: bytes, frames: list[bytes]) -> None:
+        """Does what one message asks; whatever is wrong with it becomes an error message."""
+        id = None
+        try:
+            if len(frames) != 1:
+                raise RequestError(f"a message has one frame, not {len(frames)}")
+            try:
+                message = decode(frames[0])
+            except (ValueError, TypeError, RecursionError, MemoryError) as error:  # msgpack's own errors are ValueErrors
+                raise RequestError(f"message is not valid: {str(error)[:200]}") from None
+            id = message.get("id")
+            if not isinstance(id, str) or len(id) > MAX_ID_CHARS:
+                id = None
+            match message["op"]:
+                case "submit":
+                    self._submit(peer, message)
+                case "abort":
+                    if id is None:
+                        raise RequestError("abort needs the id of a request", "id")
+                    output = self._engine.abort((peer, id)) if self._engine is not None else None
+                    if output is not None:
+                        self._send_output(output)
+                case "drain":
+                    self._drain_requested = True
+                case op:
+                    raise RequestError(f"unknown op {op[:40]!r}; the known ones are submit, abort and drain", "op")
+        except EngineBusy as error:
+            self._send_error(peer, id, str(error), error.field, 429)
+        except RequestError as error:
+            self._send_error(peer, id, str(error), error.field, 400)
+
+    def _submit(self, peer: bytes, message: dict) -> None:
+        request = parse_submit(message)
+        if self.state != "ready" or self._drain_requested:
+            what = "is still loading; try again when /health says ready" if self.state == "loading" else "takes nothing new; send the request to another one"
+            self._send_error(peer, request.id, f"the server {what}", None, 503)
+        elif peer not in self._peers:
+            raise RequestError(f"{MAX_PEERS} clients are connected, of at most {MAX_PEERS}; close one")
+        else:
+            self._engine.add((peer, request.id), request.prompt, request.params)
+
+    def _enter(self, state: str, error: str | None = None) -> None:
+        self.state, self.error = state, error
+        self._last_beat = 0.0
+        self._beat()
+
+    def _beat(self) -> None:
+        """Sends the status when it is due."""
+        if time.monotonic() - self._last_beat >= BEAT_SECONDS:
+            self._last_beat = time.monotonic()
+            status = self._status()
+            for peer in self._peers | {HTTP_ROUTING_ID}:
+                self._send(peer, status)
+
+    def _status(self) -> bytes:
+        stats = self._engine.stats() if self._engine is not None else {}
+        return encode({"op": "status", "state": self.state, "error": self.error, "model": self._model, "stats": stats})
+
+    def _fail(self, error: EngineError) -> None:
+        self._fail_requests(str(error), 503 if isinstance(error, CommError) else 500)
+        self._enter("failed", str(error))
+
+    def _fail_requests(self, message: str, status: int) -> None:
+        for peer, id in self._engine.ids:
+            self._engine.abort((peer, id))
+            self._send_error(peer, id, message, None, status)
+
+    def _send_output(self, output: Output) -> None:
+        peer, id = output.id
+        message = {
+            "op": "tokens", "id": id, "tokens": output.tokens, "logprobs": output.logprobs, "finish_reason": output.finish_reason,
+            "prompt_tokens": output.prompt_tokens, "cached_tokens": output.cached_tokens, "prompt_logprobs": output.prompt_logprobs,
+        }  # fmt: skip
+        self._send(peer, encode(message))
+
+    def _send_error(self, peer: bytes, id: str | None, message: str, field: str | None, status: int) -> None:
+        self._send(peer, encode({"op": "error", "id": id, "message": message, "field": field, "status": status}))
+
+    def _send(self, peer: bytes, data: bytes) -> None:
+        """To a peer that is gone or does not read nothing is sent any more, and its requests end."""
+        try:
+            self._socket.send_multipart((peer, data), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            self._peers.discard(peer)
+            for id in self._engine.ids if self._engine is not None else ():
+                if id[0] == peer:
+                    self._engine.abort(id)
+
+
+def _check_directory(directory: str) -> None:
+    path = socket_address(directory).removeprefix("ipc://")
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        raise ConfigError(f"socket path {path} has {len(os.fsencode(path))} bytes, of at most {MAX_SOCKET_PATH}; use a shorter temporary directory")
+    try:
+        info = os.lstat(directory)
+    except OSError as error:
+        raise ConfigError(f"directory {directory} for the engine's socket cannot be used: {error.strerror}") from None
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
+        raise ConfigError(f"directory {directory} for the engine's socket must be the user's own with mode 700, not {stat.S_IMODE(info.st_mode):o}")

@@ -1,0 +1,213 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+It owns the sequences from `add` to their finish, and brings scheduler, executable and sampler together. It knows nothing
+of text, sockets or clocks other than for its counters; it is used by one thread.
+"""
+
+import secrets
+import time
+from collections.abc import Collection, Hashable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckdist.engine.block_pool import BlockPool
+from ckdist.engine.histogram import Histogram
+from ckdist.engine.request import check_prompt, check_sampling
+from ckdist.engine.sampler import SampleRow
+from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.scheduler import Run, Scheduler
+from ckdist.engine.sequence import Sequence, State
+from ckdist.errors import EngineError, RequestError
+from ckdist.program.batch import BLOCK_TOKENS, Batch
+
+STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a step brought for one sequence.
+
+    `tokens` are new and never hold the token that ended the sequence (EOS or a stop id). A logprobs entry is
+    [chosen_logprob, [[token, logprob], ...]]; `prompt_logprobs` comes once, with the first output, and starts with None.
+    """
+
+    id: Hashable
+    tokens: list[int]
+    logprobs: list | None
+    finish_reason: str | None  # None, "stop", "length", "abort"
+    prompt_tokens: int
+    cached_tokens: int
+    prompt_logprobs: list | None = None
+
+
+class Engine:
+    """Continuous batching over one executable."""
+
+    def __init__(self, executable, sampler, eos_token_ids: Collection[int] = (), *, max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True):
+        """executable: run(Batch) -> float32 (outputs, vocab); num_blocks, max_tokens, max_sequences, vocab_size, context_length.
+
+        eos_token_ids: end a sequence unless `ignore_eos`. max_outputs: rows of logits of one step, where fewer than its tokens.
+        """
+        self.executable, self.sampler, self.eos_token_ids = executable, sampler, frozenset(eos_token_ids)
+        self.vocab_size = executable.vocab_size
+        cache = executable.num_blocks * BLOCK_TOKENS
+        self.max_positions = min(executable.context_length, cache)
+        self._room = f"the context of {self.max_positions}" if executable.context_length <= cache else f"the KV cache of {cache} positions"
+        self.pool = BlockPool(executable.num_blocks)
+        self.scheduler = Scheduler(
+            self.pool, executable.max_tokens, executable.max_sequences, self.max_positions,
+            min(max_outputs or executable.max_tokens, executable.max_tokens), max_waiting, prefix_reuse,
+        )  # fmt: skip
+        self._sequences: dict[Hashable, Sequence] = {}
+        self._requests = self._prompt_tokens = self._generated_tokens = self._cached_tokens = 0
+        self._step_seconds, self._first_token_seconds = Histogram(STEP_SECONDS), Histogram(FIRST_TOKEN_SECONDS)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    @property
+    def has_queue_room(self) -> bool:
+        """Whether `add` would not be refused for the length of the queue."""
+        return len(self.scheduler.waiting) < self.scheduler.max_waiting
+
+    @property
+    def ids(self) -> list[Hashable]:
+        """Of the sequences that are not finished."""
+        return list(self._sequences)
+
+    def add(self, id: Hashable, prompt: list[int], params: SamplingParams) -> None:
+        """Queues a request. Raises RequestError for wrong fields or a prompt that cannot fit, EngineBusy when the queue is full."""
+        if id in self._sequences:
+            raise RequestError("a request with this id is running; choose another id", "id")
+        check_sampling(params, self.vocab_size)
+        most = self.max_positions - (params.max_tokens > 0)
+        if len(prompt) > most:
+            raise RequestError(
+                f"prompt of {len(prompt)} tokens does not fit {self._room}, which takes {most} and the output; shorten the prompt or raise --ctx-size",
+                "prompt",
+            )
+        prompt = check_prompt(prompt, self.vocab_size)
+        seed = secrets.randbits(63) if params.seed is None else params.seed % 2**64
+        capacity = min(len(prompt) + params.max_tokens, self.max_positions)
+        sequence = Sequence(id, prompt, params, seed, capacity, time.monotonic())
+        self.scheduler.add(sequence)
+        self._sequences[id] = sequence
+        self._requests += 1
+        self._prompt_tokens += len(prompt)
+
+    def step(self) -> list[Output]:
+        """Runs one batch. Raises EngineError when a rank is lost; the sequences are then lost as well."""
+        begin = time.monotonic()
+        step = self.scheduler.schedule()
+        if step is None:
+            return []
+        logits = self.executable.run(step.batch)  # (outputs, vocab)
+        self.scheduler.commit(step)
+        outputs = self._outputs(step.runs, logits)
+        self._step_seconds.observe(time.monotonic() - begin)
+        return outputs
+
+    def abort(self, id: Hashable) -> Output | None:
+        """Ends a sequence and frees its blocks at once. None when there is none of that id."""
+        sequence = self._sequences.get(id)
+        return None if sequence is None else self._output(sequence, [], None, "abort")
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start (`*_total`), gauges, and the buckets of `step_seconds` and `first_token_seconds` (see Histogram)."""
+        return {
+            "requests_total": self._requests,
+            "prompt_tokens_total": self._prompt_tokens,
+            "generated_tokens_total": self._generated_tokens,
+            "cached_tokens_total": self._cached_tokens,
+            "preemptions_total": self.scheduler.preemptions,
+            "requests_running": len(self.scheduler.running),
+            "requests_waiting": len(self.scheduler.waiting),
+            "blocks_total": self.pool.num_blocks,
+            "blocks_used": self.pool.num_blocks - self.pool.available,
+            "blocks_cached": self.pool.cached,
+            **self._step_seconds.numbers("step_seconds"),
+            **self._first_token_seconds.numbers("first_token_seconds"),
+        }
+
+    def logits(self, token_ids: list[int]) -> Iterator[np.ndarray]:
+        """The logits of every position, in chunks: float32 (tokens, vocab), each valid until the next.
+
+        Runs beside whatever else runs, in blocks of its own; raises RequestError when there are not enough of them.
+        """
+        ids = np.array(check_prompt(token_ids, self.vocab_size), np.int32)
+        if len(ids) > self.max_positions:
+            raise RequestError(f"{len(ids)} tokens do not fit {self._room}; shorten them or raise --ctx-size", "prompt")
+        needed = -(-len(ids) // BLOCK_TOKENS)
+        if needed > self.pool.available:
+            raise RequestError(f"{len(ids)} tokens need {needed} blocks of the KV cache and {self.pool.available} are free; wait or raise --ctx-size", "prompt")
+        table = [self.pool.allocate() for _ in range(needed)]
+        try:
+            chunk = min(self.scheduler.max_tokens, self.scheduler.max_outputs)
+            for first in range(0, len(ids), chunk):
+                tokens = ids[first : first + chunk]
+                blocks = -(-(first + len(tokens)) // BLOCK_TOKENS)
+                runs = np.array([[len(tokens), first, blocks]], np.int32)
+                yield self.executable.run(Batch(tokens, runs, np.array(table[:blocks], np.int32), np.arange(len(tokens), dtype=np.int32)))
+        finally:
+            self.pool.release(table)
+
+    def _outputs(self, runs: list[Run], logits: np.ndarray) -> list[Output]:
+        outputs: list[Output] = []
+        sequences: list[Sequence] = []
+        rows: list[SampleRow] = []
+        places: list[int] = []
+        for run in runs:
+            sequence = run.sequence
+            if sequence.scoring:
+                self._score_prompt(run, logits)
+            if not run.samples:
+                continue
+            if sequence.params.max_tokens == 0:
+                outputs.append(self._output(sequence, [], None, "length"))
+                continue
+            sequences.append(sequence)
+            places.append(run.row + run.rows - 1)
+            rows.append(SampleRow(sequence.params, sequence.seed, sequence.length, sequence.prompt, sequence.output))
+        if rows:
+            chosen = logits if len(places) == len(logits) else logits[places]
+            for sequence, sample in zip(sequences, self.sampler.sample(chosen, rows), strict=True):
+                outputs.append(self._extend(sequence, sample))
+        return outputs
+
+    def _extend(self, sequence: Sequence, sample) -> Output:
+        """Adds a sampled token to its sequence, or ends the sequence by it."""
+        token, params = int(sample.token), sequence.params
+        if not 0 <= token < self.vocab_size:
+            raise EngineError(f"the sampler chose token {token} of a vocabulary of {self.vocab_size}")
+        if token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos):
+            return self._output(sequence, [], None if params.logprobs is None else [], "stop")
+        sequence.append(token)
+        self._generated_tokens += 1
+        full = len(sequence.output) == params.max_tokens or sequence.length == self.max_positions
+        logprobs = None if params.logprobs is None else [[sample.logprob, [list(pair) for pair in sample.top]]]
+        return self._output(sequence, [token], logprobs, "length" if full else None)
+
+    def _output(self, sequence: Sequence, tokens: list[int], logprobs: list | None, finish_reason: str | None) -> Output:
+        cached = sequence.cached_tokens or 0
+        if len(sequence.output) == len(tokens) and finish_reason != "abort":  # the first output
+            self._first_token_seconds.observe(time.monotonic() - sequence.arrival)
+            self._cached_tokens += cached
+        prompt_logprobs, sequence.prompt_logprobs = (None, sequence.prompt_logprobs) if sequence.scoring else (sequence.prompt_logprobs, None)
+        if finish_reason is not None:
+            self.scheduler.remove(sequence)
+            del self._sequences[sequence.id]
+        return Output(sequence.id, tokens, logprobs, finish_reason, len(sequence.prompt), cached, prompt_logprobs)
+
+    def _score_prompt(self, run: Run, logits: np.ndarray) -> None:
+        """Takes the log probabilities of prompt tokens from the logits of the positions before them."""
+        sequence = run.sequence
+        begin = run.first + run.tokens - run.rows  # the first position with logits
+        end = min(run.first + run.tokens, len(sequence.prompt) - 1)
+        if end > begin:
+            targets = sequence.tokens[begin + 1 : end + 1]
+            entries = self.sampler.logprobs(logits[run.row : run.row + end - begin], targets, sequence.params.prompt_logprobs)
+            sequence.prompt_logprobs.extend([logprob, [list(pair) for pair in top]] for logprob, top in entries)
+            sequence.scored = end

@@ -1,0 +1,25 @@
+"""Counts of measured values in fixed buckets, as Prometheus wants them. It keeps no single value."""
+
+from bisect import bisect_left
+
+
+class Histogram:
+    """Buckets with the upper `bounds` (ascending, inclusive), and one more for all that is larger."""
+
+    def __init__(self, bounds: tuple[float, ...]):
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def numbers(self, name: str) -> dict[str, float]:
+        """`name_sum`, `name_count`, and `name_le_BOUND`: how many values were at most BOUND."""
+        result = {f"{name}_sum": self.sum, f"{name}_count": sum(self.counts)}
+        below = 0
+        for bound, count in zip(self.bounds, self.counts):
+            below += count
+            result[f"{name}_le_{bound:g}"] = below
+        return result

@@ -1,0 +1,133 @@
+"""The offline front end: prompts in, completions out, in one process with rank 0's engine. No server, no sockets."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ckdist.engine.engine import Engine, Output
+from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.text import TextStream, check_stop
+from ckdist.errors import RequestError
+
+
+@dataclass
+class Completion:
+    """What came of one prompt.
+
+    `token_ids` and `logprobs` are everything that was sampled; `text` ends before a stop string. `logprobs` has an entry
+    [chosen_logprob, [[token, logprob], ...]] per token and `prompt_logprobs` one per prompt token, the first of them None.
+    """
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    logprobs: list | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_logprobs: list | None = None
+
+
+class LLM:
+    """Generates over an Engine, whose only user it is."""
+
+    def __init__(self, engine: Engine, tokenizer, close: Callable[[], None] | None = None):
+        """tokenizer: `encode(text) -> list[int]`, `decoder()`. close: called once by `close`, frees what the engine stands on."""
+        self.engine, self.tokenizer, self._close = engine, tokenizer, close
+        self._next_id = 0
+
+    @classmethod
+    def from_engine(cls, engine: Engine, tokenizer, close: Callable[[], None] | None = None) -> "LLM":
+        """An LLM over an engine that exists already."""
+        return cls(engine, tokenizer, close)
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        stop: str | Sequence[str] | None = None,
+    ) -> list[Completion]:
+        """One completion per prompt, in their order; prompts are texts or lists of token ids, and share batches.
+
+        Raises RequestError for a prompt that does not fit or a field out of range, with nothing left running.
+        """
+        if isinstance(prompts, str):
+            prompts = [prompts]
+        many = isinstance(sampling, Sequence)
+        if many and len(sampling) != len(prompts):
+            raise RequestError(f"{len(sampling)} sampling parameters for {len(prompts)} prompts; give one, or one for each", "sampling")
+        stops = check_stop(stop)
+        completions = [Completion() for _ in prompts]
+        work = ((prompt, (sampling[i] if many else sampling) or SamplingParams(), completions[i]) for i, prompt in enumerate(prompts))
+        for _ in self._run(work, stops):
+            pass
+        return completions
+
+    def stream(self, prompt: str | Sequence[int], sampling: SamplingParams | None = None, stop: str | Sequence[str] | None = None) -> Iterator[str]:
+        """The text of one completion, piece by piece as it comes. Closing the iterator early ends the sequence."""
+        for _, piece in self._run(iter([(prompt, sampling or SamplingParams(), Completion())]), check_stop(stop)):
+            if piece:
+                yield piece
+
+    def logits(self, token_ids: Sequence[int]) -> np.ndarray:
+        """The logits after every token: float32 (tokens, vocab)."""
+        logits = np.empty((len(token_ids), self.engine.vocab_size), np.float32)
+        begin = 0
+        for chunk in self.engine.logits(list(token_ids)):  # (tokens of the chunk, vocab)
+            logits[begin : begin + len(chunk)] = chunk
+            begin += len(chunk)
+        return logits
+
+    def close(self) -> None:
+        """Frees the executable and lets the other ranks go. Called twice it does nothing the second time."""
+        close, self._close = self._close, None
+        if close is not None:
+            close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+    def _run(self, work: Iterator[tuple], stops: tuple[str, ...]) -> Iterator[tuple[Completion, str]]:
+        """Feeds the queue as far as it takes requests, steps until all are done; yields the text that each step brings."""
+        running: dict[int, tuple[Completion, TextStream]] = {}
+        try:
+            while True:
+                while self.engine.has_queue_room and (item := next(work, None)) is not None:
+                    prompt, params, completion = item
+                    ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+                    self.engine.add(self._next_id, ids, params)
+                    running[self._next_id] = completion, TextStream(self.tokenizer.decoder(), stops)
+                    self._next_id += 1
+                if not running:
+                    return
+                for output in self.engine.step():
+                    completion, text = running[output.id]
+                    piece = _take(completion, text, output)
+                    completion.text += piece
+                    if text.stopped is not None and output.finish_reason is None:
+                        self.engine.abort(output.id)
+                        completion.finish_reason = "stop"
+                    if completion.finish_reason is not None:
+                        del running[output.id]
+                    yield completion, piece
+        finally:
+            for id in running:
+                self.engine.abort(id)
+
+
+def _take(completion: Completion, text: TextStream, output: Output) -> str:
+    """Adds an output to its completion; the text that it brings."""
+    completion.prompt_tokens, completion.cached_tokens = output.prompt_tokens, output.cached_tokens
+    completion.token_ids += output.tokens
+    if output.prompt_logprobs is not None:
+        completion.prompt_logprobs = output.prompt_logprobs
+    if output.logprobs is not None:
+        completion.logprobs = (completion.logprobs or []) + output.logprobs
+    piece = "".join([text.step(token) for token in output.tokens])
+    if output.finish_reason is not None:
+        piece += text.flush()
+        completion.finish_reason = "stop" if text.stopped is not None else output.finish_reason
+    return piece

@@ -1,0 +1,98 @@
+"""A request as it arrives: every field checked before anything trusts it. It neither tokenises nor queues."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, fields
+from math import isfinite
+
+import numpy as np
+
+from ckdist.engine.sampling import SamplingParams
+from ckdist.errors import RequestError
+
+MAX_ID_CHARS = 200
+MAX_LOGPROBS = 100  # alternatives per token
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKENS = 256
+MAX_TOKENS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `parse_submit` found: not yet held against the model's vocabulary and context; the engine's `add` does that."""
+
+    id: Hashable
+    prompt: list[int]
+    params: SamplingParams
+
+
+def parse_submit(message: Mapping) -> Request:
+    """The request in a `submit` message. Raises RequestError that names the field."""
+    id, prompt, sampling = message.get("id"), message.get("prompt"), message.get("sampling", {})
+    if not isinstance(id, str) or not 1 <= len(id) <= MAX_ID_CHARS:
+        raise RequestError(f"id must be a string of 1 to {MAX_ID_CHARS} characters", "id")
+    if not isinstance(prompt, list):
+        raise RequestError("prompt must be a list of token ids", "prompt")
+    if not isinstance(sampling, dict):
+        raise RequestError("sampling must be a map", "sampling")
+    known = {field.name for field in fields(SamplingParams)}
+    for name in sampling:
+        if name not in known:
+            raise RequestError(f"unknown sampling field {str(name)[:100]!r}; the known ones are {', '.join(sorted(known))}", "sampling")
+    stops = sampling.get("stop_token_ids")
+    if isinstance(stops, list):
+        sampling = {**sampling, "stop_token_ids": tuple(stops)}
+    return Request(id, prompt, SamplingParams(**sampling))
+
+
+def check_prompt(prompt: list[int], vocab_size: int) -> list[int]:
+    """The prompt as a list of plain ints. Raises RequestError for what is not a token id."""
+    if len(prompt) == 0:
+        raise RequestError("prompt is empty; give at least one token", "prompt")
+    try:
+        ids = np.asarray(prompt)
+    except (ValueError, OverflowError):
+        ids = np.empty(0)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise RequestError("prompt must hold token ids, which are integers", "prompt")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        raise RequestError(f"token id {low if low < 0 else high} is outside the vocabulary of {vocab_size}", "prompt")
+    return ids.tolist()
+
+
+def check_sampling(params: SamplingParams, vocab_size: int) -> None:
+    """Raises RequestError for a field of a wrong type or out of range."""
+    _integer("max_tokens", params.max_tokens, 0, MAX_TOKENS)
+    _number("temperature", params.temperature, 0, 100)
+    _integer("top_k", params.top_k, 0, MAX_TOKENS)
+    _number("top_p", params.top_p, 0, 1)
+    _number("min_p", params.min_p, 0, 1)
+    _number("repetition_penalty", params.repetition_penalty, 0.01, 100)
+    _number("presence_penalty", params.presence_penalty, -100, 100)
+    _number("frequency_penalty", params.frequency_penalty, -100, 100)
+    if params.seed is not None:
+        _integer("seed", params.seed, -(2**63), 2**64 - 1)
+    if not isinstance(params.ignore_eos, bool):
+        raise RequestError("ignore_eos must be true or false", "ignore_eos")
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(params, name) is not None:
+            _integer(name, getattr(params, name), 0, min(MAX_LOGPROBS, vocab_size))
+    if not isinstance(params.stop_token_ids, (tuple, list)) or len(params.stop_token_ids) > MAX_STOP_TOKENS:
+        raise RequestError(f"stop_token_ids must be a list of at most {MAX_STOP_TOKENS} token ids", "stop_token_ids")
+    for token in params.stop_token_ids:
+        _integer("stop_token_ids", token, 0, vocab_size - 1)
+    if not isinstance(params.logit_bias, dict) or len(params.logit_bias) > MAX_LOGIT_BIAS:
+        raise RequestError(f"logit_bias must be a map of at most {MAX_LOGIT_BIAS} token ids to numbers", "logit_bias")
+    for token, bias in params.logit_bias.items():
+        _integer("logit_bias", token, 0, vocab_size - 1)
+        _number("logit_bias", bias, -100, 100)
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise RequestError(f"{name} must be an integer from {low} to {high}, not {str(value)[:40]}", name)
+
+
+def _number(name: str, value: object, low: float, high: float) -> None:
+    if type(value) not in (int, float) or not isfinite(value) or not low <= value <= high:
+        raise RequestError(f"{name} must be a number from {low:g} to {high:g}, not {str(value)[:40]}", name)

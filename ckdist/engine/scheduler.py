@@ -1,0 +1,172 @@
+"""Which tokens of which sequences the next step computes: continuous batching over a pool of KV blocks.
+
+It knows nothing of logits or text. Each step takes, within its budgets of tokens and outputs, first one token for every
+decoding sequence, then chunks of prompts, both oldest first; so a long prompt never stalls the sequences that run.
+When the blocks run out, the latest arrival gives its own back and is recomputed later, output included.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from ckdist.engine.batch_builder import BatchBuilder
+from ckdist.engine.block_pool import ROOT, BlockPool
+from ckdist.engine.sequence import Sequence, State
+from ckdist.errors import RequestError
+from ckdist.program.batch import BLOCK_TOKENS, Batch
+
+
+class EngineBusy(RequestError):
+    """The queue is full; the request may be sent again later (HTTP 429)."""
+
+
+class Run(NamedTuple):
+    """A sequence's part of a step: positions [first, first + tokens), of which the last `rows` give logits from `row` on."""
+
+    sequence: Sequence
+    first: int
+    tokens: int
+    row: int
+    rows: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether its last logits choose the sequence's next token."""
+        return self.first + self.tokens == self.sequence.length
+
+
+class Step(NamedTuple):
+    """A batch and whose it is; valid until the next `schedule`."""
+
+    batch: Batch
+    runs: list[Run]
+
+
+class Scheduler:
+    """Sequences wait, run and finish. `running` is in order of arrival, and all of it arrived before what is `waiting`."""
+
+    def __init__(
+        self, pool: BlockPool, max_tokens: int, max_sequences: int, max_positions: int, max_outputs: int, max_waiting: int, prefix_reuse: bool = True
+    ):
+        """Of one step: `max_tokens`, `max_outputs`. Of one sequence: `max_positions`. `max_waiting`: length of the queue."""
+        self.pool, self.max_tokens, self.max_outputs, self.max_waiting = pool, max_tokens, max_outputs, max_waiting
+        self.max_sequences = min(max_sequences, max_tokens, max_outputs)  # so that a step can decode all that runs
+        self.prefix_reuse = prefix_reuse
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+        self._builder = BatchBuilder(max_tokens, self.max_sequences, max_outputs, max_positions)
+        self._runs: list[Run] = []
+        self._refused: tuple[Sequence, int] | None = None  # the head of the queue that found no room, and how much there was
+
+    def add(self, sequence: Sequence) -> None:
+        """Raises EngineBusy when the queue is full."""
+        if len(self.waiting) >= self.max_waiting:
+            raise EngineBusy(f"{len(self.waiting)} requests are waiting, of at most {self.max_waiting}; try again later")
+        self.waiting.append(sequence)
+
+    def schedule(self) -> Step | None:
+        """The next step, or None when there is nothing to do."""
+        self._builder.clear()
+        self._runs = []
+        prompts = False
+        for sequence in tuple(self.running):
+            if sequence.length - sequence.computed > 1:
+                prompts = True
+            elif sequence.state is State.RUNNING and self._extend(sequence):
+                self._take(sequence)
+        if prompts:
+            for sequence in self.running:
+                if sequence.length - sequence.computed > 1:
+                    self._take(sequence)
+        while self.waiting and self._builder.tokens < self.max_tokens and self._admit(self.waiting[0]):
+            self._take(self.running[-1])
+        return Step(self._builder.build(), self._runs) if self._runs else None
+
+    def commit(self, step: Step) -> None:
+        """The step has run: its positions are in the cache, and blocks that it filled can be shared."""
+        for sequence, first, tokens, _, _ in step.runs:
+            sequence.computed = computed = first + tokens
+            while (sequence.shared_blocks + 1) * BLOCK_TOKENS <= computed:
+                self._share_block(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Ends a sequence, wherever it is, and frees what it holds."""
+        if sequence.state is State.RUNNING:
+            self.running.remove(sequence)
+            self._release(sequence)
+        elif sequence.state is State.WAITING:
+            self.waiting.remove(sequence)
+        sequence.state = State.FINISHED
+
+    def _take(self, sequence: Sequence) -> None:
+        """Puts as many of the sequence's next tokens into the step as the budgets allow, if any."""
+        first = sequence.computed
+        tokens = min(sequence.length - first, self.max_tokens - self._builder.tokens)
+        outputs = self.max_outputs - self._builder.outputs
+        if sequence.scoring:
+            begin = max(first, sequence.scored)
+            tokens = min(tokens, begin - first + outputs)
+            rows = max(0, first + tokens - begin)
+        else:
+            rows = int(first + tokens == sequence.length)
+            if rows > outputs:
+                tokens, rows = tokens - 1, 0
+        if tokens > 0:
+            self._runs.append(Run(sequence, first, tokens, self._builder.outputs, rows))
+            self._builder.add(sequence, tokens, rows)
+
+    def _extend(self, sequence: Sequence) -> bool:
+        """Finds a block for the last token. The latest arrivals give way, at worst the sequence itself: then False."""
+        while sequence.num_blocks * BLOCK_TOKENS < sequence.length:
+            if self.pool.available:
+                self._append_block(sequence)
+            elif self._preempt() is sequence:
+                return False
+        return True
+
+    def _preempt(self) -> Sequence:
+        """Sends the latest arrival back to the head of the queue, with its output but without blocks."""
+        victim = self.running.pop()
+        self._release(victim)
+        victim.state = State.WAITING
+        self.waiting.appendleft(victim)
+        self.preemptions += 1
+        return victim
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Lets the head of the queue run when there are blocks for all its tokens, and one to spare for each that runs."""
+        available = self.pool.available
+        if len(self.running) >= self.max_sequences or (self._refused is not None and self._refused[0] is sequence and available <= self._refused[1]):
+            return False
+        prefix = self.pool.match(sequence.tokens, sequence.reusable) if self.prefix_reuse else []
+        blocks = -(-sequence.length // BLOCK_TOKENS)
+        if blocks - len(prefix) + self.pool.idle_among(prefix) + len(self.running) > available:
+            self._refused = (sequence, available)
+            return False
+        self._refused = None
+        self.pool.hold(prefix)
+        sequence.block_table[: len(prefix)] = prefix
+        sequence.num_blocks = sequence.shared_blocks = len(prefix)
+        sequence.computed = len(prefix) * BLOCK_TOKENS
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = sequence.computed
+        while sequence.num_blocks < blocks:
+            self._append_block(sequence)
+        sequence.state = State.RUNNING
+        self.waiting.popleft()
+        self.running.append(sequence)
+        return True
+
+    def _append_block(self, sequence: Sequence) -> None:
+        sequence.block_table[sequence.num_blocks] = self.pool.allocate()
+        sequence.num_blocks += 1
+
+    def _share_block(self, sequence: Sequence) -> None:
+        index, table = sequence.shared_blocks, sequence.block_table
+        tokens = sequence.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS].tobytes()
+        table[index] = self.pool.share(int(table[index]), int(table[index - 1]) if index else ROOT, tokens)
+        sequence.shared_blocks += 1
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.block_table[: sequence.num_blocks].tolist())
+        sequence.num_blocks = sequence.shared_blocks = sequence.computed = 0

@@ -1,0 +1,61 @@
+"""One request's tokens and where their keys and values lie. It decides nothing: the scheduler moves it, the engine extends it."""
+
+from collections.abc import Hashable
+from enum import Enum
+
+import numpy as np
+
+from ckdist.engine.sampling import SamplingParams
+from ckdist.program.batch import BLOCK_TOKENS
+
+
+class State(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """A prompt and its continuation.
+
+    Of its `length` tokens the first `computed` have keys and values in the blocks of `block_table[:num_blocks]`; the first
+    `shared_blocks` of these are full and known to the pool, for others to reuse. `scored` counts the prompt positions
+    whose logits need not be asked for (again): all but the last where no prompt logprobs are wanted.
+    """
+
+    __slots__ = (
+        "id", "prompt", "output", "params", "seed", "arrival", "state", "tokens", "length", "computed",
+        "block_table", "num_blocks", "shared_blocks", "cached_tokens", "scored", "prompt_logprobs",
+    )  # fmt: skip
+
+    def __init__(self, id: Hashable, prompt: list[int], params: SamplingParams, seed: int, capacity: int, arrival: float):
+        """`capacity`: the most tokens, prompt and output together, that it may ever have."""
+        self.id, self.prompt, self.params, self.seed, self.arrival = id, prompt, params, seed, arrival
+        self.output: list[int] = []
+        self.state = State.WAITING
+        self.tokens = np.empty(capacity, np.int32)  # (capacity,) prompt, then output
+        self.tokens[: len(prompt)] = prompt
+        self.length = len(prompt)
+        self.computed = 0
+        self.block_table = np.empty(-(-capacity // BLOCK_TOKENS), np.int32)
+        self.num_blocks = 0
+        self.shared_blocks = 0
+        self.cached_tokens: int | None = None  # prompt tokens found in the cache when it was first admitted
+        scores = params.prompt_logprobs is not None
+        self.scored = 0 if scores else len(prompt) - 1
+        self.prompt_logprobs: list | None = [None] if scores else None  # nothing comes before the first token
+
+    def append(self, token: int) -> None:
+        self.tokens[self.length] = token
+        self.output.append(token)
+        self.length += 1
+
+    @property
+    def scoring(self) -> bool:
+        """Whether prompt logprobs are still to be computed."""
+        return self.scored < len(self.prompt) - 1
+
+    @property
+    def reusable(self) -> int:
+        """How many leading tokens may come from the cache: the last token's logits, and those to be scored, must be computed."""
+        return self.scored if self.scoring else self.length - 1

@@ -1,0 +1,86 @@
+"""Text out of a stream of tokens, ended by stop strings. It knows no tokenizer, only a decoder's `step` and `flush`.
+
+What may be the beginning of a stop string is held back until it is decided; nothing of a stop string is ever given out.
+The stop string that is complete first ends the text, of several complete at the same character the longest: so the text
+depends on its characters alone, not on how tokens cut them.
+"""
+
+from collections.abc import Sequence
+
+from ckdist.errors import RequestError
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+
+
+def check_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The stop strings of a request as a tuple. Raises RequestError when they are empty, too long or too many."""
+    strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(strings) > MAX_STOP_STRINGS:
+        raise RequestError(f"{len(strings)} stop strings are more than {MAX_STOP_STRINGS}; give fewer", "stop")
+    for string in strings:
+        if not isinstance(string, str) or not 1 <= len(string) <= MAX_STOP_CHARS:
+            raise RequestError(f"a stop string must have 1 to {MAX_STOP_CHARS} characters, not {str(string)[:40]!r}", "stop")
+    return strings
+
+
+class StopString:
+    """Follows one stop string through a text, a character at a time (Knuth, Morris, Pratt 1977)."""
+
+    def __init__(self, string: str):
+        self.string = string
+        self.matched = 0  # the longest end of the text so far that begins the string
+        self._fallback = [0] * (len(string) + 1)  # [n]: the longest proper end of string[:n] that begins the string
+        length = 0
+        for i in range(1, len(string)):
+            while length and string[i] != string[length]:
+                length = self._fallback[length]
+            length += string[i] == string[length]
+            self._fallback[i + 1] = length
+
+    def step(self, character: str) -> bool:
+        """Whether the string is complete with this character. Not to be called again once it is."""
+        string, matched = self.string, self.matched
+        while matched and string[matched] != character:
+            matched = self._fallback[matched]
+        self.matched = matched = matched + (string[matched] == character)
+        return matched == len(string)
+
+
+class TextStream:
+    """The text of one sequence, token by token.
+
+    decoder: `step(token) -> str`, never half a character, and `flush() -> str`, what is left at the end.
+    """
+
+    def __init__(self, decoder, stop: Sequence[str] = ()):
+        self._decoder = decoder
+        self._stops = [StopString(string) for string in stop]
+        self._held = ""
+        self.stopped: str | None = None  # the stop string that ended the text
+
+    def step(self, token: int) -> str:
+        """The text that may be given out now. Empty for ever once `stopped`."""
+        return "" if self.stopped is not None else self._push(self._decoder.step(token))
+
+    def flush(self) -> str:
+        """The rest of the text, when the sequence has ended."""
+        if self.stopped is not None:
+            return ""
+        text = self._push(self._decoder.flush())
+        if self.stopped is None:
+            text, self._held = text + self._held, ""
+        return text
+
+    def _push(self, piece: str) -> str:
+        if not self._stops:
+            return piece
+        text, begin = self._held + piece, len(self._held)
+        for i, character in enumerate(piece, begin + 1):
+            complete = [stop.string for stop in self._stops if stop.step(character)]
+            if complete:
+                self.stopped, self._held = max(complete, key=len), ""
+                return text[: i - len(self.stopped)]
+        keep = len(text) - max(stop.matched for stop in self._stops)
+        self._held = text[keep:]
+        return text[:keep]

@@ -1,0 +1,96 @@
+"""An executable without a model: a paged cache of token ids, and logits that hash the whole prefix found through the block table.
+
+Any mistake in a block table, a position, a reused prefix, a chunk or a preemption changes the text.
+"""
+
+import zlib
+from types import SimpleNamespace
+
+import numpy as np
+
+from ckdist.program.batch import BLOCK_TOKENS, Batch
+
+
+class PagedExecutable:
+    def __init__(self, num_blocks=64, max_tokens=32, max_sequences=8, vocab_size=50, context_length=512):
+        self.num_blocks, self.max_tokens, self.max_sequences = num_blocks, max_tokens, max_sequences
+        self.vocab_size, self.context_length = vocab_size, context_length
+        self.cache = np.full((num_blocks, BLOCK_TOKENS), -1, np.int32)
+        self.batches: list[list[tuple[int, int]]] = []  # of each step: tokens and first position of its runs
+        self.outputs: list[int] = []
+        self.failure: Exception | None = None
+
+    def run(self, batch: Batch) -> np.ndarray:
+        if self.failure is not None:
+            raise self.failure
+        for array in (batch.token_ids, batch.runs, batch.block_tables, batch.output_tokens):
+            assert array.dtype == np.int32
+        assert 0 < len(batch.token_ids) <= self.max_tokens and 0 < len(batch.runs) <= self.max_sequences
+        assert batch.runs[:, 0].sum() == len(batch.token_ids) and batch.runs[:, 2].sum() == len(batch.block_tables)
+        assert (np.diff(batch.output_tokens) > 0).all()
+        begin = block = 0
+        rows = []
+        for tokens, first, blocks in batch.runs.tolist():
+            table = batch.block_tables[block : block + blocks]
+            assert len(set(table.tolist())) == blocks and 0 <= table.min() and table.max() < self.num_blocks
+            assert first + tokens <= min(blocks * BLOCK_TOKENS, self.context_length)
+            positions = np.arange(first, first + tokens)
+            self.cache[table[positions // BLOCK_TOKENS], positions % BLOCK_TOKENS] = batch.token_ids[begin : begin + tokens]
+            begin, block = begin + tokens, block + blocks
+        begin = block = 0
+        for tokens, first, blocks in batch.runs.tolist():  # all keys are written before any is read, as layers do
+            prefix = self.cache[batch.block_tables[block : block + blocks]].reshape(-1)
+            for output in batch.output_tokens[(batch.output_tokens >= begin) & (batch.output_tokens < begin + tokens)]:
+                rows.append(prefix_logits(prefix[: first + int(output) - begin + 1], self.vocab_size))
+            begin, block = begin + tokens, block + blocks
+        self.batches.append(batch.runs[:, :2].tolist())
+        self.outputs.append(len(rows))
+        return np.array(rows, np.float32).reshape(-1, self.vocab_size)
+
+
+def prefix_logits(prefix, vocab_size: int) -> np.ndarray:
+    """float32 (vocab,): what stands for a model's forward over `prefix`."""
+    prefix = np.asarray(prefix, np.int32)
+    assert (prefix >= 0).all(), "a position was read that nothing was written to"
+    return np.random.Generator(np.random.Philox(key=zlib.crc32(prefix.tobytes()))).standard_normal(vocab_size, np.float32)
+
+
+def log_softmax(row: np.ndarray) -> np.ndarray:
+    row = row.astype(np.float64)
+    return row - row.max() - np.log(np.exp(row - row.max()).sum())
+
+
+class PlainSampler:
+    """The sampler's interface, plainly: the draw depends on (seed, position) alone, logprobs are of the unchanged logits."""
+
+    def sample(self, logits, rows):
+        assert len(logits) == len(rows)
+        samples = []
+        for values, row in zip(logits, rows):
+            assert row.position == len(row.prompt_tokens) + len(row.output_tokens)
+            noise = np.random.default_rng((row.seed, row.position)).gumbel(size=len(values)) * row.params.temperature
+            token = int(np.argmax(values + noise))
+            if row.params.logprobs is None:
+                samples.append(SimpleNamespace(token=token, logprob=None, top=[]))
+            else:
+                ((logprob, top),) = self.logprobs(values[None], np.array([token]), row.params.logprobs)
+                samples.append(SimpleNamespace(token=token, logprob=logprob, top=top))
+        return samples
+
+    def logprobs(self, logits, targets, top):
+        result = []
+        for row, target in zip(logits, targets, strict=True):
+            values = log_softmax(row)
+            best = np.argsort(-values, kind="stable")[:top]
+            result.append((float(values[target]), [(int(token), float(values[token])) for token in best]))
+        return result
+
+
+def alone(prompt, params, seed=0, vocab_size=50, limit=512) -> list[int]:
+    """The tokens that a sequence gets with the whole machine to itself; no EOS, no stop tokens."""
+    sampler, output = PlainSampler(), []
+    while len(output) < params.max_tokens and len(prompt) + len(output) < limit:
+        row = SimpleNamespace(params=params, seed=seed, position=len(prompt) + len(output), prompt_tokens=prompt, output_tokens=output)
+        (sample,) = sampler.sample(prefix_logits([*prompt, *output], vocab_size)[None], [row])
+        output.append(sample.token)
+    return output

@@ -1,0 +1,119 @@
+"""The scheduler: who computes what in a step, within budgets of tokens, outputs and blocks."""
+
+import pytest
+
+from ckdist.engine.block_pool import BlockPool
+from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.scheduler import EngineBusy, Scheduler
+from ckdist.engine.sequence import Sequence, State
+
+
+def make(num_blocks=64, max_tokens=32, max_sequences=4, max_outputs=32, max_waiting=8):
+    return Scheduler(BlockPool(num_blocks), max_tokens, max_sequences, 512, max_outputs, max_waiting)
+
+
+def sequence(id, prompt, **params):
+    params = SamplingParams(**{"max_tokens": 100, **params})
+    return Sequence(id, list(prompt), params, 0, min(len(prompt) + params.max_tokens, 512), 0.0)
+
+
+def advance(scheduler):
+    """One step in which every sampled token is 9; what each run computed, as (id, first, tokens, rows)."""
+    step = scheduler.schedule()
+    if step is None:
+        return []
+    scheduler.commit(step)
+    for run in step.runs:
+        if run.samples:
+            run.sequence.append(9)
+    return [(run.sequence.id, run.first, run.tokens, run.rows) for run in step.runs]
+
+
+def test_decode_comes_first_and_a_long_prompt_fills_the_rest():
+    scheduler = make()
+    scheduler.add(sequence("short", range(5)))
+    assert advance(scheduler) == [("short", 0, 5, 1)]
+    scheduler.add(sequence("long", range(70)))
+    assert advance(scheduler) == [("short", 5, 1, 1), ("long", 0, 31, 0)]
+    assert advance(scheduler) == [("short", 6, 1, 1), ("long", 31, 31, 0)]
+    assert advance(scheduler) == [("short", 7, 1, 1), ("long", 62, 8, 1)]
+    assert advance(scheduler) == [("short", 8, 1, 1), ("long", 70, 1, 1)]
+
+
+def test_first_come_first_served_up_to_max_sequences():
+    scheduler = make(max_sequences=2)
+    sequences = [sequence(i, [i] * 20) for i in range(3)]
+    for one in sequences:
+        scheduler.add(one)
+    assert [run[:3] for run in advance(scheduler)] == [(0, 0, 20), (1, 0, 12)]
+    assert [run[:3] for run in advance(scheduler)] == [(0, 20, 1), (1, 12, 8)]
+    scheduler.remove(sequences[0])
+    assert [run[:3] for run in advance(scheduler)] == [(1, 20, 1), (2, 0, 20)]
+    assert sequences[0].state is State.FINISHED
+
+
+def test_a_full_prompt_in_the_cache_still_computes_its_last_token():
+    scheduler = make()
+    prompt = [1] * 48
+    scheduler.add(sequence("a", prompt))
+    while advance(scheduler)[-1][3] == 0:
+        pass
+    scheduler.add(sequence("b", prompt))
+    scheduler.add(sequence("scored", prompt, prompt_logprobs=0))
+    runs = advance(scheduler)
+    assert runs[1] == ("b", 32, 16, 1)
+    assert runs[2] == ("scored", 0, 15, 15)
+    assert scheduler.running[1].cached_tokens == 32 and scheduler.running[2].cached_tokens == 0
+    assert scheduler.running[1].block_table[:3].tolist() == scheduler.running[0].block_table[:3].tolist()
+
+
+def test_the_latest_arrival_gives_way_and_keeps_its_output():
+    scheduler = make(num_blocks=4)
+    first, second = sequence("first", [1] * 30), sequence("second", [2] * 10)
+    scheduler.add(first)
+    scheduler.add(second)
+    while not scheduler.preemptions:
+        advance(scheduler)
+    assert (first.state, second.state) == (State.RUNNING, State.WAITING)
+    assert len(second.output) > 0 and second.num_blocks == 0 and scheduler.waiting[0] is second
+    tokens = second.length
+    scheduler.remove(first)
+    (run,) = advance(scheduler)
+    assert run[0] == "second" and run[1] + run[2] == tokens and run[3] == 1
+
+
+def test_a_waiting_head_is_not_overtaken():
+    scheduler = make(num_blocks=6, max_tokens=64)
+    scheduler.add(sequence("a", [1] * 60))
+    advance(scheduler)
+    scheduler.add(sequence("big", [2] * 40))
+    scheduler.add(sequence("small", [3] * 4))
+    assert [run[0] for run in advance(scheduler)] == ["a"]
+
+
+def test_prompt_logprobs_stay_within_the_output_budget():
+    scheduler = make(max_outputs=6)
+    scheduler.add(sequence("a", [1] * 3))
+    advance(scheduler)
+    scheduler.add(sequence("scored", range(12), prompt_logprobs=0))
+    scored = scheduler.waiting[0]
+    seen = []
+    while not scored.output:
+        runs = advance(scheduler)
+        scored.scored = min(scored.computed, 11)
+        assert sum(run[3] for run in runs) <= 6
+        seen += [run[1:] for run in runs if run[0] == "scored"]
+    assert seen == [(0, 5, 5), (5, 5, 5), (10, 2, 2)]
+
+
+def test_the_queue_has_an_end():
+    scheduler = make(max_waiting=1)
+    scheduler.add(sequence("a", [1]))
+    with pytest.raises(EngineBusy, match="1 requests are waiting, of at most 1; try again later"):
+        scheduler.add(sequence("b", [1]))
+    assert scheduler.schedule() is not None
+    scheduler.add(sequence("b", [1]))
+
+
+def test_nothing_to_do():
+    assert make().schedule() is None
