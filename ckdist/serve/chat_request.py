@@ -20,7 +20,7 @@ UNSUPPORTED = {
     "grammar": "",
     "json_schema": "",
 }
-RESERVED_KWARGS = frozenset("messages tools add_generation_prompt bos_token eos_token".split())
+RESERVED_KWARGS = frozenset("messages tools template add_generation_prompt bos_token eos_token".split())
 
 
 @dataclass(frozen=True)

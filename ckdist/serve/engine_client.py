@@ -148,11 +148,13 @@ class EngineClient:
         state = self.state
         if state == "ready":
             return None
+        if self._lost is not None:
+            return Problem(503, self._lost)
         reasons = {
             "loading": "the model is loading; try again soon",
             "draining": "the server is shutting down",
             "stale": f"the engine has given no sign of life for {self.stale_seconds:g} seconds",
-            "failed": f"the engine has failed: {self._lost or self.error or 'no reason given'}",
+            "failed": f"the engine has failed: {self.error or 'no reason given'}",
         }
         return Problem(503, reasons[state])
 
@@ -164,7 +166,7 @@ class EngineClient:
         self._drain_pending = not self._send({"op": "drain"})
 
     def lose(self, reason: str) -> None:
-        """Rank 0 is known to be gone: everything that runs ends with 503, now and from now on."""
+        """Everything that runs ends with 503 and `reason`, and nothing is submitted any more: rank 0 is gone, or this process ends."""
         self._lost = reason
         self._announce()
 
