@@ -10,7 +10,7 @@ from ckdist.cli.session import model_session
 from ckdist.config import PerplexityConfig
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
-from ckdist.tokens.tokenizer import load_tokenizer
+from ckdist.tokens.source import tokenizer_of
 
 
 def log_likelihoods(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -29,7 +29,7 @@ def read_tokens(config: PerplexityConfig, checkpoint, vocab_size: int) -> np.nda
             text = pathlib.Path(config.file).read_text(errors="replace")
         except OSError as error:
             raise ConfigError(f"cannot read {config.file}: {error.strerror}") from None
-        ids = np.array(load_tokenizer(checkpoint).encode(text), np.int64)
+        ids = np.array(tokenizer_of(checkpoint.path).encode(text), np.int64)
     if len(ids) < 2:
         raise ConfigError(f"{len(ids)} tokens cannot be scored: give at least 2")
     if ids.min() < 0 or ids.max() >= vocab_size:

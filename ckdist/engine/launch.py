@@ -9,12 +9,16 @@ from dataclasses import dataclass
 
 from ckdist import __version__, native
 from ckdist.comm.world import agree, open_group
+from ckdist.engine.engine import Engine
+from ckdist.engine.sampler import Sampler
 from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
 from ckdist.planner import Plan, gigabytes, layout_for, make_plan
 from ckdist.program.executable import Executable
 from ckdist.program.lower import Lowered, lower
 from ckdist.program.tracer import trace
+from ckdist.tokens.source import tokenizer_of
+from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.topology import default_threads
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.loader import ShardLoader
@@ -99,6 +103,12 @@ def load_model(config, world, progress: bool = False) -> Model:
     return Model(world, checkpoint, spec, plan, loader, executable, report.seconds, loader.planned_bytes, sum(world.gather(loader.planned_bytes)))
 
 
+def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
+    """Rank 0's engine over a loaded model, and the model's tokenizer."""
+    tokenizer = tokenizer_of(model.checkpoint.path)
+    return Engine(model.executable, Sampler(), tokenizer.eos_token_ids, max_waiting=max_waiting), tokenizer
+
+
 def loading_threads(config, world) -> int:
     """Threads that read and pack weights: those that will run."""
     return max(config.threads or 0, config.threads_batch or 0) or default_threads(world.local_size)
@@ -114,4 +124,4 @@ def plan_shard(loader: ShardLoader, lowered: Lowered):
     return matrices, [loader.add_vector(name, *share) for name, share in lowered.vectors]
 
 
-__all__ = ["BUNDLED", "Model", "load_model"]
+__all__ = ["BUNDLED", "Model", "load_model", "make_engine"]
