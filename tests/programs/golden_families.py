@@ -18,7 +18,8 @@ for folder in sorted(p.parent for p in pathlib.Path(sys.argv[1]).glob("*/config.
     if world.rank == 0:
         ids, expected = np.load(folder / "ids.npy"), np.load(folder / "logits.npy")
         logits = SingleSequence(model.executable).feed(ids)
-        greedy, prompt = np.load(folder / "greedy.npy"), np.load(folder / "prompt.npy")
+        greedy = np.load(folder / "greedy.npy")
+        prompt = ids[: json.loads((folder / "golden.json").read_text())["greedy_prompt_tokens"]]
         sequence = SingleSequence(model.executable)
         token, text = int(sequence.feed(prompt, outputs="last")[0].argmax()), []
         while len(text) < len(greedy):
