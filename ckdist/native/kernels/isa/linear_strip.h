@@ -28,8 +28,7 @@ struct StripFunction {
   void (*run)(const Strip&);
 };
 
-constexpr int64_t kActivationBytes = 384 << 10;  // of tokens that stay in the L2 cache while all tiles pass by
-constexpr int64_t kTokenStep = 16;
+constexpr int64_t kTileBlockBytes = 384 << 10;  // of tiles that stay in the L2 cache while all tokens pass by, a few at a time in the L1
 constexpr int kAhead = 2048;  // bytes of the tile, fetched ahead of use
 
 template <class Product>
@@ -40,18 +39,18 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
   strip.x_stride = x_stride;
   strip.padded = ActivationRow::padded(matrix.cols);
   strip.y_stride = y_stride;
-  const int64_t fitting = kActivationBytes / (x_stride * kTokenStep + 1) * kTokenStep;
-  const int64_t token_block = fitting > kTokenStep ? fitting : kTokenStep;
-  for (int64_t begin = 0; begin < tokens; begin += token_block) {
-    const int64_t end = begin + token_block < tokens ? begin + token_block : tokens;
-    for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-      const int64_t row = tile * kTileRows;
-      strip.tile = matrix.tiles + tile * matrix.tile_bytes;
-      strip.rows = static_cast<int>(matrix.rows - row < kTileRows ? matrix.rows - row : kTileRows);
-      for (int64_t token = begin; token < end; token += strip.tokens) {
-        const StripFunction function = Product::strip(end - token);
-        strip.tokens = function.tokens;
-        strip.x = x + token * x_stride;
+  const int64_t fitting = matrix.tile_bytes > 0 ? kTileBlockBytes / matrix.tile_bytes : 1;
+  const int64_t tile_block = fitting > 1 ? fitting : 1;
+  for (int64_t begin = tile_begin; begin < tile_end; begin += tile_block) {
+    const int64_t end = begin + tile_block < tile_end ? begin + tile_block : tile_end;
+    for (int64_t token = 0; token < tokens; token += strip.tokens) {
+      const StripFunction function = Product::strip(tokens - token);
+      strip.tokens = function.tokens;
+      strip.x = x + token * x_stride;
+      for (int64_t tile = begin; tile < end; ++tile) {
+        const int64_t row = tile * kTileRows;
+        strip.tile = matrix.tiles + tile * matrix.tile_bytes;
+        strip.rows = static_cast<int>(matrix.rows - row < kTileRows ? matrix.rows - row : kTileRows);
         strip.y = y + token * y_stride + row;
         function.run(strip);
       }
