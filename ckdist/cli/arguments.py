@@ -1,0 +1,117 @@
+"""A command line from a configuration's fields, and a configuration from a command line.
+
+argparse types the values and prints the help; before it, the words are paired with their flags here, so that a flag is
+never guessed from a prefix and a value may begin with a dash. It runs nothing and knows no command.
+"""
+
+import argparse
+import difflib
+from dataclasses import fields
+from typing import Sequence, TypeVar
+
+from ckdist.errors import ConfigError
+
+Config = TypeVar("Config")
+
+
+class CommandParser(argparse.ArgumentParser):
+    """argparse that raises ConfigError, one line, where it would print and exit."""
+
+    def error(self, message: str):
+        raise ConfigError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
+
+
+def parser_for(config_class: type, prog: str) -> CommandParser:
+    """The parser of one command; its description is the first line of the class's docstring."""
+    description = (config_class.__doc__ or "").strip().splitlines()[0]
+    parser = CommandParser(prog=prog, description=description, allow_abbrev=False)
+    for item in fields(config_class):
+        meta = item.metadata
+        if isinstance(item.default, bool):
+            parser.add_argument(*meta["flags"], dest=item.name, action="store_true", default=item.default, help=meta["help"])
+            continue
+        settings = dict(default=item.default, type=_reader(meta["parse"]), metavar=meta["metavar"], help=_help(item))
+        if meta["choices"]:
+            settings["choices"] = meta["choices"]
+        if meta["repeat"]:
+            settings["action"] = "append"
+            settings["default"] = None
+        if meta["flags"][0].startswith("-"):
+            parser.add_argument(*meta["flags"], dest=item.name, **settings)
+        else:
+            parser.add_argument(meta["flags"][0], nargs="?", **settings)
+    return parser
+
+
+def parse_arguments(config_class: type[Config], arguments: Sequence[str], prog: str) -> Config:
+    """The configuration that `arguments` ask for.
+
+    ConfigError on an unknown flag (naming the nearest), a missing value or one out of range. `--help` prints and exits with 0.
+    """
+    parser = parser_for(config_class, prog)
+    try:
+        values = vars(parser.parse_args(_pair(parser, arguments)))
+        for item in fields(config_class):
+            if item.metadata["repeat"]:
+                values[item.name] = tuple(values[item.name] or item.default)
+        return config_class(**values)
+    except ConfigError as error:
+        raise ConfigError(_one_line(str(error))) from None
+
+
+def _pair(parser: CommandParser, arguments: Sequence[str]) -> list[str]:
+    """`arguments` with every flag in its long form and its value attached: `-c 4096` becomes `--ctx-size=4096`."""
+    actions = parser._option_string_actions
+    words, paired = list(arguments), []
+    while words:
+        word = words.pop(0)
+        flag, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
+        if not word.startswith("-") or word == "-":
+            paired.append(word)
+            continue
+        if flag not in actions:
+            raise ConfigError(f"unknown flag {flag}{_nearest(flag, actions)}; see {parser.prog} --help")
+        action = actions[flag]
+        if action.nargs == 0:
+            if equals:
+                raise ConfigError(f"{flag} takes no value, and got '{value}'")
+            paired.append(flag)
+            continue
+        if not equals:
+            if not words or words[0] in actions:
+                raise ConfigError(f"{flag} needs a value; see {parser.prog} --help")
+            value = words.pop(0)
+        paired.append(f"{action.option_strings[-1]}={value}")
+    return paired
+
+
+def _nearest(flag: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(flag, known, n=1, cutoff=0.5)
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def _one_line(text: str) -> str:
+    """`text` with what does not print (line ends, control characters of a hostile argument) written as escapes."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _reader(parse):
+    def read(text: str):
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"'{text}' {error}") from None
+
+    return read
+
+
+def _help(item) -> str:
+    text = item.metadata["help"].replace("%", "%%")
+    if item.default in (None, "", ()) or "default" in text:
+        return text
+    default = item.default
+    if isinstance(default, tuple):
+        default = ",".join(str(part) for part in default)
+    elif item.metadata["parse"].__name__ == "byte_size":
+        default = f"{default >> 20}M"
+    return f"{text} (default: {default})"

@@ -1,0 +1,167 @@
+"""What the commands can be told: one frozen dataclass per command, the single source of flags, defaults, ranges and help.
+
+A field carries its flags, help and range in `field(metadata=...)`, written by `option`; `ckdist.cli.arguments` turns fields
+into a command line and back. Ranges are checked when a configuration is made, so Python callers get the same errors.
+Nothing here looks at the machine or at a model. Flags are named as in llama-server and llama-bench where the meaning is the same.
+"""
+
+import math
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any, Callable
+
+from ckdist.errors import ConfigError
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")
+QUANTIZE_TYPES = ("q8_0", "q4_k")
+BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def integer(text: str) -> int:
+    if not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII):
+        raise ValueError("is not a whole number")
+    return int(text)
+
+
+def real(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("is not a number") from None
+    if not math.isfinite(value):
+        raise ValueError("is not a finite number")
+    return value
+
+
+def byte_size(text: str) -> int:
+    """`4G`, `512M`, `1.5GiB` or plain bytes; units are powers of 1024."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)([KMGT]?)(?:i?B)?", text.strip(), re.ASCII | re.IGNORECASE)
+    if not match:
+        raise ValueError("is not a size; write for example 4G or 512M")
+    return int(float(match[1]) * BYTE_UNITS[match[2].upper()])
+
+
+def integer_list(text: str) -> tuple[int, ...]:
+    """`512,1024` as (512, 1024)."""
+    return tuple(integer(part.strip()) for part in text.split(","))
+
+
+def option(
+    default: Any,
+    *flags: str,
+    help: str,
+    parse: Callable[[str], Any] = str,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] | None = None,
+    metavar: str | None = None,
+    repeat: bool = False,
+    secret: bool = False,
+) -> Any:
+    """A dataclass field with its flags, the last of them the long one; a name without dashes is a positional argument.
+
+    `low` and `high` bound the value (or each of a list) and are allowed themselves. A bool field is a switch. `repeat`
+    collects every use of the flag in a tuple. A `secret` does not appear in the configuration's repr.
+    """
+    metadata = dict(flags=flags, help=help, parse=parse, low=low, high=high, choices=choices, metavar=metavar, repeat=repeat)
+    return field(default=default, repr=not secret, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What every command that runs a model can be told."""
+
+    model: str | None = option(None, "-m", "--model", metavar="PATH", help="GGUF file or folder with safetensors (default: the bundled model)")
+    ctx_size: int = option(0, "-c", "--ctx-size", parse=integer, low=0, high=1 << 24, metavar="N", help="longest sequence in tokens; 0: as the model and the memory allow")
+    threads: int = option(0, "-t", "--threads", parse=integer, low=0, high=4096, metavar="N", help="compute threads of one rank; 0: its share of the cores")
+    threads_batch: int = option(0, "-tb", "--threads-batch", parse=integer, low=0, high=4096, metavar="N", help="threads for prompts; 0: as --threads")
+    batch_size: int = option(2048, "-b", "--batch-size", parse=integer, low=1, high=1 << 20, metavar="N", help="most tokens scheduled in one step")
+    ubatch_size: int = option(512, "-ub", "--ubatch-size", parse=integer, low=1, high=1 << 20, metavar="N", help="most tokens computed at once")
+    parallel: int = option(8, "-np", "--parallel", parse=integer, low=1, high=4096, metavar="N", help="most sequences decoded at once")
+    cache_type_k: str = option("f16", "-ctk", "--cache-type-k", choices=CACHE_TYPES, help="type of the cached keys")
+    cache_type_v: str = option("f16", "-ctv", "--cache-type-v", choices=CACHE_TYPES, help="type of the cached values")
+    quantize: str | None = option(None, "--quantize", choices=QUANTIZE_TYPES, help="pack a safetensors model so while loading")
+    kv_memory: int | None = option(None, "--kv-memory", parse=byte_size, low=1 << 16, high=1 << 50, metavar="SIZE", help="memory for keys and values on each rank, as 4G (default: what the context needs)")
+    comm_timeout: float = option(8.0, "--comm-timeout", parse=real, low=0.1, high=86400, metavar="SECONDS", help="a rank silent for so long inside a step is lost")
+    transport: str = option("auto", "--transport", choices=("auto", "mpi"), help="between ranks; auto: shared memory inside one host, else MPI")
+    verbose: bool = option(False, "-v", "--verbose", help="log more")
+
+    def __post_init__(self):
+        for item in fields(self):
+            check_field(item, getattr(self, item.name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(EngineConfig):
+    """`ckdist serve`: answer the OpenAI API over HTTP."""
+
+    host: str = option("127.0.0.1", "--host", help="address to listen on")
+    port: int = option(8080, "--port", parse=integer, low=0, high=65535, metavar="N", help="port to listen on; 0: any free one")
+    alias: str | None = option(None, "-a", "--alias", metavar="NAME", help="model name in answers (default: from the model file)")
+    api_key: str | None = option(None, "--api-key", metavar="KEY", secret=True, help="key that clients must send; several are separated by commas")
+    api_key_file: str | None = option(None, "--api-key-file", metavar="FILE", help="file with one key per line")
+    max_queue: int = option(128, "--max-queue", parse=integer, low=0, high=1 << 16, metavar="N", help="most sequences waiting beyond --parallel; then HTTP 429")
+    max_body: int = option(8 << 20, "--max-body", parse=byte_size, low=1 << 10, high=1 << 30, metavar="SIZE", help="largest request body")
+    timeout: float = option(600.0, "--timeout", parse=real, low=1, high=86400, metavar="SECONDS", help="a request without progress for so long is ended")
+    drain_timeout: float = option(30.0, "--drain-timeout", parse=real, low=0, high=86400, metavar="SECONDS", help="how long running requests may finish after SIGTERM")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig(EngineConfig):
+    """`ckdist generate`: continue one prompt on the terminal."""
+
+    prompt: str = option("", "-p", "--prompt", metavar="TEXT", help="text to continue")
+    n_predict: int = option(128, "-n", "--n-predict", parse=integer, low=0, high=1 << 24, metavar="N", help="most tokens to generate")
+    temperature: float = option(0.8, "--temp", "--temperature", parse=real, low=0, high=100, metavar="T", help="0: always the most likely token")
+    top_k: int = option(40, "--top-k", parse=integer, low=0, high=1 << 24, metavar="K", help="sample among the K most likely; 0: off")
+    top_p: float = option(0.95, "--top-p", parse=real, low=0, high=1, metavar="P", help="sample among the fewest tokens with this probability in all; 1: off")
+    min_p: float = option(0.05, "--min-p", parse=real, low=0, high=1, metavar="P", help="drop tokens below this share of the most likely one; 0: off")
+    seed: int | None = option(None, "-s", "--seed", parse=integer, low=0, high=(1 << 63) - 1, metavar="N", help="same seed, same text (default: a new one)")
+    stop: tuple[str, ...] = option((), "--stop", repeat=True, metavar="TEXT", help="end before this text; may be given several times")
+    ignore_eos: bool = option(False, "--ignore-eos", help="go on after the end-of-sequence token")
+    json: bool = option(False, "--json", help="print one JSON object")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerplexityConfig(EngineConfig):
+    """`ckdist perplexity`: score a text, or save its logits."""
+
+    file: str | None = option(None, "-f", "--file", metavar="FILE", help="text to score")
+    token_ids: tuple[int, ...] | None = option(None, "--token-ids", parse=integer_list, low=0, high=(1 << 31) - 1, metavar="1,2,3", help="tokens to score instead of a text")
+    save_logits: str | None = option(None, "--save-logits", metavar="OUT.npy", help="write float32 logits (tokens, vocab)")
+    json: bool = option(False, "--json", help="print one JSON object")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if (self.file is None) == (self.token_ids is None):
+            given = "neither" if self.file is None else "both"
+            raise ConfigError(f"--file or --token-ids is needed, and {given} was given")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig(EngineConfig):
+    """`ckdist bench`: measure a model's prefill and decode, or the machine itself."""
+
+    target: str = option("model", "target", choices=("model", "machine"), help="what to measure")
+    n_prompt: tuple[int, ...] = option((512,), "-p", "--n-prompt", parse=integer_list, low=0, high=1 << 24, metavar="N", help="prompt lengths, as 512 or 128,512; 0: none")
+    n_gen: tuple[int, ...] = option((128,), "-n", "--n-gen", parse=integer_list, low=0, high=1 << 24, metavar="N", help="generated lengths, as 128 or 32,128; 0: none")
+    repetitions: int = option(5, "-r", "--repetitions", parse=integer, low=1, high=10000, metavar="N", help="how often each is measured")
+    output: str = option("md", "-o", "--output", choices=("json", "md", "csv"), help="format of the rows")
+
+
+def check_field(item, value) -> None:
+    """ConfigError when `value` is outside of what `item` (a dataclass field made by `option`) allows."""
+    limits = item.metadata
+    name = limits["flags"][-1]
+    if value is None and item.default is None:
+        return
+    for part in value if isinstance(value, (tuple, list)) else (value,):
+        choices, low, high = limits["choices"], limits["low"], limits["high"]
+        if choices is not None and part not in choices:
+            raise ConfigError(f"{name} ({part}) must be one of {', '.join(choices)}")
+        if low is None and high is None:
+            continue
+        if isinstance(part, bool) or not isinstance(part, (int, float)):
+            raise ConfigError(f"{name} ({part!r}) must be a number")
+        if not low <= part <= high:
+            raise ConfigError(f"{name} ({part}) must be from {low} to {high}")

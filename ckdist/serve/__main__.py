@@ -1,0 +1,25 @@
+"""`python -m ckdist.serve`: the HTTP process, as rank 0 starts it; its settings come as JSON on standard input."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+
+from ckdist.serve.server import HttpServer
+from ckdist.serve.settings import HttpSettings
+
+MAX_SETTINGS_BYTES = 1 << 20
+
+
+def main() -> int:
+    settings = HttpSettings.from_json(sys.stdin.buffer.read(MAX_SETTINGS_BYTES))
+    logging.basicConfig(level=logging.INFO if settings.verbose else logging.WARNING, format="%(asctime)s http %(levelname)s: %(message)s")
+    with contextlib.suppress(AttributeError, OSError):
+        # Rank 0 is bound to its own cores, where its compute threads run; this process goes where there is room.
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    return asyncio.run(HttpServer(settings, socket.socket(fileno=settings.listener)).run())
+
+
+sys.exit(main())

@@ -1,0 +1,110 @@
+"""Answers as they leave: JSON, errors in OpenAI's shape, event streams; and work that ends when its client goes away."""
+
+import asyncio
+import json
+import logging
+import time
+from contextlib import aclosing, suppress
+from typing import AsyncIterator, Awaitable, Callable
+
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ckdist.serve.problems import Problem
+
+CHECK_SECONDS = 1.0
+END_OF_STREAM = b"data: [DONE]\n\n"
+
+log = logging.getLogger(__name__)
+
+
+class ClientGone(Exception):
+    """The client has closed its connection; nobody is left to answer."""
+
+
+def json_answer(content: dict, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(to_json(content), status, headers, "application/json")
+
+
+def problem_answer(problem: Problem) -> Response:
+    headers = {"Retry-After": "1"} if problem.status in (429, 503) else {"WWW-Authenticate": "Bearer"} if problem.status == 401 else None
+    return json_answer(problem.body(), problem.status, headers)
+
+
+def to_json(content: dict) -> bytes:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+
+
+def event(content: dict) -> bytes:
+    """One server-sent event."""
+    return b"data: %b\n\n" % to_json(content)
+
+
+async def while_connected(receive: Receive, work: Awaitable, progress_at: Callable[[], float], timeout: float):
+    """The result of `work`, which is cancelled when the client goes away (ClientGone) or when nothing has
+    progressed for `timeout` seconds (Problem 504)."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(receive))
+    try:
+        while True:
+            await asyncio.wait((task, gone), timeout=min(CHECK_SECONDS, timeout), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if gone.done():
+                raise ClientGone
+            if time.monotonic() - progress_at() > timeout:
+                raise Problem(504, f"nothing has progressed for {timeout:g} seconds (--timeout)")
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.wait((task,))
+        if not task.cancelled():
+            task.exception()  # seen, so that it is not reported as lost
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events. A failure before the first event is an error answer with its status; a later one is the last event."""
+
+    def __init__(self, events: AsyncIterator[bytes], progress_at: Callable[[], float], timeout: float):
+        self.events, self.progress_at, self.timeout = events, progress_at, timeout
+        self.background = None
+        self._sent_at = 0.0
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_connected(receive, self._send_all(send), lambda: max(self._sent_at, self.progress_at()), self.timeout)
+        except ClientGone:
+            return
+        except Exception as error:
+            problem = Problem.of(error)
+            if problem.status == 500:
+                log.error("a stream has failed", exc_info=error)
+            if not self._started:
+                await problem_answer(problem)(scope, receive, send)
+            else:
+                last = send({"type": "http.response.body", "body": event(problem.body()), "more_body": False})
+                with suppress(asyncio.TimeoutError):  # a client that does not read is not waited for
+                    await asyncio.wait_for(last, CHECK_SECONDS)
+
+    async def _send_all(self, send: Send) -> None:
+        async with aclosing(self.events) as events:
+            async for data in events:
+                if not self._started:
+                    self._started = True
+                    await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                self._sent_at = time.monotonic()
+        await send({"type": "http.response.body", "body": END_OF_STREAM, "more_body": False})
+
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy must not hold events back
+]

@@ -1,0 +1,115 @@
+"""One choice of an answer while it grows: its text, cut at stop strings, and the scores of the tokens in that text."""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from ckdist.engine.text import TextStream
+
+LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI's clients know this number
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """`offset` is where the token's text begins; `logprob` is None for the first token of a prompt, `top` then empty."""
+
+    token: int
+    logprob: float | None
+    top: list[tuple[int, float]]
+    offset: int
+
+
+@dataclass
+class Piece:
+    """What a choice has grown by."""
+
+    choice: int
+    text: str
+    scores: list[TokenScore] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+class Ruler:
+    """A decoder that knows how many characters it has given."""
+
+    def __init__(self, decoder):
+        self._decoder = decoder
+        self.length = 0
+
+    def step(self, token: int) -> str:
+        text = self._decoder.step(token)
+        self.length += len(text)
+        return text
+
+    def flush(self) -> str:
+        text = self._decoder.flush()
+        self.length += len(text)
+        return text
+
+
+class Choice:
+    """Grows by the engine's `tokens` messages. Scores wait until all of their token's text is decided on."""
+
+    def __init__(self, number: int, tokenizer, stops: tuple[str, ...], base: int = 0):
+        """`base` is where the choice's own text begins in the answer: the length of an echoed prompt."""
+        self.number, self.base = number, base
+        self.tokens = 0
+        self._ruler = Ruler(tokenizer.decoder())
+        self._stream = TextStream(self._ruler, stops)
+        self._given = 0  # characters given out
+        self._waiting: deque[tuple[int, int, TokenScore]] = deque()  # with the begin and end of each token's text
+        self.finish_reason: str | None = None
+
+    def take(self, message: dict) -> Piece:
+        """The growth that a message brings. Once `finish_reason` is set the choice is complete."""
+        text = ""
+        tokens, logprobs = message["tokens"], message.get("logprobs")
+        for index, token in enumerate(tokens):
+            begin = self._ruler.length
+            text += self._stream.step(token)
+            self.tokens += 1
+            if logprobs is not None:
+                self._waiting.append((begin, self._ruler.length, score(token, logprobs[index], self.base + begin)))
+            if self._stream.stopped is not None:
+                break
+        stopped = self._stream.stopped is not None
+        if stopped:
+            self.finish_reason = "stop"
+        elif message["finish_reason"] is not None:
+            text += self._stream.flush()
+            stopped = self._stream.stopped is not None
+            self.finish_reason = "stop" if stopped else message["finish_reason"]
+        self._given += len(text)
+        return Piece(self.number, text, self._decided(stopped), self.finish_reason)
+
+    def _decided(self, stopped: bool) -> list[TokenScore]:
+        waiting = self._waiting
+        if stopped:
+            return [entry for begin, _, entry in waiting if begin < self._given]
+        if self.finish_reason is not None:
+            return [entry for _, _, entry in waiting]
+        scores = []
+        while waiting and waiting[0][1] <= self._given:
+            scores.append(waiting.popleft()[2])
+        return scores
+
+
+def score(token: int, entry: list | None, offset: int) -> TokenScore:
+    """A logprobs entry of the engine, with infinities made finite; None is the first token of a prompt."""
+    if entry is None:
+        return TokenScore(token, None, [], offset)
+    chosen, top = entry
+    return TokenScore(token, _finite(chosen), [(other, _finite(logprob)) for other, logprob in top], offset)
+
+
+def score_prompt(tokenizer, prompt: list[int], entries: list, length: int) -> list[TokenScore]:
+    """The prompt's own tokens; offsets stay within a prompt text of `length` characters."""
+    ruler, scores = Ruler(tokenizer.decoder()), []
+    for token, entry in zip(prompt, entries):
+        scores.append(score(token, entry, min(ruler.length, length)))
+        ruler.step(token)
+    return scores
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else LOWEST_LOGPROB

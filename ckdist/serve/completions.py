@@ -1,0 +1,76 @@
+"""The answers of /v1/completions, whole and streamed, in OpenAI's shapes."""
+
+import secrets
+import time
+from typing import AsyncIterator
+
+from ckdist.serve.answer import event
+from ckdist.serve.choice import TokenScore
+from ckdist.serve.run import Run
+
+
+class CompletionAnswer:
+    """One answer under way: the fields that all its parts share."""
+
+    def __init__(self, run: Run, tokenizer, model_name: str, wants_logprobs: bool):
+        self.run, self.tokenizer, self.wants_logprobs = run, tokenizer, wants_logprobs
+        self.head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time()), "model": model_name}
+
+    async def whole(self) -> dict:
+        """The `text_completion` object; choice `i` continues prompt `i // n`."""
+        count = len(self.run.work.prompts) * self.run.work.n
+        texts: list[list[str]] = [[] for _ in range(count)]
+        scores: list[list[TokenScore]] = [[] for _ in range(count)]
+        reasons: dict[int, str] = {}
+        with self.run as run:
+            while pieces := await run.next():
+                for piece in pieces:
+                    texts[piece.choice].append(piece.text)
+                    scores[piece.choice] += piece.scores
+                    if piece.finish_reason is not None:
+                        reasons[piece.choice] = piece.finish_reason
+        choices = [self._choice(number, "".join(texts[number]), scores[number], reasons[number]) for number in range(count)]
+        return {**self.head, "choices": choices, "usage": self.run.usage()}
+
+    async def events(self, include_usage: bool) -> AsyncIterator[bytes]:
+        """Chunks as server-sent events."""
+        tail = {"usage": None} if include_usage else {}
+        with self.run as run:
+            while pieces := await run.next():
+                yield b"".join(
+                    event({**self.head, "choices": [self._choice(piece.choice, piece.text, piece.scores, piece.finish_reason)], **tail})
+                    for piece in pieces
+                )
+        if include_usage:
+            yield event({**self.head, "choices": [], "usage": self.run.usage()})
+
+    def _choice(self, number: int, text: str, scores: list[TokenScore], finish_reason: str | None) -> dict:
+        return {"index": number, "text": text, "logprobs": self._logprobs(scores), "finish_reason": finish_reason}
+
+    def _logprobs(self, scores: list[TokenScore]) -> dict | None:
+        if not self.wants_logprobs:
+            return None
+        return {
+            "tokens": [self._token(item.token) for item in scores],
+            "token_logprobs": [item.logprob for item in scores],
+            "top_logprobs": [self._top(item) for item in scores],
+            "text_offset": [item.offset for item in scores],
+        }
+
+    def _top(self, item: TokenScore) -> dict[str, float] | None:
+        """The alternatives and the token itself; of tokens with the same text the most likely counts."""
+        if item.logprob is None:
+            return None
+        top: dict[str, float] = {}
+        for token, logprob in (*item.top, (item.token, item.logprob)):
+            name = self._token(token)
+            top[name] = max(logprob, top.get(name, logprob))
+        return top
+
+    def _token(self, token: int) -> str:
+        """A token as text; one that is no whole UTF-8 is written as OpenAI does, `bytes:\\xe2\\x82`."""
+        piece = self.tokenizer.token_bytes(token)
+        try:
+            return piece.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)

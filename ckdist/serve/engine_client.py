@@ -1,0 +1,250 @@
+"""Rank 0, as the HTTP process sees it: sequences go in, tokens come out, and its state is known at every moment.
+
+One DEALER socket on the event loop's own readiness events: zmq's asyncio sockets cost a future per message, and a busy
+engine sends thousands a second. It knows the messages of `ckdist.engine.messages` and neither text nor HTTP.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from dataclasses import asdict
+
+import zmq
+
+from ckdist.engine import messages
+from ckdist.engine.sampling import SamplingParams
+from ckdist.serve.problems import Problem
+
+ROUTING_ID = b"http"  # so that rank 0 can send its status before it was asked anything
+MESSAGES_PER_TURN = 256  # then other work of the event loop has its turn
+MAX_UNSENT = 10_000
+TICK_SECONDS = 0.25
+STATES = ("loading", "ready", "draining", "failed")
+FINISH_REASONS = (None, "stop", "length", "abort")
+
+log = logging.getLogger(__name__)
+
+
+class Generation:
+    """The sequences of one HTTP request. Leaving its `with` block aborts what has not finished."""
+
+    def __init__(self, client: "EngineClient"):
+        self._client = client
+        self._ids: dict[str, int] = {}  # of the sequences that run
+        self._arrived: deque[tuple[int, dict]] = deque()
+        self._waiter: asyncio.Future | None = None
+        self._problem: Problem | None = None
+        self.progress_at = time.monotonic()
+
+    def __enter__(self) -> "Generation":
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number in list(self._ids.values()):
+            self.abort(number)
+
+    @property
+    def running(self) -> int:
+        return len(self._ids)
+
+    def submit(self, number: int, prompt: list[int], sampling: SamplingParams) -> None:
+        """Start sequence `number`. Problem 503 when the engine takes nothing."""
+        self._ids[self._client._submit(self, prompt, sampling)] = number
+
+    def abort(self, number: int) -> None:
+        """End sequence `number`; its messages that are still on the way are dropped."""
+        for sequence_id in [key for key, value in self._ids.items() if value == number]:
+            del self._ids[sequence_id]
+            self._client._abort(sequence_id)
+
+    async def next(self) -> list[tuple[int, dict]]:
+        """All `tokens` messages that have arrived since the last call, at least one, each with its sequence's number.
+
+        Problem when the engine refused a sequence, failed or fell silent.
+        """
+        while not self._arrived:
+            if self._problem is not None:
+                raise self._problem
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        arrived = list(self._arrived)
+        self._arrived.clear()
+        self.progress_at = time.monotonic()
+        return arrived
+
+    def _deliver(self, sequence_id: str, message: dict) -> None:
+        number = self._ids[sequence_id]
+        if message["finish_reason"] is not None:
+            del self._ids[sequence_id]
+        self._arrived.append((number, message))
+        self._wake()
+
+    def _fail(self, problem: Problem, finished: str | None = None) -> None:
+        self._ids.pop(finished, None)
+        self._problem = problem
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class EngineClient:
+    """Connects on `start`, ends on `close`; both on a running event loop.
+
+    `model` and `stats` are rank 0's last maps. `on_state` is called with the new state whenever it changes.
+    """
+
+    def __init__(self, endpoint: str, stale_seconds: float = messages.STALE_SECONDS):
+        self.endpoint, self.stale_seconds = endpoint, stale_seconds
+        self.model: dict = {}
+        self.stats: dict[str, float] = {}
+        self.error: str | None = None
+        self.on_state = lambda state: None
+        self._reported = "loading"
+        self._announced = "loading"
+        self._heard_at: float | None = None
+        self._lost: str | None = None
+        self._generations: dict[str, Generation] = {}
+        self._drain_pending = False
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.ROUTING_ID, ROUTING_ID)
+        self._socket.setsockopt(zmq.LINGER, 200)
+        self._socket.setsockopt(zmq.SNDHWM, MAX_UNSENT)
+        self._socket.setsockopt(zmq.RCVHWM, 0)  # bounded by the sequences; at a mark the ROUTER would drop tokens
+        self._socket.setsockopt(zmq.MAXMSGSIZE, messages.MAX_MESSAGE_BYTES)
+        self._socket.connect(self.endpoint)
+        self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._drain_socket)
+        self._ticker = self._loop.call_soon(self._tick)
+
+    def close(self) -> None:
+        self._ticker.cancel()
+        self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
+        self._socket.close()
+        self._context.term()
+
+    @property
+    def state(self) -> str:
+        """loading, ready, draining, failed, or stale: no sign of life for `stale_seconds`."""
+        if self._lost is not None:
+            return "failed"
+        if self._heard_at is not None and time.monotonic() - self._heard_at > self.stale_seconds:
+            return "stale"
+        return self._reported
+
+    @property
+    def active(self) -> int:
+        """Sequences submitted and not finished."""
+        return len(self._generations)
+
+    def unavailable(self) -> Problem | None:
+        """Why nothing can be submitted now, or None."""
+        state = self.state
+        if state == "ready":
+            return None
+        if self._lost is not None:
+            return Problem(503, self._lost)
+        reasons = {
+            "loading": "the model is loading; try again soon",
+            "draining": "the server is shutting down",
+            "stale": f"the engine has given no sign of life for {self.stale_seconds:g} seconds",
+            "failed": f"the engine has failed: {self.error or 'no reason given'}",
+        }
+        return Problem(503, reasons[state])
+
+    def generation(self) -> Generation:
+        return Generation(self)
+
+    def drain(self) -> None:
+        """Ask rank 0 to finish what runs and take nothing new."""
+        self._drain_pending = not self._send({"op": "drain"})
+
+    def lose(self, reason: str) -> None:
+        """Everything that runs ends with 503 and `reason`, and nothing is submitted any more: rank 0 is gone, or this process ends."""
+        self._lost = reason
+        self._announce()
+
+    def _submit(self, generation: Generation, prompt: list[int], sampling: SamplingParams) -> str:
+        problem = self.unavailable()
+        if problem is not None:
+            raise problem
+        sequence_id = secrets.token_hex(8)
+        if not self._send({"op": "submit", "id": sequence_id, "prompt": prompt, "sampling": asdict(sampling)}):
+            raise Problem(503, f"the engine has not read the last {MAX_UNSENT} messages; try again later")
+        self._generations[sequence_id] = generation
+        return sequence_id
+
+    def _abort(self, sequence_id: str) -> None:
+        if self._generations.pop(sequence_id, None) is not None:
+            self._send({"op": "abort", "id": sequence_id})
+
+    def _send(self, message: dict) -> bool:
+        try:
+            self._socket.send(messages.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._loop.call_soon(self._drain_socket)  # sending may have consumed the descriptor's edge
+        return True
+
+    def _drain_socket(self) -> None:
+        if self._socket.closed:
+            return
+        for _ in range(MESSAGES_PER_TURN):
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._handle(messages.decode(data))
+            except Exception as error:  # what unpacking raises has many names; one bad message must not end the rest
+                log.error("a message from rank 0 is ignored: %s: %s", type(error).__name__, error)
+        self._loop.call_soon(self._drain_socket)
+
+    def _handle(self, message: dict) -> None:
+        self._heard_at = time.monotonic()
+        op = message["op"]
+        if op == "tokens":
+            generation = self._generations.get(message["id"])
+            if generation is None:
+                return  # aborted while this was on its way
+            if message["finish_reason"] not in FINISH_REASONS or not isinstance(message["tokens"], list):
+                raise ValueError(f"tokens of sequence {message['id']} are malformed")
+            if message["finish_reason"] is not None:
+                del self._generations[message["id"]]
+            generation._deliver(message["id"], message)
+        elif op == "status":
+            if message["state"] not in STATES:
+                raise ValueError(f"unknown state {message['state']!r}")
+            self._reported, self.error = message["state"], message.get("error")
+            self.model, self.stats = message.get("model") or {}, message.get("stats") or {}
+            self._announce()
+        elif op == "error":
+            generation = self._generations.pop(message["id"], None)
+            if generation is not None:
+                status = message.get("status")
+                problem = Problem(status if status in (400, 429, 503) else 500, str(message["message"]), message.get("field"))
+                generation._fail(problem, message["id"])
+        else:
+            raise ValueError(f"unknown op {op!r}")
+
+    def _tick(self) -> None:
+        self._drain_socket()  # before judging silence: what has arrived while the loop was busy counts
+        self._announce()
+        if self._drain_pending:
+            self.drain()
+        self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
+
+    def _announce(self) -> None:
+        state = self.state
+        if state in ("failed", "stale"):
+            for generation in set(self._generations.values()):
+                generation._fail(self.unavailable())
+        if state != self._announced:
+            self._announced = state
+            self.on_state(state)

@@ -1,0 +1,64 @@
+"""What Prometheus can read: the HTTP process's own counts, and the numbers that rank 0 sends with its status."""
+
+import re
+from typing import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+WAIT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+NAME = re.compile(r"[a-z][a-z0-9_.]{0,80}")
+BUCKET = re.compile(r"(\w+)_le_([0-9.]+)")
+STATES = ("loading", "ready", "draining", "failed", "stale")
+
+
+class Metrics:
+    """One registry; counters are fields, named for what they count."""
+
+    def __init__(self, state: Callable[[], str], active: Callable[[], int], stats: Callable[[], dict]):
+        self._state, self._active, self._stats = state, active, stats
+        self.registry = CollectorRegistry()
+        own = dict(registry=self.registry)
+        self.requests = Counter("ckdist_requests", "Answered HTTP requests", ["path", "status"], **own)
+        self.aborts = Counter("ckdist_aborted_requests", "Requests that ended before all their choices were complete", **own)
+        self.prompt_tokens = Counter("ckdist_prompt_tokens", "Prompt tokens of requests that got an answer", **own)
+        self.cached_tokens = Counter("ckdist_cached_prompt_tokens", "Prompt tokens found in the prefix cache", **own)
+        self.generated_tokens = Counter("ckdist_generated_tokens", "Generated tokens", **own)
+        self.first_token_seconds = Histogram("ckdist_time_to_first_token_seconds", "From submit to the first token", buckets=WAIT_SECONDS, **own)
+        self.token_seconds = Histogram("ckdist_time_per_output_token_seconds", "Mean time between tokens of a request", buckets=TOKEN_SECONDS, **own)
+        self.request_seconds = Histogram("ckdist_request_seconds", "Whole time of a request", ["path"], buckets=WAIT_SECONDS, **own)
+        self.registry.register(self)
+
+    def render(self) -> bytes:
+        """The text exposition format."""
+        return generate_latest(self.registry)
+
+    def describe(self) -> list:
+        return []  # what rank 0 sends is not known beforehand
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
+        """The numbers of this moment; called by the registry."""
+        state = GaugeMetricFamily("ckdist_state", "1 for the state that the server is in", labels=["state"])
+        for name in STATES:
+            state.add_metric([name], float(name == self._state()))
+        yield state
+        yield GaugeMetricFamily("ckdist_active_sequences", "Sequences running and waiting", value=self._active())
+        yield from _families(self._stats())
+
+
+def _families(stats: dict) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
+    """Rank 0's numbers: `X_total` counts, `X_le_BOUND` with `X_sum` and `X_count` are a histogram, others are gauges."""
+    numbers = {name: value for name, value in stats.items() if NAME.fullmatch(str(name)) and type(value) in (int, float)}
+    buckets: dict[str, list[tuple[str, float]]] = {}
+    for name in [name for name in numbers if BUCKET.fullmatch(name)]:
+        base, bound = BUCKET.fullmatch(name).groups()
+        buckets.setdefault(base, []).append((bound, numbers.pop(name)))
+    for base, counts in buckets.items():
+        counts.append(("+Inf", numbers.pop(f"{base}_count", counts[-1][1])))
+        yield HistogramMetricFamily(f"ckdist_engine_{base}", f"Rank 0's {base}", buckets=counts, sum_value=numbers.pop(f"{base}_sum", 0))
+    for name, value in numbers.items():
+        if name.endswith("_total"):
+            yield CounterMetricFamily(f"ckdist_engine_{name.removesuffix('_total')}", f"Rank 0's {name}", value=value)
+        elif "." not in name:
+            yield GaugeMetricFamily(f"ckdist_engine_{name}", f"Rank 0's {name}", value=value)

@@ -1,0 +1,30 @@
+"""Answers that are not 200: one exception, and the JSON shape in which OpenAI's clients expect it."""
+
+from ckdist.errors import CkdistError, RequestError, UserError
+
+TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+
+
+class Problem(CkdistError):
+    """A request is answered with `status` and `message`; `field` is the offending field of the request, `code` OpenAI's word for it."""
+
+    def __init__(self, status: int, message: str, field: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.status, self.message, self.field, self.code = status, message, field, code
+
+    @classmethod
+    def of(cls, error: Exception) -> "Problem":
+        """What to answer when `error` ended a request; what is not from the tree of errors is not shown to the client."""
+        if isinstance(error, Problem):
+            return error
+        if isinstance(error, RequestError):
+            return cls(400, str(error), error.field)
+        if isinstance(error, UserError):
+            return cls(400, str(error))
+        if isinstance(error, CkdistError):
+            return cls(500, str(error))
+        return cls(500, "internal error; the server's log has the details")
+
+    def body(self) -> dict:
+        kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.field, "code": self.code or self.status}}

@@ -1,0 +1,139 @@
+"""One HTTP request's work on the engine, from the first submit to the last piece of the last choice."""
+
+import dataclasses
+import time
+from dataclasses import dataclass
+
+from ckdist.engine.sampling import SamplingParams
+from ckdist.serve.choice import Choice, Piece, score_prompt
+from ckdist.serve.engine_client import EngineClient
+from ckdist.serve.metrics import Metrics
+from ckdist.serve.problems import Problem
+from ckdist.serve.sampling_fields import for_choice
+
+
+@dataclass(frozen=True)
+class Work:
+    """`n` choices for each of `prompts`; choice number `i` continues prompt `i // n`.
+
+    `max_tokens` has one entry per prompt. `echo` holds the prompts' texts where answers begin with them, else None.
+    """
+
+    prompts: list[list[int]]
+    max_tokens: list[int]
+    sampling: SamplingParams
+    n: int
+    stops: tuple[str, ...]
+    echo: list[str] | None = None
+
+
+class Run:
+    """Submits on entering its `with` block, aborts what is left on leaving it."""
+
+    def __init__(self, client: EngineClient, tokenizer, metrics: Metrics, work: Work, max_sequences: int):
+        self.work, self.max_sequences = work, max_sequences
+        self._client, self._tokenizer, self._metrics = client, tokenizer, metrics
+        self._generation = client.generation()
+        self._choices: dict[int, Choice] = {}  # that still grow
+        self._heard: set[int] = set()
+        self._completion_tokens = 0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._begun_at = self._first_at = self._last_at = time.monotonic()
+
+    @property
+    def progress_at(self) -> float:
+        return self._generation.progress_at
+
+    def __enter__(self) -> "Run":
+        work = self.work
+        count = len(work.prompts) * work.n
+        if count > self.max_sequences:
+            raise Problem(400, f"the request asks for {count} sequences; the server takes {self.max_sequences} in all (--max-queue)")
+        if self._client.active + count > self.max_sequences:
+            raise Problem(429, f"{self._client.active} sequences run or wait, of at most {self.max_sequences}; try again later")
+        try:
+            for number in range(count):
+                prompt = number // work.n
+                sampling = dataclasses.replace(for_choice(work.sampling, number % work.n), max_tokens=work.max_tokens[prompt])
+                self._generation.submit(number, work.prompts[prompt], sampling)
+                self._choices[number] = Choice(number, self._tokenizer, work.stops, len(work.echo[prompt]) if work.echo else 0)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._generation.__exit__()
+        if self._choices:
+            self._metrics.aborts.inc()
+        steps = self._completion_tokens / max(1, len(self._heard)) - 1  # after the first token, in each choice
+        if steps > 0:
+            self._metrics.token_seconds.observe((self._last_at - self._first_at) / steps)
+
+    async def next(self) -> list[Piece]:
+        """What has grown since the last call, at most one piece per choice; empty when all choices are complete."""
+        grown: dict[int, Piece] = {}
+        while self._choices and not grown:
+            for number, message in await self._generation.next():
+                choice = self._choices.get(number)
+                if choice is None:
+                    continue  # a stop string has ended it, within this very batch
+                piece = self._grow(choice, message)
+                if number in grown:
+                    piece = _joined(grown[number], piece)
+                if piece.text or piece.scores or piece.finish_reason is not None:
+                    grown[number] = piece
+        return list(grown.values())
+
+    def usage(self) -> dict:
+        """OpenAI's usage object, of what has arrived so far."""
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "total_tokens": self._prompt_tokens + self._completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
+        }
+
+    def _grow(self, choice: Choice, message: dict) -> Piece:
+        before = choice.tokens
+        piece = choice.take(message)
+        self._count(choice.number, choice.tokens - before, message)
+        if choice.finish_reason == "abort":
+            raise Problem(503, "the engine ended the request early; try again")
+        if choice.number not in self._heard:
+            self._heard.add(choice.number)
+            self._prepend_prompt(piece, message)
+        if choice.finish_reason is not None:
+            del self._choices[choice.number]
+            self._generation.abort(choice.number)  # nothing to abort, unless a stop string ended it
+        return piece
+
+    def _prepend_prompt(self, piece: Piece, message: dict) -> None:
+        if self.work.echo is None:
+            return
+        prompt = piece.choice // self.work.n
+        text = self.work.echo[prompt]
+        piece.text = text + piece.text
+        if message.get("prompt_logprobs") is not None:
+            scores = score_prompt(self._tokenizer, self.work.prompts[prompt], message["prompt_logprobs"], len(text))
+            piece.scores = scores + piece.scores
+
+    def _count(self, number: int, tokens: int, message: dict) -> None:
+        self._last_at = time.monotonic()
+        self._completion_tokens += tokens
+        self._metrics.generated_tokens.inc(tokens)
+        if number in self._heard:
+            return
+        if not self._heard:
+            self._first_at = self._last_at
+            self._metrics.first_token_seconds.observe(self._first_at - self._begun_at)
+        if number % self.work.n == 0:
+            self._prompt_tokens += message["prompt_tokens"]
+            self._cached_tokens += message["cached_tokens"]
+            self._metrics.prompt_tokens.inc(message["prompt_tokens"])
+            self._metrics.cached_tokens.inc(message["cached_tokens"])
+
+
+def _joined(first: Piece, second: Piece) -> Piece:
+    return Piece(first.choice, first.text + second.text, first.scores + second.scores, second.finish_reason)

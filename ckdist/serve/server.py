@@ -1,0 +1,126 @@
+"""The HTTP process's life: it loads the tokenizer, answers, drains when told to, and outlives a dead rank 0 only for moments.
+
+uvicorn runs the connections; signals, draining and the watch over rank 0 are here, since uvicorn would close its sockets at the
+first signal and leave new clients without an answer.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from typing import Callable
+
+import uvicorn
+
+from ckdist.errors import CkdistError
+from ckdist.serve.app import Service, create_app
+from ckdist.serve.engine_client import EngineClient
+from ckdist.serve.settings import HttpSettings
+from ckdist.tokens.source import tokenizer_of
+
+WATCH_SECONDS = 0.1
+SHUTDOWN_SECONDS = 2
+KEEP_ALIVE_SECONDS = 30
+MAX_HEADER_BYTES = 32 << 10
+CONNECTIONS_BESIDE_SEQUENCES = 512  # for health checks, metrics and clients that are refused
+
+log = logging.getLogger("ckdist.serve")
+
+
+class Connections(uvicorn.Server):
+    """uvicorn without its signal handlers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):
+        yield
+
+
+class HttpServer:
+    """One HTTP process. `run` returns its exit code: 0 when drained, 1 when rank 0 was lost or the tokenizer does not load."""
+
+    def __init__(self, settings: HttpSettings, listener: socket.socket, load: Callable = tokenizer_of):
+        self.settings, self.listener, self.load = settings, listener, load
+        self.client = EngineClient(settings.endpoint)
+        self.service = Service(settings, self.client)
+        self.signals = 0
+        self.connections = Connections(
+            uvicorn.Config(
+                create_app(self.service),
+                loop="asyncio",
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                limit_concurrency=settings.max_sequences + CONNECTIONS_BESIDE_SEQUENCES,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            )
+        )
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._count_signal)
+        self.client.on_state = lambda state: log.info("the engine is %s", state)
+        self.client.start()
+        answering = asyncio.create_task(self.connections.serve([self.listener]))
+        loading = asyncio.create_task(asyncio.to_thread(self.load, self.settings.model))
+        try:
+            code = await self._watch(loading)
+            self.connections.should_exit = True
+            await answering
+            return code
+        finally:
+            self.client.close()
+
+    def _count_signal(self) -> None:
+        self.signals += 1
+
+    async def _watch(self, loading: asyncio.Task) -> int:
+        """Until there is a reason to end; returns the exit code."""
+        while True:
+            if loading is not None and loading.done():
+                if loading.exception() is not None:
+                    return await self._give_up(f"the tokenizer does not load: {_reason(loading.exception())}")
+                self.service.tokenizer, loading = loading.result(), None
+            if os.getppid() != self.settings.parent:
+                return await self._give_up("rank 0 has ended; the server is going down")
+            if self.signals or self.client.state == "draining":
+                return await self._drain()
+            await asyncio.sleep(WATCH_SECONDS)
+
+    async def _drain(self) -> int:
+        log.info("draining: nothing new is taken, %d sequences may finish within %g seconds", self.client.active, self.settings.drain_timeout)
+        self.service.draining = True
+        self.client.drain()
+        end = time.monotonic() + self.settings.drain_timeout
+        while self.client.active or self.connections.server_state.tasks:
+            if time.monotonic() > end or self.signals > 1:
+                log.warning("%d sequences did not finish in time", self.client.active)
+                self.client.lose("the server is shutting down")
+                await asyncio.sleep(WATCH_SECONDS)
+                return 0
+            if os.getppid() != self.settings.parent:
+                return await self._give_up("rank 0 has ended; the server is going down")
+            await asyncio.sleep(WATCH_SECONDS / 4)
+        return 0
+
+    async def _give_up(self, reason: str) -> int:
+        """Clients get 503 with the reason, for as long as those who come again at once need to see it."""
+        log.error("%s", reason)
+        self.client.lose(reason)
+        end = time.monotonic() + self.settings.linger
+        while time.monotonic() < end and not self.signals:
+            await asyncio.sleep(WATCH_SECONDS)
+        return 1
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, CkdistError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,56 @@
+"""What the HTTP process is told when it starts: one JSON object on its standard input, so that keys never stand in argv."""
+
+import json
+from dataclasses import asdict, dataclass, field
+
+from ckdist.config import ServeConfig
+from ckdist.errors import ConfigError
+
+MAX_KEYS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpSettings:
+    """`endpoint` is rank 0's ROUTER; `listener` the inherited descriptor of the listening socket; times are in seconds."""
+
+    endpoint: str
+    model: str
+    model_name: str
+    listener: int
+    parent: int
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    max_sequences: int = 136  # running and waiting
+    max_body: int = 8 << 20
+    timeout: float = 600.0
+    drain_timeout: float = 30.0
+    linger: float = 5.0  # how long 503 is answered after rank 0 has died
+    verbose: bool = False
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "HttpSettings":
+        values = json.loads(data)
+        values["api_keys"] = tuple(values["api_keys"])
+        return cls(**values)
+
+
+def read_api_keys(config: ServeConfig) -> tuple[str, ...]:
+    """The keys of --api-key and --api-key-file; ConfigError when a file cannot be read or holds no key."""
+    keys = [key.strip() for key in (config.api_key or "").split(",")]
+    if config.api_key is not None and not any(keys):
+        raise ConfigError("--api-key is empty; give a key, or leave the flag out")
+    if config.api_key_file is not None:
+        try:
+            with open(config.api_key_file, encoding="utf-8") as file:
+                lines = [line.strip() for line in file.read(1 << 20).splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--api-key-file ({config.api_key_file}) cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from None
+        if not any(lines):
+            raise ConfigError(f"--api-key-file ({config.api_key_file}) holds no key; write one per line")
+        keys += lines
+    keys = [key for key in keys if key]
+    if len(keys) > MAX_KEYS:
+        raise ConfigError(f"{len(keys)} API keys were given; at most {MAX_KEYS} are allowed")
+    return tuple(keys)

@@ -1,0 +1,207 @@
+"""The tokenizer inside a GGUF file, rebuilt from its metadata (`tokenizer.ggml.*`) as a `tokenizers` library object.
+
+It reads the plain dictionary of keys to Python values; parsing the file is `ckdist.weights`' work.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers
+
+from ckdist.errors import ModelFileError
+from ckdist.tokens.chat import ChatTemplate
+from ckdist.tokens.pieces import BYTE_TOKEN, SPACE, byte_level_bytes, sentencepiece_bytes, text_bytes
+from ckdist.tokens.splits import split_named
+from ckdist.tokens.tokenizer import Tokenizer
+
+MAX_VOCAB = 4 << 20
+
+# tokenizer.ggml.token_type
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+# Many files name only one end token, though the chat format ends turns with another. These control tokens always end a turn.
+END_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>"}
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """The checked arrays of the file, and the rules that differ between kinds of vocabulary."""
+
+    tokens: list[str]
+    types: list[int]
+    scores: list[float]
+    merges: list[tuple[str, str]]
+    metadata: Mapping[str, object]
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.metadata.get(f"tokenizer.ggml.{name}", default)
+        if not isinstance(value, (bool, int)):
+            raise ModelFileError(f"tokenizer.ggml.{name} is {value!r:.40}, not true or false")
+        return bool(value)
+
+    def token_id(self, name: str, default: int | None = None) -> int | None:
+        """The id under `name`; None where it is absent or, as some files have it, beyond the vocabulary."""
+        value = self.metadata.get(f"tokenizer.ggml.{name}", default)
+        known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(self.tokens)
+        return value if known else None
+
+    def of_type(self, *types: int) -> list[int]:
+        return [i for i, kind in enumerate(self.types) if kind in types]
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
+    """The tokenizer that `metadata` (GGUF key to value, arrays as lists) describes.
+
+    Kinds: `gpt2` (byte-level BPE), `llama` (SentencePiece BPE by scores), `t5` (SentencePiece unigram).
+    Raises ModelFileError for another kind, or for arrays that are missing or contradict each other.
+    """
+    kind = metadata.get("tokenizer.ggml.model")
+    builders = {"gpt2": _byte_level, "llama": _sentencepiece_bpe, "t5": _sentencepiece_unigram}
+    if not isinstance(kind, str) or kind not in builders:
+        raise ModelFileError(f"tokenizer.ggml.model {kind!r:.40} is not known; known: {', '.join(builders)}")
+    vocabulary = _read_vocabulary(metadata, kind)
+    try:
+        return builders[kind](vocabulary)
+    except (ModelFileError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in the library is a BaseException
+        raise ModelFileError(f"the vocabulary of this file makes no tokenizer: {' '.join(str(error).split())[:200]}") from None
+
+
+def _read_vocabulary(metadata: Mapping[str, object], kind: str) -> _Vocabulary:
+    tokens = _array(metadata, "tokens", str)
+    if not 0 < len(tokens) <= MAX_VOCAB:
+        raise ModelFileError(f"tokenizer.ggml.tokens has {len(tokens)} entries; a vocabulary has 1 to {MAX_VOCAB}")
+    types = _array(metadata, "token_type", int) or [NORMAL] * len(tokens)
+    scores = _array(metadata, "scores", float) or [0.0] * len(tokens)
+    for name, values in (("token_type", types), ("scores", scores)):
+        if len(values) != len(tokens):
+            raise ModelFileError(f"tokenizer.ggml.{name} has {len(values)} entries for {len(tokens)} tokens")
+    if not all(map(math.isfinite, scores)):
+        raise ModelFileError("tokenizer.ggml.scores has entries that are not finite numbers")
+    merges = []
+    for index, merge in enumerate(_array(metadata, "merges", str)):
+        left, space, right = merge.partition(" ")
+        if not (left and space and right) or " " in right:
+            raise ModelFileError(f"tokenizer.ggml.merges[{index}] is {merge!r:.60}, not two tokens with one space between")
+        merges.append((left, right))
+    if kind == "gpt2" and not merges and len(tokens) > 512:
+        raise ModelFileError(f"tokenizer.ggml.merges is missing, though the vocabulary has {len(tokens)} tokens; convert the model again")
+    return _Vocabulary(tokens, types, scores, merges, metadata)
+
+
+def _array(metadata: Mapping[str, object], name: str, kind: type) -> list:
+    values = metadata.get(f"tokenizer.ggml.{name}", [])
+    accepted = (int, float) if kind is float else kind
+    if not isinstance(values, list) or not all(isinstance(value, accepted) for value in values):
+        raise ModelFileError(f"tokenizer.ggml.{name} is not an array of {kind.__name__}")
+    return values
+
+
+def _byte_level(v: _Vocabulary) -> Tokenizer:
+    split = split_named(str(v.metadata.get("tokenizer.ggml.pre", "default")))
+    model = models.BPE(vocab=_ids(v.tokens), merges=v.merges, ignore_merges=split.whole_words)
+    backend = tokenizers.Tokenizer(model)
+    if split.composes:
+        backend.normalizer = split.normalizer()
+    backend.pre_tokenizer = split.pre_tokenizer()
+    backend.decoder = decoders.ByteLevel()
+    _add_special(backend, v)
+    added = set(v.of_type(CONTROL, USER_DEFINED, UNKNOWN))
+    pieces = [text_bytes(token) if i in added else byte_level_bytes(token) for i, token in enumerate(v.tokens)]
+    return _finish(backend, v, pieces, bos=v.token_id("bos_token_id"), eos=v.token_id("eos_token_id"), adds_bos=split.adds_bos)
+
+
+def _sentencepiece_bpe(v: _Vocabulary) -> Tokenizer:
+    unknown = v.token_id("unknown_token_id", 0)
+    has_bytes = BYTE in v.types
+    model = models.BPE(
+        vocab=_ids(v.tokens), merges=_merges_by_score(v), unk_token=v.tokens[unknown or 0], fuse_unk=True, byte_fallback=has_bytes
+    )
+    return _sentencepiece(tokenizers.Tokenizer(model), v, adds_bos=True, adds_eos=False)
+
+
+def _sentencepiece_unigram(v: _Vocabulary) -> Tokenizer:
+    unknown = v.token_id("unknown_token_id", 2)
+    # Only normal tokens may be found in text; -1e9 keeps their ids and takes the others out of every best path.
+    findable = {NORMAL, USER_DEFINED}
+    scored = [(token, float(score) if kind in findable else -1e9) for token, score, kind in zip(v.tokens, v.scores, v.types)]
+    model = models.Unigram(scored, unk_id=unknown, byte_fallback=BYTE in v.types)
+    return _sentencepiece(tokenizers.Tokenizer(model), v, adds_bos=False, adds_eos=True)
+
+
+def _sentencepiece(backend: tokenizers.Tokenizer, v: _Vocabulary, adds_bos: bool, adds_eos: bool) -> Tokenizer:
+    adds_space = v.flag("add_space_prefix", True)
+    charsmap = v.metadata.get("tokenizer.ggml.precompiled_charsmap")
+    steps = [normalizers.Precompiled(bytes(charsmap))] if isinstance(charsmap, (list, bytes)) and charsmap else []
+    if v.flag("remove_extra_whitespaces", False):
+        steps += [normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
+    steps += [normalizers.Prepend(SPACE)] if adds_space else []
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    _add_special(backend, v)
+    is_byte = set(v.of_type(BYTE))
+    pieces = [
+        sentencepiece_bytes(token) if i in is_byte or not BYTE_TOKEN.fullmatch(token) else text_bytes(token)
+        for i, token in enumerate(v.tokens)
+    ]
+    bos, eos = v.token_id("bos_token_id", 1), v.token_id("eos_token_id", 2)
+    return _finish(backend, v, pieces, bos, eos, adds_bos, adds_eos, strips_prefix_space=adds_space)
+
+
+def _merges_by_score(v: _Vocabulary) -> list[tuple[str, str]]:
+    """SentencePiece joins the neighbours whose joint token has the best score; as merges, every way to halve a token at that token's rank."""
+    normal = {v.tokens[i]: v.scores[i] for i in v.of_type(NORMAL)}
+    rank = _ids(v.tokens)
+    merges = []
+    for token, score in normal.items():
+        halves = [(token[:cut], token[cut:]) for cut in range(1, min(len(token), 65))]
+        merges += [(-score, rank[left], rank[right], left, right) for left, right in halves if left in normal and right in normal]
+    return [(left, right) for *_, left, right in sorted(merges)]
+
+
+def _ids(tokens: list[str]) -> dict[str, int]:
+    return {token: i for i, token in reversed(list(enumerate(tokens)))}  # of two alike the first is found
+
+
+def _add_special(backend: tokenizers.Tokenizer, v: _Vocabulary) -> None:
+    """Control tokens and user-defined ones are found in text as a whole, before anything is split."""
+    control = [AddedToken(v.tokens[i], special=True, normalized=False) for i in v.of_type(CONTROL, UNKNOWN) if v.tokens[i]]
+    user = [AddedToken(v.tokens[i], special=False, normalized=False) for i in v.of_type(USER_DEFINED) if v.tokens[i]]
+    backend.add_special_tokens(control)
+    backend.add_tokens(user)
+
+
+def _finish(
+    backend: tokenizers.Tokenizer,
+    v: _Vocabulary,
+    pieces: list[bytes],
+    bos: int | None,
+    eos: int | None,
+    adds_bos: bool,
+    adds_eos: bool = False,
+    strips_prefix_space: bool = False,
+) -> Tokenizer:
+    control = v.of_type(CONTROL, UNKNOWN)
+    ends = {eos, v.token_id("eot_token_id"), v.token_id("eom_token_id")} | {i for i in control if v.tokens[i] in END_OF_TURN}
+    templates = _chat_templates(v.metadata)
+    named = {"bos_token": bos, "eos_token": eos, "unk_token": v.token_id("unknown_token_id"), "pad_token": v.token_id("padding_token_id")}
+    return Tokenizer(
+        backend=backend,
+        pieces=pieces,
+        special_ids=frozenset(control),
+        prefix=(bos,) if bos is not None and v.flag("add_bos_token", adds_bos) else (),
+        suffix=(eos,) if eos is not None and v.flag("add_eos_token", adds_eos) else (),
+        bos_token_id=bos,
+        eos_token_ids=frozenset(ends - {None}),
+        strips_prefix_space=strips_prefix_space,
+        chat_template=ChatTemplate(templates, {name: v.tokens[i] for name, i in named.items() if i is not None}) if templates else None,
+    )
+
+
+def _chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
+    prefix = "tokenizer.chat_template"
+    names = {prefix: "default"} | {key: key[len(prefix) + 1 :] for key in metadata if key.startswith(prefix + ".")}
+    return {name: metadata[key] for key, name in names.items() if isinstance(metadata.get(key), str)}

@@ -1,0 +1,34 @@
+"""What a vocabulary's strings mean in bytes: the byte-level alphabet of GPT-2, or SentencePiece's spaces and byte tokens."""
+
+import re
+
+SPACE = "\u2581"  # ▁, SentencePiece's visible space
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's table: printable Latin-1 bytes stand for themselves, the others for the characters from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+BYTE_ALPHABET = _byte_alphabet()
+
+
+def byte_level_bytes(piece: str) -> bytes:
+    """A byte-level token in bytes; one with characters outside the alphabet is an added token and stands for itself."""
+    try:
+        return bytes([BYTE_ALPHABET[character] for character in piece])
+    except KeyError:
+        return text_bytes(piece)
+
+
+def sentencepiece_bytes(piece: str) -> bytes:
+    """A SentencePiece token in bytes."""
+    byte = BYTE_TOKEN.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else text_bytes(piece.replace(SPACE, " "))
+
+
+def text_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")  # a lone surrogate in a hostile vocabulary becomes '?'

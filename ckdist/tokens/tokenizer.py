@@ -1,0 +1,72 @@
+"""One model's tokenizer: text to ids with its BOS and EOS rules, ids to text, and what each token is in bytes.
+
+Where it comes from is not its business: `folder` and `gguf` build it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import tokenizers
+
+from ckdist.errors import RequestError
+from ckdist.tokens.chat import ChatTemplate
+from ckdist.tokens.stream import StreamDecoder
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Made by `load_tokenizer` or `tokenizer_from_gguf`.
+
+    `pieces[i]` is token i in bytes; `special_ids` are the control tokens that `skip_special` leaves out.
+    `prefix` and `suffix` are the ids that `add_special` puts around a text. `strips_prefix_space` is true for SentencePiece
+    vocabularies that put a space before a text: it is taken away again where the text's start is seen, after BOS.
+    """
+
+    backend: tokenizers.Tokenizer = field(repr=False)
+    pieces: Sequence[bytes] = field(repr=False)
+    special_ids: frozenset[int]
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    eos_token_ids: frozenset[int] = frozenset()
+    strips_prefix_space: bool = False
+    chat_template: ChatTemplate | None = field(default=None, repr=False)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids the vocabulary reaches; a model's embedding may have more rows, which stand for no text."""
+        return len(self.pieces)
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """The ids of `text`; with `add_special` the model's own BOS and EOS rules apply.
+
+        Special tokens that stand in the text as text are parsed, as in transformers and llama-server: that is how a rendered
+        chat template becomes control tokens. A BOS that the text begins with already is not doubled.
+        Raises RequestError for text that is not Unicode (lone surrogates).
+        """
+        try:
+            ids = self.backend.encode(text, add_special_tokens=False).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError(f"the text cannot be encoded: {error}; send valid Unicode") from None
+        if not add_special:
+            return ids
+        prefix = () if self.prefix and self.prefix == tuple(ids[: len(self.prefix)]) else self.prefix
+        return [*prefix, *ids, *self.suffix]
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of `ids`. Bytes that are no UTF-8 become U+FFFD. Ids that do not start with BOS are the middle of a text:
+        their leading space is kept."""
+        decoder = self.decoder(skip_special)
+        return "".join([decoder.step(token_id) for token_id in ids]) + decoder.flush()
+
+    def decoder(self, skip_special: bool = True) -> StreamDecoder:
+        """A decoder that is given one id at a time; its texts joined are `decode` of all ids."""
+        return StreamDecoder(self, skip_special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that `token_id` stands for, special tokens included; empty beyond the vocabulary."""
+        return self.pieces[token_id] if 0 <= token_id < len(self.pieces) else b""
+
+    def token_text(self, token_id: int) -> str:
+        """`token_bytes` as text, for people; a part of a character shows as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")

@@ -1,0 +1,101 @@
+"""A rank 0 without a model: a ROUTER in a thread that answers with tokens that follow from the prompt alone.
+
+The output of prompt p is p repeated from its start, one token per message; token 1 in it ends the sequence with "stop".
+"""
+
+import threading
+import time
+
+import zmq
+
+from ckdist.engine import messages
+
+CONTEXT = 256
+
+
+class FakeEngine:
+    """`state`, `pause` and `delay` may be changed while it runs; `submitted` and `aborted` hold what it was told."""
+
+    def __init__(self, endpoint: str, vocab_size: int, context_length: int = CONTEXT):
+        self.endpoint, self.model = endpoint, {"context_length": context_length, "vocab_size": vocab_size, "architecture": "fake"}
+        self.state, self.error = "ready", None
+        self.silent = False
+        self.delay = 0.0  # seconds between rounds of tokens
+        self.refusal: tuple[int, str] | None = None
+        self.submitted: list[dict] = []
+        self.aborted: list[str] = []
+        self.drained = False
+        self._running: dict[str, dict] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "FakeEngine":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def _run(self) -> None:
+        context = zmq.Context()
+        socket = context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.bind(self.endpoint)
+        status_at = 0.0
+        while not self._ended.is_set():
+            if not self.silent and time.monotonic() - status_at > 0.05:
+                status_at = time.monotonic()
+                stats = {"requests_running": len(self._running), "steps_total": 3, "step_seconds_le_0.5": 2, "step_seconds_sum": 0.4, "step_seconds_count": 2}
+                self._send(socket, {"op": "status", "state": self.state, "error": self.error, "model": self.model, "stats": stats})
+            while socket.poll(0 if self._running and not self.silent else 10):
+                self._receive(socket, messages.decode(socket.recv_multipart()[1]))
+            if not self.silent:
+                for sequence in list(self._running.values()):
+                    self._step(socket, sequence)
+                time.sleep(self.delay)
+        socket.close(linger=0)
+        context.term()
+
+    def _send(self, socket, message: dict) -> None:
+        socket.send_multipart([b"http", messages.encode(message)])
+
+    def _receive(self, socket, message: dict) -> None:
+        if message["op"] == "submit":
+            self.submitted.append(message)
+            if self.refusal is not None:
+                status, text = self.refusal
+                self._send(socket, {"op": "error", "id": message["id"], "message": text, "field": None, "status": status})
+            else:
+                self._running[message["id"]] = {**message, "given": 0}
+        elif message["op"] == "abort":
+            self.aborted.append(message["id"])
+            self._running.pop(message["id"], None)
+        else:
+            self.drained = True
+
+    def _step(self, socket, sequence: dict) -> None:
+        prompt, sampling, given = sequence["prompt"], sequence["sampling"], sequence["given"]
+        token = prompt[given % len(prompt)]
+        ends = token == 1 and not sampling["ignore_eos"] or token in sampling["stop_token_ids"]
+        tokens = [] if ends or sampling["max_tokens"] == 0 else [token]
+        finish = "stop" if ends else "length" if given + 1 >= sampling["max_tokens"] else None
+        top, prompt_top = sampling["logprobs"], sampling["prompt_logprobs"]
+        message = {
+            "op": "tokens", "id": sequence["id"], "tokens": tokens, "finish_reason": finish, "prompt_tokens": len(prompt), "cached_tokens": 2,
+            "logprobs": None if top is None else [score(token, top) for token in tokens],
+            "prompt_logprobs": None if prompt_top is None or given else [None] + [score(token, prompt_top) for token in prompt[1:]],
+        }  # fmt: skip
+        self._send(socket, message)
+        sequence["given"] += 1
+        if finish is not None:
+            del self._running[sequence["id"]]
+
+
+def score(token: int, top: int) -> list:
+    """A logprobs entry: the token with -0.5, and its followers with less."""
+    return [-0.5, [[token + rank, -0.5 - rank] for rank in range(top)]]

@@ -1,0 +1,306 @@
+"""Tokenizers, streaming detokenisation and chat templates, against sentencepiece, the tokenizers library, and their own laws."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors, trainers
+
+from ckdist.errors import CkdistError, ModelFileError, RequestError
+from ckdist.tokens import ChatTemplate, load_tokenizer, sandbox, tokenizer_from_gguf
+from ckdist.tokens.splits import SPLITS
+
+GOLDEN = Path(__file__).parent / "golden" / "tokens"
+TEXTS = [
+    "", " ", "def f(x):\n    return  x\n\n", "  leading and trailing  ", "it's we'LL 12345 3.14", "日本語 テスト", "👩‍👩‍👧 😀🎉 naïve", "é\u0301 e\u0301",
+    "\r\n\t x\u00a0y", "camelCase HTTPServer !!!\n\n;", "a" * 300, "\ufffd kept", "<|end|> in text",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def backend():
+    """A small byte-level BPE with Llama 3's split, trained here."""
+    made = tokenizers.Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(SPLITS["llama-bpe"].patterns[0]), "isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    made.decoder = decoders.ByteLevel()
+    special = ["<|begin|>", "<|end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    made.train_from_iterator([Path(__file__).read_text(encoding="utf-8"), *TEXTS], trainer)
+    made.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(backend, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    backend.save(str(path / "tokenizer.json"))
+    config = {"bos_token": {"content": "<|begin|>"}, "eos_token": "<|end|>", "chat_template": "{{ bos_token }}{{ messages[0].content }}"}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 7]}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def byte_level(folder):
+    return load_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece():
+    return tokenizer_from_gguf(golden("bpe_space")["metadata"])
+
+
+def golden(name):
+    return json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def gguf_metadata(backend, **changes):
+    """The metadata that a conversion of `backend` to GGUF would write."""
+    model = json.loads(backend.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3, 3] + [1] * (len(tokens) - 2),
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        **changes,
+    }
+
+
+def streamed(tokenizer, ids, skip_special=True):
+    decoder = tokenizer.decoder(skip_special)
+    return "".join([decoder.step(i) for i in ids]) + decoder.flush()
+
+
+def test_folder_encodes_and_decodes_as_the_library(backend, byte_level):
+    for text in TEXTS:
+        ids = byte_level.encode(text)
+        assert ids == backend.encode(text).ids
+        assert byte_level.encode(text, add_special=False) == backend.encode(text, add_special_tokens=False).ids
+        assert byte_level.decode(ids) == backend.decode(ids)
+        assert byte_level.decode(ids, skip_special=False) == backend.decode(ids, skip_special_tokens=False)
+        assert b"".join(map(byte_level.token_bytes, ids[1:])) == text.encode()
+
+
+def test_folder_rules(byte_level):
+    assert (byte_level.bos_token_id, byte_level.eos_token_ids, byte_level.vocab_size) == (0, {1, 7}, 600)
+    assert byte_level.encode("<|begin|>x") == byte_level.encode("x"), "a BOS in the text is not doubled"
+    assert byte_level.token_text(1) == "<|end|>" and byte_level.token_bytes(10**9) == b"" and byte_level.token_bytes(-1) == b""
+    with pytest.raises(RequestError, match="valid Unicode"):
+        byte_level.encode("\ud800")
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_add_bos_token_goes_before_the_post_processor(folder, tmp_path, adds_bos):
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|begin|>", "add_bos_token": adds_bos}))
+    assert load_tokenizer(tmp_path).prefix == ((0,) if adds_bos else ())
+
+
+def test_gguf_byte_level_is_the_same_tokenizer(backend, byte_level):
+    rebuilt = tokenizer_from_gguf(gguf_metadata(backend, **{"tokenizer.chat_template": "{{ eos_token }}", "tokenizer.chat_template.tool_use": "t"}))
+    for text in TEXTS:
+        assert rebuilt.encode(text) == byte_level.encode(text)
+        assert rebuilt.decode(rebuilt.encode(text)) == byte_level.decode(byte_level.encode(text))
+    assert rebuilt.eos_token_ids == {1} and rebuilt.special_ids == {0, 1} and rebuilt.pieces == byte_level.pieces
+    assert rebuilt.chat_template.render([]) == "<|end|>"
+    assert set(rebuilt.chat_template.sources) == {"default", "tool_use"}
+
+
+def test_every_split_compiles_and_loses_nothing(backend, caplog):
+    for name in SPLITS:
+        tokenizer = tokenizer_from_gguf(gguf_metadata(backend, **{"tokenizer.ggml.pre": name}))
+        for text in TEXTS[:8]:
+            assert tokenizer.decode(tokenizer.encode(text)) in (text, tokenizer.backend.normalizer and tokenizer.backend.normalizer.normalize_str(text))
+    assert not caplog.records
+    tokenizer_from_gguf(gguf_metadata(backend, **{"tokenizer.ggml.pre": "tomorrow"}))
+    assert "'tomorrow' is not known" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "pieces"),
+    [
+        ("llama-bpe", "I'LL 12345  x\n\n y", ["I", "'LL", " ", "123", "45", " ", " x", "\n\n", " y"]),
+        ("qwen2", "don't 123 日本!", ["don", "'t", " ", "1", "2", "3", " 日本", "!"]),
+        ("gpt-2", "don't 123  x", ["don", "'t", " 123", " ", " x"]),
+        ("smollm", "a 12", ["a", " ", "1", "2"]),
+        ("tekken", "camelCase HTTP1/\n", ["camel", "Case", " HTTP", "1", "/\n"]),
+        ("gpt-4o", "It's 1234", ["It's", " ", "123", "4"]),
+        ("deepseek-v3", "x=1234日本", ["x", "=", "123", "4", "日本"]),
+        ("falcon", "a+1234", ["a", "+", "123", "4"]),
+    ],
+)
+def test_splits(name, text, pieces):
+    split = SPLITS[name]
+    spans = [span for _, span in split.pre_tokenizer().pre_tokenize_str(text)]
+    assert [text[start:end] for start, end in spans] == pieces
+
+
+@pytest.mark.parametrize("name", ["bpe", "bpe_space", "unigram", "unigram_space"])
+def test_sentencepiece_agrees_with_sentencepiece(name):
+    data = golden(name)
+    tokenizer = tokenizer_from_gguf(data["metadata"])
+    assert tokenizer.prefix == (1,) and tokenizer.strips_prefix_space == name.endswith("space")
+    for text, ids in data["cases"]:
+        assert tokenizer.encode(text, add_special=False) == ids
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_sentencepiece_spaces_and_special_tokens(sentencepiece):
+    ids = sentencepiece.encode("hello<turn>hello<tool>")
+    turn, tool = (sentencepiece.pieces.index(piece) for piece in (b"<turn>", b"<tool>"))
+    assert ids[0] == 1 and turn in ids and ids[-1] == tool
+    assert sentencepiece.decode(ids) == "hello hello<tool>", "a control token is left out, a user-defined one is text"
+    continuation = sentencepiece.encode("hello", add_special=False)
+    assert sentencepiece.decode(continuation) == " hello", "what does not start with BOS keeps its space"
+    assert sentencepiece.decode([1, *continuation]) == "hello"
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=40), st.lists(st.integers(-1, 700), max_size=30))
+def test_stream_equals_decode_and_text_survives(byte_level, sentencepiece, text, ids):
+    for tokenizer in (byte_level, sentencepiece):
+        encoded = tokenizer.encode(text)
+        assert streamed(tokenizer, encoded, False) == tokenizer.decode(encoded, False)
+        assert streamed(tokenizer, ids) == tokenizer.decode(ids)
+    assert byte_level.decode(byte_level.encode(text, False), False) == text
+    assert byte_level.decode(ids) == byte_level.backend.decode([i for i in ids if 0 <= i < 600])
+
+
+def test_stream_never_gives_half_a_character(byte_level):
+    text = "a😀é日"
+    decoder = byte_level.decoder()
+    steps = [decoder.step(byte_level.pieces.index(bytes([byte]))) for byte in text.encode()]
+    assert [step for step in steps if step] == list(text) and decoder.flush() == ""
+    decoder.step(byte_level.pieces.index(b"\xf0"))
+    assert decoder.flush() == "\ufffd"
+
+
+def test_what_is_no_tokenizer_is_one_line(folder, tmp_path):
+    with pytest.raises(ModelFileError, match="tokenizer.json cannot be read"):
+        load_tokenizer(tmp_path)
+    for content in (b"", b"{}", b"[" * 100_000, b'{"version":"1.0","model":{"type":"BPE"}}', b"\xff\xfe"):
+        (tmp_path / "tokenizer.json").write_bytes(content)
+        with pytest.raises(ModelFileError) as error:
+            load_tokenizer(tmp_path)
+        assert "\n" not in str(error.value)
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (tmp_path / "config.json").write_bytes(b"[" * 100_000)
+    with pytest.raises(ModelFileError, match="config.json is not JSON"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "rwkv"}, "'rwkv' is not known; known: gpt2, llama, t5"),
+        ({"tokens": []}, "has 0 entries"),
+        ({"tokens": [1, 2]}, "is not an array of str"),
+        ({"token_type": [1]}, "has 1 entries for 600 tokens"),
+        ({"scores": "abc"}, "is not an array of float"),
+        ({"model": []}, "is not known"),
+        ({"scores": [float("nan")] * 600}, "not finite"),
+        ({"merges": ["a b c"]}, "not two tokens"),
+        ({"merges": []}, "merges is missing"),
+        ({"merges": ["zzz qqq"]}, "makes no tokenizer"),
+        ({"add_bos_token": "yes"}, "not true or false"),
+    ],
+)
+def test_hostile_gguf_metadata(backend, changes, message):
+    with pytest.raises(ModelFileError, match=message):
+        tokenizer_from_gguf(gguf_metadata(backend, **{f"tokenizer.ggml.{key}": value for key, value in changes.items()}))
+    assert tokenizer_from_gguf(gguf_metadata(backend, **{"tokenizer.ggml.bos_token_id": 10**9})).bos_token_id is None
+
+
+def test_chat_template_is_rendered_as_templates_expect():
+    template = ChatTemplate(
+        {
+            "default": "{{ bos_token }}{% for m in messages %}\n  {%- if loop.index > 2 %}{% break %}{% endif %}\n"
+            "[{{ m.role ~ ': ' ~ m['content'] | trim }}]{% endfor %}{% generation %}{% endgeneration %}"
+            "{{ '>' if add_generation_prompt }}{{ thinking | default('') }}",
+            "tool_use": "{{ tools | tojson }} {{ documents is none }} {{ strftime_now('%Y') | length }}",
+        },
+        {"bos_token": "<s>"},
+    )
+    parts = [{"type": "text", "text": " a"}, {"type": "text", "text": "b "}]
+    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None, "tool_calls": []}, {"role": "user", "content": "c"}]
+    assert template.render(messages) == "<s>[user: ab][assistant: ]>"
+    assert template.render(messages[:1], add_generation_prompt=False, thinking="!") == "<s>[user: ab]!"
+    assert template.render(messages, tools=[{"name": "f<é>"}]) == '[{"name": "f<é>"}] True 4'
+    with pytest.raises(RequestError, match="no chat template 'rag'; it has default, tool_use"):
+        template.render(messages, template="rag")
+
+
+@pytest.mark.parametrize("message", [{"content": "x"}, "x", {"role": "user", "content": 3}, {"role": "user", "content": [{"type": "image_url"}]}])
+def test_messages_of_the_wrong_form(message):
+    with pytest.raises(RequestError) as error:
+        ChatTemplate("x").render([message])
+    assert error.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('roles must\n alternate') }}", "roles must alternate"),
+        ("{% for x in", "template is broken"),
+        ("{{" + "(" * 9000 + ")" * 9000 + "}}", "template is broken"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ messages[0].role.x.y }}", "no attribute"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "loops and calls more|runs longer"),
+        ("{% set n = namespace(x='ab') %}{% for a in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}", "makes a value"),
+        ("{% set n = namespace(x='ab') %}{% for a in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}", "makes a value"),
+        ("{% set n = namespace(x=[]) %}{% for a in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}", "makes a value"),
+        ("{{ 'ab' * 10**9 }}", "makes a value"),
+        ("{{ 10 ** 10 ** 10 }}", "bits"),
+        ("{{ '{:999999999}'.format(1) }}", "unsafe"),
+        ("{{ 'a'|attr('center')(999999999) }}", "unsafe"),
+        ("{{ '%999999999d' % 1 }}", "formats with %"),
+        ("{{ ('a' * 4000000).replace('a', 'b' * 4000000) }}", "makes a value"),
+        ("{{ ('a' * 4000000) | join('b' * 4000000) }}", "makes a value"),
+        ("{{ 'a\nb' | indent(999999999) }}", "makes a value"),
+        ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "writes more than"),
+        ("{{ 1 // 0 }}", "fails on the messages"),
+    ],
+)
+def test_hostile_templates_are_stopped(monkeypatch, source, message):
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.5)
+    with pytest.raises(RequestError, match=message) as error:
+        ChatTemplate(source).render([{"role": "user", "content": "x"}])
+    assert "\n" not in str(error.value)
+
+
+def test_long_template_is_a_model_file_error():
+    with pytest.raises(ModelFileError, match="at most"):
+        ChatTemplate("x" * (1 << 20))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from(["tokens", "scores", "token_type", "merges", "bos_token_id", "add_bos_token", "pre", "model"]), st.one_of(
+    st.integers(), st.booleans(), st.text(max_size=4), st.lists(st.one_of(st.integers(-9, 9), st.text(max_size=3), st.floats()), max_size=5))))  # fmt: skip
+def test_random_metadata_is_a_tokenizer_or_an_error(changes):
+    metadata = golden("bpe")["metadata"] | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    try:
+        tokenizer_from_gguf(metadata).encode("some text")
+    except CkdistError as error:
+        assert "\n" not in str(error)
+
+
+def test_added_tokens_with_spaces(backend, tmp_path):
+    copy = tokenizers.Tokenizer.from_str(backend.to_str())
+    copy.add_tokens([AddedToken("two words", normalized=False)])
+    copy.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    ids = tokenizer.encode("say two words")
+    assert tokenizer.token_bytes(ids[-1]) == b"two words" and tokenizer.decode(ids) == copy.decode(ids) == "say two words"
