@@ -46,7 +46,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(requests, st.integers(8, 24), st.integers(1, 40), st.integers(1, 5), st.integers(1, 40), st.booleans())
 def test_everyone_gets_what_they_would_get_alone(requests, num_blocks, max_tokens, max_sequences, max_outputs, prefix_reuse):
     executable = PagedExecutable(num_blocks, max_tokens, max_sequences, context_length=110)
@@ -155,6 +155,19 @@ def test_scores_a_prompt_without_generating():
     tokens, last, outputs = finish(engine)[0]
     assert tokens == [] and last.finish_reason == "length"
     check_prompt_logprobs(list(range(20)), 2, outputs)
+
+
+@pytest.mark.parametrize("prefix_reuse", [True, False])
+def test_preempted_while_its_prompt_is_scored(prefix_reuse):
+    engine = Engine(PagedExecutable(num_blocks=7, max_tokens=2), PlainSampler(), prefix_reuse=prefix_reuse)
+    engine.add("first", list(range(16)), greedy(40))
+    while not engine.scheduler.running or engine.scheduler.running[0].computed < 16:
+        engine.step()
+    engine.add("scored", list(range(10, 50)) + [1] * 20, greedy(2, prompt_logprobs=1))
+    results = finish(engine)
+    assert engine.scheduler.preemptions == 1
+    check_prompt_logprobs(list(range(10, 50)) + [1] * 20, 1, results["scored"][2])
+    assert results["scored"][0] == alone(list(range(10, 50)) + [1] * 20, greedy(2))
 
 
 def test_all_logits_beside_running_sequences():
