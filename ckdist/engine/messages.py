@@ -29,7 +29,7 @@ def decode(data: bytes) -> dict:
     """The message in `data`; ValueError when it is not a map with a string `op`, or is too large."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise ValueError(f"message of {len(data)} bytes is larger than {MAX_MESSAGE_BYTES}")
-    message = msgpack.unpackb(data, raw=False, strict_map_key=False, max_buffer_size=MAX_MESSAGE_BYTES)
+    message = msgpack.unpackb(data, raw=False, strict_map_key=False)
     if not isinstance(message, dict) or not isinstance(message.get("op"), str):
         raise ValueError("a message is a map with a string 'op'")
     return message
