@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from ckdist.serve.problems import Problem
 
 CHECK_SECONDS = 1.0
+ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 PROBLEM_HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
     408: {"Connection": "close"},  # what the client still sends is not read
@@ -39,7 +40,7 @@ def problem_answer(problem: Problem) -> Response:
 
 
 def to_json(content: dict) -> bytes:
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+    return ENCODER.encode(content).encode("utf-8")
 
 
 def event(content: dict) -> bytes:

@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import CkdistError, RequestError
@@ -85,10 +86,7 @@ class Service:
 def create_app(service: Service) -> Access:
     """The ASGI application over `service`."""
     app = FastAPI(title="ckdist", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.add_exception_handler(CkdistError, lambda request, error: problem_answer(Problem.of(error)))
-    app.add_exception_handler(HTTPException, lambda request, error: problem_answer(Problem(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}")))
-    app.add_exception_handler(ClientGone, lambda request, error: Response(status_code=499))
-    app.add_exception_handler(Exception, lambda request, error: problem_answer(Problem.of(error)))
+    _add_error_answers(app)
 
     @app.get("/health")
     async def health() -> Response:
@@ -152,6 +150,20 @@ def create_app(service: Service) -> Access:
 
     paths = frozenset(route.path for route in app.routes)
     return Access(app, service.settings.api_keys, service.metrics, paths)
+
+
+def _add_error_answers(app: FastAPI) -> None:
+    async def refuse(request: Request, error: Exception) -> Response:
+        return problem_answer(Problem.of(error))
+
+    async def refuse_path(request: Request, error: HTTPException) -> Response:
+        return problem_answer(Problem(error.status_code, f"{request.method} {request.url.path[:200]!r}: {error.detail}"))
+
+    async def nobody_listens(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)
+
+    for kind, answer in ((CkdistError, refuse), (Exception, refuse), (HTTPException, refuse_path), (ClientGone, nobody_listens), (ClientDisconnect, nobody_listens)):
+        app.add_exception_handler(kind, answer)
 
 
 async def _completion_work(service: Service, asked_for: CompletionRequest) -> Work:
