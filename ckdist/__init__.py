@@ -1,3 +1,21 @@
-"""ckdist: serve and train large language models on CPU servers."""
+"""ckdist: serve and train large language models on CPU servers.
+
+>>> from ckdist import LLM, SamplingParams
+>>> LLM("model.gguf", threads=2).generate(["def main("], SamplingParams(max_tokens=32, temperature=0))
+"""
 
 __version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str):
+    """Loads the engine when it is first asked for, so that `ckdist --help` need not."""
+    if name == "LLM":
+        from ckdist.engine.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from ckdist.engine.sampling import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module 'ckdist' has no attribute {name!r}")

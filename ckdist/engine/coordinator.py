@@ -39,7 +39,7 @@ class Coordinator:
     """
 
     def __init__(self, directory: str, model: dict, *, step_limit: float = 120.0, drain_seconds: float = 60.0):
-        """directory: exists, is the user's own and closed to others. model: sent with every status.
+        """directory: exists, is the user's own and closed to others. model: sent with every status; `run` adds vocab_size and context_length.
 
         drain_seconds: how long a drain waits for what runs. Raises ConfigError when the directory does not serve.
         """
@@ -76,6 +76,7 @@ class Coordinator:
         """
         with self._lock:
             self._engine = engine
+            self._model = {**self._model, "vocab_size": engine.vocab_size, "context_length": engine.max_positions}
             try:
                 self._enter("ready")
                 while self._turn(check_peers):

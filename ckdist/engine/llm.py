@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ckdist.comm.world import start_world
+from ckdist.config import EngineConfig
 from ckdist.engine.engine import Engine, Output
+from ckdist.engine.launch import load_model, make_engine
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.text import TextStream, check_stop
 from ckdist.errors import RequestError
@@ -31,15 +34,39 @@ class Completion:
 class LLM:
     """Generates over an Engine, whose only user it is."""
 
-    def __init__(self, engine: Engine, tokenizer, close: Callable[[], None] | None = None):
-        """tokenizer: `encode(text) -> list[int]`, `decoder()`. close: called once by `close`, frees what the engine stands on."""
-        self.engine, self.tokenizer, self._close = engine, tokenizer, close
-        self._next_id = 0
+    def __init__(self, path: str | None = None, **settings):
+        """Loads the model at `path` (a GGUF file or a folder with safetensors; None: the bundled one).
+
+        `settings` are fields of `ckdist.config.EngineConfig`: `threads`, `ctx_size`, `parallel`, `quantize` ... Under an MPI launcher
+        every rank makes the LLM, and it returns on rank 0 alone: the others work in here, and their processes end with rank 0's
+        `close`. Raises the errors of `load_model`.
+        """
+        world = start_world()
+        model = load_model(EngineConfig(model=None if path is None else str(path), **settings), world)
+
+        def leave():
+            model.close()
+            world.close()
+
+        if world.rank != 0:
+            model.executable.work()
+            leave()
+            raise SystemExit(0)
+        self._attach(*make_engine(model), leave)
 
     @classmethod
     def from_engine(cls, engine: Engine, tokenizer, close: Callable[[], None] | None = None) -> "LLM":
-        """An LLM over an engine that exists already."""
-        return cls(engine, tokenizer, close)
+        """An LLM over an engine that exists already.
+
+        tokenizer: `encode(text) -> list[int]`, `decoder()`. close: called once by `close`, frees what the engine stands on.
+        """
+        llm = cls.__new__(cls)
+        llm._attach(engine, tokenizer, close)
+        return llm
+
+    def _attach(self, engine: Engine, tokenizer, close: Callable[[], None] | None) -> None:
+        self.engine, self.tokenizer, self._close = engine, tokenizer, close
+        self._next_id = 0
 
     def generate(
         self,

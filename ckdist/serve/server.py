@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import time
-from pathlib import Path
 from typing import Callable
 
 import uvicorn
@@ -20,7 +19,7 @@ from ckdist.errors import CkdistError
 from ckdist.serve.app import Service, create_app
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.settings import HttpSettings
-from ckdist.tokens import load_tokenizer, tokenizer_from_gguf
+from ckdist.tokens.source import tokenizer_of
 
 WATCH_SECONDS = 0.1
 SHUTDOWN_SECONDS = 2
@@ -37,15 +36,6 @@ class Connections(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self):
         yield
-
-
-def tokenizer_of(model: str):
-    """The tokenizer of a model, a GGUF file or a folder."""
-    if Path(model).is_dir():
-        return load_tokenizer(model)
-    from ckdist.weights.gguf import read_gguf  # only here: a folder needs no reader of weights
-
-    return tokenizer_from_gguf(read_gguf(model).metadata)
 
 
 class HttpServer:

@@ -17,6 +17,9 @@ CKDIST_EXPORT int64_t ckdist_type_block_elements(int32_t type);
 CKDIST_EXPORT int64_t ckdist_type_block_bytes(int32_t type);
 CKDIST_EXPORT const char* ckdist_type_name(int32_t type);
 
+/* Bytes that can still be allocated without swapping: of the machine, or of the control groups that this process is in. */
+CKDIST_EXPORT int64_t ckdist_available_memory(void);
+
 #ifdef __cplusplus
 } // extern "C"
 #endif

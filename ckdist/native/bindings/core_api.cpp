@@ -1,6 +1,7 @@
 #include "core/export.h"
 
 #include "api/core.h"
+#include "core/arena.h"
 #include "core/dtype.h"
 #include "core/error.h"
 #include "kernels/kernels.h"
@@ -14,5 +15,6 @@ const char* ckdist_last_error(void) { return ckdist::last_error_message(); }
 const char* ckdist_isa(void) { return ckdist::kernels().name; }
 int64_t ckdist_type_block_elements(int32_t type) { return ckdist::type_traits(type).block_elements; }
 int64_t ckdist_type_block_bytes(int32_t type) { return ckdist::type_traits(type).block_bytes; }
+int64_t ckdist_available_memory(void) { return ckdist::available_memory(); }
 const char* ckdist_type_name(int32_t type) { return ckdist::type_traits(type).name; }
 }

@@ -6,12 +6,13 @@
 
 namespace ckdist {
 
-// Each ISA's object files define these three in a namespace of the ISA's name.
+// Each ISA's object files define these in a namespace of the ISA's name.
 #define CKDIST_DECLARE_ISA(isa)                      \
   namespace isa {                                    \
   extern const LinearKernel linear_kernels[kTypeCount]; \
   extern const AttentionKernel attention_kernel;     \
   extern const ElementwiseKernel elementwise_kernel; \
+  extern const MachineKernel machine_kernel;         \
   }
 CKDIST_DECLARE_ISA(baseline)
 #ifdef CKDIST_HAVE_AVX2
@@ -21,12 +22,13 @@ CKDIST_DECLARE_ISA(avx512)
 
 namespace {
 
-Kernels make(const char* name, const LinearKernel* linear, const AttentionKernel& attention, const ElementwiseKernel& elementwise) {
-  Kernels k{name, {}, attention, elementwise};
+Kernels make(const char* name, const LinearKernel* linear, const AttentionKernel& attention, const ElementwiseKernel& elementwise,
+             const MachineKernel& machine) {
+  Kernels k{name, {}, attention, elementwise, machine};
   std::memcpy(k.linear, linear, sizeof k.linear);
   return k;
 }
-#define CKDIST_MAKE(isa) make(#isa, isa::linear_kernels, isa::attention_kernel, isa::elementwise_kernel)
+#define CKDIST_MAKE(isa) make(#isa, isa::linear_kernels, isa::attention_kernel, isa::elementwise_kernel, isa::machine_kernel)
 
 bool cpu_has([[maybe_unused]] const char* isa) {
 #ifdef CKDIST_HAVE_AVX2

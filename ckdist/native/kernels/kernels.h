@@ -5,6 +5,7 @@
 #include "kernels/attention.h"
 #include "kernels/elementwise.h"
 #include "kernels/linear.h"
+#include "kernels/machine.h"
 
 namespace ckdist {
 
@@ -13,6 +14,7 @@ struct Kernels {
   LinearKernel linear[kTypeCount];  // indexed by Type; entries of unknown types are empty
   AttentionKernel attention;
   ElementwiseKernel elementwise;
+  MachineKernel machine;
 };
 
 const Kernels& kernels();

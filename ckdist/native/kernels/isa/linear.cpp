@@ -1,7 +1,31 @@
-#include "kernels/linear.h"
+// The ISA's table of products, one row per weight type.
+#if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
+#include "kernels/isa/linear_avx512.h"
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include "kernels/isa/linear_avx2.h"
+#else
+#include "kernels/isa/linear_baseline.h"
+#endif
 
 namespace ckdist {
 namespace CKDIST_ISA {
-extern const LinearKernel linear_kernels[kTypeCount] = {};
+namespace {
+
+template <Type type>
+constexpr LinearKernel kernel_of() {
+  return {activation_of<type>(), Tiles<type>::tile_bytes, Tiles<type>::pack, Tiles<type>::unpack_row, multiply<Product<type>>};
+}
+
+constexpr LinearKernel none = {};
+
+}  // namespace
+
+extern const LinearKernel linear_kernels[kTypeCount] = {
+    kernel_of<Type::f32>(),    kernel_of<Type::f16>(),  kernel_of<Type::q4_0>(), kernel_of<Type::q4_1>(), none, none,
+    kernel_of<Type::q5_0>(),   kernel_of<Type::q5_1>(), kernel_of<Type::q8_0>(), none,
+    kernel_of<Type::q2_k>(),   kernel_of<Type::q3_k>(), kernel_of<Type::q4_k>(), kernel_of<Type::q5_k>(), kernel_of<Type::q6_k>(),
+    none, none, none, none, none, kernel_of<Type::iq4_nl>(), none, none, kernel_of<Type::iq4_xs>(),
+    none, none, none, none, none, none, kernel_of<Type::bf16>()};
+
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

@@ -1,0 +1,40 @@
+"""`ckdist generate`: continues one prompt on the terminal, as it comes, or as one JSON object."""
+
+import json
+import sys
+import time
+
+from ckdist.cli.session import model_session
+from ckdist.config import GenerateConfig
+from ckdist.engine.launch import make_engine
+from ckdist.engine.llm import LLM
+from ckdist.engine.sampling import SamplingParams
+
+
+def run(config: GenerateConfig) -> int:
+    with model_session(config) as model:
+        if model is None:
+            return 0
+        llm = LLM.from_engine(*make_engine(model))
+        sampling = SamplingParams(
+            max_tokens=config.n_predict,
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            min_p=config.min_p,
+            seed=config.seed,
+            ignore_eos=config.ignore_eos,
+        )
+        prompt = llm.tokenizer.encode(config.prompt)
+        start = time.perf_counter()
+        if config.json:
+            (c,) = llm.generate([prompt], sampling, stop=config.stop)
+            result = {"prompt": config.prompt, "text": c.text, "token_ids": c.token_ids, "finish_reason": c.finish_reason, "prompt_tokens": c.prompt_tokens, "seconds": time.perf_counter() - start}
+            print(json.dumps(result))
+        else:
+            sys.stdout.write(config.prompt)
+            for piece in llm.stream(prompt, sampling, stop=config.stop):
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+            print()
+    return 0

@@ -1,0 +1,75 @@
+"""`ckdist COMMAND [flags]`: finds the command, reads its flags, and turns every expected failure into one line and an exit code.
+
+Exit codes: 0 done, 1 something broke while running, 2 the user's mistake, 130 interrupted.
+"""
+
+import importlib
+import logging
+import os
+import sys
+import time
+
+from ckdist import __version__, config
+from ckdist.cli.arguments import parse_arguments
+from ckdist.errors import CkdistError, ConfigError, UserError
+
+COMMANDS = {
+    "serve": (config.ServeConfig, "answer the OpenAI API over HTTP"),
+    "generate": (config.GenerateConfig, "continue one prompt on the terminal"),
+    "perplexity": (config.PerplexityConfig, "score a text, or save its logits"),
+    "bench": (config.BenchConfig, "measure prefill and decode, or the machine itself"),
+}
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK")
+
+
+def usage() -> str:
+    lines = [f"ckdist {__version__}: serve and train large language models on CPU servers", "", "usage: [mpirun -n RANKS] ckdist COMMAND [flags]", ""]
+    lines += [f"  {name:<12s}{text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join([*lines, "", "ckdist COMMAND --help tells a command's flags."])
+
+
+def launched_rank() -> int:
+    """This process's rank as its launcher tells it, before any MPI call; 0 without a launcher."""
+    for name in RANK_VARIABLES:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
+
+
+def report(error: BaseException, rank: int) -> None:
+    """The one line. A mistake of the user's meets every rank alike: rank 0 says it, and the others keep quiet while it does."""
+    if isinstance(error, UserError) and rank > 0:
+        time.sleep(1.0)  # the launcher ends this process as soon as rank 0 has; if rank 0 is well, the mistake is this rank's own
+    name = f"rank {rank}: " if rank > 0 or not isinstance(error, UserError) else ""
+    print(f"ckdist: {name}{error}", file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    rank = launched_rank()
+    if not arguments or arguments[0] in ("-h", "--help", "--version"):
+        if rank == 0:
+            print(__version__ if arguments[:1] == ["--version"] else usage())
+        return 0 if arguments else 2
+    try:
+        if arguments[0] not in COMMANDS:
+            raise ConfigError(f"unknown command {arguments[0]!r}: use one of {', '.join(COMMANDS)}")
+        settings = parse_arguments(COMMANDS[arguments[0]][0], arguments[1:], f"ckdist {arguments[0]}")
+        level = logging.DEBUG if settings.verbose else logging.INFO if rank == 0 else logging.WARNING
+        logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+        code = importlib.import_module(f"ckdist.cli.{arguments[0]}").run(settings)
+    except CkdistError as error:
+        report(error, rank)
+        code = 2 if isinstance(error, UserError) else 1
+    except KeyboardInterrupt:
+        code = 130
+    if code:
+        # A failed rank's peers may be gone: nothing may wait for them on the way out.
+        sys.stdout.flush()
+        os._exit(code)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

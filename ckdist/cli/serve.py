@@ -1,0 +1,82 @@
+"""`ckdist serve`: rank 0 holds the HTTP process and the engine's loop; the other ranks compute.
+
+The port is taken before anything heavy is done, and the HTTP process answers 503 while the model loads.
+"""
+
+import contextlib
+import logging
+import os
+import pathlib
+import shutil
+import signal
+import tempfile
+
+from ckdist import native
+from ckdist.comm.world import start_world
+from ckdist.config import ServeConfig
+from ckdist.engine.coordinator import Coordinator
+from ckdist.engine.launch import BUNDLED, load_model, make_engine
+from ckdist.serve.process import HttpProcess, listen
+
+log = logging.getLogger(__name__)
+
+
+def model_name(config: ServeConfig) -> str:
+    """What clients call the model unless --alias says otherwise."""
+    return pathlib.Path(config.model).stem if config.model else "ckdist-bundled"
+
+
+def curl_line(url: str, config: ServeConfig) -> str:
+    """A line to try the server with."""
+    key = ' -H "Authorization: Bearer $API_KEY"' if config.api_key or config.api_key_file else ""
+    body = """{"prompt": "def main(", "max_tokens": 32, "temperature": 0}"""
+    return f"curl {url}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+
+
+def work(config: ServeConfig, world) -> int:
+    """Ranks other than 0. A terminal's Ctrl-C and a launcher's SIGTERM reach every rank; rank 0 drains and says when to stop."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    model = load_model(config, world)
+    model.placement_map()
+    model.executable.work()
+    model.close()
+    world.close()
+    return 0
+
+
+def run(config: ServeConfig) -> int:
+    world = start_world()
+    if world.rank != 0:
+        return work(config, world)
+    with contextlib.ExitStack() as held:
+        listener = listen(config.host, config.port)
+        directory = tempfile.mkdtemp(prefix="ckdist-")
+        held.callback(shutil.rmtree, directory, ignore_errors=True)
+        name = config.alias or model_name(config)
+        coordinator = held.enter_context(Coordinator(directory, {"id": name}, step_limit=config.comm_timeout * 4, drain_seconds=config.drain_timeout))
+        http = HttpProcess.start(config, coordinator.address, os.fspath(config.model or BUNDLED), name, listener)
+        held.callback(http.stop)
+
+        def drain(*_):
+            http.drain()
+            coordinator.request_drain()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, drain)
+        model = load_model(config, world, progress=True)
+        engine, _ = make_engine(model, config.max_queue + config.parallel)
+        log.info("%s", model.placement_map())
+        log.info("%s kernels; %s between ranks", native.ffi.string(native.lib.ckdist_isa()).decode(), model.executable.group.kind if world.size > 1 else "nothing")
+        print(f"serving {name} at {http.url}\n{curl_line(http.url, config)}", flush=True)
+
+        def watch():
+            model.executable.check_peers()
+            if http.poll() is not None:
+                coordinator.request_drain()
+
+        coordinator.run(engine, check_peers=watch)
+        http.stop(config.drain_timeout)
+        model.close()
+    world.close()
+    return 0

@@ -1,0 +1,127 @@
+"""From a model path to a running executable on every rank: trace, lower, plan, load, bind.
+
+Every function here is called by all ranks of a world together.
+"""
+
+import logging
+import pathlib
+from dataclasses import dataclass
+
+from ckdist import __version__, native
+from ckdist.comm.world import agree, open_group
+from ckdist.engine.engine import Engine
+from ckdist.engine.sampler import Sampler
+from ckdist.models.decoder import forward
+from ckdist.models.spec import ModelSpec
+from ckdist.planner import Plan, gigabytes, layout_for, make_plan
+from ckdist.program.executable import Executable
+from ckdist.program.lower import Lowered, lower
+from ckdist.program.tracer import trace
+from ckdist.tokens.source import tokenizer_of
+from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.topology import default_threads
+from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
+from ckdist.weights.loader import ShardLoader
+
+log = logging.getLogger(__name__)
+
+BUNDLED = pathlib.Path(__file__).parent.parent / "models" / "bundled"
+
+
+@dataclass
+class Model:
+    """One rank of a loaded model. `loader` owns the weights and must outlive `executable`."""
+
+    world: object
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    plan: Plan
+    loader: ShardLoader
+    executable: Executable
+    load_seconds: float
+    weight_bytes: int  # of this rank
+    total_weight_bytes: int  # of all ranks
+
+    def placement_map(self) -> str:
+        """One line per rank: host, node, CPUs, weights and cache; a collective call."""
+        p = self.plan.placement
+        cpus = ",".join(map(str, p.cpus)) if p.cpus else "any (more threads than CPUs)"
+        row = [self.world.hosts[self.world.rank].split("/")[0], p.node, cpus, self.weight_bytes, self.executable.kv_bytes]
+        lines = ["rank  host                 node  cpus             weights     kv cache"]
+        for rank, (host, node, cpus, weights, kv) in enumerate(self.world.gather(row)):
+            lines.append(f"{rank:<5d} {host:<20s} {node:<5d} {cpus:<16s} {gigabytes(weights):<11s} {gigabytes(kv)}")
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        """Frees the executable; on rank 0 the other ranks are told to stop first."""
+        if self.world.rank == 0:
+            self.executable.stop()
+        self.executable.close()
+
+
+def load_model(config, world, progress: bool = False) -> Model:
+    """This rank's part of the model at `config.model` (None: the bundled one), ready to run.
+
+    Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where ranks disagree.
+    """
+    checkpoint = open_checkpoint(config.model or BUNDLED)
+    spec = checkpoint.spec
+    layout, mesh = layout_for(world)
+    program = trace(forward, spec, layout, mesh)
+    settings = [__version__, config.quantize or "", config.ubatch_size, config.batch_size, config.ctx_size, config.parallel, config.cache_type_k]
+    agree(world, "program", program.digest())
+    agree(world, "set of flags or version", repr(settings))
+
+    loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
+    max_tokens = min(config.ubatch_size, config.batch_size)
+    lowered = lower(
+        program,
+        mesh,
+        formats=lambda name: native.lib.ckdist_activation_format(native.ffi.NULL, loader.type_of(name)),
+        block_columns=lambda name: native.lib.ckdist_type_block_elements(loader.type_of(name)),
+        max_tokens=max_tokens,
+    )
+    matrices, vectors = plan_shard(loader, lowered)
+    plan = make_plan(config, spec, world, loader.planned_bytes)
+    report = loader.load(progress=progress)
+    group = open_group(world, plan.spins, config.comm_timeout, config.transport)
+    executable = Executable(
+        lowered,
+        spec,
+        plan.decode,
+        plan.mesh,
+        group,
+        [m.address for m in matrices],
+        [v.address for v in vectors],
+        plan.limits,
+        plan.threads,
+        plan.threads_batch,
+        plan.placement.cpus,
+        plan.spins,
+    )
+    log.info("%s", plan)
+    return Model(world, checkpoint, spec, plan, loader, executable, report.seconds, loader.planned_bytes, sum(world.gather(loader.planned_bytes)))
+
+
+def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
+    """Rank 0's engine over a loaded model, and the model's tokenizer."""
+    tokenizer = tokenizer_of(model.checkpoint.path)
+    return Engine(model.executable, Sampler(), tokenizer.eos_token_ids, max_waiting=max_waiting), tokenizer
+
+
+def loading_threads(config, world) -> int:
+    """Threads that read and pack weights: those that will run."""
+    return max(config.threads or 0, config.threads_batch or 0) or default_threads(world.local_size)
+
+
+def plan_shard(loader: ShardLoader, lowered: Lowered):
+    """Asks the loader for this rank's part of every weight of a lowered program; columns widen to whole blocks."""
+    matrices = []
+    for name, rows, (begin, end) in lowered.matrices:
+        block = native.lib.ckdist_type_block_elements(loader.type_of(name))
+        columns = (begin // block * block, -(-end // block) * block) if end > begin else (0, 0)
+        matrices.append(loader.add_matrix(name, [rows], columns))
+    return matrices, [loader.add_vector(name, *share) for name, share in lowered.vectors]
+
+
+__all__ = ["BUNDLED", "Model", "load_model", "make_engine"]

@@ -1,0 +1,40 @@
+"""One sequence driven straight through an executable, without a scheduler: for scoring, benchmarks and tests."""
+
+import numpy as np
+
+from ckdist.errors import CapacityError
+from ckdist.program.batch import BLOCK_TOKENS, Batch
+
+
+class SingleSequence:
+    """Owns the executable's whole cache while it lives: blocks 0, 1, 2 ... in order."""
+
+    def __init__(self, executable):
+        self.executable = executable
+        self.length = 0
+        self._blocks = np.arange(executable.num_blocks, dtype=np.int32)
+
+    def feed(self, token_ids, outputs: str = "all") -> np.ndarray:
+        """Continues the sequence by `token_ids` in chunks of the executable's `max_tokens`.
+
+        Returns float32 logits: (tokens, vocab) for outputs "all", (1, vocab) for "last", (0, vocab) for "none".
+        Raises CapacityError when the sequence would outgrow the context.
+        """
+        ids = np.asarray(token_ids, np.int32)
+        limit = min(self.executable.context_length, self.executable.num_blocks * BLOCK_TOKENS)
+        if self.length + len(ids) > limit:
+            raise CapacityError(f"{self.length + len(ids)} tokens do not fit a context of {limit}: use --ctx-size {self.length + len(ids)} or a shorter text")
+        kept = []
+        for begin in range(0, len(ids), self.executable.max_tokens):
+            chunk = ids[begin : begin + self.executable.max_tokens]
+            last = begin + len(chunk) == len(ids)
+            wanted = np.arange(len(chunk)) if outputs == "all" else np.array([len(chunk) - 1] if last and outputs == "last" else [])
+            blocks = -(-(self.length + len(chunk)) // BLOCK_TOKENS)
+            runs = np.array([[len(chunk), self.length, blocks]], np.int32)
+            logits = self.executable.run(Batch(chunk, runs, self._blocks[:blocks], wanted.astype(np.int32)))
+            if outputs == "all":
+                kept.append(logits.copy())
+            self.length += len(chunk)
+        if outputs == "all":
+            return np.concatenate(kept) if kept else np.zeros((0, self.executable.vocab_size), np.float32)
+        return logits

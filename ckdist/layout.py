@@ -1,0 +1,120 @@
+"""How work is cut over ranks: a mesh of axes, and one small table that says which named dimension each axis cuts.
+
+One rule cuts everything, for any number of ranks: contiguous ranges of whole units, as even as can be; a rank may get
+nothing. Key-value heads follow the query heads that need them, so they are replicated where there are fewer than ranks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ckdist.errors import LayoutError
+
+Range = tuple[int, int]
+
+
+def cut(size: int, parts: int, unit: int = 1) -> list[Range]:
+    """`parts` contiguous ranges that cover [0, size), each a whole number of units but for the last, sizes as even as can be.
+
+    With fewer units than parts some ranges are empty, never the first: what one rank must do alone falls to rank 0.
+    """
+    units = -(-size // unit)
+    bounds = [min(size, unit * -(-units * i // parts)) for i in range(parts + 1)]
+    return list(zip(bounds[:-1], bounds[1:]))
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A named dimension of `size` items of `width` elements each: heads=16x128 is 2048 elements that are cut head by head.
+
+    `size` is None for the one symbolic dimension, tokens. `axis` is the mesh axis that cuts it, or None. `unit` is the number of
+    items that stay together. `leader`, for a dimension that follows another's cut, is (size, unit, items of the leader per own item).
+    """
+
+    name: str
+    size: int | None
+    width: int = 1
+    axis: str | None = None
+    unit: int = 1
+    leader: tuple[int, int, int] | None = None
+
+    @property
+    def elements(self) -> int | None:
+        return None if self.size is None else self.size * self.width
+
+    def share(self, mesh: "Mesh") -> Range:
+        """This rank's items, [begin, end)."""
+        if self.axis is None:
+            return 0, self.size
+        parts, index = mesh.axes[self.axis], mesh.index(self.axis)
+        if self.leader is None:
+            return cut(self.size, parts, self.unit)[index]
+        size, unit, group = self.leader
+        begin, end = cut(size, parts, unit)[index]
+        return (begin // group, -(-end // group)) if begin < end else (begin // group, begin // group)
+
+    def local(self, mesh: "Mesh") -> int:
+        """Elements that this rank holds."""
+        begin, end = self.share(mesh)
+        return (end - begin) * self.width
+
+    def __str__(self) -> str:
+        size = "" if self.size is None else f"={self.size}" + (f"x{self.width}" if self.width > 1 else "")
+        return f"{self.name}{size}{'/' + self.axis if self.axis else ''}"
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The ranks as a grid: axis name -> number of ranks along it. `rank` is this process's place, row-major."""
+
+    axes: Mapping[str, int] = field(default_factory=lambda: {"tp": 1})
+    rank: int = 0
+
+    def index(self, axis: str) -> int:
+        """This rank's coordinate along `axis`."""
+        stride = 1
+        for name in reversed(list(self.axes)):
+            if name == axis:
+                return self.rank // stride % self.axes[name]
+            stride *= self.axes[name]
+        raise LayoutError(f"mesh has no axis {axis!r}; it has {', '.join(self.axes)}")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which mesh axis cuts which named dimension; a dimension that is not named is whole on every rank."""
+
+    name: str
+    cuts: Mapping[str, str]
+
+    def axis(self, dim: str, mesh: Mesh) -> str | None:
+        axis = self.cuts.get(dim)
+        if axis is not None and axis not in mesh.axes:
+            raise LayoutError(f"layout {self.name} cuts {dim} over {axis!r}, but the mesh has only {', '.join(mesh.axes)}")
+        return axis if axis is not None and mesh.axes[axis] > 1 else None
+
+
+SINGLE = Layout("SINGLE", {})
+TENSOR = Layout("TENSOR", {"heads": "tp", "kv_heads": "tp", "ffn": "tp", "vocab": "tp"})
+
+FFN_UNIT = 32  # columns of the down projection that stay together: the smallest quantisation block
+
+
+def model_dims(spec, layout: Layout, mesh: Mesh) -> dict[str, Dim]:
+    """The named dimensions of a dense decoder under a layout.
+
+    Query heads are cut by whole groups (those that share a kv-head) while there are at least as many groups as ranks, else head by
+    head, and then a kv-head is held by every rank that has one of its query heads.
+    """
+    group = spec.num_heads // spec.num_kv_heads
+    heads_axis = layout.axis("heads", mesh)
+    unit = group if heads_axis is None or spec.num_kv_heads >= mesh.axes[heads_axis] else 1
+    return {
+        "tokens": Dim("tokens", None, axis=layout.axis("tokens", mesh)),
+        "outputs": Dim("outputs", None),
+        "hidden": Dim("hidden", spec.hidden_size),
+        "heads": Dim("heads", spec.num_heads, spec.head_dim, heads_axis, unit),
+        "kv_heads": Dim("kv_heads", spec.num_kv_heads, spec.head_dim, heads_axis, leader=(spec.num_heads, unit, group)),
+        "ffn": Dim("ffn", spec.intermediate_size, 1, layout.axis("ffn", mesh), FFN_UNIT),
+        "vocab": Dim("vocab", spec.vocab_size, 1, layout.axis("vocab", mesh), 16),
+        "head_dim": Dim("head_dim", spec.head_dim),
+    }

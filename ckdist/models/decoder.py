@@ -1,0 +1,71 @@
+"""The dense decoder, once, for every family: Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3.
+
+Families differ in numbers and in which norms exist (`ModelSpec`), not in code. Where work is cut is the layout's affair: a
+`g.reduce` stands where a result may be partial and vanishes where it is not.
+"""
+
+from ckdist.models.spec import ModelSpec
+
+
+def attention(g, x, spec: ModelSpec, layer: int):
+    """Grouped-query attention with rotary positions. x: (tokens, hidden), normalised."""
+    w = lambda name, *dims: g.weight(f"model.layers.{layer}.self_attn.{name}", *dims)
+    bias = (w("q_proj.bias", "heads"), w("k_proj.bias", "kv_heads"), w("v_proj.bias", "kv_heads")) if spec.qkv_bias else ()
+    q, k, v = g.linear(
+        x,
+        w("q_proj.weight", "heads", "hidden"),
+        w("k_proj.weight", "kv_heads", "hidden"),
+        w("v_proj.weight", "kv_heads", "hidden"),
+        bias=bias,
+        names=["q", "k", "v"],
+    )
+    if spec.qk_norm:
+        q = g.rms_norm(q, w("q_norm.weight", "head_dim"), spec.norm_eps)
+        k = g.rms_norm(k, w("k_norm.weight", "head_dim"), spec.norm_eps)
+    slides = bool(spec.sliding_layers) and spec.sliding_layers[layer]
+    table = "local" if slides and spec.rope_local is not None else "global"
+    o = g.attend(
+        g.rope(q, table),
+        g.rope(k, table),
+        v,
+        layer=layer,
+        scale=spec.attention_scale,
+        soft_cap=spec.attention_soft_cap,
+        window=spec.sliding_window if slides else 0,
+    )
+    o_bias = (w("o_proj.bias", "hidden"),) if spec.o_bias else ()
+    return g.reduce(g.linear(o, w("o_proj.weight", "hidden", "heads"), bias=o_bias, names=["attn"]))
+
+
+def mlp(g, x, spec: ModelSpec, layer: int):
+    """Gated feed-forward. x: (tokens, hidden), normalised."""
+    w = lambda name, *dims: g.weight(f"model.layers.{layer}.mlp.{name}", *dims)
+    bias = (w("gate_proj.bias", "ffn"), w("up_proj.bias", "ffn")) if spec.mlp_bias else ()
+    gate, up = g.linear(
+        x, w("gate_proj.weight", "ffn", "hidden"), w("up_proj.weight", "ffn", "hidden"), bias=bias, names=["gate", "up"]
+    )
+    down_bias = (w("down_proj.bias", "hidden"),) if spec.mlp_bias else ()
+    return g.reduce(
+        g.linear(g.gated(gate, up, spec.activation), w("down_proj.weight", "hidden", "ffn"), bias=down_bias, names=["mlp"])
+    )
+
+
+def block(g, x, spec: ModelSpec, layer: int):
+    """One layer: x + attention(norm(x)), then x + mlp(norm(x)); Gemma also norms what is added."""
+    norm = lambda value, name: g.rms_norm(value, g.weight(f"model.layers.{layer}.{name}.weight", "hidden"), spec.norm_eps)
+    if spec.post_norms:
+        x = g.add(x, norm(attention(g, norm(x, "input_layernorm"), spec, layer), "post_attention_layernorm"))
+        return g.add(x, norm(mlp(g, norm(x, "pre_feedforward_layernorm"), spec, layer), "post_feedforward_layernorm"))
+    x = g.add(x, attention(g, norm(x, "input_layernorm"), spec, layer))
+    return g.add(x, mlp(g, norm(x, "post_attention_layernorm"), spec, layer))
+
+
+def forward(g, ids, spec: ModelSpec):
+    """(tokens,) ids -> (outputs, vocab) logits of the tokens that the batch asks for."""
+    table = g.weight("model.embed_tokens.weight", "vocab", "hidden")
+    x = g.scale(g.reduce(g.embed(ids, table)), spec.embedding_scale)
+    for layer in range(spec.num_layers):
+        x = block(g, x, spec, layer)
+    x = g.rms_norm(g.take(x), g.weight("model.norm.weight", "hidden"), spec.norm_eps)
+    head = table if spec.tie_embeddings else g.weight("lm_head.weight", "vocab", "hidden")
+    return g.gather(g.soft_cap(g.linear(x, head, names=["logits"]), spec.logit_soft_cap))

@@ -1,0 +1,72 @@
+"""Fields of a `config.json` or of GGUF metadata, read with their type and range checked; a wrong one is a ModelFileError."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ckdist.errors import ModelFileError
+
+_MISSING = object()
+
+
+class Fields:
+    """A mapping of names to values from a file that may lie; `where` names the file in messages.
+
+    Each reader takes a `default`; without one the field is required. A JSON null counts as absent.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str, prefix: str = ""):
+        self.values = values
+        self.where = where
+        self.prefix = prefix
+
+    def sub(self, name: str) -> "Fields":
+        """The fields of the object `name`, empty where it is absent."""
+        value = self._get(name, {})
+        if not isinstance(value, Mapping):
+            raise self.error(name, value, "an object")
+        return Fields(value, self.where, f"{self.prefix}{name}.")
+
+    def error(self, name: str, value: Any, wanted: str) -> ModelFileError:
+        return ModelFileError(f"{self.where}: {self.prefix}{name} is {repr(value)[:200]}; it must be {wanted}")
+
+    def has(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def integer(self, name: str, default: Any = _MISSING, low: int = 1, high: int = 1 << 20) -> int:
+        value = self._get(name, default)
+        if value is default:
+            return value
+        whole = type(value) is int or (type(value) is float and value.is_integer())
+        if not whole or not low <= value <= high:
+            raise self.error(name, value, f"a whole number from {low} to {high}")
+        return int(value)
+
+    def number(self, name: str, default: Any = _MISSING, low: float = 0.0, high: float = 1e12) -> float:
+        """A finite number, low < number <= high."""
+        value = self._get(name, default)
+        if value is default:
+            return value
+        if type(value) not in (int, float) or not math.isfinite(value) or not low < value <= high:
+            raise self.error(name, value, f"a number above {low:g} and up to {high:g}")
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self._get(name, default)
+        if type(value) is not bool:
+            raise self.error(name, value, "true or false")
+        return value
+
+    def text(self, name: str, default: Any = _MISSING) -> str:
+        value = self._get(name, default)
+        if value is not default and not isinstance(value, str):
+            raise self.error(name, value, "a string")
+        return value
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self.values.get(name)
+        if value is not None:
+            return value
+        if default is _MISSING:
+            raise ModelFileError(f"{self.where}: {self.prefix}{name} is missing")
+        return default

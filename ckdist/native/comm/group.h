@@ -1,0 +1,45 @@
+// What a replay needs of the other ranks: batches from rank 0, sums of partial values, logits at rank 0.
+//
+// One thread of a rank calls a group at a time; how a rank's own threads meet is the pool's affair. Sums run over ranks
+// in rank order in float32, so every implementation gives the same bits.
+#pragma once
+#include <cstdint>
+
+namespace ckdist {
+
+constexpr int kMaxRanks = 256;
+constexpr int kSlots = 2;  // partial values alternate: a slot is written again only after everyone passed the next exchange
+
+class Group {
+ public:
+  Group(int rank, int size) : rank(rank), size(size) {}
+  virtual ~Group() = default;
+  const int rank, size;
+
+  // Sizes the buffers: partial values of at most `partial_floats`, logits of `logit_rows` x `vocab`, messages of `message_ints`.
+  virtual void reserve(int64_t partial_floats, int64_t logit_rows, int64_t vocab, int64_t message_ints) = 0;
+
+  // Rank 0 gives every other rank one message; the others wait for it without burning a core.
+  virtual void publish(const int32_t* message, int64_t ints) = 0;
+  virtual const int32_t* receive(int64_t* ints) = 0;
+
+  // Where this rank writes its part of the value in `slot`.
+  virtual float* partial(int slot) = 0;
+  // Returns when parts(slot) may be read. `step` names the place in error messages.
+  virtual void reduce(int slot, int64_t floats, int step) = 0;
+  // The summands of the value in `slot`, in rank order; their sum is the value.
+  virtual int parts(int slot, const float** out) = 0;
+
+  // Where this rank writes its columns of the logits, and the floats from row to row.
+  virtual float* logits(int64_t column, int64_t columns, int64_t* stride) = 0;
+  // Returns when rank 0 may read all columns at gathered().
+  virtual void gather(int64_t rows, int64_t column, int64_t columns, int step) = 0;
+  virtual const float* gathered() = 0;
+
+  // Throws when a peer is known to be dead.
+  virtual void check_peers() {}
+  // Tells the peers that this rank cannot go on.
+  virtual void abandon() {}
+};
+
+}  // namespace ckdist

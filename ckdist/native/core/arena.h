@@ -1,0 +1,29 @@
+// One block of memory for a rank's weights or cache: anonymous pages, huge where the system gives them, on the NUMA node of
+// the thread that makes the arena. Pages exist only once touched, so the threads that fill it pay for them, not the maker.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace ckdist {
+
+class Arena {
+ public:
+  // Throws Error(capacity) with both numbers when the machine, or the control group, has less memory left than `bytes`.
+  // `purpose` begins the message: "the weights".
+  Arena(int64_t bytes, const char* purpose);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  uint8_t* data() const { return data_; }  // aligned to 2 MB
+  int64_t size() const { return size_; }
+
+ private:
+  uint8_t* data_;
+  int64_t size_;
+};
+
+// Bytes that can still be allocated without swapping: of the machine, or of the control groups that this process is in.
+int64_t available_memory();
+
+}  // namespace ckdist

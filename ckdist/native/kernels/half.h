@@ -1,0 +1,54 @@
+// float16 and bfloat16 as bit patterns, converted one by one in portable C++. Kernels use vector instructions instead.
+// Everything is static: these lines are compiled for several ISAs and must not be merged by the linker.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+namespace ckdist {
+
+static inline float float_of_bits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+static inline uint32_t bits_of_float(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+static inline float float_of_bf16(uint16_t bits) { return float_of_bits(static_cast<uint32_t>(bits) << 16); }
+
+// Round to nearest even; a NaN stays a (quiet) NaN.
+static inline uint16_t bf16_of_float(float value) {
+  const uint32_t bits = bits_of_float(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+// A half's exponent and mantissa, moved to a float's place, are worth 2^-112 of the half; the product also normalises subnormals.
+static inline float float_of_half(uint16_t half) {
+  const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fffu) << 13;
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
+  const float scaled = float_of_bits(magnitude) * float_of_bits(0x77800000u);  // 2^112
+  const uint32_t bits = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : bits_of_float(scaled);  // infinities and NaNs
+  return float_of_bits(bits | sign);
+}
+
+// Round to nearest even. Adding a power of two makes the float adder drop exactly the bits that a half does not hold.
+static inline uint16_t half_of_float(float value) {
+  const uint32_t bits = bits_of_float(value);
+  const uint32_t sign = bits >> 16 & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (magnitude < 0x38800000u) {  // below 2^-14: a subnormal, a multiple of 2^-24
+    const float rounded = float_of_bits(magnitude) + 0.5f;
+    return static_cast<uint16_t>(sign | (bits_of_float(rounded) - 0x3f000000u));
+  }
+  const uint32_t rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);
+  return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
+}
+
+}  // namespace ckdist

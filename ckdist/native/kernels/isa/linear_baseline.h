@@ -1,0 +1,188 @@
+// Strips in portable C++ that a compiler vectorises with whatever the target has. Codes become small whole floats, whose
+// products and sums over 32 columns are exact, so blocked types give what integer arithmetic would.
+#pragma once
+#include <cstring>
+
+#include "kernels/half.h"
+#include "kernels/isa/linear_strip.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+namespace {
+
+constexpr int kMaxTokens = 16;
+constexpr int kSteps = kGroupColumns / 4;
+constexpr int kVector = kTileRows * 4;  // codes of one step
+
+template <Type type>
+constexpr ActivationFormat activation_of() {
+  return layout_of(type).columns ? ActivationFormat::q8 : ActivationFormat::f32;
+}
+
+struct Rows {
+  float lane[kTileRows];
+};
+
+inline void load_sums(const Strip& strip, Rows* sums) {
+  for (int t = 0; t < strip.tokens; ++t)
+    for (int r = 0; r < kTileRows; ++r) sums[t].lane[r] = strip.resume && r < strip.rows ? strip.y[t * strip.y_stride + r] : 0.0f;
+}
+
+inline void store_sums(const Strip& strip, const Rows* sums) {
+  for (int t = 0; t < strip.tokens; ++t) std::memcpy(strip.y + t * strip.y_stride, sums[t].lane, strip.rows * sizeof(float));
+}
+
+// The codes of 32 columns, offset taken off, as [step][row][4].
+template <Type type>
+void read_codes(const uint8_t* planes, float (*codes)[kVector]) {
+  constexpr BlockLayout layout = layout_of(type);
+  constexpr int low_parts = 8 / layout.low_bits;
+  constexpr int low_mask = (1 << layout.low_bits) - 1;
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = layout.low_bits == 4 ? step % 4 : step / low_parts;
+    const int shift = layout.low_bits * (layout.low_bits == 4 ? step / 4 : step % low_parts);
+    const uint8_t* low = planes + kVector * vector;
+    for (int i = 0; i < kVector; ++i) {
+      int code = low[i] >> shift & low_mask;
+      if constexpr (layout.high_bits > 0) {
+        constexpr int high_parts = 8 / layout.high_bits;
+        const uint8_t* high = planes + layout.low_bytes() + kVector * (step / high_parts);
+        code |= (high[i] >> (layout.high_bits * (step % high_parts)) & ((1 << layout.high_bits) - 1)) << layout.low_bits;
+      }
+      codes[step][i] = static_cast<float>((layout.codebook ? kCodebook[code] : code) - layout.offset);
+    }
+  }
+}
+
+inline Rows read_halves(const uint8_t* at) {
+  Rows rows;
+  for (int r = 0; r < kTileRows; ++r) {
+    uint16_t half;
+    std::memcpy(&half, at + 2 * r, sizeof half);
+    rows.lane[r] = float_of_half(half);
+  }
+  return rows;
+}
+
+template <Type type>
+void read_scales(const uint8_t* block, const Rows& block_scale, const Rows& block_minimum, int group, Rows& scale, Rows& minimum) {
+  constexpr BlockLayout layout = layout_of(type);
+  const uint8_t* scales = block + layout.group_scales() + group * layout.group_scale_bytes();
+  const uint8_t* minima = block + layout.group_minima() + group * layout.group_scale_bytes();
+  if constexpr (layout.scales == ScaleKind::half) {
+    scale = read_halves(scales);
+    if (layout.minimum) minimum = read_halves(minima);
+    return;
+  }
+  for (int r = 0; r < kTileRows; ++r) {
+    if (layout.scales == ScaleKind::unsigned_byte) {
+      scale.lane[r] = block_scale.lane[r] * scales[r];
+      minimum.lane[r] = block_minimum.lane[r] * minima[r];
+    } else if (layout.scales == ScaleKind::signed_byte) {
+      scale.lane[r] = block_scale.lane[r] * static_cast<int8_t>(scales[r]);
+    } else {
+      scale.lane[r] = block_scale.lane[r] * (scales[r] & 0x0f);
+      minimum.lane[r] = block_minimum.lane[r] * (scales[r] >> 4);
+    }
+  }
+}
+
+// dot[r] = sum over steps [0, steps) of codes . x, exact.
+inline void dot(const float (*codes)[kVector], const float (*x)[4], int steps, Rows& out) {
+  for (int r = 0; r < kTileRows; ++r) {
+    float lanes[4] = {};
+    for (int step = 0; step < steps; ++step)
+      for (int i = 0; i < 4; ++i) lanes[i] += codes[step][4 * r + i] * x[step][i];
+    out.lane[r] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+  }
+}
+
+template <Type type>
+void block_strip(const Strip& strip) {
+  constexpr BlockLayout layout = layout_of(type);
+  constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
+  Rows sums[kMaxTokens];
+  load_sums(strip, sums);
+  for (int64_t b = 0; b < strip.blocks; ++b) {
+    const uint8_t* block = strip.tile + b * layout.bytes();
+    Rows block_scale, block_minimum;
+    if constexpr (layout.scales != ScaleKind::half) {
+      block_scale = read_halves(block + layout.block_scale());
+      if (layout.minimum) block_minimum = read_halves(block + layout.block_minimum());
+    }
+    for (int g = 0; g < layout.columns / kGroupColumns; ++g) {
+      float codes[kSteps][kVector];
+      Rows scale[parts], minimum[parts];
+      read_codes<type>(block + g * layout.plane_bytes(), codes);
+      for (int p = 0; p < parts; ++p) read_scales<type>(block, block_scale, block_minimum, g * parts + p, scale[p], minimum[p]);
+      const int64_t group = (strip.column + b * layout.columns) / kGroupColumns + g;
+      for (int t = 0; t < strip.tokens; ++t) {
+        const uint8_t* row = strip.x + t * strip.x_stride;
+        const int8_t* x_codes = reinterpret_cast<const int8_t*>(row) + group * kGroupColumns;
+        const float x_scale = reinterpret_cast<const float*>(row + strip.padded)[group];
+        const int32_t* x_sums = reinterpret_cast<const int32_t*>(row + strip.padded + strip.padded / 8) + 2 * group;
+        float x[kSteps][4];
+        for (int i = 0; i < kGroupColumns; ++i) x[i / 4][i % 4] = x_codes[i];
+        Rows total = {};
+        for (int p = 0; p < parts; ++p) {
+          Rows product;
+          dot(codes + p * kSteps / parts, x + p * kSteps / parts, kSteps / parts, product);
+          const float x_sum = static_cast<float>(parts == 1 ? x_sums[0] + x_sums[1] : x_sums[p]);
+          for (int r = 0; r < kTileRows; ++r) {
+            const float value = product.lane[r] * scale[p].lane[r];
+            total.lane[r] += layout.minimum ? value - minimum[p].lane[r] * x_sum : value;
+          }
+        }
+        for (int r = 0; r < kTileRows; ++r) sums[t].lane[r] += total.lane[r] * x_scale;
+      }
+    }
+  }
+  store_sums(strip, sums);
+}
+
+template <Type type>
+float read_float(const uint8_t* tile, int64_t index) {
+  if constexpr (type == Type::f32) return reinterpret_cast<const float*>(tile)[index];
+  const uint16_t bits = reinterpret_cast<const uint16_t*>(tile)[index];
+  return type == Type::f16 ? float_of_half(bits) : float_of_bf16(bits);
+}
+
+template <Type type>
+void float_strip(const Strip& strip) {
+  constexpr int depth = type == Type::bf16 ? 2 : 1;
+  Rows sums[kMaxTokens];
+  load_sums(strip, sums);
+  for (int64_t b = 0; b < strip.blocks; ++b) {
+    float weights[kFloatColumnPad][kTileRows];
+    for (int c = 0; c < kFloatColumnPad; ++c)
+      for (int r = 0; r < kTileRows; ++r)
+        weights[c][r] = read_float<type>(strip.tile, ((b * kFloatColumnPad + c) / depth * kTileRows + r) * depth + c % depth);
+    const int64_t column = strip.column + b * kFloatColumnPad;
+    for (int t = 0; t < strip.tokens; ++t) {
+      const float* x = reinterpret_cast<const float*>(strip.x + t * strip.x_stride) + column;
+      for (int c = 0; c < kFloatColumnPad; ++c)
+        for (int r = 0; r < kTileRows; ++r) sums[t].lane[r] += weights[c][r] * x[c];
+    }
+  }
+  store_sums(strip, sums);
+}
+
+template <Type type>
+struct Product {
+  static constexpr BlockLayout layout = layout_of(type);
+  static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
+  static constexpr int kBlockBytes = layout.columns ? layout.bytes() : kFloatColumnPad * kTileRows * (type == Type::f32 ? 4 : 2);
+
+  static StripFunction strip(int64_t tokens) {
+    void (*run)(const Strip&);
+    if constexpr (layout.columns > 0)
+      run = block_strip<type>;
+    else
+      run = float_strip<type>;
+    return {static_cast<int>(tokens < kMaxTokens ? tokens : kMaxTokens), run};
+  }
+};
+
+}  // namespace
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

@@ -1,0 +1,92 @@
+// The packed layout of the block-quantised types, as one description per type, and the packing that follows it.
+//
+// A tile is a run of packed blocks. A packed block holds 16 rows x 256 columns of a K-type, 16 rows x 64 columns of the others:
+//   for every 32 columns  the low plane, then the high plane where there is one
+//   half floats [16]      the block's scale, then that of its minima (K-types alone)
+//   scales and minima     of its groups of 16 or 32 columns, [group][16]
+// filled up to a cache line. Vectors are the 64 codes of 4 columns (a "step") of all 16 rows, [row][column]; of the 8 steps
+//   a plane of 8 bits has 8 vectors, vector i holds step i
+//   a plane of 4 bits has 4 vectors, vector i holds steps i (low nibble) and i + 4
+//   a plane of 2 bits has 2 vectors, vector i holds steps 4i (lowest bits) to 4i + 3
+//   a plane of 1 bit has 1 vector, whose bit i belongs to step i
+// so that any 32 columns unpack alike. float32 and float16 tiles are [column][16], bfloat16 [column / 2][16][2], columns padded to 16.
+#pragma once
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "kernels/linear.h"
+
+namespace ckdist {
+
+constexpr int kGroupColumns = 32;    // columns that share an activation scale
+constexpr int kFloatColumnPad = 16;  // of tiles of float types
+
+enum class ScaleKind {
+  half,          // a float16 per group of 32; minima likewise
+  unsigned_byte, // block scale * byte; minima likewise
+  signed_byte,   // block scale * signed byte
+  nibbles,       // block scale * low nibble; minimum: block minimum scale * high nibble
+};
+
+// value = scale * (code - offset), or scale * code - minimum where `minimum` is set.
+struct BlockLayout {
+  int columns;    // of one packed block
+  int low_bits;   // of a code: the plane of 8, 4 or 2 bits
+  int high_bits;  // the plane above it: 0, 1 or 2 bits
+  int group;      // columns that share a scale: 16 or 32
+  int offset;
+  bool minimum;
+  ScaleKind scales;
+  bool codebook;  // codes index kCodebook; what is found there is a code of 8 bits with the offset
+
+  constexpr int groups() const { return columns / group; }
+  constexpr int low_bytes() const { return kGroupColumns * kTileRows * low_bits / 8; }
+  constexpr int high_bytes() const { return kGroupColumns * kTileRows * high_bits / 8; }
+  constexpr int plane_bytes() const { return low_bytes() + high_bytes(); }  // of 32 columns
+  constexpr int block_scale() const { return columns / kGroupColumns * plane_bytes(); }
+  constexpr int block_minimum() const { return block_scale() + 2 * kTileRows; }
+  constexpr int group_scales() const {
+    return scales == ScaleKind::half ? block_scale() : block_scale() + 2 * kTileRows * (minimum ? 2 : 1);
+  }
+  constexpr int group_scale_bytes() const { return scales == ScaleKind::half ? 2 * kTileRows : kTileRows; }
+  constexpr int group_minima() const { return group_scales() + groups() * group_scale_bytes(); }
+  constexpr int used() const { return group_minima() + (minimum && scales != ScaleKind::nibbles ? groups() * group_scale_bytes() : 0); }
+  constexpr int bytes() const { return (used() + 63) / 64 * 64; }
+};
+
+// IQ4's sixteen values, shifted by 128 to be unsigned.
+constexpr uint8_t kCodebook[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+constexpr int kCodebookOffset = 128;
+
+constexpr BlockLayout layout_of(Type type) {
+  using Kind = ScaleKind;
+  switch (type) {  //            columns low high group offset minimum scales           codebook
+    case Type::q4_0:   return {  64,     4,  0,   32,   8,     false,  Kind::half,          false};
+    case Type::q4_1:   return {  64,     4,  0,   32,   0,     true,   Kind::half,          false};
+    case Type::q5_0:   return {  64,     4,  1,   32,   16,    false,  Kind::half,          false};
+    case Type::q5_1:   return {  64,     4,  1,   32,   0,     true,   Kind::half,          false};
+    case Type::q8_0:   return {  64,     8,  0,   32,   128,   false,  Kind::half,          false};
+    case Type::iq4_nl: return {  64,     4,  0,   32,   128,   false,  Kind::half,          true};
+    case Type::q2_k:   return {  256,    2,  0,   16,   0,     true,   Kind::nibbles,       false};
+    case Type::q3_k:   return {  256,    2,  1,   16,   4,     false,  Kind::signed_byte,   false};
+    case Type::q4_k:   return {  256,    4,  0,   32,   0,     true,   Kind::unsigned_byte, false};
+    case Type::q5_k:   return {  256,    4,  1,   32,   0,     true,   Kind::unsigned_byte, false};
+    case Type::q6_k:   return {  256,    4,  2,   16,   32,    false,  Kind::signed_byte,   false};
+    case Type::iq4_xs: return {  256,    4,  0,   32,   128,   false,  Kind::signed_byte,   true};
+    default:           return {  0,      0,  0,   32,   0,     false,  Kind::half,          false};
+  }
+}
+
+#define CKDIST_EACH_BLOCK_TYPE(X) \
+  X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs)
+#define CKDIST_EACH_TYPE(X) X(f32) X(f16) X(bf16) CKDIST_EACH_BLOCK_TYPE(X)
+
+// The ISA-independent part of a LinearKernel, compiled once.
+template <Type type>
+struct Tiles {
+  static int64_t tile_bytes(int64_t cols);
+  static void pack(const uint8_t* const* source_rows, int rows, int64_t cols, uint8_t* tile);
+  static void unpack_row(const uint8_t* tile, int row, int64_t cols, float* out);
+};
+
+}  // namespace ckdist

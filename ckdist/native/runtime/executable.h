@@ -1,0 +1,81 @@
+// Replays a lowered program: every thread of the rank walks the same flat list of steps and meets the others at barriers.
+//
+// Nothing is allocated, looked up by name or asked of Python between the first and the last step. The number of tokens is
+// data: buffers are sized once for the largest batch, and small batches take a path with fewer barriers (see Prepare).
+#pragma once
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/export.h"
+
+#include "api/runtime.h"
+#include "comm/group.h"
+#include "core/arena.h"
+#include "kernels/kernels.h"
+#include "runtime/batch.h"
+#include "runtime/pool.h"
+
+namespace ckdist {
+
+class Executable {
+ public:
+  Executable(const ckdist_program& program, Group& group, int threads, std::vector<int> cpus, int spins);
+
+  void run(const int32_t* message, int64_t ints);
+  void work();
+  void stop();
+  const float* logits() { return group_.gathered(); }
+  int64_t kv_bytes() const { return kv_bytes_; }
+  ckdist_times times(bool reset);
+
+ private:
+  // Batches of at most this many rows are prepared by every thread for itself, which saves a barrier; larger ones once for all.
+  static constexpr int kReplicatedRows = 2;
+  static constexpr int kQueryTile = 16;  // query tokens of one attention task
+
+  struct Worker {  // one thread's private memory
+    uint8_t* scratch;          // attention
+    float* row;                // one residual row
+    uint8_t* activations[3];   // kReplicatedRows rows per format
+  };
+  struct Item { int run, first, tokens, kv_head; };  // an attention task: query tokens [first, first + tokens) of a run
+
+  void replay(int thread);
+  void execute(int thread, int step);
+  void embed(int thread, int index);
+  void prepare(int thread, int index);
+  void prepare_row(int thread, const ckdist_step& step, int64_t out_row, int64_t in_row, bool store);
+  void linear(int thread, int index);
+  void attend(int thread, int index);
+  void rotate_and_store(const ckdist_step& step, int run, int64_t token, int kv_head);
+  void attend_item(int thread, const ckdist_step& step, const Item& item);
+
+  int64_t rows(const ckdist_step& step) const { return step.outputs_only ? batch_.outputs : batch_.tokens; }
+  bool replicated(const ckdist_step& step) const { return rows(step) <= kReplicatedRows; }
+  float* floats(int value, int64_t* stride);  // row 0 of a float value, and the floats from row to row
+  int64_t activation_stride(const ckdist_value& v) const { return ActivationRow::bytes(ActivationFormat(v.format), v.width); }
+  const Matrix& matrix(int index) const { return *static_cast<const Matrix*>(program_.matrices[index]); }
+  uint8_t* kv(int layer, int kv_head) const;
+  void meet(int thread);
+  template <class Last> void meet(int thread, bool exchange, Last&& last);
+
+  const ckdist_program program_;
+  std::vector<ckdist_step> steps_;
+  std::vector<ckdist_value> values_;
+  Group& group_;
+  const Kernels& kernels_;
+  std::optional<Arena> arena_, kv_arena_, scratch_arena_;
+  std::vector<Worker> workers_;
+  std::vector<int> first_head_;                 // of each local kv-head
+  std::unique_ptr<std::atomic<int64_t>[]> counters_;  // next item of each step that shares work out dynamically
+  int64_t kv_head_bytes_, kv_block_bytes_, kv_bytes_;
+  int max_group_ = 1;
+  BatchView batch_;
+  int active_ = 1;
+  ckdist_times times_{};
+  Pool pool_;  // last: its threads use all of the above
+};
+
+}  // namespace ckdist

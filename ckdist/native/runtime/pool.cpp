@@ -1,0 +1,69 @@
+#include "runtime/pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+namespace ckdist {
+
+namespace {
+constexpr uint32_t kEnd = 1u << 31;
+constexpr int64_t kNeverNs = 1'000'000'000;
+}  // namespace
+
+Pool::Pool(int threads, std::vector<int> cpus, int spins) : cpus_(std::move(cpus)), spins_(spins) {
+  for (int t = 1; t < threads; t++) workers_.emplace_back([this, t] { work(t); });
+}
+
+Pool::~Pool() {
+  job_signal_.set(job_signal_.value.load() | kEnd);
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void Pool::pin(int thread) {
+  if (size_t(thread) >= cpus_.size()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpus_[thread], &set);
+  sched_setaffinity(0, sizeof set, &set);  // a refusal leaves the thread where the launcher put it
+}
+
+void Pool::run(int active, const std::function<void(int)>& job) {
+  if (failure_) std::rethrow_exception(failure_);
+  if (!pinned_) pin(0);
+  pinned_ = true;
+  active_ = active;
+  job_ = &job;
+  done_.value.store(0, std::memory_order_relaxed);
+  if (active > 1) job_signal_.set(job_signal_.value.load(std::memory_order_relaxed) + 1);
+  execute(0);
+  // Workers beyond `active` take part in no barrier but report too: the job must not be replaced under them.
+  if (active > 1)
+    done_.wait(spins_, kNeverNs, [&](uint32_t v) { return v == workers_.size(); }, [] {});
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void Pool::execute(int thread) {
+  try {
+    (*job_)(thread);
+  } catch (const Aborted&) {
+  } catch (...) {
+    std::lock_guard<std::mutex> hold(failure_lock_);
+    if (!failure_) failure_ = std::current_exception();
+    failed_.store(true, std::memory_order_release);
+  }
+}
+
+void Pool::work(int thread) {
+  pin(thread);
+  uint32_t seen = 0;
+  for (;;) {
+    job_signal_.wait(spins_, kNeverNs, [&](uint32_t v) { return v != seen; }, [] {});
+    const uint32_t value = job_signal_.value.load(std::memory_order_acquire);
+    if (value & kEnd) return;
+    seen = value;
+    if (thread < active_) execute(thread);
+    done_.add(1);
+  }
+}
+
+}  // namespace ckdist

@@ -1,0 +1,68 @@
+// A rank's persistent threads. The calling thread is thread 0; the others are pinned once and wait between jobs,
+// spinning briefly, then asleep in the kernel, so an idle server burns nothing.
+#pragma once
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/futex.h"
+
+namespace ckdist {
+
+// Thrown in the threads of a job that another thread has failed.
+struct Aborted : std::exception {};
+
+class Pool {
+ public:
+  // `cpus`: one per thread, or empty for no pinning. `spins`: polls before a waiting thread sleeps.
+  Pool(int threads, std::vector<int> cpus, int spins);
+  ~Pool();
+  int size() const { return int(workers_.size()) + 1; }
+
+  // Runs job(thread) on threads [0, active) and returns when all have; rethrows the first failure, after which the pool is spent.
+  void run(int active, const std::function<void(int)>& job);
+
+  // All active threads meet; the last to arrive runs `last()` before anyone goes on. Throws Aborted once a thread has failed.
+  template <class Last>
+  void barrier(Last&& last) {
+    const uint32_t generation = generation_.value.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == active_) {
+      arrived_.store(0, std::memory_order_relaxed);
+      last();
+      generation_.set(generation + 1);
+    } else {
+      generation_.wait(
+          spins_, 50'000'000, [&](uint32_t v) { return v != generation; }, [&] { check(); });
+    }
+  }
+  void barrier() {
+    barrier([] {});
+  }
+
+ private:
+  void work(int thread);
+  void execute(int thread);
+  void pin(int thread);
+  void check() const {
+    if (failed_.load(std::memory_order_acquire)) throw Aborted();
+  }
+
+  std::vector<std::thread> workers_;
+  std::vector<int> cpus_;
+  int spins_;
+  bool pinned_ = false;
+  int active_ = 1;
+  const std::function<void(int)>* job_ = nullptr;
+  Signal job_signal_;   // counts jobs; the top bit asks the workers to end
+  Signal done_;         // workers that finished the current job
+  Signal generation_;   // of the barrier
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<bool> failed_{false};
+  std::mutex failure_lock_;
+  std::exception_ptr failure_;
+};
+
+}  // namespace ckdist

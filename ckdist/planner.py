@@ -1,0 +1,94 @@
+"""From a model, a world and a machine to one plan: how each phase is cut, how much cache there is, which threads run.
+
+Today one layout serves both phases (TENSOR over all ranks). A plan can be printed and says why a choice was made.
+"""
+
+import sys
+from dataclasses import dataclass
+
+from ckdist import native, topology
+from ckdist.errors import CapacityError, ConfigError
+from ckdist.layout import SINGLE, TENSOR, Layout, Mesh
+from ckdist.program.batch import BLOCK_TOKENS
+from ckdist.program.executable import KV_TYPES, Limits, kv_bytes_per_block
+
+DEFAULT_CONTEXT = 8192  # tokens of one sequence, where the model allows more and the user did not say
+KV_SHARE = 0.5  # of the memory left beside the weights that the caches of several sequences may take unasked
+RESERVE = 256 << 20  # bytes per rank for everything that is neither weights nor cache
+
+SPINS = 20000  # polls of a flag before a thread sleeps: some 100 µs, longer than a barrier of ranks that have cores of their own
+SPINS_CROWDED = 20  # where threads outnumber CPUs, whoever waits must make room
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one rank will do. The same on every rank but for `mesh.rank` and `placement`."""
+
+    mesh: Mesh
+    prefill: Layout
+    decode: Layout
+    limits: Limits
+    threads: int
+    threads_batch: int
+    spins: int
+    placement: topology.Placement
+
+    def __str__(self) -> str:
+        cut = f"{self.decode.name} over {self.mesh.axes['tp']} ranks" if self.mesh.axes["tp"] > 1 else "one rank, nothing cut"
+        kv = f"{self.limits.num_blocks * BLOCK_TOKENS} tokens of {self.limits.kv_type} cache in blocks of {BLOCK_TOKENS}"
+        return f"{cut}; {self.threads} threads ({self.threads_batch} with prompts); {kv}; context {self.limits.context_length}"
+
+
+def gigabytes(n: float) -> str:
+    return f"{n / 2**30:.2f} GiB" if n >= 2**28 else f"{n / 2**20:.1f} MiB"
+
+
+def layout_for(world) -> tuple[Layout, Mesh]:
+    """Every rank takes part in one tensor-parallel group."""
+    return (TENSOR if world.size > 1 else SINGLE), Mesh({"tp": world.size}, world.rank)
+
+
+def kv_type(config) -> str:
+    """The cache's type. ConfigError unless keys and values have the same known one."""
+    if config.cache_type_k != config.cache_type_v:
+        raise ConfigError(f"--cache-type-k {config.cache_type_k} and --cache-type-v {config.cache_type_v} differ: give both the same type")
+    if config.cache_type_k not in KV_TYPES:
+        raise ConfigError(f"--cache-type-k {config.cache_type_k} is not known: use one of {', '.join(KV_TYPES)}")
+    return config.cache_type_k
+
+
+def make_plan(config, spec, world, weight_bytes: int) -> Plan:
+    """The plan for this rank; a collective call, every rank gets the same limits.
+
+    `weight_bytes`: what this rank's shard takes. Raises CapacityError when weights or cache do not fit the memory that is free,
+    with what would.
+    """
+    layout, mesh = layout_for(world)
+    threads = config.threads or topology.default_threads(world.local_size)
+    threads_batch = config.threads_batch or threads
+    placement = topology.place(world.local_rank, world.local_size, max(threads, threads_batch))
+    cache = kv_type(config)
+    per_block = kv_bytes_per_block(spec, layout, mesh, cache)
+    free = native.lib.ckdist_available_memory() // world.local_size - RESERVE
+    room = free - weight_bytes
+    if room < per_block:
+        raise CapacityError(f"the weights of rank {world.rank} take {gigabytes(weight_bytes)}, but {gigabytes(max(0, free))} are free for it: use more ranks on more hosts or a smaller quantisation")
+    context = config.ctx_size or min(spec.max_position, DEFAULT_CONTEXT)
+    if context > spec.max_position:
+        raise CapacityError(f"--ctx-size {context} is more than the {spec.max_position} positions of the model: --ctx-size {spec.max_position} is its longest")
+    budget = min(room, config.kv_memory) if config.kv_memory else room
+    wanted = context if config.ctx_size or config.kv_memory else BLOCK_TOKENS
+    holds = [budget // per_block * BLOCK_TOKENS if per_block else sys.maxsize, int(placement.crowded)]
+    everyone = world.gather(holds)
+    most, crowded = min(h[0] for h in everyone), any(h[1] for h in everyone)
+    if most < wanted:
+        raise CapacityError(
+            f"one sequence of --ctx-size {context} needs {gigabytes(-(-context // BLOCK_TOKENS) * per_block)} of {cache} cache on each rank, "
+            f"{gigabytes(budget)} are there for it: --ctx-size {most} would fit"
+        )
+    # All sequences at full length, if memory allows; what is given with --kv-memory is used whole.
+    total = most if config.kv_memory else min(config.parallel * context, max(context, int(most * KV_SHARE)), most)
+    context = min(context, total)
+    blocks = -(-total // BLOCK_TOKENS)
+    limits = Limits(min(config.ubatch_size, config.batch_size), config.parallel, context, blocks, cache)
+    return Plan(mesh, layout, layout, limits, threads, threads_batch, SPINS_CROWDED if crowded else SPINS, placement)

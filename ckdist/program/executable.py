@@ -1,0 +1,189 @@
+"""The native replay of a lowered program, seen from Python: rank 0 runs batches, the other ranks work until told to stop."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckdist import native
+from ckdist.layout import Layout, Mesh, model_dims
+from ckdist.program.batch import BLOCK_TOKENS, Batch
+from ckdist.program.lower import Lowered
+
+KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
+_KINDS = {"arena": 0, "slot": 1, "logits": 2, "activations": 3}
+_OPS = {"embed": 0, "prepare": 1, "linear": 2, "attend": 3}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the buffers are sized for."""
+
+    max_tokens: int  # per step
+    max_sequences: int
+    context_length: int  # of one sequence
+    num_blocks: int  # of BLOCK_TOKENS positions each, shared by all sequences
+    kv_type: str = "f16"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of this rank's first thread: in all steps, waiting at its own barriers, and in exchanges with other ranks."""
+
+    total: float
+    barrier: float
+    exchange: float
+    runs: int
+
+
+def heads_per_kv(spec, layout: Layout, mesh: Mesh) -> np.ndarray:
+    """int32 (local kv-heads,): how many of this rank's query heads share each of its kv-heads."""
+    dims = model_dims(spec, layout, mesh)
+    group = spec.num_heads // spec.num_kv_heads
+    begin, end = dims["heads"].share(mesh)
+    first, last = dims["kv_heads"].share(mesh)
+    return np.array([min(end, (kv + 1) * group) - max(begin, kv * group) for kv in range(first, last)], np.int32)
+
+
+def kv_bytes_per_block(spec, layout: Layout, mesh: Mesh, kv_type: str) -> int:
+    """Bytes that one block of BLOCK_TOKENS positions takes on this rank, over all layers."""
+    one = native.lib.ckdist_kv_block_bytes(KV_TYPES[kv_type], spec.head_dim)
+    return one * len(heads_per_kv(spec, layout, mesh)) * spec.num_layers
+
+
+class Executable:
+    """A lowered program bound to this rank's weights, cache and threads.
+
+    `matrices[i]` is the address of the native matrix for `lowered.matrices[i]`, `vectors[i]` that of the float32 elements for
+    `lowered.vectors[i]`; whoever made them keeps them alive. `threads` run decode, `threads_batch` steps with prompts. `cpus` pins them, one each, unless empty.
+    """
+
+    def __init__(self, lowered: Lowered, spec, layout: Layout, mesh: Mesh, group, matrices, vectors, limits: Limits, threads, threads_batch, cpus, spins):
+        self.spec, self.limits, self.group = spec, limits, group
+        self.max_tokens, self.max_sequences = limits.max_tokens, limits.max_sequences
+        self.num_blocks, self.context_length, self.vocab_size = limits.num_blocks, limits.context_length, spec.vocab_size
+        self.threads, self.threads_batch = threads, threads_batch
+        self._keep = [group]
+        program = self._program(lowered, layout, mesh, matrices, vectors)
+        out = native.ffi.new("struct ckdist_executable **")
+        pool = max(threads, threads_batch)
+        cpu_array = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= pool else native.ffi.NULL
+        native.check(native.lib.ckdist_executable_new(program, group.handle, pool, cpu_array, spins, out))
+        self._handle = out[0]
+        self._message = np.zeros(0, np.int32)
+
+    def _array(self, values, dtype: str):
+        array = native.ffi.new(dtype + "[]", values)
+        self._keep.append(array)
+        return array
+
+    def _program(self, lowered, layout, mesh, matrices, vectors):
+        ffi, spec, limits = native.ffi, self.spec, self.limits
+        pad = lambda values, n, fill: [*values, *[fill] * (n - len(values))]
+        steps = [
+            {
+                "op": _OPS[s.op],
+                "outputs_only": s.outputs_only,
+                "x": s.x,
+                "y": s.y,
+                "in": pad(s.inputs, 4, -1),
+                "out": pad(s.outputs, 4, -1),
+                "matrix": pad(s.matrices, 4, -1),
+                "vector": pad(s.vectors, 4, -1),
+                "i": pad(s.ints, 4, 0),
+                "f": pad(s.floats, 4, 0.0),
+            }
+            for s in lowered.steps
+        ]
+        values = [{"kind": _KINDS[b.kind], "format": b.format, "width": b.width, "place": b.place, "lead": b.lead} for b in lowered.buffers]
+        shared = heads_per_kv(spec, layout, mesh)
+        cos, sin = zip(*(self._rope(r) for r in (spec.rope, spec.rope_local)))
+        return ffi.new(
+            "struct ckdist_program *",
+            {
+                "steps": self._array(steps, "struct ckdist_step"),
+                "step_count": len(steps),
+                "values": self._array(values, "struct ckdist_value"),
+                "value_count": len(values),
+                "matrices": self._array([ffi.cast("void *", m) for m in matrices], "const void *"),
+                "matrix_count": len(matrices),
+                "vectors": self._array([ffi.cast("float *", v) for v in vectors], "const float *"),
+                "vector_count": len(vectors),
+                "arena_bytes": lowered.arena_bytes,
+                "max_tokens": limits.max_tokens,
+                "max_sequences": limits.max_sequences,
+                "max_outputs": limits.max_tokens,
+                "context_length": limits.context_length,
+                "vocab": spec.vocab_size,
+                "partial_floats": lowered.partial_width * limits.max_tokens,
+                "kv_type": KV_TYPES[limits.kv_type],
+                "layers": spec.num_layers,
+                "head_dim": spec.head_dim,
+                "heads": int(shared.sum()),
+                "kv_heads": len(shared),
+                "heads_per_kv": self._array(shared.tolist(), "int32_t"),
+                "blocks": limits.num_blocks,
+                "rope_cos": cos,
+                "rope_sin": sin,
+            },
+        )
+
+    def _rope(self, rope):
+        """cos and sin of every position: float32 (context_length, head_dim / 2) each."""
+        if rope is None:
+            return native.ffi.NULL, native.ffi.NULL
+        angles = np.arange(self.limits.context_length, dtype=np.float32)[:, None] * rope.inverse_frequencies.astype(np.float32)
+        tables = [np.ascontiguousarray(f(angles) * np.float32(rope.magnitude)) for f in (np.cos, np.sin)]
+        self._keep.append(tables)
+        return [native.pointer(t, "float *") for t in tables]
+
+    def run(self, batch: Batch) -> np.ndarray:
+        """Runs one step on all ranks, from rank 0; float32 (outputs, vocab) logits, valid until the next run.
+
+        Raises CommError when a rank died or stalled, naming it and the step.
+        """
+        tokens, runs, outputs = len(batch.token_ids), len(batch.runs), len(batch.output_tokens)
+        size = 5 + tokens + 3 * runs + len(batch.block_tables) + outputs
+        if len(self._message) < size:
+            self._message = np.zeros(2 * size, np.int32)
+        message = self._message
+        threads = self.threads if tokens == runs else self.threads_batch
+        message[:5] = tokens, runs, len(batch.block_tables), outputs, threads
+        at = 5
+        for part in (batch.token_ids, batch.runs.reshape(-1), batch.block_tables, batch.output_tokens):
+            message[at : at + len(part)] = part
+            at += len(part)
+        native.check(native.lib.ckdist_executable_run(self._handle, native.pointer(message, "int32_t *"), size))
+        address = native.lib.ckdist_executable_logits(self._handle)
+        buffer = native.ffi.buffer(address, outputs * self.vocab_size * 4)
+        return np.frombuffer(buffer, np.float32).reshape(outputs, self.vocab_size)
+
+    def work(self) -> None:
+        """Ranks other than 0: runs every batch that rank 0 publishes; returns when rank 0 stops."""
+        native.check(native.lib.ckdist_executable_work(self._handle))
+
+    def check_peers(self) -> None:
+        """CommError when a peer is known to be dead; for the times when no step runs."""
+        self.group.check_peers()
+
+    def stop(self) -> None:
+        """Rank 0: the other ranks return from work()."""
+        native.check(native.lib.ckdist_executable_stop(self._handle))
+
+    def times(self, reset: bool = False) -> Times:
+        out = native.ffi.new("struct ckdist_times *")
+        native.lib.ckdist_executable_times(self._handle, out, reset)
+        return Times(out.total, out.barrier, out.exchange, out.runs)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of this rank's cache."""
+        return native.lib.ckdist_executable_kv_bytes(self._handle)
+
+    def close(self) -> None:
+        """Frees threads, buffers and cache; the weights are the loader's."""
+        if self._handle is not None:
+            native.lib.ckdist_executable_free(self._handle)
+            self._handle = None
+
+
+__all__ = ["BLOCK_TOKENS", "Executable", "Limits", "Times", "heads_per_kv", "kv_bytes_per_block"]

@@ -1,0 +1,73 @@
+"""A traced forward as data: a flat list of instructions over named, shaped values, with a text form to read and compare.
+
+A program says nothing of one rank: every rank of a layout has the same text, so a hash of it shows whether two ranks agree.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckdist.layout import Dim
+
+
+@dataclass(frozen=True)
+class Value:
+    """A named array. `partial` is the mesh axis over which the ranks' arrays must be summed to be the value, or None."""
+
+    name: str
+    dims: tuple[Dim, ...]
+    dtype: str = "f32"
+    partial: str | None = None
+
+    def __str__(self) -> str:
+        return f"%{self.name}: {self.dtype}[{', '.join(map(str, self.dims))}]" + (f" partial({self.partial})" if self.partial else "")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter by its Hugging Face name. Its bytes stay in the checkpoint's own type."""
+
+    name: str
+    dims: tuple[Dim, ...]
+
+    def __str__(self) -> str:
+        return f"@{self.name}"
+
+
+@dataclass(frozen=True)
+class Instr:
+    """outputs = op(inputs; weights, attrs)."""
+
+    op: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    weights: tuple[Weight | None, ...] = ()
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        operands = [f"%{v.name}" for v in self.inputs] + ["-" if w is None else str(w) for w in self.weights]
+        attrs = "".join(f", {k}={v:g}" if isinstance(v, float) else f", {k}={v}" for k, v in self.attrs.items())
+        return f"{', '.join(map(str, self.outputs))} = {self.op}({', '.join(operands)}{attrs})"
+
+
+@dataclass(frozen=True)
+class Program:
+    """`inputs` and `outputs` are values; `str(program)` is its golden text."""
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    instrs: tuple[Instr, ...]
+
+    def __str__(self) -> str:
+        head = f"program({', '.join(map(str, self.inputs))})"
+        return "\n".join([head, *(f"  {i}" for i in self.instrs), f"  return {', '.join('%' + v.name for v in self.outputs)}"]) + "\n"
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """Every weight once, in the order of first use."""
+        return tuple(dict.fromkeys(w for i in self.instrs for w in i.weights if w is not None))
+
+    def digest(self) -> str:
+        """Hex digest of the text: two ranks with different digests would run different collectives."""
+        return hashlib.sha256(str(self).encode()).hexdigest()

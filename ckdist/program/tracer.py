@@ -1,0 +1,92 @@
+"""Tracing: a forward written once in Python is called with a `Tracer` and leaves a `Program`.
+
+Every method appends one instruction (or none, where a layout does not need it) and returns the values. There is no ambient
+state: what is recorded is what was called on this object.
+"""
+
+from ckdist.layout import Dim, Layout, Mesh, model_dims
+from ckdist.program.ops import OPS
+from ckdist.program.program import Instr, Program, Value, Weight
+
+
+class Tracer:
+    """`g` in a forward. `g.dims` are the model's named dimensions under the layout."""
+
+    def __init__(self, spec, layout: Layout, mesh: Mesh):
+        self.dims = model_dims(spec, layout, mesh)
+        self._instrs: list[Instr] = []
+        self._names: dict[str, int] = {}
+
+    def _emit(self, op: str, inputs: tuple[Value, ...], weights: tuple[Weight | None, ...] = (), names=None, **attrs):
+        inferred = OPS[op].infer(inputs, weights, attrs)
+        outputs = tuple(Value(self._fresh(name), dims, partial=partial) for name, (dims, partial) in zip(names or [op] * len(inferred), inferred))
+        attrs.pop("dim", None)
+        self._instrs.append(Instr(op, inputs, outputs, weights, attrs))
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    def _fresh(self, name: str) -> str:
+        count = self._names[name] = self._names.get(name, -1) + 1
+        return f"{name}.{count}"
+
+    def weight(self, name: str, *dims: str) -> Weight:
+        """The weight `name` with the model's named dimensions."""
+        return Weight(name, tuple(self.dims[d] for d in dims))
+
+    def embed(self, ids: Value, table: Weight) -> Value:
+        """(tokens,) ids -> (tokens, hidden); partial where the vocabulary is cut."""
+        return self._emit("embed", (ids,), (table,))
+
+    def linear(self, x: Value, *weights: Weight, bias=(), names=None):
+        """x @ w.T (+ bias) for each weight, all read from one prepared input; partial where the input dimension is cut."""
+        biases = tuple(bias) or (None,) * len(weights)
+        return self._emit("linear", (x,), (*weights, *biases), names=names)
+
+    def rms_norm(self, x: Value, w: Weight, eps: float) -> Value:
+        """Over the last dimension, or per head where `w` has one head's size."""
+        return self._emit("rms_norm", (x,), (w,), names=["norm"], eps=eps)
+
+    def rope(self, x: Value, table: str) -> Value:
+        """Rotates every head; `table` is "global" or "local"."""
+        return self._emit("rope", (x,), table=table)
+
+    def attend(self, q: Value, k: Value, v: Value, *, layer: int, scale: float, soft_cap: float, window: int) -> Value:
+        """Causal attention of layer `layer` over its cache, which k and v extend."""
+        return self._emit("attend", (q, k, v), names=["o"], layer=layer, scale=scale, soft_cap=soft_cap, window=window)
+
+    def gated(self, gate: Value, up: Value, function: str) -> Value:
+        """function(gate) * up."""
+        return self._emit("gated", (gate, up), names=["act"], function=function)
+
+    def add(self, x: Value, y: Value) -> Value:
+        return self._emit("add", (x, y), names=["x"])
+
+    def scale(self, x: Value, factor: float) -> Value:
+        """x * factor; nothing where the factor is 1."""
+        return x if factor == 1.0 else self._emit("scale", (x,), factor=factor)
+
+    def soft_cap(self, x: Value, cap: float) -> Value:
+        """cap * tanh(x / cap); nothing where the cap is 0."""
+        return x if cap == 0.0 else self._emit("soft_cap", (x,), cap=cap)
+
+    def take(self, x: Value) -> Value:
+        """The rows whose logits are wanted: (tokens, n) -> (outputs, n)."""
+        return self._emit("take", (x,), dim=self.dims["outputs"])
+
+    def reduce(self, x: Value) -> Value:
+        """An all_reduce where x is partial; else nothing."""
+        return self._emit("all_reduce", (x,), names=["sum"], axis=x.partial) if x.partial else x
+
+    def gather(self, x: Value) -> Value:
+        """An all_gather where the last dimension is cut; else nothing."""
+        return self._emit("all_gather", (x,), names=["all"], axis=x.dims[-1].axis) if x.dims[-1].axis else x
+
+
+def trace(forward, spec, layout: Layout, mesh: Mesh) -> Program:
+    """The program of `forward(g, ids, spec)` under a layout. LayoutError where the forward lacks a collective that it needs."""
+    g = Tracer(spec, layout, mesh)
+    ids = Value("ids", (g.dims["tokens"],), "i32")
+    logits = forward(g, ids, spec)
+    return Program((ids,), (logits,), tuple(g._instrs))
+
+
+__all__ = ["Dim", "Tracer", "trace"]

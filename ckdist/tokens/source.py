@@ -1,0 +1,13 @@
+"""The tokenizer that comes with a model, whichever kind of model it is."""
+
+from pathlib import Path
+
+from ckdist.tokens.folder import load_tokenizer
+from ckdist.tokens.gguf import tokenizer_from_gguf
+from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.weights.gguf import read_gguf
+
+
+def tokenizer_of(model: str | Path) -> Tokenizer:
+    """The tokenizer of a GGUF file or of a folder. Raises ModelFileError where there is none that can be read."""
+    return load_tokenizer(model) if Path(model).is_dir() else tokenizer_from_gguf(read_gguf(Path(model)).metadata)

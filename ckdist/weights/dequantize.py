@@ -1,0 +1,135 @@
+"""Block formats of GGUF turned into float32 by numpy: the definition of what stored bytes mean, and slow.
+
+The runtime computes on the blocks themselves; this serves the numpy reference and tests. In every function `b` is
+uint8 (blocks, block_bytes) and the result float32 (blocks, block_elements). Layouts: ggml's block structs.
+"""
+
+import numpy as np
+
+from ckdist.weights import dtypes
+
+IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+
+
+def dequantize(data: np.ndarray, type_number: int, cols: int) -> np.ndarray:
+    """float32 (rows, cols) from `data`, uint8 of whole rows of `cols` elements in the type of GGUF's number."""
+    tensor_type = dtypes.BY_NUMBER[type_number]
+    blocks = np.ascontiguousarray(data).reshape(-1, tensor_type.block_bytes)
+    with np.errstate(over="ignore", invalid="ignore"):  # what a damaged scale makes of a weight is for the caller to see
+        return _FUNCTIONS[tensor_type](blocks).reshape(-1, cols)
+
+
+def _f16(b: np.ndarray) -> np.ndarray:
+    """The half-precision numbers in `b` (blocks, 2 n), as float32 (blocks, n)."""
+    return np.ascontiguousarray(b).view("<f2").astype(np.float32)
+
+
+def _nibbles(qs: np.ndarray) -> np.ndarray:
+    """(..., n) bytes to (..., 2, n): low halves, then high halves."""
+    return np.stack([qs & 15, qs >> 4], axis=-2)
+
+
+def _f32_blocks(b: np.ndarray) -> np.ndarray:
+    return b.view("<f4").astype(np.float32)
+
+
+def _bf16_blocks(b: np.ndarray) -> np.ndarray:
+    return (b.view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def _q4_0(b: np.ndarray) -> np.ndarray:
+    q = _nibbles(b[:, 2:]).reshape(-1, 32)
+    return _f16(b[:, :2]) * (q.astype(np.float32) - 8)
+
+
+def _q4_1(b: np.ndarray) -> np.ndarray:
+    q = _nibbles(b[:, 4:]).reshape(-1, 32)
+    return _f16(b[:, :2]) * q + _f16(b[:, 2:4])
+
+
+def _q5_codes(qh: np.ndarray, qs: np.ndarray) -> np.ndarray:
+    """5-bit codes (blocks, 32) of 32 high bits and 16 bytes of low nibbles."""
+    high = np.unpackbits(qh, axis=1, bitorder="little")
+    return (_nibbles(qs).reshape(-1, 32) | high << 4).astype(np.float32)
+
+
+def _q5_0(b: np.ndarray) -> np.ndarray:
+    return _f16(b[:, :2]) * (_q5_codes(b[:, 2:6], b[:, 6:]) - 16)
+
+
+def _q5_1(b: np.ndarray) -> np.ndarray:
+    return _f16(b[:, :2]) * _q5_codes(b[:, 4:8], b[:, 8:]) + _f16(b[:, 2:4])
+
+
+def _q8_0(b: np.ndarray) -> np.ndarray:
+    return _f16(b[:, :2]) * b[:, 2:].view(np.int8)
+
+
+def _two_bits(qs: np.ndarray) -> np.ndarray:
+    """(blocks, 64) bytes to codes (blocks, 16 groups, 16): halves of 32 bytes hold four planes of 2 bits."""
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    return (qs.reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 16, 16)
+
+
+def _q2_k(b: np.ndarray) -> np.ndarray:
+    scales, q, d, dmin = b[:, :16], _two_bits(b[:, 16:80]), _f16(b[:, 80:82]), _f16(b[:, 82:84])
+    return ((d * (scales & 15))[:, :, None] * q - (dmin * (scales >> 4))[:, :, None]).reshape(-1, 256)
+
+
+def _q3_k(b: np.ndarray) -> np.ndarray:
+    hmask, q, packed, d = b[:, :32], _two_bits(b[:, 32:96]), b[:, 96:108], _f16(b[:, 108:110])
+    low = _nibbles(packed[:, :8]).reshape(-1, 16)
+    high = (packed[:, None, 8:] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3).reshape(-1, 16)
+    scales = (low | high << 4).astype(np.float32) - 32
+    bits = (hmask[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(-1, 16, 16)
+    codes = (q | bits << 2).astype(np.float32) - 4  # a missing high bit takes 4 off
+    return ((d * scales)[:, :, None] * codes).reshape(-1, 256)
+
+
+def _scales_and_minima(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eight 6-bit scales and eight 6-bit minima, each (blocks, 8), of 12 bytes."""
+    a, b, c = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = np.concatenate([a & 63, c & 15 | a >> 6 << 4], axis=1)
+    minima = np.concatenate([b & 63, c >> 4 | b >> 6 << 4], axis=1)
+    return scales, minima
+
+
+def _k45(b: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """codes (blocks, 8, 32) scaled by the super-block that begins `b`."""
+    scales, minima = _scales_and_minima(b[:, 4:16])
+    d, dmin = _f16(b[:, :2]), _f16(b[:, 2:4])
+    return ((d * scales)[:, :, None] * codes - (dmin * minima)[:, :, None]).reshape(-1, 256)
+
+
+def _q4_k(b: np.ndarray) -> np.ndarray:
+    return _k45(b, _nibbles(b[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32))
+
+
+def _q5_k(b: np.ndarray) -> np.ndarray:
+    high = b[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    return _k45(b, _nibbles(b[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32) | high << 4)
+
+
+def _q6_k(b: np.ndarray) -> np.ndarray:
+    low = _nibbles(b[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
+    high = b[:, 128:192].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    codes = (low | high << 4).reshape(-1, 16, 16).astype(np.float32) - 32
+    return ((_f16(b[:, 208:]) * b[:, 192:208].view(np.int8))[:, :, None] * codes).reshape(-1, 256)
+
+
+def _iq4_nl(b: np.ndarray) -> np.ndarray:
+    return _f16(b[:, :2]) * IQ4_VALUES[_nibbles(b[:, 2:]).reshape(-1, 32)]
+
+
+def _iq4_xs(b: np.ndarray) -> np.ndarray:
+    low = np.stack([b[:, 4:8] & 15, b[:, 4:8] >> 4], axis=2).reshape(-1, 8)
+    high = np.ascontiguousarray(b[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    scales = _f16(b[:, :2]) * ((low | high << 4).astype(np.float32) - 32)
+    return (scales[:, :, None] * IQ4_VALUES[_nibbles(b[:, 8:].reshape(-1, 8, 16)).reshape(-1, 8, 32)]).reshape(-1, 256)
+
+
+_FUNCTIONS = {
+    dtypes.F32: _f32_blocks, dtypes.F16: _f16, dtypes.BF16: _bf16_blocks, dtypes.Q4_0: _q4_0, dtypes.Q4_1: _q4_1,
+    dtypes.Q5_0: _q5_0, dtypes.Q5_1: _q5_1, dtypes.Q8_0: _q8_0, dtypes.Q2_K: _q2_k, dtypes.Q3_K: _q3_k, dtypes.Q4_K: _q4_k,
+    dtypes.Q5_K: _q5_k, dtypes.Q6_K: _q6_k, dtypes.IQ4_NL: _iq4_nl, dtypes.IQ4_XS: _iq4_xs,
+}  # fmt: skip

@@ -1,0 +1,56 @@
+"""JSON written by strangers: bounded size, bounded number of items, no duplicate keys, one clear line on failure."""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+from ckdist.errors import ModelFileError
+
+MAX_BYTES = 64 << 20
+MAX_ITEMS = 1 << 22  # counted as commas, which bounds the memory of the parsed value
+_MAX_DIGITS = 30
+
+
+def read_json_object(path: str | os.PathLike) -> dict[str, Any]:
+    """The JSON object in the file at `path`; ModelFileError when it is not one, or is larger than MAX_BYTES."""
+    path = pathlib.Path(path)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as e:
+        raise ModelFileError(f"{path} cannot be read: {e.strerror or e}") from None
+    if len(data) > MAX_BYTES:
+        raise ModelFileError(f"{path} has more than the {MAX_BYTES} bytes allowed for JSON")
+    return parse_json_object(data, str(path))
+
+
+def parse_json_object(data: bytes, where: str) -> dict[str, Any]:
+    """The JSON object in `data`; the ModelFileError begins with `where`."""
+    items = data.count(b",")
+    if items > MAX_ITEMS:
+        raise ModelFileError(f"{where} has {items} items, more than the {MAX_ITEMS} allowed")
+    try:
+        value = json.loads(data, object_pairs_hook=_unique, parse_int=_integer)
+    except RecursionError:
+        raise ModelFileError(f"{where} is not JSON that can be read: it is nested too deep") from None
+    except ValueError as e:  # JSONDecodeError and UnicodeDecodeError are among these
+        raise ModelFileError(f"{where} is not JSON: {str(e)[:200]}") from None
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{where} is not a JSON object but {type(value).__name__}")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"key {twice!r} stands there twice")
+    return result
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits, more than the {_MAX_DIGITS} allowed")
+    return int(digits)

@@ -1,0 +1,208 @@
+"""A rank's share of a checkpoint, from its files into packed tiles in local memory.
+
+Plan first (`add_matrix`, `add_vector`), then `load`: one arena is allocated and native threads fill it. Handles then give
+the addresses that the runtime computes on; they live as long as the ShardLoader. It does not decide who holds what.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+from ckdist.errors import ConfigError, LayoutError
+from ckdist.models.tensors import EMBEDDING, OUTPUT
+from ckdist.native import check, ffi, lib, pointer
+from ckdist.weights import dtypes
+from ckdist.weights.checkpoint import Checkpoint, TensorSource
+from ckdist.weights.dequantize import dequantize
+
+log = logging.getLogger(__name__)
+
+QUANTIZATIONS = {"q8_0": dtypes.Q8_0, "q4_k": dtypes.Q4_K}
+_POLL_MILLISECONDS = 100
+
+
+class MatrixHandle:
+    """One planned matrix: rows x cols of `type` (ggml number), packed; where it lies once loaded."""
+
+    def __init__(self, loader: "ShardLoader", index: int, type_number: int, rows: int, cols: int):
+        self._loader = loader  # keeps the arena alive
+        self._index = index
+        self.type = type_number
+        self.rows = rows
+        self.cols = cols
+
+    @property
+    def address(self) -> int:
+        """Of the native `struct ckdist_matrix`."""
+        return int(ffi.cast("intptr_t", self._struct()))
+
+    @property
+    def bytes(self) -> int:
+        """That its tiles take in the arena."""
+        matrix = self._struct()
+        return (matrix.rows + 15) // 16 * matrix.tile_bytes
+
+    def _struct(self):
+        return lib.ckdist_loader_matrix(self._loader.native_loaded(), self._index)
+
+
+class VectorHandle:
+    """One planned vector of `size` float32; where it lies once loaded."""
+
+    def __init__(self, loader: "ShardLoader", index: int, size: int):
+        self._loader = loader
+        self._index = index
+        self.size = size
+        self.bytes = 4 * size
+
+    @property
+    def address(self) -> int:
+        """Of its first float."""
+        return int(ffi.cast("intptr_t", self._pointer()))
+
+    def numpy(self) -> np.ndarray:
+        """A copy, float32 (size,)."""
+        return np.frombuffer(ffi.buffer(self._pointer(), self.bytes), np.float32).copy()
+
+    def _pointer(self):
+        return lib.ckdist_loader_vector(self._loader.native_loaded(), self._index)
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What `load` did: bytes wanted of the files, bytes that the arena holds, seconds."""
+
+    source_bytes: int
+    arena_bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        rate = self.source_bytes / 1e9 / max(self.seconds, 1e-9)
+        return f"loaded {self.source_bytes / 1e9:.2f} GB into {self.arena_bytes / 1e9:.2f} GB in {self.seconds:.2f} s, {rate:.2f} GB/s"
+
+
+class ShardLoader:
+    """Loads parts of `checkpoint` with `threads` native threads.
+
+    `quantize`: None, or q8_0 or q4_k for the matrices that the files hold in F32, F16 or BF16. With q4_k the embedding
+    and the output matrix become q8_0, and so does a matrix whose rows Q4_K's blocks of 256 do not divide.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, threads: int, quantize: str | None = None):
+        if quantize is not None and quantize not in QUANTIZATIONS:
+            raise ConfigError(f"quantize is {quantize!r}; it must be one of {', '.join(QUANTIZATIONS)}")
+        self.checkpoint = checkpoint
+        self.threads = threads
+        self.quantize = quantize
+        self._files = {path: i for i, path in enumerate(sorted({source.file for source in checkpoint.tensors.values()}))}
+        self._planned: dict[tuple, MatrixHandle | VectorHandle] = {}
+        self._loaded = False
+        paths = [ffi.new("char[]", str(path).encode(errors="surrogateescape")) for path in self._files]
+        out = ffi.new("ckdist_loader **")
+        check(lib.ckdist_loader_create(ffi.new("char *[]", paths), len(paths), out))
+        self._native = ffi.gc(out[0], lib.ckdist_loader_free)
+
+    def type_of(self, name: str) -> int:
+        """The ggml number of the type in which matrix `name` will be packed; column cuts are whole blocks of it."""
+        source = self.checkpoint.tensors[name]
+        wanted = QUANTIZATIONS.get(self.quantize)
+        if wanted is None or dtypes.BY_NUMBER[source.type] not in dtypes.FLOATS:
+            return source.type
+        if wanted is dtypes.Q4_K and (name in (EMBEDDING, OUTPUT) or source.shape[1] % wanted.block_elements):
+            wanted = dtypes.Q8_0
+        return wanted.number if source.shape[1] % wanted.block_elements == 0 else source.type
+
+    def add_matrix(self, name: str, row_ranges: Sequence[tuple[int, int]], col_range: tuple[int, int] | None = None) -> MatrixHandle:
+        """Plan the rows of `row_ranges`, one range after the other, and columns [begin, end) of `name` (None: all).
+
+        The same part of the same tensor is planned once; tied embeddings are one tensor. Raises LayoutError when the
+        columns are not whole blocks of `type_of(name)`.
+        """
+        source = self.checkpoint.tensors[name]
+        rows, cols = source.shape
+        ranges = tuple((int(begin), int(end)) for begin, end in row_ranges)
+        begin, end = (0, cols) if col_range is None else map(int, col_range)
+        key = (source.name, ranges, begin, end)
+        if key in self._planned:
+            return self._planned[key]
+        packed = dtypes.BY_NUMBER[self.type_of(name)]
+        block = max(packed.block_elements, dtypes.BY_NUMBER[source.type].block_elements)
+        if begin % block or end % block:
+            raise LayoutError(f"columns [{begin}, {end}) of {name} cannot be cut from {packed.name}, which has blocks of {block}: cut at multiples of {block}")
+        range_array = np.array(ranges, np.int64).reshape(-1, 2)
+        name_bytes = ffi.new("char[]", name.encode())
+        plan = ffi.new("struct ckdist_matrix_plan *", {
+            "name": name_bytes, "file": self._files[source.file], "source_type": source.type, "packed_type": packed.number,
+            "head_rows": source.head_rows, "offset": source.offset, "rows": rows, "cols": cols, "col_begin": begin, "col_end": end,
+            "row_ranges": pointer(range_array, "int64_t *"), "range_count": len(ranges),
+        })  # fmt: skip
+        index = check(lib.ckdist_loader_add_matrix(self._native, plan))
+        handle = MatrixHandle(self, index, packed.number, sum(e - b for b, e in ranges), end - begin)
+        self._planned[key] = handle
+        return handle
+
+    def add_vector(self, name: str, begin: int = 0, end: int | None = None) -> VectorHandle:
+        """Plan elements [begin, end) of vector `name` as float32 (None: to its end). The same part is planned once."""
+        source = self.checkpoint.tensors[name]
+        (size,) = source.shape
+        end = size if end is None else end
+        key = (source.name, int(begin), int(end))
+        if key in self._planned:
+            return self._planned[key]
+        name_bytes = ffi.new("char[]", name.encode())
+        plan = ffi.new("struct ckdist_vector_plan *", {
+            "name": name_bytes, "file": self._files[source.file], "source_type": source.type, "head_rows": source.head_rows,
+            "plus_one": source.plus_one, "offset": source.offset, "size": size, "begin": begin, "end": end,
+        })  # fmt: skip
+        handle = VectorHandle(self, check(lib.ckdist_loader_add_vector(self._native, plan)), end - begin)
+        self._planned[key] = handle
+        return handle
+
+    @property
+    def planned_bytes(self) -> int:
+        """That the arena will hold."""
+        return lib.ckdist_loader_arena_bytes(self._native)
+
+    def load(self, progress: bool | None = None) -> LoadReport:
+        """Allocate the arena and read everything that was planned; call it once.
+
+        `progress`: show a bar; None: where standard error is a terminal. Raises CapacityError when there is not memory
+        enough, and ModelFileError when a file has become shorter or a value cannot be quantised.
+        """
+        began = time.perf_counter()
+        total = lib.ckdist_loader_source_bytes(self._native)
+        shown = sys.stderr.isatty() if progress is None else progress
+        check(lib.ckdist_loader_start(self._native, self.threads))
+        with tqdm(total=total, unit="B", unit_scale=True, desc="loading", disable=not shown, leave=False) as bar:
+            while not check(lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)):
+                bar.update(lib.ckdist_loader_progress(self._native) - bar.n)
+            bar.update(total - bar.n)
+        self._loaded = True
+        report = LoadReport(total, self.planned_bytes, time.perf_counter() - began)
+        log.info("%s with %d threads", report, self.threads)
+        return report
+
+    def native_loaded(self):
+        """The native loader, once everything is loaded; before, handles have no address."""
+        assert self._loaded, "load() comes before the addresses of what it loads"
+        return self._native
+
+    def dequantize(self, name: str) -> np.ndarray:
+        """The whole tensor as float32 (out, in) or (n,), read from its file: for the numpy reference and small models."""
+        return read_tensor(self.checkpoint.tensors[name])
+
+
+def read_tensor(source: TensorSource) -> np.ndarray:
+    """All of one weight as float32, in the order of rows and with the offset that its name means."""
+    with open(source.file, "rb") as file:
+        file.seek(source.offset)
+        data = np.frombuffer(file.read(source.nbytes), np.uint8)
+    values = dequantize(data, source.type, source.shape[-1]).reshape(source.shape)
+    if source.row_order is not None:
+        values = values[source.row_order]
+    return values + np.float32(1) if source.plus_one else values

@@ -1,0 +1,120 @@
+"""Reads the headers of safetensors files, single or indexed: where each tensor lies. It reads no tensor data.
+
+Format: https://github.com/huggingface/safetensors#format. Every length, offset and shape is checked against the file.
+"""
+
+import os
+import pathlib
+from dataclasses import dataclass
+from typing import Any
+
+from ckdist.errors import ModelFileError
+from ckdist.weights.json_file import parse_json_object, read_json_object
+
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_TENSORS = 1 << 16
+MAX_DIMENSIONS = 8
+MAX_DIMENSION = 1 << 40
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+_ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where one tensor lies. `shape` is row-major, the contiguous dimension last."""
+
+    name: str
+    dtype: str  # the format's name: F32, F16, BF16, ...
+    shape: tuple[int, ...]
+    file: pathlib.Path
+    offset: int  # bytes from the start of the file
+    nbytes: int
+
+
+def read_folder(folder: str | os.PathLike) -> dict[str, StoredTensor]:
+    """The tensors of `model.safetensors`, or of the files that `model.safetensors.index.json` names, in `folder`.
+
+    Raises ModelFileError when neither is there, a file is missing or damaged, or the index names a tensor or file that
+    is not there or lies outside of the folder.
+    """
+    folder = pathlib.Path(folder)
+    if (folder / SINGLE_FILE).is_file():
+        return read_safetensors(folder / SINGLE_FILE)
+    index_path = folder / INDEX_FILE
+    if not index_path.is_file():
+        raise ModelFileError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+    weight_map = read_json_object(index_path).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelFileError(f"{index_path} has no 'weight_map' of tensor names to file names")
+    stored: dict[str, dict[str, StoredTensor]] = {}
+    for name in sorted(set(weight_map.values())):
+        if not name.endswith(".safetensors") or "/" in name or "\\" in name or "\0" in name:
+            raise ModelFileError(f"{index_path} names {name!r}, which is not the name of a safetensors file in its folder")
+        if not (folder / name).is_file():
+            raise ModelFileError(f"{folder / name} is missing: {INDEX_FILE} names it among {len(set(weight_map.values()))} files")
+        stored[name] = read_safetensors(folder / name)
+    tensors = {}
+    for name, file in weight_map.items():
+        if name not in stored[file]:
+            raise ModelFileError(f"{index_path} says that tensor {name!r} is in {file}, but it is not among the {len(stored[file])} there")
+        tensors[name] = stored[file][name]
+    return tensors
+
+
+def read_safetensors(path: str | os.PathLike) -> dict[str, StoredTensor]:
+    """The tensors of one safetensors file; ModelFileError when its header lies about the file."""
+    path = pathlib.Path(path)
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > size - 8:
+                raise ModelFileError(f"{path}: the header has {length} bytes, but the file has {size}: it is truncated or not safetensors")
+            if length > MAX_HEADER_BYTES:
+                raise ModelFileError(f"{path}: the header has {length} bytes, more than the {MAX_HEADER_BYTES} allowed")
+            data = file.read(length)
+    except OSError as e:
+        raise ModelFileError(f"{path} cannot be read: {e.strerror or e}") from None
+    header = parse_json_object(data, f"{path}: the header")
+    header.pop("__metadata__", None)
+    if len(header) > MAX_TENSORS:
+        raise ModelFileError(f"{path} has {len(header)} tensors, more than the {MAX_TENSORS} allowed")
+    tensors = {name: _stored(path, name, entry, 8 + length, size) for name, entry in header.items()}
+    end, last = 0, None
+    for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.nbytes)):
+        if tensor.offset < end:
+            raise ModelFileError(f"{path}: tensor {tensor.name!r} begins at byte {tensor.offset}, before {last!r} ends at {end}")
+        end, last = tensor.offset + tensor.nbytes, tensor.name
+    return tensors
+
+
+def _stored(path: pathlib.Path, name: str, entry: Any, data_start: int, size: int) -> StoredTensor:
+    where = f"{path}: tensor {name[:200]!r}"
+    if not isinstance(entry, dict):
+        raise ModelFileError(f"{where} is described by {type(entry).__name__}, not by an object")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
+        raise ModelFileError(f"{where} has dtype {str(dtype)[:40]!r}; the known ones are {', '.join(_ITEM_BYTES)}")
+    if not _is_integers(shape) or len(shape) > MAX_DIMENSIONS or not all(0 <= n <= MAX_DIMENSION for n in shape):
+        raise ModelFileError(f"{where} has shape {str(shape)[:200]}; it must be a list of up to {MAX_DIMENSIONS} numbers up to {MAX_DIMENSION}")
+    if not _is_integers(offsets) or len(offsets) != 2 or not 0 <= offsets[0] <= offsets[1]:
+        raise ModelFileError(f"{where} has data_offsets {str(offsets)[:200]}; they must be two ascending numbers")
+    begin, end = offsets
+    if data_start + end > size:
+        raise ModelFileError(f"{where} ends at byte {data_start + end}, but the file has {size} bytes: it is truncated or damaged")
+    nbytes = _ITEM_BYTES[dtype]
+    for n in shape:
+        nbytes *= n
+    if nbytes != end - begin:
+        raise ModelFileError(f"{where} of shape {shape} and dtype {dtype} takes {nbytes} bytes, but data_offsets give it {end - begin}")
+    return StoredTensor(name, dtype, tuple(shape), path, data_start + begin, nbytes)
+
+
+def _is_integers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int for n in value)

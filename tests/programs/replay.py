@@ -1,0 +1,68 @@
+"""A rank program: the native replay of small random models against the numpy interpreter, over every kind of group."""
+
+import sys
+
+import numpy as np
+
+from ckdist import native
+from ckdist.comm.world import open_group, start_world
+from ckdist.engine.single import SingleSequence
+from ckdist.layout import SINGLE, TENSOR, Mesh
+from ckdist.models.decoder import forward
+from ckdist.program.executable import Executable, Limits
+from ckdist.program.interpreter import Interpreter
+from ckdist.program.lower import lower
+from ckdist.program.tracer import trace
+from tests.test_layout import spec
+from tests.test_program import FAMILIES, weights_of
+
+lib, ffi = native.lib, native.ffi
+F32 = 0
+
+
+def packed(array: np.ndarray):
+    """A native matrix of a float32 (rows, cols) array, and what must stay alive with it."""
+    rows, cols = array.shape
+    tile_bytes = lib.ckdist_tile_bytes(ffi.NULL, F32, cols)
+    size = (rows + 15) // 16 * tile_bytes
+    room = np.zeros(size + 64, np.uint8)
+    tiles = room[-room.ctypes.data % 64 :][:size]
+    native.check(lib.ckdist_pack(ffi.NULL, F32, rows, cols, native.pointer(array, "uint8_t *"), array.nbytes, native.pointer(tiles, "uint8_t *"), size))
+    return ffi.new("struct ckdist_matrix *", [F32, rows, cols, tile_bytes, native.pointer(tiles, "uint8_t *")]), room
+
+
+def check(world, family: str, transport: str, threads: int, chunk: int) -> float:
+    """Largest difference of logits over a prompt and what follows it from the cache."""
+    s = spec(**FAMILIES[family])
+    mesh = Mesh({"tp": world.size}, world.rank)
+    layout = TENSOR if world.size > 1 else SINGLE
+    program = trace(forward, s, layout, mesh)
+    weights = weights_of(program)
+    lowered = lower(program, mesh, lambda name: 0, lambda name: 1, chunk)
+    keep = [packed(np.ascontiguousarray(weights[name][r[0] : r[1], c[0] : c[1]])) for name, r, c in lowered.matrices]
+    matrices = [int(ffi.cast("intptr_t", m)) for m, _ in keep]
+    vectors = [np.ascontiguousarray(weights[name][begin:end]) for name, (begin, end) in lowered.vectors]
+    group = open_group(world, 20, 10.0, transport)
+    executable = Executable(lowered, s, layout, mesh, group, matrices, [v.ctypes.data for v in vectors], Limits(chunk, 4, 128, 8, "f32"), threads, threads, (), 20)
+    worst = 0.0
+    if world.rank == 0:
+        expected, sequence = Interpreter(program, s, mesh, weights.get), SingleSequence(executable)
+        for ids in (np.arange(40), [3], [4, 5], [6, 7, 8]):
+            worst = max(worst, float(np.abs(sequence.feed(ids) - expected.run(ids)).max()))
+        executable.stop()
+    else:
+        executable.work()
+    executable.close()
+    return worst
+
+
+world = start_world()
+for family in FAMILIES:
+    for transport in ["auto", "mpi"] if world.size > 1 else ["auto"]:
+        for threads, chunk in ((1, 64), (3, 16)):
+            worst = check(world, family, transport, threads, chunk)
+            if world.rank == 0:
+                print(f"{family} {transport} {threads} {worst:.2e}")
+                if worst > 5e-7:
+                    sys.exit(f"{family} over {transport} with {threads} threads differs by {worst}")
+world.close()

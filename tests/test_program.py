@@ -1,0 +1,94 @@
+"""The program: its golden text, its meaning under any number of ranks, and what lowering makes of it."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from ckdist.layout import SINGLE, TENSOR, Mesh
+from ckdist.models.decoder import forward
+from ckdist.program.interpreter import Interpreter
+from ckdist.program.lower import lower
+from ckdist.program.tracer import trace
+from tests.test_layout import spec
+
+GOLDEN = pathlib.Path(__file__).parent / "golden" / "programs"
+FAMILIES = {
+    "llama": {},
+    "qwen2": {"qkv_bias": True, "tie_embeddings": True},
+    "qwen3": {"qk_norm": True, "tie_embeddings": True},
+    "gemma2": {
+        "post_norms": True,
+        "activation": "gelu_tanh",
+        "attention_soft_cap": 50.0,
+        "logit_soft_cap": 30.0,
+        "embedding_scale": 8.0,
+        "sliding_window": 4,
+        "sliding_layers": (True, False),
+        "tie_embeddings": True,
+    },
+}
+
+
+def weights_of(program):
+    rng = np.random.default_rng(0)
+    return {w.name: rng.standard_normal([d.elements for d in w.dims]).astype(np.float32) * 0.1 for w in program.weights}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_golden_text(family):
+    """What a review sees when a forward, a layout or the lowering changes. Delete the file and run again to make it anew."""
+    mesh = Mesh({"tp": 2})
+    program = trace(forward, spec(**FAMILIES[family]), TENSOR, mesh)
+    lowered = lower(program, mesh, formats=lambda name: 0, block_columns=lambda name: 1, max_tokens=8)
+    text = f"{program}\nlowered for rank 0\n{lowered}"
+    path = GOLDEN / f"{family}.txt"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        pytest.fail(f"{path.name} did not exist and was written: look at it and commit it")
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 13])
+def test_any_number_of_ranks_means_the_same(family, ranks):
+    s = spec(**FAMILIES[family])
+    alone = trace(forward, s, SINGLE, Mesh({"tp": 1}))
+    weights = weights_of(alone)
+    expected = Interpreter(alone, s, Mesh({"tp": 1}), weights.get)
+    mesh = Mesh({"tp": ranks})
+    many = Interpreter(trace(forward, s, TENSOR, mesh), s, mesh, weights.get)
+    for ids in (np.arange(9), [3], [4, 5]):  # a prompt, then more from the cache
+        np.testing.assert_allclose(many.run(ids), expected.run(ids), atol=2e-6)
+
+
+def test_one_rank_has_no_collectives():
+    text = str(trace(forward, spec(), SINGLE, Mesh({"tp": 1})))
+    assert "all_reduce" not in text and "all_gather" not in text and "partial" not in text
+
+
+def test_ranks_share_one_text_and_digest():
+    programs = {trace(forward, spec(), TENSOR, Mesh({"tp": 3}, rank)).digest() for rank in range(3)}
+    assert len(programs) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_buffers_that_live_together_do_not_overlap(ranks):
+    s = spec(**FAMILIES["gemma2"])
+    for rank in range(ranks):
+        mesh = Mesh({"tp": ranks}, rank)
+        program = trace(forward, s, TENSOR if ranks > 1 else SINGLE, mesh)
+        lowered = lower(program, mesh, formats=lambda name: 2, block_columns=lambda name: 32, max_tokens=8)
+        phase, life = 0, {}
+        for step in lowered.steps:
+            for b in (b for b in [step.x, step.y, *step.inputs, *step.outputs] if b >= 0):
+                life[b] = (life.get(b, (phase,))[0], phase)
+            phase += step.op != "prepare"
+        arena = [b for b in life if lowered.buffers[b].kind == "arena" and lowered.buffers[b].width]
+        for i, a in enumerate(arena):
+            for b in arena[:i]:
+                if life[a][0] <= life[b][1] and life[b][0] <= life[a][1]:
+                    pa, pb = lowered.buffers[a], lowered.buffers[b]
+                    assert pa.place + 4 * 8 * pa.width <= pb.place or pb.place + 4 * 8 * pb.width <= pa.place
+        assert all(lowered.buffers[b].place < lowered.arena_bytes for b in arena)

@@ -1,0 +1,178 @@
+"""The safetensors header reader and whole folders against the safetensors package, and on lies of every kind."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from ckdist.errors import ModelFileError
+from ckdist.models.tensors import tensor_shapes
+from ckdist.models.from_config import spec_from_config
+from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.loader import read_tensor
+from ckdist.weights.safetensors import read_folder, read_safetensors
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "vocab_size": 10, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def file_of(header, data=64, length=None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + bytes(data)
+
+
+def entry(dtype="F32", shape=(4, 4), offsets=(0, 64)) -> dict:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+VALID = file_of({"__metadata__": {"format": "pt"}, "a": entry(), "b": entry("BF16", (2,), (64, 68))}, 68)
+
+
+def test_reads_what_the_package_wrote(tmp_path):
+    arrays = {"x": np.arange(12, dtype=np.float32).reshape(3, 4), "y": np.ones(5, np.float16), "z": np.arange(3)}
+    save_file(arrays, tmp_path / "model.safetensors", metadata={"format": "np"})
+    stored = read_folder(tmp_path)
+    data = (tmp_path / "model.safetensors").read_bytes()
+    assert {name: (t.dtype, t.shape) for name, t in stored.items()} == {"x": ("F32", (3, 4)), "y": ("F16", (5,)), "z": ("I64", (3,))}
+    for name, t in stored.items():
+        assert data[t.offset : t.offset + t.nbytes] == arrays[name].tobytes()
+
+
+LIES = {
+    "empty": (b"", "header has 0 bytes, but the file has 0"),
+    "length": (file_of({}, length=1 << 63), f"header has {1 << 63} bytes, but the file has 74"),
+    "not JSON": (file_of(b"{nope"), "not JSON"),
+    "not an object": (file_of(b"[]"), "not a JSON object but list"),
+    "not UTF-8": (file_of(b'{"\xff":1}'), "not JSON"),
+    "nesting": (file_of(b"[" * 100_000), "nested too deep"),
+    "digits": (file_of(b'{"a":' + b"9" * 5000 + b"}"), "a number of 5000 digits, more than the 30"),
+    "duplicate": (file_of(b'{"a":1,"a":2}'), "key 'a' stands there twice"),
+    "entry": (file_of({"a": 3}), "'a' is described by int"),
+    "dtype": (file_of({"a": entry("Q8_0")}), "dtype 'Q8_0'; the known ones are"),
+    "dtype type": (file_of({"a": entry(["F32"])}), "has dtype"),
+    "shape": (file_of({"a": entry(shape=(4, -4))}), r"shape \[4, -4\]; it must be"),
+    "shape type": (file_of({"a": entry(shape=(4, 4.0))}), "it must be a list"),
+    "true": (file_of({"a": entry(shape=(4, True))}), "it must be a list"),
+    "dimensions": (file_of({"a": entry(shape=(1,) * 9)}), "up to 8 numbers"),
+    "bytes": (file_of({"a": entry(shape=(4, 5))}), r"\[4, 5\] and dtype F32 takes 80 bytes, but data_offsets give it 64"),
+    "past the end": (file_of({"a": entry(offsets=(64, 128))}), "ends at byte 203, but the file has 139"),
+    "backwards": (file_of({"a": entry(offsets=(64, 0))}), "two ascending numbers"),
+    "negative": (file_of({"a": entry(offsets=(-64, 0))}), "two ascending numbers"),
+    "overlap": (file_of({"a": entry(), "b": entry(shape=(4, 4), offsets=(32, 96))}, 96), "'b' begins at byte .*, before 'a' ends at"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_is_one_line_that_names_the_file(tmp_path, lie):
+    data, message = LIES[lie]
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(ModelFileError, match=message) as e:
+        read_safetensors(path)
+    assert str(e.value).startswith(str(path)) and "\n" not in str(e.value)
+
+
+def test_header_larger_than_the_cap(tmp_path):
+    path = tmp_path / "model.safetensors"
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", 100_000_001))
+        file.truncate(1 << 30)  # sparse
+    with pytest.raises(ModelFileError, match="100000001 bytes, more than the 100000000 allowed"):
+        read_safetensors(path)
+
+
+@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 300), st.binary(min_size=1, max_size=6)), min_size=1, max_size=4), st.integers(0, 30))
+def test_mutated_bytes_parse_or_are_refused(tmp_path, changes, cut):
+    data = bytearray(VALID)
+    for at, new in changes:
+        data[at % len(data) : at % len(data) + len(new)] = new
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(data[: len(data) - cut])
+    try:
+        read_safetensors(path)
+    except ModelFileError as e:
+        assert "\n" not in str(e)
+
+
+def write_model(folder, config=CONFIG, prefix="", dtype=np.float32, drop=(), parts=1, **replace):
+    """A folder with a random model of `config`; its tensors by Hugging Face names."""
+    rng = np.random.default_rng(0)
+    shapes = tensor_shapes(spec_from_config(config, "config"))
+    arrays = {n: rng.standard_normal(s).astype(dtype) for n, s in shapes.items() if n not in drop} | replace
+    (folder / "config.json").write_text(json.dumps(config))
+    stored = {prefix + n: a for n, a in arrays.items()}
+    if parts == 1:
+        save_file(stored, folder / "model.safetensors")
+        return arrays
+    weight_map = {n: f"model-{i % parts + 1:05}-of-{parts:05}.safetensors" for i, n in enumerate(stored)}
+    for file in set(weight_map.values()):
+        save_file({n: stored[n] for n in stored if weight_map[n] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return arrays
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_open_folder(tmp_path, parts):
+    arrays = write_model(tmp_path, parts=parts, **{"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32)})
+    checkpoint = open_checkpoint(tmp_path)
+    assert (checkpoint.format, checkpoint.folder, checkpoint.metadata["vocab_size"]) == ("safetensors", tmp_path, 10)
+    assert set(checkpoint.tensors) == {n for n in arrays if "inv_freq" not in n}
+    assert checkpoint.size_bytes == sum(a.nbytes for n, a in arrays.items() if "inv_freq" not in n)
+    for name, source in checkpoint.tensors.items():
+        np.testing.assert_array_equal(read_tensor(source), arrays[name])
+
+
+def test_gemma_norms_gain_one_and_multimodal_names_lose_their_prefix(tmp_path):
+    config = CONFIG | {"architectures": ["Gemma3ForCausalLM"], "head_dim": 4, "num_key_value_heads": 1, "tie_word_embeddings": True}
+    arrays = write_model(tmp_path, config, prefix="language_model.", dtype=np.float16)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.tensors["lm_head.weight"] is checkpoint.tensors["model.embed_tokens.weight"]
+    for name, source in checkpoint.tensors.items():
+        expected = arrays.get(name, arrays["model.embed_tokens.weight"]).astype(np.float32)
+        np.testing.assert_array_equal(read_tensor(source), expected + 1 if expected.ndim == 1 else expected, err_msg=name)
+
+
+def test_missing_and_misshapen_tensors(tmp_path):
+    write_model(tmp_path, drop=["model.norm.weight"])
+    with pytest.raises(ModelFileError, match=r"tensor 'model.norm.weight' of shape \(8,\) is missing"):
+        open_checkpoint(tmp_path)
+    write_model(tmp_path, **{"model.norm.weight": np.ones(9, np.float32)})
+    with pytest.raises(ModelFileError, match=r"'model.norm.weight' has shape \(9,\), but the model needs \(8,\)"):
+        open_checkpoint(tmp_path)
+    write_model(tmp_path, drop=["lm_head.weight"])
+    with pytest.raises(ModelFileError, match=r"'lm_head.weight' of shape \(10, 8\) is missing"):
+        open_checkpoint(tmp_path)
+    write_model(tmp_path, **{"model.norm.weight": np.ones(8, np.int64)})
+    with pytest.raises(ModelFileError, match="'model.norm.weight' has dtype I64; the known ones are F32, F16, BF16"):
+        open_checkpoint(tmp_path)
+
+
+def test_an_index_that_lies(tmp_path):
+    write_model(tmp_path, parts=2)
+    index = tmp_path / "model.safetensors.index.json"
+    good = json.loads(index.read_text())
+    for name in ("../secret.safetensors", "/etc/passwd", "a/../b.safetensors", "..\\x.safetensors", "x.bin", "x\0.safetensors"):
+        index.write_text(json.dumps({"weight_map": good["weight_map"] | {"lm_head.weight": name}}))
+        with pytest.raises(ModelFileError, match="not the name of a safetensors file in its folder"):
+            open_checkpoint(tmp_path)
+    index.write_text(json.dumps({"weight_map": good["weight_map"] | {"extra": "model-00001-of-00002.safetensors"}}))
+    with pytest.raises(ModelFileError, match="'extra' is in model-00001-of-00002.safetensors, but it is not among"):
+        open_checkpoint(tmp_path)
+    for bad in ([], {"weight_map": 3}, {"weight_map": {"a": 1}}):
+        index.write_text(json.dumps(bad))
+        with pytest.raises(ModelFileError, match="not a JSON object|no 'weight_map'"):
+            open_checkpoint(tmp_path)
+    index.write_text(json.dumps(good))
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelFileError, match="model-00002-of-00002.safetensors is missing: .* names it among 2 files"):
+        open_checkpoint(tmp_path)
+    index.unlink()
+    with pytest.raises(ModelFileError, match="neither model.safetensors nor model.safetensors.index.json"):
+        open_checkpoint(tmp_path)
