@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from ckdist.engine.sampling import SamplingParams
-from ckdist.errors import CkdistError, RequestError
+from ckdist.errors import CkdistError, EngineError, RequestError
 from ckdist.serve import prompt
 from ckdist.serve.access import Access
 from ckdist.serve.answer import ClientGone, EventStream, json_answer, problem_answer, while_connected
@@ -55,7 +55,11 @@ class Service:
 
     @property
     def context_length(self) -> int:
-        return int(self.client.model["context_length"])
+        """Tokens that a prompt and its output may have in all, by rank 0's status."""
+        length = self.client.model.get("context_length")
+        if type(length) is not int:
+            raise EngineError("rank 0 has not said how long its context is (context_length)")
+        return length
 
     def check_ready(self) -> None:
         """Problem 503 unless requests can be answered."""
