@@ -154,9 +154,10 @@ def test_metrics(client, http):
         'ckdist_requests_total{path="/v1/completions",status="200"}',
         "ckdist_prompt_tokens_total",
         "ckdist_time_to_first_token_seconds_bucket",
-        "ckdist_engine_steps_total 3.0",
-        'ckdist_engine_step_seconds_bucket{le="0.5"} 2.0',
+        "ckdist_steps_total 3.0",
+        'ckdist_step_seconds_bucket{le="0.5"} 2.0',
         'ckdist_state{state="ready"} 1.0',
+        "ckdist_requests_running 0.0",
     ):
         assert name in text
 
