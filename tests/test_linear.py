@@ -130,6 +130,22 @@ def test_whole_activations_give_the_exact_product(isa, name, rows, tokens):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", HALF_FIELDS)
+def test_the_largest_codes_do_not_saturate(isa, name):
+    elements, size = block_of(name)
+    cols = 2 * elements
+    for fill in (0x00, 0x7F, 0x80, 0xFF):
+        blocks = np.full((16, 2, size), fill, np.uint8)
+        for at in HALF_FIELDS[name]:
+            blocks[..., at : at + 2] = np.float16(1).reshape(1).view(np.uint8)
+        data = blocks.reshape(16, 2 * size)
+        values = quants.dequantize(data, GGMLQuantizationType[name]).astype(np.float64)
+        x = np.stack([np.full(cols, 127), np.full(cols, -127), np.tile([127, -127], cols // 2)]).astype(np.float32)
+        y = multiply(isa, name, pack(isa, name, data, 16, cols), 16, cols, prepare(isa, Q8, x))
+        assert np.all(np.abs(y - x @ values.T) <= 2e-6 * 127 * np.abs(values).sum(1))
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", TYPES)
 def test_rounded_activations_stay_within_their_step(isa, name):
     rows, cols, tokens = 32, 768, 2

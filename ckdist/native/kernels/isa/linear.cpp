@@ -1,6 +1,8 @@
 // The ISA's table of products, one row per weight type.
 #if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
 #include "kernels/isa/linear_avx512.h"
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include "kernels/isa/linear_avx2.h"
 #else
 #include "kernels/isa/linear_baseline.h"
 #endif
