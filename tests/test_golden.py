@@ -11,7 +11,7 @@ GOLDEN = pathlib.Path(__file__).parent / "golden"
 # Root mean square and largest difference of logits whose largest is about 4. Floats differ by summation order alone; bfloat16
 # activations keep 8 bits, int8 ones a scale per 32 columns. llama.cpp's own differences on these files: 0.021 and 0.12 for types
 # with blocks of 32, 0.031 and 0.19 for those of 256.
-TOLERANCE = {"F32": (1e-6, 1e-5), "F16": (1e-6, 1e-5), "BF16": (0.0065, 0.05)}
+TOLERANCE = {"F32": (2e-6, 1e-5), "F16": (2e-6, 1e-5), "BF16": (0.0065, 0.05)}
 QUANTISED = (0.024, 0.14)
 
 

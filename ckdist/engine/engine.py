@@ -209,5 +209,5 @@ class Engine:
         if end > begin:
             targets = sequence.tokens[begin + 1 : end + 1]
             entries = self.sampler.logprobs(logits[run.row : run.row + end - begin], targets, sequence.params.prompt_logprobs)
-            sequence.prompt_logprobs.extend([logprob, [list(pair) for pair in top]] for logprob, top in entries)
+            sequence.prompt_logprobs.extend([entry.logprob, [list(pair) for pair in entry.top]] for entry in entries)
             sequence.scored = end

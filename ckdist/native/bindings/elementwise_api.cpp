@@ -37,13 +37,6 @@ int32_t ckdist_add(const char* isa, const float* x, int64_t n, float* out) {
   return guard([&] { kernels_by_name(isa).elementwise.add(x, n, out); });
 }
 
-int32_t ckdist_prepare(const char* isa, int32_t format, const float* x, int64_t n, int64_t lead, int64_t cols, uint8_t* row) {
-  return guard([&] {
-    if (format < 0 || format > 2) fail(Status::config, "activation format %d is not known; use 0 (f32), 1 (bf16) or 2 (q8)", format);
-    kernels_by_name(isa).elementwise.prepare(static_cast<ActivationFormat>(format), x, n, lead, cols, row);
-  });
-}
-
 int32_t ckdist_maxima(const char* isa, const float* x, int64_t n, float* out) {
   bool finite = false;
   const int status = guard([&] { finite = kernels_by_name(isa).elementwise.maxima(x, n, out); });
