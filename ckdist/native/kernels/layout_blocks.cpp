@@ -29,8 +29,18 @@ void read_nibbles(const uint8_t* source, uint8_t* codes) {
   }
 }
 
+// Bit i of `bits` becomes bit 4 of code i, eight codes in a word: each byte of the word keeps its own bit of a copy, and adding
+// 0x7f carries any bit but the top one into the top.
 void add_fifth_bits(uint32_t bits, uint8_t* codes) {
-  for (int i = 0; i < 32; ++i) codes[i] |= (bits >> i & 1u) << 4;
+  constexpr uint64_t ones = 0x0101010101010101u, low7 = 0x7f * ones;
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t own = (bits >> (8 * i) & 0xff) * ones & 0x8040201008040201u;
+    const uint64_t top = (((own & low7) + low7) | own) & 0x80 * ones;
+    uint64_t word;
+    std::memcpy(&word, codes + 8 * i, sizeof word);
+    word |= top >> 3;
+    std::memcpy(codes + 8 * i, &word, sizeof word);
+  }
 }
 
 // 256 codes from 128 bytes: of every 64 columns the first 32 are the low nibbles.

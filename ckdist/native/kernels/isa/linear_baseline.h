@@ -82,12 +82,20 @@ void read_scales(const uint8_t* block, const Rows& block_scale, const Rows& bloc
   }
 }
 
-// dot[r] = sum over steps [0, steps) of codes . x, exact.
+// Four floats as gcc and clang know them on every target.
+using Four = float __attribute__((vector_size(16)));
+
+inline Four four(const float* at) {
+  Four value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+// out[r] = sum over steps [0, steps) of codes . x, exact.
 inline void dot(const float (*codes)[kVector], const float (*x)[4], int steps, Rows& out) {
   for (int r = 0; r < kTileRows; ++r) {
-    float lanes[4] = {};
-    for (int step = 0; step < steps; ++step)
-      for (int i = 0; i < 4; ++i) lanes[i] += codes[step][4 * r + i] * x[step][i];
+    Four lanes = {};
+    for (int step = 0; step < steps; ++step) lanes += four(codes[step] + 4 * r) * four(x[step]);
     out.lane[r] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
   }
 }
@@ -153,8 +161,11 @@ void float_strip(const Strip& strip) {
     const int64_t column = b * kFloatColumnPad;
     for (int t = 0; t < strip.tokens; ++t) {
       const float* x = reinterpret_cast<const float*>(strip.x + t * strip.x_stride) + column;
-      for (int c = 0; c < kFloatColumnPad; ++c)
-        for (int r = 0; r < kTileRows; ++r) sums[t].lane[r] += weights[c][r] * x[c];
+      for (int r = 0; r < kTileRows; r += 4) {
+        Four sum = four(sums[t].lane + r);
+        for (int c = 0; c < kFloatColumnPad; ++c) sum += four(weights[c] + r) * x[c];
+        std::memcpy(sums[t].lane + r, &sum, sizeof sum);
+      }
     }
   }
   store_sums(strip, sums);

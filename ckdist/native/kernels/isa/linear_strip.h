@@ -29,7 +29,7 @@ struct StripFunction {
 };
 
 constexpr int64_t kTileBlockBytes = 384 << 10;  // of tiles that stay in the L2 cache while all tokens pass by, a few at a time in the L1
-constexpr int kAhead = 2048;  // bytes of the tile, fetched ahead of use
+constexpr int kAhead = 4096;  // bytes of the tile, fetched ahead of use
 
 template <class Product>
 void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride, int64_t tokens, float* y,
