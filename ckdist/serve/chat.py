@@ -18,24 +18,14 @@ class ChatAnswer:
 
     async def whole(self) -> dict:
         """The `chat.completion` object."""
-        texts: dict[int, list[str]] = {number: [] for number in range(self.run.work.n)}
-        scores: dict[int, list[TokenScore]] = {number: [] for number in texts}
-        reasons: dict[int, str] = {}
-        with self.run as run:
-            while pieces := await run.next():
-                for piece in pieces:
-                    texts[piece.choice].append(piece.text)
-                    scores[piece.choice] += piece.scores
-                    if piece.finish_reason is not None:
-                        reasons[piece.choice] = piece.finish_reason
         choices = [
             {
-                "index": number,
-                "message": {"role": "assistant", "content": "".join(texts[number]), "refusal": None},
-                "logprobs": self._logprobs(scores[number]),
-                "finish_reason": reasons[number],
+                "index": piece.choice,
+                "message": {"role": "assistant", "content": piece.text, "refusal": None},
+                "logprobs": self._logprobs(piece.scores),
+                "finish_reason": piece.finish_reason,
             }
-            for number in texts
+            for piece in await self.run.whole()
         ]
         return {**self.head, "choices": choices, "usage": self.run.usage()}
 

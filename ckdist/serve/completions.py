@@ -5,7 +5,7 @@ import time
 from typing import AsyncIterator
 
 from ckdist.serve.answer import event
-from ckdist.serve.choice import TokenScore
+from ckdist.serve.choice import Piece, TokenScore
 from ckdist.serve.run import Run
 
 
@@ -18,18 +18,7 @@ class CompletionAnswer:
 
     async def whole(self) -> dict:
         """The `text_completion` object; choice `i` continues prompt `i // n`."""
-        count = len(self.run.work.prompts) * self.run.work.n
-        texts: list[list[str]] = [[] for _ in range(count)]
-        scores: list[list[TokenScore]] = [[] for _ in range(count)]
-        reasons: dict[int, str] = {}
-        with self.run as run:
-            while pieces := await run.next():
-                for piece in pieces:
-                    texts[piece.choice].append(piece.text)
-                    scores[piece.choice] += piece.scores
-                    if piece.finish_reason is not None:
-                        reasons[piece.choice] = piece.finish_reason
-        choices = [self._choice(number, "".join(texts[number]), scores[number], reasons[number]) for number in range(count)]
+        choices = [self._choice(piece) for piece in await self.run.whole()]
         return {**self.head, "choices": choices, "usage": self.run.usage()}
 
     async def events(self, include_usage: bool) -> AsyncIterator[bytes]:
@@ -37,15 +26,12 @@ class CompletionAnswer:
         tail = {"usage": None} if include_usage else {}
         with self.run as run:
             while pieces := await run.next():
-                yield b"".join(
-                    event({**self.head, "choices": [self._choice(piece.choice, piece.text, piece.scores, piece.finish_reason)], **tail})
-                    for piece in pieces
-                )
+                yield b"".join([event({**self.head, "choices": [self._choice(piece)], **tail}) for piece in pieces])
         if include_usage:
             yield event({**self.head, "choices": [], "usage": self.run.usage()})
 
-    def _choice(self, number: int, text: str, scores: list[TokenScore], finish_reason: str | None) -> dict:
-        return {"index": number, "text": text, "logprobs": self._logprobs(scores), "finish_reason": finish_reason}
+    def _choice(self, piece: Piece) -> dict:
+        return {"index": piece.choice, "text": piece.text, "logprobs": self._logprobs(piece.scores), "finish_reason": piece.finish_reason}
 
     def _logprobs(self, scores: list[TokenScore]) -> dict | None:
         if not self.wants_logprobs:

@@ -81,10 +81,19 @@ class Run:
                     continue  # a stop string has ended it, within this very batch
                 piece = self._grow(choice, message)
                 if number in grown:
-                    piece = _joined(grown[number], piece)
+                    piece = _joined([grown[number], piece])
                 if piece.text or piece.scores or piece.finish_reason is not None:
                     grown[number] = piece
         return list(grown.values())
+
+    async def whole(self) -> list[Piece]:
+        """Every choice in full, as one piece each, in order; the run is entered and left here."""
+        grown: list[list[Piece]] = [[] for _ in range(len(self.work.prompts) * self.work.n)]
+        with self:
+            while pieces := await self.next():
+                for piece in pieces:
+                    grown[piece.choice].append(piece)
+        return [_joined(parts) for parts in grown]
 
     def usage(self) -> dict:
         """OpenAI's usage object, of what has arrived so far."""
@@ -135,5 +144,7 @@ class Run:
             self._metrics.cached_tokens.inc(message["cached_tokens"])
 
 
-def _joined(first: Piece, second: Piece) -> Piece:
-    return Piece(first.choice, first.text + second.text, first.scores + second.scores, second.finish_reason)
+def _joined(pieces: list[Piece]) -> Piece:
+    """Successive pieces of one choice as one."""
+    scores = [score for piece in pieces for score in piece.scores]
+    return Piece(pieces[0].choice, "".join([piece.text for piece in pieces]), scores, pieces[-1].finish_reason)
