@@ -98,7 +98,7 @@ def test_prompt_logprobs_stay_within_the_output_budget():
     scheduler.add(sequence("scored", range(12), prompt_logprobs=0))
     scored = scheduler.waiting[0]
     seen = []
-    while not scored.output:
+    while not len(scored.output):
         runs = advance(scheduler)
         scored.scored = min(scored.computed, 11)
         assert sum(run[3] for run in runs) <= 6
