@@ -1,5 +1,6 @@
 """The GGUF header reader against the gguf package, on lies of every kind, and on mutated bytes."""
 
+import os
 import pathlib
 import struct
 import time
@@ -126,6 +127,13 @@ def test_header_larger_than_the_cap(tmp_path, monkeypatch):
         read_gguf(tmp_path / "m.gguf")
 
 
+def test_more_strings_than_the_cap(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "MAX_OBJECTS", 5)
+    (tmp_path / "m.gguf").write_bytes(file_of([strings("a", "xyz"), strings("b", "xyz")]))
+    with pytest.raises(ModelFileError, match="arrays up to 'b' have 6 strings, more than the 5 allowed"):
+        read_gguf(tmp_path / "m.gguf")
+
+
 def test_every_truncation_of_a_valid_file(tmp_path):
     path = tmp_path / "m.gguf"
     for size in range(len(VALID)):
@@ -219,6 +227,9 @@ def test_paths_that_are_no_files(tmp_path):
         open_checkpoint(tmp_path / "nothing.gguf")
     with pytest.raises(ModelFileError, match="no config.json; give a folder with one, or a GGUF file"):
         open_checkpoint(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelFileError, match="pipe is neither a file nor a folder"):
+        open_checkpoint(tmp_path / "pipe")
     (tmp_path / "m.safetensors").write_bytes(b"12345678{}")
     with pytest.raises(ModelFileError, match="not a GGUF file: it begins with b'1234'.*give the folder"):
         open_checkpoint(tmp_path / "m.safetensors")

@@ -188,12 +188,14 @@ def test_bad_plans_and_values_are_refused(tmp_path):
         loader.load(progress=False)
     with pytest.raises(ModelFileError, match="truncated or damaged"):
         ShardLoader(checkpoint, 1).add_matrix(WEIGHT, [(0, 20)])
+    with pytest.raises(ModelFileError, match="has 952 of its 5760 bytes"):
+        read_tensor(checkpoint.tensors[WEIGHT])
 
     x = np.ones((16, 256), np.float32)
     x[3, 7] = np.inf
     loader = ShardLoader(checkpoint_of(tmp_path, write(path, x.view(np.uint8), dtypes.F32, 256)), 1, "q8_0")
     loader.add_matrix(WEIGHT, [(0, 16)])
-    with pytest.raises(ModelFileError, match="row 3 that is not finite"):
+    with pytest.raises(ModelFileError, match="stored row 3 that is not finite"):
         loader.load(progress=False)
 
     path.unlink()

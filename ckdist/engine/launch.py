@@ -106,7 +106,7 @@ def load_model(config, world, progress: bool = False) -> Model:
 def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
     """Rank 0's engine over a loaded model, and the model's tokenizer."""
     tokenizer = tokenizer_of(model.checkpoint.path)
-    return Engine(model.executable, Sampler(), tokenizer.eos_token_ids, max_waiting=max_waiting), tokenizer
+    return Engine(model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids, max_waiting=max_waiting), tokenizer
 
 
 def loading_threads(config, world) -> int:

@@ -5,7 +5,7 @@ To rank 0 (DEALER -> ROUTER), `op` is one of
     abort    id
     drain    -                        finish what runs, take nothing new, then end
 From rank 0
-    status   state ("loading" | "ready" | "draining" | "failed"), error (str or null), model (map), stats (map of numbers);
+    status   state ("loading" | "ready" | "draining" | "failed"), error (str or null), model (map; vocab_size and context_length once ready), stats (map of numbers);
              sent on every change and at least once a second: its absence for `STALE_SECONDS` means the engine is stuck
     tokens   id, tokens (new token ids), logprobs (one entry per token, or null), finish_reason (null | "stop" | "length" | "abort"),
              prompt_tokens, cached_tokens, prompt_logprobs (once, with the first tokens, or null)

@@ -24,7 +24,8 @@ def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
     num_layers = f.integer("num_hidden_layers", *([26] if gemma else []), high=architectures.MAX_LAYERS)
     hidden_size = f.integer("hidden_size", high=architectures.MAX_WIDTH)
     num_heads = f.integer("num_attention_heads", *([8] if gemma else []), high=architectures.MAX_HEADS)
-    num_kv_heads = f.integer("num_key_value_heads", {"mistral": 8, "gemma2": 4, "gemma3": 4}.get(family, num_heads), high=architectures.MAX_HEADS)
+    default_kv_heads = {"mistral": 8, "gemma2": 4, "gemma3": 4}.get(family, num_heads)
+    num_kv_heads = f.integer("num_key_value_heads", default_kv_heads, high=architectures.MAX_HEADS)
     if f.has("head_dim"):
         head_dim = f.integer("head_dim", high=architectures.MAX_HEAD_DIM)
     elif gemma or family == "qwen3":

@@ -39,7 +39,8 @@ def spec_from_gguf(
     head_dim = _head_dim(f, hidden_size, num_heads)
     embedding = dims.get("token_embd.weight")
     if embedding is None or len(embedding) != 2 or embedding[1] > architectures.MAX_VOCAB:
-        raise ModelFileError(f"{where}: token_embd.weight must be there with 2 dimensions and at most {architectures.MAX_VOCAB} rows; it has {embedding}")
+        allowed = f"2 dimensions and at most {architectures.MAX_VOCAB} rows"
+        raise ModelFileError(f"{where}: token_embd.weight must be there with {allowed}; it has {embedding}")
     sliding_window, sliding_layers = _sliding(f, family, num_layers)
     rope_global, rope_local = _rope(f, family, head_dim, rope_factors)
 
@@ -80,7 +81,7 @@ def _per_layer(f: Fields, name: str, high: int) -> int:
     value = f.values.get(name)
     if isinstance(value, np.ndarray):
         if value.size == 0 or (value != value[0]).any():
-            raise f.error(name, value.tolist(), "the same in every layer")
+            raise f.error(name, np.unique(value)[:8].tolist(), "the same in every layer")
         return Fields({name: value[0].item()}, f.where, f.prefix).integer(name, high=high)
     return f.integer(name, high=high)
 

@@ -13,6 +13,14 @@ from starlette.types import Receive, Scope, Send
 from ckdist.serve.problems import Problem
 
 CHECK_SECONDS = 1.0
+ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+PROBLEM_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    408: {"Connection": "close"},  # what the client still sends is not read
+    413: {"Connection": "close"},
+    429: {"Retry-After": "1"},
+    503: {"Retry-After": "1"},
+}
 END_OF_STREAM = b"data: [DONE]\n\n"
 
 log = logging.getLogger(__name__)
@@ -27,12 +35,12 @@ def json_answer(content: dict, status: int = 200, headers: dict[str, str] | None
 
 
 def problem_answer(problem: Problem) -> Response:
-    headers = {"Retry-After": "1"} if problem.status in (429, 503) else {"WWW-Authenticate": "Bearer"} if problem.status == 401 else None
+    headers = PROBLEM_HEADERS.get(problem.status)
     return json_answer(problem.body(), problem.status, headers)
 
 
 def to_json(content: dict) -> bytes:
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+    return ENCODER.encode(content).encode("utf-8")
 
 
 def event(content: dict) -> bytes:

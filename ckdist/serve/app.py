@@ -6,9 +6,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from ckdist.engine.sampling import SamplingParams
-from ckdist.errors import CkdistError, RequestError
+from ckdist.errors import CkdistError, EngineError, RequestError
 from ckdist.serve import prompt
 from ckdist.serve.access import Access
 from ckdist.serve.answer import ClientGone, EventStream, json_answer, problem_answer, while_connected
@@ -54,7 +55,11 @@ class Service:
 
     @property
     def context_length(self) -> int:
-        return int(self.client.model["context_length"])
+        """Tokens that a prompt and its output may have in all, by rank 0's status."""
+        length = self.client.model.get("context_length")
+        if type(length) is not int:
+            raise EngineError("rank 0 has not said how long its context is (context_length)")
+        return length
 
     def check_ready(self) -> None:
         """Problem 503 unless requests can be answered."""
@@ -85,10 +90,7 @@ class Service:
 def create_app(service: Service) -> Access:
     """The ASGI application over `service`."""
     app = FastAPI(title="ckdist", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.add_exception_handler(CkdistError, lambda request, error: problem_answer(Problem.of(error)))
-    app.add_exception_handler(HTTPException, lambda request, error: problem_answer(Problem(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}")))
-    app.add_exception_handler(ClientGone, lambda request, error: Response(status_code=499))
-    app.add_exception_handler(Exception, lambda request, error: problem_answer(Problem.of(error)))
+    _add_error_answers(app)
 
     @app.get("/health")
     async def health() -> Response:
@@ -152,6 +154,20 @@ def create_app(service: Service) -> Access:
 
     paths = frozenset(route.path for route in app.routes)
     return Access(app, service.settings.api_keys, service.metrics, paths)
+
+
+def _add_error_answers(app: FastAPI) -> None:
+    async def refuse(request: Request, error: Exception) -> Response:
+        return problem_answer(Problem.of(error))
+
+    async def refuse_path(request: Request, error: HTTPException) -> Response:
+        return problem_answer(Problem(error.status_code, f"{request.method} {request.url.path[:200]!r}: {error.detail}"))
+
+    async def nobody_listens(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)
+
+    for kind, answer in ((CkdistError, refuse), (Exception, refuse), (HTTPException, refuse_path), (ClientGone, nobody_listens), (ClientDisconnect, nobody_listens)):
+        app.add_exception_handler(kind, answer)
 
 
 async def _completion_work(service: Service, asked_for: CompletionRequest) -> Work:

@@ -5,7 +5,7 @@ import time
 from typing import AsyncIterator
 
 from ckdist.serve.answer import event
-from ckdist.serve.choice import Piece, TokenScore
+from ckdist.serve.choice import TokenScore
 from ckdist.serve.run import Run
 
 

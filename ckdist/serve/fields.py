@@ -32,8 +32,8 @@ class Fields:
         """The field when it is one of `types`, None when absent or null."""
         value = self.body.get(name)
         if value is not None and type(value) not in types:
-            wanted = " or ".join(dict.fromkeys(kind_of(kind()) for kind in types))
-            raise RequestError(f"{name} must be {wanted}, not {kind_of(value)}", name)
+            wanted = "a whole number" if types == (int,) else " or ".join(dict.fromkeys(kind_of(kind()) for kind in types))
+            raise RequestError(f"{name} must be {wanted}, not {value if type(value) is float else kind_of(value)}", name)
         return value
 
     def text(self, name: str, default: str | None = None) -> str | None:

@@ -10,6 +10,7 @@ WAIT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 NAME = re.compile(r"[a-z][a-z0-9_.]{0,80}")
 BUCKET = re.compile(r"(\w+)_le_([0-9.]+)")
+COUNTED_HERE = ("requests_total", "prompt_tokens_total", "cached_tokens_total", "generated_tokens_total")  # these win over rank 0's
 STATES = ("loading", "ready", "draining", "failed", "stale")
 
 
@@ -23,7 +24,7 @@ class Metrics:
         self.requests = Counter("ckdist_requests", "Answered HTTP requests", ["path", "status"], **own)
         self.aborts = Counter("ckdist_aborted_requests", "Requests that ended before all their choices were complete", **own)
         self.prompt_tokens = Counter("ckdist_prompt_tokens", "Prompt tokens of requests that got an answer", **own)
-        self.cached_tokens = Counter("ckdist_cached_prompt_tokens", "Prompt tokens found in the prefix cache", **own)
+        self.cached_tokens = Counter("ckdist_cached_tokens", "Prompt tokens found in the prefix cache", **own)
         self.generated_tokens = Counter("ckdist_generated_tokens", "Generated tokens", **own)
         self.first_token_seconds = Histogram("ckdist_time_to_first_token_seconds", "From submit to the first token", buckets=WAIT_SECONDS, **own)
         self.token_seconds = Histogram("ckdist_time_per_output_token_seconds", "Mean time between tokens of a request", buckets=TOKEN_SECONDS, **own)
@@ -49,16 +50,16 @@ class Metrics:
 
 def _families(stats: dict) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
     """Rank 0's numbers: `X_total` counts, `X_le_BOUND` with `X_sum` and `X_count` are a histogram, others are gauges."""
-    numbers = {name: value for name, value in stats.items() if NAME.fullmatch(str(name)) and type(value) in (int, float)}
+    numbers = {name: value for name, value in stats.items() if type(value) in (int, float) and NAME.fullmatch(name) and name not in COUNTED_HERE}
     buckets: dict[str, list[tuple[str, float]]] = {}
     for name in [name for name in numbers if BUCKET.fullmatch(name)]:
         base, bound = BUCKET.fullmatch(name).groups()
         buckets.setdefault(base, []).append((bound, numbers.pop(name)))
     for base, counts in buckets.items():
         counts.append(("+Inf", numbers.pop(f"{base}_count", counts[-1][1])))
-        yield HistogramMetricFamily(f"ckdist_engine_{base}", f"Rank 0's {base}", buckets=counts, sum_value=numbers.pop(f"{base}_sum", 0))
+        yield HistogramMetricFamily(f"ckdist_{base}", f"Rank 0's {base}", buckets=counts, sum_value=numbers.pop(f"{base}_sum", 0))
     for name, value in numbers.items():
         if name.endswith("_total"):
-            yield CounterMetricFamily(f"ckdist_engine_{name.removesuffix('_total')}", f"Rank 0's {name}", value=value)
+            yield CounterMetricFamily(f"ckdist_{name.removesuffix('_total')}", f"Rank 0's {name}", value=value)
         elif "." not in name:
-            yield GaugeMetricFamily(f"ckdist_engine_{name}", f"Rank 0's {name}", value=value)
+            yield GaugeMetricFamily(f"ckdist_{name}", f"Rank 0's {name}", value=value)

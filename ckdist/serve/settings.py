@@ -23,7 +23,7 @@ class HttpSettings:
     max_body: int = 8 << 20
     timeout: float = 600.0
     drain_timeout: float = 30.0
-    linger: float = 5.0  # how long 503 is answered after rank 0 has died
+    linger: float = 3.0  # how long 503 is answered after rank 0 has died
     verbose: bool = False
 
     def to_json(self) -> bytes:

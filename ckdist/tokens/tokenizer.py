@@ -45,7 +45,7 @@ class Tokenizer:
         Raises RequestError for text that is not Unicode (lone surrogates).
         """
         try:
-            ids = self.backend.encode(text, add_special_tokens=False).ids
+            ids = self.backend.encode_batch([text], add_special_tokens=False)[0].ids  # a batch, since only that releases the GIL
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(f"the text cannot be encoded: {error}; send valid Unicode") from None
         if not add_special:

@@ -85,6 +85,8 @@ def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
     try:
         if path.is_dir():
             return _open_folder(path)
+        if path.exists() and not path.is_file():  # a pipe would block
+            raise ModelFileError(f"{path} is neither a file nor a folder")
         with open(path, "rb") as file:
             magic = file.read(4)
     except (OSError, ValueError) as e:  # ValueError: a null byte in the path
@@ -128,7 +130,8 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
         if name not in wanted:
             continue
         if stored.dtype not in _SAFETENSORS_TYPES:
-            raise ModelFileError(f"{stored.file}: tensor {name!r} has dtype {stored.dtype}; the known ones are {', '.join(_SAFETENSORS_TYPES)}")
+            known = ", ".join(_SAFETENSORS_TYPES)
+            raise ModelFileError(f"{stored.file}: tensor {name!r} has dtype {stored.dtype}; the known ones are {known}")
         found[name] = TensorSource(
             name,
             _SAFETENSORS_TYPES[stored.dtype].number,
@@ -149,8 +152,9 @@ def _required(spec: ModelSpec, found: Mapping[str, TensorSource], where: str) ->
             raise ModelFileError(f"{where}: tensor {name!r} of shape {shape} is missing; {len(found)} tensors of the model are there")
         if source.shape != shape:
             raise ModelFileError(f"{source.file}: tensor {name!r} has shape {source.shape}, but the model needs {shape}")
-        if len(shape) == 1 and dtypes.BY_NUMBER[source.type] not in dtypes.FLOATS:
-            raise ModelFileError(f"{source.file}: vector {name!r} has type {dtypes.BY_NUMBER[source.type].name}; it must be F32, F16 or BF16")
+        stored = dtypes.BY_NUMBER[source.type]
+        if len(shape) == 1 and stored not in dtypes.FLOATS:
+            raise ModelFileError(f"{source.file}: vector {name!r} has type {stored.name}; it must be F32, F16 or BF16")
         tensors[name] = source
     if spec.tie_embeddings:
         tensors[OUTPUT] = tensors[EMBEDDING]

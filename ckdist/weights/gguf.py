@@ -299,5 +299,6 @@ def _read_info(c: _Cursor, name: str) -> tuple[dtypes.TensorType, tuple[int, ...
             raise c.fail(f"dimension {i} of tensor {name!r} is {n}; it must be 1 to {MAX_DIMENSION}")
     tensor_type = dtypes.of_number(c.u32(f"the type of {name!r}"), f"{c.path}: tensor {name!r}")
     if dims[0] % tensor_type.block_elements:
-        raise c.fail(f"tensor {name!r} has rows of {dims[0]} elements, which {tensor_type.name} blocks of {tensor_type.block_elements} do not divide")
+        blocks = f"{tensor_type.name} blocks of {tensor_type.block_elements}"
+        raise c.fail(f"tensor {name!r} has rows of {dims[0]} elements, which {blocks} do not divide")
     return tensor_type, dims, c.u64(f"the offset of {name!r}")

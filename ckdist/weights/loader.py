@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from tqdm import tqdm
 
-from ckdist.errors import ConfigError, LayoutError
+from ckdist.errors import ConfigError, LayoutError, ModelFileError
 from ckdist.models.tensors import EMBEDDING, OUTPUT
 from ckdist.native import check, ffi, lib, pointer
 from ckdist.weights import dtypes
@@ -117,7 +117,9 @@ class ShardLoader:
             wanted = dtypes.Q8_0
         return wanted.number if source.shape[1] % wanted.block_elements == 0 else source.type
 
-    def add_matrix(self, name: str, row_ranges: Sequence[tuple[int, int]], col_range: tuple[int, int] | None = None) -> MatrixHandle:
+    def add_matrix(
+        self, name: str, row_ranges: Sequence[tuple[int, int]], col_range: tuple[int, int] | None = None
+    ) -> MatrixHandle:
         """Plan the rows of `row_ranges`, one range after the other, and columns [begin, end) of `name` (None: all).
 
         The same part of the same tensor is planned once; tied embeddings are one tensor. Raises LayoutError when the
@@ -133,7 +135,8 @@ class ShardLoader:
         packed = dtypes.BY_NUMBER[self.type_of(name)]
         block = max(packed.block_elements, dtypes.BY_NUMBER[source.type].block_elements)
         if begin % block or end % block:
-            raise LayoutError(f"columns [{begin}, {end}) of {name} cannot be cut from {packed.name}, which has blocks of {block}: cut at multiples of {block}")
+            blocks = f"{packed.name}, which has blocks of {block}"
+            raise LayoutError(f"columns [{begin}, {end}) of {name} cannot be cut from {blocks}: cut at multiples of {block}")
         range_array = np.array(ranges, np.int64).reshape(-1, 2)
         name_bytes = ffi.new("char[]", name.encode())
         plan = ffi.new("struct ckdist_matrix_plan *", {
@@ -198,10 +201,18 @@ class ShardLoader:
 
 
 def read_tensor(source: TensorSource) -> np.ndarray:
-    """All of one weight as float32, in the order of rows and with the offset that its name means."""
-    with open(source.file, "rb") as file:
-        file.seek(source.offset)
-        data = np.frombuffer(file.read(source.nbytes), np.uint8)
+    """All of one weight as float32, in the order of rows and with the offset that its name means.
+
+    Raises ModelFileError when the file has become shorter or cannot be read.
+    """
+    try:
+        with open(source.file, "rb") as file:
+            file.seek(source.offset)
+            data = np.frombuffer(file.read(source.nbytes), np.uint8)
+    except OSError as e:
+        raise ModelFileError(f"{source.file} cannot be read: {e.strerror or e}") from None
+    if data.size != source.nbytes:
+        raise ModelFileError(f"{source.file}: tensor {source.name} has {data.size} of its {source.nbytes} bytes: the file is truncated")
     values = dequantize(data, source.type, source.shape[-1]).reshape(source.shape)
     if source.row_order is not None:
         values = values[source.row_order]

@@ -54,7 +54,7 @@ def read_folder(folder: str | os.PathLike) -> dict[str, StoredTensor]:
         raise ModelFileError(f"{index_path} has no 'weight_map' of tensor names to file names")
     stored: dict[str, dict[str, StoredTensor]] = {}
     for name in sorted(set(weight_map.values())):
-        if not name.endswith(".safetensors") or "/" in name or "\\" in name or "\0" in name:
+        if not name.endswith(".safetensors") or "/" in name or "\\" in name or not name.isprintable():
             raise ModelFileError(f"{index_path} names {name!r}, which is not the name of a safetensors file in its folder")
         if not (folder / name).is_file():
             raise ModelFileError(f"{folder / name} is missing: {INDEX_FILE} names it among {len(set(weight_map.values()))} files")
@@ -102,7 +102,8 @@ def _stored(path: pathlib.Path, name: str, entry: Any, data_start: int, size: in
     if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
         raise ModelFileError(f"{where} has dtype {str(dtype)[:40]!r}; the known ones are {', '.join(_ITEM_BYTES)}")
     if not _is_integers(shape) or len(shape) > MAX_DIMENSIONS or not all(0 <= n <= MAX_DIMENSION for n in shape):
-        raise ModelFileError(f"{where} has shape {str(shape)[:200]}; it must be a list of up to {MAX_DIMENSIONS} numbers up to {MAX_DIMENSION}")
+        allowed = f"a list of up to {MAX_DIMENSIONS} numbers up to {MAX_DIMENSION}"
+        raise ModelFileError(f"{where} has shape {str(shape)[:200]}; it must be {allowed}")
     if not _is_integers(offsets) or len(offsets) != 2 or not 0 <= offsets[0] <= offsets[1]:
         raise ModelFileError(f"{where} has data_offsets {str(offsets)[:200]}; they must be two ascending numbers")
     begin, end = offsets

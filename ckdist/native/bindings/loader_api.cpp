@@ -35,7 +35,8 @@ int ckdist_loader_add_matrix(ckdist_loader* loader, const ckdist_matrix_plan* pl
   const int status = ckdist::guard([&] {
     std::vector<Loader::RowRange> ranges;
     for (int64_t i = 0; i < plan->range_count; ++i) ranges.push_back({plan->row_ranges[2 * i], plan->row_ranges[2 * i + 1]});
-    const Loader::Source source{plan->name, plan->file, static_cast<Type>(plan->source_type), plan->offset, plan->rows, plan->cols, plan->head_rows};
+    const Loader::Source source{plan->name,   plan->file, static_cast<Type>(plan->source_type), plan->offset,
+                                plan->rows,   plan->cols, plan->head_rows};
     index = loader->loader.add_matrix(source, static_cast<Type>(plan->packed_type), ranges, plan->col_begin, plan->col_end);
   });
   return status < 0 ? status : index;

@@ -92,7 +92,8 @@ Arena::Arena(int64_t bytes, const char* purpose) : data_(nullptr), size_((bytes 
   const int64_t reserved = size_ + kHugePage;
   void* begin = mmap(nullptr, static_cast<size_t>(reserved), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (begin == MAP_FAILED)
-    fail(Status::capacity, "%s need %.2f GB of memory, which the system refused (%.2f GB are available)", purpose, size_ / 1e9, available / 1e9);
+    fail(Status::capacity, "%s need %.2f GB of memory, which the system refused (%.2f GB are available)", purpose, size_ / 1e9,
+         available / 1e9);
   uint8_t* const first = static_cast<uint8_t*>(begin);
   const int64_t head = (kHugePage - reinterpret_cast<intptr_t>(first) % kHugePage) % kHugePage;
   data_ = first + head;

@@ -23,6 +23,15 @@ struct ElementwiseKernel {
   void (*prepare)(ActivationFormat format, const float* x, int64_t n, int64_t lead, int64_t cols, uint8_t* row);
   // out[i] += x[i]
   void (*add)(const float* x, int64_t n, float* out);
+
+  // Reductions of a row of logits. Maxima are strided, so that no sum goes across lanes: of n numbers, maximum 16 s + l is that of
+  // x[kMaxSpan s + 16 i + l] over i < kMaxSpan / 16. Writes max_count(n) of them; false where any number is NaN or infinite.
+  bool (*maxima)(const float* x, int64_t n, float* out);
+  // Sum of exp((x[i] - shift) * scale) over n; the terms go to `out` when it is not null.
+  double (*sum_exp)(const float* x, int64_t n, float shift, float scale, float* out);
 };
+
+constexpr int64_t kMaxSpan = 1024;
+constexpr int64_t max_count(int64_t n) { return (n + kMaxSpan - 1) / kMaxSpan * 16; }
 
 }  // namespace ckdist

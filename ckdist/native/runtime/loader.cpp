@@ -92,16 +92,18 @@ void Loader::check_source(const Source& source) const {
   const TypeTraits& traits = type_traits(source.type);
   if (!traits.block_elements) fail(Status::native, "%s has unknown type %d", source.name.c_str(), static_cast<int>(source.type));
   if (source.rows <= 0 || source.cols <= 0 || source.cols % traits.block_elements)
-    fail(Status::native, "%s of type %s cannot have %" PRId64 " rows of %" PRId64, source.name.c_str(), traits.name, source.rows, source.cols);
+    fail(Status::native, "%s of type %s cannot have %" PRId64 " rows of %" PRId64, source.name.c_str(), traits.name, source.rows,
+         source.cols);
   if (source.head_rows < 0 || source.head_rows % 2 || (source.head_rows && source.rows % source.head_rows))
-    fail(Status::native, "%s has %" PRId64 " rows, which heads of %" PRId64 " do not divide", source.name.c_str(), source.rows, source.head_rows);
+    fail(Status::native, "%s has %" PRId64 " rows, which heads of %" PRId64 " do not divide", source.name.c_str(), source.rows,
+         source.head_rows);
   const File& file = files_[source.file];
   int64_t bytes, end;
   if (source.offset < 0 || __builtin_mul_overflow(source.rows, source.cols / traits.block_elements, &bytes) ||
       __builtin_mul_overflow(bytes, static_cast<int64_t>(traits.block_bytes), &bytes) ||
       __builtin_add_overflow(bytes, source.offset, &end) || end > file.size)
-    fail(Status::model_file, "%s: tensor %s does not end within the file's %" PRId64 " bytes: it is truncated or damaged", file.path.c_str(),
-         source.name.c_str(), file.size);
+    fail(Status::model_file, "%s: tensor %s does not end within the file's %" PRId64 " bytes: it is truncated or damaged",
+         file.path.c_str(), source.name.c_str(), file.size);
 }
 
 int64_t Loader::reserve(int64_t bytes) {
@@ -116,7 +118,8 @@ int Loader::add_matrix(const Source& source, Type packed_type, const std::vector
   const char* name = source.name.c_str();
   const TypeTraits& traits = type_traits(packed_type);
   const LinearKernel* kernel = traits.block_elements ? &kernels().linear[static_cast<int>(packed_type)] : nullptr;
-  if (!kernel || !kernel->pack) fail(Status::native, "%s cannot be packed as type %d: it has no kernel", name, static_cast<int>(packed_type));
+  if (!kernel || !kernel->pack)
+    fail(Status::native, "%s cannot be packed as type %d: it has no kernel", name, static_cast<int>(packed_type));
   QuantizeRow quantize = nullptr;
   if (packed_type != source.type) {
     quantize = is_float(source.type) ? quantize_row_of(packed_type) : nullptr;
@@ -124,8 +127,8 @@ int Loader::add_matrix(const Source& source, Type packed_type, const std::vector
   }
   const int64_t block = std::max(traits.block_elements, type_traits(source.type).block_elements);
   if (col_begin < 0 || col_begin > col_end || col_end > source.cols || col_begin % block || col_end % block)
-    fail(Status::native, "columns [%" PRId64 ", %" PRId64 ") of %s are not whole blocks of %" PRId64 " among its %" PRId64, col_begin, col_end,
-         name, block, source.cols);
+    fail(Status::native, "columns [%" PRId64 ", %" PRId64 ") of %s are not whole blocks of %" PRId64 " among its %" PRId64, col_begin,
+         col_end, name, block, source.cols);
   int64_t rows = 0;
   for (const RowRange& range : ranges) {
     if (range.begin < 0 || range.begin > range.end || range.end > source.rows)
@@ -157,7 +160,8 @@ int Loader::add_vector(const Source& source, int64_t begin, int64_t end, bool pl
   if (!is_float(source.type) || source.cols != 1)
     fail(Status::native, "vector %s has type %s; it must be F32, F16 or BF16", source.name.c_str(), type_traits(source.type).name);
   if (begin < 0 || begin > end || end > source.rows)
-    fail(Status::native, "elements [%" PRId64 ", %" PRId64 ") of %s are not among its %" PRId64, begin, end, source.name.c_str(), source.rows);
+    fail(Status::native, "elements [%" PRId64 ", %" PRId64 ") of %s are not among its %" PRId64, begin, end, source.name.c_str(),
+         source.rows);
   source_bytes_ += bytes_of(source.type, end - begin);
   vectors_.push_back({source, begin, end, plus_one, reserve((end - begin) * static_cast<int64_t>(sizeof(float))), nullptr});
   return static_cast<int>(vectors_.size()) - 1;
@@ -248,10 +252,11 @@ void Loader::read(const Source& source, int64_t offset, int64_t bytes, uint8_t* 
   for (int64_t done = 0; done < bytes;) {
     const ssize_t n = pread(file.descriptor, out + done, static_cast<size_t>(bytes - done), source.offset + offset + done);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail(Status::model_file, "%s cannot be read at byte %" PRId64 ": %s", file.path.c_str(), source.offset + offset + done, std::strerror(errno));
+    const int64_t at = source.offset + offset + done;
+    if (n < 0) fail(Status::model_file, "%s cannot be read at byte %" PRId64 ": %s", file.path.c_str(), at, std::strerror(errno));
     if (n == 0)
       fail(Status::model_file, "%s ends at byte %" PRId64 " of the %" PRId64 " it had when it was opened: it changed while %s was loaded",
-           file.path.c_str(), source.offset + offset + done, file.size, source.name.c_str());
+           file.path.c_str(), at, file.size, source.name.c_str());
     done += n;
   }
 }
@@ -312,8 +317,8 @@ void Loader::load_tiles(const MatrixJob& job, int64_t tile_begin, int64_t tile_e
       to_float(job.source.type, rows[i], matrix.cols, staging.floats.data());
       uint8_t* const out = staging.quantized.data() + i * packed_row_bytes;
       if (!job.quantize(staging.floats.data(), matrix.cols, out))
-        fail(Status::model_file, "%s: tensor %s has a value in row %" PRId64 " that is not finite or too large for %s", files_[job.source.file].path.c_str(),
-             job.source.name.c_str(), begin + row + i, type_traits(matrix.type).name);
+        fail(Status::model_file, "%s: tensor %s has a value in stored row %" PRId64 " that is not finite or too large for %s",
+             files_[job.source.file].path.c_str(), job.source.name.c_str(), staging.stored_rows[row + i], type_traits(matrix.type).name);
       rows[i] = out;
     }
     job.pack(rows, count, matrix.cols, tile);

@@ -1,42 +1,340 @@
+// Attention of a few queries over one kv-head's blocks, with the softmax taken online.
+//
+// Dao et al. 2022, arXiv:2205.14135. The context is walked in chunks of 64 positions at absolute multiples of 64. Per chunk and
+// group of queries: scores (lanes are positions, one chain over head_dim each), softmax of each row against its running
+// maximum, and the weighted sum of V (lanes are dimensions, one chain over positions each). A chunk that a query does not
+// see changes none of its bits: the maximum stays, the correction is exactly 1, the weights are exactly 0.
+//
+// Few queries read K and V straight from the cache, converting in registers: one pass at the speed of memory. Many queries
+// (prefill) convert a chunk once into scratch, in the layout of an f32 block, and the same code reads it there.
 #include "kernels/attention.h"
-#include <cmath>
+
+#include "kernels/isa/attention_block.h"
+#include "kernels/isa/attention_store.h"
+#include "kernels/isa/exp.h"
+
 namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
-int64_t block_bytes(KvType, int hd) { return 2 * 16 * hd * 4; }
-void store(KvType, uint8_t* b, int slot, int hd, const float* k, const float* v) {
-  float* f = reinterpret_cast<float*>(b);
-  for (int d = 0; d < hd; d++) f[d * 16 + slot] = k[d], f[16 * hd + slot * hd + d] = v[d];
-}
-int64_t scratch_bytes(int, int, int) { return 1 << 20; }
-void attend(const AttentionTask& t, uint8_t* scratch) {
-  float* s = reinterpret_cast<float*>(scratch);
-  for (int i = 0; i < t.tokens; i++)
-    for (int h = 0; h < t.heads; h++) {
-      const float* q = t.q + i * t.q_token_stride + h * t.q_head_stride;
-      float* o = t.out + i * t.out_token_stride + h * t.out_head_stride;
-      int64_t last = t.first_position + i, first = t.window && last + 1 > t.window ? last + 1 - t.window : 0;
-      float m = -INFINITY, sum = 0;
-      for (int64_t p = first; p <= last; p++) {
-        const float* k = reinterpret_cast<const float*>(t.kv + t.block_table[p / 16] * t.block_stride);
-        float x = 0;
-        for (int d = 0; d < t.head_dim; d++) x += q[d] * k[d * 16 + p % 16];
-        x *= t.scale;
-        if (t.soft_cap != 0) x = t.soft_cap * std::tanh(x / t.soft_cap);
-        s[p] = x;
-        m = x > m ? x : m;
+
+constexpr int kChunkBlocks = 4;
+constexpr int kChunk = kChunkBlocks * kBlockTokens;
+static_assert(kBlockTokens == kLanes, "a lane is a position of a block");
+
+// Accumulators that fit in the registers beside their operands, in Vecs, and the most queries that share one load of K or V.
+#if defined(__AVX512F__)
+constexpr int kAccumulators = 24, kGroup = 6;
+#elif defined(__AVX2__)
+constexpr int kAccumulators = 6, kGroup = 6;
+#else
+constexpr int kAccumulators = 3, kGroup = 3;
+#endif
+constexpr int kDirectQueries = 2 * kGroup;  // up to here converting twice in registers beats one trip through scratch
+
+constexpr int64_t round_lanes(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+
+// The scratch of one task; with no base, only its size.
+struct Workspace {
+  int64_t queries, width, floats = 0;  // width: head_dim in whole Vecs
+  float* q;            // groups of queries, each (head_dim, queries of the group)
+  float* acc;          // (queries, width)
+  float* sum;          // (queries, 16): the softmax's denominator, lane by lane
+  float* running_max;  // (queries,)
+  float* weights;      // (queries of a group, 64)
+  float* k_scales;     // (groups, 64)
+  float* v_scales;
+  float* keys;         // a chunk of K, (4, head_dim, 16)
+  float* values;       // a chunk of V, (64, width)
+
+  Workspace(float* base, int tokens, int heads, int head_dim) : queries(int64_t{tokens} * heads), width(round_lanes(head_dim)) {
+    const auto take = [&](int64_t n) {
+      float* start = base ? base + floats : nullptr;
+      floats += round_lanes(n);
+      return start;
+    };
+    q = take(queries * head_dim);
+    acc = take(queries * width);
+    sum = take(queries * kLanes);
+    running_max = take(queries);
+    weights = take(kGroup * kChunk);
+    k_scales = take((head_dim / 32 + 1) * kChunk);
+    v_scales = take((head_dim / 32 + 1) * kChunk);
+    keys = take(int64_t{kChunk} * head_dim);
+    values = take(kChunk * width);
+  }
+};
+
+// The blocks [first, last) of one chunk.
+struct Chunk {
+  int first, last;
+  const uint8_t* k[kChunkBlocks];
+  const uint8_t* v[kChunkBlocks];
+  int positions[kChunkBlocks];    // how many of the block's are in the cache
+  int64_t v_row;                  // elements from one position's V to the next
+  int group;                      // dimensions that share a scale
+  const float* k_scales;          // (groups, 64), q8_0 only
+  const float* v_scales;
+};
+
+// Scores of R queries against B blocks from `first` on: out (R, 64) = scale * q.k
+template <KvType type, int R, int B>
+__attribute__((noinline)) void score(const Chunk& chunk, int first, const float* q, int head_dim, float scale, float* out) {
+  Vec s[R][B];
+  const uint8_t* k[B];
+  for (int b = 0; b < B; ++b) {
+    k[b] = chunk.k[first + b];
+    for (int r = 0; r < R; ++r) s[r][b] = set(0.0f);
+  }
+  for (int start = 0; start < head_dim; start += chunk.group) {
+    const float* scales = type == KvType::q8_0 ? chunk.k_scales + start / chunk.group * kChunk + first * kLanes : nullptr;
+    for (int i = start; i < start + chunk.group; ++i) {
+      Vec key[B];
+      for (int b = 0; b < B; ++b) {
+        key[b] = load_codes<type>(k[b], int64_t{i} * kLanes);
+        if constexpr (type == KvType::q8_0) key[b] = key[b] * load(scales + b * kLanes);
       }
-      for (int d = 0; d < t.head_dim; d++) o[d] = 0;
-      for (int64_t p = first; p <= last; p++) {
-        const float* v = reinterpret_cast<const float*>(t.kv + t.block_table[p / 16] * t.block_stride) + 16 * t.head_dim + p % 16 * t.head_dim;
-        float e = std::exp(s[p] - m);
-        sum += e;
-        for (int d = 0; d < t.head_dim; d++) o[d] += e * v[d];
+      for (int r = 0; r < R; ++r) {
+        const Vec x = set(q[int64_t{i} * R + r]);
+        for (int b = 0; b < B; ++b) s[r][b] = fma(x, key[b], s[r][b]);
       }
-      for (int d = 0; d < t.head_dim; d++) o[d] /= sum;
     }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int b = 0; b < B; ++b) store(out + r * kChunk + (first + b) * kLanes, s[r][b] * set(scale));
 }
+
+template <KvType type, int R, int B>
+void score_chunk(const Chunk& chunk, int first, const float* q, int head_dim, float scale, float* out) {
+  for (; chunk.last - first >= B; first += B) score<type, R, B>(chunk, first, q, head_dim, scale, out);
+  if constexpr (B > 1) score_chunk<type, R, B - 1>(chunk, first, q, head_dim, scale, out);
 }
-extern const AttentionKernel attention_kernel = {block_bytes, store, scratch_bytes, attend};
+
+// One query's scores (64) into weights, of which only positions [low, high) count. Returns the factor for what was summed before.
+__attribute__((noinline)) float soften(float* scores, int low, int high, float soft_cap, float* running_max, float* sum) {
+  const Vec minus_infinity = set(-__builtin_inff());
+  Vec s[kChunkBlocks];
+  for (int b = 0; b < kChunkBlocks; ++b) {
+    s[b] = load(scores + b * kLanes);
+    if (soft_cap > 0.0f) s[b] = set(soft_cap) * tanh(s[b] / set(soft_cap));
+  }
+  if (low > 0 || high < kChunk) {
+    static const float lanes[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int b = 0; b < kChunkBlocks; ++b) {
+      const Vec position = load(lanes) + set(static_cast<float>(b * kLanes));
+      s[b] = select(less(position, set(static_cast<float>(high))), s[b], minus_infinity);
+      s[b] = select(less(position, set(static_cast<float>(low))), minus_infinity, s[b]);
+    }
+  }
+  const float before = *running_max;
+  const float largest = reduce_max(max(max(s[0], s[1]), max(s[2], s[3])));
+  const float now = largest > before ? largest : before;
+  const Vec shift = set(now == -__builtin_inff() ? 0.0f : now);  // nothing seen yet: all weights are exp(-inf)
+  for (int b = 0; b < kChunkBlocks; ++b) {
+    s[b] = exp(s[b] - shift);
+    store(scores + b * kLanes, s[b]);
+  }
+  const Vec correction = exp(set(before) - shift);
+  store(sum, fma(load(sum), correction, (s[0] + s[1]) + (s[2] + s[3])));
+  *running_max = now;
+  float lanes_of_correction[kLanes];
+  store(lanes_of_correction, correction);
+  return lanes_of_correction[0];
 }
+
+// acc (R, width) columns [column, column + 16 D) = acc * correction + weights (R, 64) times the chunk's V.
+template <KvType type, int R, int D>
+__attribute__((noinline)) void accumulate(const Chunk& chunk, const float* weights, const float* correction, int64_t column,
+                                          float* acc, int64_t width) {
+  Vec sum[R][D];
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < D; ++c) sum[r][c] = load(acc + r * width + column + c * kLanes) * set(correction[r]);
+  for (int b = chunk.first; b < chunk.last; ++b) {
+    for (int j = 0; j < chunk.positions[b]; ++j) {
+      Vec value[D];
+      for (int c = 0; c < D; ++c) {
+        const int64_t i = column + c * kLanes;
+        value[c] = load_codes<type>(chunk.v[b], j * chunk.v_row + i);
+        if constexpr (type == KvType::q8_0) value[c] = value[c] * set(chunk.v_scales[i / chunk.group * kChunk + b * kLanes + j]);
+      }
+      for (int r = 0; r < R; ++r) {
+        const Vec weight = set(weights[r * kChunk + b * kLanes + j]);
+        for (int c = 0; c < D; ++c) sum[r][c] = fma(weight, value[c], sum[r][c]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < D; ++c) store(acc + r * width + column + c * kLanes, sum[r][c]);
 }
+
+template <KvType type, int R, int D>
+void accumulate_row(const Chunk& chunk, const float* weights, const float* correction, int64_t column, float* acc, int64_t width) {
+  if constexpr (R * D <= kAccumulators)
+    for (; width - column >= D * kLanes; column += D * kLanes)
+      accumulate<type, R, D>(chunk, weights, correction, column, acc, width);
+  if constexpr (D > 1) accumulate_row<type, R, D / 2>(chunk, weights, correction, column, acc, width);
+}
+
+// One group of R queries, the first of which is query `row`, over one chunk that starts at position `start`.
+template <KvType type, int R>
+void attend_group(const AttentionTask& task, const Workspace& work, const Chunk& chunk, int64_t start, int64_t row) {
+  constexpr int kBlocks = kAccumulators / R < kChunkBlocks ? kAccumulators / R : kChunkBlocks;
+  int low[R], high[R];
+  bool seen = false;
+  for (int r = 0; r < R; ++r) {
+    const int64_t position = task.first_position + (row + r) / task.heads;
+    const int64_t from = task.window > 0 ? position + 1 - task.window - start : 0;
+    const int64_t to = position + 1 - start;
+    low[r] = static_cast<int>(from < 0 ? 0 : from > kChunk ? kChunk : from);
+    high[r] = static_cast<int>(to < 0 ? 0 : to > kChunk ? kChunk : to);
+    seen = seen || low[r] < high[r];
+  }
+  if (!seen) return;
+
+  score_chunk<type, R, kBlocks>(chunk, chunk.first, work.q + row * task.head_dim, task.head_dim, task.scale, work.weights);
+  float correction[R];
+  for (int r = 0; r < R; ++r)
+    correction[r] = soften(work.weights + r * kChunk, low[r], high[r], task.soft_cap, work.running_max + row + r,
+                           work.sum + (row + r) * kLanes);
+  accumulate_row<type, R, 8>(chunk, work.weights, correction, 0, work.acc + row * work.width, work.width);
+}
+
+template <KvType type>
+void attend_rows(const AttentionTask& task, const Workspace& work, const Chunk& chunk, int64_t start, int64_t row, int rows) {
+  switch (rows) {
+    case 1: return attend_group<type, 1>(task, work, chunk, start, row);
+    case 2: return attend_group<type, 2>(task, work, chunk, start, row);
+    case 3: return attend_group<type, 3>(task, work, chunk, start, row);
+#if defined(__AVX2__)
+    case 4: return attend_group<type, 4>(task, work, chunk, start, row);
+    case 5: return attend_group<type, 5>(task, work, chunk, start, row);
+    case 6: return attend_group<type, 6>(task, work, chunk, start, row);
+#endif
+  }
+}
+
+// The chunk's K and V as floats in scratch, laid out as f32 blocks are, with V's rows padded to whole Vecs.
+template <KvType type>
+__attribute__((noinline)) Chunk convert(const Chunk& chunk, const Workspace& work, int head_dim) {
+  Chunk out = chunk;
+  out.v_row = work.width;
+  out.group = head_dim;
+  for (int b = chunk.first; b < chunk.last; ++b) {
+    float* key = work.keys + int64_t{b} * kLanes * head_dim;
+    float* value = work.values + int64_t{b} * kLanes * work.width;
+    out.k[b] = reinterpret_cast<const uint8_t*>(key);
+    out.v[b] = reinterpret_cast<const uint8_t*>(value);
+    for (int i = 0; i < head_dim; ++i) {
+      Vec x = load_codes<type>(chunk.k[b], int64_t{i} * kLanes);
+      if constexpr (type == KvType::q8_0) x = x * load(chunk.k_scales + i / chunk.group * kChunk + b * kLanes);
+      store(key + i * kLanes, x);
+    }
+    for (int j = 0; j < chunk.positions[b]; ++j) {
+      for (int i = 0; i < head_dim; i += kLanes) {
+        Vec x;
+        if (head_dim - i >= kLanes) {
+          x = load_codes<type>(chunk.v[b], j * chunk.v_row + i);
+        } else {  // half a Vec, and perhaps the cache's last bytes
+          uint8_t half[4 * kLanes] = {};
+          std::memcpy(half, chunk.v[b] + code_bytes(type) * (j * chunk.v_row + i), code_bytes(type) * (head_dim - i));
+          x = load_codes<type>(half, 0);
+        }
+        if constexpr (type == KvType::q8_0) x = x * set(chunk.v_scales[i / chunk.group * kChunk + b * kLanes + j]);
+        store(value + j * work.width + i, x);
+      }
+    }
+  }
+  return out;
+}
+
+// Packs the queries by groups of `rows`, so that the innermost loop reads them through one pointer, and clears the sums.
+void prepare_queries(const AttentionTask& task, const Workspace& work, int rows) {
+  for (int64_t row = 0; row < work.queries; row += rows) {
+    const int64_t count = work.queries - row < rows ? work.queries - row : rows;
+    float* packed = work.q + row * task.head_dim;  // (head_dim, count)
+    for (int64_t r = 0; r < count; ++r) {
+      const float* q = task.q + (row + r) / task.heads * task.q_token_stride + (row + r) % task.heads * task.q_head_stride;
+      for (int i = 0; i < task.head_dim; ++i) packed[i * count + r] = q[i];
+    }
+  }
+  std::memset(work.acc, 0, 4 * work.queries * work.width);
+  std::memset(work.sum, 0, 4 * work.queries * kLanes);
+  for (int64_t row = 0; row < work.queries; ++row) work.running_max[row] = -__builtin_inff();
+}
+
+void finish(const AttentionTask& task, const Workspace& work) {
+  for (int64_t row = 0; row < work.queries; ++row) {
+    const Vec sum = set(reduce_sum(load(work.sum + row * kLanes)));
+    float* out = task.out + row / task.heads * task.out_token_stride + row % task.heads * task.out_head_stride;
+    for (int i = 0; i < task.head_dim; i += kLanes) {
+      const Vec mean = load(work.acc + row * work.width + i) / sum + set(0.0f);  // adding 0 leaves one zero: +0
+      store_n(out + i, mean, task.head_dim - i < kLanes ? task.head_dim - i : kLanes);
+    }
+  }
+}
+
+template <KvType type>
+void attend_typed(const AttentionTask& task, const Workspace& work) {
+  const BlockLayout layout(type, task.head_dim);
+  const int groups = task.head_dim / layout.group;
+  const int64_t parts = (work.queries + kGroup - 1) / kGroup;
+  const int rows = static_cast<int>((work.queries + parts - 1) / parts);
+  const bool whole = task.head_dim % kLanes == 0;  // else a row of V ends in half a Vec
+  const bool direct = whole && (type == KvType::f32 || work.queries <= kDirectQueries);
+  prepare_queries(task, work, rows);
+
+  const int64_t end = task.first_position + task.tokens;
+  const int64_t begin = task.window > 0 && task.first_position >= task.window ? task.first_position + 1 - task.window : 0;
+  for (int64_t start = begin / kChunk * kChunk; start < end; start += kChunk) {
+    Chunk chunk = {};
+    chunk.first = start < begin ? static_cast<int>((begin - start) / kBlockTokens) : 0;
+    chunk.last = end - start < kChunk ? static_cast<int>((end - start + kBlockTokens - 1) / kBlockTokens) : kChunkBlocks;
+    chunk.v_row = task.head_dim;
+    chunk.group = layout.group;
+    chunk.k_scales = work.k_scales;
+    chunk.v_scales = work.v_scales;
+    for (int b = chunk.first; b < chunk.last; ++b) {
+      const uint8_t* block = task.kv + task.block_table[start / kBlockTokens + b] * task.block_stride;
+      const int64_t left = end - start - b * kBlockTokens;
+      chunk.k[b] = block;
+      chunk.v[b] = block + layout.v_offset;
+      chunk.positions[b] = static_cast<int>(left < kBlockTokens ? left : kBlockTokens);
+      if constexpr (type == KvType::q8_0) {
+        for (int g = 0; g < groups; ++g) {
+          const int64_t offset = 2 * g * kLanes;
+          store(work.k_scales + g * kChunk + b * kLanes, load_codes<KvType::f16>(block + layout.k_scales_offset + offset, 0));
+          store(work.v_scales + g * kChunk + b * kLanes, load_codes<KvType::f16>(block + layout.v_scales_offset + offset, 0));
+        }
+      }
+    }
+    if (!direct) chunk = convert<type>(chunk, work, task.head_dim);
+    for (int64_t row = 0; row < work.queries; row += rows) {
+      const int count = static_cast<int>(work.queries - row < rows ? work.queries - row : rows);
+      if (direct)
+        attend_rows<type>(task, work, chunk, start, row, count);
+      else
+        attend_rows<KvType::f32>(task, work, chunk, start, row, count);
+    }
+  }
+  finish(task, work);
+}
+
+int64_t scratch_bytes(int tokens, int heads, int head_dim) {
+  return 4 * Workspace(nullptr, tokens, heads, head_dim).floats;
+}
+
+void attend(const AttentionTask& task, uint8_t* scratch) {
+  const Workspace work(reinterpret_cast<float*>(scratch), task.tokens, task.heads, task.head_dim);
+  switch (task.kv_type) {
+    case KvType::f32: return attend_typed<KvType::f32>(task, work);
+    case KvType::f16: return attend_typed<KvType::f16>(task, work);
+    case KvType::bf16: return attend_typed<KvType::bf16>(task, work);
+    case KvType::q8_0: return attend_typed<KvType::q8_0>(task, work);
+  }
+}
+
+}  // namespace
+
+extern const AttentionKernel attention_kernel = {attention_block_bytes, attention_store, scratch_bytes, attend};
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

@@ -1,39 +1,148 @@
+// Row-wise kernels. A sum's order is fixed by the length of the row alone: four Vecs of partial sums, then one tree.
 #include "kernels/elementwise.h"
-#include <cmath>
+
 #include "kernels/isa/activations.h"
+#include "kernels/isa/exp.h"
+
 namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
-void rms_norm(const float* x, const float* w, float eps, int64_t n, float* out) {
-  float s = 0;
-  for (int64_t i = 0; i < n; i++) s += x[i] * x[i];
-  s = 1 / std::sqrt(s / n + eps);
-  for (int64_t i = 0; i < n; i++) out[i] = x[i] * s * w[i];
+
+constexpr int kStreams = 4;  // independent partial results, to hide the latency of an addition
+
+int lanes_left(int64_t n, int64_t i) { return static_cast<int>(n - i < kLanes ? n - i : kLanes); }
+
+// Calls body(i, lanes) for every Vec of a row; `lanes` is 16, but for the last.
+template <class Body>
+CKDIST_INLINE void each(int64_t n, Body&& body) {
+  int64_t i = 0;
+  for (; n - i >= kLanes; i += kLanes) body(i, kLanes);
+  if (i < n) body(i, lanes_left(n, i));
 }
+
+CKDIST_INLINE Vec load_lanes(const float* p, int lanes) { return lanes == kLanes ? load(p) : load_n(p, lanes); }
+CKDIST_INLINE void store_lanes(float* p, Vec a, int lanes) { lanes == kLanes ? store(p, a) : store_n(p, a, lanes); }
+
+void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
+  Vec squares[kStreams] = {set(0), set(0), set(0), set(0)};
+  int64_t i = 0;
+  for (; n - i >= kStreams * kLanes; i += kStreams * kLanes) {
+    for (int s = 0; s < kStreams; ++s) {
+      const Vec a = load(x + i + s * kLanes);
+      squares[s] = fma(a, a, squares[s]);
+    }
+  }
+  for (; i < n; i += kLanes) {
+    const Vec a = load_lanes(x + i, lanes_left(n, i));
+    squares[0] = fma(a, a, squares[0]);
+  }
+  const float sum = reduce_sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
+  const Vec factor = set(1.0f / __builtin_sqrtf(sum / static_cast<float>(n) + eps));
+  each(n, [&](int64_t at, int lanes) {
+    store_lanes(out + at, load_lanes(x + at, lanes) * factor * load_lanes(weight + at, lanes), lanes);
+  });
+}
+
 void sum_parts(const float* x, const float* const* parts, int count, int64_t n, float* out) {
-  for (int64_t i = 0; i < n; i++) {
-    float s = x ? x[i] + parts[0][i] : parts[0][i];
-    for (int p = 1; p < count; p++) s += parts[p][i];
-    out[i] = s;
-  }
+  const float* first = x ? x : parts[0];
+  const int from = x ? 0 : 1;
+  each(n, [&](int64_t i, int lanes) {
+    Vec sum = load_lanes(first + i, lanes);
+    for (int p = from; p < count; ++p) sum = sum + load_lanes(parts[p] + i, lanes);
+    store_lanes(out + i, sum, lanes);
+  });
 }
-void rope(const float* x, const float* c, const float* s, int64_t hd, float* out) {
-  for (int64_t i = 0; i < hd / 2; i++) {
-    float a = x[i], b = x[i + hd / 2];
-    out[i] = a * c[i] - b * s[i], out[i + hd / 2] = b * c[i] + a * s[i];
-  }
+
+void rope(const float* x, const float* cos, const float* sin, int64_t head_dim, float* out) {
+  const int64_t half = head_dim / 2;
+  each(half, [&](int64_t i, int lanes) {
+    const Vec a = load_lanes(x + i, lanes), b = load_lanes(x + half + i, lanes);
+    const Vec c = load_lanes(cos + i, lanes), s = load_lanes(sin + i, lanes);
+    store_lanes(out + i, fnma(b, s, a * c), lanes);
+    store_lanes(out + half + i, fma(a, s, b * c), lanes);
+  });
 }
-void gated(GateFunction f, const float* g, const float* u, int64_t n, float* out) {
-  for (int64_t i = 0; i < n; i++)
-    out[i] = u[i] * (f == GateFunction::silu ? g[i] / (1 + std::exp(-g[i])) : 0.5f * g[i] * (1 + std::tanh(0.7978845608f * (g[i] + 0.044715f * g[i] * g[i] * g[i]))));
+
+CKDIST_INLINE Vec silu(Vec x) { return x / (set(1.0f) + exp(set(0.0f) - x)); }
+
+// Hendrycks & Gimpel 2016, arXiv:1606.08415: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+CKDIST_INLINE Vec gelu_tanh(Vec x) {
+  const Vec inner = x * fma(x * x, set(0.044715f * 0.79788456f), set(0.79788456f));
+  const Vec half = set(0.5f) * x;
+  return fma(half, tanh(inner), half);
 }
+
+void gated(GateFunction function, const float* gate, const float* up, int64_t n, float* out) {
+  if (function == GateFunction::silu)
+    each(n, [&](int64_t i, int lanes) { store_lanes(out + i, silu(load_lanes(gate + i, lanes)) * load_lanes(up + i, lanes), lanes); });
+  else
+    each(n, [&](int64_t i, int lanes) {
+      store_lanes(out + i, gelu_tanh(load_lanes(gate + i, lanes)) * load_lanes(up + i, lanes), lanes);
+    });
+}
+
 void soft_cap(float* x, float cap, int64_t n) {
-  for (int64_t i = 0; i < n; i++) x[i] = cap * std::tanh(x[i] / cap);
+  each(n, [&](int64_t i, int lanes) { store_lanes(x + i, set(cap) * tanh(load_lanes(x + i, lanes) / set(cap)), lanes); });
 }
+
 void add(const float* x, int64_t n, float* out) {
-  for (int64_t i = 0; i < n; i++) out[i] += x[i];
+  each(n, [&](int64_t i, int lanes) { store_lanes(out + i, load_lanes(out + i, lanes) + load_lanes(x + i, lanes), lanes); });
 }
+
+bool maxima(const float* x, int64_t n, float* out) {
+  Vec probe[kStreams] = {set(0), set(0), set(0), set(0)};  // 0 x is NaN for NaN and infinities, and a sum keeps it
+  for (int64_t start = 0; start < n; start += kMaxSpan, out += kLanes) {
+    const float* span = x + start;
+    const int64_t length = n - start < kMaxSpan ? n - start : kMaxSpan;
+    Vec largest[kStreams];
+    for (int s = 0; s < kStreams; ++s) largest[s] = set(-__builtin_inff());
+    int64_t i = 0;
+    for (; length - i >= kStreams * kLanes; i += kStreams * kLanes) {
+      for (int s = 0; s < kStreams; ++s) {
+        const Vec a = load(span + i + s * kLanes);
+        largest[s] = max(largest[s], a);
+        probe[s] = fma(a, set(0.0f), probe[s]);
+      }
+    }
+    for (; i < length; i += kLanes) {
+      const int lanes = lanes_left(length, i);
+      const Vec a = load_lanes(span + i, lanes);
+      static const float order[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+      const Vec present = select(less(load(order), set(static_cast<float>(lanes))), a, set(-__builtin_inff()));
+      largest[0] = max(largest[0], present);
+      probe[0] = fma(a, set(0.0f), probe[0]);
+    }
+    store(out, max(max(largest[0], largest[1]), max(largest[2], largest[3])));
+  }
+  return reduce_sum((probe[0] + probe[1]) + (probe[2] + probe[3])) == 0.0f;
 }
-extern const ElementwiseKernel elementwise_kernel = {rms_norm, sum_parts, rope, gated, soft_cap, prepare_activations, add};
+
+// Floats over spans of 1024 and doubles over the spans: the error does not grow with the vocabulary.
+double sum_exp(const float* x, int64_t n, float shift, float scale, float* out) {
+  double total = 0.0;
+  for (int64_t start = 0; start < n; start += kMaxSpan) {
+    const int64_t length = n - start < kMaxSpan ? n - start : kMaxSpan;
+    Vec sum = set(0.0f);
+    each(length, [&](int64_t i, int lanes) {
+      const Vec term = exp((load_lanes(x + start + i, lanes) - set(shift)) * set(scale));
+      if (out) store_lanes(out + start + i, term, lanes);
+      if (lanes == kLanes) {
+        sum = sum + term;
+      } else {  // absent lanes hold exp of something too
+        float present[kLanes] = {};
+        store_n(present, term, lanes);
+        sum = sum + load(present);
+      }
+    });
+    total += reduce_sum(sum);
+  }
+  return total;
 }
-}
+
+}  // namespace
+
+extern const ElementwiseKernel elementwise_kernel = {rms_norm, sum_parts, rope, gated,  soft_cap,
+                                                     prepare_activations, add, maxima, sum_exp};
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

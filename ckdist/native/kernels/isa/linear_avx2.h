@@ -29,13 +29,6 @@ inline __m256i row_mask(const Strip& strip, int half) {
 }
 
 template <int tokens>
-inline void load_sums(const Strip& strip, __m256 (*sums)[kHalves]) {
-  for (int h = 0; h < kHalves; ++h)
-    for (int t = 0; t < tokens; ++t)
-      sums[t][h] = strip.resume ? _mm256_maskload_ps(strip.y + t * strip.y_stride + kLane * h, row_mask(strip, h)) : _mm256_setzero_ps();
-}
-
-template <int tokens>
 inline void store_sums(const Strip& strip, const __m256 (*sums)[kHalves]) {
   for (int h = 0; h < kHalves; ++h)
     for (int t = 0; t < tokens; ++t) _mm256_maskstore_ps(strip.y + t * strip.y_stride + kLane * h, row_mask(strip, h), sums[t][h]);
@@ -171,14 +164,14 @@ void block_strip(const Strip& strip) {
   constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
   constexpr int groups = layout.columns / kGroupColumns, lines = layout.bytes() / 64;
   __m256 sums[tokens][kHalves];
-  load_sums<tokens>(strip, sums);
+  for (int t = 0; t < tokens; ++t) sums[t][0] = sums[t][1] = _mm256_setzero_ps();
   const uint8_t* block = strip.tile;
-  const uint8_t* x_codes = strip.x + strip.column;
-  const uint8_t* x_scales = strip.x + strip.padded + strip.column / 8;
-  const uint8_t* x_sums = strip.x + strip.padded + strip.padded / 8 + strip.column / 4;
+  const uint8_t* x_codes = strip.x;
+  const uint8_t* x_scales = strip.x + strip.padded;
+  const uint8_t* x_sums = strip.x + strip.padded + strip.padded / 8;
   for (int64_t b = 0; b < strip.blocks; ++b, block += layout.bytes())
     for (int g = 0; g < groups; ++g) {
-      for (int line = g * lines / groups; line < (g + 1) * lines / groups; ++line) __builtin_prefetch(block + strip.ahead + 64 * line);
+      for (int line = g * lines / groups; line < (g + 1) * lines / groups; ++line) __builtin_prefetch(block + kAhead + 64 * line);
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
         const uint8_t* planes = block + g * layout.plane_bytes() + 32 * h;
@@ -221,11 +214,11 @@ template <Type type, int tokens>
 void float_strip(const Strip& strip) {
   constexpr int block_bytes = kFloatColumnPad * kTileRows * (type == Type::f32 ? 4 : 2);
   __m256 sums[tokens][kHalves];
-  load_sums<tokens>(strip, sums);
+  for (int t = 0; t < tokens; ++t) sums[t][0] = sums[t][1] = _mm256_setzero_ps();
   const uint8_t* block = strip.tile;
-  const uint8_t* x = strip.x + strip.column * 4;
+  const uint8_t* x = strip.x;
   for (int64_t b = 0; b < strip.blocks; ++b, block += block_bytes, x += 4 * kFloatColumnPad) {
-    for (int line = 0; line < block_bytes; line += 64) __builtin_prefetch(block + strip.ahead + line);
+    for (int line = 0; line < block_bytes; line += 64) __builtin_prefetch(block + kAhead + line);
 #pragma GCC unroll 16
     for (int c = 0; c < kFloatColumnPad; ++c) {
       const __m256 top = read_column<type>(block, c, 0), bottom = read_column<type>(block, c, 1);
@@ -244,7 +237,6 @@ template <Type type>
 struct Product {
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
-  static constexpr int kBlockBytes = layout.columns ? layout.bytes() : kFloatColumnPad * kTileRows * (type == Type::f32 ? 4 : 2);
   static constexpr int kMostTokens = layout.columns ? 4 : 6;  // whose sums fit the 16 registers
 
   template <int tokens>

@@ -21,14 +21,6 @@ constexpr ActivationFormat activation_of() {
 inline __m512i load(const uint8_t* at) { return _mm512_loadu_si512(at); }
 
 template <int tokens>
-inline void load_sums(const Strip& strip, __m512* sums) {
-  const __mmask16 rows = static_cast<__mmask16>((1u << strip.rows) - 1);
-#pragma GCC unroll 16
-  for (int t = 0; t < tokens; ++t)
-    sums[t] = strip.resume ? _mm512_maskz_loadu_ps(rows, strip.y + t * strip.y_stride) : _mm512_setzero_ps();
-}
-
-template <int tokens>
 inline void store_sums(const Strip& strip, const __m512* sums) {
   const __mmask16 rows = static_cast<__mmask16>((1u << strip.rows) - 1);
 #pragma GCC unroll 16
@@ -157,16 +149,17 @@ void block_strip(const Strip& strip) {
   constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
   constexpr int groups = layout.columns / kGroupColumns, lines = layout.bytes() / 64, lanes = lanes_of(tokens);
   __m512 sums[tokens];
-  load_sums<tokens>(strip, sums);
+#pragma GCC unroll 16
+  for (int t = 0; t < tokens; ++t) sums[t] = _mm512_setzero_ps();
   const uint8_t* block = strip.tile;
-  const uint8_t* x_codes = strip.x + strip.column;
-  const uint8_t* x_scales = strip.x + strip.padded + strip.column / 8;
-  const uint8_t* x_sums = strip.x + strip.padded + strip.padded / 8 + strip.column / 4;
+  const uint8_t* x_codes = strip.x;
+  const uint8_t* x_scales = strip.x + strip.padded;
+  const uint8_t* x_sums = strip.x + strip.padded + strip.padded / 8;
   for (int64_t b = 0; b < strip.blocks; ++b, block += layout.bytes()) {
     const Scales<type> scales(block);
     for (int g = 0; g < groups; ++g) {
       const uint8_t* planes = block + g * layout.plane_bytes();
-      for (int line = g * lines / groups; line < (g + 1) * lines / groups; ++line) __builtin_prefetch(block + strip.ahead + 64 * line);
+      for (int line = g * lines / groups; line < (g + 1) * lines / groups; ++line) __builtin_prefetch(block + kAhead + 64 * line);
       const __m512i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes),
                                      read_step<type, 3>(planes), read_step<type, 4>(planes), read_step<type, 5>(planes),
                                      read_step<type, 6>(planes), read_step<type, 7>(planes)};
@@ -206,18 +199,18 @@ template <Type type, int tokens>
 void float_strip(const Strip& strip) {
   constexpr int vectors = 8;  // weights held in registers
   constexpr int vector_bytes = type == Type::f16 ? 32 : 64;
-  constexpr int column_bytes = type == Type::bf16 ? 2 : 4;  // of the activations
   constexpr int lanes = lanes_of(tokens);
   constexpr int per_block = type == Type::bf16 ? kFloatColumnPad / 2 : kFloatColumnPad;
   __m512 sums[tokens];
-  load_sums<tokens>(strip, sums);
+#pragma GCC unroll 16
+  for (int t = 0; t < tokens; ++t) sums[t] = _mm512_setzero_ps();
   const uint8_t* tile = strip.tile;
-  const uint8_t* x = strip.x + strip.column * column_bytes;
+  const uint8_t* x = strip.x;
   for (int64_t left = strip.blocks * per_block; left > 0; left -= vectors) {
     __m512i weights[vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) weights[v] = read_column<type>(tile, v);
-    for (int line = 0; line < vectors * vector_bytes; line += 64) __builtin_prefetch(tile + strip.ahead + line);
+    for (int line = 0; line < vectors * vector_bytes; line += 64) __builtin_prefetch(tile + kAhead + line);
     int64_t row = 0;
 #pragma GCC unroll 16
     for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {
@@ -238,7 +231,6 @@ template <Type type>
 struct Product {
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
-  static constexpr int kBlockBytes = layout.columns ? layout.bytes() : kFloatColumnPad * kTileRows * (type == Type::f32 ? 4 : 2);
 
   template <int tokens>
   static constexpr StripFunction of() {

@@ -23,11 +23,6 @@ struct Rows {
   float lane[kTileRows];
 };
 
-inline void load_sums(const Strip& strip, Rows* sums) {
-  for (int t = 0; t < strip.tokens; ++t)
-    for (int r = 0; r < kTileRows; ++r) sums[t].lane[r] = strip.resume && r < strip.rows ? strip.y[t * strip.y_stride + r] : 0.0f;
-}
-
 inline void store_sums(const Strip& strip, const Rows* sums) {
   for (int t = 0; t < strip.tokens; ++t) std::memcpy(strip.y + t * strip.y_stride, sums[t].lane, strip.rows * sizeof(float));
 }
@@ -101,8 +96,7 @@ template <Type type>
 void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
-  Rows sums[kMaxTokens];
-  load_sums(strip, sums);
+  Rows sums[kMaxTokens] = {};
   for (int64_t b = 0; b < strip.blocks; ++b) {
     const uint8_t* block = strip.tile + b * layout.bytes();
     Rows block_scale, block_minimum;
@@ -115,7 +109,7 @@ void block_strip(const Strip& strip) {
       Rows scale[parts], minimum[parts];
       read_codes<type>(block + g * layout.plane_bytes(), codes);
       for (int p = 0; p < parts; ++p) read_scales<type>(block, block_scale, block_minimum, g * parts + p, scale[p], minimum[p]);
-      const int64_t group = (strip.column + b * layout.columns) / kGroupColumns + g;
+      const int64_t group = b * layout.columns / kGroupColumns + g;
       for (int t = 0; t < strip.tokens; ++t) {
         const uint8_t* row = strip.x + t * strip.x_stride;
         const int8_t* x_codes = reinterpret_cast<const int8_t*>(row) + group * kGroupColumns;
@@ -150,14 +144,13 @@ float read_float(const uint8_t* tile, int64_t index) {
 template <Type type>
 void float_strip(const Strip& strip) {
   constexpr int depth = type == Type::bf16 ? 2 : 1;
-  Rows sums[kMaxTokens];
-  load_sums(strip, sums);
+  Rows sums[kMaxTokens] = {};
   for (int64_t b = 0; b < strip.blocks; ++b) {
     float weights[kFloatColumnPad][kTileRows];
     for (int c = 0; c < kFloatColumnPad; ++c)
       for (int r = 0; r < kTileRows; ++r)
         weights[c][r] = read_float<type>(strip.tile, ((b * kFloatColumnPad + c) / depth * kTileRows + r) * depth + c % depth);
-    const int64_t column = strip.column + b * kFloatColumnPad;
+    const int64_t column = b * kFloatColumnPad;
     for (int t = 0; t < strip.tokens; ++t) {
       const float* x = reinterpret_cast<const float*>(strip.x + t * strip.x_stride) + column;
       for (int c = 0; c < kFloatColumnPad; ++c)
@@ -171,7 +164,6 @@ template <Type type>
 struct Product {
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
-  static constexpr int kBlockBytes = layout.columns ? layout.bytes() : kFloatColumnPad * kTileRows * (type == Type::f32 ? 4 : 2);
 
   static StripFunction strip(int64_t tokens) {
     void (*run)(const Strip&);

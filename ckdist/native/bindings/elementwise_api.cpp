@@ -1,0 +1,50 @@
+#include "core/export.h"
+
+#include "api/elementwise.h"
+#include "bindings/isa_choice.h"
+
+using namespace ckdist;
+
+extern "C" {
+
+int32_t ckdist_rms_norm(const char* isa, const float* x, const float* weight, float eps, int64_t n, float* out) {
+  return guard([&] { kernels_by_name(isa).elementwise.rms_norm(x, weight, eps, n, out); });
+}
+
+int32_t ckdist_sum_parts(const char* isa, const float* x, const float* const* parts, int32_t count, int64_t n, float* out) {
+  return guard([&] {
+    if (count < 1) fail(Status::config, "a sum of parts needs at least 1 part, not %d", count);
+    kernels_by_name(isa).elementwise.sum_parts(x, parts, count, n, out);
+  });
+}
+
+int32_t ckdist_rope(const char* isa, const float* x, const float* cos, const float* sin, int64_t head_dim, float* out) {
+  return guard([&] { kernels_by_name(isa).elementwise.rope(x, cos, sin, head_dim, out); });
+}
+
+int32_t ckdist_gated(const char* isa, int32_t function, const float* gate, const float* up, int64_t n, float* out) {
+  return guard([&] {
+    if (function != 0 && function != 1) fail(Status::config, "gate function %d is not known; use 0 (silu) or 1 (gelu_tanh)", function);
+    kernels_by_name(isa).elementwise.gated(static_cast<GateFunction>(function), gate, up, n, out);
+  });
+}
+
+int32_t ckdist_soft_cap(const char* isa, float* x, float cap, int64_t n) {
+  return guard([&] { kernels_by_name(isa).elementwise.soft_cap(x, cap, n); });
+}
+
+int32_t ckdist_add(const char* isa, const float* x, int64_t n, float* out) {
+  return guard([&] { kernels_by_name(isa).elementwise.add(x, n, out); });
+}
+
+int32_t ckdist_maxima(const char* isa, const float* x, int64_t n, float* out) {
+  bool finite = false;
+  const int status = guard([&] { finite = kernels_by_name(isa).elementwise.maxima(x, n, out); });
+  return status < 0 ? status : finite;
+}
+
+int32_t ckdist_sum_exp(const char* isa, const float* x, int64_t n, float shift, float scale, float* terms, double* sum) {
+  return guard([&] { *sum = kernels_by_name(isa).elementwise.sum_exp(x, n, shift, scale, terms); });
+}
+
+}  // extern "C"

@@ -1,0 +1,243 @@
+// Sixteen float lanes of whatever ISA the file is compiled for: one 512-bit register, two of 256 bits, or four of 128.
+//
+// Private to isa/. Every kernel is written once over `Vec`; only this file differs by ISA. Functions are inlined, so that no
+// copy compiled for a wider ISA can be linked into a narrower one. A sum of products is always written as fma(), never left
+// to the compiler's contraction, so that two instances of one template give the same bits.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12's own headers, in what it calls undefined on purpose
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+#endif
+
+#define CKDIST_INLINE static inline __attribute__((always_inline))
+
+namespace ckdist {
+namespace CKDIST_ISA {
+
+constexpr int kLanes = 16;
+
+CKDIST_INLINE uint32_t bits_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+CKDIST_INLINE float float_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+#if defined(__AVX512F__)
+
+struct Vec { __m512 v; };
+struct Mask { __mmask16 m; };
+
+CKDIST_INLINE Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+CKDIST_INLINE Vec load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p)}; }
+CKDIST_INLINE void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+CKDIST_INLINE void store_n(float* p, Vec a, int n) { _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), a.v); }
+CKDIST_INLINE Vec set(float x) { return {_mm512_set1_ps(x)}; }
+CKDIST_INLINE Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+CKDIST_INLINE Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+CKDIST_INLINE Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+CKDIST_INLINE Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+CKDIST_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }    // a b + c
+CKDIST_INLINE Vec fnma(Vec a, Vec b, Vec c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }  // c - a b
+CKDIST_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }                  // b where either is NaN
+CKDIST_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }                  // likewise
+CKDIST_INLINE Vec abs(Vec a) { return {_mm512_abs_ps(a.v)}; }
+CKDIST_INLINE Mask less(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
+CKDIST_INLINE Vec select(Mask m, Vec a, Vec b) { return {_mm512_mask_blend_ps(m.m, b.v, a.v)}; }
+CKDIST_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
+  return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(magnitude.v), _mm512_castps_si512(sign.v),
+                                                        _mm512_set1_epi32(INT32_MIN), 0xD8))};  // sign bit from `sign`
+}
+// a * 2^n, where n stands in the low mantissa bits of `power`; the result must be a normal number.
+CKDIST_INLINE Vec add_exponent(Vec a, Vec power) {
+  return {_mm512_castsi512_ps(
+      _mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(_mm512_castps_si512(power.v), 23)))};
+}
+CKDIST_INLINE Vec load_f16(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+CKDIST_INLINE Vec load_bf16(const uint16_t* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+CKDIST_INLINE Vec load_i8(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+CKDIST_INLINE float reduce_sum(Vec a) { return _mm512_reduce_add_ps(a.v); }
+CKDIST_INLINE float reduce_max(Vec a) { return _mm512_reduce_max_ps(a.v); }
+
+#else
+
+#if defined(__AVX2__)
+
+using Part = __m256;
+using PartMask = __m256;
+constexpr int kPartLanes = 8;
+
+CKDIST_INLINE Part part_load(const float* p) { return _mm256_loadu_ps(p); }
+CKDIST_INLINE void part_store(float* p, Part a) { _mm256_storeu_ps(p, a); }
+CKDIST_INLINE Part part_set(float x) { return _mm256_set1_ps(x); }
+CKDIST_INLINE Part part_fma(Part a, Part b, Part c) { return _mm256_fmadd_ps(a, b, c); }
+CKDIST_INLINE Part part_fnma(Part a, Part b, Part c) { return _mm256_fnmadd_ps(a, b, c); }
+CKDIST_INLINE Part part_min(Part a, Part b) { return _mm256_min_ps(a, b); }
+CKDIST_INLINE Part part_max(Part a, Part b) { return _mm256_max_ps(a, b); }
+CKDIST_INLINE PartMask part_less(Part a, Part b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+CKDIST_INLINE Part part_select(PartMask m, Part a, Part b) { return _mm256_blendv_ps(b, a, m); }
+CKDIST_INLINE Part part_copy_sign(Part magnitude, Part sign) {
+  const Part bit = _mm256_set1_ps(-0.0f);
+  return _mm256_or_ps(_mm256_andnot_ps(bit, magnitude), _mm256_and_ps(bit, sign));
+}
+CKDIST_INLINE Part part_add_exponent(Part a, Part power) {
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(power), 23)));
+}
+CKDIST_INLINE Part part_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+CKDIST_INLINE Part part_bf16(const uint16_t* p) {
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+CKDIST_INLINE Part part_i8(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+
+#else
+
+// Vector extensions of the compiler: four lanes are one register on every 64-bit CPU.
+typedef float Part __attribute__((vector_size(16)));
+typedef int32_t PartMask __attribute__((vector_size(16)));
+constexpr int kPartLanes = 4;
+
+CKDIST_INLINE Part part_load(const float* p) {
+  Part a;
+  std::memcpy(&a, p, sizeof a);
+  return a;
+}
+CKDIST_INLINE void part_store(float* p, Part a) { std::memcpy(p, &a, sizeof a); }
+CKDIST_INLINE Part part_set(float x) { return Part{x, x, x, x}; }
+CKDIST_INLINE Part part_fma(Part a, Part b, Part c) { return a * b + c; }
+CKDIST_INLINE Part part_fnma(Part a, Part b, Part c) { return c - a * b; }
+CKDIST_INLINE Part part_min(Part a, Part b) { return a < b ? a : b; }
+CKDIST_INLINE Part part_max(Part a, Part b) { return a > b ? a : b; }
+CKDIST_INLINE PartMask part_less(Part a, Part b) { return a < b; }
+CKDIST_INLINE Part part_select(PartMask m, Part a, Part b) { return m ? a : b; }
+CKDIST_INLINE Part part_copy_sign(Part magnitude, Part sign) {
+  return (Part)(((PartMask)magnitude & INT32_MAX) | ((PartMask)sign & INT32_MIN));
+}
+CKDIST_INLINE Part part_add_exponent(Part a, Part power) { return (Part)((PartMask)a + ((PartMask)power << 23)); }
+CKDIST_INLINE PartMask part_u16(const uint16_t* p) { return PartMask{p[0], p[1], p[2], p[3]}; }
+CKDIST_INLINE Part part_f16(const uint16_t* p) {
+  const PartMask half = part_u16(p);
+  const PartMask magnitude = (half & 0x7fff) << 13;                       // the exponent is short of 112
+  const PartMask special = (magnitude >= 31 << 23) & 0x7f800000;          // infinity and NaN
+  const Part scaled = (Part)magnitude * 0x1p112f;
+  return (Part)((PartMask)scaled | special | ((half & 0x8000) << 16));
+}
+CKDIST_INLINE Part part_bf16(const uint16_t* p) { return (Part)(part_u16(p) << 16); }
+CKDIST_INLINE Part part_i8(const int8_t* p) { return __builtin_convertvector((PartMask{p[0], p[1], p[2], p[3]}), Part); }
+
+#endif
+
+constexpr int kParts = kLanes / kPartLanes;
+
+struct Vec { Part v[kParts]; };
+struct Mask { PartMask m[kParts]; };
+
+#define CKDIST_EACH_PART(expression)          \
+  Vec out;                                    \
+  for (int i = 0; i < kParts; ++i) out.v[i] = (expression); \
+  return out
+
+CKDIST_INLINE Vec load(const float* p) { CKDIST_EACH_PART(part_load(p + i * kPartLanes)); }
+CKDIST_INLINE Vec load_n(const float* p, int n) {
+  float lanes[kLanes] = {};
+  std::memcpy(lanes, p, 4 * n);
+  return load(lanes);
+}
+CKDIST_INLINE void store(float* p, Vec a) {
+  for (int i = 0; i < kParts; ++i) part_store(p + i * kPartLanes, a.v[i]);
+}
+CKDIST_INLINE void store_n(float* p, Vec a, int n) {
+  float lanes[kLanes];
+  store(lanes, a);
+  std::memcpy(p, lanes, 4 * n);
+}
+CKDIST_INLINE Vec set(float x) { CKDIST_EACH_PART(part_set(x)); }
+CKDIST_INLINE Vec operator+(Vec a, Vec b) { CKDIST_EACH_PART(a.v[i] + b.v[i]); }
+CKDIST_INLINE Vec operator-(Vec a, Vec b) { CKDIST_EACH_PART(a.v[i] - b.v[i]); }
+CKDIST_INLINE Vec operator*(Vec a, Vec b) { CKDIST_EACH_PART(a.v[i] * b.v[i]); }
+CKDIST_INLINE Vec operator/(Vec a, Vec b) { CKDIST_EACH_PART(a.v[i] / b.v[i]); }
+CKDIST_INLINE Vec fma(Vec a, Vec b, Vec c) { CKDIST_EACH_PART(part_fma(a.v[i], b.v[i], c.v[i])); }    // a b + c
+CKDIST_INLINE Vec fnma(Vec a, Vec b, Vec c) { CKDIST_EACH_PART(part_fnma(a.v[i], b.v[i], c.v[i])); }  // c - a b
+CKDIST_INLINE Vec min(Vec a, Vec b) { CKDIST_EACH_PART(part_min(a.v[i], b.v[i])); }                   // b where either is NaN
+CKDIST_INLINE Vec max(Vec a, Vec b) { CKDIST_EACH_PART(part_max(a.v[i], b.v[i])); }                   // likewise
+CKDIST_INLINE Vec copy_sign(Vec a, Vec sign) { CKDIST_EACH_PART(part_copy_sign(a.v[i], sign.v[i])); }
+CKDIST_INLINE Vec abs(Vec a) { return copy_sign(a, set(0.0f)); }
+CKDIST_INLINE Mask less(Vec a, Vec b) {
+  Mask out;
+  for (int i = 0; i < kParts; ++i) out.m[i] = part_less(a.v[i], b.v[i]);
+  return out;
+}
+CKDIST_INLINE Vec select(Mask m, Vec a, Vec b) { CKDIST_EACH_PART(part_select(m.m[i], a.v[i], b.v[i])); }
+// a * 2^n, where n stands in the low mantissa bits of `power`; the result must be a normal number.
+CKDIST_INLINE Vec add_exponent(Vec a, Vec power) { CKDIST_EACH_PART(part_add_exponent(a.v[i], power.v[i])); }
+CKDIST_INLINE Vec load_f16(const uint16_t* p) { CKDIST_EACH_PART(part_f16(p + i * kPartLanes)); }
+CKDIST_INLINE Vec load_bf16(const uint16_t* p) { CKDIST_EACH_PART(part_bf16(p + i * kPartLanes)); }
+CKDIST_INLINE Vec load_i8(const int8_t* p) { CKDIST_EACH_PART(part_i8(p + i * kPartLanes)); }
+
+CKDIST_INLINE float reduce_sum(Vec a) {
+  float lanes[kLanes];
+  store(lanes, a);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+CKDIST_INLINE float reduce_max(Vec a) {
+  float lanes[kLanes];
+  store(lanes, a);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  return lanes[0];
+}
+
+#endif
+
+// One number to and from IEEE binary16 and bfloat16, rounded to nearest even.
+CKDIST_INLINE float from_f16(uint16_t half) {
+#if defined(__AVX2__)
+  return _cvtsh_ss(half);
+#else
+  const uint16_t four[4] = {half, 0, 0, 0};
+  return part_f16(four)[0];
+#endif
+}
+CKDIST_INLINE uint16_t to_f16(float x) {
+#if defined(__AVX2__)
+  return static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
+#else
+  const uint32_t sign = bits_of(x) >> 16 & 0x8000;
+  uint32_t magnitude = bits_of(x) & 0x7fffffff;
+  if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
+  if (magnitude >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);                       // 65536 and beyond
+  if (magnitude < 0x38800000)                                                                     // subnormal: units of 2^-24
+    return static_cast<uint16_t>(sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f)));
+  magnitude += 0xfff + (magnitude >> 13 & 1);
+  return static_cast<uint16_t>(sign | ((magnitude >> 13) - (112 << 10)));
+#endif
+}
+CKDIST_INLINE uint16_t to_bf16(float x) {
+  const uint32_t bits = bits_of(x);
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

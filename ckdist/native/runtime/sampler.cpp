@@ -1,0 +1,302 @@
+#include "runtime/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/error.h"
+
+namespace ckdist {
+namespace {
+
+constexpr float kGreedyTemperature = 1e-5f;  // below it the division overflows before the distribution has any width
+constexpr int32_t kMaxTop = 20;
+constexpr uint32_t kInPrompt = 1u << 31;
+constexpr int64_t kFirstGather = 256;  // tokens that a search for top_p starts with; times 8 until their mass suffices
+constexpr int64_t kDrawSpan = 4096;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+double uniform_draw(uint64_t seed, int64_t position) {
+  constexpr uint64_t golden = 0x9e3779b97f4a7c15u;
+  const uint64_t bits = mix(mix(seed + golden) + golden * (static_cast<uint64_t>(position) + 1));
+  return (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53;
+}
+
+Sampler::Sampler(const Kernels& kernels, int64_t vocab) : kernels_(kernels), vocab_(vocab) {
+  if (vocab < 1 || vocab > (int64_t{1} << 28)) fail(Status::config, "a vocabulary of %lld tokens is out of range", static_cast<long long>(vocab));
+  maxima_.resize(max_count(vocab));
+  seen_.resize(vocab);
+}
+
+void Sampler::check(const ckdist_sampling& s, int32_t row) const {
+  const auto require = [&](bool good, const char* name, double value, const char* range) {
+    if (!good) fail(Status::config, "%s (%g) of row %d must be %s", name, value, row, range);
+  };
+  require(s.temperature >= 0 && s.temperature < kInfinity, "temperature", s.temperature, "finite and at least 0");
+  require(s.top_p >= 0 && s.top_p <= 1, "top_p", s.top_p, "from 0 to 1");
+  require(s.min_p >= 0 && s.min_p <= 1, "min_p", s.min_p, "from 0 to 1");
+  require(s.repetition_penalty > 0 && s.repetition_penalty < kInfinity, "repetition_penalty", s.repetition_penalty, "finite and above 0");
+  require(std::isfinite(s.presence_penalty), "presence_penalty", s.presence_penalty, "finite");
+  require(std::isfinite(s.frequency_penalty), "frequency_penalty", s.frequency_penalty, "finite");
+  require(s.top_logprobs >= -1 && s.top_logprobs <= kMaxTop, "logprobs", s.top_logprobs, "at most 20");
+}
+
+void Sampler::check_tokens(const int32_t* tokens, int64_t count, const char* what, int32_t row) const {
+  for (int64_t i = 0; i < count; ++i)
+    if (tokens[i] < 0 || tokens[i] >= vocab_)
+      fail(Status::config, "token %d in the %s of row %d is not in the vocabulary of %lld", tokens[i], what, row,
+           static_cast<long long>(vocab_));
+}
+
+void Sampler::scan(const float* logits, int32_t row) {
+  if (!kernels_.elementwise.maxima(logits, vocab_, maxima_.data()))
+    fail(Status::native, "logits of row %d are not finite: the model's weights or activations overflowed", row);
+}
+
+float Sampler::largest() const { return *std::max_element(maxima_.begin(), maxima_.end()); }
+
+int32_t Sampler::best(const float* logits) const {
+  const float value = largest();
+  for (int64_t span = 0; span < vocab_; span += kMaxSpan) {
+    const float* m = maxima_.data() + span / kMaxSpan * 16;
+    if (std::find(m, m + 16, value) == m + 16) continue;
+    const float* end = logits + std::min(span + kMaxSpan, vocab_);
+    return static_cast<int32_t>(std::find(logits + span, end, value) - logits);
+  }
+  return 0;
+}
+
+// candidates_ = tokens whose logit is at least `threshold`, looking only where a maximum reaches it.
+void Sampler::gather(const float* logits, float threshold) {
+  candidates_.clear();
+  for (int64_t span = 0; span < vocab_; span += kMaxSpan) {
+    const float* m = maxima_.data() + span / kMaxSpan * 16;
+    int lanes[16], hits = 0;
+    for (int lane = 0; lane < 16; ++lane)
+      if (m[lane] >= threshold) lanes[hits++] = lane;
+    if (!hits) continue;
+    const int64_t end = std::min(span + kMaxSpan, vocab_);
+    for (int64_t i = span; i < end; i += 16)
+      for (int hit = 0; hit < hits; ++hit) {
+        const int64_t token = i + lanes[hit];
+        if (token < end && logits[token] >= threshold) candidates_.push_back({logits[token], static_cast<int32_t>(token), 0.0f});
+      }
+  }
+}
+
+// A logit that at least `count` tokens reach: that many of the maxima do.
+float Sampler::threshold_for(int64_t count) {
+  if (count > static_cast<int64_t>(maxima_.size())) return -kInfinity;
+  selected_maxima_ = maxima_;
+  const auto nth = selected_maxima_.begin() + (count - 1);
+  std::nth_element(selected_maxima_.begin(), nth, selected_maxima_.end(), std::greater<float>());
+  return *nth;
+}
+
+void Sampler::keep_until(const Candidate& last) {
+  const Candidate cut = last;
+  candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return before(cut, c); }),
+                    candidates_.end());
+}
+
+// candidates_ = exactly the `count` first of the order.
+void Sampler::keep_top(const float* logits, int64_t count) {
+  gather(logits, threshold_for(count));
+  if (static_cast<int64_t>(candidates_.size()) <= count) return;
+  selection_ = candidates_;
+  const auto nth = selection_.begin() + (count - 1);
+  std::nth_element(selection_.begin(), nth, selection_.end(), before);
+  keep_until(*nth);
+}
+
+// Fills the candidates' terms and returns their sum.
+double Sampler::weigh(float shift, float scale) {
+  logits_of_candidates_.resize(candidates_.size());
+  terms_.resize(candidates_.size());
+  for (size_t i = 0; i < candidates_.size(); ++i) logits_of_candidates_[i] = candidates_[i].logit;
+  const double sum = kernels_.elementwise.sum_exp(logits_of_candidates_.data(), static_cast<int64_t>(candidates_.size()), shift, scale,
+                                                  terms_.data());
+  for (size_t i = 0; i < candidates_.size(); ++i) candidates_[i].term = terms_[i];
+  return sum;
+}
+
+// Keeps the shortest prefix whose terms sum to at least `target`, by bisection with selection; false where all do not reach it.
+bool Sampler::keep_mass(double target) {
+  selection_ = candidates_;
+  size_t low = 0, high = selection_.size();
+  double mass = 0.0;  // of [0, low)
+  while (high - low > 64) {
+    const size_t middle = low + (high - low) / 2;
+    std::nth_element(selection_.begin() + low, selection_.begin() + middle, selection_.begin() + high, before);
+    double part = 0.0;
+    for (size_t i = low; i < middle; ++i) part += selection_[i].term;
+    if (mass + part >= target) {
+      high = middle;
+    } else {
+      mass += part;
+      low = middle;
+    }
+  }
+  std::sort(selection_.begin() + low, selection_.begin() + high, before);
+  for (size_t i = low; i < high; ++i) {
+    mass += selection_[i].term;
+    if (mass >= target) {
+      keep_until(selection_[i]);
+      return true;
+    }
+  }
+  return false;
+}
+
+// The row with logit_bias and penalties applied: `logits` itself where there are none, else modified_, scanned again.
+const float* Sampler::modify(const float* logits, const ckdist_sampling& s, int32_t row) {
+  const bool repetition = s.repetition_penalty != 1.0f && s.prompt_count + s.output_count > 0;
+  const bool counts = (s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f) && s.output_count > 0;
+  if (!repetition && !counts && s.bias_count == 0) return logits;
+  check_tokens(s.bias_tokens, s.bias_count, "logit_bias", row);
+  if (repetition) check_tokens(s.prompt_tokens, s.prompt_count, "prompt", row);
+  if (repetition || counts) check_tokens(s.output_tokens, s.output_count, "output", row);
+  modified_.assign(logits, logits + vocab_);
+
+  for (int64_t i = 0; i < s.bias_count; ++i) modified_[s.bias_tokens[i]] += s.bias_values[i];
+  const auto touch = [&](int32_t token) -> uint32_t& {
+    if (!seen_[token]) touched_.push_back(token);
+    return seen_[token];
+  };
+  if (repetition)
+    for (int64_t i = 0; i < s.prompt_count; ++i) touch(s.prompt_tokens[i]) |= kInPrompt;
+  if (repetition || counts)
+    for (int64_t i = 0; i < s.output_count; ++i) touch(s.output_tokens[i]) += 1;
+  for (const int32_t token : touched_) {
+    float& x = modified_[token];
+    const uint32_t count = seen_[token] & ~kInPrompt;
+    x = x > 0.0f ? x / s.repetition_penalty : x * s.repetition_penalty;
+    if (count) x -= s.presence_penalty + s.frequency_penalty * static_cast<float>(count);
+    seen_[token] = 0;
+  }
+  touched_.clear();
+  if (!kernels_.elementwise.maxima(modified_.data(), vocab_, maxima_.data()))
+    fail(Status::config, "logit_bias or penalties of row %d make logits infinite; use smaller ones", row);
+  return modified_.data();
+}
+
+// Inverse of the cumulative distribution over the whole vocabulary: sums of spans first, then the span that the draw falls into.
+int32_t Sampler::draw_from_all(const float* logits, float shift, float scale, double uniform) {
+  const auto length = [&](int64_t start) { return std::min(kDrawSpan, vocab_ - start); };
+  std::vector<double> sums;
+  double total = 0.0;
+  for (int64_t start = 0; start < vocab_; start += kDrawSpan) {
+    sums.push_back(kernels_.elementwise.sum_exp(logits + start, length(start), shift, scale, nullptr));
+    total += sums.back();
+  }
+  double left = uniform * total;
+  size_t span = 0;
+  while (span + 1 < sums.size() && left >= sums[span]) left -= sums[span++];
+  while (sums[span] == 0.0) --span;  // rounding took the walk past the last that has any mass
+
+  const int64_t start = static_cast<int64_t>(span) * kDrawSpan;
+  terms_.resize(kDrawSpan);
+  kernels_.elementwise.sum_exp(logits + start, length(start), shift, scale, terms_.data());
+  int64_t last = 0;
+  for (int64_t i = 0; i < length(start); ++i) {
+    if (terms_[i] == 0.0f) continue;
+    last = i;
+    left -= terms_[i];
+    if (left < 0.0) break;
+  }
+  return static_cast<int32_t>(start + last);
+}
+
+int32_t Sampler::draw(const float* logits, const ckdist_sampling& s) {
+  if (s.temperature < kGreedyTemperature) return best(logits);
+  const float shift = largest(), scale = 1.0f / s.temperature;
+  const double uniform = uniform_draw(s.seed, s.position);
+  const bool top_k = s.top_k > 0 && s.top_k < vocab_, top_p = s.top_p < 1.0f, min_p = s.min_p > 0.0f;
+  if (!top_k && !top_p && !min_p) return draw_from_all(logits, shift, scale, uniform);
+
+  const float least = min_p ? shift + (std::log(s.min_p) - 0.01f) * s.temperature : -kInfinity;  // a little below what min_p keeps
+  if (top_k) {
+    keep_top(logits, s.top_k);
+    const double total = weigh(shift, scale);
+    if (top_p) keep_mass(s.top_p * total);
+  } else if (top_p) {
+    const double target = s.top_p * kernels_.elementwise.sum_exp(logits, vocab_, shift, scale, nullptr);
+    for (int64_t count = kFirstGather;; count *= 8) {
+      const float threshold = threshold_for(count);
+      gather(logits, std::max(threshold, least));
+      weigh(shift, scale);
+      if (keep_mass(target) || threshold <= least) break;
+    }
+  } else {
+    gather(logits, least);
+    weigh(shift, scale);
+  }
+
+  double total = 0.0;
+  for (const Candidate& c : candidates_)
+    if (c.term >= s.min_p) total += c.term;
+  double left = uniform * total;
+  int32_t token = 0;
+  for (const Candidate& c : candidates_) {
+    if (c.term < s.min_p || c.term == 0.0f) continue;
+    token = c.token;
+    left -= c.term;
+    if (left < 0.0) break;
+  }
+  return token;
+}
+
+double Sampler::log_normaliser(const float* logits) const {
+  const float shift = largest();
+  return shift + std::log(kernels_.elementwise.sum_exp(logits, vocab_, shift, 1.0f, nullptr));
+}
+
+void Sampler::fill_top(const float* logits, double log_normaliser, int32_t top, ckdist_sampled_token& out) {
+  out.top_count = static_cast<int32_t>(std::min<int64_t>(top, vocab_));
+  if (out.top_count == 0) return;
+  keep_top(logits, out.top_count);
+  std::sort(candidates_.begin(), candidates_.end(), before);
+  for (int32_t i = 0; i < out.top_count; ++i) {
+    out.top_tokens[i] = candidates_[i].token;
+    out.top_logprobs[i] = static_cast<float>(candidates_[i].logit - log_normaliser);
+  }
+}
+
+int32_t Sampler::greedy(const float* logits, int32_t row) {
+  scan(logits, row);
+  return best(logits);
+}
+
+void Sampler::sample(const float* logits, int32_t row, const ckdist_sampling& sampling, ckdist_sampled_token& out) {
+  check(sampling, row);
+  scan(logits, row);
+  out = {};
+  double normaliser = 0.0;
+  if (sampling.top_logprobs >= 0) {
+    normaliser = log_normaliser(logits);
+    fill_top(logits, normaliser, sampling.top_logprobs, out);
+  }
+  out.token = draw(modify(logits, sampling, row), sampling);
+  out.logprob = sampling.top_logprobs >= 0 ? static_cast<float>(logits[out.token] - normaliser) : std::nanf("");
+}
+
+void Sampler::logprobs(const float* logits, int32_t row, int32_t target, int32_t top, ckdist_sampled_token& out) {
+  if (top < 0 || top > kMaxTop) fail(Status::config, "logprobs (%d) must be from 0 to %d", top, kMaxTop);
+  check_tokens(&target, 1, "targets", row);
+  scan(logits, row);
+  out = {};
+  const double normaliser = log_normaliser(logits);
+  fill_top(logits, normaliser, top, out);
+  out.token = target;
+  out.logprob = static_cast<float>(logits[target] - normaliser);
+}
+
+}  // namespace ckdist

@@ -1,0 +1,176 @@
+"""Makes the golden models: one tiny random model per family, its logits and its greedy text, computed by transformers in float32.
+
+    pip install ckdist[golden] && python tests/golden/make_golden.py
+
+Each folder tests/golden/FAMILY holds
+    config.json, model.safetensors   the model, weights float32
+    ids.npy                          int32 (64,), more tokens than a sliding window is long
+    logits.npy                       float32 (64, vocab)
+    greedy.npy                       int32 (200,), the greedy continuation of the first `greedy_prompt_tokens` ids
+    golden.json                      how it was made; `smallest_margin` is the least distance between the best and the second
+                                     logit along the greedy text, divided by the largest logit: what rounding must stay under
+Head counts, ffn widths and vocabularies are such that cuts over 2 and 3 ranks come out uneven.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+OUT = Path(__file__).parent
+TOKENS, GREEDY_PROMPT, GREEDY_TOKENS = 64, 8, 200
+SEEDS = 24  # seeds tried per family; the one with the most varied text and a safe margin stays
+SMALLEST_MARGIN = 5e-4
+
+COMMON = {"hidden_size": 64, "head_dim": 16, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float32"}
+LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 48}
+
+# config.json as the hubs have it: rope_theta and rope_scaling at the top level. qwen3 has `rope_parameters`, as transformers 5 writes.
+CONFIGS = {
+    "llama2": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 256, "intermediate_size": 72, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+        "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
+    },
+    "llama3": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 210, "hidden_size": 96, "intermediate_size": 40,
+        "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3, "rms_norm_eps": 1e-5, "rope_theta": 500.0, "rope_scaling": LLAMA3_ROPE,
+        "hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False,
+    },
+    "mistral": {
+        "architectures": ["MistralForCausalLM"], "model_type": "mistral", "vocab_size": 257, "intermediate_size": 100,
+        "num_hidden_layers": 2, "num_attention_heads": 5, "num_key_value_heads": 1, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "sliding_window": 24, "hidden_act": "silu", "tie_word_embeddings": False,
+    },
+    "qwen2": {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 256, "intermediate_size": 76, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "use_sliding_window": False,
+        "sliding_window": 32, "max_window_layers": 2, "hidden_act": "silu", "tie_word_embeddings": False,
+    },
+    "qwen3": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 250, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 3, "rms_norm_eps": 1e-6, "attention_bias": False, "use_sliding_window": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}, "hidden_act": "silu", "tie_word_embeddings": True,
+    },
+    "gemma2": {
+        "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": 256, "intermediate_size": 56, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 6.0, "final_logit_softcapping": 8.0, "sliding_window": 20, "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": False, "tie_word_embeddings": True,
+    },
+    "gemma3": {
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "vocab_size": 200, "hidden_size": 96, "intermediate_size": 24,
+        "num_hidden_layers": 4, "num_attention_heads": 3, "num_key_value_heads": 1, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "query_pre_attn_scalar": 16,
+        "sliding_window": 18, "sliding_window_pattern": 3, "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False,
+        "attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+
+
+@torch.no_grad()
+def randomise(model, generator: torch.Generator) -> None:
+    """Weights under which every part matters: activations of order one, attention that is neither flat nor one-hot."""
+    gemma, tied = model.config.model_type.startswith("gemma"), model.config.tie_word_embeddings
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if "norm" in name:  # Gemma multiplies by 1 + weight
+            parameter.copy_(0.25 * noise + (gemma_norm(name) if gemma else 1.0))
+        elif name.endswith("bias"):
+            parameter.copy_(0.7 * noise)
+        elif "embed_tokens" in name:
+            # Tied, a token's own embedding must not win by being still in the residual stream.
+            parameter.copy_((0.05 if gemma else 0.3 if tied else 1.0) * noise)
+        else:
+            parameter.copy_(noise * (2.0 / math.sqrt(parameter.shape[1])))
+
+
+def gemma_norm(name: str) -> float:
+    """Blocks add twice what a norm gives, and the logits are large enough for soft caps to bite."""
+    return 3.0 if name == "model.norm.weight" else 1.0 if name.endswith(POST_NORMS) else 0.0
+
+
+POST_NORMS = ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")
+
+
+def write_family(family: str) -> None:
+    folder = OUT / family
+    folder.mkdir(exist_ok=True)
+    config = {**COMMON, **CONFIGS[family]}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    best = None
+    for seed in range(SEEDS):
+        generator = torch.Generator().manual_seed(seed)
+        model = build(folder)
+        randomise(model, generator)
+        ids = torch.randint(3, config["vocab_size"], (TOKENS,), generator=generator)
+        greedy, margin = greedy_text(model, ids[:GREEDY_PROMPT])
+        distinct = len(set(greedy.tolist()))
+        if margin >= SMALLEST_MARGIN and (best is None or distinct > best[0]):
+            best = (distinct, seed, margin, model, ids, greedy)
+    if best is None:
+        raise SystemExit(f"{family}: no seed below {SEEDS} keeps a margin of {SMALLEST_MARGIN}")
+    distinct, seed, margin, model, ids, greedy = best
+    tied = config["tie_word_embeddings"]
+    tensors = {name: p.detach().clone() for name, p in model.named_parameters() if not (tied and name == "lm_head.weight")}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    # The numbers come from the folder as written, so that its config.json is what they were computed with.
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    again, margin = greedy_text(model, ids[:GREEDY_PROMPT])
+    assert torch.equal(again, greedy), f"{family}: the saved model is not the one that was made"
+    with torch.no_grad():
+        logits = model(ids[None], use_cache=False).logits[0]
+    np.save(folder / "ids.npy", ids.numpy().astype(np.int32))
+    np.save(folder / "logits.npy", logits.numpy().astype(np.float32))
+    np.save(folder / "greedy.npy", greedy.numpy().astype(np.int32))
+    golden = {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__.split("+")[0],
+        "seed": seed,
+        "greedy_prompt_tokens": GREEDY_PROMPT,
+        "distinct_greedy_tokens": distinct,
+        "smallest_margin": float(f"{margin:.3g}"),
+        "largest_logit": float(f"{float(logits.abs().max()):.4g}"),
+    }
+    (folder / "golden.json").write_text(json.dumps(golden, indent=2) + "\n")
+    print(family, golden, f"{(folder / 'model.safetensors').stat().st_size} bytes", flush=True)
+
+
+def build(folder: Path):
+    config = AutoConfig.from_pretrained(folder)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@torch.no_grad()
+def greedy_text(model, prompt: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """The continuation by `generate`, and its smallest relative margin; a forward without a cache must choose the same tokens."""
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    sequence = model.generate(
+        prompt[None], attention_mask=torch.ones_like(prompt[None]), max_new_tokens=GREEDY_TOKENS, do_sample=False, use_cache=True
+    )[0]
+    logits = model(sequence[None, :-1], use_cache=False).logits[0, len(prompt) - 1 :]  # (GREEDY_TOKENS, vocab)
+    greedy = sequence[len(prompt) :]
+    if not torch.equal(logits.argmax(-1), greedy):
+        return greedy, 0.0
+    top = logits.topk(2).values
+    return greedy, float(((top[:, 0] - top[:, 1]) / logits.abs().amax(-1)).min())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", default=list(CONFIGS), help=f"which of {', '.join(CONFIGS)}; all by default")
+    torch.set_num_threads(1)
+    for family in parser.parse_args().families:
+        write_family(family)
+
+
+if __name__ == "__main__":
+    main()

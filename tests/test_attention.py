@@ -1,0 +1,185 @@
+"""Attention of every ISA and KV type against float64 numpy, and its bits against themselves under other cuts of the work."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from ckdist import errors, native
+
+F32 = np.float32
+TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
+ISAS = [isa for isa in ("baseline", "avx2", "avx512") if native.lib.ckdist_attention_block_bytes(isa.encode(), 0, 64) > 0]
+
+
+@pytest.fixture(params=ISAS)
+def isa(request):
+    return request.param.encode()
+
+
+@pytest.fixture(params=list(TYPES))
+def kv_type(request):
+    return request.param
+
+
+def floats(array):
+    return native.ffi.cast("float *", array.ctypes.data)
+
+
+class Cache:
+    """One kv-head's blocks in a shuffled order, holes filled with NaN patterns; k, v: (positions, head_dim) float32."""
+
+    def __init__(self, isa, kv_type, k, v, seed=0):
+        self.isa, self.type, self.head_dim = isa, TYPES[kv_type], k.shape[1]
+        self.stride = native.check(native.lib.ckdist_attention_block_bytes(isa, self.type, self.head_dim))
+        used = -(-len(k) // 16)
+        self.table = np.random.default_rng(seed).permutation(used + 3).astype(np.int32)[:used].copy()
+        self.bytes = np.full((used + 3) * self.stride, 0xFF, np.uint8)
+        for p in range(len(k)):
+            block = native.ffi.cast("uint8_t *", self.bytes.ctypes.data + int(self.table[p // 16]) * self.stride)
+            native.check(
+                native.lib.ckdist_attention_store(
+                    isa, self.type, block, p % 16, self.head_dim, floats(k[p]), floats(v[p])
+                )
+            )
+
+
+@dataclass(frozen=True)
+class Settings:
+    scale: float = 0.1
+    soft_cap: float = 0.0
+    window: int = 0
+
+
+def attend(cache, q, first, settings):
+    """q: (tokens, heads, head_dim); the same shape comes back."""
+    tokens, heads, head_dim = q.shape
+    out = np.full_like(q, 7)
+    task = native.ffi.new("struct ckdist_attention_task *")
+    task.kv_type, task.head_dim = cache.type, head_dim
+    task.kv, task.block_stride = native.ffi.cast("uint8_t *", cache.bytes.ctypes.data), cache.stride
+    task.block_table = native.ffi.cast("int32_t *", cache.table.ctypes.data)
+    task.first_position, task.tokens, task.heads = first, tokens, heads
+    task.q, task.q_token_stride, task.q_head_stride = floats(q), heads * head_dim, head_dim
+    task.out, task.out_token_stride, task.out_head_stride = floats(out), heads * head_dim, head_dim
+    task.scale, task.soft_cap, task.window = settings.scale, settings.soft_cap, settings.window
+    size = native.check(native.lib.ckdist_attention_scratch_bytes(cache.isa, tokens, heads, head_dim))
+    scratch = np.full(size + 64, 0xFF, np.uint8)  # NaN patterns: nothing may be read before it is written
+    start = -scratch.ctypes.data % 64
+    native.check(native.lib.ckdist_attend(cache.isa, task, native.ffi.cast("uint8_t *", scratch.ctypes.data + start)))
+    return out
+
+
+def reference(k, v, q, first, settings):
+    k, v, q = (a.astype(float) for a in (k, v, q))
+    out = np.empty_like(q)
+    for t in range(q.shape[0]):
+        position = first + t
+        low = max(0, position + 1 - settings.window) if settings.window else 0
+        scores = q[t] @ k[low : position + 1].T * settings.scale  # (heads, seen)
+        if settings.soft_cap:
+            scores = settings.soft_cap * np.tanh(scores / settings.soft_cap)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        out[t] = weights / weights.sum(-1, keepdims=True) @ v[low : position + 1]
+    return out
+
+
+def rounded(kv_type, x):
+    """What the cache keeps of x (positions, head_dim), made independently of the kernels."""
+    if kv_type == "f32":
+        return x
+    if kv_type == "f16":
+        return x.astype(np.float16).astype(F32)
+    if kv_type == "bf16":
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(F32)
+    group = 32 if x.shape[1] % 32 == 0 else x.shape[1]
+    g = x.reshape(len(x), -1, group)
+    scale = (np.abs(g).max(-1, keepdims=True) / F32(127)).astype(np.float16).astype(F32)
+    return (np.clip(np.rint(g * (F32(1) / scale)), -127, 127) * scale).astype(F32).reshape(x.shape)
+
+
+def random_case(head_dim, positions, tokens, heads, seed=1):
+    rng = np.random.default_rng(seed)
+    k, v = rng.normal(size=(2, positions, head_dim)).astype(F32) * 2
+    return k, v, rng.normal(size=(tokens, heads, head_dim)).astype(F32) * 2
+
+
+@pytest.mark.parametrize("head_dim", [8, 64, 72, 80, 96, 128, 256])
+@pytest.mark.parametrize("tokens, heads, positions", [(1, 1, 1), (1, 3, 200), (1, 8, 67), (16, 4, 150), (32, 1, 32)])
+def test_agrees_with_reference(isa, kv_type, head_dim, tokens, heads, positions):
+    k, v, q = random_case(head_dim, positions, tokens, heads)
+    settings = Settings(scale=head_dim**-0.5)
+    out = attend(Cache(isa, kv_type, k, v), q, positions - tokens, settings)
+    want = reference(rounded(kv_type, k), rounded(kv_type, v), q, positions - tokens, settings)
+    np.testing.assert_allclose(out, want, atol=2e-5)
+
+
+@pytest.mark.parametrize("settings", [Settings(soft_cap=5), Settings(window=1), Settings(window=40), Settings(window=100, soft_cap=20)])
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_soft_cap_and_window(isa, kv_type, settings, tokens):
+    k, v, q = random_case(64, 210, tokens, 2)
+    out = attend(Cache(isa, kv_type, k, v), q, 210 - tokens, settings)
+    want = reference(rounded(kv_type, k), rounded(kv_type, v), q, 210 - tokens, settings)
+    np.testing.assert_allclose(out, want, atol=2e-5)
+
+
+@pytest.mark.parametrize("head_dim", [72, 128])
+@pytest.mark.parametrize("settings", [Settings(scale=0.3), Settings(scale=0.3, window=50, soft_cap=30)])
+def test_bits_do_not_depend_on_the_cut(isa, kv_type, head_dim, settings):
+    positions, heads = 173, 5
+    k, v, q = random_case(head_dim, positions, positions, heads)
+    cache = Cache(isa, kv_type, k, v)
+    whole = attend(cache, q, 0, settings)
+    other = Cache(isa, kv_type, k, v, seed=9)  # other blocks, same positions
+    for cut in (1, 2, 7, 16):
+        for first in range(0, positions, cut):
+            part = attend(other, q[first : first + cut].copy(), first, settings)
+            np.testing.assert_array_equal(part.view(np.uint32), whole[first : first + cut].view(np.uint32))
+    for head in range(heads):
+        np.testing.assert_array_equal(attend(cache, q[:, head : head + 1].copy(), 0, settings)[:, 0], whole[:, head])
+
+
+def test_blocks_outside_the_window_are_not_touched(isa, kv_type):
+    k, v, q = random_case(64, 200, 1, 2)
+    cache = Cache(isa, kv_type, k, v)
+    want = attend(cache, q, 199, Settings(window=33))
+    for table_entry in range((200 - 33) // 16):
+        cache.table[table_entry] = 1 << 28
+    np.testing.assert_array_equal(attend(cache, q, 199, Settings(window=33)), want)
+
+
+def test_later_positions_are_not_seen(isa, kv_type):
+    k, v, q = random_case(64, 100, 8, 2)
+    before = attend(Cache(isa, kv_type, k, v), q, 40, Settings())
+    k[48:], v[48:] = np.nan, np.nan
+    np.testing.assert_array_equal(attend(Cache(isa, kv_type, k, v), q, 40, Settings()), before)
+
+
+def test_large_scores_stay_finite_and_nan_stays_visible(isa, kv_type):
+    k, v, q = random_case(64, 90, 1, 1)
+    out = attend(Cache(isa, kv_type, k * 1000, v), q * 100, 89, Settings(scale=1))
+    want = reference(rounded(kv_type, k * 1000), rounded(kv_type, v), q * 100, 89, Settings(scale=1))
+    np.testing.assert_allclose(out, want, atol=1e-4)
+    k[3, 5] = np.nan
+    assert np.isnan(attend(Cache(isa, kv_type, k, v), q, 89, Settings())).all()
+
+
+def test_keys_beyond_float16_saturate(isa):
+    k, v, q = random_case(64, 3, 1, 1)
+    v[1, 7] = 1e6
+    assert np.isfinite(attend(Cache(isa, "f16", k, v), q, 2, Settings())).all()
+
+
+def test_block_bytes_are_whole_cache_lines(isa, kv_type):
+    for head_dim in range(8, 264, 8):
+        size = native.lib.ckdist_attention_block_bytes(isa, TYPES[kv_type], head_dim)
+        assert size % 64 == 0
+    assert native.lib.ckdist_attention_block_bytes(isa, 8, 128) == 2 * (128 * 16 + 4 * 16 * 2)
+
+
+def test_wrong_shapes_are_refused(isa):
+    with pytest.raises(errors.ConfigError, match="head_dim .12."):
+        native.check(native.lib.ckdist_attention_block_bytes(isa, 1, 12))
+    with pytest.raises(errors.ConfigError, match="KV type 2"):
+        native.check(native.lib.ckdist_attention_block_bytes(isa, 2, 64))
