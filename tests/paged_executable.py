@@ -73,8 +73,7 @@ class PlainSampler:
             if row.params.logprobs is None:
                 samples.append(SimpleNamespace(token=token, logprob=None, top=[]))
             else:
-                ((logprob, top),) = self.logprobs(values[None], np.array([token]), row.params.logprobs)
-                samples.append(SimpleNamespace(token=token, logprob=logprob, top=top))
+                samples += self.logprobs(values[None], np.array([token]), row.params.logprobs)
         return samples
 
     def logprobs(self, logits, targets, top):
@@ -82,7 +81,8 @@ class PlainSampler:
         for row, target in zip(logits, targets, strict=True):
             values = log_softmax(row)
             best = np.argsort(-values, kind="stable")[:top]
-            result.append((float(values[target]), [(int(token), float(values[token])) for token in best]))
+            top_pairs = tuple((int(token), float(values[token])) for token in best)
+            result.append(SimpleNamespace(token=int(target), logprob=float(values[target]), top=top_pairs))
         return result
 
 

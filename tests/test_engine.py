@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ckdist.engine.engine import Engine
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.scheduler import EngineBusy
-from ckdist.errors import RequestError
+from ckdist.errors import NativeError, RequestError
 from tests.paged_executable import PagedExecutable, PlainSampler, alone, log_softmax, prefix_logits
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
@@ -170,6 +170,27 @@ def test_preempted_while_its_prompt_is_scored(prefix_reuse):
     assert results["scored"][0] == alone(list(range(10, 50)) + [1] * 20, greedy(2))
 
 
+def test_logits_that_are_no_numbers_end_one_sequence_alone():
+    class Careful(PlainSampler):
+        def sample(self, logits, rows):
+            if not np.isfinite(logits).all():
+                raise NativeError("logits are not finite")
+            return super().sample(logits, rows)
+
+    class Broken(PagedExecutable):
+        def run(self, batch):
+            logits = super().run(batch)
+            logits[[batch.token_ids[i] == 13 for i in batch.output_tokens]] = np.nan
+            return logits
+
+    engine = Engine(Broken(), Careful())
+    for id, prompt in enumerate([[1, 2], [13], [3, 4]]):
+        engine.add(id, prompt, greedy(3))
+    results = finish(engine)
+    assert (results[1][1].finish_reason, results[1][1].error) == ("error", "logits are not finite")
+    assert results[0][0] == alone([1, 2], greedy(3)) and results[2][0] == alone([3, 4], greedy(3))
+
+
 def test_all_logits_beside_running_sequences():
     engine = Engine(PagedExecutable(max_tokens=7), PlainSampler())
     engine.add(0, [1, 2, 3], greedy(20))
@@ -194,7 +215,7 @@ def test_all_logits_beside_running_sequences():
         ([1], {"max_tokens": True}, "max_tokens must be an integer"),
         ([1], {"temperature": float("nan")}, "temperature must be a number from 0 to 100, not nan"),
         ([1], {"top_p": "1"}, "top_p must be a number"),
-        ([1], {"logprobs": 51}, "logprobs must be an integer from 0 to 50"),
+        ([1], {"logprobs": 21}, "logprobs must be an integer from 0 to 20"),
         ([1], {"stop_token_ids": (50,)}, "stop_token_ids must be an integer from 0 to 49"),
         ([1], {"stop_token_ids": 3}, "stop_token_ids must be a list"),
         ([1], {"logit_bias": {1: float("inf")}}, "logit_bias must be a number from -100 to 100"),

@@ -67,6 +67,16 @@ def test_a_full_prompt_in_the_cache_still_computes_its_last_token():
     assert scheduler.running[1].block_table[:3].tolist() == scheduler.running[0].block_table[:3].tolist()
 
 
+def test_choices_of_one_prompt_wait_for_it_and_share_it():
+    scheduler = make()
+    for id in "abc":
+        scheduler.add(sequence(id, [1] * 100))
+    scheduler.add(sequence("other", [2] * 10))
+    steps = [advance(scheduler) for _ in range(4)]
+    assert [[run[0] for run in runs] for runs in steps] == [["a"]] * 3 + [["a", "b", "c", "other"]]
+    assert [run[1:3] for run in steps[3]] == [(96, 4), (96, 4), (96, 4), (0, 10)]
+
+
 def test_the_latest_arrival_gives_way_and_keeps_its_output():
     scheduler = make(num_blocks=4)
     first, second = sequence("first", [1] * 30), sequence("second", [2] * 10)
@@ -98,7 +108,7 @@ def test_prompt_logprobs_stay_within_the_output_budget():
     scheduler.add(sequence("scored", range(12), prompt_logprobs=0))
     scored = scheduler.waiting[0]
     seen = []
-    while not scored.output:
+    while not len(scored.output):
         runs = advance(scheduler)
         scored.scored = min(scored.computed, 11)
         assert sum(run[3] for run in runs) <= 6

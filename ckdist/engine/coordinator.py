@@ -4,6 +4,7 @@ The socket stands in a private directory of one user. No message can stop the lo
 While the engine has work the loop looks at the socket between steps; while it has none it sleeps on the socket.
 """
 
+import logging
 import os
 import stat
 import threading
@@ -17,6 +18,8 @@ from ckdist.engine.messages import MAX_MESSAGE_BYTES, decode, encode
 from ckdist.engine.request import MAX_ID_CHARS, parse_submit
 from ckdist.engine.scheduler import EngineBusy
 from ckdist.errors import CommError, ConfigError, EngineError, RequestError
+
+log = logging.getLogger(__name__)
 
 HTTP_ROUTING_ID = b"http"  # the HTTP process's name on the socket: it is told the status before it has asked anything
 BEAT_SECONDS = 0.5  # between two status messages
@@ -186,6 +189,9 @@ class Coordinator:
             self._send_error(peer, id, str(error), error.field, 429)
         except RequestError as error:
             self._send_error(peer, id, str(error), error.field, 400)
+        except Exception as error:  # a mistake of ours in reading one message must not end everybody's requests
+            log.exception("a message could not be handled")
+            self._send_error(peer, id, f"the message could not be handled: {type(error).__name__}; this is a bug, please report it", None, 500)
 
     def _submit(self, peer: bytes, message: dict) -> None:
         request = parse_submit(message)
@@ -225,6 +231,9 @@ class Coordinator:
 
     def _send_output(self, output: Output) -> None:
         peer, id = output.id
+        if output.error is not None:
+            self._send_error(peer, id, output.error, None, 500)
+            return
         message = {
             "op": "tokens", "id": id, "tokens": output.tokens, "logprobs": output.logprobs, "finish_reason": output.finish_reason,
             "prompt_tokens": output.prompt_tokens, "cached_tokens": output.cached_tokens, "prompt_logprobs": output.prompt_logprobs,

@@ -18,7 +18,7 @@ from ckdist.engine.sampler import SampleRow
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.scheduler import Run, Scheduler
 from ckdist.engine.sequence import Sequence, State
-from ckdist.errors import EngineError, RequestError
+from ckdist.errors import CkdistError, RequestError
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -36,10 +36,11 @@ class Output:
     id: Hashable
     tokens: list[int]
     logprobs: list | None
-    finish_reason: str | None  # None, "stop", "length", "abort"
+    finish_reason: str | None  # None, "stop", "length", "abort", "error"
     prompt_tokens: int
     cached_tokens: int
     prompt_logprobs: list | None = None
+    error: str | None = None  # what went wrong with this sequence alone
 
 
 class Engine:
@@ -47,7 +48,7 @@ class Engine:
 
     def __init__(self, executable, sampler, eos_token_ids: Collection[int] = (), *, max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True):
         """executable: run(Batch) -> float32 (outputs, vocab); num_blocks, max_tokens, max_sequences, vocab_size, context_length.
-
+        sampler: `sample(logits, rows)` and `logprobs(logits, targets, top)`, as in `ckdist.engine.sampler`.
         eos_token_ids: end a sequence unless `ignore_eos`. max_outputs: rows of logits of one step, where fewer than its tokens.
         """
         self.executable, self.sampler, self.eos_token_ids = executable, sampler, frozenset(eos_token_ids)
@@ -125,7 +126,7 @@ class Engine:
             "preemptions_total": self.scheduler.preemptions,
             "requests_running": len(self.scheduler.running),
             "requests_waiting": len(self.scheduler.waiting),
-            "blocks_total": self.pool.num_blocks,
+            "blocks": self.pool.num_blocks,
             "blocks_used": self.pool.num_blocks - self.pool.available,
             "blocks_cached": self.pool.cached,
             **self._step_seconds.numbers("step_seconds"),
@@ -137,7 +138,7 @@ class Engine:
 
         Runs beside whatever else runs, in blocks of its own; raises RequestError when there are not enough of them.
         """
-        ids = np.array(check_prompt(token_ids, self.vocab_size), np.int32)
+        ids = check_prompt(token_ids, self.vocab_size)
         if len(ids) > self.max_positions:
             raise RequestError(f"{len(ids)} tokens do not fit {self._room}; shorten them or raise --ctx-size", "prompt")
         needed = -(-len(ids) // BLOCK_TOKENS)
@@ -161,53 +162,69 @@ class Engine:
         places: list[int] = []
         for run in runs:
             sequence = run.sequence
-            if sequence.scoring:
-                self._score_prompt(run, logits)
-            if not run.samples:
-                continue
-            if sequence.params.max_tokens == 0:
+            if sequence.scoring and (error := self._score_prompt(run, logits)) is not None:
+                outputs.append(self._output(sequence, [], None, "error", error))
+            elif run.samples and sequence.params.max_tokens == 0:
                 outputs.append(self._output(sequence, [], None, "length"))
-                continue
-            sequences.append(sequence)
-            places.append(run.row + run.rows - 1)
-            rows.append(SampleRow(sequence.params, sequence.seed, sequence.length, sequence.prompt, sequence.output))
+            elif run.samples:
+                sequences.append(sequence)
+                places.append(run.row + run.rows - 1)
+                rows.append(SampleRow(sequence.params, sequence.seed, sequence.length, sequence.prompt, sequence.output))
         if rows:
-            chosen = logits if len(places) == len(logits) else logits[places]
-            for sequence, sample in zip(sequences, self.sampler.sample(chosen, rows), strict=True):
+            chosen = logits if len(places) == len(logits) else logits[places]  # (rows, vocab)
+            for sequence, sample in zip(sequences, self._sample(chosen, rows), strict=True):
                 outputs.append(self._extend(sequence, sample))
         return outputs
 
+    def _sample(self, logits: np.ndarray, rows: list[SampleRow]) -> list:
+        """One sample per row, or the error of a row whose logits allow none, which must not take the others with it."""
+        try:
+            return self.sampler.sample(logits, rows)
+        except CkdistError as error:
+            return [error] if len(rows) == 1 else [self._sample(logits[i : i + 1], rows[i : i + 1])[0] for i in range(len(rows))]
+
     def _extend(self, sequence: Sequence, sample) -> Output:
         """Adds a sampled token to its sequence, or ends the sequence by it."""
-        token, params = int(sample.token), sequence.params
-        if not 0 <= token < self.vocab_size:
-            raise EngineError(f"the sampler chose token {token} of a vocabulary of {self.vocab_size}")
+        if isinstance(sample, CkdistError):
+            return self._output(sequence, [], None, "error", str(sample))
+        token, params = sample.token, sequence.params
         if token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos):
             return self._output(sequence, [], None if params.logprobs is None else [], "stop")
         sequence.append(token)
         self._generated_tokens += 1
-        full = len(sequence.output) == params.max_tokens or sequence.length == self.max_positions
-        logprobs = None if params.logprobs is None else [[sample.logprob, [list(pair) for pair in sample.top]]]
+        full = sequence.length == len(sequence.tokens)
+        logprobs = None if params.logprobs is None else [_entry(sample)]
         return self._output(sequence, [token], logprobs, "length" if full else None)
 
-    def _output(self, sequence: Sequence, tokens: list[int], logprobs: list | None, finish_reason: str | None) -> Output:
+    def _output(self, sequence: Sequence, tokens: list[int], logprobs: list | None, finish_reason: str | None, error: str | None = None) -> Output:
         cached = sequence.cached_tokens or 0
-        if len(sequence.output) == len(tokens) and finish_reason != "abort":  # the first output
+        if sequence.length - len(sequence.prompt) == len(tokens) and finish_reason not in ("abort", "error"):  # the first output
             self._first_token_seconds.observe(time.monotonic() - sequence.arrival)
             self._cached_tokens += cached
-        prompt_logprobs, sequence.prompt_logprobs = (None, sequence.prompt_logprobs) if sequence.scoring else (sequence.prompt_logprobs, None)
+        prompt_logprobs = None
+        if not sequence.scoring:
+            prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, None
         if finish_reason is not None:
             self.scheduler.remove(sequence)
             del self._sequences[sequence.id]
-        return Output(sequence.id, tokens, logprobs, finish_reason, len(sequence.prompt), cached, prompt_logprobs)
+        return Output(sequence.id, tokens, logprobs, finish_reason, len(sequence.prompt), cached, prompt_logprobs, error)
 
-    def _score_prompt(self, run: Run, logits: np.ndarray) -> None:
-        """Takes the log probabilities of prompt tokens from the logits of the positions before them."""
+    def _score_prompt(self, run: Run, logits: np.ndarray) -> str | None:
+        """Takes the log probabilities of prompt tokens from the logits of the positions before them. Returns what went wrong."""
         sequence = run.sequence
         begin = run.first + run.tokens - run.rows  # the first position with logits
         end = min(run.first + run.tokens, len(sequence.prompt) - 1)
         if end > begin:
             targets = sequence.tokens[begin + 1 : end + 1]
-            entries = self.sampler.logprobs(logits[run.row : run.row + end - begin], targets, sequence.params.prompt_logprobs)
-            sequence.prompt_logprobs.extend([entry.logprob, [list(pair) for pair in entry.top]] for entry in entries)
+            try:
+                samples = self.sampler.logprobs(logits[run.row : run.row + end - begin], targets, sequence.params.prompt_logprobs)
+            except CkdistError as error:
+                return str(error)
+            sequence.prompt_logprobs.extend(_entry(sample) for sample in samples)
             sequence.scored = end
+        return None
+
+
+def _entry(sample) -> list:
+    """A logprobs entry of an Output."""
+    return [sample.logprob, [list(pair) for pair in sample.top]]

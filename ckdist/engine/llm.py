@@ -11,7 +11,7 @@ from ckdist.engine.engine import Engine, Output
 from ckdist.engine.launch import load_model, make_engine
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.text import TextStream, check_stop
-from ckdist.errors import RequestError
+from ckdist.errors import EngineError, RequestError
 
 
 @dataclass
@@ -146,7 +146,9 @@ class LLM:
 
 
 def _take(completion: Completion, text: TextStream, output: Output) -> str:
-    """Adds an output to its completion; the text that it brings."""
+    """Adds an output to its completion; the text that it brings. Raises EngineError when the sequence failed."""
+    if output.error is not None:
+        raise EngineError(output.error)
     completion.prompt_tokens, completion.cached_tokens = output.prompt_tokens, output.cached_tokens
     completion.token_ids += output.tokens
     if output.prompt_logprobs is not None:

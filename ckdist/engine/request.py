@@ -1,6 +1,6 @@
 """A request as it arrives: every field checked before anything trusts it. It neither tokenises nor queues."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
 
@@ -10,7 +10,7 @@ from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import RequestError
 
 MAX_ID_CHARS = 200
-MAX_LOGPROBS = 100  # alternatives per token
+MAX_LOGPROBS = 20  # alternatives per token
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKENS = 256
 MAX_TOKENS = 2**31 - 1
@@ -44,20 +44,20 @@ def parse_submit(message: Mapping) -> Request:
     return Request(id, prompt, SamplingParams(**sampling))
 
 
-def check_prompt(prompt: list[int], vocab_size: int) -> list[int]:
-    """The prompt as a list of plain ints. Raises RequestError for what is not a token id."""
+def check_prompt(prompt: Sequence[int], vocab_size: int) -> np.ndarray:
+    """The prompt as int32 (tokens,). Raises RequestError for what is not a token id."""
     if len(prompt) == 0:
         raise RequestError("prompt is empty; give at least one token", "prompt")
     try:
         ids = np.asarray(prompt)
-    except (ValueError, OverflowError):
+    except (ValueError, TypeError, OverflowError):
         ids = np.empty(0)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise RequestError("prompt must hold token ids, which are integers", "prompt")
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab_size:
         raise RequestError(f"token id {low if low < 0 else high} is outside the vocabulary of {vocab_size}", "prompt")
-    return ids.tolist()
+    return ids.astype(np.int32)
 
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:

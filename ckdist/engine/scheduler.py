@@ -15,6 +15,9 @@ from ckdist.errors import RequestError
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 
 
+MIN_AWAITED_BLOCKS = 4  # a prompt waits for a shared prefix that is being computed when it is this much longer than the known one
+
+
 class EngineBusy(RequestError):
     """The queue is full; the request may be sent again later (HTTP 429)."""
 
@@ -134,11 +137,16 @@ class Scheduler:
         return victim
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Lets the head of the queue run when there are blocks for all its tokens, and one to spare for each that runs."""
+        """Lets the head of the queue run when there are blocks for all its tokens, and one to spare for each that runs.
+
+        It waits, too, for a long prefix of its own that a running prompt is just computing (the choices of one request, say).
+        """
         available = self.pool.available
         if len(self.running) >= self.max_sequences or (self._refused is not None and self._refused[0] is sequence and available <= self._refused[1]):
             return False
         prefix = self.pool.match(sequence.tokens, sequence.reusable) if self.prefix_reuse else []
+        if self.prefix_reuse and any(shared_blocks(sequence, other) >= len(prefix) + MIN_AWAITED_BLOCKS for other in self.running):
+            return False
         blocks = -(-sequence.length // BLOCK_TOKENS)
         if blocks - len(prefix) + self.pool.idle_among(prefix) + len(self.running) > available:
             self._refused = (sequence, available)
@@ -170,3 +178,13 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.block_table[: sequence.num_blocks].tolist())
         sequence.num_blocks = sequence.shared_blocks = sequence.computed = 0
+
+
+def shared_blocks(sequence: Sequence, running: Sequence) -> int:
+    """Full blocks that `sequence` could take over from `running`, which is still computing its prompt; else 0."""
+    end = min(sequence.reusable, running.length)
+    if running.length - running.computed <= 1 or end < BLOCK_TOKENS:
+        return 0
+    differs = sequence.tokens[:end] != running.tokens[:end]
+    first = int(differs.argmax())
+    return (first if differs[first] else end) // BLOCK_TOKENS

@@ -1,6 +1,6 @@
 """One request's tokens and where their keys and values lie. It decides nothing: the scheduler moves it, the engine extends it."""
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from enum import Enum
 
 import numpy as np
@@ -24,17 +24,17 @@ class Sequence:
     """
 
     __slots__ = (
-        "id", "prompt", "output", "params", "seed", "arrival", "state", "tokens", "length", "computed",
+        "id", "prompt", "params", "seed", "arrival", "state", "tokens", "length", "computed",
         "block_table", "num_blocks", "shared_blocks", "cached_tokens", "scored", "prompt_logprobs",
     )  # fmt: skip
 
-    def __init__(self, id: Hashable, prompt: list[int], params: SamplingParams, seed: int, capacity: int, arrival: float):
+    def __init__(self, id: Hashable, prompt: Collection[int], params: SamplingParams, seed: int, capacity: int, arrival: float):
         """`capacity`: the most tokens, prompt and output together, that it may ever have."""
-        self.id, self.prompt, self.params, self.seed, self.arrival = id, prompt, params, seed, arrival
-        self.output: list[int] = []
+        self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
         self.state = State.WAITING
         self.tokens = np.empty(capacity, np.int32)  # (capacity,) prompt, then output
         self.tokens[: len(prompt)] = prompt
+        self.prompt = self.tokens[: len(prompt)]
         self.length = len(prompt)
         self.computed = 0
         self.block_table = np.empty(-(-capacity // BLOCK_TOKENS), np.int32)
@@ -47,8 +47,12 @@ class Sequence:
 
     def append(self, token: int) -> None:
         self.tokens[self.length] = token
-        self.output.append(token)
         self.length += 1
+
+    @property
+    def output(self) -> np.ndarray:
+        """int32 (length - prompt,)"""
+        return self.tokens[len(self.prompt) : self.length]
 
     @property
     def scoring(self) -> bool:

@@ -6,7 +6,8 @@
 // see changes none of its bits: the maximum stays, the correction is exactly 1, the weights are exactly 0.
 //
 // Few queries read K and V straight from the cache, converting in registers: one pass at the speed of memory. Many queries
-// (prefill) convert a chunk once into scratch, in the layout of an f32 block, and the same code reads it there.
+// (prefill) convert a chunk's codes once into scratch, in the layout of an f32 block, and the same code reads them there.
+// Scales of q8_0 stay apart in both: those of K multiply a group's part of a score, those of V multiply the weights.
 #include "kernels/attention.h"
 
 #include "kernels/isa/attention_block.h"
@@ -40,7 +41,7 @@ struct Workspace {
   float* acc;          // (queries, width)
   float* sum;          // (queries, 16): the softmax's denominator, lane by lane
   float* running_max;  // (queries,)
-  float* weights;      // (queries of a group, 64)
+  float* weights;      // (1 + groups, queries of a group, 64): the softmax's, then those times the scales of V
   float* k_scales;     // (groups, 64)
   float* v_scales;
   float* keys;         // a chunk of K, (4, head_dim, 16)
@@ -56,7 +57,7 @@ struct Workspace {
     acc = take(queries * width);
     sum = take(queries * kLanes);
     running_max = take(queries);
-    weights = take(kGroup * kChunk);
+    weights = take((head_dim / 32 + 2) * kGroup * kChunk);
     k_scales = take((head_dim / 32 + 1) * kChunk);
     v_scales = take((head_dim / 32 + 1) * kChunk);
     keys = take(int64_t{kChunk} * head_dim);
@@ -69,44 +70,66 @@ struct Chunk {
   int first, last;
   const uint8_t* k[kChunkBlocks];
   const uint8_t* v[kChunkBlocks];
-  int positions[kChunkBlocks];    // how many of the block's are in the cache
-  int64_t v_row;                  // elements from one position's V to the next
-  int group;                      // dimensions that share a scale
-  const float* k_scales;          // (groups, 64), q8_0 only
+  int64_t ahead[kChunkBlocks];  // bytes from a block to the one four further on, which is fetched meanwhile
+  int positions[kChunkBlocks];  // how many of the block's are in the cache
+  int64_t v_row;                // elements from one position's V to the next
+  int group;                    // dimensions that share a scale
+  const float* k_scales;        // (groups, 64), only where there are scales
   const float* v_scales;
 };
 
+// How the numbers of a chunk are stored: codes of a type, with or without scales.
+template <KvType codes, bool with_scales>
+struct Stored {
+  static constexpr KvType type = codes;
+  static constexpr bool scaled = with_scales;
+  static constexpr int bytes = codes == KvType::f32 ? 4 : codes == KvType::q8_0 ? 1 : 2;
+};
+
+// Blocks are a page or less, so the hardware's prefetch starts anew in each; many queries on floats have no need of it.
+template <class S, int R>
+constexpr bool kFetchAhead = S::type != KvType::f32 || R <= 3;
+
 // Scores of R queries against B blocks from `first` on: out (R, 64) = scale * q.k
-template <KvType type, int R, int B>
+template <class S, int R, int B>
 __attribute__((noinline)) void score(const Chunk& chunk, int first, const float* q, int head_dim, float scale, float* out) {
-  Vec s[R][B];
   const uint8_t* k[B];
-  for (int b = 0; b < B; ++b) {
-    k[b] = chunk.k[first + b];
-    for (int r = 0; r < R; ++r) s[r][b] = set(0.0f);
-  }
+  for (int b = 0; b < B; ++b) k[b] = chunk.k[first + b];
+  out += first * kLanes;
   for (int start = 0; start < head_dim; start += chunk.group) {
-    const float* scales = type == KvType::q8_0 ? chunk.k_scales + start / chunk.group * kChunk + first * kLanes : nullptr;
+    Vec sum[R][B];
+    for (int r = 0; r < R; ++r)
+      for (int b = 0; b < B; ++b) sum[r][b] = set(0.0f);
     for (int i = start; i < start + chunk.group; ++i) {
       Vec key[B];
       for (int b = 0; b < B; ++b) {
-        key[b] = load_codes<type>(k[b], int64_t{i} * kLanes);
-        if constexpr (type == KvType::q8_0) key[b] = key[b] * load(scales + b * kLanes);
+        const int64_t element = int64_t{i} * kLanes;
+        key[b] = load_codes<S::type>(k[b], element);
+        if constexpr (kFetchAhead<S, R>) __builtin_prefetch(k[b] + element * S::bytes + chunk.ahead[first + b]);
       }
       for (int r = 0; r < R; ++r) {
         const Vec x = set(q[int64_t{i} * R + r]);
-        for (int b = 0; b < B; ++b) s[r][b] = fma(x, key[b], s[r][b]);
+        for (int b = 0; b < B; ++b) sum[r][b] = fma(x, key[b], sum[r][b]);
+      }
+    }
+    const bool last = start + chunk.group == head_dim;
+    for (int r = 0; r < R; ++r) {
+      for (int b = 0; b < B; ++b) {
+        float* at = out + r * kChunk + b * kLanes;
+        if constexpr (S::scaled) {
+          const Vec before = start > 0 ? load(at) : set(0.0f);
+          sum[r][b] = fma(sum[r][b], load(chunk.k_scales + start / chunk.group * kChunk + (first + b) * kLanes), before);
+        }
+        store(at, last ? sum[r][b] * set(scale) : sum[r][b]);
       }
     }
   }
-  for (int r = 0; r < R; ++r)
-    for (int b = 0; b < B; ++b) store(out + r * kChunk + (first + b) * kLanes, s[r][b] * set(scale));
 }
 
-template <KvType type, int R, int B>
+template <class S, int R, int B>
 void score_chunk(const Chunk& chunk, int first, const float* q, int head_dim, float scale, float* out) {
-  for (; chunk.last - first >= B; first += B) score<type, R, B>(chunk, first, q, head_dim, scale, out);
-  if constexpr (B > 1) score_chunk<type, R, B - 1>(chunk, first, q, head_dim, scale, out);
+  for (; chunk.last - first >= B; first += B) score<S, R, B>(chunk, first, q, head_dim, scale, out);
+  if constexpr (B > 1) score_chunk<S, R, B - 1>(chunk, first, q, head_dim, scale, out);
 }
 
 // One query's scores (64) into weights, of which only positions [low, high) count. Returns the factor for what was summed before.
@@ -141,24 +164,29 @@ __attribute__((noinline)) float soften(float* scores, int low, int high, float s
   return lanes_of_correction[0];
 }
 
-// acc (R, width) columns [column, column + 16 D) = acc * correction + weights (R, 64) times the chunk's V.
-template <KvType type, int R, int D>
+// acc (R, width) columns [column, column + 16 D) = acc * correction + weights (groups, R, 64) times the chunk's V.
+template <class S, int R, int D>
 __attribute__((noinline)) void accumulate(const Chunk& chunk, const float* weights, const float* correction, int64_t column,
                                           float* acc, int64_t width) {
+  constexpr int kShare = S::scaled ? (D < 2 ? D : 2) : D;  // Vecs that share weights: a group of scales is two, or all
   Vec sum[R][D];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < D; ++c) sum[r][c] = load(acc + r * width + column + c * kLanes) * set(correction[r]);
+  const float* w[D / kShare];
+  for (int s = 0; s < D / kShare; ++s) w[s] = weights + (column + s * kShare * kLanes) / chunk.group * R * kChunk;
   for (int b = chunk.first; b < chunk.last; ++b) {
     for (int j = 0; j < chunk.positions[b]; ++j) {
       Vec value[D];
       for (int c = 0; c < D; ++c) {
-        const int64_t i = column + c * kLanes;
-        value[c] = load_codes<type>(chunk.v[b], j * chunk.v_row + i);
-        if constexpr (type == KvType::q8_0) value[c] = value[c] * set(chunk.v_scales[i / chunk.group * kChunk + b * kLanes + j]);
+        const int64_t element = j * chunk.v_row + column + c * kLanes;
+        value[c] = load_codes<S::type>(chunk.v[b], element);
+        if constexpr (kFetchAhead<S, R>) __builtin_prefetch(chunk.v[b] + element * S::bytes + chunk.ahead[b]);
       }
       for (int r = 0; r < R; ++r) {
-        const Vec weight = set(weights[r * kChunk + b * kLanes + j]);
-        for (int c = 0; c < D; ++c) sum[r][c] = fma(weight, value[c], sum[r][c]);
+        for (int s = 0; s < D / kShare; ++s) {
+          const Vec weight = set(w[s][r * kChunk + b * kLanes + j]);
+          for (int c = s * kShare; c < (s + 1) * kShare; ++c) sum[r][c] = fma(weight, value[c], sum[r][c]);
+        }
       }
     }
   }
@@ -166,16 +194,25 @@ __attribute__((noinline)) void accumulate(const Chunk& chunk, const float* weigh
     for (int c = 0; c < D; ++c) store(acc + r * width + column + c * kLanes, sum[r][c]);
 }
 
-template <KvType type, int R, int D>
+template <class S, int R, int D>
 void accumulate_row(const Chunk& chunk, const float* weights, const float* correction, int64_t column, float* acc, int64_t width) {
   if constexpr (R * D <= kAccumulators)
     for (; width - column >= D * kLanes; column += D * kLanes)
-      accumulate<type, R, D>(chunk, weights, correction, column, acc, width);
-  if constexpr (D > 1) accumulate_row<type, R, D / 2>(chunk, weights, correction, column, acc, width);
+      accumulate<S, R, D>(chunk, weights, correction, column, acc, width);
+  if constexpr (D > 1) accumulate_row<S, R, D / 2>(chunk, weights, correction, column, acc, width);
+}
+
+// (groups, R, 64): the weights times the scales of V, from the weights (R, 64).
+template <int R>
+void scale_weights(const Chunk& chunk, const float* weights, int groups, float* out) {
+  for (int g = 0; g < groups; ++g)
+    for (int r = 0; r < R; ++r)
+      for (int i = chunk.first * kLanes; i < chunk.last * kLanes; i += kLanes)
+        store(out + (g * R + r) * kChunk + i, load(weights + r * kChunk + i) * load(chunk.v_scales + g * kChunk + i));
 }
 
 // One group of R queries, the first of which is query `row`, over one chunk that starts at position `start`.
-template <KvType type, int R>
+template <class S, int R>
 void attend_group(const AttentionTask& task, const Workspace& work, const Chunk& chunk, int64_t start, int64_t row) {
   constexpr int kBlocks = kAccumulators / R < kChunkBlocks ? kAccumulators / R : kChunkBlocks;
   int low[R], high[R];
@@ -190,56 +227,53 @@ void attend_group(const AttentionTask& task, const Workspace& work, const Chunk&
   }
   if (!seen) return;
 
-  score_chunk<type, R, kBlocks>(chunk, chunk.first, work.q + row * task.head_dim, task.head_dim, task.scale, work.weights);
+  score_chunk<S, R, kBlocks>(chunk, chunk.first, work.q + row * task.head_dim, task.head_dim, task.scale, work.weights);
   float correction[R];
   for (int r = 0; r < R; ++r)
     correction[r] = soften(work.weights + r * kChunk, low[r], high[r], task.soft_cap, work.running_max + row + r,
                            work.sum + (row + r) * kLanes);
-  accumulate_row<type, R, 8>(chunk, work.weights, correction, 0, work.acc + row * work.width, work.width);
+  const float* weights = work.weights;  // (R, 64)
+  if constexpr (S::scaled) {
+    float* scaled = work.weights + R * kChunk;
+    scale_weights<R>(chunk, weights, task.head_dim / chunk.group, scaled);
+    weights = scaled;
+  }
+  accumulate_row<S, R, 8>(chunk, weights, correction, 0, work.acc + row * work.width, work.width);
 }
 
-template <KvType type>
+template <class S>
 void attend_rows(const AttentionTask& task, const Workspace& work, const Chunk& chunk, int64_t start, int64_t row, int rows) {
   switch (rows) {
-    case 1: return attend_group<type, 1>(task, work, chunk, start, row);
-    case 2: return attend_group<type, 2>(task, work, chunk, start, row);
-    case 3: return attend_group<type, 3>(task, work, chunk, start, row);
+    case 1: return attend_group<S, 1>(task, work, chunk, start, row);
+    case 2: return attend_group<S, 2>(task, work, chunk, start, row);
+    case 3: return attend_group<S, 3>(task, work, chunk, start, row);
 #if defined(__AVX2__)
-    case 4: return attend_group<type, 4>(task, work, chunk, start, row);
-    case 5: return attend_group<type, 5>(task, work, chunk, start, row);
-    case 6: return attend_group<type, 6>(task, work, chunk, start, row);
+    case 4: return attend_group<S, 4>(task, work, chunk, start, row);
+    case 5: return attend_group<S, 5>(task, work, chunk, start, row);
+    case 6: return attend_group<S, 6>(task, work, chunk, start, row);
 #endif
   }
 }
 
-// The chunk's K and V as floats in scratch, laid out as f32 blocks are, with V's rows padded to whole Vecs.
+// The chunk's codes as floats in scratch, laid out as f32 blocks are, with V's rows padded to whole Vecs.
 template <KvType type>
 __attribute__((noinline)) Chunk convert(const Chunk& chunk, const Workspace& work, int head_dim) {
   Chunk out = chunk;
   out.v_row = work.width;
-  out.group = head_dim;
   for (int b = chunk.first; b < chunk.last; ++b) {
     float* key = work.keys + int64_t{b} * kLanes * head_dim;
     float* value = work.values + int64_t{b} * kLanes * work.width;
     out.k[b] = reinterpret_cast<const uint8_t*>(key);
     out.v[b] = reinterpret_cast<const uint8_t*>(value);
-    for (int i = 0; i < head_dim; ++i) {
-      Vec x = load_codes<type>(chunk.k[b], int64_t{i} * kLanes);
-      if constexpr (type == KvType::q8_0) x = x * load(chunk.k_scales + i / chunk.group * kChunk + b * kLanes);
-      store(key + i * kLanes, x);
-    }
+    out.ahead[b] = 0;
+    for (int i = 0; i < head_dim; ++i) store(key + i * kLanes, load_codes<type>(chunk.k[b], int64_t{i} * kLanes));
     for (int j = 0; j < chunk.positions[b]; ++j) {
-      for (int i = 0; i < head_dim; i += kLanes) {
-        Vec x;
-        if (head_dim - i >= kLanes) {
-          x = load_codes<type>(chunk.v[b], j * chunk.v_row + i);
-        } else {  // half a Vec, and perhaps the cache's last bytes
-          uint8_t half[4 * kLanes] = {};
-          std::memcpy(half, chunk.v[b] + code_bytes(type) * (j * chunk.v_row + i), code_bytes(type) * (head_dim - i));
-          x = load_codes<type>(half, 0);
-        }
-        if constexpr (type == KvType::q8_0) x = x * set(chunk.v_scales[i / chunk.group * kChunk + b * kLanes + j]);
-        store(value + j * work.width + i, x);
+      int i = 0;
+      for (; head_dim - i >= kLanes; i += kLanes) store(value + j * work.width + i, load_codes<type>(chunk.v[b], j * chunk.v_row + i));
+      if (i < head_dim) {  // half a Vec, and perhaps the cache's last bytes
+        uint8_t half[4 * kLanes] = {};
+        std::memcpy(half, chunk.v[b] + code_bytes(type) * (j * chunk.v_row + i), code_bytes(type) * (head_dim - i));
+        store(value + j * work.width + i, load_codes<type>(half, 0));
       }
     }
   }
@@ -272,10 +306,39 @@ void finish(const AttentionTask& task, const Workspace& work) {
   }
 }
 
+// The blocks of the chunk at `start`, of which the cache holds the positions [begin, end).
+template <KvType type>
+Chunk open_chunk(const AttentionTask& task, const Workspace& work, const BlockLayout& layout, int64_t start, int64_t begin, int64_t end) {
+  Chunk chunk = {};
+  chunk.first = start < begin ? static_cast<int>((begin - start) / kBlockTokens) : 0;
+  chunk.last = end - start < kChunk ? static_cast<int>((end - start + kBlockTokens - 1) / kBlockTokens) : kChunkBlocks;
+  chunk.v_row = task.head_dim;
+  chunk.group = layout.group;
+  chunk.k_scales = work.k_scales;
+  chunk.v_scales = work.v_scales;
+  for (int b = chunk.first; b < chunk.last; ++b) {
+    const int32_t* entry = task.block_table + start / kBlockTokens + b;
+    const uint8_t* block = task.kv + entry[0] * task.block_stride;
+    const int64_t left = end - start - b * kBlockTokens;
+    chunk.k[b] = block;
+    chunk.v[b] = block + layout.v_offset;
+    chunk.ahead[b] = left > kChunk ? (int64_t{entry[kChunkBlocks]} - entry[0]) * task.block_stride : 0;
+    chunk.positions[b] = static_cast<int>(left < kBlockTokens ? left : kBlockTokens);
+    if constexpr (type == KvType::q8_0) {
+      for (int g = 0; g < task.head_dim / layout.group; ++g) {
+        const int64_t offset = 2 * g * kLanes;
+        store(work.k_scales + g * kChunk + b * kLanes, load_codes<KvType::f16>(block + layout.k_scales_offset + offset, 0));
+        store(work.v_scales + g * kChunk + b * kLanes, load_codes<KvType::f16>(block + layout.v_scales_offset + offset, 0));
+      }
+    }
+  }
+  return chunk;
+}
+
 template <KvType type>
 void attend_typed(const AttentionTask& task, const Workspace& work) {
+  constexpr bool scaled = type == KvType::q8_0;
   const BlockLayout layout(type, task.head_dim);
-  const int groups = task.head_dim / layout.group;
   const int64_t parts = (work.queries + kGroup - 1) / kGroup;
   const int rows = static_cast<int>((work.queries + parts - 1) / parts);
   const bool whole = task.head_dim % kLanes == 0;  // else a row of V ends in half a Vec
@@ -285,34 +348,14 @@ void attend_typed(const AttentionTask& task, const Workspace& work) {
   const int64_t end = task.first_position + task.tokens;
   const int64_t begin = task.window > 0 && task.first_position >= task.window ? task.first_position + 1 - task.window : 0;
   for (int64_t start = begin / kChunk * kChunk; start < end; start += kChunk) {
-    Chunk chunk = {};
-    chunk.first = start < begin ? static_cast<int>((begin - start) / kBlockTokens) : 0;
-    chunk.last = end - start < kChunk ? static_cast<int>((end - start + kBlockTokens - 1) / kBlockTokens) : kChunkBlocks;
-    chunk.v_row = task.head_dim;
-    chunk.group = layout.group;
-    chunk.k_scales = work.k_scales;
-    chunk.v_scales = work.v_scales;
-    for (int b = chunk.first; b < chunk.last; ++b) {
-      const uint8_t* block = task.kv + task.block_table[start / kBlockTokens + b] * task.block_stride;
-      const int64_t left = end - start - b * kBlockTokens;
-      chunk.k[b] = block;
-      chunk.v[b] = block + layout.v_offset;
-      chunk.positions[b] = static_cast<int>(left < kBlockTokens ? left : kBlockTokens);
-      if constexpr (type == KvType::q8_0) {
-        for (int g = 0; g < groups; ++g) {
-          const int64_t offset = 2 * g * kLanes;
-          store(work.k_scales + g * kChunk + b * kLanes, load_codes<KvType::f16>(block + layout.k_scales_offset + offset, 0));
-          store(work.v_scales + g * kChunk + b * kLanes, load_codes<KvType::f16>(block + layout.v_scales_offset + offset, 0));
-        }
-      }
-    }
-    if (!direct) chunk = convert<type>(chunk, work, task.head_dim);
+    const Chunk chunk = open_chunk<type>(task, work, layout, start, begin, end);
+    const Chunk chunk_in_use = direct ? chunk : convert<type>(chunk, work, task.head_dim);
     for (int64_t row = 0; row < work.queries; row += rows) {
       const int count = static_cast<int>(work.queries - row < rows ? work.queries - row : rows);
       if (direct)
-        attend_rows<type>(task, work, chunk, start, row, count);
+        attend_rows<Stored<type, scaled>>(task, work, chunk_in_use, start, row, count);
       else
-        attend_rows<KvType::f32>(task, work, chunk, start, row, count);
+        attend_rows<Stored<KvType::f32, scaled>>(task, work, chunk_in_use, start, row, count);
     }
   }
   finish(task, work);

@@ -3,8 +3,6 @@
 //   f32, f16, bf16   K [head_dim][16 positions], V [16 positions][head_dim]
 //   q8_0             the same as int8 codes, then float16 scales of K and of V, each [groups][16 positions];
 //                    a group is 32 dimensions, or all of them where head_dim is not a multiple of 32
-//
-// A code times its scale is exact in float32 (8 + 11 bits), so every route through the kernels sees the same numbers.
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/isa/simd.h"

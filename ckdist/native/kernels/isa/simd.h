@@ -133,7 +133,12 @@ CKDIST_INLINE Part part_copy_sign(Part magnitude, Part sign) {
   return (Part)(((PartMask)magnitude & INT32_MAX) | ((PartMask)sign & INT32_MIN));
 }
 CKDIST_INLINE Part part_add_exponent(Part a, Part power) { return (Part)((PartMask)a + ((PartMask)power << 23)); }
-CKDIST_INLINE PartMask part_u16(const uint16_t* p) { return PartMask{p[0], p[1], p[2], p[3]}; }
+CKDIST_INLINE PartMask part_u16(const uint16_t* p) {
+  typedef uint16_t Four __attribute__((vector_size(8)));
+  Four four;
+  std::memcpy(&four, p, sizeof four);
+  return __builtin_convertvector(four, PartMask);
+}
 CKDIST_INLINE Part part_f16(const uint16_t* p) {
   const PartMask half = part_u16(p);
   const PartMask magnitude = (half & 0x7fff) << 13;                       // the exponent is short of 112
@@ -142,7 +147,12 @@ CKDIST_INLINE Part part_f16(const uint16_t* p) {
   return (Part)((PartMask)scaled | special | ((half & 0x8000) << 16));
 }
 CKDIST_INLINE Part part_bf16(const uint16_t* p) { return (Part)(part_u16(p) << 16); }
-CKDIST_INLINE Part part_i8(const int8_t* p) { return __builtin_convertvector((PartMask{p[0], p[1], p[2], p[3]}), Part); }
+CKDIST_INLINE Part part_i8(const int8_t* p) {
+  typedef int8_t Four __attribute__((vector_size(4)));
+  Four four;
+  std::memcpy(&four, p, sizeof four);
+  return __builtin_convertvector(__builtin_convertvector(four, PartMask), Part);
+}
 
 #endif
 
