@@ -120,6 +120,15 @@ def test_sum_exp(isa, rng, n):
 
 
 @pytest.mark.parametrize("n", LENGTHS)
+def test_sum_at_least(isa, rng, n):
+    x, terms = np.round(rng.normal(size=n)).astype(F32), rng.exponential(size=n).astype(F32)
+    total = native.ffi.new("double *")
+    for threshold in (-9, 0, 1, 9):
+        call("sum_at_least", isa, floats(x), floats(terms), n, threshold, total)
+        np.testing.assert_allclose(total[0], terms[x >= threshold].astype(float).sum(), rtol=2e-6)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
 def test_add(isa, rng, n):
     x, out = rng.normal(size=(2, n)).astype(F32)
     want = out + x

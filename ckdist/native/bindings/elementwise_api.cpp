@@ -47,4 +47,8 @@ int32_t ckdist_sum_exp(const char* isa, const float* x, int64_t n, float shift, 
   return guard([&] { *sum = kernels_by_name(isa).elementwise.sum_exp(x, n, shift, scale, terms); });
 }
 
+int32_t ckdist_sum_at_least(const char* isa, const float* x, const float* terms, int64_t n, float threshold, double* sum) {
+  return guard([&] { *sum = kernels_by_name(isa).elementwise.sum_at_least(x, terms, n, threshold); });
+}
+
 }  // extern "C"

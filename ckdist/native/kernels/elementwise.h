@@ -29,6 +29,8 @@ struct ElementwiseKernel {
   bool (*maxima)(const float* x, int64_t n, float* out);
   // Sum of exp((x[i] - shift) * scale) over n; the terms go to `out` when it is not null.
   double (*sum_exp)(const float* x, int64_t n, float shift, float scale, float* out);
+  // Sum of terms[i] over those i < n whose x[i] is at least `threshold`.
+  double (*sum_at_least)(const float* x, const float* terms, int64_t n, float threshold);
 };
 
 constexpr int64_t kMaxSpan = 1024;

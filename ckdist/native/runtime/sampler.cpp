@@ -11,10 +11,14 @@ namespace {
 
 constexpr float kGreedyTemperature = 1e-5f;  // below it the division overflows before the distribution has any width
 constexpr int32_t kMaxTop = 20;
+static_assert(sizeof(ckdist_sampled_token::top_tokens) == kMaxTop * sizeof(int32_t), "room for all alternatives");
 constexpr uint32_t kInPrompt = 1u << 31;
-constexpr int64_t kFirstGather = 256;  // tokens that a search for top_p starts with; times 8 until their mass suffices
+constexpr int64_t kLikelyEnough = 256;  // tokens among which top_p is looked for first
+constexpr int kHalvings = 10;           // of the range of logits, where those are not enough
+constexpr float kLogOfNothing = -88.0f;  // exp() of less is 0 in float
 constexpr int64_t kDrawSpan = 4096;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLargestFloat = std::numeric_limits<float>::max();
 
 uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -101,6 +105,18 @@ float Sampler::threshold_for(int64_t count) {
   return *nth;
 }
 
+// A logit from `low` up which tokens with a mass (in terms_) of at least `target` reach, as those from `low` do, and few more.
+float Sampler::threshold_of_mass(const float* logits, float low, float high, double target) const {
+  for (int i = 0; i < kHalvings; ++i) {
+    const float middle = low + (high - low) / 2;
+    if (kernels_.elementwise.sum_at_least(logits, terms_.data(), vocab_, middle) >= target)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
 void Sampler::keep_until(const Candidate& last) {
   const Candidate cut = last;
   candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return before(cut, c); }),
@@ -120,11 +136,11 @@ void Sampler::keep_top(const float* logits, int64_t count) {
 // Fills the candidates' terms and returns their sum.
 double Sampler::weigh(float shift, float scale) {
   logits_of_candidates_.resize(candidates_.size());
-  terms_.resize(candidates_.size());
+  terms_of_candidates_.resize(candidates_.size());
   for (size_t i = 0; i < candidates_.size(); ++i) logits_of_candidates_[i] = candidates_[i].logit;
   const double sum = kernels_.elementwise.sum_exp(logits_of_candidates_.data(), static_cast<int64_t>(candidates_.size()), shift, scale,
-                                                  terms_.data());
-  for (size_t i = 0; i < candidates_.size(); ++i) candidates_[i].term = terms_[i];
+                                                  terms_of_candidates_.data());
+  for (size_t i = 0; i < candidates_.size(); ++i) candidates_[i].term = terms_of_candidates_[i];
   return sum;
 }
 
@@ -203,7 +219,7 @@ int32_t Sampler::draw_from_all(const float* logits, float shift, float scale, do
   while (sums[span] == 0.0) --span;  // rounding took the walk past the last that has any mass
 
   const int64_t start = static_cast<int64_t>(span) * kDrawSpan;
-  terms_.resize(kDrawSpan);
+  terms_.resize(vocab_);
   kernels_.elementwise.sum_exp(logits + start, length(start), shift, scale, terms_.data());
   int64_t last = 0;
   for (int64_t i = 0; i < length(start); ++i) {
@@ -228,12 +244,16 @@ int32_t Sampler::draw(const float* logits, const ckdist_sampling& s) {
     const double total = weigh(shift, scale);
     if (top_p) keep_mass(s.top_p * total);
   } else if (top_p) {
-    const double target = s.top_p * kernels_.elementwise.sum_exp(logits, vocab_, shift, scale, nullptr);
-    for (int64_t count = kFirstGather;; count *= 8) {
-      const float threshold = threshold_for(count);
-      gather(logits, std::max(threshold, least));
+    terms_.resize(vocab_);
+    const double target = s.top_p * kernels_.elementwise.sum_exp(logits, vocab_, shift, scale, terms_.data());
+    const float likely = threshold_for(kLikelyEnough);
+    gather(logits, std::max(likely, least));
+    weigh(shift, scale);
+    if (!keep_mass(target) && likely > least) {
+      const float nothing = std::max(shift + kLogOfNothing * s.temperature, -kLargestFloat);
+      gather(logits, std::max(threshold_of_mass(logits, nothing, shift, target), least));
       weigh(shift, scale);
-      if (keep_mass(target) || threshold <= least) break;
+      keep_mass(target);
     }
   } else {
     gather(logits, least);

@@ -47,6 +47,7 @@ class Sampler {
   int32_t best(const float* logits) const;
   void gather(const float* logits, float threshold);
   float threshold_for(int64_t count);
+  float threshold_of_mass(const float* logits, float low, float high, double target) const;
   void keep_top(const float* logits, int64_t count);
   void keep_until(const Candidate& last);
   double weigh(float shift, float scale);
@@ -62,8 +63,9 @@ class Sampler {
   std::vector<float> maxima_;           // of the row last scanned, as ElementwiseKernel::maxima leaves them
   std::vector<float> selected_maxima_;
   std::vector<float> modified_;         // (vocab,)
-  std::vector<float> terms_;
+  std::vector<float> terms_;            // (vocab,)
   std::vector<float> logits_of_candidates_;
+  std::vector<float> terms_of_candidates_;
   std::vector<uint32_t> seen_;          // (vocab,): count in the output, and kInPrompt
   std::vector<int32_t> touched_;        // tokens whose entry in seen_ is not 0
   std::vector<Candidate> candidates_;   // by ascending token

@@ -5,9 +5,10 @@
 // maximum, and the weighted sum of V (lanes are dimensions, one chain over positions each). A chunk that a query does not
 // see changes none of its bits: the maximum stays, the correction is exactly 1, the weights are exactly 0.
 //
-// Few queries read K and V straight from the cache, converting in registers: one pass at the speed of memory. Many queries
-// (prefill) convert a chunk's codes once into scratch, in the layout of an f32 block, and the same code reads them there.
-// Scales of q8_0 stay apart in both: those of K multiply a group's part of a score, those of V multiply the weights.
+// K and V are read straight from the cache and converted in registers. Where the ISA converts slowly and many queries share the
+// chunk, or a row of V ends in half a Vec, the chunk's codes are converted once into scratch, in the layout of an f32 block, and
+// the same code reads them there. Scales of q8_0 stay apart in both: those of K multiply a group's part of a score, those of V
+// multiply the weights.
 #include "kernels/attention.h"
 
 #include "kernels/isa/attention_block.h"
@@ -25,12 +26,14 @@ static_assert(kBlockTokens == kLanes, "a lane is a position of a block");
 // Accumulators that fit in the registers beside their operands, in Vecs, and the most queries that share one load of K or V.
 #if defined(__AVX512F__)
 constexpr int kAccumulators = 24, kGroup = 6;
+constexpr int64_t kDirectQueries = INT64_MAX;  // converting in registers is cheaper than a trip through scratch, however often
 #elif defined(__AVX2__)
 constexpr int kAccumulators = 6, kGroup = 6;
+constexpr int64_t kDirectQueries = INT64_MAX;
 #else
 constexpr int kAccumulators = 3, kGroup = 3;
+constexpr int64_t kDirectQueries = 2 * kGroup;  // a conversion takes several operations here
 #endif
-constexpr int kDirectQueries = 2 * kGroup;  // up to here converting twice in registers beats one trip through scratch
 
 constexpr int64_t round_lanes(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
@@ -83,8 +86,10 @@ template <KvType codes, bool with_scales>
 struct Stored {
   static constexpr KvType type = codes;
   static constexpr bool scaled = with_scales;
-  static constexpr int bytes = codes == KvType::f32 ? 4 : codes == KvType::q8_0 ? 1 : 2;
 };
+
+// Into L2: the tiles of four blocks start a page apart, and twice four of them would evict each other from L1.
+CKDIST_INLINE void fetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
 
 // Blocks are a page or less, so the hardware's prefetch starts anew in each; many queries on floats have no need of it.
 template <class S, int R>
@@ -105,7 +110,7 @@ __attribute__((noinline)) void score(const Chunk& chunk, int first, const float*
       for (int b = 0; b < B; ++b) {
         const int64_t element = int64_t{i} * kLanes;
         key[b] = load_codes<S::type>(k[b], element);
-        if constexpr (kFetchAhead<S, R>) __builtin_prefetch(k[b] + element * S::bytes + chunk.ahead[first + b]);
+        if constexpr (kFetchAhead<S, R>) fetch(k[b] + code_bytes(S::type) * element + chunk.ahead[first + b]);
       }
       for (int r = 0; r < R; ++r) {
         const Vec x = set(q[int64_t{i} * R + r]);
@@ -180,7 +185,7 @@ __attribute__((noinline)) void accumulate(const Chunk& chunk, const float* weigh
       for (int c = 0; c < D; ++c) {
         const int64_t element = j * chunk.v_row + column + c * kLanes;
         value[c] = load_codes<S::type>(chunk.v[b], element);
-        if constexpr (kFetchAhead<S, R>) __builtin_prefetch(chunk.v[b] + element * S::bytes + chunk.ahead[b]);
+        if constexpr (kFetchAhead<S, R>) fetch(chunk.v[b] + code_bytes(S::type) * element + chunk.ahead[b]);
       }
       for (int r = 0; r < R; ++r) {
         for (int s = 0; s < D / kShare; ++s) {
@@ -266,10 +271,18 @@ __attribute__((noinline)) Chunk convert(const Chunk& chunk, const Workspace& wor
     out.k[b] = reinterpret_cast<const uint8_t*>(key);
     out.v[b] = reinterpret_cast<const uint8_t*>(value);
     out.ahead[b] = 0;
-    for (int i = 0; i < head_dim; ++i) store(key + i * kLanes, load_codes<type>(chunk.k[b], int64_t{i} * kLanes));
+    for (int i = 0; i < head_dim; ++i) {
+      const int64_t element = int64_t{i} * kLanes;
+      store(key + element, load_codes<type>(chunk.k[b], element));
+      fetch(chunk.k[b] + code_bytes(type) * element + chunk.ahead[b]);
+    }
     for (int j = 0; j < chunk.positions[b]; ++j) {
       int i = 0;
-      for (; head_dim - i >= kLanes; i += kLanes) store(value + j * work.width + i, load_codes<type>(chunk.v[b], j * chunk.v_row + i));
+      for (; head_dim - i >= kLanes; i += kLanes) {
+        const int64_t element = j * chunk.v_row + i;
+        store(value + j * work.width + i, load_codes<type>(chunk.v[b], element));
+        fetch(chunk.v[b] + code_bytes(type) * element + chunk.ahead[b]);
+      }
       if (i < head_dim) {  // half a Vec, and perhaps the cache's last bytes
         uint8_t half[4 * kLanes] = {};
         std::memcpy(half, chunk.v[b] + code_bytes(type) * (j * chunk.v_row + i), code_bytes(type) * (head_dim - i));

@@ -139,10 +139,24 @@ double sum_exp(const float* x, int64_t n, float shift, float scale, float* out) 
   return total;
 }
 
+double sum_at_least(const float* x, const float* terms, int64_t n, float threshold) {
+  double total = 0.0;
+  for (int64_t start = 0; start < n; start += kMaxSpan) {
+    const int64_t length = n - start < kMaxSpan ? n - start : kMaxSpan;
+    Vec sum = set(0.0f);
+    each(length, [&](int64_t i, int lanes) {  // absent lanes have terms of 0
+      const Vec term = load_lanes(terms + start + i, lanes);
+      sum = sum + select(less(load_lanes(x + start + i, lanes), set(threshold)), set(0.0f), term);
+    });
+    total += reduce_sum(sum);
+  }
+  return total;
+}
+
 }  // namespace
 
 extern const ElementwiseKernel elementwise_kernel = {rms_norm, sum_parts, rope, gated,  soft_cap,
-                                                     prepare_activations, add, maxima, sum_exp};
+                                                     prepare_activations, add, maxima, sum_exp, sum_at_least};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist
