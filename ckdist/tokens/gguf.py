@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
@@ -94,6 +95,8 @@ def _read_vocabulary(metadata: Mapping[str, object], kind: str) -> _Vocabulary:
 
 def _array(metadata: Mapping[str, object], name: str, kind: type) -> list:
     values = metadata.get(f"tokenizer.ggml.{name}", [])
+    if isinstance(values, np.ndarray):  # how the reader gives arrays of numbers
+        values = values.tolist()
     accepted = (int, float) if kind is float else kind
     if not isinstance(values, list) or not all(isinstance(value, accepted) for value in values):
         raise ModelFileError(f"tokenizer.ggml.{name} is not an array of {kind.__name__}")
