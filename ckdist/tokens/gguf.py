@@ -82,13 +82,14 @@ def _read_vocabulary(metadata: Mapping[str, object], kind: str) -> _Vocabulary:
             raise ModelFileError(f"tokenizer.ggml.{name} has {len(values)} entries for {len(tokens)} tokens")
     if not all(map(math.isfinite, scores)):
         raise ModelFileError("tokenizer.ggml.scores has entries that are not finite numbers")
-    merges = []
-    for index, merge in enumerate(_array(metadata, "merges", str)):
+    known, stored, merges = set(tokens), _array(metadata, "merges", str), []
+    for index, merge in enumerate(stored):
         left, space, right = merge.partition(" ")
         if not (left and space and right) or " " in right:
             raise ModelFileError(f"tokenizer.ggml.merges[{index}] is {merge!r:.60}, not two tokens with one space between")
-        merges.append((left, right))
-    if kind == "gpt2" and not merges and len(tokens) > 512:
+        if left + right in known:  # a merge into a token that the vocabulary lacks can never apply
+            merges.append((left, right))
+    if kind == "gpt2" and not stored and len(tokens) > 512:
         raise ModelFileError(f"tokenizer.ggml.merges is missing, though the vocabulary has {len(tokens)} tokens; convert the model again")
     return _Vocabulary(tokens, types, scores, merges, metadata)
 
