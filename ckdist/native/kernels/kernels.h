@@ -6,6 +6,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/linear.h"
 #include "kernels/machine.h"
+#include "kernels/reduce.h"
 
 namespace ckdist {
 
@@ -15,6 +16,7 @@ struct Kernels {
   AttentionKernel attention;
   ElementwiseKernel elementwise;
   MachineKernel machine;
+  ReduceKernel reduce;
 };
 
 const Kernels& kernels();

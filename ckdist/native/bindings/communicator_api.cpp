@@ -1,0 +1,187 @@
+#include "core/export.h"
+
+#include "api/communicator.h"
+
+#include <numeric>
+
+#include "comm/communicator.h"
+#include "comm/mpi_transport.h"
+#include "comm/tcp.h"
+#include "core/error.h"
+
+using namespace ckdist;
+
+struct ckdist_host_memory {
+  std::shared_ptr<HostMemory> memory;
+};
+struct ckdist_meeting {
+  std::unique_ptr<Meeting> meeting;
+};
+struct ckdist_wire {
+  std::shared_ptr<Wire> wire;
+};
+struct ckdist_communicator {
+  std::unique_ptr<Communicator> communicator;
+};
+struct ckdist_operation {
+  std::shared_ptr<Communicator::Operation> operation;
+};
+
+namespace {
+
+Element element_of(int32_t e) {
+  if (e < 0 || e > int32_t(Element::byte)) fail(Status::config, "%d is not an element type; use 0 to %d", e, int(Element::byte));
+  return Element(e);
+}
+
+ReduceOp op_of(int32_t op) {
+  if (op < 0 || op >= kReduceOps) fail(Status::config, "%d is not a reduction; use 0 (sum), 1 (max) or 2 (min)", op);
+  return ReduceOp(op);
+}
+
+std::vector<int64_t> counts_of(const int64_t* counts, int size) {
+  std::vector<int64_t> result(counts, counts + size);
+  int64_t total = 0;
+  for (const int64_t n : result)
+    if (n < 0 || __builtin_add_overflow(total, n, &total) || total > int64_t(1) << 48) fail(Status::config, "a count of %lld is not possible", (long long)n);
+  return result;
+}
+
+template <class Body>
+int collective(ckdist_communicator* c, ckdist_operation** out, Body&& make) {
+  return guard([&] {
+    auto body = make();
+    if (out) *out = new ckdist_operation{c->communicator->begin(body)};
+    else c->communicator->run(body);
+  });
+}
+
+int64_t checked(int64_t n) {
+  if (n < 0 || n > int64_t(1) << 44) fail(Status::config, "a size of %lld is not possible", (long long)n);
+  return n;
+}
+
+}  // namespace
+
+extern "C" {
+
+int ckdist_host_memory_new(const char* path, int32_t index, int32_t count, int64_t arena_bytes, ckdist_host_memory** out) {
+  return guard([&] { *out = new ckdist_host_memory{std::make_shared<HostMemory>(path ? path : "", index, count, arena_bytes)}; });
+}
+const char* ckdist_host_memory_path(ckdist_host_memory* memory) { return memory->memory->path().c_str(); }
+void ckdist_host_memory_free(ckdist_host_memory* memory) { delete memory; }
+int ckdist_meeting_new(const char* path, int32_t index, int32_t count, const int32_t* ranks, int32_t spins, double timeout_s, ckdist_meeting** out) {
+  return guard([&] { *out = new ckdist_meeting{std::make_unique<Meeting>(path ? path : "", index, std::vector<int>(ranks, ranks + count), spins, timeout_s)}; });
+}
+const char* ckdist_meeting_path(ckdist_meeting* meeting) { return meeting->meeting->path().c_str(); }
+void ckdist_meeting_free(ckdist_meeting* meeting) { delete meeting; }
+
+int ckdist_wire_tcp(int32_t rank, int32_t size, int32_t lanes, const int32_t* sockets, double timeout_s, ckdist_wire** out) {
+  return guard([&] { *out = new ckdist_wire{std::make_shared<Wire>(std::make_unique<Tcp>(rank, size, lanes, sockets, timeout_s))}; });
+}
+int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* byte, void* comm, int32_t rank, int32_t size, double timeout_s, ckdist_wire** out) {
+  return guard([&] {
+    const MpiCalls calls{reinterpret_cast<decltype(MpiCalls::isend)>(isend), reinterpret_cast<decltype(MpiCalls::irecv)>(irecv),
+                         reinterpret_cast<decltype(MpiCalls::test)>(test), byte, comm};
+    *out = new ckdist_wire{std::make_shared<Wire>(std::make_unique<MpiTransport>(calls, reinterpret_cast<MpiTransport::Probe>(iprobe), rank, size, timeout_s))};
+  });
+}
+void ckdist_wire_free(ckdist_wire* wire) { delete wire; }
+
+int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of, ckdist_host_memory* memory, ckdist_meeting* meeting, ckdist_wire* wire,
+                            const ckdist_thresholds* thresholds, int32_t spins, double timeout_s, ckdist_communicator** out) {
+  return guard([&] {
+    if (rank < 0 || rank >= size) fail(Status::config, "rank %d of %d is not possible", rank, size);
+    Communicator::Parts parts;
+    parts.rank = rank;
+    parts.host_of.assign(host_of, host_of + size);
+    if (memory && meeting) {
+      parts.memory = memory->memory;
+      parts.meeting = std::move(meeting->meeting);
+      parts.arenas.resize(parts.meeting->size);
+      std::iota(parts.arenas.begin(), parts.arenas.end(), 0);
+    }
+    if (wire) parts.wire = wire->wire;
+    parts.thresholds = {thresholds->direct_bytes, thresholds->wire_direct_bytes, thresholds->leaders_bytes};
+    parts.spins = spins, parts.timeout_s = timeout_s;
+    *out = new ckdist_communicator{std::make_unique<Communicator>(std::move(parts))};
+  });
+}
+void ckdist_communicator_free(ckdist_communicator* c) { delete c; }
+const char* ckdist_communicator_transport(ckdist_communicator* c) { return c->communicator->transport(); }
+int32_t ckdist_communicator_rank(ckdist_communicator* c) { return c->communicator->rank; }
+int32_t ckdist_communicator_size(ckdist_communicator* c) { return c->communicator->size; }
+int ckdist_communicator_split(ckdist_communicator* c, int32_t color, int32_t key, ckdist_communicator** out) {
+  return guard([&] {
+    auto part = c->communicator->split(color, key);
+    *out = part ? new ckdist_communicator{std::move(part)} : nullptr;
+  });
+}
+int ckdist_communicator_allocate(ckdist_communicator* c, int64_t bytes, void** out) {
+  return guard([&] { *out = c->communicator->allocate(bytes); });
+}
+void ckdist_communicator_release(ckdist_communicator* c, void* data) { c->communicator->release(data); }
+
+int ckdist_all_reduce(ckdist_communicator* c, const void* in, void* out, int64_t elements, int32_t element, int32_t op, ckdist_operation** operation) {
+  return collective(c, operation, [&] {
+    return [=, n = checked(elements), e = element_of(element), o = op_of(op)](Collectives& group) { group.all_reduce(in, out, n, e, o); };
+  });
+}
+int ckdist_reduce_scatter(ckdist_communicator* c, const void* in, void* out, const int64_t* counts, int32_t element, int32_t op, ckdist_operation** operation) {
+  return collective(c, operation, [&] {
+    return [=, n = counts_of(counts, c->communicator->size), e = element_of(element), o = op_of(op)](Collectives& group) { group.reduce_scatter(in, out, n.data(), e, o); };
+  });
+}
+int ckdist_all_gather(ckdist_communicator* c, const void* in, void* out, const int64_t* bytes, ckdist_operation** operation) {
+  return collective(c, operation, [&] {
+    return [=, n = counts_of(bytes, c->communicator->size)](Collectives& group) { group.all_gather(in, out, n.data()); };
+  });
+}
+int ckdist_all_to_all(ckdist_communicator* c, const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes, ckdist_operation** operation) {
+  return collective(c, operation, [&] {
+    const int size = c->communicator->size;
+    return [=, s = counts_of(send_bytes, size), r = counts_of(recv_bytes, size)](Collectives& group) { group.all_to_all(in, s.data(), out, r.data()); };
+  });
+}
+int ckdist_broadcast(ckdist_communicator* c, void* data, int64_t bytes, int32_t root, ckdist_operation** operation) {
+  return collective(c, operation, [&] {
+    if (root < 0 || root >= c->communicator->size) fail(Status::config, "root %d of %d ranks is not possible", root, c->communicator->size);
+    return [=, n = checked(bytes)](Collectives& group) { group.broadcast(data, n, root); };
+  });
+}
+int ckdist_barrier(ckdist_communicator* c, ckdist_operation** operation) {
+  return collective(c, operation, [] { return [](Collectives& group) { group.barrier(); }; });
+}
+
+int ckdist_isend(ckdist_communicator* c, int32_t peer, int32_t tag, const void* data, int64_t bytes, ckdist_operation** out) {
+  return guard([&] { *out = new ckdist_operation{c->communicator->isend(peer, tag, data, checked(bytes))}; });
+}
+int ckdist_irecv(ckdist_communicator* c, int32_t peer, int32_t tag, void* data, int64_t bytes, ckdist_operation** out) {
+  return guard([&] { *out = new ckdist_operation{c->communicator->irecv(peer, tag, data, checked(bytes))}; });
+}
+int ckdist_expose(ckdist_communicator* c, int32_t window, void* base, int64_t bytes) {
+  return guard([&] { c->communicator->expose(window, base, checked(bytes)); });
+}
+int ckdist_iput(ckdist_communicator* c, int32_t peer, int32_t window, int64_t offset, const void* data, int64_t bytes, ckdist_operation** out) {
+  return guard([&] { *out = new ckdist_operation{c->communicator->iput(peer, window, checked(offset), data, checked(bytes))}; });
+}
+int ckdist_iget(ckdist_communicator* c, int32_t peer, int32_t window, int64_t offset, void* data, int64_t bytes, ckdist_operation** out) {
+  return guard([&] { *out = new ckdist_operation{c->communicator->iget(peer, window, checked(offset), data, checked(bytes))}; });
+}
+int ckdist_inotify(ckdist_communicator* c, int32_t peer, int32_t window, int32_t slot, ckdist_operation** out) {
+  return guard([&] { *out = new ckdist_operation{c->communicator->inotify(peer, window, slot)}; });
+}
+int ckdist_await_notified(ckdist_communicator* c, int32_t window, int32_t slot, uint64_t count) {
+  return guard([&] { c->communicator->await_notified(window, slot, count); });
+}
+
+int ckdist_operation_test(ckdist_operation* operation) {
+  bool done = false;
+  const int status = guard([&] { done = operation->operation->test(); });
+  return status ? status : done;
+}
+int ckdist_operation_wait(ckdist_operation* operation) {
+  return guard([&] { operation->operation->wait(); });
+}
+void ckdist_operation_free(ckdist_operation* operation) { delete operation; }
+}

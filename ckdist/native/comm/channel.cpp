@@ -1,0 +1,103 @@
+#include "comm/channel.h"
+
+#include <sched.h>
+
+#include "comm/stream_transport.h"
+#include "core/error.h"
+
+namespace ckdist {
+
+namespace {
+constexpr int kSpins = 2000;
+constexpr int64_t kSleepNs = 200'000;
+constexpr int kMaxContexts = 2000;  // tags up to 2^21: every MPI that is in use allows these
+}  // namespace
+
+struct Channel::Turn {
+  explicit Turn(Wire& wire) : wire(wire) {
+    const uint32_t own = wire.next.fetch_add(1);
+    for (int i = 0; wire.serving.load(std::memory_order_acquire) != own; i++)
+      if (i > 100) sched_yield();
+      else cpu_pause();
+  }
+  ~Turn() { wire.serving.fetch_add(1, std::memory_order_release); }
+  Wire& wire;
+};
+
+Channel::Channel(std::shared_ptr<Wire> wire, int context, std::vector<int> ranks, int rank)
+    : rank(rank), size(int(ranks.size())), wire_(std::move(wire)), context_(context), ranks_(std::move(ranks)) {
+  if (context >= kMaxContexts) fail(Status::config, "%d communicators were made by split; at most %d are possible in one job", context, kMaxContexts);
+}
+
+Channel::Pending Channel::isend(int peer, int tag, const void* data, int64_t bytes) {
+  Turn turn(*wire_);
+  return {wire_->transport->isend(ranks_[peer], on_wire(tag), data, bytes), peer};
+}
+
+Channel::Pending Channel::irecv(int peer, int tag, void* data, int64_t bytes) {
+  Turn turn(*wire_);
+  return {wire_->transport->irecv(ranks_[peer], on_wire(tag), data, bytes), peer};
+}
+
+bool Channel::test(Pending& pending) {
+  if (!pending.request) return true;
+  Turn turn(*wire_);
+  if (!wire_->transport->test(pending.request)) return false;
+  pending.request = 0;
+  return true;
+}
+
+void Channel::wait(Pending pending, const char* what) {
+  for (int i = 0; i < kSpins; i++) {
+    if (test(pending)) return;
+    cpu_pause();
+  }
+  const int64_t start = now_ns();
+  while (!test(pending)) {
+    if (now_ns() - start > timeout_ns())
+      fail(Status::comm, "rank %d did not answer within %.0f s in %s over %s", ranks_[pending.peer], timeout_ns() / 1e9, what, name());
+    idle(kSleepNs);
+  }
+}
+
+void Channel::wait(std::vector<Pending>& pending, const char* what) {
+  for (const Pending& p : pending) wait(p, what);
+  pending.clear();
+}
+
+void Channel::idle(int64_t ns) {
+  Turn turn(*wire_);
+  wire_->transport->idle(ns);
+}
+
+void Channel::abandon(const char* reason) {
+  Turn turn(*wire_);
+  if (auto* stream = dynamic_cast<StreamTransport*>(wire_->transport.get())) stream->abandon(reason);
+}
+
+void Channel::expose(int window, void* base, int64_t bytes) {
+  Turn turn(*wire_);
+  wire_->transport->expose(window_on_wire(window), base, bytes);
+}
+
+Channel::Pending Channel::iput(int peer, int window, int64_t offset, const void* data, int64_t bytes) {
+  Turn turn(*wire_);
+  return {wire_->transport->iput(ranks_[peer], window_on_wire(window), offset, data, bytes), peer};
+}
+
+Channel::Pending Channel::iget(int peer, int window, int64_t offset, void* data, int64_t bytes) {
+  Turn turn(*wire_);
+  return {wire_->transport->iget(ranks_[peer], window_on_wire(window), offset, data, bytes), peer};
+}
+
+Channel::Pending Channel::inotify(int peer, int window, int slot) {
+  Turn turn(*wire_);
+  return {wire_->transport->inotify(ranks_[peer], window_on_wire(window), slot), peer};
+}
+
+uint64_t Channel::notified(int window, int slot) {
+  Turn turn(*wire_);
+  return wire_->transport->notified(window_on_wire(window), slot);
+}
+
+}  // namespace ckdist

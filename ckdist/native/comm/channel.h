@@ -1,0 +1,65 @@
+// A group of ranks as its algorithms see it: ranks counted from 0 within the group, messages that meet no other group's.
+//
+// Groups share one transport, which one thread uses at a time: every call takes its turn, and turns are fair, so a thread that
+// waits for a long operation keeps nobody from beginning another.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "comm/transport.h"
+
+namespace ckdist {
+
+struct Wire {
+  explicit Wire(std::unique_ptr<Transport> transport) : transport(std::move(transport)) {}
+  const std::unique_ptr<Transport> transport;
+  std::atomic<uint32_t> next{0}, serving{0};
+  int contexts = 1;  // groups made so far; agreed when a group is made
+};
+
+class Channel {
+ public:
+  static constexpr int kUserTags = 1024, kFirstTag = 8;
+  enum Purpose : int { kCollective = kUserTags, kHosts = kUserTags + 1, kPurposes = kUserTags + 8 };
+
+  struct Pending {
+    Transport::Request request;
+    int peer;
+  };
+
+  // ranks: the transport's numbers of this group's ranks.
+  Channel(std::shared_ptr<Wire> wire, int context, std::vector<int> ranks, int rank);
+
+  const int rank, size;
+  int64_t timeout_ns() const { return wire_->transport->timeout_ns; }
+  const std::shared_ptr<Wire>& wire() const { return wire_; }
+  const std::vector<int>& ranks() const { return ranks_; }
+  const char* name() const { return wire_->transport->name(); }
+
+  // `tag`: one of the user's, or a Purpose.
+  Pending isend(int peer, int tag, const void* data, int64_t bytes);
+  Pending irecv(int peer, int tag, void* data, int64_t bytes);
+  bool test(Pending& pending);
+  void wait(Pending pending, const char* what);
+  void wait(std::vector<Pending>& pending, const char* what);  // for all; leaves none
+
+  void expose(int window, void* base, int64_t bytes);
+  Pending iput(int peer, int window, int64_t offset, const void* data, int64_t bytes);
+  Pending iget(int peer, int window, int64_t offset, void* data, int64_t bytes);
+  Pending inotify(int peer, int window, int slot);
+  uint64_t notified(int window, int slot);
+  void idle(int64_t ns);
+  void abandon(const char* reason);  // tells the peers why this rank gives up, where the transport can
+
+ private:
+  struct Turn;
+  int on_wire(int tag) const { return kFirstTag + context_ * kPurposes + tag; }
+  int window_on_wire(int window) const { return context_ * kUserTags + window; }
+
+  std::shared_ptr<Wire> wire_;
+  int context_;
+  std::vector<int> ranks_;
+};
+
+}  // namespace ckdist

@@ -1,0 +1,252 @@
+#include "comm/communicator.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/flat_collectives.h"
+#include "comm/host_collectives.h"
+#include "comm/hybrid_collectives.h"
+#include "comm/pipes.h"
+#include "core/error.h"
+
+namespace ckdist {
+
+namespace {
+
+std::vector<int> wire_ranks_or_all(const Communicator::Parts& parts) {
+  if (!parts.wire_ranks.empty()) return parts.wire_ranks;
+  std::vector<int> all(parts.host_of.size());
+  for (size_t r = 0; r < all.size(); r++) all[r] = int(r);
+  return all;
+}
+
+}  // namespace
+
+Communicator::Communicator(Parts given) : rank(given.rank), size(int(given.host_of.size())), parts_(std::move(given)), order_(parts_.host_of) {
+  if (size > kMaxRanks) fail(Status::config, "%d ranks; at most %d are supported", size, kMaxRanks);
+  const bool one_host = order_.hosts().size() == 1 && parts_.meeting;
+  if (one_host && !parts_.wire_ranks.empty()) parts_.wire = nullptr;
+  if (!parts_.wire && !one_host) fail(Status::config, "ranks on %zu hosts need a wire between them", order_.hosts().size());
+  if (!parts_.wire || one_host) parts_.wire = std::make_shared<Wire>(std::make_unique<Pipes>(*parts_.meeting, parts_.timeout_s)), parts_.context = 0, parts_.wire_ranks.clear();
+  channel_ = std::make_shared<Channel>(parts_.wire, parts_.context, wire_ranks_or_all(parts_), rank);
+  if (one_host) collectives_ = std::make_unique<HostCollectives>(*parts_.meeting, parts_.memory, parts_.arenas, parts_.thresholds);
+  else if (parts_.meeting && int(order_.hosts().size()) < size)
+    collectives_ = std::make_unique<HybridCollectives>(channel_, order_, parts_.thresholds, *parts_.meeting, parts_.memory, parts_.arenas);
+  else collectives_ = std::make_unique<FlatCollectives>(channel_, order_, parts_.thresholds);
+}
+
+Communicator::~Communicator() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    leaving_ = true;
+  }
+  changed_.notify_all();
+  if (worker_.joinable()) worker_.join();
+  collectives_.reset();
+}
+
+template <class Body>
+auto Communicator::guarded(Body&& body) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_.empty()) fail(Status::comm, "%s", failure_.c_str());
+  }
+  try {
+    return body();
+  } catch (const Error& error) {
+    if (error.status() == Status::comm) abandon(error.what());
+    throw;
+  }
+}
+
+void Communicator::abandon(const char* reason) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_.empty()) return;
+    failure_ = reason;
+  }
+  if (parts_.meeting) parts_.meeting->abandon();
+  channel_->abandon(reason);
+}
+
+void Communicator::run(const std::function<void(Collectives&)>& body) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (worker_.joinable()) changed_.wait(lock, [&] { return queue_.empty(); });
+  lock.unlock();
+  std::lock_guard<std::mutex> turn(running_);
+  guarded([&] { body(*collectives_); });
+}
+
+std::shared_ptr<Communicator::Operation> Communicator::begin(std::function<void(Collectives&)> body) {
+  auto operation = std::make_shared<Operation>();
+  operation->communicator = this;
+  operation->body = std::move(body);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!failure_.empty()) fail(Status::comm, "%s", failure_.c_str());
+  queue_.push_back(operation);
+  if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
+  changed_.notify_all();
+  return operation;
+}
+
+void Communicator::work() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return leaving_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    const std::shared_ptr<Operation> operation = queue_.front();
+    lock.unlock();
+    std::string error;
+    try {
+      std::lock_guard<std::mutex> turn(running_);
+      guarded([&] { operation->body(*collectives_); });
+    } catch (const std::exception& e) {
+      error = e.what();
+    }
+    lock.lock();
+    operation->done = true;
+    operation->error = error;
+    queue_.pop_front();
+    changed_.notify_all();
+  }
+}
+
+bool Communicator::Operation::test() {
+  Communicator& c = *communicator;
+  if (body) {
+    std::lock_guard<std::mutex> lock(c.mutex_);
+    if (done && !error.empty()) fail(Status::comm, "%s", error.c_str());
+    return done;
+  }
+  if (!done) done = c.guarded([&] { return c.channel_->test(pending); });
+  return done;
+}
+
+void Communicator::Operation::wait() {
+  Communicator& c = *communicator;
+  if (body) {
+    std::unique_lock<std::mutex> lock(c.mutex_);
+    c.changed_.wait(lock, [&] { return done; });
+    if (!error.empty()) fail(Status::comm, "%s", error.c_str());
+    return;
+  }
+  if (!done) c.guarded([&] { c.channel_->wait(pending, "a message"); });
+  done = true;
+}
+
+void Communicator::check_peer(int peer, int number) const {
+  if (peer < 0 || peer >= size || peer == rank) fail(Status::config, "rank %d of %d cannot exchange messages with rank %d", rank, size, peer);
+  if (number < 0 || number >= Channel::kUserTags) fail(Status::config, "%d is not a tag or a window; use 0 to %d", number, Channel::kUserTags - 1);
+}
+
+std::shared_ptr<Communicator::Operation> Communicator::message(const std::function<Channel::Pending()>& start) {
+  auto operation = std::make_shared<Operation>();
+  operation->communicator = this;
+  operation->pending = guarded(start);
+  return operation;
+}
+
+std::shared_ptr<Communicator::Operation> Communicator::isend(int peer, int tag, const void* data, int64_t bytes) {
+  check_peer(peer, tag);
+  return message([&] { return channel_->isend(peer, tag, data, bytes); });
+}
+
+std::shared_ptr<Communicator::Operation> Communicator::irecv(int peer, int tag, void* data, int64_t bytes) {
+  check_peer(peer, tag);
+  return message([&] { return channel_->irecv(peer, tag, data, bytes); });
+}
+
+void Communicator::expose(int window, void* base, int64_t bytes) {
+  if (window < 0 || window >= Channel::kUserTags) fail(Status::config, "%d is not a window; use 0 to %d", window, Channel::kUserTags - 1);
+  guarded([&] { channel_->expose(window, base, bytes); });
+  run([](Collectives& c) { c.barrier(); });
+}
+
+std::shared_ptr<Communicator::Operation> Communicator::iput(int peer, int window, int64_t offset, const void* data, int64_t bytes) {
+  check_peer(peer, window);
+  return message([&] { return channel_->iput(peer, window, offset, data, bytes); });
+}
+
+std::shared_ptr<Communicator::Operation> Communicator::iget(int peer, int window, int64_t offset, void* data, int64_t bytes) {
+  check_peer(peer, window);
+  return message([&] { return channel_->iget(peer, window, offset, data, bytes); });
+}
+
+std::shared_ptr<Communicator::Operation> Communicator::inotify(int peer, int window, int slot) {
+  check_peer(peer, window);
+  return message([&] { return channel_->inotify(peer, window, slot); });
+}
+
+void Communicator::await_notified(int window, int slot, uint64_t count) {
+  guarded([&] {
+    const int64_t start = now_ns();
+    for (int polls = 0; channel_->notified(window, slot) < count; polls++) {
+      if (polls < 2000) {
+        cpu_pause();
+        continue;
+      }
+      if (now_ns() - start > channel_->timeout_ns())
+        fail(Status::comm, "window %d, slot %d of rank %d was notified %llu times within %.0f s, and %llu were awaited", window, slot, rank,
+             (unsigned long long)channel_->notified(window, slot), channel_->timeout_ns() / 1e9, (unsigned long long)count);
+      channel_->idle(200'000);
+    }
+  });
+}
+
+std::unique_ptr<Communicator> Communicator::split(int color, int key) {
+  struct Member {
+    int32_t color, key, rank, arena, contexts;
+  };
+  struct Path {
+    char text[64];
+  };
+  const int own_arena = parts_.memory ? parts_.memory->index : 0;
+  const Member mine{color, key, rank, own_arena, parts_.wire->contexts};
+  std::vector<Member> all(size);
+  const std::vector<int64_t> member_bytes(size, sizeof(Member)), path_bytes(size, sizeof(Path));
+  run([&](Collectives& c) { c.all_gather(&mine, all.data(), member_bytes.data()); });
+  int context = 0;
+  for (const Member& m : all) context = std::max(context, m.contexts);
+  parts_.wire->contexts = context + 1;
+
+  std::vector<Member> members;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(members), [&](const Member& m) { return color >= 0 && m.color == color; });
+  std::stable_sort(members.begin(), members.end(), [](const Member& a, const Member& b) { return a.key < b.key; });
+  Parts parts;
+  std::vector<int> here;  // members of this host, as ranks of the new group
+  for (const Member& m : members) {
+    const int r = int(parts.host_of.size());
+    if (m.rank == rank) parts.rank = r;
+    parts.host_of.push_back(parts_.host_of[m.rank]);
+    parts.wire_ranks.push_back(channel_->ranks()[m.rank]);
+    if (parts_.host_of[m.rank] == parts_.host_of[rank]) here.push_back(r), parts.arenas.push_back(m.arena);
+  }
+  Path path{};
+  const int place = int(std::find(here.begin(), here.end(), parts.rank) - here.begin());
+  if (!members.empty() && parts_.memory && place == 0) {
+    parts.meeting = std::make_unique<Meeting>("", 0, here, parts_.spins, parts_.timeout_s);
+    std::strncpy(path.text, parts.meeting->path().c_str(), sizeof path.text - 1);
+  }
+  std::vector<Path> paths(size);
+  run([&](Collectives& c) { c.all_gather(&path, paths.data(), path_bytes.data()); });
+  if (!members.empty() && parts_.memory && place > 0) {
+    Path& first = paths[members[here[0]].rank];
+    first.text[sizeof first.text - 1] = 0;
+    parts.meeting = std::make_unique<Meeting>(first.text, place, here, parts_.spins, parts_.timeout_s);
+  }
+  run([](Collectives& c) { c.barrier(); });  // the segments are open everywhere
+  if (members.empty()) return nullptr;
+  parts.memory = parts_.memory, parts.wire = parts_.wire, parts.context = context;
+  parts.thresholds = parts_.thresholds, parts.spins = parts_.spins, parts.timeout_s = parts_.timeout_s;
+  return std::make_unique<Communicator>(std::move(parts));
+}
+
+void* Communicator::allocate(int64_t bytes) {
+  return parts_.memory ? parts_.memory->allocate(bytes) : nullptr;
+}
+
+void Communicator::release(void* data) {
+  if (parts_.memory) parts_.memory->release(data);
+}
+
+}  // namespace ckdist

@@ -1,0 +1,105 @@
+// What the rest of the code sees of other ranks: the verbs of MPI and NCCL, blocking and not, over whatever joins the ranks.
+//
+// One host: shared memory. Several hosts: a wire between them, and shared memory inside each. Or the wire alone. All give the same
+// bits (comm/order.h). Collectives that were begun without waiting run one after the other, in the order of their beginning, on a
+// thread of the communicator; a blocking one waits for them. Messages and windows are independent of both.
+//
+// After the first failure a communicator tells its peers, and gives the same error to every later call.
+#pragma once
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "comm/channel.h"
+#include "comm/group.h"
+#include "comm/collectives.h"
+#include "comm/host_memory.h"
+#include "comm/meeting.h"
+#include "comm/order.h"
+
+namespace ckdist {
+
+class Communicator {
+ public:
+  class Operation;  // under way: test it, wait for it
+
+  struct Parts {
+    int rank = 0;
+    std::vector<int> host_of;                // by rank
+    std::shared_ptr<HostMemory> memory;      // null: nothing is shared, the wire alone
+    std::vector<int> arenas;                 // of this host's ranks, in rank order
+    std::unique_ptr<Meeting> meeting;        // of this host's ranks; with memory
+    std::shared_ptr<Wire> wire;              // null: one host
+    int context = 0;
+    std::vector<int> wire_ranks;             // by rank
+    Thresholds thresholds;
+    int spins = 0;
+    double timeout_s = 30;
+  };
+  explicit Communicator(Parts parts);
+  ~Communicator();
+
+  const int rank, size;
+  const char* transport() const { return channel_->name(); }
+
+  // The collectives, as comm/collectives.h has them: within `body`, on the calling thread.
+  void run(const std::function<void(Collectives&)>& body);
+  std::shared_ptr<Operation> begin(std::function<void(Collectives&)> body);
+
+  // tag: 0 to 1023. Data sent stays as it is, and data received is not looked at, until the operation is complete.
+  std::shared_ptr<Operation> isend(int peer, int tag, const void* data, int64_t bytes);
+  std::shared_ptr<Operation> irecv(int peer, int tag, void* data, int64_t bytes);
+
+  // Windows are numbered from 0 to 1023; expose is a collective call.
+  void expose(int window, void* base, int64_t bytes);
+  std::shared_ptr<Operation> iput(int peer, int window, int64_t offset, const void* data, int64_t bytes);
+  std::shared_ptr<Operation> iget(int peer, int window, int64_t offset, void* data, int64_t bytes);
+  std::shared_ptr<Operation> inotify(int peer, int window, int slot);
+  void await_notified(int window, int slot, uint64_t count);  // until this rank's counter has reached it
+
+  // Ranks of one color make a communicator, ordered by key and then by rank; null for a negative color. A collective call.
+  std::unique_ptr<Communicator> split(int color, int key);
+
+  void* allocate(int64_t bytes);  // in this rank's arena, where peers reach it in place; null where nothing is shared
+  void release(void* data);
+  void abandon(const char* reason);
+
+ private:
+  template <class Body>
+  auto guarded(Body&& body);
+  void work();
+  void check_peer(int peer, int tag) const;
+  std::shared_ptr<Operation> message(const std::function<Channel::Pending()>& start);
+
+  Parts parts_;
+  Order order_;
+  std::shared_ptr<Channel> channel_;
+  std::unique_ptr<Collectives> collectives_;
+  std::mutex running_;  // one collective at a time
+
+  std::mutex mutex_;    // of all below
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Operation>> queue_;
+  std::string failure_;
+  bool leaving_ = false;
+  std::thread worker_;
+};
+
+class Communicator::Operation {
+ public:
+  bool test();
+  void wait();
+
+ private:
+  friend class Communicator;
+  Communicator* communicator;
+  std::function<void(Collectives&)> body;  // a collective; else a message
+  Channel::Pending pending{0, 0};
+  bool done = false;
+  std::string error;
+};
+
+}  // namespace ckdist

@@ -1,0 +1,42 @@
+// Collectives over messages alone: every rank talks to every other through a channel, wherever they are.
+//
+// Small reductions gather all values on all ranks (directly, or by recursive doubling among many) and fold them everywhere; large
+// ones send every rank the slices it owns, fold them there, and gather the results.
+#pragma once
+#include <memory>
+
+#include "comm/channel.h"
+#include "comm/collectives.h"
+#include "comm/order.h"
+
+namespace ckdist {
+
+class FlatCollectives : public Collectives {
+ public:
+  FlatCollectives(std::shared_ptr<Channel> channel, const Order& order, const Thresholds& thresholds);
+
+  void all_reduce(const void* in, void* out, int64_t elements, Element e, ReduceOp op) override;
+  void reduce_scatter(const void* in, void* out, const int64_t* counts, Element e, ReduceOp op) override;
+  void all_gather(const void* in, void* out, const int64_t* bytes) override;
+  void all_to_all(const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes) override;
+  void broadcast(void* data, int64_t bytes, int root) override;
+  void barrier() override;
+
+ protected:
+  // Names a call in error messages: "all_reduce 17".
+  const char* begin(const char* name);
+
+  std::shared_ptr<Channel> channel_;
+  const Order order_;
+  const Thresholds thresholds_;
+  std::vector<Channel::Pending> pending_;
+  std::vector<uint8_t> scratch_;
+
+ private:
+  void gather_doubling(uint8_t* blocks, int64_t bytes, const char* what);
+
+  uint64_t calls_ = 0;
+  char what_[64];
+};
+
+}  // namespace ckdist

@@ -1,0 +1,63 @@
+#include "comm/host_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/arena.h"
+#include "core/error.h"
+
+namespace ckdist {
+
+namespace {
+
+constexpr int64_t kPage = 4096;
+
+Segment open_segment(const std::string& path, int index, int64_t bytes) { return index ? Segment(path, bytes) : Segment(bytes); }
+
+}  // namespace
+
+HostMemory::HostMemory(const std::string& path, int index, int count, int64_t arena_bytes)
+    : index(index), count(count), arena_bytes_((arena_bytes + kPage - 1) / kPage * kPage), segment_(open_segment(path, index, count * arena_bytes_)) {
+  free_[0] = arena_bytes_;
+}
+
+void* HostMemory::allocate(int64_t bytes) {
+  const int64_t wanted = std::max<int64_t>(kPage, (bytes + kPage - 1) / kPage * kPage);
+  const int64_t available = available_memory();
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto place = std::find_if(free_.begin(), free_.end(), [&](const auto& f) { return f.second >= wanted; });
+  if (bytes < 0 || place == free_.end() || wanted > available) {
+    int64_t largest = 0;
+    for (const auto& f : free_) largest = std::max(largest, f.second);
+    fail(Status::capacity, "%lld bytes asked of the shared arena, whose largest free part has %lld (%lld bytes of memory are available): make the arena larger or release buffers",
+         (long long)bytes, (long long)largest, (long long)available);
+  }
+  const auto [offset, room] = *place;
+  free_.erase(place);
+  if (room > wanted) free_[offset + wanted] = room - wanted;
+  used_[offset] = wanted;
+  uint8_t* data = arena(index) + offset;
+  std::memset(data, 0, size_t(wanted));
+  return data;
+}
+
+void HostMemory::release(void* data) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto used = used_.find(static_cast<uint8_t*>(data) - arena(index));
+  if (used == used_.end()) return;
+  madvise(data, size_t(used->second), MADV_REMOVE);  // gives the pages back
+  auto at = free_.emplace(used->first, used->second).first;
+  used_.erase(used);
+  if (const auto next = std::next(at); next != free_.end() && at->first + at->second == next->first) at->second += next->second, free_.erase(next);
+  if (at != free_.begin())
+    if (const auto before = std::prev(at); before->first + before->second == at->first) before->second += at->second, free_.erase(at);
+}
+
+int64_t HostMemory::offset(const void* data, int64_t bytes) const {
+  const int64_t at = static_cast<const uint8_t*>(data) - arena(index);
+  return at >= 0 && bytes <= arena_bytes_ && at <= arena_bytes_ - bytes ? at : -1;
+}
+
+}  // namespace ckdist

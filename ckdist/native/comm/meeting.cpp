@@ -1,0 +1,144 @@
+#include "comm/meeting.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/process.h"
+#include "core/error.h"
+#include "core/futex.h"
+
+namespace ckdist {
+
+namespace {
+constexpr int64_t kTickNs = 100'000'000;
+constexpr int kEagerPolls = 200;  // without a pause in between: the shortest waits decide small messages
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+}  // namespace
+
+struct Meeting::Line {
+  struct alignas(64) Arrival {  // as core/futex.h's Signal, with the record on the flag's own line
+    std::atomic<uint32_t> epoch, sleepers;
+    Record records[2];
+  } arrival;
+  Signal bell;  // rung when one of the rank's pipes changed
+  std::atomic<uint64_t> start;
+  std::atomic<int32_t> pid, abandoned;
+  char pad[48];
+};
+
+struct Meeting::Pipe {
+  alignas(64) std::atomic<uint64_t> written;
+  alignas(64) std::atomic<uint64_t> read;
+  alignas(64) uint8_t data[kPipeBytes];
+};
+
+int64_t Meeting::bytes_for(int size) {
+  return round_up(size * int64_t(sizeof(Line)), 4096) + size * kSlots * kSlotBytes + int64_t(size) * size * int64_t(sizeof(Pipe));
+}
+
+Meeting::Meeting(const std::string& path, int index, const std::vector<int>& ranks, int spins, double timeout_s)
+    : index(index), size(int(ranks.size())), ranks_(ranks), spins_(spins), timeout_ns_(int64_t(timeout_s * 1e9)),
+      segment_(index ? Segment(path, bytes_for(size)) : Segment(bytes_for(size))) {
+  slots_ = segment_.data() + round_up(size * int64_t(sizeof(Line)), 4096);
+  pipes_ = slots_ + size * kSlots * kSlotBytes;
+  Line& own = line(index);
+  own.start = process_start(getpid());
+  own.pid = getpid();
+  std::memset(slot(index, 0), 0, kSlots * kSlotBytes);  // first touch by the owner
+}
+
+Meeting::Line& Meeting::line(int i) const { return reinterpret_cast<Line*>(segment_.data())[i]; }
+Meeting::Pipe& Meeting::pipe(int from, int to) const { return reinterpret_cast<Pipe*>(pipes_)[from * size + to]; }
+const Meeting::Record& Meeting::record(int i, uint32_t epoch) const { return line(i).arrival.records[epoch % 2]; }
+
+void Meeting::check_alive(int i) const {
+  const Line& peer = line(i);
+  const int pid = peer.pid;
+  if (peer.abandoned) fail(Status::comm, "rank %d (pid %d) gave up before %s %llu was done; its own message says why", ranks_[i], pid, name_, (unsigned long long)calls_);
+  if (pid && process_start(pid) != peer.start) fail(Status::comm, "rank %d (pid %d) died before %s %llu was done", ranks_[i], pid, name_, (unsigned long long)calls_);
+}
+
+uint32_t Meeting::post(const Record& record) {
+  own_ = record;
+  Line::Arrival& own = line(index).arrival;
+  own.records[++epoch_ % 2] = record;
+  own.epoch.store(epoch_, std::memory_order_seq_cst);  // ordered before the look at sleepers, or a sleeper could be missed
+  if (own.sleepers.load(std::memory_order_seq_cst)) syscall(SYS_futex, &own.epoch, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  return epoch_;
+}
+
+void Meeting::await(uint32_t epoch) {
+  for (int k = 1; k < size; k++) {
+    const int i = (index + k) % size;
+    Line::Arrival& peer = line(i).arrival;
+    const auto there = [&] { return int32_t(peer.epoch.load(std::memory_order_acquire) - epoch) >= 0; };
+    int polls = 0;
+    while (!there() && polls < spins_)
+      if (++polls > kEagerPolls) cpu_pause();
+    for (int64_t start = 0; !there();) {
+      const uint32_t seen = peer.epoch.load(std::memory_order_acquire);
+      const timespec tick{kTickNs / 1'000'000'000, kTickNs % 1'000'000'000};
+      peer.sleepers.fetch_add(1, std::memory_order_seq_cst);
+      if (peer.epoch.load(std::memory_order_seq_cst) == seen && !there()) syscall(SYS_futex, &peer.epoch, FUTEX_WAIT, seen, &tick, nullptr, 0);
+      peer.sleepers.fetch_sub(1, std::memory_order_relaxed);
+      if (there()) break;
+      check_alive(i);
+      const int64_t now = now_ns();
+      if (!start) start = now;
+      if (now - start > timeout_ns_)
+        fail(Status::comm, "rank %d (pid %d) did not come to %s %llu within %.0f s", ranks_[i], line(i).pid.load(), name_, (unsigned long long)calls_, timeout_ns_ / 1e9);
+    }
+    if (record(i, epoch).signature != own_.signature)
+      fail(Status::comm, "rank %d called another collective, or another size, where this rank called %s %llu: all ranks must make the same calls in the same order",
+           ranks_[i], name_, (unsigned long long)calls_);
+  }
+}
+
+void Meeting::abandon() {
+  Line& own = line(index);
+  own.abandoned = 1;
+  syscall(SYS_futex, &own.arrival.epoch, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);  // who sleeps on it looks, and gives up
+  for (int i = 0; i < size; i++) ring(i);
+}
+
+void Meeting::ring(int i) const { line(i).bell.add(1); }
+
+int64_t Meeting::pipe_write(int i, const void* data, int64_t bytes) {
+  Pipe& to = pipe(index, i);
+  const uint64_t written = to.written.load(std::memory_order_relaxed);
+  const int64_t n = std::min<int64_t>(bytes, kPipeBytes - int64_t(written - to.read.load(std::memory_order_acquire)));
+  if (n <= 0) return 0;
+  const int64_t at = int64_t(written % kPipeBytes), first = std::min(n, kPipeBytes - at);
+  std::memcpy(to.data + at, data, size_t(first));
+  std::memcpy(to.data, static_cast<const uint8_t*>(data) + first, size_t(n - first));
+  to.written.store(written + uint64_t(n), std::memory_order_release);
+  ring(i);
+  return n;
+}
+
+int64_t Meeting::pipe_read(int i, void* data, int64_t bytes) {
+  Pipe& from = pipe(i, index);
+  const uint64_t read = from.read.load(std::memory_order_relaxed);
+  const int64_t n = std::min<int64_t>(bytes, int64_t(from.written.load(std::memory_order_acquire) - read));
+  if (n <= 0) return 0;
+  const int64_t at = int64_t(read % kPipeBytes), first = std::min(n, kPipeBytes - at);
+  std::memcpy(data, from.data + at, size_t(first));
+  std::memcpy(static_cast<uint8_t*>(data) + first, from.data, size_t(n - first));
+  from.read.store(read + uint64_t(n), std::memory_order_release);
+  ring(i);
+  return n;
+}
+
+void Meeting::sleep(int64_t ns) {
+  Signal& bell = line(index).bell;
+  const uint32_t now = bell.value.load(std::memory_order_acquire);
+  if (now == heard_) bell.sleep_while(now, ns);
+  heard_ = bell.value.load(std::memory_order_acquire);
+  for (int i = 0; i < size; i++)
+    if (i != index && line(i).abandoned) check_alive(i);
+}
+
+}  // namespace ckdist

@@ -1,0 +1,70 @@
+// Where the ranks of one communicator on one host meet: a flag per rank on its own cache line with a record beside it, slots in
+// which values are staged, and byte pipes between every two ranks.
+//
+// Epochs count the meetings. A rank posts epoch e only after it saw all peers at e - 1, so it may use slot e % kSlots again: all
+// peers have finished with what lay there at e - 3. A peer that died, gave up or stalls is an Error(comm) that names it.
+#pragma once
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "comm/segment.h"
+
+namespace ckdist {
+
+class Meeting {
+ public:
+  static constexpr int kSlots = 3;
+  static constexpr int64_t kSlotBytes = 256 << 10;
+  static constexpr int64_t kPipeBytes = 64 << 10;
+
+  struct Record {  // what a rank tells its peers when it arrives
+    int64_t in, out;      // offsets in its arena, or -1
+    uint64_t signature;   // of the call: it must be the same everywhere
+  };
+  struct Pipe;
+
+  // `index` of `ranks`; 0 creates the segment. `spins`: polls before a waiting thread sleeps.
+  Meeting(const std::string& path, int index, const std::vector<int>& ranks, int spins, double timeout_s);
+
+  const int index, size;
+  const std::string& path() const { return segment_.path(); }
+  uint32_t next() const { return epoch_ + 1; }
+  uint8_t* slot(int i, uint32_t epoch) const { return slots_ + (int64_t(i) * kSlots + epoch % kSlots) * kSlotBytes; }
+
+  // `name` and the count of calls stand in error messages.
+  void begin(const char* name) { name_ = name, calls_++; }
+  uint32_t post(const Record& record);
+  void await(uint32_t epoch);  // until all peers have posted it; their signatures must equal this rank's
+  void meet() { await(post(own_)); }
+  const Record& record(int i, uint32_t epoch) const;
+
+  void abandon();
+  void check_alive(int i) const;
+
+  // Bytes from rank i to this one, and from this one to rank i; both return how many went through.
+  int64_t pipe_write(int i, const void* data, int64_t bytes);
+  int64_t pipe_read(int i, void* data, int64_t bytes);
+  void sleep(int64_t ns);  // until something was written to one of this rank's pipes or room was made in one, at most so long
+
+ private:
+  struct Line;
+  static int64_t bytes_for(int size);
+  Line& line(int i) const;
+  Pipe& pipe(int from, int to) const;
+  void ring(int i) const;  // tells rank i that a pipe changed
+
+  std::vector<int> ranks_;
+  int spins_;
+  int64_t timeout_ns_;
+  Segment segment_;
+  uint8_t* slots_;
+  uint8_t* pipes_;
+  uint32_t epoch_ = 0;
+  uint32_t heard_ = 0;
+  Record own_{-1, -1, 0};
+  const char* name_ = "start-up";
+  uint64_t calls_ = 0;
+};
+
+}  // namespace ckdist

@@ -1,0 +1,65 @@
+// Transport over MPI's point-to-point calls, handed over by address as comm/mpi_group.h explains.
+//
+// Windows are messages too, served by the target while it makes progress: what implementations promise of MPI's own one-sided
+// calls differs too much.
+#pragma once
+#include <deque>
+#include <map>
+#include <vector>
+
+#include "comm/mpi_group.h"
+#include "comm/transport.h"
+
+namespace ckdist {
+
+class MpiTransport : public Transport {
+ public:
+  using Probe = int (*)(int peer, int tag, void* comm, int* flag, void* status);  // MPI_Iprobe
+  MpiTransport(const MpiCalls& calls, Probe probe, int rank, int size, double timeout_s)
+      : Transport(rank, size, timeout_s), calls_(calls), probe_(probe), serving_(size) {}
+
+  Request isend(int peer, int tag, const void* data, int64_t bytes) override;
+  Request irecv(int peer, int tag, void* data, int64_t bytes) override;
+  void expose(int window, void* base, int64_t bytes) override;
+  Request iput(int peer, int window, int64_t offset, const void* data, int64_t bytes) override;
+  Request iget(int peer, int window, int64_t offset, void* data, int64_t bytes) override;
+  Request inotify(int peer, int window, int slot) override;
+  uint64_t notified(int window, int slot) override;
+  bool test(Request request) override;
+  void idle(int64_t ns) override;
+  const char* name() const override { return "mpi"; }
+
+ private:
+  enum Kind : int64_t { kPut = 1, kGet, kNotify };
+  struct Ask { int64_t kind, window, offset, bytes; };
+  struct Part {
+    alignas(16) uint8_t handle[16];
+    int peer;
+    bool done;
+  };
+  struct Operation {
+    std::deque<Part> parts;
+    Ask ask;  // of a one-sided operation; sent from here
+  };
+  struct Window { uint8_t* base; int64_t bytes; std::map<int, uint64_t> notified; };
+  struct Served {  // what this rank does for one peer: one thing at a time, so that a notification follows the puts before it
+    int stage = 0; // 0: nothing, 1: the request is arriving, 2: its data is on the way
+    Ask ask;
+    Operation operation;
+  };
+
+  void send(Operation& operation, int peer, int tag, const void* data, int64_t bytes);
+  void receive(Operation& operation, int peer, int tag, void* data, int64_t bytes);
+  bool done(Operation& operation);
+  Request ask(int peer, const Ask& ask, Operation** out);
+  void serve();
+
+  MpiCalls calls_;
+  Probe probe_;
+  std::map<Request, Operation> operations_;
+  Request last_ = 0;
+  std::map<int, Window> windows_;
+  std::vector<Served> serving_;
+};
+
+}  // namespace ckdist

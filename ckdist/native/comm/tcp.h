@@ -1,0 +1,25 @@
+// Transport over TCP sockets that are connected and authenticated already (ckdist/comm/mesh.py does both).
+#pragma once
+#include "comm/stream_transport.h"
+
+namespace ckdist {
+
+class Tcp : public StreamTransport {
+ public:
+  // sockets: (size, lanes), this rank's own entries ignored; they belong to the transport from here on.
+  Tcp(int rank, int size, int lanes, const int* sockets, double timeout_s);
+  ~Tcp() override;
+
+  void idle(int64_t ns) override;
+  const char* name() const override { return "tcp"; }
+
+ private:
+  int64_t write(int peer, int lane, const void* data, int64_t bytes) override;
+  int64_t read(int peer, int lane, void* data, int64_t bytes) override;
+
+  std::vector<int> sockets_;
+  std::vector<bool> watched_;  // epoll tells when the socket takes more
+  int epoll_;
+};
+
+}  // namespace ckdist

@@ -1,0 +1,206 @@
+#include "kernels/reduce.h"
+
+#include "kernels/isa/simd.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+
+namespace {
+
+constexpr int kBlock = 4;  // vectors in flight
+
+// NaN lanes of `a`, or `b` there.
+CKDIST_INLINE Vec keep_nan(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), b.v, a.v)};
+#elif defined(__AVX2__)
+  CKDIST_EACH_PART(_mm256_blendv_ps(b.v[i], a.v[i], _mm256_cmp_ps(a.v[i], a.v[i], _CMP_UNORD_Q)));
+#else
+  CKDIST_EACH_PART((a.v[i] != a.v[i]) ? a.v[i] : b.v[i]);
+#endif
+}
+
+template <ReduceOp op>
+CKDIST_INLINE Vec combine(Vec a, Vec b) {
+  if constexpr (op == ReduceOp::sum) return a + b;
+  if constexpr (op == ReduceOp::max) return keep_nan(a, max(a, b));  // max and min give b where either is NaN
+  return keep_nan(a, min(a, b));
+}
+
+// How a type is held in memory: `kGroup` elements at a time, or fewer of them.
+struct F32 {
+  using Value = float;
+  static constexpr int kGroup = kLanes;
+  CKDIST_INLINE Vec read(const float* p) { return load(p); }
+  CKDIST_INLINE void write(float* p, Vec a) { store(p, a); }
+  CKDIST_INLINE float narrow(float x) { return x; }
+  CKDIST_INLINE float widen(float x) { return x; }
+#if defined(__AVX512F__)
+  CKDIST_INLINE void stream(float* p, Vec a) { _mm512_stream_ps(p, a.v); }
+#elif defined(__AVX2__)
+  CKDIST_INLINE void stream(float* p, Vec a) {
+    for (int i = 0; i < kParts; i++) _mm256_stream_ps(p + i * kPartLanes, a.v[i]);
+  }
+#else
+  CKDIST_INLINE void stream(float* p, Vec a) { store(p, a); }
+#endif
+};
+
+CKDIST_INLINE uint16_t to_bf16_flushed(float x) { return bits_of(x) & 0x7f800000 ? to_bf16(x) : static_cast<uint16_t>(bits_of(x) >> 16 & 0x8000); }
+
+struct BF16 {
+  using Value = uint16_t;
+  CKDIST_INLINE Vec read(const uint16_t* p) { return load_bf16(p); }
+  CKDIST_INLINE uint16_t narrow(float x) { return to_bf16_flushed(x); }
+  CKDIST_INLINE float widen(uint16_t x) { return float_of(static_cast<uint32_t>(x) << 16); }
+#if defined(__AVX512BF16__)
+  CKDIST_INLINE __m256i rounded(Vec a) { return (__m256i)_mm512_cvtneps_pbh(a.v); }
+  CKDIST_INLINE void write(uint16_t* p, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), rounded(a)); }
+  CKDIST_INLINE void stream(uint16_t* p, Vec a) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), rounded(a)); }
+#else
+  CKDIST_INLINE void write(uint16_t* p, Vec a) {
+    float lanes[kLanes];
+    store(lanes, a);
+    for (int i = 0; i < kLanes; i++) p[i] = to_bf16_flushed(lanes[i]);
+  }
+  CKDIST_INLINE void stream(uint16_t* p, Vec a) { write(p, a); }
+#endif
+};
+
+struct F16 {
+  using Value = uint16_t;
+  CKDIST_INLINE Vec read(const uint16_t* p) { return load_f16(p); }
+  CKDIST_INLINE uint16_t narrow(float x) { return to_f16(x); }
+  CKDIST_INLINE float widen(uint16_t x) { return from_f16(x); }
+#if defined(__AVX512F__)
+  CKDIST_INLINE __m256i rounded(Vec a) { return _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  CKDIST_INLINE void write(uint16_t* p, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), rounded(a)); }
+  CKDIST_INLINE void stream(uint16_t* p, Vec a) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), rounded(a)); }
+#elif defined(__AVX2__)
+  CKDIST_INLINE void write(uint16_t* p, Vec a) {
+    for (int i = 0; i < kParts; i++)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(p + i * kPartLanes), _mm256_cvtps_ph(a.v[i], _MM_FROUND_TO_NEAREST_INT));
+  }
+  CKDIST_INLINE void stream(uint16_t* p, Vec a) { write(p, a); }
+#else
+  CKDIST_INLINE void write(uint16_t* p, Vec a) {
+    float lanes[kLanes];
+    store(lanes, a);
+    for (int i = 0; i < kLanes; i++) p[i] = to_f16(lanes[i]);
+  }
+  CKDIST_INLINE void stream(uint16_t* p, Vec a) { write(p, a); }
+#endif
+};
+
+CKDIST_INLINE void fence() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
+
+template <ReduceOp op>
+CKDIST_INLINE float combine_one(float a, float b) {
+  if constexpr (op == ReduceOp::sum) return a + b;
+  if (a != a) return a;
+  if constexpr (op == ReduceOp::max) return a > b ? a : b;
+  return a < b ? a : b;
+}
+
+template <class In, class Out, ReduceOp op, int parts_known, bool streamed>
+CKDIST_INLINE int64_t fold_vectors(typename Out::Value* const* outs, int out_count, const typename In::Value* const* parts, int part_count, int64_t n) {
+  const int count = parts_known ? parts_known : part_count;
+  int64_t i = 0;
+  for (; i + kBlock * kLanes <= n; i += kBlock * kLanes) {
+    Vec sum[kBlock];
+    for (int b = 0; b < kBlock; b++) sum[b] = In::read(parts[0] + i + b * kLanes);
+    for (int p = 1; p < count; p++)
+      for (int b = 0; b < kBlock; b++) sum[b] = combine<op>(sum[b], In::read(parts[p] + i + b * kLanes));
+    for (int o = 0; o < out_count; o++)
+      for (int b = 0; b < kBlock; b++) {
+        if (streamed) Out::stream(outs[o] + i + b * kLanes, sum[b]);
+        else Out::write(outs[o] + i + b * kLanes, sum[b]);
+      }
+  }
+  return i;
+}
+
+template <class In, class Out, ReduceOp op>
+void fold(void* const* outs_in, int out_count, const void* const* parts_in, int part_count, int64_t n, bool stream) {
+  using From = typename In::Value;
+  using To = typename Out::Value;
+  const From* const* parts = reinterpret_cast<const From* const*>(parts_in);
+  To* const* outs = reinterpret_cast<To* const*>(outs_in);
+  if (n <= 0) return;
+  for (int o = 0; o < out_count && stream; o++) stream = reinterpret_cast<uintptr_t>(outs[o]) % 64 == 0;
+  int64_t i;
+  if (stream) i = fold_vectors<In, Out, op, 0, true>(outs, out_count, parts, part_count, n);
+  else if (part_count == 2) i = fold_vectors<In, Out, op, 2, false>(outs, out_count, parts, part_count, n);
+  else i = fold_vectors<In, Out, op, 0, false>(outs, out_count, parts, part_count, n);
+  for (; i < n; i++) {
+    float sum = In::widen(parts[0][i]);
+    for (int p = 1; p < part_count; p++) sum = combine_one<op>(sum, In::widen(parts[p][i]));
+    const To rounded = Out::narrow(sum);
+    for (int o = 0; o < out_count; o++) outs[o][i] = rounded;
+  }
+  if (stream) fence();
+}
+
+// Whole numbers: sums as unsigned, so that they wrap.
+template <class Int, class Unsigned, ReduceOp op>
+void fold_ints(void* const* outs, int out_count, const void* const* parts, int part_count, int64_t n, bool) {
+  constexpr int64_t kChunk = 1024;
+  Int sum[kChunk];
+  for (int64_t i = 0; i < n; i += kChunk) {
+    const int64_t m = n - i < kChunk ? n - i : kChunk;
+    std::memcpy(sum, static_cast<const Int*>(parts[0]) + i, m * sizeof(Int));
+    for (int p = 1; p < part_count; p++) {
+      const Int* x = static_cast<const Int*>(parts[p]) + i;
+      for (int64_t j = 0; j < m; j++) {
+        if constexpr (op == ReduceOp::sum) sum[j] = static_cast<Int>(static_cast<Unsigned>(static_cast<Unsigned>(sum[j]) + static_cast<Unsigned>(x[j])));
+        else if constexpr (op == ReduceOp::max) sum[j] = sum[j] > x[j] ? sum[j] : x[j];
+        else sum[j] = sum[j] < x[j] ? sum[j] : x[j];
+      }
+    }
+    for (int o = 0; o < out_count; o++) std::memcpy(static_cast<Int*>(outs[o]) + i, sum, m * sizeof(Int));
+  }
+}
+
+void copy(void* out, const void* in, int64_t bytes, bool stream) {
+#if defined(__AVX2__)
+  const int64_t head = (64 - reinterpret_cast<uintptr_t>(out) % 64) % 64;
+  if (stream && bytes >= 4096) {
+    uint8_t* to = static_cast<uint8_t*>(out) + head;
+    const uint8_t* from = static_cast<const uint8_t*>(in) + head;
+    std::memcpy(out, in, head);
+    int64_t i = 0;
+    for (; i + 64 <= bytes - head; i += 64) {
+      const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
+      const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i + 32));
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i), a);
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i + 32), b);
+    }
+    std::memcpy(to + i, from + i, bytes - head - i);
+    return fence();
+  }
+#endif
+  (void)stream;
+  if (bytes > 0) std::memmove(out, in, bytes);
+}
+
+#define CKDIST_OPS(function, ...) \
+  {function<__VA_ARGS__, ReduceOp::sum>, function<__VA_ARGS__, ReduceOp::max>, function<__VA_ARGS__, ReduceOp::min>}
+
+}  // namespace
+
+extern const ReduceKernel reduce_kernel = {
+    {CKDIST_OPS(fold, F32, F32), CKDIST_OPS(fold, BF16, BF16), CKDIST_OPS(fold, F16, F16), CKDIST_OPS(fold_ints, int32_t, uint32_t),
+     CKDIST_OPS(fold_ints, int8_t, uint8_t)},
+    {CKDIST_OPS(fold, F32, F32), CKDIST_OPS(fold, BF16, F32), CKDIST_OPS(fold, F16, F32), CKDIST_OPS(fold_ints, int32_t, uint32_t),
+     CKDIST_OPS(fold_ints, int8_t, uint8_t)},
+    {CKDIST_OPS(fold, F32, F32), CKDIST_OPS(fold, F32, BF16), CKDIST_OPS(fold, F32, F16), CKDIST_OPS(fold_ints, int32_t, uint32_t),
+     CKDIST_OPS(fold_ints, int8_t, uint8_t)},
+    copy,
+};
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

@@ -1,0 +1,30 @@
+// Sums, maxima and minima over the ranks' values, element by element, and the copies that go with them.
+//
+// A fold runs over its parts strictly from the first to the last. float32, and the 16-bit types in float32, rounded once at the
+// end to nearest even; a bfloat16 result below the normal range becomes zero (as the CPUs' own conversion has it). int32 and
+// int8 sums wrap around. A NaN in any part makes the maximum and the minimum NaN.
+#pragma once
+#include <cstdint>
+
+namespace ckdist {
+
+enum class Element : int32_t { f32 = 0, bf16 = 1, f16 = 2, i32 = 3, i8 = 4, byte = 5 };
+enum class ReduceOp : int32_t { sum = 0, max = 1, min = 2 };
+constexpr int kReduceTypes = 5, kReduceOps = 3;  // bytes cannot be reduced
+
+inline int64_t element_bytes(Element e) {
+  constexpr int64_t bytes[] = {4, 2, 2, 4, 1, 1};
+  return bytes[static_cast<int>(e)];
+}
+
+// Writes the fold of `parts` to every one of `outs`; an out may be one of the parts. `stream`: stores that pass the caches by.
+using Fold = void (*)(void* const* outs, int out_count, const void* const* parts, int part_count, int64_t elements, bool stream);
+
+struct ReduceKernel {
+  Fold fold[kReduceTypes][kReduceOps];    // parts and outs of one type
+  Fold widen[kReduceTypes][kReduceOps];   // 16-bit parts, float32 outs; other types as `fold`
+  Fold narrow[kReduceTypes][kReduceOps];  // float32 parts, 16-bit outs; other types as `fold`
+  void (*copy)(void* out, const void* in, int64_t bytes, bool stream);
+};
+
+}  // namespace ckdist

@@ -1,0 +1,167 @@
+"""Every operation of a communicator, on one rank of any world, checked bit by bit against numpy; prints a digest of all results.
+
+Under mpirun, or with RANK and so on: python tests/programs/collectives.py TRANSPORT [largest size in elements]
+"""
+
+import hashlib
+import sys
+
+import numpy as np
+
+from ckdist.comm.communicator import open_communicator
+from ckdist.comm.world import MpiWorld
+
+DTYPES = ("float32", "bfloat16", "float16", "int32", "int8")
+SIZES = (0, 1, 7, 64, 1023, 4099, 40_000, 300_001)
+
+
+def widen(x: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "bfloat16":
+        return (x.astype(np.uint32) << 16).view(np.float32)
+    return x.astype(np.float32) if dtype == "float16" else x
+
+
+def narrow(x: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "bfloat16":
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return x.astype(np.float16) if dtype == "float16" else x
+
+
+def values(rank: int, size: int, dtype: str) -> np.ndarray:
+    rng = np.random.default_rng([rank, size, DTYPES.index(dtype)])
+    if dtype in ("int32", "int8"):
+        limits = np.iinfo(dtype)
+        return rng.integers(limits.min, limits.max, size, dtype=dtype, endpoint=True)
+    return narrow((rng.standard_normal(size) * 8).astype(np.float32), dtype)
+
+
+def fold(parts: list, op: str) -> np.ndarray:
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total = {"sum": np.add, "max": np.maximum, "min": np.minimum}[op](total, part)
+    return total
+
+
+def expected(hosts, size: int, dtype: str, op: str) -> np.ndarray:
+    """Within a host in rank order, then hosts in the order of their first ranks, in float32."""
+    with np.errstate(over="ignore"):
+        of_host = [fold([widen(values(r, size, dtype), dtype) for r, h in enumerate(hosts) if h == host], op) for host in dict.fromkeys(hosts)]
+        return narrow(fold(of_host, op), dtype)
+
+
+def same(got: np.ndarray, wanted: np.ndarray, what: str) -> None:
+    assert got.dtype == wanted.dtype and got.tobytes() == wanted.tobytes(), f"{what}: {got.ravel()[:4]} instead of {wanted.ravel()[:4]}"
+
+
+def reductions(c, hosts, largest: int, digest) -> None:
+    for dtype in DTYPES:
+        for size in (n for n in SIZES if n <= largest):
+            x = values(c.rank, size, dtype)
+            for op in ("sum", "max", "min") if size == 1023 else ("sum",):
+                wanted = expected(hosts, size, dtype, op)
+                what = f"{op} of {size} {dtype} over {hosts}"
+                same(c.all_reduce(x, op, dtype=dtype), wanted, what)
+                placed = c.allocate(size, dtype)
+                placed[:] = x
+                same(c.all_reduce(placed, op, out=placed, dtype=dtype), wanted, what + " in place")
+                cuts = np.linspace(0, size, c.size + 1).astype(int)
+                cuts[1] = cuts[0]  # one part of nothing
+                counts = np.diff(cuts).tolist()
+                same(c.reduce_scatter(x, counts, op, dtype=dtype), wanted[cuts[c.rank] : cuts[c.rank + 1]], what + " scattered")
+                digest.update(wanted.tobytes())
+
+
+def movements(c, hosts, largest: int, digest) -> None:
+    for size in (n for n in SIZES if n <= largest):
+        everyone = [values(r, size, "float32") for r in range(c.size)]
+        x = everyone[c.rank]
+        same(c.all_gather(x), np.concatenate(everyone), "all_gather")
+        counts = [(size // (r + 1)) * (r != 1) for r in range(c.size)]
+        same(c.all_gather(x[: counts[c.rank]].copy(), counts), np.concatenate([e[:n] for e, n in zip(everyone, counts)]), "uneven all_gather")
+        same(c.broadcast(x.copy(), root=c.size - 1), everyone[-1], "broadcast")
+        # Rank r sends rank q (r + 2 q) % 5 times a fifth of `size` elements.
+        share = lambda r, q: (r + 2 * q) % 5 * size // 5
+        send, receive = [share(c.rank, q) for q in range(c.size)], [share(q, c.rank) for q in range(c.size)]
+        pattern = lambda r, q: (np.arange(share(r, q)) + 1000 * r + q).astype(np.int32)
+        got = c.all_to_all(np.concatenate([pattern(c.rank, q) for q in range(c.size)]), send, receive)
+        same(got, np.concatenate([pattern(q, c.rank) for q in range(c.size)]), "all_to_all")
+        digest.update(got.tobytes())
+        after, before = (c.rank + 1) % c.size, (c.rank - 1) % c.size
+        back = np.empty(size, np.float32)
+        arriving = c.irecv(back, before, tag=3)
+        c.send(x, after, tag=3)
+        same(arriving.wait(), everyone[before], "message")
+
+
+def overlapping(c, hosts, largest: int, digest) -> None:
+    """Several collectives, messages and a blocking collective under way at once."""
+    sizes = [n for n in SIZES if n <= largest]
+    sums = [c.all_reduce(values(c.rank, n, "float32"), wait=False) for n in sizes]
+    after, before = (c.rank + 1) % c.size, (c.rank - 1) % c.size
+    inbox = [np.empty(n, np.int32) for n in sizes]
+    arriving = [c.irecv(a, before, tag) for tag, a in enumerate(inbox)]
+    leaving = [c.isend(values(c.rank, n, "int32"), after, tag) for tag, n in reversed(list(enumerate(sizes)))]
+    same(c.all_reduce(values(c.rank, 64, "bfloat16"), dtype="bfloat16"), expected(hosts, 64, "bfloat16", "sum"), "blocking among others")
+    for n, operation in zip(sizes, sums):
+        same(operation.wait(), expected(hosts, n, "float32", "sum"), "overlapping all_reduce")
+    for n, operation in zip(sizes, arriving):
+        same(operation.wait(), values(before, n, "int32"), "overlapping message")
+    for operation in leaving:
+        while not operation.test():
+            pass
+
+
+def windows(c, hosts, largest: int, digest) -> None:
+    room = np.zeros(64 * c.size, np.int32)
+    window = c.window(room)
+    for peer in range(c.size):
+        if peer != c.rank:
+            window.put(np.full(64, 100 + c.rank, np.int32), peer, offset=256 * c.rank).wait()
+            window.notify(peer, slot=2).wait()
+    window.wait(c.size - 1, slot=2)
+    wanted = np.repeat(100 + np.arange(c.size, dtype=np.int32), 64)
+    wanted[64 * c.rank : 64 * c.rank + 64] = 0
+    same(room, wanted, "puts")
+    c.barrier()
+    peer = (c.rank + 1) % c.size
+    got = window.get(np.empty(64 * c.size, np.int32), peer)
+    peer_has = np.repeat(100 + np.arange(c.size, dtype=np.int32), 64)
+    peer_has[64 * peer : 64 * peer + 64] = 0
+    same(got.wait(), peer_has, "get")
+    c.barrier()
+
+
+def splits(c, hosts, largest: int, digest) -> None:
+    half = c.split(c.rank % 2, key=c.size - c.rank)
+    members = sorted((r for r in range(c.size) if r % 2 == c.rank % 2), reverse=True)
+    assert half.size == len(members) and members[half.rank] == c.rank
+    own = [hosts[r] for r in members]
+    x = narrow(np.full(5000, members.index(c.rank) + 0.25, np.float32), "float32")
+    wanted = fold([fold([np.full(5000, i + 0.25, np.float32) for i, h in enumerate(own) if h == host], "sum") for host in dict.fromkeys(own)], "sum")
+    same(half.all_reduce(x), wanted, "sum in a half")
+    same(c.all_reduce(values(c.rank, 64, "float32")), expected(hosts, 64, "float32", "sum"), "sum beside a half")
+    quarter = half.split(0 if half.rank == 0 else -1)
+    assert (quarter is None) == (half.rank != 0)
+    half.barrier()
+
+
+BATTERY = (reductions, movements, overlapping, windows, splits)
+
+
+def battery(world, largest: int = SIZES[-1], parts=BATTERY, **options) -> str:
+    """Runs the checks on this rank; the digest is the same on all transports for the same hosts."""
+    c = open_communicator(world, timeout=30, arena_bytes=1 << 28, **options)
+    digest = hashlib.sha256(str(c.rank).encode())
+    for part in parts:
+        part(c, world.hosts, largest, digest)
+        c.barrier()
+    return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    world = MpiWorld()
+    # One write: lines of several ranks may not mix.
+    sys.stdout.write(f"{world.rank} {battery(world, int(sys.argv[2]), transport=sys.argv[1], share=False)}\n")
+    sys.stdout.flush()
+    world.close()

@@ -1,0 +1,258 @@
+"""One interface, every transport: right against numpy bit by bit, whatever joins the ranks; and what happens when a rank is lost."""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from ckdist.comm.communicator import open_communicator
+from ckdist.comm.handshake import Listener, Purpose, connect, read_secret
+from ckdist.comm.tcp_world import TcpWorld
+from ckdist.errors import CommError, ConfigError
+from tests.launcher import ROOT, environment, run_ranks
+from tests.programs import collectives
+from tests.thread_ranks import free_port, run_threads
+
+RANKS = (2, 3, 4, 5, 7)
+HYBRID_HOSTS = {2: "ab", 3: "aab", 4: "abab", 5: "aabab", 7: "abbcaab"}
+
+
+def options(transport: str, ranks: int):
+    """The hosts to pretend, and what to open."""
+    if transport == "shared":
+        return "a" * ranks, {}
+    if transport == "tcp":
+        return "a" * ranks, {"transport": "tcp", "lanes": 2}
+    hosts = HYBRID_HOSTS[ranks]
+    return hosts, {"transport": "tcp", "share": transport == "hybrid"}
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid", "hosts without shared memory"])
+class TestCommunicator:
+    """Ranks as threads. Each part checks against numpy, which fixes the bits for all transports alike."""
+
+    def run(self, transport, ranks, part, largest=5000):
+        hosts, opened = options(transport, ranks)
+        run_threads(hosts, lambda world: collectives.battery(world, largest, (part,), **opened))
+
+    def test_reductions(self, transport, ranks):
+        self.run(transport, ranks, collectives.reductions, 300_001 if ranks in (2, 5) else 5000)
+
+    def test_movements(self, transport, ranks):
+        self.run(transport, ranks, collectives.movements, 300_001 if ranks in (2, 5) else 5000)
+
+    def test_overlapping(self, transport, ranks):
+        self.run(transport, ranks, collectives.overlapping, 40_000)
+
+    def test_windows(self, transport, ranks):
+        self.run(transport, ranks, collectives.windows)
+
+    def test_splits(self, transport, ranks):
+        self.run(transport, ranks, collectives.splits)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_mpi_gives_the_same_bits(ranks):
+    done = run_ranks(ranks, "tests/programs/collectives.py", "mpi", "5000")
+    assert done.returncode == 0, done.stdout + done.stderr
+    threads = run_threads(ranks, lambda world: collectives.battery(world, 5000))
+    assert sorted(done.stdout.split("\n")[:-1]) == [f"{r} {digest}" for r, digest in enumerate(threads)]
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
+def test_64_mib(transport):
+    hosts, opened = options(transport, 3)
+
+    def body(world):
+        c = open_communicator(world, timeout=60, arena_bytes=1 << 28, **opened)
+        x = c.allocate(16 << 20)
+        x[:] = np.arange(x.size) % 1000 + world.rank
+        c.all_reduce(x, out=x)
+        assert np.array_equal(x[: 1 << 20], (np.arange(1 << 20) % 1000 * 3 + 3).astype(np.float32)) and x[-1] == (x.size - 1) % 1000 * 3 + 3
+        y = np.full(16 << 20, world.rank, np.float32)
+        assert (c.all_reduce(y) == 3).all()
+        c.barrier()
+
+    run_threads(hosts, body)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_nan_and_extremes(transport):
+    hosts, opened = options(transport, 2)
+
+    def body(world):
+        c = open_communicator(world, arena_bytes=1 << 26, **opened)
+        x = np.zeros(256, np.float32)
+        x[world.rank] = np.nan
+        x[4 + world.rank] = np.inf
+        for op in ("max", "min", "sum"):
+            y = c.all_reduce(x, op)
+            assert np.isnan(y[:2]).all() and not np.isnan(y[2:]).any()
+            assert np.isinf(y[4:6]).all() == (op != "min")
+        tiny = np.full(70, 3, np.uint16)  # bfloat16 far below the normal range
+        assert (c.all_reduce(tiny, dtype="bfloat16") == 0).all()
+        c.barrier()
+
+    run_threads(hosts, body)
+
+
+def test_what_cannot_be():
+    def body(world):
+        c = open_communicator(world, arena_bytes=1 << 26, timeout=5)
+        with pytest.raises(ConfigError, match="float64 cannot be exchanged"):
+            c.all_reduce(np.zeros(3))
+        with pytest.raises(ConfigError, match="7 elements cannot be cut evenly over 2 ranks"):
+            c.reduce_scatter(np.zeros(7, np.float32))
+        with pytest.raises(ConfigError, match="bytes cannot be reduced"):
+            c.all_reduce(np.zeros(3, np.uint8))
+        with pytest.raises(ConfigError, match="rank 2"):
+            c.send(np.zeros(3), 2)
+        with pytest.raises(ConfigError, match="'average' is not a reduction"):
+            c.all_reduce(np.zeros(3, np.float32), "average")
+        c.barrier()
+        with pytest.raises(CommError, match="another collective"):
+            c.all_reduce(np.zeros(3 + world.rank, np.float32))
+        with pytest.raises(CommError):
+            c.barrier()
+
+    run_threads(2, body)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp"])
+def test_silent_rank_is_named(transport):
+    hosts, opened = options(transport, 3)
+
+    def body(world):
+        c = open_communicator(world, timeout=1, arena_bytes=1 << 26, **opened)
+        if world.rank == 2:
+            time.sleep(2.5)
+            return
+        start = time.monotonic()
+        with pytest.raises(CommError, match="rank 2|rank [01].*gave up"):
+            c.all_reduce(np.zeros(1000, np.float32))
+        assert time.monotonic() - start < 5
+
+    run_threads(hosts, body)
+
+
+def start_job(ranks: int, transport: str, **more):
+    """Processes that reduce for ever, started as torchrun would."""
+    job = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
+    program = [sys.executable, "tests/programs/reduce_forever.py", transport]
+    return [subprocess.Popen(program, env={**environment(), **job, "RANK": str(r)}, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in range(ranks)]
+
+
+@pytest.fixture
+def secret_file(tmp_path):
+    path = tmp_path / "secret"
+    path.write_text(secrets.token_hex(16))
+    path.chmod(0o600)
+    return str(path)
+
+
+@pytest.mark.parametrize("transport,how", [("auto", signal.SIGKILL), ("auto", signal.SIGSTOP), ("tcp", signal.SIGKILL), ("tcp", signal.SIGSTOP)])
+def test_lost_process_is_noticed_by_all(transport, how, secret_file):
+    processes = start_job(3, transport, CKDIST_JOB_SECRET_FILE=secret_file)
+    try:
+        for p in processes:
+            assert p.stdout.readline() == "running\n"
+        processes[1].send_signal(how)
+        start = time.monotonic()
+        for rank in (0, 2):
+            _, error = processes[rank].communicate(timeout=20)
+            assert processes[rank].returncode == 1 and "rank 1" in error, error
+        assert time.monotonic() - start < 10
+    finally:
+        for p in processes:
+            p.kill()
+            p.communicate()
+
+
+class TestHandshake:
+    """Who joins a job must know its secret."""
+
+    def listen(self, secret: bytes):
+        lines = []
+        return Listener("127.0.0.1", 0, 0, secret, patience=0.5, log=lines.append), lines
+
+    def test_both_know(self):
+        listener, _ = self.listen(b"s" * 16)
+        purpose = Purpose(b"test", 1, 0)
+        near = connect(listener.address, purpose, b"s" * 16, 5)
+        far = listener.take(purpose, time.monotonic() + 5)
+        near.sendall(b"x")
+        assert far.recv(1) == b"x"
+        for s in (near, far):
+            s.close()
+        listener.close()
+
+    def test_strangers_are_dropped_with_one_line(self):
+        listener, lines = self.listen(b"s" * 16)
+        with pytest.raises(CommError, match="secret"):
+            connect(listener.address, Purpose(b"test", 1, 0), b"t" * 16, 2)
+        for garbage in (b"", b"GET / HTTP/1.1\r\n\r\n" * 9, os.urandom(4096)):
+            with socket.create_connection(listener.address) as stranger:
+                stranger.sendall(garbage)
+                stranger.settimeout(5)
+                try:
+                    while stranger.recv(4096):
+                        pass
+                except ConnectionResetError:
+                    pass
+        with pytest.raises(CommError, match="rank 1 did not join"):
+            listener.take(Purpose(b"test", 1, 0), time.monotonic() + 0.5)
+        assert len(lines) >= 4 and all("\n" not in line for line in lines)
+        listener.close()
+
+    def test_listener_without_the_secret(self):
+        listener, _ = self.listen(b"t" * 16)
+        with pytest.raises(CommError, match="secret"):
+            connect(listener.address, Purpose(b"test", 1, 0), b"s" * 16, 2)
+        listener.close()
+
+    def test_secret_files(self, secret_file, tmp_path, monkeypatch):
+        assert len(read_secret(secret_file)) == 32
+        os.chmod(secret_file, 0o644)
+        with pytest.raises(ConfigError, match="chmod 600"):
+            read_secret(secret_file)
+        monkeypatch.delenv("CKDIST_JOB_SECRET_FILE", raising=False)
+        with pytest.raises(ConfigError, match="CKDIST_JOB_SECRET_FILE"):
+            read_secret()
+
+    def test_garbage_after_the_handshake(self):
+        """A peer that knows the secret and sends something else than frames is lost, by name."""
+        port, failures = free_port(), []
+
+        def honest():
+            world = TcpWorld(0, 2, "127.0.0.1", port, b"s" * 16, timeout=10)
+            c = open_communicator(world, "tcp", timeout=5)
+            with pytest.raises(CommError, match="rank 1 sent something that is not a frame") as failure:
+                c.recv(np.empty(10, np.float32), 1)
+            failures.append(failure)
+            world.close()
+
+        def hostile():
+            world = TcpWorld(1, 2, "127.0.0.1", port, b"s" * 16, timeout=10)
+            (address, _) = world.gather(["127.0.0.1", 1])
+            data = connect(tuple(address), Purpose(b"data", 1, 0), b"s" * 16, 5)
+            world.broadcast()
+            world.gather(None)
+            data.sendall(os.urandom(4096))
+            time.sleep(0.5)
+            data.close()
+            world.close()
+
+        threads = [threading.Thread(target=f) for f in (honest, hostile)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(30)
+        assert failures
