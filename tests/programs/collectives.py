@@ -113,7 +113,11 @@ def overlapping(c, hosts, largest: int, digest) -> None:
 
 
 def windows(c, hosts, largest: int, digest) -> None:
-    room = np.zeros(64 * c.size, np.int32)
+    for room in (np.zeros(64 * c.size, np.int32), c.allocate(64 * c.size, "int32")):
+        one_sided(c, room)
+
+
+def one_sided(c, room) -> None:
     window = c.window(room)
     for peer in range(c.size):
         if peer != c.rank:

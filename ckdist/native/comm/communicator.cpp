@@ -159,17 +159,38 @@ std::shared_ptr<Communicator::Operation> Communicator::irecv(int peer, int tag, 
 void Communicator::expose(int window, void* base, int64_t bytes) {
   if (window < 0 || window >= Channel::kUserTags) fail(Status::config, "%d is not a window; use 0 to %d", window, Channel::kUserTags - 1);
   guarded([&] { channel_->expose(window, base, bytes); });
-  run([](Collectives& c) { c.barrier(); });
+  const Place own{parts_.memory ? parts_.memory->offset(base, bytes) : -1, bytes};
+  std::vector<Place> places(size);
+  const std::vector<int64_t> place_bytes(size, sizeof(Place));
+  run([&](Collectives& c) { c.all_gather(&own, places.data(), place_bytes.data()); });
+  if (parts_.meeting) parts_.meeting->serve_with([channel = channel_.get(), window] { channel->notified(window, 0); });
+  std::lock_guard<std::mutex> lock(mutex_);
+  windows_[window] = std::move(places);
+}
+
+uint8_t* Communicator::in_reach(int peer, int window, int64_t offset, int64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto at = windows_.find(window);
+  if (at == windows_.end()) fail(Status::config, "window %d is not exposed", window);
+  const Place& place = at->second[peer];
+  if (offset > place.bytes || bytes > place.bytes - offset)
+    fail(Status::config, "%lld bytes at offset %lld lie beyond rank %d's window %d of %lld bytes", (long long)bytes, (long long)offset, peer, window, (long long)place.bytes);
+  if (place.offset < 0 || order_.host_of(peer) != order_.host_of(rank)) return nullptr;
+  return parts_.memory->arena(parts_.arenas[order_.index_of(peer)]) + place.offset + offset;
 }
 
 std::shared_ptr<Communicator::Operation> Communicator::iput(int peer, int window, int64_t offset, const void* data, int64_t bytes) {
   check_peer(peer, window);
-  return message([&] { return channel_->iput(peer, window, offset, data, bytes); });
+  uint8_t* const direct = in_reach(peer, window, offset, bytes);
+  if (direct && bytes) std::memcpy(direct, data, size_t(bytes));
+  return message([&] { return direct ? Channel::Pending{0, peer} : channel_->iput(peer, window, offset, data, bytes); });
 }
 
 std::shared_ptr<Communicator::Operation> Communicator::iget(int peer, int window, int64_t offset, void* data, int64_t bytes) {
   check_peer(peer, window);
-  return message([&] { return channel_->iget(peer, window, offset, data, bytes); });
+  const uint8_t* const direct = in_reach(peer, window, offset, bytes);
+  if (direct && bytes) std::memcpy(data, direct, size_t(bytes));
+  return message([&] { return direct ? Channel::Pending{0, peer} : channel_->iget(peer, window, offset, data, bytes); });
 }
 
 std::shared_ptr<Communicator::Operation> Communicator::inotify(int peer, int window, int slot) {

@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -74,6 +75,9 @@ class Communicator {
   void check_peer(int peer, int tag) const;
   std::shared_ptr<Operation> message(const std::function<Channel::Pending()>& start);
 
+  struct Place { int64_t offset, bytes; };  // of one rank's window in its arena; offset -1: elsewhere
+  uint8_t* in_reach(int peer, int window, int64_t offset, int64_t bytes);  // null: by messages
+
   Parts parts_;
   Order order_;
   std::shared_ptr<Channel> channel_;
@@ -84,6 +88,7 @@ class Communicator {
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Operation>> queue_;
   std::string failure_;
+  std::map<int, std::vector<Place>> windows_;
   bool leaving_ = false;
   std::thread worker_;
 };

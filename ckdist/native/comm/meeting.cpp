@@ -14,6 +14,7 @@ namespace ckdist {
 
 namespace {
 constexpr int64_t kTickNs = 100'000'000;
+constexpr int64_t kServeNs = 1'000'000;  // between two looks at what peers ask, while waiting
 constexpr int kEagerPolls = 200;  // without a pause in between: the shortest waits decide small messages
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 }  // namespace
@@ -78,16 +79,19 @@ void Meeting::await(uint32_t epoch) {
     int polls = 0;
     while (!there() && polls < spins_)
       if (++polls > kEagerPolls) cpu_pause();
-    for (int64_t start = 0; !there();) {
+    for (int64_t start = 0, looked = 0; !there();) {
       const uint32_t seen = peer.epoch.load(std::memory_order_acquire);
-      const timespec tick{kTickNs / 1'000'000'000, kTickNs % 1'000'000'000};
+      const timespec tick{0, serve_ ? kServeNs : kTickNs};
       peer.sleepers.fetch_add(1, std::memory_order_seq_cst);
       if (peer.epoch.load(std::memory_order_seq_cst) == seen && !there()) syscall(SYS_futex, &peer.epoch, FUTEX_WAIT, seen, &tick, nullptr, 0);
       peer.sleepers.fetch_sub(1, std::memory_order_relaxed);
       if (there()) break;
-      check_alive(i);
+      if (serve_) serve_();
       const int64_t now = now_ns();
       if (!start) start = now;
+      if (now - looked < kTickNs) continue;
+      looked = now;
+      check_alive(i);
       if (now - start > timeout_ns_)
         fail(Status::comm, "rank %d (pid %d) did not come to %s %llu within %.0f s", ranks_[i], line(i).pid.load(), name_, (unsigned long long)calls_, timeout_ns_ / 1e9);
     }

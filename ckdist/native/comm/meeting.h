@@ -5,6 +5,7 @@
 // peers have finished with what lay there at e - 3. A peer that died, gave up or stalls is an Error(comm) that names it.
 #pragma once
 #include <atomic>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,9 @@ class Meeting {
   void meet() { await(post(own_)); }
   const Record& record(int i, uint32_t epoch) const;
 
+  // What a rank does now and then while it waits long: answers its peers' one-sided messages.
+  void serve_with(std::function<void()> serve) { serve_ = std::move(serve); }
+
   void abandon();
   void check_alive(int i) const;
 
@@ -63,6 +67,7 @@ class Meeting {
   uint32_t epoch_ = 0;
   uint32_t heard_ = 0;
   Record own_{-1, -1, 0};
+  std::function<void()> serve_;
   const char* name_ = "start-up";
   uint64_t calls_ = 0;
 };
