@@ -142,7 +142,8 @@ class PerplexityConfig(EngineConfig):
 class BenchConfig(EngineConfig):
     """`ckdist bench`: measure a model's prefill and decode, or the machine itself."""
 
-    target: str = option("model", "target", choices=("model", "machine"), help="what to measure")
+    target: str = option("model", "target", choices=("model", "machine", "comm"), help="what to measure")
+    tune: bool = option(False, "--tune", help="comm: measure which algorithm suits which size, and keep the answer for later runs")
     n_prompt: tuple[int, ...] = option((512,), "-p", "--n-prompt", parse=integer_list, low=0, high=1 << 24, metavar="N", help="prompt lengths, as 512 or 128,512; 0: none")
     n_gen: tuple[int, ...] = option((128,), "-n", "--n-gen", parse=integer_list, low=0, high=1 << 24, metavar="N", help="generated lengths, as 128 or 32,128; 0: none")
     repetitions: int = option(5, "-r", "--repetitions", parse=integer, low=1, high=10000, metavar="N", help="how often each is measured")

@@ -15,6 +15,7 @@ import time
 import numpy as np
 
 from ckdist import __version__, native
+from ckdist.cli import bench_comm
 from ckdist.cli.session import model_session
 from ckdist.comm.world import start_world
 from ckdist.config import BenchConfig
@@ -164,6 +165,8 @@ class ModelBench:
 def run(config: BenchConfig) -> int:
     if config.target == "machine":
         return machine(config)
+    if config.target == "comm":
+        return bench_comm.run(config)
     world = start_world()
     threads = config.threads or default_threads(world.local_size)
     bandwidth = host_bandwidth(world, threads, place(world.local_rank, world.local_size, threads).cpus)

@@ -76,6 +76,15 @@ CKDIST_EXPORT int ckdist_operation_test(struct ckdist_operation* operation);
 CKDIST_EXPORT int ckdist_operation_wait(struct ckdist_operation* operation);
 CKDIST_EXPORT void ckdist_operation_free(struct ckdist_operation* operation);
 
+/* Measuring; all ranks call together. Seconds of one all_reduce (sum, in place) of data that is rewritten before every call, the
+   rewriting taken off; of one MPI_Allreduce likewise, by its address and handles; of one barrier; of a cache line's way from rank 0
+   to rank 1 of one host and back. */
+CKDIST_EXPORT int ckdist_time_all_reduce(struct ckdist_communicator* communicator, void* data, int64_t elements, int32_t element, int32_t calls, double* out);
+CKDIST_EXPORT int ckdist_time_mpi_all_reduce(void* allreduce, void* in_place, void* datatype, void* op, void* comm, void* data, int64_t elements,
+                                             int64_t bytes, int32_t calls, double* out);
+CKDIST_EXPORT int ckdist_time_barrier(struct ckdist_communicator* communicator, int32_t calls, double* out);
+CKDIST_EXPORT int ckdist_time_round_trip(struct ckdist_communicator* communicator, int32_t calls, double* out);
+
 #ifdef __cplusplus
 } // extern "C"
 #endif

@@ -7,6 +7,7 @@
 #include "comm/communicator.h"
 #include "comm/mpi_transport.h"
 #include "comm/tcp.h"
+#include "comm/timing.h"
 #include "core/error.h"
 
 using namespace ckdist;
@@ -184,4 +185,32 @@ int ckdist_operation_wait(ckdist_operation* operation) {
   return guard([&] { operation->operation->wait(); });
 }
 void ckdist_operation_free(ckdist_operation* operation) { delete operation; }
+
+int ckdist_time_all_reduce(ckdist_communicator* c, void* data, int64_t elements, int32_t element, int32_t calls, double* out) {
+  return guard([&] {
+    const Element e = element_of(element);
+    *out = time_on_fresh_data(data, checked(elements) * element_bytes(e), calls, [&] {
+      c->communicator->run([&](Collectives& group) { group.all_reduce(data, data, elements, e, ReduceOp::sum); });
+    });
+  });
+}
+int ckdist_time_mpi_all_reduce(void* allreduce, void* in_place, void* datatype, void* op, void* comm, void* data, int64_t elements, int64_t bytes, int32_t calls,
+                               double* out) {
+  return guard([&] {
+    const auto call = reinterpret_cast<int (*)(void*, void*, int, void*, void*, void*)>(allreduce);
+    *out = time_on_fresh_data(data, checked(bytes), calls, [&] {
+      if (call(in_place, data, int(elements), datatype, op, comm)) fail(Status::comm, "MPI_Allreduce failed");
+    });
+  });
+}
+int ckdist_time_barrier(ckdist_communicator* c, int32_t calls, double* out) {
+  return guard([&] {
+    const int64_t start = now_ns();
+    for (int i = 0; i < calls; i++) c->communicator->run([](Collectives& group) { group.barrier(); });
+    *out = double(now_ns() - start) * 1e-9 / calls;
+  });
+}
+int ckdist_time_round_trip(ckdist_communicator* c, int32_t calls, double* out) {
+  return guard([&] { *out = c->communicator->round_trip(calls); });
+}
 }

@@ -8,7 +8,7 @@
 namespace ckdist {
 
 namespace {
-constexpr int kSpins = 2000;
+constexpr int64_t kSpinNs = 50'000;
 constexpr int64_t kSleepNs = 200'000;
 constexpr int kMaxContexts = 2000;  // tags up to 2^21: every MPI that is in use allows these
 }  // namespace
@@ -48,12 +48,13 @@ bool Channel::test(Pending& pending) {
 }
 
 void Channel::wait(Pending pending, const char* what) {
-  for (int i = 0; i < kSpins; i++) {
-    if (test(pending)) return;
-    cpu_pause();
-  }
+  if (test(pending)) return;
   const int64_t start = now_ns();
   while (!test(pending)) {
+    if (now_ns() - start < kSpinNs) {
+      cpu_pause();
+      continue;
+    }
     if (now_ns() - start > timeout_ns())
       fail(Status::comm, "rank %d did not answer within %.0f s in %s over %s", ranks_[pending.peer], timeout_ns() / 1e9, what, name());
     idle(kSleepNs);

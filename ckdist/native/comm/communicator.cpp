@@ -262,6 +262,12 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   return std::make_unique<Communicator>(std::move(parts));
 }
 
+double Communicator::round_trip(int calls) {
+  if (!parts_.meeting) fail(Status::config, "no memory is shared here: there is no cache line to pass");
+  std::lock_guard<std::mutex> turn(running_);
+  return guarded([&] { return parts_.meeting->round_trip(calls); });
+}
+
 void* Communicator::allocate(int64_t bytes) {
   return parts_.memory ? parts_.memory->allocate(bytes) : nullptr;
 }

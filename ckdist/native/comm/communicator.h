@@ -67,6 +67,7 @@ class Communicator {
   void* allocate(int64_t bytes);  // in this rank's arena, where peers reach it in place; null where nothing is shared
   void release(void* data);
   void abandon(const char* reason);
+  double round_trip(int calls);  // seconds of a cache line's way between the host's first two ranks and back
 
  private:
   template <class Body>

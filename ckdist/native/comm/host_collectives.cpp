@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kSlot = Meeting::kSlotBytes;
 constexpr int64_t kLine = 64;
-constexpr int64_t kStreamable = 64 << 10;  // below, streaming stores never win
+constexpr int64_t kStreamable = 4 << 10;  // below, streaming stores never win
 constexpr int64_t kTrialEvery = 256;       // calls
 constexpr int kFewRanks = 3;               // up to so many, reading everything beats a second meeting
 
@@ -87,7 +87,7 @@ void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
   const bool placed = own.in >= 0 && own.out >= 0;
   if (!placed) own.in = own.out = -1;
   // A rank whose buffers lie elsewhere fills its slot before it says so: where no rank's are placed, that was the first chunk.
-  Probe& probe = placed ? placed_ : staged_;
+  Probe& probe = (placed ? placed_ : staged_)[63 - __builtin_clzll(uint64_t(bytes) | 1)];
   const int64_t start = now_ns();
   streaming_ = bytes >= kStreamable && probe.begin();
   if (!placed) fill(meeting_.slot(meeting_.index, epoch), in, std::min(bytes, kSlot));

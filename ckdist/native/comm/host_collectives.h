@@ -26,7 +26,7 @@ class HostCollectives : public Collectives {
   void barrier() override;
 
  private:
-  // Stores of one size class: tries both kinds every so often and keeps the faster one until the next trial.
+  // Stores for sizes of one power of two: tries both kinds every so often and keeps the faster one until the next trial.
   struct Probe {
     int64_t calls = 0;
     double cached_ns = 0, streamed_ns = 0;
@@ -50,7 +50,7 @@ class HostCollectives : public Collectives {
   Order order_;
   std::vector<const void*> parts_;
   std::vector<void*> outs_;
-  Probe placed_, staged_;
+  Probe placed_[48], staged_[48];  // by the size's power of two
   bool streaming_ = false;
 };
 

@@ -101,6 +101,25 @@ void Meeting::await(uint32_t epoch) {
   }
 }
 
+double Meeting::round_trip(int calls) {
+  begin("round_trip");
+  own_.signature = 0;
+  for (int i = 0; i < kSlots; i++) meet();  // nobody uses any slot
+  const auto word = [&](int i) { return reinterpret_cast<std::atomic<uint32_t>*>(slot(i, 0)); };
+  if (index < 2) word(index)->store(0);
+  meet();
+  const int64_t start = now_ns(), end = start + timeout_ns_;
+  for (uint32_t i = 1; i <= uint32_t(calls) && index < 2 && size > 1; i++) {
+    if (index == 0) word(0)->store(i, std::memory_order_release);
+    for (int polls = 0; word(1 - index)->load(std::memory_order_acquire) != i; polls++)
+      if (polls > 10000 && now_ns() > end) fail(Status::comm, "rank %d does not pass the cache line back", ranks_[1 - index]);
+    if (index == 1) word(1)->store(i, std::memory_order_release);
+  }
+  const double seconds = double(now_ns() - start) * 1e-9 / calls;
+  meet();
+  return seconds;
+}
+
 void Meeting::abandon() {
   Line& own = line(index);
   own.abandoned = 1;

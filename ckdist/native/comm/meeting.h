@@ -49,6 +49,7 @@ class Meeting {
   // Bytes from rank i to this one, and from this one to rank i; both return how many went through.
   int64_t pipe_write(int i, const void* data, int64_t bytes);
   int64_t pipe_read(int i, void* data, int64_t bytes);
+  double round_trip(int calls);  // seconds; a call of all ranks, between collectives
   void sleep(int64_t ns);  // until something was written to one of this rank's pipes or room was made in one, at most so long
 
  private:

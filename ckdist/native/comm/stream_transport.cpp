@@ -161,6 +161,7 @@ bool StreamTransport::test(Request request) {
 }
 
 void StreamTransport::progress() {
+  look();
   for (int k = 1; k < size; k++) {
     const int peer = (rank + k) % size;
     for (int lane = 0; lane < lanes_; lane++) {

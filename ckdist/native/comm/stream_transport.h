@@ -33,6 +33,7 @@ class StreamTransport : public Transport {
   // Both return how many bytes went through, 0 when none can now; when the stream is gone they say so by ended().
   virtual int64_t write(int peer, int lane, const void* data, int64_t bytes) = 0;
   virtual int64_t read(int peer, int lane, void* data, int64_t bytes) = 0;
+  virtual void look() {}  // before the streams are read: which have something?
   void progress();
   bool anything_to_write(int peer, int lane) const { return !streams_[peer * lanes_ + lane].out.empty(); }
   void ended(int peer, int lane, const char* how);

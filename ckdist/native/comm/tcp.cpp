@@ -16,7 +16,7 @@
 namespace ckdist {
 
 Tcp::Tcp(int rank, int size, int lanes, const int* sockets, double timeout_s)
-    : StreamTransport(rank, size, lanes, timeout_s), sockets_(sockets, sockets + size_t(size) * lanes), watched_(sockets_.size()), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+    : StreamTransport(rank, size, lanes, timeout_s), sockets_(sockets, sockets + size_t(size) * lanes), readable_(sockets_.size()), watched_(sockets_.size()), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   if (epoll_ < 0) fail(Status::native, "epoll_create1: %s", std::strerror(errno));
   for (size_t i = 0; i < sockets_.size(); i++) {
     if (int(i) / lanes == rank) continue;
@@ -47,8 +47,10 @@ int64_t Tcp::write(int peer, int lane, const void* data, int64_t bytes) {
 }
 
 int64_t Tcp::read(int peer, int lane, void* data, int64_t bytes) {
+  if (!readable_[peer * lanes_ + lane]) return 0;
   const ssize_t n = recv(sockets_[peer * lanes_ + lane], data, size_t(bytes), 0);
   if (n > 0) return n;
+  readable_[peer * lanes_ + lane] = false;
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
   ended(peer, lane, n < 0 && errno == ETIMEDOUT ? "does not answer: its connection timed out" : "closed the connection: it ended or died");
   return 0;
@@ -63,8 +65,14 @@ void Tcp::idle(int64_t ns) {
     epoll_ctl(epoll_, EPOLL_CTL_MOD, sockets_[i], &event);
     watched_[i] = wanted;
   }
-  epoll_event events[16];
-  epoll_wait(epoll_, events, 16, int(std::max<int64_t>(1, ns / 1'000'000)));
+  wait(int(std::max<int64_t>(1, ns / 1'000'000)));
+}
+
+void Tcp::wait(int milliseconds) {
+  epoll_event events[64];
+  const int count = epoll_wait(epoll_, events, 64, milliseconds);
+  for (int i = 0; i < count; i++)
+    if (events[i].events & ~uint32_t(EPOLLOUT)) readable_[events[i].data.u32] = true;
 }
 
 }  // namespace ckdist

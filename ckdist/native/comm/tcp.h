@@ -17,8 +17,12 @@ class Tcp : public StreamTransport {
   int64_t write(int peer, int lane, const void* data, int64_t bytes) override;
   int64_t read(int peer, int lane, void* data, int64_t bytes) override;
 
+  void look() override { wait(0); }
+  void wait(int milliseconds);
+
   std::vector<int> sockets_;
-  std::vector<bool> watched_;  // epoll tells when the socket takes more
+  std::vector<bool> readable_; // epoll said so, and not all has been read since
+  std::vector<bool> watched_;   // epoll tells when the socket takes more
   int epoll_;
 };
 

@@ -7,7 +7,9 @@ namespace CKDIST_ISA {
 
 namespace {
 
-constexpr int kBlock = 4;  // vectors in flight
+// 64 elements, as the folds take them.
+constexpr int kVecs = 4, kBlock = kVecs * kLanes;
+struct Block { Vec v[kVecs]; };
 
 // NaN lanes of `a`, or `b` there.
 CKDIST_INLINE Vec keep_nan(Vec a, Vec b) {
@@ -27,69 +29,132 @@ CKDIST_INLINE Vec combine(Vec a, Vec b) {
   return keep_nan(a, min(a, b));
 }
 
-// How a type is held in memory: `kGroup` elements at a time, or fewer of them.
+CKDIST_INLINE uint16_t to_bf16_flushed(float x) { return bits_of(x) & 0x7f800000 ? to_bf16(x) : static_cast<uint16_t>(bits_of(x) >> 16 & 0x8000); }
+
+// How a type lies in memory: blocks are read, packed once, and stored wherever they go.
 struct F32 {
   using Value = float;
-  static constexpr int kGroup = kLanes;
-  CKDIST_INLINE Vec read(const float* p) { return load(p); }
-  CKDIST_INLINE void write(float* p, Vec a) { store(p, a); }
+  using Packed = Block;
+  CKDIST_INLINE Block read(const float* p) {
+    Block block;
+    for (int i = 0; i < kVecs; i++) block.v[i] = load(p + i * kLanes);
+    return block;
+  }
+  CKDIST_INLINE Packed pack(const Block& block) { return block; }
+  CKDIST_INLINE void write(float* p, const Packed& packed) {
+    for (int i = 0; i < kVecs; i++) store(p + i * kLanes, packed.v[i]);
+  }
+  CKDIST_INLINE void stream(float* p, const Packed& packed) {
+#if defined(__AVX512F__)
+    for (int i = 0; i < kVecs; i++) _mm512_stream_ps(p + i * kLanes, packed.v[i].v);
+#elif defined(__AVX2__)
+    for (int i = 0; i < kVecs; i++)
+      for (int j = 0; j < kParts; j++) _mm256_stream_ps(p + i * kLanes + j * kPartLanes, packed.v[i].v[j]);
+#else
+    write(p, packed);
+#endif
+  }
   CKDIST_INLINE float narrow(float x) { return x; }
   CKDIST_INLINE float widen(float x) { return x; }
-#if defined(__AVX512F__)
-  CKDIST_INLINE void stream(float* p, Vec a) { _mm512_stream_ps(p, a.v); }
-#elif defined(__AVX2__)
-  CKDIST_INLINE void stream(float* p, Vec a) {
-    for (int i = 0; i < kParts; i++) _mm256_stream_ps(p + i * kPartLanes, a.v[i]);
-  }
-#else
-  CKDIST_INLINE void stream(float* p, Vec a) { store(p, a); }
-#endif
 };
 
-CKDIST_INLINE uint16_t to_bf16_flushed(float x) { return bits_of(x) & 0x7f800000 ? to_bf16(x) : static_cast<uint16_t>(bits_of(x) >> 16 & 0x8000); }
+struct Halves { uint16_t bits[kBlock]; };
+
+CKDIST_INLINE void write_halves(uint16_t* p, const Halves& h) { std::memcpy(p, h.bits, sizeof h.bits); }
+CKDIST_INLINE void stream_halves(uint16_t* p, const Halves& h) {
+#if defined(__AVX2__)
+  for (int i = 0; i < kBlock; i += 16) _mm256_stream_si256(reinterpret_cast<__m256i*>(p + i), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(h.bits + i)));
+#else
+  write_halves(p, h);
+#endif
+}
 
 struct BF16 {
   using Value = uint16_t;
-  CKDIST_INLINE Vec read(const uint16_t* p) { return load_bf16(p); }
+  using Packed = Halves;
+  CKDIST_INLINE Block read(const uint16_t* p) {
+    Block block;
+    for (int i = 0; i < kVecs; i++) block.v[i] = load_bf16(p + i * kLanes);
+    return block;
+  }
+  CKDIST_INLINE Packed pack(const Block& block) {
+    Packed packed;
+    for (int i = 0; i < kVecs; i++) {
+#if defined(__AVX512BF16__)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(packed.bits + i * kLanes), (__m256i)_mm512_cvtneps_pbh(block.v[i].v));
+#else
+      float lanes[kLanes];
+      store(lanes, block.v[i]);
+      for (int j = 0; j < kLanes; j++) packed.bits[i * kLanes + j] = to_bf16_flushed(lanes[j]);
+#endif
+    }
+    return packed;
+  }
+  CKDIST_INLINE void write(uint16_t* p, const Packed& packed) { write_halves(p, packed); }
+  CKDIST_INLINE void stream(uint16_t* p, const Packed& packed) { stream_halves(p, packed); }
   CKDIST_INLINE uint16_t narrow(float x) { return to_bf16_flushed(x); }
   CKDIST_INLINE float widen(uint16_t x) { return float_of(static_cast<uint32_t>(x) << 16); }
-#if defined(__AVX512BF16__)
-  CKDIST_INLINE __m256i rounded(Vec a) { return (__m256i)_mm512_cvtneps_pbh(a.v); }
-  CKDIST_INLINE void write(uint16_t* p, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), rounded(a)); }
-  CKDIST_INLINE void stream(uint16_t* p, Vec a) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), rounded(a)); }
-#else
-  CKDIST_INLINE void write(uint16_t* p, Vec a) {
-    float lanes[kLanes];
-    store(lanes, a);
-    for (int i = 0; i < kLanes; i++) p[i] = to_bf16_flushed(lanes[i]);
-  }
-  CKDIST_INLINE void stream(uint16_t* p, Vec a) { write(p, a); }
-#endif
 };
+
+#if defined(__AVX512BF16__)
+// From bfloat16 to bfloat16 the order within a block is free: even and odd elements apart cost no shuffles on the way in.
+struct BF16Pairs : BF16 {
+  struct Packed { __m512i v[2]; };
+  CKDIST_INLINE Block read(const uint16_t* p) {
+    Block block;
+    for (int i = 0; i < 2; i++) {
+      const __m512i pair = _mm512_loadu_si512(p + 32 * i);
+      block.v[2 * i].v = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+      block.v[2 * i + 1].v = _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+    }
+    return block;
+  }
+  CKDIST_INLINE Packed pack(const Block& block) {
+    alignas(64) static constexpr uint16_t kZip[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i zip = _mm512_load_si512(kZip);
+    Packed packed;
+    for (int i = 0; i < 2; i++) packed.v[i] = _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(block.v[2 * i + 1].v, block.v[2 * i].v));
+    return packed;
+  }
+  CKDIST_INLINE void write(uint16_t* p, const Packed& packed) {
+    for (int i = 0; i < 2; i++) _mm512_storeu_si512(p + 32 * i, packed.v[i]);
+  }
+  CKDIST_INLINE void stream(uint16_t* p, const Packed& packed) {
+    for (int i = 0; i < 2; i++) _mm512_stream_si512(reinterpret_cast<__m512i*>(p + 32 * i), packed.v[i]);
+  }
+};
+#else
+using BF16Pairs = BF16;
+#endif
 
 struct F16 {
   using Value = uint16_t;
-  CKDIST_INLINE Vec read(const uint16_t* p) { return load_f16(p); }
+  using Packed = Halves;
+  CKDIST_INLINE Block read(const uint16_t* p) {
+    Block block;
+    for (int i = 0; i < kVecs; i++) block.v[i] = load_f16(p + i * kLanes);
+    return block;
+  }
+  CKDIST_INLINE Packed pack(const Block& block) {
+    Packed packed;
+    for (int i = 0; i < kVecs; i++) {
+      uint16_t* const to = packed.bits + i * kLanes;
+#if defined(__AVX512F__)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(block.v[i].v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__AVX2__)
+      for (int j = 0; j < kParts; j++) _mm_storeu_si128(reinterpret_cast<__m128i*>(to + j * kPartLanes), _mm256_cvtps_ph(block.v[i].v[j], _MM_FROUND_TO_NEAREST_INT));
+#else
+      float lanes[kLanes];
+      store(lanes, block.v[i]);
+      for (int j = 0; j < kLanes; j++) to[j] = to_f16(lanes[j]);
+#endif
+    }
+    return packed;
+  }
+  CKDIST_INLINE void write(uint16_t* p, const Packed& packed) { write_halves(p, packed); }
+  CKDIST_INLINE void stream(uint16_t* p, const Packed& packed) { stream_halves(p, packed); }
   CKDIST_INLINE uint16_t narrow(float x) { return to_f16(x); }
   CKDIST_INLINE float widen(uint16_t x) { return from_f16(x); }
-#if defined(__AVX512F__)
-  CKDIST_INLINE __m256i rounded(Vec a) { return _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  CKDIST_INLINE void write(uint16_t* p, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), rounded(a)); }
-  CKDIST_INLINE void stream(uint16_t* p, Vec a) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), rounded(a)); }
-#elif defined(__AVX2__)
-  CKDIST_INLINE void write(uint16_t* p, Vec a) {
-    for (int i = 0; i < kParts; i++)
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(p + i * kPartLanes), _mm256_cvtps_ph(a.v[i], _MM_FROUND_TO_NEAREST_INT));
-  }
-  CKDIST_INLINE void stream(uint16_t* p, Vec a) { write(p, a); }
-#else
-  CKDIST_INLINE void write(uint16_t* p, Vec a) {
-    float lanes[kLanes];
-    store(lanes, a);
-    for (int i = 0; i < kLanes; i++) p[i] = to_f16(lanes[i]);
-  }
-  CKDIST_INLINE void stream(uint16_t* p, Vec a) { write(p, a); }
-#endif
 };
 
 CKDIST_INLINE void fence() {
@@ -107,19 +172,20 @@ CKDIST_INLINE float combine_one(float a, float b) {
 }
 
 template <class In, class Out, ReduceOp op, int parts_known, bool streamed>
-CKDIST_INLINE int64_t fold_vectors(typename Out::Value* const* outs, int out_count, const typename In::Value* const* parts, int part_count, int64_t n) {
+CKDIST_INLINE int64_t fold_blocks(typename Out::Value* const* outs, int out_count, const typename In::Value* const* parts, int part_count, int64_t n) {
   const int count = parts_known ? parts_known : part_count;
   int64_t i = 0;
-  for (; i + kBlock * kLanes <= n; i += kBlock * kLanes) {
-    Vec sum[kBlock];
-    for (int b = 0; b < kBlock; b++) sum[b] = In::read(parts[0] + i + b * kLanes);
-    for (int p = 1; p < count; p++)
-      for (int b = 0; b < kBlock; b++) sum[b] = combine<op>(sum[b], In::read(parts[p] + i + b * kLanes));
-    for (int o = 0; o < out_count; o++)
-      for (int b = 0; b < kBlock; b++) {
-        if (streamed) Out::stream(outs[o] + i + b * kLanes, sum[b]);
-        else Out::write(outs[o] + i + b * kLanes, sum[b]);
-      }
+  for (; i + kBlock <= n; i += kBlock) {
+    Block sum = In::read(parts[0] + i);
+    for (int p = 1; p < count; p++) {
+      const Block part = In::read(parts[p] + i);
+      for (int v = 0; v < kVecs; v++) sum.v[v] = combine<op>(sum.v[v], part.v[v]);
+    }
+    const typename Out::Packed packed = Out::pack(sum);
+    for (int o = 0; o < out_count; o++) {
+      if (streamed) Out::stream(outs[o] + i, packed);
+      else Out::write(outs[o] + i, packed);
+    }
   }
   return i;
 }
@@ -133,9 +199,9 @@ void fold(void* const* outs_in, int out_count, const void* const* parts_in, int 
   if (n <= 0) return;
   for (int o = 0; o < out_count && stream; o++) stream = reinterpret_cast<uintptr_t>(outs[o]) % 64 == 0;
   int64_t i;
-  if (stream) i = fold_vectors<In, Out, op, 0, true>(outs, out_count, parts, part_count, n);
-  else if (part_count == 2) i = fold_vectors<In, Out, op, 2, false>(outs, out_count, parts, part_count, n);
-  else i = fold_vectors<In, Out, op, 0, false>(outs, out_count, parts, part_count, n);
+  if (stream) i = fold_blocks<In, Out, op, 0, true>(outs, out_count, parts, part_count, n);
+  else if (part_count == 2) i = fold_blocks<In, Out, op, 2, false>(outs, out_count, parts, part_count, n);
+  else i = fold_blocks<In, Out, op, 0, false>(outs, out_count, parts, part_count, n);
   for (; i < n; i++) {
     float sum = In::widen(parts[0][i]);
     for (int p = 1; p < part_count; p++) sum = combine_one<op>(sum, In::widen(parts[p][i]));
@@ -193,7 +259,7 @@ void copy(void* out, const void* in, int64_t bytes, bool stream) {
 }  // namespace
 
 extern const ReduceKernel reduce_kernel = {
-    {CKDIST_OPS(fold, F32, F32), CKDIST_OPS(fold, BF16, BF16), CKDIST_OPS(fold, F16, F16), CKDIST_OPS(fold_ints, int32_t, uint32_t),
+    {CKDIST_OPS(fold, F32, F32), CKDIST_OPS(fold, BF16Pairs, BF16Pairs), CKDIST_OPS(fold, F16, F16), CKDIST_OPS(fold_ints, int32_t, uint32_t),
      CKDIST_OPS(fold_ints, int8_t, uint8_t)},
     {CKDIST_OPS(fold, F32, F32), CKDIST_OPS(fold, BF16, F32), CKDIST_OPS(fold, F16, F32), CKDIST_OPS(fold_ints, int32_t, uint32_t),
      CKDIST_OPS(fold_ints, int8_t, uint8_t)},

@@ -1,0 +1,116 @@
+"""`ckdist bench comm`: how fast the ranks meet, by size, type and where the buffers lie; `--tune` keeps the best thresholds.
+
+Each time is the median of short batches on data that is rewritten before every call, native from end to end. The distance
+between two CPUs can change while a program runs, so every batch stands between two measurements of a cache line's round trip.
+"""
+
+import statistics
+import time
+
+import numpy as np
+
+from ckdist import native
+from ckdist.comm.communicator import ELEMENTS, Communicator, open_communicator
+from ckdist.comm.tcp_world import TcpWorld, is_started
+from ckdist.comm.thresholds import Thresholds, load_thresholds, save_thresholds
+from ckdist.comm.world import start_world
+
+SIZES = tuple(4 << k for k in range(10, 25, 2))  # bytes: 4 KiB to 64 MiB
+BATCH_BYTES = 8 << 20
+BATCH_CALLS = (2, 300)
+TUNED = (1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10)
+
+
+class Stopwatch:
+    """Seconds of single operations on one communicator; collective calls all."""
+
+    def __init__(self, communicator: Communicator):
+        self.communicator = communicator
+        self._out = native.ffi.new("double *")
+
+    def all_reduce(self, data: np.ndarray, dtype: str) -> float:
+        calls = int(np.clip(BATCH_BYTES // max(1, data.nbytes), *BATCH_CALLS))
+        native.check(native.lib.ckdist_time_all_reduce(self.communicator._handle, native.pointer(data), data.size, ELEMENTS[dtype], calls, self._out))
+        return self._out[0]
+
+    def barrier(self) -> float:
+        native.check(native.lib.ckdist_time_barrier(self.communicator._handle, 500, self._out))
+        return self._out[0]
+
+    def round_trip(self) -> float | None:
+        """Of a cache line between the host's first two ranks; None where no memory is shared."""
+        if native.lib.ckdist_time_round_trip(self.communicator._handle, 1000, self._out) < 0:
+            return None
+        return self._out[0]
+
+    def median(self, measure, repetitions: int) -> float:
+        """Rank 0's median: a rank that waits for another sees the same time, and one number must stand for all."""
+        value = np.array([statistics.median(measure() for _ in range(repetitions))], np.float32)
+        return float(self.communicator.broadcast(value)[0])
+
+
+def buffer(communicator: Communicator, size: int, dtype: str, placed: bool) -> np.ndarray:
+    elements = size // (4 if dtype == "float32" else 2)
+    return communicator.allocate(elements, dtype) if placed else np.zeros(elements, np.float32 if dtype == "float32" else np.uint16)
+
+
+def rows(communicator: Communicator, repetitions: int) -> list[dict]:
+    watch = Stopwatch(communicator)
+    shared = communicator.transport == "shared memory"
+    result = []
+    trip = watch.median(watch.round_trip, repetitions) if shared else None
+    base = {"transport": communicator.transport, "ranks": communicator.size}
+    result.append({**base, "operation": "barrier", "buffers": "", "dtype": "", "bytes": 0, "median_us": watch.median(watch.barrier, repetitions) * 1e6, "gb_per_s": 0.0, "round_trip_us": trip and trip * 1e6})
+    for size in SIZES:
+        for dtype in ("float32", "bfloat16"):
+            for placed in (True, False) if shared else (False,):
+                data = buffer(communicator, size, dtype, placed)
+                trip = watch.median(watch.round_trip, 3) if shared else None
+                seconds = watch.median(lambda: watch.all_reduce(data, dtype), repetitions)
+                result.append({**base, "operation": "all_reduce", "buffers": "arena" if placed else "ordinary", "dtype": dtype, "bytes": size,
+                               "median_us": seconds * 1e6, "gb_per_s": size / max(seconds, 1e-9) * 1e-9, "round_trip_us": trip and trip * 1e6})
+    return result
+
+
+def tune(world, repetitions: int) -> Thresholds:
+    """The thresholds that suit this machine and this number of ranks: up to the largest size where the small algorithm wins."""
+    best = load_thresholds()._asdict()
+    for field, transport in (("direct_bytes", "auto"), ("wire_direct_bytes", "tcp"), ("leaders_bytes", "auto")):
+        hosts = len(set(world.hosts))
+        if (field == "direct_bytes" and hosts > 1) or (field == "leaders_bytes" and hosts in (1, world.size)):
+            continue
+        limits = [Thresholds(**{**best, field: limit}) for limit in (0, 1 << 20)]
+        large, small = (Stopwatch(open_communicator(world, transport, thresholds=t)) for t in limits)
+        chosen = 0
+        for size in TUNED:
+            data = [buffer(w.communicator, size, "float32", placed=True) for w in (large, small)]
+            times: tuple[list, list] = ([], [])
+            for _ in range(repetitions):  # by turns
+                for w, x, t in zip((large, small), data, times):
+                    t.append(w.all_reduce(x, "float32"))
+            if not world.broadcast(statistics.median(times[1]) < statistics.median(times[0])):
+                break
+            chosen = size
+        best[field] = chosen
+    return Thresholds(**best)
+
+
+def run(config) -> int:
+    from ckdist.cli.bench import write_rows
+
+    world = TcpWorld.from_environment() if is_started() else start_world()
+    if config.tune:
+        start = time.monotonic()
+        thresholds = tune(world, config.repetitions)
+        if world.rank == 0:
+            path = save_thresholds(thresholds)
+            write_rows([{**thresholds._asdict(), "seconds": time.monotonic() - start, "file": str(path)}], config.output)
+    else:
+        communicator = open_communicator(world, "auto", timeout=config.comm_timeout)
+        result = rows(communicator, config.repetitions)
+        if world.rank == 0:
+            write_rows(result, config.output)
+        communicator.barrier()
+    world.gather(None)
+    world.close()
+    return 0
