@@ -47,9 +47,9 @@ Communicator::~Communicator() {
 
 template <class Body>
 auto Communicator::guarded(Body&& body) {
-  {
+  if (failed_) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!failure_.empty()) fail(Status::comm, "%s", failure_.c_str());
+    fail(Status::comm, "%s", failure_.c_str());
   }
   try {
     return body();
@@ -64,15 +64,17 @@ void Communicator::abandon(const char* reason) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!failure_.empty()) return;
     failure_ = reason;
+    failed_ = true;
   }
   if (parts_.meeting) parts_.meeting->abandon();
   channel_->abandon(reason);
 }
 
 void Communicator::run(const std::function<void(Collectives&)>& body) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (worker_.joinable()) changed_.wait(lock, [&] { return queue_.empty(); });
-  lock.unlock();
+  if (has_worker_) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return queue_.empty(); });
+  }
   std::lock_guard<std::mutex> turn(running_);
   guarded([&] { body(*collectives_); });
 }
@@ -84,7 +86,7 @@ std::shared_ptr<Communicator::Operation> Communicator::begin(std::function<void(
   std::lock_guard<std::mutex> lock(mutex_);
   if (!failure_.empty()) fail(Status::comm, "%s", failure_.c_str());
   queue_.push_back(operation);
-  if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
+  if (!worker_.joinable()) worker_ = std::thread([this] { work(); }), has_worker_ = true;
   changed_.notify_all();
   return operation;
 }

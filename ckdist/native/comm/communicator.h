@@ -6,6 +6,7 @@
 //
 // After the first failure a communicator tells its peers, and gives the same error to every later call.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -84,6 +85,8 @@ class Communicator {
   std::shared_ptr<Channel> channel_;
   std::unique_ptr<Collectives> collectives_;
   std::mutex running_;  // one collective at a time
+  // Looked at without the lock, so that the calls of those who use neither cost nothing.
+  std::atomic<bool> failed_{false}, has_worker_{false};
 
   std::mutex mutex_;    // of all below
   std::condition_variable changed_;

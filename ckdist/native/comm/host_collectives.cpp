@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kSlot = Meeting::kSlotBytes;
 constexpr int64_t kLine = 64;
 constexpr int64_t kStreamable = 4 << 10;  // below, streaming stores never win
-constexpr int64_t kTrialEvery = 256;       // calls
+constexpr int64_t kTrialEvery = 256, kTrials = 8;  // calls; kTrialEvery is even, so that trials take turns
 constexpr int kFewRanks = 3;               // up to so many, reading everything beats a second meeting
 
 uint64_t signature(int kind, int64_t a, int64_t b = 0) {
@@ -42,15 +42,15 @@ int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts
 bool HostCollectives::Probe::begin() {
   const int64_t phase = calls++ % kTrialEvery;
   if (phase == 0) cached_ns = streamed_ns = 1e30;
-  if (phase < 8) return phase % 2;
+  start = phase < kTrials ? now_ns() : 0;
+  if (start) return phase % 2;
   return streamed_ns < cached_ns;
 }
 
-void HostCollectives::Probe::end(double ns_per_byte) {
-  const int64_t phase = (calls - 1) % kTrialEvery;
-  if (phase >= 8) return;
-  double& best = phase % 2 ? streamed_ns : cached_ns;
-  best = std::min(best, ns_per_byte);
+void HostCollectives::Probe::end(int64_t bytes) {
+  if (!start) return;
+  double& best = (calls - 1) % 2 ? streamed_ns : cached_ns;
+  best = std::min(best, double(now_ns() - start) / double(bytes));
 }
 
 HostCollectives::HostCollectives(Meeting& meeting, std::shared_ptr<HostMemory> memory, std::vector<int> arenas, const Thresholds& thresholds)
@@ -88,7 +88,6 @@ void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
   if (!placed) own.in = own.out = -1;
   // A rank whose buffers lie elsewhere fills its slot before it says so: where no rank's are placed, that was the first chunk.
   Probe& probe = (placed ? placed_ : staged_)[63 - __builtin_clzll(uint64_t(bytes) | 1)];
-  const int64_t start = now_ns();
   streaming_ = bytes >= kStreamable && probe.begin();
   if (!placed) fill(meeting_.slot(meeting_.index, epoch), in, std::min(bytes, kSlot));
   meeting_.post(own);
@@ -108,7 +107,7 @@ void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
     const auto reduce = size <= kFewRanks ? &HostCollectives::reduce_staged : &HostCollectives::reduce_staged_slices;
     (this->*reduce)(static_cast<const uint8_t*>(in), static_cast<uint8_t*>(out), n, e, op, first);
   }
-  if (bytes >= kStreamable) probe.end(double(now_ns() - start) / double(bytes));
+  if (bytes >= kStreamable) probe.end(bytes);
 }
 
 // Every rank folds its slice from all ranks' buffers and writes it to all of them: no slice has two writers, nor a reader beside its writer.

@@ -30,8 +30,9 @@ class HostCollectives : public Collectives {
   struct Probe {
     int64_t calls = 0;
     double cached_ns = 0, streamed_ns = 0;
-    bool begin();
-    void end(double ns_per_byte);
+    bool begin();               // streaming?
+    void end(int64_t bytes);
+    int64_t start = 0;          // 0: not a trial
   };
 
   bool all_placed(uint32_t epoch, bool outs) const;
