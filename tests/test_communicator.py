@@ -34,6 +34,11 @@ def options(transport: str, ranks: int):
     return hosts, {"transport": "tcp", "share": transport == "hybrid"}
 
 
+def largest(transport: str, ranks: int) -> int:
+    """Elements: several chunks of shared memory with few and with many ranks, and little on the slower rest."""
+    return 300_001 if ranks == 2 or (transport, ranks) == ("shared", 5) else 5000
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid", "hosts without shared memory"])
 class TestCommunicator:
@@ -44,10 +49,10 @@ class TestCommunicator:
         run_threads(hosts, lambda world: collectives.battery(world, largest, (part,), **opened))
 
     def test_reductions(self, transport, ranks):
-        self.run(transport, ranks, collectives.reductions, 300_001 if ranks in (2, 5) else 5000)
+        self.run(transport, ranks, collectives.reductions, largest(transport, ranks))
 
     def test_movements(self, transport, ranks):
-        self.run(transport, ranks, collectives.movements, 300_001 if ranks in (2, 5) else 5000)
+        self.run(transport, ranks, collectives.movements, largest(transport, ranks))
 
     def test_overlapping(self, transport, ranks):
         self.run(transport, ranks, collectives.overlapping, 40_000)
