@@ -114,6 +114,7 @@ CKDIST_INLINE Part part_i8(const int8_t* p) {
 // Vector extensions of the compiler: four lanes are one register on every 64-bit CPU.
 typedef float Part __attribute__((vector_size(16)));
 typedef int32_t PartMask __attribute__((vector_size(16)));
+typedef uint32_t PartBits __attribute__((vector_size(16)));
 constexpr int kPartLanes = 4;
 
 CKDIST_INLINE Part part_load(const float* p) {
@@ -130,21 +131,21 @@ CKDIST_INLINE Part part_max(Part a, Part b) { return a > b ? a : b; }
 CKDIST_INLINE PartMask part_less(Part a, Part b) { return a < b; }
 CKDIST_INLINE Part part_select(PartMask m, Part a, Part b) { return m ? a : b; }
 CKDIST_INLINE Part part_copy_sign(Part magnitude, Part sign) {
-  return (Part)(((PartMask)magnitude & INT32_MAX) | ((PartMask)sign & INT32_MIN));
+  return (Part)(((PartBits)magnitude & 0x7fffffff) | ((PartBits)sign & 0x80000000));
 }
-CKDIST_INLINE Part part_add_exponent(Part a, Part power) { return (Part)((PartMask)a + ((PartMask)power << 23)); }
-CKDIST_INLINE PartMask part_u16(const uint16_t* p) {
+CKDIST_INLINE Part part_add_exponent(Part a, Part power) { return (Part)((PartBits)a + ((PartBits)power << 23)); }
+CKDIST_INLINE PartBits part_u16(const uint16_t* p) {
   typedef uint16_t Four __attribute__((vector_size(8)));
   Four four;
   std::memcpy(&four, p, sizeof four);
-  return __builtin_convertvector(four, PartMask);
+  return __builtin_convertvector(four, PartBits);
 }
 CKDIST_INLINE Part part_f16(const uint16_t* p) {
-  const PartMask half = part_u16(p);
-  const PartMask magnitude = (half & 0x7fff) << 13;                       // the exponent is short of 112
-  const PartMask special = (magnitude >= 31 << 23) & 0x7f800000;          // infinity and NaN
+  const PartBits half = part_u16(p);
+  const PartBits magnitude = (half & 0x7fff) << 13;                                   // the exponent is short of 112
+  const PartBits special = (PartBits)(magnitude >= 0x0f800000) & 0x7f800000;          // infinity and NaN
   const Part scaled = (Part)magnitude * 0x1p112f;
-  return (Part)((PartMask)scaled | special | ((half & 0x8000) << 16));
+  return (Part)((PartBits)scaled | special | ((half & 0x8000) << 16));
 }
 CKDIST_INLINE Part part_bf16(const uint16_t* p) { return (Part)(part_u16(p) << 16); }
 CKDIST_INLINE Part part_i8(const int8_t* p) {
