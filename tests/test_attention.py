@@ -115,7 +115,9 @@ def test_agrees_with_reference(isa, kv_type, head_dim, tokens, heads, positions)
     np.testing.assert_allclose(out, want, atol=2e-5)
 
 
-@pytest.mark.parametrize("settings", [Settings(soft_cap=5), Settings(window=1), Settings(window=40), Settings(window=100, soft_cap=20)])
+@pytest.mark.parametrize(
+    "settings", [Settings(soft_cap=5), Settings(window=1), Settings(window=40), Settings(window=100, soft_cap=20)]
+)
 @pytest.mark.parametrize("tokens", [1, 20])
 def test_soft_cap_and_window(isa, kv_type, settings, tokens):
     k, v, q = random_case(64, 210, tokens, 2)
