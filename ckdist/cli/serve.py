@@ -16,6 +16,7 @@ from ckdist.comm.world import start_world
 from ckdist.config import ServeConfig
 from ckdist.engine.coordinator import Coordinator
 from ckdist.engine.launch import BUNDLED, load_model, make_engine
+from ckdist.errors import EngineError
 from ckdist.serve.process import HttpProcess, listen
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,9 @@ def run(config: ServeConfig) -> int:
 
         def watch():
             model.executable.check_peers()
-            if http.poll() is not None:
+            if http.poll():
+                raise EngineError(f"the HTTP process ended with code {http.poll()}; its own message is above")
+            if http.poll() == 0:  # it was told to drain, and has
                 coordinator.request_drain()
 
         coordinator.run(engine, check_peers=watch)

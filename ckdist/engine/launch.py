@@ -8,6 +8,8 @@ import os
 import pathlib
 from dataclasses import dataclass
 
+import psutil
+
 from ckdist import __version__, native
 from ckdist.comm.world import agree, open_group
 from ckdist.engine.engine import Engine
@@ -46,13 +48,16 @@ class Model:
     total_weight_bytes: int  # of all ranks
 
     def placement_map(self) -> str:
-        """One line per rank: host, node, CPUs, weights and cache; a collective call."""
+        """One line per rank: host, node, CPUs, weights, cache, and resident memory as the kernel counts it; a collective call."""
         p = self.plan.placement
-        cpus = ",".join(map(str, p.cpus)) if p.cpus else "any (more threads than CPUs)"
-        row = [self.world.hosts[self.world.rank].split("/")[0], p.node, cpus, self.weight_bytes, self.executable.kv_bytes]
-        lines = ["rank  host                 node  cpus             weights     kv cache"]
-        for rank, (host, node, cpus, weights, kv) in enumerate(self.world.gather(row)):
-            lines.append(f"{rank:<5d} {host:<20s} {node:<5d} {cpus:<16s} {gigabytes(weights):<11s} {gigabytes(kv)}")
+        cpus = ",".join(map(str, p.cpus)) if p.cpus else "any"
+        host = self.world.hosts[self.world.rank].split("/")[0]
+        row = [host, p.node, cpus, self.weight_bytes, self.executable.kv_bytes, psutil.Process().memory_info().rss]
+        lines = ["rank  host                 node  cpus             weights      kv cache     resident"]
+        for rank, (host, node, cpus, *sizes) in enumerate(self.world.gather(row)):
+            lines.append(f"{rank:<5d} {host:<20s} {node:<5d} {cpus:<16s} " + " ".join(f"{gigabytes(size):<12s}" for size in sizes).rstrip())
+        if not p.cpus:
+            lines.append(f"{max(self.plan.threads, self.plan.threads_batch)} threads have fewer CPUs here, so none is pinned; fewer threads (-t), or mpirun --bind-to none, may be faster")
         return "\n".join(lines)
 
     def close(self) -> None:

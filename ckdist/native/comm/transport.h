@@ -1,0 +1,48 @@
+// Moves bytes between two ranks: the only thing that differs between TCP, RDMA verbs and MPI. Algorithms (ring, recursive
+// doubling, direct, hierarchical) are written once over this and know no wire.
+//
+// Calls begin an operation and return at once; `test` makes progress on everything that is under way and never blocks. Messages
+// between two ranks with one tag arrive in the order they were sent. Whoever fails throws Error(Status::comm) that names the peer.
+// One thread uses a transport at a time.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "core/futex.h"
+
+namespace ckdist {
+
+class Transport {
+ public:
+  using Request = uint64_t;  // 0: complete already
+
+  Transport(int rank, int size, double timeout_s) : rank(rank), size(size), timeout_ns(int64_t(timeout_s * 1e9)) {}
+  virtual ~Transport() = default;
+  const int rank, size;
+  const int64_t timeout_ns;  // that any wait for a peer may take
+
+  // `data` must stay as it is until the request is complete.
+  virtual Request isend(int peer, int tag, const void* data, int64_t bytes) = 0;
+  virtual Request irecv(int peer, int tag, void* data, int64_t bytes) = 0;
+
+  // Memory of this rank that peers may read and write, the same `window` number on every rank; a collective call. Offsets of
+  // iput and iget lie within what the peer exposed.
+  virtual void expose(int window, void* base, int64_t bytes) = 0;
+  virtual Request iput(int peer, int window, int64_t offset, const void* data, int64_t bytes) = 0;
+  virtual Request iget(int peer, int window, int64_t offset, void* data, int64_t bytes) = 0;
+  // Adds one to the peer's counter `slot` of a window after everything put to it before is visible there.
+  virtual Request inotify(int peer, int window, int slot) = 0;
+  virtual uint64_t notified(int window, int slot) = 0;  // this rank's counter
+
+  // True once complete; the request is then forgotten. Makes progress.
+  virtual bool test(Request request) = 0;
+  // Nothing is under way: may the caller sleep a little before it polls again? Transports with a file descriptor wait on it.
+  virtual void idle(int64_t ns) = 0;
+
+  // Polls until complete. `what` names the operation in the error: "all_reduce 17, step 2".
+  void wait(Request request, int peer, const char* what);
+
+  virtual const char* name() const = 0;  // "tcp", "verbs", "mpi"
+};
+
+}  // namespace ckdist
