@@ -12,7 +12,7 @@ import time
 
 from ckdist import __version__, config
 from ckdist.cli.arguments import parse_arguments
-from ckdist.errors import CkdistError, ConfigError, UserError
+from ckdist.errors import CkdistError, ConfigError, EngineError, UserError
 
 COMMANDS = {
     "serve": (config.ServeConfig, "answer the OpenAI API over HTTP"),
@@ -69,6 +69,9 @@ def main(arguments: list[str] | None = None) -> int:
         code = 130
     except BrokenPipeError:
         code = 141
+    except OSError as error:
+        report(EngineError(f"the system refused: {error}"), rank)  # a full disk behind standard output, no more processes
+        code = 1
     if code:
         # A failed rank's peers may be gone: nothing may wait for them on the way out.
         with contextlib.suppress(OSError, AttributeError):  # the reader has gone, or there was none
