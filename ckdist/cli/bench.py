@@ -7,7 +7,6 @@ sampling is not part of either. A warm-up precedes every row.
 import csv
 import io
 import json
-import logging
 import statistics
 import sys
 import time
@@ -15,7 +14,7 @@ import time
 import numpy as np
 
 from ckdist import __version__, native
-from ckdist.cli.session import model_session
+from ckdist.cli.session import longer_context, model_session
 from ckdist.comm.world import start_world
 from ckdist.config import BenchConfig
 from ckdist.engine.single import SingleSequence
@@ -24,7 +23,6 @@ from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.executable import kv_bytes_per_block
 from ckdist.topology import default_threads, place
 
-log = logging.getLogger(__name__)
 READ_BYTES = 256 << 20  # per thread; far beyond any cache
 
 
@@ -100,7 +98,7 @@ class ModelBench:
 
     def check(self, count: int, flag: str) -> None:
         if count > self.executable.context_length:
-            raise ConfigError(f"{flag} {count} is longer than the context of {self.executable.context_length}: use --ctx-size {count}")
+            raise ConfigError(f"{flag} {count} is longer than the context of {self.executable.context_length}: {longer_context(count, self.model.spec)}")
 
     def prompt(self, count: int) -> dict:
         self.check(count, "--n-prompt")
@@ -170,7 +168,6 @@ def run(config: BenchConfig) -> int:
     with model_session(config, world) as model:
         if model is None:
             return 0
-        log.info("%s", model.plan)
         bench = ModelBench(model, config, bandwidth)
         rows = [bench.prompt(n) for n in config.n_prompt if n] + [bench.generate(n) for n in config.n_gen if n]
         write_rows(rows, config.output)

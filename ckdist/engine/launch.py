@@ -4,6 +4,7 @@ Every function here is called by all ranks of a world together.
 """
 
 import logging
+import os
 import pathlib
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from ckdist import __version__, native
 from ckdist.comm.world import agree, open_group
 from ckdist.engine.engine import Engine
 from ckdist.engine.sampler import Sampler
+from ckdist.errors import ConfigError
 from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
 from ckdist.planner import Plan, gigabytes, layout_for, make_plan
@@ -23,6 +25,7 @@ from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.topology import default_threads
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
+from ckdist.weights.dtypes import BY_NUMBER
 from ckdist.weights.loader import ShardLoader
 
 log = logging.getLogger(__name__)
@@ -87,6 +90,7 @@ def load_model(config, world, progress: bool = False) -> Model:
         max_tokens=max_tokens,
     )
     matrices, vectors = plan_shard(loader, lowered)
+    check_quantize(loader, lowered)
     plan = make_plan(config, spec, world, loader.planned_bytes)
     report = loader.load(progress=progress)
     group = open_group(world, plan.spins, config.comm_timeout, config.transport)
@@ -115,8 +119,17 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
 
 
 def loading_threads(config, world) -> int:
-    """Threads that read and pack weights: those that will run."""
-    return max(config.threads or 0, config.threads_batch or 0) or default_threads(world.local_size)
+    """Threads that read and pack weights: those that will run, as far as there are cores for them."""
+    return min(max(config.threads or 0, config.threads_batch or 0), os.cpu_count() or 1) or default_threads(world.local_size)
+
+
+def check_quantize(loader: ShardLoader, lowered: Lowered) -> None:
+    """ConfigError when --quantize would change no weight: they are quantised already, or no row is made of whole blocks."""
+    sources = [loader.checkpoint.tensors[name] for name, _, _ in lowered.matrices]
+    if loader.quantize is None or any(loader.type_of(name) != source.type for (name, _, _), source in zip(lowered.matrices, sources)):
+        return
+    types = ", ".join(sorted({BY_NUMBER[source.type].name for source in sources}))
+    raise ConfigError(f"--quantize {loader.quantize} changes nothing in {loader.checkpoint.path}, whose matrices are {types}: it packs rows of F32, F16 or BF16 that its blocks divide; leave it out")
 
 
 def plan_shard(loader: ShardLoader, lowered: Lowered):

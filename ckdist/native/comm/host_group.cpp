@@ -136,7 +136,7 @@ void HostGroup::meet(int step) {
 
 void HostGroup::publish(const int32_t* message, int64_t ints) {
   if (ints > mail_ints_) fail(Status::native, "message of %lld ints is larger than the mailbox of %lld", (long long)ints, (long long)mail_ints_);
-  std::memcpy(data_ + mail_offset_, message, ints * 4);
+  if (ints) std::memcpy(data_ + mail_offset_, message, ints * 4);
   header_->message_ints = ints;
   header_->message.set(++message_);
 }
