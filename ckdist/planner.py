@@ -89,9 +89,9 @@ def make_plan(config, spec, world, weight_bytes: int) -> Plan:
     holds = [budget // per_block * BLOCK_TOKENS if per_block else sys.maxsize, longest * BLOCK_TOKENS, int(placement.crowded)]
     most, longest, crowded = (choose(column) for choose, column in zip((min, min, any), zip(*world.gather(holds))))
     if most < wanted:
-        needed = -(-context // BLOCK_TOKENS) * per_block
+        needed = -(-context // BLOCK_TOKENS) * per_block + context * rope
         remedy = f"--ctx-size {longest} would fit" if longest else f"give --kv-memory at least {per_block}, which holds {BLOCK_TOKENS} tokens"
-        raise CapacityError(f"one sequence of --ctx-size {context} needs {gigabytes(needed)} of {cache} cache on each rank, and {gigabytes(budget)} are there for it: {remedy}")
+        raise CapacityError(f"one sequence of --ctx-size {context} needs {gigabytes(needed)} of {cache} cache on each rank, and {gigabytes(min(room, limit))} are there for it: {remedy}")
     # All sequences at full length, if memory allows; what is given with --kv-memory is used whole.
     total = most if config.kv_memory else min(config.parallel * context, max(context, int(most * KV_SHARE)), most)
     context = min(context, total)
