@@ -86,12 +86,15 @@ def make_plan(config, spec, world, weight_bytes: int) -> Plan:
     budget = max(0, min(room - context * rope, limit))
     wanted = context if config.ctx_size or config.kv_memory else BLOCK_TOKENS
     longest = min(room // (per_block + BLOCK_TOKENS * rope), limit // per_block if per_block else sys.maxsize)  # blocks of one sequence
-    holds = [budget // per_block * BLOCK_TOKENS if per_block else sys.maxsize, longest * BLOCK_TOKENS, int(placement.crowded)]
-    most, longest, crowded = (choose(column) for choose, column in zip((min, min, any), zip(*world.gather(holds))))
+    needed = -(-context // BLOCK_TOKENS) * per_block
+    needed, there = (needed, limit) if needed > limit else (needed + context * rope, room)
+    most = budget // per_block * BLOCK_TOKENS if per_block else sys.maxsize
+    rows = world.gather([most, needed, there, longest * BLOCK_TOKENS, int(placement.crowded)])
+    most, needed, there, *_ = min(rows)  # of the rank that has the least room
+    longest, crowded = min(row[3] for row in rows), any(row[4] for row in rows)
     if most < wanted:
-        needed = -(-context // BLOCK_TOKENS) * per_block + context * rope
         remedy = f"--ctx-size {longest} would fit" if longest else f"give --kv-memory at least {per_block}, which holds {BLOCK_TOKENS} tokens"
-        raise CapacityError(f"one sequence of --ctx-size {context} needs {gigabytes(needed)} of {cache} cache on each rank, and {gigabytes(min(room, limit))} are there for it: {remedy}")
+        raise CapacityError(f"one sequence of --ctx-size {context} needs {gigabytes(needed)} for its {cache} cache on each rank, and {gigabytes(there)} are there for it: {remedy}")
     # All sequences at full length, if memory allows; what is given with --kv-memory is used whole.
     total = most if config.kv_memory else min(config.parallel * context, max(context, int(most * KV_SHARE)), most)
     context = min(context, total)
