@@ -20,6 +20,7 @@ constexpr int64_t kMostBytes = 1 << 30;       // of one MPI call, whose counts a
 constexpr int64_t kPatienceNs = 2'000'000;    // a rank without work polls this long before it sleeps between polls
 constexpr int64_t kYieldNs = 1'000'000;       // a rank in a step yields this long before it does
 constexpr int kIdleUs = 500, kYieldUs = 50;   // these sleeps
+constexpr int kPollPauses = 32;               // a poll of MPI takes as long as this many of a flag
 
 struct Slice {
   int64_t begin, end;
@@ -30,7 +31,7 @@ struct Slice {
 }  // namespace
 
 MpiGroup::MpiGroup(const MpiCalls& calls, int rank, int size, int spins, double timeout_s)
-    : Group(rank, size), calls_(calls), spins_(spins), timeout_ns_(int64_t(timeout_s * 1e9)) {
+    : Group(rank, size), calls_(calls), spins_(spins / kPollPauses), timeout_ns_(int64_t(timeout_s * 1e9)) {
   if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size) fail(Status::config, "rank %d of %d ranks; at most %d are supported", rank, size, kMaxRanks);
 }
 

@@ -15,7 +15,7 @@ namespace ckdist {
 
 class MpiGroup : public Group {
  public:
-  // `spins`: polls before a waiting thread lets others run.
+  // `spins`: as of HostGroup; a waiting thread polls about as long before it lets others run.
   MpiGroup(const MpiCalls& calls, int rank, int size, int spins, double timeout_s);
 
   void reserve(const GroupSizes& sizes) override;
