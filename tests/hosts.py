@@ -5,6 +5,7 @@ use TCP, and the hosts differ by name.
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -29,6 +30,7 @@ def run(*words: str, check: bool = True) -> str:
     return done.stdout
 
 
+@functools.cache
 def why_not() -> str | None:
     """The reason why this machine cannot have such hosts, or None."""
     if os.geteuid() != 0:

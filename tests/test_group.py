@@ -5,6 +5,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import threading
 import time
 
@@ -79,6 +80,31 @@ def test_a_rank_that_is_late_is_named():
 
     raised = run_threads(3, body, timeout=0.5)
     assert len(raised) == 2 and all("rank 2" in str(e) and "did not reach step 3 within" in str(e) for e in raised)
+
+
+STOPPED_RANK = """
+import sys, os, signal
+from ckdist import native
+out = native.ffi.new("struct ckdist_group **")
+native.check(native.lib.ckdist_host_group(sys.argv[1].encode(), 1, 2, 20, 5.0, out))
+print("there", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_rank_that_is_stopped_between_steps_is_named():
+    group = host_group(0, 2, timeout=0.3)
+    with subprocess.Popen([sys.executable, "-c", STOPPED_RANK, path_of(group)], stdout=subprocess.PIPE, cwd=ROOT) as peer:
+        try:
+            assert peer.stdout.readline() == b"there\n"
+            with pytest.raises(errors.CommError, match=rf"rank 1 \(pid {peer.pid}\) has been stopped"):
+                for _ in range(100):
+                    time.sleep(0.05)
+                    native.check(lib.ckdist_group_check_peers(group))
+        finally:
+            peer.kill()
+    with pytest.raises(errors.CommError, match="rank 1 .* died"):
+        native.check(lib.ckdist_group_check_peers(group))
 
 
 def test_groups_leave_no_descriptor_behind():

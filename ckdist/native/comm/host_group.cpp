@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "comm/place.h"
+#include "comm/waiting.h"
 #include "core/error.h"
 
 namespace ckdist {
@@ -107,14 +107,13 @@ void HostGroup::check_awake(int r) {
 }
 
 void HostGroup::wait_for(Signal& signal, uint32_t count, int r, int step) {
-  int64_t start = 0;
+  std::optional<Waited> waited;  // the clock is not asked before the first sleep
   signal.wait(
       spins_, kTickNs, [&](uint32_t v) { return int32_t(v - count) >= 0; },
       [&] {
         check_alive(r, step);
-        const int64_t now = now_ns();
-        if (!start) start = now;
-        if (now - start > timeout_ns_)
+        if (!waited) waited.emplace();
+        if (waited->ns() > timeout_ns_)
           fail(Status::comm, "rank %d (pid %d) did not reach %s within %.0f s", r, header_->lines[r].pid.load(), place(step).text, timeout_ns_ / 1e9);
       });
 }

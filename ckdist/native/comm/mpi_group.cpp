@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/place.h"
+#include "comm/waiting.h"
 #include "core/error.h"
 #include "core/futex.h"
 
@@ -86,15 +86,15 @@ void MpiGroup::receive(int peer, int tag, void* data, int64_t bytes) {
 
 // Requests are waited for in their order: MPI moves all of them, whichever is asked about.
 void MpiGroup::wait(int step) {
-  const int64_t start = now_ns();
+  Waited waited;
   int polls = 0;
   for (size_t i = 0; i < requests_.size(); i++) {
     for (bool failed; !requests_[i].complete(calls_, &failed);) {
       if (failed) fail(Status::comm, "MPI reports that rank %d is lost at or before %s", requests_[i].peer, place(step).text);
       if (++polls < spins_) continue;
-      const int64_t waited = now_ns() - start;
-      if (waited > timeout_ns_) give_up(i, step);
-      if (waited < kYieldNs) sched_yield();
+      const int64_t ns = waited.ns();
+      if (ns > timeout_ns_) give_up(i, step);
+      if (ns < kYieldNs) sched_yield();
       else usleep(kYieldUs);
     }
   }
@@ -117,13 +117,13 @@ void MpiGroup::give_up(size_t first, int step) {
 }
 
 void MpiGroup::wait_idle() {
-  const int64_t start = now_ns();
+  Waited waited;
   for (bool failed; !requests_[0].complete(calls_, &failed);) {
     if (failed) fail(Status::comm, "MPI reports that rank 0 is lost between steps");
-    const int64_t waited = now_ns() - start;
-    if (waited > timeout_ns_) fail(Status::comm, "rank 0 has not been heard of for %.0f s between steps: it is dead, stopped or cut off", timeout_ns_ / 1e9);
-    if (waited > kPatienceNs) usleep(kIdleUs);
-    else if (waited > kPatienceNs / 8) sched_yield();
+    const int64_t ns = waited.ns();
+    if (ns > timeout_ns_) fail(Status::comm, "rank 0 has not been heard of for %.0f s between steps: it is dead, stopped or cut off", timeout_ns_ / 1e9);
+    if (ns > kPatienceNs) usleep(kIdleUs);
+    else if (ns > kPatienceNs / 8) sched_yield();
   }
   requests_.clear();
 }

@@ -27,12 +27,13 @@ class MpiPulse {
   struct Peer {
     MpiRequest sent, answer;
     bool sending = false;
-    int32_t answered = 0;
+    int32_t room = 0;  // for the answer
     std::atomic<int64_t> asked_ns{0};  // 0: no answer is due
   };
   void run();
   void stop();
-  void beat(int rank);
+  void ask(int rank);
+  bool answered(int rank);  // or not asked
 
   const MpiCalls calls_;
   const int64_t timeout_ns_;
