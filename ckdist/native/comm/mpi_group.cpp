@@ -19,7 +19,8 @@ namespace {
 constexpr int64_t kMostBytes = 1 << 30;       // of one MPI call, whose counts are ints
 constexpr int64_t kPatienceNs = 2'000'000;    // a rank without work polls this long before it sleeps between polls
 constexpr int64_t kYieldNs = 1'000'000;       // a rank in a step yields this long before it does
-constexpr int kIdleUs = 500, kYieldUs = 50;   // these sleeps
+constexpr int64_t kLongIdleNs = 200'000'000;  // and longer once it has had nothing to do for so long
+constexpr int kIdleUs = 500, kLongIdleUs = 2000, kYieldUs = 50;  // these sleeps
 constexpr int kPollPauses = 32;               // a poll of MPI takes as long as this many of a flag
 
 struct Slice {
@@ -122,7 +123,7 @@ void MpiGroup::wait_idle() {
     if (failed) fail(Status::comm, "MPI reports that rank 0 is lost between steps");
     const int64_t ns = waited.ns();
     if (ns > timeout_ns_) fail(Status::comm, "rank 0 has not been heard of for %.0f s between steps: it is dead, stopped or cut off", timeout_ns_ / 1e9);
-    if (ns > kPatienceNs) usleep(kIdleUs);
+    if (ns > kPatienceNs) usleep(ns > kLongIdleNs ? kLongIdleUs : kIdleUs);
     else if (ns > kPatienceNs / 8) sched_yield();
   }
   requests_.clear();
