@@ -123,7 +123,6 @@ class Hosts(contextlib.AbstractContextManager):
         subnet = f"{self.network}/30"
         mpirun = shutil.which("mpirun", path=environment()["PATH"])
         launcher = {"plm_ssh_agent": str(ROOT / "launch/netns-agent"), "prte_if_include": subnet}
-        launcher |= {"oob_tcp_keepalive_time": "5", "oob_tcp_keepalive_intvl": "1", "oob_tcp_keepalive_probes": "2"}  # so that mpirun, too, notices a dead wire
         settings = {"pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": subnet}  # on one machine MPI would find shared memory
         command = [mpirun]
         for name, value in launcher.items():
