@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -44,6 +45,21 @@ def why_not() -> str | None:
         return str(error)
 
 
+def remove(namespaces: list[str]) -> None:
+    """Kills what runs in the namespaces, and deletes them."""
+    for namespace in namespaces:
+        for pid in run("ip", "netns", "pids", namespace, check=False).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        run("ip", "netns", "del", namespace, check=False)
+
+
+def abandoned() -> list[str]:
+    """The namespaces of test runs that were killed before they could clean up."""
+    found = re.findall(r"^ckdist(\d+)([ab])\b", run("ip", "netns", "list", check=False), re.M)
+    return [f"ckdist{pid}{name}" for pid, name in found if not psutil.pid_exists(int(pid))]
+
+
 class Hosts(contextlib.AbstractContextManager):
     """Two namespaces for as long as the `with` lasts; whatever still runs in them at its end is killed."""
 
@@ -59,6 +75,7 @@ class Hosts(contextlib.AbstractContextManager):
         self.directory = None
 
     def __enter__(self):
+        remove(abandoned())
         try:
             for namespace in self.namespaces:
                 run("ip", "netns", "add", namespace)
@@ -76,11 +93,7 @@ class Hosts(contextlib.AbstractContextManager):
         return self
 
     def __exit__(self, *exception) -> None:
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                process.send_signal(signal.SIGKILL)
-        for namespace in self.namespaces:
-            run("ip", "netns", "del", namespace, check=False)
+        remove(self.namespaces)
         if self.directory:
             shutil.rmtree(self.directory, ignore_errors=True)
 
