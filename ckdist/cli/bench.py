@@ -45,8 +45,8 @@ def host_bandwidth(world, threads: int, cpus) -> float:
 def machine(config: BenchConfig) -> int:
     """`ckdist bench machine`."""
     world = start_world()
-    threads = config.threads or default_threads(world.local_size)
-    cpus = place(world.local_rank, world.local_size, threads).cpus
+    threads = config.threads or default_threads(world)
+    cpus = place(world, threads).cpus
     one = read_bandwidth(1, cpus[:1]) if world.rank == 0 else 0.0
     every = host_bandwidth(world, threads, cpus)
     if world.rank == 0:
@@ -165,8 +165,8 @@ def run(config: BenchConfig) -> int:
     if config.target == "machine":
         return machine(config)
     world = start_world()
-    threads = config.threads or default_threads(world.local_size)
-    bandwidth = host_bandwidth(world, threads, place(world.local_rank, world.local_size, threads).cpus)
+    threads = config.threads or default_threads(world)
+    bandwidth = host_bandwidth(world, threads, place(world, threads).cpus)
     with model_session(config, world) as model:
         if model is None:
             return 0
