@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from ckdist import native
 from ckdist.topology import Pages, bind_memory, read_machine, sample_pages, this_machine
-from ckdist.topology.placement import Placement, place_rank, ranks_per_node, shares, threads_first
-from ckdist.topology.placement import _threads as threads_of
+from ckdist.topology.placement import Placement, place_rank, ranks_per_node, shares, threads_first, threads_of
 from ckdist.topology.tree import format_cpu_list, parse_cpu_list
 from tests.trees.layouts import GIB, LAYOUTS, Layout, hybrid
 

@@ -15,6 +15,7 @@ import time
 import numpy as np
 
 from ckdist import __version__, native
+from ckdist.cli.node_speed import read_bandwidth
 from ckdist.cli.session import model_session
 from ckdist.comm.world import start_world
 from ckdist.config import BenchConfig
@@ -25,15 +26,6 @@ from ckdist.program.executable import kv_bytes_per_block
 from ckdist.topology import default_threads, place
 
 log = logging.getLogger(__name__)
-READ_BYTES = 256 << 20  # per thread; far beyond any cache
-
-
-def read_bandwidth(threads: int, cpus=(), repeats: int = 5) -> float:
-    """Bytes per second that `threads` threads of this process read from memory together, the best of `repeats` passes."""
-    out = native.ffi.new("double *")
-    pinned = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
-    native.check(native.lib.ckdist_read_bandwidth(threads, pinned, READ_BYTES, repeats, out))
-    return out[0]
 
 
 def host_bandwidth(world, threads: int, cpus) -> float:

@@ -50,14 +50,14 @@ def place(world, threads: int | None = None) -> Placement:
     """This rank's place, for `threads` threads (None: `default_threads`); a collective call."""
     masks = _masks(world)
     machine = this_machine()
-    wanted = threads or _threads(machine, shares(machine, masks)[world.local_rank], world.rank == 0)
+    wanted = threads or threads_of(machine, shares(machine, masks)[world.local_rank], world.rank == 0)
     return place_rank(machine, masks, world.local_rank, wanted)
 
 
 def default_threads(world) -> int:
     """Threads of a rank that was not told: one per fast physical core of its share; a collective call."""
     machine = this_machine()
-    return _threads(machine, shares(machine, _masks(world))[world.local_rank], world.rank == 0)
+    return threads_of(machine, shares(machine, _masks(world))[world.local_rank], world.rank == 0)
 
 
 def _masks(world) -> list[tuple[int, ...]]:
@@ -66,8 +66,8 @@ def _masks(world) -> list[tuple[int, ...]]:
     return [tuple(mask) for mask, host in zip(everyone, world.hosts) if host == world.hosts[world.rank]]
 
 
-def _threads(machine: Machine, share: tuple[int, ...], front_end: bool) -> int:
-    """Work is cut evenly over threads, so one on an efficient core would hold up all: those stay idle where there are fast ones."""
+def threads_of(machine: Machine, share: tuple[int, ...], front_end: bool) -> int:
+    """One per fast physical core, but for one that is left to the front end. Work is cut evenly over threads, so one on an efficient core would hold up all: those stay idle where there are fast ones."""
     cores = {cpu.core for cpu in machine.cpus if cpu.number in share and not cpu.efficient} or set(machine.cores(share))
     return max(1, len(cores) - (front_end and len(cores) >= FRONT_END_CORES))
 
