@@ -74,6 +74,7 @@ CKDIST_EXPORT int ckdist_executable_work(struct ckdist_executable* executable);
 CKDIST_EXPORT int ckdist_executable_stop(struct ckdist_executable* executable);
 CKDIST_EXPORT const float* ckdist_executable_logits(struct ckdist_executable* executable);
 CKDIST_EXPORT int64_t ckdist_executable_kv_bytes(struct ckdist_executable* executable);
+CKDIST_EXPORT const void* ckdist_executable_kv(struct ckdist_executable* executable);
 
 /* Seconds of thread 0 since the last reset: in steps, waiting at barriers inside the rank, and in exchanges with other ranks. */
 struct ckdist_times { double total, barrier, exchange; int64_t runs; };

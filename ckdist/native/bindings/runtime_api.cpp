@@ -30,6 +30,7 @@ int ckdist_executable_stop(ckdist_executable* executable) {
   return guard([&] { executable->stop(); });
 }
 const float* ckdist_executable_logits(ckdist_executable* executable) { return executable->logits(); }
+const void* ckdist_executable_kv(ckdist_executable* executable) { return executable->kv_data(); }
 int64_t ckdist_executable_kv_bytes(ckdist_executable* executable) { return executable->kv_bytes(); }
 void ckdist_executable_times(ckdist_executable* executable, ckdist_times* out, int32_t reset) { *out = executable->times(reset); }
 int64_t ckdist_kv_block_bytes(int32_t kv_type, int32_t head_dim) {
