@@ -1,4 +1,4 @@
-# make setup | serve | test | test-wheel | test-asan | native | clean
+# make setup | serve | test | test-wheel | test-asan | test-tsan | native | clean
 # Python 3.10 or newer, a C++ compiler and make are all that must be there; the rest goes into .venv.
 
 PYTHON ?= python3
@@ -20,7 +20,7 @@ export PRTE_MCA_hwloc_default_binding_policy := none
 LIBRARY := ckdist/native/libckdist.so
 SOURCES := CMakeLists.txt $(shell find ckdist/native -name '*.cpp' -o -name '*.h')
 
-.PHONY: setup serve test test-wheel test-asan native clean
+.PHONY: setup serve test test-wheel test-asan test-tsan native clean
 
 setup: $(VENV)/.ready $(LIBRARY)
 
@@ -59,6 +59,10 @@ test-asan: setup
 	@$(BIN)/cmake --build build/asan --parallel $(JOBS)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 		CKDIST_LIBRARY=$(CURDIR)/build/asan/libckdist.so $(BIN)/python -m pytest $(ASAN_TESTS)
+
+# How ranks and threads meet, under ThreadSanitizer.
+test-tsan: setup
+	$(MAKE) -f tests/native/tsan.mk PYTHON=$(BIN)/python
 
 clean:
 	rm -rf $(VENV) build $(LIBRARY)

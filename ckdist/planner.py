@@ -69,9 +69,9 @@ def make_plan(config, spec, world, weight_bytes: int) -> Plan:
     with what would.
     """
     layout, mesh = layout_for(world)
-    threads = config.threads or topology.default_threads(world.local_size)
+    threads = config.threads or topology.default_threads(world)
     threads_batch = config.threads_batch or threads
-    placement = topology.place(world.local_rank, world.local_size, max(threads, threads_batch))
+    placement = topology.place(world, max(threads, threads_batch))
     cache = kv_type(config)
     per_block = kv_bytes_per_block(spec, layout, mesh, cache)
     free = native.lib.ckdist_available_memory() // world.local_size - RESERVE

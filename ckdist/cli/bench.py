@@ -14,6 +14,7 @@ import time
 import numpy as np
 
 from ckdist import __version__, native
+from ckdist.cli.node_speed import read_bandwidth
 from ckdist.cli.session import longer_context, model_session
 from ckdist.comm.world import start_world
 from ckdist.config import BenchConfig
@@ -22,17 +23,6 @@ from ckdist.errors import ConfigError
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.executable import kv_bytes_per_block
 from ckdist.topology import default_threads, place
-
-READ_BYTES = 256 << 20  # per thread; far beyond any cache
-
-
-def read_bandwidth(threads: int, cpus=(), repeats: int = 5) -> float:
-    """Bytes per second that `threads` threads of this process read from memory together, the best of `repeats` passes."""
-    out = native.ffi.new("double *")
-    pinned = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
-    native.check(native.lib.ckdist_read_bandwidth(threads, pinned, READ_BYTES, repeats, out))
-    return out[0]
-
 
 def host_bandwidth(world, threads: int, cpus) -> float:
     """The same over all ranks at once; a collective call."""
@@ -43,8 +33,8 @@ def host_bandwidth(world, threads: int, cpus) -> float:
 def machine(config: BenchConfig) -> int:
     """`ckdist bench machine`."""
     world = start_world()
-    threads = config.threads or default_threads(world.local_size)
-    cpus = place(world.local_rank, world.local_size, threads).cpus
+    threads = config.threads or default_threads(world)
+    cpus = place(world, threads).cpus
     one = read_bandwidth(1, cpus[:1]) if world.rank == 0 else 0.0
     every = host_bandwidth(world, threads, cpus)
     if world.rank == 0:
@@ -163,8 +153,8 @@ def run(config: BenchConfig) -> int:
     if config.target == "machine":
         return machine(config)
     world = start_world()
-    threads = config.threads or default_threads(world.local_size)
-    bandwidth = host_bandwidth(world, threads, place(world.local_rank, world.local_size, threads).cpus)
+    threads = config.threads or default_threads(world)
+    bandwidth = host_bandwidth(world, threads, place(world, threads).cpus)
     with model_session(config, world) as model:
         if model is None:
             return 0

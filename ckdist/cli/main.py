@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": (config.GenerateConfig, "continue one prompt on the terminal"),
     "perplexity": (config.PerplexityConfig, "score a text, or save its logits"),
     "bench": (config.BenchConfig, "measure prefill and decode, or the machine itself"),
+    "doctor": (config.DoctorConfig, "show this machine, what works on it, how fast it is, and what to change"),
 }
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK")
 

@@ -184,6 +184,11 @@ class Executable:
         """Bytes of this rank's cache."""
         return native.lib.ckdist_executable_kv_bytes(self._handle)
 
+    @property
+    def kv(self):
+        """Where this rank's cache lies."""
+        return native.lib.ckdist_executable_kv(self._handle)
+
     def close(self) -> None:
         """Frees threads, buffers and cache; the weights are the loader's."""
         if self._handle is not None:

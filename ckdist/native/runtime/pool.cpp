@@ -15,7 +15,7 @@ Pool::Pool(int threads, std::vector<int> cpus, int spins) : cpus_(std::move(cpus
 }
 
 Pool::~Pool() {
-  job_signal_.set(job_signal_.value.load() | kEnd);
+  job_signal_.set(job_signal_.value.load(std::memory_order_relaxed) | kEnd);
   for (std::thread& worker : workers_) worker.join();
   if (pinned_) sched_setaffinity(0, sizeof before_, &before_);  // the caller's thread is its own again
 }
@@ -37,7 +37,7 @@ void Pool::run(int active, const std::function<void(int)>& job) {
   active_ = active;
   job_ = &job;
   done_.value.store(0, std::memory_order_relaxed);
-  if (active > 1) job_signal_.set(job_signal_.value.load(std::memory_order_relaxed) + 1);
+  if (active > 1) job_signal_.set((job_signal_.value.load(std::memory_order_relaxed) + 1) & ~kEnd);
   execute(0);
   // Workers beyond `active` take part in no barrier but report too: the job must not be replaced under them.
   if (active > 1)

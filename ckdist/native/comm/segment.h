@@ -1,0 +1,32 @@
+// Memory that the processes of one host share. It has no name in any file system: no limit of /dev/shm applies, and nothing
+// is left behind however its users end.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace ckdist {
+
+class Segment {
+ public:
+  // Zeros, of which no page exists until it is touched.
+  explicit Segment(int64_t bytes);
+  // One that another rank made, while that rank holds it. Ranks that are threads of one process get the same addresses.
+  Segment(const std::string& path, int64_t bytes);
+
+  uint8_t* data() const { return mapping_->data; }
+  const std::string& path() const { return mapping_->path; }  // by which others open it
+
+ private:
+  struct Mapping {
+    std::string path;
+    uint8_t* data = nullptr;
+    int64_t bytes = 0;
+    int fd = -1;  // held by the maker, for the others to open
+    ~Mapping();
+  };
+  void map(int fd, int64_t bytes);
+  std::shared_ptr<Mapping> mapping_;
+};
+
+}  // namespace ckdist
