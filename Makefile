@@ -31,7 +31,7 @@ $(VENV)/.ready: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet cmake ninja
-	$(BIN)/python -m pip install --quiet --config-settings=wheel.cmake=false --editable '.[mpi,test]'
+	$(BIN)/python -m pip install --quiet --editable '.[mpi,test]'
 	@touch $@
 
 native: $(LIBRARY)

@@ -79,7 +79,7 @@ def folder(tmp_path, **changes) -> pathlib.Path:
 @pytest.mark.parametrize(
     "words, line",
     [
-        (["fly"], "unknown command 'fly': use one of serve, generate, perplexity, bench, doctor"),
+        (["fly"], f"unknown command 'fly': use one of {', '.join(program.COMMANDS)}"),
         (["generate", "--tmep", "1"], "unknown flag --tmep, did you mean --temp?; see ckdist generate --help"),
         (["serve", "--port", "70000"], "--port (70000) must be from 0 to 65535"),
         (["generate", "-n", "many"], "-n/--n-predict: 'many' is not a whole number; see ckdist generate --help"),
