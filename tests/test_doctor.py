@@ -68,9 +68,9 @@ class TestAdvice:
 
 
 class TestText:
-    @pytest.mark.parametrize("name, width", [(name, 80) for name in (*LAYOUTS, "hybrid")] + [("SNC-4", 120), ("hybrid", 120)])
+    @pytest.mark.parametrize("name, width", [("SNC-4", 80), ("memory node", 80), ("no nodes", 80), ("hybrid", 80), ("hybrid", 120)])
     def test_is_readable(self, name, width, tmp_path):
-        """Every line but a command fits the terminal."""
+        """Every line but a command fits, tables of many nodes within 120 columns."""
         machine = read_machine((hybrid() if name == "hybrid" else LAYOUTS[name][0]).write(tmp_path), {})
         found = [tried.Capability("launcher", "torchrun-style", False, "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set")]
         text = text_of(machine, found, SPEED, advise(machine, tmp_path, -1), width)
@@ -116,17 +116,23 @@ class TestTrying:
     def test_torchrun(self, monkeypatch):
         for name in tried.TORCHRUN:
             monkeypatch.delenv(name, raising=False)
-        assert not tried.torchrun().works
+        assert not tried.torchrun()[0]
         monkeypatch.setenv("RANK", "1")
-        assert tried.torchrun().about == "WORLD_SIZE, MASTER_ADDR, MASTER_PORT missing"
+        assert tried.torchrun()[1] == "WORLD_SIZE, MASTER_ADDR, MASTER_PORT missing"
         for name in tried.TORCHRUN[1:]:
             monkeypatch.setenv(name, "2")
-        assert tried.torchrun().works
+        assert tried.torchrun()[0]
+
+    def test_what_is_broken_hides_nothing(self, monkeypatch):
+        monkeypatch.setattr(tried.psutil, "net_if_stats", lambda: 1 / 0)
+        rows = {row.name: row for row in tried.capabilities(this_machine())}
+        assert rows["TCP"] == tried.Capability("transport", "TCP", False, "ZeroDivisionError: division by zero")
+        assert rows["shared memory"].works and rows["baseline"].works
 
     def test_kernels_and_transports(self):
         rows = {row.name: row for row in tried.kernels(this_machine())}
         assert rows["baseline"].works and sum(row.about == "chosen" for row in rows.values()) == 1
-        assert tried.shared_memory().works and tried.tcp().works
+        assert tried.shared_memory()[0] and tried.tcp()[0]
 
 
 class TestCommand:

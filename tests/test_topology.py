@@ -1,9 +1,12 @@
 """Machines read from trees of files as the kernel would show them, ranks divided over them, and pages asked for where they are."""
 
 import dataclasses
+import gc
 import json
 import os
+import pathlib
 import random
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +17,9 @@ from ckdist import native
 from ckdist.topology import Pages, bind_memory, read_machine, sample_pages, this_machine
 from ckdist.topology.placement import Placement, place_rank, ranks_per_node, shares, threads_first, threads_of
 from ckdist.topology.tree import format_cpu_list, parse_cpu_list
+from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.loader import ShardLoader
+from tests.launcher import ROOT
 from tests.trees.layouts import GIB, LAYOUTS, Layout, hybrid
 
 
@@ -192,7 +198,7 @@ class TestPlacement:
         first, second = places(recorded("memory node"), 2)
         assert (first.memory, second.memory, first.sharers) == ((0,), (1,), 1)
         alone = places(recorded("SNC-2"), 1)[0]
-        assert alone.memory == (0, 1, 2, 3) and "1 ranks for 4 NUMA nodes" in alone.note
+        assert alone.memory == (0, 1, 2, 3) and "one rank for 4 NUMA nodes" in alone.note
         assert [p.sharers for p in places(recorded("two sockets"), 4)] == [2] * 4
         fenced = machine_of(dataclasses.replace(LAYOUTS["two sockets"][0], memory_nodes="0"), tmp_path)
         assert [p.memory for p in places(fenced, 2)] == [(0,), (0,)], "node 1 is not this process's to use"
@@ -249,6 +255,65 @@ class TestPlacement:
             assert all(count <= have for count, have in zip(counts, cores))
 
 
+NODES = [node.number for node in this_machine().nodes if node.memory]
+RESERVED = any(pool.free > 8 for pool in this_machine().memory.huge_pages if pool.page_bytes == 2 << 20)
+
+
+def load_weights() -> ShardLoader:
+    """A small model's matrices in an arena of their own."""
+    checkpoint = open_checkpoint(ROOT / "tests/golden/llama3")
+    loader = ShardLoader(checkpoint, 1)
+    for name, source in checkpoint.tensors.items():
+        if len(source.shape) == 2:
+            loader.add_matrix(name, [(0, source.shape[0])])
+    loader.load(progress=False)
+    return loader
+
+
+def bind_to(nodes: tuple[int, ...], sharers: int = 1) -> None:
+    bind_memory(Placement((), (0,), nodes, nodes, sharers, False, False, ""))
+
+
+@pytest.fixture
+def unbound():
+    yield
+    bind_to(())
+
+
+@pytest.mark.usefixtures("unbound")
+class TestNuma:
+    """Needs a machine of several nodes; the virtual one of the project's tests has two."""
+
+    @pytest.mark.skipif(len(NODES) < 2, reason="one NUMA node")
+    @pytest.mark.parametrize("node", NODES[:4])
+    @pytest.mark.parametrize("sharers, policy", [(1, 2), (1 << 30, 1)])
+    def test_pages_go_where_they_are_bound(self, node, sharers, policy):
+        """Whichever node the threads that touch them are on; a node without room for all is only preferred, as are reserved pages."""
+        bind_to((node,), sharers)
+        loader = load_weights()
+        assert native.lib.ckdist_memory_policy(loader.arena) == (1 if RESERVED else policy)
+        pages = sample_pages(loader.arena, loader.planned_bytes, (node,))
+        assert (pages.here, pages.elsewhere) == (64, 0)
+
+    @pytest.mark.skipif(len(NODES) < 2, reason="one NUMA node")
+    def test_several_nodes_are_interleaved(self):
+        bind_to(tuple(NODES))
+        assert native.lib.ckdist_memory_policy(load_weights().arena) == 3
+
+    @pytest.mark.skipif(not RESERVED, reason="no huge pages are reserved")
+    def test_reserved_huge_pages_are_used(self):
+        held = lambda: int(re.search(r"HugetlbPages:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+        gc.collect()
+        before = held()
+        bind_to((NODES[-1],) if len(NODES) > 1 else ())
+        loader = load_weights()
+        assert held() - before >= 2048
+        assert sample_pages(loader.arena, loader.planned_bytes, (NODES[-1],)).elsewhere == 0
+        del loader
+        gc.collect()
+        assert held() == before
+
+
 class TestPages:
     def test_pages_are_asked_for(self):
         block = np.ones(1 << 20, np.uint8)
@@ -275,6 +340,4 @@ class TestPages:
     def test_policies(self):
         policy = native.lib.ckdist_memory_policy(native.ffi.NULL)
         assert policy >= 0 or -policy in (1, 38)
-        bind_memory(Placement((), (0,), (0,), (0,), 1, False, False, ""))
-        bind_memory(Placement((), (0,), (0,), (), 1, False, False, ""))
         assert native.lib.ckdist_request_amx() in (0, 1) or this_machine().amx == "refused"

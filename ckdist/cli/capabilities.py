@@ -61,30 +61,45 @@ def last_line(text: str) -> str:
 
 def capabilities(machine: Machine) -> list[Capability]:
     """Everything, in the order in which it is shown."""
-    tries = (shared_memory, mpi, tcp, lambda: verbs(machine), mpirun, srun, torchrun, lambda: kernels(machine))
+    tries = {
+        ("transport", "shared memory"): shared_memory,
+        ("transport", "MPI"): mpi,
+        ("transport", "TCP"): tcp,
+        ("transport", "verbs"): lambda: verbs(machine),
+        ("launcher", "mpirun"): mpirun,
+        ("launcher", "srun"): srun,
+        ("launcher", "torchrun-style"): torchrun,
+    }
+
+    def attempt(item) -> Capability:
+        (group, name), function = item
+        try:
+            return Capability(group, name, *function())
+        except Exception as error:  # one broken installation must not hide the rest of the machine
+            return Capability(group, name, False, last_line(f"{type(error).__name__}: {error}"))
+
     with ThreadPoolExecutor(len(tries)) as pool:
-        found = pool.map(lambda attempt: attempt(), tries)
-        return [one for some in found for one in (some if isinstance(some, list) else [some])]
+        return [*pool.map(attempt, tries.items()), *kernels(machine)]
 
 
-def shared_memory() -> Capability:
+def shared_memory() -> tuple[bool, str]:
     out = native.ffi.new("struct ckdist_group **")
     try:
         native.check(native.lib.ckdist_host_group(native.ffi.NULL, 0, 1, 10, 1.0, out))
         native.lib.ckdist_group_free(out[0])
-        return Capability("transport", "shared memory", True, "memfd, inside one host")
+        return True, "memfd, inside one host"
     except CkdistError as error:
-        return Capability("transport", "shared memory", False, str(error))
+        return False, str(error)
 
 
-def mpi() -> Capability:
+def mpi() -> tuple[bool, str]:
     if importlib.util.find_spec("mpi4py") is None:
-        return Capability("transport", "MPI", False, "mpi4py is not installed: pip install 'ckdist[mpi]'")
+        return False, "mpi4py is not installed: pip install 'ckdist[mpi]'"
     code, text = run_briefly([sys.executable, "-c", "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0])"])
-    return Capability("transport", "MPI", code == 0, last_line(text).rstrip("\0").split(", package")[0])
+    return code == 0, last_line(text).rstrip("\0").split(", package")[0]
 
 
-def tcp() -> Capability:
+def tcp() -> tuple[bool, str]:
     """Loopback is tried; other interfaces are named."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=1):
@@ -97,10 +112,10 @@ def tcp() -> Capability:
         for address in addresses:
             if address.family == socket.AF_INET and not address.address.startswith("127.") and name in up and up[name].isup:
                 named.append(f"{name} {address.address}" + (f" {up[name].speed} Mbit/s" if up[name].speed > 0 else ""))
-    return Capability("transport", "TCP", works, why or "; ".join(named[:4]) or "loopback only")
+    return works, why or "; ".join(named[:4]) or "loopback only"
 
 
-def verbs(machine: Machine) -> Capability:
+def verbs(machine: Machine) -> tuple[bool, str]:
     active = sorted({port.device for port in machine.rdma if port.state == "ACTIVE"})
     about = ", ".join(active)
     works = bool(active)
@@ -118,39 +133,39 @@ def verbs(machine: Machine) -> Capability:
     if works and importlib.util.find_spec("pyverbs") is not None:
         code, text = run_briefly([sys.executable, "-c", "import pyverbs.device as d; print(*(i.name.decode() for i in d.get_device_list()))"])
         about += f"; pyverbs sees {last_line(text)}" if code == 0 else "; pyverbs does not load"
-    return Capability("transport", "verbs", works, about)
+    return works, about
 
 
-def mpirun() -> Capability:
+def mpirun() -> tuple[bool, str]:
     path = shutil.which("mpirun")
     if "OMPI_COMM_WORLD_SIZE" in os.environ or "PMI_SIZE" in os.environ:
-        return Capability("launcher", "mpirun", True, "this process is one of its ranks")
+        return True, "this process is one of its ranks"
     beside = shutil.which("mpirun", path=os.path.dirname(sys.executable))
     if not path and beside:
-        return Capability("launcher", "mpirun", False, f"not on the PATH: export PATH={os.path.dirname(beside)}:$PATH")
+        return False, f"not on the PATH: export PATH={os.path.dirname(beside)}:$PATH"
     if not path:
-        return Capability("launcher", "mpirun", False, "not on the PATH: pip install 'ckdist[mpi]', or load your cluster's MPI")
+        return False, "not on the PATH: pip install 'ckdist[mpi]', or load your cluster's MPI"
     code, text = run_briefly([path, "-n", "1", "true"])
     if code and "root" in text:
-        return Capability("launcher", "mpirun", False, f"refuses root: {ROOT_WANTS}")
-    return Capability("launcher", "mpirun", code == 0, path if code == 0 else f"{path}: {last_line(text) or f'exit code {code}'}")
+        return False, f"refuses root: {ROOT_WANTS}"
+    return code == 0, path if code == 0 else f"{path}: {last_line(text) or f'exit code {code}'}"
 
 
-def srun() -> Capability:
+def srun() -> tuple[bool, str]:
     path = shutil.which("srun")
     if not path:
-        return Capability("launcher", "srun", False, "no Slurm here")
+        return False, "no Slurm here"
     if "SLURM_JOB_ID" not in os.environ:
-        return Capability("launcher", "srun", False, f"{path}, and this shell has no allocation: salloc, or sbatch")
-    return Capability("launcher", "srun", True, f"{path}, job {os.environ['SLURM_JOB_ID'][:20]}")
+        return False, f"{path}, and this shell has no allocation: salloc, or sbatch"
+    return True, f"{path}, job {os.environ['SLURM_JOB_ID'][:20]}"
 
 
-def torchrun() -> Capability:
+def torchrun() -> tuple[bool, str]:
     missing = [name for name in TORCHRUN if name not in os.environ]
     if len(missing) == len(TORCHRUN):
-        return Capability("launcher", "torchrun-style", False, f"{', '.join(TORCHRUN)} are not set")
+        return False, f"{', '.join(TORCHRUN)} are not set"
     about = f"{', '.join(missing)} missing" if missing else f"rank {os.environ['RANK'][:10]} of {os.environ['WORLD_SIZE'][:10]}"
-    return Capability("launcher", "torchrun-style", not missing, about)
+    return not missing, about
 
 
 def kernels(machine: Machine) -> list[Capability]:

@@ -30,7 +30,10 @@ MEASURE_LIMIT = 5.0  # after which it is ended
 def measure(seconds: float = MEASURE_SECONDS, limit: float = MEASURE_LIMIT) -> list[dict]:
     """What `ckdist.cli.node_speed` measured within `limit` seconds, start-up included."""
     command = [sys.executable, "-m", "ckdist.cli.node_speed", str(seconds)]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except OSError as error:
+        return [{"what": "failed", "why": f"{sys.executable} does not start: {error.strerror}"}]
     timer = threading.Timer(limit, process.kill)
     timer.start()
     rows = []
@@ -45,7 +48,9 @@ def measure(seconds: float = MEASURE_SECONDS, limit: float = MEASURE_LIMIT) -> l
 
 
 def gib(size: int | None) -> str:
-    return "?" if not size else f"{size / 2**30:.1f} GiB" if size >= 2**28 else f"{size / 2**20:.0f} MiB"
+    if not size:
+        return "?"
+    return f"{size / 2**30:.1f} GiB" if size >= 2**28 else f"{size >> 20} MiB" if size >= 2**20 else f"{size >> 10} KiB"
 
 
 def table(rows: list[list[str]]) -> list[str]:

@@ -203,5 +203,6 @@ def _note(machine: Machine, masks: list[tuple[int, ...]], everyone: list[tuple[i
         return f"the launcher bound the ranks to {len(used)} of {len(machine.cores())} cores: mpirun --bind-to none lets ckdist divide them all"
     own = [node for node in machine.nodes if node.cpus]
     if len(own) > len(masks):
-        return f"{len(masks)} ranks for {len(own)} NUMA nodes: a rank's memory is spread over several; mpirun -n {len(own)} keeps it local"
+        ranks = "one rank" if len(masks) == 1 else f"{len(masks)} ranks"
+        return f"{ranks} for {len(own)} NUMA nodes: memory is spread over several; mpirun -n {len(own)} keeps it local"
     return ""
