@@ -12,12 +12,10 @@ for i in 0 1; do
   ip addr add $own/32 dev wire$i
   ip link set wire$i mtu 4200 up
   sysctl -qw net.ipv4.conf.wire$i.accept_local=1 net.ipv4.conf.wire$i.rp_filter=0
-  ip route add $other/32 dev wire$i src $own table 100
   ip rule add pref $((10 + i)) iif wire$i lookup local
   ip rule add pref $((20 + i)) from $own to $other lookup 100
 done
 ip rule add pref 32000 lookup local
 ip rule del pref 0
-ip neigh replace 10.9.0.2 lladdr "$(cat /sys/class/net/wire1/address)" dev wire0
-ip neigh replace 10.9.0.1 lladdr "$(cat /sys/class/net/wire0/address)" dev wire1
+"$(dirname "$0")/route_wires.sh"
 for i in 0 1; do rdma link add rxe$i type rxe netdev wire$i; done

@@ -143,9 +143,13 @@ void VerbsTransport::return_credits() {
 void VerbsTransport::ended(int peer, const ibv_wc& entry) {
   Peer& p = peers_[peer];
   const uint64_t number = VerbsQueuePair::number_of(entry.wr_id);
-  if (entry.status == IBV_WC_RETRY_EXC_ERR) return lose(peer, "does not answer over " + device_.name + ": its process or the link to it is gone");
-  if (entry.status == IBV_WC_WR_FLUSH_ERR) return lose(peer, "was disconnected from " + device_.name);
-  if (entry.status != IBV_WC_SUCCESS) return lose(peer, "could not be reached over " + device_.name + ": " + verbs_library().wc_status_str(entry.status));
+  if (entry.status != IBV_WC_SUCCESS) {
+    take_events();
+    if (device_.down_since()) return lose(peer, port_down());
+    if (entry.status == IBV_WC_RETRY_EXC_ERR) return lose(peer, "does not answer over " + device_.name + ": its process or the link to it is gone");
+    if (entry.status == IBV_WC_WR_FLUSH_ERR) return lose(peer, "was disconnected from " + device_.name);
+    return lose(peer, "could not be reached over " + device_.name + ": " + verbs_library().wc_status_str(entry.status));
+  }
   p.heard_ns = now_ns();
   if (number == 0) return arrived(peer, entry);
   p.pair->completed(number);
@@ -215,18 +219,25 @@ void VerbsTransport::take(int peer, const VerbsFrame& frame, const uint8_t* data
 
 // ---- who is gone
 
+std::string VerbsTransport::port_down() const {
+  return "cannot be reached: port " + std::to_string(device_.port) + " of RDMA device " + device_.name + " went down";
+}
+
+void VerbsTransport::take_events() {
+  ibv_qp* failed;
+  while (device_.take_event(&failed))
+    for (int p = 0; failed && p < size; p++)
+      if (peers_[p].pair && peers_[p].pair->is(failed)) lose(p, device_.down_since() ? port_down() : "was disconnected from " + device_.name);
+}
+
 void VerbsTransport::watch() {
   const int64_t now = now_ns();
   if (now - watched_ns_ < kWatchNs) return;
   watched_ns_ = now;
-  ibv_qp* failed;
-  while (device_.take_event(&failed))
-    for (int p = 0; failed && p < size; p++)
-      if (peers_[p].pair && peers_[p].pair->is(failed)) lose(p, "was disconnected from " + device_.name);
+  take_events();
   std::string why;
   if (device_.lost()) why = "cannot be reached: RDMA device " + device_.name + " failed";
-  if (device_.down_since() && now - device_.down_since() > std::min(kPortGraceNs, timeout_ns / 4))
-    why = "cannot be reached: port " + std::to_string(device_.port) + " of RDMA device " + device_.name + " went down";
+  if (device_.down_since() && now - device_.down_since() > std::min(kPortGraceNs, timeout_ns / 4)) why = port_down();
   for (int p = 0; p < size; p++) {
     Peer& peer = peers_[p];
     if (!peer.pair || !peer.lost.empty()) continue;

@@ -77,8 +77,7 @@ void VerbsQueuePair::connect(const VerbsHost& host, const VerbsPair& pair, int a
   attributes.qp_state = IBV_QPS_RTS;
   attributes.sq_psn = sequence_;
   attributes.timeout = uint8_t(ack_exponent);
-  attributes.retry_cnt = 7;
-  attributes.rnr_retry = 6;  // there is always a receive posted; 7 would hide a mistake in that for ever
+  attributes.retry_cnt = attributes.rnr_retry = 6;  // 7 means for ever: of rnr_retry everywhere, of retry_cnt on soft-RoCE
   attributes.max_rd_atomic = uint8_t(std::min<uint32_t>({uint32_t(device_.attributes.max_qp_init_rd_atom), host.reads, 16}));
   modify(attributes, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC, "be set to send");
 }

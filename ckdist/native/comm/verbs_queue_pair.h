@@ -26,7 +26,7 @@ class VerbsQueuePair {
   bool is(const ibv_qp* pair) const { return pair == pair_; }
   int64_t inline_bytes() const { return inline_; }
 
-  // ack_exponent: a packet is sent again after 4.096 us * 2^ack_exponent without an answer, seven times.
+  // ack_exponent: a packet is sent again after 4.096 us * 2^ack_exponent without an answer, six times.
   void connect(const VerbsHost& host, const VerbsPair& pair, int ack_exponent);
   void stop();  // whatever is under way ends; the memory it used is not touched afterwards
 

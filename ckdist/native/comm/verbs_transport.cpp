@@ -80,8 +80,8 @@ void VerbsTransport::address(uint8_t* out) const {
 
 void VerbsTransport::connect(const uint8_t* all) {
   if (connected_) fail(Status::native, "the transport is connected already");
-  // A packet is tried eight times; devices may wait four times as long as told.
-  const int exponent = std::clamp(int(std::log2(double(timeout_ns) / 2 / 8 / 4096)), 12, 18);
+  // A packet is tried seven times, and all of them within half the timeout; devices may wait four times as long as told.
+  const int exponent = std::clamp(int(std::log2(double(timeout_ns) / 2 / 7 / 4096)), 12, 18);
   for (int p = 0; p < size; p++) {
     if (p == rank) continue;
     const uint8_t* from = all + p * address_bytes(size);

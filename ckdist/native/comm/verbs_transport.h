@@ -94,6 +94,8 @@ class VerbsTransport : public Verbs {
 
   void return_credits();
   bool progress();                          // true when anything ended or arrived
+  void take_events();
+  std::string port_down() const;
   void watch();                             // events, and whether silent peers are still there
   void ended(int peer, const ibv_wc& entry);
   void arrived(int peer, const ibv_wc& entry);
