@@ -39,3 +39,8 @@ test: setup
 
 clean:
 	rm -rf $(VENV) build ckdist/native/libckdist.so
+
+# RDMA devices and two NUMA nodes in an emulated machine; as root it fetches what it needs.
+.PHONY: test-vm
+test-vm: setup
+	$(BIN)/python -m pytest -q -rs -p no:cacheprovider tests/vm/suite.py

@@ -1,5 +1,6 @@
 """Guest program: one of two ranks, on rxe0 or rxe1, that go through the verbs transport. `guest_rank.py CASE,CASE` starts both."""
 
+import functools
 import os
 import pathlib
 import socket
@@ -38,8 +39,11 @@ def exchange_over(end, rank):
     return exchange
 
 
+devices = functools.cache(verbs.devices)  # soft-RoCE has 1024 addresses per device, and the machine is slow
+
+
 def open_rank(rank, end, timeout=TIMEOUT):
-    choice = verbs.choose(verbs.devices(), ADDRESSES[rank])
+    choice = verbs.choose(devices(), ADDRESSES[rank])
     assert choice.device == f"rxe{rank}" and choice.gid.version == "RoCE v2", choice
     exchange = exchange_over(end, rank)
     return verbs.Transport(choice, rank, 2, exchange, timeout), exchange

@@ -3,7 +3,7 @@
 // What the library's headers do inline (posting, polling) goes through the device's own table of functions; everything else is
 // looked up by name here. Without the headers at build time CKDIST_HAVE_VERBS is 0 and nothing below exists.
 #pragma once
-#if __has_include(<infiniband/verbs.h>)
+#if __has_include(<infiniband/verbs.h>) && !defined(CKDIST_WITHOUT_VERBS)
 #define CKDIST_HAVE_VERBS 1
 #include <infiniband/verbs.h>
 // Macros that would turn a field of this table into a call of a linked function.
