@@ -1,4 +1,4 @@
-# make setup | serve | test | test-wheel | test-asan | test-tsan | native | clean
+# make setup | serve | test | test-wheel | test-asan | test-tsan | test-vm | native | clean
 # Python 3.10 or newer, a C++ compiler and make are all that must be there; the rest goes into .venv.
 
 PYTHON ?= python3
@@ -20,7 +20,7 @@ export PRTE_MCA_hwloc_default_binding_policy := none
 LIBRARY := ckdist/native/libckdist.so
 SOURCES := CMakeLists.txt $(shell find ckdist/native -name '*.cpp' -o -name '*.h')
 
-.PHONY: setup serve test test-wheel test-asan test-tsan native clean
+.PHONY: setup serve test test-wheel test-asan test-tsan test-vm native clean
 
 setup: $(VENV)/.ready $(LIBRARY)
 
@@ -63,6 +63,10 @@ test-asan: setup
 # How ranks and threads meet, under ThreadSanitizer.
 test-tsan: setup
 	$(MAKE) -f tests/native/tsan.mk PYTHON=$(BIN)/python
+
+# RDMA devices and two NUMA nodes in an emulated machine; as root it fetches what it needs.
+test-vm: setup
+	$(BIN)/python -m pytest -q -rs -p no:cacheprovider tests/vm/suite.py
 
 clean:
 	rm -rf $(VENV) build $(LIBRARY)
