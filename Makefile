@@ -1,41 +1,72 @@
-# make setup | serve | test | native
+# make setup | serve | test | test-wheel | test-asan | test-tsan | test-vm | native | clean
+# Python 3.10 or newer, a C++ compiler and make are all that must be there; the rest goes into .venv.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RANKS ?= 2
 PORT ?= 8080
-# mpirun refuses to run as root unless told; containers usually are root.
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
+CMAKE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+# mpirun refuses to run as root unless told, and containers usually are root; it counts no more ranks than cores, and binds
+# two ranks to one core each, unless told: ckdist divides the cores itself.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
-export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
+export PRTE_MCA_hwloc_default_binding_policy := none
 
-NATIVE := $(shell find ckdist/native -name '*.cpp' -o -name '*.h' 2>/dev/null) CMakeLists.txt
+LIBRARY := ckdist/native/libckdist.so
+SOURCES := CMakeLists.txt $(shell find ckdist/native -name '*.cpp' -o -name '*.h')
 
-.PHONY: setup serve test native clean
+.PHONY: setup serve test test-wheel test-asan test-tsan test-vm native clean
 
-setup: $(VENV)/.ready ckdist/native/libckdist.so
+setup: $(VENV)/.ready $(LIBRARY)
 
+# The package itself is installed as a link to this checkout, without its library: that is built below, once.
 $(VENV)/.ready: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "ckdist needs Python 3.10 or newer; PYTHON=... chooses another"; exit 2; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "no venv module: install it (Debian and Ubuntu: apt-get install python3-venv)"; rm -rf $(VENV); exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "ckdist needs Python 3.10 or newer, and $(PYTHON) is not: PYTHON=... chooses another"; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module: install it (Debian and Ubuntu: apt-get install python3-venv)"; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet cmake ninja
 	$(BIN)/python -m pip install --quiet --editable '.[mpi,test]'
 	@touch $@
 
-ckdist/native/libckdist.so: $(NATIVE) | $(VENV)/.ready
-	@$(BIN)/cmake -S . -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null
-	@$(BIN)/cmake --build build/native
-	@touch $@
+native: $(LIBRARY)
 
-native: ckdist/native/libckdist.so
+$(LIBRARY): $(SOURCES) | $(VENV)/.ready
+	@$(CMAKE) -S . -B build/native >/dev/null
+	@$(BIN)/cmake --build build/native --parallel $(JOBS)
+	@touch $@
 
 serve: setup
 	mpirun -n $(RANKS) ckdist serve --port $(PORT)
 
 test: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest
+
+# The wheel as `pip install .` makes it, in an environment and a folder of its own.
+test-wheel: setup
+	$(BIN)/python tests/check_wheel.py build/wheel
+
+# The native code under AddressSanitizer and UndefinedBehaviorSanitizer. Memory that Python keeps to its end is no leak of ours.
+ASAN_TESTS := tests/test_native_fuzz.py tests/test_gguf.py tests/test_loader.py tests/test_linear.py tests/test_attention.py \
+	tests/test_elementwise.py tests/test_sampler.py tests/test_replay.py
+test-asan: setup
+	@$(CMAKE) -S . -B build/asan -DCKDIST_SANITIZE=address,undefined >/dev/null
+	@$(BIN)/cmake --build build/asan --parallel $(JOBS)
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+		CKDIST_LIBRARY=$(CURDIR)/build/asan/libckdist.so $(BIN)/python -m pytest $(ASAN_TESTS)
+
+# How ranks and threads meet, under ThreadSanitizer.
+test-tsan: setup
+	$(MAKE) -f tests/native/tsan.mk PYTHON=$(BIN)/python
+
+# RDMA devices and two NUMA nodes in an emulated machine; as root it fetches what it needs.
+test-vm: setup
+	$(BIN)/python -m pytest -q -rs -p no:cacheprovider tests/vm/suite.py
 
 clean:
-	rm -rf $(VENV) build ckdist/native/libckdist.so
+	rm -rf $(VENV) build $(LIBRARY)

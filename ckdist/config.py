@@ -150,6 +150,14 @@ class BenchConfig(EngineConfig):
     output: str = option("md", "-o", "--output", choices=("json", "md", "csv"), help="format of the rows")
 
 
+@dataclass(frozen=True, kw_only=True)
+class DoctorConfig:
+    """`ckdist doctor`: show this machine, what works on it, how fast it is, and what to change."""
+
+    json: bool = option(False, "--json", help="print one JSON object")
+    verbose: bool = option(False, "-v", "--verbose", help="log more")
+
+
 def check_field(item, value) -> None:
     """ConfigError when `value` is outside of what `item` (a dataclass field made by `option`) allows."""
     limits = item.metadata

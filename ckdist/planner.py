@@ -40,7 +40,7 @@ class Plan:
 
 
 def gigabytes(n: float) -> str:
-    return f"{n / 2**30:.2f} GiB" if n >= 2**28 else f"{n / 2**20:.1f} MiB"
+    return f"{n / 2**30:.2f} GiB" if n >= 2**28 else f"{n / 2**20:.1f} MiB" if n >= 2**20 else f"{n / 2**10:.1f} KiB"
 
 
 def layout_for(world) -> tuple[Layout, Mesh]:
@@ -57,6 +57,11 @@ def kv_type(config) -> str:
     return config.cache_type_k
 
 
+def rope_bytes_per_position(spec) -> int:
+    """Bytes of the cosines and sines of one position, over all tables of the model."""
+    return (1 if spec.rope_local is None else 2) * spec.head_dim * 4
+
+
 def make_plan(config, spec, world, weight_bytes: int) -> Plan:
     """The plan for this rank; a collective call, every rank gets the same limits.
 
@@ -64,9 +69,9 @@ def make_plan(config, spec, world, weight_bytes: int) -> Plan:
     with what would.
     """
     layout, mesh = layout_for(world)
-    threads = config.threads or topology.default_threads(world.local_size)
+    threads = config.threads or topology.default_threads(world)
     threads_batch = config.threads_batch or threads
-    placement = topology.place(world.local_rank, world.local_size, max(threads, threads_batch))
+    placement = topology.place(world, max(threads, threads_batch))
     cache = kv_type(config)
     per_block = kv_bytes_per_block(spec, layout, mesh, cache)
     free = native.lib.ckdist_available_memory() // world.local_size - RESERVE
@@ -76,16 +81,20 @@ def make_plan(config, spec, world, weight_bytes: int) -> Plan:
     context = config.ctx_size or min(spec.max_position, DEFAULT_CONTEXT)
     if context > spec.max_position:
         raise CapacityError(f"--ctx-size {context} is more than the {spec.max_position} positions of the model: --ctx-size {spec.max_position} is its longest")
-    budget = min(room, config.kv_memory) if config.kv_memory else room
+    rope = rope_bytes_per_position(spec)
+    limit = config.kv_memory or sys.maxsize
+    budget = max(0, min(room - context * rope, limit))
     wanted = context if config.ctx_size or config.kv_memory else BLOCK_TOKENS
-    holds = [budget // per_block * BLOCK_TOKENS if per_block else sys.maxsize, int(placement.crowded)]
-    everyone = world.gather(holds)
-    most, crowded = min(h[0] for h in everyone), any(h[1] for h in everyone)
+    longest = min(room // (per_block + BLOCK_TOKENS * rope), limit // per_block if per_block else sys.maxsize)  # blocks of one sequence
+    needed = -(-context // BLOCK_TOKENS) * per_block
+    needed, there = (needed, limit) if needed > limit else (needed + context * rope, room)
+    most = budget // per_block * BLOCK_TOKENS if per_block else sys.maxsize
+    rows = world.gather([most, needed, there, longest * BLOCK_TOKENS, int(placement.crowded)])
+    most, needed, there, *_ = min(rows)  # of the rank that has the least room
+    longest, crowded = min(row[3] for row in rows), any(row[4] for row in rows)
     if most < wanted:
-        raise CapacityError(
-            f"one sequence of --ctx-size {context} needs {gigabytes(-(-context // BLOCK_TOKENS) * per_block)} of {cache} cache on each rank, "
-            f"{gigabytes(budget)} are there for it: --ctx-size {most} would fit"
-        )
+        remedy = f"--ctx-size {longest} would fit" if longest else f"give --kv-memory at least {per_block}, which holds {BLOCK_TOKENS} tokens"
+        raise CapacityError(f"one sequence of --ctx-size {context} needs {gigabytes(needed)} for its {cache} cache on each rank, and {gigabytes(there)} are there for it: {remedy}")
     # All sequences at full length, if memory allows; what is given with --kv-memory is used whole.
     total = most if config.kv_memory else min(config.parallel * context, max(context, int(most * KV_SHARE)), most)
     context = min(context, total)

@@ -118,6 +118,7 @@ def write_folder(out: Path, shape, model, tokenizer, special_tokens, eos_tokens,
     weights = out / "model.safetensors"
     tensors = {f"model.{name}": p.detach().to(torch.bfloat16).contiguous() for name, p in model.named_parameters()}
     save_file(tensors, weights.with_suffix(".tmp"), metadata={"format": "pt"})
+    weights.with_suffix(".tmp").chmod(0o644)  # the library writes for its owner alone
     weights.with_suffix(".tmp").replace(weights)
 
 

@@ -115,7 +115,9 @@ def test_agrees_with_reference(isa, kv_type, head_dim, tokens, heads, positions)
     np.testing.assert_allclose(out, want, atol=2e-5)
 
 
-@pytest.mark.parametrize("settings", [Settings(soft_cap=5), Settings(window=1), Settings(window=40), Settings(window=100, soft_cap=20)])
+@pytest.mark.parametrize(
+    "settings", [Settings(soft_cap=5), Settings(window=1), Settings(window=40), Settings(window=100, soft_cap=20)]
+)
 @pytest.mark.parametrize("tokens", [1, 20])
 def test_soft_cap_and_window(isa, kv_type, settings, tokens):
     k, v, q = random_case(64, 210, tokens, 2)
@@ -169,6 +171,18 @@ def test_keys_beyond_float16_saturate(isa):
     k, v, q = random_case(64, 3, 1, 1)
     v[1, 7] = 1e6
     assert np.isfinite(attend(Cache(isa, "f16", k, v), q, 2, Settings())).all()
+
+
+def test_every_magnitude_is_rounded_to_nearest_even(isa, kv_type):
+    rng = np.random.default_rng(3)
+    v = (rng.normal(size=(64, 64)) * 2.0 ** rng.integers(-28, 15, (64, 1))).astype(F32)
+    if kv_type == "f16":  # halfway between neighbours, subnormal ones included
+        v[:32] = (np.arange(32 * 64).reshape(32, 64) + 0.5) * 2.0**-24
+    if kv_type == "q8_0":  # a subnormal scale has few bits
+        v[np.abs(v).max(1) < 0.02] = 1
+    q = np.ones((64, 1, 64), F32)
+    out = attend(Cache(isa, kv_type, np.zeros_like(v), v), q, 0, Settings(window=1))[:, 0]  # each sees itself alone
+    np.testing.assert_array_equal(out, rounded(kv_type, v))
 
 
 def test_block_bytes_are_whole_cache_lines(isa, kv_type):

@@ -151,6 +151,26 @@ def test_maxima_are_strided(isa, rng, n):
         assert call("maxima", isa, floats(spoilt), n, floats(out)) == 0
 
 
+@pytest.mark.parametrize("cols, lead, n", [(256, 0, 256), (300, 0, 300), (512, 40, 100), (64, 63, 1)])
+def test_prepare(isa, rng, cols, lead, n):
+    x = rng.normal(size=n).astype(F32)
+    padded = -(-cols // 256) * 256
+    full = np.zeros(padded, F32)
+    full[lead : lead + n] = x
+    row = np.full(4 * padded, 0xFF, np.uint8)
+    call("prepare", isa, 0, floats(x), 1, n, lead, cols, native.pointer(row, "uint8_t *"), native.lib.ckdist_activation_bytes(0, cols))
+    np.testing.assert_array_equal(row.view(F32), full)
+    call("prepare", isa, 1, floats(x), 1, n, lead, cols, native.pointer(row, "uint8_t *"), native.lib.ckdist_activation_bytes(1, cols))
+    halves = (row[: 2 * padded].view(np.uint16).astype(np.uint32) << 16).view(F32)
+    np.testing.assert_allclose(halves, full, rtol=2.0**-8)
+    call("prepare", isa, 2, floats(x), 1, n, lead, cols, native.pointer(row, "uint8_t *"), native.lib.ckdist_activation_bytes(2, cols))
+    codes = row[:padded].view(np.int8).astype(int)
+    scales = row[padded : padded + padded // 8].view(F32)
+    sums = row[padded + padded // 8 : padded + padded // 8 + padded // 4].view(np.int32)
+    np.testing.assert_array_equal(sums, codes.reshape(-1, 16).sum(1))
+    assert np.all(np.abs(codes.reshape(-1, 32) * scales[:, None] - full.reshape(-1, 32)) <= 0.501 * scales[:, None])
+
+
 def test_unknown_isa_is_refused():
     with pytest.raises(errors.ConfigError, match="sse9"):
         call("add", b"sse9", native.ffi.NULL, 0, native.ffi.NULL)

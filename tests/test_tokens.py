@@ -156,6 +156,21 @@ def test_sentencepiece_agrees_with_sentencepiece(name):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_sentencepiece_joins_the_leftmost_of_equal_scores():
+    """Mistral's runs of spaces all have one score and none has 15; sentencepiece makes 16 of the first 18 spaces, then 2."""
+    tokens = ["<unk>", "<s>", "</s>", *("\u2581" * n for n in [*range(1, 15), 16])]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 3 + [-1e9] * (len(tokens) - 3),
+        "tokenizer.ggml.token_type": [2, 3, 3] + [1] * (len(tokens) - 3),
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    tokenizer = tokenizer_from_gguf(metadata)
+    for spaces, runs in ((18, [16, 2]), (31, [16, 14, 1]), (34, [16, 16, 2])):
+        assert [len(tokens[i]) for i in tokenizer.encode(" " * spaces, add_special=False)] == runs
+
+
 def test_sentencepiece_spaces_and_special_tokens(sentencepiece):
     ids = sentencepiece.encode("hello<turn>hello<tool>")
     turn, tool = (sentencepiece.pieces.index(piece) for piece in (b"<turn>", b"<tool>"))
@@ -184,6 +199,15 @@ def test_stream_never_gives_half_a_character(byte_level):
     assert [step for step in steps if step] == list(text) and decoder.flush() == ""
     decoder.step(byte_level.pieces.index(b"\xf0"))
     assert decoder.flush() == "\ufffd"
+
+
+def test_the_bundled_model_chats():
+    tokenizer = load_tokenizer(Path(sandbox.__file__).parents[1] / "models" / "bundled")
+    prompt = tokenizer.chat_template.render([{"role": "user", "content": "What does len do?"}])
+    ids = tokenizer.encode(prompt, add_special=False)
+    assert prompt.endswith("<|end|>\n<|assistant|>\n") and ids[0] == tokenizer.bos_token_id and ids.count(ids[0]) == 1
+    assert tokenizer.eos_token_ids == {ids[0], tokenizer.backend.token_to_id("<|end|>")}
+    assert tokenizer.decode(ids) == "\nWhat does len do?\n\n"
 
 
 def test_what_is_no_tokenizer_is_one_line(folder, tmp_path):

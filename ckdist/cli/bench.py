@@ -7,7 +7,6 @@ sampling is not part of either. A warm-up precedes every row.
 import csv
 import io
 import json
-import logging
 import statistics
 import sys
 import time
@@ -16,7 +15,8 @@ import numpy as np
 
 from ckdist import __version__, native
 from ckdist.cli import bench_comm
-from ckdist.cli.session import model_session
+from ckdist.cli.node_speed import read_bandwidth
+from ckdist.cli.session import longer_context, model_session
 from ckdist.comm.world import start_world
 from ckdist.config import BenchConfig
 from ckdist.engine.single import SingleSequence
@@ -24,18 +24,6 @@ from ckdist.errors import ConfigError
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.executable import kv_bytes_per_block
 from ckdist.topology import default_threads, place
-
-log = logging.getLogger(__name__)
-READ_BYTES = 256 << 20  # per thread; far beyond any cache
-
-
-def read_bandwidth(threads: int, cpus=(), repeats: int = 5) -> float:
-    """Bytes per second that `threads` threads of this process read from memory together, the best of `repeats` passes."""
-    out = native.ffi.new("double *")
-    pinned = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
-    native.check(native.lib.ckdist_read_bandwidth(threads, pinned, READ_BYTES, repeats, out))
-    return out[0]
-
 
 def host_bandwidth(world, threads: int, cpus) -> float:
     """The same over all ranks at once; a collective call."""
@@ -46,8 +34,8 @@ def host_bandwidth(world, threads: int, cpus) -> float:
 def machine(config: BenchConfig) -> int:
     """`ckdist bench machine`."""
     world = start_world()
-    threads = config.threads or default_threads(world.local_size)
-    cpus = place(world.local_rank, world.local_size, threads).cpus
+    threads = config.threads or default_threads(world)
+    cpus = place(world, threads).cpus
     one = read_bandwidth(1, cpus[:1]) if world.rank == 0 else 0.0
     every = host_bandwidth(world, threads, cpus)
     if world.rank == 0:
@@ -101,7 +89,7 @@ class ModelBench:
 
     def check(self, count: int, flag: str) -> None:
         if count > self.executable.context_length:
-            raise ConfigError(f"{flag} {count} is longer than the context of {self.executable.context_length}: use --ctx-size {count}")
+            raise ConfigError(f"{flag} {count} is longer than the context of {self.executable.context_length}: {longer_context(count, self.model.spec)}")
 
     def prompt(self, count: int) -> dict:
         self.check(count, "--n-prompt")
@@ -168,12 +156,11 @@ def run(config: BenchConfig) -> int:
     if config.target == "comm":
         return bench_comm.run(config)
     world = start_world()
-    threads = config.threads or default_threads(world.local_size)
-    bandwidth = host_bandwidth(world, threads, place(world.local_rank, world.local_size, threads).cpus)
+    threads = config.threads or default_threads(world)
+    bandwidth = host_bandwidth(world, threads, place(world, threads).cpus)
     with model_session(config, world) as model:
         if model is None:
             return 0
-        log.info("%s", model.plan)
         bench = ModelBench(model, config, bandwidth)
         rows = [bench.prompt(n) for n in config.n_prompt if n] + [bench.generate(n) for n in config.n_gen if n]
         write_rows(rows, config.output)

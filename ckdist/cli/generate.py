@@ -1,7 +1,6 @@
 """`ckdist generate`: continues one prompt on the terminal, as it comes, or as one JSON object."""
 
 import json
-import sys
 import time
 
 from ckdist.cli.session import model_session
@@ -32,9 +31,9 @@ def run(config: GenerateConfig) -> int:
             result = {"prompt": config.prompt, "text": c.text, "token_ids": c.token_ids, "finish_reason": c.finish_reason, "prompt_tokens": c.prompt_tokens, "seconds": time.perf_counter() - start}
             print(json.dumps(result))
         else:
-            sys.stdout.write(config.prompt)
-            for piece in llm.stream(prompt, sampling, stop=config.stop):
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+            pieces = llm.stream(prompt, sampling, stop=config.stop)
+            print(config.prompt, next(pieces, ""), sep="", end="", flush=True)  # nothing is printed for a prompt that is refused
+            for piece in pieces:
+                print(piece, end="", flush=True)
             print()
     return 0

@@ -1,8 +1,9 @@
 """`ckdist COMMAND [flags]`: finds the command, reads its flags, and turns every expected failure into one line and an exit code.
 
-Exit codes: 0 done, 1 something broke while running, 2 the user's mistake, 130 interrupted.
+Exit codes: 0 done, 1 something broke while running, 2 the user's mistake, 130 interrupted, 141 standard output was closed.
 """
 
+import contextlib
 import importlib
 import logging
 import os
@@ -11,13 +12,14 @@ import time
 
 from ckdist import __version__, config
 from ckdist.cli.arguments import parse_arguments
-from ckdist.errors import CkdistError, ConfigError, UserError
+from ckdist.errors import CkdistError, ConfigError, EngineError, UserError
 
 COMMANDS = {
     "serve": (config.ServeConfig, "answer the OpenAI API over HTTP"),
     "generate": (config.GenerateConfig, "continue one prompt on the terminal"),
     "perplexity": (config.PerplexityConfig, "score a text, or save its logits"),
     "bench": (config.BenchConfig, "measure prefill and decode, or the machine itself"),
+    "doctor": (config.DoctorConfig, "show this machine, what works on it, how fast it is, and what to change"),
 }
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK")
 
@@ -59,14 +61,22 @@ def main(arguments: list[str] | None = None) -> int:
         level = logging.DEBUG if settings.verbose else logging.INFO if rank == 0 else logging.WARNING
         logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
         code = importlib.import_module(f"ckdist.cli.{arguments[0]}").run(settings)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except CkdistError as error:
         report(error, rank)
         code = 2 if isinstance(error, UserError) else 1
     except KeyboardInterrupt:
         code = 130
+    except BrokenPipeError:
+        code = 141
+    except OSError as error:
+        report(EngineError(f"the system refused: {error}"), rank)  # a full disk behind standard output, no more processes
+        code = 1
     if code:
         # A failed rank's peers may be gone: nothing may wait for them on the way out.
-        sys.stdout.flush()
+        with contextlib.suppress(OSError, AttributeError):  # the reader has gone, or there was none
+            sys.stdout.flush()
         os._exit(code)
     return 0
 

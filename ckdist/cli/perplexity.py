@@ -1,12 +1,15 @@
 """`ckdist perplexity`: exp of the mean negative log-likelihood of a text, and its logits on request."""
 
+import contextlib
+import errno
 import json
 import os
 import pathlib
 
 import numpy as np
 
-from ckdist.cli.session import model_session
+from ckdist.cli.session import longer_context, model_session
+from ckdist.comm.world import start_world
 from ckdist.config import PerplexityConfig
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
@@ -20,21 +23,54 @@ def log_likelihoods(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return x[np.arange(len(targets)), targets] - top - np.log(np.exp(x - top[:, None]).sum(axis=1))
 
 
-def read_tokens(config: PerplexityConfig, checkpoint, vocab_size: int) -> np.ndarray:
-    """The ids that the flags name; ConfigError for a file that cannot be read, too few ids or one outside the vocabulary."""
-    if config.token_ids is not None:
-        ids = np.array(config.token_ids, np.int64)
-    else:
-        try:
-            text = pathlib.Path(config.file).read_text(errors="replace")
-        except OSError as error:
-            raise ConfigError(f"cannot read {config.file}: {error.strerror}") from None
-        ids = np.array(tokenizer_of(checkpoint.path).encode(text), np.int64)
+def read_text(path: str) -> str:
+    """The text to score; ConfigError for a file that cannot be read."""
+    try:
+        return pathlib.Path(path).read_text("utf-8", errors="replace")
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        raise ConfigError(f"cannot read --file {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def tokens_of(config: PerplexityConfig, text: str | None, checkpoint, vocab_size: int) -> np.ndarray:
+    """The ids of `text`, or those of --token-ids: int32 (tokens,). ConfigError for too few ids or one outside the vocabulary."""
+    ids = np.array(config.token_ids if text is None else tokenizer_of(checkpoint.path).encode(text), np.int64)
     if len(ids) < 2:
         raise ConfigError(f"{len(ids)} tokens cannot be scored: give at least 2")
     if ids.min() < 0 or ids.max() >= vocab_size:
         raise ConfigError(f"token id {ids.max()} is outside the vocabulary of {vocab_size}")
     return ids.astype(np.int32)
+
+
+class LogitsFile:
+    """A .npy file of float32 (tokens, vocab) that appears under its name when it is complete, and leaves nothing behind before.
+
+    ConfigError when it cannot be written; the disk's room is taken at once, for a page of a map that has none ends the process.
+    """
+
+    def __init__(self, path: str, shape: tuple[int, int]):
+        self.path, self.temporary = path, f"{path}.tmp"
+        try:
+            if os.path.isdir(path):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            self.array = np.lib.format.open_memmap(self.temporary, "w+", np.float32, shape)
+            with open(self.temporary, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        except (OSError, ValueError) as error:
+            self.discard()
+            raise ConfigError(f"cannot write --save-logits {path}: {getattr(error, 'strerror', None) or error}") from None
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            os.unlink(self.temporary)
+
+    def __enter__(self) -> np.ndarray:
+        return self.array
+
+    def __exit__(self, kind, *_) -> None:
+        if kind is not None:
+            return self.discard()
+        self.array.flush()
+        os.replace(self.temporary, self.path)
 
 
 def score(executable, ids: np.ndarray, logits_file=None) -> np.ndarray:
@@ -65,23 +101,20 @@ def score(executable, ids: np.ndarray, logits_file=None) -> np.ndarray:
 
 
 def run(config: PerplexityConfig) -> int:
-    with model_session(config) as model:
+    world = start_world()
+    text = read_text(config.file) if world.rank == 0 and config.file is not None else None
+    with model_session(config, world) as model:
         if model is None:
             return 0
-        ids = read_tokens(config, model.checkpoint, model.spec.vocab_size)
-        logits = temporary = None
-        if config.save_logits:
-            if len(ids) > model.executable.context_length:
-                raise ConfigError(f"--save-logits of {len(ids)} tokens needs a context of as many; it is {model.executable.context_length}: use --ctx-size {len(ids)}")
-            temporary = pathlib.Path(config.save_logits).with_suffix(".npy.tmp")
-            try:
-                logits = np.lib.format.open_memmap(temporary, "w+", np.float32, (len(ids), model.spec.vocab_size))
-            except OSError as error:
-                raise ConfigError(f"cannot write {config.save_logits}: {error.strerror}") from None
-        scores = score(model.executable, ids, logits)
-        if logits is not None:
-            logits.flush()
-            os.replace(temporary, config.save_logits)
+        ids = tokens_of(config, text, model.checkpoint, model.spec.vocab_size)
+        saved = contextlib.nullcontext()
+        if config.save_logits is not None:
+            context = model.executable.context_length
+            if len(ids) > context:
+                raise ConfigError(f"--save-logits of {len(ids)} tokens needs a context of as many, and it is {context}: {longer_context(len(ids), model.spec)}")
+            saved = LogitsFile(config.save_logits, (len(ids), model.spec.vocab_size))
+        with saved as logits:
+            scores = score(model.executable, ids, logits)
         result = {"tokens": len(ids), "scored": len(scores), "nll": float(-scores.mean()), "perplexity": float(np.exp(-scores.mean()))}
         print(json.dumps(result) if config.json else f"perplexity {result['perplexity']:.4f} over {result['scored']} tokens (mean nll {result['nll']:.5f})")
     return 0

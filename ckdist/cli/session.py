@@ -7,6 +7,11 @@ from ckdist.comm.world import start_world
 from ckdist.engine.launch import Model, load_model
 
 
+def longer_context(tokens: int, spec) -> str:
+    """What to do where `tokens` do not fit the context, as the remedy of an error."""
+    return f"use --ctx-size {tokens}" if tokens <= spec.max_position else f"the model's longest is {spec.max_position}"
+
+
 @contextlib.contextmanager
 def model_session(config, world=None):
     """Yields the loaded model on rank 0; on the other ranks yields None after rank 0 is done with them.

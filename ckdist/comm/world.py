@@ -6,8 +6,10 @@ msgpack, never pickle. The traffic of every step goes through a native group (`o
 
 import ctypes
 import os
+import pathlib
 import socket
 import sys
+import time
 from dataclasses import dataclass
 
 import msgpack
@@ -56,18 +58,18 @@ class MpiWorld:
         """Rank 0's msgpack-able value, on every rank."""
         data = np.frombuffer(msgpack.packb(value), np.uint8) if self.rank == 0 else None
         size = np.array([0 if data is None else data.size], np.int64)
-        self.comm.Bcast(size)
+        _complete(self.comm.Ibcast(size))
         buffer = np.empty(int(size[0]), np.uint8) if data is None else data.copy()
-        self.comm.Bcast(buffer)
+        _complete(self.comm.Ibcast(buffer))
         return msgpack.unpackb(buffer.tobytes(), strict_map_key=False)
 
     def gather_all(self, value) -> list:
         """Every rank's msgpack-able value, on every rank, in rank order."""
         data = np.frombuffer(msgpack.packb(value), np.uint8)
         sizes = np.empty(self.size, np.int64)
-        self.comm.Allgather(np.array([data.size], np.int64), sizes)
+        _complete(self.comm.Iallgather(np.array([data.size], np.int64), sizes))
         joined = np.empty(int(sizes.sum()), np.uint8)
-        self.comm.Allgatherv(data, [joined, sizes.astype(np.int32)])
+        _complete(self.comm.Iallgatherv(data, [joined, sizes.astype(np.int32)]))
         ends = np.cumsum(sizes)
         return [msgpack.unpackb(joined[e - s : e].tobytes(), strict_map_key=False) for s, e in zip(sizes, ends)]
 
@@ -78,13 +80,27 @@ class MpiWorld:
         self.mpi.Finalize()
 
 
+def _complete(request) -> None:
+    """Waits for a collective call without taking the core from a rank of this host that still has work, such as loading."""
+    pause = 0.0
+    while not request.Test():
+        time.sleep(pause)
+        pause = min(pause + 1e-5, 2e-3)
+
+
 def _host_name() -> str:
-    """Hosts are told apart by their boot, not by a name that two containers may share, and by the UTS name within it."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{socket.gethostname()}/{file.read().strip()[:8]}"
-    except OSError:
-        return socket.gethostname()
+    """Ranks with the same name can share memory.
+
+    The name of the machine alone does not tell: two machines may have the same, so it is joined by the boot, and by the
+    process namespace, because memory is found through /proc.
+    """
+    parts = [socket.gethostname()]
+    for what in (lambda: pathlib.Path("/proc/sys/kernel/random/boot_id").read_text()[:8], lambda: os.readlink("/proc/self/ns/pid")):
+        try:
+            parts.append(what())
+        except OSError:
+            pass
+    return "/".join(parts)
 
 
 def start_world():
@@ -113,7 +129,7 @@ class Group:
     handle: object
 
     def check_peers(self) -> None:
-        """CommError when a peer on this host is known to be dead."""
+        """CommError when a peer is known to be dead, or silent for longer than the timeout; for a rank between steps."""
         native.check(native.lib.ckdist_group_check_peers(self.handle))
 
 
@@ -123,6 +139,7 @@ def open_group(world, spins: int, timeout: float, transport: str = "auto") -> Gr
     `spins`: polls of a flag before a waiting thread sleeps. `timeout`: seconds that any wait for a peer may take.
     """
     out = native.ffi.new("struct ckdist_group **")
+    world.gather(None)  # ranks load for different times; from here on the timeout counts
     if world.local_size == world.size and transport == "auto":
         path = native.ffi.NULL
         if world.rank == 0:
@@ -134,20 +151,22 @@ def open_group(world, spins: int, timeout: float, transport: str = "auto") -> Gr
         kind = "shared-memory"
     else:
         kind = "mpi"
-        _open_mpi(world, timeout, out)
+        _open_mpi(world, spins, timeout, out)
     return Group(kind, native.ffi.gc(out[0], native.lib.ckdist_group_free))
 
 
-def _open_mpi(world, timeout: float, out) -> None:
+def _open_mpi(world, spins: int, timeout: float, out) -> None:
     """Hands the addresses of MPI's own calls, and handles by value, to the native side."""
     if not isinstance(world, MpiWorld):
         raise ConfigError("transport mpi was demanded, but no MPI launcher started this process: use mpirun")
+    if world.mpi.Query_thread() < world.mpi.THREAD_MULTIPLE:
+        raise ConfigError(f"this MPI allows thread level {world.mpi.Query_thread()}, and {world.mpi.THREAD_MULTIPLE} (MPI_THREAD_MULTIPLE) is needed between hosts: use a build of MPI with it")
     library = ctypes.CDLL(world.mpi.__file__)  # finds the MPI library that mpi4py itself is linked to
     address = lambda name: native.ffi.cast("void *", ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
     comm = world.comm.Dup()
     handle = lambda value: native.ffi.cast("void *", value.handle)
     calls = [address(name) for name in ("MPI_Isend", "MPI_Irecv", "MPI_Test")]
-    native.check(native.lib.ckdist_mpi_group(*calls, handle(world.mpi.BYTE), handle(comm), world.rank, world.size, timeout, out))
+    native.check(native.lib.ckdist_mpi_group(*calls, handle(world.mpi.BYTE), handle(comm), world.rank, world.size, spins, timeout, out))
 
 
 def leave(code: int) -> None:

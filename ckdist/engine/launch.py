@@ -4,6 +4,7 @@ Every function here is called by all ranks of a world together.
 """
 
 import logging
+import os
 import pathlib
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from ckdist import __version__, native
 from ckdist.comm.world import agree, open_group
 from ckdist.engine.engine import Engine
 from ckdist.engine.sampler import Sampler
+from ckdist.errors import ConfigError
 from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
 from ckdist.planner import Plan, gigabytes, layout_for, make_plan
@@ -21,8 +23,10 @@ from ckdist.program.lower import Lowered, lower
 from ckdist.program.tracer import trace
 from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer
-from ckdist.topology import default_threads
+from ckdist.topology import bind_memory, default_threads, sample_pages
+from ckdist.topology.tree import format_cpu_list
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
+from ckdist.weights.dtypes import BY_NUMBER
 from ckdist.weights.loader import ShardLoader
 
 log = logging.getLogger(__name__)
@@ -45,17 +49,24 @@ class Model:
     total_weight_bytes: int  # of all ranks
 
     def placement_map(self) -> str:
-        """One line per rank: host, node, CPUs, weights, cache, and resident memory as the kernel counts it; a collective call."""
+        """One line per rank: host, nodes, CPUs, weights, cache, resident memory, and how many pages of a sample of weights and cache
+        the kernel says lie on the rank's nodes and elsewhere; then one line per thing that is less than it could be. A collective call.
+        """
         p = self.plan.placement
-        cpus = ",".join(map(str, p.cpus)) if p.cpus else "any"
+        cpus = format_cpu_list(p.cpus) or "any"
+        pages = sample_pages(self.loader.arena, self.weight_bytes, p.nodes) + sample_pages(self.executable.kv, self.executable.kv_bytes, p.nodes, touch=True)
         host = self.world.hosts[self.world.rank].split("/")[0]
-        row = [host, p.node, cpus, self.weight_bytes, self.executable.kv_bytes, psutil.Process().memory_info().rss]
-        lines = ["rank  host                 node  cpus             weights      kv cache     resident"]
-        for rank, (host, node, cpus, *sizes) in enumerate(self.world.gather(row)):
-            lines.append(f"{rank:<5d} {host:<20s} {node:<5d} {cpus:<16s} " + " ".join(f"{gigabytes(size):<12s}" for size in sizes).rstrip())
+        sizes = [self.weight_bytes, self.executable.kv_bytes, psutil.Process().memory_info().rss]
+        row = [host, format_cpu_list(p.nodes), cpus, sizes, str(pages), p.note, pages.refused]
+        lines = ["rank  host              node  cpus            weights    kv cache   resident   pages here / elsewhere"]
+        rows = self.world.gather(row)
+        for rank, (host, node, cpus, sizes, pages, _, _) in enumerate(rows):
+            lines.append(f"{rank:<5d} {host:<17s} {node:<5s} {cpus:<15s} " + " ".join(f"{gigabytes(size):<10s}" for size in sizes) + f" {pages}")
+        notes = {f"{host}: {note}" for host, *_, note, _ in rows if note}
+        notes |= {f"{host}: where pages lie is unknown ({refused})" for host, *_, refused in rows if refused}
         if not p.cpus:
             lines.append(f"{max(self.plan.threads, self.plan.threads_batch)} threads have fewer CPUs here, so none is pinned; fewer threads (-t), or mpirun --bind-to none, may be faster")
-        return "\n".join(lines)
+        return "\n".join([*lines, *sorted(notes)])
 
     def close(self) -> None:
         """Frees the executable; on rank 0 the other ranks are told to stop first."""
@@ -87,7 +98,10 @@ def load_model(config, world, progress: bool = False) -> Model:
         max_tokens=max_tokens,
     )
     matrices, vectors = plan_shard(loader, lowered)
+    check_quantize(loader, lowered)
     plan = make_plan(config, spec, world, loader.planned_bytes)
+    plan.placement.enter()
+    bind_memory(plan.placement)
     report = loader.load(progress=progress)
     group = open_group(world, plan.spins, config.comm_timeout, config.transport)
     executable = Executable(
@@ -115,8 +129,17 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
 
 
 def loading_threads(config, world) -> int:
-    """Threads that read and pack weights: those that will run."""
-    return max(config.threads or 0, config.threads_batch or 0) or default_threads(world.local_size)
+    """Threads that read and pack weights: those that will run, as far as there are cores for them."""
+    return min(max(config.threads or 0, config.threads_batch or 0), os.cpu_count() or 1) or default_threads(world)
+
+
+def check_quantize(loader: ShardLoader, lowered: Lowered) -> None:
+    """ConfigError when --quantize would change no weight: they are quantised already, or no row is made of whole blocks."""
+    sources = [loader.checkpoint.tensors[name] for name, _, _ in lowered.matrices]
+    if loader.quantize is None or any(loader.type_of(name) != source.type for (name, _, _), source in zip(lowered.matrices, sources)):
+        return
+    types = ", ".join(sorted({BY_NUMBER[source.type].name for source in sources}))
+    raise ConfigError(f"--quantize {loader.quantize} changes nothing in {loader.checkpoint.path}, whose matrices are {types}: it packs rows of F32, F16 or BF16 that its blocks divide; leave it out")
 
 
 def plan_shard(loader: ShardLoader, lowered: Lowered):

@@ -2,9 +2,10 @@
 
 The headers are the single source: cffi parses the same files that the C++ includes, so a signature cannot differ
 between the two sides, one wheel serves every Python, and no call holds the GIL. This module loads and checks; it
-computes nothing.
+computes nothing. The environment variable CKDIST_LIBRARY names another build of the library to load, as a sanitized one.
 """
 
+import os
 import pathlib
 import re
 
@@ -17,7 +18,7 @@ ffi = cffi.FFI()
 
 
 def _load():
-    library = HERE / "libckdist.so"
+    library = pathlib.Path(os.environ.get("CKDIST_LIBRARY") or HERE / "libckdist.so")
     if not library.exists():
         raise errors.NativeError(f"{library} is missing: run `make setup`, or install ckdist with pip")
     for header in sorted((HERE / "api").glob("*.h")):

@@ -11,6 +11,7 @@ from ckdist.program.lower import Lowered
 
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
 _KINDS = {"arena": 0, "slot": 1, "logits": 2, "activations": 3}
+_ROPE_ROWS = 4096  # that are computed at a time, so that a long context costs little more than its tables
 _OPS = {"embed": 0, "prepare": 1, "linear": 2, "attend": 3}
 
 
@@ -131,8 +132,12 @@ class Executable:
         """cos and sin of every position: float32 (context_length, head_dim / 2) each."""
         if rope is None:
             return native.ffi.NULL, native.ffi.NULL
-        angles = np.arange(self.limits.context_length, dtype=np.float32)[:, None] * rope.inverse_frequencies.astype(np.float32)
-        tables = [np.ascontiguousarray(f(angles) * np.float32(rope.magnitude)) for f in (np.cos, np.sin)]
+        tables = [np.empty((self.limits.context_length, len(rope.inverse_frequencies)), np.float32) for _ in range(2)]
+        for begin in range(0, self.limits.context_length, _ROPE_ROWS):
+            positions = np.arange(begin, min(begin + _ROPE_ROWS, self.limits.context_length), dtype=np.float32)
+            angles = positions[:, None] * rope.inverse_frequencies.astype(np.float32)
+            for table, function in zip(tables, (np.cos, np.sin)):
+                np.multiply(function(angles), np.float32(rope.magnitude), out=table[begin : begin + _ROPE_ROWS])
         self._keep.append(tables)
         return [native.pointer(t, "float *") for t in tables]
 
@@ -178,6 +183,11 @@ class Executable:
     def kv_bytes(self) -> int:
         """Bytes of this rank's cache."""
         return native.lib.ckdist_executable_kv_bytes(self._handle)
+
+    @property
+    def kv(self):
+        """Where this rank's cache lies."""
+        return native.lib.ckdist_executable_kv(self._handle)
 
     def close(self) -> None:
         """Frees threads, buffers and cache; the weights are the loader's."""

@@ -1,8 +1,8 @@
 """Text to token ids and back, and chats to text. The vocabulary work is the `tokenizers` library's; nothing here knows the model."""
 
 from ckdist.tokens.chat import ChatTemplate
-from ckdist.tokens.gguf import tokenizer_from_gguf
 from ckdist.tokens.folder import load_tokenizer
+from ckdist.tokens.gguf import tokenizer_from_gguf
 from ckdist.tokens.stream import StreamDecoder
 from ckdist.tokens.tokenizer import Tokenizer
 

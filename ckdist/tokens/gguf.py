@@ -139,7 +139,8 @@ def _sentencepiece_unigram(v: _Vocabulary) -> Tokenizer:
 def _sentencepiece(backend: tokenizers.Tokenizer, v: _Vocabulary, adds_bos: bool, adds_eos: bool) -> Tokenizer:
     adds_space = v.flag("add_space_prefix", True)
     charsmap = v.metadata.get("tokenizer.ggml.precompiled_charsmap")
-    steps = [normalizers.Precompiled(bytes(charsmap))] if isinstance(charsmap, (list, bytes)) and charsmap else []
+    # Bytes, signed in some files, as a list or an array of numbers.
+    steps = [normalizers.Precompiled(bytes(int(byte) & 255 for byte in charsmap))] if charsmap is not None and len(charsmap) else []
     if v.flag("remove_extra_whitespaces", False):
         steps += [normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
     steps += [normalizers.Prepend(SPACE)] if adds_space else []
@@ -156,13 +157,17 @@ def _sentencepiece(backend: tokenizers.Tokenizer, v: _Vocabulary, adds_bos: bool
 
 
 def _merges_by_score(v: _Vocabulary) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose joint token has the best score; as merges, every way to halve a token at that token's rank."""
+    """SentencePiece joins the neighbours whose joint token has the best score, of equals the leftmost.
+
+    As merges: every way to halve a token, in the order of the tokens' scores. Tokens of one score are runs of spaces and the like
+    (Mistral's): there the leftmost is joined on and on, which is the order of longer left halves first.
+    """
     normal = {v.tokens[i]: v.scores[i] for i in v.of_type(NORMAL)}
     rank = _ids(v.tokens)
     merges = []
     for token, score in normal.items():
         halves = [(token[:cut], token[cut:]) for cut in range(1, min(len(token), 65))]
-        merges += [(-score, rank[left], rank[right], left, right) for left, right in halves if left in normal and right in normal]
+        merges += [(-score, -len(left), rank[left], rank[right], left, right) for left, right in halves if left in normal and right in normal]
     return [(left, right) for *_, left, right in sorted(merges)]
 
 

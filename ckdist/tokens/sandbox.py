@@ -40,6 +40,9 @@ class Budget:
             raise SecurityError(f"it runs longer than {MAX_SECONDS} seconds")
 
 
+_budget: ContextVar[Budget] = ContextVar("budget")  # of the rendering that runs in this thread or task
+
+
 class GenerationTag(Extension):
     """`{% generation %}` marks what the assistant says, for training; when rendering it is only its body."""
 
@@ -72,13 +75,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             indent=lambda s, width=4, first=False, blank=False: indent(s, _small(width), first, blank),
         )
         del self.globals["lipsum"]
-        self._budget = ContextVar("budget")
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda pattern: datetime.now().strftime(str(pattern)[:256])
 
     def generate(self, template, variables: dict):
         """The rendered text piece by piece."""
-        self._budget.set(Budget())
+        _budget.set(Budget())
         yield from template.generate(variables)
 
     def _parse(self, source, name, filename):
@@ -106,7 +108,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context, obj, /, *args, **kwargs):
-        self._budget.get().tick()
+        _budget.get().tick()
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
         if isinstance(owner, str) and name == "join" and args:
             args = (_joinable(args[0], owner),)

@@ -171,6 +171,11 @@ class ShardLoader:
         """That the arena will hold."""
         return lib.ckdist_loader_arena_bytes(self._native)
 
+    @property
+    def arena(self):
+        """Where the weights lie; null before `load`."""
+        return lib.ckdist_loader_arena(self._native)
+
     def load(self, progress: bool | None = None) -> LoadReport:
         """Allocate the arena and read everything that was planned; call it once.
 

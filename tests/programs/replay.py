@@ -56,13 +56,18 @@ def check(world, family: str, transport: str, threads: int, chunk: int) -> float
     return worst
 
 
-world = start_world()
-for family in FAMILIES:
-    for transport in ["auto", "mpi"] if world.size > 1 else ["auto"]:
-        for threads, chunk in ((1, 64), (3, 16)):
-            worst = check(world, family, transport, threads, chunk)
-            if world.rank == 0:
-                print(f"{family} {transport} {threads} {worst:.2e}")
-                if worst > 5e-7:
-                    sys.exit(f"{family} over {transport} with {threads} threads differs by {worst}")
-world.close()
+def main() -> None:
+    world = start_world()
+    for family in FAMILIES:
+        for transport in ["auto", "mpi"] if world.size > 1 else ["auto"]:
+            for threads, chunk in ((1, 64), (3, 16)):
+                worst = check(world, family, transport, threads, chunk)
+                if world.rank == 0:
+                    print(f"{family} {transport} {threads} {worst:.2e}")
+                    if worst > 5e-7:
+                        sys.exit(f"{family} over {transport} with {threads} threads differs by {worst}")
+    world.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -56,6 +56,9 @@ CKDIST_EXPORT int ckdist_loader_add_vector(ckdist_loader* loader, const struct c
 CKDIST_EXPORT int64_t ckdist_loader_arena_bytes(const ckdist_loader* loader);
 CKDIST_EXPORT int64_t ckdist_loader_source_bytes(const ckdist_loader* loader);
 
+/* Where the arena begins; null before ckdist_loader_start. */
+CKDIST_EXPORT const void* ckdist_loader_arena(const ckdist_loader* loader);
+
 /* Allocates the arena and starts `threads` threads. */
 CKDIST_EXPORT int ckdist_loader_start(ckdist_loader* loader, int threads);
 /* 1 when all is loaded, 0 when `milliseconds` passed before, negative when loading failed. */

@@ -1,6 +1,7 @@
 #ifndef CKDIST_API_RUNTIME_H
 #define CKDIST_API_RUNTIME_H
 #include <stdint.h>
+#include "api/group.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -57,17 +58,7 @@ struct ckdist_program {
   const float* rope_sin[2];
 };
 
-struct ckdist_group;
 struct ckdist_executable;
-
-/* Ranks of one host over shared memory. Rank 0 passes no path; the others pass what ckdist_group_path gives on rank 0. */
-CKDIST_EXPORT int ckdist_host_group(const char* path, int32_t rank, int32_t size, int32_t spins, double timeout_s, struct ckdist_group** out);
-/* Ranks of any hosts over MPI: addresses of MPI_Isend, MPI_Irecv and MPI_Test, and the values of MPI_BYTE and of a communicator. */
-CKDIST_EXPORT int ckdist_mpi_group(void* isend, void* irecv, void* test, void* byte, void* comm, int32_t rank, int32_t size, double timeout_s,
-                                   struct ckdist_group** out);
-CKDIST_EXPORT const char* ckdist_group_path(struct ckdist_group* group);
-CKDIST_EXPORT void ckdist_group_free(struct ckdist_group* group);
-CKDIST_EXPORT int ckdist_group_check_peers(struct ckdist_group* group);
 
 /* `cpus`: one per thread or null; `spins`: polls before a waiting thread sleeps. The program's arrays must outlive the executable. */
 CKDIST_EXPORT int ckdist_executable_new(const struct ckdist_program* program, struct ckdist_group* group, int32_t threads, const int32_t* cpus,
@@ -83,6 +74,7 @@ CKDIST_EXPORT int ckdist_executable_work(struct ckdist_executable* executable);
 CKDIST_EXPORT int ckdist_executable_stop(struct ckdist_executable* executable);
 CKDIST_EXPORT const float* ckdist_executable_logits(struct ckdist_executable* executable);
 CKDIST_EXPORT int64_t ckdist_executable_kv_bytes(struct ckdist_executable* executable);
+CKDIST_EXPORT const void* ckdist_executable_kv(struct ckdist_executable* executable);
 
 /* Seconds of thread 0 since the last reset: in steps, waiting at barriers inside the rank, and in exchanges with other ranks. */
 struct ckdist_times { double total, barrier, exchange; int64_t runs; };

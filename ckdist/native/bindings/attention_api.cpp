@@ -46,9 +46,24 @@ int32_t ckdist_attend(const char* isa, const struct ckdist_attention_task* t, ui
     if (t->tokens < 1 || t->heads < 1 || t->first_position < 0)
       fail(Status::config, "attention needs tokens (%d) and heads (%d) of at least 1 and a position (%lld) of at least 0", t->tokens,
            t->heads, static_cast<long long>(t->first_position));
-    const AttentionTask task = {type,        t->head_dim,       t->kv,           t->block_stride, t->block_table,      t->first_position,
-                                t->tokens,   t->heads,          t->q,            t->q_token_stride, t->q_head_stride,  t->out,
-                                t->out_token_stride, t->out_head_stride, t->scale, t->soft_cap,   t->window};
+    AttentionTask task;
+    task.kv_type = type;
+    task.head_dim = t->head_dim;
+    task.kv = t->kv;
+    task.block_stride = t->block_stride;
+    task.block_table = t->block_table;
+    task.first_position = t->first_position;
+    task.tokens = t->tokens;
+    task.heads = t->heads;
+    task.q = t->q;
+    task.q_token_stride = t->q_token_stride;
+    task.q_head_stride = t->q_head_stride;
+    task.out = t->out;
+    task.out_token_stride = t->out_token_stride;
+    task.out_head_stride = t->out_head_stride;
+    task.scale = t->scale;
+    task.soft_cap = t->soft_cap;
+    task.window = t->window;
     kernels_by_name(isa).attention.attend(task, scratch);
   });
 }

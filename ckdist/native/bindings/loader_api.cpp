@@ -51,6 +51,7 @@ int ckdist_loader_add_vector(ckdist_loader* loader, const ckdist_vector_plan* pl
   return status < 0 ? status : index;
 }
 
+const void* ckdist_loader_arena(const ckdist_loader* loader) { return loader->loader.arena(); }
 int64_t ckdist_loader_arena_bytes(const ckdist_loader* loader) { return loader->loader.arena_bytes(); }
 int64_t ckdist_loader_source_bytes(const ckdist_loader* loader) { return loader->loader.source_bytes(); }
 int64_t ckdist_loader_progress(const ckdist_loader* loader) { return loader->loader.progress(); }

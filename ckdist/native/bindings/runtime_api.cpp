@@ -1,42 +1,17 @@
 #include "core/export.h"
 
 #include "api/runtime.h"
-#include "comm/host_group.h"
-#include "comm/mpi_group.h"
+#include "bindings/group_handle.h"
 #include "core/error.h"
 #include "runtime/executable.h"
 
 using namespace ckdist;
 
-struct ckdist_group {
-  std::unique_ptr<Group> group;
-  std::string path;  // of a host group
-};
 struct ckdist_executable : Executable {
   using Executable::Executable;
 };
 
 extern "C" {
-
-int ckdist_host_group(const char* path, int32_t rank, int32_t size, int32_t spins, double timeout_s, ckdist_group** out) {
-  return guard([&] {
-    auto host = std::make_unique<HostGroup>(path ? path : "", rank, size, spins, timeout_s);
-    const std::string own = host->path();
-    *out = new ckdist_group{std::move(host), own};
-  });
-}
-int ckdist_mpi_group(void* isend, void* irecv, void* test, void* byte, void* comm, int32_t rank, int32_t size, double timeout_s, ckdist_group** out) {
-  return guard([&] {
-    const MpiCalls calls{reinterpret_cast<decltype(MpiCalls::isend)>(isend), reinterpret_cast<decltype(MpiCalls::irecv)>(irecv),
-                         reinterpret_cast<decltype(MpiCalls::test)>(test), byte, comm};
-    *out = new ckdist_group{std::make_unique<MpiGroup>(calls, rank, size, timeout_s), ""};
-  });
-}
-const char* ckdist_group_path(ckdist_group* group) { return group->path.c_str(); }
-void ckdist_group_free(ckdist_group* group) { delete group; }
-int ckdist_group_check_peers(ckdist_group* group) {
-  return guard([&] { group->group->check_peers(); });
-}
 
 int ckdist_executable_new(const ckdist_program* program, ckdist_group* group, int32_t threads, const int32_t* cpus, int32_t spins,
                           ckdist_executable** out) {
@@ -55,6 +30,7 @@ int ckdist_executable_stop(ckdist_executable* executable) {
   return guard([&] { executable->stop(); });
 }
 const float* ckdist_executable_logits(ckdist_executable* executable) { return executable->logits(); }
+const void* ckdist_executable_kv(ckdist_executable* executable) { return executable->kv_data(); }
 int64_t ckdist_executable_kv_bytes(ckdist_executable* executable) { return executable->kv_bytes(); }
 void ckdist_executable_times(ckdist_executable* executable, ckdist_times* out, int32_t reset) { *out = executable->times(reset); }
 int64_t ckdist_kv_block_bytes(int32_t kv_type, int32_t head_dim) {

@@ -8,7 +8,15 @@
 namespace ckdist {
 
 constexpr int kMaxRanks = 256;
-constexpr int kSlots = 2;  // partial values alternate: a slot is written again only after everyone passed the next exchange
+constexpr int kSlots = 2;   // partial values alternate: a slot is written again only after everyone passed the next exchange
+constexpr int kStart = -1;  // the step of what ranks do before the first batch
+
+struct GroupSizes {
+  int64_t partial_floats;           // of one partial value, at most
+  int64_t logit_rows, vocab;        // of the gathered logits, at most
+  int64_t first_column, columns;    // of the logits that this rank computes
+  int64_t message_ints;             // of one message, at most
+};
 
 class Group {
  public:
@@ -16,10 +24,11 @@ class Group {
   virtual ~Group() = default;
   const int rank, size;
 
-  // Sizes the buffers: partial values of at most `partial_floats`, logits of `logit_rows` x `vocab`, messages of `message_ints`.
-  virtual void reserve(int64_t partial_floats, int64_t logit_rows, int64_t vocab, int64_t message_ints) = 0;
+  // Makes the buffers; every rank calls it, once, before anything else.
+  virtual void reserve(const GroupSizes& sizes) = 0;
 
-  // Rank 0 gives every other rank one message; the others wait for it without burning a core.
+  // Rank 0 gives every other rank one message; the others wait for it without burning a core, and have it until they
+  // receive the next. Messages may follow one another at once. An empty message is the last one.
   virtual void publish(const int32_t* message, int64_t ints) = 0;
   virtual const int32_t* receive(int64_t* ints) = 0;
 
@@ -31,12 +40,12 @@ class Group {
   virtual int parts(int slot, const float** out) = 0;
 
   // Where this rank writes its columns of the logits, and the floats from row to row.
-  virtual float* logits(int64_t column, int64_t columns, int64_t* stride) = 0;
-  // Returns when rank 0 may read all columns at gathered().
-  virtual void gather(int64_t rows, int64_t column, int64_t columns, int step) = 0;
+  virtual float* logits(int64_t* stride) = 0;
+  // Returns when rank 0 may read all columns at gathered(), as (rows, vocab), until it publishes again.
+  virtual void gather(int64_t rows, int step) = 0;
   virtual const float* gathered() = 0;
 
-  // Throws when a peer is known to be dead.
+  // Throws when a peer is known to be dead, or silent for longer than the timeout; for a rank that is between steps.
   virtual void check_peers() {}
   // Tells the peers that this rank cannot go on.
   virtual void abandon() {}

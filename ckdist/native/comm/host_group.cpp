@@ -1,16 +1,11 @@
 #include "comm/host_group.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <new>
 
+#include "comm/waiting.h"
 #include "core/error.h"
 
 namespace ckdist {
@@ -22,26 +17,31 @@ constexpr int64_t kPage = 4096;
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// Start time of a process in clock ticks, 0 when it is gone or a zombie: tells a dead peer from a reused pid.
-uint64_t start_time(int pid) {
+struct Process {
+  uint64_t start = 0;  // in clock ticks since boot, 0 when it is gone or a zombie: tells a dead peer from a reused pid
+  bool stopped = false;
+};
+
+Process look_at(int pid) {
   char path[64], text[1024];
   std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
-  FILE* file = std::fopen(path, "r");
-  if (!file) return 0;
+  FILE* file = std::fopen(path, "re");
+  if (!file) return {};
   const size_t n = std::fread(text, 1, sizeof text - 1, file);
   std::fclose(file);
   text[n] = 0;
   const char* p = std::strrchr(text, ')');  // the name may hold anything
   char state = 0;
   unsigned long long start = 0;
-  if (!p || std::sscanf(p + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &state, &start) != 2) return 0;
-  return state == 'Z' || state == 'X' ? 0 : start;
+  if (!p || std::sscanf(p + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &state, &start) != 2) return {};
+  return {state == 'Z' || state == 'X' ? 0 : start, state == 'T' || state == 't'};
 }
 
 }  // namespace
 
 struct HostGroup::Line {
-  Signal arrived;  // epochs this rank has reached
+  Signal arrived;  // exchanges this rank has reached
+  Signal taken;    // messages this rank has made its own
   std::atomic<int32_t> pid, abandoned;
   std::atomic<uint64_t> start;
   char pad[48];
@@ -55,65 +55,67 @@ struct HostGroup::Header {
 };
 
 HostGroup::HostGroup(const std::string& path, int rank, int size, int spins, double timeout_s)
-    : Group(rank, size), path_(path), spins_(spins), timeout_ns_(int64_t(timeout_s * 1e9)) {
-  if (size > kMaxRanks) fail(Status::config, "%d ranks on one host; at most %d are supported", size, kMaxRanks);
-  header_bytes_ = round_up(sizeof(Header) + size * sizeof(Line), kPage);
-  header_ = reinterpret_cast<Header*>(rank == 0 ? create(header_bytes_, &path_) : map(path_, header_bytes_));
+    : Group(rank, size), spins_(spins), timeout_ns_(int64_t(timeout_s * 1e9)), stopped_since_(size > 0 ? size : 0) {
+  if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size) fail(Status::config, "rank %d of %d ranks on one host; at most %d are supported", rank, size, kMaxRanks);
+  const int64_t bytes = round_up(sizeof(Header) + size * sizeof(Line), kPage);
+  if (rank == 0) control_.emplace(bytes);
+  else control_.emplace(path, bytes);
+  header_ = reinterpret_cast<Header*>(control_->data());
   Line& own = header_->lines[rank];
-  own.start = start_time(getpid());
+  own.start = look_at(getpid()).start;
   own.pid = getpid();
 }
 
-HostGroup::~HostGroup() {
-  if (data_) munmap(data_, data_bytes_);
-  munmap(header_, header_bytes_);
-}
-
-// A segment without a name in any file system (no limit of /dev/shm applies, nothing is left behind); peers open it
-// through this process's descriptor at *path.
-uint8_t* HostGroup::create(int64_t bytes, std::string* path) {
-  const int fd = int(syscall(SYS_memfd_create, "ckdist", MFD_CLOEXEC));
-  if (fd < 0 || ftruncate(fd, bytes)) fail(Status::native, "cannot create shared memory of %lld bytes: %s", (long long)bytes, std::strerror(errno));
-  *path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd);
-  return map(*path, bytes);
-}
-
-uint8_t* HostGroup::map(const std::string& path, int64_t bytes) {
-  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  struct stat info;
-  if (fd < 0 || fstat(fd, &info) || info.st_size < bytes)
-    fail(Status::comm, "cannot open rank 0's shared memory %s of %lld bytes: %s", path.c_str(), (long long)bytes, std::strerror(errno));
-  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  close(fd);
-  if (at == MAP_FAILED) fail(Status::capacity, "cannot map %lld bytes of shared memory: %s", (long long)bytes, std::strerror(errno));
-  return static_cast<uint8_t*>(at);
-}
-
-void HostGroup::reserve(int64_t partial_floats, int64_t logit_rows, int64_t vocab, int64_t message_ints) {
-  vocab_ = vocab;
-  mail_ints_ = message_ints;
-  partial_bytes_ = round_up(partial_floats * 4, kPage);
-  logits_offset_ = partial_bytes_ * kSlots * size;
-  mail_offset_ = logits_offset_ + round_up(logit_rows * vocab * 4, kPage);
-  data_bytes_ = mail_offset_ + round_up(message_ints * 4, kPage);
-  std::string path;
+void HostGroup::reserve(const GroupSizes& sizes) {
+  sizes_ = sizes;
+  partial_bytes_ = round_up(sizes.partial_floats * 4, kPage);
+  const int64_t logits_offset = partial_bytes_ * kSlots * size;
+  const int64_t mail_offset = logits_offset + round_up(sizes.logit_rows * sizes.vocab * 4, kPage);
+  const int64_t bytes = mail_offset + round_up(sizes.message_ints * 4, kPage);
   if (rank == 0) {
-    data_ = create(data_bytes_, &path);
-    std::snprintf(header_->data_path, sizeof header_->data_path, "%s", path.c_str());
-    meet(-1);
-  } else {
-    meet(-1);
-    data_ = map(header_->data_path, data_bytes_);
+    data_.emplace(bytes);
+    std::snprintf(header_->data_path, sizeof header_->data_path, "%s", data_->path().c_str());
   }
+  meet(kStart);
+  if (rank != 0) {
+    data_.emplace(header_->data_path, bytes);
+    received_.resize(sizes.message_ints);
+  }
+  logits_ = reinterpret_cast<float*>(data_->data() + logits_offset);
+  mailbox_ = reinterpret_cast<int32_t*>(data_->data() + mail_offset);
   std::memset(partial(0), 0, partial_bytes_ * kSlots);  // first touch by the owner
-  meet(-1);
+  meet(kStart);
 }
 
-void HostGroup::check_alive(int r, int step) const {
+void HostGroup::check_alive(int r, int step) {
   const Line& line = header_->lines[r];
   const int pid = line.pid;
-  if (line.abandoned) fail(Status::comm, "rank %d (pid %d) failed at or before step %d; its own message says why", r, pid, step);
-  if (pid && start_time(pid) != line.start) fail(Status::comm, "rank %d (pid %d) died at or before step %d", r, pid, step);
+  if (line.abandoned) fail(Status::comm, "rank %d (pid %d) failed at or before %s; its own message says why", r, pid, place(step).text);
+  if (pid && look_at(pid).start != line.start) fail(Status::comm, "rank %d (pid %d) died at or before %s", r, pid, place(step).text);
+}
+
+// For a peer that owes nothing now and therefore has no deadline: it may sleep, but not lie stopped.
+void HostGroup::check_awake(int r) {
+  const int pid = header_->lines[r].pid;
+  if (!pid || !look_at(pid).stopped) {
+    stopped_since_[r] = 0;
+    return;
+  }
+  const int64_t now = now_ns();
+  if (!stopped_since_[r]) stopped_since_[r] = now;
+  if (now - stopped_since_[r] > timeout_ns_) fail(Status::comm, "rank %d (pid %d) has been stopped for more than %.0f s between steps", r, pid, timeout_ns_ / 1e9);
+}
+
+void HostGroup::wait_for(Signal& signal, uint32_t count, int r, int step) {
+  std::optional<Waited> waited;  // the clock is not asked before the first sleep
+  signal.wait(
+      spins_, kTickNs, [&](uint32_t v) { return int32_t(v - count) >= 0; },
+      [&] {
+        check_alive(r, step);
+        if (!waited) waited.emplace();
+        if (waited->ns() > timeout_ns_)
+          fail(Status::comm, "rank %d (pid %d) did not reach %s within %.0f s", r, header_->lines[r].pid.load(), place(step).text, timeout_ns_ / 1e9);
+      });
 }
 
 void HostGroup::meet(int step) {
@@ -121,54 +123,52 @@ void HostGroup::meet(int step) {
   header_->lines[rank].arrived.set(epoch);
   for (int i = 1; i < size; i++) {
     const int r = (rank + i) % size;
-    int64_t start = 0;
-    header_->lines[r].arrived.wait(
-        spins_, kTickNs, [&](uint32_t v) { return int32_t(v - epoch) >= 0; },
-        [&] {
-          check_alive(r, step);
-          const int64_t now = now_ns();
-          if (!start) start = now;
-          if (now - start > timeout_ns_)
-            fail(Status::comm, "rank %d (pid %d) did not reach step %d within %.0f s", r, header_->lines[r].pid.load(), step, timeout_ns_ / 1e9);
-        });
+    wait_for(header_->lines[r].arrived, epoch, r, step);
   }
 }
 
 void HostGroup::publish(const int32_t* message, int64_t ints) {
-  if (ints > mail_ints_) fail(Status::native, "message of %lld ints is larger than the mailbox of %lld", (long long)ints, (long long)mail_ints_);
-  std::memcpy(data_ + mail_offset_, message, ints * 4);
+  if (ints > sizes_.message_ints) fail(Status::native, "message of %lld ints is larger than the mailbox of %lld", (long long)ints, (long long)sizes_.message_ints);
+  for (int r = 1; r < size; r++) wait_for(header_->lines[r].taken, message_, r, 0);  // the mailbox holds one message
+  if (ints) std::memcpy(mailbox_, message, ints * 4);
   header_->message_ints = ints;
   header_->message.set(++message_);
 }
 
 const int32_t* HostGroup::receive(int64_t* ints) {
   const uint32_t wanted = ++message_;
-  header_->message.wait(spins_, 5 * kTickNs, [&](uint32_t v) { return int32_t(v - wanted) >= 0; }, [&] { check_alive(0, 0); });
+  header_->message.wait(
+      spins_, 5 * kTickNs, [&](uint32_t v) { return int32_t(v - wanted) >= 0; },
+      [&] {
+        check_alive(0, 0);
+        check_awake(0);
+      });
   *ints = header_->message_ints;
-  return reinterpret_cast<const int32_t*>(data_ + mail_offset_);
+  std::memcpy(received_.data(), mailbox_, *ints * 4);
+  header_->lines[rank].taken.set(wanted);
+  return received_.data();
 }
-
-float* HostGroup::partial(int slot) { return reinterpret_cast<float*>(data_ + (int64_t(rank) * kSlots + slot) * partial_bytes_); }
 
 void HostGroup::reduce(int, int64_t, int step) { meet(step); }
 
 int HostGroup::parts(int slot, const float** out) {
-  for (int r = 0; r < size; r++) out[r] = reinterpret_cast<const float*>(data_ + (int64_t(r) * kSlots + slot) * partial_bytes_);
+  for (int r = 0; r < size; r++) out[r] = part(r, slot);
   return size;
 }
 
-float* HostGroup::logits(int64_t column, int64_t, int64_t* stride) {
-  *stride = vocab_;
-  return reinterpret_cast<float*>(data_ + logits_offset_) + column;
+float* HostGroup::logits(int64_t* stride) {
+  *stride = sizes_.vocab;
+  return logits_ + sizes_.first_column;
 }
 
-void HostGroup::gather(int64_t, int64_t, int64_t, int step) { meet(step); }
-
-const float* HostGroup::gathered() { return reinterpret_cast<const float*>(data_ + logits_offset_); }
+void HostGroup::gather(int64_t, int step) { meet(step); }
 
 void HostGroup::check_peers() {
   for (int r = 0; r < size; r++)
-    if (r != rank) check_alive(r, 0);
+    if (r != rank) {
+      check_alive(r, 0);
+      check_awake(r);
+    }
 }
 
 void HostGroup::abandon() {

@@ -1,12 +1,15 @@
 // Ranks of one host, meeting in one shared-memory segment.
 //
 // Partial values are written where every rank can read them and are never copied: a reader sums the ranks' buffers in place.
-// Each rank's region is touched first by its owner, so its pages lie on the owner's node. The segments have no name in any
-// file system: nothing is left behind however the ranks end.
+// Each rank's region is touched first by its owner, so its pages lie on the owner's node. Ranks are processes, or threads of
+// one process with a group each.
 #pragma once
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/group.h"
+#include "comm/segment.h"
 #include "core/futex.h"
 
 namespace ckdist {
@@ -16,36 +19,40 @@ class HostGroup : public Group {
   // Rank 0 creates the segment and ignores `path`; the others get rank 0's path() by the caller's means, and rank 0 must live
   // until all of them have opened it. `spins`: polls before a waiting thread sleeps.
   HostGroup(const std::string& path, int rank, int size, int spins, double timeout_s);
-  ~HostGroup() override;
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return control_->path(); }
 
-  void reserve(int64_t partial_floats, int64_t logit_rows, int64_t vocab, int64_t message_ints) override;
+  void reserve(const GroupSizes& sizes) override;
   void publish(const int32_t* message, int64_t ints) override;
   const int32_t* receive(int64_t* ints) override;
-  float* partial(int slot) override;
+  float* partial(int slot) override { return part(rank, slot); }
   void reduce(int slot, int64_t floats, int step) override;
   int parts(int slot, const float** out) override;
-  float* logits(int64_t column, int64_t columns, int64_t* stride) override;
-  void gather(int64_t rows, int64_t column, int64_t columns, int step) override;
-  const float* gathered() override;
+  float* logits(int64_t* stride) override;
+  void gather(int64_t rows, int step) override;
+  const float* gathered() override { return logits_; }
   void check_peers() override;
   void abandon() override;
 
  private:
   struct Line;     // one rank's flags
   struct Header;
-  static uint8_t* create(int64_t bytes, std::string* path);
-  static uint8_t* map(const std::string& path, int64_t bytes);
   void meet(int step);  // a barrier of all ranks
-  void check_alive(int rank, int step) const;
+  void wait_for(Signal& signal, uint32_t count, int rank, int step);
+  void check_alive(int rank, int step);
+  void check_awake(int rank);
+  float* part(int r, int slot) const { return reinterpret_cast<float*>(data_->data() + (int64_t(r) * kSlots + slot) * partial_bytes_); }
 
-  std::string path_;
   int spins_;
   int64_t timeout_ns_;
-  uint32_t epoch_ = 0, message_ = 0;
+  uint32_t epoch_ = 0, message_ = 0;  // exchanges this rank has begun, messages it has seen
+  std::optional<Segment> control_, data_;
   Header* header_ = nullptr;
-  uint8_t* data_ = nullptr;
-  int64_t header_bytes_ = 0, data_bytes_ = 0, partial_bytes_ = 0, logits_offset_ = 0, mail_offset_ = 0, mail_ints_ = 0, vocab_ = 0;
+  GroupSizes sizes_{};
+  int64_t partial_bytes_ = 0;
+  float* logits_ = nullptr;            // (rows, vocab)
+  int32_t* mailbox_ = nullptr;         // the message being handed over
+  std::vector<int32_t> received_;      // the message this rank has
+  std::vector<int64_t> stopped_since_; // when each peer was first seen stopped, else 0
 };
 
 }  // namespace ckdist

@@ -1,11 +1,14 @@
 #include "comm/mpi_group.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <utility>
 
+#include "comm/waiting.h"
 #include "core/error.h"
 #include "core/futex.h"
 
@@ -13,9 +16,12 @@ namespace ckdist {
 
 namespace {
 
-enum Tag : int { kMessage = 1, kPart = 2, kSlice = 3, kSum = 4, kLogits = 5 };
-constexpr int64_t kColumnsHeader = 64;
-constexpr int64_t kPatienceNs = 2'000'000;  // an idle rank polls this long before it starts to sleep between polls
+constexpr int64_t kMostBytes = 1 << 30;       // of one MPI call, whose counts are ints
+constexpr int64_t kPatienceNs = 2'000'000;    // a rank without work polls this long before it sleeps between polls
+constexpr int64_t kYieldNs = 1'000'000;       // a rank in a step yields this long before it does
+constexpr int64_t kLongIdleNs = 200'000'000;  // and longer once it has had nothing to do for so long
+constexpr int kIdleUs = 500, kLongIdleUs = 2000, kYieldUs = 50;  // these sleeps
+constexpr int kPollPauses = 32;               // a poll of MPI takes as long as this many of a flag
 
 struct Slice {
   int64_t begin, end;
@@ -25,75 +31,125 @@ struct Slice {
 
 }  // namespace
 
-MpiGroup::MpiGroup(const MpiCalls& calls, int rank, int size, double timeout_s) : Group(rank, size), calls_(calls), timeout_ns_(int64_t(timeout_s * 1e9)) {
-  if (size > kMaxRanks) fail(Status::config, "%d ranks; at most %d are supported", size, kMaxRanks);
-  requests_.reserve(4 * size);
+MpiGroup::MpiGroup(const MpiCalls& calls, int rank, int size, int spins, double timeout_s)
+    : Group(rank, size), calls_(calls), spins_(spins / kPollPauses), timeout_ns_(int64_t(timeout_s * 1e9)) {
+  if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size) fail(Status::config, "rank %d of %d ranks; at most %d are supported", rank, size, kMaxRanks);
 }
 
-void MpiGroup::reserve(int64_t partial_floats, int64_t logit_rows, int64_t vocab, int64_t message_ints) {
+void MpiGroup::reserve(const GroupSizes& sizes) {
+  sizes_ = sizes;
   const auto padded = [](int64_t floats) { return (floats + 15) / 16 * 16; };
-  partial_floats_ = padded(partial_floats);
-  direct_floats_ = std::min(partial_floats_, kDirectBytes / 4);
-  slice_floats_ = padded(partial_floats / size + 1);
-  logit_rows_ = logit_rows, vocab_ = vocab, message_ints_ = message_ints;
-  const int64_t columns_bytes = kColumnsHeader + 4 * padded(logit_rows * vocab);
-  const int64_t floats = kSlots * (2 * partial_floats_ + size * direct_floats_) + size * slice_floats_ + padded(logit_rows * vocab) + padded(message_ints + 1);
-  memory_.emplace(4 * floats + columns_bytes * (rank == 0 ? size : 1), "exchange buffers");
+  const int64_t partial = padded(sizes.partial_floats), message = padded(sizes.message_ints + 1);
+  if (message * 4 > kMostBytes) fail(Status::config, "a batch of %lld ints is more than MPI carries in one message of %lld bytes: use a smaller --ctx-size or --parallel", (long long)message, (long long)kMostBytes);
+  direct_floats_ = std::min(partial, kDirectBytes / 4);
+  slice_floats_ = padded(sizes.partial_floats / size + 1);
+  const int64_t logits = padded(sizes.logit_rows * (rank == 0 ? sizes.vocab : sizes.columns));
+  memory_.emplace(4 * (kSlots * (2 * partial + size * direct_floats_) + size * slice_floats_ + logits + message), "exchange buffers");
   float* at = reinterpret_cast<float*>(memory_->data());
-  const auto take = [&](int64_t n) { return std::exchange(at, at + n); };
-  for (int s = 0; s < kSlots; s++) partial_[s] = take(partial_floats_), sum_[s] = take(partial_floats_), arrived_[s] = take(size * direct_floats_);
+  const auto take = [&](int64_t floats) { return std::exchange(at, at + floats); };
+  for (int s = 0; s < kSlots; s++) partial_[s] = take(partial), sum_[s] = take(partial), arrived_[s] = take(size * direct_floats_);
   slices_ = take(size * slice_floats_);
-  logits_ = take(padded(logit_rows * vocab));
-  message_ = reinterpret_cast<int32_t*>(take(padded(message_ints + 1)));
-  columns_ = inbox_ = reinterpret_cast<uint8_t*>(at);
+  logits_ = take(logits);
+  message_ = reinterpret_cast<int32_t*>(take(message));
+  requests_.reserve(size * (kRowsAtOnce + 4));
+
+  shares_.assign(size, {sizes.first_column, sizes.columns});
+  if (rank == 0)
+    for (int r = 1; r < size; r++) receive(r, kTagShare, &shares_[r], sizeof(Share));
+  else send(0, kTagShare, &shares_[rank], sizeof(Share));
+  wait(kStart);
+  for (int r = 0; rank == 0 && r < size; r++) {
+    const auto [first, columns] = shares_[r];
+    if (first < 0 || columns < 0 || first > sizes.vocab || columns > sizes.vocab - first)
+      fail(Status::comm, "rank %d has logits [%lld, %lld) of %lld", r, (long long)first, (long long)(first + columns), (long long)sizes.vocab);
+  }
+  idle_since_ = now_ns();
+  if (rank == 0 && size > 1) pulse_.emplace(calls_, size, timeout_ns_);
 }
 
 void MpiGroup::send(int peer, int tag, const void* data, int64_t bytes) {
-  requests_.push_back({{}, peer, false});
-  if (calls_.isend(data, int(bytes), calls_.byte, peer, tag, calls_.comm, requests_.back().handle)) fail(Status::comm, "MPI refused to send %lld bytes to rank %d", (long long)bytes, peer);
+  auto* from = static_cast<const uint8_t*>(data);
+  for (int64_t n; bytes > 0; from += n, bytes -= n) {
+    n = std::min(bytes, kMostBytes);
+    requests_.push_back({{}, peer});
+    if (calls_.isend(from, int(n), calls_.byte, peer, tag, calls_.comm, requests_.back().handle)) fail(Status::comm, "MPI refused to send %lld bytes to rank %d", (long long)n, peer);
+  }
 }
 
 void MpiGroup::receive(int peer, int tag, void* data, int64_t bytes) {
-  requests_.push_back({{}, peer, false});
-  if (calls_.irecv(data, int(bytes), calls_.byte, peer, tag, calls_.comm, requests_.back().handle)) fail(Status::comm, "MPI refused to receive %lld bytes from rank %d", (long long)bytes, peer);
+  auto* to = static_cast<uint8_t*>(data);
+  for (int64_t n; bytes > 0; to += n, bytes -= n) {
+    n = std::min(bytes, kMostBytes);
+    requests_.push_back({{}, peer});
+    if (calls_.irecv(to, int(n), calls_.byte, peer, tag, calls_.comm, requests_.back().handle)) fail(Status::comm, "MPI refused to receive %lld bytes from rank %d", (long long)n, peer);
+  }
 }
 
-void MpiGroup::wait(int step, bool idle) {
-  const int64_t start = now_ns();
-  alignas(16) uint8_t status[256];  // larger than any implementation's MPI_Status
-  for (size_t left = requests_.size(); left;) {
-    const Request* waiting = nullptr;
-    for (Request& r : requests_) {
-      if (r.done) continue;
-      int flag = 0;
-      if (calls_.test(r.handle, &flag, status)) fail(Status::comm, "MPI reports that rank %d is lost at step %d", r.peer, step);
-      if (flag) r.done = true, left--;
-      else waiting = &r;
+// Requests are waited for in their order: MPI moves all of them, whichever is asked about.
+void MpiGroup::wait(int step) {
+  Waited waited;
+  int polls = 0;
+  for (size_t i = 0; i < requests_.size(); i++) {
+    for (bool failed; !requests_[i].complete(calls_, &failed);) {
+      if (failed) fail(Status::comm, "MPI reports that rank %d is lost at or before %s", requests_[i].peer, place(step).text);
+      if (++polls < spins_) continue;
+      const int64_t ns = waited.ns();
+      if (ns > timeout_ns_) give_up(i, step);
+      if (ns < kYieldNs) sched_yield();
+      else usleep(kYieldUs);
     }
-    if (!left) break;
-    const int64_t waited = now_ns() - start;
-    if (idle && waited > kPatienceNs) usleep(500);
-    if (!idle && waited > timeout_ns_) fail(Status::comm, "rank %d did not reach step %d within %.0f s", waiting->peer, step, timeout_ns_ / 1e9);
+  }
+  requests_.clear();
+}
+
+// Names every rank that owes something: one of them may itself be waiting for another.
+void MpiGroup::give_up(size_t first, int step) {
+  std::string ranks;
+  std::vector<bool> named(size);
+  int count = 0;
+  for (size_t i = first; i < requests_.size(); i++) {
+    bool failed;
+    const int peer = requests_[i].peer;
+    if (named[peer] || (i > first && requests_[i].complete(calls_, &failed))) continue;
+    named[peer] = true;
+    ranks += (count++ ? ", " : "") + std::to_string(peer);
+  }
+  fail(Status::comm, "%s %.200s did not reach %s within %.0f s", count > 1 ? "one of ranks" : "rank", ranks.c_str(), place(step).text, timeout_ns_ / 1e9);
+}
+
+void MpiGroup::wait_idle() {
+  Waited waited;
+  for (bool failed; !requests_[0].complete(calls_, &failed);) {
+    if (failed) fail(Status::comm, "MPI reports that rank 0 is lost between steps");
+    const int64_t ns = waited.ns();
+    if (ns > timeout_ns_) fail(Status::comm, "rank 0 has not been heard of for %.0f s between steps: it is dead, stopped or cut off", timeout_ns_ / 1e9);
+    if (ns > kPatienceNs) usleep(ns > kLongIdleNs ? kLongIdleUs : kIdleUs);
+    else if (ns > kPatienceNs / 8) sched_yield();
   }
   requests_.clear();
 }
 
 void MpiGroup::publish(const int32_t* message, int64_t ints) {
-  if (ints > message_ints_) fail(Status::native, "message of %lld ints is larger than the %lld reserved", (long long)ints, (long long)message_ints_);
+  if (ints > sizes_.message_ints) fail(Status::native, "message of %lld ints is larger than the %lld reserved", (long long)ints, (long long)sizes_.message_ints);
+  if (!ints && pulse_) pulse_->end(), pulse_.reset();
   message_[0] = int32_t(ints);
   if (ints) std::memcpy(message_ + 1, message, ints * 4);
-  for (int r = 1; r < size; r++) send(r, kMessage, message_, (ints + 1) * 4);
+  for (int r = 1; r < size; r++) send(r, kTagMessage, message_, (ints + 1) * 4);
   wait(0);
 }
 
 const int32_t* MpiGroup::receive(int64_t* ints) {
-  receive(0, kMessage, message_, (message_ints_ + 1) * 4);
-  wait(0, true);
-  *ints = std::clamp<int64_t>(message_[0], 0, message_ints_);
+  for (;;) {
+    receive(0, kTagMessage, message_, (sizes_.message_ints + 1) * 4);
+    wait_idle();
+    if (message_[0] != kPulse) break;
+    const int32_t answer = 0;
+    send(0, kTagAnswer, &answer, sizeof answer);
+    wait(0);
+  }
+  *ints = std::clamp<int64_t>(message_[0], 0, sizes_.message_ints);
   return message_ + 1;
 }
-
-float* MpiGroup::partial(int slot) { return partial_[slot]; }
 
 void MpiGroup::reduce(int slot, int64_t floats, int step) {
   const float* own = partial_[slot];
@@ -101,8 +157,8 @@ void MpiGroup::reduce(int slot, int64_t floats, int step) {
   if (direct_[slot]) {
     for (int i = 1; i < size; i++) {
       const int r = (rank + i) % size;
-      receive(r, kPart, arrived(slot, r), floats * 4);
-      send(r, kPart, own, floats * 4);
+      receive(r, kTagPart, arrived(slot, r), floats * 4);
+      send(r, kTagPart, own, floats * 4);
     }
     return wait(step);
   }
@@ -110,8 +166,8 @@ void MpiGroup::reduce(int slot, int64_t floats, int step) {
   for (int i = 1; i < size; i++) {
     const int r = (rank + i) % size;
     const Slice theirs(floats, r, size);
-    receive(r, kSlice, slices_ + r * slice_floats_, mine.bytes());
-    send(r, kSlice, own + theirs.begin, theirs.bytes());
+    receive(r, kTagSlice, slices_ + r * slice_floats_, mine.bytes());
+    send(r, kTagSlice, own + theirs.begin, theirs.bytes());
   }
   wait(step);
   float* sum = sum_[slot];
@@ -122,8 +178,8 @@ void MpiGroup::reduce(int slot, int64_t floats, int step) {
   for (int i = 1; i < size; i++) {
     const int r = (rank + i) % size;
     const Slice theirs(floats, r, size);
-    receive(r, kSum, sum + theirs.begin, theirs.bytes());
-    send(r, kSum, sum + mine.begin, mine.bytes());
+    receive(r, kTagSum, sum + theirs.begin, theirs.bytes());
+    send(r, kTagSum, sum + mine.begin, mine.bytes());
   }
   wait(step);
 }
@@ -134,32 +190,25 @@ int MpiGroup::parts(int slot, const float** out) {
   return size;
 }
 
-float* MpiGroup::logits(int64_t column, int64_t columns, int64_t* stride) {
-  *stride = rank == 0 ? vocab_ : columns;
-  return rank == 0 ? logits_ + column : reinterpret_cast<float*>(columns_ + kColumnsHeader);
+float* MpiGroup::logits(int64_t* stride) {
+  *stride = rank == 0 ? sizes_.vocab : sizes_.columns;
+  return logits_ + (rank == 0 ? sizes_.first_column : 0);
 }
 
-void MpiGroup::gather(int64_t rows, int64_t column, int64_t columns, int step) {
-  const int64_t capacity = kColumnsHeader + 4 * rows * vocab_;
-  if (rank != 0) {
-    const int64_t header[] = {column, columns};
-    std::memcpy(columns_, header, sizeof header);
-    send(0, kLogits, columns_, kColumnsHeader + 4 * rows * columns);
-    return wait(step);
+// Row by row, straight into place: no rank needs a second copy of the logits.
+void MpiGroup::gather(int64_t rows, int step) {
+  for (int64_t begin = 0; begin < rows; begin += kRowsAtOnce) {
+    for (int64_t t = begin; t < std::min(rows, begin + kRowsAtOnce); t++) {
+      if (rank != 0) send(0, kTagLogits, logits_ + t * sizes_.columns, sizes_.columns * 4);
+      for (int r = 1; rank == 0 && r < size; r++) receive(r, kTagLogits, logits_ + t * sizes_.vocab + shares_[r].first, shares_[r].columns * 4);
+    }
+    wait(step);
   }
-  const int64_t each = kColumnsHeader + 4 * logit_rows_ * vocab_;
-  for (int r = 1; r < size; r++) receive(r, kLogits, inbox_ + r * each, capacity);
-  wait(step);
-  for (int r = 1; r < size; r++) {
-    int64_t header[2];
-    std::memcpy(header, inbox_ + r * each, sizeof header);
-    const auto [first, count] = header;
-    if (first < 0 || count < 0 || first + count > vocab_) fail(Status::comm, "rank %d sent logits [%lld, %lld) of %lld", r, (long long)first, (long long)(first + count), (long long)vocab_);
-    const float* from = reinterpret_cast<const float*>(inbox_ + r * each + kColumnsHeader);
-    for (int64_t t = 0; t < rows; t++) std::memcpy(logits_ + t * vocab_ + first, from + t * count, count * 4);
-  }
+  idle_since_ = now_ns();
 }
 
-const float* MpiGroup::gathered() { return logits_; }
+void MpiGroup::check_peers() {
+  if (pulse_) pulse_->check(idle_since_);
+}
 
 }  // namespace ckdist

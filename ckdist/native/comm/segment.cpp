@@ -8,46 +8,69 @@
 
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include "core/error.h"
 
 namespace ckdist {
 
-Segment::Segment(int64_t bytes) : size_(bytes), fd_(int(syscall(SYS_memfd_create, "ckdist", MFD_CLOEXEC))) {
-  if (fd_ < 0 || ftruncate(fd_, bytes)) {
-    const int reason = errno;
-    if (fd_ >= 0) close(fd_);
-    fail(Status::native, "cannot create shared memory of %lld bytes: %s", (long long)bytes, std::strerror(reason));
-  }
-  path_ = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd_);
-  map();
+Segment::Mapping::~Mapping() {
+  if (data) munmap(data, size_t(bytes));
+  if (fd >= 0) close(fd);
 }
 
-Segment::Segment(const std::string& path, int64_t bytes) : size_(bytes), fd_(open(path.c_str(), O_RDWR | O_CLOEXEC)), path_(path) {
+void Segment::map(int fd, int64_t bytes) {
+  void* at = mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED) fail(Status::capacity, "cannot map %lld bytes of shared memory: %s", (long long)bytes, std::strerror(errno));
+  madvise(at, size_t(bytes), MADV_HUGEPAGE);  // where the system allows it for shared memory
+  mapping_->data = static_cast<uint8_t*>(at);
+  mapping_->bytes = bytes;
+}
+
+namespace {
+std::mutex registry_lock;
+template <class T>
+std::map<std::string, std::weak_ptr<T>>& registry() {  // of the segments made by this process
+  static auto* made = new std::map<std::string, std::weak_ptr<T>>;  // never destroyed: threads may outlive static objects
+  return *made;
+}
+}  // namespace
+
+Segment::Segment(int64_t bytes) : mapping_(std::make_shared<Mapping>()) {
+  mapping_->fd = int(syscall(SYS_memfd_create, "ckdist", 1u /* MFD_CLOEXEC */));
+  if (mapping_->fd < 0 || ftruncate(mapping_->fd, bytes)) fail(Status::native, "cannot create shared memory of %lld bytes: %s", (long long)bytes, std::strerror(errno));
+  mapping_->path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(mapping_->fd);
+  map(mapping_->fd, bytes);
+  std::lock_guard<std::mutex> hold(registry_lock);
+  auto& made = registry<Mapping>();
+  for (auto at = made.begin(); at != made.end();) at = at->second.expired() ? made.erase(at) : std::next(at);
+  made[mapping_->path] = mapping_;
+}
+
+Segment::Segment(const std::string& path, int64_t bytes) {
+  {
+    std::lock_guard<std::mutex> hold(registry_lock);
+    const auto at = registry<Mapping>().find(path);
+    if (at != registry<Mapping>().end()) mapping_ = at->second.lock();
+  }
+  if (mapping_ && mapping_->bytes >= bytes) return;
+  mapping_ = std::make_shared<Mapping>();
+  mapping_->path = path;
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   struct stat info;
-  if (fd_ < 0) fail(Status::comm, "cannot open a peer's shared memory %s: %s", path.c_str(), std::strerror(errno));
-  if (fstat(fd_, &info) || info.st_size < bytes) {
-    close(fd_);
-    fail(Status::comm, "a peer's shared memory %s has %lld bytes, and %lld are needed: start all ranks with the same version", path.c_str(),
-         (long long)info.st_size, (long long)bytes);
+  if (fd < 0 || fstat(fd, &info) || info.st_size < bytes) {
+    const int error = fd < 0 ? errno : EINVAL;
+    if (fd >= 0) close(fd);
+    fail(Status::comm, "cannot open rank 0's shared memory %s of %lld bytes: %s", path.c_str(), (long long)bytes, std::strerror(error));
   }
-  map();
-}
-
-void Segment::map() {
-  void* at = mmap(nullptr, size_t(size_), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
-  if (at == MAP_FAILED) {
-    const int reason = errno;
-    close(fd_);
-    fail(Status::capacity, "cannot map %lld bytes of shared memory: %s", (long long)size_, std::strerror(reason));
+  try {
+    map(fd, bytes);
+  } catch (...) {
+    close(fd);
+    throw;
   }
-  data_ = static_cast<uint8_t*>(at);
-  madvise(at, size_t(size_), MADV_HUGEPAGE);
-}
-
-Segment::~Segment() {
-  munmap(data_, size_t(size_));
-  close(fd_);
+  close(fd);
 }
 
 }  // namespace ckdist

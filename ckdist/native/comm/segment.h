@@ -1,29 +1,33 @@
-// Shared memory without a name in any file system: nothing is left behind however its users end.
+// Memory that the processes of one host share. It has no name in any file system: no limit of /dev/shm applies, and nothing
+// is left behind however its users end.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace ckdist {
 
 class Segment {
  public:
-  explicit Segment(int64_t bytes);                  // a new one; its pages exist once touched
-  Segment(const std::string& path, int64_t bytes);  // another process's, by its path(), while that process holds it
-  ~Segment();
-  Segment(const Segment&) = delete;
-  Segment& operator=(const Segment&) = delete;
+  // Zeros, of which no page exists until it is touched.
+  explicit Segment(int64_t bytes);
+  // One that another rank made, while that rank holds it. Ranks that are threads of one process get the same addresses.
+  Segment(const std::string& path, int64_t bytes);
 
-  uint8_t* data() const { return data_; }
-  int64_t size() const { return size_; }
-  const std::string& path() const { return path_; }
+  uint8_t* data() const { return mapping_->data; }
+  int64_t size() const { return mapping_->bytes; }
+  const std::string& path() const { return mapping_->path; }  // by which others open it
 
  private:
-  void map();
-
-  uint8_t* data_ = nullptr;
-  int64_t size_;
-  int fd_;
-  std::string path_;
+  struct Mapping {
+    std::string path;
+    uint8_t* data = nullptr;
+    int64_t bytes = 0;
+    int fd = -1;  // held by the maker, for the others to open
+    ~Mapping();
+  };
+  void map(int fd, int64_t bytes);
+  std::shared_ptr<Mapping> mapping_;
 };
 
 }  // namespace ckdist

@@ -1,60 +1,47 @@
 #include "core/arena.h"
 
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "core/error.h"
+#include "core/numa.h"
+#include "core/number_file.h"
+
+// A sanitized build sees what passes the end of an arena, whose last page is rarely full.
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(begin, bytes) static_cast<void>(0)
+#define ASAN_UNPOISON_MEMORY_REGION(begin, bytes) static_cast<void>(0)
+#endif
 
 namespace ckdist {
 namespace {
 
 constexpr int64_t kHugePage = 2 << 20;
-constexpr int kPreferred = 1;         // MPOL_PREFERRED: that node while it has room, then any
-constexpr int kMaxNodes = 1024;       // as the kernel's largest configuration
+constexpr int kTwoMegabytes = 21 << 26;  // MAP_HUGE_2MB
+constexpr int kPopulateWrite = 23;       // MADV_POPULATE_WRITE, Linux 5.14
+constexpr int64_t kPopulatePart = 256 << 20;  // worth a thread of its own
+constexpr int64_t kPopulateThreads = 16;
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
-// The number behind `key` in a file of "key number" lines, or the number that the file begins with when key is empty; else `absent`.
-int64_t read_number(const std::string& path, const std::string& key, int64_t absent) {
-  std::FILE* file = std::fopen(path.c_str(), "re");
-  if (!file) return absent;
-  char line[256];
-  int64_t result = absent;
-  while (std::fgets(line, sizeof line, file)) {
-    if (std::strncmp(line, key.c_str(), key.size()) != 0) continue;
-    char* end = nullptr;
-    const long long value = std::strtoll(line + key.size(), &end, 10);
-    if (end != line + key.size() && value >= 0) result = value;
-    break;
-  }
-  std::fclose(file);
-  return result;
-}
-
-// Room left in the control group (version 2) of this process and in those above it.
-int64_t control_group_room() {
-  std::FILE* file = std::fopen("/proc/self/cgroup", "re");
-  if (!file) return kNoLimit;
-  char line[4096];
-  std::string group;
-  while (std::fgets(line, sizeof line, file))
-    if (!std::strncmp(line, "0::", 3)) group = std::string(line + 3, std::strcspn(line + 3, "\n"));
-  std::fclose(file);
+// Room left in the control group `group` of the hierarchy at `mount` and in those above it. Page cache counts as room.
+int64_t room_below(const std::string& mount, std::string group, const char* limit_file, const char* used_file, const char* cached) {
   int64_t room = kNoLimit;
   for (;;) {
-    const std::string folder = "/sys/fs/cgroup" + group;
-    const int64_t limit = read_number(folder + "/memory.max", "", kNoLimit);
-    if (limit != kNoLimit) {
-      const int64_t used = read_number(folder + "/memory.current", "", 0);
-      const int64_t reclaimable = read_number(folder + "/memory.stat", "inactive_file ", 0);  // page cache
-      const int64_t left = limit - used + reclaimable;
-      if (left < room) room = left < 0 ? 0 : left;
+    const std::string folder = mount + group;
+    const int64_t limit = read_number(folder + limit_file, "", kNoLimit);
+    if (limit < kNoLimit / 2) {  // version 1 writes a number near the largest for none
+      const int64_t left = limit - read_number(folder + used_file, "", 0) + read_number(folder + "/memory.stat", cached, 0);
+      room = std::min(room, std::max<int64_t>(left, 0));
     }
     const size_t slash = group.rfind('/');
     if (group.empty() || slash == std::string::npos) return room;
@@ -62,14 +49,63 @@ int64_t control_group_room() {
   }
 }
 
-// Failure leaves the default policy, which places a page on the node of the thread that touches it first.
-void prefer_own_node(void* begin, int64_t bytes) {
-  if (access("/sys/devices/system/node/node1", F_OK) != 0) return;
-  unsigned cpu = 0, node = 0;
-  if (syscall(SYS_getcpu, &cpu, &node, nullptr) != 0 || node >= kMaxNodes) return;
-  unsigned long mask[kMaxNodes / (8 * sizeof(unsigned long))] = {};
-  mask[node / (8 * sizeof(unsigned long))] = 1UL << (node % (8 * sizeof(unsigned long)));
-  (void)syscall(SYS_mbind, begin, static_cast<unsigned long>(bytes), kPreferred, mask, static_cast<unsigned long>(kMaxNodes), 0UL);
+// Of the control groups, of both versions, that this process is in.
+int64_t control_group_room() {
+  std::FILE* file = std::fopen("/proc/self/cgroup", "re");
+  if (!file) return kNoLimit;
+  char line[4096];
+  int64_t room = kNoLimit;
+  while (std::fgets(line, sizeof line, file)) {
+    const char* first = std::strchr(line, ':');
+    const char* second = first ? std::strchr(first + 1, ':') : nullptr;
+    if (!second) continue;
+    const std::string controllers(first + 1, second), group(second + 1, std::strcspn(second + 1, "\n"));
+    if (controllers.empty()) {
+      for (const char* mount : {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"})
+        room = std::min(room, room_below(mount, group, "/memory.max", "/memory.current", "inactive_file "));
+    } else if (("," + controllers + ",").find(",memory,") != std::string::npos) {
+      room = std::min(room, room_below("/sys/fs/cgroup/memory", group, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file "));
+    }
+  }
+  std::fclose(file);
+  return room;
+}
+
+// Explicit huge pages that nobody has claimed: on each of the nodes where they are wanted, else on the machine.
+int64_t unclaimed_huge_pages(const MemoryNodes& wanted) {
+  const std::string machine = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+  int64_t pages = std::max<int64_t>(0, read_number(machine + "/free_hugepages", "", 0) - read_number(machine + "/resv_hugepages", "", 0));
+  int64_t there = 0;
+  for (int node : wanted.nodes)
+    there += read_number("/sys/devices/system/node/node" + std::to_string(node) + "/hugepages/hugepages-2048kB/free_hugepages", "", 0);
+  return wanted.nodes.empty() ? pages : std::min(pages, there / std::max(1, wanted.sharers));
+}
+
+// Makes every page now: one that cannot be had (a control group's limit on huge pages) is refused here, where a touch would be a SIGBUS.
+bool populate(uint8_t* begin, int64_t bytes) {
+  const int64_t parts = std::clamp<int64_t>(bytes / kPopulatePart, 1, kPopulateThreads);
+  std::atomic<bool> made{true};
+  std::vector<std::thread> threads;
+  for (int64_t i = 0; i < parts; i++) {
+    const int64_t first = bytes / kHugePage * i / parts * kHugePage, last = bytes / kHugePage * (i + 1) / parts * kHugePage;
+    threads.emplace_back([=, &made] {
+      if (madvise(begin + first, static_cast<size_t>(last - first), kPopulateWrite) != 0) made = false;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return made;
+}
+
+// `bytes` in explicit huge pages on the wanted nodes, or null where too few are reserved.
+uint8_t* map_huge(int64_t bytes, const MemoryNodes& wanted) {
+  if (unclaimed_huge_pages(wanted) < bytes / kHugePage) return nullptr;
+  void* begin = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | kTwoMegabytes, -1, 0);
+  if (begin == MAP_FAILED) return nullptr;
+  // The reserve is the machine's, not a node's: a strict bind could find its node's share gone.
+  place_pages(begin, bytes, wanted, false);
+  if (populate(static_cast<uint8_t*>(begin), bytes)) return static_cast<uint8_t*>(begin);
+  munmap(begin, static_cast<size_t>(bytes));
+  return nullptr;
 }
 
 }  // namespace
@@ -85,6 +121,8 @@ Arena::Arena(int64_t bytes, const char* purpose) : data_(nullptr), size_((bytes 
     size_ = 0;
     return;
   }
+  const MemoryNodes wanted = memory_nodes();
+  if ((data_ = map_huge(size_, wanted))) return;  // reserved pages are no part of the available memory
   const int64_t available = available_memory();
   if (size_ > available)
     fail(Status::capacity, "%s need %.2f GB of memory, and %.2f GB are available: use more ranks or hosts, or a smaller quantisation",
@@ -100,11 +138,14 @@ Arena::Arena(int64_t bytes, const char* purpose) : data_(nullptr), size_((bytes 
   if (head) munmap(first, static_cast<size_t>(head));
   if (kHugePage - head) munmap(data_ + size_, static_cast<size_t>(kHugePage - head));
   madvise(data_, static_cast<size_t>(size_), MADV_HUGEPAGE);
-  prefer_own_node(data_, size_);
+  place_pages(data_, size_, wanted, true);
+  ASAN_POISON_MEMORY_REGION(data_ + bytes, size_ - bytes);
 }
 
 Arena::~Arena() {
-  if (data_) munmap(data_, static_cast<size_t>(size_));
+  if (!data_) return;
+  ASAN_UNPOISON_MEMORY_REGION(data_, size_);
+  munmap(data_, static_cast<size_t>(size_));
 }
 
 }  // namespace ckdist

@@ -1,5 +1,6 @@
-// One block of memory for a rank's weights or cache: anonymous pages, huge where the system gives them, on the NUMA node of
-// the thread that makes the arena. Pages exist only once touched, so the threads that fill it pay for them, not the maker.
+// One block of memory for a rank's weights or cache, on the NUMA nodes that set_memory_nodes (core/numa.h) named: explicit huge pages
+// where enough are reserved, else anonymous pages that the system may make huge. The latter exist only once touched, so the threads
+// that fill the arena pay for them, not the maker.
 #pragma once
 #include <cstddef>
 #include <cstdint>

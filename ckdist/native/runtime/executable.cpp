@@ -49,9 +49,14 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
     w.row = reinterpret_cast<float*>(p), p += row;
     for (int f = 0; f < 3; f++) w.activations[f] = p, p += kReplicatedRows * activation_bytes[f];
   }
-  group_.reserve(program.partial_floats, program.max_outputs, program.vocab,
-                 BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
-                     program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs);
+  GroupSizes sizes{};
+  sizes.partial_floats = program.partial_floats;
+  sizes.logit_rows = program.max_outputs, sizes.vocab = program.vocab;
+  for (const ckdist_value& v : values_)
+    if (v.kind == ckdist_in_logits) sizes.first_column = v.place, sizes.columns = v.width;
+  sizes.message_ints = BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
+                       program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs;
+  group_.reserve(sizes);
 }
 
 uint8_t* Executable::kv(int layer, int kv_head) const {
@@ -62,7 +67,7 @@ float* Executable::floats(int value, int64_t* stride) {
   const ckdist_value& v = values_[value];
   *stride = v.width;
   if (v.kind == ckdist_in_slot) return group_.partial(int(v.place));
-  if (v.kind == ckdist_in_logits) return group_.logits(v.place, v.width, stride);
+  if (v.kind == ckdist_in_logits) return group_.logits(stride);
   return reinterpret_cast<float*>(arena_->data() + v.place);
 }
 
@@ -97,11 +102,16 @@ void Executable::run(const int32_t* message, int64_t ints) {
 }
 
 void Executable::work() {
-  for (;;) {
-    int64_t ints = 0;
-    const int32_t* message = group_.receive(&ints);
-    if (ints == 0) return;
-    run(message, ints);
+  try {
+    for (;;) {
+      int64_t ints = 0;
+      const int32_t* message = group_.receive(&ints);
+      if (ints == 0) return;
+      run(message, ints);
+    }
+  } catch (...) {
+    group_.abandon();
+    throw;
   }
 }
 
@@ -256,7 +266,7 @@ void Executable::linear(int thread, int index) {
     }
     meet(thread, true, [&] { group_.reduce(int(out.place), n * out.width, index); });
   } else if (out.kind == ckdist_in_logits) {
-    meet(thread, true, [&] { group_.gather(n, out.place, out.width, index); });
+    meet(thread, true, [&] { group_.gather(n, index); });
   } else {
     meet(thread);
   }

@@ -27,6 +27,7 @@ class Executable {
   void work();
   void stop();
   const float* logits() { return group_.gathered(); }
+  const uint8_t* kv_data() const { return kv_arena_->data(); }
   int64_t kv_bytes() const { return kv_bytes_; }
   ckdist_times times(bool reset);
 

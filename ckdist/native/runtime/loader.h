@@ -43,6 +43,7 @@ class Loader {
   int add_matrix(const Source& source, Type packed_type, const std::vector<RowRange>& rows, int64_t col_begin, int64_t col_end);
   int add_vector(const Source& source, int64_t begin, int64_t end, bool plus_one);
 
+  const uint8_t* arena() const { return arena_ ? arena_->data() : nullptr; }
   int64_t arena_bytes() const { return arena_bytes_; }
   int64_t source_bytes() const { return source_bytes_; }
 

@@ -15,8 +15,9 @@ Pool::Pool(int threads, std::vector<int> cpus, int spins) : cpus_(std::move(cpus
 }
 
 Pool::~Pool() {
-  job_signal_.set(job_signal_.value.load() | kEnd);
+  job_signal_.set(job_signal_.value.load(std::memory_order_relaxed) | kEnd);
   for (std::thread& worker : workers_) worker.join();
+  if (pinned_) sched_setaffinity(0, sizeof before_, &before_);  // the caller's thread is its own again
 }
 
 void Pool::pin(int thread) {
@@ -29,12 +30,14 @@ void Pool::pin(int thread) {
 
 void Pool::run(int active, const std::function<void(int)>& job) {
   if (failure_) std::rethrow_exception(failure_);
-  if (!pinned_) pin(0);
-  pinned_ = true;
+  if (!pinned_ && !cpus_.empty()) {
+    pinned_ = sched_getaffinity(0, sizeof before_, &before_) == 0;
+    pin(0);
+  }
   active_ = active;
   job_ = &job;
   done_.value.store(0, std::memory_order_relaxed);
-  if (active > 1) job_signal_.set(job_signal_.value.load(std::memory_order_relaxed) + 1);
+  if (active > 1) job_signal_.set((job_signal_.value.load(std::memory_order_relaxed) + 1) & ~kEnd);
   execute(0);
   // Workers beyond `active` take part in no barrier but report too: the job must not be replaced under them.
   if (active > 1)

@@ -1,6 +1,8 @@
 // A rank's persistent threads. The calling thread is thread 0; the others are pinned once and wait between jobs,
 // spinning briefly, then asleep in the kernel, so an idle server burns nothing.
 #pragma once
+#include <sched.h>
+
 #include <exception>
 #include <functional>
 #include <memory>
@@ -54,6 +56,7 @@ class Pool {
   std::vector<int> cpus_;
   int spins_;
   bool pinned_ = false;
+  cpu_set_t before_;  // where the caller's thread might run before it was pinned
   int active_ = 1;
   const std::function<void(int)>* job_ = nullptr;
   Signal job_signal_;   // counts jobs; the top bit asks the workers to end

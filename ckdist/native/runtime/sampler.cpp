@@ -35,7 +35,8 @@ double uniform_draw(uint64_t seed, int64_t position) {
 }
 
 Sampler::Sampler(const Kernels& kernels, int64_t vocab) : kernels_(kernels), vocab_(vocab) {
-  if (vocab < 1 || vocab > (int64_t{1} << 28)) fail(Status::config, "a vocabulary of %lld tokens is out of range", static_cast<long long>(vocab));
+  if (vocab < 1 || vocab > (int64_t{1} << 28))
+    fail(Status::config, "a vocabulary of %lld tokens is not between 1 and 2^28", static_cast<long long>(vocab));
   maxima_.resize(max_count(vocab));
   seen_.resize(vocab);
 }
@@ -47,7 +48,8 @@ void Sampler::check(const ckdist_sampling& s, int32_t row) const {
   require(s.temperature >= 0 && s.temperature < kInfinity, "temperature", s.temperature, "finite and at least 0");
   require(s.top_p >= 0 && s.top_p <= 1, "top_p", s.top_p, "from 0 to 1");
   require(s.min_p >= 0 && s.min_p <= 1, "min_p", s.min_p, "from 0 to 1");
-  require(s.repetition_penalty > 0 && s.repetition_penalty < kInfinity, "repetition_penalty", s.repetition_penalty, "finite and above 0");
+  require(s.repetition_penalty > 0 && s.repetition_penalty < kInfinity, "repetition_penalty", s.repetition_penalty,
+          "finite and above 0");
   require(std::isfinite(s.presence_penalty), "presence_penalty", s.presence_penalty, "finite");
   require(std::isfinite(s.frequency_penalty), "frequency_penalty", s.frequency_penalty, "finite");
   require(s.top_logprobs >= -1 && s.top_logprobs <= kMaxTop, "logprobs", s.top_logprobs, "at most 20");

@@ -321,7 +321,8 @@ void finish(const AttentionTask& task, const Workspace& work) {
 
 // The blocks of the chunk at `start`, of which the cache holds the positions [begin, end).
 template <KvType type>
-Chunk open_chunk(const AttentionTask& task, const Workspace& work, const BlockLayout& layout, int64_t start, int64_t begin, int64_t end) {
+Chunk open_chunk(const AttentionTask& task, const Workspace& work, const BlockLayout& layout, int64_t start, int64_t begin,
+                 int64_t end) {
   Chunk chunk = {};
   chunk.first = start < begin ? static_cast<int>((begin - start) / kBlockTokens) : 0;
   chunk.last = end - start < kChunk ? static_cast<int>((end - start + kBlockTokens - 1) / kBlockTokens) : kChunkBlocks;

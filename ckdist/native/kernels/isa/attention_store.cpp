@@ -9,42 +9,60 @@ namespace {
 
 constexpr float kLargestF16 = 65504.0f;
 
-// Finite numbers stay finite, or one large key would turn a whole row of scores into NaN. NaN stays NaN.
-uint16_t saturate_f16(float x) {
-  if (x > kLargestF16) x = kLargestF16;
-  if (x < -kLargestF16) x = -kLargestF16;
-  return to_f16(x);
+CKDIST_INLINE Vec load_lanes(const float* x, int lanes) { return lanes < kLanes ? load_n(x, lanes) : load(x); }
+
+// NaN stays NaN.
+CKDIST_INLINE Vec clamp(Vec x, float limit) { return max(set(-limit), min(set(limit), x)); }
+
+// codes[i * step] = lanes[i]: keys stand 16 elements apart, values one after another.
+template <class Code>
+CKDIST_INLINE void lay_out(const Code* lanes, int n, int64_t step, Code* codes) {
+  for (int i = 0; i < n; ++i) codes[i * step] = lanes[i];
 }
 
-// Writes x[i] at element i * step of a tile.
-void store_plain(KvType type, const float* x, int head_dim, int64_t step, uint8_t* tile) {
-  for (int i = 0; i < head_dim; ++i) {
-    if (type == KvType::f32)
-      reinterpret_cast<float*>(tile)[i * step] = x[i];
-    else
-      reinterpret_cast<uint16_t*>(tile)[i * step] = type == KvType::f16 ? saturate_f16(x[i]) : to_bf16(x[i]);
+void write_f32(const float* x, int head_dim, int64_t step, float* tile) { lay_out(x, head_dim, step, tile); }
+
+// Finite numbers stay finite, or one large key would turn a whole row of scores into NaN.
+void write_f16(const float* x, int head_dim, int64_t step, uint16_t* tile) {
+  for (int i = 0; i < head_dim; i += kLanes) {
+    const int n = head_dim - i < kLanes ? head_dim - i : kLanes;
+    uint16_t lanes[kLanes];
+    store_f16(lanes, clamp(load_lanes(x + i, n), kLargestF16));
+    lay_out(lanes, n, step, tile + i * step);
   }
+}
+
+void write_bf16(const float* x, int head_dim, int64_t step, uint16_t* tile) {
+  for (int i = 0; i < head_dim; ++i) tile[i * step] = to_bf16(x[i]);
 }
 
 // Codes are relative to the scale as it is stored, after its rounding to float16.
-void store_q8(const float* x, int head_dim, int group, int64_t step, int8_t* codes, uint16_t* scales) {
+void write_q8(const float* x, int head_dim, int group, int64_t step, int8_t* codes, uint16_t* scales) {
   for (int start = 0; start < head_dim; start += group) {
-    float largest = 0.0f, probe = 0.0f;  // probe: NaN if any is NaN or infinite, so that bad numbers stay visible
-    for (int i = start; i < start + group; ++i) {
-      const float magnitude = __builtin_fabsf(x[i]);
-      largest = magnitude > largest ? magnitude : largest;
-      probe += x[i] * 0.0f;
+    Vec largest = set(0.0f), probe = set(0.0f);  // probe: NaN if any is NaN or infinite, so that bad numbers stay visible
+    for (int i = start; i < start + group; i += kLanes) {
+      const Vec a = load_lanes(x + i, start + group - i);
+      largest = max(largest, abs(a));
+      probe = fma(a, set(0.0f), probe);
     }
-    const uint16_t scale = saturate_f16(largest / 127.0f + probe);
+    const float ideal = reduce_max(largest) / 127.0f + reduce_sum(probe);
+    const uint16_t scale = to_f16(ideal > kLargestF16 ? kLargestF16 : ideal);
     const float stored = from_f16(scale);
-    const float inverse = stored > 0.0f ? 1.0f / stored : 0.0f;
-    for (int i = start; i < start + group; ++i) {
-      float code = x[i] * inverse;
-      code = code > 127.0f ? 127.0f : code < -127.0f ? -127.0f : code;
-      codes[i * step] = static_cast<int8_t>(code == code ? __builtin_lrintf(code) : 0);
+    const Vec inverse = set(stored > 0.0f ? 1.0f / stored : 0.0f);
+    for (int i = start; i < start + group; i += kLanes) {
+      const int n = start + group - i < kLanes ? start + group - i : kLanes;
+      int8_t lanes[kLanes];
+      store_i8(lanes, clamp(load_lanes(x + i, n) * inverse, 127.0f));
+      lay_out(lanes, n, step, codes + i * step);
     }
     scales[start / group * kBlockTokens] = scale;
   }
+}
+
+void write_plain(KvType type, const float* x, int head_dim, int64_t step, uint8_t* tile) {
+  if (type == KvType::f32) return write_f32(x, head_dim, step, reinterpret_cast<float*>(tile));
+  if (type == KvType::f16) return write_f16(x, head_dim, step, reinterpret_cast<uint16_t*>(tile));
+  write_bf16(x, head_dim, step, reinterpret_cast<uint16_t*>(tile));
 }
 
 }  // namespace
@@ -56,14 +74,14 @@ void attention_store(KvType type, uint8_t* block, int slot, int head_dim, const 
   uint8_t* key = block + code_bytes(type) * slot;
   uint8_t* value = block + layout.v_offset + code_bytes(type) * slot * head_dim;
   if (type == KvType::q8_0) {
-    store_q8(k, head_dim, layout.group, kBlockTokens, reinterpret_cast<int8_t*>(key),
+    write_q8(k, head_dim, layout.group, kBlockTokens, reinterpret_cast<int8_t*>(key),
              reinterpret_cast<uint16_t*>(block + layout.k_scales_offset) + slot);
-    store_q8(v, head_dim, layout.group, 1, reinterpret_cast<int8_t*>(value),
+    write_q8(v, head_dim, layout.group, 1, reinterpret_cast<int8_t*>(value),
              reinterpret_cast<uint16_t*>(block + layout.v_scales_offset) + slot);
     return;
   }
-  store_plain(type, k, head_dim, kBlockTokens, key);
-  store_plain(type, v, head_dim, 1, value);
+  write_plain(type, k, head_dim, kBlockTokens, key);
+  write_plain(type, v, head_dim, 1, value);
 }
 
 }  // namespace CKDIST_ISA

@@ -33,6 +33,36 @@ CKDIST_INLINE float float_of(uint32_t bits) {
   return x;
 }
 
+// One number to and from IEEE binary16 and bfloat16, rounded to nearest even.
+CKDIST_INLINE float from_f16(uint16_t half) {
+#if defined(__AVX2__)
+  return _cvtsh_ss(half);
+#else
+  const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fff) << 13;  // the exponent is short of 112
+  const uint32_t special = magnitude >= 0x0f800000 ? 0x7f800000 : 0;     // infinity and NaN
+  return float_of(bits_of(float_of(magnitude) * 0x1p112f) | special | static_cast<uint32_t>(half & 0x8000) << 16);
+#endif
+}
+CKDIST_INLINE uint16_t to_f16(float x) {
+#if defined(__AVX2__)
+  return static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
+#else
+  const uint32_t sign = bits_of(x) >> 16 & 0x8000;
+  uint32_t magnitude = bits_of(x) & 0x7fffffff;
+  if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
+  if (magnitude >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);                       // 65536 and beyond
+  if (magnitude < 0x38800000)                                                                     // subnormal: units of 2^-24
+    return static_cast<uint16_t>(sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f)));
+  magnitude += 0xfff + (magnitude >> 13 & 1);
+  return static_cast<uint16_t>(sign | ((magnitude >> 13) - (112 << 10)));
+#endif
+}
+CKDIST_INLINE uint16_t to_bf16(float x) {
+  const uint32_t bits = bits_of(x);
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
 #if defined(__AVX512F__)
 
 struct Vec { __m512 v; };
@@ -73,6 +103,13 @@ CKDIST_INLINE Vec load_bf16(const uint16_t* p) {
 CKDIST_INLINE Vec load_i8(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
+CKDIST_INLINE void store_f16(uint16_t* p, Vec a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+// Rounded to nearest even; |a| <= 127.
+CKDIST_INLINE void store_i8(int8_t* p, Vec a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)));
+}
 CKDIST_INLINE float reduce_sum(Vec a) { return _mm512_reduce_add_ps(a.v); }
 CKDIST_INLINE float reduce_max(Vec a) { return _mm512_reduce_max_ps(a.v); }
 
@@ -108,12 +145,21 @@ CKDIST_INLINE Part part_bf16(const uint16_t* p) {
 CKDIST_INLINE Part part_i8(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
+CKDIST_INLINE void part_store_f16(uint16_t* p, Part a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+CKDIST_INLINE void part_store_i8(int8_t* p, Part a) {
+  const __m256i wide = _mm256_cvtps_epi32(a);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
 
 #else
 
 // Vector extensions of the compiler: four lanes are one register on every 64-bit CPU.
 typedef float Part __attribute__((vector_size(16)));
 typedef int32_t PartMask __attribute__((vector_size(16)));
+typedef uint32_t PartBits __attribute__((vector_size(16)));
 constexpr int kPartLanes = 4;
 
 CKDIST_INLINE Part part_load(const float* p) {
@@ -130,21 +176,21 @@ CKDIST_INLINE Part part_max(Part a, Part b) { return a > b ? a : b; }
 CKDIST_INLINE PartMask part_less(Part a, Part b) { return a < b; }
 CKDIST_INLINE Part part_select(PartMask m, Part a, Part b) { return m ? a : b; }
 CKDIST_INLINE Part part_copy_sign(Part magnitude, Part sign) {
-  return (Part)(((PartMask)magnitude & INT32_MAX) | ((PartMask)sign & INT32_MIN));
+  return (Part)(((PartBits)magnitude & 0x7fffffff) | ((PartBits)sign & 0x80000000));
 }
-CKDIST_INLINE Part part_add_exponent(Part a, Part power) { return (Part)((PartMask)a + ((PartMask)power << 23)); }
-CKDIST_INLINE PartMask part_u16(const uint16_t* p) {
+CKDIST_INLINE Part part_add_exponent(Part a, Part power) { return (Part)((PartBits)a + ((PartBits)power << 23)); }
+CKDIST_INLINE PartBits part_u16(const uint16_t* p) {
   typedef uint16_t Four __attribute__((vector_size(8)));
   Four four;
   std::memcpy(&four, p, sizeof four);
-  return __builtin_convertvector(four, PartMask);
+  return __builtin_convertvector(four, PartBits);
 }
 CKDIST_INLINE Part part_f16(const uint16_t* p) {
-  const PartMask half = part_u16(p);
-  const PartMask magnitude = (half & 0x7fff) << 13;                       // the exponent is short of 112
-  const PartMask special = (magnitude >= 31 << 23) & 0x7f800000;          // infinity and NaN
+  const PartBits half = part_u16(p);
+  const PartBits magnitude = (half & 0x7fff) << 13;                                   // the exponent is short of 112
+  const PartBits special = (PartBits)(magnitude >= 0x0f800000) & 0x7f800000;          // infinity and NaN
   const Part scaled = (Part)magnitude * 0x1p112f;
-  return (Part)((PartMask)scaled | special | ((half & 0x8000) << 16));
+  return (Part)((PartBits)scaled | special | ((half & 0x8000) << 16));
 }
 CKDIST_INLINE Part part_bf16(const uint16_t* p) { return (Part)(part_u16(p) << 16); }
 CKDIST_INLINE Part part_i8(const int8_t* p) {
@@ -152,6 +198,12 @@ CKDIST_INLINE Part part_i8(const int8_t* p) {
   Four four;
   std::memcpy(&four, p, sizeof four);
   return __builtin_convertvector(__builtin_convertvector(four, PartMask), Part);
+}
+CKDIST_INLINE void part_store_f16(uint16_t* p, Part a) {
+  for (int i = 0; i < kPartLanes; ++i) p[i] = to_f16(a[i]);
+}
+CKDIST_INLINE void part_store_i8(int8_t* p, Part a) {
+  for (int i = 0; i < kPartLanes; ++i) p[i] = static_cast<int8_t>(a[i] == a[i] ? __builtin_lrintf(a[i]) : 0);
 }
 
 #endif
@@ -203,6 +255,14 @@ CKDIST_INLINE Vec load_f16(const uint16_t* p) { CKDIST_EACH_PART(part_f16(p + i 
 CKDIST_INLINE Vec load_bf16(const uint16_t* p) { CKDIST_EACH_PART(part_bf16(p + i * kPartLanes)); }
 CKDIST_INLINE Vec load_i8(const int8_t* p) { CKDIST_EACH_PART(part_i8(p + i * kPartLanes)); }
 
+CKDIST_INLINE void store_f16(uint16_t* p, Vec a) {
+  for (int i = 0; i < kParts; ++i) part_store_f16(p + i * kPartLanes, a.v[i]);
+}
+// Rounded to nearest even; |a| <= 127.
+CKDIST_INLINE void store_i8(int8_t* p, Vec a) {
+  for (int i = 0; i < kParts; ++i) part_store_i8(p + i * kPartLanes, a.v[i]);
+}
+
 CKDIST_INLINE float reduce_sum(Vec a) {
   float lanes[kLanes];
   store(lanes, a);
@@ -219,35 +279,6 @@ CKDIST_INLINE float reduce_max(Vec a) {
 }
 
 #endif
-
-// One number to and from IEEE binary16 and bfloat16, rounded to nearest even.
-CKDIST_INLINE float from_f16(uint16_t half) {
-#if defined(__AVX2__)
-  return _cvtsh_ss(half);
-#else
-  const uint16_t four[4] = {half, 0, 0, 0};
-  return part_f16(four)[0];
-#endif
-}
-CKDIST_INLINE uint16_t to_f16(float x) {
-#if defined(__AVX2__)
-  return static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
-#else
-  const uint32_t sign = bits_of(x) >> 16 & 0x8000;
-  uint32_t magnitude = bits_of(x) & 0x7fffffff;
-  if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
-  if (magnitude >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);                       // 65536 and beyond
-  if (magnitude < 0x38800000)                                                                     // subnormal: units of 2^-24
-    return static_cast<uint16_t>(sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f)));
-  magnitude += 0xfff + (magnitude >> 13 & 1);
-  return static_cast<uint16_t>(sign | ((magnitude >> 13) - (112 << 10)));
-#endif
-}
-CKDIST_INLINE uint16_t to_bf16(float x) {
-  const uint32_t bits = bits_of(x);
-  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

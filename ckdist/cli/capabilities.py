@@ -1,0 +1,178 @@
+"""Which transports, launchers and kernels work on this machine: each is tried, none for longer than a few seconds.
+
+What may crash, hang or leave traces (an MPI library, a launcher) is tried in a process of its own.
+"""
+
+import contextlib
+import ctypes
+import glob
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import psutil
+
+from ckdist import native
+from ckdist.errors import CkdistError
+from ckdist.topology import Machine
+
+TIMEOUT = 2.5
+ISAS = ("baseline", "avx2", "avx512")
+TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+ROOT_WANTS = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+
+
+@dataclass(frozen=True)
+class Capability:
+    """`group` is transport, launcher or kernels; `about` says which one, or why not."""
+
+    group: str
+    name: str
+    works: bool
+    about: str
+
+
+def run_briefly(command: list[str], timeout: float = TIMEOUT) -> tuple[int, str]:
+    """Exit code and output of a command, which is ended with all that it started when the time is over (code 124)."""
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    except OSError as error:
+        return 127, str(error.strerror)
+    try:
+        text = process.communicate(timeout=timeout)[0].decode(errors="replace").strip()
+        return process.returncode, text
+    except subprocess.TimeoutExpired:
+        return 124, f"no end within {timeout:.0f} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")[:100]
+
+
+def capabilities(machine: Machine) -> list[Capability]:
+    """Everything, in the order in which it is shown."""
+    tries = {
+        ("transport", "shared memory"): shared_memory,
+        ("transport", "MPI"): mpi,
+        ("transport", "TCP"): tcp,
+        ("transport", "verbs"): lambda: verbs(machine),
+        ("launcher", "mpirun"): mpirun,
+        ("launcher", "srun"): srun,
+        ("launcher", "torchrun-style"): torchrun,
+    }
+
+    def attempt(item) -> Capability:
+        (group, name), function = item
+        try:
+            return Capability(group, name, *function())
+        except Exception as error:  # one broken installation must not hide the rest of the machine
+            return Capability(group, name, False, last_line(f"{type(error).__name__}: {error}"))
+
+    with ThreadPoolExecutor(len(tries)) as pool:
+        return [*pool.map(attempt, tries.items()), *kernels(machine)]
+
+
+def shared_memory() -> tuple[bool, str]:
+    out = native.ffi.new("struct ckdist_group **")
+    try:
+        native.check(native.lib.ckdist_host_group(native.ffi.NULL, 0, 1, 10, 1.0, out))
+        native.lib.ckdist_group_free(out[0])
+        return True, "memfd, inside one host"
+    except CkdistError as error:
+        return False, str(error)
+
+
+def mpi() -> tuple[bool, str]:
+    if importlib.util.find_spec("mpi4py") is None:
+        return False, "mpi4py is not installed: pip install 'ckdist[mpi]'"
+    code, text = run_briefly([sys.executable, "-c", "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0])"])
+    return code == 0, last_line(text).rstrip("\0").split(", package")[0]
+
+
+def tcp() -> tuple[bool, str]:
+    """Loopback is tried; other interfaces are named."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=1):
+            works, why = True, ""
+    except OSError as error:
+        works, why = False, f"a connection to 127.0.0.1 fails: {error.strerror or error}"
+    named = []
+    up = psutil.net_if_stats()
+    for name, addresses in sorted(psutil.net_if_addrs().items()):
+        for address in addresses:
+            if address.family == socket.AF_INET and not address.address.startswith("127.") and name in up and up[name].isup:
+                named.append(f"{name} {address.address}" + (f" {up[name].speed} Mbit/s" if up[name].speed > 0 else ""))
+    return works, why or "; ".join(named[:4]) or "loopback only"
+
+
+def verbs(machine: Machine) -> tuple[bool, str]:
+    active = sorted({port.device for port in machine.rdma if port.state == "ACTIVE"})
+    about = ", ".join(active)
+    works = bool(active)
+    if not machine.rdma:
+        about = "no RDMA device"
+    elif not active:
+        about = f"no active port on {', '.join(sorted({port.device for port in machine.rdma}))}"
+    elif not any(os.access(path, os.R_OK | os.W_OK) for path in glob.glob("/dev/infiniband/uverbs*")):
+        works, about = False, f"{about}: /dev/infiniband/uverbs* cannot be opened"
+    else:
+        try:
+            ctypes.CDLL("libibverbs.so.1")
+        except OSError:
+            works, about = False, f"{about}: libibverbs.so.1 is missing (apt install libibverbs1 ibverbs-providers)"
+    if works and importlib.util.find_spec("pyverbs") is not None:
+        code, text = run_briefly([sys.executable, "-c", "import pyverbs.device as d; print(*(i.name.decode() for i in d.get_device_list()))"])
+        about += f"; pyverbs sees {last_line(text)}" if code == 0 else "; pyverbs does not load"
+    return works, about
+
+
+def mpirun() -> tuple[bool, str]:
+    path = shutil.which("mpirun")
+    if "OMPI_COMM_WORLD_SIZE" in os.environ or "PMI_SIZE" in os.environ:
+        return True, "this process is one of its ranks"
+    beside = shutil.which("mpirun", path=os.path.dirname(sys.executable))
+    if not path and beside:
+        return False, f"not on the PATH: export PATH={os.path.dirname(beside)}:$PATH"
+    if not path:
+        return False, "not on the PATH: pip install 'ckdist[mpi]', or load your cluster's MPI"
+    code, text = run_briefly([path, "-n", "1", "true"])
+    if code and "root" in text:
+        return False, f"refuses root: {ROOT_WANTS}"
+    return code == 0, path if code == 0 else f"{path}: {last_line(text) or f'exit code {code}'}"
+
+
+def srun() -> tuple[bool, str]:
+    path = shutil.which("srun")
+    if not path:
+        return False, "no Slurm here"
+    if "SLURM_JOB_ID" not in os.environ:
+        return False, f"{path}, and this shell has no allocation: salloc, or sbatch"
+    return True, f"{path}, job {os.environ['SLURM_JOB_ID'][:20]}"
+
+
+def torchrun() -> tuple[bool, str]:
+    missing = [name for name in TORCHRUN if name not in os.environ]
+    if len(missing) == len(TORCHRUN):
+        return False, f"{', '.join(TORCHRUN)} are not set"
+    about = f"{', '.join(missing)} missing" if missing else f"rank {os.environ['RANK'][:10]} of {os.environ['WORLD_SIZE'][:10]}"
+    return not missing, about
+
+
+def kernels(machine: Machine) -> list[Capability]:
+    chosen = native.ffi.string(native.lib.ckdist_isa()).decode()
+    rows = []
+    for isa in ISAS:
+        works = native.lib.ckdist_tile_bytes(isa.encode(), 0, 256) > 0
+        rows.append(Capability("kernels", isa, works, "chosen" if isa == chosen else "CKDIST_ISA chooses it" if works else "not on this CPU, or not in this build"))
+    amx = {"granted": "tiles are granted by the kernel", "refused": "the kernel refuses the tiles", "absent": "not on this CPU"}
+    return [*rows, Capability("kernels", "AMX", machine.amx == "granted", amx[machine.amx])]

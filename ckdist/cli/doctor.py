@@ -1,0 +1,206 @@
+"""`ckdist doctor`: this machine as ckdist sees it, what works on it, how fast its nodes are, and what to change.
+
+It changes nothing, needs no rights and no model, and ends within some ten seconds: whatever may take longer is a process that is
+ended when its time is over. Under a launcher rank 0 alone speaks, of its own host.
+"""
+
+import dataclasses
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+
+from ckdist import __version__
+from ckdist.cli.capabilities import Capability, capabilities
+from ckdist.cli.main import launched_rank
+from ckdist.cli.node_speed import GEMM_TYPES
+from ckdist.config import DoctorConfig
+from ckdist.topology import Machine, this_machine
+from ckdist.topology.advice import Advice, advise
+from ckdist.topology.placement import place_rank, shares, threads_of
+from ckdist.topology.tree import format_cpu_list
+
+MEASURE_SECONDS = 3.0  # in which a measurement may begin
+MEASURE_LIMIT = 5.0  # after which it is ended
+
+
+def measure(seconds: float = MEASURE_SECONDS, limit: float = MEASURE_LIMIT) -> list[dict]:
+    """What `ckdist.cli.node_speed` measured within `limit` seconds, start-up included."""
+    command = [sys.executable, "-m", "ckdist.cli.node_speed", str(seconds)]
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except OSError as error:
+        return [{"what": "failed", "why": f"{sys.executable} does not start: {error.strerror}"}]
+    timer = threading.Timer(limit, process.kill)
+    timer.start()
+    rows = []
+    with process:
+        for line in process.stdout:
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break  # ended in the middle of a line
+    timer.cancel()
+    return rows
+
+
+def gib(size: int | None) -> str:
+    if not size:
+        return "?"
+    return f"{size / 2**30:.1f} GiB" if size >= 2**28 else f"{size >> 20} MiB" if size >= 2**20 else f"{size >> 10} KiB"
+
+
+def table(rows: list[list[str]]) -> list[str]:
+    """Rows with columns of equal width."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def facts(rows: list[tuple[str, str]], width: int) -> list[str]:
+    """`name  text` lines; text that is too long goes on below itself."""
+    names = max(len(name) for name, _ in rows) + 4
+    lines = []
+    for name, text in rows:
+        folded = textwrap.wrap(text, width - names, break_on_hyphens=False) or [""]
+        lines += [f"  {name:<{names - 2}s}{folded[0]}", *(" " * names + more for more in folded[1:])]
+    return lines
+
+
+def machine_lines(machine: Machine, width: int) -> list[str]:
+    siblings = max((cpu.sibling for cpu in machine.cpus), default=0) + 1
+    slow = len({cpu.core for cpu in machine.cpus if cpu.efficient})
+    l2, l3 = len({cpu.l2 for cpu in machine.cpus}), len({cpu.l3 for cpu in machine.cpus if cpu.l3 >= 0})
+    cores = f"{len(machine.cores())} cores" + (f", {slow} of them efficient" if slow else "") + (f", {siblings} threads each" if siblings > 1 else "")
+    memory = machine.memory
+    rows = [
+        ("cpu", machine.model or "unknown"),
+        ("packages", f"{len(machine.packages)}, {cores}, NUMA nodes {len(machine.nodes)}" + (f" ({machine.cluster_name})" if machine.cluster_name else "")),
+        ("caches", f"L2 {l2} x {gib(machine.l2_bytes)}, L3 {l3} x {gib(machine.l3_bytes)}"),
+        ("isa", ", ".join(machine.features) or "nothing beyond the baseline"),
+        ("memory", f"{gib(memory.total)}, {gib(memory.available)} available; swap used {gib(memory.swap_used) if memory.swap_used else 'none'}; transparent huge pages {memory.transparent or 'absent'}"),
+    ]
+    rows += [("offline", f"CPUs {format_cpu_list(machine.offline)}")] if machine.offline else []
+    rows += [("rdma", f"{p.device} port {p.port}: {p.state}, {p.link}, {p.rate}, node {'?' if p.node is None else p.node}") for p in machine.rdma] or [("rdma", "none")]
+    rows += [("dsa", f"{q.name}: {q.state}, {q.mode}, {q.kind}, node {'?' if q.node is None else q.node}") for q in machine.dsa[:8]] or [("dsa", "none")]
+    rows += [("note", machine.simple)] if machine.simple else []
+    nodes = [["node", "package", "cpus", "memory", "free", "huge pages free", "distances"]]
+    for node in machine.nodes:
+        package = machine.package_of(node.number)
+        pools = ", ".join(f"{pool.free} x {gib(pool.page_bytes)}" for pool in node.huge_pages if pool.reserved)
+        distances = " ".join(str(distance) for distance in node.distances.values())
+        cpus = textwrap.shorten(format_cpu_list(node.cpus).replace(",", ", "), 34, placeholder=" ...").replace(", ", ",")
+        nodes.append([str(node.number), "-" if package is None else str(package), cpus or "none", gib(node.memory), gib(node.free), pools or "none", distances])
+    return [*facts(rows, width), "", *table(nodes)]
+
+
+def binding_lines(machine: Machine, width: int) -> list[str]:
+    binding, group = machine.binding, machine.control_group
+    limits = [f"memory {gib(group.memory)} ({gib(group.memory_used)} used)"] if group.memory else []
+    limits += [f"{group.quota:.1f} CPUs' worth of time"] if group.quota is not None else []
+    limits += [f"cpuset {format_cpu_list(group.cpus)}"] if group.cpus else []
+    nodes = "any" if binding.memory_nodes is None else format_cpu_list(binding.memory_nodes)
+    rows = [
+        ("may use", f"CPUs {format_cpu_list(binding.cpus)}, memory of nodes {nodes}, policy {binding.memory_policy}"),
+        ("started by", binding.launcher or "no launcher"),
+        ("control group", "; ".join(limits) or "no limits"),
+    ]
+    rows += [("asked for", f"{name}={value}") for name, value in binding.asked.items()]
+    return facts(rows, width)
+
+
+def placement_lines(machine: Machine) -> list[str]:
+    """Where ranks would run, one on each node, were they started without a binding."""
+    mask = machine.binding.cpus
+    ranks = max(1, len({machine.by_number[cpu].node for cpu in mask if cpu in machine.by_number}))
+    cut = shares(machine, [mask] * ranks)
+    rows = [["rank", "node", "threads", "cpus"]]
+    for rank in range(ranks):
+        place = place_rank(machine, [mask] * ranks, rank, threads_of(machine, cut[rank], rank == 0))
+        rows.append([str(rank), format_cpu_list(place.nodes), str(len(place.cpus)), format_cpu_list(place.cpus) or "any"])
+    return table(rows)
+
+
+def speed_lines(machine: Machine, rows: list[dict]) -> list[str]:
+    reads = {(row["node"], row["memory"]): row["rate"] for row in rows if row["what"] == "read"}
+    products = {(row["node"], row["type"]): row["rate"] for row in rows if row["what"] == "gemm"}
+    if not reads and not products:
+        why = next((row["why"] for row in rows if row["what"] == "failed"), "the machine is too busy")
+        return [f"  nothing was measured: {why}"]
+    memories = sorted({memory for _, memory in reads})
+    lines = [["cpus of", *(f"{kind} GFLOP/s" for kind in GEMM_TYPES), *(f"GB/s from node {memory}" for memory in memories)]]
+    for node in sorted({node for node, _ in [*reads, *products]}):
+        cells = [f"{products[node, kind] / 1e9:.0f}" if (node, kind) in products else "-" for kind in GEMM_TYPES]
+        cells += [f"{reads[node, memory] / 1e9:.1f}" if (node, memory) in reads else "-" for memory in memories]
+        lines.append([f"node {node}", *cells])
+    text = table(lines)
+    penalty = remote_penalty(reads)
+    if penalty:
+        text.append(f"  reading another node's memory is {penalty:.2f} times slower than reading one's own")
+    elif len(machine.nodes) == 1:
+        text.append("  one node: no memory is remote")
+    return text
+
+
+def remote_penalty(reads: dict[tuple[int, int], float]) -> float | None:
+    """How much slower a node's CPUs read, in the mean over all pairs measured, from another node that has CPUs than from their own."""
+    own = {cpus: rate for (cpus, memory), rate in reads.items() if cpus == memory}
+    ratios = [own[cpus] / rate for (cpus, memory), rate in reads.items() if cpus != memory and cpus in own and memory in own and rate]
+    return sum(ratios) / len(ratios) if ratios else None
+
+
+def capability_lines(found: list[Capability], width: int) -> list[str]:
+    return facts([(f"{one.group:<10s} {one.name:<15s} {'yes' if one.works else 'no':<3s}", one.about) for one in found], width)
+
+
+def advice_lines(advice: tuple[Advice, ...], width: int) -> list[str]:
+    if not advice:
+        return ["  nothing"]
+    lines = []
+    for number, one in enumerate(advice, 1):
+        lines += textwrap.wrap(f"{one.what}: {one.why}", width, initial_indent=f"  {number}. ", subsequent_indent="     ", break_on_hyphens=False)
+        lines.append(f"     $ {one.command}")
+    return lines
+
+
+def text_of(machine: Machine, found: list[Capability], speed: list[dict], advice: tuple[Advice, ...], width: int) -> str:
+    sections = [
+        ("Machine", machine_lines(machine, width)),
+        ("This process", binding_lines(machine, width)),
+        ("Placement, one rank per node", placement_lines(machine)),
+        ("Works here", capability_lines(found, width)),
+        ("Measured", speed_lines(machine, speed)),
+        ("To change", advice_lines(advice, width)),
+    ]
+    head = f"ckdist {__version__} on {socket.gethostname()}"
+    return "\n".join([head, *(line for name, lines in sections for line in ("", name, *lines))])
+
+
+def run(config: DoctorConfig) -> int:
+    if launched_rank() > 0:
+        return 0
+    machine = this_machine()
+    found = capabilities(machine)
+    speed = measure()
+    advice = advise(machine)
+    if config.json:
+        reads = {(row["node"], row["memory"]): row["rate"] for row in speed if row["what"] == "read"}
+        print(
+            json.dumps(
+                {
+                    "version": __version__,
+                    "host": socket.gethostname(),
+                    "machine": {**dataclasses.asdict(machine), "packages": len(machine.packages), "clusters": machine.cluster_name},
+                    "capabilities": [dataclasses.asdict(one) for one in found],
+                    "speed": speed,
+                    "remote_penalty": remote_penalty(reads),
+                    "advice": [dataclasses.asdict(one) for one in advice],
+                },
+                indent=1,
+            )
+        )
+    else:
+        print(text_of(machine, found, speed, advice, max(80, min(120, shutil.get_terminal_size((100, 24)).columns))))
+    return 0

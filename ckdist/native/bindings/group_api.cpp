@@ -1,0 +1,55 @@
+#include "core/export.h"
+
+#include "api/group.h"
+#include "bindings/group_handle.h"
+#include "comm/host_group.h"
+#include "comm/mpi_group.h"
+#include "core/error.h"
+
+using namespace ckdist;
+
+extern "C" {
+
+int ckdist_host_group(const char* path, int32_t rank, int32_t size, int32_t spins, double timeout_s, ckdist_group** out) {
+  return guard([&] {
+    auto host = std::make_unique<HostGroup>(path ? path : "", rank, size, spins, timeout_s);
+    const std::string own = host->path();
+    *out = new ckdist_group{std::move(host), own};
+  });
+}
+int ckdist_mpi_group(void* isend, void* irecv, void* test, void* byte, void* comm, int32_t rank, int32_t size, int32_t spins, double timeout_s,
+                     ckdist_group** out) {
+  return guard([&] {
+    const MpiCalls calls{reinterpret_cast<decltype(MpiCalls::isend)>(isend), reinterpret_cast<decltype(MpiCalls::irecv)>(irecv),
+                         reinterpret_cast<decltype(MpiCalls::test)>(test), byte, comm};
+    *out = new ckdist_group{std::make_unique<MpiGroup>(calls, rank, size, spins, timeout_s), ""};
+  });
+}
+const char* ckdist_group_path(ckdist_group* group) { return group->path.c_str(); }
+void ckdist_group_free(ckdist_group* group) { delete group; }
+int ckdist_group_check_peers(ckdist_group* group) {
+  return guard([&] { group->group->check_peers(); });
+}
+
+int ckdist_group_reserve(ckdist_group* group, int64_t partial_floats, int64_t logit_rows, int64_t vocab, int64_t first_column, int64_t columns,
+                         int64_t message_ints) {
+  return guard([&] { group->group->reserve({partial_floats, logit_rows, vocab, first_column, columns, message_ints}); });
+}
+int ckdist_group_publish(ckdist_group* group, const int32_t* message, int64_t ints) {
+  return guard([&] { group->group->publish(message, ints); });
+}
+int ckdist_group_receive(ckdist_group* group, const int32_t** message, int64_t* ints) {
+  return guard([&] { *message = group->group->receive(ints); });
+}
+float* ckdist_group_partial(ckdist_group* group, int32_t slot) { return group->group->partial(slot); }
+int ckdist_group_reduce(ckdist_group* group, int32_t slot, int64_t floats, int32_t step) {
+  return guard([&] { group->group->reduce(slot, floats, step); });
+}
+int ckdist_group_parts(ckdist_group* group, int32_t slot, const float** parts) { return group->group->parts(slot, parts); }
+float* ckdist_group_logits(ckdist_group* group, int64_t* stride) { return group->group->logits(stride); }
+int ckdist_group_gather(ckdist_group* group, int64_t rows, int32_t step) {
+  return guard([&] { group->group->gather(rows, step); });
+}
+const float* ckdist_group_gathered(ckdist_group* group) { return group->group->gathered(); }
+void ckdist_group_abandon(ckdist_group* group) { group->group->abandon(); }
+}

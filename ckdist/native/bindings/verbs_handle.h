@@ -1,0 +1,9 @@
+// What a ckdist_verbs is, for bindings that take the transport out of it.
+#pragma once
+#include <memory>
+
+#include "comm/verbs.h"
+
+struct ckdist_verbs {
+  std::unique_ptr<ckdist::Verbs> transport;
+};

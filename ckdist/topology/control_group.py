@@ -1,0 +1,68 @@
+"""What the control groups of this process leave it: memory, CPUs and CPU time, of versions 1 and 2 and of every group above."""
+
+from dataclasses import dataclass
+
+from ckdist.topology.tree import Tree, parse_cpu_list
+
+NO_LIMIT = 1 << 60  # version 1 writes a number near 2^63 for none
+
+
+@dataclass(frozen=True)
+class ControlGroup:
+    """The tightest of the limits; None where there is none."""
+
+    memory: int | None  # bytes
+    memory_used: int | None  # in the group that limits
+    cpus: tuple[int, ...] | None
+    memory_nodes: tuple[int, ...] | None
+    quota: float | None  # CPUs' worth of time
+
+
+def read_control_group(tree: Tree) -> ControlGroup:
+    groups: dict[str, str] = {}  # controller -> path; "" is version 2
+    for line in tree.text("proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if ".." not in path.split("/"):
+            groups.update((controller, path) for controller in controllers.split(","))
+    memory: list[tuple[int, int | None]] = []
+    quotas: list[float] = []
+    for folder in _up(tree, groups, "memory"):
+        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            bound = tree.number(f"{folder}/{limit}")
+            if bound is not None and bound < NO_LIMIT:
+                memory.append((bound, tree.number(f"{folder}/{used}")))
+    for folder in _up(tree, groups, "cpu"):
+        words = tree.text(f"{folder}/cpu.max").split() or [tree.text(f"{folder}/cpu.cfs_{what}_us") for what in ("quota", "period")]
+        if len(words) == 2 and all(w.isascii() and w.isdigit() and 0 < len(w) < 16 for w in words) and int(words[1]):
+            quotas.append(int(words[0]) / int(words[1]))
+    limit, used = min(memory, default=(None, None), key=lambda pair: pair[0])
+    return ControlGroup(limit, used, _list(tree, groups, "cpus"), _list(tree, groups, "mems"), min(quotas, default=None))
+
+
+def _up(tree: Tree, groups: dict[str, str], controller: str):
+    """Folders of this process's group and of those above it, wherever the controller is mounted."""
+    for mount, path in (
+        ("sys/fs/cgroup", groups.get("")),
+        ("sys/fs/cgroup/unified", groups.get("")),
+        (f"sys/fs/cgroup/{controller}", groups.get(controller)),
+        ("sys/fs/cgroup/cpu,cpuacct", groups.get(controller) if controller == "cpu" else None),
+    ):
+        if path is None:
+            continue
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts), -1, -1):
+            yield "/".join([mount, *parts[:depth]])
+
+
+def _list(tree: Tree, groups: dict[str, str], what: str) -> tuple[int, ...] | None:
+    """The nearest group's list of CPUs or memory nodes that is in force."""
+    for folder in _up(tree, groups, "cpuset"):
+        for name in (f"cpuset.{what}.effective", f"cpuset.effective_{what}", f"cpuset.{what}"):
+            text = tree.text(f"{folder}/{name}")
+            try:
+                if text:
+                    return parse_cpu_list(text)
+            except ValueError:
+                pass
+    return None

@@ -1,0 +1,208 @@
+"""Which CPUs and which memory each rank of a host gets.
+
+Ranks are divided over the nodes as evenly as can be, and the cores of a node among its ranks. Ranks whose launcher gave them CPUs of
+their own keep those; ranks that were given the same CPUs divide them. Nothing here is done: a placement only says what to do.
+"""
+
+import itertools
+import os
+from dataclasses import dataclass
+
+from ckdist.topology.binding import own_cpus
+from ckdist.topology.machine import Machine, this_machine
+
+FRONT_END_CORES = 8  # a share of at least so many physical cores gives one up to the front end, on rank 0's node
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One rank's place. `cpus`: one per thread, or empty where the threads outnumber the CPUs and are left to the kernel.
+
+    `share`: all CPUs that are this rank's. `nodes`: where they are; `memory`: where its pages go, empty where that cannot be said;
+    `sharers`: ranks whose memory lies there too. `bound`: a launcher's binding was in force and was kept. `note`: one line about what
+    is less than it could be, or "".
+    """
+
+    cpus: tuple[int, ...]
+    share: tuple[int, ...]
+    nodes: tuple[int, ...]
+    memory: tuple[int, ...]
+    sharers: int
+    bound: bool
+    crowded: bool
+    note: str
+
+    @property
+    def node(self) -> int:
+        return self.nodes[0] if self.nodes else 0
+
+    def enter(self) -> None:
+        """Keeps this thread, and those that it starts from now on, on the share: what they touch first then lies there even where
+        the kernel refuses to bind memory."""
+        if self.share != own_cpus():
+            try:
+                os.sched_setaffinity(0, self.share)
+            except OSError:
+                pass  # a CPU went offline meanwhile: the kernel's choice stands
+
+
+def place(world, threads: int | None = None) -> Placement:
+    """This rank's place, for `threads` threads (None: `default_threads`); a collective call."""
+    masks = _masks(world)
+    machine = this_machine()
+    wanted = threads or threads_of(machine, shares(machine, masks)[world.local_rank], world.rank == 0)
+    return place_rank(machine, masks, world.local_rank, wanted)
+
+
+def default_threads(world) -> int:
+    """Threads of a rank that was not told: one per fast physical core of its share; a collective call."""
+    machine = this_machine()
+    return threads_of(machine, shares(machine, _masks(world))[world.local_rank], world.rank == 0)
+
+
+def _masks(world) -> list[tuple[int, ...]]:
+    """The CPUs that each rank of this host was given, in local rank order."""
+    everyone = world.gather(list(own_cpus()))
+    return [tuple(mask) for mask, host in zip(everyone, world.hosts) if host == world.hosts[world.rank]]
+
+
+def threads_of(machine: Machine, share: tuple[int, ...], front_end: bool) -> int:
+    """One per fast physical core, but for one that is left to the front end. Work is cut evenly over threads, so one on an efficient core would hold up all: those stay idle where there are fast ones."""
+    cores = {cpu.core for cpu in machine.cpus if cpu.number in share and not cpu.efficient} or set(machine.cores(share))
+    return max(1, len(cores) - (front_end and len(cores) >= FRONT_END_CORES))
+
+
+def place_rank(machine: Machine, masks: list[tuple[int, ...]], local_rank: int, threads: int) -> Placement:
+    """The place of one of a host's ranks. `masks`: the CPUs that each of them was given."""
+    everyone = shares(machine, masks)
+    share = everyone[local_rank]
+    bound = len(set(masks)) > 1
+    overlap = any(set(share) & set(other) for rank, other in enumerate(everyone) if rank != local_rank)
+    crowded = overlap or threads > len(share)
+    nodes = _nodes(machine, share)
+    memory = _memory(machine, nodes)
+    sharers = sum(bool(set(memory) & set(_memory(machine, _nodes(machine, other)))) for other in everyone)
+    cpus = () if crowded else tuple(threads_first(machine, share)[:threads])
+    return Placement(cpus, share, nodes, memory, max(1, sharers), bound, crowded, _note(machine, masks, everyone))
+
+
+def shares(machine: Machine, masks: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Every rank's own CPUs, ascending. Ranks with equal masks divide them; any other mask is its rank's alone."""
+    result: list[tuple[int, ...]] = [()] * len(masks)
+    for mask in dict.fromkeys(masks):
+        ranks = [rank for rank, other in enumerate(masks) if other == mask]
+        for rank, share in zip(ranks, _divide(machine, mask, len(ranks))):
+            result[rank] = tuple(sorted(share))
+    return result
+
+
+def _divide(machine: Machine, mask: tuple[int, ...], ranks: int) -> list[list[int]]:
+    """The CPUs of a mask cut into one share per rank, along nodes first, then along cores."""
+    if ranks == 1 or len(mask) < ranks:
+        return [list(mask)] * ranks
+    nodes: dict[int, list[int]] = {}
+    for cpu in sorted(mask, key=lambda n: (_package(machine, n), _node(machine, n), n)):
+        nodes.setdefault(_node(machine, cpu), []).append(cpu)
+    cpus = list(nodes.values())
+    if ranks < len(cpus):
+        return [sum(part, []) for part in _cuts(cpus, ranks)]
+    cores = [len(machine.cores(group)) for group in cpus]
+    if sum(cores) < ranks:  # hardware threads, then
+        cores = [len(group) for group in cpus]
+    counts = ranks_per_node(cores, ranks)
+    return [share for group, count in zip(cpus, counts) for share in _divide_node(machine, group, count)]
+
+
+def ranks_per_node(cores: list[int], ranks: int) -> list[int]:
+    """How many of `ranks` (at least as many as nodes) each node takes: as even as can be, the odd ones where there are more cores.
+
+    A node with fewer cores than ranks (a cpuset cut it) gives ranks up to the one with most to spare, while there is one.
+    """
+    order = sorted(range(len(cores)), key=lambda i: (-cores[i], i))
+    counts = [ranks // len(cores)] * len(cores)
+    for i in order[: ranks % len(cores)]:
+        counts[i] += 1
+    while True:
+        full = max(range(len(cores)), key=lambda i: counts[i] - cores[i])
+        spare = max(range(len(cores)), key=lambda i: cores[i] - counts[i])
+        if counts[full] <= cores[full] or counts[spare] >= cores[spare] or counts[full] == 1:
+            return counts
+        counts[full] -= 1
+        counts[spare] += 1
+
+
+def _divide_node(machine: Machine, cpus: list[int], ranks: int) -> list[list[int]]:
+    """The CPUs of one node cut by whole cores, neighbours in a cache together, and fast and efficient cores each evenly."""
+    if not ranks:
+        return []
+    cores: dict[tuple[bool, int, int], list[int]] = {}
+    for number in cpus:
+        cpu = machine.by_number.get(number)
+        key = (cpu.efficient, cpu.l3, cpu.core) if cpu else (False, -1, number)
+        cores.setdefault(key, []).append(number)
+    units = sorted(cores.items())
+    if len(units) < ranks:  # hardware threads, then
+        return _cuts([number for _, core in units for number in core], ranks)
+    fast = _cuts([numbers for (slow, _, _), numbers in units if not slow], ranks)
+    slow = [numbers for (slow, _, _), numbers in units if slow]
+    counts = [0] * ranks
+    for _ in slow:  # each to a rank with the fewest cores
+        counts[min(range(ranks), key=lambda i: len(fast[i]) + counts[i])] += 1
+    ends = list(itertools.accumulate(counts))
+    return [sum(cores + slow[end - count : end], []) for cores, count, end in zip(fast, counts, ends)]
+
+
+def _cuts(items: list, parts: int) -> list[list]:
+    """Contiguous parts, as even as can be."""
+    return [items[len(items) * i // parts : len(items) * (i + 1) // parts] for i in range(parts)]
+
+
+def threads_first(machine: Machine, share: tuple[int, ...]) -> list[int]:
+    """A share's CPUs in the order in which threads take them: first threads of fast cores, then of efficient ones, SMT siblings last."""
+    within: dict[int, int] = {}
+
+    def key(number: int):
+        cpu = machine.by_number.get(number)
+        core = cpu.core if cpu else number
+        # Counted among those of the share: a cpuset may hold only the second thread of a core.
+        order = within[core] = within.get(core, -1) + 1
+        return order, cpu.efficient if cpu else False, number
+
+    return [number for *_, number in sorted(map(key, sorted(share)))]
+
+
+def _node(machine: Machine, number: int) -> int:
+    cpu = machine.by_number.get(number)
+    return cpu.node if cpu else machine.nodes[0].number
+
+
+def _package(machine: Machine, number: int) -> int:
+    cpu = machine.by_number.get(number)
+    return cpu.package if cpu else 0
+
+
+def _nodes(machine: Machine, share: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted({_node(machine, number) for number in share}))
+
+
+def _memory(machine: Machine, nodes: tuple[int, ...]) -> tuple[int, ...]:
+    """The nodes that have memory this process may use, nearest to each of `nodes`; empty where there is but one, or none is known."""
+    allowed = machine.binding.memory_nodes
+    usable = [n.number for n in machine.nodes if n.memory and (allowed is None or n.number in allowed)]
+    if len(machine.nodes) < 2 or not usable:
+        return ()
+    return tuple(sorted({min(usable, key=lambda n: (machine.distance(node, n), n)) for node in nodes}))
+
+
+def _note(machine: Machine, masks: list[tuple[int, ...]], everyone: list[tuple[int, ...]]) -> str:
+    """What rank 0 prints about a host whose placement is not what it could be."""
+    if machine.simple:
+        return machine.simple
+    used = machine.cores({cpu for share in everyone for cpu in share})
+    if len(set(masks)) > 1 and 2 * len(used) <= len(machine.cores()):
+        return f"the launcher bound the ranks to {len(used)} of {len(machine.cores())} cores: mpirun --bind-to none lets ckdist divide them all"
+    own = [node for node in machine.nodes if node.cpus]
+    if len(own) > len(masks):
+        ranks = "one rank" if len(masks) == 1 else f"{len(masks)} ranks"
+        return f"{ranks} for {len(own)} NUMA nodes: memory is spread over several; mpirun -n {len(own)} keeps it local"
+    return ""

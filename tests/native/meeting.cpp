@@ -1,0 +1,108 @@
+// Ranks as threads, each with a pool of threads, meeting thousands of times: to be built with -fsanitize=thread, which
+// sees every access that no barrier, flag or slot rule orders.
+//
+//   meeting RANKS THREADS ROUNDS      exits with 1 and a line on a wrong number
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "comm/host_group.h"
+#include "core/error.h"
+#include "runtime/pool.h"
+
+using namespace ckdist;
+
+namespace ckdist {
+void set_last_error(const char*) {}
+}  // namespace ckdist
+
+namespace {
+
+constexpr int64_t kFloats = 500, kRows = 3, kVocab = 97, kInts = 40;
+constexpr int kSpins = 20;
+constexpr double kTimeout = 60;
+
+uint32_t mix(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t h = a * 2654435761u ^ b * 2246822519u ^ c * 3266489917u;
+  return h ^ h >> 15;
+}
+float number(uint32_t rank, uint32_t round, uint32_t i) { return float(mix(rank, round, i) % 1000) / 7; }
+
+[[noreturn]] void wrong(const char* what, int rank, int round) {
+  std::printf("%s is wrong on rank %d in round %d\n", what, rank, round);
+  std::fflush(stdout);
+  std::_Exit(1);
+}
+
+void work(const std::string& path, HostGroup* first, int rank, int ranks, int threads, int rounds) {
+  std::unique_ptr<HostGroup> own(first ? nullptr : new HostGroup(path, rank, ranks, kSpins, kTimeout));
+  HostGroup& group = first ? *first : *own;
+  const int64_t begin = kVocab * rank / ranks, columns = kVocab * (rank + 1) / ranks - begin;
+  group.reserve({kFloats, kRows, kVocab, begin, columns, kInts});
+  Pool pool(threads, {}, kSpins);
+  for (int round = 0; round < rounds; round++) {
+    for (int burst = 0; burst < 1 + round % 3; burst++) {
+      int32_t message[kInts];
+      int64_t ints = 1 + mix(round, burst, 1) % kInts;
+      for (int i = 0; i < kInts; i++) message[i] = int32_t(mix(round, burst, i));
+      const int32_t* got = message;
+      if (rank == 0) group.publish(message, ints);
+      else got = group.receive(&ints);
+      if (ints != 1 + int64_t(mix(round, burst, 1) % kInts)) wrong("length of a message", rank, round);
+      for (int i = 0; i < ints; i++)
+        if (got[i] != int32_t(mix(round, burst, i))) wrong("message", rank, round);
+    }
+    const int active = 1 + int(mix(round, 3, rank) % threads);
+    const int reduces = 1 + int(mix(round, 4, 0) % 4);
+    pool.run(active, [&](int thread) {
+      for (int n = 0; n < reduces; n++) {
+        const int slot = n % kSlots;
+        const int64_t floats = 1 + mix(round, n, 5) % kFloats;
+        for (int64_t i = thread; i < floats; i += active) group.partial(slot)[i] = number(rank, round * 4 + n, i);
+        pool.barrier([&] { group.reduce(slot, floats, n); });
+        const float* parts[kMaxRanks];
+        const int count = group.parts(slot, parts);
+        for (int64_t i = (thread + 1) % active; i < floats; i += active) {
+          float sum = 0, expected = 0;
+          for (int r = 0; r < count; r++) sum += parts[r][i];
+          for (int r = 0; r < ranks; r++) expected += number(r, round * 4 + n, i);
+          if (sum != expected) wrong("sum", rank, round);
+        }
+      }
+      const int64_t rows = 1 + mix(round, 6, 0) % kRows;
+      int64_t stride;
+      float* logits = group.logits(&stride);
+      for (int64_t t = thread; t < rows; t += active)
+        for (int64_t c = 0; c < columns; c++) logits[t * stride + c] = number(round, t, begin + c);
+      pool.barrier([&] { group.gather(rows, reduces); });
+    });
+    const int64_t rows = 1 + mix(round, 6, 0) % kRows;
+    for (int64_t t = 0; rank == 0 && t < rows; t++)
+      for (int64_t c = 0; c < kVocab; c++)
+        if (group.gathered()[t * kVocab + c] != number(round, t, c)) wrong("row of logits", rank, round);
+  }
+  // The last rank fails: every other one must be told, in all of its threads.
+  try {
+    pool.run(threads, [&](int thread) {
+      if (rank == ranks - 1 && thread == threads - 1) fail(Status::native, "meant to fail");
+      pool.barrier([&] { group.reduce(0, 1, 0); });
+    });
+    wrong("outcome of a failed step", rank, rounds);
+  } catch (const Error&) {
+    group.abandon();
+  }
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  if (count != 4) return 2;
+  const int ranks = std::atoi(words[1]), threads = std::atoi(words[2]), rounds = std::atoi(words[3]);
+  HostGroup first("", 0, ranks, kSpins, kTimeout);
+  std::vector<std::thread> others;
+  for (int r = 1; r < ranks; r++) others.emplace_back([&, r] { work(first.path(), nullptr, r, ranks, threads, rounds); });
+  work("", &first, 0, ranks, threads, rounds);
+  for (std::thread& t : others) t.join();
+}

@@ -1,0 +1,259 @@
+"""Guest program: one of two ranks, on rxe0 or rxe1, that go through the verbs transport. `guest_rank.py CASE,CASE` starts both."""
+
+import functools
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from ckdist.comm import verbs
+from ckdist.errors import CommError
+
+ADDRESSES = ("10.9.0.1", "10.9.0.2")
+SIZES = [0, 1, 7, 64, 4095, 8152, 8153, 65536, (1 << 20) + 3, 8 << 20]
+TIMEOUT = 20.0
+
+
+def receive_exactly(end, n):
+    data = b""
+    while len(data) < n:
+        more = end.recv(n - len(data))
+        if not more:
+            raise SystemExit("the other rank is gone")
+        data += more
+    return data
+
+
+def exchange_over(end, rank):
+    """What a world's gather does, over one socket."""
+
+    def exchange(data):
+        end.sendall(len(data).to_bytes(4, "little") + data)
+        other = receive_exactly(end, int.from_bytes(receive_exactly(end, 4), "little"))
+        return [data, other] if rank == 0 else [other, data]
+
+    return exchange
+
+
+devices = functools.cache(verbs.devices)  # soft-RoCE has 1024 addresses per device, and the machine is slow
+
+
+def open_rank(rank, end, timeout=TIMEOUT):
+    choice = verbs.choose(devices(), ADDRESSES[rank])
+    assert choice.device == f"rxe{rank}" and choice.gid.version == "RoCE v2", choice
+    exchange = exchange_over(end, rank)
+    return verbs.Transport(choice, rank, 2, exchange, timeout), exchange
+
+
+def pattern(bytes, seed):
+    return np.random.default_rng(seed).integers(0, 256, bytes, np.uint8)
+
+
+def messages(t, rank, peer, exchange):
+    """All sizes both ways at once, from arenas and from ordinary memory, received before and after they arrive."""
+    arena = np.empty(2 * SIZES[-1], np.uint8)
+    t.register(arena)
+    for i, size in enumerate(SIZES):
+        for registered in (False, True) if size < 8 << 20 else (True,):
+            out, into = pattern(size, 10 * i + rank), np.empty(size, np.uint8)
+            if registered:
+                arena[:size], out, into = out, arena[:size], arena[SIZES[-1] : SIZES[-1] + size]
+            if i % 2:
+                receiving, sending = t.irecv(peer, i, into), t.isend(peer, i, out)
+            else:
+                sending = t.isend(peer, i, out)
+                time.sleep(0.02)
+                receiving = t.irecv(peer, i, into)
+            t.wait(receiving, peer, f"receive {size}")
+            t.wait(sending, peer, f"send {size}")
+            assert (into == pattern(size, 10 * i + peer)).all(), f"{size} bytes differ"
+
+
+def order(t, rank, peer, exchange):
+    """Thousands of messages of mixed sizes on three tags, taken tag by tag: in order within each, and never a receiver that was
+    not ready; long and short ones of one tag keep their order too."""
+    count, tags = 3000, 3
+    refused = not_ready()
+    if rank == 0:
+        requests = []
+        for i in range(count):
+            data = np.full(20000 if i % 500 == 7 else i % 300 + 8, i % 251, np.uint8)
+            data[:8] = np.frombuffer(i.to_bytes(8, "little"), np.uint8)
+            requests.append((t.isend(1, i % tags, data), data))
+        for request, _ in requests:
+            t.wait(request, 1, "send")
+    else:
+        time.sleep(0.5)
+        for tag in reversed(range(tags)):
+            for i in range(tag, count, tags):
+                data = t.recv(0, tag, np.empty(20000 if i % 500 == 7 else i % 300 + 8, np.uint8))
+                assert int.from_bytes(data[:8].tobytes(), "little") == i and (data[8:] == i % 251).all(), f"message {i}"
+    small = np.zeros(8, np.uint8)
+    for i in range(300):  # and back and forth
+        if rank == i % 2:
+            t.send(peer, 9, np.full(8, i % 256, np.uint8))
+        else:
+            assert (t.recv(peer, 9, small) == i % 256).all()
+    exchange(b"")
+    assert not_ready() == refused, "a message met a receiver that was not ready"
+
+
+def not_ready():
+    """How often the devices said "receiver not ready", or were told so."""
+    return [path.read_text() for path in pathlib.Path("/sys/class/infiniband").glob("rxe?/ports/1/hw_counters/*rnr*")]
+
+
+def windows(t, rank, peer, exchange):
+    """Puts of many sizes, seen as soon as the notification that follows them is counted; gets; a put out of bounds is refused."""
+    memory = np.zeros(2 << 20, np.uint8)
+    t.expose(5, memory)
+    sizes = SIZES[:-1]
+    put = [pattern(size, 77 + i + rank) for i, size in enumerate(sizes)]
+    offsets = np.cumsum([0] + sizes)
+    requests = [t.iput(peer, 5, int(o), data) for o, data in zip(offsets, put)]
+    requests.append(t.inotify(peer, 5, 3))
+    for _ in range(4):
+        requests.append(t.inotify(peer, 5, 2))
+    end = time.monotonic() + TIMEOUT
+    while t.notified(5, 3) < 1:
+        assert time.monotonic() < end, "no notification"
+        os.sched_yield()
+    for i, (offset, size) in enumerate(zip(offsets, sizes)):
+        assert (memory[offset : offset + size] == pattern(size, 77 + i + peer)).all(), f"put of {size} bytes"
+    for request in requests:
+        t.wait(request, peer, "put")
+    for i, (offset, size) in enumerate(zip(offsets, sizes)):
+        back = np.empty(size, np.uint8)
+        t.wait(t.iget(peer, 5, int(offset), back), peer, "get")
+        assert (back == put[i]).all(), f"get of {size} bytes"
+    t.send(peer, 1, put[0])
+    t.recv(peer, 1, np.empty(0, np.uint8))
+    while t.notified(5, 2) < 4:
+        assert time.monotonic() < end, "four notifications"
+    assert t.notified(5, 2) == 4
+    exchange(b"")
+    try:
+        t.wait(t.iput(peer, 5, memory.nbytes - 2, pattern(3, 0)), peer, "put")
+        raise SystemExit("a put beyond the window was done")
+    except CommError as error:
+        assert f"rank {peer}" in str(error) and "exposes 2097152" in str(error), error
+    exchange(b"")
+
+
+def expect_loss(t, peer, limit, *words):
+    """Waits for a message that never comes; the error names the peer within `limit` seconds."""
+    start = time.monotonic()
+    try:
+        t.recv(peer, 1, np.empty(8, np.uint8))
+        raise SystemExit("a message arrived from nowhere")
+    except CommError as error:
+        took = time.monotonic() - start
+        assert f"rank {peer} " in str(error) and any(w in str(error) for w in words), error
+        assert took < limit, f"noticed after {took:.1f} s"
+        print(f"rank {t.rank} after {took:.1f} s: {error}", flush=True)
+
+
+def port_down(t, rank, peer, exchange):
+    """The wire is taken down while both wait; both end within the timeout."""
+    exchange(b"")
+    if rank == 0:
+        time.sleep(0.3)
+        subprocess.run(["ip", "link", "set", "wire1", "down"], check=True)
+    expect_loss(t, peer, 8, f"port 1 of RDMA device rxe{rank} went down")
+    exchange(b"")
+    if rank == 0:
+        subprocess.run(["ip", "link", "set", "wire1", "up"], check=True)
+        subprocess.run(["tests/vm/route_wires.sh"], check=True)
+        time.sleep(0.5)
+    exchange(b"")
+
+
+def killed(t, rank, peer, exchange):
+    """Rank 1 dies without a word; rank 0 notices by its probes."""
+    exchange(b"")
+    if rank == 1:
+        os._exit(9)
+    expect_loss(t, peer, 8, "does not answer", "disconnected")
+
+
+def stalled(t, rank, peer, exchange):
+    """Rank 1 lives but does not answer: the timeout, and no more."""
+    exchange(b"")
+    if rank == 1:
+        time.sleep(6)
+        return
+    expect_loss(t, peer, 8, "did not answer within 5 s")
+
+
+def goodbye(t, rank, peer, exchange):
+    """Rank 1 gives up and says why."""
+    exchange(b"")
+    if rank == 1:
+        t.abandon("its disk is full")
+        return
+    expect_loss(t, peer, 5, "gave up: its disk is full")
+
+
+def stranger(t, rank, peer, exchange):
+    """Rank 1 is guest_peer.py: an independent program that knows nothing but the wire format."""
+    t.send(1, 4, t.recv(1, 3, np.empty(100, np.uint8))[::-1].copy())
+    assert (t.recv(1, 3, np.empty(300_000, np.uint8)) == pattern_of(300_000, 1)).all(), "a long message from the stranger"
+    t.send(1, 4, pattern_of(100_000, 2))
+    memory = pattern_of(1 << 16, 3)
+    t.expose(1, memory)
+    end = time.monotonic() + TIMEOUT
+    while t.notified(1, 6) < 2:
+        assert time.monotonic() < end, "no notification"
+        os.sched_yield()
+    assert (memory[1000:51000] == pattern_of(50_000, 4)).all() and (memory[51000:] == pattern_of(1 << 16, 3)[51000:]).all(), "a put by the stranger"
+    for i in range(200):
+        assert (t.recv(1, 5, np.empty(9, np.uint8)) == i).all()
+    t.wait(t.iput(1, 1, 70, pattern_of(5000, 5)), 1, "put")
+    t.wait(t.inotify(1, 1, 8), 1, "notify")
+    back = np.empty(6000, np.uint8)
+    t.wait(t.iget(1, 1, 0, back), 1, "get")
+    assert (back[70:5070] == pattern_of(5000, 5)).all() and (back[:70] == 0).all(), "a get from the stranger"
+    t.send(1, 4, np.zeros(1, np.uint8))
+    expect_loss(t, 1, TIMEOUT, "sent something that is not a frame")
+
+
+def pattern_of(bytes, seed):
+    """Bytes that the stranger can make without numpy."""
+    return ((np.arange(bytes, dtype=np.int64) * (2 * seed + 1) + seed) % 253).astype(np.uint8)
+
+
+CASES = {f.__name__: f for f in (messages, order, windows, stranger, stalled, goodbye, port_down, killed)}
+SHORT_TIMEOUT = ("port_down", "killed", "stalled", "goodbye")
+
+
+def rank_main(cases, rank, fd):
+    end = socket.socket(fileno=fd)
+    for case in cases.split(","):
+        start = time.monotonic()
+        t, exchange = open_rank(rank, end, 5.0 if case in SHORT_TIMEOUT else TIMEOUT)
+        CASES[case](t, rank, 1 - rank, exchange)
+        t.close()
+        print(f"rank {rank}: {case} in {time.monotonic() - start:.1f} s", flush=True)
+
+
+def main():
+    if len(sys.argv) == 4:
+        return rank_main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    cases = sys.argv[1]
+    ends = socket.socketpair()
+    other = ["/usr/bin/python3", str(pathlib.Path(__file__).parent / "guest_peer.py"), str(ends[1].fileno())]
+    commands = [[sys.executable, __file__, cases, str(r), str(ends[r].fileno())] for r in (0, 1)]
+    commands[1] = other if cases == "stranger" else commands[1]
+    ranks = [subprocess.Popen(command, pass_fds=[end.fileno()]) for command, end in zip(commands, ends)]
+    for end in ends:
+        end.close()
+    codes = [rank.wait() for rank in ranks]
+    raise SystemExit(codes != ([0, 9] if cases.endswith("killed") else [0, 0]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What needs RDMA devices or two NUMA nodes, in a virtual machine that has them: `make test-vm` runs it.
+
+One boot for all tests, one command at a time. Nothing here measures speed: the machine is emulated.
+"""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.launcher import ROOT, environment
+from tests.vm.machine import Machine, prepare
+
+IDS = ",".join(map(str, np.load(ROOT / "tests/golden/llama3/ids.npy").ravel()[:64]))
+PERPLEXITY = f"python -m ckdist.cli.main perplexity --model tests/golden/llama3 --token-ids {IDS} --threads 1 --json"
+
+
+@pytest.fixture(scope="module")
+def machine():
+    missing = prepare()
+    if missing:
+        pytest.skip(missing)
+    with Machine() as machine:
+        machine.run("tests/vm/two_devices.sh")
+        yield machine
+
+
+def last_json(text: str):
+    return json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
+
+
+def test_devices_are_found(machine):
+    done = machine.run("python -c 'from ckdist.comm import verbs; print(verbs.available()); print(verbs.available(\"10.9.0.2\")); print(verbs.available(\"10.9.0.3\"))'")
+    first, second, third = done.stdout.splitlines()
+    assert first == "(True, 'rxe0 port 1, GID 1 (RoCE v2, 10.9.0.1)')"
+    assert second == "(True, 'rxe1 port 1, GID 1 (RoCE v2, 10.9.0.2)')"
+    assert third.startswith("(False, 'no active RDMA port has the address or interface 10.9.0.3; there is rxe0 (active: 10.9.0.1")
+
+
+@pytest.mark.parametrize("case", ["messages", "order", "windows"])
+def test_transport_between_two_devices(machine, case):
+    machine.run(f"python tests/vm/guest_rank.py {case}", timeout=120)
+
+
+def test_transport_meets_an_independent_peer(machine):
+    assert "the stranger is content" in machine.run("python tests/vm/guest_rank.py stranger", timeout=90).stdout
+
+
+def test_who_is_gone_is_named(machine):
+    machine.run("python tests/vm/guest_rank.py stalled,goodbye,port_down,killed", timeout=120)
+
+
+def test_pages_lie_where_they_are_bound(machine):
+    assert last_json(machine.run("python tests/vm/guest_pages.py").stdout)["distance"] == ["10", "21"]
+
+
+def test_ranks_are_bound_to_their_nodes(machine):
+    done = machine.run("mpirun -n 2 --map-by numa --bind-to numa python tests/vm/guest_mpi.py", timeout=120)
+    assert last_json(done.stdout)["cpus"] == [[0, 1], [2, 3]]
+
+
+def test_mpi_over_roce(machine):
+    done = machine.run("mpirun -n 2 --map-by numa --bind-to numa --mca pml ucx -x UCX_TLS=ib,self -x UCX_NET_DEVICES=rxe0:1 python tests/vm/guest_mpi.py", timeout=120)
+    assert last_json(done.stdout)["packets"] >= 200, done.stdout  # 800 kB in packets of 4 KiB
+
+
+def test_perplexity_is_the_hosts(machine):
+    """The same numbers to the last bit, from kernels of the same ISA, with each rank on a node of its own."""
+    here = subprocess.run(
+        ["mpirun", "-n", "2", "--oversubscribe", sys.executable, *PERPLEXITY.split()[1:]], env={**environment(), "CKDIST_ISA": "avx2"}, cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert here.returncode == 0, here.stderr
+    there = machine.run(f"mpirun -n 2 --map-by numa --bind-to numa {PERPLEXITY}", timeout=180)
+    assert last_json(there.stdout) == last_json(here.stdout)
