@@ -16,6 +16,7 @@ from ckdist.comm.thresholds import Thresholds, load_thresholds, save_thresholds
 from ckdist.comm.world import start_world
 
 SIZES = tuple(4 << k for k in range(10, 25, 2))  # bytes: 4 KiB to 64 MiB
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 BATCH_BYTES = 8 << 20
 BATCH_CALLS = (2, 300)
 TUNED = (1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10)
@@ -28,10 +29,14 @@ class Stopwatch:
         self.communicator = communicator
         self._out = native.ffi.new("double *")
 
-    def all_reduce(self, data: np.ndarray, dtype: str) -> float:
-        calls = int(np.clip(BATCH_BYTES // max(1, data.nbytes), *BATCH_CALLS))
-        native.check(native.lib.ckdist_time_all_reduce(self.communicator._handle, native.pointer(data), data.size, ELEMENTS[dtype], calls, self._out))
+    def collective(self, operation: str, data: np.ndarray, out: np.ndarray, dtype: str) -> float:
+        larger = max(data.size, out.size)
+        calls = int(np.clip(BATCH_BYTES // max(1, larger * data.itemsize), *BATCH_CALLS))
+        native.check(native.lib.ckdist_time_collective(self.communicator._handle, COLLECTIVES.index(operation), native.pointer(data), native.pointer(out), larger, ELEMENTS[dtype], calls, self._out))
         return self._out[0]
+
+    def all_reduce(self, data: np.ndarray, dtype: str) -> float:
+        return self.collective("all_reduce", data, data, dtype)
 
     def barrier(self) -> float:
         native.check(native.lib.ckdist_time_barrier(self.communicator._handle, 500, self._out))
