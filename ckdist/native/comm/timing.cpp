@@ -1,17 +1,19 @@
 #include "comm/timing.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/futex.h"
 
 namespace ckdist {
 
 double time_on_fresh_data(void* data, int64_t bytes, int calls, const std::function<void()>& call) {
+  constexpr int64_t kPiece = 2048;
+  alignas(64) uint8_t ones[2][kPiece];
+  for (int i = 0; i < 2; i++) std::memset(ones[i], 0x3f, sizeof ones[i]), ones[i][0] = uint8_t(i);
   const auto rewrite = [&](int i) {
-    // By ordinary stores, as kernels write: memset may pass the caches by.
-    const uint64_t value = 0x3f803f803f803f80u + uint64_t(i & 1);
-    uint64_t* const words = static_cast<uint64_t*>(data);
-    for (int64_t k = 0; k < bytes / 8; k++) words[k] = value;
+    // Piece by piece, by vector stores as kernels write: memset may pass the caches by.
+    for (int64_t k = 0; k < bytes; k += kPiece) std::memcpy(static_cast<uint8_t*>(data) + k, ones[i & 1], size_t(std::min(kPiece, bytes - k)));
     asm volatile("" ::: "memory");
   };
   const auto seconds = [&](bool called) {
