@@ -27,7 +27,7 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RANKS = 2
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "barrier")
-BATCH_BYTES, BATCH_CALLS, SLOW_CALLS = 8 << 20, (2, 300), (2, 10)
+BATCH_BYTES, BATCH_CALLS, SLOW_CALLS = 8 << 20, (2, 1000), (2, 10)
 
 
 class Ckdist:

@@ -18,7 +18,7 @@ from ckdist.comm.world import start_world
 SIZES = tuple(4 << k for k in range(10, 25, 2))  # bytes: 4 KiB to 64 MiB
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 BATCH_BYTES = 8 << 20
-BATCH_CALLS = (2, 300)
+BATCH_CALLS = (2, 1000)
 TUNED = (1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10)
 
 

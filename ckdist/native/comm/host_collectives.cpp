@@ -16,6 +16,8 @@ constexpr int64_t kSlot = Meeting::kSlotBytes;
 constexpr int64_t kLine = 64;
 constexpr int64_t kBlock = 1 << 20;        // of buffers reduced in place: the ranks keep together, so that what they share is still in caches
 
+constexpr int64_t kTaken = 4 << 10;        // bytes brought from a peer's buffer at a time, to be folded from the first-level cache
+
 uint64_t signature(int kind, int64_t a, int64_t b = 0) {
   uint64_t h = 0x9e3779b97f4a7c15u * uint64_t(kind + 1);
   for (const int64_t x : {a, b}) h = (h ^ uint64_t(x)) * 0xff51afd7ed558ccdu, h ^= h >> 29;
@@ -49,9 +51,9 @@ void HostCollectives::copy(void* to, const void* from, int64_t bytes) {
 
 void HostCollectives::take(void* to, uint8_t* from, int64_t bytes) { kernels().reduce.take(to, from, bytes); }
 
-void HostCollectives::fetch(void* to, int i, uint32_t epoch, int64_t bytes) {
-  if (meeting_.size == 2) take(to, meeting_.slot(i, epoch), bytes);
-  else copy(to, meeting_.slot(i, epoch), bytes);
+void HostCollectives::fetch(void* to, uint8_t* from, int64_t bytes) const {
+  if (meeting_.size == 2) take(to, from, bytes);
+  else copy(to, from, bytes);
 }
 
 bool HostCollectives::all_placed(uint32_t epoch, bool outs) const {
@@ -163,8 +165,17 @@ void HostCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
     // `out` may be `in`: what this rank writes there must not be what a peer still reads.
     std::vector<uint8_t> held(in == out ? size_t(counts[index] * element) : 0);
     void* to = in == out ? held.data() : out;
-    for (int i = 0; i < size; i++) parts_[i] = peer_in(i, epoch) + own_first * element;
-    order_.fold_ranks(e, op, &to, 1, parts_.data(), counts[index]);
+    taken_.resize(size_t(size * kTaken));
+    for (int64_t done = 0; done < counts[index]; done += kTaken / element) {
+      const int64_t m = std::min(kTaken / element, counts[index] - done);
+      for (int i = 0; i < size; i++) {
+        uint8_t* const part = peer_in(i, epoch) + (own_first + done) * element;
+        if (i != index) take(&taken_[i * kTaken], part, m * element);
+        parts_[i] = i == index ? part : &taken_[i * kTaken];
+      }
+      void* at = static_cast<uint8_t*>(to) + done * element;
+      order_.fold_ranks(e, op, &at, 1, parts_.data(), m);
+    }
     meeting_.meet();
     if (to != out) std::memcpy(out, to, held.size());
     return;
@@ -203,8 +214,8 @@ void HostCollectives::all_gather(const void* in, void* out, const int64_t* bytes
   meeting_.await(epoch);
   for (int k = 1; k < size; k++) {
     const int i = (index + k) % size;
-    if (meeting_.record(i, epoch).in >= 0) copy(to + sum_before(bytes, i), peer_in(i, epoch), bytes[i]);
-    else fetch(to + sum_before(bytes, i), i, epoch, std::min(kSlot, bytes[i]));
+    const bool placed = meeting_.record(i, epoch).in >= 0;
+    fetch(to + sum_before(bytes, i), placed ? peer_in(i, epoch) : meeting_.slot(i, epoch), placed ? bytes[i] : std::min(kSlot, bytes[i]));
   }
   if (small) return;
   const bool placed = all_placed(epoch, false);
@@ -215,7 +226,7 @@ void HostCollectives::all_gather(const void* in, void* out, const int64_t* bytes
     meeting_.await(now);
     for (int i = 0; i < size; i++)
       if (i != index && meeting_.record(i, now).in < 0)
-        fetch(to + sum_before(bytes, i) + done, i, now, std::clamp<int64_t>(bytes[i] - done, 0, kSlot));
+        fetch(to + sum_before(bytes, i) + done, meeting_.slot(i, now), std::clamp<int64_t>(bytes[i] - done, 0, kSlot));
   }
   meeting_.meet();  // peers have read what is theirs to change again
 }
@@ -257,9 +268,7 @@ void HostCollectives::broadcast(void* data, int64_t bytes, int root) {
     meeting_.post({place, -1, call});
     meeting_.await(now);
     placed = meeting_.record(root, now).in >= 0;
-    if (source) continue;
-    if (placed) copy(at, peer_in(root, now), bytes);
-    else fetch(at + done, root, now, m);
+    if (!source) fetch(at + done, placed ? peer_in(root, now) : meeting_.slot(root, now), placed ? bytes : m);
   }
   if (placed) meeting_.meet();
 }

@@ -3,7 +3,7 @@
 // Buffers that lie in the ranks' arenas are read, and written, in place by peers: nothing is staged. Others go through slots of
 // the meeting, chunk by chunk.
 //
-// Every cache line of a slot goes back and forth between two ranks alone, and whoever reads it also writes it: a line that one core
+// Where it can be, a cache line goes back and forth between two ranks alone, and whoever reads it also writes it (as it was, if need be): a line that one core
 // writes and another only reads stays shared between them, and its next write costs several times what fetching it back does
 // (measured: 2.5 times where caches are shared, 4 times where they are not). Streaming stores avoid the same, but lose where caches
 // are shared.
@@ -31,13 +31,13 @@ class HostCollectives : public Collectives {
 
  private:
   bool all_placed(uint32_t epoch, bool outs) const;
-  const uint8_t* peer_in(int i, uint32_t epoch) const { return memory_->arena(arenas_[i]) + meeting_.record(i, epoch).in; }
+  uint8_t* peer_in(int i, uint32_t epoch) const { return memory_->arena(arenas_[i]) + meeting_.record(i, epoch).in; }
   uint8_t* peer_out(int i, uint32_t epoch) const { return memory_->arena(arenas_[i]) + meeting_.record(i, epoch).out; }
   void reduce_in_place(uint32_t epoch, int64_t elements, Element e, ReduceOp op);
   void reduce_staged(const uint8_t* in, uint8_t* out, int64_t elements, Element e, ReduceOp op, uint32_t first);
   void reduce_staged_slices(const uint8_t* in, uint8_t* out, int64_t elements, Element e, ReduceOp op, uint32_t first);
-  void fetch(void* to, int i, uint32_t epoch, int64_t bytes);      // from rank i's slot
-  static void take(void* to, uint8_t* from, int64_t bytes);        // from a slot of which this rank is the only reader
+  void fetch(void* to, uint8_t* from, int64_t bytes) const;        // what all peers of its owner read
+  static void take(void* to, uint8_t* from, int64_t bytes);        // what this rank alone reads
   static void copy(void* to, const void* from, int64_t bytes);
 
   Meeting& meeting_;
@@ -47,6 +47,7 @@ class HostCollectives : public Collectives {
   Order order_;
   std::vector<const void*> parts_;
   std::vector<void*> outs_;
+  std::vector<uint8_t> taken_;
 };
 
 }  // namespace ckdist
