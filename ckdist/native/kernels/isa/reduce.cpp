@@ -203,10 +203,10 @@ void take(void* out, void* in, int64_t bytes) {
   for (; i + kLine <= bytes; i += kLine) {
     uint8_t line[kLine];
     std::memcpy(line, from + i, kLine);
-    std::memcpy(to + i, line, kLine);
     asm volatile("" ::: "memory");  // the store that follows changes nothing, and must stay
     std::memcpy(from + i, line, kLine);
     asm volatile("" ::: "memory");
+    std::memcpy(to + i, line, kLine);
   }
   if (i < bytes) std::memcpy(to + i, from + i, bytes - i);
 }
