@@ -59,6 +59,15 @@ def buffer(communicator: Communicator, size: int, dtype: str, placed: bool) -> n
     return communicator.allocate(elements, dtype) if placed else np.zeros(elements, np.float32 if dtype == "float32" else np.uint16)
 
 
+def buffers(communicator: Communicator, operation: str, size: int, dtype: str, placed: bool) -> tuple[np.ndarray, np.ndarray]:
+    """What goes in and what comes out; the larger has `size` bytes."""
+    data = buffer(communicator, size, dtype, placed)
+    if operation in ("all_reduce", "broadcast"):
+        return data, data
+    out, part = buffer(communicator, size, dtype, placed), data.size // communicator.size
+    return {"reduce_scatter": (data, out[:part]), "all_gather": (data[:part], out), "all_to_all": (data, out)}[operation]
+
+
 def rows(communicator: Communicator, repetitions: int) -> list[dict]:
     watch = Stopwatch(communicator)
     shared = communicator.transport == "shared memory"
@@ -67,13 +76,14 @@ def rows(communicator: Communicator, repetitions: int) -> list[dict]:
     base = {"transport": communicator.transport, "ranks": communicator.size}
     result.append({**base, "operation": "barrier", "buffers": "", "dtype": "", "bytes": 0, "median_us": watch.median(watch.barrier, repetitions) * 1e6, "gb_per_s": 0.0, "round_trip_us": trip and trip * 1e6})
     for size in SIZES:
-        for dtype in ("float32", "bfloat16"):
-            for placed in (True, False) if shared else (False,):
-                data = buffer(communicator, size, dtype, placed)
-                trip = watch.median(watch.round_trip, 3) if shared else None
-                seconds = watch.median(lambda: watch.all_reduce(data, dtype), repetitions)
-                result.append({**base, "operation": "all_reduce", "buffers": "arena" if placed else "ordinary", "dtype": dtype, "bytes": size,
-                               "median_us": seconds * 1e6, "gb_per_s": size / max(seconds, 1e-9) * 1e-9, "round_trip_us": trip and trip * 1e6})
+        for operation in COLLECTIVES:
+            for dtype in ("float32", "bfloat16") if operation == "all_reduce" else ("float32",):
+                for placed in (True, False) if shared else (False,):
+                    given = buffers(communicator, operation, size, dtype, placed)
+                    trip = watch.median(watch.round_trip, 3) if shared else None
+                    seconds = watch.median(lambda: watch.collective(operation, *given, dtype), repetitions)
+                    result.append({**base, "operation": operation, "buffers": "arena" if placed else "ordinary", "dtype": dtype, "bytes": size,
+                                   "median_us": seconds * 1e6, "gb_per_s": size / max(seconds, 1e-9) * 1e-9, "round_trip_us": trip and trip * 1e6})
     return result
 
 
