@@ -3,10 +3,10 @@
 // Buffers that lie in the ranks' arenas are read, and written, in place by peers: nothing is staged. Others go through slots of
 // the meeting, chunk by chunk.
 //
-// Where it can be, a cache line goes back and forth between two ranks alone, and whoever reads it also writes it (as it was, if need be): a line that one core
-// writes and another only reads stays shared between them, and its next write costs several times what fetching it back does
-// (measured: 2.5 times where caches are shared, 4 times where they are not). Streaming stores avoid the same, but lose where caches
-// are shared.
+// Where it can be, a cache line goes back and forth between two ranks alone, and whoever reads it also writes it (as it was, if need
+// be): a line that one core writes and another only reads stays shared between them, and its next write costs several times what
+// fetching it back does (measured: 2.5 times where caches are shared, 4 times where they are not). Streaming stores avoid the same,
+// but lose where caches are shared.
 #pragma once
 #include <memory>
 
