@@ -7,7 +7,8 @@ import sys
 import time
 
 from ckdist import native
-from ckdist.comm.world import leave, open_group, start_world
+from ckdist.comm.group import open_group
+from ckdist.comm.world import leave, start_world
 from ckdist.errors import CommError
 
 lib, ffi = native.lib, native.ffi

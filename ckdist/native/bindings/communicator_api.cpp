@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "bindings/wire_handle.h"
 #include "comm/communicator.h"
 #include "comm/mpi_transport.h"
 #include "comm/tcp.h"
@@ -17,9 +18,6 @@ struct ckdist_host_memory {
 };
 struct ckdist_meeting {
   std::unique_ptr<Meeting> meeting;
-};
-struct ckdist_wire {
-  std::shared_ptr<Wire> wire;
 };
 struct ckdist_communicator {
   std::unique_ptr<Communicator> communicator;

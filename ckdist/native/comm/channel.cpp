@@ -2,7 +2,6 @@
 
 #include <sched.h>
 
-#include "comm/stream_transport.h"
 #include "core/error.h"
 
 namespace ckdist {
@@ -73,7 +72,7 @@ void Channel::idle(int64_t ns) {
 
 void Channel::abandon(const char* reason) {
   Turn turn(*wire_);
-  if (auto* stream = dynamic_cast<StreamTransport*>(wire_->transport.get())) stream->abandon(reason);
+  wire_->transport->abandon(reason);
 }
 
 void Channel::expose(int window, void* base, int64_t bytes) {

@@ -39,6 +39,11 @@ class Transport {
   // Nothing is under way: may the caller sleep a little before it polls again? Transports with a file descriptor wait on it.
   virtual void idle(int64_t ns) = 0;
 
+  // Memory that many messages will come from and go to: a wire that has to register memory does it here, once.
+  virtual void register_memory(void*, int64_t) {}
+  // Tells the peers why this rank gives up, as far as that works without waiting.
+  virtual void abandon(const char*) {}
+
   // Polls until complete. `what` names the operation in the error: "all_reduce 17, step 2".
   void wait(Request request, int peer, const char* what);
 
