@@ -33,5 +33,6 @@ try:
             native.check(lib.ckdist_group_reduce(handle, step % 2, FLOATS >> (step * 3), step))
         native.check(lib.ckdist_group_gather(handle, ROWS, 4))
 except CommError as error:
+    lib.ckdist_group_abandon(handle, str(error).encode())
     print(f"ckdist: rank {world.rank}: {error}", flush=True)
     leave(1)

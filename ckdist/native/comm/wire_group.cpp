@@ -38,7 +38,7 @@ WireGroup::WireGroup(const std::string& path, Settings s)
       spins_(s.spins / kPollPauses),
       timeout_ns_(int64_t(s.timeout_s * 1e9)),
       // Who waits for a rank that itself waits for another gives it time to say so: the message then names the one that is lost.
-      grace_ns_(std::min<int64_t>(timeout_ns_ / 10, 500'000'000)),
+      grace_ns_(std::clamp<int64_t>(timeout_ns_ / 10, 250'000'000, 500'000'000)),
       local_(path, index_, order_.hosts()[host_], s.spins, s.timeout_s),
       wire_(std::move(s.wire)),
       transport_(*wire_->transport) {
@@ -71,7 +71,7 @@ void WireGroup::reserve(const GroupSizes& sizes) {
   for (int r = 1; rank == 0 && r < size; r++)
     if (order_.host_of(r) != 0) receive(r, kTagShare, &shares_[r], sizeof(Share));
   if (host_ != 0) send(0, kTagShare, &shares_[rank], sizeof(Share));
-  wait(kStart);
+  wait();
   for (int r = 0; rank == 0 && r < size; r++) {
     const auto [first, columns] = shares_[r];
     if (first < 0 || columns < 0 || first > sizes.vocab || columns > sizes.vocab - first)
@@ -84,23 +84,32 @@ void WireGroup::reserve(const GroupSizes& sizes) {
   if (rank == 0) pulse_.emplace(transport_, leaders, timeout_ns_);
 }
 
+template <class Call>
+auto WireGroup::over_wire(Call&& call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const Error& error) {
+    fail(error.status(), "%.400s (at or before %s)", error.what(), place(step_).text);
+  }
+}
+
 void WireGroup::send(int peer, int tag, const void* data, int64_t bytes) {
-  if (bytes > 0) pending_.push_back({transport_.isend(peer, tag, data, bytes), peer});
+  if (bytes > 0) pending_.push_back({over_wire([&] { return transport_.isend(peer, tag, data, bytes); }), peer});
 }
 
 void WireGroup::receive(int peer, int tag, void* data, int64_t bytes) {
-  if (bytes > 0) pending_.push_back({transport_.irecv(peer, tag, data, bytes), peer});
+  if (bytes > 0) pending_.push_back({over_wire([&] { return transport_.irecv(peer, tag, data, bytes); }), peer});
 }
 
 // Requests are waited for in their order: a transport moves all of them, whichever is asked about.
-void WireGroup::wait(int step) {
+void WireGroup::wait() {
   Waited waited;
   int polls = 0;
   for (size_t i = 0; i < pending_.size(); i++) {
-    while (!transport_.test(pending_[i].request)) {
+    while (!over_wire([&] { return transport_.test(pending_[i].request); })) {
       if (++polls < spins_) continue;
       const int64_t ns = waited.ns();
-      if (ns > timeout_ns_ + grace_ns_) give_up(i, step);
+      if (ns > timeout_ns_ + grace_ns_) give_up(i);
       if (ns < kYieldNs) sched_yield();
       else transport_.idle(kNapNs);
     }
@@ -109,7 +118,7 @@ void WireGroup::wait(int step) {
 }
 
 // Names every rank that owes something: one of them may itself be waiting for another.
-void WireGroup::give_up(size_t first, int step) {
+void WireGroup::give_up(size_t first) {
   std::string ranks;
   std::vector<bool> named(size);
   int count = 0;
@@ -119,11 +128,12 @@ void WireGroup::give_up(size_t first, int step) {
     named[peer] = true;
     ranks += (count++ ? ", " : "") + std::to_string(peer);
   }
-  fail(Status::comm, "%s %.200s did not reach %s within %.0f s", count > 1 ? "one of ranks" : "rank", ranks.c_str(), place(step).text, timeout_ns_ / 1e9);
+  fail(Status::comm, "%s %.200s did not reach %s within %.0f s", count > 1 ? "one of ranks" : "rank", ranks.c_str(), place(step_).text, timeout_ns_ / 1e9);
 }
 
 // From here to the end of gather() rank 0's pulse leaves the transport alone.
-void WireGroup::begin_step() {
+void WireGroup::enter(int step) {
+  step_ = step;
   if (in_step_) return;
   in_step_ = true;
   if (pulse_) pulse_->pause();
@@ -131,7 +141,7 @@ void WireGroup::begin_step() {
 
 void WireGroup::publish(const int32_t* message, int64_t ints) {
   if (ints > sizes_.message_ints) fail(Status::native, "message of %lld ints is larger than the %lld reserved", (long long)ints, (long long)sizes_.message_ints);
-  begin_step();
+  enter(0);
   if (!ints && pulse_) pulse_->end(), pulse_.reset();
   const int64_t first = std::min(ints, kFrameInts - 1);
   frame_[0] = int32_t(ints);
@@ -141,7 +151,7 @@ void WireGroup::publish(const int32_t* message, int64_t ints) {
     send(leader(h), kTagBody, message + first, (ints - first) * 4);
   }
   local_.publish(message, ints);
-  wait(0);
+  wait();
 }
 
 // The first rank of a host hears from rank 0, the others from it.
@@ -152,14 +162,14 @@ const int32_t* WireGroup::receive(int64_t* ints) {
     if (frame_[0] != kPulse) break;
     const int32_t answer = 0;
     send(0, kTagAnswer, &answer, sizeof answer);
-    wait(0);
+    wait();
   }
   *ints = frame_[0];
   if (*ints < 0 || *ints > sizes_.message_ints) fail(Status::comm, "rank 0 announced a message of %d ints; at most %lld are taken", frame_[0], (long long)sizes_.message_ints);
   const int64_t first = std::min(*ints, kFrameInts - 1);
   std::memcpy(received_.data(), frame_ + 1, first * 4);
   receive(0, kTagBody, received_.data() + first, (*ints - first) * 4);
-  wait(0);
+  wait();
   local_.publish(received_.data(), *ints);
   return received_.data();
 }
@@ -182,7 +192,7 @@ float* WireGroup::sum(int slot, int host) const {
 }
 
 void WireGroup::reduce(int slot, int64_t floats, int step) {
-  begin_step();
+  enter(step);
   whole_[slot] = hosts_ > 2 && floats * 4 > direct_bytes_;
   const int owners = floats * 4 <= leaders_bytes_ ? 1 : owners_;
   const bool owner = index_ < owners;
@@ -195,12 +205,12 @@ void WireGroup::reduce(int slot, int64_t floats, int step) {
   }
   local_.meet(step);
   if (owner && whole_[slot]) {
-    add_sums(slot, begin, end, step);
+    add_sums(slot, begin, end);
   } else if (owner) {
     float* own = sum(slot, host_) + begin;
     if (local_.size > 1) fold_own(slot, begin, end, own);
     for (int k = 1; k < hosts_; k++) send(twin((host_ + k) % hosts_), kTagSum, own, (end - begin) * 4);
-    wait(step);
+    wait();
   }
   local_.meet(step, 2 * grace_ns_);
 }
@@ -213,7 +223,7 @@ void WireGroup::fold_own(int slot, int64_t begin, int64_t end, float* out) {
 }
 
 // Every twin adds one slice of [begin, end) and gives it to the others.
-void WireGroup::add_sums(int slot, int64_t begin, int64_t end, int step) {
+void WireGroup::add_sums(int slot, int64_t begin, int64_t end) {
   const auto twin = [&](int k) { return order_.hosts()[(host_ + k) % hosts_][index_]; };
   const auto from = [&](int h) { return begin + cut(end - begin, h, hosts_); };
   const auto bytes = [&](int h) { return (from(h + 1) - from(h)) * 4; };
@@ -227,14 +237,14 @@ void WireGroup::add_sums(int slot, int64_t begin, int64_t end, int step) {
     own = folded_;
   }
   for (int k = 1; k < hosts_; k++) send(twin(k), kTagSlice, own + from(host(k)), bytes(host(k)));
-  wait(step);
+  wait();
   const void* sums[kMaxRanks];
   for (int h = 0; h < hosts_; h++) sums[h] = h == host_ ? own + from(h) : slices_ + h * slice_floats_;
   void* out = total_[slot] + from(host_);
   order_.fold_hosts(Element::f32, ReduceOp::sum, &out, 1, sums, from(host_ + 1) - from(host_));
   std::swap(pending_, later_);
   for (int k = 1; k < hosts_; k++) send(twin(k), kTagTotal, out, bytes(host_));
-  wait(step);
+  wait();
 }
 
 int WireGroup::parts(int slot, const float** out) {
@@ -250,7 +260,7 @@ float* WireGroup::logits(int64_t* stride) {
 
 // Row by row, straight into place: no rank needs a second copy of the logits.
 void WireGroup::gather(int64_t rows, int step) {
-  begin_step();
+  enter(step);
   local_.meet(step);  // also: this host's ranks have read all values of this step
   for (int64_t begin = 0; begin < rows; begin += kRowsAtOnce) {
     for (int64_t t = begin; t < std::min(rows, begin + kRowsAtOnce); t++) {
@@ -259,10 +269,10 @@ void WireGroup::gather(int64_t rows, int step) {
       for (int r = 1; rank == 0 && r < size; r++)
         if (order_.host_of(r) != 0) receive(r, kTagLogits, row + shares_[r].first, shares_[r].columns * 4);
     }
-    wait(step);
+    wait();
   }
   idle_since_ = now_ns();
-  in_step_ = false;
+  in_step_ = false, step_ = 0;
   if (pulse_) pulse_->resume();
 }
 

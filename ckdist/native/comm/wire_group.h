@@ -58,14 +58,16 @@ class WireGroup : public Group {
   int leader(int host) const { return order_.hosts()[host][0]; }
   float* part(int slot, int index) const { return part_[slot] + index * padded_; }
   float* sum(int slot, int host) const;  // a host's sum, where this host's ranks read it
+  template <class Call>
+  auto over_wire(Call&& call) -> decltype(call());  // its errors say at which step
   void send(int peer, int tag, const void* data, int64_t bytes);
   void receive(int peer, int tag, void* data, int64_t bytes);
-  void wait(int step);
+  void wait();
   void wait_for_message();
-  [[noreturn]] void give_up(size_t first, int step);
-  void begin_step();
+  [[noreturn]] void give_up(size_t first);
+  void enter(int step);
   void fold_own(int slot, int64_t begin, int64_t end, float* out);
-  void add_sums(int slot, int64_t begin, int64_t end, int step);
+  void add_sums(int slot, int64_t begin, int64_t end);
 
   const Order order_;
   const int host_, index_;  // of this rank: its host, and its place there
@@ -80,6 +82,7 @@ class WireGroup : public Group {
   std::vector<Pending> pending_, later_;
   std::optional<WirePulse> pulse_;  // rank 0, from reserve() to the last message
   bool in_step_ = false;
+  int step_ = kStart;
   int64_t idle_since_ = 0;          // rank 0: end of the last step
 
   GroupSizes sizes_{};
