@@ -60,7 +60,7 @@ def check(world, family: str, transport: str, threads: int, chunk: int) -> float
 def main() -> None:
     world = start_world()
     for family in FAMILIES:
-        for transport in ["auto", "mpi", "tcp"] if world.size > 1 else ["auto"]:
+        for transport in ["auto", *(["mpi"] if hasattr(world, "mpi") else []), "tcp"] if world.size > 1 else ["auto"]:
             for threads, chunk in ((1, 64), (3, 16)):
                 worst = check(world, family, transport, threads, chunk)
                 if world.rank == 0:

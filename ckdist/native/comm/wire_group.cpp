@@ -146,11 +146,11 @@ void WireGroup::publish(const int32_t* message, int64_t ints) {
   const int64_t first = std::min(ints, kFrameInts - 1);
   frame_[0] = int32_t(ints);
   if (ints) std::memcpy(frame_ + 1, message, first * 4);
+  local_.publish(message, ints);
   for (int h = 1; h < hosts_; h++) {
     send(leader(h), kTagFrame, frame_, sizeof frame_);
     send(leader(h), kTagBody, message + first, (ints - first) * 4);
   }
-  local_.publish(message, ints);
   wait();
 }
 
