@@ -57,7 +57,7 @@ def common_address(world) -> str:
     own = {}  # network -> address, speed in Mbit/s
     for name, addresses in sorted(psutil.net_if_addrs().items()):
         for a in addresses:
-            if a.family == sockets.AF_INET and a.netmask and name in speeds and speeds[name].isup:
+            if a.family == sockets.AF_INET and a.netmask and name in speeds and "up" in speeds[name].flags.split(","):
                 own[str(ipaddress.ip_network(f"{a.address}/{a.netmask}", strict=False))] = [a.address, speeds[name].speed]
     ranks = world.gather(own)
     if len(set(world.hosts)) == 1:
