@@ -10,6 +10,7 @@ import time
 import numpy as np
 
 from ckdist import native
+from ckdist.cli.rows import write_rows
 from ckdist.comm.communicator import ELEMENTS, Communicator, open_communicator
 from ckdist.comm.thresholds import Thresholds, load_thresholds, save_thresholds
 from ckdist.comm.world import start_world
@@ -95,8 +96,6 @@ def tune(world, repetitions: int) -> Thresholds:
 
 
 def run(config) -> int:
-    from ckdist.cli.bench import write_rows
-
     world = start_world()
     if config.tune:
         start = time.monotonic()
