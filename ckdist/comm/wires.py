@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 
 from ckdist import native
-from ckdist.comm import communicator, verbs
+from ckdist.comm import communicator
 from ckdist.comm.tcp_world import INTERFACE_VARIABLE
 from ckdist.errors import CkdistError, CommError, ConfigError, UserError
 
@@ -44,7 +44,7 @@ def open_wire(world, wanted: str, timeout: float) -> Wire:
         else:
             refused[name] = error
     if not opened:
-        raise type(error)(f"--transport {wanted} does not work: {error}; leave it out, or use another" if wanted != "auto" else f"nothing joins the hosts: {error}")
+        raise type(error)(f"--transport {_why_not(wanted, error)}; leave it out, or use another" if wanted != "auto" else f"nothing joins the hosts: {_why_not(name, error)}")
     times = {}
     for name, handle in opened.items() if len(opened) > 1 else ():
         slowest, error = _everywhere(world, lambda: _measure(world, handle))
@@ -69,11 +69,15 @@ def _product(times) -> float:
     return times[0] * times[1]
 
 
+def _why_not(name: str, error: CkdistError) -> str:
+    return str(error) if str(error).startswith(name) else f"{name} does not work: {error}"
+
+
 def _reason(chosen: str, wanted: str, times: dict, refused: dict) -> str:
     if wanted != "auto":
         return f"{chosen} between ranks, as demanded"
     told = [f"{name}: {times[name][0] * 1e6:.0f} µs for {SMALL[0] >> 10} KiB, {times[name][1] * 1e3:.2f} ms for {LARGE[0] >> 20} MiB" for name in sorted(times, key=lambda n: n != chosen)]
-    told += [f"{name} does not work: {error}" for name, error in refused.items()]
+    told += [_why_not(name, error) for name, error in refused.items()]
     return f"{chosen} between hosts, {'the fastest' if times else 'nothing else is there'}" + (f" ({'; '.join(told)})" if told else "")
 
 
@@ -95,19 +99,12 @@ def _everywhere(world, action):
 
 
 def _open(world, name: str, timeout: float):
-    interface = os.environ.get(INTERFACE_VARIABLE)
-    if name == "tcp":
-        return communicator._wire_tcp(world, interface, 1, timeout, None)
     if name == "mpi":
         if not hasattr(world, "mpi"):
             raise ConfigError("no MPI launcher started this process: use mpirun")
         if world.mpi.Query_thread() < world.mpi.THREAD_SERIALIZED:
             raise ConfigError(f"this MPI allows thread level {world.mpi.Query_thread()}, and {world.mpi.THREAD_SERIALIZED} (MPI_THREAD_SERIALIZED) is needed: use a build of MPI with it")
-        return communicator._wire_mpi(world, timeout)
-    works, why = verbs.available(interface)
-    if not all(world.gather(works)):
-        raise ConfigError(why if not works else "another rank has no verbs")
-    raise ConfigError("verbs does not serve yet")
+    return communicator._wire(world, name, os.environ.get(INTERFACE_VARIABLE), 1, timeout, None)
 
 
 def _measure(world, handle) -> list[float]:

@@ -75,6 +75,16 @@ void Channel::abandon(const char* reason) {
   wire_->transport->abandon(reason);
 }
 
+bool Channel::register_memory(void* base, int64_t bytes) {
+  Turn turn(*wire_);
+  return wire_->transport->register_memory(base, bytes);
+}
+
+void Channel::forget_memory(void* base) {
+  Turn turn(*wire_);
+  wire_->transport->forget_memory(base);
+}
+
 void Channel::expose(int window, void* base, int64_t bytes) {
   Turn turn(*wire_);
   wire_->transport->expose(window_on_wire(window), base, bytes);

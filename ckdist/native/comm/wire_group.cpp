@@ -46,6 +46,11 @@ WireGroup::WireGroup(const std::string& path, Settings s)
   for (const auto& host : order_.hosts()) owners_ = std::min(owners_, int(host.size()));
 }
 
+WireGroup::~WireGroup() {
+  pulse_.reset();
+  if (known_) transport_.forget_memory(known_);
+}
+
 void WireGroup::reserve(const GroupSizes& sizes) {
   sizes_ = sizes;
   const int local = local_.size;
@@ -57,7 +62,7 @@ void WireGroup::reserve(const GroupSizes& sizes) {
   const int64_t slices = large ? slice_floats_ * hosts_ * local : 0, folded = large && local > 1 ? padded_ : 0;
   const int64_t logits = padded(sizes.logit_rows * sizes.vocab), floats = kSlots * slot + slices + folded + logits;
   float* at = reinterpret_cast<float*>(local_.share((floats + padded(sizes.message_ints)) * 4, sizes.message_ints));
-  transport_.register_memory(at, floats * 4);
+  if (transport_.register_memory(at, floats * 4)) known_ = at;
   const auto take = [&](int64_t n) { return std::exchange(at, at + n); };
   for (int s = 0; s < kSlots; s++) part_[s] = take(padded_ * local), sums_[s] = take(kept_floats_ * hosts_), total_[s] = take(large ? padded_ : 0);
   slices_ = take(slices) + (large ? slice_floats_ * hosts_ * index_ : 0);

@@ -32,6 +32,7 @@ class WireGroup : public Group {
   };
   // `path`: of HostRanks, among the ranks of this host.
   WireGroup(const std::string& path, Settings settings);
+  ~WireGroup() override;
   const std::string& path() const { return local_.path(); }
 
   void reserve(const GroupSizes& sizes) override;
@@ -77,7 +78,7 @@ class WireGroup : public Group {
   const int spins_;
   const int64_t timeout_ns_, grace_ns_;
   HostRanks local_;
-  std::shared_ptr<Wire> wire_;  // after the memory that it may have registered
+  std::shared_ptr<Wire> wire_;
   Transport& transport_;
   std::vector<Pending> pending_, later_;
   std::optional<WirePulse> pulse_;  // rank 0, from reserve() to the last message
@@ -87,6 +88,7 @@ class WireGroup : public Group {
 
   GroupSizes sizes_{};
   int64_t padded_ = 0, kept_floats_ = 0, slice_floats_ = 0;
+  float* known_ = nullptr;     // what the wire was told of
   float* part_[kSlots] = {};   // (ranks of this host, padded_)
   float* sums_[kSlots] = {};   // (hosts, kept_floats_): the hosts' sums, this host's own only where it has several ranks
   float* total_[kSlots] = {};  // the whole value, of a large one of three and more hosts
