@@ -113,7 +113,7 @@ class TestTrying:
     def test_codes_and_output(self):
         assert tried.run_briefly(["sh", "-c", "echo said; exit 3"]) == (3, "said")
 
-    def test_torchrun(self, monkeypatch):
+    def test_torchrun(self, monkeypatch, tmp_path):
         for name in tried.TORCHRUN:
             monkeypatch.delenv(name, raising=False)
         assert not tried.torchrun()[0]
@@ -121,6 +121,13 @@ class TestTrying:
         assert tried.torchrun()[1] == "WORLD_SIZE, MASTER_ADDR, MASTER_PORT missing"
         for name in tried.TORCHRUN[1:]:
             monkeypatch.setenv(name, "2")
+        monkeypatch.delenv("CKDIST_JOB_SECRET_FILE", raising=False)
+        works, about = tried.torchrun()
+        assert not works and "CKDIST_JOB_SECRET_FILE" in about
+        secret = tmp_path / "secret"
+        secret.write_text("a secret of this job alone")
+        secret.chmod(0o600)
+        monkeypatch.setenv("CKDIST_JOB_SECRET_FILE", str(secret))
         assert tried.torchrun()[0]
 
     def test_what_is_broken_hides_nothing(self, monkeypatch):

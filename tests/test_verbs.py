@@ -93,13 +93,10 @@ def test_a_device_that_is_not_there_is_refused(roce):
     """Whether the library, the headers at build time or the device is missing: one line, no crash."""
     choice = verbs.Choice("no_such_device", 1, verbs.Gid(0, "RoCE v2", "10.0.0.1", "eth0"))
     with pytest.raises(CkdistError) as caught:
-        verbs.Transport(choice, 0, 2, lambda data: [data, data], 5.0)
+        verbs.Transport(choice, 0, 2, 5.0)
     assert "\n" not in str(caught.value)
     with pytest.raises(CkdistError):
-        verbs.Transport(choice, 2, 2, lambda data: [data, data], 5.0)
-    if not verbs.devices():
-        works, why = verbs.available()
-        assert not works and why
+        verbs.Transport(choice, 2, 2, 5.0)
 
 
 def test_it_builds_without_the_headers():

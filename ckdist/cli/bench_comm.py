@@ -12,7 +12,6 @@ import numpy as np
 from ckdist import native
 from ckdist.cli.rows import write_rows
 from ckdist.comm.communicator import ELEMENTS, Communicator, open_communicator
-from ckdist.comm.tcp_world import TcpWorld, is_started
 from ckdist.comm.thresholds import Thresholds, load_thresholds, save_thresholds
 from ckdist.comm.world import start_world
 
@@ -112,7 +111,7 @@ def tune(world, repetitions: int) -> Thresholds:
 
 
 def run(config) -> int:
-    world = TcpWorld.from_environment() if is_started() else start_world()
+    world = start_world()
     if config.tune:
         start = time.monotonic()
         thresholds = tune(world, config.repetitions)

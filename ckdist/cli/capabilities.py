@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import psutil
 
 from ckdist import native
-from ckdist.errors import CkdistError
+from ckdist.comm.handshake import read_secret
+from ckdist.errors import CkdistError, ConfigError
 from ckdist.topology import Machine
 
 TIMEOUT = 2.5
@@ -164,8 +165,14 @@ def torchrun() -> tuple[bool, str]:
     missing = [name for name in TORCHRUN if name not in os.environ]
     if len(missing) == len(TORCHRUN):
         return False, f"{', '.join(TORCHRUN)} are not set"
-    about = f"{', '.join(missing)} missing" if missing else f"rank {os.environ['RANK'][:10]} of {os.environ['WORLD_SIZE'][:10]}"
-    return not missing, about
+    if missing:
+        return False, f"{', '.join(missing)} missing"
+    about = f"rank {os.environ['RANK'][:10]} of {os.environ['WORLD_SIZE'][:10]}"
+    try:
+        read_secret()
+    except ConfigError as error:
+        return False, f"{about}: {error}"
+    return True, about
 
 
 def kernels(machine: Machine) -> list[Capability]:

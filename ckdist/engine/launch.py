@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import psutil
 
 from ckdist import __version__, native
-from ckdist.comm.world import agree, open_group
+from ckdist.comm.group import open_group
+from ckdist.comm.world import agree
 from ckdist.engine.engine import Engine
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.work import Work, total_work, work_of

@@ -29,9 +29,13 @@ CKDIST_EXPORT int ckdist_wire_tcp(int32_t rank, int32_t size, int32_t lanes, con
 /* Addresses of MPI_Isend, MPI_Irecv, MPI_Test and MPI_Iprobe, and the values of MPI_BYTE and of a communicator. */
 CKDIST_EXPORT int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* byte, void* comm, int32_t rank, int32_t size,
                                   double timeout_s, struct ckdist_wire** out);
+/* A connected verbs transport (verbs.h), which becomes the wire's: the handle is empty afterwards and is still to be freed. */
+struct ckdist_verbs;
+CKDIST_EXPORT int ckdist_wire_verbs(struct ckdist_verbs* verbs, struct ckdist_wire** out);
 CKDIST_EXPORT void ckdist_wire_free(struct ckdist_wire* wire);
 
 /* host_of: a number per rank, equal on one host. memory and meeting (which the communicator takes over) or null; wire or null.
+   Memory without a meeting is this rank's alone: what is allocated there is told to the wire once.
    The memory and the wire may be freed by the caller while communicators still use them. */
 CKDIST_EXPORT int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of, struct ckdist_host_memory* memory,
                                           struct ckdist_meeting* meeting, struct ckdist_wire* wire, const struct ckdist_thresholds* thresholds,

@@ -1,9 +1,11 @@
 #include "core/export.h"
 
 #include "api/communicator.h"
+#include "bindings/verbs_handle.h"
 
 #include <numeric>
 
+#include "bindings/wire_handle.h"
 #include "comm/communicator.h"
 #include "comm/mpi_transport.h"
 #include "comm/tcp.h"
@@ -17,9 +19,6 @@ struct ckdist_host_memory {
 };
 struct ckdist_meeting {
   std::unique_ptr<Meeting> meeting;
-};
-struct ckdist_wire {
-  std::shared_ptr<Wire> wire;
 };
 struct ckdist_communicator {
   std::unique_ptr<Communicator> communicator;
@@ -87,6 +86,12 @@ int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* by
     *out = new ckdist_wire{std::make_shared<Wire>(std::make_unique<MpiTransport>(calls, reinterpret_cast<MpiTransport::Probe>(iprobe), rank, size, timeout_s))};
   });
 }
+int ckdist_wire_verbs(ckdist_verbs* verbs, ckdist_wire** out) {
+  return guard([&] {
+    if (!verbs->transport) fail(Status::native, "the verbs transport is a wire already");
+    *out = new ckdist_wire{std::make_shared<Wire>(std::move(verbs->transport))};
+  });
+}
 void ckdist_wire_free(ckdist_wire* wire) { delete wire; }
 
 int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of, ckdist_host_memory* memory, ckdist_meeting* meeting, ckdist_wire* wire,
@@ -101,6 +106,8 @@ int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of, 
       parts.meeting = std::move(meeting->meeting);
       parts.arenas.resize(parts.meeting->size);
       std::iota(parts.arenas.begin(), parts.arenas.end(), 0);
+    } else if (memory) {
+      parts.own_memory = memory->memory;
     }
     if (wire) parts.wire = wire->wire;
     parts.thresholds = {thresholds->direct_bytes, thresholds->wire_direct_bytes, thresholds->leaders_bytes};
