@@ -5,7 +5,7 @@
 """
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "TrainConfig", "__version__", "train"]
 
 
 def __getattr__(name: str):
@@ -18,4 +18,12 @@ def __getattr__(name: str):
         from ckdist.engine.sampling import SamplingParams
 
         return SamplingParams
+    if name == "train":
+        import importlib
+
+        return importlib.import_module("ckdist.train")
+    if name == "TrainConfig":
+        from ckdist.train.config import TrainConfig
+
+        return TrainConfig
     raise AttributeError(f"module 'ckdist' has no attribute {name!r}")

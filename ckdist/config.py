@@ -154,6 +154,26 @@ class BenchConfig(EngineConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainCommand:
+    """`ckdist train`: train a model from nothing or go on with one, as a TOML file says."""
+
+    file: str | None = option(None, "file", metavar="CONFIG.toml", help="the configuration; docs/training.md lists its fields")
+    set: tuple[str, ...] = option((), "--set", repeat=True, metavar="FIELD=VALUE", help="a field of the configuration, as learning_rate=1e-3; may be given several times")
+    verbose: bool = option(False, "-v", "--verbose", help="log more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportCommand:
+    """`ckdist export`: write a Hugging Face folder as one GGUF file."""
+
+    gguf: bool = option(False, "--gguf", help="the format to write; there is no other")
+    type: str = option("f16", "--type", choices=("f16", "bf16", "f32", "q8_0", "q4_k"), help="type of the matrices")
+    source: str | None = option(None, "source", metavar="IN", help="folder with config.json, safetensors and a tokenizer")
+    target: str | None = option(None, "target", metavar="OUT.gguf", help="file to write")
+    verbose: bool = option(False, "-v", "--verbose", help="log more")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DoctorConfig:
     """`ckdist doctor`: show this machine, what works on it, how fast it is, and what to change."""
 

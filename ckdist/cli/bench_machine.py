@@ -9,10 +9,7 @@ from ckdist.comm.world import start_world
 from ckdist.config import BenchConfig
 from ckdist.planner import SPINS
 from ckdist.topology import default_threads, place
-
-ARITHMETIC = {0: "fma", 1: "bf16", 2: "int8"}  # by activation format: what products with it are made of
-ARITHMETIC_SECONDS = 0.03
-REPEATS = 5
+from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
 
 
 @dataclass(frozen=True)
@@ -27,11 +24,6 @@ class Bounds:
         read = bytes_read / self.read_bandwidth
         computed = sum(count / self.arithmetic[format] for format, count in operations.items())
         return ("bandwidth", read) if read >= computed else ("arithmetic", computed)
-
-
-def arithmetic_rate(threads: int, cpus, format: int) -> float:
-    """Operations per second of `threads` threads of this process; one multiplication and its addition are two."""
-    return _measured("ckdist_arithmetic_rate", threads, _pins(cpus, threads), format, ARITHMETIC_SECONDS, REPEATS)
 
 
 def measure_bounds(world, threads: int, cpus) -> Bounds:

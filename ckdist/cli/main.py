@@ -18,6 +18,8 @@ COMMANDS = {
     "serve": (config.ServeConfig, "answer the OpenAI API over HTTP"),
     "generate": (config.GenerateConfig, "continue one prompt on the terminal"),
     "perplexity": (config.PerplexityConfig, "score a text, or save its logits"),
+    "train": (config.TrainCommand, "train a model, from nothing or on from one"),
+    "export": (config.ExportCommand, "write a trained folder as a GGUF file"),
     "bench": (config.BenchConfig, "measure prefill and decode, or the machine itself"),
     "doctor": (config.DoctorConfig, "show this machine, what works on it, how fast it is, and what to change"),
 }

@@ -99,9 +99,9 @@ def trace(forward, spec, layout: Layout, mesh: Mesh) -> Program:
     return Program((ids,), (forward(g, ids, spec),), tuple(g.instrs), tuple(g.boundaries))
 
 
-def trace_loss(loss, spec, layout: Layout, mesh: Mesh) -> Program:
+def trace_loss(loss, spec, layout: Layout, mesh: Mesh, tracer=TrainingTracer) -> Program:
     """The program of `loss(g, ids, targets, spec)`: the sum of the losses over all ranks' tokens. What `backward` starts from."""
-    g = TrainingTracer(spec, layout, mesh)
+    g = tracer(spec, layout, mesh)
     ids, targets = (Value(name, (g.dims["tokens"],), "i32") for name in ("ids", "targets"))
     return Program((ids, targets), (loss(g, ids, targets, spec),), tuple(g.instrs), tuple(g.boundaries))
 

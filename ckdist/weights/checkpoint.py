@@ -21,7 +21,7 @@ from ckdist.weights.gguf import MAGIC, GgufModel, read_gguf
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.safetensors import read_folder
 
-_SAFETENSORS_TYPES = {"F32": dtypes.F32, "F16": dtypes.F16, "BF16": dtypes.BF16}
+SAFETENSORS_TYPES = {"F32": dtypes.F32, "F16": dtypes.F16, "BF16": dtypes.BF16}
 
 
 @dataclass(frozen=True)
@@ -129,12 +129,12 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
         name = names.from_safetensors(stored.name)
         if name not in wanted:
             continue
-        if stored.dtype not in _SAFETENSORS_TYPES:
-            known = ", ".join(_SAFETENSORS_TYPES)
+        if stored.dtype not in SAFETENSORS_TYPES:
+            known = ", ".join(SAFETENSORS_TYPES)
             raise ModelFileError(f"{stored.file}: tensor {name!r} has dtype {stored.dtype}; the known ones are {known}")
         found[name] = TensorSource(
             name,
-            _SAFETENSORS_TYPES[stored.dtype].number,
+            SAFETENSORS_TYPES[stored.dtype].number,
             stored.shape,
             stored.file,
             stored.offset,

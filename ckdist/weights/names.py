@@ -62,3 +62,13 @@ def from_safetensors(name: str) -> str:
 def safetensors_norm_less_one(architecture: str, name: str) -> bool:
     """Whether safetensors of `architecture` store one less than what the norm `name` multiplies by."""
     return architecture in _NORM_LESS_ONE_ARCHITECTURES and name.endswith("norm.weight")
+
+
+def to_gguf(name: str, post_norms: bool) -> str:
+    """The GGUF name of a Hugging Face weight: the way back of `from_gguf`."""
+    stem, _, kind = name.rpartition(".")
+    match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
+    if match:
+        block = _GGUF_BLOCK_POST_NORMS if post_norms else _GGUF_BLOCK
+        return f"blk.{match[1]}.{next(gguf for gguf, part in block.items() if part == match[2])}.{kind}"
+    return f"{next(gguf for gguf, part in _GGUF_TOP.items() if part == stem)}.{kind}"

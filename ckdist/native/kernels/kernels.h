@@ -6,6 +6,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/linear.h"
 #include "kernels/machine.h"
+#include "kernels/optimizer.h"
 #include "kernels/reduce.h"
 
 namespace ckdist {
@@ -17,6 +18,7 @@ struct Kernels {
   ElementwiseKernel elementwise;
   MachineKernel machine;
   ReduceKernel reduce;
+  OptimizerKernel optimizer;
 };
 
 const Kernels& kernels();

@@ -1,0 +1,103 @@
+"""`ckdist export --gguf IN OUT.gguf`: a folder with safetensors as one GGUF file, which llama.cpp and ckdist load."""
+
+import functools
+import os
+import pathlib
+
+import numpy as np
+from tqdm import tqdm
+
+from ckdist import native
+from ckdist.config import ExportCommand
+from ckdist.errors import ConfigError, EngineError
+from ckdist.models.tensors import EMBEDDING, OUTPUT
+from ckdist.models.to_gguf import gguf_metadata
+from ckdist.tokens.to_gguf import tokenizer_metadata
+from ckdist.weights import dtypes, names
+from ckdist.weights.checkpoint import Checkpoint, TensorSource, open_checkpoint
+from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
+from ckdist.weights.loader import read_tensor
+
+FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k": 14, "bf16": 32}  # general.file_type
+TYPES = {"f32": dtypes.F32, "f16": dtypes.F16, "bf16": dtypes.BF16, "q8_0": dtypes.Q8_0, "q4_k": dtypes.Q4_K}
+
+
+def type_of(name: str, shape: tuple[int, ...], wanted: dtypes.TensorType) -> dtypes.TensorType:
+    """What a tensor is stored as: vectors in float32; the embeddings and the output not below 8 bits; and where blocks do not divide a row, the next larger."""
+    if len(shape) == 1:
+        return dtypes.F32
+    if wanted is dtypes.Q4_K and (name in (EMBEDDING, OUTPUT) or shape[-1] % 256):
+        wanted = dtypes.Q8_0
+    return dtypes.F16 if shape[-1] % wanted.block_elements else wanted
+
+
+def stored(values: np.ndarray, kind: dtypes.TensorType) -> np.ndarray:
+    """float32 (rows, cols) or (n,) as the bytes of a type: uint8."""
+    if kind is dtypes.F32:
+        return np.ascontiguousarray(values, np.float32).view(np.uint8)
+    rows, cols = values.shape
+    out = np.empty(kind.row_bytes(rows * cols), np.uint8)
+    values = np.ascontiguousarray(values)
+    native.check(native.lib.ckdist_quantize(kind.number, rows, cols, native.pointer(values, "float *"), native.pointer(out, "uint8_t *"), out.nbytes))
+    return out
+
+
+def tensor_data(source: TensorSource, kind: dtypes.TensorType, head_rows: int) -> np.ndarray:
+    """The bytes of one tensor. `head_rows`: the halves of heads of so many rows are interleaved, as GGUF has them."""
+    values = read_tensor(source)
+    if head_rows:
+        halves = values.reshape(-1, 2, head_rows // 2, *values.shape[1:])  # (heads, half, rows, ...)
+        values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+    return stored(values, kind)
+
+
+def export_gguf(source: str, target: str, type_name: str, progress: bool = False) -> int:
+    """Writes the folder `source` as the file `target`; its size. ConfigError and ModelFileError for what the user can mend."""
+    checkpoint = open_checkpoint(source)
+    if checkpoint.format != "safetensors":
+        raise ConfigError(f"{source} is a GGUF already: give a folder with safetensors")
+    spec, path = checkpoint.spec, pathlib.Path(target)
+    if path.is_dir():
+        raise ConfigError(f"{target} is a folder: name the file to write, as {path / 'model.gguf'}")
+    theta, local_theta = rope_thetas(checkpoint)
+    metadata, factors = gguf_metadata(spec, theta, local_theta, str(source))
+    metadata |= {"general.name": pathlib.Path(source).resolve().name, "general.file_type": FILE_TYPES[type_name], "general.quantization_version": 2}
+    metadata |= tokenizer_metadata(pathlib.Path(source), spec.vocab_size)
+    tensors = []
+    for name, tensor in checkpoint.tensors.items():
+        if name == OUTPUT and spec.tie_embeddings:
+            continue
+        kind = type_of(name, tensor.shape, TYPES[type_name])
+        head_rows = spec.head_dim if names.gguf_rows_interleaved(str(metadata["general.architecture"]), name) else 0
+        data = functools.partial(tensor_data, tensor, kind, head_rows)
+        tensors.append(GgufTensorToWrite(names.to_gguf(name, spec.post_norms), kind, tensor.shape, data))
+    if factors is not None:
+        tensors.append(GgufTensorToWrite("rope_freqs.weight", dtypes.F32, factors.shape, lambda: factors.view(np.uint8)))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with tqdm(total=len(tensors), unit="tensor", desc="exporting", disable=not progress, leave=False) as bar:
+        watched = [t._replace(data=lambda t=t: (bar.update(1), t.data())[1]) for t in tensors]
+        try:
+            size = write_gguf(temporary, metadata, watched)
+            os.replace(temporary, path)
+            return size
+        except OSError as error:
+            raise EngineError(f"{target} could not be written: {error.strerror or error}") from None
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def rope_thetas(checkpoint: Checkpoint) -> tuple[float, float]:
+    """The bases of the rotations of full and of sliding layers, as config.json has them."""
+    config = checkpoint.metadata.get("text_config") or checkpoint.metadata
+    parameters = config.get("rope_parameters") or {}
+    of = lambda part, name, default: float((parameters.get(part) or parameters).get("rope_theta") or config.get(name) or default)
+    gemma3 = checkpoint.spec.architecture == "gemma3"
+    return of("full_attention", "rope_theta", 1e6 if gemma3 else 1e4), float((parameters.get("sliding_attention") or {}).get("rope_theta") or config.get("rope_local_base_freq") or 1e4)
+
+
+def run(command: ExportCommand) -> int:
+    if not command.gguf or command.source is None or command.target is None:
+        raise ConfigError("what to export, and where? ckdist export --gguf IN OUT.gguf")
+    size = export_gguf(command.source, command.target, command.type, progress=True)
+    print(f"{command.target}: {command.type}, {size / 1e6:.1f} MB")
+    return 0

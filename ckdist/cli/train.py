@@ -1,0 +1,26 @@
+"""`ckdist train CONFIG.toml`: trains a model on the ranks that a launcher started."""
+
+import signal
+
+from ckdist.config import TrainCommand
+from ckdist.errors import ConfigError
+from ckdist.train.config import load_config
+from ckdist.train.trainer import train
+
+
+def run(command: TrainCommand) -> int:
+    if command.file is None:
+        raise ConfigError("which configuration? ckdist train CONFIG.toml, as examples/train_tiny.toml")
+    config = load_config(command.file, command.set)
+    asked = []
+
+    def ask(number, _):
+        """The first signal ends the training after its step, with a checkpoint; the second at once."""
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask)
+    train(config, should_stop=lambda: bool(asked))
+    return 130 if asked else 0

@@ -1,0 +1,47 @@
+// Plain loops that the compiler makes vectors of: what bounds them is memory. Nothing is contracted, so bits agree over ISAs.
+#include "kernels/optimizer.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+namespace {
+
+void adamw(const AdamwNumbers& numbers, float* __restrict p, const float* __restrict g, float* __restrict mean, float* __restrict square, int64_t n) {
+  const AdamwNumbers k = numbers;
+  const float fresh1 = 1.0f - k.beta1, fresh2 = 1.0f - k.beta2;
+  for (int64_t i = 0; i < n; ++i) {
+    const float gradient = g[i] * k.scale;
+    const float m = mean[i] + fresh1 * (gradient - mean[i]);
+    const float v = k.beta2 * square[i] + fresh2 * gradient * gradient;
+    mean[i] = m;
+    square[i] = v;
+    p[i] = k.keep * p[i] - k.rate * m / (__builtin_sqrtf(v) * k.root + k.eps);
+  }
+}
+
+void sgd(const SgdNumbers& numbers, float* __restrict p, const float* __restrict g, float* __restrict momentum, int64_t n) {
+  const SgdNumbers k = numbers;
+  const float kept = k.first ? 0.0f : k.momentum;
+  for (int64_t i = 0; i < n; ++i) {
+    const float m = kept * momentum[i] + g[i] * k.scale;
+    momentum[i] = m;
+    p[i] = k.keep * p[i] - k.rate * m;
+  }
+}
+
+double sum_squares(const float* __restrict x, int64_t n) {
+  double sums[16] = {};
+  int64_t i = 0;
+  for (; n - i >= 16; i += 16)
+    for (int lane = 0; lane < 16; ++lane) sums[lane] += double(x[i + lane]) * double(x[i + lane]);
+  for (int lane = 0; i < n; ++i, ++lane) sums[lane] += double(x[i]) * double(x[i]);
+  double total = 0;
+  for (double sum : sums) total += sum;
+  return total;
+}
+
+}  // namespace
+
+extern const OptimizerKernel optimizer_kernel = {adamw, sgd, sum_squares};
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

@@ -1,0 +1,15 @@
+"""How fast threads of this process multiply and add, by code that does nothing else."""
+
+from ckdist import native
+
+ARITHMETIC = {0: "fma", 1: "bf16", 2: "int8"}  # by activation format: what products with it are made of
+ARITHMETIC_SECONDS = 0.03
+REPEATS = 5
+
+
+def arithmetic_rate(threads: int, cpus, format: int) -> float:
+    """Operations per second of `threads` threads of this process; one multiplication and its addition are two."""
+    pins = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
+    out = native.ffi.new("double *")
+    native.check(native.lib.ckdist_arithmetic_rate(threads, pins, format, ARITHMETIC_SECONDS, REPEATS, out))
+    return out[0]

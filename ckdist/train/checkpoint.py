@@ -1,0 +1,189 @@
+"""A training on disk, to go on from: float32 weights and optimizer state as safetensors, everything else as JSON, never pickle.
+
+A checkpoint is written under a temporary name; its files, their checksums, the folder and the folder's name are synced in that
+order, so whatever happens, what has a checkpoint's name is whole. What is saved does not depend on the number of ranks.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ckdist.errors import ConfigError, EngineError, ModelFileError
+from ckdist.train.arena import Arena
+from ckdist.weights.json_file import read_json_object
+from ckdist.weights.safetensors import StoredTensor, read_safetensors
+from ckdist.weights.safetensors_writer import TensorToWrite, write_safetensors
+
+WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "trainer_state.json"
+_NAME = re.compile(r"checkpoint-(\d{1,15})")
+_TEMPORARY = ".checkpoint-"
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Where a training stands. Draws depend on the seed and the position alone, so these two are the state of all randomness."""
+
+    step: int = 0
+    updates: int = 0  # steps that changed the weights
+    skipped_steps: int = 0
+    tokens: int = 0  # with a target, so far
+    epoch: int = 0
+    row: int = 0
+    seed: int = 0
+    data: str = ""  # digest of the tokens
+    rows_of_step: int = 0
+    steps: int = 0  # in all, as planned
+    planned: str = ""  # what `steps` came from
+
+
+class Folder:
+    """The checkpoints of one training. Rank 0 alone holds it; it is locked against a second training."""
+
+    def __init__(self, output_dir: Path):
+        self.path = output_dir
+        try:
+            output_dir.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(output_dir, os.O_RDONLY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another training writes to {output_dir}: wait for its end, or set another output_dir") from None
+        except OSError as error:
+            raise ConfigError(f"cannot use output_dir {output_dir}: {error.strerror}") from None
+        for left in output_dir.glob(f"{_TEMPORARY}*"):  # by a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    def steps(self) -> list[int]:
+        """Of the checkpoints that are there, ascending."""
+        found = (_NAME.fullmatch(entry.name) for entry in self.path.iterdir() if entry.is_dir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def at(self, step: int) -> Path:
+        return self.path / f"checkpoint-{step}"
+
+    def choose(self, resume: str) -> Path | None:
+        """The checkpoint to go on from, verified; None to start anew. ModelFileError names a corrupt one and the one before it."""
+        if resume == "never":
+            if found := self.steps():
+                raise ConfigError(f"resume is never, and {self.path} has {self.at(found[-1]).name} of an earlier training: remove it, or set another output_dir")
+            return None
+        if resume != "auto":
+            verify(Path(resume))
+            return Path(resume)
+        found = self.steps()
+        if not found:
+            return None
+        try:
+            verify(self.at(found[-1]))
+        except ModelFileError as error:
+            before = f"go on from the one before it with --set resume={self.at(found[-2])}" if len(found) > 1 else "there is none before it: remove it to start anew"
+            raise ModelFileError(f"{error}; {before}") from None
+        return self.at(found[-1])
+
+    def save(self, state: TrainState, write: Callable[[Path], dict[str, str]], keep: int) -> Path:
+        """Makes checkpoint-STEP of what `write` puts into a folder (it returns file name -> SHA-256), then removes all but the last `keep`."""
+        target, temporary = self.at(state.step), self.path / f"{_TEMPORARY}{state.step}.{os.getpid()}"
+        try:
+            temporary.mkdir()
+            checksums = write(temporary)
+            write_synced(temporary / STATE, json.dumps({**asdict(state), "sha256": checksums}, indent=2).encode())
+            sync_folder(temporary)
+            if target.exists():  # a run that went on from an earlier one comes by again
+                self._remove(target)
+            os.rename(temporary, target)
+            sync_folder(self.path)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            found = self.steps()
+            last = f"the last good one is {self.at(found[-1])}" if found else "there is none before it"
+            reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "files may not be so large" if error.errno == errno.EFBIG else error.strerror or str(error)
+            raise EngineError(f"{target} could not be written: {reason}; {last}: make room and start again to go on from there") from None
+        if keep:
+            for step in [step for step in self.steps() if step != state.step][: max(0, len(self.steps()) - keep)]:
+                self._remove(self.at(step))
+        return target
+
+    def _remove(self, checkpoint: Path) -> None:
+        """It loses its name first, so that half of it is never taken for whole."""
+        doomed = self.path / f"{_TEMPORARY}removed.{checkpoint.name}.{os.getpid()}"
+        os.rename(checkpoint, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def write_synced(path: Path, data: bytes) -> str:
+    """Writes and syncs a file; the hex SHA-256 of its bytes."""
+    with open(path, "wb", buffering=0) as file:
+        view = memoryview(data)
+        while view:
+            view = view[file.write(view) :]
+        os.fsync(file.fileno())
+    return hashlib.sha256(data).hexdigest()
+
+
+def sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_arena(path: Path, arenas: dict[str, Arena]) -> str:
+    """Arenas in one file: tensor `prefix + name` for each array of each."""
+    tensors = [TensorToWrite(prefix + name, "F32", view.shape, lambda view=view: view) for prefix, arena in arenas.items() for name, view in arena.items()]
+    return write_safetensors(path, tensors)
+
+
+def verify(checkpoint: Path) -> TrainState:
+    """The state in a checkpoint whose files have their checksums; ModelFileError, beginning with its name, else."""
+    if not (checkpoint / STATE).is_file():
+        raise ModelFileError(f"{checkpoint} is not a checkpoint: it has no {STATE}")
+    values = read_json_object(checkpoint / STATE)
+    checksums = values.pop("sha256", None)
+    if not isinstance(checksums, dict) or WEIGHTS not in checksums:
+        raise ModelFileError(f"{checkpoint} is corrupt: {STATE} has no checksums")
+    for name, expected in checksums.items():
+        try:
+            with open(checkpoint / os.path.basename(name), "rb") as file:
+                found = _digest(file)
+        except OSError as error:
+            raise ModelFileError(f"{checkpoint} is corrupt: {name} cannot be read ({error.strerror})") from None
+        if found != expected:
+            raise ModelFileError(f"{checkpoint} is corrupt: the SHA-256 of {name} begins with {found[:12]}, and must with {str(expected)[:12]}")
+    known = TrainState.__dataclass_fields__
+    if set(values) != set(known) or not all(type(values[name]) is type(item.default) for name, item in known.items()):
+        raise ModelFileError(f"{checkpoint} is of another version: {STATE} has {', '.join(sorted(set(values) ^ set(known))) or 'fields of other types'}")
+    return TrainState(**values)
+
+
+def _digest(file) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+class SavedTensors:
+    """The tensors of one of a checkpoint's files, mapped into memory."""
+
+    def __init__(self, path: Path):
+        self.path, self.stored = path, read_safetensors(path)
+        self._bytes = np.memmap(path, np.uint8, "r")
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        tensor: StoredTensor | None = self.stored.get(name)
+        if tensor is None or tensor.dtype != "F32" or tensor.shape != shape:
+            found = "not there" if tensor is None else f"{tensor.dtype} {tensor.shape}"
+            raise ModelFileError(f"{self.path}: {name} is {found}, and the model of this configuration has F32 {shape}: set the same model as before, or another output_dir")
+        return self._bytes[tensor.offset : tensor.offset + tensor.nbytes].view(np.float32).reshape(shape)

@@ -1,0 +1,105 @@
+"""Rows dealt to ranks and micro-batches: every rank computes its own part of a step, and all know how large the whole is.
+
+What a step reads depends on the place in the data and on how many rows a step has, not on how they are cut over ranks.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckdist.errors import ConfigError
+from ckdist.layout import cut
+from ckdist.train.batch import PackedBatch
+from ckdist.train.data.rows import Rows
+
+
+@dataclass(frozen=True)
+class Position:
+    """The next row to be read."""
+
+    epoch: int = 0
+    row: int = 0
+
+
+def pack(rows: list[tuple[np.ndarray, np.ndarray, list[int]]], count: int, length: int) -> PackedBatch:
+    """`count` rows of `length` tokens; what is missing of a row, and missing rows, are sequences without targets."""
+    ids, targets, starts = np.zeros(count * length, np.int32), np.full(count * length, -1, np.int32), []
+    for index in range(count):
+        begin = index * length
+        if index >= len(rows):
+            starts.append(begin)
+            continue
+        tokens, following, own = rows[index]
+        ids[begin : begin + len(tokens)], targets[begin : begin + len(tokens)] = tokens, following
+        starts += [begin + start for start in own]
+        if len(tokens) < length:
+            starts.append(begin + len(tokens))
+    return PackedBatch(ids, targets, np.array([*starts, count * length], np.int32))
+
+
+class FileBatches:
+    """Steps over the rows of a data set, epoch after epoch."""
+
+    def __init__(self, rows: Rows, rank: int, size: int, per_device: int, accumulation: int, position: Position = Position()):
+        self.rows, self.rank, self.size, self.per_device, self.accumulation = rows, rank, size, per_device, accumulation
+        self.position = position
+
+    @property
+    def rows_of_step(self) -> int:
+        return self.size * self.per_device * self.accumulation
+
+    def steps_left(self, epochs: float) -> int:
+        """From the position to the end of `epochs` epochs, each of which ends with what is left over."""
+        steps_of = lambda rows: -(-rows // self.rows_of_step)
+        first = steps_of(self.rows.count(self.position.epoch) - self.position.row)
+        done = self.position.row / max(1, self.rows.count(self.position.epoch))
+        left = epochs - self.position.epoch - done
+        if left <= 0:
+            return 0
+        whole = steps_of(self.rows.count(0))
+        return int(np.ceil(first * min(1.0, left / (1 - done)) + whole * max(0.0, left - (1 - done)) - 1e-9))
+
+    def take(self) -> list[PackedBatch]:
+        """This rank's micro-batches of the next step; the position goes on."""
+        epoch, first = self.position.epoch, self.position.row
+        total = self.rows.count(epoch)
+        count = min(self.rows_of_step, total - first)
+        after = first + count
+        self.position = Position(epoch, after) if after < total else Position(epoch + 1, 0)
+        micro = min(self.accumulation, -(-count // (self.size * self.per_device)))
+        shares = cut(count, micro * self.size)
+        return [self._batch(epoch, first, shares[index * self.size + self.rank]) for index in range(micro)]
+
+    def _batch(self, epoch: int, first: int, share: tuple[int, int]) -> PackedBatch:
+        rows = [self.rows.row(epoch, first + index) for index in range(*share)]
+        return pack(rows, self.per_device, self.rows.length)
+
+
+class OwnBatches:
+    """Steps from a user's function: source(step, rank, size) -> list of PackedBatch, the same for the same arguments."""
+
+    def __init__(self, source: Callable[[int, int, int], list[PackedBatch]], rank: int, size: int, tokens: int, position: Position = Position()):
+        self.source, self.rank, self.size, self.tokens, self.position = source, rank, size, tokens, position
+
+    def take(self) -> list[PackedBatch]:
+        batches = list(self.source(self.position.row, self.rank, self.size))
+        self.position = Position(0, self.position.row + 1)
+        return [self._filled(batch) for batch in batches or [PackedBatch(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(1, np.int32))]]
+
+    def _filled(self, batch: PackedBatch) -> PackedBatch:
+        ids, targets, starts = (np.asarray(array, np.int32) for array in (batch.token_ids, batch.targets, batch.starts))
+        size = len(ids)
+        if size > self.tokens or len(targets) != size or not len(starts) or starts[0] != 0 or starts[-1] != size or (np.diff(starts) <= 0).any():
+            raise ConfigError(f"the batch source gave {size} token_ids, {len(targets)} targets and starts {starts.tolist()[:8]}; at most {self.tokens} of both, and starts from 0 up to their number, are possible")
+        if size == self.tokens:
+            return PackedBatch(ids, targets, starts)
+        fill = np.zeros(self.tokens - size, np.int32)
+        return PackedBatch(np.concatenate([ids, fill]), np.concatenate([targets, fill - 1]), np.append(starts, np.int32(self.tokens)))
+
+
+def validation_batches(rows: Rows, rank: int, size: int, per_device: int, limit: int) -> Iterator[PackedBatch]:
+    """This rank's batches of at most `limit` rows; every row goes to one rank."""
+    begin, end = cut(min(rows.count(0), limit), size)[rank]
+    for first in range(begin, end, per_device):
+        yield pack([rows.row(0, index) for index in range(first, min(end, first + per_device))], per_device, rows.length)

@@ -1,0 +1,219 @@
+"""Documents as tokens on disk, made once and then mapped into memory by every rank.
+
+A cache is a folder named by a digest of what it was made from; it appears under that name when it is complete.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from ckdist.errors import ConfigError, EngineError, RequestError
+from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.train.data.documents import BadLine, Document, read_documents
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+BATCH_CHARACTERS = 4 << 20  # that are tokenised at once, on all cores
+SHOWN_BAD_LINES = 5
+
+
+@dataclass(frozen=True)
+class TokenCache:
+    """Documents end to end. Document d is tokens[starts[d]:starts[d + 1]]."""
+
+    tokens: np.ndarray  # uint16 or uint32 (tokens,)
+    starts: np.ndarray  # int64 (documents + 1,)
+    learned: np.ndarray | None  # uint8 (tokens,): 1 where a chat's loss is taken on the token; None: on all
+    digest: str  # of the tokens: equal on all ranks
+    skipped: int  # bad lines that were left out
+
+    @property
+    def documents(self) -> int:
+        return len(self.starts) - 1
+
+
+def open_cache(directory: Path, files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str, progress: bool = False) -> TokenCache:
+    """The tokens of `files`, made first where they are not there. ConfigError for bad lines (bad_lines: error or skip) and for no tokens."""
+    folder = directory / cache_key(files, tokenizer, text_column, bad_lines)
+    if not (folder / "meta.json").is_file():
+        _make(folder, files, tokenizer, text_column, bad_lines, progress)
+    meta = json.loads((folder / "meta.json").read_text())
+    load = lambda name, dtype, size: np.memmap(folder / name, dtype, "r", shape=(size,))
+    tokens = load("tokens.bin", meta["dtype"], meta["tokens"])
+    starts = load("starts.bin", np.int64, meta["documents"] + 1)
+    learned = load("learned.bin", np.uint8, meta["tokens"]) if meta["chats"] else None
+    return TokenCache(tokens, starts, learned, meta["digest"], meta["skipped"])
+
+
+def cache_key(files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str) -> str:
+    """Changes with the files (names, sizes, times), the tokenizer, and how they are read."""
+    template = tokenizer.chat_template.sources if tokenizer.chat_template else {}
+    rules = [VERSION, text_column, bad_lines, tokenizer.prefix, sorted(tokenizer.eos_token_ids), template]
+    digest = hashlib.sha256(json.dumps(rules).encode() + tokenizer.backend.to_str().encode())
+    for file in files:
+        stat = file.stat()
+        digest.update(f"{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+    return digest.hexdigest()[:32]
+
+
+def end_of_text(tokenizer: Tokenizer) -> int | None:
+    """The token behind a text. Of several that end something the first in the vocabulary is that of texts; the others end turns."""
+    return min(tokenizer.eos_token_ids, default=None)
+
+
+def _make(folder: Path, files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str, progress: bool) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".tokens-", dir=folder.parent))
+    except OSError as error:
+        raise ConfigError(f"cannot write in {folder.parent}: {error.strerror}; set cache_dir") from None
+    try:
+        with _Writer(temporary, tokenizer.vocab_size) as writer:
+            for ids, learned in _encoded(_read(files, text_column, bad_lines, writer, progress), tokenizer, bad_lines, writer):
+                writer.add(ids, learned)
+        if not writer.tokens:
+            raise ConfigError(f"the {len(files)} files of {files[0]} ... hold no text")
+        writer.finish()
+        try:
+            os.rename(temporary, folder)
+        except OSError:  # another host made it in the meantime
+            if not (folder / "meta.json").is_file():
+                raise
+        log.info("%d documents, %d tokens in %s", writer.documents, writer.tokens, folder)
+    except OSError as error:
+        raise EngineError(f"the token cache {folder} could not be written: {error.strerror or error}; make room, or set cache_dir") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+class _Writer:
+    """The files of a cache as they grow."""
+
+    def __init__(self, folder: Path, vocab_size: int):
+        self.folder = folder
+        self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+        self.tokens = self.documents = self.skipped = 0
+        self.chats = False
+        self.digest = hashlib.sha256()
+
+    def __enter__(self):
+        self._tokens, self._starts, self._learned = (open(self.folder / f"{name}.bin", "wb") for name in ("tokens", "starts", "learned"))
+        self._starts.write(np.int64(0).tobytes())
+        return self
+
+    def __exit__(self, *_):
+        for file in (self._tokens, self._starts, self._learned):
+            file.close()
+
+    def add(self, ids: list[int], learned: np.ndarray | None) -> None:
+        data = np.asarray(ids, self.dtype).tobytes()
+        flags = np.ones(len(ids), np.uint8) if learned is None else learned.astype(np.uint8)
+        self.chats |= learned is not None
+        self.tokens += len(ids)
+        self.documents += 1
+        self._tokens.write(data)
+        self._learned.write(flags.tobytes())
+        self._starts.write(np.int64(self.tokens).tobytes())
+        self.digest.update(data + flags.tobytes())
+
+    def skip(self, bad: BadLine) -> None:
+        self.skipped += 1
+        if self.skipped <= SHOWN_BAD_LINES:
+            log.warning("left out: %s %s", bad.where, bad.why)
+
+    def finish(self) -> None:
+        if self.skipped:
+            log.warning("%d lines in all were left out", self.skipped)
+        if not self.chats:
+            os.unlink(self.folder / "learned.bin")
+        meta = dict(version=VERSION, documents=self.documents, tokens=self.tokens, dtype=self.dtype.name, chats=self.chats, skipped=self.skipped)
+        for name in os.listdir(self.folder):  # on the disk before the folder has its name
+            with open(self.folder / name, "rb") as file:
+                os.fsync(file.fileno())
+        with open(self.folder / "meta.json", "w") as file:
+            json.dump(meta | {"digest": self.digest.hexdigest()}, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _refuse(bad: BadLine, bad_lines: str, writer: _Writer) -> None:
+    if bad_lines == "error":
+        raise ConfigError(f'{bad.where} {bad.why}; mend it, or leave such lines out with bad_lines = "skip"')
+    writer.skip(bad)
+
+
+def _read(files: list[Path], text_column: str, bad_lines: str, writer: _Writer, progress: bool) -> Iterator[Document]:
+    total = sum(file.stat().st_size for file in files)
+    with tqdm(total=total, unit="B", unit_scale=True, desc="tokenising", disable=not (progress and sys.stderr.isatty()), leave=False) as bar:
+        for file in files:
+            for document in read_documents(file, text_column):
+                if isinstance(document, BadLine):
+                    _refuse(document, bad_lines, writer)
+                    continue
+                yield document
+            bar.update(file.stat().st_size)
+
+
+def _encoded(documents: Iterable[Document], tokenizer: Tokenizer, bad_lines: str, writer: _Writer) -> Iterator[tuple[list[int], np.ndarray | None]]:
+    """ids and, of chats, which are learned; batches are tokenised on all cores."""
+    waiting: list[tuple[Document, str, list[tuple[int, int]] | None]] = []
+    size = 0
+    for document in documents:
+        try:
+            text, spans = (document.text, None) if document.messages is None else _chat_text(document.messages, tokenizer)
+        except RequestError as error:
+            _refuse(BadLine(document.where, f"is a chat that cannot be written: {error}"), bad_lines, writer)
+            continue
+        waiting.append((document, text, spans))
+        size += len(text)
+        if size >= BATCH_CHARACTERS:
+            yield from _encode_batch(waiting, tokenizer)
+            waiting, size = [], 0
+    yield from _encode_batch(waiting, tokenizer)
+
+
+def _encode_batch(waiting, tokenizer: Tokenizer):
+    ending = end_of_text(tokenizer)
+    encodings = tokenizer.backend.encode_batch([text for _, text, _ in waiting], add_special_tokens=False) if waiting else []
+    for (document, _, spans), encoding in zip(waiting, encodings):
+        ids = encoding.ids
+        if spans is not None:
+            begins = np.array([begin for begin, _ in encoding.offsets], np.int64)
+            learned = np.zeros(len(ids), bool)
+            for begin, end in spans:
+                learned |= (begins >= begin) & (begins < end)
+            yield ids, learned
+            continue
+        if document.begins and tuple(ids[: len(tokenizer.prefix)]) != tokenizer.prefix:
+            ids = [*tokenizer.prefix, *ids]
+        if document.ends and ending is not None:
+            ids = [*ids, ending]
+        if ids:
+            yield ids, None
+
+
+def _chat_text(messages: list, tokenizer: Tokenizer) -> tuple[str, list[tuple[int, int]]]:
+    """A chat as its template writes it, and the spans of characters that the assistant says. RequestError where they cannot be told."""
+    if tokenizer.chat_template is None:
+        raise RequestError("the tokenizer has no chat template")
+    render = tokenizer.chat_template.render
+    text, spans = render(messages, add_generation_prompt=False), []
+    for index, message in enumerate(messages):
+        if message.get("role") != "assistant":
+            continue
+        before, after = render(messages[:index], add_generation_prompt=True), render(messages[: index + 1], add_generation_prompt=False)
+        if not (after.startswith(before) and text.startswith(after)):
+            raise RequestError(f"its template does not write messages[{index}] behind those before it, so the assistant's words cannot be told apart")
+        spans.append((len(before), len(after)))
+    return text, spans

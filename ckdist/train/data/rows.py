@@ -1,0 +1,88 @@
+"""A token cache as rows of one length, in an order that depends on seed and epoch alone.
+
+Texts are laid end to end and cut at every row's end, so nothing is padded but the last row. Chats are kept whole, since half of one
+teaches answers without their questions: each goes to the first open row with room, and what is longer than a row is cut off.
+A row is a pure function of (seed, epoch, row), so a place in the data is two numbers.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+
+from ckdist.train.data.cache import TokenCache
+
+OPEN_ROWS = 64  # that a chat is tried in
+Pieces = list[tuple[int, int, int]]  # begin, end of tokens in the cache, and where the document ends
+
+
+class Rows:
+    """The rows of some of a cache's documents. `shuffle` off: in their own order, for validation."""
+
+    def __init__(self, cache: TokenCache, documents: np.ndarray, length: int, seed: int, shuffle: bool = True):
+        self.cache, self.documents, self.length, self.seed, self.shuffle = cache, documents, length, seed, shuffle
+        self.whole = cache.learned is not None
+        self._epoch = lru_cache(maxsize=2)(self._lay_out)
+
+    def count(self, epoch: int) -> int:
+        """Rows of an epoch."""
+        return len(self._epoch(epoch)) if self.whole else -(-int(self._epoch(epoch)[1][-1]) // self.length)
+
+    def row(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray, list[int]]:
+        """ids and targets, int32, at most (length,), and where the row's sequences begin."""
+        ids, targets, starts, at = [], [], [], 0
+        for begin, end, last in self._pieces(epoch, index):
+            tokens = np.asarray(self.cache.tokens[begin : min(end + 1, last)], np.int32)
+            following = np.full(end - begin, -1, np.int32)
+            following[: len(tokens) - 1] = tokens[1:]
+            if self.cache.learned is not None:
+                flags = self.cache.learned[begin + 1 : begin + len(tokens)]
+                following[: len(flags)][flags == 0] = -1
+            ids.append(tokens[: end - begin])
+            targets.append(following)
+            starts.append(at)
+            at += end - begin
+        return np.concatenate(ids), np.concatenate(targets), starts
+
+    def _pieces(self, epoch: int, index: int) -> Pieces:
+        if self.whole:
+            starts = self.cache.starts
+            return [(int(starts[d]), min(int(starts[d + 1]), int(starts[d]) + self.length), int(starts[d + 1])) for d in self._epoch(epoch)[index]]
+        order, ends = self._epoch(epoch)
+        begin, until, pieces = index * self.length, min((index + 1) * self.length, int(ends[-1])), []
+        at = int(np.searchsorted(ends, begin, side="right"))
+        while begin < until:
+            document_end, stop = int(self.cache.starts[order[at] + 1]), min(until, int(ends[at]))
+            shift = document_end - int(ends[at])
+            pieces.append((begin + shift, stop + shift, document_end))
+            begin, at = stop, at + 1
+        return pieces
+
+    def _lay_out(self, epoch: int):
+        order = self.documents
+        if self.shuffle:
+            order = order[np.random.default_rng((self.seed, epoch)).permutation(len(order))]
+        lengths = self.cache.starts[order + 1] - self.cache.starts[order]
+        return self._pack(order, lengths) if self.whole else (order, np.cumsum(lengths))
+
+    def _pack(self, order: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
+        """Documents of each row: first fit among the rows that were opened last."""
+        rows: list[list[int]] = []
+        room: list[int] = []
+        for document, size in zip(order.tolist(), np.minimum(lengths, self.length).tolist()):
+            first = max(0, len(rows) - OPEN_ROWS)
+            at = next((i for i in range(first, len(rows)) if room[i] >= size), None)
+            if at is None:
+                at = len(rows)
+                rows.append([])
+                room.append(self.length)
+            rows[at].append(document)
+            room[at] -= size
+        return rows
+
+
+def split(cache: TokenCache, percentage: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Documents to train on and documents that are held out, both in their own order."""
+    held = min(int(np.ceil(cache.documents * percentage / 100)), cache.documents - 1) if percentage else 0
+    chosen = np.zeros(cache.documents, bool)
+    chosen[np.random.default_rng((seed, 1 << 32)).permutation(cache.documents)[:held]] = True
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)

@@ -1,0 +1,27 @@
+"""What the training loop asks of whoever computes losses and gradients."""
+
+from typing import Protocol
+
+from ckdist.train.arena import Arena
+from ckdist.train.batch import PackedBatch
+
+
+class TrainingExecutable(Protocol):
+    """One rank's full replica. Parameters and gradients are float32 by Hugging Face names, each in one arena, laid out alike.
+
+    Gradients are of the SUM of the losses of all tokens with a target, over the batches since `zero_grad`.
+    """
+
+    parameters: Arena
+    gradients: Arena
+
+    def forward_backward(self, batch: PackedBatch, reduce: bool) -> float:
+        """This rank's sum of losses; its gradients are added to `gradients`. With `reduce`, a collective call, `gradients` is then the sum over all ranks."""
+
+    def loss(self, batch: PackedBatch) -> float:
+        """This rank's sum of losses, forward alone."""
+
+    def zero_grad(self) -> None: ...
+
+    def updated(self) -> None:
+        """The parameters have changed: what was derived from them (packed weights) is made anew when it is needed."""

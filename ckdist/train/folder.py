@@ -1,0 +1,48 @@
+"""The finished model as a Hugging Face folder: config.json, safetensors and the tokenizer's files, which ckdist and transformers load."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.train.checkpoint import sync_folder, write_synced
+from ckdist.train.data.cache import end_of_text
+from ckdist.train.model import TrainedModel, architecture_name
+from ckdist.weights.names import safetensors_norm_less_one
+from ckdist.weights.safetensors import SINGLE_FILE
+from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_safetensors
+
+_TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt",
+    "chat_template.jinja", "generation_config.json",
+)  # fmt: skip
+
+
+def write_folder(out: Path, model: TrainedModel, parameters: Mapping[str, np.ndarray], tokenizer: Tokenizer, save_dtype: str) -> None:
+    """Every file is written beside its old version and then takes its place."""
+    out.mkdir(parents=True, exist_ok=True)
+    config = {"architectures": [architecture_name(model.spec)], **model.config, "torch_dtype": save_dtype}
+    config |= {"vocab_size": model.spec.vocab_size, "tie_word_embeddings": model.spec.tie_embeddings}
+    if "eos_token_id" not in config:
+        ends = sorted(tokenizer.eos_token_ids | {i for i in tokenizer.special_ids if tokenizer.token_text(i) == "<|end|>"})
+        config |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": ends if len(ends) > 1 else end_of_text(tokenizer)}
+    for name in TOKENIZER_FILES:
+        source = model.tokenizer_folder / name
+        if source.is_file() and not (out / name).resolve() == source.resolve():
+            shutil.copyfile(source, out / f"{name}.tmp")
+            (out / f"{name}.tmp").replace(out / name)
+    dtype = _TYPES[save_dtype]
+    tensors = [TensorToWrite(name, dtype, array.shape, lambda name=name, array=array: as_stored(_stored(model, name, array), dtype)) for name, array in parameters.items()]
+    write_safetensors(out / f"{SINGLE_FILE}.tmp", tensors, {"format": "pt"})
+    (out / f"{SINGLE_FILE}.tmp").replace(out / SINGLE_FILE)
+    write_synced(out / "config.json.tmp", (json.dumps(config, indent=2) + "\n").encode())
+    (out / "config.json.tmp").replace(out / "config.json")
+    sync_folder(out)
+
+
+def _stored(model: TrainedModel, name: str, array: np.ndarray) -> np.ndarray:
+    return array - np.float32(1) if safetensors_norm_less_one(model.spec.architecture, name) else array

@@ -1,0 +1,124 @@
+"""What is trained: a model from disk or from nothing, its program, its weights' first values, and the files that belong to it."""
+
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ckdist.errors import ConfigError
+from ckdist.layout import SINGLE, Mesh
+from ckdist.models import architectures
+from ckdist.models.decoder import loss
+from ckdist.models.from_config import spec_from_config
+from ckdist.models.spec import ModelSpec
+from ckdist.program.program import Program, Weight
+from ckdist.program.tracer import TrainingTracer, trace_loss
+from ckdist.tokens.folder import load_tokenizer
+from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.train.checkpoint import write_synced
+from ckdist.train.data.documents import BadLine, find_files, read_documents
+from ckdist.train.initial import initial_weight
+from ckdist.train.lora import Lora, LoraTracer
+from ckdist.train.tokenizer import tokenizer_config, train_tokenizer
+from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.loader import read_tensor
+
+INITIALIZER_RANGE = 0.02
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """`weights` are those that are trained, in the program's order; `load(name)` is the first value of any weight of the program."""
+
+    spec: ModelSpec
+    config: Mapping[str, Any]  # config.json of what comes out
+    program: Program
+    weights: tuple[Weight, ...]
+    load: Callable[[str], np.ndarray]
+    lora: Lora | None
+    tokenizer_folder: Path
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {w.name: tuple(d.elements for d in w.dims) for w in self.weights}
+
+    def operations_per_token(self) -> float:
+        """Multiplications and additions of the matrix products, forward and backward, without attention's own.
+
+        6 for each element of a trained matrix (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), 4 for one that is not trained.
+        """
+        read = {w for i in self.program.instrs if i.op != "embed" for w in i.weights if w is not None and len(w.dims) == 2}
+        trained = set(self.weights)
+        return float(sum((6 if w in trained else 4) * np.prod([d.elements for d in w.dims], dtype=np.float64) for w in read))
+
+
+def open_model(config) -> TrainedModel:
+    """The model that a TrainConfig names or describes. ConfigError, ModelFileError or ArchitectureError for what the user can mend."""
+    checkpoint = open_checkpoint(config.model_name_or_path) if config.model_name_or_path else None
+    if checkpoint is not None and checkpoint.format != "safetensors" and not config.lora_r:
+        raise ConfigError(f"{config.model_name_or_path} is a GGUF, whose weights cannot all be trained: give a folder with safetensors, or set lora_r")
+    values = dict(checkpoint.metadata) if checkpoint else {"max_position_embeddings": config.max_length, "model_type": "llama", **config.model_config}
+    spec = checkpoint.spec if checkpoint else spec_from_config(values, "model_config")
+    if config.max_length > spec.max_position:
+        raise ConfigError(f"max_length ({config.max_length}) is more than the {spec.max_position} positions of the model")
+    lora = Lora(config.lora_r, config.lora_alpha, config.lora_target_modules) if config.lora_r else None
+    program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), functools.partial(LoraTracer, lora) if lora else TrainingTracer)
+    weights = tuple(w for w in program.weights if not lora or ".lora_" in w.name)
+    shapes = {w.name: tuple(d.elements for d in w.dims) for w in program.weights}
+    std = float(values.get("initializer_range", INITIALIZER_RANGE))
+
+    def load(name: str) -> np.ndarray:
+        if ".lora_" in name:
+            return lora.initial(name, shapes[name], config.seed)
+        if checkpoint is None:
+            return initial_weight(name, shapes[name], spec, std, config.seed)
+        return read_tensor(checkpoint.tensors[name])
+
+    folder = Path(config.tokenizer_name or (config.model_name_or_path if checkpoint else Path(config.output_dir) / "tokenizer"))
+    return TrainedModel(spec, values, program, weights, load, lora, folder)
+
+
+def open_tokenizer(config, model: TrainedModel, make: bool) -> Tokenizer:
+    """The tokenizer of `model`. From nothing and without tokenizer_name it is trained on the data by who is told to `make` it."""
+    folder = model.tokenizer_folder
+    trained_here = not config.tokenizer_name and not config.model_name_or_path
+    if trained_here and make and not (folder / "tokenizer.json").is_file():
+        _make_tokenizer(config, folder, model.spec.vocab_size)
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.vocab_size > model.spec.vocab_size:
+        raise ConfigError(f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, and the model's vocab_size is {model.spec.vocab_size}: set model_config.vocab_size")
+    return tokenizer
+
+
+def _make_tokenizer(config, folder: Path, vocab_size: int) -> None:
+    def texts() -> Iterator[str]:
+        for file in find_files(config.train_file):
+            for document in read_documents(file, config.text_column):
+                if isinstance(document, BadLine):
+                    continue  # is reported when the data is tokenised
+                yield document.text or "\n".join(str(m.get("content") or "") for m in document.messages)
+
+    made = train_tokenizer(texts(), vocab_size)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".tokenizer-", dir=folder.parent))
+        write_synced(temporary / "tokenizer_config.json", json.dumps(tokenizer_config(config.max_length), indent=2).encode())
+        write_synced(temporary / "tokenizer.json", made.to_str().encode())
+        os.chmod(temporary, 0o755)
+        os.rename(temporary, folder)
+    except OSError as error:
+        raise ConfigError(f"the tokenizer could not be written to {folder}: {error.strerror}") from None
+
+
+def architecture_name(spec: ModelSpec) -> str:
+    """What `architectures` in config.json calls the family."""
+    return next(name for name, family in architectures.BY_CONFIG.items() if family == spec.architecture)
+
+
+__all__ = ["TrainedModel", "architecture_name", "open_model", "open_tokenizer"]

@@ -1,0 +1,125 @@
+"""What a person sees of a training: a progress bar, a line of JSON per logged step, TensorBoard on request, and a picture at the end."""
+
+import importlib
+import importlib.util
+import json
+import logging
+import math
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ckdist.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+METRICS, PICTURE = "metrics.jsonl", "loss.svg"
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step, of all ranks. `loss` is the mean over the step's tokens; `peak_fraction` is of the measured arithmetic, 0 where it was not measured."""
+
+    step: int  # from 1
+    steps: int
+    epoch: float
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    skipped: bool
+    tokens: int  # of this step, with a target
+    seconds: float
+    tokens_per_second: float
+    gflops: float
+    peak_fraction: float
+    eval_loss: float | None = None
+
+
+class Report:
+    """Rank 0's. `start` is the step that the training goes on from: later lines of an earlier run are dropped."""
+
+    def __init__(self, output_dir: Path, start: int, steps: int, report_to: tuple[str, ...] = ()):
+        self.folder = output_dir
+        kept = [line for line in self._lines() if line.get("step", 0) <= start]
+        (output_dir / f"{METRICS}.tmp").write_text("".join(json.dumps(line) + "\n" for line in kept))
+        (output_dir / f"{METRICS}.tmp").replace(output_dir / METRICS)
+        self._file = open(output_dir / METRICS, "a", buffering=1)
+        self._board = _tensorboard(output_dir, start) if "tensorboard" in report_to else None
+        self._bar = tqdm(total=steps, initial=start, unit="step", desc="training", disable=not sys.stderr.isatty(), smoothing=0.1)
+
+    def _lines(self) -> list[dict]:
+        """What is there of earlier runs; a line that was cut off by a full disk or a kill is left out."""
+        lines = []
+        path = self.folder / METRICS
+        for text in path.read_text().splitlines() if path.exists() else []:
+            try:
+                lines.append(json.loads(text))
+            except ValueError:
+                continue
+        return lines
+
+    def show(self, r: StepReport) -> None:
+        """Every step, on the bar."""
+        self._bar.update(1)
+        peak = f" ({r.peak_fraction:.0%} of peak)" if r.peak_fraction else ""
+        self._bar.set_postfix_str(f"loss {r.loss:.4f}, {r.tokens_per_second:.0f} tokens/s, {r.gflops:.1f} GFLOP/s{peak}", refresh=False)
+        if r.skipped:
+            self.say(f"step {r.step} is skipped: its gradient's norm is {r.grad_norm}, and nothing was changed")
+
+    def write(self, r: StepReport) -> None:
+        """Some steps: a line of metrics; on a terminal the bar is enough, elsewhere a line of text too."""
+        line = {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in asdict(r).items() if v is not None}
+        self._file.write(json.dumps(line) + "\n")
+        if self._bar.disable:
+            peak = f" {r.peak_fraction:.1%} of peak" if r.peak_fraction else ""
+            ahead = f" eval loss {r.eval_loss:.4f}" if r.eval_loss is not None else ""
+            log.info("step %d of %d loss %.4f%s lr %.2e norm %.3f %.0f tokens/s %.1f GFLOP/s%s", r.step, r.steps, r.loss, ahead, r.learning_rate, r.grad_norm, r.tokens_per_second, r.gflops, peak)
+        if self._board is not None:
+            for name in ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens_per_second", "gflops"):
+                if (value := getattr(r, name)) is not None and math.isfinite(value):
+                    self._board.add_scalar(f"train/{name}", value, r.step)
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        if self._bar.disable:
+            log.info("%s", text)
+        else:
+            self._bar.write(text, file=sys.stderr)
+
+    def close(self) -> None:
+        self._bar.close()
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+        self._draw()
+
+    def _draw(self) -> None:
+        try:
+            figure = importlib.import_module("matplotlib.figure").Figure(figsize=(8, 5), layout="constrained")
+        except ImportError:
+            log.info("no picture of the loss: pip install 'ckdist[train]' for one; %s has the numbers", METRICS)
+            return
+        lines = self._lines()
+        axes = figure.subplots()
+        for name, style in (("loss", "-"), ("eval_loss", "o-")):
+            points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+            if points:
+                axes.plot(*zip(*points), style, label={"loss": "training", "eval_loss": "validation"}[name], linewidth=1, markersize=3)
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss, nats per token")
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend()
+        figure.savefig(self.folder / PICTURE)
+
+
+def check_report_to(report_to: tuple[str, ...]) -> None:
+    """ConfigError, before anything is computed, where what is asked for is not installed."""
+    if "tensorboard" in report_to and importlib.util.find_spec("tensorboardX") is None:
+        raise ConfigError("report_to tensorboard needs tensorboardX: pip install 'ckdist[train]'")
+
+
+def _tensorboard(output_dir: Path, start: int):
+    return importlib.import_module("tensorboardX").SummaryWriter(str(output_dir / "tensorboard"), purge_step=start + 1 if start else None)

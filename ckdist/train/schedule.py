@@ -1,0 +1,37 @@
+"""The learning rate of every step: a warm-up, then constant, linear, cosine, or a plateau with a fall at its end (WSD).
+
+WSD: Hu et al. 2024, arXiv:2404.06395. A rate depends on the step alone, so there is no state to save.
+"""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`rate(step)` for steps 0 to steps - 1. `decay_steps` is of wsd alone."""
+
+    kind: str  # constant, linear, cosine, wsd
+    peak: float
+    steps: int
+    warmup_steps: int = 0
+    decay_steps: int = 0
+    min_ratio: float = 0.0
+
+    @classmethod
+    def of(cls, config, steps: int) -> "Schedule":
+        warmup = config.warmup_steps or math.ceil(config.warmup_ratio * steps)
+        return cls(config.lr_scheduler_type, config.learning_rate, steps, warmup, config.num_decay_steps or max(1, steps // 10), config.min_lr_ratio)
+
+    def rate(self, step: int) -> float:
+        if step < self.warmup_steps:
+            return self.peak * (step + 1) / self.warmup_steps
+        return self.peak * (self.min_ratio + (1 - self.min_ratio) * self._height(step))
+
+    def _height(self, step: int) -> float:
+        """From 1 down to 0."""
+        if self.kind == "constant":
+            return 1.0
+        begin = max(self.warmup_steps, self.steps - self.decay_steps) if self.kind == "wsd" else self.warmup_steps
+        progress = min(1.0, max(0.0, (step - begin) / max(1, self.steps - begin)))
+        return 0.5 * (1 + math.cos(math.pi * progress)) if self.kind == "cosine" else 1.0 - progress

@@ -1,0 +1,284 @@
+"""The training loop of one rank: batches in, gradients summed over ranks, one update a step, checkpoints, and the model at the end.
+
+Every function here is called by all ranks together. Who computes gradients is a TrainingExecutable's affair.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ckdist.comm.communicator import open_communicator
+from ckdist.comm.world import agree, start_world
+from ckdist.errors import ConfigError
+from ckdist.topology import default_threads, place
+from ckdist.topology.arithmetic import arithmetic_rate
+from ckdist.train import checkpoint as saved
+from ckdist.train.arena import Arena
+from ckdist.train.checkpoint import Folder, SavedTensors, TrainState
+from ckdist.train.config import TrainConfig
+from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
+from ckdist.train.data.cache import TokenCache, open_cache
+from ckdist.train.data.documents import find_files
+from ckdist.train.data.rows import Rows, split
+from ckdist.train.executable import TrainingExecutable
+from ckdist.train.folder import write_folder
+from ckdist.train.lora import save_adapter
+from ckdist.train.model import TrainedModel, open_model, open_tokenizer
+from ckdist.train.optimizer import Optimizer
+from ckdist.train.reference import ReferenceExecutable
+from ckdist.train.report import Report, StepReport, check_report_to
+from ckdist.train.schedule import Schedule
+from ckdist.train.source import share_source
+
+log = logging.getLogger(__name__)
+
+EVAL_ROWS = 256  # of max_length that a validation loss is taken on, at most
+PEAK_FORMATS = {True: 1, False: 0}  # bf16 -> activation format of the products
+
+
+def train(config: TrainConfig, on_step: Callable[[StepReport], None] | None = None, batches=None, *, world=None, make_executable=None, should_stop=None) -> StepReport | None:
+    """Trains as `config` says and writes the model to its output_dir; the last step's report, None where nothing was left to do.
+
+    `on_step` is called on every rank after every step. `batches(step, rank, size)` gives this rank's PackedBatches of a step instead of
+    train_file's, and goes from rank 0 to all. `should_stop()` true on any rank ends the training after the step, with a checkpoint.
+    Raises ConfigError, ModelFileError and the like for what the user can mend; CommError where a rank is lost.
+    """
+    own_world = world is None
+    world = start_world() if own_world else world
+    trainer = Trainer(config, world, share_source(world, batches), make_executable or reference_executable)
+    try:
+        return trainer.run(on_step, should_stop)
+    finally:
+        trainer.close()
+        if own_world and trainer.finished:
+            world.close()
+
+
+def reference_executable(model: TrainedModel, config: TrainConfig, communicator, threads: int, cpus) -> TrainingExecutable:
+    """What computes the gradients."""
+    return ReferenceExecutable(model.program, model.spec, model.weights, model.load, communicator, config.activation_checkpointing)
+
+
+class Trainer:
+    """One rank of a training. `state` says where it stands."""
+
+    def __init__(self, config: TrainConfig, world, source, make_executable):
+        check_report_to(config.report_to)
+        self.config, self.world, self.finished = config, world, False
+        self.output, self.folder, self.report, self.communicator = Path(config.output_dir), None, None, None
+        try:
+            self._open(source, make_executable)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, source, make_executable) -> None:
+        config, world = self.config, self.world
+        agree(world, "configuration", repr(config))
+        self.folder = Folder(self.output) if world.rank == 0 else None
+        resumed = world.broadcast(str(self.folder.choose(config.resume) or "") if world.rank == 0 else None)
+        self.model = open_model(config)
+        if world.local_rank == 0:
+            open_tokenizer(config, self.model, make=True)
+        world.gather(None)  # it is there
+        self.tokenizer = open_tokenizer(config, self.model, make=False)
+        self.threads = config.threads or default_threads(world)
+        self.placement = place(world, self.threads)
+        if world.size > 1:
+            self.communicator = open_communicator(world, config.transport, timeout=config.ddp_timeout, log=log.warning)
+        self.executable = make_executable(self.model, config, self.communicator, self.threads, self.placement.cpus)
+        self.optimizer = Optimizer(config, self.executable.parameters, self.executable.gradients, self.communicator, self.threads, self.placement.cpus)
+        self.state = TrainState(seed=config.seed)
+        self.validation: Rows | None = None
+        self.batches = self._own_batches(source) if source is not None else self._file_batches()
+        self._resume(Path(resumed) if resumed else None)
+        self.schedule = Schedule.of(config, self.state.steps)
+        self.peak = self._sum(arithmetic_rate(self.threads, self.placement.cpus, PEAK_FORMATS[config.bf16]))[0]
+        if world.rank == 0:
+            self.report = Report(self.output, self.state.step, self.state.steps, config.report_to)
+
+    # Data
+
+    def _own_batches(self, source) -> OwnBatches:
+        if self.config.max_steps < 0:
+            raise ConfigError("a batch source of one's own has no end: set max_steps")
+        tokens = self.config.per_device_train_batch_size * self.config.max_length
+        return OwnBatches(source, self.world.rank, self.world.size, tokens)
+
+    def _file_batches(self) -> FileBatches:
+        c = self.config
+        cache = self._open_cache(c.train_file)
+        documents, held = split(cache, 0 if c.validation_file else c.validation_split_percentage, c.seed)
+        validated = self._open_cache(c.validation_file) if c.validation_file else cache
+        held = np.arange(validated.documents) if c.validation_file else held
+        self.validation = Rows(validated, held, c.max_length, c.seed, shuffle=False) if len(held) else None
+        self.state = replace(self.state, data=cache.digest)
+        return FileBatches(Rows(cache, documents, c.max_length, c.seed), self.world.rank, self.world.size, c.per_device_train_batch_size, c.gradient_accumulation_steps)
+
+    def _open_cache(self, patterns: tuple[str, ...]) -> TokenCache:
+        """The tokens, made by one rank of each host while the others wait."""
+        c, files = self.config, find_files(patterns)
+        load = lambda: open_cache(Path(c.cache_dir or self.output / "cache"), files, self.tokenizer, c.text_column, c.bad_lines, self.world.rank == 0)
+        cache = load() if self.world.local_rank == 0 else None
+        self.world.gather(None)
+        cache = cache or load()
+        agree(self.world, "training text", cache.digest)
+        return cache
+
+    # Going on
+
+    def _resume(self, folder: Path | None) -> None:
+        """Takes up a checkpoint, which rank 0 reads, or begins; then all ranks have the same weights and state."""
+        c, begun = self.config, self.state
+        if folder is not None:
+            values = self.world.broadcast(vars(saved.verify(folder)) if self.world.rank == 0 else None)
+            self.state = TrainState(**values)
+            if self.state.data != begun.data:
+                raise ConfigError(f"{folder} was trained on other text: give the same train_file and tokenizer, or another output_dir")
+            if self.state.seed != c.seed:
+                raise ConfigError(f"{folder} was trained with seed {self.state.seed}, and seed is {c.seed}: set the same, or another output_dir")
+            self._load(folder)
+        elif self.communicator is not None:
+            self.communicator.broadcast(self.executable.parameters.flat)
+        self.executable.updated()
+        self.batches.position = Position(self.state.epoch, self.state.row)
+        rows = getattr(self.batches, "rows_of_step", 0)
+        planned = f"{c.max_steps} {c.num_train_epochs}"
+        if (rows, planned) != (self.state.rows_of_step, self.state.planned):
+            steps = c.max_steps if c.max_steps >= 0 else self.state.step + self.batches.steps_left(c.num_train_epochs)
+            self.state = replace(self.state, steps=steps, rows_of_step=rows, planned=planned)
+        if folder is not None and self.world.rank == 0:
+            log.info("going on from %s: %d of %d steps are done", folder, self.state.step, self.state.steps)
+
+    def _load(self, folder: Path) -> None:
+        parameters = self.executable.parameters
+        optimizer = SavedTensors(folder / saved.OPTIMIZER) if self.world.rank == 0 else None
+        weights = SavedTensors(folder / saved.WEIGHTS) if self.world.rank == 0 else None
+        if weights is not None:
+            for name, view in parameters.items():
+                view[:] = weights(name, view.shape)
+        if self.communicator is not None:
+            self.communicator.broadcast(parameters.flat)
+        for name in self.optimizer.state:
+            whole = Arena(parameters.shapes)
+            if optimizer is not None:
+                for weight, view in whole.items():
+                    view[:] = optimizer(f"{name}.{weight}", view.shape)
+            if self.communicator is not None:
+                self.communicator.broadcast(whole.flat)
+            self.optimizer.restore(name, whole.flat)
+        self.optimizer.steps = self.state.updates
+
+    def _save(self) -> None:
+        """A checkpoint, written by rank 0."""
+        states = list(self.optimizer.state)
+        gathered = {f"{name}.": self.optimizer.gather(name) for name in states}
+        if self.world.rank == 0:
+
+            def write(folder: Path) -> dict[str, str]:
+                return {
+                    saved.WEIGHTS: saved.write_arena(folder / saved.WEIGHTS, {"": self.executable.parameters}),
+                    saved.OPTIMIZER: saved.write_arena(folder / saved.OPTIMIZER, gathered),
+                }
+
+            path = self.folder.save(self.state, write, self.config.save_total_limit)
+            self.report.say(f"saved {path}")
+
+    # The loop
+
+    def run(self, on_step, should_stop) -> StepReport | None:
+        c, last, stop, unsaved = self.config, None, False, False
+        while self.state.step < self.state.steps and not stop:
+            last, stop = self._step(should_stop)
+            step, unsaved = last.step, True
+            at_end = step == self.state.steps
+            if self.validation is not None and (at_end or c.eval_steps and step % c.eval_steps == 0):
+                last = replace(last, eval_loss=self.evaluate())
+            if self.report is not None:
+                self.report.show(last)
+                if step % c.logging_steps == 0 or at_end or last.skipped or last.eval_loss is not None:
+                    self.report.write(last)
+            if on_step is not None:
+                on_step(last)
+            if c.save_steps and step % c.save_steps == 0:
+                self._save()
+                unsaved = False
+        if unsaved:
+            self._save()
+        if self.state.step >= self.state.steps:
+            self._write_model()
+        self.finished = True
+        return last
+
+    def _step(self, should_stop) -> tuple[StepReport, bool]:
+        began = time.perf_counter()
+        batches = self.batches.take()
+        self.executable.zero_grad()
+        loss, tokens = 0.0, 0
+        for index, batch in enumerate(batches):
+            loss += self.executable.forward_backward(batch, reduce=index == len(batches) - 1 and not self.optimizer.sharded)
+            tokens += int((batch.targets >= 0).sum())
+        loss, tokens, stops = self._sum(loss, tokens, float(bool(should_stop and should_stop())))
+        rate = self.schedule.rate(self.state.step)
+        result = self.optimizer.step(rate, tokens)
+        if not result.skipped:
+            self.executable.updated()
+        self._advance(int(tokens), result.skipped)
+        seconds = time.perf_counter() - began
+        speed = tokens / seconds
+        gflops = speed * self.model.operations_per_token() / 1e9
+        fraction = gflops * 1e9 / self.peak if self.peak else 0.0
+        report = StepReport(
+            self.state.step, self.state.steps, self._epoch(), loss / max(tokens, 1), rate, result.grad_norm, result.skipped, int(tokens), seconds, speed, gflops, fraction
+        )
+        return report, bool(stops)
+
+    def _advance(self, tokens: int, skipped: bool) -> None:
+        s, at = self.state, self.batches.position
+        self.state = replace(
+            s, step=s.step + 1, updates=self.optimizer.steps, skipped_steps=s.skipped_steps + skipped, tokens=s.tokens + tokens, epoch=at.epoch, row=at.row
+        )
+
+    def _epoch(self) -> float:
+        if isinstance(self.batches, OwnBatches):
+            return 0.0
+        at = self.batches.position
+        return at.epoch + at.row / max(1, self.batches.rows.count(at.epoch))
+
+    def evaluate(self) -> float:
+        """The mean loss over the held-out tokens."""
+        loss, tokens = 0.0, 0
+        for batch in validation_batches(self.validation, self.world.rank, self.world.size, self.config.per_device_train_batch_size, EVAL_ROWS):
+            loss += self.executable.loss(batch)
+            tokens += int((batch.targets >= 0).sum())
+        loss, tokens = self._sum(loss, tokens)
+        return loss / max(tokens, 1)
+
+    def _sum(self, *values: float) -> list[float]:
+        """Each summed over the ranks, in their order."""
+        own = np.array(values, np.float64)
+        if self.communicator is None:
+            return own.tolist()
+        return self.communicator.all_gather(own).reshape(self.world.size, -1).sum(axis=0).tolist()
+
+    def _write_model(self) -> None:
+        if self.world.rank == 0:
+            out = self.output / ("adapter" if self.model.lora else "model")
+            if self.model.lora:
+                save_adapter(out, self.model.lora, self.config.model_name_or_path, self.executable.parameters)
+            else:
+                write_folder(out, self.model, self.executable.parameters, self.tokenizer, self.config.save_dtype)
+            self.report.say(f"the {out.name} is in {out}" + (f"; {self.state.skipped_steps} steps were skipped" if self.state.skipped_steps else ""))
+        self.world.gather(None)
+
+    def close(self) -> None:
+        if self.report is not None:
+            self.report.close()
+        if self.folder is not None:
+            self.folder.close()
+        if self.finished and self.communicator is not None:
+            self.communicator.close()

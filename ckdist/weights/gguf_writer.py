@@ -1,0 +1,80 @@
+"""Writes GGUF files, version 3: metadata, then tensors that are given one at a time, so that a model never lies in memory whole.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Python values choose the types: bool, int (uint32), float (float32),
+str, and lists of one of these (of int32 where they are ints).
+"""
+
+import os
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ckdist.weights.dtypes import TensorType
+from ckdist.weights.gguf import MAGIC
+
+ALIGNMENT = 32
+_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+
+
+class GgufTensorToWrite(NamedTuple):
+    """`data()` gives uint8 of whole blocks. `shape` is row-major, the contiguous dimension last."""
+
+    name: str
+    type: TensorType
+    shape: tuple[int, ...]
+    data: Callable[[], np.ndarray]
+
+
+def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Sequence[GgufTensorToWrite]) -> int:
+    """Writes and syncs the file; its size in bytes. OSError where the disk is full."""
+    head = [MAGIC, struct.pack("<IQQ", 3, len(tensors), len(metadata))]
+    for key, value in metadata.items():
+        head += [_text(key), _value(value)]
+    at = 0
+    for t in tensors:
+        head.append(_text(t.name) + struct.pack(f"<I{len(t.shape)}QIQ", len(t.shape), *t.shape[::-1], t.type.number, at))
+        at += _padded(_size(t))
+    header = b"".join(head)
+    with open(path, "wb") as file:
+        file.write(header + bytes(_padded(len(header)) - len(header)))
+        for t in tensors:
+            data = t.data()
+            assert data.nbytes == _size(t), f"{t.name} has {data.nbytes} bytes, not {_size(t)}"
+            file.write(memoryview(np.ascontiguousarray(data).reshape(-1)))
+            file.write(bytes(_padded(data.nbytes) - data.nbytes))
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+def _size(t: GgufTensorToWrite) -> int:
+    return t.type.row_bytes(int(np.prod(t.shape, dtype=np.int64)))
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(value: Any) -> bytes:
+    if isinstance(value, (list, tuple)):
+        if value and isinstance(value[0], str):
+            return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(map(_text, value))
+        if value and isinstance(value[0], bool):
+            return struct.pack("<IIQ", _ARRAY, _BOOL, len(value)) + np.array(value, np.uint8).tobytes()
+        kind, dtype = (_FLOAT32, "<f4") if value and isinstance(value[0], float) else (_INT32, "<i4")
+        return struct.pack("<IIQ", _ARRAY, kind, len(value)) + np.array(value, dtype).tobytes()
+    if isinstance(value, bool):
+        return struct.pack("<IB", _BOOL, value)
+    if isinstance(value, int):
+        return struct.pack("<II", _UINT32, value)
+    if isinstance(value, float):
+        return struct.pack("<If", _FLOAT32, value)
+    return struct.pack("<I", _STRING) + _text(value)
