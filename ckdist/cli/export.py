@@ -3,6 +3,7 @@
 import functools
 import os
 import pathlib
+import sys
 
 import numpy as np
 from tqdm import tqdm
@@ -98,6 +99,6 @@ def rope_thetas(checkpoint: Checkpoint) -> tuple[float, float]:
 def run(command: ExportCommand) -> int:
     if not command.gguf or command.source is None or command.target is None:
         raise ConfigError("what to export, and where? ckdist export --gguf IN OUT.gguf")
-    size = export_gguf(command.source, command.target, command.type, progress=True)
+    size = export_gguf(command.source, command.target, command.type, progress=sys.stderr.isatty())
     print(f"{command.target}: {command.type}, {size / 1e6:.1f} MB")
     return 0

@@ -1,0 +1,77 @@
+"""LoRA: what is added, what is trained, and adapters in PEFT's format."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ckdist.errors import ConfigError, ModelFileError
+from ckdist.train.lora import Lora, load_adapter, save_adapter
+from ckdist.train.model import open_model
+from ckdist.train.trainer import reference_executable, train
+from ckdist.train.batch import PackedBatch
+from tests.tiny_training import config
+
+safetensors = pytest.importorskip("safetensors.numpy")
+BATCH = PackedBatch(np.arange(5, 21, dtype=np.int32), np.append(np.arange(6, 21), -1).astype(np.int32), np.array([0, 16], np.int32))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A model that was trained for a step."""
+    c = config(tmp_path_factory.mktemp("base"), max_steps=1)
+    train(c)
+    return f"{c.output_dir}/model"
+
+
+def adapting(base, folder, **fields):
+    common = dict(model_config={}, model_name_or_path=base, lora_r=4, lora_alpha=8.0, lora_target_modules=("q_proj", "down_proj"), max_length=16, per_device_train_batch_size=1, max_steps=2)
+    return config(folder, **common | fields)
+
+
+def test_it_begins_as_the_base_and_adds_what_peft_defines(base, tmp_path):
+    c = adapting(base, tmp_path)
+    model = open_model(c)
+    adapted = reference_executable(model, c, None, 1, ())
+    plain = reference_executable(open_model(adapting(base, tmp_path, lora_r=0)), c, None, 1, ())
+    assert len(adapted.parameters) == 2 * 2 * model.spec.num_layers and all(".lora_" in name for name in adapted.parameters)
+    assert adapted.loss(BATCH) == plain.loss(BATCH)
+    rng = np.random.default_rng(0)
+    for name, view in adapted.parameters.items():
+        view[:] = 0.05 * rng.standard_normal(view.shape)
+        if ".lora_A." in name:
+            continue
+        stem = name.removesuffix(".lora_B.weight")
+        a, scale = adapted.parameters[f"{stem}.lora_A.weight"], c.lora_alpha / c.lora_r
+        plain.parameters[f"{stem}.weight"][:] += scale * (view @ a)  # merged, as in the paper
+    assert adapted.loss(BATCH) == pytest.approx(plain.loss(BATCH), rel=1e-5)
+    assert adapted.forward_backward(BATCH, reduce=False) == pytest.approx(plain.forward_backward(BATCH, reduce=False), rel=1e-5)
+    for name, gradient in adapted.gradients.items():  # by the chain rule from the merged matrix's
+        stem = name.partition(".lora_")[0]
+        a, b = (adapted.parameters[f"{stem}.lora_{kind}.weight"] for kind in "AB")
+        whole = scale * plain.gradients[f"{stem}.weight"]
+        np.testing.assert_allclose(gradient, b.T @ whole if ".lora_A." in name else whole @ a.T, rtol=2e-3, atol=2e-3 * np.abs(gradient).max())
+
+
+def test_trained_adapters_are_pefts_files_and_come_back(base, tmp_path):
+    c = adapting(base, tmp_path)
+    train(c)
+    folder = tmp_path / "out" / "adapter"
+    written = json.loads((folder / "adapter_config.json").read_text())
+    assert (written["peft_type"], written["r"], written["lora_alpha"], written["target_modules"]) == ("LORA", 4, 8.0, ["down_proj", "q_proj"])
+    stored = safetensors.load_file(folder / "adapter_model.safetensors")
+    assert stored["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"].shape == (4, 32)
+    assert stored["base_model.model.model.layers.0.mlp.down_proj.lora_B.weight"].any(), "B has left zero"
+    lora, tensors = load_adapter(folder)
+    assert lora == Lora(4, 8.0, ("down_proj", "q_proj")) and len(tensors) == len(stored)
+    save_adapter(tmp_path / "again", lora, "base", tensors)
+    assert (tmp_path / "again" / "adapter_model.safetensors").read_bytes() == (folder / "adapter_model.safetensors").read_bytes()
+    written["use_dora"] = True
+    (folder / "adapter_config.json").write_text(json.dumps(written))
+    with pytest.raises(ModelFileError, match="use_dora is True; only False is supported"):
+        load_adapter(folder)
+
+
+def test_targets_are_checked(base, tmp_path):
+    with pytest.raises(ConfigError, match=r"lora_target_modules \(qproj\) must be some of q_proj"):
+        open_model(adapting(base, tmp_path, lora_target_modules=("qproj",)))
