@@ -181,7 +181,13 @@ class Hosts(contextlib.AbstractContextManager):
     def wait_ended(processes: list[psutil.Process], seconds: float) -> bool:
         """Have all ended within the time? Their exit codes are left to who started them."""
         end = time.monotonic() + seconds
-        ended = lambda p: not p.is_running() or p.status() == psutil.STATUS_ZOMBIE
+
+        def ended(process: psutil.Process) -> bool:
+            try:
+                return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+            except psutil.NoSuchProcess:
+                return True
+
         while not (done := all(map(ended, processes))) and time.monotonic() < end:
             time.sleep(0.02)
         return done
