@@ -18,7 +18,7 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
 PARTS = pathlib.Path(os.environ.get("CKDIST_VM") or pathlib.Path.home() / ".cache" / "ckdist-vm")
 BOOT_SECONDS = 120
-LIFE_SECONDS = 1200  # QEMU ends by then whatever becomes of us
+LIFE_SECONDS = 2400  # QEMU ends by then whatever becomes of us
 
 
 def prepare() -> str:
@@ -90,3 +90,7 @@ class Machine:
 
     def __exit__(self, *_):
         self.stop()
+
+
+if __name__ == "__main__":
+    print(prepare() or "the virtual machine is set up")

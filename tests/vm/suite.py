@@ -32,7 +32,7 @@ def last_json(text: str):
 
 
 def test_devices_are_found(machine):
-    done = machine.run("python -c 'from ckdist.comm import verbs; print(verbs.available()); print(verbs.available(\"10.9.0.2\")); print(verbs.available(\"10.9.0.3\"))'")
+    done = machine.run("""python -c 'from ckdist.comm.verbs import verbs_works; [print(verbs_works(i)) for i in (None, "wire1", "10.9.0.3")]'""", timeout=90)
     first, second, third = done.stdout.splitlines()
     assert first == "(True, 'rxe0 port 1, GID 1 (RoCE v2, 10.9.0.1)')"
     assert second == "(True, 'rxe1 port 1, GID 1 (RoCE v2, 10.9.0.2)')"
@@ -52,8 +52,44 @@ def test_who_is_gone_is_named(machine):
     machine.run("python tests/vm/guest_rank.py stalled,goodbye,port_down,killed", timeout=120)
 
 
+@pytest.mark.parametrize("case", ["two", "three", "four", "hybrid"])
+def test_every_operation_of_a_communicator(machine, case):
+    """The checks that all transports pass, with the bits of tcp."""
+    machine.run(f"python tests/vm/guest_communicator.py {case}", timeout=180)
+
+
+def test_communicators_large_messages(machine):
+    machine.run("python tests/vm/guest_communicator.py large pinned", timeout=180)
+
+
+def test_a_communicator_whose_port_or_peer_goes(machine):
+    machine.run("python tests/vm/guest_communicator.py refused wire_down lost", timeout=240)
+
+
+def test_doctor_opens_the_port_and_compares_the_nodes(machine):
+    done = machine.run("python tests/vm/guest_doctor.py", timeout=240)
+    assert "transport  verbs" in done.stdout and "rxe0 port 1, GID 1 (RoCE v2, 10.9.0.1)" in done.stdout, done.stdout
+
+
 def test_pages_lie_where_they_are_bound(machine):
     assert last_json(machine.run("python tests/vm/guest_pages.py").stdout)["distance"] == ["10", "21"]
+
+
+@pytest.mark.parametrize("reserved", [0, 64])
+def test_arenas_lie_where_ranks_are_placed(machine, reserved):
+    """The tests that need two nodes, in plain and in reserved huge pages."""
+    try:
+        done = machine.run(f"sysctl -qw vm.nr_hugepages={reserved} && python -m pytest -q -p no:cacheprovider tests/test_topology.py -k 'TestNuma or TestPages'", timeout=180)
+    finally:
+        machine.run("sysctl -qw vm.nr_hugepages=0")
+    assert ("1 skipped" in done.stdout) == (reserved == 0) and "failed" not in done.stdout, done.stdout
+
+
+def test_the_map_tells_nodes_and_huge_pages(machine):
+    """Two ranks that mpirun placed: each on its node, with all its pages there."""
+    done = machine.run("mpirun -n 2 --map-by numa --bind-to numa python tests/vm/guest_map.py", timeout=180)
+    rows = [line.split() for line in done.stdout.splitlines() if line[:1] in "01"]
+    assert [row[2] for row in rows] == ["0", "1"] and all("128 / 0" in " ".join(row) and "transparent" in row[-1] for row in rows), done.stdout
 
 
 def test_ranks_are_bound_to_their_nodes(machine):
