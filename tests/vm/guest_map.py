@@ -1,6 +1,6 @@
 """Guest program, a rank under mpirun: loads a small model and prints the placement map."""
 
-from ckdist.comm.world import leave, start_world
+from ckdist.comm.world import start_world
 from ckdist.config import PerplexityConfig
 from ckdist.engine.launch import load_model
 
@@ -9,5 +9,7 @@ model = load_model(PerplexityConfig(model="tests/golden/llama3", threads=2, toke
 text = model.placement_map()
 if world.rank == 0:
     print(text, flush=True)
-world.gather(None)
-leave(0)
+else:
+    model.executable.work()
+model.close()
+world.close()

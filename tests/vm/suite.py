@@ -85,11 +85,15 @@ def test_arenas_lie_where_ranks_are_placed(machine, reserved):
     assert ("1 skipped" in done.stdout) == (reserved == 0) and "failed" not in done.stdout, done.stdout
 
 
-def test_the_map_tells_nodes_and_huge_pages(machine):
+@pytest.mark.parametrize("reserved, huge", [(0, "transparent"), (64, "100 % reserved")])
+def test_the_map_tells_nodes_and_huge_pages(machine, reserved, huge):
     """Two ranks that mpirun placed: each on its node, with all its pages there."""
-    done = machine.run("mpirun -n 2 --map-by numa --bind-to numa python tests/vm/guest_map.py", timeout=180)
-    rows = [line.split() for line in done.stdout.splitlines() if line[:1] in "01"]
-    assert [row[2] for row in rows] == ["0", "1"] and all("128 / 0" in " ".join(row) and "transparent" in row[-1] for row in rows), done.stdout
+    try:
+        done = machine.run(f"sysctl -qw vm.nr_hugepages={reserved} && mpirun -n 2 --map-by numa --bind-to numa python tests/vm/guest_map.py", timeout=180)
+    finally:
+        machine.run("sysctl -qw vm.nr_hugepages=0")
+    rows = [line for line in done.stdout.splitlines() if line[:1] in ("0", "1")]
+    assert [row.split()[2] for row in rows] == ["0", "1"] and all("128 / 0" in row and row.endswith(huge) for row in rows), done.stdout
 
 
 def test_ranks_are_bound_to_their_nodes(machine):
