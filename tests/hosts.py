@@ -139,7 +139,7 @@ class Hosts(contextlib.AbstractContextManager):
         secret.chmod(0o600)
         started = []
         for rank in range(2 * each):
-            told = {"RANK": rank, "WORLD_SIZE": 2 * each, "MASTER_ADDR": self.addresses[0], "MASTER_PORT": 29500, "CKDIST_JOB_SECRET_FILE": secret, "CKDIST_START_TIMEOUT": 20}
+            told = {"RANK": rank, "WORLD_SIZE": 2 * each, "MASTER_ADDR": self.addresses[0], "MASTER_PORT": 29500, "CKDIST_JOB_SECRET_FILE": secret, "CKDIST_START_TIMEOUT": 60}
             env = {**environment(), **{name: str(value) for name, value in told.items()}}
             command = self.inside(rank // each, sys.executable, *words)
             started.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, **more))
