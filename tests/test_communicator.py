@@ -247,12 +247,13 @@ class TestHandshake:
         def hostile():
             world = TcpWorld(1, 2, "127.0.0.1", port, b"s" * 16, timeout=10)
             (address, _) = world.gather(["127.0.0.1", 1])
-            data = connect(tuple(address), Purpose(b"data", 1, 0), b"s" * 16, 5)
+            data, pulse = (connect(tuple(address), Purpose(b"data", 1, 0, lane), b"s" * 16, 5) for lane in (0, 1))
             world.broadcast()
             world.gather(None)
             data.sendall(os.urandom(4096))
             time.sleep(0.5)
             data.close()
+            pulse.close()
             world.close()
 
         threads = [threading.Thread(target=f) for f in (honest, hostile)]

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "comm/signature.h"
+
 namespace ckdist {
 
 HybridCollectives::HybridCollectives(std::shared_ptr<Channel> channel, const Order& order, const Thresholds& thresholds, Meeting& meeting,
@@ -45,7 +47,7 @@ void HybridCollectives::all_reduce(const void* in, void* out, int64_t n, Element
     const uint8_t* from = static_cast<const uint8_t*>(in) + first * element;
     uint8_t* to = static_cast<uint8_t*>(out) + first * element;
     if (!placed && m) std::memcpy(room_, from, size_t(m * element));
-    const uint32_t epoch = meeting_.post({placed ? memory_->offset(from, 0) : room_offset_, placed ? memory_->offset(to, 0) : room_offset_, uint64_t(n)});
+    const uint32_t epoch = meeting_.post({placed ? memory_->offset(from, 0) : room_offset_, placed ? memory_->offset(to, 0) : room_offset_, signature(Call::reduce, n, reduction(e, op))});
     meeting_.await(epoch);
     if (index_ < owners) {
       const int64_t begin = m * index_ / owners, mine = m * (index_ + 1) / owners - begin;
@@ -70,6 +72,7 @@ void HybridCollectives::reduce_scatter(const void* in, void* out, const int64_t*
   const int64_t element = element_bytes(e), part = element_bytes(order_.partial(e));
   const int64_t most = kSegment / channel_->size / element;  // elements of every rank's slice in one segment
   const int64_t longest = *std::max_element(counts, counts + channel_->size);
+  const uint64_t call = signature(Call::reduce_scatter, std::accumulate(counts, counts + channel_->size, int64_t(0)), reduction(e, op));
   std::vector<uint8_t> result(size_t(counts[rank] * element));
   std::vector<const void*> parts(std::max(local, hosts));
   for (int64_t first = 0; first < longest; first += most) {
@@ -78,7 +81,7 @@ void HybridCollectives::reduce_scatter(const void* in, void* out, const int64_t*
       const uint8_t* from = static_cast<const uint8_t*>(in) + (std::accumulate(counts, counts + r, int64_t(0)) + first) * element;
       if (count(r)) std::memcpy(room_ + r * most * element, from, size_t(count(r) * element));
     }
-    const uint32_t epoch = meeting_.post({room_offset_, -1, uint64_t(longest)});
+    const uint32_t epoch = meeting_.post({room_offset_, -1, call});
     meeting_.await(epoch);
     std::vector<std::vector<uint8_t>> sums(channel_->size);
     const auto folded = [&](int r) {
@@ -124,7 +127,7 @@ void HybridCollectives::broadcast(void* data, int64_t bytes, int root) {
       channel_->wait(pending_, what);
       if (m) std::memcpy(room_, at, size_t(m));
     }
-    const uint32_t epoch = meeting_.post({room_offset_, -1, uint64_t(bytes)});
+    const uint32_t epoch = meeting_.post({room_offset_, -1, signature(Call::broadcast, bytes, root)});
     meeting_.await(epoch);
     if (index_ != source && m) std::memcpy(at, peer(source, meeting_.record(source, epoch).in), size_t(m));
     meeting_.meet();
@@ -134,7 +137,7 @@ void HybridCollectives::broadcast(void* data, int64_t bytes, int root) {
 void HybridCollectives::barrier() {
   const char* what = begin("barrier");
   meeting_.begin("barrier");
-  meeting_.await(meeting_.post({-1, -1, 0}));
+  meeting_.await(meeting_.post({-1, -1, signature(Call::barrier, 0)}));
   partials_.resize(order_.hosts().size());
   if (index_ == 0) exchange(partials_.data(), 1, 0, what);
   meeting_.meet();

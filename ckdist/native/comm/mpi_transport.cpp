@@ -3,29 +3,33 @@
 #include <time.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/error.h"
 
 namespace ckdist {
 
 namespace {
-constexpr int64_t kMost = 1 << 30;  // bytes in one message: MPI counts in int
+constexpr int64_t kMost = 8 << 20;  // bytes in one message: what a slow link carries well within a timeout
+constexpr int kCounted = 4096;      // bytes from which on a message tells that data flows
 // Below the tags of channels, which begin at 8.
-constexpr int kAskTag = 1, kPutTag = 2, kGotTag = 3;
+constexpr int kAskTag = 1, kPutTag = 2, kGotTag = 3, kBeatTag = 4;
 }  // namespace
 
 void MpiTransport::send(Operation& operation, int peer, int tag, const void* data, int64_t bytes) {
   for (int64_t at = 0; at == 0 || at < bytes; at += kMost) {
-    operation.parts.push_back({{}, peer, false});
-    if (calls_.isend(static_cast<const uint8_t*>(data) + at, int(std::min(kMost, bytes - at)), calls_.byte, peer, tag, calls_.comm, operation.parts.back().handle))
+    const int some = int(std::min(kMost, bytes - at));
+    operation.parts.push_back({{}, peer, false, false, some});
+    if (calls_.isend(static_cast<const uint8_t*>(data) + at, some, calls_.byte, peer, tag, calls_.comm, operation.parts.back().handle))
       fail(Status::comm, "MPI refused to send %lld bytes to rank %d", (long long)bytes, peer);
   }
 }
 
 void MpiTransport::receive(Operation& operation, int peer, int tag, void* data, int64_t bytes) {
   for (int64_t at = 0; at == 0 || at < bytes; at += kMost) {
-    operation.parts.push_back({{}, peer, false});
-    if (calls_.irecv(static_cast<uint8_t*>(data) + at, int(std::min(kMost, bytes - at)), calls_.byte, peer, tag, calls_.comm, operation.parts.back().handle))
+    const int some = int(std::min(kMost, bytes - at));
+    operation.parts.push_back({{}, peer, false, true, some});
+    if (calls_.irecv(static_cast<uint8_t*>(data) + at, some, calls_.byte, peer, tag, calls_.comm, operation.parts.back().handle))
       fail(Status::comm, "MPI refused to receive %lld bytes from rank %d", (long long)bytes, peer);
   }
 }
@@ -34,11 +38,18 @@ bool MpiTransport::done(Operation& operation) {
   alignas(16) uint8_t status[256];  // larger than any implementation's MPI_Status
   bool all = true;
   for (Part& part : operation.parts) {
-    int flag = part.done;
-    if (!part.done && calls_.test(part.handle, &flag, status))
-      fail(Status::comm, "MPI reports that a message of rank %d failed: it is lost, or sent another size than was expected", part.peer);
-    part.done = flag;
-    all &= part.done;
+    if (part.done) continue;
+    int flag = 0, came = part.bytes;
+    if (calls_.test(part.handle, &flag, status))
+      fail(Status::comm, "MPI reports that a message of rank %d failed: it is lost, or sent more than the %d bytes that were expected", part.peer, part.bytes);
+    if (!flag) {
+      all = false;
+      continue;
+    }
+    part.done = true;
+    if (part.incoming && get_count_(status, calls_.byte, &came) == 0 && came != part.bytes)
+      fail(Status::comm, "rank %d sent %d bytes where %d were expected", part.peer, came, part.bytes);
+    if (came >= kCounted) add_moved(came);
   }
   return all;
 }
@@ -125,6 +136,25 @@ bool MpiTransport::test(Request request) {
   if (!done(at->second)) return false;
   operations_.erase(at);
   return true;
+}
+
+void MpiTransport::send_beat(int peer, const void* data, int64_t bytes) {
+  Beat& beat = beats_[peer];
+  if (!done(beat.operation)) return;  // the one before is still on its way
+  beat.operation.parts.clear();
+  std::memcpy(beat.data, data, size_t(std::min<int64_t>(bytes, sizeof beat.data)));
+  send(beat.operation, peer, kBeatTag, beat.data, std::min<int64_t>(bytes, sizeof beat.data));
+}
+
+int64_t MpiTransport::take_beat(int peer, void* data, int64_t bytes) {
+  alignas(16) uint8_t status[256];
+  int there = 0, came = 0;
+  if (probe_(peer, kBeatTag, calls_.comm, &there, status) || !there || get_count_(status, calls_.byte, &came)) return 0;
+  if (came > bytes) fail(Status::comm, "sent a sign of life of %d bytes; at most %lld are taken", came, (long long)bytes);
+  Operation beat;
+  receive(beat, peer, kBeatTag, data, came);
+  while (!done(beat)) cpu_pause();  // it has come already
+  return came;
 }
 
 // MPI makes progress only inside its calls: a nap must be short.

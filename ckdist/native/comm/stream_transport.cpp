@@ -20,8 +20,8 @@ StreamTransport::StreamTransport(int rank, int size, int lanes, double timeout_s
 
 void StreamTransport::lost(int peer, const char* how) const {
   const std::string& reason = peers_[peer].goodbye;
-  if (!reason.empty()) fail(Status::comm, "rank %d gave up: %s", peer, reason.c_str());
-  fail(Status::comm, "rank %d %s", peer, how);
+  if (!reason.empty()) fail(Status::comm, "rank %d gave up: %s", name_of(peer), reason.c_str());
+  fail(Status::comm, "rank %d %s", name_of(peer), how);
 }
 
 void StreamTransport::check_peer(int peer) const {
@@ -94,7 +94,7 @@ Transport::Request StreamTransport::irecv(int peer, int tag, void* data, int64_t
   }
   const std::shared_ptr<Message> message = *early;
   from.unexpected.erase(early);
-  if (message->bytes != bytes) fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", peer, (long long)message->bytes, (long long)bytes);
+  if (message->bytes != bytes) fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", name_of(peer), (long long)message->bytes, (long long)bytes);
   message->request = request;
   unexpected_bytes_ -= bytes;
   if (message->left == 0) {
@@ -184,6 +184,7 @@ bool StreamTransport::drain(int peer, int lane) {
       const int64_t n = write(peer, lane, from, head ? kHeader - o.sent : o.header.bytes - (o.sent - kHeader));
       if (n == 0) return false;
       o.sent += n;
+      add_moved(n);
     }
     finish(o.request);
     stream.out.pop_front();
@@ -200,6 +201,7 @@ bool StreamTransport::fill(int peer, int lane) {
       const int64_t n = read(peer, lane, reinterpret_cast<uint8_t*>(&stream.header) + stream.got, int64_t(sizeof(Header)) - stream.got);
       if (n == 0) return false;
       stream.got += n;
+      add_moved(n);
     }
     if (!open_frame(peer, stream)) return false;
     stream.in_data = true, stream.got = 0;
@@ -209,6 +211,7 @@ bool StreamTransport::fill(int peer, int lane) {
     const int64_t n = read(peer, lane, stream.to + stream.got, bytes - stream.got);
     if (n == 0) return false;
     stream.got += n;
+    add_moved(n);
   }
   stream.in_data = false, stream.got = 0;
   close_frame(peer, stream);
@@ -227,13 +230,13 @@ bool StreamTransport::open_frame(int peer, Stream& stream) {
     message->bytes = h.total, message->left = h.parts, message->tag = h.tag;
     const auto posted = std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == h.tag; });
     if (posted != from.posted.end()) {
-      if (posted->bytes != h.total) fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", peer, (long long)h.total, (long long)posted->bytes);
+      if (posted->bytes != h.total) fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", name_of(peer), (long long)h.total, (long long)posted->bytes);
       message->data = posted->data, message->request = posted->request;
       from.posted.erase(posted);
     } else {
       unexpected_bytes_ += h.total;
       if (unexpected_bytes_ > kMaxUnexpected)
-        fail(Status::comm, "%lld bytes arrived that nobody receives, the last from rank %d; at most %lld are held", (long long)unexpected_bytes_, peer, (long long)kMaxUnexpected);
+        fail(Status::comm, "%lld bytes arrived that nobody receives, the last from rank %d; at most %lld are held", (long long)unexpected_bytes_, name_of(peer), (long long)kMaxUnexpected);
       message->kept.resize(size_t(h.total));
       from.unexpected.push_back(message);
     }

@@ -34,6 +34,7 @@ class StreamTransport : public Transport {
   virtual int64_t write(int peer, int lane, const void* data, int64_t bytes) = 0;
   virtual int64_t read(int peer, int lane, void* data, int64_t bytes) = 0;
   virtual void look() {}  // before the streams are read: which have something?
+  virtual int name_of(int peer) const { return peer; }  // the job's number of a rank
   void progress();
   bool anything_to_write(int peer, int lane) const { return !streams_[peer * lanes_ + lane].out.empty(); }
   void ended(int peer, int lane, const char* how);
