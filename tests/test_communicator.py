@@ -66,7 +66,7 @@ class TestCommunicator:
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_mpi_gives_the_same_bits(ranks):
-    done = run_ranks(ranks, "tests/programs/collectives.py", "mpi", "5000")
+    done = run_ranks(ranks, "tests/programs/collectives.py", "mpi", "alone", "5000")
     assert done.returncode == 0, done.stdout + done.stderr
     threads = run_threads(ranks, lambda world: collectives.battery(world, 5000))
     assert sorted(done.stdout.split("\n")[:-1]) == [f"{r} {digest}" for r, digest in enumerate(threads)]
@@ -148,11 +148,14 @@ def test_silent_rank_is_named(transport):
     run_threads(hosts, body)
 
 
-def start_job(ranks: int, transport: str, **more):
-    """Processes that reduce for ever, started as torchrun would."""
+def start_program(command: list[str], variables: dict[str, str]) -> subprocess.Popen:
+    return subprocess.Popen(command, env={**environment(), **variables}, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def start_job(ranks: int, *words: str, **more):
+    """Processes of tests/programs/until_lost.py, started as torchrun would."""
     job = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
-    program = [sys.executable, "tests/programs/reduce_forever.py", transport]
-    return [subprocess.Popen(program, env={**environment(), **job, "RANK": str(r)}, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in range(ranks)]
+    return [start_program([sys.executable, "tests/programs/until_lost.py", *words], {**job, "RANK": str(r)}) for r in range(ranks)]
 
 
 @pytest.fixture
@@ -163,18 +166,23 @@ def secret_file(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize("transport,how", [("auto", signal.SIGKILL), ("auto", signal.SIGSTOP), ("tcp", signal.SIGKILL), ("tcp", signal.SIGSTOP)])
-def test_lost_process_is_noticed_by_all(transport, how, secret_file):
-    processes = start_job(3, transport, CKDIST_JOB_SECRET_FILE=secret_file)
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("what", ["reduce", "recv", "idle"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_lost_process_is_noticed_by_all(transport, what, how, secret_file):
+    """A killed one at once, a stopped one within the timeout, whatever the others do; they name it, and leave no memory behind."""
+    timeout = 2.0
+    processes = start_job(3, transport, what, str(timeout), CKDIST_JOB_SECRET_FILE=secret_file)
     try:
-        for p in processes:
-            assert p.stdout.readline() == "running\n"
+        for rank, p in enumerate(processes):
+            assert p.stdout.readline() == f"rank {rank} pid {p.pid} running\n"
+        time.sleep(0.2)
         processes[1].send_signal(how)
         start = time.monotonic()
         for rank in (0, 2):
             _, error = processes[rank].communicate(timeout=20)
-            assert processes[rank].returncode == 1 and "rank 1" in error, error
-        assert time.monotonic() - start < 10
+            assert processes[rank].returncode == 1 and error.startswith(f"rank {rank}: rank ") and "rank 1 " in error, error
+        assert time.monotonic() - start < (timeout / 2 if how == signal.SIGKILL else timeout) + 1
     finally:
         for p in processes:
             p.kill()

@@ -186,6 +186,10 @@ class Communicator:
         """CommError when a rank of the job is known to be lost; never blocks. For a rank that waits for something else than its peers."""
         native.check(lib.ckdist_communicator_check_peers(self._handle))
 
+    def abandon(self, reason: str) -> None:
+        """Gives up: this rank's later calls, and all ranks' of the job, are CommErrors with the reason. For a rank that failed elsewhere."""
+        native.check(lib.ckdist_communicator_abandon(self._handle, reason.encode()))
+
     def split(self, color: int, key: int = -1) -> "Communicator | None":
         """The ranks of the same color, ordered by key (-1: by rank); None for a negative color. A collective call."""
         out = ffi.new("struct ckdist_communicator **")

@@ -39,6 +39,7 @@ CKDIST_EXPORT int ckdist_communicator_new(int32_t rank, int32_t size, const int3
                                           int32_t spins, double timeout_s, struct ckdist_communicator** out);
 CKDIST_EXPORT void ckdist_communicator_free(struct ckdist_communicator* communicator);
 CKDIST_EXPORT int ckdist_communicator_check_peers(struct ckdist_communicator* communicator);
+CKDIST_EXPORT int ckdist_communicator_abandon(struct ckdist_communicator* communicator, const char* reason);
 CKDIST_EXPORT int ckdist_communicator_leave(struct ckdist_communicator* communicator);
 CKDIST_EXPORT const char* ckdist_communicator_transport(struct ckdist_communicator* communicator);
 /* *out is null for a negative color. */

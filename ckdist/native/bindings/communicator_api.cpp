@@ -118,6 +118,9 @@ void ckdist_communicator_free(ckdist_communicator* c) { delete c; }
 int ckdist_communicator_check_peers(ckdist_communicator* c) {
   return guard([&] { c->communicator->check_peers(); });
 }
+int ckdist_communicator_abandon(ckdist_communicator* c, const char* reason) {
+  return guard([&] { c->communicator->abandon(reason); });
+}
 int ckdist_communicator_leave(ckdist_communicator* c) {
   return guard([&] { c->communicator->leave(); });
 }

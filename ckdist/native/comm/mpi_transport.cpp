@@ -10,47 +10,64 @@
 namespace ckdist {
 
 namespace {
-constexpr int64_t kMost = 8 << 20;  // bytes in one message: what a slow link carries well within a timeout
+constexpr int64_t kMost = 1 << 20;  // bytes in one message to MPI
+constexpr size_t kUnderWay = 4;     // such messages
 constexpr int kCounted = 4096;      // bytes from which on a message tells that data flows
 // Below the tags of channels, which begin at 8.
 constexpr int kAskTag = 1, kPutTag = 2, kGotTag = 3, kBeatTag = 4;
 }  // namespace
 
+void MpiTransport::post(Part& part) {
+  if (calls_.isend(part.data, part.bytes, calls_.byte, part.peer, part.tag, calls_.comm, part.handle))
+    fail(Status::comm, "MPI refused to send %d bytes to rank %d", part.bytes, part.peer);
+}
+
 void MpiTransport::send(Operation& operation, int peer, int tag, const void* data, int64_t bytes) {
+  Queue& queue = queues_[{peer, tag}];
   for (int64_t at = 0; at == 0 || at < bytes; at += kMost) {
-    const int some = int(std::min(kMost, bytes - at));
-    operation.parts.push_back({{}, peer, false, false, some});
-    if (calls_.isend(static_cast<const uint8_t*>(data) + at, some, calls_.byte, peer, tag, calls_.comm, operation.parts.back().handle))
-      fail(Status::comm, "MPI refused to send %lld bytes to rank %d", (long long)bytes, peer);
+    operation.parts.push_back({{}, peer, false, false, int(std::min(kMost, bytes - at)), tag, static_cast<const uint8_t*>(data) + at});
+    queue.waiting.push_back(&operation.parts.back());
+  }
+  pump(queue);
+}
+
+// Hands MPI the next parts as it is done with others.
+void MpiTransport::pump(Queue& queue) {
+  auto& busy = queue.under_way;
+  busy.erase(std::remove_if(busy.begin(), busy.end(), [&](Part* p) { return done(*p); }), busy.end());
+  while (!queue.waiting.empty() && busy.size() < kUnderWay) {
+    Part* const next = queue.waiting.front();
+    queue.waiting.pop_front();
+    post(*next);
+    busy.push_back(next);
   }
 }
 
 void MpiTransport::receive(Operation& operation, int peer, int tag, void* data, int64_t bytes) {
   for (int64_t at = 0; at == 0 || at < bytes; at += kMost) {
-    const int some = int(std::min(kMost, bytes - at));
-    operation.parts.push_back({{}, peer, false, true, some});
-    if (calls_.irecv(static_cast<uint8_t*>(data) + at, some, calls_.byte, peer, tag, calls_.comm, operation.parts.back().handle))
+    operation.parts.push_back({{}, peer, false, true, int(std::min(kMost, bytes - at)), tag, nullptr});
+    if (calls_.irecv(static_cast<uint8_t*>(data) + at, operation.parts.back().bytes, calls_.byte, peer, tag, calls_.comm, operation.parts.back().handle))
       fail(Status::comm, "MPI refused to receive %lld bytes from rank %d", (long long)bytes, peer);
   }
 }
 
-bool MpiTransport::done(Operation& operation) {
+bool MpiTransport::done(Part& part) {
+  if (part.done) return true;
   alignas(16) uint8_t status[256];  // larger than any implementation's MPI_Status
+  int flag = 0, came = part.bytes;
+  if (calls_.test(part.handle, &flag, status))
+    fail(Status::comm, "MPI reports that a message of rank %d failed: it is lost, or sent more than the %d bytes that were expected", part.peer, part.bytes);
+  if (!flag) return false;
+  part.done = true;
+  if (part.incoming && get_count_(status, calls_.byte, &came) == 0 && came != part.bytes)
+    fail(Status::comm, "rank %d sent %d bytes where %d were expected", part.peer, came, part.bytes);
+  if (came >= kCounted) add_moved(came);
+  return true;
+}
+
+bool MpiTransport::done(Operation& operation) {
   bool all = true;
-  for (Part& part : operation.parts) {
-    if (part.done) continue;
-    int flag = 0, came = part.bytes;
-    if (calls_.test(part.handle, &flag, status))
-      fail(Status::comm, "MPI reports that a message of rank %d failed: it is lost, or sent more than the %d bytes that were expected", part.peer, part.bytes);
-    if (!flag) {
-      all = false;
-      continue;
-    }
-    part.done = true;
-    if (part.incoming && get_count_(status, calls_.byte, &came) == 0 && came != part.bytes)
-      fail(Status::comm, "rank %d sent %d bytes where %d were expected", part.peer, came, part.bytes);
-    if (came >= kCounted) add_moved(came);
-  }
+  for (Part& part : operation.parts) all &= part.incoming ? done(part) : part.done;
   return all;
 }
 
@@ -130,6 +147,10 @@ void MpiTransport::serve() {
 
 bool MpiTransport::test(Request request) {
   if (!request) return true;
+  for (auto at = queues_.begin(); at != queues_.end();) {
+    pump(at->second);
+    at = at->second.under_way.empty() ? queues_.erase(at) : std::next(at);
+  }
   serve();
   const auto at = operations_.find(request);
   if (at == operations_.end()) fail(Status::native, "a request that was complete already");
@@ -140,10 +161,11 @@ bool MpiTransport::test(Request request) {
 
 void MpiTransport::send_beat(int peer, const void* data, int64_t bytes) {
   Beat& beat = beats_[peer];
-  if (!done(beat.operation)) return;  // the one before is still on its way
-  beat.operation.parts.clear();
-  std::memcpy(beat.data, data, size_t(std::min<int64_t>(bytes, sizeof beat.data)));
-  send(beat.operation, peer, kBeatTag, beat.data, std::min<int64_t>(bytes, sizeof beat.data));
+  if (beat.part.data && !done(beat.part)) return;  // the one before is still on its way
+  const int some = int(std::min<int64_t>(bytes, sizeof beat.data));
+  std::memcpy(beat.data, data, size_t(some));
+  beat.part = {{}, peer, false, false, some, kBeatTag, beat.data};
+  post(beat.part);
 }
 
 int64_t MpiTransport::take_beat(int peer, void* data, int64_t bytes) {

@@ -41,7 +41,11 @@ class MpiTransport : public Transport {
     int peer;
     bool done;
     bool incoming;
-    int bytes;
+    int bytes, tag;
+    const void* data;  // to be sent
+  };
+  struct Queue {       // of one peer's messages with one tag: MPI holds a few parts at a time, or signs of life would wait behind them all
+    std::deque<Part*> waiting, under_way;
   };
   struct Operation {
     std::deque<Part> parts;
@@ -56,7 +60,10 @@ class MpiTransport : public Transport {
 
   void send(Operation& operation, int peer, int tag, const void* data, int64_t bytes);
   void receive(Operation& operation, int peer, int tag, void* data, int64_t bytes);
+  void post(Part& part);
+  bool done(Part& part);
   bool done(Operation& operation);
+  void pump(Queue& queue);
   Request ask(int peer, const Ask& ask, Operation** out);
   void serve();
 
@@ -65,10 +72,11 @@ class MpiTransport : public Transport {
   GetCount get_count_;
   std::map<Request, Operation> operations_;
   Request last_ = 0;
+  std::map<std::pair<int, int>, Queue> queues_;  // by peer and tag
   std::map<int, Window> windows_;
   std::vector<Served> serving_;
   struct Beat {
-    Operation operation;
+    Part part{};
     uint8_t data[512];
   };
   std::vector<Beat> beats_;  // on their way, by rank
