@@ -131,6 +131,80 @@ def test_what_cannot_be():
     run_threads(2, body)
 
 
+WRONG_CALLS = {  # what all ranks but the last call, and what the last does
+    "size": (lambda c, x: c.all_reduce(x), lambda c, x: c.all_reduce(x[1:])),
+    "operation": (lambda c, x: c.all_reduce(x), lambda c, x: c.all_reduce(x, "max")),
+    "dtype": (lambda c, x: c.all_reduce(x), lambda c, x: c.all_reduce(x.view(np.int32))),
+    "kind": (lambda c, x: c.all_reduce(x), lambda c, x: c.broadcast(x)),
+    "root": (lambda c, x: c.broadcast(x), lambda c, x: c.broadcast(x, root=1)),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_CALLS)
+@pytest.mark.parametrize("hosts", ["aaa", "abb"])
+def test_another_call_is_an_error(hosts, wrong):
+    """Where ranks share memory: never a wrong result, and all are told."""
+
+    def body(world):
+        c = open_communicator(world, timeout=5, arena_bytes=1 << 26)
+        with pytest.raises(CommError, match="called another collective"):
+            WRONG_CALLS[wrong][world.rank == 2](c, np.zeros(1000, np.float32))
+            c.barrier()
+        with pytest.raises(CommError, match="called another collective"):
+            c.check_peers()
+
+    run_threads(hosts, body)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
+def test_counts_that_do_not_fit_name_both_numbers(transport):
+    hosts, opened = options(transport, 3)
+
+    def body(world):
+        c = open_communicator(world, timeout=5, arena_bytes=1 << 26, **opened)
+        send = [2, 2, 2] if world.rank else [2, 3, 2]  # rank 1 expects 2 from rank 0
+        with pytest.raises(CommError, match="rank 0 sent 12 bytes .*expected"):
+            c.all_to_all(np.zeros(sum(send), np.int32), send, [2, 2, 2])
+            c.barrier()
+
+    run_threads(hosts, body)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
+def test_who_leaves_is_not_missed(transport):
+    hosts, opened = options(transport, 3)
+
+    def body(world):
+        c = open_communicator(world, timeout=1, arena_bytes=1 << 26, **opened)
+        c.barrier()
+        if world.rank == 2:
+            c.close()
+            return
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            c.check_peers()
+            time.sleep(0.05)
+        if world.rank == 0:
+            c.send(np.ones(5), 1)
+        else:
+            assert c.recv(np.zeros(5), 0).all()
+
+    run_threads(hosts, body)
+
+
+def test_a_part_of_a_part_names_ranks_as_the_job_does():
+    def body(world):
+        c = open_communicator(world, timeout=1, arena_bytes=1 << 26)
+        half = c.split(world.rank % 2)
+        if world.rank == 3:
+            time.sleep(2)
+        elif world.rank == 1:
+            with pytest.raises(CommError, match="rank 3"):
+                half.recv(np.zeros(5), 1)
+
+    run_threads(4, body)
+
+
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 def test_silent_rank_is_named(transport):
     hosts, opened = options(transport, 3)
