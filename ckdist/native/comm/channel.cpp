@@ -19,11 +19,13 @@ Channel::Channel(std::shared_ptr<Wire> wire, int context, std::vector<int> ranks
 
 Channel::Pending Channel::isend(int peer, int tag, const void* data, int64_t bytes) {
   Turn turn(*wire_);
+  wire_->transport->mark = mark_of(tag);
   return {wire_->transport->isend(ranks_[peer], on_wire(tag), data, bytes), peer};
 }
 
 Channel::Pending Channel::irecv(int peer, int tag, void* data, int64_t bytes) {
   Turn turn(*wire_);
+  wire_->transport->mark = mark_of(tag);
   return {wire_->transport->irecv(ranks_[peer], on_wire(tag), data, bytes), peer};
 }
 

@@ -63,6 +63,7 @@ class Channel {
   // `tag`: one of the user's, or a Purpose.
   Pending isend(int peer, int tag, const void* data, int64_t bytes);
   Pending irecv(int peer, int tag, void* data, int64_t bytes);
+  void mark(uint64_t signature) { mark_ = uint32_t(signature ^ signature >> 32) | 1; }  // of the collective whose messages follow
   bool test(Pending& pending);
   void wait(Pending pending, const char* what);
   void wait(std::vector<Pending>& pending, const char* what);  // for all; leaves none
@@ -80,7 +81,10 @@ class Channel {
   int window_on_wire(int window) const { return context_ * kUserTags + window; }
 
   std::shared_ptr<Wire> wire_;
+  uint32_t mark_of(int tag) const { return tag < kUserTags ? 0 : mark_; }
+
   int context_;
+  uint32_t mark_ = 0;
   std::vector<int> ranks_, names_;
   std::shared_ptr<const Pulse> pulse_;
 };

@@ -26,6 +26,9 @@ class Transport {
   virtual Request isend(int peer, int tag, const void* data, int64_t bytes) = 0;
   virtual Request irecv(int peer, int tag, void* data, int64_t bytes) = 0;
 
+  // What the next isend or irecv belongs to; 0: nothing. Where the transport can tell, a message of something else is an error.
+  uint32_t mark = 0;
+
   // Memory of this rank that peers may read and write, the same `window` number on every rank; a collective call. Offsets of
   // iput and iget lie within what the peer exposed.
   virtual void expose(int window, void* base, int64_t bytes) = 0;
