@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 from ckdist.errors import ConfigError
 
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")
+CACHE_TYPES = ("f32", "f16", "bf16", "i16", "q8_0")
 QUANTIZE_TYPES = ("q8_0", "q4_k")
 BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
