@@ -58,24 +58,29 @@ void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state,
 }
 
 void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state) {
-  const auto write = [&](int64_t row, int column, Vec mean) {
-    float* out = task.out + row / task.heads * task.out_token_stride + row % task.heads * task.out_head_stride + column;
-    store_n(out, mean + set(0.0f), task.head_dim - column < kLanes ? task.head_dim - column : kLanes);  // adding 0 leaves one zero: +0
-  };
+  const auto row_of = [&](int64_t row) { return task.out + row / task.heads * task.out_token_stride + row % task.heads * task.out_head_stride; };
+  const auto lanes_from = [&](int column) { return task.head_dim - column < kLanes ? task.head_dim - column : kLanes; };
+  // Adding 0 leaves one zero: +0.
   if (!shape.by_lane) {
-    for (int64_t row = 0; row < shape.queries; ++row)
+    for (int64_t row = 0; row < shape.queries; ++row) {
+      float* out = row_of(row);
+      const Vec inverse = set(1.0f / state.sum[row]);
       for (int i = 0; i < task.head_dim; i += kLanes)
-        write(row, i, load(state.values + row * shape.width + i) / set(state.sum[row]));
+        store_n(out + i, load(state.values + row * shape.width + i) * inverse + set(0.0f), lanes_from(i));
+    }
     return;
   }
   for (int64_t at = 0; at < shape.queries; at += kLanes) {
-    const Vec sum = load(state.sum + at);
+    const int rows = shape.queries - at < kLanes ? static_cast<int>(shape.queries - at) : kLanes;
+    float* out[kLanes];
+    for (int r = 0; r < rows; ++r) out[r] = row_of(at + r);
+    const Vec inverse = set(1.0f) / load(state.sum + at);
     for (int i = 0; i < task.head_dim; i += kLanes) {
       Vec tile[kLanes];
       for (int j = 0; j < kLanes; ++j)
-        tile[j] = i + j < task.head_dim ? load(state.values + at * shape.head_dim + (i + j) * kLanes) / sum : set(0.0f);
+        tile[j] = j < lanes_from(i) ? load(state.values + at * shape.head_dim + (i + j) * kLanes) * inverse + set(0.0f) : set(0.0f);
       transpose(tile);
-      for (int64_t row = at; row < at + kLanes && row < shape.queries; ++row) write(row, i, tile[row - at]);
+      for (int r = 0; r < rows; ++r) store_n(out[r] + i, tile[r], lanes_from(i));
     }
   }
 }
