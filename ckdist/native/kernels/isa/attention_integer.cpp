@@ -18,7 +18,6 @@ namespace CKDIST_ISA {
 namespace {
 
 constexpr int kSpanBlocks = kSpan / kBlockTokens;
-constexpr int kAhead = 4;  // blocks from the one that is read to the one that is fetched
 
 // Accumulators in Vecs for rows; Vecs of queries and positions or dimensions at once for lanes.
 #if defined(__AVX512F__)
@@ -152,13 +151,10 @@ Span open_span(const AttentionTask& task, const Shape& shape, const Workspace& w
       store(v_scales, select(less(abs(of_v), set(3e38f)), of_v, set(0.0f)));
     }
   }
-  // All keys of a span are read, then all its values, then the next span's keys.
+  // While the keys of a span are read its values are fetched, meanwhile the next span's keys: far ahead, and even in between.
   for (int b = span.first; b < span.last; ++b) {
-    const int past = b + kAhead - span.last;
-    const int into = span.first + past < span.last ? span.first + past : span.last - 1;
-    span.after_k[b] = past < 0 ? span.k[b + kAhead] : span.v[into];
-    const bool more = start / kBlockTokens + kSpanBlocks + past < blocks;
-    span.after_v[b] = past < 0 ? span.v[b + kAhead] : more ? block(kSpanBlocks + past) : span.v[b];
+    span.after_k[b] = span.v[b];
+    span.after_v[b] = start / kBlockTokens + kSpanBlocks + b < blocks ? block(kSpanBlocks + b) : span.v[b];
   }
   return span;
 }
@@ -171,7 +167,7 @@ CKDIST_INLINE void seen(const AttentionTask& task, int64_t start, int64_t row, i
   *high = static_cast<int>(to < 0 ? 0 : to > kSpan ? kSpan : to);
 }
 
-// The cap goes over exp's own scale; 0: none.
+// soft_cap 0: none.
 CKDIST_INLINE Vec cap(Vec score, float soft_cap) {
   return soft_cap > 0.0f ? set(soft_cap) * tanh(score / set(soft_cap)) : score;
 }
