@@ -21,20 +21,30 @@ constexpr int kColumnPad = 256;  // columns of activations are padded to this wi
 
 enum class ActivationFormat : int32_t { f32 = 0, bf16 = 1, q8 = 2 };
 
+// Minus scale * sum of codes of the eight groups of 32 columns, as scale * (256 * high + low): what minima are multiplied with,
+// in bytes, so that they take two byte products more and not a product each.
+struct GroupSums {
+  int8_t high[8], low[8];
+  float scale;  // a power of two
+};
+
 // One token's row of activations, prepared once per layer input for all matrices that read it.
 //   f32:  float[padded]        bf16: uint16[padded]
-//   q8:   int8 codes[padded], float scale[padded / 32], int32 sum of codes[padded / 16]
+//   q8:   int8 codes[padded], float scale[padded / 32], int32 minus the sum of 32 codes[padded / 32], int32 minus the sum of 16
+//         codes[padded / 16], GroupSums[padded / 256]. Sums stand negated, so that what is taken off a product is where it starts.
 struct ActivationRow {
   static int64_t padded(int64_t cols) { return (cols + kColumnPad - 1) / kColumnPad * kColumnPad; }
   static int64_t bytes(ActivationFormat format, int64_t cols) {  // rounded up to a cache line
     const int64_t p = padded(cols);
-    const int64_t n = format == ActivationFormat::f32 ? 4 * p : format == ActivationFormat::bf16 ? 2 * p : p + p / 8 + p / 4;
+    const int64_t n = format == ActivationFormat::f32 ? 4 * p : format == ActivationFormat::bf16 ? 2 * p
+                                                                : group_sums(p) + p / kColumnPad * int64_t{sizeof(GroupSums)};
     return (n + 63) / 64 * 64;
   }
-  static const float* scales(const uint8_t* row, int64_t cols) { return reinterpret_cast<const float*>(row + padded(cols)); }
-  static const int32_t* sums(const uint8_t* row, int64_t cols) {
-    return reinterpret_cast<const int32_t*>(row + padded(cols) + padded(cols) / 8);
-  }
+  // Where the parts of a q8 row of p padded columns stand, in bytes.
+  static constexpr int64_t scales(int64_t p) { return p; }
+  static constexpr int64_t sums32(int64_t p) { return p + p / 8; }
+  static constexpr int64_t sums16(int64_t p) { return p + p / 4; }
+  static constexpr int64_t group_sums(int64_t p) { return p + p / 2; }
 };
 
 // A rank's shard of one weight matrix, packed.
@@ -63,8 +73,10 @@ struct LinearKernel {
 
   // y[t * y_stride + row] = dot(matrix[row], x[t]) for the rows of tiles [tile_begin, tile_end) and tokens [0, tokens).
   // x: tokens rows of x_stride bytes, prepared in `activation` format for matrix.cols columns. Blocks for the caches inside.
+  // scratch: scratch_bytes(matrix.cols) of the caller's, at a cache line.
   void (*multiply)(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride, int64_t tokens,
-                   float* y, int64_t y_stride);
+                   float* y, int64_t y_stride, uint8_t* scratch);
+  int64_t (*scratch_bytes)(int64_t cols);
 };
 
 }  // namespace ckdist
