@@ -19,6 +19,8 @@ namespace ckdist {
 constexpr int kTileRows = 16;
 constexpr int kColumnPad = 256;  // columns of activations are padded to this with zeros
 
+constexpr int kSums32Factor = 128, kSums16Factor = 32;
+
 enum class ActivationFormat : int32_t { f32 = 0, bf16 = 1, q8 = 2 };
 
 // Minus scale * sum of codes of the eight groups of 32 columns, as scale * (256 * high + low): what minima are multiplied with,
@@ -30,8 +32,9 @@ struct GroupSums {
 
 // One token's row of activations, prepared once per layer input for all matrices that read it.
 //   f32:  float[padded]        bf16: uint16[padded]
-//   q8:   int8 codes[padded], float scale[padded / 32], int32 minus the sum of 32 codes[padded / 32], int32 minus the sum of 16
-//         codes[padded / 16], GroupSums[padded / 256]. Sums stand negated, so that what is taken off a product is where it starts.
+//   q8:   int8 codes[padded], float scale[padded / 32], int32 sum of 32 codes * -128[padded / 32], int32 sum of 16 codes * -32
+//         [padded / 16], GroupSums[padded / 256]. Sums are multiplied with minus the offset of the codes of the type that matters
+//         most, so that a product starts from them as they stand; the others shift.
 struct ActivationRow {
   static int64_t padded(int64_t cols) { return (cols + kColumnPad - 1) / kColumnPad * kColumnPad; }
   static int64_t bytes(ActivationFormat format, int64_t cols) {  // rounded up to a cache line

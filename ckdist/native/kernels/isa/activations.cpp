@@ -30,7 +30,7 @@ uint32_t largest_magnitude(const float* x) {
   return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1))));
 }
 
-// Writes minus the sums of the two halves.
+// Writes the sums of the two halves times -kSums16Factor.
 void round_codes(const float* x, float inverse, int8_t* codes, int32_t* sums) {
   const __m256 factor = _mm256_set1_ps(inverse);
   const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), factor));
@@ -42,7 +42,8 @@ void round_codes(const float* x, float inverse, int8_t* codes, int32_t* sums) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_permutevar8x32_epi32(packed, order));
   const __m256i halves = _mm256_hadd_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));  // of each 128 bits: first half twice, second twice
   __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
-  sum = _mm_sub_epi32(_mm_setzero_si128(), _mm_hadd_epi32(sum, sum));
+  sum = _mm_slli_epi32(_mm_sub_epi32(_mm_setzero_si128(), _mm_hadd_epi32(sum, sum)), 5);
+  static_assert(kSums16Factor == 1 << 5);
   _mm_storel_epi64(reinterpret_cast<__m128i*>(sums), sum);
 }
 #else
@@ -61,7 +62,7 @@ void round_codes(const float* x, float inverse, int8_t* codes, int32_t* sums) {
   for (int half = 0; half < 2; ++half) {
     int32_t sum = 0;
     for (int i = 0; i < kGroup / 2; ++i) sum -= codes[half * kGroup / 2 + i];
-    sums[half] = sum;
+    sums[half] = sum * kSums16Factor;
   }
 }
 #endif
@@ -86,7 +87,7 @@ void prepare_group_sums(const float* scales, const int32_t* sums, GroupSums* out
   float values[8];
   uint32_t largest = 0;
   for (int i = 0; i < 8; ++i) {
-    values[i] = scales[i] * static_cast<float>(sums[i]);
+    values[i] = scales[i] * static_cast<float>(sums[i] / kSums32Factor);
     const uint32_t magnitude = bits_of_float(values[i]) & kMagnitude;
     largest = magnitude > largest ? magnitude : largest;
   }
@@ -128,7 +129,7 @@ void prepare_q8(const float* x, int64_t n, int64_t lead, int64_t cols, uint8_t* 
       if (end > begin) std::memcpy(edge + (begin - start), x + (begin - lead), static_cast<size_t>(end - begin) * sizeof(float));
     }
     prepare_group(whole ? x + (start - lead) : edge, codes + start, scales + group, sums16 + 2 * group);
-    sums32[group] = sums16[2 * group] + sums16[2 * group + 1];
+    sums32[group] = (sums16[2 * group] + sums16[2 * group + 1]) * (kSums32Factor / kSums16Factor);
   }
   for (int64_t block = 0; block < padded / kColumnPad; ++block) prepare_group_sums(scales + 8 * block, sums32 + 8 * block, group_sums + block);
 }

@@ -167,8 +167,6 @@ inline __m256i broadcast32(const void* at) {
   return _mm256_set1_epi32(value);
 }
 
-constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
-
 // Steps whose 16-bit pair sums of products, each at most 2 * 127 * code, can be added without saturating.
 template <Type type>
 constexpr int steps_before_widening() {
@@ -206,6 +204,12 @@ struct Columns {
   const uint8_t *codes, *scales, *sums32, *sums16;
 };
 
+template <Type type>
+inline __m256i read_sums(const uint8_t* at) {
+  const __m256i sums = broadcast32(at);
+  return sums_shift<type>() > 0 ? _mm256_srai_epi32(sums, sums_shift<type>()) : sums;
+}
+
 // One token's 32 columns on top of its total: of the block where scales are whole numbers, else of the row.
 template <Type type>
 inline __m256 add_group(const __m256i* codes, const __m256i* scale, const __m256i* minimum, const Columns& x, int64_t row, __m256 total) {
@@ -220,7 +224,7 @@ inline __m256 add_group(const __m256i* codes, const __m256i* scale, const __m256
 #pragma GCC unroll 2
   for (int p = 0; p < parts; ++p) {
     if constexpr (layout.offset > 0 && !is_signed<type>())
-      product[p] = _mm256_add_epi32(product[p], _mm256_slli_epi32(broadcast32(sums + 4 * p), log2_of(layout.offset)));
+      product[p] = _mm256_add_epi32(product[p], read_sums<type>(sums + 4 * p));
     if constexpr (layout.whole()) {
       const __m256i part = _mm256_mullo_epi32(product[p], scale[p]);
       whole = p == 0 ? part : _mm256_add_epi32(whole, part);
@@ -228,7 +232,7 @@ inline __m256 add_group(const __m256i* codes, const __m256i* scale, const __m256
       const __m256 part = _mm256_cvtepi32_ps(product[p]), factor = _mm256_castsi256_ps(scale[p]);
       scaled = p == 0 ? _mm256_mul_ps(part, factor) : _mm256_fmadd_ps(part, factor, scaled);
       if constexpr (layout.minimum)
-        scaled = _mm256_fmadd_ps(_mm256_cvtepi32_ps(broadcast32(sums + 4 * p)), _mm256_castsi256_ps(minimum[p]), scaled);
+        scaled = _mm256_fmadd_ps(_mm256_cvtepi32_ps(read_sums<type>(sums + 4 * p)), _mm256_castsi256_ps(minimum[p]), scaled);
     }
   }
   if constexpr (layout.whole()) scaled = _mm256_cvtepi32_ps(whole);

@@ -156,8 +156,6 @@ inline __m512i broadcast32(const void* at) {
   return _mm512_set1_epi32(value);
 }
 
-constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
-
 // Tokens whose chains of additions are interleaved, so that their latencies hide one another: at most `most` as registers allow.
 constexpr int lanes_of(int tokens, int most) {
   const int parts = (tokens + most - 1) / most;
@@ -171,6 +169,12 @@ inline void hide(int64_t& offset) { asm("" : "+r"(offset)); }
 struct Columns {
   const uint8_t *codes, *scales, *sums32, *sums16;
 };
+
+template <Type type>
+inline __m512i read_sums(const uint8_t* at) {
+  const __m512i sums = broadcast32(at);
+  return sums_shift<type>() > 0 ? _mm512_srai_epi32(sums, sums_shift<type>()) : sums;
+}
 
 // Codes of 32 columns, unpacked into registers, or left where they lie to leave registers to more tokens.
 struct HeldCodes {
@@ -195,7 +199,7 @@ inline void add_group(const Codes& codes, const __m512i* scale, const __m512i* m
     __m512i product[lanes];
 #pragma GCC unroll 8
     for (int l = 0; l < lanes; ++l)
-      product[l] = layout.offset > 0 ? _mm512_slli_epi32(broadcast32(sums + row + l * stride + 4 * p), log2_of(layout.offset)) : _mm512_setzero_si512();
+      product[l] = layout.offset > 0 ? read_sums<type>(sums + row + l * stride + 4 * p) : _mm512_setzero_si512();
 #pragma GCC unroll 8
     for (int s = p * kSteps / parts; s < (p + 1) * kSteps / parts; ++s) {
       const __m512i step = codes[s];
@@ -211,7 +215,7 @@ inline void add_group(const Codes& codes, const __m512i* scale, const __m512i* m
         const __m512 part = _mm512_cvtepi32_ps(product[l]), factor = _mm512_castsi512_ps(scale[p]);
         scaled[l] = p == 0 ? _mm512_mul_ps(part, factor) : _mm512_fmadd_ps(part, factor, scaled[l]);
         if constexpr (layout.minimum)
-          scaled[l] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(broadcast32(sums + row + l * stride + 4 * p)), _mm512_castsi512_ps(minimum[p]), scaled[l]);
+          scaled[l] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(read_sums<type>(sums + row + l * stride + 4 * p)), _mm512_castsi512_ps(minimum[p]), scaled[l]);
       }
     }
   }

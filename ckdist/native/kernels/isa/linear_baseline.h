@@ -138,7 +138,7 @@ void block_strip(const Strip& strip) {
         for (int p = 0; p < parts; ++p) {
           Rows product;
           dot(codes + p * kSteps / parts, x + p * kSteps / parts, kSteps / parts, product);
-          const float x_sum = static_cast<float>(parts == 1 ? x_sums[0] + x_sums[1] : x_sums[p]);
+          const float x_sum = static_cast<float>((parts == 1 ? x_sums[0] + x_sums[1] : x_sums[p]) / kSums16Factor);  // negative
           for (int r = 0; r < kTileRows; ++r) {
             const float value = product.lane[r] * scale[p].lane[r];
             total.lane[r] += layout.minimum ? value + minimum[p].lane[r] * x_sum : value;

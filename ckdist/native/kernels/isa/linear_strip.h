@@ -48,6 +48,15 @@ struct Expanded {
   static constexpr int kBytes = kGroupMinima + (kByteMinima ? layout.columns / kGroupColumns * kTileRows : 0);
 };
 
+constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
+
+// A row's sums, shifted right by this, are minus the offset of the type's codes (minus one where there is none) times the sum.
+template <Type type>
+constexpr int sums_shift() {
+  constexpr BlockLayout layout = layout_of(type);
+  return log2_of(layout.group == kGroupColumns ? kSums32Factor : kSums16Factor) - log2_of(layout.offset);
+}
+
 constexpr int64_t kTileBlockBytes = 384 << 10;  // of tiles that stay in the L2 cache while all tokens pass by, a few at a time in the L1
 constexpr int kAhead = 4096;  // bytes of the tile, fetched ahead of use
 
