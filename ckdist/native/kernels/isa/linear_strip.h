@@ -97,11 +97,17 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
       const StripFunction function = expanded ? Product::expanded_strip(tokens - token) : Product::strip(tokens - token);
       strip.tokens = function.tokens;
       strip.x = x + token * x_stride;
+      // The next tokens' rows come to the L2 cache meanwhile, a part with every tile.
+      const uint8_t* next = strip.x + strip.tokens * x_stride;
+      const int64_t coming = tokens - token - strip.tokens < strip.tokens ? tokens - token - strip.tokens : strip.tokens;
+      const int64_t lines = (coming * x_stride / 64 + end - begin - 1) / (end - begin);
       for (int64_t tile = begin; tile < end; ++tile) {
+        for (int64_t line = 0; line < lines; ++line, next += 64) __builtin_prefetch(next, 0, 2);
         const int64_t row = tile * kTileRows;
         strip.tile = tiles + (tile - begin) * tile_bytes;
         strip.rows = static_cast<int>(matrix.rows - row < kTileRows ? matrix.rows - row : kTileRows);
         strip.y = y + token * y_stride + row;
+        for (int t = 0; t < strip.tokens; ++t) __builtin_prefetch(strip.y + t * y_stride, 1);
         function.run(strip);
       }
     }
