@@ -87,6 +87,7 @@ template <Type type>
 struct PackedBlock {
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBytes = layout.bytes();
+  static constexpr bool kPrefetched = prefetched<type>();
   const uint8_t* at;
   int half;
 
@@ -119,6 +120,7 @@ template <Type type>
 struct ExpandedBlock {
   using E = Expanded<type>;
   static constexpr int kBytes = E::kBytes;
+  static constexpr bool kPrefetched = false;
   const uint8_t* at;
   int half;
 
@@ -255,7 +257,7 @@ template <Type type, template <Type> class Block, int tokens>
 void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
-  constexpr int groups = layout.columns / kGroupColumns, lines = Block<type>::kBytes / 64;
+  constexpr int groups = layout.columns / kGroupColumns, lines = (Block<type>::kBytes / 64 + groups - 1) / groups;
   __m256 sums[tokens][kHalves];
   for (int t = 0; t < tokens; ++t) sums[t][0] = sums[t][1] = _mm256_setzero_ps();
   const uint8_t* at = strip.tile;
@@ -268,7 +270,8 @@ void block_strip(const Strip& strip) {
       for (int t = 0; t < tokens; ++t) of_block[t][0] = of_block[t][1] = _mm256_setzero_ps();
     auto* const total = layout.whole() ? of_block : sums;
     for (int g = 0; g < groups; ++g) {
-      for (int line = g * lines / groups; line < (g + 1) * lines / groups; ++line) __builtin_prefetch(at + kAhead + 64 * line);
+      if constexpr (Block<type>::kPrefetched)
+        for (int line = 0; line < lines; ++line) __builtin_prefetch(at + kAhead + 64 * (g * lines + line));
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
         const Block<type> block = {at, h};
@@ -317,7 +320,6 @@ void float_strip(const Strip& strip) {
   const uint8_t* block = strip.tile;
   const uint8_t* x = strip.x;
   for (int64_t b = 0; b < strip.blocks; ++b, block += block_bytes, x += 4 * kFloatColumnPad) {
-    for (int line = 0; line < block_bytes; line += 64) __builtin_prefetch(block + kAhead + line);
 #pragma GCC unroll 16
     for (int c = 0; c < kFloatColumnPad; ++c) {
       const __m256 top = read_column<type>(block, c, 0), bottom = read_column<type>(block, c, 1);

@@ -75,7 +75,7 @@ struct PackedBlock {
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBytes = layout.bytes();
   static constexpr bool kWholeBytes = layout.low_bits == 8;  // codes need no unpacking
-  static constexpr bool kStreamed = true;  // from memory, at least for the first tokens
+  static constexpr bool kPrefetched = prefetched<type>();
   const uint8_t* at;
 
   const uint8_t* planes(int columns) const { return at + columns * layout.plane_bytes(); }
@@ -110,7 +110,7 @@ template <Type type>
 struct ExpandedBlock {
   using E = Expanded<type>;
   static constexpr int kBytes = E::kBytes;
-  static constexpr bool kWholeBytes = true, kStreamed = false;
+  static constexpr bool kWholeBytes = true, kPrefetched = false;
   const uint8_t* at;
 
   const uint8_t* planes(int columns) const { return at + columns * E::kGroupBytes; }
@@ -241,7 +241,8 @@ void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
   constexpr int groups = layout.columns / kGroupColumns, lines = (Block<type>::kBytes / 64 + groups - 1) / groups;
-  constexpr int lanes = lanes_of(tokens, Block<type>::kWholeBytes ? 8 : 4);
+  constexpr bool lying = Block<type>::kWholeBytes && tokens > 4;
+  constexpr int lanes = lanes_of(tokens, lying ? 8 : 4);
   __m512 sums[tokens];  // of whole scales between blocks alone, so not in registers
 #pragma GCC unroll 16
   for (int t = 0; t < tokens; ++t) sums[t] = _mm512_setzero_ps();
@@ -257,12 +258,12 @@ void block_strip(const Strip& strip) {
     }
     __m512* const total = layout.whole() ? of_block : sums;
     for (int g = 0; g < groups; ++g) {
-      if constexpr (Block<type>::kStreamed) {
+      if constexpr (Block<type>::kPrefetched) {
 #pragma GCC unroll 10
         for (int line = 0; line < lines; ++line) __builtin_prefetch(block.at + kAhead + 64 * (g * lines + line));
       }
       HeldCodes held;
-      if constexpr (!Block<type>::kWholeBytes)
+      if constexpr (!lying)
         held = {{block.template codes<0>(g), block.template codes<1>(g), block.template codes<2>(g), block.template codes<3>(g),
                  block.template codes<4>(g), block.template codes<5>(g), block.template codes<6>(g), block.template codes<7>(g)}};
       __m512i scale[parts], minimum[parts];
@@ -275,10 +276,10 @@ void block_strip(const Strip& strip) {
 #pragma GCC unroll 16
       for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {
         hide(row);
-        if constexpr (Block<type>::kWholeBytes) {
-          LyingCodes lying = {block.planes(g)};
-          asm volatile("" : "+r"(lying.at));  // or the compiler keeps all eight for the next tokens
-          add_group<type, lanes>(lying, scale, minimum, x, row, strip.x_stride, total + t);
+        if constexpr (lying) {
+          LyingCodes codes = {block.planes(g)};
+          asm volatile("" : "+r"(codes.at));  // or the compiler keeps all eight for the next tokens
+          add_group<type, lanes>(codes, scale, minimum, x, row, strip.x_stride, total + t);
         } else {
           add_group<type, lanes>(held, scale, minimum, x, row, strip.x_stride, total + t);
         }
@@ -332,7 +333,6 @@ void float_strip(const Strip& strip) {
     __m512i weights[vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) weights[v] = read_column<type>(tile, v);
-    for (int line = 0; line < vectors * vector_bytes; line += 64) __builtin_prefetch(tile + kAhead + line);
     int64_t row = 0;
 #pragma GCC unroll 16
     for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {
