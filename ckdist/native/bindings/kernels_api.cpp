@@ -1,9 +1,5 @@
 #include "core/export.h"
 
-#include <cstdlib>
-#include <memory>
-#include <new>
-
 #include "api/kernels.h"
 #include "core/dtype.h"
 #include "core/error.h"
@@ -146,9 +142,7 @@ int ckdist_multiply(const char* isa, int32_t type, int64_t rows, int64_t cols, c
              static_cast<long long>(matrix.tile_count()));
     const int64_t stride = ActivationRow::bytes(kernel.activation, cols);
     check_bytes("x", x_bytes, tokens * stride);
-    const std::unique_ptr<void, decltype(&std::free)> scratch(std::aligned_alloc(64, static_cast<size_t>(kernel.scratch_bytes(cols))), std::free);
-    if (!scratch) throw std::bad_alloc();
-    kernel.multiply(matrix, tile_begin, tile_end, x, stride, tokens, y, rows, static_cast<uint8_t*>(scratch.get()));
+    kernel.multiply(matrix, tile_begin, tile_end, x, stride, tokens, y, rows);
   });
 }
 

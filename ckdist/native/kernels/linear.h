@@ -76,10 +76,8 @@ struct LinearKernel {
 
   // y[t * y_stride + row] = dot(matrix[row], x[t]) for the rows of tiles [tile_begin, tile_end) and tokens [0, tokens).
   // x: tokens rows of x_stride bytes, prepared in `activation` format for matrix.cols columns. Blocks for the caches inside.
-  // scratch: scratch_bytes(matrix.cols) of the caller's, at a cache line.
   void (*multiply)(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride, int64_t tokens,
-                   float* y, int64_t y_stride, uint8_t* scratch);
-  int64_t (*scratch_bytes)(int64_t cols);
+                   float* y, int64_t y_stride);
 };
 
 }  // namespace ckdist

@@ -35,9 +35,7 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
   for (const ckdist_value& v : values_)
     if (v.kind == ckdist_in_activations) activation_bytes[v.format] = std::max(activation_bytes[v.format], activation_stride(v));
     else row_floats = std::max(row_floats, v.width);
-  int64_t scratch = kernels_.attention.scratch_bytes(kQueryTile, max_group_, program.head_dim);
-  for (int m = 0; m < program.matrix_count; m++) scratch = std::max(scratch, kernels_.linear[int(matrix(m).type)].scratch_bytes(matrix(m).cols));
-  scratch = round_up(scratch, 64);
+  const int64_t scratch = round_up(kernels_.attention.scratch_bytes(kQueryTile, max_group_, program.head_dim), 64);
   const int64_t row = round_up(row_floats * 4, 64);
   int64_t each = scratch + row;
   for (int64_t bytes : activation_bytes) each += kReplicatedRows * bytes;
@@ -223,7 +221,7 @@ void Executable::linear(int thread, int index) {
     const uint8_t* x = replicated(step) ? workers_[thread].activations[a.format] : arena_->data() + a.place;
     int64_t stride;
     float* y = floats(step.out[m], &stride);
-    kernel.multiply(w, begin, end, x, activation_stride(a), n, y, stride, workers_[thread].scratch);
+    kernel.multiply(w, begin, end, x, activation_stride(a), n, y, stride);
     const int64_t from = begin * kTileRows, to = std::min(end * kTileRows, w.rows);
     if (step.vector[m] >= 0)
       for (int64_t t = 0; t < n; t++) kernels_.elementwise.add(program_.vectors[step.vector[m]] + from, to - from, y + t * stride + from);

@@ -37,7 +37,7 @@ class Executable {
   static constexpr int kQueryTile = 16;  // query tokens of one attention task
 
   struct Worker {  // one thread's private memory
-    uint8_t* scratch;          // of attention, of products
+    uint8_t* scratch;          // attention
     float* row;                // one residual row
     uint8_t* activations[3];   // kReplicatedRows rows per format
   };

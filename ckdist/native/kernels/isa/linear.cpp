@@ -13,8 +13,7 @@ namespace {
 
 template <Type type>
 constexpr LinearKernel kernel_of() {
-  return {activation_of<type>(), Tiles<type>::tile_bytes, Tiles<type>::pack, Tiles<type>::unpack_row, multiply<Product<type>>,
-          scratch_bytes<Product<type>>};
+  return {activation_of<type>(), Tiles<type>::tile_bytes, Tiles<type>::pack, Tiles<type>::unpack_row, multiply<Product<type>>};
 }
 
 constexpr LinearKernel none = {};

@@ -82,19 +82,14 @@ inline __m128i read_bytes(const uint8_t* at) { return _mm_loadl_epi64(reinterpre
 
 inline __m256i widen(const uint8_t* bytes) { return _mm256_cvtepu8_epi32(read_bytes(bytes)); }
 
-// Half a block of a packed tile: 8 rows. Groups are numbered within it; scales are whole numbers or floats as the layout says.
+// Half a block of a tile: 8 rows. Groups are numbered within it; scales are whole numbers or floats as the layout says.
 template <Type type>
-struct PackedBlock {
+struct Block {
   static constexpr BlockLayout layout = layout_of(type);
-  static constexpr int kBytes = layout.bytes();
-  static constexpr bool kPrefetched = prefetched<type>();
   const uint8_t* at;
   int half;
 
-  template <int step>
-  __m256i codes(int columns) const {  // of the columns-th 32 columns
-    return read_step<type, step>(at + columns * layout.plane_bytes() + 32 * half);
-  }
+  const uint8_t* planes(int columns) const { return at + columns * layout.plane_bytes() + 32 * half; }  // of the columns-th 32 columns
   __m256 block_scale() const { return read_halves(at + layout.block_scale() + 2 * kLane * half); }
   __m256 block_minimum() const { return read_halves(at + layout.block_minimum() + 2 * kLane * half); }
   const uint8_t* byte_minima() const { return at + layout.group_minima() + 32 * half; }
@@ -114,54 +109,6 @@ struct PackedBlock {
     return product(block_minimum(), _mm256_srli_epi32(widen(at + layout.group_scales() + group * kTileRows + kLane * half), 4));
   }
 };
-
-// The same of an expanded tile.
-template <Type type>
-struct ExpandedBlock {
-  using E = Expanded<type>;
-  static constexpr int kBytes = E::kBytes;
-  static constexpr bool kPrefetched = false;
-  const uint8_t* at;
-  int half;
-
-  template <int step>
-  __m256i codes(int columns) const {
-    return load(at + columns * E::kGroupBytes + 64 * step + 32 * half);
-  }
-  __m256 block_scale() const { return _mm256_castsi256_ps(load(at + E::kBlockScale + 32 * half)); }
-  __m256 block_minimum() const { return _mm256_castsi256_ps(load(at + E::kBlockMinimum + 32 * half)); }
-  const uint8_t* byte_minima() const { return at + E::kGroupMinima + 32 * half; }
-  __m256i scale(int group) const { return load(at + group / E::kParts * E::kGroupBytes + E::kScales + 64 * (group % E::kParts) + 32 * half); }
-  __m256i minimum(int group) const { return load(at + group / E::kParts * E::kGroupBytes + E::kMinima + 64 * (group % E::kParts) + 32 * half); }
-};
-
-inline void store(uint8_t* at, __m256i v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), v); }
-
-template <Type type>
-void expand(const uint8_t* tile, int64_t blocks, uint8_t* out) {
-  using E = Expanded<type>;
-  constexpr BlockLayout layout = layout_of(type);
-  for (int64_t b = 0; b < blocks; ++b, tile += layout.bytes(), out += E::kBytes)
-    for (int h = 0; h < kHalves; ++h) {
-      const PackedBlock<type> block = {tile, h};
-      uint8_t* const half = out + 32 * h;
-      for (int g = 0; g < layout.columns / kGroupColumns; ++g) {
-        uint8_t* to = half + g * E::kGroupBytes;
-        const __m256i codes[kSteps] = {block.template codes<0>(g), block.template codes<1>(g), block.template codes<2>(g), block.template codes<3>(g),
-                                       block.template codes<4>(g), block.template codes<5>(g), block.template codes<6>(g), block.template codes<7>(g)};
-        for (int s = 0; s < kSteps; ++s) store(to + 64 * s, codes[s]);
-        for (int p = 0; p < E::kParts; ++p) {
-          store(to + E::kScales + 64 * p, block.scale(g * E::kParts + p));
-          if constexpr (layout.minimum && !E::kByteMinima) store(to + E::kMinima + 64 * p, block.minimum(g * E::kParts + p));
-        }
-      }
-      if constexpr (layout.whole()) store(half + E::kBlockScale, _mm256_castps_si256(block.block_scale()));
-      if constexpr (E::kByteMinima) {
-        store(half + E::kBlockMinimum, _mm256_castps_si256(block.block_minimum()));
-        for (int i = 0; i < layout.groups() / 4; ++i) store(half + E::kGroupMinima + 64 * i, load(block.byte_minima() + 64 * i));
-      }
-    }
-}
 
 inline __m256i broadcast32(const void* at) {
   int32_t value;
@@ -253,30 +200,32 @@ inline __m256 add_minima(__m256 sum, const uint8_t* minima, __m256 block_minimum
   return _mm256_fmadd_ps(_mm256_cvtepi32_ps(both), factor, sum);
 }
 
-template <Type type, template <Type> class Block, int tokens>
+template <Type type, int tokens>
 void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
-  constexpr int groups = layout.columns / kGroupColumns, lines = (Block<type>::kBytes / 64 + groups - 1) / groups;
+  constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups;
   __m256 sums[tokens][kHalves];
   for (int t = 0; t < tokens; ++t) sums[t][0] = sums[t][1] = _mm256_setzero_ps();
   const uint8_t* at = strip.tile;
   Columns x = {strip.x, strip.x + ActivationRow::scales(strip.padded), strip.x + ActivationRow::sums32(strip.padded),
                strip.x + ActivationRow::sums16(strip.padded)};
   const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
-  for (int64_t b = 0; b < strip.blocks; ++b, at += Block<type>::kBytes) {
+  for (int64_t b = 0; b < strip.blocks; ++b, at += layout.bytes()) {
     __m256 of_block[tokens][kHalves];
     if constexpr (layout.whole())
       for (int t = 0; t < tokens; ++t) of_block[t][0] = of_block[t][1] = _mm256_setzero_ps();
     auto* const total = layout.whole() ? of_block : sums;
     for (int g = 0; g < groups; ++g) {
-      if constexpr (Block<type>::kPrefetched)
+      if constexpr (prefetched<type, tokens>())
         for (int line = 0; line < lines; ++line) __builtin_prefetch(at + kAhead + 64 * (g * lines + line));
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
         const Block<type> block = {at, h};
-        const __m256i codes[kSteps] = {block.template codes<0>(g), block.template codes<1>(g), block.template codes<2>(g), block.template codes<3>(g),
-                                       block.template codes<4>(g), block.template codes<5>(g), block.template codes<6>(g), block.template codes<7>(g)};
+        const uint8_t* planes = block.planes(g);
+        const __m256i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes),
+                                       read_step<type, 3>(planes), read_step<type, 4>(planes), read_step<type, 5>(planes),
+                                       read_step<type, 6>(planes), read_step<type, 7>(planes)};
         __m256i scale[parts], minimum[parts];
         for (int p = 0; p < parts; ++p) {
           scale[p] = block.scale(g * parts + p);
@@ -320,6 +269,8 @@ void float_strip(const Strip& strip) {
   const uint8_t* block = strip.tile;
   const uint8_t* x = strip.x;
   for (int64_t b = 0; b < strip.blocks; ++b, block += block_bytes, x += 4 * kFloatColumnPad) {
+    if constexpr (prefetched<type, tokens>())
+      for (int line = 0; line < block_bytes; line += 64) __builtin_prefetch(block + kAhead + line);
 #pragma GCC unroll 16
     for (int c = 0; c < kFloatColumnPad; ++c) {
       const __m256 top = read_column<type>(block, c, 0), bottom = read_column<type>(block, c, 1);
@@ -340,30 +291,18 @@ struct Product {
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
   static constexpr int kMostTokens = layout.columns ? 4 : 6;  // whose sums fit the 16 registers
 
-  static constexpr int kExpandFrom = layout.columns > 0 && layout.low_bits < 8 ? 9 : 0;
-  static constexpr int kExpandedBytes = Expanded<type>::kBytes;
 
-  template <template <Type> class Block, int tokens>
+  template <int tokens>
   static constexpr StripFunction of() {
     if constexpr (layout.columns > 0)
-      return {tokens, block_strip<type, Block, tokens>};
+      return {tokens, block_strip<type, tokens>};
     else
       return {tokens, float_strip<type, tokens>};
   }
 
-  template <template <Type> class Block>
-  static StripFunction strip_of(int64_t tokens) {
-    static constexpr StripFunction sizes[5] = {{}, of<Block, 1>(), of<Block, 2>(), of<Block, 3>(), of<Block, 4>()};
-    return tokens >= kMostTokens ? of<Block, kMostTokens>() : sizes[tokens < 4 ? tokens : 4];
-  }
-
-  static StripFunction strip(int64_t tokens) { return strip_of<PackedBlock>(tokens); }
-  static StripFunction expanded_strip(int64_t tokens) {
-    if constexpr (kExpandFrom > 0) return strip_of<ExpandedBlock>(tokens);
-    return {};
-  }
-  static void expand(const uint8_t* tile, int64_t blocks, uint8_t* out) {
-    if constexpr (kExpandFrom > 0) CKDIST_ISA::expand<type>(tile, blocks, out);
+  static StripFunction strip(int64_t tokens) {
+    static constexpr StripFunction sizes[5] = {{}, of<1>(), of<2>(), of<3>(), of<4>()};
+    return tokens >= kMostTokens ? of<kMostTokens>() : sizes[tokens < 4 ? tokens : 4];
   }
 };
 

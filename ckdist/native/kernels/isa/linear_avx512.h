@@ -69,20 +69,13 @@ inline __m512 read_halves(const uint8_t* at) { return _mm512_cvtph_ps(_mm256_loa
 
 inline __m512i widen(const uint8_t* bytes) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))); }
 
-// A block of a packed tile. Groups are numbered within it; scales are whole numbers or floats as the layout says.
+// A block of a tile. Groups are numbered within it; scales are whole numbers or floats as the layout says.
 template <Type type>
-struct PackedBlock {
+struct Block {
   static constexpr BlockLayout layout = layout_of(type);
-  static constexpr int kBytes = layout.bytes();
-  static constexpr bool kWholeBytes = layout.low_bits == 8;  // codes need no unpacking
-  static constexpr bool kPrefetched = prefetched<type>();
   const uint8_t* at;
 
-  const uint8_t* planes(int columns) const { return at + columns * layout.plane_bytes(); }
-  template <int step>
-  __m512i codes(int columns) const {  // of the columns-th 32 columns
-    return read_step<type, step>(planes(columns));
-  }
+  const uint8_t* planes(int columns) const { return at + columns * layout.plane_bytes(); }  // of the columns-th 32 columns
   __m512 block_scale() const { return read_halves(at + layout.block_scale()); }
   __m512 block_minimum() const { return read_halves(at + layout.block_minimum()); }
   const uint8_t* byte_minima() const { return at + layout.group_minima(); }
@@ -105,62 +98,14 @@ struct PackedBlock {
   }
 };
 
-// The same of an expanded tile.
-template <Type type>
-struct ExpandedBlock {
-  using E = Expanded<type>;
-  static constexpr int kBytes = E::kBytes;
-  static constexpr bool kWholeBytes = true, kPrefetched = false;
-  const uint8_t* at;
-
-  const uint8_t* planes(int columns) const { return at + columns * E::kGroupBytes; }
-  template <int step>
-  __m512i codes(int columns) const {
-    return load(planes(columns) + 64 * step);
-  }
-  __m512 block_scale() const { return _mm512_castsi512_ps(load(at + E::kBlockScale)); }
-  __m512 block_minimum() const { return _mm512_castsi512_ps(load(at + E::kBlockMinimum)); }
-  const uint8_t* byte_minima() const { return at + E::kGroupMinima; }
-  __m512i scale(int group) const { return load(at + group / E::kParts * E::kGroupBytes + E::kScales + 64 * (group % E::kParts)); }
-  __m512i minimum(int group) const { return load(at + group / E::kParts * E::kGroupBytes + E::kMinima + 64 * (group % E::kParts)); }
-};
-
-template <Type type>
-void expand(const uint8_t* tile, int64_t blocks, uint8_t* out) {
-  using E = Expanded<type>;
-  constexpr BlockLayout layout = layout_of(type);
-  for (int64_t b = 0; b < blocks; ++b, tile += layout.bytes(), out += E::kBytes) {
-    const PackedBlock<type> block = {tile};
-    for (int g = 0; g < layout.columns / kGroupColumns; ++g) {
-      uint8_t* to = out + g * E::kGroupBytes;
-      const __m512i codes[kSteps] = {block.template codes<0>(g), block.template codes<1>(g), block.template codes<2>(g), block.template codes<3>(g),
-                                     block.template codes<4>(g), block.template codes<5>(g), block.template codes<6>(g), block.template codes<7>(g)};
-#pragma GCC unroll 8
-      for (int s = 0; s < kSteps; ++s) _mm512_storeu_si512(to + 64 * s, codes[s]);
-      for (int p = 0; p < E::kParts; ++p) {
-        _mm512_storeu_si512(to + E::kScales + 64 * p, block.scale(g * E::kParts + p));
-        if constexpr (layout.minimum && !E::kByteMinima) _mm512_storeu_si512(to + E::kMinima + 64 * p, block.minimum(g * E::kParts + p));
-      }
-    }
-    if constexpr (layout.whole()) _mm512_storeu_ps(out + E::kBlockScale, block.block_scale());
-    if constexpr (E::kByteMinima) {
-      _mm512_storeu_ps(out + E::kBlockMinimum, block.block_minimum());
-      for (int i = 0; i < layout.groups() / 4; ++i) _mm512_storeu_si512(out + E::kGroupMinima + 64 * i, load(block.byte_minima() + 64 * i));
-    }
-  }
-}
-
 inline __m512i broadcast32(const void* at) {
   int32_t value;
   __builtin_memcpy(&value, at, sizeof value);
   return _mm512_set1_epi32(value);
 }
 
-// Tokens whose chains of additions are interleaved, so that their latencies hide one another: at most `most` as registers allow.
-constexpr int lanes_of(int tokens, int most) {
-  const int parts = (tokens + most - 1) / most;
-  return (tokens + parts - 1) / parts;
-}
+// Tokens whose chains of additions are interleaved, so that their latencies hide one another.
+constexpr int lanes_of(int tokens) { return tokens % 4 == 0 ? 4 : tokens % 3 == 0 ? 3 : tokens; }
 
 // Keeps the compiler from computing every token's address ahead of the loops, where they would not fit the registers.
 inline void hide(int64_t& offset) { asm("" : "+r"(offset)); }
@@ -176,19 +121,9 @@ inline __m512i read_sums(const uint8_t* at) {
   return sums_shift<type>() > 0 ? _mm512_srai_epi32(sums, sums_shift<type>()) : sums;
 }
 
-// Codes of 32 columns, unpacked into registers, or left where they lie to leave registers to more tokens.
-struct HeldCodes {
-  __m512i v[kSteps];
-  __m512i operator[](int step) const { return v[step]; }
-};
-struct LyingCodes {
-  const uint8_t* at;
-  __m512i operator[](int step) const { return load(at + 64 * step); }
-};
-
 // Adds 32 columns to the totals of a few tokens: of the block where scales are whole numbers, else of the row.
-template <Type type, int lanes, class Codes>
-inline void add_group(const Codes& codes, const __m512i* scale, const __m512i* minimum, const Columns& x, int64_t row, int64_t stride, __m512* total) {
+template <Type type, int lanes>
+inline void add_group(const __m512i* codes, const __m512i* scale, const __m512i* minimum, const Columns& x, int64_t row, int64_t stride, __m512* total) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group;
   const uint8_t* const sums = parts == 1 ? x.sums32 : x.sums16;
@@ -197,16 +132,14 @@ inline void add_group(const Codes& codes, const __m512i* scale, const __m512i* m
 #pragma GCC unroll 2
   for (int p = 0; p < parts; ++p) {
     __m512i product[lanes];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int l = 0; l < lanes; ++l)
       product[l] = layout.offset > 0 ? read_sums<type>(sums + row + l * stride + 4 * p) : _mm512_setzero_si512();
 #pragma GCC unroll 8
-    for (int s = p * kSteps / parts; s < (p + 1) * kSteps / parts; ++s) {
-      const __m512i step = codes[s];
-#pragma GCC unroll 8
-      for (int l = 0; l < lanes; ++l) product[l] = _mm512_dpbusd_epi32(product[l], step, broadcast32(x.codes + row + l * stride + 4 * s));
-    }
-#pragma GCC unroll 8
+    for (int s = p * kSteps / parts; s < (p + 1) * kSteps / parts; ++s)
+#pragma GCC unroll 4
+      for (int l = 0; l < lanes; ++l) product[l] = _mm512_dpbusd_epi32(product[l], codes[s], broadcast32(x.codes + row + l * stride + 4 * s));
+#pragma GCC unroll 4
     for (int l = 0; l < lanes; ++l) {
       if constexpr (layout.whole()) {
         const __m512i part = _mm512_mullo_epi32(product[l], scale[p]);
@@ -219,7 +152,7 @@ inline void add_group(const Codes& codes, const __m512i* scale, const __m512i* m
       }
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
   for (int l = 0; l < lanes; ++l) {
     if constexpr (layout.whole()) scaled[l] = _mm512_cvtepi32_ps(whole[l]);
     total[l] = _mm512_fmadd_ps(scaled[l], _mm512_castsi512_ps(broadcast32(x.scales + row + l * stride)), total[l]);
@@ -236,13 +169,11 @@ inline __m512 add_minima(__m512 sum, const __m512i* minima, __m512 block_minimum
   return _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low)), factor, sum);
 }
 
-template <Type type, template <Type> class Block, int tokens>
+template <Type type, int tokens>
 void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
-  constexpr int groups = layout.columns / kGroupColumns, lines = (Block<type>::kBytes / 64 + groups - 1) / groups;
-  constexpr bool lying = Block<type>::kWholeBytes && tokens > 4;
-  constexpr int lanes = lanes_of(tokens, lying ? 8 : 4);
+  constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups, lanes = lanes_of(tokens);
   __m512 sums[tokens];  // of whole scales between blocks alone, so not in registers
 #pragma GCC unroll 16
   for (int t = 0; t < tokens; ++t) sums[t] = _mm512_setzero_ps();
@@ -250,7 +181,7 @@ void block_strip(const Strip& strip) {
   Columns x = {strip.x, strip.x + ActivationRow::scales(strip.padded), strip.x + ActivationRow::sums32(strip.padded),
                strip.x + ActivationRow::sums16(strip.padded)};
   const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
-  for (int64_t b = 0; b < strip.blocks; ++b, block.at += Block<type>::kBytes) {
+  for (int64_t b = 0; b < strip.blocks; ++b, block.at += layout.bytes()) {
     __m512 of_block[tokens];
     if constexpr (layout.whole()) {
 #pragma GCC unroll 16
@@ -258,14 +189,14 @@ void block_strip(const Strip& strip) {
     }
     __m512* const total = layout.whole() ? of_block : sums;
     for (int g = 0; g < groups; ++g) {
-      if constexpr (Block<type>::kPrefetched) {
+      if constexpr (prefetched<type, tokens>()) {
 #pragma GCC unroll 10
         for (int line = 0; line < lines; ++line) __builtin_prefetch(block.at + kAhead + 64 * (g * lines + line));
       }
-      HeldCodes held;
-      if constexpr (!lying)
-        held = {{block.template codes<0>(g), block.template codes<1>(g), block.template codes<2>(g), block.template codes<3>(g),
-                 block.template codes<4>(g), block.template codes<5>(g), block.template codes<6>(g), block.template codes<7>(g)}};
+      const uint8_t* planes = block.planes(g);
+      const __m512i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes),
+                                     read_step<type, 3>(planes), read_step<type, 4>(planes), read_step<type, 5>(planes),
+                                     read_step<type, 6>(planes), read_step<type, 7>(planes)};
       __m512i scale[parts], minimum[parts];
 #pragma GCC unroll 2
       for (int p = 0; p < parts; ++p) {
@@ -276,13 +207,7 @@ void block_strip(const Strip& strip) {
 #pragma GCC unroll 16
       for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {
         hide(row);
-        if constexpr (lying) {
-          LyingCodes codes = {block.planes(g)};
-          asm volatile("" : "+r"(codes.at));  // or the compiler keeps all eight for the next tokens
-          add_group<type, lanes>(codes, scale, minimum, x, row, strip.x_stride, total + t);
-        } else {
-          add_group<type, lanes>(held, scale, minimum, x, row, strip.x_stride, total + t);
-        }
+        add_group<type, lanes>(codes, scale, minimum, x, row, strip.x_stride, total + t);
       }
       x.codes += kGroupColumns;
       x.scales += sizeof(float);
@@ -322,7 +247,7 @@ template <Type type, int tokens>
 void float_strip(const Strip& strip) {
   constexpr int vectors = 8;  // weights held in registers
   constexpr int vector_bytes = type == Type::f16 ? 32 : 64;
-  constexpr int lanes = lanes_of(tokens, 4);
+  constexpr int lanes = lanes_of(tokens);
   constexpr int per_block = type == Type::bf16 ? kFloatColumnPad / 2 : kFloatColumnPad;
   __m512 sums[tokens];
 #pragma GCC unroll 16
@@ -333,6 +258,8 @@ void float_strip(const Strip& strip) {
     __m512i weights[vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) weights[v] = read_column<type>(tile, v);
+    if constexpr (prefetched<type, tokens>())
+      for (int line = 0; line < vectors * vector_bytes; line += 64) __builtin_prefetch(tile + kAhead + line);
     int64_t row = 0;
 #pragma GCC unroll 16
     for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {
@@ -354,32 +281,19 @@ struct Product {
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
 
-  static constexpr int kExpandFrom = layout.columns > 0 && layout.low_bits < 8 ? 17 : 0;
-  static constexpr int kExpandedBytes = Expanded<type>::kBytes;
 
-  template <template <Type> class Block, int tokens>
+  template <int tokens>
   static constexpr StripFunction of() {
     if constexpr (layout.columns > 0)
-      return {tokens, block_strip<type, Block, tokens>};
+      return {tokens, block_strip<type, tokens>};
     else
       return {tokens, float_strip<type, tokens>};
   }
 
-  template <template <Type> class Block>
-  static StripFunction strip_of(int64_t tokens) {
-    static constexpr StripFunction sizes[9] = {{}, of<Block, 1>(), of<Block, 2>(), of<Block, 3>(), of<Block, 4>(),
-                                               of<Block, 4>(), of<Block, 6>(), of<Block, 6>(), of<Block, 8>()};
-    if (tokens >= 16) return of<Block, 16>();
-    return tokens >= 12 ? of<Block, 12>() : sizes[tokens < 8 ? tokens : 8];
-  }
-
-  static StripFunction strip(int64_t tokens) { return strip_of<PackedBlock>(tokens); }
-  static StripFunction expanded_strip(int64_t tokens) {
-    if constexpr (kExpandFrom > 0) return strip_of<ExpandedBlock>(tokens);
-    return {};
-  }
-  static void expand(const uint8_t* tile, int64_t blocks, uint8_t* out) {
-    if constexpr (kExpandFrom > 0) CKDIST_ISA::expand<type>(tile, blocks, out);
+  static StripFunction strip(int64_t tokens) {
+    static constexpr StripFunction sizes[9] = {{}, of<1>(), of<2>(), of<3>(), of<4>(), of<4>(), of<6>(), of<6>(), of<8>()};
+    if (tokens >= 16) return of<16>();
+    return tokens >= 12 ? of<12>() : sizes[tokens < 8 ? tokens : 8];
   }
 };
 

@@ -184,7 +184,6 @@ template <Type type>
 struct Product {
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
-  static constexpr int kExpandFrom = 0, kExpandedBytes = 0;
 
   static StripFunction strip(int64_t tokens) {
     void (*run)(const Strip&);
@@ -194,7 +193,6 @@ struct Product {
       run = float_strip<type>;
     return {static_cast<int>(tokens < kMaxTokens ? tokens : kMaxTokens), run};
   }
-  static StripFunction expanded_strip(int64_t) { return {}; }
 };
 
 }  // namespace
