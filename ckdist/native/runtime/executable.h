@@ -34,6 +34,7 @@ class Executable {
  private:
   // Batches of at most this many rows are prepared by every thread for itself, which saves a barrier; larger ones once for all.
   static constexpr int kReplicatedRows = 2;
+  static constexpr int64_t kPieceBytes = 512 << 10;  // of weights, the least worth sharing out for few tokens
   static constexpr int kQueryTile = 16;  // query tokens of one attention task
 
   struct Worker {  // one thread's private memory

@@ -217,8 +217,7 @@ void block_strip(const Strip& strip) {
       for (int t = 0; t < tokens; ++t) of_block[t][0] = of_block[t][1] = _mm256_setzero_ps();
     auto* const total = layout.whole() ? of_block : sums;
     for (int g = 0; g < groups; ++g) {
-      if constexpr (prefetched<type, tokens>())
-        for (int line = 0; line < lines; ++line) __builtin_prefetch(at + kAhead + 64 * (g * lines + line));
+      fetch<type, tokens>(at + 64 * g * lines, lines);
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
         const Block<type> block = {at, h};
@@ -269,8 +268,7 @@ void float_strip(const Strip& strip) {
   const uint8_t* block = strip.tile;
   const uint8_t* x = strip.x;
   for (int64_t b = 0; b < strip.blocks; ++b, block += block_bytes, x += 4 * kFloatColumnPad) {
-    if constexpr (prefetched<type, tokens>())
-      for (int line = 0; line < block_bytes; line += 64) __builtin_prefetch(block + kAhead + line);
+    fetch<type, tokens>(block, block_bytes / 64);
 #pragma GCC unroll 16
     for (int c = 0; c < kFloatColumnPad; ++c) {
       const __m256 top = read_column<type>(block, c, 0), bottom = read_column<type>(block, c, 1);

@@ -189,10 +189,7 @@ void block_strip(const Strip& strip) {
     }
     __m512* const total = layout.whole() ? of_block : sums;
     for (int g = 0; g < groups; ++g) {
-      if constexpr (prefetched<type, tokens>()) {
-#pragma GCC unroll 10
-        for (int line = 0; line < lines; ++line) __builtin_prefetch(block.at + kAhead + 64 * (g * lines + line));
-      }
+      fetch<type, tokens>(block.at + 64 * g * lines, lines);
       const uint8_t* planes = block.planes(g);
       const __m512i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes),
                                      read_step<type, 3>(planes), read_step<type, 4>(planes), read_step<type, 5>(planes),
@@ -258,8 +255,7 @@ void float_strip(const Strip& strip) {
     __m512i weights[vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) weights[v] = read_column<type>(tile, v);
-    if constexpr (prefetched<type, tokens>())
-      for (int line = 0; line < vectors * vector_bytes; line += 64) __builtin_prefetch(tile + kAhead + line);
+    fetch<type, tokens>(tile, vectors * vector_bytes / 64);
     int64_t row = 0;
 #pragma GCC unroll 16
     for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {
