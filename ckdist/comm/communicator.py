@@ -14,11 +14,12 @@ import numpy as np
 from ckdist import native
 from ckdist.comm.mesh import connect_mesh
 from ckdist.comm.thresholds import Thresholds, load_thresholds
+from ckdist.comm.verbs import verbs_wire
 from ckdist.errors import ConfigError
 
 ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2, "int32": 3, "int8": 4, "uint8": 5}
 OPERATIONS = {"sum": 0, "max": 1, "min": 2}
-TRANSPORTS = ("auto", "tcp", "mpi")
+TRANSPORTS = ("auto", "tcp", "mpi", "verbs")
 ARENA_BYTES = 4 << 30  # of addresses; memory is used as it is allocated
 _PATIENT_POLLS, _CROWDED_POLLS = 20000, 50
 
@@ -226,7 +227,8 @@ def open_communicator(world, transport: str = "auto", *, timeout: float = 30.0, 
     """The communicator of all ranks of a world. A collective call.
 
     `auto`: shared memory inside a host, and between hosts MPI where it started the job, else TCP. A transport that is named is used
-    between hosts, and on a single host instead of shared memory. `share=False`: no shared memory at all.
+    between hosts, and on a single host instead of shared memory. `share=False`: no shared memory at all. `interface`: name or address
+    that tcp and verbs use; verbs takes an RDMA device's name too.
     """
     if transport not in TRANSPORTS:
         raise ConfigError(f"--transport ({transport}) must be one of {', '.join(TRANSPORTS)}")
@@ -244,7 +246,9 @@ def open_communicator(world, transport: str = "auto", *, timeout: float = 30.0, 
     if share:
         memory, meeting = _share(world, local, arena_bytes, spins, timeout)
     if not (share and one_host):
-        wire = _wire_mpi(world, timeout) if transport == "mpi" else _wire_tcp(world, interface, lanes, timeout, log)
+        wire = _wire(world, transport, interface, lanes, timeout, log)
+    if transport == "verbs" and not share:
+        memory = _own_memory(arena_bytes)
     limits = Thresholds(*world.broadcast(list(thresholds or load_thresholds())))
     host_of = [world.hosts.index(host) for host in world.hosts]
     out = ffi.new("struct ckdist_communicator **")
@@ -268,6 +272,19 @@ def _share(world, local: list[int], arena_bytes: int, spins: int, timeout: float
             own = [ffi.string(lib.ckdist_host_memory_path(held)).decode(), ffi.string(lib.ckdist_meeting_path(met)).decode()] if index == 0 else None
             paths = world.gather(own)
     return held, met
+
+
+def _own_memory(arena_bytes: int):
+    """An arena of this rank alone, for a wire that must know memory."""
+    out = ffi.new("struct ckdist_host_memory **")
+    native.check(lib.ckdist_host_memory_new(ffi.NULL, 0, 1, arena_bytes, out))
+    return ffi.gc(out[0], lib.ckdist_host_memory_free)
+
+
+def _wire(world, transport: str, interface: str | None, lanes: int, timeout: float, log):
+    if transport == "verbs":
+        return verbs_wire(world, interface, timeout)
+    return _wire_mpi(world, timeout) if transport == "mpi" else _wire_tcp(world, interface, lanes, timeout, log)
 
 
 def _wire_tcp(world, interface: str | None, lanes: int, timeout: float, log):

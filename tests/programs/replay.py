@@ -5,7 +5,8 @@ import sys
 import numpy as np
 
 from ckdist import native
-from ckdist.comm.world import open_group, start_world
+from ckdist.comm.group import open_group
+from ckdist.comm.world import start_world
 from ckdist.engine.single import SingleSequence
 from ckdist.layout import SINGLE, TENSOR, Mesh
 from ckdist.models.decoder import forward
@@ -59,7 +60,7 @@ def check(world, family: str, transport: str, threads: int, chunk: int) -> float
 def main() -> None:
     world = start_world()
     for family in FAMILIES:
-        for transport in ["auto", "mpi"] if world.size > 1 else ["auto"]:
+        for transport in ["auto", *(["mpi"] if hasattr(world, "mpi") else []), "tcp"] if world.size > 1 else ["auto"]:
             for threads, chunk in ((1, 64), (3, 16)):
                 worst = check(world, family, transport, threads, chunk)
                 if world.rank == 0:

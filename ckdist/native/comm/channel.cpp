@@ -2,7 +2,6 @@
 
 #include <sched.h>
 
-#include "comm/stream_transport.h"
 #include "core/error.h"
 
 namespace ckdist {
@@ -73,7 +72,17 @@ void Channel::idle(int64_t ns) {
 
 void Channel::abandon(const char* reason) {
   Turn turn(*wire_);
-  if (auto* stream = dynamic_cast<StreamTransport*>(wire_->transport.get())) stream->abandon(reason);
+  wire_->transport->abandon(reason);
+}
+
+bool Channel::register_memory(void* base, int64_t bytes) {
+  Turn turn(*wire_);
+  return wire_->transport->register_memory(base, bytes);
+}
+
+void Channel::forget_memory(void* base) {
+  Turn turn(*wire_);
+  wire_->transport->forget_memory(base);
 }
 
 void Channel::expose(int window, void* base, int64_t bytes) {

@@ -51,6 +51,8 @@ class Channel {
   uint64_t notified(int window, int slot);
   void idle(int64_t ns);
   void abandon(const char* reason);  // tells the peers why this rank gives up, where the transport can
+  bool register_memory(void* base, int64_t bytes);
+  void forget_memory(void* base);
 
  private:
   struct Turn;

@@ -259,7 +259,7 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   }
   run([](Collectives& c) { c.barrier(); });  // the segments are open everywhere
   if (members.empty()) return nullptr;
-  parts.memory = parts_.memory, parts.wire = parts_.wire, parts.context = context;
+  parts.memory = parts_.memory, parts.own_memory = parts_.own_memory, parts.wire = parts_.wire, parts.context = context;
   parts.thresholds = parts_.thresholds, parts.spins = parts_.spins, parts.timeout_s = parts_.timeout_s;
   return std::make_unique<Communicator>(std::move(parts));
 }
@@ -271,11 +271,23 @@ double Communicator::round_trip(int calls) {
 }
 
 void* Communicator::allocate(int64_t bytes) {
-  return parts_.memory ? parts_.memory->allocate(bytes) : nullptr;
+  HostMemory* const memory = (parts_.memory ? parts_.memory : parts_.own_memory).get();
+  if (!memory) return nullptr;
+  void* const data = memory->allocate(bytes);
+  try {
+    channel_->register_memory(data, std::max<int64_t>(bytes, 1));
+  } catch (const Error&) {
+    memory->release(data);
+    throw;
+  }
+  return data;
 }
 
 void Communicator::release(void* data) {
-  if (parts_.memory) parts_.memory->release(data);
+  HostMemory* const memory = (parts_.memory ? parts_.memory : parts_.own_memory).get();
+  if (!memory) return;
+  channel_->forget_memory(data);
+  memory->release(data);
 }
 
 }  // namespace ckdist

@@ -33,6 +33,7 @@ class Communicator {
     std::vector<int> host_of;                // by rank
     std::shared_ptr<HostMemory> memory;      // null: nothing is shared, the wire alone
     std::vector<int> arenas;                 // of this host's ranks, in rank order
+    std::shared_ptr<HostMemory> own_memory;  // without memory: an arena of this rank alone, for a wire that must know memory; or null
     std::unique_ptr<Meeting> meeting;        // of this host's ranks; with memory
     std::shared_ptr<Wire> wire;              // null: one host
     int context = 0;
@@ -65,7 +66,7 @@ class Communicator {
   // Ranks of one color make a communicator, ordered by key and then by rank; null for a negative color. A collective call.
   std::unique_ptr<Communicator> split(int color, int key);
 
-  void* allocate(int64_t bytes);  // in this rank's arena, where peers reach it in place; null where nothing is shared
+  void* allocate(int64_t bytes);  // in this rank's arena, where peers or the wire reach it in place; null where there is none
   void release(void* data);
   void abandon(const char* reason);
   double round_trip(int calls);  // seconds of a cache line's way between the host's first two ranks and back

@@ -127,9 +127,10 @@ bool MpiTransport::test(Request request) {
   return true;
 }
 
-// MPI makes progress only inside its calls: a nap must be short.
+// MPI makes progress only inside its calls: a nap must be short, a hundredth of what the caller would wait, so that one who waits
+// for long burns no core.
 void MpiTransport::idle(int64_t ns) {
-  const timespec nap{0, std::min<int64_t>(ns, 20'000)};
+  const timespec nap{0, std::min(ns, std::max<int64_t>(ns / 100, 20'000))};
   nanosleep(&nap, nullptr);
 }
 

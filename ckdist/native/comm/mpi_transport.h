@@ -1,4 +1,4 @@
-// Transport over MPI's point-to-point calls, handed over by address as comm/mpi_group.h explains.
+// Transport over MPI's point-to-point calls, handed over by address as comm/mpi_calls.h explains.
 //
 // Windows are messages too, served by the target while it makes progress: what implementations promise of MPI's own one-sided
 // calls differs too much.
@@ -7,7 +7,7 @@
 #include <map>
 #include <vector>
 
-#include "comm/mpi_group.h"
+#include "comm/mpi_calls.h"
 #include "comm/transport.h"
 
 namespace ckdist {

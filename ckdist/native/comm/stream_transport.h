@@ -27,7 +27,7 @@ class StreamTransport : public Transport {
   uint64_t notified(int window, int slot) override;
   bool test(Request request) override;
 
-  void abandon(const char* reason);  // tells the peers, as far as that works without waiting
+  void abandon(const char* reason) override;  // as far as that works without waiting
 
  protected:
   // Both return how many bytes went through, 0 when none can now; when the stream is gone they say so by ended().

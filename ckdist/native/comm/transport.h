@@ -39,6 +39,14 @@ class Transport {
   // Nothing is under way: may the caller sleep a little before it polls again? Transports with a file descriptor wait on it.
   virtual void idle(int64_t ns) = 0;
 
+  // Memory that many operations will use, told once so that a wire that must know memory does not learn it anew each time; it stays
+  // mapped until it is forgotten. False: this wire needs none.
+  virtual bool register_memory(void*, int64_t) { return false; }
+  virtual void forget_memory(void*) {}
+
+  // Tells the peers why this rank gives up, where the wire can.
+  virtual void abandon(const char*) {}
+
   // Polls until complete. `what` names the operation in the error: "all_reduce 17, step 2".
   void wait(Request request, int peer, const char* what);
 

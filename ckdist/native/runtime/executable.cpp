@@ -93,8 +93,8 @@ void Executable::run(const int32_t* message, int64_t ints) {
   const int64_t start = now_ns();
   try {
     pool_.run(active_, [this](int thread) { replay(thread); });
-  } catch (...) {
-    group_.abandon();
+  } catch (const std::exception& e) {
+    group_.abandon(e.what());
     throw;
   }
   times_.total += double(now_ns() - start) * 1e-9;
@@ -109,8 +109,8 @@ void Executable::work() {
       if (ints == 0) return;
       run(message, ints);
     }
-  } catch (...) {
-    group_.abandon();
+  } catch (const std::exception& e) {
+    group_.abandon(e.what());
     throw;
   }
 }
