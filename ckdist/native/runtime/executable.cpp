@@ -247,11 +247,11 @@ void Executable::linear(int thread, int index) {
   };
 
   if (n > 0 && bytes > 0) {
-    // Few tokens: bound by memory, cut once by bytes. Many: bound by arithmetic, shared out in chunks to whoever is free.
-    const int64_t pieces = n <= 16 ? active_ : active_ * 8;
+    // Cut by bytes; each thread has a first piece, the others go to whoever is free. Few tokens are bound by memory, where long
+    // runs count.
+    const int64_t pieces = active_ * (n <= 16 ? std::clamp<int64_t>(bytes / active_ / kPieceBytes, 1, 8) : 8);
     const int64_t piece_bytes = (bytes + pieces - 1) / pieces;
-    for (int64_t piece = n <= 16 ? thread : counters_[index].fetch_add(1); piece < pieces;
-         piece = n <= 16 ? pieces : counters_[index].fetch_add(1)) {
+    for (int64_t piece = thread; piece < pieces; piece = active_ + counters_[index].fetch_add(1)) {
       int64_t offset = 0;
       for (int m = 0; m < (gated ? 1 : count); m++) {
         const Matrix& w = matrix(step.matrix[m]);

@@ -35,6 +35,7 @@ class Executable {
   // Batches of at most this many rows are prepared by every thread for itself, which saves a barrier; larger ones once for all.
   static constexpr int kReplicatedRows = 2;
   static constexpr int kQueryTile = 32;  // query tokens of one attention task
+  static constexpr int64_t kPieceBytes = 512 << 10;  // of weights, the least worth sharing out for few tokens
 
   struct Worker {  // one thread's private memory
     uint8_t* scratch;          // attention
