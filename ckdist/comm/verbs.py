@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckdist import native
+from ckdist.comm.mesh import connect_mesh
 from ckdist.errors import CkdistError, ConfigError
 from ckdist.topology import this_machine
 from ckdist.topology.binding import own_cpus
@@ -196,8 +197,9 @@ def verbs_wire(world, interface: str | None = None, timeout: float = 30.0):
     exchange()
     agreed(lambda: transport.connect(addresses))
     agreed(around)
+    signs_of_life = connect_mesh(world, None, 0, timeout)
     out = native.ffi.new("struct ckdist_wire **")
-    native.check(native.lib.ckdist_wire_verbs(transport.handle, out))
+    native.check(native.lib.ckdist_wire_verbs(transport.handle, world.size, signs_of_life, out))
     return native.ffi.gc(out[0], native.lib.ckdist_wire_free)
 
 

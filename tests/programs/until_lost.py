@@ -1,4 +1,4 @@
-"""One rank of a job that goes on until a peer is lost, and then says how it came to know: until_lost.py TRANSPORT WHAT [TIMEOUT].
+"""One rank of a job that goes on until a peer is lost, and then says how it came to know: until_lost.py TRANSPORT WHAT [TIMEOUT [INTERFACE]].
 
 WHAT: `reduce` for ever, wait to `recv` from rank 1, or be `idle` and ask now and then. Started by mpirun, or by RANK, WORLD_SIZE,
 MASTER_ADDR and MASTER_PORT.
@@ -17,7 +17,8 @@ from ckdist.errors import CommError
 
 transport, what, timeout = sys.argv[1], sys.argv[2], float(sys.argv[3]) if len(sys.argv) > 3 else 2.0
 world = TcpWorld.from_environment() if is_started() else MpiWorld()
-communicator = open_communicator(world, transport, timeout=timeout, arena_bytes=1 << 26)
+interface = sys.argv[4] if len(sys.argv) > 4 else None
+communicator = open_communicator(world, transport, timeout=timeout, arena_bytes=1 << 26, interface=interface)
 x = np.ones(20_000, np.float32)
 assert communicator.all_reduce(x)[0] == world.size
 print(f"rank {world.rank} pid {os.getpid()} running", flush=True)

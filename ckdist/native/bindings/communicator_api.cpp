@@ -92,10 +92,10 @@ int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* ge
                                                                               reinterpret_cast<MpiTransport::GetCount>(get_count), rank, size, timeout_s))};
   });
 }
-int ckdist_wire_verbs(ckdist_verbs* verbs, ckdist_wire** out) {
+int ckdist_wire_verbs(ckdist_verbs* verbs, int32_t size, const int32_t* sockets, ckdist_wire** out) {
   return guard([&] {
     if (!verbs->transport) fail(Status::native, "the verbs transport is a wire already");
-    *out = new ckdist_wire{std::make_shared<Wire>(std::move(verbs->transport))};
+    *out = new ckdist_wire{std::make_shared<Wire>(std::move(verbs->transport), std::vector<int>(sockets, sockets + size))};
   });
 }
 void ckdist_wire_free(ckdist_wire* wire) { delete wire; }

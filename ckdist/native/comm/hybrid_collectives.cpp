@@ -170,8 +170,10 @@ void HybridCollectives::all_to_all(const void* in, const int64_t* send_bytes, vo
     for (int i = 0; i < local; i++) {
       const uint8_t* const room = peer(i, meeting_.record(i, epoch).in);
       const int64_t sent = reinterpret_cast<const int64_t*>(room + local * cell)[index_], wanted = recv_bytes[here[i]];
-      if (sent != wanted)
+      if (sent != wanted) {
+        meeting_.check_given_up();
         fail(Status::comm, "rank %d sent %lld bytes in all_to_all where rank %d expected %lld", meeting_.name(i), (long long)sent, meeting_.name(index_), (long long)wanted);
+      }
       longest = std::max(longest, meeting_.record(i, epoch).out);
       if (const int64_t n = some(wanted)) std::memcpy(to + sum_before(recv_bytes, here[i]) + first, room + index_ * cell, size_t(n));
     }

@@ -62,6 +62,11 @@ void Meeting::check_alive(int i) const {
   if (pid && process_start(pid) != peer.start) fail(Status::comm, "rank %d (pid %d) died before %s %llu was done", ranks_[i], pid, name_, (unsigned long long)calls_);
 }
 
+void Meeting::check_given_up() const {
+  for (int i = 0; i < size; i++)
+    if (i != index && line(i).abandoned) check_alive(i);
+}
+
 uint32_t Meeting::post(const Record& record) {
   own_ = record;
   Line::Arrival& own = line(index).arrival;
@@ -182,8 +187,7 @@ void Meeting::sleep(int64_t ns) {
   const uint32_t now = bell.value.load(std::memory_order_acquire);
   if (now == heard_) bell.sleep_while(now, ns);
   heard_ = bell.value.load(std::memory_order_acquire);
-  for (int i = 0; i < size; i++)
-    if (i != index && line(i).abandoned) check_alive(i);
+  check_given_up();
 }
 
 }  // namespace ckdist

@@ -49,6 +49,7 @@ class Meeting {
 
   void abandon(const char* reason);
   void check_alive(int i) const;
+  void check_given_up() const;  // throws a peer's reason: to be asked before its memory is found wrong
 
   // Signs of life (comm/pulse.h): this rank's, and what rank i shows of itself.
   struct Life { int pid; uint64_t start, beats, moved; bool abandoned, left; };
