@@ -95,6 +95,7 @@ class Layout:
 
 SINGLE = Layout("SINGLE", {})
 TENSOR = Layout("TENSOR", {"heads": "tp", "kv_heads": "tp", "ffn": "tp", "vocab": "tp"})
+DATA = Layout("DATA", {"tokens": "dp"})
 
 FFN_UNIT = 32  # columns of the down projection that stay together: the smallest quantisation block
 

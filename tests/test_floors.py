@@ -19,6 +19,7 @@ FLOORS = {
     "tokens": 3,
     "planner": 3,
     "engine": 4,
+    "train": 4,
     "serve": 5,
     "cli": 6,
 }

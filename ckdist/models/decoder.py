@@ -60,12 +60,27 @@ def block(g, x, spec: ModelSpec, layer: int):
     return g.add(x, mlp(g, norm(x, "post_attention_layernorm"), spec, layer))
 
 
+def hidden(g, ids, spec: ModelSpec):
+    """(tokens,) ids -> (tokens, hidden) after the last layer, not yet normalised."""
+    table = g.weight("model.embed_tokens.weight", "vocab", "hidden")
+    x = g.boundary(g.scale(g.reduce(g.embed(ids, table)), spec.embedding_scale))
+    for layer in range(spec.num_layers):
+        x = g.boundary(block(g, x, spec, layer))
+    return x
+
+
+def head(g, spec: ModelSpec):
+    """The output projection: the embeddings where they are tied."""
+    return g.weight("model.embed_tokens.weight" if spec.tie_embeddings else "lm_head.weight", "vocab", "hidden")
+
+
 def forward(g, ids, spec: ModelSpec):
     """(tokens,) ids -> (outputs, vocab) logits of the tokens that the batch asks for."""
-    table = g.weight("model.embed_tokens.weight", "vocab", "hidden")
-    x = g.scale(g.reduce(g.embed(ids, table)), spec.embedding_scale)
-    for layer in range(spec.num_layers):
-        x = block(g, x, spec, layer)
-    x = g.rms_norm(g.take(x), g.weight("model.norm.weight", "hidden"), spec.norm_eps)
-    head = table if spec.tie_embeddings else g.weight("lm_head.weight", "vocab", "hidden")
-    return g.gather(g.soft_cap(g.linear(x, head, names=["logits"]), spec.logit_soft_cap))
+    x = g.rms_norm(g.take(hidden(g, ids, spec)), g.weight("model.norm.weight", "hidden"), spec.norm_eps)
+    return g.gather(g.soft_cap(g.linear(x, head(g, spec), names=["logits"]), spec.logit_soft_cap))
+
+
+def loss(g, ids, targets, spec: ModelSpec):
+    """(tokens,) ids and targets, -1 where there is none -> the sum of the tokens' losses, over all ranks."""
+    x = g.rms_norm(hidden(g, ids, spec), g.weight("model.norm.weight", "hidden"), spec.norm_eps)
+    return g.reduce(g.cross_entropy(x, targets, head(g, spec), spec.logit_soft_cap))

@@ -1,6 +1,6 @@
 """The slow truth: runs a program in numpy by the ops' references, all ranks of a mesh in lock step in one process.
 
-One sequence with its cache; for tests and for reading, never for serving.
+One sequence with its cache, or one step of training; for tests and for reading, never for serving.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,7 @@ class RankContext:
         self.mesh, self.spec = mesh, spec
         self.cache: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # layer -> K, V: (positions, kv_heads, head_dim)
         self.positions = self.output_tokens = np.zeros(0, np.int32)
+        self.starts = np.zeros(1, np.int32)  # where the packed sequences begin, and where the last one ends
 
     def share(self, dim: Dim):
         return dim.share(self.mesh)
@@ -39,6 +40,10 @@ class RankContext:
         self.cache[layer] = k, v
         return k, v
 
+    def sequences(self) -> list[slice]:
+        """The tokens of each packed sequence."""
+        return [slice(begin, end) for begin, end in zip(self.starts[:-1], self.starts[1:])]
+
     def slice(self, weight, array: np.ndarray) -> np.ndarray:
         """This rank's part of a whole weight."""
         for axis, dim in enumerate(weight.dims):
@@ -48,35 +53,45 @@ class RankContext:
 
 
 class Interpreter:
-    """`load(name)` gives a whole weight as float32, (out, in) or (n,)."""
+    """`load(name)` gives a whole weight, (out, in) or (n,); the arithmetic is in `dtype`."""
 
-    def __init__(self, program: Program, spec, mesh: Mesh, load: Callable[[str], np.ndarray]):
+    def __init__(self, program: Program, spec, mesh: Mesh, load: Callable[[str], np.ndarray], dtype=np.float32):
         size = int(np.prod(list(mesh.axes.values())))
         self.program = program
         self.contexts = [RankContext(Mesh(mesh.axes, rank), spec) for rank in range(size)]
-        self.weights = [{w: c.slice(w, np.asarray(load(w.name), np.float32)) for w in program.weights} for c in self.contexts]
+        self.weights = [{w: c.slice(w, np.asarray(load(w.name), dtype)) for w in program.weights} for c in self.contexts]
         self.length = 0
 
     def run(self, token_ids, outputs=None) -> np.ndarray:
-        """Continues the sequence by `token_ids`; float32 logits (outputs, vocab) of those tokens (default: all), from rank 0."""
+        """Continues the sequence by `token_ids`; logits (outputs, vocab) of those tokens (default: all), from rank 0."""
         ids = np.asarray(token_ids, np.int32)
-        values = []
         for context in self.contexts:
             context.positions = self.length + np.arange(len(ids))
             context.output_tokens = np.arange(len(ids)) if outputs is None else np.asarray(outputs)
-            values.append({self.program.inputs[0].name: ids})
+        self.length += len(ids)
+        return self.evaluate([[ids]] * len(self.contexts))[0][0]
+
+    def run_packed(self, batches) -> list[list[np.ndarray]]:
+        """Runs a loss, or what `backward` made of it, on one PackedBatch per rank; every rank's outputs."""
+        for context, batch in zip(self.contexts, batches, strict=True):
+            context.starts = np.asarray(batch.starts)
+            context.positions = np.arange(context.starts[-1]) - np.repeat(context.starts[:-1], np.diff(context.starts))
+        return self.evaluate([[batch.token_ids, batch.targets] for batch in batches])
+
+    def evaluate(self, inputs: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+        """Every rank's outputs from every rank's inputs, in the order of the program's."""
+        values = [dict(zip((i.name for i in self.program.inputs), own, strict=True)) for own in inputs]
         for instr in self.program.instrs:
             op = OPS[instr.op]
-            inputs = [[v[i.name] for i in instr.inputs] for v in values]
+            operands = [[v[i.name] for i in instr.inputs] for v in values]
             if op.collective:
-                results = op.reference(self.contexts, inputs, instr.attrs)
+                results = op.reference(self.contexts, operands, instr.attrs)
             else:
                 attrs = {**instr.attrs, "weights": instr.weights, "inputs": instr.inputs}
                 results = [
                     op.reference(c, x, [None if w is None else weights[w] for w in instr.weights], attrs)
-                    for c, x, weights in zip(self.contexts, inputs, self.weights)
+                    for c, x, weights in zip(self.contexts, operands, self.weights)
                 ]
             for v, arrays in zip(values, results):
-                v.update(zip((o.name for o in instr.outputs), arrays))
-        self.length += len(ids)
-        return values[0][self.program.outputs[0].name]
+                v.update(zip((o.name for o in instr.outputs), arrays, strict=True))
+        return [[v[o.name] for o in self.program.outputs] for v in values]

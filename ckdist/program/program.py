@@ -47,17 +47,23 @@ class Instr:
 
     def __str__(self) -> str:
         operands = [f"%{v.name}" for v in self.inputs] + ["-" if w is None else str(w) for w in self.weights]
-        attrs = "".join(f", {k}={v:g}" if isinstance(v, float) else f", {k}={v}" for k, v in self.attrs.items())
+        shown = {k: v for k, v in self.attrs.items() if not isinstance(v, Dim)}  # a dimension is seen at the outputs
+        attrs = "".join(f", {k}={v:g}" if isinstance(v, float) else f", {k}={v}" for k, v in shown.items())
         return f"{', '.join(map(str, self.outputs))} = {self.op}({', '.join(operands)}{attrs})"
 
 
 @dataclass(frozen=True)
 class Program:
-    """`inputs` and `outputs` are values; `str(program)` is its golden text."""
+    """`inputs` and `outputs` are values; `str(program)` is its golden text.
+
+    `boundaries` are values between blocks, from which a block can be computed again. They change nothing of what a run means, so
+    they are not in the text.
+    """
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     instrs: tuple[Instr, ...]
+    boundaries: tuple[Value, ...] = ()
 
     def __str__(self) -> str:
         head = f"program({', '.join(map(str, self.inputs))})"

@@ -5,28 +5,22 @@ state: what is recorded is what was called on this object.
 """
 
 from ckdist.layout import Dim, Layout, Mesh, model_dims
-from ckdist.program.ops import OPS
-from ckdist.program.program import Instr, Program, Value, Weight
+from ckdist.program.emitter import Emitter
+from ckdist.program.program import Program, Value, Weight
 
 
-class Tracer:
+class Tracer(Emitter):
     """`g` in a forward. `g.dims` are the model's named dimensions under the layout."""
 
     def __init__(self, spec, layout: Layout, mesh: Mesh):
+        super().__init__()
         self.dims = model_dims(spec, layout, mesh)
-        self._instrs: list[Instr] = []
-        self._names: dict[str, int] = {}
+        self.boundaries: list[Value] = []
 
     def _emit(self, op: str, inputs: tuple[Value, ...], weights: tuple[Weight | None, ...] = (), names=None, **attrs):
-        inferred = OPS[op].infer(inputs, weights, attrs)
-        outputs = tuple(Value(self._fresh(name), dims, partial=partial) for name, (dims, partial) in zip(names or [op] * len(inferred), inferred))
-        attrs.pop("dim", None)
-        self._instrs.append(Instr(op, inputs, outputs, weights, attrs))
+        """As `emit`, but one output is not a tuple."""
+        outputs = self.emit(op, inputs, weights, names, **attrs)
         return outputs if len(outputs) > 1 else outputs[0]
-
-    def _fresh(self, name: str) -> str:
-        count = self._names[name] = self._names.get(name, -1) + 1
-        return f"{name}.{count}"
 
     def weight(self, name: str, *dims: str) -> Weight:
         """The weight `name` with the model's named dimensions."""
@@ -80,13 +74,36 @@ class Tracer:
         """An all_gather where the last dimension is cut; else nothing."""
         return self._emit("all_gather", (x,), names=["all"], axis=x.dims[-1].axis) if x.dims[-1].axis else x
 
+    def boundary(self, x: Value) -> Value:
+        """Says that `x` stands between two blocks: from it alone what follows can be computed again. Returns x."""
+        self.boundaries.append(x)
+        return x
+
+
+class TrainingTracer(Tracer):
+    """`g` in a loss: sequences are packed and there is no cache."""
+
+    def attend(self, q: Value, k: Value, v: Value, *, layer: int, scale: float, soft_cap: float, window: int) -> Value:
+        """Causal attention within each of the batch's sequences."""
+        return self.emit("attend_packed", (q, k, v), names=["o", "lse"], scale=scale, soft_cap=soft_cap, window=window)[0]
+
+    def cross_entropy(self, x: Value, targets: Value, head: Weight, soft_cap: float) -> Value:
+        """The sum over the tokens with a target of the losses of soft_cap(x @ head.T); partial where tokens are cut."""
+        return self.emit("cross_entropy", (x, targets), (head,), ["loss", "lse"], soft_cap=soft_cap)[0]
+
 
 def trace(forward, spec, layout: Layout, mesh: Mesh) -> Program:
     """The program of `forward(g, ids, spec)` under a layout. LayoutError where the forward lacks a collective that it needs."""
     g = Tracer(spec, layout, mesh)
     ids = Value("ids", (g.dims["tokens"],), "i32")
-    logits = forward(g, ids, spec)
-    return Program((ids,), (logits,), tuple(g._instrs))
+    return Program((ids,), (forward(g, ids, spec),), tuple(g.instrs), tuple(g.boundaries))
 
 
-__all__ = ["Dim", "Tracer", "trace"]
+def trace_loss(loss, spec, layout: Layout, mesh: Mesh) -> Program:
+    """The program of `loss(g, ids, targets, spec)`: the sum of the losses over all ranks' tokens. What `backward` starts from."""
+    g = TrainingTracer(spec, layout, mesh)
+    ids, targets = (Value(name, (g.dims["tokens"],), "i32") for name in ("ids", "targets"))
+    return Program((ids, targets), (loss(g, ids, targets, spec),), tuple(g.instrs), tuple(g.boundaries))
+
+
+__all__ = ["Dim", "Tracer", "TrainingTracer", "trace", "trace_loss"]

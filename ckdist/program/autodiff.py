@@ -1,0 +1,120 @@
+"""Backward as a transform: a program that ends in a loss becomes one that also gives the loss's gradients by weights.
+
+The instructions are walked in reverse, each op's vjp says what goes back through it, and gradients that meet are added. Where a
+gradient comes out partial (a weight's, where the tokens are cut; a value's, where a linear's outputs are), an all_reduce follows
+as soon as the gradient is complete, so that it can overlap the rest. Nothing is computed that no gradient in `wrt` needs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ckdist.errors import LayoutError
+from ckdist.program.emitter import Emitter
+from ckdist.program.ops import OPS
+from ckdist.program.program import Instr, Program, Value, Weight
+
+
+def backward(program: Program, loss: Value, wrt: Sequence[Weight], recompute: bool = False) -> Program:
+    """The program whose outputs are (loss, the gradient by each weight of `wrt`), each whole.
+
+    With `recompute` the backward pass of a block begins by running the block again from the program's boundary before it, so that
+    of each block only its input is kept; the last block is not run again, its backward pass follows at once.
+    Raises LayoutError where an op has no gradient, or none under the layout, and where the loss does not depend on a weight.
+    """
+    return _Backward(program, loss, wrt, recompute).run()
+
+
+class _Backward:
+    def __init__(self, program: Program, loss: Value, wrt: Sequence[Weight], recompute: bool):
+        if loss.dims or loss.partial:
+            raise LayoutError(f"backward needs a loss that is one whole number, but it is {loss}")
+        self.program, self.loss, self.wrt = program, loss, tuple(wrt)
+        values = [*program.inputs, *(o for i in program.instrs for o in i.outputs)]
+        self.g = Emitter(values)
+        self.active = set(self.wrt)  # weights and values through which a gradient flows
+        for instr in program.instrs:
+            if not self.active.isdisjoint((*instr.inputs, *instr.weights)):
+                self.active.update(instr.outputs)
+        self.contributions: dict[Value | Weight, list[Value]] = {}
+        self.gradients: dict[Weight, Value] = {}
+        self.first_use = {}
+        for index, instr in enumerate(program.instrs):
+            for w in instr.weights:
+                self.first_use.setdefault(w, index)
+        self.blocks = self._blocks() if recompute else {}
+        self.again: dict[Value, Value] = {}  # values of blocks that were run again
+
+    def run(self) -> Program:
+        if self.loss in self.active:
+            self.contributions[self.loss] = [*self.g.emit("one", (), names=["d_loss"])]
+        for index in reversed(range(len(self.program.instrs))):
+            instr = self.program.instrs[index]
+            if index in self.blocks:
+                self._run_again(*self.blocks[index])
+            self._through(instr)
+            for w in dict.fromkeys(instr.weights):
+                if w in self.wrt and self.first_use[w] == index:
+                    self.gradients[w] = self._complete(w)
+        for w in self.wrt:
+            if self.gradients.get(w) is None:
+                raise LayoutError(f"%{self.loss.name} does not depend on {w}: leave it out of the weights that are trained")
+        outputs = (self.loss, *(self.gradients[w] for w in self.wrt))
+        instrs = needed((*self.program.instrs, *self.g.instrs), outputs)
+        return Program(self.program.inputs, outputs, instrs)
+
+    def _through(self, instr: Instr) -> None:
+        """Turns the gradients of `instr`'s outputs into contributions to those of its operands."""
+        grads = [self._complete(o) if o in self.active else None for o in instr.outputs]
+        if all(grad is None for grad in grads):
+            return
+        vjp = OPS[instr.op].vjp
+        if vjp is None:
+            raise LayoutError(f"{instr.op} has no gradient: %{instr.outputs[0].name} = {instr.op}(...) cannot be trained through")
+        operands = (*instr.inputs, *instr.weights)
+        seen = replace(instr, inputs=tuple(map(self._now, instr.inputs)), outputs=tuple(map(self._now, instr.outputs)))
+        results = vjp(self.g, seen, grads, [o in self.active for o in operands])
+        for operand, gradient in zip(operands, results, strict=True):
+            if gradient is not None and operand in self.active:
+                self.contributions.setdefault(operand, []).append(gradient)
+
+    def _complete(self, of: Value | Weight) -> Value | None:
+        """The sum of what was contributed, made whole; None where nothing was. Contributions that are partial alike are added first."""
+        parts = self.contributions.pop(of, [])
+        if len({p.partial for p in parts}) > 1:
+            parts = [self._whole(p) for p in parts]
+        total = None
+        for part in parts:
+            total = part if total is None else self.g.emit("add", (total, part), names=[part.name.rpartition(".")[0]])[0]
+        return total and self._whole(total)
+
+    def _whole(self, value: Value) -> Value:
+        return self.g.emit("all_reduce", (value,), names=[value.name.rpartition(".")[0]], axis=value.partial)[0] if value.partial else value
+
+    # Recomputation
+
+    def _blocks(self) -> dict[int, tuple[int, int]]:
+        """Index of a block's last instruction -> the range of its instructions, for every block but the last."""
+        made_at = {o: index for index, instr in enumerate(self.program.instrs) for o in instr.outputs}
+        ends = [made_at.get(b, -1) + 1 for b in self.program.boundaries]
+        return {end - 1: (begin, end) for begin, end in zip(ends[:-2], ends[1:-1]) if begin < end}
+
+    def _run_again(self, begin: int, end: int) -> None:
+        """Emits the block's instructions anew; what no gradient reads is dropped at the end."""
+        kept = set(self.program.boundaries)
+        for instr in self.program.instrs[begin:end]:
+            names = [o.name.rpartition(".")[0] for o in instr.outputs]
+            outputs = self.g.emit(instr.op, tuple(map(self._now, instr.inputs)), instr.weights, names, **instr.attrs)
+            self.again.update((old, new) for old, new in zip(instr.outputs, outputs) if old not in kept)
+
+    def _now(self, value: Value) -> Value:
+        return self.again.get(value, value)
+
+
+def needed(instrs: Sequence[Instr], outputs: Sequence[Value]) -> tuple[Instr, ...]:
+    """The instructions that `outputs` depend on, in order."""
+    wanted, kept = set(outputs), []
+    for instr in reversed(instrs):
+        if not wanted.isdisjoint(instr.outputs):
+            kept.append(instr)
+            wanted.update(instr.inputs)
+    return tuple(reversed(kept))

@@ -1,0 +1,29 @@
+"""Appending instructions: fresh names, inferred dimensions. What tracing a forward and transforming a program share."""
+
+from collections.abc import Iterable
+
+from ckdist.program.ops import OPS
+from ckdist.program.program import Instr, Value, Weight
+
+
+class Emitter:
+    """`instrs` is what was emitted so far; names of `known` values are not given again."""
+
+    def __init__(self, known: Iterable[Value] = ()):
+        self.instrs: list[Instr] = []
+        self._names: dict[str, int] = {}
+        for value in known:
+            name, _, count = value.name.rpartition(".")
+            if name:
+                self._names[name] = max(self._names.get(name, -1), int(count))
+
+    def emit(self, op: str, inputs: tuple[Value, ...], weights: tuple[Weight | None, ...] = (), names=None, **attrs) -> tuple[Value, ...]:
+        """Appends an instruction; its outputs, called after `names` (default: the op). LayoutError where `infer` refuses."""
+        inferred = OPS[op].infer(inputs, weights, attrs)
+        outputs = tuple(Value(self._fresh(name), dims, partial=partial) for name, (dims, partial) in zip(names or [op] * len(inferred), inferred))
+        self.instrs.append(Instr(op, inputs, outputs, weights, attrs))
+        return outputs
+
+    def _fresh(self, name: str) -> str:
+        count = self._names[name] = self._names.get(name, -1) + 1
+        return f"{name}.{count}"

@@ -1,0 +1,151 @@
+"""rope, attend over a cache, attend over packed sequences, and the gradients of what training uses."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ckdist.errors import LayoutError
+from ckdist.program.ops.op import op, same, unchanged_whole, vjp, whole
+
+
+@op("rope", unchanged_whole("rope"))
+def rope(context, inputs, weights, attrs):
+    """Rotates the halves of every head by position times frequency. Su et al. 2021, arXiv:2104.09864."""
+    cos, sin = context.rope_tables(attrs["table"])  # (tokens, head_dim / 2)
+    return [rotate(inputs[0], cos, sin)]
+
+
+@vjp("rope")
+def rope_vjp(g, instr, grads, wanted):
+    return [*g.emit("rope_grad", (grads[0],), names=["d_rope"], table=instr.attrs["table"])]
+
+
+@op("rope_grad", unchanged_whole("rope_grad"))
+def rope_grad(context, inputs, weights, attrs):
+    """The rotation back; yarn's magnitude stays a factor."""
+    cos, sin = context.rope_tables(attrs["table"])
+    return [rotate(inputs[0], cos, -sin)]
+
+
+def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """x: (tokens, heads * head_dim); cos, sin: (tokens, head_dim / 2)."""
+    tokens, half = cos.shape
+    heads = x.reshape(tokens, x.shape[1] // (2 * half), 2, half)  # (tokens, heads, 2, head_dim / 2)
+    a, b = heads[:, :, 0], heads[:, :, 1]
+    c, s = cos[:, None], sin[:, None]
+    return np.stack([a * c - b * s, b * c + a * s], axis=2).reshape(x.shape)
+
+
+def infer_attend(inputs, weights, attrs):
+    q, k, v = inputs[:3]
+    whole("attend", *inputs)
+    same("attend", k, v)
+    heads, kv_heads = q.dims[-1], k.dims[-1]
+    if heads.size % kv_heads.size:
+        raise LayoutError(f"attend: num_heads ({heads.size}) is not a multiple of num_kv_heads ({kv_heads.size})")
+    if heads.axis != kv_heads.axis:
+        raise LayoutError(f"attend: heads are cut over {heads.axis}, kv_heads over {kv_heads.axis}; cut both or neither")
+    return [(q.dims, None)]
+
+
+class Heads:
+    """Which kv-head each of this rank's query heads reads, and the scores of one head. What attend and its gradient share."""
+
+    def __init__(self, context, attrs):
+        q_dim, kv_dim = (value.dims[-1] for value in attrs["inputs"][:2])
+        self.head_dim, self.attrs = q_dim.width, attrs
+        group, kv_begin = q_dim.size // kv_dim.size, context.share(kv_dim)[0]
+        self.kv_heads = [head // group - kv_begin for head in range(*context.share(q_dim))]
+
+    def split(self, x: np.ndarray) -> np.ndarray:
+        """(tokens, heads * head_dim) -> (tokens, heads, head_dim)."""
+        return x.reshape(x.shape[0], x.shape[1] // self.head_dim, self.head_dim)
+
+    def scores(self, q: np.ndarray, k: np.ndarray, first: int = 0) -> np.ndarray:
+        """Scores of queries (tokens, head_dim), at positions from `first`, with keys (positions, head_dim); -inf where not visible."""
+        scores = q @ k.T * np.float32(self.attrs["scale"])  # (tokens, positions)
+        if self.attrs["soft_cap"]:
+            scores = self.attrs["soft_cap"] * np.tanh(scores / self.attrs["soft_cap"])
+        positions, own = np.arange(len(k))[None], first + np.arange(len(q))[:, None]
+        visible = positions <= own
+        if self.attrs["window"]:
+            visible &= positions > own - self.attrs["window"]
+        return np.where(visible, scores, -np.inf)
+
+
+@op("attend", infer_attend)
+def attend(context, inputs, weights, attrs):
+    """Causal grouped-query attention over the cache, which the call extends. Vaswani et al. 2017, arXiv:1706.03762."""
+    heads = Heads(context, attrs)
+    q, k, v = map(heads.split, inputs)  # (tokens, heads, head_dim)
+    k_all, v_all = context.extend_cache(attrs["layer"], k, v)  # (positions, kv_heads, head_dim)
+    out = np.zeros_like(q)
+    for h, kv in enumerate(heads.kv_heads):
+        scores = heads.scores(q[:, h], k_all[:, kv], len(k_all) - len(q))
+        p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        out[:, h] = p / p.sum(axis=-1, keepdims=True) @ v_all[:, kv]
+    return [out.reshape(inputs[0].shape)]
+
+
+def infer_attend_packed(inputs, weights, attrs):
+    (output,) = infer_attend(inputs, weights, attrs)
+    tokens, heads = inputs[0].dims
+    return [output, ((tokens, replace(heads, width=1)), None)]
+
+
+@op("attend_packed", infer_attend_packed)
+def attend_packed(context, inputs, weights, attrs):
+    """Causal grouped-query attention within each of the packed sequences; also the log of the sum of exp(score), (tokens, heads)."""
+    heads = Heads(context, attrs)
+    q, k, v = map(heads.split, inputs)
+    out, log_sum_exp = np.zeros_like(q), np.zeros(q.shape[:2], q.dtype)
+    for s in context.sequences():
+        for h, kv in enumerate(heads.kv_heads):
+            scores = heads.scores(q[s, h], k[s, kv])
+            largest = scores.max(axis=-1, keepdims=True)
+            log_sum = largest + np.log(np.exp(scores - largest).sum(axis=-1, keepdims=True))
+            out[s, h] = np.exp(scores - log_sum) @ v[s, kv]
+            log_sum_exp[s, h] = log_sum[:, 0]
+    return [out.reshape(inputs[0].shape), log_sum_exp]
+
+
+@vjp("attend_packed")
+def attend_packed_vjp(g, instr, grads, wanted):
+    if grads[1] is not None:
+        raise LayoutError(f"attend_packed has no gradient through its log-sum-exp %{instr.outputs[1].name}; only through its result")
+    operands = (*instr.inputs, *instr.outputs, grads[0])
+    return list(g.emit("attend_grad", operands, names=["d_q", "d_k", "d_v"], **instr.attrs))
+
+
+def infer_attend_grad(inputs, weights, attrs):
+    q, k, v, o, _, do = inputs
+    infer_attend(inputs, weights, attrs)
+    same("attend_grad", q, o, do)
+    heads, kv_heads = q.dims[-1], k.dims[-1]
+    if heads.axis and heads.unit * kv_heads.size % heads.size:
+        raise LayoutError(
+            f"attend_grad: {kv_heads.size} kv_heads cut over {heads.axis} are shared by its ranks, and a shared head's gradient is on neither; "
+            f"give {heads.axis} at most {kv_heads.size} ranks"
+        )
+    return [(q.dims, None), (k.dims, None), (v.dims, None)]
+
+
+@op("attend_grad", infer_attend_grad)
+def attend_grad(context, inputs, weights, attrs):
+    """From p = exp(score - log_sum_exp): dv = p.T @ do, ds = p * (do @ v.T - rowsum(do * o)). Dao et al. 2022, arXiv:2205.14135."""
+    heads = Heads(context, attrs)
+    q, k, v, o, do = (heads.split(inputs[i]) for i in (0, 1, 2, 3, 5))
+    log_sum_exp = inputs[4]  # (tokens, heads)
+    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    for s in context.sequences():
+        for h, kv in enumerate(heads.kv_heads):
+            scores = heads.scores(q[s, h], k[s, kv])
+            p = np.exp(scores - log_sum_exp[s, h, None])  # (tokens, positions)
+            dv[s, kv] += p.T @ do[s, h]
+            ds = p * (do[s, h] @ v[s, kv].T - (do[s, h] * o[s, h]).sum(axis=-1, keepdims=True))
+            if attrs["soft_cap"]:
+                ds = ds * np.where(p > 0, 1 - (scores / attrs["soft_cap"]) ** 2, 0)
+            ds = ds * np.float32(attrs["scale"])
+            dq[s, h] = ds @ k[s, kv]
+            dk[s, kv] += ds.T @ q[s, h]
+    return [dq.reshape(inputs[0].shape), dk.reshape(inputs[1].shape), dv.reshape(inputs[2].shape)]

@@ -1,0 +1,119 @@
+"""Ops that work element by element or row by row: scale, soft_cap, gated, add, take, and their gradients."""
+
+import numpy as np
+
+from ckdist.errors import LayoutError
+from ckdist.program.ops.op import op, same, unchanged, unchanged_whole, vjp, whole
+
+GELU_SCALE, GELU_CUBIC = 0.7978845608028654, 0.044715  # sqrt(2 / pi) and the factor of the cube in the tanh form of GELU
+
+
+@op("scale", unchanged)
+def scale(context, inputs, weights, attrs):
+    return [inputs[0] * np.float32(attrs["factor"])]
+
+
+@vjp("scale")
+def scale_vjp(g, instr, grads, wanted):
+    return [*g.emit("scale", (grads[0],), names=["d_scale"], factor=instr.attrs["factor"])]
+
+
+@op("soft_cap", unchanged_whole("soft_cap"))
+def soft_cap(context, inputs, weights, attrs):
+    """cap * tanh(x / cap). Gemma 2, arXiv:2408.00118, section 2."""
+    cap = np.float32(attrs["cap"])
+    return [cap * np.tanh(inputs[0] / cap)]
+
+
+@vjp("soft_cap")
+def soft_cap_vjp(g, instr, grads, wanted):
+    return [*g.emit("soft_cap_grad", (instr.outputs[0], grads[0]), names=["d_soft_cap"], cap=instr.attrs["cap"])]
+
+
+@op("soft_cap_grad", unchanged_whole("soft_cap_grad"))
+def soft_cap_grad(context, inputs, weights, attrs):
+    """From the result y: dy * (1 - (y / cap)^2)."""
+    y, dy = inputs
+    return [dy * (1 - (y / np.float32(attrs["cap"])) ** 2)]
+
+
+@op("gated", unchanged_whole("gated"))
+def gated(context, inputs, weights, attrs):
+    """f(gate) * up with f SiLU or the tanh form of GELU. Shazeer 2020, arXiv:2002.05202."""
+    gate, up = inputs
+    if attrs["function"] == "silu":
+        return [gate / (1 + np.exp(-gate)) * up]
+    return [0.5 * gate * (1 + np.tanh(np.float32(GELU_SCALE) * (gate + np.float32(GELU_CUBIC) * gate**3))) * up]
+
+
+@vjp("gated")
+def gated_vjp(g, instr, grads, wanted):
+    return list(g.emit("gated_grad", (*instr.inputs, grads[0]), names=["d_gate", "d_up"], function=instr.attrs["function"]))
+
+
+def infer_gated_grad(inputs, weights, attrs):
+    return unchanged_whole("gated_grad")(inputs, weights, attrs) * 2
+
+
+@op("gated_grad", infer_gated_grad)
+def gated_grad(context, inputs, weights, attrs):
+    """d_gate = dy * up * f'(gate), d_up = dy * f(gate)."""
+    gate, up, dy = inputs
+    if attrs["function"] == "silu":
+        sigmoid = 1 / (1 + np.exp(-gate))
+        return [dy * up * sigmoid * (1 + gate * (1 - sigmoid)), dy * gate * sigmoid]
+    scale, cubic = np.float32(GELU_SCALE), np.float32(GELU_CUBIC)
+    tanh = np.tanh(scale * (gate + cubic * gate**3))
+    slope = 0.5 * (1 + tanh) + 0.5 * gate * (1 - tanh**2) * scale * (1 + 3 * cubic * gate**2)
+    return [dy * up * slope, dy * 0.5 * gate * (1 + tanh)]
+
+
+def infer_add(inputs, weights, attrs):
+    a, b = inputs
+    same("add", a, b)
+    if a.partial != b.partial:
+        whole("add", a, b)
+    return [(a.dims, a.partial)]
+
+
+@op("add", infer_add)
+def add(context, inputs, weights, attrs):
+    """The sum; of two values that are partial over the same axis, partial over it."""
+    return [inputs[0] + inputs[1]]
+
+
+@vjp("add")
+def add_vjp(g, instr, grads, wanted):
+    return [grads[0], grads[0]]
+
+
+def infer_take(inputs, weights, attrs):
+    whole("take", inputs[0])
+    return [((attrs["dim"], *inputs[0].dims[1:]), None)]
+
+
+@op("take", infer_take)
+def take(context, inputs, weights, attrs):
+    """The rows whose logits are wanted."""
+    return [inputs[0][context.output_tokens]]
+
+
+@vjp("take")
+def take_vjp(g, instr, grads, wanted):
+    return [*g.emit("take_grad", (grads[0],), names=["d_take"], dim=instr.inputs[0].dims[0])]
+
+
+def infer_take_grad(inputs, weights, attrs):
+    whole("take_grad", inputs[0])
+    if attrs["dim"].axis:
+        raise LayoutError(f"take_grad needs all of {attrs['dim'].name}, but it is cut over {attrs['dim'].axis}")
+    return [((attrs["dim"], *inputs[0].dims[1:]), None)]
+
+
+@op("take_grad", infer_take_grad)
+def take_grad(context, inputs, weights, attrs):
+    """Each row at its token; zeros at the tokens whose logits are not wanted."""
+    (dy,) = inputs
+    dx = np.zeros((len(context.positions), *dy.shape[1:]), dy.dtype)  # (tokens, n)
+    np.add.at(dx, context.output_tokens, dy)
+    return [dx]

@@ -1,0 +1,44 @@
+"""embed and its gradient."""
+
+import numpy as np
+
+from ckdist.program.ops.op import op, vjp, whole
+
+
+def infer_embed(inputs, weights, attrs):
+    (ids,), (table,) = inputs, weights
+    return [((ids.dims[0], table.dims[1]), table.dims[0].axis)]
+
+
+@op("embed", infer_embed)
+def embed(context, inputs, weights, attrs):
+    """Rows of the table; zeros for ids of another rank's part of the vocabulary."""
+    (ids,), (table,) = inputs, weights
+    begin, end = context.share(attrs["weights"][0].dims[0])
+    mine = (ids >= begin) & (ids < end)
+    rows = np.zeros((len(ids), table.shape[1]), table.dtype)  # (tokens, hidden)
+    rows[mine] = table[ids[mine] - begin]
+    return [rows]
+
+
+@vjp("embed")
+def embed_vjp(g, instr, grads, wanted):
+    table = instr.weights[0]
+    return [None, *g.emit("embed_grad", (instr.inputs[0], grads[0]), names=[f"d_{table.name}"], vocab=table.dims[0])]
+
+
+def infer_embed_grad(inputs, weights, attrs):
+    ids, dy = inputs
+    whole("embed_grad", dy)
+    return [((attrs["vocab"], dy.dims[-1]), ids.dims[0].axis)]
+
+
+@op("embed_grad", infer_embed_grad)
+def embed_grad(context, inputs, weights, attrs):
+    """Each token's row is added to that of its id, in the order of the tokens; a rank does so for its own part of the vocabulary."""
+    ids, dy = inputs
+    begin, end = context.share(attrs["vocab"])
+    mine = (ids >= begin) & (ids < end)
+    table = np.zeros((end - begin, dy.shape[1]), dy.dtype)  # (vocab, hidden)
+    np.add.at(table, ids[mine] - begin, dy[mine])
+    return [table]

@@ -1,0 +1,90 @@
+"""linear with several matrices over one input, and its three gradients: of the input, of the matrices, of the biases."""
+
+from ckdist.errors import LayoutError
+from ckdist.program.ops.op import op, vjp, whole
+
+
+def infer_linear(inputs, weights, attrs):
+    (x,) = inputs
+    whole("linear", x)
+    matrices = weights[: len(weights) // 2]
+    outputs = []
+    for w in matrices:
+        out_dim, in_dim = w.dims
+        if in_dim != x.dims[-1]:
+            raise LayoutError(f"linear: %{x.name} ends in [{x.dims[-1]}], {w} reads [{in_dim}]")
+        outputs.append(((*x.dims[:-1], out_dim), in_dim.axis))
+    return outputs
+
+
+@op("linear", infer_linear)
+def linear(context, inputs, weights, attrs):
+    """x @ w.T + bias for each (w, bias). Where the input is cut, the result is partial and the first rank adds the bias."""
+    (x,) = inputs
+    count = len(weights) // 2
+    results = []
+    for w, bias, declared in zip(weights[:count], weights[count:], attrs["weights"]):
+        y = x @ w.T  # (tokens, out)
+        if bias is not None and context.adds_bias(declared.dims[1]):
+            y = y + bias
+        results.append(y)
+    return results
+
+
+@vjp("linear")
+def linear_vjp(g, instr, grads, wanted):
+    count = len(instr.weights) // 2
+    outputs = [i for i in range(count) if grads[i] is not None]
+    results = [None] * len(wanted)  # of x, the matrices, the biases
+
+    def emit(op: str, first: tuple, begin: int) -> None:
+        """One instruction for the wanted ones of the weights whose operands start at `begin`."""
+        wants = [i for i in outputs if wanted[begin + i]]
+        if wants:
+            names = [f"d_{instr.weights[begin - 1 + i].name}" for i in wants]
+            for i, gradient in zip(wants, g.emit(op, (*first, *(grads[i] for i in wants)), names=names)):
+                results[begin + i] = gradient
+
+    emit("linear_weight_grad", instr.inputs, 1)
+    emit("bias_grad", (), 1 + count)
+    if wanted[0]:
+        (results[0],) = g.emit("linear_grad", tuple(grads[i] for i in outputs), tuple(instr.weights[i] for i in outputs), ["d_linear"])
+    return results
+
+
+def infer_linear_grad(inputs, weights, attrs):
+    whole("linear_grad", *inputs)
+    for dy, w in zip(inputs, weights):
+        if dy.dims[-1] != w.dims[0]:
+            raise LayoutError(f"linear_grad: %{dy.name} ends in [{dy.dims[-1]}], {w} writes [{w.dims[0]}]")
+    return [((*inputs[0].dims[:-1], weights[0].dims[1]), weights[0].dims[0].axis)]
+
+
+@op("linear_grad", infer_linear_grad)
+def linear_grad(context, inputs, weights, attrs):
+    """dx = sum of dy @ w over the matrices; partial where the outputs are cut."""
+    return [sum(dy @ w for dy, w in zip(inputs, weights))]
+
+
+def infer_linear_weight_grad(inputs, weights, attrs):
+    x, *dys = inputs
+    whole("linear_weight_grad", *inputs)
+    return [((dy.dims[-1], x.dims[-1]), x.dims[0].axis) for dy in dys]
+
+
+@op("linear_weight_grad", infer_linear_weight_grad)
+def linear_weight_grad(context, inputs, weights, attrs):
+    """dw = dy.T @ x, (out, in), for each dy; partial where the tokens are cut."""
+    x, *dys = inputs
+    return [dy.T @ x for dy in dys]
+
+
+def infer_bias_grad(inputs, weights, attrs):
+    whole("bias_grad", *inputs)
+    return [((dy.dims[-1],), dy.dims[0].axis) for dy in inputs]
+
+
+@op("bias_grad", infer_bias_grad)
+def bias_grad(context, inputs, weights, attrs):
+    """The sum over the tokens of each dy."""
+    return [dy.sum(axis=0) for dy in inputs]

@@ -1,0 +1,56 @@
+"""rms_norm over rows or heads, and its gradient."""
+
+import numpy as np
+
+from ckdist.errors import LayoutError
+from ckdist.program.ops.op import op, same, summed_over, uncut, vjp, whole
+
+
+def infer_rms_norm(inputs, weights, attrs):
+    x, (w,) = inputs[0], weights
+    whole("rms_norm", *inputs)
+    if w.dims[-1].elements != x.dims[-1].width:  # not a norm per head
+        uncut("rms_norm", x)
+        if w.dims[-1].elements != x.dims[-1].elements:
+            raise LayoutError(f"rms_norm of {x.dims[-1].elements} elements has a weight of {w.dims[-1].elements}: {w}")
+    return [(x.dims, None)]
+
+
+@op("rms_norm", infer_rms_norm)
+def rms_norm(context, inputs, weights, attrs):
+    """x / sqrt(mean(x^2) + eps) * w over the last dimension, or per head. Zhang & Sennrich 2019, arXiv:1910.07467."""
+    (x,), (w,) = inputs, weights
+    rows = x.reshape(-1, w.shape[-1])  # (tokens * groups, n)
+    return [(rows * inverse_rms(rows, attrs["eps"]) * w).reshape(x.shape)]
+
+
+def inverse_rms(rows: np.ndarray, eps: float) -> np.ndarray:
+    """(rows, n) -> (rows, 1)."""
+    return 1 / np.sqrt(np.mean(rows * rows, axis=-1, keepdims=True) + np.float32(eps))
+
+
+@vjp("rms_norm")
+def rms_norm_vjp(g, instr, grads, wanted):
+    (w,), names = instr.weights, ["d_norm"]
+    if wanted[1]:
+        names.append(f"d_{w.name}")
+    dx, *dw = g.emit("rms_norm_grad", (instr.inputs[0], grads[0]), (w,), names, eps=instr.attrs["eps"], weight_grad=wanted[1])
+    return [dx, *(dw or [None])]
+
+
+def infer_rms_norm_grad(inputs, weights, attrs):
+    (x, dy), (w,) = inputs, weights
+    same("rms_norm_grad", x, dy)
+    outputs = infer_rms_norm(inputs, weights, attrs)
+    return outputs + [(w.dims, summed_over("rms_norm_grad", *x.dims))] if attrs["weight_grad"] else outputs
+
+
+@op("rms_norm_grad", infer_rms_norm_grad)
+def rms_norm_grad(context, inputs, weights, attrs):
+    """With r = 1 / rms(x) and n = x * r: dx = r * (dy * w - n * mean(dy * w * n)); with `weight_grad` also dw = sum of dy * n."""
+    (x, dy), (w,) = inputs, weights
+    rows, dy_rows = x.reshape(-1, w.shape[-1]), dy.reshape(-1, w.shape[-1])  # (tokens * groups, n)
+    r = inverse_rms(rows, attrs["eps"])
+    n, dn = rows * r, dy_rows * w
+    dx = (r * (dn - n * np.mean(dn * n, axis=-1, keepdims=True))).reshape(x.shape)
+    return [dx, (dy_rows * n).sum(axis=0)] if attrs["weight_grad"] else [dx]

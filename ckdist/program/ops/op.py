@@ -1,0 +1,93 @@
+"""What an op is: inference of dimensions and placement, a definition in numpy, and the rule by which a gradient goes back through it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ckdist.errors import LayoutError
+from ckdist.program.program import Value
+
+
+@dataclass(frozen=True)
+class Op:
+    """`infer(inputs, weights, attrs)` -> list of (dims, partial); `reference(context, inputs, weights, attrs)` -> list of arrays.
+
+    A collective's reference takes and returns one entry per rank in place of each array.
+
+    `vjp(g, instr, grads, wanted)` -> list of gradients: it emits on `g` what turns the gradients of `instr`'s outputs (`grads`; None
+    where nothing reads an output) into those of its operands, inputs then weights; `wanted` says which of them, the others are None.
+    The gradient of a value that is partial over an axis is whole over it: what every rank adds to the sum counts alike.
+    """
+
+    name: str
+    infer: Callable
+    reference: Callable
+    vjp: Callable | None = None
+    collective: bool = False
+
+
+OPS: dict[str, Op] = {}
+
+
+def op(name: str, infer: Callable, collective: bool = False):
+    """Registers the decorated function as the reference of op `name`."""
+
+    def register(reference):
+        OPS[name] = Op(name, infer, reference, collective=collective)
+        return reference
+
+    return register
+
+
+def vjp(name: str):
+    """Registers the decorated function as the vjp of op `name`."""
+
+    def register(function):
+        OPS[name] = replace(OPS[name], vjp=function)
+        return function
+
+    return register
+
+
+def whole(instr: str, *values: Value) -> None:
+    """Refuses a partial value where a whole one is needed."""
+    for value in values:
+        if value.partial:
+            raise LayoutError(f"{instr} needs a whole value, but %{value.name} is partial over {value.partial}: wrap it in g.reduce()")
+
+
+def uncut(instr: str, value: Value) -> None:
+    """Refuses a value whose last dimension is cut."""
+    if value.dims[-1].axis:
+        raise LayoutError(f"{instr} needs all of {value.dims[-1].name}, but %{value.name} has it cut over {value.dims[-1].axis}")
+
+
+def same(instr: str, *values: Value) -> None:
+    """Refuses values of different dimensions."""
+    a = values[0]
+    for b in values[1:]:
+        if a.dims != b.dims:
+            raise LayoutError(f"{instr} needs equal dimensions: %{a.name} is [{', '.join(map(str, a.dims))}], %{b.name} [{', '.join(map(str, b.dims))}]")
+
+
+def summed_over(instr: str, *dims) -> str | None:
+    """The axis over which a sum over `dims` comes out partial, or None. A value is partial over one axis at most."""
+    axes = {d.axis for d in dims} - {None}
+    if len(axes) > 1:
+        raise LayoutError(f"{instr} sums over {' and '.join(d.name for d in dims)}, which are cut over {' and '.join(sorted(axes))}; cut one of them")
+    return axes.pop() if axes else None
+
+
+def unchanged(inputs, weights, attrs):
+    """The `infer` of an op of one value that may be partial."""
+    return [(inputs[0].dims, inputs[0].partial)]
+
+
+def unchanged_whole(name: str):
+    """The `infer` of an op that works element by element on whole values of the same dimensions."""
+
+    def infer(inputs, weights, attrs):
+        whole(name, *inputs)
+        same(name, *inputs)
+        return [(inputs[0].dims, None)]
+
+    return infer
