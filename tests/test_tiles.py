@@ -46,21 +46,21 @@ def tiles(tmp_path_factory):
     assert built.returncode == 0, built.stderr
     loaded = ctypes.CDLL(str(library))
     loaded.tile_faults.restype = ctypes.c_char_p
-    for name in ("tile_products", "tile_is_live", "tile_left_to_avx512"):
+    for name in ("tile_row_products", "tile_is_live", "tile_left_to_avx512"):
         getattr(loaded, name).restype = ctypes.c_int64
     return loaded
 
 
 def in_tiles(library, name, tiles, rows, cols, prepared, tile_range=None):
-    """y (tokens, rows), and how many products of tiles it took."""
+    """y (tokens, rows), and how many rows of tiles products were added to."""
     begin, end = tile_range or (0, (rows + 15) // 16)
     y = np.full((len(prepared), rows), 7, np.float32)
-    before = library.tile_products()
+    before = library.tile_row_products()
     as_pointer = lambda a: ctypes.c_void_p(a.ctypes.data)  # noqa: E731
     sizes = [ctypes.c_int64(n) for n in (rows, cols, begin, end, prepared.shape[1], len(prepared))]
     library.tile_multiply(number(name), *sizes[:2], as_pointer(tiles), *sizes[2:4], as_pointer(prepared), *sizes[4:], as_pointer(y))
     assert library.tile_faults() == b"" and not library.tile_is_live()
-    return y, library.tile_products() - before
+    return y, library.tile_row_products() - before
 
 
 def assert_same_bits(ours, theirs):
@@ -75,11 +75,12 @@ def test_bytes_in_tiles_have_the_bits_of_avx512(tiles, name):
         prepared = prepare("avx512", 2, np.random.default_rng(rows).normal(size=(max(TOKENS), cols)).astype(np.float32))
         whole = multiply("avx512", name, packed, rows, cols, prepared)
         for tokens in TOKENS:
-            y, dots = in_tiles(tiles, name, packed, rows, cols, prepared[:tokens])
+            y, worked = in_tiles(tiles, name, packed, rows, cols, prepared[:tokens])
             if tokens < 4:
-                assert dots == 0 and (y == 7).all()
+                assert worked == 0 and (y == 7).all()
             else:
                 assert_same_bits(y, whole[:tokens])
+                assert worked > 0 and worked % tokens == 0  # tiles have as many rows as there are tokens, and read no others
 
 
 @pytest.mark.parametrize("name", HALF_FIELDS)
@@ -109,8 +110,8 @@ def test_bfloat16_in_tiles(tiles, rows, cols):
     whole, _ = in_tiles(tiles, "BF16", packed, rows, cols, prepared)
     assert np.all(np.abs(whole - exact) <= 2e-6 * magnitude)
     for tokens in TOKENS:
-        y, dots = in_tiles(tiles, "BF16", packed, rows, cols, prepared[:tokens])
-        assert dots > 0
+        y, worked = in_tiles(tiles, "BF16", packed, rows, cols, prepared[:tokens])
+        assert worked > 0 and worked % tokens == 0
         assert_same_bits(y, whole[:tokens])
 
 
@@ -157,8 +158,8 @@ def test_empty_matrices(tiles, name):
 def test_float_weights_are_left_to_avx512(tiles):
     data, _ = random_rows("F32", 16, 64)
     before = tiles.tile_left_to_avx512()
-    y, dots = in_tiles(tiles, "F32", pack("avx512", "F32", data, 16, 64), 16, 64, prepare("avx512", 0, np.ones((40, 64), np.float32)))
-    assert tiles.tile_left_to_avx512() == before + 1 and dots == 0 and (y == 7).all()
+    y, worked = in_tiles(tiles, "F32", pack("avx512", "F32", data, 16, 64), 16, 64, prepare("avx512", 0, np.ones((40, 64), np.float32)))
+    assert tiles.tile_left_to_avx512() == before + 1 and worked == 0 and (y == 7).all()
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="AMX is of x86")

@@ -9,7 +9,7 @@
 namespace ckdist {
 
 extern const char* tile_fault;       // null while all went well
-extern int64_t tile_dots, tile_live;  // products so far; whether tiles are configured now
+extern int64_t tile_rows, tile_live;  // rows of sums that products were added to; whether tiles are configured now
 
 namespace CKDIST_ISA {
 namespace {
@@ -72,7 +72,7 @@ inline bool dot_fits() {
   static_assert(sum != a && sum != b && a != b, "#UD: a tile named twice");
   if (!usable(sum) || !usable(a) || !usable(b)) return false;
   const TileShapes& s = model.shapes;
-  tile_dots++;
+  tile_rows += model.shapes.rows[sum];
   return check(s.rows[sum] == s.rows[a] && s.row_bytes[sum] == s.row_bytes[b] && s.row_bytes[a] / 4 == s.rows[b] && s.row_bytes[sum] % 4 == 0 &&
                    s.row_bytes[a] % 4 == 0,
                "#UD: shapes that do not fit each other");

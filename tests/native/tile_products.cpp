@@ -6,7 +6,7 @@
 namespace ckdist {
 
 const char* tile_fault = nullptr;
-int64_t tile_dots = 0, tile_live = 0;
+int64_t tile_rows = 0, tile_live = 0;
 static int64_t left_to_avx512 = 0;
 
 namespace avx512 {
@@ -33,7 +33,7 @@ void tile_multiply(int type, int64_t rows, int64_t cols, const uint8_t* tiles, i
 }
 
 const char* tile_faults(void) { return tile_fault ? tile_fault : ""; }
-int64_t tile_products(void) { return tile_dots; }
+int64_t tile_row_products(void) { return tile_rows; }
 int64_t tile_is_live(void) { return tile_live; }
 int64_t tile_left_to_avx512(void) { return left_to_avx512; }
 }
