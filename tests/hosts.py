@@ -113,7 +113,8 @@ class Hosts(contextlib.AbstractContextManager):
             with contextlib.suppress(psutil.Error, KeyError):
                 words = process.cmdline()
                 if words and words[0] == sys.executable and process.status() != psutil.STATUS_ZOMBIE and "multiprocessing" not in " ".join(words):
-                    rank = int(process.environ()["OMPI_COMM_WORLD_RANK"])
+                    environ = process.environ()
+                    rank = int(environ.get("OMPI_COMM_WORLD_RANK") or environ["RANK"])
                     if rank not in found or process.pid < found[rank].pid:  # rank 0's HTTP process has its rank in the environment too
                         found[rank] = process
         return found
@@ -130,6 +131,19 @@ class Hosts(contextlib.AbstractContextManager):
     def inside(self, host: int, *words: str) -> list[str]:
         """The command that runs `words` on a host."""
         return ["ip", "netns", "exec", self.namespaces[host], "unshare", "--uts", "bash", "-c", f'hostname {self.namespaces[host]} && exec "$@"', "bash", *words]
+
+    def torchrun(self, each: int, *words: str, **more) -> list[subprocess.Popen]:
+        """Starts `python words...` on `each` ranks of either host as torchrun would, without a launcher; rank 0 is the first."""
+        secret = pathlib.Path(self.directory, "secret")
+        secret.write_text("a secret of this job alone")
+        secret.chmod(0o600)
+        started = []
+        for rank in range(2 * each):
+            told = {"RANK": rank, "WORLD_SIZE": 2 * each, "MASTER_ADDR": self.addresses[0], "MASTER_PORT": 29500, "CKDIST_JOB_SECRET_FILE": secret, "CKDIST_START_TIMEOUT": 60}
+            env = {**environment(), **{name: str(value) for name, value in told.items()}}
+            command = self.inside(rank // each, sys.executable, *words)
+            started.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, **more))
+        return started
 
     def start(self, each: int, *words: str, **more) -> subprocess.Popen:
         """Starts `python words...` on `each` ranks of either host; its output is text, standard error included."""
@@ -162,6 +176,21 @@ class Hosts(contextlib.AbstractContextManager):
             process.kill()
             raise
         return process.returncode, output
+
+    @staticmethod
+    def wait_ended(processes: list[psutil.Process], seconds: float) -> bool:
+        """Have all ended within the time? Their exit codes are left to who started them."""
+        end = time.monotonic() + seconds
+
+        def ended(process: psutil.Process) -> bool:
+            try:
+                return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+            except psutil.NoSuchProcess:
+                return True
+
+        while not (done := all(map(ended, processes))) and time.monotonic() < end:
+            time.sleep(0.02)
+        return done
 
     def wait_empty(self, seconds: float) -> list[str]:
         """Waits until no rank is left; returns the command lines of those that are."""

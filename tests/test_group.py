@@ -1,4 +1,4 @@
-"""Groups of ranks against numpy, bit for bit: ranks as threads, as processes over shared memory and over MPI; data races."""
+"""Groups of ranks against numpy, bit for bit: ranks as threads, as processes, in shared memory, over wires and both; data races."""
 
 import gc
 import os
@@ -12,6 +12,8 @@ import time
 import pytest
 
 from ckdist import errors, native
+from ckdist.comm.group import open_group
+from tests import thread_ranks
 from tests.exchange import exchange
 from tests.launcher import ROOT, run_ranks
 
@@ -55,20 +57,65 @@ def test_threads(size):
 @pytest.mark.parametrize("ranks", [2, 3, 5, 7])
 def test_processes(ranks):
     done = run_ranks(ranks, "tests/programs/exchange.py", "40")
-    assert done.returncode == 0 and "shared-memory right\nmpi right" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "shared memory right\nmpi right\ntcp right" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("hosts", ["ab", "abc", "aab", "aabb", "abab", "aabbc", "aabbbcc", "abcabcabc"])
+def test_hosts(hosts):
+    kinds = thread_ranks.run_threads(hosts, lambda world: (group := open_group(world, 20, 20.0)) and exchange(group.handle, world.rank, world.size, 30, hosts=world.hosts) or group.kind)
+    assert set(kinds) == {"tcp" if len(set(hosts)) == len(hosts) else "shared memory and tcp"}
+
+
+def test_a_rank_that_gives_up_is_named_on_every_host():
+    """Rank 3 fails, which its own host sees in memory, and the other host hears over the wire."""
+
+    def body(world):
+        group = open_group(world, 20, 5.0)
+        native.check(lib.ckdist_group_reserve(group.handle, 16, 1, 1, 0, 0, 1))
+        world.gather(None)
+        if world.rank == 3:
+            return lib.ckdist_group_abandon(group.handle, b"its disk broke")
+        with pytest.raises(errors.CommError, match="rank 3 .*gave up(?=.*step 5).*its disk broke") as raised:
+            native.check(lib.ckdist_group_reduce(group.handle, 0, 16, 5))
+        lib.ckdist_group_abandon(group.handle, str(raised.value).encode())
+
+    start = time.monotonic()
+    thread_ranks.run_threads("aabb", body)
+    assert time.monotonic() - start < 4
+
+
+def test_a_rank_that_is_late_is_named_on_every_host():
+    late = threading.Event()
+
+    def body(world):
+        group = open_group(world, 20, 1.0)
+        native.check(lib.ckdist_group_reserve(group.handle, 16, 1, 1, 0, 0, 1))
+        world.gather(None)
+        if world.rank == 3:
+            assert late.wait(20)
+            return
+        try:
+            with pytest.raises(errors.CommError, match="rank 3 .*did not reach step 5 within 1 s") as raised:
+                native.check(lib.ckdist_group_reduce(group.handle, 0, 16, 5))
+            lib.ckdist_group_abandon(group.handle, str(raised.value).encode())
+        finally:
+            if world.rank == 1:  # the last to be told
+                late.set()
+
+    thread_ranks.run_threads("aabb", body)
 
 
 def test_a_rank_that_gives_up_ends_the_others():
     def body(handle, rank, size):
         native.check(lib.ckdist_group_reserve(handle, 16, 1, 1, 0, 0, 1))
         if rank == 1:
-            lib.ckdist_group_abandon(handle)
+            lib.ckdist_group_abandon(handle, b"its disk broke")
         else:
             native.check(lib.ckdist_group_reduce(handle, 0, 16, 5))
 
     start = time.monotonic()
     raised = run_threads(3, body)
-    assert len(raised) == 2 and all(isinstance(e, errors.CommError) and "rank 1" in str(e) and "step 5" in str(e) for e in raised)
+    assert len(raised) == 2 and all(isinstance(e, errors.CommError) and "rank 1" in str(e) and "step 5: its disk broke" in str(e) for e in raised)
     assert time.monotonic() - start < 2
 
 
@@ -130,7 +177,7 @@ def meeting(tmp_path_factory):
     """The test of meetings under ThreadSanitizer."""
     binary = tmp_path_factory.mktemp("meeting") / "meeting"
     native_folder = ROOT / "ckdist/native"
-    sources = [native_folder / name for name in ("comm/host_group.cpp", "comm/segment.cpp", "runtime/pool.cpp")]
+    sources = [native_folder / name for name in ("comm/host_group.cpp", "comm/host_ranks.cpp", "comm/segment.cpp", "runtime/pool.cpp")]
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         pytest.skip("no C++ compiler")

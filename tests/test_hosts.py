@@ -1,4 +1,4 @@
-"""Ranks on two hosts (network namespaces joined by a wire), over MPI: same numbers, a server, and every way to lose a rank."""
+"""Ranks on two hosts (network namespaces joined by a wire), started by mpirun and as torchrun does: same numbers, a server, and every way to lose a rank."""
 
 import json
 import pathlib
@@ -10,11 +10,10 @@ import sys
 import threading
 import time
 
-import psutil
 import pytest
 
 from tests.hosts import Hosts, why_not
-from tests.launcher import ROOT, environment
+from tests.launcher import ROOT, environment, run_ranks
 from tests.served import write_tokenizer
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
@@ -41,13 +40,21 @@ def hosts():
 class Output:
     """What a job prints, line by line as it comes."""
 
-    def __init__(self, process: subprocess.Popen):
-        self.process, self.lines, self.ended = process, [], None
-        self.thread = threading.Thread(target=self.read, daemon=True)
-        self.thread.start()
+    def __init__(self, *processes: subprocess.Popen):
+        self.processes, self.process, self.lines = processes, processes[0], []
+        self.threads = [threading.Thread(target=self.read, args=(p,), daemon=True) for p in processes]
+        for thread in self.threads:
+            thread.start()
 
-    def read(self) -> None:
-        self.lines.extend(iter(self.process.stdout.readline, ""))
+    def read(self, process: subprocess.Popen) -> None:
+        self.lines.extend(iter(process.stdout.readline, ""))
+
+    def wait(self, seconds: float) -> list[int]:
+        """The exit codes, once all output has been read."""
+        codes = [process.wait(seconds) for process in self.processes]
+        for thread in self.threads:
+            thread.join(5)
+        return codes
 
     def wait_for(self, pattern: str, count: int = 1, seconds: float = 20) -> str:
         """The first match of `pattern`, once it has come `count` times."""
@@ -61,13 +68,30 @@ class Output:
         return "".join(self.lines)
 
 
-@pytest.mark.parametrize("each", [1, 2])
-def test_replay_equals_interpreter(hosts, each):
+def start(hosts, launcher: str, each: int, *words: str) -> Output:
+    """The job under mpirun, or its ranks without a launcher."""
+    return Output(*([hosts.start(each, *words)] if launcher == "mpirun" else hosts.torchrun(each, *words)))
+
+
+@pytest.mark.parametrize("launcher, each", [("mpirun", 1), ("mpirun", 2), ("torchrun", 2)])
+def test_replay_equals_interpreter(hosts, launcher, each):
     before = hosts.carried()
-    code, output = hosts.run(each, "tests/programs/replay.py")
-    assert code == 0, output
-    assert output.count("e-08") + output.count("e-07") == 16
+    output = start(hosts, launcher, each, "tests/programs/replay.py")
+    assert not any(output.wait(60)), output.text()
+    assert output.text().count("e-08") + output.text().count("e-07") == (24 if launcher == "mpirun" else 16)
     assert hosts.carried() - before > 1_000_000, "the ranks met, but not over the wire"
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_sums_have_the_same_bits_over_every_wire(hosts, each):
+    texts = []
+    for launcher, transport in (("mpirun", "mpi"), ("mpirun", "tcp"), ("torchrun", "tcp")):
+        output = start(hosts, launcher, each, "tests/programs/logits.py", transport)
+        assert not any(output.wait(60)), output.text()
+        texts.append(output.wait_for(r"logits (\w+)"))
+    if each == 1:  # the order is that of two ranks on one host
+        texts.append(re.search(r"logits (\w+)", run_ranks(2, "tests/programs/logits.py", "auto").stdout)[1])
+    assert len(set(texts)) == 1, texts
 
 
 def test_hosts_are_told_apart(hosts):
@@ -85,12 +109,14 @@ def test_perplexity_equals_one_hosts(hosts):
     assert two["tokens"] == one["tokens"] and two["nll"] == pytest.approx(one["nll"], rel=1e-5)
 
 
-def test_server_answers_and_drains(hosts, tmp_path):
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_server_answers_and_drains(hosts, launcher, tmp_path):
     folder = shutil.copytree(MODEL, tmp_path / "model")
     write_tokenizer(pathlib.Path(folder))
-    output = Output(hosts.start(1, *CKDIST, "serve", "-m", str(folder), "--port", "0", "-t", "1", "-c", "64", "--comm-timeout", "5"))
+    more = ["--transport", "mpi"] if launcher == "mpirun" else []
+    output = start(hosts, launcher, 1, *CKDIST, "serve", "-m", str(folder), "--port", "0", "-t", "1", "-c", "64", "--comm-timeout", "5", *more)
     url = output.wait_for(r"serving .* at (http://\S+)")
-    assert "mpi between ranks" in output.text()
+    assert ("mpi between ranks" if launcher == "mpirun" else "tcp between hosts, nothing else is there") in output.text()
     ask = tmp_path / "ask.py"
     ask.write_text(ASK)
     answer = subprocess.run(hosts.inside(0, sys.executable, str(ask), url), capture_output=True, text=True, timeout=30)
@@ -101,32 +127,60 @@ def test_server_answers_and_drains(hosts, tmp_path):
     busy = {r: (sum(p.cpu_times()[:2]) - before[r]) / 2 for r, p in ranks.items()}
     assert busy[1] < 0.05, f"shares of a core while idle: {busy}"
     ranks[0].send_signal(signal.SIGTERM)
-    assert output.process.wait(15) == 0, output.text()
+    assert not any(output.wait(15)), output.text()
     assert hosts.wait_empty(1) == []
 
 
-@pytest.mark.parametrize("kind", ["busy", "idle"])
-@pytest.mark.parametrize("fault", ["kill 1", "stop 1", "stop 0", "link"])
-def test_a_lost_rank_ends_the_job(hosts, fault, kind):
-    job = hosts.start(1, "tests/programs/steps.py", str(TIMEOUT), kind, "auto")
-    output = Output(job)
+def test_the_faster_wire_is_taken(hosts):
+    """MPI's TCP is told to use little buffers, which the larger exchange notices; the line says what was measured."""
+    code, output = hosts.run(1, *CKDIST, "generate", "-m", str(MODEL), "-p", "", "-n", "1", "-t", "1", "--comm-timeout", "5")
+    assert code == 2 and "tokenizer" in output  # the model has none; the ranks had met by then
+    line = re.search(r"(mpi|tcp) between hosts, the fastest \((mpi|tcp): (\d+) µs for 16 KiB, ([\d.]+) ms for 1 MiB; (mpi|tcp): (\d+) µs for 16 KiB, ([\d.]+) ms for 1 MiB; verbs does not work.*\)", output)
+    assert line and line[1] == line[2] != line[5], output
+    assert int(line[3]) * float(line[4]) < int(line[6]) * float(line[7]) * 1.2
+
+
+FAULTS = [("mpirun", "mpi", fault, kind) for fault in ("kill 1", "stop 1", "stop 0", "link") for kind in ("busy", "idle")]
+FAULTS += [("torchrun", "tcp", *f) for f in (("kill 1", "idle"), ("stop 1", "idle"), ("stop 0", "busy"), ("link", "busy"), ("link", "idle"))]
+
+
+@pytest.mark.parametrize("launcher, transport, fault, kind", FAULTS)
+def test_a_lost_rank_ends_the_job(hosts, launcher, transport, fault, kind):
+    output = start(hosts, launcher, 1, "tests/programs/steps.py", str(TIMEOUT), kind, transport)
     output.wait_for(r"rank \d began", 2)
     time.sleep(0.3)
     action, _, lost = fault.partition(" ")
     ranks = hosts.ranks()
-    start = time.monotonic()
+    begin = time.monotonic()
     if action == "link":
         hosts.set_link("down")
     else:
         ranks[int(lost)].send_signal(signal.SIGKILL if action == "kill" else signal.SIGSTOP)
     survivors = [p for r, p in ranks.items() if str(r) != lost]
-    gone, alive = psutil.wait_procs(survivors, TIMEOUT + 5)
-    assert not alive, f"after {time.monotonic() - start:.1f} s: {output.text()}"
+    assert hosts.wait_ended(survivors, TIMEOUT + 5), f"after {time.monotonic() - begin:.1f} s: {output.text()}"
     if action == "link":
-        output.wait_for(r"rank 0: rank 1 (did not reach step \d|has not answered|is lost)|rank 0: MPI reports that rank 1")
+        output.wait_for(r"rank 0: rank 1 (did not reach step \d|has not answered|is lost|does not answer)|rank 0: MPI reports that rank 1")
         return  # mpirun waits for the other host's daemon for as long as TCP repeats what it sends there
-    assert job.wait(10) != 0
-    output.thread.join(5)
-    if action == "stop":
-        assert re.search(rf"rank {1 - int(lost)}: rank {lost} .*(step|steps)\b", output.text()), output.text()
+    if launcher == "torchrun":
+        ranks[int(lost)].kill()  # a launcher would
+    assert all(output.wait(10)), output.text()
+    if action == "stop" or launcher == "torchrun":
+        assert re.search(rf"rank {1 - int(lost)}: rank {lost} .*(step|steps|closed the connection)\b", output.text()), output.text()
+    assert hosts.wait_empty(3) == []
+
+
+@pytest.mark.parametrize("fault", ["kill 3", "stop 3", "stop 0"])
+def test_a_lost_rank_is_named_on_every_host(hosts, fault):
+    output = start(hosts, "torchrun", 2, "tests/programs/steps.py", str(TIMEOUT), "busy", "tcp")
+    output.wait_for(r"rank \d began", 4)
+    time.sleep(0.3)
+    action, _, lost = fault.partition(" ")
+    ranks = hosts.ranks()
+    ranks[int(lost)].send_signal(signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+    assert hosts.wait_ended([p for r, p in ranks.items() if str(r) != lost], TIMEOUT + 5), output.text()
+    ranks[int(lost)].kill()
+    output.wait(10)
+    for rank in range(4):
+        if str(rank) != lost:
+            assert re.search(rf"ckdist: rank {rank}: .*rank {lost} (\(pid \d+\) )?(died|did not reach step|closed the connection|has not been heard of|has been stopped)", output.text()), output.text()
     assert hosts.wait_empty(3) == []

@@ -35,7 +35,8 @@ def tiles(tmp_path_factory):
         pytest.skip("no C++ compiler")
     library = tmp_path_factory.mktemp("tiles") / "tiles.so"
     ours = ROOT / "tests/native"
-    sources = [NATIVE / "kernels/isa/linear.cpp", ours / "tile_products.cpp", NATIVE / "kernels/layout.cpp", NATIVE / "kernels/layout_blocks.cpp"]
+    names = "isa/linear.cpp isa/machine.cpp layout.cpp layout_blocks.cpp"
+    sources = [ours / "tile_products.cpp", *(NATIVE / "kernels" / name for name in names.split())]
     built = subprocess.run(
         [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", *ISA_FLAGS, f"-I{NATIVE}", f"-I{ours}", "-DCKDIST_ISA=amx",
          '-DCKDIST_TILES="tile_model.h"', *sources, "-o", library],
@@ -46,7 +47,7 @@ def tiles(tmp_path_factory):
     assert built.returncode == 0, built.stderr
     loaded = ctypes.CDLL(str(library))
     loaded.tile_faults.restype = ctypes.c_char_p
-    for name in ("tile_row_products", "tile_is_live", "tile_left_to_avx512"):
+    for name in ("tile_row_products", "tile_is_live", "tile_left_to_avx512", "tile_peak"):
         getattr(loaded, name).restype = ctypes.c_int64
     return loaded
 
@@ -160,6 +161,15 @@ def test_float_weights_are_left_to_avx512(tiles):
     before = tiles.tile_left_to_avx512()
     y, worked = in_tiles(tiles, "F32", pack("avx512", "F32", data, 16, 64), 16, 64, prepare("avx512", 0, np.ones((40, 64), np.float32)))
     assert tiles.tile_left_to_avx512() == before + 1 and worked == 0 and (y == 7).all()
+
+
+def test_the_peak_counts_what_tiles_do(tiles):
+    """One product of whole tiles: 16 x 16 sums of 64 bytes or 32 bfloat16, two operations each."""
+    for fmt, depth in ((2, 64), (1, 32)):
+        before = tiles.tile_row_products()
+        assert tiles.tile_peak(fmt, ctypes.c_int64(3)) == (tiles.tile_row_products() - before) * 16 * depth * 2
+        assert tiles.tile_row_products() - before == 3 * 4 * 16
+    assert tiles.tile_faults() == b"" and not tiles.tile_is_live()
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="AMX is of x86")

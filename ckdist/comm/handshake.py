@@ -181,6 +181,16 @@ class Listener:
                 self._changed.wait(left)
             return self._proven.pop(purpose)
 
+    def take_any(self, deadline: float) -> tuple[Purpose, socket.socket] | None:
+        """Whichever connection comes first, with its purpose; None when none came until `deadline` (time.monotonic)."""
+        with self._changed:
+            while not self._proven:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                self._changed.wait(left)
+            return self._proven.popitem()
+
     def close(self) -> None:
         with self._changed:
             self._closed = True

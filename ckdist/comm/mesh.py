@@ -1,38 +1,72 @@
 """TCP connections between every two ranks, each proven at both ends; the native transport takes them over."""
 
+import ipaddress
 import secrets as random
+import socket as sockets
 import time
 
-import socket as sockets
+import psutil
 
 from ckdist.comm.handshake import Listener, Purpose, connect
-from ckdist.comm.tcp_world import address_of
+from ckdist.comm.tcp_world import INTERFACE_VARIABLE, address_of
 from ckdist.errors import ConfigError
 
 MAX_LANES = 16
 
 
 def connect_mesh(world, interface: str | None, lanes: int, timeout: float, log=None) -> list[int]:
-    """File descriptors (size * lanes), those of this rank itself -1. A collective call.
+    """File descriptors (size * (lanes + 1)), those of this rank itself -1, the last to every rank for signs of life alone. A collective call.
 
-    `interface`: name or address that this rank listens at; default: the one that reaches the master, or the host's name.
-    `lanes`: connections between two ranks, for links that one cannot fill.
+    `interface`: name or address that this rank listens at; default: the one that reached the master, or that `common_address` finds.
+    `lanes`: connections between two ranks, for links that one cannot fill. A rank that cannot listen is an error on every rank.
     """
     if not 1 <= lanes <= MAX_LANES:
         raise ConfigError(f"{lanes} connections between two ranks; use 1 to {MAX_LANES}")
     secret = getattr(world, "secret", None) or world.broadcast(random.token_bytes(32) if world.rank == 0 else None)
-    address = address_of(interface) if interface else getattr(world, "address", None) or sockets.gethostbyname(sockets.gethostname())
-    listener = Listener(address, 0, world.rank, secret, log=log)
+    shared = None if interface or hasattr(world, "address") else common_address(world)
+    listener, problem = None, ""
     try:
-        addresses = world.gather(list(listener.address))
+        address = address_of(interface) if interface else shared or world.address
+        listener = Listener(address, 0, world.rank, secret, log=log)
+    except ConfigError as error:
+        problem = str(error)
+    try:
+        told = world.gather(list(listener.address) if listener else problem)
+        if refused := [(rank, t) for rank, t in enumerate(told) if isinstance(t, str)]:
+            raise ConfigError(f"rank {refused[0][0]}: {refused[0][1]}")
         deadline = time.monotonic() + timeout
         connections = {}
         for peer in range(world.rank):
-            for lane in range(lanes):
-                connections[peer, lane] = connect(tuple(addresses[peer]), Purpose(b"data", world.rank, peer, lane), secret, timeout, address)
+            for lane in range(lanes + 1):
+                connections[peer, lane] = connect(tuple(told[peer]), Purpose(b"data", world.rank, peer, lane), secret, timeout, address)
         for peer in range(world.rank + 1, world.size):
-            for lane in range(lanes):
+            for lane in range(lanes + 1):
                 connections[peer, lane] = listener.take(Purpose(b"data", peer, world.rank, lane), deadline)
     finally:
-        listener.close()
-    return [connections[peer, lane].detach() if peer != world.rank else -1 for peer in range(world.size) for lane in range(lanes)]
+        if listener:
+            listener.close()
+    return [connections[peer, lane].detach() if peer != world.rank else -1 for peer in range(world.size) for lane in range(lanes + 1)]
+
+
+def common_address(world) -> str:
+    """This rank's IPv4 address on the fastest network that all hosts are on, each with an address of its own; a collective call.
+
+    Bridges for containers have the same address on every host and are no such network. ConfigError on every rank where there is none.
+    """
+    speeds = psutil.net_if_stats()
+    own = {}  # network -> address, speed in Mbit/s
+    for name, addresses in sorted(psutil.net_if_addrs().items()):
+        for a in addresses:
+            if a.family == sockets.AF_INET and a.netmask and name in speeds and "up" in speeds[name].flags.split(","):
+                own[str(ipaddress.ip_network(f"{a.address}/{a.netmask}", strict=False))] = [a.address, speeds[name].speed]
+    ranks = world.gather(own)
+    if len(set(world.hosts)) == 1:
+        return "127.0.0.1"
+    networks = []
+    for network in ranks[0]:
+        there = {host: r[network] for host, r in zip(world.hosts, ranks) if network in r}
+        if len(there) == len(set(world.hosts)) == len({address for address, _ in there.values()}):
+            networks.append((-min(speed for _, speed in there.values()), network))
+    if not networks:
+        raise ConfigError(f"no network has all hosts on it: name the interface or address to use in {INTERFACE_VARIABLE} on every host")
+    return own[min(networks)[1]][0]

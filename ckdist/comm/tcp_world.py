@@ -14,19 +14,27 @@ import time
 import msgpack
 
 from ckdist.comm.handshake import Listener, Purpose, connect, read_secret, receive_exactly
-from ckdist.comm.world import _host_name
+from ckdist.comm.host_name import host_name
 from ckdist.errors import CommError, ConfigError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 INTERFACE_VARIABLE = "CKDIST_INTERFACE"
+TIMEOUT_VARIABLE = "CKDIST_START_TIMEOUT"
+AGENT_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
 MAX_RANKS = 256
+START_SECONDS = 120.0  # until all ranks have come
+LOAD_SECONDS = 3600.0  # until a rank that has come says the next thing: it may load a large model from a slow disk meanwhile
+KEEP_ALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 5}  # a host that is gone is noticed in 30 s
 MAX_MESSAGE = 64 << 20
 _SIOCGIFADDR = 0x8915
 
 
 def is_started() -> bool:
-    """Did a torchrun-style launcher start this process?"""
-    return all(os.environ.get(name) for name in VARIABLES)
+    """Did a torchrun-style launcher start this process, as one of several? ConfigError when it told only a part."""
+    missing = [name for name in VARIABLES if not os.environ.get(name)]
+    if missing and any(os.environ.get(name) for name in VARIABLES[:2]):
+        raise ConfigError(f"{', '.join(missing)} missing beside {', '.join(n for n in VARIABLES if n not in missing)}: set all of {', '.join(VARIABLES)} on every rank, or none")
+    return not missing and _environment()[:2] != (0, 1)
 
 
 def address_of(interface: str) -> str:
@@ -44,45 +52,100 @@ def address_of(interface: str) -> str:
         raise ConfigError(f"{interface!r} is neither an interface nor an address of this host, which has {names}") from None
 
 
+def _resolve(name: str) -> str:
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise ConfigError(f"MASTER_ADDR ({name}) is not known here ({error}): give rank 0's address") from None
+
+
 def _environment() -> tuple[int, int, str, int]:
     values = {name: os.environ.get(name, "") for name in VARIABLES}
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
         if not values[name].isdigit() or len(values[name]) > 6:
             raise ConfigError(f"{name} ({values[name]!r}) must be a whole number")
-    return int(values["RANK"]), int(values["WORLD_SIZE"]), values["MASTER_ADDR"], int(values["MASTER_PORT"])
+    # torchrun's own agent listens at the port that it tells, where it says so.
+    beside = os.environ.get(AGENT_VARIABLE, "").lower() in ("1", "true")
+    return int(values["RANK"]), int(values["WORLD_SIZE"]), values["MASTER_ADDR"], int(values["MASTER_PORT"]) + beside
+
+
+def _start_seconds() -> float:
+    text = os.environ.get(TIMEOUT_VARIABLE) or str(START_SECONDS)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise ConfigError(f"{TIMEOUT_VARIABLE} ({text!r}) must be a number of seconds")
+    return seconds
 
 
 class TcpWorld:
     """A job's ranks over TCP; the interface of MpiWorld."""
 
-    def __init__(self, rank: int, size: int, master: str, port: int, secret: bytes, interface: str | None = None, timeout: float = 120.0, host: str | None = None, log=None):
+    def __init__(self, rank: int, size: int, master: str, port: int, secret: bytes, interface: str | None = None, timeout: float = START_SECONDS, host: str | None = None, log=None):
         if not 0 < size <= MAX_RANKS or not 0 <= rank < size:
             raise ConfigError(f"RANK ({rank}) of WORLD_SIZE ({size}) is not possible: ranks count from 0, and at most {MAX_RANKS} are supported")
         if not 0 < port < 65536:
             raise ConfigError(f"MASTER_PORT ({port}) must be from 1 to 65535")
-        self.rank, self.size, self.secret, self.timeout = rank, size, secret, timeout
-        deadline = time.monotonic() + timeout
+        self.rank, self.size, self.secret = rank, size, secret
         own = address_of(interface) if interface else ""
         self._peers: dict[int, socket.socket] = {}
         if rank == 0:
-            listener = Listener(own or socket.gethostbyname(master), port, 0, secret, log=log)
-            try:
-                for source in range(1, size):
-                    self._peers[source] = listener.take(Purpose(b"boot", source, 0), deadline)
-            finally:
-                listener.close()
-            self.address = listener.address[0]
+            self.address = own or _resolve(master)
+            self._assemble(port, timeout, log)
         else:
-            self._peers[0] = connect((master, port), Purpose(b"boot", rank, 0), secret, timeout, own)
+            self._peers[0] = connect((master, port), Purpose(b"boot", rank, 0, size), secret, timeout, own)
+            self._keep_alive()
             self.address = self._peers[0].getsockname()[0]
-        self.hosts = tuple(self.gather(host or _host_name()))
+            problem = self._receive(0, timeout + 10)  # rank 0 waits for the others
+            if problem:
+                raise ConfigError(str(problem)) if "WORLD_SIZE" in str(problem) else CommError(str(problem))
+        self.hosts = tuple(self.gather(host or host_name()))
         same = [r for r, name in enumerate(self.hosts) if name == self.hosts[rank]]
         self.local_rank, self.local_size = same.index(rank), len(same)
+
+    def _assemble(self, port: int, timeout: float, log) -> None:
+        """Rank 0 takes the others as they come, and tells those who came when it cannot go on."""
+        listener = Listener(self.address, port, 0, self.secret, log=log)
+        deadline, problem = time.monotonic() + timeout, None
+        try:
+            while len(self._peers) < self.size - 1 and not problem:
+                came = listener.take_any(deadline)
+                if came is None:
+                    missing = [r for r in range(1, self.size) if r not in self._peers]
+                    names = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
+                    problem = CommError(f"{names} of {self.size} did not come to {self.address}:{port} within {timeout:.0f} s: start all with the same MASTER_ADDR, MASTER_PORT and job secret, or wait longer with {TIMEOUT_VARIABLE}")
+                    break
+                purpose, connection = came
+                rank, size = purpose.source, purpose.lane
+                if size != self.size:
+                    problem = ConfigError(f"rank {rank} was started with WORLD_SIZE {size} and rank 0 with WORLD_SIZE {self.size}: give all ranks the same")
+                elif rank in self._peers or not 0 < rank < size:
+                    problem = ConfigError(f"RANK {rank} of WORLD_SIZE {size} came twice: give every process its own")
+                self._peers[rank if rank not in self._peers else -1] = connection
+        finally:
+            listener.close()
+        self._keep_alive()
+        for peer in self._peers:
+            try:
+                self._send(peer, problem and str(problem))
+            except CommError as error:
+                problem = problem or error
+        if problem:
+            self.close()
+            raise problem
+
+    def _keep_alive(self) -> None:
+        for connection in self._peers.values():
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in KEEP_ALIVE.items():
+                connection.setsockopt(socket.IPPROTO_TCP, name, value)
 
     @classmethod
     def from_environment(cls, log=None) -> "TcpWorld":
         """The world that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe, with the secret that CKDIST_JOB_SECRET_FILE names."""
-        return cls(*_environment(), read_secret(), os.environ.get(INTERFACE_VARIABLE), log=log)
+        return cls(*_environment(), read_secret(), os.environ.get(INTERFACE_VARIABLE), _start_seconds(), log=log)
 
     def broadcast(self, value=None):
         """Rank 0's msgpack-able value, on every rank."""
@@ -113,13 +176,13 @@ class TcpWorld:
         if len(data) > MAX_MESSAGE:
             raise CommError(f"a start-up message of {len(data)} bytes; at most {MAX_MESSAGE} can be sent")
         try:
-            self._peers[peer].settimeout(self.timeout)
+            self._peers[peer].settimeout(START_SECONDS)
             self._peers[peer].sendall(struct.pack("!I", len(data)) + data)
         except OSError as error:
             raise CommError(f"rank {peer} was lost at start-up: {error}") from None
 
-    def _receive(self, peer: int):
-        deadline = time.monotonic() + self.timeout
+    def _receive(self, peer: int, seconds: float = LOAD_SECONDS):
+        deadline = time.monotonic() + seconds
         try:
             (size,) = struct.unpack("!I", receive_exactly(self._peers[peer], 4, deadline))
             if size > MAX_MESSAGE:

@@ -4,16 +4,23 @@ Devices are read from sysfs, so they can be shown where libibverbs is missing; w
 """
 
 import ipaddress
+import os
 import pathlib
+import re
 import socket
 from dataclasses import dataclass
 
 import numpy as np
 
 from ckdist import native
-from ckdist.errors import ConfigError, EngineError
+from ckdist.errors import CkdistError, ConfigError
+from ckdist.topology import this_machine
+from ckdist.topology.binding import own_cpus
 
 ROCE_V2, ROCE_V1, INFINIBAND = "RoCE v2", "RoCE v1", "InfiniBand"
+TRY_SECONDS = 1.0
+_NO_INTERFACE = re.compile(r"|.*(:0000){4}")  # no entry, or a prefix alone
+START_TAG = 0  # below those of channels
 PREFERENCE = {ROCE_V2: 0, INFINIBAND: 1, ROCE_V1: 2}  # version 1 does not leave its Ethernet segment
 
 
@@ -71,13 +78,28 @@ def devices(root: str = "/") -> tuple[Port, ...]:
 
 
 def _gids(port: pathlib.Path, infiniband: bool):
-    for entry in sorted(port.glob("gids/*"), key=lambda path: int(path.name)):
-        gid = ipaddress.IPv6Address(_read(entry, "::") or "::")
-        if int(gid) & (2**64 - 1) == 0:
+    attributes = port / "gid_attrs"
+    for index in sorted(int(name) for name in os.listdir(port / "gids")):
+        text = _read_entry(f"{port}/gids/{index}")
+        if _NO_INTERFACE.fullmatch(text):
             continue
-        attributes = port / "gid_attrs"
-        version = INFINIBAND if infiniband else _read(attributes / "types" / entry.name).replace("IB/", "")
-        yield Gid(int(entry.name), version, str(gid.ipv4_mapped or gid), _read(attributes / "ndevs" / entry.name))
+        gid = ipaddress.IPv6Address(text)
+        version = INFINIBAND if infiniband else _read(attributes / "types" / str(index)).replace("IB/", "")
+        yield Gid(index, version, str(gid.ipv4_mapped or gid), _read(attributes / "ndevs" / str(index)))
+
+
+def _read_entry(path: str) -> str:
+    """As `_read`, in a third of the time: a table may have a thousand entries, nearly all of them empty."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.read(file, 64).decode().strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(file)
 
 
 def choose(ports: tuple[Port, ...], interface: str | None = None, peer: str | None = None, numa_node: int = -1) -> Choice:
@@ -113,35 +135,96 @@ def source_address(peer: str) -> str:
         raise ConfigError(f"no route leads to {peer}: {error}") from None
 
 
-def available(interface: str | None = None, root: str = "/") -> tuple[bool, str]:
-    """Can this process use verbs? With the device that it would use, or the reason why not, in one line."""
+def own_choice(interface: str | None = None) -> Choice:
+    """What this process would use. ConfigError where the library, the headers at build time or an active port are missing."""
+    native.check(native.lib.ckdist_verbs_available())
+    mine = own_cpus()
+    nodes = {cpu.node for cpu in this_machine().cpus if cpu.number in mine}
+    return choose(devices(), interface, numa_node=nodes.pop() if len(nodes) == 1 else -1)
+
+
+def verbs_works(interface: str | None = None) -> tuple[bool, str]:
+    """Does the port that this process would use carry data? Two queue pairs on it are connected to one another, and one writes to the
+    other's memory. With the port, or the reason why not, in one line.
+    """
     try:
-        native.check(native.lib.ckdist_verbs_available())
-        return True, str(choose(devices(root), interface))
-    except (ConfigError, EngineError) as error:
+        choice = own_choice(interface)
+        native.check(native.lib.ckdist_verbs_try(choice.device.encode(), choice.port, choice.gid.index, TRY_SECONDS))
+        return True, str(choice)
+    except CkdistError as error:
         return False, str(error)
+
+
+def verbs_wire(world, interface: str | None = None, timeout: float = 30.0):
+    """The native wire (struct ckdist_wire *) between all ranks of a world, tried with one message around them all. A collective call.
+
+    `interface`: name or address of a network interface, or name of an RDMA device; default: an active port near this rank's NUMA node.
+    ConfigError, on all ranks alike, when it does not work on any of them.
+    """
+    transport, choice, why = None, "", ""
+    addresses = [b""] * world.size
+
+    def agreed(step) -> None:
+        """Runs one step here and learns how it went everywhere."""
+        nonlocal why
+        try:
+            step()
+        except CkdistError as error:
+            why = str(error)
+        for rank, (other, used) in enumerate(world.gather([why, choice])):
+            if other:
+                raise ConfigError(f"verbs does not work on rank {rank} ({world.hosts[rank].split('/')[0]}{', ' + used if used else ''}): {other}")
+
+    def open_port() -> None:
+        nonlocal transport, choice
+        chosen = own_choice(interface)
+        choice = str(chosen)
+        transport = Transport(chosen, world.rank, world.size, timeout)
+
+    def exchange() -> None:
+        addresses[:] = world.gather(transport.address())
+
+    def around() -> None:
+        """To the next rank, from the one before: a firewall between two that are connected is found here."""
+        after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+        if world.size > 1:
+            sending = transport.isend(after, START_TAG, np.ones(1, np.uint8))
+            transport.recv(before, START_TAG, np.empty(1, np.uint8))
+            transport.wait(sending, after, "start-up")
+
+    agreed(open_port)
+    exchange()
+    agreed(lambda: transport.connect(addresses))
+    agreed(around)
+    out = native.ffi.new("struct ckdist_wire **")
+    native.check(native.lib.ckdist_wire_verbs(transport.handle, out))
+    return native.ffi.gc(out[0], native.lib.ckdist_wire_free)
 
 
 class Transport:
     """Messages and one-sided windows between the ranks of a world over verbs. One thread uses it at a time.
 
-    `exchange`: gives this rank's bytes to all and returns all ranks' in rank order (a world's `gather`). Buffers are C-contiguous
-    numpy arrays; waiting operations raise CommError, naming the peer, after `timeout` seconds or when it is known to be gone.
+    Every rank opens one, gives its `address` to all by other means (a world's `gather`) and connects with all ranks'; all have connected
+    before any uses it. Buffers are C-contiguous numpy arrays that live until the operation is complete; waiting raises CommError,
+    naming the peer, after `timeout` seconds or when it is known to be gone.
     """
 
-    def __init__(self, choice: Choice, rank: int, size: int, exchange, timeout: float):
+    def __init__(self, choice: Choice, rank: int, size: int, timeout: float):
         self.rank, self.size = rank, size
         out = native.ffi.new("struct ckdist_verbs **")
         native.check(native.lib.ckdist_verbs_open(choice.device.encode(), choice.port, choice.gid.index, rank, size, timeout, out))
         self.handle = native.ffi.gc(out[0], native.lib.ckdist_verbs_free)
-        bytes_each = native.lib.ckdist_verbs_address_bytes(size)
-        own = np.zeros(bytes_each, np.uint8)
+
+    def address(self) -> bytes:
+        own = np.zeros(native.lib.ckdist_verbs_address_bytes(self.size), np.uint8)
         native.check(native.lib.ckdist_verbs_address(self.handle, native.pointer(own, "uint8_t *")))
-        addresses = exchange(own.tobytes())
-        if len(addresses) != size or any(len(a) != bytes_each for a in addresses):
-            raise ConfigError(f"the ranks' verbs addresses are not {size} of {bytes_each} bytes: start all ranks with the same version")
+        return own.tobytes()
+
+    def connect(self, addresses: list[bytes]) -> None:
+        bytes_each = native.lib.ckdist_verbs_address_bytes(self.size)
+        if len(addresses) != self.size or any(len(a) != bytes_each for a in addresses):
+            raise ConfigError(f"the ranks' verbs addresses are not {self.size} of {bytes_each} bytes: start all ranks with the same version")
         native.check(native.lib.ckdist_verbs_connect(self.handle, b"".join(addresses)))
-        exchange(b"")  # nobody writes before all are connected
 
     def isend(self, peer: int, tag: int, data: np.ndarray) -> int:
         return self._begin(native.lib.ckdist_verbs_isend, peer, tag, native.pointer(data), data.nbytes)

@@ -90,8 +90,8 @@ void work(const std::string& path, HostGroup* first, int rank, int ranks, int th
       pool.barrier([&] { group.reduce(0, 1, 0); });
     });
     wrong("outcome of a failed step", rank, rounds);
-  } catch (const Error&) {
-    group.abandon();
+  } catch (const Error& error) {
+    group.abandon(error.what());
   }
 }
 

@@ -2,6 +2,7 @@
 // are counted and leave y as it was.
 #include "core/dtype.h"
 #include "kernels/linear.h"
+#include "kernels/machine.h"
 
 namespace ckdist {
 
@@ -18,6 +19,7 @@ extern const LinearKernel linear_kernels[kTypeCount] = {EIGHT, EIGHT, EIGHT, LEF
 
 namespace amx {
 extern const LinearKernel linear_kernels[kTypeCount];
+extern const MachineKernel machine_kernel;
 }
 
 }  // namespace ckdist
@@ -30,6 +32,11 @@ void tile_multiply(int type, int64_t rows, int64_t cols, const uint8_t* tiles, i
                    int64_t tokens, float* y) {
   const LinearKernel& kernel = amx::linear_kernels[type];
   kernel.multiply({static_cast<Type>(type), rows, cols, kernel.tile_bytes(cols), tiles}, begin, end, x, x_stride, tokens, y, rows);
+}
+
+int64_t tile_peak(int format, int64_t rounds) {
+  uint64_t sink = 0;
+  return amx::machine_kernel.multiply_add(static_cast<ActivationFormat>(format), rounds, &sink);
 }
 
 const char* tile_faults(void) { return tile_fault ? tile_fault : ""; }

@@ -2,11 +2,12 @@
 
 import sys
 
-from ckdist.comm.world import open_group, start_world
+from ckdist.comm.group import open_group
+from ckdist.comm.world import start_world
 from tests.exchange import exchange
 
 world = start_world()
-for transport in ("auto", "mpi"):
+for transport in ("auto", "mpi", "tcp"):
     group = open_group(world, 20, 20.0, transport)
     exchange(group.handle, world.rank, world.size, int(sys.argv[1]))
     if world.rank == 0:

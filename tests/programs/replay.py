@@ -5,7 +5,8 @@ import sys
 import numpy as np
 
 from ckdist import native
-from ckdist.comm.world import open_group, start_world
+from ckdist.comm.group import open_group
+from ckdist.comm.world import start_world
 from ckdist.engine.single import SingleSequence
 from ckdist.layout import SINGLE, TENSOR, Mesh
 from ckdist.models.decoder import forward
@@ -31,8 +32,8 @@ def packed(array: np.ndarray):
     return ffi.new("struct ckdist_matrix *", [F32, rows, cols, tile_bytes, native.pointer(tiles, "uint8_t *")]), room
 
 
-def check(world, family: str, transport: str, threads: int, chunk: int) -> float:
-    """Largest difference of logits over a prompt and what follows it from the cache."""
+def build(world, family: str, transport: str, threads: int, chunk: int, blocks: int, kv_type: str):
+    """The spec, mesh, program and weights of a random model, its executable on this rank, and what must stay alive with that."""
     s = spec(**FAMILIES[family])
     mesh = Mesh({"tp": world.size}, world.rank)
     layout = TENSOR if world.size > 1 else SINGLE
@@ -43,7 +44,14 @@ def check(world, family: str, transport: str, threads: int, chunk: int) -> float
     matrices = [int(ffi.cast("intptr_t", m)) for m, _ in keep]
     vectors = [np.ascontiguousarray(weights[name][begin:end]) for name, (begin, end) in lowered.vectors]
     group = open_group(world, 20, 10.0, transport)
-    executable = Executable(lowered, s, layout, mesh, group, matrices, [v.ctypes.data for v in vectors], Limits(chunk, 4, 128, 8, "f32"), threads, threads, (), 20)
+    limits = Limits(chunk, 4, 16 * blocks, blocks, kv_type)
+    executable = Executable(lowered, s, layout, mesh, group, matrices, [v.ctypes.data for v in vectors], limits, threads, threads, (), 20)
+    return s, mesh, program, weights, executable, (keep, vectors)
+
+
+def check(world, family: str, transport: str, threads: int, chunk: int) -> float:
+    """Largest difference of logits over a prompt and what follows it from the cache."""
+    s, mesh, program, weights, executable, keep = build(world, family, transport, threads, chunk, 8, "f32")
     worst = 0.0
     if world.rank == 0:
         expected, sequence = Interpreter(program, s, mesh, weights.get), SingleSequence(executable)
@@ -59,7 +67,7 @@ def check(world, family: str, transport: str, threads: int, chunk: int) -> float
 def main() -> None:
     world = start_world()
     for family in FAMILIES:
-        for transport in ["auto", "mpi"] if world.size > 1 else ["auto"]:
+        for transport in ["auto", *(["mpi"] if hasattr(world, "mpi") else []), "tcp"] if world.size > 1 else ["auto"]:
             for threads, chunk in ((1, 64), (3, 16)):
                 worst = check(world, family, transport, threads, chunk)
                 if world.rank == 0:

@@ -7,7 +7,8 @@ import sys
 import time
 
 from ckdist import native
-from ckdist.comm.world import leave, open_group, start_world
+from ckdist.comm.group import open_group
+from ckdist.comm.world import leave, start_world
 from ckdist.errors import CommError
 
 lib, ffi = native.lib, native.ffi
@@ -32,5 +33,6 @@ try:
             native.check(lib.ckdist_group_reduce(handle, step % 2, FLOATS >> (step * 3), step))
         native.check(lib.ckdist_group_gather(handle, ROWS, 4))
 except CommError as error:
+    lib.ckdist_group_abandon(handle, str(error).encode())
     print(f"ckdist: rank {world.rank}: {error}", flush=True)
     leave(1)

@@ -46,7 +46,10 @@ def open_rank(rank, end, timeout=TIMEOUT):
     choice = verbs.choose(devices(), ADDRESSES[rank])
     assert choice.device == f"rxe{rank}" and choice.gid.version == "RoCE v2", choice
     exchange = exchange_over(end, rank)
-    return verbs.Transport(choice, rank, 2, exchange, timeout), exchange
+    transport = verbs.Transport(choice, rank, 2, timeout)
+    transport.connect(exchange(transport.address()))
+    exchange(b"")  # nobody writes before all are connected
+    return transport, exchange
 
 
 def pattern(bytes, seed):
@@ -212,11 +215,12 @@ def stranger(t, rank, peer, exchange):
     assert (memory[1000:51000] == pattern_of(50_000, 4)).all() and (memory[51000:] == pattern_of(1 << 16, 3)[51000:]).all(), "a put by the stranger"
     for i in range(200):
         assert (t.recv(1, 5, np.empty(9, np.uint8)) == i).all()
-    t.wait(t.iput(1, 1, 70, pattern_of(5000, 5)), 1, "put")
+    put = pattern_of(5000, 5)  # stays until the put is complete
+    t.wait(t.iput(1, 1, 70, put), 1, "put")
     t.wait(t.inotify(1, 1, 8), 1, "notify")
     back = np.empty(6000, np.uint8)
     t.wait(t.iget(1, 1, 0, back), 1, "get")
-    assert (back[70:5070] == pattern_of(5000, 5)).all() and (back[:70] == 0).all(), "a get from the stranger"
+    assert (back[70:5070] == put).all() and (back[:70] == 0).all(), "a get from the stranger"
     t.send(1, 4, np.zeros(1, np.uint8))
     expect_loss(t, 1, TIMEOUT, "sent something that is not a frame")
 

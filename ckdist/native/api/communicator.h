@@ -24,19 +24,27 @@ CKDIST_EXPORT int ckdist_meeting_new(const char* path, int32_t index, int32_t co
 CKDIST_EXPORT const char* ckdist_meeting_path(struct ckdist_meeting* meeting);
 CKDIST_EXPORT void ckdist_meeting_free(struct ckdist_meeting* meeting);
 
-/* What joins ranks of any hosts. sockets: (size, lanes), connected and authenticated; they belong to the wire from here on. */
+/* What joins ranks of any hosts. sockets: (size, lanes + 1), connected and authenticated, the last of each for signs of life alone; they
+   belong to the wire from here on. */
 CKDIST_EXPORT int ckdist_wire_tcp(int32_t rank, int32_t size, int32_t lanes, const int32_t* sockets, double timeout_s, struct ckdist_wire** out);
-/* Addresses of MPI_Isend, MPI_Irecv, MPI_Test and MPI_Iprobe, and the values of MPI_BYTE and of a communicator. */
-CKDIST_EXPORT int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* byte, void* comm, int32_t rank, int32_t size,
+/* Addresses of MPI_Isend, MPI_Irecv, MPI_Test, MPI_Iprobe and MPI_Get_count, and the values of MPI_BYTE and of a communicator. */
+CKDIST_EXPORT int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* get_count, void* byte, void* comm, int32_t rank, int32_t size,
                                   double timeout_s, struct ckdist_wire** out);
+/* A connected verbs transport (verbs.h), which becomes the wire's: the handle is empty afterwards and is still to be freed. */
+struct ckdist_verbs;
+CKDIST_EXPORT int ckdist_wire_verbs(struct ckdist_verbs* verbs, struct ckdist_wire** out);
 CKDIST_EXPORT void ckdist_wire_free(struct ckdist_wire* wire);
 
 /* host_of: a number per rank, equal on one host. memory and meeting (which the communicator takes over) or null; wire or null.
+   Memory without a meeting is this rank's alone: what is allocated there is told to the wire once.
    The memory and the wire may be freed by the caller while communicators still use them. */
 CKDIST_EXPORT int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of, struct ckdist_host_memory* memory,
                                           struct ckdist_meeting* meeting, struct ckdist_wire* wire, const struct ckdist_thresholds* thresholds,
                                           int32_t spins, double timeout_s, struct ckdist_communicator** out);
 CKDIST_EXPORT void ckdist_communicator_free(struct ckdist_communicator* communicator);
+CKDIST_EXPORT int ckdist_communicator_check_peers(struct ckdist_communicator* communicator);
+CKDIST_EXPORT int ckdist_communicator_abandon(struct ckdist_communicator* communicator, const char* reason);
+CKDIST_EXPORT int ckdist_communicator_leave(struct ckdist_communicator* communicator);
 CKDIST_EXPORT const char* ckdist_communicator_transport(struct ckdist_communicator* communicator);
 /* *out is null for a negative color. */
 CKDIST_EXPORT int ckdist_communicator_split(struct ckdist_communicator* communicator, int32_t color, int32_t key, struct ckdist_communicator** out);
@@ -76,12 +84,13 @@ CKDIST_EXPORT int ckdist_operation_test(struct ckdist_operation* operation);
 CKDIST_EXPORT int ckdist_operation_wait(struct ckdist_operation* operation);
 CKDIST_EXPORT void ckdist_operation_free(struct ckdist_operation* operation);
 
-/* Measuring; all ranks call together. Seconds of one all_reduce (sum, in place) of data that is rewritten before every call, the
-   rewriting taken off; of one MPI_Allreduce likewise, by its address and handles; of one barrier; of a cache line's way from rank 0
-   to rank 1 of one host and back. */
-CKDIST_EXPORT int ckdist_time_all_reduce(struct ckdist_communicator* communicator, void* data, int64_t elements, int32_t element, int32_t calls, double* out);
-CKDIST_EXPORT int ckdist_time_mpi_all_reduce(void* allreduce, void* in_place, void* datatype, void* op, void* comm, void* data, int64_t elements,
-                                             int64_t bytes, int32_t calls, double* out);
+/* Measuring; all ranks call together. Seconds of one collective (operation: 0 all_reduce, 1 reduce_scatter, 2 all_gather, 3 all_to_all,
+   4 broadcast from rank 0; equal parts, `elements` in the larger of the two buffers) on an `in` that is rewritten before every call, the
+   rewriting taken off; of any function of up to eight pointers and integers that returns 0, likewise; of one barrier; of a cache
+   line's way from rank 0 to rank 1 of one host and back. */
+CKDIST_EXPORT int ckdist_time_collective(struct ckdist_communicator* communicator, int32_t operation, void* in, void* out_buffer, int64_t elements,
+                                         int32_t element, int32_t calls, double* out);
+CKDIST_EXPORT int ckdist_time_function(void* function, const uint64_t* words, void* in, int64_t bytes, int32_t calls, double* out);
 CKDIST_EXPORT int ckdist_time_barrier(struct ckdist_communicator* communicator, int32_t calls, double* out);
 CKDIST_EXPORT int ckdist_time_round_trip(struct ckdist_communicator* communicator, int32_t calls, double* out);
 

@@ -8,13 +8,18 @@ extern "C" {
 /* Ranks that meet. An executable uses a group from its own threads; the calls below are for whoever has no executable. */
 
 struct ckdist_group;
+struct ckdist_wire;
 
 /* `spins`: polls before a waiting thread sleeps or lets others run; `timeout_s`: seconds that any wait for a peer may take.
    Ranks of one host over shared memory. Rank 0 passes no path; the others pass what ckdist_group_path gives on rank 0. */
 CKDIST_EXPORT int ckdist_host_group(const char* path, int32_t rank, int32_t size, int32_t spins, double timeout_s, struct ckdist_group** out);
-/* Ranks of any hosts over MPI: addresses of MPI_Isend, MPI_Irecv and MPI_Test, and the values of MPI_BYTE and of a communicator. */
-CKDIST_EXPORT int ckdist_mpi_group(void* isend, void* irecv, void* test, void* byte, void* comm, int32_t rank, int32_t size, int32_t spins,
-                                   double timeout_s, struct ckdist_group** out);
+/* Ranks of several hosts: shared memory inside each, and a wire, which belongs to the group, between them. host_of: a number per rank,
+   equal for ranks that share memory; the first rank of each host passes no path, its others what ckdist_group_path gives there.
+   direct_bytes and leaders_bytes: thresholds as in ckdist_thresholds (wire_direct_bytes, leaders_bytes), the same everywhere. */
+CKDIST_EXPORT int ckdist_wire_group(struct ckdist_wire* wire, const char* path, int32_t rank, int32_t size, const int32_t* host_of, int64_t direct_bytes,
+                                    int64_t leaders_bytes, int32_t spins, double timeout_s, struct ckdist_group** out);
+/* Seconds of one exchange of `bytes` with `peer`, which makes the same call: the median of `calls`. Not once a group has the wire. */
+CKDIST_EXPORT int ckdist_wire_time(struct ckdist_wire* wire, int32_t peer, int64_t bytes, int32_t calls, double* out);
 CKDIST_EXPORT const char* ckdist_group_path(struct ckdist_group* group);
 CKDIST_EXPORT void ckdist_group_free(struct ckdist_group* group);
 /* Fails when a peer is known to be dead or silent; for a rank that is between steps. */
@@ -30,13 +35,14 @@ CKDIST_EXPORT int ckdist_group_receive(struct ckdist_group* group, const int32_t
 /* This rank's part of the value in slot 0 or 1; slots alternate. */
 CKDIST_EXPORT float* ckdist_group_partial(struct ckdist_group* group, int32_t slot);
 CKDIST_EXPORT int ckdist_group_reduce(struct ckdist_group* group, int32_t slot, int64_t floats, int32_t step);
-/* The summands of the value in `slot`, in rank order, into parts[256]; returns their number. */
+/* The summands of the value in `slot`, in their order, into parts[256]; returns their number. */
 CKDIST_EXPORT int ckdist_group_parts(struct ckdist_group* group, int32_t slot, const float** parts);
 /* This rank's columns of row 0 of the logits, and the floats from row to row. */
 CKDIST_EXPORT float* ckdist_group_logits(struct ckdist_group* group, int64_t* stride);
 CKDIST_EXPORT int ckdist_group_gather(struct ckdist_group* group, int64_t rows, int32_t step);
 CKDIST_EXPORT const float* ckdist_group_gathered(struct ckdist_group* group);
-CKDIST_EXPORT void ckdist_group_abandon(struct ckdist_group* group);
+/* Tells the peers that this rank cannot go on, and why. */
+CKDIST_EXPORT void ckdist_group_abandon(struct ckdist_group* group, const char* reason);
 
 #ifdef __cplusplus
 } // extern "C"

@@ -10,6 +10,8 @@ struct ckdist_verbs;
 
 /* Can verbs work in this process? Fails with the reason. */
 CKDIST_EXPORT int ckdist_verbs_available(void);
+/* Does a port carry data? Two queue pairs on it are connected to one another, and one writes to the other's memory, within `seconds`. */
+CKDIST_EXPORT int ckdist_verbs_try(const char* device, int32_t port, int32_t gid_index, double seconds);
 
 /* Three steps: every rank opens, gives its address to all by other means, and connects with all ranks' addresses in rank order;
    all have connected before any uses the transport. timeout: seconds that any wait for a peer may take. */

@@ -1,9 +1,11 @@
 #include "core/export.h"
 
 #include "api/communicator.h"
+#include "bindings/verbs_handle.h"
 
 #include <numeric>
 
+#include "bindings/wire_handle.h"
 #include "comm/communicator.h"
 #include "comm/mpi_transport.h"
 #include "comm/tcp.h"
@@ -17,9 +19,6 @@ struct ckdist_host_memory {
 };
 struct ckdist_meeting {
   std::unique_ptr<Meeting> meeting;
-};
-struct ckdist_wire {
-  std::shared_ptr<Wire> wire;
 };
 struct ckdist_communicator {
   std::unique_ptr<Communicator> communicator;
@@ -78,13 +77,25 @@ const char* ckdist_meeting_path(ckdist_meeting* meeting) { return meeting->meeti
 void ckdist_meeting_free(ckdist_meeting* meeting) { delete meeting; }
 
 int ckdist_wire_tcp(int32_t rank, int32_t size, int32_t lanes, const int32_t* sockets, double timeout_s, ckdist_wire** out) {
-  return guard([&] { *out = new ckdist_wire{std::make_shared<Wire>(std::make_unique<Tcp>(rank, size, lanes, sockets, timeout_s))}; });
+  return guard([&] {
+    std::vector<int> data, pulse;
+    for (int i = 0; i < size * (lanes + 1); i++) (i % (lanes + 1) < lanes ? data : pulse).push_back(sockets[i]);
+    *out = new ckdist_wire{std::make_shared<Wire>(std::make_unique<Tcp>(rank, size, lanes, data.data(), timeout_s), std::move(pulse))};
+  });
 }
-int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* byte, void* comm, int32_t rank, int32_t size, double timeout_s, ckdist_wire** out) {
+int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* get_count, void* byte, void* comm, int32_t rank, int32_t size, double timeout_s,
+                    ckdist_wire** out) {
   return guard([&] {
     const MpiCalls calls{reinterpret_cast<decltype(MpiCalls::isend)>(isend), reinterpret_cast<decltype(MpiCalls::irecv)>(irecv),
                          reinterpret_cast<decltype(MpiCalls::test)>(test), byte, comm};
-    *out = new ckdist_wire{std::make_shared<Wire>(std::make_unique<MpiTransport>(calls, reinterpret_cast<MpiTransport::Probe>(iprobe), rank, size, timeout_s))};
+    *out = new ckdist_wire{std::make_shared<Wire>(std::make_unique<MpiTransport>(calls, reinterpret_cast<MpiTransport::Probe>(iprobe),
+                                                                              reinterpret_cast<MpiTransport::GetCount>(get_count), rank, size, timeout_s))};
+  });
+}
+int ckdist_wire_verbs(ckdist_verbs* verbs, ckdist_wire** out) {
+  return guard([&] {
+    if (!verbs->transport) fail(Status::native, "the verbs transport is a wire already");
+    *out = new ckdist_wire{std::make_shared<Wire>(std::move(verbs->transport))};
   });
 }
 void ckdist_wire_free(ckdist_wire* wire) { delete wire; }
@@ -101,6 +112,8 @@ int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of, 
       parts.meeting = std::move(meeting->meeting);
       parts.arenas.resize(parts.meeting->size);
       std::iota(parts.arenas.begin(), parts.arenas.end(), 0);
+    } else if (memory) {
+      parts.own_memory = memory->memory;
     }
     if (wire) parts.wire = wire->wire;
     parts.thresholds = {thresholds->direct_bytes, thresholds->wire_direct_bytes, thresholds->leaders_bytes};
@@ -109,6 +122,15 @@ int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of, 
   });
 }
 void ckdist_communicator_free(ckdist_communicator* c) { delete c; }
+int ckdist_communicator_check_peers(ckdist_communicator* c) {
+  return guard([&] { c->communicator->check_peers(); });
+}
+int ckdist_communicator_abandon(ckdist_communicator* c, const char* reason) {
+  return guard([&] { c->communicator->abandon(reason); });
+}
+int ckdist_communicator_leave(ckdist_communicator* c) {
+  return guard([&] { c->communicator->leave(); });
+}
 const char* ckdist_communicator_transport(ckdist_communicator* c) { return c->communicator->transport(); }
 int32_t ckdist_communicator_rank(ckdist_communicator* c) { return c->communicator->rank; }
 int32_t ckdist_communicator_size(ckdist_communicator* c) { return c->communicator->size; }
@@ -186,20 +208,29 @@ int ckdist_operation_wait(ckdist_operation* operation) {
 }
 void ckdist_operation_free(ckdist_operation* operation) { delete operation; }
 
-int ckdist_time_all_reduce(ckdist_communicator* c, void* data, int64_t elements, int32_t element, int32_t calls, double* out) {
+int ckdist_time_collective(ckdist_communicator* c, int32_t operation, void* in, void* out_buffer, int64_t elements, int32_t element, int32_t calls, double* out) {
   return guard([&] {
     const Element e = element_of(element);
-    *out = time_on_fresh_data(data, checked(elements) * element_bytes(e), calls, [&] {
-      c->communicator->run([&](Collectives& group) { group.all_reduce(data, data, elements, e, ReduceOp::sum); });
-    });
+    const int64_t part = checked(elements) / c->communicator->size, bytes = elements * element_bytes(e);
+    const std::vector<int64_t> counts(c->communicator->size, part), part_bytes(counts.size(), part * element_bytes(e));
+    const auto timed = [&](int64_t in_bytes, const std::function<void(Collectives&)>& body) {
+      *out = time_on_fresh_data(in, in_bytes, calls, [&] { c->communicator->run(body); });
+    };
+    if (operation == 0) timed(bytes, [&](Collectives& group) { group.all_reduce(in, out_buffer, elements, e, ReduceOp::sum); });
+    else if (operation == 1) timed(bytes, [&](Collectives& group) { group.reduce_scatter(in, out_buffer, counts.data(), e, ReduceOp::sum); });
+    else if (operation == 2) timed(part_bytes[0], [&](Collectives& group) { group.all_gather(in, out_buffer, part_bytes.data()); });
+    else if (operation == 3) timed(bytes, [&](Collectives& group) { group.all_to_all(in, part_bytes.data(), out_buffer, part_bytes.data()); });
+    else if (operation == 4) timed(bytes, [&](Collectives& group) { group.broadcast(in, bytes, 0); });
+    else fail(Status::config, "%d is not a collective; use 0 to 4", operation);
   });
 }
-int ckdist_time_mpi_all_reduce(void* allreduce, void* in_place, void* datatype, void* op, void* comm, void* data, int64_t elements, int64_t bytes, int32_t calls,
-                               double* out) {
+int ckdist_time_function(void* function, const uint64_t* words, void* in, int64_t bytes, int32_t calls, double* out) {
   return guard([&] {
-    const auto call = reinterpret_cast<int (*)(void*, void*, int, void*, void*, void*)>(allreduce);
-    *out = time_on_fresh_data(data, checked(bytes), calls, [&] {
-      if (call(in_place, data, int(elements), datatype, op, comm)) fail(Status::comm, "MPI_Allreduce failed");
+    // Pointers and integers are passed alike, and what a function does not look at does no harm.
+    using Words = int (*)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
+    const auto call = reinterpret_cast<Words>(function);
+    *out = time_on_fresh_data(in, checked(bytes), calls, [&] {
+      if (call(words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7])) fail(Status::comm, "the function that is measured failed");
     });
   });
 }

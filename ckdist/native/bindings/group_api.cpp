@@ -2,8 +2,10 @@
 
 #include "api/group.h"
 #include "bindings/group_handle.h"
+#include "bindings/wire_handle.h"
 #include "comm/host_group.h"
-#include "comm/mpi_group.h"
+#include "comm/wire_group.h"
+#include "comm/wire_time.h"
 #include "core/error.h"
 
 using namespace ckdist;
@@ -17,13 +19,18 @@ int ckdist_host_group(const char* path, int32_t rank, int32_t size, int32_t spin
     *out = new ckdist_group{std::move(host), own};
   });
 }
-int ckdist_mpi_group(void* isend, void* irecv, void* test, void* byte, void* comm, int32_t rank, int32_t size, int32_t spins, double timeout_s,
-                     ckdist_group** out) {
+int ckdist_wire_group(ckdist_wire* wire, const char* path, int32_t rank, int32_t size, const int32_t* host_of, int64_t direct_bytes, int64_t leaders_bytes,
+                      int32_t spins, double timeout_s, ckdist_group** out) {
   return guard([&] {
-    const MpiCalls calls{reinterpret_cast<decltype(MpiCalls::isend)>(isend), reinterpret_cast<decltype(MpiCalls::irecv)>(irecv),
-                         reinterpret_cast<decltype(MpiCalls::test)>(test), byte, comm};
-    *out = new ckdist_group{std::make_unique<MpiGroup>(calls, rank, size, spins, timeout_s), ""};
+    if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size) fail(Status::config, "rank %d of %d ranks; at most %d are supported", rank, size, kMaxRanks);
+    if (wire->wire->transport->size != size || wire->wire->transport->rank != rank) fail(Status::config, "rank %d of %d over a wire of rank %d of %d", rank, size, wire->wire->transport->rank, wire->wire->transport->size);
+    auto group = std::make_unique<WireGroup>(path ? path : "", WireGroup::Settings{wire->wire, rank, {host_of, host_of + size}, direct_bytes, leaders_bytes, spins, timeout_s});
+    const std::string own = group->path();
+    *out = new ckdist_group{std::move(group), own};
   });
+}
+int ckdist_wire_time(ckdist_wire* wire, int32_t peer, int64_t bytes, int32_t calls, double* out) {
+  return guard([&] { *out = time_exchange(*wire->wire->transport, peer, bytes, calls); });
 }
 const char* ckdist_group_path(ckdist_group* group) { return group->path.c_str(); }
 void ckdist_group_free(ckdist_group* group) { delete group; }
@@ -51,5 +58,5 @@ int ckdist_group_gather(ckdist_group* group, int64_t rows, int32_t step) {
   return guard([&] { group->group->gather(rows, step); });
 }
 const float* ckdist_group_gathered(ckdist_group* group) { return group->group->gathered(); }
-void ckdist_group_abandon(ckdist_group* group) { group->group->abandon(); }
+void ckdist_group_abandon(ckdist_group* group, const char* reason) { group->group->abandon(reason); }
 }

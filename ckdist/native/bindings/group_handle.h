@@ -7,5 +7,5 @@
 
 struct ckdist_group {
   std::unique_ptr<ckdist::Group> group;
-  std::string path;  // of a host group
+  std::string path;  // of its host's shared memory
 };

@@ -22,6 +22,9 @@ int with(ckdist_verbs* verbs, F&& body) {
 extern "C" {
 
 int ckdist_verbs_available(void) { return guard([] { Verbs::check_available(); }); }
+int ckdist_verbs_try(const char* device, int32_t port, int32_t gid_index, double seconds) {
+  return guard([&] { Verbs::try_port(device, port, gid_index, seconds); });
+}
 
 int ckdist_verbs_open(const char* device, int32_t port, int32_t gid_index, int32_t rank, int32_t size, double timeout, ckdist_verbs** out) {
   return guard([&] { *out = new ckdist_verbs{Verbs::open(device, port, gid_index, rank, size, timeout)}; });

@@ -1,7 +1,7 @@
 // What a replay needs of the other ranks: batches from rank 0, sums of partial values, logits at rank 0.
 //
-// One thread of a rank calls a group at a time; how a rank's own threads meet is the pool's affair. Sums run over ranks
-// in rank order in float32, so every implementation gives the same bits.
+// One thread of a rank calls a group at a time; how a rank's own threads meet is the pool's affair. A step begins with a message
+// and ends with gather(). Sums run in float32 in the order of comm/order.h: the ranks of a host, then the hosts.
 #pragma once
 #include <cstdint>
 
@@ -36,7 +36,7 @@ class Group {
   virtual float* partial(int slot) = 0;
   // Returns when parts(slot) may be read. `step` names the place in error messages.
   virtual void reduce(int slot, int64_t floats, int step) = 0;
-  // The summands of the value in `slot`, in rank order; their sum is the value.
+  // The summands of the value in `slot`, in their order; their sum from the first to the last is the value.
   virtual int parts(int slot, const float** out) = 0;
 
   // Where this rank writes its columns of the logits, and the floats from row to row.
@@ -46,9 +46,9 @@ class Group {
   virtual const float* gathered() = 0;
 
   // Throws when a peer is known to be dead, or silent for longer than the timeout; for a rank that is between steps.
-  virtual void check_peers() {}
-  // Tells the peers that this rank cannot go on.
-  virtual void abandon() {}
+  virtual void check_peers() = 0;
+  // Tells the peers that this rank cannot go on, and why.
+  virtual void abandon(const char* reason) = 0;
 };
 
 }  // namespace ckdist

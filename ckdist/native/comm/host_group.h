@@ -1,58 +1,39 @@
-// Ranks of one host, meeting in one shared-memory segment.
+// Ranks of one host, meeting in shared memory.
 //
 // Partial values are written where every rank can read them and are never copied: a reader sums the ranks' buffers in place.
-// Each rank's region is touched first by its owner, so its pages lie on the owner's node. Ranks are processes, or threads of
-// one process with a group each.
+// Each rank's region is touched first by its owner, so its pages lie on the owner's node.
 #pragma once
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "comm/group.h"
-#include "comm/segment.h"
-#include "core/futex.h"
+#include "comm/host_ranks.h"
 
 namespace ckdist {
 
 class HostGroup : public Group {
  public:
-  // Rank 0 creates the segment and ignores `path`; the others get rank 0's path() by the caller's means, and rank 0 must live
-  // until all of them have opened it. `spins`: polls before a waiting thread sleeps.
+  // As HostRanks: of ranks 0 to size - 1, which all are on this host.
   HostGroup(const std::string& path, int rank, int size, int spins, double timeout_s);
-  const std::string& path() const { return control_->path(); }
+  const std::string& path() const { return ranks_.path(); }
 
   void reserve(const GroupSizes& sizes) override;
-  void publish(const int32_t* message, int64_t ints) override;
-  const int32_t* receive(int64_t* ints) override;
+  void publish(const int32_t* message, int64_t ints) override { ranks_.publish(message, ints); }
+  const int32_t* receive(int64_t* ints) override { return ranks_.receive(ints); }
   float* partial(int slot) override { return part(rank, slot); }
-  void reduce(int slot, int64_t floats, int step) override;
+  void reduce(int, int64_t, int step) override { ranks_.meet(step); }
   int parts(int slot, const float** out) override;
   float* logits(int64_t* stride) override;
-  void gather(int64_t rows, int step) override;
+  void gather(int64_t, int step) override { ranks_.meet(step); }
   const float* gathered() override { return logits_; }
-  void check_peers() override;
-  void abandon() override;
+  void check_peers() override { ranks_.check(); }
+  void abandon(const char* reason) override { ranks_.abandon(reason); }
 
  private:
-  struct Line;     // one rank's flags
-  struct Header;
-  void meet(int step);  // a barrier of all ranks
-  void wait_for(Signal& signal, uint32_t count, int rank, int step);
-  void check_alive(int rank, int step);
-  void check_awake(int rank);
-  float* part(int r, int slot) const { return reinterpret_cast<float*>(data_->data() + (int64_t(r) * kSlots + slot) * partial_bytes_); }
+  float* part(int r, int slot) const { return reinterpret_cast<float*>(data_ + (int64_t(r) * kSlots + slot) * partial_bytes_); }
 
-  int spins_;
-  int64_t timeout_ns_;
-  uint32_t epoch_ = 0, message_ = 0;  // exchanges this rank has begun, messages it has seen
-  std::optional<Segment> control_, data_;
-  Header* header_ = nullptr;
+  HostRanks ranks_;
   GroupSizes sizes_{};
+  uint8_t* data_ = nullptr;
   int64_t partial_bytes_ = 0;
-  float* logits_ = nullptr;            // (rows, vocab)
-  int32_t* mailbox_ = nullptr;         // the message being handed over
-  std::vector<int32_t> received_;      // the message this rank has
-  std::vector<int64_t> stopped_since_; // when each peer was first seen stopped, else 0
+  float* logits_ = nullptr;  // (rows, vocab)
 };
 
 }  // namespace ckdist

@@ -52,7 +52,8 @@ int64_t Tcp::read(int peer, int lane, void* data, int64_t bytes) {
   if (n > 0) return n;
   readable_[peer * lanes_ + lane] = false;
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
-  ended(peer, lane, n < 0 && errno == ETIMEDOUT ? "does not answer: its connection timed out" : "closed the connection: it ended or died");
+  // A connection that times out where no route is left says so instead (EHOSTUNREACH, ENETUNREACH).
+  ended(peer, lane, n < 0 && errno != ECONNRESET ? "does not answer: its connection timed out" : "closed the connection: it ended or died");
   return 0;
 }
 

@@ -14,16 +14,13 @@ class Verbs : public Transport {
   // Error(config) with the reason when it cannot be. gid_index: of the port's table; ckdist/comm/verbs.py chooses it.
   static std::unique_ptr<Verbs> open(const char* device, int port, int gid_index, int rank, int size, double timeout_s);
   static void check_available();  // Error(config) with the reason when verbs cannot work in this process at all
+  // Does a port carry data? Two queue pairs on it are connected to one another, and one writes to the other's memory. Error with the
+  // reason when that does not come about within `seconds`.
+  static void try_port(const char* device, int port, int gid_index, double seconds);
 
   static int64_t address_bytes(int size);
   virtual void address(uint8_t* out) const = 0;
   virtual void connect(const uint8_t* all) = 0;  // (size, address_bytes(size)); every rank connects before any uses the transport
-
-  // Memory that many operations will use: weights, caches, gradient buckets. Whatever is not registered so is for the time of
-  // each operation. It must stay mapped as long as the transport lives.
-  virtual void register_memory(void* base, int64_t bytes) = 0;
-  // Tells the peers why this rank gives up, as far as that works without waiting.
-  virtual void abandon(const char* reason) = 0;
 
  protected:
   using Transport::Transport;

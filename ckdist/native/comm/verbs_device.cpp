@@ -74,6 +74,13 @@ void VerbsDevice::close() {
   if (context_) verbs_.close_device(context_);
 }
 
+VerbsHost VerbsDevice::host() const {
+  VerbsHost host{{'c', 'k', 'v', 'e', 'r', 'b', 's', '1'}, 0, kVerbsSlotBytes, port_attributes.lid, uint8_t(port_attributes.active_mtu), ethernet(),
+                 uint32_t(std::clamp(attributes.max_qp_rd_atom, 0, 16)), {}};
+  std::memcpy(host.gid, &gid, sizeof host.gid);
+  return host;
+}
+
 void VerbsDevice::make_queue(int entries) {
   queue_ = verbs_.create_cq(context_, entries, nullptr, channel_, 0);
   if (!queue_) fail(Status::capacity, "RDMA device %s has no completion queue of %d entries: %s", name.c_str(), entries, std::strerror(errno));

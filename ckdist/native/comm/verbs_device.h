@@ -1,6 +1,7 @@
 // One port of an RDMA device, opened: protection domain, completion queue with its channel, registered memory, events.
 #pragma once
 #include "comm/verbs_library.h"
+#include "comm/verbs_wire.h"
 
 #if CKDIST_HAVE_VERBS
 #include <cstdint>
@@ -23,6 +24,7 @@ class VerbsDevice {
   ibv_port_attr port_attributes{};
   ibv_gid gid{};
   bool ethernet() const { return port_attributes.link_layer == IBV_LINK_LAYER_ETHERNET; }
+  VerbsHost host() const;  // as peers must know it; without slots
   ibv_pd* domain() const { return domain_; }
 
   void make_queue(int entries);

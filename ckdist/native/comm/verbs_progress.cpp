@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t kMaxRequest = int64_t(1) << 30;        // bytes of one RDMA request
 constexpr int64_t kMaxReason = 400;                      // bytes of a goodbye
+constexpr int64_t kGoodbyeNs = 200'000'000;              // until it must have arrived
 constexpr int64_t kWatchNs = 50'000'000;
 constexpr int64_t kSilenceNs = 500'000'000;              // then a peer that is waited for is probed
 constexpr int64_t kPortGraceNs = 1'000'000'000;          // a link may come back
@@ -99,13 +100,31 @@ bool VerbsTransport::post_frame(Peer& to, VerbsFrame header, const void* data, i
   return true;
 }
 
-void VerbsTransport::abandon(const char* reason) {
+void VerbsTransport::abandon(const char* reason) { say_last(VerbsKind::kGoodbye, reason, kGoodbyeNs); }
+
+// A last frame to every peer. It must be there before its queue pair goes, and with it whatever was sent before: a signalled request
+// after it says so. Nobody is waited for who is gone or done.
+void VerbsTransport::say_last(VerbsKind kind, const char* text, int64_t most_ns) {
   if (!connected_) return;
   VerbsFrame header{};
-  header.kind = VerbsKind::kGoodbye;
-  header.bytes = std::min<int64_t>(int64_t(std::strlen(reason)), kMaxReason);
-  for (Peer& peer : peers_)
-    if (peer.pair && peer.lost.empty()) post_frame(peer, header, reason, header.bytes, 0);
+  header.kind = kind;
+  header.bytes = std::min<int64_t>(int64_t(std::strlen(text)), kMaxReason);
+  const int64_t end = now_ns() + std::min(most_ns, timeout_ns);
+  const auto there = [](const Peer& p) { return p.pair && p.lost.empty() && !p.left; };
+  try {
+    progress();  // who has left meanwhile?
+  } catch (const Error&) {  // known already, or about to be told
+  }
+  try {
+    for (Peer& peer : peers_) {
+      if (!there(peer)) continue;
+      post_frame(peer, header, text, header.bytes, 0);
+      if (peer.pair->room()) peer.pair->write(nullptr, 0, 0, peer.ring, true);
+    }
+    while (now_ns() < end && std::any_of(peers_.begin(), peers_.end(), [&](const Peer& p) { return there(p) && !p.pair->quiet(); }))
+      if (!progress()) sched_yield();
+  } catch (const Error&) {  // a peer or the device is gone: nobody is left to care
+  }
 }
 
 // ---- in
@@ -137,7 +156,7 @@ void VerbsTransport::return_credits() {
   VerbsFrame credits{};
   credits.kind = VerbsKind::kCredits;
   for (Peer& peer : peers_)
-    if (peer.owed >= uint32_t(slots_) / 2 && peer.lost.empty()) post_frame(peer, credits, nullptr, 0, 0);
+    if (peer.owed >= uint32_t(slots_) / 2 && peer.lost.empty() && !peer.left) post_frame(peer, credits, nullptr, 0, 0);
 }
 
 void VerbsTransport::ended(int peer, const ibv_wc& entry) {
@@ -145,6 +164,7 @@ void VerbsTransport::ended(int peer, const ibv_wc& entry) {
   const uint64_t number = VerbsQueuePair::number_of(entry.wr_id);
   if (entry.status != IBV_WC_SUCCESS) {
     take_events();
+    if (p.left) return lose(peer, "ended");
     if (device_.down_since()) return lose(peer, port_down());
     if (entry.status == IBV_WC_RETRY_EXC_ERR) return lose(peer, "does not answer over " + device_.name + ": its process or the link to it is gone");
     if (entry.status == IBV_WC_WR_FLUSH_ERR) return lose(peer, "was disconnected from " + device_.name);
@@ -212,12 +232,22 @@ void VerbsTransport::take(int peer, const VerbsFrame& frame, const uint8_t* data
     case VerbsKind::kCredits:
       return;
     case VerbsKind::kGoodbye:
-      return lose(peer, "gave up: " + std::string(reinterpret_cast<const char*>(data), size_t(std::min(frame.bytes, kMaxReason))));
+      return gave_up(peer, std::string(reinterpret_cast<const char*>(data), size_t(std::min(frame.bytes, kMaxReason))));
+    case VerbsKind::kLeaving:
+      from.left = true;
+      return;
   }
   lose(peer, "sent something that is not a frame");
 }
 
 // ---- who is gone
+
+void VerbsTransport::gave_up(int peer, std::string reason) {
+  for (char& c : reason)
+    if (c < ' ' || c > '~') c = '?';
+  lose(peer, "gave up: " + (reason.empty() ? "no reason given" : reason));
+  if (gave_up_ < 0) gave_up_ = peer;
+}
 
 std::string VerbsTransport::port_down() const {
   return "cannot be reached: port " + std::to_string(device_.port) + " of RDMA device " + device_.name + " went down";

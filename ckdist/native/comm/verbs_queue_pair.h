@@ -4,7 +4,6 @@
 // waits for ask for a completion, and one in every quarter of the queue so that its room is found again.
 #pragma once
 #include "comm/verbs_device.h"
-#include "comm/verbs_wire.h"
 
 #if CKDIST_HAVE_VERBS
 namespace ckdist {

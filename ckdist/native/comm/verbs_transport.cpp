@@ -1,8 +1,6 @@
 #include "comm/verbs_transport.h"
 
 #if CKDIST_HAVE_VERBS
-#include <sched.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -18,7 +16,7 @@ constexpr int kDepth = 256;                              // requests under way t
 constexpr int64_t kRingBytes = int64_t(64) << 20;        // for all rings of a rank; they have 8 to 64 slots
 constexpr int64_t kMaxMessage = int64_t(1) << 40;
 constexpr int64_t kMaxUnexpected = int64_t(256) << 20;   // bytes held for receives that are not posted yet
-constexpr int64_t kDrainNs = 2'000'000'000;              // for what is under way when the transport closes
+constexpr int64_t kLeaveNs = 2'000'000'000;              // for what is under way when the transport closes
 
 int slots_for(int size) { return int(std::clamp<int64_t>(kRingBytes / (2 * kVerbsSlotBytes) / std::max(1, size - 1), 8, 64)); }
 
@@ -49,27 +47,12 @@ VerbsTransport::VerbsTransport(const char* device, int port, int gid_index, int 
 }
 
 VerbsTransport::~VerbsTransport() {
-  try {
-    drain();
-  } catch (const Error&) {  // a peer is gone: nobody is left to care
-  }
-}
-
-// What was handed over as sent must reach the peer before its queue pair goes: a last signalled request says that it did.
-void VerbsTransport::drain() {
-  if (!connected_) return;
-  const int64_t end = now_ns() + std::min(kDrainNs, timeout_ns);
-  for (Peer& peer : peers_)
-    if (peer.pair && peer.lost.empty() && !peer.pair->quiet() && peer.pair->room()) peer.pair->write(nullptr, 0, 0, peer.ring, true);
-  const auto busy = [&] { return std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.pair && p.lost.empty() && !p.pair->quiet(); }); };
-  while (busy() && now_ns() < end)
-    if (!progress()) sched_yield();
+  say_last(VerbsKind::kLeaving, "", kLeaveNs);
 }
 
 void VerbsTransport::address(uint8_t* out) const {
-  VerbsHost host{{'c', 'k', 'v', 'e', 'r', 'b', 's', '1'}, uint32_t(slots_), kVerbsSlotBytes, device_.port_attributes.lid, uint8_t(device_.port_attributes.active_mtu),
-                 device_.ethernet(), uint32_t(std::clamp(device_.attributes.max_qp_rd_atom, 0, 16)), {}};
-  std::memcpy(host.gid, &device_.gid, sizeof host.gid);
+  VerbsHost host = device_.host();
+  host.slots = uint32_t(slots_);
   std::memcpy(out, &host, sizeof host);
   for (int p = 0; p < size; p++) {
     VerbsPair pair{};
@@ -102,9 +85,17 @@ void VerbsTransport::connect(const uint8_t* all) {
 
 // ---- memory
 
-void VerbsTransport::register_memory(void* base, int64_t bytes) {
+bool VerbsTransport::register_memory(void* base, int64_t bytes) {
   if (bytes <= 0) fail(Status::config, "%lld bytes cannot be registered", (long long)bytes);
   if (!registered(base, bytes)) arenas_.push_back(device_.register_memory(base, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ));
+  return true;
+}
+
+void VerbsTransport::forget_memory(void* base) {
+  const auto arena = std::find_if(arenas_.begin(), arenas_.end(), [&](const ibv_mr* a) { return a->addr == base; });
+  if (arena == arenas_.end()) return;
+  device_.release(*arena);
+  arenas_.erase(arena);
 }
 
 ibv_mr* VerbsTransport::registered(const void* base, int64_t bytes) const {
@@ -157,6 +148,8 @@ bool VerbsTransport::test(Request request) {
   if (!o.used || o.generation != generation) fail(Status::native, "a request that was complete already");
   if (!o.done) {
     if (!peers_[o.peer].lost.empty()) lost(o.peer);
+    if (peers_[o.peer].left && o.what == What::receive) fail(Status::comm, "rank %d ended, and a message of it was awaited", o.peer);
+    if (gave_up_ >= 0) lost(gave_up_);  // who waits for others would wait for what never comes
     return false;
   }
   o.used = false;
@@ -178,6 +171,7 @@ VerbsTransport::Peer& VerbsTransport::reachable(int peer) {
   if (peer < 0 || peer >= size || peer == rank) fail(Status::config, "rank %d cannot be reached from rank %d of %d", peer, rank, size);
   if (!connected_) fail(Status::native, "the transport is not connected");
   if (!peers_[peer].lost.empty()) lost(peer);
+  if (peers_[peer].left) fail(Status::comm, "rank %d ended", peer);
   return peers_[peer];
 }
 
@@ -291,7 +285,7 @@ void VerbsTransport::expose(int window, void* base, int64_t bytes) {
     key = region->rkey;
   }
   for (int p = 0; p < size; p++) {
-    if (p == rank || !peers_[p].lost.empty()) continue;
+    if (p == rank || !peers_[p].lost.empty() || peers_[p].left) continue;
     reachable(p);
     Work work{Work::frame};
     work.header.kind = VerbsKind::kWindow;
@@ -349,6 +343,7 @@ Transport::Request VerbsTransport::inotify(int peer, int window, int slot) {
 
 uint64_t VerbsTransport::notified(int window, int slot) {
   progress();
+  if (gave_up_ >= 0) lost(gave_up_);
   const auto own = windows_.find(window);
   if (own == windows_.end()) fail(Status::config, "window %d is not exposed", window);
   const auto count = own->second.notified.find(slot);

@@ -19,7 +19,8 @@ class VerbsTransport : public Verbs {
 
   void address(uint8_t* out) const override;
   void connect(const uint8_t* all) override;
-  void register_memory(void* base, int64_t bytes) override;
+  bool register_memory(void* base, int64_t bytes) override;
+  void forget_memory(void* base) override;
   void abandon(const char* reason) override;
 
   Request isend(int peer, int tag, const void* data, int64_t bytes) override;
@@ -72,6 +73,7 @@ class VerbsTransport : public Verbs {
     int pending = 0;             // operations
     int64_t heard_ns = 0;
     std::string lost;            // why it cannot be reached; empty while it can
+    bool left = false;           // it is done, and needs nothing more from here
   };
 
   uint32_t begin(What what, int peer, void* data, int64_t bytes);
@@ -94,6 +96,7 @@ class VerbsTransport : public Verbs {
 
   void return_credits();
   bool progress();                          // true when anything ended or arrived
+  void gave_up(int peer, std::string reason);
   void take_events();
   std::string port_down() const;
   void watch();                             // events, and whether silent peers are still there
@@ -101,7 +104,7 @@ class VerbsTransport : public Verbs {
   void arrived(int peer, const ibv_wc& entry);
   void take(int peer, const VerbsFrame& frame, const uint8_t* data);
   void take_message(int peer, const VerbsFrame& frame, const uint8_t* data);
-  void drain();
+  void say_last(VerbsKind kind, const char* text, int64_t most_ns);
 
   std::unique_ptr<uint8_t, void (*)(void*)> rings_;  // every peer's inbox, then every peer's outbox
   VerbsDevice device_;
@@ -113,6 +116,7 @@ class VerbsTransport : public Verbs {
   std::vector<uint32_t> unused_;
   std::vector<Peer> peers_;
   int waiting_ = 0;       // work in all lines
+  int gave_up_ = -1;      // the first peer that said so
   int64_t unexpected_bytes_ = 0, watched_ns_ = 0;
   uint32_t polls_ = 0, idles_ = 0;
   bool connected_ = false;

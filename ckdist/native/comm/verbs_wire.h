@@ -21,6 +21,7 @@ enum class VerbsKind : uint32_t {
   kNotify,       // tag: window; id: slot
   kCredits,
   kGoodbye,      // bytes; the reason follows
+  kLeaving,      // it is done: nothing follows, and nothing more needs to come
 };
 
 struct VerbsFrame {

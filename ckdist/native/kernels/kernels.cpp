@@ -29,6 +29,7 @@ CKDIST_DECLARE_ISA(avx512)
 #ifdef CKDIST_HAVE_AMX
 namespace amx {
 extern const LinearKernel linear_kernels[kTypeCount];
+extern const MachineKernel machine_kernel;
 }
 #endif
 
@@ -63,9 +64,8 @@ bool cpu_has([[maybe_unused]] const char* isa) {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
                     __builtin_cpu_supports("bmi2");
   if (!std::strcmp(isa, "avx2")) return avx2;
-  const bool avx512 =
-      avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
   if (!std::strcmp(isa, "avx512")) return avx512;
 #endif
 #ifdef CKDIST_HAVE_AMX
@@ -92,7 +92,7 @@ const Kernels* kernels_of(const char* isa) {
   if (!cpu_has(isa)) return nullptr;
 #ifdef CKDIST_HAVE_AMX
   static const Kernels amx_kernels =  // AVX-512 but for products
-      make("amx", amx::linear_kernels, avx512::attention_kernel, avx512::elementwise_kernel, avx512::machine_kernel, avx512::reduce_kernel);
+      make("amx", amx::linear_kernels, avx512::attention_kernel, avx512::elementwise_kernel, amx::machine_kernel, avx512::reduce_kernel);
   if (!std::strcmp(isa, "amx")) return &amx_kernels;
 #endif
 #ifdef CKDIST_HAVE_AVX2

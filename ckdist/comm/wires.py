@@ -1,0 +1,120 @@
+"""What joins ranks between hosts: opens the wire that was asked for, or of all that work on every rank the one that measures fastest.
+
+Fastest is the smallest product of two medians, a small exchange as decoding has it and a large one as prompts have it, both of
+the slowest of the hosts measured. A wire that is ahead by less than the measurement's noise does not displace one before it
+in the order below, so that a job meets the same one run after run. Results never depend on the choice.
+"""
+
+import os
+from dataclasses import dataclass
+
+from ckdist import native
+from ckdist.comm import communicator
+from ckdist.comm.tcp_world import INTERFACE_VARIABLE
+from ckdist.errors import CkdistError, CommError, ConfigError, UserError
+
+ORDER = ("verbs", "mpi", "tcp")
+SMALL, LARGE = (16 << 10, 40), (1 << 20, 5)  # bytes and calls of a measured exchange
+NOISE = 0.1
+MEASURED_HOSTS = 8
+
+lib, ffi = native.lib, native.ffi
+
+
+@dataclass(frozen=True)
+class Wire:
+    """`handle` belongs to the group that is made of it. `reason`: one line that says why it was chosen."""
+
+    name: str
+    handle: object
+    reason: str
+
+
+def open_wire(world, wanted: str, timeout: float) -> Wire:
+    """The wire `wanted` ("auto": the fastest that works everywhere); a collective call with the same result on every rank.
+
+    A wire that was named and does not work is a ConfigError where the user can mend it, else a CommError.
+    """
+    candidates = [wanted] if wanted != "auto" else [name for name in ORDER if name != "mpi" or hasattr(world, "mpi")]
+    opened, refused = {}, {}
+    for name in candidates:
+        handle, error = _everywhere(world, lambda: _open(world, name, timeout))
+        if error is None:
+            opened[name] = handle
+        else:
+            refused[name] = error
+    if not opened:
+        raise type(error)(f"--transport {_why_not(wanted, error)}; leave it out, or use another" if wanted != "auto" else f"nothing joins the hosts: {_why_not(name, error)}")
+    times = {}
+    for name, handle in opened.items() if len(opened) > 1 else ():
+        slowest, error = _everywhere(world, lambda: _measure(world, handle))
+        if error is None:
+            times[name] = slowest
+        else:
+            refused[name] = error
+    times = world.broadcast(times)
+    if len(opened) > 1 and not times:
+        raise CommError(f"nothing joins the hosts: {error}")
+    chosen = None
+    for name in times or opened:
+        if chosen is None or _product(times[name]) < _product(times[chosen]) * (1 - NOISE):
+            chosen = name
+    for name, handle in opened.items():
+        if name != chosen:
+            ffi.release(handle)
+    return Wire(chosen, opened[chosen], _reason(chosen, wanted, times, refused))
+
+
+def _product(times) -> float:
+    return times[0] * times[1]
+
+
+def _why_not(name: str, error: CkdistError) -> str:
+    return str(error) if str(error).startswith(name) else f"{name} does not work: {error}"
+
+
+def _reason(chosen: str, wanted: str, times: dict, refused: dict) -> str:
+    if wanted != "auto":
+        return f"{chosen} between ranks, as demanded"
+    told = [f"{name}: {times[name][0] * 1e6:.0f} µs for {SMALL[0] >> 10} KiB, {times[name][1] * 1e3:.2f} ms for {LARGE[0] >> 20} MiB" for name in sorted(times, key=lambda n: n != chosen)]
+    told += [_why_not(name, error) for name, error in refused.items()]
+    return f"{chosen} between hosts, {'the fastest' if times else 'nothing else is there'}" + (f" ({'; '.join(told)})" if told else "")
+
+
+def _everywhere(world, action):
+    """The action's result and None, or None and the error of the first rank where it failed; the same on every rank."""
+    result, error = None, None
+    try:
+        result = action()
+    except CkdistError as problem:
+        error = problem
+    failures = [(rank, text, user) for rank, (text, user) in enumerate(world.gather([error and str(error), isinstance(error, UserError)])) if text]
+    if not failures:
+        return result, None
+    if result is not None and not isinstance(result, list):
+        ffi.release(result)
+    rank, text, user = failures[0]
+    alike = len(failures) == world.size and len({text for _, text, _ in failures}) == 1
+    return None, (ConfigError if user else CommError)(text if alike else f"rank {rank}: {text}")
+
+
+def _open(world, name: str, timeout: float):
+    if name == "mpi":
+        if not hasattr(world, "mpi"):
+            raise ConfigError("no MPI launcher started this process: use mpirun")
+        if world.mpi.Query_thread() < world.mpi.THREAD_SERIALIZED:
+            raise ConfigError(f"this MPI allows thread level {world.mpi.Query_thread()}, and {world.mpi.THREAD_SERIALIZED} (MPI_THREAD_SERIALIZED) is needed: use a build of MPI with it")
+    return communicator._wire(world, name, os.environ.get(INTERFACE_VARIABLE), 1, timeout, None)
+
+
+def _measure(world, handle) -> list[float]:
+    """Seconds of a small and of a large exchange of rank 0 with other hosts' first ranks, the slowest of each; zeros elsewhere."""
+    leaders = [world.hosts.index(host) for host in dict.fromkeys(world.hosts)] if len(set(world.hosts)) > 1 else list(range(world.size))
+    slowest, out = [0.0, 0.0], ffi.new("double *")
+    for leader in leaders[1 : 1 + MEASURED_HOSTS]:
+        if world.rank not in (0, leader):
+            continue
+        for i, (size, calls) in enumerate((SMALL, LARGE)):
+            native.check(lib.ckdist_wire_time(handle, leader if world.rank == 0 else 0, size, calls, out))
+            slowest[i] = max(slowest[i], out[0])
+    return slowest
