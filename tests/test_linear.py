@@ -23,7 +23,7 @@ def available(isa):
     return lib.ckdist_tile_bytes(isa.encode(), 0, 1) >= 0
 
 
-ISAS = [isa for isa in ("baseline", "avx2", "avx512") if available(isa)]
+ISAS = [isa for isa in ("baseline", "avx2", "avx512", "amx") if available(isa)]
 
 
 def number(name):

@@ -25,7 +25,7 @@ from ckdist.topology import Machine
 
 TIMEOUT = 2.5
 GRACE = 0.5  # for ending what was started
-ISAS = ("baseline", "avx2", "avx512")
+ISAS = ("baseline", "avx2", "avx512", "amx")
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 ROOT_WANTS = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
 
@@ -188,6 +188,7 @@ def kernels(machine: Machine) -> list[Capability]:
     rows = []
     for isa in ISAS:
         works = native.lib.ckdist_tile_bytes(isa.encode(), 0, 256) > 0
-        rows.append(Capability("kernels", isa, works, "chosen" if isa == chosen else "CKDIST_ISA chooses it" if works else "not on this CPU, or not in this build"))
-    amx = {"granted": "tiles are granted by the kernel", "refused": "the kernel refuses the tiles", "absent": "not on this CPU"}
-    return [*rows, Capability("kernels", "AMX", machine.amx == "granted", amx[machine.amx])]
+        refused = isa == "amx" and machine.amx == "refused"
+        why_not = "the kernel refuses the tiles" if refused else "not on this CPU, or not in this build"
+        rows.append(Capability("kernels", isa, works, "chosen" if isa == chosen else "CKDIST_ISA chooses it" if works else why_not))
+    return rows
