@@ -112,5 +112,6 @@ def test_perplexity_is_the_hosts(machine):
         ["mpirun", "-n", "2", "--oversubscribe", sys.executable, *PERPLEXITY.split()[1:]], env={**environment(), "CKDIST_ISA": "avx2"}, cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert here.returncode == 0, here.stderr
-    there = machine.run(f"mpirun -n 2 --map-by numa --bind-to numa {PERPLEXITY}")
-    assert last_json(there.stdout) == last_json(here.stdout)
+    for wire in ("auto", "verbs"):
+        there = machine.run(f"mpirun -n 2 --map-by numa --bind-to numa {PERPLEXITY} --transport {wire}")
+        assert last_json(there.stdout) == last_json(here.stdout), wire
