@@ -66,6 +66,9 @@ test-tsan: setup
 
 # RDMA devices and two NUMA nodes in an emulated machine; as root it fetches what it needs.
 test-vm: setup
+	$(BIN)/python -m tests.vm.machine
+	@$(CMAKE) -S . -B build/native >/dev/null
+	@$(BIN)/cmake --build build/native --parallel $(JOBS)
 	$(BIN)/python -m pytest -q -rs -p no:cacheprovider tests/vm/suite.py
 
 # Instructions per token against those on record; needs valgrind. A change meant to be is kept with benchmarks/instructions.py --update.

@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 from ckdist.errors import ConfigError
 
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")
+CACHE_TYPES = ("f32", "f16", "bf16", "i16", "q8_0")
 QUANTIZE_TYPES = ("q8_0", "q4_k")
 BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -78,8 +78,8 @@ class EngineConfig:
     batch_size: int = option(2048, "-b", "--batch-size", parse=integer, low=1, high=1 << 20, metavar="N", help="most tokens scheduled in one step")
     ubatch_size: int = option(512, "-ub", "--ubatch-size", parse=integer, low=1, high=1 << 20, metavar="N", help="most tokens computed at once")
     parallel: int = option(8, "-np", "--parallel", parse=integer, low=1, high=4096, metavar="N", help="most sequences decoded at once")
-    cache_type_k: str = option("f16", "-ctk", "--cache-type-k", choices=CACHE_TYPES, help="type of the cached keys")
-    cache_type_v: str = option("f16", "-ctv", "--cache-type-v", choices=CACHE_TYPES, help="type of the cached values")
+    cache_type_k: str = option("i16", "-ctk", "--cache-type-k", choices=CACHE_TYPES, help="type of the cached keys; i16: 16 bits as f16, more precise, and faster")
+    cache_type_v: str = option("i16", "-ctv", "--cache-type-v", choices=CACHE_TYPES, help="type of the cached values")
     quantize: str | None = option(None, "--quantize", choices=QUANTIZE_TYPES, help="pack a safetensors model so while loading")
     kv_memory: int | None = option(None, "--kv-memory", parse=byte_size, low=1 << 16, high=1 << 50, metavar="SIZE", help="memory for keys and values on each rank, as 4G (default: what the context needs)")
     comm_timeout: float = option(8.0, "--comm-timeout", parse=real, low=0.1, high=86400, metavar="SECONDS", help="a rank silent for so long inside a step is lost")

@@ -139,7 +139,7 @@ class Hosts(contextlib.AbstractContextManager):
         secret.chmod(0o600)
         started = []
         for rank in range(2 * each):
-            told = {"RANK": rank, "WORLD_SIZE": 2 * each, "MASTER_ADDR": self.addresses[0], "MASTER_PORT": 29500, "CKDIST_JOB_SECRET_FILE": secret, "CKDIST_START_TIMEOUT": 20}
+            told = {"RANK": rank, "WORLD_SIZE": 2 * each, "MASTER_ADDR": self.addresses[0], "MASTER_PORT": 29500, "CKDIST_JOB_SECRET_FILE": secret, "CKDIST_START_TIMEOUT": 60}
             env = {**environment(), **{name: str(value) for name, value in told.items()}}
             command = self.inside(rank // each, sys.executable, *words)
             started.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, **more))
@@ -181,7 +181,13 @@ class Hosts(contextlib.AbstractContextManager):
     def wait_ended(processes: list[psutil.Process], seconds: float) -> bool:
         """Have all ended within the time? Their exit codes are left to who started them."""
         end = time.monotonic() + seconds
-        ended = lambda p: not p.is_running() or p.status() == psutil.STATUS_ZOMBIE
+
+        def ended(process: psutil.Process) -> bool:
+            try:
+                return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+            except psutil.NoSuchProcess:
+                return True
+
         while not (done := all(map(ended, processes))) and time.monotonic() < end:
             time.sleep(0.02)
         return done

@@ -139,14 +139,14 @@ def test_contexts_that_do_not_fit(refused, ckdist, tmp_path, monkeypatch):
     assert "--ctx-size 16777216 is more than the 512 positions of the model: --ctx-size 512 is its longest" in refused(*score("-c", 1 << 24))
     said = refused(*score("-c", 512, "--kv-memory", "100K"))
     fits = int(said.split("--ctx-size ")[-1].split()[0])
-    assert "for its f16 cache on each rank, and 100.0 KiB are there for it" in said and 0 < fits < 512
+    assert "for its i16 cache on each rank, and 100.0 KiB are there for it" in said and 0 < fits < 512
     assert ckdist(*score("-c", fits, "--kv-memory", "100K"))[0] == 0
 
     long = folder(tmp_path, max_position_embeddings=1 << 30)
     monkeypatch.setattr("ckdist.planner.native", Native(free=1 << 28))
     words = ("perplexity", "-m", long, "--token-ids", "1,2,3", "-t", 1)
     said = refused(*words, "-c", 1 << 24)
-    assert "GiB for its f16 cache on each rank, and 255." in said and "MiB are there for it" in said
+    assert "GiB for its i16 cache on each rank, and 255." in said and "MiB are there for it" in said
     fits = int(said.split("--ctx-size ")[-1].split()[0])
     assert ckdist(*words, "-c", fits)[0] == 0
     assert f"--ctx-size {fits} would fit" in refused(*words, "-c", fits + 16)
@@ -168,7 +168,7 @@ class Native:
 
 
 def test_flags_that_do_not_fit_the_model(refused, tmp_path):
-    assert "--cache-type-k q8_0 and --cache-type-v f16 differ" in refused(*score("-ctk", "q8_0"))
+    assert "--cache-type-k q8_0 and --cache-type-v i16 differ" in refused(*score("-ctk", "q8_0"))
     assert "token id 210 is outside the vocabulary of 210" in refused(*score()[:3], "--token-ids", "1,210")
     assert "1 tokens cannot be scored: give at least 2" in refused(*score()[:3], "--token-ids", "1")
     assert f"cannot read --file {tmp_path}: Is a directory" in refused(*score()[:3], "-f", tmp_path)

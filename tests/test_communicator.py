@@ -66,7 +66,7 @@ class TestCommunicator:
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_mpi_gives_the_same_bits(ranks):
-    done = run_ranks(ranks, "tests/programs/collectives.py", "mpi", "5000")
+    done = run_ranks(ranks, "tests/programs/collectives.py", "mpi", "alone", "5000")
     assert done.returncode == 0, done.stdout + done.stderr
     threads = run_threads(ranks, lambda world: collectives.battery(world, 5000))
     assert sorted(done.stdout.split("\n")[:-1]) == [f"{r} {digest}" for r, digest in enumerate(threads)]
@@ -131,6 +131,80 @@ def test_what_cannot_be():
     run_threads(2, body)
 
 
+WRONG_CALLS = {  # what all ranks but the last call, and what the last does
+    "size": (lambda c, x: c.all_reduce(x), lambda c, x: c.all_reduce(x[1:])),
+    "operation": (lambda c, x: c.all_reduce(x), lambda c, x: c.all_reduce(x, "max")),
+    "dtype": (lambda c, x: c.all_reduce(x), lambda c, x: c.all_reduce(x.view(np.int32))),
+    "kind": (lambda c, x: c.all_reduce(x), lambda c, x: c.broadcast(x)),
+    "root": (lambda c, x: c.broadcast(x), lambda c, x: c.broadcast(x, root=1)),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_CALLS)
+@pytest.mark.parametrize("hosts", ["aaa", "abb", "abc"])
+def test_another_call_is_an_error(hosts, wrong):
+    """Never a wrong result, and all are told: at once, but for messages that nobody sends."""
+
+    def body(world):
+        c = open_communicator(world, timeout=2, arena_bytes=1 << 26)
+        with pytest.raises(CommError, match="called another collective|bytes where|did not answer within 2 s"):
+            WRONG_CALLS[wrong][world.rank == 2](c, np.zeros(1000, np.float32))
+            c.barrier()
+        with pytest.raises(CommError, match="called another collective|bytes where|did not answer within 2 s"):
+            c.check_peers()
+
+    run_threads(hosts, body)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
+def test_counts_that_do_not_fit_name_both_numbers(transport):
+    hosts, opened = options(transport, 3)
+
+    def body(world):
+        c = open_communicator(world, timeout=5, arena_bytes=1 << 26, **opened)
+        send = [2, 2, 2] if world.rank else [2, 3, 2]  # rank 1 expects 2 from rank 0
+        with pytest.raises(CommError, match="rank 0 sent 12 bytes .*expected"):
+            c.all_to_all(np.zeros(sum(send), np.int32), send, [2, 2, 2])
+            c.barrier()
+
+    run_threads(hosts, body)
+
+
+@pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
+def test_who_leaves_is_not_missed(transport):
+    hosts, opened = options(transport, 3)
+
+    def body(world):
+        c = open_communicator(world, timeout=1, arena_bytes=1 << 26, **opened)
+        c.barrier()
+        if world.rank == 2:
+            c.close()
+            return
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            c.check_peers()
+            time.sleep(0.05)
+        if world.rank == 0:
+            c.send(np.ones(5), 1)
+        else:
+            assert c.recv(np.zeros(5), 0).all()
+
+    run_threads(hosts, body)
+
+
+def test_a_part_of_a_part_names_ranks_as_the_job_does():
+    def body(world):
+        c = open_communicator(world, timeout=1, arena_bytes=1 << 26)
+        half = c.split(world.rank % 2)
+        if world.rank == 3:
+            time.sleep(2)
+        elif world.rank == 1:
+            with pytest.raises(CommError, match="rank 3"):
+                half.recv(np.zeros(5), 1)
+
+    run_threads(4, body)
+
+
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
 def test_silent_rank_is_named(transport):
     hosts, opened = options(transport, 3)
@@ -148,11 +222,14 @@ def test_silent_rank_is_named(transport):
     run_threads(hosts, body)
 
 
-def start_job(ranks: int, transport: str, **more):
-    """Processes that reduce for ever, started as torchrun would."""
+def start_program(command: list[str], variables: dict[str, str]) -> subprocess.Popen:
+    return subprocess.Popen(command, env={**environment(), **variables}, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def start_job(ranks: int, *words: str, **more):
+    """Processes of tests/programs/until_lost.py, started as torchrun would."""
     job = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
-    program = [sys.executable, "tests/programs/reduce_forever.py", transport]
-    return [subprocess.Popen(program, env={**environment(), **job, "RANK": str(r)}, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in range(ranks)]
+    return [start_program([sys.executable, "tests/programs/until_lost.py", *words], {**job, "RANK": str(r)}) for r in range(ranks)]
 
 
 @pytest.fixture
@@ -163,18 +240,23 @@ def secret_file(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize("transport,how", [("auto", signal.SIGKILL), ("auto", signal.SIGSTOP), ("tcp", signal.SIGKILL), ("tcp", signal.SIGSTOP)])
-def test_lost_process_is_noticed_by_all(transport, how, secret_file):
-    processes = start_job(3, transport, CKDIST_JOB_SECRET_FILE=secret_file)
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("what", ["reduce", "recv", "idle"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_lost_process_is_noticed_by_all(transport, what, how, secret_file):
+    """A killed one at once, a stopped one within the timeout, whatever the others do; they name it, and leave no memory behind."""
+    timeout = 2.0
+    processes = start_job(3, transport, what, str(timeout), CKDIST_JOB_SECRET_FILE=secret_file)
     try:
-        for p in processes:
-            assert p.stdout.readline() == "running\n"
+        for rank, p in enumerate(processes):
+            assert p.stdout.readline() == f"rank {rank} pid {p.pid} running\n"
+        time.sleep(0.2)
         processes[1].send_signal(how)
         start = time.monotonic()
         for rank in (0, 2):
             _, error = processes[rank].communicate(timeout=20)
-            assert processes[rank].returncode == 1 and "rank 1" in error, error
-        assert time.monotonic() - start < 10
+            assert processes[rank].returncode == 1 and error.startswith(f"rank {rank}: rank ") and "rank 1 " in error, error
+        assert time.monotonic() - start < (timeout / 2 if how == signal.SIGKILL else timeout) + 1
     finally:
         for p in processes:
             p.kill()
@@ -247,12 +329,13 @@ class TestHandshake:
         def hostile():
             world = TcpWorld(1, 2, "127.0.0.1", port, b"s" * 16, timeout=10)
             (address, _) = world.gather(["127.0.0.1", 1])
-            data = connect(tuple(address), Purpose(b"data", 1, 0), b"s" * 16, 5)
+            data, pulse = (connect(tuple(address), Purpose(b"data", 1, 0, lane), b"s" * 16, 5) for lane in (0, 1))
             world.broadcast()
             world.gather(None)
             data.sendall(os.urandom(4096))
             time.sleep(0.5)
             data.close()
+            pulse.close()
             world.close()
 
         threads = [threading.Thread(target=f) for f in (honest, hostile)]

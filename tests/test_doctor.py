@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ckdist.cli import capabilities as tried
-from ckdist.cli.doctor import measure, remote_penalty, text_of
+from ckdist.cli.doctor import measure, remote_penalty, speed_lines, text_of
 from ckdist.cli.node_speed import GEMM_TYPES, measurements, multiply_on, node_cpus
 from ckdist.topology import read_machine, this_machine
 from ckdist.topology.advice import advise
@@ -79,6 +79,16 @@ class TestText:
             assert f"\n{heading}" in text
         assert "3000" in text and "200.0" in text
 
+    def test_pairs_of_nodes(self, tmp_path):
+        machine = read_machine(LAYOUTS["two sockets"][0].write(tmp_path), {})
+        rates = {(0, 0): 200e9, (1, 1): 180e9, (0, 1): 100e9, (1, 0): 120e9}
+        lines = speed_lines(machine, [{"what": "read", "node": cpus, "memory": memory, "rate": rate} for (cpus, memory), rate in rates.items()])
+        assert [line.split() for line in lines if line.count("node ") == 2] == [
+            ["node", "0", "node", "1", "100.0", "2.00", "times"],
+            ["node", "1", "node", "0", "120.0", "1.50", "times"],
+        ]
+        assert lines[-1] == "  reading another node's memory is 1.75 times slower than reading one's own"
+
     def test_remote_penalty(self):
         reads = {(0, 0): 200.0, (1, 1): 180.0, (0, 1): 100.0, (1, 0): 120.0, (0, 2): 20.0}
         assert remote_penalty(reads) == pytest.approx((2.0 + 1.5) / 2), "the memory of node 2 has no CPUs beside it"
@@ -136,6 +146,13 @@ class TestTrying:
         assert rows["TCP"] == tried.Capability("transport", "TCP", False, "ZeroDivisionError: division by zero")
         assert rows["shared memory"].works and rows["baseline"].works
 
+    def test_who_does_not_answer_is_left_behind(self, monkeypatch):
+        monkeypatch.setattr(tried, "tcp", lambda: time.sleep(60))
+        began = time.monotonic()
+        rows = {row.name: row for row in tried.capabilities(this_machine(), 0.2)}
+        assert rows["TCP"] == tried.Capability("transport", "TCP", False, "no answer within 0.2 s")
+        assert rows["shared memory"].works and time.monotonic() - began < 5
+
     def test_kernels_and_transports(self):
         rows = {row.name: row for row in tried.kernels(this_machine())}
         assert rows["baseline"].works and sum(row.about == "chosen" for row in rows.values()) == 1
@@ -143,13 +160,21 @@ class TestTrying:
 
 
 class TestCommand:
-    def test_json(self):
-        began = time.monotonic()
-        done = subprocess.run([sys.executable, "-m", "ckdist.cli.main", "doctor", "--json"], env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    def test_json_within_ten_seconds_on_a_busy_machine(self):
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * (os.cpu_count() or 1))]
+        try:
+            began = time.monotonic()
+            done = subprocess.run([sys.executable, "-m", "ckdist.cli.main", "doctor", "--json"], env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=60)
+            took = time.monotonic() - began
+        finally:
+            for process in busy:
+                process.kill()
+                process.wait()
         assert done.returncode == 0, done.stderr
+        assert took < 10
         report = json.loads(done.stdout)
         assert {"machine", "capabilities", "speed", "advice", "remote_penalty"} <= report.keys()
-        assert report["machine"]["nodes"] and time.monotonic() - began < 40
+        assert report["machine"]["nodes"]
 
     def test_only_rank_0_speaks(self):
         env = environment() | {"OMPI_COMM_WORLD_RANK": "1"}

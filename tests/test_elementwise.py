@@ -166,8 +166,10 @@ def test_prepare(isa, rng, cols, lead, n):
     call("prepare", isa, 2, floats(x), 1, n, lead, cols, native.pointer(row, "uint8_t *"), native.lib.ckdist_activation_bytes(2, cols))
     codes = row[:padded].view(np.int8).astype(int)
     scales = row[padded : padded + padded // 8].view(F32)
-    sums = row[padded + padded // 8 : padded + padded // 8 + padded // 4].view(np.int32)
-    np.testing.assert_array_equal(sums, codes.reshape(-1, 16).sum(1))
+    sums = row[padded + padded // 8 : padded + padded // 4].view(np.int32)
+    np.testing.assert_array_equal(sums, -128 * codes.reshape(-1, 32).sum(1))
+    sums = row[padded + padded // 4 : padded + padded // 2].view(np.int32)
+    np.testing.assert_array_equal(sums, -32 * codes.reshape(-1, 16).sum(1))
     assert np.all(np.abs(codes.reshape(-1, 32) * scales[:, None] - full.reshape(-1, 32)) <= 0.501 * scales[:, None])
 
 

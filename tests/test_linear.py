@@ -23,7 +23,7 @@ def available(isa):
     return lib.ckdist_tile_bytes(isa.encode(), 0, 1) >= 0
 
 
-ISAS = [isa for isa in ("baseline", "avx2", "avx512") if available(isa)]
+ISAS = [isa for isa in ("baseline", "avx2", "avx512", "amx") if available(isa)]
 
 
 def number(name):
@@ -181,10 +181,17 @@ def test_prepared_rows_agree_between_isas(isa):
         for lead, cols in ((0, 300), (32, 512), (45, 345)):
             np.testing.assert_array_equal(prepare(isa, fmt, x, lead, cols), prepare("baseline", fmt, x, lead, cols))
     row = prepare(isa, Q8, x[:1], 45, 345)[0]  # 345 columns are padded to 512
-    codes, scales, sums = row[:512].view(np.int8), row[512:576].view(np.float32), row[576:704].view(np.int32)
+    codes, scales, sums32, sums16 = row[:512].view(np.int8), row[512:576].view(np.float32), row[576:640].view(np.int32), row[640:768].view(np.int32)
     np.testing.assert_allclose((codes.reshape(16, 32) * scales[:, None]).reshape(-1)[45:345], x[0], atol=np.abs(x).max() / 250)
     assert not codes[:45].any() and not codes[345:].any()
-    np.testing.assert_array_equal(sums, codes.reshape(32, 16).astype(int).sum(-1))
+    np.testing.assert_array_equal(sums32, -128 * codes.reshape(16, 32).astype(int).sum(-1))
+    np.testing.assert_array_equal(sums16, -32 * codes.reshape(32, 16).astype(int).sum(-1))
+    for block in range(2):  # scale * (256 * high + low) is scale * sum of a group of 32, to a part in 2^15 of the largest
+        high, low = row[768 + 20 * block :][:16].view(np.int8).reshape(2, 8).astype(float)
+        scale = row[784 + 20 * block :][:4].view(np.float32)[0]
+        exact = (scales * sums32 / 128)[8 * block :][:8]
+        assert scale == 0 or np.log2(scale) % 1 == 0
+        assert np.abs(scale * (256 * high + low) - exact).max() <= np.abs(exact).max() * 2.0**-15
 
 
 @pytest.mark.parametrize("isa", ISAS)

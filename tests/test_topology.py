@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckdist import native
-from ckdist.topology import Pages, bind_memory, read_machine, sample_pages, this_machine
+from ckdist.topology import Huge, Pages, bind_memory, huge_pages, read_machine, sample_pages, this_machine
 from ckdist.topology.placement import Placement, place_rank, ranks_per_node, shares, threads_first, threads_of
 from ckdist.topology.tree import format_cpu_list, parse_cpu_list
 from ckdist.weights.checkpoint import open_checkpoint
@@ -308,6 +308,7 @@ class TestNuma:
         bind_to((NODES[-1],) if len(NODES) > 1 else ())
         loader = load_weights()
         assert held() - before >= 2048
+        assert str(huge_pages([(loader.arena, loader.planned_bytes)])) == "100 % reserved"
         assert sample_pages(loader.arena, loader.planned_bytes, (NODES[-1],)).elsewhere == 0
         del loader
         gc.collect()
@@ -332,6 +333,19 @@ class TestPages:
         pages = sample_pages(address, len(area), everywhere, touch=True)
         assert pages.refused or pages.here == 64
         assert bytes(area) == bytes(1 << 20)
+
+    def test_huge_pages_are_told(self, tmp_path):
+        maps = tmp_path / "smaps"
+        reserved = "7f0000000000-7f0000400000 rw-p 00000000 00:0f 12 /anon_hugepage (deleted)\nRss: 0 kB\nPrivate_Hugetlb: 4096 kB\n"
+        mixed = "7f1000000000-7f1000800000 rw-p 00000000 00:00 0 \nRss: 4096 kB\nAnonHugePages: 2048 kB\nVmFlags: rd wr\n"
+        maps.write_text(reserved + mixed)
+        assert str(huge_pages([(0x7F0000000000, 4 << 20)], maps)) == "100 % reserved"
+        assert str(huge_pages([(0x7F1000000000, 8 << 20)], maps)) == "50 % transparent"
+        assert huge_pages([(0x7F0000000000, 2 << 20), (0x7F1000400000, 4 << 20)], maps) == Huge(2 << 20, 1 << 20, 4 << 20)
+        assert str(huge_pages([(0x1000, 4096)], maps)) == str(huge_pages([(0x1000, 4096)], "/no/such/file")) == "unknown"
+        block = np.ones(1 << 20, np.uint8)
+        told = huge_pages([(native.pointer(block), block.nbytes)])
+        assert 0 < told.resident <= 2 * block.nbytes
 
     def test_sums_and_refusals(self):
         assert str(Pages(3, 1) + Pages(60, 0)) == "63 / 1"

@@ -30,11 +30,11 @@ def secret(folder, text: str = "a secret of this job alone") -> str:
 def start(rank: int, size: int, port: int, *words: str, **more: str) -> subprocess.Popen:
     """One rank of `ckdist words...`; `more` are variables of its environment."""
     env = {name: value for name, value in environment().items() if not name.startswith(MPI)}
-    env |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "CKDIST_START_TIMEOUT": "15", **more}
+    env |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "CKDIST_START_TIMEOUT": "60", **more}
     return subprocess.Popen([*CKDIST, *words], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
 
-def finish(ranks: list[subprocess.Popen], seconds: float = 40) -> list[tuple[int, str, str]]:
+def finish(ranks: list[subprocess.Popen], seconds: float = 70) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of each."""
     try:
         texts = [rank.communicate(timeout=seconds) for rank in ranks]
@@ -84,7 +84,7 @@ def test_server(size, tmp_path):
     assert [code for code, *_ in done] == [0] * size, done
 
 
-def refused(*ranks: subprocess.Popen, seconds: float = 20) -> list[str]:
+def refused(*ranks: subprocess.Popen, seconds: float = 40) -> list[str]:
     """The one line of each rank's, all of which fail in time."""
     begin = time.monotonic()
     done = finish(list(ranks))
@@ -98,8 +98,8 @@ def test_wrong_secret(tmp_path):
     port = free_port()
     (tmp_path / "other").mkdir()
     zero, one = refused(
-        start(0, 2, port, *GENERATE, CKDIST_JOB_SECRET_FILE=secret(tmp_path), CKDIST_START_TIMEOUT="4"),
-        start(1, 2, port, *GENERATE, CKDIST_JOB_SECRET_FILE=secret(tmp_path / "other", "quite another secret"), CKDIST_START_TIMEOUT="4"),
+        start(0, 2, port, *GENERATE, CKDIST_JOB_SECRET_FILE=secret(tmp_path), CKDIST_START_TIMEOUT="8"),
+        start(1, 2, port, *GENERATE, CKDIST_JOB_SECRET_FILE=secret(tmp_path / "other", "quite another secret"), CKDIST_START_TIMEOUT="8"),
     )
     assert "rank 1 of 2 did not come" in zero and "job secret" in zero
     assert "does not know this job's secret" in one
@@ -107,7 +107,7 @@ def test_wrong_secret(tmp_path):
 
 def test_missing_rank_and_missing_master(tmp_path):
     port, path = free_port(), secret(tmp_path)
-    zero, two = refused(*(start(rank, 3, port, *GENERATE, CKDIST_JOB_SECRET_FILE=path, CKDIST_START_TIMEOUT="4") for rank in (0, 2)))
+    zero, two = refused(*(start(rank, 3, port, *GENERATE, CKDIST_JOB_SECRET_FILE=path, CKDIST_START_TIMEOUT="8") for rank in (0, 2)))
     assert "rank 1 of 3 did not come" in zero and "rank 1 of 3 did not come" in two
     (one,) = refused(start(1, 2, free_port(), *GENERATE, CKDIST_JOB_SECRET_FILE=path, CKDIST_START_TIMEOUT="1"))
     assert "rank 0 at 127.0.0.1" in one and "is it started" in one

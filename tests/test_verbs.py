@@ -7,7 +7,9 @@ import subprocess
 import pytest
 
 from ckdist.comm import verbs
+from ckdist.comm.communicator import open_communicator
 from ckdist.errors import CkdistError, ConfigError
+from tests.thread_ranks import run_threads
 
 NATIVE = pathlib.Path(verbs.__file__).parent.parent / "native"
 
@@ -97,6 +99,18 @@ def test_a_device_that_is_not_there_is_refused(roce):
     assert "\n" not in str(caught.value)
     with pytest.raises(CkdistError):
         verbs.Transport(choice, 2, 2, 5.0)
+
+
+@pytest.mark.skipif(bool(verbs.devices()), reason="there is an RDMA device")
+def test_a_world_without_devices_is_refused_on_all_ranks():
+    def body(world):
+        with pytest.raises(ConfigError, match="^verbs does not work on rank 0 [(]here[)]: ") as caught:
+            open_communicator(world, "verbs", timeout=5)
+        return str(caught.value)
+
+    first, second = run_threads(2, body)
+    assert first == second and "\n" not in first
+    assert not verbs.verbs_works()[0]
 
 
 def test_it_builds_without_the_headers():

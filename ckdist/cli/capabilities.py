@@ -1,10 +1,9 @@
-"""Which transports, launchers and kernels work on this machine: each is tried, none for longer than a few seconds.
+"""Which transports, launchers and kernels work on this machine: each is tried, all at once, and whoever has not answered in time is left behind.
 
-What may crash, hang or leave traces (an MPI library, a launcher) is tried in a process of its own.
+What may crash, hang or leave traces (an MPI library, a launcher, a driver) is tried in a process of its own.
 """
 
 import contextlib
-import ctypes
 import glob
 import importlib.util
 import os
@@ -13,7 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
 from dataclasses import dataclass
 
 import psutil
@@ -24,7 +24,8 @@ from ckdist.errors import CkdistError, ConfigError
 from ckdist.topology import Machine
 
 TIMEOUT = 2.5
-ISAS = ("baseline", "avx2", "avx512")
+GRACE = 0.5  # for ending what was started
+ISAS = ("baseline", "avx2", "avx512", "amx")
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 ROOT_WANTS = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
 
@@ -49,38 +50,46 @@ def run_briefly(command: list[str], timeout: float = TIMEOUT) -> tuple[int, str]
         text = process.communicate(timeout=timeout)[0].decode(errors="replace").strip()
         return process.returncode, text
     except subprocess.TimeoutExpired:
-        return 124, f"no end within {timeout:.0f} s"
+        return 124, f"no end within {timeout:.1f} s"
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.stdout.close()  # not read to its end: what went into a session of its own may still hold it
+        process.wait()
 
 
 def last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")[:100]
 
 
-def capabilities(machine: Machine) -> list[Capability]:
-    """Everything, in the order in which it is shown."""
+def capabilities(machine: Machine, timeout: float = TIMEOUT) -> list[Capability]:
+    """Everything, in the order in which it is shown, within a little more than `timeout` seconds."""
     tries = {
         ("transport", "shared memory"): shared_memory,
-        ("transport", "MPI"): mpi,
+        ("transport", "MPI"): lambda: mpi(timeout),
         ("transport", "TCP"): tcp,
-        ("transport", "verbs"): lambda: verbs(machine),
-        ("launcher", "mpirun"): mpirun,
+        ("transport", "verbs"): lambda: verbs(machine, timeout),
+        ("launcher", "mpirun"): lambda: mpirun(timeout),
         ("launcher", "srun"): srun,
         ("launcher", "torchrun-style"): torchrun,
     }
 
-    def attempt(item) -> Capability:
-        (group, name), function = item
-        try:
-            return Capability(group, name, *function())
-        except Exception as error:  # one broken installation must not hide the rest of the machine
-            return Capability(group, name, False, last_line(f"{type(error).__name__}: {error}"))
+    found = {}
 
-    with ThreadPoolExecutor(len(tries)) as pool:
-        return [*pool.map(attempt, tries.items()), *kernels(machine)]
+    def attempt(key) -> None:
+        try:
+            found[key] = Capability(*key, *tries[key]())
+        except Exception as error:  # one broken installation must not hide the rest of the machine
+            found[key] = Capability(*key, False, last_line(f"{type(error).__name__}: {error}"))
+
+    end = time.monotonic() + timeout + GRACE
+    threads = [threading.Thread(target=attempt, args=(key,), daemon=True) for key in tries]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    late = f"no answer within {timeout:.1f} s"
+    return [*(found.get(key) or Capability(*key, False, late) for key in tries), *kernels(machine)]
 
 
 def shared_memory() -> tuple[bool, str]:
@@ -93,10 +102,10 @@ def shared_memory() -> tuple[bool, str]:
         return False, str(error)
 
 
-def mpi() -> tuple[bool, str]:
+def mpi(timeout: float = TIMEOUT) -> tuple[bool, str]:
     if importlib.util.find_spec("mpi4py") is None:
         return False, "mpi4py is not installed: pip install 'ckdist[mpi]'"
-    code, text = run_briefly([sys.executable, "-c", "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0])"])
+    code, text = run_briefly([sys.executable, "-c", "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0])"], timeout)
     return code == 0, last_line(text).rstrip("\0").split(", package")[0]
 
 
@@ -116,28 +125,27 @@ def tcp() -> tuple[bool, str]:
     return works, why or "; ".join(named[:4]) or "loopback only"
 
 
-def verbs(machine: Machine) -> tuple[bool, str]:
-    active = sorted({port.device for port in machine.rdma if port.state == "ACTIVE"})
-    about = ", ".join(active)
-    works = bool(active)
+def verbs(machine: Machine, timeout: float = TIMEOUT) -> tuple[bool, str]:
+    """The port that a rank would use is opened, and data goes through a connection on it."""
+    active = ", ".join(sorted({port.device for port in machine.rdma if port.state == "ACTIVE"}))
     if not machine.rdma:
-        about = "no RDMA device"
-    elif not active:
-        about = f"no active port on {', '.join(sorted({port.device for port in machine.rdma}))}"
-    elif not any(os.access(path, os.R_OK | os.W_OK) for path in glob.glob("/dev/infiniband/uverbs*")):
-        works, about = False, f"{about}: /dev/infiniband/uverbs* cannot be opened"
-    else:
-        try:
-            ctypes.CDLL("libibverbs.so.1")
-        except OSError:
-            works, about = False, f"{about}: libibverbs.so.1 is missing (apt install libibverbs1 ibverbs-providers)"
-    if works and importlib.util.find_spec("pyverbs") is not None:
-        code, text = run_briefly([sys.executable, "-c", "import pyverbs.device as d; print(*(i.name.decode() for i in d.get_device_list()))"])
-        about += f"; pyverbs sees {last_line(text)}" if code == 0 else "; pyverbs does not load"
-    return works, about
+        return False, "no RDMA device"
+    if not active:
+        return False, f"no active port on {', '.join(sorted({port.device for port in machine.rdma}))}"
+    if not any(os.access(path, os.R_OK | os.W_OK) for path in glob.glob("/dev/infiniband/uverbs*")):
+        return False, f"{active}: /dev/infiniband/uverbs* cannot be opened"
+    tried = "from ckdist.comm.verbs import verbs_works; works, about = verbs_works(); print(about); raise SystemExit(not works)"
+    began = time.monotonic()
+    code, text = run_briefly([sys.executable, "-c", tried], timeout)
+    about = f"{active}: {text}" if code == 124 else last_line(text)
+    if importlib.util.find_spec("pyverbs") is not None:
+        listed = "import pyverbs.device as d; print(*(i.name.decode() for i in d.get_device_list()))"
+        pyverbs, text = run_briefly([sys.executable, "-c", listed], max(0.1, timeout - (time.monotonic() - began)))
+        about += f"; pyverbs sees {last_line(text)}" if pyverbs == 0 else "; pyverbs does not load"
+    return code == 0, about
 
 
-def mpirun() -> tuple[bool, str]:
+def mpirun(timeout: float = TIMEOUT) -> tuple[bool, str]:
     path = shutil.which("mpirun")
     if "OMPI_COMM_WORLD_SIZE" in os.environ or "PMI_SIZE" in os.environ:
         return True, "this process is one of its ranks"
@@ -146,7 +154,7 @@ def mpirun() -> tuple[bool, str]:
         return False, f"not on the PATH: export PATH={os.path.dirname(beside)}:$PATH"
     if not path:
         return False, "not on the PATH: pip install 'ckdist[mpi]', or load your cluster's MPI"
-    code, text = run_briefly([path, "-n", "1", "true"])
+    code, text = run_briefly([path, "-n", "1", "true"], timeout)
     if code and "root" in text:
         return False, f"refuses root: {ROOT_WANTS}"
     return code == 0, path if code == 0 else f"{path}: {last_line(text) or f'exit code {code}'}"
@@ -180,6 +188,7 @@ def kernels(machine: Machine) -> list[Capability]:
     rows = []
     for isa in ISAS:
         works = native.lib.ckdist_tile_bytes(isa.encode(), 0, 256) > 0
-        rows.append(Capability("kernels", isa, works, "chosen" if isa == chosen else "CKDIST_ISA chooses it" if works else "not on this CPU, or not in this build"))
-    amx = {"granted": "tiles are granted by the kernel", "refused": "the kernel refuses the tiles", "absent": "not on this CPU"}
-    return [*rows, Capability("kernels", "AMX", machine.amx == "granted", amx[machine.amx])]
+        refused = isa == "amx" and machine.amx == "refused"
+        why_not = "the kernel refuses the tiles" if refused else "not on this CPU, or not in this build"
+        rows.append(Capability("kernels", isa, works, "chosen" if isa == chosen else "CKDIST_ISA chooses it" if works else why_not))
+    return rows

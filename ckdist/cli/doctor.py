@@ -1,7 +1,7 @@
 """`ckdist doctor`: this machine as ckdist sees it, what works on it, how fast its nodes are, and what to change.
 
-It changes nothing, needs no rights and no model, and ends within some ten seconds: whatever may take longer is a process that is
-ended when its time is over. Under a launcher rank 0 alone speaks, of its own host.
+It changes nothing, needs no rights and no model, and ends within ten seconds of its start, on a busy machine too: what is tried and
+measured shares the time that is left, and is left behind or ended when that is over. Under a launcher rank 0 alone speaks, of its own host.
 """
 
 import dataclasses
@@ -12,9 +12,12 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
+
+import psutil
 
 from ckdist import __version__
-from ckdist.cli.capabilities import Capability, capabilities
+from ckdist.cli.capabilities import TIMEOUT, Capability, capabilities
 from ckdist.cli.main import launched_rank
 from ckdist.cli.node_speed import GEMM_TYPES
 from ckdist.config import DoctorConfig
@@ -23,8 +26,15 @@ from ckdist.topology.advice import Advice, advise
 from ckdist.topology.placement import place_rank, shares, threads_of
 from ckdist.topology.tree import format_cpu_list
 
+SECONDS = 9.5  # from the start of this process to its report
+TRY_PART = 0.35  # of what is left, for trying; the rest is for measuring
 MEASURE_SECONDS = 3.0  # in which a measurement may begin
 MEASURE_LIMIT = 5.0  # after which it is ended
+
+
+def time_left() -> float:
+    """Seconds until the report is due; start-up has taken some already."""
+    return SECONDS - (time.time() - psutil.Process().create_time())
 
 
 def measure(seconds: float = MEASURE_SECONDS, limit: float = MEASURE_LIMIT) -> list[dict]:
@@ -129,13 +139,17 @@ def speed_lines(machine: Machine, rows: list[dict]) -> list[str]:
     if not reads and not products:
         why = next((row["why"] for row in rows if row["what"] == "failed"), "the machine is too busy")
         return [f"  nothing was measured: {why}"]
-    memories = sorted({memory for _, memory in reads})
-    lines = [["cpus of", *(f"{kind} GFLOP/s" for kind in GEMM_TYPES), *(f"GB/s from node {memory}" for memory in memories)]]
+    lines = [["cpus of", *(f"{kind} GFLOP/s" for kind in GEMM_TYPES), "GB/s from its own memory"]]
     for node in sorted({node for node, _ in [*reads, *products]}):
         cells = [f"{products[node, kind] / 1e9:.0f}" if (node, kind) in products else "-" for kind in GEMM_TYPES]
-        cells += [f"{reads[node, memory] / 1e9:.1f}" if (node, memory) in reads else "-" for memory in memories]
-        lines.append([f"node {node}", *cells])
+        lines.append([f"node {node}", *cells, f"{reads[node, node] / 1e9:.1f}" if (node, node) in reads else "-"])
     text = table(lines)
+    pairs = [["cpus of", "memory of", "GB/s", "slower than its own"]]
+    for cpus, memory in sorted(pair for pair in reads if pair[0] != pair[1]):
+        slower = f"{reads[cpus, cpus] / reads[cpus, memory]:.2f} times" if (cpus, cpus) in reads and reads[cpus, memory] else "-"
+        pairs.append([f"node {cpus}", f"node {memory}", f"{reads[cpus, memory] / 1e9:.1f}", slower])
+    if len(pairs) > 1:
+        text += ["", *table(pairs)]
     penalty = remote_penalty(reads)
     if penalty:
         text.append(f"  reading another node's memory is {penalty:.2f} times slower than reading one's own")
@@ -182,9 +196,10 @@ def run(config: DoctorConfig) -> int:
     if launched_rank() > 0:
         return 0
     machine = this_machine()
-    found = capabilities(machine)
-    speed = measure()
     advice = advise(machine)
+    found = capabilities(machine, min(TIMEOUT, max(0.1, TRY_PART * time_left())))
+    limit = min(MEASURE_LIMIT, time_left())
+    speed = measure(limit * MEASURE_SECONDS / MEASURE_LIMIT, limit) if limit > 0 else []
     if config.json:
         reads = {(row["node"], row["memory"]): row["rate"] for row in speed if row["what"] == "read"}
         print(

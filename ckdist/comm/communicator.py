@@ -3,11 +3,13 @@
 Arrays go in and come out; bfloat16 travels as uint16 with dtype="bfloat16". Reductions give the same bits on every transport,
 run after run (native/comm/order.h). Arrays from `allocate` lie where peers on the same host read them in place. Every wait
 ends within `timeout` seconds; a rank that died, gave up or stalls is a CommError that names it, and after one every later call
-on the communicator gives it again.
+on the communicator gives it again. Ranks tell one another that they live while nothing is called, so a loss is known before the next call;
+`check_peers` asks.
 """
 
 import ctypes
 import os
+import weakref
 
 import numpy as np
 
@@ -72,7 +74,12 @@ class Operation:
 
 
 class Window:
-    """Memory of every rank that the others put to and get from; `notify` counts in one of a rank's slots, `wait` for a count."""
+    """Memory of every rank that the others put to and get from; `notify` counts in one of a rank's slots, `wait` for a count.
+
+    Between ranks of one host an array from `allocate` is written and read in place, and its owner may do what it likes. Any other array
+    is served by its owner while that waits in a call of its communicator: a `get` from a rank that only computes takes until its
+    next call (or the timeout), and what was `put` to it is there when its `wait` returns.
+    """
 
     def __init__(self, communicator: "Communicator", number: int, array: np.ndarray):
         self._communicator, self.number, self.array = communicator, number, array
@@ -83,7 +90,7 @@ class Window:
         return self._communicator._start(lambda out: lib.ckdist_iput(self._communicator._handle, rank, self.number, offset, native.pointer(data), data.nbytes, out), None, data, self)
 
     def get(self, out: np.ndarray, rank: int, offset: int = 0) -> Operation:
-        """Reads `out` from byte `offset` of `rank`'s array, which answers while it is in any call of its communicator."""
+        """Reads `out` from byte `offset` of `rank`'s array."""
         return self._communicator._start(lambda o: lib.ckdist_iget(self._communicator._handle, rank, self.number, offset, native.pointer(out), out.nbytes, o), out, self)
 
     def notify(self, rank: int, slot: int = 0) -> Operation:
@@ -101,8 +108,9 @@ class Communicator:
     All ranks make the same collective calls in the same order. `wait=False` returns an Operation at once.
     """
 
-    def __init__(self, handle, *kept):
-        self._handle, self._kept = handle, kept
+    def __init__(self, handle, family: "weakref.WeakSet[Communicator]"):
+        self._handle, self._family = handle, family  # the communicators that were split from the same one
+        family.add(self)
         self._under_way: set[Operation] = set()
         self._windows = 0
         self.rank, self.size = lib.ckdist_communicator_rank(handle), lib.ckdist_communicator_size(handle)
@@ -180,16 +188,27 @@ class Communicator:
         self._windows += 1
         return Window(self, self._windows - 1, array)
 
+    def check_peers(self) -> None:
+        """CommError when a rank of the job is known to be lost; never blocks. For a rank that waits for something else than its peers."""
+        native.check(lib.ckdist_communicator_check_peers(self._handle))
+
+    def abandon(self, reason: str) -> None:
+        """Gives up: this rank's later calls, and all ranks' of the job, are CommErrors with the reason. For a rank that failed elsewhere."""
+        native.check(lib.ckdist_communicator_abandon(self._handle, reason.encode()))
+
     def split(self, color: int, key: int = -1) -> "Communicator | None":
         """The ranks of the same color, ordered by key (-1: by rank); None for a negative color. A collective call."""
         out = ffi.new("struct ckdist_communicator **")
         native.check(lib.ckdist_communicator_split(self._handle, color, key if key >= 0 else self.rank, out))
-        return Communicator(ffi.gc(out[0], lib.ckdist_communicator_free), *self._kept) if out[0] != ffi.NULL else None
+        return Communicator(ffi.gc(out[0], lib.ckdist_communicator_free), self._family) if out[0] != ffi.NULL else None
 
     def close(self) -> None:
-        """Lets go; the memory goes when the last array in it does. All ranks leave together: a barrier comes before."""
+        """Lets go; the memory goes when the last array in it does. All ranks leave together: a barrier comes before. A process that ends
+        without is taken for one that died."""
         self._under_way.clear()
-        self._handle, self._kept = None, ()
+        if self._handle is not None:
+            native.check(lib.ckdist_communicator_leave(self._handle))
+        self._handle = None
 
     def _counts(self, counts, total: int) -> list[int]:
         if counts is None:
@@ -254,7 +273,11 @@ def open_communicator(world, transport: str = "auto", *, timeout: float = 30.0, 
     out = ffi.new("struct ckdist_communicator **")
     native.check(lib.ckdist_communicator_new(world.rank, world.size, host_of, memory, meeting, wire, ffi.new("struct ckdist_thresholds *", list(limits)), spins, timeout, out))
     world.gather(None)  # the segments are open everywhere
-    return Communicator(ffi.gc(out[0], lib.ckdist_communicator_free))
+    family = weakref.WeakSet()
+    if wire and transport == "mpi":
+        # MPI calls this before it ends, whoever ends it: no thread may be in a call of MPI then.
+        world.mpi.COMM_SELF.Set_attr(world.mpi.Comm.Create_keyval(delete_fn=lambda *_: [c.close() for c in list(family)]), None)
+    return Communicator(ffi.gc(out[0], lib.ckdist_communicator_free), family)
 
 
 def _share(world, local: list[int], arena_bytes: int, spins: int, timeout: float):
@@ -294,8 +317,10 @@ def _wire_tcp(world, interface: str | None, lanes: int, timeout: float, log):
 
 
 def _wire_mpi(world, timeout: float):
+    if world.mpi.Query_thread() < world.mpi.THREAD_MULTIPLE:
+        raise ConfigError(f"this MPI allows thread level {world.mpi.Query_thread()}, and {world.mpi.THREAD_MULTIPLE} (MPI_THREAD_MULTIPLE) is needed: use a build of MPI with it, or --transport tcp")
     library = ctypes.CDLL(world.mpi.__file__)  # finds the MPI library that mpi4py itself is linked to
-    calls = [ffi.cast("void *", ctypes.cast(getattr(library, name), ctypes.c_void_p).value) for name in ("MPI_Isend", "MPI_Irecv", "MPI_Test", "MPI_Iprobe")]
+    calls = [ffi.cast("void *", ctypes.cast(getattr(library, name), ctypes.c_void_p).value) for name in ("MPI_Isend", "MPI_Irecv", "MPI_Test", "MPI_Iprobe", "MPI_Get_count")]
     comm = world.comm.Dup()
     handle = lambda value: ffi.cast("void *", value.handle)
     out = ffi.new("struct ckdist_wire **")

@@ -15,13 +15,13 @@ MAX_LANES = 16
 
 
 def connect_mesh(world, interface: str | None, lanes: int, timeout: float, log=None) -> list[int]:
-    """File descriptors (size * lanes), those of this rank itself -1. A collective call.
+    """File descriptors (size * (lanes + 1)), those of this rank itself -1, the last to every rank for signs of life alone. A collective call.
 
     `interface`: name or address that this rank listens at; default: the one that reached the master, or that `common_address` finds.
-    `lanes`: connections between two ranks, for links that one cannot fill. A rank that cannot listen is an error on every rank.
+    `lanes`: connections for data between two ranks, several for links that one cannot fill, none where another wire carries it. A rank that cannot listen is an error on every rank.
     """
-    if not 1 <= lanes <= MAX_LANES:
-        raise ConfigError(f"{lanes} connections between two ranks; use 1 to {MAX_LANES}")
+    if not 0 <= lanes <= MAX_LANES:
+        raise ConfigError(f"{lanes} connections between two ranks; use up to {MAX_LANES}")
     secret = getattr(world, "secret", None) or world.broadcast(random.token_bytes(32) if world.rank == 0 else None)
     shared = None if interface or hasattr(world, "address") else common_address(world)
     listener, problem = None, ""
@@ -37,15 +37,15 @@ def connect_mesh(world, interface: str | None, lanes: int, timeout: float, log=N
         deadline = time.monotonic() + timeout
         connections = {}
         for peer in range(world.rank):
-            for lane in range(lanes):
+            for lane in range(lanes + 1):
                 connections[peer, lane] = connect(tuple(told[peer]), Purpose(b"data", world.rank, peer, lane), secret, timeout, address)
         for peer in range(world.rank + 1, world.size):
-            for lane in range(lanes):
+            for lane in range(lanes + 1):
                 connections[peer, lane] = listener.take(Purpose(b"data", peer, world.rank, lane), deadline)
     finally:
         if listener:
             listener.close()
-    return [connections[peer, lane].detach() if peer != world.rank else -1 for peer in range(world.size) for lane in range(lanes)]
+    return [connections[peer, lane].detach() if peer != world.rank else -1 for peer in range(world.size) for lane in range(lanes + 1)]
 
 
 def common_address(world) -> str:

@@ -25,7 +25,7 @@ from ckdist.program.lower import Lowered, lower
 from ckdist.program.tracer import trace
 from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer
-from ckdist.topology import bind_memory, default_threads, sample_pages
+from ckdist.topology import bind_memory, default_threads, huge_pages, sample_pages
 from ckdist.topology.tree import format_cpu_list
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.dtypes import BY_NUMBER
@@ -52,16 +52,19 @@ class Model:
     work: Work  # of all ranks
 
     def placement_map(self) -> str:
-        """One line per rank: host, nodes, CPUs, weights, cache, resident memory, and how many pages of a sample of weights and cache
-        the kernel says lie on the rank's nodes and elsewhere; then one line per thing that is less than it could be. A collective call.
+        """One line per rank: host, nodes, CPUs, weights, cache, resident memory, how many pages of a sample of weights and cache the
+        kernel says lie on the rank's nodes and elsewhere, and how much of both is huge pages; then one line per thing that is less than
+        it could be. A collective call.
         """
         p = self.plan.placement
         cpus = format_cpu_list(p.cpus) or "any"
         pages = sample_pages(self.loader.arena, self.weight_bytes, p.nodes) + sample_pages(self.executable.kv, self.executable.kv_bytes, p.nodes, touch=True)
+        blocks = [(self.loader.arena, self.weight_bytes), (self.executable.kv, self.executable.kv_bytes)]
+        huge = huge_pages(blocks)
         host = self.world.hosts[self.world.rank].split("/")[0]
         sizes = [self.weight_bytes, self.executable.kv_bytes, psutil.Process().memory_info().rss]
-        row = [host, format_cpu_list(p.nodes), cpus, sizes, str(pages), p.note, pages.refused]
-        lines = ["rank  host              node  cpus            weights    kv cache   resident   pages here / elsewhere"]
+        row = [host, format_cpu_list(p.nodes), cpus, sizes, f"{str(pages):<22s} {huge}", p.note, pages.refused]
+        lines = ["rank  host              node  cpus            weights    kv cache   resident   pages here / elsewhere  huge pages"]
         rows = self.world.gather(row)
         for rank, (host, node, cpus, sizes, pages, _, _) in enumerate(rows):
             lines.append(f"{rank:<5d} {host:<17s} {node:<5s} {cpus:<15s} " + " ".join(f"{gigabytes(size):<10s}" for size in sizes) + f" {pages}")

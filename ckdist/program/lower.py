@@ -8,13 +8,13 @@ total: an instruction that fits no pattern is an error here, before the first to
 
 from dataclasses import dataclass, field
 
+from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.layout import Mesh
 from ckdist.program.program import Instr, Program, Value, Weight
 
 GATES = {"silu": 0, "gelu_tanh": 1}
 ROPE_TABLES = {"global": 0, "local": 1}
-ACTIVATION_PAD = 256  # columns of prepared activations are padded to this
 ROW_ALIGN = 64
 SLOTS = 2  # partial values alternate between this many exchange buffers
 
@@ -313,8 +313,7 @@ class _Lowering:
         if buffer.kind == "arena":
             row = 4 * buffer.width
         else:
-            padded = -(-buffer.width // ACTIVATION_PAD) * ACTIVATION_PAD
-            row = -(-(4 * padded, 2 * padded, padded + padded // 8 + padded // 4)[buffer.format] // ROW_ALIGN) * ROW_ALIGN
+            row = native.check(native.lib.ckdist_activation_bytes(buffer.format, buffer.width))
         return -(-row * self.max_tokens // ROW_ALIGN) * ROW_ALIGN
 
 

@@ -30,6 +30,43 @@ def bind_memory(placement: Placement) -> None:
     native.check(native.lib.ckdist_place_memory(list(placement.memory), len(placement.memory), placement.sharers))
 
 
+@dataclass(frozen=True)
+class Huge:
+    """How much of some memory lies in huge pages: reserved ones, transparent ones, of so many bytes that have pages at all."""
+
+    reserved: int
+    transparent: int
+    resident: int
+
+    def __str__(self) -> str:
+        share = lambda part: f"{100 * part / self.resident:.0f} %"
+        words = [f"{share(part)} {name}" for part, name in ((self.reserved, "reserved"), (self.transparent, "transparent")) if part]
+        return (", ".join(words) or "none") if self.resident else "unknown"
+
+
+def huge_pages(blocks, smaps: str = "/proc/self/smaps") -> Huge:
+    """What the kernel says of blocks (address, bytes) of this process. A block that is part of a mapping has its part of the mapping's pages."""
+    blocks = [(int(native.ffi.cast("uintptr_t", address)), size) for address, size in blocks]
+    reserved = transparent = resident = 0.0
+    first = last = 0
+    try:
+        with open(smaps) as file:
+            for line in file:
+                name, _, rest = line.partition(" ")
+                if not name.endswith(":"):
+                    first, _, last = name.partition("-")
+                    first, last = int(first, 16), int(last, 16)
+                    inside = sum(max(0, min(last, begin + size) - max(first, begin)) for begin, size in blocks) / max(1, last - first)
+                elif inside and name in ("Rss:", "AnonHugePages:", "ShmemPmdMapped:", "FilePmdMapped:", "Private_Hugetlb:", "Shared_Hugetlb:"):
+                    held = int(rest.split()[0]) * 1024 * inside
+                    reserved += held * name.endswith("Hugetlb:")
+                    resident += held * (name == "Rss:" or name.endswith("Hugetlb:"))
+                    transparent += held * (name != "Rss:" and not name.endswith("Hugetlb:"))
+    except (OSError, ValueError):
+        return Huge(0, 0, 0)
+    return Huge(round(reserved), round(transparent), round(resident))
+
+
 def sample_pages(address, size: int, nodes: tuple[int, ...], touch: bool = False, samples: int = SAMPLES) -> Pages:
     """Asks the kernel where pages spread over `size` bytes at `address` lie. `touch`: those that do not exist yet are made."""
     if not size:

@@ -1,6 +1,7 @@
 """Every operation of a communicator, on one rank of any world, checked bit by bit against numpy; prints a digest of all results.
 
-Under mpirun, or with RANK and so on: python tests/programs/collectives.py TRANSPORT [largest size in elements]
+Under mpirun, or with RANK and so on: python tests/programs/collectives.py TRANSPORT share|alone LARGEST, with or without memory shared
+inside a host, up to LARGEST elements.
 """
 
 import hashlib
@@ -9,6 +10,7 @@ import sys
 import numpy as np
 
 from ckdist.comm.communicator import open_communicator
+from ckdist.comm.tcp_world import TcpWorld, is_started
 from ckdist.comm.world import MpiWorld
 
 DTYPES = ("float32", "bfloat16", "float16", "int32", "int8")
@@ -153,9 +155,9 @@ def splits(c, hosts, largest: int, digest) -> None:
 BATTERY = (reductions, movements, overlapping, windows, splits)
 
 
-def battery(world, largest: int = SIZES[-1], parts=BATTERY, **options) -> str:
+def battery(world, largest: int = SIZES[-1], parts=BATTERY, timeout: float = 30, **options) -> str:
     """Runs the checks on this rank; the digest is the same on all transports for the same hosts."""
-    c = open_communicator(world, timeout=30, arena_bytes=1 << 28, **options)
+    c = open_communicator(world, timeout=timeout, arena_bytes=1 << 28, **options)
     digest = hashlib.sha256(str(c.rank).encode())
     for part in parts:
         part(c, world.hosts, largest, digest)
@@ -164,8 +166,8 @@ def battery(world, largest: int = SIZES[-1], parts=BATTERY, **options) -> str:
 
 
 if __name__ == "__main__":
-    world = MpiWorld()
+    world = TcpWorld.from_environment() if is_started() else MpiWorld()
     # One write: lines of several ranks may not mix.
-    sys.stdout.write(f"{world.rank} {battery(world, int(sys.argv[2]), transport=sys.argv[1], share=False)}\n")
+    sys.stdout.write(f"{world.rank} {battery(world, int(sys.argv[3]), transport=sys.argv[1], share=sys.argv[2] == 'share')}\n")
     sys.stdout.flush()
     world.close()

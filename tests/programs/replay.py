@@ -32,8 +32,8 @@ def packed(array: np.ndarray):
     return ffi.new("struct ckdist_matrix *", [F32, rows, cols, tile_bytes, native.pointer(tiles, "uint8_t *")]), room
 
 
-def check(world, family: str, transport: str, threads: int, chunk: int) -> float:
-    """Largest difference of logits over a prompt and what follows it from the cache."""
+def build(world, family: str, transport: str, threads: int, chunk: int, blocks: int, kv_type: str):
+    """The spec, mesh, program and weights of a random model, its executable on this rank, and what must stay alive with that."""
     s = spec(**FAMILIES[family])
     mesh = Mesh({"tp": world.size}, world.rank)
     layout = TENSOR if world.size > 1 else SINGLE
@@ -44,7 +44,14 @@ def check(world, family: str, transport: str, threads: int, chunk: int) -> float
     matrices = [int(ffi.cast("intptr_t", m)) for m, _ in keep]
     vectors = [np.ascontiguousarray(weights[name][begin:end]) for name, (begin, end) in lowered.vectors]
     group = open_group(world, 20, 10.0, transport)
-    executable = Executable(lowered, s, layout, mesh, group, matrices, [v.ctypes.data for v in vectors], Limits(chunk, 4, 128, 8, "f32"), threads, threads, (), 20)
+    limits = Limits(chunk, 4, 16 * blocks, blocks, kv_type)
+    executable = Executable(lowered, s, layout, mesh, group, matrices, [v.ctypes.data for v in vectors], limits, threads, threads, (), 20)
+    return s, mesh, program, weights, executable, (keep, vectors)
+
+
+def check(world, family: str, transport: str, threads: int, chunk: int) -> float:
+    """Largest difference of logits over a prompt and what follows it from the cache."""
+    s, mesh, program, weights, executable, keep = build(world, family, transport, threads, chunk, 8, "f32")
     worst = 0.0
     if world.rank == 0:
         expected, sequence = Interpreter(program, s, mesh, weights.get), SingleSequence(executable)

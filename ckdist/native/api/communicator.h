@@ -24,14 +24,15 @@ CKDIST_EXPORT int ckdist_meeting_new(const char* path, int32_t index, int32_t co
 CKDIST_EXPORT const char* ckdist_meeting_path(struct ckdist_meeting* meeting);
 CKDIST_EXPORT void ckdist_meeting_free(struct ckdist_meeting* meeting);
 
-/* What joins ranks of any hosts. sockets: (size, lanes), connected and authenticated; they belong to the wire from here on. */
+/* What joins ranks of any hosts. sockets: (size, lanes + 1), connected and authenticated, the last of each for signs of life alone; they
+   belong to the wire from here on. */
 CKDIST_EXPORT int ckdist_wire_tcp(int32_t rank, int32_t size, int32_t lanes, const int32_t* sockets, double timeout_s, struct ckdist_wire** out);
-/* Addresses of MPI_Isend, MPI_Irecv, MPI_Test and MPI_Iprobe, and the values of MPI_BYTE and of a communicator. */
-CKDIST_EXPORT int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* byte, void* comm, int32_t rank, int32_t size,
+/* Addresses of MPI_Isend, MPI_Irecv, MPI_Test, MPI_Iprobe and MPI_Get_count, and the values of MPI_BYTE and of a communicator. */
+CKDIST_EXPORT int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* get_count, void* byte, void* comm, int32_t rank, int32_t size,
                                   double timeout_s, struct ckdist_wire** out);
 /* A connected verbs transport (verbs.h), which becomes the wire's: the handle is empty afterwards and is still to be freed. */
 struct ckdist_verbs;
-CKDIST_EXPORT int ckdist_wire_verbs(struct ckdist_verbs* verbs, struct ckdist_wire** out);
+CKDIST_EXPORT int ckdist_wire_verbs(struct ckdist_verbs* verbs, int32_t size, const int32_t* sockets, struct ckdist_wire** out);
 CKDIST_EXPORT void ckdist_wire_free(struct ckdist_wire* wire);
 
 /* host_of: a number per rank, equal on one host. memory and meeting (which the communicator takes over) or null; wire or null.
@@ -41,6 +42,9 @@ CKDIST_EXPORT int ckdist_communicator_new(int32_t rank, int32_t size, const int3
                                           struct ckdist_meeting* meeting, struct ckdist_wire* wire, const struct ckdist_thresholds* thresholds,
                                           int32_t spins, double timeout_s, struct ckdist_communicator** out);
 CKDIST_EXPORT void ckdist_communicator_free(struct ckdist_communicator* communicator);
+CKDIST_EXPORT int ckdist_communicator_check_peers(struct ckdist_communicator* communicator);
+CKDIST_EXPORT int ckdist_communicator_abandon(struct ckdist_communicator* communicator, const char* reason);
+CKDIST_EXPORT int ckdist_communicator_leave(struct ckdist_communicator* communicator);
 CKDIST_EXPORT const char* ckdist_communicator_transport(struct ckdist_communicator* communicator);
 /* *out is null for a negative color. */
 CKDIST_EXPORT int ckdist_communicator_split(struct ckdist_communicator* communicator, int32_t color, int32_t key, struct ckdist_communicator** out);

@@ -77,19 +77,25 @@ const char* ckdist_meeting_path(ckdist_meeting* meeting) { return meeting->meeti
 void ckdist_meeting_free(ckdist_meeting* meeting) { delete meeting; }
 
 int ckdist_wire_tcp(int32_t rank, int32_t size, int32_t lanes, const int32_t* sockets, double timeout_s, ckdist_wire** out) {
-  return guard([&] { *out = new ckdist_wire{std::make_shared<Wire>(std::make_unique<Tcp>(rank, size, lanes, sockets, timeout_s))}; });
+  return guard([&] {
+    std::vector<int> data, pulse;
+    for (int i = 0; i < size * (lanes + 1); i++) (i % (lanes + 1) < lanes ? data : pulse).push_back(sockets[i]);
+    *out = new ckdist_wire{std::make_shared<Wire>(std::make_unique<Tcp>(rank, size, lanes, data.data(), timeout_s), std::move(pulse))};
+  });
 }
-int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* byte, void* comm, int32_t rank, int32_t size, double timeout_s, ckdist_wire** out) {
+int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* get_count, void* byte, void* comm, int32_t rank, int32_t size, double timeout_s,
+                    ckdist_wire** out) {
   return guard([&] {
     const MpiCalls calls{reinterpret_cast<decltype(MpiCalls::isend)>(isend), reinterpret_cast<decltype(MpiCalls::irecv)>(irecv),
                          reinterpret_cast<decltype(MpiCalls::test)>(test), byte, comm};
-    *out = new ckdist_wire{std::make_shared<Wire>(std::make_unique<MpiTransport>(calls, reinterpret_cast<MpiTransport::Probe>(iprobe), rank, size, timeout_s))};
+    *out = new ckdist_wire{std::make_shared<Wire>(std::make_unique<MpiTransport>(calls, reinterpret_cast<MpiTransport::Probe>(iprobe),
+                                                                              reinterpret_cast<MpiTransport::GetCount>(get_count), rank, size, timeout_s))};
   });
 }
-int ckdist_wire_verbs(ckdist_verbs* verbs, ckdist_wire** out) {
+int ckdist_wire_verbs(ckdist_verbs* verbs, int32_t size, const int32_t* sockets, ckdist_wire** out) {
   return guard([&] {
     if (!verbs->transport) fail(Status::native, "the verbs transport is a wire already");
-    *out = new ckdist_wire{std::make_shared<Wire>(std::move(verbs->transport))};
+    *out = new ckdist_wire{std::make_shared<Wire>(std::move(verbs->transport), std::vector<int>(sockets, sockets + size))};
   });
 }
 void ckdist_wire_free(ckdist_wire* wire) { delete wire; }
@@ -116,6 +122,15 @@ int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of, 
   });
 }
 void ckdist_communicator_free(ckdist_communicator* c) { delete c; }
+int ckdist_communicator_check_peers(ckdist_communicator* c) {
+  return guard([&] { c->communicator->check_peers(); });
+}
+int ckdist_communicator_abandon(ckdist_communicator* c, const char* reason) {
+  return guard([&] { c->communicator->abandon(reason); });
+}
+int ckdist_communicator_leave(ckdist_communicator* c) {
+  return guard([&] { c->communicator->leave(); });
+}
 const char* ckdist_communicator_transport(ckdist_communicator* c) { return c->communicator->transport(); }
 int32_t ckdist_communicator_rank(ckdist_communicator* c) { return c->communicator->rank; }
 int32_t ckdist_communicator_size(ckdist_communicator* c) { return c->communicator->size; }

@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include "comm/pulse.h"
+#include "comm/stream_transport.h"
 #include "core/error.h"
 
 namespace ckdist {
@@ -12,29 +14,20 @@ constexpr int64_t kSleepNs = 200'000;
 constexpr int kMaxContexts = 2000;  // tags up to 2^21: every MPI that is in use allows these
 }  // namespace
 
-struct Channel::Turn {
-  explicit Turn(Wire& wire) : wire(wire) {
-    const uint32_t own = wire.next.fetch_add(1);
-    for (int i = 0; wire.serving.load(std::memory_order_acquire) != own; i++)
-      if (i > 100) sched_yield();
-      else cpu_pause();
-  }
-  ~Turn() { wire.serving.fetch_add(1, std::memory_order_release); }
-  Wire& wire;
-};
-
-Channel::Channel(std::shared_ptr<Wire> wire, int context, std::vector<int> ranks, int rank)
-    : rank(rank), size(int(ranks.size())), wire_(std::move(wire)), context_(context), ranks_(std::move(ranks)) {
+Channel::Channel(std::shared_ptr<Wire> wire, int context, std::vector<int> ranks, std::vector<int> names, int rank, std::shared_ptr<const Pulse> pulse)
+    : rank(rank), size(int(ranks.size())), wire_(std::move(wire)), context_(context), ranks_(std::move(ranks)), names_(std::move(names)), pulse_(std::move(pulse)) {
   if (context >= kMaxContexts) fail(Status::config, "%d communicators were made by split; at most %d are possible in one job", context, kMaxContexts);
 }
 
 Channel::Pending Channel::isend(int peer, int tag, const void* data, int64_t bytes) {
   Turn turn(*wire_);
+  wire_->transport->mark = mark_of(tag);
   return {wire_->transport->isend(ranks_[peer], on_wire(tag), data, bytes), peer};
 }
 
 Channel::Pending Channel::irecv(int peer, int tag, void* data, int64_t bytes) {
   Turn turn(*wire_);
+  wire_->transport->mark = mark_of(tag);
   return {wire_->transport->irecv(ranks_[peer], on_wire(tag), data, bytes), peer};
 }
 
@@ -48,14 +41,19 @@ bool Channel::test(Pending& pending) {
 
 void Channel::wait(Pending pending, const char* what) {
   if (test(pending)) return;
-  const int64_t start = now_ns();
+  // A slow link is no lost peer: the time counts from the last byte that this rank, or the peer, moved.
+  const auto moved = [&] { return wire_->transport->moved.load(std::memory_order_relaxed) + pulse_->moved(names_[pending.peer]); };
+  int64_t start = now_ns();
+  uint64_t seen = moved();
   while (!test(pending)) {
-    if (now_ns() - start < kSpinNs) {
+    const int64_t now = now_ns();
+    if (now - start < kSpinNs) {
       cpu_pause();
       continue;
     }
-    if (now_ns() - start > timeout_ns())
-      fail(Status::comm, "rank %d did not answer within %.0f s in %s over %s", ranks_[pending.peer], timeout_ns() / 1e9, what, name());
+    if (const uint64_t count = moved(); count != seen) seen = count, start = now - kSpinNs;
+    if (now - start > timeout_ns())
+      fail(Status::comm, "rank %d did not answer within %.0f s in %s over %s", names_[pending.peer], timeout_ns() / 1e9, what, name());
     idle(kSleepNs);
   }
 }
@@ -66,6 +64,7 @@ void Channel::wait(std::vector<Pending>& pending, const char* what) {
 }
 
 void Channel::idle(int64_t ns) {
+  pulse_->check();
   Turn turn(*wire_);
   wire_->transport->idle(ns);
 }

@@ -3,6 +3,9 @@
 // Groups share one transport, which one thread uses at a time: every call takes its turn, and turns are fair, so a thread that
 // waits for a long operation keeps nobody from beginning another.
 #pragma once
+#include <sched.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <memory>
 #include <vector>
@@ -11,11 +14,31 @@
 
 namespace ckdist {
 
+class Pulse;
+
 struct Wire {
-  explicit Wire(std::unique_ptr<Transport> transport) : transport(std::move(transport)) {}
+  // pulse_sockets: by rank, a connection for signs of life alone, or none; they belong to the wire from here on.
+  explicit Wire(std::unique_ptr<Transport> transport, std::vector<int> pulse_sockets = {}) : transport(std::move(transport)), pulse_sockets(std::move(pulse_sockets)) {}
+  ~Wire() {
+    for (const int fd : pulse_sockets)
+      if (fd >= 0) close(fd);
+  }
   const std::unique_ptr<Transport> transport;
+  const std::vector<int> pulse_sockets;
   std::atomic<uint32_t> next{0}, serving{0};
   int contexts = 1;  // groups made so far; agreed when a group is made
+};
+
+// Leave to use a wire's transport, for as long as it lives.
+struct Turn {
+  explicit Turn(Wire& wire) : wire(wire) {
+    const uint32_t own = wire.next.fetch_add(1);
+    for (int i = 0; wire.serving.load(std::memory_order_acquire) != own; i++)
+      if (i > 100) sched_yield();
+      else cpu_pause();
+  }
+  ~Turn() { wire.serving.fetch_add(1, std::memory_order_release); }
+  Wire& wire;
 };
 
 class Channel {
@@ -28,8 +51,8 @@ class Channel {
     int peer;
   };
 
-  // ranks: the transport's numbers of this group's ranks.
-  Channel(std::shared_ptr<Wire> wire, int context, std::vector<int> ranks, int rank);
+  // ranks: the transport's numbers of this group's ranks; names: the job's.
+  Channel(std::shared_ptr<Wire> wire, int context, std::vector<int> ranks, std::vector<int> names, int rank, std::shared_ptr<const Pulse> pulse);
 
   const int rank, size;
   int64_t timeout_ns() const { return wire_->transport->timeout_ns; }
@@ -40,6 +63,7 @@ class Channel {
   // `tag`: one of the user's, or a Purpose.
   Pending isend(int peer, int tag, const void* data, int64_t bytes);
   Pending irecv(int peer, int tag, void* data, int64_t bytes);
+  void mark(uint64_t signature) { mark_ = uint32_t(signature ^ signature >> 32) | 1; }  // of the collective whose messages follow
   bool test(Pending& pending);
   void wait(Pending pending, const char* what);
   void wait(std::vector<Pending>& pending, const char* what);  // for all; leaves none
@@ -55,13 +79,16 @@ class Channel {
   void forget_memory(void* base);
 
  private:
-  struct Turn;
   int on_wire(int tag) const { return kFirstTag + context_ * kPurposes + tag; }
   int window_on_wire(int window) const { return context_ * kUserTags + window; }
 
   std::shared_ptr<Wire> wire_;
+  uint32_t mark_of(int tag) const { return tag < kUserTags ? 0 : mark_; }
+
   int context_;
-  std::vector<int> ranks_;
+  uint32_t mark_ = 0;
+  std::vector<int> ranks_, names_;
+  std::shared_ptr<const Pulse> pulse_;
 };
 
 }  // namespace ckdist

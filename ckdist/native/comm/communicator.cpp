@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "comm/flat_collectives.h"
 #include "comm/host_collectives.h"
@@ -13,10 +14,10 @@ namespace ckdist {
 
 namespace {
 
-std::vector<int> wire_ranks_or_all(const Communicator::Parts& parts) {
-  if (!parts.wire_ranks.empty()) return parts.wire_ranks;
-  std::vector<int> all(parts.host_of.size());
-  for (size_t r = 0; r < all.size(); r++) all[r] = int(r);
+std::vector<int> ranks_or_all(const std::vector<int>& ranks, size_t size) {
+  if (!ranks.empty()) return ranks;
+  std::vector<int> all(size);
+  std::iota(all.begin(), all.end(), 0);
   return all;
 }
 
@@ -28,7 +29,14 @@ Communicator::Communicator(Parts given) : rank(given.rank), size(int(given.host_
   if (one_host && !parts_.wire_ranks.empty()) parts_.wire = nullptr;
   if (!parts_.wire && !one_host) fail(Status::config, "ranks on %zu hosts need a wire between them", order_.hosts().size());
   if (!parts_.wire || one_host) parts_.wire = std::make_shared<Wire>(std::make_unique<Pipes>(*parts_.meeting, parts_.timeout_s)), parts_.context = 0, parts_.wire_ranks.clear();
-  channel_ = std::make_shared<Channel>(parts_.wire, parts_.context, wire_ranks_or_all(parts_), rank);
+  parts_.names = ranks_or_all(parts_.names, size_t(size));
+  if (!parts_.pulse) {
+    const std::vector<int> local = parts_.meeting ? order_.hosts()[order_.host_of(rank)] : std::vector<int>{};
+    parts_.pulse = std::make_shared<Pulse>(rank, size, parts_.meeting, local, parts_.wire, parts_.timeout_s);
+  }
+  parts_.pulse->join();
+  if (parts_.meeting) parts_.meeting->watch(parts_.pulse.get());
+  channel_ = std::make_shared<Channel>(parts_.wire, parts_.context, ranks_or_all(parts_.wire_ranks, size_t(size)), parts_.names, rank, parts_.pulse);
   if (one_host) collectives_ = std::make_unique<HostCollectives>(*parts_.meeting, parts_.memory, parts_.arenas, parts_.thresholds);
   else if (parts_.meeting && int(order_.hosts().size()) < size)
     collectives_ = std::make_unique<HybridCollectives>(channel_, order_, parts_.thresholds, *parts_.meeting, parts_.memory, parts_.arenas);
@@ -43,10 +51,16 @@ Communicator::~Communicator() {
   changed_.notify_all();
   if (worker_.joinable()) worker_.join();
   collectives_.reset();
+  leave();
+}
+
+void Communicator::leave() {
+  if (!left_.exchange(true)) parts_.pulse->leave();
 }
 
 template <class Body>
 auto Communicator::guarded(Body&& body) {
+  if (parts_.pulse->lost() && !failed_) abandon(parts_.pulse->reason());
   if (failed_) {
     std::lock_guard<std::mutex> lock(mutex_);
     fail(Status::comm, "%s", failure_.c_str());
@@ -66,8 +80,13 @@ void Communicator::abandon(const char* reason) {
     failure_ = reason;
     failed_ = true;
   }
-  if (parts_.meeting) parts_.meeting->abandon();
+  parts_.pulse->give_up(reason);
+  if (parts_.meeting) parts_.meeting->abandon(reason);
   channel_->abandon(reason);
+}
+
+void Communicator::check_peers() {
+  guarded([] {});
 }
 
 void Communicator::run(const std::function<void(Collectives&)>& body) {
@@ -175,7 +194,7 @@ uint8_t* Communicator::in_reach(int peer, int window, int64_t offset, int64_t by
   const auto at = windows_.find(window);
   if (at == windows_.end()) fail(Status::config, "window %d is not exposed", window);
   const Place& place = at->second[peer];
-  if (offset > place.bytes || bytes > place.bytes - offset)
+  if (offset < 0 || offset > place.bytes || bytes > place.bytes - offset)
     fail(Status::config, "%lld bytes at offset %lld lie beyond rank %d's window %d of %lld bytes", (long long)bytes, (long long)offset, peer, window, (long long)place.bytes);
   if (place.offset < 0 || order_.host_of(peer) != order_.host_of(rank)) return nullptr;
   return parts_.memory->arena(parts_.arenas[order_.index_of(peer)]) + place.offset + offset;
@@ -236,18 +255,21 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   std::copy_if(all.begin(), all.end(), std::back_inserter(members), [&](const Member& m) { return color >= 0 && m.color == color; });
   std::stable_sort(members.begin(), members.end(), [](const Member& a, const Member& b) { return a.key < b.key; });
   Parts parts;
-  std::vector<int> here;  // members of this host, as ranks of the new group
+  std::vector<int> here, names;  // members of this host, as ranks of the new group and of the job
   for (const Member& m : members) {
     const int r = int(parts.host_of.size());
     if (m.rank == rank) parts.rank = r;
     parts.host_of.push_back(parts_.host_of[m.rank]);
     parts.wire_ranks.push_back(channel_->ranks()[m.rank]);
-    if (parts_.host_of[m.rank] == parts_.host_of[rank]) here.push_back(r), parts.arenas.push_back(m.arena);
+    parts.names.push_back(parts_.names[m.rank]);
+    if (parts_.host_of[m.rank] != parts_.host_of[rank]) continue;
+    here.push_back(r), names.push_back(parts_.names[m.rank]);
+    parts.arenas.push_back(m.arena);
   }
   Path path{};
   const int place = int(std::find(here.begin(), here.end(), parts.rank) - here.begin());
   if (!members.empty() && parts_.memory && place == 0) {
-    parts.meeting = std::make_unique<Meeting>("", 0, here, parts_.spins, parts_.timeout_s);
+    parts.meeting = std::make_shared<Meeting>("", 0, names, parts_.spins, parts_.timeout_s);
     std::strncpy(path.text, parts.meeting->path().c_str(), sizeof path.text - 1);
   }
   std::vector<Path> paths(size);
@@ -255,11 +277,12 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   if (!members.empty() && parts_.memory && place > 0) {
     Path& first = paths[members[here[0]].rank];
     first.text[sizeof first.text - 1] = 0;
-    parts.meeting = std::make_unique<Meeting>(first.text, place, here, parts_.spins, parts_.timeout_s);
+    parts.meeting = std::make_shared<Meeting>(first.text, place, names, parts_.spins, parts_.timeout_s);
   }
   run([](Collectives& c) { c.barrier(); });  // the segments are open everywhere
   if (members.empty()) return nullptr;
   parts.memory = parts_.memory, parts.own_memory = parts_.own_memory, parts.wire = parts_.wire, parts.context = context;
+  parts.pulse = parts_.pulse;
   parts.thresholds = parts_.thresholds, parts.spins = parts_.spins, parts.timeout_s = parts_.timeout_s;
   return std::make_unique<Communicator>(std::move(parts));
 }

@@ -21,6 +21,7 @@
 #include "comm/host_memory.h"
 #include "comm/meeting.h"
 #include "comm/order.h"
+#include "comm/pulse.h"
 
 namespace ckdist {
 
@@ -34,10 +35,12 @@ class Communicator {
     std::shared_ptr<HostMemory> memory;      // null: nothing is shared, the wire alone
     std::vector<int> arenas;                 // of this host's ranks, in rank order
     std::shared_ptr<HostMemory> own_memory;  // without memory: an arena of this rank alone, for a wire that must know memory; or null
-    std::unique_ptr<Meeting> meeting;        // of this host's ranks; with memory
+    std::shared_ptr<Meeting> meeting;        // of this host's ranks; with memory
     std::shared_ptr<Wire> wire;              // null: one host
     int context = 0;
     std::vector<int> wire_ranks;             // by rank
+    std::vector<int> names;                  // the job's numbers, by rank; with a pulse
+    std::shared_ptr<Pulse> pulse;            // null: this is the job's first communicator, which makes it
     Thresholds thresholds;
     int spins = 0;
     double timeout_s = 30;
@@ -69,6 +72,8 @@ class Communicator {
   void* allocate(int64_t bytes);  // in this rank's arena, where peers or the wire reach it in place; null where there is none
   void release(void* data);
   void abandon(const char* reason);
+  void check_peers();  // throws when a rank of the job is lost; between calls, for who waits for something else
+  void leave();        // nothing is called any more: the peers are told, and miss this rank no longer
   double round_trip(int calls);  // seconds of a cache line's way between the host's first two ranks and back
 
  private:
@@ -87,7 +92,7 @@ class Communicator {
   std::unique_ptr<Collectives> collectives_;
   std::mutex running_;  // one collective at a time
   // Looked at without the lock, so that the calls of those who use neither cost nothing.
-  std::atomic<bool> failed_{false}, has_worker_{false};
+  std::atomic<bool> failed_{false}, has_worker_{false}, left_{false};
 
   std::mutex mutex_;    // of all below
   std::condition_variable changed_;

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "comm/signature.h"
+
 namespace ckdist {
 
 namespace {
@@ -20,7 +22,8 @@ int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts
 FlatCollectives::FlatCollectives(std::shared_ptr<Channel> channel, const Order& order, const Thresholds& thresholds)
     : channel_(std::move(channel)), order_(order), thresholds_(thresholds) {}
 
-const char* FlatCollectives::begin(const char* name) {
+const char* FlatCollectives::begin(const char* name, uint64_t signature) {
+  channel_->mark(signature + calls_);
   std::snprintf(what_, sizeof what_, "%s %llu", name, static_cast<unsigned long long>(++calls_));
   pending_.clear();
   return what_;
@@ -38,7 +41,7 @@ void FlatCollectives::gather_doubling(uint8_t* blocks, int64_t bytes, const char
 }
 
 void FlatCollectives::all_reduce(const void* in, void* out, int64_t n, Element e, ReduceOp op) {
-  const char* what = begin("all_reduce");
+  const char* what = begin("all_reduce", signature(Call::reduce, n, reduction(e, op)));
   const int size = channel_->size, rank = channel_->rank;
   const int64_t element = element_bytes(e), bytes = n * element;
   std::vector<const void*> parts(size);
@@ -86,7 +89,7 @@ void FlatCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
 }
 
 void FlatCollectives::reduce_scatter(const void* in, void* out, const int64_t* counts, Element e, ReduceOp op) {
-  const char* what = begin("reduce_scatter");
+  const char* what = begin("reduce_scatter", signature(Call::reduce_scatter, sum_before(counts, channel_->size), reduction(e, op)));
   const int size = channel_->size, rank = channel_->rank;
   const int64_t element = element_bytes(e), mine = counts[rank];
   const uint8_t* from = static_cast<const uint8_t*>(in);
@@ -108,7 +111,7 @@ void FlatCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
 }
 
 void FlatCollectives::all_gather(const void* in, void* out, const int64_t* bytes) {
-  const char* what = begin("all_gather");
+  const char* what = begin("all_gather", signature(Call::gather, sum_before(bytes, channel_->size)));
   const int size = channel_->size, rank = channel_->rank;
   uint8_t* to = static_cast<uint8_t*>(out);
   uint8_t* own = to + sum_before(bytes, rank);
@@ -122,7 +125,7 @@ void FlatCollectives::all_gather(const void* in, void* out, const int64_t* bytes
 }
 
 void FlatCollectives::all_to_all(const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes) {
-  const char* what = begin("all_to_all");
+  const char* what = begin("all_to_all", signature(Call::all_to_all, 0));
   const int size = channel_->size, rank = channel_->rank;
   const uint8_t* from = static_cast<const uint8_t*>(in);
   std::vector<uint8_t> held;
@@ -142,7 +145,7 @@ void FlatCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
 
 // A binomial tree: in every step, who has the data sends it to one who has not.
 void FlatCollectives::broadcast(void* data, int64_t bytes, int root) {
-  const char* what = begin("broadcast");
+  const char* what = begin("broadcast", signature(Call::broadcast, bytes, root));
   const int size = channel_->size, place = (channel_->rank - root + size) % size;
   int step = 1;
   while (step <= place) step *= 2;  // this rank's data comes in the step before
@@ -152,7 +155,7 @@ void FlatCollectives::broadcast(void* data, int64_t bytes, int root) {
 }
 
 void FlatCollectives::barrier() {
-  const char* what = begin("barrier");
+  const char* what = begin("barrier", signature(Call::barrier, 0));
   scratch_.resize(std::max<size_t>(scratch_.size(), size_t(channel_->size)));
   std::fill_n(scratch_.begin(), channel_->size, uint8_t(0));
   gather_doubling(scratch_.data(), 1, what);

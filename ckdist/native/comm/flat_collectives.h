@@ -23,8 +23,8 @@ class FlatCollectives : public Collectives {
   void barrier() override;
 
  protected:
-  // Names a call in error messages: "all_reduce 17".
-  const char* begin(const char* name);
+  // Names a call in error messages, "all_reduce 17", and marks its messages.
+  const char* begin(const char* name, uint64_t signature);
 
   std::shared_ptr<Channel> channel_;
   const Order order_;

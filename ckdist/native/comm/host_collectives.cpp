@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "comm/signature.h"
 #include "core/error.h"
 #include "core/futex.h"
 #include "kernels/kernels.h"
@@ -17,13 +18,6 @@ constexpr int64_t kLine = 64;
 constexpr int64_t kBlock = 1 << 20;        // of buffers reduced in place: the ranks keep together, so that what they share is still in caches
 
 constexpr int64_t kTaken = 4 << 10;        // bytes brought from a peer's buffer at a time, to be folded from the first-level cache
-
-uint64_t signature(int kind, int64_t a, int64_t b = 0) {
-  uint64_t h = 0x9e3779b97f4a7c15u * uint64_t(kind + 1);
-  for (const int64_t x : {a, b}) h = (h ^ uint64_t(x)) * 0xff51afd7ed558ccdu, h ^= h >> 29;
-  return h;
-}
-enum Kind { kReduce, kReduceScatter, kGather, kAllToAll, kBroadcast, kBarrier };
 
 // Rank i's slice of n elements, cut at cache lines where it can be.
 struct Slice {
@@ -66,7 +60,7 @@ void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
   meeting_.begin("all_reduce");
   const int size = meeting_.size;
   const int64_t bytes = n * element_bytes(e);
-  const uint64_t call = signature(kReduce, n, int64_t(e) * kReduceOps + int64_t(op));
+  const uint64_t call = signature(Call::reduce, n, reduction(e, op));
   const uint32_t epoch = meeting_.next();
   if (bytes <= thresholds_.direct_bytes) {
     if (bytes) std::memcpy(meeting_.slot(meeting_.index, epoch), in, size_t(bytes));
@@ -158,7 +152,7 @@ void HostCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
   meeting_.begin("reduce_scatter");
   const int size = meeting_.size, index = meeting_.index;
   const int64_t element = element_bytes(e), total = sum_before(counts, size), own_first = sum_before(counts, index);
-  const uint64_t call = signature(kReduceScatter, total, int64_t(e) * kReduceOps + int64_t(op));
+  const uint64_t call = signature(Call::reduce_scatter, total, reduction(e, op));
   const uint32_t epoch = meeting_.post({memory_->offset(in, total * element), -1, call});
   meeting_.await(epoch);
   if (all_placed(epoch, false)) {
@@ -201,7 +195,7 @@ void HostCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
 void HostCollectives::all_gather(const void* in, void* out, const int64_t* bytes) {
   meeting_.begin("all_gather");
   const int size = meeting_.size, index = meeting_.index;
-  const uint64_t call = signature(kGather, sum_before(bytes, size));
+  const uint64_t call = signature(Call::gather, sum_before(bytes, size));
   uint8_t* to = static_cast<uint8_t*>(out);
   const uint8_t* from = static_cast<const uint8_t*>(in);
   const int64_t longest = *std::max_element(bytes, bytes + size);
@@ -234,20 +228,29 @@ void HostCollectives::all_gather(const void* in, void* out, const int64_t* bytes
 void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes) {
   meeting_.begin("all_to_all");
   const int size = meeting_.size, index = meeting_.index;
-  const int64_t cell = (kSlot - 8) / size / kLine * kLine;
+  const int64_t table = size * int64_t(sizeof(int64_t)), cell = (kSlot - table) / size / kLine * kLine;
   const uint8_t* from = static_cast<const uint8_t*>(in);
   std::vector<uint8_t> held(in == out ? size_t(sum_before(recv_bytes, size)) : 0);
   uint8_t* const to = in == out ? held.data() : static_cast<uint8_t*>(out);
+  const auto check = [&](int i, int64_t sent) {
+    if (sent == recv_bytes[i]) return;
+    meeting_.check_given_up();
+    fail(Status::comm, "rank %d sent %lld bytes in all_to_all where rank %d expected %lld", meeting_.name(i), (long long)sent, meeting_.name(index), (long long)recv_bytes[i]);
+  };
+  check(index, send_bytes[index]);
   int64_t longest = *std::max_element(send_bytes, send_bytes + size);
   for (int64_t done = 0; done == 0 || done < longest; done += cell) {
     const uint32_t now = meeting_.next();
     uint8_t* slot = meeting_.slot(index, now);
     const auto part = [&](int64_t bytes) { return std::clamp<int64_t>(bytes - done, 0, cell); };
     for (int r = 0; r < size; r++) copy(r == index ? to + sum_before(recv_bytes, r) + done : slot + r * cell, from + sum_before(send_bytes, r) + done, part(send_bytes[r]));
-    // Beside the data: what this rank sends to whom, so that a rank expecting something else is an error, and how long it takes.
-    meeting_.post({longest, -1, signature(kAllToAll, 0)});
+    // Behind the data: what this rank sends to whom, so that a rank expecting something else is an error; and how long it takes.
+    if (done == 0) std::memcpy(slot + kSlot - table, send_bytes, size_t(table));
+    meeting_.post({longest, -1, signature(Call::all_to_all, 0)});
     meeting_.await(now);
     for (int i = 0; i < size; i++) longest = std::max(longest, meeting_.record(i, now).in);
+    for (int i = 0; i < size && done == 0; i++)
+      if (i != index) check(i, reinterpret_cast<const int64_t*>(meeting_.slot(i, now) + kSlot - table)[index]);
     for (int i = 0; i < size; i++)
       if (i != index) take(to + sum_before(recv_bytes, i) + done, meeting_.slot(i, now) + index * cell, part(recv_bytes[i]));
   }
@@ -256,7 +259,7 @@ void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
 
 void HostCollectives::broadcast(void* data, int64_t bytes, int root) {
   meeting_.begin("broadcast");
-  const uint64_t call = signature(kBroadcast, bytes, root);
+  const uint64_t call = signature(Call::broadcast, bytes, root);
   const bool source = meeting_.index == root;
   const int64_t place = source && bytes > kSlot ? memory_->offset(data, bytes) : -1;
   uint8_t* at = static_cast<uint8_t*>(data);
@@ -275,7 +278,7 @@ void HostCollectives::broadcast(void* data, int64_t bytes, int root) {
 
 void HostCollectives::barrier() {
   meeting_.begin("barrier");
-  meeting_.await(meeting_.post({-1, -1, signature(kBarrier, 0)}));
+  meeting_.await(meeting_.post({-1, -1, signature(Call::barrier, 0)}));
 }
 
 }  // namespace ckdist

@@ -4,7 +4,14 @@
 #include <cstring>
 #include <numeric>
 
+#include "comm/signature.h"
+#include "core/error.h"
+
 namespace ckdist {
+
+namespace {
+int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts, counts + i, int64_t(0)); }
+}  // namespace
 
 HybridCollectives::HybridCollectives(std::shared_ptr<Channel> channel, const Order& order, const Thresholds& thresholds, Meeting& meeting,
                                      std::shared_ptr<HostMemory> memory, std::vector<int> arenas)
@@ -32,7 +39,8 @@ void HybridCollectives::exchange(uint8_t* partials, int64_t bytes, int index, co
 }
 
 void HybridCollectives::all_reduce(const void* in, void* out, int64_t n, Element e, ReduceOp op) {
-  const char* what = begin("all_reduce");
+  const uint64_t call = signature(Call::reduce, n, reduction(e, op));
+  const char* what = begin("all_reduce", call);
   meeting_.begin("all_reduce");
   const int hosts = int(order_.hosts().size()), local = meeting_.size;
   const int64_t element = element_bytes(e), bytes = n * element, part = element_bytes(order_.partial(e));
@@ -45,7 +53,7 @@ void HybridCollectives::all_reduce(const void* in, void* out, int64_t n, Element
     const uint8_t* from = static_cast<const uint8_t*>(in) + first * element;
     uint8_t* to = static_cast<uint8_t*>(out) + first * element;
     if (!placed && m) std::memcpy(room_, from, size_t(m * element));
-    const uint32_t epoch = meeting_.post({placed ? memory_->offset(from, 0) : room_offset_, placed ? memory_->offset(to, 0) : room_offset_, uint64_t(n)});
+    const uint32_t epoch = meeting_.post({placed ? memory_->offset(from, 0) : room_offset_, placed ? memory_->offset(to, 0) : room_offset_, call});
     meeting_.await(epoch);
     if (index_ < owners) {
       const int64_t begin = m * index_ / owners, mine = m * (index_ + 1) / owners - begin;
@@ -64,7 +72,8 @@ void HybridCollectives::all_reduce(const void* in, void* out, int64_t n, Element
 
 // One rank of each host, the same for all hosts, folds the host's part of a slice and sends it to the slice's owner.
 void HybridCollectives::reduce_scatter(const void* in, void* out, const int64_t* counts, Element e, ReduceOp op) {
-  const char* what = begin("reduce_scatter");
+  const uint64_t call = signature(Call::reduce_scatter, sum_before(counts, channel_->size), reduction(e, op));
+  const char* what = begin("reduce_scatter", call);
   meeting_.begin("reduce_scatter");
   const int hosts = int(order_.hosts().size()), local = meeting_.size, rank = channel_->rank;
   const int64_t element = element_bytes(e), part = element_bytes(order_.partial(e));
@@ -75,10 +84,10 @@ void HybridCollectives::reduce_scatter(const void* in, void* out, const int64_t*
   for (int64_t first = 0; first < longest; first += most) {
     const auto count = [&](int r) { return std::clamp<int64_t>(counts[r] - first, 0, most); };
     for (int r = 0; r < channel_->size; r++) {
-      const uint8_t* from = static_cast<const uint8_t*>(in) + (std::accumulate(counts, counts + r, int64_t(0)) + first) * element;
+      const uint8_t* from = static_cast<const uint8_t*>(in) + (sum_before(counts, r) + first) * element;
       if (count(r)) std::memcpy(room_ + r * most * element, from, size_t(count(r) * element));
     }
-    const uint32_t epoch = meeting_.post({room_offset_, -1, uint64_t(longest)});
+    const uint32_t epoch = meeting_.post({room_offset_, -1, call});
     meeting_.await(epoch);
     std::vector<std::vector<uint8_t>> sums(channel_->size);
     const auto folded = [&](int r) {
@@ -105,9 +114,78 @@ void HybridCollectives::reduce_scatter(const void* in, void* out, const int64_t*
   if (!result.empty()) std::memcpy(out, result.data(), result.size());
 }
 
+// Every part crosses to each other host once, to one rank there, and everyone reads it from that rank's room.
+void HybridCollectives::all_gather(const void* in, void* out, const int64_t* bytes) {
+  const int size = channel_->size, rank = channel_->rank, hosts = int(order_.hosts().size());
+  const uint64_t call = signature(Call::gather, sum_before(bytes, size));
+  const char* what = begin("all_gather", call);
+  meeting_.begin("all_gather");
+  const int64_t most = kSegment / size, longest = *std::max_element(bytes, bytes + size);
+  uint8_t* const to = static_cast<uint8_t*>(out);
+  uint8_t* const own = to + sum_before(bytes, rank);
+  if (own != in && bytes[rank]) std::memmove(own, in, size_t(bytes[rank]));
+  const auto place_on = [&](int r, int h) { return order_.index_of(r) % int(order_.hosts()[h].size()); };  // of who has r's part there
+  for (int64_t first = 0; first == 0 || first < longest; first += most) {
+    const auto some = [&](int r) { return std::clamp<int64_t>(bytes[r] - first, 0, most); };
+    for (int r = 0; r < size; r++)
+      if (order_.host_of(r) != host_ && place_on(r, host_) == index_) pending_.push_back(channel_->irecv(r, Channel::kHosts, room_ + r * most, some(r)));
+    for (int h = 0; h < hosts; h++)
+      if (h != host_) pending_.push_back(channel_->isend(order_.hosts()[h][place_on(rank, h)], Channel::kHosts, own + std::min(first, bytes[rank]), some(rank)));
+    if (some(rank)) std::memcpy(room_ + rank * most, own + first, size_t(some(rank)));
+    channel_->wait(pending_, what);
+    const uint32_t epoch = meeting_.post({room_offset_, -1, call});
+    meeting_.await(epoch);
+    for (int r = 0; r < size; r++)
+      if (r != rank && some(r)) std::memcpy(to + sum_before(bytes, r) + first, peer(place_on(r, host_), meeting_.record(place_on(r, host_), epoch).in) + r * most, size_t(some(r)));
+    meeting_.meet();
+  }
+}
+
+// What goes to other hosts goes by messages, what stays on this one through the rooms: a cell for every rank here, and behind them
+// how much goes to whom.
+void HybridCollectives::all_to_all(const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes) {
+  const int size = channel_->size, local = meeting_.size;
+  const uint64_t call = signature(Call::all_to_all, 0);
+  const char* what = begin("all_to_all", call);
+  meeting_.begin("all_to_all");
+  const auto& here = order_.hosts()[host_];
+  const int64_t cell = (kSegment / local - int64_t(sizeof(int64_t))) / 64 * 64;
+  const uint8_t* from = static_cast<const uint8_t*>(in);
+  std::vector<uint8_t> held;
+  if (in == out) held.assign(from, from + sum_before(send_bytes, size)), from = held.data();
+  uint8_t* const to = static_cast<uint8_t*>(out);
+  int64_t* const table = reinterpret_cast<int64_t*>(room_ + local * cell);
+  for (int r = 0; r < size; r++)
+    if (order_.host_of(r) != host_) pending_.push_back(channel_->irecv(r, Channel::kCollective, to + sum_before(recv_bytes, r), recv_bytes[r]));
+  for (int r = 0; r < size; r++)
+    if (order_.host_of(r) != host_) pending_.push_back(channel_->isend(r, Channel::kCollective, from + sum_before(send_bytes, r), send_bytes[r]));
+  int64_t longest = 0;
+  for (int i = 0; i < local; i++) longest = std::max(longest, table[i] = send_bytes[here[i]]);
+  for (int64_t first = 0; first == 0 || first < longest; first += cell) {
+    const auto some = [&](int64_t bytes) { return std::clamp<int64_t>(bytes - first, 0, cell); };
+    for (int i = 0; i < local; i++)
+      if (const int64_t n = some(send_bytes[here[i]])) std::memcpy(room_ + i * cell, from + sum_before(send_bytes, here[i]) + first, size_t(n));
+    const uint32_t epoch = meeting_.post({room_offset_, longest, call});
+    meeting_.await(epoch);
+    for (int i = 0; i < local; i++) {
+      const uint8_t* const room = peer(i, meeting_.record(i, epoch).in);
+      const int64_t sent = reinterpret_cast<const int64_t*>(room + local * cell)[index_], wanted = recv_bytes[here[i]];
+      if (sent != wanted) {
+        meeting_.check_given_up();
+        fail(Status::comm, "rank %d sent %lld bytes in all_to_all where rank %d expected %lld", meeting_.name(i), (long long)sent, meeting_.name(index_), (long long)wanted);
+      }
+      longest = std::max(longest, meeting_.record(i, epoch).out);
+      if (const int64_t n = some(wanted)) std::memcpy(to + sum_before(recv_bytes, here[i]) + first, room + index_ * cell, size_t(n));
+    }
+    meeting_.meet();
+  }
+  channel_->wait(pending_, what);
+}
+
 // The root's host passes it on to the first rank of every other host; inside, everyone reads it from one room.
 void HybridCollectives::broadcast(void* data, int64_t bytes, int root) {
-  const char* what = begin("broadcast");
+  const uint64_t call = signature(Call::broadcast, bytes, root);
+  const char* what = begin("broadcast", call);
   meeting_.begin("broadcast");
   const int hosts = int(order_.hosts().size()), root_host = order_.host_of(root);
   const int source = host_ == root_host ? order_.index_of(root) : 0;
@@ -124,7 +202,7 @@ void HybridCollectives::broadcast(void* data, int64_t bytes, int root) {
       channel_->wait(pending_, what);
       if (m) std::memcpy(room_, at, size_t(m));
     }
-    const uint32_t epoch = meeting_.post({room_offset_, -1, uint64_t(bytes)});
+    const uint32_t epoch = meeting_.post({room_offset_, -1, call});
     meeting_.await(epoch);
     if (index_ != source && m) std::memcpy(at, peer(source, meeting_.record(source, epoch).in), size_t(m));
     meeting_.meet();
@@ -132,9 +210,10 @@ void HybridCollectives::broadcast(void* data, int64_t bytes, int root) {
 }
 
 void HybridCollectives::barrier() {
-  const char* what = begin("barrier");
+  const uint64_t call = signature(Call::barrier, 0);
+  const char* what = begin("barrier", call);
   meeting_.begin("barrier");
-  meeting_.await(meeting_.post({-1, -1, 0}));
+  meeting_.await(meeting_.post({-1, -1, call}));
   partials_.resize(order_.hosts().size());
   if (index_ == 0) exchange(partials_.data(), 1, 0, what);
   meeting_.meet();

@@ -1,7 +1,8 @@
 // Collectives of ranks on several hosts, several on some: shared memory inside each host, messages between.
 //
 // A reduction is folded inside each host first; between hosts go whole hosts' results, moved by one rank of each host for
-// small values, and by every rank together with its twins on the other hosts (each for its own slice) for large ones.
+// small values, and by every rank together with its twins on the other hosts (each for its own slice) for large ones. What is
+// gathered crosses to each host once.
 #pragma once
 #include "comm/flat_collectives.h"
 #include "comm/host_memory.h"
@@ -17,6 +18,8 @@ class HybridCollectives : public FlatCollectives {
 
   void all_reduce(const void* in, void* out, int64_t elements, Element e, ReduceOp op) override;
   void reduce_scatter(const void* in, void* out, const int64_t* counts, Element e, ReduceOp op) override;
+  void all_gather(const void* in, void* out, const int64_t* bytes) override;
+  void all_to_all(const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes) override;
   void broadcast(void* data, int64_t bytes, int root) override;
   void barrier() override;
 

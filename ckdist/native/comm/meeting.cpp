@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "comm/process.h"
+#include "comm/pulse.h"
 #include "core/error.h"
 #include "core/futex.h"
 
@@ -24,9 +25,9 @@ struct Meeting::Line {
     Record records[2];
   } arrival;
   Signal bell;  // rung when one of the rank's pipes changed
-  std::atomic<uint64_t> start;
-  std::atomic<int32_t> pid, abandoned;
-  char pad[48];
+  std::atomic<uint64_t> start, beats, moved;
+  std::atomic<int32_t> pid, abandoned, left;
+  char reason[420];  // why it gave up; written before `abandoned`
 };
 
 struct Meeting::Pipe {
@@ -57,8 +58,13 @@ const Meeting::Record& Meeting::record(int i, uint32_t epoch) const { return lin
 void Meeting::check_alive(int i) const {
   const Line& peer = line(i);
   const int pid = peer.pid;
-  if (peer.abandoned) fail(Status::comm, "rank %d (pid %d) gave up before %s %llu was done; its own message says why", ranks_[i], pid, name_, (unsigned long long)calls_);
+  if (peer.abandoned) fail(Status::comm, "rank %d (pid %d) gave up before %s %llu was done: %s", ranks_[i], pid, name_, (unsigned long long)calls_, peer.reason);
   if (pid && process_start(pid) != peer.start) fail(Status::comm, "rank %d (pid %d) died before %s %llu was done", ranks_[i], pid, name_, (unsigned long long)calls_);
+}
+
+void Meeting::check_given_up() const {
+  for (int i = 0; i < size; i++)
+    if (i != index && line(i).abandoned) check_alive(i);
 }
 
 uint32_t Meeting::post(const Record& record) {
@@ -76,6 +82,8 @@ void Meeting::await(uint32_t epoch) {
     Line::Arrival& peer = line(i).arrival;
     const auto there = [&] { return int32_t(peer.epoch.load(std::memory_order_acquire) - epoch) >= 0; };
     for (int polls = 0; !there() && polls < spins_; polls++) cpu_pause();  // from the first: without, a barrier takes a fifth longer
+    const auto peer_moved = [&] { return pulse_ ? pulse_->moved(ranks_[i]) : 0; };
+    uint64_t moved = 0;
     for (int64_t start = 0, looked = 0; !there();) {
       const uint32_t seen = peer.epoch.load(std::memory_order_acquire);
       const timespec tick{0, serve_ ? kServeNs : kTickNs};
@@ -85,7 +93,9 @@ void Meeting::await(uint32_t epoch) {
       if (there()) break;
       if (serve_) serve_();
       const int64_t now = now_ns();
-      if (!start) start = now;
+      if (!start) start = now, moved = peer_moved();
+      if (pulse_) pulse_->check();
+      if (const uint64_t count = peer_moved(); count != moved) moved = count, start = now;  // its bytes flow: it is on its way
       if (now - looked < kTickNs) continue;
       looked = now;
       check_alive(i);
@@ -117,8 +127,28 @@ double Meeting::round_trip(int calls) {
   return seconds;
 }
 
-void Meeting::abandon() {
+void Meeting::beat(uint64_t moved) {
   Line& own = line(index);
+  own.moved.store(moved, std::memory_order_relaxed);
+  own.beats.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Meeting::leave() { line(index).left = 1; }
+
+Meeting::Life Meeting::life(int i) const {
+  const Line& l = line(i);
+  const bool left = l.left;  // looked at first: who leaves beats no more
+  return {l.pid, l.start, l.beats, l.moved, l.abandoned != 0, left};
+}
+
+std::string Meeting::reason(int i) const {
+  const Line& l = line(i);
+  return l.abandoned ? std::string(l.reason, strnlen(l.reason, sizeof l.reason)) : "";
+}
+
+void Meeting::abandon(const char* reason) {
+  Line& own = line(index);
+  std::call_once(abandoned_, [&] { std::strncpy(own.reason, reason, sizeof own.reason - 1); });
   own.abandoned = 1;
   syscall(SYS_futex, &own.arrival.epoch, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);  // who sleeps on it looks, and gives up
   for (int i = 0; i < size; i++) ring(i);
@@ -157,8 +187,7 @@ void Meeting::sleep(int64_t ns) {
   const uint32_t now = bell.value.load(std::memory_order_acquire);
   if (now == heard_) bell.sleep_while(now, ns);
   heard_ = bell.value.load(std::memory_order_acquire);
-  for (int i = 0; i < size; i++)
-    if (i != index && line(i).abandoned) check_alive(i);
+  check_given_up();
 }
 
 }  // namespace ckdist

@@ -6,12 +6,15 @@
 #pragma once
 #include <atomic>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "comm/segment.h"
 
 namespace ckdist {
+
+class Pulse;
 
 class Meeting {
  public:
@@ -35,6 +38,7 @@ class Meeting {
 
   // `name` and the count of calls stand in error messages.
   void begin(const char* name) { name_ = name, calls_++; }
+  int name(int i) const { return ranks_[i]; }  // the job's number of rank i
   uint32_t post(const Record& record);
   void await(uint32_t epoch);  // until all peers have posted it; their signatures must equal this rank's
   void meet() { await(post(own_)); }
@@ -43,8 +47,17 @@ class Meeting {
   // What a rank does now and then while it waits long: answers its peers' one-sided messages.
   void serve_with(std::function<void()> serve) { serve_ = std::move(serve); }
 
-  void abandon();
+  void abandon(const char* reason);
   void check_alive(int i) const;
+  void check_given_up() const;  // throws a peer's reason: to be asked before its memory is found wrong
+
+  // Signs of life (comm/pulse.h): this rank's, and what rank i shows of itself.
+  struct Life { int pid; uint64_t start, beats, moved; bool abandoned, left; };
+  void beat(uint64_t moved);
+  void leave();
+  Life life(int i) const;
+  std::string reason(int i) const;  // why it gave up
+  void watch(const Pulse* pulse) { pulse_ = pulse; }  // looked at while a rank waits
 
   // Bytes from rank i to this one, and from this one to rank i; both return how many went through.
   int64_t pipe_write(int i, const void* data, int64_t bytes);
@@ -69,6 +82,8 @@ class Meeting {
   uint32_t heard_ = 0;
   Record own_{-1, -1, 0};
   std::function<void()> serve_;
+  const Pulse* pulse_ = nullptr;
+  std::once_flag abandoned_;
   const char* name_ = "start-up";
   uint64_t calls_ = 0;
 };

@@ -3,43 +3,71 @@
 #include <time.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/error.h"
 
 namespace ckdist {
 
 namespace {
-constexpr int64_t kMost = 1 << 30;  // bytes in one message: MPI counts in int
+constexpr int64_t kMost = 1 << 20;  // bytes in one message to MPI
+constexpr size_t kUnderWay = 4;     // such messages
+constexpr int kCounted = 4096;      // bytes from which on a message tells that data flows
 // Below the tags of channels, which begin at 8.
-constexpr int kAskTag = 1, kPutTag = 2, kGotTag = 3;
+constexpr int kAskTag = 1, kPutTag = 2, kGotTag = 3, kBeatTag = 4;
 }  // namespace
 
+void MpiTransport::post(Part& part) {
+  if (calls_.isend(part.data, part.bytes, calls_.byte, part.peer, part.tag, calls_.comm, part.handle))
+    fail(Status::comm, "MPI refused to send %d bytes to rank %d", part.bytes, part.peer);
+}
+
 void MpiTransport::send(Operation& operation, int peer, int tag, const void* data, int64_t bytes) {
+  Queue& queue = queues_[{peer, tag}];
   for (int64_t at = 0; at == 0 || at < bytes; at += kMost) {
-    operation.parts.push_back({{}, peer, false});
-    if (calls_.isend(static_cast<const uint8_t*>(data) + at, int(std::min(kMost, bytes - at)), calls_.byte, peer, tag, calls_.comm, operation.parts.back().handle))
-      fail(Status::comm, "MPI refused to send %lld bytes to rank %d", (long long)bytes, peer);
+    operation.parts.push_back({{}, peer, false, false, int(std::min(kMost, bytes - at)), tag, static_cast<const uint8_t*>(data) + at});
+    queue.waiting.push_back(&operation.parts.back());
+  }
+  pump(queue);
+}
+
+// Hands MPI the next parts as it is done with others.
+void MpiTransport::pump(Queue& queue) {
+  auto& busy = queue.under_way;
+  busy.erase(std::remove_if(busy.begin(), busy.end(), [&](Part* p) { return done(*p); }), busy.end());
+  while (!queue.waiting.empty() && busy.size() < kUnderWay) {
+    Part* const next = queue.waiting.front();
+    queue.waiting.pop_front();
+    post(*next);
+    busy.push_back(next);
   }
 }
 
 void MpiTransport::receive(Operation& operation, int peer, int tag, void* data, int64_t bytes) {
   for (int64_t at = 0; at == 0 || at < bytes; at += kMost) {
-    operation.parts.push_back({{}, peer, false});
-    if (calls_.irecv(static_cast<uint8_t*>(data) + at, int(std::min(kMost, bytes - at)), calls_.byte, peer, tag, calls_.comm, operation.parts.back().handle))
+    operation.parts.push_back({{}, peer, false, true, int(std::min(kMost, bytes - at)), tag, nullptr});
+    if (calls_.irecv(static_cast<uint8_t*>(data) + at, operation.parts.back().bytes, calls_.byte, peer, tag, calls_.comm, operation.parts.back().handle))
       fail(Status::comm, "MPI refused to receive %lld bytes from rank %d", (long long)bytes, peer);
   }
 }
 
-bool MpiTransport::done(Operation& operation) {
+bool MpiTransport::done(Part& part) {
+  if (part.done) return true;
   alignas(16) uint8_t status[256];  // larger than any implementation's MPI_Status
+  int flag = 0, came = part.bytes;
+  if (calls_.test(part.handle, &flag, status))
+    fail(Status::comm, "MPI reports that a message of rank %d failed: it is lost, or sent more than the %d bytes that were expected", part.peer, part.bytes);
+  if (!flag) return false;
+  part.done = true;
+  if (part.incoming && get_count_(status, calls_.byte, &came) == 0 && came != part.bytes)
+    fail(Status::comm, "rank %d sent %d bytes where %d were expected", part.peer, came, part.bytes);
+  if (came >= kCounted) add_moved(came);
+  return true;
+}
+
+bool MpiTransport::done(Operation& operation) {
   bool all = true;
-  for (Part& part : operation.parts) {
-    int flag = part.done;
-    if (!part.done && calls_.test(part.handle, &flag, status))
-      fail(Status::comm, "MPI reports that a message of rank %d failed: it is lost, or sent another size than was expected", part.peer);
-    part.done = flag;
-    all &= part.done;
-  }
+  for (Part& part : operation.parts) all &= part.incoming ? done(part) : part.done;
   return all;
 }
 
@@ -119,12 +147,36 @@ void MpiTransport::serve() {
 
 bool MpiTransport::test(Request request) {
   if (!request) return true;
+  for (auto at = queues_.begin(); at != queues_.end();) {
+    pump(at->second);
+    at = at->second.under_way.empty() ? queues_.erase(at) : std::next(at);
+  }
   serve();
   const auto at = operations_.find(request);
   if (at == operations_.end()) fail(Status::native, "a request that was complete already");
   if (!done(at->second)) return false;
   operations_.erase(at);
   return true;
+}
+
+void MpiTransport::send_beat(int peer, const void* data, int64_t bytes) {
+  Beat& beat = beats_[peer];
+  if (beat.part.data && !done(beat.part)) return;  // the one before is still on its way
+  const int some = int(std::min<int64_t>(bytes, sizeof beat.data));
+  std::memcpy(beat.data, data, size_t(some));
+  beat.part = {{}, peer, false, false, some, kBeatTag, beat.data};
+  post(beat.part);
+}
+
+int64_t MpiTransport::take_beat(int peer, void* data, int64_t bytes) {
+  alignas(16) uint8_t status[256];
+  int there = 0, came = 0;
+  if (probe_(peer, kBeatTag, calls_.comm, &there, status) || !there || get_count_(status, calls_.byte, &came)) return 0;
+  if (came > bytes) fail(Status::comm, "sent a sign of life of %d bytes; at most %lld are taken", came, (long long)bytes);
+  Operation beat;
+  receive(beat, peer, kBeatTag, data, came);
+  while (!done(beat)) cpu_pause();  // it has come already
+  return came;
 }
 
 // MPI makes progress only inside its calls: a nap must be short, a hundredth of what the caller would wait, so that one who waits

@@ -15,8 +15,9 @@ namespace ckdist {
 class MpiTransport : public Transport {
  public:
   using Probe = int (*)(int peer, int tag, void* comm, int* flag, void* status);  // MPI_Iprobe
-  MpiTransport(const MpiCalls& calls, Probe probe, int rank, int size, double timeout_s)
-      : Transport(rank, size, timeout_s), calls_(calls), probe_(probe), serving_(size) {}
+  using GetCount = int (*)(const void* status, void* datatype, int* count);
+  MpiTransport(const MpiCalls& calls, Probe probe, GetCount get_count, int rank, int size, double timeout_s)
+      : Transport(rank, size, timeout_s), calls_(calls), probe_(probe), get_count_(get_count), serving_(size), beats_(size) {}
 
   Request isend(int peer, int tag, const void* data, int64_t bytes) override;
   Request irecv(int peer, int tag, void* data, int64_t bytes) override;
@@ -27,6 +28,9 @@ class MpiTransport : public Transport {
   uint64_t notified(int window, int slot) override;
   bool test(Request request) override;
   void idle(int64_t ns) override;
+  bool has_beats() const override { return true; }
+  void send_beat(int peer, const void* data, int64_t bytes) override;
+  int64_t take_beat(int peer, void* data, int64_t bytes) override;
   const char* name() const override { return "mpi"; }
 
  private:
@@ -36,6 +40,12 @@ class MpiTransport : public Transport {
     alignas(16) uint8_t handle[16];
     int peer;
     bool done;
+    bool incoming;
+    int bytes, tag;
+    const void* data;  // to be sent
+  };
+  struct Queue {       // of one peer's messages with one tag: MPI holds a few parts at a time, or signs of life would wait behind them all
+    std::deque<Part*> waiting, under_way;
   };
   struct Operation {
     std::deque<Part> parts;
@@ -50,16 +60,26 @@ class MpiTransport : public Transport {
 
   void send(Operation& operation, int peer, int tag, const void* data, int64_t bytes);
   void receive(Operation& operation, int peer, int tag, void* data, int64_t bytes);
+  void post(Part& part);
+  bool done(Part& part);
   bool done(Operation& operation);
+  void pump(Queue& queue);
   Request ask(int peer, const Ask& ask, Operation** out);
   void serve();
 
   MpiCalls calls_;
   Probe probe_;
+  GetCount get_count_;
   std::map<Request, Operation> operations_;
   Request last_ = 0;
+  std::map<std::pair<int, int>, Queue> queues_;  // by peer and tag
   std::map<int, Window> windows_;
   std::vector<Served> serving_;
+  struct Beat {
+    Part part{};
+    uint8_t data[512];
+  };
+  std::vector<Beat> beats_;  // on their way, by rank
 };
 
 }  // namespace ckdist

@@ -13,6 +13,7 @@ class Pipes : public StreamTransport {
   const char* name() const override { return "shared memory"; }
 
  private:
+  int name_of(int peer) const override { return meeting_.name(peer); }
   int64_t write(int peer, int, const void* data, int64_t bytes) override { return meeting_.pipe_write(peer, data, bytes); }
   int64_t read(int peer, int, void* data, int64_t bytes) override { return meeting_.pipe_read(peer, data, bytes); }
 

@@ -20,8 +20,8 @@ StreamTransport::StreamTransport(int rank, int size, int lanes, double timeout_s
 
 void StreamTransport::lost(int peer, const char* how) const {
   const std::string& reason = peers_[peer].goodbye;
-  if (!reason.empty()) fail(Status::comm, "rank %d gave up: %s", peer, reason.c_str());
-  fail(Status::comm, "rank %d %s", peer, how);
+  if (!reason.empty()) fail(Status::comm, "rank %d gave up: %s", name_of(peer), reason.c_str());
+  fail(Status::comm, "rank %d %s", name_of(peer), how);
 }
 
 void StreamTransport::check_peer(int peer) const {
@@ -76,7 +76,7 @@ Transport::Request StreamTransport::isend(int peer, int tag, const void* data, i
   const uint64_t sequence = peers_[peer].sent++;
   for (int lane = 0; lane < parts; lane++) {
     const int64_t first = bytes * lane / parts, last = bytes * (lane + 1) / parts;
-    push(peer, lane, {kMagic, uint8_t(lane ? kPart : kMessage), uint8_t(parts), {}, tag, 0, sequence, first, last - first, bytes},
+    push(peer, lane, {kMagic, uint8_t(lane ? kPart : kMessage), uint8_t(parts), {}, tag, mark, sequence, first, last - first, bytes},
          static_cast<const uint8_t*>(data) + first, request);
   }
   return result;
@@ -89,12 +89,12 @@ Transport::Request StreamTransport::irecv(int peer, int tag, void* data, int64_t
   if (early == from.unexpected.end()) check_peer(peer);
   const uint32_t request = begin(1);
   if (early == from.unexpected.end()) {
-    from.posted.push_back({tag, static_cast<uint8_t*>(data), bytes, request});
+    from.posted.push_back({tag, static_cast<uint8_t*>(data), bytes, request, mark});
     return ticket(request);
   }
   const std::shared_ptr<Message> message = *early;
   from.unexpected.erase(early);
-  if (message->bytes != bytes) fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", peer, (long long)message->bytes, (long long)bytes);
+  check_match(peer, *message, bytes, mark);
   message->request = request;
   unexpected_bytes_ -= bytes;
   if (message->left == 0) {
@@ -104,6 +104,12 @@ Transport::Request StreamTransport::irecv(int peer, int tag, void* data, int64_t
     message->data = static_cast<uint8_t*>(data);  // copied there once complete
   }
   return ticket(request);
+}
+
+void StreamTransport::check_match(int peer, const Message& message, int64_t bytes, uint32_t mark) const {
+  if (message.bytes != bytes) fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", name_of(peer), (long long)message.bytes, (long long)bytes);
+  if (message.mark != mark)
+    fail(Status::comm, "rank %d called another collective, or another dtype or operation, than this rank: all ranks must make the same calls in the same order", name_of(peer));
 }
 
 void StreamTransport::complete(const std::shared_ptr<Message>& message) {
@@ -129,7 +135,7 @@ Transport::Request StreamTransport::iget(int peer, int window, int64_t offset, v
   check_peer(peer);
   const uint32_t request = begin(1);
   const uint64_t number = ++get_count_;
-  peers_[peer].gets[number] = {window, static_cast<uint8_t*>(data), bytes, request};
+  peers_[peer].gets[number] = {window, static_cast<uint8_t*>(data), bytes, request, 0};
   push(peer, 0, {kMagic, kGet, 1, {}, window, 0, number, offset, 0, bytes}, nullptr, 0);
   return ticket(request);
 }
@@ -184,6 +190,7 @@ bool StreamTransport::drain(int peer, int lane) {
       const int64_t n = write(peer, lane, from, head ? kHeader - o.sent : o.header.bytes - (o.sent - kHeader));
       if (n == 0) return false;
       o.sent += n;
+      add_moved(n);
     }
     finish(o.request);
     stream.out.pop_front();
@@ -200,6 +207,7 @@ bool StreamTransport::fill(int peer, int lane) {
       const int64_t n = read(peer, lane, reinterpret_cast<uint8_t*>(&stream.header) + stream.got, int64_t(sizeof(Header)) - stream.got);
       if (n == 0) return false;
       stream.got += n;
+      add_moved(n);
     }
     if (!open_frame(peer, stream)) return false;
     stream.in_data = true, stream.got = 0;
@@ -209,6 +217,7 @@ bool StreamTransport::fill(int peer, int lane) {
     const int64_t n = read(peer, lane, stream.to + stream.got, bytes - stream.got);
     if (n == 0) return false;
     stream.got += n;
+    add_moved(n);
   }
   stream.in_data = false, stream.got = 0;
   close_frame(peer, stream);
@@ -224,16 +233,16 @@ bool StreamTransport::open_frame(int peer, Stream& stream) {
     if (h.sequence != from.announced || h.offset != 0 || h.parts < 1 || h.parts > lanes_) lost(peer, "sent a message out of order");
     from.announced++;
     auto message = std::make_shared<Message>();
-    message->bytes = h.total, message->left = h.parts, message->tag = h.tag;
+    message->bytes = h.total, message->left = h.parts, message->tag = h.tag, message->mark = h.mark;
     const auto posted = std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == h.tag; });
     if (posted != from.posted.end()) {
-      if (posted->bytes != h.total) fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", peer, (long long)h.total, (long long)posted->bytes);
+      check_match(peer, *message, posted->bytes, posted->mark);
       message->data = posted->data, message->request = posted->request;
       from.posted.erase(posted);
     } else {
       unexpected_bytes_ += h.total;
       if (unexpected_bytes_ > kMaxUnexpected)
-        fail(Status::comm, "%lld bytes arrived that nobody receives, the last from rank %d; at most %lld are held", (long long)unexpected_bytes_, peer, (long long)kMaxUnexpected);
+        fail(Status::comm, "%lld bytes arrived that nobody receives, the last from rank %d; at most %lld are held", (long long)unexpected_bytes_, name_of(peer), (long long)kMaxUnexpected);
       message->kept.resize(size_t(h.total));
       from.unexpected.push_back(message);
     }

@@ -34,6 +34,7 @@ class StreamTransport : public Transport {
   virtual int64_t write(int peer, int lane, const void* data, int64_t bytes) = 0;
   virtual int64_t read(int peer, int lane, void* data, int64_t bytes) = 0;
   virtual void look() {}  // before the streams are read: which have something?
+  virtual int name_of(int peer) const { return peer; }  // the job's number of a rank
   void progress();
   bool anything_to_write(int peer, int lane) const { return !streams_[peer * lanes_ + lane].out.empty(); }
   void ended(int peer, int lane, const char* how);
@@ -46,7 +47,7 @@ class StreamTransport : public Transport {
     uint32_t magic;
     uint8_t kind, parts, pad[2];
     int32_t tag;       // or window, or slot of a notification in `offset`
-    int32_t reserved;
+    uint32_t mark;     // of a message: the call that it belongs to
     uint64_t sequence; // of a message between two ranks, or of a get
     int64_t offset, bytes, total;
   };
@@ -60,7 +61,7 @@ class StreamTransport : public Transport {
   struct Message {     // matched or not: where the parts go
     uint8_t* data = nullptr;
     int64_t bytes = 0, left = 0;
-    uint32_t request = 0;
+    uint32_t request = 0, mark = 0;
     int tag = 0;
     std::vector<uint8_t> kept;
   };
@@ -71,7 +72,7 @@ class StreamTransport : public Transport {
     bool in_data = false, ended = false;
     uint8_t* to = nullptr;
   };
-  struct Posted { int tag; uint8_t* data; int64_t bytes; uint32_t request; };
+  struct Posted { int tag; uint8_t* data; int64_t bytes; uint32_t request, mark; };
   struct Peer {
     uint64_t sent = 0, announced = 0;
     std::map<uint64_t, std::shared_ptr<Message>> arriving;  // by sequence
@@ -88,6 +89,7 @@ class StreamTransport : public Transport {
   void finish(uint32_t request);
   Request ticket(uint32_t request) const;
   void push(int peer, int lane, const Header& header, const void* data, uint32_t request, std::string kept = {});
+  void check_match(int peer, const Message& message, int64_t bytes, uint32_t mark) const;  // of a receive
   void complete(const std::shared_ptr<Message>& message);
   bool drain(int peer, int lane);
   bool fill(int peer, int lane);

@@ -5,6 +5,7 @@
 // between two ranks with one tag arrive in the order they were sent. Whoever fails throws Error(Status::comm) that names the peer.
 // One thread uses a transport at a time.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -24,6 +25,9 @@ class Transport {
   // `data` must stay as it is until the request is complete.
   virtual Request isend(int peer, int tag, const void* data, int64_t bytes) = 0;
   virtual Request irecv(int peer, int tag, void* data, int64_t bytes) = 0;
+
+  // What the next isend or irecv belongs to; 0: nothing. Where the transport can tell, a message of something else is an error.
+  uint32_t mark = 0;
 
   // Memory of this rank that peers may read and write, the same `window` number on every rank; a collective call. Offsets of
   // iput and iget lie within what the peer exposed.
@@ -49,6 +53,16 @@ class Transport {
 
   // Polls until complete. `what` names the operation in the error: "all_reduce 17, step 2".
   void wait(Request request, int peer, const char* what);
+
+  // Short signs of life, which may be lost; take_beat returns the bytes of one, or 0. Transports without have their peers watched
+  // otherwise (comm/pulse.h).
+  virtual bool has_beats() const { return false; }
+  virtual void send_beat(int, const void*, int64_t) {}
+  virtual int64_t take_beat(int, void*, int64_t) { return 0; }
+
+  // Bytes sent and received so far, beats apart. While they grow, nobody has waited too long.
+  std::atomic<uint64_t> moved{0};
+  void add_moved(int64_t bytes) { moved.store(moved.load(std::memory_order_relaxed) + uint64_t(bytes), std::memory_order_relaxed); }
 
   virtual const char* name() const = 0;  // "tcp", "verbs", "mpi"
 };

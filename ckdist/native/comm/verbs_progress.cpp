@@ -112,7 +112,10 @@ void VerbsTransport::say_last(VerbsKind kind, const char* text, int64_t most_ns)
   const int64_t end = now_ns() + std::min(most_ns, timeout_ns);
   const auto there = [](const Peer& p) { return p.pair && p.lost.empty() && !p.left; };
   try {
-    progress();
+    progress();  // who has left meanwhile?
+  } catch (const Error&) {  // known already, or about to be told
+  }
+  try {
     for (Peer& peer : peers_) {
       if (!there(peer)) continue;
       post_frame(peer, header, text, header.bytes, 0);

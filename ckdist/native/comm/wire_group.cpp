@@ -14,13 +14,13 @@ namespace ckdist {
 namespace {
 
 constexpr int64_t kPageFloats = 1024;
-constexpr int64_t kYieldNs = 100'000;         // a rank in a step yields this long before it sleeps
+constexpr int64_t kYieldNs = 1'000'000;       // a rank in a step yields this long before it sleeps
 constexpr int64_t kNapNs = 1'000'000;         // then so, at most, between two looks
 constexpr int64_t kPatienceNs = 2'000'000;    // a rank without work looks as often for so long
 constexpr int64_t kIdleNs = 50'000'000;       // then so
 constexpr int64_t kLongIdleNs = 200'000'000;  // and so once it has had nothing to do for so long
 constexpr int64_t kCheckNs = 100'000'000;     // between two looks at who lives on this host
-constexpr int kPollPauses = 32;               // a poll of a wire takes as long as this many of a flag
+constexpr int64_t kSpinNs = 10;               // a poll of a flag takes about so long; a wire's take from ten to fifty times that
 
 int64_t padded(int64_t floats) { return (floats + kPageFloats - 1) / kPageFloats * kPageFloats; }
 int64_t cut(int64_t floats, int i, int count) { return floats * i / count; }
@@ -35,7 +35,7 @@ WireGroup::WireGroup(const std::string& path, Settings s)
       hosts_(int(order_.hosts().size())),
       direct_bytes_(s.direct_bytes),
       leaders_bytes_(s.leaders_bytes),
-      spins_(s.spins / kPollPauses),
+      spin_ns_(s.spins * kSpinNs),
       timeout_ns_(int64_t(s.timeout_s * 1e9)),
       // Who waits for a rank that itself waits for another gives it time to say so: the message then names the one that is lost.
       grace_ns_(std::clamp<int64_t>(timeout_ns_ / 10, 250'000'000, 500'000'000)),
@@ -109,11 +109,10 @@ void WireGroup::receive(int peer, int tag, void* data, int64_t bytes) {
 // Requests are waited for in their order: a transport moves all of them, whichever is asked about.
 void WireGroup::wait() {
   Waited waited;
-  int polls = 0;
   for (size_t i = 0; i < pending_.size(); i++) {
     while (!over_wire([&] { return transport_.test(pending_[i].request); })) {
-      if (++polls < spins_) continue;
       const int64_t ns = waited.ns();
+      if (ns < spin_ns_) continue;
       if (ns > timeout_ns_ + grace_ns_) give_up(i);
       if (ns < kYieldNs) sched_yield();
       else transport_.idle(kNapNs);
@@ -183,9 +182,9 @@ void WireGroup::wait_for_message() {
   const Transport::Request request = transport_.irecv(0, kTagFrame, frame_, sizeof frame_);
   Waited waited;
   int64_t checked = 0;
-  for (int polls = 0; !transport_.test(request); polls++) {
-    if (polls < spins_) continue;
+  while (!transport_.test(request)) {
     const int64_t ns = waited.ns();
+    if (ns < spin_ns_) continue;
     if (ns > timeout_ns_) fail(Status::comm, "rank 0 has not been heard of for %.0f s between steps: it is dead, stopped or cut off", timeout_ns_ / 1e9);
     if (ns - checked > kCheckNs) local_.check(), checked = ns;
     transport_.idle(ns < kPatienceNs ? kNapNs : ns < kLongIdleNs ? kIdleNs : kLongIdleNs);

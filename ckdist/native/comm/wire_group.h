@@ -75,8 +75,7 @@ class WireGroup : public Group {
   const int hosts_;
   int owners_;              // ranks of each host that carry a large value
   const int64_t direct_bytes_, leaders_bytes_;
-  const int spins_;
-  const int64_t timeout_ns_, grace_ns_;
+  const int64_t spin_ns_, timeout_ns_, grace_ns_;
   HostRanks local_;
   std::shared_ptr<Wire> wire_;
   Transport& transport_;

@@ -4,6 +4,12 @@
 #include <cstring>
 #include <initializer_list>
 
+#ifdef CKDIST_HAVE_AMX
+#include <cpuid.h>
+
+#include "core/numa.h"
+#endif
+
 namespace ckdist {
 
 // Each ISA's object files define these in a namespace of the ISA's name.
@@ -21,6 +27,12 @@ CKDIST_DECLARE_ISA(baseline)
 CKDIST_DECLARE_ISA(avx2)
 CKDIST_DECLARE_ISA(avx512)
 #endif
+#ifdef CKDIST_HAVE_AMX
+namespace amx {
+extern const LinearKernel linear_kernels[kTypeCount];
+extern const MachineKernel machine_kernel;
+}
+#endif
 
 namespace {
 
@@ -33,15 +45,36 @@ Kernels make(const char* name, const LinearKernel* linear, const AttentionKernel
 #define CKDIST_MAKE(isa) \
   make(#isa, isa::linear_kernels, isa::attention_kernel, isa::elementwise_kernel, isa::machine_kernel, isa::reduce_kernel, isa::optimizer_kernel)
 
+#ifdef CKDIST_HAVE_AMX
+// Tiles of the shape that the kernels take for granted, whose state the kernel saves and lets this process use.
+bool has_tiles() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned saves = 1u << 27, bf16 = 1u << 22, tile = 1u << 24, int8 = 1u << 25;  // OSXSAVE; CPUID.7.0:EDX
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & saves)) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (bf16 | tile | int8)) != (bf16 | tile | int8)) return false;
+  // Palette 1: bytes of a tile in EAX's upper half; bytes of a row and tiles in EBX's halves; rows in ECX's lower half.
+  if (!__get_cpuid_count(0x1d, 1, &a, &b, &c, &d) || a >> 16 < 1024 || (b & 0xffff) < 64 || b >> 16 < 8 || (c & 0xffff) < 16) return false;
+  unsigned state = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(state), "=d"(high) : "c"(0));  // XCR0, bits 17 and 18: tile configuration and data
+  return (state >> 17 & 3) == 3 && request_amx() == 1;
+}
+#endif
+
 bool cpu_has([[maybe_unused]] const char* isa) {
 #ifdef CKDIST_HAVE_AVX2
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
                     __builtin_cpu_supports("bmi2");
   if (!std::strcmp(isa, "avx2")) return avx2;
-  if (!std::strcmp(isa, "avx512"))
-    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+  if (!std::strcmp(isa, "avx512")) return avx512;
+#endif
+#ifdef CKDIST_HAVE_AMX
+  if (!std::strcmp(isa, "amx")) {
+    static const bool amx = avx512 && has_tiles();
+    return amx;
+  }
 #endif
   return !std::strcmp(isa, "baseline");
 }
@@ -50,7 +83,7 @@ const Kernels& choose() {
   const char* forced = std::getenv("CKDIST_ISA");
   if (forced)
     if (const Kernels* k = kernels_of(forced)) return *k;
-  for (const char* isa : {"avx512", "avx2"})
+  for (const char* isa : {"amx", "avx512", "avx2"})
     if (const Kernels* k = kernels_of(isa)) return *k;
   return *kernels_of("baseline");
 }
@@ -59,6 +92,11 @@ const Kernels& choose() {
 
 const Kernels* kernels_of(const char* isa) {
   if (!cpu_has(isa)) return nullptr;
+#ifdef CKDIST_HAVE_AMX
+  static const Kernels amx_kernels =  // AVX-512 but for products
+      make("amx", amx::linear_kernels, avx512::attention_kernel, avx512::elementwise_kernel, amx::machine_kernel, avx512::reduce_kernel);
+  if (!std::strcmp(isa, "amx")) return &amx_kernels;
+#endif
 #ifdef CKDIST_HAVE_AVX2
   static const Kernels avx512_kernels = CKDIST_MAKE(avx512);
   static const Kernels avx2_kernels = CKDIST_MAKE(avx2);

@@ -32,6 +32,11 @@ uint32_t load32(const uint8_t* at) {
 // One row's 32 codes, as words of 4 columns, into one plane of `bits` bits per code, starting at bit `shift` of the code.
 template <int bits, int shift>
 void pack_plane(const uint32_t* words, uint8_t* plane) {
+  if constexpr (bits == 6) {
+    for (int step = 0; step < kSteps; step += 4)
+      for (int v = 0; v < 3; ++v) store32(plane + 64 * (step / 4 * 3 + v), words[step + v] | (words[step + 3] >> (2 * v) & 0x03030303u) << 6);
+    return;
+  }
   constexpr int per_vector = 8 / bits;
   constexpr uint32_t mask = 0x01010101u * ((1u << bits) - 1);
   // Step s is part s / vectors of vector s % vectors for nibbles, part s % 4 of vector s / 4 for two bits.
@@ -46,12 +51,27 @@ void pack_plane(const uint32_t* words, uint8_t* plane) {
 
 template <int bits, int shift>
 void unpack_plane(const uint8_t* plane, uint32_t* words) {
+  if constexpr (bits == 6) {
+    for (int step = 0; step < kSteps; step += 4)
+      for (int v = 0; v < 3; ++v) {
+        const uint32_t word = load32(plane + 64 * (step / 4 * 3 + v));
+        words[step + v] = word & 0x3f3f3f3fu;
+        words[step + 3] |= (word >> 6 & 0x03030303u) << (2 * v);
+      }
+    return;
+  }
   constexpr int per_vector = 8 / bits;
   constexpr uint32_t mask = 0x01010101u * ((1u << bits) - 1);
   constexpr int vectors = kSteps / per_vector;
   for (int v = 0; v < vectors; ++v)
     for (int part = 0; part < per_vector; ++part)
       words[bits == 4 ? v + vectors * part : v * per_vector + part] |= (load32(plane + 64 * v) >> (bits * part) & mask) << shift;
+}
+
+// Where the byte of a group's minimum stands in a packed block.
+template <Type type>
+int minimum_at(int group, int row) {
+  return layout_of(type).group_minima() + group / 4 * 4 * kTileRows + row * 4 + group % 4;
 }
 
 // Codes and scales of one source block into row `row` of a packed block, from column `first` of it on.
@@ -75,7 +95,7 @@ void pack_block(const Block& source, int row, int first, uint8_t* block) {
     if (layout.minimum) store16(block + layout.block_minimum(), row, source.minimum);
     for (int group = 0; group < layout.groups(); ++group) {
       block[layout.group_scales() + group * kTileRows + row] = source.scales[group];
-      if (layout.scales == ScaleKind::unsigned_byte) block[layout.group_minima() + group * kTileRows + row] = source.minima[group];
+      if (layout.scales == ScaleKind::unsigned_byte) block[minimum_at<type>(group, row)] = source.minima[group];
     }
   }
 }
@@ -100,7 +120,7 @@ void unpack_block(const uint8_t* block, int row, int first, Block& out) {
     if (layout.minimum) out.minimum = load16(block + layout.block_minimum(), row);
     for (int group = 0; group < layout.groups(); ++group) {
       out.scales[group] = block[layout.group_scales() + group * kTileRows + row];
-      if (layout.scales == ScaleKind::unsigned_byte) out.minima[group] = block[layout.group_minima() + group * kTileRows + row];
+      if (layout.scales == ScaleKind::unsigned_byte) out.minima[group] = block[minimum_at<type>(group, row)];
     }
   }
 }

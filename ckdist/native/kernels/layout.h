@@ -3,9 +3,10 @@
 // A tile is a run of packed blocks. A packed block holds 16 rows x 256 columns of a K-type, 16 rows x 64 columns of the others:
 //   for every 32 columns  the low plane, then the high plane where there is one
 //   half floats [16]      the block's scale, then that of its minima (K-types alone)
-//   scales and minima     of its groups of 16 or 32 columns, [group][16]
+//   scales and minima     of its groups of 16 or 32 columns, [group][16]; minima of unsigned bytes lie as codes do, [group / 4][16][4]
 // filled up to a cache line. Vectors are the 64 codes of 4 columns (a "step") of all 16 rows, [row][column]; of the 8 steps
 //   a plane of 8 bits has 8 vectors, vector i holds step i
+//   a plane of 6 bits has 3 vectors per 4 steps, vector i holds step i in its low bits, and bits 2i and 2i + 1 of the fourth step above
 //   a plane of 4 bits has 4 vectors, vector i holds steps i (low nibble) and i + 4
 //   a plane of 2 bits has 2 vectors, vector i holds steps 4i (lowest bits) to 4i + 3
 //   a plane of 1 bit has 1 vector, whose bit i belongs to step i
@@ -31,7 +32,7 @@ enum class ScaleKind {
 // value = scale * (code - offset), or scale * code - minimum where `minimum` is set.
 struct BlockLayout {
   int columns;    // of one packed block
-  int low_bits;   // of a code: the plane of 8, 4 or 2 bits
+  int low_bits;   // of a code: the plane of 8, 6, 4 or 2 bits
   int high_bits;  // the plane above it: 0, 1 or 2 bits
   int group;      // columns that share a scale: 16 or 32
   int offset;
@@ -39,6 +40,8 @@ struct BlockLayout {
   ScaleKind scales;
   bool codebook;  // codes index kCodebook; what is found there is a code of 8 bits with the offset
 
+  // Scales of groups are whole numbers, exact in products before the block's scale.
+  constexpr bool whole() const { return scales == ScaleKind::unsigned_byte || scales == ScaleKind::signed_byte; }
   constexpr int groups() const { return columns / group; }
   constexpr int low_bytes() const { return kGroupColumns * kTileRows * low_bits / 8; }
   constexpr int high_bytes() const { return kGroupColumns * kTileRows * high_bits / 8; }
@@ -71,7 +74,7 @@ constexpr BlockLayout layout_of(Type type) {
     case Type::q3_k:   return {  256,    2,  1,   16,   4,     false,  Kind::signed_byte,   false};
     case Type::q4_k:   return {  256,    4,  0,   32,   0,     true,   Kind::unsigned_byte, false};
     case Type::q5_k:   return {  256,    4,  1,   32,   0,     true,   Kind::unsigned_byte, false};
-    case Type::q6_k:   return {  256,    4,  2,   16,   32,    false,  Kind::signed_byte,   false};
+    case Type::q6_k:   return {  256,    6,  0,   16,   32,    false,  Kind::signed_byte,   false};
     case Type::iq4_xs: return {  256,    4,  0,   32,   128,   false,  Kind::signed_byte,   true};
     default:           return {  0,      0,  0,   32,   0,     false,  Kind::half,          false};
   }

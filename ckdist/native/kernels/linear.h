@@ -19,22 +19,35 @@ namespace ckdist {
 constexpr int kTileRows = 16;
 constexpr int kColumnPad = 256;  // columns of activations are padded to this with zeros
 
+constexpr int kSums32Factor = 128, kSums16Factor = 32;
+
 enum class ActivationFormat : int32_t { f32 = 0, bf16 = 1, q8 = 2 };
+
+// Minus scale * sum of codes of the eight groups of 32 columns, as scale * (256 * high + low): what minima are multiplied with,
+// in bytes, so that they take two byte products more and not a product each.
+struct GroupSums {
+  int8_t high[8], low[8];
+  float scale;  // a power of two
+};
 
 // One token's row of activations, prepared once per layer input for all matrices that read it.
 //   f32:  float[padded]        bf16: uint16[padded]
-//   q8:   int8 codes[padded], float scale[padded / 32], int32 sum of codes[padded / 16]
+//   q8:   int8 codes[padded], float scale[padded / 32], int32 sum of 32 codes * -128[padded / 32], int32 sum of 16 codes * -32
+//         [padded / 16], GroupSums[padded / 256]. Sums are multiplied with minus the offset of the codes of the type that matters
+//         most, so that a product starts from them as they stand; the others shift.
 struct ActivationRow {
   static int64_t padded(int64_t cols) { return (cols + kColumnPad - 1) / kColumnPad * kColumnPad; }
   static int64_t bytes(ActivationFormat format, int64_t cols) {  // rounded up to a cache line
     const int64_t p = padded(cols);
-    const int64_t n = format == ActivationFormat::f32 ? 4 * p : format == ActivationFormat::bf16 ? 2 * p : p + p / 8 + p / 4;
+    const int64_t n = format == ActivationFormat::f32 ? 4 * p : format == ActivationFormat::bf16 ? 2 * p
+                                                                : group_sums(p) + p / kColumnPad * int64_t{sizeof(GroupSums)};
     return (n + 63) / 64 * 64;
   }
-  static const float* scales(const uint8_t* row, int64_t cols) { return reinterpret_cast<const float*>(row + padded(cols)); }
-  static const int32_t* sums(const uint8_t* row, int64_t cols) {
-    return reinterpret_cast<const int32_t*>(row + padded(cols) + padded(cols) / 8);
-  }
+  // Where the parts of a q8 row of p padded columns stand, in bytes.
+  static constexpr int64_t scales(int64_t p) { return p; }
+  static constexpr int64_t sums32(int64_t p) { return p + p / 8; }
+  static constexpr int64_t sums16(int64_t p) { return p + p / 4; }
+  static constexpr int64_t group_sums(int64_t p) { return p + p / 2; }
 };
 
 // A rank's shard of one weight matrix, packed.

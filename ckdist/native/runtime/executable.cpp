@@ -49,6 +49,11 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
     w.row = reinterpret_cast<float*>(p), p += row;
     for (int f = 0; f < 3; f++) w.activations[f] = p, p += kReplicatedRows * activation_bytes[f];
   }
+  // Parts of contexts that threads share: enough for the whole cache, which is less than a hundredth of it.
+  part_bytes_ = round_up(kernels_.attention.part_bytes(KvType(program.kv_type), 1, max_group_, program.head_dim), 64);
+  part_count_ = threads > 1 ? program.kv_heads * (program.blocks * kBlockTokens / kSpan + 2 * program.max_sequences) : 0;
+  part_arena_.emplace(std::max<int64_t>(part_count_ * part_bytes_, 64), "parts of attention");
+  merged_.reset(new std::atomic<int64_t>[std::max<int64_t>(program.max_sequences * program.kv_heads, 1)]());
   GroupSizes sizes{};
   sizes.partial_floats = program.partial_floats;
   sizes.logit_rows = program.max_outputs, sizes.vocab = program.vocab;
@@ -242,11 +247,11 @@ void Executable::linear(int thread, int index) {
   };
 
   if (n > 0 && bytes > 0) {
-    // Few tokens: bound by memory, cut once by bytes. Many: bound by arithmetic, shared out in chunks to whoever is free.
-    const int64_t pieces = n <= 16 ? active_ : active_ * 8;
+    // Cut by bytes; each thread has a first piece, the others go to whoever is free. Few tokens are bound by memory, where long
+    // runs count.
+    const int64_t pieces = active_ * (n <= 16 ? std::clamp<int64_t>(bytes / active_ / kPieceBytes, 1, 8) : 8);
     const int64_t piece_bytes = (bytes + pieces - 1) / pieces;
-    for (int64_t piece = n <= 16 ? thread : counters_[index].fetch_add(1); piece < pieces;
-         piece = n <= 16 ? pieces : counters_[index].fetch_add(1)) {
+    for (int64_t piece = thread; piece < pieces; piece = active_ + counters_[index].fetch_add(1)) {
       int64_t offset = 0;
       for (int m = 0; m < (gated ? 1 : count); m++) {
         const Matrix& w = matrix(step.matrix[m]);
@@ -294,7 +299,7 @@ void Executable::rotate_and_store(const ckdist_step& step, int run, int64_t toke
   kernels_.attention.store(KvType(program_.kv_type), kv(step.i[0], kv_head) + block * kv_block_bytes_, int(position % kBlockTokens), head_dim, key, value);
 }
 
-void Executable::attend_item(int thread, const ckdist_step& step, const Item& item) {
+AttentionTask Executable::task_of(const ckdist_step& step, const Item& item) {
   int64_t first = 0, blocks = 0, q_stride, out_stride;
   for (int r = 0; r < item.run; r++) first += batch_.run[r].tokens, blocks += batch_.run[r].blocks;
   const int64_t head = int64_t(first_head_[item.kv_head]) * program_.head_dim;
@@ -318,25 +323,78 @@ void Executable::attend_item(int thread, const ckdist_step& step, const Item& it
   task.scale = step.f[1];
   task.soft_cap = step.f[2];
   task.window = step.i[2];
-  kernels_.attention.attend(task, workers_[thread].scratch);
+  return task;
+}
+
+// Cutting costs a barrier. It pays where whole (run, kv-head) items cannot be handed out evenly: where the longest is a large share of
+// what each thread should do.
+Executable::Split Executable::split_of(const ckdist_step& step) {
+  Split split;
+  int64_t longest = 0;
+  for (int r = 0; r < batch_.runs; r++) {
+    AttentionTask task{};
+    task.first_position = batch_.run[r].first_position, task.tokens = 1, task.window = step.i[2];
+    const int64_t spans = task.last_span() - task.first_span();
+    split.spans += spans, longest = std::max(longest, spans);
+  }
+  const int64_t total = split.spans * program_.kv_heads;
+  const bool even = batch_.runs == 1 && program_.kv_heads % active_ == 0;
+  if (even || longest < 4 || longest * active_ * 4 <= total || total > part_count_) return split;
+  split.spans_each = std::max<int64_t>(total / (active_ * 8), 1);
+  return split;
 }
 
 void Executable::attend(int thread, int index) {
   const ckdist_step& step = steps_[index];
   const int kv_heads = program_.kv_heads;
-  if (batch_.tokens == batch_.runs) {
-    // One token per sequence: whoever stores a kv-head's key also attends to it, so no barrier stands between.
-    for (int64_t i; (i = counters_[index].fetch_add(1)) < batch_.runs * kv_heads;) {
-      const int run = int(i / kv_heads), kv_head = int(i % kv_heads);
-      rotate_and_store(step, run, run, kv_head);
-      attend_item(thread, step, {run, 0, 1, kv_head});
-    }
-    return meet(thread);
+  if (batch_.tokens != batch_.runs) return attend_prompt(thread, index);
+  if (active_ > 1 && kv_heads > 0) {
+    const Split split = split_of(step);
+    if (split.spans_each > 0) return attend_split(thread, index, split);
   }
+  // One token per sequence: whoever stores a kv-head's key also attends to it, so no barrier stands between.
+  for (int64_t i; (i = counters_[index].fetch_add(1)) < batch_.runs * kv_heads;) {
+    const int run = int(i / kv_heads), kv_head = int(i % kv_heads);
+    rotate_and_store(step, run, run, kv_head);
+    kernels_.attention.attend(task_of(step, {run, 0, 1, kv_head}), workers_[thread].scratch);
+  }
+  meet(thread);
+}
+
+void Executable::attend_split(int thread, int index, const Split& split) {
+  const ckdist_step& step = steps_[index];
+  const int kv_heads = program_.kv_heads;
+  for (int64_t i = thread; i < batch_.runs * kv_heads; i += active_) rotate_and_store(step, int(i / kv_heads), i / kv_heads, int(i % kv_heads));
+  meet(thread);
+  int64_t i = counters_[index].fetch_add(1), before = 0, parts = 0;  // before: tasks of earlier items; parts: theirs
+  for (int64_t item = 0; item < batch_.runs * kv_heads; item++) {
+    const int run = int(item / kv_heads), kv_head = int(item % kv_heads);
+    const AttentionTask task = task_of(step, {run, 0, 1, kv_head});
+    const int64_t spans = task.last_span() - task.first_span(), tasks = (spans + split.spans_each - 1) / split.spans_each;
+    uint8_t* at = part_arena_->data() + parts * part_bytes_;
+    for (; i < before + tasks; i = counters_[index].fetch_add(1)) {
+      const int64_t from = (i - before) * split.spans_each, to = std::min(from + split.spans_each, spans);
+      const int64_t bytes = kernels_.attention.part_bytes(task.kv_type, 1, task.heads, task.head_dim);
+      kernels_.attention.attend_spans(task, task.first_span() + from, task.first_span() + to, at + from * bytes, workers_[thread].scratch);
+      std::atomic<int64_t>& merged = merged_[item];
+      if (merged.fetch_add(to - from, std::memory_order_acq_rel) + to - from < spans) continue;
+      merged.store(0, std::memory_order_relaxed);
+      kernels_.attention.merge(task, at, workers_[thread].scratch);
+    }
+    before += tasks, parts += spans;
+  }
+  meet(thread);
+}
+
+void Executable::attend_prompt(int thread, int index) {
+  const ckdist_step& step = steps_[index];
+  const int kv_heads = program_.kv_heads;
+  // A block's positions are stored by one thread: they share its cache lines.
   for (int64_t token = 0, run = 0, end = batch_.run[0].tokens; token < batch_.tokens; token++) {
     if (token == end) end += batch_.run[++run].tokens;
-    if (token % active_ != thread) continue;
-    for (int h = 0; h < kv_heads; h++) rotate_and_store(step, int(run), token, h);
+    const int64_t position = batch_.run[run].first_position + token - (end - batch_.run[run].tokens);
+    for (int h = 0; h < kv_heads; h++)
+      if ((position / kBlockTokens * kv_heads + h + run) % active_ == thread) rotate_and_store(step, int(run), token, h);
   }
   meet(thread);
   // Tiles of query tokens from the last, longest context to the first, to whoever is free.
@@ -347,7 +405,8 @@ void Executable::attend(int thread, int index) {
     int run = 0;
     for (int64_t n; tile >= (n = (batch_.run[run].tokens + kQueryTile - 1) / kQueryTile); run++) tile -= n;
     const int first = int(tile) * kQueryTile;
-    attend_item(thread, step, {run, first, std::min(kQueryTile, batch_.run[run].tokens - first), int(i % kv_heads)});
+    const Item item = {run, first, std::min(kQueryTile, batch_.run[run].tokens - first), int(i % kv_heads)};
+    kernels_.attention.attend(task_of(step, item), workers_[thread].scratch);
   }
   meet(thread);
 }

@@ -34,7 +34,8 @@ class Executable {
  private:
   // Batches of at most this many rows are prepared by every thread for itself, which saves a barrier; larger ones once for all.
   static constexpr int kReplicatedRows = 2;
-  static constexpr int kQueryTile = 16;  // query tokens of one attention task
+  static constexpr int kQueryTile = 32;  // query tokens of one attention task
+  static constexpr int64_t kPieceBytes = 512 << 10;  // of weights, the least worth sharing out for few tokens
 
   struct Worker {  // one thread's private memory
     uint8_t* scratch;          // attention
@@ -42,6 +43,11 @@ class Executable {
     uint8_t* activations[3];   // kReplicatedRows rows per format
   };
   struct Item { int run, first, tokens, kv_head; };  // an attention task: query tokens [first, first + tokens) of a run
+  // One sequence's decode attention cut along its context: each (run, kv-head) has its parts, and who finishes the last merges them.
+  struct Split {
+    int64_t spans_each = 0;  // spans of one task; 0: nothing is cut
+    int64_t spans = 0;       // of all runs together
+  };
 
   void replay(int thread);
   void execute(int thread, int step);
@@ -50,8 +56,11 @@ class Executable {
   void prepare_row(int thread, const ckdist_step& step, int64_t out_row, int64_t in_row, bool store);
   void linear(int thread, int index);
   void attend(int thread, int index);
+  void attend_prompt(int thread, int index);
+  void attend_split(int thread, int index, const Split& split);
   void rotate_and_store(const ckdist_step& step, int run, int64_t token, int kv_head);
-  void attend_item(int thread, const ckdist_step& step, const Item& item);
+  AttentionTask task_of(const ckdist_step& step, const Item& item);
+  Split split_of(const ckdist_step& step);
 
   int64_t rows(const ckdist_step& step) const { return step.outputs_only ? batch_.outputs : batch_.tokens; }
   bool replicated(const ckdist_step& step) const { return rows(step) <= kReplicatedRows; }
@@ -67,10 +76,12 @@ class Executable {
   std::vector<ckdist_value> values_;
   Group& group_;
   const Kernels& kernels_;
-  std::optional<Arena> arena_, kv_arena_, scratch_arena_;
+  std::optional<Arena> arena_, kv_arena_, scratch_arena_, part_arena_;
   std::vector<Worker> workers_;
   std::vector<int> first_head_;                 // of each local kv-head
   std::unique_ptr<std::atomic<int64_t>[]> counters_;  // next item of each step that shares work out dynamically
+  std::unique_ptr<std::atomic<int64_t>[]> merged_;    // (sequences, kv_heads): spans whose parts are there
+  int64_t part_bytes_, part_count_;
   int64_t kv_head_bytes_, kv_block_bytes_, kv_bytes_;
   int max_group_ = 1;
   BatchView batch_;

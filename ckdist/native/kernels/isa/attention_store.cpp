@@ -2,6 +2,7 @@
 #include "kernels/isa/attention_store.h"
 
 #include "kernels/isa/attention_block.h"
+#include "kernels/isa/attention_integer.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
@@ -36,16 +37,19 @@ void write_bf16(const float* x, int head_dim, int64_t step, uint16_t* tile) {
   for (int i = 0; i < head_dim; ++i) tile[i * step] = to_bf16(x[i]);
 }
 
-// Codes are relative to the scale as it is stored, after its rounding to float16.
-void write_q8(const float* x, int head_dim, int group, int64_t step, int8_t* codes, uint16_t* scales) {
+// Codes are relative to the scale as it is stored, after its rounding to float16; scales: one for each group, 16 apart.
+// False where any x is NaN or infinite.
+bool quantise_q8(const float* x, int head_dim, int group, int8_t* codes, uint16_t* scales) {
+  bool finite = true;
   for (int start = 0; start < head_dim; start += group) {
-    Vec largest = set(0.0f), probe = set(0.0f);  // probe: NaN if any is NaN or infinite, so that bad numbers stay visible
+    Vec largest = set(0.0f), probe = set(0.0f);
     for (int i = start; i < start + group; i += kLanes) {
       const Vec a = load_lanes(x + i, start + group - i);
       largest = max(largest, abs(a));
       probe = fma(a, set(0.0f), probe);
     }
-    const float ideal = reduce_max(largest) / 127.0f + reduce_sum(probe);
+    finite = finite && reduce_sum(probe) == 0.0f;
+    const float ideal = reduce_max(largest) / 127.0f;
     const uint16_t scale = to_f16(ideal > kLargestF16 ? kLargestF16 : ideal);
     const float stored = from_f16(scale);
     const Vec inverse = set(stored > 0.0f ? 1.0f / stored : 0.0f);
@@ -53,10 +57,42 @@ void write_q8(const float* x, int head_dim, int group, int64_t step, int8_t* cod
       const int n = start + group - i < kLanes ? start + group - i : kLanes;
       int8_t lanes[kLanes];
       store_i8(lanes, clamp(load_lanes(x + i, n) * inverse, 127.0f));
-      lay_out(lanes, n, step, codes + i * step);
+      std::memcpy(codes + i, lanes, n);
     }
     scales[start / group * kBlockTokens] = scale;
   }
+  return finite;
+}
+
+// Codes into the pairs of a block: two dimensions of a key side by side, two positions of a value.
+template <class Code>
+void lay_out_pairs(const Code* k, const Code* v, int slot, int head_dim, uint8_t* block, const BlockLayout& layout) {
+  Code* key = reinterpret_cast<Code*>(block) + 2 * slot;
+  Code* value = reinterpret_cast<Code*>(block + layout.v_offset) + slot / 2 * 2 * head_dim + slot % 2;
+  for (int i = 0; i < head_dim; i += 2) std::memcpy(key + i * kBlockTokens, k + i, 2 * sizeof(Code));
+  for (int i = 0; i < head_dim; ++i) value[2 * i] = v[i];
+}
+
+constexpr int kMostDimensions = 4096;
+
+// A key or value with NaN or infinity makes the scale of the key NaN: every query that sees the position then shows it.
+void store_q8(uint8_t* block, int slot, int head_dim, const float* k, const float* v, const BlockLayout& layout) {
+  int8_t key[kMostDimensions], value[kMostDimensions];
+  uint16_t* k_scales = reinterpret_cast<uint16_t*>(block + layout.k_scales_offset) + slot;
+  const bool finite = quantise_q8(k, head_dim, layout.group, key, k_scales);
+  if (!quantise_q8(v, head_dim, layout.group, value, reinterpret_cast<uint16_t*>(block + layout.v_scales_offset) + slot) || !finite)
+    k_scales[0] = 0x7e00;
+  lay_out_pairs(key, value, slot, head_dim, block, layout);
+}
+
+void store_i16(uint8_t* block, int slot, int head_dim, const float* k, const float* v, const BlockLayout& layout) {
+  int16_t key[kMostDimensions], value[kMostDimensions];
+  float* k_scale = reinterpret_cast<float*>(block + layout.k_scales_offset) + slot;
+  float* v_scale = reinterpret_cast<float*>(block + layout.v_scales_offset) + slot;
+  *k_scale = quantise(k, head_dim, kLargestCode, kLongest, key);
+  *v_scale = quantise(v, head_dim, kLargestValue, __builtin_inff(), value);
+  if (*v_scale != *v_scale) *k_scale = *v_scale;
+  lay_out_pairs(key, value, slot, head_dim, block, layout);
 }
 
 void write_plain(KvType type, const float* x, int head_dim, int64_t step, uint8_t* tile) {
@@ -71,17 +107,10 @@ int64_t attention_block_bytes(KvType type, int head_dim) { return BlockLayout(ty
 
 void attention_store(KvType type, uint8_t* block, int slot, int head_dim, const float* k, const float* v) {
   const BlockLayout layout(type, head_dim);
-  uint8_t* key = block + code_bytes(type) * slot;
-  uint8_t* value = block + layout.v_offset + code_bytes(type) * slot * head_dim;
-  if (type == KvType::q8_0) {
-    write_q8(k, head_dim, layout.group, kBlockTokens, reinterpret_cast<int8_t*>(key),
-             reinterpret_cast<uint16_t*>(block + layout.k_scales_offset) + slot);
-    write_q8(v, head_dim, layout.group, 1, reinterpret_cast<int8_t*>(value),
-             reinterpret_cast<uint16_t*>(block + layout.v_scales_offset) + slot);
-    return;
-  }
-  write_plain(type, k, head_dim, kBlockTokens, key);
-  write_plain(type, v, head_dim, 1, value);
+  if (type == KvType::q8_0) return store_q8(block, slot, head_dim, k, v, layout);
+  if (type == KvType::i16) return store_i16(block, slot, head_dim, k, v, layout);
+  write_plain(type, k, head_dim, kBlockTokens, block + code_bytes(type) * slot);
+  write_plain(type, v, head_dim, 1, block + layout.v_offset + code_bytes(type) * slot * head_dim);
 }
 
 }  // namespace CKDIST_ISA

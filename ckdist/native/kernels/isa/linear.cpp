@@ -1,5 +1,7 @@
 // The ISA's table of products, one row per weight type.
-#if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
+#include "kernels/isa/linear_amx.h"
+#elif defined(__AVX512VNNI__) && defined(__AVX512BF16__)
 #include "kernels/isa/linear_avx512.h"
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include "kernels/isa/linear_avx2.h"
@@ -13,7 +15,12 @@ namespace {
 
 template <Type type>
 constexpr LinearKernel kernel_of() {
-  return {activation_of<type>(), Tiles<type>::tile_bytes, Tiles<type>::pack, Tiles<type>::unpack_row, multiply<Product<type>>};
+#ifdef __AMX_INT8__
+  constexpr auto product = multiply_in_tiles<type>;
+#else
+  constexpr auto product = multiply<Product<type>>;
+#endif
+  return {activation_of<type>(), Tiles<type>::tile_bytes, Tiles<type>::pack, Tiles<type>::unpack_row, product};
 }
 
 constexpr LinearKernel none = {};

@@ -54,6 +54,14 @@ inline __m256i read_step(const uint8_t* planes) {
   constexpr int low_parts = 8 / layout.low_bits;
   constexpr int vector = layout.low_bits == 4 ? step % 4 : step / low_parts;
   constexpr int shift = layout.low_bits * (layout.low_bits == 4 ? step / 4 : step % low_parts);
+  if constexpr (layout.low_bits == 6) {
+    const uint8_t* three = planes + 192 * (step / 4);
+    if constexpr (step % 4 < 3) return _mm256_and_si256(load(three + 64 * (step % 4)), _mm256_set1_epi8(0x3f));
+    const __m256i low = _mm256_and_si256(shifted<-6>(load(three)), _mm256_set1_epi8(0x03));
+    const __m256i middle = _mm256_and_si256(shifted<-4>(load(three + 64)), _mm256_set1_epi8(0x0c));
+    const __m256i high = _mm256_and_si256(shifted<-2>(load(three + 128)), _mm256_set1_epi8(0x30));
+    return _mm256_or_si256(_mm256_or_si256(low, middle), high);
+  }
   __m256i codes = load(planes + 64 * vector);
   if constexpr (layout.low_bits < 8)
     codes = _mm256_and_si256(shifted<-shift>(codes), _mm256_set1_epi8((1 << layout.low_bits) - 1));
@@ -72,32 +80,33 @@ inline __m256i read_step(const uint8_t* planes) {
 inline __m256 read_halves(const uint8_t* at) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))); }
 inline __m128i read_bytes(const uint8_t* at) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)); }
 
-// Scales and minima of one group, of the 8 rows of a half.
+inline __m256i widen(const uint8_t* bytes) { return _mm256_cvtepu8_epi32(read_bytes(bytes)); }
+
+// Half a block of a tile: 8 rows. Groups are numbered within it; scales are whole numbers or floats as the layout says.
 template <Type type>
-struct Scales {
+struct Block {
   static constexpr BlockLayout layout = layout_of(type);
-  const uint8_t* block;
+  const uint8_t* at;
   int half;
 
-  __m256 block_scale() const { return read_halves(block + layout.block_scale() + 2 * kLane * half); }
-  __m256 block_minimum() const { return read_halves(block + layout.block_minimum() + 2 * kLane * half); }
-  static __m256 product(__m256 factor, __m256i bytes) { return _mm256_mul_ps(factor, _mm256_cvtepi32_ps(bytes)); }
+  const uint8_t* planes(int columns) const { return at + columns * layout.plane_bytes() + 32 * half; }  // of the columns-th 32 columns
+  __m256 block_scale() const { return read_halves(at + layout.block_scale() + 2 * kLane * half); }
+  __m256 block_minimum() const { return read_halves(at + layout.block_minimum() + 2 * kLane * half); }
+  const uint8_t* byte_minima() const { return at + layout.group_minima() + 32 * half; }
+  static __m256i product(__m256 factor, __m256i bytes) { return _mm256_castps_si256(_mm256_mul_ps(factor, _mm256_cvtepi32_ps(bytes))); }
 
-  __m256 scale(int group) const {
-    const uint8_t* at = block + layout.group_scales() + group * layout.group_scale_bytes() + layout.group_scale_bytes() / kHalves * half;
-    if constexpr (layout.scales == ScaleKind::half) return read_halves(at);
-    const __m128i bytes = read_bytes(at);
-    if constexpr (layout.scales == ScaleKind::signed_byte) return product(block_scale(), _mm256_cvtepi8_epi32(bytes));
-    const __m128i low = layout.scales == ScaleKind::nibbles ? _mm_and_si128(bytes, _mm_set1_epi8(0x0f)) : bytes;
-    return product(block_scale(), _mm256_cvtepu8_epi32(low));
+  __m256i scale(int group) const {
+    const uint8_t* scales = at + layout.group_scales() + group * layout.group_scale_bytes() + layout.group_scale_bytes() / kHalves * half;
+    if constexpr (layout.scales == ScaleKind::half) return _mm256_castps_si256(read_halves(scales));
+    if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
+    if constexpr (layout.scales == ScaleKind::signed_byte) return _mm256_cvtepi8_epi32(read_bytes(scales));
+    return product(block_scale(), _mm256_and_si256(widen(scales), _mm256_set1_epi32(0x0f)));
   }
 
-  __m256 minimum(int group) const {
-    constexpr int at_group = layout.scales == ScaleKind::nibbles ? layout.group_scales() : layout.group_minima();
-    const uint8_t* at = block + at_group + group * layout.group_scale_bytes() + layout.group_scale_bytes() / kHalves * half;
-    if constexpr (layout.scales == ScaleKind::half) return read_halves(at);
-    const __m256i bytes = _mm256_cvtepu8_epi32(read_bytes(at));
-    return product(block_minimum(), layout.scales == ScaleKind::nibbles ? _mm256_srli_epi32(bytes, 4) : bytes);
+  __m256i minimum(int group) const {
+    if constexpr (layout.scales == ScaleKind::half)
+      return _mm256_castps_si256(read_halves(at + layout.group_minima() + group * layout.group_scale_bytes() + 2 * kLane * half));
+    return product(block_minimum(), _mm256_srli_epi32(widen(at + layout.group_scales() + group * kTileRows + kLane * half), 4));
   }
 };
 
@@ -106,8 +115,6 @@ inline __m256i broadcast32(const void* at) {
   __builtin_memcpy(&value, at, sizeof value);
   return _mm256_set1_epi32(value);
 }
-
-constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
 
 // Steps whose 16-bit pair sums of products, each at most 2 * 127 * code, can be added without saturating.
 template <Type type>
@@ -141,63 +148,106 @@ inline __m256i dot(const __m256i* codes, const uint8_t* x) {
   return product;
 }
 
-// Scales the whole-number sum of one group: total + (product - offset * x_sum) * scale - x_sum * minimum.
+// Where one token's activations of the current columns stand; the same parts of the next token are a stride away.
+struct Columns {
+  const uint8_t *codes, *scales, *sums32, *sums16;
+};
+
 template <Type type>
-inline __m256 add_scaled(__m256i product, const uint8_t* x_sums, int part, __m256 scale, __m256 minimum, __m256 total) {
+inline __m256i read_sums(const uint8_t* at) {
+  const __m256i sums = broadcast32(at);
+  return sums_shift<type>() > 0 ? _mm256_srai_epi32(sums, sums_shift<type>()) : sums;
+}
+
+// One token's 32 columns on top of its total: of the block where scales are whole numbers, else of the row.
+template <Type type>
+inline __m256 add_group(const __m256i* codes, const __m256i* scale, const __m256i* minimum, const Columns& x, int64_t row, __m256 total) {
   constexpr BlockLayout layout = layout_of(type);
-  constexpr bool corrected = layout.offset > 0 && !is_signed<type>();
-  __m256i x_sum = _mm256_setzero_si256();
-  if constexpr (layout.minimum || corrected) {
-    x_sum = broadcast32(x_sums + 4 * part);
-    if constexpr (layout.group == kGroupColumns) x_sum = _mm256_add_epi32(x_sum, broadcast32(x_sums + 4));
+  constexpr int parts = kGroupColumns / layout.group;
+  const uint8_t* const sums = (parts == 1 ? x.sums32 : x.sums16) + row;
+  __m256i product[2];
+  product[0] = dot<type, 0, kSteps / parts>(codes, x.codes + row);
+  if constexpr (parts == 2) product[1] = dot<type, kSteps / 2, kSteps / 2>(codes, x.codes + row);
+  __m256i whole = _mm256_setzero_si256();
+  __m256 scaled = _mm256_setzero_ps();
+#pragma GCC unroll 2
+  for (int p = 0; p < parts; ++p) {
+    if constexpr (layout.offset > 0 && !is_signed<type>())
+      product[p] = _mm256_add_epi32(product[p], read_sums<type>(sums + 4 * p));
+    if constexpr (layout.whole()) {
+      const __m256i part = _mm256_mullo_epi32(product[p], scale[p]);
+      whole = p == 0 ? part : _mm256_add_epi32(whole, part);
+    } else {
+      const __m256 part = _mm256_cvtepi32_ps(product[p]), factor = _mm256_castsi256_ps(scale[p]);
+      scaled = p == 0 ? _mm256_mul_ps(part, factor) : _mm256_fmadd_ps(part, factor, scaled);
+      if constexpr (layout.minimum)
+        scaled = _mm256_fmadd_ps(_mm256_cvtepi32_ps(read_sums<type>(sums + 4 * p)), _mm256_castsi256_ps(minimum[p]), scaled);
+    }
   }
-  if constexpr (corrected) product = _mm256_sub_epi32(product, _mm256_slli_epi32(x_sum, log2_of(layout.offset)));
-  const __m256 whole = _mm256_cvtepi32_ps(product);
-  total = part == 0 ? _mm256_mul_ps(whole, scale) : _mm256_fmadd_ps(whole, scale, total);
-  if constexpr (layout.minimum) total = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(x_sum), minimum, total);
-  return total;
+  if constexpr (layout.whole()) scaled = _mm256_cvtepi32_ps(whole);
+  return _mm256_fmadd_ps(scaled, _mm256_castsi256_ps(broadcast32(x.scales + row)), total);
+}
+
+// Minus the block's minima, of at most 6 bits, times the token's sums.
+inline __m256 add_minima(__m256 sum, const uint8_t* minima, __m256 block_minimum, const uint8_t* group_sums) {
+  const __m256i first = load(minima), second = load(minima + 64), ones = _mm256_set1_epi16(1);
+  auto dot = [&](const uint8_t* x) {  // pair sums stay below 2 * 63 * 128, so two of them fit
+    const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(first, broadcast32(x)), _mm256_maddubs_epi16(second, broadcast32(x + 4)));
+    return _mm256_madd_epi16(pairs, ones);
+  };
+  const __m256i both = _mm256_add_epi32(_mm256_slli_epi32(dot(group_sums), 8), dot(group_sums + 8));
+  const __m256 factor = _mm256_mul_ps(block_minimum, _mm256_castsi256_ps(broadcast32(group_sums + 16)));
+  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(both), factor, sum);
 }
 
 template <Type type, int tokens>
 void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
-  constexpr int groups = layout.columns / kGroupColumns, lines = layout.bytes() / 64;
+  constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups;
   __m256 sums[tokens][kHalves];
   for (int t = 0; t < tokens; ++t) sums[t][0] = sums[t][1] = _mm256_setzero_ps();
-  const uint8_t* block = strip.tile;
-  const uint8_t* x_codes = strip.x;
-  const uint8_t* x_scales = strip.x + strip.padded;
-  const uint8_t* x_sums = strip.x + strip.padded + strip.padded / 8;
-  for (int64_t b = 0; b < strip.blocks; ++b, block += layout.bytes())
+  const uint8_t* at = strip.tile;
+  Columns x = {strip.x, strip.x + ActivationRow::scales(strip.padded), strip.x + ActivationRow::sums32(strip.padded),
+               strip.x + ActivationRow::sums16(strip.padded)};
+  const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
+  for (int64_t b = 0; b < strip.blocks; ++b, at += layout.bytes()) {
+    __m256 of_block[tokens][kHalves];
+    if constexpr (layout.whole())
+      for (int t = 0; t < tokens; ++t) of_block[t][0] = of_block[t][1] = _mm256_setzero_ps();
+    auto* const total = layout.whole() ? of_block : sums;
     for (int g = 0; g < groups; ++g) {
-      for (int line = g * lines / groups; line < (g + 1) * lines / groups; ++line) __builtin_prefetch(block + kAhead + 64 * line);
+      fetch<type, tokens>(at + 64 * g * lines, lines);
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
-        const uint8_t* planes = block + g * layout.plane_bytes() + 32 * h;
+        const Block<type> block = {at, h};
+        const uint8_t* planes = block.planes(g);
         const __m256i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes),
                                        read_step<type, 3>(planes), read_step<type, 4>(planes), read_step<type, 5>(planes),
                                        read_step<type, 6>(planes), read_step<type, 7>(planes)};
-        const Scales<type> scales = {block, h};
-        __m256 scale[parts], minimum[parts];
+        __m256i scale[parts], minimum[parts];
         for (int p = 0; p < parts; ++p) {
-          scale[p] = scales.scale(g * parts + p);
-          minimum[p] = layout.minimum ? scales.minimum(g * parts + p) : _mm256_setzero_ps();
+          scale[p] = block.scale(g * parts + p);
+          minimum[p] = layout.minimum && !layout.whole() ? block.minimum(g * parts + p) : _mm256_setzero_si256();
         }
 #pragma GCC unroll 4
-        for (int t = 0; t < tokens; ++t) {
-          const int64_t row = t * strip.x_stride;
-          __m256 total = add_scaled<type>(dot<type, 0, kSteps / parts>(codes, x_codes + row), x_sums + row, 0, scale[0], minimum[0],
-                                          _mm256_setzero_ps());
-          if constexpr (parts == 2)
-            total = add_scaled<type>(dot<type, kSteps / 2, kSteps / 2>(codes, x_codes + row), x_sums + row, 1, scale[1], minimum[1], total);
-          sums[t][h] = _mm256_fmadd_ps(total, _mm256_castsi256_ps(broadcast32(x_scales + row)), sums[t][h]);
-        }
+        for (int t = 0; t < tokens; ++t) total[t][h] = add_group<type>(codes, scale, minimum, x, t * strip.x_stride, total[t][h]);
       }
-      x_codes += kGroupColumns;
-      x_scales += sizeof(float);
-      x_sums += 2 * sizeof(int32_t);
+      x.codes += kGroupColumns;
+      x.scales += sizeof(float);
+      x.sums32 += sizeof(int32_t);
+      x.sums16 += 2 * sizeof(int32_t);
     }
+    for (int h = 0; h < kHalves; ++h) {
+      const Block<type> block = {at, h};
+      if constexpr (layout.whole())
+        for (int t = 0; t < tokens; ++t) sums[t][h] = _mm256_fmadd_ps(of_block[t][h], block.block_scale(), sums[t][h]);
+      if constexpr (layout.scales == ScaleKind::unsigned_byte)
+        for (int t = 0; t < tokens; ++t)
+          sums[t][h] = add_minima(sums[t][h], block.byte_minima(), block.block_minimum(), group_sums + t * strip.x_stride);
+    }
+    group_sums += sizeof(GroupSums);
+  }
   store_sums<tokens>(strip, sums);
 }
 
@@ -218,7 +268,7 @@ void float_strip(const Strip& strip) {
   const uint8_t* block = strip.tile;
   const uint8_t* x = strip.x;
   for (int64_t b = 0; b < strip.blocks; ++b, block += block_bytes, x += 4 * kFloatColumnPad) {
-    for (int line = 0; line < block_bytes; line += 64) __builtin_prefetch(block + kAhead + line);
+    fetch<type, tokens>(block, block_bytes / 64);
 #pragma GCC unroll 16
     for (int c = 0; c < kFloatColumnPad; ++c) {
       const __m256 top = read_column<type>(block, c, 0), bottom = read_column<type>(block, c, 1);
@@ -238,6 +288,7 @@ struct Product {
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
   static constexpr int kMostTokens = layout.columns ? 4 : 6;  // whose sums fit the 16 registers
+
 
   template <int tokens>
   static constexpr StripFunction of() {

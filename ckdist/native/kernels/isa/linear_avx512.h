@@ -41,6 +41,14 @@ inline __m512i read_step(const uint8_t* planes) {
   constexpr int low_parts = 8 / layout.low_bits;
   constexpr int vector = layout.low_bits == 4 ? step % 4 : step / low_parts;
   constexpr int shift = layout.low_bits * (layout.low_bits == 4 ? step / 4 : step % low_parts);
+  if constexpr (layout.low_bits == 6) {
+    const uint8_t* three = planes + 192 * (step / 4);
+    if constexpr (step % 4 < 3) return _mm512_and_si512(load(three + 64 * (step % 4)), _mm512_set1_epi8(0x3f));
+    constexpr int select = 0xca;  // the first operand's bits choose between the second's and the third's
+    const __m512i low = _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x03), shifted<-6>(load(three)), shifted<-4>(load(three + 64)), select);
+    const __m512i all = _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x0f), low, shifted<-2>(load(three + 128)), select);
+    return _mm512_and_si512(all, _mm512_set1_epi8(0x3f));
+  }
   __m512i codes = load(planes + 64 * vector);
   if constexpr (layout.low_bits < 8)
     codes = _mm512_and_si512(shifted<-shift>(codes), _mm512_set1_epi8((1 << layout.low_bits) - 1));
@@ -59,40 +67,35 @@ inline __m512i read_step(const uint8_t* planes) {
 
 inline __m512 read_halves(const uint8_t* at) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))); }
 
-// Scales and minima of one group, of all rows.
+inline __m512i widen(const uint8_t* bytes) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))); }
+
+// A block of a tile. Groups are numbered within it; scales are whole numbers or floats as the layout says.
 template <Type type>
-struct Scales {
+struct Block {
   static constexpr BlockLayout layout = layout_of(type);
-  const uint8_t* block;
-  __m512 block_scale, block_minimum;
+  const uint8_t* at;
 
-  explicit Scales(const uint8_t* at) : block(at) {
-    if constexpr (layout.scales != ScaleKind::half) {
-      block_scale = read_halves(block + layout.block_scale());
-      if constexpr (layout.minimum) block_minimum = read_halves(block + layout.block_minimum());
-    }
+  const uint8_t* planes(int columns) const { return at + columns * layout.plane_bytes(); }  // of the columns-th 32 columns
+  __m512 block_scale() const { return read_halves(at + layout.block_scale()); }
+  __m512 block_minimum() const { return read_halves(at + layout.block_minimum()); }
+  const uint8_t* byte_minima() const { return at + layout.group_minima(); }
+
+  __m512i scale(int group) const {
+    const uint8_t* scales = at + layout.group_scales() + group * layout.group_scale_bytes();
+    if constexpr (layout.scales == ScaleKind::half) return _mm512_castps_si512(read_halves(scales));
+    if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
+    if constexpr (layout.scales == ScaleKind::signed_byte)
+      return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales)));
+    const __m512i low = _mm512_and_si512(widen(scales), _mm512_set1_epi32(0x0f));
+    return _mm512_castps_si512(_mm512_mul_ps(block_scale(), _mm512_cvtepi32_ps(low)));
   }
 
-  __m512 scale(int group) const {
-    const uint8_t* at = block + layout.group_scales() + group * layout.group_scale_bytes();
-    if constexpr (layout.scales == ScaleKind::half) return read_halves(at);
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
-    if constexpr (layout.scales == ScaleKind::signed_byte) return product(block_scale, _mm512_cvtepi8_epi32(bytes));
-    const __m128i low = layout.scales == ScaleKind::nibbles ? _mm_and_si128(bytes, _mm_set1_epi8(0x0f)) : bytes;
-    return product(block_scale, _mm512_cvtepu8_epi32(low));
+  __m512i minimum(int group) const {
+    if constexpr (layout.scales == ScaleKind::half)
+      return _mm512_castps_si512(read_halves(at + layout.group_minima() + group * layout.group_scale_bytes()));
+    const __m512i high = _mm512_srli_epi32(widen(at + layout.group_scales() + group * kTileRows), 4);
+    return _mm512_castps_si512(_mm512_mul_ps(block_minimum(), _mm512_cvtepi32_ps(high)));
   }
-
-  __m512 minimum(int group) const {
-    if constexpr (layout.scales == ScaleKind::nibbles) {
-      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + layout.group_scales() + group * kTileRows));
-      return product(block_minimum, _mm512_srli_epi32(_mm512_cvtepu8_epi32(bytes), 4));
-    }
-    const uint8_t* at = block + layout.group_minima() + group * layout.group_scale_bytes();
-    if constexpr (layout.scales == ScaleKind::half) return read_halves(at);
-    return product(block_minimum, _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
-  }
-
-  static __m512 product(__m512 factor, __m512i bytes) { return _mm512_mul_ps(factor, _mm512_cvtepi32_ps(bytes)); }
 };
 
 inline __m512i broadcast32(const void* at) {
@@ -101,82 +104,124 @@ inline __m512i broadcast32(const void* at) {
   return _mm512_set1_epi32(value);
 }
 
-constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
-
 // Tokens whose chains of additions are interleaved, so that their latencies hide one another.
 constexpr int lanes_of(int tokens) { return tokens % 4 == 0 ? 4 : tokens % 3 == 0 ? 3 : tokens; }
 
 // Keeps the compiler from computing every token's address ahead of the loops, where they would not fit the registers.
 inline void hide(int64_t& offset) { asm("" : "+r"(offset)); }
 
-// Adds 32 columns to the sums of a few tokens.
+// Where one token's activations of the current columns stand; the same parts of the next token are a stride away.
+struct Columns {
+  const uint8_t *codes, *scales, *sums32, *sums16;
+};
+
+template <Type type>
+inline __m512i read_sums(const uint8_t* at) {
+  const __m512i sums = broadcast32(at);
+  return sums_shift<type>() > 0 ? _mm512_srai_epi32(sums, sums_shift<type>()) : sums;
+}
+
+// Adds 32 columns to the totals of a few tokens: of the block where scales are whole numbers, else of the row.
 template <Type type, int lanes>
-inline void add_group(const __m512i* codes, const __m512* scale, const __m512* minimum, const uint8_t* x_codes, const uint8_t* x_scales,
-                      const uint8_t* x_sums, int64_t stride, __m512* sums) {
+inline void add_group(const __m512i* codes, const __m512i* scale, const __m512i* minimum, const Columns& x, int64_t row, int64_t stride, __m512* total) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group;
-  __m512 total[lanes];
+  const uint8_t* const sums = parts == 1 ? x.sums32 : x.sums16;
+  __m512i whole[lanes];
+  __m512 scaled[lanes];
 #pragma GCC unroll 2
   for (int p = 0; p < parts; ++p) {
     __m512i product[lanes];
 #pragma GCC unroll 4
-    for (int l = 0; l < lanes; ++l) product[l] = _mm512_setzero_si512();
+    for (int l = 0; l < lanes; ++l)
+      product[l] = layout.offset > 0 ? read_sums<type>(sums + row + l * stride + 4 * p) : _mm512_setzero_si512();
 #pragma GCC unroll 8
     for (int s = p * kSteps / parts; s < (p + 1) * kSteps / parts; ++s)
 #pragma GCC unroll 4
-      for (int l = 0; l < lanes; ++l) product[l] = _mm512_dpbusd_epi32(product[l], codes[s], broadcast32(x_codes + l * stride + 4 * s));
+      for (int l = 0; l < lanes; ++l) product[l] = _mm512_dpbusd_epi32(product[l], codes[s], broadcast32(x.codes + row + l * stride + 4 * s));
 #pragma GCC unroll 4
     for (int l = 0; l < lanes; ++l) {
-      __m512i x_sum = _mm512_setzero_si512();
-      if constexpr (layout.minimum || layout.offset > 0) {
-        x_sum = broadcast32(x_sums + l * stride + 4 * p);
-        if constexpr (parts == 1) x_sum = _mm512_add_epi32(x_sum, broadcast32(x_sums + l * stride + 4));
+      if constexpr (layout.whole()) {
+        const __m512i part = _mm512_mullo_epi32(product[l], scale[p]);
+        whole[l] = p == 0 ? part : _mm512_add_epi32(whole[l], part);
+      } else {
+        const __m512 part = _mm512_cvtepi32_ps(product[l]), factor = _mm512_castsi512_ps(scale[p]);
+        scaled[l] = p == 0 ? _mm512_mul_ps(part, factor) : _mm512_fmadd_ps(part, factor, scaled[l]);
+        if constexpr (layout.minimum)
+          scaled[l] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(read_sums<type>(sums + row + l * stride + 4 * p)), _mm512_castsi512_ps(minimum[p]), scaled[l]);
       }
-      if constexpr (layout.offset > 0) product[l] = _mm512_sub_epi32(product[l], _mm512_slli_epi32(x_sum, log2_of(layout.offset)));
-      const __m512 whole = _mm512_cvtepi32_ps(product[l]);
-      total[l] = p == 0 ? _mm512_mul_ps(whole, scale[p]) : _mm512_fmadd_ps(whole, scale[p], total[l]);
-      if constexpr (layout.minimum) total[l] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(x_sum), minimum[p], total[l]);
     }
   }
 #pragma GCC unroll 4
-  for (int l = 0; l < lanes; ++l)
-    sums[l] = _mm512_fmadd_ps(total[l], _mm512_castsi512_ps(broadcast32(x_scales + l * stride)), sums[l]);
+  for (int l = 0; l < lanes; ++l) {
+    if constexpr (layout.whole()) scaled[l] = _mm512_cvtepi32_ps(whole[l]);
+    total[l] = _mm512_fmadd_ps(scaled[l], _mm512_castsi512_ps(broadcast32(x.scales + row + l * stride)), total[l]);
+  }
+}
+
+// Minus the block's minima times the token's sums.
+inline __m512 add_minima(__m512 sum, const __m512i* minima, __m512 block_minimum, const uint8_t* group_sums) {
+  __m512i high = _mm512_dpbusd_epi32(_mm512_setzero_si512(), minima[0], broadcast32(group_sums));
+  __m512i low = _mm512_dpbusd_epi32(_mm512_setzero_si512(), minima[0], broadcast32(group_sums + 8));
+  high = _mm512_dpbusd_epi32(high, minima[1], broadcast32(group_sums + 4));
+  low = _mm512_dpbusd_epi32(low, minima[1], broadcast32(group_sums + 12));
+  const __m512 factor = _mm512_mul_ps(block_minimum, _mm512_castsi512_ps(broadcast32(group_sums + 16)));
+  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low)), factor, sum);
 }
 
 template <Type type, int tokens>
 void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
-  constexpr int groups = layout.columns / kGroupColumns, lines = layout.bytes() / 64, lanes = lanes_of(tokens);
-  __m512 sums[tokens];
+  constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups, lanes = lanes_of(tokens);
+  __m512 sums[tokens];  // of whole scales between blocks alone, so not in registers
 #pragma GCC unroll 16
   for (int t = 0; t < tokens; ++t) sums[t] = _mm512_setzero_ps();
-  const uint8_t* block = strip.tile;
-  const uint8_t* x_codes = strip.x;
-  const uint8_t* x_scales = strip.x + strip.padded;
-  const uint8_t* x_sums = strip.x + strip.padded + strip.padded / 8;
-  for (int64_t b = 0; b < strip.blocks; ++b, block += layout.bytes()) {
-    const Scales<type> scales(block);
+  Block<type> block = {strip.tile};
+  Columns x = {strip.x, strip.x + ActivationRow::scales(strip.padded), strip.x + ActivationRow::sums32(strip.padded),
+               strip.x + ActivationRow::sums16(strip.padded)};
+  const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
+  for (int64_t b = 0; b < strip.blocks; ++b, block.at += layout.bytes()) {
+    __m512 of_block[tokens];
+    if constexpr (layout.whole()) {
+#pragma GCC unroll 16
+      for (int t = 0; t < tokens; ++t) of_block[t] = _mm512_setzero_ps();
+    }
+    __m512* const total = layout.whole() ? of_block : sums;
     for (int g = 0; g < groups; ++g) {
-      const uint8_t* planes = block + g * layout.plane_bytes();
-      for (int line = g * lines / groups; line < (g + 1) * lines / groups; ++line) __builtin_prefetch(block + kAhead + 64 * line);
+      fetch<type, tokens>(block.at + 64 * g * lines, lines);
+      const uint8_t* planes = block.planes(g);
       const __m512i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes),
                                      read_step<type, 3>(planes), read_step<type, 4>(planes), read_step<type, 5>(planes),
                                      read_step<type, 6>(planes), read_step<type, 7>(planes)};
-      __m512 scale[parts], minimum[parts];
+      __m512i scale[parts], minimum[parts];
+#pragma GCC unroll 2
       for (int p = 0; p < parts; ++p) {
-        scale[p] = scales.scale(g * parts + p);
-        if constexpr (layout.minimum) minimum[p] = scales.minimum(g * parts + p);
+        scale[p] = block.scale(g * parts + p);
+        if constexpr (layout.minimum && !layout.whole()) minimum[p] = block.minimum(g * parts + p);
       }
       int64_t row = 0;
 #pragma GCC unroll 16
       for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {
         hide(row);
-        add_group<type, lanes>(codes, scale, minimum, x_codes + row, x_scales + row, x_sums + row, strip.x_stride, sums + t);
+        add_group<type, lanes>(codes, scale, minimum, x, row, strip.x_stride, total + t);
       }
-      x_codes += kGroupColumns;
-      x_scales += sizeof(float);
-      x_sums += 2 * sizeof(int32_t);
+      x.codes += kGroupColumns;
+      x.scales += sizeof(float);
+      x.sums32 += sizeof(int32_t);
+      x.sums16 += 2 * sizeof(int32_t);
+    }
+    if constexpr (layout.whole()) {
+      const __m512 block_scale = block.block_scale();
+#pragma GCC unroll 16
+      for (int t = 0; t < tokens; ++t) sums[t] = _mm512_fmadd_ps(of_block[t], block_scale, sums[t]);
+    }
+    if constexpr (layout.scales == ScaleKind::unsigned_byte) {
+      const __m512i minima[2] = {load(block.byte_minima()), load(block.byte_minima() + 64)};
+      const __m512 block_minimum = block.block_minimum();
+#pragma GCC unroll 16
+      for (int t = 0; t < tokens; ++t) sums[t] = add_minima(sums[t], minima, block_minimum, group_sums + t * strip.x_stride);
+      group_sums += sizeof(GroupSums);
     }
   }
   store_sums<tokens>(strip, sums);
@@ -210,7 +255,7 @@ void float_strip(const Strip& strip) {
     __m512i weights[vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) weights[v] = read_column<type>(tile, v);
-    for (int line = 0; line < vectors * vector_bytes; line += 64) __builtin_prefetch(tile + kAhead + line);
+    fetch<type, tokens>(tile, vectors * vector_bytes / 64);
     int64_t row = 0;
 #pragma GCC unroll 16
     for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {
@@ -231,6 +276,7 @@ template <Type type>
 struct Product {
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
+
 
   template <int tokens>
   static constexpr StripFunction of() {

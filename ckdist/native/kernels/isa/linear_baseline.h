@@ -33,6 +33,15 @@ void read_codes(const uint8_t* planes, float (*codes)[kVector]) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int low_parts = 8 / layout.low_bits;
   constexpr int low_mask = (1 << layout.low_bits) - 1;
+  if constexpr (layout.low_bits == 6) {
+    for (int step = 0; step < kSteps; ++step)
+      for (int i = 0; i < kVector; ++i) {
+        const uint8_t* three = planes + 3 * kVector * (step / 4) + i;
+        const int code = step % 4 < 3 ? three[kVector * (step % 4)] & 0x3f : three[0] >> 6 | three[kVector] >> 6 << 2 | three[2 * kVector] >> 6 << 4;
+        codes[step][i] = static_cast<float>(code - layout.offset);
+      }
+    return;
+  }
   for (int step = 0; step < kSteps; ++step) {
     const int vector = layout.low_bits == 4 ? step % 4 : step / low_parts;
     const int shift = layout.low_bits * (layout.low_bits == 4 ? step / 4 : step % low_parts);
@@ -72,7 +81,7 @@ void read_scales(const uint8_t* block, const Rows& block_scale, const Rows& bloc
   for (int r = 0; r < kTileRows; ++r) {
     if (layout.scales == ScaleKind::unsigned_byte) {
       scale.lane[r] = block_scale.lane[r] * scales[r];
-      minimum.lane[r] = block_minimum.lane[r] * minima[r];
+      minimum.lane[r] = block_minimum.lane[r] * block[layout.group_minima() + group / 4 * 4 * kTileRows + 4 * r + group % 4];
     } else if (layout.scales == ScaleKind::signed_byte) {
       scale.lane[r] = block_scale.lane[r] * static_cast<int8_t>(scales[r]);
     } else {
@@ -121,18 +130,18 @@ void block_strip(const Strip& strip) {
       for (int t = 0; t < strip.tokens; ++t) {
         const uint8_t* row = strip.x + t * strip.x_stride;
         const int8_t* x_codes = reinterpret_cast<const int8_t*>(row) + group * kGroupColumns;
-        const float x_scale = reinterpret_cast<const float*>(row + strip.padded)[group];
-        const int32_t* x_sums = reinterpret_cast<const int32_t*>(row + strip.padded + strip.padded / 8) + 2 * group;
+        const float x_scale = reinterpret_cast<const float*>(row + ActivationRow::scales(strip.padded))[group];
+        const int32_t* x_sums = reinterpret_cast<const int32_t*>(row + ActivationRow::sums16(strip.padded)) + 2 * group;
         float x[kSteps][4];
         for (int i = 0; i < kGroupColumns; ++i) x[i / 4][i % 4] = x_codes[i];
         Rows total = {};
         for (int p = 0; p < parts; ++p) {
           Rows product;
           dot(codes + p * kSteps / parts, x + p * kSteps / parts, kSteps / parts, product);
-          const float x_sum = static_cast<float>(parts == 1 ? x_sums[0] + x_sums[1] : x_sums[p]);
+          const float x_sum = static_cast<float>((parts == 1 ? x_sums[0] + x_sums[1] : x_sums[p]) / kSums16Factor);  // negative
           for (int r = 0; r < kTileRows; ++r) {
             const float value = product.lane[r] * scale[p].lane[r];
-            total.lane[r] += layout.minimum ? value - minimum[p].lane[r] * x_sum : value;
+            total.lane[r] += layout.minimum ? value + minimum[p].lane[r] * x_sum : value;
           }
         }
         for (int r = 0; r < kTileRows; ++r) sums[t].lane[r] += total.lane[r] * x_scale;

@@ -3,6 +3,9 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
+#ifdef __AMX_INT8__
+#include "kernels/isa/tile.h"
+#endif
 
 namespace ckdist {
 namespace CKDIST_ISA {
@@ -103,7 +106,39 @@ int64_t chains(int64_t rounds, uint64_t* sink) {
   return rounds * kChains * Kind::kOps;
 }
 
+#ifdef __AMX_INT8__
+// Whole tiles, four of sums as products have them.
+template <bool bytes, int sum, int a, int b>
+inline void tile_step() {
+  if constexpr (bytes)
+    tile_dot_bytes<sum, a, b>();
+  else
+    tile_dot_bf16<sum, a, b>();
+}
+
+template <bool bytes>
+int64_t tile_chains(int64_t rounds, uint64_t* sink) {
+  TileShapes shapes;
+  for (int tile = 0; tile < kTiles; tile++) shapes.set(tile, kTileMostRows, kTileRowBytes);
+  tile_configure(shapes);  // zeroes
+  for (int64_t r = 0; r < rounds; r++) {
+    tile_step<bytes, 0, 4, 6>();
+    tile_step<bytes, 1, 4, 7>();
+    tile_step<bytes, 2, 5, 6>();
+    tile_step<bytes, 3, 5, 7>();
+  }
+  uint64_t sums[kTileMostRows * kTileRowBytes / sizeof(uint64_t)];
+  tile_store<3>(sums, kTileRowBytes);
+  *sink ^= sums[0];
+  tile_release();
+  return rounds * 4 * 2 * kTileMostRows * (kTileRowBytes / 4) * (kTileRowBytes / (bytes ? 1 : 2));
+}
+#endif
+
 int64_t multiply_add(ActivationFormat format, int64_t rounds, uint64_t* sink) {
+#ifdef __AMX_INT8__
+  if (format != ActivationFormat::f32) return format == ActivationFormat::bf16 ? tile_chains<false>(rounds, sink) : tile_chains<true>(rounds, sink);
+#endif
   switch (format) {
     case ActivationFormat::f32: return chains<F32>(rounds, sink);
     case ActivationFormat::bf16: return chains<Bf16>(rounds, sink);

@@ -110,6 +110,29 @@ CKDIST_INLINE void store_f16(uint16_t* p, Vec a) {
 CKDIST_INLINE void store_i8(int8_t* p, Vec a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
+// Columns become rows.
+CKDIST_INLINE void transpose(Vec (&tile)[kLanes]) {
+  __m512 pairs[kLanes], fours[kLanes];
+  for (int i = 0; i < kLanes; i += 2) {
+    pairs[i] = _mm512_unpacklo_ps(tile[i].v, tile[i + 1].v);
+    pairs[i + 1] = _mm512_unpackhi_ps(tile[i].v, tile[i + 1].v);
+  }
+  for (int i = 0; i < kLanes; i += 4) {
+    for (int j = 0; j < 2; ++j) {
+      const __m512d low = _mm512_castps_pd(pairs[i + j]), high = _mm512_castps_pd(pairs[i + j + 2]);
+      fours[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+      fours[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+    }
+  }
+  for (int i = 0; i < 4; ++i) {  // fours[4 a + i]: rows 4 a .. 4 a + 3 of the columns i, 4 + i, 8 + i, 12 + i
+    const __m512 a = _mm512_shuffle_f32x4(fours[i], fours[4 + i], 0x88), b = _mm512_shuffle_f32x4(fours[8 + i], fours[12 + i], 0x88);
+    const __m512 c = _mm512_shuffle_f32x4(fours[i], fours[4 + i], 0xDD), d = _mm512_shuffle_f32x4(fours[8 + i], fours[12 + i], 0xDD);
+    tile[i].v = _mm512_shuffle_f32x4(a, b, 0x88);
+    tile[8 + i].v = _mm512_shuffle_f32x4(a, b, 0xDD);
+    tile[4 + i].v = _mm512_shuffle_f32x4(c, d, 0x88);
+    tile[12 + i].v = _mm512_shuffle_f32x4(c, d, 0xDD);
+  }
+}
 CKDIST_INLINE float reduce_sum(Vec a) { return _mm512_reduce_add_ps(a.v); }
 CKDIST_INLINE float reduce_max(Vec a) { return _mm512_reduce_max_ps(a.v); }
 
@@ -263,6 +286,14 @@ CKDIST_INLINE void store_i8(int8_t* p, Vec a) {
   for (int i = 0; i < kParts; ++i) part_store_i8(p + i * kPartLanes, a.v[i]);
 }
 
+// Columns become rows.
+CKDIST_INLINE void transpose(Vec (&tile)[kLanes]) {
+  float rows[kLanes][kLanes], columns[kLanes][kLanes];
+  for (int i = 0; i < kLanes; ++i) store(rows[i], tile[i]);
+  for (int i = 0; i < kLanes; ++i)
+    for (int j = 0; j < kLanes; ++j) columns[j][i] = rows[i][j];
+  for (int i = 0; i < kLanes; ++i) tile[i] = load(columns[i]);
+}
 CKDIST_INLINE float reduce_sum(Vec a) {
   float lanes[kLanes];
   store(lanes, a);

@@ -1,0 +1,351 @@
+// Attention in float32 over a cache of floats (f32, f16, bf16), with the softmax taken online inside a span.
+//
+// A span is walked in chunks of 64 positions. Per chunk and group of queries: scores (lanes are positions, one chain over head_dim
+// each), softmax of each row against its running maximum, and the weighted sum of V (lanes are dimensions, one chain over positions
+// each). A chunk that a query does not see changes none of its bits: the maximum stays, the correction is exactly 1, the weights are
+// exactly 0.
+//
+// K and V are read straight from the cache and converted in registers. Where the ISA converts slowly and many queries share the
+// chunk, or a row of V ends in half a Vec, the chunk's codes are converted once into scratch, in the layout of an f32 block, and
+// the same code reads them there.
+#include "kernels/isa/attention_float.h"
+
+#include "kernels/isa/attention_parts.h"
+#include "kernels/isa/exp.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+namespace {
+
+constexpr int kChunkBlocks = 4;
+constexpr int kChunk = kChunkBlocks * kBlockTokens;
+static_assert(kBlockTokens == kLanes, "a lane is a position of a block");
+
+// Accumulators that fit in the registers beside their operands, in Vecs, and the most queries that share one load of K or V.
+#if defined(__AVX512F__)
+constexpr int kAccumulators = 24, kGroup = 6;
+constexpr int64_t kDirectQueries = INT64_MAX;  // converting in registers is cheaper than a trip through scratch, however often
+#elif defined(__AVX2__)
+constexpr int kAccumulators = 6, kGroup = 6;
+constexpr int64_t kDirectQueries = INT64_MAX;
+#else
+constexpr int kAccumulators = 3, kGroup = 3;
+constexpr int64_t kDirectQueries = 2 * kGroup;  // a conversion takes several operations here
+#endif
+
+// Elements [index, index + 16) of a tile.
+template <KvType type>
+CKDIST_INLINE Vec load_codes(const uint8_t* tile, int64_t index) {
+  if constexpr (type == KvType::f32) return load(reinterpret_cast<const float*>(tile) + index);
+  if constexpr (type == KvType::f16) return load_f16(reinterpret_cast<const uint16_t*>(tile) + index);
+  if constexpr (type == KvType::bf16) return load_bf16(reinterpret_cast<const uint16_t*>(tile) + index);
+}
+
+struct Workspace {
+  int64_t queries, width, floats = 0;
+  float* q;        // groups of queries, each (head_dim, queries of the group)
+  float* sum;      // (queries, 16): the softmax's denominator, lane by lane
+  float* weights;  // (queries of a group, 64)
+  float* factors;  // (2, lanes)
+  float* keys;     // a chunk of K, (4, head_dim, 16)
+  float* values;   // a chunk of V, (64, width)
+  float* part;
+  float* state;
+
+  Workspace(float* base, int tokens, int heads, int head_dim) : queries(int64_t{tokens} * heads), width(round_lanes(head_dim)) {
+    const auto take = [&](int64_t n) {
+      float* start = base ? base + floats : nullptr;
+      floats += round_lanes(n);
+      return start;
+    };
+    q = take(queries * head_dim);
+    sum = take(queries * kLanes);
+    weights = take(kGroup * kChunk);
+    factors = take(2 * round_lanes(queries));
+    keys = take(int64_t{kChunk} * head_dim);
+    values = take(kChunk * width);
+    const int64_t most = 3 * round_lanes(queries) + queries * width;
+    part = take(most);
+    state = take(most);
+  }
+};
+
+// The blocks [first, last) of one chunk.
+struct Chunk {
+  int first, last;
+  const uint8_t* k[kChunkBlocks];
+  const uint8_t* v[kChunkBlocks];
+  int64_t ahead[kChunkBlocks];  // bytes from a block to the one four further on, which is fetched meanwhile
+  int positions[kChunkBlocks];  // how many of the block's are in the cache
+  int64_t v_row;                // elements from one position's V to the next
+};
+
+// Into L2: the tiles of four blocks start a page apart, and twice four of them would evict each other from L1.
+CKDIST_INLINE void fetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
+
+// Blocks are a page or less, so the hardware's prefetch starts anew in each; many queries on floats have no need of it.
+template <KvType type, int R>
+constexpr bool kFetchAhead = type != KvType::f32 || R <= 3;
+
+// Scores of R queries against B blocks from `first` on: out (R, 64) = scale * q.k
+template <KvType type, int R, int B>
+__attribute__((noinline)) void score(const Chunk& chunk, int first, const float* q, int head_dim, float scale, float* out) {
+  const uint8_t* k[B];
+  for (int b = 0; b < B; ++b) k[b] = chunk.k[first + b];
+  Vec sum[R][B];
+  for (int r = 0; r < R; ++r)
+    for (int b = 0; b < B; ++b) sum[r][b] = set(0.0f);
+  for (int i = 0; i < head_dim; ++i) {
+    Vec key[B];
+    for (int b = 0; b < B; ++b) {
+      const int64_t element = int64_t{i} * kLanes;
+      key[b] = load_codes<type>(k[b], element);
+      if constexpr (kFetchAhead<type, R>) fetch(k[b] + code_bytes(type) * element + chunk.ahead[first + b]);
+    }
+    for (int r = 0; r < R; ++r) {
+      const Vec x = set(q[int64_t{i} * R + r]);
+      for (int b = 0; b < B; ++b) sum[r][b] = fma(x, key[b], sum[r][b]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int b = 0; b < B; ++b) store(out + r * kChunk + (first + b) * kLanes, sum[r][b] * set(scale));
+}
+
+template <KvType type, int R, int B>
+void score_chunk(const Chunk& chunk, int first, const float* q, int head_dim, float scale, float* out) {
+  for (; chunk.last - first >= B; first += B) score<type, R, B>(chunk, first, q, head_dim, scale, out);
+  if constexpr (B > 1) score_chunk<type, R, B - 1>(chunk, first, q, head_dim, scale, out);
+}
+
+// One query's scores (64) into weights, of which only positions [low, high) count. Returns the factor for what was summed before.
+__attribute__((noinline)) float soften(float* scores, int low, int high, float soft_cap, float* running_max, float* sum) {
+  const Vec minus_infinity = set(-__builtin_inff());
+  Vec s[kChunkBlocks];
+  for (int b = 0; b < kChunkBlocks; ++b) {
+    s[b] = load(scores + b * kLanes);
+    if (soft_cap > 0.0f) s[b] = set(soft_cap) * tanh(s[b] / set(soft_cap));
+  }
+  if (low > 0 || high < kChunk) {
+    static const float lanes[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int b = 0; b < kChunkBlocks; ++b) {
+      const Vec position = load(lanes) + set(static_cast<float>(b * kLanes));
+      s[b] = select(less(position, set(static_cast<float>(high))), s[b], minus_infinity);
+      s[b] = select(less(position, set(static_cast<float>(low))), minus_infinity, s[b]);
+    }
+  }
+  const float before = *running_max;
+  const float largest = reduce_max(max(max(s[0], s[1]), max(s[2], s[3])));
+  const float now = largest > before ? largest : before;
+  const Vec shift = set(now == -__builtin_inff() ? 0.0f : now);  // nothing seen yet: all weights are exp(-inf)
+  for (int b = 0; b < kChunkBlocks; ++b) {
+    s[b] = exp(s[b] - shift);
+    store(scores + b * kLanes, s[b]);
+  }
+  const Vec correction = exp(set(before) - shift);
+  store(sum, fma(load(sum), correction, (s[0] + s[1]) + (s[2] + s[3])));
+  *running_max = now;
+  float lanes_of_correction[kLanes];
+  store(lanes_of_correction, correction);
+  return lanes_of_correction[0];
+}
+
+// acc (R, width) columns [column, column + 16 D) = acc * correction + weights (R, 64) times the chunk's V.
+template <KvType type, int R, int D>
+__attribute__((noinline)) void accumulate(const Chunk& chunk, const float* weights, const float* correction, int64_t column,
+                                          float* acc, int64_t width) {
+  Vec sum[R][D];
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < D; ++c) sum[r][c] = load(acc + r * width + column + c * kLanes) * set(correction[r]);
+  for (int b = chunk.first; b < chunk.last; ++b) {
+    for (int j = 0; j < chunk.positions[b]; ++j) {
+      Vec value[D];
+      for (int c = 0; c < D; ++c) {
+        const int64_t element = j * chunk.v_row + column + c * kLanes;
+        value[c] = load_codes<type>(chunk.v[b], element);
+        if constexpr (kFetchAhead<type, R>) fetch(chunk.v[b] + code_bytes(type) * element + chunk.ahead[b]);
+      }
+      for (int r = 0; r < R; ++r) {
+        const Vec weight = set(weights[r * kChunk + b * kLanes + j]);
+        for (int c = 0; c < D; ++c) sum[r][c] = fma(weight, value[c], sum[r][c]);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < D; ++c) store(acc + r * width + column + c * kLanes, sum[r][c]);
+}
+
+template <KvType type, int R, int D>
+void accumulate_row(const Chunk& chunk, const float* weights, const float* correction, int64_t column, float* acc, int64_t width) {
+  if constexpr (R * D <= kAccumulators)
+    for (; width - column >= D * kLanes; column += D * kLanes)
+      accumulate<type, R, D>(chunk, weights, correction, column, acc, width);
+  if constexpr (D > 1) accumulate_row<type, R, D / 2>(chunk, weights, correction, column, acc, width);
+}
+
+// One group of R queries, the first of which is query `row`, over one chunk that starts at position `start`.
+template <KvType type, int R>
+void attend_group(const AttentionTask& task, const Workspace& work, const SpanPart& part, const Chunk& chunk, int64_t start, int64_t row) {
+  constexpr int kBlocks = kAccumulators / R < kChunkBlocks ? kAccumulators / R : kChunkBlocks;
+  int low[R], high[R];
+  bool seen = false;
+  for (int r = 0; r < R; ++r) {
+    const int64_t position = task.first_position + (row + r) / task.heads;
+    const int64_t from = task.window > 0 ? position + 1 - task.window - start : 0;
+    const int64_t to = position + 1 - start;
+    low[r] = static_cast<int>(from < 0 ? 0 : from > kChunk ? kChunk : from);
+    high[r] = static_cast<int>(to < 0 ? 0 : to > kChunk ? kChunk : to);
+    seen = seen || low[r] < high[r];
+  }
+  if (!seen) return;
+
+  score_chunk<type, R, kBlocks>(chunk, chunk.first, work.q + row * task.head_dim, task.head_dim, task.scale, work.weights);
+  float correction[R];
+  for (int r = 0; r < R; ++r)
+    correction[r] = soften(work.weights + r * kChunk, low[r], high[r], task.soft_cap, part.largest + row + r,
+                           work.sum + (row + r) * kLanes);
+  accumulate_row<type, R, 8>(chunk, work.weights, correction, 0, part.values + row * work.width, work.width);
+}
+
+template <KvType type>
+void attend_rows(const AttentionTask& task, const Workspace& work, const SpanPart& part, const Chunk& chunk, int64_t start, int64_t row, int rows) {
+  switch (rows) {
+    case 1: return attend_group<type, 1>(task, work, part, chunk, start, row);
+    case 2: return attend_group<type, 2>(task, work, part, chunk, start, row);
+    case 3: return attend_group<type, 3>(task, work, part, chunk, start, row);
+#if defined(__AVX2__)
+    case 4: return attend_group<type, 4>(task, work, part, chunk, start, row);
+    case 5: return attend_group<type, 5>(task, work, part, chunk, start, row);
+    case 6: return attend_group<type, 6>(task, work, part, chunk, start, row);
+#endif
+  }
+}
+
+// The chunk's codes as floats in scratch, laid out as f32 blocks are, with V's rows padded to whole Vecs.
+template <KvType type>
+__attribute__((noinline)) Chunk convert(const Chunk& chunk, const Workspace& work, int head_dim) {
+  Chunk out = chunk;
+  out.v_row = work.width;
+  for (int b = chunk.first; b < chunk.last; ++b) {
+    float* key = work.keys + int64_t{b} * kLanes * head_dim;
+    float* value = work.values + int64_t{b} * kLanes * work.width;
+    out.k[b] = reinterpret_cast<const uint8_t*>(key);
+    out.v[b] = reinterpret_cast<const uint8_t*>(value);
+    out.ahead[b] = 0;
+    for (int i = 0; i < head_dim; ++i) {
+      const int64_t element = int64_t{i} * kLanes;
+      store(key + element, load_codes<type>(chunk.k[b], element));
+      fetch(chunk.k[b] + code_bytes(type) * element + chunk.ahead[b]);
+    }
+    for (int j = 0; j < chunk.positions[b]; ++j) {
+      int i = 0;
+      for (; head_dim - i >= kLanes; i += kLanes) {
+        const int64_t element = j * chunk.v_row + i;
+        store(value + j * work.width + i, load_codes<type>(chunk.v[b], element));
+        fetch(chunk.v[b] + code_bytes(type) * element + chunk.ahead[b]);
+      }
+      if (i < head_dim) {  // half a Vec, and perhaps the cache's last bytes
+        uint8_t half[4 * kLanes] = {};
+        std::memcpy(half, chunk.v[b] + code_bytes(type) * (j * chunk.v_row + i), code_bytes(type) * (head_dim - i));
+        store(value + j * work.width + i, load_codes<type>(half, 0));
+      }
+    }
+  }
+  return out;
+}
+
+// Packs the queries by groups of `rows`, so that the innermost loop reads them through one pointer.
+void prepare_queries(const AttentionTask& task, const Workspace& work, int rows) {
+  for (int64_t row = 0; row < work.queries; row += rows) {
+    const int64_t count = work.queries - row < rows ? work.queries - row : rows;
+    float* packed = work.q + row * task.head_dim;  // (head_dim, count)
+    for (int64_t r = 0; r < count; ++r) {
+      const float* q = task.q + (row + r) / task.heads * task.q_token_stride + (row + r) % task.heads * task.q_head_stride;
+      for (int i = 0; i < task.head_dim; ++i) packed[i * count + r] = q[i];
+    }
+  }
+}
+
+// The blocks of the chunk at `start`, of which the cache holds the positions [begin, end).
+template <KvType type>
+Chunk open_chunk(const AttentionTask& task, const BlockLayout& layout, int64_t start, int64_t begin, int64_t end) {
+  Chunk chunk = {};
+  chunk.first = start < begin ? static_cast<int>((begin - start) / kBlockTokens) : 0;
+  chunk.last = end - start < kChunk ? static_cast<int>((end - start + kBlockTokens - 1) / kBlockTokens) : kChunkBlocks;
+  chunk.v_row = task.head_dim;
+  for (int b = chunk.first; b < chunk.last; ++b) {
+    const int32_t* entry = task.block_table + start / kBlockTokens + b;
+    const uint8_t* block = task.kv + entry[0] * task.block_stride;
+    const int64_t left = end - start - b * kBlockTokens;
+    chunk.k[b] = block;
+    chunk.v[b] = block + layout.v_offset;
+    chunk.ahead[b] = left > kChunk ? (int64_t{entry[kChunkBlocks]} - entry[0]) * task.block_stride : 0;
+    chunk.positions[b] = static_cast<int>(left < kBlockTokens ? left : kBlockTokens);
+  }
+  return chunk;
+}
+
+int rows_of_group(const Shape& shape) {
+  const int64_t groups = (shape.queries + kGroup - 1) / kGroup;
+  return static_cast<int>((shape.queries + groups - 1) / groups);
+}
+
+template <KvType type>
+void attend_span(const AttentionTask& task, const Shape& shape, const Workspace& work, const SpanPart& part, int64_t span) {
+  const BlockLayout layout(type, task.head_dim);
+  const int rows = rows_of_group(shape);
+  const bool whole = task.head_dim % kLanes == 0;  // else a row of V ends in half a Vec
+  const bool direct = whole && (type == KvType::f32 || work.queries <= kDirectQueries);
+  clear(shape, part);
+  std::memset(work.sum, 0, 4 * work.queries * kLanes);
+  const int64_t begin = task.begin(), end = task.end() < (span + 1) * kSpan ? task.end() : (span + 1) * kSpan;
+  const int64_t from = begin > span * kSpan ? begin : span * kSpan;
+  for (int64_t start = from / kChunk * kChunk; start < end; start += kChunk) {
+    const Chunk chunk = open_chunk<type>(task, layout, start, begin, task.end());
+    const Chunk chunk_in_use = direct ? chunk : convert<type>(chunk, work, task.head_dim);
+    for (int64_t row = 0; row < work.queries; row += rows) {
+      const int count = static_cast<int>(work.queries - row < rows ? work.queries - row : rows);
+      if (direct)
+        attend_rows<type>(task, work, part, chunk_in_use, start, row, count);
+      else
+        attend_rows<KvType::f32>(task, work, part, chunk_in_use, start, row, count);
+    }
+  }
+  for (int64_t row = 0; row < work.queries; ++row) {
+    part.sum[row] = reduce_sum(load(work.sum + row * kLanes));
+    part.unit[row] = 1.0f;
+  }
+}
+
+void attend_span_of_type(const AttentionTask& task, const Shape& shape, const Workspace& work, const SpanPart& part, int64_t span) {
+  if (task.kv_type == KvType::f32) return attend_span<KvType::f32>(task, shape, work, part, span);
+  if (task.kv_type == KvType::f16) return attend_span<KvType::f16>(task, shape, work, part, span);
+  attend_span<KvType::bf16>(task, shape, work, part, span);
+}
+
+}  // namespace
+
+int64_t float_scratch_floats(int tokens, int heads, int head_dim) { return Workspace(nullptr, tokens, heads, head_dim).floats; }
+
+void attend_float(const AttentionTask& task, float* scratch) {
+  const Workspace work(scratch, task.tokens, task.heads, task.head_dim);
+  const Shape shape = shape_of(task);
+  const SpanPart part(work.part, shape), state(work.state, shape);
+  prepare_queries(task, work, rows_of_group(shape));
+  clear(shape, state);
+  for (int64_t span = task.first_span(); span < task.last_span(); ++span) {
+    attend_span_of_type(task, shape, work, part, span);
+    merge_part(shape, part, state, work.factors, 0, shape.lanes);
+  }
+  finish(task, shape, state);
+}
+
+void attend_float_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch) {
+  const Workspace work(scratch, task.tokens, task.heads, task.head_dim);
+  const Shape shape = shape_of(task);
+  prepare_queries(task, work, rows_of_group(shape));
+  for (int64_t span = first; span < last; ++span)
+    attend_span_of_type(task, shape, work, SpanPart(parts + (span - first) * shape.part_floats(), shape), span);
+}
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

@@ -1,0 +1,13 @@
+// Attention over a cache of floats. Private to isa/.
+#pragma once
+#include "kernels/attention.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+
+int64_t float_scratch_floats(int tokens, int heads, int head_dim);
+void attend_float(const AttentionTask& task, float* scratch);
+void attend_float_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch);
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

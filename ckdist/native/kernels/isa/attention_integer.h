@@ -1,0 +1,49 @@
+// Numbers as 16-bit integers with one scale, and attention over a cache of integers. Private to isa/.
+#pragma once
+#include "kernels/attention.h"
+#include "kernels/isa/integers.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+
+int64_t integer_scratch_floats(int tokens, int heads, int head_dim);
+void attend_integer(const AttentionTask& task, float* scratch);
+void attend_integer_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch);
+
+// Sums of products must stay below 2^31. For q.k that is the Cauchy-Schwarz inequality's: neither vector of codes is longer than
+// kLongest, rounding (at most half a code in each of 4096 dimensions) included. For the weighted sum of values it is the sum of a
+// span's weights (kMostWeight) times the largest code of a value, half a unit of rounding in each of 256 weights included.
+constexpr float kLargestCode = 32767.0f, kLongest = 46200.0f;
+constexpr float kLargestValue = 16383.0f, kMostWeight = 130800.0f;
+
+// codes = round(x / scale) with codes up to `largest` and, as a vector, up to `longest`; returns the scale, and NaN where any x is NaN
+// or infinite, so that bad numbers stay visible. n is a multiple of 8.
+CKDIST_INLINE float quantise(const float* x, int n, float largest, float longest, int16_t* codes) {
+  const auto lanes = [&](int i) { return n - i < kLanes ? load_n(x + i, n - i) : load(x + i); };
+  Vec peak = set(0.0f), probe = set(0.0f);
+  for (int i = 0; i < n; i += kLanes) {
+    peak = max(peak, abs(lanes(i)));
+    probe = fma(lanes(i), set(0.0f), probe);
+  }
+  const float magnitude = reduce_max(peak);
+  const bool bad = !(reduce_sum(probe) == 0.0f);
+  if (bad || magnitude < 1e-28f) {
+    std::memset(codes, 0, 2 * n);
+    return bad ? __builtin_nanf("") : 0.0f;
+  }
+  Vec squares = set(0.0f);
+  const Vec inverse = set(1.0f / magnitude);
+  for (int i = 0; i < n; i += kLanes) squares = fma(lanes(i) * inverse, lanes(i) * inverse, squares);
+  const float limit = longest / __builtin_sqrtf(reduce_sum(squares));
+  const float peak_code = limit < largest ? limit : largest;
+  const Vec factor = set(peak_code / magnitude);
+  for (int i = 0; i < n; i += kLanes) {
+    int16_t rounded[kLanes];
+    store_i16(rounded, lanes(i) * factor);
+    std::memcpy(codes + i, rounded, 2 * (n - i < kLanes ? n - i : kLanes));
+  }
+  return magnitude / peak_code;
+}
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

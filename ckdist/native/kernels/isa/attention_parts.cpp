@@ -1,0 +1,89 @@
+#include "kernels/isa/attention_parts.h"
+
+#include "kernels/isa/exp.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+
+Shape shape_of(const AttentionTask& task) {
+  Shape shape;
+  shape.queries = int64_t{task.tokens} * task.heads;
+  shape.lanes = round_lanes(shape.queries);
+  shape.head_dim = task.head_dim;
+  shape.group = BlockLayout(task.kv_type, task.head_dim).group;
+  shape.width = round_lanes(task.head_dim);
+  shape.by_lane = is_integer(task.kv_type) && shape.queries > kFew;
+  return shape;
+}
+
+void clear(const Shape& shape, const SpanPart& state) {
+  for (int64_t i = 0; i < shape.lanes; ++i) state.largest[i] = -__builtin_inff();
+  std::memset(state.sum, 0, 4 * (shape.part_floats() - shape.lanes));
+}
+
+void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state, float* factors, int64_t first, int64_t last) {
+  const int groups = shape.groups();
+  for (int64_t at = first; at < last; at += kLanes) {
+    const Vec before = load(state.largest + at), here = load(part.largest + at);
+    const Vec now = max(here, before);
+    const Vec shift = select(less(now, set(-3e38f)), set(0.0f), now);  // nothing seen yet: all weights are exp(-inf)
+    const Vec kept = exp(before - shift), added = exp(here - shift);
+    store(state.largest + at, now);
+    store(state.sum + at, fma(load(state.sum + at), kept, load(part.sum + at) * added));
+    store(factors + at, kept);
+    for (int g = 0; g < groups; ++g) store(factors + (1 + g) * shape.lanes + at, load(part.unit + g * shape.lanes + at) * added);
+  }
+  if (shape.by_lane) {
+    for (int64_t at = first; at < last; at += kLanes) {
+      float* values = state.values + at * shape.head_dim;
+      const float* more = part.values + at * shape.head_dim;
+      const Vec kept = load(factors + at);
+      for (int i = 0; i < shape.head_dim;) {
+        const Vec unit = load(factors + (1 + i / shape.group) * shape.lanes + at);
+        for (const int end = i + shape.group; i < end; ++i)
+          store(values + i * kLanes, fma(load(values + i * kLanes), kept, load(more + i * kLanes) * unit));
+      }
+    }
+    return;
+  }
+  for (int64_t row = first; row < last && row < shape.queries; ++row) {
+    float* values = state.values + row * shape.width;
+    const float* more = part.values + row * shape.width;
+    const Vec kept = set(factors[row]);
+    for (int64_t i = 0; i < shape.width; i += kLanes) {
+      const Vec unit = set(factors[(1 + i / shape.group) * shape.lanes + row]);
+      store(values + i, fma(load(values + i), kept, load(more + i) * unit));
+    }
+  }
+}
+
+void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state) {
+  const auto row_of = [&](int64_t row) { return task.out + row / task.heads * task.out_token_stride + row % task.heads * task.out_head_stride; };
+  const auto lanes_from = [&](int column) { return task.head_dim - column < kLanes ? task.head_dim - column : kLanes; };
+  // Adding 0 leaves one zero: +0.
+  if (!shape.by_lane) {
+    for (int64_t row = 0; row < shape.queries; ++row) {
+      float* out = row_of(row);
+      const Vec inverse = set(1.0f / state.sum[row]);
+      for (int i = 0; i < task.head_dim; i += kLanes)
+        store_n(out + i, load(state.values + row * shape.width + i) * inverse + set(0.0f), lanes_from(i));
+    }
+    return;
+  }
+  for (int64_t at = 0; at < shape.queries; at += kLanes) {
+    const int rows = shape.queries - at < kLanes ? static_cast<int>(shape.queries - at) : kLanes;
+    float* out[kLanes];
+    for (int r = 0; r < rows; ++r) out[r] = row_of(at + r);
+    const Vec inverse = set(1.0f) / load(state.sum + at);
+    for (int i = 0; i < task.head_dim; i += kLanes) {
+      Vec tile[kLanes];
+      for (int j = 0; j < kLanes; ++j)
+        tile[j] = j < lanes_from(i) ? load(state.values + at * shape.head_dim + (i + j) * kLanes) * inverse + set(0.0f) : set(0.0f);
+      transpose(tile);
+      for (int r = 0; r < rows; ++r) store_n(out[r] + i, tile[r], lanes_from(i));
+    }
+  }
+}
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

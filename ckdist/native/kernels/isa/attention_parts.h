@@ -1,0 +1,48 @@
+// What the attention kernels share: a span's part of the result, and merging parts one after another. Private to isa/.
+//
+// Dao et al. 2022, arXiv:2205.14135: of each span and query, the largest score, the sum of the weights relative to it, and the values'
+// weighted sum. Merging rescales by exp(largest so far - new largest). A span that a query does not see changes none of its bits: the
+// largest stays, what was summed is multiplied by exactly 1, and zeros are added.
+#pragma once
+#include "kernels/attention.h"
+#include "kernels/isa/attention_block.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+
+constexpr int kFew = 8;  // queries over a cache of integers that stand in rows
+
+constexpr int64_t round_lanes(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+
+// Many queries stand in lanes from the start to the end; of few, each has a row of its own.
+struct Shape {
+  int64_t queries, lanes;  // lanes: queries in whole Vecs
+  int head_dim, group;     // group: dimensions that share a unit
+  int64_t width;           // head_dim in whole Vecs
+  bool by_lane;            // values are (Vecs of queries, head_dim, 16), else (queries, width)
+
+  int groups() const { return head_dim / group; }
+  int64_t values() const { return by_lane ? lanes * head_dim : queries * width; }
+  int64_t part_floats() const { return lanes * (2 + groups()) + round_lanes(values()); }
+};
+
+// Of a span, or of all spans so far; each in lanes that are queries, but for values.
+struct SpanPart {
+  float* largest;  // (lanes,)
+  float* sum;      // (lanes,) of weights, exp(score - largest) times a constant
+  float* unit;     // (groups, lanes): of values; a weighted sum is value * unit
+  float* values;   // as Shape says
+
+  SpanPart(float* base, const Shape& shape)
+      : largest(base), sum(base + shape.lanes), unit(base + 2 * shape.lanes), values(base + (2 + shape.groups()) * shape.lanes) {}
+};
+
+Shape shape_of(const AttentionTask& task);
+void clear(const Shape& shape, const SpanPart& state);
+// Lanes [first, last) of a part into the state. The state's units are all 1 and not kept; factors: (1 + groups, lanes) of scratch.
+void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state, float* factors, int64_t first, int64_t last);
+// out = values / sum
+void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state);
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

@@ -1,0 +1,153 @@
+// Sixteen int32 lanes beside simd.h's sixteen floats, and the product that they are for: pairs of int16, summed into a lane.
+//
+// Sums of integers are exact, so their order is free: kernels of every shape give the same bits. Private to isa/.
+#pragma once
+#include "kernels/isa/simd.h"
+
+#if !defined(__AVX2__) && defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace ckdist {
+namespace CKDIST_ISA {
+
+#if defined(__AVX512F__)
+
+struct Ints { __m512i v; };
+
+CKDIST_INLINE Ints zeros() { return {_mm512_setzero_si512()}; }
+// 32 codes, two to a lane.
+CKDIST_INLINE Ints load_pairs(const int16_t* p) { return {_mm512_loadu_si512(p)}; }
+CKDIST_INLINE Ints load_pairs(const int8_t* p) {
+  return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+CKDIST_INLINE void store_pairs(int16_t* p, Ints a) { _mm512_storeu_si512(p, a.v); }
+CKDIST_INLINE Ints set_pair(const int16_t* p) {
+  int32_t pair;
+  std::memcpy(&pair, p, 4);
+  return {_mm512_set1_epi32(pair)};
+}
+CKDIST_INLINE Ints dot(Ints sum, Ints a, Ints b) { return {_mm512_dpwssd_epi32(sum.v, a.v, b.v)}; }
+CKDIST_INLINE Vec to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
+// Rounded to nearest even, |a| <= 32767: lane i is the pair (even[i], odd[i]), where none is negative; and sixteen in a row.
+CKDIST_INLINE Ints round_pairs(Vec even, Vec odd) {
+  return {_mm512_or_si512(_mm512_cvtps_epi32(even.v), _mm512_slli_epi32(_mm512_cvtps_epi32(odd.v), 16))};
+}
+CKDIST_INLINE void store_i16(int16_t* p, Vec a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a.v)));
+}
+
+#elif defined(__AVX2__) || defined(__SSE2__)
+
+#if defined(__AVX2__)
+using IntPart = __m256i;
+#define CKDIST_INTEGER(name) _mm256_##name
+#define CKDIST_INTEGER_BITS(name) _mm256_##name##_si256
+#else
+using IntPart = __m128i;
+#define CKDIST_INTEGER(name) _mm_##name
+#define CKDIST_INTEGER_BITS(name) _mm_##name##_si128
+#endif
+
+struct Ints { IntPart v[kParts]; };
+
+#define CKDIST_EACH_INTS(expression)          \
+  Ints out;                                   \
+  for (int i = 0; i < kParts; ++i) out.v[i] = (expression); \
+  return out
+
+CKDIST_INLINE Ints zeros() { CKDIST_EACH_INTS(CKDIST_INTEGER_BITS(setzero)()); }
+CKDIST_INLINE Ints load_pairs(const int16_t* p) {
+  CKDIST_EACH_INTS(CKDIST_INTEGER_BITS(loadu)(reinterpret_cast<const IntPart*>(p + 2 * kPartLanes * i)));
+}
+CKDIST_INLINE Ints load_pairs(const int8_t* p) {
+#if defined(__AVX2__)
+  CKDIST_EACH_INTS(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16 * i))));
+#else
+  Ints out;
+  for (int i = 0; i < kParts; ++i) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8 * i));
+    out.v[i] = _mm_srai_epi16(_mm_unpacklo_epi8(bytes, bytes), 8);
+  }
+  return out;
+#endif
+}
+CKDIST_INLINE void store_pairs(int16_t* p, Ints a) {
+  for (int i = 0; i < kParts; ++i) CKDIST_INTEGER_BITS(storeu)(reinterpret_cast<IntPart*>(p + 2 * kPartLanes * i), a.v[i]);
+}
+CKDIST_INLINE Ints set_pair(const int16_t* p) {
+  int32_t pair;
+  std::memcpy(&pair, p, 4);
+  CKDIST_EACH_INTS(CKDIST_INTEGER(set1_epi32)(pair));
+}
+CKDIST_INLINE Ints dot(Ints sum, Ints a, Ints b) {
+  CKDIST_EACH_INTS(CKDIST_INTEGER(add_epi32)(sum.v[i], CKDIST_INTEGER(madd_epi16)(a.v[i], b.v[i])));
+}
+CKDIST_INLINE Vec to_floats(Ints a) { CKDIST_EACH_PART((Part)CKDIST_INTEGER(cvtepi32_ps)(a.v[i])); }
+CKDIST_INLINE Ints round_pairs(Vec even, Vec odd) {
+  CKDIST_EACH_INTS(CKDIST_INTEGER_BITS(or)(CKDIST_INTEGER(cvtps_epi32)(even.v[i]),
+                                           CKDIST_INTEGER(slli_epi32)(CKDIST_INTEGER(cvtps_epi32)(odd.v[i]), 16)));
+}
+CKDIST_INLINE void store_i16(int16_t* p, Vec a) {
+  for (int i = 0; i < kParts; i += 2) {
+    IntPart words = CKDIST_INTEGER(packs_epi32)(CKDIST_INTEGER(cvtps_epi32)(a.v[i]), CKDIST_INTEGER(cvtps_epi32)(a.v[i + 1]));
+#if defined(__AVX2__)
+    words = _mm256_permute4x64_epi64(words, 0xD8);  // packing interleaves the 128-bit halves
+#endif
+    CKDIST_INTEGER_BITS(storeu)(reinterpret_cast<IntPart*>(p + kPartLanes * i), words);
+  }
+}
+
+#undef CKDIST_INTEGER
+#undef CKDIST_INTEGER_BITS
+
+#else
+
+struct Ints { PartMask v[kParts]; };
+
+CKDIST_INLINE Ints zeros() { return {}; }
+CKDIST_INLINE Ints load_pairs(const int16_t* p) {
+  Ints out;
+  std::memcpy(&out, p, sizeof out);
+  return out;
+}
+CKDIST_INLINE void store_pairs(int16_t* p, Ints a) { std::memcpy(p, &a, sizeof a); }
+CKDIST_INLINE Ints load_pairs(const int8_t* p) {
+  int16_t codes[2 * kLanes];
+  for (int i = 0; i < 2 * kLanes; ++i) codes[i] = p[i];
+  return load_pairs(codes);
+}
+CKDIST_INLINE Ints set_pair(const int16_t* p) {
+  int16_t codes[2 * kLanes];
+  for (int i = 0; i < 2 * kLanes; ++i) codes[i] = p[i % 2];
+  return load_pairs(codes);
+}
+CKDIST_INLINE Ints dot(Ints sum, Ints a, Ints b) {
+  int16_t x[2 * kLanes], y[2 * kLanes];
+  store_pairs(x, a);
+  store_pairs(y, b);
+  int32_t lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = int32_t{x[2 * i]} * y[2 * i] + int32_t{x[2 * i + 1]} * y[2 * i + 1];
+  Ints products;
+  std::memcpy(&products, lanes, sizeof products);
+  for (int i = 0; i < kParts; ++i) sum.v[i] += products.v[i];
+  return sum;
+}
+CKDIST_INLINE Vec to_floats(Ints a) { CKDIST_EACH_PART(__builtin_convertvector(a.v[i], Part)); }
+CKDIST_INLINE void store_i16(int16_t* p, Vec a) {
+  float lanes[kLanes];
+  store(lanes, a);
+  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int16_t>(lanes[i] == lanes[i] ? __builtin_lrintf(lanes[i]) : 0);
+}
+CKDIST_INLINE Ints round_pairs(Vec even, Vec odd) {
+  int16_t e[kLanes], o[kLanes], pairs[2 * kLanes];
+  store_i16(e, even);
+  store_i16(o, odd);
+  for (int i = 0; i < kLanes; ++i) pairs[2 * i] = e[i], pairs[2 * i + 1] = o[i];
+  return load_pairs(pairs);
+}
+
+#endif
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

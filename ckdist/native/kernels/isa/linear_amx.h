@@ -1,0 +1,309 @@
+// Products with AMX: 32 tokens by 32 rows of weights at a time, as two by two tiles of sums over two tiles of activations and two
+// of weights. The packed layout is what a tile of weights looks like, [column / 4][16 rows][4 columns] (bfloat16: [column / 2][16][2]).
+//
+// Bytes: activations have a scale per 32 columns, so int32 sums can run no further and a tile of weights is 8 rows deep (4 where the
+// weights' scales change every 16 columns), half of what the hardware takes at once. Scaling is what costs most then: a conversion, a
+// product and a fused addition per 32 columns of 16 sums, more than the tiles themselves. To keep it at that, blocks are expanded to
+// signed codes and float scales on the way, once for all 32 tokens, and sums of up to 128 columns are scaled with totals in registers.
+// Results are bit for bit those of AVX-512, which takes the fewest tokens: whole numbers are exact, floats are added in its order.
+//
+// bfloat16: tiles for every number of tokens, 32 columns deep, since their order of additions is their own.
+#pragma once
+#include <cstring>
+
+#include "kernels/isa/linear_avx512.h"
+#include "kernels/isa/tile.h"
+
+namespace ckdist {
+
+namespace avx512 {
+extern const LinearKernel linear_kernels[kTypeCount];
+}
+
+namespace CKDIST_ISA {
+namespace {
+
+constexpr int kStripTokens = kTileMostRows, kTokensAtOnce = 2 * kStripTokens;
+constexpr int kSumsTiles = 4;                         // tile of sums: 2 * strip of tokens + tile of weights
+constexpr int kActivationTile = 4, kWeightTile = 6;   // the first of two each
+constexpr int kTileSums = kStripTokens * kTileRows;
+constexpr int kProductBytes = 16 << 10;               // of int32 sums that wait for their scales, a part of the L1 cache
+
+// Tokens from which tiles are used.
+template <Type type>
+constexpr int64_t kTilesFrom = layout_of(type).columns ? 4 : 1;
+
+// Up to two tiles of weights against up to two strips of tokens.
+struct TileStrip {
+  const uint8_t* tiles;
+  int64_t tile_bytes;
+  int tile_count;
+  int rows;           // of the tiles that exist
+  int64_t blocks;
+  const uint8_t* x;   // row of the first token
+  int64_t x_stride;   // in bytes
+  int64_t padded;     // columns of such a row
+  int tokens;
+  float* y;           // (tokens, rows) through y_stride
+  int64_t y_stride;
+
+  int strips() const { return tokens > kStripTokens ? 2 : 1; }
+  int strip_tokens(int strip) const { return strip ? tokens - kStripTokens : tokens < kStripTokens ? tokens : kStripTokens; }
+};
+
+// `depth`: bytes of activations that one product takes, and so four times the rows of weights.
+inline void configure(int tokens, int depth) {
+  TileShapes shapes;
+  for (int strip = 0; strip < 2; ++strip) {
+    const int left = tokens - strip * kStripTokens;
+    const int rows = left < 0 ? 0 : left < kStripTokens ? left : kStripTokens;
+    shapes.set(2 * strip, rows, kTileRowBytes);
+    shapes.set(2 * strip + 1, rows, kTileRowBytes);
+    shapes.set(kActivationTile + strip, rows, depth);
+    shapes.set(kWeightTile + strip, depth / 4, kTileRowBytes);
+  }
+  tile_configure(shapes);
+}
+
+inline void zero_sums(int strips) {
+  tile_zero<0>();
+  tile_zero<1>();
+  if (strips > 1) {
+    tile_zero<2>();
+    tile_zero<3>();
+  }
+}
+
+template <bool bytes, int sum, int a, int b>
+inline void tile_dot() {
+  if constexpr (bytes)
+    tile_dot_bytes<sum, a, b>();
+  else
+    tile_dot_bf16<sum, a, b>();
+}
+
+template <bool bytes>
+inline void add_products(const TileStrip& strip, const uint8_t* x, const void* first, const void* second) {
+  constexpr int a = kActivationTile, b = kWeightTile;
+  const bool pair = strip.tile_count > 1;
+  tile_load<b>(first, kTileRowBytes);
+  tile_load<a>(x, strip.x_stride);
+  tile_dot<bytes, 0, a, b>();
+  if (pair) {
+    tile_load<b + 1>(second, kTileRowBytes);
+    tile_dot<bytes, 1, a, b + 1>();
+  }
+  if (strip.strips() > 1) {
+    tile_load<a + 1>(x + kStripTokens * strip.x_stride, strip.x_stride);
+    tile_dot<bytes, 2, a + 1, b>();
+    if (pair) tile_dot<bytes, 3, a + 1, b + 1>();
+  }
+}
+
+// To [tile of sums][token][row] of 32 bits.
+inline void store_tiles(const TileStrip& strip, void* to) {
+  uint8_t* out = static_cast<uint8_t*>(to);
+  constexpr int bytes = 4 * kTileSums;
+  tile_store<0>(out, kTileRowBytes);
+  if (strip.tile_count > 1) tile_store<1>(out + bytes, kTileRowBytes);
+  if (strip.strips() > 1) {
+    tile_store<2>(out + 2 * bytes, kTileRowBytes);
+    if (strip.tile_count > 1) tile_store<3>(out + 3 * bytes, kTileRowBytes);
+  }
+}
+
+inline void write_sums(const TileStrip& strip, const float* sums) {
+  for (int s = 0; s < strip.strips(); ++s)
+    for (int tile = 0; tile < strip.tile_count; ++tile) {
+      const int left = strip.rows - tile * kTileRows;
+      const __mmask16 rows = static_cast<__mmask16>(left < kTileRows ? (1u << left) - 1 : 0xffffu);
+      const float* from = sums + (2 * s + tile) * kTileSums;
+      float* y = strip.y + s * kStripTokens * strip.y_stride + tile * kTileRows;
+      for (int t = 0; t < strip.strip_tokens(s); ++t) _mm512_mask_storeu_ps(y + t * strip.y_stride, rows, _mm512_loadu_ps(from + t * kTileRows));
+    }
+}
+
+// A block of a packed tile as tiles and scaling read it: signed codes without offset, and scales and minima in float32 whatever they
+// count (but minima of bytes, which stay where they are).
+template <Type type>
+struct ExpandedBlock {
+  static constexpr BlockLayout layout = layout_of(type);
+  static constexpr int kMinima = layout.minimum && !layout.whole() ? layout.groups() : 0;
+  alignas(64) int8_t codes[layout.columns * kTileRows];  // [column / 4][row][4]
+  alignas(64) float scales[layout.groups() * kTileRows];
+  alignas(64) float minima[(kMinima ? kMinima : 1) * kTileRows];
+
+  __m512 scale(int group) const { return _mm512_load_ps(scales + group * kTileRows); }
+  __m512 minimum(int group) const { return _mm512_load_ps(minima + group * kTileRows); }
+
+  void read(const Block<type>& block) {
+    const __m512i offset = _mm512_set1_epi8(static_cast<char>(layout.offset));
+    int8_t* to = codes;
+    for (int g = 0; g < layout.columns / kGroupColumns; ++g, to += kGroupColumns * kTileRows) {
+      const uint8_t* planes = block.planes(g);
+      const __m512i steps[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes), read_step<type, 3>(planes),
+                                     read_step<type, 4>(planes), read_step<type, 5>(planes), read_step<type, 6>(planes), read_step<type, 7>(planes)};
+#pragma GCC unroll 8
+      for (int s = 0; s < kSteps; ++s) _mm512_store_si512(to + 64 * s, _mm512_sub_epi8(steps[s], offset));
+    }
+    for (int g = 0; g < layout.groups(); ++g) {
+      const __m512i of_group = block.scale(g);
+      _mm512_store_ps(scales + g * kTileRows, layout.whole() ? _mm512_cvtepi32_ps(of_group) : _mm512_castsi512_ps(of_group));
+      if constexpr (kMinima > 0) _mm512_store_ps(minima + g * kTileRows, _mm512_castsi512_ps(block.minimum(g)));
+    }
+  }
+};
+
+// Groups of 32 columns whose sums are scaled together.
+template <Type type>
+constexpr int groups_together() {
+  constexpr int groups = layout_of(type).columns / kGroupColumns;
+  constexpr int fitting = kProductBytes / (kSumsTiles * 4 * kTileSums) * layout_of(type).group / kGroupColumns;
+  return groups < fitting ? groups : fitting;
+}
+
+// Scales the sums of groups [first, first + groups_together) of a block and adds them to the totals of 16 rows x `tokens`.
+// products: [group][part][tile of sums][token][row], at this tile of sums; x: the tokens' activations, at the first group.
+// Scales that are whole numbers are multiplied as float32: no product passes 2^24, the largest being 127 * 127 * 32 columns * 32 (IQ4_XS)
+// and 32 * 127 * 32 columns * 128 (Q6_K), so that they are exact in either.
+template <Type type>
+void add_scaled(const ExpandedBlock<type>& expanded, const Block<type>& block, int first, const int32_t* products, const Columns& x,
+                const uint8_t* group_sums, int64_t x_stride, int tokens, float* of_block, float* sums) {
+  constexpr BlockLayout layout = layout_of(type);
+  constexpr int together = groups_together<type>(), parts = kGroupColumns / layout.group;
+  const bool last = first + together == layout.columns / kGroupColumns;
+  __m512 scale[together * parts], minimum[together * parts];
+#pragma GCC unroll 4
+  for (int i = 0; i < together * parts; ++i) {
+    scale[i] = expanded.scale(first * parts + i);
+    if constexpr (ExpandedBlock<type>::kMinima > 0) minimum[i] = expanded.minimum(first * parts + i);
+  }
+  for (int t = 0; t < tokens; ++t) {
+    const int64_t row = t * x_stride;
+    float* const total_at = (layout.whole() ? of_block : sums) + t * kTileRows;
+    __m512 total = layout.whole() && first == 0 ? _mm512_setzero_ps() : _mm512_load_ps(total_at);
+#pragma GCC unroll 4
+    for (int g = 0; g < together; ++g) {
+      __m512 scaled;
+#pragma GCC unroll 2
+      for (int p = 0; p < parts; ++p) {
+        const int i = g * parts + p;
+        const __m512 part = _mm512_cvtepi32_ps(_mm512_load_si512(products + i * kSumsTiles * kTileSums + t * kTileRows));
+        scaled = p == 0 ? _mm512_mul_ps(part, scale[i]) : _mm512_fmadd_ps(part, scale[i], scaled);
+        if constexpr (ExpandedBlock<type>::kMinima > 0) {
+          const uint8_t* const of_token = (parts == 1 ? x.sums32 : x.sums16) + row + 4 * i;
+          scaled = _mm512_fmadd_ps(_mm512_cvtepi32_ps(read_sums<type>(of_token)), minimum[i], scaled);
+        }
+      }
+      total = _mm512_fmadd_ps(scaled, _mm512_castsi512_ps(broadcast32(x.scales + row + 4 * g)), total);
+    }
+    if (!layout.whole() || !last) {
+      _mm512_store_ps(total_at, total);
+      continue;
+    }
+    __m512 sum = _mm512_fmadd_ps(total, block.block_scale(), _mm512_load_ps(sums + t * kTileRows));
+    if constexpr (layout.scales == ScaleKind::unsigned_byte) {
+      const __m512i minima[2] = {load(block.byte_minima()), load(block.byte_minima() + 64)};
+      sum = add_minima(sum, minima, block.block_minimum(), group_sums + row);
+    }
+    _mm512_store_ps(sums + t * kTileRows, sum);
+  }
+}
+
+template <Type type>
+void byte_strip(const TileStrip& strip) {
+  constexpr BlockLayout layout = layout_of(type);
+  constexpr int together = groups_together<type>(), parts = kGroupColumns / layout.group;
+  static_assert(together > 0 && layout.columns / kGroupColumns % together == 0, "a block is scaled in equal parts");
+  alignas(64) int32_t products[together * parts * kSumsTiles * kTileSums];
+  alignas(64) float of_block[kSumsTiles * kTileSums], sums[kSumsTiles * kTileSums];
+  std::memset(sums, 0, sizeof sums);
+  ExpandedBlock<type> expanded[2];
+  Columns x = {strip.x, strip.x + ActivationRow::scales(strip.padded), strip.x + ActivationRow::sums32(strip.padded),
+               strip.x + ActivationRow::sums16(strip.padded)};
+  const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
+  for (int64_t b = 0; b < strip.blocks; ++b, group_sums += sizeof(GroupSums)) {
+    const Block<type> blocks[2] = {{strip.tiles + b * layout.bytes()}, {strip.tiles + strip.tile_bytes + b * layout.bytes()}};
+    for (int tile = 0; tile < strip.tile_count; ++tile) expanded[tile].read(blocks[tile]);
+    for (int first = 0; first < layout.columns / kGroupColumns; first += together) {
+      for (int i = 0; i < together * parts; ++i) {
+        const int codes = (first * parts + i) * layout.group * kTileRows;
+        zero_sums(strip.strips());
+        add_products<true>(strip, x.codes + i * layout.group, expanded[0].codes + codes, expanded[1].codes + codes);
+        store_tiles(strip, products + i * kSumsTiles * kTileSums);
+      }
+      for (int s = 0; s < strip.strips(); ++s) {
+        const int64_t rows = s * kStripTokens * strip.x_stride;
+        const Columns of_strip = {x.codes + rows, x.scales + rows, x.sums32 + rows, x.sums16 + rows};
+        for (int tile = 0; tile < strip.tile_count; ++tile) {
+          const int at = (2 * s + tile) * kTileSums;
+          add_scaled<type>(expanded[tile], blocks[tile], first, products + at, of_strip, group_sums + rows, strip.x_stride, strip.strip_tokens(s),
+                           of_block + at, sums + at);
+        }
+      }
+      x.codes += together * kGroupColumns;
+      x.scales += together * sizeof(float);
+      x.sums32 += together * sizeof(int32_t);
+      x.sums16 += 2 * together * sizeof(int32_t);
+    }
+  }
+  write_sums(strip, sums);
+}
+
+inline void bf16_strip(const TileStrip& strip) {
+  constexpr int tile_bytes = kTileMostRows * kTileRowBytes, half = tile_bytes / 2;  // 32 columns; blocks are of 16
+  const uint8_t *first = strip.tiles, *second = first + (strip.tile_count - 1) * strip.tile_bytes, *x = strip.x;
+  zero_sums(strip.strips());
+  for (int64_t step = 0; step < strip.blocks / 2; ++step, first += tile_bytes, second += tile_bytes, x += kTileRowBytes)
+    add_products<false>(strip, x, first, second);
+  if (strip.blocks % 2) {
+    alignas(64) uint8_t ends[2][tile_bytes] = {};
+    std::memcpy(ends[0], first, half);
+    std::memcpy(ends[1], second, half);
+    add_products<false>(strip, x, ends[0], ends[1]);
+  }
+  alignas(64) float sums[kSumsTiles * kTileSums];
+  store_tiles(strip, sums);
+  write_sums(strip, sums);
+}
+
+template <Type type>
+void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride, int64_t tokens, float* y,
+                       int64_t y_stride) {
+  constexpr BlockLayout layout = layout_of(type);
+  const LinearKernel& of_avx512 = avx512::linear_kernels[static_cast<int>(type)];
+  if (type == Type::f32 || type == Type::f16 || tokens < kTilesFrom<type>) return of_avx512.multiply(matrix, tile_begin, tile_end, x, x_stride, tokens, y, y_stride);
+  TileStrip strip;
+  strip.tile_bytes = matrix.tile_bytes;
+  strip.blocks = (matrix.cols + Product<type>::kBlockColumns - 1) / Product<type>::kBlockColumns;
+  strip.x_stride = x_stride;
+  strip.padded = ActivationRow::padded(matrix.cols);
+  strip.y_stride = y_stride;
+  const int64_t pairs = matrix.tile_bytes > 0 ? kTileBlockBytes / (2 * matrix.tile_bytes) : 1;
+  const int64_t tile_block = pairs > 1 ? 2 * pairs : 2;
+  int configured = 0;
+  for (int64_t begin = tile_begin; begin < tile_end; begin += tile_block) {
+    const int64_t end = begin + tile_block < tile_end ? begin + tile_block : tile_end;
+    for (int64_t token = 0; token < tokens; token += kTokensAtOnce) {
+      strip.tokens = static_cast<int>(tokens - token < kTokensAtOnce ? tokens - token : kTokensAtOnce);
+      if (strip.tokens != configured) configure(configured = strip.tokens, layout.columns ? layout.group : kTileRowBytes);
+      strip.x = x + token * x_stride;
+      for (int64_t tile = begin; tile < end; tile += 2) {
+        const int64_t rows = matrix.rows - tile * kTileRows;
+        strip.tiles = matrix.tiles + tile * matrix.tile_bytes;
+        strip.tile_count = end - tile > 1 ? 2 : 1;
+        strip.rows = static_cast<int>(rows < strip.tile_count * kTileRows ? rows : strip.tile_count * kTileRows);
+        strip.y = y + token * y_stride + tile * kTileRows;
+        if constexpr (layout.columns > 0)
+          byte_strip<type>(strip);
+        else
+          bf16_strip(strip);
+      }
+    }
+  }
+  if (configured) tile_release();
+}
+
+}  // namespace
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

@@ -1,0 +1,123 @@
+"""Makes the golden numbers of training: gradients and 20 steps of loss of each tiny model of make_golden.py, by PyTorch in float64.
+
+    pip install ckdist[golden] && python tests/golden/make_training_golden.py
+
+tests/golden/training holds
+    batches.npz    token_ids, targets int32 (batches, tokens), -1 where no loss is taken; starts int32 (batches, sequences + 1)
+    FAMILY.npz     losses     float64 (20,): before each step of AdamW the mean loss over the targets of batch `step % batches`
+                   loss       float64 (): the sum of the losses of batch 0 with the weights of the folder
+                   norm/NAME  float64 (): Frobenius norm of the gradient of that sum by weight NAME
+                   rows/NAME, columns/NAME  float32: gradient @ sketch(columns) and sketch(rows) @ gradient, where sketch(n) = cos(0 .. n - 1);
+                   for a norm or a bias rows/NAME is the gradient itself
+    optimizer.json AdamW's numbers; no decay of norms and biases
+Every sequence goes through the model alone, so that packing is not part of the reference. In float32 PyTorch's own gradients are up to
+1.4e-5 (relative) from these, which would be all that a test allows; angles of rotations alone are float32, as the models define them.
+"""
+
+import argparse
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"]
+GOLDEN = Path(__file__).parent
+OUT = GOLDEN / "training"
+# At this rate rounding stays rounding: float32 and float64 losses differ by less than 2e-6 over the 20 steps. At 0.002 it grows,
+# and PyTorch's own float32 losses of llama3 are 3.6e-5 from those of float64.
+OPTIMIZER = {"lr": 0.0005, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+LENGTHS = [[29, 1, 14, 7, 3, 10], [5, 26, 2, 11, 19, 1], [13, 9, 21, 6, 4, 11], [1, 2, 40, 3, 8, 10]]  # some longer than a window, some of one token
+STEPS, SMALLEST_VOCAB = 20, 200
+
+
+def make_batches() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    starts = np.array([np.cumsum([0, *lengths]) for lengths in LENGTHS], np.int32)
+    ids = rng.integers(3, SMALLEST_VOCAB, (len(LENGTHS), starts[0, -1])).astype(np.int32)
+    targets = np.roll(ids, -1, axis=1)
+    for batch, bounds in enumerate(starts):
+        targets[batch, bounds[1:] - 1] = -1  # a sequence's last token has nothing to say
+        targets[batch, bounds[3] : bounds[3] + 3] = -1  # as of a user's turn
+    return {"token_ids": ids, "targets": targets, "starts": starts}
+
+
+@contextmanager
+def computing_in(dtype: torch.dtype):
+    """What transformers does in float32 whatever the model's type (norms, softmax) is done in `dtype`."""
+    with mock.patch.object(torch, "float32", dtype), mock.patch.object(torch.Tensor, "float", lambda x: x.to(dtype)):
+        yield
+
+
+def in_float64(family: str):
+    model = AutoModelForCausalLM.from_pretrained(GOLDEN / family, dtype=torch.float32, attn_implementation="eager").eval().double()
+    rotation, float32 = model.model.rotary_emb, torch.float32
+    forward = rotation.forward
+
+    def rotate(*args, **kwargs):
+        with computing_in(float32):
+            return forward(*args, **kwargs)
+
+    rotation.forward = rotate
+    return model
+
+
+def loss_sum(model, batches, index: int) -> torch.Tensor:
+    total = 0.0
+    for begin, end in zip(batches["starts"][index, :-1], batches["starts"][index, 1:]):
+        ids, targets = (torch.from_numpy(batches[name][index, begin:end]).long() for name in ("token_ids", "targets"))
+        with computing_in(torch.float64):
+            logits = model(ids[None], use_cache=False).logits[0]
+        total = total + torch.nn.functional.cross_entropy(logits, targets, ignore_index=-1, reduction="sum")
+    return total
+
+
+def write_family(family: str, batches) -> None:
+    model = in_float64(family)
+    parameters = dict(model.named_parameters())  # tied ones stand there once
+    loss = loss_sum(model, batches, 0)
+    loss.backward()
+    golden = {"loss": loss.item()}
+    for name, parameter in parameters.items():
+        gradient = parameter.grad.numpy()
+        golden[f"norm/{name}"] = np.linalg.norm(gradient)
+        if gradient.ndim == 1:
+            golden[f"rows/{name}"] = gradient.astype(np.float32)
+        else:
+            golden[f"rows/{name}"] = (gradient @ np.cos(np.arange(gradient.shape[1]))).astype(np.float32)
+            golden[f"columns/{name}"] = (np.cos(np.arange(gradient.shape[0])) @ gradient).astype(np.float32)
+    decayed = [p for p in parameters.values() if p.ndim > 1]
+    others = [p for p in parameters.values() if p.ndim == 1]
+    decay = OPTIMIZER["weight_decay"]
+    groups = [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=OPTIMIZER["lr"], betas=tuple(OPTIMIZER["betas"]), eps=OPTIMIZER["eps"], foreach=False)
+    losses = []
+    for step in range(STEPS):
+        index = step % len(LENGTHS)
+        optimizer.zero_grad()
+        mean = loss_sum(model, batches, index) / int((batches["targets"][index] >= 0).sum())
+        mean.backward()
+        optimizer.step()
+        losses.append(mean.item())
+    np.savez_compressed(OUT / f"{family}.npz", losses=np.array(losses), **golden)
+    print(family, f"{losses[0]:.4f} -> {losses[-1]:.4f}", f"{(OUT / f'{family}.npz').stat().st_size} bytes", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", default=FAMILIES, help=f"which of {', '.join(FAMILIES)}; all by default")
+    torch.set_num_threads(1)
+    OUT.mkdir(exist_ok=True)
+    batches = make_batches()
+    np.savez_compressed(OUT / "batches.npz", **batches)
+    versions = {"torch": torch.__version__.split("+")[0], "steps": STEPS, "optimizer": "AdamW"}
+    (OUT / "optimizer.json").write_text(json.dumps(OPTIMIZER | versions, indent=2) + "\n")
+    for family in parser.parse_args().families:
+        write_family(family, batches)
+
+
+if __name__ == "__main__":
+    main()

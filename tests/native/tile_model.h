@@ -1,0 +1,140 @@
+// The tile operations of kernels/isa/tile.h in plain C++, after the pseudo-code of Intel's Software Developer's Manual (volume 2:
+// LDTILECFG, TILEZERO, TILELOADD, TILESTORED, TDPBSSD, TDPBF16PS, TILERELEASE), for machines without AMX. What the hardware would
+// answer with a fault is kept in tile_fault.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace ckdist {
+
+extern const char* tile_fault;       // null while all went well
+extern int64_t tile_rows, tile_live;  // rows of sums that products were added to; whether tiles are configured now
+
+namespace CKDIST_ISA {
+namespace {
+
+struct TileModel {
+  TileShapes shapes;
+  bool configured;
+  uint8_t data[kTiles][kTileMostRows][kTileRowBytes];
+};
+thread_local TileModel model;
+
+inline bool check(bool good, const char* fault) {
+  if (!good && !tile_fault) tile_fault = fault;
+  return good;
+}
+
+inline bool usable(int tile) { return check(model.configured && model.shapes.rows[tile] > 0, "#UD: a tile without a shape"); }
+
+inline void tile_configure(const TileShapes& shapes) {
+  model = {};
+  bool good = shapes.palette == 1 && shapes.start_row == 0;
+  for (uint8_t byte : shapes.reserved) good = good && byte == 0;
+  for (int i = 0; i < 16; ++i) {
+    good = good && (i < kTiles || (shapes.rows[i] == 0 && shapes.row_bytes[i] == 0));
+    good = good && shapes.rows[i] <= kTileMostRows && shapes.row_bytes[i] <= kTileRowBytes && !shapes.rows[i] == !shapes.row_bytes[i];
+  }
+  if (!check(good, "#GP: shapes that LDTILECFG refuses")) return;
+  model.shapes = shapes;
+  model.configured = true;
+  tile_live = 1;
+}
+
+inline void tile_release() {
+  model = {};
+  tile_live = 0;
+}
+
+template <int tile>
+inline void tile_zero() {
+  if (usable(tile)) std::memset(model.data[tile], 0, sizeof model.data[tile]);
+}
+
+template <int tile>
+inline void tile_load(const void* from, int64_t stride) {
+  if (!usable(tile)) return;
+  std::memset(model.data[tile], 0, sizeof model.data[tile]);  // beyond the shape
+  for (int row = 0; row < model.shapes.rows[tile]; ++row)
+    std::memcpy(model.data[tile][row], static_cast<const uint8_t*>(from) + row * stride, model.shapes.row_bytes[tile]);
+}
+
+template <int tile>
+inline void tile_store(void* to, int64_t stride) {
+  if (!usable(tile)) return;
+  for (int row = 0; row < model.shapes.rows[tile]; ++row)
+    std::memcpy(static_cast<uint8_t*>(to) + row * stride, model.data[tile][row], model.shapes.row_bytes[tile]);
+}
+
+template <int sum, int a, int b>
+inline bool dot_fits() {
+  static_assert(sum != a && sum != b && a != b, "#UD: a tile named twice");
+  if (!usable(sum) || !usable(a) || !usable(b)) return false;
+  const TileShapes& s = model.shapes;
+  tile_rows += model.shapes.rows[sum];
+  return check(s.rows[sum] == s.rows[a] && s.row_bytes[sum] == s.row_bytes[b] && s.row_bytes[a] / 4 == s.rows[b] && s.row_bytes[sum] % 4 == 0 &&
+                   s.row_bytes[a] % 4 == 0,
+               "#UD: shapes that do not fit each other");
+}
+
+// Beyond the shape of the sums, rows and columns become zero.
+template <int sum>
+inline void write_row_and_zero(int row, const void* values) {
+  std::memset(model.data[sum][row], 0, kTileRowBytes);
+  std::memcpy(model.data[sum][row], values, model.shapes.row_bytes[sum]);
+}
+
+template <int sum>
+inline void zero_upper_rows() {
+  for (int row = model.shapes.rows[sum]; row < kTileMostRows; ++row) std::memset(model.data[sum][row], 0, kTileRowBytes);
+}
+
+template <int sum, int a, int b>
+inline void tile_dot_bytes() {
+  if (!dot_fits<sum, a, b>()) return;
+  for (int m = 0; m < model.shapes.rows[sum]; ++m) {
+    int32_t row[kTileRowBytes / 4];
+    std::memcpy(row, model.data[sum][m], sizeof row);
+    for (int k = 0; k < model.shapes.row_bytes[a] / 4; ++k)
+      for (int n = 0; n < model.shapes.row_bytes[sum] / 4; ++n)
+        for (int i = 0; i < 4; ++i)
+          row[n] = static_cast<int32_t>(static_cast<uint32_t>(row[n]) +
+                                        static_cast<uint32_t>(static_cast<int8_t>(model.data[a][m][4 * k + i]) *
+                                                              static_cast<int8_t>(model.data[b][k][4 * n + i])));
+    write_row_and_zero<sum>(m, row);
+  }
+  zero_upper_rows<sum>();
+}
+
+inline float without_denormal(float value) { return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value; }
+
+inline float bf16_at(const uint8_t* row, int index) {
+  uint16_t half;
+  std::memcpy(&half, row + 2 * index, sizeof half);
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return without_denormal(value);
+}
+
+template <int sum, int a, int b>
+inline void tile_dot_bf16() {
+  if (!dot_fits<sum, a, b>()) return;
+  const int columns = model.shapes.row_bytes[sum] / 4;
+  for (int m = 0; m < model.shapes.rows[sum]; ++m) {
+    float chains[2 * kTileRowBytes / 4] = {}, row[kTileRowBytes / 4];
+    std::memcpy(row, model.data[sum][m], sizeof row);
+    for (int k = 0; k < model.shapes.row_bytes[a] / 4; ++k)
+      for (int n = 0; n < 2 * columns; ++n)
+        chains[n] = without_denormal(std::fma(bf16_at(model.data[a][m], 2 * k + n % 2), bf16_at(model.data[b][k], n), chains[n]));
+    for (int n = 0; n < columns; ++n)
+      row[n] = without_denormal(without_denormal(row[n]) + without_denormal(chains[2 * n] + chains[2 * n + 1]));
+    write_row_and_zero<sum>(m, row);
+  }
+  zero_upper_rows<sum>();
+}
+
+}  // namespace
+}  // namespace CKDIST_ISA
+}  // namespace ckdist
