@@ -131,7 +131,7 @@ def wire_down() -> None:
         except CommError as error:
             took = time.monotonic() - start
             print(f"rank {world.rank} after {took:.1f} s: {error}", flush=True)
-            assert f"rank {1 - world.rank} cannot be reached: port 1 of RDMA device rxe{world.rank} went down" in str(error), error
+            assert "cannot be reached: port 1 of RDMA device rxe" in str(error) and "went down" in str(error), error  # its own, or the peer's
             assert took < timeout + 2, took
             again = time.monotonic()
             try:
