@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "comm/communicator.h"
+#include "bindings/communicator_handle.h"
 #include "comm/mpi_transport.h"
 #include "comm/tcp.h"
 #include "comm/timing.h"
@@ -20,9 +20,6 @@ struct ckdist_meeting {
 };
 struct ckdist_wire {
   std::shared_ptr<Wire> wire;
-};
-struct ckdist_communicator {
-  std::unique_ptr<Communicator> communicator;
 };
 struct ckdist_operation {
   std::shared_ptr<Communicator::Operation> operation;

@@ -14,6 +14,8 @@ namespace ckdist {
   extern const ElementwiseKernel elementwise_kernel; \
   extern const MachineKernel machine_kernel;         \
   extern const ReduceKernel reduce_kernel;           \
+  extern const PackKernels pack_kernels;             \
+  extern const GradientKernel gradient_kernel;       \
   }
 CKDIST_DECLARE_ISA(baseline)
 #ifdef CKDIST_HAVE_AVX2
@@ -24,12 +26,14 @@ CKDIST_DECLARE_ISA(avx512)
 namespace {
 
 Kernels make(const char* name, const LinearKernel* linear, const AttentionKernel& attention, const ElementwiseKernel& elementwise,
-             const MachineKernel& machine, const ReduceKernel& reduce) {
-  Kernels k{name, {}, attention, elementwise, machine, reduce};
+             const MachineKernel& machine, const ReduceKernel& reduce, const PackKernels& pack, const GradientKernel& gradient) {
+  Kernels k{name, {}, attention, elementwise, machine, reduce, pack, gradient};
   std::memcpy(k.linear, linear, sizeof k.linear);
   return k;
 }
-#define CKDIST_MAKE(isa) make(#isa, isa::linear_kernels, isa::attention_kernel, isa::elementwise_kernel, isa::machine_kernel, isa::reduce_kernel)
+#define CKDIST_MAKE(isa)                                                                                                                     \
+  make(#isa, isa::linear_kernels, isa::attention_kernel, isa::elementwise_kernel, isa::machine_kernel, isa::reduce_kernel, isa::pack_kernels, \
+       isa::gradient_kernel)
 
 bool cpu_has([[maybe_unused]] const char* isa) {
 #ifdef CKDIST_HAVE_AVX2

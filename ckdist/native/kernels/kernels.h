@@ -4,8 +4,10 @@
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/elementwise.h"
+#include "kernels/gradient.h"
 #include "kernels/linear.h"
 #include "kernels/machine.h"
+#include "kernels/packing.h"
 #include "kernels/reduce.h"
 
 namespace ckdist {
@@ -17,6 +19,8 @@ struct Kernels {
   ElementwiseKernel elementwise;
   MachineKernel machine;
   ReduceKernel reduce;
+  PackKernels pack;
+  GradientKernel gradient;
 };
 
 const Kernels& kernels();
