@@ -18,15 +18,14 @@ int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 }  // namespace
 
 void Training::multiply(int thread, const Product* products, int n) {
-  struct Cut { int64_t tiles, tokens, tile_parts, token_parts; } cuts[8];
+  struct Cut { int64_t tiles, tile_parts, token_parts; } cuts[8];
   int64_t items = 0;
   for (int p = 0; p < n; ++p) {
     Cut& c = cuts[p];
     const int64_t all = products[p].matrix.tile_count();
-    c.tiles = std::clamp<int64_t>(kTileBytes / std::max<int64_t>(products[p].matrix.tile_bytes, 1), 1, kMaxTiles);
+    c.tiles = std::clamp<int64_t>(kTileBytes / (std::min(products[p].matrix.cols, kSumColumns) * column_bytes()), 1, kMaxTiles);
     c.tiles = (all + (all + c.tiles - 1) / c.tiles - 1) / ((all + c.tiles - 1) / c.tiles);  // as even as can be
-    c.tokens = products[p].accumulate ? kSumTokens : kTokens;
-    c.tile_parts = (all + c.tiles - 1) / c.tiles, c.token_parts = (products[p].tokens + c.tokens - 1) / c.tokens;
+    c.tile_parts = (all + c.tiles - 1) / c.tiles, c.token_parts = (products[p].tokens + kTokens - 1) / kTokens;
     items += c.tile_parts * c.token_parts;
   }
   share(items, [&](int64_t item) {
@@ -34,22 +33,22 @@ void Training::multiply(int thread, const Product* products, int n) {
     for (; item >= cuts[p].tile_parts * cuts[p].token_parts; ++p) item -= cuts[p].tile_parts * cuts[p].token_parts;
     const Product& product = products[p];
     const Cut& c = cuts[p];
-    const int64_t tile = item / c.token_parts * c.tiles, token = item % c.token_parts * c.tokens;
-    const int64_t tiles = std::min(c.tiles, product.matrix.tile_count() - tile), tokens = std::min(c.tokens, product.tokens - token);
-    Matrix part = product.matrix;
-    part.tiles += tile * part.tile_bytes;
-    part.rows = std::min(tiles * kTileRows, part.rows - tile * kTileRows);
-    const uint8_t* const x = product.x + token * product.x_stride;
+    const int64_t tile = item / c.token_parts * c.tiles, token = item % c.token_parts * kTokens;
+    const int64_t tiles = std::min(c.tiles, product.matrix.tile_count() - tile), tokens = std::min(kTokens, product.tokens - token);
+    const int64_t rows = std::min(tiles * kTileRows, product.matrix.rows - tile * kTileRows), cols = product.matrix.cols;
     float* const y = product.y + token * product.y_stride + tile * kTileRows;
-    if (!product.accumulate) {
-      this->product().multiply(part, 0, tiles, x, product.x_stride, tokens, y, product.y_stride);
-      if (product.bias)
-        for (int64_t t = 0; t < tokens; ++t) kernels_.elementwise.add(product.bias + tile * kTileRows, part.rows, y + t * product.y_stride);
-      return;
-    }
     float* const sums = reinterpret_cast<float*>(own(thread));  // (tokens, rows of the tiles)
-    this->product().multiply(part, 0, tiles, x, product.x_stride, tokens, sums, tiles * kTileRows);
-    for (int64_t t = 0; t < tokens; ++t) kernels_.elementwise.add(sums + t * tiles * kTileRows, part.rows, y + t * product.y_stride);
+    for (int64_t column = 0; column < cols; column += kSumColumns) {
+      Matrix part{type_, rows, std::min(kSumColumns, cols - column), product.matrix.tile_bytes, nullptr};
+      part.tiles = product.matrix.tiles + tile * part.tile_bytes + column * column_bytes();
+      const uint8_t* const x = product.x + token * product.x_stride + column * element_bytes();
+      const bool add = product.accumulate || column > 0;
+      this->product().multiply(part, 0, tiles, x, product.x_stride, tokens, add ? sums : y, add ? tiles * kTileRows : product.y_stride);
+      if (add)
+        for (int64_t t = 0; t < tokens; ++t) kernels_.elementwise.add(sums + t * tiles * kTileRows, rows, y + t * product.y_stride);
+    }
+    if (product.bias)
+      for (int64_t t = 0; t < tokens; ++t) kernels_.elementwise.add(product.bias + tile * kTileRows, rows, y + t * product.y_stride);
   });
 }
 

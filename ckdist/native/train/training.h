@@ -35,7 +35,8 @@ class Training {
   static constexpr int kQueries = 32;      // of a block of attention
   static constexpr int kGradQueries = 128; // of a block of its gradient
   static constexpr int64_t kTileBytes = 256 << 10;  // of the tiles of one item of a product: they stay in the L2 cache
-  static constexpr int64_t kMaxTiles = 32, kTokens = 128, kSumTokens = 64;  // of such an item, and tokens of one that is added
+  static constexpr int64_t kMaxTiles = 32, kTokens = 64;  // of such an item at most
+  static constexpr int64_t kSumColumns = 2048;            // added up before they meet the next: the error of a sum grows with its length
   static constexpr int kMaxHalf = 512;     // of head_dim
   static constexpr int64_t kLogitBytes = 32 << 20;
 
