@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-ALIGNMENT = 16  # elements; a cache line
+from ckdist.program.lower_training import ALIGNMENT
 
 
 class Arena(Mapping[str, np.ndarray]):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ckdist.comm.communicator import open_communicator
+from ckdist.comm.communicator import ARENA_BYTES, open_communicator
 from ckdist.comm.world import agree, start_world
 from ckdist.errors import ConfigError
 from ckdist.topology import default_threads, place
@@ -29,6 +29,7 @@ from ckdist.train.folder import write_folder
 from ckdist.train.lora import save_adapter
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
 from ckdist.train.optimizer import Optimizer
+from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.reference import ReferenceExecutable
 from ckdist.train.report import Report, StepReport, check_report_to
 from ckdist.train.schedule import Schedule
@@ -49,7 +50,7 @@ def train(config: TrainConfig, on_step: Callable[[StepReport], None] | None = No
     """
     own_world = world is None
     world = start_world() if own_world else world
-    trainer = Trainer(config, world, share_source(world, batches), make_executable or reference_executable)
+    trainer = Trainer(config, world, share_source(world, batches), make_executable or native_executable)
     try:
         return trainer.run(on_step, should_stop)
     finally:
@@ -58,8 +59,18 @@ def train(config: TrainConfig, on_step: Callable[[StepReport], None] | None = No
             world.close()
 
 
+def native_executable(model: TrainedModel, config: TrainConfig, communicator, threads: int, cpus) -> TrainingExecutable:
+    """What computes the gradients; of adapters, slowly, as their program defines them."""
+    if model.lora is not None:
+        return reference_executable(model, config, communicator, threads, cpus)
+    tokens = config.per_device_train_batch_size * config.max_length
+    dtype = "bfloat16" if config.bf16 else "float32"
+    trained = [w.name for w in model.weights]
+    return NativeExecutable(model.spec, tokens, model.load, dtype, threads, communicator, trained, config.activation_checkpointing, cpus)
+
+
 def reference_executable(model: TrainedModel, config: TrainConfig, communicator, threads: int, cpus) -> TrainingExecutable:
-    """What computes the gradients."""
+    """The definition of what training computes, in numpy."""
     return ReferenceExecutable(model.program, model.spec, model.weights, model.load, communicator, config.activation_checkpointing)
 
 
@@ -89,7 +100,8 @@ class Trainer:
         self.threads = config.threads or default_threads(world)
         self.placement = place(world, self.threads)
         if world.size > 1:
-            self.communicator = open_communicator(world, config.transport, timeout=config.ddp_timeout, log=log.warning)
+            gradients = sum(4 * int(np.prod(shape)) for shape in self.model.shapes.values())  # bytes, reduced in place
+            self.communicator = open_communicator(world, config.transport, timeout=config.ddp_timeout, arena_bytes=ARENA_BYTES + 2 * gradients, log=log.warning)
         self.executable = make_executable(self.model, config, self.communicator, self.threads, self.placement.cpus)
         self.optimizer = Optimizer(config, self.executable.parameters, self.executable.gradients, self.communicator, self.threads, self.placement.cpus)
         self.state = TrainState(seed=config.seed)

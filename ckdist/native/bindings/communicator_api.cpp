@@ -5,8 +5,8 @@
 
 #include <numeric>
 
+#include "bindings/communicator_handle.h"
 #include "bindings/wire_handle.h"
-#include "comm/communicator.h"
 #include "comm/mpi_transport.h"
 #include "comm/tcp.h"
 #include "comm/timing.h"
@@ -19,9 +19,6 @@ struct ckdist_host_memory {
 };
 struct ckdist_meeting {
   std::unique_ptr<Meeting> meeting;
-};
-struct ckdist_communicator {
-  std::unique_ptr<Communicator> communicator;
 };
 struct ckdist_operation {
   std::shared_ptr<Communicator::Operation> operation;

@@ -21,6 +21,8 @@ namespace ckdist {
   extern const MachineKernel machine_kernel;         \
   extern const ReduceKernel reduce_kernel;           \
   extern const OptimizerKernel optimizer_kernel;     \
+  extern const PackKernels pack_kernels;             \
+  extern const GradientKernel gradient_kernel;       \
   }
 CKDIST_DECLARE_ISA(baseline)
 #ifdef CKDIST_HAVE_AVX2
@@ -37,13 +39,15 @@ extern const MachineKernel machine_kernel;
 namespace {
 
 Kernels make(const char* name, const LinearKernel* linear, const AttentionKernel& attention, const ElementwiseKernel& elementwise,
-             const MachineKernel& machine, const ReduceKernel& reduce, const OptimizerKernel& optimizer) {
-  Kernels k{name, {}, attention, elementwise, machine, reduce, optimizer};
+             const MachineKernel& machine, const ReduceKernel& reduce, const OptimizerKernel& optimizer, const PackKernels& pack,
+             const GradientKernel& gradient) {
+  Kernels k{name, {}, attention, elementwise, machine, reduce, optimizer, pack, gradient};
   std::memcpy(k.linear, linear, sizeof k.linear);
   return k;
 }
-#define CKDIST_MAKE(isa) \
-  make(#isa, isa::linear_kernels, isa::attention_kernel, isa::elementwise_kernel, isa::machine_kernel, isa::reduce_kernel, isa::optimizer_kernel)
+#define CKDIST_MAKE(isa)                                                                                                                         \
+  make(#isa, isa::linear_kernels, isa::attention_kernel, isa::elementwise_kernel, isa::machine_kernel, isa::reduce_kernel, isa::optimizer_kernel, \
+       isa::pack_kernels, isa::gradient_kernel)
 
 #ifdef CKDIST_HAVE_AMX
 // Tiles of the shape that the kernels take for granted, whose state the kernel saves and lets this process use.
@@ -94,7 +98,8 @@ const Kernels* kernels_of(const char* isa) {
   if (!cpu_has(isa)) return nullptr;
 #ifdef CKDIST_HAVE_AMX
   static const Kernels amx_kernels =  // AVX-512 but for products
-      make("amx", amx::linear_kernels, avx512::attention_kernel, avx512::elementwise_kernel, amx::machine_kernel, avx512::reduce_kernel);
+      make("amx", amx::linear_kernels, avx512::attention_kernel, avx512::elementwise_kernel, amx::machine_kernel, avx512::reduce_kernel, avx512::optimizer_kernel,
+           avx512::pack_kernels, avx512::gradient_kernel);
   if (!std::strcmp(isa, "amx")) return &amx_kernels;
 #endif
 #ifdef CKDIST_HAVE_AVX2

@@ -4,9 +4,11 @@
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/elementwise.h"
+#include "kernels/gradient.h"
 #include "kernels/linear.h"
 #include "kernels/machine.h"
 #include "kernels/optimizer.h"
+#include "kernels/packing.h"
 #include "kernels/reduce.h"
 
 namespace ckdist {
@@ -19,6 +21,8 @@ struct Kernels {
   MachineKernel machine;
   ReduceKernel reduce;
   OptimizerKernel optimizer;
+  PackKernels pack;
+  GradientKernel gradient;
 };
 
 const Kernels& kernels();

@@ -1,0 +1,35 @@
+#include "core/export.h"
+
+#include "api/training.h"
+#include "bindings/communicator_handle.h"
+#include "core/error.h"
+#include "train/training.h"
+
+using namespace ckdist;
+
+struct ckdist_training : Training {
+  using Training::Training;
+};
+
+extern "C" {
+
+int ckdist_training_new(const ckdist_training_program* program, ckdist_communicator* communicator, int32_t threads, const int32_t* cpus, int32_t spins,
+                        ckdist_training** out) {
+  return guard([&] {
+    if (threads < 1) fail(Status::config, "%d threads cannot train; give at least 1", threads);
+    *out = new ckdist_training(*program, communicator ? communicator->communicator.get() : nullptr, threads,
+                               cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>(), spins);
+  });
+}
+void ckdist_training_free(ckdist_training* training) { delete training; }
+int ckdist_training_run(ckdist_training* training, const ckdist_training_batch* batch, int32_t backward, int32_t reduce, int32_t pack, double* loss) {
+  return guard([&] { *loss = training->run(*batch, backward, reduce, pack); });
+}
+void ckdist_training_times(ckdist_training* training, double* out) {
+  for (const double seconds : training->times()) *out++ = seconds;
+}
+void ckdist_training_bytes(ckdist_training* training, int64_t* out) {
+  for (const int64_t bytes : training->bytes()) *out++ = bytes;
+}
+
+}  // extern "C"

@@ -1,0 +1,144 @@
+// Row-wise kernels of training.
+#include "kernels/gradient.h"
+
+#include "kernels/isa/exp.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+namespace {
+
+constexpr int kStreams = 4;  // independent partial results, to hide the latency of an addition
+
+CKDIST_INLINE int lanes_left(int64_t n, int64_t i) { return static_cast<int>(n - i < kLanes ? n - i : kLanes); }
+CKDIST_INLINE Vec load_lanes(const float* p, int lanes) { return lanes == kLanes ? load(p) : load_n(p, lanes); }
+CKDIST_INLINE void store_lanes(float* p, Vec a, int lanes) { lanes == kLanes ? store(p, a) : store_n(p, a, lanes); }
+
+// Calls body(i, lanes) for every Vec of a row; `lanes` is 16, but for the last.
+template <class Body>
+CKDIST_INLINE void each(int64_t n, Body&& body) {
+  int64_t i = 0;
+  for (; n - i >= kLanes; i += kLanes) body(i, kLanes);
+  if (i < n) body(i, lanes_left(n, i));
+}
+
+// Sum of term(i, lanes) over a row, absent lanes being 0.
+template <class Term>
+CKDIST_INLINE float sum(int64_t n, Term&& term) {
+  Vec sums[kStreams] = {set(0), set(0), set(0), set(0)};
+  int64_t i = 0;
+  for (; n - i >= kStreams * kLanes; i += kStreams * kLanes)
+    for (int s = 0; s < kStreams; ++s) sums[s] = term(i + s * kLanes, kLanes, sums[s]);
+  for (; i < n; i += kLanes) sums[0] = term(i, lanes_left(n, i), sums[0]);
+  return reduce_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+float dot(const float* x, const float* y, int64_t n) {
+  return sum(n, [&](int64_t i, int lanes, Vec s) { return fma(load_lanes(x + i, lanes), load_lanes(y + i, lanes), s); });
+}
+
+void rms_norm(const float* x, const float* dy, const float* weight, float eps, int64_t n, float* dx, float* dw) {
+  const float r = 1.0f / __builtin_sqrtf(dot(x, x, n) / static_cast<float>(n) + eps);
+  const float inner = sum(n, [&](int64_t i, int lanes, Vec s) {
+    return fma(load_lanes(dy + i, lanes) * load_lanes(weight + i, lanes), load_lanes(x + i, lanes), s);
+  });
+  const Vec factor = set(r), mean = set(inner * r * r / static_cast<float>(n));
+  each(n, [&](int64_t i, int lanes) {
+    const Vec a = load_lanes(x + i, lanes), d = load_lanes(dy + i, lanes);
+    if (dw) store_lanes(dw + i, fma(d, a * factor, load_lanes(dw + i, lanes)), lanes);
+    store_lanes(dx + i, factor * fnma(a, mean, d * load_lanes(weight + i, lanes)), lanes);
+  });
+}
+
+void gated(GateFunction function, const float* gate, const float* up, const float* dy, int64_t n, float* d_gate, float* d_up) {
+  const Vec one = set(1.0f), half = set(0.5f);
+  if (function == GateFunction::silu) {
+    each(n, [&](int64_t i, int lanes) {
+      const Vec g = load_lanes(gate + i, lanes), u = load_lanes(up + i, lanes), d = load_lanes(dy + i, lanes);
+      const Vec sigmoid = one / (one + exp(set(0.0f) - g));
+      store_lanes(d_gate + i, d * u * sigmoid * fma(g, one - sigmoid, one), lanes);
+      store_lanes(d_up + i, d * g * sigmoid, lanes);
+    });
+    return;
+  }
+  const float scale = 0.79788456f, cubic = 0.044715f;
+  each(n, [&](int64_t i, int lanes) {
+    const Vec g = load_lanes(gate + i, lanes), u = load_lanes(up + i, lanes), d = load_lanes(dy + i, lanes), square = g * g;
+    const Vec t = tanh(g * fma(square, set(cubic * scale), set(scale)));
+    const Vec whole = half * (one + t);
+    const Vec slope = fma(half * g * fnma(t, t, one), fma(square, set(3 * cubic * scale), set(scale)), whole);
+    store_lanes(d_gate + i, d * u * slope, lanes);
+    store_lanes(d_up + i, d * g * whole, lanes);
+  });
+}
+
+void scale(const float* x, float factor, int64_t n, float* out) {
+  each(n, [&](int64_t i, int lanes) { store_lanes(out + i, load_lanes(x + i, lanes) * set(factor), lanes); });
+}
+
+// Clears what is not visible, and calls body on the Vecs of what is.
+template <class Body>
+CKDIST_INLINE void visible(float* x, int64_t n, int64_t first, int64_t last, Body&& body) {
+  each(first, [&](int64_t i, int lanes) { store_lanes(x + i, set(0.0f), lanes); });
+  each(last - first, [&](int64_t i, int lanes) { body(first + i, lanes); });
+  each(n - last, [&](int64_t i, int lanes) { store_lanes(x + last + i, set(0.0f), lanes); });
+}
+
+CKDIST_INLINE Vec capped(Vec x, float cap) { return cap ? set(cap) * tanh(x / set(cap)) : x; }
+
+float softmax(float* x, int64_t n, int64_t first, int64_t last, float factor, float cap) {
+  float largest = -__builtin_inff();
+  Vec most = set(largest);
+  each(last - first, [&](int64_t i, int lanes) {
+    const Vec a = capped(load_lanes(x + first + i, lanes) * set(factor), cap);
+    store_lanes(x + first + i, a, lanes);
+    if (lanes == kLanes) most = max(a, most);
+    else
+      for (int l = 0; l < lanes; ++l) largest = x[first + i + l] > largest ? x[first + i + l] : largest;
+  });
+  const float in_lanes = reduce_max(most);
+  largest = in_lanes > largest ? in_lanes : largest;
+  const float total = sum(last - first, [&](int64_t i, int lanes, Vec s) {
+    store_lanes(x + first + i, exp(load_lanes(x + first + i, lanes) - set(largest)), lanes);
+    return s + load_lanes(x + first + i, lanes);
+  });
+  const Vec inverse = set(1.0f / total);
+  visible(x, n, first, last, [&](int64_t i, int lanes) { store_lanes(x + i, load_lanes(x + i, lanes) * inverse, lanes); });
+  return largest + __builtin_logf(total);
+}
+
+void softmax_grad(float* x, float* dp, int64_t n, int64_t first, int64_t last, float factor, float cap, float log_sum_exp, float delta) {
+  visible(x, n, first, last, [&](int64_t i, int lanes) {
+    const Vec score = capped(load_lanes(x + i, lanes) * set(factor), cap);
+    const Vec p = exp(score - set(log_sum_exp));
+    Vec ds = p * (load_lanes(dp + i, lanes) - set(delta)) * set(factor);
+    if (cap) {
+      const Vec ratio = score / set(cap);
+      ds = ds * fnma(ratio, ratio, set(1.0f));
+    }
+    store_lanes(x + i, p, lanes);
+    store_lanes(dp + i, ds, lanes);
+  });
+  visible(dp, n, first, last, [](int64_t, int) {});
+}
+
+void cross_entropy(float* x, int64_t n, int64_t target, float cap, float log_sum_exp) {
+  const float own = x[target];
+  each(n, [&](int64_t i, int lanes) {
+    const Vec a = load_lanes(x + i, lanes);
+    Vec d = exp(a - set(log_sum_exp));
+    if (cap) {
+      const Vec ratio = a / set(cap);
+      d = d * fnma(ratio, ratio, set(1.0f));
+    }
+    store_lanes(x + i, d, lanes);
+  });
+  const float ratio = cap ? own / cap : 0.0f;
+  x[target] -= 1.0f - ratio * ratio;
+}
+
+}  // namespace
+
+extern const GradientKernel gradient_kernel = {rms_norm, gated, scale, dot, softmax, softmax_grad, cross_entropy};
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

@@ -1,0 +1,161 @@
+// Packing and turning of floats in blocks of 16 x 16 words. A word is one float, or two bfloat16 that lie side by side.
+#include "kernels/packing.h"
+
+#include "kernels/isa/simd.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+namespace {
+
+constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+#if defined(__AVX512F__)
+
+typedef __m512i Words;
+
+CKDIST_INLINE Words no_words() { return _mm512_setzero_si512(); }
+CKDIST_INLINE void store_words(uint8_t* p, Words a) { _mm512_storeu_si512(p, a); }
+CKDIST_INLINE void store_words(uint8_t* p, Words a, int n) { _mm512_mask_storeu_epi32(p, static_cast<__mmask16>((1u << n) - 1), a); }
+CKDIST_INLINE Vec load_some(const float* p, int64_t n) { return n >= kLanes ? load(p) : n > 0 ? load_n(p, static_cast<int>(n)) : set(0.0f); }
+
+template <bool bf16>
+CKDIST_INLINE Words along(const float* p, int64_t n) {
+  if constexpr (!bf16) return _mm512_castps_si512(load_some(p, n).v);
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(load_some(p + kLanes, n - kLanes).v, load_some(p, n).v));
+}
+// Of two rows, element by element.
+CKDIST_INLINE Words across(const float* p, const float* q, int64_t n) {
+  const __m512i low = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(load_some(p, n).v)));
+  if (!q) return low;
+  const __m512i high = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(load_some(q, n).v)));
+  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+
+CKDIST_INLINE void turn_words(Words* r) {
+  Words t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 8; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+  }
+}
+
+#else
+
+struct Words { uint32_t w[kLanes]; };
+
+CKDIST_INLINE Words no_words() { return Words{}; }
+CKDIST_INLINE void store_words(uint8_t* p, const Words& a) { std::memcpy(p, a.w, sizeof a.w); }
+CKDIST_INLINE void store_words(uint8_t* p, const Words& a, int n) { std::memcpy(p, a.w, 4 * static_cast<size_t>(n)); }
+
+template <bool bf16>
+CKDIST_INLINE Words along(const float* p, int64_t n) {
+  Words out{};
+  if (bf16)
+    for (int64_t i = 0; i < least(n, 2 * kLanes); ++i) out.w[i / 2] |= static_cast<uint32_t>(to_bf16(p[i])) << (i % 2 * 16);
+  else
+    std::memcpy(out.w, p, 4 * static_cast<size_t>(n > 0 ? least(n, kLanes) : 0));
+  return out;
+}
+CKDIST_INLINE Words across(const float* p, const float* q, int64_t n) {
+  Words out{};
+  for (int64_t i = 0; i < least(n, kLanes); ++i) out.w[i] = to_bf16(p[i]) | (q ? static_cast<uint32_t>(to_bf16(q[i])) << 16 : 0);
+  return out;
+}
+CKDIST_INLINE void turn_words(Words* r) {
+  for (int i = 0; i < kLanes; ++i)
+    for (int j = 0; j < i; ++j) {
+      const uint32_t w = r[i].w[j];
+      r[i].w[j] = r[j].w[i], r[j].w[i] = w;
+    }
+}
+
+#endif
+
+// Word i of what `unit` rows from x on hold in n columns; rows beyond `left` are zeros.
+template <bool bf16>
+CKDIST_INLINE Words row_words(const float* x, int64_t stride, int64_t left, int64_t n) {
+  if (left <= 0) return no_words();
+  if constexpr (bf16) return across(x, left > 1 ? x + stride : nullptr, n);
+  return along<false>(x, n);
+}
+
+template <bool bf16>
+void pack_rows(const float* x, int64_t stride, int rows, int64_t cols, uint8_t* tile) {
+  constexpr int unit = bf16 ? 2 : 1;
+  const int64_t words = (cols + 15) / 16 * 16 / unit;
+  for (int64_t w = 0; w < words; w += 16) {
+    Words block[16];
+    for (int r = 0; r < 16; ++r) block[r] = r < rows ? along<bf16>(x + r * stride + w * unit, cols - w * unit) : no_words();
+    turn_words(block);
+    for (int j = 0; j < least(16, words - w); ++j) store_words(tile + (w + j) * 64, block[j]);
+  }
+}
+
+template <bool bf16>
+void pack_columns(const float* x, int64_t stride, int rows, int64_t cols, uint8_t* tile) {
+  constexpr int unit = bf16 ? 2 : 1;
+  const int64_t padded = (cols + 15) / 16 * 16;
+  for (int64_t c = 0; c < padded; c += unit, tile += 64) store_words(tile, row_words<bf16>(x + c * stride, stride, cols - c, rows));
+}
+
+template <bool bf16>
+void convert(const float* x, int64_t n, int64_t padded, uint8_t* out) {
+  constexpr int unit = bf16 ? 2 : 1;
+  const int64_t words = padded / unit;
+  for (int64_t w = 0; w < words; w += 16) {
+    const Words value = along<bf16>(x + w * unit, n - w * unit);
+    if (words - w >= 16) store_words(out + 4 * w, value);
+    else store_words(out + 4 * w, value, static_cast<int>(words - w));
+  }
+}
+
+template <bool bf16>
+void turn(const float* x, int64_t stride, int64_t rows, int64_t cols, uint8_t* out, int64_t out_stride, int64_t padded) {
+  constexpr int unit = bf16 ? 2 : 1;
+  const int64_t words = padded / unit;
+  for (int64_t c = 0; c < cols; c += 16) {
+    const int64_t n = least(16, cols - c);
+    for (int64_t w = 0; w < words; w += 16) {
+      Words block[16];
+      for (int j = 0; j < 16; ++j) {
+        const int64_t r = (w + j) * unit;
+        block[j] = row_words<bf16>(x + r * stride + c, stride, rows - r, n);
+      }
+      turn_words(block);
+      const int count = static_cast<int>(least(16, words - w));
+      for (int j = 0; j < n; ++j) {
+        uint8_t* at = out + (c + j) * out_stride + 4 * w;
+        if (count == 16) store_words(at, block[j]);
+        else store_words(at, block[j], count);
+      }
+    }
+  }
+}
+
+template <bool bf16>
+constexpr PackKernel kernel_of() {
+  return {pack_rows<bf16>, pack_columns<bf16>, convert<bf16>, turn<bf16>};
+}
+
+}  // namespace
+
+extern const PackKernels pack_kernels = {kernel_of<false>(), kernel_of<true>()};
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

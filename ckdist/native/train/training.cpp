@@ -1,0 +1,203 @@
+#include "train/training.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/futex.h"
+
+namespace ckdist {
+
+Training::Training(const ckdist_training_program& program, Communicator* communicator, int threads, std::vector<int> cpus, int spins)
+    : program_(program),
+      steps_(program.steps, program.steps + program.step_count),
+      loss_steps_(program.loss_steps, program.loss_steps + program.loss_step_count),
+      values_(program.values, program.values + program.value_count),
+      parameters_(program.parameters, program.parameters + program.parameter_count),
+      packs_(program.packs, program.packs + program.pack_count),
+      communicator_(communicator),
+      kernels_(kernels()),
+      type_(program.bf16 && kernels_.linear[int(Type::bf16)].activation == ActivationFormat::bf16 ? Type::bf16 : Type::f32),
+      format_(type_ == Type::bf16 ? ActivationFormat::bf16 : ActivationFormat::f32),
+      packing_(type_ == Type::bf16 ? kernels_.pack.bf16 : kernels_.pack.f32),
+      losses_(program.max_tokens),
+      pool_(threads, std::move(cpus), spins) {
+  if (program.head_dim > 2 * kMaxHalf) fail(Status::config, "head_dim (%d) is more than training can rotate (%d)", program.head_dim, 2 * kMaxHalf);
+  for (const ckdist_training_pack& p : packs_) {
+    int64_t rows = parameters_[p.parameter[0]].rows, cols = parameters_[p.parameter[0]].cols;
+    if (p.turned) {
+      rows = cols, cols = 0;
+      for (int m = 0; m < p.count; ++m) cols += (parameters_[p.parameter[m]].rows + 15) / 16 * 16;
+    }
+    packed_.push_back(matrix(rows, cols, nullptr));
+    packed_bytes_ += packed_.back().tile_count() * packed_.back().tile_bytes;
+  }
+  for (const std::vector<Step>* list : {&steps_, &loss_steps_})
+    for (const Step& step : *list) workspace_bytes_ = std::max(workspace_bytes_, workspace(step));
+  Carver attend{nullptr}, attend_grad{nullptr};
+  attend_space(attend, program.max_tokens), attend_grad_space(attend_grad, program.max_tokens);
+  const int64_t sums = kTokens * kMaxTiles * kTileRows * int64_t(sizeof(float));
+  own_bytes_ = (std::max({attend.used, attend_grad.used, sums}) + 4095) / 4096 * 4096 + 64;
+  arena_.emplace(program.arena_bytes, "activations");
+  packed_arena_.emplace(std::max<int64_t>(packed_bytes_, 64), "packed weights");
+  workspace_.emplace(std::max<int64_t>(workspace_bytes_, 64), "the steps' workspace");
+  own_arena_.emplace(own_bytes_ * threads, "the threads' buffers");
+  const uint8_t* at = packed_arena_->data();
+  for (Matrix& m : packed_) m.tiles = at, at += m.tile_count() * m.tile_bytes;
+}
+
+void Training::check(const ckdist_training_batch& b) const {
+  const auto text = [](int64_t n) { return static_cast<long long>(n); };
+  if (b.tokens < 1 || b.tokens > program_.max_tokens)
+    fail(Status::config, "a batch of %lld tokens does not fit an executable for %lld; pass 1 to %lld", text(b.tokens), text(program_.max_tokens),
+         text(program_.max_tokens));
+  for (int64_t t = 0; t < b.tokens; ++t) {
+    if (b.token_ids[t] < 0 || b.token_ids[t] >= program_.vocab)
+      fail(Status::config, "token %lld has id %d; the vocabulary has ids 0 to %lld", text(t), b.token_ids[t], text(program_.vocab - 1));
+    if (b.targets[t] < -1 || b.targets[t] >= program_.vocab)
+      fail(Status::config, "token %lld has target %d; the vocabulary has ids 0 to %lld, and -1 is no target", text(t), b.targets[t], text(program_.vocab - 1));
+  }
+  if (b.sequences < 1 || b.starts[0] != 0 || b.starts[b.sequences] != b.tokens)
+    fail(Status::config, "the starts of %lld sequences must go from 0 to %lld, the number of tokens", text(b.sequences), text(b.tokens));
+  for (int64_t s = 0; s < b.sequences; ++s)
+    if (b.starts[s + 1] < b.starts[s]) fail(Status::config, "sequence %lld starts at %d and ends before it, at %d", text(s), b.starts[s], b.starts[s + 1]);
+}
+
+double Training::run(const ckdist_training_batch& batch, bool backward, bool reduce, bool pack) {
+  check(batch);
+  batch_.tokens = batch.tokens;
+  batch_.token_ids.assign(batch.token_ids, batch.token_ids + batch.tokens);
+  batch_.targets.assign(batch.targets, batch.targets + batch.tokens);
+  batch_.starts.assign(batch.starts, batch.starts + batch.sequences + 1);
+  batch_.positions.resize(batch.tokens);
+  for (int64_t s = 0; s < batch.sequences; ++s)
+    for (int32_t t = batch.starts[s]; t < batch.starts[s + 1]; ++t) batch_.positions[t] = t - batch.starts[s];
+  backward_ = backward, reduce_ = reduce && communicator_ && communicator_->size > 1, pack_ = pack;
+  times_.fill(0);
+  operations_.clear();
+  pool_.run(pool_.size(), [this](int thread) { replay(thread); });
+  const int64_t start = now_ns();
+  for (const auto& operation : operations_) operation->wait();
+  times_[ckdist_train_reduce] += double(now_ns() - start) * 1e-9;
+  double loss = 0;
+  for (int64_t t = 0; t < batch.tokens; ++t) loss += losses_[t];
+  return loss;
+}
+
+void Training::replay(int thread) {
+  int64_t start = now_ns();
+  const auto lap = [&](int op) {
+    if (thread != 0) return;
+    const int64_t now = now_ns();
+    times_[op] += double(now - start) * 1e-9, start = now;
+  };
+  if (pack_) pack(thread);
+  lap(17);
+  for (const Step& step : backward_ ? steps_ : loss_steps_) {
+    execute(thread, step);
+    lap(step.op);
+  }
+}
+
+void Training::execute(int thread, const Step& step) {
+  switch (step.op) {
+    case ckdist_train_rms_norm_grad: return rms_norm_grad(step);
+    case ckdist_train_linear: return linear(thread, step);
+    case ckdist_train_linear_grad: return linear_grad(thread, step);
+    case ckdist_train_linear_weight_grad: return linear_weight_grad(thread, step);
+    case ckdist_train_bias_grad: return bias_grad(step);
+    case ckdist_train_attend: return attend(thread, step, false);
+    case ckdist_train_attend_grad: return attend(thread, step, true);
+    case ckdist_train_cross_entropy: return cross_entropy(thread, step);
+    case ckdist_train_embed_grad: return embed_grad(step);
+    case ckdist_train_reduce:
+      if (thread == 0) begin_reduce(step);  // what it reads was finished at the last barrier, and no step that follows writes it
+      return;
+    default: share_rows([&](int64_t t) { rows_of(step, t); });
+  }
+}
+
+void Training::begin_reduce(const Step& step) {
+  if (!reduce_) return;
+  float* const g = program_.gradient_arena + step.i[0];
+  const int64_t n = step.i[1] - step.i[0];
+  operations_.push_back(communicator_->begin([g, n](Collectives& c) { c.all_reduce(g, g, n, Element::f32, ReduceOp::sum); }));
+}
+
+// Steps whose rows are computed one by one.
+void Training::rows_of(const Step& step, int64_t t) {
+  const ElementwiseKernel& k = kernels_.elementwise;
+  float* const out = value(step.out[0], t);
+  const int64_t n = width(step.out[0]);
+  switch (step.op) {
+    case ckdist_train_embed: return void(std::copy_n(parameter(step.parameter[0]) + batch_.token_ids[t] * n, n, out));
+    case ckdist_train_scale: return kernels_.gradient.scale(value(step.in[0], t), step.f[0], n, out);
+    case ckdist_train_add: {
+      const float* const second = value(step.in[1], t);
+      return k.sum_parts(value(step.in[0], t), &second, 1, n, out);
+    }
+    case ckdist_train_rms_norm:
+      for (int64_t at = 0; at < n; at += step.i[0]) k.rms_norm(value(step.in[0], t) + at, parameter(step.parameter[0]), step.f[0], step.i[0], out + at);
+      return;
+    case ckdist_train_rope: {
+      const int64_t half = program_.head_dim / 2, at = batch_.positions[t] * half;
+      const float* const cos = program_.rope_cos[step.i[0]] + at;
+      const float* sin = program_.rope_sin[step.i[0]] + at;
+      float back[kMaxHalf];
+      if (step.i[1]) kernels_.gradient.scale(sin, -1, half, back), sin = back;
+      for (int64_t h = 0; h < n; h += program_.head_dim) k.rope(value(step.in[0], t) + h, cos, sin, program_.head_dim, out + h);
+      return;
+    }
+    case ckdist_train_gated: return k.gated(GateFunction(step.i[0]), value(step.in[0], t), value(step.in[1], t), n, out);
+    case ckdist_train_gated_grad:
+      return kernels_.gradient.gated(GateFunction(step.i[0]), value(step.in[0], t), value(step.in[1], t), value(step.in[2], t), n, out, value(step.out[1], t));
+    default: fail(Status::native, "a training step has unknown op %d", step.op);
+  }
+}
+
+void Training::rms_norm_grad(const Step& step) {
+  const int64_t n = step.i[0], row = width(step.in[0]);
+  float* const partial = reinterpret_cast<float*>(workspace_->data());  // (chunks, n)
+  share((batch_.tokens + kSumRows - 1) / kSumRows, [&](int64_t chunk) {
+    float* const dw = step.gradient[0] < 0 ? nullptr : partial + chunk * n;
+    if (dw) std::fill(dw, dw + n, 0.f);
+    const int64_t end = std::min<int64_t>((chunk + 1) * kSumRows, batch_.tokens);
+    for (int64_t t = chunk * kSumRows; t < end; ++t)
+      for (int64_t at = 0; at < row; at += n)
+        kernels_.gradient.rms_norm(value(step.in[0], t) + at, value(step.in[1], t) + at, parameter(step.parameter[0]), step.f[0], n, value(step.out[0], t) + at, dw);
+  });
+  if (step.gradient[0] >= 0) column_sums(n, partial, gradient(step.gradient[0]));
+}
+
+// Adds the chunks' partial sums, (chunks, n), to a gradient, in order.
+void Training::column_sums(int64_t n, float* partial, float* gradient) {
+  share((n + kColumns - 1) / kColumns, [&](int64_t item) {
+    const int64_t at = item * kColumns, columns = std::min<int64_t>(kColumns, n - at), chunks = (batch_.tokens + kSumRows - 1) / kSumRows;
+    for (int64_t chunk = 1; chunk < chunks; ++chunk) kernels_.elementwise.add(partial + chunk * n + at, columns, partial + at);
+    kernels_.elementwise.add(partial + at, columns, gradient + at);
+  });
+}
+
+void Training::bias_grad(const Step& step) {
+  float* const partial = reinterpret_cast<float*>(workspace_->data());
+  for (int m = 0; m < 4 && step.in[m] >= 0; ++m) {
+    const int64_t n = width(step.in[m]);
+    share((batch_.tokens + kSumRows - 1) / kSumRows, [&](int64_t chunk) {
+      std::fill(partial + chunk * n, partial + (chunk + 1) * n, 0.f);
+      const int64_t end = std::min<int64_t>((chunk + 1) * kSumRows, batch_.tokens);
+      for (int64_t t = chunk * kSumRows; t < end; ++t) kernels_.elementwise.add(value(step.in[m], t), n, partial + chunk * n);
+    });
+    column_sums(n, partial, gradient(step.gradient[m]));
+  }
+}
+
+// Tokens in order, for a few columns each: rows of one id meet in one item.
+void Training::embed_grad(const Step& step) {
+  const int64_t n = width(step.in[0]);
+  float* const table = gradient(step.gradient[0]);
+  share((n + kColumns - 1) / kColumns, [&](int64_t item) {
+    const int64_t at = item * kColumns, columns = std::min<int64_t>(kColumns, n - at);
+    for (int64_t t = 0; t < batch_.tokens; ++t) kernels_.elementwise.add(value(step.in[0], t) + at, columns, table + batch_.token_ids[t] * n + at);
+  });
+}
+
+}  // namespace ckdist

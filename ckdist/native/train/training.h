@@ -1,0 +1,149 @@
+// Replays a lowered training program: every thread of the rank walks the same list of steps and meets the others at barriers.
+//
+// Work is shared out in items to whoever is free; an item's numbers depend on the batch alone, and sums over tokens are made in
+// chunks of fixed size that are added in order. So the same bits come out run after run and for any number of threads.
+#pragma once
+#include <array>
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/export.h"
+
+#include "api/training.h"
+#include "comm/communicator.h"
+#include "core/arena.h"
+#include "kernels/kernels.h"
+#include "runtime/pool.h"
+
+namespace ckdist {
+
+class Training {
+ public:
+  Training(const ckdist_training_program& program, Communicator* communicator, int threads, std::vector<int> cpus, int spins);
+
+  double run(const ckdist_training_batch& batch, bool backward, bool reduce, bool pack);
+  std::array<double, 18> times() const { return times_; }
+  std::array<int64_t, 3> bytes() const { return {program_.arena_bytes, workspace_bytes_, packed_bytes_}; }
+
+ private:
+  using Step = ckdist_training_step;
+  static constexpr int kRows = 16;         // tokens of one item of row-wise work
+  static constexpr int kSumRows = 64;      // tokens whose contributions to a vector are added up before they meet others
+  static constexpr int kColumns = 64;      // of one item that turns or adds columns
+  static constexpr int kQueries = 32;      // of a block of attention
+  static constexpr int kGradQueries = 128; // of a block of its gradient
+  static constexpr int64_t kTileBytes = 256 << 10;  // of the tiles of one item of a product: they stay in the L2 cache
+  static constexpr int64_t kMaxTiles = 32, kTokens = 64;  // of such an item at most
+  static constexpr int64_t kSumColumns = 2048;            // added up before they meet the next: the error of a sum grows with its length
+  static constexpr int kMaxHalf = 512;     // of head_dim
+  static constexpr int64_t kLogitBytes = 32 << 20;
+
+  // y[t][row] (+)= dot(matrix row, x[t]) + bias[row].
+  struct Product {
+    Matrix matrix;
+    const uint8_t* x;
+    int64_t x_stride, tokens;
+    float* y;
+    int64_t y_stride;
+    const float* bias;
+    bool accumulate;
+  };
+  struct Batch {
+    std::vector<int32_t> token_ids, targets, starts, positions;
+    int64_t tokens = 0;
+  };
+  // Gives out memory from `at` on; from null it only counts.
+  struct Carver {
+    uint8_t* base;
+    int64_t used = 0;
+    uint8_t* bytes(int64_t n) {
+      uint8_t* const at = base ? base + used : nullptr;
+      used += (n + 63) / 64 * 64;
+      return at;
+    }
+    float* floats(int64_t n) { return reinterpret_cast<float*>(bytes(4 * n)); }
+  };
+
+  void check(const ckdist_training_batch& batch) const;
+  void replay(int thread);
+  void execute(int thread, const Step& step);
+  void pack(int thread);
+  void rows_of(const Step& step, int64_t row);
+  void rms_norm_grad(const Step& step);
+  void column_sums(int64_t n, float* partial, float* gradient);
+  void linear(int thread, const Step& step);
+  void linear_grad(int thread, const Step& step);
+  void linear_weight_grad(int thread, const Step& step);
+  void bias_grad(const Step& step);
+  void embed_grad(const Step& step);
+  void attend(int thread, const Step& step, bool gradient);
+  void attend_item(int thread, const Step& step, int sequence, int kv_head);
+  void attend_grad_item(int thread, const Step& step, int sequence, int kv_head);
+  void cross_entropy(int thread, const Step& step);
+  void begin_reduce(const Step& step);
+  void multiply(int thread, const Product* products, int count);
+
+  // What steps carve from the workspace and from a thread's own; the same calls size it and use it.
+  struct WeightGradSpace { uint8_t* x; uint8_t* dy; };
+  struct AttendSpace { uint8_t *k, *v, *q, *p; float* scores; };
+  struct AttendGradSpace { uint8_t *k, *v, *k_turned, *q_turned, *do_turned, *x, *p_turned; float *scores, *dp, *sums; };
+  struct LossSpace { uint8_t *x, *d, *x_turned, *d_turned; float* logits; };
+  WeightGradSpace weight_grad_space(Carver& c, const Step& step) const;
+  AttendSpace attend_space(Carver& c, int64_t tokens) const;
+  AttendGradSpace attend_grad_space(Carver& c, int64_t tokens) const;
+  LossSpace loss_space(Carver& c, const Step& step) const;
+  int64_t workspace(const Step& step) const;
+  int64_t loss_chunk() const;
+
+  float* value(int index) { return reinterpret_cast<float*>(arena_->data() + values_[index].offset); }
+  float* value(int index, int64_t token) { return value(index) + token * values_[index].width; }
+  int64_t width(int index) const { return values_[index].width; }
+  const float* parameter(int index) const { return program_.parameter_arena + parameters_[index].offset; }
+  float* gradient(int index) const { return program_.gradient_arena + parameters_[index].offset; }
+  int64_t stride(int64_t cols) const { return ActivationRow::bytes(format_, cols) + 64; }  // no multiple of 4096: rows would share cache sets
+  int64_t tile_bytes(int64_t cols) const { return (cols + 15) / 16 * 16 * column_bytes(); }
+  int64_t column_bytes() const { return type_ == Type::bf16 ? 32 : 64; }
+  int64_t element_bytes() const { return type_ == Type::bf16 ? 2 : 4; }
+  Matrix matrix(int64_t rows, int64_t cols, const uint8_t* tiles) const { return {type_, rows, cols, tile_bytes(cols), tiles}; }
+  const LinearKernel& product() const { return kernels_.linear[int(type_)]; }
+  uint8_t* own(int thread) const { return own_arena_->data() + thread * own_bytes_; }
+
+  // body(item) for every item, by whoever is free; returns when all are done.
+  template <class Body>
+  void share(int64_t items, Body&& body) {
+    for (int64_t item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items;) body(item);
+    pool_.barrier([this] { next_.store(0, std::memory_order_relaxed); });
+  }
+  template <class Body>
+  void share_rows(Body&& body) {
+    share((batch_.tokens + kRows - 1) / kRows, [&](int64_t item) {
+      const int64_t end = (item + 1) * kRows < batch_.tokens ? (item + 1) * kRows : batch_.tokens;
+      for (int64_t t = item * kRows; t < end; ++t) body(t);
+    });
+  }
+
+  const ckdist_training_program program_;
+  const std::vector<Step> steps_, loss_steps_;
+  const std::vector<ckdist_training_value> values_;
+  const std::vector<ckdist_training_parameter> parameters_;
+  const std::vector<ckdist_training_pack> packs_;
+  Communicator* const communicator_;
+  const Kernels& kernels_;
+  const Type type_;
+  const ActivationFormat format_;
+  const PackKernel& packing_;
+  std::vector<Matrix> packed_;
+  int64_t packed_bytes_ = 0, workspace_bytes_ = 0, own_bytes_ = 0;
+  std::optional<Arena> arena_, packed_arena_, workspace_, own_arena_;
+  Batch batch_;
+  bool backward_ = false, reduce_ = false, pack_ = false;
+  std::vector<double> losses_;  // of the tokens
+  std::vector<std::shared_ptr<Communicator::Operation>> operations_;
+  std::array<double, 18> times_{};
+  alignas(64) std::atomic<int64_t> next_{0};
+  Pool pool_;  // last: its threads use all of the above
+};
+
+}  // namespace ckdist

@@ -1,0 +1,204 @@
+"""Loss and gradients, natively: the arenas of parameters and gradients, and the replay that reads and writes them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckdist import native
+from ckdist.errors import ConfigError
+from ckdist.layout import DATA, Mesh
+from ckdist.models.decoder import loss as loss_of
+from ckdist.models.spec import ModelSpec
+from ckdist.program.autodiff import backward
+from ckdist.program.lower_training import LoweredTraining, lower_training
+from ckdist.program.tracer import trace_loss
+from ckdist.train.arena import Arena
+from ckdist.train.batch import PackedBatch
+
+DTYPES = ("float32", "bfloat16")
+_OPS = (
+    "embed scale add rms_norm rms_norm_grad linear linear_grad linear_weight_grad bias_grad rope attend attend_grad gated gated_grad "
+    "cross_entropy embed_grad reduce"
+).split()
+
+
+@dataclass(frozen=True)
+class TrainingBytes:
+    """What an executable holds beside parameters and gradients."""
+
+    activations: int
+    workspace: int
+    packed: int
+
+
+class NativeExecutable:
+    """A TrainingExecutable: a model's loss and gradients on this rank's batches.
+
+    `parameters` and `gradients` hold what is trained, in the order of `trained` (default: all, in the order of first use). `dtype` is that of the
+    products: float32 is exact, bfloat16 adds up in float32 and falls back to float32 on CPUs without it. Master weights,
+    gradients and sums over ranks are float32 in both.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        max_tokens: int,
+        load: Callable[[str], np.ndarray],
+        dtype: str = "float32",
+        threads: int = 1,
+        communicator=None,
+        trained: Sequence[str] | None = None,
+        recompute: bool = False,
+        cpus: Sequence[int] = (),
+        spins: int = 2000,
+    ):
+        if dtype not in DTYPES:
+            raise ConfigError(f"training cannot multiply in {dtype!r}; use {' or '.join(DTYPES)}")
+        self.spec, self.max_tokens, self.dtype, self.threads, self.communicator = spec, max_tokens, dtype, threads, communicator
+        mesh = Mesh({"dp": communicator.size if communicator else 1}, communicator.rank if communicator else 0)
+        program = trace_loss(loss_of, spec, DATA, mesh)
+        weights = {w.name: w for w in program.weights}
+        unknown = [name for name in trained or () if name not in weights]
+        if unknown:
+            raise ConfigError(f"{unknown[0]} cannot be trained: the model has no such weight")
+        wrt = [weights[name] for name in (weights if trained is None else trained)]
+        self.program = backward(program, program.outputs[0], wrt, recompute)
+        lowered = self.lowered = lower_training(program, self.program, wrt, mesh, max_tokens)
+        self._every = Arena({place.name: tuple(d.elements for d in weights[place.name].dims) for place in lowered.parameters})
+        for name, view in self._every.items():
+            view[:] = load(name)
+        shared = communicator is not None and communicator.size > 1  # then gradients lie where peers read them in place
+        shapes = {w.name: self._every.shapes[w.name] for w in wrt}
+        self.parameters = Arena(shapes, self._every.flat[: lowered.trained_floats])
+        self.gradients = Arena(shapes, communicator.allocate(lowered.trained_floats) if shared else None)
+        self.gradients.flat[:] = 0
+        self._keep = []
+        out = native.ffi.new("struct ckdist_training **")
+        handle = communicator._handle if communicator else native.ffi.NULL
+        cpu_array = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
+        native.check(native.lib.ckdist_training_new(self._native(lowered), handle, threads, cpu_array, spins, out))
+        self._handle = out[0]
+        self._packed = False  # from parameters as they are now
+
+    def _array(self, values, dtype: str):
+        array = native.ffi.new(dtype + "[]", values)
+        self._keep.append(array)
+        return array
+
+    def _native(self, lowered: LoweredTraining):
+        def pad(values, n, fill=-1):
+            return [*values, *[fill] * (n - len(values))]
+
+        def steps(those):
+            return self._array(
+                [
+                    {
+                        "op": _OPS.index(s.op),
+                        "in": pad(s.inputs, 6),
+                        "out": pad(s.outputs, 4),
+                        "pack": pad(s.packs, 4),
+                        "parameter": pad(s.parameters, 4),
+                        "gradient": pad(s.gradients, 4),
+                        "i": pad(s.ints, 2, 0),
+                        "f": pad(s.floats, 2, 0.0),
+                    }
+                    for s in those
+                ],
+                "struct ckdist_training_step",
+            )
+
+        spec = self.spec
+        cos, sin = zip(*(self._rope(r) for r in (spec.rope, spec.rope_local)))
+        return native.ffi.new(
+            "struct ckdist_training_program *",
+            {
+                "steps": steps(lowered.steps),
+                "loss_steps": steps(lowered.loss_steps),
+                "step_count": len(lowered.steps),
+                "loss_step_count": len(lowered.loss_steps),
+                "values": self._array([{"offset": offset, "width": width} for offset, width in lowered.values], "struct ckdist_training_value"),
+                "value_count": len(lowered.values),
+                "parameters": self._array(
+                    [{"offset": p.offset, "rows": p.rows, "cols": p.columns} for p in lowered.parameters], "struct ckdist_training_parameter"
+                ),
+                "parameter_count": len(lowered.parameters),
+                "packs": self._array(
+                    [{"turned": turned, "count": len(of), "parameter": pad(of, 4)} for turned, of in lowered.packs], "struct ckdist_training_pack"
+                ),
+                "pack_count": len(lowered.packs),
+                "arena_bytes": lowered.arena_bytes,
+                "max_tokens": self.max_tokens,
+                "vocab": spec.vocab_size,
+                "heads": spec.num_heads,
+                "kv_heads": spec.num_kv_heads,
+                "head_dim": spec.head_dim,
+                "bf16": self.dtype == "bfloat16",
+                "rope_cos": cos,
+                "rope_sin": sin,
+                "parameter_arena": native.pointer(self._every.flat, "float *"),
+                "gradient_arena": native.pointer(self.gradients.flat, "float *"),
+            },
+        )
+
+    def _rope(self, rope):
+        """cos and sin of every position: float32 (max_tokens, head_dim / 2) each."""
+        if rope is None:
+            return native.ffi.NULL, native.ffi.NULL
+        angles = np.arange(self.max_tokens, dtype=np.float32)[:, None] * rope.inverse_frequencies.astype(np.float32)
+        tables = [function(angles) * np.float32(rope.magnitude) for function in (np.cos, np.sin)]
+        self._keep.append(tables)
+        return [native.pointer(t, "float *") for t in tables]
+
+    def forward_backward(self, batch: PackedBatch, reduce: bool = True) -> float:
+        """This rank's sum of losses; its gradients are added to `gradients`.
+
+        With `reduce` these then become the sums over all ranks. Raises ConfigError for a batch that does not fit, CommError when a rank died or stalled.
+        """
+        return self._run(batch, True, reduce)
+
+    def loss(self, batch: PackedBatch) -> float:
+        """This rank's sum of losses, and nothing else."""
+        return self._run(batch, False, False)
+
+    def _run(self, batch: PackedBatch, gradients: bool, reduce: bool) -> float:
+        ids, targets, starts = (np.ascontiguousarray(a, np.int32) for a in (batch.token_ids, batch.targets, batch.starts))
+        if len(ids) != len(targets):
+            raise ConfigError(f"a batch has {len(ids)} tokens and {len(targets)} targets; pass one target per token, -1 where there is none")
+        if len(starts) < 2:
+            raise ConfigError(f"a batch has {len(starts)} starts; pass where each sequence begins, and where the last ends")
+        if self._handle is None:
+            raise ConfigError("this executable is closed")
+        given = native.ffi.new(
+            "struct ckdist_training_batch *",
+            [*(native.pointer(a, "int32_t *") for a in (ids, targets, starts)), len(ids), len(starts) - 1],
+        )
+        out = native.ffi.new("double *")
+        native.check(native.lib.ckdist_training_run(self._handle, given, gradients, reduce, not self._packed, out))
+        self._packed = True
+        return out[0]
+
+    def zero_grad(self) -> None:
+        self.gradients.flat[:] = 0
+
+    def updated(self) -> None:
+        """The parameters have changed: they are packed anew before the next run."""
+        self._packed = False
+
+    def times(self) -> dict[str, float]:
+        """Seconds of the last run by op, and of packing the weights; "reduce" is what was waited for other ranks."""
+        out = native.ffi.new("double[18]")
+        native.lib.ckdist_training_times(self._handle, out)
+        return dict(zip((*_OPS, "pack"), out))
+
+    @property
+    def bytes(self) -> TrainingBytes:
+        out = native.ffi.new("int64_t[3]")
+        native.lib.ckdist_training_bytes(self._handle, out)
+        return TrainingBytes(*out)
+
+    def close(self) -> None:
+        """Frees threads and buffers; parameters and gradients stay."""
+        if self._handle is not None:
+            native.lib.ckdist_training_free(self._handle)
+            self._handle = None
