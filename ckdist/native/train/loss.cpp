@@ -30,7 +30,7 @@ void Training::cross_entropy(int thread, const Step& step) {
   for (int64_t first = 0; first < batch_.tokens; first += chunk) {
     const int64_t n = std::min(chunk, batch_.tokens - first);
     const float* const x = value(step.in[0], first);
-    share(n, [&](int64_t t) { packing_.convert(x + t * hidden, hidden, ActivationRow::padded(hidden), s.x + t * x_stride); });
+    share(n, [&](int64_t t) { packing_.convert(x + t * hidden, hidden, padded(hidden), s.x + t * x_stride); });
     const Product logits{packed_[step.pack[0]], s.x, x_stride, n, s.logits, vocab, nullptr};
     multiply(thread, &logits, 1);
     share(n, [&](int64_t t) {
@@ -46,7 +46,7 @@ void Training::cross_entropy(int thread, const Step& step) {
         losses_[first + t] = log_sum_exp - row[target];
         if (by_x || by_head) kernels_.gradient.cross_entropy(row, vocab, target, cap, float(log_sum_exp));
       }
-      if (by_x) packing_.convert(row, vocab, ActivationRow::padded(vocab), s.d + t * d_stride);
+      if (by_x) packing_.convert(row, vocab, padded(vocab), s.d + t * d_stride);
     });
     if (by_x) {
       const Product dx{packed_[step.pack[1]], s.d, d_stride, n, value(step.out[0], first), hidden, nullptr};

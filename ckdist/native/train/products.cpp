@@ -75,7 +75,7 @@ void Training::pack(int) {
 void Training::linear(int thread, const Step& step) {
   const int64_t cols = width(step.in[0]), x_stride = stride(cols);
   uint8_t* const x = workspace_->data();  // (tokens, cols)
-  share_rows([&](int64_t t) { packing_.convert(value(step.in[0], t), cols, ActivationRow::padded(cols), x + t * x_stride); });
+  share_rows([&](int64_t t) { packing_.convert(value(step.in[0], t), cols, padded(cols), x + t * x_stride); });
   Product products[4];
   const int n = count(step.out, 4);
   for (int m = 0; m < n; ++m)
@@ -92,9 +92,9 @@ void Training::linear_grad(int thread, const Step& step) {
   share_rows([&](int64_t t) {
     int64_t at = 0;
     for (int i = 0; i < n; ++i) {
-      const int64_t padded = i == n - 1 ? ActivationRow::padded(m.cols) - at : round16(width(step.in[i]));
-      packing_.convert(value(step.in[i], t), width(step.in[i]), padded, dy + t * dy_stride + at * element_bytes());
-      at += padded;
+      const int64_t columns = i == n - 1 ? padded(m.cols) - at : round16(width(step.in[i]));
+      packing_.convert(value(step.in[i], t), width(step.in[i]), columns, dy + t * dy_stride + at * element_bytes());
+      at += columns;
     }
   });
   const Product product{m, dy, dy_stride, batch_.tokens, value(step.out[0]), width(step.out[0]), nullptr};
@@ -110,14 +110,14 @@ void Training::turn_matrix(const float* x, int64_t width, int64_t tokens, int64_
                        tiles + at / kTileRows * tile_bytes(tokens) + first * column_bytes());
 }
 
-int64_t Training::turned_columns() const { return std::clamp<int64_t>(kTurnedBytes / stride(program_.max_tokens) / 16 * 16, 16, 128); }
+int64_t Training::turned_columns() const { return std::clamp<int64_t>(kTurnedBytes / stride(program_.max_tokens) / 16 * 16, 16, 64); }
 
 // gradient += dy turned times x, of each dy over one x. Who turns a few columns of dy also multiplies them, while they are in the L2 cache.
 void Training::add_outer(int thread, const Matrix& x, int64_t tokens, const Outer* outers, int n) {
   const int64_t columns = turned_columns(), turned_stride = stride(tokens);
   int64_t items[5] = {0};
   for (int i = 0; i < n; ++i) items[i + 1] = items[i] + (outers[i].width + columns - 1) / columns;
-  const int64_t parts = std::clamp<int64_t>(4 * pool_.size() / std::max<int64_t>(items[n], 1), 1, (x.tile_count() + kSumTiles - 1) / kSumTiles);
+  const int64_t parts = std::clamp<int64_t>(8 * pool_.size() / std::max<int64_t>(items[n], 1), 1, (x.tile_count() + kSumTiles - 1) / kSumTiles);
   share(items[n] * parts, [&](int64_t index) {
     const int64_t item = index / parts, part = index % parts;
     int i = 0;
@@ -129,7 +129,7 @@ void Training::add_outer(int thread, const Matrix& x, int64_t tokens, const Oute
     for (int64_t first = 0; first < tokens; first += kTurned) {
       const bool last = tokens - first <= kTurned;
       packing_.turn(outer.dy + first * outer.width + at, outer.width, last ? tokens - first : kTurned, rows, turned + first * element_bytes(), turned_stride,
-                    last ? ActivationRow::padded(tokens) - first : kTurned);
+                    last ? padded(tokens) - first : kTurned);
     }
     const int64_t end = x.tile_count() * (part + 1) / parts;
     for (int64_t tile = x.tile_count() * part / parts; tile < end; tile += kSumTiles) {

@@ -37,7 +37,7 @@ class Training {
   static constexpr int kGradQueries = 128; // of a block of its gradient
   static constexpr int64_t kTileBytes = 256 << 10;  // of the tiles of one item of a product: they stay in the L2 cache
   static constexpr int64_t kMaxTiles = 32, kTokens = 64;  // of such an item at most
-  static constexpr int64_t kTurnedBytes = 512 << 10, kSumTiles = 8;  // of turned gradients that stay in the L2 cache; of a gradient's part
+  static constexpr int64_t kTurnedBytes = 384 << 10, kSumTiles = 8;  // of turned gradients that stay in the L2 cache; of a gradient's part
   static constexpr int64_t kSumColumns = 2048;            // added up before they meet the next: the error of a sum grows with its length
   static constexpr int kMaxHalf = 512;     // of head_dim
   static constexpr int64_t kLogitBytes = 32 << 20;
@@ -111,6 +111,8 @@ class Training {
   int64_t width(int index) const { return values_[index].width; }
   const float* parameter(int index) const { return program_.parameter_arena + parameters_[index].offset; }
   float* gradient(int index) const { return program_.gradient_arena + parameters_[index].offset; }
+  // Columns of float activations that any product reads: whole vectors of two bfloat16 each.
+  static int64_t padded(int64_t cols) { return (cols + 31) / 32 * 32; }
   int64_t stride(int64_t cols) const { return ActivationRow::bytes(format_, cols) + 64; }  // no multiple of 4096: rows would share cache sets
   int64_t tile_bytes(int64_t cols) const { return (cols + 15) / 16 * 16 * column_bytes(); }
   int64_t column_bytes() const { return type_ == Type::bf16 ? 32 : 64; }
