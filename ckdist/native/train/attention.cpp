@@ -50,13 +50,13 @@ void Training::attend_item(int thread, const Step& step, int sequence, int kv_he
       const int64_t queries = std::min<int64_t>(kQueries, n - first);
       const int64_t low = window ? std::max<int64_t>(0, first - window + 1) / 16 * 16 : 0, seen = round16(first + queries) - low;
       const float* const q = value(step.in[0], begin + first) + head * d;
-      for (int64_t i = 0; i < queries; ++i) packing_.convert(q + i * q_width, d, ActivationRow::padded(d), s.q + i * q_stride);
+      for (int64_t i = 0; i < queries; ++i) packing_.convert(q + i * q_width, d, padded(d), s.q + i * q_stride);
       product().multiply(keys, low / 16, tiles(first + queries), s.q, q_stride, queries, s.scores, row);
       for (int64_t i = 0; i < queries; ++i) {
         const int64_t own = first + i, from = window ? std::max<int64_t>(0, own - window + 1) : 0;
         float* const scores = s.scores + i * row + low;
         value(step.out[1], begin + own)[head] = kernels_.gradient.softmax(scores, seen, from - low, own + 1 - low, step.f[0], step.f[1]);
-        packing_.convert(scores, seen, ActivationRow::padded(seen), s.p + i * p_stride);
+        packing_.convert(scores, seen, padded(seen), s.p + i * p_stride);
       }
       Matrix values = matrix(d, n, s.v);
       values.cols = seen, values.tiles += low * column_bytes();
@@ -114,7 +114,7 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
 
       // scores and dp of what is visible, then p and ds in their place
       const auto products = [&](const float* x, const Matrix& m, float* y) {
-        for (int64_t i = 0; i < queries; ++i) packing_.convert(x + i * q_width, d, ActivationRow::padded(d), s.x + i * d_stride);
+        for (int64_t i = 0; i < queries; ++i) packing_.convert(x + i * q_width, d, padded(d), s.x + i * d_stride);
         for (int64_t i = 0; i < queries; i += kQueries) {
           const int64_t part = std::min<int64_t>(kQueries, queries - i), from = window ? std::max<int64_t>(0, first + i - window + 1) : 0;
           product().multiply(m, from / 16, tiles(first + i + part), s.x + i * d_stride, d_stride, part, y + i * row, row);
@@ -133,7 +133,7 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
         const int64_t part = std::min<int64_t>(kQueries, queries - i), from = window ? std::max<int64_t>(0, first + i - window + 1) / 16 * 16 : 0;
         Matrix m = matrix(d, n, s.k_turned);
         m.cols = round16(first + i + part) - from, m.tiles += from * column_bytes();
-        for (int64_t r = i; r < i + part; ++r) packing_.convert(s.dp + r * row + from, m.cols, ActivationRow::padded(m.cols), s.x + r * p_stride);
+        for (int64_t r = i; r < i + part; ++r) packing_.convert(s.dp + r * row + from, m.cols, padded(m.cols), s.x + r * p_stride);
         product().multiply(m, 0, tiles(d), s.x + i * p_stride, p_stride, part, dq + i * q_width, q_width);
       }
       // dv += p^T do, dk += ds^T q: the queries are what is summed over
@@ -141,7 +141,7 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
         for (int64_t tile = 0; tile < tiles(d); ++tile)
           packing_.columns(x + tile * 16, q_width, int(std::min<int64_t>(16, d - tile * 16)), queries, x_turned + tile * tile_bytes(queries));
         const int64_t count = std::min(low + seen, n) - low;
-        packing_.turn(weights + low, row, queries, count, s.p_turned, turned_stride, ActivationRow::padded(queries));
+        packing_.turn(weights + low, row, queries, count, s.p_turned, turned_stride, padded(queries));
         for (int64_t key = low; key < low + count; key += kQueries) {
           const int64_t part = std::min<int64_t>(kQueries, low + count - key), skipped = std::max<int64_t>(0, key - first) / 16 * 16;
           Matrix m = matrix(d, queries, x_turned);

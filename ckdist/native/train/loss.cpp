@@ -17,10 +17,7 @@ Training::LossSpace Training::loss_space(Carver& c, const Step& step) const {
   s.x = c.bytes(chunk * stride(hidden));
   s.logits = c.floats(chunk * vocab);
   if (step.out[0] >= 0) s.d = c.bytes(chunk * stride(vocab));
-  if (step.gradient[0] >= 0) {
-    s.x_turned = c.bytes((hidden + 15) / 16 * tile_bytes(chunk));
-    s.d_turned = c.bytes(vocab * stride(chunk));
-  }
+  if (step.gradient[0] >= 0) s.x_turned = c.bytes((hidden + 15) / 16 * tile_bytes(chunk));
   return s;
 }
 
@@ -33,8 +30,8 @@ void Training::cross_entropy(int thread, const Step& step) {
   for (int64_t first = 0; first < batch_.tokens; first += chunk) {
     const int64_t n = std::min(chunk, batch_.tokens - first);
     const float* const x = value(step.in[0], first);
-    share(n, [&](int64_t t) { packing_.convert(x + t * hidden, hidden, ActivationRow::padded(hidden), s.x + t * x_stride); });
-    const Product logits{packed_[step.pack[0]], s.x, x_stride, n, s.logits, vocab, nullptr, false};
+    share(n, [&](int64_t t) { packing_.convert(x + t * hidden, hidden, padded(hidden), s.x + t * x_stride); });
+    const Product logits{packed_[step.pack[0]], s.x, x_stride, n, s.logits, vocab, nullptr};
     multiply(thread, &logits, 1);
     share(n, [&](int64_t t) {
       float* const row = s.logits + t * vocab;
@@ -49,21 +46,17 @@ void Training::cross_entropy(int thread, const Step& step) {
         losses_[first + t] = log_sum_exp - row[target];
         if (by_x || by_head) kernels_.gradient.cross_entropy(row, vocab, target, cap, float(log_sum_exp));
       }
-      if (by_x) packing_.convert(row, vocab, ActivationRow::padded(vocab), s.d + t * d_stride);
+      if (by_x) packing_.convert(row, vocab, padded(vocab), s.d + t * d_stride);
     });
-    if (by_head) {
-      const int64_t tiles = (hidden + 15) / 16, turned_stride = stride(n);
-      share(tiles + (vocab + kColumns - 1) / kColumns, [&](int64_t item) {
-        if (item < tiles) return packing_.columns(x + item * 16, hidden, int(std::min<int64_t>(16, hidden - item * 16)), n, s.x_turned + item * tile_bytes(n));
-        const int64_t at = (item - tiles) * kColumns;
-        packing_.turn(s.logits + at, vocab, n, std::min<int64_t>(kColumns, vocab - at), s.d_turned + at * turned_stride, turned_stride, ActivationRow::padded(n));
-      });
+    if (by_x) {
+      const Product dx{packed_[step.pack[1]], s.d, d_stride, n, value(step.out[0], first), hidden, nullptr};
+      multiply(thread, &dx, 1);
     }
-    Product products[2];
-    int count = 0;
-    if (by_x) products[count++] = {packed_[step.pack[1]], s.d, d_stride, n, value(step.out[0], first), hidden, nullptr, false};
-    if (by_head) products[count++] = {matrix(hidden, n, s.x_turned), s.d_turned, stride(n), vocab, gradient(step.gradient[0]), hidden, nullptr, true};
-    if (count) multiply(thread, products, count);
+    if (by_head) {
+      share(column_items(hidden), [&](int64_t item) { turn_matrix(x, hidden, n, item, s.x_turned); });
+      const Outer outer{s.logits, vocab, gradient(step.gradient[0])};
+      add_outer(thread, matrix(hidden, n, s.x_turned), n, &outer, 1);
+    }
   }
 }
 

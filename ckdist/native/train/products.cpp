@@ -42,7 +42,7 @@ void Training::multiply(int thread, const Product* products, int n) {
       Matrix part{type_, rows, std::min(kSumColumns, cols - column), product.matrix.tile_bytes, nullptr};
       part.tiles = product.matrix.tiles + tile * part.tile_bytes + column * column_bytes();
       const uint8_t* const x = product.x + token * product.x_stride + column * element_bytes();
-      const bool add = product.accumulate || column > 0;
+      const bool add = column > 0;
       this->product().multiply(part, 0, tiles, x, product.x_stride, tokens, add ? sums : y, add ? tiles * kTileRows : product.y_stride);
       if (add)
         for (int64_t t = 0; t < tokens; ++t) kernels_.elementwise.add(sums + t * tiles * kTileRows, rows, y + t * product.y_stride);
@@ -75,12 +75,12 @@ void Training::pack(int) {
 void Training::linear(int thread, const Step& step) {
   const int64_t cols = width(step.in[0]), x_stride = stride(cols);
   uint8_t* const x = workspace_->data();  // (tokens, cols)
-  share_rows([&](int64_t t) { packing_.convert(value(step.in[0], t), cols, ActivationRow::padded(cols), x + t * x_stride); });
+  share_rows([&](int64_t t) { packing_.convert(value(step.in[0], t), cols, padded(cols), x + t * x_stride); });
   Product products[4];
   const int n = count(step.out, 4);
   for (int m = 0; m < n; ++m)
     products[m] = {packed_[step.pack[m]], x, x_stride, batch_.tokens, value(step.out[m]), width(step.out[m]),
-                   step.parameter[m] < 0 ? nullptr : parameter(step.parameter[m]), false};
+                   step.parameter[m] < 0 ? nullptr : parameter(step.parameter[m])};
   multiply(thread, products, n);
 }
 
@@ -92,46 +92,66 @@ void Training::linear_grad(int thread, const Step& step) {
   share_rows([&](int64_t t) {
     int64_t at = 0;
     for (int i = 0; i < n; ++i) {
-      const int64_t padded = i == n - 1 ? ActivationRow::padded(m.cols) - at : round16(width(step.in[i]));
-      packing_.convert(value(step.in[i], t), width(step.in[i]), padded, dy + t * dy_stride + at * element_bytes());
-      at += padded;
+      const int64_t columns = i == n - 1 ? padded(m.cols) - at : round16(width(step.in[i]));
+      packing_.convert(value(step.in[i], t), width(step.in[i]), columns, dy + t * dy_stride + at * element_bytes());
+      at += columns;
     }
   });
-  const Product product{m, dy, dy_stride, batch_.tokens, value(step.out[0]), width(step.out[0]), nullptr, false};
+  const Product product{m, dy, dy_stride, batch_.tokens, value(step.out[0]), width(step.out[0]), nullptr};
   multiply(thread, &product, 1);
 }
 
-Training::WeightGradSpace Training::weight_grad_space(Carver& c, const Step& step) const {
-  int64_t rows = 0;
-  for (int i = 1; i <= count(step.in + 1, 4); ++i) rows += width(step.in[i]);
-  const int64_t tokens = program_.max_tokens;
-  return {c.bytes(round16(width(step.in[0])) / 16 * tile_bytes(tokens)), c.bytes(rows * stride(tokens))};
+// Columns [64 item, ...) of x, (tokens, width): rows of a matrix whose columns are the tokens. A few tokens at a time, so
+// that what is read once in rows and written in columns stays in the L1 cache.
+void Training::turn_matrix(const float* x, int64_t width, int64_t tokens, int64_t item, uint8_t* tiles) const {
+  for (int64_t first = 0; first < tokens; first += kTurned)
+    for (int64_t at = item * kColumns; at < std::min((item + 1) * kColumns, width); at += kTileRows)
+      packing_.columns(x + first * width + at, width, int(std::min<int64_t>(kTileRows, width - at)), std::min<int64_t>(kTurned, tokens - first),
+                       tiles + at / kTileRows * tile_bytes(tokens) + first * column_bytes());
+}
+
+int64_t Training::turned_columns() const { return std::clamp<int64_t>(kTurnedBytes / stride(program_.max_tokens) / 16 * 16, 16, 64); }
+
+// gradient += dy turned times x, of each dy over one x. Who turns a few columns of dy also multiplies them, while they are in the L2 cache.
+void Training::add_outer(int thread, const Matrix& x, int64_t tokens, const Outer* outers, int n) {
+  const int64_t columns = turned_columns(), turned_stride = stride(tokens);
+  int64_t items[5] = {0};
+  for (int i = 0; i < n; ++i) items[i + 1] = items[i] + (outers[i].width + columns - 1) / columns;
+  const int64_t parts = std::clamp<int64_t>(8 * pool_.size() / std::max<int64_t>(items[n], 1), 1, (x.tile_count() + kSumTiles - 1) / kSumTiles);
+  share(items[n] * parts, [&](int64_t index) {
+    const int64_t item = index / parts, part = index % parts;
+    int i = 0;
+    while (item >= items[i + 1]) ++i;
+    const Outer& outer = outers[i];
+    const int64_t at = (item - items[i]) * columns, rows = std::min(columns, outer.width - at);
+    uint8_t* const turned = own(thread);
+    float* const sums = reinterpret_cast<float*>(turned + columns * stride(program_.max_tokens));  // (rows, columns of some tiles)
+    for (int64_t first = 0; first < tokens; first += kTurned) {
+      const bool last = tokens - first <= kTurned;
+      packing_.turn(outer.dy + first * outer.width + at, outer.width, last ? tokens - first : kTurned, rows, turned + first * element_bytes(), turned_stride,
+                    last ? padded(tokens) - first : kTurned);
+    }
+    const int64_t end = x.tile_count() * (part + 1) / parts;
+    for (int64_t tile = x.tile_count() * part / parts; tile < end; tile += kSumTiles) {
+      const int64_t tiles = std::min(kSumTiles, end - tile), cols = std::min(tiles * kTileRows, x.rows - tile * kTileRows);
+      for (int64_t token = 0; token < tokens; token += kSumColumns) {
+        const Matrix some{type_, cols, std::min(kSumColumns, tokens - token), x.tile_bytes, x.tiles + tile * x.tile_bytes + token * column_bytes()};
+        product().multiply(some, 0, tiles, turned + token * element_bytes(), turned_stride, rows, sums, kSumTiles * kTileRows);
+        for (int64_t r = 0; r < rows; ++r)
+          kernels_.elementwise.add(sums + r * kSumTiles * kTileRows, cols, outer.gradient + (at + r) * x.rows + tile * kTileRows);
+      }
+    }
+  });
 }
 
 void Training::linear_weight_grad(int thread, const Step& step) {
-  Carver carver{workspace_->data()};
-  const WeightGradSpace space = weight_grad_space(carver, step);
-  const int64_t cols = width(step.in[0]), tokens = batch_.tokens, dy_stride = stride(tokens), tiles = round16(cols) / 16;
+  const int64_t cols = width(step.in[0]), tokens = batch_.tokens;
+  uint8_t* const turned = workspace_->data();
+  share(column_items(cols), [&](int64_t item) { turn_matrix(value(step.in[0]), cols, tokens, item, turned); });
+  Outer outers[4];
   const int n = count(step.in + 1, 4);
-  int64_t blocks[5] = {tiles};  // items of x, then of each dy
-  for (int i = 1; i <= n; ++i) blocks[i] = blocks[i - 1] + (width(step.in[i]) + kColumns - 1) / kColumns;
-  share(blocks[n], [&](int64_t item) {
-    if (item < tiles)
-      return packing_.columns(value(step.in[0]) + item * 16, cols, int(std::min<int64_t>(16, cols - item * 16)), tokens, space.x + item * tile_bytes(tokens));
-    int i = 1;
-    uint8_t* out = space.dy;
-    for (; item >= blocks[i]; ++i) out += width(step.in[i]) * dy_stride;
-    const int64_t at = (item - blocks[i - 1]) * kColumns, w = width(step.in[i]);
-    packing_.turn(value(step.in[i]) + at, w, tokens, std::min<int64_t>(kColumns, w - at), out + at * dy_stride, dy_stride, ActivationRow::padded(tokens));
-  });
-  Product products[4];
-  uint8_t* dy = space.dy;
-  for (int i = 0; i < n; ++i) {
-    const int64_t rows = width(step.in[i + 1]);
-    products[i] = {matrix(cols, tokens, space.x), dy, dy_stride, rows, gradient(step.gradient[i]), cols, nullptr, true};
-    dy += rows * dy_stride;
-  }
-  multiply(thread, products, n);
+  for (int i = 0; i < n; ++i) outers[i] = {value(step.in[i + 1]), width(step.in[i + 1]), gradient(step.gradient[i])};
+  add_outer(thread, matrix(cols, tokens, turned), tokens, outers, n);
 }
 
 int64_t Training::workspace(const Step& step) const {
@@ -140,7 +160,7 @@ int64_t Training::workspace(const Step& step) const {
   switch (step.op) {
     case ckdist_train_linear: c.bytes(tokens * stride(width(step.in[0]))); break;
     case ckdist_train_linear_grad: c.bytes(tokens * stride(packed_[step.pack[0]].cols)); break;
-    case ckdist_train_linear_weight_grad: weight_grad_space(c, step); break;
+    case ckdist_train_linear_weight_grad: c.bytes(round16(width(step.in[0])) / 16 * tile_bytes(tokens)); break;
     case ckdist_train_rms_norm_grad: c.floats(chunks * step.i[0]); break;
     case ckdist_train_bias_grad:
       for (int m = 0; m < count(step.in, 4); ++m) c.floats(chunks * width(step.in[m]));

@@ -35,8 +35,9 @@ Training::Training(const ckdist_training_program& program, Communicator* communi
     for (const Step& step : *list) workspace_bytes_ = std::max(workspace_bytes_, workspace(step));
   Carver attend{nullptr}, attend_grad{nullptr};
   attend_space(attend, program.max_tokens), attend_grad_space(attend_grad, program.max_tokens);
-  const int64_t sums = kTokens * kMaxTiles * kTileRows * int64_t(sizeof(float));
-  own_bytes_ = (std::max({attend.used, attend_grad.used, sums}) + 4095) / 4096 * 4096 + 64;
+  const int64_t sums = kTokens * kMaxTiles * kTileRows * 4;
+  const int64_t outer = turned_columns() * (stride(program.max_tokens) + kSumTiles * kTileRows * 4);
+  own_bytes_ = (std::max({attend.used, attend_grad.used, sums, outer}) + 4095) / 4096 * 4096 + 64;
   arena_.emplace(program.arena_bytes, "activations");
   packed_arena_.emplace(std::max<int64_t>(packed_bytes_, 64), "packed weights");
   workspace_.emplace(std::max<int64_t>(workspace_bytes_, 64), "the steps' workspace");

@@ -32,15 +32,17 @@ class Training {
   static constexpr int kRows = 16;         // tokens of one item of row-wise work
   static constexpr int kSumRows = 64;      // tokens whose contributions to a vector are added up before they meet others
   static constexpr int kColumns = 64;      // of one item that turns or adds columns
+  static constexpr int kTurned = 64;       // tokens that are turned at a time
   static constexpr int kQueries = 32;      // of a block of attention
   static constexpr int kGradQueries = 128; // of a block of its gradient
   static constexpr int64_t kTileBytes = 256 << 10;  // of the tiles of one item of a product: they stay in the L2 cache
   static constexpr int64_t kMaxTiles = 32, kTokens = 64;  // of such an item at most
+  static constexpr int64_t kTurnedBytes = 384 << 10, kSumTiles = 8;  // of turned gradients that stay in the L2 cache; of a gradient's part
   static constexpr int64_t kSumColumns = 2048;            // added up before they meet the next: the error of a sum grows with its length
   static constexpr int kMaxHalf = 512;     // of head_dim
   static constexpr int64_t kLogitBytes = 32 << 20;
 
-  // y[t][row] (+)= dot(matrix row, x[t]) + bias[row].
+  // y[t][row] = dot(matrix row, x[t]) + bias[row].
   struct Product {
     Matrix matrix;
     const uint8_t* x;
@@ -48,7 +50,12 @@ class Training {
     float* y;
     int64_t y_stride;
     const float* bias;
-    bool accumulate;
+  };
+  // gradient[column of dy][column of x] += sum over the tokens of dy x.
+  struct Outer {
+    const float* dy;
+    int64_t width;
+    float* gradient;
   };
   struct Batch {
     std::vector<int32_t> token_ids, targets, starts, positions;
@@ -83,14 +90,16 @@ class Training {
   void attend_grad_item(int thread, const Step& step, int sequence, int kv_head);
   void cross_entropy(int thread, const Step& step);
   void begin_reduce(const Step& step);
+  static int64_t column_items(int64_t columns) { return (columns + kColumns - 1) / kColumns; }
+  void turn_matrix(const float* x, int64_t width, int64_t tokens, int64_t item, uint8_t* tiles) const;
+  int64_t turned_columns() const;
+  void add_outer(int thread, const Matrix& x, int64_t tokens, const Outer* outers, int n);
   void multiply(int thread, const Product* products, int count);
 
   // What steps carve from the workspace and from a thread's own; the same calls size it and use it.
-  struct WeightGradSpace { uint8_t* x; uint8_t* dy; };
   struct AttendSpace { uint8_t *k, *v, *q, *p; float* scores; };
   struct AttendGradSpace { uint8_t *k, *v, *k_turned, *q_turned, *do_turned, *x, *p_turned; float *scores, *dp, *sums; };
-  struct LossSpace { uint8_t *x, *d, *x_turned, *d_turned; float* logits; };
-  WeightGradSpace weight_grad_space(Carver& c, const Step& step) const;
+  struct LossSpace { uint8_t *x, *d, *x_turned; float* logits; };
   AttendSpace attend_space(Carver& c, int64_t tokens) const;
   AttendGradSpace attend_grad_space(Carver& c, int64_t tokens) const;
   LossSpace loss_space(Carver& c, const Step& step) const;
@@ -102,6 +111,8 @@ class Training {
   int64_t width(int index) const { return values_[index].width; }
   const float* parameter(int index) const { return program_.parameter_arena + parameters_[index].offset; }
   float* gradient(int index) const { return program_.gradient_arena + parameters_[index].offset; }
+  // Columns of float activations that any product reads: whole vectors of two bfloat16 each.
+  static int64_t padded(int64_t cols) { return (cols + 31) / 32 * 32; }
   int64_t stride(int64_t cols) const { return ActivationRow::bytes(format_, cols) + 64; }  // no multiple of 4096: rows would share cache sets
   int64_t tile_bytes(int64_t cols) const { return (cols + 15) / 16 * 16 * column_bytes(); }
   int64_t column_bytes() const { return type_ == Type::bf16 ? 32 : 64; }
