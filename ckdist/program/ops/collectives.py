@@ -14,7 +14,7 @@ def infer_all_reduce(inputs, weights, attrs):
 @op("all_reduce", infer_all_reduce, collective=True)
 def all_reduce(contexts, inputs, attrs):
     """The sum over the ranks of the axis in the order of ranks, in float32."""
-    return [[sum(inputs[peer][0] for peer in peers)] for peers in groups(contexts, attrs["axis"])]
+    return in_groups(contexts, inputs, attrs["axis"], sum)
 
 
 @vjp("all_reduce")
@@ -31,7 +31,7 @@ def infer_all_gather(inputs, weights, attrs):
 @op("all_gather", infer_all_gather, collective=True)
 def all_gather(contexts, inputs, attrs):
     """The ranks' parts of the last dimension side by side."""
-    return [[np.concatenate([inputs[peer][0] for peer in peers], axis=-1)] for peers in groups(contexts, attrs["axis"])]
+    return in_groups(contexts, inputs, attrs["axis"], lambda parts: np.concatenate(parts, axis=-1))
 
 
 @vjp("all_gather")
@@ -53,7 +53,8 @@ def shard(context, inputs, weights, attrs):
     return [inputs[0][..., begin * dim.width : end * dim.width]]
 
 
-def groups(contexts, axis: str) -> list[list[int]]:
-    """For every rank the ranks, itself among them, that differ from it along `axis` alone, in order."""
-    others = [tuple(c.mesh.index(a) for a in c.mesh.axes if a != axis) for c in contexts]
-    return [[peer for peer, place in enumerate(others) if place == own] for own in others]
+def in_groups(contexts, inputs, axis: str, combine) -> list[list[np.ndarray]]:
+    """For every rank what `combine` makes of the values of the ranks that differ along `axis` alone, in their order."""
+    places = [tuple(c.mesh.index(a) for a in c.mesh.axes if a != axis) for c in contexts]
+    results = {place: combine([own for (own,), other in zip(inputs, places) if other == place]) for place in set(places)}
+    return [[results[place]] for place in places]
