@@ -204,6 +204,27 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_told(tmp_path, caplog)
     assert "step 2 is skipped: its gradient's norm is inf" in caplog.text and "1 steps were skipped" in caplog.text
 
 
+def test_a_signal_ends_the_training_after_its_step_with_a_checkpoint(tmp_path):
+    path = toml(tmp_path, max_steps=100000, save_steps=0)
+    job = subprocess.Popen([sys.executable, "-m", "ckdist.cli.main", "train", str(path)], env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        for line in job.stderr:
+            if line.startswith("step 3 "):
+                job.send_signal(signal.SIGTERM)
+                break
+        said = job.communicate(timeout=30)[1]
+    finally:
+        job.kill()
+    (found,) = (tmp_path / "out").glob("checkpoint-*")
+    assert job.returncode == 130 and verify(found).step >= 3 and f"saved {found}" in said
+
+
+def test_tensorboard_on_request(tmp_path):
+    pytest.importorskip("tensorboardX")
+    train(config(tmp_path, max_steps=2, report_to=("tensorboard",)))
+    assert sum(path.stat().st_size for path in (tmp_path / "out" / "tensorboard").iterdir()) > 100
+
+
 def test_two_trainings_do_not_share_a_folder(tmp_path):
     c = config(tmp_path)
     folder = saved.Folder(pathlib.Path(c.output_dir))

@@ -94,7 +94,7 @@ const Kernels* kernels_of(const char* isa) {
   if (!cpu_has(isa)) return nullptr;
 #ifdef CKDIST_HAVE_AMX
   static const Kernels amx_kernels =  // AVX-512 but for products
-      make("amx", amx::linear_kernels, avx512::attention_kernel, avx512::elementwise_kernel, amx::machine_kernel, avx512::reduce_kernel);
+      make("amx", amx::linear_kernels, avx512::attention_kernel, avx512::elementwise_kernel, amx::machine_kernel, avx512::reduce_kernel, avx512::optimizer_kernel);
   if (!std::strcmp(isa, "amx")) return &amx_kernels;
 #endif
 #ifdef CKDIST_HAVE_AVX2
