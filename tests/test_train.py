@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ckdist
-from ckdist.errors import ConfigError, EngineError, ModelFileError
+from ckdist.errors import CommError, ConfigError, EngineError, ModelFileError
 from ckdist.train import checkpoint as saved
 from ckdist.train.arena import Arena
 from ckdist.train.checkpoint import SavedTensors, TrainState, verify
@@ -139,6 +139,22 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):
         signal.signal(signal.SIGXFSZ, old)
     assert sorted(p.name for p in (tmp_path / "out").iterdir() if "checkpoint" in p.name) == ["checkpoint-4"]
     assert [r.step for r in curve(c)] == [5, 6, 7, 8]
+
+
+def test_what_fails_on_one_rank_is_told_by_all(tmp_path):
+    c = config(tmp_path, per_device_train_batch_size=3)
+
+    def body(world):
+        def fail(report):
+            if world.rank == 1 and report.step == 3:
+                raise ValueError("my own mistake")
+
+        with pytest.raises((ValueError, CommError), match="my own mistake"):
+            train(c, fail, world=world)
+
+    began = time.monotonic()
+    run_threads(2, body)
+    assert time.monotonic() - began < 20
 
 
 def save_and_die(out: pathlib.Path, step: int, at: int) -> bool:
