@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ckdist
-from ckdist.errors import ConfigError, EngineError, ModelFileError
+from ckdist.errors import CommError, ConfigError, EngineError, ModelFileError
 from ckdist.train import checkpoint as saved
 from ckdist.train.arena import Arena
 from ckdist.train.checkpoint import SavedTensors, TrainState, verify
@@ -141,6 +141,22 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):
     assert [r.step for r in curve(c)] == [5, 6, 7, 8]
 
 
+def test_what_fails_on_one_rank_is_told_by_all(tmp_path):
+    c = config(tmp_path, per_device_train_batch_size=3)
+
+    def body(world):
+        def fail(report):
+            if world.rank == 1 and report.step == 3:
+                raise ValueError("my own mistake")
+
+        with pytest.raises((ValueError, CommError), match="my own mistake"):
+            train(c, fail, world=world)
+
+    began = time.monotonic()
+    run_threads(2, body)
+    assert time.monotonic() - began < 20
+
+
 def save_and_die(out: pathlib.Path, step: int, at: int) -> bool:
     """A process that saves checkpoint `step` and is killed at the `at`-th change of the file system; whether it came through."""
     child = os.fork()
@@ -202,6 +218,27 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_told(tmp_path, caplog)
     state = verify(tmp_path / "out" / "checkpoint-4")
     assert (state.skipped_steps, state.updates) == (1, 3)
     assert "step 2 is skipped: its gradient's norm is inf" in caplog.text and "1 steps were skipped" in caplog.text
+
+
+def test_a_signal_ends_the_training_after_its_step_with_a_checkpoint(tmp_path):
+    path = toml(tmp_path, max_steps=100000, save_steps=0)
+    job = subprocess.Popen([sys.executable, "-m", "ckdist.cli.main", "train", str(path)], env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        for line in job.stderr:
+            if line.startswith("step 3 "):
+                job.send_signal(signal.SIGTERM)
+                break
+        said = job.communicate(timeout=30)[1]
+    finally:
+        job.kill()
+    (found,) = (tmp_path / "out").glob("checkpoint-*")
+    assert job.returncode == 130 and verify(found).step >= 3 and f"saved {found}" in said
+
+
+def test_tensorboard_on_request(tmp_path):
+    pytest.importorskip("tensorboardX")
+    train(config(tmp_path, max_steps=2, report_to=("tensorboard",)))
+    assert sum(path.stat().st_size for path in (tmp_path / "out" / "tensorboard").iterdir()) > 100
 
 
 def test_two_trainings_do_not_share_a_folder(tmp_path):

@@ -13,7 +13,7 @@ import numpy as np
 
 from ckdist.comm.communicator import ARENA_BYTES, open_communicator
 from ckdist.comm.world import agree, start_world
-from ckdist.errors import ConfigError
+from ckdist.errors import CommError, ConfigError
 from ckdist.topology import default_threads, place
 from ckdist.topology.arithmetic import arithmetic_rate
 from ckdist.train import checkpoint as saved
@@ -52,11 +52,14 @@ def train(config: TrainConfig, on_step: Callable[[StepReport], None] | None = No
     world = start_world() if own_world else world
     trainer = Trainer(config, world, share_source(world, batches), make_executable or native_executable)
     try:
-        return trainer.run(on_step, should_stop)
-    finally:
-        trainer.close()
-        if own_world and trainer.finished:
-            world.close()
+        last = trainer.run(on_step, should_stop)
+    except BaseException as error:
+        trainer.fail(error)
+        raise
+    trainer.close()
+    if own_world:
+        world.close()
+    return last
 
 
 def native_executable(model: TrainedModel, config: TrainConfig, communicator, threads: int, cpus) -> TrainingExecutable:
@@ -79,12 +82,12 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, world, source, make_executable):
         check_report_to(config.report_to)
-        self.config, self.world, self.finished = config, world, False
+        self.config, self.world = config, world
         self.output, self.folder, self.report, self.communicator = Path(config.output_dir), None, None, None
         try:
             self._open(source, make_executable)
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.fail(error)
             raise
 
     def _open(self, source, make_executable) -> None:
@@ -223,7 +226,7 @@ class Trainer:
             self._save()
         if self.state.step >= self.state.steps:
             self._write_model()
-        self.finished = True
+        self.world.gather(None)  # all leave together
         return last
 
     def _step(self, should_stop) -> tuple[StepReport, bool]:
@@ -285,12 +288,18 @@ class Trainer:
             else:
                 write_folder(out, self.model, self.executable.parameters, self.tokenizer, self.config.save_dtype)
             self.report.say(f"the {out.name} is in {out}" + (f"; {self.state.skipped_steps} steps were skipped" if self.state.skipped_steps else ""))
-        self.world.gather(None)
+
+    def fail(self, error: BaseException) -> None:
+        """Lets go after `error`, which the other ranks are told of: they must not wait for this one."""
+        communicator, self.communicator = self.communicator, None
+        if communicator is not None and not isinstance(error, CommError):
+            communicator.abandon(str(error) or type(error).__name__)
+        self.close()
 
     def close(self) -> None:
         if self.report is not None:
             self.report.close()
         if self.folder is not None:
             self.folder.close()
-        if self.finished and self.communicator is not None:
+        if self.communicator is not None:
             self.communicator.close()
