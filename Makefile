@@ -1,4 +1,4 @@
-# make setup | serve | test | test-wheel | test-asan | test-tsan | test-vm | native | clean
+# make setup | serve | test | test-wheel | test-asan | test-tsan | test-vm | bench-check | native | clean
 # Python 3.10 or newer, a C++ compiler and make are all that must be there; the rest goes into .venv.
 
 PYTHON ?= python3
@@ -20,7 +20,7 @@ export PRTE_MCA_hwloc_default_binding_policy := none
 LIBRARY := ckdist/native/libckdist.so
 SOURCES := CMakeLists.txt $(shell find ckdist/native -name '*.cpp' -o -name '*.h')
 
-.PHONY: setup serve test test-wheel test-asan test-tsan test-vm native clean
+.PHONY: setup serve test test-wheel test-asan test-tsan test-vm bench-check native clean
 
 setup: $(VENV)/.ready $(LIBRARY)
 
@@ -67,6 +67,10 @@ test-tsan: setup
 # RDMA devices and two NUMA nodes in an emulated machine; as root it fetches what it needs.
 test-vm: setup
 	$(BIN)/python -m pytest -q -rs -p no:cacheprovider tests/vm/suite.py
+
+# Instructions per token against those on record; needs valgrind. A change meant to be is kept with benchmarks/instructions.py --update.
+bench-check: setup
+	$(BIN)/python benchmarks/instructions.py
 
 clean:
 	rm -rf $(VENV) build $(LIBRARY)

@@ -10,14 +10,16 @@ import time
 import numpy as np
 
 from ckdist import native
+from ckdist.cli.rows import write_rows
 from ckdist.comm.communicator import ELEMENTS, Communicator, open_communicator
 from ckdist.comm.tcp_world import TcpWorld, is_started
 from ckdist.comm.thresholds import Thresholds, load_thresholds, save_thresholds
 from ckdist.comm.world import start_world
 
 SIZES = tuple(4 << k for k in range(10, 25, 2))  # bytes: 4 KiB to 64 MiB
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 BATCH_BYTES = 8 << 20
-BATCH_CALLS = (2, 300)
+BATCH_CALLS = (2, 1000)
 TUNED = (1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10)
 
 
@@ -28,10 +30,14 @@ class Stopwatch:
         self.communicator = communicator
         self._out = native.ffi.new("double *")
 
-    def all_reduce(self, data: np.ndarray, dtype: str) -> float:
-        calls = int(np.clip(BATCH_BYTES // max(1, data.nbytes), *BATCH_CALLS))
-        native.check(native.lib.ckdist_time_all_reduce(self.communicator._handle, native.pointer(data), data.size, ELEMENTS[dtype], calls, self._out))
+    def collective(self, operation: str, data: np.ndarray, out: np.ndarray, dtype: str) -> float:
+        larger = max(data.size, out.size)
+        calls = int(np.clip(BATCH_BYTES // max(1, larger * data.itemsize), *BATCH_CALLS))
+        native.check(native.lib.ckdist_time_collective(self.communicator._handle, COLLECTIVES.index(operation), native.pointer(data), native.pointer(out), larger, ELEMENTS[dtype], calls, self._out))
         return self._out[0]
+
+    def all_reduce(self, data: np.ndarray, dtype: str) -> float:
+        return self.collective("all_reduce", data, data, dtype)
 
     def barrier(self) -> float:
         native.check(native.lib.ckdist_time_barrier(self.communicator._handle, 500, self._out))
@@ -54,6 +60,15 @@ def buffer(communicator: Communicator, size: int, dtype: str, placed: bool) -> n
     return communicator.allocate(elements, dtype) if placed else np.zeros(elements, np.float32 if dtype == "float32" else np.uint16)
 
 
+def buffers(communicator: Communicator, operation: str, size: int, dtype: str, placed: bool) -> tuple[np.ndarray, np.ndarray]:
+    """What goes in and what comes out; the larger has `size` bytes."""
+    data = buffer(communicator, size, dtype, placed)
+    if operation in ("all_reduce", "broadcast"):
+        return data, data
+    out, part = buffer(communicator, size, dtype, placed), data.size // communicator.size
+    return {"reduce_scatter": (data, out[:part]), "all_gather": (data[:part], out), "all_to_all": (data, out)}[operation]
+
+
 def rows(communicator: Communicator, repetitions: int) -> list[dict]:
     watch = Stopwatch(communicator)
     shared = communicator.transport == "shared memory"
@@ -62,13 +77,14 @@ def rows(communicator: Communicator, repetitions: int) -> list[dict]:
     base = {"transport": communicator.transport, "ranks": communicator.size}
     result.append({**base, "operation": "barrier", "buffers": "", "dtype": "", "bytes": 0, "median_us": watch.median(watch.barrier, repetitions) * 1e6, "gb_per_s": 0.0, "round_trip_us": trip and trip * 1e6})
     for size in SIZES:
-        for dtype in ("float32", "bfloat16"):
-            for placed in (True, False) if shared else (False,):
-                data = buffer(communicator, size, dtype, placed)
-                trip = watch.median(watch.round_trip, 3) if shared else None
-                seconds = watch.median(lambda: watch.all_reduce(data, dtype), repetitions)
-                result.append({**base, "operation": "all_reduce", "buffers": "arena" if placed else "ordinary", "dtype": dtype, "bytes": size,
-                               "median_us": seconds * 1e6, "gb_per_s": size / max(seconds, 1e-9) * 1e-9, "round_trip_us": trip and trip * 1e6})
+        for operation in COLLECTIVES:
+            for dtype in ("float32", "bfloat16") if operation == "all_reduce" else ("float32",):
+                for placed in (True, False) if shared else (False,):
+                    given = buffers(communicator, operation, size, dtype, placed)
+                    trip = watch.median(watch.round_trip, 3) if shared else None
+                    seconds = watch.median(lambda: watch.collective(operation, *given, dtype), repetitions)
+                    result.append({**base, "operation": operation, "buffers": "arena" if placed else "ordinary", "dtype": dtype, "bytes": size,
+                                   "median_us": seconds * 1e6, "gb_per_s": size / max(seconds, 1e-9) * 1e-9, "round_trip_us": trip and trip * 1e6})
     return result
 
 
@@ -96,8 +112,6 @@ def tune(world, repetitions: int) -> Thresholds:
 
 
 def run(config) -> int:
-    from ckdist.cli.bench import write_rows
-
     world = TcpWorld.from_environment() if is_started() else start_world()
     if config.tune:
         start = time.monotonic()

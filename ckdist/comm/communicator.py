@@ -73,7 +73,12 @@ class Operation:
 
 
 class Window:
-    """Memory of every rank that the others put to and get from; `notify` counts in one of a rank's slots, `wait` for a count."""
+    """Memory of every rank that the others put to and get from; `notify` counts in one of a rank's slots, `wait` for a count.
+
+    Between ranks of one host an array from `allocate` is written and read in place, and its owner may do what it likes. Any other array
+    is served by its owner while that waits in a call of its communicator: a `get` from a rank that only computes takes until its
+    next call (or the timeout), and what was `put` to it is there when its `wait` returns.
+    """
 
     def __init__(self, communicator: "Communicator", number: int, array: np.ndarray):
         self._communicator, self.number, self.array = communicator, number, array
@@ -84,7 +89,7 @@ class Window:
         return self._communicator._start(lambda out: lib.ckdist_iput(self._communicator._handle, rank, self.number, offset, native.pointer(data), data.nbytes, out), None, data, self)
 
     def get(self, out: np.ndarray, rank: int, offset: int = 0) -> Operation:
-        """Reads `out` from byte `offset` of `rank`'s array, which answers while it is in any call of its communicator."""
+        """Reads `out` from byte `offset` of `rank`'s array."""
         return self._communicator._start(lambda o: lib.ckdist_iget(self._communicator._handle, rank, self.number, offset, native.pointer(out), out.nbytes, o), out, self)
 
     def notify(self, rank: int, slot: int = 0) -> Operation:

@@ -14,6 +14,7 @@ from ckdist import __version__, native
 from ckdist.comm.world import agree, open_group
 from ckdist.engine.engine import Engine
 from ckdist.engine.sampler import Sampler
+from ckdist.engine.work import Work, total_work, work_of
 from ckdist.errors import ConfigError
 from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
@@ -47,6 +48,7 @@ class Model:
     load_seconds: float
     weight_bytes: int  # of this rank
     total_weight_bytes: int  # of all ranks
+    work: Work  # of all ranks
 
     def placement_map(self) -> str:
         """One line per rank: host, nodes, CPUs, weights, cache, resident memory, and how many pages of a sample of weights and cache
@@ -119,7 +121,8 @@ def load_model(config, world, progress: bool = False) -> Model:
         plan.spins,
     )
     log.info("%s", plan)
-    return Model(world, checkpoint, spec, plan, loader, executable, report.seconds, loader.planned_bytes, sum(world.gather(loader.planned_bytes)))
+    total_bytes = sum(world.gather(loader.planned_bytes))
+    return Model(world, checkpoint, spec, plan, loader, executable, report.seconds, loader.planned_bytes, total_bytes, total_work(world, work_of(lowered, matrices)))
 
 
 def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:

@@ -24,7 +24,7 @@ class SingleSequence:
         limit = min(self.executable.context_length, self.executable.num_blocks * BLOCK_TOKENS)
         if self.length + len(ids) > limit:
             raise CapacityError(f"{self.length + len(ids)} tokens do not fit a context of {limit}: use --ctx-size {self.length + len(ids)} or a shorter text")
-        kept = []
+        kept, logits = [], np.zeros((0, self.executable.vocab_size), np.float32)
         for begin in range(0, len(ids), self.executable.max_tokens):
             chunk = ids[begin : begin + self.executable.max_tokens]
             last = begin + len(chunk) == len(ids)
@@ -35,6 +35,4 @@ class SingleSequence:
             if outputs == "all":
                 kept.append(logits.copy())
             self.length += len(chunk)
-        if outputs == "all":
-            return np.concatenate(kept) if kept else np.zeros((0, self.executable.vocab_size), np.float32)
-        return logits
+        return np.concatenate(kept) if kept else logits

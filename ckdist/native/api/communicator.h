@@ -80,12 +80,13 @@ CKDIST_EXPORT int ckdist_operation_test(struct ckdist_operation* operation);
 CKDIST_EXPORT int ckdist_operation_wait(struct ckdist_operation* operation);
 CKDIST_EXPORT void ckdist_operation_free(struct ckdist_operation* operation);
 
-/* Measuring; all ranks call together. Seconds of one all_reduce (sum, in place) of data that is rewritten before every call, the
-   rewriting taken off; of one MPI_Allreduce likewise, by its address and handles; of one barrier; of a cache line's way from rank 0
-   to rank 1 of one host and back. */
-CKDIST_EXPORT int ckdist_time_all_reduce(struct ckdist_communicator* communicator, void* data, int64_t elements, int32_t element, int32_t calls, double* out);
-CKDIST_EXPORT int ckdist_time_mpi_all_reduce(void* allreduce, void* in_place, void* datatype, void* op, void* comm, void* data, int64_t elements,
-                                             int64_t bytes, int32_t calls, double* out);
+/* Measuring; all ranks call together. Seconds of one collective (operation: 0 all_reduce, 1 reduce_scatter, 2 all_gather, 3 all_to_all,
+   4 broadcast from rank 0; equal parts, `elements` in the larger of the two buffers) on an `in` that is rewritten before every call, the
+   rewriting taken off; of any function of up to eight pointers and integers that returns 0, likewise; of one barrier; of a cache
+   line's way from rank 0 to rank 1 of one host and back. */
+CKDIST_EXPORT int ckdist_time_collective(struct ckdist_communicator* communicator, int32_t operation, void* in, void* out_buffer, int64_t elements,
+                                         int32_t element, int32_t calls, double* out);
+CKDIST_EXPORT int ckdist_time_function(void* function, const uint64_t* words, void* in, int64_t bytes, int32_t calls, double* out);
 CKDIST_EXPORT int ckdist_time_barrier(struct ckdist_communicator* communicator, int32_t calls, double* out);
 CKDIST_EXPORT int ckdist_time_round_trip(struct ckdist_communicator* communicator, int32_t calls, double* out);
 

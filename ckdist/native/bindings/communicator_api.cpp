@@ -201,20 +201,29 @@ int ckdist_operation_wait(ckdist_operation* operation) {
 }
 void ckdist_operation_free(ckdist_operation* operation) { delete operation; }
 
-int ckdist_time_all_reduce(ckdist_communicator* c, void* data, int64_t elements, int32_t element, int32_t calls, double* out) {
+int ckdist_time_collective(ckdist_communicator* c, int32_t operation, void* in, void* out_buffer, int64_t elements, int32_t element, int32_t calls, double* out) {
   return guard([&] {
     const Element e = element_of(element);
-    *out = time_on_fresh_data(data, checked(elements) * element_bytes(e), calls, [&] {
-      c->communicator->run([&](Collectives& group) { group.all_reduce(data, data, elements, e, ReduceOp::sum); });
-    });
+    const int64_t part = checked(elements) / c->communicator->size, bytes = elements * element_bytes(e);
+    const std::vector<int64_t> counts(c->communicator->size, part), part_bytes(counts.size(), part * element_bytes(e));
+    const auto timed = [&](int64_t in_bytes, const std::function<void(Collectives&)>& body) {
+      *out = time_on_fresh_data(in, in_bytes, calls, [&] { c->communicator->run(body); });
+    };
+    if (operation == 0) timed(bytes, [&](Collectives& group) { group.all_reduce(in, out_buffer, elements, e, ReduceOp::sum); });
+    else if (operation == 1) timed(bytes, [&](Collectives& group) { group.reduce_scatter(in, out_buffer, counts.data(), e, ReduceOp::sum); });
+    else if (operation == 2) timed(part_bytes[0], [&](Collectives& group) { group.all_gather(in, out_buffer, part_bytes.data()); });
+    else if (operation == 3) timed(bytes, [&](Collectives& group) { group.all_to_all(in, part_bytes.data(), out_buffer, part_bytes.data()); });
+    else if (operation == 4) timed(bytes, [&](Collectives& group) { group.broadcast(in, bytes, 0); });
+    else fail(Status::config, "%d is not a collective; use 0 to 4", operation);
   });
 }
-int ckdist_time_mpi_all_reduce(void* allreduce, void* in_place, void* datatype, void* op, void* comm, void* data, int64_t elements, int64_t bytes, int32_t calls,
-                               double* out) {
+int ckdist_time_function(void* function, const uint64_t* words, void* in, int64_t bytes, int32_t calls, double* out) {
   return guard([&] {
-    const auto call = reinterpret_cast<int (*)(void*, void*, int, void*, void*, void*)>(allreduce);
-    *out = time_on_fresh_data(data, checked(bytes), calls, [&] {
-      if (call(in_place, data, int(elements), datatype, op, comm)) fail(Status::comm, "MPI_Allreduce failed");
+    // Pointers and integers are passed alike, and what a function does not look at does no harm.
+    using Words = int (*)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
+    const auto call = reinterpret_cast<Words>(function);
+    *out = time_on_fresh_data(in, checked(bytes), calls, [&] {
+      if (call(words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7])) fail(Status::comm, "the function that is measured failed");
     });
   });
 }

@@ -3,7 +3,9 @@
 #include "api/machine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <vector>
 
 #include "core/arena.h"
 #include "core/error.h"
@@ -13,21 +15,98 @@
 
 using namespace ckdist;
 
+namespace {
+
+constexpr int kSpins = 10000;
+
+std::vector<int> pins(const int32_t* cpus, int threads) { return cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>(); }
+
+void check_threads(int threads) {
+  if (threads < 1) fail(Status::config, "%d threads: at least 1 is needed", threads);
+}
+
+double seconds_since(int64_t start) { return double(now_ns() - start) * 1e-9; }
+
+}  // namespace
+
 extern "C" int ckdist_read_bandwidth(int32_t threads, const int32_t* cpus, int64_t bytes_each, int32_t repeats, double* out) {
   return guard([&] {
-    if (threads < 1 || bytes_each < 512) fail(Status::config, "%d threads and %lld bytes each: at least 1 and 512 are needed", threads, (long long)bytes_each);
+    check_threads(threads);
+    if (bytes_each < 512) fail(Status::config, "%lld bytes for each thread: at least 512 are needed", (long long)bytes_each);
     bytes_each = bytes_each / 512 * 512;
     Arena memory(threads * bytes_each, "the bandwidth measurement");
-    Pool pool(threads, cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>(), 10000);
+    Pool pool(threads, pins(cpus, threads), kSpins);
     pool.run(threads, [&](int t) { std::memset(memory.data() + t * bytes_each, t + 1, bytes_each); });
     double best = 0;
     volatile uint64_t sink = 0;
     for (int i = 0; i < repeats; i++) {
       const int64_t start = now_ns();
       pool.run(threads, [&](int t) { sink = kernels().machine.read(memory.data() + t * bytes_each, bytes_each); });
-      best = std::max(best, threads * bytes_each / (double(now_ns() - start) * 1e-9));
+      best = std::max(best, threads * bytes_each / seconds_since(start));
     }
     (void)sink;
     *out = best;
+  });
+}
+
+extern "C" int ckdist_arithmetic_rate(int32_t threads, const int32_t* cpus, int32_t format, double seconds, int32_t repeats, double* out) {
+  return guard([&] {
+    check_threads(threads);
+    if (format < 0 || format > int(ActivationFormat::q8)) fail(Status::config, "activation format %d: there are 0 to %d", format, int(ActivationFormat::q8));
+    constexpr int64_t kRounds = 10000;
+    Pool pool(threads, pins(cpus, threads), kSpins);
+    std::atomic<uint64_t> needed{0};
+    double best = 0;
+    for (int i = 0; i < repeats; i++) {
+      std::atomic<int64_t> operations{0};
+      const int64_t start = now_ns();
+      pool.run(threads, [&](int) {
+        uint64_t sink = 0;
+        int64_t own = 0;
+        while (seconds_since(start) < seconds) own += kernels().machine.multiply_add(ActivationFormat(format), kRounds, &sink);
+        operations += own;
+        needed ^= sink;
+      });
+      best = std::max(best, double(operations) / seconds_since(start));
+    }
+    *out = best;
+  });
+}
+
+extern "C" int ckdist_barrier_seconds(int32_t threads, const int32_t* cpus, int32_t spins, double* out) {
+  return guard([&] {
+    check_threads(threads);
+    constexpr int kBarriers = 20000;
+    Pool pool(threads, pins(cpus, threads), spins);
+    int64_t start = 0;
+    pool.run(threads, [&](int t) {
+      for (int i = 0; i < 100; i++) pool.barrier();
+      if (t == 0) start = now_ns();
+      for (int i = 0; i < kBarriers; i++) pool.barrier();
+    });
+    *out = seconds_since(start) / kBarriers;
+  });
+}
+
+extern "C" int ckdist_line_round_trip(const int32_t* cpus, int32_t repeats, double* out) {
+  return guard([&] {
+    constexpr uint32_t kTrips = 2000;
+    if (repeats < 1) fail(Status::config, "%d repeats: at least 1 is needed", repeats);
+    Pool pool(2, pins(cpus, 2), kSpins);
+    alignas(64) std::atomic<uint32_t> ball{0};
+    std::vector<double> trips(repeats);
+    for (double& trip : trips) {
+      ball = 0;
+      const int64_t start = now_ns();
+      pool.run(2, [&](int t) {
+        for (uint32_t i = 0; i < kTrips; i++) {
+          while (ball.load(std::memory_order_acquire) != 2 * i + uint32_t(t)) cpu_pause();
+          ball.store(2 * i + uint32_t(t) + 1, std::memory_order_release);
+        }
+      });
+      trip = seconds_since(start) / kTrips;
+    }
+    std::nth_element(trips.begin(), trips.begin() + repeats / 2, trips.end());
+    *out = trips[repeats / 2];
   });
 }

@@ -15,9 +15,9 @@ namespace {
 
 constexpr int64_t kSlot = Meeting::kSlotBytes;
 constexpr int64_t kLine = 64;
-constexpr int64_t kStreamable = 4 << 10;  // below, streaming stores never win
-constexpr int64_t kTrialEvery = 256, kTrials = 8;  // calls; kTrialEvery is even, so that trials take turns
-constexpr int kFewRanks = 3;               // up to so many, reading everything beats a second meeting
+constexpr int64_t kBlock = 1 << 20;        // of buffers reduced in place: the ranks keep together, so that what they share is still in caches
+
+constexpr int64_t kTaken = 4 << 10;        // bytes brought from a peer's buffer at a time, to be folded from the first-level cache
 
 // Rank i's slice of n elements, cut at cache lines where it can be.
 struct Slice {
@@ -33,28 +33,21 @@ int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts
 
 }  // namespace
 
-bool HostCollectives::Probe::begin() {
-  const int64_t phase = calls++ % kTrialEvery;
-  if (phase == 0) cached_ns = streamed_ns = 1e30;
-  start = phase < kTrials ? now_ns() : 0;
-  if (start) return phase % 2;
-  return streamed_ns < cached_ns;
-}
-
-void HostCollectives::Probe::end(int64_t bytes) {
-  if (!start) return;
-  double& best = (calls - 1) % 2 ? streamed_ns : cached_ns;
-  best = std::min(best, double(now_ns() - start) / double(bytes));
-}
-
 HostCollectives::HostCollectives(Meeting& meeting, std::shared_ptr<HostMemory> memory, std::vector<int> arenas, const Thresholds& thresholds)
     : meeting_(meeting), memory_(std::move(memory)), arenas_(std::move(arenas)), thresholds_(thresholds), order_(std::vector<int>(meeting.size, 0)),
       parts_(meeting.size), outs_(meeting.size) {
   thresholds_.direct_bytes = std::min(thresholds_.direct_bytes, kSlot);
 }
 
-void HostCollectives::copy(void* to, const void* from, int64_t bytes, bool stream) {
-  if (to != from && bytes > 0) kernels().reduce.copy(to, from, bytes, stream);
+void HostCollectives::copy(void* to, const void* from, int64_t bytes) {
+  if (to != from && bytes > 0) std::memmove(to, from, size_t(bytes));
+}
+
+void HostCollectives::take(void* to, uint8_t* from, int64_t bytes) { kernels().reduce.take(to, from, bytes); }
+
+void HostCollectives::fetch(void* to, uint8_t* from, int64_t bytes) const {
+  if (meeting_.size == 2) take(to, from, bytes);
+  else copy(to, from, bytes);
 }
 
 bool HostCollectives::all_placed(uint32_t epoch, bool outs) const {
@@ -73,67 +66,67 @@ void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
     if (bytes) std::memcpy(meeting_.slot(meeting_.index, epoch), in, size_t(bytes));
     meeting_.post({-1, -1, call});
     meeting_.await(epoch);
-    for (int i = 0; i < size; i++) parts_[i] = i == meeting_.index ? in : meeting_.slot(i, epoch);
-    order_.fold_ranks(e, op, &out, 1, parts_.data(), n);
+    for (int i = 0; i < size; i++) parts_[i] = outs_[i] = i == meeting_.index ? out : meeting_.slot(i, epoch);
+    parts_[meeting_.index] = in;
+    std::swap(outs_[0], outs_[meeting_.index]);
+    order_.fold_ranks(e, op, outs_.data(), size == 2 ? 2 : 1, parts_.data(), n);
     return;
   }
   Meeting::Record own{memory_->offset(in, bytes), memory_->offset(out, bytes), call};
   const bool placed = own.in >= 0 && own.out >= 0;
   if (!placed) own.in = own.out = -1;
   // A rank whose buffers lie elsewhere fills its slot before it says so: where no rank's are placed, that was the first chunk.
-  Probe& probe = (placed ? placed_ : staged_)[63 - __builtin_clzll(uint64_t(bytes) | 1)];
-  streaming_ = bytes >= kStreamable && probe.begin();
-  if (!placed) fill(meeting_.slot(meeting_.index, epoch), in, std::min(bytes, kSlot));
+  if (!placed) copy(meeting_.slot(meeting_.index, epoch), in, std::min(bytes, kSlot));
   meeting_.post(own);
   meeting_.await(epoch);
-  if (all_placed(epoch, true)) {
-    reduce_in_place(epoch, n, e, op);
-  } else {
-    uint32_t first = epoch;
-    for (int i = 0; i < size; i++)
-      if (meeting_.record(i, epoch).in >= 0) first = 0;  // its slot is not filled: once more, with everyone's
-    if (!first) {
-      first = meeting_.next();
-      fill(meeting_.slot(meeting_.index, first), in, std::min(bytes, kSlot));
-      meeting_.post({-1, -1, call});
-      meeting_.await(first);
-    }
-    const auto reduce = size <= kFewRanks ? &HostCollectives::reduce_staged : &HostCollectives::reduce_staged_slices;
-    (this->*reduce)(static_cast<const uint8_t*>(in), static_cast<uint8_t*>(out), n, e, op, first);
+  if (all_placed(epoch, true)) return reduce_in_place(epoch, n, e, op);
+  uint32_t first = epoch;
+  for (int i = 0; i < size; i++)
+    if (meeting_.record(i, epoch).in >= 0) first = 0;  // its slot is not filled: once more, with everyone's
+  if (!first) {
+    first = meeting_.next();
+    copy(meeting_.slot(meeting_.index, first), in, std::min(bytes, kSlot));
+    meeting_.post({-1, -1, call});
+    meeting_.await(first);
   }
-  if (bytes >= kStreamable) probe.end(bytes);
+  const auto reduce = size <= 2 ? &HostCollectives::reduce_staged : &HostCollectives::reduce_staged_slices;
+  (this->*reduce)(static_cast<const uint8_t*>(in), static_cast<uint8_t*>(out), n, e, op, first);
 }
 
-// Every rank folds its slice from all ranks' buffers and writes it to all of them: no slice has two writers, nor a reader beside its writer.
+// Every rank folds its slice of each block from all ranks' buffers and writes it to all of them: no slice has two writers, nor a
+// reader beside its writer.
 void HostCollectives::reduce_in_place(uint32_t epoch, int64_t n, Element e, ReduceOp op) {
-  const int64_t element = element_bytes(e);
-  const Slice mine(n, meeting_.index, meeting_.size, element);
-  for (int i = 0; i < meeting_.size; i++) {
-    parts_[i] = peer_in(i, epoch) + mine.begin * element;
-    outs_[i] = peer_out(i, epoch) + mine.begin * element;
+  const int64_t element = element_bytes(e), block = kBlock / element;
+  for (int64_t done = 0; done < n; done += block) {
+    const Slice mine(std::min(block, n - done), meeting_.index, meeting_.size, element);
+    for (int i = 0; i < meeting_.size; i++) {
+      parts_[i] = peer_in(i, epoch) + (done + mine.begin) * element;
+      outs_[i] = peer_out(i, epoch) + (done + mine.begin) * element;
+    }
+    order_.fold_ranks(e, op, outs_.data(), meeting_.size, parts_.data(), mine.end - mine.begin);
   }
-  order_.fold_ranks(e, op, outs_.data(), meeting_.size, parts_.data(), mine.end - mine.begin, streaming_);
   meeting_.meet();
 }
 
-// Every rank stages chunk after chunk, one ahead of what it folds, and folds all of each chunk for itself.
+// Two ranks: both stage chunk after chunk, one ahead of what they fold, and fold all of each chunk for themselves.
 void HostCollectives::reduce_staged(const uint8_t* in, uint8_t* out, int64_t n, Element e, ReduceOp op, uint32_t first) {
   const int64_t element = element_bytes(e), bytes = n * element, chunks = (bytes + kSlot - 1) / kSlot;
   const uint64_t call = meeting_.record(meeting_.index, first).signature;
+  const int peer = meeting_.size - 1 - meeting_.index;
   for (int64_t c = 0; c < chunks; c++) {
     const uint32_t epoch = first + uint32_t(c);
     if (c) meeting_.await(epoch);
     if (c + 1 < chunks) {
-      fill(meeting_.slot(meeting_.index, epoch + 1), in + (c + 1) * kSlot, std::min(kSlot, bytes - (c + 1) * kSlot));
+      copy(meeting_.slot(meeting_.index, epoch + 1), in + (c + 1) * kSlot, std::min(kSlot, bytes - (c + 1) * kSlot));
       meeting_.post({-1, -1, call});
     }
     for (int i = 0; i < meeting_.size; i++) parts_[i] = i == meeting_.index ? in + c * kSlot : meeting_.slot(i, epoch);
-    void* to = out + c * kSlot;
-    order_.fold_ranks(e, op, &to, 1, parts_.data(), std::min(kSlot, bytes - c * kSlot) / element);
+    void* to[] = {out + c * kSlot, meeting_.slot(peer, epoch)};
+    order_.fold_ranks(e, op, to, meeting_.size, parts_.data(), std::min(kSlot, bytes - c * kSlot) / element);
   }
 }
 
-// Every rank folds its slice of the chunk and shows it in its own slot, where the others fetch it.
+// More ranks: each folds its slice of a chunk in all slots, as in place, and takes the chunk from its own slot.
 void HostCollectives::reduce_staged_slices(const uint8_t* in, uint8_t* out, int64_t n, Element e, ReduceOp op, uint32_t first) {
   const int64_t element = element_bytes(e), bytes = n * element;
   const uint64_t call = meeting_.record(meeting_.index, first).signature;
@@ -143,20 +136,15 @@ void HostCollectives::reduce_staged_slices(const uint8_t* in, uint8_t* out, int6
     const int64_t m = std::min(kSlot, bytes - done) / element;
     if (done) {
       epoch = meeting_.next();
-      fill(meeting_.slot(index, epoch), in + done, m * element);
+      copy(meeting_.slot(index, epoch), in + done, m * element);
       meeting_.post({-1, -1, call});
       meeting_.await(epoch);
     }
     const Slice mine(m, index, size, element);
-    for (int i = 0; i < size; i++) parts_[i] = meeting_.slot(i, epoch) + mine.begin * element;
-    void* to[] = {meeting_.slot(index, epoch) + mine.begin * element, out + done + mine.begin * element};
-    order_.fold_ranks(e, op, to, 2, parts_.data(), mine.end - mine.begin);
+    for (int i = 0; i < size; i++) parts_[i] = outs_[i] = meeting_.slot(i, epoch) + mine.begin * element;
+    order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), mine.end - mine.begin);
     meeting_.meet();
-    for (int k = 1; k < size; k++) {
-      const int i = (index + k) % size;
-      const Slice theirs(m, i, size, element);
-      copy(out + done + theirs.begin * element, meeting_.slot(i, epoch) + theirs.begin * element, (theirs.end - theirs.begin) * element, false);
-    }
+    take(out + done, meeting_.slot(index, epoch), m * element);
   }
 }
 
@@ -171,8 +159,17 @@ void HostCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
     // `out` may be `in`: what this rank writes there must not be what a peer still reads.
     std::vector<uint8_t> held(in == out ? size_t(counts[index] * element) : 0);
     void* to = in == out ? held.data() : out;
-    for (int i = 0; i < size; i++) parts_[i] = peer_in(i, epoch) + own_first * element;
-    order_.fold_ranks(e, op, &to, 1, parts_.data(), counts[index]);
+    taken_.resize(size_t(size * kTaken));
+    for (int64_t done = 0; done < counts[index]; done += kTaken / element) {
+      const int64_t m = std::min(kTaken / element, counts[index] - done);
+      for (int i = 0; i < size; i++) {
+        uint8_t* const part = peer_in(i, epoch) + (own_first + done) * element;
+        if (i != index) take(&taken_[i * kTaken], part, m * element);
+        parts_[i] = i == index ? part : &taken_[i * kTaken];
+      }
+      void* at = static_cast<uint8_t*>(to) + done * element;
+      order_.fold_ranks(e, op, &at, 1, parts_.data(), m);
+    }
     meeting_.meet();
     if (to != out) std::memcpy(out, to, held.size());
     return;
@@ -183,13 +180,14 @@ void HostCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
   for (int64_t done = 0; done < longest; done += per_cell) {
     const auto part = [&](int r) { return std::clamp<int64_t>(counts[r] - done, 0, per_cell); };
     const uint32_t now = meeting_.next();
-    for (int r = 0, at = 0; r < size; at += int(cell), r++)
-      copy(meeting_.slot(index, now) + at, static_cast<const uint8_t*>(in) + (sum_before(counts, r) + done) * element, part(r) * element, false);
+    for (int r = 0; r < size; r++)
+      if (r != index) copy(meeting_.slot(index, now) + r * cell, static_cast<const uint8_t*>(in) + (sum_before(counts, r) + done) * element, part(r) * element);
     meeting_.post({-1, -1, call});
     meeting_.await(now);
-    for (int i = 0; i < size; i++) parts_[i] = meeting_.slot(i, now) + index * cell;
-    void* to = result + done * element;
-    order_.fold_ranks(e, op, &to, 1, parts_.data(), part(index));
+    for (int i = 0; i < size; i++) parts_[i] = outs_[i] = meeting_.slot(i, now) + index * cell;
+    parts_[index] = static_cast<const uint8_t*>(in) + (own_first + done) * element;
+    outs_[index] = result + done * element;
+    order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), part(index));
   }
   if (in == out && !held.empty()) std::memcpy(out, held.data(), held.size());
 }
@@ -204,25 +202,25 @@ void HostCollectives::all_gather(const void* in, void* out, const int64_t* bytes
   const uint32_t epoch = meeting_.next();
   const bool small = longest <= kSlot;
   Meeting::Record own{small ? -1 : memory_->offset(in, bytes[index]), -1, call};
-  if (own.in < 0) copy(meeting_.slot(index, epoch), in, std::min(kSlot, bytes[index]), false);
-  copy(to + sum_before(bytes, index), in, bytes[index], false);
+  if (own.in < 0) copy(meeting_.slot(index, epoch), in, std::min(kSlot, bytes[index]));
+  copy(to + sum_before(bytes, index), in, bytes[index]);
   meeting_.post(own);
   meeting_.await(epoch);
   for (int k = 1; k < size; k++) {
     const int i = (index + k) % size;
     const bool placed = meeting_.record(i, epoch).in >= 0;
-    copy(to + sum_before(bytes, i), placed ? peer_in(i, epoch) : meeting_.slot(i, epoch), placed ? bytes[i] : std::min(kSlot, bytes[i]), false);
+    fetch(to + sum_before(bytes, i), placed ? peer_in(i, epoch) : meeting_.slot(i, epoch), placed ? bytes[i] : std::min(kSlot, bytes[i]));
   }
   if (small) return;
   const bool placed = all_placed(epoch, false);
   for (int64_t done = kSlot; done < longest && !placed; done += kSlot) {
     const uint32_t now = meeting_.next();
-    if (own.in < 0) copy(meeting_.slot(index, now), from + done, std::clamp<int64_t>(bytes[index] - done, 0, kSlot), false);
+    if (own.in < 0) copy(meeting_.slot(index, now), from + done, std::clamp<int64_t>(bytes[index] - done, 0, kSlot));
     meeting_.post(own);
     meeting_.await(now);
     for (int i = 0; i < size; i++)
       if (i != index && meeting_.record(i, now).in < 0)
-        copy(to + sum_before(bytes, i) + done, meeting_.slot(i, now), std::clamp<int64_t>(bytes[i] - done, 0, kSlot), false);
+        fetch(to + sum_before(bytes, i) + done, meeting_.slot(i, now), std::clamp<int64_t>(bytes[i] - done, 0, kSlot));
   }
   meeting_.meet();  // peers have read what is theirs to change again
 }
@@ -239,7 +237,7 @@ void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
     const uint32_t now = meeting_.next();
     uint8_t* slot = meeting_.slot(index, now);
     const auto part = [&](int64_t bytes) { return std::clamp<int64_t>(bytes - done, 0, cell); };
-    for (int r = 0; r < size; r++) copy(slot + r * cell, from + sum_before(send_bytes, r) + done, part(send_bytes[r]), false);
+    for (int r = 0; r < size; r++) copy(r == index ? to + sum_before(recv_bytes, r) + done : slot + r * cell, from + sum_before(send_bytes, r) + done, part(send_bytes[r]));
     // Behind the data: what this rank sends to whom, so that a rank expecting something else is an error; and how long it takes.
     if (done == 0) std::memcpy(slot + kSlot - table, send_bytes, size_t(table));
     meeting_.post({longest, -1, signature(Call::all_to_all, 0)});
@@ -250,7 +248,8 @@ void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
       if (sent != recv_bytes[i])
         fail(Status::comm, "rank %d sent %lld bytes in all_to_all where rank %d expected %lld", meeting_.name(i), (long long)sent, meeting_.name(index), (long long)recv_bytes[i]);
     }
-    for (int i = 0; i < size; i++) copy(to + sum_before(recv_bytes, i) + done, meeting_.slot(i, now) + index * cell, part(recv_bytes[i]), false);
+    for (int i = 0; i < size; i++)
+      if (i != index) take(to + sum_before(recv_bytes, i) + done, meeting_.slot(i, now) + index * cell, part(recv_bytes[i]));
   }
   if (!held.empty()) std::memcpy(out, held.data(), held.size());
 }
@@ -265,11 +264,11 @@ void HostCollectives::broadcast(void* data, int64_t bytes, int root) {
   for (int64_t done = 0; done == 0 || (done < bytes && !placed); done += kSlot) {
     const uint32_t now = meeting_.next();
     const int64_t m = std::min(kSlot, bytes - done);
-    if (source && place < 0) copy(meeting_.slot(root, now), at + done, m, false);
+    if (source && place < 0) copy(meeting_.slot(root, now), at + done, m);
     meeting_.post({place, -1, call});
     meeting_.await(now);
     placed = meeting_.record(root, now).in >= 0;
-    if (!source) copy(at + done, placed ? peer_in(root, now) : meeting_.slot(root, now), placed ? bytes : m, false);
+    if (!source) fetch(at + done, placed ? peer_in(root, now) : meeting_.slot(root, now), placed ? bytes : m);
   }
   if (placed) meeting_.meet();
 }

@@ -1,8 +1,12 @@
 // Collectives of ranks that share one host, through its memory.
 //
 // Buffers that lie in the ranks' arenas are read, and written, in place by peers: nothing is staged. Others go through slots of
-// the meeting, chunk by chunk: by cached stores, which win where the ranks' cores share caches, or by streaming stores, which win
-// where they do not; which it is can change while a program runs, so it is measured now and then on the calls themselves.
+// the meeting, chunk by chunk.
+//
+// Where it can be, a cache line goes back and forth between two ranks alone, and whoever reads it also writes it (as it was, if need
+// be): a line that one core writes and another only reads stays shared between them, and its next write costs several times what
+// fetching it back does (measured: 2.5 times where caches are shared, 4 times where they are not). Streaming stores avoid the same,
+// but lose where caches are shared.
 #pragma once
 #include <memory>
 
@@ -26,23 +30,15 @@ class HostCollectives : public Collectives {
   void barrier() override;
 
  private:
-  // Stores for sizes of one power of two: tries both kinds every so often and keeps the faster one until the next trial.
-  struct Probe {
-    int64_t calls = 0;
-    double cached_ns = 0, streamed_ns = 0;
-    bool begin();               // streaming?
-    void end(int64_t bytes);
-    int64_t start = 0;          // 0: not a trial
-  };
-
   bool all_placed(uint32_t epoch, bool outs) const;
-  const uint8_t* peer_in(int i, uint32_t epoch) const { return memory_->arena(arenas_[i]) + meeting_.record(i, epoch).in; }
+  uint8_t* peer_in(int i, uint32_t epoch) const { return memory_->arena(arenas_[i]) + meeting_.record(i, epoch).in; }
   uint8_t* peer_out(int i, uint32_t epoch) const { return memory_->arena(arenas_[i]) + meeting_.record(i, epoch).out; }
   void reduce_in_place(uint32_t epoch, int64_t elements, Element e, ReduceOp op);
   void reduce_staged(const uint8_t* in, uint8_t* out, int64_t elements, Element e, ReduceOp op, uint32_t first);
   void reduce_staged_slices(const uint8_t* in, uint8_t* out, int64_t elements, Element e, ReduceOp op, uint32_t first);
-  void fill(void* to, const void* from, int64_t bytes) { copy(to, from, bytes, streaming_); }
-  static void copy(void* to, const void* from, int64_t bytes, bool stream);
+  void fetch(void* to, uint8_t* from, int64_t bytes) const;        // what all peers of its owner read
+  static void take(void* to, uint8_t* from, int64_t bytes);        // what this rank alone reads
+  static void copy(void* to, const void* from, int64_t bytes);
 
   Meeting& meeting_;
   std::shared_ptr<HostMemory> memory_;
@@ -51,8 +47,7 @@ class HostCollectives : public Collectives {
   Order order_;
   std::vector<const void*> parts_;
   std::vector<void*> outs_;
-  Probe placed_[48], staged_[48];  // by the size's power of two
-  bool streaming_ = false;
+  std::vector<uint8_t> taken_;
 };
 
 }  // namespace ckdist

@@ -17,7 +17,7 @@ class HostMemory {
 
   const int index, count;
   const std::string& path() const { return segment_.path(); }
-  uint8_t* arena(int i) const { return segment_.data() + i * arena_bytes_; }
+  uint8_t* arena(int i) const { return segment_.data() + i * stride_; }
 
   void* allocate(int64_t bytes);  // zeroed, aligned to 4096; throws Error(capacity) with both numbers
   void release(void* data);
@@ -25,7 +25,7 @@ class HostMemory {
   int64_t offset(const void* data, int64_t bytes) const;
 
  private:
-  int64_t arena_bytes_;
+  int64_t arena_bytes_, stride_;
   Segment segment_;
   std::mutex mutex_;
   std::map<int64_t, int64_t> free_, used_;  // offset -> bytes

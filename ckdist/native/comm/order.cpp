@@ -29,16 +29,16 @@ Order::Order(const std::vector<int>& host_of_rank) : size_(int(host_of_rank.size
 
 void Order::fold_host(Element e, ReduceOp op, void* out, const void* const* parts, int count, int64_t n) const {
   const ReduceKernel& k = kernels().reduce;
-  (widened_ ? k.widen : k.fold)[row(e)][int(op)](&out, 1, parts, count, n, false);
+  (widened_ ? k.widen : k.fold)[row(e)][int(op)](&out, 1, parts, count, n);
 }
 
 void Order::fold_hosts(Element e, ReduceOp op, void* const* outs, int out_count, const void* const* parts, int64_t n) const {
   const ReduceKernel& k = kernels().reduce;
-  (widened_ ? k.narrow : k.fold)[row(e)][int(op)](outs, out_count, parts, int(hosts_.size()), n, false);
+  (widened_ ? k.narrow : k.fold)[row(e)][int(op)](outs, out_count, parts, int(hosts_.size()), n);
 }
 
-void Order::fold_ranks(Element e, ReduceOp op, void* const* outs, int out_count, const void* const* parts, int64_t n, bool stream) const {
-  if (!widened_) return kernels().reduce.fold[row(e)][int(op)](outs, out_count, parts, size_, n, stream);
+void Order::fold_ranks(Element e, ReduceOp op, void* const* outs, int out_count, const void* const* parts, int64_t n) const {
+  if (!widened_) return kernels().reduce.fold[row(e)][int(op)](outs, out_count, parts, size_, n);
   const int64_t bytes = element_bytes(e);
   const int hosts = int(hosts_.size());
   std::vector<float> room(hosts * kBlock);

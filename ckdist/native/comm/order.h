@@ -27,7 +27,7 @@ class Order {
   // parts: all hosts' results, of type partial(e).
   void fold_hosts(Element e, ReduceOp op, void* const* outs, int out_count, const void* const* parts, int64_t n) const;
   // parts: by rank.
-  void fold_ranks(Element e, ReduceOp op, void* const* outs, int out_count, const void* const* parts, int64_t n, bool stream = false) const;
+  void fold_ranks(Element e, ReduceOp op, void* const* outs, int out_count, const void* const* parts, int64_t n) const;
 
  private:
   int size_;

@@ -21,11 +21,28 @@ Segment::Mapping::~Mapping() {
 }
 
 void Segment::map(int fd, int64_t bytes) {
-  void* at = mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (at == MAP_FAILED) fail(Status::capacity, "cannot map %lld bytes of shared memory: %s", (long long)bytes, std::strerror(errno));
+  // Where a huge page begins in the file, one begins in the addresses.
+  void* const room = mmap(nullptr, size_t(bytes + kHugePage), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  uint8_t* const base = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(room) + kHugePage - 1) / kHugePage * kHugePage);
+  void* const at = room == MAP_FAILED ? room : mmap(base, size_t(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+  const int error = errno;
+  if (room != MAP_FAILED) {
+    const uintptr_t first = reinterpret_cast<uintptr_t>(room), begin = reinterpret_cast<uintptr_t>(base), page = 4096;
+    const uintptr_t end = at == MAP_FAILED ? begin : begin + (uintptr_t(bytes) + page - 1) / page * page;
+    if (begin > first) munmap(room, begin - first);
+    if (first + bytes + kHugePage > end) munmap(reinterpret_cast<void*>(end), first + bytes + kHugePage - end);
+  }
+  if (at == MAP_FAILED) fail(Status::capacity, "cannot map %lld bytes of shared memory: %s", (long long)bytes, std::strerror(error));
   madvise(at, size_t(bytes), MADV_HUGEPAGE);  // where the system allows it for shared memory
   mapping_->data = static_cast<uint8_t*>(at);
   mapping_->bytes = bytes;
+}
+
+void Segment::collapse(uint8_t* begin, int64_t bytes) {
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1
+  const uintptr_t from = (reinterpret_cast<uintptr_t>(begin) + kHugePage - 1) / kHugePage * kHugePage;
+  const uintptr_t to = (reinterpret_cast<uintptr_t>(begin) + uintptr_t(bytes)) / kHugePage * kHugePage;
+  if (from < to) madvise(reinterpret_cast<void*>(from), to - from, kCollapse);
 }
 
 namespace {

@@ -17,14 +17,15 @@ inline int64_t element_bytes(Element e) {
   return bytes[static_cast<int>(e)];
 }
 
-// Writes the fold of `parts` to every one of `outs`; an out may be one of the parts. `stream`: stores that pass the caches by.
-using Fold = void (*)(void* const* outs, int out_count, const void* const* parts, int part_count, int64_t elements, bool stream);
+// Writes the fold of `parts` to every one of `outs`; an out may be one of the parts.
+using Fold = void (*)(void* const* outs, int out_count, const void* const* parts, int part_count, int64_t elements);
 
 struct ReduceKernel {
   Fold fold[kReduceTypes][kReduceOps];    // parts and outs of one type
   Fold widen[kReduceTypes][kReduceOps];   // 16-bit parts, float32 outs; other types as `fold`
   Fold narrow[kReduceTypes][kReduceOps];  // float32 parts, 16-bit outs; other types as `fold`
-  void (*copy)(void* out, const void* in, int64_t bytes, bool stream);
+  // Copies, and writes every cache line of `in` as it was, so that it becomes this core's own: see comm/host_collectives.h.
+  void (*take)(void* out, void* in, int64_t bytes);
 };
 
 }  // namespace ckdist

@@ -44,16 +44,6 @@ struct F32 {
   CKDIST_INLINE void write(float* p, const Packed& packed) {
     for (int i = 0; i < kVecs; i++) store(p + i * kLanes, packed.v[i]);
   }
-  CKDIST_INLINE void stream(float* p, const Packed& packed) {
-#if defined(__AVX512F__)
-    for (int i = 0; i < kVecs; i++) _mm512_stream_ps(p + i * kLanes, packed.v[i].v);
-#elif defined(__AVX2__)
-    for (int i = 0; i < kVecs; i++)
-      for (int j = 0; j < kParts; j++) _mm256_stream_ps(p + i * kLanes + j * kPartLanes, packed.v[i].v[j]);
-#else
-    write(p, packed);
-#endif
-  }
   CKDIST_INLINE float narrow(float x) { return x; }
   CKDIST_INLINE float widen(float x) { return x; }
 };
@@ -61,13 +51,6 @@ struct F32 {
 struct Halves { uint16_t bits[kBlock]; };
 
 CKDIST_INLINE void write_halves(uint16_t* p, const Halves& h) { std::memcpy(p, h.bits, sizeof h.bits); }
-CKDIST_INLINE void stream_halves(uint16_t* p, const Halves& h) {
-#if defined(__AVX2__)
-  for (int i = 0; i < kBlock; i += 16) _mm256_stream_si256(reinterpret_cast<__m256i*>(p + i), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(h.bits + i)));
-#else
-  write_halves(p, h);
-#endif
-}
 
 struct BF16 {
   using Value = uint16_t;
@@ -91,7 +74,6 @@ struct BF16 {
     return packed;
   }
   CKDIST_INLINE void write(uint16_t* p, const Packed& packed) { write_halves(p, packed); }
-  CKDIST_INLINE void stream(uint16_t* p, const Packed& packed) { stream_halves(p, packed); }
   CKDIST_INLINE uint16_t narrow(float x) { return to_bf16_flushed(x); }
   CKDIST_INLINE float widen(uint16_t x) { return float_of(static_cast<uint32_t>(x) << 16); }
 };
@@ -118,9 +100,6 @@ struct BF16Pairs : BF16 {
   }
   CKDIST_INLINE void write(uint16_t* p, const Packed& packed) {
     for (int i = 0; i < 2; i++) _mm512_storeu_si512(p + 32 * i, packed.v[i]);
-  }
-  CKDIST_INLINE void stream(uint16_t* p, const Packed& packed) {
-    for (int i = 0; i < 2; i++) _mm512_stream_si512(reinterpret_cast<__m512i*>(p + 32 * i), packed.v[i]);
   }
 };
 #else
@@ -152,16 +131,9 @@ struct F16 {
     return packed;
   }
   CKDIST_INLINE void write(uint16_t* p, const Packed& packed) { write_halves(p, packed); }
-  CKDIST_INLINE void stream(uint16_t* p, const Packed& packed) { stream_halves(p, packed); }
   CKDIST_INLINE uint16_t narrow(float x) { return to_f16(x); }
   CKDIST_INLINE float widen(uint16_t x) { return from_f16(x); }
 };
-
-CKDIST_INLINE void fence() {
-#if defined(__AVX2__)
-  _mm_sfence();
-#endif
-}
 
 template <ReduceOp op>
 CKDIST_INLINE float combine_one(float a, float b) {
@@ -171,7 +143,7 @@ CKDIST_INLINE float combine_one(float a, float b) {
   return a < b ? a : b;
 }
 
-template <class In, class Out, ReduceOp op, int parts_known, bool streamed>
+template <class In, class Out, ReduceOp op, int parts_known>
 CKDIST_INLINE int64_t fold_blocks(typename Out::Value* const* outs, int out_count, const typename In::Value* const* parts, int part_count, int64_t n) {
   const int count = parts_known ? parts_known : part_count;
   int64_t i = 0;
@@ -182,38 +154,30 @@ CKDIST_INLINE int64_t fold_blocks(typename Out::Value* const* outs, int out_coun
       for (int v = 0; v < kVecs; v++) sum.v[v] = combine<op>(sum.v[v], part.v[v]);
     }
     const typename Out::Packed packed = Out::pack(sum);
-    for (int o = 0; o < out_count; o++) {
-      if (streamed) Out::stream(outs[o] + i, packed);
-      else Out::write(outs[o] + i, packed);
-    }
+    for (int o = 0; o < out_count; o++) Out::write(outs[o] + i, packed);
   }
   return i;
 }
 
 template <class In, class Out, ReduceOp op>
-void fold(void* const* outs_in, int out_count, const void* const* parts_in, int part_count, int64_t n, bool stream) {
+void fold(void* const* outs_in, int out_count, const void* const* parts_in, int part_count, int64_t n) {
   using From = typename In::Value;
   using To = typename Out::Value;
   const From* const* parts = reinterpret_cast<const From* const*>(parts_in);
   To* const* outs = reinterpret_cast<To* const*>(outs_in);
   if (n <= 0) return;
-  for (int o = 0; o < out_count && stream; o++) stream = reinterpret_cast<uintptr_t>(outs[o]) % 64 == 0;
-  int64_t i;
-  if (stream) i = fold_blocks<In, Out, op, 0, true>(outs, out_count, parts, part_count, n);
-  else if (part_count == 2) i = fold_blocks<In, Out, op, 2, false>(outs, out_count, parts, part_count, n);
-  else i = fold_blocks<In, Out, op, 0, false>(outs, out_count, parts, part_count, n);
+  int64_t i = part_count == 2 ? fold_blocks<In, Out, op, 2>(outs, out_count, parts, part_count, n) : fold_blocks<In, Out, op, 0>(outs, out_count, parts, part_count, n);
   for (; i < n; i++) {
     float sum = In::widen(parts[0][i]);
     for (int p = 1; p < part_count; p++) sum = combine_one<op>(sum, In::widen(parts[p][i]));
     const To rounded = Out::narrow(sum);
     for (int o = 0; o < out_count; o++) outs[o][i] = rounded;
   }
-  if (stream) fence();
 }
 
 // Whole numbers: sums as unsigned, so that they wrap.
 template <class Int, class Unsigned, ReduceOp op>
-void fold_ints(void* const* outs, int out_count, const void* const* parts, int part_count, int64_t n, bool) {
+void fold_ints(void* const* outs, int out_count, const void* const* parts, int part_count, int64_t n) {
   constexpr int64_t kChunk = 1024;
   Int sum[kChunk];
   for (int64_t i = 0; i < n; i += kChunk) {
@@ -231,26 +195,20 @@ void fold_ints(void* const* outs, int out_count, const void* const* parts, int p
   }
 }
 
-void copy(void* out, const void* in, int64_t bytes, bool stream) {
-#if defined(__AVX2__)
-  const int64_t head = (64 - reinterpret_cast<uintptr_t>(out) % 64) % 64;
-  if (stream && bytes >= 4096) {
-    uint8_t* to = static_cast<uint8_t*>(out) + head;
-    const uint8_t* from = static_cast<const uint8_t*>(in) + head;
-    std::memcpy(out, in, head);
-    int64_t i = 0;
-    for (; i + 64 <= bytes - head; i += 64) {
-      const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
-      const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i + 32));
-      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i), a);
-      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i + 32), b);
-    }
-    std::memcpy(to + i, from + i, bytes - head - i);
-    return fence();
+void take(void* out, void* in, int64_t bytes) {
+  constexpr int64_t kLine = 64;
+  uint8_t* to = static_cast<uint8_t*>(out);
+  uint8_t* from = static_cast<uint8_t*>(in);
+  int64_t i = 0;
+  for (; i + kLine <= bytes; i += kLine) {
+    uint8_t line[kLine];
+    std::memcpy(line, from + i, kLine);
+    asm volatile("" ::: "memory");  // the store that follows changes nothing, and must stay
+    std::memcpy(from + i, line, kLine);
+    asm volatile("" ::: "memory");
+    std::memcpy(to + i, line, kLine);
   }
-#endif
-  (void)stream;
-  if (bytes > 0) std::memmove(out, in, bytes);
+  if (i < bytes) std::memcpy(to + i, from + i, bytes - i);
 }
 
 #define CKDIST_OPS(function, ...) \
@@ -265,7 +223,7 @@ extern const ReduceKernel reduce_kernel = {
      CKDIST_OPS(fold_ints, int8_t, uint8_t)},
     {CKDIST_OPS(fold, F32, F32), CKDIST_OPS(fold, F32, BF16), CKDIST_OPS(fold, F32, F16), CKDIST_OPS(fold_ints, int32_t, uint32_t),
      CKDIST_OPS(fold_ints, int8_t, uint8_t)},
-    copy,
+    take,
 };
 
 }  // namespace CKDIST_ISA

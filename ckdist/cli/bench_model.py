@@ -1,0 +1,183 @@
+"""`ckdist bench`: prefill and decode speed of a model, in rows with llama-bench's field names.
+
+As in llama-bench, `pp` rows feed a prompt of random tokens, `tg` rows generate one token at a time (of each of n_parallel
+sequences) after n_depth tokens of context; sampling is not part of either. A warm-up precedes every row. Every row says which of the
+machine's limits bounds it and which fraction of it was reached: the bytes of weights and cache that the step must read over the
+bandwidth, or the operations with weights over the peak of the arithmetic that they use.
+"""
+
+import dataclasses
+import statistics
+import sys
+import time
+
+import numpy as np
+
+from ckdist import __version__, native
+from ckdist.cli.bench_machine import Bounds, measure_bounds
+from ckdist.cli.rows import write_rows
+from ckdist.cli.session import longer_context, model_session
+from ckdist.comm.world import start_world
+from ckdist.config import BenchConfig
+from ckdist.engine.lockstep import LockstepSequences
+from ckdist.engine.single import SingleSequence
+from ckdist.errors import ConfigError
+from ckdist.program.batch import BLOCK_TOKENS
+from ckdist.program.executable import kv_bytes_per_block
+from ckdist.topology import default_threads, place
+
+SWEET_SPOT = 0.95  # of the best decode
+SWEEP_GENERATED = 4  # a sweep generates a fourth of what it prefills, as llama-sweep-bench does
+
+
+def measure(run, repetitions: int) -> list[float]:
+    """Seconds of each of `repetitions` calls, after one that does not count; `run` returns its own, or None for the whole call."""
+    run()
+    seconds = []
+    for _ in range(repetitions):
+        start = time.perf_counter()
+        own = run()
+        seconds.append(time.perf_counter() - start if own is None else own)
+    return seconds
+
+
+class ModelBench:
+    """Rows for one loaded model on rank 0."""
+
+    def __init__(self, model, config: BenchConfig, bounds: Bounds):
+        self.model, self.config, self.bounds = model, config, bounds
+        self.executable = model.executable
+        self.rng = np.random.default_rng(0)
+
+    def tokens(self, *shape: int) -> np.ndarray:
+        return self.rng.integers(0, self.model.spec.vocab_size, shape, dtype=np.int32)
+
+    def check(self, count: int, flag: str) -> None:
+        if count > self.executable.context_length:
+            raise ConfigError(f"{flag} {count} is longer than the context of {self.executable.context_length}: {longer_context(count, self.model.spec)}")
+
+    def at_depth(self, depth: int) -> SingleSequence:
+        """A sequence of random tokens."""
+        sequence = SingleSequence(self.executable)
+        sequence.feed(self.tokens(depth), outputs="none")
+        return sequence
+
+    def prompt(self, count: int, depth: int = 0) -> dict:
+        self.check(count + depth, "--n-prompt" if not depth else "--n-prompt plus --n-depth")
+        ids, sequence = self.tokens(count), self.at_depth(depth)
+
+        def run():
+            sequence.length = depth
+            sequence.feed(ids, outputs="last")
+
+        return self.row(run, count, 0, depth)
+
+    def generate(self, count: int, sequences: int = 1, depth: int = 0) -> dict:
+        self.check(count + depth, "--n-gen" if not depth else "--n-gen plus --n-depth")
+        ids = self.tokens(count, sequences)
+        batch = LockstepSequences(self.executable, sequences)
+        batch.fill(self.tokens(depth))
+
+        def run():
+            batch.length = depth
+            for step in ids:
+                batch.step(step)
+
+        return self.row(run, 0, count, depth, sequences)
+
+    def row(self, run, n_prompt: int, n_gen: int, depth: int = 0, sequences: int = 1) -> dict:
+        self.executable.times(reset=True)
+        seconds = measure(run, self.config.repetitions)
+        times = self.executable.times()
+        tokens = (n_prompt or n_gen) * sequences
+        rates = [tokens / s for s in seconds]
+        plan, world = self.model.plan, self.model.world
+        bound, least = self.bound(n_prompt, n_gen, depth, sequences)
+        return {
+            "build": __version__,
+            "isa": native.ffi.string(native.lib.ckdist_isa()).decode(),
+            "model_filename": str(self.model.checkpoint.path),
+            "model_type": self.model.spec.architecture,
+            "model_size": self.model.total_weight_bytes,
+            "ranks": world.size,
+            "layout": (plan.prefill if n_prompt else plan.decode).name,
+            "n_threads": self.executable.threads_batch if n_prompt else self.executable.threads,
+            "n_ubatch": plan.limits.max_tokens,
+            "type_k": plan.limits.kv_type,
+            "type_v": plan.limits.kv_type,
+            "n_prompt": n_prompt,
+            "n_gen": n_gen,
+            "n_depth": depth,
+            "n_parallel": sequences,
+            "avg_ns": int(statistics.mean(seconds) * 1e9),
+            "stddev_ns": int(statistics.pstdev(seconds) * 1e9),
+            "avg_ts": statistics.mean(rates),
+            "stddev_ts": statistics.pstdev(rates),
+            "median_ts": statistics.median(rates),
+            "samples_ts": rates,
+            "barrier_share": times.barrier / times.total,
+            "exchange_share": times.exchange / times.total,
+            "bound": bound,
+            "bound_fraction": least / statistics.median(seconds),
+            "read_bandwidth": self.bounds.read_bandwidth,
+        }
+
+    def bound(self, n_prompt: int, n_gen: int, depth: int, sequences: int) -> tuple[str, float]:
+        """What the measured work is bound by, and the least seconds it can take on this machine."""
+        work = self.model.work
+        if n_prompt:
+            chunks = -(-n_prompt // self.executable.max_tokens)
+            context = sum(depth + min(n_prompt, (i + 1) * self.executable.max_tokens) for i in range(chunks))
+            return self.bounds.seconds(chunks * work.bytes + self.kv_bytes_per_token * context, work.operations(n_prompt, 1))
+        # Every step reads all weights, and of each sequence what it has in the cache: half of what is generated, on average.
+        context = sequences * (depth + (n_gen + 1) / 2)
+        return self.bounds.seconds(n_gen * (work.bytes + self.kv_bytes_per_token * context), work.operations(n_gen * sequences, n_gen * sequences))
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        plan = self.model.plan
+        return self.model.world.size * kv_bytes_per_block(self.model.spec, plan.decode, plan.mesh, plan.limits.kv_type) / BLOCK_TOKENS
+
+    def rows(self) -> list[dict]:
+        depth = self.config.n_depth
+        rows = [self.prompt(n, d) for d in depth for n in self.config.n_prompt if n]
+        return rows + [self.generate(n, s, d) for d in depth for s in self.config.n_parallel for n in self.config.n_gen if n]
+
+    def context_sweep(self) -> list[dict]:
+        """llama-sweep-bench's table: a chunk of prompt, and a fourth of it generated, over a growing context."""
+        chunk = min(self.executable.max_tokens, self.executable.context_length)
+        rows = []
+        for depth in range(0, self.executable.context_length - chunk + 1, chunk):
+            prompt, generated = self.prompt(chunk, depth), self.generate(max(1, chunk // SWEEP_GENERATED), depth=depth)
+            seconds = [row["avg_ns"] * 1e-9 for row in (prompt, generated)]
+            rows.append(
+                {"PP": chunk, "TG": generated["n_gen"], "N_KV": depth, "T_PP s": seconds[0], "S_PP t/s": chunk / seconds[0], "T_TG s": seconds[1]}
+                | {"S_TG t/s": generated["n_gen"] / seconds[1], "TG of bound": generated["bound_fraction"], "PP of bound": prompt["bound_fraction"]}
+            )
+        return rows
+
+    def thread_sweep(self) -> list[dict]:
+        """Decode by thread count, from one to all; `sweet_spot` marks the fewest threads within 5 per cent of the best."""
+        count = next((n for n in self.config.n_gen if n), 128)
+        most, rows = self.executable.threads, []
+        for threads in range(1, most + 1):
+            self.executable.threads = threads
+            rows.append({"n_threads": threads, "n_gen": count, "tg t/s": self.generate(count)["median_ts"]})
+        best = max(row["tg t/s"] for row in rows)
+        sweet = next(row for row in rows if row["tg t/s"] >= SWEET_SPOT * best)
+        return [row | {"sweet_spot": "*" if row is sweet else ""} for row in rows]
+
+
+def run(config: BenchConfig) -> int:
+    config = dataclasses.replace(config, parallel=max(config.parallel, *config.n_parallel))
+    world = start_world()
+    threads = config.threads or default_threads(world)
+    bounds = measure_bounds(world, threads, place(world, threads).cpus)
+    with model_session(config, world) as model:
+        if model is None:
+            return 0
+        bench = ModelBench(model, config, bounds)
+        for rows in [bench.context_sweep(), bench.thread_sweep()] if config.sweep else [bench.rows()]:
+            write_rows(rows, config.output)
+        sys.stdout.flush()
+    return 0

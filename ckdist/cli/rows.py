@@ -1,0 +1,24 @@
+"""Measured rows on standard output, as JSON, CSV or a Markdown table."""
+
+import csv
+import io
+import json
+
+
+def write_rows(rows: list[dict], output: str) -> None:
+    """Prints `rows`; lists and dicts within them appear in json alone."""
+    if output == "json":
+        print(json.dumps(rows, indent=1))
+        return
+    shown = [{k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in row.items() if not isinstance(v, (list, dict))} for row in rows]
+    names = list(shown[0]) if shown else []
+    if output == "csv":
+        text = io.StringIO()
+        writer = csv.DictWriter(text, names)
+        writer.writeheader()
+        writer.writerows(shown)
+        print(text.getvalue(), end="")
+        return
+    widths = {n: max(len(n), *(len(row[n]) for row in shown)) for n in names}
+    for cells in ({n: n for n in names}, {n: "-" * widths[n] for n in names}, *shown):
+        print("| " + " | ".join(cells[n].ljust(widths[n]) for n in names) + " |")

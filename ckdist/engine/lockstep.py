@@ -1,0 +1,44 @@
+"""Several sequences of one length driven straight through an executable, one token of each per step: for benchmarks."""
+
+import numpy as np
+
+from ckdist.errors import CapacityError
+from ckdist.program.batch import BLOCK_TOKENS, Batch
+
+
+class LockstepSequences:
+    """Divides the executable's whole cache evenly among `count` sequences while it lives.
+
+    CapacityError where the executable was not sized for so many.
+    """
+
+    def __init__(self, executable, count: int):
+        if count > min(executable.max_sequences, executable.max_tokens):
+            raise CapacityError(f"{count} sequences at once, and the buffers are sized for {min(executable.max_sequences, executable.max_tokens)}: use --parallel {count}")
+        self.executable, self.count = executable, count
+        self.length = 0
+        self._tables = np.arange(executable.num_blocks // count * count, dtype=np.int32).reshape(count, -1)  # (sequences, blocks)
+
+    def fill(self, token_ids: np.ndarray) -> None:
+        """Continues every sequence by the same int32 (tokens,), in chunks; what they are is of no account to a benchmark."""
+        for begin in range(0, len(token_ids), self.executable.max_tokens):
+            chunk = np.asarray(token_ids[begin : begin + self.executable.max_tokens], np.int32)
+            blocks = self._blocks(self.length + len(chunk))
+            for table in self._tables:
+                self.executable.run(Batch(chunk, np.array([[len(chunk), self.length, blocks]], np.int32), table[:blocks], np.zeros(0, np.int32)))
+            self.length += len(chunk)
+
+    def step(self, token_ids: np.ndarray) -> np.ndarray:
+        """Continues every sequence by its token of int32 (count,). Returns float32 (count, vocab) logits, valid until the next step."""
+        blocks = self._blocks(self.length + 1)
+        runs = np.tile(np.array([1, self.length, blocks], np.int32), (self.count, 1))
+        every = np.arange(self.count, dtype=np.int32)
+        logits = self.executable.run(Batch(np.asarray(token_ids, np.int32), runs, self._tables[:, :blocks].reshape(-1), every))
+        self.length += 1
+        return logits
+
+    def _blocks(self, length: int) -> int:
+        blocks = -(-length // BLOCK_TOKENS)
+        if blocks > self._tables.shape[1] or length > self.executable.context_length:
+            raise CapacityError(f"{self.count} sequences of {length} tokens do not fit a cache of {self.executable.num_blocks * BLOCK_TOKENS}: use a larger --kv-memory or fewer")
+        return blocks

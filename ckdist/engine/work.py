@@ -1,0 +1,47 @@
+"""What a step of a lowered program must read and compute at least: the numbers that bounds on its speed are made of."""
+
+from dataclasses import dataclass, field
+
+from ckdist import native
+from ckdist.program.lower import Lowered
+
+
+@dataclass
+class Work:
+    """Of one rank, or added up over all.
+
+    `bytes`: packed weights that any step reads. `per_token` and `per_output`: operations (two for a multiplication and its
+    addition) with weights, by activation format (0 float32, 1 bfloat16, 2 int8), for every token and for every row of logits.
+    """
+
+    bytes: int = 0
+    per_token: dict[int, float] = field(default_factory=dict)
+    per_output: dict[int, float] = field(default_factory=dict)
+
+    def __add__(self, other: "Work") -> "Work":
+        add = lambda a, b: {key: a.get(key, 0.0) + b.get(key, 0.0) for key in {**a, **b}}
+        return Work(self.bytes + other.bytes, add(self.per_token, other.per_token), add(self.per_output, other.per_output))
+
+    def operations(self, tokens: int, outputs: int) -> dict[int, float]:
+        """By activation format, of a step with `tokens` tokens and `outputs` rows of logits."""
+        return {key: tokens * self.per_token.get(key, 0.0) + outputs * self.per_output.get(key, 0.0) for key in {**self.per_token, **self.per_output}}
+
+
+def work_of(lowered: Lowered, matrices) -> Work:
+    """The work of this rank's products; `matrices[i]` is the loaded handle of `lowered.matrices[i]`."""
+    work = Work()
+    for step in lowered.steps:
+        if step.op != "linear":
+            continue
+        kind = work.per_output if step.outputs_only else work.per_token
+        for index in step.matrices:
+            matrix = matrices[index]
+            format = native.lib.ckdist_activation_format(native.ffi.NULL, matrix.type)
+            kind[format] = kind.get(format, 0.0) + 2.0 * matrix.rows * matrix.cols
+            work.bytes += matrix.bytes
+    return work
+
+
+def total_work(world, own: Work) -> Work:
+    """The work of all ranks; a collective call."""
+    return sum((Work(*fields) for fields in world.gather([own.bytes, own.per_token, own.per_output])), Work())
