@@ -146,7 +146,7 @@ def test_another_call_is_an_error(hosts, wrong):
     """Never a wrong result, and all are told: at once, but for messages that nobody sends."""
 
     def body(world):
-        c = open_communicator(world, timeout=2, arena_bytes=1 << 26)
+        c = open_communicator(world, timeout=2 if (hosts, wrong) == ("abc", "root") else 20, arena_bytes=1 << 26)
         with pytest.raises(CommError, match="called another collective|bytes where|did not answer within 2 s"):
             WRONG_CALLS[wrong][world.rank == 2](c, np.zeros(1000, np.float32))
             c.barrier()
@@ -161,7 +161,7 @@ def test_counts_that_do_not_fit_name_both_numbers(transport):
     hosts, opened = options(transport, 3)
 
     def body(world):
-        c = open_communicator(world, timeout=5, arena_bytes=1 << 26, **opened)
+        c = open_communicator(world, timeout=20, arena_bytes=1 << 26, **opened)
         send = [2, 2, 2] if world.rank else [2, 3, 2]  # rank 1 expects 2 from rank 0
         with pytest.raises(CommError, match="rank 0 sent 12 bytes .*expected"):
             c.all_to_all(np.zeros(sum(send), np.int32), send, [2, 2, 2])
@@ -175,12 +175,12 @@ def test_who_leaves_is_not_missed(transport):
     hosts, opened = options(transport, 3)
 
     def body(world):
-        c = open_communicator(world, timeout=1, arena_bytes=1 << 26, **opened)
+        c = open_communicator(world, timeout=2, arena_bytes=1 << 26, **opened)
         c.barrier()
         if world.rank == 2:
             c.close()
             return
-        end = time.monotonic() + 1.5
+        end = time.monotonic() + 2.2
         while time.monotonic() < end:
             c.check_peers()
             time.sleep(0.05)
