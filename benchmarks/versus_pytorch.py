@@ -5,7 +5,7 @@
 
 A step is forward and backward, gradients cleared before; the optimizer is not in it. PyTorch has autocast for bfloat16 and its fused
 attention; --compile adds torch.compile. Each side is a process of its own, so that its memory can be told; only one computes at a
-time. Printed are medians, the fraction of the arithmetic rate that was measured in the same run (6 operations per parameter and
+time. Printed are medians, the fraction of the best arithmetic rate that was measured in the same run (6 operations per parameter and
 token, as is usual, so attention is work without credit), and the processes' largest resident sets.
 """
 
@@ -170,7 +170,7 @@ def main() -> None:
             process.stdin.close()
             process.wait(30)
     _, _, _, _, length, sequences = MODELS[options.model]
-    tokens, rate = length * sequences, statistics.median(rates)
+    tokens, rate = length * sequences, max(rates)
     speeds = {side: tokens / statistics.median(r["seconds"] for r in rows) for side, rows in results.items()}
     print(f"{options.model}, {options.dtype}, {options.threads} threads{', compiled' * options.compile}; arithmetic rate {rate / 1e9:.0f} GFLOP/s")
     for side, rows in results.items():
