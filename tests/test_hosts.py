@@ -134,7 +134,7 @@ def test_server_answers_and_drains(hosts, launcher, tmp_path):
 def test_the_faster_wire_is_taken(hosts):
     """MPI's TCP is told to use little buffers, which the larger exchange notices; the line says what was measured."""
     code, output = hosts.run(1, *CKDIST, "generate", "-m", str(MODEL), "-p", "", "-n", "1", "-t", "1", "--comm-timeout", "5")
-    assert code == 2 and "tokenizer" in output  # the model has none; the ranks had met by then
+    assert code and "tokenizer" in output, output  # the model has none; the ranks had met by then. Which rank's code mpirun gives is a race
     line = re.search(r"(mpi|tcp) between hosts, the fastest \((mpi|tcp): (\d+) µs for 16 KiB, ([\d.]+) ms for 1 MiB; (mpi|tcp): (\d+) µs for 16 KiB, ([\d.]+) ms for 1 MiB; verbs does not work.*\)", output)
     assert line and line[1] == line[2] != line[5], output
     assert int(line[3]) * float(line[4]) < int(line[6]) * float(line[7]) * 1.2
