@@ -7,21 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-CHAT_TEMPLATE = """\
-{{- bos_token }}
-{%- for message in messages %}
-    {%- if message.role == 'assistant' %}
-        {{- '<|assistant|>\\n' + message.content + '<|end|>\\n' }}
-    {%- elif message.role == 'user' or message.role == 'system' %}
-        {{- '<|user|>\\n' + message.content + '<|end|>\\n' }}
-    {%- else %}
-        {{- raise_exception('role ' + message.role + ' is not known; use system, user or assistant') }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|assistant|>\\n' }}
-{%- endif %}
-"""
+from ckdist.train.tokenizer import CHAT_TEMPLATE
 
 CARD = """\
 ---
