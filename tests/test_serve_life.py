@@ -84,6 +84,7 @@ def test_a_silent_engine_is_stale_and_may_come_back(tmp_path):
             assert client.active == 0
             engine.silent = False
             await asyncio.wait_for(until(lambda: client.state == "ready"), 5)
+            await asyncio.wait_for(until(lambda: engine.aborted), 5)
         finally:
             client.close()
 
