@@ -4,6 +4,7 @@ One rule cuts everything, for any number of ranks: contiguous ranges of whole un
 nothing. Key-value heads follow the query heads that need them, so they are replicated where there are fewer than ranks.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -78,6 +79,12 @@ class Mesh:
             stride *= self.axes[name]
         raise LayoutError(f"mesh has no axis {axis!r}; it has {', '.join(self.axes)}")
 
+    def along(self, axis: str) -> list["Mesh"]:
+        """The places of the ranks that differ from this one along `axis` alone, this one among them, in their order."""
+        sizes = list(self.axes.values())
+        stride = math.prod(sizes[list(self.axes).index(axis) + 1 :])
+        return [Mesh(self.axes, self.rank + (i - self.index(axis)) * stride) for i in range(self.axes[axis])]
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -96,25 +103,33 @@ class Layout:
 SINGLE = Layout("SINGLE", {})
 TENSOR = Layout("TENSOR", {"heads": "tp", "kv_heads": "tp", "ffn": "tp", "vocab": "tp"})
 DATA = Layout("DATA", {"tokens": "dp"})
+# Prefill: each rank has its share of a step's tokens and whole matrices; the logits of the few tokens that want them are cut as in TENSOR.
+TOKEN = Layout("TOKEN", {"tokens": "tp", "outputs": "tp", "vocab": "tp"})
 
 FFN_UNIT = 32  # columns of the down projection that stay together: the smallest quantisation block
 
 
-def model_dims(spec, layout: Layout, mesh: Mesh) -> dict[str, Dim]:
-    """The named dimensions of a dense decoder under a layout.
+def head_dims(spec, axis: str | None, mesh: Mesh) -> tuple[Dim, Dim]:
+    """heads and kv_heads, cut over `axis`.
 
     Query heads are cut by whole groups (those that share a kv-head) while there are at least as many groups as ranks, else head by
     head, and then a kv-head is held by every rank that has one of its query heads.
     """
     group = spec.num_heads // spec.num_kv_heads
-    heads_axis = layout.axis("heads", mesh)
-    unit = group if heads_axis is None or spec.num_kv_heads >= mesh.axes[heads_axis] else 1
+    unit = group if axis is None or spec.num_kv_heads >= mesh.axes[axis] else 1
+    heads = Dim("heads", spec.num_heads, spec.head_dim, axis, unit)
+    return heads, Dim("kv_heads", spec.num_kv_heads, spec.head_dim, axis, leader=(spec.num_heads, unit, group))
+
+
+def model_dims(spec, layout: Layout, mesh: Mesh) -> dict[str, Dim]:
+    """The named dimensions of a dense decoder under a layout."""
+    heads, kv_heads = head_dims(spec, layout.axis("heads", mesh), mesh)
     return {
         "tokens": Dim("tokens", None, axis=layout.axis("tokens", mesh)),
-        "outputs": Dim("outputs", None),
+        "outputs": Dim("outputs", None, axis=layout.axis("outputs", mesh)),
         "hidden": Dim("hidden", spec.hidden_size),
-        "heads": Dim("heads", spec.num_heads, spec.head_dim, heads_axis, unit),
-        "kv_heads": Dim("kv_heads", spec.num_kv_heads, spec.head_dim, heads_axis, leader=(spec.num_heads, unit, group)),
+        "heads": heads,
+        "kv_heads": kv_heads,
         "ffn": Dim("ffn", spec.intermediate_size, 1, layout.axis("ffn", mesh), FFN_UNIT),
         "vocab": Dim("vocab", spec.vocab_size, 1, layout.axis("vocab", mesh), 16),
         "head_dim": Dim("head_dim", spec.head_dim),

@@ -1,7 +1,7 @@
 """The dense decoder, once, for every family: Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3.
 
 Families differ in numbers and in which norms exist (`ModelSpec`), not in code. Where work is cut is the layout's affair: a
-`g.reduce` stands where a result may be partial and vanishes where it is not.
+`g.reduce` stands where a result may be partial, `g.to_heads` where tokens may be cut, and both vanish where they are not needed.
 """
 
 from ckdist.models.spec import ModelSpec
@@ -19,6 +19,7 @@ def attention(g, x, spec: ModelSpec, layer: int):
         bias=bias,
         names=["q", "k", "v"],
     )
+    q, k, v = g.to_heads(q, k, v)
     if spec.qk_norm:
         q = g.rms_norm(q, w("q_norm.weight", "head_dim"), spec.norm_eps)
         k = g.rms_norm(k, w("k_norm.weight", "head_dim"), spec.norm_eps)
@@ -34,7 +35,7 @@ def attention(g, x, spec: ModelSpec, layer: int):
         window=spec.sliding_window if slides else 0,
     )
     o_bias = (w("o_proj.bias", "hidden"),) if spec.o_bias else ()
-    return g.reduce(g.linear(o, w("o_proj.weight", "hidden", "heads"), bias=o_bias, names=["attn"]))
+    return g.reduce(g.linear(g.to_tokens(o), w("o_proj.weight", "hidden", "heads"), bias=o_bias, names=["attn"]))
 
 
 def mlp(g, x, spec: ModelSpec, layer: int):
@@ -76,7 +77,7 @@ def head(g, spec: ModelSpec):
 
 def forward(g, ids, spec: ModelSpec):
     """(tokens,) ids -> (outputs, vocab) logits of the tokens that the batch asks for."""
-    x = g.rms_norm(g.take(hidden(g, ids, spec)), g.weight("model.norm.weight", "hidden"), spec.norm_eps)
+    x = g.rms_norm(g.gather(g.take(hidden(g, ids, spec))), g.weight("model.norm.weight", "hidden"), spec.norm_eps)
     return g.gather(g.soft_cap(g.linear(x, head(g, spec), names=["logits"]), spec.logit_soft_cap))
 
 

@@ -24,6 +24,10 @@ class RankContext:
     def share(self, dim: Dim):
         return dim.share(self.mesh)
 
+    def rows(self, axis: str | None, count: int) -> tuple[int, int]:
+        """Which of `count` rows cut over `axis` are this rank's, [begin, end)."""
+        return self.share(Dim("tokens", count, axis=axis))
+
     def adds_bias(self, in_dim: Dim) -> bool:
         """Whether this rank adds a linear's bias: all do where the result is whole, the first where it is partial."""
         return in_dim.axis is None or self.mesh.index(in_dim.axis) == 0
@@ -65,11 +69,15 @@ class Interpreter:
     def run(self, token_ids, outputs=None) -> np.ndarray:
         """Continues the sequence by `token_ids`; logits (outputs, vocab) of those tokens (default: all), from rank 0."""
         ids = np.asarray(token_ids, np.int32)
+        wanted = np.arange(len(ids)) if outputs is None else np.asarray(outputs)
+        axis, inputs = self.program.inputs[0].dims[0].axis, []
         for context in self.contexts:
+            begin, end = context.rows(axis, len(ids))
             context.positions = self.length + np.arange(len(ids))
-            context.output_tokens = np.arange(len(ids)) if outputs is None else np.asarray(outputs)
+            context.output_tokens = wanted[(wanted >= begin) & (wanted < end)] - begin
+            inputs.append([ids[begin:end]])
         self.length += len(ids)
-        return self.evaluate([[ids]] * len(self.contexts))[0][0]
+        return self.evaluate(inputs)[0][0]
 
     def run_packed(self, batches) -> list[list[np.ndarray]]:
         """Runs a loss, or what `backward` made of it, on one PackedBatch per rank; every rank's outputs."""
@@ -85,7 +93,7 @@ class Interpreter:
             op = OPS[instr.op]
             operands = [[v[i.name] for i in instr.inputs] for v in values]
             if op.collective:
-                results = op.reference(self.contexts, operands, instr.attrs)
+                results = op.reference(self.contexts, operands, {**instr.attrs, "inputs": instr.inputs})
             else:
                 attrs = {**instr.attrs, "weights": instr.weights, "inputs": instr.inputs}
                 results = [

@@ -5,7 +5,7 @@ A program says nothing of one rank: every rank of a layout has the same text, so
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckdist.layout import Dim
@@ -31,6 +31,11 @@ class Weight:
     name: str
     dims: tuple[Dim, ...]
 
+    @property
+    def uncut(self) -> "Weight":
+        """All of it."""
+        return Weight(self.name, tuple(replace(d, axis=None) for d in self.dims))
+
     def __str__(self) -> str:
         return f"@{self.name}"
 
@@ -47,7 +52,7 @@ class Instr:
 
     def __str__(self) -> str:
         operands = [f"%{v.name}" for v in self.inputs] + ["-" if w is None else str(w) for w in self.weights]
-        shown = {k: v for k, v in self.attrs.items() if not isinstance(v, Dim)}  # a dimension is seen at the outputs
+        shown = {k: v for k, v in self.attrs.items() if not isinstance(v, (Dim, tuple))}  # dimensions are seen at the outputs
         attrs = "".join(f", {k}={v:g}" if isinstance(v, float) else f", {k}={v}" for k, v in shown.items())
         return f"{', '.join(map(str, self.outputs))} = {self.op}({', '.join(operands)}{attrs})"
 

@@ -4,7 +4,7 @@ Every method appends one instruction (or none, where a layout does not need it) 
 state: what is recorded is what was called on this object.
 """
 
-from ckdist.layout import Dim, Layout, Mesh, model_dims
+from ckdist.layout import Dim, Layout, Mesh, head_dims, model_dims
 from ckdist.program.emitter import Emitter
 from ckdist.program.program import Program, Value, Weight
 
@@ -14,6 +14,7 @@ class Tracer(Emitter):
 
     def __init__(self, spec, layout: Layout, mesh: Mesh):
         super().__init__()
+        self.spec, self.mesh = spec, mesh
         self.dims = model_dims(spec, layout, mesh)
         self.boundaries: list[Value] = []
 
@@ -27,7 +28,10 @@ class Tracer(Emitter):
         return Weight(name, tuple(self.dims[d] for d in dims))
 
     def embed(self, ids: Value, table: Weight) -> Value:
-        """(tokens,) ids -> (tokens, hidden); partial where the vocabulary is cut."""
+        """(tokens,) ids -> (tokens, hidden); partial where the vocabulary is cut. Where the tokens are cut likewise, the table is read whole."""
+        axis = ids.dims[0].axis
+        if axis and table.dims[0].axis == axis:
+            table = table.uncut
         return self._emit("embed", (ids,), (table,))
 
     def linear(self, x: Value, *weights: Weight, bias=(), names=None):
@@ -38,6 +42,19 @@ class Tracer(Emitter):
     def rms_norm(self, x: Value, w: Weight, eps: float) -> Value:
         """Over the last dimension, or per head where `w` has one head's size."""
         return self._emit("rms_norm", (x,), (w,), names=["norm"], eps=eps)
+
+    def to_heads(self, q: Value, k: Value, v: Value) -> tuple[Value, Value, Value]:
+        """From own tokens of all heads to all tokens of own heads, as the cache holds them: an exchange only where tokens are cut."""
+        axis = self.dims["tokens"].axis
+        if not axis:
+            return q, k, v
+        heads, kv_heads = head_dims(self.spec, axis, self.mesh)
+        return self._emit("all_to_all", (q, k, v), names=["q", "k", "v"], axis=axis, to=(heads, kv_heads, kv_heads))
+
+    def to_tokens(self, o: Value) -> Value:
+        """Back from all tokens of own heads to own tokens of all heads."""
+        axis = self.dims["tokens"].axis
+        return self._emit("all_to_all", (o,), names=["o"], axis=axis, to=(self.dims["heads"],)) if axis else o
 
     def rope(self, x: Value, table: str) -> Value:
         """Rotates every head; `table` is "global" or "local"."""
@@ -71,8 +88,9 @@ class Tracer(Emitter):
         return self._emit("all_reduce", (x,), names=["sum"], axis=x.partial) if x.partial else x
 
     def gather(self, x: Value) -> Value:
-        """An all_gather where the last dimension is cut; else nothing."""
-        return self._emit("all_gather", (x,), names=["all"], axis=x.dims[-1].axis) if x.dims[-1].axis else x
+        """An all_gather where a dimension is cut; else nothing."""
+        axis = next((d.axis for d in x.dims if d.axis), None)
+        return self._emit("all_gather", (x,), names=["all"], axis=axis) if axis else x
 
     def boundary(self, x: Value) -> Value:
         """Says that `x` stands between two blocks: from it alone what follows can be computed again. Returns x."""
@@ -81,7 +99,13 @@ class Tracer(Emitter):
 
 
 class TrainingTracer(Tracer):
-    """`g` in a loss: sequences are packed and there is no cache."""
+    """`g` in a loss: sequences are packed and there is no cache. Where tokens are cut, they are so between sequences."""
+
+    def to_heads(self, q: Value, k: Value, v: Value) -> tuple[Value, Value, Value]:
+        return q, k, v
+
+    def to_tokens(self, o: Value) -> Value:
+        return o
 
     def attend(self, q: Value, k: Value, v: Value, *, layer: int, scale: float, soft_cap: float, window: int) -> Value:
         """Causal attention within each of the batch's sequences."""

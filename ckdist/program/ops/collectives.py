@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ckdist.errors import LayoutError
 from ckdist.program.ops.op import op, uncut, vjp, whole
 
 
@@ -23,19 +24,21 @@ def all_reduce_vjp(g, instr, grads, wanted):
 
 
 def infer_all_gather(inputs, weights, attrs):
-    *lead, last = inputs[0].dims
     whole("all_gather", inputs[0])
-    return [((*lead, replace(last, axis=None)), None)]
+    return [(tuple(replace(d, axis=None) if d.axis == attrs["axis"] else d for d in inputs[0].dims), None)]
 
 
 @op("all_gather", infer_all_gather, collective=True)
 def all_gather(contexts, inputs, attrs):
-    """The ranks' parts of the last dimension side by side."""
-    return in_groups(contexts, inputs, attrs["axis"], lambda parts: np.concatenate(parts, axis=-1))
+    """The ranks' parts of the dimension that is cut side by side."""
+    dims = attrs["inputs"][0].dims
+    return in_groups(contexts, inputs, attrs["axis"], lambda parts: np.concatenate(parts, axis=[d.axis for d in dims].index(attrs["axis"])))
 
 
 @vjp("all_gather")
 def all_gather_vjp(g, instr, grads, wanted):
+    if not instr.inputs[0].dims[-1].axis:
+        raise LayoutError(f"all_gather has no gradient over {instr.inputs[0].dims[0].name}; only over a last dimension")
     return [*g.emit("shard", (grads[0],), names=["d_all"], dim=instr.inputs[0].dims[-1])]
 
 
@@ -51,6 +54,32 @@ def shard(context, inputs, weights, attrs):
     dim = attrs["dim"]
     begin, end = context.share(dim)
     return [inputs[0][..., begin * dim.width : end * dim.width]]
+
+
+def infer_all_to_all(inputs, weights, attrs):
+    """Of values (tokens, n) where the axis cuts one of both dimensions: it cuts the other afterwards."""
+    results = []
+    for x, to in zip(inputs, attrs["to"], strict=True):
+        whole("all_to_all", x)
+        rows, last = x.dims
+        if (rows.axis is None) == (last.axis is None) or (rows.axis or last.axis) != attrs["axis"]:
+            raise LayoutError(f"all_to_all over {attrs['axis']}: it must cut one dimension of %{x.name}: [{rows}, {last}]")
+        if to.elements != last.elements:
+            raise LayoutError(f"all_to_all: %{x.name} ends in [{last}], which cannot become [{to}]")
+        results.append(((replace(rows, axis=last.axis), to), None))
+    return results
+
+
+@op("all_to_all", infer_all_to_all, collective=True)
+def all_to_all(contexts, inputs, attrs):
+    """From own rows of all columns to all rows of own columns, or back."""
+    columns = lambda c, dim: slice(*(edge * dim.width for edge in c.share(dim)))
+    results = [[] for _ in contexts]
+    for i, (x, to) in enumerate(zip(attrs["inputs"], attrs["to"])):
+        gathered = in_groups(contexts, [[own[i]] for own in inputs], attrs["axis"], lambda parts: np.concatenate(parts, axis=1 if x.dims[1].axis else 0))
+        for c, own, (whole_value,) in zip(contexts, results, gathered):
+            own.append(whole_value[slice(*c.rows(attrs["axis"], len(whole_value)))] if x.dims[1].axis else whole_value[:, columns(c, to)])
+    return results
 
 
 def in_groups(contexts, inputs, axis: str, combine) -> list[list[np.ndarray]]:

@@ -89,12 +89,15 @@ def add_vjp(g, instr, grads, wanted):
 
 def infer_take(inputs, weights, attrs):
     whole("take", inputs[0])
+    tokens, outputs = inputs[0].dims[0], attrs["dim"]
+    if tokens.axis != outputs.axis:
+        raise LayoutError(f"take: tokens are cut over {tokens.axis}, outputs over {outputs.axis}; cut both or neither")
     return [((attrs["dim"], *inputs[0].dims[1:]), None)]
 
 
 @op("take", infer_take)
 def take(context, inputs, weights, attrs):
-    """The rows whose logits are wanted."""
+    """The rows whose logits are wanted; of cut tokens, this rank's."""
     return [inputs[0][context.output_tokens]]
 
 

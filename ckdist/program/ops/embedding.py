@@ -2,11 +2,14 @@
 
 import numpy as np
 
+from ckdist.errors import LayoutError
 from ckdist.program.ops.op import op, vjp, whole
 
 
 def infer_embed(inputs, weights, attrs):
     (ids,), (table,) = inputs, weights
+    if ids.dims[0].axis and ids.dims[0].axis == table.dims[0].axis:
+        raise LayoutError(f"embed: tokens and {table} are both cut over {ids.dims[0].axis}, so no rank has the rows of its tokens; read the table whole")
     return [((ids.dims[0], table.dims[1]), table.dims[0].axis)]
 
 
