@@ -4,13 +4,19 @@ Ops are fused to what one pass over memory can do between two barriers: residual
 (`prepare`), all matrices that read one input + bias + gate (`linear`), q/k norms + rotation + cache + attention (`attend`).
 An all_reduce becomes no step: the ranks' parts are read in place by the `prepare` that follows. Matching is local and
 total: an instruction that fits no pattern is an error here, before the first token.
+
+Where tokens are cut, a whole matrix is read through the shards that the ranks of the host hold for decode: side by side where its
+rows are cut, as a sum of products, in the order of the ranks, where its columns are. The sum's order and the products are those of
+TENSOR, so both give the same bits. An all_to_all becomes no step either: queries, keys and values are read where their tokens' rank
+wrote them, outputs of attention where their heads' rank did.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from ckdist import native
 from ckdist.errors import LayoutError
-from ckdist.layout import Mesh
+from ckdist.layout import Dim, Mesh
 from ckdist.program.program import Instr, Program, Value, Weight
 
 GATES = {"silu": 0, "gelu_tanh": 1}
@@ -21,18 +27,29 @@ SLOTS = 2  # partial values alternate between this many exchange buffers
 
 @dataclass(frozen=True)
 class Buffer:
-    """Where a step's value lives. `kind` is arena, slot, logits or activations; `width` in floats (activations: columns)."""
+    """Where a step's value lives.
+
+    `kind` is arena, slot (what other ranks read), logits or activations, or what is read in other ranks' slots: tokens (each token's
+    row by the rank that has the token), columns (each rank's columns of this rank's tokens) or outputs (each output's row by the rank
+    that has its token). `width` in floats from row to row (activations: columns of the matrix), `lead` columns before the value's
+    own, `floats` (of activations) those that it takes from its source, `rows` how many there are at most.
+    """
 
     kind: str
     width: int
     place: int = 0
     format: int = 0
     lead: int = 0
+    floats: int = 0
+    rows: int = 0
 
 
 @dataclass
 class Step:
-    """One native step; operands are indices into `Lowered.buffers`, `.matrices` and `.vectors`, -1 where absent."""
+    """One native step; operands are indices into `Lowered.buffers`, `.matrices` and `.vectors`, -1 where absent.
+
+    `counts`: how many consecutive ones an operand stands for, where it may be several.
+    """
 
     op: str
     outputs_only: bool = False
@@ -42,20 +59,26 @@ class Step:
     outputs: list[int] = field(default_factory=list)
     matrices: list[int] = field(default_factory=list)
     vectors: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
     ints: list[int] = field(default_factory=list)
     floats: list[float] = field(default_factory=list)
 
 
 @dataclass
 class Lowered:
-    """`matrices[i]` is (weight name, this rank's rows, columns) and `vectors[i]` (weight name, elements), as [begin, end)."""
+    """`matrices[i]` is (weight name, rows, columns) and `vectors[i]` (weight name, elements), as [begin, end): this rank's, or where
+    tokens are cut any rank's. `exchange_floats`: what a slot holds at most, on any rank. `layer_steps`: those up to the end of the
+    first layer. `tokens_cut`: every rank has its share of a step's tokens.
+    """
 
     steps: list[Step]
     buffers: list[Buffer]
     matrices: list[tuple[str, tuple[int, int], tuple[int, int]]]
     vectors: list[tuple[str, tuple[int, int]]]
     arena_bytes: int
-    partial_width: int
+    exchange_floats: int
+    layer_steps: int
+    tokens_cut: bool
 
     def __str__(self) -> str:
         lines = []
@@ -95,50 +118,81 @@ class _Head:
 
 
 class _Lowering:
-    def __init__(self, program: Program, mesh: Mesh, formats, block_columns, max_tokens: int):
-        self.program, self.mesh, self.max_tokens = program, mesh, max_tokens
+    def __init__(self, program: Program, mesh: Mesh, formats, block_columns, max_tokens: int, stored: Mapping[str, Dim]):
+        self.program, self.mesh, self.max_tokens, self.stored = program, mesh, max_tokens, stored
         self.formats, self.block_columns = formats, block_columns
+        axis = program.inputs[0].dims[0].axis
+        self.peers = mesh.along(axis) if axis else [mesh]  # that share the tokens
+        self.own_tokens = -(-max_tokens // len(self.peers))
         self.steps: list[Step] = []
         self.buffers: list[Buffer] = []
-        self.matrices: dict[tuple, int] = {}
-        self.vectors: dict[tuple, int] = {}
+        self.matrices: list[tuple] = []
+        self.vectors: list[tuple] = []
         self.values: dict[str, object] = {}  # program value -> buffer index or one of the pending forms
-        self.slots = 0
+        self.slots = self.layer_steps = 0
+        self.exchange_floats = 1
         self.readers: dict[str, list[Instr]] = {}
         for instr in program.instrs:
             for v in instr.inputs:
                 self.readers.setdefault(v.name, []).append(instr)
 
     def run(self) -> Lowered:
+        first_layer = self.program.boundaries[1] if len(self.program.boundaries) > 1 else None
         for instr in self.program.instrs:
             getattr(self, instr.op)(instr)
+            if first_layer in instr.outputs:
+                self.layer_steps = len(self.steps)
         arena_bytes = self._place()
-        widths = [b.width for b in self.buffers if b.kind == "slot"]
-        return Lowered(self.steps, self.buffers, list(self.matrices), list(self.vectors), arena_bytes, max(widths, default=1))
+        tokens_cut = len(self.peers) > 1
+        return Lowered(self.steps, self.buffers, self.matrices, self.vectors, arena_bytes, self.exchange_floats, self.layer_steps, tokens_cut)
 
     # Operands
 
-    def _buffer(self, kind: str, width: int, **where) -> int:
-        self.buffers.append(Buffer(kind, width, **where))
+    def _buffer(self, kind: str, width: int, **more) -> int:
+        self.buffers.append(Buffer(kind, width, **more))
         return len(self.buffers) - 1
 
-    def _output(self, value: Value) -> int:
-        """The buffer that a linear or embed writes: an exchange slot where the value is partial."""
-        width = value.dims[-1].local(self.mesh)
-        if value.partial:
-            self.slots += 1
-            return self._buffer("slot", width, place=(self.slots - 1) % SLOTS)
-        return self._buffer("arena", width)
+    def _slot(self, width: int, rows: int, most: int = 0, lead: int = 0) -> int:
+        """A buffer in the next exchange slot; `most`: its width on the rank where that is largest."""
+        self.exchange_floats = max(self.exchange_floats, rows * max(width, most))
+        return self._buffer("slot", width, place=self.slots % SLOTS, lead=lead, rows=rows)
 
-    def _matrix(self, w: Weight) -> int:
-        (rows, columns) = [tuple(edge * d.width for edge in d.share(self.mesh)) for d in w.dims]
-        return self.matrices.setdefault((w.name, rows, columns), len(self.matrices))
+    def _outputs(self, instr: Instr) -> list[int]:
+        """The buffers that a linear or embed writes: in an exchange slot what is partial, or is exchanged next."""
+        rows = self.own_tokens if instr.outputs[0].dims[0].axis else self.max_tokens
+        widths = [v.dims[-1].local(self.mesh) for v in instr.outputs]
+        if instr.outputs[0].partial:
+            results = [self._slot(widths[0], rows)]
+        elif self._reader(instr.outputs[0]).op == "all_to_all":  # side by side in one row
+            widths = [sum(end - begin for begin, end in self._pieces(v.dims[-1])) for v in instr.outputs]
+            results = [self._slot(sum(widths), rows, lead=sum(widths[:i])) for i in range(len(widths))]
+        else:
+            return [self._buffer("arena", width, rows=rows) for width in widths]
+        self.slots += 1
+        return results
 
-    def _vector(self, w: Weight | None) -> int:
+    def _shares(self, dim: Dim) -> list[tuple[int, int]]:
+        """The elements of a dimension that the weights of each rank have: what the layout cuts, else what decode does."""
+        stored = dim if dim.axis else self.stored.get(dim.name, dim)
+        meshes = [self.mesh] if dim.axis else self.peers
+        return [tuple(edge * stored.width for edge in stored.share(mesh)) for mesh in meshes]
+
+    def _pieces(self, dim: Dim) -> list[tuple[int, int]]:
+        """Shares that cover a dimension: each once where ranks have the same one, and no empty ones unless there is no other."""
+        shares = dict.fromkeys(self._shares(dim))
+        return [s for s in shares if s[0] < s[1]] or list(shares)[:1]
+
+    def _matrices(self, keys: list[tuple]) -> int:
+        """The first index of matrices that stand one after another."""
+        return _consecutive(self.matrices, keys)
+
+    def _vectors(self, w: Weight | None, shares: list[tuple[int, int]]) -> int:
         if w is None:
             return -1
-        share = tuple(edge * w.dims[0].width for edge in w.dims[0].share(self.mesh))
-        return self.vectors.setdefault((w.name, share), len(self.vectors))
+        return _consecutive(self.vectors, [(w.name, share) for share in shares])
+
+    def _vector(self, w: Weight | None) -> int:
+        return -1 if w is None else self._vectors(w, [tuple(edge * w.dims[0].width for edge in w.dims[0].share(self.mesh))])
 
     # Instructions, by op name
 
@@ -148,16 +202,45 @@ class _Lowering:
         if reader.op == "all_reduce":
             reader = self._reader(reader.outputs[0])
         factor = reader.attrs["factor"] if reader.op == "scale" else 1.0
-        out = self._output(i.outputs[0])
+        (out,) = self._outputs(i)
         table = i.weights[0]
-        first = table.dims[0].share(self.mesh)[0]
-        self.steps.append(Step("embed", outputs=[out], matrices=[self._matrix(table)], ints=[first], floats=[factor]))
+        pieces, columns = self._pieces(table.dims[0]), (0, table.dims[1].elements)
+        matrix = self._matrices([(table.name, rows, columns) for rows in pieces])
+        self.steps.append(Step("embed", outputs=[out], matrices=[matrix], counts=_several(len(pieces)), ints=[pieces[0][0]], floats=[factor]))
         self.values[i.outputs[0].name] = out
 
     def all_reduce(self, i: Instr) -> None:
         self.values[i.outputs[0].name] = self.values[i.inputs[0].name]
 
-    all_gather = all_reduce  # logits are written where rank 0 reads them
+    def all_gather(self, i: Instr) -> None:
+        source = self.values[i.inputs[0].name]
+        if isinstance(source, tuple):
+            source = self._share(source[0], i.inputs[0].dims[-1].elements), "take"
+        self.values[i.outputs[0].name] = source  # logits are written where rank 0 reads them
+
+    def _share(self, source, width: int) -> int:
+        """Emits what puts the rows of outputs where all ranks read them; returns the buffer of all."""
+        r = source if isinstance(source, _Residual) else _Residual(-1, source, stored=self._stored(source))
+        out = self._slot(width, self.max_tokens)
+        self.slots += 1
+        step = Step("share", x=r.x, y=r.y, outputs=[out], vectors=[r.post_norm], floats=[r.eps])
+        if r.stored >= 0:
+            step.x, step.y, step.vectors = -1, r.stored, [-1]
+        self.steps.append(step)
+        return self._buffer("outputs", width, place=self.buffers[out].place, rows=self.max_tokens)
+
+    def all_to_all(self, i: Instr) -> None:
+        for x, y in zip(i.inputs, i.outputs):
+            slot = self.buffers[self.values[x.name]]
+            if y.dims[-1].axis:
+                own = tuple(edge * y.dims[-1].width for edge in y.dims[-1].share(self.mesh))
+                pieces = self._pieces(x.dims[-1])
+                before = sum(end - begin for begin, end in pieces[: pieces.index(own)]) if own in pieces else 0
+                view = replace(slot, kind="tokens", lead=slot.lead + before)
+            else:
+                view = replace(slot, kind="columns", width=y.dims[-1].elements, rows=self.own_tokens)
+            self.buffers.append(view)
+            self.values[y.name] = len(self.buffers) - 1
 
     def scale(self, i: Instr) -> None:
         self.values[i.outputs[0].name] = self.values[i.inputs[0].name]
@@ -201,32 +284,35 @@ class _Lowering:
         self.values[i.outputs[0].name] = _Residual(x.stored, y.y, y.post_norm, y.eps)
 
     def linear(self, i: Instr) -> None:
-        matrices = i.weights[: len(i.weights) // 2]
+        matrices, biases = i.weights[: len(i.weights) // 2], i.weights[len(i.weights) // 2 :]
+        out_dim, in_dim = matrices[0].dims
         source = self.values[i.inputs[0].name]
-        begin, end = matrices[0].dims[1].share(self.mesh)
-        width = matrices[0].dims[1].width
-        columns = begin * width, end * width
-        inputs = self._prepare(source, [w.name for w in matrices], columns)
+        columns = self._shares(in_dim)
+        added = len(set(columns)) > 1  # shards of a whole matrix whose columns are cut
+        inputs = self._prepare(source, [w.name for w in matrices], columns if added else columns[:1])
         reader = self._reader(i.outputs[0])
-        gated = reader is not None and reader.op == "gated"
         final = reader is None or reader.op in ("soft_cap", "all_gather")
         if final:
-            first = matrices[0].dims[0].share(self.mesh)[0]
-            outputs = [self._buffer("logits", matrices[0].dims[0].local(self.mesh), place=first)]
+            outputs = [self._buffer("logits", out_dim.local(self.mesh), place=out_dim.share(self.mesh)[0])]
         else:
-            outputs = [self._output(v) for v in i.outputs]
-        in_dim = matrices[0].dims[1]
+            outputs = self._outputs(i)
+        step = Step("linear", final, inputs=inputs, outputs=outputs, ints=[0, 0], floats=[0.0, 0.0])
+        if reader is not None and reader.op == "gated":
+            step.ints = [1, GATES[reader.attrs["function"]]]
         adds_bias = in_dim.axis is None or self.mesh.index(in_dim.axis) == 0
-        vectors = [self._vector(b) if adds_bias else -1 for b in i.weights[len(matrices) :]]
-        ints = [1, GATES[reader.attrs["function"]]] if gated else [0, 0]
-        self.steps.append(
-            Step("linear", final, inputs=inputs, outputs=outputs, matrices=[self._matrix(w) for w in matrices], vectors=vectors, ints=ints, floats=[0.0, 0.0])
-        )
+        for w, bias in zip(matrices, biases):
+            pieces = columns if added else self._pieces(w.dims[0])
+            keys = [(w.name, (0, w.dims[0].elements), p) if added else (w.name, p, columns[0]) for p in pieces]
+            step.matrices.append(self._matrices(keys))
+            step.vectors.append((self._vector(bias) if added else self._vectors(bias, pieces)) if adds_bias else -1)
+            step.counts += [len(pieces)] if self.stored else []
+        step.ints += [1] if added else []
+        self.steps.append(step)
         self.values.update((v.name, out) for v, out in zip(i.outputs, outputs))
 
-    def _prepare(self, source, names: list[str], columns: tuple[int, int]) -> list[int]:
-        """Emits the prepare of a linear's input; returns each matrix's activation buffer."""
-        step = Step("prepare", outputs=[-1, -1, -1, -1], vectors=[-1, -1], floats=[0.0])
+    def _prepare(self, source, names: list[str], shares: list[tuple[int, int]]) -> list[int]:
+        """Emits the prepare of a linear's input; returns each matrix's activation buffer, the first of one for each share of the columns."""
+        step = Step("prepare", outputs=[-1, -1, -1, -1], vectors=[-1, -1], counts=_several(len(shares)), floats=[0.0])
         if isinstance(source, _Normed):
             r = source.residual
             step.outputs_only = source.outputs_only
@@ -237,21 +323,29 @@ class _Lowering:
             else:
                 step.x, step.y = r.x, r.y
                 if not source.outputs_only:
-                    r.stored = step.outputs[0] = self._buffer("arena", self.buffers[r.y].width)
+                    r.stored = step.outputs[0] = self._buffer("arena", self.buffers[r.y].width, rows=self.own_tokens)
         else:
             step.y = source
         inputs = []
         for name in names:
-            block = self.block_columns(name)
-            begin, end = columns[0] // block * block, -(-columns[1] // block) * block
-            width, lead, fmt = (end - begin if columns[1] > columns[0] else 0), columns[0] - begin, self.formats(name)
+            fmt = self.formats(name)
+            prepared = [self._activations(name, fmt, share, step.outputs_only) for share in shares]
             if step.outputs[1 + fmt] < 0:
-                step.outputs[1 + fmt] = self._buffer("activations", width, format=fmt, lead=lead)
-            prepared = self.buffers[step.outputs[1 + fmt]]
-            assert (prepared.width, prepared.lead) == (width, lead), "matrices that read one input have the same columns"
-            inputs.append(step.outputs[1 + fmt])
+                step.outputs[1 + fmt] = len(self.buffers)
+                self.buffers += prepared
+            first = step.outputs[1 + fmt]
+            assert self.buffers[first : first + len(shares)] == prepared, "matrices that read one input have the same columns"
+            inputs.append(first)
         self.steps.append(step)
         return inputs
+
+    def _activations(self, name: str, fmt: int, share: tuple[int, int], outputs_only: bool) -> Buffer:
+        """What a matrix with columns [begin, end) reads: they are widened to whole blocks of its type."""
+        begin, end = share
+        block = self.block_columns(name)
+        first, last = begin // block * block, -(-end // block) * block
+        width = last - first if begin < end else 0
+        return Buffer("activations", width, format=fmt, lead=begin - first, floats=end - begin, rows=self.max_tokens if outputs_only else self.own_tokens)
 
     def gated(self, i: Instr) -> None:
         self.values[i.outputs[0].name] = self.values[i.inputs[0].name]
@@ -263,11 +357,18 @@ class _Lowering:
 
     def attend(self, i: Instr) -> None:
         q, k, v = (self.values[value.name] for value in i.inputs)
-        out = self._buffer("arena", i.outputs[0].dims[-1].local(self.mesh))
-        a = i.attrs
+        heads, a, rotated = i.outputs[0].dims[-1], i.attrs, -1
+        width = heads.local(self.mesh)
+        if self._reader(i.outputs[0]).op == "all_to_all":
+            rotated = self._buffer("arena", width)
+            out = self._slot(width, self.max_tokens, max(heads.local(mesh) for mesh in self.peers))
+            self.slots += 1
+        else:
+            out = self._buffer("arena", width)
         self.steps.append(
             Step(
                 "attend",
+                x=rotated,
                 outputs=[q.buffer, k.buffer, v, out],
                 vectors=[q.norm, k.norm],
                 ints=[a["layer"], ROPE_TABLES[q.table], a["window"]],
@@ -291,8 +392,7 @@ class _Lowering:
         first, last = {}, {}
         phase = 0
         for step in self.steps:
-            used = [step.x, step.y, *step.inputs, *step.outputs]
-            for b in (b for b in used if b >= 0 and self.buffers[b].kind in ("arena", "activations")):
+            for b in (b for b in _operands(step) if b >= 0 and self.buffers[b].kind in ("arena", "activations")):
                 first.setdefault(b, phase)
                 last[b] = phase
             phase += step.op != "prepare"
@@ -305,8 +405,7 @@ class _Lowering:
                     offset = max(offset, end)
             placed.append((offset, offset + self._bytes(self.buffers[b]), b))
             total = max(total, placed[-1][1])
-            old = self.buffers[b]
-            self.buffers[b] = Buffer(old.kind, old.width, offset, old.format, old.lead)
+            self.buffers[b] = replace(self.buffers[b], place=offset)
         return total
 
     def _bytes(self, buffer: Buffer) -> int:
@@ -314,13 +413,33 @@ class _Lowering:
             row = 4 * buffer.width
         else:
             row = native.check(native.lib.ckdist_activation_bytes(buffer.format, buffer.width))
-        return -(-row * self.max_tokens // ROW_ALIGN) * ROW_ALIGN
+        return -(-row * (buffer.rows or self.max_tokens) // ROW_ALIGN) * ROW_ALIGN
 
 
-def lower(program: Program, mesh: Mesh, formats, block_columns, max_tokens: int) -> Lowered:
-    """The steps of this rank.
+def _consecutive(known: list[tuple], keys: list[tuple]) -> int:
+    """Where `keys` stand one after another in `known`; they are added where they do not. Only a single one is worth looking for."""
+    if len(keys) == 1 and keys[0] in known:
+        return known.index(keys[0])
+    known += keys
+    return len(known) - len(keys)
+
+
+def _several(count: int) -> list[int]:
+    return [count] if count > 1 else []
+
+
+def _operands(step: Step) -> list[int]:
+    """Every buffer that a step reads or writes, -1 among them."""
+    more = range(1, step.counts[0]) if step.counts else ()
+    prepared = [first + k for first in step.outputs[1:] if first >= 0 for k in more] if step.op == "prepare" else []
+    added = [step.inputs[0] + k for k in more] if step.op == "linear" and len(step.ints) > 2 else []
+    return [step.x, step.y, *step.inputs, *step.outputs, *prepared, *added]
+
+
+def lower(program: Program, mesh: Mesh, formats, block_columns, max_tokens: int, stored: Mapping[str, Dim] | None = None) -> Lowered:
+    """The steps of this rank. `stored`, for a program whose tokens are cut: the dimensions as they are cut in the ranks' memory.
 
     `formats(weight name)` is the activation format (0 f32, 1 bf16, 2 q8) that its kernel reads, `block_columns(weight name)` the
     columns of one of its blocks. Raises LayoutError for a program that the replay has no step for.
     """
-    return _Lowering(program, mesh, formats, block_columns, max_tokens).run()
+    return _Lowering(program, mesh, formats, block_columns, max_tokens, stored or {}).run()
