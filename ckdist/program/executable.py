@@ -1,5 +1,7 @@
-"""The native replay of a lowered program, seen from Python: rank 0 runs batches, the other ranks work until told to stop."""
+"""The native replay of lowered programs, seen from Python: rank 0 runs batches, the other ranks work until told to stop."""
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +12,11 @@ from ckdist.program.batch import BLOCK_TOKENS, Batch
 from ckdist.program.lower import Lowered
 
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i16": 25, "bf16": 30}
-_KINDS = {"arena": 0, "slot": 1, "logits": 2, "activations": 3}
+_KINDS = {"arena": 0, "slot": 1, "logits": 2, "activations": 3, "tokens": 4, "columns": 5, "outputs": 6}
 _ROPE_ROWS = 4096  # that are computed at a time, so that a long context costs little more than its tables
-_OPS = {"embed": 0, "prepare": 1, "linear": 2, "attend": 3}
+_OPS = {"embed": 0, "prepare": 1, "linear": 2, "attend": 3, "share": 4}
+_HEADER = 7  # ints of a batch's message before its arrays
+DECODE, PREFILL = 0, 1  # phases
 
 
 @dataclass(frozen=True)
@@ -27,13 +31,28 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """A lowered program and what it reads: `matrices[i]` is the address of the native matrix for `lowered.matrices[i]`, `vectors[i]` that
+    of the float32 elements for `lowered.vectors[i]`; whoever made them keeps them alive.
+    """
+
+    lowered: Lowered
+    matrices: list[int]
+    vectors: list[int]
+
+
+@dataclass(frozen=True)
 class Times:
-    """Seconds of this rank's first thread: in all steps, waiting at its own barriers, and in exchanges with other ranks."""
+    """Seconds of this rank's first thread: in all steps, waiting at its own barriers, and in exchanges with other ranks.
+
+    `moved`: bytes that this rank read of other ranks' memory, where ranks share it.
+    """
 
     total: float
     barrier: float
     exchange: float
     runs: int
+    moved: int
 
 
 def heads_per_kv(spec, layout: Layout, mesh: Mesh) -> np.ndarray:
@@ -52,19 +71,23 @@ def kv_bytes_per_block(spec, layout: Layout, mesh: Mesh, kv_type: str) -> int:
 
 
 class Executable:
-    """A lowered program bound to this rank's weights, cache and threads.
+    """Programs bound to this rank's weights, cache and threads: what decodes, and, unless that does it all, what prefills.
 
-    `matrices[i]` is the address of the native matrix for `lowered.matrices[i]`, `vectors[i]` that of the float32 elements for
-    `lowered.vectors[i]`; whoever made them keeps them alive. `threads` run decode, `threads_batch` steps with prompts. `cpus` pins them, one each, unless empty.
+    Both have the same cache, in the layout of decode (`layout`), so a sequence goes from one to the other by running the next step.
+    Steps with prompts of at least `prefill_from` tokens run the second. `threads` run decode, `threads_batch` steps with prompts.
+    `cpus` pins them, one each, unless empty.
     """
 
-    def __init__(self, lowered: Lowered, spec, layout: Layout, mesh: Mesh, group, matrices, vectors, limits: Limits, threads, threads_batch, cpus, spins):
+    def __init__(self, phases: Sequence[Phase], spec, layout: Layout, mesh: Mesh, group, limits: Limits, threads, threads_batch, cpus, spins):
         self.spec, self.limits, self.group = spec, limits, group
         self.max_tokens, self.max_sequences = limits.max_tokens, limits.max_sequences
         self.num_blocks, self.context_length, self.vocab_size = limits.num_blocks, limits.context_length, spec.vocab_size
         self.threads, self.threads_batch = threads, threads_batch
+        self.prefill_from = 0 if len(phases) > PREFILL else sys.maxsize
+        self.prefill_tokens = [0] * len(phases)  # of steps with prompts, by phase
+        self.layer_steps = [phase.lowered.layer_steps for phase in phases]
         self._keep = [group]
-        program = self._program(lowered, layout, mesh, matrices, vectors)
+        program = self._program(phases, layout, mesh)
         out = native.ffi.new("struct ckdist_executable **")
         pool = max(threads, threads_batch)
         cpu_array = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= pool else native.ffi.NULL
@@ -77,8 +100,8 @@ class Executable:
         self._keep.append(array)
         return array
 
-    def _program(self, lowered, layout, mesh, matrices, vectors):
-        ffi, spec, limits = native.ffi, self.spec, self.limits
+    def _phase(self, phase: Phase) -> dict:
+        ffi, lowered = native.ffi, phase.lowered
         pad = lambda values, n, fill: [*values, *[fill] * (n - len(values))]
         steps = [
             {
@@ -90,32 +113,41 @@ class Executable:
                 "out": pad(s.outputs, 4, -1),
                 "matrix": pad(s.matrices, 4, -1),
                 "vector": pad(s.vectors, 4, -1),
+                "count": pad(s.counts, 4, 1),
                 "i": pad(s.ints, 4, 0),
                 "f": pad(s.floats, 4, 0.0),
             }
             for s in lowered.steps
         ]
-        values = [{"kind": _KINDS[b.kind], "format": b.format, "width": b.width, "place": b.place, "lead": b.lead} for b in lowered.buffers]
+        values = [{"kind": _KINDS[b.kind], "format": b.format, "width": b.width, "place": b.place, "lead": b.lead, "floats": b.floats} for b in lowered.buffers]
+        return {
+            "steps": self._array(steps, "struct ckdist_step"),
+            "step_count": len(steps),
+            "values": self._array(values, "struct ckdist_value"),
+            "value_count": len(values),
+            "matrices": self._array([ffi.cast("void *", m) for m in phase.matrices], "const void *"),
+            "matrix_count": len(phase.matrices),
+            "vectors": self._array([ffi.cast("float *", v) for v in phase.vectors], "const float *"),
+            "vector_count": len(phase.vectors),
+            "tokens_cut": lowered.tokens_cut,
+        }
+
+    def _program(self, phases, layout, mesh):
+        ffi, spec, limits = native.ffi, self.spec, self.limits
         shared = heads_per_kv(spec, layout, mesh)
         cos, sin = zip(*(self._rope(r) for r in (spec.rope, spec.rope_local)))
         return ffi.new(
             "struct ckdist_program *",
             {
-                "steps": self._array(steps, "struct ckdist_step"),
-                "step_count": len(steps),
-                "values": self._array(values, "struct ckdist_value"),
-                "value_count": len(values),
-                "matrices": self._array([ffi.cast("void *", m) for m in matrices], "const void *"),
-                "matrix_count": len(matrices),
-                "vectors": self._array([ffi.cast("float *", v) for v in vectors], "const float *"),
-                "vector_count": len(vectors),
-                "arena_bytes": lowered.arena_bytes,
+                "phases": self._array([self._phase(phase) for phase in phases], "struct ckdist_phase"),
+                "phase_count": len(phases),
+                "arena_bytes": max(phase.lowered.arena_bytes for phase in phases),
                 "max_tokens": limits.max_tokens,
                 "max_sequences": limits.max_sequences,
                 "max_outputs": limits.max_tokens,
                 "context_length": limits.context_length,
                 "vocab": spec.vocab_size,
-                "partial_floats": lowered.partial_width * limits.max_tokens,
+                "exchange_floats": max(phase.lowered.exchange_floats for phase in phases),
                 "kv_type": KV_TYPES[limits.kv_type],
                 "layers": spec.num_layers,
                 "head_dim": spec.head_dim,
@@ -146,21 +178,32 @@ class Executable:
 
         Raises CommError when a rank died or stalled, naming it and the step.
         """
+        tokens, prompts = len(batch.token_ids), len(batch.token_ids) > len(batch.runs)
+        phase = PREFILL if prompts and tokens >= self.prefill_from else DECODE
+        self.prefill_tokens[phase] += prompts * tokens
+        outputs = self._run(batch, phase)
+        address = native.lib.ckdist_executable_logits(self._handle)
+        buffer = native.ffi.buffer(address, outputs * self.vocab_size * 4)
+        return np.frombuffer(buffer, np.float32).reshape(outputs, self.vocab_size)
+
+    def run_layer(self, batch: Batch, phase: int) -> None:
+        """Runs a step to the end of the first layer, to see how long that takes; the batch's blocks then hold nothing of use."""
+        self._run(batch, phase, self.layer_steps[phase])
+
+    def _run(self, batch: Batch, phase: int, steps: int = 0) -> int:
         tokens, runs, outputs = len(batch.token_ids), len(batch.runs), len(batch.output_tokens)
-        size = 5 + tokens + 3 * runs + len(batch.block_tables) + outputs
+        size = _HEADER + tokens + 3 * runs + len(batch.block_tables) + outputs
         if len(self._message) < size:
             self._message = np.zeros(2 * size, np.int32)
         message = self._message
         threads = self.threads if tokens == runs else self.threads_batch
-        message[:5] = tokens, runs, len(batch.block_tables), outputs, threads
-        at = 5
+        message[:_HEADER] = tokens, runs, len(batch.block_tables), outputs, threads, phase, steps
+        at = _HEADER
         for part in (batch.token_ids, batch.runs.reshape(-1), batch.block_tables, batch.output_tokens):
             message[at : at + len(part)] = part
             at += len(part)
         native.check(native.lib.ckdist_executable_run(self._handle, native.pointer(message, "int32_t *"), size))
-        address = native.lib.ckdist_executable_logits(self._handle)
-        buffer = native.ffi.buffer(address, outputs * self.vocab_size * 4)
-        return np.frombuffer(buffer, np.float32).reshape(outputs, self.vocab_size)
+        return outputs
 
     def work(self) -> None:
         """Ranks other than 0: runs every batch that rank 0 publishes; returns when rank 0 stops."""
@@ -177,7 +220,7 @@ class Executable:
     def times(self, reset: bool = False) -> Times:
         out = native.ffi.new("struct ckdist_times *")
         native.lib.ckdist_executable_times(self._handle, out, reset)
-        return Times(out.total, out.barrier, out.exchange, out.runs)
+        return Times(out.total, out.barrier, out.exchange, out.runs, out.moved)
 
     @property
     def kv_bytes(self) -> int:
@@ -196,4 +239,4 @@ class Executable:
             self._handle = None
 
 
-__all__ = ["BLOCK_TOKENS", "Executable", "Limits", "Times", "heads_per_kv", "kv_bytes_per_block"]
+__all__ = ["BLOCK_TOKENS", "DECODE", "PREFILL", "Executable", "Limits", "Phase", "Times", "heads_per_kv", "kv_bytes_per_block"]

@@ -8,9 +8,9 @@ from ckdist import native
 from ckdist.comm.group import open_group
 from ckdist.comm.world import start_world
 from ckdist.engine.single import SingleSequence
-from ckdist.layout import SINGLE, TENSOR, Mesh
+from ckdist.layout import SINGLE, TENSOR, TOKEN, Mesh, model_dims
 from ckdist.models.decoder import forward
-from ckdist.program.executable import Executable, Limits
+from ckdist.program.executable import Executable, Limits, Phase
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.lower import lower
 from ckdist.program.tracer import trace
@@ -32,21 +32,31 @@ def packed(array: np.ndarray):
     return ffi.new("struct ckdist_matrix *", [F32, rows, cols, tile_bytes, native.pointer(tiles, "uint8_t *")]), room
 
 
-def build(world, family: str, transport: str, threads: int, chunk: int, blocks: int, kv_type: str):
-    """The spec, mesh, program and weights of a random model, its executable on this rank, and what must stay alive with that."""
-    s = spec(**FAMILIES[family])
+def phase_of(program, mesh, weights, chunk: int, stored=None):
+    """A phase over packed copies of its weights, and what must stay alive with it."""
+    lowered = lower(program, mesh, lambda name: 0, lambda name: 1, chunk, stored)
+    keep = [packed(np.ascontiguousarray(weights[name][r[0] : r[1], c[0] : c[1]])) for name, r, c in lowered.matrices]
+    vectors = [np.ascontiguousarray(weights[name][begin:end]) for name, (begin, end) in lowered.vectors]
+    return Phase(lowered, [int(ffi.cast("intptr_t", m)) for m, _ in keep], [v.ctypes.data for v in vectors]), (keep, vectors)
+
+
+def build(world, family: str, transport: str, threads: int, chunk: int, blocks: int, kv_type: str, **numbers):
+    """The spec, mesh, program and weights of a random model, its executable on this rank, and what must stay alive with that.
+
+    Ranks that share memory have a second phase, TOKEN.
+    """
+    s = spec(**FAMILIES[family], **numbers)
     mesh = Mesh({"tp": world.size}, world.rank)
     layout = TENSOR if world.size > 1 else SINGLE
     program = trace(forward, s, layout, mesh)
     weights = weights_of(program)
-    lowered = lower(program, mesh, lambda name: 0, lambda name: 1, chunk)
-    keep = [packed(np.ascontiguousarray(weights[name][r[0] : r[1], c[0] : c[1]])) for name, r, c in lowered.matrices]
-    matrices = [int(ffi.cast("intptr_t", m)) for m, _ in keep]
-    vectors = [np.ascontiguousarray(weights[name][begin:end]) for name, (begin, end) in lowered.vectors]
+    phases = [phase_of(program, mesh, weights, chunk)]
+    if world.size > 1 and transport == "auto":
+        phases.append(phase_of(trace(forward, s, TOKEN, mesh), mesh, weights, chunk, model_dims(s, TENSOR, mesh)))
     group = open_group(world, 20, 10.0, transport)
     limits = Limits(chunk, 4, 16 * blocks, blocks, kv_type)
-    executable = Executable(lowered, s, layout, mesh, group, matrices, [v.ctypes.data for v in vectors], limits, threads, threads, (), 20)
-    return s, mesh, program, weights, executable, (keep, vectors)
+    executable = Executable([phase for phase, _ in phases], s, layout, mesh, group, limits, threads, threads, (), 20)
+    return s, mesh, program, weights, executable, phases
 
 
 def check(world, family: str, transport: str, threads: int, chunk: int) -> float:

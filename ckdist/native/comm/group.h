@@ -39,6 +39,11 @@ class Group {
   // The summands of the value in `slot`, in their order; their sum from the first to the last is the value.
   virtual int parts(int slot, const float** out) = 0;
 
+  // The values of all ranks in `slot`, by rank, for ranks that share memory; false where some do not.
+  virtual bool peers(int, const float**) { return false; }
+  // Returns when all ranks' values may be read there.
+  virtual void exchange(int) {}
+
   // Where this rank writes its columns of the logits, and the floats from row to row.
   virtual float* logits(int64_t* stride) = 0;
   // Returns when rank 0 may read all columns at gathered(), as (rows, vocab), until it publishes again.

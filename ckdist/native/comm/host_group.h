@@ -20,6 +20,8 @@ class HostGroup : public Group {
   float* partial(int slot) override { return part(rank, slot); }
   void reduce(int, int64_t, int step) override { ranks_.meet(step); }
   int parts(int slot, const float** out) override;
+  bool peers(int slot, const float** out) override { return parts(slot, out) > 0; }
+  void exchange(int step) override { ranks_.meet(step); }
   float* logits(int64_t* stride) override;
   void gather(int64_t, int step) override { ranks_.meet(step); }
   const float* gathered() override { return logits_; }

@@ -10,13 +10,13 @@ struct BatchView {
   struct Run { int32_t tokens, first_position, blocks; };
 
   int64_t tokens = 0, runs = 0, outputs = 0;
-  int threads = 1;
+  int threads = 1, phase = 0, steps = 0;
   const int32_t* token_ids = nullptr;      // (tokens,)
   const Run* run = nullptr;                // (runs,)
   const int32_t* block_tables = nullptr;   // the runs' tables end to end
   const int32_t* output_tokens = nullptr;  // (outputs,)
 
-  static constexpr int kHeader = 5;  // tokens, runs, blocks, outputs, threads
+  static constexpr int kHeader = 7;  // tokens, runs, blocks, outputs, threads, phase, steps
 
   // Throws unless every count, token, position, block and index lies within the limits.
   static BatchView parse(const int32_t* m, int64_t ints, int64_t max_tokens, int64_t max_runs, int64_t max_outputs, int64_t context,
@@ -24,7 +24,7 @@ struct BatchView {
     BatchView b;
     if (ints < kHeader) fail(Status::native, "batch of %lld ints has no header", (long long)ints);
     const int64_t table = m[2];
-    b.tokens = m[0], b.runs = m[1], b.outputs = m[3], b.threads = m[4];
+    b.tokens = m[0], b.runs = m[1], b.outputs = m[3], b.threads = m[4], b.phase = m[5], b.steps = m[6];
     if (b.tokens < 1 || b.tokens > max_tokens || b.runs < 1 || b.runs > max_runs || b.outputs < 0 || b.outputs > max_outputs || table < 0 ||
         ints != kHeader + b.tokens + 3 * b.runs + table + b.outputs)
       fail(Status::native, "batch of %lld tokens, %lld sequences, %lld outputs exceeds %lld, %lld, %lld or has a wrong length", (long long)b.tokens,

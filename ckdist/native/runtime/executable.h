@@ -1,4 +1,4 @@
-// Replays a lowered program: every thread of the rank walks the same flat list of steps and meets the others at barriers.
+// Replays lowered programs over one cache: every thread of the rank walks the same flat list of steps and meets the others at barriers.
 //
 // Nothing is allocated, looked up by name or asked of Python between the first and the last step. The number of tokens is
 // data: buffers are sized once for the largest batch, and small batches take a path with fewer barriers (see Prepare).
@@ -37,10 +37,16 @@ class Executable {
   static constexpr int kQueryTile = 32;  // query tokens of one attention task
   static constexpr int64_t kPieceBytes = 512 << 10;  // of weights, the least worth sharing out for few tokens
 
-  struct Worker {  // one thread's private memory
+  static constexpr int kMaxPhases = 8;
+  // A product that is added to another is made of so many tokens and tiles at a time: it stays in the L2 cache.
+  static constexpr int64_t kAddedTokens = 256, kAddedTiles = 8;
+
+  struct alignas(64) Worker {  // one thread's private memory
     uint8_t* scratch;          // attention
-    float* row;                // one residual row
+    float* row;                // one residual row, or a rotated key
+    float* product;            // (kAddedTokens, kAddedTiles * kTileRows)
     uint8_t* activations[3];   // kReplicatedRows rows per format
+    int64_t moved = 0;         // bytes read of other ranks' memory in this batch
   };
   struct Item { int run, first, tokens, kv_head; };  // an attention task: query tokens [first, first + tokens) of a run
   // One sequence's decode attention cut along its context: each (run, kv-head) has its parts, and who finishes the last merges them.
@@ -53,31 +59,56 @@ class Executable {
   void execute(int thread, int step);
   void embed(int thread, int index);
   void prepare(int thread, int index);
+  void share_outputs(int thread, int index);
+  const float* residual_row(int thread, const ckdist_step& step, int64_t out_row, int64_t in_row);
   void prepare_row(int thread, const ckdist_step& step, int64_t out_row, int64_t in_row, bool store);
   void linear(int thread, int index);
+  void multiply(int thread, const ckdist_step& step, int m, int s, int64_t column, int64_t begin, int64_t end);
+  void multiply_gate(int thread, const ckdist_step& step, int s, int64_t column, int64_t begin, int64_t end);
+  void multiply_added(int thread, const ckdist_step& step, int64_t begin, int64_t end);
   void attend(int thread, int index);
   void attend_prompt(int thread, int index);
   void attend_split(int thread, int index, const Split& split);
-  void rotate_and_store(const ckdist_step& step, int run, int64_t token, int kv_head);
+  void rotate_and_store(int thread, const ckdist_step& step, int run, int64_t token, int kv_head);
   AttentionTask task_of(const ckdist_step& step, const Item& item);
   Split split_of(const ckdist_step& step);
 
-  int64_t rows(const ckdist_step& step) const { return step.outputs_only ? batch_.outputs : batch_.tokens; }
-  bool replicated(const ckdist_step& step) const { return rows(step) <= kReplicatedRows; }
+  // Of the batch's tokens the first that is rank's own, where they are cut; and whose a token is.
+  int64_t share(int rank) const { return (batch_.tokens * rank + group_.size - 1) / group_.size; }
+  int owner(int64_t token) const { return int(token * group_.size / batch_.tokens); }
+
+  int64_t rows(const ckdist_step& step) const { return step.outputs_only ? batch_.outputs : own_tokens_; }
+  bool replicated(const ckdist_step& step) const { return rows(step) <= kReplicatedRows && (step.outputs_only || !phase_->tokens_cut); }
+  const ckdist_value& value(int index) const { return phase_->values[index]; }
   float* floats(int value, int64_t* stride);  // row 0 of a float value, and the floats from row to row
+  const float* peer_row(int index, int64_t token) const {  // of a value in the slot of the token's rank
+    const ckdist_value& v = value(index);
+    const int rank = owner(token);
+    return peers_[v.place][rank] + (token - share(rank)) * v.width + v.lead;
+  }
+  const uint8_t* activations(int thread, const ckdist_step& step, int index) const;
   int64_t activation_stride(const ckdist_value& v) const { return ActivationRow::bytes(ActivationFormat(v.format), v.width); }
-  const Matrix& matrix(int index) const { return *static_cast<const Matrix*>(program_.matrices[index]); }
+  const Matrix& matrix(int index) const { return *static_cast<const Matrix*>(phase_->matrices[index]); }
+  const float* vector(int index) const { return phase_->vectors[index]; }
   uint8_t* kv(int layer, int kv_head) const;
   void meet(int thread);
-  template <class Last> void meet(int thread, bool exchange, Last&& last);
+  template <class Last>
+  void meet(int thread, bool exchange, Last&& last) {
+    if (thread != 0) return pool_.barrier(last);
+    const int64_t start = now_ns();
+    pool_.barrier(last);
+    (exchange ? times_.exchange : times_.barrier) += double(now_ns() - start) * 1e-9;
+  }
+  void finish(int thread, int index, int64_t rows);  // the end of a step that wrote its last output
 
   const ckdist_program program_;
-  std::vector<ckdist_step> steps_;
-  std::vector<ckdist_value> values_;
+  std::vector<ckdist_phase> phases_;
+  const ckdist_phase* phase_ = nullptr;  // of the batch
   Group& group_;
   const Kernels& kernels_;
   std::optional<Arena> arena_, kv_arena_, scratch_arena_, part_arena_;
   std::vector<Worker> workers_;
+  std::vector<const float*> peers_[kSlots];     // every rank's slots, where ranks share memory
   std::vector<int> first_head_;                 // of each local kv-head
   std::unique_ptr<std::atomic<int64_t>[]> counters_;  // next item of each step that shares work out dynamically
   std::unique_ptr<std::atomic<int64_t>[]> merged_;    // (sequences, kv_heads): spans whose parts are there
@@ -85,6 +116,7 @@ class Executable {
   int64_t kv_head_bytes_, kv_block_bytes_, kv_bytes_;
   int max_group_ = 1;
   BatchView batch_;
+  int64_t own_ = 0, own_tokens_ = 0;  // the batch's tokens that are this rank's: the first, and how many
   int active_ = 1;
   ckdist_times times_{};
   Pool pool_;  // last: its threads use all of the above

@@ -1,0 +1,217 @@
+#include <algorithm>
+
+#include "runtime/executable.h"
+
+// Steps of an executable: embedding, activations and the matrices that read them.
+
+namespace ckdist {
+
+// out[0]: (tokens, hidden), zeros for ids of another rank's part of the vocabulary
+void Executable::embed(int thread, int index) {
+  const ckdist_step& step = phase_->steps[index];
+  int64_t stride;
+  float* out = floats(step.out[0], &stride);
+  for (int64_t t = thread; t < own_tokens_; t += active_) {
+    float* row = out + t * stride;
+    int64_t id = batch_.token_ids[own_ + t] - step.i[0];
+    int shard = step.matrix[0];
+    for (const int last = shard + step.count[0] - 1; shard < last && id >= matrix(shard).rows; shard++) id -= matrix(shard).rows;
+    const Matrix& table = matrix(shard);
+    if (id < 0 || id >= table.rows) {
+      std::fill(row, row + stride, 0.f);
+      continue;
+    }
+    kernels_.linear[int(table.type)].unpack_row(table.tiles + id / kTileRows * table.tile_bytes, int(id % kTileRows), table.cols, row);
+    if (step.f[0] != 1.f)
+      for (int64_t c = 0; c < stride; c++) row[c] *= step.f[0];
+  }
+  finish(thread, index, own_tokens_);
+}
+
+void Executable::prepare(int thread, int index) {
+  const ckdist_step& step = phase_->steps[index];
+  const int64_t n = rows(step);
+  if (replicated(step)) {
+    // Every thread prepares every row for itself; one of them also keeps the residual for later steps.
+    for (int64_t r = 0; r < n; r++) prepare_row(thread, step, r, step.outputs_only ? batch_.output_tokens[r] : r, r % active_ == thread);
+    return;
+  }
+  for (int64_t r = thread; r < n; r += active_) prepare_row(thread, step, r, step.outputs_only ? batch_.output_tokens[r] : r, true);
+  meet(thread);
+}
+
+// Rows are numbered as batch_.output_tokens, so that all ranks find a row without asking whose it is.
+void Executable::share_outputs(int thread, int index) {
+  const ckdist_step& step = phase_->steps[index];
+  int64_t stride;
+  float* out = floats(step.out[0], &stride);
+  for (int64_t o = thread; o < batch_.outputs; o += active_) {
+    const int64_t row = batch_.output_tokens[o] - own_;
+    if (row < 0 || row >= own_tokens_) continue;
+    const float* s = residual_row(thread, step, o, row);
+    std::copy(s, s + stride, out + o * stride);
+  }
+  finish(thread, index, batch_.outputs);
+}
+
+// x + norm(sum of y): row `in_row` of own tokens, or what the rank of the output `out_row` has shared.
+const float* Executable::residual_row(int thread, const ckdist_step& step, int64_t out_row, int64_t in_row) {
+  const ElementwiseKernel& k = kernels_.elementwise;
+  Worker& worker = workers_[thread];
+  const ckdist_value& y = value(step.y);
+  const int64_t n = y.width;
+  const float* parts[kMaxRanks];
+  int count = 1;
+  int64_t stride;
+  if (y.kind == ckdist_in_slot) {
+    count = group_.parts(int(y.place), parts);
+    for (int p = 0; p < count; p++) parts[p] += in_row * n;
+    worker.moved += (count - 1) * n * 4;
+  } else if (y.kind == ckdist_in_outputs) {
+    const int rank = owner(batch_.output_tokens[out_row]);
+    parts[0] = peers_[y.place][rank] + out_row * n;
+    worker.moved += rank == group_.rank ? 0 : n * 4;
+  } else {
+    parts[0] = floats(step.y, &stride) + in_row * n;
+  }
+
+  const float* s = parts[0];
+  if (count > 1) k.sum_parts(nullptr, parts, count, n, worker.row), s = worker.row;
+  if (step.vector[0] >= 0) k.rms_norm(s, vector(step.vector[0]), step.f[0], n, worker.row), s = worker.row;
+  if (step.x >= 0) {
+    const float* x = floats(step.x, &stride) + in_row * n;
+    const float* two[] = {x, s};
+    k.sum_parts(nullptr, two, 2, n, worker.row), s = worker.row;
+  }
+  return s;
+}
+
+void Executable::prepare_row(int thread, const ckdist_step& step, int64_t out_row, int64_t in_row, bool store) {
+  const ElementwiseKernel& k = kernels_.elementwise;
+  Worker& worker = workers_[thread];
+  const ckdist_value& y = value(step.y);
+  const float* s = nullptr;
+  int64_t stride;
+  if (y.kind != ckdist_in_columns) {
+    s = residual_row(thread, step, out_row, in_row);
+    if (step.out[0] >= 0 && store) std::copy(s, s + y.width, floats(step.out[0], &stride) + in_row * y.width);
+    if (step.vector[1] >= 0) k.rms_norm(s, vector(step.vector[1]), step.f[0], y.width, worker.row), s = worker.row;
+  }
+  for (int f = 0; f < 3; f++) {
+    if (step.out[1 + f] < 0) continue;
+    const float* part = s;
+    for (int c = 0; c < step.count[0]; c++) {
+      const ckdist_value& a = value(step.out[1 + f] + c);
+      if (y.kind == ckdist_in_columns) {
+        part = peers_[y.place][c] + (own_ + in_row) * a.floats;
+        worker.moved += c == group_.rank ? 0 : a.floats * 4;
+      }
+      uint8_t* base = replicated(step) ? worker.activations[f] : arena_->data() + a.place;
+      if (a.width > 0) k.prepare(ActivationFormat(f), part, a.floats, a.lead, a.width, base + out_row * activation_stride(a));
+      part += a.floats;
+    }
+  }
+}
+
+void Executable::linear(int thread, int index) {
+  const ckdist_step& step = phase_->steps[index];
+  const int64_t n = rows(step);
+  const bool gated = step.i[0], added = step.i[2];
+  int count = 0;
+  int64_t bytes = 0;
+  for (; count < 4 && step.matrix[count] >= 0; count++)
+    for (int s = 0; s < step.count[count]; s++) bytes += matrix(step.matrix[count] + s).tile_count() * matrix(step.matrix[count] + s).tile_bytes;
+
+  if (n > 0 && bytes > 0) {
+    // Cut by bytes; each thread has a first piece, the others go to whoever is free. Few tokens are bound by memory, where long
+    // runs count.
+    const int64_t pieces = active_ * (n <= 16 ? std::clamp<int64_t>(bytes / active_ / kPieceBytes, 1, 8) : 8);
+    const int64_t piece_bytes = (bytes + pieces - 1) / pieces;
+    for (int64_t piece = thread; piece < pieces; piece = active_ + counters_[index].fetch_add(1)) {
+      int64_t offset = 0;
+      for (int m = 0; m < (gated ? 1 : count); m++) {
+        int64_t column = 0;  // of the shard's first row among the matrix's
+        for (int s = 0; s < (added ? 1 : step.count[m]); s++) {
+          const Matrix& w = matrix(step.matrix[m] + s);
+          int64_t tile_bytes = gated ? w.tile_bytes + matrix(step.matrix[1] + s).tile_bytes : w.tile_bytes;
+          for (int more = 1; added && more < step.count[m]; more++) tile_bytes += matrix(step.matrix[m] + more).tile_bytes;
+          auto boundary = [&](int64_t at) { return tile_bytes ? std::clamp<int64_t>((at - offset + tile_bytes / 2) / tile_bytes, 0, w.tile_count()) : 0; };
+          const int64_t begin = boundary(piece * piece_bytes), end = boundary((piece + 1) * piece_bytes);
+          if (begin < end && added) multiply_added(thread, step, begin, end);
+          else if (begin < end) multiply(thread, step, m, s, column, begin, end);
+          if (begin < end && gated) multiply_gate(thread, step, s, column, begin, end);
+          offset += tile_bytes * w.tile_count();
+          column += w.rows;
+        }
+      }
+    }
+  }
+  const ckdist_value& out = value(step.out[0]);
+  if (out.kind == ckdist_in_slot && !phase_->tokens_cut && bytes == 0) {  // this rank has no columns of the matrix: its part of the sum is zero
+    int64_t stride;
+    float* y = floats(step.out[0], &stride);
+    for (int64_t t = thread; t < n; t += active_) std::fill(y + t * stride, y + (t + 1) * stride, 0.f);
+  }
+  finish(thread, index, n);
+}
+
+const uint8_t* Executable::activations(int thread, const ckdist_step& step, int index) const {
+  const ckdist_value& a = value(index);
+  return replicated(step) ? workers_[thread].activations[a.format] : arena_->data() + a.place;
+}
+
+// Tiles [begin, end) of shard s of matrix m, whose first row is column `column` of the result.
+void Executable::multiply(int thread, const ckdist_step& step, int m, int s, int64_t column, int64_t begin, int64_t end) {
+  const int64_t n = rows(step);
+  const Matrix& w = matrix(step.matrix[m] + s);
+  int64_t stride;
+  float* y = floats(step.out[m], &stride) + column;
+  kernels_.linear[int(w.type)].multiply(w, begin, end, activations(thread, step, step.in[m]), activation_stride(value(step.in[m])), n, y, stride);
+  const int64_t from = begin * kTileRows, to = std::min(end * kTileRows, w.rows);
+  if (step.vector[m] >= 0)
+    for (int64_t t = 0; t < n; t++) kernels_.elementwise.add(vector(step.vector[m] + s) + from, to - from, y + t * stride + from);
+  if (step.f[1] != 0.f)
+    for (int64_t t = 0; t < n; t++) kernels_.elementwise.soft_cap(y + t * stride + from, step.f[1], to - from);
+}
+
+// The second half of what multiply() began with the gate, so that one thread has both.
+void Executable::multiply_gate(int thread, const ckdist_step& step, int s, int64_t column, int64_t begin, int64_t end) {
+  multiply(thread, step, 1, s, column, begin, end);
+  int64_t gate_stride, up_stride;
+  float* gate = floats(step.out[0], &gate_stride) + column;
+  const float* up = floats(step.out[1], &up_stride) + column;
+  const int64_t from = begin * kTileRows, to = std::min(end * kTileRows, matrix(step.matrix[0] + s).rows);
+  for (int64_t t = 0; t < rows(step); t++)
+    kernels_.elementwise.gated(GateFunction(step.i[1]), gate + t * gate_stride + from, up + t * up_stride + from, to - from, gate + t * gate_stride + from);
+}
+
+// Tiles [begin, end) of a matrix whose columns are cut into shards: the shards' products, in the order in which a sum over ranks has them.
+void Executable::multiply_added(int thread, const ckdist_step& step, int64_t begin, int64_t end) {
+  const int64_t n = rows(step);
+  float* const product = workers_[thread].product;
+  int64_t stride;
+  float* const out = floats(step.out[0], &stride);
+  for (int64_t tile = begin; tile < end; tile += kAddedTiles) {
+    const int64_t last = std::min(tile + kAddedTiles, end), from = tile * kTileRows, width = std::min(last * kTileRows, matrix(step.matrix[0]).rows) - from;
+    for (int64_t token = 0; token < n; token += kAddedTokens) {
+      const int64_t tokens = std::min<int64_t>(kAddedTokens, n - token);
+      bool first = true;
+      for (int s = 0; s < step.count[0]; s++) {
+        Matrix w = matrix(step.matrix[0] + s);
+        if (w.cols == 0) continue;
+        w.tiles += tile * w.tile_bytes, w.rows = width;
+        const int64_t row = activation_stride(value(step.in[0] + s));
+        float* const y = first ? out + token * stride + from : product;
+        const int64_t y_stride = first ? stride : width;
+        kernels_.linear[int(w.type)].multiply(w, 0, last - tile, activations(thread, step, step.in[0] + s) + token * row, row, tokens, y, y_stride);
+        for (int64_t t = 0; t < tokens; t++) {
+          if (!first) kernels_.elementwise.add(product + t * width, width, out + (token + t) * stride + from);
+          else if (step.vector[0] >= 0) kernels_.elementwise.add(vector(step.vector[0]) + from, width, out + (token + t) * stride + from);
+        }
+        first = false;
+      }
+    }
+  }
+}
+
+}  // namespace ckdist
