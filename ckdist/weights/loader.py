@@ -47,6 +47,12 @@ class MatrixHandle:
         matrix = self._struct()
         return (matrix.rows + 15) // 16 * matrix.tile_bytes
 
+    @property
+    def place(self) -> list[int]:
+        """Its type, rows, columns, bytes of a tile, and the offset in the arena: what another rank that maps the arena must know."""
+        matrix = self._struct()
+        return [matrix.type, matrix.rows, matrix.cols, matrix.tile_bytes, self._loader.offset_of(matrix.tiles)]
+
     def _struct(self):
         return lib.ckdist_loader_matrix(self._loader.native_loaded(), self._index)
 
@@ -64,6 +70,11 @@ class VectorHandle:
     def address(self) -> int:
         """Of its first float."""
         return int(ffi.cast("intptr_t", self._pointer()))
+
+    @property
+    def place(self) -> int:
+        """Its offset in the arena."""
+        return self._loader.offset_of(self._pointer())
 
     def numpy(self) -> np.ndarray:
         """A copy, float32 (size,)."""
@@ -176,16 +187,21 @@ class ShardLoader:
         """Where the weights lie; null before `load`."""
         return lib.ckdist_loader_arena(self._native)
 
-    def load(self, progress: bool | None = None) -> LoadReport:
+    @property
+    def path(self) -> str:
+        """By which other ranks of this host open the arena, once it is loaded to be shared; else empty."""
+        return ffi.string(lib.ckdist_loader_path(self._native)).decode()
+
+    def load(self, progress: bool | None = None, shared: bool = False) -> LoadReport:
         """Allocate the arena and read everything that was planned; call it once.
 
-        `progress`: show a bar; None: where standard error is a terminal. Raises CapacityError when there is not memory
+        `shared`: other ranks of the host can map the arena by its `path`. `progress`: show a bar; None: where standard error is a terminal. Raises CapacityError when there is not memory
         enough, and ModelFileError when a file has become shorter or a value cannot be quantised.
         """
         began = time.perf_counter()
         total = lib.ckdist_loader_source_bytes(self._native)
         shown = sys.stderr.isatty() if progress is None else progress
-        check(lib.ckdist_loader_start(self._native, self.threads))
+        check(lib.ckdist_loader_start(self._native, self.threads, shared))
         with tqdm(total=total, unit="B", unit_scale=True, desc="loading", disable=not shown, leave=False) as bar:
             while not check(lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)):
                 bar.update(lib.ckdist_loader_progress(self._native) - bar.n)
@@ -194,6 +210,10 @@ class ShardLoader:
         report = LoadReport(total, self.planned_bytes, time.perf_counter() - began)
         log.info("%s with %d threads", report, self.threads)
         return report
+
+    def offset_of(self, pointer) -> int:
+        """Bytes from the beginning of the arena to what lies in it."""
+        return int(ffi.cast("char *", pointer) - ffi.cast("char *", self.arena))
 
     def native_loaded(self):
         """The native loader, once everything is loaded; before, handles have no address."""

@@ -59,8 +59,10 @@ CKDIST_EXPORT int64_t ckdist_loader_source_bytes(const ckdist_loader* loader);
 /* Where the arena begins; null before ckdist_loader_start. */
 CKDIST_EXPORT const void* ckdist_loader_arena(const ckdist_loader* loader);
 
-/* Allocates the arena and starts `threads` threads. */
-CKDIST_EXPORT int ckdist_loader_start(ckdist_loader* loader, int threads);
+/* Allocates the arena, so that other processes of this host can map it where it is `shared`, and starts `threads` threads. */
+CKDIST_EXPORT int ckdist_loader_start(ckdist_loader* loader, int threads, int shared);
+/* By which others can map a shared arena, as long as the loader lives; else empty. Valid until the next call on this thread. */
+CKDIST_EXPORT const char* ckdist_loader_path(const ckdist_loader* loader);
 /* 1 when all is loaded, 0 when `milliseconds` passed before, negative when loading failed. */
 CKDIST_EXPORT int ckdist_loader_wait(ckdist_loader* loader, int milliseconds);
 /* Wanted bytes that are loaded so far. */
@@ -69,6 +71,12 @@ CKDIST_EXPORT int64_t ckdist_loader_progress(const ckdist_loader* loader);
 /* Valid once ckdist_loader_wait returned 1. */
 CKDIST_EXPORT const struct ckdist_matrix* ckdist_loader_matrix(const ckdist_loader* loader, int index);
 CKDIST_EXPORT const float* ckdist_loader_vector(const ckdist_loader* loader, int index);
+
+/* The arena of another rank of this host. */
+typedef struct ckdist_peer_arena ckdist_peer_arena;
+CKDIST_EXPORT int ckdist_peer_arena_open(const char* path, int64_t bytes, ckdist_peer_arena** out);
+CKDIST_EXPORT void ckdist_peer_arena_close(ckdist_peer_arena* arena);
+CKDIST_EXPORT const void* ckdist_peer_arena_data(const ckdist_peer_arena* arena);
 
 #ifdef __cplusplus
 } // extern "C"

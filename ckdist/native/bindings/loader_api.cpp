@@ -22,6 +22,10 @@ struct ckdist_loader {
   Loader loader;
 };
 
+struct ckdist_peer_arena {
+  ckdist::Segment segment;
+};
+
 extern "C" {
 
 int ckdist_loader_create(const char* const* paths, int path_count, ckdist_loader** out) {
@@ -56,9 +60,22 @@ int64_t ckdist_loader_arena_bytes(const ckdist_loader* loader) { return loader->
 int64_t ckdist_loader_source_bytes(const ckdist_loader* loader) { return loader->loader.source_bytes(); }
 int64_t ckdist_loader_progress(const ckdist_loader* loader) { return loader->loader.progress(); }
 
-int ckdist_loader_start(ckdist_loader* loader, int threads) {
-  return ckdist::guard([&] { loader->loader.start(threads); });
+int ckdist_loader_start(ckdist_loader* loader, int threads, int shared) {
+  return ckdist::guard([&] { loader->loader.start(threads, shared != 0); });
 }
+
+const char* ckdist_loader_path(const ckdist_loader* loader) {
+  static thread_local std::string path;
+  return (path = loader->loader.path()).c_str();
+}
+
+int ckdist_peer_arena_open(const char* path, int64_t bytes, ckdist_peer_arena** out) {
+  return ckdist::guard([&] { *out = new ckdist_peer_arena{ckdist::Segment(path, bytes)}; });
+}
+
+void ckdist_peer_arena_close(ckdist_peer_arena* arena) { delete arena; }
+
+const void* ckdist_peer_arena_data(const ckdist_peer_arena* arena) { return arena->segment.data(); }
 
 int ckdist_loader_wait(ckdist_loader* loader, int milliseconds) {
   bool done = false;

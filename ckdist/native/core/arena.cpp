@@ -116,6 +116,13 @@ int64_t available_memory() {
   return machine < group ? machine : group;
 }
 
+void require_memory(int64_t bytes, const char* purpose) {
+  const int64_t available = available_memory();
+  if (bytes > available)
+    fail(Status::capacity, "%s need %.2f GB of memory, and %.2f GB are available: use more ranks or hosts, or a smaller quantisation",
+         purpose, bytes / 1e9, available / 1e9);
+}
+
 Arena::Arena(int64_t bytes, const char* purpose) : data_(nullptr), size_((bytes + kHugePage - 1) / kHugePage * kHugePage) {
   if (size_ <= 0) {
     size_ = 0;
@@ -123,15 +130,12 @@ Arena::Arena(int64_t bytes, const char* purpose) : data_(nullptr), size_((bytes 
   }
   const MemoryNodes wanted = memory_nodes();
   if ((data_ = map_huge(size_, wanted))) return;  // reserved pages are no part of the available memory
-  const int64_t available = available_memory();
-  if (size_ > available)
-    fail(Status::capacity, "%s need %.2f GB of memory, and %.2f GB are available: use more ranks or hosts, or a smaller quantisation",
-         purpose, size_ / 1e9, available / 1e9);
+  require_memory(size_, purpose);
   const int64_t reserved = size_ + kHugePage;
   void* begin = mmap(nullptr, static_cast<size_t>(reserved), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (begin == MAP_FAILED)
     fail(Status::capacity, "%s need %.2f GB of memory, which the system refused (%.2f GB are available)", purpose, size_ / 1e9,
-         available / 1e9);
+         available_memory() / 1e9);
   uint8_t* const first = static_cast<uint8_t*>(begin);
   const int64_t head = (kHugePage - reinterpret_cast<intptr_t>(first) % kHugePage) % kHugePage;
   data_ = first + head;

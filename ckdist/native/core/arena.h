@@ -24,6 +24,9 @@ class Arena {
   int64_t size_;
 };
 
+// Throws Error(capacity) as the constructor does.
+void require_memory(int64_t bytes, const char* purpose);
+
 // Bytes that can still be allocated without swapping: of the machine, or of the control groups that this process is in.
 int64_t available_memory();
 

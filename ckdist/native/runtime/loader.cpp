@@ -10,6 +10,7 @@
 #include <cinttypes>
 #include <cstring>
 
+#include "core/numa.h"
 #include "kernels/half.h"
 #include "kernels/kernels.h"
 
@@ -86,7 +87,7 @@ void Loader::join() {
 }
 
 void Loader::check_source(const Source& source) const {
-  if (arena_) fail(Status::native, "%s was added to a loader that has started", source.name.c_str());
+  if (data_) fail(Status::native, "%s was added to a loader that has started", source.name.c_str());
   if (source.file < 0 || source.file >= static_cast<int>(files_.size()))
     fail(Status::native, "%s is in file %d of %zu", source.name.c_str(), source.file, files_.size());
   const TypeTraits& traits = type_traits(source.type);
@@ -194,12 +195,37 @@ void Loader::plan_chunks() {
   });
 }
 
-void Loader::start(int threads) {
-  if (arena_) fail(Status::native, "the loader has started already");
+void Loader::allocate(bool shared) {
+  if (!shared) {
+    arena_ = std::make_unique<Arena>(arena_bytes_, "the weights");
+    data_ = arena_->data();
+    return;
+  }
+  const int64_t whole = (std::max<int64_t>(arena_bytes_, 1) + Segment::kHugePage - 1) / Segment::kHugePage * Segment::kHugePage;
+  require_memory(whole, "the weights");
+  segment_ = std::make_unique<Segment>(whole);
+  data_ = segment_->data();
+  place_pages(data_, whole, memory_nodes(), true);
+}
+
+// Most systems give shared memory small pages only, and collapse what somebody asks for: best while all but one page of a huge one are
+// still missing. That page says on which node; its place within the huge one changes, so that interleaved nodes take turns.
+void Loader::make_huge_pages() {
+  if (!segment_) return;
+  const int64_t count = segment_->size() / Segment::kHugePage;
+  for (int64_t i; !stop_ && (i = next_huge_page_.fetch_add(1)) < count;) {
+    uint8_t* const page = data_ + i * Segment::kHugePage;
+    __atomic_fetch_or(page + 4096 * (i & 7), 0, __ATOMIC_RELAXED);  // another thread may be loading into it already
+    Segment::collapse(page, Segment::kHugePage);
+  }
+}
+
+void Loader::start(int threads, bool shared) {
+  if (data_) fail(Status::native, "the loader has started already");
   if (threads < 1 || threads > kMaxThreads) fail(Status::config, "%d loading threads: use 1 to %d", threads, kMaxThreads);
-  arena_ = std::make_unique<Arena>(arena_bytes_, "the weights");
-  for (MatrixJob& job : matrices_) job.matrix.tiles = arena_->data() + job.arena_offset;
-  for (VectorJob& job : vectors_) job.data = reinterpret_cast<float*>(arena_->data() + job.arena_offset);
+  allocate(shared);
+  for (MatrixJob& job : matrices_) job.matrix.tiles = data_ + job.arena_offset;
+  for (VectorJob& job : vectors_) job.data = reinterpret_cast<float*>(data_ + job.arena_offset);
   plan_chunks();
   working_ = threads;
   for (int i = 0; i < threads; ++i) {
@@ -215,7 +241,7 @@ void Loader::start(int threads) {
 
 bool Loader::wait(int milliseconds) {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (!arena_) fail(Status::native, "the loader has not started");
+  if (!data_) fail(Status::native, "the loader has not started");
   if (!finished_.wait_for(lock, std::chrono::milliseconds(milliseconds), [this] { return working_ == 0; })) return false;
   lock.unlock();
   join();
@@ -226,6 +252,7 @@ bool Loader::wait(int milliseconds) {
 void Loader::work() noexcept {
   try {
     Staging staging;
+    make_huge_pages();
     for (size_t i; !stop_ && (i = next_chunk_.fetch_add(1)) < chunks_.size();) load(chunks_[i], staging);
   } catch (const Error& e) {
     std::lock_guard<std::mutex> lock(mutex_);

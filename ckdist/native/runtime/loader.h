@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/segment.h"
 #include "core/arena.h"
 #include "core/error.h"
 #include "kernels/linear.h"
@@ -43,11 +44,14 @@ class Loader {
   int add_matrix(const Source& source, Type packed_type, const std::vector<RowRange>& rows, int64_t col_begin, int64_t col_end);
   int add_vector(const Source& source, int64_t begin, int64_t end, bool plus_one);
 
-  const uint8_t* arena() const { return arena_ ? arena_->data() : nullptr; }
+  const uint8_t* arena() const { return data_; }
+  // By which other processes of this host can map the arena, where it is shared; else empty.
+  std::string path() const { return segment_ ? segment_->path() : std::string(); }
   int64_t arena_bytes() const { return arena_bytes_; }
   int64_t source_bytes() const { return source_bytes_; }
 
-  void start(int threads);
+  // `shared`: the arena can be mapped by other processes.
+  void start(int threads, bool shared);
   // True when all is loaded, false when the time passed before; throws what a thread failed with.
   bool wait(int milliseconds);
   int64_t progress() const { return progress_.load(std::memory_order_relaxed); }
@@ -88,6 +92,8 @@ class Loader {
 
   void check_source(const Source& source) const;
   int64_t reserve(int64_t bytes);
+  void allocate(bool shared);
+  void make_huge_pages();
   void plan_chunks();
   void work() noexcept;
   void load(const Chunk& chunk, Staging& staging);
@@ -102,11 +108,14 @@ class Loader {
   std::vector<VectorJob> vectors_;
   std::vector<Chunk> chunks_;
   std::unique_ptr<Arena> arena_;
+  std::unique_ptr<Segment> segment_;  // instead, where it is shared
+  uint8_t* data_ = nullptr;
   int64_t arena_bytes_ = 0;
   int64_t source_bytes_ = 0;
 
   std::vector<std::thread> threads_;
   std::atomic<size_t> next_chunk_{0};
+  std::atomic<int64_t> next_huge_page_{0};
   std::atomic<int64_t> progress_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
