@@ -84,6 +84,8 @@ class EngineConfig:
     kv_memory: int | None = option(None, "--kv-memory", parse=byte_size, low=1 << 16, high=1 << 50, metavar="SIZE", help="memory for keys and values on each rank, as 4G (default: what the context needs)")
     comm_timeout: float = option(8.0, "--comm-timeout", parse=real, low=0.1, high=86400, metavar="SECONDS", help="a rank silent for so long inside a step is lost")
     transport: str = option("auto", "--transport", choices=("auto", "mpi", "verbs", "tcp"), help="between hosts, shared memory being inside; auto: the fastest that works")
+    prefill: str = option("auto", "--prefill", choices=("auto", "token", "tensor"), help="what ranks divide of a prompt: its tokens, with whole matrices, or the matrices; auto: what is measured to be faster")
+    decode: str = option("auto", "--decode", choices=("auto", "tensor"), help="what ranks divide while generating: the matrices")
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
     def __post_init__(self):

@@ -1,16 +1,20 @@
 """From a model, a world and a machine to one plan: how each phase is cut, how much cache there is, which threads run.
 
-Today one layout serves both phases (TENSOR over all ranks). A plan can be printed and says why a choice was made.
+Decode cuts tensors over all ranks. Prefill cuts tokens where the ranks share memory and so can read each other's shards; from how
+many tokens on that is faster is measured later (`engine/prefill.py`). A plan can be printed and says why a choice was made.
 """
 
+import logging
 import sys
 from dataclasses import dataclass
 
 from ckdist import native, topology
 from ckdist.errors import CapacityError, ConfigError
-from ckdist.layout import SINGLE, TENSOR, Layout, Mesh
+from ckdist.layout import SINGLE, TENSOR, TOKEN, Layout, Mesh
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.executable import KV_TYPES, Limits, kv_bytes_per_block
+
+log = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT = 8192  # tokens of one sequence, where the model allows more and the user did not say
 KV_SHARE = 0.5  # of the memory left beside the weights that the caches of several sequences may take unasked
@@ -34,7 +38,8 @@ class Plan:
     placement: topology.Placement
 
     def __str__(self) -> str:
-        cut = f"{self.decode.name} over {self.mesh.axes['tp']} ranks" if self.mesh.axes["tp"] > 1 else "one rank, nothing cut"
+        names = " and ".join(dict.fromkeys([self.decode.name, self.prefill.name]))
+        cut = f"{names} over {self.mesh.axes['tp']} ranks" if self.mesh.axes["tp"] > 1 else "one rank, nothing cut"
         kv = f"{self.limits.num_blocks * BLOCK_TOKENS} tokens of {self.limits.kv_type} cache in blocks of {BLOCK_TOKENS}"
         return f"{cut}; {self.threads} threads ({self.threads_batch} with prompts); {kv}; context {self.limits.context_length}"
 
@@ -43,9 +48,21 @@ def gigabytes(n: float) -> str:
     return f"{n / 2**30:.2f} GiB" if n >= 2**28 else f"{n / 2**20:.1f} MiB" if n >= 2**20 else f"{n / 2**10:.1f} KiB"
 
 
-def layout_for(world) -> tuple[Layout, Mesh]:
-    """Every rank takes part in one tensor-parallel group."""
-    return (TENSOR if world.size > 1 else SINGLE), Mesh({"tp": world.size}, world.rank)
+def layouts_for(config, world) -> tuple[Layout, Layout, Mesh]:
+    """How prefill and decode are cut; every rank takes part in both. ConfigError where --prefill token is impossible."""
+    mesh = Mesh({"tp": world.size}, world.rank)
+    if world.size == 1:
+        return SINGLE, SINGLE, mesh
+    apart = ""
+    if len(set(world.hosts)) > 1:
+        apart = f"these are on {len(set(world.hosts))} hosts"
+    elif config.transport != "auto":
+        apart = f"--transport {config.transport} is used instead of it"
+    if apart and config.prefill == "token":
+        raise ConfigError(f"--prefill token needs ranks that share memory, and {apart}: use --prefill auto or tensor")
+    if apart and config.prefill == "auto" and world.rank == 0:
+        log.info("prefill cuts tensors: cutting tokens needs ranks that share memory, and %s", apart)
+    return (TENSOR if apart or config.prefill == "tensor" else TOKEN), TENSOR, mesh
 
 
 def kv_type(config) -> str:
@@ -68,7 +85,7 @@ def make_plan(config, spec, world, weight_bytes: int) -> Plan:
     `weight_bytes`: what this rank's shard takes. Raises CapacityError when weights or cache do not fit the memory that is free,
     with what would.
     """
-    layout, mesh = layout_for(world)
+    prefill, layout, mesh = layouts_for(config, world)
     threads = config.threads or topology.default_threads(world)
     threads_batch = config.threads_batch or threads
     placement = topology.place(world, max(threads, threads_batch))
@@ -100,4 +117,4 @@ def make_plan(config, spec, world, weight_bytes: int) -> Plan:
     context = min(context, total)
     blocks = -(-total // BLOCK_TOKENS)
     limits = Limits(min(config.ubatch_size, config.batch_size), config.parallel, context, blocks, cache)
-    return Plan(mesh, layout, layout, limits, threads, threads_batch, SPINS_CROWDED if crowded else SPINS, placement)
+    return Plan(mesh, prefill, layout, limits, threads, threads_batch, SPINS_CROWDED if crowded else SPINS, placement)

@@ -6,7 +6,7 @@ of text, sockets or clocks other than for its counters; it is used by one thread
 
 import secrets
 import time
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,13 +46,14 @@ class Output:
 class Engine:
     """Continuous batching over one executable."""
 
-    def __init__(self, executable, sampler, eos_token_ids: Collection[int] = (), *, max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True):
+    def __init__(self, executable, sampler, eos_token_ids: Collection[int] = (), *, max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True, more_stats: Callable[[], dict] = dict):
         """executable: run(Batch) -> float32 (outputs, vocab); num_blocks, max_tokens, max_sequences, vocab_size, context_length.
         sampler: `sample(logits, rows)` and `logprobs(logits, targets, top)`, as in `ckdist.engine.sampler`.
         eos_token_ids: end a sequence unless `ignore_eos`. max_outputs: rows of logits of one step, where fewer than its tokens.
+        more_stats: numbers that `stats` gives besides the engine's own.
         """
         self.executable, self.sampler, self.eos_token_ids = executable, sampler, frozenset(eos_token_ids)
-        self.vocab_size = executable.vocab_size
+        self.vocab_size, self._more_stats = executable.vocab_size, more_stats
         cache = executable.num_blocks * BLOCK_TOKENS
         self.max_positions = min(executable.context_length, cache)
         self._room = f"the context of {self.max_positions}" if executable.context_length <= cache else f"the KV cache of {cache} positions"
@@ -131,6 +132,7 @@ class Engine:
             "blocks_cached": self.pool.cached,
             **self._step_seconds.numbers("step_seconds"),
             **self._first_token_seconds.numbers("first_token_seconds"),
+            **self._more_stats(),
         }
 
     def logits(self, token_ids: list[int]) -> Iterator[np.ndarray]:

@@ -19,9 +19,12 @@ from ckdist.engine.work import Work, total_work, work_of
 from ckdist.errors import ConfigError
 from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
-from ckdist.planner import Plan, gigabytes, layout_for, make_plan
-from ckdist.program.executable import Executable
+from ckdist.engine.prefill import PrefillChoice, choose_prefill
+from ckdist.layout import Mesh, model_dims
+from ckdist.planner import Plan, gigabytes, layouts_for, make_plan
+from ckdist.program.executable import Executable, Phase
 from ckdist.program.lower import Lowered, lower
+from ckdist.program.program import Program
 from ckdist.program.tracer import trace
 from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer
@@ -29,6 +32,7 @@ from ckdist.topology import bind_memory, default_threads, huge_pages, sample_pag
 from ckdist.topology.tree import format_cpu_list
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.dtypes import BY_NUMBER
+from ckdist.weights.host_shards import HostShards
 from ckdist.weights.loader import ShardLoader
 
 log = logging.getLogger(__name__)
@@ -38,14 +42,16 @@ BUNDLED = pathlib.Path(__file__).parent.parent / "models" / "bundled"
 
 @dataclass
 class Model:
-    """One rank of a loaded model. `loader` owns the weights and must outlive `executable`."""
+    """One rank of a loaded model. `loader` owns the weights, `shards` what it sees of other ranks'; both must outlive `executable`."""
 
     world: object
     checkpoint: Checkpoint
     spec: ModelSpec
     plan: Plan
     loader: ShardLoader
+    shards: HostShards | None
     executable: Executable
+    prefill: PrefillChoice
     load_seconds: float
     weight_bytes: int  # of this rank
     total_weight_bytes: int  # of all ranks
@@ -88,36 +94,34 @@ def load_model(config, world, progress: bool = False) -> Model:
     """
     checkpoint = open_checkpoint(config.model or BUNDLED)
     spec = checkpoint.spec
-    layout, mesh = layout_for(world)
-    program = trace(forward, spec, layout, mesh)
-    settings = [__version__, config.quantize or "", config.ubatch_size, config.batch_size, config.ctx_size, config.parallel, config.cache_type_k]
+    prefill, decode, mesh = layouts_for(config, world)
+    program = trace(forward, spec, decode, mesh)
+    token_program = trace(forward, spec, prefill, mesh) if prefill is not decode else None
+    settings = [__version__, config.quantize or "", config.ubatch_size, config.batch_size, config.ctx_size, config.parallel, config.cache_type_k, config.prefill]
     agree(world, "program", program.digest())
     agree(world, "set of flags or version", repr(settings))
 
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
     max_tokens = min(config.ubatch_size, config.batch_size)
-    lowered = lower(
-        program,
-        mesh,
-        formats=lambda name: native.lib.ckdist_activation_format(native.ffi.NULL, loader.type_of(name)),
-        block_columns=lambda name: native.lib.ckdist_type_block_elements(loader.type_of(name)),
-        max_tokens=max_tokens,
-    )
+    lowered = lower_for(loader, program, mesh, max_tokens)
     matrices, vectors = plan_shard(loader, lowered)
     check_quantize(loader, lowered)
     plan = make_plan(config, spec, world, loader.planned_bytes)
     plan.placement.enter()
     bind_memory(plan.placement)
-    report = loader.load(progress=progress)
+    report = loader.load(progress=progress, shared=token_program is not None)
+    phases, shards = [Phase(lowered, [m.address for m in matrices], [v.address for v in vectors])], None
+    if token_program is not None:
+        shards = HostShards(world, loader, lowered, matrices, vectors)
+        tokens_cut = lower_for(loader, token_program, mesh, max_tokens, model_dims(spec, decode, mesh))
+        phases.append(Phase(tokens_cut, [shards.matrix(*m) for m in tokens_cut.matrices], [shards.vector(*v) for v in tokens_cut.vectors]))
     group = open_group(world, plan.spins, config.comm_timeout, config.transport)
     executable = Executable(
-        lowered,
+        phases,
         spec,
         plan.decode,
         plan.mesh,
         group,
-        [m.address for m in matrices],
-        [v.address for v in vectors],
         plan.limits,
         plan.threads,
         plan.threads_batch,
@@ -125,14 +129,31 @@ def load_model(config, world, progress: bool = False) -> Model:
         plan.spins,
     )
     log.info("%s", plan)
+    choice = choose_prefill(config, world, executable)
+    if world.rank == 0 and world.size > 1:
+        log.info("%s", choice.reason)
     total_bytes = sum(world.gather(loader.planned_bytes))
-    return Model(world, checkpoint, spec, plan, loader, executable, report.seconds, loader.planned_bytes, total_bytes, total_work(world, work_of(lowered, matrices)))
+    work = total_work(world, work_of(lowered, matrices))
+    return Model(world, checkpoint, spec, plan, loader, shards, executable, choice, report.seconds, loader.planned_bytes, total_bytes, work)
+
+
+def lower_for(loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int, stored=None) -> Lowered:
+    """The program's steps for weights as the loader packs them."""
+    return lower(
+        program,
+        mesh,
+        formats=lambda name: native.lib.ckdist_activation_format(native.ffi.NULL, loader.type_of(name)),
+        block_columns=lambda name: native.lib.ckdist_type_block_elements(loader.type_of(name)),
+        max_tokens=max_tokens,
+        stored=stored,
+    )
 
 
 def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
     """Rank 0's engine over a loaded model, and the model's tokenizer."""
     tokenizer = tokenizer_of(model.checkpoint.path)
-    return Engine(model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids, max_waiting=max_waiting), tokenizer
+    stats = lambda: model.prefill.stats(model.executable)
+    return Engine(model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids, max_waiting=max_waiting, more_stats=stats), tokenizer
 
 
 def loading_threads(config, world) -> int:

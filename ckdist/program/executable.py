@@ -83,7 +83,8 @@ class Executable:
         self.max_tokens, self.max_sequences = limits.max_tokens, limits.max_sequences
         self.num_blocks, self.context_length, self.vocab_size = limits.num_blocks, limits.context_length, spec.vocab_size
         self.threads, self.threads_batch = threads, threads_batch
-        self.prefill_from = 0 if len(phases) > PREFILL else sys.maxsize
+        self.phases = len(phases)
+        self.prefill_from = 0 if self.phases > PREFILL else sys.maxsize
         self.prefill_tokens = [0] * len(phases)  # of steps with prompts, by phase
         self.layer_steps = [phase.lowered.layer_steps for phase in phases]
         self._keep = [group]
