@@ -35,4 +35,5 @@ def test_every_family(ranks):
     assert len(results) >= 7
     for name, result in results.items():
         assert result["max"] < 2e-5 * max(1.0, result["scale"]), f"{name}: {result}"
+        assert result["same_bits"], name
         assert result["greedy_equal"] == result["greedy_tokens"] == 200, f"{name}: {result}"

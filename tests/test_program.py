@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from ckdist.layout import SINGLE, TENSOR, Mesh
+from ckdist.layout import SINGLE, TENSOR, TOKEN, Mesh, model_dims
 from ckdist.models.decoder import forward
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.lower import lower
@@ -35,14 +35,15 @@ def weights_of(program):
     return {w.name: rng.standard_normal([d.elements for d in w.dims]).astype(np.float32) * 0.1 for w in program.weights}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_golden_text(family):
+@pytest.mark.parametrize("family, layout", [*((family, TENSOR) for family in FAMILIES), ("qwen2", TOKEN)])
+def test_golden_text(family, layout):
     """What a review sees when a forward, a layout or the lowering changes. Delete the file and run again to make it anew."""
-    mesh = Mesh({"tp": 2})
-    program = trace(forward, spec(**FAMILIES[family]), TENSOR, mesh)
-    lowered = lower(program, mesh, formats=lambda name: 0, block_columns=lambda name: 1, max_tokens=8)
+    s, mesh = spec(**FAMILIES[family]), Mesh({"tp": 2})
+    program = trace(forward, s, layout, mesh)
+    stored = model_dims(s, TENSOR, mesh) if layout is TOKEN else None
+    lowered = lower(program, mesh, formats=lambda name: 0, block_columns=lambda name: 1, max_tokens=8, stored=stored)
     text = f"{program}\nlowered for rank 0\n{lowered}"
-    path = GOLDEN / f"{family}.txt"
+    path = GOLDEN / f"{family}{'' if layout is TENSOR else '_token'}.txt"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -52,15 +53,16 @@ def test_golden_text(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7, 13])
-def test_any_number_of_ranks_means_the_same(family, ranks):
+@pytest.mark.parametrize("layout", [TENSOR, TOKEN], ids=lambda layout: layout.name)
+def test_any_number_of_ranks_means_the_same(family, ranks, layout):
     s = spec(**FAMILIES[family])
     alone = trace(forward, s, SINGLE, Mesh({"tp": 1}))
     weights = weights_of(alone)
     expected = Interpreter(alone, s, Mesh({"tp": 1}), weights.get)
     mesh = Mesh({"tp": ranks})
-    many = Interpreter(trace(forward, s, TENSOR, mesh), s, mesh, weights.get)
-    for ids in (np.arange(9), [3], [4, 5]):  # a prompt, then more from the cache
-        np.testing.assert_allclose(many.run(ids), expected.run(ids), atol=2e-6)
+    many = Interpreter(trace(forward, s, layout, mesh), s, mesh, weights.get)
+    for ids, outputs in ((np.arange(9), None), ([3], None), ([4, 5], [1])):  # a prompt, then more from the cache
+        np.testing.assert_allclose(many.run(ids, outputs), expected.run(ids, outputs), atol=2e-6)
 
 
 def test_one_rank_has_no_collectives():
@@ -73,13 +75,13 @@ def test_ranks_share_one_text_and_digest():
     assert len(programs) == 1
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_buffers_that_live_together_do_not_overlap(ranks):
+@pytest.mark.parametrize("ranks, layout", [(1, SINGLE), (2, TENSOR), (5, TENSOR), (2, TOKEN), (5, TOKEN)])
+def test_buffers_that_live_together_do_not_overlap(ranks, layout):
     s = spec(**FAMILIES["gemma2"])
     for rank in range(ranks):
         mesh = Mesh({"tp": ranks}, rank)
-        program = trace(forward, s, TENSOR if ranks > 1 else SINGLE, mesh)
-        lowered = lower(program, mesh, formats=lambda name: 2, block_columns=lambda name: 32, max_tokens=8)
+        program = trace(forward, s, layout, mesh)
+        lowered = lower(program, mesh, formats=lambda name: 2, block_columns=lambda name: 32, max_tokens=8, stored=model_dims(s, TENSOR, mesh) if layout is TOKEN else None)
         phase, life = 0, {}
         for step in lowered.steps:
             for b in (b for b in [step.x, step.y, *step.inputs, *step.outputs] if b >= 0):
@@ -89,6 +91,6 @@ def test_buffers_that_live_together_do_not_overlap(ranks):
         for i, a in enumerate(arena):
             for b in arena[:i]:
                 if life[a][0] <= life[b][1] and life[b][0] <= life[a][1]:
-                    pa, pb = lowered.buffers[a], lowered.buffers[b]
-                    assert pa.place + 4 * 8 * pa.width <= pb.place or pb.place + 4 * 8 * pb.width <= pa.place
+                    (begin, end), (first, last) = [(o.place, o.place + 4 * (o.rows or 8) * o.width) for o in (lowered.buffers[a], lowered.buffers[b])]
+                    assert end <= first or last <= begin
         assert all(lowered.buffers[b].place < lowered.arena_bytes for b in arena)

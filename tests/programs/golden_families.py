@@ -1,4 +1,7 @@
-"""A rank program: every family's tiny model against transformers: logits of a prompt, and greedy text in float32."""
+"""A rank program: every family's tiny model against transformers: logits of a prompt, and greedy text in float32.
+
+Several ranks cut the prompt's tokens, and its logits are those of cut matrices to the bit.
+"""
 
 import json
 import pathlib
@@ -14,10 +17,13 @@ from ckdist.engine.single import SingleSequence
 world = start_world()
 results = {}
 for folder in sorted(p.parent for p in pathlib.Path(sys.argv[1]).glob("*/config.json")):
-    model = load_model(EngineConfig(model=str(folder), cache_type_k="f32", cache_type_v="f32", threads=1, ubatch_size=48), world)
+    model = load_model(EngineConfig(model=str(folder), cache_type_k="f32", cache_type_v="f32", threads=1, ubatch_size=48, prefill="token"), world)
     if world.rank == 0:
         ids, expected = np.load(folder / "ids.npy"), np.load(folder / "logits.npy")
         logits = SingleSequence(model.executable).feed(ids)
+        model.executable.prefill_from = sys.maxsize
+        by_tensor = SingleSequence(model.executable).feed(ids)
+        model.executable.prefill_from = 0
         greedy = np.load(folder / "greedy.npy")
         prompt = ids[: json.loads((folder / "golden.json").read_text())["greedy_prompt_tokens"]]
         sequence = SingleSequence(model.executable)
@@ -30,6 +36,7 @@ for folder in sorted(p.parent for p in pathlib.Path(sys.argv[1]).glob("*/config.
             "scale": float(np.abs(expected).max()),
             "greedy_equal": int(np.argmin(np.append(np.array(text) == greedy, False))),
             "greedy_tokens": len(greedy),
+            "same_bits": bool(np.array_equal(logits, by_tensor)),
         }
     else:
         model.executable.work()
