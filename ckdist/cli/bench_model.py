@@ -3,7 +3,8 @@
 As in llama-bench, `pp` rows feed a prompt of random tokens, `tg` rows generate one token at a time (of each of n_parallel
 sequences) after n_depth tokens of context; sampling is not part of either. A warm-up precedes every row. Every row says which of the
 machine's limits bounds it and which fraction of it was reached: the bytes of weights and cache that the step must read over the
-bandwidth, or the operations with weights over the peak of the arithmetic that they use.
+bandwidth, or the operations with weights over the peak of the arithmetic that they use. `read_of_ranks`: bytes that rank 0 reads of other
+ranks' memory per step and layer.
 """
 
 import dataclasses
@@ -87,6 +88,7 @@ class ModelBench:
 
     def row(self, run, n_prompt: int, n_gen: int, depth: int = 0, sequences: int = 1) -> dict:
         self.executable.times(reset=True)
+        before = list(self.executable.prefill_tokens)
         seconds = measure(run, self.config.repetitions)
         times = self.executable.times()
         tokens = (n_prompt or n_gen) * sequences
@@ -100,7 +102,8 @@ class ModelBench:
             "model_type": self.model.spec.architecture,
             "model_size": self.model.total_weight_bytes,
             "ranks": world.size,
-            "layout": (plan.prefill if n_prompt else plan.decode).name,
+            "layout": self.layouts(before) if n_prompt else plan.decode.name,
+            "layout_choice": dataclasses.asdict(self.model.prefill),
             "n_threads": self.executable.threads_batch if n_prompt else self.executable.threads,
             "n_ubatch": plan.limits.max_tokens,
             "type_k": plan.limits.kv_type,
@@ -117,10 +120,16 @@ class ModelBench:
             "samples_ts": rates,
             "barrier_share": times.barrier / times.total,
             "exchange_share": times.exchange / times.total,
+            "read_of_ranks": times.moved / times.runs / self.model.spec.num_layers,
             "bound": bound,
             "bound_fraction": least / statistics.median(seconds),
             "read_bandwidth": self.bounds.read_bandwidth,
         }
+
+    def layouts(self, before: list[int]) -> str:
+        """Those that prefilled since the executable's `prefill_tokens` were `before`: chunks of different sizes may be cut differently."""
+        used = [now > then for now, then in zip(self.executable.prefill_tokens, before)]
+        return "+".join(layout.name for layout, ran in zip((self.model.plan.decode, self.model.plan.prefill), used) if ran)
 
     def bound(self, n_prompt: int, n_gen: int, depth: int, sequences: int) -> tuple[str, float]:
         """What the measured work is bound by, and the least seconds it can take on this machine."""
@@ -177,6 +186,8 @@ def run(config: BenchConfig) -> int:
         if model is None:
             return 0
         bench = ModelBench(model, config, bounds)
+        if config.output == "md" and world.size > 1:
+            print(model.prefill.reason)
         for rows in [bench.context_sweep(), bench.thread_sweep()] if config.sweep else [bench.rows()]:
             write_rows(rows, config.output)
         sys.stdout.flush()

@@ -1,6 +1,5 @@
 """The native replay of lowered programs, seen from Python: rank 0 runs batches, the other ranks work until told to stop."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -84,7 +83,7 @@ class Executable:
         self.num_blocks, self.context_length, self.vocab_size = limits.num_blocks, limits.context_length, spec.vocab_size
         self.threads, self.threads_batch = threads, threads_batch
         self.phases = len(phases)
-        self.prefill_from = 0 if self.phases > PREFILL else sys.maxsize
+        self.prefill_from = 0
         self.prefill_tokens = [0] * len(phases)  # of steps with prompts, by phase
         self.layer_steps = [phase.lowered.layer_steps for phase in phases]
         self._keep = [group]
@@ -180,7 +179,7 @@ class Executable:
         Raises CommError when a rank died or stalled, naming it and the step.
         """
         tokens, prompts = len(batch.token_ids), len(batch.token_ids) > len(batch.runs)
-        phase = PREFILL if prompts and tokens >= self.prefill_from else DECODE
+        phase = self.phases - 1 if prompts and tokens >= self.prefill_from else DECODE
         self.prefill_tokens[phase] += prompts * tokens
         outputs = self._run(batch, phase)
         address = native.lib.ckdist_executable_logits(self._handle)
