@@ -134,7 +134,7 @@ def test_messages_that_lie_are_refused(loaded, data):
     tokens = data.draw(st.integers(1, 8))
     position = data.draw(st.integers(0, 48 - tokens))
     blocks = -(-(position + tokens) // 16)
-    message = [tokens, 1, blocks, 1, 2, *range(tokens), tokens, position, blocks, *range(blocks), tokens - 1]
+    message = [tokens, 1, blocks, 1, 2, 0, 0, *range(tokens), tokens, position, blocks, *range(blocks), tokens - 1]
     send(loaded, message)
     for at, value in data.draw(st.lists(st.tuples(st.integers(0, len(message) - 1), HOSTILE), max_size=3)):
         message[at] = value
@@ -161,18 +161,22 @@ def test_random_messages_are_refused(loaded, message):
         ({0: 0}, "0 tokens"),
         ({1: 3}, "exceeds 8, 2"),
         ({2: 1 << 30}, "wrong length"),
-        ({5: 1 << 20}, "outside the vocabulary"),
-        ({5: -1}, "outside the vocabulary"),
-        ({8: 48}, "in a context of 48"),
-        ({8: -1}, "in a context of 48"),
-        ({9: 0}, "has 0 blocks"),
-        ({10: 1 << 20}, "outside the cache"),
-        ({10: -1}, "outside the cache"),
-        ({11: 2}, "output 2 is outside the batch of 2"),
+        ({5: 1}, "steps of phase 1 of 1"),
+        ({5: -1}, "phase -1"),
+        ({6: 1 << 20}, "asks for 1048576 steps"),
+        ({6: -1}, "asks for -1 steps"),
+        ({7: 1 << 20}, "outside the vocabulary"),
+        ({7: -1}, "outside the vocabulary"),
+        ({10: 48}, "in a context of 48"),
+        ({10: -1}, "in a context of 48"),
+        ({11: 0}, "has 0 blocks"),
+        ({12: 1 << 20}, "outside the cache"),
+        ({12: -1}, "outside the cache"),
+        ({13: 2}, "output 2 is outside the batch of 2"),
     ],
 )
 def test_every_lie_has_its_words(loaded, change, words):
-    message = [2, 1, 1, 1, 2, 5, 6, 2, 0, 1, 0, 1]
+    message = [2, 1, 1, 1, 2, 0, 0, 5, 6, 2, 0, 1, 0, 1]
     send(loaded, message)
     for at, value in change.items():
         message[at] = value
