@@ -51,7 +51,7 @@ def build(world, family: str, transport: str, threads: int, chunk: int, blocks: 
     program = trace(forward, s, layout, mesh)
     weights = weights_of(program)
     phases = [phase_of(program, mesh, weights, chunk)]
-    if world.size > 1 and transport == "auto":
+    if world.size > 1 and transport == "auto" and len(set(world.hosts)) == 1:
         phases.append(phase_of(trace(forward, s, TOKEN, mesh), mesh, weights, chunk, model_dims(s, TENSOR, mesh)))
     group = open_group(world, 20, 10.0, transport)
     limits = Limits(chunk, 4, 16 * blocks, blocks, kv_type)
