@@ -70,7 +70,7 @@ const char* ckdist_loader_path(const ckdist_loader* loader) {
 }
 
 int ckdist_peer_arena_open(const char* path, int64_t bytes, ckdist_peer_arena** out) {
-  return ckdist::guard([&] { *out = new ckdist_peer_arena{ckdist::Segment(path, bytes)}; });
+  return ckdist::guard([&] { *out = new ckdist_peer_arena{ckdist::Segment(path, Loader::shared_bytes(bytes))}; });
 }
 
 void ckdist_peer_arena_close(ckdist_peer_arena* arena) { delete arena; }

@@ -54,8 +54,9 @@ std::map<std::string, std::weak_ptr<T>>& registry() {  // of the segments made b
 }
 }  // namespace
 
-Segment::Segment(int64_t bytes) : mapping_(std::make_shared<Mapping>()) {
-  mapping_->fd = int(syscall(SYS_memfd_create, "ckdist", 1u /* MFD_CLOEXEC */));
+Segment::Segment(int64_t bytes, bool reserved) : mapping_(std::make_shared<Mapping>()) {
+  constexpr unsigned kCloseOnExec = 1, kHugeTwoMegabytes = 4 | 21u << 26;  // MFD_CLOEXEC, MFD_HUGETLB | MFD_HUGE_2MB
+  mapping_->fd = int(syscall(SYS_memfd_create, "ckdist", kCloseOnExec | (reserved ? kHugeTwoMegabytes : 0)));
   if (mapping_->fd < 0 || ftruncate(mapping_->fd, bytes)) fail(Status::native, "cannot create shared memory of %lld bytes: %s", (long long)bytes, std::strerror(errno));
   mapping_->path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(mapping_->fd);
   map(mapping_->fd, bytes);
@@ -79,7 +80,7 @@ Segment::Segment(const std::string& path, int64_t bytes) {
   if (fd < 0 || fstat(fd, &info) || info.st_size < bytes) {
     const int error = fd < 0 ? errno : EINVAL;
     if (fd >= 0) close(fd);
-    fail(Status::comm, "cannot open rank 0's shared memory %s of %lld bytes: %s", path.c_str(), (long long)bytes, std::strerror(error));
+    fail(Status::comm, "cannot open another rank's shared memory %s of %lld bytes: %s", path.c_str(), (long long)bytes, std::strerror(error));
   }
   try {
     map(fd, bytes);

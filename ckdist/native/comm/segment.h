@@ -11,8 +11,8 @@ class Segment {
  public:
   static constexpr int64_t kHugePage = 2 << 20;
 
-  // Zeros, of which no page exists until it is touched.
-  explicit Segment(int64_t bytes);
+  // Zeros, of which no page exists until it is touched. `reserved`: explicit huge pages, of which there must be enough.
+  explicit Segment(int64_t bytes, bool reserved = false);
   // One that another rank made, while that rank holds it. Ranks that are threads of one process get the same addresses.
   Segment(const std::string& path, int64_t bytes);
 

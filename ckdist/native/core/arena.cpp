@@ -81,8 +81,21 @@ int64_t unclaimed_huge_pages(const MemoryNodes& wanted) {
   return wanted.nodes.empty() ? pages : std::min(pages, there / std::max(1, wanted.sharers));
 }
 
-// Makes every page now: one that cannot be had (a control group's limit on huge pages) is refused here, where a touch would be a SIGBUS.
-bool populate(uint8_t* begin, int64_t bytes) {
+// `bytes` in explicit huge pages on the wanted nodes, or null where too few are reserved.
+uint8_t* map_huge(int64_t bytes, const MemoryNodes& wanted) {
+  if (unclaimed_huge_pages(wanted) < bytes / kHugePage) return nullptr;
+  void* begin = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | kTwoMegabytes, -1, 0);
+  if (begin == MAP_FAILED) return nullptr;
+  // The reserve is the machine's, not a node's: a strict bind could find its node's share gone.
+  place_pages(begin, bytes, wanted, false);
+  if (populate_huge(static_cast<uint8_t*>(begin), bytes)) return static_cast<uint8_t*>(begin);
+  munmap(begin, static_cast<size_t>(bytes));
+  return nullptr;
+}
+
+}  // namespace
+
+bool populate_huge(uint8_t* begin, int64_t bytes) {
   const int64_t parts = std::clamp<int64_t>(bytes / kPopulatePart, 1, kPopulateThreads);
   std::atomic<bool> made{true};
   std::vector<std::thread> threads;
@@ -96,19 +109,7 @@ bool populate(uint8_t* begin, int64_t bytes) {
   return made;
 }
 
-// `bytes` in explicit huge pages on the wanted nodes, or null where too few are reserved.
-uint8_t* map_huge(int64_t bytes, const MemoryNodes& wanted) {
-  if (unclaimed_huge_pages(wanted) < bytes / kHugePage) return nullptr;
-  void* begin = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | kTwoMegabytes, -1, 0);
-  if (begin == MAP_FAILED) return nullptr;
-  // The reserve is the machine's, not a node's: a strict bind could find its node's share gone.
-  place_pages(begin, bytes, wanted, false);
-  if (populate(static_cast<uint8_t*>(begin), bytes)) return static_cast<uint8_t*>(begin);
-  munmap(begin, static_cast<size_t>(bytes));
-  return nullptr;
-}
-
-}  // namespace
+int64_t unclaimed_huge_bytes() { return unclaimed_huge_pages(memory_nodes()) * kHugePage; }
 
 int64_t available_memory() {
   const int64_t kilobytes = read_number("/proc/meminfo", "MemAvailable:", kNoLimit / 1024);

@@ -27,6 +27,11 @@ class Arena {
 // Throws Error(capacity) as the constructor does.
 void require_memory(int64_t bytes, const char* purpose);
 
+// Bytes of explicit huge pages that nobody has claimed, on the wanted nodes.
+int64_t unclaimed_huge_bytes();
+// Makes every huge page now: one that cannot be had (a control group's limit on them) is refused here, where a touch would be a SIGBUS.
+bool populate_huge(uint8_t* begin, int64_t bytes);
+
 // Bytes that can still be allocated without swapping: of the machine, or of the control groups that this process is in.
 int64_t available_memory();
 

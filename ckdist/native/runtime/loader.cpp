@@ -201,18 +201,28 @@ void Loader::allocate(bool shared) {
     data_ = arena_->data();
     return;
   }
-  const int64_t whole = (std::max<int64_t>(arena_bytes_, 1) + Segment::kHugePage - 1) / Segment::kHugePage * Segment::kHugePage;
-  require_memory(whole, "the weights");
-  segment_ = std::make_unique<Segment>(whole);
+  const int64_t whole = shared_bytes(arena_bytes_);
+  if (unclaimed_huge_bytes() >= whole) {
+    try {
+      segment_ = std::make_unique<Segment>(whole, true);
+      place_pages(segment_->data(), whole, memory_nodes(), false);  // the reserve is the machine's, not a node's
+      if (!populate_huge(segment_->data(), whole)) segment_.reset();
+    } catch (const Error&) {  // somebody else was faster
+    }
+  }
+  if (!segment_) {
+    require_memory(whole, "the weights");
+    segment_ = std::make_unique<Segment>(whole);
+    place_pages(segment_->data(), whole, memory_nodes(), true);
+    next_huge_page_ = 0;
+  }
   data_ = segment_->data();
-  place_pages(data_, whole, memory_nodes(), true);
 }
 
 // Most systems give shared memory small pages only, and collapse what somebody asks for: best while all but one page of a huge one are
 // still missing. That page says on which node; its place within the huge one changes, so that interleaved nodes take turns.
 void Loader::make_huge_pages() {
-  if (!segment_) return;
-  const int64_t count = segment_->size() / Segment::kHugePage;
+  const int64_t count = segment_ ? segment_->size() / Segment::kHugePage : 0;
   for (int64_t i; !stop_ && (i = next_huge_page_.fetch_add(1)) < count;) {
     uint8_t* const page = data_ + i * Segment::kHugePage;
     __atomic_fetch_or(page + 4096 * (i & 7), 0, __ATOMIC_RELAXED);  // another thread may be loading into it already

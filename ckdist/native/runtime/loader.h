@@ -3,6 +3,7 @@
 // It reads with pread and never maps a file: a file that shrinks meanwhile is an error, not a signal. What is staged per thread
 // is a few megabytes, so no weight is held twice.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -45,6 +46,8 @@ class Loader {
   int add_vector(const Source& source, int64_t begin, int64_t end, bool plus_one);
 
   const uint8_t* arena() const { return data_; }
+  // What a shared arena takes: whole huge pages.
+  static int64_t shared_bytes(int64_t bytes) { return (std::max<int64_t>(bytes, 1) + Segment::kHugePage - 1) / Segment::kHugePage * Segment::kHugePage; }
   // By which other processes of this host can map the arena, where it is shared; else empty.
   std::string path() const { return segment_ ? segment_->path() : std::string(); }
   int64_t arena_bytes() const { return arena_bytes_; }
@@ -115,7 +118,7 @@ class Loader {
 
   std::vector<std::thread> threads_;
   std::atomic<size_t> next_chunk_{0};
-  std::atomic<int64_t> next_huge_page_{0};
+  std::atomic<int64_t> next_huge_page_{INT64_MAX / 2};  // that shared memory is to get, unless it has them
   std::atomic<int64_t> progress_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
