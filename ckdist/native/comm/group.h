@@ -5,6 +5,8 @@
 #pragma once
 #include <cstdint>
 
+#include "core/futex.h"
+
 namespace ckdist {
 
 constexpr int kMaxRanks = 256;
@@ -35,7 +37,7 @@ class Group {
   // Where this rank writes its part of the value in `slot`.
   virtual float* partial(int slot) = 0;
   // Returns when parts(slot) may be read. `step` names the place in error messages.
-  virtual void reduce(int slot, int64_t floats, int step) = 0;
+  virtual void reduce(int slot, int64_t floats, int step, Idle idle) = 0;
   // The summands of the value in `slot`, in their order; their sum from the first to the last is the value.
   virtual int parts(int slot, const float** out) = 0;
 

@@ -99,7 +99,7 @@ void HostRanks::check_awake(int i) {
   if (now - stopped_since_[i] > timeout_ns_) fail(Status::comm, "rank %d (pid %d) has been stopped for more than %.0f s between steps", ranks_[i], pid, timeout_ns_ / 1e9);
 }
 
-void HostRanks::wait_for(Signal& signal, uint32_t count, int i, int step, int64_t grace_ns) {
+void HostRanks::wait_for(Signal& signal, uint32_t count, int i, int step, int64_t grace_ns, Idle idle) {
   std::optional<Waited> waited;  // the clock is not asked before the first sleep
   signal.wait(
       spins_, kTickNs, [&](uint32_t v) { return int32_t(v - count) >= 0; },
@@ -108,15 +108,16 @@ void HostRanks::wait_for(Signal& signal, uint32_t count, int i, int step, int64_
         if (!waited) waited.emplace();
         if (waited->ns() > timeout_ns_ + grace_ns)
           fail(Status::comm, "rank %d (pid %d) did not reach %s within %.0f s", ranks_[i], header_->lines[i].pid.load(), place(step).text, timeout_ns_ / 1e9);
-      });
+      },
+      idle);
 }
 
-void HostRanks::meet(int step, int64_t grace_ns) {
+void HostRanks::meet(int step, int64_t grace_ns, Idle idle) {
   const uint32_t epoch = ++epoch_;
   header_->lines[index].arrived.set(epoch);
   for (int k = 1; k < size; k++) {
     const int i = (index + k) % size;
-    wait_for(header_->lines[i].arrived, epoch, i, step, grace_ns);
+    wait_for(header_->lines[i].arrived, epoch, i, step, grace_ns, idle);
   }
 }
 

@@ -24,7 +24,7 @@ class HostRanks {
   uint8_t* share(int64_t bytes, int64_t mailbox_ints);
 
   // A barrier. `step` names the place in error messages; `grace_ns`: what a peer may take beyond the timeout, because it waits itself.
-  void meet(int step, int64_t grace_ns = 0);
+  void meet(int step, int64_t grace_ns = 0, Idle idle = {});
 
   // Index 0 gives every other rank one message; the others wait for it, mostly asleep, and have it until they receive the next.
   void publish(const int32_t* message, int64_t ints);
@@ -38,7 +38,7 @@ class HostRanks {
  private:
   struct Line;  // one rank's flags
   struct Header;
-  void wait_for(Signal& signal, uint32_t count, int i, int step, int64_t grace_ns = 0);
+  void wait_for(Signal& signal, uint32_t count, int i, int step, int64_t grace_ns = 0, Idle idle = {});
   void check_alive(int i, int step);
   void check_awake(int i);
 

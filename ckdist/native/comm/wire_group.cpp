@@ -195,7 +195,7 @@ float* WireGroup::sum(int slot, int host) const {
   return host == host_ && local_.size == 1 ? part(slot, 0) : sums_[slot] + host * kept_floats_;
 }
 
-void WireGroup::reduce(int slot, int64_t floats, int step) {
+void WireGroup::reduce(int slot, int64_t floats, int step, Idle idle) {
   enter(step);
   whole_[slot] = hosts_ > 2 && floats * 4 > direct_bytes_;
   const int owners = floats * 4 <= leaders_bytes_ ? 1 : owners_;
@@ -207,7 +207,7 @@ void WireGroup::reduce(int slot, int64_t floats, int step) {
     const int h = (host_ + k) % hosts_;
     receive(twin(h), kTagSum, sum(slot, h) + begin, (end - begin) * 4);
   }
-  local_.meet(step);
+  local_.meet(step, 0, idle);
   if (owner && whole_[slot]) {
     add_sums(slot, begin, end);
   } else if (owner) {
@@ -216,7 +216,7 @@ void WireGroup::reduce(int slot, int64_t floats, int step) {
     for (int k = 1; k < hosts_; k++) send(twin((host_ + k) % hosts_), kTagSum, own, (end - begin) * 4);
     wait();
   }
-  local_.meet(step, 2 * grace_ns_);
+  local_.meet(step, 2 * grace_ns_, idle);
 }
 
 // out: of `begin` on, what this host's ranks bring to the value.

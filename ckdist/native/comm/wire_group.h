@@ -39,7 +39,7 @@ class WireGroup : public Group {
   void publish(const int32_t* message, int64_t ints) override;
   const int32_t* receive(int64_t* ints) override;
   float* partial(int slot) override { return part(slot, index_); }
-  void reduce(int slot, int64_t floats, int step) override;
+  void reduce(int slot, int64_t floats, int step, Idle idle) override;
   int parts(int slot, const float** out) override;
   float* logits(int64_t* stride) override;
   void gather(int64_t rows, int step) override;
