@@ -8,17 +8,11 @@ namespace ckdist {
 
 class Shares {
  public:
-  // Few tokens are bound by memory, where long runs count, and where threads that read unequally fast must still end together:
-  // three quarters are cut beforehand, the rest in pieces that take a few microseconds. Many tokens are bound by arithmetic.
+  // Three quarters are cut beforehand, because long runs of memory (few tokens) and many rows that one thread's caches keep (many)
+  // are what is fast. The rest evens out what the threads lost to other work, in pieces that take microseconds for few tokens.
   Shares(int64_t bytes, int threads, bool few_tokens) : threads_(threads), bytes_(bytes) {
-    if (threads == 1) {
-      first_ = bytes, rest_ = 1;
-    } else if (few_tokens) {
-      first_ = bytes / threads / 4 * 3;
-      rest_ = std::max<int64_t>(kSmallBytes, (bytes - first_ * threads) / (threads * 8));
-    } else {
-      first_ = rest_ = (bytes + threads * 8 - 1) / (threads * 8);
-    }
+    first_ = threads == 1 ? bytes : bytes / threads / 4 * 3;
+    rest_ = std::max<int64_t>((bytes - first_ * threads) / (threads * (few_tokens ? 8 : 2)), few_tokens ? kSmallBytes : 1);
   }
 
   int64_t pieces() const { return threads_ + (bytes_ - first_ * threads_ + rest_ - 1) / rest_; }
