@@ -94,7 +94,7 @@ void Meeting::await(uint32_t epoch) {
       if (serve_) serve_();
       const int64_t now = now_ns();
       if (!start) start = now, moved = peer_moved();
-      if (pulse_) pulse_->check();
+      if (pulse_ && pulse_->lost()) pulse_->check((name_ + (" " + std::to_string(calls_))).c_str());
       if (const uint64_t count = peer_moved(); count != moved) moved = count, start = now;  // its bytes flow: it is on its way
       if (now - looked < kTickNs) continue;
       looked = now;
