@@ -175,7 +175,7 @@ def test_a_rank_that_is_stopped_while_it_loads_is_named(tmp_path):
     try:
         for rank in (0, 2):
             _, error = ranks[rank].communicate(timeout=20)
-            assert ranks[rank].returncode == 1 and "rank 1 was lost at start-up: it has not been heard of for 2 s" in error, error
+            assert ranks[rank].returncode == 1 and "rank 1 was lost at start-up: it has not been heard of for" in error, error
     finally:
         for rank in ranks:
             rank.kill()
