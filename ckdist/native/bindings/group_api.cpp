@@ -58,5 +58,8 @@ int ckdist_group_gather(ckdist_group* group, int64_t rows, int32_t step) {
   return guard([&] { group->group->gather(rows, step); });
 }
 const float* ckdist_group_gathered(ckdist_group* group) { return group->group->gathered(); }
+int ckdist_group_leave(ckdist_group* group) {
+  return guard([&] { group->group->leave(); });
+}
 void ckdist_group_abandon(ckdist_group* group, const char* reason) { group->group->abandon(reason); }
 }

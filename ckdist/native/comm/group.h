@@ -12,6 +12,7 @@ namespace ckdist {
 constexpr int kMaxRanks = 256;
 constexpr int kSlots = 2;   // partial values alternate: a slot is written again only after everyone passed the next exchange
 constexpr int kStart = -1;  // the step of what ranks do before the first batch
+constexpr int kBetween = -2; // no step: rank 0 has nothing to do
 
 struct GroupSizes {
   int64_t partial_floats;           // of one partial value, at most
@@ -51,6 +52,8 @@ class Group {
   virtual void check_peers() = 0;
   // Tells the peers that this rank cannot go on, and why.
   virtual void abandon(const char* reason) = 0;
+  // This rank calls nothing any more, and no thread of the group does: its peers miss it no longer.
+  virtual void leave() {}
 };
 
 }  // namespace ckdist

@@ -11,6 +11,8 @@
 
 namespace ckdist {
 
+class Pulse;
+
 class HostRanks {
  public:
   // `index` of `ranks`, which are their numbers in the whole job. Index 0 creates the segment and ignores `path`; the others get
@@ -32,6 +34,8 @@ class HostRanks {
 
   // Throws when a peer is known to be dead, has given up, or has been stopped for longer than the timeout.
   void check();
+  // Signs of life of the whole job, asked while this rank waits.
+  void watch(Pulse* pulse) { pulse_ = pulse; }
   // Tells the peers that this rank cannot go on, and why.
   void abandon(const char* reason);
 
@@ -41,8 +45,10 @@ class HostRanks {
   void wait_for(Signal& signal, uint32_t count, int i, int step, int64_t grace_ns = 0, Idle idle = {});
   void check_alive(int i, int step);
   void check_awake(int i);
+  void check_pulse(int i, int step, int64_t waited_ns);
 
   std::vector<int> ranks_;
+  Pulse* pulse_ = nullptr;
   int spins_;
   int64_t timeout_ns_, mailbox_ints_ = 0;
   uint32_t epoch_ = 0, message_ = 0;  // barriers this rank has begun, messages it has seen
