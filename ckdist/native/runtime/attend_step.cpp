@@ -105,7 +105,7 @@ void Executable::attend_split(int thread, int index, const Split& split) {
   const ckdist_step& step = phase_->steps[index];
   const int kv_heads = program_.kv_heads;
   for (int64_t i = thread; i < batch_.runs * kv_heads; i += active_) rotate_and_store(thread, step, int(i / kv_heads), i / kv_heads, int(i % kv_heads));
-  meet(thread);
+  meet(thread, index);
   int64_t i = counters_[index].fetch_add(1), before = 0, parts = 0;  // before: tasks of earlier items; parts: theirs
   for (int64_t item = 0; item < batch_.runs * kv_heads; item++) {
     const int run = int(item / kv_heads), kv_head = int(item % kv_heads);
@@ -136,7 +136,7 @@ void Executable::attend_prompt(int thread, int index) {
     for (int h = 0; h < kv_heads; h++)
       if ((position / kBlockTokens * kv_heads + h + run) % active_ == thread) rotate_and_store(thread, step, int(run), token, h);
   }
-  meet(thread);
+  meet(thread, index);
   // Tiles of query tokens from the last, longest context to the first, to whoever is free.
   int64_t tiles = 0;
   for (int64_t r = 0; r < batch_.runs; r++) tiles += (batch_.run[r].tokens + kQueryTile - 1) / kQueryTile;

@@ -16,7 +16,15 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
     : program_(program), phases_(program.phases, program.phases + program.phase_count), group_(group), kernels_(kernels()), workers_(threads), pool_(threads, std::move(cpus), spins) {
   if (phases_.empty() || phases_.size() > kMaxPhases) fail(Status::native, "%d phases; one to %d are possible", program.phase_count, kMaxPhases);
   int most_steps = 0;
-  for (const ckdist_phase& phase : phases_) most_steps = std::max(most_steps, phase.step_count);
+  for (size_t p = 0; p < phases_.size(); p++) {
+    const ckdist_phase& phase = phases_[p];
+    most_steps = std::max(most_steps, phase.step_count);
+    next_linear_[p].resize(phase.step_count);
+    for (int i = phase.step_count - 1, next = -1; i >= 0; i--) {
+      next_linear_[p][i] = next;
+      if (phase.steps[i].op == ckdist_step_linear) next = i;
+    }
+  }
   counters_.reset(new std::atomic<int64_t>[most_steps]);
   arena_.emplace(program.arena_bytes, "activations");
   for (int h = 0, head = 0; h < program.kv_heads; h++) {
@@ -84,18 +92,18 @@ float* Executable::floats(int value, int64_t* stride) {
   return reinterpret_cast<float*>(arena_->data() + v.place);
 }
 
-void Executable::meet(int thread) {
-  meet(thread, false, [] {});
+void Executable::meet(int thread, int index) {
+  meet(thread, index, false, [](Idle) {});
 }
 
 // What other ranks are to read is met for over all of them, anything else among this rank's threads.
 void Executable::finish(int thread, int index, int64_t rows) {
   const ckdist_step& step = phase_->steps[index];
   const ckdist_value& out = value(step.out[step.op == ckdist_step_attend ? 3 : 0]);
-  if (out.kind == ckdist_in_logits) meet(thread, true, [&] { group_.gather(rows, index); });
-  else if (out.kind != ckdist_in_slot) meet(thread);
-  else if (phase_->tokens_cut) meet(thread, true, [&] { group_.exchange(index); });
-  else meet(thread, true, [&] { group_.reduce(int(out.place), rows * out.width, index); });
+  if (out.kind == ckdist_in_logits) meet(thread, index, true, [&](Idle) { group_.gather(rows, index); });
+  else if (out.kind != ckdist_in_slot) meet(thread, index);
+  else if (phase_->tokens_cut) meet(thread, index, true, [&](Idle idle) { group_.exchange(index, idle); });
+  else meet(thread, index, true, [&](Idle idle) { group_.reduce(int(out.place), rows * out.width, index, idle); });
 }
 
 void Executable::run(const int32_t* message, int64_t ints) {
@@ -109,6 +117,7 @@ void Executable::run(const int32_t* message, int64_t ints) {
   own_ = phase_->tokens_cut ? share(group_.rank) : 0;
   own_tokens_ = phase_->tokens_cut ? share(group_.rank + 1) - own_ : batch_.tokens;
   active_ = std::min(std::max(batch.threads, 1), pool_.size());
+  for (Worker& worker : workers_) worker.ahead.step = -1;
   for (int i = 0; i < phase_->step_count; i++) counters_[i].store(0, std::memory_order_relaxed);
   const int64_t start = now_ns();
   try {
@@ -149,7 +158,7 @@ ckdist_times Executable::times(bool reset) {
 void Executable::replay(int thread) {
   const int steps = batch_.steps > 0 ? batch_.steps : phase_->step_count;
   for (int i = 0; i < steps; i++) execute(thread, i);
-  if (steps < phase_->step_count) meet(thread, true, [&] { group_.gather(0, steps); });  // as every batch ends
+  if (steps < phase_->step_count) meet(thread, steps - 1, true, [&](Idle) { group_.gather(0, steps); });  // as every batch ends
 }
 
 void Executable::execute(int thread, int i) {

@@ -35,17 +35,21 @@ class Executable {
   // Batches of at most this many rows are prepared by every thread for itself, which saves a barrier; larger ones once for all.
   static constexpr int kReplicatedRows = 2;
   static constexpr int kQueryTile = 32;  // query tokens of one attention task
-  static constexpr int64_t kPieceBytes = 512 << 10;  // of weights, the least worth sharing out for few tokens
+  static constexpr int kFewRows = 16;  // products of at most so many are bound by memory
+  static constexpr int64_t kAheadBytes = 256 << 10;  // of a product's weights that are fetched before it begins
 
   static constexpr int kMaxPhases = 8;
   // A product that is added to another is made of so many tokens and tiles at a time: it stays in the L2 cache.
   static constexpr int64_t kAddedTokens = 256, kAddedTiles = 8;
+
+  struct Ahead { int step; const uint8_t *at, *end; };  // of the product whose weights are being fetched, what is still to come
 
   struct alignas(64) Worker {  // one thread's private memory
     uint8_t* scratch;          // attention
     float* row;                // one residual row, or a rotated key
     float* product;            // (kAddedTokens, kAddedTiles * kTileRows)
     uint8_t* activations[3];   // kReplicatedRows rows per format
+    Ahead ahead;
     int64_t moved = 0;         // bytes read of other ranks' memory in this batch
   };
   struct Item { int run, first, tokens, kv_head; };  // an attention task: query tokens [first, first + tokens) of a run
@@ -91,13 +95,18 @@ class Executable {
   const Matrix& matrix(int index) const { return *static_cast<const Matrix*>(phase_->matrices[index]); }
   const float* vector(int index) const { return phase_->vectors[index]; }
   uint8_t* kv(int layer, int kv_head) const;
-  void meet(int thread);
+  int64_t weight_bytes(const ckdist_step& step) const;
+  template <class Visit> void each_range(const ckdist_step& step, int64_t from, int64_t to, Visit&& visit);
+  void find_ahead(int thread, int index);
+  static void fetch_ahead(void* ahead);
+  void meet(int thread, int index);
   template <class Last>
-  void meet(int thread, bool exchange, Last&& last) {
-    if (thread != 0) return pool_.barrier(last);
-    const int64_t start = now_ns();
-    pool_.barrier(last);
-    (exchange ? times_.exchange : times_.barrier) += double(now_ns() - start) * 1e-9;
+  void meet(int thread, int index, bool exchange, Last&& last) {
+    const int64_t start = thread == 0 ? now_ns() : 0;
+    find_ahead(thread, index);
+    const Idle idle = {fetch_ahead, &workers_[thread].ahead};
+    pool_.barrier([&] { last(idle); }, idle);
+    if (thread == 0) (exchange ? times_.exchange : times_.barrier) += double(now_ns() - start) * 1e-9;
   }
   void finish(int thread, int index, int64_t rows);  // the end of a step that wrote its last output
 
@@ -108,6 +117,7 @@ class Executable {
   const Kernels& kernels_;
   std::optional<Arena> arena_, kv_arena_, scratch_arena_, part_arena_;
   std::vector<Worker> workers_;
+  std::vector<int> next_linear_[kMaxPhases];    // the product after each step, or -1
   std::vector<const float*> peers_[kSlots];     // every rank's slots, where ranks share memory
   std::vector<int> first_head_;                 // of each local kv-head
   std::unique_ptr<std::atomic<int64_t>[]> counters_;  // next item of each step that shares work out dynamically

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "runtime/executable.h"
+#include "runtime/shares.h"
 
 // Steps of an executable: embedding, activations and the matrices that read them.
 
@@ -37,7 +38,7 @@ void Executable::prepare(int thread, int index) {
     return;
   }
   for (int64_t r = thread; r < n; r += active_) prepare_row(thread, step, r, step.outputs_only ? batch_.output_tokens[r] : r, true);
-  meet(thread);
+  meet(thread, index);
 }
 
 // Rows are numbered as batch_.output_tokens, so that all ranks find a row without asking whose it is.
@@ -113,38 +114,70 @@ void Executable::prepare_row(int thread, const ckdist_step& step, int64_t out_ro
   }
 }
 
+int64_t Executable::weight_bytes(const ckdist_step& step) const {
+  int64_t bytes = 0;
+  for (int m = 0; m < 4 && step.matrix[m] >= 0; m++)
+    for (int s = step.matrix[m]; s < step.matrix[m] + step.count[m]; s++) bytes += matrix(s).tile_count() * matrix(s).tile_bytes;
+  return bytes;
+}
+
+// Calls visit(m, s, column, first tile, end) for the tiles of shards whose middle lies in bytes [from, to) of a step's matrices laid end
+// to end; those of a gated step lie tile beside tile, and so do shards that are added. `column`: the rows of the shards before.
+template <class Visit>
+void Executable::each_range(const ckdist_step& step, int64_t from, int64_t to, Visit&& visit) {
+  const bool gated = step.i[0], added = step.i[2];
+  int64_t offset = 0;
+  for (int m = 0; m < (gated ? 1 : 4) && step.matrix[m] >= 0; m++) {
+    int64_t column = 0;
+    for (int s = 0; s < (added ? 1 : step.count[m]); s++) {
+      const Matrix& w = matrix(step.matrix[m] + s);
+      int64_t tile_bytes = gated ? w.tile_bytes + matrix(step.matrix[1] + s).tile_bytes : w.tile_bytes;
+      for (int more = 1; added && more < step.count[m]; more++) tile_bytes += matrix(step.matrix[m] + more).tile_bytes;
+      auto boundary = [&](int64_t at) { return tile_bytes ? std::clamp<int64_t>((at - offset + tile_bytes / 2) / tile_bytes, 0, w.tile_count()) : 0; };
+      if (boundary(from) < boundary(to)) visit(m, s, column, boundary(from), boundary(to));
+      offset += tile_bytes * w.tile_count();
+      column += w.rows;
+    }
+  }
+}
+
+// While a thread waits in a step of few tokens, memory would idle: it brings the start of its first piece of the next product
+// to the L2 cache, as far as it gets.
+void Executable::find_ahead(int thread, int index) {
+  Ahead& ahead = workers_[thread].ahead;
+  const int next = next_linear_[phase_ - phases_.data()][index];
+  if (ahead.step == next) return;
+  ahead = {next, nullptr, nullptr};
+  if (next < 0 || rows(phase_->steps[next]) > kFewRows) return;
+  const ckdist_step& step = phase_->steps[next];
+  const int64_t bytes = weight_bytes(step);
+  if (bytes == 0) return;  // nothing of these matrices is this rank's
+  const Shares shares(bytes, active_, true);
+  each_range(step, shares.begin(thread), shares.begin(thread + 1), [&](int m, int s, int64_t, int64_t begin, int64_t end) {
+    if (ahead.at != nullptr) return;
+    const Matrix& w = matrix(step.matrix[m] + s);
+    ahead.at = w.tiles + begin * w.tile_bytes;
+    ahead.end = ahead.at + std::min((end - begin) * w.tile_bytes, kAheadBytes);
+  });
+}
+
+void Executable::fetch_ahead(void* with) {
+  Ahead& ahead = *static_cast<Ahead*>(with);
+  for (int line = 0; line < 4 && ahead.at < ahead.end; line++, ahead.at += 64) __builtin_prefetch(ahead.at, 0, 2);
+  cpu_pause();
+}
+
 void Executable::linear(int thread, int index) {
   const ckdist_step& step = phase_->steps[index];
-  const int64_t n = rows(step);
-  const bool gated = step.i[0], added = step.i[2];
-  int count = 0;
-  int64_t bytes = 0;
-  for (; count < 4 && step.matrix[count] >= 0; count++)
-    for (int s = 0; s < step.count[count]; s++) bytes += matrix(step.matrix[count] + s).tile_count() * matrix(step.matrix[count] + s).tile_bytes;
-
+  const int64_t n = rows(step), bytes = weight_bytes(step);
   if (n > 0 && bytes > 0) {
-    // Cut by bytes; each thread has a first piece, the others go to whoever is free. Few tokens are bound by memory, where long
-    // runs count.
-    const int64_t pieces = active_ * (n <= 16 ? std::clamp<int64_t>(bytes / active_ / kPieceBytes, 1, 8) : 8);
-    const int64_t piece_bytes = (bytes + pieces - 1) / pieces;
-    for (int64_t piece = thread; piece < pieces; piece = active_ + counters_[index].fetch_add(1)) {
-      int64_t offset = 0;
-      for (int m = 0; m < (gated ? 1 : count); m++) {
-        int64_t column = 0;  // of the shard's first row among the matrix's
-        for (int s = 0; s < (added ? 1 : step.count[m]); s++) {
-          const Matrix& w = matrix(step.matrix[m] + s);
-          int64_t tile_bytes = gated ? w.tile_bytes + matrix(step.matrix[1] + s).tile_bytes : w.tile_bytes;
-          for (int more = 1; added && more < step.count[m]; more++) tile_bytes += matrix(step.matrix[m] + more).tile_bytes;
-          auto boundary = [&](int64_t at) { return tile_bytes ? std::clamp<int64_t>((at - offset + tile_bytes / 2) / tile_bytes, 0, w.tile_count()) : 0; };
-          const int64_t begin = boundary(piece * piece_bytes), end = boundary((piece + 1) * piece_bytes);
-          if (begin < end && added) multiply_added(thread, step, begin, end);
-          else if (begin < end) multiply(thread, step, m, s, column, begin, end);
-          if (begin < end && gated) multiply_gate(thread, step, s, column, begin, end);
-          offset += tile_bytes * w.tile_count();
-          column += w.rows;
-        }
-      }
-    }
+    const Shares shares(bytes, active_, n <= kFewRows);
+    for (int64_t piece = thread; piece < shares.pieces(); piece = active_ + counters_[index].fetch_add(1))
+      each_range(step, shares.begin(piece), shares.begin(piece + 1), [&](int m, int s, int64_t column, int64_t begin, int64_t end) {
+        if (step.i[2]) return multiply_added(thread, step, begin, end);
+        multiply(thread, step, m, s, column, begin, end);
+        if (step.i[0]) multiply_gate(thread, step, s, column, begin, end);
+      });
   }
   const ckdist_value& out = value(step.out[0]);
   if (out.kind == ckdist_in_slot && !phase_->tokens_cut && bytes == 0) {  // this rank has no columns of the matrix: its part of the sum is zero
