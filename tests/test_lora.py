@@ -5,11 +5,13 @@ import json
 import numpy as np
 import pytest
 
+from ckdist.cli.export import export_gguf
 from ckdist.errors import ConfigError, ModelFileError
-from ckdist.train.lora import Lora, load_adapter, save_adapter
+from ckdist.train.lora import MODULES, Lora, load_adapter, save_adapter
 from ckdist.train.model import open_model
-from ckdist.train.trainer import reference_executable, train
+from ckdist.train.trainer import native_executable, reference_executable, train
 from ckdist.train.batch import PackedBatch
+from tests.thread_ranks import run_threads
 from tests.tiny_training import config
 
 safetensors = pytest.importorskip("safetensors.numpy")
@@ -51,6 +53,38 @@ def test_it_begins_as_the_base_and_adds_what_peft_defines(base, tmp_path):
         a, b = (adapted.parameters[f"{stem}.lora_{kind}.weight"] for kind in "AB")
         whole = scale * plain.gradients[f"{stem}.weight"]
         np.testing.assert_allclose(gradient, b.T @ whole if ".lora_A." in name else whole @ a.T, rtol=2e-3, atol=2e-3 * np.abs(gradient).max())
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_what_is_native_is_what_is_defined(base, tmp_path, kind):
+    if kind == "gguf":
+        export_gguf(base, str(tmp_path / "base.gguf"), "q8_0")
+        base = str(tmp_path / "base.gguf")
+    c = adapting(base, tmp_path, lora_target_modules=MODULES, lora_r=3, activation_checkpointing=True)
+    model = open_model(c)
+    native, reference = (make(model, c, None, 2, ()) for make in (native_executable, reference_executable))
+    rng = np.random.default_rng(0)
+    for step in range(2):  # the second has other adapters on the base that was packed in the first
+        for name, view in native.parameters.items():
+            view[:] = reference.parameters[name][:] = 0.05 * rng.standard_normal(view.shape)
+        native.updated(), native.zero_grad(), reference.zero_grad()
+        assert native.forward_backward(BATCH, reduce=False) == pytest.approx(reference.forward_backward(BATCH, reduce=False), rel=1e-5)
+        for name, gradient in reference.gradients.items():
+            assert np.linalg.norm(native.gradients[name] - gradient) < 1e-4 * np.linalg.norm(gradient), name
+        assert native.loss(BATCH) == pytest.approx(reference.loss(BATCH), rel=1e-5)
+
+
+def test_adapters_are_the_same_on_any_number_of_ranks(base, tmp_path):
+    curves = {}
+    for ranks in (1, 3):
+        (tmp_path / str(ranks)).mkdir()
+        c = adapting(base, tmp_path / str(ranks), lora_target_modules=MODULES, max_steps=3, per_device_train_batch_size=6 // ranks, learning_rate=1e-2)
+        reports = []
+        run_threads(ranks, lambda world: train(c, reports.append if world.rank == 0 else None, world=world))
+        curves[ranks] = [report.loss for report in reports]
+        assert len(curves[ranks]) == 3
+    np.testing.assert_allclose(curves[3], curves[1], rtol=1e-5)
+    assert curves[1][-1] < curves[1][0]
 
 
 def test_trained_adapters_are_pefts_files_and_come_back(base, tmp_path):

@@ -67,8 +67,8 @@ class LoraTracer(TrainingTracer):
             stem = w.name.removesuffix(".weight")
             if stem.rpartition(".")[2] in self.lora.targets:
                 a, b = Weight(f"{stem}.lora_A.weight", (rank, w.dims[1])), Weight(f"{stem}.lora_B.weight", (w.dims[0], rank))
-                low = super().linear(super().linear(x, a, names=["lora_a"]), b, names=["lora_b"])
-                outputs[index] = self.add(outputs[index], self.scale(low, self.lora.scale))
+                low = self.scale(super().linear(x, a, names=["lora_a"]), self.lora.scale)  # (tokens, rank)
+                outputs[index] = self.add(outputs[index], super().linear(low, b, names=["lora_b"]))
         return tuple(outputs) if len(weights) > 1 else outputs[0]
 
 

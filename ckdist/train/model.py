@@ -19,7 +19,7 @@ from ckdist.models.from_config import spec_from_config
 from ckdist.models.spec import ModelSpec
 from ckdist.program.program import Program, Weight
 from ckdist.program.tracer import TrainingTracer, trace_loss
-from ckdist.tokens.folder import load_tokenizer
+from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.checkpoint import write_synced
 from ckdist.train.data.documents import BadLine, find_files, read_documents
@@ -42,7 +42,8 @@ class TrainedModel:
     weights: tuple[Weight, ...]
     load: Callable[[str], np.ndarray]
     lora: Lora | None
-    tokenizer_folder: Path
+    tracer: Callable[..., TrainingTracer]  # that `program` was written with
+    tokenizer_folder: Path  # or a GGUF
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -68,7 +69,8 @@ def open_model(config) -> TrainedModel:
     if config.max_length > spec.max_position:
         raise ConfigError(f"max_length ({config.max_length}) is more than the {spec.max_position} positions of the model")
     lora = Lora(config.lora_r, config.lora_alpha, config.lora_target_modules) if config.lora_r else None
-    program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), functools.partial(LoraTracer, lora) if lora else TrainingTracer)
+    tracer = functools.partial(LoraTracer, lora) if lora else TrainingTracer
+    program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)
     weights = tuple(w for w in program.weights if not lora or ".lora_" in w.name)
     shapes = {w.name: tuple(d.elements for d in w.dims) for w in program.weights}
     std = float(values.get("initializer_range", INITIALIZER_RANGE))
@@ -81,7 +83,7 @@ def open_model(config) -> TrainedModel:
         return read_tensor(checkpoint.tensors[name])
 
     folder = Path(config.tokenizer_name or (config.model_name_or_path if checkpoint else Path(config.output_dir) / "tokenizer"))
-    return TrainedModel(spec, values, program, weights, load, lora, folder)
+    return TrainedModel(spec, values, program, weights, load, lora, tracer, folder)
 
 
 def open_tokenizer(config, model: TrainedModel, make: bool) -> Tokenizer:
@@ -90,7 +92,7 @@ def open_tokenizer(config, model: TrainedModel, make: bool) -> Tokenizer:
     trained_here = not config.tokenizer_name and not config.model_name_or_path
     if trained_here and make and not (folder / "tokenizer.json").is_file():
         _make_tokenizer(config, folder, model.spec.vocab_size)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = tokenizer_of(folder)
     if tokenizer.vocab_size > model.spec.vocab_size:
         raise ConfigError(f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, and the model's vocab_size is {model.spec.vocab_size}: set model_config.vocab_size")
     return tokenizer
