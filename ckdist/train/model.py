@@ -24,10 +24,11 @@ from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.checkpoint import write_synced
 from ckdist.train.data.documents import BadLine, find_files, read_documents
 from ckdist.train.initial import initial_weight
-from ckdist.train.lora import Lora, LoraTracer
+from ckdist.train.lora import LoraTracer, initial_matrix
 from ckdist.train.tokenizer import tokenizer_config, train_tokenizer
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.loader import read_tensor
+from ckdist.weights.lora import Lora
 
 INITIALIZER_RANGE = 0.02
 
@@ -77,7 +78,7 @@ def open_model(config) -> TrainedModel:
 
     def load(name: str) -> np.ndarray:
         if ".lora_" in name:
-            return lora.initial(name, shapes[name], config.seed)
+            return initial_matrix(name, shapes[name], config.seed)
         if checkpoint is None:
             return initial_weight(name, shapes[name], spec, std, config.seed)
         return read_tensor(checkpoint.tensors[name])
