@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -114,7 +115,12 @@ def _make_tokenizer(config, folder: Path, vocab_size: int) -> None:
         write_synced(temporary / "tokenizer_config.json", json.dumps(tokenizer_config(config.max_length), indent=2).encode())
         write_synced(temporary / "tokenizer.json", made.to_str().encode())
         os.chmod(temporary, 0o755)
-        os.rename(temporary, folder)
+        try:
+            os.rename(temporary, folder)
+        except OSError:  # another host, on the same file system, was faster
+            if not (folder / "tokenizer.json").is_file():
+                raise
+            shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise ConfigError(f"the tokenizer could not be written to {folder}: {error.strerror}") from None
 
