@@ -260,6 +260,20 @@ def test_what_comes_out_is_a_model_that_can_be_trained_on(eight, tmp_path):
     assert again.generate(["1 and 2 are"], ckdist.SamplingParams(max_tokens=3, temperature=0))
 
 
+def test_transformers_loads_what_comes_out(eight):
+    """Needs the `golden` extra."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    out = f"{eight[0].output_dir}/model"
+    peer, tokenizer = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32), transformers.AutoTokenizer.from_pretrained(out)
+    with ckdist.LLM(out, threads=1) as own:
+        ids = own.tokenizer.encode("1 and 2 are 3")
+        assert tokenizer("1 and 2 are 3")["input_ids"] == ids
+        (scored,) = own.generate([ids], ckdist.SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0))
+    with torch.no_grad():
+        expected = torch.log_softmax(peer(torch.tensor([ids])).logits[0], -1)[range(len(ids) - 1), ids[1:]]
+    np.testing.assert_allclose([entry[0] for entry in scored.prompt_logprobs[1:]], expected.numpy(), atol=0.02)  # ckdist multiplies in bfloat16
+
+
 def test_ranks_from_the_command_line_and_own_batches(tmp_path):
     path = toml(tmp_path, per_device_train_batch_size=3, max_steps=3)
     done = run_ranks(2, "-m", "ckdist.cli.main", "train", str(path), "--set", "max_steps=2", timeout=120)
