@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import ckdist
+from ckdist.engine.launch import BUNDLED
 from ckdist.errors import CommError, ConfigError, EngineError, ModelFileError
 from ckdist.train import checkpoint as saved
 from ckdist.train.arena import Arena
@@ -140,6 +141,26 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):
         signal.signal(signal.SIGXFSZ, old)
     assert sorted(p.name for p in (tmp_path / "out").iterdir() if "checkpoint" in p.name) == ["checkpoint-4"]
     assert [r.step for r in curve(c)] == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("kilobytes, said", [(800, r"checkpoint-6 could not be written: the disk is full; the last good one is .*checkpoint-4"),
+                                             (20, "token cache .* could not be written: No space left on device; make room")])  # fmt: skip
+def test_a_disk_that_is_really_full(tmp_path, kilobytes, said):
+    path, out = toml(tmp_path, save_steps=2), tmp_path / "out"
+    out.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(out)], capture_output=True).returncode:
+        pytest.skip("needs to mount a small file system")
+    command = [sys.executable, "-m", "ckdist.cli.main", "train", str(path), "--set", f"tokenizer_name={BUNDLED}", "--set", "model_config.vocab_size=4096"][: 5 if kilobytes > 100 else None]
+    train_it = lambda: subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    try:
+        done = train_it()
+        assert done.returncode == 1 and re.search(said, done.stderr) and "Traceback" not in done.stderr, done.stderr
+        assert not list(out.glob(".*/*"))
+        subprocess.run(["mount", "-o", "remount,size=20m", str(out)], check=True)
+        done = train_it()
+        assert done.returncode == 0 and ("checkpoint-4: 4 of 8 steps are done" in done.stderr) == (kilobytes > 100), done.stderr
+    finally:
+        subprocess.run(["umount", "-l", str(out)], check=True)
 
 
 def test_what_fails_on_one_rank_is_told_by_all(tmp_path):
