@@ -12,7 +12,7 @@ from ckdist.program.lower import Lowered
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i16": 25, "bf16": 30}
 _KINDS = {"arena": 0, "slot": 1, "logits": 2, "activations": 3}
 _ROPE_ROWS = 4096  # that are computed at a time, so that a long context costs little more than its tables
-_OPS = {"embed": 0, "prepare": 1, "linear": 2, "attend": 3}
+_OPS = {"embed": 0, "prepare": 1, "linear": 2, "attend": 3, "low_rank": 4}
 
 
 @dataclass(frozen=True)

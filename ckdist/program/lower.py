@@ -16,6 +16,7 @@ from ckdist.program.program import Instr, Program, Value, Weight
 GATES = {"silu": 0, "gelu_tanh": 1}
 ROPE_TABLES = {"global": 0, "local": 1}
 ROW_ALIGN = 64
+RANK_UNIT = 16  # low ranks are computed in whole tiles, and the next matrix reads them at the beginning of a cache line
 SLOTS = 2  # partial values alternate between this many exchange buffers
 
 
@@ -48,7 +49,10 @@ class Step:
 
 @dataclass
 class Lowered:
-    """`matrices[i]` is (weight name, this rank's rows, columns) and `vectors[i]` (weight name, elements), as [begin, end)."""
+    """`matrices[i]` is (weight name, this rank's rows, columns) and `vectors[i]` (weight name, elements), as [begin, end).
+
+    Where the name is a tuple of names, the matrices lie one below the other, each with rows of zeros up to a multiple of RANK_UNIT.
+    """
 
     steps: list[Step]
     buffers: list[Buffer]
@@ -240,18 +244,45 @@ class _Lowering:
                     r.stored = step.outputs[0] = self._buffer("arena", self.buffers[r.y].width)
         else:
             step.y = source
-        inputs = []
-        for name in names:
-            block = self.block_columns(name)
-            begin, end = columns[0] // block * block, -(-columns[1] // block) * block
-            width, lead, fmt = (end - begin if columns[1] > columns[0] else 0), columns[0] - begin, self.formats(name)
-            if step.outputs[1 + fmt] < 0:
-                step.outputs[1 + fmt] = self._buffer("activations", width, format=fmt, lead=lead)
-            prepared = self.buffers[step.outputs[1 + fmt]]
-            assert (prepared.width, prepared.lead) == (width, lead), "matrices that read one input have the same columns"
-            inputs.append(step.outputs[1 + fmt])
         self.steps.append(step)
-        return inputs
+        return [self._activations(step, name, columns) for name in names]
+
+    def _activations(self, prepare: Step, name: str, columns: tuple[int, int]) -> int:
+        """The buffer in which `prepare` leaves its columns as matrix `name` reads them."""
+        block = self.block_columns(name)
+        begin, end = columns[0] // block * block, -(-columns[1] // block) * block
+        width, lead, fmt = (end - begin if columns[1] > columns[0] else 0), columns[0] - begin, self.formats(name)
+        if prepare.outputs[1 + fmt] < 0:
+            prepare.outputs[1 + fmt] = self._buffer("activations", width, format=fmt, lead=lead)
+        prepared = self.buffers[prepare.outputs[1 + fmt]]
+        assert (prepared.width, prepared.lead) == (width, lead), "matrices that read one input have the same columns"
+        return prepare.outputs[1 + fmt]
+
+    def low_rank(self, i: Instr) -> None:
+        """All A beside the matrices that they add to, in their step; then their results, prepared, times each B, into the same values."""
+        prepare, base = self.steps[-2:]
+        if base.op != "linear" or prepare.op != "prepare":
+            raise LayoutError(f"cannot lower a low_rank that does not follow its linear: {i}")
+        count = len(i.outputs)
+        a, b = i.weights[:count], i.weights[count:]
+        begin, end = a[0].dims[1].share(self.mesh)
+        columns = begin * a[0].dims[1].width, end * a[0].dims[1].width
+        rows = sum(-(-w.dims[0].size // RANK_UNIT) * RANK_UNIT for w in a)
+        low = self._buffer("arena", rows)
+        outputs = list(base.outputs)
+        gates = [r.attrs["function"] for v in i.outputs if (r := self._reader(v)) is not None and r.op == "gated"]
+        base.inputs.append(self._activations(prepare, a[0].name, columns))
+        base.outputs.append(low)
+        base.matrices.append(self.matrices.setdefault((tuple(w.name for w in a), (0, rows), columns), len(self.matrices)))
+        base.vectors.append(-1)
+        base.ints = [0, 0, 1]
+        second = Step("prepare", outputs=[-1, -1, -1, -1], y=low, vectors=[-1, -1], floats=[0.0])
+        self.steps.append(second)
+        inputs, matrices = [self._activations(second, b[0].name, (0, rows))], [-1] * len(outputs)
+        for value, w in zip(i.inputs[1:], b):
+            matrices[outputs.index(self.values[value.name])] = self._matrix(w)
+        self.steps.append(Step("low_rank", inputs=inputs, outputs=outputs, matrices=matrices, ints=[1, GATES[gates[0]]] if gates else [0, 0]))
+        self.values.update((v.name, self.values[old.name]) for old, v in zip(i.inputs[1:], i.outputs))
 
     def gated(self, i: Instr) -> None:
         self.values[i.outputs[0].name] = self.values[i.inputs[0].name]

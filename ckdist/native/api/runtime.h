@@ -13,10 +13,12 @@ enum {
   ckdist_step_prepare = 1,  /* s = sum(y); if vector[0] >= 0: s = rms_norm(s, vector[0]); r = x < 0 ? s : x + s; out[0] = r unless < 0;
                           if vector[1] >= 0: r = rms_norm(r, vector[1]); out[1 + format] = activations of r unless < 0; f[0]: eps */
   ckdist_step_linear = 2,   /* out[m] = in[m] (activations) times matrix[m] (+ vector[m]); i[0]: 1 when out[0] = gated(out[0], out[1]),
-                          i[1]: the gate function; f[1]: soft cap on logits */
-  ckdist_step_attend = 3    /* rotates out[0] (q) and out[1] (k), stores k and out[2] (v), out[3] = attention; i[0]: layer,
+                          i[1]: the gate function, i[2]: 1 when a low_rank step follows, which adds to out; f[1]: soft cap on logits */
+  ckdist_step_attend = 3,   /* rotates out[0] (q) and out[1] (k), stores k and out[2] (v), out[3] = attention; i[0]: layer,
                           i[1]: rope table, i[2]: window, i[3]: table of kv-heads in `ints`; vector[0], vector[1]: q and k norms;
                           f[0]: eps, f[1]: scale, f[2]: soft cap */
+  ckdist_step_low_rank = 4  /* out[m] += matrix[m] times in[0] (activations), of which those with a matrix read one stretch of columns after
+                          the other; i[0], i[1]: as in linear */
 };
 enum { ckdist_in_arena = 0, ckdist_in_slot = 1, ckdist_in_logits = 2, ckdist_in_activations = 3 };
 

@@ -43,7 +43,8 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
     else row_floats = std::max(row_floats, v.width);
   const int64_t scratch = round_up(kernels_.attention.scratch_bytes(kQueryTile, max_group_, program.head_dim), 64);
   const int64_t row = round_up(row_floats * 4, 64);
-  int64_t each = scratch + row;
+  constexpr int64_t sums = kLowTokens * kLowTiles * kTileRows * 4;
+  int64_t each = scratch + row + sums;
   for (int64_t bytes : activation_bytes) each += kReplicatedRows * bytes;
   each = round_up(each, 4096);
   scratch_arena_.emplace(each * threads, "the threads' buffers");
@@ -53,6 +54,7 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
     uint8_t* p = at;
     w.scratch = p, p += scratch;
     w.row = reinterpret_cast<float*>(p), p += row;
+    w.sums = reinterpret_cast<float*>(p), p += sums;
     for (int f = 0; f < 3; f++) w.activations[f] = p, p += kReplicatedRows * activation_bytes[f];
   }
   // Parts of contexts that threads share: enough for the whole cache, which is less than a hundredth of it.
@@ -148,6 +150,7 @@ void Executable::execute(int thread, int i) {
     case ckdist_step_prepare: return prepare(thread, i);
     case ckdist_step_linear: return linear(thread, i);
     case ckdist_step_attend: return attend(thread, i);
+    case ckdist_step_low_rank: return low_rank(thread, i);
     default: fail(Status::native, "step %d has unknown op %d", i, steps_[i].op);
   }
 }
@@ -233,6 +236,7 @@ void Executable::each_range(const ckdist_step& step, int64_t from, int64_t to, V
   for (int m = 0; m < (gated ? 1 : 4) && step.matrix[m] >= 0; m++) {
     const Matrix& w = matrix(step.matrix[m]);
     const int64_t tile_bytes = gated ? w.tile_bytes + matrix(step.matrix[1]).tile_bytes : w.tile_bytes;
+    if (tile_bytes == 0) continue;  // this rank has no rows of it
     auto boundary = [&](int64_t at) { return std::clamp<int64_t>((at - offset + tile_bytes / 2) / tile_bytes, 0, w.tile_count()); };
     if (boundary(from) < boundary(to)) visit(m, boundary(from), boundary(to));
     offset += tile_bytes * w.tile_count();
@@ -304,18 +308,67 @@ void Executable::linear(int thread, int index) {
       each_range(step, shares.begin(piece), shares.begin(piece + 1), share);
   }
   const ckdist_value& out = values_[step.out[0]];
-  if (out.kind == ckdist_in_slot) {
-    if (bytes == 0) {  // this rank has no columns of the matrix: its part of the sum is zero
+  if (bytes == 0 && (out.kind == ckdist_in_slot || step.i[2]))  // this rank has no columns of the matrices: its part of the sum is zero
+    for (int m = 0; m < 4 && step.out[m] >= 0; m++) {
       int64_t stride;
-      float* y = floats(step.out[0], &stride);
+      float* y = floats(step.out[m], &stride);
       for (int64_t t = thread; t < n; t += active_) std::fill(y + t * stride, y + (t + 1) * stride, 0.f);
     }
+  if (step.i[2]) {
+    meet(thread, index);
+  } else if (out.kind == ckdist_in_slot) {
     meet(thread, index, true, [&](Idle idle) { group_.reduce(int(out.place), n * out.width, index, idle); });
   } else if (out.kind == ckdist_in_logits) {
     meet(thread, index, true, [&](Idle) { group_.gather(n, index); });
   } else {
     meet(thread, index);
   }
+}
+
+void Executable::low_rank(int thread, int index) {
+  const ckdist_step& step = steps_[index];
+  const int64_t n = rows(step);
+  const bool gated = step.i[0];
+  const ckdist_value& a = values_[step.in[0]];
+  const uint8_t* x = replicated(step) ? workers_[thread].activations[a.format] : arena_->data() + a.place;
+  const int64_t x_stride = activation_stride(a);
+  int count = 0;
+  int64_t columns[5] = {};  // where a matrix's stretch begins
+  for (; count < 4 && step.out[count] >= 0; count++) columns[count + 1] = columns[count] + (step.matrix[count] < 0 ? 0 : matrix(step.matrix[count]).cols);
+
+  auto add = [&](int m, int64_t tile, int64_t tiles, int64_t first, int64_t tokens) {
+    const Matrix& w = matrix(step.matrix[m]);
+    const int64_t from = tile * kTileRows, size = std::min(tiles * kTileRows, w.rows - from);
+    const Matrix part{w.type, size, w.cols, w.tile_bytes, w.tiles + tile * w.tile_bytes};
+    float* const sums = workers_[thread].sums;
+    kernels_.linear[int(w.type)].multiply(part, 0, tiles, x + first * x_stride + columns[m] * 4, x_stride, tokens, sums, kLowTiles * kTileRows);
+    int64_t stride;
+    float* const y = floats(step.out[m], &stride) + first * stride + from;
+    for (int64_t t = 0; t < tokens; t++) kernels_.elementwise.add(sums + t * kLowTiles * kTileRows, size, y + t * stride);
+  };
+  int64_t item = counters_[index].fetch_add(1), before = 0;  // before: items of earlier matrices
+  for (int m = 0; m < (gated ? 1 : count); m++) {
+    if (!gated && step.matrix[m] < 0) continue;
+    const int64_t width = values_[step.out[m]].width, all = (width + kTileRows - 1) / kTileRows, items = (all + kLowTiles - 1) / kLowTiles;
+    for (; item < before + items; item = counters_[index].fetch_add(1)) {
+      const int64_t tile = (item - before) * kLowTiles, tiles = std::min(kLowTiles, all - tile), from = tile * kTileRows;
+      for (int64_t first = 0; first < n; first += kLowTokens) {
+        const int64_t tokens = std::min(kLowTokens, n - first);
+        for (int k = m; k < (gated ? 2 : m + 1); k++)
+          if (step.matrix[k] >= 0) add(k, tile, tiles, first, tokens);
+        if (!gated) continue;
+        int64_t gate_stride, up_stride;
+        float* const gate = floats(step.out[0], &gate_stride) + from;
+        const float* const up = floats(step.out[1], &up_stride) + from;
+        for (int64_t t = first; t < first + tokens; t++)
+          kernels_.elementwise.gated(GateFunction(step.i[1]), gate + t * gate_stride, up + t * up_stride, std::min(tiles * kTileRows, width - from), gate + t * gate_stride);
+      }
+    }
+    before += items;
+  }
+  const ckdist_value& out = values_[step.out[0]];
+  if (out.kind == ckdist_in_slot) meet(thread, index, true, [&](Idle idle) { group_.reduce(int(out.place), n * out.width, index, idle); });
+  else meet(thread, index);
 }
 
 // Rotates one token's queries and key of one kv-head (norms first, where the model has them) and stores key and value.

@@ -35,6 +35,7 @@ class Executable {
   // Batches of at most this many rows are prepared by every thread for itself, which saves a barrier; larger ones once for all.
   static constexpr int kReplicatedRows = 2;
   static constexpr int kQueryTile = 32;  // query tokens of one attention task
+  static constexpr int64_t kLowTokens = 16, kLowTiles = 8;  // that one item of a low_rank step computes at a time, and has in all
   static constexpr int kFewRows = 16;  // products of at most so many are bound by memory
   static constexpr int64_t kAheadBytes = 256 << 10;  // of a product's weights that are fetched before it begins
 
@@ -43,6 +44,7 @@ class Executable {
   struct Worker {  // one thread's private memory
     uint8_t* scratch;          // attention
     float* row;                // one residual row
+    float* sums;               // (kLowTokens, kLowTiles tiles' rows): what a low rank adds
     uint8_t* activations[3];   // kReplicatedRows rows per format
     Ahead ahead;
   };
@@ -59,6 +61,7 @@ class Executable {
   void prepare(int thread, int index);
   void prepare_row(int thread, const ckdist_step& step, int64_t out_row, int64_t in_row, bool store);
   void linear(int thread, int index);
+  void low_rank(int thread, int index);
   void attend(int thread, int index);
   void attend_prompt(int thread, int index);
   void attend_split(int thread, int index, const Split& split);

@@ -56,6 +56,8 @@ void Training::pack(int) {
   constexpr int64_t kBlock = 8;  // tiles of an item
   for (size_t index = 0; index < packs_.size(); ++index) {
     const ckdist_training_pack& p = packs_[index];
+    const auto changes = [&](int32_t w) { return parameters_[w].offset < program_.trained_floats; };
+    if (packed_once_ && std::none_of(p.parameter, p.parameter + p.count, changes)) continue;
     const Matrix& m = packed_[index];
     share((m.tile_count() + kBlock - 1) / kBlock, [&](int64_t item) {
       for (int64_t tile = item * kBlock; tile < std::min((item + 1) * kBlock, m.tile_count()); ++tile) {

@@ -78,6 +78,7 @@ double Training::run(const ckdist_training_batch& batch, bool backward, bool red
   pool_.run(pool_.size(), [this](int thread) { replay(thread); });
   const int64_t start = now_ns();
   for (const auto& operation : operations_) operation->wait();
+  packed_once_ |= pack;
   times_[ckdist_train_reduce] += double(now_ns() - start) * 1e-9;
   double loss = 0;
   for (int64_t t = 0; t < batch.tokens; ++t) loss += losses_[t];

@@ -149,7 +149,7 @@ class Training {
   int64_t packed_bytes_ = 0, workspace_bytes_ = 0, own_bytes_ = 0;
   std::optional<Arena> arena_, packed_arena_, workspace_, own_arena_;
   Batch batch_;
-  bool backward_ = false, reduce_ = false, pack_ = false;
+  bool backward_ = false, reduce_ = false, pack_ = false, packed_once_ = false;
   std::vector<double> losses_;  // of the tokens
   std::vector<std::shared_ptr<Communicator::Operation>> operations_;
   std::array<double, 18> times_{};
