@@ -19,7 +19,7 @@ from ckdist.train.batch import PackedBatch
 DTYPES = ("float32", "bfloat16")
 _OPS = (
     "embed scale add rms_norm rms_norm_grad linear linear_grad linear_weight_grad bias_grad rope attend attend_grad gated gated_grad "
-    "cross_entropy embed_grad reduce"
+    "cross_entropy embed_grad reduce operand"
 ).split()
 
 
@@ -64,7 +64,9 @@ class NativeExecutable:
             raise ConfigError(f"{unknown[0]} cannot be trained: the model has no such weight")
         wrt = [weights[name] for name in (weights if trained is None else trained)]
         self.program = backward(program, program.outputs[0], wrt, recompute)
-        lowered = self.lowered = lower_training(program, self.program, wrt, mesh, max_tokens)
+        lowered = self.lowered = lower_training(
+            program, self.program, wrt, mesh, max_tokens, native.lib.ckdist_training_operand_bytes(dtype == "bfloat16")
+        )
         self._every = Arena({place.name: tuple(d.elements for d in weights[place.name].dims) for place in lowered.parameters})
         for name, view in self._every.items():
             view[:] = load(name)
@@ -117,7 +119,10 @@ class NativeExecutable:
                 "loss_steps": steps(lowered.loss_steps),
                 "step_count": len(lowered.steps),
                 "loss_step_count": len(lowered.loss_steps),
-                "values": self._array([{"offset": offset, "width": width} for offset, width in lowered.values], "struct ckdist_training_value"),
+                "values": self._array(
+                    [{"offset": v.offset, "width": v.width, "room": v.room, "stride": v.stride, "operand": v.operand} for v in lowered.values],
+                    "struct ckdist_training_value",
+                ),
                 "value_count": len(lowered.values),
                 "parameters": self._array(
                     [{"offset": p.offset, "rows": p.rows, "cols": p.columns} for p in lowered.parameters], "struct ckdist_training_parameter"
@@ -187,7 +192,7 @@ class NativeExecutable:
 
     def times(self) -> dict[str, float]:
         """Seconds of the last run by op, and of packing the weights; "reduce" is what was waited for other ranks."""
-        out = native.ffi.new("double[18]")
+        out = native.ffi.new("double[19]")
         native.lib.ckdist_training_times(self._handle, out)
         return dict(zip((*_OPS, "pack"), out))
 
