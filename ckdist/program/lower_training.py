@@ -121,6 +121,11 @@ class _Lowering:
             if handler is None:
                 raise LayoutError(f"training has no native step for {instr.op}: {instr}")
             handler(instr)
+        begun: set[int] = set()
+        for step in self.emitted:  # a product over all tokens can overwrite what is to be cleared
+            if step.op in ("linear_weight_grad", "cross_entropy"):
+                step.ints = [sum(1 << place for place, p in enumerate(step.gradients) if p not in begun)]
+            begun.update(step.gradients)
         return self.emitted
 
     def _claim(self, value: Value, parameter: int, made_by: dict[Value, Instr]) -> None:

@@ -82,6 +82,7 @@ class NativeExecutable:
         native.check(native.lib.ckdist_training_new(self._native(lowered), handle, threads, cpu_array, spins, out))
         self._handle = out[0]
         self._packed = False  # from parameters as they are now
+        self._cleared = False  # what the gradients hold does not count
 
     def _array(self, values, dtype: str):
         array = native.ffi.new(dtype + "[]", values)
@@ -179,12 +180,14 @@ class NativeExecutable:
             [*(native.pointer(a, "int32_t *") for a in (ids, targets, starts)), len(ids), len(starts) - 1],
         )
         out = native.ffi.new("double *")
-        native.check(native.lib.ckdist_training_run(self._handle, given, gradients, reduce, not self._packed, out))
+        native.check(native.lib.ckdist_training_run(self._handle, given, gradients, self._cleared, reduce, not self._packed, out))
         self._packed = True
+        self._cleared = self._cleared and not gradients
         return out[0]
 
     def zero_grad(self) -> None:
-        self.gradients.flat[:] = 0
+        """The next `forward_backward` begins its gradients anew; until then they hold what they held."""
+        self._cleared = True
 
     def updated(self) -> None:
         """The parameters have changed: they are packed anew before the next run."""

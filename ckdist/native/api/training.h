@@ -18,14 +18,14 @@ enum {
   ckdist_train_rms_norm_grad = 4,      /* in: x, dy; out[0] = dx (+ in[2]), gradient[0] += dw */
   ckdist_train_linear = 5,             /* out[m] = in[0] times pack[m] + parameter[m]; of one output, + in[1] */
   ckdist_train_linear_grad = 6,        /* out[0] = in[0..], which lie side by side, times pack[0] */
-  ckdist_train_linear_weight_grad = 7, /* in: x, dy...; gradient[m] += dy[m] turned times x */
+  ckdist_train_linear_weight_grad = 7, /* in: x, dy...; gradient[m] += dy[m] turned times x; i[0]: bit m where nothing was added to it before */
   ckdist_train_bias_grad = 8,          /* gradient[m] += sum over the tokens of in[m] */
   ckdist_train_rope = 9,               /* out[0] = in[0] rotated; i[0]: table, i[1]: 1 for back */
   ckdist_train_attend = 10,            /* in: q, k, v; out: o, log-sum-exp; i[0]: window; f[0]: scale, f[1]: soft cap */
   ckdist_train_attend_grad = 11,       /* in: q, k, v, o, log-sum-exp, do; out: dq, dk, dv; i and f likewise */
   ckdist_train_gated = 12,             /* out[0] = f(in[0]) in[1]; i[0]: the function */
   ckdist_train_gated_grad = 13,        /* in: gate, up, dy; out: d_gate, d_up */
-  ckdist_train_cross_entropy = 14,     /* the loss of in[0] times pack[0]; out[0] = dx by pack[1], gradient[0] += d head; f[0]: soft cap */
+  ckdist_train_cross_entropy = 14,     /* the loss of in[0] times pack[0]; out[0] = dx by pack[1], gradient[0] += d head; i[0] likewise; f[0]: soft cap */
   ckdist_train_embed_grad = 15,        /* gradient[0] += rows of in[0] */
   ckdist_train_reduce = 16,            /* begins the all_reduce of gradients [i[0], i[1]) */
   ckdist_train_operand = 17            /* out[0] = in[0] */
@@ -83,9 +83,10 @@ CKDIST_EXPORT int32_t ckdist_training_operand_bytes(int32_t bf16);
 CKDIST_EXPORT int ckdist_training_new(const struct ckdist_training_program* program, struct ckdist_communicator* communicator, int32_t threads,
                                       const int32_t* cpus, int32_t spins, struct ckdist_training** out);
 CKDIST_EXPORT void ckdist_training_free(struct ckdist_training* training);
-/* The sum of the losses; with `backward` also gradients, all-reduced with `reduce`. `pack`: the parameters have changed. */
-CKDIST_EXPORT int ckdist_training_run(struct ckdist_training* training, const struct ckdist_training_batch* batch, int32_t backward, int32_t reduce,
-                                      int32_t pack, double* loss);
+/* The sum of the losses; with `backward` also gradients, all-reduced with `reduce`. `clear`: what the gradients held does not count.
+   `pack`: the parameters have changed. */
+CKDIST_EXPORT int ckdist_training_run(struct ckdist_training* training, const struct ckdist_training_batch* batch, int32_t backward, int32_t clear,
+                                      int32_t reduce, int32_t pack, double* loss);
 /* Seconds of the last run by op, and in the last place those of packing; of the first thread. (19,) */
 CKDIST_EXPORT void ckdist_training_times(struct ckdist_training* training, double* out);
 /* Bytes of activations, of workspace, and of packed matrices. (3,) */

@@ -59,7 +59,7 @@ void Training::cross_entropy(int thread, const Step& step) {
     }
     if (by_head) {
       share(column_items(hidden), [&](int64_t item) { turn_matrix(x, hidden, n, item, s.x_turned); });
-      const Outer outer{d, vocab, gradient(step.gradient[0])};
+      const Outer outer{d, vocab, gradient(step.gradient[0]), first > 0 || adds(step, 0)};
       add_outer(thread, matrix(hidden, n, s.x_turned), n, &outer, 1);
     }
   }

@@ -97,7 +97,7 @@ void Training::turn_matrix(const Operand& x, int64_t width, int64_t tokens, int6
 
 int64_t Training::turned_columns() const { return std::clamp<int64_t>(kTurnedBytes / stride(program_.max_tokens) / 16 * 16, 16, 64); }
 
-// gradient += dy turned times x, of each dy over one x. Who turns a few columns of dy also multiplies them, while they are in the L2 cache.
+// gradient (+)= dy turned times x, of each dy over one x. Who turns a few columns of dy also multiplies them, while they are in the L2 cache.
 void Training::add_outer(int thread, const Matrix& x, int64_t tokens, const Outer* outers, int n) {
   const int64_t columns = turned_columns(), turned_stride = stride(tokens);
   int64_t items[5] = {0};
@@ -117,7 +117,7 @@ void Training::add_outer(int thread, const Matrix& x, int64_t tokens, const Oute
     }
     const int64_t end = x.tile_count() * (part + 1) / parts;
     for (int64_t tile = x.tile_count() * part / parts; tile < end; tile += kSumTiles)
-      product_(x, tile, std::min(tile + kSumTiles, end), turned, turned_stride, rows, outer.gradient + at * x.rows, x.rows, true);
+      product_(x, tile, std::min(tile + kSumTiles, end), turned, turned_stride, rows, outer.gradient + at * x.rows, x.rows, outer.add);
   });
 }
 
@@ -127,7 +127,7 @@ void Training::linear_weight_grad(int thread, const Step& step) {
   share(column_items(cols), [&](int64_t item) { turn_matrix(operand(step.in[0]), cols, tokens, item, turned); });
   Outer outers[4];
   const int n = count(step.in + 1, 4);
-  for (int i = 0; i < n; ++i) outers[i] = {operand(step.in[i + 1]), width(step.in[i + 1]), gradient(step.gradient[i])};
+  for (int i = 0; i < n; ++i) outers[i] = {operand(step.in[i + 1]), width(step.in[i + 1]), gradient(step.gradient[i]), adds(step, i)};
   add_outer(thread, matrix(cols, tokens, turned), tokens, outers, n);
 }
 

@@ -39,6 +39,15 @@ Training::Training(const ckdist_training_program& program, Communicator* communi
   const int64_t rows = kRowBuffers * row_floats_ * 4, sums = kTokens * (kMaxTiles + 1) * kTileRows * 4;
   const int64_t outer = turned_columns() * stride(program.max_tokens), logits = kLossTokens * ((program.vocab + 15) / 16 * 16 + 16) * 4;
   own_bytes_ = (std::max({attend.used, attend_grad.used, rows, sums, outer, logits}) + 4095) / 4096 * 4096 + 64;
+  std::vector<bool> added(parameters_.size(), false);
+  for (const Step& step : steps_)
+    for (int m = 0; m < 4; ++m) {
+      const int p = step.gradient[m];
+      if (p < 0 || added[p]) continue;
+      added[p] = true;
+      const bool product = step.op == ckdist_train_linear_weight_grad || step.op == ckdist_train_cross_entropy;
+      if (!product) cleared_.push_back(p);
+    }
   arena_.emplace(program.arena_bytes, "activations");
   packed_arena_.emplace(std::max<int64_t>(packed_bytes_, 64), "packed weights");
   workspace_.emplace(std::max<int64_t>(workspace_bytes_, 64), "the steps' workspace");
@@ -64,7 +73,7 @@ void Training::check(const ckdist_training_batch& b) const {
     if (b.starts[s + 1] < b.starts[s]) fail(Status::config, "sequence %lld starts at %d and ends before it, at %d", text(s), b.starts[s], b.starts[s + 1]);
 }
 
-double Training::run(const ckdist_training_batch& batch, bool backward, bool reduce, bool pack) {
+double Training::run(const ckdist_training_batch& batch, bool backward, bool clear, bool reduce, bool pack) {
   check(batch);
   batch_.tokens = batch.tokens;
   batch_.token_ids.assign(batch.token_ids, batch.token_ids + batch.tokens);
@@ -73,7 +82,7 @@ double Training::run(const ckdist_training_batch& batch, bool backward, bool red
   batch_.positions.resize(batch.tokens);
   for (int64_t s = 0; s < batch.sequences; ++s)
     for (int32_t t = batch.starts[s]; t < batch.starts[s + 1]; ++t) batch_.positions[t] = t - batch.starts[s];
-  backward_ = backward, reduce_ = reduce && communicator_ && communicator_->size > 1, pack_ = pack;
+  backward_ = backward, clear_ = backward && clear, reduce_ = reduce && communicator_ && communicator_->size > 1, pack_ = pack;
   times_.fill(0);
   operations_.clear();
   pool_.run(pool_.size(), [this](int thread) { replay(thread); });
@@ -93,6 +102,7 @@ void Training::replay(int thread) {
     times_[op] += double(now - start) * 1e-9, start = now;
   };
   if (pack_) pack(thread);
+  if (clear_) clear();
   lap(18);
   for (const Step& step : backward_ ? steps_ : loss_steps_) {
     execute(thread, step);
@@ -116,6 +126,13 @@ void Training::execute(int thread, const Step& step) {
       return;
     default: share_tokens([&](int64_t t) { rows_of(thread, step, t); });
   }
+}
+
+void Training::clear() {
+  share(int64_t(cleared_.size()), [&](int64_t item) {
+    const ckdist_training_parameter& p = parameters_[cleared_[item]];
+    std::fill_n(gradient(cleared_[item]), p.rows * p.cols, 0.f);
+  });
 }
 
 void Training::begin_reduce(const Step& step) {

@@ -26,7 +26,7 @@ class Training {
 
   Training(const ckdist_training_program& program, Communicator* communicator, int threads, std::vector<int> cpus, int spins);
 
-  double run(const ckdist_training_batch& batch, bool backward, bool reduce, bool pack);
+  double run(const ckdist_training_batch& batch, bool backward, bool clear, bool reduce, bool pack);
   std::array<double, 19> times() const { return times_; }
   std::array<int64_t, 3> bytes() const { return {program_.arena_bytes, workspace_bytes_, packed_bytes_}; }
 
@@ -62,11 +62,12 @@ class Training {
     int residual = -1;
     int64_t first = 0;
   };
-  // gradient[column of dy][column of x] += sum over the tokens of dy x.
+  // gradient[column of dy][column of x] (+)= sum over the tokens of dy x.
   struct Outer {
     Operand dy;
     int64_t width;
     float* gradient;
+    bool add;  // else overwrite
   };
   struct Batch {
     std::vector<int32_t> token_ids, targets, starts, positions;
@@ -88,6 +89,8 @@ class Training {
   void replay(int thread);
   void execute(int thread, const Step& step);
   void pack(int thread);
+  void clear();
+  bool adds(const Step& step, int gradient) const { return !(clear_ && (step.i[0] >> gradient & 1)); }
   void rows_of(int thread, const Step& step, int64_t row);
   void rms_norm_grad(int thread, const Step& step);
   void column_sums(int64_t n, float* partial, float* gradient);
@@ -183,7 +186,8 @@ class Training {
   int64_t packed_bytes_ = 0, workspace_bytes_ = 0, own_bytes_ = 0, row_floats_ = 0;
   std::optional<Arena> arena_, packed_arena_, workspace_, own_arena_;
   Batch batch_;
-  bool backward_ = false, reduce_ = false, pack_ = false;
+  std::vector<int> cleared_;  // parameters whose gradients no product overwrites
+  bool backward_ = false, clear_ = false, reduce_ = false, pack_ = false;
   std::vector<double> losses_;  // of the tokens
   std::vector<std::shared_ptr<Communicator::Operation>> operations_;
   std::array<double, 19> times_{};
