@@ -32,6 +32,17 @@ Training::AttendSpace Training::attend_space(Carver& c, int64_t tokens) const {
   return s;
 }
 
+// A head's part of some rows, a few lines each and far apart, comes to the cache while others are multiplied: what waits for one row
+// after the other waits long. From memory to the L2 cache, or to the L1 cache where it is written next.
+void Training::fetch(const Operand& x, int64_t rows) const {
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t at = 0; at < program_.head_dim * element_bytes(); at += 64) __builtin_prefetch(x.row(row) + at, 0, 2);
+}
+void Training::fetch_to_write(const Operand& x, int64_t rows) const {
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t at = 0; at < program_.head_dim * element_bytes(); at += 64) __builtin_prefetch(x.row(row) + at, 1);
+}
+
 // Rows of an operand as a matrix, and turned.
 void Training::pack_rows(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const {
   for (int64_t tile = 0; tile < tiles(rows); ++tile)
@@ -47,14 +58,19 @@ void Training::attend_item(int thread, const Step& step, int sequence, int kv_he
   Carver carver{own(thread)};
   const AttendSpace s = attend_space(carver, n);
   const int64_t heads = width(step.out[1]), group = heads / program_.kv_heads, p_stride = stride(round16(n)), row = round16(n) + 16;
-  pack_rows(head_of(step.in[1], begin, kv_head), n, d, s.k);
-  pack_columns(head_of(step.in[2], begin, kv_head), n, d, s.v);
+  const Operand k = head_of(step.in[1], begin, kv_head), v = head_of(step.in[2], begin, kv_head);
+  fetch(k, n), fetch(v, n);
+  pack_rows(k, n, d, s.k);
+  pack_columns(v, n, d, s.v);
   const Matrix keys = matrix(n, d, s.k);
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
     for (int64_t first = 0; first < n; first += kQueries) {
       const int64_t queries = std::min<int64_t>(kQueries, n - first);
       const int64_t low = window ? std::max<int64_t>(0, first - window + 1) / 16 * 16 : 0, seen = round16(first + queries) - low;
       const Operand q = head_of(step.in[0], begin + first, head);
+      if (first == 0) fetch(q, queries);
+      fetch(head_of(step.in[0], begin + first + queries, head), std::min<int64_t>(kQueries, n - first - queries));
+      fetch_to_write(head_of(step.out[0], begin + first, head), queries);
       product_(keys, low / 16, tiles(first + queries), q.at, q.stride, queries, s.scores, row, false);
       float inverse[kQueries];
       for (int64_t i = 0; i < queries; ++i) {
@@ -101,6 +117,7 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
   const int64_t heads = width(step.in[4]), group = heads / program_.kv_heads, d_row = round16(d);
   const int64_t turned_stride = stride(kGradQueries), row = round16(n) + 16, p_stride = stride(round16(n));
   const Operand k = head_of(step.in[1], begin, kv_head), v = head_of(step.in[2], begin, kv_head);
+  fetch(k, n), fetch(v, n);
   pack_rows(k, n, d, s.k);
   pack_rows(v, n, d, s.v);
   pack_columns(k, n, d, s.k_turned);
@@ -114,6 +131,7 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
       const int64_t low = window ? std::max<int64_t>(0, first - window + 1) / 16 * 16 : 0, seen = round16(last) - low;
       const Operand q = head_of(step.in[0], begin + first, head), o = head_of(step.in[3], begin + first, head);
       const Operand out_grad = head_of(step.in[5], begin + first, head);
+      for (const int of : {0, 5, 3}) fetch(head_of(step.in[of], begin + first, head), queries);
       const auto floats_of = [&](const Operand& x, int64_t i, float* to) { return packing_.widen(x.row(i), d, to), to; };
 
       // scores and dp of what is visible, then p and ds in their place
@@ -135,6 +153,7 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
         const int64_t part = std::min<int64_t>(kQueries, queries - i), from = window ? std::max<int64_t>(0, first + i - window + 1) / 16 * 16 : 0;
         Matrix m = matrix(d, n, s.k_turned);
         m.cols = round16(first + i + part) - from, m.tiles += from * column_bytes();
+        fetch_to_write(head_of(step.out[0], begin + first + i, head), part);
         product_(m, 0, tiles(d), s.ds + i * p_stride + (from - low) * element_bytes(), p_stride, part, s.dq, d_row, false);
         for (int64_t t = 0; t < part; ++t) store(step.out[0], begin + first + i + t, head * d, s.dq + t * d_row, d);
       }
@@ -153,6 +172,7 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
       sum_queries(s.p, out_grad, s.do_turned, s.dv);
       sum_queries(s.ds, q, s.q_turned, s.dk);
     }
+  fetch_to_write(head_of(step.out[1], begin, kv_head), n), fetch_to_write(head_of(step.out[2], begin, kv_head), n);
   for (int64_t t = 0; t < n; ++t) {
     store(step.out[1], begin + t, kv_head * d, s.dk + t * d_row, d);
     store(step.out[2], begin + t, kv_head * d, s.dv + t * d_row, d);

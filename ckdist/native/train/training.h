@@ -100,6 +100,8 @@ class Training {
   void bias_grad(int thread, const Step& step);
   void embed_grad(const Step& step);
   void attend(int thread, const Step& step, bool gradient);
+  void fetch(const Operand& x, int64_t rows) const;
+  void fetch_to_write(const Operand& x, int64_t rows) const;
   void pack_rows(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const;
   void pack_columns(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const;
   void attend_item(int thread, const Step& step, int sequence, int kv_head);
