@@ -54,7 +54,7 @@ void Training::multiply(int thread, const Product* products, int n) {
 
 void Training::pack(int) {
   constexpr int64_t kBlock = 8;  // tiles of an item
-  for (size_t index = 0; index < packs_.size(); ++index) {
+  for (const size_t index : pack_order_) {
     const ckdist_training_pack& p = packs_[index];
     const Matrix& m = packed_[index];
     share((m.tile_count() + kBlock - 1) / kBlock, [&](int64_t item) {

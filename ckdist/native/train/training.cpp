@@ -28,9 +28,11 @@ Training::Training(const ckdist_training_program& program, Communicator* communi
       rows = cols, cols = 0;
       for (int m = 0; m < p.count; ++m) cols += (parameters_[p.parameter[m]].rows + 15) / 16 * 16;
     }
+    pack_order_.push_back(packed_.size());
     packed_.push_back(matrix(rows, cols, nullptr));
     packed_bytes_ += packed_.back().tile_count() * packed_.back().tile_bytes;
   }
+  std::stable_sort(pack_order_.begin(), pack_order_.end(), [&](size_t a, size_t b) { return packs_[a].parameter[0] < packs_[b].parameter[0]; });
   for (const std::vector<Step>* list : {&steps_, &loss_steps_})
     for (const Step& step : *list) workspace_bytes_ = std::max(workspace_bytes_, workspace(step));
   Carver attend{nullptr}, attend_grad{nullptr};

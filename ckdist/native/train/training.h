@@ -185,6 +185,7 @@ class Training {
   const PackKernel& packing_;
   const ckdist::Multiply product_;
   std::vector<Matrix> packed_;
+  std::vector<size_t> pack_order_;  // forms of one parameter follow each other: it is read from memory once
   int64_t packed_bytes_ = 0, workspace_bytes_ = 0, own_bytes_ = 0, row_floats_ = 0;
   std::optional<Arena> arena_, packed_arena_, workspace_, own_arena_;
   Batch batch_;
