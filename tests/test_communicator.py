@@ -1,6 +1,7 @@
 """One interface, every transport: right against numpy bit by bit, whatever joins the ranks; and what happens when a rank is lost."""
 
 import os
+import re
 import secrets
 import signal
 import socket
@@ -10,13 +11,14 @@ import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 from ckdist.comm.communicator import open_communicator
 from ckdist.comm.handshake import Listener, Purpose, connect, read_secret
 from ckdist.comm.tcp_world import TcpWorld
 from ckdist.errors import CommError, ConfigError
-from tests.launcher import ROOT, environment, run_ranks
+from tests.launcher import ROOT, environment, mpirun, run_ranks
 from tests.programs import collectives
 from tests.thread_ranks import free_port, run_threads
 
@@ -64,29 +66,30 @@ class TestCommunicator:
         self.run(transport, ranks, collectives.splits)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_mpi_gives_the_same_bits(ranks):
-    done = run_ranks(ranks, "tests/programs/collectives.py", "mpi", "alone", "5000")
+TRANSPORTS = "auto,tcp,mpi"  # of processes: shared memory, and without it
+
+
+def digests(done, ranks: int) -> list[str]:
+    """One per rank, which are the same on all transports."""
     assert done.returncode == 0, done.stdout + done.stderr
-    threads = run_threads(ranks, lambda world: collectives.battery(world, 5000))
-    assert sorted(done.stdout.split("\n")[:-1]) == [f"{r} {digest}" for r, digest in enumerate(threads)]
+    lines = sorted(re.findall(r"^(\d) ([0-9a-f]{64})$", done.stdout, re.M))
+    assert len(lines) == 3 * ranks and len(set(lines)) == ranks, done.stdout
+    return [digest for _, digest in lines[::3]]
 
 
-@pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
-def test_64_mib(transport):
-    hosts, opened = options(transport, 3)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_processes_on_every_transport(ranks):
+    done = run_ranks(ranks, "tests/programs/collectives.py", TRANSPORTS, "share", "5000")
+    assert digests(done, ranks) == run_threads(ranks, lambda world: collectives.battery(world, 5000))
 
-    def body(world):
-        c = open_communicator(world, timeout=60, arena_bytes=1 << 28, **opened)
-        x = c.allocate(16 << 20)
-        x[:] = np.arange(x.size) % 1000 + world.rank
-        c.all_reduce(x, out=x)
-        assert np.array_equal(x[: 1 << 20], (np.arange(1 << 20) % 1000 * 3 + 3).astype(np.float32)) and x[-1] == (x.size - 1) % 1000 * 3 + 3
-        y = np.full(16 << 20, world.rank, np.float32)
-        assert (c.all_reduce(y) == 3).all()
-        c.barrier()
 
-    run_threads(hosts, body)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_64_mib(ranks):
+    digests(run_ranks(ranks, "tests/programs/collectives.py", TRANSPORTS, "share", "large"), ranks)
+
+
+def test_64_mib_over_hosts():
+    run_threads("aab", lambda world: collectives.battery(world, 0, (collectives.large,), timeout=60, transport="tcp"))
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp"])
@@ -154,6 +157,12 @@ def test_another_call_is_an_error(hosts, wrong):
             c.check_peers()
 
     run_threads(hosts, body)
+
+
+def test_another_call_is_an_error_over_mpi():
+    """Each kind in a job of its own communicators, one after the other."""
+    done = run_ranks(3, "tests/programs/wrong_calls.py", "mpi")
+    assert done.returncode == 0 and done.stdout.count("told") == 3 * len(WRONG_CALLS), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("transport", ["shared", "tcp", "hybrid"])
@@ -261,6 +270,29 @@ def test_lost_process_is_noticed_by_all(transport, what, how, secret_file):
         for p in processes:
             p.kill()
             p.communicate()
+
+
+@pytest.mark.parametrize("how, what", [(signal.SIGKILL, "reduce"), (signal.SIGSTOP, "reduce"), (signal.SIGSTOP, "recv"), (signal.SIGSTOP, "idle")])
+def test_lost_process_under_mpirun(how, what):
+    """A killed one mpirun itself notices; a stopped one the others name, with what they were doing, over MPI as over anything else."""
+    timeout = 2.0
+    with start_program([*mpirun(3), "tests/programs/until_lost.py", "mpi", what, str(timeout)], {}) as job:
+        try:
+            lines = [job.stdout.readline() for _ in range(3)]
+            pids = {int(rank): int(pid) for rank, pid in re.findall(r"rank (\d) pid (\d+) running", "".join(lines))}
+            time.sleep(0.2)
+            os.kill(pids[1], how)
+            start = time.monotonic()
+            if how == signal.SIGSTOP:
+                said = next(line for line in iter(job.stderr.readline, "") if line.startswith("rank "))
+                assert time.monotonic() - start < timeout + 1
+                wanted = {"reduce": r"\(in all_reduce \d+\)", "recv": r"\(in a message\)", "idle": ""}[what]
+                assert re.search(rf"^rank [02]: rank 1 .*{wanted}", said), said
+            job.stderr.read()
+            assert job.wait(10)
+        finally:
+            job.kill()
+    assert not [pid for pid in pids.values() if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
 
 class TestHandshake:

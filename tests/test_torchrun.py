@@ -150,3 +150,33 @@ def test_torchruns_agent_keeps_its_port(tmp_path):
         path = secret(tmp_path)
         done = finish([start(rank, 2, agent.getsockname()[1], *GENERATE, CKDIST_JOB_SECRET_FILE=path, TORCHELASTIC_USE_AGENT_STORE="True") for rank in range(2)])
     assert [code for code, *_ in done] == [0, 0] and json.loads(done[0][1])["token_ids"], done
+
+
+STOPS_WHILE_LOADING = """
+import os, signal, sys
+from ckdist.comm import start_line
+from ckdist.comm.tcp_world import TcpWorld
+from ckdist.errors import CommError
+start_line.SILENT_SECONDS = 2.0
+world = TcpWorld.from_environment()
+if world.rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    world.gather(None)
+except CommError as error:
+    print(f"ckdist: {error}", file=sys.stderr)
+    os._exit(1)
+"""
+
+
+def test_a_rank_that_is_stopped_while_it_loads_is_named(tmp_path):
+    variables = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "CKDIST_JOB_SECRET_FILE": secret(tmp_path)}
+    ranks = [subprocess.Popen([sys.executable, "-c", STOPS_WHILE_LOADING], env={**environment(), **variables, "RANK": str(rank)}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT) for rank in range(3)]
+    try:
+        for rank in (0, 2):
+            _, error = ranks[rank].communicate(timeout=20)
+            assert ranks[rank].returncode == 1 and "rank 1 was lost at start-up: it has not been heard of for" in error, error
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()

@@ -12,7 +12,8 @@ import signal
 import tempfile
 
 from ckdist import native
-from ckdist.comm.world import start_world
+from ckdist.cli.session import dismissing
+from ckdist.comm.world import start_world, together
 from ckdist.config import ServeConfig
 from ckdist.engine.coordinator import Coordinator
 from ckdist.engine.launch import BUNDLED, load_model, make_engine
@@ -48,10 +49,10 @@ def work(config: ServeConfig, world) -> int:
 
 def run(config: ServeConfig) -> int:
     world = start_world()
+    listener = together(world, lambda: listen(config.host, config.port) if world.rank == 0 else None)
     if world.rank != 0:
         return work(config, world)
     with contextlib.ExitStack() as held:
-        listener = listen(config.host, config.port)
         directory = tempfile.mkdtemp(prefix="ckdist-")
         held.callback(shutil.rmtree, directory, ignore_errors=True)
         name = config.alias or model_name(config)
@@ -66,7 +67,8 @@ def run(config: ServeConfig) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, drain)
         model = load_model(config, world, progress=True)
-        engine, _ = make_engine(model, config.max_queue + config.parallel)
+        with dismissing(model, world):
+            engine, _ = make_engine(model, config.max_queue + config.parallel)
         log.info("%s", model.placement_map())
         log.info("%s kernels; %s between ranks", native.ffi.string(native.lib.ckdist_isa()).decode(), model.executable.group.kind if world.size > 1 else "nothing")
         print(f"serving {name} at {http.url}\n{curl_line(http.url, config)}", flush=True)

@@ -5,6 +5,7 @@ import sys
 
 from ckdist.comm.world import start_world
 from ckdist.engine.launch import Model, load_model
+from ckdist.errors import CkdistError, UserError
 
 
 def longer_context(tokens: int, spec) -> str:
@@ -13,15 +14,29 @@ def longer_context(tokens: int, spec) -> str:
 
 
 @contextlib.contextmanager
+def dismissing(model: Model, world):
+    """A UserError within, on rank 0, ends the other ranks' work first: they are well, and wait for the next batch."""
+    try:
+        yield
+    except UserError:
+        with contextlib.suppress(CkdistError):
+            model.close()
+            world.close()
+        raise
+
+
+@contextlib.contextmanager
 def model_session(config, world=None):
     """Yields the loaded model on rank 0; on the other ranks yields None after rank 0 is done with them.
 
-    On an error nothing is closed: peers may be gone, and the process ends at once (see `ckdist.cli.main`).
+    On an error nothing is closed: peers may be gone, and the process ends at once (see `ckdist.cli.main`). But a mistake of the user's that
+    rank 0 alone has noticed lets the others leave in order, so that the job's exit code is that of the mistake.
     """
     world = world or start_world()
     model: Model = load_model(config, world, progress=world.rank == 0 and sys.stderr.isatty())
     if world.rank == 0:
-        yield model
+        with dismissing(model, world):
+            yield model
     else:
         model.executable.work()
         yield None

@@ -275,8 +275,7 @@ def open_communicator(world, transport: str = "auto", *, timeout: float = 30.0, 
     world.gather(None)  # the segments are open everywhere
     family = weakref.WeakSet()
     if wire and transport == "mpi":
-        # MPI calls this before it ends, whoever ends it: no thread may be in a call of MPI then.
-        world.mpi.COMM_SELF.Set_attr(world.mpi.Comm.Create_keyval(delete_fn=lambda *_: [c.close() for c in list(family)]), None)
+        before_mpi_ends(world, lambda: [c.close() for c in list(family)])
     return Communicator(ffi.gc(out[0], lib.ckdist_communicator_free), family)
 
 
@@ -312,8 +311,13 @@ def _wire(world, transport: str, interface: str | None, lanes: int, timeout: flo
 
 def _wire_tcp(world, interface: str | None, lanes: int, timeout: float, log):
     out = ffi.new("struct ckdist_wire **")
-    native.check(lib.ckdist_wire_tcp(world.rank, world.size, lanes, connect_mesh(world, interface, lanes, timeout, log), timeout, out))
+    native.check(lib.ckdist_wire_tcp(world.rank, world.size, lanes, connect_mesh(world, interface, lanes, log), timeout, out))
     return ffi.gc(out[0], lib.ckdist_wire_free)
+
+
+def before_mpi_ends(world, action) -> None:
+    """MPI calls `action` before it ends, whoever ends it: no thread may be in a call of MPI then."""
+    world.mpi.COMM_SELF.Set_attr(world.mpi.Comm.Create_keyval(delete_fn=lambda *_: action()), None)
 
 
 def _wire_mpi(world, timeout: float):

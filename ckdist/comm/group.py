@@ -1,9 +1,11 @@
 """The native group of a job's ranks: how a replay meets the other ranks, in shared memory and over a wire."""
 
 import logging
+import weakref
 from dataclasses import dataclass
 
 from ckdist import native
+from ckdist.comm.communicator import before_mpi_ends
 from ckdist.comm.thresholds import Thresholds, load_thresholds
 from ckdist.comm.wires import open_wire
 
@@ -43,6 +45,9 @@ def open_group(world, spins: int, timeout: float, transport: str = "auto") -> Gr
     limits = Thresholds(*world.broadcast(list(load_thresholds())))
     sizes = limits.wire_direct_bytes, limits.leaders_bytes
     handle = _met(world, hosts, lambda path, out: lib.ckdist_wire_group(wire.handle, path, world.rank, world.size, host_of, *sizes, spins, timeout, out))
+    if wire.name == "mpi":
+        held = weakref.ref(handle)
+        before_mpi_ends(world, lambda: held() and lib.ckdist_group_leave(held()))
     return Group(f"shared memory and {wire.name}" if len(set(hosts)) < world.size else wire.name, handle)
 
 

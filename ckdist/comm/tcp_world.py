@@ -1,10 +1,11 @@
 """The ranks of a job that was started without MPI: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
 
 Rank 0 listens at the master's address; the others connect to it and prove the job's secret (`handshake`). What is exchanged
-here is small msgpack at start-up, with capped sizes; the traffic of every step goes elsewhere. Who shares a host is found
+here is small msgpack at start-up, with capped sizes (`start_line`); the traffic of every step goes elsewhere. Who shares a host is found
 out by the host's boot, so LOCAL_RANK is not needed.
 """
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -13,8 +14,9 @@ import time
 
 import msgpack
 
-from ckdist.comm.handshake import Listener, Purpose, connect, read_secret, receive_exactly
+from ckdist.comm.handshake import Listener, Purpose, connect, read_secret
 from ckdist.comm.host_name import host_name
+from ckdist.comm.start_line import StartLine, receive
 from ckdist.errors import CommError, ConfigError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -23,9 +25,7 @@ TIMEOUT_VARIABLE = "CKDIST_START_TIMEOUT"
 AGENT_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
 MAX_RANKS = 256
 START_SECONDS = 120.0  # until all ranks have come
-LOAD_SECONDS = 3600.0  # until a rank that has come says the next thing: it may load a large model from a slow disk meanwhile
-KEEP_ALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 5}  # a host that is gone is noticed in 30 s
-MAX_MESSAGE = 64 << 20
+LOAD_SECONDS = 3600.0  # until a rank that has come, and shows that it lives, says the next thing: it may load a large model from a slow disk meanwhile
 _SIOCGIFADDR = 0x8915
 
 
@@ -90,15 +90,15 @@ class TcpWorld:
             raise ConfigError(f"MASTER_PORT ({port}) must be from 1 to 65535")
         self.rank, self.size, self.secret = rank, size, secret
         own = address_of(interface) if interface else ""
-        self._peers: dict[int, socket.socket] = {}
+        self._lines: dict[int, StartLine] = {}
         if rank == 0:
             self.address = own or _resolve(master)
             self._assemble(port, timeout, log)
         else:
-            self._peers[0] = connect((master, port), Purpose(b"boot", rank, 0, size), secret, timeout, own)
-            self._keep_alive()
-            self.address = self._peers[0].getsockname()[0]
-            problem = self._receive(0, timeout + 10)  # rank 0 waits for the others
+            connection = connect((master, port), Purpose(b"boot", rank, 0, size), secret, timeout, own)
+            self.address = connection.getsockname()[0]
+            self._lines[0] = StartLine(0, connection, quiet=timeout)  # rank 0 waits for the others
+            (problem,) = self._receive([0], timeout + 10)
             if problem:
                 raise ConfigError(str(problem)) if "WORLD_SIZE" in str(problem) else CommError(str(problem))
         self.hosts = tuple(self.gather(host or host_name()))
@@ -108,12 +108,12 @@ class TcpWorld:
     def _assemble(self, port: int, timeout: float, log) -> None:
         """Rank 0 takes the others as they come, and tells those who came when it cannot go on."""
         listener = Listener(self.address, port, 0, self.secret, log=log)
-        deadline, problem = time.monotonic() + timeout, None
+        deadline, problem, came_so_far = time.monotonic() + timeout, None, {}
         try:
-            while len(self._peers) < self.size - 1 and not problem:
+            while len(came_so_far) < self.size - 1 and not problem:
                 came = listener.take_any(deadline)
                 if came is None:
-                    missing = [r for r in range(1, self.size) if r not in self._peers]
+                    missing = [r for r in range(1, self.size) if r not in came_so_far]
                     names = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
                     problem = CommError(f"{names} of {self.size} did not come to {self.address}:{port} within {timeout:.0f} s: start all with the same MASTER_ADDR, MASTER_PORT and job secret, or wait longer with {TIMEOUT_VARIABLE}")
                     break
@@ -121,13 +121,13 @@ class TcpWorld:
                 rank, size = purpose.source, purpose.lane
                 if size != self.size:
                     problem = ConfigError(f"rank {rank} was started with WORLD_SIZE {size} and rank 0 with WORLD_SIZE {self.size}: give all ranks the same")
-                elif rank in self._peers or not 0 < rank < size:
+                elif rank in came_so_far or not 0 < rank < size:
                     problem = ConfigError(f"RANK {rank} of WORLD_SIZE {size} came twice: give every process its own")
-                self._peers[rank if rank not in self._peers else -1] = connection
+                came_so_far[rank if rank not in came_so_far else -1] = connection
         finally:
             listener.close()
-        self._keep_alive()
-        for peer in self._peers:
+        self._lines = {peer: StartLine(peer, connection) for peer, connection in came_so_far.items()}
+        for peer in self._lines:
             try:
                 self._send(peer, problem and str(problem))
             except CommError as error:
@@ -135,12 +135,6 @@ class TcpWorld:
         if problem:
             self.close()
             raise problem
-
-    def _keep_alive(self) -> None:
-        for connection in self._peers.values():
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in KEEP_ALIVE.items():
-                connection.setsockopt(socket.IPPROTO_TCP, name, value)
 
     @classmethod
     def from_environment(cls, log=None) -> "TcpWorld":
@@ -150,17 +144,17 @@ class TcpWorld:
     def broadcast(self, value=None):
         """Rank 0's msgpack-able value, on every rank."""
         if self.rank == 0:
-            for peer in self._peers:
+            for peer in self._lines:
                 self._send(peer, value)
             return value
-        return self._receive(0)
+        return self._receive([0])[0]
 
     def gather_all(self, value) -> list:
         """Every rank's msgpack-able value, on every rank, in rank order."""
         if self.rank == 0:
-            return self.broadcast([value] + [self._receive(peer) for peer in range(1, self.size)])
+            return self.broadcast([value] + self._receive(range(1, self.size)))
         self._send(0, value)
-        values = self._receive(0)
+        (values,) = self._receive([0])
         if not isinstance(values, list) or len(values) != self.size:
             raise CommError(f"rank 0 sent something other than the values of {self.size} ranks: start all ranks with the same version")
         return values
@@ -168,27 +162,24 @@ class TcpWorld:
     gather = gather_all
 
     def close(self) -> None:
-        for connection in self._peers.values():
-            connection.close()
+        for line in self._lines.values():
+            line.close()
 
     def _send(self, peer: int, value) -> None:
-        data = msgpack.packb(value)
-        if len(data) > MAX_MESSAGE:
-            raise CommError(f"a start-up message of {len(data)} bytes; at most {MAX_MESSAGE} can be sent")
         try:
-            self._peers[peer].settimeout(START_SECONDS)
-            self._peers[peer].sendall(struct.pack("!I", len(data)) + data)
+            self._lines[peer].send(msgpack.packb(value))
         except OSError as error:
             raise CommError(f"rank {peer} was lost at start-up: {error}") from None
 
-    def _receive(self, peer: int, seconds: float = LOAD_SECONDS):
-        deadline = time.monotonic() + seconds
+    def _receive(self, peers, seconds: float = LOAD_SECONDS) -> list:
+        """The next value of each. When one is lost, rank 0 tells those who wait for it."""
         try:
-            (size,) = struct.unpack("!I", receive_exactly(self._peers[peer], 4, deadline))
-            if size > MAX_MESSAGE:
-                raise CommError(f"it announced {size} bytes, and at most {MAX_MESSAGE} are taken")
-            return msgpack.unpackb(receive_exactly(self._peers[peer], size, deadline), strict_map_key=False)
-        except CommError as error:
-            raise CommError(f"rank {peer} was lost at start-up: {error}") from None
+            return [msgpack.unpackb(data, strict_map_key=False) for data in receive({peer: self._lines[peer] for peer in peers}, seconds)]
         except (ValueError, msgpack.UnpackException):
-            raise CommError(f"rank {peer} sent something that is not msgpack at start-up") from None
+            error = CommError(f"one of ranks {', '.join(map(str, peers))} sent something that is not msgpack at start-up")
+        except CommError as problem:
+            error = problem
+        for line in self._lines.values() if self.rank == 0 else ():
+            with contextlib.suppress(OSError):
+                line.send(str(error).encode(), last=True)
+        raise error

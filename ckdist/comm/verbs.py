@@ -197,7 +197,7 @@ def verbs_wire(world, interface: str | None = None, timeout: float = 30.0):
     exchange()
     agreed(lambda: transport.connect(addresses))
     agreed(around)
-    signs_of_life = connect_mesh(world, None, 0, timeout)
+    signs_of_life = connect_mesh(world, None, 0)
     out = native.ffi.new("struct ckdist_wire **")
     native.check(native.lib.ckdist_wire_verbs(transport.handle, world.size, signs_of_life, out))
     return native.ffi.gc(out[0], native.lib.ckdist_wire_free)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ckdist.comm import tcp_world
 from ckdist.comm.host_name import host_name
-from ckdist.errors import CommError, ConfigError
+from ckdist.errors import CkdistError, CommError, ConfigError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,22 @@ def agree(world, what: str, value: str) -> None:
     for rank, other in enumerate(values):
         if other != values[0]:
             raise CommError(f"rank {rank} has a different {what} ({other[:16]}) than rank 0 ({values[0][:16]}): start all ranks with the same model, flags and version")
+
+
+def together(world, action):
+    """The action's result, once it has worked on every rank. Where it failed anywhere all ranks raise: their own error, or the first of the others'."""
+    result, error = None, None
+    try:
+        result = action()
+    except CkdistError as problem:
+        error = problem
+    told = world.gather([error and str(error), isinstance(error, UserError)])
+    failures = [(rank, text, user) for rank, (text, user) in enumerate(told) if text]
+    if error:
+        raise error
+    for rank, text, user in failures:
+        raise (ConfigError if user else CommError)(f"rank {rank}: {text}")
+    return result
 
 
 def leave(code: int) -> None:

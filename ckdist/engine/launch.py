@@ -12,7 +12,7 @@ import psutil
 
 from ckdist import __version__, native
 from ckdist.comm.group import open_group
-from ckdist.comm.world import agree
+from ckdist.comm.world import agree, together
 from ckdist.engine.engine import Engine
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.work import Work, total_work, work_of
@@ -86,7 +86,7 @@ def load_model(config, world, progress: bool = False) -> Model:
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where ranks disagree.
     """
-    checkpoint = open_checkpoint(config.model or BUNDLED)
+    checkpoint = together(world, lambda: open_checkpoint(config.model or BUNDLED))
     spec = checkpoint.spec
     layout, mesh = layout_for(world)
     program = trace(forward, spec, layout, mesh)

@@ -61,7 +61,7 @@ void work(const std::string& path, HostGroup* first, int rank, int ranks, int th
         const int slot = n % kSlots;
         const int64_t floats = 1 + mix(round, n, 5) % kFloats;
         for (int64_t i = thread; i < floats; i += active) group.partial(slot)[i] = number(rank, round * 4 + n, i);
-        pool.barrier([&] { group.reduce(slot, floats, n); });
+        pool.barrier([&] { group.reduce(slot, floats, n, {}); });
         const float* parts[kMaxRanks];
         const int count = group.parts(slot, parts);
         for (int64_t i = (thread + 1) % active; i < floats; i += active) {
@@ -87,7 +87,7 @@ void work(const std::string& path, HostGroup* first, int rank, int ranks, int th
   try {
     pool.run(threads, [&](int thread) {
       if (rank == ranks - 1 && thread == threads - 1) fail(Status::native, "meant to fail");
-      pool.barrier([&] { group.reduce(0, 1, 0); });
+      pool.barrier([&] { group.reduce(0, 1, 0, {}); });
     });
     wrong("outcome of a failed step", rank, rounds);
   } catch (const Error& error) {

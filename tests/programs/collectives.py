@@ -1,7 +1,7 @@
 """Every operation of a communicator, on one rank of any world, checked bit by bit against numpy; prints a digest of all results.
 
-Under mpirun, or with RANK and so on: python tests/programs/collectives.py TRANSPORT share|alone LARGEST, with or without memory shared
-inside a host, up to LARGEST elements.
+Under mpirun, or with RANK and so on: python tests/programs/collectives.py TRANSPORTS share|alone LARGEST, one transport after the other,
+with or without memory shared inside a host, up to LARGEST elements; LARGEST `large`: 64 MiB at once and nothing else.
 """
 
 import hashlib
@@ -94,6 +94,11 @@ def movements(c, hosts, largest: int, digest) -> None:
         arriving = c.irecv(back, before, tag=3)
         c.send(x, after, tag=3)
         same(arriving.wait(), everyone[before], "message")
+        placed = c.allocate(size)
+        placed[:] = x
+        leaving = c.isend(placed, after)
+        same(c.recv(back, before), everyone[before], "message from where peers read it")
+        leaving.wait()
 
 
 def overlapping(c, hosts, largest: int, digest) -> None:
@@ -152,6 +157,35 @@ def splits(c, hosts, largest: int, digest) -> None:
     half.barrier()
 
 
+LARGE_BYTES, PERIOD = 64 << 20, 40_001
+
+
+def large(c, hosts, largest: int, digest) -> None:
+    """64 MiB of numbers that repeat, so that what is expected is quickly known."""
+    for dtype in ("float32", "bfloat16", "int8"):
+        own = values(c.rank, PERIOD, dtype)
+        size = LARGE_BYTES // own.itemsize
+        wanted = np.resize(expected(hosts, PERIOD, dtype, "sum"), size)
+        x = c.allocate(size, dtype)
+        for array in (x, np.empty_like(x)) if dtype == "float32" else (x,):
+            array[:] = np.resize(own, size)
+            same(c.all_reduce(array, out=array, dtype=dtype), wanted, f"64 MiB of {dtype}")
+        digest.update(wanted)
+        del x, array
+    after, before = (c.rank + 1) % c.size, (c.rank - 1) % c.size
+    size = LARGE_BYTES // 4
+    everyone = [values(r, PERIOD, "float32") for r in range(c.size)]
+    x = c.allocate(size)
+    x[:] = np.resize(everyone[c.rank], size)
+    back = np.empty_like(x)
+    arriving = c.irecv(back, before)
+    c.send(x, after)
+    same(arriving.wait(), np.resize(everyone[before], size), "a message of 64 MiB")
+    counts = [(size // c.size) * (r != 1) for r in range(c.size)]
+    same(c.all_gather(x[: counts[c.rank]], counts), np.concatenate([np.resize(e, n) for e, n in zip(everyone, counts)]), "all_gather of large parts")
+    same(c.broadcast(x, root=1), np.resize(everyone[1], size), "broadcast of 64 MiB")
+
+
 BATTERY = (reductions, movements, overlapping, windows, splits)
 
 
@@ -167,7 +201,9 @@ def battery(world, largest: int = SIZES[-1], parts=BATTERY, timeout: float = 30,
 
 if __name__ == "__main__":
     world = TcpWorld.from_environment() if is_started() else MpiWorld()
-    # One write: lines of several ranks may not mix.
-    sys.stdout.write(f"{world.rank} {battery(world, int(sys.argv[3]), transport=sys.argv[1], share=sys.argv[2] == 'share')}\n")
-    sys.stdout.flush()
+    size, parts = (0, (large,)) if sys.argv[3] == "large" else (int(sys.argv[3]), BATTERY)
+    for transport in sys.argv[1].split(","):
+        # One write: lines of several ranks may not mix.
+        sys.stdout.write(f"{world.rank} {battery(world, size, parts, transport=transport, share=sys.argv[2] == 'share')}\n")
+        sys.stdout.flush()
     world.close()

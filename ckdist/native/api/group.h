@@ -43,6 +43,8 @@ CKDIST_EXPORT int ckdist_group_gather(struct ckdist_group* group, int64_t rows, 
 CKDIST_EXPORT const float* ckdist_group_gathered(struct ckdist_group* group);
 /* Tells the peers that this rank cannot go on, and why. */
 CKDIST_EXPORT void ckdist_group_abandon(struct ckdist_group* group, const char* reason);
+/* Nothing is called any more, and no thread of the group calls MPI: to be called before MPI ends. */
+CKDIST_EXPORT int ckdist_group_leave(struct ckdist_group* group);
 
 #ifdef __cplusplus
 } // extern "C"

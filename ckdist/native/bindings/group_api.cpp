@@ -50,7 +50,7 @@ int ckdist_group_receive(ckdist_group* group, const int32_t** message, int64_t* 
 }
 float* ckdist_group_partial(ckdist_group* group, int32_t slot) { return group->group->partial(slot); }
 int ckdist_group_reduce(ckdist_group* group, int32_t slot, int64_t floats, int32_t step) {
-  return guard([&] { group->group->reduce(slot, floats, step); });
+  return guard([&] { group->group->reduce(slot, floats, step, {}); });
 }
 int ckdist_group_parts(ckdist_group* group, int32_t slot, const float** parts) { return group->group->parts(slot, parts); }
 float* ckdist_group_logits(ckdist_group* group, int64_t* stride) { return group->group->logits(stride); }
@@ -58,5 +58,8 @@ int ckdist_group_gather(ckdist_group* group, int64_t rows, int32_t step) {
   return guard([&] { group->group->gather(rows, step); });
 }
 const float* ckdist_group_gathered(ckdist_group* group) { return group->group->gathered(); }
+int ckdist_group_leave(ckdist_group* group) {
+  return guard([&] { group->group->leave(); });
+}
 void ckdist_group_abandon(ckdist_group* group, const char* reason) { group->group->abandon(reason); }
 }

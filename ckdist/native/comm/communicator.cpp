@@ -28,7 +28,7 @@ Communicator::Communicator(Parts given) : rank(given.rank), size(int(given.host_
   const bool one_host = order_.hosts().size() == 1 && parts_.meeting;
   if (one_host && !parts_.wire_ranks.empty()) parts_.wire = nullptr;
   if (!parts_.wire && !one_host) fail(Status::config, "ranks on %zu hosts need a wire between them", order_.hosts().size());
-  if (!parts_.wire || one_host) parts_.wire = std::make_shared<Wire>(std::make_unique<Pipes>(*parts_.meeting, parts_.timeout_s)), parts_.context = 0, parts_.wire_ranks.clear();
+  if (!parts_.wire || one_host) parts_.wire = std::make_shared<Wire>(std::make_unique<Pipes>(*parts_.meeting, parts_.memory, parts_.arenas, parts_.timeout_s)), parts_.context = 0, parts_.wire_ranks.clear();
   parts_.names = ranks_or_all(parts_.names, size_t(size));
   if (!parts_.pulse) {
     const std::vector<int> local = parts_.meeting ? order_.hosts()[order_.host_of(rank)] : std::vector<int>{};

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kSegment = 16 << 20;  // bytes of a large reduction under way at once
 constexpr int kFewRanks = 8;            // up to so many, one message to each beats doubling
+constexpr int64_t kTwoRanks = 256 << 10; // bytes up to which two ranks send everything: slices would move as much, in two steps
 constexpr auto kTag = Channel::kCollective;
 
 int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts, counts + i, int64_t(0)); }
@@ -45,7 +46,7 @@ void FlatCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
   const int size = channel_->size, rank = channel_->rank;
   const int64_t element = element_bytes(e), bytes = n * element;
   std::vector<const void*> parts(size);
-  if (bytes <= thresholds_.wire_direct_bytes) {
+  if (bytes <= (size == 2 ? std::max(thresholds_.wire_direct_bytes, kTwoRanks) : thresholds_.wire_direct_bytes)) {
     scratch_.resize(size_t(std::max<int64_t>(1, size * bytes)));
     if (bytes) std::memcpy(scratch_.data(), in, size_t(bytes));
     const auto block = [&](int r) { return scratch_.data() + (r - rank + size) % size * bytes; };

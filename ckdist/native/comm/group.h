@@ -5,11 +5,14 @@
 #pragma once
 #include <cstdint>
 
+#include "core/futex.h"
+
 namespace ckdist {
 
 constexpr int kMaxRanks = 256;
 constexpr int kSlots = 2;   // partial values alternate: a slot is written again only after everyone passed the next exchange
 constexpr int kStart = -1;  // the step of what ranks do before the first batch
+constexpr int kBetween = -2; // no step: rank 0 has nothing to do
 
 struct GroupSizes {
   int64_t partial_floats;           // of one partial value, at most
@@ -35,7 +38,7 @@ class Group {
   // Where this rank writes its part of the value in `slot`.
   virtual float* partial(int slot) = 0;
   // Returns when parts(slot) may be read. `step` names the place in error messages.
-  virtual void reduce(int slot, int64_t floats, int step) = 0;
+  virtual void reduce(int slot, int64_t floats, int step, Idle idle) = 0;
   // The summands of the value in `slot`, in their order; their sum from the first to the last is the value.
   virtual int parts(int slot, const float** out) = 0;
 
@@ -49,6 +52,8 @@ class Group {
   virtual void check_peers() = 0;
   // Tells the peers that this rank cannot go on, and why.
   virtual void abandon(const char* reason) = 0;
+  // This rank calls nothing any more, and no thread of the group does: its peers miss it no longer.
+  virtual void leave() {}
 };
 
 }  // namespace ckdist

@@ -15,6 +15,8 @@ namespace {
 
 constexpr int64_t kSlot = Meeting::kSlotBytes;
 constexpr int64_t kLine = 64;
+constexpr int64_t kChunk = 128 << 10;      // of buffers reduced through slots: small enough to leave second-level caches to the buffers
+constexpr int64_t kWhole = 8 << 10;        // bytes of a message of which everyone folds all rather than meeting once more
 constexpr int64_t kBlock = 1 << 20;        // of buffers reduced in place: the ranks keep together, so that what they share is still in caches
 
 constexpr int64_t kTaken = 4 << 10;        // bytes brought from a peer's buffer at a time, to be folded from the first-level cache
@@ -29,13 +31,16 @@ struct Slice {
   }
 };
 
+// What a record of buffers outside the arenas says: how far into a cache line they begin.
+int64_t shift(const Meeting::Record& record) { return -1 - record.in; }
+
 int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts, counts + i, int64_t(0)); }
 
 }  // namespace
 
 HostCollectives::HostCollectives(Meeting& meeting, std::shared_ptr<HostMemory> memory, std::vector<int> arenas, const Thresholds& thresholds)
     : meeting_(meeting), memory_(std::move(memory)), arenas_(std::move(arenas)), thresholds_(thresholds), order_(std::vector<int>(meeting.size, 0)),
-      parts_(meeting.size), outs_(meeting.size) {
+      parts_(meeting.size), outs_(meeting.size), shifts_(meeting.size) {
   thresholds_.direct_bytes = std::min(thresholds_.direct_bytes, kSlot);
 }
 
@@ -66,17 +71,21 @@ void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
     if (bytes) std::memcpy(meeting_.slot(meeting_.index, epoch), in, size_t(bytes));
     meeting_.post({-1, -1, call});
     meeting_.await(epoch);
-    for (int i = 0; i < size; i++) parts_[i] = outs_[i] = i == meeting_.index ? out : meeting_.slot(i, epoch);
-    parts_[meeting_.index] = in;
-    std::swap(outs_[0], outs_[meeting_.index]);
-    order_.fold_ranks(e, op, outs_.data(), size == 2 ? 2 : 1, parts_.data(), n);
-    return;
+    return reduce_direct(epoch, in, out, n, e, op);
   }
   Meeting::Record own{memory_->offset(in, bytes), memory_->offset(out, bytes), call};
   const bool placed = own.in >= 0 && own.out >= 0;
-  if (!placed) own.in = own.out = -1;
+  const uint8_t* const from = static_cast<const uint8_t*>(in);
+  // What is staged lies in the slot as its buffer lies in cache lines: then no vector crosses them on one side alone.
+  const Meeting::Record elsewhere{-1 - int64_t(reinterpret_cast<uintptr_t>(in) % kLine), -1, call};
+  const bool whole = bytes <= kWhole;
+  const auto stage_first = [&] {
+    uint8_t* const slot = meeting_.slot(meeting_.index, meeting_.next());
+    if (whole) copy(slot, in, bytes);
+    else stage(slot + shift(elsewhere), from, std::min(n, kChunk / element_bytes(e)), element_bytes(e));
+  };
   // A rank whose buffers lie elsewhere fills its slot before it says so: where no rank's are placed, that was the first chunk.
-  if (!placed) copy(meeting_.slot(meeting_.index, epoch), in, std::min(bytes, kSlot));
+  if (!placed) own = elsewhere, stage_first();
   meeting_.post(own);
   meeting_.await(epoch);
   if (all_placed(epoch, true)) return reduce_in_place(epoch, n, e, op);
@@ -85,12 +94,21 @@ void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
     if (meeting_.record(i, epoch).in >= 0) first = 0;  // its slot is not filled: once more, with everyone's
   if (!first) {
     first = meeting_.next();
-    copy(meeting_.slot(meeting_.index, first), in, std::min(bytes, kSlot));
-    meeting_.post({-1, -1, call});
+    stage_first();
+    meeting_.post(elsewhere);
     meeting_.await(first);
   }
-  const auto reduce = size <= 2 ? &HostCollectives::reduce_staged : &HostCollectives::reduce_staged_slices;
-  (this->*reduce)(static_cast<const uint8_t*>(in), static_cast<uint8_t*>(out), n, e, op, first);
+  if (whole) reduce_direct(first, in, out, n, e, op);
+  else reduce_staged(from, static_cast<uint8_t*>(out), n, e, op, first);
+}
+
+// Every rank folds all of the slots, which hold everything, for itself.
+void HostCollectives::reduce_direct(uint32_t epoch, const void* in, void* out, int64_t n, Element e, ReduceOp op) {
+  const int size = meeting_.size;
+  for (int i = 0; i < size; i++) parts_[i] = outs_[i] = i == meeting_.index ? out : meeting_.slot(i, epoch);
+  parts_[meeting_.index] = in;
+  std::swap(outs_[0], outs_[meeting_.index]);
+  order_.fold_ranks(e, op, outs_.data(), size == 2 ? 2 : 1, parts_.data(), n);
 }
 
 // Every rank folds its slice of each block from all ranks' buffers and writes it to all of them: no slice has two writers, nor a
@@ -108,44 +126,49 @@ void HostCollectives::reduce_in_place(uint32_t epoch, int64_t n, Element e, Redu
   meeting_.meet();
 }
 
-// Two ranks: both stage chunk after chunk, one ahead of what they fold, and fold all of each chunk for themselves.
+// Chunk after chunk, each rank stages what its peers fold (all but its own slice), folds its slice of the chunk into all slots, and takes
+// the rest of the result from its own: so every line of a slot goes to one peer and back. Between two meetings it does this for three
+// chunks, the next, the present and the last; the last one's slot is what the next is staged in. `first`: the meeting at which the first
+// chunk lay in every rank's slot.
 void HostCollectives::reduce_staged(const uint8_t* in, uint8_t* out, int64_t n, Element e, ReduceOp op, uint32_t first) {
-  const int64_t element = element_bytes(e), bytes = n * element, chunks = (bytes + kSlot - 1) / kSlot;
-  const uint64_t call = meeting_.record(meeting_.index, first).signature;
-  const int peer = meeting_.size - 1 - meeting_.index;
-  for (int64_t c = 0; c < chunks; c++) {
-    const uint32_t epoch = first + uint32_t(c);
-    if (c) meeting_.await(epoch);
-    if (c + 1 < chunks) {
-      copy(meeting_.slot(meeting_.index, epoch + 1), in + (c + 1) * kSlot, std::min(kSlot, bytes - (c + 1) * kSlot));
-      meeting_.post({-1, -1, call});
+  const int64_t element = element_bytes(e), per_chunk = kChunk / element, chunks = (n + per_chunk - 1) / per_chunk;
+  const int size = meeting_.size, index = meeting_.index;
+  const Meeting::Record own = meeting_.record(index, first);
+  for (int i = 0; i < size; i++) shifts_[i] = shift(meeting_.record(i, first));
+  const auto elements = [&](int64_t chunk) { return std::clamp<int64_t>(n - chunk * per_chunk, 0, per_chunk); };
+  const auto slot = [&](int i, int64_t chunk) { return meeting_.slot(i, first + uint32_t(chunk % 2)) + shifts_[i]; };
+  for (int64_t c = 0; c <= chunks; c++) {
+    const int64_t last = (c - 1) * kChunk, next = (c + 1) * kChunk;
+    uint8_t* const staged = slot(index, c + 1);
+    if (c && elements(c + 1) == per_chunk) {
+      const Slice mine(per_chunk, index, size, element);
+      const int64_t begin = mine.begin * element, end = mine.end * element;
+      kernels().reduce.exchange(out + last, staged, in + next, begin);
+      kernels().reduce.exchange(out + last + end, staged + end, in + next + end, kChunk - end);
+    } else {
+      if (c) {
+        const Slice mine(elements(c - 1), index, size, element);
+        const int64_t begin = mine.begin * element, end = mine.end * element;
+        take(out + last, staged, begin);
+        take(out + last + end, staged + end, elements(c - 1) * element - end);
+      }
+      stage(staged, in + next, elements(c + 1), element);
     }
-    for (int i = 0; i < meeting_.size; i++) parts_[i] = i == meeting_.index ? in + c * kSlot : meeting_.slot(i, epoch);
-    void* to[] = {out + c * kSlot, meeting_.slot(peer, epoch)};
-    order_.fold_ranks(e, op, to, meeting_.size, parts_.data(), std::min(kSlot, bytes - c * kSlot) / element);
+    if (c == chunks) return;
+    const Slice mine(elements(c), index, size, element);
+    for (int i = 0; i < size; i++) parts_[i] = outs_[i] = slot(i, c) + mine.begin * element;
+    parts_[index] = in + c * kChunk + mine.begin * element;
+    outs_[index] = out + c * kChunk + mine.begin * element;
+    order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), mine.end - mine.begin);
+    meeting_.await(meeting_.post(own));
   }
 }
 
-// More ranks: each folds its slice of a chunk in all slots, as in place, and takes the chunk from its own slot.
-void HostCollectives::reduce_staged_slices(const uint8_t* in, uint8_t* out, int64_t n, Element e, ReduceOp op, uint32_t first) {
-  const int64_t element = element_bytes(e), bytes = n * element;
-  const uint64_t call = meeting_.record(meeting_.index, first).signature;
-  const int size = meeting_.size, index = meeting_.index;
-  uint32_t epoch = first;
-  for (int64_t done = 0; done < bytes; done += kSlot) {
-    const int64_t m = std::min(kSlot, bytes - done) / element;
-    if (done) {
-      epoch = meeting_.next();
-      copy(meeting_.slot(index, epoch), in + done, m * element);
-      meeting_.post({-1, -1, call});
-      meeting_.await(epoch);
-    }
-    const Slice mine(m, index, size, element);
-    for (int i = 0; i < size; i++) parts_[i] = outs_[i] = meeting_.slot(i, epoch) + mine.begin * element;
-    order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), mine.end - mine.begin);
-    meeting_.meet();
-    take(out + done, meeting_.slot(index, epoch), m * element);
-  }
+// Copies all but this rank's own slice of n elements.
+void HostCollectives::stage(uint8_t* slot, const uint8_t* in, int64_t n, int64_t element) const {
+  const Slice mine(n, meeting_.index, meeting_.size, element);
+  copy(slot, in, mine.begin * element);
+  copy(slot + mine.end * element, in + mine.end * element, (n - mine.end) * element);
 }
 
 void HostCollectives::reduce_scatter(const void* in, void* out, const int64_t* counts, Element e, ReduceOp op) {

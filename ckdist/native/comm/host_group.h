@@ -18,7 +18,7 @@ class HostGroup : public Group {
   void publish(const int32_t* message, int64_t ints) override { ranks_.publish(message, ints); }
   const int32_t* receive(int64_t* ints) override { return ranks_.receive(ints); }
   float* partial(int slot) override { return part(rank, slot); }
-  void reduce(int, int64_t, int step) override { ranks_.meet(step); }
+  void reduce(int, int64_t, int step, Idle idle) override { ranks_.meet(step, 0, idle); }
   int parts(int slot, const float** out) override;
   float* logits(int64_t* stride) override;
   void gather(int64_t, int step) override { ranks_.meet(step); }

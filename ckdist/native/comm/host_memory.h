@@ -17,6 +17,7 @@ class HostMemory {
 
   const int index, count;
   const std::string& path() const { return segment_.path(); }
+  int64_t arena_bytes() const { return arena_bytes_; }
   uint8_t* arena(int i) const { return segment_.data() + i * stride_; }
 
   void* allocate(int64_t bytes);  // zeroed, aligned to 4096; throws Error(capacity) with both numbers

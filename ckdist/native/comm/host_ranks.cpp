@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "comm/pulse.h"
 #include "comm/waiting.h"
 #include "core/error.h"
 
@@ -99,24 +100,35 @@ void HostRanks::check_awake(int i) {
   if (now - stopped_since_[i] > timeout_ns_) fail(Status::comm, "rank %d (pid %d) has been stopped for more than %.0f s between steps", ranks_[i], pid, timeout_ns_ / 1e9);
 }
 
-void HostRanks::wait_for(Signal& signal, uint32_t count, int i, int step, int64_t grace_ns) {
+void HostRanks::wait_for(Signal& signal, uint32_t count, int i, int step, int64_t grace_ns, Idle idle) {
   std::optional<Waited> waited;  // the clock is not asked before the first sleep
   signal.wait(
       spins_, kTickNs, [&](uint32_t v) { return int32_t(v - count) >= 0; },
       [&] {
         check_alive(i, step);
         if (!waited) waited.emplace();
-        if (waited->ns() > timeout_ns_ + grace_ns)
-          fail(Status::comm, "rank %d (pid %d) did not reach %s within %.0f s", ranks_[i], header_->lines[i].pid.load(), place(step).text, timeout_ns_ / 1e9);
-      });
+        if (pulse_) check_pulse(i, step, waited->ns());
+        if (waited->ns() <= timeout_ns_ + grace_ns) return;
+        if (const int lost = pulse_ ? pulse_->blame(ranks_[i]) : ranks_[i]; lost != ranks_[i])
+          fail(Status::comm, "rank %d did not reach %s within %.0f s", lost, place(step).text, timeout_ns_ / 1e9);
+        fail(Status::comm, "rank %d (pid %d) did not reach %s within %.0f s", ranks_[i], header_->lines[i].pid.load(), place(step).text, timeout_ns_ / 1e9);
+      },
+      idle);
+  if (pulse_ && waited) pulse_->wait_for(-1);
 }
 
-void HostRanks::meet(int step, int64_t grace_ns) {
+// What is known of the whole job while this rank waits for rank i of its host; the others are told so.
+void HostRanks::check_pulse(int i, int step, int64_t waited_ns) {
+  if (waited_ns > timeout_ns_ / 2) pulse_->wait_for(ranks_[i]);
+  if (pulse_->lost()) fail(Status::comm, "%.400s (%s)", pulse_->reason(), at_or_before(step).text);
+}
+
+void HostRanks::meet(int step, int64_t grace_ns, Idle idle) {
   const uint32_t epoch = ++epoch_;
   header_->lines[index].arrived.set(epoch);
   for (int k = 1; k < size; k++) {
     const int i = (index + k) % size;
-    wait_for(header_->lines[i].arrived, epoch, i, step, grace_ns);
+    wait_for(header_->lines[i].arrived, epoch, i, step, grace_ns, idle);
   }
 }
 
@@ -135,6 +147,7 @@ const int32_t* HostRanks::receive(int64_t* ints) {
       [&] {
         check_alive(0, 0);
         check_awake(0);
+        if (pulse_) check_pulse(0, 0, 0);
       });
   *ints = header_->message_ints;
   std::memcpy(received_.data(), mailbox_, *ints * 4);

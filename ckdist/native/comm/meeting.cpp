@@ -16,6 +16,8 @@ namespace ckdist {
 namespace {
 constexpr int64_t kTickNs = 100'000'000;
 constexpr int64_t kServeNs = 1'000'000;  // between two looks at what peers ask, while waiting
+constexpr int64_t kPieceBytes = 16 << 10;  // of a pipe: writer and reader copy at the same time, one behind the other
+constexpr int kBellPolls = 2000;
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 }  // namespace
 
@@ -94,7 +96,7 @@ void Meeting::await(uint32_t epoch) {
       if (serve_) serve_();
       const int64_t now = now_ns();
       if (!start) start = now, moved = peer_moved();
-      if (pulse_) pulse_->check();
+      if (pulse_ && pulse_->lost()) pulse_->check((name_ + (" " + std::to_string(calls_))).c_str());
       if (const uint64_t count = peer_moved(); count != moved) moved = count, start = now;  // its bytes flow: it is on its way
       if (now - looked < kTickNs) continue;
       looked = now;
@@ -161,11 +163,13 @@ int64_t Meeting::pipe_write(int i, const void* data, int64_t bytes) {
   const uint64_t written = to.written.load(std::memory_order_relaxed);
   const int64_t n = std::min<int64_t>(bytes, kPipeBytes - int64_t(written - to.read.load(std::memory_order_acquire)));
   if (n <= 0) return 0;
-  const int64_t at = int64_t(written % kPipeBytes), first = std::min(n, kPipeBytes - at);
-  std::memcpy(to.data + at, data, size_t(first));
-  std::memcpy(to.data, static_cast<const uint8_t*>(data) + first, size_t(n - first));
-  to.written.store(written + uint64_t(n), std::memory_order_release);
-  ring(i);
+  for (int64_t done = 0; done < n;) {
+    const int64_t at = int64_t((written + uint64_t(done)) % kPipeBytes), some = std::min({n - done, kPipeBytes - at, kPieceBytes});
+    std::memcpy(to.data + at, static_cast<const uint8_t*>(data) + done, size_t(some));
+    done += some;
+    to.written.store(written + uint64_t(done), std::memory_order_release);
+    ring(i);
+  }
   return n;
 }
 
@@ -174,17 +178,20 @@ int64_t Meeting::pipe_read(int i, void* data, int64_t bytes) {
   const uint64_t read = from.read.load(std::memory_order_relaxed);
   const int64_t n = std::min<int64_t>(bytes, int64_t(from.written.load(std::memory_order_acquire) - read));
   if (n <= 0) return 0;
-  const int64_t at = int64_t(read % kPipeBytes), first = std::min(n, kPipeBytes - at);
-  std::memcpy(data, from.data + at, size_t(first));
-  std::memcpy(static_cast<uint8_t*>(data) + first, from.data, size_t(n - first));
-  from.read.store(read + uint64_t(n), std::memory_order_release);
-  ring(i);
+  for (int64_t done = 0; done < n;) {
+    const int64_t at = int64_t((read + uint64_t(done)) % kPipeBytes), some = std::min({n - done, kPipeBytes - at, kPieceBytes});
+    std::memcpy(static_cast<uint8_t*>(data) + done, from.data + at, size_t(some));
+    done += some;
+    from.read.store(read + uint64_t(done), std::memory_order_release);
+    ring(i);
+  }
   return n;
 }
 
 void Meeting::sleep(int64_t ns) {
   Signal& bell = line(index).bell;
   const uint32_t now = bell.value.load(std::memory_order_acquire);
+  for (int polls = 0; polls < std::min(spins_, kBellPolls) && bell.value.load(std::memory_order_acquire) == heard_; polls++) cpu_pause();
   if (now == heard_) bell.sleep_while(now, ns);
   heard_ = bell.value.load(std::memory_order_acquire);
   check_given_up();

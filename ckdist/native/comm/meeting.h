@@ -23,7 +23,7 @@ class Meeting {
   static constexpr int64_t kPipeBytes = 64 << 10;
 
   struct Record {  // what a rank tells its peers when it arrives
-    int64_t in, out;      // offsets in its arena, or -1
+    int64_t in, out;      // offsets in its arena; negative: elsewhere
     uint64_t signature;   // of the call: it must be the same everywhere
   };
   struct Pipe;

@@ -25,7 +25,7 @@ void MpiTransport::post(Part& part) {
 void MpiTransport::send(Operation& operation, int peer, int tag, const void* data, int64_t bytes) {
   Queue& queue = queues_[{peer, tag}];
   for (int64_t at = 0; at == 0 || at < bytes; at += kMost) {
-    operation.parts.push_back({{}, peer, false, false, int(std::min(kMost, bytes - at)), tag, static_cast<const uint8_t*>(data) + at});
+    operation.parts.push_back({{}, peer, false, false, int(std::min(kMost, bytes - at)), tag, static_cast<const uint8_t*>(data) + at, nullptr});
     queue.waiting.push_back(&operation.parts.back());
   }
   pump(queue);
@@ -45,7 +45,7 @@ void MpiTransport::pump(Queue& queue) {
 
 void MpiTransport::receive(Operation& operation, int peer, int tag, void* data, int64_t bytes) {
   for (int64_t at = 0; at == 0 || at < bytes; at += kMost) {
-    operation.parts.push_back({{}, peer, false, true, int(std::min(kMost, bytes - at)), tag, nullptr});
+    operation.parts.push_back({{}, peer, false, true, int(std::min(kMost, bytes - at)), tag, nullptr, nullptr});
     if (calls_.irecv(static_cast<uint8_t*>(data) + at, operation.parts.back().bytes, calls_.byte, peer, tag, calls_.comm, operation.parts.back().handle))
       fail(Status::comm, "MPI refused to receive %lld bytes from rank %d", (long long)bytes, peer);
   }
@@ -59,7 +59,8 @@ bool MpiTransport::done(Part& part) {
     fail(Status::comm, "MPI reports that a message of rank %d failed: it is lost, or sent more than the %d bytes that were expected", part.peer, part.bytes);
   if (!flag) return false;
   part.done = true;
-  if (part.incoming && get_count_(status, calls_.byte, &came) == 0 && came != part.bytes)
+  if (part.incoming && get_count_(status, calls_.byte, &came) == 0 && part.head) take_head(part.peer, *part.head, came);
+  else if (came != part.bytes)
     fail(Status::comm, "rank %d sent %d bytes where %d were expected", part.peer, came, part.bytes);
   if (came >= kCounted) add_moved(came);
   return true;
@@ -71,13 +72,43 @@ bool MpiTransport::done(Operation& operation) {
   return all;
 }
 
+void MpiTransport::take_head(int peer, const Head& head, int came) {
+  const int64_t some = std::min(head.wanted_bytes, kWithHead);
+  if (came < kHeadBytes) fail(Status::comm, "rank %d sent %d bytes that are no message of a collective", peer, came);
+  if (head.bytes != head.wanted_bytes || came != kHeadBytes + some)
+    fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", peer, (long long)head.bytes, (long long)head.wanted_bytes);
+  if (head.mark != head.wanted_mark)
+    fail(Status::comm, "rank %d called another collective, or another dtype or operation, than this rank: all ranks must make the same calls in the same order", peer);
+  if (some) std::memcpy(head.to, head.data, size_t(some));
+}
+
 Transport::Request MpiTransport::isend(int peer, int tag, const void* data, int64_t bytes) {
-  send(operations_[++last_], peer, tag, data, bytes);
+  Operation& operation = operations_[++last_];
+  if (!mark) {
+    send(operation, peer, tag, data, bytes);
+    return last_;
+  }
+  const int64_t some = std::min(bytes, kWithHead);
+  operation.head.reset(new Head);
+  operation.head->mark = mark, operation.head->pad = 0, operation.head->bytes = bytes;
+  if (some) std::memcpy(operation.head->data, data, size_t(some));
+  send(operation, peer, tag, operation.head.get(), kHeadBytes + some);
+  if (bytes > some) send(operation, peer, tag, static_cast<const uint8_t*>(data) + some, bytes - some);
   return last_;
 }
 
 Transport::Request MpiTransport::irecv(int peer, int tag, void* data, int64_t bytes) {
-  receive(operations_[++last_], peer, tag, data, bytes);
+  Operation& operation = operations_[++last_];
+  if (!mark) {
+    receive(operation, peer, tag, data, bytes);
+    return last_;
+  }
+  const int64_t some = std::min(bytes, kWithHead);
+  operation.head.reset(new Head);
+  operation.head->wanted_mark = mark, operation.head->wanted_bytes = bytes, operation.head->to = static_cast<uint8_t*>(data);
+  receive(operation, peer, tag, operation.head.get(), kHeadBytes + kWithHead);  // room for any: another message is then told, not cut
+  operation.parts.back().head = operation.head.get();
+  if (bytes > some) receive(operation, peer, tag, static_cast<uint8_t*>(data) + some, bytes - some);
   return last_;
 }
 
@@ -164,7 +195,7 @@ void MpiTransport::send_beat(int peer, const void* data, int64_t bytes) {
   if (beat.part.data && !done(beat.part)) return;  // the one before is still on its way
   const int some = int(std::min<int64_t>(bytes, sizeof beat.data));
   std::memcpy(beat.data, data, size_t(some));
-  beat.part = {{}, peer, false, false, some, kBeatTag, beat.data};
+  beat.part = {{}, peer, false, false, some, kBeatTag, beat.data, nullptr};
   post(beat.part);
 }
 

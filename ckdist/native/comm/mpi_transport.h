@@ -1,10 +1,12 @@
 // Transport over MPI's point-to-point calls, handed over by address as comm/mpi_calls.h explains.
 //
 // Windows are messages too, served by the target while it makes progress: what implementations promise of MPI's own one-sided
-// calls differs too much.
+// calls differs too much. A message of a collective begins with a head that says which call it belongs to, and how long it is.
 #pragma once
+#include <cstddef>
 #include <deque>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "comm/mpi_calls.h"
@@ -36,6 +38,17 @@ class MpiTransport : public Transport {
  private:
   enum Kind : int64_t { kPut = 1, kGet, kNotify };
   struct Ask { int64_t kind, window, offset, bytes; };
+  static constexpr int64_t kWithHead = 4080;  // bytes of a message that travel with its head, copied
+  struct Head {
+    uint32_t mark, pad;
+    int64_t bytes;
+    uint8_t data[kWithHead];
+    // Of a message that is awaited: what the head must say, and where its data goes.
+    uint32_t wanted_mark;
+    int64_t wanted_bytes;
+    uint8_t* to;
+  };
+  static constexpr int64_t kHeadBytes = offsetof(Head, data);
   struct Part {
     alignas(16) uint8_t handle[16];
     int peer;
@@ -43,6 +56,7 @@ class MpiTransport : public Transport {
     bool incoming;
     int bytes, tag;
     const void* data;  // to be sent
+    Head* head = nullptr;  // that arrives
   };
   struct Queue {       // of one peer's messages with one tag: MPI holds a few parts at a time, or signs of life would wait behind them all
     std::deque<Part*> waiting, under_way;
@@ -50,6 +64,7 @@ class MpiTransport : public Transport {
   struct Operation {
     std::deque<Part> parts;
     Ask ask;  // of a one-sided operation; sent from here
+    std::unique_ptr<Head> head;
   };
   struct Window { uint8_t* base; int64_t bytes; std::map<int, uint64_t> notified; };
   struct Served {  // what this rank does for one peer: one thing at a time, so that a notification follows the puts before it
@@ -62,6 +77,7 @@ class MpiTransport : public Transport {
   void receive(Operation& operation, int peer, int tag, void* data, int64_t bytes);
   void post(Part& part);
   bool done(Part& part);
+  void take_head(int peer, const Head& head, int came);
   bool done(Operation& operation);
   void pump(Queue& queue);
   Request ask(int peer, const Ask& ask, Operation** out);

@@ -1,5 +1,7 @@
-// Transport through the byte pipes of a Meeting: messages and windows between ranks of one host, beside its collectives.
+// Transport through the byte pipes of a Meeting: messages and windows between ranks of one host, beside its collectives. Long messages
+// from an arena that the peers map are copied once, by the receiver.
 #pragma once
+#include "comm/host_memory.h"
 #include "comm/meeting.h"
 #include "comm/stream_transport.h"
 
@@ -7,7 +9,9 @@ namespace ckdist {
 
 class Pipes : public StreamTransport {
  public:
-  Pipes(Meeting& meeting, double timeout_s) : StreamTransport(meeting.index, meeting.size, 1, timeout_s), meeting_(meeting) {}
+  // memory: of this host's ranks, or null; arenas: of the meeting's ranks there.
+  Pipes(Meeting& meeting, std::shared_ptr<HostMemory> memory, std::vector<int> arenas, double timeout_s)
+      : StreamTransport(meeting.index, meeting.size, 1, timeout_s), meeting_(meeting), memory_(std::move(memory)), arenas_(std::move(arenas)) {}
 
   void idle(int64_t ns) override { meeting_.sleep(ns); }
   const char* name() const override { return "shared memory"; }
@@ -16,8 +20,14 @@ class Pipes : public StreamTransport {
   int name_of(int peer) const override { return meeting_.name(peer); }
   int64_t write(int peer, int, const void* data, int64_t bytes) override { return meeting_.pipe_write(peer, data, bytes); }
   int64_t read(int peer, int, void* data, int64_t bytes) override { return meeting_.pipe_read(peer, data, bytes); }
+  int64_t placed(const void* data, int64_t bytes) const override { return memory_ ? memory_->offset(data, bytes) : -1; }
+  const uint8_t* in_place(int peer, int64_t offset, int64_t bytes) const override {
+    return memory_ && offset <= memory_->arena_bytes() - bytes ? memory_->arena(arenas_[peer]) + offset : nullptr;
+  }
 
   Meeting& meeting_;
+  std::shared_ptr<HostMemory> memory_;
+  std::vector<int> arenas_;
 };
 
 }  // namespace ckdist

@@ -43,7 +43,9 @@ Pulse::~Pulse() {
   close(wake_);
 }
 
-void Pulse::fail_with_reason() const { fail(Status::comm, "%s", reason_.c_str()); }
+void Pulse::fail_with_reason(const char* what) const {
+  fail(Status::comm, "%.400s%s%.60s%s", reason_.c_str(), what ? " (in " : "", what ? what : "", what ? ")" : "");
+}
 
 void Pulse::verdict(int r, const char* what) {
   peers_[r].gone = true;
@@ -70,7 +72,8 @@ void Pulse::tell(Kind kind, const char* text) {
   std::lock_guard<std::mutex> hold(telling_);
   if (gave_up_ && kind != kBeat) return;
   gave_up_ |= kind != kBeat;
-  Frame frame{kMagic, uint16_t(kind), uint16_t(std::min<size_t>(std::strlen(text), kMaxText)), wire_->transport->moved.load(std::memory_order_relaxed), {}};
+  Frame frame{kMagic, uint16_t(kind), uint16_t(std::min<size_t>(std::strlen(text), kMaxText)), wire_->transport->moved.load(std::memory_order_relaxed),
+              waits_for_.load(std::memory_order_relaxed), 0, {}};
   std::memcpy(frame.text, text, frame.text_bytes);
   if (meeting_) {
     if (kind == kBeat) meeting_->beat(frame.moved);
@@ -124,7 +127,7 @@ void Pulse::look_socket(int r) {
     const ssize_t n = p.got < wanted ? recv(p.socket, reinterpret_cast<uint8_t*>(&p.frame) + p.got, size_t(wanted - p.got), MSG_DONTWAIT) : 0;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
     if (n <= 0 && p.got < wanted) {
-      verdict(r, n < 0 && errno != ECONNRESET && errno != EPIPE ? "does not answer: its connection timed out" : "closed its connection: it ended or died");
+      verdict(r, n < 0 && errno != ECONNRESET && errno != EPIPE ? "does not answer: its connection timed out" : "closed the connection: it ended or died");
       return;
     }
     p.got += n;
@@ -136,6 +139,7 @@ void Pulse::look_socket(int r) {
     if (p.got < kHead || p.got < kHead + p.frame.text_bytes) continue;
     p.got = 0;
     p.moved.store(p.frame.moved, std::memory_order_relaxed);
+    p.waits_for.store(p.frame.waits_for, std::memory_order_relaxed);
     if (p.frame.kind == kLeft) p.gone = true;
     if (p.frame.kind != kGaveUp) continue;
     std::string text = "gave up: " + std::string(p.frame.text, p.frame.text_bytes);
@@ -157,6 +161,7 @@ void Pulse::look_wire(int r) {
       if (n < kHead || p.frame.magic != kMagic || p.frame.text_bytes != n - kHead) fail(Status::comm, "sent something that is no sign of life");
       p.heard_ns = now_ns();
       p.moved.store(p.frame.moved, std::memory_order_relaxed);
+      p.waits_for.store(p.frame.waits_for, std::memory_order_relaxed);
       if (p.frame.kind == kLeft) p.gone = true;
       if (p.frame.kind == kGaveUp) fail(Status::comm, "gave up: %.*s", int(p.frame.text_bytes), p.frame.text);
     }
@@ -197,7 +202,7 @@ void Pulse::run() {
       now = now_ns();
       if (p.gone || now - p.heard_ns < patience || now - looked > 3 * period) continue;
       char text[120];
-      std::snprintf(text, sizeof text, "has given no sign of life for %.1f s: it is stopped or cut off", double(now - p.heard_ns) * 1e-9);
+      std::snprintf(text, sizeof text, "has not been heard of for %.1f s: it is stopped or cut off", double(now - p.heard_ns) * 1e-9);
       verdict(r, text);
     }
   }

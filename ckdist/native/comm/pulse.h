@@ -6,6 +6,7 @@
 //
 // Ranks of this host beat in the meeting's memory, others over a connection that carries nothing else (so no data is in the way), or
 // over the transport where it has beats. A beat tells how many bytes the rank has moved: who waits for a rank whose bytes flow waits on.
+// It tells for whom the rank waits, too: the one to blame is the one at the end of such a chain.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -25,12 +26,27 @@ class Pulse {
   Pulse(int rank, int size, std::shared_ptr<Meeting> meeting, std::vector<int> local, std::shared_ptr<Wire> wire, double timeout_s);
   ~Pulse();
 
-  void check() const {  // throws when a rank is lost
-    if (lost()) fail_with_reason();
+  // Throws when a rank is lost; `what`: the operation that waits, "all_reduce 17".
+  void check(const char* what = nullptr) const {
+    if (lost()) fail_with_reason(what);
   }
   bool lost() const { return lost_.load(std::memory_order_acquire); }
   const char* reason() const { return reason_.c_str(); }  // once lost
   uint64_t moved(int rank) const { return peers_[rank].moved.load(std::memory_order_relaxed); }
+
+  // This rank has waited long for `rank`; -1: no longer.
+  void wait_for(int rank) { waits_for_.store(rank, std::memory_order_relaxed); }
+  // Whom `rank` waits for, and that one, and so on: who keeps all of them. `rank` itself when it waits for nobody, or for this one.
+  int blame(int rank) const {
+    int last = rank;
+    for (size_t hops = 0; hops < peers_.size(); hops++) {
+      const int next = peers_[last].waits_for.load(std::memory_order_relaxed);
+      if (next == rank_ || next == rank) return rank;  // a circle: all wait, and nobody alone is to blame
+      if (next < 0 || next >= int(peers_.size())) break;
+      last = next;
+    }
+    return last;
+  }
 
   void give_up(const char* reason);  // tells everyone
   // Communicators that use it; when the last has left, the peers are told so.
@@ -44,11 +60,13 @@ class Pulse {
     uint32_t magic;
     uint16_t kind, text_bytes;
     uint64_t moved;
+    int32_t waits_for, pad;
     char text[kMaxText];
   };
-  static constexpr int64_t kHead = 16;  // bytes of a frame before its text
+  static constexpr int64_t kHead = 24;  // bytes of a frame before its text
   struct Peer {
     std::atomic<uint64_t> moved{0};
+    std::atomic<int> waits_for{-1};
     int local = -1;        // its place in the meeting
     int socket = -1;
     int process = -1;      // pidfd
@@ -67,7 +85,7 @@ class Pulse {
   void look_wire(int r);
   void tell(Kind kind, const char* text);
   void verdict(int r, const char* what);
-  [[noreturn]] void fail_with_reason() const;
+  [[noreturn]] void fail_with_reason(const char* what) const;
   bool on_wire(int r) const { return r != rank_ && peers_[r].local < 0 && peers_[r].socket < 0; }
 
   const int rank_;
@@ -77,7 +95,7 @@ class Pulse {
   std::vector<Peer> peers_;  // by rank of the job
   std::string reason_;
   std::atomic<bool> lost_{false}, ending_{false};
-  std::atomic<int> users_{0};
+  std::atomic<int> users_{0}, waits_for_{-1};
   std::mutex telling_;       // one writer at a time
   bool gave_up_ = false;
   int wake_;                 // eventfd

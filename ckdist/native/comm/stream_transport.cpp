@@ -10,6 +10,7 @@ namespace ckdist {
 namespace {
 constexpr uint32_t kMagic = 0x31446b63;
 constexpr int64_t kCutAt = 512 << 10;                // messages this long use all lanes
+constexpr int64_t kPlaceAt = 32 << 10;               // messages this long are read in place, where that is possible
 constexpr int64_t kMaxMessage = int64_t(1) << 40;
 constexpr int64_t kMaxUnexpected = int64_t(2) << 30; // bytes held for receives that are not posted yet
 constexpr int64_t kMaxGoodbye = 400;
@@ -39,7 +40,7 @@ void StreamTransport::ended(int peer, int lane, const char* how) {
 
 bool StreamTransport::awaited(int peer) const {
   const Peer& p = peers_[peer];
-  if (!p.posted.empty() || !p.gets.empty() || !p.arriving.empty()) return true;
+  if (!p.posted.empty() || !p.gets.empty() || !p.arriving.empty() || !p.lent.empty()) return true;
   for (int lane = 0; lane < lanes_; lane++)
     if (anything_to_write(peer, lane)) return true;
   return false;
@@ -70,6 +71,13 @@ void StreamTransport::push(int peer, int lane, const Header& header, const void*
 Transport::Request StreamTransport::isend(int peer, int tag, const void* data, int64_t bytes) {
   check_peer(peer);
   if (bytes < 0 || bytes > kMaxMessage) fail(Status::config, "a message of %lld bytes; at most %lld can be sent", (long long)bytes, (long long)kMaxMessage);
+  if (const int64_t place = bytes >= kPlaceAt ? placed(data, bytes) : -1; place >= 0) {
+    const uint32_t request = begin(1);
+    const uint64_t sequence = peers_[peer].sent++;
+    peers_[peer].lent[sequence] = request;
+    push(peer, 0, {kMagic, kPlaced, 1, {}, tag, mark, sequence, place, 0, bytes}, nullptr, 0);
+    return ticket(request);
+  }
   const int parts = bytes >= kCutAt ? lanes_ : 1;
   const uint32_t request = begin(parts);
   const Request result = ticket(request);
@@ -96,6 +104,10 @@ Transport::Request StreamTransport::irecv(int peer, int tag, void* data, int64_t
   from.unexpected.erase(early);
   check_match(peer, *message, bytes, mark);
   message->request = request;
+  if (message->place) {
+    take(peer, *message, data);
+    return ticket(request);
+  }
   unexpected_bytes_ -= bytes;
   if (message->left == 0) {
     if (bytes) std::memcpy(data, message->kept.data(), size_t(bytes));
@@ -116,6 +128,13 @@ void StreamTransport::complete(const std::shared_ptr<Message>& message) {
   if (!message->request) return;  // nobody asked for it yet
   if (!message->kept.empty()) std::memcpy(message->data, message->kept.data(), message->kept.size());
   finish(message->request);
+}
+
+void StreamTransport::take(int peer, const Message& message, void* to) {
+  std::memcpy(to, message.place, size_t(message.bytes));
+  add_moved(message.bytes);
+  finish(message.request);
+  push(peer, 0, {kMagic, kTaken, 1, {}, 0, 0, message.sequence, 0, 0, 0}, nullptr, 0);
 }
 
 void StreamTransport::expose(int window, void* base, int64_t bytes) {
@@ -229,6 +248,31 @@ bool StreamTransport::open_frame(int peer, Stream& stream) {
   Peer& from = peers_[peer];
   const bool sane = h.magic == kMagic && h.bytes >= 0 && h.offset >= 0 && h.total >= 0 && h.total <= kMaxMessage && h.bytes <= h.total - (h.kind <= kPart ? h.offset : 0);
   if (!sane) lost(peer, "sent something that is not a frame");
+  if (h.kind == kPlaced) {
+    auto message = std::make_shared<Message>();
+    message->bytes = h.total, message->tag = h.tag, message->mark = h.mark, message->sequence = h.sequence;
+    message->place = in_place(peer, h.offset, h.total);
+    if (h.sequence != from.announced || h.bytes || !message->place) lost(peer, "sent a message out of order or out of reach");
+    from.announced++;
+    const auto posted = std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == h.tag; });
+    if (posted == from.posted.end()) {
+      from.unexpected.push_back(std::move(message));
+      return true;
+    }
+    const Posted here = *posted;
+    from.posted.erase(posted);
+    check_match(peer, *message, here.bytes, here.mark);
+    message->request = here.request;
+    take(peer, *message, here.data);
+    return true;
+  }
+  if (h.kind == kTaken) {
+    const auto lent = from.lent.find(h.sequence);
+    if (lent == from.lent.end() || h.bytes) lost(peer, "took what was not sent");
+    finish(lent->second);
+    from.lent.erase(lent);
+    return true;
+  }
   if (h.kind == kMessage) {
     if (h.sequence != from.announced || h.offset != 0 || h.parts < 1 || h.parts > lanes_) lost(peer, "sent a message out of order");
     from.announced++;

@@ -3,6 +3,7 @@
 // Between two ranks run one or more streams ("lanes"). A frame's header says what follows and how much, and is checked against
 // what this rank posted or exposed before a byte of it is stored. Long messages are cut over all lanes: the part on lane 0
 // announces the message, and the others wait until it did. A rank that gives up says why to the others before it goes.
+// Where the peer reads this rank's memory itself, a long message is announced alone: the receiver copies it, and says so.
 #pragma once
 #include <array>
 #include <deque>
@@ -34,6 +35,9 @@ class StreamTransport : public Transport {
   virtual int64_t write(int peer, int lane, const void* data, int64_t bytes) = 0;
   virtual int64_t read(int peer, int lane, void* data, int64_t bytes) = 0;
   virtual void look() {}  // before the streams are read: which have something?
+  // Where `data` lies for peers that read this rank's memory in place, or -1; and what peer has there, null where that cannot be.
+  virtual int64_t placed(const void*, int64_t) const { return -1; }
+  virtual const uint8_t* in_place(int, int64_t, int64_t) const { return nullptr; }
   virtual int name_of(int peer) const { return peer; }  // the job's number of a rank
   void progress();
   bool anything_to_write(int peer, int lane) const { return !streams_[peer * lanes_ + lane].out.empty(); }
@@ -42,11 +46,11 @@ class StreamTransport : public Transport {
   const int lanes_;
 
  private:
-  enum Kind : uint8_t { kMessage = 1, kPart, kPut, kGet, kGot, kNotify, kGoodbye };
+  enum Kind : uint8_t { kMessage = 1, kPart, kPut, kGet, kGot, kNotify, kGoodbye, kPlaced, kTaken };
   struct Header {
     uint32_t magic;
     uint8_t kind, parts, pad[2];
-    int32_t tag;       // or window, or slot of a notification in `offset`
+    int32_t tag;       // or window, or slot of a notification in `offset`, which is that of a placed message in its sender's memory
     uint32_t mark;     // of a message: the call that it belongs to
     uint64_t sequence; // of a message between two ranks, or of a get
     int64_t offset, bytes, total;
@@ -64,6 +68,8 @@ class StreamTransport : public Transport {
     uint32_t request = 0, mark = 0;
     int tag = 0;
     std::vector<uint8_t> kept;
+    const uint8_t* place = nullptr;  // of data that its sender keeps until it is copied
+    uint64_t sequence = 0;
   };
   struct Stream {
     std::deque<Outgoing> out;
@@ -79,6 +85,7 @@ class StreamTransport : public Transport {
     std::deque<std::shared_ptr<Message>> unexpected;
     std::deque<Posted> posted;
     std::map<uint64_t, Posted> gets;
+    std::map<uint64_t, uint32_t> lent;  // placed messages that it has not taken: sequence, request
     std::string goodbye, end;  // what it said last; how its streams ended
     int lanes_ended = 0;
   };
@@ -91,6 +98,7 @@ class StreamTransport : public Transport {
   void push(int peer, int lane, const Header& header, const void* data, uint32_t request, std::string kept = {});
   void check_match(int peer, const Message& message, int64_t bytes, uint32_t mark) const;  // of a receive
   void complete(const std::shared_ptr<Message>& message);
+  void take(int peer, const Message& message, void* to);  // of a placed one
   bool drain(int peer, int lane);
   bool fill(int peer, int lane);
   bool open_frame(int peer, Stream& stream);  // false: its message is not announced yet

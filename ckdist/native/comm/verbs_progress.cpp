@@ -14,7 +14,7 @@ namespace ckdist {
 
 namespace {
 
-constexpr int64_t kMaxRequest = int64_t(1) << 30;        // bytes of one RDMA request
+constexpr int64_t kMaxRequest = int64_t(4) << 20;        // bytes of one RDMA request: as each ends, its peers learn that data flows
 constexpr int64_t kMaxReason = 400;                      // bytes of a goodbye
 constexpr int64_t kGoodbyeNs = 200'000'000;              // until it must have arrived
 constexpr int64_t kWatchNs = 50'000'000;
@@ -75,11 +75,10 @@ bool VerbsTransport::post_data(int peer, Work& work, VerbsRemote at) {
     const VerbsRemote there{at.address + uint64_t(work.done), at.key};
     uint8_t* data = const_cast<uint8_t*>(work.data) + work.done;
     const bool inside = work.kind != Work::get && work.bytes <= to.pair->inline_bytes();
-    const uint64_t number = work.kind == Work::get ? to.pair->read(data, bytes, o.key, there) : to.pair->write(data, bytes, o.key, there, last && !inside);
+    const uint64_t number = work.kind == Work::get ? to.pair->read(data, bytes, o.key, there) : to.pair->write(data, bytes, o.key, there, !inside);
     work.done += bytes;
-    if (!last) continue;
     if (inside) finish(work.operation);  // its data is with the device already
-    else to.under_way.emplace_back(number, work.operation);
+    else to.under_way.push_back({number, last ? work.operation : 0, bytes});
   }
   return true;
 }
@@ -173,8 +172,9 @@ void VerbsTransport::ended(int peer, const ibv_wc& entry) {
   p.heard_ns = now_ns();
   if (number == 0) return arrived(peer, entry);
   p.pair->completed(number);
-  while (!p.under_way.empty() && p.under_way.front().first <= number) {
-    finish(p.under_way.front().second);
+  while (!p.under_way.empty() && p.under_way.front().number <= number) {
+    add_moved(p.under_way.front().bytes);
+    finish(p.under_way.front().operation);
     p.under_way.pop_front();
   }
 }

@@ -193,6 +193,7 @@ Transport::Request VerbsTransport::isend(int peer, int tag, const void* data, in
   if (bytes < 0 || bytes > kMaxMessage) fail(Status::config, "a message of %lld bytes; at most %lld can be sent", (long long)bytes, (long long)kMaxMessage);
   Work work{Work::frame};
   work.header.tag = tag;
+  work.header.key = mark;
   work.header.bytes = bytes;
   if (bytes <= kVerbsEager) {
     work.header.kind = VerbsKind::kMessage;
@@ -218,10 +219,10 @@ Transport::Request VerbsTransport::irecv(int peer, int tag, void* data, int64_t 
   if (offer == from.unexpected.end()) {
     reachable(peer);
     const uint32_t operation = begin(What::receive, peer, data, bytes);
-    from.posted.push_back({tag, operation});
+    from.posted.push_back({tag, mark, operation});
     return ticket(operation);
   }
-  if (offer->bytes != bytes) fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", peer, (long long)offer->bytes, (long long)bytes);
+  check_match(peer, offer->bytes, offer->mark, bytes, mark);
   const Offer taken = std::move(*offer);
   from.unexpected.erase(offer);
   if (taken.here) {
@@ -233,6 +234,12 @@ Transport::Request VerbsTransport::irecv(int peer, int tag, void* data, int64_t 
   const uint32_t operation = begin(What::receive, peer, data, bytes);
   accept(peer, operation, taken.id);
   return ticket(operation);
+}
+
+void VerbsTransport::check_match(int peer, int64_t sent, uint32_t sent_mark, int64_t bytes, uint32_t mark) {
+  if (sent != bytes) fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", peer, (long long)sent, (long long)bytes);
+  if (sent_mark != mark)
+    fail(Status::comm, "rank %d called another collective, or another dtype or operation, than this rank: all ranks must make the same calls in the same order", peer);
 }
 
 void VerbsTransport::accept(int peer, uint32_t operation, uint32_t id) {
@@ -252,7 +259,7 @@ void VerbsTransport::take_message(int peer, const VerbsFrame& frame, const uint8
   const bool here = frame.kind == VerbsKind::kMessage;
   const auto posted = std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == frame.tag; });
   if (posted == from.posted.end()) {
-    from.unexpected.push_back({frame.tag, frame.bytes, frame.id, here, {}});
+    from.unexpected.push_back({frame.tag, frame.key, frame.bytes, frame.id, here, {}});
     if (!here) return;
     from.unexpected.back().data.assign(data, data + frame.bytes);
     unexpected_bytes_ += frame.bytes;
@@ -262,7 +269,7 @@ void VerbsTransport::take_message(int peer, const VerbsFrame& frame, const uint8
   }
   const uint32_t operation = posted->operation;
   const Operation& o = operations_[operation - 1];
-  if (o.bytes != frame.bytes) fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", peer, (long long)frame.bytes, (long long)o.bytes);
+  check_match(peer, frame.bytes, frame.key, o.bytes, posted->mark);
   from.posted.erase(posted);
   if (!here) return accept(peer, operation, frame.id);
   if (frame.bytes) std::memcpy(o.data, data, size_t(frame.bytes));

@@ -54,8 +54,9 @@ class VerbsTransport : public Verbs {
     const uint8_t* data = nullptr;
     int64_t bytes = 0, done = 0;
   };
-  struct Offer { int tag; int64_t bytes; uint32_t id; bool here; std::vector<uint8_t> data; };
-  struct Posted { int tag; uint32_t operation; };
+  struct Offer { int tag; uint32_t mark; int64_t bytes; uint32_t id; bool here; std::vector<uint8_t> data; };
+  struct Posted { int tag; uint32_t mark, operation; };
+  struct Piece { uint64_t number; uint32_t operation, bytes; };  // one request of a long message; operation: that ends with it, or 0
   struct Exposed { uint64_t address = 0; int64_t bytes = 0; uint32_t key = 0, times = 0; };
   struct Window { int64_t bytes = 0; ibv_mr* region = nullptr; uint32_t times = 0; std::map<int, uint64_t> notified; };
   struct Peer {
@@ -66,7 +67,7 @@ class VerbsTransport : public Verbs {
     uint32_t credits = 0, owed = 0;
     uint64_t sent = 0, received = 0;  // frames
     std::deque<Work> work;
-    std::deque<std::pair<uint64_t, uint32_t>> under_way;  // requests that end an operation: number, operation
+    std::deque<Piece> under_way;  // of data
     std::deque<Posted> posted;
     std::deque<Offer> unexpected;
     std::map<int, Exposed> windows;
@@ -93,6 +94,7 @@ class VerbsTransport : public Verbs {
   bool post_data(int peer, Work& work, VerbsRemote at);
   void flush(int peer);
   void accept(int peer, uint32_t operation, uint32_t id);
+  static void check_match(int peer, int64_t sent, uint32_t sent_mark, int64_t bytes, uint32_t mark);
 
   void return_credits();
   bool progress();                          // true when anything ended or arrived

@@ -13,8 +13,8 @@
 namespace ckdist {
 
 enum class VerbsKind : uint32_t {
-  kMessage = 1,  // tag, bytes; the message follows
-  kOffer,        // tag, bytes; id: of the sender's request
+  kMessage = 1,  // tag, bytes; key: the call that it belongs to, or 0; the message follows
+  kOffer,        // tag, bytes, key as above; id: of the sender's request
   kAccept,       // id: the offer's; answer: of the receiver's request; address, key, bytes
   kArrived,      // id: the answer of the accept
   kWindow,       // tag: window; id: how often it was exposed; address, key, bytes

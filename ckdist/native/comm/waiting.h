@@ -24,13 +24,20 @@ class Waited {
 };
 
 struct Place {
-  char text[24];
+  char text[64];
 };
 
 inline Place place(int step) {
   Place p;
   if (step == kStart) std::snprintf(p.text, sizeof p.text, "the start");
   else std::snprintf(p.text, sizeof p.text, "step %d", step);
+  return p;
+}
+
+inline Place at_or_before(int step) {
+  Place p;
+  if (step == kBetween) std::snprintf(p.text, sizeof p.text, "between steps");
+  else std::snprintf(p.text, sizeof p.text, "at or before %.40s", place(step).text);
   return p;
 }
 

@@ -19,7 +19,7 @@ constexpr int64_t kNapNs = 1'000'000;         // then so, at most, between two l
 constexpr int64_t kPatienceNs = 2'000'000;    // a rank without work looks as often for so long
 constexpr int64_t kIdleNs = 50'000'000;       // then so
 constexpr int64_t kLongIdleNs = 200'000'000;  // and so once it has had nothing to do for so long
-constexpr int64_t kCheckNs = 100'000'000;     // between two looks at who lives on this host
+constexpr int64_t kCheckNs = 100'000'000;     // between two looks at who lives
 constexpr int64_t kSpinNs = 10;               // a poll of a flag takes about so long; a wire's take from ten to fifty times that
 
 int64_t padded(int64_t floats) { return (floats + kPageFloats - 1) / kPageFloats * kPageFloats; }
@@ -39,15 +39,19 @@ WireGroup::WireGroup(const std::string& path, Settings s)
       timeout_ns_(int64_t(s.timeout_s * 1e9)),
       // Who waits for a rank that itself waits for another gives it time to say so: the message then names the one that is lost.
       grace_ns_(std::clamp<int64_t>(timeout_ns_ / 10, 250'000'000, 500'000'000)),
-      local_(path, index_, order_.hosts()[host_], s.spins, s.timeout_s),
       wire_(std::move(s.wire)),
+      pulse_(rank, size, nullptr, {}, wire_, s.timeout_s),
+      local_(path, index_, order_.hosts()[host_], s.spins, s.timeout_s),
       transport_(*wire_->transport) {
+  pulse_.join();
+  local_.watch(&pulse_);
   owners_ = size;
   for (const auto& host : order_.hosts()) owners_ = std::min(owners_, int(host.size()));
 }
 
 WireGroup::~WireGroup() {
-  pulse_.reset();
+  pulse_.leave();
+  Turn turn(*wire_);
   if (known_) transport_.forget_memory(known_);
 }
 
@@ -62,7 +66,7 @@ void WireGroup::reserve(const GroupSizes& sizes) {
   const int64_t slices = large ? slice_floats_ * hosts_ * local : 0, folded = large && local > 1 ? padded_ : 0;
   const int64_t logits = padded(sizes.logit_rows * sizes.vocab), floats = kSlots * slot + slices + folded + logits;
   float* at = reinterpret_cast<float*>(local_.share((floats + padded(sizes.message_ints)) * 4, sizes.message_ints));
-  if (transport_.register_memory(at, floats * 4)) known_ = at;
+  if (over_wire([&] { return transport_.register_memory(at, floats * 4); })) known_ = at;
   const auto take = [&](int64_t n) { return std::exchange(at, at + n); };
   for (int s = 0; s < kSlots; s++) part_[s] = take(padded_ * local), sums_[s] = take(kept_floats_ * hosts_), total_[s] = take(large ? padded_ : 0);
   slices_ = take(slices) + (large ? slice_floats_ * hosts_ * index_ : 0);
@@ -83,18 +87,16 @@ void WireGroup::reserve(const GroupSizes& sizes) {
       fail(Status::comm, "rank %d has logits [%lld, %lld) of %lld", r, (long long)first, (long long)(first + columns), (long long)sizes.vocab);
   }
   local_.meet(kStart, 2 * grace_ns_);
-  idle_since_ = now_ns();
-  std::vector<int> leaders;
-  for (int h = 1; h < hosts_; h++) leaders.push_back(leader(h));
-  if (rank == 0) pulse_.emplace(transport_, leaders, timeout_ns_);
+  step_ = kBetween;
 }
 
 template <class Call>
 auto WireGroup::over_wire(Call&& call) -> decltype(call()) {
   try {
+    Turn turn(*wire_);
     return call();
   } catch (const Error& error) {
-    fail(error.status(), "%.400s (at or before %s)", error.what(), place(step_).text);
+    fail(error.status(), "%.400s (%s)", error.what(), at_or_before(step_).text);
   }
 }
 
@@ -109,44 +111,52 @@ void WireGroup::receive(int peer, int tag, void* data, int64_t bytes) {
 // Requests are waited for in their order: a transport moves all of them, whichever is asked about.
 void WireGroup::wait() {
   Waited waited;
+  bool slow = false;
   for (size_t i = 0; i < pending_.size(); i++) {
     while (!over_wire([&] { return transport_.test(pending_[i].request); })) {
       const int64_t ns = waited.ns();
       if (ns < spin_ns_) continue;
       if (ns > timeout_ns_ + grace_ns_) give_up(i);
-      if (ns < kYieldNs) sched_yield();
-      else transport_.idle(kNapNs);
+      if (ns < kYieldNs) {
+        sched_yield();
+        continue;
+      }
+      if (ns > timeout_ns_ / 2) pulse_.wait_for(pending_[i].peer), slow = true;
+      idle(kNapNs);
     }
   }
+  if (slow) pulse_.wait_for(-1);
   pending_.clear();
 }
 
-// Names every rank that owes something: one of them may itself be waiting for another.
+void WireGroup::idle(int64_t ns) {
+  check_pulse();
+  over_wire([&] { transport_.idle(ns); });
+}
+
+void WireGroup::check_pulse() {
+  if (pulse_.lost()) fail(Status::comm, "%.400s (%s)", pulse_.reason(), at_or_before(step_).text);
+}
+
+void WireGroup::leave() { pulse_.leave(); }
+
+// Names every rank that owes something, or whom it waits for itself.
 void WireGroup::give_up(size_t first) {
   std::string ranks;
   std::vector<bool> named(size);
   int count = 0;
   for (size_t i = first; i < pending_.size(); i++) {
-    const int peer = pending_[i].peer;
-    if (named[peer] || (i > first && transport_.test(pending_[i].request))) continue;
+    const int peer = pulse_.blame(pending_[i].peer);
+    if (named[peer] || (i > first && over_wire([&] { return transport_.test(pending_[i].request); }))) continue;
     named[peer] = true;
     ranks += (count++ ? ", " : "") + std::to_string(peer);
   }
   fail(Status::comm, "%s %.200s did not reach %s within %.0f s", count > 1 ? "one of ranks" : "rank", ranks.c_str(), place(step_).text, timeout_ns_ / 1e9);
 }
 
-// From here to the end of gather() rank 0's pulse leaves the transport alone.
-void WireGroup::enter(int step) {
-  step_ = step;
-  if (in_step_) return;
-  in_step_ = true;
-  if (pulse_) pulse_->pause();
-}
-
 void WireGroup::publish(const int32_t* message, int64_t ints) {
   if (ints > sizes_.message_ints) fail(Status::native, "message of %lld ints is larger than the %lld reserved", (long long)ints, (long long)sizes_.message_ints);
-  enter(0);
-  if (!ints && pulse_) pulse_->end(), pulse_.reset();
+  step_ = 0;
   const int64_t first = std::min(ints, kFrameInts - 1);
   frame_[0] = int32_t(ints);
   if (ints) std::memcpy(frame_ + 1, message, first * 4);
@@ -161,13 +171,8 @@ void WireGroup::publish(const int32_t* message, int64_t ints) {
 // The first rank of a host hears from rank 0, the others from it.
 const int32_t* WireGroup::receive(int64_t* ints) {
   if (index_ != 0) return local_.receive(ints);
-  for (;;) {
-    wait_for_message();
-    if (frame_[0] != kPulse) break;
-    const int32_t answer = 0;
-    send(0, kTagAnswer, &answer, sizeof answer);
-    wait();
-  }
+  wait_for_message();
+  step_ = 0;
   *ints = frame_[0];
   if (*ints < 0 || *ints > sizes_.message_ints) fail(Status::comm, "rank 0 announced a message of %d ints; at most %lld are taken", frame_[0], (long long)sizes_.message_ints);
   const int64_t first = std::min(*ints, kFrameInts - 1);
@@ -179,15 +184,14 @@ const int32_t* WireGroup::receive(int64_t* ints) {
 }
 
 void WireGroup::wait_for_message() {
-  const Transport::Request request = transport_.irecv(0, kTagFrame, frame_, sizeof frame_);
+  const Transport::Request request = over_wire([&] { return transport_.irecv(0, kTagFrame, frame_, sizeof frame_); });
   Waited waited;
   int64_t checked = 0;
-  while (!transport_.test(request)) {
+  while (!over_wire([&] { return transport_.test(request); })) {
     const int64_t ns = waited.ns();
     if (ns < spin_ns_) continue;
-    if (ns > timeout_ns_) fail(Status::comm, "rank 0 has not been heard of for %.0f s between steps: it is dead, stopped or cut off", timeout_ns_ / 1e9);
     if (ns - checked > kCheckNs) local_.check(), checked = ns;
-    transport_.idle(ns < kPatienceNs ? kNapNs : ns < kLongIdleNs ? kIdleNs : kLongIdleNs);
+    idle(ns < kPatienceNs ? kNapNs : ns < kLongIdleNs ? kIdleNs : kLongIdleNs);
   }
 }
 
@@ -195,8 +199,8 @@ float* WireGroup::sum(int slot, int host) const {
   return host == host_ && local_.size == 1 ? part(slot, 0) : sums_[slot] + host * kept_floats_;
 }
 
-void WireGroup::reduce(int slot, int64_t floats, int step) {
-  enter(step);
+void WireGroup::reduce(int slot, int64_t floats, int step, Idle idle) {
+  step_ = step;
   whole_[slot] = hosts_ > 2 && floats * 4 > direct_bytes_;
   const int owners = floats * 4 <= leaders_bytes_ ? 1 : owners_;
   const bool owner = index_ < owners;
@@ -207,7 +211,7 @@ void WireGroup::reduce(int slot, int64_t floats, int step) {
     const int h = (host_ + k) % hosts_;
     receive(twin(h), kTagSum, sum(slot, h) + begin, (end - begin) * 4);
   }
-  local_.meet(step);
+  local_.meet(step, 0, idle);
   if (owner && whole_[slot]) {
     add_sums(slot, begin, end);
   } else if (owner) {
@@ -216,7 +220,7 @@ void WireGroup::reduce(int slot, int64_t floats, int step) {
     for (int k = 1; k < hosts_; k++) send(twin((host_ + k) % hosts_), kTagSum, own, (end - begin) * 4);
     wait();
   }
-  local_.meet(step, 2 * grace_ns_);
+  local_.meet(step, 2 * grace_ns_, idle);
 }
 
 // out: of `begin` on, what this host's ranks bring to the value.
@@ -264,7 +268,7 @@ float* WireGroup::logits(int64_t* stride) {
 
 // Row by row, straight into place: no rank needs a second copy of the logits.
 void WireGroup::gather(int64_t rows, int step) {
-  enter(step);
+  step_ = step;
   local_.meet(step);  // also: this host's ranks have read all values of this step
   for (int64_t begin = 0; begin < rows; begin += kRowsAtOnce) {
     for (int64_t t = begin; t < std::min(rows, begin + kRowsAtOnce); t++) {
@@ -275,19 +279,18 @@ void WireGroup::gather(int64_t rows, int step) {
     }
     wait();
   }
-  idle_since_ = now_ns();
-  in_step_ = false, step_ = 0;
-  if (pulse_) pulse_->resume();
+  step_ = kBetween;
 }
 
 void WireGroup::check_peers() {
   local_.check();
-  if (pulse_) pulse_->check(idle_since_);
+  check_pulse();
 }
 
 void WireGroup::abandon(const char* reason) {
-  if (pulse_) pulse_->pause();
+  pulse_.give_up(reason);
   local_.abandon(reason);
+  Turn turn(*wire_);
   transport_.abandon(reason);
 }
 

@@ -5,9 +5,10 @@
 // values every host has every other's sum, and the reader adds them; large values of three and more hosts are summed slice by
 // slice, which moves less. Sums land in memory that all ranks of a host read in place. A host may have a single rank: where
 // nothing is shared, every rank is a host.
+//
+// Every rank shows the others that it lives, and for whom it waits (comm/pulse.h), so the rank that is named is the one that is lost.
 #pragma once
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,9 +16,13 @@
 #include "comm/group.h"
 #include "comm/host_ranks.h"
 #include "comm/order.h"
-#include "comm/wire_pulse.h"
+#include "comm/pulse.h"
 
 namespace ckdist {
+
+constexpr int64_t kFrameInts = 256;  // a message's first frame: its length, then the message or its beginning
+
+enum WireTag : int { kTagFrame = 8, kTagBody, kTagShare, kTagSum, kTagSlice, kTagTotal, kTagLogits };
 
 class WireGroup : public Group {
  public:
@@ -39,13 +44,14 @@ class WireGroup : public Group {
   void publish(const int32_t* message, int64_t ints) override;
   const int32_t* receive(int64_t* ints) override;
   float* partial(int slot) override { return part(slot, index_); }
-  void reduce(int slot, int64_t floats, int step) override;
+  void reduce(int slot, int64_t floats, int step, Idle idle) override;
   int parts(int slot, const float** out) override;
   float* logits(int64_t* stride) override;
   void gather(int64_t rows, int step) override;
   const float* gathered() override { return logits_; }
   void check_peers() override;
   void abandon(const char* reason) override;
+  void leave() override;
 
  private:
   static constexpr int64_t kRowsAtOnce = 64;  // rows of logits under way from each rank
@@ -60,13 +66,14 @@ class WireGroup : public Group {
   float* part(int slot, int index) const { return part_[slot] + index * padded_; }
   float* sum(int slot, int host) const;  // a host's sum, where this host's ranks read it
   template <class Call>
-  auto over_wire(Call&& call) -> decltype(call());  // its errors say at which step
+  auto over_wire(Call&& call) -> decltype(call());  // in its turn at the wire; its errors say at which step
   void send(int peer, int tag, const void* data, int64_t bytes);
   void receive(int peer, int tag, void* data, int64_t bytes);
   void wait();
   void wait_for_message();
+  void idle(int64_t ns);
+  void check_pulse();  // throws when a rank is lost
   [[noreturn]] void give_up(size_t first);
-  void enter(int step);
   void fold_own(int slot, int64_t begin, int64_t end, float* out);
   void add_sums(int slot, int64_t begin, int64_t end);
 
@@ -76,14 +83,12 @@ class WireGroup : public Group {
   int owners_;              // ranks of each host that carry a large value
   const int64_t direct_bytes_, leaders_bytes_;
   const int64_t spin_ns_, timeout_ns_, grace_ns_;
-  HostRanks local_;
   std::shared_ptr<Wire> wire_;
+  Pulse pulse_;
+  HostRanks local_;
   Transport& transport_;
   std::vector<Pending> pending_, later_;
-  std::optional<WirePulse> pulse_;  // rank 0, from reserve() to the last message
-  bool in_step_ = false;
   int step_ = kStart;
-  int64_t idle_since_ = 0;          // rank 0: end of the last step
 
   GroupSizes sizes_{};
   int64_t padded_ = 0, kept_floats_ = 0, slice_floats_ = 0;

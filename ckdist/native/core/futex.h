@@ -25,6 +25,13 @@ inline int64_t now_ns() {
   return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
 }
 
+// What a waiting thread does between two polls.
+struct Idle {
+  void (*call)(void*) = [](void*) { cpu_pause(); };
+  void* with = nullptr;
+  void operator()() const { call(with); }
+};
+
 // A word that some threads change and others wait on. Stands alone on its cache line.
 struct alignas(64) Signal {
   std::atomic<uint32_t> value{0};
@@ -50,13 +57,13 @@ struct alignas(64) Signal {
     sleepers.fetch_sub(1, std::memory_order_relaxed);
   }
 
-  // Waits until `done(value)`, spinning `spins` times before sleeping; `tick()` is called after every sleep of at most
-  // `tick_ns` and throws to give up.
-  template <class Done, class Tick>
-  void wait(int spins, int64_t tick_ns, Done&& done, Tick&& tick) {
+  // Waits until `done(value)`, spinning `spins` times before sleeping; `idle()` is called between polls, `tick()` after every
+  // sleep of at most `tick_ns` and throws to give up.
+  template <class Done, class Tick, class Idle>
+  void wait(int spins, int64_t tick_ns, Done&& done, Tick&& tick, Idle&& idle) {
     for (int i = 0; i < spins; i++) {
       if (done(value.load(std::memory_order_acquire))) return;
-      cpu_pause();
+      idle();
     }
     for (;;) {
       const uint32_t seen = value.load(std::memory_order_acquire);
@@ -65,6 +72,10 @@ struct alignas(64) Signal {
       if (done(value.load(std::memory_order_acquire))) return;
       tick();
     }
+  }
+  template <class Done, class Tick>
+  void wait(int spins, int64_t tick_ns, Done&& done, Tick&& tick) {
+    wait(spins, tick_ns, done, tick, cpu_pause);
   }
 };
 static_assert(sizeof(Signal) == 64, "a signal fills its cache line");

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "core/error.h"
+#include "runtime/shares.h"
 
 namespace ckdist {
 
@@ -20,6 +21,11 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
       workers_(threads),
       counters_(new std::atomic<int64_t>[program.step_count]),
       pool_(threads, std::move(cpus), spins) {
+  next_linear_.resize(steps_.size());
+  for (int i = int(steps_.size()) - 1, next = -1; i >= 0; i--) {
+    next_linear_[i] = next;
+    if (steps_[i].op == ckdist_step_linear) next = i;
+  }
   arena_.emplace(program.arena_bytes, "activations");
   for (int h = 0, head = 0; h < program.kv_heads; h++) {
     first_head_.push_back(head);
@@ -77,15 +83,16 @@ float* Executable::floats(int value, int64_t* stride) {
 }
 
 template <class Last>
-void Executable::meet(int thread, bool exchange, Last&& last) {
-  if (thread != 0) return pool_.barrier(last);
-  const int64_t start = now_ns();
-  pool_.barrier(last);
-  (exchange ? times_.exchange : times_.barrier) += double(now_ns() - start) * 1e-9;
+void Executable::meet(int thread, int index, bool exchange, Last&& last) {
+  const int64_t start = thread == 0 ? now_ns() : 0;
+  find_ahead(thread, index);
+  const Idle idle = {fetch_ahead, &workers_[thread].ahead};
+  pool_.barrier([&] { last(idle); }, idle);
+  if (thread == 0) (exchange ? times_.exchange : times_.barrier) += double(now_ns() - start) * 1e-9;
 }
 
-void Executable::meet(int thread) {
-  meet(thread, false, [] {});
+void Executable::meet(int thread, int index) {
+  meet(thread, index, false, [](Idle) {});
 }
 
 void Executable::run(const int32_t* message, int64_t ints) {
@@ -94,6 +101,7 @@ void Executable::run(const int32_t* message, int64_t ints) {
   if (group_.size > 1 && group_.rank == 0) group_.publish(message, ints);
   batch_ = batch;
   active_ = std::min(std::max(batch.threads, 1), pool_.size());
+  for (Worker& worker : workers_) worker.ahead.step = -1;
   for (size_t i = 0; i < steps_.size(); i++) counters_[i].store(0, std::memory_order_relaxed);
   const int64_t start = now_ns();
   try {
@@ -163,9 +171,9 @@ void Executable::embed(int thread, int index) {
   }
   const ckdist_value& v = values_[step.out[0]];
   if (v.kind == ckdist_in_slot)
-    meet(thread, true, [&] { group_.reduce(int(v.place), batch_.tokens * stride, index); });
+    meet(thread, index, true, [&](Idle idle) { group_.reduce(int(v.place), batch_.tokens * stride, index, idle); });
   else
-    meet(thread);
+    meet(thread, index);
 }
 
 void Executable::prepare(int thread, int index) {
@@ -177,7 +185,7 @@ void Executable::prepare(int thread, int index) {
     return;
   }
   for (int64_t r = thread; r < n; r += active_) prepare_row(thread, step, r, step.outputs_only ? batch_.output_tokens[r] : r, true);
-  meet(thread);
+  meet(thread, index);
 }
 
 void Executable::prepare_row(int thread, const ckdist_step& step, int64_t out_row, int64_t in_row, bool store) {
@@ -210,13 +218,58 @@ void Executable::prepare_row(int thread, const ckdist_step& step, int64_t out_ro
   }
 }
 
+int64_t Executable::weight_bytes(const ckdist_step& step) const {
+  int64_t bytes = 0;
+  for (int m = 0; m < 4 && step.matrix[m] >= 0; m++) bytes += matrix(step.matrix[m]).tile_count() * matrix(step.matrix[m]).tile_bytes;
+  return bytes;
+}
+
+// Calls visit(m, first tile, end) for the tiles whose middle lies in bytes [from, to) of a step's matrices laid end to end; those of
+// a gated step lie tile beside tile.
+template <class Visit>
+void Executable::each_range(const ckdist_step& step, int64_t from, int64_t to, Visit&& visit) {
+  const bool gated = step.i[0];
+  int64_t offset = 0;
+  for (int m = 0; m < (gated ? 1 : 4) && step.matrix[m] >= 0; m++) {
+    const Matrix& w = matrix(step.matrix[m]);
+    const int64_t tile_bytes = gated ? w.tile_bytes + matrix(step.matrix[1]).tile_bytes : w.tile_bytes;
+    auto boundary = [&](int64_t at) { return std::clamp<int64_t>((at - offset + tile_bytes / 2) / tile_bytes, 0, w.tile_count()); };
+    if (boundary(from) < boundary(to)) visit(m, boundary(from), boundary(to));
+    offset += tile_bytes * w.tile_count();
+  }
+}
+
+// While a thread waits in a step of few tokens, memory would idle: it brings the start of its first piece of the next product
+// to the L2 cache, as far as it gets.
+void Executable::find_ahead(int thread, int index) {
+  Ahead& ahead = workers_[thread].ahead;
+  const int next = next_linear_[index];
+  if (ahead.step == next) return;
+  ahead = {next, nullptr, nullptr};
+  if (next < 0 || rows(steps_[next]) > kFewRows) return;
+  const ckdist_step& step = steps_[next];
+  const int64_t bytes = weight_bytes(step);
+  if (bytes == 0) return;  // nothing of these matrices is this rank's
+  const Shares shares(bytes, active_, true);
+  each_range(step, shares.begin(thread), shares.begin(thread + 1), [&](int m, int64_t begin, int64_t end) {
+    if (ahead.at != nullptr) return;
+    const Matrix& w = matrix(step.matrix[m]);
+    ahead.at = w.tiles + begin * w.tile_bytes;
+    ahead.end = ahead.at + std::min((end - begin) * w.tile_bytes, kAheadBytes);
+  });
+}
+
+void Executable::fetch_ahead(void* with) {
+  Ahead& ahead = *static_cast<Ahead*>(with);
+  for (int line = 0; line < 4 && ahead.at < ahead.end; line++, ahead.at += 64) __builtin_prefetch(ahead.at, 0, 2);
+  cpu_pause();
+}
+
 void Executable::linear(int thread, int index) {
   const ckdist_step& step = steps_[index];
   const int64_t n = rows(step);
   const bool gated = step.i[0];
-  int count = 0;
-  int64_t bytes = 0;
-  for (; count < 4 && step.matrix[count] >= 0; count++) bytes += matrix(step.matrix[count]).tile_count() * matrix(step.matrix[count]).tile_bytes;
+  const int64_t bytes = weight_bytes(step);
 
   // Tiles [begin, end) of matrix m; of both matrices when their product is gated, so that one thread has both halves.
   auto multiply = [&](int m, int64_t begin, int64_t end) {
@@ -234,7 +287,6 @@ void Executable::linear(int thread, int index) {
       for (int64_t t = 0; t < n; t++) kernels_.elementwise.soft_cap(y + t * stride + from, step.f[1], to - from);
   };
   auto share = [&](int m, int64_t begin, int64_t end) {
-    if (begin >= end) return;
     multiply(m, begin, end);
     if (!gated) return;
     multiply(1, begin, end);
@@ -247,20 +299,9 @@ void Executable::linear(int thread, int index) {
   };
 
   if (n > 0 && bytes > 0) {
-    // Cut by bytes; each thread has a first piece, the others go to whoever is free. Few tokens are bound by memory, where long
-    // runs count.
-    const int64_t pieces = active_ * (n <= 16 ? std::clamp<int64_t>(bytes / active_ / kPieceBytes, 1, 8) : 8);
-    const int64_t piece_bytes = (bytes + pieces - 1) / pieces;
-    for (int64_t piece = thread; piece < pieces; piece = active_ + counters_[index].fetch_add(1)) {
-      int64_t offset = 0;
-      for (int m = 0; m < (gated ? 1 : count); m++) {
-        const Matrix& w = matrix(step.matrix[m]);
-        const int64_t tile_bytes = gated ? w.tile_bytes + matrix(step.matrix[1]).tile_bytes : w.tile_bytes;
-        auto boundary = [&](int64_t at) { return std::clamp<int64_t>((at - offset + tile_bytes / 2) / tile_bytes, 0, w.tile_count()); };
-        share(m, boundary(piece * piece_bytes), boundary((piece + 1) * piece_bytes));
-        offset += tile_bytes * w.tile_count();
-      }
-    }
+    const Shares shares(bytes, active_, n <= kFewRows);
+    for (int64_t piece = thread; piece < shares.pieces(); piece = active_ + counters_[index].fetch_add(1))
+      each_range(step, shares.begin(piece), shares.begin(piece + 1), share);
   }
   const ckdist_value& out = values_[step.out[0]];
   if (out.kind == ckdist_in_slot) {
@@ -269,11 +310,11 @@ void Executable::linear(int thread, int index) {
       float* y = floats(step.out[0], &stride);
       for (int64_t t = thread; t < n; t += active_) std::fill(y + t * stride, y + (t + 1) * stride, 0.f);
     }
-    meet(thread, true, [&] { group_.reduce(int(out.place), n * out.width, index); });
+    meet(thread, index, true, [&](Idle idle) { group_.reduce(int(out.place), n * out.width, index, idle); });
   } else if (out.kind == ckdist_in_logits) {
-    meet(thread, true, [&] { group_.gather(n, index); });
+    meet(thread, index, true, [&](Idle) { group_.gather(n, index); });
   } else {
-    meet(thread);
+    meet(thread, index);
   }
 }
 
@@ -358,14 +399,14 @@ void Executable::attend(int thread, int index) {
     rotate_and_store(step, run, run, kv_head);
     kernels_.attention.attend(task_of(step, {run, 0, 1, kv_head}), workers_[thread].scratch);
   }
-  meet(thread);
+  meet(thread, index);
 }
 
 void Executable::attend_split(int thread, int index, const Split& split) {
   const ckdist_step& step = steps_[index];
   const int kv_heads = program_.kv_heads;
   for (int64_t i = thread; i < batch_.runs * kv_heads; i += active_) rotate_and_store(step, int(i / kv_heads), i / kv_heads, int(i % kv_heads));
-  meet(thread);
+  meet(thread, index);
   int64_t i = counters_[index].fetch_add(1), before = 0, parts = 0;  // before: tasks of earlier items; parts: theirs
   for (int64_t item = 0; item < batch_.runs * kv_heads; item++) {
     const int run = int(item / kv_heads), kv_head = int(item % kv_heads);
@@ -383,7 +424,7 @@ void Executable::attend_split(int thread, int index, const Split& split) {
     }
     before += tasks, parts += spans;
   }
-  meet(thread);
+  meet(thread, index);
 }
 
 void Executable::attend_prompt(int thread, int index) {
@@ -396,7 +437,7 @@ void Executable::attend_prompt(int thread, int index) {
     for (int h = 0; h < kv_heads; h++)
       if ((position / kBlockTokens * kv_heads + h + run) % active_ == thread) rotate_and_store(step, int(run), token, h);
   }
-  meet(thread);
+  meet(thread, index);
   // Tiles of query tokens from the last, longest context to the first, to whoever is free.
   int64_t tiles = 0;
   for (int64_t r = 0; r < batch_.runs; r++) tiles += (batch_.run[r].tokens + kQueryTile - 1) / kQueryTile;
@@ -408,7 +449,7 @@ void Executable::attend_prompt(int thread, int index) {
     const Item item = {run, first, std::min(kQueryTile, batch_.run[run].tokens - first), int(i % kv_heads)};
     kernels_.attention.attend(task_of(step, item), workers_[thread].scratch);
   }
-  meet(thread);
+  meet(thread, index);
 }
 
 }  // namespace ckdist

@@ -35,12 +35,16 @@ class Executable {
   // Batches of at most this many rows are prepared by every thread for itself, which saves a barrier; larger ones once for all.
   static constexpr int kReplicatedRows = 2;
   static constexpr int kQueryTile = 32;  // query tokens of one attention task
-  static constexpr int64_t kPieceBytes = 512 << 10;  // of weights, the least worth sharing out for few tokens
+  static constexpr int kFewRows = 16;  // products of at most so many are bound by memory
+  static constexpr int64_t kAheadBytes = 256 << 10;  // of a product's weights that are fetched before it begins
+
+  struct Ahead { int step; const uint8_t *at, *end; };  // of the product whose weights are being fetched, what is still to come
 
   struct Worker {  // one thread's private memory
     uint8_t* scratch;          // attention
     float* row;                // one residual row
     uint8_t* activations[3];   // kReplicatedRows rows per format
+    Ahead ahead;
   };
   struct Item { int run, first, tokens, kv_head; };  // an attention task: query tokens [first, first + tokens) of a run
   // One sequence's decode attention cut along its context: each (run, kv-head) has its parts, and who finishes the last merges them.
@@ -68,8 +72,12 @@ class Executable {
   int64_t activation_stride(const ckdist_value& v) const { return ActivationRow::bytes(ActivationFormat(v.format), v.width); }
   const Matrix& matrix(int index) const { return *static_cast<const Matrix*>(program_.matrices[index]); }
   uint8_t* kv(int layer, int kv_head) const;
-  void meet(int thread);
-  template <class Last> void meet(int thread, bool exchange, Last&& last);
+  int64_t weight_bytes(const ckdist_step& step) const;
+  template <class Visit> void each_range(const ckdist_step& step, int64_t from, int64_t to, Visit&& visit);
+  void find_ahead(int thread, int index);
+  static void fetch_ahead(void* ahead);
+  void meet(int thread, int index);
+  template <class Last> void meet(int thread, int index, bool exchange, Last&& last);
 
   const ckdist_program program_;
   std::vector<ckdist_step> steps_;
@@ -78,6 +86,7 @@ class Executable {
   const Kernels& kernels_;
   std::optional<Arena> arena_, kv_arena_, scratch_arena_, part_arena_;
   std::vector<Worker> workers_;
+  std::vector<int> next_linear_;                // the product after each step, or -1
   std::vector<int> first_head_;                 // of each local kv-head
   std::unique_ptr<std::atomic<int64_t>[]> counters_;  // next item of each step that shares work out dynamically
   std::unique_ptr<std::atomic<int64_t>[]> merged_;    // (sequences, kv_heads): spans whose parts are there

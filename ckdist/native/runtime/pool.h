@@ -27,9 +27,10 @@ class Pool {
   // Runs job(thread) on threads [0, active) and returns when all have; rethrows the first failure, after which the pool is spent.
   void run(int active, const std::function<void(int)>& job);
 
-  // All active threads meet; the last to arrive runs `last()` before anyone goes on. Throws Aborted once a thread has failed.
-  template <class Last>
-  void barrier(Last&& last) {
+  // All active threads meet; the last to arrive runs `last()` before anyone goes on; who waits calls `idle()` between polls.
+  // Throws Aborted once a thread has failed.
+  template <class Last, class Idle>
+  void barrier(Last&& last, Idle&& idle) {
     const uint32_t generation = generation_.value.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == active_) {
       arrived_.store(0, std::memory_order_relaxed);
@@ -37,8 +38,12 @@ class Pool {
       generation_.set(generation + 1);
     } else {
       generation_.wait(
-          spins_, 50'000'000, [&](uint32_t v) { return v != generation; }, [&] { check(); });
+          spins_, 50'000'000, [&](uint32_t v) { return v != generation; }, [&] { check(); }, idle);
     }
+  }
+  template <class Last>
+  void barrier(Last&& last) {
+    barrier(last, cpu_pause);
   }
   void barrier() {
     barrier([] {});

@@ -11,6 +11,12 @@ namespace {
 constexpr int kVecs = 4, kBlock = kVecs * kLanes;
 struct Block { Vec v[kVecs]; };
 
+constexpr int64_t kLine = 64;
+constexpr int64_t kLong = 4096;  // elements: as many are worth a beginning one by one, so that vectors do not cross cache lines
+
+// Bytes from `p` to the next cache line.
+CKDIST_INLINE int64_t to_line(const void* p) { return static_cast<int64_t>(-reinterpret_cast<uintptr_t>(p) % kLine); }
+
 // NaN lanes of `a`, or `b` there.
 CKDIST_INLINE Vec keep_nan(Vec a, Vec b) {
 #if defined(__AVX512F__)
@@ -144,9 +150,8 @@ CKDIST_INLINE float combine_one(float a, float b) {
 }
 
 template <class In, class Out, ReduceOp op, int parts_known>
-CKDIST_INLINE int64_t fold_blocks(typename Out::Value* const* outs, int out_count, const typename In::Value* const* parts, int part_count, int64_t n) {
+CKDIST_INLINE int64_t fold_blocks(typename Out::Value* const* outs, int out_count, const typename In::Value* const* parts, int part_count, int64_t i, int64_t n) {
   const int count = parts_known ? parts_known : part_count;
-  int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
     Block sum = In::read(parts[0] + i);
     for (int p = 1; p < count; p++) {
@@ -166,13 +171,18 @@ void fold(void* const* outs_in, int out_count, const void* const* parts_in, int 
   const From* const* parts = reinterpret_cast<const From* const*>(parts_in);
   To* const* outs = reinterpret_cast<To* const*>(outs_in);
   if (n <= 0) return;
-  int64_t i = part_count == 2 ? fold_blocks<In, Out, op, 2>(outs, out_count, parts, part_count, n) : fold_blocks<In, Out, op, 0>(outs, out_count, parts, part_count, n);
-  for (; i < n; i++) {
-    float sum = In::widen(parts[0][i]);
-    for (int p = 1; p < part_count; p++) sum = combine_one<op>(sum, In::widen(parts[p][i]));
-    const To rounded = Out::narrow(sum);
-    for (int o = 0; o < out_count; o++) outs[o][i] = rounded;
-  }
+  int64_t i = 0;
+  const auto fold_to = [&](int64_t end) {
+    for (; i < end; i++) {
+      float sum = In::widen(parts[0][i]);
+      for (int p = 1; p < part_count; p++) sum = combine_one<op>(sum, In::widen(parts[p][i]));
+      const To rounded = Out::narrow(sum);
+      for (int o = 0; o < out_count; o++) outs[o][i] = rounded;
+    }
+  };
+  if (n >= kLong) fold_to(to_line(outs[0]) / static_cast<int64_t>(sizeof(To)));
+  i = part_count == 2 ? fold_blocks<In, Out, op, 2>(outs, out_count, parts, part_count, i, n) : fold_blocks<In, Out, op, 0>(outs, out_count, parts, part_count, i, n);
+  fold_to(n);
 }
 
 // Whole numbers: sums as unsigned, so that they wrap.
@@ -195,8 +205,23 @@ void fold_ints(void* const* outs, int out_count, const void* const* parts, int p
   }
 }
 
+void exchange(void* out, void* line, const void* in, int64_t bytes) {
+  uint8_t* const to = static_cast<uint8_t*>(out);
+  uint8_t* const by = static_cast<uint8_t*>(line);
+  const uint8_t* const from = static_cast<const uint8_t*>(in);
+  const auto some = [&](int64_t i, int64_t n) {
+    uint8_t was[kLine];
+    std::memcpy(was, by + i, n);
+    std::memcpy(by + i, from + i, n);
+    std::memcpy(to + i, was, n);
+  };
+  int64_t i = bytes < to_line(line) ? bytes : to_line(line);
+  if (i > 0) some(0, i);
+  for (; i + kLine <= bytes; i += kLine) some(i, kLine);
+  if (i < bytes) some(i, bytes - i);
+}
+
 void take(void* out, void* in, int64_t bytes) {
-  constexpr int64_t kLine = 64;
   uint8_t* to = static_cast<uint8_t*>(out);
   uint8_t* from = static_cast<uint8_t*>(in);
   int64_t i = 0;
@@ -224,6 +249,7 @@ extern const ReduceKernel reduce_kernel = {
     {CKDIST_OPS(fold, F32, F32), CKDIST_OPS(fold, F32, BF16), CKDIST_OPS(fold, F32, F16), CKDIST_OPS(fold_ints, int32_t, uint32_t),
      CKDIST_OPS(fold_ints, int8_t, uint8_t)},
     take,
+    exchange,
 };
 
 }  // namespace CKDIST_ISA

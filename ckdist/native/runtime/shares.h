@@ -1,0 +1,28 @@
+// How the bytes of one product's weights are cut over the threads of a rank: each thread has a first piece of its own, and what
+// remains goes in smaller pieces to whoever is free.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+namespace ckdist {
+
+class Shares {
+ public:
+  // Three quarters are cut beforehand, because long runs of memory (few tokens) and many rows that one thread's caches keep (many)
+  // are what is fast. The rest evens out what the threads lost to other work, in pieces that take microseconds for few tokens.
+  Shares(int64_t bytes, int threads, bool few_tokens) : threads_(threads), bytes_(bytes) {
+    first_ = threads == 1 ? bytes : bytes / threads / 4 * 3;
+    rest_ = std::max<int64_t>((bytes - first_ * threads) / (threads * (few_tokens ? 8 : 2)), few_tokens ? kSmallBytes : 1);
+  }
+
+  int64_t pieces() const { return threads_ + (bytes_ - first_ * threads_ + rest_ - 1) / rest_; }
+  int64_t begin(int64_t piece) const {
+    return piece < threads_ ? piece * first_ : std::min(first_ * threads_ + (piece - threads_) * rest_, bytes_);
+  }
+
+ private:
+  static constexpr int64_t kSmallBytes = 64 << 10;
+  int64_t threads_, bytes_, first_, rest_;
+};
+
+}  // namespace ckdist
