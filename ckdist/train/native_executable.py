@@ -20,7 +20,7 @@ from ckdist.train.batch import PackedBatch
 DTYPES = ("float32", "bfloat16")
 _OPS = (
     "embed scale add rms_norm rms_norm_grad linear linear_grad linear_weight_grad bias_grad rope attend attend_grad gated gated_grad "
-    "cross_entropy embed_grad reduce"
+    "cross_entropy embed_grad reduce operand"
 ).split()
 
 
@@ -74,7 +74,9 @@ class NativeExecutable:
             raise ConfigError(f"{unknown[0]} cannot be trained: the model has no such weight")
         wrt = [weights[name] for name in (weights if trained is None else trained)]
         self.program = backward(program, program.outputs[0], wrt, recompute)
-        lowered = self.lowered = lower_training(program, self.program, wrt, mesh, max_tokens)
+        lowered = self.lowered = lower_training(
+            program, self.program, wrt, mesh, max_tokens, native.lib.ckdist_training_operand_bytes(dtype == "bfloat16")
+        )
         self._frozen, self._pages = _once_read(lowered), None
         every = {place.name: tuple(d.elements for d in weights[place.name].dims) for place in lowered.parameters}
         if self._frozen:
@@ -94,6 +96,7 @@ class NativeExecutable:
         native.check(native.lib.ckdist_training_new(self._native(lowered), handle, threads, cpu_array, spins, out))
         self._handle = out[0]
         self._packed = False  # from parameters as they are now
+        self._cleared = False  # what the gradients hold does not count
 
     def _array(self, values, dtype: str):
         array = native.ffi.new(dtype + "[]", values)
@@ -131,7 +134,10 @@ class NativeExecutable:
                 "loss_steps": steps(lowered.loss_steps),
                 "step_count": len(lowered.steps),
                 "loss_step_count": len(lowered.loss_steps),
-                "values": self._array([{"offset": offset, "width": width} for offset, width in lowered.values], "struct ckdist_training_value"),
+                "values": self._array(
+                    [{"offset": v.offset, "width": v.width, "room": v.room, "stride": v.stride, "operand": v.operand} for v in lowered.values],
+                    "struct ckdist_training_value",
+                ),
                 "value_count": len(lowered.values),
                 "parameters": self._array(
                     [{"offset": p.offset, "rows": p.rows, "cols": p.columns} for p in lowered.parameters], "struct ckdist_training_parameter"
@@ -189,15 +195,17 @@ class NativeExecutable:
             [*(native.pointer(a, "int32_t *") for a in (ids, targets, starts)), len(ids), len(starts) - 1],
         )
         out = native.ffi.new("double *")
-        native.check(native.lib.ckdist_training_run(self._handle, given, gradients, reduce, not self._packed, out))
+        native.check(native.lib.ckdist_training_run(self._handle, given, gradients, self._cleared, reduce, not self._packed, out))
         self._packed = True
         for begin, end in self._frozen:  # they are packed for good: their pages go back
             self._pages.madvise(mmap.MADV_DONTNEED, begin, end - begin)
         self._frozen = []
+        self._cleared = self._cleared and not gradients
         return out[0]
 
     def zero_grad(self) -> None:
-        self.gradients.flat[:] = 0
+        """The next `forward_backward` begins its gradients anew; until then they hold what they held."""
+        self._cleared = True
 
     def updated(self) -> None:
         """The parameters have changed: they are packed anew before the next run."""
@@ -205,7 +213,7 @@ class NativeExecutable:
 
     def times(self) -> dict[str, float]:
         """Seconds of the last run by op, and of packing the weights; "reduce" is what was waited for other ranks."""
-        out = native.ffi.new("double[18]")
+        out = native.ffi.new("double[19]")
         native.lib.ckdist_training_times(self._handle, out)
         return dict(zip((*_OPS, "pack"), out))
 
