@@ -97,6 +97,14 @@ void Executable::meet(int thread, int index) {
   meet(thread, index, false, [](Idle) {});
 }
 
+void Executable::finish(int thread, int index) {
+  const ckdist_value& out = values_[steps_[index].out[0]];
+  if (out.kind == ckdist_in_slot)
+    meet(thread, index, true, [&](Idle idle) { group_.reduce(int(out.place), rows(steps_[index]) * out.width, index, idle); });
+  else
+    meet(thread, index);
+}
+
 void Executable::run(const int32_t* message, int64_t ints) {
   const BatchView batch = BatchView::parse(message, ints, program_.max_tokens, program_.max_sequences, program_.max_outputs,
                                            program_.context_length, program_.blocks, program_.vocab);
@@ -172,11 +180,7 @@ void Executable::embed(int thread, int index) {
     if (step.f[0] != 1.f)
       for (int64_t c = 0; c < stride; c++) row[c] *= step.f[0];
   }
-  const ckdist_value& v = values_[step.out[0]];
-  if (v.kind == ckdist_in_slot)
-    meet(thread, index, true, [&](Idle idle) { group_.reduce(int(v.place), batch_.tokens * stride, index, idle); });
-  else
-    meet(thread, index);
+  finish(thread, index);
 }
 
 void Executable::prepare(int thread, int index) {
@@ -314,61 +318,9 @@ void Executable::linear(int thread, int index) {
       float* y = floats(step.out[m], &stride);
       for (int64_t t = thread; t < n; t += active_) std::fill(y + t * stride, y + (t + 1) * stride, 0.f);
     }
-  if (step.i[2]) {
-    meet(thread, index);
-  } else if (out.kind == ckdist_in_slot) {
-    meet(thread, index, true, [&](Idle idle) { group_.reduce(int(out.place), n * out.width, index, idle); });
-  } else if (out.kind == ckdist_in_logits) {
-    meet(thread, index, true, [&](Idle) { group_.gather(n, index); });
-  } else {
-    meet(thread, index);
-  }
-}
-
-void Executable::low_rank(int thread, int index) {
-  const ckdist_step& step = steps_[index];
-  const int64_t n = rows(step);
-  const bool gated = step.i[0];
-  const ckdist_value& a = values_[step.in[0]];
-  const uint8_t* x = replicated(step) ? workers_[thread].activations[a.format] : arena_->data() + a.place;
-  const int64_t x_stride = activation_stride(a);
-  int count = 0;
-  int64_t columns[5] = {};  // where a matrix's stretch begins
-  for (; count < 4 && step.out[count] >= 0; count++) columns[count + 1] = columns[count] + (step.matrix[count] < 0 ? 0 : matrix(step.matrix[count]).cols);
-
-  auto add = [&](int m, int64_t tile, int64_t tiles, int64_t first, int64_t tokens) {
-    const Matrix& w = matrix(step.matrix[m]);
-    const int64_t from = tile * kTileRows, size = std::min(tiles * kTileRows, w.rows - from);
-    const Matrix part{w.type, size, w.cols, w.tile_bytes, w.tiles + tile * w.tile_bytes};
-    float* const sums = workers_[thread].sums;
-    kernels_.linear[int(w.type)].multiply(part, 0, tiles, x + first * x_stride + columns[m] * 4, x_stride, tokens, sums, kLowTiles * kTileRows);
-    int64_t stride;
-    float* const y = floats(step.out[m], &stride) + first * stride + from;
-    for (int64_t t = 0; t < tokens; t++) kernels_.elementwise.add(sums + t * kLowTiles * kTileRows, size, y + t * stride);
-  };
-  int64_t item = counters_[index].fetch_add(1), before = 0;  // before: items of earlier matrices
-  for (int m = 0; m < (gated ? 1 : count); m++) {
-    if (!gated && step.matrix[m] < 0) continue;
-    const int64_t width = values_[step.out[m]].width, all = (width + kTileRows - 1) / kTileRows, items = (all + kLowTiles - 1) / kLowTiles;
-    for (; item < before + items; item = counters_[index].fetch_add(1)) {
-      const int64_t tile = (item - before) * kLowTiles, tiles = std::min(kLowTiles, all - tile), from = tile * kTileRows;
-      for (int64_t first = 0; first < n; first += kLowTokens) {
-        const int64_t tokens = std::min(kLowTokens, n - first);
-        for (int k = m; k < (gated ? 2 : m + 1); k++)
-          if (step.matrix[k] >= 0) add(k, tile, tiles, first, tokens);
-        if (!gated) continue;
-        int64_t gate_stride, up_stride;
-        float* const gate = floats(step.out[0], &gate_stride) + from;
-        const float* const up = floats(step.out[1], &up_stride) + from;
-        for (int64_t t = first; t < first + tokens; t++)
-          kernels_.elementwise.gated(GateFunction(step.i[1]), gate + t * gate_stride, up + t * up_stride, std::min(tiles * kTileRows, width - from), gate + t * gate_stride);
-      }
-    }
-    before += items;
-  }
-  const ckdist_value& out = values_[step.out[0]];
-  if (out.kind == ckdist_in_slot) meet(thread, index, true, [&](Idle idle) { group_.reduce(int(out.place), n * out.width, index, idle); });
-  else meet(thread, index);
+  if (step.i[2]) meet(thread, index);
+  else if (out.kind == ckdist_in_logits) meet(thread, index, true, [&](Idle) { group_.gather(n, index); });
+  else finish(thread, index);
 }
 
 // Rotates one token's queries and key of one kv-head (norms first, where the model has them) and stores key and value.

@@ -79,6 +79,7 @@ class Executable {
   template <class Visit> void each_range(const ckdist_step& step, int64_t from, int64_t to, Visit&& visit);
   void find_ahead(int thread, int index);
   static void fetch_ahead(void* ahead);
+  void finish(int thread, int index);  // meets, and exchanges out[0] where it is partial
   void meet(int thread, int index);
   template <class Last> void meet(int thread, int index, bool exchange, Last&& last);
 
