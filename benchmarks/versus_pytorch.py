@@ -1,58 +1,82 @@
-"""ckdist's loss and gradients beside PyTorch's, the same Llama, batch and type of products, by turns in one run: tokens/s and ratios.
+"""Training steps of ckdist beside PyTorch's, the same Llama, batch and type of products, by turns in one run: tokens/s, ratios, memory.
 
-    python benchmarks/versus_pytorch.py [--model 15m|110m] [--dtype bfloat16|float32] [--threads 2] [--rounds 9] [--compile]
+    python benchmarks/versus_pytorch.py [--model 15m|110m] [--dtype bfloat16|float32] [--rounds 9] [--sides ckdist:1x2,compiled:1x2,...]
                                         [--pytorch-python PATH]
 
-A step is forward and backward, gradients cleared before; the optimizer is not in it. PyTorch has autocast for bfloat16 and its fused
-attention; --compile adds torch.compile. Each side is a process of its own, so that its memory can be told; only one computes at a
-time. Printed are medians, the fraction of the best arithmetic rate that was measured in the same run (6 operations per parameter and
-token, as is usual, so attention is work without credit), and the processes' largest resident sets.
+A side is ckdist, eager or compiled (PyTorch, with torch.compile in the latter), and ranks x threads: 1x2 is one process of two threads,
+2x1 two processes of one thread, which cut the batch and sum the gradients: PyTorch by DDP over gloo. A step is forward, backward and AdamW
+(PyTorch's is its fused one); PyTorch has autocast for bfloat16 and its fused attention. Every process starts once; one side at a time
+computes. The first rounds compile, pack and warm up; `--rounds 0` does nothing else, and fills the compiler's cache for the next run.
+
+Printed are medians, each side's fraction of the best arithmetic rate that was measured in the same run (by 6 operations per parameter and
+token, as is usual, so attention is work without credit), and the largest resident set of its processes from the warm-up on.
 """
 
 import argparse
 import json
-import resource
+import os
+import pathlib
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from types import SimpleNamespace
 
 MODELS = {  # layers, hidden, intermediate, vocabulary, sequence length, sequences
     "15m": (6, 384, 1024, 4096, 256, 8),
     "110m": (12, 768, 2048, 32000, 512, 2),
 }
-HEAD_DIM, EPS = 64, 1e-6
+SIDES = ("ckdist", "eager", "compiled")
+HEAD_DIM, EPS, RATE, DECAY = 64, 1e-6, 1e-4, 0.01
+WARM_UP = 2
 
 
-def ckdist_step(model, dtype: str, threads: int):
-    """(step() -> loss, parameters)."""
+def ckdist_step(model, dtype: str, ranks: int, threads: int):
+    """(step() -> loss, parameters, waited() -> seconds of the last step that went to other ranks)."""
     import numpy as np
 
+    from ckdist.comm.communicator import open_communicator
+    from ckdist.comm.world import SingleWorld, start_world
     from ckdist.models.spec import ModelSpec, RopeSpec
+    from ckdist.topology.placement import place
     from ckdist.train.batch import PackedBatch
-    from ckdist.train.executable import TrainingExecutable
+    from ckdist.train.native_executable import NativeExecutable
+    from ckdist.train.optimizer import Optimizer
 
     layers, hidden, intermediate, vocab, length, sequences = model
     rope = RopeSpec((1e4 ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)).astype(np.float32))
     heads = hidden // HEAD_DIM
     spec = ModelSpec("llama", vocab, hidden, intermediate, layers, heads, heads, HEAD_DIM, EPS, length, rope, attention_scale=HEAD_DIM**-0.5)
-    rng, tokens = np.random.default_rng(0), length * sequences
-    executable = TrainingExecutable(spec, tokens, lambda name: 1.0, dtype=dtype, threads=threads)
-    for name, w in executable.parameters.items():
+    world = start_world() if ranks > 1 else SingleWorld()
+    placement = place(world, threads)
+    parameters = 2 * vocab * hidden + layers * (4 * hidden * hidden + 3 * hidden * intermediate + 2 * hidden) + hidden
+    communicator = open_communicator(world, arena_bytes=8 * parameters + (64 << 20)) if ranks > 1 else None
+    tokens = length * sequences // ranks
+    rng = np.random.default_rng(0)
+    load = lambda name: 1.0 if name.endswith("norm.weight") else 0.02
+    executable = NativeExecutable(spec, tokens, load, dtype, threads, communicator, cpus=placement.cpus)
+    for w in executable.parameters.values():
         if w.ndim == 2:
-            w[:] = 0.02 * rng.standard_normal(w.shape, np.float32)
-    ids = rng.integers(0, vocab, tokens + 1).astype(np.int32)
+            w *= rng.standard_normal(w.shape, np.float32)
+    config = SimpleNamespace(optim="adamw", weight_decay=DECAY, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8, max_grad_norm=0, zero_stage=0)
+    optimizer = Optimizer(config, executable.parameters, executable.gradients, communicator, threads, placement.cpus)
+    ids = np.random.default_rng(world.rank).integers(0, vocab, tokens + 1).astype(np.int32)
     batch = PackedBatch(ids[:-1], ids[1:], np.arange(0, tokens + 1, length, dtype=np.int32))
 
     def step() -> float:
         executable.zero_grad()
-        return executable.forward_backward(batch) / tokens
+        loss = executable.forward_backward(batch)
+        optimizer.step(RATE, tokens * ranks)
+        executable.updated()
+        return loss / tokens
 
-    return step, executable.parameter_arena.size
+    return step, parameters, lambda: executable.times()["reduce"]
 
 
-def pytorch_step(model, dtype: str, threads: int, compiled: bool):
-    """(step() -> loss, parameters)."""
+def pytorch_step(model, dtype: str, ranks: int, threads: int, compiled: bool):
+    """(step() -> loss, parameters, None)."""
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -60,6 +84,7 @@ def pytorch_step(model, dtype: str, threads: int, compiled: bool):
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     layers, hidden, intermediate, vocab, length, sequences = model
+    sequences //= ranks
     heads = hidden // HEAD_DIM
     angles = torch.arange(length)[:, None] * 1e4 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)  # (length, head_dim / 2)
     cos, sin = angles.cos(), angles.sin()
@@ -99,30 +124,93 @@ def pytorch_step(model, dtype: str, threads: int, compiled: bool):
     for p in llama.parameters():
         if p.ndim == 2:
             nn.init.normal_(p, std=0.02)
-    run = torch.compile(llama) if compiled else llama
+    optimizer = torch.optim.AdamW(llama.parameters(), lr=RATE, weight_decay=DECAY, fused=True)
+    run = llama
+    if ranks > 1:
+        torch.distributed.init_process_group("gloo")
+        run = nn.parallel.DistributedDataParallel(run)
+    if compiled:
+        run = torch.compile(run)
     ids = torch.randint(0, vocab, (sequences, length + 1))
 
     def step() -> float:
-        llama.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
             loss = run(ids[:, :-1], ids[:, 1:])
         loss.backward()
+        optimizer.step()
         return loss.item()
 
-    return step, sum(p.numel() for p in llama.parameters())
+    return step, sum(p.numel() for p in llama.parameters()), lambda: None
 
 
-def work(side: str, model: str, dtype: str, threads: int, compiled: bool) -> None:
-    """A side: one step for every line of the standard input."""
+def peak_mib() -> float:
+    """The largest resident set since it was last reset."""
+    line = next(line for line in pathlib.Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def work(name: str, ranks: int, threads: int, model: str, dtype: str) -> None:
+    """One process of a side: one step for every line of the standard input."""
     shape = MODELS[model]
-    step, parameters = ckdist_step(shape, dtype, threads) if side == "ckdist" else pytorch_step(shape, dtype, threads, compiled)
-    step()
-    for _ in sys.stdin:
+    if name == "ckdist":
+        step, parameters, waited = ckdist_step(shape, dtype, ranks, threads)
+    else:
+        step, parameters, waited = pytorch_step(shape, dtype, ranks, threads, name == "compiled")
+    for number, _ in enumerate(sys.stdin):
+        if number == WARM_UP:
+            pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the largest resident set
         begin = time.perf_counter()
         loss = step()
         seconds = time.perf_counter() - begin
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(json.dumps({"seconds": seconds, "loss": loss, "parameters": parameters, "mib": peak}), flush=True)
+        print(json.dumps({"seconds": seconds, "loss": loss, "parameters": parameters, "mib": peak_mib(), "waited": waited()}), flush=True)
+
+
+class Side:
+    """The processes of one side."""
+
+    def __init__(self, text: str, options, secret: str):
+        self.text = text
+        self.name, _, cut = text.partition(":")
+        ranks, _, threads = cut.partition("x")
+        if self.name not in SIDES or not ranks.isdigit() or not threads.isdigit():
+            raise SystemExit(f"a side is {', '.join(SIDES)} : RANKSxTHREADS, as in ckdist:1x2; not {text!r}")
+        self.threads = int(threads)
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        python = sys.executable if self.name == "ckdist" else options.pytorch_python
+        command = [python, __file__, "--work", text, "--model", options.model, "--dtype", options.dtype]
+        world = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": threads, "CKDIST_JOB_SECRET_FILE": secret}
+        self.processes = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **world, "RANK": str(r), "LOCAL_RANK": str(r)})
+            for r in range(int(ranks))
+        ]
+        self.rows: list[dict] = []
+
+    def step(self) -> dict:
+        """One step; the seconds and the memory of the rank that has most."""
+        for p in self.processes:
+            p.stdin.write("\n")
+            p.stdin.flush()
+        lines = [p.stdout.readline() for p in self.processes]
+        if not all(lines):
+            raise SystemExit(f"{self.text} ended early: {self.processes[0].args[0]}")
+        rows = [json.loads(line) for line in lines]
+        most = {key: max(row[key] for row in rows) for key in ("seconds", "mib", "parameters", "loss")}
+        return most | {"waited": rows[0]["waited"] and statistics.mean(row["waited"] for row in rows)}
+
+    def end(self) -> None:
+        for p in self.processes:
+            p.stdin.close()
+        for p in self.processes:
+            try:
+                p.wait(20)
+            except subprocess.TimeoutExpired:
+                p.kill()
+
+    def median(self, key: str) -> float:
+        return statistics.median(row[key] for row in self.rows)
 
 
 def arithmetic_rate(dtype: str, threads: int) -> float:
@@ -138,46 +226,49 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=MODELS, default="15m")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--sides", default="ckdist:1x2,eager:1x2,compiled:1x2,ckdist:2x1,compiled:2x1")
     parser.add_argument("--pytorch-python", default=sys.executable, help="the Python that has PyTorch")
-    parser.add_argument("--side", choices=["ckdist", "pytorch"], help=argparse.SUPPRESS)
+    parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.side:
-        return work(options.side, options.model, options.dtype, options.threads, options.compile)
-    given = ["--model", options.model, "--dtype", options.dtype, "--threads", str(options.threads), *["--compile"] * options.compile]
-    pythons = {"ckdist": sys.executable, "pytorch": options.pytorch_python}
-    sides = {
-        side: subprocess.Popen([python, __file__, "--side", side, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for side, python in pythons.items()
-    }
-    results: dict[str, list] = {side: [] for side in sides}
-    rates = []
+    if options.work:
+        name, _, cut = options.work.partition(":")
+        return work(name, *map(int, cut.split("x")), options.model, options.dtype)
+    sides, rates = [], []
+    secret = tempfile.NamedTemporaryFile()  # of this run's ranks
+    secret.write(os.urandom(32))
+    secret.flush()
     try:
-        for r in range(options.rounds + 1):
-            rates.append(arithmetic_rate(options.dtype, options.threads))
-            for side, process in sides.items():
-                process.stdin.write("\n")
-                process.stdin.flush()
-                line = process.stdout.readline()
-                if not line:
-                    raise SystemExit(f"{side} ended early: {pythons[side]}")
-                if r:  # the first round warms up
-                    results[side].append(json.loads(line))
+        for text in options.sides.split(","):
+            sides.append(Side(text, options, secret.name))
+        for number in range(WARM_UP + options.rounds):
+            rates.append(arithmetic_rate(options.dtype, max(len(s.processes) * s.threads for s in sides)))
+            for side in sides:
+                row = side.step()
+                if number >= WARM_UP:
+                    side.rows.append(row)
     finally:
-        for process in sides.values():
-            process.stdin.close()
-            process.wait(30)
+        for side in sides:
+            side.end()
+    if not options.rounds:
+        return
     _, _, _, _, length, sequences = MODELS[options.model]
     tokens, rate = length * sequences, max(rates)
-    speeds = {side: tokens / statistics.median(r["seconds"] for r in rows) for side, rows in results.items()}
-    print(f"{options.model}, {options.dtype}, {options.threads} threads{', compiled' * options.compile}; arithmetic rate {rate / 1e9:.0f} GFLOP/s")
-    for side, rows in results.items():
-        share = 6 * rows[0]["parameters"] * speeds[side] / rate
-        print(f"{side:8} {speeds[side]:8.0f} tokens/s  {100 * share:5.1f} % of the rate  {rows[-1]['mib']:6.0f} MiB  loss {rows[-1]['loss']:.4f}")
-    ratio = statistics.median(b["seconds"] / a["seconds"] for a, b in zip(results["ckdist"], results["pytorch"]))
-    print(f"ckdist / pytorch: {ratio:.2f}")
+    print(f"{options.model}, {options.dtype}, {options.rounds} rounds; arithmetic rate {rate / 1e9:.0f} GFLOP/s")
+    for side in sides:
+        speed = tokens / side.median("seconds")
+        share = 6 * side.rows[0]["parameters"] * speed / rate
+        waited = side.rows[0]["waited"] is not None and len(side.processes) > 1
+        print(f"{side.text:13} {speed:8.0f} tokens/s  {100 * share:5.1f} % of the rate  {side.rows[-1]['mib']:6.0f} MiB a process  loss {side.rows[-1]['loss']:.4f}"
+              + (f"  waited {100 * side.median('waited') / side.median('seconds'):.1f} %" if waited else ""))
+    first = sides[0]
+    for side in sides[1:]:
+        ratio = statistics.median(b["seconds"] / a["seconds"] for a, b in zip(first.rows, side.rows))
+        print(f"{first.text} / {side.text}: {ratio:.2f}, memory {first.rows[-1]['mib'] / side.rows[-1]['mib']:.2f}")
+    two = {side.name: side for side in sides if len(side.processes) > 1}
+    if {"ckdist", "compiled"} <= set(two):
+        ratio = statistics.median(b["seconds"] / a["seconds"] for a, b in zip(two["ckdist"].rows, two["compiled"].rows))
+        print(f"{two['ckdist'].text} / {two['compiled'].text}: {ratio:.2f}, memory {two['ckdist'].rows[-1]['mib'] / two['compiled'].rows[-1]['mib']:.2f}")
 
 
 if __name__ == "__main__":

@@ -80,6 +80,7 @@ class EngineConfig:
     parallel: int = option(8, "-np", "--parallel", parse=integer, low=1, high=4096, metavar="N", help="most sequences decoded at once")
     cache_type_k: str = option("i16", "-ctk", "--cache-type-k", choices=CACHE_TYPES, help="type of the cached keys; i16: 16 bits as f16, more precise, and faster")
     cache_type_v: str = option("i16", "-ctv", "--cache-type-v", choices=CACHE_TYPES, help="type of the cached values")
+    lora: str | None = option(None, "--lora", metavar="FOLDER", help="adapter in PEFT's format (adapter_config.json), which is added to the model")
     quantize: str | None = option(None, "--quantize", choices=QUANTIZE_TYPES, help="pack a safetensors model so while loading")
     kv_memory: int | None = option(None, "--kv-memory", parse=byte_size, low=1 << 16, high=1 << 50, metavar="SIZE", help="memory for keys and values on each rank, as 4G (default: what the context needs)")
     comm_timeout: float = option(8.0, "--comm-timeout", parse=real, low=0.1, high=86400, metavar="SECONDS", help="a rank silent for so long inside a step is lost")

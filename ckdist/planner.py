@@ -51,6 +51,8 @@ def gigabytes(n: float) -> str:
 def layouts_for(config, world) -> tuple[Layout, Layout, Mesh]:
     """How prefill and decode are cut; every rank takes part in both. ConfigError where --prefill token is impossible."""
     mesh = Mesh({"tp": world.size}, world.rank)
+    if config.lora and config.prefill == "token":
+        raise ConfigError("--prefill token does not run the adapter of --lora: use --prefill auto or tensor")
     if world.size == 1:
         return SINGLE, SINGLE, mesh
     apart = ""
@@ -62,7 +64,9 @@ def layouts_for(config, world) -> tuple[Layout, Layout, Mesh]:
         raise ConfigError(f"--prefill token needs ranks that share memory, and {apart}: use --prefill auto or tensor")
     if apart and config.prefill == "auto" and world.rank == 0:
         log.info("prefill cuts tensors: cutting tokens needs ranks that share memory, and %s", apart)
-    return (TENSOR if apart or config.prefill == "tensor" else TOKEN), TENSOR, mesh
+    elif config.lora and config.prefill == "auto" and world.rank == 0:
+        log.info("prefill cuts tensors: the adapter of --lora does not run with tokens cut")
+    return (TENSOR if apart or config.lora or config.prefill == "tensor" else TOKEN), TENSOR, mesh
 
 
 def kv_type(config) -> str:
@@ -79,13 +83,13 @@ def rope_bytes_per_position(spec) -> int:
     return (1 if spec.rope_local is None else 2) * spec.head_dim * 4
 
 
-def make_plan(config, spec, world, weight_bytes: int) -> Plan:
+def make_plan(config, spec, world, weight_bytes: int, layouts: tuple[Layout, Layout, Mesh]) -> Plan:
     """The plan for this rank; a collective call, every rank gets the same limits.
 
-    `weight_bytes`: what this rank's shard takes. Raises CapacityError when weights or cache do not fit the memory that is free,
+    `weight_bytes`: what this rank's shard takes; `layouts`: from `layouts_for`. Raises CapacityError when weights or cache do not fit the memory that is free,
     with what would.
     """
-    prefill, layout, mesh = layouts_for(config, world)
+    prefill, layout, mesh = layouts
     threads = config.threads or topology.default_threads(world)
     threads_batch = config.threads_batch or threads
     placement = topology.place(world, max(threads, threads_batch))

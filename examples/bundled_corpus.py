@@ -6,18 +6,15 @@ Deterministic for one Python version: files in order of their names, shuffled by
 import ast
 import importlib
 import inspect
+import json
 import sysconfig
 import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-END_OF_TEXT, USER, ASSISTANT, END = SPECIAL_TOKENS = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")
-
-# Words with the space before them, numbers by up to three digits, indentation and newlines in runs.
-SPLIT = r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+from ckdist.train.tokenizer import END, END_OF_TEXT, tokenizer_config, train_tokenizer
 
 # Tests, tables and what is not the library's own text; `_sysconfigdata` holds paths of the machine it was built on.
 SKIPPED_FOLDERS = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "_bundled", "msilib"}
@@ -29,6 +26,7 @@ ALIASES = {"posixpath": "os.path", "posix": "os", "_collections_abc": "collectio
 TOPICS = "pydoc_data/topics.py"
 
 QUESTIONS = ("What does {} do?", "What is {}?", "Explain {}.", "What is {} for?", "Tell me about {}.", "How do I use {}?")
+CHAT_VERSIONS = 2  # the same names, asked for in other words and together with others
 GREETINGS = (
     ("Hello", "Hello. I am a small language model trained on Python's standard library. Ask me what a function does."),
     ("Hi!", "Hello. Ask me what a function of Python's standard library does."),
@@ -77,69 +75,40 @@ class Corpus:
         held_out = max(1, len(texts) // 60)
         return cls(texts[held_out:], texts[:held_out], list({e.name: e for e in entries}.values()), seed)
 
-    def chat(self, rng: np.random.Generator, order: list[Entry]) -> str:
-        """One chat of one to three turns about the entries popped from `order`."""
-        turns = []
-        if rng.random() < 0.04:
-            turns.append(GREETINGS[rng.integers(len(GREETINGS))])
-        for _ in range(min(int(rng.integers(1, 4)), len(order))):
-            entry = order.pop()
-            question = QUESTIONS[min(int(rng.exponential(1.6)), len(QUESTIONS) - 1)].format(entry.name)
-            call = f"{entry.name}{entry.signature}: " if entry.signature and question.startswith("How") else ""
-            turns.append((question, call + entry.summary))
-        return "".join(f"{USER}\n{question}{END}\n{ASSISTANT}\n{answer}{END}\n" for question, answer in turns)
-
-    def encode(self, tokenizer: Tokenizer) -> "Data":
-        encode = lambda texts: [np.array(e.ids, dtype=np.uint16) for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
-        return Data(self, tokenizer, encode(self.train), encode(self.held_out))
-
-
-class Data:
-    """An endless stream of token windows; every epoch shuffles the documents and makes new chats."""
-
-    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, train: list[np.ndarray], held_out: list[np.ndarray]):
-        self.corpus, self.tokenizer, self.train, self.held_out = corpus, tokenizer, train, held_out
-        self.separator = np.array([tokenizer.token_to_id(END_OF_TEXT)], dtype=np.uint16)
-        self.epoch, self.position = 0, 0
-        self.stream = self.make_epoch()
-        self.tokens_per_epoch = len(self.stream)
-
-    def make_epoch(self) -> np.ndarray:
-        rng = np.random.default_rng((self.corpus.seed, self.epoch))
-        order = [self.corpus.entries[i] for i in rng.permutation(len(self.corpus.entries))]
+    def chats(self, version: int) -> list[list[dict[str, str]]]:
+        """Chats of one to three turns in which every documented name comes once."""
+        rng = np.random.default_rng((self.seed, version))
+        order = [self.entries[i] for i in rng.permutation(len(self.entries))]
         chats = []
         while order:
-            chats.append(self.corpus.chat(rng, order))
-        chats = [np.array(e.ids, dtype=np.uint16) for e in self.tokenizer.encode_batch(chats, add_special_tokens=False)]
-        # Chats lie in bunches between the files, so that no stretch of training sees only one kind.
-        bunches = np.array_split(np.arange(len(chats)), len(self.train))
-        parts = []
-        for bunch, index in zip(bunches, rng.permutation(len(self.train))):
-            parts += [self.separator, self.train[index]]
-            for chat in bunch:
-                parts += [self.separator, chats[chat]]
-        return np.concatenate(parts)
+            turns = []
+            if rng.random() < 0.04:
+                turns.append(GREETINGS[rng.integers(len(GREETINGS))])
+            for _ in range(min(int(rng.integers(1, 4)), len(order))):
+                entry = order.pop()
+                question = QUESTIONS[min(int(rng.exponential(1.6)), len(QUESTIONS) - 1)].format(entry.name)
+                call = f"{entry.name}{entry.signature}: " if entry.signature and question.startswith("How") else ""
+                turns.append((question, call + entry.summary))
+            chats.append([{"role": role, "content": text} for turn in turns for role, text in zip(("user", "assistant"), turn)])
+        return chats
 
-    def seek(self, tokens: int) -> None:
-        """Goes on after `tokens` tokens of earlier training."""
-        while tokens >= len(self.stream):
-            tokens -= len(self.stream)
-            self.epoch += 1
-            self.stream = self.make_epoch()
-        self.position = tokens
+    def write(self, folder: Path, vocab_size: int, context: int) -> None:
+        """The files that train_bundled.toml names: texts, chats in several versions, held-out texts, and a tokenizer made of them."""
+        write_lines(folder / "texts.jsonl", ({"text": text} for text in self.train))
+        write_lines(folder / "held_out.jsonl", ({"text": text} for text in self.held_out))
+        write_lines(folder / "chats.jsonl", ({"messages": chat} for version in range(CHAT_VERSIONS) for chat in self.chats(version)))
+        tokenizer = folder / "tokenizer"
+        tokenizer.mkdir(exist_ok=True)
+        made = train_tokenizer(self.train + [entry.summary for entry in self.entries], vocab_size)
+        made.save(str(tokenizer / "tokenizer.json"))
+        ends = {"bos_token_id": 0, "eos_token_id": [made.token_to_id(token) for token in (END_OF_TEXT, END)]}
+        (tokenizer / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(context), indent=2) + "\n")
+        (tokenizer / "generation_config.json").write_text(json.dumps(ends, indent=2) + "\n")
 
-    def windows(self, count: int, tokens: int) -> np.ndarray:  # (count, tokens + 1)
-        need = count * tokens
-        if self.position + need + 1 > len(self.stream):
-            self.epoch, self.position = self.epoch + 1, 0
-            self.stream = self.make_epoch()
-        piece = self.stream[self.position : self.position + need + 1]
-        self.position += need
-        return np.stack([piece[i * tokens : (i + 1) * tokens + 1] for i in range(count)])
 
-    def validation(self, tokens: int, limit: int = 24) -> np.ndarray:  # (at most limit, tokens + 1)
-        text = np.concatenate([part for document in self.held_out for part in (self.separator, document)])
-        return np.stack([text[i * tokens : (i + 1) * tokens + 1] for i in range(min(limit, (len(text) - 1) // tokens))])
+def write_lines(path: Path, records) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
 
 
 def wanted(path: Path) -> bool:
@@ -207,25 +176,3 @@ def topic_texts(path: Path) -> list[str]:
         if isinstance(node, ast.Assign) and node.targets[0].id == "topics":
             return [text for _, text in sorted(ast.literal_eval(node.value).items())]
     return []
-
-
-def train_tokenizer(corpus: Corpus, vocab_size: int) -> Tokenizer:
-    """Byte-level BPE over the training text; the special tokens come first, so <|endoftext|> is 0."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    answers = [entry.summary for entry in corpus.entries]
-    tokenizer.train_from_iterator(corpus.train + answers, trainer)
-    bos = tokenizer.token_to_id(END_OF_TEXT)
-    tokenizer.post_processor = processors.Sequence(
-        [
-            processors.ByteLevel(trim_offsets=False),
-            processors.TemplateProcessing(single=f"{END_OF_TEXT} $A", pair=f"{END_OF_TEXT} $A $B", special_tokens=[(END_OF_TEXT, bos)]),
-        ]
-    )
-    return tokenizer

@@ -10,11 +10,15 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
+from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.loader import read_tensor
 from tests.hosts import Hosts, why_not
 from tests.launcher import ROOT, environment, run_ranks
 from tests.served import write_tokenizer
+from tests.tiny_training import toml
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
 
@@ -184,3 +188,36 @@ def test_a_lost_rank_is_named_on_every_host(hosts, fault):
         if str(rank) != lost:
             assert re.search(rf"ckdist: rank {rank}: .*rank {lost} (\(pid \d+\) )?(died|did not reach step|closed the connection|has not been heard of|has been stopped)", output.text()), output.text()
     assert hosts.wait_empty(3) == []
+
+
+def trained(folder: pathlib.Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_training_is_one_hosts(hosts, tmp_path):
+    path = toml(tmp_path, per_device_train_batch_size=1, max_steps=3, zero_stage=1)
+    code, output = hosts.run(2, *CKDIST, "train", str(path))
+    assert code == 0 and "the model is in" in output, output
+    alone = [*CKDIST, "train", str(path), "--set", "per_device_train_batch_size=4", "--set", "output_dir=" + str(tmp_path / "alone")]
+    done = subprocess.run([sys.executable, *alone], capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert len(trained(tmp_path / "out")) == 3 and trained(tmp_path / "out") == pytest.approx(trained(tmp_path / "alone"), rel=1e-5)
+    stored = [open_checkpoint(tmp_path / name / "model").tensors for name in ("out", "alone")]
+    for name in stored[0]:
+        one, other = (read_tensor(tensors[name]) for tensors in stored)
+        assert np.abs(one - other).max() <= 2**-7 * np.abs(other).max(), name  # a bit of bfloat16
+
+
+def test_a_training_that_loses_a_rank_ends_and_goes_on(hosts, tmp_path):
+    path = toml(tmp_path, per_device_train_batch_size=1, max_steps=100000, save_steps=5, transport="tcp")  # with MPI's it may end by MPI's words
+    output = start(hosts, "mpirun", 1, *CKDIST, "train", str(path))
+    output.wait_for("saved .*checkpoint-5", seconds=40)
+    lost = hosts.ranks()[1]
+    lost.kill()
+    began = time.monotonic()
+    assert any(output.wait(15)), output.text()
+    assert time.monotonic() - began < 10 and re.search(rf"rank 1 .*({lost.pid}|{hosts.namespaces[1]})", output.text()), output.text()
+    assert hosts.wait_empty(2) == []
+    done = max(int(p.name.split("-")[1]) for p in (tmp_path / "out").glob("checkpoint-*"))
+    code, said = hosts.run(1, *CKDIST, "train", str(path), "--set", f"max_steps={done + 2}")
+    assert code == 0 and f"checkpoint-{done}: {done} of {done + 2} steps are done" in said, said

@@ -18,6 +18,7 @@ from ckdist.layout import TENSOR, TOKEN
 from ckdist.planner import layouts_for
 from ckdist.program.batch import Batch
 from tests import thread_ranks
+from tests.launcher import run_ranks
 from tests.programs.replay import build
 from tests.thread_world import run_ranks_as_threads
 
@@ -154,3 +155,12 @@ def test_ranks_apart_cut_tensors_or_are_refused(caplog):
     assert thread_ranks.run_threads(2, lambda world: layouts_for(EngineConfig(), world)[:2]) == [(TOKEN, TENSOR)] * 2
     with pytest.raises(ConfigError, match="--transport tcp is used instead"):
         thread_ranks.run_threads(2, lambda world: layouts_for(EngineConfig(prefill="token", transport="tcp"), world))
+
+
+def test_adapters_are_prefilled_by_tensors(caplog):
+    caplog.set_level("INFO")
+    assert thread_ranks.run_threads(2, lambda world: layouts_for(EngineConfig(lora="folder"), world)[:2]) == [(TENSOR, TENSOR)] * 2
+    assert caplog.messages == ["prefill cuts tensors: the adapter of --lora does not run with tokens cut"]
+    done = run_ranks(1, "-m", "ckdist.cli.main", "perplexity", "--token-ids", "4,5", "--lora", "folder", "--prefill", "token")
+    assert done.returncode == 2
+    assert done.stderr == "ckdist: --prefill token does not run the adapter of --lora: use --prefill auto or tensor\n"

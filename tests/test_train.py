@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import resource
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import ckdist
+from ckdist.engine.launch import BUNDLED
 from ckdist.errors import CommError, ConfigError, EngineError, ModelFileError
 from ckdist.train import checkpoint as saved
 from ckdist.train.arena import Arena
@@ -141,6 +143,26 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):
     assert [r.step for r in curve(c)] == [5, 6, 7, 8]
 
 
+@pytest.mark.parametrize("kilobytes, said", [(800, r"checkpoint-6 could not be written: the disk is full; the last good one is .*checkpoint-4"),
+                                             (20, "token cache .* could not be written: No space left on device; make room")])  # fmt: skip
+def test_a_disk_that_is_really_full(tmp_path, kilobytes, said):
+    path, out = toml(tmp_path, save_steps=2), tmp_path / "out"
+    out.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(out)], capture_output=True).returncode:
+        pytest.skip("needs to mount a small file system")
+    command = [sys.executable, "-m", "ckdist.cli.main", "train", str(path), "--set", f"tokenizer_name={BUNDLED}", "--set", "model_config.vocab_size=4096"][: 5 if kilobytes > 100 else None]
+    train_it = lambda: subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    try:
+        done = train_it()
+        assert done.returncode == 1 and re.search(said, done.stderr) and "Traceback" not in done.stderr, done.stderr
+        assert not list(out.glob(".*/*"))
+        subprocess.run(["mount", "-o", "remount,size=20m", str(out)], check=True)
+        done = train_it()
+        assert done.returncode == 0 and ("checkpoint-4: 4 of 8 steps are done" in done.stderr) == (kilobytes > 100), done.stderr
+    finally:
+        subprocess.run(["umount", "-l", str(out)], check=True)
+
+
 def test_what_fails_on_one_rank_is_told_by_all(tmp_path):
     c = config(tmp_path, per_device_train_batch_size=3)
 
@@ -259,6 +281,20 @@ def test_what_comes_out_is_a_model_that_can_be_trained_on(eight, tmp_path):
     assert again.generate(["1 and 2 are"], ckdist.SamplingParams(max_tokens=3, temperature=0))
 
 
+def test_transformers_loads_what_comes_out(eight):
+    """Needs the `golden` extra."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    out = f"{eight[0].output_dir}/model"
+    peer, tokenizer = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32), transformers.AutoTokenizer.from_pretrained(out)
+    with ckdist.LLM(out, threads=1) as own:
+        ids = own.tokenizer.encode("1 and 2 are 3")
+        assert tokenizer("1 and 2 are 3")["input_ids"] == ids
+        (scored,) = own.generate([ids], ckdist.SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0))
+    with torch.no_grad():
+        expected = torch.log_softmax(peer(torch.tensor([ids])).logits[0], -1)[range(len(ids) - 1), ids[1:]]
+    np.testing.assert_allclose([entry[0] for entry in scored.prompt_logprobs[1:]], expected.numpy(), atol=0.02)  # ckdist multiplies in bfloat16
+
+
 def test_ranks_from_the_command_line_and_own_batches(tmp_path):
     path = toml(tmp_path, per_device_train_batch_size=3, max_steps=3)
     done = run_ranks(2, "-m", "ckdist.cli.main", "train", str(path), "--set", "max_steps=2", timeout=120)
@@ -303,7 +339,8 @@ def test_a_killed_rank_ends_the_job_and_the_next_goes_on(tmp_path):
         os.kill(int(pids[-1]), signal.SIGKILL)
         began = time.monotonic()
         said = job.communicate(timeout=30)[1]
-        assert time.monotonic() - began < 10 and job.returncode != 0, said
+        assert time.monotonic() - began < 10 and job.returncode == 128 + signal.SIGKILL, said
+        assert re.search(rf"rank 1 (with PID|\(pid) {pids[-1]}", said) and "signal 9" in said, said  # who is first: the launcher or rank 0
     finally:
         job.kill()
     steps = max(int(p.name.split("-")[1]) for p in (tmp_path / "out").glob("checkpoint-*"))

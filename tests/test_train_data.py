@@ -82,11 +82,13 @@ def test_parquet_rows(tmp_path, tokenizer):
         open_cache(tmp_path / "cache", [path], tokenizer, "text", "error")
 
 
-def made_up(lengths, chats: bool = False) -> TokenCache:
-    """Token i of the whole is i + 1, so every pair of a token and its target can be told."""
+def made_up(lengths, chats: int = 0) -> TokenCache:
+    """Token i of the whole is i + 1, so every pair of a token and its target can be told. The first `chats` documents are chats."""
     starts = np.cumsum([0, *lengths])
     tokens = np.arange(1, starts[-1] + 1, dtype=np.uint32)
-    return TokenCache(tokens, starts, np.ones(starts[-1], np.uint8) if chats else None, "", 0)
+    learned = np.ones(starts[-1], np.uint8)
+    learned[starts[:chats]] = 0
+    return TokenCache(tokens, starts, learned if chats else None, "", 0)
 
 
 def pairs(batches) -> list[tuple[int, int]]:
@@ -98,14 +100,15 @@ def pairs(batches) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("chats", [False, True])
+@pytest.mark.parametrize("chats", [0, 20, 50])
 @pytest.mark.parametrize("ranks, per_device, accumulation", [(1, 3, 1), (2, 2, 2), (3, 1, 2), (5, 1, 4)])
 def test_an_epoch_is_every_pair_once_whoever_reads_it(ranks, per_device, accumulation, chats):
     lengths = np.random.default_rng(0).integers(1, 60, 50)
     cache = made_up(lengths, chats)
-    expected = {(t + 1, t + 2) for begin, end in zip(cache.starts[:-1], cache.starts[1:]) for t in range(begin, min(end, begin + 32 if chats else end) - 1)}
-    if chats:  # the target of the last token that is kept is the one that was cut off
-        expected |= {(b + 32, b + 33) for b, e in zip(cache.starts[:-1], cache.starts[1:]) if e - b > 32}
+    documents = list(zip(cache.starts[:-1], cache.starts[1:]))
+    # Texts are learned to their end; of a chat what fits in a row is, and the token behind that is still a target.
+    ends = [min(end, begin + 33) if index < chats else end for index, (begin, end) in enumerate(documents)]
+    expected = {(t + 1, t + 2) for (begin, _), end in zip(documents, ends) for t in range(begin, end - 1)}
     found = []
     for rank in range(ranks):
         source = FileBatches(Rows(cache, np.arange(50), 32, seed=3), rank, ranks, per_device, accumulation)

@@ -60,8 +60,7 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
     spec, path = checkpoint.spec, pathlib.Path(target)
     if path.is_dir():
         raise ConfigError(f"{target} is a folder: name the file to write, as {path / 'model.gguf'}")
-    theta, local_theta = rope_thetas(checkpoint)
-    metadata, factors = gguf_metadata(spec, theta, local_theta, str(source))
+    metadata, factors = gguf_metadata(spec, *rope_thetas(checkpoint), str(source), rope_scaling(checkpoint))
     metadata |= {"general.name": pathlib.Path(source).resolve().name, "general.file_type": FILE_TYPES[type_name], "general.quantization_version": 2}
     metadata |= tokenizer_metadata(pathlib.Path(source), spec.vocab_size)
     tensors = []
@@ -85,6 +84,13 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
             raise EngineError(f"{target} could not be written: {error.strerror or error}") from None
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def rope_scaling(checkpoint: Checkpoint) -> dict:
+    """How the rotation of full layers is scaled, as config.json has it."""
+    config = checkpoint.metadata.get("text_config") or checkpoint.metadata
+    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return found.get("full_attention") or found
 
 
 def rope_thetas(checkpoint: Checkpoint) -> tuple[float, float]:

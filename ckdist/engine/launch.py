@@ -3,6 +3,7 @@
 Every function here is called by all ranks of a world together.
 """
 
+import functools
 import logging
 import os
 import pathlib
@@ -25,7 +26,7 @@ from ckdist.planner import Plan, gigabytes, layouts_for, make_plan
 from ckdist.program.executable import Executable, Phase
 from ckdist.program.lower import Lowered, lower
 from ckdist.program.program import Program
-from ckdist.program.tracer import trace
+from ckdist.program.tracer import LowRankTracer, Tracer, trace
 from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.topology import bind_memory, default_threads, huge_pages, sample_pages
@@ -33,7 +34,8 @@ from ckdist.topology.tree import format_cpu_list
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.dtypes import BY_NUMBER
 from ckdist.weights.host_shards import HostShards
-from ckdist.weights.loader import ShardLoader
+from ckdist.weights.loader import MatrixHandle, ShardLoader
+from ckdist.weights.low_rank import Adapter, PackedMatrix, is_low_rank
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +44,9 @@ BUNDLED = pathlib.Path(__file__).parent.parent / "models" / "bundled"
 
 @dataclass
 class Model:
-    """One rank of a loaded model. `loader` owns the weights, `shards` what it sees of other ranks'; both must outlive `executable`."""
+    """One rank of a loaded model. `loader`, and `matrices` where there is an adapter, own the weights, `shards` what it sees of other
+    ranks'; all must outlive `executable`.
+    """
 
     world: object
     checkpoint: Checkpoint
@@ -50,6 +54,7 @@ class Model:
     plan: Plan
     loader: ShardLoader
     shards: HostShards | None
+    matrices: list[MatrixHandle | PackedMatrix]
     executable: Executable
     prefill: PrefillChoice
     load_seconds: float
@@ -94,8 +99,11 @@ def load_model(config, world, progress: bool = False) -> Model:
     """
     checkpoint = together(world, lambda: open_checkpoint(config.model or BUNDLED))
     spec = checkpoint.spec
-    prefill, decode, mesh = layouts_for(config, world)
-    program = trace(forward, spec, decode, mesh)
+    layouts = prefill, decode, mesh = layouts_for(config, world)
+    adapter = Adapter(pathlib.Path(config.lora)) if config.lora else None
+    program = trace(forward, spec, decode, mesh, functools.partial(LowRankTracer, adapter.ranks, adapter.factor) if adapter else Tracer)
+    if adapter:
+        adapter.check(program)
     token_program = trace(forward, spec, prefill, mesh) if prefill is not decode else None
     settings = [__version__, config.quantize or "", config.ubatch_size, config.batch_size, config.ctx_size, config.parallel, config.cache_type_k, config.prefill]
     agree(world, "program", program.digest())
@@ -104,9 +112,10 @@ def load_model(config, world, progress: bool = False) -> Model:
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
     max_tokens = min(config.ubatch_size, config.batch_size)
     lowered = lower_for(loader, program, mesh, max_tokens)
-    matrices, vectors = plan_shard(loader, lowered)
+    matrices, vectors = plan_shard(loader, lowered, adapter)
     check_quantize(loader, lowered)
-    plan = make_plan(config, spec, world, loader.planned_bytes)
+    weight_bytes = loader.planned_bytes + sum(m.bytes for m in matrices if isinstance(m, PackedMatrix))
+    plan = make_plan(config, spec, world, weight_bytes, layouts)
     plan.placement.enter()
     bind_memory(plan.placement)
     report = loader.load(progress=progress, shared=token_program is not None)
@@ -132,9 +141,9 @@ def load_model(config, world, progress: bool = False) -> Model:
     choice = choose_prefill(config, world, executable)
     if world.rank == 0 and world.size > 1:
         log.info("%s", choice.reason)
-    total_bytes = sum(world.gather(loader.planned_bytes))
+    total_bytes = sum(world.gather(weight_bytes))
     work = total_work(world, work_of(lowered, matrices))
-    return Model(world, checkpoint, spec, plan, loader, shards, executable, choice, report.seconds, loader.planned_bytes, total_bytes, work)
+    return Model(world, checkpoint, spec, plan, loader, shards, matrices, executable, choice, report.seconds, weight_bytes, total_bytes, work)
 
 
 def lower_for(loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int, stored=None) -> Lowered:
@@ -142,8 +151,8 @@ def lower_for(loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int
     return lower(
         program,
         mesh,
-        formats=lambda name: native.lib.ckdist_activation_format(native.ffi.NULL, loader.type_of(name)),
-        block_columns=lambda name: native.lib.ckdist_type_block_elements(loader.type_of(name)),
+        formats=lambda name: native.lib.ckdist_activation_format(native.ffi.NULL, packed_type(loader, name)),
+        block_columns=lambda name: native.lib.ckdist_type_block_elements(packed_type(loader, name)),
         max_tokens=max_tokens,
         stored=stored,
     )
@@ -163,17 +172,25 @@ def loading_threads(config, world) -> int:
 
 def check_quantize(loader: ShardLoader, lowered: Lowered) -> None:
     """ConfigError when --quantize would change no weight: they are quantised already, or no row is made of whole blocks."""
-    sources = [loader.checkpoint.tensors[name] for name, _, _ in lowered.matrices]
-    if loader.quantize is None or any(loader.type_of(name) != source.type for (name, _, _), source in zip(lowered.matrices, sources)):
+    sources = {name: loader.checkpoint.tensors[name] for name, _, _ in lowered.matrices if not is_low_rank(name)}
+    if loader.quantize is None or any(loader.type_of(name) != source.type for name, source in sources.items()):
         return
-    types = ", ".join(sorted({BY_NUMBER[source.type].name for source in sources}))
+    types = ", ".join(sorted({BY_NUMBER[source.type].name for source in sources.values()}))
     raise ConfigError(f"--quantize {loader.quantize} changes nothing in {loader.checkpoint.path}, whose matrices are {types}: it packs rows of F32, F16 or BF16 that its blocks divide; leave it out")
 
 
-def plan_shard(loader: ShardLoader, lowered: Lowered):
-    """Asks the loader for this rank's part of every weight of a lowered program; columns widen to whole blocks."""
+def packed_type(loader: ShardLoader, name: str) -> int:
+    """The ggml number of the type that matrix `name` of a program is multiplied in."""
+    return PackedMatrix.type if is_low_rank(name) else loader.type_of(name)
+
+
+def plan_shard(loader: ShardLoader, lowered: Lowered, adapter: Adapter | None = None):
+    """Asks the loader for this rank's part of every weight of a lowered program, and the adapter for its own; columns widen to whole blocks."""
     matrices = []
     for name, rows, (begin, end) in lowered.matrices:
+        if is_low_rank(name):
+            matrices.append(adapter.stacked(name, (begin, end)) if isinstance(name, tuple) else adapter.rows(name, rows))
+            continue
         block = native.lib.ckdist_type_block_elements(loader.type_of(name))
         columns = (begin // block * block, -(-end // block) * block) if end > begin else (0, 0)
         matrices.append(loader.add_matrix(name, [rows], columns))

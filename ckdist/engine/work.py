@@ -31,10 +31,10 @@ def work_of(lowered: Lowered, matrices) -> Work:
     """The work of this rank's products; `matrices[i]` is the loaded handle of `lowered.matrices[i]`."""
     work = Work()
     for step in lowered.steps:
-        if step.op != "linear":
+        if step.op not in ("linear", "low_rank"):
             continue
         kind = work.per_output if step.outputs_only else work.per_token
-        for index in step.matrices:
+        for index in (i for i in step.matrices if i >= 0):
             matrix = matrices[index]
             format = native.lib.ckdist_activation_format(native.ffi.NULL, matrix.type)
             kind[format] = kind.get(format, 0.0) + 2.0 * matrix.rows * matrix.cols

@@ -1,5 +1,7 @@
 """A ModelSpec as GGUF metadata: the way back of `from_gguf`. It writes no file."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from ckdist.errors import ArchitectureError
@@ -7,8 +9,10 @@ from ckdist.models import rope
 from ckdist.models.spec import ModelSpec, RopeSpec
 
 
-def gguf_metadata(spec: ModelSpec, rope_theta: float, rope_local_theta: float, where: str) -> tuple[dict[str, object], np.ndarray | None]:
-    """Keys and values, and the factors of `rope_freqs.weight` (head_dim / 2,) where the model needs them.
+def gguf_metadata(
+    spec: ModelSpec, rope_theta: float, rope_local_theta: float, where: str, scaling: Mapping[str, object] | None = None
+) -> tuple[dict[str, object], np.ndarray | None]:
+    """Keys and values, and the factors of `rope_freqs.weight` (head_dim / 2,) where the model needs them. `scaling` is config.json's, of the rotation.
 
     ArchitectureError, beginning with `where`, for what GGUF's readers cannot be told.
     """
@@ -41,14 +45,30 @@ def gguf_metadata(spec: ModelSpec, rope_theta: float, rope_local_theta: float, w
         values["attn_logit_softcapping"] = float(spec.attention_soft_cap)
     if spec.logit_soft_cap:
         values["final_logit_softcapping"] = float(spec.logit_soft_cap)
-    scaling, factors = _scaling(spec.rope, spec.head_dim, rope_theta, family, where)
-    return {"general.architecture": family, **{f"{family}.{name}": value for name, value in (values | scaling).items()}}, factors
+    if scaling and (scaling.get("rope_type") or scaling.get("type")) == "yarn":
+        return _named(family, values | _yarn(spec, rope_theta, where, scaling)), None
+    keys, factors = _scaling(spec.rope, spec.head_dim, rope_theta, family, where)
+    return _named(family, values | keys), factors
+
+
+def _named(family: str, values: Mapping[str, object]) -> dict[str, object]:
+    return {"general.architecture": family, **{f"{family}.{name}": value for name, value in values.items()}}
+
+
+def _yarn(spec: ModelSpec, theta: float, where: str, scaling: Mapping[str, object]) -> dict[str, object]:
+    """YaRN by its own fields; its magnitude is that of the factor times attn_factor."""
+    original = int(scaling.get("original_max_position_embeddings") or spec.max_position)
+    factor = float(scaling.get("factor") or spec.max_position / original)
+    betas = [float(scaling.get(name) or default) for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0))]
+    expected = rope.yarn(rope.plain(spec.head_dim, theta), theta, factor, original, *betas)
+    if not np.allclose(expected, spec.rope.inverse_frequencies, rtol=1e-5):
+        raise ArchitectureError(f"{where}: a YaRN rotation that does not round to whole dimensions (truncate: false) has no GGUF form")
+    keys = {"type": "yarn", "factor": factor, "original_context_length": original, "attn_factor": spec.rope.magnitude / rope.yarn_magnitude(factor)}
+    return {f"rope.scaling.{name}": value for name, value in {**keys, "yarn_beta_fast": betas[0], "yarn_beta_slow": betas[1]}.items()}
 
 
 def _scaling(spec: RopeSpec, head_dim: int, theta: float, family: str, where: str) -> tuple[dict[str, object], np.ndarray | None]:
     """How frequencies differ from plain ones: by one factor, or, which only Llama's readers take, by one for each."""
-    if spec.magnitude != 1.0:
-        raise ArchitectureError(f"{where}: a rotation scaled by {spec.magnitude:g} (yarn) cannot be exported yet")
     factors = rope.plain(head_dim, theta) / spec.inverse_frequencies.astype(np.float64)
     if np.allclose(factors, 1.0, rtol=1e-5):
         return {}, None

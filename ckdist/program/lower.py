@@ -22,6 +22,7 @@ from ckdist.program.program import Instr, Program, Value, Weight
 GATES = {"silu": 0, "gelu_tanh": 1}
 ROPE_TABLES = {"global": 0, "local": 1}
 ROW_ALIGN = 64
+RANK_UNIT = 16  # low ranks are computed in whole tiles, and the next matrix reads them at the beginning of a cache line
 SLOTS = 2  # partial values alternate between this many exchange buffers
 
 
@@ -69,6 +70,8 @@ class Lowered:
     """`matrices[i]` is (weight name, rows, columns) and `vectors[i]` (weight name, elements), as [begin, end): this rank's, or where
     tokens are cut any rank's. `exchange_floats`: what a slot holds at most, on any rank. `layer_steps`: those up to the end of the
     first layer. `tokens_cut`: every rank has its share of a step's tokens.
+
+    Where a matrix's name is a tuple of names, they lie one below the other, each with rows of zeros up to a multiple of RANK_UNIT.
     """
 
     steps: list[Step]
@@ -326,26 +329,47 @@ class _Lowering:
                     r.stored = step.outputs[0] = self._buffer("arena", self.buffers[r.y].width, rows=self.own_tokens)
         else:
             step.y = source
-        inputs = []
-        for name in names:
-            fmt = self.formats(name)
-            prepared = [self._activations(name, fmt, share, step.outputs_only) for share in shares]
-            if step.outputs[1 + fmt] < 0:
-                step.outputs[1 + fmt] = len(self.buffers)
-                self.buffers += prepared
-            first = step.outputs[1 + fmt]
-            assert self.buffers[first : first + len(shares)] == prepared, "matrices that read one input have the same columns"
-            inputs.append(first)
         self.steps.append(step)
-        return inputs
+        return [self._activations(step, name, shares) for name in names]
 
-    def _activations(self, name: str, fmt: int, share: tuple[int, int], outputs_only: bool) -> Buffer:
-        """What a matrix with columns [begin, end) reads: they are widened to whole blocks of its type."""
-        begin, end = share
-        block = self.block_columns(name)
-        first, last = begin // block * block, -(-end // block) * block
-        width = last - first if begin < end else 0
-        return Buffer("activations", width, format=fmt, lead=begin - first, floats=end - begin, rows=self.max_tokens if outputs_only else self.own_tokens)
+    def _activations(self, prepare: Step, name: str, shares: list[tuple[int, int]]) -> int:
+        """The buffers, of one for each share of the columns the first, in which `prepare` leaves what matrix `name` reads: whole blocks of its type."""
+        block, fmt, rows = self.block_columns(name), self.formats(name), self.max_tokens if prepare.outputs_only else self.own_tokens
+        prepared = []
+        for begin, end in shares:
+            first, last = begin // block * block, -(-end // block) * block
+            prepared.append(Buffer("activations", last - first if begin < end else 0, format=fmt, lead=begin - first, floats=end - begin, rows=rows))
+        if prepare.outputs[1 + fmt] < 0:
+            prepare.outputs[1 + fmt] = len(self.buffers)
+            self.buffers += prepared
+        place = prepare.outputs[1 + fmt]
+        assert self.buffers[place : place + len(shares)] == prepared, "matrices that read one input have the same columns"
+        return place
+
+    def low_rank(self, i: Instr) -> None:
+        """All A beside the matrices that they add to, in their step; then their results, prepared, times each B, into the same values."""
+        prepare, base = self.steps[-2:]
+        if base.op != "linear" or prepare.op != "prepare":
+            raise LayoutError(f"cannot lower a low_rank that does not follow its linear: {i}")
+        count = len(i.outputs)
+        a, b = i.weights[:count], i.weights[count:]
+        columns = self._shares(a[0].dims[1])[0]
+        rows = sum(-(-w.dims[0].size // RANK_UNIT) * RANK_UNIT for w in a)
+        low = self._buffer("arena", rows)
+        outputs = list(base.outputs)
+        gates = [r.attrs["function"] for v in i.outputs if (r := self._reader(v)) is not None and r.op == "gated"]
+        base.inputs.append(self._activations(prepare, a[0].name, [columns]))
+        base.outputs.append(low)
+        base.matrices.append(self._matrices([(tuple(w.name for w in a), (0, rows), columns)]))
+        base.vectors.append(-1)
+        base.ints = [0, 0, 0, 1]
+        second = Step("prepare", outputs=[-1, -1, -1, -1], y=low, vectors=[-1, -1], floats=[0.0])
+        self.steps.append(second)
+        inputs, matrices = [self._activations(second, b[0].name, [(0, rows)])], [-1] * len(outputs)
+        for value, w in zip(i.inputs[1:], b):
+            matrices[outputs.index(self.values[value.name])] = self._matrices([(w.name, *(self._shares(dim)[0] for dim in w.dims))])
+        self.steps.append(Step("low_rank", inputs=inputs, outputs=outputs, matrices=matrices, ints=[1, GATES[gates[0]]] if gates else [0, 0]))
+        self.values.update((v.name, self.values[old.name]) for old, v in zip(i.inputs[1:], i.outputs))
 
     def gated(self, i: Instr) -> None:
         self.values[i.outputs[0].name] = self.values[i.inputs[0].name]
@@ -432,7 +456,7 @@ def _operands(step: Step) -> list[int]:
     """Every buffer that a step reads or writes, -1 among them."""
     more = range(1, step.counts[0]) if step.counts else ()
     prepared = [first + k for first in step.outputs[1:] if first >= 0 for k in more] if step.op == "prepare" else []
-    added = [step.inputs[0] + k for k in more] if step.op == "linear" and len(step.ints) > 2 else []
+    added = [step.inputs[0] + k for k in more] if step.op == "linear" and any(step.ints[2:3]) else []
     return [step.x, step.y, *step.inputs, *step.outputs, *prepared, *added]
 
 

@@ -3,6 +3,9 @@
 An instruction is one step, but for these: gradients of weights are added to their place in the arena of gradients, so what would add
 two of them is none; the loss and its gradient are one step, so that logits are computed once; an all_reduce of gradients is
 begun for whole stretches of the arena as soon as all of it is complete. Matching is total: an instruction that has no step is an error here.
+
+A value is an *operand* where it can be: its rows stand as products read them (in bfloat16 where they multiply in it), so that nothing is converted on the
+way into one. What is added up over the layers, and what a loss is made of, stays in floats. Gradients that one product reads lie side by side.
 """
 
 from collections.abc import Sequence
@@ -16,6 +19,8 @@ from ckdist.program.program import Instr, Program, Value, Weight
 ALIGN = 64
 ALIGNMENT = 16  # floats between the beginnings of parameters: a cache line
 BUCKET_BYTES = 1 << 20  # a shorter stretch of gradients waits for its neighbours
+FLOAT_RESULTS = {"embed", "scale", "add", "cross_entropy_grad"}  # ops of which every value is in floats,
+FLOAT_READERS = {"scale", "add", "embed_grad"}  # and ops that read floats
 
 
 @dataclass
@@ -47,12 +52,23 @@ class Parameter:
 
 
 @dataclass
+class PlacedValue:
+    """`width` elements a token, with room for `room` of them in a row of `stride` bytes; the first is at `offset` in the arena."""
+
+    width: int
+    room: int
+    operand: bool
+    stride: int = 0
+    offset: int = 0
+
+
+@dataclass
 class LoweredTraining:
-    """`values[i]` is (byte offset in the arena, floats per token); `packs[i]` (turned, parameters that lie side by side)."""
+    """`packs[i]` is (turned, parameters that lie side by side)."""
 
     steps: list[TrainingStep]
     loss_steps: list[TrainingStep]
-    values: list[tuple[int, int]]
+    values: list[PlacedValue]
     parameters: list[Parameter]
     packs: list[tuple[bool, tuple[int, ...]]]
     arena_bytes: int
@@ -65,10 +81,11 @@ class LoweredTraining:
 
 
 class _Lowering:
-    def __init__(self, wrt: Sequence[Weight], weights: Sequence[Weight], mesh: Mesh):
-        self.mesh = mesh
+    def __init__(self, wrt: Sequence[Weight], weights: Sequence[Weight], mesh: Mesh, operand_bytes: int):
+        self.mesh, self.operand_bytes = mesh, operand_bytes
         self.packs: dict[tuple, int] = {}
-        self.widths: list[int] = []
+        self.placed: list[PlacedValue] = []
+        self.rows: list[list[int]] = []  # values that lie side by side; most are alone
         self.parameters: dict[Weight, int] = {}
         self.places: list[Parameter] = []
         offset = 0
@@ -87,12 +104,28 @@ class _Lowering:
         self.of_weight = {}  # value -> the parameter of whose gradient it is a part
         for weight, output in zip(self.wrt, program.outputs[1:]):
             self._claim(output, self.parameters[weight], {o: i for i in program.instrs for o in i.outputs})
-        self.read = {v for i in program.instrs for v in i.inputs}
+        self.readers: dict[Value, list[Instr]] = {}
+        for instr in program.instrs:
+            for v in instr.inputs:
+                self.readers.setdefault(v, []).append(instr)
+        made_by = {o: i for i in program.instrs for o in i.outputs}
+        self.beside: dict[Value, tuple[list, int]] = {}  # the row that a value shares with others, and its place there
+        for instr in program.instrs:
+            together = instr.op == "linear_grad" and len(instr.inputs) > 1
+            if together and all(v not in self.beside and self._is_operand(v, made_by[v]) for v in instr.inputs):
+                self.rows.append([None] * len(instr.inputs))
+                self.beside |= {v: (self.rows[-1], at) for at, v in enumerate(instr.inputs)}
+        self.operands: dict[Value, int] = {}  # operands made of values in floats
         for instr in program.instrs:
             handler = getattr(self, f"_{instr.op}", None)
             if handler is None:
                 raise LayoutError(f"training has no native step for {instr.op}: {instr}")
             handler(instr)
+        begun: set[int] = set()
+        for step in self.emitted:  # a product over all tokens can overwrite what is to be cleared
+            if step.op in ("linear_weight_grad", "cross_entropy"):
+                step.ints = [sum(1 << place for place, p in enumerate(step.gradients) if p not in begun)]
+            begun.update(step.gradients)
         return self.emitted
 
     def _claim(self, value: Value, parameter: int, made_by: dict[Value, Instr]) -> None:
@@ -104,15 +137,45 @@ class _Lowering:
 
     # Operands
 
-    def _step(self, op: str, instr: Instr, inputs=None, outputs=None, **more) -> None:
-        sources = [self.values[v] for v in (instr.inputs if inputs is None else inputs)]
-        results = [self._output(v) for v in (instr.outputs if outputs is None else outputs)]
+    def _step(self, op: str, instr: Instr, inputs=None, outputs=None, operands: bool = False, **more) -> None:
+        inputs = instr.inputs if inputs is None else inputs
+        sources = [self._operand(v) if operands else self.values[v] for v in inputs]
+        results = [self._output(v, instr) for v in (instr.outputs if outputs is None else outputs)]
         self.emitted.append(TrainingStep(op, sources, results, **more))
 
-    def _output(self, value: Value) -> int:
-        self.values[value] = len(self.widths)
-        self.widths.append(value.dims[-1].local(self.mesh))
+    def _place(self, width: int, operand: bool) -> int:
+        self.placed.append(PlacedValue(width, -(-width // 16) * 16, operand))
+        return len(self.placed) - 1
+
+    def _alone(self, width: int, operand: bool) -> int:
+        self.rows.append([self._place(width, operand)])
+        return self.rows[-1][0]
+
+    def _is_operand(self, value: Value, made_by: Instr) -> bool:
+        if made_by.op == "attend_packed" and value is made_by.outputs[1]:
+            return False
+        floats = made_by.op in FLOAT_RESULTS or any(r.op in FLOAT_READERS for r in self.readers.get(value, ()))
+        return self.operand_bytes == 4 or not floats
+
+    def _output(self, value: Value, instr: Instr) -> int:
+        width = value.dims[-1].local(self.mesh)
+        if value in self.beside:
+            row, at = self.beside[value]
+            row[at] = self._place(width, True)
+            self.values[value] = row[at]
+        else:
+            self.values[value] = self._alone(width, self._is_operand(value, instr))
         return self.values[value]
+
+    def _operand(self, value: Value) -> int:
+        """The value as products read it."""
+        index = self.values[value]
+        if self.placed[index].operand:
+            return index
+        if value not in self.operands:
+            self.operands[value] = self._alone(self.placed[index].width, True)
+            self.emitted.append(TrainingStep("operand", [index], [self.operands[value]]))
+        return self.operands[value]
 
     def _pack(self, turned: bool, *weights: Weight) -> int:
         return self.packs.setdefault((turned, tuple(self.parameters[w] for w in weights)), len(self.packs))
@@ -126,8 +189,27 @@ class _Lowering:
         self._step("scale", i, floats=[i.attrs["factor"]])
 
     def _add(self, i: Instr) -> None:
-        if i.outputs[0] not in self.of_weight:
-            self._step("add", i)
+        if i.outputs[0] in self.of_weight:
+            return
+        a, b = (self.values[v] for v in i.inputs)
+        for value, own, other in ((i.inputs[1], b, a), (i.inputs[0], a, b)):
+            if a != b and self.readers[value] == [i] and self._add_to(own, other):
+                self.values[i.outputs[0]] = own
+                return
+        self._step("add", i)
+
+    def _add_to(self, value: int, other: int) -> bool:
+        """Whether the step that makes `value` now adds `other` to it."""
+        for step in reversed(self.emitted):
+            if other in step.outputs:
+                return False  # made later
+            if value in step.outputs:
+                most = {"linear": 1, "rms_norm_grad": 2}.get(step.op, 0)
+                if len(step.inputs) != most or len(step.outputs) != 1:
+                    return False
+                step.inputs.append(other)
+                return True
+        return False
 
     def _all_reduce(self, i: Instr) -> None:
         if i.inputs[0].dims and i.inputs[0] not in self.of_weight:
@@ -150,13 +232,21 @@ class _Lowering:
     def _linear(self, i: Instr) -> None:
         count = len(i.weights) // 2
         biases = [-1 if b is None else self.parameters[b] for b in i.weights[count:]]
-        self._step("linear", i, packs=[self._pack(False, w) for w in i.weights[:count]], parameters=biases)
+        self._step("linear", i, operands=True, packs=[self._pack(False, w) for w in i.weights[:count]], parameters=biases)
 
     def _linear_grad(self, i: Instr) -> None:
-        self._step("linear_grad", i, packs=[self._pack(True, *i.weights)])
+        row = [self.values[v] for v in i.inputs]
+        if len(row) > 1 and row not in self.rows:  # floats, or beside others elsewhere
+            sources, row = row, [self._place(self.placed[index].width, True) for index in row]
+            self.rows.append(row)
+            self.emitted += [TrainingStep("operand", [source], [operand]) for source, operand in zip(sources, row)]
+        elif len(row) == 1:
+            row = [self._operand(i.inputs[0])]
+        results = [self._output(i.outputs[0], i)]
+        self.emitted.append(TrainingStep("linear_grad", row, results, packs=[self._pack(True, *i.weights)]))
 
     def _linear_weight_grad(self, i: Instr) -> None:
-        self._step("linear_weight_grad", i, outputs=[], gradients=[self.of_weight[o] for o in i.outputs])
+        self._step("linear_weight_grad", i, outputs=[], operands=True, gradients=[self.of_weight[o] for o in i.outputs])
 
     def _bias_grad(self, i: Instr) -> None:
         self._step("bias_grad", i, outputs=[], gradients=[self.of_weight[o] for o in i.outputs])
@@ -168,10 +258,13 @@ class _Lowering:
         self._rope(i, 1)
 
     def _attend_packed(self, i: Instr) -> None:
-        self._step("attend", i, ints=[i.attrs["window"]], floats=[i.attrs["scale"], i.attrs["soft_cap"]])
+        self._step("attend", i, operands=True, ints=[i.attrs["window"]], floats=[i.attrs["scale"], i.attrs["soft_cap"]])
 
     def _attend_grad(self, i: Instr) -> None:
-        self._step("attend_grad", i, ints=[i.attrs["window"]], floats=[i.attrs["scale"], i.attrs["soft_cap"]])
+        q, k, v, o, lse, d_o = i.inputs
+        inputs = [self._operand(q), self._operand(k), self._operand(v), self._operand(o), self.values[lse], self._operand(d_o)]
+        results = [self._output(d, i) for d in i.outputs]
+        self.emitted.append(TrainingStep("attend_grad", inputs, results, ints=[i.attrs["window"]], floats=[i.attrs["scale"], i.attrs["soft_cap"]]))
 
     def _gated(self, i: Instr) -> None:
         self._step("gated", i, ints=[GATES[i.attrs["function"]]])
@@ -183,8 +276,8 @@ class _Lowering:
         pass  # the gradients are those of the loss itself
 
     def _cross_entropy(self, i: Instr) -> None:
-        if i.outputs[1] not in self.read:  # else its gradient computes it too
-            self._step("cross_entropy", i, i.inputs[:1], [], packs=[self._pack(False, i.weights[0])], floats=[i.attrs["soft_cap"]])
+        if i.outputs[1] not in self.readers:  # else its gradient computes it too
+            self._step("cross_entropy", i, i.inputs[:1], [], operands=True, packs=[self._pack(False, i.weights[0])], floats=[i.attrs["soft_cap"]])
 
     def _cross_entropy_grad(self, i: Instr) -> None:
         head = i.weights[0]
@@ -193,6 +286,7 @@ class _Lowering:
             i,
             i.inputs[:1],
             i.outputs[:1],
+            operands=True,
             packs=[self._pack(False, head), self._pack(True, head)],
             gradients=[self.of_weight[o] for o in i.outputs[1:]],
             floats=[i.attrs["soft_cap"]],
@@ -219,27 +313,36 @@ class _Lowering:
 
     # Memory
 
-    def place(self, lists: Sequence[list[TrainingStep]], max_tokens: int) -> tuple[list[tuple[int, int]], int]:
-        """(byte offset, width) of every value, first fit over the steps of its life, and the bytes of the arena."""
+    def place(self, lists: Sequence[list[TrainingStep]], max_tokens: int) -> int:
+        """Gives every value its place: first fit over the steps in which its row is used. The bytes of the arena."""
+        row_of = {v: r for r, row in enumerate(self.rows) for v in row}
         first, last = {}, {}
         time = 0
         for steps in lists:
             for step in steps:
                 for v in (*step.inputs, *step.outputs):
-                    first.setdefault(v, time)
-                    last[v] = time
+                    first.setdefault(row_of[v], time)
+                    last[row_of[v]] = time
                 time += 1
-        size = [-(-4 * width * max_tokens // ALIGN) * ALIGN for width in self.widths]
-        offsets, placed, total = {}, [], 0
-        for v in sorted(first, key=lambda v: (-size[v], first[v])):
+        for row in self.rows:
+            values = [self.placed[v] for v in row]
+            values[-1].room += sum(v.room for v in values) % 32  # products read whole vectors of two bfloat16
+            used = sum(v.room * (self.operand_bytes if v.operand else 4) for v in values)
+            for v in values:
+                v.stride = (-(-used // ALIGN) | 1) * ALIGN  # no multiple of a large power of two, or rows share sets of the caches
+        size = [max_tokens * self.placed[row[0]].stride for row in self.rows]
+        placed, total = [], 0
+        for r in sorted(first, key=lambda r: (-size[r], first[r])):
             offset = 0
             for begin, end, other in sorted(placed):
-                if first[v] <= last[other] and first[other] <= last[v] and offset + size[v] > begin:
+                if first[r] <= last[other] and first[other] <= last[r] and offset + size[r] > begin:
                     offset = max(offset, end)
-            offsets[v] = offset
-            placed.append((offset, offset + size[v], v))
-            total = max(total, offset + size[v])
-        return [(offsets[v], width) for v, width in enumerate(self.widths)], total
+            placed.append((offset, offset + size[r], r))
+            total = max(total, offset + size[r])
+            for v in self.rows[r]:
+                self.placed[v].offset = offset
+                offset += self.placed[v].room * (self.operand_bytes if self.placed[v].operand else 4)
+        return total
 
 
 def _stretches(numbers: set[int]) -> list[list[int]]:
@@ -253,14 +356,18 @@ def _stretches(numbers: set[int]) -> list[list[int]]:
     return runs[::-1]
 
 
-def lower_training(loss: Program, gradients: Program, wrt: Sequence[Weight], mesh: Mesh, max_tokens: int) -> LoweredTraining:
+def lower_training(
+    loss: Program, gradients: Program, wrt: Sequence[Weight], mesh: Mesh, max_tokens: int, operand_bytes: int
+) -> LoweredTraining:
     """The steps of a rank for batches of up to `max_tokens` tokens; `gradients` is backward(loss, its output, wrt).
+
+    `operand_bytes`: of an element of an operand, 2 or 4.
 
     Raises LayoutError for an instruction that the replay has no step for.
     """
-    lowering = _Lowering(wrt, loss.weights, mesh)
+    lowering = _Lowering(wrt, loss.weights, mesh, operand_bytes)
     steps = lowering.reduced(lowering.steps(gradients))
     loss_steps = lowering.steps(loss)
-    values, arena_bytes = lowering.place([steps, loss_steps], max_tokens)
+    arena_bytes = lowering.place([steps, loss_steps], max_tokens)
     trained = -(-lowering.places[len(lowering.wrt) - 1].end // ALIGNMENT) * ALIGNMENT
-    return LoweredTraining(steps, loss_steps, values, lowering.places, list(lowering.packs), arena_bytes, trained)
+    return LoweredTraining(steps, loss_steps, lowering.placed, lowering.places, list(lowering.packs), arena_bytes, trained)

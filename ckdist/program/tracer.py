@@ -4,6 +4,8 @@ Every method appends one instruction (or none, where a layout does not need it) 
 state: what is recorded is what was called on this object.
 """
 
+from collections.abc import Mapping
+
 from ckdist.layout import Dim, Layout, Mesh, head_dims, model_dims
 from ckdist.program.emitter import Emitter
 from ckdist.program.program import Program, Value, Weight
@@ -98,6 +100,30 @@ class Tracer(Emitter):
         return x
 
 
+class LowRankTracer(Tracer):
+    """`g` in a forward with an adapter. `ranks` has the rank of every linear layer, by its name without ".weight", that it adds to."""
+
+    def __init__(self, ranks: Mapping[str, int], factor: float, spec, layout: Layout, mesh: Mesh):
+        super().__init__(spec, layout, mesh)
+        self.ranks, self.factor = ranks, factor
+
+    def linear(self, x: Value, *weights: Weight, bias=(), names=None):
+        """w x + factor * B (A x) for each weight that has A and B."""
+        made = super().linear(x, *weights, bias=bias, names=names)
+        outputs = list(made) if len(weights) > 1 else [made]
+        stems = [w.name.removesuffix(".weight") for w in weights]
+        chosen = [i for i, stem in enumerate(stems) if stem in self.ranks]
+        if not chosen:
+            return made
+        dims = {i: Dim("rank", self.ranks[stems[i]]) for i in chosen}
+        a = (Weight(f"{stems[i]}.lora_A.weight", (dims[i], weights[i].dims[1])) for i in chosen)
+        b = (Weight(f"{stems[i]}.lora_B.weight", (weights[i].dims[0], dims[i])) for i in chosen)
+        adapted = self.emit("low_rank", (x, *(outputs[i] for i in chosen)), (*a, *b), [f"{stems[i].rpartition('.')[2]}_lora" for i in chosen], scale=self.factor)
+        for i, value in zip(chosen, adapted):
+            outputs[i] = value
+        return tuple(outputs) if len(weights) > 1 else outputs[0]
+
+
 class TrainingTracer(Tracer):
     """`g` in a loss: sequences are packed and there is no cache. Where tokens are cut, they are so between sequences."""
 
@@ -116,9 +142,9 @@ class TrainingTracer(Tracer):
         return self.emit("cross_entropy", (x, targets), (head,), ["loss", "lse"], soft_cap=soft_cap)[0]
 
 
-def trace(forward, spec, layout: Layout, mesh: Mesh) -> Program:
+def trace(forward, spec, layout: Layout, mesh: Mesh, tracer=Tracer) -> Program:
     """The program of `forward(g, ids, spec)` under a layout. LayoutError where the forward lacks a collective that it needs."""
-    g = Tracer(spec, layout, mesh)
+    g = tracer(spec, layout, mesh)
     ids = Value("ids", (g.dims["tokens"],), "i32")
     return Program((ids,), (forward(g, ids, spec),), tuple(g.instrs), tuple(g.boundaries))
 
@@ -130,4 +156,4 @@ def trace_loss(loss, spec, layout: Layout, mesh: Mesh, tracer=TrainingTracer) ->
     return Program((ids, targets), (loss(g, ids, targets, spec),), tuple(g.instrs), tuple(g.boundaries))
 
 
-__all__ = ["Dim", "Tracer", "TrainingTracer", "trace", "trace_loss"]
+__all__ = ["Dim", "LowRankTracer", "Tracer", "TrainingTracer", "trace", "trace_loss"]

@@ -21,7 +21,8 @@ class TrainingExecutable(Protocol):
     def loss(self, batch: PackedBatch) -> float:
         """This rank's sum of losses, forward alone."""
 
-    def zero_grad(self) -> None: ...
+    def zero_grad(self) -> None:
+        """The next `forward_backward` begins its gradients anew; what `gradients` hold until then says nothing."""
 
     def updated(self) -> None:
         """The parameters have changed: what was derived from them (packed weights) is made anew when it is needed."""

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,15 +20,16 @@ from ckdist.models.from_config import spec_from_config
 from ckdist.models.spec import ModelSpec
 from ckdist.program.program import Program, Weight
 from ckdist.program.tracer import TrainingTracer, trace_loss
-from ckdist.tokens.folder import load_tokenizer
+from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.checkpoint import write_synced
 from ckdist.train.data.documents import BadLine, find_files, read_documents
 from ckdist.train.initial import initial_weight
-from ckdist.train.lora import Lora, LoraTracer
+from ckdist.train.lora import LoraTracer, initial_matrix
 from ckdist.train.tokenizer import tokenizer_config, train_tokenizer
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.loader import read_tensor
+from ckdist.weights.lora import Lora
 
 INITIALIZER_RANGE = 0.02
 
@@ -42,7 +44,8 @@ class TrainedModel:
     weights: tuple[Weight, ...]
     load: Callable[[str], np.ndarray]
     lora: Lora | None
-    tokenizer_folder: Path
+    tracer: Callable[..., TrainingTracer]  # that `program` was written with
+    tokenizer_folder: Path  # or a GGUF
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -68,20 +71,21 @@ def open_model(config) -> TrainedModel:
     if config.max_length > spec.max_position:
         raise ConfigError(f"max_length ({config.max_length}) is more than the {spec.max_position} positions of the model")
     lora = Lora(config.lora_r, config.lora_alpha, config.lora_target_modules) if config.lora_r else None
-    program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), functools.partial(LoraTracer, lora) if lora else TrainingTracer)
+    tracer = functools.partial(LoraTracer, lora) if lora else TrainingTracer
+    program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)
     weights = tuple(w for w in program.weights if not lora or ".lora_" in w.name)
     shapes = {w.name: tuple(d.elements for d in w.dims) for w in program.weights}
     std = float(values.get("initializer_range", INITIALIZER_RANGE))
 
     def load(name: str) -> np.ndarray:
         if ".lora_" in name:
-            return lora.initial(name, shapes[name], config.seed)
+            return initial_matrix(name, shapes[name], config.seed)
         if checkpoint is None:
             return initial_weight(name, shapes[name], spec, std, config.seed)
         return read_tensor(checkpoint.tensors[name])
 
     folder = Path(config.tokenizer_name or (config.model_name_or_path if checkpoint else Path(config.output_dir) / "tokenizer"))
-    return TrainedModel(spec, values, program, weights, load, lora, folder)
+    return TrainedModel(spec, values, program, weights, load, lora, tracer, folder)
 
 
 def open_tokenizer(config, model: TrainedModel, make: bool) -> Tokenizer:
@@ -90,7 +94,7 @@ def open_tokenizer(config, model: TrainedModel, make: bool) -> Tokenizer:
     trained_here = not config.tokenizer_name and not config.model_name_or_path
     if trained_here and make and not (folder / "tokenizer.json").is_file():
         _make_tokenizer(config, folder, model.spec.vocab_size)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = tokenizer_of(folder)
     if tokenizer.vocab_size > model.spec.vocab_size:
         raise ConfigError(f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, and the model's vocab_size is {model.spec.vocab_size}: set model_config.vocab_size")
     return tokenizer
@@ -111,7 +115,12 @@ def _make_tokenizer(config, folder: Path, vocab_size: int) -> None:
         write_synced(temporary / "tokenizer_config.json", json.dumps(tokenizer_config(config.max_length), indent=2).encode())
         write_synced(temporary / "tokenizer.json", made.to_str().encode())
         os.chmod(temporary, 0o755)
-        os.rename(temporary, folder)
+        try:
+            os.rename(temporary, folder)
+        except OSError:  # another host, on the same file system, was faster
+            if not (folder / "tokenizer.json").is_file():
+                raise
+            shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise ConfigError(f"the tokenizer could not be written to {folder}: {error.strerror}") from None
 

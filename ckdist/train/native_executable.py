@@ -1,5 +1,6 @@
 """Loss and gradients, natively: the arenas of parameters and gradients, and the replay that reads and writes them."""
 
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,14 +13,14 @@ from ckdist.models.decoder import loss as loss_of
 from ckdist.models.spec import ModelSpec
 from ckdist.program.autodiff import backward
 from ckdist.program.lower_training import LoweredTraining, lower_training
-from ckdist.program.tracer import trace_loss
+from ckdist.program.tracer import TrainingTracer, trace_loss
 from ckdist.train.arena import Arena
 from ckdist.train.batch import PackedBatch
 
 DTYPES = ("float32", "bfloat16")
 _OPS = (
     "embed scale add rms_norm rms_norm_grad linear linear_grad linear_weight_grad bias_grad rope attend attend_grad gated gated_grad "
-    "cross_entropy embed_grad reduce"
+    "cross_entropy embed_grad reduce operand"
 ).split()
 
 
@@ -32,12 +33,20 @@ class TrainingBytes:
     packed: int
 
 
+def _once_read(lowered: LoweredTraining) -> list[tuple[int, int]]:
+    """Whole pages, as bytes [begin, end), of the matrices that are not trained and that only packing reads."""
+    tables = {p for s in (*lowered.steps, *lowered.loss_steps) if s.op == "embed" for p in s.parameters}
+    frozen = [p for i, p in enumerate(lowered.parameters) if p.offset >= lowered.trained_floats and p.rows > 1 and i not in tables]
+    pages = [(-(-4 * p.offset // mmap.PAGESIZE) * mmap.PAGESIZE, 4 * p.end // mmap.PAGESIZE * mmap.PAGESIZE) for p in frozen]
+    return [(begin, end) for begin, end in pages if begin < end]
+
+
 class NativeExecutable:
     """A TrainingExecutable: a model's loss and gradients on this rank's batches.
 
     `parameters` and `gradients` hold what is trained, in the order of `trained` (default: all, in the order of first use). `dtype` is that of the
     products: float32 is exact, bfloat16 adds up in float32 and falls back to float32 on CPUs without it. Master weights,
-    gradients and sums over ranks are float32 in both.
+    gradients and sums over ranks are float32 in both. `tracer` writes the program, as LoraTracer does.
     """
 
     def __init__(
@@ -52,20 +61,27 @@ class NativeExecutable:
         recompute: bool = False,
         cpus: Sequence[int] = (),
         spins: int = 2000,
+        tracer=TrainingTracer,
     ):
         if dtype not in DTYPES:
             raise ConfigError(f"training cannot multiply in {dtype!r}; use {' or '.join(DTYPES)}")
         self.spec, self.max_tokens, self.dtype, self.threads, self.communicator = spec, max_tokens, dtype, threads, communicator
         mesh = Mesh({"dp": communicator.size if communicator else 1}, communicator.rank if communicator else 0)
-        program = trace_loss(loss_of, spec, DATA, mesh)
+        program = trace_loss(loss_of, spec, DATA, mesh, tracer)
         weights = {w.name: w for w in program.weights}
         unknown = [name for name in trained or () if name not in weights]
         if unknown:
             raise ConfigError(f"{unknown[0]} cannot be trained: the model has no such weight")
         wrt = [weights[name] for name in (weights if trained is None else trained)]
         self.program = backward(program, program.outputs[0], wrt, recompute)
-        lowered = self.lowered = lower_training(program, self.program, wrt, mesh, max_tokens)
-        self._every = Arena({place.name: tuple(d.elements for d in weights[place.name].dims) for place in lowered.parameters})
+        lowered = self.lowered = lower_training(
+            program, self.program, wrt, mesh, max_tokens, native.lib.ckdist_training_operand_bytes(dtype == "bfloat16")
+        )
+        self._frozen, self._pages = _once_read(lowered), None
+        every = {place.name: tuple(d.elements for d in weights[place.name].dims) for place in lowered.parameters}
+        if self._frozen:
+            self._pages = mmap.mmap(-1, 4 * lowered.floats, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._every = Arena(every, np.frombuffer(self._pages, np.float32) if self._pages else None)
         for name, view in self._every.items():
             view[:] = load(name)
         shared = communicator is not None and communicator.size > 1  # then gradients lie where peers read them in place
@@ -80,6 +96,7 @@ class NativeExecutable:
         native.check(native.lib.ckdist_training_new(self._native(lowered), handle, threads, cpu_array, spins, out))
         self._handle = out[0]
         self._packed = False  # from parameters as they are now
+        self._cleared = False  # what the gradients hold does not count
 
     def _array(self, values, dtype: str):
         array = native.ffi.new(dtype + "[]", values)
@@ -117,7 +134,10 @@ class NativeExecutable:
                 "loss_steps": steps(lowered.loss_steps),
                 "step_count": len(lowered.steps),
                 "loss_step_count": len(lowered.loss_steps),
-                "values": self._array([{"offset": offset, "width": width} for offset, width in lowered.values], "struct ckdist_training_value"),
+                "values": self._array(
+                    [{"offset": v.offset, "width": v.width, "room": v.room, "stride": v.stride, "operand": v.operand} for v in lowered.values],
+                    "struct ckdist_training_value",
+                ),
                 "value_count": len(lowered.values),
                 "parameters": self._array(
                     [{"offset": p.offset, "rows": p.rows, "cols": p.columns} for p in lowered.parameters], "struct ckdist_training_parameter"
@@ -130,6 +150,7 @@ class NativeExecutable:
                 "arena_bytes": lowered.arena_bytes,
                 "max_tokens": self.max_tokens,
                 "vocab": spec.vocab_size,
+                "trained_floats": lowered.trained_floats,
                 "heads": spec.num_heads,
                 "kv_heads": spec.num_kv_heads,
                 "head_dim": spec.head_dim,
@@ -174,12 +195,17 @@ class NativeExecutable:
             [*(native.pointer(a, "int32_t *") for a in (ids, targets, starts)), len(ids), len(starts) - 1],
         )
         out = native.ffi.new("double *")
-        native.check(native.lib.ckdist_training_run(self._handle, given, gradients, reduce, not self._packed, out))
+        native.check(native.lib.ckdist_training_run(self._handle, given, gradients, self._cleared, reduce, not self._packed, out))
         self._packed = True
+        for begin, end in self._frozen:  # they are packed for good: their pages go back
+            self._pages.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+        self._frozen = []
+        self._cleared = self._cleared and not gradients
         return out[0]
 
     def zero_grad(self) -> None:
-        self.gradients.flat[:] = 0
+        """The next `forward_backward` begins its gradients anew; until then they hold what they held."""
+        self._cleared = True
 
     def updated(self) -> None:
         """The parameters have changed: they are packed anew before the next run."""
@@ -187,7 +213,7 @@ class NativeExecutable:
 
     def times(self) -> dict[str, float]:
         """Seconds of the last run by op, and of packing the weights; "reduce" is what was waited for other ranks."""
-        out = native.ffi.new("double[18]")
+        out = native.ffi.new("double[19]")
         native.lib.ckdist_training_times(self._handle, out)
         return dict(zip((*_OPS, "pack"), out))
 

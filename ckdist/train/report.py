@@ -1,10 +1,12 @@
 """What a person sees of a training: a progress bar, a line of JSON per logged step, TensorBoard on request, and a picture at the end."""
 
+import contextlib
 import importlib
 import importlib.util
 import json
 import logging
 import math
+import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,7 +73,10 @@ class Report:
     def write(self, r: StepReport) -> None:
         """Some steps: a line of metrics; on a terminal the bar is enough, elsewhere a line of text too."""
         line = {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in asdict(r).items() if v is not None}
-        self._file.write(json.dumps(line) + "\n")
+        try:
+            self._file.write(json.dumps(line) + "\n")
+        except OSError as error:  # whether to stop is decided by the next checkpoint
+            self.say(f"{METRICS} has no line of step {r.step}: {error.strerror}")
         if self._bar.disable:
             peak = f" {r.peak_fraction:.1%} of peak" if r.peak_fraction else ""
             ahead = f" eval loss {r.eval_loss:.4f}" if r.eval_loss is not None else ""
@@ -90,7 +95,8 @@ class Report:
 
     def close(self) -> None:
         self._bar.close()
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written before
+            self._file.close()
         if self._board is not None:
             self._board.close()
         self._draw()
@@ -112,7 +118,12 @@ class Report:
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend()
-        figure.savefig(self.folder / PICTURE)
+        try:
+            figure.savefig(self.folder / f".{PICTURE}", format="svg")
+            os.replace(self.folder / f".{PICTURE}", self.folder / PICTURE)
+        except OSError as error:
+            (self.folder / f".{PICTURE}").unlink(missing_ok=True)
+            log.warning("no picture of the loss: %s", error.strerror)
 
 
 def check_report_to(report_to: tuple[str, ...]) -> None:

@@ -62,4 +62,4 @@ def tokenizer_config(max_length: int) -> dict:
     }
 
 
-__all__ = ["END", "SPECIAL_TOKENS", "tokenizer_config", "train_tokenizer"]
+__all__ = ["END", "END_OF_TEXT", "SPECIAL_TOKENS", "tokenizer_config", "train_tokenizer"]

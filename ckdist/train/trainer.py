@@ -63,13 +63,13 @@ def train(config: TrainConfig, on_step: Callable[[StepReport], None] | None = No
 
 
 def native_executable(model: TrainedModel, config: TrainConfig, communicator, threads: int, cpus) -> TrainingExecutable:
-    """What computes the gradients; of adapters, slowly, as their program defines them."""
-    if model.lora is not None:
-        return reference_executable(model, config, communicator, threads, cpus)
+    """What computes the gradients."""
     tokens = config.per_device_train_batch_size * config.max_length
     dtype = "bfloat16" if config.bf16 else "float32"
     trained = [w.name for w in model.weights]
-    return NativeExecutable(model.spec, tokens, model.load, dtype, threads, communicator, trained, config.activation_checkpointing, cpus)
+    return NativeExecutable(
+        model.spec, tokens, model.load, dtype, threads, communicator, trained, config.activation_checkpointing, cpus, tracer=model.tracer
+    )
 
 
 def reference_executable(model: TrainedModel, config: TrainConfig, communicator, threads: int, cpus) -> TrainingExecutable:

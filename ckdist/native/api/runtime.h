@@ -17,11 +17,14 @@ enum {
                           values of which each takes the next floats of r; f[0]: eps */
   ckdist_step_linear = 2,   /* out[m] = in[m] (activations) times matrix[m] (+ vector[m]); i[0]: 1 when out[0] = gated(out[0], out[1]),
                           i[1]: the gate function; f[1]: soft cap on logits; of count[m] shards (and their vectors) side by side, or
-                          where i[2]: out[0] = the sum of in[0] + s times shard s, with vector[0] on the first */
+                          where i[2]: out[0] = the sum of in[0] + s times shard s, with vector[0] on the first; i[3]: 1 when a low_rank
+                          step follows, which adds to out */
   ckdist_step_attend = 3,   /* rotates out[0] (q) and out[1] (k), stores k and out[2] (v), out[3] = attention; i[0]: layer,
                           i[1]: rope table, i[2]: window; vector[0], vector[1]: q and k norms; x: where rotated queries go unless
                           they stay; f[0]: eps, f[1]: scale, f[2]: soft cap */
-  ckdist_step_share = 4     /* out[0] (slot), row i = r of `prepare` of the i-th output's token, by the rank that has it */
+  ckdist_step_share = 4,    /* out[0] (slot), row i = r of `prepare` of the i-th output's token, by the rank that has it */
+  ckdist_step_low_rank = 5  /* out[m] += matrix[m] times in[0] (activations), of which those with a matrix read one stretch of columns after
+                          the other; i[0], i[1]: as in linear; only where tokens are not cut */
 };
 enum {
   ckdist_in_arena = 0, ckdist_in_slot = 1, ckdist_in_logits = 2, ckdist_in_activations = 3,

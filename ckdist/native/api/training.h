@@ -6,27 +6,29 @@
 extern "C" {
 #endif
 
-/* A lowered training program: steps over values of (tokens, width) floats, as program/lower_training.py makes them. Gradients are
-   added to what their place in the arena holds. Operands that are absent are -1. */
+/* A lowered training program: steps over values of (tokens, width) elements, as program/lower_training.py makes them. Gradients are
+   added to what their place in the arena holds. Indices that are absent are -1. Steps read and write operands and floats alike, but for
+   products: what they multiply are operands. */
 
 enum {
   ckdist_train_embed = 0,              /* out[0] = rows of parameter[0] */
   ckdist_train_scale = 1,              /* out[0] = in[0] f[0] */
   ckdist_train_add = 2,                /* out[0] = in[0] + in[1] */
   ckdist_train_rms_norm = 3,           /* out[0] = rms_norm(in[0], parameter[0]) over i[0] elements each; f[0]: eps */
-  ckdist_train_rms_norm_grad = 4,      /* in: x, dy; out[0] = dx, gradient[0] += dw */
-  ckdist_train_linear = 5,             /* out[m] = in[0] times pack[m] + parameter[m] */
-  ckdist_train_linear_grad = 6,        /* out[0] = in[0..] side by side times pack[0] */
-  ckdist_train_linear_weight_grad = 7, /* in: x, dy...; gradient[m] += dy[m] turned times x */
+  ckdist_train_rms_norm_grad = 4,      /* in: x, dy; out[0] = dx (+ in[2]), gradient[0] += dw */
+  ckdist_train_linear = 5,             /* out[m] = in[0] times pack[m] + parameter[m]; of one output, + in[1] */
+  ckdist_train_linear_grad = 6,        /* out[0] = in[0..], which lie side by side, times pack[0] */
+  ckdist_train_linear_weight_grad = 7, /* in: x, dy...; gradient[m] += dy[m] turned times x; i[0]: bit m where nothing was added to it before */
   ckdist_train_bias_grad = 8,          /* gradient[m] += sum over the tokens of in[m] */
   ckdist_train_rope = 9,               /* out[0] = in[0] rotated; i[0]: table, i[1]: 1 for back */
   ckdist_train_attend = 10,            /* in: q, k, v; out: o, log-sum-exp; i[0]: window; f[0]: scale, f[1]: soft cap */
   ckdist_train_attend_grad = 11,       /* in: q, k, v, o, log-sum-exp, do; out: dq, dk, dv; i and f likewise */
   ckdist_train_gated = 12,             /* out[0] = f(in[0]) in[1]; i[0]: the function */
   ckdist_train_gated_grad = 13,        /* in: gate, up, dy; out: d_gate, d_up */
-  ckdist_train_cross_entropy = 14,     /* the loss of in[0] times pack[0]; out[0] = dx by pack[1], gradient[0] += d head; f[0]: soft cap */
+  ckdist_train_cross_entropy = 14,     /* the loss of in[0] times pack[0]; out[0] = dx by pack[1], gradient[0] += d head; i[0] likewise; f[0]: soft cap */
   ckdist_train_embed_grad = 15,        /* gradient[0] += rows of in[0] */
-  ckdist_train_reduce = 16             /* begins the all_reduce of gradients [i[0], i[1]) */
+  ckdist_train_reduce = 16,            /* begins the all_reduce of gradients [i[0], i[1]) */
+  ckdist_train_operand = 17            /* out[0] = in[0] */
 };
 
 struct ckdist_training_step {
@@ -36,7 +38,9 @@ struct ckdist_training_step {
   float f[2];
 };
 struct ckdist_training_value {
-  int64_t offset, width; /* bytes in the arena; floats of a token */
+  int64_t offset, width; /* bytes in the arena; elements of a token */
+  int64_t room, stride;  /* elements that its row has place for, zeros behind the width; bytes from a row to the next */
+  int32_t operand;       /* elements are as products read them, else floats */
 };
 struct ckdist_training_parameter {
   int64_t offset, rows, cols; /* floats in the arenas of parameters and of gradients; rows is 1 of a vector */
@@ -57,6 +61,8 @@ struct ckdist_training_program {
   const struct ckdist_training_pack* packs;
   int32_t pack_count;
   int64_t arena_bytes, max_tokens, vocab;
+  int64_t trained_floats; /* of the parameters' arena: those that change. What lies behind them is packed once and, but for vectors and
+                             the embeddings, not read again */
   int32_t heads, kv_heads, head_dim;
   int32_t bf16;             /* products in bfloat16 where the CPU has them, else in float32 */
   const float* rope_cos[2]; /* (max_tokens, head_dim / 2); [1] null where there is one table */
@@ -73,14 +79,17 @@ struct ckdist_training_batch {
 };
 
 struct ckdist_training;
+/* Of an element of an operand: 2 where products are in bfloat16, else 4. */
+CKDIST_EXPORT int32_t ckdist_training_operand_bytes(int32_t bf16);
 /* communicator: of the ranks that cut the batch, or null. cpus: one per thread, or null. What the program names must outlive it. */
 CKDIST_EXPORT int ckdist_training_new(const struct ckdist_training_program* program, struct ckdist_communicator* communicator, int32_t threads,
                                       const int32_t* cpus, int32_t spins, struct ckdist_training** out);
 CKDIST_EXPORT void ckdist_training_free(struct ckdist_training* training);
-/* The sum of the losses; with `backward` also gradients, all-reduced with `reduce`. `pack`: the parameters have changed. */
-CKDIST_EXPORT int ckdist_training_run(struct ckdist_training* training, const struct ckdist_training_batch* batch, int32_t backward, int32_t reduce,
-                                      int32_t pack, double* loss);
-/* Seconds of the last run by op, and in the last place those of packing; of the first thread. (18,) */
+/* The sum of the losses; with `backward` also gradients, all-reduced with `reduce`. `clear`: what the gradients held does not count.
+   `pack`: the trained parameters have changed. */
+CKDIST_EXPORT int ckdist_training_run(struct ckdist_training* training, const struct ckdist_training_batch* batch, int32_t backward, int32_t clear,
+                                      int32_t reduce, int32_t pack, double* loss);
+/* Seconds of the last run by op, and in the last place those of packing; of the first thread. (19,) */
 CKDIST_EXPORT void ckdist_training_times(struct ckdist_training* training, double* out);
 /* Bytes of activations, of workspace, and of packed matrices. (3,) */
 CKDIST_EXPORT void ckdist_training_bytes(struct ckdist_training* training, int64_t* out);

@@ -13,6 +13,7 @@ struct ckdist_training : Training {
 
 extern "C" {
 
+int32_t ckdist_training_operand_bytes(int32_t bf16) { return Training::type_of(bf16) == Type::bf16 ? 2 : 4; }
 int ckdist_training_new(const ckdist_training_program* program, ckdist_communicator* communicator, int32_t threads, const int32_t* cpus, int32_t spins,
                         ckdist_training** out) {
   return guard([&] {
@@ -22,8 +23,9 @@ int ckdist_training_new(const ckdist_training_program* program, ckdist_communica
   });
 }
 void ckdist_training_free(ckdist_training* training) { delete training; }
-int ckdist_training_run(ckdist_training* training, const ckdist_training_batch* batch, int32_t backward, int32_t reduce, int32_t pack, double* loss) {
-  return guard([&] { *loss = training->run(*batch, backward, reduce, pack); });
+int ckdist_training_run(ckdist_training* training, const ckdist_training_batch* batch, int32_t backward, int32_t clear, int32_t reduce, int32_t pack,
+                        double* loss) {
+  return guard([&] { *loss = training->run(*batch, backward, clear, reduce, pack); });
 }
 void ckdist_training_times(ckdist_training* training, double* out) {
   for (const double seconds : training->times()) *out++ = seconds;

@@ -9,6 +9,7 @@
 #include "kernels/machine.h"
 #include "kernels/optimizer.h"
 #include "kernels/packing.h"
+#include "kernels/product.h"
 #include "kernels/reduce.h"
 
 namespace ckdist {
@@ -22,6 +23,7 @@ struct Kernels {
   ReduceKernel reduce;
   OptimizerKernel optimizer;
   PackKernels pack;
+  ProductKernels product;
   GradientKernel gradient;
 };
 

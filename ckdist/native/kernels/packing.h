@@ -8,15 +8,20 @@
 
 namespace ckdist {
 
+// Operands are values as activations stand: rows of floats or of bfloat16, `stride` bytes apart.
 struct PackKernel {
   // One tile whose row r is x[r * stride ...], `cols` columns; missing rows and columns up to the next multiple of 16 become zeros.
   void (*rows)(const float* x, int64_t stride, int rows, int64_t cols, uint8_t* tile);
   // One tile whose column c is x[c * stride ...], `rows` elements of it: the matrix is x turned.
   void (*columns)(const float* x, int64_t stride, int rows, int64_t cols, uint8_t* tile);
-  // `padded` activations from n floats, zeros behind them.
+  // The same of operands.
+  void (*operand_rows)(const uint8_t* x, int64_t stride, int rows, int64_t cols, uint8_t* tile);
+  void (*operand_columns)(const uint8_t* x, int64_t stride, int rows, int64_t cols, uint8_t* tile);
+  // An operand of `padded` elements from n floats, zeros behind them; and n floats from an operand.
   void (*convert)(const float* x, int64_t n, int64_t padded, uint8_t* out);
-  // Activations of x turned: row c < cols of `out` holds column c of x's `rows` rows, and zeros up to `padded`.
-  void (*turn)(const float* x, int64_t stride, int64_t rows, int64_t cols, uint8_t* out, int64_t out_stride, int64_t padded);
+  void (*widen)(const uint8_t* x, int64_t n, float* out);
+  // Operands turned: row c < cols of `out` holds column c of x's `rows` rows, and zeros up to `padded`.
+  void (*turn)(const uint8_t* x, int64_t stride, int64_t rows, int64_t cols, uint8_t* out, int64_t out_stride, int64_t padded);
 };
 
 // The two forms in which training multiplies.

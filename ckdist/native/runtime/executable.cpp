@@ -48,7 +48,8 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
   const int64_t scratch = round_up(kernels_.attention.scratch_bytes(kQueryTile, max_group_, program.head_dim), 64);
   const int64_t row = round_up(row_floats * 4, 64);
   const int64_t product = adds ? kAddedTokens * kAddedTiles * kTileRows * 4 : 0;
-  int64_t each = scratch + row + product;
+  constexpr int64_t sums = kLowTokens * kLowTiles * kTileRows * 4;
+  int64_t each = scratch + row + product + sums;
   for (int64_t bytes : activation_bytes) each += kReplicatedRows * bytes;
   each = round_up(each, 4096);
   scratch_arena_.emplace(each * threads, "the threads' buffers");
@@ -59,6 +60,7 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
     w.scratch = p, p += scratch;
     w.row = reinterpret_cast<float*>(p), p += row;
     w.product = reinterpret_cast<float*>(p), p += product;
+    w.sums = reinterpret_cast<float*>(p), p += sums;
     for (int f = 0; f < 3; f++) w.activations[f] = p, p += kReplicatedRows * activation_bytes[f];
   }
   // Parts of contexts that threads share: enough for the whole cache, which is less than a hundredth of it.
@@ -168,6 +170,7 @@ void Executable::execute(int thread, int i) {
     case ckdist_step_linear: return linear(thread, i);
     case ckdist_step_attend: return attend(thread, i);
     case ckdist_step_share: return share_outputs(thread, i);
+    case ckdist_step_low_rank: return low_rank(thread, i);
     default: fail(Status::native, "step %d has unknown op %d", i, phase_->steps[i].op);
   }
 }

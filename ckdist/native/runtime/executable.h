@@ -35,6 +35,7 @@ class Executable {
   // Batches of at most this many rows are prepared by every thread for itself, which saves a barrier; larger ones once for all.
   static constexpr int kReplicatedRows = 2;
   static constexpr int kQueryTile = 32;  // query tokens of one attention task
+  static constexpr int64_t kLowTokens = 16, kLowTiles = 8;  // that one item of a low_rank step computes at a time, and has in all
   static constexpr int kFewRows = 16;  // products of at most so many are bound by memory
   static constexpr int64_t kAheadBytes = 256 << 10;  // of a product's weights that are fetched before it begins
 
@@ -48,6 +49,7 @@ class Executable {
     uint8_t* scratch;          // attention
     float* row;                // one residual row, or a rotated key
     float* product;            // (kAddedTokens, kAddedTiles * kTileRows)
+    float* sums;               // (kLowTokens, kLowTiles * kTileRows): what a low rank adds
     uint8_t* activations[3];   // kReplicatedRows rows per format
     Ahead ahead;
     int64_t moved = 0;         // bytes read of other ranks' memory in this batch
@@ -70,6 +72,7 @@ class Executable {
   void multiply(int thread, const ckdist_step& step, int m, int s, int64_t column, int64_t begin, int64_t end);
   void multiply_gate(int thread, const ckdist_step& step, int s, int64_t column, int64_t begin, int64_t end);
   void multiply_added(int thread, const ckdist_step& step, int64_t begin, int64_t end);
+  void low_rank(int thread, int index);
   void attend(int thread, int index);
   void attend_prompt(int thread, int index);
   void attend_split(int thread, int index, const Split& split);

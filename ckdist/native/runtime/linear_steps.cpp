@@ -179,13 +179,15 @@ void Executable::linear(int thread, int index) {
         if (step.i[0]) multiply_gate(thread, step, s, column, begin, end);
       });
   }
-  const ckdist_value& out = value(step.out[0]);
-  if (out.kind == ckdist_in_slot && !phase_->tokens_cut && bytes == 0) {  // this rank has no columns of the matrix: its part of the sum is zero
-    int64_t stride;
-    float* y = floats(step.out[0], &stride);
-    for (int64_t t = thread; t < n; t += active_) std::fill(y + t * stride, y + (t + 1) * stride, 0.f);
-  }
-  finish(thread, index, n);
+  const bool more = step.i[3], partial = value(step.out[0]).kind == ckdist_in_slot && !phase_->tokens_cut;
+  if (bytes == 0 && (partial || more))  // this rank has no columns of the matrices: its part of the sum is zero
+    for (int m = 0; m < 4 && step.out[m] >= 0; m++) {
+      int64_t stride;
+      float* y = floats(step.out[m], &stride);
+      for (int64_t t = thread; t < n; t += active_) std::fill(y + t * stride, y + (t + 1) * stride, 0.f);
+    }
+  if (more) meet(thread, index);  // the low_rank step that follows finishes
+  else finish(thread, index, n);
 }
 
 const uint8_t* Executable::activations(int thread, const ckdist_step& step, int index) const {

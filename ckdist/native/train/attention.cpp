@@ -26,41 +26,67 @@ Training::AttendSpace Training::attend_space(Carver& c, int64_t tokens) const {
   AttendSpace s;
   s.k = c.bytes(tiles(tokens) * tile_bytes(d));
   s.v = c.bytes(tiles(d) * tile_bytes(tokens));
-  s.q = c.bytes(kQueries * stride(d));
   s.p = c.bytes(kQueries * stride(round16(tokens)));
   s.scores = c.floats(kQueries * (round16(tokens) + 16));
+  s.sums = c.floats(kQueries * round16(d));
   return s;
+}
+
+// A head's part of some rows, a few lines each and far apart, comes to the cache while others are multiplied: what waits for one row
+// after the other waits long. From memory to the L2 cache, or to the L1 cache where it is written next.
+void Training::fetch(const Operand& x, int64_t rows) const {
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t at = 0; at < program_.head_dim * element_bytes(); at += 64) __builtin_prefetch(x.row(row) + at, 0, 2);
+}
+void Training::fetch_to_write(const Operand& x, int64_t rows) const {
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t at = 0; at < program_.head_dim * element_bytes(); at += 64) __builtin_prefetch(x.row(row) + at, 1);
+}
+
+// Rows of an operand as a matrix, and turned.
+void Training::pack_rows(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const {
+  for (int64_t tile = 0; tile < tiles(rows); ++tile)
+    packing_.operand_rows(x.row(tile * 16), x.stride, int(std::min<int64_t>(16, rows - tile * 16)), cols, to + tile * tile_bytes(cols));
+}
+void Training::pack_columns(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const {
+  for (int64_t tile = 0; tile < tiles(cols); ++tile)
+    packing_.operand_columns(x.at + tile * 16 * element_bytes(), x.stride, int(std::min<int64_t>(16, cols - tile * 16)), rows, to + tile * tile_bytes(rows));
 }
 
 void Training::attend_item(int thread, const Step& step, int sequence, int kv_head) {
   const int64_t begin = batch_.starts[sequence], n = batch_.starts[sequence + 1] - begin, d = program_.head_dim, window = step.i[0];
   Carver carver{own(thread)};
   const AttendSpace s = attend_space(carver, n);
-  const int64_t q_width = width(step.in[0]), kv_width = width(step.in[1]), heads = width(step.out[1]), group = heads / program_.kv_heads;
-  const int64_t q_stride = stride(d), p_stride = stride(round16(n)), row = round16(n) + 16;
-  const float* const k = value(step.in[1], begin) + kv_head * d;
-  const float* const v = value(step.in[2], begin) + kv_head * d;
-  for (int64_t tile = 0; tile < tiles(n); ++tile)
-    packing_.rows(k + tile * 16 * kv_width, kv_width, int(std::min<int64_t>(16, n - tile * 16)), d, s.k + tile * tile_bytes(d));
-  for (int64_t tile = 0; tile < tiles(d); ++tile)
-    packing_.columns(v + tile * 16, kv_width, int(std::min<int64_t>(16, d - tile * 16)), n, s.v + tile * tile_bytes(n));
+  const int64_t heads = width(step.out[1]), group = heads / program_.kv_heads, p_stride = stride(round16(n)), row = round16(n) + 16;
+  const Operand k = head_of(step.in[1], begin, kv_head), v = head_of(step.in[2], begin, kv_head);
+  fetch(k, n), fetch(v, n);
+  pack_rows(k, n, d, s.k);
+  pack_columns(v, n, d, s.v);
   const Matrix keys = matrix(n, d, s.k);
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
     for (int64_t first = 0; first < n; first += kQueries) {
       const int64_t queries = std::min<int64_t>(kQueries, n - first);
       const int64_t low = window ? std::max<int64_t>(0, first - window + 1) / 16 * 16 : 0, seen = round16(first + queries) - low;
-      const float* const q = value(step.in[0], begin + first) + head * d;
-      for (int64_t i = 0; i < queries; ++i) packing_.convert(q + i * q_width, d, padded(d), s.q + i * q_stride);
-      product().multiply(keys, low / 16, tiles(first + queries), s.q, q_stride, queries, s.scores, row);
+      const Operand q = head_of(step.in[0], begin + first, head);
+      if (first == 0) fetch(q, queries);
+      fetch(head_of(step.in[0], begin + first + queries, head), std::min<int64_t>(kQueries, n - first - queries));
+      fetch_to_write(head_of(step.out[0], begin + first, head), queries);
+      product_(keys, low / 16, tiles(first + queries), q.at, q.stride, queries, s.scores, row, false);
+      float inverse[kQueries];
       for (int64_t i = 0; i < queries; ++i) {
         const int64_t own = first + i, from = window ? std::max<int64_t>(0, own - window + 1) : 0;
         float* const scores = s.scores + i * row + low;
-        value(step.out[1], begin + own)[head] = kernels_.gradient.softmax(scores, seen, from - low, own + 1 - low, step.f[0], step.f[1]);
+        floats(step.out[1], begin + own)[head] = kernels_.gradient.softmax(scores, seen, from - low, own + 1 - low, step.f[0], step.f[1], inverse + i);
         packing_.convert(scores, seen, padded(seen), s.p + i * p_stride);
       }
       Matrix values = matrix(d, n, s.v);
       values.cols = seen, values.tiles += low * column_bytes();
-      product().multiply(values, 0, tiles(d), s.p, p_stride, queries, value(step.out[0], begin + first) + head * d, q_width);
+      product_(values, 0, tiles(d), s.p, p_stride, queries, s.sums, round16(d), false);
+      for (int64_t i = 0; i < queries; ++i) {
+        float* const o = s.sums + i * round16(d);
+        kernels_.gradient.scale(o, inverse[i], d, o);
+        store(step.out[0], begin + first + i, head * d, o, d);
+      }
     }
 }
 
@@ -72,11 +98,15 @@ Training::AttendGradSpace Training::attend_grad_space(Carver& c, int64_t tokens)
   s.k_turned = c.bytes(tiles(d) * tile_bytes(tokens));
   s.q_turned = c.bytes(tiles(d) * tile_bytes(kGradQueries));
   s.do_turned = c.bytes(tiles(d) * tile_bytes(kGradQueries));
-  s.x = c.bytes(kGradQueries * stride(std::max(d, round16(tokens))));
-  s.p_turned = c.bytes(round16(tokens) * stride(kGradQueries));
+  s.p = c.bytes(kGradQueries * stride(round16(tokens)));
+  s.ds = c.bytes(kGradQueries * stride(round16(tokens)));
+  s.turned = c.bytes(round16(tokens) * stride(kGradQueries));
   s.scores = c.floats(kGradQueries * (round16(tokens) + 16));
   s.dp = c.floats(kGradQueries * (round16(tokens) + 16));
-  s.sums = c.floats(round16(tokens) * d);
+  s.dq = c.floats(kGradQueries * round16(d));
+  s.dk = c.floats(round16(tokens) * round16(d));
+  s.dv = c.floats(round16(tokens) * round16(d));
+  s.rows = c.floats(2 * round16(d));
   return s;
 }
 
@@ -84,75 +114,69 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
   const int64_t begin = batch_.starts[sequence], n = batch_.starts[sequence + 1] - begin, d = program_.head_dim, window = step.i[0];
   Carver carver{own(thread)};
   const AttendGradSpace s = attend_grad_space(carver, n);
-  const int64_t q_width = width(step.in[0]), kv_width = width(step.in[1]), heads = width(step.in[4]), group = heads / program_.kv_heads;
-  const int64_t d_stride = stride(d), turned_stride = stride(kGradQueries), row = round16(n) + 16, p_stride = stride(std::max(d, round16(n)));
-  const float* const k = value(step.in[1], begin) + kv_head * d;
-  const float* const v = value(step.in[2], begin) + kv_head * d;
-  float* const dk = value(step.out[1], begin) + kv_head * d;
-  float* const dv = value(step.out[2], begin) + kv_head * d;
-  for (int64_t tile = 0; tile < tiles(n); ++tile) {
-    const int rows = int(std::min<int64_t>(16, n - tile * 16));
-    packing_.rows(k + tile * 16 * kv_width, kv_width, rows, d, s.k + tile * tile_bytes(d));
-    packing_.rows(v + tile * 16 * kv_width, kv_width, rows, d, s.v + tile * tile_bytes(d));
-  }
-  for (int64_t tile = 0; tile < tiles(d); ++tile)
-    packing_.columns(k + tile * 16, kv_width, int(std::min<int64_t>(16, d - tile * 16)), n, s.k_turned + tile * tile_bytes(n));
-  for (int64_t t = 0; t < n; ++t) {
-    std::fill_n(dk + t * kv_width, d, 0.f);
-    std::fill_n(dv + t * kv_width, d, 0.f);
-  }
+  const int64_t heads = width(step.in[4]), group = heads / program_.kv_heads, d_row = round16(d);
+  const int64_t turned_stride = stride(kGradQueries), row = round16(n) + 16, p_stride = stride(round16(n));
+  const Operand k = head_of(step.in[1], begin, kv_head), v = head_of(step.in[2], begin, kv_head);
+  fetch(k, n), fetch(v, n);
+  pack_rows(k, n, d, s.k);
+  pack_rows(v, n, d, s.v);
+  pack_columns(k, n, d, s.k_turned);
+  std::fill_n(s.dk, n * d_row, 0.f);
+  std::fill_n(s.dv, n * d_row, 0.f);
   const Matrix keys = matrix(n, d, s.k), values = matrix(n, d, s.v);
 
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
     for (int64_t first = 0; first < n; first += kGradQueries) {
       const int64_t queries = std::min<int64_t>(kGradQueries, n - first), last = first + queries;
       const int64_t low = window ? std::max<int64_t>(0, first - window + 1) / 16 * 16 : 0, seen = round16(last) - low;
-      const float* const q = value(step.in[0], begin + first) + head * d;
-      const float* const o = value(step.in[3], begin + first) + head * d;
-      const float* const out_grad = value(step.in[5], begin + first) + head * d;
-      float* const dq = value(step.out[0], begin + first) + head * d;
+      const Operand q = head_of(step.in[0], begin + first, head), o = head_of(step.in[3], begin + first, head);
+      const Operand out_grad = head_of(step.in[5], begin + first, head);
+      for (const int of : {0, 5, 3}) fetch(head_of(step.in[of], begin + first, head), queries);
+      const auto floats_of = [&](const Operand& x, int64_t i, float* to) { return packing_.widen(x.row(i), d, to), to; };
 
       // scores and dp of what is visible, then p and ds in their place
-      const auto products = [&](const float* x, const Matrix& m, float* y) {
-        for (int64_t i = 0; i < queries; ++i) packing_.convert(x + i * q_width, d, padded(d), s.x + i * d_stride);
-        for (int64_t i = 0; i < queries; i += kQueries) {
-          const int64_t part = std::min<int64_t>(kQueries, queries - i), from = window ? std::max<int64_t>(0, first + i - window + 1) : 0;
-          product().multiply(m, from / 16, tiles(first + i + part), s.x + i * d_stride, d_stride, part, y + i * row, row);
-        }
-      };
-      products(q, keys, s.scores);
-      products(out_grad, values, s.dp);
+      for (int64_t i = 0; i < queries; i += kQueries) {
+        const int64_t part = std::min<int64_t>(kQueries, queries - i), from = window ? std::max<int64_t>(0, first + i - window + 1) : 0;
+        product_(keys, from / 16, tiles(first + i + part), q.row(i), q.stride, part, s.scores + i * row, row, false);
+        product_(values, from / 16, tiles(first + i + part), out_grad.row(i), out_grad.stride, part, s.dp + i * row, row, false);
+      }
       for (int64_t i = 0; i < queries; ++i) {
         const int64_t own = first + i, from = window ? std::max<int64_t>(0, own - window + 1) : 0;
-        const float delta = kernels_.gradient.dot(out_grad + i * q_width, o + i * q_width, d);
-        kernels_.gradient.softmax_grad(s.scores + i * row + low, s.dp + i * row + low, seen, from - low, own + 1 - low, step.f[0], step.f[1],
-                                       value(step.in[4], begin + own)[head], delta);
+        const float delta = kernels_.gradient.dot(floats_of(out_grad, i, s.rows), floats_of(o, i, s.rows + d_row), d);
+        float *const p = s.scores + i * row + low, *const ds = s.dp + i * row + low;
+        kernels_.gradient.softmax_grad(p, ds, seen, from - low, own + 1 - low, step.f[0], step.f[1], floats(step.in[4], begin + own)[head], delta);
+        packing_.convert(p, seen, padded(seen), s.p + i * p_stride);
+        packing_.convert(ds, seen, padded(seen), s.ds + i * p_stride);
       }
       // dq = ds k
       for (int64_t i = 0; i < queries; i += kQueries) {
         const int64_t part = std::min<int64_t>(kQueries, queries - i), from = window ? std::max<int64_t>(0, first + i - window + 1) / 16 * 16 : 0;
         Matrix m = matrix(d, n, s.k_turned);
         m.cols = round16(first + i + part) - from, m.tiles += from * column_bytes();
-        for (int64_t r = i; r < i + part; ++r) packing_.convert(s.dp + r * row + from, m.cols, padded(m.cols), s.x + r * p_stride);
-        product().multiply(m, 0, tiles(d), s.x + i * p_stride, p_stride, part, dq + i * q_width, q_width);
+        fetch_to_write(head_of(step.out[0], begin + first + i, head), part);
+        product_(m, 0, tiles(d), s.ds + i * p_stride + (from - low) * element_bytes(), p_stride, part, s.dq, d_row, false);
+        for (int64_t t = 0; t < part; ++t) store(step.out[0], begin + first + i + t, head * d, s.dq + t * d_row, d);
       }
       // dv += p^T do, dk += ds^T q: the queries are what is summed over
-      const auto sum_queries = [&](const float* weights, const float* x, uint8_t* x_turned, float* out) {
-        for (int64_t tile = 0; tile < tiles(d); ++tile)
-          packing_.columns(x + tile * 16, q_width, int(std::min<int64_t>(16, d - tile * 16)), queries, x_turned + tile * tile_bytes(queries));
+      const auto sum_queries = [&](const uint8_t* weights, const Operand& x, uint8_t* x_turned, float* out) {
+        pack_columns(x, queries, d, x_turned);
         const int64_t count = std::min(low + seen, n) - low;
-        packing_.turn(weights + low, row, queries, count, s.p_turned, turned_stride, padded(queries));
+        packing_.turn(weights, p_stride, queries, count, s.turned, turned_stride, padded(queries));
         for (int64_t key = low; key < low + count; key += kQueries) {
           const int64_t part = std::min<int64_t>(kQueries, low + count - key), skipped = std::max<int64_t>(0, key - first) / 16 * 16;
           Matrix m = matrix(d, queries, x_turned);
           m.cols -= skipped, m.tiles += skipped * column_bytes();
-          product().multiply(m, 0, tiles(d), s.p_turned + (key - low) * turned_stride + skipped * element_bytes(), turned_stride, part, s.sums, d);
-          for (int64_t i = 0; i < part; ++i) kernels_.elementwise.add(s.sums + i * d, d, out + (key + i) * kv_width);
+          product_(m, 0, tiles(d), s.turned + (key - low) * turned_stride + skipped * element_bytes(), turned_stride, part, out + key * d_row, d_row, true);
         }
       };
-      sum_queries(s.scores, out_grad, s.do_turned, dv);
-      sum_queries(s.dp, q, s.q_turned, dk);
+      sum_queries(s.p, out_grad, s.do_turned, s.dv);
+      sum_queries(s.ds, q, s.q_turned, s.dk);
     }
+  fetch_to_write(head_of(step.out[1], begin, kv_head), n), fetch_to_write(head_of(step.out[2], begin, kv_head), n);
+  for (int64_t t = 0; t < n; ++t) {
+    store(step.out[1], begin + t, kv_head * d, s.dk + t * d_row, d);
+    store(step.out[2], begin + t, kv_head * d, s.dv + t * d_row, d);
+  }
 }
 
 }  // namespace ckdist

@@ -16,9 +16,9 @@ Training::Training(const ckdist_training_program& program, Communicator* communi
       packs_(program.packs, program.packs + program.pack_count),
       communicator_(communicator),
       kernels_(kernels()),
-      type_(program.bf16 && kernels_.linear[int(Type::bf16)].activation == ActivationFormat::bf16 ? Type::bf16 : Type::f32),
-      format_(type_ == Type::bf16 ? ActivationFormat::bf16 : ActivationFormat::f32),
+      type_(type_of(program.bf16)),
       packing_(type_ == Type::bf16 ? kernels_.pack.bf16 : kernels_.pack.f32),
+      product_(type_ == Type::bf16 ? kernels_.product.bf16 : kernels_.product.f32),
       losses_(program.max_tokens),
       pool_(threads, std::move(cpus), spins) {
   if (program.head_dim > 2 * kMaxHalf) fail(Status::config, "head_dim (%d) is more than training can rotate (%d)", program.head_dim, 2 * kMaxHalf);
@@ -28,16 +28,28 @@ Training::Training(const ckdist_training_program& program, Communicator* communi
       rows = cols, cols = 0;
       for (int m = 0; m < p.count; ++m) cols += (parameters_[p.parameter[m]].rows + 15) / 16 * 16;
     }
+    pack_order_.push_back(packed_.size());
     packed_.push_back(matrix(rows, cols, nullptr));
     packed_bytes_ += packed_.back().tile_count() * packed_.back().tile_bytes;
   }
+  std::stable_sort(pack_order_.begin(), pack_order_.end(), [&](size_t a, size_t b) { return packs_[a].parameter[0] < packs_[b].parameter[0]; });
   for (const std::vector<Step>* list : {&steps_, &loss_steps_})
     for (const Step& step : *list) workspace_bytes_ = std::max(workspace_bytes_, workspace(step));
   Carver attend{nullptr}, attend_grad{nullptr};
   attend_space(attend, program.max_tokens), attend_grad_space(attend_grad, program.max_tokens);
-  const int64_t sums = kTokens * kMaxTiles * kTileRows * 4;
-  const int64_t outer = turned_columns() * (stride(program.max_tokens) + kSumTiles * kTileRows * 4);
-  own_bytes_ = (std::max({attend.used, attend_grad.used, sums, outer}) + 4095) / 4096 * 4096 + 64;
+  for (const ckdist_training_value& v : values_) row_floats_ = std::max(row_floats_, (v.width + 15) / 16 * 16 + 80);  // not 4096 bytes apart: loads would wait for stores
+  const int64_t rows = kRowBuffers * row_floats_ * 4, sums = kTokens * (kMaxTiles + 1) * kTileRows * 4;
+  const int64_t outer = turned_columns() * stride(program.max_tokens), logits = kLossTokens * ((program.vocab + 15) / 16 * 16 + 16) * 4;
+  own_bytes_ = (std::max({attend.used, attend_grad.used, rows, sums, outer, logits}) + 4095) / 4096 * 4096 + 64;
+  std::vector<bool> added(parameters_.size(), false);
+  for (const Step& step : steps_)
+    for (int m = 0; m < 4; ++m) {
+      const int p = step.gradient[m];
+      if (p < 0 || added[p]) continue;
+      added[p] = true;
+      const bool product = step.op == ckdist_train_linear_weight_grad || step.op == ckdist_train_cross_entropy;
+      if (!product) cleared_.push_back(p);
+    }
   arena_.emplace(program.arena_bytes, "activations");
   packed_arena_.emplace(std::max<int64_t>(packed_bytes_, 64), "packed weights");
   workspace_.emplace(std::max<int64_t>(workspace_bytes_, 64), "the steps' workspace");
@@ -63,7 +75,7 @@ void Training::check(const ckdist_training_batch& b) const {
     if (b.starts[s + 1] < b.starts[s]) fail(Status::config, "sequence %lld starts at %d and ends before it, at %d", text(s), b.starts[s], b.starts[s + 1]);
 }
 
-double Training::run(const ckdist_training_batch& batch, bool backward, bool reduce, bool pack) {
+double Training::run(const ckdist_training_batch& batch, bool backward, bool clear, bool reduce, bool pack) {
   check(batch);
   batch_.tokens = batch.tokens;
   batch_.token_ids.assign(batch.token_ids, batch.token_ids + batch.tokens);
@@ -72,12 +84,13 @@ double Training::run(const ckdist_training_batch& batch, bool backward, bool red
   batch_.positions.resize(batch.tokens);
   for (int64_t s = 0; s < batch.sequences; ++s)
     for (int32_t t = batch.starts[s]; t < batch.starts[s + 1]; ++t) batch_.positions[t] = t - batch.starts[s];
-  backward_ = backward, reduce_ = reduce && communicator_ && communicator_->size > 1, pack_ = pack;
+  backward_ = backward, clear_ = backward && clear, reduce_ = reduce && communicator_ && communicator_->size > 1, pack_ = pack;
   times_.fill(0);
   operations_.clear();
   pool_.run(pool_.size(), [this](int thread) { replay(thread); });
   const int64_t start = now_ns();
   for (const auto& operation : operations_) operation->wait();
+  packed_once_ |= pack;
   times_[ckdist_train_reduce] += double(now_ns() - start) * 1e-9;
   double loss = 0;
   for (int64_t t = 0; t < batch.tokens; ++t) loss += losses_[t];
@@ -92,7 +105,8 @@ void Training::replay(int thread) {
     times_[op] += double(now - start) * 1e-9, start = now;
   };
   if (pack_) pack(thread);
-  lap(17);
+  if (clear_) clear();
+  lap(18);
   for (const Step& step : backward_ ? steps_ : loss_steps_) {
     execute(thread, step);
     lap(step.op);
@@ -101,11 +115,11 @@ void Training::replay(int thread) {
 
 void Training::execute(int thread, const Step& step) {
   switch (step.op) {
-    case ckdist_train_rms_norm_grad: return rms_norm_grad(step);
+    case ckdist_train_rms_norm_grad: return rms_norm_grad(thread, step);
     case ckdist_train_linear: return linear(thread, step);
     case ckdist_train_linear_grad: return linear_grad(thread, step);
     case ckdist_train_linear_weight_grad: return linear_weight_grad(thread, step);
-    case ckdist_train_bias_grad: return bias_grad(step);
+    case ckdist_train_bias_grad: return bias_grad(thread, step);
     case ckdist_train_attend: return attend(thread, step, false);
     case ckdist_train_attend_grad: return attend(thread, step, true);
     case ckdist_train_cross_entropy: return cross_entropy(thread, step);
@@ -113,8 +127,15 @@ void Training::execute(int thread, const Step& step) {
     case ckdist_train_reduce:
       if (thread == 0) begin_reduce(step);  // what it reads was finished at the last barrier, and no step that follows writes it
       return;
-    default: share_rows([&](int64_t t) { rows_of(step, t); });
+    default: share_tokens([&](int64_t t) { rows_of(thread, step, t); });
   }
+}
+
+void Training::clear() {
+  share(int64_t(cleared_.size()), [&](int64_t item) {
+    const ckdist_training_parameter& p = parameters_[cleared_[item]];
+    std::fill_n(gradient(cleared_[item]), p.rows * p.cols, 0.f);
+  });
 }
 
 void Training::begin_reduce(const Step& step) {
@@ -124,47 +145,71 @@ void Training::begin_reduce(const Step& step) {
   operations_.push_back(communicator_->begin([g, n](Collectives& c) { c.all_reduce(g, g, n, Element::f32, ReduceOp::sum); }));
 }
 
+void Training::store(int index, int64_t token, int64_t column, const float* x, int64_t n) const {
+  const ckdist_training_value& v = values_[index];
+  const int64_t end = column + n == v.width ? v.room : column + n;
+  uint8_t* const row = operand(index, token).at;
+  if (narrow(index)) return packing_.convert(x, n, end - column, row + column * element_bytes());
+  float* const to = reinterpret_cast<float*>(row) + column;
+  if (x != to) std::copy_n(x, n, to);
+  if (v.operand) std::fill(to + n, to + (end - column), 0.f);
+}
+
 // Steps whose rows are computed one by one.
-void Training::rows_of(const Step& step, int64_t t) {
+void Training::rows_of(int thread, const Step& step, int64_t t) {
   const ElementwiseKernel& k = kernels_.elementwise;
-  float* const out = value(step.out[0], t);
   const int64_t n = width(step.out[0]);
+  const auto in = [&](int i) { return read(step.in[i], t, row_buffer(thread, i)); };  // three at most
+  float* const out = write(step.out[0], t, row_buffer(thread, 3));
   switch (step.op) {
-    case ckdist_train_embed: return void(std::copy_n(parameter(step.parameter[0]) + batch_.token_ids[t] * n, n, out));
-    case ckdist_train_scale: return kernels_.gradient.scale(value(step.in[0], t), step.f[0], n, out);
+    case ckdist_train_embed: std::copy_n(parameter(step.parameter[0]) + batch_.token_ids[t] * n, n, out); break;
+    case ckdist_train_scale: kernels_.gradient.scale(in(0), step.f[0], n, out); break;
+    case ckdist_train_operand: return store(step.out[0], t, 0, in(0), n);
     case ckdist_train_add: {
-      const float* const second = value(step.in[1], t);
-      return k.sum_parts(value(step.in[0], t), &second, 1, n, out);
+      const float* const second = in(1);
+      k.sum_parts(in(0), &second, 1, n, out);
+      break;
     }
-    case ckdist_train_rms_norm:
-      for (int64_t at = 0; at < n; at += step.i[0]) k.rms_norm(value(step.in[0], t) + at, parameter(step.parameter[0]), step.f[0], step.i[0], out + at);
-      return;
+    case ckdist_train_rms_norm: {
+      const float* const x = in(0);
+      for (int64_t at = 0; at < n; at += step.i[0]) k.rms_norm(x + at, parameter(step.parameter[0]), step.f[0], step.i[0], out + at);
+      break;
+    }
     case ckdist_train_rope: {
       const int64_t half = program_.head_dim / 2, at = batch_.positions[t] * half;
-      const float* const cos = program_.rope_cos[step.i[0]] + at;
+      const float *const cos = program_.rope_cos[step.i[0]] + at, *const x = in(0);
       const float* sin = program_.rope_sin[step.i[0]] + at;
       float back[kMaxHalf];
       if (step.i[1]) kernels_.gradient.scale(sin, -1, half, back), sin = back;
-      for (int64_t h = 0; h < n; h += program_.head_dim) k.rope(value(step.in[0], t) + h, cos, sin, program_.head_dim, out + h);
-      return;
+      for (int64_t h = 0; h < n; h += program_.head_dim) k.rope(x + h, cos, sin, program_.head_dim, out + h);
+      break;
     }
-    case ckdist_train_gated: return k.gated(GateFunction(step.i[0]), value(step.in[0], t), value(step.in[1], t), n, out);
-    case ckdist_train_gated_grad:
-      return kernels_.gradient.gated(GateFunction(step.i[0]), value(step.in[0], t), value(step.in[1], t), value(step.in[2], t), n, out, value(step.out[1], t));
+    case ckdist_train_gated: k.gated(GateFunction(step.i[0]), in(0), in(1), n, out); break;
+    case ckdist_train_gated_grad: {
+      float* const d_up = write(step.out[1], t, row_buffer(thread, 4));
+      kernels_.gradient.gated(GateFunction(step.i[0]), in(0), in(1), in(2), n, out, d_up);
+      written(step.out[1], t, d_up);
+      break;
+    }
     default: fail(Status::native, "a training step has unknown op %d", step.op);
   }
+  written(step.out[0], t, out);
 }
 
-void Training::rms_norm_grad(const Step& step) {
+void Training::rms_norm_grad(int thread, const Step& step) {
   const int64_t n = step.i[0], row = width(step.in[0]);
   float* const partial = reinterpret_cast<float*>(workspace_->data());  // (chunks, n)
   share((batch_.tokens + kSumRows - 1) / kSumRows, [&](int64_t chunk) {
     float* const dw = step.gradient[0] < 0 ? nullptr : partial + chunk * n;
     if (dw) std::fill(dw, dw + n, 0.f);
     const int64_t end = std::min<int64_t>((chunk + 1) * kSumRows, batch_.tokens);
-    for (int64_t t = chunk * kSumRows; t < end; ++t)
-      for (int64_t at = 0; at < row; at += n)
-        kernels_.gradient.rms_norm(value(step.in[0], t) + at, value(step.in[1], t) + at, parameter(step.parameter[0]), step.f[0], n, value(step.out[0], t) + at, dw);
+    for (int64_t t = chunk * kSumRows; t < end; ++t) {
+      const float *const x = read(step.in[0], t, row_buffer(thread, 0)), *const dy = read(step.in[1], t, row_buffer(thread, 1));
+      float* const dx = write(step.out[0], t, row_buffer(thread, 2));
+      for (int64_t at = 0; at < row; at += n) kernels_.gradient.rms_norm(x + at, dy + at, parameter(step.parameter[0]), step.f[0], n, dx + at, dw);
+      if (step.in[2] >= 0) kernels_.elementwise.add(read(step.in[2], t, row_buffer(thread, 3)), row, dx);
+      written(step.out[0], t, dx);
+    }
   });
   if (step.gradient[0] >= 0) column_sums(n, partial, gradient(step.gradient[0]));
 }
@@ -178,14 +223,14 @@ void Training::column_sums(int64_t n, float* partial, float* gradient) {
   });
 }
 
-void Training::bias_grad(const Step& step) {
+void Training::bias_grad(int thread, const Step& step) {
   float* const partial = reinterpret_cast<float*>(workspace_->data());
   for (int m = 0; m < 4 && step.in[m] >= 0; ++m) {
     const int64_t n = width(step.in[m]);
     share((batch_.tokens + kSumRows - 1) / kSumRows, [&](int64_t chunk) {
       std::fill(partial + chunk * n, partial + (chunk + 1) * n, 0.f);
       const int64_t end = std::min<int64_t>((chunk + 1) * kSumRows, batch_.tokens);
-      for (int64_t t = chunk * kSumRows; t < end; ++t) kernels_.elementwise.add(value(step.in[m], t), n, partial + chunk * n);
+      for (int64_t t = chunk * kSumRows; t < end; ++t) kernels_.elementwise.add(read(step.in[m], t, row_buffer(thread, 0)), n, partial + chunk * n);
     });
     column_sums(n, partial, gradient(step.gradient[m]));
   }
@@ -197,7 +242,7 @@ void Training::embed_grad(const Step& step) {
   float* const table = gradient(step.gradient[0]);
   share((n + kColumns - 1) / kColumns, [&](int64_t item) {
     const int64_t at = item * kColumns, columns = std::min<int64_t>(kColumns, n - at);
-    for (int64_t t = 0; t < batch_.tokens; ++t) kernels_.elementwise.add(value(step.in[0], t) + at, columns, table + batch_.token_ids[t] * n + at);
+    for (int64_t t = 0; t < batch_.tokens; ++t) kernels_.elementwise.add(floats(step.in[0], t) + at, columns, table + batch_.token_ids[t] * n + at);
   });
 }
 

@@ -21,10 +21,13 @@ namespace ckdist {
 
 class Training {
  public:
+  // Of products: float32 where the CPU has none in bfloat16.
+  static Type type_of(bool bf16) { return bf16 && kernels().linear[int(Type::bf16)].activation == ActivationFormat::bf16 ? Type::bf16 : Type::f32; }
+
   Training(const ckdist_training_program& program, Communicator* communicator, int threads, std::vector<int> cpus, int spins);
 
-  double run(const ckdist_training_batch& batch, bool backward, bool reduce, bool pack);
-  std::array<double, 18> times() const { return times_; }
+  double run(const ckdist_training_batch& batch, bool backward, bool clear, bool reduce, bool pack);
+  std::array<double, 19> times() const { return times_; }
   std::array<int64_t, 3> bytes() const { return {program_.arena_bytes, workspace_bytes_, packed_bytes_}; }
 
  private:
@@ -35,27 +38,36 @@ class Training {
   static constexpr int kTurned = 64;       // tokens that are turned at a time
   static constexpr int kQueries = 32;      // of a block of attention
   static constexpr int kGradQueries = 128; // of a block of its gradient
-  static constexpr int64_t kTileBytes = 256 << 10;  // of the tiles of one item of a product: they stay in the L2 cache
+  static constexpr int64_t kTileBytes = 384 << 10;  // of the tiles of one item of a product: they stay in the L2 cache
   static constexpr int64_t kMaxTiles = 32, kTokens = 64;  // of such an item at most
-  static constexpr int64_t kTurnedBytes = 384 << 10, kSumTiles = 8;  // of turned gradients that stay in the L2 cache; of a gradient's part
-  static constexpr int64_t kSumColumns = 2048;            // added up before they meet the next: the error of a sum grows with its length
+  static constexpr int64_t kTurnedBytes = 384 << 10, kSumTiles = 24;  // of turned gradients that stay in the L2 cache; of a gradient's part
   static constexpr int kMaxHalf = 512;     // of head_dim
-  static constexpr int64_t kLogitBytes = 32 << 20;
+  static constexpr int64_t kLossTokens = 32;        // whose logits a thread has at once
+  static constexpr int64_t kLogitBytes = 32 << 20;  // of gradients by logits
+  static constexpr int kRowBuffers = 5;    // floats of a row that steps read or write
 
-  // y[t][row] = dot(matrix row, x[t]) + bias[row].
+  // Rows of elements that products read.
+  struct Operand {
+    uint8_t* at;
+    int64_t stride;
+    uint8_t* row(int64_t token) const { return at + token * stride; }
+  };
+  // out[t][column] = dot(matrix row, x[t]) + bias (+ residual), tokens counted from `first` in `out` and `residual`.
   struct Product {
     Matrix matrix;
-    const uint8_t* x;
-    int64_t x_stride, tokens;
-    float* y;
-    int64_t y_stride;
-    const float* bias;
+    Operand x;
+    int64_t tokens;
+    int out;  // a value
+    const float* bias = nullptr;
+    int residual = -1;
+    int64_t first = 0;
   };
-  // gradient[column of dy][column of x] += sum over the tokens of dy x.
+  // gradient[column of dy][column of x] (+)= sum over the tokens of dy x.
   struct Outer {
-    const float* dy;
+    Operand dy;
     int64_t width;
     float* gradient;
+    bool add;  // else overwrite
   };
   struct Batch {
     std::vector<int32_t> token_ids, targets, starts, positions;
@@ -77,49 +89,76 @@ class Training {
   void replay(int thread);
   void execute(int thread, const Step& step);
   void pack(int thread);
-  void rows_of(const Step& step, int64_t row);
-  void rms_norm_grad(const Step& step);
+  void clear();
+  bool adds(const Step& step, int gradient) const { return !(clear_ && (step.i[0] >> gradient & 1)); }
+  void rows_of(int thread, const Step& step, int64_t row);
+  void rms_norm_grad(int thread, const Step& step);
   void column_sums(int64_t n, float* partial, float* gradient);
   void linear(int thread, const Step& step);
   void linear_grad(int thread, const Step& step);
   void linear_weight_grad(int thread, const Step& step);
-  void bias_grad(const Step& step);
+  void bias_grad(int thread, const Step& step);
   void embed_grad(const Step& step);
   void attend(int thread, const Step& step, bool gradient);
+  void fetch(const Operand& x, int64_t rows) const;
+  void fetch_to_write(const Operand& x, int64_t rows) const;
+  void pack_rows(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const;
+  void pack_columns(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const;
   void attend_item(int thread, const Step& step, int sequence, int kv_head);
   void attend_grad_item(int thread, const Step& step, int sequence, int kv_head);
   void cross_entropy(int thread, const Step& step);
   void begin_reduce(const Step& step);
   static int64_t column_items(int64_t columns) { return (columns + kColumns - 1) / kColumns; }
-  void turn_matrix(const float* x, int64_t width, int64_t tokens, int64_t item, uint8_t* tiles) const;
+  void turn_matrix(const Operand& x, int64_t width, int64_t tokens, int64_t item, uint8_t* tiles) const;
   int64_t turned_columns() const;
   void add_outer(int thread, const Matrix& x, int64_t tokens, const Outer* outers, int n);
   void multiply(int thread, const Product* products, int count);
 
   // What steps carve from the workspace and from a thread's own; the same calls size it and use it.
-  struct AttendSpace { uint8_t *k, *v, *q, *p; float* scores; };
-  struct AttendGradSpace { uint8_t *k, *v, *k_turned, *q_turned, *do_turned, *x, *p_turned; float *scores, *dp, *sums; };
-  struct LossSpace { uint8_t *x, *d, *x_turned; float* logits; };
+  struct AttendSpace { uint8_t *k, *v, *p; float *scores, *sums; };
+  struct AttendGradSpace { uint8_t *k, *v, *k_turned, *q_turned, *do_turned, *p, *ds, *turned; float *scores, *dp, *dq, *dk, *dv, *rows; };
+  struct LossSpace { uint8_t *d, *x_turned; };
   AttendSpace attend_space(Carver& c, int64_t tokens) const;
   AttendGradSpace attend_grad_space(Carver& c, int64_t tokens) const;
   LossSpace loss_space(Carver& c, const Step& step) const;
   int64_t workspace(const Step& step) const;
   int64_t loss_chunk() const;
 
-  float* value(int index) { return reinterpret_cast<float*>(arena_->data() + values_[index].offset); }
-  float* value(int index, int64_t token) { return value(index) + token * values_[index].width; }
+  Operand operand(int index, int64_t token = 0) const {
+    const ckdist_training_value& v = values_[index];
+    return {arena_->data() + v.offset + token * v.stride, v.stride};
+  }
+  Operand head_of(int index, int64_t token, int64_t head) const {
+    const Operand o = operand(index, token);
+    return {o.at + head * program_.head_dim * element_bytes(), o.stride};
+  }
+  // Of a value in floats.
+  float* floats(int index, int64_t token) const { return reinterpret_cast<float*>(operand(index, token).at); }
+  bool narrow(int index) const { return type_ == Type::bf16 && values_[index].operand; }
+  // A row in floats: where it lies, or widened into `buffer`.
+  const float* read(int index, int64_t token, float* buffer) const {
+    if (!narrow(index)) return floats(index, token);
+    packing_.widen(operand(index, token).at, width(index), buffer);
+    return buffer;
+  }
+  // Where to write a row in floats; `written` says that it is there.
+  float* write(int index, int64_t token, float* buffer) const { return narrow(index) ? buffer : floats(index, token); }
+  void written(int index, int64_t token, const float* row) const { store(index, token, 0, row, width(index)); }
+  // Columns [column, column + n) of a row, zeros behind its last; a no-op but for these where they are there already.
+  void store(int index, int64_t token, int64_t column, const float* x, int64_t n) const;
   int64_t width(int index) const { return values_[index].width; }
   const float* parameter(int index) const { return program_.parameter_arena + parameters_[index].offset; }
   float* gradient(int index) const { return program_.gradient_arena + parameters_[index].offset; }
-  // Columns of float activations that any product reads: whole vectors of two bfloat16 each.
+  // Columns of activations that any product reads: whole vectors of two bfloat16 each.
   static int64_t padded(int64_t cols) { return (cols + 31) / 32 * 32; }
-  int64_t stride(int64_t cols) const { return ActivationRow::bytes(format_, cols) + 64; }  // no multiple of 4096: rows would share cache sets
+  // Of rows of operands, odd in cache lines: rows do not share sets of the caches.
+  int64_t stride(int64_t cols) const { return ((padded(cols) * element_bytes() + 63) / 64 | 1) * 64; }
   int64_t tile_bytes(int64_t cols) const { return (cols + 15) / 16 * 16 * column_bytes(); }
   int64_t column_bytes() const { return type_ == Type::bf16 ? 32 : 64; }
   int64_t element_bytes() const { return type_ == Type::bf16 ? 2 : 4; }
   Matrix matrix(int64_t rows, int64_t cols, const uint8_t* tiles) const { return {type_, rows, cols, tile_bytes(cols), tiles}; }
-  const LinearKernel& product() const { return kernels_.linear[int(type_)]; }
   uint8_t* own(int thread) const { return own_arena_->data() + thread * own_bytes_; }
+  float* row_buffer(int thread, int n) const { return reinterpret_cast<float*>(own(thread)) + n * row_floats_; }
 
   // body(item) for every item, by whoever is free; returns when all are done.
   template <class Body>
@@ -128,7 +167,7 @@ class Training {
     pool_.barrier([this] { next_.store(0, std::memory_order_relaxed); });
   }
   template <class Body>
-  void share_rows(Body&& body) {
+  void share_tokens(Body&& body) {
     share((batch_.tokens + kRows - 1) / kRows, [&](int64_t item) {
       const int64_t end = (item + 1) * kRows < batch_.tokens ? (item + 1) * kRows : batch_.tokens;
       for (int64_t t = item * kRows; t < end; ++t) body(t);
@@ -143,16 +182,18 @@ class Training {
   Communicator* const communicator_;
   const Kernels& kernels_;
   const Type type_;
-  const ActivationFormat format_;
   const PackKernel& packing_;
+  const ckdist::Multiply product_;
   std::vector<Matrix> packed_;
-  int64_t packed_bytes_ = 0, workspace_bytes_ = 0, own_bytes_ = 0;
+  std::vector<size_t> pack_order_;  // forms of one parameter follow each other: it is read from memory once
+  int64_t packed_bytes_ = 0, workspace_bytes_ = 0, own_bytes_ = 0, row_floats_ = 0;
   std::optional<Arena> arena_, packed_arena_, workspace_, own_arena_;
   Batch batch_;
-  bool backward_ = false, reduce_ = false, pack_ = false;
+  std::vector<int> cleared_;  // parameters whose gradients no product overwrites
+  bool backward_ = false, clear_ = false, reduce_ = false, pack_ = false, packed_once_ = false;
   std::vector<double> losses_;  // of the tokens
   std::vector<std::shared_ptr<Communicator::Operation>> operations_;
-  std::array<double, 18> times_{};
+  std::array<double, 19> times_{};
   alignas(64) std::atomic<int64_t> next_{0};
   Pool pool_;  // last: its threads use all of the above
 };

@@ -1,4 +1,6 @@
-"""linear with several matrices over one input, and its three gradients: of the input, of the matrices, of the biases."""
+"""linear with several matrices over one input, its three gradients (of the input, of the matrices, of the biases), and what low ranks add to it."""
+
+import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.op import op, vjp, whole
@@ -88,3 +90,22 @@ def infer_bias_grad(inputs, weights, attrs):
 def bias_grad(context, inputs, weights, attrs):
     """The sum over the tokens of each dy."""
     return [dy.sum(axis=0) for dy in inputs]
+
+
+def infer_low_rank(inputs, weights, attrs):
+    x, *ys = inputs
+    whole("low_rank", x)
+    for y, a, b in zip(ys, weights[: len(ys)], weights[len(ys) :], strict=True):
+        if (a.dims[1], a.dims[0], b.dims[0]) != (x.dims[-1], b.dims[1], y.dims[-1]):
+            raise LayoutError(f"low_rank: {a} and {b} do not lead from [{x.dims[-1]}] of %{x.name} to [{y.dims[-1]}] of %{y.name}")
+        if a.dims[1].axis != y.partial:
+            raise LayoutError(f"low_rank adds what is partial over {a.dims[1].axis} to %{y.name}, which is partial over {y.partial}")
+    return [(y.dims, y.partial) for y in ys]
+
+
+@op("low_rank", infer_low_rank)
+def low_rank(context, inputs, weights, attrs):
+    """y + scale * (x @ a.T) @ b.T for each y: LoRA beside a linear of x. Where x is cut, it adds a part to a part. arXiv:2106.09685."""
+    x, *ys = inputs
+    pairs = zip(ys, weights[: len(ys)], weights[len(ys) :])
+    return [y + np.float32(attrs["scale"]) * ((x @ a.T) @ b.T) for y, a, b in pairs]

@@ -1,8 +1,8 @@
 """A token cache as rows of one length, in an order that depends on seed and epoch alone.
 
 Texts are laid end to end and cut at every row's end, so nothing is padded but the last row. Chats are kept whole, since half of one
-teaches answers without their questions: each goes to the first open row with room, and what is longer than a row is cut off.
-A row is a pure function of (seed, epoch, row), so a place in the data is two numbers.
+teaches answers without their questions: each goes to the first open row with room, and what is longer than a row is cut off. Among chats
+a text is cut into pieces of a row's length, which are laid as they are. Rows are then shuffled, so that a batch is not of one text. A row is a pure function of (seed, epoch, row), so a place in the data is two numbers.
 """
 
 from functools import lru_cache
@@ -11,7 +11,7 @@ import numpy as np
 
 from ckdist.train.data.cache import TokenCache
 
-OPEN_ROWS = 64  # that a chat is tried in
+OPEN_ROWS = 64  # that a chat or a piece of a text is tried in
 Pieces = list[tuple[int, int, int]]  # begin, end of tokens in the cache, and where the document ends
 
 
@@ -22,6 +22,7 @@ class Rows:
         self.cache, self.documents, self.length, self.seed, self.shuffle = cache, documents, length, seed, shuffle
         self.whole = cache.learned is not None
         self._epoch = lru_cache(maxsize=2)(self._lay_out)
+        self._places = lru_cache(maxsize=2)(lambda epoch: np.random.default_rng((seed, epoch, 1)).permutation(self.count(epoch)))
 
     def count(self, epoch: int) -> int:
         """Rows of an epoch."""
@@ -44,9 +45,9 @@ class Rows:
         return np.concatenate(ids), np.concatenate(targets), starts
 
     def _pieces(self, epoch: int, index: int) -> Pieces:
+        index = int(self._places(epoch)[index]) if self.shuffle else index
         if self.whole:
-            starts = self.cache.starts
-            return [(int(starts[d]), min(int(starts[d + 1]), int(starts[d]) + self.length), int(starts[d + 1])) for d in self._epoch(epoch)[index]]
+            return self._epoch(epoch)[index]
         order, ends = self._epoch(epoch)
         begin, until, pieces = index * self.length, min((index + 1) * self.length, int(ends[-1])), []
         at = int(np.searchsorted(ends, begin, side="right"))
@@ -61,23 +62,30 @@ class Rows:
         order = self.documents
         if self.shuffle:
             order = order[np.random.default_rng((self.seed, epoch)).permutation(len(order))]
-        lengths = self.cache.starts[order + 1] - self.cache.starts[order]
-        return self._pack(order, lengths) if self.whole else (order, np.cumsum(lengths))
+        return self._pack(order) if self.whole else (order, np.cumsum(self.cache.starts[order + 1] - self.cache.starts[order]))
 
-    def _pack(self, order: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
-        """Documents of each row: first fit among the rows that were opened last."""
-        rows: list[list[int]] = []
+    def _pack(self, order: np.ndarray) -> list[Pieces]:
+        """Pieces of each row: first fit among the rows that were opened last."""
+        rows: list[Pieces] = []
         room: list[int] = []
-        for document, size in zip(order.tolist(), np.minimum(lengths, self.length).tolist()):
-            first = max(0, len(rows) - OPEN_ROWS)
-            at = next((i for i in range(first, len(rows)) if room[i] >= size), None)
-            if at is None:
-                at = len(rows)
-                rows.append([])
-                room.append(self.length)
-            rows[at].append(document)
-            room[at] -= size
+        for document in order.tolist():
+            for piece in self._cut(document):
+                size = piece[1] - piece[0]
+                first = max(0, len(rows) - OPEN_ROWS)
+                at = next((i for i in range(first, len(rows)) if room[i] >= size), None)
+                if at is None:
+                    at = len(rows)
+                    rows.append([])
+                    room.append(self.length)
+                rows[at].append(piece)
+                room[at] -= size
         return rows
+
+    def _cut(self, document: int) -> Pieces:
+        """A chat's beginning, or all of a text, whose every token is learned."""
+        begin, last = int(self.cache.starts[document]), int(self.cache.starts[document + 1])
+        until = last if self.cache.learned[begin:last].all() else begin + 1
+        return [(at, min(at + self.length, last), last) for at in range(begin, until, self.length)]
 
 
 def split(cache: TokenCache, percentage: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

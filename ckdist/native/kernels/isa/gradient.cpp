@@ -36,6 +36,18 @@ float dot(const float* x, const float* y, int64_t n) {
   return sum(n, [&](int64_t i, int lanes, Vec s) { return fma(load_lanes(x + i, lanes), load_lanes(y + i, lanes), s); });
 }
 
+float largest(const float* x, int64_t n) {
+  Vec most[kStreams];
+  for (Vec& m : most) m = set(-__builtin_inff());
+  int64_t i = 0;
+  for (; n - i >= kStreams * kLanes; i += kStreams * kLanes)
+    for (int s = 0; s < kStreams; ++s) most[s] = max(load(x + i + s * kLanes), most[s]);
+  for (; n - i >= kLanes; i += kLanes) most[0] = max(load(x + i), most[0]);
+  float result = reduce_max(max(max(most[0], most[1]), max(most[2], most[3])));
+  for (; i < n; ++i) result = x[i] > result ? x[i] : result;
+  return result;
+}
+
 void rms_norm(const float* x, const float* dy, const float* weight, float eps, int64_t n, float* dx, float* dw) {
   const float r = 1.0f / __builtin_sqrtf(dot(x, x, n) / static_cast<float>(n) + eps);
   const float inner = sum(n, [&](int64_t i, int lanes, Vec s) {
@@ -85,25 +97,17 @@ CKDIST_INLINE void visible(float* x, int64_t n, int64_t first, int64_t last, Bod
 
 CKDIST_INLINE Vec capped(Vec x, float cap) { return cap ? set(cap) * tanh(x / set(cap)) : x; }
 
-float softmax(float* x, int64_t n, int64_t first, int64_t last, float factor, float cap) {
-  float largest = -__builtin_inff();
-  Vec most = set(largest);
-  each(last - first, [&](int64_t i, int lanes) {
-    const Vec a = capped(load_lanes(x + first + i, lanes) * set(factor), cap);
-    store_lanes(x + first + i, a, lanes);
-    if (lanes == kLanes) most = max(a, most);
-    else
-      for (int l = 0; l < lanes; ++l) largest = x[first + i + l] > largest ? x[first + i + l] : largest;
-  });
-  const float in_lanes = reduce_max(most);
-  largest = in_lanes > largest ? in_lanes : largest;
-  const float total = sum(last - first, [&](int64_t i, int lanes, Vec s) {
-    store_lanes(x + first + i, exp(load_lanes(x + first + i, lanes) - set(largest)), lanes);
+float softmax(float* x, int64_t n, int64_t first, int64_t last, float factor, float cap, float* inverse) {
+  const int64_t count = last - first;
+  if (cap) each(count, [&](int64_t i, int lanes) { store_lanes(x + first + i, capped(load_lanes(x + first + i, lanes) * set(factor), cap), lanes); });
+  const float scale = cap ? 1.0f : factor, shift = scale * largest(x + first, count);
+  const float total = sum(count, [&](int64_t i, int lanes, Vec s) {
+    store_lanes(x + first + i, exp(fma(load_lanes(x + first + i, lanes), set(scale), set(-shift))), lanes);
     return s + load_lanes(x + first + i, lanes);
   });
-  const Vec inverse = set(1.0f / total);
-  visible(x, n, first, last, [&](int64_t i, int lanes) { store_lanes(x + i, load_lanes(x + i, lanes) * inverse, lanes); });
-  return largest + __builtin_logf(total);
+  visible(x, n, first, last, [](int64_t, int) {});
+  *inverse = 1.0f / total;
+  return shift + __builtin_logf(total);
 }
 
 void softmax_grad(float* x, float* dp, int64_t n, int64_t first, int64_t last, float factor, float cap, float log_sum_exp, float delta) {
@@ -138,7 +142,7 @@ void cross_entropy(float* x, int64_t n, int64_t target, float cap, float log_sum
 
 }  // namespace
 
-extern const GradientKernel gradient_kernel = {rms_norm, gated, scale, dot, softmax, softmax_grad, cross_entropy};
+extern const GradientKernel gradient_kernel = {rms_norm, gated, scale, dot, largest, softmax, softmax_grad, cross_entropy};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

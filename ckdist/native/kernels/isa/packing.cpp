@@ -23,12 +23,22 @@ CKDIST_INLINE Words along(const float* p, int64_t n) {
   if constexpr (!bf16) return _mm512_castps_si512(load_some(p, n).v);
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(load_some(p + kLanes, n - kLanes).v, load_some(p, n).v));
 }
+template <bool bf16>
+CKDIST_INLINE Words along(const uint16_t* p, int64_t n) {
+  return n >= 32 ? _mm512_loadu_si512(p) : n > 0 ? _mm512_maskz_loadu_epi16((1u << n) - 1, p) : no_words();
+}
+CKDIST_INLINE Words widened(const float* p, int64_t n) {
+  return _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(load_some(p, n).v)));
+}
+CKDIST_INLINE Words widened(const uint16_t* p, int64_t n) {
+  const __mmask16 some = static_cast<__mmask16>((1u << (n < kLanes ? n : kLanes)) - 1);
+  return _mm512_cvtepu16_epi32(n >= kLanes ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)) : _mm256_maskz_loadu_epi16(some, p));
+}
 // Of two rows, element by element.
-CKDIST_INLINE Words across(const float* p, const float* q, int64_t n) {
-  const __m512i low = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(load_some(p, n).v)));
-  if (!q) return low;
-  const __m512i high = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(load_some(q, n).v)));
-  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+template <class Element>
+CKDIST_INLINE Words across(const Element* p, const Element* q, int64_t n) {
+  const __m512i low = widened(p, n);
+  return q ? _mm512_or_si512(low, _mm512_slli_epi32(widened(q, n), 16)) : low;
 }
 
 CKDIST_INLINE void turn_words(Words* r) {
@@ -72,9 +82,18 @@ CKDIST_INLINE Words along(const float* p, int64_t n) {
     std::memcpy(out.w, p, 4 * static_cast<size_t>(n > 0 ? least(n, kLanes) : 0));
   return out;
 }
-CKDIST_INLINE Words across(const float* p, const float* q, int64_t n) {
+template <bool bf16>
+CKDIST_INLINE Words along(const uint16_t* p, int64_t n) {
   Words out{};
-  for (int64_t i = 0; i < least(n, kLanes); ++i) out.w[i] = to_bf16(p[i]) | (q ? static_cast<uint32_t>(to_bf16(q[i])) << 16 : 0);
+  std::memcpy(out.w, p, 2 * static_cast<size_t>(n > 0 ? least(n, 2 * kLanes) : 0));
+  return out;
+}
+CKDIST_INLINE uint32_t rounded(float x) { return to_bf16(x); }
+CKDIST_INLINE uint32_t rounded(uint16_t x) { return x; }
+template <class Element>
+CKDIST_INLINE Words across(const Element* p, const Element* q, int64_t n) {
+  Words out{};
+  for (int64_t i = 0; i < least(n, kLanes); ++i) out.w[i] = rounded(p[i]) | (q ? rounded(q[i]) << 16 : 0);
   return out;
 }
 CKDIST_INLINE void turn_words(Words* r) {
@@ -88,15 +107,15 @@ CKDIST_INLINE void turn_words(Words* r) {
 #endif
 
 // Word i of what `unit` rows from x on hold in n columns; rows beyond `left` are zeros.
-template <bool bf16>
-CKDIST_INLINE Words row_words(const float* x, int64_t stride, int64_t left, int64_t n) {
+template <bool bf16, class Element>
+CKDIST_INLINE Words row_words(const Element* x, int64_t stride, int64_t left, int64_t n) {
   if (left <= 0) return no_words();
   if constexpr (bf16) return across(x, left > 1 ? x + stride : nullptr, n);
-  return along<false>(x, n);
+  else return along<false>(x, n);
 }
 
-template <bool bf16>
-void pack_rows(const float* x, int64_t stride, int rows, int64_t cols, uint8_t* tile) {
+template <bool bf16, class Element>
+void pack_rows(const Element* x, int64_t stride, int rows, int64_t cols, uint8_t* tile) {
   constexpr int unit = bf16 ? 2 : 1;
   const int64_t words = (cols + 15) / 16 * 16 / unit;
   for (int64_t w = 0; w < words; w += 16) {
@@ -107,8 +126,8 @@ void pack_rows(const float* x, int64_t stride, int rows, int64_t cols, uint8_t* 
   }
 }
 
-template <bool bf16>
-void pack_columns(const float* x, int64_t stride, int rows, int64_t cols, uint8_t* tile) {
+template <bool bf16, class Element>
+void pack_columns(const Element* x, int64_t stride, int rows, int64_t cols, uint8_t* tile) {
   constexpr int unit = bf16 ? 2 : 1;
   const int64_t padded = (cols + 15) / 16 * 16;
   for (int64_t c = 0; c < padded; c += unit, tile += 64) store_words(tile, row_words<bf16>(x + c * stride, stride, cols - c, rows));
@@ -126,7 +145,38 @@ void convert(const float* x, int64_t n, int64_t padded, uint8_t* out) {
 }
 
 template <bool bf16>
-void turn(const float* x, int64_t stride, int64_t rows, int64_t cols, uint8_t* out, int64_t out_stride, int64_t padded) {
+void widen(const uint8_t* x, int64_t n, float* out) {
+  if constexpr (!bf16) {
+    std::memcpy(out, x, 4 * static_cast<size_t>(n));
+  } else {
+    const uint16_t* const p = reinterpret_cast<const uint16_t*>(x);
+    int64_t i = 0;
+    for (; n - i >= kLanes; i += kLanes) store(out + i, load_bf16(p + i));
+    for (; i < n; ++i) out[i] = float_of(static_cast<uint32_t>(p[i]) << 16);
+  }
+}
+
+template <bool bf16>
+struct Operand { using Element = float; };
+template <>
+struct Operand<true> { using Element = uint16_t; };
+
+template <bool bf16>
+void operand_rows(const uint8_t* x, int64_t stride, int rows, int64_t cols, uint8_t* tile) {
+  using Element = typename Operand<bf16>::Element;
+  pack_rows<bf16>(reinterpret_cast<const Element*>(x), stride / int64_t{sizeof(Element)}, rows, cols, tile);
+}
+template <bool bf16>
+void operand_columns(const uint8_t* x, int64_t stride, int rows, int64_t cols, uint8_t* tile) {
+  using Element = typename Operand<bf16>::Element;
+  pack_columns<bf16>(reinterpret_cast<const Element*>(x), stride / int64_t{sizeof(Element)}, rows, cols, tile);
+}
+
+template <bool bf16>
+void turn(const uint8_t* from, int64_t from_stride, int64_t rows, int64_t cols, uint8_t* out, int64_t out_stride, int64_t padded) {
+  using Element = typename Operand<bf16>::Element;
+  const Element* const x = reinterpret_cast<const Element*>(from);
+  const int64_t stride = from_stride / int64_t{sizeof(Element)};
   constexpr int unit = bf16 ? 2 : 1;
   const int64_t words = padded / unit;
   for (int64_t c = 0; c < cols; c += 16) {
@@ -150,7 +200,7 @@ void turn(const float* x, int64_t stride, int64_t rows, int64_t cols, uint8_t* o
 
 template <bool bf16>
 constexpr PackKernel kernel_of() {
-  return {pack_rows<bf16>, pack_columns<bf16>, convert<bf16>, turn<bf16>};
+  return {pack_rows<bf16, float>, pack_columns<bf16, float>, operand_rows<bf16>, operand_columns<bf16>, convert<bf16>, widen<bf16>, turn<bf16>};
 }
 
 }  // namespace
