@@ -72,7 +72,7 @@ class LlamaCpp:
 
 def llama_turn(args, repack: bool) -> dict[str, float]:
     """Medians of tokens/s of each row by llama.cpp, in this process."""
-    longest = max(args.n_prompt + [args.n_gen]) + max(args.n_depth)
+    longest = max([*args.n_prompt, args.n_gen]) + max(args.n_depth)
     result = {}
     for sequences in sorted(set(args.n_parallel) | {1}):
         peer = LlamaCpp(args.model, args.threads, longest, sequences, repack)
@@ -104,8 +104,8 @@ def name_of(n_prompt: int, n_gen: int, depth: int, sequences: int) -> str:
 
 def ckdist_turn(args, ranks: int, threads: int) -> dict[str, dict]:
     """`ckdist bench`'s rows by name, in `ranks` processes of `threads` threads."""
-    listed = lambda values: ",".join(map(str, values))
-    context = max(args.n_prompt + [args.n_gen]) + max(args.n_depth)
+    listed = lambda values: ",".join(map(str, values)) or "0"
+    context = max([*args.n_prompt, args.n_gen]) + max(args.n_depth)
     flags = ["-m", args.model, "-t", str(threads), "-p", listed(args.n_prompt), "-n", str(args.n_gen), "-npl", listed(args.n_parallel)]
     flags += ["-d", listed(args.n_depth), "-c", str(context), "-r", str(args.repetitions), "-o", "json"]
     command = [sys.executable, "-m", "ckdist.cli.main", "bench", *flags]

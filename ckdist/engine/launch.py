@@ -69,8 +69,8 @@ class Model:
         """
         p = self.plan.placement
         cpus = format_cpu_list(p.cpus) or "any"
-        pages = sample_pages(self.loader.arena, self.weight_bytes, p.nodes) + sample_pages(self.executable.kv, self.executable.kv_bytes, p.nodes, touch=True)
-        blocks = [(self.loader.arena, self.weight_bytes), (self.executable.kv, self.executable.kv_bytes)]
+        pages = sample_pages(self.loader.arena, self.loader.planned_bytes, p.nodes) + sample_pages(self.executable.kv, self.executable.kv_bytes, p.nodes, touch=True)
+        blocks = [(self.loader.arena, self.loader.planned_bytes), (self.executable.kv, self.executable.kv_bytes)]
         huge = huge_pages(blocks)
         host = self.world.hosts[self.world.rank].split("/")[0]
         sizes = [self.weight_bytes, self.executable.kv_bytes, psutil.Process().memory_info().rss]
