@@ -15,13 +15,13 @@ from ckdist import __version__, native
 from ckdist.comm.group import open_group
 from ckdist.comm.world import agree, together
 from ckdist.engine.engine import Engine
+from ckdist.engine.prefill import PrefillChoice, choose_prefill
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.work import Work, total_work, work_of
 from ckdist.errors import ConfigError
+from ckdist.layout import Mesh, model_dims
 from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
-from ckdist.engine.prefill import PrefillChoice, choose_prefill
-from ckdist.layout import Mesh, model_dims
 from ckdist.planner import Plan, gigabytes, layouts_for, make_plan
 from ckdist.program.executable import Executable, Phase
 from ckdist.program.lower import Lowered, lower
