@@ -136,6 +136,7 @@ def test_what_cannot_be():
 
 WRONG_CALLS = {  # what all ranks but the last call, and what the last does
     "size": (lambda c, x: c.all_reduce(x), lambda c, x: c.all_reduce(x[1:])),
+    "algorithm": (lambda c, x: c.all_reduce(x), lambda c, x: c.all_reduce(np.tile(x, 50))),
     "operation": (lambda c, x: c.all_reduce(x), lambda c, x: c.all_reduce(x, "max")),
     "dtype": (lambda c, x: c.all_reduce(x), lambda c, x: c.all_reduce(x.view(np.int32))),
     "kind": (lambda c, x: c.all_reduce(x), lambda c, x: c.broadcast(x)),

@@ -11,7 +11,7 @@ namespace ckdist {
 
 // From where on another algorithm is faster; the same on all ranks. Measured by `ckdist bench comm --tune`.
 struct Thresholds {
-  int64_t direct_bytes = 2 << 10;         // shared memory: up to here every rank copies and folds everything, beyond in place by slices
+  int64_t direct_bytes = 8 << 10;         // shared memory: up to here (times the peers) every rank gives all peers everything, beyond by slices
   int64_t wire_direct_bytes = 32 << 10;   // between hosts: up to here every rank sends everything to everyone, beyond by slices
   int64_t leaders_bytes = 32 << 10;       // several hosts with several ranks: up to here leaders alone exchange, beyond every rank with its twins
 };

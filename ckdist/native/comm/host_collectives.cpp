@@ -16,9 +16,9 @@ namespace {
 constexpr int64_t kSlot = Meeting::kSlotBytes;
 constexpr int64_t kLine = 64;
 constexpr int64_t kChunk = 128 << 10;      // of buffers reduced through slots: small enough to leave second-level caches to the buffers
-constexpr int64_t kWhole = 8 << 10;        // bytes of a message of which everyone folds all rather than meeting once more
 constexpr int64_t kBlock = 1 << 20;        // of buffers reduced in place: the ranks keep together, so that what they share is still in caches
 
+constexpr int64_t kAhead = 16 << 10;       // bytes called to the second-level cache at once: beyond, the core has noticed by itself what is read
 constexpr int64_t kTaken = 4 << 10;        // bytes brought from a peer's buffer at a time, to be folded from the first-level cache
 
 // Rank i's slice of n elements, cut at cache lines where it can be.
@@ -34,6 +34,12 @@ struct Slice {
 // What a record of buffers outside the arenas says: how far into a cache line they begin.
 int64_t shift(const Meeting::Record& record) { return -1 - record.in; }
 
+// Calls lines that another core has written. The second-level cache awaits twice as many at a time as the first (measured: 64 lines from
+// afar in 350 ns instead of 540).
+void call_lines(const void* data, int64_t bytes) {
+  for (int64_t i = 0; i < std::min(bytes, kAhead); i += kLine) __builtin_prefetch(static_cast<const uint8_t*>(data) + i, 0, 2);
+}
+
 int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts, counts + i, int64_t(0)); }
 
 }  // namespace
@@ -41,7 +47,7 @@ int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts
 HostCollectives::HostCollectives(Meeting& meeting, std::shared_ptr<HostMemory> memory, std::vector<int> arenas, const Thresholds& thresholds)
     : meeting_(meeting), memory_(std::move(memory)), arenas_(std::move(arenas)), thresholds_(thresholds), order_(std::vector<int>(meeting.size, 0)),
       parts_(meeting.size), outs_(meeting.size), shifts_(meeting.size) {
-  thresholds_.direct_bytes = std::min(thresholds_.direct_bytes, kSlot);
+  thresholds_.direct_bytes = std::min(thresholds_.direct_bytes, Meeting::kParcelBytes);
 }
 
 void HostCollectives::copy(void* to, const void* from, int64_t bytes) {
@@ -51,6 +57,7 @@ void HostCollectives::copy(void* to, const void* from, int64_t bytes) {
 void HostCollectives::take(void* to, uint8_t* from, int64_t bytes) { kernels().reduce.take(to, from, bytes); }
 
 void HostCollectives::fetch(void* to, uint8_t* from, int64_t bytes) const {
+  call_lines(from, bytes);
   if (meeting_.size == 2) take(to, from, bytes);
   else copy(to, from, bytes);
 }
@@ -66,49 +73,41 @@ void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
   const int size = meeting_.size;
   const int64_t bytes = n * element_bytes(e);
   const uint64_t call = signature(Call::reduce, n, reduction(e, op));
-  const uint32_t epoch = meeting_.next();
-  if (bytes <= thresholds_.direct_bytes) {
-    if (bytes) std::memcpy(meeting_.slot(meeting_.index, epoch), in, size_t(bytes));
-    meeting_.post({-1, -1, call});
-    meeting_.await(epoch);
-    return reduce_direct(epoch, in, out, n, e, op);
-  }
+  if (bytes * (size - 1) <= thresholds_.direct_bytes) return reduce_parcels(call, in, out, n, e, op);
   Meeting::Record own{memory_->offset(in, bytes), memory_->offset(out, bytes), call};
   const bool placed = own.in >= 0 && own.out >= 0;
   const uint8_t* const from = static_cast<const uint8_t*>(in);
   // What is staged lies in the slot as its buffer lies in cache lines: then no vector crosses them on one side alone.
   const Meeting::Record elsewhere{-1 - int64_t(reinterpret_cast<uintptr_t>(in) % kLine), -1, call};
-  const bool whole = bytes <= kWhole;
   const auto stage_first = [&] {
-    uint8_t* const slot = meeting_.slot(meeting_.index, meeting_.next());
-    if (whole) copy(slot, in, bytes);
-    else stage(slot + shift(elsewhere), from, std::min(n, kChunk / element_bytes(e)), element_bytes(e));
+    stage(meeting_.slot(meeting_.index, meeting_.next()) + shift(elsewhere), from, std::min(n, kChunk / element_bytes(e)), element_bytes(e));
   };
   // A rank whose buffers lie elsewhere fills its slot before it says so: where no rank's are placed, that was the first chunk.
   if (!placed) own = elsewhere, stage_first();
-  meeting_.post(own);
-  meeting_.await(epoch);
-  if (all_placed(epoch, true)) return reduce_in_place(epoch, n, e, op);
-  uint32_t first = epoch;
-  for (int i = 0; i < size; i++)
-    if (meeting_.record(i, epoch).in >= 0) first = 0;  // its slot is not filled: once more, with everyone's
-  if (!first) {
-    first = meeting_.next();
+  uint32_t first = meeting_.post(own);
+  meeting_.await(first);
+  if (all_placed(first, true)) return reduce_in_place(first, n, e, op);
+  bool staged = true;
+  for (int i = 0; i < size; i++) staged = staged && meeting_.record(i, first).in < 0;
+  if (!staged) {  // some slots are not filled: once more, with everyone's
     stage_first();
-    meeting_.post(elsewhere);
-    meeting_.await(first);
+    meeting_.await(first = meeting_.post(elsewhere));
   }
-  if (whole) reduce_direct(first, in, out, n, e, op);
-  else reduce_staged(from, static_cast<uint8_t*>(out), n, e, op, first);
+  reduce_staged(from, static_cast<uint8_t*>(out), n, e, op, first);
 }
 
-// Every rank folds all of the slots, which hold everything, for itself.
-void HostCollectives::reduce_direct(uint32_t epoch, const void* in, void* out, int64_t n, Element e, ReduceOp op) {
-  const int size = meeting_.size;
-  for (int i = 0; i < size; i++) parts_[i] = outs_[i] = i == meeting_.index ? out : meeting_.slot(i, epoch);
-  parts_[meeting_.index] = in;
-  std::swap(outs_[0], outs_[meeting_.index]);
-  order_.fold_ranks(e, op, outs_.data(), size == 2 ? 2 : 1, parts_.data(), n);
+// Everyone gets all of everyone's, and folds it for itself; what came is written as well, so that its lines are this core's own.
+void HostCollectives::reduce_parcels(uint64_t call, const void* in, void* out, int64_t n, Element e, ReduceOp op) {
+  const int size = meeting_.size, index = meeting_.index;
+  for (int k = 1; k < size; k++) copy(meeting_.parcel_for((index + k) % size), in, n * element_bytes(e));
+  meeting_.hand_over(call);
+  parts_[index] = in, outs_[index] = out;
+  for (int k = 1; k < size; k++) {
+    const int i = (index + k) % size;
+    parts_[i] = outs_[i] = meeting_.await_parcel(i);
+    call_lines(parts_[i], n * element_bytes(e));
+  }
+  order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), n);
 }
 
 // Every rank folds its slice of each block from all ranks' buffers and writes it to all of them: no slice has two writers, nor a
@@ -120,10 +119,15 @@ void HostCollectives::reduce_in_place(uint32_t epoch, int64_t n, Element e, Redu
     for (int i = 0; i < meeting_.size; i++) {
       parts_[i] = peer_in(i, epoch) + (done + mine.begin) * element;
       outs_[i] = peer_out(i, epoch) + (done + mine.begin) * element;
+      if (i != meeting_.index) call_lines(parts_[i], (mine.end - mine.begin) * element);
     }
     order_.fold_ranks(e, op, outs_.data(), meeting_.size, parts_.data(), mine.end - mine.begin);
   }
   meeting_.meet();
+  const Slice mine(std::min(block, n), meeting_.index, meeting_.size, element);
+  const uint8_t* const result = peer_out(meeting_.index, epoch);
+  call_lines(result, mine.begin * element);
+  call_lines(result + mine.end * element, (std::min(block, n) - mine.end) * element);
 }
 
 // Chunk after chunk, each rank stages what its peers fold (all but its own slice), folds its slice of the chunk into all slots, and takes
@@ -156,7 +160,10 @@ void HostCollectives::reduce_staged(const uint8_t* in, uint8_t* out, int64_t n, 
     }
     if (c == chunks) return;
     const Slice mine(elements(c), index, size, element);
-    for (int i = 0; i < size; i++) parts_[i] = outs_[i] = slot(i, c) + mine.begin * element;
+    for (int i = 0; i < size; i++) {
+      parts_[i] = outs_[i] = slot(i, c) + mine.begin * element;
+      if (i != index) call_lines(parts_[i], (mine.end - mine.begin) * element);
+    }
     parts_[index] = in + c * kChunk + mine.begin * element;
     outs_[index] = out + c * kChunk + mine.begin * element;
     order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), mine.end - mine.begin);

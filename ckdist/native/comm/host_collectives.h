@@ -34,7 +34,7 @@ class HostCollectives : public Collectives {
   uint8_t* peer_in(int i, uint32_t epoch) const { return memory_->arena(arenas_[i]) + meeting_.record(i, epoch).in; }
   uint8_t* peer_out(int i, uint32_t epoch) const { return memory_->arena(arenas_[i]) + meeting_.record(i, epoch).out; }
   void reduce_in_place(uint32_t epoch, int64_t elements, Element e, ReduceOp op);
-  void reduce_direct(uint32_t epoch, const void* in, void* out, int64_t elements, Element e, ReduceOp op);
+  void reduce_parcels(uint64_t call, const void* in, void* out, int64_t elements, Element e, ReduceOp op);
   void reduce_staged(const uint8_t* in, uint8_t* out, int64_t elements, Element e, ReduceOp op, uint32_t first);
   void stage(uint8_t* slot, const uint8_t* in, int64_t elements, int64_t element) const;
   void fetch(void* to, uint8_t* from, int64_t bytes) const;        // what all peers of its owner read

@@ -21,9 +21,12 @@ constexpr int kBellPolls = 2000;
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 }  // namespace
 
+struct Meeting::Flag {  // as core/futex.h's Signal, with what it announces on the same line
+  std::atomic<uint32_t> count, sleepers;
+};
+
 struct Meeting::Line {
-  struct alignas(64) Arrival {  // as core/futex.h's Signal, with the record on the flag's own line
-    std::atomic<uint32_t> epoch, sleepers;
+  struct alignas(64) Arrival : Flag {
     Record records[2];
   } arrival;
   Signal bell;  // rung when one of the rank's pipes changed
@@ -38,8 +41,15 @@ struct Meeting::Pipe {
   alignas(64) uint8_t data[kPipeBytes];
 };
 
+struct Meeting::Parcel {
+  struct alignas(64) Label : Flag {
+    uint64_t signature;
+  } label;
+  alignas(64) uint8_t data[kParcelBytes];
+};
+
 int64_t Meeting::bytes_for(int size) {
-  return round_up(size * int64_t(sizeof(Line)), 4096) + size * kSlots * kSlotBytes + int64_t(size) * size * int64_t(sizeof(Pipe));
+  return round_up(size * int64_t(sizeof(Line)), 4096) + size * kSlots * kSlotBytes + int64_t(size) * size * int64_t(sizeof(Pipe) + sizeof(Parcel));
 }
 
 Meeting::Meeting(const std::string& path, int index, const std::vector<int>& ranks, int spins, double timeout_s)
@@ -47,6 +57,7 @@ Meeting::Meeting(const std::string& path, int index, const std::vector<int>& ran
       segment_(index ? Segment(path, bytes_for(size)) : Segment(bytes_for(size))) {
   slots_ = segment_.data() + round_up(size * int64_t(sizeof(Line)), 4096);
   pipes_ = slots_ + size * kSlots * kSlotBytes;
+  parcels_ = pipes_ + int64_t(size) * size * int64_t(sizeof(Pipe));
   Line& own = line(index);
   own.start = process_start(getpid());
   own.pid = getpid();
@@ -55,6 +66,10 @@ Meeting::Meeting(const std::string& path, int index, const std::vector<int>& ran
 
 Meeting::Line& Meeting::line(int i) const { return reinterpret_cast<Line*>(segment_.data())[i]; }
 Meeting::Pipe& Meeting::pipe(int from, int to) const { return reinterpret_cast<Pipe*>(pipes_)[from * size + to]; }
+// The boxes of ranks i and j are those from i to j and from j to i, which take turns.
+Meeting::Parcel& Meeting::parcel(int from, int to, uint32_t count) const {
+  return reinterpret_cast<Parcel*>(parcels_)[count % 2 ? from * size + to : to * size + from];
+}
 const Meeting::Record& Meeting::record(int i, uint32_t epoch) const { return line(i).arrival.records[epoch % 2]; }
 
 void Meeting::check_alive(int i) const {
@@ -73,41 +88,74 @@ uint32_t Meeting::post(const Record& record) {
   own_ = record;
   Line::Arrival& own = line(index).arrival;
   own.records[++epoch_ % 2] = record;
-  own.epoch.store(epoch_, std::memory_order_seq_cst);  // ordered before the look at sleepers, or a sleeper could be missed
-  if (own.sleepers.load(std::memory_order_seq_cst)) syscall(SYS_futex, &own.epoch, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  raise(own, epoch_);
   return epoch_;
 }
 
 void Meeting::await(uint32_t epoch) {
   for (int k = 1; k < size; k++) {
     const int i = (index + k) % size;
-    Line::Arrival& peer = line(i).arrival;
-    const auto there = [&] { return int32_t(peer.epoch.load(std::memory_order_acquire) - epoch) >= 0; };
-    for (int polls = 0; !there() && polls < spins_; polls++) cpu_pause();  // from the first: without, a barrier takes a fifth longer
-    const auto peer_moved = [&] { return pulse_ ? pulse_->moved(ranks_[i]) : 0; };
-    uint64_t moved = 0;
-    for (int64_t start = 0, looked = 0; !there();) {
-      const uint32_t seen = peer.epoch.load(std::memory_order_acquire);
-      const timespec tick{0, serve_ ? kServeNs : kTickNs};
-      peer.sleepers.fetch_add(1, std::memory_order_seq_cst);
-      if (peer.epoch.load(std::memory_order_seq_cst) == seen && !there()) syscall(SYS_futex, &peer.epoch, FUTEX_WAIT, seen, &tick, nullptr, 0);
-      peer.sleepers.fetch_sub(1, std::memory_order_relaxed);
-      if (there()) break;
-      if (serve_) serve_();
-      const int64_t now = now_ns();
-      if (!start) start = now, moved = peer_moved();
-      if (pulse_ && pulse_->lost()) pulse_->check((name_ + (" " + std::to_string(calls_))).c_str());
-      if (const uint64_t count = peer_moved(); count != moved) moved = count, start = now;  // its bytes flow: it is on its way
-      if (now - looked < kTickNs) continue;
-      looked = now;
-      check_alive(i);
-      if (now - start > timeout_ns_)
-        fail(Status::comm, "rank %d (pid %d) did not come to %s %llu within %.0f s", ranks_[i], line(i).pid.load(), name_, (unsigned long long)calls_, timeout_ns_ / 1e9);
-    }
-    if (record(i, epoch).signature != own_.signature)
-      fail(Status::comm, "rank %d called another collective, or another size, where this rank called %s %llu: all ranks must make the same calls in the same order",
-           ranks_[i], name_, (unsigned long long)calls_);
+    await(line(i).arrival, epoch, i);
+    if (record(i, epoch).signature != own_.signature) fail_other_call(i);
   }
+}
+
+uint8_t* Meeting::parcel_for(int i) const { return parcel(index, i, parcels_sent_ + 1).data; }
+
+void Meeting::hand_over(uint64_t signature) {
+  parcels_sent_++;
+  own_.signature = signature;
+  for (int k = 1; k < size; k++) {
+    Parcel::Label& label = parcel(index, (index + k) % size, parcels_sent_).label;
+    label.signature = signature;
+    raise(label, parcels_sent_);
+  }
+}
+
+uint8_t* Meeting::await_parcel(int i) {
+  Parcel& from = parcel(i, index, parcels_sent_);
+  await(from.label, parcels_sent_, i);
+  if (from.label.signature != own_.signature) fail_other_call(i);
+  return from.data;
+}
+
+void Meeting::raise(Flag& flag, uint32_t count) {
+  flag.count.store(count, std::memory_order_seq_cst);  // ordered before the look at sleepers, or a sleeper could be missed
+  if (flag.sleepers.load(std::memory_order_seq_cst)) syscall(SYS_futex, &flag.count, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void Meeting::await(Flag& flag, uint32_t count, int i) {
+  const auto there = [&] { return int32_t(flag.count.load(std::memory_order_acquire) - count) >= 0; };
+  for (int polls = 0; !there() && polls < spins_; polls++) cpu_pause();  // from the first: without, a barrier takes a fifth longer
+  const auto peer_moved = [&] { return pulse_ ? pulse_->moved(ranks_[i]) : 0; };
+  uint64_t moved = 0;
+  for (int64_t start = 0, looked = 0; !there();) {
+    const uint32_t seen = flag.count.load(std::memory_order_acquire);
+    const timespec tick{0, serve_ ? kServeNs : kTickNs};
+    flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    if (flag.count.load(std::memory_order_seq_cst) == seen && !there()) syscall(SYS_futex, &flag.count, FUTEX_WAIT, seen, &tick, nullptr, 0);
+    flag.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    if (there()) break;
+    if (serve_) serve_();
+    const int64_t now = now_ns();
+    if (!start) start = now, moved = peer_moved();
+    if (pulse_ && pulse_->lost()) pulse_->check((name_ + (" " + std::to_string(calls_))).c_str());
+    if (const uint64_t got = peer_moved(); got != moved) moved = got, start = now;  // its bytes flow: it is on its way
+    if (now - looked < kTickNs) continue;
+    looked = now;
+    check_alive(i);
+    // It waits for this rank where this rank does not: before the flag is looked at once more, so that it has not been here in between.
+    const bool elsewhere = int32_t(line(i).arrival.count.load(std::memory_order_acquire) - epoch_) > 0 ||
+                           int32_t(parcel(i, index, parcels_sent_ + 1).label.count.load(std::memory_order_acquire) - parcels_sent_) > 0;
+    if (elsewhere && !there()) fail_other_call(i);
+    if (now - start > timeout_ns_)
+      fail(Status::comm, "rank %d (pid %d) did not come to %s %llu within %.0f s", ranks_[i], line(i).pid.load(), name_, (unsigned long long)calls_, timeout_ns_ / 1e9);
+  }
+}
+
+void Meeting::fail_other_call(int i) const {
+  fail(Status::comm, "rank %d called another collective, or another size, where this rank called %s %llu: all ranks must make the same calls in the same order",
+       ranks_[i], name_, (unsigned long long)calls_);
 }
 
 double Meeting::round_trip(int calls) {
@@ -152,7 +200,7 @@ void Meeting::abandon(const char* reason) {
   Line& own = line(index);
   std::call_once(abandoned_, [&] { std::strncpy(own.reason, reason, sizeof own.reason - 1); });
   own.abandoned = 1;
-  syscall(SYS_futex, &own.arrival.epoch, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);  // who sleeps on it looks, and gives up
+  syscall(SYS_futex, &own.arrival.count, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);  // who sleeps on it looks, and gives up
   for (int i = 0; i < size; i++) ring(i);
 }
 

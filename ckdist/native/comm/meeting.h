@@ -1,8 +1,12 @@
 // Where the ranks of one communicator on one host meet: a flag per rank on its own cache line with a record beside it, slots in
-// which values are staged, and byte pipes between every two ranks.
+// which values are staged, parcels and byte pipes between every two ranks.
 //
 // Epochs count the meetings. A rank posts epoch e only after it saw all peers at e - 1, so it may use slot e % kSlots again: all
 // peers have finished with what lay there at e - 3. A peer that died, gave up or stalls is an Error(comm) that names it.
+//
+// Parcels: small values that every rank hands to every other. Two ranks have two boxes, and each fills for the next parcel the
+// one that it has just emptied: its lines are in this core's cache then, and no line travels but to bring data. A rank that got its
+// peer's parcel knows that the peer has emptied the one before, so nobody need wait for anything else.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -21,12 +25,14 @@ class Meeting {
   static constexpr int kSlots = 3;
   static constexpr int64_t kSlotBytes = 256 << 10;
   static constexpr int64_t kPipeBytes = 64 << 10;
+  static constexpr int64_t kParcelBytes = 32 << 10;
 
   struct Record {  // what a rank tells its peers when it arrives
     int64_t in, out;      // offsets in its arena; negative: elsewhere
     uint64_t signature;   // of the call: it must be the same everywhere
   };
   struct Pipe;
+  struct Parcel;
 
   // `index` of `ranks`; 0 creates the segment. `spins`: polls before a waiting thread sleeps.
   Meeting(const std::string& path, int index, const std::vector<int>& ranks, int spins, double timeout_s);
@@ -43,6 +49,12 @@ class Meeting {
   void await(uint32_t epoch);  // until all peers have posted it; their signatures must equal this rank's
   void meet() { await(post(own_)); }
   const Record& record(int i, uint32_t epoch) const;
+
+  // One parcel for every peer: what is put at parcel_for(i) is theirs once all are handed over, and theirs is at await_parcel(i),
+  // which stays until the parcel after the next.
+  uint8_t* parcel_for(int i) const;
+  void hand_over(uint64_t signature);
+  uint8_t* await_parcel(int i);
 
   // What a rank does now and then while it waits long: answers its peers' one-sided messages.
   void serve_with(std::function<void()> serve) { serve_ = std::move(serve); }
@@ -70,7 +82,12 @@ class Meeting {
   static int64_t bytes_for(int size);
   Line& line(int i) const;
   Pipe& pipe(int from, int to) const;
+  Parcel& parcel(int from, int to, uint32_t count) const;
   void ring(int i) const;  // tells rank i that a pipe changed
+  struct Flag;
+  void raise(Flag& flag, uint32_t count);
+  void await(Flag& flag, uint32_t count, int i);
+  [[noreturn]] void fail_other_call(int i) const;
 
   std::vector<int> ranks_;
   int spins_;
@@ -78,7 +95,8 @@ class Meeting {
   Segment segment_;
   uint8_t* slots_;
   uint8_t* pipes_;
-  uint32_t epoch_ = 0;
+  uint8_t* parcels_;
+  uint32_t epoch_ = 0, parcels_sent_ = 0;
   uint32_t heard_ = 0;
   Record own_{-1, -1, 0};
   std::function<void()> serve_;
