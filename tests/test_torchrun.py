@@ -11,7 +11,7 @@ import time
 import httpx
 import pytest
 
-from tests.launcher import ROOT, environment
+from tests.launcher import ROOT, environment, run_ranks
 from tests.served import wait_for, write_tokenizer
 from tests.thread_ranks import free_port
 
@@ -155,17 +155,17 @@ def test_torchruns_agent_keeps_its_port(tmp_path):
 STOPS_WHILE_LOADING = """
 import os, signal, sys
 from ckdist.comm import start_line
-from ckdist.comm.tcp_world import TcpWorld
+from ckdist.comm.world import leave, start_world
 from ckdist.errors import CommError
 start_line.SILENT_SECONDS = 2.0
-world = TcpWorld.from_environment()
+world = start_world()
 if world.rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
 try:
     world.gather(None)
 except CommError as error:
     print(f"ckdist: {error}", file=sys.stderr)
-    os._exit(1)
+    leave(1)
 """
 
 
@@ -180,3 +180,8 @@ def test_a_rank_that_is_stopped_while_it_loads_is_named(tmp_path):
         for rank in ranks:
             rank.kill()
             rank.communicate()
+
+
+def test_mpi_names_a_rank_that_is_stopped_while_it_loads():
+    done = run_ranks(3, "-c", STOPS_WHILE_LOADING, timeout=30)
+    assert done.returncode == 1 and "rank 1 was lost at start-up: it has not been heard of for" in done.stderr, done.stderr

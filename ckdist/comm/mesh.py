@@ -15,7 +15,7 @@ MAX_LANES = 16
 CONNECT_SECONDS = 30.0  # all ranks are there and on their way to this point; how long a step may take later does not matter here
 
 
-def connect_mesh(world, interface: str | None, lanes: int, log=None) -> list[int]:
+def connect_mesh(world, interface: str | None, lanes: int, log=None, seconds: float = CONNECT_SECONDS) -> list[int]:
     """File descriptors (size * (lanes + 1)), those of this rank itself -1, the last to every rank for signs of life alone. A collective call.
 
     `interface`: name or address that this rank listens at; default: the one that reached the master, or that `common_address` finds.
@@ -35,11 +35,11 @@ def connect_mesh(world, interface: str | None, lanes: int, log=None) -> list[int
         told = world.gather(list(listener.address) if listener else problem)
         if refused := [(rank, t) for rank, t in enumerate(told) if isinstance(t, str)]:
             raise ConfigError(f"rank {refused[0][0]}: {refused[0][1]}")
-        deadline = time.monotonic() + CONNECT_SECONDS
+        deadline = time.monotonic() + seconds
         connections = {}
         for peer in range(world.rank):
             for lane in range(lanes + 1):
-                connections[peer, lane] = connect(tuple(told[peer]), Purpose(b"data", world.rank, peer, lane), secret, CONNECT_SECONDS, address)
+                connections[peer, lane] = connect(tuple(told[peer]), Purpose(b"data", world.rank, peer, lane), secret, seconds, address)
         for peer in range(world.rank + 1, world.size):
             for lane in range(lanes + 1):
                 connections[peer, lane] = listener.take(Purpose(b"data", peer, world.rank, lane), deadline)

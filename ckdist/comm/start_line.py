@@ -47,6 +47,11 @@ class StartLine:
         with self._sending:
             self.connection.sendall(_LENGTH.pack(len(data) | (_LAST if last else 0)) + data)
 
+    def check(self) -> None:
+        """CommError when the peer has shown no sign of life for too long."""
+        if (silent := time.monotonic() - self.heard) > SILENT_SECONDS:
+            raise CommError(f"rank {self.peer} was lost at start-up: it has not been heard of for {silent:.0f} s, so it is stopped or cut off")
+
     def close(self) -> None:
         self._closed = True
         try:
@@ -119,8 +124,7 @@ def receive(lines: dict[int, StartLine], seconds: float) -> list[bytes]:
             for line in missing:
                 if line.end is not None:
                     raise CommError(f"rank {line.peer} was lost at start-up: {line.end}")
-                if now - line.heard > SILENT_SECONDS:
-                    raise CommError(f"rank {line.peer} was lost at start-up: it has not been heard of for {now - line.heard:.0f} s, so it is stopped or cut off")
+                line.check()
             if now > deadline:
                 raise CommError(f"rank {missing[0].peer} was lost at start-up: it said nothing for {seconds:.0f} s")
             _changed.wait(min(BEAT_SECONDS, deadline - now + 0.01))

@@ -16,12 +16,15 @@ import numpy as np
 
 from ckdist.comm import tcp_world
 from ckdist.comm.host_name import host_name
+from ckdist.comm.mesh import connect_mesh
+from ckdist.comm.start_line import BEAT_SECONDS, StartLine
 from ckdist.errors import CkdistError, CommError, ConfigError, UserError
 
 log = logging.getLogger(__name__)
 
 # Set by the launchers of Open MPI, MPICH and Intel MPI, and by Slurm's and others' PMIx.
 LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
+WATCH_SECONDS = 10.0  # until ranks that MPI has joined have reached one another beside it, too
 
 
 class SingleWorld:
@@ -52,26 +55,43 @@ class MpiWorld:
 
         self.mpi, self.comm = MPI, MPI.COMM_WORLD
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+        self._lines: list[StartLine] = []
         self.hosts = tuple(self.gather_all(host_name()))
         same = [r for r, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
         self.local_rank, self.local_size = same.index(self.rank), len(same)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Connections on which ranks show that they live while they load: MPI tells of a rank that died, not of one that is stopped."""
+        sockets, problem = [], None
+        try:
+            sockets = [fd >= 0 and socket.socket(fileno=fd) for fd in connect_mesh(self, os.environ.get(tcp_world.INTERFACE_VARIABLE), 0, seconds=WATCH_SECONDS)]
+        except CkdistError as error:
+            problem = str(error)
+        if problems := [p for p in self.gather_all(problem) if p]:
+            for connection in filter(None, sockets):
+                connection.close()
+            if self.rank == 0:
+                log.warning("a rank that is stopped while it loads will not be noticed: %s", problems[0])
+            return
+        self._lines = [StartLine(peer, connection) for peer, connection in enumerate(sockets) if connection]
 
     def broadcast(self, value=None):
         """Rank 0's msgpack-able value, on every rank."""
         data = np.frombuffer(msgpack.packb(value), np.uint8) if self.rank == 0 else None
         size = np.array([0 if data is None else data.size], np.int64)
-        _complete(self.comm.Ibcast(size))
+        self._complete(self.comm.Ibcast(size))
         buffer = np.empty(int(size[0]), np.uint8) if data is None else data.copy()
-        _complete(self.comm.Ibcast(buffer))
+        self._complete(self.comm.Ibcast(buffer))
         return msgpack.unpackb(buffer.tobytes(), strict_map_key=False)
 
     def gather_all(self, value) -> list:
         """Every rank's msgpack-able value, on every rank, in rank order."""
         data = np.frombuffer(msgpack.packb(value), np.uint8)
         sizes = np.empty(self.size, np.int64)
-        _complete(self.comm.Iallgather(np.array([data.size], np.int64), sizes))
+        self._complete(self.comm.Iallgather(np.array([data.size], np.int64), sizes))
         joined = np.empty(int(sizes.sum()), np.uint8)
-        _complete(self.comm.Iallgatherv(data, [joined, sizes.astype(np.int32)]))
+        self._complete(self.comm.Iallgatherv(data, [joined, sizes.astype(np.int32)]))
         ends = np.cumsum(sizes)
         return [msgpack.unpackb(joined[e - s : e].tobytes(), strict_map_key=False) for s, e in zip(sizes, ends)]
 
@@ -80,14 +100,19 @@ class MpiWorld:
     def close(self) -> None:
         """All ranks leave together."""
         self.mpi.Finalize()
+        for line in self._lines:
+            line.close()
 
-
-def _complete(request) -> None:
-    """Waits for a collective call without taking the core from a rank of this host that still has work, such as loading."""
-    pause = 0.0
-    while not request.Test():
-        time.sleep(pause)
-        pause = min(pause + 1e-5, 2e-3)
+    def _complete(self, request) -> None:
+        """Waits for a collective call without taking the core from a rank of this host that still has work, such as loading."""
+        pause, look = 0.0, time.monotonic() + BEAT_SECONDS
+        while not request.Test():
+            time.sleep(pause)
+            pause = min(pause + 1e-5, 2e-3)
+            if self._lines and time.monotonic() > look:
+                look = time.monotonic() + BEAT_SECONDS
+                for line in self._lines:
+                    line.check()
 
 
 def start_world():
