@@ -99,13 +99,13 @@ void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
 // Everyone gets all of everyone's, and folds it for itself; what came is written as well, so that its lines are this core's own.
 void HostCollectives::reduce_parcels(uint64_t call, const void* in, void* out, int64_t n, Element e, ReduceOp op) {
   const int size = meeting_.size, index = meeting_.index;
-  for (int k = 1; k < size; k++) copy(meeting_.parcel_for((index + k) % size), in, n * element_bytes(e));
-  meeting_.hand_over(call);
+  meeting_.begin_parcels(call);
+  for (int k = 1; k < size; k++) meeting_.give((index + k) % size, in, n * element_bytes(e));
   parts_[index] = in, outs_[index] = out;
   for (int k = 1; k < size; k++) {
     const int i = (index + k) % size;
+    call_lines(meeting_.expect_parcel(i), n * element_bytes(e));
     parts_[i] = outs_[i] = meeting_.await_parcel(i);
-    call_lines(parts_[i], n * element_bytes(e));
   }
   order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), n);
 }

@@ -42,6 +42,7 @@ struct Meeting::Pipe {
 };
 
 struct Meeting::Parcel {
+  alignas(64) std::atomic<uint32_t> begun;  // a hint, so that lines can be called while the last of them are being written
   struct alignas(64) Label : Flag {
     uint64_t signature;
   } label;
@@ -100,16 +101,27 @@ void Meeting::await(uint32_t epoch) {
   }
 }
 
-uint8_t* Meeting::parcel_for(int i) const { return parcel(index, i, parcels_sent_ + 1).data; }
-
-void Meeting::hand_over(uint64_t signature) {
+void Meeting::begin_parcels(uint64_t signature) {
   parcels_sent_++;
   own_.signature = signature;
-  for (int k = 1; k < size; k++) {
-    Parcel::Label& label = parcel(index, (index + k) % size, parcels_sent_).label;
-    label.signature = signature;
-    raise(label, parcels_sent_);
-  }
+}
+
+void Meeting::give(int i, const void* data, int64_t bytes) {
+  Parcel& to = parcel(index, i, parcels_sent_);
+  // The hint takes a line from the peer that waits for it, and stores behind it wait for that: so the first half goes before.
+  const int64_t half = bytes / 2;
+  if (half) std::memcpy(to.data, data, size_t(half));
+  to.begun.store(parcels_sent_, std::memory_order_release);
+  if (bytes) std::memcpy(to.data + half, static_cast<const uint8_t*>(data) + half, size_t(bytes - half));
+  to.label.signature = own_.signature;
+  raise(to.label, parcels_sent_);
+}
+
+const uint8_t* Meeting::expect_parcel(int i) const {
+  const Parcel& from = parcel(i, index, parcels_sent_);
+  for (int polls = 0; from.begun.load(std::memory_order_relaxed) != parcels_sent_ && polls < spins_; polls++) cpu_pause();
+  __builtin_prefetch(&from.label, 0, 2);
+  return from.data;
 }
 
 uint8_t* Meeting::await_parcel(int i) {

@@ -50,10 +50,11 @@ class Meeting {
   void meet() { await(post(own_)); }
   const Record& record(int i, uint32_t epoch) const;
 
-  // One parcel for every peer: what is put at parcel_for(i) is theirs once all are handed over, and theirs is at await_parcel(i),
-  // which stays until the parcel after the next.
-  uint8_t* parcel_for(int i) const;
-  void hand_over(uint64_t signature);
+  // One parcel for every peer and from every peer. A peer's lies at expect_parcel(i), which returns when it has begun to come, or after a
+  // while; it is there after await_parcel(i), and stays until the parcel after the next.
+  void begin_parcels(uint64_t signature);
+  void give(int i, const void* data, int64_t bytes);
+  const uint8_t* expect_parcel(int i) const;
   uint8_t* await_parcel(int i);
 
   // What a rank does now and then while it waits long: answers its peers' one-sided messages.
@@ -85,7 +86,7 @@ class Meeting {
   Parcel& parcel(int from, int to, uint32_t count) const;
   void ring(int i) const;  // tells rank i that a pipe changed
   struct Flag;
-  void raise(Flag& flag, uint32_t count);
+  static void raise(Flag& flag, uint32_t count);
   void await(Flag& flag, uint32_t count, int i);
   [[noreturn]] void fail_other_call(int i) const;
 
