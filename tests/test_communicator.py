@@ -16,6 +16,7 @@ import pytest
 
 from ckdist.comm.communicator import open_communicator
 from ckdist.comm.handshake import Listener, Purpose, connect, read_secret
+from ckdist.comm.mesh import connect_mesh
 from ckdist.comm.tcp_world import TcpWorld
 from ckdist.errors import CommError, ConfigError
 from tests.launcher import ROOT, environment, mpirun, run_ranks
@@ -337,6 +338,38 @@ class TestHandshake:
         with pytest.raises(CommError, match="secret"):
             connect(listener.address, Purpose(b"test", 1, 0), b"s" * 16, 2)
         listener.close()
+
+    @pytest.mark.parametrize("absent", [0, 1])
+    def test_connecting_ends_in_its_own_time(self, absent):
+        """One rank says where it listens, and then neither takes connections nor makes one."""
+
+        def body(world):
+            if world.rank == absent:
+                world.broadcast(b"s" * 32)
+                world.gather(["127.0.0.1", free_port()])
+                return
+            start = time.monotonic()
+            with pytest.raises(CommError, match="rank 0 at .* does not answer within 1 s" if absent == 0 else "rank 1 did not join rank 0 in time"):
+                connect_mesh(world, None, 1, seconds=1)
+            assert time.monotonic() - start < 5
+
+        run_threads(2, body)
+
+    def test_connecting_may_take_longer_than_a_step(self):
+        def body(world):
+            gather = world.gather
+
+            def late(value):
+                values = gather(value)
+                if isinstance(value, list):  # where everyone listens
+                    world.gather = gather
+                    time.sleep(2.5 * world.rank)
+                return values
+
+            world.gather = late
+            open_communicator(world, "tcp", timeout=2, arena_bytes=1 << 26).barrier()
+
+        run_threads(2, body)
 
     def test_secret_files(self, secret_file, tmp_path, monkeypatch):
         assert len(read_secret(secret_file)) == 32

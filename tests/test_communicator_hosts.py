@@ -69,6 +69,11 @@ def test_same_bits(hosts, tmp_path, transport):
     assert hosts.carried() - before > 500_000, "the ranks met, but not over the wire"
 
 
+def test_64_mib_of_every_type(hosts, tmp_path):
+    output = "".join(finish(start(hosts, 1, tmp_path, "tests/programs/collectives.py", "tcp", "share", "large"), 60))
+    assert len(re.findall(r"^\d [0-9a-f]{64}$", output, re.M)) == 2, output
+
+
 @pytest.mark.parametrize("transport", ["tcp", "mpi"])
 def test_slow_wire(hosts, tmp_path, transport):
     """100 Mbit/s: near what the wire gives, and nobody takes a message that is on its way for a lost rank."""

@@ -16,6 +16,7 @@ from ckdist.comm.communicator import open_communicator
 from ckdist.errors import CommError, ConfigError
 from tests.launcher import environment
 from tests.programs import collectives
+from tests.test_communicator import WRONG_CALLS
 from tests.thread_ranks import free_port, run_threads
 
 ADDRESSES = ("10.9.0.1", "10.9.0.2")
@@ -113,6 +114,52 @@ def refused() -> None:
     run_threads(3, body)
 
 
+def wrong_calls() -> None:
+    """The last of three ranks calls something else than the others: all are told, never a wrong result."""
+    for wrong, calls in WRONG_CALLS.items():
+
+        def body(world):
+            c = open_communicator(world, "verbs", timeout=2 if wrong == "root" else 20, arena_bytes=1 << 26, share=False, interface=interface(world.rank))
+            try:
+                calls[world.rank == 2](c, np.zeros(1000, np.float32))
+                c.barrier()
+            except CommError as error:
+                assert re.search("called another collective|bytes where|did not answer within 2 s", str(error)), error
+            else:
+                raise SystemExit(f"{wrong}: not noticed on rank {world.rank}")
+
+        run_threads("aaa", body)
+
+
+def slow() -> None:
+    """A message that takes several timeouts on its way is waited for, because its bytes flow; so is an all_reduce."""
+    timeout, size = 1.5, 24 << 20
+    for wire in ("wire0", "wire1"):
+        subprocess.run(["tc", "qdisc", "add", "dev", wire, "root", "tbf", "rate", "40mbit", "burst", "64kb", "limit", "64mb"], check=True)
+
+    def body(world):
+        c = open_communicator(world, "verbs", timeout=timeout, arena_bytes=1 << 26, share=False, interface=interface(world.rank))
+        c.barrier()
+        start = time.monotonic()
+        x = np.arange(size // 4, dtype=np.int32) if world.rank == 0 else np.zeros(size // 4, np.int32)
+        if world.rank == 0:
+            c.send(x, 1)
+        else:
+            c.recv(x, 0)
+            assert (x == np.arange(size // 4)).all()
+        c.barrier()
+        took = time.monotonic() - start
+        assert took > 2 * timeout, f"the wire was not slow: {took:.1f} s"
+        print(f"{size * 8e-6 / took:.0f} Mbit/s", flush=True)
+        assert (c.all_reduce(np.full(size // 16, world.rank + 1, np.int32)) == 3).all()
+
+    try:
+        run_threads(2, body)
+    finally:
+        for wire in ("wire0", "wire1"):
+            subprocess.run(["tc", "qdisc", "del", "dev", wire, "root"], check=True)
+
+
 def wire_down() -> None:
     """The wire goes while both reduce; each rank names the other within the timeout."""
     timeout = 5.0
@@ -175,7 +222,7 @@ def lost() -> None:
                     rank.communicate()
 
 
-CASES = {f.__name__: f for f in (two, three, four, hybrid, large, pinned, refused, wire_down, lost)}
+CASES = {f.__name__: f for f in (two, three, four, hybrid, large, pinned, refused, wrong_calls, slow, wire_down, lost)}
 
 if __name__ == "__main__":
     for case in sys.argv[1:]:

@@ -62,6 +62,14 @@ def test_communicators_large_messages(machine):
     machine.run("python tests/vm/guest_communicator.py large pinned")
 
 
+def test_calls_that_differ_are_told(machine):
+    machine.run("python tests/vm/guest_communicator.py wrong_calls")
+
+
+def test_a_slow_wire_is_waited_for(machine):
+    machine.run("python tests/vm/guest_communicator.py slow")
+
+
 def test_a_communicator_whose_port_or_peer_goes(machine):
     machine.run("python tests/vm/guest_communicator.py refused wire_down lost")
 
