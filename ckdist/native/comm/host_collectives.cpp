@@ -104,8 +104,8 @@ void HostCollectives::reduce_parcels(uint64_t call, const void* in, void* out, i
   parts_[index] = in, outs_[index] = out;
   for (int k = 1; k < size; k++) {
     const int i = (index + k) % size;
-    call_lines(meeting_.expect_parcel(i), n * element_bytes(e));
     parts_[i] = outs_[i] = meeting_.await_parcel(i);
+    call_lines(parts_[i], n * element_bytes(e));
   }
   order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), n);
 }

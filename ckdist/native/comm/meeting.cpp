@@ -42,15 +42,16 @@ struct Meeting::Pipe {
 };
 
 struct Meeting::Parcel {
-  alignas(64) std::atomic<uint32_t> begun;  // a hint, so that lines can be called while the last of them are being written
+  // As buffers in arenas begin: a load that agrees with an earlier store in the lower twelve bits of its address waits for it.
+  alignas(4096) uint8_t data[kParcelBytes];
   struct alignas(64) Label : Flag {
     uint64_t signature;
   } label;
-  alignas(64) uint8_t data[kParcelBytes];
 };
 
 int64_t Meeting::bytes_for(int size) {
-  return round_up(size * int64_t(sizeof(Line)), 4096) + size * kSlots * kSlotBytes + int64_t(size) * size * int64_t(sizeof(Pipe) + sizeof(Parcel));
+  const int64_t pairs = int64_t(size) * size;
+  return round_up(size * int64_t(sizeof(Line)), 4096) + size * kSlots * kSlotBytes + round_up(pairs * int64_t(sizeof(Pipe)), 4096) + pairs * int64_t(sizeof(Parcel));
 }
 
 Meeting::Meeting(const std::string& path, int index, const std::vector<int>& ranks, int spins, double timeout_s)
@@ -58,7 +59,7 @@ Meeting::Meeting(const std::string& path, int index, const std::vector<int>& ran
       segment_(index ? Segment(path, bytes_for(size)) : Segment(bytes_for(size))) {
   slots_ = segment_.data() + round_up(size * int64_t(sizeof(Line)), 4096);
   pipes_ = slots_ + size * kSlots * kSlotBytes;
-  parcels_ = pipes_ + int64_t(size) * size * int64_t(sizeof(Pipe));
+  parcels_ = pipes_ + round_up(int64_t(size) * size * int64_t(sizeof(Pipe)), 4096);
   Line& own = line(index);
   own.start = process_start(getpid());
   own.pid = getpid();
@@ -108,20 +109,9 @@ void Meeting::begin_parcels(uint64_t signature) {
 
 void Meeting::give(int i, const void* data, int64_t bytes) {
   Parcel& to = parcel(index, i, parcels_sent_);
-  // The hint takes a line from the peer that waits for it, and stores behind it wait for that: so the first half goes before.
-  const int64_t half = bytes / 2;
-  if (half) std::memcpy(to.data, data, size_t(half));
-  to.begun.store(parcels_sent_, std::memory_order_release);
-  if (bytes) std::memcpy(to.data + half, static_cast<const uint8_t*>(data) + half, size_t(bytes - half));
+  if (bytes) std::memcpy(to.data, data, size_t(bytes));
   to.label.signature = own_.signature;
   raise(to.label, parcels_sent_);
-}
-
-const uint8_t* Meeting::expect_parcel(int i) const {
-  const Parcel& from = parcel(i, index, parcels_sent_);
-  for (int polls = 0; from.begun.load(std::memory_order_relaxed) != parcels_sent_ && polls < spins_; polls++) cpu_pause();
-  __builtin_prefetch(&from.label, 0, 2);
-  return from.data;
 }
 
 uint8_t* Meeting::await_parcel(int i) {

@@ -50,11 +50,9 @@ class Meeting {
   void meet() { await(post(own_)); }
   const Record& record(int i, uint32_t epoch) const;
 
-  // One parcel for every peer and from every peer. A peer's lies at expect_parcel(i), which returns when it has begun to come, or after a
-  // while; it is there after await_parcel(i), and stays until the parcel after the next.
+  // One parcel for every peer and from every peer: a peer's lies at await_parcel(i), and stays until the parcel after the next.
   void begin_parcels(uint64_t signature);
   void give(int i, const void* data, int64_t bytes);
-  const uint8_t* expect_parcel(int i) const;
   uint8_t* await_parcel(int i);
 
   // What a rank does now and then while it waits long: answers its peers' one-sided messages.
