@@ -87,6 +87,7 @@ class EngineConfig:
     transport: str = option("auto", "--transport", choices=("auto", "mpi", "verbs", "tcp"), help="between hosts, shared memory being inside; auto: the fastest that works")
     prefill: str = option("auto", "--prefill", choices=("auto", "token", "tensor"), help="what ranks divide of a prompt: its tokens, with whole matrices, or the matrices; auto: what is measured to be faster")
     decode: str = option("auto", "--decode", choices=("auto", "tensor"), help="what ranks divide while generating: the matrices")
+    trace: str | None = option(None, "--trace", metavar="FILE.json", help="write what every thread of every rank did, and when, for Perfetto (ui.perfetto.dev) or chrome://tracing")
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
     def __post_init__(self):

@@ -35,7 +35,7 @@ def model_session(config, world=None):
     world = world or start_world()
     model: Model = load_model(config, world, progress=world.rank == 0 and sys.stderr.isatty())
     if world.rank == 0:
-        with dismissing(model, world):
+        with model.traced(), dismissing(model, world):
             yield model
     else:
         model.executable.work()

@@ -86,6 +86,7 @@ class Executable:
         self.prefill_from = 0
         self.prefill_tokens = [0] * len(phases)  # of steps with prompts, by phase
         self.layer_steps = [phase.lowered.layer_steps for phase in phases]
+        self.labels = [phase.lowered.labels() for phase in phases]
         self._keep = [group]
         program = self._program(phases, layout, mesh)
         out = native.ffi.new("struct ckdist_executable **")
@@ -221,6 +222,10 @@ class Executable:
         out = native.ffi.new("struct ckdist_times *")
         native.lib.ckdist_executable_times(self._handle, out, reset)
         return Times(out.total, out.barrier, out.exchange, out.runs, out.moved)
+
+    def trace(self, handle) -> None:
+        """From now on every thread writes what it does to the native trace `handle`, which outlives this."""
+        native.check(native.lib.ckdist_executable_trace(self._handle, handle))
 
     @property
     def kv_bytes(self) -> int:

@@ -11,6 +11,7 @@ TENSOR, so both give the same bits. An all_to_all becomes no step either: querie
 wrote them, outputs of attention where their heads' rank did.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -83,12 +84,28 @@ class Lowered:
     layer_steps: int
     tokens_cut: bool
 
+    def labels(self) -> list[tuple[str, int | None]]:
+        """For each step its op with what it multiplies by, and its layer, None before the first and after the last."""
+        found, layer = [], None
+        for s in self.steps:
+            weights = [name for i in s.matrices if i >= 0 for name in _names(self.matrices[i][0])]
+            norms = [self.vectors[i][0] for i in s.vectors if i >= 0]
+            layers = [int(m[1]) for name in weights + norms if (m := re.search(r"layers\.(\d+)\.", name))]
+            layer = s.ints[0] if s.op == "attend" else layers[-1] if layers else None if weights or norms else layer
+            parts = dict.fromkeys(name.removesuffix(".weight").rpartition(".")[2] for name in weights)
+            found.append((" ".join([s.op, *parts]), layer))
+        return found
+
     def __str__(self) -> str:
         lines = []
         for i, s in enumerate(self.steps):
             shown = {k: v for k, v in vars(s).items() if k != "op" and v not in ([], -1, False)}
             lines.append(f"{i:4d} {s.op:8s} " + " ".join(f"{k}={v}" for k, v in shown.items()))
         return "\n".join(lines) + "\n"
+
+
+def _names(name) -> tuple[str, ...]:
+    return name if isinstance(name, tuple) else (name,)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 #define CKDIST_API_RUNTIME_H
 #include <stdint.h>
 #include "api/group.h"
+#include "api/trace.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -101,6 +102,9 @@ CKDIST_EXPORT const void* ckdist_executable_kv(struct ckdist_executable* executa
    moved: bytes that this rank's threads read of other ranks' memory, between the layers' parts. */
 struct ckdist_times { double total, barrier, exchange; int64_t runs, moved; };
 CKDIST_EXPORT void ckdist_executable_times(struct ckdist_executable* executable, struct ckdist_times* out, int32_t reset);
+
+/* From now on every thread writes what it does to a lane of its own ("thread 0"). Not while a batch runs; the trace outlives the executable. */
+CKDIST_EXPORT int ckdist_executable_trace(struct ckdist_executable* executable, struct ckdist_trace* trace);
 
 /* Bytes of one block of `kv_type` for one kv-head of one layer. */
 CKDIST_EXPORT int64_t ckdist_kv_block_bytes(int32_t kv_type, int32_t head_dim);
