@@ -147,7 +147,7 @@ class BenchConfig(EngineConfig):
     """`ckdist bench`: measure a model's prefill and decode, or the machine itself."""
 
     target: str = option("model", "target", choices=("model", "machine", "comm"), help="what to measure")
-    tune: bool = option(False, "--tune", help="comm: measure which algorithm suits which size, and keep the answer for later runs")
+    tune: bool = option(False, "--tune", help="measure anew what is kept for later runs; comm: which algorithm suits which size, model: how prefill is cut")
     n_prompt: tuple[int, ...] = option((512,), "-p", "--n-prompt", parse=integer_list, low=0, high=1 << 24, metavar="N", help="prompt lengths, as 512 or 128,512; 0: none")
     n_gen: tuple[int, ...] = option((128,), "-n", "--n-gen", parse=integer_list, low=0, high=1 << 24, metavar="N", help="generated lengths, as 128 or 32,128; 0: none")
     n_depth: tuple[int, ...] = option((0,), "-d", "--n-depth", parse=integer_list, low=0, high=1 << 24, metavar="N", help="tokens of context before what is measured, as 0,8192")

@@ -141,7 +141,7 @@ def test_auto_measures_and_says_why():
     results = run_ranks_as_threads(2, rank)
     assert results[0] == results[1]
     choice, prefill_from = results[0]
-    assert prefill_from == choice.from_tokens and min(choice.layer_seconds) > 0
+    assert prefill_from == choice.from_tokens and min(choice.costs.seconds[0] + choice.costs.seconds[1]) > 0
     assert "a layer of 96 tokens takes" in choice.reason and "MB read of other ranks" in choice.reason
 
 

@@ -126,7 +126,7 @@ class Engine:
         sequence = self._sequences.get(id)
         return None if sequence is None else self._output(sequence, [], None, "abort")
 
-    def stats(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float | str]:
         """Counters since the start (`*_total`), gauges, and the buckets of `step_seconds` and `first_token_seconds` (see Histogram)."""
         return {
             "requests_total": self._requests,

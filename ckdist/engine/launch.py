@@ -16,6 +16,7 @@ from ckdist import __version__, native
 from ckdist.comm.group import open_group
 from ckdist.comm.world import agree, together
 from ckdist.engine.engine import Engine
+from ckdist.engine.layer_costs import key_of
 from ckdist.engine.prefill import PrefillChoice, choose_prefill
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.trace import Trace
@@ -112,8 +113,10 @@ class Model:
         return list(zip(names, self.executable.labels))
 
 
-def load_model(config, world, progress: bool = False) -> Model:
+def load_model(config, world, progress: bool = False, measure: bool = False) -> Model:
     """This rank's part of the model at `config.model` (None: the bundled one), ready to run.
+
+    `measure`: how prefill is cut is measured, even if it was before.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where ranks disagree.
     """
@@ -161,7 +164,8 @@ def load_model(config, world, progress: bool = False) -> Model:
     )
     log.info("%s", plan)
     with tracing.span(native.lib.ckdist_trace_choose) if tracing else contextlib.nullcontext():
-        choice = choose_prefill(config, world, executable)
+        types = [packed_type(loader, name) for name, *_ in lowered.matrices if "layers.0." in str(name)]
+        choice = choose_prefill(config, world, executable, key_of(world, plan, program.digest(), types), measure)
     if world.rank == 0 and world.size > 1:
         log.info("%s", choice.reason)
     total_bytes = sum(world.gather(weight_bytes))
