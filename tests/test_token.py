@@ -132,6 +132,36 @@ def test_one_text_whatever_is_cut(folder):
             assert (stats["prefill_by_token_tokens_total"] > 0) == (prefill == "token") != (stats["prefill_by_tensor_tokens_total"] > 0)
 
 
+def logits_of(world, path, prefill: str) -> np.ndarray:
+    """Of a prompt in two chunks, of a token after it, and of a prompt that shares its first blocks and is shorter than four ranks."""
+    config = EngineConfig(model=str(path), cache_type_k="f32", cache_type_v="f32", threads=1, ubatch_size=32, ctx_size=64, prefill=prefill)
+    model = load_model(config, world)
+
+    def body(executable):
+        sequence = SingleSequence(executable)
+        found = [sequence.feed(np.arange(5, 45)), sequence.feed([7])]
+        sequence.length = 32
+        return np.concatenate([*found, sequence.feed([9, 8, 7])])  # (44, vocab)
+
+    result = driven(world, model.executable, body)
+    model.executable.close()
+    return result
+
+
+# Of the largest logit. float32 differs by the order of its sums, and where activations are rounded (to bfloat16, or int8 beside quantised weights)
+# what differs by so little may round otherwise.
+TOLERANCES = {**dict.fromkeys(MODELS, 1e-5), GOLDEN / "gguf/BF16.gguf": 6e-3, GOLDEN / "gguf/Q8_0.gguf": 2e-2, GOLDEN / "gguf/Q4_K_M.gguf": 3e-2}
+
+
+@pytest.mark.parametrize("path, tolerance", TOLERANCES.items(), ids=lambda value: getattr(value, "stem", ""))
+def test_logits_are_those_of_one_rank(path, tolerance):
+    expected = logits_of(SingleWorld(), path, "auto")
+    for ranks in (2, 3, 4):
+        by_token, by_tensor = (run_ranks_as_threads(ranks, lambda world: logits_of(world, path, prefill))[0] for prefill in ("token", "tensor"))
+        np.testing.assert_array_equal(by_token, by_tensor)
+        assert np.abs(by_token - expected).max() <= tolerance * np.abs(expected).max()
+
+
 def test_auto_measures_and_says_why():
     def rank(world):
         model = load_model(EngineConfig(model=str(MODELS[0]), threads=1, ctx_size=96), world)
