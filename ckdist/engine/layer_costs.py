@@ -88,12 +88,13 @@ def _layer(executable: Executable, size: int, phase: int) -> tuple[float, int]:
     return times.total, times.moved
 
 
-def key_of(world, plan, program: str, types: list[str]) -> dict:
+def key_of(world, plan, wire: str, program: str, types: list[int]) -> dict:
     """All that costs depend on: machine, ranks and their places, build, and the model's shape and types; a collective call."""
     places = world.gather([plan.threads_batch, list(plan.placement.cpus), list(plan.placement.memory)])
     library = pathlib.Path(os.environ.get("CKDIST_LIBRARY") or native.HERE / "libckdist.so")
     return {
-        "host": world.hosts[0].split("/")[0],
+        "hosts": [host.split("/")[0] for host in world.hosts],
+        "wire": wire,
         "cpu": this_machine().model,
         "isa": native.ffi.string(native.lib.ckdist_isa()).decode(),
         "version": __version__,

@@ -11,7 +11,7 @@ from ckdist.program.batch import BLOCK_TOKENS, Batch
 from ckdist.program.lower import Lowered
 
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i16": 25, "bf16": 30}
-_KINDS = {"arena": 0, "slot": 1, "logits": 2, "activations": 3, "tokens": 4, "columns": 5, "outputs": 6}
+_KINDS = {"arena": 0, "slot": 1, "logits": 2, "activations": 3, "tokens": 4, "columns": 5, "outputs": 6, "sums": 7}
 _ROPE_ROWS = 4096  # that are computed at a time, so that a long context costs little more than its tables
 _OPS = {"embed": 0, "prepare": 1, "linear": 2, "attend": 3, "share": 4, "low_rank": 5}
 _HEADER = 7  # ints of a batch's message before its arrays

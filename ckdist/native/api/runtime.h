@@ -7,8 +7,8 @@
 extern "C" {
 #endif
 
-/* Lowered programs: steps over values, as the lowering in Python makes them. Where tokens are cut, every rank has its own share
-   [ceil(tokens * rank / size), ceil(tokens * (rank + 1) / size)) of a batch's tokens, and `count` says how many ranks' shards,
+/* Lowered programs: steps over values, as the lowering in Python makes them. Where tokens are cut, every rank of a host has its own share
+   [ceil(tokens * rank / size), ceil(tokens * (rank + 1) / size)) of a batch's tokens, counted among the host's ranks, and `count` says how many ranks' shards,
    which stand one after another, a matrix is made of. */
 
 enum {
@@ -31,7 +31,8 @@ enum {
   ckdist_in_arena = 0, ckdist_in_slot = 1, ckdist_in_logits = 2, ckdist_in_activations = 3,
   ckdist_in_tokens = 4,   /* all tokens' rows, each in the slot of the rank that has the token */
   ckdist_in_columns = 5,  /* own tokens' rows, of which each rank's columns are in its slot */
-  ckdist_in_outputs = 6   /* all outputs' rows, each in the slot of the rank that has its token */
+  ckdist_in_outputs = 6,  /* all outputs' rows, each in the slot of the rank that has its token */
+  ckdist_in_sums = 7      /* partial over hosts: all tokens' rows, of which each rank of a host writes its own */
 };
 
 struct ckdist_value {
@@ -62,7 +63,7 @@ struct ckdist_phase {
   int32_t matrix_count;
   const float* const* vectors;
   int32_t vector_count;
-  int32_t tokens_cut;               /* needs ranks of one host */
+  int32_t tokens_cut;               /* over the ranks of each host */
 };
 
 struct ckdist_program {

@@ -79,7 +79,7 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
   group_.reserve(sizes);
   for (int slot = 0; slot < kSlots; slot++) {
     peers_[slot].resize(kMaxRanks);
-    if (!group_.peers(slot, peers_[slot].data()) && adds) fail(Status::config, "tokens can be cut over ranks that share memory alone");
+    group_.peers(slot, peers_[slot].data());
   }
 }
 
@@ -91,6 +91,7 @@ float* Executable::floats(int value, int64_t* stride) {
   const ckdist_value& v = this->value(value);
   *stride = v.width;
   if (v.kind == ckdist_in_slot) return group_.partial(int(v.place)) + v.lead;
+  if (v.kind == ckdist_in_sums) return group_.host_partial(int(v.place), batch_.tokens * v.width) + own_ * v.width;
   if (v.kind == ckdist_in_logits) return group_.logits(stride);
   return reinterpret_cast<float*>(arena_->data() + v.place);
 }
@@ -104,6 +105,7 @@ void Executable::finish(int thread, int index, int64_t rows) {
   const ckdist_step& step = phase_->steps[index];
   const ckdist_value& out = value(step.out[step.op == ckdist_step_attend ? 3 : 0]);
   if (out.kind == ckdist_in_logits) meet(thread, index, true, [&](Idle) { group_.gather(rows, index); });
+  else if (out.kind == ckdist_in_sums) meet(thread, index, true, [&](Idle idle) { group_.reduce_hosts(int(out.place), batch_.tokens * out.width, index, idle); });
   else if (out.kind != ckdist_in_slot) meet(thread, index);
   else if (phase_->tokens_cut) meet(thread, index, true, [&](Idle idle) { group_.exchange(index, idle); });
   else meet(thread, index, true, [&](Idle idle) { group_.reduce(int(out.place), rows * out.width, index, idle); });
@@ -122,8 +124,8 @@ void Executable::run(const int32_t* message, int64_t ints) {
   }
   batch_ = batch;
   phase_ = &phases_[batch.phase];
-  own_ = phase_->tokens_cut ? share(group_.rank) : 0;
-  own_tokens_ = phase_->tokens_cut ? share(group_.rank + 1) - own_ : batch_.tokens;
+  own_ = phase_->tokens_cut ? share(group_.local_rank) : 0;
+  own_tokens_ = phase_->tokens_cut ? share(group_.local_rank + 1) - own_ : batch_.tokens;
   active_ = std::min(std::max(batch.threads, 1), pool_.size());
   for (Worker& worker : workers_) worker.ahead.step = -1;
   for (int i = 0; i < phase_->step_count; i++) counters_[i].store(0, std::memory_order_relaxed);

@@ -85,9 +85,9 @@ class Executable {
   AttentionTask task_of(const ckdist_step& step, const Item& item);
   Split split_of(const ckdist_step& step);
 
-  // Of the batch's tokens the first that is rank's own, where they are cut; and whose a token is.
-  int64_t share(int rank) const { return (batch_.tokens * rank + group_.size - 1) / group_.size; }
-  int owner(int64_t token) const { return int(token * group_.size / batch_.tokens); }
+  // Of the batch's tokens the first that is a local rank's own, where they are cut; and whose a token is.
+  int64_t share(int rank) const { return (batch_.tokens * rank + group_.local_size - 1) / group_.local_size; }
+  int owner(int64_t token) const { return int(token * group_.local_size / batch_.tokens); }
 
   int64_t rows(const ckdist_step& step) const { return step.outputs_only ? batch_.outputs : own_tokens_; }
   bool replicated(const ckdist_step& step) const { return rows(step) <= kReplicatedRows && (step.outputs_only || !phase_->tokens_cut); }
@@ -131,7 +131,7 @@ class Executable {
   std::optional<Arena> arena_, kv_arena_, scratch_arena_, part_arena_;
   std::vector<Worker> workers_;
   std::vector<int> next_linear_[kMaxPhases];    // the product after each step, or -1
-  std::vector<const float*> peers_[kSlots];     // every rank's slots, where ranks share memory
+  std::vector<const float*> peers_[kSlots];     // the slots of the ranks that share memory
   std::vector<int> first_head_;                 // of each local kv-head
   std::unique_ptr<std::atomic<int64_t>[]> counters_;  // next item of each step that shares work out dynamically
   std::unique_ptr<std::atomic<int64_t>[]> merged_;    // (sequences, kv_heads): spans whose parts are there
