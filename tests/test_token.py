@@ -199,14 +199,15 @@ def test_logits_are_those_of_one_rank(path, tolerance):
         assert np.abs(by_token - expected).max() <= tolerance * np.abs(expected).max()
 
 
-def test_auto_measures_and_says_why():
+@pytest.mark.parametrize("hosts, transport", [((2,), "auto"), ((2, 2), "tcp")])
+def test_auto_measures_and_says_why(hosts, transport):
     def rank(world):
-        model = load_model(EngineConfig(model=str(MODELS[0]), threads=1, ctx_size=96), world)
+        model = load_model(EngineConfig(model=str(MODELS[0]), threads=1, ctx_size=96, transport=transport), world)
         model.executable.close()
         return model.prefill, model.executable.prefill_from
 
-    results = run_ranks_as_threads(2, rank)
-    assert results[0] == results[1]
+    results = thread_ranks.run_threads([f"host {h}" for h, count in enumerate(hosts) for _ in range(count)], rank)
+    assert all(result == results[0] for result in results)
     choice, prefill_from = results[0]
     assert prefill_from == choice.from_tokens and min(choice.costs.seconds[0] + choice.costs.seconds[1]) > 0
     assert "a layer of 96 tokens takes" in choice.reason and "MB read of other ranks" in choice.reason
