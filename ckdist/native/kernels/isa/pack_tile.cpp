@@ -28,7 +28,7 @@ struct BlockRows {
 
 template <Type type>
 CKDIST_INLINE uint8_t* plane_of(const BlockRows& b, int group) {
-  return b.block + group * layout_of(type).plane_bytes() + 4 * b.row;
+  return b.block + layout_of(type).planes() + group * layout_of(type).plane_bytes() + 4 * b.row;
 }
 
 template <int count>
@@ -278,7 +278,10 @@ void pack_tile(const uint8_t* const* source_rows, int rows, int64_t cols, uint8_
     for (int64_t unit = begin; unit < end; ++unit, tile += U::bytes) {
       fetch_lines(next, lines);
       for (int row = 0; row < kTileRows; row += kWordRows) pack_unit<type>({source_rows + row, unit * U::stored_bytes, tile, row});
-      if constexpr (U::layout.columns) std::memset(tile + U::layout.used(), 0, U::bytes - U::layout.used());
+      if constexpr (U::layout.columns) {
+        std::memset(tile + U::layout.head(), 0, U::layout.planes() - U::layout.head());
+        std::memset(tile + U::layout.used(), 0, U::bytes - U::layout.used());
+      }
     }
   }
   if (units * U::columns == cols) return;
