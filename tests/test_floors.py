@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 
 import pytest
 
@@ -42,3 +43,24 @@ def test_imports_go_down(path):
             if name.split(".")[0] != "ckdist" or name == "ckdist.__version__":
                 continue
             assert floor(name) <= own, f"{path.name} (floor {own}) imports {name} (floor {floor(name)})"
+
+
+# What each floor of the native code includes beside itself and api, which holds plain C declarations.
+NATIVE_BELOW = {
+    "api": set(),
+    "core": set(),
+    "comm": {"core", "kernels"},
+    "kernels": {"core"},
+    "movers": {"core"},
+    "runtime": {"core", "comm", "kernels", "movers"},
+    "train": {"core", "comm", "kernels", "movers", "runtime"},
+    "bindings": {"core", "comm", "kernels", "movers", "runtime", "train"},
+}
+NATIVE_FILES = sorted(p for p in (ROOT / "native").rglob("*") if p.suffix in (".h", ".cpp"))
+
+
+@pytest.mark.parametrize("path", NATIVE_FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_includes_go_down(path):
+    own = path.relative_to(ROOT / "native").parts[0]
+    for included in re.findall(r'^#include "([a-z]+)/', path.read_text(), re.M):
+        assert included in NATIVE_BELOW[own] | {own, "api"}, f"{path.name} of {own} includes {included}"

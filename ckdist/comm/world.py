@@ -5,7 +5,9 @@ without these the world has one rank. What is exchanged here is msgpack, never p
 native group (`ckdist.comm.group`), not through this.
 """
 
+import contextlib
 import logging
+import math
 import os
 import socket
 import sys
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 # Set by the launchers of Open MPI, MPICH and Intel MPI, and by Slurm's and others' PMIx.
 LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
 WATCH_SECONDS = 10.0  # until ranks that MPI has joined have reached one another beside it, too
+COLLECT_TAG = 77
 
 
 class SingleWorld:
@@ -37,6 +40,9 @@ class SingleWorld:
         return value
 
     def gather(self, value):
+        return [value]
+
+    def collect(self, value, seconds: float):
         return [value]
 
     def close(self) -> None:
@@ -97,22 +103,49 @@ class MpiWorld:
 
     gather = gather_all
 
+    def collect(self, value, seconds: float) -> list | None:
+        """On rank 0 every rank's msgpack-able value, None for a rank whose has not come within `seconds`; others get nothing."""
+        deadline = time.monotonic() + seconds
+        if self.rank:
+            self._collected = np.frombuffer(msgpack.packb(value), np.uint8)  # MPI may read it for longer than is waited here
+            with contextlib.suppress(CommError):  # whoever is lost, this is the end
+                self._complete(self.comm.Isend(self._collected, 0, COLLECT_TAG), deadline)
+            return None
+        values, missing, status = [value] + [None] * (self.size - 1), set(range(1, self.size)), self.mpi.Status()
+        under_way = self._collected = {}  # rank: its request and buffer
+        while missing and time.monotonic() < deadline:
+            for rank in list(missing):
+                if rank in under_way:
+                    request, buffer = under_way[rank]
+                    if request.Test():
+                        values[rank] = msgpack.unpackb(buffer.tobytes())
+                        missing.remove(rank)
+                elif self.comm.Iprobe(rank, COLLECT_TAG, status):
+                    buffer = np.empty(status.Get_count(), np.uint8)
+                    under_way[rank] = self.comm.Irecv(buffer, rank, COLLECT_TAG), buffer
+            time.sleep(0 if missing & under_way.keys() else 1e-3)
+        return values
+
     def close(self) -> None:
         """All ranks leave together."""
         self.mpi.Finalize()
         for line in self._lines:
             line.close()
 
-    def _complete(self, request) -> None:
-        """Waits for a collective call without taking the core from a rank of this host that still has work, such as loading."""
+    def _complete(self, request, deadline: float = math.inf) -> bool:
+        """Waits for a call without taking the core from a rank of this host that still has work, such as loading; False at the deadline."""
         pause, look = 0.0, time.monotonic() + BEAT_SECONDS
         while not request.Test():
             time.sleep(pause)
             pause = min(pause + 1e-5, 2e-3)
-            if self._lines and time.monotonic() > look:
-                look = time.monotonic() + BEAT_SECONDS
+            now = time.monotonic()
+            if now > deadline:
+                return False
+            if self._lines and now > look:
+                look = now + BEAT_SECONDS
                 for line in self._lines:
                     line.check()
+        return True
 
 
 def start_world():

@@ -3,6 +3,7 @@
 Every function here is called by all ranks of a world together.
 """
 
+import contextlib
 import functools
 import logging
 import os
@@ -15,8 +16,10 @@ from ckdist import __version__, native
 from ckdist.comm.group import open_group
 from ckdist.comm.world import agree, together
 from ckdist.engine.engine import Engine
+from ckdist.engine.layer_costs import key_of
 from ckdist.engine.prefill import PrefillChoice, choose_prefill
 from ckdist.engine.sampler import Sampler
+from ckdist.engine.trace import Trace
 from ckdist.engine.work import Work, total_work, work_of
 from ckdist.errors import ConfigError
 from ckdist.layout import Mesh, model_dims
@@ -61,6 +64,7 @@ class Model:
     weight_bytes: int  # of this rank
     total_weight_bytes: int  # of all ranks
     work: Work  # of all ranks
+    trace: Trace | None
 
     def placement_map(self) -> str:
         """One line per rank: host, nodes, CPUs, weights, cache, resident memory, how many pages of a sample of weights and cache the
@@ -86,14 +90,33 @@ class Model:
         return "\n".join([*lines, *sorted(notes)])
 
     def close(self) -> None:
-        """Frees the executable; on rank 0 the other ranks are told to stop first."""
+        """Frees the executable; on rank 0 the other ranks are told to stop first. A trace is written; all ranks take part in that."""
         if self.world.rank == 0:
             self.executable.stop()
+        if self.trace is not None:
+            self.trace.save(self._labels())
         self.executable.close()
 
+    @contextlib.contextmanager
+    def traced(self):
+        """Whatever ends what happens within, rank 0's part of a trace is written."""
+        try:
+            yield
+        except BaseException:
+            if self.trace is not None:
+                self.trace.save_own(self._labels())
+            raise
 
-def load_model(config, world, progress: bool = False) -> Model:
+    def _labels(self) -> list[tuple]:
+        """By phase of the executable: what a batch with prompts is called, and its steps' names and layers."""
+        names = ["prefill"] if self.world.size == 1 else ["prefill by tensors", "prefill by tokens"]
+        return list(zip(names, self.executable.labels))
+
+
+def load_model(config, world, progress: bool = False, measure: bool = False) -> Model:
     """This rank's part of the model at `config.model` (None: the bundled one), ready to run.
+
+    `measure`: how prefill is cut is measured, even if it was before.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where ranks disagree.
     """
@@ -105,9 +128,10 @@ def load_model(config, world, progress: bool = False) -> Model:
     if adapter:
         adapter.check(program)
     token_program = trace(forward, spec, prefill, mesh) if prefill is not decode else None
-    settings = [__version__, config.quantize or "", config.ubatch_size, config.batch_size, config.ctx_size, config.parallel, config.cache_type_k, config.prefill]
+    settings = [__version__, config.quantize or "", config.ubatch_size, config.batch_size, config.ctx_size, config.parallel, config.cache_type_k, config.prefill, bool(config.trace)]
     agree(world, "program", program.digest())
     agree(world, "set of flags or version", repr(settings))
+    tracing = Trace(config.trace, world, max(config.threads or default_threads(world), config.threads_batch)) if config.trace else None
 
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
     max_tokens = min(config.ubatch_size, config.batch_size)
@@ -118,7 +142,8 @@ def load_model(config, world, progress: bool = False) -> Model:
     plan = make_plan(config, spec, world, weight_bytes, layouts)
     plan.placement.enter()
     bind_memory(plan.placement)
-    report = loader.load(progress=progress, shared=token_program is not None)
+    with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
+        report = loader.load(progress=progress, shared=token_program is not None)
     phases, shards = [Phase(lowered, [m.address for m in matrices], [v.address for v in vectors])], None
     if token_program is not None:
         shards = HostShards(world, loader, lowered, matrices, vectors)
@@ -138,12 +163,16 @@ def load_model(config, world, progress: bool = False) -> Model:
         plan.spins,
     )
     log.info("%s", plan)
-    choice = choose_prefill(config, world, executable)
+    with tracing.span(native.lib.ckdist_trace_choose) if tracing else contextlib.nullcontext():
+        types = [packed_type(loader, name) for name, *_ in lowered.matrices if "layers.0." in str(name)]
+        choice = choose_prefill(config, world, executable, lambda: key_of(world, plan, executable, program.digest(), types), measure)
     if world.rank == 0 and world.size > 1:
         log.info("%s", choice.reason)
     total_bytes = sum(world.gather(weight_bytes))
     work = total_work(world, work_of(lowered, matrices))
-    return Model(world, checkpoint, spec, plan, loader, shards, matrices, executable, choice, report.seconds, weight_bytes, total_bytes, work)
+    if tracing:
+        executable.trace(tracing.handle)
+    return Model(world, checkpoint, spec, plan, loader, shards, matrices, executable, choice, report.seconds, weight_bytes, total_bytes, work, tracing)
 
 
 def lower_for(loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int, stored=None) -> Lowered:
@@ -162,7 +191,8 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
     """Rank 0's engine over a loaded model, and the model's tokenizer."""
     tokenizer = tokenizer_of(model.checkpoint.path)
     stats = lambda: model.prefill.stats(model.executable)
-    return Engine(model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids, max_waiting=max_waiting, more_stats=stats), tokenizer
+    lane = model.trace and model.trace.main
+    return Engine(model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids, max_waiting=max_waiting, more_stats=stats, lane=lane), tokenizer
 
 
 def loading_threads(config, world) -> int:

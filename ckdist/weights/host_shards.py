@@ -12,7 +12,7 @@ from ckdist.weights.loader import MatrixHandle, ShardLoader, VectorHandle
 
 
 class HostShards:
-    """Finds any part of a weight that some rank of the host has loaded. A collective call of all ranks, which share one host.
+    """Finds any part of a weight that some rank of the host has loaded. A collective call of all ranks of the world.
 
     `loader` has loaded to be shared; `matrices` and `vectors` are its handles of what `lowered` names. Addresses are valid while the
     object lives.
@@ -25,10 +25,11 @@ class HostShards:
             [[name, share, handle.place] for (name, share), handle in zip(lowered.vectors, vectors, strict=True)],
         ]
         rows = world.gather([loader.path, loader.planned_bytes, *own])
-        self._arenas = [None if rank == world.rank else _open(path, size) for rank, (path, size, *_) in enumerate(rows)]
+        others = [r for r, host in enumerate(world.hosts) if host == world.hosts[world.rank] and r != world.rank]
+        self._arenas = {rank: _open(*rows[rank][:2]) for rank in others}
         self._places: dict[tuple, tuple] = {}  # part of a weight -> rank and place there, the own rank first
         self._structs: dict[tuple, object] = {}
-        for rank in (world.rank, *(r for r in range(world.size) if r != world.rank)):
+        for rank in (world.rank, *others):
             for name, row_range, columns, place in rows[rank][2]:
                 self._places.setdefault((name, tuple(row_range), tuple(columns)), (rank, place))
             for name, share, place in rows[rank][3]:
@@ -49,7 +50,7 @@ class HostShards:
         return int(ffi.cast("intptr_t", self._base(rank) + offset))
 
     def _base(self, rank: int):
-        arena = self._arenas[rank]
+        arena = self._arenas.get(rank)
         return ffi.cast("uint8_t *", self._loader.arena if arena is None else lib.ckdist_peer_arena_data(arena))
 
 

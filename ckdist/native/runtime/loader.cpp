@@ -123,7 +123,7 @@ int Loader::add_matrix(const Source& source, Type packed_type, const std::vector
     fail(Status::native, "%s cannot be packed as type %d: it has no kernel", name, static_cast<int>(packed_type));
   QuantizeRow quantize = nullptr;
   if (packed_type != source.type) {
-    quantize = is_float(source.type) ? quantize_row_of(packed_type) : nullptr;
+    quantize = is_float(source.type) ? kernels().quantize.of(packed_type) : nullptr;
     if (!quantize) fail(Status::native, "%s of type %s cannot become %s", name, type_traits(source.type).name, traits.name);
   }
   const int64_t block = std::max(traits.block_elements, type_traits(source.type).block_elements);
