@@ -1,6 +1,7 @@
 """What every command that runs a model does around its work: start the world, load, let the other ranks work, close."""
 
 import contextlib
+import dataclasses
 import sys
 
 from ckdist.comm.world import start_world
@@ -11,6 +12,11 @@ from ckdist.errors import CkdistError, UserError
 def longer_context(tokens: int, spec) -> str:
     """What to do where `tokens` do not fit the context, as the remedy of an error."""
     return f"use --ctx-size {tokens}" if tokens <= spec.max_position else f"the model's longest is {spec.max_position}"
+
+
+def packed_first(config):
+    """For a command that measures, or reads everything many times: all weights are packed before it begins, unless the user says otherwise."""
+    return dataclasses.replace(config, reorganize="off") if config.reorganize == "auto" else config
 
 
 @contextlib.contextmanager

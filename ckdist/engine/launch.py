@@ -57,7 +57,6 @@ class Model:
     matrices: list[MatrixHandle | PackedMatrix]
     executable: Executable
     prefill: PrefillChoice
-    load_seconds: float
     weight_bytes: int  # of this rank
     total_weight_bytes: int  # of all ranks
     work: Work  # of all ranks
@@ -90,6 +89,7 @@ class Model:
         if self.world.rank == 0:
             self.executable.stop()
         self.executable.close()
+        self.loader.close()
 
 
 def load_model(config, world, progress: bool = False) -> Model:
@@ -118,12 +118,13 @@ def load_model(config, world, progress: bool = False) -> Model:
     plan = make_plan(config, spec, world, weight_bytes, layouts)
     plan.placement.enter()
     bind_memory(plan.placement)
-    report = loader.load(progress=progress, shared=token_program is not None)
+    loader.open(shared=token_program is not None)
     phases, shards = [Phase(lowered, [m.address for m in matrices], [v.address for v in vectors])], None
     if token_program is not None:
         shards = HostShards(world, loader, lowered, matrices, vectors)
         tokens_cut = lower_for(loader, token_program, mesh, max_tokens, model_dims(spec, decode, mesh))
         phases.append(Phase(tokens_cut, [shards.matrix(*m) for m in tokens_cut.matrices], [shards.vector(*v) for v in tokens_cut.vectors]))
+    fill(loader, config, world, progress)
     group = open_group(world, plan.spins, config.comm_timeout, config.transport)
     executable = Executable(
         phases,
@@ -136,6 +137,7 @@ def load_model(config, world, progress: bool = False) -> Model:
         plan.threads_batch,
         plan.placement.cpus,
         plan.spins,
+        loader.handle,
     )
     log.info("%s", plan)
     choice = choose_prefill(config, world, executable)
@@ -143,7 +145,7 @@ def load_model(config, world, progress: bool = False) -> Model:
         log.info("%s", choice.reason)
     total_bytes = sum(world.gather(weight_bytes))
     work = total_work(world, work_of(lowered, matrices))
-    return Model(world, checkpoint, spec, plan, loader, shards, matrices, executable, choice, report.seconds, weight_bytes, total_bytes, work)
+    return Model(world, checkpoint, spec, plan, loader, shards, matrices, executable, choice, weight_bytes, total_bytes, work)
 
 
 def lower_for(loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int, stored=None) -> Lowered:
@@ -163,6 +165,15 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
     tokenizer = tokenizer_of(model.checkpoint.path)
     stats = lambda: model.prefill.stats(model.executable)
     return Engine(model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids, max_waiting=max_waiting, more_stats=stats), tokenizer
+
+
+def fill(loader: ShardLoader, config, world, progress: bool) -> None:
+    """Packs everything, or begins to, as --reorganize says."""
+    if config.reorganize != "off" and not config.quantize:
+        return loader.reorganize(config.reorganize)
+    if config.reorganize != "off" and world.rank == 0:
+        log.info("--quantize changes the weights, so all of them are packed before anything runs")
+    loader.load(progress=progress)
 
 
 def loading_threads(config, world) -> int:

@@ -74,10 +74,10 @@ class Executable:
 
     Both have the same cache, in the layout of decode (`layout`), so a sequence goes from one to the other by running the next step.
     Steps with prompts of at least `prefill_from` tokens run the second. `threads` run decode, `threads_batch` steps with prompts.
-    `cpus` pins them, one each, unless empty.
+    `cpus` pins them, one each, unless empty. `loader`: the native one of matrices that are not all packed yet.
     """
 
-    def __init__(self, phases: Sequence[Phase], spec, layout: Layout, mesh: Mesh, group, limits: Limits, threads, threads_batch, cpus, spins):
+    def __init__(self, phases: Sequence[Phase], spec, layout: Layout, mesh: Mesh, group, limits: Limits, threads, threads_batch, cpus, spins, loader=None):
         self.spec, self.limits, self.group = spec, limits, group
         self.max_tokens, self.max_sequences = limits.max_tokens, limits.max_sequences
         self.num_blocks, self.context_length, self.vocab_size = limits.num_blocks, limits.context_length, spec.vocab_size
@@ -86,7 +86,8 @@ class Executable:
         self.prefill_from = 0
         self.prefill_tokens = [0] * len(phases)  # of steps with prompts, by phase
         self.layer_steps = [phase.lowered.layer_steps for phase in phases]
-        self._keep = [group]
+        self._keep = [group, loader]
+        self._loader = native.ffi.NULL if loader is None else loader
         program = self._program(phases, layout, mesh)
         out = native.ffi.new("struct ckdist_executable **")
         pool = max(threads, threads_batch)
@@ -157,6 +158,7 @@ class Executable:
                 "blocks": limits.num_blocks,
                 "rope_cos": cos,
                 "rope_sin": sin,
+                "loader": self._loader,
             },
         )
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "movers/stream_mover.h"
 
 namespace ckdist {
 
@@ -12,8 +13,9 @@ namespace {
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 }  // namespace
 
-Executable::Executable(const ckdist_program& program, Group& group, int threads, std::vector<int> cpus, int spins)
-    : program_(program), phases_(program.phases, program.phases + program.phase_count), group_(group), kernels_(kernels()), workers_(threads), pool_(threads, std::move(cpus), spins) {
+Executable::Executable(const ckdist_program& program, Group& group, Reorganizer* reorganizer, int threads, std::vector<int> cpus, int spins)
+    : program_(program), phases_(program.phases, program.phases + program.phase_count), group_(group), kernels_(kernels()),
+      reorganizer_(reorganizer && !reorganizer->finished() ? reorganizer : nullptr), workers_(threads), pool_(threads, std::move(cpus), spins) {
   if (phases_.empty() || phases_.size() > kMaxPhases) fail(Status::native, "%d phases; one to %d are possible", program.phase_count, kMaxPhases);
   int most_steps = 0;
   for (size_t p = 0; p < phases_.size(); p++) {
@@ -48,8 +50,18 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
   const int64_t scratch = round_up(kernels_.attention.scratch_bytes(kQueryTile, max_group_, program.head_dim), 64);
   const int64_t row = round_up(row_floats * 4, 64);
   const int64_t product = adds ? kAddedTokens * kAddedTiles * kTileRows * 4 : 0;
+  int64_t slice = 0;
+  for (size_t p = 0; p < phases_.size(); p++) {
+    const void* const* const matrices = phases_[p].matrices;
+    phase_bytes_[p] = 0;
+    for (int m = 0; m < phases_[p].matrix_count; m++) {
+      const Weight& weight = *static_cast<const Weight*>(matrices[m]);
+      phase_bytes_[p] += weight.matrix.tile_count() * weight.matrix.tile_bytes;
+      if (reorganizer_ && weight.sliced) slice = std::max(slice, round_up(weight.sliced->largest_bytes(), 4096));
+    }
+  }
   constexpr int64_t sums = kLowTokens * kLowTiles * kTileRows * 4;
-  int64_t each = scratch + row + product + sums;
+  int64_t each = slice + scratch + row + product + sums;
   for (int64_t bytes : activation_bytes) each += kReplicatedRows * bytes;
   each = round_up(each, 4096);
   scratch_arena_.emplace(each * threads, "the threads' buffers");
@@ -57,6 +69,8 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
   for (int t = 0; t < threads; t++, at += each) {
     Worker& w = workers_[t];
     uint8_t* p = at;
+    w.tiles = p, p += slice;
+    if (slice) w.mover = std::make_unique<StreamMover>();
     w.scratch = p, p += scratch;
     w.row = reinterpret_cast<float*>(p), p += row;
     w.product = reinterpret_cast<float*>(p), p += product;
@@ -98,11 +112,17 @@ void Executable::meet(int thread, int index) {
   meet(thread, index, false, [](Idle) {});
 }
 
+// The end of every batch: nobody sees what was computed from a file that had changed by then.
+void Executable::gather(int64_t rows, int step) {
+  if (reorganizing_) reorganizer_->check();
+  group_.gather(rows, step);
+}
+
 // What other ranks are to read is met for over all of them, anything else among this rank's threads.
 void Executable::finish(int thread, int index, int64_t rows) {
   const ckdist_step& step = phase_->steps[index];
   const ckdist_value& out = value(step.out[step.op == ckdist_step_attend ? 3 : 0]);
-  if (out.kind == ckdist_in_logits) meet(thread, index, true, [&](Idle) { group_.gather(rows, index); });
+  if (out.kind == ckdist_in_logits) meet(thread, index, true, [&](Idle) { gather(rows, index); });
   else if (out.kind != ckdist_in_slot) meet(thread, index);
   else if (phase_->tokens_cut) meet(thread, index, true, [&](Idle idle) { group_.exchange(index, idle); });
   else meet(thread, index, true, [&](Idle idle) { group_.reduce(int(out.place), rows * out.width, index, idle); });
@@ -122,10 +142,14 @@ void Executable::run(const int32_t* message, int64_t ints) {
   for (Worker& worker : workers_) worker.ahead.step = -1;
   for (int i = 0; i < phase_->step_count; i++) counters_[i].store(0, std::memory_order_relaxed);
   const int64_t start = now_ns();
+  reorganizing_ = reorganizer_ && !reorganizer_->finished();
+  if (reorganizing_) reorganizer_->begin_step(batch.tokens > batch.runs ? phase_bytes_[batch.phase] : phase_bytes_[batch.phase] / kKeptShare);
   try {
     pool_.run(active_, [this](int thread) { replay(thread); });
+    if (reorganizing_) reorganizer_->end_step();
   } catch (const std::exception& e) {
     group_.abandon(e.what());
+    if (reorganizing_) reorganizer_->check();  // where a file has changed, that is why, whichever rank noticed first
     throw;
   }
   times_.total += double(now_ns() - start) * 1e-9;
@@ -160,7 +184,7 @@ ckdist_times Executable::times(bool reset) {
 void Executable::replay(int thread) {
   const int steps = batch_.steps > 0 ? batch_.steps : phase_->step_count;
   for (int i = 0; i < steps; i++) execute(thread, i);
-  if (steps < phase_->step_count) meet(thread, steps - 1, true, [&](Idle) { group_.gather(0, steps); });  // as every batch ends
+  if (steps < phase_->step_count) meet(thread, steps - 1, true, [&](Idle) { gather(0, steps); });  // as every batch ends
 }
 
 void Executable::execute(int thread, int i) {
