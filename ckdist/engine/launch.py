@@ -73,13 +73,15 @@ class Model:
         huge = huge_pages(blocks)
         host = self.world.hosts[self.world.rank].split("/")[0]
         sizes = [self.weight_bytes, self.executable.kv_bytes, psutil.Process().memory_info().rss]
-        row = [host, format_cpu_list(p.nodes), cpus, sizes, f"{str(pages):<22s} {huge}", p.note, pages.refused]
+        row = [host, format_cpu_list(p.nodes), cpus, sizes, f"{str(pages):<22s} {huge}", p.note, pages.refused, self.loader.filled.fraction]
         lines = ["rank  host              node  cpus            weights    kv cache   resident   pages here / elsewhere  huge pages"]
         rows = self.world.gather(row)
-        for rank, (host, node, cpus, sizes, pages, _, _) in enumerate(rows):
+        for rank, (host, node, cpus, sizes, pages, *_) in enumerate(rows):
             lines.append(f"{rank:<5d} {host:<17s} {node:<5s} {cpus:<15s} " + " ".join(f"{gigabytes(size):<10s}" for size in sizes) + f" {pages}")
-        notes = {f"{host}: {note}" for host, *_, note, _ in rows if note}
-        notes |= {f"{host}: where pages lie is unknown ({refused})" for host, *_, refused in rows if refused}
+        notes = {f"{host}: {note}" for host, *_, note, _, _ in rows if note}
+        notes |= {f"{host}: where pages lie is unknown ({refused})" for host, *_, refused, _ in rows if refused}
+        if (packed := min(row[-1] for row in rows)) < 1:
+            lines.append(f"{100 * packed:.0f} % of the weights are packed so far; pages that nothing was written to yet are not in the map")
         if not p.cpus:
             lines.append(f"{max(self.plan.threads, self.plan.threads_batch)} threads have fewer CPUs here, so none is pinned; fewer threads (-t), or mpirun --bind-to none, may be faster")
         return "\n".join([*lines, *sorted(notes)])
@@ -163,7 +165,7 @@ def lower_for(loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int
 def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
     """Rank 0's engine over a loaded model, and the model's tokenizer."""
     tokenizer = tokenizer_of(model.checkpoint.path)
-    stats = lambda: model.prefill.stats(model.executable)
+    stats = lambda: {**model.prefill.stats(model.executable), **model.loader.filled.stats()}
     return Engine(model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids, max_waiting=max_waiting, more_stats=stats), tokenizer
 
 

@@ -120,6 +120,15 @@ class Filled:
     def fraction(self) -> float:
         return self.ready / self.bytes if self.bytes else 1.0
 
+    def stats(self) -> dict[str, float]:
+        """For metrics."""
+        return {
+            "weights_bytes": self.bytes,
+            "weights_packed_bytes": self.ready,
+            "weights_packed_ratio": self.fraction,
+            "weights_packed_by_steps_bytes_total": self.kept,
+        }
+
     def __str__(self) -> str:
         kept = f", {self.kept / 1e9:.2f} GB of it by steps" if self.kept else ""
         return f"weights are packed: {self.bytes / 1e9:.2f} GB in {self.seconds:.2f} s{kept}; by {self.mover}"

@@ -118,6 +118,12 @@ void Executable::gather(int64_t rows, int step) {
   group_.gather(rows, step);
 }
 
+// Where a file has changed, that is why, whichever rank noticed first: then this throws.
+void Executable::give_up(const char* reason) {
+  group_.abandon(reason);
+  if (reorganizer_ && !reorganizer_->finished()) reorganizer_->check();
+}
+
 // What other ranks are to read is met for over all of them, anything else among this rank's threads.
 void Executable::finish(int thread, int index, int64_t rows) {
   const ckdist_step& step = phase_->steps[index];
@@ -148,8 +154,7 @@ void Executable::run(const int32_t* message, int64_t ints) {
     pool_.run(active_, [this](int thread) { replay(thread); });
     if (reorganizing_) reorganizer_->end_step();
   } catch (const std::exception& e) {
-    group_.abandon(e.what());
-    if (reorganizing_) reorganizer_->check();  // where a file has changed, that is why, whichever rank noticed first
+    give_up(e.what());
     throw;
   }
   times_.total += double(now_ns() - start) * 1e-9;
@@ -166,7 +171,7 @@ void Executable::work() {
       run(message, ints);
     }
   } catch (const std::exception& e) {
-    group_.abandon(e.what());
+    give_up(e.what());
     throw;
   }
 }

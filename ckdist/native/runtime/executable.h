@@ -112,6 +112,7 @@ class Executable {
   void find_ahead(int thread, int index);
   static void fetch_ahead(void* ahead);
   void gather(int64_t rows, int step);
+  void give_up(const char* reason);
   void meet(int thread, int index);
   template <class Last>
   void meet(int thread, int index, bool exchange, Last&& last) {
