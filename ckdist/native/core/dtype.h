@@ -17,15 +17,14 @@ struct TypeTraits {
   int block_bytes;
 };
 
-inline const TypeTraits& type_traits(int32_t type) {
-  static constexpr TypeTraits unknown = {"?", 0, 0};
-  static constexpr TypeTraits table[kTypeCount] = {
-      {"F32", 1, 4}, {"F16", 1, 2}, {"Q4_0", 32, 18}, {"Q4_1", 32, 20}, unknown, unknown, {"Q5_0", 32, 22}, {"Q5_1", 32, 24},
-      {"Q8_0", 32, 34}, unknown, {"Q2_K", 256, 84}, {"Q3_K", 256, 110}, {"Q4_K", 256, 144}, {"Q5_K", 256, 176},
-      {"Q6_K", 256, 210}, unknown, unknown, unknown, unknown, unknown, {"IQ4_NL", 32, 18}, unknown, unknown,
-      {"IQ4_XS", 256, 136}, unknown, unknown, unknown, unknown, unknown, unknown, {"BF16", 1, 2}};
-  return type >= 0 && type < kTypeCount ? table[type] : unknown;
-}
-inline const TypeTraits& type_traits(Type type) { return type_traits(static_cast<int32_t>(type)); }
+inline constexpr TypeTraits kUnknownType = {"?", 0, 0};
+inline constexpr TypeTraits kTypeTraits[kTypeCount] = {
+    {"F32", 1, 4}, {"F16", 1, 2}, {"Q4_0", 32, 18}, {"Q4_1", 32, 20}, kUnknownType, kUnknownType, {"Q5_0", 32, 22}, {"Q5_1", 32, 24},
+    {"Q8_0", 32, 34}, kUnknownType, {"Q2_K", 256, 84}, {"Q3_K", 256, 110}, {"Q4_K", 256, 144}, {"Q5_K", 256, 176},
+    {"Q6_K", 256, 210}, kUnknownType, kUnknownType, kUnknownType, kUnknownType, kUnknownType, {"IQ4_NL", 32, 18}, kUnknownType, kUnknownType,
+    {"IQ4_XS", 256, 136}, kUnknownType, kUnknownType, kUnknownType, kUnknownType, kUnknownType, kUnknownType, {"BF16", 1, 2}};
+
+constexpr const TypeTraits& type_traits(int32_t type) { return type >= 0 && type < kTypeCount ? kTypeTraits[type] : kUnknownType; }
+constexpr const TypeTraits& type_traits(Type type) { return type_traits(static_cast<int32_t>(type)); }
 
 }  // namespace ckdist

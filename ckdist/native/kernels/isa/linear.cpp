@@ -8,6 +8,7 @@
 #else
 #include "kernels/isa/linear_baseline.h"
 #endif
+#include "kernels/isa/pack_tile.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
@@ -20,7 +21,7 @@ constexpr LinearKernel kernel_of() {
 #else
   constexpr auto product = multiply<Product<type>>;
 #endif
-  return {activation_of<type>(), Tiles<type>::tile_bytes, Tiles<type>::pack, Tiles<type>::unpack_row, product};
+  return {activation_of<type>(), Tiles<type>::tile_bytes, pack_tile<type>, Tiles<type>::unpack_row, product};
 }
 
 constexpr LinearKernel none = {};

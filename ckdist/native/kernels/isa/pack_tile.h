@@ -1,0 +1,15 @@
+// Stored rows into a tile, at memory speed. Private to isa/.
+#pragma once
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+
+// LinearKernel::pack
+template <Type type>
+void pack_tile(const uint8_t* const* source_rows, int rows, int64_t cols, uint8_t* tile);
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist
