@@ -1,8 +1,26 @@
 // What a test needs of the movers, compiled beside them, from Python.
-#include "movers/mover.h"
-#include "movers/stream_mover.h"
+#include <cstdio>
+
+#include "core/error.h"
+#include "movers/dsa_queue.h"
+#include "software_dsa.h"
 
 using namespace ckdist;
+
+namespace {
+
+struct Bench {
+  SoftwareDsa device;
+  std::unique_ptr<Mover> mover;
+};
+thread_local char text[1024];
+
+const char* keep(const std::string& words) {
+  std::snprintf(text, sizeof text, "%s", words.c_str());
+  return text;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -16,4 +34,100 @@ int stream_copy(int vector_bytes, uint8_t* to, const uint8_t* from, int64_t byte
 }
 int widest_stream_bytes(void) { return widest_stream().vector_bytes; }
 
+// A mover over a device in software; its limits are those of the device, but for `believed_transfer` where that is not 0.
+Bench* bench_open(int64_t max_transfer, int64_t max_batch, int64_t credits, int block_on_fault, int64_t believed_transfer, int64_t copy_ns) {
+  Bench* bench = new Bench();
+  bench->device.max_transfer = max_transfer;
+  bench->device.max_batch = max_batch;
+  bench->device.capacity = credits;
+  bench->device.block_on_fault = block_on_fault != 0;
+  const DsaQueueLimits limits{"wq0.1", believed_transfer ? believed_transfer : max_transfer, max_batch, credits, block_on_fault != 0};
+  bench->mover = std::make_unique<DsaMover>(std::make_unique<SoftwarePortal>(&bench->device), limits, copy_ns, copy_ns);
+  return bench;
+}
+void bench_close_mover(Bench* bench) { bench->mover.reset(); }
+void bench_free(Bench* bench) { delete bench; }
+
+// 0: no such setting.
+int device_set(Bench* bench, const char* name, int64_t value) {
+  SoftwareDsa& d = bench->device;
+  const std::string key = name;
+#define SET(field) if (key == #field) return d.field = static_cast<decltype(d.field)>(value), 1
+  SET(deferred);
+  SET(backwards);
+  SET(full);
+  SET(errors);
+  SET(error);
+  SET(faults);
+  SET(fault_after);
+  SET(fault_info);
+  SET(fault_address);
+  SET(fault_from_end);
+  SET(real_faults);
+  SET(lost);
+  SET(hangs);
+  SET(batch_stops_at);
+  SET(record_left_out);
+#undef SET
+  return 0;
+}
+void device_run(Bench* bench, int64_t most) { bench->device.run(most); }
+int64_t device_submissions(Bench* bench) { return bench->device.submissions; }
+int64_t device_dropped(Bench* bench) { return bench->device.dropped; }
+int64_t device_moved(Bench* bench) { return bench->device.moved_bytes; }
+int64_t device_page_faults(Bench* bench) { return bench->device.page_faults; }
+const char* device_broken(Bench* bench) { return bench->device.broken; }
+// The bytes of the descriptor that came in as number `index`; 0: there is none.
+int device_seen(Bench* bench, int64_t index, uint8_t* out) {
+  if (index >= static_cast<int64_t>(bench->device.seen.size())) return 0;
+  std::memcpy(out, bench->device.seen[index].data(), 64);
+  return 1;
+}
+
+const char* mover_name(Bench* bench) { return bench->mover->name(); }
+const char* mover_trouble(Bench* bench) { return bench->mover->trouble() ? bench->mover->trouble() : ""; }
+int64_t mover_submit(Bench* bench, const Copy* copies, int count) { return bench->mover->submit(copies, count); }
+// -1: it threw, with what is in mover_error().
+int mover_done(Bench* bench, int64_t ticket) {
+  try {
+    return bench->mover->done(ticket);
+  } catch (const Error& e) {
+    keep(e.what());
+    return -1;
+  }
+}
+const char* mover_error(void) { return text; }
+int mover_works(Bench* bench) { return static_cast<DsaMover*>(bench->mover.get())->works(); }
+
+// Lines of "name node mode path max_transfer max_batch credits block_on_fault", or what is missing behind a "!".
+const char* find_queues(const char* root, int node) {
+  std::string missing, lines;
+  for (const DsaQueue& q : find_dsa_queues(root, node, &missing)) {
+    char line[400];
+    std::snprintf(line, sizeof line, "%s %d %s %s %lld %lld %lld %d\n", q.limits.name.c_str(), q.node, q.shared ? "shared" : "dedicated", q.path.c_str(),
+                  static_cast<long long>(q.limits.max_transfer), static_cast<long long>(q.limits.max_batch), static_cast<long long>(q.limits.credits),
+                  q.limits.block_on_fault);
+    lines += line;
+  }
+  return keep(lines.empty() ? "!" + missing : lines);
+}
+// Why the first of them cannot be opened; empty: it can.
+const char* open_queue(const char* root) {
+  std::string missing, reason;
+  std::vector<DsaQueue> queues = find_dsa_queues(root, 0, &missing);
+  if (queues.empty()) return keep("!" + missing);
+  DsaQueueLimits limits = queues[0].limits;
+  return open_dsa_queue(queues[0], &limits, &reason) ? keep("") : keep(reason);
+}
+
+const char* open_mover_of(int choice, char* reason_out, int bytes) {
+  try {
+    std::string reason;
+    const std::unique_ptr<Mover> mover = open_mover(static_cast<MoverChoice>(choice), &reason);
+    std::snprintf(reason_out, bytes, "%s", reason.c_str());
+    return keep(mover->name());
+  } catch (const Error& e) {
+    return keep("!" + std::string(e.what()));
+  }
+}
 }

@@ -1,0 +1,103 @@
+// Copies by a work queue of an Intel Data Streaming Accelerator, through whatever takes its descriptors (DsaPortal).
+//
+// What the device refuses, does not end in time, or ends with an error is copied here, and after a few of those the device is given up. A page
+// fault is not an error: the pages are touched and the device goes on behind what it had copied.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "movers/dsa_format.h"
+#include "movers/mover.h"
+#include "movers/stream_mover.h"
+
+namespace ckdist {
+
+// Where descriptors go: a queue of the kernel's (dsa_queue.h), or a device in software.
+class DsaPortal {
+ public:
+  virtual ~DsaPortal() = default;
+  // Hands over 64 bytes, aligned to 64, once; all stores before it are visible to the device. False: not taken, the queue is full.
+  virtual bool submit(const void* descriptor) = 0;
+  // Takes no more; true once the device touches nothing any more that was handed over, false if that takes longer than `ns`.
+  virtual bool close(int64_t ns) = 0;
+};
+
+struct DsaQueueLimits {
+  std::string name;             // wq0.1
+  int64_t max_transfer = 0;     // bytes of one descriptor
+  int64_t max_batch = 1;        // descriptors of one batch; below 2: no batches
+  int64_t credits = 0;          // descriptors that fit into a dedicated queue, which says nothing when it is full; 0: a shared queue
+  bool block_on_fault = false;  // the device may wait for pages
+};
+
+class DsaMover final : public Mover {
+ public:
+  static constexpr int kJobs = 32;         // tickets under way
+  static constexpr int kPieces = 16;       // descriptors of one ticket
+  static constexpr int kMostErrors = 3;    // of the device, until it is given up
+  static constexpr int kMostRefusals = 64; // in a row, likewise
+  static constexpr int kMostFaults = 8;    // page faults of one piece that are met by touching pages
+  static constexpr int64_t kCopyNs = 2'000'000'000, kCloseNs = 5'000'000'000;
+
+  DsaMover(std::unique_ptr<DsaPortal> portal, const DsaQueueLimits& limits, int64_t copy_ns = kCopyNs, int64_t close_ns = kCloseNs);
+  ~DsaMover() override;
+
+  const char* name() const override { return name_.c_str(); }
+  int64_t submit(const Copy* copies, int count) override;
+  bool done(int64_t ticket) override;
+  const char* trouble() const override { return trouble_.empty() ? nullptr : trouble_.c_str(); }
+
+  // Whether the device copies: one page there and compared. Waits as long as a copy may take.
+  bool works();
+
+ private:
+  struct Piece {  // what is left of a copy, or of its part
+    uint8_t* to;
+    const uint8_t* from;
+    uint32_t bytes;
+    int faults;
+    bool waiting;
+  };
+  struct Job {
+    int64_t ticket = 0;
+    int64_t deadline = 0;
+    int pieces = 0, waiting = 0;
+    bool batched = false;  // as one batch, which is not complete yet
+    Piece piece[kPieces];
+  };
+  struct DeviceMemory {  // what the device reads and writes beside the copies themselves
+    DsaDescriptor descriptors[kJobs][kPieces], batches[kJobs];
+    DsaRecord records[kJobs][kPieces], batch_records[kJobs];
+  };
+
+  int64_t split(const Copy* copies, int count, Job& job);
+  void begin(Job& job);
+  bool begin_piece(Job& job, int index);
+  void describe(Job& job, int index);
+  bool hand_over(const DsaDescriptor& descriptor);
+  void poll(Job& job);
+  void settle(Job& job, int index, uint8_t status);
+  bool resume(Job& job, int index);
+  void finish_here(Job& job, int index);
+  void copy_here(uint8_t* to, const uint8_t* from, int64_t bytes);
+  void note_error(uint8_t status);
+  void give_up(const std::string& why);
+  void abandon(const std::string& why);
+  int index_of(const Job& job) const { return static_cast<int>(&job - jobs_); }
+
+  std::unique_ptr<DsaPortal> portal_;
+  const DsaQueueLimits limits_;
+  const int64_t copy_ns_, close_ns_;
+  const std::string name_;
+  const StreamCopy stream_;
+  std::unique_ptr<DeviceMemory> memory_;
+  Job jobs_[kJobs];
+  int64_t tickets_ = 0;
+  int64_t in_queue_ = 0;  // descriptors handed over and not known to be complete
+  int errors_ = 0, refusals_ = 0;
+  bool given_up_ = false, closed_ = false, stuck_ = false;
+  std::string trouble_;
+};
+
+}  // namespace ckdist

@@ -1,0 +1,224 @@
+#include "movers/dsa_queue.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "core/number_file.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12's own headers
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+#endif
+
+namespace ckdist {
+namespace {
+
+constexpr size_t kPortalBytes = 4096;
+constexpr size_t kMostListed = 4;  // reasons in one line
+
+std::string word_of(const std::string& path) {
+  char text[64] = "";
+  if (std::FILE* file = std::fopen(path.c_str(), "re")) {
+    if (!std::fgets(text, sizeof text, file)) text[0] = 0;
+    std::fclose(file);
+  }
+  text[std::strcspn(text, " \t\n")] = 0;
+  return text;
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  if (DIR* open = opendir(folder.c_str())) {
+    while (const dirent* entry = readdir(open)) names.push_back(entry->d_name);
+    closedir(open);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// Whether `name` is `prefix`, a number, `middle` and, where that is not empty, another number. The first is in `number`.
+bool is_numbered(const std::string& name, const char* prefix, const char* middle, int* number) {
+  int end = 0, second = 0;
+  char format[32];
+  std::snprintf(format, sizeof format, *middle ? "%s%%4d%s%%4d%%n" : "%s%%4d%s%%n", prefix, middle);
+  const int fields = *middle ? std::sscanf(name.c_str(), format, number, &second, &end) : std::sscanf(name.c_str(), format, number, &end);
+  return fields == (*middle ? 2 : 1) && end == static_cast<int>(name.size()) && *number >= 0 && second >= 0;
+}
+
+std::string joined(const std::vector<std::string>& parts) {
+  std::string all;
+  for (size_t i = 0; i < parts.size() && i < kMostListed; ++i) all += (i ? "; " : "") + parts[i];
+  return parts.size() > kMostListed ? all + "; and " + std::to_string(parts.size() - kMostListed) + " more" : all;
+}
+
+// CPUID.7.0:ECX. The kernel enables ENQCMD where it lets shared queues be enabled.
+bool cpu_submits([[maybe_unused]] bool shared) {
+#if defined(__x86_64__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c >> (shared ? 29 : 28) & 1);
+#else
+  return false;
+#endif
+}
+
+#if defined(__x86_64__)
+__attribute__((target("enqcmd"))) bool enqueue(void* portal, const void* descriptor) { return _enqcmd(portal, descriptor) == 0; }
+__attribute__((target("movdir64b"))) void store_directly(void* portal, const void* descriptor) { _movdir64b(portal, descriptor); }
+#endif
+
+class KernelPortal final : public DsaPortal {
+ public:
+  // `page`: null where the kernel takes descriptors by write() alone.
+  KernelPortal(int descriptor, uint8_t* page, bool shared) : file_(descriptor), page_(page), shared_(shared) {}
+  ~KernelPortal() override {
+    if (file_ >= 0) close(0);
+  }
+
+  bool submit(const void* descriptor) override {
+#if defined(__x86_64__)
+    if (page_) {
+      _mm_sfence();  // neither instruction is ordered behind older stores
+      uint8_t* const place = page_ + offset_;
+      offset_ = (offset_ + sizeof(DsaDescriptor)) % kPortalBytes;  // stores to one address would wait for each other
+      if (shared_) return enqueue(place, descriptor);
+      store_directly(place, descriptor);
+      return true;
+    }
+#endif
+    return write(file_, descriptor, sizeof(DsaDescriptor)) == static_cast<ssize_t>(sizeof(DsaDescriptor));
+  }
+
+  // The kernel's release of the last reference waits until the device has ended everything of this process. A child made by fork alone would
+  // hold one; whatever is executed does not.
+  bool close(int64_t ns) override {
+    struct Ending {
+      std::mutex lock;
+      std::condition_variable changed;
+      bool over = false;
+    };
+    const auto ending = std::make_shared<Ending>();
+    const auto end = [ending, file = file_, page = page_] {
+      if (page) munmap(page, kPortalBytes);
+      ::close(file);
+      const std::lock_guard<std::mutex> hold(ending->lock);
+      ending->over = true;
+      ending->changed.notify_all();
+    };
+    file_ = -1;
+    page_ = nullptr;
+    try {
+      std::thread(end).detach();  // it may wait for ever
+    } catch (const std::exception&) {
+      end();
+    }
+    std::unique_lock<std::mutex> hold(ending->lock);
+    return ending->changed.wait_for(hold, std::chrono::nanoseconds(ns), [&] { return ending->over; });
+  }
+
+ private:
+  int file_;
+  uint8_t* page_;
+  size_t offset_ = 0;
+  const bool shared_;
+};
+
+}  // namespace
+
+std::vector<DsaQueue> find_dsa_queues(const std::string& root, int node, std::string* missing) {
+  const std::string bus = root + "/sys/bus/dsa/devices/";
+  const std::vector<std::string> names = names_in(bus);
+  std::vector<std::string> obstacles;
+  std::vector<DsaQueue> found;
+  int device = 0, devices = 0, user_queues = 0;
+  for (const std::string& name : names)
+    if (is_numbered(name, "dsa", "", &device)) {
+      ++devices;
+      if (const std::string state = word_of(bus + name + "/state"); state != "enabled") obstacles.push_back(name + " is " + (state.empty() ? "in no state" : state));
+    }
+  for (const std::string& name : names) {
+    if (!is_numbered(name, "wq", ".", &device)) continue;
+    const std::string of = bus + "dsa" + std::to_string(device) + "/", queue = bus + name + "/";
+    if (access(of.c_str(), F_OK) != 0) continue;  // of another kind of device on the same bus
+    if (word_of(queue + "type") != "user") continue;
+    ++user_queues;
+    const std::string mode = word_of(queue + "mode");
+    if (const std::string state = word_of(queue + "state"); state != "enabled") {
+      obstacles.push_back(name + " is " + (state.empty() ? "in no state" : state));
+    } else if (mode != "shared" && mode != "dedicated") {
+      obstacles.push_back(name + " is neither shared nor dedicated");
+    } else if (read_number(of + "pasid_enabled", "", 0) != 1) {
+      obstacles.push_back("dsa" + std::to_string(device) + " has no shared virtual memory (kernel parameters intel_iommu=on,sm_on)");
+    } else if (read_number(queue + "ats_disable", "", 0) == 1) {
+      obstacles.push_back(name + " has address translation (ATS) off, so that writes to absent pages would be lost");  // 3.13.1
+    } else {
+      DsaQueueLimits limits;
+      limits.name = name;
+      limits.max_transfer = read_number(queue + "max_transfer_size", "", read_number(of + "max_transfer_size", "", 0));
+      limits.max_batch = read_number(queue + "max_batch_size", "", read_number(of + "max_batch_size", "", 1));
+      limits.credits = mode == "dedicated" ? std::max<int64_t>(1, read_number(queue + "size", "", 1)) : 0;
+      limits.block_on_fault = read_number(queue + "block_on_fault", "", 0) == 1;
+      const int of_node = static_cast<int>(read_number(of + "numa_node", "", -1));  // "-1" reads as absent
+      if (limits.max_transfer > 0)
+        found.push_back({limits, root + "/dev/dsa/" + name, of_node, mode == "shared"});
+      else
+        obstacles.push_back(name + " has no max_transfer_size");
+    }
+  }
+  std::stable_sort(found.begin(), found.end(), [node](const DsaQueue& a, const DsaQueue& b) {
+    const auto distance = [node](int of_node) { return of_node == node ? 0 : of_node < 0 ? 1 : 2; };
+    return distance(a.node) < distance(b.node);
+  });
+  if (!found.empty())
+    missing->clear();
+  else if (!devices)
+    *missing = "no DSA device that the idxd driver knows";
+  else if (!obstacles.empty())
+    *missing = joined(obstacles);
+  else
+    *missing = std::to_string(devices) + " DSA device(s) without a work queue of type user: accel-config config-wq, then enable-wq";
+  return found;
+}
+
+std::unique_ptr<DsaPortal> open_dsa_queue(const DsaQueue& queue, DsaQueueLimits* limits, std::string* reason) {
+  const int file = open(queue.path.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0) {
+    const int error = errno;
+    *reason = queue.path + (error == EBUSY ? " is in use, and dedicated to one program" : std::string(" cannot be opened: ") + std::strerror(error));
+    return nullptr;
+  }
+  struct stat status;
+  const char* why = fstat(file, &status) != 0 || !S_ISCHR(status.st_mode) ? " is no character device" : nullptr;
+  if (!why && !cpu_submits(queue.shared)) why = queue.shared ? ": this CPU has no ENQCMD" : ": this CPU has no MOVDIR64B";
+  if (why) {
+    ::close(file);
+    *reason = queue.path + why;
+    return nullptr;
+  }
+  void* const page = mmap(nullptr, kPortalBytes, PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
+  if (page != MAP_FAILED) return std::make_unique<KernelPortal>(file, static_cast<uint8_t*>(page), queue.shared);
+  if (errno == EPERM) {  // devices whose portals only CAP_SYS_RAWIO may map (INTEL-SA-01084): newer kernels take single descriptors by write()
+    limits->max_batch = 1;
+    return std::make_unique<KernelPortal>(file, nullptr, queue.shared);
+  }
+  *reason = queue.path + " cannot be mapped: " + std::strerror(errno);
+  ::close(file);
+  return nullptr;
+}
+
+}  // namespace ckdist
