@@ -164,6 +164,7 @@ void Reorganizer::fill(int number) {
   const std::unique_ptr<Mover> mover = open_mover(way_.mover, &reason);
   int64_t largest = 64;
   for (const SlicedMatrix* matrix : own_) largest = std::max(largest, matrix->largest_bytes());
+  if (!way_.background && !own_.empty()) own_[0]->arena().will_write_part(number, way_.threads);
   Staged staged[kStaged];
   StoredMatrix::Rows rows;
   const auto settle = [&](Staged& one) {

@@ -65,6 +65,11 @@ void WeightArena::will_write(const uint8_t* at, int64_t bytes) {
   }
 }
 
+void WeightArena::will_write_part(int part, int parts) {
+  const int64_t pages = asked_ ? segment_->size() / kHugePage : 0;
+  for (int64_t i = pages * part / parts; i < pages * (part + 1) / parts; ++i) will_write(data_ + i * kHugePage, kHugePage);
+}
+
 void WeightArena::written(int64_t bytes) {
   const int64_t before = __atomic_fetch_sub(&promised_, bytes, __ATOMIC_RELAXED);
   const int64_t kept = before < bytes ? before : bytes;  // other ranks write here too, and this one in theirs

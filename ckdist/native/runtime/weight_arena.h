@@ -26,6 +26,8 @@ class WeightArena {
   std::string path() const { return segment_ ? segment_->path() : std::string(); }
 
   void will_write(const uint8_t* at, int64_t bytes);
+  // All of one of `parts`: where several threads write at once, it costs less before than meanwhile.
+  void will_write_part(int part, int parts);
   void written(int64_t bytes);
 
  private:
