@@ -94,8 +94,10 @@ class Model:
         self.loader.close()
 
 
-def load_model(config, world, progress: bool = False) -> Model:
+def load_model(config, world, progress: bool = False, fill=None) -> Model:
     """This rank's part of the model at `config.model` (None: the bundled one), ready to run.
+
+    `fill(loader)`: packs its weights, or begins to, once they are planned on every rank; None: as --reorganize says.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where ranks disagree.
     """
@@ -126,7 +128,7 @@ def load_model(config, world, progress: bool = False) -> Model:
         shards = HostShards(world, loader, lowered, matrices, vectors)
         tokens_cut = lower_for(loader, token_program, mesh, max_tokens, model_dims(spec, decode, mesh))
         phases.append(Phase(tokens_cut, [shards.matrix(*m) for m in tokens_cut.matrices], [shards.vector(*v) for v in tokens_cut.vectors]))
-    fill(loader, config, world, progress)
+    fill(loader) if fill else fill_shard(loader, config, world, progress)
     group = open_group(world, plan.spins, config.comm_timeout, config.transport)
     executable = Executable(
         phases,
@@ -169,7 +171,7 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
     return Engine(model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids, max_waiting=max_waiting, more_stats=stats), tokenizer
 
 
-def fill(loader: ShardLoader, config, world, progress: bool) -> None:
+def fill_shard(loader: ShardLoader, config, world, progress: bool) -> None:
     """Packs everything, or begins to, as --reorganize says."""
     if config.reorganize != "off" and not config.quantize:
         return loader.reorganize(config.reorganize)

@@ -107,6 +107,7 @@ bool Reorganizer::within_limit(int64_t bytes) const {
 
 bool Reorganizer::claim(const SlicedMatrix& matrix, int64_t slice) {
   const int64_t bytes = matrix.bytes(slice);
+  if (way_.until < 1 && &matrix.arena() != &own_[0]->arena()) return false;  // other ranks know how far theirs may be filled
   if (allowance_.load(std::memory_order_relaxed) < bytes || !within_limit(bytes) || !matrix.claim(slice)) return false;
   allowance_.fetch_sub(bytes, std::memory_order_relaxed);
   return true;
