@@ -53,12 +53,12 @@ test-wheel: setup
 
 # The native code under AddressSanitizer and UndefinedBehaviorSanitizer. Memory that Python keeps to its end is no leak of ours.
 ASAN_TESTS := tests/test_native_fuzz.py tests/test_gguf.py tests/test_loader.py tests/test_linear.py tests/test_attention.py \
-	tests/test_elementwise.py tests/test_sampler.py tests/test_replay.py
+	tests/test_elementwise.py tests/test_sampler.py tests/test_replay.py tests/test_mover.py
 test-asan: setup
 	@$(CMAKE) -S . -B build/asan -DCKDIST_SANITIZE=address,undefined >/dev/null
 	@$(BIN)/cmake --build build/asan --parallel $(JOBS)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-		CKDIST_LIBRARY=$(CURDIR)/build/asan/libckdist.so $(BIN)/python -m pytest $(ASAN_TESTS)
+		CKDIST_LIBRARY=$(CURDIR)/build/asan/libckdist.so CKDIST_TEST_CXXFLAGS=-fsanitize=address,undefined $(BIN)/python -m pytest $(ASAN_TESTS)
 
 # How ranks and threads meet, under ThreadSanitizer.
 test-tsan: setup

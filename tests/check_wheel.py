@@ -14,7 +14,7 @@ import zipfile
 
 ROOT = pathlib.Path(__file__).parent.parent
 WANTED = ("native/libckdist.so", "native/api/core.h", "native/api/runtime.h", "models/bundled/config.json", "models/bundled/tokenizer.json", "models/bundled/README.md", "cli/main.py")
-UNWANTED = ("/kernels/", "/runtime/", "/bindings/", "/core/", "native/comm/", ".cpp", "CMakeLists", "tests/", "__pycache__")
+UNWANTED = ("/kernels/", "/runtime/", "/bindings/", "/core/", "/movers/", "native/comm/", ".cpp", "CMakeLists", "tests/", "__pycache__")
 
 
 def run(*words: object, **more) -> str:

@@ -26,7 +26,8 @@ from ckdist.weights.gguf_writer import write_gguf
 from ckdist.weights.loader import read_tensor
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
-PROMPTS = ["def main(", "import os\n\nclass Foo", "What does json.dumps do?"]
+# Of prompts whose greedy tokens are no near ties: the engines round activations differently, which moves logits by some hundredths.
+PROMPTS = ["try:\n    import", "    def __init__(self", "What does json.dumps do?"]
 
 
 @pytest.fixture(scope="module", params=["f16", "q8_0", "q4_k"])
@@ -98,13 +99,13 @@ def test_yarn_is_llama_cpps(tmp_path):
     with pytest.raises(ArchitectureError, match="truncate: false"):
         export_gguf(str(changed(tmp_path / "finer", rope_scaling=scaling | {"truncate": False})), str(path), "f32")
     llama_cpp = pytest.importorskip("llama_cpp")
-    peer, own = llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, verbose=False, logits_all=True), LLM(str(folder), threads=1)
+    peer, own = llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, verbose=False, logits_all=True), LLM(str(path), threads=1)
     prompt = own.tokenizer.encode("import os\n\nclass Foo(object):\n    def main(self):\n" * 6)
     (scored,) = own.generate([prompt], SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0))
     peer.eval(prompt)
     logits = np.asarray(peer.scores[: len(prompt)], np.float64)  # (tokens, vocab)
     expected = [row[token] - np.log(np.exp(row - row.max()).sum()) - row.max() for row, token in zip(logits, prompt[1:])]
-    np.testing.assert_allclose([entry[0] for entry in scored.prompt_logprobs[1:]], expected, atol=0.02)
+    np.testing.assert_allclose([entry[0] for entry in scored.prompt_logprobs[1:]], expected, atol=0.005)
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])

@@ -1,4 +1,4 @@
-"""Which transports, launchers and kernels work on this machine: each is tried, all at once, and whoever has not answered in time is left behind.
+"""Which transports, movers, launchers and kernels work on this machine: each is tried, all at once, and whoever has not answered in time is left behind.
 
 What may crash, hang or leave traces (an MPI library, a launcher, a driver) is tried in a process of its own.
 """
@@ -32,7 +32,7 @@ ROOT_WANTS = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
 
 @dataclass(frozen=True)
 class Capability:
-    """`group` is transport, launcher or kernels; `about` says which one, or why not."""
+    """`group` is transport, mover, launcher or kernels; `about` says which one, or why not."""
 
     group: str
     name: str
@@ -58,8 +58,8 @@ def run_briefly(command: list[str], timeout: float = TIMEOUT) -> tuple[int, str]
         process.wait()
 
 
-def last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")[:100]
+def last_line(text: str, most: int = 100) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")[:most]
 
 
 def capabilities(machine: Machine, timeout: float = TIMEOUT) -> list[Capability]:
@@ -69,6 +69,7 @@ def capabilities(machine: Machine, timeout: float = TIMEOUT) -> list[Capability]
         ("transport", "MPI"): lambda: mpi(timeout),
         ("transport", "TCP"): tcp,
         ("transport", "verbs"): lambda: verbs(machine, timeout),
+        ("mover", "DSA"): lambda: dsa(machine, timeout),
         ("launcher", "mpirun"): lambda: mpirun(timeout),
         ("launcher", "srun"): srun,
         ("launcher", "torchrun-style"): torchrun,
@@ -143,6 +144,18 @@ def verbs(machine: Machine, timeout: float = TIMEOUT) -> tuple[bool, str]:
         pyverbs, text = run_briefly([sys.executable, "-c", listed], max(0.1, timeout - (time.monotonic() - began)))
         about += f"; pyverbs sees {last_line(text)}" if pyverbs == 0 else "; pyverbs does not load"
     return code == 0, about
+
+
+def dsa(machine: Machine, timeout: float = TIMEOUT) -> tuple[bool, str]:
+    """A page is copied by a queue. In a process of its own where there is a device: one that hangs would keep this one from ending."""
+    if not machine.dsa:
+        return False, "no DSA device that the idxd driver knows"
+    tried = (
+        "from ckdist.native import check, ffi, lib; about = ffi.new('char[]', 1000); works = check(lib.ckdist_try_dsa(about, 1000)); "
+        "print(ffi.string(about).decode()); raise SystemExit(not works)"
+    )
+    code, text = run_briefly([sys.executable, "-c", tried], timeout)
+    return code == 0, text if code == 124 else last_line(text, 400)
 
 
 def mpirun(timeout: float = TIMEOUT) -> tuple[bool, str]:

@@ -23,6 +23,7 @@ from ckdist.cli.node_speed import GEMM_TYPES
 from ckdist.config import DoctorConfig
 from ckdist.topology import Machine, this_machine
 from ckdist.topology.advice import Advice, advise
+from ckdist.topology.devices import DsaDevice
 from ckdist.topology.placement import place_rank, shares, threads_of
 from ckdist.topology.tree import format_cpu_list
 
@@ -94,7 +95,7 @@ def machine_lines(machine: Machine, width: int) -> list[str]:
     ]
     rows += [("offline", f"CPUs {format_cpu_list(machine.offline)}")] if machine.offline else []
     rows += [("rdma", f"{p.device} port {p.port}: {p.state}, {p.link}, {p.rate}, node {'?' if p.node is None else p.node}") for p in machine.rdma] or [("rdma", "none")]
-    rows += [("dsa", f"{q.name}: {q.state}, {q.mode}, {q.kind}, node {'?' if q.node is None else q.node}") for q in machine.dsa[:8]] or [("dsa", "none")]
+    rows += [("dsa", dsa_line(device)) for device in machine.dsa[:8]] or [("dsa", "none")]
     rows += [("note", machine.simple)] if machine.simple else []
     nodes = [["node", "package", "cpus", "memory", "free", "huge pages free", "distances"]]
     for node in machine.nodes:
@@ -104,6 +105,12 @@ def machine_lines(machine: Machine, width: int) -> list[str]:
         cpus = textwrap.shorten(format_cpu_list(node.cpus).replace(",", ", "), 34, placeholder=" ...").replace(", ", ",")
         nodes.append([str(node.number), "-" if package is None else str(package), cpus or "none", gib(node.memory), gib(node.free), pools or "none", distances])
     return [*facts(rows, width), "", *table(nodes)]
+
+
+def dsa_line(device: DsaDevice) -> str:
+    queues = ", ".join(f"{q.name} ({q.state}, {q.mode}, {q.kind}, {gib(q.max_transfer)} at a time, batches of {q.max_batch or 1})" for q in device.queues if q.kind != "none")
+    memory = "" if device.shared_memory else ", no shared virtual memory"
+    return f"{device.name}: {device.state}, node {'?' if device.node is None else device.node}{memory}; {queues or 'no queue'}"
 
 
 def binding_lines(machine: Machine, width: int) -> list[str]:

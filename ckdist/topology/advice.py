@@ -23,7 +23,7 @@ def advise(machine: Machine, root="/", memlock: int | None = None) -> tuple[Advi
     tree = Tree(root)
     if memlock is None:
         memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    found = [*_memory(tree, machine, memlock), *_cpus(tree, machine), *_limits(machine), *_nodes(tree, machine)]
+    found = [*_memory(tree, machine, memlock), *_cpus(tree, machine), *_limits(machine), *_nodes(tree, machine), *_devices(machine)]
     return tuple(found)
 
 
@@ -103,3 +103,14 @@ def _nodes(tree: Tree, machine: Machine):
             yield Advice("automatic NUMA balancing is on", "it unmaps pages to see who uses them", "sudo sysctl -w kernel.numa_balancing=0")
     if machine.binding.memory_policy not in ("default", "local", "unknown"):
         yield Advice(f"numactl set the memory policy {machine.binding.memory_policy}", "ckdist then binds no memory itself", "start without numactl --membind or --interleave")
+
+
+def _devices(machine: Machine):
+    if machine.dsa and not any(queue.kind == "user" and queue.state == "enabled" for device in machine.dsa for queue in device.queues):
+        name, number = machine.dsa[0].name, machine.dsa[0].name.removeprefix("dsa")
+        yield Advice(
+            f"{name} copies for no program: it has no enabled work queue of type user",
+            "weights are moved into place by the cores",
+            f"sudo accel-config config-wq {name}/wq{number}.0 -g 0 -m shared -y user -n ckdist -d user -s 16 -t 15 -p 10 -c 32 && sudo accel-config config-engine "
+            f"{name}/engine{number}.0 -g 0 && sudo accel-config enable-device {name} && sudo accel-config enable-wq {name}/wq{number}.0",
+        )

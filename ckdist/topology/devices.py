@@ -1,6 +1,5 @@
 """RDMA ports and DSA work queues, with the NUMA node that each hangs on. Read from sysfs; nothing is opened."""
 
-import re
 from dataclasses import dataclass
 
 from ckdist.topology.tree import Tree
@@ -20,16 +19,31 @@ class RdmaPort:
 
 @dataclass(frozen=True)
 class DsaQueue:
-    """One work queue of an Intel Data Streaming Accelerator."""
+    """One work queue of an Intel Data Streaming Accelerator. Programs of users get those of kind user that are enabled."""
 
     name: str
     node: int | None
     state: str  # enabled, disabled
     mode: str  # shared, dedicated
     kind: str  # user, kernel, none
+    size: int | None  # descriptors that it holds
+    max_transfer: int | None  # bytes of one descriptor
+    max_batch: int | None  # descriptors of one batch; None: no batches
+    block_on_fault: bool  # the device may wait for absent pages
 
 
-def _node(tree: Tree, path: str) -> int | None:
+@dataclass(frozen=True)
+class DsaDevice:
+    """An Intel Data Streaming Accelerator; `shared_memory`: it reads and writes at a process's own addresses."""
+
+    name: str
+    node: int | None
+    state: str
+    shared_memory: bool
+    queues: tuple[DsaQueue, ...]
+
+
+def _count(tree: Tree, path: str) -> int | None:
     number = tree.number(path)
     return number if number is not None and number >= 0 else None
 
@@ -38,19 +52,27 @@ def read_rdma(tree: Tree) -> tuple[RdmaPort, ...]:
     ports = []
     for device in tree.names("sys/class/infiniband"):
         folder = f"sys/class/infiniband/{device}"
-        node = _node(tree, f"{folder}/device/numa_node")
+        node = _count(tree, f"{folder}/device/numa_node")
         for port in map(int, filter(str.isdecimal, tree.names(f"{folder}/ports"))):
             word = lambda name: tree.text(f"{folder}/ports/{port}/{name}")[:40]
             ports.append(RdmaPort(device, port, node, word("state").rpartition(":")[2].strip(), word("link_layer"), word("rate")))
     return tuple(ports)
 
 
-def read_dsa(tree: Tree) -> tuple[DsaQueue, ...]:
-    queues = []
-    for name in tree.names("sys/bus/dsa/devices"):
-        match = re.fullmatch(r"wq(\d{1,4})\.\d{1,4}", name, re.ASCII)
-        if match:
-            word = lambda what: tree.text(f"sys/bus/dsa/devices/{name}/{what}")[:40]
-            node = _node(tree, f"sys/bus/dsa/devices/dsa{match[1]}/numa_node")
-            queues.append(DsaQueue(name, node, word("state"), word("mode"), word("type")))
-    return tuple(queues)
+def read_dsa(tree: Tree) -> tuple[DsaDevice, ...]:
+    bus = "sys/bus/dsa/devices"
+    devices = []
+    for number in tree.numbered(bus, "dsa"):  # its other devices (iax) and their queues do not copy
+        folder = f"{bus}/dsa{number}"
+        node = _count(tree, f"{folder}/numa_node")
+        queues = tuple(_dsa_queue(tree, bus, f"wq{number}.{queue}", node) for queue in tree.numbered(bus, f"wq{number}."))
+        devices.append(DsaDevice(f"dsa{number}", node, tree.text(f"{folder}/state")[:40], tree.number(f"{folder}/pasid_enabled") == 1, queues))
+    return tuple(devices)
+
+
+def _dsa_queue(tree: Tree, bus: str, name: str, node: int | None) -> DsaQueue:
+    word = lambda what: tree.text(f"{bus}/{name}/{what}")[:40]
+    number = lambda what: _count(tree, f"{bus}/{name}/{what}")
+    return DsaQueue(
+        name, node, word("state"), word("mode"), word("type"), number("size"), number("max_transfer_size"), number("max_batch_size"), number("block_on_fault") == 1
+    )

@@ -8,14 +8,14 @@ from ckdist import native
 from ckdist.topology.binding import Binding, own_cpus, read_binding
 from ckdist.topology.control_group import ControlGroup, read_control_group
 from ckdist.topology.cpus import Cpu, cache_bytes, offline_cpus, read_cpus
-from ckdist.topology.devices import DsaQueue, RdmaPort, read_dsa, read_rdma
+from ckdist.topology.devices import DsaDevice, RdmaPort, read_dsa, read_rdma
 from ckdist.topology.memory import Memory, Node, read_memory, read_nodes
 from ckdist.topology.tree import Tree
 
 # What kernels could use, as /proc/cpuinfo names it (x86 `flags`, ARM `Features`).
 FEATURES = (
     "avx2 fma f16c bmi2 avx_vnni avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 avx512_fp16 avx512vbmi "
-    "amx_tile amx_int8 amx_bf16 amx_fp16 asimd asimddp i8mm bf16 sve sve2 sme"
+    "amx_tile amx_int8 amx_bf16 amx_fp16 movdir64b enqcmd asimd asimddp i8mm bf16 sve sve2 sme"
 ).split()
 
 
@@ -36,7 +36,7 @@ class Machine:
     control_group: ControlGroup
     binding: Binding
     rdma: tuple[RdmaPort, ...]
-    dsa: tuple[DsaQueue, ...]
+    dsa: tuple[DsaDevice, ...]
     simple: str
 
     @functools.cached_property

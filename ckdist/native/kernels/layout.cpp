@@ -82,7 +82,7 @@ void pack_block(const Block& source, int row, int first, uint8_t* block) {
   for (int start = 0; start < columns; start += kGroupColumns) {
     uint32_t words[kSteps];
     std::memcpy(words, source.codes + start, sizeof words);
-    uint8_t* planes = block + (first + start) / kGroupColumns * layout.plane_bytes() + 4 * row;
+    uint8_t* planes = block + layout.planes() + (first + start) / kGroupColumns * layout.plane_bytes() + 4 * row;
     pack_plane<layout.low_bits, 0>(words, planes);
     if constexpr (layout.high_bits > 0) pack_plane<layout.high_bits, layout.low_bits>(words, planes + layout.low_bytes());
   }
@@ -106,7 +106,7 @@ void unpack_block(const uint8_t* block, int row, int first, Block& out) {
   const int columns = type_traits(type).block_elements;
   for (int start = 0; start < columns; start += kGroupColumns) {
     uint32_t words[kSteps] = {};
-    const uint8_t* planes = block + (first + start) / kGroupColumns * layout.plane_bytes() + 4 * row;
+    const uint8_t* planes = block + layout.planes() + (first + start) / kGroupColumns * layout.plane_bytes() + 4 * row;
     unpack_plane<layout.low_bits, 0>(planes, words);
     if constexpr (layout.high_bits > 0) unpack_plane<layout.high_bits, layout.low_bits>(planes + layout.low_bytes(), words);
     std::memcpy(out.codes + start, words, sizeof words);
@@ -136,10 +136,12 @@ struct BlockTiles {
     const bool whole = rows == kTileRows && cols % layout.columns == 0;
     Block source;
     for (int64_t column = 0; column < cols; column += layout.columns, tile += layout.bytes()) {
-      if (whole)
+      if (whole) {
+        std::memset(tile + layout.head(), 0, layout.planes() - layout.head());
         std::memset(tile + layout.used(), 0, layout.bytes() - layout.used());
-      else
+      } else {
         std::memset(tile, 0, layout.bytes());
+      }
       for (int row = 0; row < rows; ++row)
         for (int first = 0; first < layout.columns && column + first < cols; first += traits.block_elements) {
           read_block<type>(source_rows[row] + (column + first) / traits.block_elements * traits.block_bytes, source);

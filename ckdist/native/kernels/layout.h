@@ -1,10 +1,11 @@
 // The packed layout of the block-quantised types, as one description per type, and the packing that follows it.
 //
 // A tile is a run of packed blocks. A packed block holds 16 rows x 256 columns of a K-type, 16 rows x 64 columns of the others:
-//   for every 32 columns  the low plane, then the high plane where there is one
 //   half floats [16]      the block's scale, then that of its minima (K-types alone)
-//   scales and minima     of its groups of 16 or 32 columns, [group][16]; minima of unsigned bytes lie as codes do, [group / 4][16][4]
-// filled up to a cache line. Vectors are the 64 codes of 4 columns (a "step") of all 16 rows, [row][column]; of the 8 steps
+//   scales and minima     of its groups of 16 or 32 columns, [group][16]; minima of unsigned bytes lie as codes do, [group / 4][16][4];
+//                         filled up to a cache line
+//   for every 32 columns  the low plane, then the high plane where there is one
+// in the order in which a product reads them, which memory is fastest in. Vectors are the 64 codes of 4 columns (a "step") of all 16 rows, [row][column]; of the 8 steps
 //   a plane of 8 bits has 8 vectors, vector i holds step i
 //   a plane of 6 bits has 3 vectors per 4 steps, vector i holds step i in its low bits, and bits 2i and 2i + 1 of the fourth step above
 //   a plane of 4 bits has 4 vectors, vector i holds steps i (low nibble) and i + 4
@@ -46,14 +47,18 @@ struct BlockLayout {
   constexpr int low_bytes() const { return kGroupColumns * kTileRows * low_bits / 8; }
   constexpr int high_bytes() const { return kGroupColumns * kTileRows * high_bits / 8; }
   constexpr int plane_bytes() const { return low_bytes() + high_bytes(); }  // of 32 columns
-  constexpr int block_scale() const { return columns / kGroupColumns * plane_bytes(); }
-  constexpr int block_minimum() const { return block_scale() + 2 * kTileRows; }
-  constexpr int group_scales() const {
-    return scales == ScaleKind::half ? block_scale() : block_scale() + 2 * kTileRows * (minimum ? 2 : 1);
-  }
   constexpr int group_scale_bytes() const { return scales == ScaleKind::half ? 2 * kTileRows : kTileRows; }
-  constexpr int group_minima() const { return group_scales() + groups() * group_scale_bytes(); }
-  constexpr int used() const { return group_minima() + (minimum && scales != ScaleKind::nibbles ? groups() * group_scale_bytes() : 0); }
+  constexpr int all_group_scales() const { return groups() * group_scale_bytes(); }
+  constexpr int block_scales() const { return scales == ScaleKind::half ? 0 : 2 * kTileRows * (minimum ? 2 : 1); }
+  // Where whole scales are summed over the block, its own scale and the minima are read after the codes, else before them.
+  constexpr int group_scales() const { return whole() ? 0 : block_scales(); }
+  constexpr int head() const { return group_scales() + all_group_scales() * (minimum && scales == ScaleKind::half ? 2 : 1); }
+  constexpr int planes() const { return (head() + 63) / 64 * 64; }
+  constexpr int tail() const { return planes() + columns / kGroupColumns * plane_bytes(); }
+  constexpr int group_minima() const { return scales == ScaleKind::half ? group_scales() + all_group_scales() : tail(); }
+  constexpr int block_scale() const { return whole() ? tail() + (minimum ? all_group_scales() : 0) : 0; }
+  constexpr int block_minimum() const { return block_scale() + 2 * kTileRows; }
+  constexpr int used() const { return whole() ? block_scale() + block_scales() : tail(); }
   constexpr int bytes() const { return (used() + 63) / 64 * 64; }
 };
 

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -52,13 +53,14 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-// Whether `name` is `prefix`, a number, `middle` and, where that is not empty, another number. The first is in `number`.
-bool is_numbered(const std::string& name, const char* prefix, const char* middle, int* number) {
-  int end = 0, second = 0;
-  char format[32];
-  std::snprintf(format, sizeof format, *middle ? "%s%%4d%s%%4d%%n" : "%s%%4d%s%%n", prefix, middle);
-  const int fields = *middle ? std::sscanf(name.c_str(), format, number, &second, &end) : std::sscanf(name.c_str(), format, number, &end);
-  return fields == (*middle ? 2 : 1) && end == static_cast<int>(name.size()) && *number >= 0 && second >= 0;
+// The number in a name such as dsa0; -1 where it is no such name. With `dot`, that of the device in one such as wq0.1.
+int number_in(const std::string& name, const char* prefix, bool dot) {
+  const size_t begin = std::strlen(prefix), dot_at = dot ? name.find('.') : name.size();
+  const auto is_number = [&name](size_t from, size_t to) {
+    return to <= name.size() && from < to && to - from <= 4 && std::all_of(name.begin() + from, name.begin() + to, [](char c) { return c >= '0' && c <= '9'; });
+  };
+  if (name.compare(0, begin, prefix) != 0 || !is_number(begin, dot_at) || (dot && !is_number(dot_at + 1, name.size()))) return -1;
+  return std::atoi(name.c_str() + begin);
 }
 
 std::string joined(const std::vector<std::string>& parts) {
@@ -145,18 +147,17 @@ std::vector<DsaQueue> find_dsa_queues(const std::string& root, int node, std::st
   const std::vector<std::string> names = names_in(bus);
   std::vector<std::string> obstacles;
   std::vector<DsaQueue> found;
-  int device = 0, devices = 0, user_queues = 0;
+  int devices = 0;
   for (const std::string& name : names)
-    if (is_numbered(name, "dsa", "", &device)) {
+    if (number_in(name, "dsa", false) >= 0) {
       ++devices;
       if (const std::string state = word_of(bus + name + "/state"); state != "enabled") obstacles.push_back(name + " is " + (state.empty() ? "in no state" : state));
     }
   for (const std::string& name : names) {
-    if (!is_numbered(name, "wq", ".", &device)) continue;
+    const int device = number_in(name, "wq", true);
     const std::string of = bus + "dsa" + std::to_string(device) + "/", queue = bus + name + "/";
-    if (access(of.c_str(), F_OK) != 0) continue;  // of another kind of device on the same bus
+    if (device < 0 || access(of.c_str(), F_OK) != 0) continue;  // a queue of another kind of device on the same bus
     if (word_of(queue + "type") != "user") continue;
-    ++user_queues;
     const std::string mode = word_of(queue + "mode");
     if (const std::string state = word_of(queue + "state"); state != "enabled") {
       obstacles.push_back(name + " is " + (state.empty() ? "in no state" : state));
@@ -200,6 +201,7 @@ std::unique_ptr<DsaPortal> open_dsa_queue(const DsaQueue& queue, DsaQueueLimits*
   if (file < 0) {
     const int error = errno;
     *reason = queue.path + (error == EBUSY ? " is in use, and dedicated to one program" : std::string(" cannot be opened: ") + std::strerror(error));
+    if (error == EACCES) *reason += " (chmod or chown it for this user)";
     return nullptr;
   }
   struct stat status;

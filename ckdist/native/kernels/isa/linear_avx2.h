@@ -89,7 +89,7 @@ struct Block {
   const uint8_t* at;
   int half;
 
-  const uint8_t* planes(int columns) const { return at + columns * layout.plane_bytes() + 32 * half; }  // of the columns-th 32 columns
+  const uint8_t* planes(int columns) const { return at + layout.planes() + columns * layout.plane_bytes() + 32 * half; }  // of the columns-th 32 columns
   __m256 block_scale() const { return read_halves(at + layout.block_scale() + 2 * kLane * half); }
   __m256 block_minimum() const { return read_halves(at + layout.block_minimum() + 2 * kLane * half); }
   const uint8_t* byte_minima() const { return at + layout.group_minima() + 32 * half; }

@@ -75,7 +75,7 @@ struct Block {
   static constexpr BlockLayout layout = layout_of(type);
   const uint8_t* at;
 
-  const uint8_t* planes(int columns) const { return at + columns * layout.plane_bytes(); }  // of the columns-th 32 columns
+  const uint8_t* planes(int columns) const { return at + layout.planes() + columns * layout.plane_bytes(); }  // of the columns-th 32 columns
   __m512 block_scale() const { return read_halves(at + layout.block_scale()); }
   __m512 block_minimum() const { return read_halves(at + layout.block_minimum()); }
   const uint8_t* byte_minima() const { return at + layout.group_minima(); }

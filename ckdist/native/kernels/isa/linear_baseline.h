@@ -124,7 +124,7 @@ void block_strip(const Strip& strip) {
     for (int g = 0; g < layout.columns / kGroupColumns; ++g) {
       float codes[kSteps][kVector];
       Rows scale[parts], minimum[parts];
-      read_codes<type>(block + g * layout.plane_bytes(), codes);
+      read_codes<type>(block + layout.planes() + g * layout.plane_bytes(), codes);
       for (int p = 0; p < parts; ++p) read_scales<type>(block, block_scale, block_minimum, g * parts + p, scale[p], minimum[p]);
       const int64_t group = b * layout.columns / kGroupColumns + g;
       for (int t = 0; t < strip.tokens; ++t) {
