@@ -230,7 +230,7 @@ def quantized(name, x):
     """`x` through the quantiser and the gguf package's dequantisation."""
     elements, size = block_of(name)
     out = np.empty((x.shape[0], x.shape[1] // elements * size), np.uint8)
-    check(lib.ckdist_quantize(number(name), *x.shape, pointer(x, "float *"), pointer(out, "uint8_t *"), out.size))
+    check(lib.ckdist_quantize(ffi.NULL, number(name), *x.shape, pointer(x, "float *"), pointer(out, "uint8_t *"), out.size))
     return quants.dequantize(out, GGMLQuantizationType[name]).reshape(x.shape)
 
 

@@ -134,7 +134,7 @@ def test_quantising_while_loading(tmp_path, tensor_type, quantize):
     error = np.sqrt(np.mean((unpacked(handle) - part) ** 2) / np.mean(part**2))
     assert error < {"q8_0": 0.006, "q4_k": 0.09}[quantize]
     stored = np.empty((35, dtypes.BY_NUMBER[number].row_bytes(512)), np.uint8)
-    check(lib.ckdist_quantize(number, 35, 512, pointer(part, "float *"), pointer(stored, "uint8_t *"), stored.size))
+    check(lib.ckdist_quantize(ffi.NULL, number, 35, 512, pointer(part, "float *"), pointer(stored, "uint8_t *"), stored.size))
     np.testing.assert_allclose(unpacked(handle), dequantize(stored, number, 512), rtol=1e-6, atol=1e-6)
 
 

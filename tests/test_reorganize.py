@@ -116,7 +116,7 @@ def test_slices_of_large_matrices(large, ranks, threads, until):
     for settled in (True, False):
         for _, before, after in assert_same(large, ranks, until, threads, settled):
             if until < 1:
-                assert after.fraction <= (until and until + 0.1) and not after.finished  # each thread may be at a slice when it is reached
+                assert after.fraction <= (until and until + 0.05) and not after.finished  # the last slice of a matrix counts as a whole one
             else:
                 assert after.finished and after.fraction == 1 and (before.finished or not settled)
 

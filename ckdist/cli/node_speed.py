@@ -59,7 +59,7 @@ def multiply_on(cpus: list[int], kind: str, seconds: float) -> float:
     weights = rng.standard_normal((GEMM_ROWS, GEMM_COLS), np.float32)  # (rows, cols)
     packed = np.zeros(GEMM_ROWS * GEMM_COLS // lib.ckdist_type_block_elements(number) * lib.ckdist_type_block_bytes(number), np.uint8)
     if number:
-        check(lib.ckdist_quantize(number, GEMM_ROWS, GEMM_COLS, pointer(weights, "float *"), pointer(packed, "uint8_t *"), packed.size))
+        check(lib.ckdist_quantize(native.ffi.NULL, number, GEMM_ROWS, GEMM_COLS, pointer(weights, "float *"), pointer(packed, "uint8_t *"), packed.size))
     else:
         packed = weights.reshape(-1).view(np.uint8)
     tiles = np.zeros(lib.ckdist_tile_bytes(native.ffi.NULL, number, GEMM_COLS) * (GEMM_ROWS // 16), np.uint8)

@@ -28,7 +28,7 @@ CKDIST_EXPORT int ckdist_multiply(const char* isa, int32_t type, int64_t rows, i
                                   int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_bytes, int64_t tokens, float* y);
 
 /* float32 (rows, cols) into the file's block format (F16, BF16, Q8_0, Q4_K), and back (every type). */
-CKDIST_EXPORT int ckdist_quantize(int32_t type, int64_t rows, int64_t cols, const float* x, uint8_t* out, int64_t out_bytes);
+CKDIST_EXPORT int ckdist_quantize(const char* isa, int32_t type, int64_t rows, int64_t cols, const float* x, uint8_t* out, int64_t out_bytes);
 CKDIST_EXPORT int ckdist_dequantize(int32_t type, int64_t rows, int64_t cols, const uint8_t* source, int64_t source_bytes, float* out);
 
 #ifdef __cplusplus

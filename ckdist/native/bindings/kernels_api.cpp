@@ -5,7 +5,6 @@
 #include "core/error.h"
 #include "kernels/kernels.h"
 #include "kernels/layout_blocks.h"
-#include "kernels/quantize.h"
 
 namespace ckdist {
 namespace {
@@ -146,10 +145,10 @@ int ckdist_multiply(const char* isa, int32_t type, int64_t rows, int64_t cols, c
   });
 }
 
-int ckdist_quantize(int32_t type, int64_t rows, int64_t cols, const float* x, uint8_t* out, int64_t out_bytes) {
+int ckdist_quantize(const char* isa, int32_t type, int64_t rows, int64_t cols, const float* x, uint8_t* out, int64_t out_bytes) {
   return guard([&] {
     const TypeTraits& traits = checked_type(type, rows, cols);
-    const QuantizeRow quantize = quantize_row_of(static_cast<Type>(type));
+    const QuantizeRow quantize = kernels_named(isa).quantize.of(static_cast<Type>(type));
     if (!quantize) fail(Status::native, "no quantiser for %s; use F16, BF16, Q8_0 or Q4_K", traits.name);
     const int64_t stride = row_bytes(type, cols);
     check_bytes("out", out_bytes, rows * stride);

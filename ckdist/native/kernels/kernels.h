@@ -10,6 +10,7 @@
 #include "kernels/optimizer.h"
 #include "kernels/packing.h"
 #include "kernels/product.h"
+#include "kernels/quantize.h"
 #include "kernels/reduce.h"
 
 namespace ckdist {
@@ -25,6 +26,7 @@ struct Kernels {
   PackKernels pack;
   ProductKernels product;
   GradientKernel gradient;
+  QuantizeKernel quantize;
 };
 
 const Kernels& kernels();

@@ -69,6 +69,7 @@ struct LinearKernel {
   int64_t (*tile_bytes)(int64_t cols);
 
   // Pack `rows` (<= 16) source rows, each `cols` columns in the file's own block format, into one tile; missing rows become zeros.
+  // Rows may lie anywhere; nothing but them is read, so a row may end where a mapping does. At memory speed where all rows are there.
   void (*pack)(const uint8_t* const* source_rows, int rows, int64_t cols, uint8_t* tile);
 
   // One row of a tile as float32, for the embedding look-up and for tests.

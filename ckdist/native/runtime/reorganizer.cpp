@@ -101,14 +101,18 @@ bool Reorganizer::steps_run() const {
   return stepping_.load(std::memory_order_acquire) || now_ns() - last_step_ns_.load(std::memory_order_relaxed) < kQuietNs;
 }
 
-bool Reorganizer::within_limit(int64_t bytes) const {
-  return way_.until >= 1 || static_cast<double>(filled_.load(std::memory_order_relaxed) + bytes) <= way_.until * static_cast<double>(bytes_);
+bool Reorganizer::claim_within_limit(const SlicedMatrix& matrix, int64_t slice) {
+  if (way_.until >= 1) return matrix.claim(slice);
+  const int64_t bytes = matrix.bytes(slice);
+  if (static_cast<double>(claimed_.fetch_add(bytes) + bytes) <= way_.until * static_cast<double>(bytes_) && matrix.claim(slice)) return true;
+  claimed_ -= bytes;
+  return false;
 }
 
 bool Reorganizer::claim(const SlicedMatrix& matrix, int64_t slice) {
   const int64_t bytes = matrix.bytes(slice);
   if (way_.until < 1 && &matrix.arena() != &own_[0]->arena()) return false;  // other ranks know how far theirs may be filled
-  if (allowance_.load(std::memory_order_relaxed) < bytes || !within_limit(bytes) || !matrix.claim(slice)) return false;
+  if (allowance_.load(std::memory_order_relaxed) < bytes || !claim_within_limit(matrix, slice)) return false;
   allowance_.fetch_sub(bytes, std::memory_order_relaxed);
   return true;
 }
@@ -126,7 +130,6 @@ void Reorganizer::keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t*
 void Reorganizer::publish(const SlicedMatrix& matrix, int64_t slice) {
   matrix.publish(slice);
   matrix.arena().written(matrix.bytes(slice));
-  filled_.fetch_add(matrix.bytes(slice), std::memory_order_relaxed);
   stored_done_.fetch_add(matrix.stored().stored_bytes() * (matrix.begin(slice + 1) - matrix.begin(slice)) / matrix.stored().shape().tile_count(),
                          std::memory_order_relaxed);
 }
@@ -178,8 +181,7 @@ void Reorganizer::fill(int number) {
     const SlicedMatrix& matrix = *own_[slices_[i].matrix];
     const int64_t slice = slices_[i].slice, begin_ns = now_ns();
     read_ahead(i);
-    if (!within_limit(matrix.bytes(slice))) break;
-    if (!matrix.claim(slice)) continue;
+    if (!claim_within_limit(matrix, slice)) continue;
     Staged* to = staged;
     while (!settle(*to)) to = to + 1 == staged + kStaged ? staged : to + 1;
     if (!to->bytes) to->bytes.reset(static_cast<uint8_t*>(std::aligned_alloc(4096, static_cast<size_t>((largest + 4095) / 4096 * 4096))));

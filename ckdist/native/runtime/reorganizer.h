@@ -64,7 +64,7 @@ class Reorganizer {
   void work(int number) noexcept;
   void fill(int number);
   void publish(const SlicedMatrix& matrix, int64_t slice);
-  bool within_limit(int64_t bytes) const;
+  bool claim_within_limit(const SlicedMatrix& matrix, int64_t slice);
   void read_ahead(size_t from);
   bool steps_run() const;
   void make_room(int number, int64_t worked_ns);
@@ -79,7 +79,8 @@ class Reorganizer {
   const int64_t begin_ns_;
 
   std::atomic<size_t> next_{0}, read_{0};  // slice that is taken, that is asked for of the disk
-  std::atomic<int64_t> allowance_{0}, kept_{0}, filled_{0}, stored_done_{0};
+  std::atomic<int64_t> allowance_{0}, kept_{0}, stored_done_{0};
+  std::atomic<int64_t> claimed_{0};  // bytes, counted where there is a limit
   std::atomic<int64_t> last_step_ns_{0};
   std::atomic<bool> stepping_{false}, stop_{false}, finished_{false};
   mutable std::mutex mutex_;

@@ -62,7 +62,7 @@ StoredMatrix::StoredMatrix(Source source, Type packed_type, std::vector<RowRange
   const LinearKernel* kernel = traits.block_elements ? &kernels().linear[static_cast<int>(packed_type)] : nullptr;
   if (!kernel || !kernel->pack) fail(Status::native, "%s cannot be packed as type %d: it has no kernel", name, static_cast<int>(packed_type));
   if (packed_type != source_.type) {
-    quantize_ = is_float(source_.type) ? quantize_row_of(packed_type) : nullptr;
+    quantize_ = is_float(source_.type) ? kernels().quantize.of(packed_type) : nullptr;
     if (!quantize_) fail(Status::native, "%s of type %s cannot become %s", name, type_traits(source_.type).name, traits.name);
   }
   const int64_t block = std::max(traits.block_elements, type_traits(source_.type).block_elements);

@@ -82,6 +82,7 @@ CKDIST_INLINE Vec fnma(Vec a, Vec b, Vec c) { return {_mm512_fnmadd_ps(a.v, b.v,
 CKDIST_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }                  // b where either is NaN
 CKDIST_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }                  // likewise
 CKDIST_INLINE Vec abs(Vec a) { return {_mm512_abs_ps(a.v)}; }
+CKDIST_INLINE Vec truncate(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)}; }  // |a| < 2^31
 CKDIST_INLINE Mask less(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
 CKDIST_INLINE Vec select(Mask m, Vec a, Vec b) { return {_mm512_mask_blend_ps(m.m, b.v, a.v)}; }
 CKDIST_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
@@ -151,6 +152,7 @@ CKDIST_INLINE Part part_fma(Part a, Part b, Part c) { return _mm256_fmadd_ps(a, 
 CKDIST_INLINE Part part_fnma(Part a, Part b, Part c) { return _mm256_fnmadd_ps(a, b, c); }
 CKDIST_INLINE Part part_min(Part a, Part b) { return _mm256_min_ps(a, b); }
 CKDIST_INLINE Part part_max(Part a, Part b) { return _mm256_max_ps(a, b); }
+CKDIST_INLINE Part part_truncate(Part a) { return _mm256_round_ps(a, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC); }
 CKDIST_INLINE PartMask part_less(Part a, Part b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
 CKDIST_INLINE Part part_select(PartMask m, Part a, Part b) { return _mm256_blendv_ps(b, a, m); }
 CKDIST_INLINE Part part_copy_sign(Part magnitude, Part sign) {
@@ -196,6 +198,7 @@ CKDIST_INLINE Part part_fma(Part a, Part b, Part c) { return a * b + c; }
 CKDIST_INLINE Part part_fnma(Part a, Part b, Part c) { return c - a * b; }
 CKDIST_INLINE Part part_min(Part a, Part b) { return a < b ? a : b; }
 CKDIST_INLINE Part part_max(Part a, Part b) { return a > b ? a : b; }
+CKDIST_INLINE Part part_truncate(Part a) { return __builtin_convertvector(__builtin_convertvector(a, PartMask), Part); }
 CKDIST_INLINE PartMask part_less(Part a, Part b) { return a < b; }
 CKDIST_INLINE Part part_select(PartMask m, Part a, Part b) { return m ? a : b; }
 CKDIST_INLINE Part part_copy_sign(Part magnitude, Part sign) {
@@ -266,6 +269,7 @@ CKDIST_INLINE Vec min(Vec a, Vec b) { CKDIST_EACH_PART(part_min(a.v[i], b.v[i]))
 CKDIST_INLINE Vec max(Vec a, Vec b) { CKDIST_EACH_PART(part_max(a.v[i], b.v[i])); }                   // likewise
 CKDIST_INLINE Vec copy_sign(Vec a, Vec sign) { CKDIST_EACH_PART(part_copy_sign(a.v[i], sign.v[i])); }
 CKDIST_INLINE Vec abs(Vec a) { return copy_sign(a, set(0.0f)); }
+CKDIST_INLINE Vec truncate(Vec a) { CKDIST_EACH_PART(part_truncate(a.v[i])); }  // |a| < 2^31
 CKDIST_INLINE Mask less(Vec a, Vec b) {
   Mask out;
   for (int i = 0; i < kParts; ++i) out.m[i] = part_less(a.v[i], b.v[i]);
