@@ -21,10 +21,12 @@ def packed_first(config):
 
 @contextlib.contextmanager
 def dismissing(model: Model, world):
-    """A UserError within, on rank 0, ends the other ranks' work first: they are well, and wait for the next batch."""
+    """A UserError within, on rank 0, ends the other ranks' work first: they are well, and wait for the next batch. Unless a step failed with it."""
     try:
         yield
     except UserError:
+        if model.executable.failed:
+            raise
         with contextlib.suppress(CkdistError):
             model.close()
             world.close()

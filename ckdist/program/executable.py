@@ -94,6 +94,7 @@ class Executable:
         cpu_array = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= pool else native.ffi.NULL
         native.check(native.lib.ckdist_executable_new(program, group.handle, pool, cpu_array, spins, out))
         self._handle = out[0]
+        self.failed = False  # in a step: the other ranks have given up as well
         self._message = np.zeros(0, np.int32)
 
     def _array(self, values, dtype: str):
@@ -204,7 +205,9 @@ class Executable:
         for part in (batch.token_ids, batch.runs.reshape(-1), batch.block_tables, batch.output_tokens):
             message[at : at + len(part)] = part
             at += len(part)
-        native.check(native.lib.ckdist_executable_run(self._handle, native.pointer(message, "int32_t *"), size))
+        status = native.lib.ckdist_executable_run(self._handle, native.pointer(message, "int32_t *"), size)
+        self.failed |= status < 0
+        native.check(status)
         return outputs
 
     def work(self) -> None:
