@@ -328,7 +328,10 @@ class ShardLoader:
         """Says once that filling has ended; a failure is raised where steps run."""
         while (status := lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)) == 0:
             pass
-        if status > 0 and self.filled.finished:
+        out = self._filled()
+        if out.trouble[0] != b"\0":
+            log.warning("%s", ffi.string(out.trouble).decode())
+        if status > 0 and out.finished:
             log.info("%s", self.filled)
 
     def offset_of(self, pointer) -> int:

@@ -102,6 +102,7 @@ struct ckdist_filled {
   double seconds;       /* since ckdist_loader_fill, until all was ready */
   int32_t finished;     /* all is ready, on all ranks that this one reads, and the files are given back */
   char mover[64];
+  char trouble[200];    /* why a device was given up meanwhile; else empty */
 };
 CKDIST_EXPORT void ckdist_loader_filled(ckdist_loader* loader, struct ckdist_filled* out);
 

@@ -120,10 +120,9 @@ void MappedFile::will_need(int64_t offset, int64_t bytes) const {
   madvise(const_cast<uint8_t*>(data_) + begin, static_cast<size_t>(offset + bytes - begin), MADV_WILLNEED);
 }
 
-void MappedFile::give_back(bool cache) const {
-  if (!data_) return;
-  madvise(const_cast<uint8_t*>(data_), static_cast<size_t>(size()), MADV_DONTNEED);
-  if (cache) posix_fadvise(descriptor_, 0, 0, POSIX_FADV_DONTNEED);
+void MappedFile::give_back(int64_t offset, int64_t bytes, bool cache) const {
+  madvise(const_cast<uint8_t*>(data_) + offset, static_cast<size_t>(bytes), MADV_DONTNEED);
+  if (cache) posix_fadvise(descriptor_, offset, bytes, POSIX_FADV_DONTNEED);
 }
 
 }  // namespace ckdist

@@ -27,8 +27,9 @@ class MappedFile {
   void check() const;
   // Asks the system to begin reading these bytes.
   void will_need(int64_t offset, int64_t bytes) const;
-  // Takes the pages out of this process's memory, and, with `cache`, out of the system's where no other process maps them. They can still be read.
-  void give_back(bool cache) const;
+  // Takes these bytes' pages out of this process's memory, and, with `cache`, out of the system's where no other process maps them. They can
+  // still be read. `offset` is a multiple of the page size.
+  void give_back(int64_t offset, int64_t bytes, bool cache) const;
 
  private:
   struct Guard;

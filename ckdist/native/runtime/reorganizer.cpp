@@ -11,7 +11,8 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kAheadBytes = 64 << 20;       // asked for of the disk before they are needed
+constexpr int64_t kAheadBytes = 128 << 20;       // asked for of the disk before they are needed
+constexpr int64_t kGivenBytes = 4 << 20;        // of a file that are given back at a time
 constexpr int64_t kQuietNs = 20'000'000;        // without a step for so long, nobody is waiting for a token
 constexpr int64_t kPollNs = 2'000'000;
 constexpr int64_t kRest = 3;                    // while steps run: times what a slice took
@@ -30,11 +31,13 @@ struct Reorganizer::Staged {
 
 Reorganizer::Reorganizer(Way way, std::vector<const SlicedMatrix*> own, std::vector<const SlicedMatrix*> others, std::vector<const MappedFile*> files)
     : way_(way), own_(std::move(own)), others_(std::move(others)), files_(std::move(files)), begin_ns_(now_ns()) {
-  for (size_t i = 0; i < own_.size(); ++i)
+  for (size_t i = 0; i < own_.size(); ++i) {
+    first_[own_[i]] = slices_.size();
     for (int64_t slice = 0; slice < own_[i]->count(); ++slice) {
       slices_.push_back({static_cast<int32_t>(i), static_cast<int32_t>(slice)});
       bytes_ += own_[i]->bytes(slice);
     }
+  }
   std::string reason;
   mover_ = open_mover(way_.mover, &reason)->name();  // each thread opens its own; one that is not to be had is refused here
   working_ = way_.threads;
@@ -87,6 +90,11 @@ double Reorganizer::seconds() const {
   return static_cast<double>((end_ns_ ? end_ns_ : now_ns()) - begin_ns_) * 1e-9;
 }
 
+std::string Reorganizer::trouble() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return trouble_;
+}
+
 void Reorganizer::begin_step(int64_t allowance) {
   allowance_.store(allowance, std::memory_order_relaxed);
   stepping_.store(true, std::memory_order_relaxed);
@@ -111,6 +119,7 @@ bool Reorganizer::claim_within_limit(const SlicedMatrix& matrix, int64_t slice) 
 
 bool Reorganizer::claim(const SlicedMatrix& matrix, int64_t slice) {
   const int64_t bytes = matrix.bytes(slice);
+  if (const auto own = first_.find(&matrix); own != first_.end()) read_ahead(own->second + slice);
   if (way_.until < 1 && &matrix.arena() != &own_[0]->arena()) return false;  // other ranks know how far theirs may be filled
   if (allowance_.load(std::memory_order_relaxed) < bytes || !claim_within_limit(matrix, slice)) return false;
   allowance_.fetch_sub(bytes, std::memory_order_relaxed);
@@ -196,6 +205,10 @@ void Reorganizer::fill(int number) {
   }
   for (Staged& one : staged)
     while (!settle(one)) cpu_pause();
+  if (const char* const trouble = mover->trouble()) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    trouble_ = trouble;
+  }
 }
 
 void Reorganizer::read_ahead(size_t from) {
@@ -227,7 +240,12 @@ void Reorganizer::finish() {
     failed_ = stop_ = true;
     return;
   }
-  for (const MappedFile* file : files_) file->give_back(way_.background);
+  for (const MappedFile* file : files_)
+    for (int64_t at = 0; at < file->size() && !stop_; at += kGivenBytes) {
+      const int64_t begin_ns = now_ns();
+      file->give_back(at, std::min(kGivenBytes, file->size() - at), way_.background);
+      make_room(0, now_ns() - begin_ns);
+    }
   {
     std::lock_guard<std::mutex> lock(mutex_);
     end_ns_ = now_ns();

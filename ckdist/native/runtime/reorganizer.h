@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "core/error.h"
@@ -48,11 +49,12 @@ class Reorganizer {
   int64_t kept_bytes() const { return kept_.load(std::memory_order_relaxed); }  // of slices that this rank's steps have kept
   double seconds() const;
   const std::string& mover() const { return mover_; }  // by which its own threads write
+  std::string trouble() const;                         // why a device was given up meanwhile, or empty
 
   // Steps tell when they begin, with the bytes of slices that they may keep, and when they end.
   void begin_step(int64_t allowance);
   void end_step();
-  // For a thread that computes: the slice is its to pack and keep, if true.
+  // For a thread that computes and needs a slice: what follows is asked for of the disk; if true, the slice is its to pack and keep.
   bool claim(const SlicedMatrix& matrix, int64_t slice);
   // Keeps a claimed slice, which is packed at `from`; `mover` is the thread's.
   void keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from, Mover& mover);
@@ -73,7 +75,8 @@ class Reorganizer {
   const Way way_;
   const std::vector<const SlicedMatrix*> own_, others_;
   const std::vector<const MappedFile*> files_;
-  std::vector<Slice> slices_;
+  std::vector<Slice> slices_;                               // of own_, in order
+  std::unordered_map<const SlicedMatrix*, size_t> first_;   // the place of a matrix's first among them
   int64_t bytes_ = 0;
   std::string mover_;
   const int64_t begin_ns_;
@@ -87,6 +90,7 @@ class Reorganizer {
   std::condition_variable changed_;
   int working_ = 0;               // threads still at work; under mutex_
   int64_t end_ns_ = 0;            // under mutex_
+  std::string trouble_;           // under mutex_
   std::unique_ptr<Error> error_;  // the first failure; under mutex_
   std::atomic<bool> failed_{false};
   std::vector<std::thread> threads_;
