@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ckdist.errors import LayoutError
 
 Range = tuple[int, int]
+WHOLE = "tp"  # the axis of all ranks
 
 
 def cut(size: int, parts: int, unit: int = 1) -> list[Range]:
@@ -46,7 +47,7 @@ class Dim:
         """This rank's items, [begin, end)."""
         if self.axis is None:
             return 0, self.size
-        parts, index = mesh.axes[self.axis], mesh.index(self.axis)
+        parts, index = mesh.size(self.axis), mesh.index(self.axis)
         if self.leader is None:
             return cut(self.size, parts, self.unit)[index]
         size, unit, group = self.leader
@@ -65,19 +66,42 @@ class Dim:
 
 @dataclass(frozen=True)
 class Mesh:
-    """The ranks as a grid: axis name -> number of ranks along it. `rank` is this process's place, row-major."""
+    """The ranks as a grid: axis name -> number of ranks along it. `rank` is this process's place, row-major.
+
+    The axis `tp` of a grid that has none of that name is all of its ranks, in their order.
+    """
 
     axes: Mapping[str, int] = field(default_factory=lambda: {"tp": 1})
     rank: int = 0
 
+    def parts(self, axis: str) -> tuple[str, ...]:
+        """The axes that `axis` stands for: itself, or all."""
+        if axis in self.axes:
+            return (axis,)
+        if axis == WHOLE:
+            return tuple(self.axes)
+        raise LayoutError(f"mesh has no axis {axis!r}; it has {', '.join(self.axes)}")
+
+    def size(self, axis: str) -> int:
+        """Ranks along `axis`."""
+        return math.prod(self.axes[name] for name in self.parts(axis))
+
     def index(self, axis: str) -> int:
         """This rank's coordinate along `axis`."""
+        if self.parts(axis) != (axis,):
+            return self.rank
         stride = 1
         for name in reversed(list(self.axes)):
             if name == axis:
                 return self.rank // stride % self.axes[name]
             stride *= self.axes[name]
-        raise LayoutError(f"mesh has no axis {axis!r}; it has {', '.join(self.axes)}")
+
+    def without(self, axis: str | None, taken: str) -> str | None:
+        """What of `axis` is left beside the axis `taken`: one axis, or None."""
+        rest = [name for name in self.parts(axis) if name != taken] if axis else []
+        if len(rest) > 1:
+            raise LayoutError(f"{axis} without {taken} is {' and '.join(rest)}: an array is cut over one axis")
+        return rest[0] if rest else None
 
     def along(self, axis: str) -> list["Mesh"]:
         """The places of the ranks that differ from this one along `axis` alone, this one among them, in their order."""
@@ -95,9 +119,9 @@ class Layout:
 
     def axis(self, dim: str, mesh: Mesh) -> str | None:
         axis = self.cuts.get(dim)
-        if axis is not None and axis not in mesh.axes:
+        if axis is not None and axis not in mesh.axes and axis != WHOLE:
             raise LayoutError(f"layout {self.name} cuts {dim} over {axis!r}, but the mesh has only {', '.join(mesh.axes)}")
-        return axis if axis is not None and mesh.axes[axis] > 1 else None
+        return axis if axis is not None and mesh.size(axis) > 1 else None
 
 
 SINGLE = Layout("SINGLE", {})
@@ -106,17 +130,20 @@ DATA = Layout("DATA", {"tokens": "dp"})
 # Prefill: each rank has its share of a step's tokens and whole matrices; the logits of the few tokens that want them are cut as in TENSOR.
 TOKEN = Layout("TOKEN", {"tokens": "tp", "outputs": "tp", "vocab": "tp"})
 
+# The same where ranks are on several hosts (axes host and local): tokens are cut over a host's ranks, and matrices over the hosts.
+TOKEN_IN_HOSTS = Layout("TOKEN in hosts", {"tokens": "local", "outputs": "local", "heads": "host", "kv_heads": "host", "ffn": "host", "vocab": "tp"})
+
 FFN_UNIT = 32  # columns of the down projection that stay together: the smallest quantisation block
 
 
 def head_dims(spec, axis: str | None, mesh: Mesh) -> tuple[Dim, Dim]:
     """heads and kv_heads, cut over `axis`.
 
-    Query heads are cut by whole groups (those that share a kv-head) while there are at least as many groups as ranks, else head by
-    head, and then a kv-head is held by every rank that has one of its query heads.
+    Query heads are cut by whole groups (those that share a kv-head) while there are at least as many groups as ranks in all, else head by
+    head, and then a kv-head is held by every rank that has one of its query heads. So what a host has are the shares of its ranks.
     """
     group = spec.num_heads // spec.num_kv_heads
-    unit = group if axis is None or spec.num_kv_heads >= mesh.axes[axis] else 1
+    unit = group if axis is None or spec.num_kv_heads >= mesh.size(WHOLE) else 1
     heads = Dim("heads", spec.num_heads, spec.head_dim, axis, unit)
     return heads, Dim("kv_heads", spec.num_kv_heads, spec.head_dim, axis, leader=(spec.num_heads, unit, group))
 

@@ -1,7 +1,7 @@
 """From a model, a world and a machine to one plan: how each phase is cut, how much cache there is, which threads run.
 
-Decode cuts tensors over all ranks. Prefill cuts tokens where the ranks share memory and so can read each other's shards; from how
-many tokens on that is faster is measured later (`engine/prefill.py`). A plan can be printed and says why a choice was made.
+Decode cuts tensors over all ranks. Prefill cuts tokens where the ranks share memory and so can read each other's shards, and on several
+hosts tokens inside of each and tensors over them; from how many tokens on that is faster is measured later (`engine/prefill.py`). A plan can be printed and says why a choice was made.
 """
 
 import logging
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ckdist import native, topology
 from ckdist.errors import CapacityError, ConfigError
-from ckdist.layout import SINGLE, TENSOR, TOKEN, Layout, Mesh
+from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, WHOLE, Layout, Mesh
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.executable import KV_TYPES, Limits, kv_bytes_per_block
 
@@ -39,7 +39,7 @@ class Plan:
 
     def __str__(self) -> str:
         names = " and ".join(dict.fromkeys([self.decode.name, self.prefill.name]))
-        cut = f"{names} over {self.mesh.axes['tp']} ranks" if self.mesh.axes["tp"] > 1 else "one rank, nothing cut"
+        cut = f"{names} over {self.mesh.size(WHOLE)} ranks" if self.mesh.size(WHOLE) > 1 else "one rank, nothing cut"
         kv = f"{self.limits.num_blocks * BLOCK_TOKENS} tokens of {self.limits.kv_type} cache in blocks of {BLOCK_TOKENS}"
         return f"{cut}; {self.threads} threads ({self.threads_batch} with prompts); {kv}; context {self.limits.context_length}"
 
@@ -50,14 +50,14 @@ def gigabytes(n: float) -> str:
 
 def layouts_for(config, world) -> tuple[Layout, Layout, Mesh]:
     """How prefill and decode are cut; every rank takes part in both. ConfigError where --prefill token is impossible."""
-    mesh = Mesh({"tp": world.size}, world.rank)
+    mesh = Mesh({WHOLE: world.size}, world.rank)
     if config.lora and config.prefill == "token":
         raise ConfigError("--prefill token does not run the adapter of --lora: use --prefill auto or tensor")
     if world.size == 1:
         return SINGLE, SINGLE, mesh
-    apart = ""
+    by_token, apart = TOKEN, ""
     if len(set(world.hosts)) > 1:
-        apart = f"these are on {len(set(world.hosts))} hosts"
+        by_token, apart = TOKEN_IN_HOSTS, _apart(world)
     elif config.transport != "auto":
         apart = f"--transport {config.transport} is used instead of it"
     if apart and config.prefill == "token":
@@ -66,7 +66,24 @@ def layouts_for(config, world) -> tuple[Layout, Layout, Mesh]:
         log.info("prefill cuts tensors: cutting tokens needs ranks that share memory, and %s", apart)
     elif config.lora and config.prefill == "auto" and world.rank == 0:
         log.info("prefill cuts tensors: the adapter of --lora does not run with tokens cut")
-    return (TENSOR if apart or config.lora or config.prefill == "tensor" else TOKEN), TENSOR, mesh
+    if apart or config.lora or config.prefill == "tensor":
+        return TENSOR, TENSOR, mesh
+    if by_token is TOKEN_IN_HOSTS:
+        mesh = Mesh({"host": len(set(world.hosts)), "local": world.local_size}, world.rank)
+    return by_token, TENSOR, mesh
+
+
+def _apart(world) -> str:
+    """Why the ranks of several hosts cannot cut tokens inside each host; "" where they can."""
+    hosts = list(dict.fromkeys(world.hosts))
+    counts = [world.hosts.count(host) for host in hosts]
+    if max(counts) == 1:
+        return f"these are on {len(hosts)} hosts"
+    if len(set(counts)) > 1:
+        return f"these are on {len(hosts)} hosts with {', '.join(map(str, counts))} ranks each; start as many on every host"
+    if list(world.hosts) != [host for host in hosts for _ in range(counts[0])]:
+        return "the ranks of a host do not follow one another; let the launcher fill one host after the other"
+    return ""
 
 
 def kv_type(config) -> str:

@@ -50,7 +50,7 @@ class FakeEngine:
         while not self._ended.is_set():
             if not self.silent and time.monotonic() - status_at > 0.05:
                 status_at = time.monotonic()
-                stats = {"requests_running": len(self._running), "steps_total": 3, "requests_total": 9, "step_seconds_le_0.5": 2, "step_seconds_sum": 0.4, "step_seconds_count": 2}
+                stats = {"requests_running": len(self._running), "steps_total": 3, "requests_total": 9, "step_seconds_le_0.5": 2, "step_seconds_sum": 0.4, "step_seconds_count": 2, "prefill_choice_info": "because \"so\"\n"}
                 self._send(socket, {"op": "status", "state": self.state, "error": self.error, "model": self.model, "stats": stats})
             while socket.poll(0 if self._running and not self.silent else 10):
                 self._receive(socket, messages.decode(socket.recv_multipart()[1]))

@@ -156,6 +156,7 @@ def test_metrics(client, http):
         "ckdist_time_to_first_token_seconds_bucket",
         "ckdist_steps_total 3.0",
         'ckdist_step_seconds_bucket{le="0.5"} 2.0',
+        'ckdist_prefill_choice_info{reason="because \\"so\\"\\n"} 1.0',
         'ckdist_state{state="ready"} 1.0',
         "ckdist_requests_running ",
     ):

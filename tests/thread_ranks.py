@@ -28,6 +28,10 @@ class ThreadWorld:
     def broadcast(self, value=None):
         return self.gather(value)[0]
 
+    def collect(self, value, seconds: float) -> list | None:
+        values = self.gather(value)
+        return values if self.rank == 0 else None
+
     def close(self) -> None:
         pass
 

@@ -4,7 +4,8 @@ As in llama-bench, `pp` rows feed a prompt of random tokens, `tg` rows generate 
 sequences) after n_depth tokens of context; sampling is not part of either. A warm-up precedes every row. Every row says which of the
 machine's limits bounds it and which fraction of it was reached: the bytes of weights and cache that the step must read over the
 bandwidth, or the operations with weights over the peak of the arithmetic that they use. `read_of_ranks`: bytes that rank 0 reads of other
-ranks' memory per step and layer.
+ranks' memory per step and layer. `layers_predicted_ns`: what the costs that chose how prefill is cut foretell for the layers of a
+prompt's steps (0: nothing was asked), to be held against avg_ns, which has the output matrix and the context before each step besides.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
 from ckdist.program.batch import BLOCK_TOKENS
-from ckdist.program.executable import kv_bytes_per_block
+from ckdist.program.executable import DECODE, PREFILL, kv_bytes_per_block
 from ckdist.topology import default_threads, place
 
 SWEET_SPOT = 0.95  # of the best decode
@@ -89,6 +90,7 @@ class ModelBench:
     def row(self, run, n_prompt: int, n_gen: int, depth: int = 0, sequences: int = 1) -> dict:
         self.executable.times(reset=True)
         before = list(self.executable.prefill_tokens)
+        predicted = self.model.prefill.predicted(self.steps(n_prompt), self.model.spec.num_layers) if n_prompt else None
         seconds = measure(run, self.config.repetitions)
         times = self.executable.times()
         tokens = (n_prompt or n_gen) * sequences
@@ -112,6 +114,7 @@ class ModelBench:
             "n_gen": n_gen,
             "n_depth": depth,
             "n_parallel": sequences,
+            "layers_predicted_ns": int((predicted or 0) * 1e9),
             "avg_ns": int(statistics.mean(seconds) * 1e9),
             "stddev_ns": int(statistics.pstdev(seconds) * 1e9),
             "avg_ts": statistics.mean(rates),
@@ -125,6 +128,12 @@ class ModelBench:
             "bound_fraction": least / statistics.median(seconds),
             "read_bandwidth": self.bounds.read_bandwidth,
         }
+
+    def steps(self, tokens: int) -> list[tuple[int, int]]:
+        """Phase and tokens of each step of a prompt."""
+        most = self.executable.max_tokens
+        sizes = [min(most, tokens - at) for at in range(0, tokens, most)]
+        return [(PREFILL if n >= self.executable.prefill_from else DECODE, n) for n in sizes]
 
     def layouts(self, before: list[int]) -> str:
         """Those that prefilled since the executable's `prefill_tokens` were `before`: chunks of different sizes may be cut differently."""
@@ -182,7 +191,7 @@ def run(config: BenchConfig) -> int:
     world = start_world()
     threads = config.threads or default_threads(world)
     bounds = measure_bounds(world, threads, place(world, threads).cpus)
-    with model_session(config, world) as model:
+    with model_session(config, world, measure=config.tune) as model:
         if model is None:
             return 0
         bench = ModelBench(model, config, bounds)

@@ -81,7 +81,8 @@ def run(config: ServeConfig) -> int:
             if http.poll() == 0:  # it was told to drain, and has
                 coordinator.request_drain()
 
-        coordinator.run(engine, check_peers=watch)
+        with model.traced():
+            coordinator.run(engine, check_peers=watch)
         http.stop(config.drain_timeout)
         model.close()
     world.close()

@@ -34,16 +34,16 @@ def dismissing(model: Model, world):
 
 
 @contextlib.contextmanager
-def model_session(config, world=None):
-    """Yields the loaded model on rank 0; on the other ranks yields None after rank 0 is done with them.
+def model_session(config, world=None, measure: bool = False):
+    """Yields the loaded model on rank 0; on the other ranks yields None after rank 0 is done with them. `measure` as of `load_model`.
 
     On an error nothing is closed: peers may be gone, and the process ends at once (see `ckdist.cli.main`). But a mistake of the user's that
     rank 0 alone has noticed lets the others leave in order, so that the job's exit code is that of the mistake.
     """
     world = world or start_world()
-    model: Model = load_model(config, world, progress=world.rank == 0 and sys.stderr.isatty())
+    model: Model = load_model(config, world, progress=world.rank == 0 and sys.stderr.isatty(), measure=measure)
     if world.rank == 0:
-        with dismissing(model, world):
+        with model.traced(), dismissing(model, world):
             yield model
     else:
         model.executable.work()

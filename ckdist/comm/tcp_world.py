@@ -161,6 +161,21 @@ class TcpWorld:
 
     gather = gather_all
 
+    def collect(self, value, seconds: float) -> list | None:
+        """On rank 0 every rank's msgpack-able value, None for a rank whose has not come within `seconds`; others get nothing."""
+        if self.rank:
+            with contextlib.suppress(CommError):
+                self._send(0, value)
+            return None
+        deadline, values = time.monotonic() + seconds, [value]
+        for peer in range(1, self.size):
+            try:
+                (data,) = receive({peer: self._lines[peer]}, max(0.0, deadline - time.monotonic()))
+                values.append(msgpack.unpackb(data))
+            except (CommError, ValueError, msgpack.UnpackException):
+                values.append(None)
+        return values
+
     def close(self) -> None:
         for line in self._lines.values():
             line.close()

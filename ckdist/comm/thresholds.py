@@ -14,9 +14,14 @@ class Thresholds(NamedTuple):
     leaders_bytes: int = 32 << 10
 
 
+def cache_folder() -> pathlib.Path:
+    """Where what was measured is kept, of each user. RuntimeError where a user has no home."""
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "ckdist"
+
+
 def thresholds_path() -> pathlib.Path:
     """Where they are kept: one file per user."""
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "ckdist" / "comm.json"
+    return cache_folder() / "comm.json"
 
 
 def load_thresholds() -> Thresholds:

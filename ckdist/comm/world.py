@@ -6,6 +6,7 @@ native group (`ckdist.comm.group`), not through this.
 """
 
 import logging
+import math
 import os
 import socket
 import sys
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 # Set by the launchers of Open MPI, MPICH and Intel MPI, and by Slurm's and others' PMIx.
 LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
+COLLECT_TAG = 77
 
 
 class SingleWorld:
@@ -34,6 +36,9 @@ class SingleWorld:
         return value
 
     def gather(self, value):
+        return [value]
+
+    def collect(self, value, seconds: float):
         return [value]
 
     def close(self) -> None:
@@ -77,17 +82,36 @@ class MpiWorld:
 
     gather = gather_all
 
+    def collect(self, value, seconds: float) -> list | None:
+        """On rank 0 every rank's msgpack-able value, None for a rank whose has not come within `seconds`; others get nothing."""
+        deadline = time.monotonic() + seconds
+        if self.rank:
+            _complete(self.comm.Isend(np.frombuffer(msgpack.packb(value), np.uint8), 0, COLLECT_TAG), deadline)
+            return None
+        values = [value] + [None] * (self.size - 1)
+        for rank in range(1, self.size):
+            status = self.mpi.Status()
+            while not self.comm.Iprobe(rank, COLLECT_TAG, status) and time.monotonic() < deadline:
+                time.sleep(1e-3)
+            buffer = np.empty(status.Get_count(), np.uint8)
+            if len(buffer) and _complete(self.comm.Irecv(buffer, rank, COLLECT_TAG), deadline):
+                values[rank] = msgpack.unpackb(buffer.tobytes())
+        return values
+
     def close(self) -> None:
         """All ranks leave together."""
         self.mpi.Finalize()
 
 
-def _complete(request) -> None:
-    """Waits for a collective call without taking the core from a rank of this host that still has work, such as loading."""
+def _complete(request, deadline: float = math.inf) -> bool:
+    """Waits for a call without taking the core from a rank of this host that still has work, such as loading; False at the deadline."""
     pause = 0.0
     while not request.Test():
+        if time.monotonic() > deadline:
+            return False
         time.sleep(pause)
         pause = min(pause + 1e-5, 2e-3)
+    return True
 
 
 def start_world():

@@ -18,6 +18,7 @@ from ckdist.engine.messages import MAX_MESSAGE_BYTES, decode, encode
 from ckdist.engine.request import MAX_ID_CHARS, parse_submit
 from ckdist.engine.scheduler import EngineBusy
 from ckdist.errors import CkdistError, CommError, ConfigError, EngineError, RequestError, UserError
+from ckdist.native import lib
 
 log = logging.getLogger(__name__)
 
@@ -114,13 +115,20 @@ class Coordinator:
             self._socket.poll(max(0, int(1000 * (self._last_beat + BEAT_SECONDS - time.monotonic()))))
             if check_peers is not None:
                 check_peers()
+        begin = time.monotonic_ns()
         self._receive()
+        if engine.lane is not None and engine.has_work:
+            engine.lane.add(lib.ckdist_trace_receive, begin, time.monotonic_ns())
         if self._drain_requested and self.state != "draining":
             self._drain_end = time.monotonic() + self._drain_seconds
             self._enter("draining")
         if engine.has_work:
-            for output in self._step():
+            outputs = self._step()
+            begin = time.monotonic_ns()
+            for output in outputs:
                 self._send_output(output)
+            if engine.lane is not None:
+                engine.lane.add(lib.ckdist_trace_send, begin, time.monotonic_ns(), len(outputs))
         self._beat()
         if self.state == "draining":
             if time.monotonic() > self._drain_end:

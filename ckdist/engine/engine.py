@@ -19,6 +19,7 @@ from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.scheduler import Run, Scheduler
 from ckdist.engine.sequence import Sequence, State
 from ckdist.errors import CkdistError, RequestError
+from ckdist.native import lib
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -46,14 +47,14 @@ class Output:
 class Engine:
     """Continuous batching over one executable."""
 
-    def __init__(self, executable, sampler, eos_token_ids: Collection[int] = (), *, max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True, more_stats: Callable[[], dict] = dict):
+    def __init__(self, executable, sampler, eos_token_ids: Collection[int] = (), *, max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True, more_stats: Callable[[], dict] = dict, lane=None):
         """executable: run(Batch) -> float32 (outputs, vocab); num_blocks, max_tokens, max_sequences, vocab_size, context_length.
         sampler: `sample(logits, rows)` and `logprobs(logits, targets, top)`, as in `ckdist.engine.sampler`.
         eos_token_ids: end a sequence unless `ignore_eos`. max_outputs: rows of logits of one step, where fewer than its tokens.
-        more_stats: numbers that `stats` gives besides the engine's own.
+        more_stats: numbers that `stats` gives besides the engine's own. lane: of a trace (`ckdist.engine.trace`), where there is one.
         """
         self.executable, self.sampler, self.eos_token_ids = executable, sampler, frozenset(eos_token_ids)
-        self.vocab_size, self._more_stats = executable.vocab_size, more_stats
+        self.vocab_size, self._more_stats, self.lane = executable.vocab_size, more_stats, lane
         cache = executable.num_blocks * BLOCK_TOKENS
         self.max_positions = min(executable.context_length, cache)
         self._room = f"the context of {self.max_positions}" if executable.context_length <= cache else f"the KV cache of {cache} positions"
@@ -102,14 +103,22 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Runs one batch. Raises EngineError when a rank is lost; the sequences are then lost as well."""
-        begin = time.monotonic()
+        begin = time.monotonic_ns()
         step = self.scheduler.schedule()
         if step is None:
             return []
+        scheduled = time.monotonic_ns()
         logits = self.executable.run(step.batch)  # (outputs, vocab)
+        ran = time.monotonic_ns()
         self.scheduler.commit(step)
         outputs = self._outputs(step.runs, logits)
-        self._step_seconds.observe(time.monotonic() - begin)
+        end = time.monotonic_ns()
+        self._step_seconds.observe((end - begin) * 1e-9)
+        if self.lane is not None:
+            size = len(step.batch.token_ids), len(step.batch.runs)
+            self.lane.add(lib.ckdist_trace_schedule, begin, scheduled, *size)
+            self.lane.add(lib.ckdist_trace_run, scheduled, ran, *size)
+            self.lane.add(lib.ckdist_trace_sample, ran, end, len(outputs))
         return outputs
 
     def abort(self, id: Hashable) -> Output | None:
@@ -117,7 +126,7 @@ class Engine:
         sequence = self._sequences.get(id)
         return None if sequence is None else self._output(sequence, [], None, "abort")
 
-    def stats(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float | str]:
         """Counters since the start (`*_total`), gauges, and the buckets of `step_seconds` and `first_token_seconds` (see Histogram)."""
         return {
             "requests_total": self._requests,

@@ -3,6 +3,7 @@
 Every function here is called by all ranks of a world together.
 """
 
+import contextlib
 import functools
 import logging
 import os
@@ -15,8 +16,10 @@ from ckdist import __version__, native
 from ckdist.comm.group import open_group
 from ckdist.comm.world import agree, together
 from ckdist.engine.engine import Engine
+from ckdist.engine.layer_costs import key_of
 from ckdist.engine.prefill import PrefillChoice, choose_prefill
 from ckdist.engine.sampler import Sampler
+from ckdist.engine.trace import Trace
 from ckdist.engine.work import Work, total_work, work_of
 from ckdist.errors import ConfigError
 from ckdist.layout import Mesh, model_dims
@@ -60,6 +63,7 @@ class Model:
     weight_bytes: int  # of this rank
     total_weight_bytes: int  # of all ranks
     work: Work  # of all ranks
+    trace: Trace | None
 
     def placement_map(self) -> str:
         """One line per rank: host, nodes, CPUs, weights, cache, resident memory, how many pages of a sample of weights and cache the
@@ -87,29 +91,48 @@ class Model:
         return "\n".join([*lines, *sorted(notes)])
 
     def close(self) -> None:
-        """Frees the executable; on rank 0 the other ranks are told to stop first."""
+        """Frees the executable; on rank 0 the other ranks are told to stop first. A trace is written; all ranks take part in that."""
         if self.world.rank == 0:
             self.executable.stop()
+        if self.trace is not None:
+            self.trace.save(self._labels())
         self.executable.close()
         self.loader.close()
 
+    @contextlib.contextmanager
+    def traced(self):
+        """Whatever ends what happens within, rank 0's part of a trace is written."""
+        try:
+            yield
+        except BaseException:
+            if self.trace is not None:
+                self.trace.save_own(self._labels())
+            raise
 
-def load_model(config, world, progress: bool = False, fill=None) -> Model:
+    def _labels(self) -> list[tuple]:
+        """By phase of the executable: what a batch with prompts is called, and its steps' names and layers."""
+        names = ["prefill"] if self.world.size == 1 else ["prefill by tensors", "prefill by tokens"]
+        return list(zip(names, self.executable.labels))
+
+
+def load_model(config, world, progress: bool = False, measure: bool = False, fill=None) -> Model:
     """This rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
-    `fill(loader)`: packs its weights, or begins to, once they are planned on every rank; None: as --reorganize says.
+    `measure`: how prefill is cut is measured, even if it was before. `fill(loader)`: packs its weights, or begins to, once they are planned on every rank;
+    None: as --reorganize says.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where ranks disagree.
     """
     checkpoint = together(world, lambda: open_checkpoint(config.model or BUNDLED))
     spec = checkpoint.spec
     layouts = prefill, decode, mesh = layouts_for(config, world)
+    tracing = Trace(config.trace, world, max(config.threads or default_threads(world), config.threads_batch)) if config.trace else None
     adapter = Adapter(pathlib.Path(config.lora)) if config.lora else None
     program = trace(forward, spec, decode, mesh, functools.partial(LowRankTracer, adapter.ranks, adapter.factor) if adapter else Tracer)
     if adapter:
         adapter.check(program)
     token_program = trace(forward, spec, prefill, mesh) if prefill is not decode else None
-    settings = [__version__, config.quantize or "", config.ubatch_size, config.batch_size, config.ctx_size, config.parallel, config.cache_type_k, config.prefill]
+    settings = [__version__, config.quantize or "", config.ubatch_size, config.batch_size, config.ctx_size, config.parallel, config.cache_type_k, config.prefill, config.reorganize]
     agree(world, "program", program.digest())
     agree(world, "set of flags or version", repr(settings))
 
@@ -128,7 +151,8 @@ def load_model(config, world, progress: bool = False, fill=None) -> Model:
         shards = HostShards(world, loader, lowered, matrices, vectors)
         tokens_cut = lower_for(loader, token_program, mesh, max_tokens, model_dims(spec, decode, mesh))
         phases.append(Phase(tokens_cut, [shards.matrix(*m) for m in tokens_cut.matrices], [shards.vector(*v) for v in tokens_cut.vectors]))
-    fill(loader) if fill else fill_shard(loader, config, world, progress)
+    with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
+        fill(loader) if fill else fill_shard(loader, config, world, progress, tracing and tracing.handle)
     group = open_group(world, plan.spins, config.comm_timeout, config.transport)
     executable = Executable(
         phases,
@@ -144,12 +168,16 @@ def load_model(config, world, progress: bool = False, fill=None) -> Model:
         loader.handle,
     )
     log.info("%s", plan)
-    choice = choose_prefill(config, world, executable)
+    with tracing.span(native.lib.ckdist_trace_choose) if tracing else contextlib.nullcontext():
+        types = [packed_type(loader, name) for name, *_ in lowered.matrices if "layers.0." in str(name)]
+        choice = choose_prefill(config, world, executable, key_of(world, plan, group.kind, program.digest(), types), measure)
     if world.rank == 0 and world.size > 1:
         log.info("%s", choice.reason)
     total_bytes = sum(world.gather(weight_bytes))
     work = total_work(world, work_of(lowered, matrices))
-    return Model(world, checkpoint, spec, plan, loader, shards, matrices, executable, choice, weight_bytes, total_bytes, work)
+    if tracing:
+        executable.trace(tracing.handle)
+    return Model(world, checkpoint, spec, plan, loader, shards, matrices, executable, choice, weight_bytes, total_bytes, work, tracing)
 
 
 def lower_for(loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int, stored=None) -> Lowered:
@@ -168,16 +196,17 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
     """Rank 0's engine over a loaded model, and the model's tokenizer."""
     tokenizer = tokenizer_of(model.checkpoint.path)
     stats = lambda: {**model.prefill.stats(model.executable), **model.loader.filled.stats()}
-    return Engine(model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids, max_waiting=max_waiting, more_stats=stats), tokenizer
+    lane = model.trace and model.trace.main
+    return Engine(model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids, max_waiting=max_waiting, more_stats=stats, lane=lane), tokenizer
 
 
-def fill_shard(loader: ShardLoader, config, world, progress: bool) -> None:
+def fill_shard(loader: ShardLoader, config, world, progress: bool, trace) -> None:
     """Packs everything, or begins to, as --reorganize says."""
     if config.reorganize != "off" and not config.quantize:
-        return loader.reorganize(config.reorganize)
+        return loader.reorganize(config.reorganize, trace=trace)
     if config.reorganize != "off" and world.rank == 0:
         log.info("--quantize changes the weights, so all of them are packed before anything runs")
-    loader.load(progress=progress)
+    loader.load(progress, trace)
 
 
 def loading_threads(config, world) -> int:

@@ -1,99 +1,90 @@
-"""From how many tokens on a step with prompts is cut by tokens: asked of the machine, with the first layer of the model itself.
+"""From how many tokens on a step with prompts is cut by tokens: asked of what a layer costs both ways (`layer_costs`).
 
-A cost model has few terms (operations at so many rows, bytes of weights, bytes exchanged, barriers), and one layer run both ways has all
-of them in it, as they are on these ranks now. Logits are the same bits either way, so the answer is one of speed alone.
+Logits are the same bits either way, so the answer is one of speed alone.
 """
 
 import sys
-import time
 from dataclasses import dataclass
 
-import numpy as np
-
-from ckdist.program.batch import BLOCK_TOKENS, Batch
+from ckdist.engine.layer_costs import LayerCosts, load_costs, measure, save_costs
 from ckdist.program.executable import DECODE, PREFILL, Executable
 
-LEAST_TOKENS = 8  # of a step that is worth asking about
-ROUNDS = 3
-SECONDS = 1.0  # that measuring may take
+WON, LOST = 0.99, 1.01  # ratios of seconds that decide; between them a size is as the next larger one
 
 
 @dataclass(frozen=True)
 class PrefillChoice:
-    """Steps with prompts of at least `from_tokens` tokens are cut by tokens; `reason` is one line.
-
-    `layer_seconds` of the largest step that was measured, by phase; 0 where nothing was.
-    """
+    """Steps with prompts of at least `from_tokens` tokens are cut by tokens; `reason` is one line. `costs`: None where nothing was asked."""
 
     from_tokens: int
     reason: str
-    layer_seconds: tuple[float, float] = (0.0, 0.0)
+    costs: LayerCosts | None = None
 
-    def stats(self, executable: Executable) -> dict[str, float]:
-        """For metrics: what was measured, the choice (0: never by tokens), and how many tokens of steps with prompts went either way."""
+    def predicted(self, steps: list[tuple[int, int]], layers: int) -> float | None:
+        """Seconds of the layers of steps, each of a phase and so many tokens, without context before them; None where nothing is known."""
+        return None if self.costs is None else layers * sum(self.costs.predicted(phase, tokens) for phase, tokens in steps)
+
+    def stats(self, executable: Executable) -> dict[str, float | str]:
+        """For metrics: the reason, what was measured, the choice (0: never by tokens), and how many tokens of steps with prompts went either way."""
         counts = dict(enumerate(executable.prefill_tokens))
-        return {
+        numbers = {
+            "prefill_choice_info": self.reason,
             "prefill_by_token_from": 0 if self.from_tokens == sys.maxsize else self.from_tokens,
-            "prefill_by_token_layer_seconds": self.layer_seconds[PREFILL],
-            "prefill_by_tensor_layer_seconds": self.layer_seconds[DECODE],
             "prefill_by_token_tokens_total": counts.get(PREFILL, 0),
             "prefill_by_tensor_tokens_total": counts.get(DECODE, 0),
         }
+        for phase, name in ((PREFILL, "token"), (DECODE, "tensor")) if self.costs else ():
+            numbers[f"prefill_by_{name}_layer_seconds"] = self.costs.seconds[phase][-1]
+            numbers[f"prefill_by_{name}_layer_bytes"] = self.costs.moved[phase][-1]
+        return numbers
 
 
-def choose_prefill(config, world, executable: Executable) -> PrefillChoice:
-    """Measures where there is a choice, and sets the executable's `prefill_from`. A collective call, before anything is in the cache."""
+def choose_prefill(config, world, executable: Executable, key: dict, anew: bool = False) -> PrefillChoice:
+    """Sets the executable's `prefill_from`; a collective call, before anything is in the cache.
+
+    Where there is a choice it takes what is kept for `key` (`layer_costs.key_of`), or else, or with `anew`, measures and keeps it.
+    """
     if executable.phases == 1:
         return PrefillChoice(sys.maxsize, "prefill cuts tensors" if world.size > 1 else "one rank, nothing cut")
     if config.prefill == "token":
         choice = PrefillChoice(0, "prefill cuts tokens, as --prefill says")
-    elif world.rank == 0:
-        choice = _measure(executable)
-        executable.stop()
     else:
-        executable.work()
-        choice = None
-    if config.prefill == "auto":
-        values = world.broadcast(None if choice is None else [choice.from_tokens, choice.reason, list(choice.layer_seconds)])
-        choice = PrefillChoice(values[0], values[1], tuple(values[2]))
+        kept = load_costs(key) if world.rank == 0 and not anew else None
+        source = "measured before, from the cache"
+        if not world.broadcast(kept is not None):
+            if world.rank:
+                executable.work()
+            else:
+                kept = measure(executable)
+                executable.stop()
+                source = "measured now, and kept" if save_costs(key, kept) else "measured now"
+        told = world.broadcast(kept and [kept.sizes, kept.seconds, kept.moved, kept.ratios, kept.rounds, source])
+        *numbers, rounds, source = told
+        choice = _choose(LayerCosts(*(_tuples(part) for part in numbers), rounds), source)
     executable.prefill_from = choice.from_tokens
     return choice
 
 
-def _measure(executable: Executable) -> PrefillChoice:
-    """From the largest step down, as long as cutting tokens is faster."""
-    most = min(executable.max_tokens, executable.context_length, executable.num_blocks * BLOCK_TOKENS)
-    sizes = [most]
-    while sizes[-1] // 2 >= LEAST_TOKENS:
-        sizes.append(sizes[-1] // 2)
-    begin, from_tokens, largest = time.monotonic(), sys.maxsize, None
-    for size in sizes:
-        seconds, moved = _layer(executable, size)
-        if largest is None:
-            largest = size, seconds, moved
-        if seconds[PREFILL] >= seconds[DECODE]:
+def _choose(costs: LayerCosts, source: str) -> PrefillChoice:
+    """From the largest step down, as long as cutting tokens is not clearly slower, to the smallest where it clearly is faster.
+
+    What a size that is neither says is noise, and moves no threshold.
+    """
+    from_tokens = sys.maxsize
+    for size, ratio in reversed(list(zip(costs.sizes, costs.ratios))):
+        if ratio >= LOST:
             break
-        from_tokens = size
-        if time.monotonic() - begin > SECONDS:
-            break
-    size, seconds, moved = largest
+        if ratio <= WON:
+            from_tokens = size
     what = f"prefill cuts tokens from {from_tokens} tokens in a step on" if from_tokens < sys.maxsize else "prefill cuts tensors"
-    each = lambda phase: f"{seconds[phase] * 1e3:.2f} ms, {moved[phase] / 1e6:.2f} MB read of other ranks"
-    reason = f"{what}: a layer of {size} tokens takes {each(PREFILL)} with tokens cut, {each(DECODE)} with tensors cut"
-    executable.times(reset=True)
-    return PrefillChoice(from_tokens, reason, (seconds[DECODE], seconds[PREFILL]))
+    each = lambda phase: f"{costs.seconds[phase][-1] * 1e3:.2f} ms, {costs.moved[phase][-1] / 1e6:.2f} MB read of other ranks"
+    ratios = ", ".join(f"{ratio:.3f} at {size}" for size, ratio in zip(costs.sizes, costs.ratios))
+    return PrefillChoice(
+        from_tokens,
+        f"{what}: a layer of {costs.sizes[-1]} tokens takes {each(PREFILL)} with tokens cut, {each(DECODE)} with tensors cut; ratios of time {ratios} ({source})",
+        costs,
+    )
 
 
-def _layer(executable: Executable, size: int) -> tuple[dict, dict]:
-    """The least seconds of the first layer by phase, and the bytes that it moves."""
-    ids = np.arange(size, dtype=np.int32) % executable.vocab_size
-    blocks = np.arange(-(-size // BLOCK_TOKENS), dtype=np.int32)
-    batch = Batch(ids, np.array([[size, 0, len(blocks)]], np.int32), blocks, np.zeros(0, np.int32))
-    seconds, moved = {DECODE: float("inf"), PREFILL: float("inf")}, {}
-    for _ in range(ROUNDS):
-        for phase in seconds:
-            executable.times(reset=True)
-            executable.run_layer(batch, phase)
-            times = executable.times()
-            seconds[phase], moved[phase] = min(seconds[phase], times.total), times.moved
-    return seconds, moved
+def _tuples(value):
+    return tuple(_tuples(part) for part in value) if isinstance(value, (list, tuple)) else value

@@ -11,7 +11,7 @@ from ckdist.program.batch import BLOCK_TOKENS, Batch
 from ckdist.program.lower import Lowered
 
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i16": 25, "bf16": 30}
-_KINDS = {"arena": 0, "slot": 1, "logits": 2, "activations": 3, "tokens": 4, "columns": 5, "outputs": 6}
+_KINDS = {"arena": 0, "slot": 1, "logits": 2, "activations": 3, "tokens": 4, "columns": 5, "outputs": 6, "sums": 7}
 _ROPE_ROWS = 4096  # that are computed at a time, so that a long context costs little more than its tables
 _OPS = {"embed": 0, "prepare": 1, "linear": 2, "attend": 3, "share": 4, "low_rank": 5}
 _HEADER = 7  # ints of a batch's message before its arrays
@@ -86,6 +86,7 @@ class Executable:
         self.prefill_from = 0
         self.prefill_tokens = [0] * len(phases)  # of steps with prompts, by phase
         self.layer_steps = [phase.lowered.layer_steps for phase in phases]
+        self.labels = [phase.lowered.labels() for phase in phases]
         self._keep = [group, loader]
         self._loader = native.ffi.NULL if loader is None else loader
         program = self._program(phases, layout, mesh)
@@ -226,6 +227,10 @@ class Executable:
         out = native.ffi.new("struct ckdist_times *")
         native.lib.ckdist_executable_times(self._handle, out, reset)
         return Times(out.total, out.barrier, out.exchange, out.runs, out.moved)
+
+    def trace(self, handle) -> None:
+        """From now on every thread writes what it does to the native trace `handle`, which outlives this."""
+        native.check(native.lib.ckdist_executable_trace(self._handle, handle))
 
     @property
     def kv_bytes(self) -> int:

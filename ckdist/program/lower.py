@@ -11,6 +11,7 @@ TENSOR, so both give the same bits. An all_to_all becomes no step either: querie
 wrote them, outputs of attention where their heads' rank did.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -30,7 +31,7 @@ SLOTS = 2  # partial values alternate between this many exchange buffers
 class Buffer:
     """Where a step's value lives.
 
-    `kind` is arena, slot (what other ranks read), logits or activations, or what is read in other ranks' slots: tokens (each token's
+    `kind` is arena, slot (what other ranks read), sums (what hosts add up, of all tokens, each rank's own rows at their place), logits or activations, or what is read in other ranks' slots: tokens (each token's
     row by the rank that has the token), columns (each rank's columns of this rank's tokens) or outputs (each output's row by the rank
     that has its token). `width` in floats from row to row (activations: columns of the matrix), `lead` columns before the value's
     own, `floats` (of activations) those that it takes from its source, `rows` how many there are at most.
@@ -83,12 +84,28 @@ class Lowered:
     layer_steps: int
     tokens_cut: bool
 
+    def labels(self) -> list[tuple[str, int | None]]:
+        """For each step its op with what it multiplies by, and its layer, None before the first and after the last."""
+        found, layer = [], None
+        for s in self.steps:
+            weights = [name for i in s.matrices if i >= 0 for name in _names(self.matrices[i][0])]
+            norms = [self.vectors[i][0] for i in s.vectors if i >= 0]
+            layers = [int(m[1]) for name in weights + norms if (m := re.search(r"layers\.(\d+)\.", name))]
+            layer = s.ints[0] if s.op == "attend" else layers[-1] if layers else None if weights or norms else layer
+            parts = dict.fromkeys(name.removesuffix(".weight").rpartition(".")[2] for name in weights)
+            found.append((" ".join([s.op, *parts]), layer))
+        return found
+
     def __str__(self) -> str:
         lines = []
         for i, s in enumerate(self.steps):
             shown = {k: v for k, v in vars(s).items() if k != "op" and v not in ([], -1, False)}
             lines.append(f"{i:4d} {s.op:8s} " + " ".join(f"{k}={v}" for k, v in shown.items()))
         return "\n".join(lines) + "\n"
+
+
+def _names(name) -> tuple[str, ...]:
+    return name if isinstance(name, tuple) else (name,)
 
 
 @dataclass
@@ -164,7 +181,10 @@ class _Lowering:
         """The buffers that a linear or embed writes: in an exchange slot what is partial, or is exchanged next."""
         rows = self.own_tokens if instr.outputs[0].dims[0].axis else self.max_tokens
         widths = [v.dims[-1].local(self.mesh) for v in instr.outputs]
-        if instr.outputs[0].partial:
+        if instr.outputs[0].partial and len(self.peers) > 1:  # over hosts, whose ranks share the tokens
+            results = [self._buffer("sums", widths[0], place=self.slots % SLOTS, rows=self.max_tokens)]
+            self.exchange_floats = max(self.exchange_floats, self.max_tokens * widths[0])
+        elif instr.outputs[0].partial:
             results = [self._slot(widths[0], rows)]
         elif self._reader(instr.outputs[0]).op == "all_to_all":  # side by side in one row
             widths = [sum(end - begin for begin, end in self._pieces(v.dims[-1])) for v in instr.outputs]
@@ -175,9 +195,9 @@ class _Lowering:
         return results
 
     def _shares(self, dim: Dim) -> list[tuple[int, int]]:
-        """The elements of a dimension that the weights of each rank have: what the layout cuts, else what decode does."""
-        stored = dim if dim.axis else self.stored.get(dim.name, dim)
-        meshes = [self.mesh] if dim.axis else self.peers
+        """The elements of a dimension that the weights of each rank have: this rank's, where decode cuts it likewise, else those of the ranks that share the tokens."""
+        stored = self.stored.get(dim.name, dim)
+        meshes = [self.mesh] if dim.axis == stored.axis else self.peers
         return [tuple(edge * stored.width for edge in stored.share(mesh)) for mesh in meshes]
 
     def _pieces(self, dim: Dim) -> list[tuple[int, int]]:
@@ -235,13 +255,13 @@ class _Lowering:
     def all_to_all(self, i: Instr) -> None:
         for x, y in zip(i.inputs, i.outputs):
             slot = self.buffers[self.values[x.name]]
-            if y.dims[-1].axis:
+            if x.dims[0].axis:  # to all tokens of own heads
                 own = tuple(edge * y.dims[-1].width for edge in y.dims[-1].share(self.mesh))
                 pieces = self._pieces(x.dims[-1])
                 before = sum(end - begin for begin, end in pieces[: pieces.index(own)]) if own in pieces else 0
                 view = replace(slot, kind="tokens", lead=slot.lead + before)
             else:
-                view = replace(slot, kind="columns", width=y.dims[-1].elements, rows=self.own_tokens)
+                view = replace(slot, kind="columns", width=y.dims[-1].local(self.mesh), rows=self.own_tokens)
             self.buffers.append(view)
             self.values[y.name] = len(self.buffers) - 1
 

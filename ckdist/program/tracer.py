@@ -5,8 +5,9 @@ state: what is recorded is what was called on this object.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from ckdist.layout import Dim, Layout, Mesh, head_dims, model_dims
+from ckdist.layout import WHOLE, Dim, Layout, Mesh, head_dims, model_dims
 from ckdist.program.emitter import Emitter
 from ckdist.program.program import Program, Value, Weight
 
@@ -30,10 +31,10 @@ class Tracer(Emitter):
         return Weight(name, tuple(self.dims[d] for d in dims))
 
     def embed(self, ids: Value, table: Weight) -> Value:
-        """(tokens,) ids -> (tokens, hidden); partial where the vocabulary is cut. Where the tokens are cut likewise, the table is read whole."""
-        axis = ids.dims[0].axis
-        if axis and table.dims[0].axis == axis:
-            table = table.uncut
+        """(tokens,) ids -> (tokens, hidden); partial where the vocabulary is cut. Ranks that cut the tokens read each other's parts of the table."""
+        if axis := ids.dims[0].axis:
+            rows, columns = table.dims
+            table = Weight(table.name, (replace(rows, axis=self.mesh.without(rows.axis, axis)), columns))
         return self._emit("embed", (ids,), (table,))
 
     def linear(self, x: Value, *weights: Weight, bias=(), names=None):
@@ -50,7 +51,7 @@ class Tracer(Emitter):
         axis = self.dims["tokens"].axis
         if not axis:
             return q, k, v
-        heads, kv_heads = head_dims(self.spec, axis, self.mesh)
+        heads, kv_heads = head_dims(self.spec, WHOLE if self.dims["heads"].axis else axis, self.mesh)
         return self._emit("all_to_all", (q, k, v), names=["q", "k", "v"], axis=axis, to=(heads, kv_heads, kv_heads))
 
     def to_tokens(self, o: Value) -> Value:

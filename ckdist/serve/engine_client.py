@@ -100,7 +100,7 @@ class EngineClient:
     def __init__(self, endpoint: str, stale_seconds: float = messages.STALE_SECONDS):
         self.endpoint, self.stale_seconds = endpoint, stale_seconds
         self.model: dict = {}
-        self.stats: dict[str, float] = {}
+        self.stats: dict[str, float | str] = {}
         self.error: str | None = None
         self.on_state = lambda state: None
         self._reported = "loading"

@@ -4,11 +4,12 @@ import re
 from typing import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
 
 WAIT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 NAME = re.compile(r"[a-z][a-z0-9_.]{0,80}")
+MAX_LABEL = 1000  # characters
 BUCKET = re.compile(r"(\w+)_le_([0-9.]+)")
 COUNTED_HERE = ("requests_total", "prompt_tokens_total", "cached_tokens_total", "generated_tokens_total")  # these win over rank 0's
 STATES = ("loading", "ready", "draining", "failed", "stale")
@@ -38,7 +39,7 @@ class Metrics:
     def describe(self) -> list:
         return []  # what rank 0 sends is not known beforehand
 
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """The numbers of this moment; called by the registry."""
         state = GaugeMetricFamily("ckdist_state", "1 for the state that the server is in", labels=["state"])
         for name in STATES:
@@ -48,8 +49,8 @@ class Metrics:
         yield from _families(self._stats())
 
 
-def _families(stats: dict) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
-    """Rank 0's numbers: `X_total` counts, `X_le_BOUND` with `X_sum` and `X_count` are a histogram, others are gauges."""
+def _families(stats: dict) -> Iterator[Metric]:
+    """Rank 0's numbers: `X_total` counts, `X_le_BOUND` with `X_sum` and `X_count` are a histogram, others are gauges; and its texts, `X_info`."""
     numbers = {name: value for name, value in stats.items() if type(value) in (int, float) and NAME.fullmatch(name) and name not in COUNTED_HERE}
     buckets: dict[str, list[tuple[str, float]]] = {}
     for name in [name for name in numbers if BUCKET.fullmatch(name)]:
@@ -58,6 +59,9 @@ def _families(stats: dict) -> Iterator[CounterMetricFamily | GaugeMetricFamily |
     for base, counts in buckets.items():
         counts.append(("+Inf", numbers.pop(f"{base}_count", counts[-1][1])))
         yield HistogramMetricFamily(f"ckdist_{base}", f"Rank 0's {base}", buckets=counts, sum_value=numbers.pop(f"{base}_sum", 0))
+    for name, value in stats.items():
+        if isinstance(value, str) and NAME.fullmatch(name) and name.endswith("_info"):
+            yield InfoMetricFamily(f"ckdist_{name.removesuffix('_info')}", f"Rank 0's {name}", value={"reason": value[:MAX_LABEL]})
     for name, value in numbers.items():
         if name.endswith("_total"):
             yield CounterMetricFamily(f"ckdist_{name.removesuffix('_total')}", f"Rank 0's {name}", value=value)

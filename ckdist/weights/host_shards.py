@@ -13,7 +13,7 @@ from ckdist.weights.loader import MatrixHandle, ShardLoader, VectorHandle
 
 
 class HostShards:
-    """Finds any part of a weight that some rank of the host has loaded. A collective call of all ranks, which share one host.
+    """Finds any part of a weight that some rank of the host has loaded. A collective call of all ranks of the world.
 
     `loader` is open to be shared, and nothing is filled yet; `matrices` and `vectors` are its handles of what `lowered` names. Addresses are valid while the
     object and the loader live.
@@ -26,11 +26,12 @@ class HostShards:
             [[name, share, handle.place] for (name, share), handle in zip(lowered.vectors, vectors, strict=True)],
         ]
         rows = world.gather([loader.path, loader.planned_bytes, *own])
-        self._peers = [None if rank == world.rank else loader.add_peer(path, size) for rank, (path, size, *_) in enumerate(rows)]
+        others = [r for r, host in enumerate(world.hosts) if host == world.hosts[world.rank] and r != world.rank]
+        self._peers = {rank: loader.add_peer(*rows[rank][:2]) for rank in others}
         self._own = {(name, tuple(row_range), tuple(columns)): handle for (name, row_range, columns), handle in zip(lowered.matrices, matrices)}
         self._places: dict[tuple, tuple] = {}  # part of a weight -> rank, place there and columns that it has, the own rank first
         self._addresses: dict[tuple, int] = {}
-        for rank in (world.rank, *(r for r in range(world.size) if r != world.rank)):
+        for rank in (world.rank, *others):
             for name, row_range, columns, place, stored in rows[rank][2]:
                 self._places.setdefault((name, tuple(row_range), tuple(columns)), (rank, place, stored))
             for name, share, place in rows[rank][3]:
@@ -42,7 +43,7 @@ class HostShards:
         key = name, rows, columns
         if key not in self._addresses:
             rank, place, stored = self._places[key]
-            if self._peers[rank] is None:
+            if rank not in self._peers:
                 self._addresses[key] = self._own[key].address
             else:
                 matrix = self._loader.add_peer_matrix(self._peers[rank], name, rows, stored, place)
@@ -52,5 +53,5 @@ class HostShards:
     def vector(self, name: str, share: tuple[int, int]) -> int:
         """The address of the first float."""
         rank, offset = self._places[name, share]
-        peer = self._peers[rank]
-        return int(ffi.cast("intptr_t", ffi.cast("char *", self._loader.arena if peer is None else self._loader.peer_arena(peer)) + offset))
+        arena = self._loader.peer_arena(self._peers[rank]) if rank in self._peers else self._loader.arena
+        return int(ffi.cast("intptr_t", ffi.cast("char *", arena) + offset))

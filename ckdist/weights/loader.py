@@ -265,10 +265,10 @@ class ShardLoader:
         check(lib.ckdist_loader_add_peer_matrix(self._native, peer, plan, *place[4:], out))
         return out[0]
 
-    def load(self, progress: bool | None = None) -> LoadReport:
+    def load(self, progress: bool | None = None, trace=None) -> LoadReport:
         """Packs everything that was planned, and waits for it; call it once.
 
-        `progress`: show a bar; None: where standard error is a terminal. Raises CapacityError when there is not memory enough, and ModelFileError
+        `progress`: show a bar; None: where standard error is a terminal. `trace`: the native trace in which its threads get lanes. Raises CapacityError when there is not memory enough, and ModelFileError
         when a file has become shorter or a value cannot be quantised.
         """
         began = time.perf_counter()
@@ -276,7 +276,7 @@ class ShardLoader:
             self.open()
         total = lib.ckdist_loader_source_bytes(self._native)
         shown = sys.stderr.isatty() if progress is None else progress
-        self._fill(background=False, mover="threads", until=1.0)
+        self._fill(background=False, mover="threads", until=1.0, trace=trace)
         with tqdm(total=total, unit="B", unit_scale=True, desc="loading", disable=not shown, leave=False) as bar:
             while not check(lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)):
                 bar.update(self._filled().stored_done - bar.n)
@@ -285,18 +285,20 @@ class ShardLoader:
         log.info("%s with %d threads", report, self.threads)
         return report
 
-    def reorganize(self, mover: str = "auto", until: float = 1.0) -> None:
+    def reorganize(self, mover: str = "auto", until: float = 1.0, trace=None) -> None:
         """Begins to pack everything while executables that know this loader run; call it once, after `open`.
 
-        `mover`: auto, dsa or threads. `until`: the share of the bytes after which it stops for good. Raises ConfigError for a mover that this
+        `mover`: auto, dsa or threads. `until`: the share of the bytes after which it stops for good. `trace`: as in `load`. Raises ConfigError for a mover that this
         machine has not.
         """
-        self._fill(background=True, mover=mover, until=until)
+        self._fill(background=True, mover=mover, until=until, trace=trace)
         self._reporter = threading.Thread(target=self._report, name="reorganized", daemon=True)
         self._reporter.start()
 
-    def _fill(self, background: bool, mover: str, until: float) -> None:
-        check(lib.ckdist_loader_fill(self._native, ffi.new("struct ckdist_filling *", [self.threads, background, MOVERS[mover], until])))
+    def _fill(self, background: bool, mover: str, until: float, trace) -> None:
+        self._trace = trace
+        way = [self.threads, background, MOVERS[mover], until, ffi.NULL if trace is None else trace]
+        check(lib.ckdist_loader_fill(self._native, ffi.new("struct ckdist_filling *", way)))
 
     def wait(self) -> None:
         """Returns when filling has ended; raises what it failed with."""

@@ -8,8 +8,10 @@ from ckdist import native
 from ckdist.comm.group import open_group
 from ckdist.comm.world import start_world
 from ckdist.engine.single import SingleSequence
-from ckdist.layout import SINGLE, TENSOR, TOKEN, Mesh, model_dims
+from ckdist.config import EngineConfig
+from ckdist.layout import model_dims
 from ckdist.models.decoder import forward
+from ckdist.planner import layouts_for
 from ckdist.program.executable import Executable, Limits, Phase
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.lower import lower
@@ -43,16 +45,15 @@ def phase_of(program, mesh, weights, chunk: int, stored=None):
 def build(world, family: str, transport: str, threads: int, chunk: int, blocks: int, kv_type: str, **numbers):
     """The spec, mesh, program and weights of a random model, its executable on this rank, and what must stay alive with that.
 
-    Ranks that share memory have a second phase, TOKEN.
+    Ranks that share memory have a second phase, in which tokens are cut.
     """
     s = spec(**FAMILIES[family], **numbers)
-    mesh = Mesh({"tp": world.size}, world.rank)
-    layout = TENSOR if world.size > 1 else SINGLE
+    prefill, layout, mesh = layouts_for(EngineConfig(transport=transport), world)
     program = trace(forward, s, layout, mesh)
     weights = weights_of(program)
     phases = [phase_of(program, mesh, weights, chunk)]
-    if world.size > 1 and transport == "auto" and len(set(world.hosts)) == 1:
-        phases.append(phase_of(trace(forward, s, TOKEN, mesh), mesh, weights, chunk, model_dims(s, TENSOR, mesh)))
+    if prefill is not layout:
+        phases.append(phase_of(trace(forward, s, prefill, mesh), mesh, weights, chunk, model_dims(s, layout, mesh)))
     group = open_group(world, 20, 10.0, transport)
     limits = Limits(chunk, 4, 16 * blocks, blocks, kv_type)
     executable = Executable([phase for phase, _ in phases], s, layout, mesh, group, limits, threads, threads, (), 20)

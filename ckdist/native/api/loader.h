@@ -1,6 +1,7 @@
 #ifndef CKDIST_API_LOADER_H
 #define CKDIST_API_LOADER_H
 #include <stdint.h>
+#include "api/trace.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -85,6 +86,7 @@ struct ckdist_filling {
   int32_t background;  /* steps run meanwhile */
   int32_t mover;       /* 0: a DSA queue where there is one, 1: a DSA queue, 2: the threads' own stores */
   double until;        /* of the packed bytes: where filling ends for good, below 1 */
+  struct ckdist_trace* trace;  /* where its threads get lanes, which outlives the loader; or null */
 };
 CKDIST_EXPORT int ckdist_loader_fill(ckdist_loader* loader, const struct ckdist_filling* filling);
 /* 1 when its threads have ended, 0 when `milliseconds` passed before, negative when filling failed. */

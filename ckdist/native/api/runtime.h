@@ -3,12 +3,13 @@
 #include <stdint.h>
 #include "api/group.h"
 #include "api/loader.h"
+#include "api/trace.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Lowered programs: steps over values, as the lowering in Python makes them. Where tokens are cut, every rank has its own share
-   [ceil(tokens * rank / size), ceil(tokens * (rank + 1) / size)) of a batch's tokens, and `count` says how many ranks' shards,
+/* Lowered programs: steps over values, as the lowering in Python makes them. Where tokens are cut, every rank of a host has its own share
+   [ceil(tokens * rank / size), ceil(tokens * (rank + 1) / size)) of a batch's tokens, counted among the host's ranks, and `count` says how many ranks' shards,
    which stand one after another, a matrix is made of. */
 
 enum {
@@ -31,7 +32,8 @@ enum {
   ckdist_in_arena = 0, ckdist_in_slot = 1, ckdist_in_logits = 2, ckdist_in_activations = 3,
   ckdist_in_tokens = 4,   /* all tokens' rows, each in the slot of the rank that has the token */
   ckdist_in_columns = 5,  /* own tokens' rows, of which each rank's columns are in its slot */
-  ckdist_in_outputs = 6   /* all outputs' rows, each in the slot of the rank that has its token */
+  ckdist_in_outputs = 6,  /* all outputs' rows, each in the slot of the rank that has its token */
+  ckdist_in_sums = 7      /* partial over hosts: all tokens' rows, of which each rank of a host writes its own */
 };
 
 struct ckdist_value {
@@ -62,7 +64,7 @@ struct ckdist_phase {
   int32_t matrix_count;
   const float* const* vectors;
   int32_t vector_count;
-  int32_t tokens_cut;               /* needs ranks of one host */
+  int32_t tokens_cut;               /* over the ranks of each host */
 };
 
 struct ckdist_program {
@@ -103,6 +105,9 @@ CKDIST_EXPORT const void* ckdist_executable_kv(struct ckdist_executable* executa
    moved: bytes that this rank's threads read of other ranks' memory, between the layers' parts. */
 struct ckdist_times { double total, barrier, exchange; int64_t runs, moved; };
 CKDIST_EXPORT void ckdist_executable_times(struct ckdist_executable* executable, struct ckdist_times* out, int32_t reset);
+
+/* From now on every thread writes what it does to a lane of its own ("thread 0"). Not while a batch runs; the trace outlives the executable. */
+CKDIST_EXPORT int ckdist_executable_trace(struct ckdist_executable* executable, struct ckdist_trace* trace);
 
 /* Bytes of one block of `kv_type` for one kv-head of one layer. */
 CKDIST_EXPORT int64_t ckdist_kv_block_bytes(int32_t kv_type, int32_t head_dim);

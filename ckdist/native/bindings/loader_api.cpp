@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "bindings/loader_handle.h"
+#include "bindings/trace_handle.h"
 
 using ckdist::Loader;
 using ckdist::Matrix;
@@ -101,7 +102,7 @@ int ckdist_loader_add_peer_matrix(ckdist_loader* loader, int peer, const ckdist_
 
 int ckdist_loader_fill(ckdist_loader* loader, const ckdist_filling* filling) {
   return ckdist::guard([&] {
-    loader->loader.fill({filling->threads, filling->background != 0, static_cast<MoverChoice>(filling->mover), filling->until});
+    loader->loader.fill({filling->threads, filling->background != 0, static_cast<MoverChoice>(filling->mover), filling->until, filling->trace});
   });
 }
 

@@ -3,6 +3,7 @@
 #include "api/runtime.h"
 #include "bindings/group_handle.h"
 #include "bindings/loader_handle.h"
+#include "bindings/trace_handle.h"
 #include "core/error.h"
 #include "runtime/executable.h"
 
@@ -35,6 +36,9 @@ const float* ckdist_executable_logits(ckdist_executable* executable) { return ex
 const void* ckdist_executable_kv(ckdist_executable* executable) { return executable->kv_data(); }
 int64_t ckdist_executable_kv_bytes(ckdist_executable* executable) { return executable->kv_bytes(); }
 void ckdist_executable_times(ckdist_executable* executable, ckdist_times* out, int32_t reset) { *out = executable->times(reset); }
+int ckdist_executable_trace(ckdist_executable* executable, ckdist_trace* trace) {
+  return guard([&] { executable->trace(*trace); });
+}
 int64_t ckdist_kv_block_bytes(int32_t kv_type, int32_t head_dim) {
   return kernels().attention.block_bytes(KvType(kv_type), head_dim);
 }

@@ -23,9 +23,11 @@ struct GroupSizes {
 
 class Group {
  public:
-  Group(int rank, int size) : rank(rank), size(size) {}
+  Group(int rank, int size) : Group(rank, size, rank, size) {}
+  Group(int rank, int size, int local_rank, int local_size) : rank(rank), size(size), local_rank(local_rank), local_size(local_size) {}
   virtual ~Group() = default;
   const int rank, size;
+  const int local_rank, local_size;  // among the ranks that share memory with this one
 
   // Makes the buffers; every rank calls it, once, before anything else.
   virtual void reserve(const GroupSizes& sizes) = 0;
@@ -42,10 +44,14 @@ class Group {
   // The summands of the value in `slot`, in their order; their sum from the first to the last is the value.
   virtual int parts(int slot, const float** out) = 0;
 
-  // The values of all ranks in `slot`, by rank, for ranks that share memory; false where some do not.
-  virtual bool peers(int, const float**) { return false; }
-  // Returns when all ranks' values may be read there.
-  virtual void exchange(int, Idle) {}
+  // The values in `slot` of the ranks that share memory, by local rank.
+  virtual void peers(int slot, const float** out) = 0;
+  // Returns when these may be read there.
+  virtual void exchange(int step, Idle idle) = 0;
+
+  // A value that is partial over hosts alone: where a host's ranks together write theirs, and what returns when parts(slot) may be read.
+  virtual float* host_partial(int slot, int64_t floats) = 0;
+  virtual void reduce_hosts(int slot, int64_t floats, int step, Idle idle) = 0;
 
   // Where this rank writes its columns of the logits, and the floats from row to row.
   virtual float* logits(int64_t* stride) = 0;

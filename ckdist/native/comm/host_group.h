@@ -5,6 +5,7 @@
 #pragma once
 #include "comm/group.h"
 #include "comm/host_ranks.h"
+#include "core/error.h"
 
 namespace ckdist {
 
@@ -20,8 +21,10 @@ class HostGroup : public Group {
   float* partial(int slot) override { return part(rank, slot); }
   void reduce(int, int64_t, int step, Idle idle) override { ranks_.meet(step, 0, idle); }
   int parts(int slot, const float** out) override;
-  bool peers(int slot, const float** out) override { return parts(slot, out) > 0; }
+  void peers(int slot, const float** out) override { parts(slot, out); }
   void exchange(int step, Idle idle) override { ranks_.meet(step, 0, idle); }
+  float* host_partial(int, int64_t) override { fail(Status::native, "one host has no values that are partial over hosts"); }
+  void reduce_hosts(int, int64_t, int, Idle) override {}
   float* logits(int64_t* stride) override;
   void gather(int64_t, int step) override { ranks_.meet(step); }
   const float* gathered() override { return logits_; }

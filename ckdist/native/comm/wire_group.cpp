@@ -28,8 +28,11 @@ int64_t cut(int64_t floats, int i, int count) { return floats * i / count; }
 }  // namespace
 
 WireGroup::WireGroup(const std::string& path, Settings s)
-    : Group(s.rank, int(s.host_of.size())),
-      order_(s.host_of),
+    : WireGroup(path, s, Order(s.host_of)) {}
+
+WireGroup::WireGroup(const std::string& path, Settings& s, Order order)
+    : Group(s.rank, int(s.host_of.size()), order.index_of(s.rank), int(order.hosts()[order.host_of(s.rank)].size())),
+      order_(std::move(order)),
       host_(order_.host_of(rank)),
       index_(order_.index_of(rank)),
       hosts_(int(order_.hosts().size())),
@@ -199,9 +202,23 @@ float* WireGroup::sum(int slot, int host) const {
   return host == host_ && local_.size == 1 ? part(slot, 0) : sums_[slot] + host * kept_floats_;
 }
 
-void WireGroup::reduce(int slot, int64_t floats, int step, Idle idle) {
+void WireGroup::peers(int slot, const float** out) {
+  for (int i = 0; i < local_.size; i++) out[i] = part(slot, i);
+}
+
+void WireGroup::exchange(int step, Idle idle) {
   step_ = step;
-  whole_[slot] = hosts_ > 2 && floats * 4 > direct_bytes_;
+  local_.meet(step, 2 * grace_ns_, idle);
+}
+
+float* WireGroup::host_partial(int slot, int64_t floats) {
+  if (local_.size == 1) return part(slot, 0);
+  return large(floats) ? folded_ : sum(slot, host_);
+}
+
+void WireGroup::sum_hosts(int slot, int64_t floats, int step, Idle idle, bool folded) {
+  step_ = step;
+  whole_[slot] = large(floats);
   const int owners = floats * 4 <= leaders_bytes_ ? 1 : owners_;
   const bool owner = index_ < owners;
   const int64_t begin = cut(floats, index_, owners), end = cut(floats, index_ + 1, owners);
@@ -213,10 +230,10 @@ void WireGroup::reduce(int slot, int64_t floats, int step, Idle idle) {
   }
   local_.meet(step, 0, idle);
   if (owner && whole_[slot]) {
-    add_sums(slot, begin, end);
+    add_sums(slot, begin, end, folded);
   } else if (owner) {
     float* own = sum(slot, host_) + begin;
-    if (local_.size > 1) fold_own(slot, begin, end, own);
+    if (local_.size > 1 && !folded) fold_own(slot, begin, end, own);
     for (int k = 1; k < hosts_; k++) send(twin((host_ + k) % hosts_), kTagSum, own, (end - begin) * 4);
     wait();
   }
@@ -231,7 +248,7 @@ void WireGroup::fold_own(int slot, int64_t begin, int64_t end, float* out) {
 }
 
 // Every twin adds one slice of [begin, end) and gives it to the others.
-void WireGroup::add_sums(int slot, int64_t begin, int64_t end) {
+void WireGroup::add_sums(int slot, int64_t begin, int64_t end, bool folded) {
   const auto twin = [&](int k) { return order_.hosts()[(host_ + k) % hosts_][index_]; };
   const auto from = [&](int h) { return begin + cut(end - begin, h, hosts_); };
   const auto bytes = [&](int h) { return (from(h + 1) - from(h)) * 4; };
@@ -239,11 +256,8 @@ void WireGroup::add_sums(int slot, int64_t begin, int64_t end) {
   for (int k = 1; k < hosts_; k++) receive(twin(k), kTagTotal, total_[slot] + from(host(k)), bytes(host(k)));
   std::swap(pending_, later_);  // the twins cannot send these before they have this host's slice
   for (int k = 1; k < hosts_; k++) receive(twin(k), kTagSlice, slices_ + host(k) * slice_floats_, bytes(host_));
-  const float* own = part(slot, 0);
-  if (local_.size > 1) {
-    fold_own(slot, begin, end, folded_ + begin);
-    own = folded_;
-  }
+  const float* own = local_.size > 1 ? folded_ : part(slot, 0);
+  if (local_.size > 1 && !folded) fold_own(slot, begin, end, folded_ + begin);
   for (int k = 1; k < hosts_; k++) send(twin(k), kTagSlice, own + from(host(k)), bytes(host(k)));
   wait();
   const void* sums[kMaxRanks];

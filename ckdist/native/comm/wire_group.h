@@ -44,8 +44,12 @@ class WireGroup : public Group {
   void publish(const int32_t* message, int64_t ints) override;
   const int32_t* receive(int64_t* ints) override;
   float* partial(int slot) override { return part(slot, index_); }
-  void reduce(int slot, int64_t floats, int step, Idle idle) override;
+  void reduce(int slot, int64_t floats, int step, Idle idle) override { sum_hosts(slot, floats, step, idle, false); }
   int parts(int slot, const float** out) override;
+  void peers(int slot, const float** out) override;
+  void exchange(int step, Idle idle) override;
+  float* host_partial(int slot, int64_t floats) override;
+  void reduce_hosts(int slot, int64_t floats, int step, Idle idle) override { sum_hosts(slot, floats, step, idle, true); }
   float* logits(int64_t* stride) override;
   void gather(int64_t rows, int step) override;
   const float* gathered() override { return logits_; }
@@ -55,6 +59,8 @@ class WireGroup : public Group {
 
  private:
   static constexpr int64_t kRowsAtOnce = 64;  // rows of logits under way from each rank
+
+  WireGroup(const std::string& path, Settings& settings, Order order);
 
   struct Share { int64_t first, columns; };  // of the logits
   struct Pending {
@@ -74,8 +80,11 @@ class WireGroup : public Group {
   void idle(int64_t ns);
   void check_pulse();  // throws when a rank is lost
   [[noreturn]] void give_up(size_t first);
+  bool large(int64_t floats) const { return hosts_ > 2 && floats * 4 > direct_bytes_; }  // too large to go whole to every host
+  // `folded`: this host's part stands at host_partial() already.
+  void sum_hosts(int slot, int64_t floats, int step, Idle idle, bool folded);
   void fold_own(int slot, int64_t begin, int64_t end, float* out);
-  void add_sums(int slot, int64_t begin, int64_t end);
+  void add_sums(int slot, int64_t begin, int64_t end, bool folded);
 
   const Order order_;
   const int host_, index_;  // of this rank: its host, and its place there

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
 #include <utility>
 
 #include "core/error.h"
@@ -92,7 +93,7 @@ Executable::Executable(const ckdist_program& program, Group& group, Reorganizer*
   group_.reserve(sizes);
   for (int slot = 0; slot < kSlots; slot++) {
     peers_[slot].resize(kMaxRanks);
-    if (!group_.peers(slot, peers_[slot].data()) && adds) fail(Status::config, "tokens can be cut over ranks that share memory alone");
+    group_.peers(slot, peers_[slot].data());
   }
 }
 
@@ -104,6 +105,7 @@ float* Executable::floats(int value, int64_t* stride) {
   const ckdist_value& v = this->value(value);
   *stride = v.width;
   if (v.kind == ckdist_in_slot) return group_.partial(int(v.place)) + v.lead;
+  if (v.kind == ckdist_in_sums) return group_.host_partial(int(v.place), batch_.tokens * v.width) + own_ * v.width;
   if (v.kind == ckdist_in_logits) return group_.logits(stride);
   return reinterpret_cast<float*>(arena_->data() + v.place);
 }
@@ -129,6 +131,7 @@ void Executable::finish(int thread, int index, int64_t rows) {
   const ckdist_step& step = phase_->steps[index];
   const ckdist_value& out = value(step.out[step.op == ckdist_step_attend ? 3 : 0]);
   if (out.kind == ckdist_in_logits) meet(thread, index, true, [&](Idle) { gather(rows, index); });
+  else if (out.kind == ckdist_in_sums) meet(thread, index, true, [&](Idle idle) { group_.reduce_hosts(int(out.place), batch_.tokens * out.width, index, idle); });
   else if (out.kind != ckdist_in_slot) meet(thread, index);
   else if (phase_->tokens_cut) meet(thread, index, true, [&](Idle idle) { group_.exchange(index, idle); });
   else meet(thread, index, true, [&](Idle idle) { group_.reduce(int(out.place), rows * out.width, index, idle); });
@@ -139,11 +142,16 @@ void Executable::run(const int32_t* message, int64_t ints) {
                                            program_.context_length, program_.blocks, program_.vocab);
   if (batch.phase < 0 || batch.phase >= int(phases_.size()) || batch.steps < 0 || batch.steps > phases_[batch.phase].step_count)
     fail(Status::native, "a batch asks for %d steps of phase %d of %zu", batch.steps, batch.phase, phases_.size());
-  if (group_.size > 1 && group_.rank == 0) group_.publish(message, ints);
+  if (group_.size > 1 && group_.rank == 0) {
+    TraceLane* const lane = workers_[0].lane;
+    const int64_t begin = lane ? now_ns() : 0;
+    group_.publish(message, ints);
+    if (lane) lane->add(ckdist_trace_publish, begin, now_ns(), int32_t(batch.tokens), int32_t(batch.runs), batch.phase);
+  }
   batch_ = batch;
   phase_ = &phases_[batch.phase];
-  own_ = phase_->tokens_cut ? share(group_.rank) : 0;
-  own_tokens_ = phase_->tokens_cut ? share(group_.rank + 1) - own_ : batch_.tokens;
+  own_ = phase_->tokens_cut ? share(group_.local_rank) : 0;
+  own_tokens_ = phase_->tokens_cut ? share(group_.local_rank + 1) - own_ : batch_.tokens;
   active_ = std::min(std::max(batch.threads, 1), pool_.size());
   for (Worker& worker : workers_) worker.ahead.step = -1;
   for (int i = 0; i < phase_->step_count; i++) counters_[i].store(0, std::memory_order_relaxed);
@@ -180,6 +188,10 @@ void Executable::stop() {
   if (group_.size > 1) group_.publish(nullptr, 0);
 }
 
+void Executable::trace(Trace& trace) {
+  for (size_t t = 0; t < workers_.size(); t++) workers_[t].lane = trace.lane("thread " + std::to_string(t));
+}
+
 ckdist_times Executable::times(bool reset) {
   const ckdist_times t = times_;
   if (reset) times_ = {};
@@ -188,8 +200,30 @@ ckdist_times Executable::times(bool reset) {
 
 void Executable::replay(int thread) {
   const int steps = batch_.steps > 0 ? batch_.steps : phase_->step_count;
-  for (int i = 0; i < steps; i++) execute(thread, i);
+  TraceLane* const lane = workers_[thread].lane;
+  const int64_t begin = lane ? now_ns() : 0;
+  int64_t at = begin;
+  for (int i = 0; i < steps; i++) {
+    execute(thread, i);
+    if (lane) {
+      const int64_t end = now_ns();
+      lane->add(ckdist_trace_step, at, end, i, batch_.phase);
+      at = end;
+    }
+  }
   if (steps < phase_->step_count) meet(thread, steps - 1, true, [&](Idle) { gather(0, steps); });  // as every batch ends
+  if (lane) trace_batch(thread, begin);
+}
+
+void Executable::trace_batch(int thread, int64_t begin) {
+  TraceLane& lane = *workers_[thread].lane;
+  const int64_t end = now_ns();
+  const int32_t tokens = int32_t(batch_.tokens), sequences = int32_t(batch_.runs);
+  const bool decode = tokens == sequences;
+  lane.add(decode ? ckdist_trace_decode : ckdist_trace_prefill, begin, end, tokens, sequences, batch_.phase);
+  if (thread != 0) return;
+  if (decode && prefilled_ != 0) lane.add(ckdist_trace_transition, prefilled_, begin, tokens, sequences);
+  prefilled_ = phase_->tokens_cut ? end : 0;
 }
 
 void Executable::execute(int thread, int i) {

@@ -13,6 +13,7 @@
 #include "api/runtime.h"
 #include "comm/group.h"
 #include "core/arena.h"
+#include "core/trace.h"
 #include "kernels/kernels.h"
 #include "runtime/batch.h"
 #include "runtime/pool.h"
@@ -32,6 +33,8 @@ class Executable {
   const uint8_t* kv_data() const { return kv_arena_->data(); }
   int64_t kv_bytes() const { return kv_bytes_; }
   ckdist_times times(bool reset);
+  // From now on every thread writes what it does to a lane of its own. Not while a batch runs; the trace outlives the executable.
+  void trace(Trace& trace);
 
  private:
   // Batches of at most this many rows are prepared by every thread for itself, which saves a barrier; larger ones once for all.
@@ -60,6 +63,7 @@ class Executable {
     std::unique_ptr<Mover> mover;  // of those that are kept; null where all are packed
     Ahead ahead;
     int64_t moved = 0;         // bytes read of other ranks' memory in this batch
+    TraceLane* lane = nullptr; // where it is traced
   };
   struct Item { int run, first, tokens, kv_head; };  // an attention task: query tokens [first, first + tokens) of a run
   // One sequence's decode attention cut along its context: each (run, kv-head) has its parts, and who finishes the last merges them.
@@ -69,6 +73,7 @@ class Executable {
   };
 
   void replay(int thread);
+  void trace_batch(int thread, int64_t begin);
   void execute(int thread, int step);
   void embed(int thread, int index);
   void prepare(int thread, int index);
@@ -88,9 +93,9 @@ class Executable {
   AttentionTask task_of(const ckdist_step& step, const Item& item);
   Split split_of(const ckdist_step& step);
 
-  // Of the batch's tokens the first that is rank's own, where they are cut; and whose a token is.
-  int64_t share(int rank) const { return (batch_.tokens * rank + group_.size - 1) / group_.size; }
-  int owner(int64_t token) const { return int(token * group_.size / batch_.tokens); }
+  // Of the batch's tokens the first that is a local rank's own, where they are cut; and whose a token is.
+  int64_t share(int rank) const { return (batch_.tokens * rank + group_.local_size - 1) / group_.local_size; }
+  int owner(int64_t token) const { return int(token * group_.local_size / batch_.tokens); }
 
   int64_t rows(const ckdist_step& step) const { return step.outputs_only ? batch_.outputs : own_tokens_; }
   bool replicated(const ckdist_step& step) const { return rows(step) <= kReplicatedRows && (step.outputs_only || !phase_->tokens_cut); }
@@ -116,11 +121,16 @@ class Executable {
   void meet(int thread, int index);
   template <class Last>
   void meet(int thread, int index, bool exchange, Last&& last) {
-    const int64_t start = thread == 0 ? now_ns() : 0;
+    TraceLane* const lane = workers_[thread].lane;
+    const bool timed = thread == 0 || lane != nullptr;
+    const int64_t start = timed ? now_ns() : 0;
     find_ahead(thread, index);
     const Idle idle = {fetch_ahead, &workers_[thread].ahead};
     pool_.barrier([&] { last(idle); }, idle);
-    if (thread == 0) (exchange ? times_.exchange : times_.barrier) += double(now_ns() - start) * 1e-9;
+    if (!timed) return;
+    const int64_t end = now_ns();
+    if (thread == 0) (exchange ? times_.exchange : times_.barrier) += double(end - start) * 1e-9;
+    if (lane != nullptr) lane->add(exchange ? ckdist_trace_exchange : ckdist_trace_barrier, start, end, index, batch_.phase);
   }
   void finish(int thread, int index, int64_t rows);  // the end of a step that wrote its last output
 
@@ -135,7 +145,7 @@ class Executable {
   std::optional<Arena> arena_, kv_arena_, scratch_arena_, part_arena_;
   std::vector<Worker> workers_;
   std::vector<int> next_linear_[kMaxPhases];    // the product after each step, or -1
-  std::vector<const float*> peers_[kSlots];     // every rank's slots, where ranks share memory
+  std::vector<const float*> peers_[kSlots];     // the slots of the ranks that share memory
   std::vector<int> first_head_;                 // of each local kv-head
   std::unique_ptr<std::atomic<int64_t>[]> counters_;  // next item of each step that shares work out dynamically
   std::unique_ptr<std::atomic<int64_t>[]> merged_;    // (sequences, kv_heads): spans whose parts are there
@@ -146,6 +156,7 @@ class Executable {
   int64_t own_ = 0, own_tokens_ = 0;  // the batch's tokens that are this rank's: the first, and how many
   int active_ = 1;
   ckdist_times times_{};
+  int64_t prefilled_ = 0;  // when the batch before ended, where that was a prefill by tokens
   Pool pool_;  // last: its threads use all of the above
 };
 

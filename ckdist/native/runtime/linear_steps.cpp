@@ -70,14 +70,14 @@ const float* Executable::residual_row(int thread, const ckdist_step& step, int64
   const float* parts[kMaxRanks];
   int count = 1;
   int64_t stride;
-  if (y.kind == ckdist_in_slot) {
+  if (y.kind == ckdist_in_slot || y.kind == ckdist_in_sums) {
     count = group_.parts(int(y.place), parts);
-    for (int p = 0; p < count; p++) parts[p] += in_row * n;
+    for (int p = 0; p < count; p++) parts[p] += (y.kind == ckdist_in_sums ? own_ + in_row : in_row) * n;
     worker.moved += (count - 1) * n * 4;
   } else if (y.kind == ckdist_in_outputs) {
     const int rank = owner(batch_.output_tokens[out_row]);
     parts[0] = peers_[y.place][rank] + out_row * n;
-    worker.moved += rank == group_.rank ? 0 : n * 4;
+    worker.moved += rank == group_.local_rank ? 0 : n * 4;
   } else {
     parts[0] = floats(step.y, &stride) + in_row * n;
   }
@@ -111,7 +111,7 @@ void Executable::prepare_row(int thread, const ckdist_step& step, int64_t out_ro
       const ckdist_value& a = value(step.out[1 + f] + c);
       if (y.kind == ckdist_in_columns) {
         part = peers_[y.place][c] + (own_ + in_row) * a.floats;
-        worker.moved += c == group_.rank ? 0 : a.floats * 4;
+        worker.moved += c == group_.local_rank ? 0 : a.floats * 4;
       }
       uint8_t* base = replicated(step) ? worker.activations[f] : arena_->data() + a.place;
       if (a.width > 0) k.prepare(ActivationFormat(f), part, a.floats, a.lead, a.width, base + out_row * activation_stride(a));
@@ -190,7 +190,7 @@ void Executable::linear(int thread, int index) {
         if (step.i[0]) multiply_gate(thread, step, s, column, begin, end);
       });
   }
-  const bool more = step.i[3], partial = value(step.out[0]).kind == ckdist_in_slot && !phase_->tokens_cut;
+  const bool more = step.i[3], partial = value(step.out[0]).kind == ckdist_in_sums || (value(step.out[0]).kind == ckdist_in_slot && !phase_->tokens_cut);
   if (bytes == 0 && (partial || more))  // this rank has no columns of the matrices: its part of the sum is zero
     for (int m = 0; m < 4 && step.out[m] >= 0; m++) {
       int64_t stride;

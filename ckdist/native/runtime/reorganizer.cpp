@@ -178,6 +178,7 @@ void Reorganizer::fill(int number) {
   int64_t largest = 64;
   for (const SlicedMatrix* matrix : own_) largest = std::max(largest, matrix->largest_bytes());
   if (!way_.background && !own_.empty()) own_[0]->arena().will_write_part(number, way_.threads);
+  TraceLane* const lane = way_.trace ? way_.trace->lane("reorganiser " + std::to_string(number)) : nullptr;
   Staged staged[kStaged];
   StoredMatrix::Rows rows;
   const auto settle = [&](Staged& one) {
@@ -201,7 +202,9 @@ void Reorganizer::fill(int number) {
     to->ticket = mover->submit(&copy, 1);
     to->matrix = &matrix, to->slice = slice;
     for (Staged& one : staged) settle(one);
-    make_room(number, now_ns() - begin_ns);
+    const int64_t end_ns = now_ns();
+    if (lane) lane->add(ckdist_trace_copy, begin_ns, end_ns, static_cast<int32_t>(matrix.bytes(slice) >> 10));
+    make_room(number, end_ns - begin_ns);
   }
   for (Staged& one : staged)
     while (!settle(one)) cpu_pause();

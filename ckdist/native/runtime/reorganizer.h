@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/trace.h"
 #include "movers/mover.h"
 #include "runtime/sliced_matrix.h"
 
@@ -26,6 +27,7 @@ class Reorganizer {
     bool background;    // while steps run: one thread, which makes room for everybody, for a share of the time
     MoverChoice mover;
     double until;       // of the packed bytes: where it stops for good, below 1
+    Trace* trace;       // that gets a lane for each thread, and outlives this; or null
   };
 
   // `own`: what is to be packed, the first first. `others`: of other ranks, who pack it; files are needed until that is done too.

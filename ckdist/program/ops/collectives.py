@@ -57,33 +57,37 @@ def shard(context, inputs, weights, attrs):
 
 
 def infer_all_to_all(inputs, weights, attrs):
-    """Of values (tokens, n) where the axis cuts one of both dimensions: it cuts the other afterwards."""
+    """Of values (tokens, n) where the axis cuts one of both dimensions: it cuts the other afterwards.
+
+    Where another axis cuts n as well, the axis of both stands for it there.
+    """
     results = []
     for x, to in zip(inputs, attrs["to"], strict=True):
         whole("all_to_all", x)
         rows, last = x.dims
-        if (rows.axis is None) == (last.axis is None) or (rows.axis or last.axis) != attrs["axis"]:
+        axis, less, more = attrs["axis"], *((last.axis, to.axis) if rows.axis else (to.axis, last.axis))  # of n: the cut besides, and with the axis
+        if rows.axis not in (None, axis) or (more != axis if less is None else more in (None, less, axis) or less == axis):
             raise LayoutError(f"all_to_all over {attrs['axis']}: it must cut one dimension of %{x.name}: [{rows}, {last}]")
         if to.elements != last.elements:
             raise LayoutError(f"all_to_all: %{x.name} ends in [{last}], which cannot become [{to}]")
-        results.append(((replace(rows, axis=last.axis), to), None))
+        results.append(((replace(rows, axis=None if rows.axis else axis), to), None))
     return results
 
 
 @op("all_to_all", infer_all_to_all, collective=True)
 def all_to_all(contexts, inputs, attrs):
     """From own rows of all columns to all rows of own columns, or back."""
-    columns = lambda c, dim: slice(*(edge * dim.width for edge in c.share(dim)))
+    columns = lambda c, of, dim: slice(*((edge - c.share(of)[0]) * dim.width for edge in c.share(dim)))
     results = [[] for _ in contexts]
     for i, (x, to) in enumerate(zip(attrs["inputs"], attrs["to"])):
-        gathered = in_groups(contexts, [[own[i]] for own in inputs], attrs["axis"], lambda parts: np.concatenate(parts, axis=1 if x.dims[1].axis else 0))
+        gathered = in_groups(contexts, [[own[i]] for own in inputs], attrs["axis"], lambda parts: np.concatenate(parts, axis=0 if x.dims[0].axis else 1))
         for c, own, (whole_value,) in zip(contexts, results, gathered):
-            own.append(whole_value[slice(*c.rows(attrs["axis"], len(whole_value)))] if x.dims[1].axis else whole_value[:, columns(c, to)])
+            own.append(whole_value[:, columns(c, x.dims[1], to)] if x.dims[0].axis else whole_value[slice(*c.rows(attrs["axis"], len(whole_value)))])
     return results
 
 
 def in_groups(contexts, inputs, axis: str, combine) -> list[list[np.ndarray]]:
     """For every rank what `combine` makes of the values of the ranks that differ along `axis` alone, in their order."""
-    places = [tuple(c.mesh.index(a) for a in c.mesh.axes if a != axis) for c in contexts]
+    places = [tuple(c.mesh.index(a) for a in c.mesh.axes if a not in c.mesh.parts(axis)) for c in contexts]
     results = {place: combine([own for (own,), other in zip(inputs, places) if other == place]) for place in set(places)}
     return [[results[place]] for place in places]

@@ -1,0 +1,167 @@
+"""What a layer costs with tokens cut and with tensors cut, on these ranks of this machine: measured once, kept in the user's cache.
+
+The first layer of the model itself is the measure: operations at so many rows, bytes of weights, bytes exchanged, barriers and the
+noise of the neighbours are all in it, as they are here. Terms that are measured apart and added up miss it by a tenth (reading and
+computing overlap), where the two ways differ by a few hundredths. It chooses nothing.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import pathlib
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckdist import __version__, native
+from ckdist.comm.thresholds import cache_folder
+from ckdist.program.batch import BLOCK_TOKENS, Batch
+from ckdist.program.executable import DECODE, PREFILL, Executable
+from ckdist.topology import this_machine
+
+LEAST_TOKENS = 8  # of a step that is worth asking about
+MOST_SIZES = 24
+ROUNDS = 5
+ENOUGH_ROUNDS = 3  # to be kept
+SECONDS = 5.0  # after which no further size is begun; a model of a few GB needs a tenth of it
+KEPT_FILES = 64
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """`sizes`: tokens of a step, ascending. By phase, and for each size: median `seconds` of a layer, and bytes that rank 0 reads of others.
+
+    `ratios`: of TOKEN's seconds to TENSOR's, the median over rounds in which one ran right after the other, so what slows the whole machine
+    for a while is not in it. `rounds`: how many there were.
+    """
+
+    sizes: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], tuple[float, ...]]
+    moved: tuple[tuple[int, ...], tuple[int, ...]]
+    ratios: tuple[float, ...]
+    rounds: int
+
+    def predicted(self, phase: int, tokens: int) -> float:
+        """Seconds of a layer for a step of so many tokens: between the sizes on a line, beyond them in proportion."""
+        inside = min(max(tokens, self.sizes[0]), self.sizes[-1])
+        return float(np.interp(inside, self.sizes, self.seconds[phase])) * max(1.0, tokens / inside)
+
+
+def measure(executable: Executable) -> LayerCosts:
+    """On rank 0, while the others work, and with nothing in the cache. Sizes are halves of the largest step, from that one down."""
+    sizes = [min(executable.max_tokens, executable.context_length, executable.num_blocks * BLOCK_TOKENS)]
+    while sizes[-1] // 2 >= LEAST_TOKENS:
+        sizes.append(sizes[-1] // 2)
+    for phase in (DECODE, PREFILL):
+        _layer(executable, sizes[-1], phase)  # pages and caches are warm from here on
+    seconds = {size: ([], []) for size in sizes}
+    moved: dict[int, list[int]] = {}
+    end = time.monotonic() + SECONDS
+    for turn in range(ROUNDS):
+        for size in sizes:
+            if moved and time.monotonic() > end:
+                break
+            moved[size] = [0, 0]
+            for phase in (DECODE, PREFILL) if turn % 2 else (PREFILL, DECODE):
+                took, moved[size][phase] = _layer(executable, size, phase)
+                seconds[size][phase].append(took)
+    executable.times(reset=True)
+    known = sorted(moved)
+    medians = tuple(tuple(statistics.median(seconds[size][phase]) for size in known) for phase in (DECODE, PREFILL))
+    ratios = tuple(statistics.median(token / tensor for tensor, token in zip(*seconds[size])) for size in known)
+    counts = tuple(tuple(moved[size][phase] for size in known) for phase in (DECODE, PREFILL))
+    return LayerCosts(tuple(known), medians, counts, ratios, min(len(seconds[size][DECODE]) for size in known))
+
+
+def _layer(executable: Executable, size: int, phase: int) -> tuple[float, int]:
+    """Seconds of the first layer, and the bytes that it reads of other ranks."""
+    ids = np.arange(size, dtype=np.int32) % executable.vocab_size
+    blocks = np.arange(-(-size // BLOCK_TOKENS), dtype=np.int32)
+    executable.times(reset=True)
+    executable.run_layer(Batch(ids, np.array([[size, 0, len(blocks)]], np.int32), blocks, np.zeros(0, np.int32)), phase)
+    times = executable.times()
+    return times.total, times.moved
+
+
+def key_of(world, plan, wire: str, program: str, types: list[int]) -> dict:
+    """All that costs depend on: machine, ranks and their places, build, and the model's shape and types; a collective call."""
+    places = world.gather([plan.threads_batch, list(plan.placement.cpus), list(plan.placement.memory)])
+    library = pathlib.Path(os.environ.get("CKDIST_LIBRARY") or native.HERE / "libckdist.so")
+    return {
+        "hosts": [host.split("/")[0] for host in world.hosts],
+        "wire": wire,
+        "cpu": this_machine().model,
+        "isa": native.ffi.string(native.lib.ckdist_isa()).decode(),
+        "version": __version__,
+        "library": hashlib.sha256(library.read_bytes()).hexdigest(),
+        "places": places,
+        "program": program,
+        "types": types,
+        "cache_type": plan.limits.kv_type,
+        "tokens": [plan.limits.max_tokens, plan.limits.context_length],
+    }
+
+
+def path_of(key: dict) -> pathlib.Path:
+    return cache_folder() / "prefill" / f"{hashlib.sha256(_json(key).encode()).hexdigest()[:32]}.json"
+
+
+def load_costs(key: dict) -> LayerCosts | None:
+    """What was kept for `key`; None where nothing was, or what is there does not make sense."""
+    try:
+        with open(path_of(key), encoding="utf-8") as file:
+            found = json.loads(file.read(1 << 20))
+        costs = found["costs"]
+        costs = LayerCosts(*(_frozen(costs[field.name]) for field in dataclasses.fields(LayerCosts)))
+        return costs if found["key"] == json.loads(_json(key)) and _sound(costs) else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, RuntimeError):
+        return None
+
+
+def save_costs(key: dict, costs: LayerCosts) -> pathlib.Path | None:
+    """Where they are kept now; None where that cannot be, or where there were too few rounds for it."""
+    if costs.rounds < ENOUGH_ROUNDS:
+        return None
+    try:
+        path = path_of(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(_json({"key": key, "costs": dataclasses.asdict(costs)}), encoding="utf-8")
+        os.replace(temporary, path)
+        for old in sorted(path.parent.glob("*.json"), key=os.path.getmtime)[:-KEPT_FILES]:
+            old.unlink()
+        return path
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        with contextlib.suppress(OSError, NameError):
+            temporary.unlink()
+        return None
+
+
+def _json(value) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _frozen(value):
+    return tuple(_frozen(part) for part in value) if isinstance(value, list) else value
+
+
+def _sound(costs: LayerCosts) -> bool:
+    count = len(costs.sizes)
+    rows = [*costs.seconds, *costs.moved, costs.ratios]
+    numbers = [*costs.sizes, *costs.seconds[0], *costs.seconds[1], *costs.ratios]
+    return (
+        0 < count <= MOST_SIZES
+        and list(costs.sizes) == sorted(set(costs.sizes))
+        and len(rows) == 5
+        and all(len(row) == count for row in rows)
+        and all(type(n) in (int, float) and math.isfinite(n) and n > 0 for n in numbers)
+        and all(type(n) is int for n in (*costs.sizes, *costs.moved[0], *costs.moved[1], costs.rounds))
+    )
+
+
+__all__ = ["LayerCosts", "key_of", "load_costs", "measure", "path_of", "save_costs"]

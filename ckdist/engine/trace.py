@@ -1,0 +1,198 @@
+"""A trace: what every thread of every rank did, and when, as a file for Perfetto or chrome://tracing (`--trace FILE`).
+
+Threads write events to lanes of their own in the native library, whose rings keep the newest. At the end rank 0 gathers the ranks' lanes,
+puts their clocks in line and writes the file. It neither decides what is traced nor measures anything else.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import pathlib
+import time
+
+import numpy as np
+
+from ckdist import __version__, native
+from ckdist.comm.world import together
+from ckdist.errors import ConfigError
+
+log = logging.getLogger(__name__)
+lib, ffi = native.lib, native.ffi
+
+MAX_EVENTS = 1 << 20  # in a file, of some hundred bytes each
+LANE_EVENTS = 4096, 1 << 17  # at least and at most in a lane
+CLOCK_ROUNDS = 32
+GATHER_SECONDS = 20.0  # until the other ranks have sent their lanes
+EVENT = np.dtype([("begin", "<i8"), ("end", "<i8"), ("kind", "<i4"), ("args", "<i4", 3)])  # struct ckdist_trace_event
+BATCH = ("tokens", "sequences")
+
+# By the numbers of native/api/trace.h: name, category, what its arguments are. Those of a replay name their step or phase instead.
+KINDS = {
+    lib.ckdist_trace_step: ("step", "replay", ()),
+    lib.ckdist_trace_barrier: ("barrier", "wait", ()),
+    lib.ckdist_trace_exchange: ("exchange", "wait", ()),
+    lib.ckdist_trace_prefill: ("prefill", "batch", BATCH),
+    lib.ckdist_trace_decode: ("decode", "batch", BATCH),
+    lib.ckdist_trace_publish: ("publish", "batch", BATCH),
+    lib.ckdist_trace_transition: ("transition", "batch", BATCH),
+    lib.ckdist_trace_schedule: ("schedule", "scheduler", BATCH),
+    lib.ckdist_trace_run: ("run", "scheduler", BATCH),
+    lib.ckdist_trace_sample: ("sample", "scheduler", ("sequences",)),
+    lib.ckdist_trace_receive: ("receive", "scheduler", ()),
+    lib.ckdist_trace_send: ("send", "scheduler", ("messages",)),
+    lib.ckdist_trace_load: ("load weights", "start", ()),
+    lib.ckdist_trace_choose: ("choose prefill", "start", ()),
+    lib.ckdist_trace_copy: ("copy", "reorganiser", ("KiB",)),
+}
+IN_STEP = (lib.ckdist_trace_step, lib.ckdist_trace_barrier, lib.ckdist_trace_exchange)
+
+
+class Lane:
+    """Where one thread of Python's writes; times are of `time.monotonic_ns`."""
+
+    def __init__(self, handle):
+        self._handle = handle
+
+    def add(self, kind: int, begin: int, end: int, first: int = 0, second: int = 0) -> None:
+        lib.ckdist_trace_add(self._handle, kind, begin, end, first, second, 0)
+
+
+class Trace:
+    """One rank's lanes. `handle` is the native trace; `main` the lane of the rank's first thread outside of steps."""
+
+    def __init__(self, path: str, world, threads: int):
+        """A collective call. ConfigError on every rank where rank 0 cannot write `path`. `threads`: of each rank, for the size of the lanes."""
+        self.path, self.world = pathlib.Path(path), world
+        together(world, lambda: self._check() if world.rank == 0 else None)
+        least, most = LANE_EVENTS
+        out = ffi.new("struct ckdist_trace **")
+        native.check(lib.ckdist_trace_new(max(least, min(most, MAX_EVENTS // (world.size * (threads + 1)))), out))
+        self.handle = ffi.gc(out[0], lib.ckdist_trace_free)
+        self.clock, self.clock_error = clock_offset(world)
+        self.main = self.lane("engine" if world.rank == 0 else "start")
+        self._written = False
+
+    def lane(self, name: str) -> Lane:
+        out = ffi.new("struct ckdist_trace_lane **")
+        native.check(lib.ckdist_trace_add_lane(self.handle, name.encode(), out))
+        return Lane(out[0])
+
+    @contextlib.contextmanager
+    def span(self, kind: int):
+        """An event of the main lane around what happens within."""
+        begin = time.monotonic_ns()
+        yield
+        self.main.add(kind, begin, time.monotonic_ns())
+
+    def save(self, labels) -> None:
+        """Gathers all ranks' lanes and writes the file on rank 0; a collective call that a lost rank only delays. `labels` as in `_events`."""
+        if not self._written:
+            self._written = True
+            self._write(self.world.collect(self._lanes(), GATHER_SECONDS), labels)
+
+    def save_own(self, labels) -> None:
+        """Writes what rank 0 has itself: of a job that failed, whose ranks may be gone."""
+        if not self._written and self.world.rank == 0:
+            self._written = True
+            self._write([self._lanes()] + [None] * (self.world.size - 1), labels)
+
+    def _check(self) -> None:
+        try:
+            if self.path.is_dir():
+                raise IsADirectoryError(0, "it is a folder")
+            with open(self._temporary, "wb"):
+                pass
+            os.unlink(self._temporary)
+        except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+            raise ConfigError(f"cannot write --trace {self.path}: {getattr(error, 'strerror', None) or error}") from None
+
+    @property
+    def _temporary(self) -> pathlib.Path:
+        return self.path.with_name(f"{self.path.name}.tmp")
+
+    def _lanes(self) -> dict:
+        """This rank's, as msgpack takes them."""
+        lanes, room, dropped = [], np.empty(LANE_EVENTS[1], EVENT), ffi.new("int64_t *")
+        for i in range(lib.ckdist_trace_lanes(self.handle)):
+            count = lib.ckdist_trace_read(self.handle, i, native.pointer(room, "struct ckdist_trace_event *"), dropped)
+            lanes.append([ffi.string(lib.ckdist_trace_lane_name(self.handle, i)).decode(), dropped[0], room[:count].tobytes()])
+        return {"lanes": lanes, "clock": self.clock, "error": self.clock_error}
+
+    def _write(self, ranks: list[dict | None], labels) -> None:
+        """A trace is worth no failure of what was traced: where it cannot be written that is said, and no more."""
+        if self.world.rank != 0:
+            return
+        try:
+            with open(self._temporary, "w", encoding="ascii", buffering=1 << 20) as file:
+                file.writelines(_text(ranks, self.world.hosts, labels))
+            os.replace(self._temporary, self.path)
+        except OSError as error:
+            log.warning("the trace could not be written to %s: %s", self.path, error.strerror or error)
+            with contextlib.suppress(OSError):
+                os.unlink(self._temporary)
+
+
+def clock_offset(world) -> tuple[int, int]:
+    """What to add to this rank's time.monotonic_ns() to have rank 0's, and how wrong that may be; a collective call.
+
+    Ranks of one host have one clock. Else as NTP does it: the reading that came back soonest lies in the middle of the time it took.
+    """
+    if len(set(world.hosts)) == 1:
+        return 0, 0
+    best = [[0, 1 << 62] for _ in world.hosts]
+    for _ in range(CLOCK_ROUNDS):
+        begin = time.monotonic_ns()
+        world.broadcast(None)
+        readings = world.gather(time.monotonic_ns())
+        error = (time.monotonic_ns() - begin) // 2
+        best = [[begin + error - reading, error] if error < b[1] else b for reading, b in zip(readings, best)]
+    offset, error = world.broadcast(best)[world.rank]
+    return (0, 0) if world.hosts[world.rank] == world.hosts[0] else (offset, error)
+
+
+def _text(ranks: list[dict | None], hosts, labels):
+    """The file, line by line: the JSON object of the Trace Event Format. Times are microseconds since the first event."""
+    lanes = [
+        (rank, number, name, dropped, np.frombuffer(data, EVENT), own["clock"])
+        for rank, own in enumerate(ranks)
+        if own is not None
+        for number, (name, dropped, data) in enumerate(own["lanes"])
+    ]
+    first = min((int(events["begin"].min()) + clock for *_, events, clock in lanes if len(events)), default=0)
+    yield '{"displayTimeUnit":"ns","traceEvents":['
+    for rank, host in enumerate(hosts):
+        name = json.dumps(f"rank {rank} ({host.split('/')[0]})")
+        yield f'{"," if rank else ""}\n{{"ph":"M","pid":{rank},"name":"process_name","args":{{"name":{name}}}}}'
+        yield f',\n{{"ph":"M","pid":{rank},"name":"process_sort_index","args":{{"sort_index":{rank}}}}}'
+    for rank, number, name, _, events, clock in lanes:
+        yield f',\n{{"ph":"M","pid":{rank},"tid":{number},"name":"thread_name","args":{{"name":{json.dumps(name)}}}}}'
+        yield from _events(rank, number, events, first - clock, labels)
+    about = {
+        "version": __version__,
+        "dropped": {f"rank {rank} {name}": dropped for rank, _, name, dropped, *_ in lanes},
+        "missing": [f"rank {rank}" for rank, own in enumerate(ranks) if own is None],
+        "clock_error_us": {f"rank {rank}": own["error"] / 1e3 for rank, own in enumerate(ranks) if own is not None},
+    }
+    yield f'\n],"otherData":{json.dumps(about)}}}\n'
+
+
+def _events(rank: int, lane: int, events: np.ndarray, zero: int, labels):
+    """`labels[phase]`: a name, and for each step of the replay its name and layer (None: of none)."""
+    # What encloses others stands before them, as readers that build a tree want it; it is written after them.
+    order = np.lexsort((-np.arange(len(events)), -events["end"], events["begin"]))
+    steps = [[(name, "" if layer is None else f'"layer":{layer},') for name, layer in steps] for _, steps in labels]
+    for begin, end, kind, args in events[order].tolist():
+        name, category, names = KINDS[kind]
+        if kind in IN_STEP:
+            what, layer = steps[args[1]][args[0]]
+            shown = f'{layer}"step":{args[0]}'
+            name = what if kind == lib.ckdist_trace_step else name
+        else:
+            shown = ",".join(f'"{n}":{v}' for n, v in zip(names, args))
+            if kind == lib.ckdist_trace_prefill:
+                name = labels[args[2]][0]
+        yield f',\n{{"ph":"X","pid":{rank},"tid":{lane},"ts":{(begin - zero) / 1e3:.3f},"dur":{(end - begin) / 1e3:.3f},"name":"{name}","cat":"{category}","args":{{{shown}}}}}'
+
+
+__all__ = ["KINDS", "Lane", "Trace", "clock_offset"]
