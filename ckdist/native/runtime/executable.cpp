@@ -157,7 +157,10 @@ void Executable::run(const int32_t* message, int64_t ints) {
   for (int i = 0; i < phase_->step_count; i++) counters_[i].store(0, std::memory_order_relaxed);
   const int64_t start = now_ns();
   reorganizing_ = reorganizer_ && !reorganizer_->finished();
-  if (reorganizing_) reorganizer_->begin_step(batch.tokens > batch.runs ? phase_bytes_[batch.phase] : phase_bytes_[batch.phase] / kKeptShare);
+  if (reorganizing_) {
+    const bool prompts = batch.tokens > batch.runs || std::any_of(batch.run, batch.run + batch.runs, [](const BatchView::Run& run) { return run.first_position == 0; });
+    reorganizer_->begin_step(phase_bytes_[batch.phase] / (prompts ? 1 : kKeptShare));
+  }
   try {
     pool_.run(active_, [this](int thread) { replay(thread); });
     if (reorganizing_) reorganizer_->end_step();

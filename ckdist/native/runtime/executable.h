@@ -45,7 +45,7 @@ class Executable {
   static constexpr int64_t kAheadBytes = 256 << 10;  // of a product's weights that are fetched before it begins
 
   // Of what a step without prompts reads it packs at most one part in so many for good; a step with prompts packs all that it meets.
-  static constexpr int64_t kKeptShare = 4;
+  static constexpr int64_t kKeptShare = 16;
 
   static constexpr int kMaxPhases = 8;
   // A product that is added to another is made of so many tokens and tiles at a time: it stays in the L2 cache.
