@@ -86,16 +86,22 @@ class MpiWorld:
         """On rank 0 every rank's msgpack-able value, None for a rank whose has not come within `seconds`; others get nothing."""
         deadline = time.monotonic() + seconds
         if self.rank:
-            _complete(self.comm.Isend(np.frombuffer(msgpack.packb(value), np.uint8), 0, COLLECT_TAG), deadline)
+            self._collected = np.frombuffer(msgpack.packb(value), np.uint8)  # MPI may read it for longer than is waited here
+            _complete(self.comm.Isend(self._collected, 0, COLLECT_TAG), deadline)
             return None
-        values = [value] + [None] * (self.size - 1)
-        for rank in range(1, self.size):
-            status = self.mpi.Status()
-            while not self.comm.Iprobe(rank, COLLECT_TAG, status) and time.monotonic() < deadline:
-                time.sleep(1e-3)
-            buffer = np.empty(status.Get_count(), np.uint8)
-            if len(buffer) and _complete(self.comm.Irecv(buffer, rank, COLLECT_TAG), deadline):
-                values[rank] = msgpack.unpackb(buffer.tobytes())
+        values, missing, status = [value] + [None] * (self.size - 1), set(range(1, self.size)), self.mpi.Status()
+        under_way = self._collected = {}  # rank: its request and buffer
+        while missing and time.monotonic() < deadline:
+            for rank in list(missing):
+                if rank in under_way:
+                    request, buffer = under_way[rank]
+                    if request.Test():
+                        values[rank] = msgpack.unpackb(buffer.tobytes())
+                        missing.remove(rank)
+                elif self.comm.Iprobe(rank, COLLECT_TAG, status):
+                    buffer = np.empty(status.Get_count(), np.uint8)
+                    under_way[rank] = self.comm.Irecv(buffer, rank, COLLECT_TAG), buffer
+            time.sleep(0 if missing & under_way.keys() else 1e-3)
         return values
 
     def close(self) -> None:

@@ -126,15 +126,16 @@ def load_model(config, world, progress: bool = False, measure: bool = False, fil
     checkpoint = together(world, lambda: open_checkpoint(config.model or BUNDLED))
     spec = checkpoint.spec
     layouts = prefill, decode, mesh = layouts_for(config, world)
-    tracing = Trace(config.trace, world, max(config.threads or default_threads(world), config.threads_batch)) if config.trace else None
     adapter = Adapter(pathlib.Path(config.lora)) if config.lora else None
     program = trace(forward, spec, decode, mesh, functools.partial(LowRankTracer, adapter.ranks, adapter.factor) if adapter else Tracer)
     if adapter:
         adapter.check(program)
     token_program = trace(forward, spec, prefill, mesh) if prefill is not decode else None
-    settings = [__version__, config.quantize or "", config.ubatch_size, config.batch_size, config.ctx_size, config.parallel, config.cache_type_k, config.prefill, config.reorganize]
+    settings = [__version__, config.quantize or "", config.ubatch_size, config.batch_size, config.ctx_size, config.parallel, config.cache_type_k]
+    settings += [config.prefill, config.reorganize, bool(config.trace)]
     agree(world, "program", program.digest())
     agree(world, "set of flags or version", repr(settings))
+    tracing = Trace(config.trace, world, max(config.threads or default_threads(world), config.threads_batch)) if config.trace else None
 
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
     max_tokens = min(config.ubatch_size, config.batch_size)
@@ -170,7 +171,7 @@ def load_model(config, world, progress: bool = False, measure: bool = False, fil
     log.info("%s", plan)
     with tracing.span(native.lib.ckdist_trace_choose) if tracing else contextlib.nullcontext():
         types = [packed_type(loader, name) for name, *_ in lowered.matrices if "layers.0." in str(name)]
-        choice = choose_prefill(config, world, executable, key_of(world, plan, group.kind, program.digest(), types), measure)
+        choice = choose_prefill(config, world, executable, lambda: key_of(world, plan, executable, program.digest(), types), measure)
     if world.rank == 0 and world.size > 1:
         log.info("%s", choice.reason)
     total_bytes = sum(world.gather(weight_bytes))

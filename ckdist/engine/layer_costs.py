@@ -54,7 +54,7 @@ class LayerCosts:
 
 def measure(executable: Executable) -> LayerCosts:
     """On rank 0, while the others work, and with nothing in the cache. Sizes are halves of the largest step, from that one down."""
-    sizes = [min(executable.max_tokens, executable.context_length, executable.num_blocks * BLOCK_TOKENS)]
+    sizes = [largest_step(executable)]
     while sizes[-1] // 2 >= LEAST_TOKENS:
         sizes.append(sizes[-1] // 2)
     for phase in (DECODE, PREFILL):
@@ -78,6 +78,11 @@ def measure(executable: Executable) -> LayerCosts:
     return LayerCosts(tuple(known), medians, counts, ratios, min(len(seconds[size][DECODE]) for size in known))
 
 
+def largest_step(executable: Executable) -> int:
+    """Tokens of one sequence that a step can have."""
+    return min(executable.max_tokens, executable.context_length, executable.num_blocks * BLOCK_TOKENS)
+
+
 def _layer(executable: Executable, size: int, phase: int) -> tuple[float, int]:
     """Seconds of the first layer, and the bytes that it reads of other ranks."""
     ids = np.arange(size, dtype=np.int32) % executable.vocab_size
@@ -88,22 +93,20 @@ def _layer(executable: Executable, size: int, phase: int) -> tuple[float, int]:
     return times.total, times.moved
 
 
-def key_of(world, plan, wire: str, program: str, types: list[int]) -> dict:
-    """All that costs depend on: machine, ranks and their places, build, and the model's shape and types; a collective call."""
-    places = world.gather([plan.threads_batch, list(plan.placement.cpus), list(plan.placement.memory)])
-    library = pathlib.Path(os.environ.get("CKDIST_LIBRARY") or native.HERE / "libckdist.so")
+def key_of(world, plan, executable: Executable, program: str, types: list[int]) -> dict:
+    """All that costs depend on: machines, ranks and their places, build, and the model's shape and types; a collective call."""
+    places = world.gather([this_machine().model, plan.threads_batch, list(plan.placement.cpus), list(plan.placement.memory)])
     return {
         "hosts": [host.split("/")[0] for host in world.hosts],
-        "wire": wire,
-        "cpu": this_machine().model,
+        "wire": executable.group.kind,
         "isa": native.ffi.string(native.lib.ckdist_isa()).decode(),
         "version": __version__,
-        "library": hashlib.sha256(library.read_bytes()).hexdigest(),
+        "library": hashlib.sha256(native.LIBRARY.read_bytes()).hexdigest(),
         "places": places,
         "program": program,
         "types": types,
         "cache_type": plan.limits.kv_type,
-        "tokens": [plan.limits.max_tokens, plan.limits.context_length],
+        "tokens": largest_step(executable),
     }
 
 

@@ -4,6 +4,7 @@ Logits are the same bits either way, so the answer is one of speed alone.
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckdist.engine.layer_costs import LayerCosts, load_costs, measure, save_costs
@@ -39,16 +40,17 @@ class PrefillChoice:
         return numbers
 
 
-def choose_prefill(config, world, executable: Executable, key: dict, anew: bool = False) -> PrefillChoice:
+def choose_prefill(config, world, executable: Executable, key_of: Callable[[], dict], anew: bool = False) -> PrefillChoice:
     """Sets the executable's `prefill_from`; a collective call, before anything is in the cache.
 
-    Where there is a choice it takes what is kept for `key` (`layer_costs.key_of`), or else, or with `anew`, measures and keeps it.
+    Where there is a choice it takes what is kept for `key_of()` (as of `layer_costs`), or else, or with `anew`, measures and keeps it.
     """
     if executable.phases == 1:
         return PrefillChoice(sys.maxsize, "prefill cuts tensors" if world.size > 1 else "one rank, nothing cut")
     if config.prefill == "token":
         choice = PrefillChoice(0, "prefill cuts tokens, as --prefill says")
     else:
+        key = key_of()
         kept = load_costs(key) if world.rank == 0 and not anew else None
         source = "measured before, from the cache"
         if not world.broadcast(kept is not None):

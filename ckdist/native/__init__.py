@@ -14,18 +14,18 @@ import cffi
 from ckdist import errors
 
 HERE = pathlib.Path(__file__).parent
+LIBRARY = pathlib.Path(os.environ.get("CKDIST_LIBRARY") or HERE / "libckdist.so")
 ffi = cffi.FFI()
 
 
 def _load():
-    library = pathlib.Path(os.environ.get("CKDIST_LIBRARY") or HERE / "libckdist.so")
-    if not library.exists():
-        raise errors.NativeError(f"{library} is missing: run `make setup`, or install ckdist with pip")
+    if not LIBRARY.exists():
+        raise errors.NativeError(f"{LIBRARY} is missing: run `make setup`, or install ckdist with pip")
     for header in sorted((HERE / "api").glob("*.h")):
         text = re.sub(r"^\s*#.*$", "", header.read_text(), flags=re.M)      # the guards, not the declarations
         text = re.sub(r'extern "C" \{|^\} // extern "C"$', "", text, flags=re.M)
         ffi.cdef(text.replace("CKDIST_EXPORT ", ""))
-    return ffi.dlopen(str(library))
+    return ffi.dlopen(str(LIBRARY))
 
 
 lib = _load()
