@@ -53,7 +53,9 @@ class MatrixHandle:
 
     @property
     def place(self) -> list[int]:
-        """Its type, rows, columns, bytes of a tile, and the offsets in the arena of its tiles and of their states: what another rank that maps the arena must know."""
+        """Its type, rows, columns, bytes of a tile, and the offsets in the arena of its tiles and of their states: what another rank
+        that maps the arena must know.
+        """
         matrix = self._struct()
         states = lib.ckdist_loader_states_offset(self._loader.native_open(), self._index)
         return [matrix.type, matrix.rows, matrix.cols, matrix.tile_bytes, self._loader.offset_of(matrix.tiles), states]
@@ -268,8 +270,8 @@ class ShardLoader:
     def load(self, progress: bool | None = None, trace=None) -> LoadReport:
         """Packs everything that was planned, and waits for it; call it once.
 
-        `progress`: show a bar; None: where standard error is a terminal. `trace`: the native trace in which its threads get lanes. Raises CapacityError when there is not memory enough, and ModelFileError
-        when a file has become shorter or a value cannot be quantised.
+        `progress`: show a bar; None: where standard error is a terminal. `trace`: the native trace in which its threads get
+        lanes. Raises CapacityError when there is not memory enough, and ModelFileError when a file has become shorter or a value cannot be quantised.
         """
         began = time.perf_counter()
         if not self._open:
@@ -288,8 +290,8 @@ class ShardLoader:
     def reorganize(self, mover: str = "auto", until: float = 1.0, trace=None) -> None:
         """Begins to pack everything while executables that know this loader run; call it once, after `open`.
 
-        `mover`: auto, dsa or threads. `until`: the share of the bytes after which it stops for good. `trace`: as in `load`. Raises ConfigError for a mover that this
-        machine has not.
+        `mover`: auto, dsa or threads. `until`: the share of the bytes after which it stops for good. `trace`: as in `load`.
+        Raises ConfigError for a mover that this machine has not.
         """
         self._fill(background=True, mover=mover, until=until, trace=trace)
         self._reporter = threading.Thread(target=self._report, name="reorganized", daemon=True)

@@ -80,8 +80,11 @@ void Reorganizer::check() {
 
 int64_t Reorganizer::ready_bytes() const {
   int64_t bytes = 0;
-  for (const SlicedMatrix* matrix : own_)
-    if (matrix->count()) bytes += (matrix->count() - matrix->left()) * matrix->stored().shape().tile_bytes * matrix->stored().shape().tile_count() / matrix->count();
+  for (const SlicedMatrix* matrix : own_) {
+    const Matrix& shape = matrix->stored().shape();
+    if (matrix->count()) bytes += shape.tile_bytes * shape.tile_count() / matrix->count() * (matrix->count() - matrix->left());
+    if (matrix->count() && matrix->whole()) bytes += shape.tile_bytes * shape.tile_count() % matrix->count();
+  }
   return bytes;
 }
 
