@@ -18,7 +18,7 @@ import numpy as np
 from ckdist import __version__, native
 from ckdist.cli.bench_machine import Bounds, measure_bounds
 from ckdist.cli.rows import write_rows
-from ckdist.cli.session import longer_context, model_session
+from ckdist.cli.session import longer_context, model_session, packed_first
 from ckdist.comm.world import start_world
 from ckdist.config import BenchConfig
 from ckdist.engine.lockstep import LockstepSequences
@@ -187,7 +187,7 @@ class ModelBench:
 
 
 def run(config: BenchConfig) -> int:
-    config = dataclasses.replace(config, parallel=max(config.parallel, *config.n_parallel))
+    config = dataclasses.replace(packed_first(config), parallel=max(config.parallel, *config.n_parallel))
     world = start_world()
     threads = config.threads or default_threads(world)
     bounds = measure_bounds(world, threads, place(world, threads).cpus)

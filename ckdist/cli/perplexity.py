@@ -8,7 +8,7 @@ import pathlib
 
 import numpy as np
 
-from ckdist.cli.session import longer_context, model_session
+from ckdist.cli.session import longer_context, model_session, packed_first
 from ckdist.comm.world import start_world
 from ckdist.config import PerplexityConfig
 from ckdist.engine.single import SingleSequence
@@ -103,7 +103,7 @@ def score(executable, ids: np.ndarray, logits_file=None) -> np.ndarray:
 def run(config: PerplexityConfig) -> int:
     world = start_world()
     text = read_text(config.file) if world.rank == 0 and config.file is not None else None
-    with model_session(config, world) as model:
+    with model_session(packed_first(config), world) as model:
         if model is None:
             return 0
         ids = tokens_of(config, text, model.checkpoint, model.spec.vocab_size)

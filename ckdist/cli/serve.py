@@ -75,6 +75,7 @@ def run(config: ServeConfig) -> int:
 
         def watch():
             model.executable.check_peers()
+            model.loader.check()
             if http.poll():
                 raise EngineError(f"the HTTP process ended with code {http.poll()}; its own message is above")
             if http.poll() == 0:  # it was told to drain, and has

@@ -1,6 +1,7 @@
 """What every command that runs a model does around its work: start the world, load, let the other ranks work, close."""
 
 import contextlib
+import dataclasses
 import sys
 
 from ckdist.comm.world import start_world
@@ -13,12 +14,19 @@ def longer_context(tokens: int, spec) -> str:
     return f"use --ctx-size {tokens}" if tokens <= spec.max_position else f"the model's longest is {spec.max_position}"
 
 
+def packed_first(config):
+    """For a command that measures, or reads everything many times: all weights are packed before it begins, unless the user says otherwise."""
+    return dataclasses.replace(config, reorganize="off") if config.reorganize == "auto" else config
+
+
 @contextlib.contextmanager
 def dismissing(model: Model, world):
-    """A UserError within, on rank 0, ends the other ranks' work first: they are well, and wait for the next batch."""
+    """A UserError within, on rank 0, ends the other ranks' work first: they are well, and wait for the next batch. Unless a step failed with it."""
     try:
         yield
     except UserError:
+        if model.executable.failed:
+            raise
         with contextlib.suppress(CkdistError):
             model.close()
             world.close()

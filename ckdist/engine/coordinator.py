@@ -17,7 +17,7 @@ from ckdist.engine.engine import Engine, Output
 from ckdist.engine.messages import MAX_MESSAGE_BYTES, decode, encode
 from ckdist.engine.request import MAX_ID_CHARS, parse_submit
 from ckdist.engine.scheduler import EngineBusy
-from ckdist.errors import CommError, ConfigError, EngineError, RequestError
+from ckdist.errors import CkdistError, CommError, ConfigError, EngineError, RequestError, UserError
 from ckdist.native import lib
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,8 @@ class Coordinator:
     def run(self, engine: Engine, check_peers: Callable[[], None] | None = None) -> None:
         """Serves until drained. check_peers: called while idle, raises when another rank is lost.
 
-        Raises EngineError when a rank is lost or the engine breaks; by then every client has been told.
+        Raises EngineError when a rank is lost or the engine breaks, ModelFileError when weights cannot be read any more; by then every client has
+        been told.
         """
         with self._lock:
             self._engine = engine
@@ -85,7 +86,7 @@ class Coordinator:
                 self._enter("ready")
                 while self._turn(check_peers):
                     pass
-            except EngineError as error:
+            except (EngineError, UserError) as error:  # the latter: of a model's file that has changed while it is served from
                 self._fail(error)
                 raise
             except Exception as error:
@@ -228,7 +229,7 @@ class Coordinator:
         stats = self._engine.stats() if self._engine is not None else {}
         return encode({"op": "status", "state": self.state, "error": self.error, "model": self._model, "stats": stats})
 
-    def _fail(self, error: EngineError) -> None:
+    def _fail(self, error: CkdistError) -> None:
         self._fail_requests(str(error), 503 if isinstance(error, CommError) else 500)
         self._enter("failed", str(error))
 

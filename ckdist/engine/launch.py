@@ -60,7 +60,6 @@ class Model:
     matrices: list[MatrixHandle | PackedMatrix]
     executable: Executable
     prefill: PrefillChoice
-    load_seconds: float
     weight_bytes: int  # of this rank
     total_weight_bytes: int  # of all ranks
     work: Work  # of all ranks
@@ -78,13 +77,15 @@ class Model:
         huge = huge_pages(blocks)
         host = self.world.hosts[self.world.rank].split("/")[0]
         sizes = [self.weight_bytes, self.executable.kv_bytes, psutil.Process().memory_info().rss]
-        row = [host, format_cpu_list(p.nodes), cpus, sizes, f"{str(pages):<22s} {huge}", p.note, pages.refused]
+        row = [host, format_cpu_list(p.nodes), cpus, sizes, f"{str(pages):<22s} {huge}", p.note, pages.refused, self.loader.filled.fraction]
         lines = ["rank  host              node  cpus            weights    kv cache   resident   pages here / elsewhere  huge pages"]
         rows = self.world.gather(row)
-        for rank, (host, node, cpus, sizes, pages, _, _) in enumerate(rows):
+        for rank, (host, node, cpus, sizes, pages, *_) in enumerate(rows):
             lines.append(f"{rank:<5d} {host:<17s} {node:<5s} {cpus:<15s} " + " ".join(f"{gigabytes(size):<10s}" for size in sizes) + f" {pages}")
-        notes = {f"{host}: {note}" for host, *_, note, _ in rows if note}
-        notes |= {f"{host}: where pages lie is unknown ({refused})" for host, *_, refused in rows if refused}
+        notes = {f"{host}: {note}" for host, *_, note, _, _ in rows if note}
+        notes |= {f"{host}: where pages lie is unknown ({refused})" for host, *_, refused, _ in rows if refused}
+        if (packed := min(row[-1] for row in rows)) < 1:
+            lines.append(f"{100 * packed:.0f} % of the weights are packed so far; pages that nothing was written to yet are not in the map")
         if not p.cpus:
             lines.append(f"{max(self.plan.threads, self.plan.threads_batch)} threads have fewer CPUs here, so none is pinned; fewer threads (-t), or mpirun --bind-to none, may be faster")
         return "\n".join([*lines, *sorted(notes)])
@@ -96,6 +97,7 @@ class Model:
         if self.trace is not None:
             self.trace.save(self._labels())
         self.executable.close()
+        self.loader.close()
 
     @contextlib.contextmanager
     def traced(self):
@@ -113,10 +115,11 @@ class Model:
         return list(zip(names, self.executable.labels))
 
 
-def load_model(config, world, progress: bool = False, measure: bool = False) -> Model:
+def load_model(config, world, progress: bool = False, measure: bool = False, fill=None) -> Model:
     """This rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
-    `measure`: how prefill is cut is measured, even if it was before.
+    `measure`: how prefill is cut is measured, even if it was before. `fill(loader)`: packs its weights, or begins to, once they are planned on every rank;
+    None: as --reorganize says.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where ranks disagree.
     """
@@ -128,7 +131,8 @@ def load_model(config, world, progress: bool = False, measure: bool = False) -> 
     if adapter:
         adapter.check(program)
     token_program = trace(forward, spec, prefill, mesh) if prefill is not decode else None
-    settings = [__version__, config.quantize or "", config.ubatch_size, config.batch_size, config.ctx_size, config.parallel, config.cache_type_k, config.prefill, bool(config.trace)]
+    settings = [__version__, config.quantize or "", config.ubatch_size, config.batch_size, config.ctx_size, config.parallel, config.cache_type_k]
+    settings += [config.prefill, config.reorganize, bool(config.trace)]
     agree(world, "program", program.digest())
     agree(world, "set of flags or version", repr(settings))
     tracing = Trace(config.trace, world, max(config.threads or default_threads(world), config.threads_batch)) if config.trace else None
@@ -142,13 +146,14 @@ def load_model(config, world, progress: bool = False, measure: bool = False) -> 
     plan = make_plan(config, spec, world, weight_bytes, layouts)
     plan.placement.enter()
     bind_memory(plan.placement)
-    with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
-        report = loader.load(progress=progress, shared=token_program is not None)
+    loader.open(shared=token_program is not None)
     phases, shards = [Phase(lowered, [m.address for m in matrices], [v.address for v in vectors])], None
     if token_program is not None:
         shards = HostShards(world, loader, lowered, matrices, vectors)
         tokens_cut = lower_for(loader, token_program, mesh, max_tokens, model_dims(spec, decode, mesh))
         phases.append(Phase(tokens_cut, [shards.matrix(*m) for m in tokens_cut.matrices], [shards.vector(*v) for v in tokens_cut.vectors]))
+    with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
+        fill(loader) if fill else fill_shard(loader, config, world, progress, tracing and tracing.handle)
     group = open_group(world, plan.spins, config.comm_timeout, config.transport)
     executable = Executable(
         phases,
@@ -161,6 +166,7 @@ def load_model(config, world, progress: bool = False, measure: bool = False) -> 
         plan.threads_batch,
         plan.placement.cpus,
         plan.spins,
+        loader.handle,
     )
     log.info("%s", plan)
     with tracing.span(native.lib.ckdist_trace_choose) if tracing else contextlib.nullcontext():
@@ -172,7 +178,7 @@ def load_model(config, world, progress: bool = False, measure: bool = False) -> 
     work = total_work(world, work_of(lowered, matrices))
     if tracing:
         executable.trace(tracing.handle)
-    return Model(world, checkpoint, spec, plan, loader, shards, matrices, executable, choice, report.seconds, weight_bytes, total_bytes, work, tracing)
+    return Model(world, checkpoint, spec, plan, loader, shards, matrices, executable, choice, weight_bytes, total_bytes, work, tracing)
 
 
 def lower_for(loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int, stored=None) -> Lowered:
@@ -190,9 +196,18 @@ def lower_for(loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int
 def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
     """Rank 0's engine over a loaded model, and the model's tokenizer."""
     tokenizer = tokenizer_of(model.checkpoint.path)
-    stats = lambda: model.prefill.stats(model.executable)
+    stats = lambda: {**model.prefill.stats(model.executable), **model.loader.filled.stats()}
     lane = model.trace and model.trace.main
     return Engine(model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids, max_waiting=max_waiting, more_stats=stats, lane=lane), tokenizer
+
+
+def fill_shard(loader: ShardLoader, config, world, progress: bool, trace) -> None:
+    """Packs everything, or begins to, as --reorganize says."""
+    if config.reorganize != "off" and not config.quantize:
+        return loader.reorganize(config.reorganize, trace=trace)
+    if config.reorganize != "off" and world.rank == 0:
+        log.info("--quantize changes the weights, so all of them are packed before anything runs")
+    loader.load(progress, trace)
 
 
 def loading_threads(config, world) -> int:

@@ -74,10 +74,10 @@ class Executable:
 
     Both have the same cache, in the layout of decode (`layout`), so a sequence goes from one to the other by running the next step.
     Steps with prompts of at least `prefill_from` tokens run the second. `threads` run decode, `threads_batch` steps with prompts.
-    `cpus` pins them, one each, unless empty.
+    `cpus` pins them, one each, unless empty. `loader`: the native one of matrices that are not all packed yet.
     """
 
-    def __init__(self, phases: Sequence[Phase], spec, layout: Layout, mesh: Mesh, group, limits: Limits, threads, threads_batch, cpus, spins):
+    def __init__(self, phases: Sequence[Phase], spec, layout: Layout, mesh: Mesh, group, limits: Limits, threads, threads_batch, cpus, spins, loader=None):
         self.spec, self.limits, self.group = spec, limits, group
         self.max_tokens, self.max_sequences = limits.max_tokens, limits.max_sequences
         self.num_blocks, self.context_length, self.vocab_size = limits.num_blocks, limits.context_length, spec.vocab_size
@@ -87,13 +87,15 @@ class Executable:
         self.prefill_tokens = [0] * len(phases)  # of steps with prompts, by phase
         self.layer_steps = [phase.lowered.layer_steps for phase in phases]
         self.labels = [phase.lowered.labels() for phase in phases]
-        self._keep = [group]
+        self._keep = [group, loader]
+        self._loader = native.ffi.NULL if loader is None else loader
         program = self._program(phases, layout, mesh)
         out = native.ffi.new("struct ckdist_executable **")
         pool = max(threads, threads_batch)
         cpu_array = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= pool else native.ffi.NULL
         native.check(native.lib.ckdist_executable_new(program, group.handle, pool, cpu_array, spins, out))
         self._handle = out[0]
+        self.failed = False  # in a step: the other ranks have given up as well
         self._message = np.zeros(0, np.int32)
 
     def _array(self, values, dtype: str):
@@ -158,6 +160,7 @@ class Executable:
                 "blocks": limits.num_blocks,
                 "rope_cos": cos,
                 "rope_sin": sin,
+                "loader": self._loader,
             },
         )
 
@@ -203,7 +206,9 @@ class Executable:
         for part in (batch.token_ids, batch.runs.reshape(-1), batch.block_tables, batch.output_tokens):
             message[at : at + len(part)] = part
             at += len(part)
-        native.check(native.lib.ckdist_executable_run(self._handle, native.pointer(message, "int32_t *"), size))
+        status = native.lib.ckdist_executable_run(self._handle, native.pointer(message, "int32_t *"), size)
+        self.failed |= status < 0
+        native.check(status)
         return outputs
 
     def work(self) -> None:

@@ -1,11 +1,13 @@
-"""A rank's share of a checkpoint, from its files into packed tiles in local memory.
+"""A rank's share of a checkpoint, from its mapped files into packed tiles in local memory.
 
-Plan first (`add_matrix`, `add_vector`), then `load`: one arena is allocated and native threads fill it. Handles then give
-the addresses that the runtime computes on; they live as long as the ShardLoader. It does not decide who holds what.
+Plan first (`add_matrix`, `add_vector`), then `open`: one arena is made, and handles have the addresses that the runtime computes on; they
+live as long as the ShardLoader. Then native threads fill the arena: `load` waits for them, `reorganize` does not, and an executable that
+knows the loader multiplies with what is packed and packs the rest for itself. It does not decide who holds what.
 """
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,18 +25,20 @@ from ckdist.weights.dequantize import dequantize
 log = logging.getLogger(__name__)
 
 QUANTIZATIONS = {"q8_0": dtypes.Q8_0, "q4_k": dtypes.Q4_K}
+MOVERS = {"auto": 0, "dsa": 1, "threads": 2}
 _POLL_MILLISECONDS = 100
 
 
 class MatrixHandle:
-    """One planned matrix: rows x cols of `type` (ggml number), packed; where it lies once loaded."""
+    """One planned matrix: rows x cols of `type` (ggml number), packed; where it lies once the loader is open."""
 
-    def __init__(self, loader: "ShardLoader", index: int, type_number: int, rows: int, cols: int):
+    def __init__(self, loader: "ShardLoader", index: int, type_number: int, rows: int, columns: tuple[int, int]):
         self._loader = loader  # keeps the arena alive
         self._index = index
         self.type = type_number
         self.rows = rows
-        self.cols = cols
+        self.columns = columns
+        self.cols = columns[1] - columns[0]
 
     @property
     def address(self) -> int:
@@ -49,16 +53,19 @@ class MatrixHandle:
 
     @property
     def place(self) -> list[int]:
-        """Its type, rows, columns, bytes of a tile, and the offset in the arena: what another rank that maps the arena must know."""
+        """Its type, rows, columns, bytes of a tile, and the offsets in the arena of its tiles and of their states: what another rank
+        that maps the arena must know.
+        """
         matrix = self._struct()
-        return [matrix.type, matrix.rows, matrix.cols, matrix.tile_bytes, self._loader.offset_of(matrix.tiles)]
+        states = lib.ckdist_loader_states_offset(self._loader.native_open(), self._index)
+        return [matrix.type, matrix.rows, matrix.cols, matrix.tile_bytes, self._loader.offset_of(matrix.tiles), states]
 
     def _struct(self):
-        return lib.ckdist_loader_matrix(self._loader.native_loaded(), self._index)
+        return lib.ckdist_loader_matrix(self._loader.native_open(), self._index)
 
 
 class VectorHandle:
-    """One planned vector of `size` float32; where it lies once loaded."""
+    """One planned vector of `size` float32; where it lies once the loader is open."""
 
     def __init__(self, loader: "ShardLoader", index: int, size: int):
         self._loader = loader
@@ -81,7 +88,7 @@ class VectorHandle:
         return np.frombuffer(ffi.buffer(self._pointer(), self.bytes), np.float32).copy()
 
     def _pointer(self):
-        return lib.ckdist_loader_vector(self._loader.native_loaded(), self._index)
+        return lib.ckdist_loader_vector(self._loader.native_open(), self._index)
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,38 @@ class LoadReport:
     def __str__(self) -> str:
         rate = self.source_bytes / 1e9 / max(self.seconds, 1e-9)
         return f"loaded {self.source_bytes / 1e9:.2f} GB into {self.arena_bytes / 1e9:.2f} GB in {self.seconds:.2f} s, {rate:.2f} GB/s"
+
+
+@dataclass(frozen=True)
+class Filled:
+    """How far an arena is: `bytes` packed in all, of which `ready`; `kept` were packed by this rank's steps, for its own arena or another rank's.
+
+    `seconds`: since filling began, until it ended. `finished`: nothing is left, on any rank that this one reads. `mover`: what writes.
+    """
+
+    bytes: int
+    ready: int
+    kept: int
+    seconds: float
+    finished: bool
+    mover: str
+
+    @property
+    def fraction(self) -> float:
+        return self.ready / self.bytes if self.bytes else 1.0
+
+    def stats(self) -> dict[str, float]:
+        """For metrics."""
+        return {
+            "weights_bytes": self.bytes,
+            "weights_packed_bytes": self.ready,
+            "weights_packed_ratio": self.fraction,
+            "weights_packed_by_steps_bytes_total": self.kept,
+        }
+
+    def __str__(self) -> str:
+        kept = f", {self.kept / 1e9:.2f} GB of it by steps" if self.kept else ""
+        return f"weights are packed: {self.bytes / 1e9:.2f} GB in {self.seconds:.2f} s{kept}; by {self.mover}"
 
 
 class ShardLoader:
@@ -112,7 +151,8 @@ class ShardLoader:
         self.quantize = quantize
         self._files = {path: i for i, path in enumerate(sorted({source.file for source in checkpoint.tensors.values()}))}
         self._planned: dict[tuple, MatrixHandle | VectorHandle] = {}
-        self._loaded = False
+        self._open = False
+        self._reporter: threading.Thread | None = None
         paths = [ffi.new("char[]", str(path).encode(errors="surrogateescape")) for path in self._files]
         out = ffi.new("ckdist_loader **")
         check(lib.ckdist_loader_create(ffi.new("char *[]", paths), len(paths), out))
@@ -148,17 +188,29 @@ class ShardLoader:
         if begin % block or end % block:
             blocks = f"{packed.name}, which has blocks of {block}"
             raise LayoutError(f"columns [{begin}, {end}) of {name} cannot be cut from {blocks}: cut at multiples of {block}")
-        range_array = np.array(ranges, np.int64).reshape(-1, 2)
-        name_bytes = ffi.new("char[]", name.encode())
-        plan = ffi.new("struct ckdist_matrix_plan *", {
-            "name": name_bytes, "file": self._files[source.file], "source_type": source.type, "packed_type": packed.number,
-            "head_rows": source.head_rows, "offset": source.offset, "rows": rows, "cols": cols, "col_begin": begin, "col_end": end,
-            "row_ranges": pointer(range_array, "int64_t *"), "range_count": len(ranges),
-        })  # fmt: skip
+        plan, _keep = self._matrix_plan(name, ranges, begin, end)
         index = check(lib.ckdist_loader_add_matrix(self._native, plan))
-        handle = MatrixHandle(self, index, packed.number, sum(e - b for b, e in ranges), end - begin)
+        handle = MatrixHandle(self, index, packed.number, sum(e - b for b, e in ranges), (begin, end))
         self._planned[key] = handle
         return handle
+
+    def _matrix_plan(self, name: str, ranges, begin: int, end: int):
+        """The native plan of a part, and what must stay alive with it."""
+        source = self.checkpoint.tensors[name]
+        rows, cols = source.shape
+        range_array, name_bytes = np.array(ranges, np.int64).reshape(-1, 2), ffi.new("char[]", name.encode())
+        plan = ffi.new("struct ckdist_matrix_plan *", {
+            "name": name_bytes, "file": self._files[source.file], "source_type": source.type, "packed_type": self.type_of(name),
+            "head_rows": source.head_rows, "offset": source.offset, "rows": rows, "cols": cols, "col_begin": begin, "col_end": end,
+            "row_ranges": pointer(range_array, "int64_t *"), "range_count": len(ranges), "cold": name == EMBEDDING and self._untied,
+        })  # fmt: skip
+        return plan, (range_array, name_bytes)
+
+    @property
+    def _untied(self) -> bool:
+        """The embedding is not the output matrix: a step reads a few rows of it."""
+        tensors = self.checkpoint.tensors
+        return OUTPUT in tensors and tensors[OUTPUT] is not tensors[EMBEDDING]
 
     def add_vector(self, name: str, begin: int = 0, end: int | None = None) -> VectorHandle:
         """Plan elements [begin, end) of vector `name` as float32 (None: to its end). The same part is planned once."""
@@ -184,40 +236,120 @@ class ShardLoader:
 
     @property
     def arena(self):
-        """Where the weights lie; null before `load`."""
+        """Where the weights lie; null before `open`."""
         return lib.ckdist_loader_arena(self._native)
 
     @property
     def path(self) -> str:
-        """By which other ranks of this host open the arena, once it is loaded to be shared; else empty."""
+        """By which other ranks of this host open the arena, once it is open to be shared; else empty."""
         return ffi.string(lib.ckdist_loader_path(self._native)).decode()
 
-    def load(self, progress: bool | None = None, shared: bool = False) -> LoadReport:
-        """Allocate the arena and read everything that was planned; call it once.
+    def open(self, shared: bool = False) -> None:
+        """Makes the arena and reads the vectors; call it once. `shared`: other ranks of the host can map the arena by its `path`.
 
-        `shared`: other ranks of the host can map the arena by its `path`. `progress`: show a bar; None: where standard error is a terminal. Raises CapacityError when there is not memory
-        enough, and ModelFileError when a file has become shorter or a value cannot be quantised.
+        Raises CapacityError when there is not memory enough, and ModelFileError when a file has become shorter.
+        """
+        check(lib.ckdist_loader_open(self._native, shared))
+        self._open = True
+
+    def add_peer(self, path: str, arena_bytes: int) -> int:
+        """Maps the arena of another rank of this host, of as many bytes as its `planned_bytes`; the number by which it is known."""
+        return check(lib.ckdist_loader_add_peer(self._native, ffi.new("char[]", path.encode()), arena_bytes))
+
+    def peer_arena(self, peer: int):
+        """Where a peer's arena lies."""
+        return lib.ckdist_loader_peer_arena(self._native, peer)
+
+    def add_peer_matrix(self, peer: int, name: str, row_range: tuple[int, int], col_range: tuple[int, int], place: Sequence[int]):
+        """The native `struct ckdist_matrix` of a part that a peer packs at `place` of its arena; before `load` or `reorganize`."""
+        out = ffi.new("struct ckdist_matrix **")
+        plan, _keep = self._matrix_plan(name, (row_range,), *col_range)
+        check(lib.ckdist_loader_add_peer_matrix(self._native, peer, plan, *place[4:], out))
+        return out[0]
+
+    def load(self, progress: bool | None = None, trace=None) -> LoadReport:
+        """Packs everything that was planned, and waits for it; call it once.
+
+        `progress`: show a bar; None: where standard error is a terminal. `trace`: the native trace in which its threads get
+        lanes. Raises CapacityError when there is not memory enough, and ModelFileError when a file has become shorter or a value cannot be quantised.
         """
         began = time.perf_counter()
+        if not self._open:
+            self.open()
         total = lib.ckdist_loader_source_bytes(self._native)
         shown = sys.stderr.isatty() if progress is None else progress
-        check(lib.ckdist_loader_start(self._native, self.threads, shared))
+        self._fill(background=False, mover="threads", until=1.0, trace=trace)
         with tqdm(total=total, unit="B", unit_scale=True, desc="loading", disable=not shown, leave=False) as bar:
             while not check(lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)):
-                bar.update(lib.ckdist_loader_progress(self._native) - bar.n)
+                bar.update(self._filled().stored_done - bar.n)
             bar.update(total - bar.n)
-        self._loaded = True
         report = LoadReport(total, self.planned_bytes, time.perf_counter() - began)
         log.info("%s with %d threads", report, self.threads)
         return report
+
+    def reorganize(self, mover: str = "auto", until: float = 1.0, trace=None) -> None:
+        """Begins to pack everything while executables that know this loader run; call it once, after `open`.
+
+        `mover`: auto, dsa or threads. `until`: the share of the bytes after which it stops for good. `trace`: as in `load`.
+        Raises ConfigError for a mover that this machine has not.
+        """
+        self._fill(background=True, mover=mover, until=until, trace=trace)
+        self._reporter = threading.Thread(target=self._report, name="reorganized", daemon=True)
+        self._reporter.start()
+
+    def _fill(self, background: bool, mover: str, until: float, trace) -> None:
+        self._trace = trace
+        way = [self.threads, background, MOVERS[mover], until, ffi.NULL if trace is None else trace]
+        check(lib.ckdist_loader_fill(self._native, ffi.new("struct ckdist_filling *", way)))
+
+    def wait(self) -> None:
+        """Returns when filling has ended; raises what it failed with."""
+        while not check(lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)):
+            pass
+
+    def check(self) -> None:
+        """Raises what filling failed with, or ModelFileError when a file that is still needed has changed."""
+        check(lib.ckdist_loader_check(self._native))
+
+    def close(self) -> None:
+        """Ends filling, if it is still going on; what is packed stays."""
+        lib.ckdist_loader_stop(self._native)
+        if self._reporter is not None:
+            self._reporter.join()
+
+    @property
+    def filled(self) -> Filled:
+        """How far filling is."""
+        out = self._filled()
+        return Filled(out.bytes, out.ready, out.kept, out.seconds, bool(out.finished), ffi.string(out.mover).decode())
+
+    def _filled(self):
+        out = ffi.new("struct ckdist_filled *")
+        lib.ckdist_loader_filled(self._native, out)
+        return out
+
+    def _report(self) -> None:
+        """Says once that filling has ended; a failure is raised where steps run."""
+        while (status := lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)) == 0:
+            pass
+        out = self._filled()
+        if out.trouble[0] != b"\0":
+            log.warning("%s", ffi.string(out.trouble).decode())
+        if status > 0 and out.finished:
+            log.info("%s", self.filled)
 
     def offset_of(self, pointer) -> int:
         """Bytes from the beginning of the arena to what lies in it."""
         return int(ffi.cast("char *", pointer) - ffi.cast("char *", self.arena))
 
-    def native_loaded(self):
-        """The native loader, once everything is loaded; before, handles have no address."""
-        assert self._loaded, "load() comes before the addresses of what it loads"
+    def native_open(self):
+        """The native loader, once it is open; before, handles have no address."""
+        assert self._open, "open() comes before the addresses of what is planned"
+        return self._native
+
+    @property
+    def handle(self):
+        """The native loader, for an executable that runs while it fills."""
         return self._native
 
     def dequantize(self, name: str) -> np.ndarray:

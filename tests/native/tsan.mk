@@ -16,6 +16,8 @@ test: $(SIDE)/libckdist.so
 	$(RUN) $(PYTHON) tests/programs/thread_ranks.py 1 3
 	$(RUN) $(PYTHON) tests/programs/thread_ranks.py 3 2
 	$(RUN) $(PYTHON) tests/programs/thread_ranks.py 7 1
+	$(RUN) $(PYTHON) tests/programs/thread_weights.py 1 3
+	$(RUN) $(PYTHON) tests/programs/thread_weights.py 3 2
 	$(RUN) $(PYTHON) tests/programs/thread_communicator.py 2
 	$(RUN) $(PYTHON) tests/programs/thread_communicator.py 3
 	$(RUN) $(PYTHON) tests/programs/thread_communicator.py 5

@@ -1,17 +1,19 @@
 #ifndef CKDIST_API_LOADER_H
 #define CKDIST_API_LOADER_H
 #include <stdint.h>
+#include "api/trace.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* A rank's shard of one weight matrix, packed; the same bytes as ckdist::Matrix in kernels/linear.h. */
+/* A rank's shard of one weight matrix; the same bytes as ckdist::Weight in runtime/sliced_matrix.h. */
 struct ckdist_matrix {
   int32_t type;       /* ggml number */
   int64_t rows;       /* output rows; the last tile of 16 is padded with zeros */
   int64_t cols;       /* columns held, a multiple of the type's block */
   int64_t tile_bytes;
   const uint8_t* tiles;
+  const void* sliced; /* null: all tiles are packed */
 };
 
 /* Which part of a stored tensor a matrix takes: the rows of `row_ranges`, one range after the other, and columns
@@ -27,6 +29,7 @@ struct ckdist_matrix_plan {
   int64_t col_begin, col_end;
   const int64_t* row_ranges;  /* (range_count, 2): begin, end */
   int64_t range_count;
+  int32_t cold;               /* packed after all others */
 };
 
 /* Elements [begin, end) of a stored vector of F32, F16 or BF16, which become float32. */
@@ -41,7 +44,7 @@ struct ckdist_vector_plan {
   int64_t begin, end;
 };
 
-/* Reads shards of weights from files into one arena. Add everything, start, wait; the weights live until it is freed. */
+/* Shards of weights from files in one arena. Add everything, open, fill; the weights live until it is freed. */
 typedef struct ckdist_loader ckdist_loader;
 
 CKDIST_EXPORT int ckdist_loader_create(const char* const* paths, int path_count, ckdist_loader** out);
@@ -56,27 +59,54 @@ CKDIST_EXPORT int ckdist_loader_add_vector(ckdist_loader* loader, const struct c
 CKDIST_EXPORT int64_t ckdist_loader_arena_bytes(const ckdist_loader* loader);
 CKDIST_EXPORT int64_t ckdist_loader_source_bytes(const ckdist_loader* loader);
 
-/* Where the arena begins; null before ckdist_loader_start. */
+/* Makes the arena, so that other processes of this host can map it where it is `shared`, and reads the vectors. From then on matrices can be
+   multiplied with by an executable that knows the loader. */
+CKDIST_EXPORT int ckdist_loader_open(ckdist_loader* loader, int shared);
+/* Where the arena begins; null before ckdist_loader_open. */
 CKDIST_EXPORT const void* ckdist_loader_arena(const ckdist_loader* loader);
-
-/* Allocates the arena, so that other processes of this host can map it where it is `shared`, and starts `threads` threads. */
-CKDIST_EXPORT int ckdist_loader_start(ckdist_loader* loader, int threads, int shared);
 /* By which others can map a shared arena, as long as the loader lives; else empty. Valid until the next call on this thread. */
 CKDIST_EXPORT const char* ckdist_loader_path(const ckdist_loader* loader);
-/* 1 when all is loaded, 0 when `milliseconds` passed before, negative when loading failed. */
-CKDIST_EXPORT int ckdist_loader_wait(ckdist_loader* loader, int milliseconds);
-/* Wanted bytes that are loaded so far. */
-CKDIST_EXPORT int64_t ckdist_loader_progress(const ckdist_loader* loader);
 
-/* Valid once ckdist_loader_wait returned 1. */
+/* Valid from ckdist_loader_open on. */
 CKDIST_EXPORT const struct ckdist_matrix* ckdist_loader_matrix(const ckdist_loader* loader, int index);
 CKDIST_EXPORT const float* ckdist_loader_vector(const ckdist_loader* loader, int index);
+/* Where in the arena a matrix's states stand, which another rank that maps it must know. */
+CKDIST_EXPORT int64_t ckdist_loader_states_offset(const ckdist_loader* loader, int index);
 
-/* The arena of another rank of this host. */
-typedef struct ckdist_peer_arena ckdist_peer_arena;
-CKDIST_EXPORT int ckdist_peer_arena_open(const char* path, int64_t bytes, ckdist_peer_arena** out);
-CKDIST_EXPORT void ckdist_peer_arena_close(ckdist_peer_arena* arena);
-CKDIST_EXPORT const void* ckdist_peer_arena_data(const ckdist_peer_arena* arena);
+/* Maps the arena of another rank of this host, of so many bytes as its ckdist_loader_arena_bytes: the peer's index, and where its arena is. */
+CKDIST_EXPORT int ckdist_loader_add_peer(ckdist_loader* loader, const char* path, int64_t arena_bytes);
+CKDIST_EXPORT const void* ckdist_loader_peer_arena(const ckdist_loader* loader, int peer);
+/* A matrix that a peer packs while this rank computes, before ckdist_loader_fill: `plan` is what the peer planned, by this rank's files. */
+CKDIST_EXPORT int ckdist_loader_add_peer_matrix(ckdist_loader* loader, int peer, const struct ckdist_matrix_plan* plan, int64_t tiles_offset,
+                                                int64_t states_offset, const struct ckdist_matrix** out);
+
+/* How the arena is filled. */
+struct ckdist_filling {
+  int32_t threads;     /* while nothing else runs */
+  int32_t background;  /* steps run meanwhile */
+  int32_t mover;       /* 0: a DSA queue where there is one, 1: a DSA queue, 2: the threads' own stores */
+  double until;        /* of the packed bytes: where filling ends for good, below 1 */
+  struct ckdist_trace* trace;  /* where its threads get lanes, which outlives the loader; or null */
+};
+CKDIST_EXPORT int ckdist_loader_fill(ckdist_loader* loader, const struct ckdist_filling* filling);
+/* 1 when its threads have ended, 0 when `milliseconds` passed before, negative when filling failed. */
+CKDIST_EXPORT int ckdist_loader_wait(ckdist_loader* loader, int milliseconds);
+/* Negative when filling failed, or a file that is still needed has changed. */
+CKDIST_EXPORT int ckdist_loader_check(ckdist_loader* loader);
+/* Ends filling where it is. */
+CKDIST_EXPORT void ckdist_loader_stop(ckdist_loader* loader);
+
+struct ckdist_filled {
+  int64_t stored_done;  /* wanted bytes of the files that this rank has packed */
+  int64_t bytes;        /* packed, in all */
+  int64_t ready;
+  int64_t kept;         /* of slices that this rank's steps have packed and kept, also in other ranks' arenas */
+  double seconds;       /* since ckdist_loader_fill, until all was ready */
+  int32_t finished;     /* all is ready, on all ranks that this one reads, and the files are given back */
+  char mover[64];
+  char trouble[200];    /* why a device was given up meanwhile; else empty */
+};
+CKDIST_EXPORT void ckdist_loader_filled(ckdist_loader* loader, struct ckdist_filled* out);
 
 #ifdef __cplusplus
 } // extern "C"

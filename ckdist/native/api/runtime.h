@@ -2,6 +2,7 @@
 #define CKDIST_API_RUNTIME_H
 #include <stdint.h>
 #include "api/group.h"
+#include "api/loader.h"
 #include "api/trace.h"
 #ifdef __cplusplus
 extern "C" {
@@ -79,6 +80,7 @@ struct ckdist_program {
   int64_t blocks;
   const float* rope_cos[2];         /* (context_length, head_dim / 2); [1] null where there is one table */
   const float* rope_sin[2];
+  struct ckdist_loader* loader;     /* of matrices that are not all packed, filling; null: all are */
 };
 
 struct ckdist_executable;

@@ -3,28 +3,35 @@
 #include "api/loader.h"
 
 #include <cstddef>
+#include <cstdio>
 
-#include "runtime/loader.h"
+#include "bindings/loader_handle.h"
+#include "bindings/trace_handle.h"
 
 using ckdist::Loader;
 using ckdist::Matrix;
-using ckdist::Status;
+using ckdist::MoverChoice;
+using ckdist::Reorganizer;
+using ckdist::RowRange;
+using ckdist::StoredMatrix;
 using ckdist::Type;
+using ckdist::Weight;
 
-static_assert(sizeof(ckdist_matrix) == sizeof(Matrix) && offsetof(ckdist_matrix, rows) == offsetof(Matrix, rows) &&
-                  offsetof(ckdist_matrix, cols) == offsetof(Matrix, cols) &&
-                  offsetof(ckdist_matrix, tile_bytes) == offsetof(Matrix, tile_bytes) &&
-                  offsetof(ckdist_matrix, tiles) == offsetof(Matrix, tiles),
-              "ckdist_matrix must be Matrix");
+static_assert(sizeof(ckdist_matrix) == sizeof(Weight) && offsetof(ckdist_matrix, rows) == offsetof(Matrix, rows) &&
+                  offsetof(ckdist_matrix, cols) == offsetof(Matrix, cols) && offsetof(ckdist_matrix, tile_bytes) == offsetof(Matrix, tile_bytes) &&
+                  offsetof(ckdist_matrix, tiles) == offsetof(Matrix, tiles) && offsetof(ckdist_matrix, sliced) == offsetof(Weight, sliced),
+              "ckdist_matrix must be Weight");
 
-struct ckdist_loader {
-  explicit ckdist_loader(const std::vector<std::string>& paths) : loader(paths) {}
-  Loader loader;
-};
+namespace {
 
-struct ckdist_peer_arena {
-  ckdist::Segment segment;
-};
+StoredMatrix stored_matrix(const Loader& loader, const ckdist_matrix_plan& plan) {
+  std::vector<RowRange> ranges;
+  for (int64_t i = 0; i < plan.range_count; ++i) ranges.push_back({plan.row_ranges[2 * i], plan.row_ranges[2 * i + 1]});
+  const ckdist::Source source{plan.name, &loader.file(plan.file), static_cast<Type>(plan.source_type), plan.offset, plan.rows, plan.cols, plan.head_rows};
+  return StoredMatrix(source, static_cast<Type>(plan.packed_type), std::move(ranges), plan.col_begin, plan.col_end);
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -36,51 +43,31 @@ void ckdist_loader_free(ckdist_loader* loader) { delete loader; }
 
 int ckdist_loader_add_matrix(ckdist_loader* loader, const ckdist_matrix_plan* plan) {
   int index = 0;
-  const int status = ckdist::guard([&] {
-    std::vector<Loader::RowRange> ranges;
-    for (int64_t i = 0; i < plan->range_count; ++i) ranges.push_back({plan->row_ranges[2 * i], plan->row_ranges[2 * i + 1]});
-    const Loader::Source source{plan->name,   plan->file, static_cast<Type>(plan->source_type), plan->offset,
-                                plan->rows,   plan->cols, plan->head_rows};
-    index = loader->loader.add_matrix(source, static_cast<Type>(plan->packed_type), ranges, plan->col_begin, plan->col_end);
-  });
+  const int status = ckdist::guard([&] { index = loader->loader.add_matrix(stored_matrix(loader->loader, *plan), plan->cold != 0); });
   return status < 0 ? status : index;
 }
 
 int ckdist_loader_add_vector(ckdist_loader* loader, const ckdist_vector_plan* plan) {
   int index = 0;
   const int status = ckdist::guard([&] {
-    const Loader::Source source{plan->name, plan->file, static_cast<Type>(plan->source_type), plan->offset, plan->size, 1, plan->head_rows};
-    index = loader->loader.add_vector(source, plan->begin, plan->end, plan->plus_one != 0);
+    const ckdist::Source source{plan->name, &loader->loader.file(plan->file), static_cast<Type>(plan->source_type), plan->offset, plan->size, 1, plan->head_rows};
+    index = loader->loader.add_vector({source, plan->begin, plan->end, plan->plus_one != 0});
   });
   return status < 0 ? status : index;
 }
 
-const void* ckdist_loader_arena(const ckdist_loader* loader) { return loader->loader.arena(); }
 int64_t ckdist_loader_arena_bytes(const ckdist_loader* loader) { return loader->loader.arena_bytes(); }
 int64_t ckdist_loader_source_bytes(const ckdist_loader* loader) { return loader->loader.source_bytes(); }
-int64_t ckdist_loader_progress(const ckdist_loader* loader) { return loader->loader.progress(); }
 
-int ckdist_loader_start(ckdist_loader* loader, int threads, int shared) {
-  return ckdist::guard([&] { loader->loader.start(threads, shared != 0); });
+int ckdist_loader_open(ckdist_loader* loader, int shared) {
+  return ckdist::guard([&] { loader->loader.open(shared != 0); });
 }
+
+const void* ckdist_loader_arena(const ckdist_loader* loader) { return loader->loader.arena(); }
 
 const char* ckdist_loader_path(const ckdist_loader* loader) {
   static thread_local std::string path;
   return (path = loader->loader.path()).c_str();
-}
-
-int ckdist_peer_arena_open(const char* path, int64_t bytes, ckdist_peer_arena** out) {
-  return ckdist::guard([&] { *out = new ckdist_peer_arena{ckdist::Segment(path, Loader::shared_bytes(bytes))}; });
-}
-
-void ckdist_peer_arena_close(ckdist_peer_arena* arena) { delete arena; }
-
-const void* ckdist_peer_arena_data(const ckdist_peer_arena* arena) { return arena->segment.data(); }
-
-int ckdist_loader_wait(ckdist_loader* loader, int milliseconds) {
-  bool done = false;
-  const int status = ckdist::guard([&] { done = loader->loader.wait(milliseconds); });
-  return status < 0 ? status : done;
 }
 
 const ckdist_matrix* ckdist_loader_matrix(const ckdist_loader* loader, int index) {
@@ -93,6 +80,51 @@ const float* ckdist_loader_vector(const ckdist_loader* loader, int index) {
   const float* vector = nullptr;
   ckdist::guard([&] { vector = loader->loader.vector(index); });
   return vector;
+}
+
+int64_t ckdist_loader_states_offset(const ckdist_loader* loader, int index) { return loader->loader.states_offset(index); }
+
+int ckdist_loader_add_peer(ckdist_loader* loader, const char* path, int64_t arena_bytes) {
+  int peer = 0;
+  const int status = ckdist::guard([&] { peer = loader->loader.add_peer(path, arena_bytes); });
+  return status < 0 ? status : peer;
+}
+
+const void* ckdist_loader_peer_arena(const ckdist_loader* loader, int peer) { return loader->loader.peer_arena(peer); }
+
+int ckdist_loader_add_peer_matrix(ckdist_loader* loader, int peer, const ckdist_matrix_plan* plan, int64_t tiles_offset, int64_t states_offset,
+                                  const ckdist_matrix** out) {
+  return ckdist::guard([&] {
+    const Weight& weight = loader->loader.add_peer_matrix(peer, stored_matrix(loader->loader, *plan), tiles_offset, states_offset);
+    *out = reinterpret_cast<const ckdist_matrix*>(&weight);
+  });
+}
+
+int ckdist_loader_fill(ckdist_loader* loader, const ckdist_filling* filling) {
+  return ckdist::guard([&] {
+    loader->loader.fill({filling->threads, filling->background != 0, static_cast<MoverChoice>(filling->mover), filling->until, filling->trace});
+  });
+}
+
+int ckdist_loader_wait(ckdist_loader* loader, int milliseconds) {
+  bool done = false;
+  const int status = ckdist::guard([&] { done = loader->loader.reorganizer()->wait(milliseconds); });
+  return status < 0 ? status : done;
+}
+
+int ckdist_loader_check(ckdist_loader* loader) {
+  return ckdist::guard([&] { loader->loader.reorganizer()->check(); });
+}
+
+void ckdist_loader_stop(ckdist_loader* loader) {
+  if (Reorganizer* const reorganizer = loader->loader.reorganizer()) reorganizer->stop();
+}
+
+void ckdist_loader_filled(ckdist_loader* loader, ckdist_filled* out) {
+  const Reorganizer& r = *loader->loader.reorganizer();
+  *out = {r.stored_bytes_done(), r.bytes(), r.ready_bytes(), r.kept_bytes(), r.seconds(), r.finished(), {}, {}};
+  std::snprintf(out->mover, sizeof out->mover, "%s", r.mover().c_str());
+  std::snprintf(out->trouble, sizeof out->trouble, "%s", r.trouble().c_str());
 }
 
 }

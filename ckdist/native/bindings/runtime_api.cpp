@@ -2,6 +2,7 @@
 
 #include "api/runtime.h"
 #include "bindings/group_handle.h"
+#include "bindings/loader_handle.h"
 #include "bindings/trace_handle.h"
 #include "core/error.h"
 #include "runtime/executable.h"
@@ -17,7 +18,8 @@ extern "C" {
 int ckdist_executable_new(const ckdist_program* program, ckdist_group* group, int32_t threads, const int32_t* cpus, int32_t spins,
                           ckdist_executable** out) {
   return guard([&] {
-    *out = new ckdist_executable(*program, *group->group, threads, cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>(), spins);
+    Reorganizer* const reorganizer = program->loader ? program->loader->loader.reorganizer() : nullptr;
+    *out = new ckdist_executable(*program, *group->group, reorganizer, threads, cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>(), spins);
   });
 }
 void ckdist_executable_free(ckdist_executable* executable) { delete executable; }

@@ -32,6 +32,7 @@ constexpr int kPopulateWrite = 23;       // MADV_POPULATE_WRITE, Linux 5.14
 constexpr int64_t kPopulatePart = 256 << 20;  // worth a thread of its own
 constexpr int64_t kPopulateThreads = 16;
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+std::atomic<int64_t> promised{0};
 
 // Room left in the control group `group` of the hierarchy at `mount` and in those above it. Page cache counts as room.
 int64_t room_below(const std::string& mount, std::string group, const char* limit_file, const char* used_file, const char* cached) {
@@ -117,8 +118,10 @@ int64_t available_memory() {
   return machine < group ? machine : group;
 }
 
+void promise_memory(int64_t bytes) { promised += bytes; }
+
 void require_memory(int64_t bytes, const char* purpose) {
-  const int64_t available = available_memory();
+  const int64_t available = std::max<int64_t>(0, available_memory() - promised);
   if (bytes > available)
     fail(Status::capacity, "%s need %.2f GB of memory, and %.2f GB are available: use more ranks or hosts, or a smaller quantisation",
          purpose, bytes / 1e9, available / 1e9);

@@ -24,8 +24,11 @@ class Arena {
   int64_t size_;
 };
 
-// Throws Error(capacity) as the constructor does.
+// Throws Error(capacity) as the constructor does. Memory that was promised to others of this process, who have not touched it yet, is taken.
 void require_memory(int64_t bytes, const char* purpose);
+
+// `bytes` (negative: fewer) of memory that was made will be touched later.
+void promise_memory(int64_t bytes);
 
 // Bytes of explicit huge pages that nobody has claimed, on the wanted nodes.
 int64_t unclaimed_huge_bytes();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "movers/stream_mover.h"
 
 namespace ckdist {
 
@@ -13,8 +14,9 @@ namespace {
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 }  // namespace
 
-Executable::Executable(const ckdist_program& program, Group& group, int threads, std::vector<int> cpus, int spins)
-    : program_(program), phases_(program.phases, program.phases + program.phase_count), group_(group), kernels_(kernels()), workers_(threads), pool_(threads, std::move(cpus), spins) {
+Executable::Executable(const ckdist_program& program, Group& group, Reorganizer* reorganizer, int threads, std::vector<int> cpus, int spins)
+    : program_(program), phases_(program.phases, program.phases + program.phase_count), group_(group), kernels_(kernels()),
+      reorganizer_(reorganizer && !reorganizer->finished() ? reorganizer : nullptr), workers_(threads), pool_(threads, std::move(cpus), spins) {
   if (phases_.empty() || phases_.size() > kMaxPhases) fail(Status::native, "%d phases; one to %d are possible", program.phase_count, kMaxPhases);
   int most_steps = 0;
   for (size_t p = 0; p < phases_.size(); p++) {
@@ -49,8 +51,18 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
   const int64_t scratch = round_up(kernels_.attention.scratch_bytes(kQueryTile, max_group_, program.head_dim), 64);
   const int64_t row = round_up(row_floats * 4, 64);
   const int64_t product = adds ? kAddedTokens * kAddedTiles * kTileRows * 4 : 0;
+  int64_t slice = 0;
+  for (size_t p = 0; p < phases_.size(); p++) {
+    const void* const* const matrices = phases_[p].matrices;
+    phase_bytes_[p] = 0;
+    for (int m = 0; m < phases_[p].matrix_count; m++) {
+      const Weight& weight = *static_cast<const Weight*>(matrices[m]);
+      phase_bytes_[p] += weight.matrix.tile_count() * weight.matrix.tile_bytes;
+      if (reorganizer_ && weight.sliced) slice = std::max(slice, round_up(weight.sliced->largest_bytes(), 4096));
+    }
+  }
   constexpr int64_t sums = kLowTokens * kLowTiles * kTileRows * 4;
-  int64_t each = scratch + row + product + sums;
+  int64_t each = slice + scratch + row + product + sums;
   for (int64_t bytes : activation_bytes) each += kReplicatedRows * bytes;
   each = round_up(each, 4096);
   scratch_arena_.emplace(each * threads, "the threads' buffers");
@@ -58,6 +70,8 @@ Executable::Executable(const ckdist_program& program, Group& group, int threads,
   for (int t = 0; t < threads; t++, at += each) {
     Worker& w = workers_[t];
     uint8_t* p = at;
+    w.tiles = p, p += slice;
+    if (slice) w.mover = std::make_unique<StreamMover>();
     w.scratch = p, p += scratch;
     w.row = reinterpret_cast<float*>(p), p += row;
     w.product = reinterpret_cast<float*>(p), p += product;
@@ -100,11 +114,23 @@ void Executable::meet(int thread, int index) {
   meet(thread, index, false, [](Idle) {});
 }
 
+// The end of every batch: nobody sees what was computed from a file that had changed by then.
+void Executable::gather(int64_t rows, int step) {
+  if (reorganizing_) reorganizer_->check();
+  group_.gather(rows, step);
+}
+
+// Where a file has changed, that is why, whichever rank noticed first: then this throws.
+void Executable::give_up(const char* reason) {
+  group_.abandon(reason);
+  if (reorganizer_ && !reorganizer_->finished()) reorganizer_->check();
+}
+
 // What other ranks are to read is met for over all of them, anything else among this rank's threads.
 void Executable::finish(int thread, int index, int64_t rows) {
   const ckdist_step& step = phase_->steps[index];
   const ckdist_value& out = value(step.out[step.op == ckdist_step_attend ? 3 : 0]);
-  if (out.kind == ckdist_in_logits) meet(thread, index, true, [&](Idle) { group_.gather(rows, index); });
+  if (out.kind == ckdist_in_logits) meet(thread, index, true, [&](Idle) { gather(rows, index); });
   else if (out.kind == ckdist_in_sums) meet(thread, index, true, [&](Idle idle) { group_.reduce_hosts(int(out.place), batch_.tokens * out.width, index, idle); });
   else if (out.kind != ckdist_in_slot) meet(thread, index);
   else if (phase_->tokens_cut) meet(thread, index, true, [&](Idle idle) { group_.exchange(index, idle); });
@@ -130,10 +156,16 @@ void Executable::run(const int32_t* message, int64_t ints) {
   for (Worker& worker : workers_) worker.ahead.step = -1;
   for (int i = 0; i < phase_->step_count; i++) counters_[i].store(0, std::memory_order_relaxed);
   const int64_t start = now_ns();
+  reorganizing_ = reorganizer_ && !reorganizer_->finished();
+  if (reorganizing_) {
+    const bool prompts = batch.tokens > batch.runs || std::any_of(batch.run, batch.run + batch.runs, [](const BatchView::Run& run) { return run.first_position == 0; });
+    reorganizer_->begin_step(phase_bytes_[batch.phase] / (prompts ? 1 : kKeptShare));
+  }
   try {
     pool_.run(active_, [this](int thread) { replay(thread); });
+    if (reorganizing_) reorganizer_->end_step();
   } catch (const std::exception& e) {
-    group_.abandon(e.what());
+    give_up(e.what());
     throw;
   }
   times_.total += double(now_ns() - start) * 1e-9;
@@ -150,7 +182,7 @@ void Executable::work() {
       run(message, ints);
     }
   } catch (const std::exception& e) {
-    group_.abandon(e.what());
+    give_up(e.what());
     throw;
   }
 }
@@ -182,7 +214,7 @@ void Executable::replay(int thread) {
       at = end;
     }
   }
-  if (steps < phase_->step_count) meet(thread, steps - 1, true, [&](Idle) { group_.gather(0, steps); });  // as every batch ends
+  if (steps < phase_->step_count) meet(thread, steps - 1, true, [&](Idle) { gather(0, steps); });  // as every batch ends
   if (lane) trace_batch(thread, begin);
 }
 

@@ -17,12 +17,14 @@
 #include "kernels/kernels.h"
 #include "runtime/batch.h"
 #include "runtime/pool.h"
+#include "runtime/reorganizer.h"
 
 namespace ckdist {
 
 class Executable {
  public:
-  Executable(const ckdist_program& program, Group& group, int threads, std::vector<int> cpus, int spins);
+  // `reorganizer`: of matrices that are not all packed yet; null where all are.
+  Executable(const ckdist_program& program, Group& group, Reorganizer* reorganizer, int threads, std::vector<int> cpus, int spins);
 
   void run(const int32_t* message, int64_t ints);
   void work();
@@ -42,6 +44,9 @@ class Executable {
   static constexpr int kFewRows = 16;  // products of at most so many are bound by memory
   static constexpr int64_t kAheadBytes = 256 << 10;  // of a product's weights that are fetched before it begins
 
+  // Of what a step without prompts reads it packs at most one part in so many for good; a step with prompts packs all that it meets.
+  static constexpr int64_t kKeptShare = 16;
+
   static constexpr int kMaxPhases = 8;
   // A product that is added to another is made of so many tokens and tiles at a time: it stays in the L2 cache.
   static constexpr int64_t kAddedTokens = 256, kAddedTiles = 8;
@@ -54,6 +59,8 @@ class Executable {
     float* product;            // (kAddedTokens, kAddedTiles * kTileRows)
     float* sums;               // (kLowTokens, kLowTiles * kTileRows): what a low rank adds
     uint8_t* activations[3];   // kReplicatedRows rows per format
+    uint8_t* tiles;            // of a slice that was not packed yet
+    std::unique_ptr<Mover> mover;  // of those that are kept; null where all are packed
     Ahead ahead;
     int64_t moved = 0;         // bytes read of other ranks' memory in this batch
     TraceLane* lane = nullptr; // where it is traced
@@ -77,6 +84,7 @@ class Executable {
   void multiply(int thread, const ckdist_step& step, int m, int s, int64_t column, int64_t begin, int64_t end);
   void multiply_gate(int thread, const ckdist_step& step, int s, int64_t column, int64_t begin, int64_t end);
   void multiply_added(int thread, const ckdist_step& step, int64_t begin, int64_t end);
+  template <class Product> void each_packed(int thread, const Weight& weight, int64_t begin, int64_t end, Product&& product);
   void low_rank(int thread, int index);
   void attend(int thread, int index);
   void attend_prompt(int thread, int index);
@@ -100,13 +108,16 @@ class Executable {
   }
   const uint8_t* activations(int thread, const ckdist_step& step, int index) const;
   int64_t activation_stride(const ckdist_value& v) const { return ActivationRow::bytes(ActivationFormat(v.format), v.width); }
-  const Matrix& matrix(int index) const { return *static_cast<const Matrix*>(phase_->matrices[index]); }
+  const Weight& weight(int index) const { return *static_cast<const Weight*>(phase_->matrices[index]); }
+  const Matrix& matrix(int index) const { return weight(index).matrix; }
   const float* vector(int index) const { return phase_->vectors[index]; }
   uint8_t* kv(int layer, int kv_head) const;
   int64_t weight_bytes(const ckdist_step& step) const;
   template <class Visit> void each_range(const ckdist_step& step, int64_t from, int64_t to, Visit&& visit);
   void find_ahead(int thread, int index);
   static void fetch_ahead(void* ahead);
+  void gather(int64_t rows, int step);
+  void give_up(const char* reason);
   void meet(int thread, int index);
   template <class Last>
   void meet(int thread, int index, bool exchange, Last&& last) {
@@ -128,6 +139,9 @@ class Executable {
   const ckdist_phase* phase_ = nullptr;  // of the batch
   Group& group_;
   const Kernels& kernels_;
+  Reorganizer* const reorganizer_;
+  int64_t phase_bytes_[kMaxPhases];             // of the matrices that a step reads
+  bool reorganizing_ = false;                   // the batch reads matrices that are not all packed
   std::optional<Arena> arena_, kv_arena_, scratch_arena_, part_arena_;
   std::vector<Worker> workers_;
   std::vector<int> next_linear_[kMaxPhases];    // the product after each step, or -1

@@ -22,7 +22,13 @@ void Executable::embed(int thread, int index) {
       std::fill(row, row + stride, 0.f);
       continue;
     }
-    kernels_.linear[int(table.type)].unpack_row(table.tiles + id / kTileRows * table.tile_bytes, int(id % kTileRows), table.cols, row);
+    const SlicedMatrix* const sliced = weight(shard).sliced;
+    if (sliced && !sliced->whole() && !sliced->ready(sliced->slice_of(id / kTileRows))) {
+      sliced->stored().pack_row(id, workers_[thread].tiles);
+      kernels_.linear[int(table.type)].unpack_row(workers_[thread].tiles, 0, table.cols, row);
+    } else {
+      kernels_.linear[int(table.type)].unpack_row(table.tiles + id / kTileRows * table.tile_bytes, int(id % kTileRows), table.cols, row);
+    }
     if (step.f[0] != 1.f)
       for (int64_t c = 0; c < stride; c++) row[c] *= step.f[0];
   }
@@ -155,7 +161,12 @@ void Executable::find_ahead(int thread, int index) {
   const Shares shares(bytes, active_, true);
   each_range(step, shares.begin(thread), shares.begin(thread + 1), [&](int m, int s, int64_t, int64_t begin, int64_t end) {
     if (ahead.at != nullptr) return;
-    const Matrix& w = matrix(step.matrix[m] + s);
+    const Weight& weight = this->weight(step.matrix[m] + s);
+    const Matrix& w = weight.matrix;
+    if (weight.sliced && !weight.sliced->whole()) {
+      const int64_t slice = weight.sliced->slice_of(begin);
+      end = weight.sliced->ready(slice) ? std::min(end, weight.sliced->begin(slice + 1)) : begin;
+    }
     ahead.at = w.tiles + begin * w.tile_bytes;
     ahead.end = ahead.at + std::min((end - begin) * w.tile_bytes, kAheadBytes);
   });
@@ -195,13 +206,47 @@ const uint8_t* Executable::activations(int thread, const ckdist_step& step, int 
   return replicated(step) ? workers_[thread].activations[a.format] : arena_->data() + a.place;
 }
 
+// Calls product(part, first) for parts of tiles [begin, end) that follow one another, each a matrix of packed tiles of which the first is
+// tile `first` of the weight: the arena's where they are ready, else packed here, a slice at a time, for this product alone or to stay.
+template <class Product>
+void Executable::each_packed(int thread, const Weight& weight, int64_t begin, int64_t end, Product&& product) {
+  const auto part = [&](const uint8_t* tiles, int64_t from, int64_t to) {
+    const Matrix& w = weight.matrix;
+    product(Matrix{w.type, std::min((to - from) * kTileRows, w.rows - from * kTileRows), w.cols, w.tile_bytes, tiles}, from);
+  };
+  const SlicedMatrix* const sliced = weight.sliced;
+  const int64_t tile_bytes = weight.matrix.tile_bytes;
+  if (!sliced || sliced->whole()) return part(weight.matrix.tiles + begin * tile_bytes, begin, end);
+  Worker& worker = workers_[thread];
+  for (int64_t tile = begin, next; tile < end; tile = next) {
+    int64_t slice = sliced->slice_of(tile);
+    next = std::min(end, sliced->begin(slice + 1));
+    if (sliced->ready(slice)) {
+      while (next < end && sliced->ready(++slice)) next = std::min(end, sliced->begin(slice + 1));
+      part(weight.matrix.tiles + tile * tile_bytes, tile, next);
+    } else if (reorganizer_->claim(*sliced, slice)) {
+      sliced->stored().pack(sliced->begin(slice), sliced->begin(slice + 1), worker.tiles);
+      part(worker.tiles + (tile - sliced->begin(slice)) * tile_bytes, tile, next);
+      reorganizer_->keep(*sliced, slice, worker.tiles, *worker.mover);
+    } else {
+      sliced->stored().pack(tile, next, worker.tiles);
+      part(worker.tiles, tile, next);
+    }
+  }
+}
+
 // Tiles [begin, end) of shard s of matrix m, whose first row is column `column` of the result.
 void Executable::multiply(int thread, const ckdist_step& step, int m, int s, int64_t column, int64_t begin, int64_t end) {
   const int64_t n = rows(step);
-  const Matrix& w = matrix(step.matrix[m] + s);
+  const Weight& weight = this->weight(step.matrix[m] + s);
+  const Matrix& w = weight.matrix;
   int64_t stride;
   float* y = floats(step.out[m], &stride) + column;
-  kernels_.linear[int(w.type)].multiply(w, begin, end, activations(thread, step, step.in[m]), activation_stride(value(step.in[m])), n, y, stride);
+  const uint8_t* const x = activations(thread, step, step.in[m]);
+  const int64_t x_stride = activation_stride(value(step.in[m]));
+  each_packed(thread, weight, begin, end, [&](const Matrix& part, int64_t first) {
+    kernels_.linear[int(w.type)].multiply(part, 0, part.tile_count(), x, x_stride, n, y + first * kTileRows, stride);
+  });
   const int64_t from = begin * kTileRows, to = std::min(end * kTileRows, w.rows);
   if (step.vector[m] >= 0)
     for (int64_t t = 0; t < n; t++) kernels_.elementwise.add(vector(step.vector[m] + s) + from, to - from, y + t * stride + from);
@@ -232,13 +277,15 @@ void Executable::multiply_added(int thread, const ckdist_step& step, int64_t beg
       const int64_t tokens = std::min<int64_t>(kAddedTokens, n - token);
       bool first = true;
       for (int s = 0; s < step.count[0]; s++) {
-        Matrix w = matrix(step.matrix[0] + s);
-        if (w.cols == 0) continue;
-        w.tiles += tile * w.tile_bytes, w.rows = width;
+        const Weight& w = weight(step.matrix[0] + s);
+        if (w.matrix.cols == 0) continue;
         const int64_t row = activation_stride(value(step.in[0] + s));
         float* const y = first ? out + token * stride + from : product;
         const int64_t y_stride = first ? stride : width;
-        kernels_.linear[int(w.type)].multiply(w, 0, last - tile, activations(thread, step, step.in[0] + s) + token * row, row, tokens, y, y_stride);
+        const uint8_t* const x = activations(thread, step, step.in[0] + s) + token * row;
+        each_packed(thread, w, tile, last, [&](const Matrix& part, int64_t first) {
+          kernels_.linear[int(part.type)].multiply(part, 0, part.tile_count(), x, row, tokens, y + first * kTileRows - from, y_stride);
+        });
         for (int64_t t = 0; t < tokens; t++) {
           if (!first) kernels_.elementwise.add(product + t * width, width, out + (token + t) * stride + from);
           else if (step.vector[0] >= 0) kernels_.elementwise.add(vector(step.vector[0]) + from, width, out + (token + t) * stride + from);

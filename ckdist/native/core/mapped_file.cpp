@@ -1,0 +1,128 @@
+#include "core/mapped_file.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cinttypes>
+#include <cstring>
+#include <mutex>
+
+#include "core/error.h"
+
+namespace ckdist {
+namespace {
+
+constexpr int64_t kPage = 4096;
+std::mutex changing;  // the list's shape and the handler
+
+}  // namespace
+
+// One mapping, as the handler finds it: in a list that only grows, whose free members are used again.
+struct MappedFile::Guard {
+  std::atomic<uintptr_t> begin{0}, end{0};  // end 0: free
+  std::atomic<int64_t> damaged{-1};         // the first byte that could not be read
+  Guard* next = nullptr;
+  static std::atomic<Guard*> first;
+  static struct sigaction before;  // what SIGBUS did without us
+};
+std::atomic<MappedFile::Guard*> MappedFile::Guard::first{nullptr};
+struct sigaction MappedFile::Guard::before;
+
+// Nothing here but system calls and atomics. What lies behind a page that cannot be read is given up with it: one mapping more, however
+// long the file was.
+void MappedFile::on_bus_error(int, siginfo_t* info, void*) {
+  const int error = errno;
+  const uintptr_t at = reinterpret_cast<uintptr_t>(info->si_addr), page = at / kPage * kPage;
+  for (Guard* guard = Guard::first.load(std::memory_order_acquire); guard && info->si_code == BUS_ADRERR; guard = guard->next) {
+    const uintptr_t begin = guard->begin.load(std::memory_order_relaxed), end = guard->end.load(std::memory_order_acquire);
+    if (at < begin || at >= end) continue;
+    int64_t none = -1;
+    guard->damaged.compare_exchange_strong(none, static_cast<int64_t>(page - begin));
+    if (mmap(reinterpret_cast<void*>(page), end - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED) {
+      errno = error;
+      return;
+    }
+  }
+  // Not ours: the instruction is run again and meets who was here before, or nobody the second time (who might call us).
+  static std::atomic<bool> passed{false};
+  struct sigaction plain = {};
+  plain.sa_handler = SIG_DFL;
+  sigaction(SIGBUS, passed.exchange(true) ? &plain : &Guard::before, nullptr);
+  errno = error;
+}
+
+void MappedFile::watch_bus_errors() {
+  struct sigaction now = {}, ours = {};
+  ours.sa_sigaction = on_bus_error;
+  ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+  if (sigaction(SIGBUS, nullptr, &now) != 0 || ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus_error)) return;
+  Guard::before = now;
+  sigaction(SIGBUS, &ours, nullptr);
+}
+
+MappedFile::MappedFile(const std::string& path) : path_(path) {
+  descriptor_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor_ < 0 || fstat(descriptor_, &status_) != 0) {
+    const int reason = errno;
+    if (descriptor_ >= 0) close(descriptor_);
+    fail(Status::model_file, "%s cannot be opened: %s", path.c_str(), std::strerror(reason));
+  }
+  if (size() == 0) return;
+  void* const at = mmap(nullptr, static_cast<size_t>(size()), PROT_READ, MAP_SHARED, descriptor_, 0);
+  if (at == MAP_FAILED) {
+    const int reason = errno;
+    close(descriptor_);
+    fail(Status::model_file, "%s cannot be mapped: %s", path.c_str(), std::strerror(reason));
+  }
+  data_ = static_cast<const uint8_t*>(at);
+  std::lock_guard<std::mutex> hold(changing);
+  watch_bus_errors();
+  for (guard_ = Guard::first; guard_ && guard_->end; guard_ = guard_->next) {}
+  if (!guard_) {
+    guard_ = new Guard;
+    guard_->next = Guard::first;
+    Guard::first.store(guard_, std::memory_order_release);
+  }
+  guard_->damaged = -1;
+  guard_->begin = reinterpret_cast<uintptr_t>(data_);
+  guard_->end.store(reinterpret_cast<uintptr_t>(data_) + (size() + kPage - 1) / kPage * kPage, std::memory_order_release);
+}
+
+MappedFile::~MappedFile() {
+  if (guard_) {
+    std::lock_guard<std::mutex> hold(changing);
+    guard_->end = 0;
+  }
+  if (data_) munmap(const_cast<uint8_t*>(data_), static_cast<size_t>(size()));
+  close(descriptor_);
+}
+
+// The last page of a shortened file reads as zeros without a signal, so the length is asked for, whatever was seen; and a file that was
+// written anew may be as long as before.
+void MappedFile::check() const {
+  struct stat now;
+  if (fstat(descriptor_, &now) != 0) fail(Status::model_file, "%s cannot be read: %s", path_.c_str(), std::strerror(errno));
+  if (now.st_size < size())
+    fail(Status::model_file, "%s ends at byte %" PRId64 " of the %" PRId64 " it had when it was opened: it changed while it was loaded; start again",
+         path_.c_str(), static_cast<int64_t>(now.st_size), size());
+  if (now.st_mtim.tv_sec != status_.st_mtim.tv_sec || now.st_mtim.tv_nsec != status_.st_mtim.tv_nsec)
+    fail(Status::model_file, "%s was written to while it was loaded: start again", path_.c_str());
+  const int64_t damaged = guard_ ? guard_->damaged.load(std::memory_order_acquire) : -1;
+  if (damaged >= 0) fail(Status::model_file, "%s cannot be read at byte %" PRId64 ": input/output error", path_.c_str(), damaged);
+}
+
+void MappedFile::will_need(int64_t offset, int64_t bytes) const {
+  const int64_t begin = offset / kPage * kPage;
+  madvise(const_cast<uint8_t*>(data_) + begin, static_cast<size_t>(offset + bytes - begin), MADV_WILLNEED);
+}
+
+void MappedFile::give_back(int64_t offset, int64_t bytes, bool cache) const {
+  madvise(const_cast<uint8_t*>(data_) + offset, static_cast<size_t>(bytes), MADV_DONTNEED);
+  if (cache) posix_fadvise(descriptor_, offset, bytes, POSIX_FADV_DONTNEED);
+}
+
+}  // namespace ckdist

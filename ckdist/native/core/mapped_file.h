@@ -1,0 +1,46 @@
+// A file mapped for reading that may shrink, or fail to be read, while it is mapped.
+//
+// Touching a page that the file no longer has raises SIGBUS. A handler that knows all mappings puts zeros there and marks the file as
+// damaged; whoever computed with its bytes calls check() before anybody sees the result. Other SIGBUS go where they went before.
+#pragma once
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <string>
+
+namespace ckdist {
+
+class MappedFile {
+ public:
+  // Throws Error(model_file) when the file cannot be opened or mapped.
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  int64_t size() const { return status_.st_size; }  // when it was opened
+  const uint8_t* data() const { return data_; }
+
+  // Throws Error(model_file) unless every byte that was read so far is one that the file had when it was opened.
+  void check() const;
+  // Asks the system to begin reading these bytes.
+  void will_need(int64_t offset, int64_t bytes) const;
+  // Takes these bytes' pages out of this process's memory, and, with `cache`, out of the system's where no other process maps them. They can
+  // still be read. `offset` is a multiple of the page size.
+  void give_back(int64_t offset, int64_t bytes, bool cache) const;
+
+ private:
+  struct Guard;
+  static void on_bus_error(int number, siginfo_t* info, void* context);
+  static void watch_bus_errors();
+
+  std::string path_;
+  int descriptor_ = -1;
+  struct stat status_;
+  const uint8_t* data_ = nullptr;
+  Guard* guard_ = nullptr;
+};
+
+}  // namespace ckdist

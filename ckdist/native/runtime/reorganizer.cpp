@@ -1,0 +1,262 @@
+#include "runtime/reorganizer.h"
+
+#include <sched.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <new>
+
+#include "core/futex.h"
+
+namespace ckdist {
+namespace {
+
+constexpr int64_t kAheadBytes = 128 << 20;       // asked for of the disk before they are needed
+constexpr int64_t kGivenBytes = 4 << 20;        // of a file that are given back at a time
+constexpr int64_t kQuietNs = 20'000'000;        // without a step for so long, nobody is waiting for a token
+constexpr int64_t kPollNs = 2'000'000;
+constexpr int64_t kRest = 3;                    // while steps run: times what a slice took
+constexpr int kStaged = 4;                      // slices that a device may be copying while the next is packed
+
+void sleep_ns(int64_t ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
+
+}  // namespace
+
+// A packed slice on its way into the arena.
+struct Reorganizer::Staged {
+  std::unique_ptr<uint8_t, decltype(&std::free)> bytes{nullptr, std::free};
+  const SlicedMatrix* matrix = nullptr;  // null: free
+  int64_t slice = 0, ticket = 0;
+};
+
+Reorganizer::Reorganizer(Way way, std::vector<const SlicedMatrix*> own, std::vector<const SlicedMatrix*> others, std::vector<const MappedFile*> files)
+    : way_(way), own_(std::move(own)), others_(std::move(others)), files_(std::move(files)), begin_ns_(now_ns()) {
+  for (size_t i = 0; i < own_.size(); ++i) {
+    first_[own_[i]] = slices_.size();
+    for (int64_t slice = 0; slice < own_[i]->count(); ++slice) {
+      slices_.push_back({static_cast<int32_t>(i), static_cast<int32_t>(slice)});
+      bytes_ += own_[i]->bytes(slice);
+    }
+  }
+  std::string reason;
+  mover_ = open_mover(way_.mover, &reason)->name();  // each thread opens its own; one that is not to be had is refused here
+  working_ = way_.threads;
+  for (int i = 0; i < way_.threads; ++i) {
+    try {
+      threads_.emplace_back(&Reorganizer::work, this, i);
+    } catch (const std::exception& e) {
+      { std::lock_guard<std::mutex> lock(mutex_); working_ -= way_.threads - i; }
+      stop();
+      fail(Status::native, "loading thread %d of %d could not start: %s", i + 1, way_.threads, e.what());
+    }
+  }
+}
+
+Reorganizer::~Reorganizer() { stop(); }
+
+void Reorganizer::stop() {
+  stop_ = true;
+  for (std::thread& thread : threads_)
+    if (thread.joinable()) thread.join();
+}
+
+bool Reorganizer::wait(int milliseconds) {
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!changed_.wait_for(lock, std::chrono::milliseconds(milliseconds), [this] { return working_ == 0; })) return false;
+  }
+  check();
+  return true;
+}
+
+void Reorganizer::check() {
+  if (failed_.load(std::memory_order_acquire)) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    throw *error_;
+  }
+  if (!finished())
+    for (const MappedFile* file : files_) file->check();
+}
+
+int64_t Reorganizer::ready_bytes() const {
+  int64_t bytes = 0;
+  for (const SlicedMatrix* matrix : own_) {
+    const Matrix& shape = matrix->stored().shape();
+    if (matrix->count()) bytes += shape.tile_bytes * shape.tile_count() / matrix->count() * (matrix->count() - matrix->left());
+    if (matrix->count() && matrix->whole()) bytes += shape.tile_bytes * shape.tile_count() % matrix->count();
+  }
+  return bytes;
+}
+
+double Reorganizer::seconds() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return static_cast<double>((end_ns_ ? end_ns_ : now_ns()) - begin_ns_) * 1e-9;
+}
+
+std::string Reorganizer::trouble() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return trouble_;
+}
+
+void Reorganizer::begin_step(int64_t allowance) {
+  allowance_.store(allowance, std::memory_order_relaxed);
+  stepping_.store(true, std::memory_order_relaxed);
+}
+
+void Reorganizer::end_step() {
+  last_step_ns_.store(now_ns(), std::memory_order_relaxed);
+  stepping_.store(false, std::memory_order_release);
+}
+
+bool Reorganizer::steps_run() const {
+  return stepping_.load(std::memory_order_acquire) || now_ns() - last_step_ns_.load(std::memory_order_relaxed) < kQuietNs;
+}
+
+bool Reorganizer::claim_within_limit(const SlicedMatrix& matrix, int64_t slice) {
+  if (way_.until >= 1) return matrix.claim(slice);
+  const int64_t bytes = matrix.bytes(slice);
+  if (static_cast<double>(claimed_.fetch_add(bytes) + bytes) <= way_.until * static_cast<double>(bytes_) && matrix.claim(slice)) return true;
+  claimed_ -= bytes;
+  return false;
+}
+
+bool Reorganizer::claim(const SlicedMatrix& matrix, int64_t slice) {
+  const int64_t bytes = matrix.bytes(slice);
+  if (const auto own = first_.find(&matrix); own != first_.end()) read_ahead(own->second + slice);
+  if (way_.until < 1 && &matrix.arena() != &own_[0]->arena()) return false;  // other ranks know how far theirs may be filled
+  if (allowance_.load(std::memory_order_relaxed) < bytes || !claim_within_limit(matrix, slice)) return false;
+  allowance_.fetch_sub(bytes, std::memory_order_relaxed);
+  return true;
+}
+
+void Reorganizer::keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from, Mover& mover) {
+  const int64_t bytes = matrix.bytes(slice);
+  matrix.arena().will_write(matrix.place(slice), bytes);
+  const Copy copy{matrix.place(slice), from, bytes};
+  const int64_t ticket = mover.submit(&copy, 1);
+  while (!mover.done(ticket)) cpu_pause();
+  publish(matrix, slice);
+  kept_.fetch_add(bytes, std::memory_order_relaxed);
+}
+
+void Reorganizer::publish(const SlicedMatrix& matrix, int64_t slice) {
+  matrix.publish(slice);
+  matrix.arena().written(matrix.bytes(slice));
+  stored_done_.fetch_add(matrix.stored().stored_bytes() * (matrix.begin(slice + 1) - matrix.begin(slice)) / matrix.stored().shape().tile_count(),
+                         std::memory_order_relaxed);
+}
+
+void Reorganizer::work(int number) noexcept {
+  try {
+    if (way_.background) {
+      const sched_param none = {};
+      sched_setscheduler(0, SCHED_IDLE, &none);  // whoever computes has the core at once; a refusal leaves an ordinary thread that rests
+    }
+    fill(number);
+  } catch (const Error& e) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!error_) error_ = std::make_unique<Error>(e);
+    failed_ = stop_ = true;
+  } catch (const std::exception& e) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!error_) error_ = std::make_unique<Error>(Status::capacity, std::string("a loading thread failed: ") + e.what());
+    failed_ = stop_ = true;
+  }
+  bool last;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    last = working_ == 1;
+    if (!last) --working_;
+  }
+  if (!last) return;
+  finish();
+  std::lock_guard<std::mutex> lock(mutex_);
+  working_ = 0;
+  changed_.notify_all();
+}
+
+void Reorganizer::fill(int number) {
+  std::string reason;
+  const std::unique_ptr<Mover> mover = open_mover(way_.mover, &reason);
+  int64_t largest = 64;
+  for (const SlicedMatrix* matrix : own_) largest = std::max(largest, matrix->largest_bytes());
+  if (!way_.background && !own_.empty()) own_[0]->arena().will_write_part(number, way_.threads);
+  TraceLane* const lane = way_.trace ? way_.trace->lane("reorganiser " + std::to_string(number)) : nullptr;
+  Staged staged[kStaged];
+  StoredMatrix::Rows rows;
+  const auto settle = [&](Staged& one) {
+    if (one.matrix == nullptr || !mover->done(one.ticket)) return one.matrix == nullptr;
+    publish(*one.matrix, one.slice);
+    one.matrix = nullptr;
+    return true;
+  };
+  for (size_t i; !stop_ && (i = next_.fetch_add(1)) < slices_.size();) {
+    const SlicedMatrix& matrix = *own_[slices_[i].matrix];
+    const int64_t slice = slices_[i].slice, begin_ns = now_ns();
+    read_ahead(i);
+    if (!claim_within_limit(matrix, slice)) continue;
+    Staged* to = staged;
+    while (!settle(*to)) to = to + 1 == staged + kStaged ? staged : to + 1;
+    if (!to->bytes) to->bytes.reset(static_cast<uint8_t*>(std::aligned_alloc(4096, static_cast<size_t>((largest + 4095) / 4096 * 4096))));
+    if (!to->bytes) throw std::bad_alloc();
+    matrix.stored().pack(matrix.begin(slice), matrix.begin(slice + 1), to->bytes.get(), &rows);
+    matrix.arena().will_write(matrix.place(slice), matrix.bytes(slice));
+    const Copy copy{matrix.place(slice), to->bytes.get(), matrix.bytes(slice)};
+    to->ticket = mover->submit(&copy, 1);
+    to->matrix = &matrix, to->slice = slice;
+    for (Staged& one : staged) settle(one);
+    const int64_t end_ns = now_ns();
+    if (lane) lane->add(ckdist_trace_copy, begin_ns, end_ns, static_cast<int32_t>(matrix.bytes(slice) >> 10));
+    make_room(number, end_ns - begin_ns);
+  }
+  for (Staged& one : staged)
+    while (!settle(one)) cpu_pause();
+  if (const char* const trouble = mover->trouble()) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    trouble_ = trouble;
+  }
+}
+
+void Reorganizer::read_ahead(size_t from) {
+  const size_t until = std::min(slices_.size(), from + static_cast<size_t>(kAheadBytes / SlicedMatrix::kSliceBytes));
+  for (size_t i; (i = read_.load(std::memory_order_relaxed)) < until;) {
+    if (!read_.compare_exchange_weak(i, i + 1, std::memory_order_relaxed)) continue;
+    const SlicedMatrix& matrix = *own_[slices_[i].matrix];
+    if (!matrix.ready(slices_[i].slice)) matrix.stored().will_need(matrix.begin(slices_[i].slice), matrix.begin(slices_[i].slice + 1));
+  }
+}
+
+// While tokens are being waited for, one thread works for a share of the time, the others not at all.
+void Reorganizer::make_room(int number, int64_t worked_ns) {
+  if (!way_.background || !steps_run()) return;
+  if (number == 0) return sleep_ns(worked_ns * kRest);
+  while (!stop_ && steps_run()) sleep_ns(kPollNs);
+}
+
+// Other ranks, and steps of this one, may still be packing what they claimed.
+void Reorganizer::finish() {
+  const auto whole = [](const SlicedMatrix* matrix) { return matrix->whole(); };
+  while (!stop_ && way_.until >= 1 && !(std::all_of(own_.begin(), own_.end(), whole) && std::all_of(others_.begin(), others_.end(), whole))) sleep_ns(kPollNs);
+  if (stop_ || way_.until < 1) return;
+  try {
+    for (const MappedFile* file : files_) file->check();
+  } catch (const Error& e) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    error_ = std::make_unique<Error>(e);
+    failed_ = stop_ = true;
+    return;
+  }
+  for (const MappedFile* file : files_)
+    for (int64_t at = 0; at < file->size() && !stop_; at += kGivenBytes) {
+      const int64_t begin_ns = now_ns();
+      file->give_back(at, std::min(kGivenBytes, file->size() - at), way_.background);
+      make_room(0, now_ns() - begin_ns);
+    }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    end_ns_ = now_ns();
+  }
+  finished_.store(true, std::memory_order_release);
+}
+
+}  // namespace ckdist
