@@ -1,15 +1,45 @@
-"""Guest program, a rank under mpirun: loads a small model and prints the placement map."""
+"""Guest program, a rank under mpirun: runs a prompt on a small model and prints the placement map when all weights are packed.
+
+guest_map.py off|threads [refused]: packed before anything runs, or behind it; with the system calls that bind memory refused, as in many containers.
+"""
+
+import ctypes
+import struct
+import sys
 
 from ckdist.comm.world import start_world
-from ckdist.config import PerplexityConfig
+from ckdist.config import EngineConfig
 from ckdist.engine.launch import load_model
+from ckdist.engine.single import SingleSequence
 
+PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
+LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06  # of classic BPF: a word of seccomp_data, a comparison, the verdict
+ALLOW, EPERM = 0x7FFF0000, 0x00050000 | 1
+MBIND, SET_MEMPOLICY = 237, 238  # on x86-64
+
+
+def refuse_binding() -> None:
+    lines = [(LOAD, 0, 0, 0), (EQUAL, 2, 0, MBIND), (EQUAL, 1, 0, SET_MEMPOLICY), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, EPERM)]
+    filters = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
+    program = struct.pack("HxxxxxxQ", len(lines), ctypes.addressof(filters))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0) == 0, ctypes.get_errno()
+
+
+way, refused = sys.argv[1], sys.argv[2:] == ["refused"]
 world = start_world()
-model = load_model(PerplexityConfig(model="tests/golden/llama3", threads=2, token_ids=(1, 2)), world)
+if refused:
+    refuse_binding()
+model = load_model(EngineConfig(model="tests/golden/llama3", threads=1, ctx_size=64, parallel=1, reorganize=way), world)
+if world.rank == 0:
+    logits = SingleSequence(model.executable).feed([1, 2, 3, 4], outputs="last")
+    print("token", int(logits[0].argmax()), flush=True)
+    model.executable.stop()
+else:
+    model.executable.work()
+model.loader.wait()
 text = model.placement_map()
 if world.rank == 0:
     print(text, flush=True)
-else:
-    model.executable.work()
-model.close()
+model.executable.close()
 world.close()

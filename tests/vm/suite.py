@@ -93,15 +93,26 @@ def test_arenas_lie_where_ranks_are_placed(machine, reserved):
     assert ("1 skipped" in done.stdout) == (reserved == 0) and "failed" not in done.stdout, done.stdout
 
 
+@pytest.mark.parametrize("way", ["off", "threads"])
 @pytest.mark.parametrize("reserved, huge", [(0, "transparent"), (64, "100 % reserved")])
-def test_the_map_tells_nodes_and_huge_pages(machine, reserved, huge):
-    """Two ranks that mpirun placed: each on its node, with all its pages there."""
+def test_the_map_tells_nodes_and_huge_pages(machine, way, reserved, huge):
+    """Two ranks that mpirun placed, each on its node, with all its pages there, whether weights were packed before the first step or behind it."""
     try:
-        done = machine.run(f"sysctl -qw vm.nr_hugepages={reserved} && mpirun -n 2 --map-by numa --bind-to numa python tests/vm/guest_map.py")
+        done = machine.run(f"sysctl -qw vm.nr_hugepages={reserved} && mpirun -n 2 --map-by numa --bind-to numa python tests/vm/guest_map.py {way}")
     finally:
         machine.run("sysctl -qw vm.nr_hugepages=0")
     rows = [line for line in done.stdout.splitlines() if line[:1] in ("0", "1")]
     assert [row.split()[2] for row in rows] == ["0", "1"] and all("128 / 0" in row and row.endswith(huge) for row in rows), done.stdout
+
+
+@pytest.mark.parametrize("launch, refused", [("taskset -c 1,2 mpirun --bind-to none", ""), ("mpirun --map-by numa --bind-to numa", "refused")], ids=["a cpuset that cuts nodes", "binding refused"])
+def test_weights_are_packed_behind_steps_on_lesser_machines(machine, launch, refused):
+    token = lambda done: [line for line in done.stdout.splitlines() if line.startswith("token")]
+    whole = token(machine.run("python tests/vm/guest_map.py off"))
+    done = machine.run(f"{launch} -n 2 python tests/vm/guest_map.py threads {refused}")
+    rows = [line for line in done.stdout.splitlines() if line[:1] in ("0", "1")]
+    assert len(whole) == 1 and token(done) == whole and [row.split()[2] for row in rows] == ["0", "1"], done.stdout
+    assert all(int(row.split(" / ")[1].split()[0]) == 0 for row in rows), done.stdout  # first touched where it belongs
 
 
 def test_ranks_are_bound_to_their_nodes(machine):
