@@ -32,7 +32,7 @@ from ckdist.program.program import Program
 from ckdist.program.tracer import LowRankTracer, Tracer, trace
 from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer
-from ckdist.topology import bind_memory, default_threads, huge_pages, sample_pages
+from ckdist.topology import bind_memory, default_threads, huge_pages, is_bound, sample_pages
 from ckdist.topology.tree import format_cpu_list
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.dtypes import BY_NUMBER
@@ -77,13 +77,14 @@ class Model:
         huge = huge_pages(blocks)
         host = self.world.hosts[self.world.rank].split("/")[0]
         sizes = [self.weight_bytes, self.executable.kv_bytes, psutil.Process().memory_info().rss]
-        row = [host, format_cpu_list(p.nodes), cpus, sizes, f"{str(pages):<22s} {huge}", p.note, pages.refused, self.loader.filled.fraction]
+        row = [host, format_cpu_list(p.nodes), cpus, sizes, f"{str(pages):<22s} {huge}", p.note, pages.refused, is_bound(self.executable.kv), self.loader.filled.fraction]
         lines = ["rank  host              node  cpus            weights    kv cache   resident   pages here / elsewhere  huge pages"]
         rows = self.world.gather(row)
         for rank, (host, node, cpus, sizes, pages, *_) in enumerate(rows):
             lines.append(f"{rank:<5d} {host:<17s} {node:<5s} {cpus:<15s} " + " ".join(f"{gigabytes(size):<10s}" for size in sizes) + f" {pages}")
-        notes = {f"{host}: {note}" for host, *_, note, _, _ in rows if note}
-        notes |= {f"{host}: where pages lie is unknown ({refused})" for host, *_, refused, _ in rows if refused}
+        notes = {f"{host}: {note}" for host, *_, note, _, _, _ in rows if note}
+        notes |= {f"{host}: where pages lie is unknown ({refused})" for host, *_, refused, _, _ in rows if refused}
+        notes |= {f"{host}: the kernel refuses to bind memory to nodes here, so pages lie where their rank first touched them" for host, *_, bound, _ in rows if not bound}
         if (packed := min(row[-1] for row in rows)) < 1:
             lines.append(f"{100 * packed:.0f} % of the weights are packed so far; pages that nothing was written to yet are not in the map")
         if not p.cpus:

@@ -5,7 +5,7 @@ Nothing here runs a model; memory is bound by the native arenas, which are told 
 """
 
 from ckdist.topology.machine import Machine, read_machine, this_machine
-from ckdist.topology.pages import Huge, Pages, bind_memory, huge_pages, sample_pages
+from ckdist.topology.pages import Huge, Pages, bind_memory, huge_pages, is_bound, sample_pages
 from ckdist.topology.placement import Placement, default_threads, place
 
-__all__ = ["Huge", "Machine", "Pages", "Placement", "bind_memory", "default_threads", "huge_pages", "place", "read_machine", "sample_pages", "this_machine"]
+__all__ = ["Huge", "Machine", "Pages", "Placement", "bind_memory", "default_threads", "huge_pages", "is_bound", "place", "read_machine", "sample_pages", "this_machine"]

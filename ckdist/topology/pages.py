@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass
 
 from ckdist import native
+from ckdist.topology.machine import this_machine
 from ckdist.topology.placement import Placement
 
 SAMPLES = 64  # pages asked about in one block of memory
@@ -28,6 +29,11 @@ class Pages:
 def bind_memory(placement: Placement) -> None:
     """Weights, cache and buffers that are made from now on lie on the placement's nodes."""
     native.check(native.lib.ckdist_place_memory(list(placement.memory), len(placement.memory), placement.sharers))
+
+
+def is_bound(address) -> bool:
+    """Whether memory that was made after `bind_memory` has a policy, where the machine has nodes to choose from: many containers forbid it."""
+    return len(this_machine().nodes) < 2 or native.lib.ckdist_memory_policy(address) > 0
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,7 @@ def test_weights_are_packed_behind_steps_on_lesser_machines(machine, launch, ref
     rows = [line for line in done.stdout.splitlines() if line[:1] in ("0", "1")]
     assert len(whole) == 1 and token(done) == whole and [row.split()[2] for row in rows] == ["0", "1"], done.stdout
     assert all(int(row.split(" / ")[1].split()[0]) == 0 for row in rows), done.stdout  # first touched where it belongs
+    assert done.stdout.count("the kernel refuses to bind memory") == bool(refused), done.stdout
 
 
 def test_ranks_are_bound_to_their_nodes(machine):
