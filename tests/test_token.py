@@ -53,19 +53,21 @@ def situations(executable) -> list[np.ndarray]:
     return logits
 
 
+def both_ways(executable):
+    """Logits with tensors cut and with tokens cut, and how many tokens went either way."""
+    executable.prefill_from = sys.maxsize
+    expected = situations(executable)
+    executable.prefill_from = 0
+    return expected, situations(executable), list(executable.prefill_tokens)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
 @pytest.mark.parametrize("ranks, threads, numbers", [(2, 2, {}), (3, 1, {}), (4, 1, {"ffn": 40}), (4, 2, {"heads": 6, "kv_heads": 2}), (7, 1, {"heads": 4, "kv_heads": 1})])
 def test_bits_are_those_of_tensor(family, ranks, threads, numbers):
     def rank(world):
         *_, executable, keep = build(world, family, "auto", threads, 16, 12, "i16", **numbers)
 
-        def both(executable):
-            executable.prefill_from = sys.maxsize
-            expected = situations(executable)
-            executable.prefill_from = 0
-            return expected, situations(executable), list(executable.prefill_tokens)
-
-        result = driven(world, executable, both)
+        result = driven(world, executable, both_ways)
         executable.close()
         return result
 
@@ -87,13 +89,7 @@ def test_bits_are_those_of_tensor_over_hosts(family, hosts, threads, numbers, le
         *_, executable, keep = build(world, family, "tcp", threads, 16, 12, "i16", **numbers)
         assert executable.phases == 2
 
-        def both(executable):
-            executable.prefill_from = sys.maxsize
-            expected = situations(executable)
-            executable.prefill_from = 0
-            return expected, situations(executable), list(executable.prefill_tokens)
-
-        result = driven(world, executable, both)
+        result = driven(world, executable, both_ways)
         executable.close()
         return result
 

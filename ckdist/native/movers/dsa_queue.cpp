@@ -17,14 +17,10 @@
 #include <thread>
 
 #include "core/number_file.h"
+#include "movers/intrinsics.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12's own headers
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#include <immintrin.h>
-#pragma GCC diagnostic pop
 #endif
 
 namespace ckdist {

@@ -4,13 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#if defined(__x86_64__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12's own headers
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#include <immintrin.h>
-#pragma GCC diagnostic pop
-#endif
+#include "movers/intrinsics.h"
 
 namespace ckdist {
 namespace {
