@@ -7,8 +7,13 @@ Families differ in numbers and in which norms exist (`ModelSpec`), not in code. 
 from ckdist.models.spec import ModelSpec
 
 
-def attention(g, x, spec: ModelSpec, layer: int):
-    """Grouped-query attention with rotary positions. x: (tokens, hidden), normalised."""
+def every(x):
+    """All rows."""
+    return x
+
+
+def attention(g, x, spec: ModelSpec, layer: int, rows=every):
+    """Grouped-query attention with rotary positions. x: (tokens, hidden), normalised. `rows` chooses those whose results are wanted."""
     w = lambda name, *dims: g.weight(f"model.layers.{layer}.self_attn.{name}", *dims)
     bias = (w("q_proj.bias", "heads"), w("k_proj.bias", "kv_heads"), w("v_proj.bias", "kv_heads")) if spec.qkv_bias else ()
     q, k, v = g.linear(
@@ -35,7 +40,7 @@ def attention(g, x, spec: ModelSpec, layer: int):
         window=spec.sliding_window if slides else 0,
     )
     o_bias = (w("o_proj.bias", "hidden"),) if spec.o_bias else ()
-    return g.reduce(g.linear(g.to_tokens(o), w("o_proj.weight", "hidden", "heads"), bias=o_bias, names=["attn"]))
+    return g.reduce(g.linear(g.to_tokens(rows(o)), w("o_proj.weight", "hidden", "heads"), bias=o_bias, names=["attn"]))
 
 
 def mlp(g, x, spec: ModelSpec, layer: int):
@@ -51,22 +56,23 @@ def mlp(g, x, spec: ModelSpec, layer: int):
     )
 
 
-def block(g, x, spec: ModelSpec, layer: int):
-    """One layer: x + attention(norm(x)), then x + mlp(norm(x)); Gemma also norms what is added."""
+def block(g, x, spec: ModelSpec, layer: int, rows=every):
+    """One layer: x + attention(norm(x)), then x + mlp(norm(x)); Gemma also norms what is added. Of the rows that `rows` chooses."""
     norm = lambda value, name: g.rms_norm(value, g.weight(f"model.layers.{layer}.{name}.weight", "hidden"), spec.norm_eps)
+    attended = attention(g, norm(x, "input_layernorm"), spec, layer, rows)
     if spec.post_norms:
-        x = g.add(x, norm(attention(g, norm(x, "input_layernorm"), spec, layer), "post_attention_layernorm"))
+        x = g.add(rows(x), norm(attended, "post_attention_layernorm"))
         return g.add(x, norm(mlp(g, norm(x, "pre_feedforward_layernorm"), spec, layer), "post_feedforward_layernorm"))
-    x = g.add(x, attention(g, norm(x, "input_layernorm"), spec, layer))
+    x = g.add(rows(x), attended)
     return g.add(x, mlp(g, norm(x, "post_attention_layernorm"), spec, layer))
 
 
-def hidden(g, ids, spec: ModelSpec):
-    """(tokens,) ids -> (tokens, hidden) after the last layer, not yet normalised."""
+def hidden(g, ids, spec: ModelSpec, rows=every):
+    """(tokens,) ids -> (tokens, hidden) after the last layer, not yet normalised. `rows` chooses those that the last layer makes."""
     table = g.weight("model.embed_tokens.weight", "vocab", "hidden")
     x = g.boundary(g.scale(g.reduce(g.embed(ids, table)), spec.embedding_scale))
     for layer in range(spec.num_layers):
-        x = g.boundary(block(g, x, spec, layer))
+        x = g.boundary(block(g, x, spec, layer, rows if layer == spec.num_layers - 1 else every))
     return x
 
 
@@ -77,7 +83,7 @@ def head(g, spec: ModelSpec):
 
 def forward(g, ids, spec: ModelSpec):
     """(tokens,) ids -> (outputs, vocab) logits of the tokens that the batch asks for."""
-    x = g.rms_norm(g.gather(g.take(hidden(g, ids, spec))), g.weight("model.norm.weight", "hidden"), spec.norm_eps)
+    x = g.rms_norm(g.gather(g.take(hidden(g, ids, spec, g.take_early))), g.weight("model.norm.weight", "hidden"), spec.norm_eps)
     return g.gather(g.soft_cap(g.linear(x, head(g, spec), names=["logits"]), spec.logit_soft_cap))
 
 

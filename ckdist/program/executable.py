@@ -122,7 +122,7 @@ class Executable:
             }
             for s in lowered.steps
         ]
-        values = [{"kind": _KINDS[b.kind], "format": b.format, "width": b.width, "place": b.place, "lead": b.lead, "floats": b.floats} for b in lowered.buffers]
+        values = [{"kind": _KINDS[b.kind], "format": b.format, "width": b.width, "place": b.place, "lead": b.lead, "floats": b.floats, "taken": b.taken} for b in lowered.buffers]
         return {
             "steps": self._array(steps, "struct ckdist_step"),
             "step_count": len(steps),

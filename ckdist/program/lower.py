@@ -34,7 +34,8 @@ class Buffer:
     `kind` is arena, slot (what other ranks read), sums (what hosts add up, of all tokens, each rank's own rows at their place), logits or activations, or what is read in other ranks' slots: tokens (each token's
     row by the rank that has the token), columns (each rank's columns of this rank's tokens) or outputs (each output's row by the rank
     that has its token). `width` in floats from row to row (activations: columns of the matrix), `lead` columns before the value's
-    own, `floats` (of activations) those that it takes from its source, `rows` how many there are at most.
+    own, `floats` (of activations) those that it takes from its source, `rows` how many there are at most. `taken`: its rows are the
+    batch's outputs, not its tokens.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Buffer:
     lead: int = 0
     floats: int = 0
     rows: int = 0
+    taken: bool = False
 
 
 @dataclass
@@ -124,7 +126,7 @@ class _Normed:
     residual: _Residual
     norm: int
     eps: float
-    outputs_only: bool
+    read_again: bool  # the residual, by an add
 
 
 @dataclass
@@ -172,25 +174,26 @@ class _Lowering:
         self.buffers.append(Buffer(kind, width, **more))
         return len(self.buffers) - 1
 
-    def _slot(self, width: int, rows: int, most: int = 0, lead: int = 0) -> int:
+    def _slot(self, width: int, rows: int, most: int = 0, lead: int = 0, taken: bool = False) -> int:
         """A buffer in the next exchange slot; `most`: its width on the rank where that is largest."""
         self.exchange_floats = max(self.exchange_floats, rows * max(width, most))
-        return self._buffer("slot", width, place=self.slots % SLOTS, lead=lead, rows=rows)
+        return self._buffer("slot", width, place=self.slots % SLOTS, lead=lead, rows=rows, taken=taken)
 
     def _outputs(self, instr: Instr) -> list[int]:
         """The buffers that a linear or embed writes: in an exchange slot what is partial, or is exchanged next."""
         rows = self.own_tokens if instr.outputs[0].dims[0].axis else self.max_tokens
+        taken = _taken(instr.outputs[0])
         widths = [v.dims[-1].local(self.mesh) for v in instr.outputs]
         if instr.outputs[0].partial and len(self.peers) > 1:  # over hosts, whose ranks share the tokens
             results = [self._buffer("sums", widths[0], place=self.slots % SLOTS, rows=self.max_tokens)]
             self.exchange_floats = max(self.exchange_floats, self.max_tokens * widths[0])
         elif instr.outputs[0].partial:
-            results = [self._slot(widths[0], rows)]
+            results = [self._slot(widths[0], rows, taken=taken)]
         elif self._reader(instr.outputs[0]).op == "all_to_all":  # side by side in one row
             widths = [sum(end - begin for begin, end in self._pieces(v.dims[-1])) for v in instr.outputs]
             results = [self._slot(sum(widths), rows, lead=sum(widths[:i])) for i in range(len(widths))]
         else:
-            return [self._buffer("arena", width, rows=rows) for width in widths]
+            return [self._buffer("arena", width, rows=rows, taken=taken) for width in widths]
         self.slots += 1
         return results
 
@@ -237,8 +240,8 @@ class _Lowering:
 
     def all_gather(self, i: Instr) -> None:
         source = self.values[i.inputs[0].name]
-        if isinstance(source, tuple):
-            source = self._share(source[0], i.inputs[0].dims[-1].elements), "take"
+        if i.inputs[0].dims[0].axis:
+            source = self._share(source, i.inputs[0].dims[-1].elements)
         self.values[i.outputs[0].name] = source  # logits are written where rank 0 reads them
 
     def _share(self, source, width: int) -> int:
@@ -250,7 +253,7 @@ class _Lowering:
         if r.stored >= 0:
             step.x, step.y, step.vectors = -1, r.stored, [-1]
         self.steps.append(step)
-        return self._buffer("outputs", width, place=self.buffers[out].place, rows=self.max_tokens)
+        return self._buffer("outputs", width, place=self.buffers[out].place, rows=self.max_tokens, taken=True)
 
     def all_to_all(self, i: Instr) -> None:
         for x, y in zip(i.inputs, i.outputs):
@@ -273,21 +276,18 @@ class _Lowering:
         self.values[i.outputs[0].name] = self.values[i.inputs[0].name]
 
     def take(self, i: Instr) -> None:
-        self.values[i.outputs[0].name] = self.values[i.inputs[0].name], "take"
+        self.values[i.outputs[0].name] = self.values[i.inputs[0].name]  # whoever reads it finds the rows
 
     def rms_norm(self, i: Instr) -> None:
         source, norm = self.values[i.inputs[0].name], self._vector(i.weights[0])
         eps, reader = i.attrs["eps"], self._reader(i.outputs[0])
-        outputs_only = isinstance(source, tuple)
-        if outputs_only:
-            source = source[0]
         if reader.op == "rope":
             result = _Head(source, norm, eps)
         elif reader.op == "add":
             result = _Residual(-1, source, norm, eps)
         elif reader.op == "linear":
             residual = source if isinstance(source, _Residual) else _Residual(-1, source, stored=self._stored(source))
-            result = _Normed(residual, norm, eps, outputs_only)
+            result = _Normed(residual, norm, eps, len(self.readers[i.inputs[0].name]) > 1)
             if isinstance(source, int):
                 self.values[i.inputs[0].name] = residual  # the next add finds where it was stored
         else:
@@ -312,14 +312,15 @@ class _Lowering:
         source = self.values[i.inputs[0].name]
         columns = self._shares(in_dim)
         added = len(set(columns)) > 1  # shards of a whole matrix whose columns are cut
-        inputs = self._prepare(source, [w.name for w in matrices], columns if added else columns[:1])
+        taken = _taken(i.inputs[0])
+        inputs = self._prepare(source, taken, [w.name for w in matrices], columns if added else columns[:1])
         reader = self._reader(i.outputs[0])
         final = reader is None or reader.op in ("soft_cap", "all_gather")
         if final:
             outputs = [self._buffer("logits", out_dim.local(self.mesh), place=out_dim.share(self.mesh)[0])]
         else:
             outputs = self._outputs(i)
-        step = Step("linear", final, inputs=inputs, outputs=outputs, ints=[0, 0], floats=[0.0, 0.0])
+        step = Step("linear", taken, inputs=inputs, outputs=outputs, ints=[0, 0], floats=[0.0, 0.0])
         if reader is not None and reader.op == "gated":
             step.ints = [1, GATES[reader.attrs["function"]]]
         adds_bias = in_dim.axis is None or self.mesh.index(in_dim.axis) == 0
@@ -333,20 +334,19 @@ class _Lowering:
         self.steps.append(step)
         self.values.update((v.name, out) for v, out in zip(i.outputs, outputs))
 
-    def _prepare(self, source, names: list[str], shares: list[tuple[int, int]]) -> list[int]:
+    def _prepare(self, source, taken: bool, names: list[str], shares: list[tuple[int, int]]) -> list[int]:
         """Emits the prepare of a linear's input; returns each matrix's activation buffer, the first of one for each share of the columns."""
-        step = Step("prepare", outputs=[-1, -1, -1, -1], vectors=[-1, -1], counts=_several(len(shares)), floats=[0.0])
+        step = Step("prepare", taken, outputs=[-1, -1, -1, -1], vectors=[-1, -1], counts=_several(len(shares)), floats=[0.0])
         if isinstance(source, _Normed):
             r = source.residual
-            step.outputs_only = source.outputs_only
             step.vectors = [r.post_norm, source.norm]
             step.floats = [source.eps]
             if r.stored >= 0:  # written by an earlier prepare, or a whole value to begin with
                 step.y, step.vectors[0] = r.stored, -1
             else:
                 step.x, step.y = r.x, r.y
-                if not source.outputs_only:
-                    r.stored = step.outputs[0] = self._buffer("arena", self.buffers[r.y].width, rows=self.own_tokens)
+                if source.read_again:
+                    r.stored = step.outputs[0] = self._buffer("arena", self.buffers[r.y].width, rows=self.own_tokens, taken=taken)
         else:
             step.y = source
         self.steps.append(step)
@@ -375,7 +375,8 @@ class _Lowering:
         a, b = i.weights[:count], i.weights[count:]
         columns = self._shares(a[0].dims[1])[0]
         rows = sum(-(-w.dims[0].size // RANK_UNIT) * RANK_UNIT for w in a)
-        low = self._buffer("arena", rows)
+        taken = base.outputs_only
+        low = self._buffer("arena", rows, taken=taken)
         outputs = list(base.outputs)
         gates = [r.attrs["function"] for v in i.outputs if (r := self._reader(v)) is not None and r.op == "gated"]
         base.inputs.append(self._activations(prepare, a[0].name, [columns]))
@@ -383,12 +384,12 @@ class _Lowering:
         base.matrices.append(self._matrices([(tuple(w.name for w in a), (0, rows), columns)]))
         base.vectors.append(-1)
         base.ints = [0, 0, 0, 1]
-        second = Step("prepare", outputs=[-1, -1, -1, -1], y=low, vectors=[-1, -1], floats=[0.0])
+        second = Step("prepare", taken, outputs=[-1, -1, -1, -1], y=low, vectors=[-1, -1], floats=[0.0])
         self.steps.append(second)
         inputs, matrices = [self._activations(second, b[0].name, [(0, rows)])], [-1] * len(outputs)
         for value, w in zip(i.inputs[1:], b):
             matrices[outputs.index(self.values[value.name])] = self._matrices([(w.name, *(self._shares(dim)[0] for dim in w.dims))])
-        self.steps.append(Step("low_rank", inputs=inputs, outputs=outputs, matrices=matrices, ints=[1, GATES[gates[0]]] if gates else [0, 0]))
+        self.steps.append(Step("low_rank", taken, inputs=inputs, outputs=outputs, matrices=matrices, ints=[1, GATES[gates[0]]] if gates else [0, 0]))
         self.values.update((v.name, self.values[old.name]) for old, v in zip(i.inputs[1:], i.outputs))
 
     def gated(self, i: Instr) -> None:
@@ -466,6 +467,10 @@ def _consecutive(known: list[tuple], keys: list[tuple]) -> int:
         return known.index(keys[0])
     known += keys
     return len(known) - len(keys)
+
+
+def _taken(value: Value) -> bool:
+    return value.dims[0].name == "outputs"
 
 
 def _several(count: int) -> list[int]:

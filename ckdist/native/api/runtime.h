@@ -43,6 +43,7 @@ struct ckdist_value {
   int64_t place;    /* arena: byte offset; slot and what is read there: its index; logits: first column */
   int64_t lead;     /* columns before the value's own */
   int64_t floats;   /* activations: columns of their own */
+  int32_t taken;    /* rows are the batch's outputs instead of its tokens; else a step of outputs finds them at their tokens */
 };
 
 struct ckdist_step {

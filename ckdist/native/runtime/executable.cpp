@@ -27,6 +27,8 @@ Executable::Executable(const ckdist_program& program, Group& group, Reorganizer*
       next_linear_[p][i] = next;
       if (phase.steps[i].op == ckdist_step_linear) next = i;
     }
+    token_steps_[p] = 0;
+    while (token_steps_[p] < phase.step_count && !phase.steps[token_steps_[p]].outputs_only) token_steps_[p]++;
   }
   counters_.reset(new std::atomic<int64_t>[most_steps]);
   arena_.emplace(program.arena_bytes, "activations");
@@ -202,7 +204,7 @@ ckdist_times Executable::times(bool reset) {
 }
 
 void Executable::replay(int thread) {
-  const int steps = batch_.steps > 0 ? batch_.steps : phase_->step_count;
+  const int steps = batch_.steps > 0 ? batch_.steps : batch_.outputs > 0 ? phase_->step_count : token_steps_[batch_.phase];
   TraceLane* const lane = workers_[thread].lane;
   const int64_t begin = lane ? now_ns() : 0;
   int64_t at = begin;

@@ -145,6 +145,7 @@ class Executable {
   std::optional<Arena> arena_, kv_arena_, scratch_arena_, part_arena_;
   std::vector<Worker> workers_;
   std::vector<int> next_linear_[kMaxPhases];    // the product after each step, or -1
+  int token_steps_[kMaxPhases];                 // steps before those of outputs alone
   std::vector<const float*> peers_[kSlots];     // the slots of the ranks that share memory
   std::vector<int> first_head_;                 // of each local kv-head
   std::unique_ptr<std::atomic<int64_t>[]> counters_;  // next item of each step that shares work out dynamically

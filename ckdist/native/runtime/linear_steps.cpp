@@ -61,7 +61,7 @@ void Executable::share_outputs(int thread, int index) {
   finish(thread, index, batch_.outputs);
 }
 
-// x + norm(sum of y): row `in_row` of own tokens, or what the rank of the output `out_row` has shared.
+// x + norm(sum of y): of each row `in_row`, or `out_row` where its rows are taken, or what the rank of the output `out_row` has shared.
 const float* Executable::residual_row(int thread, const ckdist_step& step, int64_t out_row, int64_t in_row) {
   const ElementwiseKernel& k = kernels_.elementwise;
   Worker& worker = workers_[thread];
@@ -72,21 +72,21 @@ const float* Executable::residual_row(int thread, const ckdist_step& step, int64
   int64_t stride;
   if (y.kind == ckdist_in_slot || y.kind == ckdist_in_sums) {
     count = group_.parts(int(y.place), parts);
-    for (int p = 0; p < count; p++) parts[p] += (y.kind == ckdist_in_sums ? own_ + in_row : in_row) * n;
+    for (int p = 0; p < count; p++) parts[p] += (y.kind == ckdist_in_sums ? own_ + in_row : y.taken ? out_row : in_row) * n;
     worker.moved += (count - 1) * n * 4;
   } else if (y.kind == ckdist_in_outputs) {
     const int rank = owner(batch_.output_tokens[out_row]);
     parts[0] = peers_[y.place][rank] + out_row * n;
     worker.moved += rank == group_.local_rank ? 0 : n * 4;
   } else {
-    parts[0] = floats(step.y, &stride) + in_row * n;
+    parts[0] = floats(step.y, &stride) + (y.taken ? out_row : in_row) * n;
   }
 
   const float* s = parts[0];
   if (count > 1) k.sum_parts(nullptr, parts, count, n, worker.row), s = worker.row;
   if (step.vector[0] >= 0) k.rms_norm(s, vector(step.vector[0]), step.f[0], n, worker.row), s = worker.row;
   if (step.x >= 0) {
-    const float* x = floats(step.x, &stride) + in_row * n;
+    const float* x = floats(step.x, &stride) + (value(step.x).taken ? out_row : in_row) * n;
     const float* two[] = {x, s};
     k.sum_parts(nullptr, two, 2, n, worker.row), s = worker.row;
   }
@@ -101,7 +101,7 @@ void Executable::prepare_row(int thread, const ckdist_step& step, int64_t out_ro
   int64_t stride;
   if (y.kind != ckdist_in_columns) {
     s = residual_row(thread, step, out_row, in_row);
-    if (step.out[0] >= 0 && store) std::copy(s, s + y.width, floats(step.out[0], &stride) + in_row * y.width);
+    if (step.out[0] >= 0 && store) std::copy(s, s + y.width, floats(step.out[0], &stride) + out_row * y.width);
     if (step.vector[1] >= 0) k.rms_norm(s, vector(step.vector[1]), step.f[0], y.width, worker.row), s = worker.row;
   }
   for (int f = 0; f < 3; f++) {
