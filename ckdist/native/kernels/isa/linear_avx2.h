@@ -293,12 +293,12 @@ struct Product {
   template <int tokens>
   static constexpr StripFunction of() {
     if constexpr (layout.columns > 0)
-      return {tokens, block_strip<type, tokens>};
+      return {tokens, 1, block_strip<type, tokens>};
     else
-      return {tokens, float_strip<type, tokens>};
+      return {tokens, 1, float_strip<type, tokens>};
   }
 
-  static StripFunction strip(int64_t tokens) {
+  static StripFunction strip(int64_t tokens, int64_t) {
     static constexpr StripFunction sizes[5] = {{}, of<1>(), of<2>(), of<3>(), of<4>()};
     return tokens >= kMostTokens ? of<kMostTokens>() : sizes[tokens < 4 ? tokens : 4];
   }

@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include "kernels/isa/linear_strip.h"
+#include "kernels/isa/panel_avx512.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
@@ -64,8 +65,6 @@ inline __m512i read_step(const uint8_t* planes) {
   }
   return codes;
 }
-
-inline __m512 read_halves(const uint8_t* at) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))); }
 
 inline __m512i widen(const uint8_t* bytes) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))); }
 
@@ -227,17 +226,13 @@ void block_strip(const Strip& strip) {
   store_sums<tokens>(strip, sums);
 }
 
-// One 64-byte vector of weights: 16 rows of one column, of two in bfloat16.
 template <Type type>
-inline __m512i read_column(const uint8_t* tile, int index) {
-  if constexpr (type == Type::f16) return _mm512_castps_si512(read_halves(tile + 32 * index));
-  return load(tile + 64 * index);
-}
+constexpr int kBlockWords = type == Type::bf16 ? kFloatColumnPad / 2 : kFloatColumnPad;  // vectors of a block of columns
 
-template <Type type>
-inline __m512 multiply_add(__m512 sum, __m512i weights, __m512i x) {
-  if constexpr (type == Type::bf16) return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(weights), reinterpret_cast<__m512bh>(x));
-  return _mm512_fmadd_ps(_mm512_castsi512_ps(weights), _mm512_castsi512_ps(x), sum);
+template <Type type, int tiles>
+void panel_strip(const Strip& strip) {
+  panel<type, tiles, kPanelTokens>(strip.tile, strip.tile_bytes, strip.x, strip.x_stride, strip.blocks * kBlockWords<type>, strip.y, strip.y_stride,
+                                   static_cast<__mmask16>((1u << strip.rows) - 1), false);
 }
 
 template <Type type, int tokens>
@@ -245,13 +240,12 @@ void float_strip(const Strip& strip) {
   constexpr int vectors = 8;  // weights held in registers
   constexpr int vector_bytes = type == Type::f16 ? 32 : 64;
   constexpr int lanes = lanes_of(tokens);
-  constexpr int per_block = type == Type::bf16 ? kFloatColumnPad / 2 : kFloatColumnPad;
   __m512 sums[tokens];
 #pragma GCC unroll 16
   for (int t = 0; t < tokens; ++t) sums[t] = _mm512_setzero_ps();
   const uint8_t* tile = strip.tile;
   const uint8_t* x = strip.x;
-  for (int64_t left = strip.blocks * per_block; left > 0; left -= vectors) {
+  for (int64_t left = strip.blocks * kBlockWords<type>; left > 0; left -= vectors) {
     __m512i weights[vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) weights[v] = read_column<type>(tile, v);
@@ -277,17 +271,21 @@ struct Product {
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
 
-
   template <int tokens>
   static constexpr StripFunction of() {
     if constexpr (layout.columns > 0)
-      return {tokens, block_strip<type, tokens>};
+      return {tokens, 1, block_strip<type, tokens>};
     else
-      return {tokens, float_strip<type, tokens>};
+      return {tokens, 1, float_strip<type, tokens>};
   }
 
-  static StripFunction strip(int64_t tokens) {
+  static StripFunction strip(int64_t tokens, int64_t tiles) {
     static constexpr StripFunction sizes[9] = {{}, of<1>(), of<2>(), of<3>(), of<4>(), of<4>(), of<6>(), of<6>(), of<8>()};
+    if constexpr (layout.columns == 0) {
+      if (tokens < kPanelTokens) return sizes[tokens];
+      if (tiles == 2 || tiles == kPanelTiles + 1) return {kPanelTokens, 2, panel_strip<type, 2>};  // four are two and two
+      return tiles < kPanelTiles ? StripFunction{kPanelTokens, 1, panel_strip<type, 1>} : StripFunction{kPanelTokens, kPanelTiles, panel_strip<type, kPanelTiles>};
+    }
     if (tokens >= 16) return of<16>();
     return tokens >= 12 ? of<12>() : sizes[tokens < 8 ? tokens : 8];
   }

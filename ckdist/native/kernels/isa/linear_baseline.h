@@ -185,13 +185,13 @@ struct Product {
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
 
-  static StripFunction strip(int64_t tokens) {
+  static StripFunction strip(int64_t tokens, int64_t) {
     void (*run)(const Strip&);
     if constexpr (layout.columns > 0)
       run = block_strip<type>;
     else
       run = float_strip<type>;
-    return {static_cast<int>(tokens < kMaxTokens ? tokens : kMaxTokens), run};
+    return {static_cast<int>(tokens < kMaxTokens ? tokens : kMaxTokens), 1, run};
   }
 };
 

@@ -1,8 +1,8 @@
-// How a product is cut: strips of one tile, over all its columns, against a few tokens. The ISA's file says how a strip is computed.
+// How a product is cut: strips of one tile or a few, over all columns, against a few tokens. The ISA's file says how a strip is computed.
 //
 // A Product<type> offers
 //   kBlockColumns    the unit in which a strip counts columns
-//   strip(n)         the strip for n remaining tokens: how many of them it takes, and its function
+//   strip(n, tiles)  the strip for n remaining tokens and so many tiles: how many of each it takes (tokens by n alone), and its function
 // Columns are never cut: bringing the sums of a few tokens back from y costs more than streaming a long tile from the L2 cache.
 #pragma once
 #include "kernels/layout.h"
@@ -12,19 +12,20 @@ namespace CKDIST_ISA {
 namespace {
 
 struct Strip {
-  const uint8_t* tile;
+  const uint8_t* tile;  // the first
+  int64_t tile_bytes;   // from one to the next
   int64_t blocks;
   const uint8_t* x;   // row of the first token
   int64_t x_stride;   // in bytes
   int64_t padded;     // columns of such a row
-  float* y;           // (tokens, 16) through y_stride
+  float* y;           // (tokens, 16 tiles) through y_stride
   int64_t y_stride;
   int tokens;
-  int rows;           // of the tile that exist
+  int rows;           // of the last tile that exist
 };
 
 struct StripFunction {
-  int tokens;
+  int tokens, tiles;
   void (*run)(const Strip&);
 };
 
@@ -54,6 +55,7 @@ template <class Product>
 void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride, int64_t tokens, float* y,
               int64_t y_stride) {
   Strip strip;
+  strip.tile_bytes = matrix.tile_bytes;
   strip.blocks = (matrix.cols + Product::kBlockColumns - 1) / Product::kBlockColumns;
   strip.x_stride = x_stride;
   strip.padded = ActivationRow::padded(matrix.cols);
@@ -63,19 +65,20 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
   for (int64_t begin = tile_begin; begin < tile_end; begin += tile_block) {
     const int64_t end = begin + tile_block < tile_end ? begin + tile_block : tile_end;
     for (int64_t token = 0; token < tokens; token += strip.tokens) {
-      const StripFunction function = Product::strip(tokens - token);
-      strip.tokens = function.tokens;
+      strip.tokens = Product::strip(tokens - token, end - begin).tokens;
       strip.x = x + token * x_stride;
       // The next tokens' rows come to the L2 cache meanwhile, a part with every tile.
       const uint8_t* next = strip.x + strip.tokens * x_stride;
       const int64_t coming = tokens - token - strip.tokens < strip.tokens ? tokens - token - strip.tokens : strip.tokens;
       const int64_t lines = (coming * x_stride / 64 + end - begin - 1) / (end - begin);
-      for (int64_t tile = begin; tile < end; ++tile) {
-        for (int64_t line = 0; line < lines; ++line, next += 64) __builtin_prefetch(next, 0, 2);
-        const int64_t row = tile * kTileRows;
+      for (int64_t tile = begin, tiles; tile < end; tile += tiles) {
+        const StripFunction function = Product::strip(tokens - token, end - tile);
+        tiles = function.tiles;
+        for (int64_t line = 0; line < lines * tiles; ++line, next += 64) __builtin_prefetch(next, 0, 2);
+        const int64_t last = (tile + tiles - 1) * kTileRows;
         strip.tile = matrix.tiles + tile * matrix.tile_bytes;
-        strip.rows = static_cast<int>(matrix.rows - row < kTileRows ? matrix.rows - row : kTileRows);
-        strip.y = y + token * y_stride + row;
+        strip.rows = static_cast<int>(matrix.rows - last < kTileRows ? matrix.rows - last : kTileRows);
+        strip.y = y + token * y_stride + tile * kTileRows;
         for (int t = 0; t < strip.tokens; ++t) __builtin_prefetch(strip.y + t * y_stride, 1);
         function.run(strip);
       }
