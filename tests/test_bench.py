@@ -60,9 +60,9 @@ def test_work_of_a_model():
     model = load_model(EngineConfig(model=str(FOLDER), threads=1, ctx_size=64), SingleWorld())
     spec = model.spec
     qkv = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    layer = spec.hidden_size * (qkv + spec.num_heads * spec.head_dim + 3 * spec.intermediate_size)
-    assert sum(model.work.per_token.values()) == 2 * spec.num_layers * layer
-    assert sum(model.work.per_output.values()) == 2 * spec.vocab_size * spec.hidden_size
+    rest = spec.num_heads * spec.head_dim + 3 * spec.intermediate_size  # of the last layer's, made for outputs alone
+    assert sum(model.work.per_token.values()) == 2 * spec.hidden_size * (spec.num_layers * (qkv + rest) - rest)
+    assert sum(model.work.per_output.values()) == 2 * spec.hidden_size * (spec.vocab_size + rest)
     lockstep, single = LockstepSequences(model.executable, 3), SingleSequence(model.executable)
     lockstep.fill(np.arange(20))
     together = lockstep.step([5, 6, 7]).copy()

@@ -17,6 +17,8 @@ class LockstepSequences:
             raise CapacityError(f"{count} sequences at once, and the buffers are sized for {min(executable.max_sequences, executable.max_tokens)}: use --parallel {count}")
         self.executable, self.count = executable, count
         self.length = 0
+        self._runs = np.ones((count, 3), np.int32)  # of one token each
+        self._every = np.arange(count, dtype=np.int32)
         self._tables = np.arange(executable.num_blocks // count * count, dtype=np.int32).reshape(count, -1)  # (sequences, blocks)
 
     def fill(self, token_ids: np.ndarray) -> None:
@@ -31,9 +33,8 @@ class LockstepSequences:
     def step(self, token_ids: np.ndarray) -> np.ndarray:
         """Continues every sequence by its token of int32 (count,). Returns float32 (count, vocab) logits, valid until the next step."""
         blocks = self._blocks(self.length + 1)
-        runs = np.tile(np.array([1, self.length, blocks], np.int32), (self.count, 1))
-        every = np.arange(self.count, dtype=np.int32)
-        logits = self.executable.run(Batch(np.asarray(token_ids, np.int32), runs, self._tables[:, :blocks].reshape(-1), every))
+        self._runs[:, 1:] = self.length, blocks
+        logits = self.executable.run(Batch(np.asarray(token_ids, np.int32), self._runs, self._tables[:, :blocks].reshape(-1), self._every))
         self.length += 1
         return logits
 

@@ -96,7 +96,7 @@ class Executable:
         native.check(native.lib.ckdist_executable_new(program, group.handle, pool, cpu_array, spins, out))
         self._handle = out[0]
         self.failed = False  # in a step: the other ranks have given up as well
-        self._message = np.zeros(0, np.int32)
+        self._message, self._message_address = np.zeros(0, np.int32), native.ffi.NULL
 
     def _array(self, values, dtype: str):
         array = native.ffi.new(dtype + "[]", values)
@@ -199,14 +199,12 @@ class Executable:
         size = _HEADER + tokens + 3 * runs + len(batch.block_tables) + outputs
         if len(self._message) < size:
             self._message = np.zeros(2 * size, np.int32)
-        message = self._message
+            self._message_address = native.pointer(self._message, "int32_t *")
         threads = self.threads if tokens == runs else self.threads_batch
-        message[:_HEADER] = tokens, runs, len(batch.block_tables), outputs, threads, phase, steps
-        at = _HEADER
-        for part in (batch.token_ids, batch.runs.reshape(-1), batch.block_tables, batch.output_tokens):
-            message[at : at + len(part)] = part
-            at += len(part)
-        status = native.lib.ckdist_executable_run(self._handle, native.pointer(message, "int32_t *"), size)
+        header = np.array((tokens, runs, len(batch.block_tables), outputs, threads, phase, steps), np.int32)
+        # One call: between two steps the caches hold weights, and every line of code that runs is fetched anew.
+        np.concatenate((header, batch.token_ids, batch.runs.reshape(-1), batch.block_tables, batch.output_tokens), out=self._message[:size])
+        status = native.lib.ckdist_executable_run(self._handle, self._message_address, size)
         self.failed |= status < 0
         native.check(status)
         return outputs

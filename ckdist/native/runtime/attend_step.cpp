@@ -93,10 +93,17 @@ void Executable::attend(int thread, int index) {
     if (split.spans_each > 0) return attend_split(thread, index, split);
   }
   // One token per sequence: whoever stores a kv-head's key also attends to it, so no barrier stands between.
-  for (int64_t i; (i = counters_[index].fetch_add(1)) < batch_.runs * kv_heads;) {
-    const int run = int(i / kv_heads), kv_head = int(i % kv_heads);
+  const auto attend_one = [&](int run, int kv_head, bool next) {
     rotate_and_store(thread, step, run, run, kv_head);
-    kernels_.attention.attend(task_of(step, {run, 0, 1, kv_head}), workers_[thread].scratch);
+    AttentionTask task = task_of(step, {run, 0, 1, kv_head});
+    if (next) task.next_kv = kv(step.i[0], kv_head + 1);
+    kernels_.attention.attend(task, workers_[thread].scratch);
+  };
+  if (batch_.runs == 1 && kv_heads % active_ == 0) {  // even shares are known ahead
+    const int each = kv_heads / active_;
+    for (int h = 0; h < each; h++) attend_one(0, thread * each + h, h + 1 < each);
+  } else {
+    for (int64_t i; (i = counters_[index].fetch_add(1)) < batch_.runs * kv_heads;) attend_one(int(i / kv_heads), int(i % kv_heads), false);
   }
   finish(thread, index, batch_.tokens);
 }

@@ -151,10 +151,14 @@ Span open_span(const AttentionTask& task, const Shape& shape, const Workspace& w
       store(v_scales, select(less(abs(of_v), set(3e38f)), of_v, set(0.0f)));
     }
   }
-  // While the keys of a span are read its values are fetched, meanwhile the next span's keys: far ahead, and even in between.
+  // While the keys of a span are read its values are fetched, meanwhile the keys of the next span, or of the next kv-head's first.
+  const int64_t first_block = task.first_span() * kSpanBlocks;
   for (int b = span.first; b < span.last; ++b) {
     span.after_k[b] = span.v[b];
-    span.after_v[b] = start / kBlockTokens + kSpanBlocks + b < blocks ? block(kSpanBlocks + b) : span.v[b];
+    const int64_t next = start / kBlockTokens + kSpanBlocks + b;
+    if (next < blocks) span.after_v[b] = block(kSpanBlocks + b);
+    else if (task.next_kv && first_block + b < blocks) span.after_v[b] = task.next_kv + task.block_table[first_block + b] * task.block_stride;
+    else span.after_v[b] = span.v[b];
   }
   return span;
 }
