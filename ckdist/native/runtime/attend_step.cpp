@@ -26,6 +26,9 @@ void Executable::rotate_and_store(int thread, const ckdist_step& step, int run, 
   }
   for (int r = 0; r < run; r++) first += batch_.run[r].tokens, blocks += batch_.run[r].blocks;
   const int64_t position = batch_.run[run].first_position + token - first;
+  uint8_t* const block = kv(step.i[0], kv_head) + batch_.block_tables[blocks + position / kBlockTokens] * kv_block_bytes_;
+  // A key has a place in each line of its half: they come while it is rotated.
+  for (int64_t line = 0; line < kv_head_bytes_ / 2; line += 64) __builtin_prefetch(block + line, 1);
   const float* cos = program_.rope_cos[step.i[1]] + position * (head_dim / 2);
   const float* sin = program_.rope_sin[step.i[1]] + position * (head_dim / 2);
   for (int h = 0; h < program_.heads_per_kv[kv_head]; h++, q += head_dim, rotated += head_dim) {
@@ -35,8 +38,7 @@ void Executable::rotate_and_store(int thread, const ckdist_step& step, int run, 
   }
   if (step.vector[1] >= 0) k.rms_norm(key, vector(step.vector[1]), step.f[0], head_dim, rotated_key), key = rotated_key;
   k.rope(key, cos, sin, head_dim, rotated_key);
-  const int64_t block = batch_.block_tables[blocks + position / kBlockTokens];
-  kernels_.attention.store(KvType(program_.kv_type), kv(step.i[0], kv_head) + block * kv_block_bytes_, int(position % kBlockTokens), head_dim, rotated_key, value);
+  kernels_.attention.store(KvType(program_.kv_type), block, int(position % kBlockTokens), head_dim, rotated_key, value);
 }
 
 AttentionTask Executable::task_of(const ckdist_step& step, const Item& item) {

@@ -1,6 +1,8 @@
 // Writing keys and values into blocks of the KV cache: rounding to the cache's type, and the scales of q8_0.
 #include "kernels/isa/attention_store.h"
 
+#include <type_traits>
+
 #include "kernels/isa/attention_block.h"
 #include "kernels/isa/attention_integer.h"
 
@@ -67,10 +69,15 @@ bool quantise_q8(const float* x, int head_dim, int group, int8_t* codes, uint16_
 // Codes into the pairs of a block: two dimensions of a key side by side, two positions of a value.
 template <class Code>
 void lay_out_pairs(const Code* k, const Code* v, int slot, int head_dim, uint8_t* block, const BlockLayout& layout) {
+  using Pair = std::conditional_t<sizeof(Code) == 2, uint32_t, uint16_t>;
+  using Bits = std::make_unsigned_t<Code>;
+  constexpr int bits = 8 * sizeof(Code);
   Code* key = reinterpret_cast<Code*>(block) + 2 * slot;
-  Code* value = reinterpret_cast<Code*>(block + layout.v_offset) + slot / 2 * 2 * head_dim + slot % 2;
+  Pair* value = reinterpret_cast<Pair*>(block + layout.v_offset) + slot / 2 * head_dim;
   for (int i = 0; i < head_dim; i += 2) std::memcpy(key + i * kBlockTokens, k + i, 2 * sizeof(Code));
-  for (int i = 0; i < head_dim; ++i) value[2 * i] = v[i];
+  const int shift = slot % 2 * bits;  // whole pairs are written, whose other half stays: in vectors, unlike every second code
+  const Pair other = static_cast<Pair>(static_cast<Pair>(static_cast<Bits>(-1)) << (bits - shift));
+  for (int i = 0; i < head_dim; ++i) value[i] = static_cast<Pair>((value[i] & other) | static_cast<Pair>(static_cast<Bits>(v[i])) << shift);
 }
 
 constexpr int kMostDimensions = 4096;
