@@ -15,7 +15,10 @@ namespace {
 
 constexpr int64_t kSlot = Meeting::kSlotBytes;
 constexpr int64_t kLine = 64;
-constexpr int64_t kChunk = 128 << 10;      // of buffers reduced through slots: small enough to leave second-level caches to the buffers
+// Of buffers reduced through slots: several chunks of each buffer, and of large ones so much that what was staged has gone from its core's
+// second-level cache to the shared third when the peer comes for it (measured, 4 MiB and more: an eighth faster than out of the other's second).
+constexpr int64_t kLeastChunk = 128 << 10, kMostChunk = 512 << 10;
+constexpr int64_t kPiece = 256 << 10;      // of broadcast data: the root stages one while the others fetch the last
 constexpr int64_t kBlock = 1 << 20;        // of buffers reduced in place: the ranks keep together, so that what they share is still in caches
 
 constexpr int64_t kAhead = 16 << 10;       // bytes called to the second-level cache at once: beyond, the core has noticed by itself what is read
@@ -39,6 +42,8 @@ int64_t shift(const Meeting::Record& record) { return -1 - record.in; }
 void call_lines(const void* data, int64_t bytes) {
   for (int64_t i = 0; i < std::min(bytes, kAhead); i += kLine) __builtin_prefetch(static_cast<const uint8_t*>(data) + i, 0, 2);
 }
+
+int64_t chunk_bytes(int64_t bytes) { return std::clamp(bytes / 4 / kLine * kLine, kLeastChunk, kMostChunk); }
 
 int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts, counts + i, int64_t(0)); }
 
@@ -80,7 +85,7 @@ void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
   // What is staged lies in the slot as its buffer lies in cache lines: then no vector crosses them on one side alone.
   const Meeting::Record elsewhere{-1 - int64_t(reinterpret_cast<uintptr_t>(in) % kLine), -1, call};
   const auto stage_first = [&] {
-    stage(meeting_.slot(meeting_.index, meeting_.next()) + shift(elsewhere), from, std::min(n, kChunk / element_bytes(e)), element_bytes(e));
+    stage(meeting_.slot(meeting_.index, meeting_.next()) + shift(elsewhere), from, std::min(n, chunk_bytes(bytes) / element_bytes(e)), element_bytes(e));
   };
   // A rank whose buffers lie elsewhere fills its slot before it says so: where no rank's are placed, that was the first chunk.
   if (!placed) own = elsewhere, stage_first();
@@ -135,20 +140,20 @@ void HostCollectives::reduce_in_place(uint32_t epoch, int64_t n, Element e, Redu
 // chunks, the next, the present and the last; the last one's slot is what the next is staged in. `first`: the meeting at which the first
 // chunk lay in every rank's slot.
 void HostCollectives::reduce_staged(const uint8_t* in, uint8_t* out, int64_t n, Element e, ReduceOp op, uint32_t first) {
-  const int64_t element = element_bytes(e), per_chunk = kChunk / element, chunks = (n + per_chunk - 1) / per_chunk;
+  const int64_t element = element_bytes(e), chunk = chunk_bytes(n * element), per_chunk = chunk / element, chunks = (n + per_chunk - 1) / per_chunk;
   const int size = meeting_.size, index = meeting_.index;
   const Meeting::Record own = meeting_.record(index, first);
   for (int i = 0; i < size; i++) shifts_[i] = shift(meeting_.record(i, first));
-  const auto elements = [&](int64_t chunk) { return std::clamp<int64_t>(n - chunk * per_chunk, 0, per_chunk); };
-  const auto slot = [&](int i, int64_t chunk) { return meeting_.slot(i, first + uint32_t(chunk % 2)) + shifts_[i]; };
+  const auto elements = [&](int64_t c) { return std::clamp<int64_t>(n - c * per_chunk, 0, per_chunk); };
+  const auto slot = [&](int i, int64_t c) { return meeting_.slot(i, first + uint32_t(c % 2)) + shifts_[i]; };
   for (int64_t c = 0; c <= chunks; c++) {
-    const int64_t last = (c - 1) * kChunk, next = (c + 1) * kChunk;
+    const int64_t last = (c - 1) * chunk, next = (c + 1) * chunk;
     uint8_t* const staged = slot(index, c + 1);
     if (c && elements(c + 1) == per_chunk) {
       const Slice mine(per_chunk, index, size, element);
       const int64_t begin = mine.begin * element, end = mine.end * element;
       kernels().reduce.exchange(out + last, staged, in + next, begin);
-      kernels().reduce.exchange(out + last + end, staged + end, in + next + end, kChunk - end);
+      kernels().reduce.exchange(out + last + end, staged + end, in + next + end, chunk - end);
     } else {
       if (c) {
         const Slice mine(elements(c - 1), index, size, element);
@@ -164,8 +169,8 @@ void HostCollectives::reduce_staged(const uint8_t* in, uint8_t* out, int64_t n, 
       parts_[i] = outs_[i] = slot(i, c) + mine.begin * element;
       if (i != index) call_lines(parts_[i], (mine.end - mine.begin) * element);
     }
-    parts_[index] = in + c * kChunk + mine.begin * element;
-    outs_[index] = out + c * kChunk + mine.begin * element;
+    parts_[index] = in + c * chunk + mine.begin * element;
+    outs_[index] = out + c * chunk + mine.begin * element;
     order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), mine.end - mine.begin);
     meeting_.await(meeting_.post(own));
   }
@@ -291,12 +296,12 @@ void HostCollectives::broadcast(void* data, int64_t bytes, int root) {
   meeting_.begin("broadcast");
   const uint64_t call = signature(Call::broadcast, bytes, root);
   const bool source = meeting_.index == root;
-  const int64_t place = source && bytes > kSlot ? memory_->offset(data, bytes) : -1;
+  const int64_t place = source && bytes > kPiece ? memory_->offset(data, bytes) : -1;
   uint8_t* at = static_cast<uint8_t*>(data);
   bool placed = false;
-  for (int64_t done = 0; done == 0 || (done < bytes && !placed); done += kSlot) {
+  for (int64_t done = 0; done == 0 || (done < bytes && !placed); done += kPiece) {
     const uint32_t now = meeting_.next();
-    const int64_t m = std::min(kSlot, bytes - done);
+    const int64_t m = std::min(kPiece, bytes - done);
     if (source && place < 0) copy(meeting_.slot(root, now), at + done, m);
     meeting_.post({place, -1, call});
     meeting_.await(now);
