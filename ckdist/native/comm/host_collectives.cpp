@@ -18,7 +18,8 @@ constexpr int64_t kLine = 64;
 // Of buffers reduced through slots: several chunks of each buffer, and of large ones so much that what was staged has gone from its core's
 // second-level cache to the shared third when the peer comes for it (measured, 4 MiB and more: an eighth faster than out of the other's second).
 constexpr int64_t kLeastChunk = 128 << 10, kMostChunk = 512 << 10;
-constexpr int64_t kPiece = 256 << 10;      // of broadcast data: the root stages one while the others fetch the last
+static_assert(kMostChunk + kLine <= kSlot, "a chunk begins wherever in a cache line its buffer does");
+constexpr int64_t kPiece = 256 << 10;      // of what is only moved through slots: one is staged while others fetch the last, and larger ones gained nothing afar
 constexpr int64_t kBlock = 1 << 20;        // of buffers reduced in place: the ranks keep together, so that what they share is still in caches
 
 constexpr int64_t kAhead = 16 << 10;       // bytes called to the second-level cache at once: beyond, the core has noticed by itself what is read
@@ -235,27 +236,27 @@ void HostCollectives::all_gather(const void* in, void* out, const int64_t* bytes
   const uint8_t* from = static_cast<const uint8_t*>(in);
   const int64_t longest = *std::max_element(bytes, bytes + size);
   const uint32_t epoch = meeting_.next();
-  const bool small = longest <= kSlot;
+  const bool small = longest <= kPiece;
   Meeting::Record own{small ? -1 : memory_->offset(in, bytes[index]), -1, call};
-  if (own.in < 0) copy(meeting_.slot(index, epoch), in, std::min(kSlot, bytes[index]));
+  if (own.in < 0) copy(meeting_.slot(index, epoch), in, std::min(kPiece, bytes[index]));
   copy(to + sum_before(bytes, index), in, bytes[index]);
   meeting_.post(own);
   meeting_.await(epoch);
   for (int k = 1; k < size; k++) {
     const int i = (index + k) % size;
     const bool placed = meeting_.record(i, epoch).in >= 0;
-    fetch(to + sum_before(bytes, i), placed ? peer_in(i, epoch) : meeting_.slot(i, epoch), placed ? bytes[i] : std::min(kSlot, bytes[i]));
+    fetch(to + sum_before(bytes, i), placed ? peer_in(i, epoch) : meeting_.slot(i, epoch), placed ? bytes[i] : std::min(kPiece, bytes[i]));
   }
   if (small) return;
   const bool placed = all_placed(epoch, false);
-  for (int64_t done = kSlot; done < longest && !placed; done += kSlot) {
+  for (int64_t done = kPiece; done < longest && !placed; done += kPiece) {
     const uint32_t now = meeting_.next();
-    if (own.in < 0) copy(meeting_.slot(index, now), from + done, std::clamp<int64_t>(bytes[index] - done, 0, kSlot));
+    if (own.in < 0) copy(meeting_.slot(index, now), from + done, std::clamp<int64_t>(bytes[index] - done, 0, kPiece));
     meeting_.post(own);
     meeting_.await(now);
     for (int i = 0; i < size; i++)
       if (i != index && meeting_.record(i, now).in < 0)
-        fetch(to + sum_before(bytes, i) + done, meeting_.slot(i, now), std::clamp<int64_t>(bytes[i] - done, 0, kSlot));
+        fetch(to + sum_before(bytes, i) + done, meeting_.slot(i, now), std::clamp<int64_t>(bytes[i] - done, 0, kPiece));
   }
   meeting_.meet();  // peers have read what is theirs to change again
 }
@@ -263,7 +264,7 @@ void HostCollectives::all_gather(const void* in, void* out, const int64_t* bytes
 void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes) {
   meeting_.begin("all_to_all");
   const int size = meeting_.size, index = meeting_.index;
-  const int64_t table = size * int64_t(sizeof(int64_t)), cell = (kSlot - table) / size / kLine * kLine;
+  const int64_t table = size * int64_t(sizeof(int64_t)), cell = (kPiece - table) / size / kLine * kLine;
   const uint8_t* from = static_cast<const uint8_t*>(in);
   std::vector<uint8_t> held(in == out ? size_t(sum_before(recv_bytes, size)) : 0);
   uint8_t* const to = in == out ? held.data() : static_cast<uint8_t*>(out);
@@ -280,12 +281,12 @@ void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
     const auto part = [&](int64_t bytes) { return std::clamp<int64_t>(bytes - done, 0, cell); };
     for (int r = 0; r < size; r++) copy(r == index ? to + sum_before(recv_bytes, r) + done : slot + r * cell, from + sum_before(send_bytes, r) + done, part(send_bytes[r]));
     // Behind the data: what this rank sends to whom, so that a rank expecting something else is an error; and how long it takes.
-    if (done == 0) std::memcpy(slot + kSlot - table, send_bytes, size_t(table));
+    if (done == 0) std::memcpy(slot + kPiece - table, send_bytes, size_t(table));
     meeting_.post({longest, -1, signature(Call::all_to_all, 0)});
     meeting_.await(now);
     for (int i = 0; i < size; i++) longest = std::max(longest, meeting_.record(i, now).in);
     for (int i = 0; i < size && done == 0; i++)
-      if (i != index) check(i, reinterpret_cast<const int64_t*>(meeting_.slot(i, now) + kSlot - table)[index]);
+      if (i != index) check(i, reinterpret_cast<const int64_t*>(meeting_.slot(i, now) + kPiece - table)[index]);
     for (int i = 0; i < size; i++)
       if (i != index) take(to + sum_before(recv_bytes, i) + done, meeting_.slot(i, now) + index * cell, part(recv_bytes[i]));
   }
