@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kSlot = Meeting::kSlotBytes;
 constexpr int64_t kLine = 64;
 // Of buffers reduced through slots: several chunks of each buffer, and of large ones so much that what was staged has gone from its core's
-// second-level cache to the shared third when the peer comes for it (measured, 4 MiB and more: an eighth faster than out of the other's second).
+// second-level cache to the third when the peer comes for it (measured from 4 MiB on: up to an eighth faster near, a fifth far).
 constexpr int64_t kLeastChunk = 128 << 10, kMostChunk = 512 << 10;
 static_assert(kMostChunk + kLine <= kSlot, "a chunk begins wherever in a cache line its buffer does");
 constexpr int64_t kPiece = 256 << 10;      // of what is only moved through slots: one is staged while others fetch the last, and larger ones gained nothing afar
