@@ -15,7 +15,11 @@ namespace {
 
 constexpr int64_t kSlot = Meeting::kSlotBytes;
 constexpr int64_t kLine = 64;
-constexpr int64_t kChunk = 128 << 10;      // of buffers reduced through slots: small enough to leave second-level caches to the buffers
+// Of buffers reduced through slots: several chunks of each buffer, and of large ones so much that what was staged has gone from its core's
+// second-level cache to the third when the peer comes for it (measured from 4 MiB on: up to an eighth faster near, a fifth far).
+constexpr int64_t kLeastChunk = 128 << 10, kMostChunk = 512 << 10;
+static_assert(kMostChunk + kLine <= kSlot, "a chunk begins wherever in a cache line its buffer does");
+constexpr int64_t kPiece = 256 << 10;      // of what is only moved through slots: one is staged while others fetch the last, and larger ones gained nothing afar
 constexpr int64_t kBlock = 1 << 20;        // of buffers reduced in place: the ranks keep together, so that what they share is still in caches
 
 constexpr int64_t kAhead = 16 << 10;       // bytes called to the second-level cache at once: beyond, the core has noticed by itself what is read
@@ -39,6 +43,8 @@ int64_t shift(const Meeting::Record& record) { return -1 - record.in; }
 void call_lines(const void* data, int64_t bytes) {
   for (int64_t i = 0; i < std::min(bytes, kAhead); i += kLine) __builtin_prefetch(static_cast<const uint8_t*>(data) + i, 0, 2);
 }
+
+int64_t chunk_bytes(int64_t bytes) { return std::clamp(bytes / 4 / kLine * kLine, kLeastChunk, kMostChunk); }
 
 int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts, counts + i, int64_t(0)); }
 
@@ -80,7 +86,7 @@ void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
   // What is staged lies in the slot as its buffer lies in cache lines: then no vector crosses them on one side alone.
   const Meeting::Record elsewhere{-1 - int64_t(reinterpret_cast<uintptr_t>(in) % kLine), -1, call};
   const auto stage_first = [&] {
-    stage(meeting_.slot(meeting_.index, meeting_.next()) + shift(elsewhere), from, std::min(n, kChunk / element_bytes(e)), element_bytes(e));
+    stage(meeting_.slot(meeting_.index, meeting_.next()) + shift(elsewhere), from, std::min(n, chunk_bytes(bytes) / element_bytes(e)), element_bytes(e));
   };
   // A rank whose buffers lie elsewhere fills its slot before it says so: where no rank's are placed, that was the first chunk.
   if (!placed) own = elsewhere, stage_first();
@@ -135,20 +141,20 @@ void HostCollectives::reduce_in_place(uint32_t epoch, int64_t n, Element e, Redu
 // chunks, the next, the present and the last; the last one's slot is what the next is staged in. `first`: the meeting at which the first
 // chunk lay in every rank's slot.
 void HostCollectives::reduce_staged(const uint8_t* in, uint8_t* out, int64_t n, Element e, ReduceOp op, uint32_t first) {
-  const int64_t element = element_bytes(e), per_chunk = kChunk / element, chunks = (n + per_chunk - 1) / per_chunk;
+  const int64_t element = element_bytes(e), chunk = chunk_bytes(n * element), per_chunk = chunk / element, chunks = (n + per_chunk - 1) / per_chunk;
   const int size = meeting_.size, index = meeting_.index;
   const Meeting::Record own = meeting_.record(index, first);
   for (int i = 0; i < size; i++) shifts_[i] = shift(meeting_.record(i, first));
-  const auto elements = [&](int64_t chunk) { return std::clamp<int64_t>(n - chunk * per_chunk, 0, per_chunk); };
-  const auto slot = [&](int i, int64_t chunk) { return meeting_.slot(i, first + uint32_t(chunk % 2)) + shifts_[i]; };
+  const auto elements = [&](int64_t c) { return std::clamp<int64_t>(n - c * per_chunk, 0, per_chunk); };
+  const auto slot = [&](int i, int64_t c) { return meeting_.slot(i, first + uint32_t(c % 2)) + shifts_[i]; };
   for (int64_t c = 0; c <= chunks; c++) {
-    const int64_t last = (c - 1) * kChunk, next = (c + 1) * kChunk;
+    const int64_t last = (c - 1) * chunk, next = (c + 1) * chunk;
     uint8_t* const staged = slot(index, c + 1);
     if (c && elements(c + 1) == per_chunk) {
       const Slice mine(per_chunk, index, size, element);
       const int64_t begin = mine.begin * element, end = mine.end * element;
       kernels().reduce.exchange(out + last, staged, in + next, begin);
-      kernels().reduce.exchange(out + last + end, staged + end, in + next + end, kChunk - end);
+      kernels().reduce.exchange(out + last + end, staged + end, in + next + end, chunk - end);
     } else {
       if (c) {
         const Slice mine(elements(c - 1), index, size, element);
@@ -164,8 +170,8 @@ void HostCollectives::reduce_staged(const uint8_t* in, uint8_t* out, int64_t n, 
       parts_[i] = outs_[i] = slot(i, c) + mine.begin * element;
       if (i != index) call_lines(parts_[i], (mine.end - mine.begin) * element);
     }
-    parts_[index] = in + c * kChunk + mine.begin * element;
-    outs_[index] = out + c * kChunk + mine.begin * element;
+    parts_[index] = in + c * chunk + mine.begin * element;
+    outs_[index] = out + c * chunk + mine.begin * element;
     order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), mine.end - mine.begin);
     meeting_.await(meeting_.post(own));
   }
@@ -230,27 +236,27 @@ void HostCollectives::all_gather(const void* in, void* out, const int64_t* bytes
   const uint8_t* from = static_cast<const uint8_t*>(in);
   const int64_t longest = *std::max_element(bytes, bytes + size);
   const uint32_t epoch = meeting_.next();
-  const bool small = longest <= kSlot;
+  const bool small = longest <= kPiece;
   Meeting::Record own{small ? -1 : memory_->offset(in, bytes[index]), -1, call};
-  if (own.in < 0) copy(meeting_.slot(index, epoch), in, std::min(kSlot, bytes[index]));
+  if (own.in < 0) copy(meeting_.slot(index, epoch), in, std::min(kPiece, bytes[index]));
   copy(to + sum_before(bytes, index), in, bytes[index]);
   meeting_.post(own);
   meeting_.await(epoch);
   for (int k = 1; k < size; k++) {
     const int i = (index + k) % size;
     const bool placed = meeting_.record(i, epoch).in >= 0;
-    fetch(to + sum_before(bytes, i), placed ? peer_in(i, epoch) : meeting_.slot(i, epoch), placed ? bytes[i] : std::min(kSlot, bytes[i]));
+    fetch(to + sum_before(bytes, i), placed ? peer_in(i, epoch) : meeting_.slot(i, epoch), placed ? bytes[i] : std::min(kPiece, bytes[i]));
   }
   if (small) return;
   const bool placed = all_placed(epoch, false);
-  for (int64_t done = kSlot; done < longest && !placed; done += kSlot) {
+  for (int64_t done = kPiece; done < longest && !placed; done += kPiece) {
     const uint32_t now = meeting_.next();
-    if (own.in < 0) copy(meeting_.slot(index, now), from + done, std::clamp<int64_t>(bytes[index] - done, 0, kSlot));
+    if (own.in < 0) copy(meeting_.slot(index, now), from + done, std::clamp<int64_t>(bytes[index] - done, 0, kPiece));
     meeting_.post(own);
     meeting_.await(now);
     for (int i = 0; i < size; i++)
       if (i != index && meeting_.record(i, now).in < 0)
-        fetch(to + sum_before(bytes, i) + done, meeting_.slot(i, now), std::clamp<int64_t>(bytes[i] - done, 0, kSlot));
+        fetch(to + sum_before(bytes, i) + done, meeting_.slot(i, now), std::clamp<int64_t>(bytes[i] - done, 0, kPiece));
   }
   meeting_.meet();  // peers have read what is theirs to change again
 }
@@ -258,7 +264,7 @@ void HostCollectives::all_gather(const void* in, void* out, const int64_t* bytes
 void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes) {
   meeting_.begin("all_to_all");
   const int size = meeting_.size, index = meeting_.index;
-  const int64_t table = size * int64_t(sizeof(int64_t)), cell = (kSlot - table) / size / kLine * kLine;
+  const int64_t table = size * int64_t(sizeof(int64_t)), cell = (kPiece - table) / size / kLine * kLine;
   const uint8_t* from = static_cast<const uint8_t*>(in);
   std::vector<uint8_t> held(in == out ? size_t(sum_before(recv_bytes, size)) : 0);
   uint8_t* const to = in == out ? held.data() : static_cast<uint8_t*>(out);
@@ -275,12 +281,12 @@ void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
     const auto part = [&](int64_t bytes) { return std::clamp<int64_t>(bytes - done, 0, cell); };
     for (int r = 0; r < size; r++) copy(r == index ? to + sum_before(recv_bytes, r) + done : slot + r * cell, from + sum_before(send_bytes, r) + done, part(send_bytes[r]));
     // Behind the data: what this rank sends to whom, so that a rank expecting something else is an error; and how long it takes.
-    if (done == 0) std::memcpy(slot + kSlot - table, send_bytes, size_t(table));
+    if (done == 0) std::memcpy(slot + kPiece - table, send_bytes, size_t(table));
     meeting_.post({longest, -1, signature(Call::all_to_all, 0)});
     meeting_.await(now);
     for (int i = 0; i < size; i++) longest = std::max(longest, meeting_.record(i, now).in);
     for (int i = 0; i < size && done == 0; i++)
-      if (i != index) check(i, reinterpret_cast<const int64_t*>(meeting_.slot(i, now) + kSlot - table)[index]);
+      if (i != index) check(i, reinterpret_cast<const int64_t*>(meeting_.slot(i, now) + kPiece - table)[index]);
     for (int i = 0; i < size; i++)
       if (i != index) take(to + sum_before(recv_bytes, i) + done, meeting_.slot(i, now) + index * cell, part(recv_bytes[i]));
   }
@@ -291,12 +297,12 @@ void HostCollectives::broadcast(void* data, int64_t bytes, int root) {
   meeting_.begin("broadcast");
   const uint64_t call = signature(Call::broadcast, bytes, root);
   const bool source = meeting_.index == root;
-  const int64_t place = source && bytes > kSlot ? memory_->offset(data, bytes) : -1;
+  const int64_t place = source && bytes > kPiece ? memory_->offset(data, bytes) : -1;
   uint8_t* at = static_cast<uint8_t*>(data);
   bool placed = false;
-  for (int64_t done = 0; done == 0 || (done < bytes && !placed); done += kSlot) {
+  for (int64_t done = 0; done == 0 || (done < bytes && !placed); done += kPiece) {
     const uint32_t now = meeting_.next();
-    const int64_t m = std::min(kSlot, bytes - done);
+    const int64_t m = std::min(kPiece, bytes - done);
     if (source && place < 0) copy(meeting_.slot(root, now), at + done, m);
     meeting_.post({place, -1, call});
     meeting_.await(now);

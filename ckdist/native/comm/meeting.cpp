@@ -51,19 +51,20 @@ struct Meeting::Parcel {
 
 int64_t Meeting::bytes_for(int size) {
   const int64_t pairs = int64_t(size) * size;
-  return round_up(size * int64_t(sizeof(Line)), 4096) + size * kSlots * kSlotBytes + round_up(pairs * int64_t(sizeof(Pipe)), 4096) + pairs * int64_t(sizeof(Parcel));
+  return round_up(size * int64_t(sizeof(Line)), Segment::kHugePage) + size * Segment::kHugePage + round_up(pairs * int64_t(sizeof(Pipe)), 4096) + pairs * int64_t(sizeof(Parcel));
 }
 
 Meeting::Meeting(const std::string& path, int index, const std::vector<int>& ranks, int spins, double timeout_s)
     : index(index), size(int(ranks.size())), ranks_(ranks), spins_(spins), timeout_ns_(int64_t(timeout_s * 1e9)),
       segment_(index ? Segment(path, bytes_for(size)) : Segment(bytes_for(size))) {
-  slots_ = segment_.data() + round_up(size * int64_t(sizeof(Line)), 4096);
-  pipes_ = slots_ + size * kSlots * kSlotBytes;
+  slots_ = segment_.data() + round_up(size * int64_t(sizeof(Line)), Segment::kHugePage);
+  pipes_ = slots_ + size * Segment::kHugePage;
   parcels_ = pipes_ + round_up(int64_t(size) * size * int64_t(sizeof(Pipe)), 4096);
   Line& own = line(index);
   own.start = process_start(getpid());
   own.pid = getpid();
-  std::memset(slot(index, 0), 0, kSlots * kSlotBytes);  // first touch by the owner
+  std::memset(slot(index, 0), 0, Segment::kHugePage);  // first touch by the owner
+  Segment::collapse(slot(index, 0), Segment::kHugePage);
 }
 
 Meeting::Line& Meeting::line(int i) const { return reinterpret_cast<Line*>(segment_.data())[i]; }

@@ -23,7 +23,7 @@ class Pulse;
 class Meeting {
  public:
   static constexpr int kSlots = 3;
-  static constexpr int64_t kSlotBytes = 256 << 10;
+  static constexpr int64_t kSlotBytes = Segment::kHugePage / kSlots / 4096 * 4096;  // a rank's slots are one huge page, where it can be had
   static constexpr int64_t kPipeBytes = 64 << 10;
   static constexpr int64_t kParcelBytes = 32 << 10;
 
@@ -40,7 +40,7 @@ class Meeting {
   const int index, size;
   const std::string& path() const { return segment_.path(); }
   uint32_t next() const { return epoch_ + 1; }
-  uint8_t* slot(int i, uint32_t epoch) const { return slots_ + (int64_t(i) * kSlots + epoch % kSlots) * kSlotBytes; }
+  uint8_t* slot(int i, uint32_t epoch) const { return slots_ + i * Segment::kHugePage + epoch % kSlots * kSlotBytes; }
 
   // `name` and the count of calls stand in error messages.
   void begin(const char* name) { name_ = name, calls_++; }
