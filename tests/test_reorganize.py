@@ -157,6 +157,26 @@ def test_a_file_that_is_written_to_is_noticed(tmp_path):
     model.close()
 
 
+def test_a_file_of_which_times_alone_change_is_the_same(tmp_path):
+    path = tmp_path / "model.gguf"
+    shutil.copy(GOLDEN / "gguf" / "Q4_0.gguf", path)
+    model = loaded(SingleWorld(), path, 0.0)
+    before = situations(model.executable)
+    path.touch()
+    path.chmod(0o600)
+    os.link(path, tmp_path / "link")
+    path.rename(tmp_path / "moved")
+    for a, b in zip(before, situations(model.executable), strict=True):
+        np.testing.assert_array_equal(a, b)
+    os.utime(tmp_path / "moved", (1, 1))
+    model.loader.check()
+    with open(tmp_path / "moved", "r+b") as file:  # replaced in place, by as many bytes
+        file.write(b"x" * os.path.getsize(tmp_path / "moved"))
+    with pytest.raises(ModelFileError, match="was written to while it was loaded"):
+        model.loader.check()
+    model.close()
+
+
 def test_a_job_ends_by_one_line(tmp_path):
     """As a user meets it: under mpirun, in the middle of a text."""
     folder = tmp_path / "model"
