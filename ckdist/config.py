@@ -86,7 +86,6 @@ class EngineConfig:
     comm_timeout: float = option(8.0, "--comm-timeout", parse=real, low=0.1, high=86400, metavar="SECONDS", help="a rank silent for so long inside a step is lost")
     transport: str = option("auto", "--transport", choices=("auto", "mpi", "verbs", "tcp"), help="between hosts, shared memory being inside; auto: the fastest that works")
     prefill: str = option("auto", "--prefill", choices=("auto", "token", "tensor"), help="what ranks divide of a prompt: its tokens, with whole matrices, or the matrices; auto: what is measured to be faster")
-    decode: str = option("auto", "--decode", choices=("auto", "tensor"), help="what ranks divide while generating: the matrices")
     reorganize: str = option("auto", "--reorganize", choices=("auto", "dsa", "threads", "off"), help="answer from the model's file while weights are packed, by a DSA queue or by threads; off: pack everything first")
     trace: str | None = option(None, "--trace", metavar="FILE.json", help="write what every thread of every rank did, and when, for Perfetto (ui.perfetto.dev) or chrome://tracing")
     verbose: bool = option(False, "-v", "--verbose", help="log more")

@@ -225,13 +225,21 @@ def test_what_cannot_be_is_refused(caplog):
 
 
 def test_what_is_packed_is_told(caplog):
-    caplog.set_level("INFO")
-    model = loaded(SingleWorld(), TYPES[0], 1.0)
-    model.loader.wait()
-    stats = model.loader.filled.stats()
-    assert stats["weights_packed_ratio"] == 1 and stats["weights_packed_bytes"] == stats["weights_bytes"] > 2_000_000
-    model.close()
-    assert "weights are packed: 0.00 GB in" in caplog.text and "by streaming stores" in caplog.text
+    """With -v, once: by rank 0, when both ranks are through."""
+    caplog.set_level("DEBUG")
+    config = EngineConfig(model=str(TYPES[0]), threads=1, ctx_size=96, prefill="token", reorganize="threads")
+
+    def rank(world):
+        model = launch.load_model(config, world)
+        model.loader.wait()
+        stats = model.loader.filled.stats()
+        assert stats["weights_packed_ratio"] == 1 and stats["weights_packed_bytes"] == stats["weights_bytes"] > 1_000_000
+        model.executable.close()
+        model.loader.close()
+
+    run_ranks_as_threads(2, rank)
+    (line,) = [record for record in caplog.records if "weights are packed" in record.message]
+    assert line.levelname == "DEBUG" and "weights are packed: 0.00 GB in" in line.message and "by streaming stores" in line.message
     model = loaded(SingleWorld(), TYPES[0], 0.0)
     assert "\n0 % of the weights are packed so far; pages that nothing was written to yet are not in the map" in model.placement_map()
     model.close()
