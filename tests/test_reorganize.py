@@ -1,5 +1,6 @@
 """Weights in two states: the same logits bits wherever the reorganiser stands, one line when a file changes under it, and what it refuses."""
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -221,6 +222,24 @@ def test_what_cannot_be_is_refused(caplog):
     caplog.set_level("INFO")
     model = launch.load_model(EngineConfig(model=str(GOLDEN / "llama3"), threads=1, ctx_size=64, quantize="q8_0"), SingleWorld())
     assert "--quantize changes the weights, so all of them are packed before anything runs" in caplog.text
+    model.close()
+
+
+def test_held_it_stands_still(large):
+    """While a layer is measured; what was begun is ended first."""
+
+    def fill(loader):
+        loader.reorganize("threads")
+        stack.enter_context(loader.held())
+
+    with contextlib.ExitStack() as stack:
+        model = launch.load_model(EngineConfig(model=str(large), threads=1, ctx_size=96, reorganize="threads"), SingleWorld(), fill=fill)
+        time.sleep(0.05)
+        before = model.loader.filled.ready
+        time.sleep(0.1)
+        assert model.loader.filled.ready == before < model.loader.filled.bytes
+    model.loader.wait()
+    assert model.loader.filled.finished
     model.close()
 
 

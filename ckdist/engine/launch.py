@@ -172,7 +172,7 @@ def load_model(config, world, progress: bool = False, measure: bool = False, fil
     log.info("%s", plan)
     with tracing.span(native.lib.ckdist_trace_choose) if tracing else contextlib.nullcontext():
         types = [packed_type(loader, name) for name, *_ in lowered.matrices if "layers.0." in str(name)]
-        choice = choose_prefill(config, world, executable, lambda: key_of(world, plan, executable, program.digest(), types), measure)
+        choice = choose_prefill(config, world, executable, lambda: key_of(world, plan, executable, program.digest(), types), loader.held, measure)
     if world.rank == 0 and world.size > 1:
         log.info("%s", choice.reason)
     total_bytes = sum(world.gather(weight_bytes))

@@ -5,6 +5,7 @@ live as long as the ShardLoader. Then native threads fill the arena: `load` wait
 knows the loader multiplies with what is packed and packs the rest for itself. It does not decide who holds what.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -308,6 +309,15 @@ class ShardLoader:
     def check(self) -> None:
         """Raises what filling failed with, or ModelFileError when a file that is still needed has changed."""
         check(lib.ckdist_loader_check(self._native))
+
+    @contextlib.contextmanager
+    def held(self):
+        """Within, filling in the background stands still, but for what steps keep: for what is to be measured."""
+        lib.ckdist_loader_hold(self._native, True)
+        try:
+            yield
+        finally:
+            lib.ckdist_loader_hold(self._native, False)
 
     def close(self) -> None:
         """Ends filling, if it is still going on; what is packed stays."""
