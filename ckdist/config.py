@@ -93,6 +93,8 @@ class EngineConfig:
     def __post_init__(self):
         for item in fields(self):
             check_field(item, getattr(self, item.name))
+        if self.model == "":
+            raise ConfigError("--model is empty: give a GGUF file or a folder, or leave the flag out for the bundled model")
         if self.quantize and self.reorganize in ("dsa", "threads"):
             raise ConfigError(f"--reorganize {self.reorganize} serves weights as they are stored, and --quantize {self.quantize} changes them: leave one of the two out")
 
@@ -157,6 +159,11 @@ class BenchConfig(EngineConfig):
     sweep: bool = option(False, "--sweep", help="prefill and decode over a growing context (see --ctx-size), and decode by number of threads")
     repetitions: int = option(5, "-r", "--repetitions", parse=integer, low=1, high=10000, metavar="N", help="how often each is measured")
     output: str = option("md", "-o", "--output", choices=("json", "md", "csv"), help="format of the rows")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.target == "model" and not self.sweep and not any((*self.n_prompt, *self.n_gen)):
+            raise ConfigError("--n-prompt 0 and --n-gen 0 leave nothing to measure: give one of them")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ FLOORS = {
     "comm": 1,
     "layout": 1,
     "progress": 1,
+    "text_file": 1,
     "program": 2,
     "weights": 3,
     "models": 3,

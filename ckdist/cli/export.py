@@ -1,5 +1,6 @@
 """`ckdist export --gguf IN OUT.gguf`: a folder with safetensors as one GGUF file, which llama.cpp and ckdist load."""
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -82,7 +83,8 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
         except OSError as error:
             raise EngineError(f"{target} could not be written: {error.strerror or error}") from None
         finally:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # on a file system that cannot be written, where it is not
+                temporary.unlink(missing_ok=True)
 
 
 def rope_scaling(checkpoint: Checkpoint) -> dict:
