@@ -25,6 +25,7 @@ class HttpSettings:
     max_body: int = 8 << 20
     timeout: float = 600.0
     drain_timeout: float = 30.0
+    silence: float = 30.0  # how long a connection may be without a request
     linger: float = 3.0  # how long 503 is answered after rank 0 has died
     verbose: bool = False
 
