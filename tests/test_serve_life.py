@@ -183,6 +183,13 @@ def test_a_tokenizer_that_does_not_load_ends_the_process(tmp_path):
             assert http.stop() == 1
 
 
+def test_drained_before_it_can_handle_signals(tmp_path):
+    http = HttpProcess.start(ServeConfig(port=0), f"ipc://{tmp_path}/engine", str(tmp_path), "x", listen("127.0.0.1", 0))
+    http.drain()
+    wait_for(lambda: http.poll() is not None)
+    assert http.poll() == 0
+
+
 def test_a_taken_port_and_an_unknown_host():
     with listen("127.0.0.1", 0) as taken:
         with pytest.raises(ConfigError, match=f"port {taken.getsockname()[1]}: Address already in use; choose another"):
