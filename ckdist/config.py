@@ -86,7 +86,6 @@ class EngineConfig:
     comm_timeout: float = option(8.0, "--comm-timeout", parse=real, low=0.1, high=86400, metavar="SECONDS", help="a rank silent for so long inside a step is lost")
     transport: str = option("auto", "--transport", choices=("auto", "mpi", "verbs", "tcp"), help="between hosts, shared memory being inside; auto: the fastest that works")
     prefill: str = option("auto", "--prefill", choices=("auto", "token", "tensor"), help="what ranks divide of a prompt: its tokens, with whole matrices, or the matrices; auto: what is measured to be faster")
-    decode: str = option("auto", "--decode", choices=("auto", "tensor"), help="what ranks divide while generating: the matrices")
     reorganize: str = option("auto", "--reorganize", choices=("auto", "dsa", "threads", "off"), help="answer from the model's file while weights are packed, by a DSA queue or by threads; off: pack everything first")
     trace: str | None = option(None, "--trace", metavar="FILE.json", help="write what every thread of every rank did, and when, for Perfetto (ui.perfetto.dev) or chrome://tracing")
     verbose: bool = option(False, "-v", "--verbose", help="log more")
@@ -94,6 +93,8 @@ class EngineConfig:
     def __post_init__(self):
         for item in fields(self):
             check_field(item, getattr(self, item.name))
+        if self.model == "":
+            raise ConfigError("--model is empty: give a GGUF file or a folder, or leave the flag out for the bundled model")
         if self.quantize and self.reorganize in ("dsa", "threads"):
             raise ConfigError(f"--reorganize {self.reorganize} serves weights as they are stored, and --quantize {self.quantize} changes them: leave one of the two out")
 
@@ -158,6 +159,11 @@ class BenchConfig(EngineConfig):
     sweep: bool = option(False, "--sweep", help="prefill and decode over a growing context (see --ctx-size), and decode by number of threads")
     repetitions: int = option(5, "-r", "--repetitions", parse=integer, low=1, high=10000, metavar="N", help="how often each is measured")
     output: str = option("md", "-o", "--output", choices=("json", "md", "csv"), help="format of the rows")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.target == "model" and not self.sweep and not any((*self.n_prompt, *self.n_gen)):
+            raise ConfigError("--n-prompt 0 and --n-gen 0 leave nothing to measure: give one of them")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,6 +83,12 @@ def folder(tmp_path, **changes) -> pathlib.Path:
         (["generate", "--tmep", "1"], "unknown flag --tmep, did you mean --temp?; see ckdist generate --help"),
         (["serve", "--port", "70000"], "--port (70000) must be from 0 to 65535"),
         (["generate", "-n", "many"], "-n/--n-predict: 'many' is not a whole number; see ckdist generate --help"),
+        (["generate", "-m", ""], "--model is empty: give a GGUF file or a folder, or leave the flag out for the bundled model"),
+        (["bench", "-p", "0", "-n", "0"], "--n-prompt 0 and --n-gen 0 leave nothing to measure: give one of them"),
+        (["train", "/dev/zero"], "cannot read /dev/zero: it has more than the 1024 KiB that are allowed"),
+        (["perplexity", "-m", GGUF, "-f", "/dev/zero"], "cannot read --file /dev/zero: it has more than the 262144 KiB that are allowed"),
+        (["serve", "-m", GGUF, "--port", "0", "--api-key-file", "/dev/zero"], "cannot read --api-key-file /dev/zero: it has more than the 256 KiB that are allowed"),
+        (generate("-p", "a\udcff"), "the text is not valid Unicode: it has bytes or escapes that are no characters"),
         (["perplexity"], "--file or --token-ids is needed, and neither was given"),
         (["bench", "--kv-memory", "lots"], "--kv-memory: 'lots' is not a size; write for example 4G or 512M; see ckdist bench --help"),
     ],
@@ -194,6 +200,19 @@ def test_port_in_use(refused):
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
         assert refused("serve", "-m", GGUF, "--port", port) == f"cannot listen on 127.0.0.1 port {port}: Address already in use; choose another --host or --port"
+
+
+@pytest.mark.parametrize(
+    "words, code, said",
+    [
+        ("--help >/dev/full", 1, "ckdist: rank 0: the system refused: [Errno 28] No space left on device\n"),
+        ("fly 2>&- ", 2, ""),  # and not on standard output
+        ("fly 2>/dev/full", 2, ""),
+    ],
+)
+def test_outputs_that_take_nothing(words, code, said):
+    done = subprocess.run(f"exec {sys.executable} -m ckdist.cli.main {words}", shell=True, capture_output=True, text=True, env=environment(), timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
 
 
 def test_under_mpirun_the_line_appears_once():

@@ -14,6 +14,8 @@ FLOORS = {
     "topology": 1,
     "comm": 1,
     "layout": 1,
+    "progress": 1,
+    "text_file": 1,
     "program": 2,
     "weights": 3,
     "models": 3,

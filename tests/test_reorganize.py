@@ -1,5 +1,6 @@
 """Weights in two states: the same logits bits wherever the reorganiser stands, one line when a file changes under it, and what it refuses."""
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -157,6 +158,26 @@ def test_a_file_that_is_written_to_is_noticed(tmp_path):
     model.close()
 
 
+def test_a_file_of_which_times_alone_change_is_the_same(tmp_path):
+    path = tmp_path / "model.gguf"
+    shutil.copy(GOLDEN / "gguf" / "Q4_0.gguf", path)
+    model = loaded(SingleWorld(), path, 0.0)
+    before = situations(model.executable)
+    path.touch()
+    path.chmod(0o600)
+    os.link(path, tmp_path / "link")
+    path.rename(tmp_path / "moved")
+    for a, b in zip(before, situations(model.executable), strict=True):
+        np.testing.assert_array_equal(a, b)
+    os.utime(tmp_path / "moved", (1, 1))
+    model.loader.check()
+    with open(tmp_path / "moved", "r+b") as file:  # replaced in place, by as many bytes
+        file.write(b"x" * os.path.getsize(tmp_path / "moved"))
+    with pytest.raises(ModelFileError, match="was written to while it was loaded"):
+        model.loader.check()
+    model.close()
+
+
 def test_a_job_ends_by_one_line(tmp_path):
     """As a user meets it: under mpirun, in the middle of a text."""
     folder = tmp_path / "model"
@@ -204,14 +225,40 @@ def test_what_cannot_be_is_refused(caplog):
     model.close()
 
 
-def test_what_is_packed_is_told(caplog):
-    caplog.set_level("INFO")
-    model = loaded(SingleWorld(), TYPES[0], 1.0)
+def test_held_it_stands_still(large):
+    """While a layer is measured; what was begun is ended first."""
+
+    def fill(loader):
+        loader.reorganize("threads")
+        stack.enter_context(loader.held())
+
+    with contextlib.ExitStack() as stack:
+        model = launch.load_model(EngineConfig(model=str(large), threads=1, ctx_size=96, reorganize="threads"), SingleWorld(), fill=fill)
+        time.sleep(0.05)
+        before = model.loader.filled.ready
+        time.sleep(0.1)
+        assert model.loader.filled.ready == before < model.loader.filled.bytes
     model.loader.wait()
-    stats = model.loader.filled.stats()
-    assert stats["weights_packed_ratio"] == 1 and stats["weights_packed_bytes"] == stats["weights_bytes"] > 2_000_000
+    assert model.loader.filled.finished
     model.close()
-    assert "weights are packed: 0.00 GB in" in caplog.text and "by streaming stores" in caplog.text
+
+
+def test_what_is_packed_is_told(caplog):
+    """With -v, once: by rank 0, when both ranks are through."""
+    caplog.set_level("DEBUG")
+    config = EngineConfig(model=str(TYPES[0]), threads=1, ctx_size=96, prefill="token", reorganize="threads")
+
+    def rank(world):
+        model = launch.load_model(config, world)
+        model.loader.wait()
+        stats = model.loader.filled.stats()
+        assert stats["weights_packed_ratio"] == 1 and stats["weights_packed_bytes"] == stats["weights_bytes"] > 1_000_000
+        model.executable.close()
+        model.loader.close()
+
+    run_ranks_as_threads(2, rank)
+    (line,) = [record for record in caplog.records if "weights are packed" in record.message]
+    assert line.levelname == "DEBUG" and "weights are packed: 0.00 GB in" in line.message and "by streaming stores" in line.message
     model = loaded(SingleWorld(), TYPES[0], 0.0)
     assert "\n0 % of the weights are packed so far; pages that nothing was written to yet are not in the map" in model.placement_map()
     model.close()

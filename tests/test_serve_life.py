@@ -1,6 +1,8 @@
 """The HTTP process's life: loading, draining, a silent, failed or killed rank 0, a taken port."""
 
 import asyncio
+import os
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ from ckdist.serve.problems import Problem
 from ckdist.serve.process import HttpProcess, listen
 from ckdist.serve.settings import HttpSettings, read_api_keys
 from tests.fake_engine import FakeEngine
+from tests.launcher import environment
 from tests.served import VOCAB, serving, wait_for, write_tokenizer
 
 
@@ -145,8 +148,9 @@ with FakeEngine(endpoint, int(vocab)) as engine:
 
 def test_a_killed_rank_0_is_answered_for_and_then_mourned_no_longer(tmp_path):
     folder = write_tokenizer(tmp_path)
+    (tmp_path / "rank0").mkdir()
     rank0 = subprocess.Popen(
-        [sys.executable, "-c", RANK0, f"ipc://{tmp_path}/engine", str(folder), str(VOCAB)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", RANK0, f"ipc://{tmp_path}/rank0/engine", str(folder), str(VOCAB)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     pid, url = rank0.stdout.readline().split()
     wait_for(lambda: httpx.get(f"{url}/health").status_code == 200)
@@ -159,7 +163,7 @@ def test_a_killed_rank_0_is_answered_for_and_then_mourned_no_longer(tmp_path):
     assert running[0].status_code == 503 and "rank 0 has ended" in running[0].text
     assert httpx.get(f"{url}/health").status_code == 503
     wait_for(lambda: not _alive(int(pid)), 9)
-    assert time.monotonic() - begun > 1
+    assert time.monotonic() - begun > 1 and not (tmp_path / "rank0").exists()
 
 
 def _alive(pid):
@@ -179,6 +183,13 @@ def test_a_tokenizer_that_does_not_load_ends_the_process(tmp_path):
             assert http.stop() == 1
 
 
+def test_drained_before_it_can_handle_signals(tmp_path):
+    http = HttpProcess.start(ServeConfig(port=0), f"ipc://{tmp_path}/engine", str(tmp_path), "x", listen("127.0.0.1", 0))
+    http.drain()
+    wait_for(lambda: http.poll() is not None)
+    assert http.poll() == 0
+
+
 def test_a_taken_port_and_an_unknown_host():
     with listen("127.0.0.1", 0) as taken:
         with pytest.raises(ConfigError, match=f"port {taken.getsockname()[1]}: Address already in use; choose another"):
@@ -194,6 +205,39 @@ def test_the_port_is_free_once_the_process_ends():
         listen("127.0.0.1", port).close()
 
 
+def test_silent_clients_are_let_go(tmp_path):
+    """Those that never say a word, and those that never end a head; not one that asks now and then."""
+    write_tokenizer(tmp_path)
+    with FakeEngine(f"ipc://{tmp_path}/engine", VOCAB), listen("127.0.0.1", 0) as listener:
+        address, number = listener.getsockname(), listener.fileno()
+        settings = HttpSettings(endpoint=f"ipc://{tmp_path}/engine", model=str(tmp_path), model_name="m", listener=number, parent=os.getpid(), silence=0.6)
+        process = subprocess.Popen([sys.executable, "-m", "ckdist.serve"], stdin=subprocess.PIPE, pass_fds=(number,), env=environment())
+        try:
+            process.stdin.write(settings.to_json())
+            process.stdin.close()
+            with httpx.Client(base_url=f"http://127.0.0.1:{address[1]}") as client:
+                wait_for(lambda: client.get("/health").status_code == 200)
+                silent = [socket.create_connection(address) for _ in range(20)]
+                for one in silent[10:]:
+                    one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-")
+                asking, begun = socket.create_connection(address), time.monotonic()
+                while time.monotonic() - begun < 1.5:
+                    asking.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                    answer = b""
+                    while not answer.endswith(b"}"):
+                        answer += (part := asking.recv(4096))
+                        assert part, "it was let go"
+                    time.sleep(0.2)
+                for one in silent:
+                    one.settimeout(5)
+                    assert one.recv(1) == b""
+                for one in (*silent, asking):
+                    one.close()
+        finally:
+            process.kill()
+            process.wait()
+
+
 def test_api_keys_from_a_file(tmp_path):
     file = tmp_path / "keys"
     file.write_text("one\n\n two \n")
@@ -201,7 +245,7 @@ def test_api_keys_from_a_file(tmp_path):
     file.write_text("\n")
     with pytest.raises(ConfigError, match="holds no key"):
         read_api_keys(ServeConfig(api_key_file=str(file)))
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigError, match="cannot read --api-key-file .*none: No such file"):
         read_api_keys(ServeConfig(api_key_file=str(tmp_path / "none")))
     with pytest.raises(ConfigError, match="--api-key is empty"):
         read_api_keys(ServeConfig(api_key=""))

@@ -242,6 +242,23 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_told(tmp_path, caplog)
     assert "step 2 is skipped: its gradient's norm is inf" in caplog.text and "1 steps were skipped" in caplog.text
 
 
+def test_a_signal_before_the_first_step_ends_it_at_once(tmp_path):
+    """While text is tokenised, which can take hours: there is nothing to save."""
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"".join(b"word %d of a long text\n" % i for i in range(80_000)))
+    path = toml(tmp_path, max_steps=100000, train_file=str(text))
+    job = subprocess.Popen([sys.executable, "-m", "ckdist.cli.main", "train", str(path)], env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        while not list(tmp_path.glob("out/cache/.tokens-*")):
+            assert job.poll() is None
+            time.sleep(0.01)
+        job.send_signal(signal.SIGINT)
+        said = job.communicate(timeout=30)[1]
+    finally:
+        job.kill()
+    assert job.returncode == 130 and said == "" and not list(tmp_path.glob("out/cache/*")) and not list(tmp_path.glob("out/checkpoint*"))
+
+
 def test_a_signal_ends_the_training_after_its_step_with_a_checkpoint(tmp_path):
     path = toml(tmp_path, max_steps=100000, save_steps=0)
     job = subprocess.Popen([sys.executable, "-m", "ckdist.cli.main", "train", str(path)], env=environment(), stderr=subprocess.PIPE, text=True)

@@ -1,18 +1,18 @@
 """`ckdist export --gguf IN OUT.gguf`: a folder with safetensors as one GGUF file, which llama.cpp and ckdist load."""
 
+import contextlib
 import functools
 import os
 import pathlib
-import sys
 
 import numpy as np
-from tqdm import tqdm
 
 from ckdist import native
 from ckdist.config import ExportCommand
 from ckdist.errors import ConfigError, EngineError
 from ckdist.models.tensors import EMBEDDING, OUTPUT
 from ckdist.models.to_gguf import gguf_metadata
+from ckdist.progress import progress_bar
 from ckdist.tokens.to_gguf import tokenizer_metadata
 from ckdist.weights import dtypes, names
 from ckdist.weights.checkpoint import Checkpoint, TensorSource, open_checkpoint
@@ -74,7 +74,7 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
     if factors is not None:
         tensors.append(GgufTensorToWrite("rope_freqs.weight", dtypes.F32, factors.shape, lambda: factors.view(np.uint8)))
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with tqdm(total=len(tensors), unit="tensor", desc="exporting", disable=not progress, leave=False) as bar:
+    with progress_bar(len(tensors), "tensor", "exporting", progress) as bar:
         watched = [t._replace(data=lambda t=t: (bar.update(1), t.data())[1]) for t in tensors]
         try:
             size = write_gguf(temporary, metadata, watched)
@@ -83,7 +83,8 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
         except OSError as error:
             raise EngineError(f"{target} could not be written: {error.strerror or error}") from None
         finally:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # on a file system that cannot be written, where it is not
+                temporary.unlink(missing_ok=True)
 
 
 def rope_scaling(checkpoint: Checkpoint) -> dict:
@@ -105,6 +106,6 @@ def rope_thetas(checkpoint: Checkpoint) -> tuple[float, float]:
 def run(command: ExportCommand) -> int:
     if not command.gguf or command.source is None or command.target is None:
         raise ConfigError("what to export, and where? ckdist export --gguf IN OUT.gguf")
-    size = export_gguf(command.source, command.target, command.type, progress=sys.stderr.isatty())
+    size = export_gguf(command.source, command.target, command.type, progress=True)
     print(f"{command.target}: {command.type}, {size / 1e6:.1f} MB")
     return 0

@@ -45,24 +45,31 @@ def report(error: BaseException, rank: int) -> None:
     if isinstance(error, UserError) and rank > 0:
         time.sleep(1.0)  # the launcher ends this process as soon as rank 0 has; if rank 0 is well, the mistake is this rank's own
     name = f"rank {rank}: " if rank > 0 or not isinstance(error, UserError) else ""
-    print(f"ckdist: {name}{error}", file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # print would take standard output instead
+        with contextlib.suppress(OSError):
+            print(f"ckdist: {name}{error}", file=sys.stderr, flush=True)
+
+
+def run(arguments: list[str], rank: int) -> int:
+    """What the words ask for; the exit code."""
+    if not arguments or arguments[0] in ("-h", "--help", "--version"):
+        if rank == 0:
+            print(__version__ if arguments[:1] == ["--version"] else usage())
+        return 0 if arguments else 2
+    if arguments[0] not in COMMANDS:
+        raise ConfigError(f"unknown command {arguments[0]!r}: use one of {', '.join(COMMANDS)}")
+    settings = parse_arguments(COMMANDS[arguments[0]][0], arguments[1:], f"ckdist {arguments[0]}")
+    level = logging.DEBUG if settings.verbose else logging.INFO if rank == 0 else logging.WARNING
+    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+    return importlib.import_module(f"ckdist.cli.{arguments[0]}").run(settings)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     rank = launched_rank()
-    if not arguments or arguments[0] in ("-h", "--help", "--version"):
-        if rank == 0:
-            print(__version__ if arguments[:1] == ["--version"] else usage())
-        return 0 if arguments else 2
     try:
-        if arguments[0] not in COMMANDS:
-            raise ConfigError(f"unknown command {arguments[0]!r}: use one of {', '.join(COMMANDS)}")
-        settings = parse_arguments(COMMANDS[arguments[0]][0], arguments[1:], f"ckdist {arguments[0]}")
-        level = logging.DEBUG if settings.verbose else logging.INFO if rank == 0 else logging.WARNING
-        logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
-        code = importlib.import_module(f"ckdist.cli.{arguments[0]}").run(settings)
+        code = run(arguments, rank)
         if sys.stdout is not None:
             sys.stdout.flush()
     except CkdistError as error:

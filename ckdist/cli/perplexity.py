@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import os
-import pathlib
 
 import numpy as np
 
@@ -13,7 +12,10 @@ from ckdist.comm.world import start_world
 from ckdist.config import PerplexityConfig
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
+from ckdist.text_file import read_text_file
 from ckdist.tokens.source import tokenizer_of
+
+MAX_TEXT_BYTES = 1 << 28
 
 
 def log_likelihoods(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -21,14 +23,6 @@ def log_likelihoods(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     x = logits.astype(np.float64)
     top = x.max(axis=1)
     return x[np.arange(len(targets)), targets] - top - np.log(np.exp(x - top[:, None]).sum(axis=1))
-
-
-def read_text(path: str) -> str:
-    """The text to score; ConfigError for a file that cannot be read."""
-    try:
-        return pathlib.Path(path).read_text("utf-8", errors="replace")
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        raise ConfigError(f"cannot read --file {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def tokens_of(config: PerplexityConfig, text: str | None, checkpoint, vocab_size: int) -> np.ndarray:
@@ -102,7 +96,7 @@ def score(executable, ids: np.ndarray, logits_file=None) -> np.ndarray:
 
 def run(config: PerplexityConfig) -> int:
     world = start_world()
-    text = read_text(config.file) if world.rank == 0 and config.file is not None else None
+    text = read_text_file(config.file, f"--file {config.file}", MAX_TEXT_BYTES, "replace") if world.rank == 0 and config.file is not None else None
     with model_session(packed_first(config), world) as model:
         if model is None:
             return 0

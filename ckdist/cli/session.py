@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import sys
 
 from ckdist.comm.world import start_world
 from ckdist.engine.launch import Model, load_model
@@ -41,7 +40,7 @@ def model_session(config, world=None, measure: bool = False):
     rank 0 alone has noticed lets the others leave in order, so that the job's exit code is that of the mistake.
     """
     world = world or start_world()
-    model: Model = load_model(config, world, progress=world.rank == 0 and sys.stderr.isatty(), measure=measure)
+    model: Model = load_model(config, world, progress=world.rank == 0, measure=measure)
     if world.rank == 0:
         with model.traced(), dismissing(model, world):
             yield model

@@ -12,15 +12,15 @@ def run(command: TrainCommand) -> int:
     if command.file is None:
         raise ConfigError("which configuration? ckdist train CONFIG.toml, as examples/train_tiny.toml")
     config = load_config(command.file, command.set)
-    asked = []
+    begun, asked = [], []
 
     def ask(number, _):
-        """The first signal ends the training after its step, with a checkpoint; the second at once."""
-        if asked:
+        """The first signal ends the training after its step, with a checkpoint; the second at once, and any before a step is done, since there is nothing to save."""
+        if asked or not begun:
             raise KeyboardInterrupt
         asked.append(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
-    train(config, should_stop=lambda: bool(asked))
+    train(config, on_step=lambda report: begun or begun.append(report), should_stop=lambda: bool(asked))
     return 130 if asked else 0

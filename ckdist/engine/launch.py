@@ -172,7 +172,7 @@ def load_model(config, world, progress: bool = False, measure: bool = False, fil
     log.info("%s", plan)
     with tracing.span(native.lib.ckdist_trace_choose) if tracing else contextlib.nullcontext():
         types = [packed_type(loader, name) for name, *_ in lowered.matrices if "layers.0." in str(name)]
-        choice = choose_prefill(config, world, executable, lambda: key_of(world, plan, executable, program.digest(), types), measure)
+        choice = choose_prefill(config, world, executable, lambda: key_of(world, plan, executable, program.digest(), types), loader.held, measure)
     if world.rank == 0 and world.size > 1:
         log.info("%s", choice.reason)
     total_bytes = sum(world.gather(weight_bytes))
@@ -205,7 +205,9 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
 def fill_shard(loader: ShardLoader, config, world, progress: bool, trace) -> None:
     """Packs everything, or begins to, as --reorganize says."""
     if config.reorganize != "off" and not config.quantize:
-        return loader.reorganize(config.reorganize, trace=trace)
+        # With -v alone, since it comes when it comes, in the middle of a text; and once for a job: rank 0 reads the weights of all ranks of its host.
+        tell = (lambda filled: log.debug("%s", filled)) if world.rank == 0 else None
+        return loader.reorganize(config.reorganize, trace=trace, tell=tell)
     if config.reorganize != "off" and world.rank == 0:
         log.info("--quantize changes the weights, so all of them are packed before anything runs")
     loader.load(progress, trace)

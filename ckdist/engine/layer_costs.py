@@ -26,9 +26,12 @@ from ckdist.topology import this_machine
 
 LEAST_TOKENS = 8  # of a step that is worth asking about
 MOST_SIZES = 24
-ROUNDS = 5
-ENOUGH_ROUNDS = 3  # to be kept
-SECONDS = 5.0  # after which no further size is begun; a model of a few GB needs a tenth of it
+ROUNDS, MOST_ROUNDS = 5, 100
+# After which no layer is begun, in the first rounds and in those that are added where these did not decide. A start takes so much longer at most, and a layer
+# twice both ways; where neighbours are quiet, of a model of a few GB, about half a second.
+SECONDS, MORE_SECONDS = 5.0, 2.0
+WON, LOST = 0.99, 1.01  # ratios of seconds that decide
+EVEN = 0.95, 1.05  # between them the choice matters so little that nothing more precise is asked for
 KEPT_FILES = 64
 
 
@@ -36,15 +39,20 @@ KEPT_FILES = 64
 class LayerCosts:
     """`sizes`: tokens of a step, ascending. By phase, and for each size: median `seconds` of a layer, and bytes that rank 0 reads of others.
 
-    `ratios`: of TOKEN's seconds to TENSOR's, the median over rounds in which one ran right after the other, so what slows the whole machine
-    for a while is not in it. `rounds`: how many there were.
+    `ratios`: of TOKEN's seconds to TENSOR's, over rounds in which one ran right after the other, so what slows the whole machine for a while is not in
+    them: the median, between the bounds within which it lies with 95 % (`median_within`). `rounds`: how many there were, at least.
     """
 
     sizes: tuple[int, ...]
     seconds: tuple[tuple[float, ...], tuple[float, ...]]
     moved: tuple[tuple[int, ...], tuple[int, ...]]
-    ratios: tuple[float, ...]
+    ratios: tuple[tuple[float, float, float], ...]  # low, median, high
     rounds: int
+
+    @property
+    def certain(self) -> bool:
+        """Another measurement would say the same: for every size one way surely won, or the choice hardly matters."""
+        return self.rounds >= ROUNDS and all(map(_decided, self.ratios))
 
     def predicted(self, phase: int, tokens: int) -> float:
         """Seconds of a layer for a step of so many tokens: between the sizes on a line, beyond them in proportion."""
@@ -58,14 +66,17 @@ def measure(executable: Executable) -> LayerCosts:
     while sizes[-1] // 2 >= LEAST_TOKENS:
         sizes.append(sizes[-1] // 2)
     for phase in (DECODE, PREFILL):
-        _layer(executable, sizes[-1], phase)  # pages and caches are warm from here on
+        _layer(executable, sizes[0], phase)  # the layer is packed, and pages and caches are warm, from here on
     seconds = {size: ([], []) for size in sizes}
     moved: dict[int, list[int]] = {}
-    end = time.monotonic() + SECONDS
-    for turn in range(ROUNDS):
+    began = time.monotonic()
+    within = lambda size: median_within([token / tensor for tensor, token in zip(*seconds[size])])
+    for turn in range(MOST_ROUNDS):
         for size in sizes:
-            if moved and time.monotonic() > end:
+            if moved and time.monotonic() - began > (SECONDS if turn < ROUNDS else MORE_SECONDS):
                 break
+            if turn >= ROUNDS and _decided(within(size)):
+                continue
             moved[size] = [0, 0]
             for phase in (DECODE, PREFILL) if turn % 2 else (PREFILL, DECODE):
                 took, moved[size][phase] = _layer(executable, size, phase)
@@ -73,9 +84,24 @@ def measure(executable: Executable) -> LayerCosts:
     executable.times(reset=True)
     known = sorted(moved)
     medians = tuple(tuple(statistics.median(seconds[size][phase]) for size in known) for phase in (DECODE, PREFILL))
-    ratios = tuple(statistics.median(token / tensor for tensor, token in zip(*seconds[size])) for size in known)
+    ratios = tuple(within(size) for size in known)
     counts = tuple(tuple(moved[size][phase] for size in known) for phase in (DECODE, PREFILL))
     return LayerCosts(tuple(known), medians, counts, ratios, min(len(seconds[size][DECODE]) for size in known))
+
+
+def median_within(values: list[float]) -> tuple[float, float, float]:
+    """The median, and before and after it the values between which the median of what they are drawn from lies with 93 to 98 %, as the sign test has it.
+
+    Fewer than five values cannot say that: then the least and the largest, which hold it less often.
+    """
+    ordered, n = sorted(values), len(values)
+    left_out = max(0, int((n + 1) / 2 - 0.98 * math.sqrt(n)) - 1)  # on each side; the normal approximation of the binomial's quantile
+    return ordered[left_out], statistics.median(ordered), ordered[n - 1 - left_out]
+
+
+def _decided(ratio: tuple[float, float, float]) -> bool:
+    low, _, high = ratio
+    return high <= WON or low >= LOST or EVEN[0] <= low and high <= EVEN[1]
 
 
 def largest_step(executable: Executable) -> int:
@@ -127,8 +153,8 @@ def load_costs(key: dict) -> LayerCosts | None:
 
 
 def save_costs(key: dict, costs: LayerCosts) -> pathlib.Path | None:
-    """Where they are kept now; None where that cannot be, or where there were too few rounds for it."""
-    if costs.rounds < ENOUGH_ROUNDS:
+    """Where they are kept now; None where that cannot be, or where they are not certain."""
+    if not costs.certain:
         return None
     try:
         path = path_of(key)
@@ -156,13 +182,14 @@ def _frozen(value):
 def _sound(costs: LayerCosts) -> bool:
     count = len(costs.sizes)
     rows = [*costs.seconds, *costs.moved, costs.ratios]
-    numbers = [*costs.sizes, *costs.seconds[0], *costs.seconds[1], *costs.ratios]
+    numbers = [*costs.sizes, *costs.seconds[0], *costs.seconds[1], *(number for low, ratio, high in costs.ratios for number in (low, ratio, high))]
     return (
         0 < count <= MOST_SIZES
         and list(costs.sizes) == sorted(set(costs.sizes))
         and len(rows) == 5
         and all(len(row) == count for row in rows)
         and all(type(n) in (int, float) and math.isfinite(n) and n > 0 for n in numbers)
+        and all(low <= ratio <= high for low, ratio, high in costs.ratios)
         and all(type(n) is int for n in (*costs.sizes, *costs.moved[0], *costs.moved[1], costs.rounds))
     )
 

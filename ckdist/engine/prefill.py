@@ -7,10 +7,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ckdist.engine.layer_costs import LayerCosts, load_costs, measure, save_costs
+from ckdist.engine.layer_costs import LOST, WON, LayerCosts, load_costs, measure, save_costs
 from ckdist.program.executable import DECODE, PREFILL, Executable
 
-WON, LOST = 0.99, 1.01  # ratios of seconds that decide; between them a size is as the next larger one
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,11 @@ class PrefillChoice:
         return numbers
 
 
-def choose_prefill(config, world, executable: Executable, key_of: Callable[[], dict], anew: bool = False) -> PrefillChoice:
+def choose_prefill(config, world, executable: Executable, key_of: Callable[[], dict], held, anew: bool = False) -> PrefillChoice:
     """Sets the executable's `prefill_from`; a collective call, before anything is in the cache.
 
-    Where there is a choice it takes what is kept for `key_of()` (as of `layer_costs`), or else, or with `anew`, measures and keeps it.
+    Where there is a choice it takes what is kept for `key_of()` (as of `layer_costs`), or else, or with `anew`, measures and keeps it; within `held()`
+    this rank does nothing beside.
     """
     if executable.phases == 1:
         return PrefillChoice(sys.maxsize, "prefill cuts tensors" if world.size > 1 else "one rank, nothing cut")
@@ -54,12 +54,13 @@ def choose_prefill(config, world, executable: Executable, key_of: Callable[[], d
         kept = load_costs(key) if world.rank == 0 and not anew else None
         source = "measured before, from the cache"
         if not world.broadcast(kept is not None):
-            if world.rank:
-                executable.work()
-            else:
-                kept = measure(executable)
-                executable.stop()
-                source = "measured now, and kept" if save_costs(key, kept) else "measured now"
+            with held():
+                if world.rank:
+                    executable.work()
+                else:
+                    kept = measure(executable)
+                    executable.stop()
+                    source = "measured now, and kept" if save_costs(key, kept) else "measured now" if kept.certain else "measured now, too unevenly to be kept: the next start measures again"
         told = world.broadcast(kept and [kept.sizes, kept.seconds, kept.moved, kept.ratios, kept.rounds, source])
         *numbers, rounds, source = told
         choice = _choose(LayerCosts(*(_tuples(part) for part in numbers), rounds), source)
@@ -68,19 +69,19 @@ def choose_prefill(config, world, executable: Executable, key_of: Callable[[], d
 
 
 def _choose(costs: LayerCosts, source: str) -> PrefillChoice:
-    """From the largest step down, as long as cutting tokens is not clearly slower, to the smallest where it clearly is faster.
+    """From the largest step down, as long as cutting tokens is not surely slower, to the smallest where it surely is faster.
 
-    What a size that is neither says is noise, and moves no threshold.
+    What a size that is neither says is noise, and moves no threshold; where all do, tensors are cut.
     """
     from_tokens = sys.maxsize
-    for size, ratio in reversed(list(zip(costs.sizes, costs.ratios))):
-        if ratio >= LOST:
+    for size, (low, _, high) in reversed(list(zip(costs.sizes, costs.ratios))):
+        if low >= LOST:
             break
-        if ratio <= WON:
+        if high <= WON:
             from_tokens = size
     what = f"prefill cuts tokens from {from_tokens} tokens in a step on" if from_tokens < sys.maxsize else "prefill cuts tensors"
     each = lambda phase: f"{costs.seconds[phase][-1] * 1e3:.2f} ms, {costs.moved[phase][-1] / 1e6:.2f} MB read of other ranks"
-    ratios = ", ".join(f"{ratio:.3f} at {size}" for size, ratio in zip(costs.sizes, costs.ratios))
+    ratios = ", ".join(f"{ratio:.3f} ({low:.2f} to {high:.2f}) at {size}" for size, (low, ratio, high) in zip(costs.sizes, costs.ratios))
     return PrefillChoice(
         from_tokens,
         f"{what}: a layer of {costs.sizes[-1]} tokens takes {each(PREFILL)} with tokens cut, {each(DECODE)} with tensors cut; ratios of time {ratios} ({source})",

@@ -19,7 +19,20 @@ def main() -> int:
     with contextlib.suppress(AttributeError, OSError):
         # Rank 0 is bound to its own cores, where its compute threads run; this process goes where there is room.
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    return asyncio.run(HttpServer(settings, socket.socket(fileno=settings.listener)).run())
+    try:
+        return asyncio.run(HttpServer(settings, socket.socket(fileno=settings.listener)).run())
+    finally:
+        if os.getppid() != settings.parent:
+            remove_endpoint(settings.endpoint)
+
+
+def remove_endpoint(endpoint: str) -> None:
+    """The socket of a rank 0 that was killed, as by a launcher's Ctrl-C, and the folder in which nothing else was."""
+    path = endpoint.removeprefix("ipc://")
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(path))
 
 
 sys.exit(main())

@@ -35,7 +35,7 @@ class HttpProcess:
     """A running HTTP process. `url` is where it answers."""
 
     def __init__(self, process: subprocess.Popen, url: str):
-        self._process, self.url = process, url
+        self._process, self.url, self._draining = process, url, False
 
     @classmethod
     def start(cls, config: ServeConfig, endpoint: str, model: str, model_name: str, listener: socket.socket) -> "HttpProcess":
@@ -80,12 +80,14 @@ class HttpProcess:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Its exit code, None while it runs."""
-        return self._process.poll()
+        """Its exit code, None while it runs. To be told to drain before it could handle signals is no failure."""
+        code = self._process.poll()
+        return 0 if self._draining and code == -signal.SIGTERM else code
 
     def drain(self) -> None:
         """Ask it to refuse new requests, let running ones finish, and end. Returns at once; rank 0 must go on with its steps."""
         if self.poll() is None:
+            self._draining = True
             self._process.send_signal(signal.SIGTERM)
 
     def stop(self, timeout: float = KILL_SECONDS) -> int:

@@ -19,11 +19,11 @@ from ckdist.errors import CkdistError
 from ckdist.serve.app import Service, create_app
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.settings import HttpSettings
+from ckdist.serve.silent import SilentConnections
 from ckdist.tokens.source import tokenizer_of
 
 WATCH_SECONDS = 0.1
 SHUTDOWN_SECONDS = 2
-KEEP_ALIVE_SECONDS = 30
 MAX_HEADER_BYTES = 32 << 10
 CONNECTIONS_BESIDE_SEQUENCES = 512  # for health checks, metrics and clients that are refused
 
@@ -46,6 +46,7 @@ class HttpServer:
         self.client = EngineClient(settings.endpoint)
         self.service = Service(settings, self.client)
         self.signals = 0
+        self.silent = SilentConnections(settings.silence)
         self.connections = Connections(
             uvicorn.Config(
                 create_app(self.service),
@@ -58,7 +59,7 @@ class HttpServer:
                 proxy_headers=False,
                 server_header=False,
                 limit_concurrency=settings.max_sequences + CONNECTIONS_BESIDE_SEQUENCES,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_keep_alive=settings.silence,
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             )
@@ -90,6 +91,7 @@ class HttpServer:
                 if loading.exception() is not None:
                     return await self._give_up(f"the tokenizer does not load: {_reason(loading.exception())}")
                 self.service.tokenizer, loading = loading.result(), None
+            self.silent.close(self.connections.server_state.connections)
             if os.getppid() != self.settings.parent:
                 return await self._give_up("rank 0 has ended; the server is going down")
             if self.signals or self.client.state == "draining":

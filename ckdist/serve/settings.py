@@ -5,8 +5,10 @@ from dataclasses import asdict, dataclass, field
 
 from ckdist.config import ServeConfig
 from ckdist.errors import ConfigError
+from ckdist.text_file import read_text_file
 
 MAX_KEYS = 1000
+MAX_KEY_FILE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,7 @@ class HttpSettings:
     max_body: int = 8 << 20
     timeout: float = 600.0
     drain_timeout: float = 30.0
+    silence: float = 30.0  # how long a connection may be without a request
     linger: float = 3.0  # how long 503 is answered after rank 0 has died
     verbose: bool = False
 
@@ -42,11 +45,7 @@ def read_api_keys(config: ServeConfig) -> tuple[str, ...]:
     if config.api_key is not None and not any(keys):
         raise ConfigError("--api-key is empty; give a key, or leave the flag out")
     if config.api_key_file is not None:
-        try:
-            with open(config.api_key_file, encoding="utf-8") as file:
-                lines = [line.strip() for line in file.read(1 << 20).splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--api-key-file ({config.api_key_file}) cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from None
+        lines = [line.strip() for line in read_text_file(config.api_key_file, f"--api-key-file {config.api_key_file}", MAX_KEY_FILE_BYTES).splitlines()]
         if not any(lines):
             raise ConfigError(f"--api-key-file ({config.api_key_file}) holds no key; write one per line")
         keys += lines

@@ -46,8 +46,8 @@ class Tokenizer:
         """
         try:
             ids = self.backend.encode_batch([text], add_special_tokens=False)[0].ids  # a batch, since only that releases the GIL
-        except (UnicodeEncodeError, TypeError) as error:
-            raise RequestError(f"the text cannot be encoded: {error}; send valid Unicode") from None
+        except (UnicodeEncodeError, TypeError):
+            raise RequestError("the text is not valid Unicode: it has bytes or escapes that are no characters") from None
         if not add_special:
             return ids
         prefix = () if self.prefix and self.prefix == tuple(ids[: len(self.prefix)]) else self.prefix

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ckdist.errors import ConfigError
+from ckdist.text_file import read_text_file
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -18,6 +19,7 @@ else:
 
 SCHEDULES = ("constant", "linear", "cosine", "wsd")
 MAX_STEPS = 1 << 40
+MAX_CONFIG_BYTES = 1 << 20
 
 
 def setting(default: Any, help: str, low: float | None = None, high: float | None = None, choices: tuple[str, ...] | None = None, kind: type | None = None) -> Any:
@@ -139,10 +141,9 @@ def from_mapping(values: Mapping[str, Any], where: str) -> TrainConfig:
 def load_config(path: str, overrides: Iterable[str] = ()) -> TrainConfig:
     """The configuration in a TOML file, with `field=value` of `overrides` on top. ConfigError for what is wrong in either."""
     try:
-        with open(path, "rb") as file:
-            values = tomllib.load(file)
-    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        values = tomllib.loads(read_text_file(path, path, MAX_CONFIG_BYTES))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
     for override in overrides:
         _override(values, override)
     return from_mapping(values, path)
@@ -155,7 +156,7 @@ def _override(values: dict[str, Any], text: str) -> None:
         raise ConfigError(f"--set {text!r:.80} must be field=value")
     try:
         value = tomllib.loads(f"value = {written}")["value"]
-    except ValueError:
+    except (ValueError, RecursionError):
         value = written.strip()
     table = values
     *outer, last = name.strip().split(".")

@@ -11,9 +11,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from ckdist.errors import ConfigError
+from ckdist.progress import progress_bar
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class Report:
         (output_dir / f"{METRICS}.tmp").replace(output_dir / METRICS)
         self._file = open(output_dir / METRICS, "a", buffering=1)
         self._board = _tensorboard(output_dir, start) if "tensorboard" in report_to else None
-        self._bar = tqdm(total=steps, initial=start, unit="step", desc="training", disable=not sys.stderr.isatty(), smoothing=0.1)
+        self._bar = progress_bar(steps, "step", "training", leave=True, start=start)
 
     def _lines(self) -> list[dict]:
         """What is there of earlier runs; a line that was cut off by a full disk or a kill is left out."""

@@ -5,19 +5,19 @@ live as long as the ShardLoader. Then native threads fill the arena: `load` wait
 knows the loader multiplies with what is packed and packs the rest for itself. It does not decide who holds what.
 """
 
+import contextlib
 import logging
-import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tqdm import tqdm
 
 from ckdist.errors import ConfigError, LayoutError, ModelFileError
 from ckdist.models.tensors import EMBEDDING, OUTPUT
 from ckdist.native import check, ffi, lib, pointer
+from ckdist.progress import progress_bar
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint, TensorSource
 from ckdist.weights.dequantize import dequantize
@@ -267,19 +267,18 @@ class ShardLoader:
         check(lib.ckdist_loader_add_peer_matrix(self._native, peer, plan, *place[4:], out))
         return out[0]
 
-    def load(self, progress: bool | None = None, trace=None) -> LoadReport:
+    def load(self, progress: bool = True, trace=None) -> LoadReport:
         """Packs everything that was planned, and waits for it; call it once.
 
-        `progress`: show a bar; None: where standard error is a terminal. `trace`: the native trace in which its threads get
+        `progress`: show a bar, on a terminal. `trace`: the native trace in which its threads get
         lanes. Raises CapacityError when there is not memory enough, and ModelFileError when a file has become shorter or a value cannot be quantised.
         """
         began = time.perf_counter()
         if not self._open:
             self.open()
         total = lib.ckdist_loader_source_bytes(self._native)
-        shown = sys.stderr.isatty() if progress is None else progress
         self._fill(background=False, mover="threads", until=1.0, trace=trace)
-        with tqdm(total=total, unit="B", unit_scale=True, desc="loading", disable=not shown, leave=False) as bar:
+        with progress_bar(total, "B", "loading", progress) as bar:
             while not check(lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)):
                 bar.update(self._filled().stored_done - bar.n)
             bar.update(total - bar.n)
@@ -287,14 +286,14 @@ class ShardLoader:
         log.info("%s with %d threads", report, self.threads)
         return report
 
-    def reorganize(self, mover: str = "auto", until: float = 1.0, trace=None) -> None:
+    def reorganize(self, mover: str = "auto", until: float = 1.0, trace=None, tell: Callable[[Filled], None] | None = None) -> None:
         """Begins to pack everything while executables that know this loader run; call it once, after `open`.
 
         `mover`: auto, dsa or threads. `until`: the share of the bytes after which it stops for good. `trace`: as in `load`.
-        Raises ConfigError for a mover that this machine has not.
+        `tell`: is called, by another thread, when nothing is left on any rank that this one reads. Raises ConfigError for a mover that this machine has not.
         """
         self._fill(background=True, mover=mover, until=until, trace=trace)
-        self._reporter = threading.Thread(target=self._report, name="reorganized", daemon=True)
+        self._reporter = threading.Thread(target=self._report, args=[tell], name="reorganized", daemon=True)
         self._reporter.start()
 
     def _fill(self, background: bool, mover: str, until: float, trace) -> None:
@@ -310,6 +309,15 @@ class ShardLoader:
     def check(self) -> None:
         """Raises what filling failed with, or ModelFileError when a file that is still needed has changed."""
         check(lib.ckdist_loader_check(self._native))
+
+    @contextlib.contextmanager
+    def held(self):
+        """Within, filling in the background stands still, but for what steps keep: for what is to be measured."""
+        lib.ckdist_loader_hold(self._native, True)
+        try:
+            yield
+        finally:
+            lib.ckdist_loader_hold(self._native, False)
 
     def close(self) -> None:
         """Ends filling, if it is still going on; what is packed stays."""
@@ -328,15 +336,15 @@ class ShardLoader:
         lib.ckdist_loader_filled(self._native, out)
         return out
 
-    def _report(self) -> None:
-        """Says once that filling has ended; a failure is raised where steps run."""
+    def _report(self, tell: Callable[[Filled], None] | None) -> None:
+        """Tells once that filling has ended; a failure is raised where steps run."""
         while (status := lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)) == 0:
             pass
         out = self._filled()
         if out.trouble[0] != b"\0":
             log.warning("%s", ffi.string(out.trouble).decode())
-        if status > 0 and out.finished:
-            log.info("%s", self.filled)
+        if status > 0 and out.finished and tell:
+            tell(self.filled)
 
     def offset_of(self, pointer) -> int:
         """Bytes from the beginning of the arena to what lies in it."""

@@ -93,6 +93,8 @@ CKDIST_EXPORT int ckdist_loader_fill(ckdist_loader* loader, const struct ckdist_
 CKDIST_EXPORT int ckdist_loader_wait(ckdist_loader* loader, int milliseconds);
 /* Negative when filling failed, or a file that is still needed has changed. */
 CKDIST_EXPORT int ckdist_loader_check(ckdist_loader* loader);
+/* While `held`, threads that fill in the background do nothing. */
+CKDIST_EXPORT void ckdist_loader_hold(ckdist_loader* loader, int held);
 /* Ends filling where it is. */
 CKDIST_EXPORT void ckdist_loader_stop(ckdist_loader* loader);
 

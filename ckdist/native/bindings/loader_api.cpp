@@ -116,6 +116,8 @@ int ckdist_loader_check(ckdist_loader* loader) {
   return ckdist::guard([&] { loader->loader.reorganizer()->check(); });
 }
 
+void ckdist_loader_hold(ckdist_loader* loader, int held) { loader->loader.reorganizer()->hold(held != 0); }
+
 void ckdist_loader_stop(ckdist_loader* loader) {
   if (Reorganizer* const reorganizer = loader->loader.reorganizer()) reorganizer->stop();
 }

@@ -2,6 +2,10 @@
 //
 // Touching a page that the file no longer has raises SIGBUS. A handler that knows all mappings puts zeros there and marks the file as
 // damaged; whoever computed with its bytes calls check() before anybody sees the result. Other SIGBUS go where they went before.
+//
+// A file is another one when it is shorter, or when its time of writing changed and samples of its bytes did too: `touch`, `chmod`, `mv` and `ln`
+// change times alone. Samples are its first, its last and 62 pages evenly between. So a file that is replaced in place is noticed, and so is whatever
+// overwrites a stretch of a 63rd of it; what is missed is a smaller edit between two samples, and one whose author sets the time of writing back.
 #pragma once
 #include <signal.h>
 #include <sys/stat.h>
@@ -33,12 +37,15 @@ class MappedFile {
 
  private:
   struct Guard;
+  // Of the samples, as the file has them now. Throws Error(model_file) where it cannot be read.
+  uint64_t checksum() const;
   static void on_bus_error(int number, siginfo_t* info, void* context);
   static void watch_bus_errors();
 
   std::string path_;
   int descriptor_ = -1;
   struct stat status_;
+  uint64_t checksum_ = 0;  // when it was opened
   const uint8_t* data_ = nullptr;
   Guard* guard_ = nullptr;
 };

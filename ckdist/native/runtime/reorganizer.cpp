@@ -228,7 +228,9 @@ void Reorganizer::read_ahead(size_t from) {
 
 // While tokens are being waited for, one thread works for a share of the time, the others not at all.
 void Reorganizer::make_room(int number, int64_t worked_ns) {
-  if (!way_.background || !steps_run()) return;
+  if (!way_.background) return;
+  while (held_ && !stop_) sleep_ns(kPollNs);
+  if (!steps_run()) return;
   if (number == 0) return sleep_ns(worked_ns * kRest);
   while (!stop_ && steps_run()) sleep_ns(kPollNs);
 }

@@ -42,6 +42,8 @@ class Reorganizer {
   // nobody may see anything until this was called.
   void check();
   void stop();
+  // From the next slice on its own background threads wait until they are let go again: for what is to be measured. Steps keep what they pack.
+  void hold(bool held) { held_.store(held, std::memory_order_relaxed); }
 
   // Everything is packed, on all ranks whose weights this rank reads, and the files are given back.
   bool finished() const { return finished_.load(std::memory_order_acquire); }
@@ -87,7 +89,7 @@ class Reorganizer {
   std::atomic<int64_t> allowance_{0}, kept_{0}, stored_done_{0};
   std::atomic<int64_t> claimed_{0};  // bytes, counted where there is a limit
   std::atomic<int64_t> last_step_ns_{0};
-  std::atomic<bool> stepping_{false}, stop_{false}, finished_{false};
+  std::atomic<bool> stepping_{false}, stop_{false}, finished_{false}, held_{false};
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   int working_ = 0;               // threads still at work; under mutex_

@@ -8,16 +8,15 @@ import json
 import logging
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from ckdist.errors import ConfigError, EngineError, RequestError
+from ckdist.progress import progress_bar
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.data.documents import BadLine, Document, read_documents
 
@@ -155,7 +154,7 @@ def _refuse(bad: BadLine, bad_lines: str, writer: _Writer) -> None:
 
 def _read(files: list[Path], text_column: str, bad_lines: str, writer: _Writer, progress: bool) -> Iterator[Document]:
     total = sum(file.stat().st_size for file in files)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="tokenising", disable=not (progress and sys.stderr.isatty()), leave=False) as bar:
+    with progress_bar(total, "B", "tokenising", progress) as bar:
         for file in files:
             for document in read_documents(file, text_column):
                 if isinstance(document, BadLine):

@@ -1,0 +1,15 @@
+"""Text files that a user names on the command line: a limit on their size, since /dev/zero and a wrong name are files too, and one clear line."""
+
+from ckdist.errors import ConfigError
+
+
+def read_text_file(path: str, what: str, most_bytes: int, errors: str = "strict") -> str:
+    """The UTF-8 text in a file of at most `most_bytes`; ConfigError that begins "cannot read `what`". `errors` as of bytes.decode."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(most_bytes + 1)
+        if len(data) > most_bytes:
+            raise ConfigError(f"cannot read {what}: it has more than the {most_bytes >> 10} KiB that are allowed")
+        return data.decode("utf-8", errors)
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path, or it is not UTF-8
+        raise ConfigError(f"cannot read {what}: {getattr(error, 'strerror', None) or error}") from None
