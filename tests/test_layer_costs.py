@@ -9,7 +9,6 @@ import random
 import shutil
 import stat
 import sys
-import types
 
 import pytest
 
@@ -131,26 +130,24 @@ def test_the_oldest_files_go(own_cache, monkeypatch):
     ],
 )
 def test_thresholds(ratios, from_tokens):
-    choice = prefill._choose(costs(*ratios), 1.0, "measured now")
+    choice = prefill._choose(costs(*ratios), "measured now")
     assert choice.from_tokens == from_tokens
     assert "a layer of 64 tokens takes" in choice.reason and f"{ratios[1]:.3f} ({ratios[1]:.2f} to {ratios[1]:.2f}) at 16" in choice.reason and choice.reason.count("\n") == 0
 
 
 def test_a_size_that_is_not_sure_decides_nothing():
-    assert prefill._choose(costs(0.9, 0.9, 0.9, 0.9, spread=0.1), 1.0, "").from_tokens == sys.maxsize
-    assert prefill._choose(costs(1.2, 1.2, 1.2, 1.02, spread=0.1), 1.0, "").from_tokens == sys.maxsize
-    assert prefill._choose(costs(1.2, 0.9, 1.05, 0.8, spread=0.06), 1.0, "").from_tokens == 16
-    assert prefill._choose(costs(1.2, 0.9, 1.05, 0.8, spread=0.06), 0.9, "").from_tokens == 64  # tensors leave out a tenth
+    assert prefill._choose(costs(0.9, 0.9, 0.9, 0.9, spread=0.1), "").from_tokens == sys.maxsize
+    assert prefill._choose(costs(1.2, 1.2, 1.2, 1.02, spread=0.1), "").from_tokens == sys.maxsize
+    assert prefill._choose(costs(1.2, 0.9, 1.05, 0.8, spread=0.06), "").from_tokens == 16
 
 
 def test_predictions():
     found = costs(1.2, 0.95, 0.9, 0.9)
     assert found.predicted(DECODE, 24) == pytest.approx(24e-4) and found.predicted(PREFILL, 64) == pytest.approx(0.9 * 64e-4)
     assert found.predicted(DECODE, 640) == pytest.approx(640e-4) and found.predicted(DECODE, 1) == pytest.approx(8e-4)
-    choice = prefill._choose(found, 1.0, "")
-    spec = types.SimpleNamespace(num_layers=10, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=64)  # q 64 rows, k and v 32, the rest 256
-    assert choice.predicted([(PREFILL, 64), (DECODE, 8)], spec) == pytest.approx(10 * 0.9 * 64e-4 + (10 - 256 / 384) * 8e-4)
-    assert dataclasses.replace(choice, costs=None).predicted([(PREFILL, 64)], spec) is None
+    choice = prefill._choose(found, "")
+    assert choice.predicted([(PREFILL, 64), (DECODE, 8)], 10) == pytest.approx(10 * (0.9 * 64e-4 + 8e-4))
+    assert dataclasses.replace(choice, costs=None).predicted([(PREFILL, 64)], 10) is None
 
 
 def test_time_is_bounded(monkeypatch):
@@ -193,7 +190,7 @@ def test_noise_is_neither_believed_nor_kept(own_cache, noise, kept):
     executable = Noisy()
     found = layer_costs.measure(executable)
     assert found.certain == kept == (save_costs(KEY, found) is not None)
-    assert prefill._choose(found, 1.0, "").from_tokens == 8 or not kept
+    assert prefill._choose(found, "").from_tokens == 8 or not kept
     assert executable.runs == 2 + 2 * 5 * 4 if kept else 2 + 2 * 5 * 4 < executable.runs <= 2 + 2 * 100 * 4
 
 

@@ -101,8 +101,8 @@ def test_bits_are_those_of_tensor_over_hosts(family, hosts, threads, numbers, le
 
 @pytest.mark.parametrize("ranks, tokens", [(2, 10), (3, 12), (3, 2)])
 def test_bytes_moved_are_those_of_the_formula(ranks, tokens):
-    """By tokens: each rank reads the others' q, k and v of its heads, and the others' outputs for its tokens. By tensors:
-    the embeddings' sum and two of each layer but the last, of which nothing is wanted."""
+    """By tokens: each rank reads the others' q, k and v of its heads, and the others' outputs for its tokens; by tensors the
+    embeddings' sum and two of each layer. After its attention nothing of the last layer is wanted here."""
 
     def rank(world):
         spec, *_, executable, keep = build(world, "llama", "auto", 2, 16, 4, "f32", kv_heads=6)
@@ -119,7 +119,7 @@ def test_bytes_moved_are_those_of_the_formula(ranks, tokens):
     spec = results[0][0]
     by_token, by_tensor = np.sum([counts for _, counts in results], axis=0)
     columns = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    assert by_token == spec.num_layers * tokens * (ranks - 1) * columns * 4 // ranks
+    assert by_token == (spec.num_layers * columns - spec.num_heads * spec.head_dim) * tokens * (ranks - 1) * 4 // ranks
     if tokens > 2:  # so few rows are prepared by every thread for itself
         assert by_tensor == (2 * spec.num_layers - 1) * tokens * ranks * (ranks - 1) * spec.hidden_size * 4
 

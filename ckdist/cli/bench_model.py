@@ -90,7 +90,7 @@ class ModelBench:
     def row(self, run, n_prompt: int, n_gen: int, depth: int = 0, sequences: int = 1) -> dict:
         self.executable.times(reset=True)
         before = list(self.executable.prefill_tokens)
-        predicted = self.model.prefill.predicted(self.steps(n_prompt), self.model.spec) if n_prompt else None
+        predicted = self.model.prefill.predicted(self.steps(n_prompt), self.model.spec.num_layers) if n_prompt else None
         seconds = measure(run, self.config.repetitions)
         times = self.executable.times()
         tokens = (n_prompt or n_gen) * sequences

@@ -11,6 +11,7 @@ from ckdist.engine.layer_costs import LOST, WON, LayerCosts, load_costs, measure
 from ckdist.program.executable import DECODE, PREFILL, Executable
 
 
+
 @dataclass(frozen=True)
 class PrefillChoice:
     """Steps with prompts of at least `from_tokens` tokens are cut by tokens; `reason` is one line. `costs`: None where nothing was asked."""
@@ -19,12 +20,9 @@ class PrefillChoice:
     reason: str
     costs: LayerCosts | None = None
 
-    def predicted(self, steps: list[tuple[int, int]], spec) -> float | None:
+    def predicted(self, steps: list[tuple[int, int]], layers: int) -> float | None:
         """Seconds of the layers of steps, each of a phase and so many tokens, without context before them; None where nothing is known."""
-        if self.costs is None:
-            return None
-        made = {DECODE: layers_made(spec), PREFILL: 1.0}
-        return spec.num_layers * sum(made[phase] * self.costs.predicted(phase, tokens) for phase, tokens in steps)
+        return None if self.costs is None else layers * sum(self.costs.predicted(phase, tokens) for phase, tokens in steps)
 
     def stats(self, executable: Executable) -> dict[str, float | str]:
         """For metrics: the reason, what was measured, the choice (0: never by tokens), and how many tokens of steps with prompts went either way."""
@@ -65,27 +63,21 @@ def choose_prefill(config, world, executable: Executable, key_of: Callable[[], d
                     source = "measured now, and kept" if save_costs(key, kept) else "measured now" if kept.certain else "measured now, too unevenly to be kept: the next start measures again"
         told = world.broadcast(kept and [kept.sizes, kept.seconds, kept.moved, kept.ratios, kept.rounds, source])
         *numbers, rounds, source = told
-        choice = _choose(LayerCosts(*(_tuples(part) for part in numbers), rounds), layers_made(executable.spec), source)
+        choice = _choose(LayerCosts(*(_tuples(part) for part in numbers), rounds), source)
     executable.prefill_from = choice.from_tokens
     return choice
 
 
-def layers_made(spec) -> float:
-    """Of a model's layers, the part whose products cutting tensors makes for every token: the last layer's beyond k and v are made for outputs alone."""
-    attention, mlp = spec.num_heads * spec.head_dim, 3 * spec.intermediate_size
-    return 1 - (attention + mlp) / (2 * attention + 2 * spec.num_kv_heads * spec.head_dim + mlp) / spec.num_layers
-
-
-def _choose(costs: LayerCosts, made: float, source: str) -> PrefillChoice:
+def _choose(costs: LayerCosts, source: str) -> PrefillChoice:
     """From the largest step down, as long as cutting tokens is not surely slower, to the smallest where it surely is faster.
 
-    What a size that is neither says is noise, and moves no threshold; where all do, tensors are cut. `made`: what `layers_made` says.
+    What a size that is neither says is noise, and moves no threshold; where all do, tensors are cut.
     """
     from_tokens = sys.maxsize
     for size, (low, _, high) in reversed(list(zip(costs.sizes, costs.ratios))):
-        if low >= LOST * made:
+        if low >= LOST:
             break
-        if high <= WON * made:
+        if high <= WON:
             from_tokens = size
     what = f"prefill cuts tokens from {from_tokens} tokens in a step on" if from_tokens < sys.maxsize else "prefill cuts tensors"
     each = lambda phase: f"{costs.seconds[phase][-1] * 1e3:.2f} ms, {costs.moved[phase][-1] / 1e6:.2f} MB read of other ranks"

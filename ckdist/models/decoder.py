@@ -40,7 +40,7 @@ def attention(g, x, spec: ModelSpec, layer: int, rows=every):
         window=spec.sliding_window if slides else 0,
     )
     o_bias = (w("o_proj.bias", "hidden"),) if spec.o_bias else ()
-    return g.reduce(g.linear(g.to_tokens(rows(o)), w("o_proj.weight", "hidden", "heads"), bias=o_bias, names=["attn"]))
+    return g.reduce(g.linear(rows(g.to_tokens(o)), w("o_proj.weight", "hidden", "heads"), bias=o_bias, names=["attn"]))
 
 
 def mlp(g, x, spec: ModelSpec, layer: int):
@@ -83,7 +83,7 @@ def head(g, spec: ModelSpec):
 
 def forward(g, ids, spec: ModelSpec):
     """(tokens,) ids -> (outputs, vocab) logits of the tokens that the batch asks for."""
-    x = g.rms_norm(g.gather(g.take(hidden(g, ids, spec, g.take_early))), g.weight("model.norm.weight", "hidden"), spec.norm_eps)
+    x = g.rms_norm(g.gather(hidden(g, ids, spec, g.take)), g.weight("model.norm.weight", "hidden"), spec.norm_eps)
     return g.gather(g.soft_cap(g.linear(x, head(g, spec), names=["logits"]), spec.logit_soft_cap))
 
 

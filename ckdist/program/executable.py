@@ -110,6 +110,7 @@ class Executable:
             {
                 "op": _OPS[s.op],
                 "outputs_only": s.outputs_only,
+                "own": s.own,
                 "x": s.x,
                 "y": s.y,
                 "in": pad(s.inputs, 4, -1),

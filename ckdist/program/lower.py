@@ -34,8 +34,8 @@ class Buffer:
     `kind` is arena, slot (what other ranks read), sums (what hosts add up, of all tokens, each rank's own rows at their place), logits or activations, or what is read in other ranks' slots: tokens (each token's
     row by the rank that has the token), columns (each rank's columns of this rank's tokens) or outputs (each output's row by the rank
     that has its token). `width` in floats from row to row (activations: columns of the matrix), `lead` columns before the value's
-    own, `floats` (of activations) those that it takes from its source, `rows` how many there are at most. `taken`: its rows are the
-    batch's outputs, not its tokens.
+    own, `floats` (of activations) those that it takes from its source, `rows` how many there are at most. `taken`: its rows are
+    outputs, not tokens.
     """
 
     kind: str
@@ -52,11 +52,13 @@ class Buffer:
 class Step:
     """One native step; operands are indices into `Lowered.buffers`, `.matrices` and `.vectors`, -1 where absent.
 
-    `counts`: how many consecutive ones an operand stands for, where it may be several.
+    `counts`: how many consecutive ones an operand stands for, where it may be several. `outputs_only`: of the batch's outputs instead of its
+    tokens, `own` of those whose tokens are this rank's.
     """
 
     op: str
     outputs_only: bool = False
+    own: bool = False
     x: int = -1
     y: int = -1
     inputs: list[int] = field(default_factory=list)
@@ -185,7 +187,7 @@ class _Lowering:
         taken = _taken(instr.outputs[0])
         widths = [v.dims[-1].local(self.mesh) for v in instr.outputs]
         if instr.outputs[0].partial and len(self.peers) > 1:  # over hosts, whose ranks share the tokens
-            results = [self._buffer("sums", widths[0], place=self.slots % SLOTS, rows=self.max_tokens)]
+            results = [self._buffer("sums", widths[0], place=self.slots % SLOTS, rows=self.max_tokens, taken=taken)]
             self.exchange_floats = max(self.exchange_floats, self.max_tokens * widths[0])
         elif instr.outputs[0].partial:
             results = [self._slot(widths[0], rows, taken=taken)]
@@ -312,15 +314,15 @@ class _Lowering:
         source = self.values[i.inputs[0].name]
         columns = self._shares(in_dim)
         added = len(set(columns)) > 1  # shards of a whole matrix whose columns are cut
-        taken = _taken(i.inputs[0])
-        inputs = self._prepare(source, taken, [w.name for w in matrices], columns if added else columns[:1])
+        taken, own = _taken(i.inputs[0]), _taken(i.inputs[0]) and i.inputs[0].dims[0].axis is not None
+        inputs = self._prepare(source, taken, own, [w.name for w in matrices], columns if added else columns[:1])
         reader = self._reader(i.outputs[0])
         final = reader is None or reader.op in ("soft_cap", "all_gather")
         if final:
             outputs = [self._buffer("logits", out_dim.local(self.mesh), place=out_dim.share(self.mesh)[0])]
         else:
             outputs = self._outputs(i)
-        step = Step("linear", taken, inputs=inputs, outputs=outputs, ints=[0, 0], floats=[0.0, 0.0])
+        step = Step("linear", taken, own, inputs=inputs, outputs=outputs, ints=[0, 0], floats=[0.0, 0.0])
         if reader is not None and reader.op == "gated":
             step.ints = [1, GATES[reader.attrs["function"]]]
         adds_bias = in_dim.axis is None or self.mesh.index(in_dim.axis) == 0
@@ -334,9 +336,9 @@ class _Lowering:
         self.steps.append(step)
         self.values.update((v.name, out) for v, out in zip(i.outputs, outputs))
 
-    def _prepare(self, source, taken: bool, names: list[str], shares: list[tuple[int, int]]) -> list[int]:
+    def _prepare(self, source, taken: bool, own: bool, names: list[str], shares: list[tuple[int, int]]) -> list[int]:
         """Emits the prepare of a linear's input; returns each matrix's activation buffer, the first of one for each share of the columns."""
-        step = Step("prepare", taken, outputs=[-1, -1, -1, -1], vectors=[-1, -1], counts=_several(len(shares)), floats=[0.0])
+        step = Step("prepare", taken, own, outputs=[-1, -1, -1, -1], vectors=[-1, -1], counts=_several(len(shares)), floats=[0.0])
         if isinstance(source, _Normed):
             r = source.residual
             step.vectors = [r.post_norm, source.norm]
@@ -354,7 +356,8 @@ class _Lowering:
 
     def _activations(self, prepare: Step, name: str, shares: list[tuple[int, int]]) -> int:
         """The buffers, of one for each share of the columns the first, in which `prepare` leaves what matrix `name` reads: whole blocks of its type."""
-        block, fmt, rows = self.block_columns(name), self.formats(name), self.max_tokens if prepare.outputs_only else self.own_tokens
+        block, fmt = self.block_columns(name), self.formats(name)
+        rows = self.max_tokens if prepare.outputs_only and not prepare.own else self.own_tokens
         prepared = []
         for begin, end in shares:
             first, last = begin // block * block, -(-end // block) * block

@@ -83,12 +83,8 @@ class Tracer(Emitter):
         return x if cap == 0.0 else self._emit("soft_cap", (x,), cap=cap)
 
     def take(self, x: Value) -> Value:
-        """The rows whose logits are wanted: (tokens, n) -> (outputs, n); nothing where they were taken early."""
-        return x if x.dims[0].name == "outputs" else self._emit("take", (x,), dim=self.dims["outputs"])
-
-    def take_early(self, x: Value) -> Value:
-        """`take` before the work of the last layer; nothing where tokens are cut, as their ranks' shares of outputs are uneven."""
-        return x if self.dims["tokens"].axis else self.take(x)
+        """The rows whose logits are wanted: (tokens, n) -> (outputs, n)."""
+        return self._emit("take", (x,), dim=self.dims["outputs"])
 
     def reduce(self, x: Value) -> Value:
         """An all_reduce where x is partial; else nothing."""

@@ -43,12 +43,13 @@ struct ckdist_value {
   int64_t place;    /* arena: byte offset; slot and what is read there: its index; logits: first column */
   int64_t lead;     /* columns before the value's own */
   int64_t floats;   /* activations: columns of their own */
-  int32_t taken;    /* rows are the batch's outputs instead of its tokens; else a step of outputs finds them at their tokens */
+  int32_t taken;    /* rows are outputs instead of tokens; else a step of outputs finds them at their tokens */
 };
 
 struct ckdist_step {
   int32_t op;
   int32_t outputs_only;  /* rows are the batch's output tokens instead of all its tokens */
+  int32_t own;           /* those that are among the rank's own tokens */
   int32_t x, y;
   int32_t in[4], out[4], matrix[4], vector[4], count[4];
   int32_t i[4];

@@ -107,7 +107,8 @@ float* Executable::floats(int value, int64_t* stride) {
   const ckdist_value& v = this->value(value);
   *stride = v.width;
   if (v.kind == ckdist_in_slot) return group_.partial(int(v.place)) + v.lead;
-  if (v.kind == ckdist_in_sums) return group_.host_partial(int(v.place), batch_.tokens * v.width) + own_ * v.width;
+  if (v.kind == ckdist_in_sums)
+    return group_.host_partial(int(v.place), (v.taken ? batch_.outputs : batch_.tokens) * v.width) + (v.taken ? own_output_ : own_) * v.width;
   if (v.kind == ckdist_in_logits) return group_.logits(stride);
   return reinterpret_cast<float*>(arena_->data() + v.place);
 }
@@ -133,7 +134,7 @@ void Executable::finish(int thread, int index, int64_t rows) {
   const ckdist_step& step = phase_->steps[index];
   const ckdist_value& out = value(step.out[step.op == ckdist_step_attend ? 3 : 0]);
   if (out.kind == ckdist_in_logits) meet(thread, index, true, [&](Idle) { gather(rows, index); });
-  else if (out.kind == ckdist_in_sums) meet(thread, index, true, [&](Idle idle) { group_.reduce_hosts(int(out.place), batch_.tokens * out.width, index, idle); });
+  else if (out.kind == ckdist_in_sums) meet(thread, index, true, [&](Idle idle) { group_.reduce_hosts(int(out.place), (out.taken ? batch_.outputs : batch_.tokens) * out.width, index, idle); });
   else if (out.kind != ckdist_in_slot) meet(thread, index);
   else if (phase_->tokens_cut) meet(thread, index, true, [&](Idle idle) { group_.exchange(index, idle); });
   else meet(thread, index, true, [&](Idle idle) { group_.reduce(int(out.place), rows * out.width, index, idle); });
@@ -154,6 +155,9 @@ void Executable::run(const int32_t* message, int64_t ints) {
   phase_ = &phases_[batch.phase];
   own_ = phase_->tokens_cut ? share(group_.local_rank) : 0;
   own_tokens_ = phase_->tokens_cut ? share(group_.local_rank + 1) - own_ : batch_.tokens;
+  const int32_t* const outputs = batch.output_tokens;
+  own_output_ = std::lower_bound(outputs, outputs + batch.outputs, own_) - outputs;
+  own_outputs_ = std::lower_bound(outputs, outputs + batch.outputs, own_ + own_tokens_) - outputs - own_output_;
   active_ = std::min(std::max(batch.threads, 1), pool_.size());
   for (Worker& worker : workers_) worker.ahead.step = -1;
   for (int i = 0; i < phase_->step_count; i++) counters_[i].store(0, std::memory_order_relaxed);

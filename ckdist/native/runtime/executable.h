@@ -97,8 +97,12 @@ class Executable {
   int64_t share(int rank) const { return (batch_.tokens * rank + group_.local_size - 1) / group_.local_size; }
   int owner(int64_t token) const { return int(token * group_.local_size / batch_.tokens); }
 
-  int64_t rows(const ckdist_step& step) const { return step.outputs_only ? batch_.outputs : own_tokens_; }
-  bool replicated(const ckdist_step& step) const { return rows(step) <= kReplicatedRows && (step.outputs_only || !phase_->tokens_cut); }
+  int64_t rows(const ckdist_step& step) const { return !step.outputs_only ? own_tokens_ : step.own ? own_outputs_ : batch_.outputs; }
+  // The row among own tokens, or all, of row r of a step of outputs.
+  int64_t token_row(const ckdist_step& step, int64_t r) const { return step.own ? batch_.output_tokens[own_output_ + r] - own_ : batch_.output_tokens[r]; }
+  bool replicated(const ckdist_step& step) const {
+    return rows(step) <= kReplicatedRows && (step.outputs_only ? !step.own : !phase_->tokens_cut);  // own rows are cut for several shards
+  }
   const ckdist_value& value(int index) const { return phase_->values[index]; }
   float* floats(int value, int64_t* stride);  // row 0 of a float value, and the floats from row to row
   const float* peer_row(int index, int64_t token) const {  // of a value in the slot of the token's rank
@@ -155,6 +159,7 @@ class Executable {
   int max_group_ = 1;
   BatchView batch_;
   int64_t own_ = 0, own_tokens_ = 0;  // the batch's tokens that are this rank's: the first, and how many
+  int64_t own_output_ = 0, own_outputs_ = 0;  // the outputs among them
   int active_ = 1;
   ckdist_times times_{};
   int64_t prefilled_ = 0;  // when the batch before ended, where that was a prefill by tokens

@@ -40,10 +40,10 @@ void Executable::prepare(int thread, int index) {
   const int64_t n = rows(step);
   if (replicated(step)) {
     // Every thread prepares every row for itself; one of them also keeps the residual for later steps.
-    for (int64_t r = 0; r < n; r++) prepare_row(thread, step, r, step.outputs_only ? batch_.output_tokens[r] : r, r % active_ == thread);
+    for (int64_t r = 0; r < n; r++) prepare_row(thread, step, r, step.outputs_only ? token_row(step, r) : r, r % active_ == thread);
     return;
   }
-  for (int64_t r = thread; r < n; r += active_) prepare_row(thread, step, r, step.outputs_only ? batch_.output_tokens[r] : r, true);
+  for (int64_t r = thread; r < n; r += active_) prepare_row(thread, step, r, step.outputs_only ? token_row(step, r) : r, true);
   meet(thread, index);
 }
 
@@ -55,7 +55,7 @@ void Executable::share_outputs(int thread, int index) {
   for (int64_t o = thread; o < batch_.outputs; o += active_) {
     const int64_t row = batch_.output_tokens[o] - own_;
     if (row < 0 || row >= own_tokens_) continue;
-    const float* s = residual_row(thread, step, o, row);
+    const float* s = residual_row(thread, step, o - own_output_, row);
     std::copy(s, s + stride, out + o * stride);
   }
   finish(thread, index, batch_.outputs);
@@ -72,7 +72,7 @@ const float* Executable::residual_row(int thread, const ckdist_step& step, int64
   int64_t stride;
   if (y.kind == ckdist_in_slot || y.kind == ckdist_in_sums) {
     count = group_.parts(int(y.place), parts);
-    for (int p = 0; p < count; p++) parts[p] += (y.kind == ckdist_in_sums ? own_ + in_row : y.taken ? out_row : in_row) * n;
+    for (int p = 0; p < count; p++) parts[p] += (y.kind == ckdist_in_sums ? (y.taken ? own_output_ + out_row : own_ + in_row) : y.taken ? out_row : in_row) * n;
     worker.moved += (count - 1) * n * 4;
   } else if (y.kind == ckdist_in_outputs) {
     const int rank = owner(batch_.output_tokens[out_row]);
