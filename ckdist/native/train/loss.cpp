@@ -23,11 +23,12 @@ Training::LossSpace Training::loss_space(Carver& c, const Step& step) const {
 void Training::cross_entropy(int thread, const Step& step) {
   Carver carver{workspace_->data()};
   const LossSpace s = loss_space(carver, step);
+  const Packs packs = pack(thread, step, carver);
   const int64_t chunk = loss_chunk(), hidden = width(step.in[0]), vocab = program_.vocab;
   const int64_t row = (vocab + 15) / 16 * 16 + 16;
   const bool by_x = step.out[0] >= 0, by_head = step.gradient[0] >= 0;
   const float cap = step.f[0];
-  const Matrix& head = packed_[step.pack[0]];
+  const Matrix& head = packs.matrix[0];
   const Operand d{s.d, stride(vocab)};
   for (int64_t first = 0; first < batch_.tokens; first += chunk) {
     const int64_t n = std::min(chunk, batch_.tokens - first);
@@ -54,7 +55,7 @@ void Training::cross_entropy(int thread, const Step& step) {
       }
     });
     if (by_x) {
-      const Product dx{packed_[step.pack[1]], d, n, step.out[0], nullptr, -1, first};
+      const Product dx{packs.matrix[1], d, n, step.out[0], nullptr, -1, first};
       multiply(thread, &dx, 1);
     }
     if (by_head) {

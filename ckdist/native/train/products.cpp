@@ -4,6 +4,7 @@
 //   dW = dy^T x: x turned is the matrix, dy turned the activations; the sum goes over the tokens.
 #include <algorithm>
 
+#include "core/futex.h"
 #include "train/training.h"
 
 namespace ckdist {
@@ -52,39 +53,74 @@ void Training::multiply(int thread, const Product* products, int n) {
   });
 }
 
-void Training::pack(int) {
-  constexpr int64_t kBlock = 8;  // tiles of an item
-  for (const size_t index : pack_order_) {
-    const ckdist_training_pack& p = packs_[index];
-    const auto changes = [&](int32_t w) { return parameters_[w].offset < program_.trained_floats; };
-    if (packed_once_ && std::none_of(p.parameter, p.parameter + p.count, changes)) continue;
-    const Matrix& m = packed_[index];
-    share((m.tile_count() + kBlock - 1) / kBlock, [&](int64_t item) {
-      for (int64_t tile = item * kBlock; tile < std::min((item + 1) * kBlock, m.tile_count()); ++tile) {
-        uint8_t* at = const_cast<uint8_t*>(m.tiles) + tile * m.tile_bytes;
-        const int64_t row = tile * kTileRows;
-        const int rows = int(std::min<int64_t>(kTileRows, m.rows - row));
-        for (int i = 0; i < p.count; ++i) {
-          const ckdist_training_parameter& w = parameters_[p.parameter[i]];
-          if (p.turned) packing_.columns(parameter(p.parameter[i]) + row, w.cols, rows, w.rows, at), at += tile_bytes(w.rows);
-          else packing_.rows(parameter(p.parameter[i]) + row * w.cols, w.cols, rows, w.cols, at);
-        }
-      }
-    });
+// The matrices of a step, in place where they are frozen, else with a place in the step's workspace.
+Training::Packs Training::packs_of(const Step& step, Carver& c) const {
+  Packs packs{};
+  for (int i = 0; i < count(step.pack, 4); ++i) {
+    packs.matrix[i] = packed_[step.pack[i]];
+    if (!packs.matrix[i].tiles) packs.matrix[i].tiles = c.bytes(bytes_of(packs.matrix[i]));
   }
+  return packs;
+}
+
+void Training::pack(int thread, const int32_t* packs, const Matrix* matrices, int n) {
+  const int64_t start = now_ns();
+  int64_t items[5] = {0};
+  for (int i = 0; i < n; ++i) items[i + 1] = items[i] + (matrices[i].tile_count() + kPackTiles - 1) / kPackTiles;
+  share(items[n], [&](int64_t item) {
+    int i = 0;
+    while (item >= items[i + 1]) ++i;
+    const ckdist_training_pack& p = packs_[packs[i]];
+    const Matrix& m = matrices[i];
+    const int64_t begin = (item - items[i]) * kPackTiles, end = std::min(begin + kPackTiles, m.tile_count());
+    const auto rows = [&](int64_t tile) { return int(std::min<int64_t>(kTileRows, m.rows - tile * kTileRows)); };
+    const auto place = [&](int64_t tile) { return const_cast<uint8_t*>(m.tiles) + tile * m.tile_bytes; };
+    int64_t column = 0;
+    for (int part = 0; part < p.count; ++part) {
+      const ckdist_training_parameter& w = parameters_[p.parameter[part]];
+      const float* const x = parameter(p.parameter[part]);
+      if (!p.turned) {
+        for (int64_t tile = begin; tile < end; ++tile) packing_.rows(x + tile * kTileRows * w.cols, w.cols, rows(tile), w.cols, place(tile));
+        continue;
+      }
+      for (int64_t row = 0; row < w.rows; row += kPackRows)  // a few at a time: the tiles' parts of a row lie side by side
+        for (int64_t tile = begin; tile < end; ++tile)
+          packing_.columns(x + row * w.cols + tile * kTileRows, w.cols, rows(tile), std::min(kPackRows, w.rows - row), place(tile) + (column + row) * column_bytes());
+      column += round16(w.rows);
+    }
+  });
+  if (thread == 0) times_[18] += double(now_ns() - start) * 1e-9;
+}
+
+Training::Packs Training::pack(int thread, const Step& step, Carver& c) {
+  const Packs packs = packs_of(step, c);
+  int32_t fresh[4];
+  Matrix matrices[4];
+  int n = 0;
+  for (int i = 0; i < count(step.pack, 4); ++i)
+    if (!packed_[step.pack[i]].tiles) fresh[n] = step.pack[i], matrices[n++] = packs.matrix[i];
+  if (n) pack(thread, fresh, matrices, n);
+  return packs;
+}
+
+void Training::pack_frozen(int thread) {
+  for (const int32_t index : frozen_) pack(thread, &index, &packed_[index], 1);
 }
 
 void Training::linear(int thread, const Step& step) {
+  Carver carver{workspace_->data()};
+  const Packs packs = pack(thread, step, carver);
   Product products[4];
   const int n = count(step.out, 4);
   for (int m = 0; m < n; ++m)
-    products[m] = {packed_[step.pack[m]], operand(step.in[0]), batch_.tokens, step.out[m], step.parameter[m] < 0 ? nullptr : parameter(step.parameter[m]),
+    products[m] = {packs.matrix[m], operand(step.in[0]), batch_.tokens, step.out[m], step.parameter[m] < 0 ? nullptr : parameter(step.parameter[m]),
                    step.in[1]};
   multiply(thread, products, n);
 }
 
 void Training::linear_grad(int thread, const Step& step) {
-  const Product product{packed_[step.pack[0]], operand(step.in[0]), batch_.tokens, step.out[0]};
+  Carver carver{workspace_->data()};
+  const Product product{pack(thread, step, carver).matrix[0], operand(step.in[0]), batch_.tokens, step.out[0]};
   multiply(thread, &product, 1);
 }
 
@@ -137,12 +173,14 @@ int64_t Training::workspace(const Step& step) const {
   const int64_t tokens = program_.max_tokens, chunks = (tokens + kSumRows - 1) / kSumRows;
   Carver c{nullptr};
   switch (step.op) {
+    case ckdist_train_linear:
+    case ckdist_train_linear_grad: packs_of(step, c); break;
     case ckdist_train_linear_weight_grad: c.bytes(round16(width(step.in[0])) / 16 * tile_bytes(tokens)); break;
     case ckdist_train_rms_norm_grad: c.floats(chunks * step.i[0]); break;
     case ckdist_train_bias_grad:
       for (int m = 0; m < count(step.in, 4); ++m) c.floats(chunks * width(step.in[m]));
       break;
-    case ckdist_train_cross_entropy: loss_space(c, step); break;
+    case ckdist_train_cross_entropy: loss_space(c, step), packs_of(step, c); break;
     default: break;
   }
   return c.used;

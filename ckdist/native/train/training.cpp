@@ -28,11 +28,11 @@ Training::Training(const ckdist_training_program& program, Communicator* communi
       rows = cols, cols = 0;
       for (int m = 0; m < p.count; ++m) cols += (parameters_[p.parameter[m]].rows + 15) / 16 * 16;
     }
-    pack_order_.push_back(packed_.size());
+    if (std::all_of(p.parameter, p.parameter + p.count, [&](int32_t w) { return parameters_[w].offset >= program.trained_floats; }))
+      frozen_.push_back(int32_t(packed_.size())), frozen_bytes_ += bytes_of(matrix(rows, cols, nullptr));
     packed_.push_back(matrix(rows, cols, nullptr));
-    packed_bytes_ += packed_.back().tile_count() * packed_.back().tile_bytes;
   }
-  std::stable_sort(pack_order_.begin(), pack_order_.end(), [&](size_t a, size_t b) { return packs_[a].parameter[0] < packs_[b].parameter[0]; });
+  std::stable_sort(frozen_.begin(), frozen_.end(), [&](int32_t a, int32_t b) { return packs_[a].parameter[0] < packs_[b].parameter[0]; });
   for (const std::vector<Step>* list : {&steps_, &loss_steps_})
     for (const Step& step : *list) workspace_bytes_ = std::max(workspace_bytes_, workspace(step));
   Carver attend{nullptr}, attend_grad{nullptr};
@@ -51,11 +51,11 @@ Training::Training(const ckdist_training_program& program, Communicator* communi
       if (!product) cleared_.push_back(p);
     }
   arena_.emplace(program.arena_bytes, "activations");
-  packed_arena_.emplace(std::max<int64_t>(packed_bytes_, 64), "packed weights");
+  frozen_arena_.emplace(std::max<int64_t>(frozen_bytes_, 64), "packed weights");
   workspace_.emplace(std::max<int64_t>(workspace_bytes_, 64), "the steps' workspace");
   own_arena_.emplace(own_bytes_ * threads, "the threads' buffers");
-  const uint8_t* at = packed_arena_->data();
-  for (Matrix& m : packed_) m.tiles = at, at += m.tile_count() * m.tile_bytes;
+  Carver packed{frozen_arena_->data()};
+  for (const int32_t index : frozen_) packed_[index].tiles = packed.bytes(bytes_of(packed_[index]));
 }
 
 void Training::check(const ckdist_training_batch& b) const {
@@ -75,7 +75,7 @@ void Training::check(const ckdist_training_batch& b) const {
     if (b.starts[s + 1] < b.starts[s]) fail(Status::config, "sequence %lld starts at %d and ends before it, at %d", text(s), b.starts[s], b.starts[s + 1]);
 }
 
-double Training::run(const ckdist_training_batch& batch, bool backward, bool clear, bool reduce, bool pack) {
+double Training::run(const ckdist_training_batch& batch, bool backward, bool clear, bool reduce) {
   check(batch);
   batch_.tokens = batch.tokens;
   batch_.token_ids.assign(batch.token_ids, batch.token_ids + batch.tokens);
@@ -84,13 +84,13 @@ double Training::run(const ckdist_training_batch& batch, bool backward, bool cle
   batch_.positions.resize(batch.tokens);
   for (int64_t s = 0; s < batch.sequences; ++s)
     for (int32_t t = batch.starts[s]; t < batch.starts[s + 1]; ++t) batch_.positions[t] = t - batch.starts[s];
-  backward_ = backward, clear_ = backward && clear, reduce_ = reduce && communicator_ && communicator_->size > 1, pack_ = pack;
+  backward_ = backward, clear_ = backward && clear, reduce_ = reduce && communicator_ && communicator_->size > 1;
   times_.fill(0);
   operations_.clear();
   pool_.run(pool_.size(), [this](int thread) { replay(thread); });
   const int64_t start = now_ns();
   for (const auto& operation : operations_) operation->wait();
-  packed_once_ |= pack;
+  frozen_packed_ = true;
   times_[ckdist_train_reduce] += double(now_ns() - start) * 1e-9;
   double loss = 0;
   for (int64_t t = 0; t < batch.tokens; ++t) loss += losses_[t];
@@ -104,9 +104,9 @@ void Training::replay(int thread) {
     const int64_t now = now_ns();
     times_[op] += double(now - start) * 1e-9, start = now;
   };
-  if (pack_) pack(thread);
-  if (clear_) clear();
+  if (!frozen_packed_) pack_frozen(thread);
   lap(18);
+  if (clear_) clear();
   for (const Step& step : backward_ ? steps_ : loss_steps_) {
     execute(thread, step);
     lap(step.op);

@@ -26,9 +26,9 @@ class Training {
 
   Training(const ckdist_training_program& program, Communicator* communicator, int threads, std::vector<int> cpus, int spins);
 
-  double run(const ckdist_training_batch& batch, bool backward, bool clear, bool reduce, bool pack);
+  double run(const ckdist_training_batch& batch, bool backward, bool clear, bool reduce);
   std::array<double, 19> times() const { return times_; }
-  std::array<int64_t, 3> bytes() const { return {program_.arena_bytes, workspace_bytes_, packed_bytes_}; }
+  std::array<int64_t, 3> bytes() const { return {program_.arena_bytes, workspace_bytes_, frozen_bytes_}; }
 
  private:
   using Step = ckdist_training_step;
@@ -40,6 +40,7 @@ class Training {
   static constexpr int kGradQueries = 128; // of a block of its gradient
   static constexpr int64_t kTileBytes = 384 << 10;  // of the tiles of one item of a product: they stay in the L2 cache
   static constexpr int64_t kMaxTiles = 32, kTokens = 64;  // of such an item at most
+  static constexpr int64_t kPackTiles = 8, kPackRows = 64;  // of an item of packing; rows that are packed turned at a time
   static constexpr int64_t kTurnedBytes = 384 << 10, kSumTiles = 24;  // of turned gradients that stay in the L2 cache; of a gradient's part
   static constexpr int kMaxHalf = 512;     // of head_dim
   static constexpr int64_t kLossTokens = 32;        // whose logits a thread has at once
@@ -88,7 +89,11 @@ class Training {
   void check(const ckdist_training_batch& batch) const;
   void replay(int thread);
   void execute(int thread, const Step& step);
-  void pack(int thread);
+  struct Packs { Matrix matrix[4]; };
+  Packs packs_of(const Step& step, Carver& c) const;
+  void pack(int thread, const int32_t* packs, const Matrix* matrices, int n);
+  Packs pack(int thread, const Step& step, Carver& c);
+  void pack_frozen(int thread);
   void clear();
   bool adds(const Step& step, int gradient) const { return !(clear_ && (step.i[0] >> gradient & 1)); }
   void rows_of(int thread, const Step& step, int64_t row);
@@ -157,6 +162,7 @@ class Training {
   int64_t column_bytes() const { return type_ == Type::bf16 ? 32 : 64; }
   int64_t element_bytes() const { return type_ == Type::bf16 ? 2 : 4; }
   Matrix matrix(int64_t rows, int64_t cols, const uint8_t* tiles) const { return {type_, rows, cols, tile_bytes(cols), tiles}; }
+  static int64_t bytes_of(const Matrix& m) { return m.tile_count() * m.tile_bytes; }
   uint8_t* own(int thread) const { return own_arena_->data() + thread * own_bytes_; }
   float* row_buffer(int thread, int n) const { return reinterpret_cast<float*>(own(thread)) + n * row_floats_; }
 
@@ -184,13 +190,13 @@ class Training {
   const Type type_;
   const PackKernel& packing_;
   const ckdist::Multiply product_;
-  std::vector<Matrix> packed_;
-  std::vector<size_t> pack_order_;  // forms of one parameter follow each other: it is read from memory once
-  int64_t packed_bytes_ = 0, workspace_bytes_ = 0, own_bytes_ = 0, row_floats_ = 0;
-  std::optional<Arena> arena_, packed_arena_, workspace_, own_arena_;
+  std::vector<Matrix> packed_;  // without tiles where a parameter is trained: each step packs what it multiplies with
+  std::vector<int32_t> frozen_;  // the packs of the others, forms of one parameter one after the other: it is read from memory once
+  int64_t frozen_bytes_ = 0, workspace_bytes_ = 0, own_bytes_ = 0, row_floats_ = 0;
+  std::optional<Arena> arena_, frozen_arena_, workspace_, own_arena_;
   Batch batch_;
   std::vector<int> cleared_;  // parameters whose gradients no product overwrites
-  bool backward_ = false, clear_ = false, reduce_ = false, pack_ = false, packed_once_ = false;
+  bool backward_ = false, clear_ = false, reduce_ = false, frozen_packed_ = false;
   std::vector<double> losses_;  // of the tokens
   std::vector<std::shared_ptr<Communicator::Operation>> operations_;
   std::array<double, 19> times_{};
