@@ -37,7 +37,7 @@ void Training::cross_entropy(int thread, const Step& step) {
     share((n + kLossTokens - 1) / kLossTokens, [&](int64_t item) {
       const int64_t begin = item * kLossTokens, end = std::min(begin + kLossTokens, n);
       float* const logits = reinterpret_cast<float*>(own(thread));  // (tokens, vocab)
-      product_(head, 0, head.tile_count(), x.row(begin), x.stride, end - begin, logits, row, false);
+      product_.multiply(head, 0, head.tile_count(), x.row(begin), x.stride, end - begin, logits, row, false);
       for (int64_t t = begin; t < end; ++t) {
         float* const of = logits + (t - begin) * row;
         const int64_t target = batch_.targets[first + t];

@@ -38,18 +38,16 @@ void Training::multiply(int thread, const Product* products, int n) {
     const int64_t tile = item / c.token_parts * c.tiles, token = item % c.token_parts * kTokens, column = tile * kTileRows;
     const int64_t tiles = std::min(c.tiles, product.matrix.tile_count() - tile), tokens = std::min(kTokens, product.tokens - token);
     const int64_t columns = std::min(tiles * kTileRows, product.matrix.rows - column), first = product.first + token;
-    const bool direct = !narrow(product.out);
-    float* const y = direct ? floats(product.out, first) + column : reinterpret_cast<float*>(own(thread));  // (tokens, columns)
-    const int64_t y_stride = direct ? values_[product.out].stride / 4 : (tiles + 1) * kTileRows;
+    const Operand y = operand(product.out, first);
+    ProductOutput out{y.at + column * bytes_of(product.out), y.stride, narrow(product.out)};
+    if (product.bias) out.bias = product.bias + column;
+    if (product.residual >= 0) out.residual = floats(product.residual, first) + column, out.residual_stride = values_[product.residual].stride / 4;
     Matrix part = product.matrix;
     part.rows = columns, part.tiles += tile * part.tile_bytes;
-    product_(part, 0, tiles, product.x.row(token), product.x.stride, tokens, y, y_stride, false);
-    for (int64_t t = 0; t < tokens; ++t) {
-      float* const row = y + t * y_stride;
-      if (product.bias) kernels_.elementwise.add(product.bias + column, columns, row);
-      if (product.residual >= 0) kernels_.elementwise.add(floats(product.residual, first + t) + column, columns, row);
-      store(product.out, first + t, column, row, columns);
-    }
+    product_.produce(part, product.x.row(token), product.x.stride, tokens, reinterpret_cast<float*>(own(thread)), out);
+    const int64_t end = round16(width(product.out)), room = values_[product.out].room;
+    if (column + columns == width(product.out) && room > end)
+      for (int64_t t = 0; t < tokens; ++t) std::fill_n(y.row(t) + end * bytes_of(product.out), (room - end) * bytes_of(product.out), uint8_t{0});
   });
 }
 
@@ -124,38 +122,40 @@ void Training::linear_grad(int thread, const Step& step) {
   multiply(thread, &product, 1);
 }
 
-// Columns [64 item, ...) of x, (tokens, width): rows of a matrix whose columns are the tokens. A few tokens at a time, so
-// that what is read once in rows and written in columns stays in the L1 cache.
-void Training::turn_matrix(const Operand& x, int64_t width, int64_t tokens, int64_t item, uint8_t* tiles) const {
+// x, (tokens, width), turned: rows of a matrix whose columns are the tokens. A few tokens at a time, so that their rows stay in the L1 cache
+// from tile to tile.
+void Training::turn(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles, int64_t tile_bytes) const {
   for (int64_t first = 0; first < tokens; first += kTurned)
-    for (int64_t at = item * kColumns; at < std::min((item + 1) * kColumns, width); at += kTileRows)
+    for (int64_t at = 0; at < width; at += kTileRows)
       packing_.operand_columns(x.row(first) + at * element_bytes(), x.stride, int(std::min<int64_t>(kTileRows, width - at)),
-                               std::min<int64_t>(kTurned, tokens - first), tiles + at / kTileRows * tile_bytes(tokens) + first * column_bytes());
+                               std::min<int64_t>(kTurned, tokens - first), tiles + at / kTileRows * tile_bytes + first * column_bytes());
 }
 
-int64_t Training::turned_columns() const { return std::clamp<int64_t>(kTurnedBytes / stride(program_.max_tokens) / 16 * 16, 16, 64); }
+// Columns [64 item, ...) of x.
+void Training::turn_matrix(const Operand& x, int64_t width, int64_t tokens, int64_t item, uint8_t* tiles) const {
+  const int64_t at = item * kColumns;
+  turn({x.at + at * element_bytes(), x.stride}, std::min<int64_t>(kColumns, width - at), tokens, tiles + at / kTileRows * tile_bytes(tokens), tile_bytes(tokens));
+}
 
 // gradient (+)= dy turned times x, of each dy over one x. Who turns a few columns of dy also multiplies them, while they are in the L2 cache.
 void Training::add_outer(int thread, const Matrix& x, int64_t tokens, const Outer* outers, int n) {
-  const int64_t columns = turned_columns(), turned_stride = stride(tokens);
   int64_t items[5] = {0};
-  for (int i = 0; i < n; ++i) items[i + 1] = items[i] + (outers[i].width + columns - 1) / columns;
+  for (int i = 0; i < n; ++i) items[i + 1] = items[i] + (outers[i].width + kOuterRows - 1) / kOuterRows;
   const int64_t parts = std::clamp<int64_t>(8 * pool_.size() / std::max<int64_t>(items[n], 1), 1, (x.tile_count() + kSumTiles - 1) / kSumTiles);
   share(items[n] * parts, [&](int64_t index) {
     const int64_t item = index / parts, part = index % parts;
     int i = 0;
     while (item >= items[i + 1]) ++i;
     const Outer& outer = outers[i];
-    const int64_t at = (item - items[i]) * columns, rows = std::min(columns, outer.width - at);
-    uint8_t* const turned = own(thread);
-    for (int64_t first = 0; first < tokens; first += kTurned) {
-      const bool last = tokens - first <= kTurned;
-      packing_.turn(outer.dy.row(first) + at * element_bytes(), outer.dy.stride, last ? tokens - first : kTurned, rows, turned + first * element_bytes(),
-                    turned_stride, last ? padded(tokens) - first : kTurned);
+    const int64_t at = (item - items[i]) * kOuterRows, rows = std::min(kOuterRows, outer.width - at);
+    const int64_t end = x.tile_count() * (part + 1) / parts, turned_bytes = tile_bytes(kOuterColumns);
+    for (int64_t first = 0; first < tokens; first += kOuterColumns) {
+      Matrix some = x;
+      some.cols = std::min(kOuterColumns, tokens - first), some.tiles += first * column_bytes();
+      turn({outer.dy.row(first) + at * element_bytes(), outer.dy.stride}, rows, some.cols, own(thread), turned_bytes);
+      for (int64_t tile = x.tile_count() * part / parts; tile < end; tile += kSumTiles)
+        product_.outer(some, tile, std::min(tile + kSumTiles, end), own(thread), turned_bytes, rows, outer.gradient + at * x.rows, x.rows, outer.add || first > 0);
     }
-    const int64_t end = x.tile_count() * (part + 1) / parts;
-    for (int64_t tile = x.tile_count() * part / parts; tile < end; tile += kSumTiles)
-      product_(x, tile, std::min(tile + kSumTiles, end), turned, turned_stride, rows, outer.gradient + at * x.rows, x.rows, outer.add);
   });
 }
 

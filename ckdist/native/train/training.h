@@ -41,7 +41,7 @@ class Training {
   static constexpr int64_t kTileBytes = 384 << 10;  // of the tiles of one item of a product: they stay in the L2 cache
   static constexpr int64_t kMaxTiles = 32, kTokens = 64;  // of such an item at most
   static constexpr int64_t kPackTiles = 8, kPackRows = 64;  // of an item of packing; rows that are packed turned at a time
-  static constexpr int64_t kTurnedBytes = 384 << 10, kSumTiles = 24;  // of turned gradients that stay in the L2 cache; of a gradient's part
+  static constexpr int64_t kOuterRows = 64, kSumTiles = 24;  // of a gradient's part: so much of both factors stays in the L2 cache
   static constexpr int kMaxHalf = 512;     // of head_dim
   static constexpr int64_t kLossTokens = 32;        // whose logits a thread has at once
   static constexpr int64_t kLogitBytes = 32 << 20;  // of gradients by logits
@@ -114,8 +114,8 @@ class Training {
   void cross_entropy(int thread, const Step& step);
   void begin_reduce(const Step& step);
   static int64_t column_items(int64_t columns) { return (columns + kColumns - 1) / kColumns; }
+  void turn(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles, int64_t tile_bytes) const;
   void turn_matrix(const Operand& x, int64_t width, int64_t tokens, int64_t item, uint8_t* tiles) const;
-  int64_t turned_columns() const;
   void add_outer(int thread, const Matrix& x, int64_t tokens, const Outer* outers, int n);
   void multiply(int thread, const Product* products, int count);
 
@@ -152,6 +152,7 @@ class Training {
   // Columns [column, column + n) of a row, zeros behind its last; a no-op but for these where they are there already.
   void store(int index, int64_t token, int64_t column, const float* x, int64_t n) const;
   int64_t width(int index) const { return values_[index].width; }
+  int64_t bytes_of(int index) const { return narrow(index) ? 2 : 4; }  // of an element
   const float* parameter(int index) const { return program_.parameter_arena + parameters_[index].offset; }
   float* gradient(int index) const { return program_.gradient_arena + parameters_[index].offset; }
   // Columns of activations that any product reads: whole vectors of two bfloat16 each.
@@ -189,7 +190,7 @@ class Training {
   const Kernels& kernels_;
   const Type type_;
   const PackKernel& packing_;
-  const ckdist::Multiply product_;
+  const ProductKernel& product_;
   std::vector<Matrix> packed_;  // without tiles where a parameter is trained: each step packs what it multiplies with
   std::vector<int32_t> frozen_;  // the packs of the others, forms of one parameter one after the other: it is read from memory once
   int64_t frozen_bytes_ = 0, workspace_bytes_ = 0, own_bytes_ = 0, row_floats_ = 0;
