@@ -43,15 +43,17 @@ void Training::cross_entropy(int thread, const Step& step) {
         const int64_t target = batch_.targets[first + t];
         losses_[first + t] = 0;
         if (target < 0) {
-          std::fill(of, of + vocab, 0.f);
+          if (by_x || by_head) std::fill_n(d.row(t), d.stride, uint8_t{0});
         } else {
           if (cap != 0) kernels_.elementwise.soft_cap(of, cap, vocab);
           const float largest = kernels_.gradient.largest(of, vocab);
           const double log_sum_exp = largest + std::log(kernels_.elementwise.sum_exp(of, vocab, largest, 1, nullptr));
           losses_[first + t] = log_sum_exp - of[target];
-          if (by_x || by_head) kernels_.gradient.cross_entropy(of, vocab, target, cap, float(log_sum_exp));
+          if (by_x || by_head) {
+            kernels_.row.cross_entropy(of, vocab, target, cap, float(log_sum_exp), {d.row(t), type_ == Type::bf16});
+            std::fill_n(d.row(t) + vocab * element_bytes(), (padded(vocab) - vocab) * element_bytes(), uint8_t{0});
+          }
         }
-        if (by_x || by_head) packing_.convert(of, vocab, padded(vocab), d.row(t));
       }
     });
     if (by_x) {

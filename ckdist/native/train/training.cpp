@@ -21,7 +21,6 @@ Training::Training(const ckdist_training_program& program, Communicator* communi
       product_(type_ == Type::bf16 ? kernels_.product.bf16 : kernels_.product.f32),
       losses_(program.max_tokens),
       pool_(threads, std::move(cpus), spins) {
-  if (program.head_dim > 2 * kMaxHalf) fail(Status::config, "head_dim (%d) is more than training can rotate (%d)", program.head_dim, 2 * kMaxHalf);
   for (const ckdist_training_pack& p : packs_) {
     int64_t rows = parameters_[p.parameter[0]].rows, cols = parameters_[p.parameter[0]].cols;
     if (p.turned) {
@@ -155,6 +154,12 @@ void Training::store(int index, int64_t token, int64_t column, const float* x, i
   if (v.operand) std::fill(to + n, to + (end - column), 0.f);
 }
 
+// Zeros behind the width of an operand.
+void Training::pad(int index, int64_t token) const {
+  const ckdist_training_value& v = values_[index];
+  if (v.operand) std::fill_n(operand(index, token).at + v.width * bytes_of(index), (v.room - v.width) * bytes_of(index), uint8_t{0});
+}
+
 // Steps whose rows are computed one by one.
 void Training::rows_of(int thread, const Step& step, int64_t t) {
   const ElementwiseKernel& k = kernels_.elementwise;
@@ -176,21 +181,16 @@ void Training::rows_of(int thread, const Step& step, int64_t t) {
       break;
     }
     case ckdist_train_rope: {
-      const int64_t half = program_.head_dim / 2, at = batch_.positions[t] * half;
-      const float *const cos = program_.rope_cos[step.i[0]] + at, *const x = in(0);
-      const float* sin = program_.rope_sin[step.i[0]] + at;
-      float back[kMaxHalf];
-      if (step.i[1]) kernels_.gradient.scale(sin, -1, half, back), sin = back;
-      for (int64_t h = 0; h < n; h += program_.head_dim) k.rope(x + h, cos, sin, program_.head_dim, out + h);
-      break;
+      const int64_t at = batch_.positions[t] * (program_.head_dim / 2);
+      kernels_.row.rope(row(step.in[0], t), program_.rope_cos[step.i[0]] + at, program_.rope_sin[step.i[0]] + at, step.i[1], program_.head_dim, n, row(step.out[0], t));
+      return pad(step.out[0], t);
     }
-    case ckdist_train_gated: k.gated(GateFunction(step.i[0]), in(0), in(1), n, out); break;
-    case ckdist_train_gated_grad: {
-      float* const d_up = write(step.out[1], t, row_buffer(thread, 4));
-      kernels_.gradient.gated(GateFunction(step.i[0]), in(0), in(1), in(2), n, out, d_up);
-      written(step.out[1], t, d_up);
-      break;
-    }
+    case ckdist_train_gated:
+      kernels_.row.gated(GateFunction(step.i[0]), row(step.in[0], t), row(step.in[1], t), n, row(step.out[0], t));
+      return pad(step.out[0], t);
+    case ckdist_train_gated_grad:
+      kernels_.row.gated_grad(GateFunction(step.i[0]), row(step.in[0], t), row(step.in[1], t), row(step.in[2], t), n, row(step.out[0], t), row(step.out[1], t));
+      return pad(step.out[0], t), pad(step.out[1], t);
     default: fail(Status::native, "a training step has unknown op %d", step.op);
   }
   written(step.out[0], t, out);

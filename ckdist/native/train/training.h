@@ -40,12 +40,11 @@ class Training {
   static constexpr int kGradQueries = 128; // of a block of its gradient
   static constexpr int64_t kTileBytes = 384 << 10;  // of the tiles of one item of a product: they stay in the L2 cache
   static constexpr int64_t kMaxTiles = 32, kTokens = 64;  // of such an item at most
-  static constexpr int64_t kPackTiles = 8, kPackRows = 64;  // of an item of packing; rows that are packed turned at a time
+  static constexpr int64_t kPackTiles = 8, kPackColumns = 128, kPackRows = 32, kLineFloats = 16;  // of an item of packing; of its parts
   static constexpr int64_t kOuterRows = 64, kSumTiles = 24;  // of a gradient's part: so much of both factors stays in the L2 cache
-  static constexpr int kMaxHalf = 512;     // of head_dim
   static constexpr int64_t kLossTokens = 32;        // whose logits a thread has at once
   static constexpr int64_t kLogitBytes = 32 << 20;  // of gradients by logits
-  static constexpr int kRowBuffers = 5;    // floats of a row that steps read or write
+  static constexpr int kRowBuffers = 4;    // floats of a row that steps read or write
 
   // Rows of elements that products read.
   struct Operand {
@@ -137,6 +136,8 @@ class Training {
     const Operand o = operand(index, token);
     return {o.at + head * program_.head_dim * element_bytes(), o.stride};
   }
+  Row row(int index, int64_t token) const { return {operand(index, token).at, narrow(index)}; }
+  void pad(int index, int64_t token) const;
   // Of a value in floats.
   float* floats(int index, int64_t token) const { return reinterpret_cast<float*>(operand(index, token).at); }
   bool narrow(int index) const { return type_ == Type::bf16 && values_[index].operand; }

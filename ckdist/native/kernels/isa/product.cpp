@@ -18,14 +18,8 @@ CKDIST_INLINE void finish(const ProductOutput& out, int64_t token, int64_t colum
   if (out.bias) sum = sum + load(out.bias + column);
   if (out.residual) sum = sum + load_n(out.residual + token * out.residual_stride + column, lanes);
   uint8_t* const row = out.at + token * out.stride;
-  if (!out.narrow) return store(reinterpret_cast<float*>(row) + column, sum);
-#if defined(__AVX512BF16__)
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + 2 * column), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(sum.v)));
-#else
-  float floats[kLanes];
-  store(floats, sum);
-  for (int i = 0; i < kLanes; ++i) reinterpret_cast<uint16_t*>(row)[column + i] = to_bf16(floats[i]);
-#endif
+  if (out.narrow) store_bf16(reinterpret_cast<uint16_t*>(row) + column, sum);
+  else store(reinterpret_cast<float*>(row) + column, sum);
 }
 
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
