@@ -71,9 +71,6 @@ void Training::pack(int thread, const int32_t* packs, const Matrix* matrices, in
     const ckdist_training_pack& p = packs_[packs[i]];
     const Matrix& m = matrices[i];
     const int64_t begin = (item - items[i]) * kPackTiles, end = std::min(begin + kPackTiles, m.tile_count());
-    const auto fetch = [](const float* from, int64_t n) {  // to the L2 cache, while what came before is packed
-      for (int64_t i = 0; i < n; i += kLineFloats) __builtin_prefetch(from + i, 0, 2);
-    };
     const auto rows = [&](int64_t tile) { return int(std::min<int64_t>(kTileRows, m.rows - tile * kTileRows)); };
     const auto place = [&](int64_t tile) { return const_cast<uint8_t*>(m.tiles) + tile * m.tile_bytes; };
     int64_t column = 0;
@@ -81,20 +78,12 @@ void Training::pack(int thread, const int32_t* packs, const Matrix* matrices, in
       const ckdist_training_parameter& w = parameters_[p.parameter[part]];
       const float* const x = parameter(p.parameter[part]);
       if (!p.turned) {
-        for (int64_t tile = begin; tile < end; ++tile)
-          for (int64_t at = 0; at < w.cols; at += kPackColumns) {
-            const int64_t next = at + kPackColumns < w.cols ? tile * kTileRows * w.cols + at + kPackColumns : (tile + 1) * kTileRows * w.cols;
-            for (int r = 0; r < kTileRows; ++r) fetch(x + next + r * w.cols, kPackColumns);
-            packing_.rows(x + tile * kTileRows * w.cols + at, w.cols, rows(tile), std::min(kPackColumns, w.cols - at), place(tile) + at * column_bytes());
-          }
+        for (int64_t tile = begin; tile < end; ++tile) packing_.rows(x + tile * kTileRows * w.cols, w.cols, rows(tile), w.cols, place(tile));
         continue;
       }
-      for (int64_t row = 0; row < w.rows; row += kPackRows) {  // a few at a time: the tiles' parts of a row lie side by side
-        for (int64_t next = row + kPackRows; next < std::min(row + 2 * kPackRows, w.rows); ++next)
-          fetch(x + next * w.cols + begin * kTileRows, (end - begin) * kTileRows);
+      for (int64_t row = 0; row < w.rows; row += kPackRows)  // a few at a time: the tiles' parts of a row lie side by side
         for (int64_t tile = begin; tile < end; ++tile)
           packing_.columns(x + row * w.cols + tile * kTileRows, w.cols, rows(tile), std::min(kPackRows, w.rows - row), place(tile) + (column + row) * column_bytes());
-      }
       column += round16(w.rows);
     }
   });

@@ -40,7 +40,7 @@ class Training {
   static constexpr int kGradQueries = 128; // of a block of its gradient
   static constexpr int64_t kTileBytes = 384 << 10;  // of the tiles of one item of a product: they stay in the L2 cache
   static constexpr int64_t kMaxTiles = 32, kTokens = 64;  // of such an item at most
-  static constexpr int64_t kPackTiles = 8, kPackColumns = 128, kPackRows = 32, kLineFloats = 16;  // of an item of packing; of its parts
+  static constexpr int64_t kPackTiles = 8, kPackRows = 32;  // of an item of packing; rows that are packed turned at a time
   static constexpr int64_t kOuterRows = 64, kSumTiles = 24;  // of a gradient's part: so much of both factors stays in the L2 cache
   static constexpr int64_t kLossTokens = 32;        // whose logits a thread has at once
   static constexpr int64_t kLogitBytes = 32 << 20;  // of gradients by logits
