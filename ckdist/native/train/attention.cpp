@@ -49,8 +49,8 @@ void Training::pack_rows(const Operand& x, int64_t rows, int64_t cols, uint8_t* 
     packing_.operand_rows(x.row(tile * 16), x.stride, int(std::min<int64_t>(16, rows - tile * 16)), cols, to + tile * tile_bytes(cols));
 }
 void Training::pack_columns(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const {
-  for (int64_t tile = 0; tile < tiles(cols); ++tile)
-    packing_.operand_columns(x.at + tile * 16 * element_bytes(), x.stride, int(std::min<int64_t>(16, cols - tile * 16)), rows, to + tile * tile_bytes(rows));
+  for (int64_t tile = 0; tile < tiles(cols); tile += 2)
+    packing_.operand_columns(x.at + tile * 16 * element_bytes(), x.stride, int(std::min<int64_t>(32, cols - tile * 16)), rows, to + tile * tile_bytes(rows), tile_bytes(rows));
 }
 
 void Training::attend_item(int thread, const Step& step, int sequence, int kv_head) {

@@ -126,9 +126,9 @@ void Training::linear_grad(int thread, const Step& step) {
 // from tile to tile.
 void Training::turn(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles, int64_t tile_bytes) const {
   for (int64_t first = 0; first < tokens; first += kTurned)
-    for (int64_t at = 0; at < width; at += kTileRows)
-      packing_.operand_columns(x.row(first) + at * element_bytes(), x.stride, int(std::min<int64_t>(kTileRows, width - at)),
-                               std::min<int64_t>(kTurned, tokens - first), tiles + at / kTileRows * tile_bytes + first * column_bytes());
+    for (int64_t at = 0; at < width; at += 2 * kTileRows)
+      packing_.operand_columns(x.row(first) + at * element_bytes(), x.stride, int(std::min<int64_t>(2 * kTileRows, width - at)),
+                               std::min<int64_t>(kTurned, tokens - first), tiles + at / kTileRows * tile_bytes + first * column_bytes(), tile_bytes);
 }
 
 // Columns [64 item, ...) of x.

@@ -180,9 +180,24 @@ void operand_rows(const uint8_t* x, int64_t stride, int rows, int64_t cols, uint
   pack_rows<bf16>(reinterpret_cast<const Element*>(x), stride / int64_t{sizeof(Element)}, rows, cols, tile);
 }
 template <bool bf16>
-void operand_columns(const uint8_t* x, int64_t stride, int rows, int64_t cols, uint8_t* tile) {
+void operand_columns(const uint8_t* x, int64_t stride, int rows, int64_t cols, uint8_t* tiles, int64_t tile_bytes) {
   using Element = typename Operand<bf16>::Element;
-  pack_columns<bf16>(reinterpret_cast<const Element*>(x), stride / int64_t{sizeof(Element)}, rows, cols, tile);
+#if defined(__AVX512F__)
+  if (bf16 && rows == 2 * kTileRows) {  // whole cache lines, two of them interleaved
+    const __m512i step = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i low = _mm512_or_si512(step, _mm512_slli_epi32(_mm512_add_epi32(step, _mm512_set1_epi32(32)), 16));
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    for (int64_t c = 0; c < (cols + 15) / 16 * 16; c += 2, tiles += 64) {
+      const Words a = c < cols ? _mm512_loadu_si512(x + c * stride) : no_words(), b = c + 1 < cols ? _mm512_loadu_si512(x + (c + 1) * stride) : no_words();
+      store_words(tiles, _mm512_permutex2var_epi16(a, low, b));
+      store_words(tiles + tile_bytes, _mm512_permutex2var_epi16(a, high, b));
+    }
+    return;
+  }
+#endif
+  for (int row = 0; row < rows; row += kTileRows)
+    pack_columns<bf16>(reinterpret_cast<const Element*>(x) + row, stride / int64_t{sizeof(Element)}, static_cast<int>(least(kTileRows, rows - row)), cols,
+                       tiles + row / kTileRows * tile_bytes);
 }
 
 template <bool bf16>
