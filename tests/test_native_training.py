@@ -156,6 +156,20 @@ def test_some_weights_alone():
     e.close()
 
 
+def test_a_frozen_weight_beside_a_trained_one_is_kept():
+    spec = replace(small_spec(heads=4, kv_heads=4, head_dim=16, ffn=64, vocab=51), hidden_size=64)  # matrices of whole pages
+    rng = np.random.default_rng(0)
+    program = trace_loss(loss_of, spec, DATA, Mesh({"dp": 1}))
+    weights = {w.name: (0.3 * rng.standard_normal([d.elements for d in w.dims])).astype(np.float32) for w in program.weights}
+    e = NativeExecutable(spec, 30, weights.__getitem__, trained=[f"model.layers.{i}.self_attn.v_proj.weight" for i in range(2)])
+    batch, found = random_batch([30], 51), []
+    for _ in range(2):  # the first run gives back the pages of what is packed for good
+        e.zero_grad()
+        found.append((e.forward_backward(batch), e.gradients.flat.copy()))
+    assert found[0][0] == found[1][0] and np.array_equal(found[0][1], found[1][1]) and np.any(found[0][1])
+    e.close()
+
+
 @pytest.mark.parametrize(
     "batch, message",
     [
