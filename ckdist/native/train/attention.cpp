@@ -50,7 +50,8 @@ void Training::pack_rows(const Operand& x, int64_t rows, int64_t cols, uint8_t* 
 }
 void Training::pack_columns(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const {
   for (int64_t tile = 0; tile < tiles(cols); tile += 2)
-    packing_.operand_columns(x.at + tile * 16 * element_bytes(), x.stride, int(std::min<int64_t>(32, cols - tile * 16)), rows, to + tile * tile_bytes(rows), tile_bytes(rows));
+    packing_.operand_columns(x.at + tile * 16 * element_bytes(), x.stride, int(std::min<int64_t>(32, cols - tile * 16)), rows,
+                             to + tile * tile_bytes(rows), tile_bytes(rows));
 }
 
 void Training::attend_item(int thread, const Step& step, int sequence, int kv_head) {
@@ -166,7 +167,8 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
           const int64_t part = std::min<int64_t>(kQueries, low + count - key), skipped = std::max<int64_t>(0, key - first) / 16 * 16;
           Matrix m = matrix(d, queries, x_turned);
           m.cols -= skipped, m.tiles += skipped * column_bytes();
-          product_.outer(m, 0, tiles(d), s.turned + (key - low) / 16 * turned_bytes + skipped * column_bytes(), turned_bytes, part, out + key * d_row, d_row, true);
+          const uint8_t* const keys_turned = s.turned + (key - low) / 16 * turned_bytes + skipped * column_bytes();
+          product_.outer(m, 0, tiles(d), keys_turned, turned_bytes, part, out + key * d_row, d_row, true);
         }
       };
       sum_queries(s.p, out_grad, s.do_turned, s.dv);

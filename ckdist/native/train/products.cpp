@@ -83,7 +83,8 @@ void Training::pack(int thread, const int32_t* packs, const Matrix* matrices, in
       }
       for (int64_t row = 0; row < w.rows; row += kPackRows)  // a few at a time: the tiles' parts of a row lie side by side
         for (int64_t tile = begin; tile < end; ++tile)
-          packing_.columns(x + row * w.cols + tile * kTileRows, w.cols, rows(tile), std::min(kPackRows, w.rows - row), place(tile) + (column + row) * column_bytes());
+          packing_.columns(x + row * w.cols + tile * kTileRows, w.cols, rows(tile), std::min(kPackRows, w.rows - row),
+                           place(tile) + (column + row) * column_bytes());
       column += round16(w.rows);
     }
   });
@@ -134,7 +135,8 @@ void Training::turn(const Operand& x, int64_t width, int64_t tokens, uint8_t* ti
 // Columns [64 item, ...) of x.
 void Training::turn_matrix(const Operand& x, int64_t width, int64_t tokens, int64_t item, uint8_t* tiles) const {
   const int64_t at = item * kColumns;
-  turn({x.at + at * element_bytes(), x.stride}, std::min<int64_t>(kColumns, width - at), tokens, tiles + at / kTileRows * tile_bytes(tokens), tile_bytes(tokens));
+  turn({x.at + at * element_bytes(), x.stride}, std::min<int64_t>(kColumns, width - at), tokens, tiles + at / kTileRows * tile_bytes(tokens),
+       tile_bytes(tokens));
 }
 
 // gradient (+)= dy turned times x, of each dy over one x. Who turns a few columns of dy also multiplies them, while they are in the L2 cache.
@@ -154,7 +156,8 @@ void Training::add_outer(int thread, const Matrix& x, int64_t tokens, const Oute
       some.cols = std::min(kOuterColumns, tokens - first), some.tiles += first * column_bytes();
       turn({outer.dy.row(first) + at * element_bytes(), outer.dy.stride}, rows, some.cols, own(thread), turned_bytes);
       for (int64_t tile = x.tile_count() * part / parts; tile < end; tile += kSumTiles)
-        product_.outer(some, tile, std::min(tile + kSumTiles, end), own(thread), turned_bytes, rows, outer.gradient + at * x.rows, x.rows, outer.add || first > 0);
+        product_.outer(some, tile, std::min(tile + kSumTiles, end), own(thread), turned_bytes, rows, outer.gradient + at * x.rows, x.rows,
+                       outer.add || first > 0);
     }
   });
 }
