@@ -69,7 +69,6 @@ def ckdist_step(model, dtype: str, ranks: int, threads: int):
         executable.zero_grad()
         loss = executable.forward_backward(batch)
         optimizer.step(RATE, tokens * ranks)
-        executable.updated()
         return loss / tokens
 
     return step, parameters, lambda: executable.times()["reduce"]

@@ -225,7 +225,7 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_told(tmp_path, caplog)
     class Broken:
         def __init__(self, *arguments):
             self.inner, self.calls = reference_executable(*arguments), 0
-            self.parameters, self.gradients, self.loss, self.zero_grad, self.updated = (getattr(self.inner, n) for n in ("parameters", "gradients", "loss", "zero_grad", "updated"))
+            self.parameters, self.gradients, self.loss, self.zero_grad = (getattr(self.inner, n) for n in ("parameters", "gradients", "loss", "zero_grad"))
 
         def forward_backward(self, batch, reduce):
             self.calls += 1

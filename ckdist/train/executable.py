@@ -23,6 +23,3 @@ class TrainingExecutable(Protocol):
 
     def zero_grad(self) -> None:
         """The next `forward_backward` begins its gradients anew; what `gradients` hold until then says nothing."""
-
-    def updated(self) -> None:
-        """The parameters have changed: what was derived from them (packed weights) is made anew when it is needed."""

@@ -30,13 +30,14 @@ class TrainingBytes:
 
     activations: int
     workspace: int
-    packed: int
+    packed: int  # frozen weights
 
 
 def _once_read(lowered: LoweredTraining) -> list[tuple[int, int]]:
     """Whole pages, as bytes [begin, end), of the matrices that are not trained and that only packing reads."""
-    tables = {p for s in (*lowered.steps, *lowered.loss_steps) if s.op == "embed" for p in s.parameters}
-    frozen = [p for i, p in enumerate(lowered.parameters) if p.offset >= lowered.trained_floats and p.rows > 1 and i not in tables]
+    read = {p for s in (*lowered.steps, *lowered.loss_steps) if s.op == "embed" for p in s.parameters}
+    read |= {p for _, side in lowered.packs if any(lowered.parameters[q].offset < lowered.trained_floats for q in side) for p in side}
+    frozen = [p for i, p in enumerate(lowered.parameters) if p.offset >= lowered.trained_floats and p.rows > 1 and i not in read]
     pages = [(-(-4 * p.offset // mmap.PAGESIZE) * mmap.PAGESIZE, 4 * p.end // mmap.PAGESIZE * mmap.PAGESIZE) for p in frozen]
     return [(begin, end) for begin, end in pages if begin < end]
 
@@ -95,7 +96,6 @@ class NativeExecutable:
         cpu_array = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
         native.check(native.lib.ckdist_training_new(self._native(lowered), handle, threads, cpu_array, spins, out))
         self._handle = out[0]
-        self._packed = False  # from parameters as they are now
         self._cleared = False  # what the gradients hold does not count
 
     def _array(self, values, dtype: str):
@@ -195,8 +195,7 @@ class NativeExecutable:
             [*(native.pointer(a, "int32_t *") for a in (ids, targets, starts)), len(ids), len(starts) - 1],
         )
         out = native.ffi.new("double *")
-        native.check(native.lib.ckdist_training_run(self._handle, given, gradients, self._cleared, reduce, not self._packed, out))
-        self._packed = True
+        native.check(native.lib.ckdist_training_run(self._handle, given, gradients, self._cleared, reduce, out))
         for begin, end in self._frozen:  # they are packed for good: their pages go back
             self._pages.madvise(mmap.MADV_DONTNEED, begin, end - begin)
         self._frozen = []
@@ -207,12 +206,8 @@ class NativeExecutable:
         """The next `forward_backward` begins its gradients anew; until then they hold what they held."""
         self._cleared = True
 
-    def updated(self) -> None:
-        """The parameters have changed: they are packed anew before the next run."""
-        self._packed = False
-
     def times(self) -> dict[str, float]:
-        """Seconds of the last run by op, and of packing the weights; "reduce" is what was waited for other ranks."""
+        """Seconds of the last run by op, and, as a part of these, of packing the weights; "reduce" is what was waited for other ranks."""
         out = native.ffi.new("double[19]")
         native.lib.ckdist_training_times(self._handle, out)
         return dict(zip((*_OPS, "pack"), out))

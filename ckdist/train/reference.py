@@ -43,6 +43,3 @@ class ReferenceExecutable:
 
     def zero_grad(self) -> None:
         self.gradients.flat[:] = 0
-
-    def updated(self) -> None:
-        pass

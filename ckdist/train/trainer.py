@@ -159,7 +159,6 @@ class Trainer:
             self._load(folder)
         elif self.communicator is not None:
             self.communicator.broadcast(self.executable.parameters.flat)
-        self.executable.updated()
         self.batches.position = Position(self.state.epoch, self.state.row)
         rows = getattr(self.batches, "rows_of_step", 0)
         planned = f"{c.max_steps} {c.num_train_epochs}"
@@ -240,8 +239,6 @@ class Trainer:
         loss, tokens, stops = self._sum(loss, tokens, float(bool(should_stop and should_stop())))
         rate = self.schedule.rate(self.state.step)
         result = self.optimizer.step(rate, tokens)
-        if not result.skipped:
-            self.executable.updated()
         self._advance(int(tokens), result.skipped)
         seconds = time.perf_counter() - began
         speed = tokens / seconds

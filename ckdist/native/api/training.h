@@ -61,8 +61,8 @@ struct ckdist_training_program {
   const struct ckdist_training_pack* packs;
   int32_t pack_count;
   int64_t arena_bytes, max_tokens, vocab;
-  int64_t trained_floats; /* of the parameters' arena: those that change. What lies behind them is packed once and, but for vectors and
-                             the embeddings, not read again */
+  int64_t trained_floats; /* of the parameters' arena: those that change, packed by each step that multiplies with them. What lies behind them is packed once,
+                             where no trained matrix is packed beside it, and then, but for vectors and the embeddings, not read again */
   int32_t heads, kv_heads, head_dim;
   int32_t bf16;             /* products in bfloat16 where the CPU has them, else in float32 */
   const float* rope_cos[2]; /* (max_tokens, head_dim / 2); [1] null where there is one table */
@@ -85,13 +85,12 @@ CKDIST_EXPORT int32_t ckdist_training_operand_bytes(int32_t bf16);
 CKDIST_EXPORT int ckdist_training_new(const struct ckdist_training_program* program, struct ckdist_communicator* communicator, int32_t threads,
                                       const int32_t* cpus, int32_t spins, struct ckdist_training** out);
 CKDIST_EXPORT void ckdist_training_free(struct ckdist_training* training);
-/* The sum of the losses; with `backward` also gradients, all-reduced with `reduce`. `clear`: what the gradients held does not count.
-   `pack`: the trained parameters have changed. */
+/* The sum of the losses; with `backward` also gradients, all-reduced with `reduce`. `clear`: what the gradients held does not count. */
 CKDIST_EXPORT int ckdist_training_run(struct ckdist_training* training, const struct ckdist_training_batch* batch, int32_t backward, int32_t clear,
-                                      int32_t reduce, int32_t pack, double* loss);
+                                      int32_t reduce, double* loss);
 /* Seconds of the last run by op, and in the last place those of packing; of the first thread. (19,) */
 CKDIST_EXPORT void ckdist_training_times(struct ckdist_training* training, double* out);
-/* Bytes of activations, of workspace, and of packed matrices. (3,) */
+/* Bytes of activations, of workspace, and of matrices that are packed for good. (3,) */
 CKDIST_EXPORT void ckdist_training_bytes(struct ckdist_training* training, int64_t* out);
 
 #ifdef __cplusplus

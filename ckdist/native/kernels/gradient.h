@@ -2,15 +2,11 @@
 #pragma once
 #include <cstdint>
 
-#include "kernels/elementwise.h"
-
 namespace ckdist {
 
 struct GradientKernel {
   // With r = 1 / rms(x), n = x r: dx = r (dy w - n mean(dy w n)); dw[i] += dy[i] n[i] unless null.
   void (*rms_norm)(const float* x, const float* dy, const float* weight, float eps, int64_t n, float* dx, float* dw);
-  // d_gate = dy up f'(gate), d_up = dy f(gate).
-  void (*gated)(GateFunction function, const float* gate, const float* up, const float* dy, int64_t n, float* d_gate, float* d_up);
   // out[i] = x[i] * factor.
   void (*scale)(const float* x, float factor, int64_t n, float* out);
   float (*dot)(const float* x, const float* y, int64_t n);
@@ -21,8 +17,6 @@ struct GradientKernel {
   // From the products and the log-sum-exp: x becomes p = exp(cap(scale x) - lse), and dp (the gradient by p) that by x:
   // p (dp - delta) scale cap'; zeros where nothing is visible.
   void (*softmax_grad)(float* x, float* dp, int64_t n, int64_t first, int64_t last, float scale, float cap, float log_sum_exp, float delta);
-  // A row of logits, capped: x becomes (exp(x - lse) - [i = target]) cap'.
-  void (*cross_entropy)(float* x, int64_t n, int64_t target, float cap, float log_sum_exp);
 };
 
 }  // namespace ckdist

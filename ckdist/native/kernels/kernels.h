@@ -12,6 +12,7 @@
 #include "kernels/product.h"
 #include "kernels/quantize.h"
 #include "kernels/reduce.h"
+#include "kernels/row.h"
 
 namespace ckdist {
 
@@ -26,6 +27,7 @@ struct Kernels {
   PackKernels pack;
   ProductKernels product;
   GradientKernel gradient;
+  RowKernel row;
   QuantizeKernel quantize;
 };
 

@@ -16,12 +16,11 @@ struct PackKernel {
   void (*columns)(const float* x, int64_t stride, int rows, int64_t cols, uint8_t* tile);
   // The same of operands.
   void (*operand_rows)(const uint8_t* x, int64_t stride, int rows, int64_t cols, uint8_t* tile);
-  void (*operand_columns)(const uint8_t* x, int64_t stride, int rows, int64_t cols, uint8_t* tile);
+  // Up to two tiles of columns, tile_bytes apart.
+  void (*operand_columns)(const uint8_t* x, int64_t stride, int rows, int64_t cols, uint8_t* tiles, int64_t tile_bytes);
   // An operand of `padded` elements from n floats, zeros behind them; and n floats from an operand.
   void (*convert)(const float* x, int64_t n, int64_t padded, uint8_t* out);
   void (*widen)(const uint8_t* x, int64_t n, float* out);
-  // Operands turned: row c < cols of `out` holds column c of x's `rows` rows, and zeros up to `padded`.
-  void (*turn)(const uint8_t* x, int64_t stride, int64_t rows, int64_t cols, uint8_t* out, int64_t out_stride, int64_t padded);
 };
 
 // The two forms in which training multiplies.

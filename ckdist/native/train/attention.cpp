@@ -49,8 +49,9 @@ void Training::pack_rows(const Operand& x, int64_t rows, int64_t cols, uint8_t* 
     packing_.operand_rows(x.row(tile * 16), x.stride, int(std::min<int64_t>(16, rows - tile * 16)), cols, to + tile * tile_bytes(cols));
 }
 void Training::pack_columns(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const {
-  for (int64_t tile = 0; tile < tiles(cols); ++tile)
-    packing_.operand_columns(x.at + tile * 16 * element_bytes(), x.stride, int(std::min<int64_t>(16, cols - tile * 16)), rows, to + tile * tile_bytes(rows));
+  for (int64_t tile = 0; tile < tiles(cols); tile += 2)
+    packing_.operand_columns(x.at + tile * 16 * element_bytes(), x.stride, int(std::min<int64_t>(32, cols - tile * 16)), rows,
+                             to + tile * tile_bytes(rows), tile_bytes(rows));
 }
 
 void Training::attend_item(int thread, const Step& step, int sequence, int kv_head) {
@@ -71,7 +72,7 @@ void Training::attend_item(int thread, const Step& step, int sequence, int kv_he
       if (first == 0) fetch(q, queries);
       fetch(head_of(step.in[0], begin + first + queries, head), std::min<int64_t>(kQueries, n - first - queries));
       fetch_to_write(head_of(step.out[0], begin + first, head), queries);
-      product_(keys, low / 16, tiles(first + queries), q.at, q.stride, queries, s.scores, row, false);
+      product_.multiply(keys, low / 16, tiles(first + queries), q.at, q.stride, queries, s.scores, row, false);
       float inverse[kQueries];
       for (int64_t i = 0; i < queries; ++i) {
         const int64_t own = first + i, from = window ? std::max<int64_t>(0, own - window + 1) : 0;
@@ -81,7 +82,7 @@ void Training::attend_item(int thread, const Step& step, int sequence, int kv_he
       }
       Matrix values = matrix(d, n, s.v);
       values.cols = seen, values.tiles += low * column_bytes();
-      product_(values, 0, tiles(d), s.p, p_stride, queries, s.sums, round16(d), false);
+      product_.multiply(values, 0, tiles(d), s.p, p_stride, queries, s.sums, round16(d), false);
       for (int64_t i = 0; i < queries; ++i) {
         float* const o = s.sums + i * round16(d);
         kernels_.gradient.scale(o, inverse[i], d, o);
@@ -100,7 +101,7 @@ Training::AttendGradSpace Training::attend_grad_space(Carver& c, int64_t tokens)
   s.do_turned = c.bytes(tiles(d) * tile_bytes(kGradQueries));
   s.p = c.bytes(kGradQueries * stride(round16(tokens)));
   s.ds = c.bytes(kGradQueries * stride(round16(tokens)));
-  s.turned = c.bytes(round16(tokens) * stride(kGradQueries));
+  s.turned = c.bytes(tiles(tokens) * tile_bytes(kGradQueries));
   s.scores = c.floats(kGradQueries * (round16(tokens) + 16));
   s.dp = c.floats(kGradQueries * (round16(tokens) + 16));
   s.dq = c.floats(kGradQueries * round16(d));
@@ -115,7 +116,7 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
   Carver carver{own(thread)};
   const AttendGradSpace s = attend_grad_space(carver, n);
   const int64_t heads = width(step.in[4]), group = heads / program_.kv_heads, d_row = round16(d);
-  const int64_t turned_stride = stride(kGradQueries), row = round16(n) + 16, p_stride = stride(round16(n));
+  const int64_t row = round16(n) + 16, p_stride = stride(round16(n));
   const Operand k = head_of(step.in[1], begin, kv_head), v = head_of(step.in[2], begin, kv_head);
   fetch(k, n), fetch(v, n);
   pack_rows(k, n, d, s.k);
@@ -137,8 +138,8 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
       // scores and dp of what is visible, then p and ds in their place
       for (int64_t i = 0; i < queries; i += kQueries) {
         const int64_t part = std::min<int64_t>(kQueries, queries - i), from = window ? std::max<int64_t>(0, first + i - window + 1) : 0;
-        product_(keys, from / 16, tiles(first + i + part), q.row(i), q.stride, part, s.scores + i * row, row, false);
-        product_(values, from / 16, tiles(first + i + part), out_grad.row(i), out_grad.stride, part, s.dp + i * row, row, false);
+        product_.multiply(keys, from / 16, tiles(first + i + part), q.row(i), q.stride, part, s.scores + i * row, row, false);
+        product_.multiply(values, from / 16, tiles(first + i + part), out_grad.row(i), out_grad.stride, part, s.dp + i * row, row, false);
       }
       for (int64_t i = 0; i < queries; ++i) {
         const int64_t own = first + i, from = window ? std::max<int64_t>(0, own - window + 1) : 0;
@@ -154,19 +155,20 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
         Matrix m = matrix(d, n, s.k_turned);
         m.cols = round16(first + i + part) - from, m.tiles += from * column_bytes();
         fetch_to_write(head_of(step.out[0], begin + first + i, head), part);
-        product_(m, 0, tiles(d), s.ds + i * p_stride + (from - low) * element_bytes(), p_stride, part, s.dq, d_row, false);
+        product_.multiply(m, 0, tiles(d), s.ds + i * p_stride + (from - low) * element_bytes(), p_stride, part, s.dq, d_row, false);
         for (int64_t t = 0; t < part; ++t) store(step.out[0], begin + first + i + t, head * d, s.dq + t * d_row, d);
       }
       // dv += p^T do, dk += ds^T q: the queries are what is summed over
-      const auto sum_queries = [&](const uint8_t* weights, const Operand& x, uint8_t* x_turned, float* out) {
+      const auto sum_queries = [&](uint8_t* weights, const Operand& x, uint8_t* x_turned, float* out) {
         pack_columns(x, queries, d, x_turned);
-        const int64_t count = std::min(low + seen, n) - low;
-        packing_.turn(weights, p_stride, queries, count, s.turned, turned_stride, padded(queries));
+        const int64_t count = std::min(low + seen, n) - low, turned_bytes = tile_bytes(queries);
+        pack_columns({weights, p_stride}, queries, count, s.turned);
         for (int64_t key = low; key < low + count; key += kQueries) {
           const int64_t part = std::min<int64_t>(kQueries, low + count - key), skipped = std::max<int64_t>(0, key - first) / 16 * 16;
           Matrix m = matrix(d, queries, x_turned);
           m.cols -= skipped, m.tiles += skipped * column_bytes();
-          product_(m, 0, tiles(d), s.turned + (key - low) * turned_stride + skipped * element_bytes(), turned_stride, part, out + key * d_row, d_row, true);
+          const uint8_t* const keys_turned = s.turned + (key - low) / 16 * turned_bytes + skipped * column_bytes();
+          product_.outer(m, 0, tiles(d), keys_turned, turned_bytes, part, out + key * d_row, d_row, true);
         }
       };
       sum_queries(s.p, out_grad, s.do_turned, s.dv);

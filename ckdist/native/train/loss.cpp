@@ -23,11 +23,12 @@ Training::LossSpace Training::loss_space(Carver& c, const Step& step) const {
 void Training::cross_entropy(int thread, const Step& step) {
   Carver carver{workspace_->data()};
   const LossSpace s = loss_space(carver, step);
+  const Packs packs = pack(thread, step, carver);
   const int64_t chunk = loss_chunk(), hidden = width(step.in[0]), vocab = program_.vocab;
   const int64_t row = (vocab + 15) / 16 * 16 + 16;
   const bool by_x = step.out[0] >= 0, by_head = step.gradient[0] >= 0;
   const float cap = step.f[0];
-  const Matrix& head = packed_[step.pack[0]];
+  const Matrix& head = packs.matrix[0];
   const Operand d{s.d, stride(vocab)};
   for (int64_t first = 0; first < batch_.tokens; first += chunk) {
     const int64_t n = std::min(chunk, batch_.tokens - first);
@@ -36,25 +37,27 @@ void Training::cross_entropy(int thread, const Step& step) {
     share((n + kLossTokens - 1) / kLossTokens, [&](int64_t item) {
       const int64_t begin = item * kLossTokens, end = std::min(begin + kLossTokens, n);
       float* const logits = reinterpret_cast<float*>(own(thread));  // (tokens, vocab)
-      product_(head, 0, head.tile_count(), x.row(begin), x.stride, end - begin, logits, row, false);
+      product_.multiply(head, 0, head.tile_count(), x.row(begin), x.stride, end - begin, logits, row, false);
       for (int64_t t = begin; t < end; ++t) {
         float* const of = logits + (t - begin) * row;
         const int64_t target = batch_.targets[first + t];
         losses_[first + t] = 0;
         if (target < 0) {
-          std::fill(of, of + vocab, 0.f);
+          if (by_x || by_head) std::fill_n(d.row(t), d.stride, uint8_t{0});
         } else {
           if (cap != 0) kernels_.elementwise.soft_cap(of, cap, vocab);
           const float largest = kernels_.gradient.largest(of, vocab);
           const double log_sum_exp = largest + std::log(kernels_.elementwise.sum_exp(of, vocab, largest, 1, nullptr));
           losses_[first + t] = log_sum_exp - of[target];
-          if (by_x || by_head) kernels_.gradient.cross_entropy(of, vocab, target, cap, float(log_sum_exp));
+          if (by_x || by_head) {
+            kernels_.row.cross_entropy(of, vocab, target, cap, float(log_sum_exp), {d.row(t), type_ == Type::bf16});
+            std::fill_n(d.row(t) + vocab * element_bytes(), (padded(vocab) - vocab) * element_bytes(), uint8_t{0});
+          }
         }
-        if (by_x || by_head) packing_.convert(of, vocab, padded(vocab), d.row(t));
       }
     });
     if (by_x) {
-      const Product dx{packed_[step.pack[1]], d, n, step.out[0], nullptr, -1, first};
+      const Product dx{packs.matrix[1], d, n, step.out[0], nullptr, -1, first};
       multiply(thread, &dx, 1);
     }
     if (by_head) {

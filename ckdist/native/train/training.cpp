@@ -21,25 +21,24 @@ Training::Training(const ckdist_training_program& program, Communicator* communi
       product_(type_ == Type::bf16 ? kernels_.product.bf16 : kernels_.product.f32),
       losses_(program.max_tokens),
       pool_(threads, std::move(cpus), spins) {
-  if (program.head_dim > 2 * kMaxHalf) fail(Status::config, "head_dim (%d) is more than training can rotate (%d)", program.head_dim, 2 * kMaxHalf);
   for (const ckdist_training_pack& p : packs_) {
     int64_t rows = parameters_[p.parameter[0]].rows, cols = parameters_[p.parameter[0]].cols;
     if (p.turned) {
       rows = cols, cols = 0;
       for (int m = 0; m < p.count; ++m) cols += (parameters_[p.parameter[m]].rows + 15) / 16 * 16;
     }
-    pack_order_.push_back(packed_.size());
+    if (std::all_of(p.parameter, p.parameter + p.count, [&](int32_t w) { return parameters_[w].offset >= program.trained_floats; }))
+      frozen_.push_back(int32_t(packed_.size())), frozen_bytes_ += bytes_of(matrix(rows, cols, nullptr));
     packed_.push_back(matrix(rows, cols, nullptr));
-    packed_bytes_ += packed_.back().tile_count() * packed_.back().tile_bytes;
   }
-  std::stable_sort(pack_order_.begin(), pack_order_.end(), [&](size_t a, size_t b) { return packs_[a].parameter[0] < packs_[b].parameter[0]; });
+  std::stable_sort(frozen_.begin(), frozen_.end(), [&](int32_t a, int32_t b) { return packs_[a].parameter[0] < packs_[b].parameter[0]; });
   for (const std::vector<Step>* list : {&steps_, &loss_steps_})
     for (const Step& step : *list) workspace_bytes_ = std::max(workspace_bytes_, workspace(step));
   Carver attend{nullptr}, attend_grad{nullptr};
   attend_space(attend, program.max_tokens), attend_grad_space(attend_grad, program.max_tokens);
   for (const ckdist_training_value& v : values_) row_floats_ = std::max(row_floats_, (v.width + 15) / 16 * 16 + 80);  // not 4096 bytes apart: loads would wait for stores
   const int64_t rows = kRowBuffers * row_floats_ * 4, sums = kTokens * (kMaxTiles + 1) * kTileRows * 4;
-  const int64_t outer = turned_columns() * stride(program.max_tokens), logits = kLossTokens * ((program.vocab + 15) / 16 * 16 + 16) * 4;
+  const int64_t outer = kOuterRows / kTileRows * tile_bytes(kOuterColumns), logits = kLossTokens * ((program.vocab + 15) / 16 * 16 + 16) * 4;
   own_bytes_ = (std::max({attend.used, attend_grad.used, rows, sums, outer, logits}) + 4095) / 4096 * 4096 + 64;
   std::vector<bool> added(parameters_.size(), false);
   for (const Step& step : steps_)
@@ -51,11 +50,11 @@ Training::Training(const ckdist_training_program& program, Communicator* communi
       if (!product) cleared_.push_back(p);
     }
   arena_.emplace(program.arena_bytes, "activations");
-  packed_arena_.emplace(std::max<int64_t>(packed_bytes_, 64), "packed weights");
+  frozen_arena_.emplace(std::max<int64_t>(frozen_bytes_, 64), "packed weights");
   workspace_.emplace(std::max<int64_t>(workspace_bytes_, 64), "the steps' workspace");
   own_arena_.emplace(own_bytes_ * threads, "the threads' buffers");
-  const uint8_t* at = packed_arena_->data();
-  for (Matrix& m : packed_) m.tiles = at, at += m.tile_count() * m.tile_bytes;
+  Carver packed{frozen_arena_->data()};
+  for (const int32_t index : frozen_) packed_[index].tiles = packed.bytes(bytes_of(packed_[index]));
 }
 
 void Training::check(const ckdist_training_batch& b) const {
@@ -75,7 +74,7 @@ void Training::check(const ckdist_training_batch& b) const {
     if (b.starts[s + 1] < b.starts[s]) fail(Status::config, "sequence %lld starts at %d and ends before it, at %d", text(s), b.starts[s], b.starts[s + 1]);
 }
 
-double Training::run(const ckdist_training_batch& batch, bool backward, bool clear, bool reduce, bool pack) {
+double Training::run(const ckdist_training_batch& batch, bool backward, bool clear, bool reduce) {
   check(batch);
   batch_.tokens = batch.tokens;
   batch_.token_ids.assign(batch.token_ids, batch.token_ids + batch.tokens);
@@ -84,13 +83,13 @@ double Training::run(const ckdist_training_batch& batch, bool backward, bool cle
   batch_.positions.resize(batch.tokens);
   for (int64_t s = 0; s < batch.sequences; ++s)
     for (int32_t t = batch.starts[s]; t < batch.starts[s + 1]; ++t) batch_.positions[t] = t - batch.starts[s];
-  backward_ = backward, clear_ = backward && clear, reduce_ = reduce && communicator_ && communicator_->size > 1, pack_ = pack;
+  backward_ = backward, clear_ = backward && clear, reduce_ = reduce && communicator_ && communicator_->size > 1;
   times_.fill(0);
   operations_.clear();
   pool_.run(pool_.size(), [this](int thread) { replay(thread); });
   const int64_t start = now_ns();
   for (const auto& operation : operations_) operation->wait();
-  packed_once_ |= pack;
+  frozen_packed_ = true;
   times_[ckdist_train_reduce] += double(now_ns() - start) * 1e-9;
   double loss = 0;
   for (int64_t t = 0; t < batch.tokens; ++t) loss += losses_[t];
@@ -104,9 +103,9 @@ void Training::replay(int thread) {
     const int64_t now = now_ns();
     times_[op] += double(now - start) * 1e-9, start = now;
   };
-  if (pack_) pack(thread);
-  if (clear_) clear();
+  if (!frozen_packed_) pack_frozen(thread);
   lap(18);
+  if (clear_) clear();
   for (const Step& step : backward_ ? steps_ : loss_steps_) {
     execute(thread, step);
     lap(step.op);
@@ -155,6 +154,12 @@ void Training::store(int index, int64_t token, int64_t column, const float* x, i
   if (v.operand) std::fill(to + n, to + (end - column), 0.f);
 }
 
+// Zeros behind the width of an operand.
+void Training::pad(int index, int64_t token) const {
+  const ckdist_training_value& v = values_[index];
+  if (v.operand) std::fill_n(operand(index, token).at + v.width * bytes_of(index), (v.room - v.width) * bytes_of(index), uint8_t{0});
+}
+
 // Steps whose rows are computed one by one.
 void Training::rows_of(int thread, const Step& step, int64_t t) {
   const ElementwiseKernel& k = kernels_.elementwise;
@@ -176,21 +181,17 @@ void Training::rows_of(int thread, const Step& step, int64_t t) {
       break;
     }
     case ckdist_train_rope: {
-      const int64_t half = program_.head_dim / 2, at = batch_.positions[t] * half;
-      const float *const cos = program_.rope_cos[step.i[0]] + at, *const x = in(0);
-      const float* sin = program_.rope_sin[step.i[0]] + at;
-      float back[kMaxHalf];
-      if (step.i[1]) kernels_.gradient.scale(sin, -1, half, back), sin = back;
-      for (int64_t h = 0; h < n; h += program_.head_dim) k.rope(x + h, cos, sin, program_.head_dim, out + h);
-      break;
+      const int64_t at = batch_.positions[t] * (program_.head_dim / 2);
+      kernels_.row.rope(row(step.in[0], t), program_.rope_cos[step.i[0]] + at, program_.rope_sin[step.i[0]] + at, step.i[1], program_.head_dim, n,
+                        row(step.out[0], t));
+      return pad(step.out[0], t);
     }
-    case ckdist_train_gated: k.gated(GateFunction(step.i[0]), in(0), in(1), n, out); break;
-    case ckdist_train_gated_grad: {
-      float* const d_up = write(step.out[1], t, row_buffer(thread, 4));
-      kernels_.gradient.gated(GateFunction(step.i[0]), in(0), in(1), in(2), n, out, d_up);
-      written(step.out[1], t, d_up);
-      break;
-    }
+    case ckdist_train_gated:
+      kernels_.row.gated(GateFunction(step.i[0]), row(step.in[0], t), row(step.in[1], t), n, row(step.out[0], t));
+      return pad(step.out[0], t);
+    case ckdist_train_gated_grad:
+      kernels_.row.gated_grad(GateFunction(step.i[0]), row(step.in[0], t), row(step.in[1], t), row(step.in[2], t), n, row(step.out[0], t), row(step.out[1], t));
+      return pad(step.out[0], t), pad(step.out[1], t);
     default: fail(Status::native, "a training step has unknown op %d", step.op);
   }
   written(step.out[0], t, out);

@@ -26,9 +26,9 @@ class Training {
 
   Training(const ckdist_training_program& program, Communicator* communicator, int threads, std::vector<int> cpus, int spins);
 
-  double run(const ckdist_training_batch& batch, bool backward, bool clear, bool reduce, bool pack);
+  double run(const ckdist_training_batch& batch, bool backward, bool clear, bool reduce);
   std::array<double, 19> times() const { return times_; }
-  std::array<int64_t, 3> bytes() const { return {program_.arena_bytes, workspace_bytes_, packed_bytes_}; }
+  std::array<int64_t, 3> bytes() const { return {program_.arena_bytes, workspace_bytes_, frozen_bytes_}; }
 
  private:
   using Step = ckdist_training_step;
@@ -40,11 +40,11 @@ class Training {
   static constexpr int kGradQueries = 128; // of a block of its gradient
   static constexpr int64_t kTileBytes = 384 << 10;  // of the tiles of one item of a product: they stay in the L2 cache
   static constexpr int64_t kMaxTiles = 32, kTokens = 64;  // of such an item at most
-  static constexpr int64_t kTurnedBytes = 384 << 10, kSumTiles = 24;  // of turned gradients that stay in the L2 cache; of a gradient's part
-  static constexpr int kMaxHalf = 512;     // of head_dim
+  static constexpr int64_t kPackTiles = 8, kPackRows = 32;  // of an item of packing; rows that are packed turned at a time
+  static constexpr int64_t kOuterRows = 64, kSumTiles = 24;  // of a gradient's part: so much of both factors stays in the L2 cache
   static constexpr int64_t kLossTokens = 32;        // whose logits a thread has at once
   static constexpr int64_t kLogitBytes = 32 << 20;  // of gradients by logits
-  static constexpr int kRowBuffers = 5;    // floats of a row that steps read or write
+  static constexpr int kRowBuffers = 4;    // floats of a row that steps read or write
 
   // Rows of elements that products read.
   struct Operand {
@@ -88,7 +88,11 @@ class Training {
   void check(const ckdist_training_batch& batch) const;
   void replay(int thread);
   void execute(int thread, const Step& step);
-  void pack(int thread);
+  struct Packs { Matrix matrix[4]; };
+  Packs packs_of(const Step& step, Carver& c) const;
+  void pack(int thread, const int32_t* packs, const Matrix* matrices, int n);
+  Packs pack(int thread, const Step& step, Carver& c);
+  void pack_frozen(int thread);
   void clear();
   bool adds(const Step& step, int gradient) const { return !(clear_ && (step.i[0] >> gradient & 1)); }
   void rows_of(int thread, const Step& step, int64_t row);
@@ -109,8 +113,8 @@ class Training {
   void cross_entropy(int thread, const Step& step);
   void begin_reduce(const Step& step);
   static int64_t column_items(int64_t columns) { return (columns + kColumns - 1) / kColumns; }
+  void turn(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles, int64_t tile_bytes) const;
   void turn_matrix(const Operand& x, int64_t width, int64_t tokens, int64_t item, uint8_t* tiles) const;
-  int64_t turned_columns() const;
   void add_outer(int thread, const Matrix& x, int64_t tokens, const Outer* outers, int n);
   void multiply(int thread, const Product* products, int count);
 
@@ -132,6 +136,8 @@ class Training {
     const Operand o = operand(index, token);
     return {o.at + head * program_.head_dim * element_bytes(), o.stride};
   }
+  Row row(int index, int64_t token) const { return {operand(index, token).at, narrow(index)}; }
+  void pad(int index, int64_t token) const;
   // Of a value in floats.
   float* floats(int index, int64_t token) const { return reinterpret_cast<float*>(operand(index, token).at); }
   bool narrow(int index) const { return type_ == Type::bf16 && values_[index].operand; }
@@ -147,6 +153,7 @@ class Training {
   // Columns [column, column + n) of a row, zeros behind its last; a no-op but for these where they are there already.
   void store(int index, int64_t token, int64_t column, const float* x, int64_t n) const;
   int64_t width(int index) const { return values_[index].width; }
+  int64_t bytes_of(int index) const { return narrow(index) ? 2 : 4; }  // of an element
   const float* parameter(int index) const { return program_.parameter_arena + parameters_[index].offset; }
   float* gradient(int index) const { return program_.gradient_arena + parameters_[index].offset; }
   // Columns of activations that any product reads: whole vectors of two bfloat16 each.
@@ -157,6 +164,7 @@ class Training {
   int64_t column_bytes() const { return type_ == Type::bf16 ? 32 : 64; }
   int64_t element_bytes() const { return type_ == Type::bf16 ? 2 : 4; }
   Matrix matrix(int64_t rows, int64_t cols, const uint8_t* tiles) const { return {type_, rows, cols, tile_bytes(cols), tiles}; }
+  static int64_t bytes_of(const Matrix& m) { return m.tile_count() * m.tile_bytes; }
   uint8_t* own(int thread) const { return own_arena_->data() + thread * own_bytes_; }
   float* row_buffer(int thread, int n) const { return reinterpret_cast<float*>(own(thread)) + n * row_floats_; }
 
@@ -183,14 +191,14 @@ class Training {
   const Kernels& kernels_;
   const Type type_;
   const PackKernel& packing_;
-  const ckdist::Multiply product_;
-  std::vector<Matrix> packed_;
-  std::vector<size_t> pack_order_;  // forms of one parameter follow each other: it is read from memory once
-  int64_t packed_bytes_ = 0, workspace_bytes_ = 0, own_bytes_ = 0, row_floats_ = 0;
-  std::optional<Arena> arena_, packed_arena_, workspace_, own_arena_;
+  const ProductKernel& product_;
+  std::vector<Matrix> packed_;  // without tiles where a parameter is trained: each step packs what it multiplies with
+  std::vector<int32_t> frozen_;  // the packs of the others, forms of one parameter one after the other: it is read from memory once
+  int64_t frozen_bytes_ = 0, workspace_bytes_ = 0, own_bytes_ = 0, row_floats_ = 0;
+  std::optional<Arena> arena_, frozen_arena_, workspace_, own_arena_;
   Batch batch_;
   std::vector<int> cleared_;  // parameters whose gradients no product overwrites
-  bool backward_ = false, clear_ = false, reduce_ = false, pack_ = false, packed_once_ = false;
+  bool backward_ = false, clear_ = false, reduce_ = false, frozen_packed_ = false;
   std::vector<double> losses_;  // of the tokens
   std::vector<std::shared_ptr<Communicator::Operation>> operations_;
   std::array<double, 19> times_{};

@@ -2,7 +2,7 @@
 #include "kernels/elementwise.h"
 
 #include "kernels/isa/activations.h"
-#include "kernels/isa/exp.h"
+#include "kernels/isa/gate.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
@@ -61,15 +61,6 @@ void rope(const float* x, const float* cos, const float* sin, int64_t head_dim, 
     store_lanes(out + i, fnma(b, s, a * c), lanes);
     store_lanes(out + half + i, fma(a, s, b * c), lanes);
   });
-}
-
-CKDIST_INLINE Vec silu(Vec x) { return x / (set(1.0f) + exp(set(0.0f) - x)); }
-
-// Hendrycks & Gimpel 2016, arXiv:1606.08415: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
-CKDIST_INLINE Vec gelu_tanh(Vec x) {
-  const Vec inner = x * fma(x * x, set(0.044715f * 0.79788456f), set(0.79788456f));
-  const Vec half = set(0.5f) * x;
-  return fma(half, tanh(inner), half);
 }
 
 void gated(GateFunction function, const float* gate, const float* up, int64_t n, float* out) {

@@ -61,28 +61,6 @@ void rms_norm(const float* x, const float* dy, const float* weight, float eps, i
   });
 }
 
-void gated(GateFunction function, const float* gate, const float* up, const float* dy, int64_t n, float* d_gate, float* d_up) {
-  const Vec one = set(1.0f), half = set(0.5f);
-  if (function == GateFunction::silu) {
-    each(n, [&](int64_t i, int lanes) {
-      const Vec g = load_lanes(gate + i, lanes), u = load_lanes(up + i, lanes), d = load_lanes(dy + i, lanes);
-      const Vec sigmoid = one / (one + exp(set(0.0f) - g));
-      store_lanes(d_gate + i, d * u * sigmoid * fma(g, one - sigmoid, one), lanes);
-      store_lanes(d_up + i, d * g * sigmoid, lanes);
-    });
-    return;
-  }
-  const float scale = 0.79788456f, cubic = 0.044715f;
-  each(n, [&](int64_t i, int lanes) {
-    const Vec g = load_lanes(gate + i, lanes), u = load_lanes(up + i, lanes), d = load_lanes(dy + i, lanes), square = g * g;
-    const Vec t = tanh(g * fma(square, set(cubic * scale), set(scale)));
-    const Vec whole = half * (one + t);
-    const Vec slope = fma(half * g * fnma(t, t, one), fma(square, set(3 * cubic * scale), set(scale)), whole);
-    store_lanes(d_gate + i, d * u * slope, lanes);
-    store_lanes(d_up + i, d * g * whole, lanes);
-  });
-}
-
 void scale(const float* x, float factor, int64_t n, float* out) {
   each(n, [&](int64_t i, int lanes) { store_lanes(out + i, load_lanes(x + i, lanes) * set(factor), lanes); });
 }
@@ -125,24 +103,9 @@ void softmax_grad(float* x, float* dp, int64_t n, int64_t first, int64_t last, f
   visible(dp, n, first, last, [](int64_t, int) {});
 }
 
-void cross_entropy(float* x, int64_t n, int64_t target, float cap, float log_sum_exp) {
-  const float own = x[target];
-  each(n, [&](int64_t i, int lanes) {
-    const Vec a = load_lanes(x + i, lanes);
-    Vec d = exp(a - set(log_sum_exp));
-    if (cap) {
-      const Vec ratio = a / set(cap);
-      d = d * fnma(ratio, ratio, set(1.0f));
-    }
-    store_lanes(x + i, d, lanes);
-  });
-  const float ratio = cap ? own / cap : 0.0f;
-  x[target] -= 1.0f - ratio * ratio;
-}
-
 }  // namespace
 
-extern const GradientKernel gradient_kernel = {rms_norm, gated, scale, dot, largest, softmax, softmax_grad, cross_entropy};
+extern const GradientKernel gradient_kernel = {rms_norm, scale, dot, largest, softmax, softmax_grad};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

@@ -13,6 +13,15 @@ namespace {
 
 constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// `lanes` sums of a token, from `column` on.
+CKDIST_INLINE void finish(const ProductOutput& out, int64_t token, int64_t column, int lanes, Vec sum) {
+  if (out.bias) sum = sum + load(out.bias + column);
+  if (out.residual) sum = sum + load_n(out.residual + token * out.residual_stride + column, lanes);
+  uint8_t* const row = out.at + token * out.stride;
+  if (out.narrow) store_bf16(reinterpret_cast<uint16_t*>(row) + column, sum);
+  else store(reinterpret_cast<float*>(row) + column, sum);
+}
+
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 
 constexpr int kPanelTiles = 3, kPanelTokens = 8;
@@ -24,18 +33,45 @@ CKDIST_INLINE __m512 multiply_add(__m512 sum, __m512i weights, __m512i x) {
   return _mm512_fmadd_ps(_mm512_castsi512_ps(weights), _mm512_castsi512_ps(x), sum);
 }
 
-// `words` steps of `tiles` tiles against `tokens` tokens; `last` are the rows of the last tile that exist.
-template <bool bf16, int tiles, int tokens>
-void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_stride, int64_t words, float* y, int64_t y_stride, __mmask16 last, bool add) {
+// What becomes of the sums of a panel. `tile` counts from the panel's first; `rows` of it exist.
+struct Sum {
+  float* y;
+  int64_t y_stride;
+  bool add;
+  [[gnu::always_inline]] void fetch(int64_t token, int64_t tile) const { __builtin_prefetch(y + token * y_stride + tile * kTileRows, 1); }
+  [[gnu::always_inline]] void take(int64_t token, int64_t tile, int rows, Vec sum) const {
+    float* const at = y + token * y_stride + tile * kTileRows;
+    store_n(at, add ? sum + load_n(at, rows) : sum, rows);
+  }
+};
+struct Finish {
+  const ProductOutput& out;
+  int64_t first_token, first_column;
+  const float* sums;  // of the blocks before, or null
+  int64_t sums_stride;
+  [[gnu::always_inline]] void fetch(int64_t token, int64_t tile) const {
+    const int64_t column = first_column + tile * kTileRows;
+    __builtin_prefetch(out.at + (first_token + token) * out.stride + column * (out.narrow ? 2 : 4), 1);
+    if (out.residual) __builtin_prefetch(out.residual + (first_token + token) * out.residual_stride + column);
+  }
+  [[gnu::always_inline]] void take(int64_t token, int64_t tile, int rows, Vec sum) const {
+    if (sums) sum = sum + load(sums + token * sums_stride + tile * kTileRows);
+    finish(out, first_token + token, first_column + tile * kTileRows, rows, sum);
+  }
+};
+
+// `words` steps of `tiles` tiles against `tokens` tokens, whose words are `step` bytes apart; `last` rows of the last tile exist.
+template <bool bf16, int tiles, int tokens, int step, class End>
+void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_stride, int64_t words, int last, const End& result) {
   __m512 sums[tokens][tiles];
 #pragma GCC unroll 8
   for (int t = 0; t < tokens; ++t)
 #pragma GCC unroll 3
     for (int i = 0; i < tiles; ++i) {
       sums[t][i] = _mm512_setzero_ps();
-      __builtin_prefetch(y + t * y_stride + i * kTileRows, 1);
+      result.fetch(t, i);
     }
-  for (const uint8_t* const end = tile + 64 * words; tile < end; tile += 64, x += 4) {
+  for (const uint8_t* const end = tile + 64 * words; tile < end; tile += 64, x += step) {
     __m512i weights[tiles];
 #pragma GCC unroll 3
     for (int i = 0; i < tiles; ++i) weights[i] = _mm512_loadu_si512(tile + i * tile_bytes);
@@ -50,37 +86,79 @@ void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_
 #pragma GCC unroll 8
   for (int t = 0; t < tokens; ++t)
 #pragma GCC unroll 3
-    for (int i = 0; i < tiles; ++i) {
-      float* const at = y + t * y_stride + i * kTileRows;
-      const __mmask16 rows = i == tiles - 1 ? last : static_cast<__mmask16>(0xffff);
-      _mm512_mask_storeu_ps(at, rows, add ? _mm512_add_ps(sums[t][i], _mm512_maskz_loadu_ps(rows, at)) : sums[t][i]);
-    }
+    for (int i = 0; i < tiles; ++i) result.take(t, i, i == tiles - 1 ? last : kTileRows, {sums[t][i]});
 }
 
-using Panel = void (*)(const uint8_t*, int64_t, const uint8_t*, int64_t, int64_t, float*, int64_t, __mmask16, bool);
+template <class End>
+using Panel = void (*)(const uint8_t*, int64_t, const uint8_t*, int64_t, int64_t, int, const End&);
+
+template <bool bf16, int step, class End>
+constexpr Panel<End> kPanels[kPanelTiles][4] = {
+    {panel<bf16, 1, 1, step, End>, panel<bf16, 1, 2, step, End>, panel<bf16, 1, 4, step, End>, panel<bf16, 1, 8, step, End>},
+    {panel<bf16, 2, 1, step, End>, panel<bf16, 2, 2, step, End>, panel<bf16, 2, 4, step, End>, panel<bf16, 2, 8, step, End>},
+    {panel<bf16, 3, 1, step, End>, panel<bf16, 3, 2, step, End>, panel<bf16, 3, 4, step, End>, panel<bf16, 3, 8, step, End>}};
+
+// Calls body(token, 1 << size) for groups of tokens, each with body(tile, count, rows of the last) for groups of tiles.
+template <class Body>
+CKDIST_INLINE void each_panel(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, int64_t tokens, Body&& body) {
+  for (int64_t token = 0; token < tokens;) {
+    const int64_t left = tokens - token;
+    const int size = left >= kPanelTokens ? 3 : left >= 4 ? 2 : left >= 2 ? 1 : 0;
+    for (int64_t tile = tile_begin; tile < tile_end;) {
+      const int64_t some = tile_end - tile == kPanelTiles + 1 ? 2 : least(kPanelTiles, tile_end - tile);  // four are two and two
+      body(token, size, tile, some, static_cast<int>(least(kTileRows, matrix.rows - (tile + some - 1) * kTileRows)));
+      tile += some;
+    }
+    token += 1 << size;
+  }
+}
+
+// Calls body(first word, words) for blocks of a matrix's columns, as even as can be.
+template <bool bf16, class Body>
+CKDIST_INLINE void each_block(const Matrix& matrix, Body&& body) {
+  const int64_t words = (matrix.cols + 15) / 16 * 16 / (bf16 ? 2 : 1), blocks = (words + kBlockWords - 1) / kBlockWords;
+  const int64_t block = blocks ? (words + blocks - 1) / blocks : 0;
+  for (int64_t word = 0; word < words; word += block) body(word, least(block, words - word));
+}
 
 template <bool bf16>
 void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride, int64_t tokens, float* y, int64_t y_stride,
               bool add) {
-  static constexpr Panel panels[kPanelTiles][4] = {{panel<bf16, 1, 1>, panel<bf16, 1, 2>, panel<bf16, 1, 4>, panel<bf16, 1, 8>},
-                                                   {panel<bf16, 2, 1>, panel<bf16, 2, 2>, panel<bf16, 2, 4>, panel<bf16, 2, 8>},
-                                                   {panel<bf16, 3, 1>, panel<bf16, 3, 2>, panel<bf16, 3, 4>, panel<bf16, 3, 8>}};
-  const int64_t words = (matrix.cols + 15) / 16 * 16 / (bf16 ? 2 : 1), blocks = (words + kBlockWords - 1) / kBlockWords;
-  const int64_t block = blocks ? (words + blocks - 1) / blocks : 0;
-  for (int64_t word = 0; word < words; word += block)
-    for (int64_t token = 0; token < tokens;) {
-      const int64_t left = tokens - token;
-      const int size = left >= kPanelTokens ? 3 : left >= 4 ? 2 : left >= 2 ? 1 : 0;
-      for (int64_t tile = tile_begin; tile < tile_end;) {
-        const int64_t some = tile_end - tile == kPanelTiles + 1 ? 2 : least(kPanelTiles, tile_end - tile);  // four are two and two
-        const int64_t rows = least(kTileRows, matrix.rows - (tile + some - 1) * kTileRows);
-        panels[some - 1][size](matrix.tiles + tile * matrix.tile_bytes + 64 * word, matrix.tile_bytes, x + token * x_stride + 4 * word, x_stride,
-                               least(block, words - word), y + token * y_stride + tile * kTileRows, y_stride, static_cast<__mmask16>((1u << rows) - 1),
-                               add || word > 0);
-        tile += some;
-      }
-      token += 1 << size;
-    }
+  each_block<bf16>(matrix, [&](int64_t word, int64_t words) {
+    each_panel(matrix, tile_begin, tile_end, tokens, [&](int64_t token, int size, int64_t tile, int64_t some, int last) {
+      kPanels<bf16, 4, Sum>[some - 1][size](matrix.tiles + tile * matrix.tile_bytes + 64 * word, matrix.tile_bytes, x + token * x_stride + 4 * word, x_stride,
+                                            words, last, Sum{y + token * y_stride + tile * kTileRows, y_stride, add || word > 0});
+    });
+  });
+}
+
+template <bool bf16>
+void produce(const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t tokens, float* sums, const ProductOutput& out) {
+  const int64_t tiles = matrix.tile_count(), all = (matrix.cols + 15) / 16 * 16 / (bf16 ? 2 : 1);
+  const int64_t stride = (tiles + 1) * kTileRows;  // no multiple of 4096 bytes: loads would wait for stores
+  each_block<bf16>(matrix, [&](int64_t word, int64_t words) {
+    each_panel(matrix, 0, tiles, tokens, [&](int64_t token, int size, int64_t tile, int64_t some, int last) {
+      const uint8_t *const from = matrix.tiles + tile * matrix.tile_bytes + 64 * word, *const row = x + token * x_stride + 4 * word;
+      float* const at = sums + token * stride + tile * kTileRows;
+      if (word + words < all)
+        kPanels<bf16, 4, Sum>[some - 1][size](from, matrix.tile_bytes, row, x_stride, words, kTileRows, Sum{at, stride, word > 0});
+      else
+        kPanels<bf16, 4, Finish>[some - 1][size](from, matrix.tile_bytes, row, x_stride, words, last,
+                                                 Finish{out, token, tile * kTileRows, word ? at : nullptr, stride});
+    });
+  });
+}
+
+template <bool bf16>
+void outer(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x_tiles, int64_t x_tile_bytes, int64_t tokens, float* y,
+           int64_t y_stride, bool add) {
+  each_block<bf16>(matrix, [&](int64_t word, int64_t words) {
+    each_panel(matrix, tile_begin, tile_end, tokens, [&](int64_t token, int size, int64_t tile, int64_t some, int last) {
+      kPanels<bf16, 64, Sum>[some - 1][size](matrix.tiles + tile * matrix.tile_bytes + 64 * word, matrix.tile_bytes,
+                                             x_tiles + token / kTileRows * x_tile_bytes + token % kTileRows * 4 + 64 * word, 4, words, last,
+                                             Sum{y + token * y_stride + tile * kTileRows, y_stride, add || word > 0});
+    });
+  });
 }
 
 #else
@@ -113,11 +191,40 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
   }
 }
 
+template <bool bf16>
+void produce(const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t tokens, float* sums, const ProductOutput& out) {
+  const int64_t tiles = matrix.tile_count(), stride = (tiles + 1) * kTileRows;
+  multiply<bf16>(matrix, 0, tiles, x, x_stride, tokens, sums, stride, false);
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const int rows = static_cast<int>(least(kTileRows, matrix.rows - tile * kTileRows));
+      finish(out, t, tile * kTileRows, rows, load_n(sums + t * stride + tile * kTileRows, rows));
+    }
+}
+
+template <bool bf16>
+void outer(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x_tiles, int64_t x_tile_bytes, int64_t tokens, float* y,
+           int64_t y_stride, bool add) {
+  constexpr int64_t row = kOuterColumns / (bf16 ? 2 : 1) + 16;  // words
+  const int64_t words = (matrix.cols + 15) / 16 * 16 / (bf16 ? 2 : 1);
+  alignas(64) float rows[kTileRows * row];
+  for (int64_t token = 0; token < tokens; token += kTileRows, x_tiles += x_tile_bytes) {
+    for (int64_t word = 0; word < words; word += kLanes) {
+      Vec block[kLanes];
+      for (int i = 0; i < kLanes; ++i) block[i] = word + i < words ? load(reinterpret_cast<const float*>(x_tiles) + (word + i) * kTileRows) : set(0.0f);
+      transpose(block);
+      for (int t = 0; t < kTileRows; ++t) store(rows + t * row + word, block[t]);
+    }
+    multiply<bf16>(matrix, tile_begin, tile_end, reinterpret_cast<const uint8_t*>(rows), row * 4, least(kTileRows, tokens - token), y + token * y_stride,
+                   y_stride, add);
+  }
+}
+
 #endif
 
 }  // namespace
 
-extern const ProductKernels product_kernels = {multiply<false>, multiply<true>};
+extern const ProductKernels product_kernels = {{multiply<false>, produce<false>, outer<false>}, {multiply<true>, produce<true>, outer<true>}};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

@@ -101,6 +101,7 @@ CKDIST_INLINE Vec load_bf16(const uint16_t* p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
+CKDIST_INLINE void store_bf16(uint16_t* p, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v))); }
 CKDIST_INLINE Vec load_i8(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
@@ -280,6 +281,11 @@ CKDIST_INLINE Vec select(Mask m, Vec a, Vec b) { CKDIST_EACH_PART(part_select(m.
 CKDIST_INLINE Vec add_exponent(Vec a, Vec power) { CKDIST_EACH_PART(part_add_exponent(a.v[i], power.v[i])); }
 CKDIST_INLINE Vec load_f16(const uint16_t* p) { CKDIST_EACH_PART(part_f16(p + i * kPartLanes)); }
 CKDIST_INLINE Vec load_bf16(const uint16_t* p) { CKDIST_EACH_PART(part_bf16(p + i * kPartLanes)); }
+CKDIST_INLINE void store_bf16(uint16_t* p, Vec a) {
+  float floats[kLanes];
+  store(floats, a);
+  for (int i = 0; i < kLanes; ++i) p[i] = to_bf16(floats[i]);
+}
 CKDIST_INLINE Vec load_i8(const int8_t* p) { CKDIST_EACH_PART(part_i8(p + i * kPartLanes)); }
 
 CKDIST_INLINE void store_f16(uint16_t* p, Vec a) {

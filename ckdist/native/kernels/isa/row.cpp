@@ -1,0 +1,102 @@
+#include "kernels/row.h"
+
+#include "kernels/isa/gate.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+namespace {
+
+CKDIST_INLINE Vec load_row(Row row, int64_t i, int lanes) {
+  const float* const floats = reinterpret_cast<const float*>(row.at) + i;
+  const uint16_t* const halves = reinterpret_cast<const uint16_t*>(row.at) + i;
+  if (lanes == kLanes) return row.narrow ? load_bf16(halves) : load(floats);
+  if (!row.narrow) return load_n(floats, lanes);
+  uint16_t some[kLanes] = {};
+  for (int l = 0; l < lanes; ++l) some[l] = halves[l];
+  return load_bf16(some);
+}
+CKDIST_INLINE void store_row(Row row, int64_t i, int lanes, Vec a) {
+  float* const floats = reinterpret_cast<float*>(row.at) + i;
+  uint16_t* const halves = reinterpret_cast<uint16_t*>(row.at) + i;
+  if (lanes == kLanes) return row.narrow ? store_bf16(halves, a) : store(floats, a);
+  if (!row.narrow) return store_n(floats, a, lanes);
+  uint16_t some[kLanes];
+  store_bf16(some, a);
+  for (int l = 0; l < lanes; ++l) halves[l] = some[l];
+}
+
+// Calls body(i, lanes) for every Vec of a row; `lanes` is 16, but for the last.
+template <class Body>
+CKDIST_INLINE void each(int64_t n, Body&& body) {
+  int64_t i = 0;
+  for (; n - i >= kLanes; i += kLanes) body(i, kLanes);
+  if (i < n) body(i, static_cast<int>(n - i));
+}
+
+void gated(GateFunction function, Row gate, Row up, int64_t n, Row out) {
+  if (function == GateFunction::silu)
+    each(n, [&](int64_t i, int lanes) { store_row(out, i, lanes, silu(load_row(gate, i, lanes)) * load_row(up, i, lanes)); });
+  else
+    each(n, [&](int64_t i, int lanes) { store_row(out, i, lanes, gelu_tanh(load_row(gate, i, lanes)) * load_row(up, i, lanes)); });
+}
+
+void gated_grad(GateFunction function, Row gate, Row up, Row dy, int64_t n, Row d_gate, Row d_up) {
+  const Vec one = set(1.0f), half = set(0.5f);
+  if (function == GateFunction::silu) {
+    each(n, [&](int64_t i, int lanes) {
+      const Vec g = load_row(gate, i, lanes), u = load_row(up, i, lanes), d = load_row(dy, i, lanes);
+      const Vec sigmoid = one / (one + exp(set(0.0f) - g));
+      store_row(d_gate, i, lanes, d * u * sigmoid * fma(g, one - sigmoid, one));
+      store_row(d_up, i, lanes, d * g * sigmoid);
+    });
+    return;
+  }
+  const float scale = 0.79788456f, cubic = 0.044715f;
+  each(n, [&](int64_t i, int lanes) {
+    const Vec g = load_row(gate, i, lanes), u = load_row(up, i, lanes), d = load_row(dy, i, lanes), square = g * g;
+    const Vec t = tanh(g * fma(square, set(cubic * scale), set(scale)));
+    const Vec whole = half * (one + t);
+    const Vec slope = fma(half * g * fnma(t, t, one), fma(square, set(3 * cubic * scale), set(scale)), whole);
+    store_row(d_gate, i, lanes, d * u * slope);
+    store_row(d_up, i, lanes, d * g * whole);
+  });
+}
+
+void rope(Row x, const float* cos, const float* sin, bool back, int64_t head_dim, int64_t n, Row out) {
+  const int64_t half = head_dim / 2;
+  each(half, [&](int64_t i, int lanes) {
+    const Vec c = lanes == kLanes ? load(cos + i) : load_n(cos + i, lanes), angle = lanes == kLanes ? load(sin + i) : load_n(sin + i, lanes);
+    const Vec s = back ? set(0.0f) - angle : angle;
+    for (int64_t at = i; at < n; at += head_dim) {
+      const Vec a = load_row(x, at, lanes), b = load_row(x, at + half, lanes);
+      store_row(out, at, lanes, fnma(b, s, a * c));
+      store_row(out, at + half, lanes, fma(a, s, b * c));
+    }
+  });
+}
+
+void cross_entropy(const float* x, int64_t n, int64_t target, float cap, float log_sum_exp, Row out) {
+  const auto slope = [&](Vec a) {
+    const Vec ratio = a / set(cap);
+    return fnma(ratio, ratio, set(1.0f));
+  };
+  const auto gradient = [&](int64_t i, int lanes) {
+    const Vec a = lanes == kLanes ? load(x + i) : load_n(x + i, lanes), p = exp(a - set(log_sum_exp));
+    return cap ? p * slope(a) : p;
+  };
+  each(n, [&](int64_t i, int lanes) { store_row(out, i, lanes, gradient(i, lanes)); });
+  const int64_t first = target / kLanes * kLanes;
+  const int lanes = static_cast<int>(n - first < kLanes ? n - first : kLanes);
+  float own[kLanes], slopes[kLanes];
+  store(own, gradient(first, lanes));
+  store(slopes, cap ? slope(set(x[target])) : set(1.0f));
+  own[target - first] -= slopes[0];
+  store_row(out, first, lanes, load(own));
+}
+
+}  // namespace
+
+extern const RowKernel row_kernel = {gated, gated_grad, rope, cross_entropy};
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

@@ -1,0 +1,25 @@
+// Row-wise kernels of training that read and write values as they stand between steps: rows of floats or of bfloat16.
+#pragma once
+#include <cstdint>
+
+#include "kernels/elementwise.h"
+
+namespace ckdist {
+
+struct Row {
+  uint8_t* at;
+  bool narrow;  // bfloat16, else float32
+};
+
+struct RowKernel {
+  // out[i] = f(gate[i]) up[i].
+  void (*gated)(GateFunction function, Row gate, Row up, int64_t n, Row out);
+  // d_gate = dy up f'(gate), d_up = dy f(gate).
+  void (*gated_grad)(GateFunction function, Row gate, Row up, Row dy, int64_t n, Row d_gate, Row d_up);
+  // Rotates the halves of every head, as ElementwiseKernel's rope; by minus the angles where `back`.
+  void (*rope)(Row x, const float* cos, const float* sin, bool back, int64_t head_dim, int64_t n, Row out);
+  // Of n logits x, capped: out = (exp(x - lse) - [i = target]) cap'. cap: 0 for none.
+  void (*cross_entropy)(const float* x, int64_t n, int64_t target, float cap, float log_sum_exp, Row out);
+};
+
+}  // namespace ckdist
