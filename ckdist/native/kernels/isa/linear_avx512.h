@@ -229,10 +229,17 @@ void block_strip(const Strip& strip) {
 template <Type type>
 constexpr int kBlockWords = type == Type::bf16 ? kFloatColumnPad / 2 : kFloatColumnPad;  // vectors of a block of columns
 
+struct PanelOfStrip {
+  const Strip& strip;
+  [[gnu::always_inline]] void fetch(int token, int tile) const { __builtin_prefetch(strip.y + token * strip.y_stride + tile * kTileRows, 1); }
+  [[gnu::always_inline]] void take(int token, int tile, int rows, __m512 sum) const {
+    _mm512_mask_storeu_ps(strip.y + token * strip.y_stride + tile * kTileRows, static_cast<__mmask16>((1u << rows) - 1), sum);
+  }
+};
+
 template <Type type, int tiles>
 void panel_strip(const Strip& strip) {
-  panel<type, tiles, kPanelTokens>(strip.tile, strip.tile_bytes, strip.x, strip.x_stride, strip.blocks * kBlockWords<type>, strip.y, strip.y_stride,
-                                   static_cast<__mmask16>((1u << strip.rows) - 1), false);
+  panel<type, tiles, kPanelTokens, 4>(strip.tile, strip.tile_bytes, strip.x, strip.x_stride, strip.blocks * kBlockWords<type>, strip.rows, PanelOfStrip{strip});
 }
 
 template <Type type, int tokens>

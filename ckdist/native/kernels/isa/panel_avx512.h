@@ -28,37 +28,34 @@ inline __m512 multiply_add(__m512 sum, __m512i weights, __m512i x) {
   return _mm512_fmadd_ps(_mm512_castsi512_ps(weights), _mm512_castsi512_ps(x), sum);
 }
 
-// y (tokens, 16 tiles) = or += `words` columns of tiles `tile_bytes` apart times rows of x; `last` are the rows of the last tile that exist.
-template <Type type, int tiles, int tokens>
-void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_stride, int64_t words, float* y, int64_t y_stride, __mmask16 last, bool add) {
+// `words` steps of `tiles` tiles against `tokens` tokens, whose words are `step` bytes apart. `result` takes the sums: take(token, tile, rows, sum)
+// of every tile, of whose rows `last` exist in the last, after a fetch(token, tile) at the beginning.
+template <Type type, int tiles, int tokens, int step, class Result>
+void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_stride, int64_t words, int last, const Result& result) {
   __m512 sums[tokens][tiles];
 #pragma GCC unroll 8
   for (int t = 0; t < tokens; ++t)
 #pragma GCC unroll 3
     for (int i = 0; i < tiles; ++i) {
       sums[t][i] = _mm512_setzero_ps();
-      __builtin_prefetch(y + t * y_stride + i * kTileRows, 1);
+      result.fetch(t, i);
     }
-  for (int64_t word = 0; word < words; ++word, x += 4) {
+  for (int64_t word = 0; word < words; ++word, x += step) {
     __m512i weights[tiles];
 #pragma GCC unroll 3
     for (int i = 0; i < tiles; ++i) weights[i] = read_column<type>(tile + i * tile_bytes, word);
 #pragma GCC unroll 8
     for (int t = 0; t < tokens; ++t) {
-      int32_t two;
-      std::memcpy(&two, x + t * x_stride, sizeof two);
+      int32_t bits;
+      std::memcpy(&bits, x + t * x_stride, sizeof bits);
 #pragma GCC unroll 3
-      for (int i = 0; i < tiles; ++i) sums[t][i] = multiply_add<type>(sums[t][i], weights[i], _mm512_set1_epi32(two));
+      for (int i = 0; i < tiles; ++i) sums[t][i] = multiply_add<type>(sums[t][i], weights[i], _mm512_set1_epi32(bits));
     }
   }
 #pragma GCC unroll 8
   for (int t = 0; t < tokens; ++t)
 #pragma GCC unroll 3
-    for (int i = 0; i < tiles; ++i) {
-      float* const at = y + t * y_stride + i * kTileRows;
-      const __mmask16 rows = i == tiles - 1 ? last : static_cast<__mmask16>(0xffff);
-      _mm512_mask_storeu_ps(at, rows, add ? _mm512_add_ps(sums[t][i], _mm512_maskz_loadu_ps(rows, at)) : sums[t][i]);
-    }
+    for (int i = 0; i < tiles; ++i) result.take(t, i, i == tiles - 1 ? last : kTileRows, sums[t][i]);
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
-// Products of training. With AVX-512 three tiles meet eight tokens in registers: 24 sums for 11 loads a step, where a strip of one tile (as
-// inference has it) needs 17 loads for 16. Elsewhere the products are those of inference, in blocks that are added.
+// Products of training. With AVX-512 they are panels, elsewhere the products of inference, in blocks that are added.
 #include "kernels/product.h"
 
 #include "kernels/isa/simd.h"
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#include "kernels/isa/panel_avx512.h"
+#endif
 
 namespace ckdist {
 namespace CKDIST_ISA {
@@ -24,14 +26,9 @@ CKDIST_INLINE void finish(const ProductOutput& out, int64_t token, int64_t colum
 
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 
-constexpr int kPanelTiles = 3, kPanelTokens = 8;
-constexpr int64_t kBlockWords = 256;  // columns of a block, in words of 4 bytes: eight tokens of it stay in the L1 cache
-
 template <bool bf16>
-CKDIST_INLINE __m512 multiply_add(__m512 sum, __m512i weights, __m512i x) {
-  if constexpr (bf16) return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(weights), reinterpret_cast<__m512bh>(x));
-  return _mm512_fmadd_ps(_mm512_castsi512_ps(weights), _mm512_castsi512_ps(x), sum);
-}
+constexpr Type kType = bf16 ? Type::bf16 : Type::f32;
+constexpr int64_t kBlockWords = 256;  // columns of a block, in words of 4 bytes: eight tokens of it stay in the L1 cache
 
 // What becomes of the sums of a panel. `tile` counts from the panel's first; `rows` of it exist.
 struct Sum {
@@ -39,9 +36,9 @@ struct Sum {
   int64_t y_stride;
   bool add;
   [[gnu::always_inline]] void fetch(int64_t token, int64_t tile) const { __builtin_prefetch(y + token * y_stride + tile * kTileRows, 1); }
-  [[gnu::always_inline]] void take(int64_t token, int64_t tile, int rows, Vec sum) const {
+  [[gnu::always_inline]] void take(int64_t token, int64_t tile, int rows, __m512 sum) const {
     float* const at = y + token * y_stride + tile * kTileRows;
-    store_n(at, add ? sum + load_n(at, rows) : sum, rows);
+    store_n(at, add ? Vec{sum} + load_n(at, rows) : Vec{sum}, rows);
   }
 };
 struct Finish {
@@ -54,49 +51,20 @@ struct Finish {
     __builtin_prefetch(out.at + (first_token + token) * out.stride + column * (out.narrow ? 2 : 4), 1);
     if (out.residual) __builtin_prefetch(out.residual + (first_token + token) * out.residual_stride + column);
   }
-  [[gnu::always_inline]] void take(int64_t token, int64_t tile, int rows, Vec sum) const {
-    if (sums) sum = sum + load(sums + token * sums_stride + tile * kTileRows);
-    finish(out, first_token + token, first_column + tile * kTileRows, rows, sum);
+  [[gnu::always_inline]] void take(int64_t token, int64_t tile, int rows, __m512 sum) const {
+    const Vec whole = sums ? Vec{sum} + load(sums + token * sums_stride + tile * kTileRows) : Vec{sum};
+    finish(out, first_token + token, first_column + tile * kTileRows, rows, whole);
   }
 };
-
-// `words` steps of `tiles` tiles against `tokens` tokens, whose words are `step` bytes apart; `last` rows of the last tile exist.
-template <bool bf16, int tiles, int tokens, int step, class End>
-void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_stride, int64_t words, int last, const End& result) {
-  __m512 sums[tokens][tiles];
-#pragma GCC unroll 8
-  for (int t = 0; t < tokens; ++t)
-#pragma GCC unroll 3
-    for (int i = 0; i < tiles; ++i) {
-      sums[t][i] = _mm512_setzero_ps();
-      result.fetch(t, i);
-    }
-  for (const uint8_t* const end = tile + 64 * words; tile < end; tile += 64, x += step) {
-    __m512i weights[tiles];
-#pragma GCC unroll 3
-    for (int i = 0; i < tiles; ++i) weights[i] = _mm512_loadu_si512(tile + i * tile_bytes);
-#pragma GCC unroll 8
-    for (int t = 0; t < tokens; ++t) {
-      int32_t word;
-      std::memcpy(&word, x + t * x_stride, sizeof word);
-#pragma GCC unroll 3
-      for (int i = 0; i < tiles; ++i) sums[t][i] = multiply_add<bf16>(sums[t][i], weights[i], _mm512_set1_epi32(word));
-    }
-  }
-#pragma GCC unroll 8
-  for (int t = 0; t < tokens; ++t)
-#pragma GCC unroll 3
-    for (int i = 0; i < tiles; ++i) result.take(t, i, i == tiles - 1 ? last : kTileRows, {sums[t][i]});
-}
 
 template <class End>
 using Panel = void (*)(const uint8_t*, int64_t, const uint8_t*, int64_t, int64_t, int, const End&);
 
-template <bool bf16, int step, class End>
+template <Type type, int step, class End>
 constexpr Panel<End> kPanels[kPanelTiles][4] = {
-    {panel<bf16, 1, 1, step, End>, panel<bf16, 1, 2, step, End>, panel<bf16, 1, 4, step, End>, panel<bf16, 1, 8, step, End>},
-    {panel<bf16, 2, 1, step, End>, panel<bf16, 2, 2, step, End>, panel<bf16, 2, 4, step, End>, panel<bf16, 2, 8, step, End>},
-    {panel<bf16, 3, 1, step, End>, panel<bf16, 3, 2, step, End>, panel<bf16, 3, 4, step, End>, panel<bf16, 3, 8, step, End>}};
+    {panel<type, 1, 1, step, End>, panel<type, 1, 2, step, End>, panel<type, 1, 4, step, End>, panel<type, 1, 8, step, End>},
+    {panel<type, 2, 1, step, End>, panel<type, 2, 2, step, End>, panel<type, 2, 4, step, End>, panel<type, 2, 8, step, End>},
+    {panel<type, 3, 1, step, End>, panel<type, 3, 2, step, End>, panel<type, 3, 4, step, End>, panel<type, 3, 8, step, End>}};
 
 // Calls body(token, 1 << size) for groups of tokens, each with body(tile, count, rows of the last) for groups of tiles.
 template <class Body>
@@ -126,7 +94,8 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
               bool add) {
   each_block<bf16>(matrix, [&](int64_t word, int64_t words) {
     each_panel(matrix, tile_begin, tile_end, tokens, [&](int64_t token, int size, int64_t tile, int64_t some, int last) {
-      kPanels<bf16, 4, Sum>[some - 1][size](matrix.tiles + tile * matrix.tile_bytes + 64 * word, matrix.tile_bytes, x + token * x_stride + 4 * word, x_stride,
+      kPanels<kType<bf16>, 4, Sum>[some - 1][size](matrix.tiles + tile * matrix.tile_bytes + 64 * word, matrix.tile_bytes,
+                                                   x + token * x_stride + 4 * word, x_stride,
                                             words, last, Sum{y + token * y_stride + tile * kTileRows, y_stride, add || word > 0});
     });
   });
@@ -141,9 +110,9 @@ void produce(const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t t
       const uint8_t *const from = matrix.tiles + tile * matrix.tile_bytes + 64 * word, *const row = x + token * x_stride + 4 * word;
       float* const at = sums + token * stride + tile * kTileRows;
       if (word + words < all)
-        kPanels<bf16, 4, Sum>[some - 1][size](from, matrix.tile_bytes, row, x_stride, words, kTileRows, Sum{at, stride, word > 0});
+        kPanels<kType<bf16>, 4, Sum>[some - 1][size](from, matrix.tile_bytes, row, x_stride, words, kTileRows, Sum{at, stride, word > 0});
       else
-        kPanels<bf16, 4, Finish>[some - 1][size](from, matrix.tile_bytes, row, x_stride, words, last,
+        kPanels<kType<bf16>, 4, Finish>[some - 1][size](from, matrix.tile_bytes, row, x_stride, words, last,
                                                  Finish{out, token, tile * kTileRows, word ? at : nullptr, stride});
     });
   });
@@ -154,7 +123,7 @@ void outer(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uin
            int64_t y_stride, bool add) {
   each_block<bf16>(matrix, [&](int64_t word, int64_t words) {
     each_panel(matrix, tile_begin, tile_end, tokens, [&](int64_t token, int size, int64_t tile, int64_t some, int last) {
-      kPanels<bf16, 64, Sum>[some - 1][size](matrix.tiles + tile * matrix.tile_bytes + 64 * word, matrix.tile_bytes,
+      kPanels<kType<bf16>, 64, Sum>[some - 1][size](matrix.tiles + tile * matrix.tile_bytes + 64 * word, matrix.tile_bytes,
                                              x_tiles + token / kTileRows * x_tile_bytes + token % kTileRows * 4 + 64 * word, 4, words, last,
                                              Sum{y + token * y_stride + tile * kTileRows, y_stride, add || word > 0});
     });
