@@ -245,7 +245,6 @@ void panel_strip(const Strip& strip) {
 template <Type type, int tokens>
 void float_strip(const Strip& strip) {
   constexpr int vectors = 8;  // weights held in registers
-  constexpr int vector_bytes = type == Type::f16 ? 32 : 64;
   constexpr int lanes = lanes_of(tokens);
   __m512 sums[tokens];
 #pragma GCC unroll 16
@@ -256,7 +255,7 @@ void float_strip(const Strip& strip) {
     __m512i weights[vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) weights[v] = read_column<type>(tile, v);
-    fetch<type, tokens>(tile, vectors * vector_bytes / 64);
+    fetch<type, tokens>(tile, vectors * kVectorBytes<type> / 64);
     int64_t row = 0;
 #pragma GCC unroll 16
     for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {
@@ -267,7 +266,7 @@ void float_strip(const Strip& strip) {
         for (int l = 0; l < lanes; ++l)
           sums[t + l] = multiply_add<type>(sums[t + l], weights[v], broadcast32(x + row + l * strip.x_stride + 4 * v));
     }
-    tile += vectors * vector_bytes;
+    tile += vectors * kVectorBytes<type>;
     x += vectors * 4;
   }
   store_sums<tokens>(strip, sums);

@@ -17,9 +17,11 @@ inline __m512 read_halves(const uint8_t* at) { return _mm512_cvtph_ps(_mm256_loa
 
 // One vector of weights: 16 rows of one column, of two in bfloat16.
 template <Type type>
-inline __m512i read_column(const uint8_t* tile, int64_t index) {
-  if constexpr (type == Type::f16) return _mm512_castps_si512(read_halves(tile + 32 * index));
-  return _mm512_loadu_si512(tile + 64 * index);
+constexpr int kVectorBytes = type == Type::f16 ? 32 : 64;
+template <Type type>
+inline __m512i read_column(const uint8_t* tile, int index) {
+  if constexpr (type == Type::f16) return _mm512_castps_si512(read_halves(tile + kVectorBytes<type> * index));
+  return _mm512_loadu_si512(tile + kVectorBytes<type> * index);
 }
 
 template <Type type>
@@ -40,10 +42,10 @@ void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_
       sums[t][i] = _mm512_setzero_ps();
       result.fetch(t, i);
     }
-  for (int64_t word = 0; word < words; ++word, x += step) {
+  for (const uint8_t* const end = tile + kVectorBytes<type> * words; tile < end; tile += kVectorBytes<type>, x += step) {
     __m512i weights[tiles];
 #pragma GCC unroll 3
-    for (int i = 0; i < tiles; ++i) weights[i] = read_column<type>(tile + i * tile_bytes, word);
+    for (int i = 0; i < tiles; ++i) weights[i] = read_column<type>(tile + i * tile_bytes, 0);
 #pragma GCC unroll 8
     for (int t = 0; t < tokens; ++t) {
       int32_t bits;
