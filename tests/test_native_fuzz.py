@@ -182,3 +182,11 @@ def test_every_lie_has_its_words(loaded, change, words):
         message[at] = value
     with pytest.raises(NativeError, match=words):
         send(loaded, message)
+
+
+@pytest.mark.parametrize("outputs", [[1, 0], [0, 0]])
+def test_outputs_ascend(loaded, outputs):
+    message = [2, 1, 1, 2, 2, 0, 0, 5, 6, 2, 0, 1, 0]
+    send(loaded, [*message, 0, 1])
+    with pytest.raises(NativeError, match=f"output {outputs[1]} comes after output {outputs[0]}; they must ascend"):
+        send(loaded, [*message, *outputs])

@@ -11,7 +11,6 @@ from ckdist.engine.layer_costs import LOST, WON, LayerCosts, load_costs, measure
 from ckdist.program.executable import DECODE, PREFILL, Executable
 
 
-
 @dataclass(frozen=True)
 class PrefillChoice:
     """Steps with prompts of at least `from_tokens` tokens are cut by tokens; `reason` is one line. `costs`: None where nothing was asked."""

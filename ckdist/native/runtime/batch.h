@@ -14,7 +14,7 @@ struct BatchView {
   const int32_t* token_ids = nullptr;      // (tokens,)
   const Run* run = nullptr;                // (runs,)
   const int32_t* block_tables = nullptr;   // the runs' tables end to end
-  const int32_t* output_tokens = nullptr;  // (outputs,)
+  const int32_t* output_tokens = nullptr;  // (outputs,), ascending
 
   static constexpr int kHeader = 7;  // tokens, runs, blocks, outputs, threads, phase, steps
 
@@ -46,8 +46,11 @@ struct BatchView {
     if (tokens != b.tokens || used != table) fail(Status::native, "the sequences' tokens or blocks do not add up to the batch's");
     for (int64_t i = 0; i < table; i++)
       if (b.block_tables[i] < 0 || b.block_tables[i] >= blocks) fail(Status::native, "block %d is outside the cache of %lld", b.block_tables[i], (long long)blocks);
-    for (int64_t i = 0; i < b.outputs; i++)
+    for (int64_t i = 0; i < b.outputs; i++) {
       if (b.output_tokens[i] < 0 || b.output_tokens[i] >= b.tokens) fail(Status::native, "output %d is outside the batch of %lld tokens", b.output_tokens[i], (long long)b.tokens);
+      if (i > 0 && b.output_tokens[i] <= b.output_tokens[i - 1])  // ranks find theirs by it, and have room for one row a token
+        fail(Status::native, "output %d comes after output %d; they must ascend", b.output_tokens[i], b.output_tokens[i - 1]);
+    }
     return b;
   }
 };
