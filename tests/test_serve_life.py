@@ -132,6 +132,18 @@ def test_draining_is_bounded():
         assert "shutting down" in str(running[0])
 
 
+def test_stopping_what_already_drains_is_no_second_word():
+    """A second signal from the user means at once; rank 0 stops the process as soon as its own work is done, while the last words still go out."""
+    with serving() as (engine, http):
+        engine.delay = 0.02
+        running = in_background(lambda: stream_text(http, 30))
+        wait_for(lambda: engine.running == 1)
+        http.drain()
+        assert http.stop(10) == 0
+        wait_for(lambda: running)
+        assert isinstance(running[0], str), running[0]
+
+
 RANK0 = """
 import sys
 from ckdist.config import ServeConfig

@@ -14,6 +14,7 @@ import weakref
 import numpy as np
 
 from ckdist import native
+from ckdist.comm.host_name import machine_name
 from ckdist.comm.mesh import connect_mesh
 from ckdist.comm.thresholds import Thresholds, load_thresholds
 from ckdist.comm.verbs import verbs_wire
@@ -305,8 +306,13 @@ def _own_memory(arena_bytes: int):
 
 def _wire(world, transport: str, interface: str | None, lanes: int, timeout: float, log):
     if transport == "verbs":
-        return verbs_wire(world, interface, timeout)
-    return _wire_mpi(world, timeout) if transport == "mpi" else _wire_tcp(world, interface, lanes, timeout, log)
+        wire = verbs_wire(world, interface, timeout)
+    else:
+        wire = _wire_mpi(world, timeout) if transport == "mpi" else _wire_tcp(world, interface, lanes, timeout, log)
+    if len(set(world.hosts)) > 1:
+        names = [ffi.new("char[]", machine_name(host).encode()) for host in world.hosts]
+        native.check(lib.ckdist_wire_name_hosts(wire, names))
+    return wire
 
 
 def _wire_tcp(world, interface: str | None, lanes: int, timeout: float, log):

@@ -18,3 +18,8 @@ def host_name() -> str:
         except OSError:
             pass
     return "/".join(parts)
+
+
+def machine_name(host: str) -> str:
+    """The part of a host's name that a person knows, at most 64 characters: peers sent it, and it goes into messages."""
+    return "".join(c if c.isprintable() else "?" for c in host.split("/")[0][:64])

@@ -14,6 +14,7 @@ import psutil
 
 from ckdist import __version__, native
 from ckdist.comm.group import open_group
+from ckdist.comm.host_name import machine_name
 from ckdist.comm.world import agree, together
 from ckdist.engine.engine import Engine
 from ckdist.engine.layer_costs import key_of
@@ -75,7 +76,7 @@ class Model:
         pages = sample_pages(self.loader.arena, self.loader.planned_bytes, p.nodes) + sample_pages(self.executable.kv, self.executable.kv_bytes, p.nodes, touch=True)
         blocks = [(self.loader.arena, self.loader.planned_bytes), (self.executable.kv, self.executable.kv_bytes)]
         huge = huge_pages(blocks)
-        host = self.world.hosts[self.world.rank].split("/")[0]
+        host = machine_name(self.world.hosts[self.world.rank])
         sizes = [self.weight_bytes, self.executable.kv_bytes, psutil.Process().memory_info().rss]
         row = [host, format_cpu_list(p.nodes), cpus, sizes, f"{str(pages):<22s} {huge}", p.note, pages.refused, is_bound(self.executable.kv), self.loader.filled.fraction]
         lines = ["rank  host              node  cpus            weights    kv cache   resident   pages here / elsewhere  huge pages"]

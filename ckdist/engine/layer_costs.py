@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckdist import __version__, native
+from ckdist.comm.host_name import machine_name
 from ckdist.comm.thresholds import cache_folder
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 from ckdist.program.executable import DECODE, PREFILL, Executable
@@ -123,7 +124,7 @@ def key_of(world, plan, executable: Executable, program: str, types: list[int]) 
     """All that costs depend on: machines, ranks and their places, build, and the model's shape and types; a collective call."""
     places = world.gather([this_machine().model, plan.threads_batch, list(plan.placement.cpus), list(plan.placement.memory)])
     return {
-        "hosts": [host.split("/")[0] for host in world.hosts],
+        "hosts": [machine_name(host) for host in world.hosts],
         "wire": executable.group.kind,
         "isa": native.ffi.string(native.lib.ckdist_isa()).decode(),
         "version": __version__,

@@ -91,8 +91,9 @@ class HttpProcess:
             self._process.send_signal(signal.SIGTERM)
 
     def stop(self, timeout: float = KILL_SECONDS) -> int:
-        """Drain, wait `timeout` seconds, then kill. Returns the exit code."""
-        self.drain()
+        """Drain unless it was told to, since a second word means at once; wait `timeout` seconds, then kill. Returns the exit code."""
+        if not self._draining:
+            self.drain()
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:

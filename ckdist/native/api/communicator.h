@@ -33,6 +33,8 @@ CKDIST_EXPORT int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* ip
 /* A connected verbs transport (verbs.h), which becomes the wire's: the handle is empty afterwards and is still to be freed. */
 struct ckdist_verbs;
 CKDIST_EXPORT int ckdist_wire_verbs(struct ckdist_verbs* verbs, int32_t size, const int32_t* sockets, struct ckdist_wire** out);
+/* The machine of each rank, which errors about it name; before anything is made of the wire. */
+CKDIST_EXPORT int ckdist_wire_name_hosts(struct ckdist_wire* wire, const char* const* hosts);
 CKDIST_EXPORT void ckdist_wire_free(struct ckdist_wire* wire);
 
 /* host_of: a number per rank, equal on one host. memory and meeting (which the communicator takes over) or null; wire or null.

@@ -95,6 +95,12 @@ int ckdist_wire_verbs(ckdist_verbs* verbs, int32_t size, const int32_t* sockets,
     *out = new ckdist_wire{std::make_shared<Wire>(std::move(verbs->transport), std::vector<int>(sockets, sockets + size))};
   });
 }
+int ckdist_wire_name_hosts(ckdist_wire* wire, const char* const* hosts) {
+  return guard([&] {
+    Transport& transport = *wire->wire->transport;
+    transport.hosts.assign(hosts, hosts + transport.size);
+  });
+}
 void ckdist_wire_free(ckdist_wire* wire) { delete wire; }
 
 int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of, ckdist_host_memory* memory, ckdist_meeting* meeting, ckdist_wire* wire,

@@ -53,7 +53,7 @@ void Channel::wait(Pending pending, const char* what) {
     }
     if (const uint64_t count = moved(); count != seen) seen = count, start = now - kSpinNs;
     if (now - start > timeout_ns())
-      fail(Status::comm, "rank %d did not answer within %.0f s in %s over %s", names_[pending.peer], timeout_ns() / 1e9, what, name());
+      fail(Status::comm, "%s did not answer within %.0f s in %s over %s", wire_->transport->who(names_[pending.peer]).c_str(), timeout_ns() / 1e9, what, name());
     pulse_->check(what);
     idle(kSleepNs);
   }

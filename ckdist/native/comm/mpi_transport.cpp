@@ -56,7 +56,7 @@ bool MpiTransport::done(Part& part) {
   alignas(16) uint8_t status[256];  // larger than any implementation's MPI_Status
   int flag = 0, came = part.bytes;
   if (calls_.test(part.handle, &flag, status))
-    fail(Status::comm, "MPI reports that a message of rank %d failed: it is lost, or sent more than the %d bytes that were expected", part.peer, part.bytes);
+    fail(Status::comm, "MPI reports that a message of %s failed: it is lost, or sent more than the %d bytes that were expected", who(part.peer).c_str(), part.bytes);
   if (!flag) return false;
   part.done = true;
   if (part.incoming && get_count_(status, calls_.byte, &came) == 0 && part.head) take_head(part.peer, *part.head, came);

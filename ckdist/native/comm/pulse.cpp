@@ -50,7 +50,7 @@ void Pulse::fail_with_reason(const char* what) const {
 void Pulse::verdict(int r, const char* what) {
   peers_[r].gone = true;
   if (lost()) return;
-  reason_ = "rank " + std::to_string(r) + " " + what;
+  reason_ = (peers_[r].local < 0 && wire_ ? wire_->transport->who(r) : "rank " + std::to_string(r)) + " " + what;
   lost_.store(true, std::memory_order_release);
 }
 

@@ -21,8 +21,8 @@ StreamTransport::StreamTransport(int rank, int size, int lanes, double timeout_s
 
 void StreamTransport::lost(int peer, const char* how) const {
   const std::string& reason = peers_[peer].goodbye;
-  if (!reason.empty()) fail(Status::comm, "rank %d gave up: %s", name_of(peer), reason.c_str());
-  fail(Status::comm, "rank %d %s", name_of(peer), how);
+  if (!reason.empty()) fail(Status::comm, "%s gave up: %s", who(name_of(peer)).c_str(), reason.c_str());
+  fail(Status::comm, "%s %s", who(name_of(peer)).c_str(), how);
 }
 
 void StreamTransport::check_peer(int peer) const {

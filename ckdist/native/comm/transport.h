@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/futex.h"
 
@@ -65,6 +66,9 @@ class Transport {
   void add_moved(int64_t bytes) { moved.store(moved.load(std::memory_order_relaxed) + uint64_t(bytes), std::memory_order_relaxed); }
 
   virtual const char* name() const = 0;  // "tcp", "verbs", "mpi"
+
+  std::vector<std::string> hosts;  // the ranks' machines by name, for errors; empty: not told
+  std::string who(int peer) const;  // "rank 1 (on node7)"
 };
 
 }  // namespace ckdist

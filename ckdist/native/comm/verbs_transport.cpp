@@ -175,7 +175,7 @@ VerbsTransport::Peer& VerbsTransport::reachable(int peer) {
   return peers_[peer];
 }
 
-void VerbsTransport::lost(int peer) const { fail(Status::comm, "rank %d %s", peer, peers_[peer].lost.c_str()); }
+void VerbsTransport::lost(int peer) const { fail(Status::comm, "%s %s", who(peer).c_str(), peers_[peer].lost.c_str()); }
 
 void VerbsTransport::lose(int peer, const std::string& why) {
   Peer& p = peers_[peer];
