@@ -205,7 +205,7 @@ def test_port_in_use(refused):
 @pytest.mark.parametrize(
     "words, code, said",
     [
-        ("--help >/dev/full", 1, "ckdist: rank 0: the system refused: [Errno 28] No space left on device\n"),
+        ("--help >/dev/full", 1, "ckdist: the system refused: [Errno 28] No space left on device\n"),
         ("fly 2>&- ", 2, ""),  # and not on standard output
         ("fly 2>/dev/full", 2, ""),
     ],

@@ -200,7 +200,7 @@ def text_of(machine: Machine, found: list[Capability], speed: list[dict], advice
 
 
 def run(config: DoctorConfig) -> int:
-    if launched_rank() > 0:
+    if launched_rank():
         return 0
     machine = this_machine()
     advice = advise(machine)

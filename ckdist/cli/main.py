@@ -32,34 +32,34 @@ def usage() -> str:
     return "\n".join([*lines, "", "ckdist COMMAND --help tells a command's flags."])
 
 
-def launched_rank() -> int:
-    """This process's rank as its launcher tells it, before any MPI call; 0 without a launcher."""
+def launched_rank() -> int | None:
+    """This process's rank as its launcher tells it, before any MPI call; None without a launcher."""
     for name in RANK_VARIABLES:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
-    return 0
+    return None
 
 
-def report(error: BaseException, rank: int) -> None:
+def report(error: BaseException, rank: int | None) -> None:
     """The one line. A mistake of the user's meets every rank alike: rank 0 says it, and the others keep quiet while it does."""
-    if isinstance(error, UserError) and rank > 0:
+    if isinstance(error, UserError) and rank:
         time.sleep(1.0)  # the launcher ends this process as soon as rank 0 has; if rank 0 is well, the mistake is this rank's own
-    name = f"rank {rank}: " if rank > 0 or not isinstance(error, UserError) else ""
+    name = "" if rank is None or rank == 0 and isinstance(error, UserError) else f"rank {rank}: "
     if sys.stderr is not None:  # print would take standard output instead
         with contextlib.suppress(OSError):
             print(f"ckdist: {name}{error}", file=sys.stderr, flush=True)
 
 
-def run(arguments: list[str], rank: int) -> int:
+def run(arguments: list[str], rank: int | None) -> int:
     """What the words ask for; the exit code."""
     if not arguments or arguments[0] in ("-h", "--help", "--version"):
-        if rank == 0:
+        if not rank:
             print(__version__ if arguments[:1] == ["--version"] else usage())
         return 0 if arguments else 2
     if arguments[0] not in COMMANDS:
         raise ConfigError(f"unknown command {arguments[0]!r}: use one of {', '.join(COMMANDS)}")
     settings = parse_arguments(COMMANDS[arguments[0]][0], arguments[1:], f"ckdist {arguments[0]}")
-    level = logging.DEBUG if settings.verbose else logging.INFO if rank == 0 else logging.WARNING
+    level = logging.DEBUG if settings.verbose else logging.WARNING if rank else logging.INFO
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     return importlib.import_module(f"ckdist.cli.{arguments[0]}").run(settings)
 
