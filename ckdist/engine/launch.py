@@ -28,7 +28,8 @@ from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
 from ckdist.planner import Plan, gigabytes, layouts_for, make_plan
 from ckdist.program.executable import Executable, Phase
-from ckdist.program.lower import Lowered, lower
+from ckdist.program.lower import lower
+from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
 from ckdist.program.tracer import LowRankTracer, Tracer, trace
 from ckdist.tokens.source import tokenizer_of

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from ckdist import native
-from ckdist.program.lower import Lowered
+from ckdist.program.lowered import Lowered
 
 
 @dataclass

@@ -8,7 +8,7 @@ import numpy as np
 from ckdist import native
 from ckdist.layout import Layout, Mesh, model_dims
 from ckdist.program.batch import BLOCK_TOKENS, Batch
-from ckdist.program.lower import Lowered
+from ckdist.program.lowered import Lowered
 
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i16": 25, "bf16": 30}
 _KINDS = {"arena": 0, "slot": 1, "logits": 2, "activations": 3, "tokens": 4, "columns": 5, "outputs": 6, "sums": 7}

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Mesh
-from ckdist.program.lower import GATES, ROPE_TABLES
+from ckdist.program.arena import first_fit
+from ckdist.program.lowered import GATES, ROPE_TABLES
 from ckdist.program.program import Instr, Program, Value, Weight
 
 ALIGN = 64
@@ -314,31 +315,18 @@ class _Lowering:
     # Memory
 
     def place(self, lists: Sequence[list[TrainingStep]], max_tokens: int) -> int:
-        """Gives every value its place: first fit over the steps in which its row is used. The bytes of the arena."""
+        """Gives every value its place: a row lives over the steps that use a value of it. The bytes of the arena."""
         row_of = {v: r for r, row in enumerate(self.rows) for v in row}
-        first, last = {}, {}
-        time = 0
-        for steps in lists:
-            for step in steps:
-                for v in (*step.inputs, *step.outputs):
-                    first.setdefault(row_of[v], time)
-                    last[row_of[v]] = time
-                time += 1
+        steps = [step for steps in lists for step in steps]
+        uses = [(time, row_of[v]) for time, step in enumerate(steps) for v in (*step.inputs, *step.outputs)]
         for row in self.rows:
             values = [self.placed[v] for v in row]
             values[-1].room += sum(v.room for v in values) % 32  # products read whole vectors of two bfloat16
             used = sum(v.room * (self.operand_bytes if v.operand else 4) for v in values)
             for v in values:
                 v.stride = (-(-used // ALIGN) | 1) * ALIGN  # no multiple of a large power of two, or rows share sets of the caches
-        size = [max_tokens * self.placed[row[0]].stride for row in self.rows]
-        placed, total = [], 0
-        for r in sorted(first, key=lambda r: (-size[r], first[r])):
-            offset = 0
-            for begin, end, other in sorted(placed):
-                if first[r] <= last[other] and first[other] <= last[r] and offset + size[r] > begin:
-                    offset = max(offset, end)
-            placed.append((offset, offset + size[r], r))
-            total = max(total, offset + size[r])
+        offsets, total = first_fit(uses, lambda r: max_tokens * self.placed[self.rows[r][0]].stride)
+        for r, offset in offsets.items():
             for v in self.rows[r]:
                 self.placed[v].offset = offset
                 offset += self.placed[v].room * (self.operand_bytes if self.placed[v].operand else 4)

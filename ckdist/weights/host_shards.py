@@ -8,7 +8,7 @@ does not know which shard goes where in a matrix.
 from collections.abc import Sequence
 
 from ckdist.native import ffi
-from ckdist.program.lower import Lowered
+from ckdist.program.lowered import Lowered
 from ckdist.weights.loader import MatrixHandle, ShardLoader, VectorHandle
 
 

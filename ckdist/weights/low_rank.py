@@ -7,7 +7,7 @@ import numpy as np
 
 from ckdist.errors import ModelFileError
 from ckdist.native import check, ffi, lib, pointer
-from ckdist.program.lower import RANK_UNIT
+from ckdist.program.lowered import RANK_UNIT
 from ckdist.program.program import Program
 from ckdist.weights.dtypes import F32
 from ckdist.weights.lora import load_adapter
