@@ -44,6 +44,12 @@ def test_rows(bench):
     assert all(r["bound"] in ("bandwidth", "arithmetic") and r["bound_fraction"] > 0 for r in rows)
 
 
+def test_a_table_for_people(bench):
+    lines = bench("-m", FOLDER, "-t", 1, "-p", 32, "-n", 4, "-npl", 3, "-d", 40, "-r", 1, "-c", 96).splitlines()
+    names, *tests = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines if not line.startswith("| -"))
+    assert [row[names.index("test")] for row in tests] == ["pp32 @ d40", "tg4 @ d40 x 3"] and max(map(len, lines)) < 140
+
+
 def test_sweep(bench):
     context, threads = bench("-m", FOLDER, "-t", 2, "-n", 4, "--sweep", "-ub", 32, "-c", 96, "-r", 1).strip().split("\n| n_threads")
     assert [line.split("|")[3].strip() for line in context.splitlines()[2:]] == ["0", "32", "64"]

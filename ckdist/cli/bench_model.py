@@ -1,4 +1,4 @@
-"""`ckdist bench`: prefill and decode speed of a model, in rows with llama-bench's field names.
+"""`ckdist bench`: prefill and decode speed of a model, in rows with llama-bench's field names; a table on the terminal shows the gist of them.
 
 As in llama-bench, `pp` rows feed a prompt of random tokens, `tg` rows generate one token at a time (of each of n_parallel
 sequences) after n_depth tokens of context; sampling is not part of either. A warm-up precedes every row. Every row says which of the
@@ -24,12 +24,32 @@ from ckdist.config import BenchConfig
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
+from ckdist.planner import gigabytes
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.executable import DECODE, PREFILL, kv_bytes_per_block
 from ckdist.topology import default_threads, place
 
 SWEET_SPOT = 0.95  # of the best decode
 SWEEP_GENERATED = 4  # a sweep generates a fourth of what it prefills, as llama-sweep-bench does
+
+
+def gist(row: dict) -> dict:
+    """What a person reads of a row: the medians, and the share of its bound and of waiting for threads and ranks in per cent."""
+    test = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}"
+    test += f" @ d{row['n_depth']}" * bool(row["n_depth"]) + f" x {row['n_parallel']}" * (row["n_parallel"] > 1)
+    return {
+        "model": f"{row['model_type']} {gigabytes(row['model_size'])}",
+        "isa": row["isa"],
+        "ranks": row["ranks"],
+        "layout": row["layout"],
+        "threads": row["n_threads"],
+        "kv": row["type_k"],
+        "test": test,
+        "t/s": f"{row['median_ts']:.1f} ± {row['stddev_ts']:.1f}",
+        "of its bound": f"{100 * row['bound_fraction']:.0f} % of {row['bound']}",
+        "waiting": f"{100 * row['barrier_share']:.1f} %",
+        "exchange": f"{100 * row['exchange_share']:.1f} %",
+    }
 
 
 def measure(run, repetitions: int) -> list[float]:
@@ -197,7 +217,12 @@ def run(config: BenchConfig) -> int:
         bench = ModelBench(model, config, bounds)
         if config.output == "md" and world.size > 1:
             print(model.prefill.reason)
-        for rows in [bench.context_sweep(), bench.thread_sweep()] if config.sweep else [bench.rows()]:
+        if config.sweep:
+            tables = [bench.context_sweep(), bench.thread_sweep()]
+        else:
+            rows = bench.rows()
+            tables = [[gist(row) for row in rows] if config.output == "md" else rows]
+        for rows in tables:
             write_rows(rows, config.output)
         sys.stdout.flush()
     return 0
