@@ -7,8 +7,9 @@ Nothing here looks at the machine or at a model. Flags are named as in llama-ser
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, Callable
+from typing import Any
 
 from ckdist.errors import ConfigError
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from ckdist.train.batch import PackedBatch
 from ckdist.weights.checkpoint import open_checkpoint
-from ckdist.weights.loader import read_tensor
+from ckdist.weights.dequantize import read_tensor
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"]

@@ -16,7 +16,7 @@ from ckdist.train.batch import PackedBatch
 from tests import golden_training
 from tests.golden_training import AdamW, cut, gradient_errors
 from tests.test_layout import spec
-from tests.test_program import FAMILIES, weights_of
+from tests.test_program import FAMILIES
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "programs"
 HEADS_AND_FFN = Layout("HEADS_AND_FFN", {"heads": "tp", "kv_heads": "tp", "ffn": "tp"})

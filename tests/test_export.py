@@ -22,8 +22,8 @@ from ckdist.tokens.folder import load_tokenizer
 from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.to_gguf import PROBES, tokenizer_metadata
 from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.gguf_writer import write_gguf
-from ckdist.weights.loader import read_tensor
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 # Of prompts whose greedy tokens are no near ties: the engines round activations differently, which moves logits by some hundredths.

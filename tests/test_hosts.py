@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ckdist.weights.checkpoint import open_checkpoint
-from ckdist.weights.loader import read_tensor
+from ckdist.weights.dequantize import read_tensor
 from tests.hosts import Hosts, why_not
 from tests.launcher import ROOT, environment, run_ranks
 from tests.served import write_tokenizer

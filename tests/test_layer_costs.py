@@ -13,9 +13,9 @@ import sys
 import pytest
 
 from ckdist.config import EngineConfig
-from ckdist.engine import launch, layer_costs, prefill
-from ckdist.engine.layer_costs import LayerCosts, load_costs, path_of, save_costs
+from ckdist.engine import layer_costs, prefill
 from ckdist.engine.launch import load_model
+from ckdist.engine.layer_costs import LayerCosts, load_costs, path_of, save_costs
 from ckdist.program.executable import DECODE, PREFILL
 from tests.launcher import run_ranks
 from tests.thread_ranks import run_threads

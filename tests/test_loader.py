@@ -11,8 +11,8 @@ from ckdist.models.spec import ModelSpec, RopeSpec
 from ckdist.native import check, ffi, lib, pointer
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint, TensorSource, open_checkpoint
-from ckdist.weights.dequantize import dequantize
-from ckdist.weights.loader import ShardLoader, read_tensor
+from ckdist.weights.dequantize import dequantize, read_tensor
+from ckdist.weights.loader import ShardLoader
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "gguf"
 WEIGHT = "model.layers.0.mlp.down_proj.weight"

@@ -10,12 +10,12 @@ from ckdist import LLM, SamplingParams
 from ckdist.cli.export import export_gguf
 from ckdist.engine.launch import BUNDLED
 from ckdist.errors import ConfigError, ModelFileError
+from ckdist.train.batch import PackedBatch
 from ckdist.train.lora import save_adapter
 from ckdist.train.model import open_model
 from ckdist.train.trainer import native_executable, reference_executable, train
-from ckdist.train.batch import PackedBatch
 from ckdist.weights.checkpoint import open_checkpoint
-from ckdist.weights.loader import read_tensor
+from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.lora import MODULES, Lora, load_adapter
 from tests.launcher import run_ranks
 from tests.thread_ranks import run_threads

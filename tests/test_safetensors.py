@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from ckdist.errors import ModelFileError
-from ckdist.models.tensors import tensor_shapes
 from ckdist.models.from_config import spec_from_config
+from ckdist.models.tensors import tensor_shapes
 from ckdist.weights.checkpoint import open_checkpoint
-from ckdist.weights.loader import read_tensor
+from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.safetensors import read_folder, read_safetensors
 
 CONFIG = {

@@ -13,7 +13,7 @@ from ckdist.errors import ArchitectureError, ModelFileError
 from ckdist.models.from_config import spec_from_config
 from ckdist.models.tensors import tensor_shapes
 from ckdist.weights.checkpoint import open_checkpoint
-from ckdist.weights.loader import read_tensor
+from ckdist.weights.dequantize import read_tensor
 
 GOLDEN = json.loads((pathlib.Path(__file__).parent / "golden" / "specs.json").read_text())
 LLAMA = GOLDEN["llama"]["old"]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from ckdist import native
 from ckdist.errors import ConfigError
 from tests.test_linear import HALF_FIELDS, activation_format, available, block_of, multiply, number, odd_columns, pack, prepare, random_rows

@@ -1,9 +1,9 @@
 """The configuration of a training: TOML, --set, and what is said of mistakes."""
 
 import pathlib
-import tomllib
 
 import pytest
+import tomllib
 
 from ckdist.errors import ConfigError
 from ckdist.train.config import TrainConfig, load_config

@@ -9,8 +9,8 @@ import pytest
 from ckdist.engine.launch import BUNDLED
 from ckdist.errors import ConfigError
 from ckdist.tokens.folder import load_tokenizer
-from ckdist.train.data.batches import FileBatches, OwnBatches, Position
 from ckdist.train.batch import PackedBatch
+from ckdist.train.data.batches import FileBatches, OwnBatches, Position
 from ckdist.train.data.cache import TokenCache, open_cache
 from ckdist.train.data.documents import find_files
 from ckdist.train.data.rows import Rows, split

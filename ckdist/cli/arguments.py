@@ -6,8 +6,9 @@ never guessed from a prefix and a value may begin with a dash. It runs nothing a
 
 import argparse
 import difflib
+from collections.abc import Sequence
 from dataclasses import fields
-from typing import Sequence, TypeVar
+from typing import TypeVar
 
 from ckdist.errors import ConfigError
 

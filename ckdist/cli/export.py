@@ -16,8 +16,8 @@ from ckdist.progress import progress_bar
 from ckdist.tokens.to_gguf import tokenizer_metadata
 from ckdist.weights import dtypes, names
 from ckdist.weights.checkpoint import Checkpoint, TensorSource, open_checkpoint
+from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
-from ckdist.weights.loader import read_tensor
 
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k": 14, "bf16": 32}  # general.file_type
 TYPES = {"f32": dtypes.F32, "f16": dtypes.F16, "bf16": dtypes.BF16, "q8_0": dtypes.Q8_0, "q4_k": dtypes.Q4_K}

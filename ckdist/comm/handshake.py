@@ -63,7 +63,7 @@ def receive_exactly(connection: socket.socket, size: int, deadline: float) -> by
         connection.settimeout(left)
         try:
             part = connection.recv(size - len(data))
-        except socket.timeout:
+        except TimeoutError:
             continue
         except OSError as error:
             raise CommError(f"a peer's connection broke: {error.strerror}") from None

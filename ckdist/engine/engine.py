@@ -17,7 +17,7 @@ from ckdist.engine.request import check_prompt, check_sampling
 from ckdist.engine.sampler import SampleRow
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.scheduler import Run, Scheduler
-from ckdist.engine.sequence import Sequence, State
+from ckdist.engine.sequence import Sequence
 from ckdist.errors import CkdistError, RequestError
 from ckdist.native import lib
 from ckdist.program.batch import BLOCK_TOKENS, Batch

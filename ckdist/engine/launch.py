@@ -38,8 +38,9 @@ from ckdist.topology import bind_memory, default_threads, huge_pages, is_bound, 
 from ckdist.topology.tree import format_cpu_list
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.dtypes import BY_NUMBER
+from ckdist.weights.handles import MatrixHandle
 from ckdist.weights.host_shards import HostShards
-from ckdist.weights.loader import MatrixHandle, ShardLoader
+from ckdist.weights.loader import ShardLoader
 from ckdist.weights.low_rank import Adapter, PackedMatrix, is_low_rank
 
 log = logging.getLogger(__name__)

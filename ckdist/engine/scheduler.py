@@ -14,7 +14,6 @@ from ckdist.engine.sequence import Sequence, State
 from ckdist.errors import RequestError
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 
-
 MIN_AWAITED_BLOCKS = 4  # a prompt waits for a shared prefix that is being computed when it is this much longer than the known one
 
 

@@ -4,8 +4,8 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from typing import AsyncIterator, Awaitable, Callable
 
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send

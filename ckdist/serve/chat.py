@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from typing import AsyncIterator
+from collections.abc import AsyncIterator
 
 from ckdist.serve.answer import event
 from ckdist.serve.choice import TokenScore

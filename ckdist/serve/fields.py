@@ -5,7 +5,8 @@ A field that is absent or null has its default. It knows types and ranges, not w
 
 import difflib
 import math
-from typing import Any, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.body import kind_of

@@ -1,7 +1,7 @@
 """What Prometheus can read: the HTTP process's own counts, and the numbers that rank 0 sends with its status."""
 
 import re
-from typing import Callable, Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from typing import Callable
+from collections.abc import Callable
 
 import uvicorn
 

@@ -28,7 +28,7 @@ from ckdist.train.initial import initial_weight
 from ckdist.train.lora import LoraTracer, initial_matrix
 from ckdist.train.tokenizer import tokenizer_config, train_tokenizer
 from ckdist.weights.checkpoint import open_checkpoint
-from ckdist.weights.loader import read_tensor
+from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.lora import Lora
 
 INITIALIZER_RANGE = 0.02

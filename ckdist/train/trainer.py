@@ -28,8 +28,8 @@ from ckdist.train.executable import TrainingExecutable
 from ckdist.train.folder import write_folder
 from ckdist.train.lora import save_adapter
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
-from ckdist.train.optimizer import Optimizer
 from ckdist.train.native_executable import NativeExecutable
+from ckdist.train.optimizer import Optimizer
 from ckdist.train.reference import ReferenceExecutable
 from ckdist.train.report import Report, StepReport, check_report_to
 from ckdist.train.schedule import Schedule

@@ -1,12 +1,14 @@
 """Block formats of GGUF turned into float32 by numpy: the definition of what stored bytes mean, and slow.
 
-The runtime computes on the blocks themselves; this serves the numpy reference and tests. In every function `b` is
+The runtime computes on the blocks themselves; this serves the numpy reference, training's start and tests. In every function `b` is
 uint8 (blocks, block_bytes) and the result float32 (blocks, block_elements). Layouts: ggml's block structs.
 """
 
 import numpy as np
 
+from ckdist.errors import ModelFileError
 from ckdist.weights import dtypes
+from ckdist.weights.checkpoint import TensorSource
 
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
@@ -17,6 +19,25 @@ def dequantize(data: np.ndarray, type_number: int, cols: int) -> np.ndarray:
     blocks = np.ascontiguousarray(data).reshape(-1, tensor_type.block_bytes)
     with np.errstate(over="ignore", invalid="ignore"):  # what a damaged scale makes of a weight is for the caller to see
         return _FUNCTIONS[tensor_type](blocks).reshape(-1, cols)
+
+
+def read_tensor(source: TensorSource) -> np.ndarray:
+    """All of one weight as float32, in the order of rows and with the offset that its name means.
+
+    Raises ModelFileError when the file has become shorter or cannot be read.
+    """
+    try:
+        with open(source.file, "rb") as file:
+            file.seek(source.offset)
+            data = np.frombuffer(file.read(source.nbytes), np.uint8)
+    except OSError as e:
+        raise ModelFileError(f"{source.file} cannot be read: {e.strerror or e}") from None
+    if data.size != source.nbytes:
+        raise ModelFileError(f"{source.file}: tensor {source.name} has {data.size} of its {source.nbytes} bytes: the file is truncated")
+    values = dequantize(data, source.type, source.shape[-1]).reshape(source.shape)
+    if source.row_order is not None:
+        values = values[source.row_order]
+    return values + np.float32(1) if source.plus_one else values
 
 
 def _f16(b: np.ndarray) -> np.ndarray:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from ckdist.native import ffi
 from ckdist.program.lowered import Lowered
-from ckdist.weights.loader import MatrixHandle, ShardLoader, VectorHandle
+from ckdist.weights.handles import MatrixHandle, VectorHandle
+from ckdist.weights.loader import ShardLoader
 
 
 class HostShards:

@@ -10,130 +10,24 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from ckdist.errors import ConfigError, LayoutError, ModelFileError
+from ckdist.errors import ConfigError, LayoutError
 from ckdist.models.tensors import EMBEDDING, OUTPUT
 from ckdist.native import check, ffi, lib, pointer
 from ckdist.progress import progress_bar
 from ckdist.weights import dtypes
-from ckdist.weights.checkpoint import Checkpoint, TensorSource
-from ckdist.weights.dequantize import dequantize
+from ckdist.weights.checkpoint import Checkpoint
+from ckdist.weights.dequantize import read_tensor
+from ckdist.weights.filled import Filled, LoadReport
+from ckdist.weights.handles import MatrixHandle, VectorHandle
 
 log = logging.getLogger(__name__)
 
 QUANTIZATIONS = {"q8_0": dtypes.Q8_0, "q4_k": dtypes.Q4_K}
 MOVERS = {"auto": 0, "dsa": 1, "threads": 2}
 _POLL_MILLISECONDS = 100
-
-
-class MatrixHandle:
-    """One planned matrix: rows x cols of `type` (ggml number), packed; where it lies once the loader is open."""
-
-    def __init__(self, loader: "ShardLoader", index: int, type_number: int, rows: int, columns: tuple[int, int]):
-        self._loader = loader  # keeps the arena alive
-        self._index = index
-        self.type = type_number
-        self.rows = rows
-        self.columns = columns
-        self.cols = columns[1] - columns[0]
-
-    @property
-    def address(self) -> int:
-        """Of the native `struct ckdist_matrix`."""
-        return int(ffi.cast("intptr_t", self._struct()))
-
-    @property
-    def bytes(self) -> int:
-        """That its tiles take in the arena."""
-        matrix = self._struct()
-        return (matrix.rows + 15) // 16 * matrix.tile_bytes
-
-    @property
-    def place(self) -> list[int]:
-        """Its type, rows, columns, bytes of a tile, and the offsets in the arena of its tiles and of their states: what another rank
-        that maps the arena must know.
-        """
-        matrix = self._struct()
-        states = lib.ckdist_loader_states_offset(self._loader.native_open(), self._index)
-        return [matrix.type, matrix.rows, matrix.cols, matrix.tile_bytes, self._loader.offset_of(matrix.tiles), states]
-
-    def _struct(self):
-        return lib.ckdist_loader_matrix(self._loader.native_open(), self._index)
-
-
-class VectorHandle:
-    """One planned vector of `size` float32; where it lies once the loader is open."""
-
-    def __init__(self, loader: "ShardLoader", index: int, size: int):
-        self._loader = loader
-        self._index = index
-        self.size = size
-        self.bytes = 4 * size
-
-    @property
-    def address(self) -> int:
-        """Of its first float."""
-        return int(ffi.cast("intptr_t", self._pointer()))
-
-    @property
-    def place(self) -> int:
-        """Its offset in the arena."""
-        return self._loader.offset_of(self._pointer())
-
-    def numpy(self) -> np.ndarray:
-        """A copy, float32 (size,)."""
-        return np.frombuffer(ffi.buffer(self._pointer(), self.bytes), np.float32).copy()
-
-    def _pointer(self):
-        return lib.ckdist_loader_vector(self._loader.native_open(), self._index)
-
-
-@dataclass(frozen=True)
-class LoadReport:
-    """What `load` did: bytes wanted of the files, bytes that the arena holds, seconds."""
-
-    source_bytes: int
-    arena_bytes: int
-    seconds: float
-
-    def __str__(self) -> str:
-        rate = self.source_bytes / 1e9 / max(self.seconds, 1e-9)
-        return f"loaded {self.source_bytes / 1e9:.2f} GB into {self.arena_bytes / 1e9:.2f} GB in {self.seconds:.2f} s, {rate:.2f} GB/s"
-
-
-@dataclass(frozen=True)
-class Filled:
-    """How far an arena is: `bytes` packed in all, of which `ready`; `kept` were packed by this rank's steps, for its own arena or another rank's.
-
-    `seconds`: since filling began, until it ended. `finished`: nothing is left, on any rank that this one reads. `mover`: what writes.
-    """
-
-    bytes: int
-    ready: int
-    kept: int
-    seconds: float
-    finished: bool
-    mover: str
-
-    @property
-    def fraction(self) -> float:
-        return self.ready / self.bytes if self.bytes else 1.0
-
-    def stats(self) -> dict[str, float]:
-        """For metrics."""
-        return {
-            "weights_bytes": self.bytes,
-            "weights_packed_bytes": self.ready,
-            "weights_packed_ratio": self.fraction,
-            "weights_packed_by_steps_bytes_total": self.kept,
-        }
-
-    def __str__(self) -> str:
-        kept = f", {self.kept / 1e9:.2f} GB of it by steps" if self.kept else ""
-        return f"weights are packed: {self.bytes / 1e9:.2f} GB in {self.seconds:.2f} s{kept}; by {self.mover}"
 
 
 class ShardLoader:
@@ -363,22 +257,3 @@ class ShardLoader:
     def dequantize(self, name: str) -> np.ndarray:
         """The whole tensor as float32 (out, in) or (n,), read from its file: for the numpy reference and small models."""
         return read_tensor(self.checkpoint.tensors[name])
-
-
-def read_tensor(source: TensorSource) -> np.ndarray:
-    """All of one weight as float32, in the order of rows and with the offset that its name means.
-
-    Raises ModelFileError when the file has become shorter or cannot be read.
-    """
-    try:
-        with open(source.file, "rb") as file:
-            file.seek(source.offset)
-            data = np.frombuffer(file.read(source.nbytes), np.uint8)
-    except OSError as e:
-        raise ModelFileError(f"{source.file} cannot be read: {e.strerror or e}") from None
-    if data.size != source.nbytes:
-        raise ModelFileError(f"{source.file}: tensor {source.name} has {data.size} of its {source.nbytes} bytes: the file is truncated")
-    values = dequantize(data, source.type, source.shape[-1]).reshape(source.shape)
-    if source.row_order is not None:
-        values = values[source.row_order]
-    return values + np.float32(1) if source.plus_one else values

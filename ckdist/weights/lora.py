@@ -8,8 +8,8 @@ import numpy as np
 
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.weights.checkpoint import SAFETENSORS_TYPES, TensorSource
+from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.json_file import read_json_object
-from ckdist.weights.loader import read_tensor
 from ckdist.weights.safetensors import StoredTensor, read_safetensors
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -1,12 +1,12 @@
 """An adapter's matrices as a replay multiplies with them: packed in float32, in this process's memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ckdist.errors import ModelFileError
-from ckdist.native import check, ffi, lib, pointer
+from ckdist.native import check, ffi, lib
 from ckdist.program.lowered import RANK_UNIT
 from ckdist.program.program import Program
 from ckdist.weights.dtypes import F32

@@ -7,8 +7,8 @@ import numpy as np
 from ckdist import native
 from ckdist.comm.group import open_group
 from ckdist.comm.world import start_world
-from ckdist.engine.single import SingleSequence
 from ckdist.config import EngineConfig
+from ckdist.engine.single import SingleSequence
 from ckdist.layout import model_dims
 from ckdist.models.decoder import forward
 from ckdist.planner import layouts_for

@@ -1,0 +1,67 @@
+"""What a plan of weights gives back: where a matrix or a vector lies once its loader is open. Handles live as long as their loader."""
+
+import numpy as np
+
+from ckdist.native import ffi, lib
+
+
+class MatrixHandle:
+    """One planned matrix: rows x cols of `type` (ggml number), packed; where it lies once the loader is open."""
+
+    def __init__(self, loader, index: int, type_number: int, rows: int, columns: tuple[int, int]):
+        self._loader = loader  # keeps the arena alive
+        self._index = index
+        self.type = type_number
+        self.rows = rows
+        self.columns = columns
+        self.cols = columns[1] - columns[0]
+
+    @property
+    def address(self) -> int:
+        """Of the native `struct ckdist_matrix`."""
+        return int(ffi.cast("intptr_t", self._struct()))
+
+    @property
+    def bytes(self) -> int:
+        """That its tiles take in the arena."""
+        matrix = self._struct()
+        return (matrix.rows + 15) // 16 * matrix.tile_bytes
+
+    @property
+    def place(self) -> list[int]:
+        """Its type, rows, columns, bytes of a tile, and the offsets in the arena of its tiles and of their states: what another rank
+        that maps the arena must know.
+        """
+        matrix = self._struct()
+        states = lib.ckdist_loader_states_offset(self._loader.native_open(), self._index)
+        return [matrix.type, matrix.rows, matrix.cols, matrix.tile_bytes, self._loader.offset_of(matrix.tiles), states]
+
+    def _struct(self):
+        return lib.ckdist_loader_matrix(self._loader.native_open(), self._index)
+
+
+class VectorHandle:
+    """One planned vector of `size` float32; where it lies once the loader is open."""
+
+    def __init__(self, loader, index: int, size: int):
+        self._loader = loader
+        self._index = index
+        self.size = size
+        self.bytes = 4 * size
+
+    @property
+    def address(self) -> int:
+        """Of its first float."""
+        return int(ffi.cast("intptr_t", self._pointer()))
+
+    @property
+    def place(self) -> int:
+        """Its offset in the arena."""
+        return self._loader.offset_of(self._pointer())
+
+    def numpy(self) -> np.ndarray:
+        """A copy, float32 (size,)."""
+        return np.frombuffer(ffi.buffer(self._pointer(), self.bytes), np.float32).copy()
+
+    def _pointer(self):
+        return lib.ckdist_loader_vector(self._loader.native_open(), self._index)
