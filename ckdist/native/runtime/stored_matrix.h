@@ -36,7 +36,6 @@ class StoredMatrix {
   const Source& source() const { return source_; }
   const Matrix& shape() const { return shape_; }  // without tiles
   int64_t stored_bytes() const { return shape_.rows * segment_bytes_; }
-  bool quantizes() const { return quantize_ != nullptr; }
 
   // What quantising while packing needs besides; it grows and stays.
   struct Rows {
