@@ -27,8 +27,9 @@ void Executable::rotate_and_store(int thread, const ckdist_step& step, int run, 
   for (int r = 0; r < run; r++) first += batch_.run[r].tokens, blocks += batch_.run[r].blocks;
   const int64_t position = batch_.run[run].first_position + token - first;
   uint8_t* const block = kv(step.i[0], kv_head) + batch_.block_tables[blocks + position / kBlockTokens] * kv_block_bytes_;
-  // A key has a place in each line of its half: they come while it is rotated.
-  for (int64_t line = 0; line < kv_head_bytes_ / 2; line += 64) __builtin_prefetch(block + line, 1);
+  // A key has a place in each line of its half: they come while it is rotated. Later positions of the block find them.
+  if (batch_.tokens == batch_.runs || position % kBlockTokens == 0)
+    for (int64_t line = 0; line < kv_head_bytes_ / 2; line += 64) __builtin_prefetch(block + line, 1);
   const float* cos = program_.rope_cos[step.i[1]] + position * (head_dim / 2);
   const float* sin = program_.rope_sin[step.i[1]] + position * (head_dim / 2);
   for (int h = 0; h < program_.heads_per_kv[kv_head]; h++, q += head_dim, rotated += head_dim) {
@@ -39,6 +40,18 @@ void Executable::rotate_and_store(int thread, const ckdist_step& step, int run, 
   if (step.vector[1] >= 0) k.rms_norm(key, vector(step.vector[1]), step.f[0], head_dim, rotated_key), key = rotated_key;
   k.rope(key, cos, sin, head_dim, rotated_key);
   kernels_.attention.store(KvType(program_.kv_type), block, int(position % kBlockTokens), head_dim, rotated_key, value);
+}
+
+// Asks for what rotate_and_store() reads: tokens' rows are pages apart, so no hardware brings them.
+void Executable::fetch_token(const ckdist_step& step, int64_t token, int kv_head) {
+  const int head_dim = program_.head_dim;
+  for (int m = 0; m < 3; m++) {
+    int64_t stride;
+    const float* at = step.x >= 0 ? peer_row(step.out[m], token) : floats(step.out[m], &stride) + token * stride;
+    at += int64_t(m == 0 ? first_head_[kv_head] : kv_head) * head_dim;
+    const int64_t n = (m == 0 ? program_.heads_per_kv[kv_head] : 1) * int64_t(head_dim);
+    for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(at + i);
+  }
 }
 
 AttentionTask Executable::task_of(const ckdist_step& step, const Item& item) {
@@ -138,25 +151,39 @@ void Executable::attend_split(int thread, int index, const Split& split) {
 void Executable::attend_prompt(int thread, int index) {
   const ckdist_step& step = phase_->steps[index];
   const int kv_heads = program_.kv_heads;
-  // A block's positions are stored by one thread: they share its cache lines.
-  for (int64_t token = 0, run = 0, end = batch_.run[0].tokens; token < batch_.tokens; token++) {
-    if (token == end) end += batch_.run[++run].tokens;
-    const int64_t position = batch_.run[run].first_position + token - (end - batch_.run[run].tokens);
-    for (int h = 0; h < kv_heads; h++)
-      if ((position / kBlockTokens * kv_heads + h + run) % active_ == thread) rotate_and_store(thread, step, int(run), token, h);
+  int64_t blocks = 0, tiles = 0;
+  for (int64_t r = 0; r < batch_.runs; r++) {
+    const BatchView::Run& run = batch_.run[r];
+    blocks += (run.first_position + run.tokens - 1) / kBlockTokens - run.first_position / kBlockTokens + 1;
+    tiles += (run.tokens + kQueryTile - 1) / kQueryTile;
+  }
+  // Heads, or parts of a head's tokens, are cut over the threads alike for both halves. A block's positions are stored by one thread: they share its
+  // cache lines.
+  const Range own = {kv_heads * blocks * thread / active_, kv_heads * blocks * (thread + 1) / active_};
+  for (int64_t run = 0, block = 0, first = 0, end = 0; run < batch_.runs; run++) {
+    end += batch_.run[run].tokens;
+    for (int64_t position = batch_.run[run].first_position, next; first < end; first = next, block++) {
+      next = std::min(first + kBlockTokens - position % kBlockTokens, end);
+      position += next - first;
+      for (int h = 0; h < kv_heads; h++) {
+        if (h * blocks + block < own.begin || h * blocks + block >= own.end) continue;
+        for (int64_t token = first; token < next; token++) {
+          fetch_token(step, std::min(token + kTokensAhead, batch_.tokens - 1), h);
+          rotate_and_store(thread, step, int(run), token, h);
+        }
+      }
+    }
   }
   meet(thread, index);
-  // Tiles of query tokens from the last, longest context to the first, to whoever is free.
-  int64_t tiles = 0;
-  for (int64_t r = 0; r < batch_.runs; r++) tiles += (batch_.run[r].tokens + kQueryTile - 1) / kQueryTile;
-  for (int64_t i; (i = counters_[index].fetch_add(1)) < tiles * kv_heads;) {
-    int64_t tile = tiles - 1 - i / kv_heads;
+  // A head's keys and values stay in a thread's caches from tile to tile of query tokens, from the last, longest context to the first.
+  share_out(thread, index, tiles * kv_heads, [&](int64_t i) {
+    int64_t tile = tiles - 1 - i % tiles;
     int run = 0;
     for (int64_t n; tile >= (n = (batch_.run[run].tokens + kQueryTile - 1) / kQueryTile); run++) tile -= n;
     const int first = int(tile) * kQueryTile;
-    const Item item = {run, first, std::min(kQueryTile, batch_.run[run].tokens - first), int(i % kv_heads)};
+    const Item item = {run, first, std::min(kQueryTile, batch_.run[run].tokens - first), int(i / tiles)};
     kernels_.attention.attend(task_of(step, item), workers_[thread].scratch);
-  }
+  });
   finish(thread, index, batch_.tokens);
 }
 

@@ -18,10 +18,9 @@ Executable::Executable(const ckdist_program& program, Group& group, Reorganizer*
     : program_(program), phases_(program.phases, program.phases + program.phase_count), group_(group), kernels_(kernels()),
       reorganizer_(reorganizer && !reorganizer->finished() ? reorganizer : nullptr), workers_(threads), pool_(threads, std::move(cpus), spins) {
   if (phases_.empty() || phases_.size() > kMaxPhases) fail(Status::native, "%d phases; one to %d are possible", program.phase_count, kMaxPhases);
-  int most_steps = 0;
   for (size_t p = 0; p < phases_.size(); p++) {
     const ckdist_phase& phase = phases_[p];
-    most_steps = std::max(most_steps, phase.step_count);
+    most_steps_ = std::max(most_steps_, phase.step_count);
     next_linear_[p].resize(phase.step_count);
     for (int i = phase.step_count - 1, next = -1; i >= 0; i--) {
       next_linear_[p][i] = next;
@@ -30,7 +29,7 @@ Executable::Executable(const ckdist_program& program, Group& group, Reorganizer*
     token_steps_[p] = 0;
     while (token_steps_[p] < phase.step_count && !phase.steps[token_steps_[p]].outputs_only) token_steps_[p]++;
   }
-  counters_.reset(new std::atomic<int64_t>[most_steps]);
+  counters_.reset(new std::atomic<int64_t>[threads * most_steps_]);
   arena_.emplace(program.arena_bytes, "activations");
   for (int h = 0, head = 0; h < program.kv_heads; h++) {
     first_head_.push_back(head);
@@ -160,7 +159,9 @@ void Executable::run(const int32_t* message, int64_t ints) {
   own_outputs_ = std::lower_bound(outputs, outputs + batch.outputs, own_ + own_tokens_) - outputs - own_output_;
   active_ = std::min(std::max(batch.threads, 1), pool_.size());
   for (Worker& worker : workers_) worker.ahead.step = -1;
-  for (int i = 0; i < phase_->step_count; i++) counters_[i].store(0, std::memory_order_relaxed);
+  const int owners = batch.tokens > batch.runs || batch.tokens >= kOwnRows ? active_ : 1;
+  for (int o = 0; o < owners; o++)
+    for (int i = 0; i < phase_->step_count; i++) counters_[o * most_steps_ + i].store(0, std::memory_order_relaxed);
   const int64_t start = now_ns();
   reorganizing_ = reorganizer_ && !reorganizer_->finished();
   if (reorganizing_) {

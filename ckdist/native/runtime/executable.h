@@ -40,8 +40,13 @@ class Executable {
   // Batches of at most this many rows are prepared by every thread for itself, which saves a barrier; larger ones once for all.
   static constexpr int kReplicatedRows = 2;
   static constexpr int kQueryTile = 32;  // query tokens of one attention task
+  static constexpr int64_t kTokensAhead = 2;  // whose heads are fetched while one's are rotated
   static constexpr int64_t kLowTokens = 16, kLowTiles = 8;  // that one item of a low_rank step computes at a time, and has in all
   static constexpr int kFewRows = 16;  // products of at most so many are bound by memory
+  // From so many rows a thread on, products are cut by rows and not by weights: what a thread wrote it reads again, from its own caches.
+  static constexpr int64_t kOwnRows = 64;
+  static constexpr int64_t kPieceBytes = 384 << 10, kLeastPieces = 8;  // of a product's weights that a thread takes at a time: what its L2 cache holds
+  static constexpr int64_t kGatedRows = 64;  // that a gate joins at a time, while the L2 cache has both
   static constexpr int64_t kAheadBytes = 256 << 10;  // of a product's weights that are fetched before it begins
 
   // Of what a step without prompts reads it packs at most one part in so many for good; a step with prompts packs all that it meets.
@@ -65,6 +70,7 @@ class Executable {
     int64_t moved = 0;         // bytes read of other ranks' memory in this batch
     TraceLane* lane = nullptr; // where it is traced
   };
+  struct Range { int64_t begin, end; };
   struct Item { int run, first, tokens, kv_head; };  // an attention task: query tokens [first, first + tokens) of a run
   // One sequence's decode attention cut along its context: each (run, kv-head) has its parts, and who finishes the last merges them.
   struct Split {
@@ -81,15 +87,16 @@ class Executable {
   const float* residual_row(int thread, const ckdist_step& step, int64_t out_row, int64_t in_row);
   void prepare_row(int thread, const ckdist_step& step, int64_t out_row, int64_t in_row, bool store);
   void linear(int thread, int index);
-  void multiply(int thread, const ckdist_step& step, int m, int s, int64_t column, int64_t begin, int64_t end);
-  void multiply_gate(int thread, const ckdist_step& step, int s, int64_t column, int64_t begin, int64_t end);
-  void multiply_added(int thread, const ckdist_step& step, int64_t begin, int64_t end);
+  void multiply(int thread, const ckdist_step& step, int m, int s, int64_t column, Range tiles, Range rows);
+  void multiply_gated(int thread, const ckdist_step& step, int s, int64_t column, Range tiles, Range rows);
+  void multiply_added(int thread, const ckdist_step& step, Range tiles, Range rows);
   template <class Product> void each_packed(int thread, const Weight& weight, int64_t begin, int64_t end, Product&& product);
   void low_rank(int thread, int index);
   void attend(int thread, int index);
   void attend_prompt(int thread, int index);
   void attend_split(int thread, int index, const Split& split);
   void rotate_and_store(int thread, const ckdist_step& step, int run, int64_t token, int kv_head);
+  void fetch_token(const ckdist_step& step, int64_t token, int kv_head);
   AttentionTask task_of(const ckdist_step& step, const Item& item);
   Split split_of(const ckdist_step& step);
 
@@ -98,6 +105,18 @@ class Executable {
   int owner(int64_t token) const { return int(token * group_.local_size / batch_.tokens); }
 
   int64_t rows(const ckdist_step& step) const { return !step.outputs_only ? own_tokens_ : step.own ? own_outputs_ : batch_.outputs; }
+  // Of n rows those of a thread: where there are many, in the units of products.
+  int64_t row_begin(int thread, int64_t n) const { return thread == active_ || n < kOwnRows * active_ ? n * thread / active_ : n * thread / active_ / 16 * 16; }
+  Range rows_of(int thread, int64_t n) const { return {row_begin(thread, n), row_begin(thread + 1, n)}; }
+  // Calls work(item) for items that are cut evenly over the threads; who is done takes of what others have left.
+  template <class Work>
+  void share_out(int thread, int index, int64_t items, Work&& work) {
+    for (int o = 0; o < active_; o++) {
+      const int owner = (thread + o) % active_;
+      const int64_t begin = items * owner / active_, end = items * (owner + 1) / active_;
+      for (int64_t i; (i = begin + counters_[owner * most_steps_ + index].fetch_add(1)) < end;) work(i);
+    }
+  }
   // The row among own tokens, or all, of row r of a step of outputs.
   int64_t token_row(const ckdist_step& step, int64_t r) const { return step.own ? batch_.output_tokens[own_output_ + r] - own_ : batch_.output_tokens[r]; }
   bool replicated(const ckdist_step& step) const {
@@ -152,7 +171,8 @@ class Executable {
   int token_steps_[kMaxPhases];                 // steps before those of outputs alone
   std::vector<const float*> peers_[kSlots];     // the slots of the ranks that share memory
   std::vector<int> first_head_;                 // of each local kv-head
-  std::unique_ptr<std::atomic<int64_t>[]> counters_;  // next item of each step that shares work out dynamically
+  int most_steps_ = 0;                          // of a phase
+  std::unique_ptr<std::atomic<int64_t>[]> counters_;  // (threads, most_steps): next item of each step that shares work out dynamically, of all or of a thread's
   std::unique_ptr<std::atomic<int64_t>[]> merged_;    // (sequences, kv_heads): spans whose parts are there
   int64_t part_bytes_, part_count_;
   int64_t kv_head_bytes_, kv_block_bytes_, kv_bytes_;

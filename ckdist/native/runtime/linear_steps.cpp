@@ -12,7 +12,8 @@ void Executable::embed(int thread, int index) {
   const ckdist_step& step = phase_->steps[index];
   int64_t stride;
   float* out = floats(step.out[0], &stride);
-  for (int64_t t = thread; t < own_tokens_; t += active_) {
+  const Range own = rows_of(thread, own_tokens_);
+  for (int64_t t = own.begin; t < own.end; t++) {
     float* row = out + t * stride;
     int64_t id = batch_.token_ids[own_ + t] - step.i[0];
     int shard = step.matrix[0];
@@ -43,7 +44,8 @@ void Executable::prepare(int thread, int index) {
     for (int64_t r = 0; r < n; r++) prepare_row(thread, step, r, step.outputs_only ? token_row(step, r) : r, r % active_ == thread);
     return;
   }
-  for (int64_t r = thread; r < n; r += active_) prepare_row(thread, step, r, step.outputs_only ? token_row(step, r) : r, true);
+  const Range own = rows_of(thread, n);
+  for (int64_t r = own.begin; r < own.end; r++) prepare_row(thread, step, r, step.outputs_only ? token_row(step, r) : r, true);
   meet(thread, index);
 }
 
@@ -182,13 +184,23 @@ void Executable::linear(int thread, int index) {
   const ckdist_step& step = phase_->steps[index];
   const int64_t n = rows(step), bytes = weight_bytes(step);
   if (n > 0 && bytes > 0) {
-    const Shares shares(bytes, active_, n <= kFewRows);
-    for (int64_t piece = thread; piece < shares.pieces(); piece = active_ + counters_[index].fetch_add(1))
-      each_range(step, shares.begin(piece), shares.begin(piece + 1), [&](int m, int s, int64_t column, int64_t begin, int64_t end) {
-        if (step.i[2]) return multiply_added(thread, step, begin, end);
-        multiply(thread, step, m, s, column, begin, end);
-        if (step.i[0]) multiply_gate(thread, step, s, column, begin, end);
+    const auto multiply_range = [&](int64_t from, int64_t to, Range some) {
+      each_range(step, from, to, [&](int m, int s, int64_t column, int64_t begin, int64_t end) {
+        if (step.i[2]) multiply_added(thread, step, {begin, end}, some);
+        else if (step.i[0]) multiply_gated(thread, step, s, column, {begin, end}, some);
+        else multiply(thread, step, m, s, column, {begin, end}, some);
       });
+    };
+    if (n >= kOwnRows * active_ && !reorganizing_) {  // else every thread would pack all weights
+      const int64_t pieces = std::max((bytes + kPieceBytes - 1) / kPieceBytes, kLeastPieces);
+      share_out(thread, index, pieces * active_, [&](int64_t item) {
+        multiply_range(bytes * (item % pieces) / pieces, bytes * (item % pieces + 1) / pieces, rows_of(int(item / pieces), n));
+      });
+    } else {
+      const Shares shares(bytes, active_, n <= kFewRows);
+      for (int64_t piece = thread; piece < shares.pieces(); piece = active_ + counters_[index].fetch_add(1))
+        multiply_range(shares.begin(piece), shares.begin(piece + 1), {0, n});
+    }
   }
   const bool more = step.i[3], partial = value(step.out[0]).kind == ckdist_in_sums || (value(step.out[0]).kind == ckdist_in_slot && !phase_->tokens_cut);
   if (bytes == 0 && (partial || more))  // this rank has no columns of the matrices: its part of the sum is zero
@@ -235,46 +247,55 @@ void Executable::each_packed(int thread, const Weight& weight, int64_t begin, in
   }
 }
 
-// Tiles [begin, end) of shard s of matrix m, whose first row is column `column` of the result.
-void Executable::multiply(int thread, const ckdist_step& step, int m, int s, int64_t column, int64_t begin, int64_t end) {
-  const int64_t n = rows(step);
+// Tiles of shard s of matrix m, whose first row is column `column` of the result.
+void Executable::multiply(int thread, const ckdist_step& step, int m, int s, int64_t column, Range tiles, Range rows) {
   const Weight& weight = this->weight(step.matrix[m] + s);
   const Matrix& w = weight.matrix;
   int64_t stride;
   float* y = floats(step.out[m], &stride) + column;
-  const uint8_t* const x = activations(thread, step, step.in[m]);
   const int64_t x_stride = activation_stride(value(step.in[m]));
-  each_packed(thread, weight, begin, end, [&](const Matrix& part, int64_t first) {
-    kernels_.linear[int(w.type)].multiply(part, 0, part.tile_count(), x, x_stride, n, y + first * kTileRows, stride);
+  const uint8_t* const x = activations(thread, step, step.in[m]) + rows.begin * x_stride;
+  each_packed(thread, weight, tiles.begin, tiles.end, [&](const Matrix& part, int64_t first) {
+    kernels_.linear[int(w.type)].multiply(part, 0, part.tile_count(), x, x_stride, rows.end - rows.begin, y + rows.begin * stride + first * kTileRows, stride);
   });
-  const int64_t from = begin * kTileRows, to = std::min(end * kTileRows, w.rows);
+  const int64_t from = tiles.begin * kTileRows, to = std::min(tiles.end * kTileRows, w.rows);
   if (step.vector[m] >= 0)
-    for (int64_t t = 0; t < n; t++) kernels_.elementwise.add(vector(step.vector[m] + s) + from, to - from, y + t * stride + from);
+    for (int64_t t = rows.begin; t < rows.end; t++) kernels_.elementwise.add(vector(step.vector[m] + s) + from, to - from, y + t * stride + from);
   if (step.f[1] != 0.f)
-    for (int64_t t = 0; t < n; t++) kernels_.elementwise.soft_cap(y + t * stride + from, step.f[1], to - from);
+    for (int64_t t = rows.begin; t < rows.end; t++) kernels_.elementwise.soft_cap(y + t * stride + from, step.f[1], to - from);
 }
 
-// The second half of what multiply() began with the gate, so that one thread has both.
-void Executable::multiply_gate(int thread, const ckdist_step& step, int s, int64_t column, int64_t begin, int64_t end) {
-  multiply(thread, step, 1, s, column, begin, end);
+// Tiles of gate and up, and what joins them. Of many rows a few with a few tiles at a time; few read long stretches of weights, and weights that
+// are not packed are packed once for all rows.
+void Executable::multiply_gated(int thread, const ckdist_step& step, int s, int64_t column, Range tiles, Range rows) {
+  const Matrix& w = matrix(step.matrix[0] + s);
+  const bool cut = rows.end - rows.begin > kFewRows && !reorganizing_;
+  const int64_t tiles_each = cut ? std::max<int64_t>(kPieceBytes / (w.tile_bytes + matrix(step.matrix[1] + s).tile_bytes), 1) : tiles.end - tiles.begin;
+  const int64_t rows_each = cut ? kGatedRows : rows.end - rows.begin;
   int64_t gate_stride, up_stride;
-  float* gate = floats(step.out[0], &gate_stride) + column;
-  const float* up = floats(step.out[1], &up_stride) + column;
-  const int64_t from = begin * kTileRows, to = std::min(end * kTileRows, matrix(step.matrix[0] + s).rows);
-  for (int64_t t = 0; t < rows(step); t++)
-    kernels_.elementwise.gated(GateFunction(step.i[1]), gate + t * gate_stride + from, up + t * up_stride + from, to - from, gate + t * gate_stride + from);
+  float* const gate = floats(step.out[0], &gate_stride) + column;
+  const float* const up = floats(step.out[1], &up_stride) + column;
+  for (int64_t tile = tiles.begin; tile < tiles.end; tile += tiles_each) {
+    const Range some_tiles = {tile, std::min(tile + tiles_each, tiles.end)};
+    const int64_t from = some_tiles.begin * kTileRows, to = std::min(some_tiles.end * kTileRows, w.rows);
+    for (int64_t row = rows.begin; row < rows.end; row += rows_each) {
+      const Range some_rows = {row, std::min(row + rows_each, rows.end)};
+      for (int m = 0; m < 2; m++) multiply(thread, step, m, s, column, some_tiles, some_rows);
+      for (int64_t t = some_rows.begin; t < some_rows.end; t++)
+        kernels_.elementwise.gated(GateFunction(step.i[1]), gate + t * gate_stride + from, up + t * up_stride + from, to - from, gate + t * gate_stride + from);
+    }
+  }
 }
 
-// Tiles [begin, end) of a matrix whose columns are cut into shards: the shards' products, in the order in which a sum over ranks has them.
-void Executable::multiply_added(int thread, const ckdist_step& step, int64_t begin, int64_t end) {
-  const int64_t n = rows(step);
+// Tiles of a matrix whose columns are cut into shards: the shards' products, in the order in which a sum over ranks has them.
+void Executable::multiply_added(int thread, const ckdist_step& step, Range tiles, Range rows) {
   float* const product = workers_[thread].product;
   int64_t stride;
   float* const out = floats(step.out[0], &stride);
-  for (int64_t tile = begin; tile < end; tile += kAddedTiles) {
-    const int64_t last = std::min(tile + kAddedTiles, end), from = tile * kTileRows, width = std::min(last * kTileRows, matrix(step.matrix[0]).rows) - from;
-    for (int64_t token = 0; token < n; token += kAddedTokens) {
-      const int64_t tokens = std::min<int64_t>(kAddedTokens, n - token);
+  for (int64_t tile = tiles.begin; tile < tiles.end; tile += kAddedTiles) {
+    const int64_t last = std::min(tile + kAddedTiles, tiles.end), from = tile * kTileRows, width = std::min(last * kTileRows, matrix(step.matrix[0]).rows) - from;
+    for (int64_t token = rows.begin; token < rows.end; token += kAddedTokens) {
+      const int64_t tokens = std::min<int64_t>(kAddedTokens, rows.end - token);
       bool first = true;
       for (int s = 0; s < step.count[0]; s++) {
         const Weight& w = weight(step.matrix[0] + s);

@@ -5,6 +5,7 @@
 #include "kernels/half.h"
 
 #if defined(__AVX2__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12 says it of its own undefined vectors
 #include <immintrin.h>
 #endif
 
@@ -82,6 +83,22 @@ void prepare_group(const float* x, int8_t* codes, float* scale, int32_t* sums) {
   round_codes(x, 127.0f / magnitude, codes, sums);
 }
 
+// The scale of GroupSums whose largest magnitude is `largest` (bits of a float), and its inverse; false where they are all zero, or no numbers.
+bool scale_group_sums(uint32_t largest, GroupSums* out, float* inverse) {
+  const bool zero = float_of_bits(largest) < 1e-30f;
+  if (zero || largest >= kInfinity) {
+    std::memset(out->high, 0, sizeof out->high + sizeof out->low);
+    out->scale = zero ? 0.0f : float_of_bits(0x7fc00000u);
+    return false;
+  }
+  // The power of two that brings the largest into [16256, 32512), where the high byte of the rounded number cannot overflow.
+  constexpr uint32_t most = 0x007e0000u;  // fraction bits of 32512
+  const uint32_t exponent = (largest >> 23) - 14 + ((largest & 0x007fffffu) >= most ? 1 : 0);
+  out->scale = float_of_bits(exponent << 23);
+  *inverse = float_of_bits((254 - exponent) << 23);
+  return true;
+}
+
 // Eight groups' scales times sums, as 16 bits each of their largest magnitude.
 void prepare_group_sums(const float* scales, const int32_t* sums, GroupSums* out) {
   float values[8];
@@ -91,17 +108,8 @@ void prepare_group_sums(const float* scales, const int32_t* sums, GroupSums* out
     const uint32_t magnitude = bits_of_float(values[i]) & kMagnitude;
     largest = magnitude > largest ? magnitude : largest;
   }
-  const bool zero = float_of_bits(largest) < 1e-30f;
-  if (zero || largest >= kInfinity) {
-    std::memset(out->high, 0, sizeof out->high + sizeof out->low);
-    out->scale = zero ? 0.0f : float_of_bits(0x7fc00000u);
-    return;
-  }
-  // The power of two that brings the largest into [16256, 32512), where the high byte of the rounded number cannot overflow.
-  constexpr uint32_t most = 0x007e0000u;  // fraction bits of 32512
-  const uint32_t exponent = (largest >> 23) - 14 + ((largest & 0x007fffffu) >= most ? 1 : 0);
-  out->scale = float_of_bits(exponent << 23);
-  const float inverse = float_of_bits((254 - exponent) << 23);
+  float inverse;
+  if (!scale_group_sums(largest, out, &inverse)) return;
   constexpr float shift = 12582912.0f;
   for (int i = 0; i < 8; ++i) {
     const int32_t value = static_cast<int32_t>(bits_of_float(values[i] * inverse + shift)) - 0x4b400000;  // rounded, half to even
@@ -111,6 +119,69 @@ void prepare_group_sums(const float* scales, const int32_t* sums, GroupSums* out
   }
 }
 
+#if defined(__AVX512VNNI__)
+// A block of eight whole groups and its GroupSums, with the same results; false, and nothing is written, where a group has infinities or NaN.
+bool prepare_block(const float* x, int8_t* codes, float* scales, int32_t* sums32, int32_t* sums16, GroupSums* group_sums) {
+  constexpr int groups = kColumnPad / kGroup;
+  static_assert(groups == 8);
+  // Neighbouring halves, then quarters, of two vectors: what is folded with what.
+  const auto quarters = [](__m512i a, __m512i b, auto&& fold) {
+    return fold(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+  };
+  const auto largest_of = [](__m512i a, __m512i b) { return _mm512_max_epu32(a, b); };
+  const auto sum_of = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
+  const __m512i mask = _mm512_set1_epi32(kMagnitude);
+  __m512i most[groups];
+  for (int g = 0; g < groups; ++g)
+    most[g] = _mm512_max_epu32(_mm512_and_si512(_mm512_loadu_si512(x + g * kGroup), mask), _mm512_and_si512(_mm512_loadu_si512(x + g * kGroup + 16), mask));
+  // Quarter q of `low` is what is left of group q, of `high` of group 4 + q.
+  const __m512i low = quarters(quarters(most[0], most[1], largest_of), quarters(most[2], most[3], largest_of), largest_of);
+  const __m512i high = quarters(quarters(most[4], most[5], largest_of), quarters(most[6], most[7], largest_of), largest_of);
+  const __m512 l = _mm512_castsi512_ps(low), h = _mm512_castsi512_ps(high);
+  __m512i each = largest_of(_mm512_castps_si512(_mm512_shuffle_ps(l, h, 0x88)), _mm512_castps_si512(_mm512_shuffle_ps(l, h, 0xdd)));
+  each = largest_of(each, _mm512_shuffle_epi32(each, _MM_PERM_CDAB));  // of groups q and q, 4 + q and 4 + q in quarter q
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+  const __m256i magnitudes = _mm512_castsi512_si256(_mm512_permutexvar_epi32(order, each));
+  if (_mm256_cmpge_epu32_mask(magnitudes, _mm256_set1_epi32(kInfinity))) return false;
+  const __m256 magnitude = _mm256_castsi256_ps(magnitudes), most_code = _mm256_set1_ps(127.0f);
+  const __mmask8 there = _mm256_cmp_ps_mask(magnitude, _mm256_set1_ps(1e-35f), _CMP_GE_OQ);
+  const __m256 scale = _mm256_maskz_div_ps(there, magnitude, most_code);
+  _mm256_storeu_ps(scales, scale);
+  float factors[groups];
+  _mm256_storeu_ps(factors, _mm256_maskz_div_ps(there, most_code, magnitude));
+  __m512i sums[groups / 2];
+  for (int i = 0; i < groups / 2; ++i) {
+    __m512i whole[4];
+    for (int v = 0; v < 4; ++v)
+      whole[v] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 2 * i * kGroup + 16 * v), _mm512_set1_ps(factors[2 * i + v / 2])));
+    const __m512i packed = _mm512_packs_epi16(_mm512_packs_epi32(whole[0], whole[1]), _mm512_packs_epi32(whole[2], whole[3]));
+    const __m512i places = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  // packing interleaves the quarters
+    _mm512_storeu_si512(codes + 2 * i * kGroup, _mm512_permutexvar_epi32(places, packed));
+    sums[i] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), packed);  // lane v of each quarter: a part of whole[v]
+  }
+  const __m512i sum = quarters(quarters(sums[0], sums[1], sum_of), quarters(sums[2], sums[3], sum_of), sum_of);
+  static_assert(kSums16Factor == 1 << 5 && kSums32Factor == 1 << 7);
+  const __m512i minus = _mm512_slli_epi32(_mm512_sub_epi32(_mm512_setzero_si512(), sum), 5);
+  _mm512_storeu_si512(sums16, minus);
+  const __m512i pairs = _mm512_add_epi32(minus, _mm512_shuffle_epi32(minus, _MM_PERM_CDAB));
+  const __m256i of_groups = _mm256_slli_epi32(_mm512_cvtepi64_epi32(pairs), 2);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums32), of_groups);
+  // As prepare_group_sums has it, where the words are.
+  const __m256 values = _mm256_mul_ps(scale, _mm256_cvtepi32_ps(_mm256_srai_epi32(of_groups, 7)));
+  const __m256i sizes = _mm256_and_si256(_mm256_castps_si256(values), _mm256_set1_epi32(kMagnitude));
+  __m128i top = _mm_max_epu32(_mm256_castsi256_si128(sizes), _mm256_extracti128_si256(sizes, 1));
+  top = _mm_max_epu32(top, _mm_shuffle_epi32(top, 0x4e));
+  const uint32_t largest = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epu32(top, _mm_shuffle_epi32(top, 0xb1))));
+  float inverse;
+  if (!scale_group_sums(largest, group_sums, &inverse)) return true;
+  const __m256i value = _mm256_cvtps_epi32(_mm256_mul_ps(values, _mm256_set1_ps(inverse)));
+  const __m256i upper = _mm256_srai_epi32(_mm256_add_epi32(value, _mm256_set1_epi32(128)), 8);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(group_sums->high), _mm256_cvtepi32_epi8(upper));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(group_sums->low), _mm256_cvtepi32_epi8(_mm256_sub_epi32(value, _mm256_slli_epi32(upper, 8))));
+  return true;
+}
+#endif
+
 void prepare_q8(const float* x, int64_t n, int64_t lead, int64_t cols, uint8_t* row) {
   const int64_t padded = ActivationRow::padded(cols);
   int8_t* codes = reinterpret_cast<int8_t*>(row);
@@ -118,8 +189,16 @@ void prepare_q8(const float* x, int64_t n, int64_t lead, int64_t cols, uint8_t* 
   int32_t* sums32 = reinterpret_cast<int32_t*>(row + ActivationRow::sums32(padded));
   int32_t* sums16 = reinterpret_cast<int32_t*>(row + ActivationRow::sums16(padded));
   GroupSums* group_sums = reinterpret_cast<GroupSums*>(row + ActivationRow::group_sums(padded));
-  for (int64_t start = 0; start < padded; start += kGroup) {
+  for (int64_t start = 0, done = 0; start < padded; start = done) {
     const int64_t group = start / kGroup;
+#if defined(__AVX512VNNI__)
+    if (start % kColumnPad == 0 && start >= lead && start + kColumnPad <= lead + n &&
+        prepare_block(x + (start - lead), codes + start, scales + group, sums32 + group, sums16 + 2 * group, group_sums + start / kColumnPad)) {
+      done = start + kColumnPad;
+      continue;
+    }
+#endif
+    done = start + kGroup;
     const int64_t begin = lead > start ? lead : start;
     const int64_t end = lead + n < start + kGroup ? lead + n : start + kGroup;
     float edge[kGroup];
@@ -130,8 +209,8 @@ void prepare_q8(const float* x, int64_t n, int64_t lead, int64_t cols, uint8_t* 
     }
     prepare_group(whole ? x + (start - lead) : edge, codes + start, scales + group, sums16 + 2 * group);
     sums32[group] = (sums16[2 * group] + sums16[2 * group + 1]) * (kSums32Factor / kSums16Factor);
+    if (done % kColumnPad == 0) prepare_group_sums(scales + group - 7, sums32 + group - 7, group_sums + start / kColumnPad);
   }
-  for (int64_t block = 0; block < padded / kColumnPad; ++block) prepare_group_sums(scales + 8 * block, sums32 + 8 * block, group_sums + block);
 }
 
 void prepare_bf16(const float* x, int64_t n, int64_t lead, int64_t cols, uint8_t* row) {

@@ -28,6 +28,7 @@ constexpr int kAccumulators = 4, kRows = 4, kVecs = 1, kSteps = 4;
 constexpr int kAccumulators = 2, kRows = 2, kVecs = 1, kSteps = 2;
 #endif
 constexpr int kMostLanes = kVecs * kLanes;
+constexpr int kQueriesAhead = 6;  // that are fetched while one is made codes
 
 struct Workspace {
   int64_t floats = 0;
@@ -85,9 +86,14 @@ int rows_of_group(const Shape& shape) {
 }
 
 void prepare_queries(const AttentionTask& task, const Shape& shape, const Workspace& work) {
+  const auto query = [&](int64_t row) { return task.q + row / task.heads * task.q_token_stride + row % task.heads * task.q_head_stride; };
   const auto codes = [&](int64_t row, int16_t* out) {
-    const float* q = task.q + row / task.heads * task.q_token_stride + row % task.heads * task.q_head_stride;
-    work.factor[row] = quantise(q, task.head_dim, kLargestCode, kLongest, out) * task.scale;
+    // Tokens' rows are pages apart, so no hardware brings the next ones.
+    if (row + kQueriesAhead < shape.queries) {
+      const float* next = query(row + kQueriesAhead);
+      for (int i = 0; i < task.head_dim; i += kLanes) __builtin_prefetch(next + i);
+    }
+    work.factor[row] = quantise(query(row), task.head_dim, kLargestCode, kLongest, out) * task.scale;
   };
   if (!shape.by_lane) {
     const int rows = rows_of_group(shape);

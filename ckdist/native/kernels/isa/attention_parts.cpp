@@ -72,15 +72,18 @@ void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state
   }
   for (int64_t at = 0; at < shape.queries; at += kLanes) {
     const int rows = shape.queries - at < kLanes ? static_cast<int>(shape.queries - at) : kLanes;
-    float* out[kLanes];
-    for (int r = 0; r < rows; ++r) out[r] = row_of(at + r);
+    float *out[kLanes], *next[kLanes];
+    for (int r = 0; r < rows; ++r) out[r] = row_of(at + r), next[r] = row_of(at + kLanes + r < shape.queries ? at + kLanes + r : at + r);
     const Vec inverse = set(1.0f) / load(state.sum + at);
     for (int i = 0; i < task.head_dim; i += kLanes) {
       Vec tile[kLanes];
       for (int j = 0; j < kLanes; ++j)
         tile[j] = j < lanes_from(i) ? load(state.values + at * shape.head_dim + (i + j) * kLanes) * inverse + set(0.0f) : set(0.0f);
       transpose(tile);
-      for (int r = 0; r < rows; ++r) store_n(out[r] + i, tile[r], lanes_from(i));
+      for (int r = 0; r < rows; ++r) {
+        store_n(out[r] + i, tile[r], lanes_from(i));
+        __builtin_prefetch(next[r] + i, 1);
+      }
     }
   }
 }
