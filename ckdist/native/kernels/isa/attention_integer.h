@@ -16,10 +16,10 @@ void attend_integer_spans(const AttentionTask& task, int64_t first, int64_t last
 constexpr float kLargestCode = 32767.0f, kLongest = 46200.0f;
 constexpr float kLargestValue = 16383.0f, kMostWeight = 130800.0f;
 
-// codes = round(x / scale) with codes up to `largest` and, as a vector, up to `longest`; returns the scale, and NaN where any x is NaN
-// or infinite, so that bad numbers stay visible. n is a multiple of 8.
-CKDIST_INLINE float quantise(const float* x, int n, float largest, float longest, int16_t* codes) {
-  const auto lanes = [&](int i) { return n - i < kLanes ? load_n(x + i, n - i) : load(x + i); };
+template <int whole>  // Vecs that x is known to be, or 0: then loops are unrolled, and numbers stay in registers
+CKDIST_INLINE float quantise_vecs(const float* x, int n, float largest, float longest, int16_t* codes) {
+  if constexpr (whole > 0) n = whole * kLanes;
+  const auto lanes = [&](int i) { return !whole && n - i < kLanes ? load_n(x + i, n - i) : load(x + i); };
   Vec peak = set(0.0f), probe = set(0.0f);
   for (int i = 0; i < n; i += kLanes) {
     peak = max(peak, abs(lanes(i)));
@@ -43,6 +43,12 @@ CKDIST_INLINE float quantise(const float* x, int n, float largest, float longest
     std::memcpy(codes + i, rounded, 2 * (n - i < kLanes ? n - i : kLanes));
   }
   return magnitude / peak_code;
+}
+// codes = round(x / scale) with codes up to `largest` and, as a vector, up to `longest`; returns the scale, and NaN where any x is NaN
+// or infinite, so that bad numbers stay visible. n is a multiple of 8.
+CKDIST_INLINE float quantise(const float* x, int n, float largest, float longest, int16_t* codes) {
+  if (n == 8 * kLanes) return quantise_vecs<8>(x, n, largest, longest, codes);
+  return n == 4 * kLanes ? quantise_vecs<4>(x, n, largest, longest, codes) : quantise_vecs<0>(x, n, largest, longest, codes);
 }
 
 }  // namespace CKDIST_ISA

@@ -39,6 +39,7 @@ constexpr int sums_shift() {
 }
 
 constexpr int64_t kTileBlockBytes = 384 << 10;  // of tiles that stay in the L2 cache while all tokens pass by, a few at a time in the L1
+constexpr int64_t kRowsBytes = 512 << 10;      // of activations that stay there beside them
 // Fetches a tile ahead of use. For one or two tokens the hardware does that better than instructions (by a fifth for whole bytes),
 // unless scales stand per 16 columns. With more rows of activations beside the tile it loses track; then what is far ahead is brought
 // to the L2 cache, as bringing it to the L1 cache holds up the loads (half the speed at eight tokens of whole bytes).
@@ -67,10 +68,10 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
     for (int64_t token = 0; token < tokens; token += strip.tokens) {
       strip.tokens = Product::strip(tokens - token, end - begin).tokens;
       strip.x = x + token * x_stride;
-      // The next tokens' rows come to the L2 cache meanwhile, a part with every tile.
+      // The next tokens' rows come to the L2 cache meanwhile, a part with every tile, unless all stay there.
       const uint8_t* next = strip.x + strip.tokens * x_stride;
       const int64_t coming = tokens - token - strip.tokens < strip.tokens ? tokens - token - strip.tokens : strip.tokens;
-      const int64_t lines = (coming * x_stride / 64 + end - begin - 1) / (end - begin);
+      const int64_t lines = tokens * x_stride <= kRowsBytes ? 0 : (coming * x_stride / 64 + end - begin - 1) / (end - begin);
       for (int64_t tile = begin, tiles; tile < end; tile += tiles) {
         const StripFunction function = Product::strip(tokens - token, end - tile);
         tiles = function.tiles;
