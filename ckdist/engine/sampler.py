@@ -14,9 +14,7 @@ from ckdist.engine.sampling import SamplingParams
 
 MAX_TOP = 20  # most alternatives that log-probabilities are given for
 
-_SAMPLE = np.dtype(  # struct ckdist_sampled_token
-    [("token", "i4"), ("logprob", "f4"), ("top_count", "i4"), ("top_tokens", "i4", MAX_TOP), ("top_logprobs", "f4", MAX_TOP)]
-)
+_FLOAT32 = np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,11 @@ class Sample(NamedTuple):
 
 
 class Sampler:
-    """Samples rows of float32 logits over one vocabulary. One thread at a time."""
+    """Samples rows of float32 logits over one vocabulary. One thread at a time.
+
+    What it does between two steps runs from cold caches, where a numpy array of results or its address costs what a sampled row does:
+    results are cffi's, and addresses are those of buffers.
+    """
 
     def __init__(self, vocab_size: int):
         handle = native.lib.ckdist_sampler_open(vocab_size)
@@ -59,19 +61,13 @@ class Sampler:
         """
         address, stride = self._address(logits, len(rows))
         if all(_is_plain_greedy(row.params) for row in rows):
-            tokens = np.empty(len(rows), np.int32)
-            native.check(
-                native.lib.ckdist_sample_greedy(self._handle, address, stride, len(rows), native.pointer(tokens, "int32_t *"))
-            )
-            return [Sample(token) for token in tokens.tolist()]
+            tokens = native.ffi.new("int32_t[]", len(rows))
+            native.check(native.lib.ckdist_sample_greedy(self._handle, address, stride, len(rows), tokens))
+            return [Sample(token) for token in tokens]
         sampling = native.ffi.new("struct ckdist_sampling[]", len(rows))
         alive = [_fill(sampling[i], row) for i, row in enumerate(rows)]
-        out = np.empty(len(rows), _SAMPLE)
-        native.check(
-            native.lib.ckdist_sample(
-                self._handle, address, stride, len(rows), sampling, native.pointer(out, "struct ckdist_sampled_token *")
-            )
-        )
+        out = native.ffi.new("struct ckdist_sampled_token[]", len(rows))
+        native.check(native.lib.ckdist_sample(self._handle, address, stride, len(rows), sampling, out))
         del alive  # the arrays that `sampling` points into were needed until here
         return [_read(sample, row.params.logprobs is not None) for sample, row in zip(out, rows)]
 
@@ -82,21 +78,16 @@ class Sampler:
         """
         address, stride = self._address(logits, len(targets))
         targets = np.ascontiguousarray(targets, np.int32)
-        out = np.empty(len(targets), _SAMPLE)
-        native.check(
-            native.lib.ckdist_logprobs(
-                self._handle, address, stride, len(targets), native.pointer(targets, "int32_t *"), top,
-                native.pointer(out, "struct ckdist_sampled_token *"),
-            )
-        )
+        out = native.ffi.new("struct ckdist_sampled_token[]", len(targets))
+        native.check(native.lib.ckdist_logprobs(self._handle, address, stride, len(targets), native.pointer(targets, "int32_t *"), top, out))
         return [_read(sample, True) for sample in out]
 
     def _address(self, logits: np.ndarray, rows: int):
-        if logits.dtype != np.float32 or logits.ndim != 2 or logits.shape != (rows, self._vocab_size) or logits.strides[1] != 4:
+        if logits.dtype != _FLOAT32 or logits.ndim != 2 or logits.shape != (rows, self._vocab_size) or logits.strides[1] != 4:
             raise errors.NativeError(
                 f"logits are {logits.dtype} {logits.shape}; the sampler needs float32 ({rows}, {self._vocab_size}) with dense rows"
             )
-        return native.ffi.cast("float *", logits.ctypes.data), logits.strides[0] // 4
+        return native.ffi.from_buffer("float *", logits[:1]), logits.strides[0] // 4
 
 
 def _is_plain_greedy(params: SamplingParams) -> bool:
@@ -137,9 +128,9 @@ def _fill(out, row: SampleRow) -> list[np.ndarray]:
     return alive
 
 
-def _read(sample: np.void, with_logprob: bool) -> Sample:
+def _read(sample, with_logprob: bool) -> Sample:
+    """A struct ckdist_sampled_token."""
     if not with_logprob:
-        return Sample(int(sample["token"]))
-    n = int(sample["top_count"])
-    top = tuple(zip(sample["top_tokens"][:n].tolist(), sample["top_logprobs"][:n].tolist()))
-    return Sample(int(sample["token"]), float(sample["logprob"]), top)
+        return Sample(sample.token)
+    n = sample.top_count
+    return Sample(sample.token, sample.logprob, tuple(zip(sample.top_tokens[0:n], sample.top_logprobs[0:n])))

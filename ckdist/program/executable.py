@@ -97,6 +97,7 @@ class Executable:
         self._handle = out[0]
         self.failed = False  # in a step: the other ranks have given up as well
         self._message, self._message_address = np.zeros(0, np.int32), native.ffi.NULL
+        self._logits = None  # (max_tokens, vocab): where the group gathers them
 
     def _array(self, values, dtype: str):
         array = native.ffi.new(dtype + "[]", values)
@@ -187,9 +188,10 @@ class Executable:
         phase = self.phases - 1 if prompts and tokens >= self.prefill_from else DECODE
         self.prefill_tokens[phase] += prompts * tokens
         outputs = self._run(batch, phase)
-        address = native.lib.ckdist_executable_logits(self._handle)
-        buffer = native.ffi.buffer(address, outputs * self.vocab_size * 4)
-        return np.frombuffer(buffer, np.float32).reshape(outputs, self.vocab_size)
+        if self._logits is None:
+            buffer = native.ffi.buffer(native.lib.ckdist_executable_logits(self._handle), self.max_tokens * self.vocab_size * 4)
+            self._logits = np.frombuffer(buffer, np.float32).reshape(self.max_tokens, self.vocab_size)
+        return self._logits[:outputs]
 
     def run_layer(self, batch: Batch, phase: int) -> None:
         """Runs a step to the end of the first layer, to see how long that takes; the batch's blocks then hold nothing of use."""
@@ -202,9 +204,10 @@ class Executable:
             self._message = np.zeros(2 * size, np.int32)
             self._message_address = native.pointer(self._message, "int32_t *")
         threads = self.threads if tokens == runs else self.threads_batch
-        header = np.array((tokens, runs, len(batch.block_tables), outputs, threads, phase, steps), np.int32)
-        # One call: between two steps the caches hold weights, and every line of code that runs is fetched anew.
-        np.concatenate((header, batch.token_ids, batch.runs.reshape(-1), batch.block_tables, batch.output_tokens), out=self._message[:size])
+        # One call of numpy: between two steps the caches hold weights, and every line of code that runs is fetched anew.
+        for i, number in enumerate((tokens, runs, len(batch.block_tables), outputs, threads, phase, steps)):
+            self._message_address[i] = number
+        np.concatenate((batch.token_ids, batch.runs.reshape(-1), batch.block_tables, batch.output_tokens), out=self._message[_HEADER:size])
         status = native.lib.ckdist_executable_run(self._handle, self._message_address, size)
         self.failed |= status < 0
         native.check(status)
