@@ -293,7 +293,8 @@ void Executable::multiply_added(int thread, const ckdist_step& step, Range tiles
   int64_t stride;
   float* const out = floats(step.out[0], &stride);
   for (int64_t tile = tiles.begin; tile < tiles.end; tile += kAddedTiles) {
-    const int64_t last = std::min(tile + kAddedTiles, tiles.end), from = tile * kTileRows, width = std::min(last * kTileRows, matrix(step.matrix[0]).rows) - from;
+    const int64_t last = std::min(tile + kAddedTiles, tiles.end), from = tile * kTileRows;
+    const int64_t width = std::min(last * kTileRows, matrix(step.matrix[0]).rows) - from;
     for (int64_t token = rows.begin; token < rows.end; token += kAddedTokens) {
       const int64_t tokens = std::min<int64_t>(kAddedTokens, rows.end - token);
       bool first = true;
