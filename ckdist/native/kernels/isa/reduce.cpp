@@ -221,6 +221,22 @@ void exchange(void* out, void* line, const void* in, int64_t bytes) {
   if (i < bytes) some(i, bytes - i);
 }
 
+void copy_twice(void* out, void* line, const void* in, int64_t bytes) {
+  uint8_t* const to = static_cast<uint8_t*>(out);
+  uint8_t* const by = static_cast<uint8_t*>(line);
+  const uint8_t* const from = static_cast<const uint8_t*>(in);
+  const auto some = [&](int64_t i, int64_t n) {
+    uint8_t read[kLine];
+    std::memcpy(read, from + i, n);
+    std::memcpy(by + i, read, n);
+    std::memcpy(to + i, read, n);
+  };
+  int64_t i = bytes < to_line(line) ? bytes : to_line(line);
+  if (i > 0) some(0, i);
+  for (; i + kLine <= bytes; i += kLine) some(i, kLine);
+  if (i < bytes) some(i, bytes - i);
+}
+
 void take(void* out, void* in, int64_t bytes) {
   uint8_t* to = static_cast<uint8_t*>(out);
   uint8_t* from = static_cast<uint8_t*>(in);
@@ -250,6 +266,7 @@ extern const ReduceKernel reduce_kernel = {
      CKDIST_OPS(fold_ints, int8_t, uint8_t)},
     take,
     exchange,
+    copy_twice,
 };
 
 }  // namespace CKDIST_ISA
