@@ -42,7 +42,11 @@ struct Slice {
   }
 };
 
-// What a record of buffers outside the arenas says: how far into a cache line they begin.
+// What is staged lies in its slot as its buffer lies in cache lines: then no vector crosses them on one side alone. A record of buffers outside
+// the arenas says how far into a line they begin; of few bytes that are only moved, a beginning by itself would cost more than it saves.
+constexpr int64_t kAligned = 32 << 10;
+int64_t shifted(const void* data) { return -1 - int64_t(reinterpret_cast<uintptr_t>(data) % kLine); }
+int64_t moved(const void* data, int64_t bytes) { return bytes < kAligned ? -1 : shifted(data); }
 int64_t shift(const Meeting::Record& record) { return -1 - record.in; }
 
 // Calls lines that another core has written. The second-level cache awaits twice as many at a time as the first (measured: 64 lines from
@@ -75,10 +79,16 @@ void HostCollectives::fetch(void* to, uint8_t* from, int64_t bytes) const {
   else copy(to, from, bytes);
 }
 
-bool HostCollectives::all_placed(uint32_t epoch, Place place) const {
+bool HostCollectives::all_placed(uint32_t epoch, bool outs) const {
   for (int i = 0; i < meeting_.size; i++)
-    if ((place != Place::out && meeting_.record(i, epoch).in < 0) || (place != Place::in && meeting_.record(i, epoch).out < 0)) return false;
+    if (meeting_.record(i, epoch).in < 0 || (outs && meeting_.record(i, epoch).out < 0)) return false;
   return true;
+}
+
+int HostCollectives::placed_outs(uint32_t epoch) const {
+  int placed = 0;
+  for (int i = 0; i < meeting_.size; i++) placed += meeting_.record(i, epoch).out >= 0;
+  return placed;
 }
 
 void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e, ReduceOp op) {
@@ -90,8 +100,7 @@ void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
   Meeting::Record own{memory_->offset(in, bytes), memory_->offset(out, bytes), call};
   const bool placed = own.in >= 0 && own.out >= 0;
   const uint8_t* const from = static_cast<const uint8_t*>(in);
-  // What is staged lies in the slot as its buffer lies in cache lines: then no vector crosses them on one side alone.
-  const Meeting::Record elsewhere{-1 - int64_t(reinterpret_cast<uintptr_t>(in) % kLine), -1, call};
+  const Meeting::Record elsewhere{shifted(in), -1, call};
   const auto stage_first = [&] {
     stage(meeting_.slot(meeting_.index, meeting_.next()) + shift(elsewhere), from, std::min(n, chunk_bytes(bytes) / element_bytes(e)), element_bytes(e));
   };
@@ -99,8 +108,10 @@ void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
   if (!placed) own = elsewhere, stage_first();
   uint32_t first = meeting_.post(own);
   meeting_.await(first);
-  if (all_placed(first, Place::both)) return reduce_in_place(first, n, e, op);
-  if (!none_placed(first)) {  // some slots are not filled: once more, with everyone's
+  if (all_placed(first, true)) return reduce_in_place(first, n, e, op);
+  bool staged = true;
+  for (int i = 0; i < size; i++) staged = staged && meeting_.record(i, first).in < 0;
+  if (!staged) {  // some slots are not filled: once more, with everyone's
     stage_first();
     meeting_.await(first = meeting_.post(elsewhere));
   }
@@ -196,7 +207,7 @@ void HostCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
   const uint64_t call = signature(Call::reduce_scatter, total, reduction(e, op));
   const uint32_t epoch = meeting_.post({memory_->offset(in, total * element), -1, call});
   meeting_.await(epoch);
-  if (all_placed(epoch, Place::in)) {
+  if (all_placed(epoch, false)) {
     // `out` may be `in`: what this rank writes there must not be what a peer still reads.
     std::vector<uint8_t> held(in == out ? size_t(counts[index] * element) : 0);
     void* to = in == out ? held.data() : out;
@@ -233,13 +244,7 @@ void HostCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
   if (in == out && !held.empty()) std::memcpy(out, held.data(), held.size());
 }
 
-bool HostCollectives::none_placed(uint32_t epoch) const {
-  for (int i = 0; i < meeting_.size; i++)
-    if (meeting_.record(i, epoch).in >= 0 || meeting_.record(i, epoch).out >= 0) return false;
-  return true;
-}
-
-bool HostCollectives::worth_giving(int64_t bytes) const { return bytes >= (reach_.any_far() ? kGivenFar : kGivenNear); }
+bool HostCollectives::worth_giving(int64_t bytes) const { return bytes >= kGivenNear || (bytes >= kGivenFar && reach_.any_far()); }
 
 // `whole`: the size of the buffer of which these bytes are a part.
 void HostCollectives::give(int i, uint8_t* to, const uint8_t* from, int64_t bytes, int64_t whole) const {
@@ -254,19 +259,24 @@ void HostCollectives::all_gather(const void* in, void* out, const int64_t* bytes
   uint8_t* const to = static_cast<uint8_t*>(out);
   const uint8_t* const from = static_cast<const uint8_t*>(in);
   const auto part = [&](int i, int64_t done) { return std::clamp<int64_t>(bytes[i] - done, 0, kPiece); };
-  const Meeting::Record elsewhere{-1 - int64_t(reinterpret_cast<uintptr_t>(in) % kLine), -1, signature(Call::gather, total)};
+  const Meeting::Record elsewhere{moved(in, longest), -1, signature(Call::gather, total)};
   const auto stage = [&](int64_t done) {
-    kernels().reduce.copy_twice(to + before + done, meeting_.slot(index, meeting_.next()) + shift(elsewhere), from + done, part(index, done));
+    uint8_t* const slot = meeting_.slot(index, meeting_.next()) + shift(elsewhere);
+    const int64_t n = part(index, done);
+    if (n > kRead) return kernels().reduce.copy_twice(to + before + done, slot, from + done, n);
+    copy(slot, from + done, n);
+    copy(to + before + done, from + done, n);
   };
+  const bool large = longest >= kGivenFar;
   Meeting::Record own = elsewhere;
   if (worth_giving(longest)) own.out = memory_->offset(out, total);
   if (own.out < 0) stage(0);
-  const bool felt = longest >= kGivenFar;
-  if (felt) reach_.mark();
+  if (large) reach_.mark();
   uint32_t now = meeting_.post(own);
   meeting_.await(now);
-  if (felt) reach_.look();
-  if (all_placed(now, Place::out)) {
+  if (large) reach_.look();
+  const int placed = large ? placed_outs(now) : 0;
+  if (placed == size) {
     for (int64_t done = 0; done < bytes[index]; done += kRead) {
       const int64_t n = std::min(kRead, bytes[index] - done);
       for (int k = 1; k < size; k++) {
@@ -279,7 +289,7 @@ void HostCollectives::all_gather(const void* in, void* out, const int64_t* bytes
     meeting_.meet();
     return;
   }
-  if (!none_placed(now)) {  // some slots are not filled: once more, with everyone's
+  if (placed) {  // some slots are not filled: once more, with everyone's
     stage(0);
     meeting_.await(now = meeting_.post(elsewhere));
   }
@@ -302,17 +312,18 @@ void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
   const uint8_t* const from = static_cast<const uint8_t*>(in);
   std::vector<uint8_t> held(in == out ? size_t(sum_before(recv_bytes, size)) : 0);
   uint8_t* const to = in == out ? held.data() : static_cast<uint8_t*>(out);
-  const Meeting::Record elsewhere{-1 - int64_t(reinterpret_cast<uintptr_t>(in) % kLine), -1, signature(Call::all_to_all, 0)};
+  const auto larger = [&](const int64_t* some) { return *std::max_element(some, some + size); };
+  const int64_t own_longest = std::max(larger(send_bytes), larger(recv_bytes));
+  const Meeting::Record elsewhere{moved(in, own_longest), -1, signature(Call::all_to_all, 0)};
   const auto part = [&](int64_t bytes, int64_t done) { return std::clamp<int64_t>(bytes - done, 0, most); };
-  // It lies in cache lines as in its buffer.
-  const auto place = [&](const Meeting::Record& r, const int64_t* sends, int i) { return i * pitch + (shift(r) + sum_before(sends, i)) % kLine; };
+  const auto place = [&](const Meeting::Record& of, int i) { return i * pitch + shift(of); };
   // Behind the parts: what this rank sends to whom and gets from whom, so that a rank expecting something else is an error.
   const auto sends = [&](int i, uint32_t epoch) { return reinterpret_cast<int64_t*>(meeting_.slot(i, epoch) + kPiece); };
   const auto receives = [&](int i, uint32_t epoch) { return sends(i, epoch) + size; };
   const auto stage = [&](int64_t done) {
     uint8_t* const slot = meeting_.slot(index, meeting_.next());
     for (int r = 0; r < size; r++)
-      copy(r == index ? to + sum_before(recv_bytes, r) + done : slot + place(elsewhere, send_bytes, r), from + sum_before(send_bytes, r) + done, part(send_bytes[r], done));
+      copy(r == index ? to + sum_before(recv_bytes, r) + done : slot + place(elsewhere, r), from + sum_before(send_bytes, r) + done, part(send_bytes[r], done));
   };
   const auto check = [&](int i, int64_t sent, int j, int64_t expected) {
     if (sent == expected) return;
@@ -320,8 +331,6 @@ void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
     fail(Status::comm, "rank %d sent %lld bytes in all_to_all where rank %d expected %lld", meeting_.name(i), (long long)sent, meeting_.name(j), (long long)expected);
   };
   check(index, send_bytes[index], index, recv_bytes[index]);
-  const auto larger = [&](const int64_t* some) { return *std::max_element(some, some + size); };
-  const int64_t own_longest = std::max(larger(send_bytes), larger(recv_bytes));
   Meeting::Record own = elsewhere;
   if (in != out && worth_giving(own_longest)) own.out = memory_->offset(out, sum_before(recv_bytes, size));
   if (own.out < 0) stage(0);
@@ -332,14 +341,16 @@ void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
   uint32_t now = meeting_.post(own);
   meeting_.await(now);
   if (felt) reach_.look();
-  int64_t longest = 0;
-  for (int i = 0; i < size; i++) {
-    check(i, sends(i, now)[index], index, recv_bytes[i]);
-    check(index, send_bytes[i], i, receives(i, now)[index]);
-    longest = std::max(longest, larger(sends(i, now)));
-    shifts_[i] = place(meeting_.record(i, now), sends(i, now), index);
+  int64_t longest = own_longest;
+  for (int k = 1; k < size; k++) {
+    const int i = (index + k) % size;
+    const int64_t* const theirs = sends(i, now);
+    check(i, theirs[index], index, recv_bytes[i]);
+    check(index, send_bytes[i], i, theirs[size + index]);
+    longest = std::max(longest, larger(theirs));
   }
-  if (all_placed(now, Place::out)) {
+  const int placed = placed_outs(now);
+  if (placed == size) {
     for (int k = 1; k < size; k++) {
       const int i = (index + k) % size;
       give(i, peer_out(i, now) + sum_before(receives(i, now), index), from + sum_before(send_bytes, i), send_bytes[i], sum_before(recv_bytes, size));
@@ -349,16 +360,14 @@ void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
     meeting_.meet();
     return;
   }
-  if (!none_placed(now)) {  // some slots are not filled: once more, with everyone's
+  if (placed) {  // some slots are not filled: once more, with everyone's
     stage(0);
     meeting_.await(now = meeting_.post(elsewhere));
   }
   for (int64_t done = 0;;) {
     for (int k = 1; k < size; k++) {
       const int i = (index + k) % size;
-      uint8_t* const given = meeting_.slot(i, now) + shifts_[i];
-      call_lines(given, part(recv_bytes[i], done));
-      take(to + sum_before(recv_bytes, i) + done, given, part(recv_bytes[i], done));
+      take(to + sum_before(recv_bytes, i) + done, meeting_.slot(i, now) + place(meeting_.record(i, now), index), part(recv_bytes[i], done));
     }
     if ((done += most) >= longest) break;
     stage(done);
@@ -371,7 +380,7 @@ void HostCollectives::broadcast(void* data, int64_t bytes, int root) {
   meeting_.begin("broadcast");
   const bool source = meeting_.index == root, felt = bytes >= kGivenFar;
   uint8_t* const at = static_cast<uint8_t*>(data);
-  Meeting::Record own{-1 - int64_t(reinterpret_cast<uintptr_t>(data) % kLine), -1, signature(Call::broadcast, bytes, root)};
+  Meeting::Record own{moved(data, bytes), -1, signature(Call::broadcast, bytes, root)};
   // Afar, lines that their owner has read since it wrote them would be slow to take.
   if (const int64_t place = memory_->offset(data, bytes); source && place >= 0 && bytes > kPiece && !reach_.any_far()) own.in = place;
   for (int64_t done = 0;;) {

@@ -33,9 +33,8 @@ class HostCollectives : public Collectives {
   void barrier() override;
 
  private:
-  enum class Place { in, out, both };
-  bool all_placed(uint32_t epoch, Place place) const;
-  bool none_placed(uint32_t epoch) const;
+  bool all_placed(uint32_t epoch, bool outs) const;
+  int placed_outs(uint32_t epoch) const;  // of how many ranks
   uint8_t* peer_in(int i, uint32_t epoch) const { return memory_->arena(arenas_[i]) + meeting_.record(i, epoch).in; }
   uint8_t* peer_out(int i, uint32_t epoch) const { return memory_->arena(arenas_[i]) + meeting_.record(i, epoch).out; }
   void reduce_in_place(uint32_t epoch, int64_t elements, Element e, ReduceOp op);

@@ -21,8 +21,8 @@ class Reach {
   bool any_far() const;
 
  private:
-  static constexpr int kLooks = 3;
-  static constexpr uint64_t kEvery = 7;  // calls
+  static constexpr int kLooks = 2;
+  static constexpr uint64_t kEvery = 13;  // calls
   static constexpr int64_t kFarNs = 90;
   bool due() const { return meeting_.calls() % kEvery == 0; }
 
