@@ -27,8 +27,8 @@ constexpr int64_t kAhead = 16 << 10;       // bytes called to the second-level c
 // Parts from which on they are written straight to where peers want them, if that lies in arenas: beyond a meeting more, it costs that the receiver
 // finds them in another core's cache (near), or in memory (afar, where both together still take half of the time of staging).
 constexpr int64_t kGivenNear = 1 << 20, kGivenFar = 8 << 10;
-constexpr int64_t kStreamed = 8 << 20;     // buffers that caches do not hold: they are written past them, near as well
-constexpr int64_t kRead = 16 << 10;        // bytes that several copies read one after the other
+constexpr int64_t kStreamed = 16 << 20;    // bytes in and out that caches do not hold: they are written past them, near as well
+constexpr int64_t kRead = 4 << 10;         // bytes that several copies read one after the other
 
 constexpr int64_t kTaken = 4 << 10;        // bytes brought from a peer's buffer at a time, to be folded from the first-level cache
 
@@ -246,7 +246,7 @@ void HostCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
 
 bool HostCollectives::worth_giving(int64_t bytes) const { return bytes >= kGivenNear || (bytes >= kGivenFar && reach_.any_far()); }
 
-// `whole`: the size of the buffer of which these bytes are a part.
+// `whole`: the bytes that the call reads and writes here.
 void HostCollectives::give(int i, uint8_t* to, const uint8_t* from, int64_t bytes, int64_t whole) const {
   if (reach_.far(i) || whole >= kStreamed) widest_stream().copy(to, from, bytes);
   else copy(to, from, bytes);
@@ -263,7 +263,7 @@ void HostCollectives::all_gather(const void* in, void* out, const int64_t* bytes
   const auto stage = [&](int64_t done) {
     uint8_t* const slot = meeting_.slot(index, meeting_.next()) + shift(elsewhere);
     const int64_t n = part(index, done);
-    if (n > kRead) return kernels().reduce.copy_twice(to + before + done, slot, from + done, n);
+    if (n >= kAligned) return kernels().reduce.copy_twice(to + before + done, slot, from + done, n);
     copy(slot, from + done, n);
     copy(to + before + done, from + done, n);
   };
@@ -281,7 +281,7 @@ void HostCollectives::all_gather(const void* in, void* out, const int64_t* bytes
       const int64_t n = std::min(kRead, bytes[index] - done);
       for (int k = 1; k < size; k++) {
         const int i = (index + k) % size;
-        give(i, peer_out(i, now) + before + done, from + done, n, total);
+        give(i, peer_out(i, now) + before + done, from + done, n, bytes[index] + total);
       }
       copy(to + before + done, from + done, n);
     }
@@ -353,7 +353,7 @@ void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
   if (placed == size) {
     for (int k = 1; k < size; k++) {
       const int i = (index + k) % size;
-      give(i, peer_out(i, now) + sum_before(receives(i, now), index), from + sum_before(send_bytes, i), send_bytes[i], sum_before(recv_bytes, size));
+      give(i, peer_out(i, now) + sum_before(receives(i, now), index), from + sum_before(send_bytes, i), send_bytes[i], sum_before(send_bytes, size) + sum_before(recv_bytes, size));
     }
     copy(to + sum_before(recv_bytes, index), from + sum_before(send_bytes, index), send_bytes[index]);
     stream_fence();
