@@ -82,12 +82,23 @@ def movements(c, hosts, largest: int, digest) -> None:
         counts = [(size // (r + 1)) * (r != 1) for r in range(c.size)]
         same(c.all_gather(x[: counts[c.rank]].copy(), counts), np.concatenate([e[:n] for e, n in zip(everyone, counts)]), "uneven all_gather")
         same(c.broadcast(x.copy(), root=c.size - 1), everyone[-1], "broadcast")
+        whole, wanted = c.allocate(size * c.size), np.concatenate(everyone)
+        own = slice(c.rank * size, (c.rank + 1) * size)
+        whole[own] = x
+        for out, what in ((whole.copy() if c.rank == 1 else whole, "where one rank's peers cannot write"), (whole, "where peers write")):
+            same(c.all_gather(x, out=out), wanted, "all_gather to " + what)
+            out[: own.start], out[own.stop :] = 0, 0
+            same(c.all_gather(out[own], out=out), wanted, "all_gather in place, to " + what)
         # Rank r sends rank q (r + 2 q) % 5 times a fifth of `size` elements.
         share = lambda r, q: (r + 2 * q) % 5 * size // 5
         send, receive = [share(c.rank, q) for q in range(c.size)], [share(q, c.rank) for q in range(c.size)]
         pattern = lambda r, q: (np.arange(share(r, q)) + 1000 * r + q).astype(np.int32)
-        got = c.all_to_all(np.concatenate([pattern(c.rank, q) for q in range(c.size)]), send, receive)
-        same(got, np.concatenate([pattern(q, c.rank) for q in range(c.size)]), "all_to_all")
+        given, wanted = np.concatenate([pattern(c.rank, q) for q in range(c.size)]), np.concatenate([pattern(q, c.rank) for q in range(c.size)])
+        got = c.all_to_all(given, send, receive)
+        same(got, wanted, "all_to_all")
+        placed = c.allocate(wanted.size, "int32")
+        same(c.all_to_all(given, send, receive, out=placed), wanted, "all_to_all to where peers write")
+        same(c.all_to_all(given, send, receive, out=placed if c.rank else None), wanted, "all_to_all to where one rank's peers cannot write")
         digest.update(got.tobytes())
         after, before = (c.rank + 1) % c.size, (c.rank - 1) % c.size
         back = np.empty(size, np.float32)

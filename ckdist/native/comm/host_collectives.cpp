@@ -19,10 +19,17 @@ constexpr int64_t kLine = 64;
 // second-level cache to the third when the peer comes for it (measured from 4 MiB on: up to an eighth faster near, a fifth far).
 constexpr int64_t kLeastChunk = 128 << 10, kMostChunk = 512 << 10;
 static_assert(kMostChunk + kLine <= kSlot, "a chunk begins wherever in a cache line its buffer does");
-constexpr int64_t kPiece = 256 << 10;      // of what is only moved through slots: one is staged while others fetch the last, and larger ones gained nothing afar
+constexpr int64_t kPiece = 512 << 10;      // of what is only moved through slots
+static_assert(kPiece + kLine <= kSlot);
 constexpr int64_t kBlock = 1 << 20;        // of buffers reduced in place: the ranks keep together, so that what they share is still in caches
 
 constexpr int64_t kAhead = 16 << 10;       // bytes called to the second-level cache at once: beyond, the core has noticed by itself what is read
+// Parts from which on they are written straight to where peers want them, if that lies in arenas: beyond a meeting more, it costs that the receiver
+// finds them in another core's cache (near), or in memory (afar, where both together still take half of the time of staging).
+constexpr int64_t kGivenNear = 1 << 20, kGivenFar = 8 << 10;
+constexpr int64_t kStreamed = 16 << 20;    // bytes in and out that caches do not hold: they are written past them, near as well
+constexpr int64_t kRead = 4 << 10;         // bytes that several copies read one after the other
+
 constexpr int64_t kTaken = 4 << 10;        // bytes brought from a peer's buffer at a time, to be folded from the first-level cache
 
 // Rank i's slice of n elements, cut at cache lines where it can be.
@@ -35,7 +42,11 @@ struct Slice {
   }
 };
 
-// What a record of buffers outside the arenas says: how far into a cache line they begin.
+// What is staged lies in its slot as its buffer lies in cache lines: then no vector crosses them on one side alone. A record of buffers outside
+// the arenas says how far into a line they begin; of few bytes that are only moved, a beginning by itself would cost more than it saves.
+constexpr int64_t kAligned = 32 << 10;
+int64_t shifted(const void* data) { return -1 - int64_t(reinterpret_cast<uintptr_t>(data) % kLine); }
+int64_t moved(const void* data, int64_t bytes) { return bytes < kAligned ? -1 : shifted(data); }
 int64_t shift(const Meeting::Record& record) { return -1 - record.in; }
 
 // Calls lines that another core has written. The second-level cache awaits twice as many at a time as the first (measured: 64 lines from
@@ -51,7 +62,7 @@ int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts
 }  // namespace
 
 HostCollectives::HostCollectives(Meeting& meeting, std::shared_ptr<HostMemory> memory, std::vector<int> arenas, const Thresholds& thresholds)
-    : meeting_(meeting), memory_(std::move(memory)), arenas_(std::move(arenas)), thresholds_(thresholds), order_(std::vector<int>(meeting.size, 0)),
+    : meeting_(meeting), reach_(meeting), memory_(std::move(memory)), arenas_(std::move(arenas)), thresholds_(thresholds), order_(std::vector<int>(meeting.size, 0)),
       parts_(meeting.size), outs_(meeting.size), shifts_(meeting.size) {
   thresholds_.direct_bytes = std::min(thresholds_.direct_bytes, Meeting::kParcelBytes);
 }
@@ -74,6 +85,12 @@ bool HostCollectives::all_placed(uint32_t epoch, bool outs) const {
   return true;
 }
 
+int HostCollectives::placed_outs(uint32_t epoch) const {
+  int placed = 0;
+  for (int i = 0; i < meeting_.size; i++) placed += meeting_.record(i, epoch).out >= 0;
+  return placed;
+}
+
 void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e, ReduceOp op) {
   meeting_.begin("all_reduce");
   const int size = meeting_.size;
@@ -83,8 +100,7 @@ void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
   Meeting::Record own{memory_->offset(in, bytes), memory_->offset(out, bytes), call};
   const bool placed = own.in >= 0 && own.out >= 0;
   const uint8_t* const from = static_cast<const uint8_t*>(in);
-  // What is staged lies in the slot as its buffer lies in cache lines: then no vector crosses them on one side alone.
-  const Meeting::Record elsewhere{-1 - int64_t(reinterpret_cast<uintptr_t>(in) % kLine), -1, call};
+  const Meeting::Record elsewhere{shifted(in), -1, call};
   const auto stage_first = [&] {
     stage(meeting_.slot(meeting_.index, meeting_.next()) + shift(elsewhere), from, std::min(n, chunk_bytes(bytes) / element_bytes(e)), element_bytes(e));
   };
@@ -228,88 +244,161 @@ void HostCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
   if (in == out && !held.empty()) std::memcpy(out, held.data(), held.size());
 }
 
+bool HostCollectives::worth_giving(int64_t bytes) const { return bytes >= kGivenNear || (bytes >= kGivenFar && reach_.any_far()); }
+
+// `whole`: the bytes that the call reads and writes here.
+void HostCollectives::give(int i, uint8_t* to, const uint8_t* from, int64_t bytes, int64_t whole) const {
+  if (reach_.far(i) || whole >= kStreamed) widest_stream().copy(to, from, bytes);
+  else copy(to, from, bytes);
+}
+
 void HostCollectives::all_gather(const void* in, void* out, const int64_t* bytes) {
   meeting_.begin("all_gather");
   const int size = meeting_.size, index = meeting_.index;
-  const uint64_t call = signature(Call::gather, sum_before(bytes, size));
-  uint8_t* to = static_cast<uint8_t*>(out);
-  const uint8_t* from = static_cast<const uint8_t*>(in);
-  const int64_t longest = *std::max_element(bytes, bytes + size);
-  const uint32_t epoch = meeting_.next();
-  const bool small = longest <= kPiece;
-  Meeting::Record own{small ? -1 : memory_->offset(in, bytes[index]), -1, call};
-  if (own.in < 0) copy(meeting_.slot(index, epoch), in, std::min(kPiece, bytes[index]));
-  copy(to + sum_before(bytes, index), in, bytes[index]);
-  meeting_.post(own);
-  meeting_.await(epoch);
-  for (int k = 1; k < size; k++) {
-    const int i = (index + k) % size;
-    const bool placed = meeting_.record(i, epoch).in >= 0;
-    fetch(to + sum_before(bytes, i), placed ? peer_in(i, epoch) : meeting_.slot(i, epoch), placed ? bytes[i] : std::min(kPiece, bytes[i]));
+  const int64_t total = sum_before(bytes, size), longest = *std::max_element(bytes, bytes + size), before = sum_before(bytes, index);
+  uint8_t* const to = static_cast<uint8_t*>(out);
+  const uint8_t* const from = static_cast<const uint8_t*>(in);
+  const auto part = [&](int i, int64_t done) { return std::clamp<int64_t>(bytes[i] - done, 0, kPiece); };
+  const Meeting::Record elsewhere{moved(in, longest), -1, signature(Call::gather, total)};
+  const auto stage = [&](int64_t done) {
+    uint8_t* const slot = meeting_.slot(index, meeting_.next()) + shift(elsewhere);
+    const int64_t n = part(index, done);
+    if (n >= kAligned) return kernels().reduce.copy_twice(to + before + done, slot, from + done, n);
+    copy(slot, from + done, n);
+    copy(to + before + done, from + done, n);
+  };
+  const bool large = longest >= kGivenFar;
+  Meeting::Record own = elsewhere;
+  if (worth_giving(longest)) own.out = memory_->offset(out, total);
+  if (own.out < 0) stage(0);
+  if (large) reach_.mark();
+  uint32_t now = meeting_.post(own);
+  meeting_.await(now);
+  if (large) reach_.look();
+  const int placed = large ? placed_outs(now) : 0;
+  if (placed == size) {
+    for (int64_t done = 0; done < bytes[index]; done += kRead) {
+      const int64_t n = std::min(kRead, bytes[index] - done);
+      for (int k = 1; k < size; k++) {
+        const int i = (index + k) % size;
+        give(i, peer_out(i, now) + before + done, from + done, n, bytes[index] + total);
+      }
+      copy(to + before + done, from + done, n);
+    }
+    stream_fence();
+    meeting_.meet();
+    return;
   }
-  if (small) return;
-  const bool placed = all_placed(epoch, false);
-  for (int64_t done = kPiece; done < longest && !placed; done += kPiece) {
-    const uint32_t now = meeting_.next();
-    if (own.in < 0) copy(meeting_.slot(index, now), from + done, std::clamp<int64_t>(bytes[index] - done, 0, kPiece));
-    meeting_.post(own);
-    meeting_.await(now);
-    for (int i = 0; i < size; i++)
-      if (i != index && meeting_.record(i, now).in < 0)
-        fetch(to + sum_before(bytes, i) + done, meeting_.slot(i, now), std::clamp<int64_t>(bytes[i] - done, 0, kPiece));
+  if (placed) {  // some slots are not filled: once more, with everyone's
+    stage(0);
+    meeting_.await(now = meeting_.post(elsewhere));
   }
-  meeting_.meet();  // peers have read what is theirs to change again
+  for (int64_t done = 0;;) {
+    for (int k = 1; k < size; k++) {
+      const int i = (index + k) % size;
+      fetch(to + sum_before(bytes, i) + done, meeting_.slot(i, now) + shift(meeting_.record(i, now)), part(i, done));
+    }
+    if ((done += kPiece) >= longest) return;
+    stage(done);
+    meeting_.await(now = meeting_.post(elsewhere));
+  }
 }
 
 void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes) {
   meeting_.begin("all_to_all");
   const int size = meeting_.size, index = meeting_.index;
-  const int64_t table = size * int64_t(sizeof(int64_t)), cell = (kPiece - table) / size / kLine * kLine;
-  const uint8_t* from = static_cast<const uint8_t*>(in);
+  // Of every slot, a part for each rank, so long:
+  const int64_t pitch = kPiece / size / kLine * kLine, most = pitch - kLine;
+  const uint8_t* const from = static_cast<const uint8_t*>(in);
   std::vector<uint8_t> held(in == out ? size_t(sum_before(recv_bytes, size)) : 0);
   uint8_t* const to = in == out ? held.data() : static_cast<uint8_t*>(out);
-  const auto check = [&](int i, int64_t sent) {
-    if (sent == recv_bytes[i]) return;
-    meeting_.check_given_up();
-    fail(Status::comm, "rank %d sent %lld bytes in all_to_all where rank %d expected %lld", meeting_.name(i), (long long)sent, meeting_.name(index), (long long)recv_bytes[i]);
+  const auto larger = [&](const int64_t* some) { return *std::max_element(some, some + size); };
+  const int64_t own_longest = std::max(larger(send_bytes), larger(recv_bytes));
+  const Meeting::Record elsewhere{moved(in, own_longest), -1, signature(Call::all_to_all, 0)};
+  const auto part = [&](int64_t bytes, int64_t done) { return std::clamp<int64_t>(bytes - done, 0, most); };
+  const auto place = [&](const Meeting::Record& of, int i) { return i * pitch + shift(of); };
+  // Behind the parts: what this rank sends to whom and gets from whom, so that a rank expecting something else is an error.
+  const auto sends = [&](int i, uint32_t epoch) { return reinterpret_cast<int64_t*>(meeting_.slot(i, epoch) + kPiece); };
+  const auto receives = [&](int i, uint32_t epoch) { return sends(i, epoch) + size; };
+  const auto stage = [&](int64_t done) {
+    uint8_t* const slot = meeting_.slot(index, meeting_.next());
+    for (int r = 0; r < size; r++)
+      copy(r == index ? to + sum_before(recv_bytes, r) + done : slot + place(elsewhere, r), from + sum_before(send_bytes, r) + done, part(send_bytes[r], done));
   };
-  check(index, send_bytes[index]);
-  int64_t longest = *std::max_element(send_bytes, send_bytes + size);
-  for (int64_t done = 0; done == 0 || done < longest; done += cell) {
-    const uint32_t now = meeting_.next();
-    uint8_t* slot = meeting_.slot(index, now);
-    const auto part = [&](int64_t bytes) { return std::clamp<int64_t>(bytes - done, 0, cell); };
-    for (int r = 0; r < size; r++) copy(r == index ? to + sum_before(recv_bytes, r) + done : slot + r * cell, from + sum_before(send_bytes, r) + done, part(send_bytes[r]));
-    // Behind the data: what this rank sends to whom, so that a rank expecting something else is an error; and how long it takes.
-    if (done == 0) std::memcpy(slot + kPiece - table, send_bytes, size_t(table));
-    meeting_.post({longest, -1, signature(Call::all_to_all, 0)});
-    meeting_.await(now);
-    for (int i = 0; i < size; i++) longest = std::max(longest, meeting_.record(i, now).in);
-    for (int i = 0; i < size && done == 0; i++)
-      if (i != index) check(i, reinterpret_cast<const int64_t*>(meeting_.slot(i, now) + kPiece - table)[index]);
-    for (int i = 0; i < size; i++)
-      if (i != index) take(to + sum_before(recv_bytes, i) + done, meeting_.slot(i, now) + index * cell, part(recv_bytes[i]));
+  const auto check = [&](int i, int64_t sent, int j, int64_t expected) {
+    if (sent == expected) return;
+    meeting_.check_given_up();
+    fail(Status::comm, "rank %d sent %lld bytes in all_to_all where rank %d expected %lld", meeting_.name(i), (long long)sent, meeting_.name(j), (long long)expected);
+  };
+  check(index, send_bytes[index], index, recv_bytes[index]);
+  Meeting::Record own = elsewhere;
+  if (in != out && worth_giving(own_longest)) own.out = memory_->offset(out, sum_before(recv_bytes, size));
+  if (own.out < 0) stage(0);
+  std::copy(send_bytes, send_bytes + size, sends(index, meeting_.next()));
+  std::copy(recv_bytes, recv_bytes + size, receives(index, meeting_.next()));
+  const bool felt = own_longest >= kGivenFar;
+  if (felt) reach_.mark();
+  uint32_t now = meeting_.post(own);
+  meeting_.await(now);
+  if (felt) reach_.look();
+  int64_t longest = own_longest;
+  for (int k = 1; k < size; k++) {
+    const int i = (index + k) % size;
+    const int64_t* const theirs = sends(i, now);
+    check(i, theirs[index], index, recv_bytes[i]);
+    check(index, send_bytes[i], i, theirs[size + index]);
+    longest = std::max(longest, larger(theirs));
+  }
+  const int placed = placed_outs(now);
+  if (placed == size) {
+    for (int k = 1; k < size; k++) {
+      const int i = (index + k) % size;
+      give(i, peer_out(i, now) + sum_before(receives(i, now), index), from + sum_before(send_bytes, i), send_bytes[i], sum_before(send_bytes, size) + sum_before(recv_bytes, size));
+    }
+    copy(to + sum_before(recv_bytes, index), from + sum_before(send_bytes, index), send_bytes[index]);
+    stream_fence();
+    meeting_.meet();
+    return;
+  }
+  if (placed) {  // some slots are not filled: once more, with everyone's
+    stage(0);
+    meeting_.await(now = meeting_.post(elsewhere));
+  }
+  for (int64_t done = 0;;) {
+    for (int k = 1; k < size; k++) {
+      const int i = (index + k) % size;
+      take(to + sum_before(recv_bytes, i) + done, meeting_.slot(i, now) + place(meeting_.record(i, now), index), part(recv_bytes[i], done));
+    }
+    if ((done += most) >= longest) break;
+    stage(done);
+    meeting_.await(now = meeting_.post(elsewhere));
   }
   if (!held.empty()) std::memcpy(out, held.data(), held.size());
 }
 
 void HostCollectives::broadcast(void* data, int64_t bytes, int root) {
   meeting_.begin("broadcast");
-  const uint64_t call = signature(Call::broadcast, bytes, root);
-  const bool source = meeting_.index == root;
-  const int64_t place = source && bytes > kPiece ? memory_->offset(data, bytes) : -1;
-  uint8_t* at = static_cast<uint8_t*>(data);
-  bool placed = false;
-  for (int64_t done = 0; done == 0 || (done < bytes && !placed); done += kPiece) {
-    const uint32_t now = meeting_.next();
-    const int64_t m = std::min(kPiece, bytes - done);
-    if (source && place < 0) copy(meeting_.slot(root, now), at + done, m);
-    meeting_.post({place, -1, call});
+  const bool source = meeting_.index == root, felt = bytes >= kGivenFar;
+  uint8_t* const at = static_cast<uint8_t*>(data);
+  Meeting::Record own{moved(data, bytes), -1, signature(Call::broadcast, bytes, root)};
+  // Afar, lines that their owner has read since it wrote them would be slow to take.
+  if (const int64_t place = memory_->offset(data, bytes); source && place >= 0 && bytes > kPiece && !reach_.any_far()) own.in = place;
+  for (int64_t done = 0;;) {
+    uint8_t* const slot = meeting_.slot(root, meeting_.next());
+    const int64_t n = std::min(kPiece, bytes - done);
+    if (source && own.in < 0) copy(slot + shift(own), at + done, n);
+    if (felt) reach_.mark();
+    const uint32_t now = meeting_.post(own);
     meeting_.await(now);
-    placed = meeting_.record(root, now).in >= 0;
-    if (!source) fetch(at + done, placed ? peer_in(root, now) : meeting_.slot(root, now), placed ? bytes : m);
+    if (felt) reach_.look();
+    const Meeting::Record from = meeting_.record(root, now);
+    if (from.in >= 0) {
+      if (!source) fetch(at, peer_in(root, now), bytes);
+      return meeting_.meet();
+    }
+    if (!source) fetch(at + done, slot + shift(from), n);
+    if ((done += kPiece) >= bytes) return;
   }
-  if (placed) meeting_.meet();
 }
 
 void HostCollectives::barrier() {

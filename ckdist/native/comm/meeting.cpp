@@ -30,7 +30,8 @@ struct Meeting::Line {
     Record records[2];
   } arrival;
   Signal bell;  // rung when one of the rank's pipes changed
-  std::atomic<uint64_t> start, beats, moved;
+  alignas(64) std::atomic<uint32_t> mark;
+  alignas(64) std::atomic<uint64_t> start, beats, moved;
   std::atomic<int32_t> pid, abandoned, left;
   char reason[420];  // why it gave up; written before `abandoned`
 };
@@ -178,6 +179,15 @@ double Meeting::round_trip(int calls) {
   const double seconds = double(now_ns() - start) * 1e-9 / calls;
   meet();
   return seconds;
+}
+
+void Meeting::mark() { line(index).mark.store(next(), std::memory_order_relaxed); }
+
+int64_t Meeting::fetch_mark(int i) const {
+  const int64_t start = now_ns();
+  const bool marked = line(i).mark.load(std::memory_order_acquire) == epoch_;
+  const int64_t ns = now_ns() - start;
+  return marked ? ns : -1;
 }
 
 void Meeting::beat(uint64_t moved) {

@@ -44,6 +44,7 @@ class Meeting {
 
   // `name` and the count of calls stand in error messages.
   void begin(const char* name) { name_ = name, calls_++; }
+  uint64_t calls() const { return calls_; }  // begun, on all ranks alike
   int name(int i) const { return ranks_[i]; }  // the job's number of rank i
   uint32_t post(const Record& record);
   void await(uint32_t epoch);  // until all peers have posted it; their signatures must equal this rank's
@@ -74,6 +75,10 @@ class Meeting {
   int64_t pipe_write(int i, const void* data, int64_t bytes);
   int64_t pipe_read(int i, void* data, int64_t bytes);
   double round_trip(int calls);  // seconds; a call of all ranks, between collectives
+  // How far a peer's caches are (comm/reach.h): a line that both write before they post, and the nanoseconds until the peer's has come; -1: it has
+  // not written.
+  void mark();
+  int64_t fetch_mark(int i) const;
   void sleep(int64_t ns);  // until something was written to one of this rank's pipes or room was made in one, at most so long
 
  private:

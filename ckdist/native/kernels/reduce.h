@@ -28,6 +28,8 @@ struct ReduceKernel {
   void (*take)(void* out, void* in, int64_t bytes);
   // Copies `line` to `out` and `in` to `line`.
   void (*exchange)(void* out, void* line, const void* in, int64_t bytes);
+  // Copies `in` to both, reading it once; `out` may be `in`.
+  void (*copy_twice)(void* out, void* line, const void* in, int64_t bytes);
 };
 
 }  // namespace ckdist

@@ -205,33 +205,60 @@ void fold_ints(void* const* outs, int out_count, const void* const* parts, int p
   }
 }
 
+// Cache lines, of any bytes: through an array they would be written to the stack as well.
+static_assert(sizeof(Vec) == kLine);
+CKDIST_INLINE Vec line_of(const uint8_t* p) { return load(reinterpret_cast<const float*>(p)); }
+CKDIST_INLINE void write_line(uint8_t* p, Vec line) { store(reinterpret_cast<float*>(p), line); }
+
 void exchange(void* out, void* line, const void* in, int64_t bytes) {
   uint8_t* const to = static_cast<uint8_t*>(out);
   uint8_t* const by = static_cast<uint8_t*>(line);
   const uint8_t* const from = static_cast<const uint8_t*>(in);
-  const auto some = [&](int64_t i, int64_t n) {
+  const auto end = [&](int64_t i, int64_t n) {
     uint8_t was[kLine];
     std::memcpy(was, by + i, n);
     std::memcpy(by + i, from + i, n);
     std::memcpy(to + i, was, n);
   };
   int64_t i = bytes < to_line(line) ? bytes : to_line(line);
-  if (i > 0) some(0, i);
-  for (; i + kLine <= bytes; i += kLine) some(i, kLine);
-  if (i < bytes) some(i, bytes - i);
+  if (i > 0) end(0, i);
+  for (; i + kLine <= bytes; i += kLine) {
+    const Vec was = line_of(by + i);
+    write_line(by + i, line_of(from + i));
+    write_line(to + i, was);
+  }
+  if (i < bytes) end(i, bytes - i);
+}
+
+void copy_twice(void* out, void* line, const void* in, int64_t bytes) {
+  uint8_t* const to = static_cast<uint8_t*>(out);
+  uint8_t* const by = static_cast<uint8_t*>(line);
+  const uint8_t* const from = static_cast<const uint8_t*>(in);
+  const auto end = [&](int64_t i, int64_t n) {
+    std::memcpy(by + i, from + i, n);
+    std::memmove(to + i, from + i, n);
+  };
+  int64_t i = bytes < to_line(line) ? bytes : to_line(line);
+  if (i > 0) end(0, i);
+  for (; i + kLine <= bytes; i += kLine) {
+    const Vec read = line_of(from + i);
+    write_line(by + i, read);
+    write_line(to + i, read);
+  }
+  if (i < bytes) end(i, bytes - i);
 }
 
 void take(void* out, void* in, int64_t bytes) {
   uint8_t* to = static_cast<uint8_t*>(out);
   uint8_t* from = static_cast<uint8_t*>(in);
-  int64_t i = 0;
+  int64_t i = bytes < to_line(in) ? bytes : to_line(in);
+  if (i > 0) std::memcpy(to, from, i);
   for (; i + kLine <= bytes; i += kLine) {
-    uint8_t line[kLine];
-    std::memcpy(line, from + i, kLine);
+    const Vec line = line_of(from + i);
     asm volatile("" ::: "memory");  // the store that follows changes nothing, and must stay
-    std::memcpy(from + i, line, kLine);
+    write_line(from + i, line);
     asm volatile("" ::: "memory");
-    std::memcpy(to + i, line, kLine);
+    write_line(to + i, line);
   }
   if (i < bytes) std::memcpy(to + i, from + i, bytes - i);
 }
@@ -250,6 +277,7 @@ extern const ReduceKernel reduce_kernel = {
      CKDIST_OPS(fold_ints, int8_t, uint8_t)},
     take,
     exchange,
+    copy_twice,
 };
 
 }  // namespace CKDIST_ISA
