@@ -25,6 +25,7 @@ namespace ckdist {
   extern const ProductKernels product_kernels;       \
   extern const GradientKernel gradient_kernel;       \
   extern const RowKernel row_kernel;                 \
+  extern const SoftmaxKernel softmax_kernel;         \
   extern const QuantizeKernel quantize_kernel;       \
   }
 CKDIST_DECLARE_ISA(baseline)
@@ -44,14 +45,15 @@ namespace {
 
 Kernels make(const char* name, const LinearKernel* linear, const AttentionKernel& attention, const ElementwiseKernel& elementwise,
              const MachineKernel& machine, const ReduceKernel& reduce, const OptimizerKernel& optimizer, const PackKernels& pack,
-             const ProductKernels& product, const GradientKernel& gradient, const RowKernel& row, const QuantizeKernel& quantize) {
-  Kernels k{name, {}, attention, elementwise, machine, reduce, optimizer, pack, product, gradient, row, quantize};
+             const ProductKernels& product, const GradientKernel& gradient, const RowKernel& row, const SoftmaxKernel& softmax,
+             const QuantizeKernel& quantize) {
+  Kernels k{name, {}, attention, elementwise, machine, reduce, optimizer, pack, product, gradient, row, softmax, quantize};
   std::memcpy(k.linear, linear, sizeof k.linear);
   return k;
 }
 #define CKDIST_MAKE(isa)                                                                                                                         \
   make(#isa, isa::linear_kernels, isa::attention_kernel, isa::elementwise_kernel, isa::machine_kernel, isa::reduce_kernel, isa::optimizer_kernel, \
-       isa::pack_kernels, isa::product_kernels, isa::gradient_kernel, isa::row_kernel, isa::quantize_kernel)
+       isa::pack_kernels, isa::product_kernels, isa::gradient_kernel, isa::row_kernel, isa::softmax_kernel, isa::quantize_kernel)
 
 #ifdef CKDIST_HAVE_AMX
 // Tiles of the shape that the kernels take for granted, whose state the kernel saves and lets this process use.
@@ -104,7 +106,7 @@ const Kernels* kernels_of(const char* isa) {
   static const Kernels amx_kernels =  // AVX-512 but for products
       make("amx", amx::linear_kernels, avx512::attention_kernel, avx512::elementwise_kernel, amx::machine_kernel, avx512::reduce_kernel, avx512::optimizer_kernel,
            avx512::pack_kernels, ProductKernels{avx512::product_kernels.f32, amx::product_kernels.bf16}, avx512::gradient_kernel,
-           avx512::row_kernel, avx512::quantize_kernel);
+           avx512::row_kernel, avx512::softmax_kernel, avx512::quantize_kernel);
   if (!std::strcmp(isa, "amx")) return &amx_kernels;
 #endif
 #ifdef CKDIST_HAVE_AVX2

@@ -13,6 +13,7 @@
 #include "kernels/quantize.h"
 #include "kernels/reduce.h"
 #include "kernels/row.h"
+#include "kernels/softmax.h"
 
 namespace ckdist {
 
@@ -28,6 +29,7 @@ struct Kernels {
   ProductKernels product;
   GradientKernel gradient;
   RowKernel row;
+  SoftmaxKernel softmax;
   QuantizeKernel quantize;
 };
 

@@ -18,6 +18,7 @@ struct RowKernel {
   void (*gated_grad)(GateFunction function, Row gate, Row up, Row dy, int64_t n, Row d_gate, Row d_up);
   // Rotates the halves of every head, as ElementwiseKernel's rope; by minus the angles where `back`.
   void (*rope)(Row x, const float* cos, const float* sin, bool back, int64_t head_dim, int64_t n, Row out);
+  float (*dot)(Row x, Row y, int64_t n);
   // Of n logits x, capped: out = (exp(x - lse) - [i = target]) cap'. cap: 0 for none.
   void (*cross_entropy)(const float* x, int64_t n, int64_t target, float cap, float log_sum_exp, Row out);
 };

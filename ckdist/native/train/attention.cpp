@@ -76,9 +76,10 @@ void Training::attend_item(int thread, const Step& step, int sequence, int kv_he
       float inverse[kQueries];
       for (int64_t i = 0; i < queries; ++i) {
         const int64_t own = first + i, from = window ? std::max<int64_t>(0, own - window + 1) : 0;
-        float* const scores = s.scores + i * row + low;
-        floats(step.out[1], begin + own)[head] = kernels_.gradient.softmax(scores, seen, from - low, own + 1 - low, step.f[0], step.f[1], inverse + i);
-        packing_.convert(scores, seen, padded(seen), s.p + i * p_stride);
+        const float* const scores = s.scores + i * row + low;
+        const Row p{s.p + i * p_stride, type_ == Type::bf16};
+        floats(step.out[1], begin + own)[head] = kernels_.softmax.row(scores, seen, from - low, own + 1 - low, step.f[0], step.f[1], inverse + i, p);
+        std::fill_n(p.at + seen * element_bytes(), (padded(seen) - seen) * element_bytes(), uint8_t{0});
       }
       Matrix values = matrix(d, n, s.v);
       values.cols = seen, values.tiles += low * column_bytes();
@@ -99,15 +100,14 @@ Training::AttendGradSpace Training::attend_grad_space(Carver& c, int64_t tokens)
   s.k_turned = c.bytes(tiles(d) * tile_bytes(tokens));
   s.q_turned = c.bytes(tiles(d) * tile_bytes(kGradQueries));
   s.do_turned = c.bytes(tiles(d) * tile_bytes(kGradQueries));
-  s.p = c.bytes(kGradQueries * stride(round16(tokens)));
-  s.ds = c.bytes(kGradQueries * stride(round16(tokens)));
-  s.turned = c.bytes(tiles(tokens) * tile_bytes(kGradQueries));
-  s.scores = c.floats(kGradQueries * (round16(tokens) + 16));
-  s.dp = c.floats(kGradQueries * (round16(tokens) + 16));
-  s.dq = c.floats(kGradQueries * round16(d));
+  s.p_turned = c.bytes(tiles(tokens) * turned_bytes());
+  s.ds_turned = c.bytes(tiles(tokens) * turned_bytes());
+  s.ds = c.bytes(kQueries * stride(round16(tokens)));
+  s.scores = c.floats(kQueries * (round16(tokens) + 16));
+  s.dp = c.floats(kQueries * (round16(tokens) + 16));
+  s.dq = c.floats(kQueries * round16(d));
   s.dk = c.floats(round16(tokens) * round16(d));
   s.dv = c.floats(round16(tokens) * round16(d));
-  s.rows = c.floats(2 * round16(d));
   return s;
 }
 
@@ -117,6 +117,7 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
   const AttendGradSpace s = attend_grad_space(carver, n);
   const int64_t heads = width(step.in[4]), group = heads / program_.kv_heads, d_row = round16(d);
   const int64_t row = round16(n) + 16, p_stride = stride(round16(n));
+  const bool narrow = type_ == Type::bf16;
   const Operand k = head_of(step.in[1], begin, kv_head), v = head_of(step.in[2], begin, kv_head);
   fetch(k, n), fetch(v, n);
   pack_rows(k, n, d, s.k);
@@ -133,46 +134,40 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
       const Operand q = head_of(step.in[0], begin + first, head), o = head_of(step.in[3], begin + first, head);
       const Operand out_grad = head_of(step.in[5], begin + first, head);
       for (const int of : {0, 5, 3}) fetch(head_of(step.in[of], begin + first, head), queries);
-      const auto floats_of = [&](const Operand& x, int64_t i, float* to) { return packing_.widen(x.row(i), d, to), to; };
 
-      // scores and dp of what is visible, then p and ds in their place
-      for (int64_t i = 0; i < queries; i += kQueries) {
-        const int64_t part = std::min<int64_t>(kQueries, queries - i), from = window ? std::max<int64_t>(0, first + i - window + 1) : 0;
-        product_.multiply(keys, from / 16, tiles(first + i + part), q.row(i), q.stride, part, s.scores + i * row, row, false);
-        product_.multiply(values, from / 16, tiles(first + i + part), out_grad.row(i), out_grad.stride, part, s.dp + i * row, row, false);
-      }
-      for (int64_t i = 0; i < queries; ++i) {
-        const int64_t own = first + i, from = window ? std::max<int64_t>(0, own - window + 1) : 0;
-        const float delta = kernels_.gradient.dot(floats_of(out_grad, i, s.rows), floats_of(o, i, s.rows + d_row), d);
-        float *const p = s.scores + i * row + low, *const ds = s.dp + i * row + low;
-        kernels_.gradient.softmax_grad(p, ds, seen, from - low, own + 1 - low, step.f[0], step.f[1], floats(step.in[4], begin + own)[head], delta);
-        packing_.convert(p, seen, padded(seen), s.p + i * p_stride);
-        packing_.convert(ds, seen, padded(seen), s.ds + i * p_stride);
-      }
-      // dq = ds k
       for (int64_t i = 0; i < queries; i += kQueries) {
         const int64_t part = std::min<int64_t>(kQueries, queries - i), from = window ? std::max<int64_t>(0, first + i - window + 1) / 16 * 16 : 0;
+        const int64_t end = round16(first + i + part);
+        product_.multiply(keys, from / 16, end / 16, q.row(i), q.stride, part, s.scores, row, false);
+        product_.multiply(values, from / 16, end / 16, out_grad.row(i), out_grad.stride, part, s.dp, row, false);
+        Query of[kQueries]{};
+        for (int64_t t = 0; t < part; ++t) {
+          const int64_t own = first + i + t;
+          of[t] = {(window ? std::max<int64_t>(0, own - window + 1) : 0) - low, own + 1 - low, floats(step.in[4], begin + own)[head],
+                   kernels_.row.dot({out_grad.row(i + t), narrow}, {o.row(i + t), narrow}, d)};
+        }
+        kernels_.softmax.gradient({s.scores + low, s.dp + low, row, end - low, kQueries, step.f[0], step.f[1], narrow, s.ds, p_stride,
+                                   s.p_turned + i * column_bytes(), s.ds_turned + i * column_bytes(), turned_bytes()}, of);
+        // dq = ds k
         Matrix m = matrix(d, n, s.k_turned);
-        m.cols = round16(first + i + part) - from, m.tiles += from * column_bytes();
+        m.cols = end - from, m.tiles += from * column_bytes();
         fetch_to_write(head_of(step.out[0], begin + first + i, head), part);
-        product_.multiply(m, 0, tiles(d), s.ds + i * p_stride + (from - low) * element_bytes(), p_stride, part, s.dq, d_row, false);
+        product_.multiply(m, 0, tiles(d), s.ds + (from - low) * element_bytes(), p_stride, part, s.dq, d_row, false);
         for (int64_t t = 0; t < part; ++t) store(step.out[0], begin + first + i + t, head * d, s.dq + t * d_row, d);
       }
-      // dv += p^T do, dk += ds^T q: the queries are what is summed over
-      const auto sum_queries = [&](uint8_t* weights, const Operand& x, uint8_t* x_turned, float* out) {
+      // dv += p^T do, dk += ds^T q: the queries are what is summed over. Those before a key do not see it.
+      const auto sum_queries = [&](const uint8_t* weights, const Operand& x, uint8_t* x_turned, float* out) {
         pack_columns(x, queries, d, x_turned);
-        const int64_t count = std::min(low + seen, n) - low, turned_bytes = tile_bytes(queries);
-        pack_columns({weights, p_stride}, queries, count, s.turned);
-        for (int64_t key = low; key < low + count; key += kQueries) {
-          const int64_t part = std::min<int64_t>(kQueries, low + count - key), skipped = std::max<int64_t>(0, key - first) / 16 * 16;
+        for (int64_t key = low; key < std::min(low + seen, n); key += kTileRows) {
+          const int64_t part = std::min<int64_t>(kTileRows, n - key), skipped = std::max<int64_t>(0, key - first);
           Matrix m = matrix(d, queries, x_turned);
           m.cols -= skipped, m.tiles += skipped * column_bytes();
-          const uint8_t* const keys_turned = s.turned + (key - low) / 16 * turned_bytes + skipped * column_bytes();
-          product_.outer(m, 0, tiles(d), keys_turned, turned_bytes, part, out + key * d_row, d_row, true);
+          product_.outer(m, 0, tiles(d), weights + (key - low) / kTileRows * turned_bytes() + skipped * column_bytes(), turned_bytes(), part, out + key * d_row,
+                         d_row, true);
         }
       };
-      sum_queries(s.p, out_grad, s.do_turned, s.dv);
-      sum_queries(s.ds, q, s.q_turned, s.dk);
+      sum_queries(s.p_turned, out_grad, s.do_turned, s.dv);
+      sum_queries(s.ds_turned, q, s.q_turned, s.dk);
     }
   fetch_to_write(head_of(step.out[1], begin, kv_head), n), fetch_to_write(head_of(step.out[2], begin, kv_head), n);
   for (int64_t t = 0; t < n; ++t) {

@@ -36,7 +36,7 @@ class Training {
   static constexpr int kSumRows = 64;      // tokens whose contributions to a vector are added up before they meet others
   static constexpr int kColumns = 64;      // of one item that turns or adds columns
   static constexpr int kTurned = 64;       // tokens that are turned at a time
-  static constexpr int kQueries = 32;      // of a block of attention
+  static constexpr int kQueries = 16;      // of a block of attention
   static constexpr int kGradQueries = 128; // of a block of its gradient
   static constexpr int64_t kTileBytes = 384 << 10;  // of the tiles of one item of a product: they stay in the L2 cache
   static constexpr int64_t kMaxTiles = 32, kTokens = 64;  // of such an item at most
@@ -120,7 +120,7 @@ class Training {
 
   // What steps carve from the workspace and from a thread's own; the same calls size it and use it.
   struct AttendSpace { uint8_t *k, *v, *p; float *scores, *sums; };
-  struct AttendGradSpace { uint8_t *k, *v, *k_turned, *q_turned, *do_turned, *p, *ds, *turned; float *scores, *dp, *dq, *dk, *dv, *rows; };
+  struct AttendGradSpace { uint8_t *k, *v, *k_turned, *q_turned, *do_turned, *p_turned, *ds_turned, *ds; float *scores, *dp, *dq, *dk, *dv; };
   struct LossSpace { uint8_t *d, *x_turned; };
   AttendSpace attend_space(Carver& c, int64_t tokens) const;
   AttendGradSpace attend_grad_space(Carver& c, int64_t tokens) const;
@@ -161,6 +161,7 @@ class Training {
   // Of rows of operands, odd in cache lines: rows do not share sets of the caches.
   int64_t stride(int64_t cols) const { return ((padded(cols) * element_bytes() + 63) / 64 | 1) * 64; }
   int64_t tile_bytes(int64_t cols) const { return (cols + 15) / 16 * 16 * column_bytes(); }
+  int64_t turned_bytes() const { return tile_bytes(kGradQueries) + 64; }  // no multiple of 4096 bytes: tiles do not share sets of the caches
   int64_t column_bytes() const { return type_ == Type::bf16 ? 32 : 64; }
   int64_t element_bytes() const { return type_ == Type::bf16 ? 2 : 4; }
   Matrix matrix(int64_t rows, int64_t cols, const uint8_t* tiles) const { return {type_, rows, cols, tile_bytes(cols), tiles}; }

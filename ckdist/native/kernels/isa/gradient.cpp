@@ -1,7 +1,7 @@
 // Row-wise kernels of training.
 #include "kernels/gradient.h"
 
-#include "kernels/isa/exp.h"
+#include "kernels/isa/simd.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
@@ -65,47 +65,9 @@ void scale(const float* x, float factor, int64_t n, float* out) {
   each(n, [&](int64_t i, int lanes) { store_lanes(out + i, load_lanes(x + i, lanes) * set(factor), lanes); });
 }
 
-// Clears what is not visible, and calls body on the Vecs of what is.
-template <class Body>
-CKDIST_INLINE void visible(float* x, int64_t n, int64_t first, int64_t last, Body&& body) {
-  each(first, [&](int64_t i, int lanes) { store_lanes(x + i, set(0.0f), lanes); });
-  each(last - first, [&](int64_t i, int lanes) { body(first + i, lanes); });
-  each(n - last, [&](int64_t i, int lanes) { store_lanes(x + last + i, set(0.0f), lanes); });
-}
-
-CKDIST_INLINE Vec capped(Vec x, float cap) { return cap ? set(cap) * tanh(x / set(cap)) : x; }
-
-float softmax(float* x, int64_t n, int64_t first, int64_t last, float factor, float cap, float* inverse) {
-  const int64_t count = last - first;
-  if (cap) each(count, [&](int64_t i, int lanes) { store_lanes(x + first + i, capped(load_lanes(x + first + i, lanes) * set(factor), cap), lanes); });
-  const float scale = cap ? 1.0f : factor, shift = scale * largest(x + first, count);
-  const float total = sum(count, [&](int64_t i, int lanes, Vec s) {
-    store_lanes(x + first + i, exp(fma(load_lanes(x + first + i, lanes), set(scale), set(-shift))), lanes);
-    return s + load_lanes(x + first + i, lanes);
-  });
-  visible(x, n, first, last, [](int64_t, int) {});
-  *inverse = 1.0f / total;
-  return shift + __builtin_logf(total);
-}
-
-void softmax_grad(float* x, float* dp, int64_t n, int64_t first, int64_t last, float factor, float cap, float log_sum_exp, float delta) {
-  visible(x, n, first, last, [&](int64_t i, int lanes) {
-    const Vec score = capped(load_lanes(x + i, lanes) * set(factor), cap);
-    const Vec p = exp(score - set(log_sum_exp));
-    Vec ds = p * (load_lanes(dp + i, lanes) - set(delta)) * set(factor);
-    if (cap) {
-      const Vec ratio = score / set(cap);
-      ds = ds * fnma(ratio, ratio, set(1.0f));
-    }
-    store_lanes(x + i, p, lanes);
-    store_lanes(dp + i, ds, lanes);
-  });
-  visible(dp, n, first, last, [](int64_t, int) {});
-}
-
 }  // namespace
 
-extern const GradientKernel gradient_kernel = {rms_norm, scale, dot, largest, softmax, softmax_grad};
+extern const GradientKernel gradient_kernel = {rms_norm, scale, largest};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

@@ -75,6 +75,12 @@ void rope(Row x, const float* cos, const float* sin, bool back, int64_t head_dim
   });
 }
 
+float dot(Row x, Row y, int64_t n) {
+  Vec sum = set(0.0f);
+  each(n, [&](int64_t i, int lanes) { sum = fma(load_row(x, i, lanes), load_row(y, i, lanes), sum); });
+  return reduce_sum(sum);
+}
+
 void cross_entropy(const float* x, int64_t n, int64_t target, float cap, float log_sum_exp, Row out) {
   const auto slope = [&](Vec a) {
     const Vec ratio = a / set(cap);
@@ -96,7 +102,7 @@ void cross_entropy(const float* x, int64_t n, int64_t target, float cap, float l
 
 }  // namespace
 
-extern const RowKernel row_kernel = {gated, gated_grad, rope, cross_entropy};
+extern const RowKernel row_kernel = {gated, gated_grad, rope, dot, cross_entropy};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

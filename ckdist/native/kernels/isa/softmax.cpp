@@ -1,0 +1,109 @@
+#include "kernels/softmax.h"
+
+#include "kernels/isa/exp.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+namespace {
+
+alignas(64) constexpr float kNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+// x where first <= i + lane < last, `other` elsewhere, whatever x is there.
+CKDIST_INLINE Vec visible(Vec x, int64_t i, int64_t first, int64_t last, float other = 0.0f) {
+  if (first <= i && i + kLanes <= last) return x;
+  const Vec lane = load(kNumbers), begin = set(static_cast<float>(first - i)), end = set(static_cast<float>(last - i));
+  return select(less(lane, begin), set(other), select(less(lane, end), x, set(other)));
+}
+
+CKDIST_INLINE Vec capped(Vec x, float scale, float cap) { return set(cap) * tanh(x * set(scale / cap)); }
+
+template <bool narrow>
+CKDIST_INLINE void store_lanes(uint8_t* at, Vec a) {
+  if constexpr (narrow) store_bf16(reinterpret_cast<uint16_t*>(at), a);
+  else store(reinterpret_cast<float*>(at), a);
+}
+
+// Two columns of a tile.
+template <bool narrow>
+CKDIST_INLINE void store_columns(uint8_t* at, Vec a, Vec b) {
+  if constexpr (!narrow) {
+    store(reinterpret_cast<float*>(at), a), store(reinterpret_cast<float*>(at) + kLanes, b);
+  } else {
+#if defined(__AVX512F__)
+    const __m512i step = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i order = _mm512_or_si512(step, _mm512_slli_epi32(_mm512_add_epi32(step, _mm512_set1_epi32(kLanes)), 16));
+    _mm512_storeu_si512(at, _mm512_permutexvar_epi16(order, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b.v, a.v))));
+#else
+    uint16_t halves[2][kLanes];
+    store_bf16(halves[0], a), store_bf16(halves[1], b);
+    for (int l = 0; l < kLanes; ++l)
+      for (int i = 0; i < 2; ++i) reinterpret_cast<uint16_t*>(at)[2 * l + i] = halves[i][l];
+#endif
+  }
+}
+
+template <bool narrow, bool cap>
+CKDIST_INLINE float row_of(const float* x, int64_t n, int64_t first, int64_t last, float factor, float limit, float* inverse, uint8_t* out) {
+  const float scale = cap ? 1.0f : factor;
+  const auto score = [&](int64_t i) { return cap ? capped(load(x + i), factor, limit) : load(x + i); };
+  Vec most = set(-__builtin_inff());
+  for (int64_t i = first / kLanes * kLanes; i < last; i += kLanes) most = max(visible(score(i), i, first, last, -__builtin_inff()), most);
+  const float shift = scale * reduce_max(most);
+  Vec total = set(0.0f);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vec p = visible(exp(fma(score(i), set(scale), set(-shift))), i, first, last);
+    total = total + p;
+    store_lanes<narrow>(out + i * (narrow ? 2 : 4), p);
+  }
+  const float sum = reduce_sum(total);
+  *inverse = 1.0f / sum;
+  return shift + __builtin_logf(sum);
+}
+
+float row(const float* x, int64_t n, int64_t first, int64_t last, float scale, float cap, float* inverse, Row out) {
+  if (cap) return out.narrow ? row_of<true, true>(x, n, first, last, scale, cap, inverse, out.at) : row_of<false, true>(x, n, first, last, scale, cap, inverse, out.at);
+  return out.narrow ? row_of<true, false>(x, n, first, last, scale, cap, inverse, out.at) : row_of<false, false>(x, n, first, last, scale, cap, inverse, out.at);
+}
+
+template <bool narrow, bool cap>
+CKDIST_INLINE void gradient_of(const SoftmaxGradient& given, const Query* queries) {
+  const SoftmaxGradient g = given;
+  constexpr int64_t element = narrow ? 2 : 4;
+  for (int64_t q = 0; q < g.queries; q += 2) {
+    const float *const x = g.products + q * g.stride, *const y = g.dp + q * g.stride;
+    const Vec scale = set(g.scale);
+    Vec shift[2], delta[2];
+    for (int i = 0; i < 2; ++i) shift[i] = set(-queries[q + i].log_sum_exp), delta[i] = set(-queries[q + i].delta * g.scale);
+    uint8_t *const rows = g.ds + q * g.ds_stride, *p_turned = g.p_turned + q * kLanes * element, *ds_turned = g.ds_turned + q * kLanes * element;
+    for (int64_t key = 0; key < g.keys; key += kLanes, p_turned += g.tile_bytes, ds_turned += g.tile_bytes) {
+      Vec p[2], ds[2];
+      for (int i = 0; i < 2; ++i) {
+        const Vec product = load(x + i * g.stride + key);
+        const Vec score = cap ? capped(product, g.scale, g.cap) : product;
+        p[i] = exp(cap ? score + shift[i] : fma(product, scale, shift[i]));
+        ds[i] = p[i] * fma(load(y + i * g.stride + key), scale, delta[i]);
+        if (cap) {
+          const Vec ratio = score / set(g.cap);
+          ds[i] = ds[i] * fnma(ratio, ratio, set(1.0f));
+        }
+        p[i] = visible(p[i], key, queries[q + i].first, queries[q + i].last);
+        ds[i] = visible(ds[i], key, queries[q + i].first, queries[q + i].last);
+        store_lanes<narrow>(rows + i * g.ds_stride + key * element, ds[i]);
+      }
+      store_columns<narrow>(p_turned, p[0], p[1]);
+      store_columns<narrow>(ds_turned, ds[0], ds[1]);
+    }
+  }
+}
+
+void gradient(const SoftmaxGradient& g, const Query* queries) {
+  if (g.cap) return g.narrow ? gradient_of<true, true>(g, queries) : gradient_of<false, true>(g, queries);
+  return g.narrow ? gradient_of<true, false>(g, queries) : gradient_of<false, false>(g, queries);
+}
+
+}  // namespace
+
+extern const SoftmaxKernel softmax_kernel = {row, gradient};
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist
