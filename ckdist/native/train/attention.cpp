@@ -133,12 +133,15 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
       const int64_t low = window ? std::max<int64_t>(0, first - window + 1) / 16 * 16 : 0, seen = round16(last) - low;
       const Operand q = head_of(step.in[0], begin + first, head), o = head_of(step.in[3], begin + first, head);
       const Operand out_grad = head_of(step.in[5], begin + first, head);
-      for (const int of : {0, 5, 3}) fetch(head_of(step.in[of], begin + first, head), queries);
+      const auto fetch_part = [&](int of, int64_t at) { fetch(head_of(step.in[of], begin + at, head), std::clamp<int64_t>(n - at, 0, kQueries)); };
+      if (first == 0) fetch_part(0, 0), fetch_part(5, 0), fetch_part(3, 0);
 
       for (int64_t i = 0; i < queries; i += kQueries) {
         const int64_t part = std::min<int64_t>(kQueries, queries - i), from = window ? std::max<int64_t>(0, first + i - window + 1) / 16 * 16 : 0;
         const int64_t end = round16(first + i + part);
+        fetch_part(0, first + i + part);
         product_.multiply(keys, from / 16, end / 16, q.row(i), q.stride, part, s.scores, row, false);
+        fetch_part(5, first + i + part);
         product_.multiply(values, from / 16, end / 16, out_grad.row(i), out_grad.stride, part, s.dp, row, false);
         Query of[kQueries]{};
         for (int64_t t = 0; t < part; ++t) {
@@ -146,6 +149,7 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
           of[t] = {(window ? std::max<int64_t>(0, own - window + 1) : 0) - low, own + 1 - low, floats(step.in[4], begin + own)[head],
                    kernels_.row.dot({out_grad.row(i + t), narrow}, {o.row(i + t), narrow}, d)};
         }
+        fetch_part(3, first + i + part);
         kernels_.softmax.gradient({s.scores + low, s.dp + low, row, end - low, kQueries, step.f[0], step.f[1], narrow, s.ds, p_stride,
                                    s.p_turned + i * column_bytes(), s.ds_turned + i * column_bytes(), turned_bytes()}, of);
         // dq = ds k

@@ -46,6 +46,15 @@ CKDIST_INLINE Vec exp_units(Vec x) {
   return (add_exponent(fma(p, r, set(1.0f)), power) + set(0x1p23f)) - set(0x1p23f);
 }
 
+// 2^x for x <= 0 within 2^-18: enough for what is rounded to bfloat16. 2^-126 where the result would be less; NaN stays NaN.
+CKDIST_INLINE Vec exp2_coarse(Vec x) {
+  const Vec y = max(set(-126.0f), x), power = y + set(0x1.8p23f), r = y - (power - set(0x1.8p23f));
+  Vec p = fma(set(0x1.3997d6p-7f), r, set(0x1.ca1442p-5f));
+  p = fma(p, r, set(0x1.ec06dap-3f));
+  p = fma(p, r, set(0x1.62e0dcp-1f));
+  return add_exponent(fma(p, r, set(0x1.ffffe8p-1f)), power);
+}
+
 // tanh |x| = e / (e + 2), e = exp(2 |x|) - 1: no cancellation anywhere. 1 in float from |x| = 9.02 on.
 CKDIST_INLINE Vec tanh(Vec x) {
   const Vec magnitude = abs(x);

@@ -33,7 +33,8 @@ inline __m512 multiply_add(__m512 sum, __m512i weights, __m512i x) {
 // `words` steps of `tiles` tiles against `tokens` tokens, whose words are `step` bytes apart. `result` takes the sums: take(token, tile, rows, sum)
 // of every tile, of whose rows `last` exist in the last, after a fetch(token, tile) at the beginning.
 template <Type type, int tiles, int tokens, int step, class Result>
-void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_stride, int64_t words, int last, const Result& result) {
+void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_stride, int64_t words, int last, const Result& given) {
+  const Result result = given;  // in registers, as no store can change it
   __m512 sums[tokens][tiles];
 #pragma GCC unroll 8
   for (int t = 0; t < tokens; ++t)

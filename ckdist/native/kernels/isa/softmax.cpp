@@ -17,6 +17,15 @@ CKDIST_INLINE Vec visible(Vec x, int64_t i, int64_t first, int64_t last, float o
 
 CKDIST_INLINE Vec capped(Vec x, float scale, float cap) { return set(cap) * tanh(x * set(scale / cap)); }
 
+// exp(x), x in units that are those of powers of two where the result is rounded to bfloat16.
+template <bool narrow>
+constexpr float kUnit = narrow ? 0x1.715476p0f : 1.0f;  // log2 e
+template <bool narrow>
+CKDIST_INLINE Vec power_of(Vec x) {
+  if constexpr (narrow) return exp2_coarse(x);
+  else return exp(x);
+}
+
 template <bool narrow>
 CKDIST_INLINE void store_lanes(uint8_t* at, Vec a) {
   if constexpr (narrow) store_bf16(reinterpret_cast<uint16_t*>(at), a);
@@ -49,9 +58,10 @@ CKDIST_INLINE float row_of(const float* x, int64_t n, int64_t first, int64_t las
   Vec most = set(-__builtin_inff());
   for (int64_t i = first / kLanes * kLanes; i < last; i += kLanes) most = max(visible(score(i), i, first, last, -__builtin_inff()), most);
   const float shift = scale * reduce_max(most);
+  const Vec unit = set(scale * kUnit<narrow>);
   Vec total = set(0.0f);
   for (int64_t i = 0; i < n; i += kLanes) {
-    const Vec p = visible(exp(fma(score(i), set(scale), set(-shift))), i, first, last);
+    const Vec p = visible(power_of<narrow>(fma(score(i), unit, set(-shift * kUnit<narrow>))), i, first, last);
     total = total + p;
     store_lanes<narrow>(out + i * (narrow ? 2 : 4), p);
   }
@@ -71,16 +81,16 @@ CKDIST_INLINE void gradient_of(const SoftmaxGradient& given, const Query* querie
   constexpr int64_t element = narrow ? 2 : 4;
   for (int64_t q = 0; q < g.queries; q += 2) {
     const float *const x = g.products + q * g.stride, *const y = g.dp + q * g.stride;
-    const Vec scale = set(g.scale);
+    const Vec scale = set(g.scale), unit = set(cap ? kUnit<narrow> : g.scale * kUnit<narrow>);
     Vec shift[2], delta[2];
-    for (int i = 0; i < 2; ++i) shift[i] = set(-queries[q + i].log_sum_exp), delta[i] = set(-queries[q + i].delta * g.scale);
+    for (int i = 0; i < 2; ++i) shift[i] = set(-queries[q + i].log_sum_exp * kUnit<narrow>), delta[i] = set(-queries[q + i].delta * g.scale);
     uint8_t *const rows = g.ds + q * g.ds_stride, *p_turned = g.p_turned + q * kLanes * element, *ds_turned = g.ds_turned + q * kLanes * element;
     for (int64_t key = 0; key < g.keys; key += kLanes, p_turned += g.tile_bytes, ds_turned += g.tile_bytes) {
       Vec p[2], ds[2];
       for (int i = 0; i < 2; ++i) {
         const Vec product = load(x + i * g.stride + key);
         const Vec score = cap ? capped(product, g.scale, g.cap) : product;
-        p[i] = exp(cap ? score + shift[i] : fma(product, scale, shift[i]));
+        p[i] = power_of<narrow>(fma(score, unit, shift[i]));
         ds[i] = p[i] * fma(load(y + i * g.stride + key), scale, delta[i]);
         if (cap) {
           const Vec ratio = score / set(g.cap);
