@@ -15,9 +15,9 @@ int64_t tiles(int64_t n) { return (n + 15) / 16; }
 void Training::attend(int thread, const Step& step, bool gradient) {
   const int64_t sequences = int64_t(batch_.starts.size()) - 1;
   share(sequences * program_.kv_heads, [&](int64_t item) {
-    const int sequence = int(item / program_.kv_heads), kv_head = int(item % program_.kv_heads);
+    const int64_t sequence = item / program_.kv_heads;
     if (batch_.starts[sequence + 1] == batch_.starts[sequence]) return;
-    gradient ? attend_grad_item(thread, step, sequence, kv_head) : attend_item(thread, step, sequence, kv_head);
+    gradient ? attend_grad_item(thread, step, item) : attend_item(thread, step, item);
   });
 }
 
@@ -43,6 +43,14 @@ void Training::fetch_to_write(const Operand& x, int64_t rows) const {
     for (int64_t at = 0; at < program_.head_dim * element_bytes(); at += 64) __builtin_prefetch(x.row(row) + at, 1);
 }
 
+// The same of keys and values [at, at + kQueries) of the item that this thread will have next, if all take as long.
+void Training::fetch_next(const Step& step, int64_t item, int64_t at) const {
+  const int64_t next = item + pool_.size(), sequence = next / program_.kv_heads;
+  if (sequence + 1 >= int64_t(batch_.starts.size())) return;
+  const int64_t rows = std::clamp<int64_t>(batch_.starts[sequence + 1] - batch_.starts[sequence] - at, 0, kQueries);
+  for (const int of : {1, 2}) fetch(head_of(step.in[of], batch_.starts[sequence] + at, next % program_.kv_heads), rows);
+}
+
 // Rows of an operand as a matrix, and turned.
 void Training::pack_rows(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const {
   for (int64_t tile = 0; tile < tiles(rows); ++tile)
@@ -54,7 +62,8 @@ void Training::pack_columns(const Operand& x, int64_t rows, int64_t cols, uint8_
                              to + tile * tile_bytes(rows), tile_bytes(rows));
 }
 
-void Training::attend_item(int thread, const Step& step, int sequence, int kv_head) {
+void Training::attend_item(int thread, const Step& step, int64_t item) {
+  const int64_t sequence = item / program_.kv_heads, kv_head = item % program_.kv_heads;
   const int64_t begin = batch_.starts[sequence], n = batch_.starts[sequence + 1] - begin, d = program_.head_dim, window = step.i[0];
   Carver carver{own(thread)};
   const AttendSpace s = attend_space(carver, n);
@@ -72,6 +81,7 @@ void Training::attend_item(int thread, const Step& step, int sequence, int kv_he
       if (first == 0) fetch(q, queries);
       fetch(head_of(step.in[0], begin + first + queries, head), std::min<int64_t>(kQueries, n - first - queries));
       fetch_to_write(head_of(step.out[0], begin + first, head), queries);
+      if (head == kv_head * group) fetch_next(step, item, first);
       product_.multiply(keys, low / 16, tiles(first + queries), q.at, q.stride, queries, s.scores, row, false);
       float inverse[kQueries];
       for (int64_t i = 0; i < queries; ++i) {
@@ -111,7 +121,8 @@ Training::AttendGradSpace Training::attend_grad_space(Carver& c, int64_t tokens)
   return s;
 }
 
-void Training::attend_grad_item(int thread, const Step& step, int sequence, int kv_head) {
+void Training::attend_grad_item(int thread, const Step& step, int64_t item) {
+  const int64_t sequence = item / program_.kv_heads, kv_head = item % program_.kv_heads;
   const int64_t begin = batch_.starts[sequence], n = batch_.starts[sequence + 1] - begin, d = program_.head_dim, window = step.i[0];
   Carver carver{own(thread)};
   const AttendGradSpace s = attend_grad_space(carver, n);
@@ -140,6 +151,7 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
         const int64_t part = std::min<int64_t>(kQueries, queries - i), from = window ? std::max<int64_t>(0, first + i - window + 1) / 16 * 16 : 0;
         const int64_t end = round16(first + i + part);
         fetch_part(0, first + i + part);
+        if (head == kv_head * group) fetch_next(step, item, first + i);
         product_.multiply(keys, from / 16, end / 16, q.row(i), q.stride, part, s.scores, row, false);
         fetch_part(5, first + i + part);
         product_.multiply(values, from / 16, end / 16, out_grad.row(i), out_grad.stride, part, s.dp, row, false);
@@ -150,6 +162,7 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
                    kernels_.row.dot({out_grad.row(i + t), narrow}, {o.row(i + t), narrow}, d)};
         }
         fetch_part(3, first + i + part);
+        for (const int of : {1, 2}) fetch_to_write(head_of(step.out[of], begin + first + i, kv_head), part);
         kernels_.softmax.gradient({s.scores + low, s.dp + low, row, end - low, kQueries, step.f[0], step.f[1], narrow, s.ds, p_stride,
                                    s.p_turned + i * column_bytes(), s.ds_turned + i * column_bytes(), turned_bytes()}, of);
         // dq = ds k
@@ -173,7 +186,6 @@ void Training::attend_grad_item(int thread, const Step& step, int sequence, int 
       sum_queries(s.p_turned, out_grad, s.do_turned, s.dv);
       sum_queries(s.ds_turned, q, s.q_turned, s.dk);
     }
-  fetch_to_write(head_of(step.out[1], begin, kv_head), n), fetch_to_write(head_of(step.out[2], begin, kv_head), n);
   for (int64_t t = 0; t < n; ++t) {
     store(step.out[1], begin + t, kv_head * d, s.dk + t * d_row, d);
     store(step.out[2], begin + t, kv_head * d, s.dv + t * d_row, d);

@@ -106,10 +106,11 @@ class Training {
   void attend(int thread, const Step& step, bool gradient);
   void fetch(const Operand& x, int64_t rows) const;
   void fetch_to_write(const Operand& x, int64_t rows) const;
+  void fetch_next(const Step& step, int64_t item, int64_t at) const;
   void pack_rows(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const;
   void pack_columns(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const;
-  void attend_item(int thread, const Step& step, int sequence, int kv_head);
-  void attend_grad_item(int thread, const Step& step, int sequence, int kv_head);
+  void attend_item(int thread, const Step& step, int64_t item);
+  void attend_grad_item(int thread, const Step& step, int64_t item);
   void cross_entropy(int thread, const Step& step);
   void begin_reduce(const Step& step);
   static int64_t column_items(int64_t columns) { return (columns + kColumns - 1) / kColumns; }
