@@ -9,7 +9,6 @@ struct GradientKernel {
   void (*rms_norm)(const float* x, const float* dy, const float* weight, float eps, int64_t n, float* dx, float* dw);
   // out[i] = x[i] * factor.
   void (*scale)(const float* x, float factor, int64_t n, float* out);
-  float (*largest)(const float* x, int64_t n);
 };
 
 }  // namespace ckdist

@@ -19,8 +19,8 @@ struct RowKernel {
   // Rotates the halves of every head, as ElementwiseKernel's rope; by minus the angles where `back`.
   void (*rope)(Row x, const float* cos, const float* sin, bool back, int64_t head_dim, int64_t n, Row out);
   float (*dot)(Row x, Row y, int64_t n);
-  // Of n logits x, capped: out = (exp(x - lse) - [i = target]) cap'. cap: 0 for none.
-  void (*cross_entropy)(const float* x, int64_t n, int64_t target, float cap, float log_sum_exp, Row out);
+  // x[i] *= factor.
+  void (*scale)(Row x, float factor, int64_t n);
 };
 
 }  // namespace ckdist

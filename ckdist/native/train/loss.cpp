@@ -1,23 +1,77 @@
-// Output projection, log-softmax and both gradients in one step, over chunks of tokens: the logits of a whole batch never exist.
+// Output projection, log-softmax and both gradients in one step, over chunks of tokens: the logits of a whole batch never exist. Who computes some of
+// a few tokens' logits also makes exp(logit - the largest of these) of them, while they are in the cache; what the parts have in common is found when all are there.
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/half.h"
 #include "train/training.h"
 
 namespace ckdist {
 
 // Tokens whose gradients by logits exist at once.
 int64_t Training::loss_chunk() const {
-  const int64_t fitting = std::max<int64_t>(kLogitBytes / stride(program_.vocab) / kLossTokens, 2) * kLossTokens;
-  return std::min(fitting, program_.max_tokens);
+  return std::min(std::max<int64_t>(kLogitBytes / stride(program_.vocab) / kTokens, 1) * kTokens, program_.max_tokens);
 }
 
 Training::LossSpace Training::loss_space(Carver& c, const Step& step) const {
-  const int64_t chunk = loss_chunk(), hidden = width(step.in[0]);
+  const int64_t chunk = loss_chunk(), hidden = width(step.in[0]), columns = item_tiles(packed_[step.pack[0]]) * kTileRows;
+  const int64_t parts = (program_.vocab + columns - 1) / columns;
   LossSpace s{};
   if (step.out[0] >= 0 || step.gradient[0] >= 0) s.d = c.bytes(chunk * stride(program_.vocab));
   if (step.gradient[0] >= 0) s.x_turned = c.bytes((hidden + 15) / 16 * tile_bytes(chunk));
+  s.largest = c.floats(chunk * parts), s.sums = c.floats(chunk * parts), s.logits = c.floats(chunk);
   return s;
+}
+
+// Of n tokens: s.largest and s.sums of every part of the logits, (tokens, parts), s.logits of the targets, and s.d relative to the parts' largest.
+void Training::logits(int thread, const Step& step, const Matrix& head, const LossSpace& s, int64_t first, int64_t n) {
+  const int64_t tiles = item_tiles(head), parts = (head.tile_count() + tiles - 1) / tiles, token_parts = (n + kTokens - 1) / kTokens;
+  const int64_t row = (tiles + 1) * kTileRows, d_stride = stride(program_.vocab);
+  share(parts * token_parts, [&](int64_t item) {
+    const int64_t part = item / token_parts, begin = item % token_parts * kTokens, end = std::min(begin + kTokens, n);
+    const int64_t tile = part * tiles, last = std::min(tile + tiles, head.tile_count()), column = tile * kTileRows;
+    const int64_t columns = std::min(last * kTileRows, program_.vocab) - column;
+    float* const x = reinterpret_cast<float*>(own(thread));  // (tokens, columns)
+    const Operand of_tokens = operand(step.in[0], first + begin);
+    Matrix some = head;
+    some.rows = columns, some.tiles += tile * head.tile_bytes;
+    product_.multiply(some, 0, last - tile, of_tokens.at, of_tokens.stride, end - begin, x, row, false);
+    for (int64_t t = begin; t < end; ++t) {
+      const float* const of = x + (t - begin) * row;
+      const int64_t target = batch_.targets[first + t] - column;
+      if (batch_.targets[first + t] < 0) continue;
+      if (target >= 0 && target < columns) s.logits[t] = of[target];
+      const Row d{s.d ? s.d + t * d_stride + column * element_bytes() : nullptr, type_ == Type::bf16};
+      s.sums[t * parts + part] = kernels_.softmax.part(of, columns, step.f[0], s.largest + t * parts + part, d);
+    }
+  });
+}
+
+// The loss of one token, and its row of s.d.
+void Training::loss_of(const Step& step, int64_t parts, int64_t columns, const LossSpace& s, int64_t first, int64_t token) {
+  const int64_t vocab = program_.vocab, target = batch_.targets[first + token];
+  const Row d{s.d ? s.d + token * stride(vocab) : nullptr, type_ == Type::bf16};
+  losses_[first + token] = 0;
+  if (target < 0) {
+    if (d.at) std::fill_n(d.at, stride(vocab), uint8_t{0});
+    return;
+  }
+  const float *const largest = s.largest + token * parts, *const sums = s.sums + token * parts;
+  const float most = *std::max_element(largest, largest + parts), cap = step.f[0];
+  double sum = 0;
+  for (int64_t part = 0; part < parts; ++part) sum += sums[part] * std::exp(double(largest[part]) - most);
+  const float logit = cap == 0 ? s.logits[token] : cap * std::tanh(s.logits[token] / cap);
+  const double log_sum_exp = most + std::log(sum);
+  losses_[first + token] = log_sum_exp - logit;
+  if (!d.at) return;
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t column = part * columns;
+    kernels_.row.scale({d.at + column * element_bytes(), d.narrow}, float(std::exp(largest[part] - log_sum_exp)), std::min(columns, vocab - column));
+  }
+  const float slope = cap == 0 ? 1 : 1 - logit / cap * (logit / cap), own = float(std::expm1(logit - log_sum_exp)) * slope;
+  if (d.narrow) reinterpret_cast<uint16_t*>(d.at)[target] = bf16_of_float(own);
+  else reinterpret_cast<float*>(d.at)[target] = own;
+  std::fill_n(d.at + vocab * element_bytes(), (padded(vocab) - vocab) * element_bytes(), uint8_t{0});
 }
 
 void Training::cross_entropy(int thread, const Step& step) {
@@ -25,42 +79,18 @@ void Training::cross_entropy(int thread, const Step& step) {
   const LossSpace s = loss_space(carver, step);
   const Packs packs = pack(thread, step, carver);
   const int64_t chunk = loss_chunk(), hidden = width(step.in[0]), vocab = program_.vocab;
-  const int64_t row = (vocab + 15) / 16 * 16 + 16;
-  const bool by_x = step.out[0] >= 0, by_head = step.gradient[0] >= 0;
-  const float cap = step.f[0];
-  const Matrix& head = packs.matrix[0];
+  const int64_t columns = item_tiles(packs.matrix[0]) * kTileRows, parts = (vocab + columns - 1) / columns;
   const Operand d{s.d, stride(vocab)};
   for (int64_t first = 0; first < batch_.tokens; first += chunk) {
     const int64_t n = std::min(chunk, batch_.tokens - first);
-    const Operand x = operand(step.in[0], first);
-    // Who computes a few tokens' logits also makes their gradients: in floats they never leave the cache.
-    share((n + kLossTokens - 1) / kLossTokens, [&](int64_t item) {
-      const int64_t begin = item * kLossTokens, end = std::min(begin + kLossTokens, n);
-      float* const logits = reinterpret_cast<float*>(own(thread));  // (tokens, vocab)
-      product_.multiply(head, 0, head.tile_count(), x.row(begin), x.stride, end - begin, logits, row, false);
-      for (int64_t t = begin; t < end; ++t) {
-        float* const of = logits + (t - begin) * row;
-        const int64_t target = batch_.targets[first + t];
-        losses_[first + t] = 0;
-        if (target < 0) {
-          if (by_x || by_head) std::fill_n(d.row(t), d.stride, uint8_t{0});
-        } else {
-          if (cap != 0) kernels_.elementwise.soft_cap(of, cap, vocab);
-          const float largest = kernels_.gradient.largest(of, vocab);
-          const double log_sum_exp = largest + std::log(kernels_.elementwise.sum_exp(of, vocab, largest, 1, nullptr));
-          losses_[first + t] = log_sum_exp - of[target];
-          if (by_x || by_head) {
-            kernels_.row.cross_entropy(of, vocab, target, cap, float(log_sum_exp), {d.row(t), type_ == Type::bf16});
-            std::fill_n(d.row(t) + vocab * element_bytes(), (padded(vocab) - vocab) * element_bytes(), uint8_t{0});
-          }
-        }
-      }
-    });
-    if (by_x) {
+    logits(thread, step, packs.matrix[0], s, first, n);
+    share(n, [&](int64_t token) { loss_of(step, parts, columns, s, first, token); });
+    if (step.out[0] >= 0) {
       const Product dx{packs.matrix[1], d, n, step.out[0], nullptr, -1, first};
       multiply(thread, &dx, 1);
     }
-    if (by_head) {
+    if (step.gradient[0] >= 0) {
+      const Operand x = operand(step.in[0], first);
       share(column_items(hidden), [&](int64_t item) { turn_matrix(x, hidden, n, item, s.x_turned); });
       const Outer outer{d, vocab, gradient(step.gradient[0]), first > 0 || adds(step, 0)};
       add_outer(thread, matrix(hidden, n, s.x_turned), n, &outer, 1);

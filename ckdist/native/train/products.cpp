@@ -18,15 +18,22 @@ int count(const int32_t* operands, int most) {
 int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 }  // namespace
 
+// Tiles of one item of a product: as many as stay in the L2 cache, as even as can be, in threes, as the kernel takes them. Of tiles so long that few of
+// them would, a block of the columns stays, and more tiles share what is read of the tokens.
+int64_t Training::item_tiles(const Matrix& matrix) const {
+  const int64_t all = matrix.tile_count(), fitting = kTileBytes / (matrix.cols * column_bytes());
+  int64_t tiles = fitting < 3 ? kMaxTiles : std::min(fitting, kMaxTiles);
+  tiles = (all + (all + tiles - 1) / tiles - 1) / ((all + tiles - 1) / tiles);
+  return std::min((tiles + 2) / 3 * 3, all);
+}
+
 void Training::multiply(int thread, const Product* products, int n) {
   struct Cut { int64_t tiles, tile_parts, token_parts; } cuts[8];
   int64_t items = 0;
   for (int p = 0; p < n; ++p) {
     Cut& c = cuts[p];
     const int64_t all = products[p].matrix.tile_count();
-    c.tiles = std::clamp<int64_t>(kTileBytes / (products[p].matrix.cols * column_bytes()), 3, kMaxTiles);
-    c.tiles = (all + (all + c.tiles - 1) / c.tiles - 1) / ((all + c.tiles - 1) / c.tiles);  // as even as can be,
-    c.tiles = std::min((c.tiles + 2) / 3 * 3, all);                                         // in threes, as the kernel takes them
+    c.tiles = item_tiles(products[p].matrix);
     c.tile_parts = (all + c.tiles - 1) / c.tiles, c.token_parts = (products[p].tokens + kTokens - 1) / kTokens;
     items += c.tile_parts * c.token_parts;
   }

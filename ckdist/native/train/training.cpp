@@ -38,8 +38,8 @@ Training::Training(const ckdist_training_program& program, Communicator* communi
   attend_space(attend, program.max_tokens), attend_grad_space(attend_grad, program.max_tokens);
   for (const ckdist_training_value& v : values_) row_floats_ = std::max(row_floats_, (v.width + 15) / 16 * 16 + 80);  // not 4096 bytes apart: loads would wait for stores
   const int64_t rows = kRowBuffers * row_floats_ * 4, sums = kTokens * (kMaxTiles + 1) * kTileRows * 4;
-  const int64_t outer = kOuterRows / kTileRows * tile_bytes(kOuterColumns), logits = kLossTokens * ((program.vocab + 15) / 16 * 16 + 16) * 4;
-  own_bytes_ = (std::max({attend.used, attend_grad.used, rows, sums, outer, logits}) + 4095) / 4096 * 4096 + 64;
+  const int64_t outer = kOuterRows / kTileRows * tile_bytes(kOuterColumns);
+  own_bytes_ = (std::max({attend.used, attend_grad.used, rows, sums, outer}) + 4095) / 4096 * 4096 + 64;
   std::vector<bool> added(parameters_.size(), false);
   for (const Step& step : steps_)
     for (int m = 0; m < 4; ++m) {

@@ -42,7 +42,6 @@ class Training {
   static constexpr int64_t kMaxTiles = 32, kTokens = 64;  // of such an item at most
   static constexpr int64_t kPackTiles = 8, kPackRows = 32;  // of an item of packing; rows that are packed turned at a time
   static constexpr int64_t kOuterRows = 64, kSumTiles = 24;  // of a gradient's part: so much of both factors stays in the L2 cache
-  static constexpr int64_t kLossTokens = 32;        // whose logits a thread has at once
   static constexpr int64_t kLogitBytes = 32 << 20;  // of gradients by logits
   static constexpr int kRowBuffers = 4;    // floats of a row that steps read or write
 
@@ -117,12 +116,15 @@ class Training {
   void turn(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles, int64_t tile_bytes) const;
   void turn_matrix(const Operand& x, int64_t width, int64_t tokens, int64_t item, uint8_t* tiles) const;
   void add_outer(int thread, const Matrix& x, int64_t tokens, const Outer* outers, int n);
+  int64_t item_tiles(const Matrix& matrix) const;
   void multiply(int thread, const Product* products, int count);
 
   // What steps carve from the workspace and from a thread's own; the same calls size it and use it.
   struct AttendSpace { uint8_t *k, *v, *p; float *scores, *sums; };
   struct AttendGradSpace { uint8_t *k, *v, *k_turned, *q_turned, *do_turned, *p_turned, *ds_turned, *ds; float *scores, *dp, *dq, *dk, *dv; };
-  struct LossSpace { uint8_t *d, *x_turned; };
+  struct LossSpace { uint8_t *d, *x_turned; float *largest, *sums, *logits; };
+  void logits(int thread, const Step& step, const Matrix& head, const LossSpace& s, int64_t first, int64_t n);
+  void loss_of(const Step& step, int64_t parts, int64_t columns, const LossSpace& s, int64_t first, int64_t token);
   AttendSpace attend_space(Carver& c, int64_t tokens) const;
   AttendGradSpace attend_grad_space(Carver& c, int64_t tokens) const;
   LossSpace loss_space(Carver& c, const Step& step) const;

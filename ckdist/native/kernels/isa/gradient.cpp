@@ -36,18 +36,6 @@ float dot(const float* x, const float* y, int64_t n) {
   return sum(n, [&](int64_t i, int lanes, Vec s) { return fma(load_lanes(x + i, lanes), load_lanes(y + i, lanes), s); });
 }
 
-float largest(const float* x, int64_t n) {
-  Vec most[kStreams];
-  for (Vec& m : most) m = set(-__builtin_inff());
-  int64_t i = 0;
-  for (; n - i >= kStreams * kLanes; i += kStreams * kLanes)
-    for (int s = 0; s < kStreams; ++s) most[s] = max(load(x + i + s * kLanes), most[s]);
-  for (; n - i >= kLanes; i += kLanes) most[0] = max(load(x + i), most[0]);
-  float result = reduce_max(max(max(most[0], most[1]), max(most[2], most[3])));
-  for (; i < n; ++i) result = x[i] > result ? x[i] : result;
-  return result;
-}
-
 void rms_norm(const float* x, const float* dy, const float* weight, float eps, int64_t n, float* dx, float* dw) {
   const float r = 1.0f / __builtin_sqrtf(dot(x, x, n) / static_cast<float>(n) + eps);
   const float inner = sum(n, [&](int64_t i, int lanes, Vec s) {
@@ -67,7 +55,7 @@ void scale(const float* x, float factor, int64_t n, float* out) {
 
 }  // namespace
 
-extern const GradientKernel gradient_kernel = {rms_norm, scale, largest};
+extern const GradientKernel gradient_kernel = {rms_norm, scale};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

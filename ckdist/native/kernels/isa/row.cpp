@@ -81,28 +81,13 @@ float dot(Row x, Row y, int64_t n) {
   return reduce_sum(sum);
 }
 
-void cross_entropy(const float* x, int64_t n, int64_t target, float cap, float log_sum_exp, Row out) {
-  const auto slope = [&](Vec a) {
-    const Vec ratio = a / set(cap);
-    return fnma(ratio, ratio, set(1.0f));
-  };
-  const auto gradient = [&](int64_t i, int lanes) {
-    const Vec a = lanes == kLanes ? load(x + i) : load_n(x + i, lanes), p = exp(a - set(log_sum_exp));
-    return cap ? p * slope(a) : p;
-  };
-  each(n, [&](int64_t i, int lanes) { store_row(out, i, lanes, gradient(i, lanes)); });
-  const int64_t first = target / kLanes * kLanes;
-  const int lanes = static_cast<int>(n - first < kLanes ? n - first : kLanes);
-  float own[kLanes], slopes[kLanes];
-  store(own, gradient(first, lanes));
-  store(slopes, cap ? slope(set(x[target])) : set(1.0f));
-  own[target - first] -= slopes[0];
-  store_row(out, first, lanes, load(own));
+void scale(Row x, float factor, int64_t n) {
+  each(n, [&](int64_t i, int lanes) { store_row(x, i, lanes, load_row(x, i, lanes) * set(factor)); });
 }
 
 }  // namespace
 
-extern const RowKernel row_kernel = {gated, gated_grad, rope, dot, cross_entropy};
+extern const RowKernel row_kernel = {gated, gated_grad, rope, dot, scale};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

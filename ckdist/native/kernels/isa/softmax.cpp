@@ -75,6 +75,31 @@ float row(const float* x, int64_t n, int64_t first, int64_t last, float scale, f
   return out.narrow ? row_of<true, false>(x, n, first, last, scale, cap, inverse, out.at) : row_of<false, false>(x, n, first, last, scale, cap, inverse, out.at);
 }
 
+CKDIST_INLINE Vec slope(Vec score, float cap) {
+  const Vec ratio = score / set(cap);
+  return fnma(ratio, ratio, set(1.0f));
+}
+
+template <bool narrow>
+CKDIST_INLINE float part_of(const float* x, int64_t n, float cap, float* largest, uint8_t* out) {
+  const auto score = [&](int64_t i) { return cap ? capped(load(x + i), 1.0f, cap) : load(x + i); };
+  Vec most = set(-__builtin_inff());
+  for (int64_t i = 0; i < n; i += kLanes) most = max(visible(score(i), i, 0, n, -__builtin_inff()), most);
+  *largest = reduce_max(most);
+  const Vec unit = set(kUnit<narrow>), shift = set(-*largest * kUnit<narrow>);
+  Vec total = set(0.0f);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vec s = score(i), e = visible(power_of<narrow>(fma(s, unit, shift)), i, 0, n);
+    total = total + e;
+    if (out) store_lanes<narrow>(out + i * (narrow ? 2 : 4), cap ? visible(e * slope(s, cap), i, 0, n) : e);
+  }
+  return reduce_sum(total);
+}
+
+float part(const float* x, int64_t n, float cap, float* largest, Row out) {
+  return out.narrow ? part_of<true>(x, n, cap, largest, out.at) : part_of<false>(x, n, cap, largest, out.at);
+}
+
 template <bool narrow, bool cap>
 CKDIST_INLINE void gradient_of(const SoftmaxGradient& given, const Query* queries) {
   const SoftmaxGradient g = given;
@@ -92,10 +117,7 @@ CKDIST_INLINE void gradient_of(const SoftmaxGradient& given, const Query* querie
         const Vec score = cap ? capped(product, g.scale, g.cap) : product;
         p[i] = power_of<narrow>(fma(score, unit, shift[i]));
         ds[i] = p[i] * fma(load(y + i * g.stride + key), scale, delta[i]);
-        if (cap) {
-          const Vec ratio = score / set(g.cap);
-          ds[i] = ds[i] * fnma(ratio, ratio, set(1.0f));
-        }
+        if (cap) ds[i] = ds[i] * slope(score, g.cap);
         p[i] = visible(p[i], key, queries[q + i].first, queries[q + i].last);
         ds[i] = visible(ds[i], key, queries[q + i].first, queries[q + i].last);
         store_lanes<narrow>(rows + i * g.ds_stride + key * element, ds[i]);
@@ -113,7 +135,7 @@ void gradient(const SoftmaxGradient& g, const Query* queries) {
 
 }  // namespace
 
-extern const SoftmaxKernel softmax_kernel = {row, gradient};
+extern const SoftmaxKernel softmax_kernel = {row, part, gradient};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist
