@@ -23,9 +23,10 @@ struct ProductKernel {
                    int64_t y_stride, bool add);
   // The same of all tiles, plus bias and residual, to `out`; zeros for the rows that the last tile lacks. `sums`: room for 16 floats a token and tile.
   void (*produce)(const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t tokens, float* sums, const ProductOutput& out);
-  // multiply where x is packed as a matrix is: token t is row t % 16 of tile t / 16. At most kOuterColumns columns.
+  // multiply where x is packed as a matrix is: token t is row t % 16 of tile t / 16. At most kOuterColumns columns. `next`, unless null: where the tiles of
+  // the next call stand, tile_bytes apart, counted as these are; they are fetched meanwhile.
   void (*outer)(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x_tiles, int64_t x_tile_bytes, int64_t tokens, float* y,
-                int64_t y_stride, bool add);
+                int64_t y_stride, bool add, const uint8_t* next);
 };
 
 constexpr int64_t kOuterColumns = 512;

@@ -180,7 +180,7 @@ void Training::attend_grad_item(int thread, const Step& step, int64_t item) {
           Matrix m = matrix(d, queries, x_turned);
           m.cols -= skipped, m.tiles += skipped * column_bytes();
           product_.outer(m, 0, tiles(d), weights + (key - low) / kTileRows * turned_bytes() + skipped * column_bytes(), turned_bytes(), part, out + key * d_row,
-                         d_row, true);
+                         d_row, true, nullptr);
         }
       };
       sum_queries(s.p_turned, out_grad, s.do_turned, s.dv);

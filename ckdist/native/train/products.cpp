@@ -162,9 +162,13 @@ void Training::add_outer(int thread, const Matrix& x, int64_t tokens, const Oute
       Matrix some = x;
       some.cols = std::min(kOuterColumns, tokens - first), some.tiles += first * column_bytes();
       turn({outer.dy.row(first) + at * element_bytes(), outer.dy.stride}, rows, some.cols, own(thread), turned_bytes);
-      for (int64_t tile = x.tile_count() * part / parts; tile < end; tile += kSumTiles)
+      const int64_t start = x.tile_count() * part / parts, after = first + kOuterColumns < tokens ? first + kOuterColumns : 0;
+      for (int64_t tile = start; tile < end; tile += kSumTiles) {
+        const uint8_t* const next =
+            tile + kSumTiles < end ? some.tiles + kSumTiles * x.tile_bytes : x.tiles + after * column_bytes() - (tile - start) * x.tile_bytes;
         product_.outer(some, tile, std::min(tile + kSumTiles, end), own(thread), turned_bytes, rows, outer.gradient + at * x.rows, x.rows,
-                       outer.add || first > 0);
+                       outer.add || first > 0, next);
+      }
     }
   });
 }

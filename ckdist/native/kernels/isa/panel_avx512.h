@@ -31,10 +31,10 @@ inline __m512 multiply_add(__m512 sum, __m512i weights, __m512i x) {
 }
 
 // `words` steps of `tiles` tiles against `tokens` tokens, whose words are `step` bytes apart. `result` takes the sums: take(token, tile, rows, sum)
-// of every tile, of whose rows `last` exist in the last, after a fetch(token, tile) at the beginning.
+// of every tile, of whose rows `last` exist in the last, after a fetch(token, tile) at the beginning and an ahead() in every step.
 template <Type type, int tiles, int tokens, int step, class Result>
 void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_stride, int64_t words, int last, const Result& given) {
-  const Result result = given;  // in registers, as no store can change it
+  Result result = given;  // in registers, as no store can change it
   __m512 sums[tokens][tiles];
 #pragma GCC unroll 8
   for (int t = 0; t < tokens; ++t)
@@ -44,6 +44,7 @@ void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_
       result.fetch(t, i);
     }
   for (const uint8_t* const end = tile + kVectorBytes<type> * words; tile < end; tile += kVectorBytes<type>, x += step) {
+    result.ahead();
     __m512i weights[tiles];
 #pragma GCC unroll 3
     for (int i = 0; i < tiles; ++i) weights[i] = read_column<type>(tile + i * tile_bytes, 0);
