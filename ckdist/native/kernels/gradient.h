@@ -7,8 +7,6 @@ namespace ckdist {
 struct GradientKernel {
   // With r = 1 / rms(x), n = x r: dx = r (dy w - n mean(dy w n)); dw[i] += dy[i] n[i] unless null.
   void (*rms_norm)(const float* x, const float* dy, const float* weight, float eps, int64_t n, float* dx, float* dw);
-  // out[i] = x[i] * factor.
-  void (*scale)(const float* x, float factor, int64_t n, float* out);
 };
 
 }  // namespace ckdist

@@ -19,8 +19,8 @@ struct RowKernel {
   // Rotates the halves of every head, as ElementwiseKernel's rope; by minus the angles where `back`.
   void (*rope)(Row x, const float* cos, const float* sin, bool back, int64_t head_dim, int64_t n, Row out);
   float (*dot)(Row x, Row y, int64_t n);
-  // x[i] *= factor.
-  void (*scale)(Row x, float factor, int64_t n);
+  // out[i] = x[i] * factor.
+  void (*scale)(Row x, float factor, int64_t n, Row out);
 };
 
 }  // namespace ckdist

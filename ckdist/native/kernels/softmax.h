@@ -31,7 +31,8 @@ struct SoftmaxKernel {
   // A row of n products q.k (n a multiple of 16), of which [first, last) are visible, becomes exp(s - largest s) with s = cap(scale x) in `out`, zeros
   // elsewhere; returns the log of the sum of exp(s). `inverse`: what makes the row a softmax. cap: 0 for none. 0 <= first < last <= n; scale > 0.
   float (*row)(const float* x, int64_t n, int64_t first, int64_t last, float scale, float cap, float* inverse, Row out);
-  // Of n of a row's logits x: e = exp(s - largest s) with s = cap(x), and their sum; out = e cap', up to the next multiple of 16 zeros, unless its place is null.
+  // Of n of a row's logits x: the sum of e = exp(s - largest s) with s = cap(x). out = e cap', unless its place is null, with zeros up to the next
+  // multiple of 16.
   float (*part)(const float* x, int64_t n, float cap, float* largest, Row out);
   // p = exp(s - lse), and ds, the gradient by the products: p (dp - delta) scale cap'; zeros where nothing is visible, whatever stands there.
   void (*gradient)(const SoftmaxGradient& g, const Query* queries);

@@ -95,9 +95,9 @@ void Training::attend_item(int thread, const Step& step, int64_t item) {
       values.cols = seen, values.tiles += low * column_bytes();
       product_.multiply(values, 0, tiles(d), s.p, p_stride, queries, s.sums, round16(d), false);
       for (int64_t i = 0; i < queries; ++i) {
-        float* const o = s.sums + i * round16(d);
-        kernels_.gradient.scale(o, inverse[i], d, o);
-        store(step.out[0], begin + first + i, head * d, o, d);
+        const Operand o = head_of(step.out[0], begin + first + i, head);
+        kernels_.row.scale({reinterpret_cast<uint8_t*>(s.sums + i * round16(d)), false}, inverse[i], d, {o.at, narrow(step.out[0])});
+        if (head + 1 == heads) pad(step.out[0], begin + first + i);
       }
     }
 }

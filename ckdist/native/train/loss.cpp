@@ -1,5 +1,6 @@
-// Output projection, log-softmax and both gradients in one step, over chunks of tokens: the logits of a whole batch never exist. Who computes some of
-// a few tokens' logits also makes exp(logit - the largest of these) of them, while they are in the cache; what the parts have in common is found when all are there.
+// Output projection, log-softmax and both gradients in one step, over chunks of tokens: the logits of a whole batch never exist. Who
+// computes some of a few tokens' logits also makes exp(logit - the largest of these) of them, while they are in the cache; what the parts have in
+// common is found when all are there.
 #include <algorithm>
 #include <cmath>
 
@@ -66,7 +67,8 @@ void Training::loss_of(const Step& step, int64_t parts, int64_t columns, const L
   if (!d.at) return;
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t column = part * columns;
-    kernels_.row.scale({d.at + column * element_bytes(), d.narrow}, float(std::exp(largest[part] - log_sum_exp)), std::min(columns, vocab - column));
+    const Row some{d.at + column * element_bytes(), d.narrow};
+    kernels_.row.scale(some, float(std::exp(largest[part] - log_sum_exp)), std::min(columns, vocab - column), some);
   }
   const float slope = cap == 0 ? 1 : 1 - logit / cap * (logit / cap), own = float(std::expm1(logit - log_sum_exp)) * slope;
   if (d.narrow) reinterpret_cast<uint16_t*>(d.at)[target] = bf16_of_float(own);

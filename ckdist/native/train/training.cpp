@@ -168,7 +168,7 @@ void Training::rows_of(int thread, const Step& step, int64_t t) {
   float* const out = write(step.out[0], t, row_buffer(thread, 3));
   switch (step.op) {
     case ckdist_train_embed: std::copy_n(parameter(step.parameter[0]) + batch_.token_ids[t] * n, n, out); break;
-    case ckdist_train_scale: kernels_.gradient.scale(in(0), step.f[0], n, out); break;
+    case ckdist_train_scale: kernels_.row.scale(row(step.in[0], t), step.f[0], n, row(step.out[0], t)); return pad(step.out[0], t);
     case ckdist_train_operand: return store(step.out[0], t, 0, in(0), n);
     case ckdist_train_add: {
       const float* const second = in(1);

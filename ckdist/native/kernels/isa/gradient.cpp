@@ -49,13 +49,9 @@ void rms_norm(const float* x, const float* dy, const float* weight, float eps, i
   });
 }
 
-void scale(const float* x, float factor, int64_t n, float* out) {
-  each(n, [&](int64_t i, int lanes) { store_lanes(out + i, load_lanes(x + i, lanes) * set(factor), lanes); });
-}
-
 }  // namespace
 
-extern const GradientKernel gradient_kernel = {rms_norm, scale};
+extern const GradientKernel gradient_kernel = {rms_norm};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

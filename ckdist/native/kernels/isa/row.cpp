@@ -81,8 +81,8 @@ float dot(Row x, Row y, int64_t n) {
   return reduce_sum(sum);
 }
 
-void scale(Row x, float factor, int64_t n) {
-  each(n, [&](int64_t i, int lanes) { store_row(x, i, lanes, load_row(x, i, lanes) * set(factor)); });
+void scale(Row x, float factor, int64_t n, Row out) {
+  each(n, [&](int64_t i, int lanes) { store_row(out, i, lanes, load_row(x, i, lanes) * set(factor)); });
 }
 
 }  // namespace

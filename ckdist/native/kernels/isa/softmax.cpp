@@ -52,7 +52,7 @@ CKDIST_INLINE void store_columns(uint8_t* at, Vec a, Vec b) {
 }
 
 template <bool narrow, bool cap>
-CKDIST_INLINE float row_of(const float* x, int64_t n, int64_t first, int64_t last, float factor, float limit, float* inverse, uint8_t* out) {
+float row_of(const float* x, int64_t n, int64_t first, int64_t last, float factor, float limit, float* inverse, uint8_t* out) {
   const float scale = cap ? 1.0f : factor;
   const auto score = [&](int64_t i) { return cap ? capped(load(x + i), factor, limit) : load(x + i); };
   Vec most = set(-__builtin_inff());
@@ -71,8 +71,8 @@ CKDIST_INLINE float row_of(const float* x, int64_t n, int64_t first, int64_t las
 }
 
 float row(const float* x, int64_t n, int64_t first, int64_t last, float scale, float cap, float* inverse, Row out) {
-  if (cap) return out.narrow ? row_of<true, true>(x, n, first, last, scale, cap, inverse, out.at) : row_of<false, true>(x, n, first, last, scale, cap, inverse, out.at);
-  return out.narrow ? row_of<true, false>(x, n, first, last, scale, cap, inverse, out.at) : row_of<false, false>(x, n, first, last, scale, cap, inverse, out.at);
+  const auto of = out.narrow ? cap ? row_of<true, true> : row_of<true, false> : cap ? row_of<false, true> : row_of<false, false>;
+  return of(x, n, first, last, scale, cap, inverse, out.at);
 }
 
 CKDIST_INLINE Vec slope(Vec score, float cap) {
@@ -101,7 +101,7 @@ float part(const float* x, int64_t n, float cap, float* largest, Row out) {
 }
 
 template <bool narrow, bool cap>
-CKDIST_INLINE void gradient_of(const SoftmaxGradient& given, const Query* queries) {
+void gradient_of(const SoftmaxGradient& given, const Query* queries) {
   const SoftmaxGradient g = given;
   constexpr int64_t element = narrow ? 2 : 4;
   for (int64_t q = 0; q < g.queries; q += 2) {
@@ -129,8 +129,8 @@ CKDIST_INLINE void gradient_of(const SoftmaxGradient& given, const Query* querie
 }
 
 void gradient(const SoftmaxGradient& g, const Query* queries) {
-  if (g.cap) return g.narrow ? gradient_of<true, true>(g, queries) : gradient_of<false, true>(g, queries);
-  return g.narrow ? gradient_of<true, false>(g, queries) : gradient_of<false, false>(g, queries);
+  const auto of = g.narrow ? g.cap ? gradient_of<true, true> : gradient_of<true, false> : g.cap ? gradient_of<false, true> : gradient_of<false, false>;
+  of(g, queries);
 }
 
 }  // namespace
