@@ -112,7 +112,7 @@ Training::AttendGradSpace Training::attend_grad_space(Carver& c, int64_t tokens)
   s.do_turned = c.bytes(tiles(d) * tile_bytes(kGradQueries));
   s.p_turned = c.bytes(tiles(tokens) * turned_bytes());
   s.ds_turned = c.bytes(tiles(tokens) * turned_bytes());
-  s.ds = c.bytes(kQueries * stride(round16(tokens)));
+  s.ds = c.bytes(kQueries * stride(round16(tokens) + 16));
   s.scores = c.floats(kQueries * (round16(tokens) + 16));
   s.dp = c.floats(kQueries * (round16(tokens) + 16));
   s.dq = c.floats(kQueries * round16(d));
@@ -127,7 +127,7 @@ void Training::attend_grad_item(int thread, const Step& step, int64_t item) {
   Carver carver{own(thread)};
   const AttendGradSpace s = attend_grad_space(carver, n);
   const int64_t heads = width(step.in[4]), group = heads / program_.kv_heads, d_row = round16(d);
-  const int64_t row = round16(n) + 16, p_stride = stride(round16(n));
+  const int64_t row = round16(n) + 16, ds_stride = stride(round16(n) + 16);
   const bool narrow = type_ == Type::bf16;
   const Operand k = head_of(step.in[1], begin, kv_head), v = head_of(step.in[2], begin, kv_head);
   fetch(k, n), fetch(v, n);
@@ -163,13 +163,15 @@ void Training::attend_grad_item(int thread, const Step& step, int64_t item) {
         }
         fetch_part(3, first + i + part);
         for (const int of : {1, 2}) fetch_to_write(head_of(step.out[of], begin + first + i, kv_head), part);
-        kernels_.softmax.gradient({s.scores + low, s.dp + low, row, end - low, kQueries, step.f[0], step.f[1], narrow, s.ds, p_stride,
+        kernels_.softmax.gradient({s.scores + low, s.dp + low, row, end - low, kQueries, step.f[0], step.f[1], narrow, s.ds, ds_stride,
                                    s.p_turned + i * column_bytes(), s.ds_turned + i * column_bytes(), turned_bytes()}, of);
-        // dq = ds k
+        // dq = ds k. A product may read 32 columns at a time.
+        if ((end - from) % 32)
+          for (int64_t t = 0; t < part; ++t) std::fill_n(s.ds + t * ds_stride + (end - low) * element_bytes(), 16 * element_bytes(), uint8_t{0});
         Matrix m = matrix(d, n, s.k_turned);
         m.cols = end - from, m.tiles += from * column_bytes();
         fetch_to_write(head_of(step.out[0], begin + first + i, head), part);
-        product_.multiply(m, 0, tiles(d), s.ds + (from - low) * element_bytes(), p_stride, part, s.dq, d_row, false);
+        product_.multiply(m, 0, tiles(d), s.ds + (from - low) * element_bytes(), ds_stride, part, s.dq, d_row, false);
         for (int64_t t = 0; t < part; ++t) store(step.out[0], begin + first + i + t, head * d, s.dq + t * d_row, d);
       }
       // dv += p^T do, dk += ds^T q: the queries are what is summed over. Those before a key do not see it.
