@@ -244,6 +244,14 @@ void HostCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
   if (in == out && !held.empty()) std::memcpy(out, held.data(), held.size());
 }
 
+uint32_t HostCollectives::meet(const Meeting::Record& own, bool feel) {
+  if (feel) reach_.mark();
+  const uint32_t epoch = meeting_.post(own);
+  meeting_.await(epoch);
+  if (feel) reach_.look();
+  return epoch;
+}
+
 bool HostCollectives::worth_giving(int64_t bytes) const { return bytes >= kGivenNear || (bytes >= kGivenFar && reach_.any_far()); }
 
 // `whole`: the bytes that the call reads and writes here.
@@ -271,10 +279,7 @@ void HostCollectives::all_gather(const void* in, void* out, const int64_t* bytes
   Meeting::Record own = elsewhere;
   if (worth_giving(longest)) own.out = memory_->offset(out, total);
   if (own.out < 0) stage(0);
-  if (large) reach_.mark();
-  uint32_t now = meeting_.post(own);
-  meeting_.await(now);
-  if (large) reach_.look();
+  uint32_t now = meet(own, large);
   const int placed = large ? placed_outs(now) : 0;
   if (placed == size) {
     for (int64_t done = 0; done < bytes[index]; done += kRead) {
@@ -337,10 +342,7 @@ void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
   std::copy(send_bytes, send_bytes + size, sends(index, meeting_.next()));
   std::copy(recv_bytes, recv_bytes + size, receives(index, meeting_.next()));
   const bool felt = own_longest >= kGivenFar;
-  if (felt) reach_.mark();
-  uint32_t now = meeting_.post(own);
-  meeting_.await(now);
-  if (felt) reach_.look();
+  uint32_t now = meet(own, felt);
   int64_t longest = own_longest;
   for (int k = 1; k < size; k++) {
     const int i = (index + k) % size;
@@ -387,10 +389,7 @@ void HostCollectives::broadcast(void* data, int64_t bytes, int root) {
     uint8_t* const slot = meeting_.slot(root, meeting_.next());
     const int64_t n = std::min(kPiece, bytes - done);
     if (source && own.in < 0) copy(slot + shift(own), at + done, n);
-    if (felt) reach_.mark();
-    const uint32_t now = meeting_.post(own);
-    meeting_.await(now);
-    if (felt) reach_.look();
+    const uint32_t now = meet(own, felt);
     const Meeting::Record from = meeting_.record(root, now);
     if (from.in >= 0) {
       if (!source) fetch(at, peer_in(root, now), bytes);

@@ -40,6 +40,7 @@ class HostCollectives : public Collectives {
   void reduce_in_place(uint32_t epoch, int64_t elements, Element e, ReduceOp op);
   void reduce_parcels(uint64_t call, const void* in, void* out, int64_t elements, Element e, ReduceOp op);
   void reduce_staged(const uint8_t* in, uint8_t* out, int64_t elements, Element e, ReduceOp op, uint32_t first);
+  uint32_t meet(const Meeting::Record& own, bool feel);  // posts, awaits the others, and feels how far they are; the epoch
   bool worth_giving(int64_t bytes) const;
   void give(int i, uint8_t* to, const uint8_t* from, int64_t bytes, int64_t whole) const;
   void stage(uint8_t* slot, const uint8_t* in, int64_t elements, int64_t element) const;
