@@ -1,52 +1,21 @@
-"""A request's body: read under a size and time limit, then parsed as JSON that cannot hurt.
-
-Refused here: too many bytes (while they arrive), nesting that is too deep, NaN and Infinity, numbers with endless digits,
-text with lone surrogates. What the fields mean is not looked at.
-"""
+"""A request's body as bytes, read under a size and a time limit."""
 
 import asyncio
-import json
 
 from fastapi import Request
 
 from ckdist.serve.problems import Problem
 
-MAX_DEPTH = 64
-MAX_DIGITS = 40
 READ_SECONDS = 60.0
 PATIENCE = 4  # so many times the limit is read and dropped, since many clients read no answer before they have sent all
 
 
-async def read_json(request: Request, max_bytes: int) -> dict:
-    """The request's body as a JSON object. Problem 400, 408 (too slow) or 413 (too large)."""
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body. Problem 408 (too slow) or 413 (too large)."""
     try:
-        data = await asyncio.wait_for(_collect(request, max_bytes), READ_SECONDS)
+        return await asyncio.wait_for(_collect(request, max_bytes), READ_SECONDS)
     except asyncio.TimeoutError:
         raise Problem(408, f"the body did not arrive within {READ_SECONDS:.0f} seconds") from None
-    return parse_object(data)
-
-
-def parse_object(data: bytes) -> dict:
-    """JSON bytes as a dict, checked as the module says."""
-    try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, parse_int=_bounded_int)
-    except UnicodeDecodeError:
-        raise Problem(400, "the body is not UTF-8") from None
-    except RecursionError:
-        raise Problem(400, f"the body is nested deeper than {MAX_DEPTH} levels") from None
-    except ValueError as error:
-        raise Problem(400, f"the body is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise Problem(400, f"the body must be a JSON object, not {kind_of(value)}")
-    _check(value, may_hold_surrogates=b"\\u" in data)
-    return value
-
-
-def kind_of(value) -> str:
-    """JSON's word for the type of `value`."""
-    if value is None:
-        return "null"
-    return {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}[type(value)]
 
 
 async def _collect(request: Request, max_bytes: int) -> bytes:
@@ -62,36 +31,3 @@ async def _collect(request: Request, max_bytes: int) -> bytes:
     if size > max_bytes:
         raise Problem(413, f"the body is larger than {max_bytes} bytes (--max-body); send less")
     return b"".join(parts)
-
-
-def _check(value, may_hold_surrogates: bool) -> None:
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise Problem(400, f"the body is nested deeper than {MAX_DEPTH} levels")
-        deeper = []
-        for item in level:
-            for part in (*item, *item.values()) if isinstance(item, dict) else item:
-                if isinstance(part, (dict, list)):
-                    deeper.append(part)
-                elif may_hold_surrogates and isinstance(part, str):
-                    _check_text(part)
-        level = deeper
-
-
-def _check_text(text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise Problem(400, "the body has half a surrogate pair in a string; send whole characters") from None
-
-
-def _bounded_int(text: str) -> int:
-    if len(text) > MAX_DIGITS:
-        raise ValueError(f"a number of {len(text)} digits; at most {MAX_DIGITS} are read")
-    return int(text)
-
-
-def _refuse_constant(name: str):
-    raise ValueError(f"{name} is not a JSON number")

@@ -12,8 +12,8 @@ from ckdist.serve.run import Run
 class ChatAnswer:
     """One answer under way: the fields that all its parts share."""
 
-    def __init__(self, run: Run, tokenizer, model_name: str, wants_logprobs: bool):
-        self.run, self.tokenizer, self.wants_logprobs = run, tokenizer, wants_logprobs
+    def __init__(self, run: Run, tokenizer, model_name: str):
+        self.run, self.tokenizer, self.wants_logprobs = run, tokenizer, run.work.logprobs
         self.head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": "chat.completion", "created": int(time.time()), "model": model_name}
 
     async def whole(self) -> dict:
@@ -29,10 +29,10 @@ class ChatAnswer:
         ]
         return {**self.head, "choices": choices, "usage": self.run.usage()}
 
-    async def events(self, include_usage: bool) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncIterator[bytes]:
         """`chat.completion.chunk` objects as server-sent events."""
         head = {**self.head, "object": "chat.completion.chunk"}
-        tail = {"usage": None} if include_usage else {}
+        tail = {"usage": None} if self.run.work.include_usage else {}
         begun: set[int] = set()
         with self.run as run:
             while pieces := await run.next():
@@ -46,7 +46,7 @@ class ChatAnswer:
                     if piece.finish_reason is not None:
                         chunks.append(_chunk(head, piece.choice, {}, None, piece.finish_reason, tail))
                 yield b"".join(chunks)
-        if include_usage:
+        if self.run.work.include_usage:
             yield event({**head, "choices": [], "usage": self.run.usage()})
 
     def _logprobs(self, scores: list[TokenScore]) -> dict | None:

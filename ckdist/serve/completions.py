@@ -12,8 +12,8 @@ from ckdist.serve.run import Run
 class CompletionAnswer:
     """One answer under way: the fields that all its parts share."""
 
-    def __init__(self, run: Run, tokenizer, model_name: str, wants_logprobs: bool):
-        self.run, self.tokenizer, self.wants_logprobs = run, tokenizer, wants_logprobs
+    def __init__(self, run: Run, tokenizer, model_name: str):
+        self.run, self.tokenizer, self.wants_logprobs = run, tokenizer, run.work.logprobs
         self.head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time()), "model": model_name}
 
     async def whole(self) -> dict:
@@ -21,13 +21,13 @@ class CompletionAnswer:
         choices = [self._choice(piece) for piece in await self.run.whole()]
         return {**self.head, "choices": choices, "usage": self.run.usage()}
 
-    async def events(self, include_usage: bool) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncIterator[bytes]:
         """Chunks as server-sent events."""
-        tail = {"usage": None} if include_usage else {}
+        tail = {"usage": None} if self.run.work.include_usage else {}
         with self.run as run:
             while pieces := await run.next():
                 yield b"".join([event({**self.head, "choices": [self._choice(piece)], **tail}) for piece in pieces])
-        if include_usage:
+        if self.run.work.include_usage:
             yield event({**self.head, "choices": [], "usage": self.run.usage()})
 
     def _choice(self, piece: Piece) -> dict:

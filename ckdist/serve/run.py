@@ -2,35 +2,19 @@
 
 import dataclasses
 import time
-from dataclasses import dataclass
 
-from ckdist.engine.sampling import SamplingParams
 from ckdist.serve.choice import Choice, Piece, score_prompt
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.problems import Problem
-from ckdist.serve.sampling_fields import for_choice
-
-
-@dataclass(frozen=True)
-class Work:
-    """`n` choices for each of `prompts`; choice number `i` continues prompt `i // n`.
-
-    `max_tokens` has one entry per prompt. `echo` holds the prompts' texts where answers begin with them, else None.
-    """
-
-    prompts: list[list[int]]
-    max_tokens: list[int]
-    sampling: SamplingParams
-    n: int
-    stops: tuple[str, ...]
-    echo: list[str] | None = None
+from ckdist.serve.requests.prepared import Prepared
+from ckdist.serve.requests.sampling import for_choice
 
 
 class Run:
     """Submits on entering its `with` block, aborts what is left on leaving it."""
 
-    def __init__(self, client: EngineClient, tokenizer, metrics: Metrics, work: Work, max_sequences: int):
+    def __init__(self, client: EngineClient, tokenizer, metrics: Metrics, work: Prepared, max_sequences: int):
         self.work, self.max_sequences = work, max_sequences
         self._client, self._tokenizer, self._metrics = client, tokenizer, metrics
         self._generation = client.generation()

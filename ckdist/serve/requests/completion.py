@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.serve.body import kind_of
-from ckdist.serve.fields import Fields, check_token_ids
-from ckdist.serve.sampling_fields import ACCEPTED, KNOWN, MAX_LOGPROBS, Asked, read_asked
+from ckdist.serve.requests.json_body import kind_of
+from ckdist.serve.requests.fields import Fields, check_token_ids
+from ckdist.serve.requests.sampling import ACCEPTED, KNOWN, MAX_LOGPROBS, Asked, read_asked
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 MAX_PROMPTS = 1024

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.serve.body import kind_of
+from ckdist.serve.requests.json_body import kind_of
 
 
 class Fields:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.text import check_stop
 from ckdist.errors import RequestError
-from ckdist.serve.body import kind_of
-from ckdist.serve.fields import Fields, in_range
+from ckdist.serve.requests.json_body import kind_of
+from ckdist.serve.requests.fields import Fields, in_range
 
 MAX_CHOICES = 16
 MAX_STOP_TOKENS = 256

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.serve.body import kind_of
-from ckdist.serve.fields import Fields
-from ckdist.serve.sampling_fields import ACCEPTED, KNOWN, MAX_LOGPROBS, Asked, read_asked
+from ckdist.serve.requests.json_body import kind_of
+from ckdist.serve.requests.fields import Fields
+from ckdist.serve.requests.sampling import ACCEPTED, KNOWN, MAX_LOGPROBS, Asked, read_asked
 
 MAX_MESSAGES = 4096
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
