@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from ckdist.errors import ModelFileError
 from ckdist.tokens.chat import ChatTemplate
 from ckdist.tokens.pieces import BYTE_TOKEN, SPACE, byte_level_bytes, sentencepiece_bytes, text_bytes
-from ckdist.tokens.splits import split_named
+from ckdist.tokens.splits import NAMING, Split, split_named
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_VOCAB = 4 << 20
@@ -22,8 +22,17 @@ MAX_VOCAB = 4 << 20
 # tokenizer.ggml.token_type
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
-# Many files name only one end token, though the chat format ends turns with another. These control tokens always end a turn.
-END_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>"}
+# Many files name only one end token, though the chat format ends turns with another. These control tokens always end a turn;
+# some files call them user-defined, which would let them into what is plain text.
+END_OF_TURN = {
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]",
+    "[EOS]", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<turn|>", "<|tool_response>", "<end_of_utterance>", "[e~[",
+    "<｜end▁of▁sentence｜>",
+}  # fmt: skip
+GOES_ON = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})  # beside these, <|end|> only ends one of an answer's messages
+
+# Kinds that GGUF knows and this does not read.
+NOT_READ = ("hybriddna", "no_vocab", "none", "plamo2", "rwkv", "whitespace")
 
 
 @dataclass(frozen=True)
@@ -55,13 +64,14 @@ class _Vocabulary:
 def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
     """The tokenizer that `metadata` (GGUF key to value, arrays as lists) describes.
 
-    Kinds: `gpt2` (byte-level BPE), `llama` (SentencePiece BPE by scores), `t5` (SentencePiece unigram).
-    Raises ModelFileError for another kind, or for arrays that are missing or contradict each other.
+    Kinds: `gpt2` (byte-level BPE), `gemma4` (BPE over text), `llama` (SentencePiece BPE by scores), `t5` (SentencePiece unigram),
+    `bert` (WordPiece). Raises ModelFileError for another kind, or for arrays that are missing or contradict each other.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    builders = {"gpt2": _byte_level, "llama": _sentencepiece_bpe, "t5": _sentencepiece_unigram}
+    builders = {"gpt2": _bpe, "gemma4": _bpe, "llama": _sentencepiece_bpe, "t5": _sentencepiece_unigram, "bert": _word_piece}
     if not isinstance(kind, str) or kind not in builders:
-        raise ModelFileError(f"tokenizer.ggml.model {kind!r:.40} is not known; known: {', '.join(builders)}")
+        state = "is a kind of vocabulary that is not read" if kind in NOT_READ else "is not known"
+        raise ModelFileError(f"tokenizer.ggml.model {kind!r:.40} {state}; known: {', '.join(builders)}; take a model with one of these")
     vocabulary = _read_vocabulary(metadata, kind)
     try:
         return builders[kind](vocabulary)
@@ -77,6 +87,7 @@ def _read_vocabulary(metadata: Mapping[str, object], kind: str) -> _Vocabulary:
         raise ModelFileError(f"tokenizer.ggml.tokens has {len(tokens)} entries; a vocabulary has 1 to {MAX_VOCAB}")
     types = _array(metadata, "token_type", int) or [NORMAL] * len(tokens)
     scores = _array(metadata, "scores", float) or [0.0] * len(tokens)
+    types = [CONTROL if type in (NORMAL, USER_DEFINED) and token in END_OF_TURN else type for token, type in zip(tokens, types)] + types[len(tokens) :]
     for name, values in (("token_type", types), ("scores", scores)):
         if len(values) != len(tokens):
             raise ModelFileError(f"tokenizer.ggml.{name} has {len(values)} entries for {len(tokens)} tokens")
@@ -89,7 +100,7 @@ def _read_vocabulary(metadata: Mapping[str, object], kind: str) -> _Vocabulary:
             raise ModelFileError(f"tokenizer.ggml.merges[{index}] is {merge!r:.60}, not two tokens with one space between")
         if left + right in known:  # a merge into a token that the vocabulary lacks can never apply
             merges.append((left, right))
-    if kind == "gpt2" and not stored and len(tokens) > 512:
+    if kind in ("gpt2", "gemma4") and not stored and len(tokens) > 512:
         raise ModelFileError(f"tokenizer.ggml.merges is missing, though the vocabulary has {len(tokens)} tokens; convert the model again")
     return _Vocabulary(tokens, types, scores, merges, metadata)
 
@@ -104,18 +115,58 @@ def _array(metadata: Mapping[str, object], name: str, kind: type) -> list:
     return values
 
 
-def _byte_level(v: _Vocabulary) -> Tokenizer:
-    split = split_named(str(v.metadata.get("tokenizer.ggml.pre", "default")))
+def _bpe(v: _Vocabulary) -> Tokenizer:
+    kind, name = v.metadata["tokenizer.ggml.model"], v.metadata.get("tokenizer.ggml.pre", "")
+    if not isinstance(name, str):
+        raise ModelFileError(f"tokenizer.ggml.pre is {name!r:.40}, not a name; {NAMING}")
+    split = split_named("gemma4" if kind == "gemma4" else name)
+    return _visible_space(v, split) if split.visible_space else _byte_level(v, split)
+
+
+def _byte_level(v: _Vocabulary, split: Split) -> Tokenizer:
     model = models.BPE(vocab=_ids(v.tokens), merges=v.merges, ignore_merges=split.whole_words)
     backend = tokenizers.Tokenizer(model)
     if split.composes:
         backend.normalizer = split.normalizer()
     backend.pre_tokenizer = split.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
-    _add_special(backend, v)
+    _add_special(backend, v, split.mask)
     added = set(v.of_type(CONTROL, USER_DEFINED, UNKNOWN))
     pieces = [text_bytes(token) if i in added else byte_level_bytes(token) for i, token in enumerate(v.tokens)]
     return _finish(backend, v, pieces, bos=v.token_id("bos_token_id"), eos=v.token_id("eos_token_id"), adds_bos=split.adds_bos)
+
+
+def _visible_space(v: _Vocabulary, split: Split) -> Tokenizer:
+    """BPE by merges over text, as SentencePiece writes it: ▁ for spaces, bytes for what no token spells."""
+    backend = tokenizers.Tokenizer(models.BPE(vocab=_ids(v.tokens), merges=v.merges, byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", SPACE)
+    backend.pre_tokenizer = split.pre_tokenizer()
+    backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    _add_special(backend, v)
+    bos, eos = v.token_id("bos_token_id"), v.token_id("eos_token_id")
+    return _finish(backend, v, _sentencepiece_pieces(v), bos, eos, adds_bos=split.adds_bos)
+
+
+def _word_piece(v: _Vocabulary) -> Tokenizer:
+    """BERT's: tokens that begin a word begin with ▁, those that go on with one do not."""
+    special = set(v.of_type(CONTROL, UNKNOWN, USER_DEFINED))
+    names = [
+        token if i in special else token.removeprefix(SPACE) if token.startswith(SPACE) else f"##{token}" for i, token in enumerate(v.tokens)
+    ]
+    unknown = v.token_id("unknown_token_id", 100)
+    if unknown is None:
+        raise ModelFileError("tokenizer.ggml.unknown_token_id is missing: WordPiece needs a token for words that it cannot spell")
+    backend = tokenizers.Tokenizer(models.WordPiece(vocab=_ids(names), unk_token=names[unknown], max_input_chars_per_word=100))
+    lowercase = v.flag("normalizer.lowercase", True)
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, lowercase=lowercase, strip_accents=v.flag("normalizer.strip_accents", lowercase)
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    _add_special(backend, v)
+    pieces = [text_bytes(token if i in special else token.replace(SPACE, " ")) for i, token in enumerate(v.tokens)]
+    bos, end = v.token_id("bos_token_id", 101), v.token_id("seperator_token_id", 102)
+    return _finish(backend, v, pieces, bos, end, adds_bos=True, adds_eos=True, strips_prefix_space=True)
 
 
 def _sentencepiece_bpe(v: _Vocabulary) -> Tokenizer:
@@ -147,13 +198,16 @@ def _sentencepiece(backend: tokenizers.Tokenizer, v: _Vocabulary, adds_bos: bool
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     _add_special(backend, v)
+    bos, eos = v.token_id("bos_token_id", 1), v.token_id("eos_token_id", 2)
+    return _finish(backend, v, _sentencepiece_pieces(v), bos, eos, adds_bos, adds_eos, strips_prefix_space=adds_space)
+
+
+def _sentencepiece_pieces(v: _Vocabulary) -> list[bytes]:
     is_byte = set(v.of_type(BYTE))
-    pieces = [
+    return [
         sentencepiece_bytes(token) if i in is_byte or not BYTE_TOKEN.fullmatch(token) else text_bytes(token)
         for i, token in enumerate(v.tokens)
     ]
-    bos, eos = v.token_id("bos_token_id", 1), v.token_id("eos_token_id", 2)
-    return _finish(backend, v, pieces, bos, eos, adds_bos, adds_eos, strips_prefix_space=adds_space)
 
 
 def _merges_by_score(v: _Vocabulary) -> list[tuple[str, str]]:
@@ -175,9 +229,10 @@ def _ids(tokens: list[str]) -> dict[str, int]:
     return {token: i for i, token in reversed(list(enumerate(tokens)))}  # of two alike the first is found
 
 
-def _add_special(backend: tokenizers.Tokenizer, v: _Vocabulary) -> None:
-    """Control tokens and user-defined ones are found in text as a whole, before anything is split."""
-    control = [AddedToken(v.tokens[i], special=True, normalized=False) for i in v.of_type(CONTROL, UNKNOWN) if v.tokens[i]]
+def _add_special(backend: tokenizers.Tokenizer, v: _Vocabulary, mask: str = "") -> None:
+    """Control tokens and user-defined ones are found in text as a whole, before anything is split; `mask` takes the spaces before it."""
+    names = [v.tokens[i] for i in v.of_type(CONTROL, UNKNOWN) if v.tokens[i]]
+    control = [AddedToken(name, special=True, normalized=False, lstrip=name == mask) for name in names]
     user = [AddedToken(v.tokens[i], special=False, normalized=False) for i in v.of_type(USER_DEFINED) if v.tokens[i]]
     backend.add_special_tokens(control)
     backend.add_tokens(user)
@@ -194,7 +249,8 @@ def _finish(
     strips_prefix_space: bool = False,
 ) -> Tokenizer:
     control = v.of_type(CONTROL, UNKNOWN)
-    ends = {eos, v.token_id("eot_token_id"), v.token_id("eom_token_id")} | {i for i in control if v.tokens[i] in END_OF_TURN}
+    ending = END_OF_TURN - {"<|end|>"} if any(names.issubset(v.tokens) for names in GOES_ON) else END_OF_TURN
+    ends = {eos, v.token_id("eot_token_id"), v.token_id("eom_token_id")} | {i for i in control if v.tokens[i] in ending}
     templates = _chat_templates(v.metadata)
     named = {"bos_token": bos, "eos_token": eos, "unk_token": v.token_id("unknown_token_id"), "pad_token": v.token_id("padding_token_id")}
     return Tokenizer(

@@ -4,21 +4,29 @@ The patterns are those that the model makers publish in their tokenizer.json; ea
 left. What no pattern matches stays a piece of its own.
 """
 
-import logging
 from dataclasses import dataclass
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-log = logging.getLogger(__name__)
+from ckdist.errors import ModelFileError
+
+NAMING = "name the model's own with --override-kv tokenizer.ggml.pre=str:NAME"
 
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 # Words with one character before them, punctuation with its newlines, runs of newlines, runs of spaces but the last.
-WORDS, TAIL = r"[^\r\n\p{L}\p{N}]?\p{L}+", r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+WORDS, SPACES = r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\s+(?!\S)|\s+"
+TAIL = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{SPACES}"
 # Words that change case inside, as CamelCase does.
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 CAMEL_1, CAMEL_2 = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
-CAMEL_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CAMEL = f"{CAMEL_1}{CONTRACTIONS}?|{CAMEL_2}{CONTRACTIONS}?"
+CAMEL_TAIL = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|{SPACES}"
+CJK = "[一-龥぀-ゟ゠-ヿ]+"
+# DeepSeek's words, with the characters of ASCII that may stand before them, and its punctuation.
+DEEPSEEK_WORDS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+DEEPSEEK_TAIL = rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|\s*[\r\n]+|{SPACES}"
+LINES = r"[^\n]+|[\n]+"
 
 
 @dataclass(frozen=True)
@@ -29,10 +37,14 @@ class Split:
     adds_bos: bool = False
     whole_words: bool = False
     composes: bool = False  # Unicode NFC first
+    visible_space: bool = False  # tokens are text with ▁ for spaces and <0x0A> for bytes, not the byte-level alphabet
+    mask: str = ""  # the special token that takes the spaces before it
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
         steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
-        return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        if not self.visible_space:
+            steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        return pre_tokenizers.Sequence(steps)
 
     def normalizer(self) -> normalizers.Normalizer | None:
         return normalizers.NFC() if self.composes else None
@@ -40,45 +52,134 @@ class Split:
 
 DEFAULT = Split((r"[\p{P}\$\+<=>\^~\|]+", GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]"))
 GPT2 = Split((GPT2_WORDS,))
+GPT2_COMPOSED = Split(GPT2.patterns, composes=True)
 DIGITS = Split((r"\p{N}", GPT2_WORDS))
 LLAMA3 = Split((f"{CONTRACTIONS}|{WORDS}|\\p{{N}}{{1,3}}|{TAIL}",), adds_bos=True, whole_words=True)
 THREE_DIGITS = Split(LLAMA3.patterns)
 QWEN2 = Split((f"{CONTRACTIONS}|{WORDS}|\\p{{N}}|{TAIL}",), composes=True)
 ONE_DIGIT = Split(QWEN2.patterns)
 QWEN35 = Split(
-    (CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",), composes=True
+    (rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{SPACES}",),
+    composes=True,
 )
 TEKKEN = Split((f"{CAMEL_1}|{CAMEL_2}|\\p{{N}}|{CAMEL_TAIL}",), adds_bos=True, whole_words=True)
-GPT4O = Split((f"{CAMEL_1}{CONTRACTIONS}?|{CAMEL_2}{CONTRACTIONS}?|\\p{{N}}{{1,3}}|{CAMEL_TAIL}",))
+GPT4O = Split((f"{CAMEL}|\\p{{N}}{{1,3}}|{CAMEL_TAIL}",))
 FALCON = Split((r"[\p{P}\$\+<=>\^~\|`]+", GPT2_WORDS, r"[0-9][0-9][0-9]"))
 DEEPSEEK_CODER = Split((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"))
-DEEPSEEK3 = Split(
+DEEPSEEK_LLM = Split(
     (
-        r"\p{N}{1,3}",
-        "[一-龥぀-ゟ゠-ヿ]+",
-        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+        r"[\r\n]",
+        r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-"
+        r"ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\x{1F7D}ᾀ-ᾴᾶ-ᾼ\x{1FBE}ῂ-ῄῆ-ῌῐ-\x{1FD3}ῖ-\x{1FDB}ῠ-Ῥῲ-ῴῶ-ῼ"
+        r"ℂℇℊ-ℓℕℙ-ℝℤ\x{2126}ℨ\x{212A}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
+        r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+        r"\s+$",
+        "[一-龥ࠀ-一가-퟿]+",
+        r"\p{N}+",
     )
 )
+DEEPSEEK3 = Split((r"\p{N}{1,3}", CJK, DEEPSEEK_WORDS + DEEPSEEK_TAIL))
+SPARK = Split((*DEEPSEEK3.patterns[:2], rf"{DEEPSEEK_WORDS}| ?[\p{{P}}\p{{S}}]+|[\r\n]|{SPACES}", r"\p{N}"))
+AFMOE = Split(
+    (
+        r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",  # groups of three from the right
+        r"[一-鿿㐀-䶿\x{F900}-\x{FAFF}぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+",
+        DEEPSEEK_WORDS + DEEPSEEK_TAIL,
+    )
+)
+YOUTU = Split(
+    (f"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|{CJK}", f"{CAMEL}|\\p{{N}}|{CAMEL_TAIL}"), whole_words=True
+)
+JAIS2 = Split(
+    (
+        rf"{CONTRACTIONS}|{WORDS}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|"
+        + "|".join(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
+        + r"|\s{1}",
+    )
+)
+BLOOM = Split((" ?[^(\\s|.,!?…。，、।۔،)]+",))
+VIKING = Split((*BLOOM.patterns, r"\p{N}"))
+CHAMELEON = Split(
+    (
+        "<sentinel:[0-9]+>",
+        "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+        r"([\t\n]|    |  )",
+        r"\p{N}",
+        r"[\p{P}!-/:-@\[-`{-~]",
+        GPT2_WORDS,
+    ),
+    adds_bos=True,
+)
+TINY_AYA = Split((r"\d{1,3}(?=(?:\d{3})*\b)", *GPT4O.patterns), composes=True)
+_HAN_UPPER, _HAN_LOWER = (rf"[{letters}&&[^\p{{Han}}]]" for letters in (UPPER, LOWER))  # letters that are not Chinese characters
+KIMI = Split(
+    (
+        rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{_HAN_UPPER}*{_HAN_LOWER}+{CONTRACTIONS}?"
+        rf"|[^\r\n\p{{L}}\p{{N}}]?{_HAN_UPPER}+{_HAN_LOWER}*{CONTRACTIONS}?|\p{{N}}{{1,3}}|{TAIL}",
+    )
+)
+SUPERBPE = Split((r"\p{N}+", r"(?=(\d{3})+(?!\d))"))
+BAILING = Split((rf"'(?i:[sdmt]|ll|ve|re)|{WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]|{SPACES}",))
+SEED_CODER = Split((rf"{CONTRACTIONS}|{WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|{SPACES}",))
+EXAONE_MOE = Split(
+    (
+        rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|{SPACES}",
+    )
+)
+MINICPM5 = Split((r"\p{N}{1,3}", rf"{CONTRACTIONS}|{WORDS}|\p{{N}}+|{TAIL}"), whole_words=True)
+LAGUNA = Split((LINES, *ONE_DIGIT.patterns))
+GEMMA4 = Split((LINES,), adds_bos=True, visible_space=True)
 
 SPLITS = {
     "default": DEFAULT,
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling"), GPT2),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), DIGITS),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), THREE_DIGITS),
-    "qwen2": QWEN2,
-    **dict.fromkeys(("deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"), ONE_DIGIT),
+    **dict.fromkeys(("gpt-2", "phi-2", "jais", "trillion", "granite-docling", "exaone4", "gigachat", "a.x-4.0", "mellum"), GPT2),
+    **dict.fromkeys(("jina-es", "jina-de", "jina-v1-en", "roberta-bpe"), GPT2),
+    **dict.fromkeys(("jina-v2-es", "jina-v2-de", "jina-v2-code"), Split(GPT2.patterns, mask="<mask>")),
+    **dict.fromkeys(("mpt", "olmo"), GPT2_COMPOSED),
+    "modern-bert": Split(GPT2.patterns, composes=True, mask="[MASK]"),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"), DIGITS),
+    "command-r": Split(DIGITS.patterns, composes=True),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"), LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), THREE_DIGITS),
+    **dict.fromkeys(("glm4", "glm5"), Split(LLAMA3.patterns, whole_words=True)),
+    **dict.fromkeys(("qwen2", "f2llmv2"), QWEN2),
+    **dict.fromkeys(("deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan", "kormo", "solar-open", "grok-2"), ONE_DIGIT),
     "qwen35": QWEN35,
     "tekken": TEKKEN,
-    **dict.fromkeys(("gpt-4o", "llama4"), GPT4O),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), GPT4O),
+    "granite-embed-multi-97m": Split(GPT4O.patterns, whole_words=True),
     "falcon": FALCON,
+    "deepseek-llm": DEEPSEEK_LLM,
     "deepseek-coder": DEEPSEEK_CODER,
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), DEEPSEEK3),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "hy_v4", "joyai-llm"), DEEPSEEK3),
+    "spark2_5": SPARK,
+    "youtu": YOUTU,
+    "jais-2": JAIS2,
+    **dict.fromkeys(("bloom", "gpt3-finnish", "poro-chat"), BLOOM),
+    "viking": VIKING,
+    "chameleon": CHAMELEON,
+    **dict.fromkeys(("tiny_aya", "cohere2moe"), TINY_AYA),
+    "kimi-k2": KIMI,
+    "superbpe": SUPERBPE,
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), BAILING),
+    "seed-coder": SEED_CODER,
+    "exaone-moe": EXAONE_MOE,
+    "minicpm5": MINICPM5,
+    "ufakzeka": Split((f"{WORDS}|\\p{{N}}|{TAIL}",)),
+    "afmoe": AFMOE,
+    "laguna": LAGUNA,
+    **dict.fromkeys(("gemma4", "granite-embed-multi-311m"), GEMMA4),
+    "sarvam-moe": Split((LINES,), visible_space=True),
 }
 
 
 def split_named(name: str) -> Split:
-    """The way to split called `name`; an unknown one is `default` with a warning, since most texts split alike."""
+    """The way to split called `name`; ModelFileError where the file names none (an empty `name`) or one that is not known."""
+    if not name:
+        raise ModelFileError(
+            f"tokenizer.ggml.pre is missing, so how text is split before it is merged is not known; {NAMING}, one of {', '.join(SPLITS)}"
+        )
     if name not in SPLITS:
-        log.warning("pre-tokenizer %r is not known, using 'default': rare texts may be split differently; known: %s", name, ", ".join(SPLITS))
-    return SPLITS.get(name, DEFAULT)
+        raise ModelFileError(f"tokenizer.ggml.pre {name!r:.60} is not known; {NAMING} if that is one of {', '.join(SPLITS)}")
+    return SPLITS[name]

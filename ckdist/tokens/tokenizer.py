@@ -5,6 +5,7 @@ Where it comes from is not its business: `folder` and `gguf` build it.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import tokenizers
 
@@ -37,21 +38,36 @@ class Tokenizer:
         """The number of ids the vocabulary reaches; a model's embedding may have more rows, which stand for no text."""
         return len(self.pieces)
 
-    def encode(self, text: str, add_special: bool = True) -> list[int]:
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """The ids of `text`; with `add_special` the model's own BOS and EOS rules apply.
 
-        Special tokens that stand in the text as text are parsed, as in transformers and llama-server: that is how a rendered
-        chat template becomes control tokens. A BOS that the text begins with already is not doubled.
-        Raises RequestError for text that is not Unicode (lone surrogates).
+        With `parse_special` control tokens that stand in the text as text become those tokens, as in transformers and llama-server:
+        that is how a rendered chat template becomes control tokens. Without it they are plain text, which nobody can use to end
+        a turn; tokens that are user-defined and not control are found either way. A BOS that the text begins with already is not
+        doubled. Raises RequestError for text that is not Unicode (lone surrogates).
         """
+        backend = self.backend if parse_special else self._plain
         try:
-            ids = self.backend.encode_batch([text], add_special_tokens=False)[0].ids  # a batch, since only that releases the GIL
+            ids = backend.encode_batch([text], add_special_tokens=False)[0].ids  # a batch, since only that releases the GIL
         except (UnicodeEncodeError, TypeError):
             raise RequestError("the text is not valid Unicode: it has bytes or escapes that are no characters") from None
         if not add_special:
             return ids
         prefix = () if self.prefix and self.prefix == tuple(ids[: len(self.prefix)]) else self.prefix
         return [*prefix, *ids, *self.suffix]
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        """`backend`, sharing its vocabulary, as one that takes control tokens in a text for plain text."""
+        plain = tokenizers.Tokenizer(self.backend.model)
+        if self.backend.normalizer is not None:
+            plain.normalizer = self.backend.normalizer
+        if self.backend.pre_tokenizer is not None:
+            plain.pre_tokenizer = self.backend.pre_tokenizer
+        added = self.backend.get_added_tokens_decoder()
+        plain.add_tokens([added[token_id] for token_id in sorted(added)])
+        plain.encode_special_tokens = True
+        return plain
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of `ids`. Bytes that are no UTF-8 become U+FFFD. Ids that do not start with BOS are the middle of a text:
