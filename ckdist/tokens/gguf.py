@@ -31,6 +31,9 @@ END_OF_TURN = {
 }  # fmt: skip
 GOES_ON = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})  # beside these, <|end|> only ends one of an answer's messages
 
+# Gemma's and Phi's files call it user-defined, but no text means it: where control tokens are plain text, it is too.
+NEVER_MEANT = "</s>"
+
 # Kinds that GGUF knows and this does not read.
 NOT_READ = ("hybriddna", "no_vocab", "none", "plamo2", "rwkv", "whitespace")
 
@@ -87,10 +90,10 @@ def _read_vocabulary(metadata: Mapping[str, object], kind: str) -> _Vocabulary:
         raise ModelFileError(f"tokenizer.ggml.tokens has {len(tokens)} entries; a vocabulary has 1 to {MAX_VOCAB}")
     types = _array(metadata, "token_type", int) or [NORMAL] * len(tokens)
     scores = _array(metadata, "scores", float) or [0.0] * len(tokens)
-    types = [CONTROL if type in (NORMAL, USER_DEFINED) and token in END_OF_TURN else type for token, type in zip(tokens, types)] + types[len(tokens) :]
     for name, values in (("token_type", types), ("scores", scores)):
         if len(values) != len(tokens):
             raise ModelFileError(f"tokenizer.ggml.{name} has {len(values)} entries for {len(tokens)} tokens")
+    types = [CONTROL if kind == USER_DEFINED and token in END_OF_TURN else kind for token, kind in zip(tokens, types)]
     if not all(map(math.isfinite, scores)):
         raise ModelFileError("tokenizer.ggml.scores has entries that are not finite numbers")
     known, stored, merges = set(tokens), _array(metadata, "merges", str), []
@@ -220,8 +223,10 @@ def _merges_by_score(v: _Vocabulary) -> list[tuple[str, str]]:
     rank = _ids(v.tokens)
     merges = []
     for token, score in normal.items():
-        halves = [(token[:cut], token[cut:]) for cut in range(1, min(len(token), 65))]
-        merges += [(-score, -len(left), rank[left], rank[right], left, right) for left, right in halves if left in normal and right in normal]
+        for cut in range(1, min(len(token), 65)):
+            left = token[:cut]
+            if left in normal and (right := token[cut:]) in normal:
+                merges.append((-score, -cut, rank[left], rank[right], left, right))
     return [(left, right) for *_, left, right in sorted(merges)]
 
 
@@ -231,11 +236,10 @@ def _ids(tokens: list[str]) -> dict[str, int]:
 
 def _add_special(backend: tokenizers.Tokenizer, v: _Vocabulary, mask: str = "") -> None:
     """Control tokens and user-defined ones are found in text as a whole, before anything is split; `mask` takes the spaces before it."""
-    names = [v.tokens[i] for i in v.of_type(CONTROL, UNKNOWN) if v.tokens[i]]
-    control = [AddedToken(name, special=True, normalized=False, lstrip=name == mask) for name in names]
-    user = [AddedToken(v.tokens[i], special=False, normalized=False) for i in v.of_type(USER_DEFINED) if v.tokens[i]]
-    backend.add_special_tokens(control)
-    backend.add_tokens(user)
+    control, user = ([v.tokens[i] for i in v.of_type(*types) if v.tokens[i]] for types in ((CONTROL, UNKNOWN), (USER_DEFINED,)))
+    control += [name for name in user if name == NEVER_MEANT]
+    backend.add_special_tokens([AddedToken(name, special=True, normalized=False, lstrip=name == mask) for name in control])
+    backend.add_tokens([AddedToken(name, special=False, normalized=False) for name in user if name != NEVER_MEANT])
 
 
 def _finish(
