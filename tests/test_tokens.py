@@ -118,13 +118,11 @@ def test_gguf_byte_level_is_the_same_tokenizer(backend, byte_level):
 
 
 def test_every_split_compiles_and_loses_nothing(backend, caplog):
-    for name in SPLITS:
+    for name in (name for name, split in SPLITS.items() if not split.visible_space):
         tokenizer = tokenizer_from_gguf(gguf_metadata(backend, **{"tokenizer.ggml.pre": name}))
         for text in TEXTS[:8]:
             assert tokenizer.decode(tokenizer.encode(text)) in (text, tokenizer.backend.normalizer and tokenizer.backend.normalizer.normalize_str(text))
     assert not caplog.records
-    tokenizer_from_gguf(gguf_metadata(backend, **{"tokenizer.ggml.pre": "tomorrow"}))
-    assert "'tomorrow' is not known" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -227,7 +225,7 @@ def test_what_is_no_tokenizer_is_one_line(folder, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "rwkv"}, "'rwkv' is not known; known: gpt2, llama, t5"),
+        ({"model": "rwkv"}, "'rwkv' is a kind of vocabulary that is not read"),
         ({"tokens": []}, "has 0 entries"),
         ({"tokens": [1, 2]}, "is not an array of str"),
         ({"token_type": [1]}, "has 1 entries for 600 tokens"),
