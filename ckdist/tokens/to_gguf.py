@@ -87,9 +87,9 @@ def _split_name(tokenizer: Tokenizer, metadata: dict[str, object], whole_words: 
     """The first name under which the metadata gives the tokenizer's ids; those that treat whole words alike are tried first."""
     names = {}
     for name, split in SPLITS.items():
-        names.setdefault(split, name)
-    byte_level = {split: name for split, name in names.items() if not split.visible_space}
-    for split, name in sorted(byte_level.items(), key=lambda item: item[0].whole_words != whole_words):
+        if not split.visible_space:
+            names.setdefault(split, name)
+    for split, name in sorted(names.items(), key=lambda item: item[0].whole_words != whole_words):
         if _agree(tokenizer, metadata | {"tokenizer.ggml.pre": name}):
             return name
     raise ModelFileError(f"{folder / 'tokenizer.json'} splits text in a way that GGUF has no name for; known: {', '.join(names.values())}")
