@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ckdist.errors import ConfigError
+from ckdist.overrides import metadata_overrides
 
 CACHE_TYPES = ("f32", "f16", "bf16", "i16", "q8_0")
 QUANTIZE_TYPES = ("q8_0", "q4_k")
@@ -73,6 +74,7 @@ class EngineConfig:
     """What every command that runs a model can be told."""
 
     model: str | None = option(None, "-m", "--model", metavar="PATH", help="GGUF file or folder with safetensors (default: the bundled model)")
+    override_kv: tuple[str, ...] = option((), "--override-kv", repeat=True, metavar="KEY=TYPE:VALUE", help="set a value of the GGUF file's metadata anew, as tokenizer.ggml.pre=str:qwen2; types: int, float, bool, str; several with commas or flags")
     ctx_size: int = option(0, "-c", "--ctx-size", parse=integer, low=0, high=1 << 24, metavar="N", help="longest sequence in tokens; 0: as the model and the memory allow")
     threads: int = option(0, "-t", "--threads", parse=integer, low=0, high=4096, metavar="N", help="compute threads of one rank; 0: its share of the cores")
     threads_batch: int = option(0, "-tb", "--threads-batch", parse=integer, low=0, high=4096, metavar="N", help="threads for prompts; 0: as --threads")
@@ -96,6 +98,7 @@ class EngineConfig:
             check_field(item, getattr(self, item.name))
         if self.model == "":
             raise ConfigError("--model is empty: give a GGUF file or a folder, or leave the flag out for the bundled model")
+        metadata_overrides(self.override_kv)
         if self.quantize and self.reorganize in ("dsa", "threads"):
             raise ConfigError(f"--reorganize {self.reorganize} serves weights as they are stored, and --quantize {self.quantize} changes them: leave one of the two out")
 

@@ -11,6 +11,7 @@ FLOORS = {
     "errors": 0,
     "native": 0,
     "config": 1,
+    "overrides": 1,
     "topology": 1,
     "comm": 1,
     "layout": 1,

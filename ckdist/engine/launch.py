@@ -26,6 +26,7 @@ from ckdist.errors import ConfigError
 from ckdist.layout import Mesh, model_dims
 from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
+from ckdist.overrides import metadata_overrides
 from ckdist.planner import Plan, gigabytes, layouts_for, make_plan
 from ckdist.program.executable import Executable, Phase
 from ckdist.program.lower import lower
@@ -127,7 +128,7 @@ def load_model(config, world, progress: bool = False, measure: bool = False, fil
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where ranks disagree.
     """
-    checkpoint = together(world, lambda: open_checkpoint(config.model or BUNDLED))
+    checkpoint = together(world, lambda: open_checkpoint(config.model or BUNDLED, metadata_overrides(config.override_kv)))
     spec = checkpoint.spec
     layouts = prefill, decode, mesh = layouts_for(config, world)
     adapter = Adapter(pathlib.Path(config.lora)) if config.lora else None
@@ -199,7 +200,7 @@ def lower_for(loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int
 
 def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
     """Rank 0's engine over a loaded model, and the model's tokenizer."""
-    tokenizer = tokenizer_of(model.checkpoint.path)
+    tokenizer = tokenizer_of(model.checkpoint.path, model.checkpoint.overrides)
     stats = lambda: {**model.prefill.stats(model.executable), **model.loader.filled.stats()}
     lane = model.trace and model.trace.main
     return Engine(model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids, max_waiting=max_waiting, more_stats=stats, lane=lane), tokenizer

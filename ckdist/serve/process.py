@@ -8,6 +8,7 @@ import sys
 
 from ckdist.config import ServeConfig
 from ckdist.errors import ConfigError, EngineError
+from ckdist.overrides import metadata_overrides
 from ckdist.serve.settings import HttpSettings, read_api_keys
 
 BACKLOG = 1024
@@ -49,6 +50,7 @@ class HttpProcess:
             endpoint=endpoint,
             model=model,
             model_name=config.alias or model_name,
+            overrides=metadata_overrides(config.override_kv),
             listener=listener.fileno(),
             parent=os.getpid(),
             api_keys=read_api_keys(config),

@@ -72,7 +72,7 @@ class HttpServer:
         self.client.on_state = lambda state: log.info("the engine is %s", state)
         self.client.start()
         answering = asyncio.create_task(self.connections.serve([self.listener]))
-        loading = asyncio.create_task(asyncio.to_thread(self.load, self.settings.model))
+        loading = asyncio.create_task(asyncio.to_thread(self.load, self.settings.model, self.settings.overrides))
         try:
             code = await self._watch(loading)
             self.connections.should_exit = True

@@ -18,6 +18,7 @@ class HttpSettings:
     endpoint: str
     model: str
     model_name: str
+    overrides: dict[str, int | float | bool | str] = field(default_factory=dict)  # of the model's metadata
     listener: int
     parent: int
     api_keys: tuple[str, ...] = field(default=(), repr=False)

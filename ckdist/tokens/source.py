@@ -1,5 +1,6 @@
 """The tokenizer that comes with a model, whichever kind of model it is."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from ckdist.tokens.folder import load_tokenizer
@@ -8,6 +9,9 @@ from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.weights.gguf import read_gguf
 
 
-def tokenizer_of(model: str | Path) -> Tokenizer:
-    """The tokenizer of a GGUF file or of a folder. Raises ModelFileError where there is none that can be read."""
-    return load_tokenizer(model) if Path(model).is_dir() else tokenizer_from_gguf(read_gguf(Path(model)).metadata)
+def tokenizer_of(model: str | Path, overrides: Mapping[str, int | float | bool | str] | None = None) -> Tokenizer:
+    """The tokenizer of a GGUF file, with `overrides` put over its metadata, or of a folder.
+
+    Raises ModelFileError where there is none that can be read.
+    """
+    return load_tokenizer(model) if Path(model).is_dir() else tokenizer_from_gguf(read_gguf(Path(model), overrides).metadata)

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ckdist.errors import ModelFileError
+from ckdist.errors import ConfigError, ModelFileError
 from ckdist.models.from_config import spec_from_config
 from ckdist.models.from_gguf import spec_from_gguf
 from ckdist.models.spec import ModelSpec
 from ckdist.models.tensors import EMBEDDING, OUTPUT, tensor_shapes
+from ckdist.overrides import FLAG
 from ckdist.weights import dtypes, names
 from ckdist.weights.gguf import MAGIC, GgufModel, read_gguf
 from ckdist.weights.json_file import read_json_object
@@ -63,6 +64,7 @@ class Checkpoint:
     spec: ModelSpec
     tensors: Mapping[str, TensorSource] = field(repr=False)
     metadata: Mapping[str, Any] = field(repr=False)  # of the GGUF, or config.json
+    overrides: Mapping[str, Any] = field(default_factory=dict, repr=False)  # that stand in the metadata in place of the file's
 
     @property
     def folder(self) -> pathlib.Path:
@@ -75,15 +77,17 @@ class Checkpoint:
         return sum({source.name: source.nbytes for source in self.tensors.values()}.values())
 
 
-def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
-    """The model at `path`: a GGUF file, or a folder with config.json and safetensors files.
+def open_checkpoint(path: str | os.PathLike, overrides: Mapping[str, Any] | None = None) -> Checkpoint:
+    """The model at `path`: a GGUF file, with `overrides` put over its metadata, or a folder with config.json and safetensors files.
 
     Raises ModelFileError when it is not a model, a file is missing or damaged, or a weight is missing or has the wrong
-    shape; ArchitectureError when its family is not known.
+    shape; ArchitectureError when its family is not known; ConfigError for overrides that cannot be put there.
     """
     path = pathlib.Path(path)
     try:
         if path.is_dir():
+            if overrides:
+                raise ConfigError(f"{FLAG} sets metadata of GGUF files, and {path} is a folder: change its config.json, or give a GGUF file")
             return _open_folder(path)
         if path.exists() and not path.is_file():  # a pipe would block
             raise ModelFileError(f"{path} is neither a file nor a folder")
@@ -93,11 +97,11 @@ def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
         raise ModelFileError(f"{path} cannot be opened: {getattr(e, 'strerror', None) or e}") from None
     if magic != MAGIC:
         raise ModelFileError(f"{path} is not a GGUF file: it begins with {magic!r}, not {MAGIC!r}; for safetensors give the folder")
-    return _open_gguf(path)
+    return _open_gguf(path, overrides or {})
 
 
-def _open_gguf(path: pathlib.Path) -> Checkpoint:
-    model = read_gguf(path)
+def _open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
+    model = read_gguf(path, overrides)
     where = str(path)
     dims = {name: tensor.dims for name, tensor in model.tensors.items()}
     spec = spec_from_gguf(model.metadata, dims, where, _rope_factors(model))
@@ -114,7 +118,7 @@ def _open_gguf(path: pathlib.Path) -> Checkpoint:
             tensor.offset,
             head_rows=spec.head_dim if names.gguf_rows_interleaved(spec.architecture, name) else 0,
         )
-    return Checkpoint(path, "gguf", spec, _required(spec, found, where), model.metadata)
+    return Checkpoint(path, "gguf", spec, _required(spec, found, where), model.metadata, overrides)
 
 
 def _open_folder(path: pathlib.Path) -> Checkpoint:

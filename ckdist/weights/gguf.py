@@ -9,12 +9,14 @@ import os
 import pathlib
 import re
 import struct
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from ckdist.errors import ModelFileError
+from ckdist.errors import ConfigError, ModelFileError
+from ckdist.overrides import FLAG
 from ckdist.weights import dtypes
 
 MAGIC = b"GGUF"
@@ -63,12 +65,23 @@ class GgufModel:
     tensors: dict[str, GgufTensor] = field(repr=False)
 
 
-def read_gguf(path: str | os.PathLike) -> GgufModel:
+def read_gguf(path: str | os.PathLike, overrides: Mapping[str, int | float | bool | str] | None = None) -> GgufModel:
     """Read the GGUF model at `path`; any part of a split model finds the others beside it.
 
-    Raises ModelFileError: one line with the file, what it says, and what is there.
+    `overrides` are put over the metadata, whether a key is there or not. Raises ModelFileError: one line with the file, what it
+    says, and what is there; and ConfigError for an override of another type than the file's value.
     """
-    path = pathlib.Path(path)
+    model = _read_model(pathlib.Path(path))
+    for key, value in (overrides or {}).items():
+        stored = model.metadata.get(key, value)
+        if type(stored) is not type(value):
+            names = {int: "int", float: "float", bool: "bool", str: "str"}
+            there = names.get(type(stored), "an array")
+            raise ConfigError(f"{FLAG} {key} is of type {names[type(value)]}, but in {path} it is {there}: only a value of the same type can replace it")
+    return replace(model, metadata={**model.metadata, **(overrides or {})})
+
+
+def _read_model(path: pathlib.Path) -> GgufModel:
     metadata, tensors = _read_file(path)
     count = metadata.get("split.count", 1)
     match = _SPLIT_NAME.match(path.name)
