@@ -43,6 +43,7 @@ def test_reads_what_the_package_wrote(tmp_path):
     for name, t in stored.items():
         assert data[t.offset : t.offset + t.nbytes] == arrays[name].tobytes()
 
+PADDED = json.dumps({"a": entry()}).encode() + b"  "
 
 LIES = {
     "empty": (b"", "header has 0 bytes, but the file has 0"),
@@ -64,6 +65,10 @@ LIES = {
     "past the end": (file_of({"a": entry(offsets=(64, 128))}), "ends at byte 203, but the file has 139"),
     "backwards": (file_of({"a": entry(offsets=(64, 0))}), "two ascending numbers"),
     "negative": (file_of({"a": entry(offsets=(-64, 0))}), "two ascending numbers"),
+    "a header one byte short": (file_of(PADDED, length=len(PADDED) - 1), "'a' ends at byte 138, but the file has 139 bytes: it is damaged"),
+    "a hole": (file_of({"a": entry(), "b": entry(offsets=(68, 132))}, 132), "'b' begins at byte .*, and not where 'a' ends at"),
+    "a hole before all": (file_of({"a": entry(offsets=(4, 68))}, 68), "'a' begins at byte .*, and not where 'the header' ends at"),
+    "bytes behind all": (file_of({"a": entry()}, 65), "'a' ends at byte .*: it is damaged, since tensors must fill it"),
     "overlap": (file_of({"a": entry(), "b": entry(shape=(4, 4), offsets=(32, 96))}, 96), "'b' begins at byte .*, before 'a' ends at"),
 }  # fmt: skip
 
@@ -96,7 +101,8 @@ def test_mutated_bytes_parse_or_are_refused(tmp_path, changes, cut):
     path = tmp_path / "model.safetensors"
     path.write_bytes(data[: len(data) - cut])
     try:
-        read_safetensors(path)
+        stored = read_safetensors(path)
+        assert sum(t.nbytes for t in stored.values()) == path.stat().st_size - min((t.offset for t in stored.values()), default=path.stat().st_size)
     except ModelFileError as e:
         assert "\n" not in str(e)
 
@@ -151,6 +157,62 @@ def test_missing_and_misshapen_tensors(tmp_path):
         open_checkpoint(tmp_path)
     write_model(tmp_path, **{"model.norm.weight": np.ones(8, np.int64)})
     with pytest.raises(ModelFileError, match="'model.norm.weight' has dtype I64; the known ones are F32, F16, BF16"):
+        open_checkpoint(tmp_path)
+
+
+UNREAD = "without what the file computes with them its answers would be wrong"
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.mlp.down_proj.bias", "model.layers.1.mlp.up_proj.weight", "lm_head.bias", "score.weight"])
+def test_a_tensor_that_nothing_reads_is_named(tmp_path, name):
+    write_model(tmp_path, **{name: np.ones(3, np.float32)})
+    with pytest.raises(ModelFileError, match=f"'{name}' has no place in a llama model of 1 layers: {UNREAD}"):
+        open_checkpoint(tmp_path)
+
+
+def test_many_tensors_that_nothing_reads_are_counted(tmp_path):
+    write_model(tmp_path, parts=2, **{f"extra.{i}": np.ones(1, np.float32) for i in range(9)})
+    index = tmp_path / "model.safetensors.index.json"
+    forgets = json.loads(index.read_text())
+    forgets["weight_map"] = {n: file for n, file in forgets["weight_map"].items() if not n.startswith("extra")}
+    for content in (index.read_text(), json.dumps(forgets)):
+        index.write_text(content)
+        with pytest.raises(ModelFileError, match="9 tensors, 'extra.*', 'extra.*', 'extra.*' and 6 more, have no place"):
+            open_checkpoint(tmp_path)
+
+
+def test_what_changes_no_answer_is_noted(tmp_path):
+    one = np.ones(1, np.float32)
+    beside = {"vision_tower.a.weight": one, "model.multi_modal_projector.b": one, "model.mtp_layers.0.c": one, "model.layers.1.mlp.d": one}
+    buffers = {"model.layers.0.self_attn.rotary_emb.inv_freq": one, "model.rotary_emb.inv_freq": one}
+    write_model(tmp_path, CONFIG | {"num_nextn_predict_layers": 1}, **beside, **buffers)
+    notes = open_checkpoint(tmp_path).notes
+    assert len(notes) == 2 and "images are not read: 2 tensors, as " in notes[0] + notes[1]
+    assert "tokens are predicted one at a time: 2 tensors, as " in notes[0] + notes[1]
+    write_model(tmp_path)
+    assert open_checkpoint(tmp_path).notes == ()
+
+
+def test_an_output_matrix_of_a_tied_model(tmp_path):
+    tied = CONFIG | {"tie_word_embeddings": True}
+    rng = np.random.default_rng(1)
+    embedding, other = rng.standard_normal((2, 10, 8)).astype(np.float32)
+    write_model(tmp_path, tied, **{"model.embed_tokens.weight": embedding, "lm_head.weight": embedding})
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.spec.tie_embeddings and checkpoint.tensors["lm_head.weight"] is checkpoint.tensors["model.embed_tokens.weight"]
+    for head in (other, embedding.astype(np.float16)):
+        write_model(tmp_path, tied, **{"model.embed_tokens.weight": embedding, "lm_head.weight": head})
+        checkpoint = open_checkpoint(tmp_path)
+        assert not checkpoint.spec.tie_embeddings
+        np.testing.assert_array_equal(read_tensor(checkpoint.tensors["lm_head.weight"]), head)
+
+
+def test_two_names_of_one_tensor_and_quantised_folders_are_refused(tmp_path):
+    write_model(tmp_path, **{"language_model.model.norm.weight": np.ones(8, np.float32)})
+    with pytest.raises(ModelFileError, match="and another tensor are both 'model.norm.weight'"):
+        open_checkpoint(tmp_path)
+    write_model(tmp_path, CONFIG | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
+    with pytest.raises(ModelFileError, match="is quantised by 'gptq', which is not read; take the model as it was before, or a GGUF"):
         open_checkpoint(tmp_path)
 
 

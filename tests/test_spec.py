@@ -64,8 +64,8 @@ def gguf_name(name, gemma):
     return {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}[name]
 
 
-def write_gguf(path, golden, architecture, rope_factors=None, arrays=None, drop=(), **more):
-    """A GGUF of the golden model as llama.cpp's converter writes it; `more` are calls of the writer, None for none."""
+def write_gguf(path, golden, architecture, rope_factors=None, drop=(), extra=(), **more):
+    """A GGUF of the golden model as llama.cpp's converter writes it, with `extra` tensors; `more` are calls of the writer, None for none."""
     config = golden["old"]
     w = gguf.GGUFWriter(path, architecture)
     head_dim = config.get("head_dim", 16)
@@ -88,6 +88,8 @@ def write_gguf(path, golden, architecture, rope_factors=None, arrays=None, drop=
             w.add_tensor(gguf_name(name, architecture.startswith("gemma")), np.ascontiguousarray(x))
     if rope_factors is not None:
         w.add_tensor("rope_freqs.weight", rope_factors)
+    for name in extra:
+        w.add_tensor(name, np.ones(3, np.float32))
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -228,3 +230,19 @@ def test_any_config_is_read_or_refused(name, written, fields, scaling):
         assert "\n" not in str(e)
         return
     assert np.isfinite(spec.rope.inverse_frequencies).all()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["output.bias", "blk.0.ffn_down.bias", "blk.3.attn_sub_norm.weight", "blk.0.attn_norm.bias", "blk.7.attn_q.weight", "blk.00.attn_q.weight",
+     "blk.2.attn_q.scale", "cls.output.weight", "rope_factors_long.weight", "token_types.weight", "blk.1.nextn.eh_proj.weight"],
+)  # fmt: skip
+def test_gguf_tensors_that_nothing_reads_are_named(tmp_path, name):
+    write_gguf(tmp_path / "m.gguf", GOLDEN["llama"], "llama", extra=[name])
+    with pytest.raises(ModelFileError, match=f"m.gguf: '{name}' has no place in a llama model of 7 layers"):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+def test_gguf_tensors_that_change_no_answer_are_noted(tmp_path):
+    write_gguf(tmp_path / "m.gguf", GOLDEN["gemma3"], "gemma3", sliding_window=512, rope_freq_base=1e6, extra=["v.blk.0.attn_q.weight", "mm.0.weight", "blk.1.attn_rot_embd.weight"])
+    assert open_checkpoint(tmp_path / "m.gguf").notes == ("images are not read: 2 tensors, as 'v.blk.0.attn_q.weight', stay unused",)

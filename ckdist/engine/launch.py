@@ -129,6 +129,8 @@ def load_model(config, world, progress: bool = False, measure: bool = False, fil
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where ranks disagree.
     """
     checkpoint = together(world, lambda: open_checkpoint(config.model or BUNDLED, metadata_overrides(config.override_kv)))
+    for note in checkpoint.notes if world.rank == 0 else ():
+        log.warning("%s: %s", checkpoint.path.name, note)
     spec = checkpoint.spec
     layouts = prefill, decode, mesh = layouts_for(config, world)
     adapter = Adapter(pathlib.Path(config.lora)) if config.lora else None

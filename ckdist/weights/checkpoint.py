@@ -6,7 +6,7 @@
 import os
 import pathlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,9 @@ from ckdist.weights import dtypes, names
 from ckdist.weights.gguf import MAGIC, GgufModel, read_gguf
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.safetensors import read_folder
+from ckdist.weights.unread import notes_on_unread
 
+ROPE_FACTORS = "rope_freqs.weight"
 SAFETENSORS_TYPES = {"F32": dtypes.F32, "F16": dtypes.F16, "BF16": dtypes.BF16}
 
 
@@ -64,6 +66,7 @@ class Checkpoint:
     spec: ModelSpec
     tensors: Mapping[str, TensorSource] = field(repr=False)
     metadata: Mapping[str, Any] = field(repr=False)  # of the GGUF, or config.json
+    notes: tuple[str, ...] = ()  # what of the files is not used, one line each
     overrides: Mapping[str, Any] = field(default_factory=dict, repr=False)  # that stand in the metadata in place of the file's
 
     @property
@@ -80,8 +83,8 @@ class Checkpoint:
 def open_checkpoint(path: str | os.PathLike, overrides: Mapping[str, Any] | None = None) -> Checkpoint:
     """The model at `path`: a GGUF file, with `overrides` put over its metadata, or a folder with config.json and safetensors files.
 
-    Raises ModelFileError when it is not a model, a file is missing or damaged, or a weight is missing or has the wrong
-    shape; ArchitectureError when its family is not known; ConfigError for overrides that cannot be put there.
+    Raises ModelFileError when it is not a model, a file is missing or damaged, a weight is missing or has the wrong shape, or the
+    files hold weights that the model's family does not use; ArchitectureError when its family is not known; ConfigError for overrides that cannot be put there.
     """
     path = pathlib.Path(path)
     try:
@@ -105,10 +108,11 @@ def _open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
     where = str(path)
     dims = {name: tensor.dims for name, tensor in model.tensors.items()}
     spec = spec_from_gguf(model.metadata, dims, where, _rope_factors(model))
-    found = {}
+    wanted, found, unread = tensor_shapes(spec), {}, []
     for tensor in model.tensors.values():
         name = names.from_gguf(tensor.name, spec.post_norms)
-        if name is None:
+        if name not in wanted:
+            unread.append(tensor.name)
             continue
         found[name] = TensorSource(
             name,
@@ -118,7 +122,10 @@ def _open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
             tensor.offset,
             head_rows=spec.head_dim if names.gguf_rows_interleaved(spec.architecture, name) else 0,
         )
-    return Checkpoint(path, "gguf", spec, _required(spec, found, where), model.metadata, overrides)
+    tensors = _required(spec, found, where)
+    unread = [name for name in unread if name != ROPE_FACTORS]  # which the spec holds
+    predicting = model.metadata.get(f"{spec.architecture}.nextn_predict_layers", 0)
+    return Checkpoint(path, "gguf", spec, tensors, model.metadata, _notes(spec, unread, predicting, where), overrides)
 
 
 def _open_folder(path: pathlib.Path) -> Checkpoint:
@@ -127,12 +134,19 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
         raise ModelFileError(f"{path} is not a model: it has no config.json; give a folder with one, or a GGUF file")
     config = read_json_object(config_path)
     spec = spec_from_config(config, str(config_path))
-    wanted = tensor_shapes(spec)
-    found = {}
+    if isinstance(quantization := config.get("quantization_config"), dict):
+        method = str(quantization.get("quant_method"))
+        raise ModelFileError(f"{path} is quantised by {method[:40]!r}, which is not read; take the model as it was before, or a GGUF file of it")
+    wanted = {*tensor_shapes(spec), OUTPUT}
+    found: dict[str, TensorSource] = {}
+    unread = []
     for stored in read_folder(path).values():
         name = names.from_safetensors(stored.name)
         if name not in wanted:
+            unread.append(stored.name)
             continue
+        if name in found:
+            raise ModelFileError(f"{path}: {stored.name!r} and another tensor are both {name!r}")
         if stored.dtype not in SAFETENSORS_TYPES:
             known = ", ".join(SAFETENSORS_TYPES)
             raise ModelFileError(f"{stored.file}: tensor {name!r} has dtype {stored.dtype}; the known ones are {known}")
@@ -144,7 +158,26 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
             stored.offset,
             plus_one=names.safetensors_norm_less_one(spec.architecture, name),
         )
-    return Checkpoint(path, "safetensors", spec, _required(spec, found, str(path)), config)
+    if spec.tie_embeddings and OUTPUT in found and EMBEDDING in found and not _alike(found[OUTPUT], found[EMBEDDING]):
+        spec = replace(spec, tie_embeddings=False)  # config.json says otherwise, but somebody has trained it
+    tensors = _required(spec, found, str(path))
+    return Checkpoint(path, "safetensors", spec, tensors, config, _notes(spec, unread, config.get("num_nextn_predict_layers"), str(path)))
+
+
+def _notes(spec: ModelSpec, unread: list[str], predicting_layers: Any, where: str) -> tuple[str, ...]:
+    count = predicting_layers if type(predicting_layers) is int else 0
+    return notes_on_unread(unread, spec.architecture, spec.num_layers, count, where)
+
+
+def _alike(a: TensorSource, b: TensorSource) -> bool:
+    """Whether the bytes of two tensors are the same."""
+    if (a.type, a.shape) != (b.type, b.shape):
+        return False
+    chunk = 1 << 22
+    with open(a.file, "rb") as file, open(b.file, "rb") as other:
+        file.seek(a.offset)
+        other.seek(b.offset)
+        return all(file.read(n) == other.read(n) for n in (min(chunk, a.nbytes - at) for at in range(0, a.nbytes, chunk)))
 
 
 def _required(spec: ModelSpec, found: Mapping[str, TensorSource], where: str) -> dict[str, TensorSource]:
@@ -167,7 +200,7 @@ def _required(spec: ModelSpec, found: Mapping[str, TensorSource], where: str) ->
 
 def _rope_factors(model: GgufModel) -> np.ndarray | None:
     """The factors of llama3's scaling, float32 (head_dim / 2,), which GGUF stores as a tensor."""
-    tensor = model.tensors.get("rope_freqs.weight")
+    tensor = model.tensors.get(ROPE_FACTORS)
     if tensor is None:
         return None
     if tensor.type is not dtypes.F32 or len(tensor.dims) != 1 or tensor.dims[0] > 1 << 10:

@@ -25,7 +25,7 @@ _GGUF_BLOCK_POST_NORMS = _GGUF_BLOCK | {  # Gemma: a norm after each part as wel
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_BLOCK = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,3})\.(\w+)\.(weight|bias)")
 
 # Files in which q_proj and k_proj are stored for the rotation of neighbours instead of halves: the two halves of each
 # head's rows are interleaved.

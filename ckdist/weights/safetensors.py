@@ -64,6 +64,9 @@ def read_folder(folder: str | os.PathLike) -> dict[str, StoredTensor]:
         if name not in stored[file]:
             raise ModelFileError(f"{index_path} says that tensor {name!r} is in {file}, but it is not among the {len(stored[file])} there")
         tensors[name] = stored[file][name]
+    for file in stored.values():
+        for name, tensor in file.items():
+            tensors.setdefault(name, tensor)  # an index that forgets a tensor does not hide it
     return tensors
 
 
@@ -86,11 +89,14 @@ def read_safetensors(path: str | os.PathLike) -> dict[str, StoredTensor]:
     if len(header) > MAX_TENSORS:
         raise ModelFileError(f"{path} has {len(header)} tensors, more than the {MAX_TENSORS} allowed")
     tensors = {name: _stored(path, name, entry, 8 + length, size) for name, entry in header.items()}
-    end, last = 0, None
+    end, last = 8 + length, "the header"
     for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.nbytes)):
-        if tensor.offset < end:
-            raise ModelFileError(f"{path}: tensor {tensor.name!r} begins at byte {tensor.offset}, before {last!r} ends at {end}")
+        if tensor.offset != end:
+            way = "before" if tensor.offset < end else "and not where"
+            raise ModelFileError(f"{path}: tensor {tensor.name!r} begins at byte {tensor.offset}, {way} {last!r} ends at {end}: it is damaged")
         end, last = tensor.offset + tensor.nbytes, tensor.name
+    if end != size:
+        raise ModelFileError(f"{path}: {last!r} ends at byte {end}, but the file has {size} bytes: it is damaged, since tensors must fill it")
     return tensors
 
 
