@@ -76,9 +76,10 @@ def test_kinds_that_are_not_read_are_named(vocab, kind):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({}, "tokenizer.ggml.pre is missing, .*--override-kv tokenizer.ggml.pre=str:NAME, one of default, gpt-2"),
+        ({}, "tokenizer.ggml.pre is missing, .*--override-kv tokenizer.ggml.pre=str:NAME; .* llama-bpe for Llama 3, qwen2"),
         ({"pre": ""}, "tokenizer.ggml.pre is missing"),
-        ({"pre": "tomorrow"}, "'tomorrow' is not known; name the model's own with --override-kv .* qwen2"),
+        ({"pre": "tomorrow"}, "'tomorrow' is not known; if the model splits .*--override-kv"),
+        ({"pre": "qwen-2"}, r"'qwen-2' is not known \(did you mean qwen2\?\);"),
         ({"pre": "whitespace"}, "'whitespace' is not known"),
         ({"pre": 3}, "tokenizer.ggml.pre is 3, not a name"),
     ],

@@ -4,13 +4,17 @@ The patterns are those that the model makers publish in their tokenizer.json; ea
 left. What no pattern matches stays a piece of its own.
 """
 
+import difflib
 from dataclasses import dataclass
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from ckdist.errors import ModelFileError
 
-NAMING = "name the model's own with --override-kv tokenizer.ggml.pre=str:NAME"
+NAMING = (
+    "name the model's own with --override-kv tokenizer.ggml.pre=str:NAME; names are those of llama.cpp, as llama-bpe for Llama 3, "
+    "qwen2 for Qwen 2 to 3, tekken for Mistral Nemo, smollm, gpt-2, falcon"
+)
 
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -176,10 +180,10 @@ SPLITS = {
 
 def split_named(name: str) -> Split:
     """The way to split called `name`; ModelFileError where the file names none (an empty `name`) or one that is not known."""
+    if name in SPLITS:
+        return SPLITS[name]
     if not name:
-        raise ModelFileError(
-            f"tokenizer.ggml.pre is missing, so how text is split before it is merged is not known; {NAMING}, one of {', '.join(SPLITS)}"
-        )
-    if name not in SPLITS:
-        raise ModelFileError(f"tokenizer.ggml.pre {name!r:.60} is not known; {NAMING} if that is one of {', '.join(SPLITS)}")
-    return SPLITS[name]
+        raise ModelFileError(f"tokenizer.ggml.pre is missing, so how text is split before it is merged is not known; {NAMING}")
+    near = difflib.get_close_matches(name, SPLITS, n=1)
+    guess = f" (did you mean {near[0]}?)" if near else ""
+    raise ModelFileError(f"tokenizer.ggml.pre {name!r:.60} is not known{guess}; if the model splits text as another does, {NAMING}")
