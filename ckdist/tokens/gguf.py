@@ -5,7 +5,7 @@ It reads the plain dictionary of keys to Python values; parsing the file is `ckd
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tokenizers
@@ -146,6 +146,8 @@ def _visible_space(v: _Vocabulary, split: Split) -> Tokenizer:
     backend.pre_tokenizer = split.pre_tokenizer()
     backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     _add_special(backend, v)
+    if split.adds_bos:  # whatever the file says: early conversions of Gemma 4 deny it
+        v = replace(v, metadata={**v.metadata, "tokenizer.ggml.add_bos_token": True})
     bos, eos = v.token_id("bos_token_id"), v.token_id("eos_token_id")
     return _finish(backend, v, _sentencepiece_pieces(v), bos, eos, adds_bos=split.adds_bos)
 
