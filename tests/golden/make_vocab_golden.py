@@ -1,4 +1,4 @@
-"""Makes tests/golden/vocab: ids of awkward texts by llama.cpp, for every pre-tokenizer name, over small synthetic vocabularies.
+"""Makes tests/golden/vocab: ids of awkward texts by other engines, for every pre-tokenizer name, over small synthetic vocabularies.
 
     pip install llama-cpp-python==0.3.36 gguf tokenizers regex && python tests/golden/make_vocab_golden.py
 
@@ -13,7 +13,6 @@ letters follow (tiny_aya), and no digits but ASCII's (superbpe).
 BERT's ids are llama.cpp's, without the texts that it takes apart in another way than BERT.
 """
 
-import functools
 import json
 import sys
 import tempfile
