@@ -180,7 +180,7 @@ def _sentencepiece_bpe(v: _Vocabulary) -> Tokenizer:
     model = models.BPE(
         vocab=_ids(v.tokens), merges=_merges_by_score(v), unk_token=v.tokens[unknown or 0], fuse_unk=True, byte_fallback=has_bytes
     )
-    return _sentencepiece(tokenizers.Tokenizer(model), v, adds_bos=True, adds_eos=False)
+    return _sentencepiece(tokenizers.Tokenizer(model), v, bos=v.token_id("bos_token_id", 1), eos=v.token_id("eos_token_id", 2), adds_bos=True)
 
 
 def _sentencepiece_unigram(v: _Vocabulary) -> Tokenizer:
@@ -189,10 +189,12 @@ def _sentencepiece_unigram(v: _Vocabulary) -> Tokenizer:
     findable = {NORMAL, USER_DEFINED}
     scored = [(token, float(score) if kind in findable else -1e9) for token, score, kind in zip(v.tokens, v.scores, v.types)]
     model = models.Unigram(scored, unk_id=unknown, byte_fallback=BYTE in v.types)
-    return _sentencepiece(tokenizers.Tokenizer(model), v, adds_bos=False, adds_eos=True)
+    return _sentencepiece(tokenizers.Tokenizer(model), v, bos=v.token_id("bos_token_id"), eos=v.token_id("eos_token_id", 1), adds_eos=True)
 
 
-def _sentencepiece(backend: tokenizers.Tokenizer, v: _Vocabulary, adds_bos: bool, adds_eos: bool) -> Tokenizer:
+def _sentencepiece(
+    backend: tokenizers.Tokenizer, v: _Vocabulary, bos: int | None, eos: int | None, adds_bos: bool = False, adds_eos: bool = False
+) -> Tokenizer:
     adds_space = v.flag("add_space_prefix", True)
     charsmap = v.metadata.get("tokenizer.ggml.precompiled_charsmap")
     # Bytes, signed in some files, as a list or an array of numbers.
@@ -203,7 +205,6 @@ def _sentencepiece(backend: tokenizers.Tokenizer, v: _Vocabulary, adds_bos: bool
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     _add_special(backend, v)
-    bos, eos = v.token_id("bos_token_id", 1), v.token_id("eos_token_id", 2)
     return _finish(backend, v, _sentencepiece_pieces(v), bos, eos, adds_bos, adds_eos, strips_prefix_space=adds_space)
 
 
