@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckdist.engine.block_pool import BlockPool
+from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.request import check_prompt, check_sampling
 from ckdist.engine.sampler import SampleRow
 from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_state import sampling_state
 from ckdist.engine.scheduler import Run, Scheduler
 from ckdist.engine.sequence import Sequence
 from ckdist.errors import CkdistError, RequestError
@@ -47,14 +49,16 @@ class Output:
 class Engine:
     """Continuous batching over one executable."""
 
-    def __init__(self, executable, sampler, eos_token_ids: Collection[int] = (), *, max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True, more_stats: Callable[[], dict] = dict, lane=None):
+    def __init__(self, executable, sampler, eos_token_ids: Collection[int] = (), *, max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True, more_stats: Callable[[], dict] = dict, lane=None, dry_breakers: DryBreakers | None = None):
         """executable: run(Batch) -> float32 (outputs, vocab); num_blocks, max_tokens, max_sequences, vocab_size, context_length.
         sampler: `sample(logits, rows)` and `logprobs(logits, targets, top)`, as in `ckdist.engine.sampler`.
         eos_token_ids: end a sequence unless `ignore_eos`. max_outputs: rows of logits of one step, where fewer than its tokens.
         more_stats: numbers that `stats` gives besides the engine's own. lane: of a trace (`ckdist.engine.trace`), where there is one.
+        dry_breakers: of the vocabulary; without, requests for DRY with sequence breakers are refused.
         """
         self.executable, self.sampler, self.eos_token_ids = executable, sampler, frozenset(eos_token_ids)
         self.vocab_size, self._more_stats, self.lane = executable.vocab_size, more_stats, lane
+        self._dry_breakers = dry_breakers
         cache = executable.num_blocks * BLOCK_TOKENS
         self.max_positions = min(executable.context_length, cache)
         self._room = f"the context of {self.max_positions}" if executable.context_length <= cache else f"the KV cache of {cache} positions"
@@ -94,8 +98,9 @@ class Engine:
             )
         prompt = check_prompt(prompt, self.vocab_size)
         seed = secrets.randbits(63) if params.seed is None else params.seed % 2**64
+        state = sampling_state(params, self.eos_token_ids, self.vocab_size, self._dry_breakers)
         capacity = min(len(prompt) + params.max_tokens, self.max_positions)
-        sequence = Sequence(id, prompt, params, seed, capacity, time.monotonic())
+        sequence = Sequence(id, prompt, params, seed, capacity, time.monotonic(), state)
         self.scheduler.add(sequence)
         self._sequences[id] = sequence
         self._requests += 1
@@ -180,7 +185,7 @@ class Engine:
             elif run.samples:
                 sequences.append(sequence)
                 places.append(run.row + run.rows - 1)
-                rows.append(SampleRow(sequence.params, sequence.seed, sequence.length, sequence.prompt, sequence.output))
+                rows.append(SampleRow(sequence.params, sequence.seed, sequence.length, sequence.prompt, sequence.output, sequence.sampling_state))
         if rows:
             chosen = logits if len(places) == len(logits) else logits[places]  # (rows, vocab)
             for sequence, sample in zip(sequences, self._sample(chosen, rows), strict=True):
@@ -202,10 +207,22 @@ class Engine:
         if token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos):
             return self._output(sequence, [], None if params.logprobs is None else [], "stop")
         sequence.append(token)
+        if sequence.sampling_state is not None:
+            self._keep_state(sequence, sample)
         self._generated_tokens += 1
         full = sequence.length == len(sequence.tokens)
         logprobs = None if params.logprobs is None else [_entry(sample)]
         return self._output(sequence, [token], logprobs, "length" if full else None)
+
+    def _keep_state(self, sequence: Sequence, sample) -> None:
+        """What sampling must know of the token just appended, and forgets of what it no longer needs."""
+        state, params = sequence.sampling_state, sequence.params
+        if params.mirostat:
+            state.mirostat_mu = sample.mirostat_mu
+        if state.banned is not None and len(sequence.output) >= params.min_tokens:
+            state.banned = None
+            if state.breakers is None and not params.mirostat:
+                sequence.sampling_state = None
 
     def _output(self, sequence: Sequence, tokens: list[int], logprobs: list | None, finish_reason: str | None, error: str | None = None) -> Output:
         cached = sequence.cached_tokens or 0

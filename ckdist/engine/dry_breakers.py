@@ -1,0 +1,91 @@
+"""The strings that DRY counts no repetition across, as tokens of one vocabulary."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from ckdist import native
+from ckdist.errors import RequestError
+from ckdist.tokens.tokenizer import Tokenizer
+
+MAX_BREAKERS = 64
+MAX_BREAKER_BYTES = 40
+MAX_TOTAL_BYTES = 512
+MAX_KEPT = 32  # sets of breakers
+
+_FIELD = "dry_sequence_breakers"
+
+
+class DryBreakers:
+    """Finds where tokens contain or begin breakers, and remembers it for the last MAX_KEPT sets. One thread."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        pieces = tokenizer.pieces
+        self._pieces = np.frombuffer(b"".join(pieces) or b"\0", np.uint8)
+        self._begins = np.zeros(len(pieces) + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)), out=self._begins[1:])
+        self._byte_tokens = {piece[0]: token for token, piece in reversed(list(enumerate(pieces))) if len(piece) == 1}
+        self._kept: OrderedDict[tuple[str, ...], object] = OrderedDict()
+
+    def find(self, breakers: Sequence[str]):
+        """A native ckdist_dry_breakers. Raises RequestError for breakers that `check_breakers` refuses."""
+        breakers = tuple(dict.fromkeys(breakers))
+        found = self._kept.get(breakers)
+        if found is None:
+            found = self._kept[breakers] = self._open(check_breakers(breakers))
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(breakers)
+        return found
+
+    def _open(self, breakers: list[bytes]):
+        tails = self._tails([breaker[i:] for breaker in breakers for i in range(1, len(breaker))])
+        text, text_begins = _join(breakers, np.uint8)
+        tail_tokens, tail_begins = _join(tails, np.int32)
+        handle = native.lib.ckdist_dry_breakers_open(
+            native.pointer(self._pieces, "uint8_t *"), native.pointer(self._begins, "int64_t *"), len(self._begins) - 1,
+            native.pointer(text, "uint8_t *"), native.pointer(text_begins, "int64_t *"), len(breakers),
+            native.pointer(tail_tokens, "int32_t *"), native.pointer(tail_begins, "int64_t *"),
+        )  # fmt: skip
+        if not handle:
+            native.check(-5)
+        return native.ffi.gc(handle, native.lib.ckdist_dry_breakers_close)
+
+    def _tails(self, ends: list[bytes]) -> list[list[int]]:
+        """The tokens of each end of a breaker; one that begins inside a character begins with tokens of single bytes.
+
+        [-1] where the vocabulary lacks one.
+        """
+        begins = [next((i for i, byte in enumerate(end) if byte & 0xC0 != 0x80), len(end)) for end in ends]
+        texts = [end[begin:].decode() for end, begin in zip(ends, begins)]
+        encodings = self._tokenizer.backend.encode_batch(texts, add_special_tokens=False) if texts else []
+        tails = []
+        for end, begin, encoding in zip(ends, begins, encodings, strict=True):
+            lead = [self._byte_tokens.get(byte, -1) for byte in end[:begin]]
+            tails.append([-1] if -1 in lead else [*lead, *encoding.ids])
+        return tails
+
+
+def check_breakers(breakers: Sequence[str]) -> list[bytes]:
+    """The breakers as UTF-8. Raises RequestError where they are too many, too long, empty or not Unicode."""
+    if len(breakers) > MAX_BREAKERS:
+        raise RequestError(f"{_FIELD} has {len(breakers)} strings, more than {MAX_BREAKERS}; give fewer", _FIELD)
+    try:
+        encoded = [breaker.encode() for breaker in breakers]
+    except UnicodeEncodeError:
+        raise RequestError(f"{_FIELD} has a string that is not valid Unicode", _FIELD) from None
+    for breaker in encoded:
+        if not 1 <= len(breaker) <= MAX_BREAKER_BYTES:
+            raise RequestError(f"{_FIELD} has a string of {len(breaker)} bytes; each must have 1 to {MAX_BREAKER_BYTES}", _FIELD)
+    total = sum(map(len, encoded))
+    if total > MAX_TOTAL_BYTES:
+        raise RequestError(f"{_FIELD} has {total} bytes in all, more than {MAX_TOTAL_BYTES}; give fewer or shorter strings", _FIELD)
+    return encoded
+
+
+def _join(parts: Sequence[Sequence[int]], dtype) -> tuple[np.ndarray, np.ndarray]:
+    """The parts one after the other, and where each begins and ends, int64 (parts + 1,)."""
+    begins = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    return np.array([value for part in parts for value in part] or [0], dtype), begins

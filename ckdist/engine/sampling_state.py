@@ -1,0 +1,41 @@
+"""What sampling keeps of one sequence besides its tokens. It is the sequence's own, so preemption does not touch it."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckdist.engine.dry_breakers import DryBreakers
+from ckdist.engine.sampling import SamplingParams
+from ckdist.errors import RequestError
+
+
+@dataclass
+class SamplingState:
+    """`banned`: token ids that may not be drawn yet, int32; `breakers`: a native ckdist_dry_breakers;
+    `mirostat_mu`: the surprise, in bits, up to which the next token is drawn."""
+
+    banned: np.ndarray | None = None
+    breakers: object | None = None
+    mirostat_mu: float = 0.0
+
+
+def sampling_state(
+    params: SamplingParams, eos_token_ids: Collection[int], vocab_size: int, dry_breakers: DryBreakers | None
+) -> SamplingState | None:
+    """The state that a sequence begins with; None where its parameters need none.
+
+    Raises RequestError where `min_tokens` leaves no token to draw, and for breakers that are too many, too long or without a tokenizer.
+    """
+    banned = breakers = None
+    if params.min_tokens:
+        banned = np.array(sorted({*eos_token_ids, *params.stop_token_ids}), np.int32)
+        if len(banned) >= vocab_size:
+            raise RequestError("min_tokens leaves no token: every one is an EOS or among stop_token_ids", "min_tokens")
+    if "dry" in params.active_samplers and params.dry_sequence_breakers:
+        if dry_breakers is None:
+            raise RequestError("dry_sequence_breakers need a tokenizer, and this engine has none; leave them empty", "dry_sequence_breakers")
+        breakers = dry_breakers.find(params.dry_sequence_breakers)
+    if banned is None and breakers is None and not params.mirostat:
+        return None
+    return SamplingState(banned, breakers, float(np.float32(2 * params.mirostat_tau)))
