@@ -6,8 +6,9 @@ from math import isfinite
 
 import numpy as np
 
+from ckdist.config import SAMPLERS
 from ckdist.engine.dry_breakers import MAX_BREAKERS, check_breakers
-from ckdist.engine.sampling import SAMPLERS, SamplingParams
+from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import RequestError
 
 MAX_ID_CHARS = 200

@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 
-# The samplers that `SamplingParams.samplers` orders, under llama.cpp's names, in llama.cpp's default order.
-SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-TEMPERATURE_FIRST = ("penalties", "dry", "temperature", "top_k", "top_p", "min_p")  # vLLM's and Hugging Face's
-DRY_BREAKERS = ("\n", ":", '"', "*")
+from ckdist.config import DRY_BREAKERS, SAMPLERS
+
+TEMPERATURE_FIRST = ("penalties", "dry", "temperature", "top_k", "top_p", "min_p")  # vLLM's and Hugging Face's order
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class SamplingParams:
     # counts prompt and output, the other two the output, as in the OpenAI API and vLLM.
     repeat_last_n: int | None = None
     min_keep: int = 0  # each cut leaves at least so many tokens
-    # Which samplers are applied, in this order (names of SAMPLERS). None: TEMPERATURE_FIRST, or the order of SAMPLERS where one of
+    # Which samplers are applied, in this order (names of config.SAMPLERS). None: TEMPERATURE_FIRST, or the order of SAMPLERS where one of
     # llama.cpp's own (typical_p, top_n_sigma, xtc, dynatemp) is on.
     samplers: tuple[str, ...] | None = None
 
