@@ -1,5 +1,7 @@
 """llama.cpp's samplers inside the engine: states of sequences live through preemption, and wrong fields are refused by name."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -147,6 +149,28 @@ def test_a_message_brings_lists_as_tuples():
     assert (params.samplers, params.dry_sequence_breakers, params.stop_token_ids) == (("top_k",), ("\n",), (1,))
 
 
+def test_a_request_waits_for_its_breakers_and_nobody_else_does(tokenizer):
+    go = threading.Event()
+
+    class Slow(DryBreakers):
+        def _open(self, breakers):
+            assert go.wait(60)
+            return super()._open(breakers)
+
+    vocab = tokenizer.vocab_size
+    engine = Engine(PagedExecutable(vocab_size=vocab), Sampler(vocab), dry_breakers=Slow(tokenizer))
+    params = SamplingParams(max_tokens=5, temperature=0.0, dry_multiplier=1.0)
+    engine.add("before", [1], SamplingParams(max_tokens=5, temperature=0.0))
+    engine.add("dry", [2], params)
+    engine.add("aborted", [2], params)
+    outputs = [output.id for _ in range(8) for output in engine.step()]
+    assert outputs == ["before"] * 5
+    assert engine.abort("aborted").finish_reason == "abort"
+    go.set()
+    tokens, reason = finish(engine)["dry"]
+    assert reason == "length" and len(tokens) == 5
+
+
 def heads_of(tokenizer, breakers) -> list[tuple[int, int]]:
     """(head, length of its tail), straight from the definition."""
     found = set()
@@ -168,7 +192,7 @@ def heads_of(tokenizer, breakers) -> list[tuple[int, int]]:
 def test_breakers_are_found_where_tokens_contain_or_begin_them(tokenizer, breakers):
     from ckdist.native import ffi, lib
 
-    found = DryBreakers(tokenizer).find(breakers)
+    found = DryBreakers(tokenizer).find(breakers).result(30)
     capacity = 50_000
     heads, lengths = ffi.new("int32_t[]", capacity), ffi.new("int32_t[]", capacity)
     n = lib.ckdist_dry_breakers_list(found, heads, lengths, capacity)

@@ -2,6 +2,8 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,35 +19,51 @@ MAX_KEPT = 32  # sets of breakers
 _FIELD = "dry_sequence_breakers"
 
 
+@dataclass(frozen=True)
+class _Pieces:
+    """All tokens' bytes one after the other, where each begins and ends, and which token each single byte is."""
+
+    text: np.ndarray  # uint8
+    begins: np.ndarray  # int64 (tokens + 1,)
+    byte_tokens: dict[int, int]
+
+    @classmethod
+    def of(cls, pieces: Sequence[bytes]) -> "_Pieces":
+        lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+        singles = np.flatnonzero(lengths == 1)[::-1].tolist()  # of equal ones the first counts
+        begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        return cls(np.frombuffer(b"".join(pieces) or b"\0", np.uint8), begins, {pieces[i][0]: i for i in singles})
+
+
 class DryBreakers:
-    """Finds where tokens contain or begin breakers, and remembers it for the last MAX_KEPT sets. One thread."""
+    """Finds where tokens contain or begin breakers, in a thread of its own, and remembers it for the last MAX_KEPT sets."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        pieces = tokenizer.pieces
-        self._pieces = np.frombuffer(b"".join(pieces) or b"\0", np.uint8)
-        self._begins = np.zeros(len(pieces) + 1, np.int64)
-        np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)), out=self._begins[1:])
-        self._byte_tokens = {piece[0]: token for token, piece in reversed(list(enumerate(pieces))) if len(piece) == 1}
-        self._kept: OrderedDict[tuple[str, ...], object] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, ...], Future] = OrderedDict()
+        self._pieces: _Pieces | None = None
+        self._thread = ThreadPoolExecutor(1, "ckdist-breakers")  # which starts with the first request
 
-    def find(self, breakers: Sequence[str]):
-        """A native ckdist_dry_breakers. Raises RequestError for breakers that `check_breakers` refuses."""
+    def find(self, breakers: Sequence[str]) -> Future:
+        """Of a native ckdist_dry_breakers. Raises RequestError for breakers that `check_breakers` refuses."""
         breakers = tuple(dict.fromkeys(breakers))
         found = self._kept.get(breakers)
         if found is None:
-            found = self._kept[breakers] = self._open(check_breakers(breakers))
+            found = self._kept[breakers] = self._thread.submit(self._open, check_breakers(breakers))
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(breakers)
         return found
 
     def _open(self, breakers: list[bytes]):
+        if self._pieces is None:
+            self._pieces = _Pieces.of(self._tokenizer.pieces)
+        pieces = self._pieces
         tails = self._tails([breaker[i:] for breaker in breakers for i in range(1, len(breaker))])
         text, text_begins = _join(breakers, np.uint8)
         tail_tokens, tail_begins = _join(tails, np.int32)
         handle = native.lib.ckdist_dry_breakers_open(
-            native.pointer(self._pieces, "uint8_t *"), native.pointer(self._begins, "int64_t *"), len(self._begins) - 1,
+            native.pointer(pieces.text, "uint8_t *"), native.pointer(pieces.begins, "int64_t *"), len(pieces.begins) - 1,
             native.pointer(text, "uint8_t *"), native.pointer(text_begins, "int64_t *"), len(breakers),
             native.pointer(tail_tokens, "int32_t *"), native.pointer(tail_begins, "int64_t *"),
         )  # fmt: skip
@@ -63,7 +81,7 @@ class DryBreakers:
         encodings = self._tokenizer.backend.encode_batch(texts, add_special_tokens=False) if texts else []
         tails = []
         for end, begin, encoding in zip(ends, begins, encodings, strict=True):
-            lead = [self._byte_tokens.get(byte, -1) for byte in end[:begin]]
+            lead = [self._pieces.byte_tokens.get(byte, -1) for byte in end[:begin]]
             tails.append([-1] if -1 in lead else [*lead, *encoding.ids])
         return tails
 

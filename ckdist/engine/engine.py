@@ -7,6 +7,7 @@ of text, sockets or clocks other than for its counters; it is used by one thread
 import secrets
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator
+from concurrent.futures import wait
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,6 +112,7 @@ class Engine:
         begin = time.monotonic_ns()
         step = self.scheduler.schedule()
         if step is None:
+            self._wait_for_breakers()
             return []
         scheduled = time.monotonic_ns()
         logits = self.executable.run(step.batch)  # (outputs, vocab)
@@ -125,6 +127,12 @@ class Engine:
             self.lane.add(lib.ckdist_trace_run, scheduled, ran, *size)
             self.lane.add(lib.ckdist_trace_sample, ran, end, len(outputs))
         return outputs
+
+    def _wait_for_breakers(self) -> None:
+        """Waits a moment for the head of the queue, where it is that which nothing can be done without."""
+        waiting = self.scheduler.waiting
+        if waiting and not waiting[0].is_ready:
+            wait([waiting[0].sampling_state.breakers], timeout=0.01)
 
     def abort(self, id: Hashable) -> Output | None:
         """Ends a sequence and frees its blocks at once. None when there is none of that id."""

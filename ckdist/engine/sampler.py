@@ -14,6 +14,7 @@ from ckdist.engine.sampling_state import SamplingState
 
 MAX_TOP = 20  # most alternatives that log-probabilities are given for
 MAX_WINDOW = 2**31 - 1  # tokens
+BREAKERS_SECONDS = 30.0  # for what takes milliseconds
 
 _FLOAT32 = np.dtype(np.float32)
 _STEPS = {
@@ -134,7 +135,9 @@ def _fill(out, row: SampleRow) -> list:
         out.dry_multiplier, out.dry_base, out.dry_allowed_length = params.dry_multiplier, params.dry_base, params.dry_allowed_length
         out.dry_window = params.dry_penalty_last_n
         if state is not None and state.breakers is not None:
-            out.dry_breakers = state.breakers
+            breakers = state.breakers.result(BREAKERS_SECONDS)
+            alive.append(breakers)
+            out.dry_breakers = breakers
     if penalties or dry:
         if dry or params.repetition_penalty != 1 or params.repeat_last_n is not None:
             out.prompt_tokens, out.prompt_count = tokens(row.prompt_tokens)

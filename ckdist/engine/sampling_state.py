@@ -1,6 +1,7 @@
 """What sampling keeps of one sequence besides its tokens. It is the sequence's own, so preemption does not touch it."""
 
 from collections.abc import Collection
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +13,17 @@ from ckdist.errors import RequestError
 
 @dataclass
 class SamplingState:
-    """`banned`: token ids that may not be drawn yet, int32; `breakers`: a native ckdist_dry_breakers;
+    """`banned`: int32, token ids that may not be drawn yet; `breakers`: the future of a native ckdist_dry_breakers;
     `mirostat_mu`: the surprise, in bits, up to which the next token is drawn."""
 
     banned: np.ndarray | None = None
-    breakers: object | None = None
+    breakers: Future | None = None
     mirostat_mu: float = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a token can be drawn without waiting."""
+        return self.breakers is None or self.breakers.done()
 
 
 def sampling_state(

@@ -140,6 +140,8 @@ class Scheduler:
 
         It waits, too, for a long prefix of its own that a running prompt is just computing (the choices of one request, say).
         """
+        if not sequence.is_ready:
+            return False
         available = self.pool.available
         if len(self.running) >= self.max_sequences or (self._refused is not None and self._refused[0] is sequence and available <= self._refused[1]):
             return False

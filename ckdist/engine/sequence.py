@@ -54,6 +54,11 @@ class Sequence:
         self.length += 1
 
     @property
+    def is_ready(self) -> bool:
+        """Whether sampling has what it needs."""
+        return self.sampling_state is None or self.sampling_state.is_ready
+
+    @property
     def output(self) -> np.ndarray:
         """int32 (length - prompt,)"""
         return self.tokens[len(self.prompt) : self.length]
