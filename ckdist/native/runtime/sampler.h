@@ -90,13 +90,17 @@ class Sampler {
     candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return less(cut, c); }),
                       candidates_.end());
   }
-  // The end of the shortest prefix, in the order of `less`, whose terms sum to at least `target`, by bisection with selection;
-  // false where all candidates do not reach it. selection_ is the candidates in some order afterwards.
+  // The end of the shortest prefix, in the order of `less`, whose terms sum to at least `target`; false where all candidates do
+  // not reach it. selection_ is the candidates in some order afterwards.
   template <class Less>
   bool last_of_mass(double target, Less less, Candidate& last) {
     selection_ = candidates_;
+    return last_of_selection(0.0, target, less, last);
+  }
+  // The same of selection_, `mass` coming before it: by bisection with selection.
+  template <class Less>
+  bool last_of_selection(double mass, double target, Less less, Candidate& last) {
     size_t low = 0, high = selection_.size();
-    double mass = 0.0;  // of [0, low)
     while (high - low > 64) {
       const size_t middle = low + (high - low) / 2;
       std::nth_element(selection_.begin() + low, selection_.begin() + middle, selection_.begin() + high, less);
@@ -130,6 +134,8 @@ class Sampler {
   void keep_one(Kept& kept);
   template <class Less>
   void keep_mass(double target, int64_t min_keep, Less less);
+  template <class Less>
+  void keep_around(const Kept& kept, double centre, double target, Less nearer);
   void penalise(Kept& kept, const ckdist_sampling& sampling, int32_t row);
   void penalise_repetitions(Kept& kept, const ckdist_sampling& sampling, int32_t row);
   void set_temperature(Kept& kept, const ckdist_sampling& sampling);

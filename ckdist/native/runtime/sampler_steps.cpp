@@ -211,37 +211,61 @@ void Sampler::keep_mass(double target, int64_t min_keep, Less less) {
   keep_until(last, less);
 }
 
-// Keeps the tokens whose surprise is nearest to the entropy (Meister et al. 2022, arXiv:2202.00666). Surprise minus entropy is the
-// expected logit minus the token's, so these are tokens around a logit.
+// Keeps the tokens whose surprise is nearest to the entropy (Meister et al. 2022, arXiv:2202.00666). Surprise minus entropy is
+// the expected logit minus the token's, so these are the tokens around a logit.
 void Sampler::cut_typical(Kept& kept, double p, int64_t min_keep) {
   if (p >= 1.0) return;
   const double total = weigh(kept);
   const double centre = kept.shift + mean_logit(kept, total);
   const double target = std::nextafter(p * total, HUGE_VAL);  // llama.cpp asks for more than p, not for as much
-  if (kept.whole) {
-    const float nothing = std::max(kept.shift + kLogOfNothing / kept.scale, kRemoved);
-    double low = 0.0, high = std::max(kept.shift - centre, centre - nothing);
-    const auto mass_from = [&](double logit) {
-      return logit > kept.shift ? 0.0 : kernels_.elementwise.sum_at_least(kept.logits, terms_.data(), vocab_, static_cast<float>(logit));
-    };
-    for (int i = 0; i < kHalvings && min_keep <= 1; ++i) {
-      const double middle = low + (high - low) / 2;
-      if (mass_from(centre - middle) - mass_from(centre + middle) >= target)
-        high = middle;
-      else
-        low = middle;
-    }
-    gather(kept.logits, min_keep <= 1 ? std::nextafter(static_cast<float>(centre - high), -kInfinity) : kRemoved);
-    for (Candidate& c : candidates_) c.term = terms_[c.token];
-    const float most = min_keep <= 1 ? std::nextafter(static_cast<float>(centre + high), kInfinity) : kInfinity;
-    candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return c.logit > most; }), candidates_.end());
-  }
   const auto distance = [&](const Candidate& c) { return std::fabs(c.logit - centre); };
-  keep_mass(target, min_keep, [&](const Candidate& a, const Candidate& b) {
+  const auto nearer = [&](const Candidate& a, const Candidate& b) {
     return distance(a) < distance(b) || (distance(a) == distance(b) && before(a, b));
-  });
+  };
+  if (kept.whole && min_keep <= 1) {
+    keep_around(kept, centre, target, nearer);
+  } else {
+    if (kept.whole) {
+      gather(kept.logits, kRemoved);
+      for (Candidate& c : candidates_) c.term = terms_[c.token];
+    }
+    keep_mass(target, min_keep, nearer);
+  }
   kept.whole = false;
   kept.count = static_cast<int64_t>(candidates_.size());
+}
+
+// Keeps the tokens nearest to `centre` whose terms reach `target`: distances are bisected until few tokens are left to order.
+template <class Less>
+void Sampler::keep_around(const Kept& kept, double centre, double target, Less nearer) {
+  const float nothing = std::max(kept.shift + kLogOfNothing / kept.scale, kRemoved);
+  double low = 0.0, high = std::max(kept.shift - centre, centre - nothing);
+  const auto mass_from = [&](double logit) {
+    if (logit > kept.shift) return 0.0;
+    return kernels_.elementwise.sum_at_least(kept.logits, terms_.data(), vocab_, static_cast<float>(logit));
+  };
+  for (int i = 0; i < kHalvings; ++i) {
+    const double middle = low + (high - low) / 2;
+    if (mass_from(centre - middle) - mass_from(centre + middle) >= target)
+      high = middle;
+    else
+      low = middle;
+  }
+  const double rounding = 1e-6 * (1.0 + std::fabs(centre) + high);  // of logits to float
+  gather(kept.logits, static_cast<float>(std::max(centre - high - rounding, static_cast<double>(kRemoved))));
+  const auto far = [&](const Candidate& c) { return c.logit > centre + high + rounding; };
+  candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), far), candidates_.end());
+  selection_.clear();
+  double mass = 0.0;  // of the tokens that are kept for certain
+  for (Candidate& c : candidates_) {
+    c.term = terms_[c.token];
+    if (std::fabs(c.logit - centre) < low - rounding)
+      mass += c.term;
+    else
+      selection_.push_back(c);
+  }
+  Candidate last;
+  if (last_of_selection(mass, target, nearer, last)) keep_until(last, nearer);
 }
 
 void Sampler::cut_top_p(Kept& kept, float p, int64_t min_keep) {
