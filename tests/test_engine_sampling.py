@@ -1,4 +1,4 @@
-"""llama.cpp's samplers inside the engine: states of sequences live through preemption, and wrong fields are refused by name."""
+"""llama.cpp's samplers inside the engine: states live through preemption, and wrong fields are refused by name."""
 
 import threading
 
@@ -80,7 +80,9 @@ def test_neither_eos_nor_a_stop_token_comes_before_min_tokens():
             return logits
 
     engine = Engine(Eager(), Sampler(50), {7})
-    for id, fields in enumerate([{}, {"min_tokens": 5}, {"min_tokens": 5, "temperature": 1.0}, {"min_tokens": 8, "ignore_eos": True}]):
+    for id, fields in enumerate(
+        [{}, {"min_tokens": 5}, {"min_tokens": 5, "temperature": 1.0}, {"min_tokens": 8, "ignore_eos": True}]
+    ):
         fields = {"temperature": 0.0, **fields}
         engine.add(id, [1, 2], SamplingParams(max_tokens=8, stop_token_ids=(8,), seed=1, **fields))
     results = finish(engine)
@@ -102,39 +104,45 @@ def test_a_state_that_is_no_longer_needed_is_dropped():
     assert states == [False, False, True, True, True, True]
 
 
-@pytest.mark.parametrize("fields, name", [
-    ({"min_tokens": 17}, "min_tokens (17) is more than max_tokens (16)"),
-    ({"min_tokens": -1}, "min_tokens must be"),
-    ({"min_tokens": 2, "stop_token_ids": tuple(range(50))}, "min_tokens leaves no token"),
-    ({"temperature": 100.5}, "temperature must be a number from 0 to 100"),
-    ({"typical_p": 1.1}, "typical_p must be"),
-    ({"top_n_sigma": float("inf")}, "top_n_sigma must be"),
-    ({"xtc_probability": -0.1}, "xtc_probability must be"),
-    ({"xtc_threshold": "x"}, "xtc_threshold must be"),
-    ({"dry_multiplier": -1.0}, "dry_multiplier must be"),
-    ({"dry_base": 0.99}, "dry_base must be"),
-    ({"dry_allowed_length": -1}, "dry_allowed_length must be"),
-    ({"dry_penalty_last_n": -2}, "dry_penalty_last_n must be"),
-    ({"dry_sequence_breakers": "x"}, "dry_sequence_breakers must be a list"),
-    ({"dry_sequence_breakers": (1,)}, "dry_sequence_breakers must be a list"),
-    ({"dry_sequence_breakers": ("",)}, "dry_sequence_breakers has a string of 0 bytes"),
-    ({"dry_sequence_breakers": ("x" * 41,)}, "dry_sequence_breakers has a string of 41 bytes"),
-    ({"dry_sequence_breakers": tuple("x" * 39 + chr(97 + i) for i in range(20))}, "dry_sequence_breakers has 800 bytes"),
-    ({"dry_sequence_breakers": ("\ud800",)}, "dry_sequence_breakers has a string that is not valid Unicode"),
-    ({"dry_sequence_breakers": ("x",) * (MAX_BREAKERS + 1)}, "dry_sequence_breakers must be a list of at most 64"),
-    ({"dry_multiplier": 1.0}, "dry_sequence_breakers need a tokenizer"),
-    ({"mirostat": 3}, "mirostat must be"),
-    ({"mirostat": True}, "mirostat must be"),
-    ({"mirostat_tau": float("nan")}, "mirostat_tau must be"),
-    ({"mirostat_eta": 1.5}, "mirostat_eta must be"),
-    ({"dynatemp_range": -1.0}, "dynatemp_range must be"),
-    ({"dynatemp_exponent": 101.0}, "dynatemp_exponent must be"),
-    ({"repeat_last_n": -2}, "repeat_last_n must be"),
-    ({"min_keep": -1}, "min_keep must be"),
-    ({"samplers": "top_k"}, "samplers must be a list"),
-    ({"samplers": ("top_k", "infill")}, "samplers has an unknown name ('infill')"),
-    ({"samplers": ("top_k",) * 33}, "samplers must be a list of at most 32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields, name",
+    [
+        ({"min_tokens": 17}, "min_tokens (17) is more than max_tokens (16); lower it"),
+        ({"min_tokens": -1}, "min_tokens must be"),
+        ({"min_tokens": 2, "stop_token_ids": tuple(range(50))}, "min_tokens leaves no token"),
+        ({"temperature": 100.5}, "temperature must be a number from 0 to 100"),
+        ({"typical_p": 1.1}, "typical_p must be"),
+        ({"top_n_sigma": float("inf")}, "top_n_sigma must be"),
+        ({"xtc_probability": -0.1}, "xtc_probability must be"),
+        ({"xtc_threshold": "x"}, "xtc_threshold must be"),
+        ({"dry_multiplier": -1.0}, "dry_multiplier must be"),
+        ({"dry_base": 0.99}, "dry_base must be"),
+        ({"dry_allowed_length": -1}, "dry_allowed_length must be"),
+        ({"dry_penalty_last_n": -2}, "dry_penalty_last_n must be"),
+        ({"dry_sequence_breakers": "x"}, "dry_sequence_breakers must be a list"),
+        ({"dry_sequence_breakers": (1,)}, "dry_sequence_breakers must be a list"),
+        ({"dry_sequence_breakers": ("",)}, "dry_sequence_breakers has a string of 0 bytes"),
+        ({"dry_sequence_breakers": ("x" * 41,)}, "dry_sequence_breakers has a string of 41 bytes"),
+        (
+            {"dry_sequence_breakers": tuple("x" * 39 + chr(97 + i) for i in range(20))},
+            "dry_sequence_breakers has 800 bytes",
+        ),
+        ({"dry_sequence_breakers": ("\ud800",)}, "dry_sequence_breakers has a string that is not valid Unicode"),
+        ({"dry_sequence_breakers": ("x",) * (MAX_BREAKERS + 1)}, "dry_sequence_breakers must be a list of at most 64"),
+        ({"dry_multiplier": 1.0}, "dry_sequence_breakers need a tokenizer"),
+        ({"mirostat": 3}, "mirostat must be"),
+        ({"mirostat": True}, "mirostat must be"),
+        ({"mirostat_tau": float("nan")}, "mirostat_tau must be"),
+        ({"mirostat_eta": 1.5}, "mirostat_eta must be"),
+        ({"dynatemp_range": -1.0}, "dynatemp_range must be"),
+        ({"dynatemp_exponent": 101.0}, "dynatemp_exponent must be"),
+        ({"repeat_last_n": -2}, "repeat_last_n must be"),
+        ({"min_keep": -1}, "min_keep must be"),
+        ({"samplers": "top_k"}, "samplers must be a list"),
+        ({"samplers": ("top_k", "infill")}, "samplers has an unknown name 'infill'"),
+        ({"samplers": ("top_k",) * 33}, "samplers must be a list of at most 32"),
+    ],
+)
 def test_refuses_what_is_wrong_by_name(fields, name):
     engine = Engine(PagedExecutable(), Sampler(50), {7})
     with pytest.raises(RequestError) as error:
@@ -188,7 +196,16 @@ def heads_of(tokenizer, breakers) -> list[tuple[int, int]]:
     return sorted((token, len(tail)) for token, tail in found)
 
 
-@pytest.mark.parametrize("breakers", [("\n", ":", '"', "*"), ("return x", " self."), ("aba", "ab", "abab"), ("é", "naïve", "日本"), ("e" * 40, " the end of the")])
+@pytest.mark.parametrize(
+    "breakers",
+    [
+        ("\n", ":", '"', "*"),
+        ("return x", " self."),
+        ("aba", "ab", "abab"),
+        ("é", "naïve", "日本"),
+        ("e" * 40, " the end of the"),
+    ],
+)
 def test_breakers_are_found_where_tokens_contain_or_begin_them(tokenizer, breakers):
     from ckdist.native import ffi, lib
 
@@ -217,7 +234,11 @@ def test_dry_stops_a_repetition_and_a_breaker_lets_it_be(tokenizer):
     def drawn(history, **fields):
         params = SamplingParams(temperature=0.0, dry_multiplier=0.6, **fields)
         state = sampling_state(params, (), tokenizer.vocab_size, DryBreakers(tokenizer))
-        return Sampler(tokenizer.vocab_size).sample(logits, [SampleRow(params, 0, len(history), history, [], state)])[0].token
+        return (
+            Sampler(tokenizer.vocab_size)
+            .sample(logits, [SampleRow(params, 0, len(history), history, [], state)])[0]
+            .token
+        )
 
     assert drawn(history) == 5
     assert drawn(history, dry_allowed_length=3) == 902

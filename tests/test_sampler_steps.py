@@ -1,4 +1,4 @@
-"""llama.cpp's samplers against llama.cpp itself (tests/golden/make_sampler_golden.py), and what must hold of them besides."""
+"""llama.cpp's samplers against llama.cpp itself (tests/golden/make_sampler_golden.py), and what else must hold."""
 
 import json
 import pathlib
@@ -49,7 +49,9 @@ def dry_breakers():
 
 
 def params_of(fields: dict) -> SamplingParams:
-    return SamplingParams(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+    return SamplingParams(
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    )
 
 
 def state_of(params, vocab, dry_breakers=None):
@@ -57,8 +59,8 @@ def state_of(params, vocab, dry_breakers=None):
 
 
 def assert_distribution(logits, want, row_at) -> None:
-    """`row_at(position)` draws from the probabilities `want`: at the start, in the middle and at the end of every token's share
-    of the unit interval. So no token more or less is kept, and none is much more or less likely."""
+    """`row_at(position)` draws from the probabilities `want`: it is asked at the start, in the middle and at the end of
+    every token's share of the unit interval. So no token more or less is kept, and none is much more or less likely."""
     cumulative = np.cumsum(want)
     tokens, positions = [], []
     for token in np.flatnonzero(want > 1e-7):
@@ -70,7 +72,9 @@ def assert_distribution(logits, want, row_at) -> None:
                 tokens.append(token)
                 positions.append(int(POSITIONS[i]))
     assert len(tokens) > 0
-    got = Sampler(len(logits)).sample(np.broadcast_to(logits, (len(tokens), len(logits))), [row_at(p) for p in positions])
+    got = Sampler(len(logits)).sample(
+        np.broadcast_to(logits, (len(tokens), len(logits))), [row_at(p) for p in positions]
+    )
     wrong = [(want, sample.token, p) for want, sample, p in zip(tokens, got, positions) if sample.token != want]
     assert not wrong, f"{len(wrong)} of {len(tokens)} draws: {wrong[:5]}"
 
@@ -85,7 +89,9 @@ def test_keeps_what_llama_cpp_keeps(i, dry_breakers):
         assert case["mu"] != 2 * params.mirostat_tau or state.mirostat_mu == F32(case["mu"])
         state.mirostat_mu = case["mu"]
     half = len(history) // 2
-    assert_distribution(logits, want / want.sum(), lambda p: SampleRow(params, SEED, p, history[:half], history[half:], state))
+    assert_distribution(
+        logits, want / want.sum(), lambda p: SampleRow(params, SEED, p, history[:half], history[half:], state)
+    )
 
 
 @pytest.mark.parametrize("i", [i for i, case in enumerate(CASES) if case["params"].get("mirostat")])
@@ -94,23 +100,44 @@ def test_mirostat_learns_from_the_probability_of_what_was_drawn(i):
     params = params_of(case["params"])
     state = SamplingState(mirostat_mu=case["mu"])
     for position in range(20):
-        (sample,) = Sampler(len(want)).sample(GOLDEN[f"row{case['row']}"][None], [SampleRow(params, SEED, position, state=state)])
+        (sample,) = Sampler(len(want)).sample(
+            GOLDEN[f"row{case['row']}"][None], [SampleRow(params, SEED, position, state=state)]
+        )
         mu = case["mu"] - params.mirostat_eta * (-np.log2(want[sample.token]) - params.mirostat_tau)
         assert sample.mirostat_mu == pytest.approx(mu, abs=1e-3)
 
 
 OFF = {
-    "typical_p": 1.0, "top_n_sigma": 0.0, "xtc_probability": 0.0, "xtc_threshold": 0.7, "dry_multiplier": 0.0, "dry_base": 3.0,
-    "dry_allowed_length": 7, "mirostat": 0, "mirostat_tau": 2.0, "mirostat_eta": 0.7, "dynatemp_range": 0.0, "dynatemp_exponent": 4.0, "min_keep": 1,
+    "typical_p": 1.0,
+    "top_n_sigma": 0.0,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.7,
+    "dry_multiplier": 0.0,
+    "dry_base": 3.0,
+    "dry_allowed_length": 7,
+    "mirostat": 0,
+    "mirostat_tau": 2.0,
+    "mirostat_eta": 0.7,
+    "dynatemp_range": 0.0,
+    "dynatemp_exponent": 4.0,
+    "min_keep": 1,
     "samplers": ("penalties", "dry", "temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"),
-}  # fmt: skip
+}
 
 
 @given(st.floats(0, 3), st.integers(0, 50), st.floats(0, 1), st.floats(0, 1), st.floats(0.5, 2), st.integers(0, 1000))
 @settings(max_examples=100, deadline=None)
 def test_what_is_off_changes_nothing(temperature, top_k, top_p, min_p, repetition, seed):
     logits = np.random.default_rng(seed).normal(size=(1, 500)).astype(F32) * 3
-    fields = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition, presence_penalty=0.1, logprobs=2)
+    fields = dict(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition,
+        presence_penalty=0.1,
+        logprobs=2,
+    )
     draw = lambda params: Sampler(500).sample(logits, [SampleRow(params, seed, 4, [1, 2, 3], [4, 5])])
     plain = SamplingParams(**fields)
     assert SamplingParams(**fields, **OFF).steps is None and draw(SamplingParams(**fields, **OFF)) == draw(plain)
@@ -132,7 +159,9 @@ def test_steps_in_the_usual_order_draw_as_without_steps():
 
 def test_a_window_of_all_tokens_counts_the_prompt_too():
     logits = np.zeros((1, 8), F32)
-    row = lambda **fields: SampleRow(SamplingParams(temperature=0.0, logit_bias={1: 0.5, 2: 0.4}, **fields), 0, 3, [1, 1], [2])
+    row = lambda **fields: SampleRow(
+        SamplingParams(temperature=0.0, logit_bias={1: 0.5, 2: 0.4}, **fields), 0, 3, [1, 1], [2]
+    )
     draw = lambda **fields: Sampler(8).sample(logits, [row(**fields)])[0].token
     assert draw(presence_penalty=0.3) == 1  # of the output alone, as in the OpenAI API
     assert draw(frequency_penalty=0.3, repeat_last_n=-1) == 2
@@ -144,7 +173,9 @@ def test_xtc_is_applied_as_often_as_asked():
     logits = np.log(np.array([[0.6, 0.3, 0.1]], F32))
     params = SamplingParams(xtc_probability=0.25, xtc_threshold=0.2)
     rows = [SampleRow(params, SEED, p) for p in range(8000)]
-    counts = np.bincount([s.token for s in Sampler(3).sample(np.broadcast_to(logits, (8000, 3)), rows)], minlength=3) / 8000
+    counts = (
+        np.bincount([s.token for s in Sampler(3).sample(np.broadcast_to(logits, (8000, 3)), rows)], minlength=3) / 8000
+    )
     # Applied, token 0 goes: the others have 3/4 and 1/4.
     np.testing.assert_allclose(counts, 0.75 * np.array([0.6, 0.3, 0.1]) + 0.25 * np.array([0, 0.75, 0.25]), atol=0.02)
 
@@ -168,40 +199,58 @@ def test_banned_tokens_are_never_drawn():
     logits = np.zeros((1, 40), F32)
     logits[0, :5] = 50.0
     state = SamplingState(banned=np.arange(5, dtype=np.int32))
-    for fields in ({}, {"temperature": 0.0}, {"top_p": 0.5}, {"typical_p": 0.2}, {"mirostat": 2, "mirostat_tau": 30.0}, {"top_n_sigma": 3.0},
-                   {"xtc_probability": 1.0, "xtc_threshold": 0.0}, {"min_keep": 40, "top_p": 0.1}, {"dynatemp_range": 1.0}, {"top_k": 39}):  # fmt: skip
+    for fields in (
+        {},
+        {"temperature": 0.0},
+        {"top_p": 0.5},
+        {"typical_p": 0.2},
+        {"mirostat": 2, "mirostat_tau": 30.0},
+        {"top_n_sigma": 3.0},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.0},
+        {"min_keep": 40, "top_p": 0.1},
+        {"dynatemp_range": 1.0},
+        {"top_k": 39},
+    ):
         params = SamplingParams(**fields, logit_bias={2: 100.0})
         rows = [SampleRow(params, SEED, p, state=state) for p in range(200)]
         assert min(s.token for s in Sampler(40).sample(np.broadcast_to(logits, (200, 40)), rows)) >= 5, fields
 
 
-fields = st.fixed_dictionaries({
-    "temperature": st.sampled_from([0.0, 1e-4, 0.7, 1.0, 100.0]),
-    "typical_p": st.floats(0, 1),
-    "top_n_sigma": st.floats(-1, 100),
-    "top_k": st.integers(0, 50),
-    "top_p": st.floats(0, 1),
-    "min_p": st.floats(0, 1),
-    "xtc_probability": st.floats(0, 1),
-    "xtc_threshold": st.floats(0, 1),
-    "dry_multiplier": st.sampled_from([0.0, 1e-3, 1000.0]),
-    "dry_base": st.sampled_from([1.0, 1.75, 1000.0]),
-    "dry_allowed_length": st.integers(0, 5),
-    "dry_penalty_last_n": st.integers(-1, 40),
-    "mirostat": st.sampled_from([0, 0, 0, 1, 2]),
-    "mirostat_tau": st.floats(0, 100),
-    "mirostat_eta": st.floats(0, 1),
-    "dynatemp_range": st.sampled_from([0.0, 0.0, 0.5, 100.0]),
-    "dynatemp_exponent": st.floats(0, 100),
-    "repeat_last_n": st.one_of(st.none(), st.integers(-1, 40)),
-    "repetition_penalty": st.floats(0.1, 10),
-    "presence_penalty": st.floats(-100, 100),
-    "min_keep": st.integers(0, 2**31 - 1),
-    "samplers": st.one_of(st.none(), st.lists(st.sampled_from(SAMPLERS), max_size=12).map(tuple)),
-})  # fmt: skip
+fields = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 1e-4, 0.7, 1.0, 100.0]),
+        "typical_p": st.floats(0, 1),
+        "top_n_sigma": st.floats(-1, 100),
+        "top_k": st.integers(0, 50),
+        "top_p": st.floats(0, 1),
+        "min_p": st.floats(0, 1),
+        "xtc_probability": st.floats(0, 1),
+        "xtc_threshold": st.floats(0, 1),
+        "dry_multiplier": st.sampled_from([0.0, 1e-3, 1000.0]),
+        "dry_base": st.sampled_from([1.0, 1.75, 1000.0]),
+        "dry_allowed_length": st.integers(0, 5),
+        "dry_penalty_last_n": st.integers(-1, 40),
+        "mirostat": st.sampled_from([0, 0, 0, 1, 2]),
+        "mirostat_tau": st.floats(0, 100),
+        "mirostat_eta": st.floats(0, 1),
+        "dynatemp_range": st.sampled_from([0.0, 0.0, 0.5, 100.0]),
+        "dynatemp_exponent": st.floats(0, 100),
+        "repeat_last_n": st.one_of(st.none(), st.integers(-1, 40)),
+        "repetition_penalty": st.floats(0.1, 10),
+        "presence_penalty": st.floats(-100, 100),
+        "min_keep": st.integers(0, 2**31 - 1),
+        "samplers": st.one_of(st.none(), st.lists(st.sampled_from(SAMPLERS), max_size=12).map(tuple)),
+    }
+)
 
 
-@given(fields, st.integers(1, 400), st.integers(0, 1000), st.sampled_from(["normal", "ties", "flat", "steep"]), st.booleans())
+@given(
+    fields,
+    st.integers(1, 400),
+    st.integers(0, 1000),
+    st.sampled_from(["normal", "ties", "flat", "steep"]),
+    st.booleans(),
+)
 @settings(max_examples=400, deadline=None)
 def test_any_settings_draw_a_token_and_the_same_one_in_any_company(fields, vocab, seed, kind, bans):
     rng = np.random.default_rng(seed)
@@ -226,12 +275,30 @@ def test_any_settings_draw_a_token_and_the_same_one_in_any_company(fields, vocab
     assert sampler.sample(np.repeat(logits, 3, 0), others)[2] == alone
 
 
-@pytest.mark.parametrize("name, value", [
-    ("typical_p", 1.5), ("typical_p", np.nan), ("dry_base", 0.5), ("dry_multiplier", np.inf), ("dry_allowed_length", -1), ("xtc_threshold", -0.1),
-    ("dynatemp_exponent", np.inf), ("min_keep", -1), ("mirostat_tau", np.nan), ("mirostat_eta", -1.0), ("mirostat", 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("typical_p", 1.5),
+        ("typical_p", np.nan),
+        ("dry_base", 0.5),
+        ("dry_multiplier", np.inf),
+        ("dry_allowed_length", -1),
+        ("xtc_threshold", -0.1),
+        ("dynatemp_exponent", np.inf),
+        ("min_keep", -1),
+        ("mirostat_tau", np.nan),
+        ("mirostat_eta", -1.0),
+        ("mirostat", 3),
+    ],
+)
 def test_wrong_parameters_are_refused(name, value):
-    on = dict(typical_p=0.5, mirostat=1 if name.startswith("miro") else 0, dry_multiplier=1.0, xtc_probability=0.5, dynatemp_range=0.5)
+    on = dict(
+        typical_p=0.5,
+        mirostat=1 if name.startswith("miro") else 0,
+        dry_multiplier=1.0,
+        xtc_probability=0.5,
+        dynatemp_range=0.5,
+    )
     params = SamplingParams(**{**on, name: value})
     with pytest.raises(ConfigError, match=name):
         Sampler(100).sample(np.zeros((1, 100), F32), [SampleRow(params)])

@@ -14,8 +14,9 @@ from ckdist.engine.sampling import SamplingParams
 def sampling_of(config: GenerateConfig) -> SamplingParams:
     """Fields of the same name are the same in both."""
     breakers = () if config.dry_sequence_breakers == ("none",) else config.dry_sequence_breakers
-    same = {field.name for field in fields(SamplingParams)} & {field.name for field in fields(config)}
-    return SamplingParams(**{**{name: getattr(config, name) for name in same}, "max_tokens": config.n_predict, "dry_sequence_breakers": breakers})
+    names = {field.name for field in fields(SamplingParams)} & {field.name for field in fields(config)}
+    same = {name: getattr(config, name) for name in names}
+    return SamplingParams(**{**same, "max_tokens": config.n_predict, "dry_sequence_breakers": breakers})
 
 
 def run(config: GenerateConfig) -> int:

@@ -36,7 +36,7 @@ class _Pieces:
 
 
 class DryBreakers:
-    """Finds where tokens contain or begin breakers, in a thread of its own, and remembers it for the last MAX_KEPT sets."""
+    """Finds where tokens contain or begin breakers, in a thread of its own. It remembers the last MAX_KEPT sets."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -63,7 +63,8 @@ class DryBreakers:
         text, text_begins = _join(breakers, np.uint8)
         tail_tokens, tail_begins = _join(tails, np.int32)
         handle = native.lib.ckdist_dry_breakers_open(
-            native.pointer(pieces.text, "uint8_t *"), native.pointer(pieces.begins, "int64_t *"), len(pieces.begins) - 1,
+            native.pointer(pieces.text, "uint8_t *"), native.pointer(pieces.begins, "int64_t *"),
+            len(pieces.begins) - 1,
             native.pointer(text, "uint8_t *"), native.pointer(text_begins, "int64_t *"), len(breakers),
             native.pointer(tail_tokens, "int32_t *"), native.pointer(tail_begins, "int64_t *"),
         )  # fmt: skip
@@ -96,10 +97,14 @@ def check_breakers(breakers: Sequence[str]) -> list[bytes]:
         raise RequestError(f"{_FIELD} has a string that is not valid Unicode", _FIELD) from None
     for breaker in encoded:
         if not 1 <= len(breaker) <= MAX_BREAKER_BYTES:
-            raise RequestError(f"{_FIELD} has a string of {len(breaker)} bytes; each must have 1 to {MAX_BREAKER_BYTES}", _FIELD)
+            raise RequestError(
+                f"{_FIELD} has a string of {len(breaker)} bytes; each must have 1 to {MAX_BREAKER_BYTES}", _FIELD
+            )
     total = sum(map(len, encoded))
     if total > MAX_TOTAL_BYTES:
-        raise RequestError(f"{_FIELD} has {total} bytes in all, more than {MAX_TOTAL_BYTES}; give fewer or shorter strings", _FIELD)
+        raise RequestError(
+            f"{_FIELD} has {total} bytes in all, more than {MAX_TOTAL_BYTES}; give fewer or shorter strings", _FIELD
+        )
     return encoded
 
 

@@ -50,7 +50,11 @@ class Output:
 class Engine:
     """Continuous batching over one executable."""
 
-    def __init__(self, executable, sampler, eos_token_ids: Collection[int] = (), *, max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True, more_stats: Callable[[], dict] = dict, lane=None, dry_breakers: DryBreakers | None = None):
+    def __init__(
+        self, executable, sampler, eos_token_ids: Collection[int] = (), *, max_waiting: int = 512,
+        max_outputs: int | None = None, prefix_reuse: bool = True, more_stats: Callable[[], dict] = dict, lane=None,
+        dry_breakers: DryBreakers | None = None,
+    ):  # fmt: skip
         """executable: run(Batch) -> float32 (outputs, vocab); num_blocks, max_tokens, max_sequences, vocab_size, context_length.
         sampler: `sample(logits, rows)` and `logprobs(logits, targets, top)`, as in `ckdist.engine.sampler`.
         eos_token_ids: end a sequence unless `ignore_eos`. max_outputs: rows of logits of one step, where fewer than its tokens.
@@ -193,7 +197,7 @@ class Engine:
             elif run.samples:
                 sequences.append(sequence)
                 places.append(run.row + run.rows - 1)
-                rows.append(SampleRow(sequence.params, sequence.seed, sequence.length, sequence.prompt, sequence.output, sequence.sampling_state))
+                rows.append(_row(sequence))
         if rows:
             chosen = logits if len(places) == len(logits) else logits[places]  # (rows, vocab)
             for sequence, sample in zip(sequences, self._sample(chosen, rows), strict=True):
@@ -259,6 +263,11 @@ class Engine:
             sequence.prompt_logprobs.extend(_entry(sample) for sample in samples)
             sequence.scored = end
         return None
+
+
+def _row(sequence: Sequence) -> SampleRow:
+    s = sequence
+    return SampleRow(s.params, s.seed, s.length, s.prompt, s.output, s.sampling_state)
 
 
 def _entry(sample) -> list:

@@ -96,7 +96,8 @@ def _check_llama_cpp(params: SamplingParams) -> None:
     """The fields that llama.cpp defines."""
     _integer("min_tokens", params.min_tokens, 0, MAX_TOKENS)
     if params.min_tokens > params.max_tokens:
-        raise RequestError(f"min_tokens ({params.min_tokens}) is more than max_tokens ({params.max_tokens})", "min_tokens")
+        message = f"min_tokens ({params.min_tokens}) is more than max_tokens ({params.max_tokens}); lower it"
+        raise RequestError(message, "min_tokens")
     for name in ("typical_p", "xtc_probability", "xtc_threshold"):
         _number(name, getattr(params, name), 0, 1)
     _number("top_n_sigma", params.top_n_sigma, -1, 1000)
@@ -118,7 +119,8 @@ def _check_llama_cpp(params: SamplingParams) -> None:
         _strings("samplers", params.samplers, MAX_SAMPLERS)
         for name in params.samplers:
             if name not in SAMPLERS:
-                raise RequestError(f"samplers has an unknown name ({name[:40]!r}); the known ones are {', '.join(SAMPLERS)}", "samplers")
+                known = ", ".join(SAMPLERS)
+                raise RequestError(f"samplers has an unknown name {name[:40]!r}; known are {known}", "samplers")
 
 
 def _strings(name: str, value: object, most: int) -> None:

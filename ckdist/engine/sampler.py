@@ -132,8 +132,8 @@ def _fill(out, row: SampleRow) -> list:
         if params.repeat_last_n is not None:
             out.penalty_window = params.repeat_last_n if params.repeat_last_n > 0 else MAX_WINDOW
     if dry:
-        out.dry_multiplier, out.dry_base, out.dry_allowed_length = params.dry_multiplier, params.dry_base, params.dry_allowed_length
-        out.dry_window = params.dry_penalty_last_n
+        out.dry_multiplier, out.dry_base = params.dry_multiplier, params.dry_base
+        out.dry_allowed_length, out.dry_window = params.dry_allowed_length, params.dry_penalty_last_n
         if state is not None and state.breakers is not None:
             breakers = state.breakers.result(BREAKERS_SECONDS)
             alive.append(breakers)

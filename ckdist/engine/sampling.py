@@ -12,8 +12,8 @@ TEMPERATURE_FIRST = ("penalties", "dry", "temperature", "top_k", "top_p", "min_p
 class SamplingParams:
     """How the next tokens of one sequence are chosen and when it ends.
 
-    The draw at position p depends on (seed, p) and the sequence's own tokens alone, so the same seed and settings give the same text,
-    whoever shares the batch. From `typical_p` on, llama.cpp defines the fields.
+    The draw at position p depends on (seed, p) and the sequence's own tokens alone, so the same seed and settings give
+    the same text, whoever shares the batch. From `typical_p` on, llama.cpp defines the fields.
     """
 
     max_tokens: int = 16
@@ -34,23 +34,26 @@ class SamplingParams:
     typical_p: float = 1.0  # keeps the tokens nearest to the entropy in surprise, with this probability in all; 1: off
     top_n_sigma: float = -1.0  # keeps logits within so many standard deviations of the largest; 0 or less: off
     xtc_probability: float = 0.0  # how often XTC is applied; 0: off
-    xtc_threshold: float = 0.1  # XTC removes all tokens of at least this probability but the least likely; above 0.5: off
-    dry_multiplier: float = 0.0  # a token that continues a repetition of n tokens loses multiplier base^(n - allowed_length); 0: off
+    xtc_threshold: float = 0.1  # XTC removes tokens from this probability on but the least likely; above 0.5: off
+    # A token that continues a repetition of n tokens loses multiplier base^(n - allowed_length); multiplier 0: off.
+    dry_multiplier: float = 0.0
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1  # among so many last tokens of prompt and output; -1: all; 0: off
     dry_sequence_breakers: tuple[str, ...] = DRY_BREAKERS  # no repetition is counted across these
-    mirostat: int = 0  # version 1 or 2 keeps the surprise at `mirostat_tau`, in place of all cuts and of dynatemp; 0: off
-    mirostat_tau: float = 5.0  # bits
+    # Version 1 or 2 keeps the surprise at `mirostat_tau` bits. Penalties, DRY and temperature come before it (in llama.cpp
+    # temperature alone); the cuts, dynatemp and `samplers` do nothing then. 0: off.
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1  # learning rate
     dynatemp_range: float = 0.0  # temperature minus to plus this, by the entropy; 0: off
     dynatemp_exponent: float = 1.0  # of the normalised entropy
-    # The three penalties count the last so many tokens of prompt and output; -1: all; 0: off. None: the repetition penalty
-    # counts prompt and output, the other two the output, as in the OpenAI API and vLLM.
+    # The three penalties count the last so many tokens of prompt and output; -1: all; 0: off. None: the repetition
+    # penalty counts prompt and output, the other two the output, as in the OpenAI API and vLLM.
     repeat_last_n: int | None = None
     min_keep: int = 0  # each cut leaves at least so many tokens
-    # Which samplers are applied, in this order (names of config.SAMPLERS). None: TEMPERATURE_FIRST, or the order of SAMPLERS where one of
-    # llama.cpp's own (typical_p, top_n_sigma, xtc, dynatemp) is on.
+    # Which samplers are applied, in this order (names of config.SAMPLERS). None: TEMPERATURE_FIRST, or the order of
+    # config.SAMPLERS where one of llama.cpp's own (typical_p, top_n_sigma, xtc, dynatemp) is on.
     samplers: tuple[str, ...] | None = None
 
     @cached_property
@@ -79,7 +82,7 @@ class SamplingParams:
 
     @cached_property
     def steps(self) -> tuple[str, ...] | None:
-        """The active samplers where the sampler must be told: None where they are of TEMPERATURE_FIRST, in its order."""
+        """The active samplers; None where TEMPERATURE_FIRST has them in this order and nothing else is asked for."""
         if self.mirostat or self.dynatemp_range > 0 or self.min_keep > 1:
             return self.active_samplers
         order = iter(TEMPERATURE_FIRST)

@@ -31,7 +31,7 @@ def sampling_state(
 ) -> SamplingState | None:
     """The state that a sequence begins with; None where its parameters need none.
 
-    Raises RequestError where `min_tokens` leaves no token to draw, and for breakers that are too many, too long or without a tokenizer.
+    Raises RequestError where `min_tokens` leaves no token to draw, and for breakers without a tokenizer.
     """
     banned = breakers = None
     if params.min_tokens:
@@ -40,7 +40,8 @@ def sampling_state(
             raise RequestError("min_tokens leaves no token: every one is an EOS or among stop_token_ids", "min_tokens")
     if "dry" in params.active_samplers and params.dry_sequence_breakers:
         if dry_breakers is None:
-            raise RequestError("dry_sequence_breakers need a tokenizer, and this engine has none; leave them empty", "dry_sequence_breakers")
+            name = "dry_sequence_breakers"
+            raise RequestError(f"{name} need a tokenizer, and this engine has none; leave them empty", name)
         breakers = dry_breakers.find(params.dry_sequence_breakers)
     if banned is None and breakers is None and not params.mirostat:
         return None

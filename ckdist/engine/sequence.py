@@ -21,8 +21,8 @@ class Sequence:
 
     Of its `length` tokens the first `computed` have keys and values in the blocks of `block_table[:num_blocks]`; the first
     `shared_blocks` of these are full and known to the pool, for others to reuse. `scored` counts the prompt positions
-    whose logits need not be asked for (again): all but the last where no prompt logprobs are wanted. `sampling_state` is None
-    where its parameters need none (any more).
+    whose logits need not be asked for (again): all but the last where no prompt logprobs are wanted.
+    `sampling_state` is None where its parameters need none (any more).
     """
 
     __slots__ = (
@@ -31,7 +31,10 @@ class Sequence:
         "sampling_state",
     )  # fmt: skip
 
-    def __init__(self, id: Hashable, prompt: Collection[int], params: SamplingParams, seed: int, capacity: int, arrival: float, sampling_state: SamplingState | None = None):
+    def __init__(
+        self, id: Hashable, prompt: Collection[int], params: SamplingParams, seed: int, capacity: int, arrival: float,
+        sampling_state: SamplingState | None = None,
+    ):  # fmt: skip
         """`capacity`: the most tokens, prompt and output together, that it may ever have."""
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
         self.sampling_state = sampling_state

@@ -25,7 +25,7 @@ struct ckdist_sampling {
   const float* bias_values;
   int64_t bias_count;
   /* Zero switches off each of the fields from here on. */
-  int64_t penalty_window;       /* the penalties count the last so many tokens of prompt and output; 0: repetition counts both whole, the others the output */
+  int64_t penalty_window;       /* last tokens that penalties count; 0: repetition all, the others the output */
   float dry_multiplier;
   float dry_base;
   int32_t dry_allowed_length;
@@ -33,9 +33,9 @@ struct ckdist_sampling {
   const struct ckdist_dry_breakers* dry_breakers; /* null: none */
   const int32_t* banned_tokens; /* never drawn */
   int64_t banned_count;
-  const int32_t* steps;         /* enum ckdist_sampling_step in their order. None: penalties, DRY, temperature, top_k, top_p, min_p */
-  int32_t step_count;
-  int32_t min_keep;             /* read with `steps`, as are the fields below: each cut leaves at least so many tokens */
+  const int32_t* steps;         /* of enum ckdist_sampling_step */
+  int32_t step_count;           /* 0: penalties, DRY, temperature, top_k, top_p, min_p */
+  int32_t min_keep;             /* tokens that each cut leaves at least; as all below, read with `steps` alone */
   float typical_p;
   float top_n_sigma;
   float xtc_probability;
@@ -45,7 +45,7 @@ struct ckdist_sampling {
   int32_t mirostat;             /* 0, 1 or 2. It comes after the last step and chooses the token */
   float mirostat_tau;           /* target surprise in bits */
   float mirostat_eta;           /* learning rate */
-  float mirostat_mu;            /* the sequence's state before this token: 2 tau at first, then that of the last sampled token */
+  float mirostat_mu;            /* the sequence's state: at first 2 tau, then that of the token before */
 };
 
 enum ckdist_sampling_step {
@@ -69,11 +69,13 @@ struct ckdist_sampled_token {
  * one whose first token is -1 stands for no tokens and matches nothing. */
 struct ckdist_dry_breakers;
 CKDIST_EXPORT struct ckdist_dry_breakers* ckdist_dry_breakers_open(
-    const uint8_t* pieces, const int64_t* piece_begins, int64_t tokens, const uint8_t* breakers, const int64_t* breaker_begins, int32_t count,
-    const int32_t* tails, const int64_t* tail_begins);
+    const uint8_t* pieces, const int64_t* piece_begins, int64_t tokens, const uint8_t* breakers,
+    const int64_t* breaker_begins, int32_t count, const int32_t* tails, const int64_t* tail_begins);
 CKDIST_EXPORT void ckdist_dry_breakers_close(struct ckdist_dry_breakers* breakers);
-/* The tokens that begin a breaker, each with a tail of it, ascending: writes at most `capacity` heads and lengths of tails; returns how many there are. */
-CKDIST_EXPORT int64_t ckdist_dry_breakers_list(const struct ckdist_dry_breakers* breakers, int32_t* heads, int32_t* lengths, int64_t capacity);
+/* The tokens that begin a breaker, each with a tail of it, ascending by token: writes at most `capacity` heads and
+ * lengths of tails, and returns how many there are. */
+CKDIST_EXPORT int64_t ckdist_dry_breakers_list(const struct ckdist_dry_breakers* breakers, int32_t* heads,
+                                               int32_t* lengths, int64_t capacity);
 
 /* Holds scratch for one vocabulary; for one thread at a time. Null on failure. */
 struct ckdist_sampler;

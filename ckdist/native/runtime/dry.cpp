@@ -81,7 +81,8 @@ DryBreakers::DryBreakers(const uint8_t* pieces, const int64_t* piece_begins, int
     const size_t begin = entries_.size();
     const auto add = [&](int32_t tail) {
       const auto same = [&](const Entry& e) { return e.tail == tail; };
-      if (std::none_of(entries_.begin() + begin, entries_.end(), same)) entries_.push_back({static_cast<int32_t>(token), tail});
+      if (std::none_of(entries_.begin() + begin, entries_.end(), same))
+        entries_.push_back({static_cast<int32_t>(token), tail});
     };
     if (contained) add(0);
     for (const int node : partial)
@@ -97,7 +98,8 @@ DryBreakers::DryBreakers(const uint8_t* pieces, const int64_t* piece_begins, int
 bool DryBreakers::is_breaker(int32_t token) const {
   if (!is_head(token)) return false;
   const auto less = [](const Entry& e, int32_t t) { return e.head < t; };
-  for (auto e = std::lower_bound(entries_.begin(), entries_.end(), token, less); e != entries_.end() && e->head == token; ++e)
+  for (auto e = std::lower_bound(entries_.begin(), entries_.end(), token, less);
+       e != entries_.end() && e->head == token; ++e)
     if (tails_[e->tail].empty()) return true;
   return false;
 }
@@ -107,7 +109,8 @@ int64_t DryBreakers::longest_match(const std::vector<int32_t>& reversed, int64_t
   if (!is_head(token)) return -1;
   int64_t longest = -1;
   const auto less = [](const Entry& e, int32_t t) { return e.head < t; };
-  for (auto e = std::lower_bound(entries_.begin(), entries_.end(), token, less); e != entries_.end() && e->head == token; ++e) {
+  for (auto e = std::lower_bound(entries_.begin(), entries_.end(), token, less);
+       e != entries_.end() && e->head == token; ++e) {
     const auto& tail = tails_[e->tail];
     const int64_t length = static_cast<int64_t>(tail.size());
     if (length <= longest || length > i) continue;
@@ -118,8 +121,9 @@ int64_t DryBreakers::longest_match(const std::vector<int32_t>& reversed, int64_t
   return longest;
 }
 
-const std::vector<Dry::Repetition>& Dry::find(const int32_t* prompt, int64_t prompt_count, const int32_t* output, int64_t output_count,
-                                              int64_t window, int64_t allowed_length, const DryBreakers* breakers) {
+const std::vector<Dry::Repetition>& Dry::find(const int32_t* prompt, int64_t prompt_count, const int32_t* output,
+                                              int64_t output_count, int64_t window, int64_t allowed_length,
+                                              const DryBreakers* breakers) {
   found_.clear();
   const int64_t all = prompt_count + output_count;
   const int64_t count = window < 0 ? all : std::min(window, all);
@@ -139,7 +143,8 @@ const std::vector<Dry::Repetition>& Dry::find(const int32_t* prompt, int64_t pro
     }
   if (limit < allowed_length) return found_;
 
-  // Z function of the reversed text (Gusfield 1997, 1.4): [left, right) is the match found so far that reaches farthest.
+  // Z function of the reversed text (Gusfield 1997, 1.4): [left, right) is the match found so far that reaches
+  // farthest.
   common_.resize(count);
   common_[0] = static_cast<int32_t>(count);
   for (int64_t k = 1, left = 0, right = 0; k < count; ++k) {

@@ -1,5 +1,5 @@
-// DRY ("don't repeat yourself", p-e-w 2024): a penalty on tokens that would continue a repetition of what the text ends with,
-// growing exponentially with the repetition's length. Definitions are llama.cpp's.
+// DRY ("don't repeat yourself", p-e-w 2024): a penalty on tokens that would continue a repetition of what the text ends
+// with, growing exponentially with the repetition's length. Definitions are llama.cpp's.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -40,19 +40,20 @@ class DryBreakers {
 
 class Dry {
  public:
-  explicit Dry(int64_t vocab) : longest_(vocab) {}
+  void resize(int64_t vocab) { longest_.resize(vocab); }
 
   struct Repetition {
     int32_t token;
     int32_t length;  // tokens of the repetition that it would continue
   };
-  // The tokens that would continue a repetition of at least `allowed_length` tokens among the last `window` (-1: all) of
-  // prompt and output, breakers left out. Linear in the window. Tokens must be in the vocabulary.
-  const std::vector<Repetition>& find(const int32_t* prompt, int64_t prompt_count, const int32_t* output, int64_t output_count,
-                                      int64_t window, int64_t allowed_length, const DryBreakers* breakers);
+  // The tokens that would continue a repetition of at least `allowed_length` tokens among the last `window` (-1: all)
+  // of prompt and output, breakers left out. Linear in the window. Tokens must be in the vocabulary.
+  const std::vector<Repetition>& find(const int32_t* prompt, int64_t prompt_count, const int32_t* output,
+                                      int64_t output_count, int64_t window, int64_t allowed_length,
+                                      const DryBreakers* breakers);
 
  private:
-  std::vector<int32_t> longest_;   // (vocab,), zeros between calls
+  std::vector<int32_t> longest_;   // (vocab,): zeros between calls
   std::vector<int32_t> reversed_;  // the window, last token first
   std::vector<int32_t> common_;    // [k]: how many of reversed_[k..] equal reversed_[0..]
   std::vector<Repetition> found_;

@@ -15,7 +15,6 @@ constexpr uint32_t kInPrompt = 1u << 31;
 constexpr int64_t kLikelyEnough = 256;  // tokens among which top_p is looked for first
 constexpr int kHalvings = 10;           // of the range of logits, where those are not enough
 constexpr int64_t kDrawSpan = 4096;
-constexpr int64_t kMaxVocab = int64_t{1} << 28;
 
 uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -31,9 +30,10 @@ double uniform_draw(uint64_t seed, int64_t position) {
   return (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53;
 }
 
-Sampler::Sampler(const Kernels& kernels, int64_t vocab) : kernels_(kernels), vocab_(vocab), dry_(vocab >= 1 && vocab <= kMaxVocab ? vocab : 0) {
-  if (vocab < 1 || vocab > kMaxVocab)
+Sampler::Sampler(const Kernels& kernels, int64_t vocab) : kernels_(kernels), vocab_(vocab) {
+  if (vocab < 1 || vocab > (int64_t{1} << 28))
     fail(Status::config, "a vocabulary of %lld tokens is not between 1 and 2^28", static_cast<long long>(vocab));
+  dry_.resize(vocab);
   maxima_.resize(max_count(vocab));
   seen_.resize(vocab);
 }
@@ -49,7 +49,8 @@ void Sampler::check(const ckdist_sampling& s, int32_t row) const {
           "finite and above 0");
   require(std::isfinite(s.presence_penalty), "presence_penalty", s.presence_penalty, "finite");
   require(std::isfinite(s.frequency_penalty), "frequency_penalty", s.frequency_penalty, "finite");
-  require(s.dry_multiplier >= 0 && s.dry_multiplier < kInfinity, "dry_multiplier", s.dry_multiplier, "finite and at least 0");
+  require(s.dry_multiplier >= 0 && s.dry_multiplier < kInfinity, "dry_multiplier", s.dry_multiplier,
+          "finite and at least 0");
   if (s.dry_multiplier > 0) {
     require(s.dry_base >= 1 && s.dry_base < kInfinity, "dry_base", s.dry_base, "finite and at least 1");
     require(s.dry_allowed_length >= 0, "dry_allowed_length", s.dry_allowed_length, "at least 0");
@@ -155,7 +156,8 @@ bool Sampler::keep_mass(double target) {
   return true;
 }
 
-// candidates_ = the first tokens of the whole vocabulary whose probabilities sum to `top_p`, without those below `least`.
+// candidates_ = the first tokens of the whole vocabulary whose probabilities sum to `top_p`, without those below
+// `least`.
 void Sampler::cut_mass(const float* logits, float shift, float scale, float temperature, float top_p, float least) {
   terms_.resize(vocab_);
   const double target = top_p * kernels_.elementwise.sum_exp(logits, vocab_, shift, scale, terms_.data());
@@ -172,7 +174,8 @@ void Sampler::cut_mass(const float* logits, float shift, float scale, float temp
 
 // Fills seen_ and touched_ with what the penalties count; false where they have nothing to do.
 bool Sampler::count_tokens(const ckdist_sampling& s, int32_t row) {
-  const bool repetition = s.repetition_penalty != 1.0f, counts = s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f;
+  const bool repetition = s.repetition_penalty != 1.0f;
+  const bool counts = s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f;
   if (!repetition && !counts) return false;
   const auto touch = [&](int32_t token) -> uint32_t& {
     if (!seen_[token]) touched_.push_back(token);
@@ -210,7 +213,8 @@ float Sampler::penalised(float x, int32_t token, const ckdist_sampling& s) const
 const std::vector<Dry::Repetition>& Sampler::repetitions(const ckdist_sampling& s, int32_t row) {
   check_tokens(s.prompt_tokens, s.prompt_count, "prompt", row);
   check_tokens(s.output_tokens, s.output_count, "output", row);
-  return dry_.find(s.prompt_tokens, s.prompt_count, s.output_tokens, s.output_count, s.dry_window, s.dry_allowed_length, s.dry_breakers);
+  return dry_.find(s.prompt_tokens, s.prompt_count, s.output_tokens, s.output_count, s.dry_window, s.dry_allowed_length,
+                   s.dry_breakers);
 }
 
 // The logit of a token that would continue a repetition of `length` tokens; `scale` as in Kept.
@@ -224,8 +228,8 @@ void Sampler::rescan(int32_t row) {
     fail(Status::config, "logit_bias or penalties of row %d make logits infinite; use smaller ones", row);
 }
 
-// The row with logit_bias, penalties and DRY applied and banned tokens removed: `logits` itself where there is nothing to do, else
-// modified_, scanned again. Of a row with steps, these apply penalties and DRY.
+// The row with logit_bias, penalties and DRY applied and banned tokens removed: `logits` itself where there is nothing
+// to do, else modified_, scanned again. Of a row with steps, these apply penalties and DRY.
 const float* Sampler::modify(const float* logits, const ckdist_sampling& s, int32_t row) {
   const bool steps = s.step_count > 0 || s.mirostat > 0;
   check_tokens(s.bias_tokens, s.bias_count, "logit_bias", row);
@@ -239,7 +243,8 @@ const float* Sampler::modify(const float* logits, const ckdist_sampling& s, int3
     for (const int32_t token : touched_) modified_[token] = penalised(modified_[token], token, s);
   forget_tokens();
   if (dry)
-    for (const auto& r : repetitions(s, row)) modified_[r.token] = less_repetition(modified_[r.token], 1.0f, r.length, s);
+    for (const auto& r : repetitions(s, row))
+      modified_[r.token] = less_repetition(modified_[r.token], 1.0f, r.length, s);
   for (int64_t i = 0; i < s.banned_count; ++i) modified_[s.banned_tokens[i]] = kRemoved;
   rescan(row);
   return modified_.data();

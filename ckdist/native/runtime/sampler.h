@@ -1,13 +1,13 @@
 // Chooses the next token from a row of logits, and log-probabilities. One thread; knows nothing of sequences.
 //
-// Order: logit_bias, penalties, DRY -> temperature -> top_k -> top_p -> min_p -> draw. Bias and penalties come first, as in
-// llama-server and vLLM; temperature before the cuts, as in vLLM and Hugging Face, so that top_p and min_p measure the
-// distribution that is drawn from. A row with `steps` takes these after logit_bias, in their order, with llama.cpp's definitions
-// (sampler_steps.cpp), and then mirostat where it is on.
+// Order: logit_bias, penalties, DRY -> temperature -> top_k -> top_p -> min_p -> draw. Bias and penalties come first,
+// as in llama-server and vLLM; temperature before the cuts, as in vLLM and Hugging Face, so that top_p and min_p
+// measure the distribution that is drawn from. A row with `steps` takes these after logit_bias, in their order, with
+// llama.cpp's definitions (sampler_steps.cpp), and then mirostat where it is on.
 //
-// Cuts keep a prefix of one order: larger logit first, among equals the lower token. (typical_p keeps one of another order, XTC
-// a suffix.) So a cut is found by selection, never by sorting the vocabulary. The draw then walks the kept tokens by ascending
-// token, so that noise in the last bits of the logits moves its boundaries by as little.
+// Cuts keep a prefix of one order: larger logit first, among equals the lower token. (typical_p keeps one of another
+// order, XTC a suffix.) So a cut is found by selection, never by sorting the vocabulary. The draw then walks the kept
+// tokens by ascending token, so that noise in the last bits of the logits moves its boundaries by as little.
 //
 // A token that must not be drawn has the lowest finite logit, kRemoved.
 #pragma once
@@ -38,8 +38,9 @@ class Sampler {
 
  private:
   static constexpr float kRemoved = -std::numeric_limits<float>::max();
-  static constexpr float kGreedyTemperature = 1e-5f;  // below it the division overflows before the distribution has any width
-  static constexpr float kLogOfNothing = -88.0f;      // exp() of less is 0 in float
+  static constexpr float kGreedyTemperature =
+      1e-5f;  // below it the division overflows before the distribution has any width
+  static constexpr float kLogOfNothing = -88.0f;  // exp() of less is 0 in float
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
   struct Candidate {
@@ -55,8 +56,8 @@ class Sampler {
     const float* logits;  // (vocab,)
     int64_t count;        // as llama.cpp counts: what top_n_sigma removes still counts
     bool whole = true;
-    float scale = 1.0f;   // the product of 1 / temperature
-    float shift = 0.0f;   // the largest logit at the last weigh()
+    float scale = 1.0f;  // the product of 1 / temperature
+    float shift = 0.0f;  // the largest logit at the last weigh()
   };
 
   void check(const ckdist_sampling& sampling, int32_t row) const;
@@ -87,11 +88,14 @@ class Sampler {
   template <class Less>
   void keep_until(const Candidate& last, Less less) {
     const Candidate cut = last;
-    candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return less(cut, c); }),
-                      candidates_.end());
+    remove_if([&](const Candidate& c) { return less(cut, c); });
   }
-  // The end of the shortest prefix, in the order of `less`, whose terms sum to at least `target`; false where all candidates do
-  // not reach it. selection_ is the candidates in some order afterwards.
+  template <class Test>
+  void remove_if(Test test) {
+    candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), test), candidates_.end());
+  }
+  // The end of the shortest prefix, in the order of `less`, whose terms sum to at least `target`; false where all
+  // candidates do not reach it. selection_ is the candidates in some order afterwards.
   template <class Less>
   bool last_of_mass(double target, Less less, Candidate& last) {
     selection_ = candidates_;

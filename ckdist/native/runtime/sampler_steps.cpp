@@ -8,8 +8,8 @@ namespace ckdist {
 namespace {
 
 constexpr uint64_t kXtcStream = 0x5843545f64726177u;  // makes XTC's draw another one than the token's
-constexpr int kHalvings = 12;                          // of the distance from the mean logit, in typical_p
-constexpr int64_t kZipfTokens = 100;                   // mirostat estimates the exponent of Zipf's law from so many
+constexpr int kHalvings = 12;                         // of the distance from the mean logit, in typical_p
+constexpr int64_t kZipfTokens = 100;                  // mirostat estimates the exponent of Zipf's law from so many
 constexpr int kLanes = 8;
 constexpr double kLog2 = 0.6931471805599453;
 
@@ -23,7 +23,8 @@ void Sampler::check_steps(const ckdist_sampling& s, int32_t row) const {
   require(std::isfinite(s.top_n_sigma), "top_n_sigma", s.top_n_sigma, "finite");
   require(s.xtc_probability >= 0 && s.xtc_probability <= 1, "xtc_probability", s.xtc_probability, "from 0 to 1");
   require(s.xtc_threshold >= 0 && s.xtc_threshold <= 1, "xtc_threshold", s.xtc_threshold, "from 0 to 1");
-  require(s.dynatemp_range >= 0 && s.dynatemp_range < kInfinity, "dynatemp_range", s.dynatemp_range, "finite and at least 0");
+  require(s.dynatemp_range >= 0 && s.dynatemp_range < kInfinity, "dynatemp_range", s.dynatemp_range,
+          "finite and at least 0");
   require(s.dynatemp_exponent >= 0 && s.dynatemp_exponent < kInfinity, "dynatemp_exponent", s.dynatemp_exponent,
           "finite and at least 0");
   require(s.min_keep >= 0, "min_keep", s.min_keep, "at least 0");
@@ -32,7 +33,8 @@ void Sampler::check_steps(const ckdist_sampling& s, int32_t row) const {
   require(s.mirostat_eta >= 0 && s.mirostat_eta < kInfinity, "mirostat_eta", s.mirostat_eta, "finite and at least 0");
   require(std::isfinite(s.mirostat_mu), "mirostat_mu", s.mirostat_mu, "finite");
   for (int32_t i = 0; i < s.step_count; ++i)
-    require(s.steps[i] >= CKDIST_STEP_PENALTIES && s.steps[i] <= CKDIST_STEP_XTC, "steps", s.steps[i], "of enum ckdist_sampling_step");
+    require(s.steps[i] >= CKDIST_STEP_PENALTIES && s.steps[i] <= CKDIST_STEP_XTC, "steps", s.steps[i],
+            "of enum ckdist_sampling_step");
 }
 
 int32_t Sampler::take_steps(const float* logits, const ckdist_sampling& s, int32_t row, float& mu) {
@@ -48,15 +50,24 @@ int32_t Sampler::take_steps(const float* logits, const ckdist_sampling& s, int32
 
 void Sampler::take_step(int32_t kind, Kept& kept, const ckdist_sampling& s, int32_t row) {
   switch (kind) {
-    case CKDIST_STEP_PENALTIES: return penalise(kept, s, row);
-    case CKDIST_STEP_DRY: return penalise_repetitions(kept, s, row);
-    case CKDIST_STEP_TEMPERATURE: return set_temperature(kept, s);
-    case CKDIST_STEP_TOP_N_SIGMA: return cut_sigma(kept, s.top_n_sigma);
-    case CKDIST_STEP_TOP_K: return cut_top_k(kept, s.top_k);
-    case CKDIST_STEP_TYPICAL_P: return cut_typical(kept, s.typical_p, s.min_keep);
-    case CKDIST_STEP_TOP_P: return cut_top_p(kept, s.top_p, s.min_keep);
-    case CKDIST_STEP_MIN_P: return cut_min_p(kept, s.min_p, s.min_keep);
-    default: return cut_xtc(kept, s);
+    case CKDIST_STEP_PENALTIES:
+      return penalise(kept, s, row);
+    case CKDIST_STEP_DRY:
+      return penalise_repetitions(kept, s, row);
+    case CKDIST_STEP_TEMPERATURE:
+      return set_temperature(kept, s);
+    case CKDIST_STEP_TOP_N_SIGMA:
+      return cut_sigma(kept, s.top_n_sigma);
+    case CKDIST_STEP_TOP_K:
+      return cut_top_k(kept, s.top_k);
+    case CKDIST_STEP_TYPICAL_P:
+      return cut_typical(kept, s.typical_p, s.min_keep);
+    case CKDIST_STEP_TOP_P:
+      return cut_top_p(kept, s.top_p, s.min_keep);
+    case CKDIST_STEP_MIN_P:
+      return cut_min_p(kept, s.min_p, s.min_keep);
+    default:
+      return cut_xtc(kept, s);
   }
 }
 
@@ -78,7 +89,8 @@ double Sampler::mean_logit(const Kept& kept, double total) const {
   if (kept.whole) {
     double lanes[kLanes] = {};
     const auto weighted = [&](int64_t i) {
-      return terms_[i] == 0.0f ? 0.0 : static_cast<double>(terms_[i]) * (static_cast<double>(kept.logits[i]) - kept.shift);
+      return terms_[i] == 0.0f ? 0.0
+                               : static_cast<double>(terms_[i]) * (static_cast<double>(kept.logits[i]) - kept.shift);
     };
     int64_t i = 0;
     for (; i + kLanes <= vocab_; i += kLanes)
@@ -102,7 +114,8 @@ void Sampler::edit(Kept& kept) {
 // Where a token's logit is, after edit(); null where it is cut or removed.
 float* Sampler::find(Kept& kept, int32_t token) {
   if (kept.whole) return modified_[token] == kRemoved ? nullptr : &modified_[token];
-  const auto c = std::lower_bound(candidates_.begin(), candidates_.end(), token, [](const Candidate& c, int32_t t) { return c.token < t; });
+  const auto less = [](const Candidate& c, int32_t t) { return c.token < t; };
+  const auto c = std::lower_bound(candidates_.begin(), candidates_.end(), token, less);
   return c == candidates_.end() || c->token != token || c->logit == kRemoved ? nullptr : &c->logit;
 }
 
@@ -140,7 +153,7 @@ void Sampler::keep_one(Kept& kept) {
   kept.count = 1;
 }
 
-// Temperature, by the entropy where it is dynamic (EDT: Zhang et al. 2024, arXiv:2403.14541, with a power of the normalised entropy).
+// Temperature; where it is dynamic, by a power of the entropy, which is normalised by that of an even distribution.
 void Sampler::set_temperature(Kept& kept, const ckdist_sampling& s) {
   float temperature = s.temperature;
   if (s.dynatemp_range > 0.0f) {
@@ -149,7 +162,8 @@ void Sampler::set_temperature(Kept& kept, const ckdist_sampling& s) {
     const double entropy = std::log(total) - mean_logit(kept, total) * kept.scale;
     const double normalised = std::max(0.0, entropy / std::log(static_cast<double>(kept.count)));
     const double low = std::max(0.0f, s.temperature - s.dynatemp_range), high = s.temperature + s.dynatemp_range;
-    temperature = static_cast<float>(low + (high - low) * std::pow(normalised, static_cast<double>(s.dynatemp_exponent)));
+    temperature =
+        static_cast<float>(low + (high - low) * std::pow(normalised, static_cast<double>(s.dynatemp_exponent)));
   }
   if (temperature < kGreedyTemperature)
     keep_one(kept);
@@ -161,7 +175,8 @@ void Sampler::set_temperature(Kept& kept, const ckdist_sampling& s) {
 void Sampler::cut_sigma(Kept& kept, double n) {
   if (n <= 0.0 || kept.count <= 1) return;
   double sum[kLanes] = {}, squares[kLanes] = {}, counts[kLanes] = {};
-  const double shift = kept.whole ? largest() : std::max_element(candidates_.begin(), candidates_.end(), [](auto& a, auto& b) { return before(b, a); })->logit;
+  if (!kept.whole) weigh(kept);
+  const double shift = kept.whole ? largest() : kept.shift;
   const auto add = [&](float logit, int lane) {
     const double x = logit == kRemoved ? 0.0 : logit - shift;
     sum[lane] += x;
@@ -179,11 +194,13 @@ void Sampler::cut_sigma(Kept& kept, double n) {
   for (int lane = 1; lane < kLanes; ++lane) sum[0] += sum[lane], squares[0] += squares[lane], counts[0] += counts[lane];
   const double mean = sum[0] / counts[0];
   const double deviation = std::sqrt(std::max(0.0, squares[0] / counts[0] - mean * mean));
-  const float cut = std::max(static_cast<float>(std::max(shift - n * deviation, static_cast<double>(kRemoved))), std::nextafter(kRemoved, 0.0f));
+  constexpr double least = -static_cast<double>(std::numeric_limits<float>::max());
+  const float cut =
+      std::max(static_cast<float>(std::max(shift - n * deviation, least)), std::nextafter(kRemoved, 0.0f));
   if (kept.whole)
     gather(kept.logits, cut);
   else
-    candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return c.logit < cut; }), candidates_.end());
+    remove_if([&](const Candidate& c) { return c.logit < cut; });
   kept.whole = false;
 }
 
@@ -211,8 +228,8 @@ void Sampler::keep_mass(double target, int64_t min_keep, Less less) {
   keep_until(last, less);
 }
 
-// Keeps the tokens whose surprise is nearest to the entropy (Meister et al. 2022, arXiv:2202.00666). Surprise minus entropy is
-// the expected logit minus the token's, so these are the tokens around a logit.
+// Keeps the tokens whose surprise is nearest to the entropy (Meister et al. 2022, arXiv:2202.00666). Surprise minus
+// entropy is the expected logit minus the token's, so these are the tokens around a logit.
 void Sampler::cut_typical(Kept& kept, double p, int64_t min_keep) {
   if (p >= 1.0) return;
   const double total = weigh(kept);
@@ -235,7 +252,8 @@ void Sampler::cut_typical(Kept& kept, double p, int64_t min_keep) {
   kept.count = static_cast<int64_t>(candidates_.size());
 }
 
-// Keeps the tokens nearest to `centre` whose terms reach `target`: distances are bisected until few tokens are left to order.
+// Keeps the tokens nearest to `centre` whose terms reach `target`: distances are bisected until few tokens are left to
+// order.
 template <class Less>
 void Sampler::keep_around(const Kept& kept, double centre, double target, Less nearer) {
   const float nothing = std::max(kept.shift + kLogOfNothing / kept.scale, kRemoved);
@@ -253,8 +271,7 @@ void Sampler::keep_around(const Kept& kept, double centre, double target, Less n
   }
   const double rounding = 1e-6 * (1.0 + std::fabs(centre) + high);  // of logits to float
   gather(kept.logits, static_cast<float>(std::max(centre - high - rounding, static_cast<double>(kRemoved))));
-  const auto far = [&](const Candidate& c) { return c.logit > centre + high + rounding; };
-  candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), far), candidates_.end());
+  remove_if([&](const Candidate& c) { return c.logit > centre + high + rounding; });
   selection_.clear();
   double mass = 0.0;  // of the tokens that are kept for certain
   for (Candidate& c : candidates_) {
@@ -292,23 +309,26 @@ void Sampler::cut_min_p(Kept& kept, double p, int64_t min_keep) {
     if (static_cast<int64_t>(candidates_.size()) < min_keep) keep_top(kept.logits, min_keep);
   } else {
     const auto below = [&](const Candidate& c) { return c.logit < cut; };
-    const int64_t reach = std::count_if(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return !below(c); });
+    const int64_t reach =
+        std::count_if(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return !below(c); });
     if (reach < min_keep)
       keep_first(min_keep);
     else
-      candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), below), candidates_.end());
+      remove_if(below);
   }
   kept.whole = false;
   kept.count = static_cast<int64_t>(candidates_.size());
 }
 
-// Exclude top choices (p-e-w 2024): with a probability, removes all tokens of at least `threshold` but the least likely of them.
+// Exclude top choices (p-e-w 2024): with a probability, removes all tokens of at least `threshold` but the least likely
+// of them.
 void Sampler::cut_xtc(Kept& kept, const ckdist_sampling& s) {
   if (s.xtc_probability <= 0.0f || s.xtc_threshold > 0.5f || kept.count < 2) return;
   if (uniform_draw(s.seed ^ kXtcStream, s.position) > s.xtc_probability) return;
   const double least = static_cast<double>(s.xtc_threshold) * weigh(kept);
   if (kept.whole) {
-    gather(kept.logits, least > 0.0 ? static_cast<float>(kept.shift + (std::log(least) - 0.01) / kept.scale) : -kInfinity);
+    gather(kept.logits,
+           least > 0.0 ? static_cast<float>(kept.shift + (std::log(least) - 0.01) / kept.scale) : -kInfinity);
     for (Candidate& c : candidates_) c.term = terms_[c.token];
   }
   const auto likely = [&](const Candidate& c) { return c.term >= least && c.term > 0.0f; };
@@ -324,12 +344,13 @@ void Sampler::cut_xtc(Kept& kept, const ckdist_sampling& s) {
       if (c.token != last.token) modified_[c.token] = kRemoved;
     kernels_.elementwise.maxima(modified_.data(), vocab_, maxima_.data());
   } else {
-    candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return before(c, last); }), candidates_.end());
+    remove_if([&](const Candidate& c) { return before(c, last); });
   }
   kept.count -= removed;
 }
 
-// Mirostat 2.0 (Basu et al. 2021, arXiv:2007.14966): keeps tokens of a surprise of at most `most` bits, and at least one.
+// Mirostat 2.0 (Basu et al. 2021, arXiv:2007.14966): keeps tokens of a surprise of at most `most` bits, and at least
+// one.
 void Sampler::cut_surprise(Kept& kept, double most) {
   const double total = weigh(kept);
   if (kept.whole) {
@@ -339,12 +360,12 @@ void Sampler::cut_surprise(Kept& kept, double most) {
   }
   const auto surprising = [&](const Candidate& c) { return c.term == 0.0f || std::log2(total / c.term) > most; };
   if (std::all_of(candidates_.begin(), candidates_.end(), surprising)) return keep_one(kept);
-  candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), surprising), candidates_.end());
+  remove_if(surprising);
   kept.whole = false;
 }
 
-// Mirostat 1 (the same paper, algorithm 1): keeps as many tokens as give a surprise of `target` bits under Zipf's law, whose exponent
-// is estimated from the most likely tokens.
+// Mirostat 1 (the same paper, algorithm 1): keeps as many tokens as give a surprise of `target` bits under Zipf's law,
+// whose exponent is estimated from the most likely tokens.
 void Sampler::cut_zipf(Kept& kept, double target) {
   if (!kept.whole || vocab_ == 1) return;
   keep_top(kept.logits, std::min(kZipfTokens, vocab_));
