@@ -1,17 +1,19 @@
 """llama.cpp's samplers inside the engine: states live through preemption, and wrong fields are refused by name."""
 
+import dataclasses
 import threading
 
 import numpy as np
 import pytest
 
-from ckdist.engine.dry_breakers import MAX_BREAKERS, DryBreakers, check_breakers
+from ckdist.engine.dry_breakers import MAX_BREAKERS, MAX_KEPT, DryBreakers, check_breakers
 from ckdist.engine.engine import Engine
 from ckdist.engine.launch import BUNDLED
 from ckdist.engine.request import parse_submit
 from ckdist.engine.sampler import Sampler, SampleRow
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.sampling_state import sampling_state
+from ckdist.engine.scheduler import EngineBusy
 from ckdist.errors import RequestError
 from ckdist.tokens.source import tokenizer_of
 from tests.paged_executable import PagedExecutable, prefix_logits
@@ -173,6 +175,11 @@ def test_a_request_waits_for_its_breakers_and_nobody_else_does(tokenizer):
     engine.add("aborted", [2], params)
     outputs = [output.id for _ in range(8) for output in engine.step()]
     assert outputs == ["before"] * 5
+    for i in range(MAX_KEPT - 1):
+        engine.add(i, [2], dataclasses.replace(params, dry_sequence_breakers=(f"x{i}",)))
+        engine.abort(i)
+    with pytest.raises(EngineBusy, match="too many sets of dry_sequence_breakers"):
+        engine.add("flood", [2], dataclasses.replace(params, dry_sequence_breakers=("y",)))
     assert engine.abort("aborted").finish_reason == "abort"
     go.set()
     tokens, reason = finish(engine)["dry"]
@@ -219,10 +226,11 @@ def test_breakers_are_found_where_tokens_contain_or_begin_them(tokenizer, breake
 def test_breakers_are_prepared_once_and_few_are_kept(tokenizer):
     breakers = DryBreakers(tokenizer)
     first = breakers.find(("a", "b"))
+    first.result(30)
     assert breakers.find(("a", "b", "a")) is first
     for i in range(40):
-        breakers.find((f"x{i}",))
-    assert len(breakers._kept) == 32 and breakers.find(("a", "b")) is not first
+        breakers.find((f"x{i}",)).result(30)
+    assert len(breakers._kept) == MAX_KEPT and breakers.find(("a", "b")) is not first
 
 
 def test_dry_stops_a_repetition_and_a_breaker_lets_it_be(tokenizer):

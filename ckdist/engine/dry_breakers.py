@@ -49,11 +49,19 @@ class DryBreakers:
         breakers = tuple(dict.fromkeys(breakers))
         found = self._kept.get(breakers)
         if found is None:
-            found = self._kept[breakers] = self._thread.submit(self._open, check_breakers(breakers))
-            if len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
+            encoded = check_breakers(breakers)
+            if len(self._kept) == MAX_KEPT:
+                oldest = next((key for key, future in self._kept.items() if future.done()), next(iter(self._kept)))
+                del self._kept[oldest]
+            found = self._kept[breakers] = self._thread.submit(self._open, encoded)
         self._kept.move_to_end(breakers)
         return found
+
+    def has_room(self, breakers: Sequence[str]) -> bool:
+        """Whether `find` knows them, or fewer than MAX_KEPT sets wait for its thread: so a flood of new ones has a limit."""
+        if tuple(dict.fromkeys(breakers)) in self._kept:
+            return True
+        return len(self._kept) < MAX_KEPT or any(found.done() for found in self._kept.values())
 
     def _open(self, breakers: list[bytes]):
         if self._pieces is None:

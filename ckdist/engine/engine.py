@@ -19,7 +19,7 @@ from ckdist.engine.request import check_prompt, check_sampling
 from ckdist.engine.sampler import SampleRow
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.sampling_state import sampling_state
-from ckdist.engine.scheduler import Run, Scheduler
+from ckdist.engine.scheduler import EngineBusy, Run, Scheduler
 from ckdist.engine.sequence import Sequence
 from ckdist.errors import CkdistError, RequestError
 from ckdist.native import lib
@@ -103,6 +103,10 @@ class Engine:
             )
         prompt = check_prompt(prompt, self.vocab_size)
         seed = secrets.randbits(63) if params.seed is None else params.seed % 2**64
+        self.scheduler.check_room()
+        if "dry" in params.active_samplers and self._dry_breakers is not None:
+            if not self._dry_breakers.has_room(params.dry_sequence_breakers):
+                raise EngineBusy("too many sets of dry_sequence_breakers are being prepared; try again later")
         state = sampling_state(params, self.eos_token_ids, self.vocab_size, self._dry_breakers)
         capacity = min(len(prompt) + params.max_tokens, self.max_positions)
         sequence = Sequence(id, prompt, params, seed, capacity, time.monotonic(), state)

@@ -60,10 +60,14 @@ class Scheduler:
         self._runs: list[Run] = []
         self._refused: tuple[Sequence, int] | None = None  # the head of the queue that found no room, and how much there was
 
-    def add(self, sequence: Sequence) -> None:
+    def check_room(self) -> None:
         """Raises EngineBusy when the queue is full."""
         if len(self.waiting) >= self.max_waiting:
             raise EngineBusy(f"{len(self.waiting)} requests are waiting, of at most {self.max_waiting}; try again later")
+
+    def add(self, sequence: Sequence) -> None:
+        """Raises EngineBusy when the queue is full."""
+        self.check_room()
         self.waiting.append(sequence)
 
     def schedule(self) -> Step | None:
