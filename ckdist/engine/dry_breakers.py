@@ -85,13 +85,12 @@ class DryBreakers:
 
         [-1] where the vocabulary lacks one.
         """
-        begins = [next((i for i, byte in enumerate(end) if byte & 0xC0 != 0x80), len(end)) for end in ends]
-        texts = [end[begin:].decode() for end, begin in zip(ends, begins)]
-        encodings = self._tokenizer.backend.encode_batch(texts, add_special_tokens=False) if texts else []
         tails = []
-        for end, begin, encoding in zip(ends, begins, encodings, strict=True):
+        for end in ends:
+            begin = next((i for i, byte in enumerate(end) if byte & 0xC0 != 0x80), len(end))
             lead = [self._pieces.byte_tokens.get(byte, -1) for byte in end[:begin]]
-            tails.append([-1] if -1 in lead else [*lead, *encoding.ids])
+            ids = self._tokenizer.encode(end[begin:].decode(), add_special=False)
+            tails.append([-1] if -1 in lead else [*lead, *ids])
         return tails
 
 
