@@ -17,7 +17,6 @@ class SamplingParams:
     """
 
     max_tokens: int = 16
-    min_tokens: int = 0  # EOS and `stop_token_ids` are not drawn before so many tokens
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # 0: off
     top_p: float = 1.0
@@ -31,6 +30,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None  # this many most likely alternatives per token; 0: only the chosen one; None: none
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    min_tokens: int = 0  # EOS and `stop_token_ids` are not drawn before so many tokens
     typical_p: float = 1.0  # keeps the tokens nearest to the entropy in surprise, with this probability in all; 1: off
     top_n_sigma: float = -1.0  # keeps logits within so many standard deviations of the largest; 0 or less: off
     xtc_probability: float = 0.0  # how often XTC is applied; 0: off
