@@ -53,7 +53,8 @@ test-wheel: setup
 
 # The native code under AddressSanitizer and UndefinedBehaviorSanitizer. Memory that Python keeps to its end is no leak of ours.
 ASAN_TESTS := tests/test_native_fuzz.py tests/test_gguf.py tests/test_loader.py tests/test_linear.py tests/test_attention.py \
-	tests/test_elementwise.py tests/test_sampler.py tests/test_replay.py tests/test_mover.py tests/test_pack.py tests/test_quantize.py \
+	tests/test_elementwise.py tests/test_sampler.py tests/test_sampler_steps.py tests/test_engine_sampling.py \
+	tests/test_replay.py tests/test_mover.py tests/test_pack.py tests/test_quantize.py \
 	tests/test_reorganize.py tests/test_token.py
 test-asan: setup
 	@$(CMAKE) -S . -B build/asan -DCKDIST_SANITIZE=address,undefined >/dev/null

@@ -14,6 +14,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ckdist.cli import main as program
+from ckdist.cli.arguments import parse_arguments
+from ckdist.cli.generate import sampling_of
+from ckdist.config import GenerateConfig
+from ckdist.engine.sampling import SamplingParams
+from ckdist.errors import ConfigError
 from tests.launcher import environment, run_ranks
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
@@ -255,3 +260,29 @@ def test_reader_that_goes_away(tmp_path):
     err = process.stderr.read()
     process.stderr.close()
     assert b"Traceback" not in err and b"Error" not in err, err
+
+
+def test_generate_takes_the_samplers_flags_of_llama_cli():
+    flags = (
+        "--typical 0.7 --top-nsigma 1.5 --xtc-probability 0.3 --xtc-threshold 0.2 --repeat-penalty 1.2 "
+        "--presence-penalty -0.5 --frequency-penalty 0.4 --repeat-last-n 64 --dry-multiplier 0.8 --dry-base 1.5 "
+        "--dry-allowed-length 3 --dry-penalty-last-n 100 --mirostat 2 --mirostat-lr 0.2 --mirostat-ent 4 "
+        r"--dry-sequence-breaker \n\n --dry-sequence-breaker a\"b --dynatemp-range 0.5 --dynatemp-exp 2 "
+        "--samplers top_k;temperature --temp 1.5 -n 7"
+    )
+    params = sampling_of(parse_arguments(GenerateConfig, flags.split(), "ckdist generate"))
+    assert params == SamplingParams(
+        max_tokens=7, temperature=1.5, top_k=40, top_p=0.95, min_p=0.05, typical_p=0.7, top_n_sigma=1.5,
+        xtc_probability=0.3, xtc_threshold=0.2, repetition_penalty=1.2, presence_penalty=-0.5, frequency_penalty=0.4,
+        repeat_last_n=64, dry_multiplier=0.8, dry_base=1.5, dry_allowed_length=3, dry_penalty_last_n=100,
+        dry_sequence_breakers=("\n\n", 'a"b'), mirostat=2, mirostat_eta=0.2, mirostat_tau=4.0, dynatemp_range=0.5,
+        dynatemp_exponent=2.0, samplers=("top_k", "temperature"),
+    )  # fmt: skip
+    assert params.active_samplers == ("penalties", "dry", "temperature")  # mirostat takes the place of the others
+    default = sampling_of(parse_arguments(GenerateConfig, [], "ckdist generate"))
+    assert default == SamplingParams(max_tokens=128, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+    assert default.steps is None
+    none = parse_arguments(GenerateConfig, ["--dry-sequence-breaker", "none"], "ckdist generate")
+    assert sampling_of(none).dry_sequence_breakers == ()
+    with pytest.raises(ConfigError, match="--samplers: .* has the unknown sampler 'adaptive'; the known ones are"):
+        parse_arguments(GenerateConfig, ["--samplers", "top_k;adaptive"], "ckdist generate")

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import fields
 
 from ckdist.cli.session import model_session
 from ckdist.config import GenerateConfig
@@ -10,20 +11,20 @@ from ckdist.engine.llm import LLM
 from ckdist.engine.sampling import SamplingParams
 
 
+def sampling_of(config: GenerateConfig) -> SamplingParams:
+    """Fields of the same name are the same in both."""
+    breakers = () if config.dry_sequence_breakers == ("none",) else config.dry_sequence_breakers
+    names = {field.name for field in fields(SamplingParams)} & {field.name for field in fields(config)}
+    same = {name: getattr(config, name) for name in names}
+    return SamplingParams(**{**same, "max_tokens": config.n_predict, "dry_sequence_breakers": breakers})
+
+
 def run(config: GenerateConfig) -> int:
     with model_session(config) as model:
         if model is None:
             return 0
         llm = LLM.from_engine(*make_engine(model))
-        sampling = SamplingParams(
-            max_tokens=config.n_predict,
-            temperature=config.temperature,
-            top_k=config.top_k,
-            top_p=config.top_p,
-            min_p=config.min_p,
-            seed=config.seed,
-            ignore_eos=config.ignore_eos,
-        )
+        sampling = sampling_of(config)
         prompt = llm.tokenizer.encode(config.prompt)
         start = time.perf_counter()
         if config.json:

@@ -7,16 +7,19 @@ of text, sockets or clocks other than for its counters; it is used by one thread
 import secrets
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator
+from concurrent.futures import wait
 from dataclasses import dataclass
 
 import numpy as np
 
 from ckdist.engine.block_pool import BlockPool
+from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.request import check_prompt, check_sampling
 from ckdist.engine.sampler import SampleRow
 from ckdist.engine.sampling import SamplingParams
-from ckdist.engine.scheduler import Run, Scheduler
+from ckdist.engine.sampling_state import sampling_state
+from ckdist.engine.scheduler import EngineBusy, Run, Scheduler
 from ckdist.engine.sequence import Sequence
 from ckdist.errors import CkdistError, RequestError
 from ckdist.native import lib
@@ -47,14 +50,20 @@ class Output:
 class Engine:
     """Continuous batching over one executable."""
 
-    def __init__(self, executable, sampler, eos_token_ids: Collection[int] = (), *, max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True, more_stats: Callable[[], dict] = dict, lane=None):
+    def __init__(
+        self, executable, sampler, eos_token_ids: Collection[int] = (), *, max_waiting: int = 512,
+        max_outputs: int | None = None, prefix_reuse: bool = True, more_stats: Callable[[], dict] = dict, lane=None,
+        dry_breakers: DryBreakers | None = None,
+    ):  # fmt: skip
         """executable: run(Batch) -> float32 (outputs, vocab); num_blocks, max_tokens, max_sequences, vocab_size, context_length.
         sampler: `sample(logits, rows)` and `logprobs(logits, targets, top)`, as in `ckdist.engine.sampler`.
         eos_token_ids: end a sequence unless `ignore_eos`. max_outputs: rows of logits of one step, where fewer than its tokens.
         more_stats: numbers that `stats` gives besides the engine's own. lane: of a trace (`ckdist.engine.trace`), where there is one.
+        dry_breakers: of the vocabulary; without, requests for DRY with sequence breakers are refused.
         """
         self.executable, self.sampler, self.eos_token_ids = executable, sampler, frozenset(eos_token_ids)
         self.vocab_size, self._more_stats, self.lane = executable.vocab_size, more_stats, lane
+        self._dry_breakers = dry_breakers
         cache = executable.num_blocks * BLOCK_TOKENS
         self.max_positions = min(executable.context_length, cache)
         self._room = f"the context of {self.max_positions}" if executable.context_length <= cache else f"the KV cache of {cache} positions"
@@ -94,8 +103,13 @@ class Engine:
             )
         prompt = check_prompt(prompt, self.vocab_size)
         seed = secrets.randbits(63) if params.seed is None else params.seed % 2**64
+        self.scheduler.check_room()
+        if "dry" in params.active_samplers and self._dry_breakers is not None:
+            if not self._dry_breakers.has_room(params.dry_sequence_breakers):
+                raise EngineBusy("too many sets of dry_sequence_breakers are being prepared; try again later")
+        state = sampling_state(params, self.eos_token_ids, self.vocab_size, self._dry_breakers)
         capacity = min(len(prompt) + params.max_tokens, self.max_positions)
-        sequence = Sequence(id, prompt, params, seed, capacity, time.monotonic())
+        sequence = Sequence(id, prompt, params, seed, capacity, time.monotonic(), state)
         self.scheduler.add(sequence)
         self._sequences[id] = sequence
         self._requests += 1
@@ -106,6 +120,7 @@ class Engine:
         begin = time.monotonic_ns()
         step = self.scheduler.schedule()
         if step is None:
+            self._wait_for_breakers()
             return []
         scheduled = time.monotonic_ns()
         logits = self.executable.run(step.batch)  # (outputs, vocab)
@@ -120,6 +135,12 @@ class Engine:
             self.lane.add(lib.ckdist_trace_run, scheduled, ran, *size)
             self.lane.add(lib.ckdist_trace_sample, ran, end, len(outputs))
         return outputs
+
+    def _wait_for_breakers(self) -> None:
+        """Waits a moment for the head of the queue, where it is that which nothing can be done without."""
+        waiting = self.scheduler.waiting
+        if waiting and not waiting[0].is_ready:
+            wait([waiting[0].sampling_state.breakers], timeout=0.01)
 
     def abort(self, id: Hashable) -> Output | None:
         """Ends a sequence and frees its blocks at once. None when there is none of that id."""
@@ -180,7 +201,7 @@ class Engine:
             elif run.samples:
                 sequences.append(sequence)
                 places.append(run.row + run.rows - 1)
-                rows.append(SampleRow(sequence.params, sequence.seed, sequence.length, sequence.prompt, sequence.output))
+                rows.append(_row(sequence))
         if rows:
             chosen = logits if len(places) == len(logits) else logits[places]  # (rows, vocab)
             for sequence, sample in zip(sequences, self._sample(chosen, rows), strict=True):
@@ -202,10 +223,22 @@ class Engine:
         if token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos):
             return self._output(sequence, [], None if params.logprobs is None else [], "stop")
         sequence.append(token)
+        if sequence.sampling_state is not None:
+            self._keep_state(sequence, sample)
         self._generated_tokens += 1
         full = sequence.length == len(sequence.tokens)
         logprobs = None if params.logprobs is None else [_entry(sample)]
         return self._output(sequence, [token], logprobs, "length" if full else None)
+
+    def _keep_state(self, sequence: Sequence, sample) -> None:
+        """What sampling must know of the token just appended, and forgets of what it no longer needs."""
+        state, params = sequence.sampling_state, sequence.params
+        if params.mirostat:
+            state.mirostat_mu = sample.mirostat_mu
+        if state.banned is not None and len(sequence.output) >= params.min_tokens:
+            state.banned = None
+            if state.breakers is None and not params.mirostat:
+                sequence.sampling_state = None
 
     def _output(self, sequence: Sequence, tokens: list[int], logprobs: list | None, finish_reason: str | None, error: str | None = None) -> Output:
         cached = sequence.cached_tokens or 0
@@ -234,6 +267,11 @@ class Engine:
             sequence.prompt_logprobs.extend(_entry(sample) for sample in samples)
             sequence.scored = end
         return None
+
+
+def _row(sequence: Sequence) -> SampleRow:
+    s = sequence
+    return SampleRow(s.params, s.seed, s.length, s.prompt, s.output, s.sampling_state)
 
 
 def _entry(sample) -> list:

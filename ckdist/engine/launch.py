@@ -16,6 +16,7 @@ from ckdist import __version__, native
 from ckdist.comm.group import open_group
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.world import agree, together
+from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.engine import Engine
 from ckdist.engine.layer_costs import key_of
 from ckdist.engine.prefill import PrefillChoice, choose_prefill
@@ -205,7 +206,11 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
     tokenizer = tokenizer_of(model.checkpoint.path, model.checkpoint.overrides)
     stats = lambda: {**model.prefill.stats(model.executable), **model.loader.filled.stats()}
     lane = model.trace and model.trace.main
-    return Engine(model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids, max_waiting=max_waiting, more_stats=stats, lane=lane), tokenizer
+    engine = Engine(
+        model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids,
+        max_waiting=max_waiting, more_stats=stats, lane=lane, dry_breakers=DryBreakers(tokenizer),
+    )  # fmt: skip
+    return engine, tokenizer
 
 
 def fill_shard(loader: ShardLoader, config, world, progress: bool, trace) -> None:

@@ -6,6 +6,8 @@ from math import isfinite
 
 import numpy as np
 
+from ckdist.config import SAMPLERS
+from ckdist.engine.dry_breakers import MAX_BREAKERS, check_breakers
 from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import RequestError
 
@@ -14,6 +16,7 @@ MAX_LOGPROBS = 20  # alternatives per token
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKENS = 256
 MAX_TOKENS = 2**31 - 1
+MAX_SAMPLERS = 32
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,9 @@ def parse_submit(message: Mapping) -> Request:
     for name in sampling:
         if name not in known:
             raise RequestError(f"unknown sampling field {str(name)[:100]!r}; the known ones are {', '.join(sorted(known))}", "sampling")
-    stops = sampling.get("stop_token_ids")
-    if isinstance(stops, list):
-        sampling = {**sampling, "stop_token_ids": tuple(stops)}
+    for name in ("stop_token_ids", "dry_sequence_breakers", "samplers"):
+        if isinstance(sampling.get(name), list):
+            sampling = {**sampling, name: tuple(sampling[name])}
     return Request(id, prompt, SamplingParams(**sampling))
 
 
@@ -86,6 +89,43 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     for token, bias in params.logit_bias.items():
         _integer("logit_bias", token, 0, vocab_size - 1)
         _number("logit_bias", bias, -100, 100)
+    _check_llama_cpp(params)
+
+
+def _check_llama_cpp(params: SamplingParams) -> None:
+    """The fields that llama.cpp defines."""
+    _integer("min_tokens", params.min_tokens, 0, MAX_TOKENS)
+    if params.min_tokens > params.max_tokens:
+        message = f"min_tokens ({params.min_tokens}) is more than max_tokens ({params.max_tokens}); lower it"
+        raise RequestError(message, "min_tokens")
+    for name in ("typical_p", "xtc_probability", "xtc_threshold"):
+        _number(name, getattr(params, name), 0, 1)
+    _number("top_n_sigma", params.top_n_sigma, -1, 1000)
+    _number("dry_multiplier", params.dry_multiplier, 0, 1000)
+    _number("dry_base", params.dry_base, 1, 1000)
+    _integer("dry_allowed_length", params.dry_allowed_length, 0, MAX_TOKENS)
+    _integer("dry_penalty_last_n", params.dry_penalty_last_n, -1, MAX_TOKENS)
+    _strings("dry_sequence_breakers", params.dry_sequence_breakers, MAX_BREAKERS)
+    check_breakers(params.dry_sequence_breakers)
+    _integer("mirostat", params.mirostat, 0, 2)
+    _number("mirostat_tau", params.mirostat_tau, 0, 100)
+    _number("mirostat_eta", params.mirostat_eta, 0, 1)
+    _number("dynatemp_range", params.dynatemp_range, 0, 100)
+    _number("dynatemp_exponent", params.dynatemp_exponent, 0, 100)
+    if params.repeat_last_n is not None:
+        _integer("repeat_last_n", params.repeat_last_n, -1, MAX_TOKENS)
+    _integer("min_keep", params.min_keep, 0, MAX_TOKENS)
+    if params.samplers is not None:
+        _strings("samplers", params.samplers, MAX_SAMPLERS)
+        for name in params.samplers:
+            if name not in SAMPLERS:
+                known = ", ".join(SAMPLERS)
+                raise RequestError(f"samplers has an unknown name {name[:40]!r}; known are {known}", "samplers")
+
+
+def _strings(name: str, value: object, most: int) -> None:
+    if not isinstance(value, (tuple, list)) or len(value) > most or not all(isinstance(part, str) for part in value):
+        raise RequestError(f"{name} must be a list of at most {most} strings", name)
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:

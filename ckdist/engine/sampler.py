@@ -4,40 +4,57 @@ It holds no state of sequences: the same row and logits give the same token, who
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from ckdist import errors, native
 from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_state import SamplingState
 
 MAX_TOP = 20  # most alternatives that log-probabilities are given for
+MAX_WINDOW = 2**31 - 1  # tokens
+BREAKERS_SECONDS = 30.0  # for what takes milliseconds
 
 _FLOAT32 = np.dtype(np.float32)
+_STEPS = {
+    "penalties": native.lib.CKDIST_STEP_PENALTIES,
+    "dry": native.lib.CKDIST_STEP_DRY,
+    "temperature": native.lib.CKDIST_STEP_TEMPERATURE,
+    "top_n_sigma": native.lib.CKDIST_STEP_TOP_N_SIGMA,
+    "top_k": native.lib.CKDIST_STEP_TOP_K,
+    "typ_p": native.lib.CKDIST_STEP_TYPICAL_P,
+    "top_p": native.lib.CKDIST_STEP_TOP_P,
+    "min_p": native.lib.CKDIST_STEP_MIN_P,
+    "xtc": native.lib.CKDIST_STEP_XTC,
+}
 
 
-@dataclass(frozen=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """What decides one row's token besides its logits.
 
-    `position` is that of the token to be drawn. The token lists matter for penalties alone; int32 arrays and
-    `array.array("i")` are read without a copy.
+    `position` is that of the token to be drawn. The token lists matter for penalties and DRY alone; int32 arrays and
+    `array.array("i")` are read without a copy. `state`: of a sequence whose parameters need one.
     """
 
     params: SamplingParams
     seed: int = 0
     position: int = 0
-    prompt_tokens: Sequence[int] = field(default=())
-    output_tokens: Sequence[int] = field(default=())
+    prompt_tokens: Sequence[int] = ()
+    output_tokens: Sequence[int] = ()
+    state: SamplingState | None = None
 
 
 class Sample(NamedTuple):
-    """A token, its log-probability before penalties, bias and temperature, and the most likely tokens with theirs."""
+    """A token, its log-probability before penalties, bias and temperature, and the most likely tokens with theirs.
+
+    `mirostat_mu`: the sequence's state for its next token.
+    """
 
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    mirostat_mu: float | None = None
 
 
 class Sampler:
@@ -60,7 +77,7 @@ class Sampler:
         Raises NativeError where logits are not finite and ConfigError where a parameter is out of range; both name the row.
         """
         address, stride = self._address(logits, len(rows))
-        if all(_is_plain_greedy(row.params) for row in rows):
+        if all(row.params.is_greedy and row.state is None for row in rows):
             tokens = native.ffi.new("int32_t[]", len(rows))
             native.check(native.lib.ckdist_sample_greedy(self._handle, address, stride, len(rows), tokens))
             return [Sample(token) for token in tokens]
@@ -69,7 +86,7 @@ class Sampler:
         out = native.ffi.new("struct ckdist_sampled_token[]", len(rows))
         native.check(native.lib.ckdist_sample(self._handle, address, stride, len(rows), sampling, out))
         del alive  # the arrays that `sampling` points into were needed until here
-        return [_read(sample, row.params.logprobs is not None) for sample, row in zip(out, rows)]
+        return [_read(sample, row.params) for sample, row in zip(out, rows)]
 
     def logprobs(self, logits: np.ndarray, targets: np.ndarray, top: int = 0) -> list[Sample]:
         """The log-probability of one given token per row, and of the `top` most likely ones.
@@ -80,7 +97,7 @@ class Sampler:
         targets = np.ascontiguousarray(targets, np.int32)
         out = native.ffi.new("struct ckdist_sampled_token[]", len(targets))
         native.check(native.lib.ckdist_logprobs(self._handle, address, stride, len(targets), native.pointer(targets, "int32_t *"), top, out))
-        return [_read(sample, True) for sample in out]
+        return [Sample(sample.token, sample.logprob, _top(sample)) for sample in out]
 
     def _address(self, logits: np.ndarray, rows: int):
         if logits.dtype != _FLOAT32 or logits.ndim != 2 or logits.shape != (rows, self._vocab_size) or logits.strides[1] != 4:
@@ -90,23 +107,9 @@ class Sampler:
         return native.ffi.from_buffer("float *", logits[:1]), logits.strides[0] // 4
 
 
-def _is_plain_greedy(params: SamplingParams) -> bool:
-    return (
-        params.temperature == 0
-        and params.logprobs is None
-        and params.repetition_penalty == 1
-        and params.presence_penalty == 0
-        and params.frequency_penalty == 0
-        and not params.logit_bias
-    )
-
-
-def _fill(out, row: SampleRow) -> list[np.ndarray]:
-    """Writes a row into a struct ckdist_sampling; returns the arrays that it points to."""
-    params = row.params
-    out.temperature, out.top_k, out.top_p, out.min_p = params.temperature, params.top_k, params.top_p, params.min_p
-    out.repetition_penalty = params.repetition_penalty
-    out.presence_penalty, out.frequency_penalty = params.presence_penalty, params.frequency_penalty
+def _fill(out, row: SampleRow) -> list:
+    """Writes a row into a struct ckdist_sampling; returns what owns the memory that it points to."""
+    params, state = row.params, row.state
     out.top_logprobs = -1 if params.logprobs is None else params.logprobs
     out.seed, out.position = row.seed & 0xFFFF_FFFF_FFFF_FFFF, row.position
     alive = []
@@ -116,21 +119,57 @@ def _fill(out, row: SampleRow) -> list[np.ndarray]:
         alive.append(array)
         return native.pointer(array, "int32_t *"), len(array)
 
-    if params.repetition_penalty != 1:
-        out.prompt_tokens, out.prompt_count = tokens(row.prompt_tokens)
-    if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
+    active = params.active_samplers
+    penalties, dry = "penalties" in active, "dry" in active
+    out.temperature = params.temperature if "temperature" in active else 1.0
+    out.top_k = params.top_k if "top_k" in active else 0
+    out.top_p = params.top_p if "top_p" in active else 1.0
+    out.min_p = params.min_p if "min_p" in active else 0.0
+    out.repetition_penalty = 1.0
+    if penalties:
+        out.repetition_penalty = params.repetition_penalty
+        out.presence_penalty, out.frequency_penalty = params.presence_penalty, params.frequency_penalty
+        if params.repeat_last_n is not None:
+            out.penalty_window = params.repeat_last_n if params.repeat_last_n > 0 else MAX_WINDOW
+    if dry:
+        out.dry_multiplier, out.dry_base = params.dry_multiplier, params.dry_base
+        out.dry_allowed_length, out.dry_window = params.dry_allowed_length, params.dry_penalty_last_n
+        if state is not None and state.breakers is not None:
+            breakers = state.breakers.result(BREAKERS_SECONDS)
+            alive.append(breakers)
+            out.dry_breakers = breakers
+    if penalties or dry:
+        if dry or params.repetition_penalty != 1 or params.repeat_last_n is not None:
+            out.prompt_tokens, out.prompt_count = tokens(row.prompt_tokens)
         out.output_tokens, out.output_count = tokens(row.output_tokens)
     if params.logit_bias:
         out.bias_tokens, out.bias_count = tokens(list(params.logit_bias))
         values = np.array(list(params.logit_bias.values()), np.float32)
         alive.append(values)
         out.bias_values = native.pointer(values, "float *")
+    if state is not None and state.banned is not None:
+        out.banned_tokens, out.banned_count = tokens(state.banned)
+    if params.steps is not None:
+        out.steps, out.step_count = tokens([_STEPS[name] for name in params.steps])
+        out.min_keep, out.typical_p, out.top_n_sigma = params.min_keep, params.typical_p, params.top_n_sigma
+        out.xtc_probability, out.xtc_threshold = params.xtc_probability, params.xtc_threshold
+        out.dynatemp_exponent = params.dynatemp_exponent
+        if params.mirostat:
+            out.mirostat, out.mirostat_tau, out.mirostat_eta = params.mirostat, params.mirostat_tau, params.mirostat_eta
+            out.mirostat_mu = 2 * params.mirostat_tau if state is None else state.mirostat_mu
+        else:
+            out.dynatemp_range = params.dynatemp_range
     return alive
 
 
-def _read(sample, with_logprob: bool) -> Sample:
+def _read(sample, params: SamplingParams) -> Sample:
     """A struct ckdist_sampled_token."""
-    if not with_logprob:
-        return Sample(sample.token)
+    mu = sample.mirostat_mu if params.mirostat else None
+    if params.logprobs is None:
+        return Sample(sample.token, mirostat_mu=mu)
+    return Sample(sample.token, sample.logprob, _top(sample), mu)
+
+
+def _top(sample) -> tuple[tuple[int, float], ...]:
     n = sample.top_count
-    return Sample(sample.token, sample.logprob, tuple(zip(sample.top_tokens[0:n], sample.top_logprobs[0:n])))
+    return tuple(zip(sample.top_tokens[0:n], sample.top_logprobs[0:n]))

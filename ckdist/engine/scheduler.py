@@ -60,10 +60,14 @@ class Scheduler:
         self._runs: list[Run] = []
         self._refused: tuple[Sequence, int] | None = None  # the head of the queue that found no room, and how much there was
 
-    def add(self, sequence: Sequence) -> None:
+    def check_room(self) -> None:
         """Raises EngineBusy when the queue is full."""
         if len(self.waiting) >= self.max_waiting:
             raise EngineBusy(f"{len(self.waiting)} requests are waiting, of at most {self.max_waiting}; try again later")
+
+    def add(self, sequence: Sequence) -> None:
+        """Raises EngineBusy when the queue is full."""
+        self.check_room()
         self.waiting.append(sequence)
 
     def schedule(self) -> Step | None:
@@ -140,6 +144,8 @@ class Scheduler:
 
         It waits, too, for a long prefix of its own that a running prompt is just computing (the choices of one request, say).
         """
+        if not sequence.is_ready:
+            return False
         available = self.pool.available
         if len(self.running) >= self.max_sequences or (self._refused is not None and self._refused[0] is sequence and available <= self._refused[1]):
             return False

@@ -6,6 +6,7 @@ from enum import Enum
 import numpy as np
 
 from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_state import SamplingState
 from ckdist.program.batch import BLOCK_TOKENS
 
 
@@ -21,16 +22,22 @@ class Sequence:
     Of its `length` tokens the first `computed` have keys and values in the blocks of `block_table[:num_blocks]`; the first
     `shared_blocks` of these are full and known to the pool, for others to reuse. `scored` counts the prompt positions
     whose logits need not be asked for (again): all but the last where no prompt logprobs are wanted.
+    `sampling_state` is None where its parameters need none (any more).
     """
 
     __slots__ = (
         "id", "prompt", "params", "seed", "arrival", "state", "tokens", "length", "computed",
         "block_table", "num_blocks", "shared_blocks", "cached_tokens", "scored", "prompt_logprobs",
+        "sampling_state",
     )  # fmt: skip
 
-    def __init__(self, id: Hashable, prompt: Collection[int], params: SamplingParams, seed: int, capacity: int, arrival: float):
+    def __init__(
+        self, id: Hashable, prompt: Collection[int], params: SamplingParams, seed: int, capacity: int, arrival: float,
+        sampling_state: SamplingState | None = None,
+    ):  # fmt: skip
         """`capacity`: the most tokens, prompt and output together, that it may ever have."""
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
+        self.sampling_state = sampling_state
         self.state = State.WAITING
         self.tokens = np.empty(capacity, np.int32)  # (capacity,) prompt, then output
         self.tokens[: len(prompt)] = prompt
@@ -48,6 +55,11 @@ class Sequence:
     def append(self, token: int) -> None:
         self.tokens[self.length] = token
         self.length += 1
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether sampling has what it needs."""
+        return self.sampling_state is None or self.sampling_state.is_ready
 
     @property
     def output(self) -> np.ndarray:

@@ -24,16 +24,58 @@ struct ckdist_sampling {
   const int32_t* bias_tokens;
   const float* bias_values;
   int64_t bias_count;
+  /* Zero switches off each of the fields from here on. */
+  int64_t penalty_window;       /* last tokens that penalties count; 0: repetition all, the others the output */
+  float dry_multiplier;
+  float dry_base;
+  int32_t dry_allowed_length;
+  int32_t dry_window;           /* of the last so many tokens; -1: all */
+  const struct ckdist_dry_breakers* dry_breakers; /* null: none */
+  const int32_t* banned_tokens; /* never drawn */
+  int64_t banned_count;
+  const int32_t* steps;         /* of enum ckdist_sampling_step */
+  int32_t step_count;           /* 0: penalties, DRY, temperature, top_k, top_p, min_p */
+  int32_t min_keep;             /* tokens that each cut leaves at least; as all below, read with `steps` alone */
+  float typical_p;
+  float top_n_sigma;
+  float xtc_probability;
+  float xtc_threshold;
+  float dynatemp_range;
+  float dynatemp_exponent;
+  int32_t mirostat;             /* 0, 1 or 2. It comes after the last step and chooses the token */
+  float mirostat_tau;           /* target surprise in bits */
+  float mirostat_eta;           /* learning rate */
+  float mirostat_mu;            /* the sequence's state: at first 2 tau, then that of the token before */
+};
+
+enum ckdist_sampling_step {
+  CKDIST_STEP_PENALTIES, CKDIST_STEP_DRY, CKDIST_STEP_TEMPERATURE, CKDIST_STEP_TOP_N_SIGMA, CKDIST_STEP_TOP_K,
+  CKDIST_STEP_TYPICAL_P, CKDIST_STEP_TOP_P, CKDIST_STEP_MIN_P, CKDIST_STEP_XTC
 };
 
 /* Log-probabilities are of the logits as they came, before any penalty, bias or temperature. */
 struct ckdist_sampled_token {
   int32_t token;
   float logprob;                /* NaN where none was asked for */
+  float mirostat_mu;            /* after this token */
   int32_t top_count;
   int32_t top_tokens[20];       /* most likely first */
   float top_logprobs[20];
 };
+
+/* Where tokens contain or begin one of the strings that repetitions are not counted across. Null on failure.
+ * pieces: the bytes of all tokens, token i at piece_begins[i] to piece_begins[i + 1]; at most 64 breakers, alike.
+ * tails: of every proper end of every breaker, in the breakers' order and the longest end of each first, the tokens;
+ * one whose first token is -1 stands for no tokens and matches nothing. */
+struct ckdist_dry_breakers;
+CKDIST_EXPORT struct ckdist_dry_breakers* ckdist_dry_breakers_open(
+    const uint8_t* pieces, const int64_t* piece_begins, int64_t tokens, const uint8_t* breakers,
+    const int64_t* breaker_begins, int32_t count, const int32_t* tails, const int64_t* tail_begins);
+CKDIST_EXPORT void ckdist_dry_breakers_close(struct ckdist_dry_breakers* breakers);
+/* The tokens that begin a breaker, each with a tail of it, ascending by token: writes at most `capacity` heads and
+ * lengths of tails, and returns how many there are. */
+CKDIST_EXPORT int64_t ckdist_dry_breakers_list(const struct ckdist_dry_breakers* breakers, int32_t* heads,
+                                               int32_t* lengths, int64_t capacity);
 
 /* Holds scratch for one vocabulary; for one thread at a time. Null on failure. */
 struct ckdist_sampler;

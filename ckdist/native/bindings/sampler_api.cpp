@@ -1,6 +1,7 @@
-#include "runtime/sampler.h"
+#include <algorithm>
 
 #include "core/error.h"
+#include "runtime/sampler.h"
 
 using ckdist::Sampler;
 using ckdist::guard;
@@ -10,6 +11,29 @@ struct ckdist_sampler {
 };
 
 extern "C" {
+
+struct ckdist_dry_breakers* ckdist_dry_breakers_open(const uint8_t* pieces, const int64_t* piece_begins, int64_t tokens,
+                                                     const uint8_t* breakers, const int64_t* breaker_begins,
+                                                     int32_t count, const int32_t* tails, const int64_t* tail_begins) {
+  ckdist_dry_breakers* opened = nullptr;
+  guard([&] {
+    opened = new ckdist_dry_breakers(pieces, piece_begins, tokens, breakers, breaker_begins, count, tails, tail_begins);
+  });
+  return opened;
+}
+
+void ckdist_dry_breakers_close(struct ckdist_dry_breakers* breakers) { delete breakers; }
+
+int64_t ckdist_dry_breakers_list(const struct ckdist_dry_breakers* breakers, int32_t* heads, int32_t* lengths,
+                                 int64_t capacity) {
+  const auto& entries = breakers->entries();
+  const int64_t count = static_cast<int64_t>(entries.size());
+  for (int64_t i = 0; i < std::min(count, capacity); ++i) {
+    heads[i] = entries[i].head;
+    lengths[i] = static_cast<int32_t>(breakers->tail_length(entries[i]));
+  }
+  return count;
+}
 
 struct ckdist_sampler* ckdist_sampler_open(int64_t vocab) {
   ckdist_sampler* opened = nullptr;

@@ -9,16 +9,12 @@
 namespace ckdist {
 namespace {
 
-constexpr float kGreedyTemperature = 1e-5f;  // below it the division overflows before the distribution has any width
 constexpr int32_t kMaxTop = 20;
 static_assert(sizeof(ckdist_sampled_token::top_tokens) == kMaxTop * sizeof(int32_t), "room for all alternatives");
 constexpr uint32_t kInPrompt = 1u << 31;
 constexpr int64_t kLikelyEnough = 256;  // tokens among which top_p is looked for first
 constexpr int kHalvings = 10;           // of the range of logits, where those are not enough
-constexpr float kLogOfNothing = -88.0f;  // exp() of less is 0 in float
 constexpr int64_t kDrawSpan = 4096;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kLargestFloat = std::numeric_limits<float>::max();
 
 uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -37,6 +33,7 @@ double uniform_draw(uint64_t seed, int64_t position) {
 Sampler::Sampler(const Kernels& kernels, int64_t vocab) : kernels_(kernels), vocab_(vocab) {
   if (vocab < 1 || vocab > (int64_t{1} << 28))
     fail(Status::config, "a vocabulary of %lld tokens is not between 1 and 2^28", static_cast<long long>(vocab));
+  dry_.resize(vocab);
   maxima_.resize(max_count(vocab));
   seen_.resize(vocab);
 }
@@ -52,6 +49,12 @@ void Sampler::check(const ckdist_sampling& s, int32_t row) const {
           "finite and above 0");
   require(std::isfinite(s.presence_penalty), "presence_penalty", s.presence_penalty, "finite");
   require(std::isfinite(s.frequency_penalty), "frequency_penalty", s.frequency_penalty, "finite");
+  require(s.dry_multiplier >= 0 && s.dry_multiplier < kInfinity, "dry_multiplier", s.dry_multiplier,
+          "finite and at least 0");
+  if (s.dry_multiplier > 0) {
+    require(s.dry_base >= 1 && s.dry_base < kInfinity, "dry_base", s.dry_base, "finite and at least 1");
+    require(s.dry_allowed_length >= 0, "dry_allowed_length", s.dry_allowed_length, "at least 0");
+  }
   require(s.top_logprobs >= -1 && s.top_logprobs <= kMaxTop, "logprobs", s.top_logprobs, "at most 20");
 }
 
@@ -119,20 +122,19 @@ float Sampler::threshold_of_mass(const float* logits, float low, float high, dou
   return low;
 }
 
-void Sampler::keep_until(const Candidate& last) {
-  const Candidate cut = last;
-  candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return before(cut, c); }),
-                    candidates_.end());
-}
-
 // candidates_ = exactly the `count` first of the order.
 void Sampler::keep_top(const float* logits, int64_t count) {
   gather(logits, threshold_for(count));
+  keep_first(count);
+}
+
+// Keeps the `count` first candidates of the order.
+void Sampler::keep_first(int64_t count) {
   if (static_cast<int64_t>(candidates_.size()) <= count) return;
   selection_ = candidates_;
   const auto nth = selection_.begin() + (count - 1);
   std::nth_element(selection_.begin(), nth, selection_.end(), before);
-  keep_until(*nth);
+  keep_until(*nth, before);
 }
 
 // Fills the candidates' terms and returns their sum.
@@ -146,71 +148,114 @@ double Sampler::weigh(float shift, float scale) {
   return sum;
 }
 
-// Keeps the shortest prefix whose terms sum to at least `target`, by bisection with selection; false where all do not reach it.
+// Keeps the shortest prefix whose terms sum to at least `target`; false where all do not reach it.
 bool Sampler::keep_mass(double target) {
-  selection_ = candidates_;
-  size_t low = 0, high = selection_.size();
-  double mass = 0.0;  // of [0, low)
-  while (high - low > 64) {
-    const size_t middle = low + (high - low) / 2;
-    std::nth_element(selection_.begin() + low, selection_.begin() + middle, selection_.begin() + high, before);
-    double part = 0.0;
-    for (size_t i = low; i < middle; ++i) part += selection_[i].term;
-    if (mass + part >= target) {
-      high = middle;
-    } else {
-      mass += part;
-      low = middle;
-    }
-  }
-  std::sort(selection_.begin() + low, selection_.begin() + high, before);
-  for (size_t i = low; i < high; ++i) {
-    mass += selection_[i].term;
-    if (mass >= target) {
-      keep_until(selection_[i]);
-      return true;
-    }
-  }
-  return false;
+  Candidate last;
+  if (!last_of_mass(target, before, last)) return false;
+  keep_until(last, before);
+  return true;
 }
 
-// The row with logit_bias and penalties applied: `logits` itself where there are none, else modified_, scanned again.
-const float* Sampler::modify(const float* logits, const ckdist_sampling& s, int32_t row) {
-  const bool repetition = s.repetition_penalty != 1.0f && s.prompt_count + s.output_count > 0;
-  const bool counts = (s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f) && s.output_count > 0;
-  if (!repetition && !counts && s.bias_count == 0) return logits;
-  check_tokens(s.bias_tokens, s.bias_count, "logit_bias", row);
-  if (repetition) check_tokens(s.prompt_tokens, s.prompt_count, "prompt", row);
-  if (repetition || counts) check_tokens(s.output_tokens, s.output_count, "output", row);
-  modified_.assign(logits, logits + vocab_);
+// candidates_ = the first tokens of the whole vocabulary whose probabilities sum to `top_p`, without those below
+// `least`.
+void Sampler::cut_mass(const float* logits, float shift, float scale, float temperature, float top_p, float least) {
+  terms_.resize(vocab_);
+  const double target = top_p * kernels_.elementwise.sum_exp(logits, vocab_, shift, scale, terms_.data());
+  const float likely = threshold_for(kLikelyEnough);
+  gather(logits, std::max(likely, least));
+  weigh(shift, scale);
+  if (!keep_mass(target) && likely > least) {
+    const float nothing = std::max(shift + kLogOfNothing * temperature, kRemoved);
+    gather(logits, std::max(threshold_of_mass(logits, nothing, shift, target), least));
+    weigh(shift, scale);
+    keep_mass(target);
+  }
+}
 
-  for (int64_t i = 0; i < s.bias_count; ++i) modified_[s.bias_tokens[i]] += s.bias_values[i];
+// Fills seen_ and touched_ with what the penalties count; false where they have nothing to do.
+bool Sampler::count_tokens(const ckdist_sampling& s, int32_t row) {
+  const bool repetition = s.repetition_penalty != 1.0f;
+  const bool counts = s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f;
+  if (!repetition && !counts) return false;
   const auto touch = [&](int32_t token) -> uint32_t& {
     if (!seen_[token]) touched_.push_back(token);
     return seen_[token];
   };
-  if (repetition)
-    for (int64_t i = 0; i < s.prompt_count; ++i) touch(s.prompt_tokens[i]) |= kInPrompt;
-  if (repetition || counts)
-    for (int64_t i = 0; i < s.output_count; ++i) touch(s.output_tokens[i]) += 1;
-  for (const int32_t token : touched_) {
-    float& x = modified_[token];
-    const uint32_t count = seen_[token] & ~kInPrompt;
-    x = x > 0.0f ? x / s.repetition_penalty : x * s.repetition_penalty;
-    if (count) x -= s.presence_penalty + s.frequency_penalty * static_cast<float>(count);
-    seen_[token] = 0;
+  int64_t of_prompt = repetition ? s.prompt_count : 0, of_output = s.output_count;
+  if (s.penalty_window > 0) {
+    of_output = std::min(s.output_count, s.penalty_window);
+    of_prompt = std::min(s.prompt_count, s.penalty_window - of_output);
   }
+  const int32_t* prompt = s.prompt_tokens + (s.prompt_count - of_prompt);
+  const int32_t* output = s.output_tokens + (s.output_count - of_output);
+  check_tokens(prompt, of_prompt, "prompt", row);
+  check_tokens(output, of_output, "output", row);
+  for (int64_t i = 0; i < of_prompt; ++i) {
+    uint32_t& seen = touch(prompt[i]);
+    seen = s.penalty_window > 0 ? seen + 1 : seen | kInPrompt;
+  }
+  for (int64_t i = 0; i < of_output; ++i) touch(output[i]) += 1;
+  return of_prompt + of_output > 0;
+}
+
+void Sampler::forget_tokens() {
+  for (const int32_t token : touched_) seen_[token] = 0;
   touched_.clear();
+}
+
+float Sampler::penalised(float x, int32_t token, const ckdist_sampling& s) const {
+  const uint32_t count = seen_[token] & ~kInPrompt;
+  x = x > 0.0f ? x / s.repetition_penalty : x * s.repetition_penalty;
+  if (count) x -= s.presence_penalty + s.frequency_penalty * static_cast<float>(count);
+  return x;
+}
+
+const std::vector<Dry::Repetition>& Sampler::repetitions(const ckdist_sampling& s, int32_t row) {
+  check_tokens(s.prompt_tokens, s.prompt_count, "prompt", row);
+  check_tokens(s.output_tokens, s.output_count, "output", row);
+  return dry_.find(s.prompt_tokens, s.prompt_count, s.output_tokens, s.output_count, s.dry_window, s.dry_allowed_length,
+                   s.dry_breakers);
+}
+
+// The logit of a token that would continue a repetition of `length` tokens; `scale` as in Kept.
+float Sampler::less_repetition(float logit, float scale, int32_t length, const ckdist_sampling& s) {
+  const double penalty = dry_penalty(s.dry_multiplier, s.dry_base, s.dry_allowed_length, length) / scale;
+  return static_cast<float>(std::max(logit - penalty, static_cast<double>(kRemoved)));
+}
+
+void Sampler::rescan(int32_t row) {
   if (!kernels_.elementwise.maxima(modified_.data(), vocab_, maxima_.data()))
     fail(Status::config, "logit_bias or penalties of row %d make logits infinite; use smaller ones", row);
+}
+
+// The row with logit_bias, penalties and DRY applied and banned tokens removed: `logits` itself where there is nothing
+// to do, else modified_, scanned again. Of a row with steps, these apply penalties and DRY.
+const float* Sampler::modify(const float* logits, const ckdist_sampling& s, int32_t row) {
+  const bool steps = s.step_count > 0 || s.mirostat > 0;
+  check_tokens(s.bias_tokens, s.bias_count, "logit_bias", row);
+  check_tokens(s.banned_tokens, s.banned_count, "banned tokens", row);
+  const bool penalties = !steps && count_tokens(s, row);
+  const bool dry = !steps && s.dry_multiplier > 0.0f;
+  if (!penalties && !dry && s.bias_count + s.banned_count == 0) return logits;
+  modified_.assign(logits, logits + vocab_);
+  for (int64_t i = 0; i < s.bias_count; ++i) modified_[s.bias_tokens[i]] += s.bias_values[i];
+  if (penalties)
+    for (const int32_t token : touched_) modified_[token] = penalised(modified_[token], token, s);
+  forget_tokens();
+  if (dry)
+    for (const auto& r : repetitions(s, row))
+      modified_[r.token] = less_repetition(modified_[r.token], 1.0f, r.length, s);
+  for (int64_t i = 0; i < s.banned_count; ++i) modified_[s.banned_tokens[i]] = kRemoved;
+  rescan(row);
   return modified_.data();
 }
 
 // Inverse of the cumulative distribution over the whole vocabulary: sums of spans first, then the span that the draw falls into.
-int32_t Sampler::draw_from_all(const float* logits, float shift, float scale, double uniform) {
+int32_t Sampler::draw_from_all(const float* logits, float shift, float scale, double uniform, double& total) {
   const auto length = [&](int64_t start) { return std::min(kDrawSpan, vocab_ - start); };
-  std::vector<double> sums;
-  double total = 0.0;
+  std::vector<double>& sums = sums_;
+  sums.clear();
+  total = 0.0;
   for (int64_t start = 0; start < vocab_; start += kDrawSpan) {
     sums.push_back(kernels_.elementwise.sum_exp(logits + start, length(start), shift, scale, nullptr));
     total += sums.back();
@@ -238,31 +283,22 @@ int32_t Sampler::draw(const float* logits, const ckdist_sampling& s) {
   const float shift = largest(), scale = 1.0f / s.temperature;
   const double uniform = uniform_draw(s.seed, s.position);
   const bool top_k = s.top_k > 0 && s.top_k < vocab_, top_p = s.top_p < 1.0f, min_p = s.min_p > 0.0f;
-  if (!top_k && !top_p && !min_p) return draw_from_all(logits, shift, scale, uniform);
+  double total = 0.0;
+  if (!top_k && !top_p && !min_p) return draw_from_all(logits, shift, scale, uniform, total);
 
   const float least = min_p ? shift + (std::log(s.min_p) - 0.01f) * s.temperature : -kInfinity;  // a little below what min_p keeps
   if (top_k) {
     keep_top(logits, s.top_k);
-    const double total = weigh(shift, scale);
+    total = weigh(shift, scale);
     if (top_p) keep_mass(s.top_p * total);
   } else if (top_p) {
-    terms_.resize(vocab_);
-    const double target = s.top_p * kernels_.elementwise.sum_exp(logits, vocab_, shift, scale, terms_.data());
-    const float likely = threshold_for(kLikelyEnough);
-    gather(logits, std::max(likely, least));
-    weigh(shift, scale);
-    if (!keep_mass(target) && likely > least) {
-      const float nothing = std::max(shift + kLogOfNothing * s.temperature, -kLargestFloat);
-      gather(logits, std::max(threshold_of_mass(logits, nothing, shift, target), least));
-      weigh(shift, scale);
-      keep_mass(target);
-    }
+    cut_mass(logits, shift, scale, s.temperature, s.top_p, least);
   } else {
     gather(logits, least);
     weigh(shift, scale);
   }
 
-  double total = 0.0;
+  total = 0.0;
   for (const Candidate& c : candidates_)
     if (c.term >= s.min_p) total += c.term;
   double left = uniform * total;
@@ -299,6 +335,7 @@ int32_t Sampler::greedy(const float* logits, int32_t row) {
 
 void Sampler::sample(const float* logits, int32_t row, const ckdist_sampling& sampling, ckdist_sampled_token& out) {
   check(sampling, row);
+  if (sampling.step_count > 0 || sampling.mirostat > 0) check_steps(sampling, row);
   scan(logits, row);
   out = {};
   double normaliser = 0.0;
@@ -306,7 +343,10 @@ void Sampler::sample(const float* logits, int32_t row, const ckdist_sampling& sa
     normaliser = log_normaliser(logits);
     fill_top(logits, normaliser, sampling.top_logprobs, out);
   }
-  out.token = draw(modify(logits, sampling, row), sampling);
+  out.mirostat_mu = sampling.mirostat_mu;
+  const float* modified = modify(logits, sampling, row);
+  const bool steps = sampling.step_count > 0 || sampling.mirostat > 0;
+  out.token = steps ? take_steps(modified, sampling, row, out.mirostat_mu) : draw(modified, sampling);
   out.logprob = sampling.top_logprobs >= 0 ? static_cast<float>(logits[out.token] - normaliser) : std::nanf("");
 }
 

@@ -1,0 +1,121 @@
+"""The strings that DRY counts no repetition across, as tokens of one vocabulary."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckdist import native
+from ckdist.errors import RequestError
+from ckdist.tokens.tokenizer import Tokenizer
+
+MAX_BREAKERS = 64
+MAX_BREAKER_BYTES = 40
+MAX_TOTAL_BYTES = 512
+MAX_KEPT = 32  # sets of breakers
+
+_FIELD = "dry_sequence_breakers"
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """All tokens' bytes one after the other, where each begins and ends, and which token each single byte is."""
+
+    text: np.ndarray  # uint8
+    begins: np.ndarray  # int64 (tokens + 1,)
+    byte_tokens: dict[int, int]
+
+    @classmethod
+    def of(cls, pieces: Sequence[bytes]) -> "_Pieces":
+        lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+        singles = np.flatnonzero(lengths == 1)[::-1].tolist()  # of equal ones the first counts
+        begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        return cls(np.frombuffer(b"".join(pieces) or b"\0", np.uint8), begins, {pieces[i][0]: i for i in singles})
+
+
+class DryBreakers:
+    """Finds where tokens contain or begin breakers, in a thread of its own. It remembers the last MAX_KEPT sets."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._kept: OrderedDict[tuple[str, ...], Future] = OrderedDict()
+        self._pieces: _Pieces | None = None
+        self._thread = ThreadPoolExecutor(1, "ckdist-breakers")  # which starts with the first request
+
+    def find(self, breakers: Sequence[str]) -> Future:
+        """Of a native ckdist_dry_breakers. Raises RequestError for breakers that `check_breakers` refuses."""
+        breakers = tuple(dict.fromkeys(breakers))
+        found = self._kept.get(breakers)
+        if found is None:
+            encoded = check_breakers(breakers)
+            if len(self._kept) == MAX_KEPT:
+                oldest = next((key for key, future in self._kept.items() if future.done()), next(iter(self._kept)))
+                del self._kept[oldest]
+            found = self._kept[breakers] = self._thread.submit(self._open, encoded)
+        self._kept.move_to_end(breakers)
+        return found
+
+    def has_room(self, breakers: Sequence[str]) -> bool:
+        """Whether `find` knows them, or fewer than MAX_KEPT sets wait for its thread: so a flood of new ones has a limit."""
+        if tuple(dict.fromkeys(breakers)) in self._kept:
+            return True
+        return len(self._kept) < MAX_KEPT or any(found.done() for found in self._kept.values())
+
+    def _open(self, breakers: list[bytes]):
+        if self._pieces is None:
+            self._pieces = _Pieces.of(self._tokenizer.pieces)
+        pieces = self._pieces
+        tails = self._tails([breaker[i:] for breaker in breakers for i in range(1, len(breaker))])
+        text, text_begins = _join(breakers, np.uint8)
+        tail_tokens, tail_begins = _join(tails, np.int32)
+        handle = native.lib.ckdist_dry_breakers_open(
+            native.pointer(pieces.text, "uint8_t *"), native.pointer(pieces.begins, "int64_t *"),
+            len(pieces.begins) - 1,
+            native.pointer(text, "uint8_t *"), native.pointer(text_begins, "int64_t *"), len(breakers),
+            native.pointer(tail_tokens, "int32_t *"), native.pointer(tail_begins, "int64_t *"),
+        )  # fmt: skip
+        if not handle:
+            native.check(-5)
+        return native.ffi.gc(handle, native.lib.ckdist_dry_breakers_close)
+
+    def _tails(self, ends: list[bytes]) -> list[list[int]]:
+        """The tokens of each end of a breaker; one that begins inside a character begins with tokens of single bytes.
+
+        [-1] where the vocabulary lacks one.
+        """
+        tails = []
+        for end in ends:
+            begin = next((i for i, byte in enumerate(end) if byte & 0xC0 != 0x80), len(end))
+            lead = [self._pieces.byte_tokens.get(byte, -1) for byte in end[:begin]]
+            ids = self._tokenizer.encode(end[begin:].decode(), add_special=False)
+            tails.append([-1] if -1 in lead else [*lead, *ids])
+        return tails
+
+
+def check_breakers(breakers: Sequence[str]) -> list[bytes]:
+    """The breakers as UTF-8. Raises RequestError where they are too many, too long, empty or not Unicode."""
+    if len(breakers) > MAX_BREAKERS:
+        raise RequestError(f"{_FIELD} has {len(breakers)} strings, more than {MAX_BREAKERS}; give fewer", _FIELD)
+    try:
+        encoded = [breaker.encode() for breaker in breakers]
+    except UnicodeEncodeError:
+        raise RequestError(f"{_FIELD} has a string that is not valid Unicode", _FIELD) from None
+    for breaker in encoded:
+        if not 1 <= len(breaker) <= MAX_BREAKER_BYTES:
+            raise RequestError(
+                f"{_FIELD} has a string of {len(breaker)} bytes; each must have 1 to {MAX_BREAKER_BYTES}", _FIELD
+            )
+    total = sum(map(len, encoded))
+    if total > MAX_TOTAL_BYTES:
+        raise RequestError(
+            f"{_FIELD} has {total} bytes in all, more than {MAX_TOTAL_BYTES}; give fewer or shorter strings", _FIELD
+        )
+    return encoded
+
+
+def _join(parts: Sequence[Sequence[int]], dtype) -> tuple[np.ndarray, np.ndarray]:
+    """The parts one after the other, and where each begins and ends, int64 (parts + 1,)."""
+    begins = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    return np.array([value for part in parts for value in part] or [0], dtype), begins

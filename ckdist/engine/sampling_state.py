@@ -1,0 +1,48 @@
+"""What sampling keeps of one sequence besides its tokens. It is the sequence's own, so preemption does not touch it."""
+
+from collections.abc import Collection
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckdist.engine.dry_breakers import DryBreakers
+from ckdist.engine.sampling import SamplingParams
+from ckdist.errors import RequestError
+
+
+@dataclass
+class SamplingState:
+    """`banned`: int32, token ids that may not be drawn yet; `breakers`: the future of a native ckdist_dry_breakers;
+    `mirostat_mu`: the surprise, in bits, up to which the next token is drawn."""
+
+    banned: np.ndarray | None = None
+    breakers: Future | None = None
+    mirostat_mu: float = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a token can be drawn without waiting."""
+        return self.breakers is None or self.breakers.done()
+
+
+def sampling_state(
+    params: SamplingParams, eos_token_ids: Collection[int], vocab_size: int, dry_breakers: DryBreakers | None
+) -> SamplingState | None:
+    """The state that a sequence begins with; None where its parameters need none.
+
+    Raises RequestError where `min_tokens` leaves no token to draw, and for breakers without a tokenizer.
+    """
+    banned = breakers = None
+    if params.min_tokens:
+        banned = np.array(sorted({*eos_token_ids, *params.stop_token_ids}), np.int32)
+        if len(banned) >= vocab_size:
+            raise RequestError("min_tokens leaves no token: every one is an EOS or among stop_token_ids", "min_tokens")
+    if "dry" in params.active_samplers and params.dry_sequence_breakers:
+        if dry_breakers is None:
+            name = "dry_sequence_breakers"
+            raise RequestError(f"{name} need a tokenizer, and this engine has none; leave them empty", name)
+        breakers = dry_breakers.find(params.dry_sequence_breakers)
+    if banned is None and breakers is None and not params.mirostat:
+        return None
+    return SamplingState(banned, breakers, float(np.float32(2 * params.mirostat_tau)))
