@@ -1,7 +1,7 @@
-"""From a model, a world and a machine to one plan: how each phase is cut, how much cache there is, which threads run.
+"""From a model, a world and a machine to one plan: the layout of each phase, how much cache there is, which threads run.
 
-Decode cuts tensors over all ranks. Prefill cuts tokens where the ranks share memory and so can read each other's shards, and on several
-hosts tokens inside of each and tensors over them; from how many tokens on that is faster is measured later (`engine/prefill.py`). A plan can be printed and says why a choice was made.
+Decode is tensor-parallel over all ranks. Prefill may be token-parallel where the ranks share memory and so can read each other's shards, and
+on several hosts token-parallel inside of each and tensor-parallel over them; from how many tokens on is chosen later (`engine/prefill.py`).
 """
 
 import logging
@@ -26,7 +26,7 @@ SPINS_CROWDED = 20  # where threads outnumber CPUs, whoever waits must make room
 
 @dataclass(frozen=True)
 class Plan:
-    """What one rank will do. The same on every rank but for `mesh.rank` and `placement`."""
+    """What one rank will do. The same on every rank but for `mesh.rank`, `placement` and `memory`."""
 
     mesh: Mesh
     prefill: Layout
@@ -36,12 +36,14 @@ class Plan:
     threads_batch: int
     spins: int
     placement: topology.Placement
+    memory: int  # bytes that were free for this rank
 
     def __str__(self) -> str:
+        ranks = self.mesh.size(WHOLE)
         names = " and ".join(dict.fromkeys([self.decode.name, self.prefill.name]))
-        cut = f"{names} over {self.mesh.size(WHOLE)} ranks" if self.mesh.size(WHOLE) > 1 else "one rank, nothing cut"
+        layout = f"layouts {names} over {ranks} ranks" if ranks > 1 else "one rank"
         kv = f"{self.limits.num_blocks * BLOCK_TOKENS} tokens of {self.limits.kv_type} cache in blocks of {BLOCK_TOKENS}"
-        return f"{cut}; {self.threads} threads ({self.threads_batch} with prompts); {kv}; context {self.limits.context_length}"
+        return f"{layout}; {self.threads} threads ({self.threads_batch} with prompts); {kv}; context {self.limits.context_length}"
 
 
 def gigabytes(n: float) -> str:
@@ -49,7 +51,7 @@ def gigabytes(n: float) -> str:
 
 
 def layouts_for(config, world) -> tuple[Layout, Layout, Mesh]:
-    """How prefill and decode are cut; every rank takes part in both. ConfigError where --prefill token is impossible."""
+    """The layouts of prefill and decode; every rank takes part in both. ConfigError where --prefill token is impossible."""
     mesh = Mesh({WHOLE: world.size}, world.rank)
     if config.lora and config.prefill == "token":
         raise ConfigError("--prefill token does not run the adapter of --lora: use --prefill auto or tensor")
@@ -63,9 +65,9 @@ def layouts_for(config, world) -> tuple[Layout, Layout, Mesh]:
     if apart and config.prefill == "token":
         raise ConfigError(f"--prefill token needs ranks that share memory, and {apart}: use --prefill auto or tensor")
     if apart and config.prefill == "auto" and world.rank == 0:
-        log.info("prefill cuts tensors: cutting tokens needs ranks that share memory, and %s", apart)
+        log.debug("prefill is tensor-parallel: token-parallel needs ranks that share memory, and %s", apart)
     elif config.lora and config.prefill == "auto" and world.rank == 0:
-        log.info("prefill cuts tensors: the adapter of --lora does not run with tokens cut")
+        log.debug("prefill is tensor-parallel: the adapter of --lora does not run token-parallel")
     if apart or config.lora or config.prefill == "tensor":
         return TENSOR, TENSOR, mesh
     if by_token is TOKEN_IN_HOSTS:
@@ -138,4 +140,4 @@ def make_plan(config, spec, world, weight_bytes: int, layouts: tuple[Layout, Lay
     context = min(context, total)
     blocks = -(-total // BLOCK_TOKENS)
     limits = Limits(min(config.ubatch_size, config.batch_size), config.parallel, context, blocks, cache)
-    return Plan(mesh, prefill, layout, limits, threads, threads_batch, SPINS_CROWDED if crowded else SPINS, placement)
+    return Plan(mesh, prefill, layout, limits, threads, threads_batch, SPINS_CROWDED if crowded else SPINS, placement, max(0, free))

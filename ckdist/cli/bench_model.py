@@ -4,8 +4,8 @@ As in llama-bench, `pp` rows feed a prompt of random tokens, `tg` rows generate 
 sequences) after n_depth tokens of context; sampling is not part of either. A warm-up precedes every row. Every row says which of the
 machine's limits bounds it and which fraction of it was reached: the bytes of weights and cache that the step must read over the
 bandwidth, or the operations with weights over the peak of the arithmetic that they use. `read_of_ranks`: bytes that rank 0 reads of other
-ranks' memory per step and layer. `layers_predicted_ns`: what the costs that chose how prefill is cut foretell for the layers of a
-prompt's steps (0: nothing was asked), to be held against avg_ns, which has the output matrix and the context before each step besides.
+ranks' memory per step and layer. `layers_predicted_ns`: predicted time of the layers of a prompt's steps, from what was
+measured to choose how prefill runs (0: nothing was), to be compared with avg_ns, which has the output matrix and the context besides.
 """
 
 import dataclasses
@@ -216,7 +216,7 @@ def run(config: BenchConfig) -> int:
             return 0
         bench = ModelBench(model, config, bounds)
         if config.output == "md" and world.size > 1:
-            print(model.prefill.reason)
+            print(f"prefill: {model.prefill.reason}")
         if config.sweep:
             tables = [bench.context_sweep(), bench.thread_sweep()]
         else:

@@ -11,8 +11,8 @@ import shutil
 import signal
 import tempfile
 
-from ckdist import native
 from ckdist.cli.session import dismissing
+from ckdist.cli.start_lines import start_lines
 from ckdist.comm.world import start_world, together
 from ckdist.config import ServeConfig
 from ckdist.engine.coordinator import Coordinator
@@ -40,6 +40,7 @@ def work(config: ServeConfig, world) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     model = load_model(config, world)
+    start_lines("", model)
     model.placement_map()
     model.executable.work()
     model.close()
@@ -69,9 +70,11 @@ def run(config: ServeConfig) -> int:
         model = load_model(config, world, progress=True)
         with dismissing(model, world):
             engine, _ = make_engine(model, config.max_queue + config.parallel)
-        log.info("%s", model.placement_map())
-        log.info("%s kernels; %s between ranks", native.ffi.string(native.lib.ckdist_isa()).decode(), model.executable.group.kind if world.size > 1 else "nothing")
-        print(f"serving {name} at {http.url}\n{curl_line(http.url, config)}", flush=True)
+        lines, advice = start_lines(name, model)
+        log.debug("%s", model.placement_map())
+        for line in advice:
+            log.warning("%s", line)
+        print(*lines, f"serving {name} at {http.url}  try: {curl_line(http.url, config)}", sep="\n", flush=True)
 
         def watch():
             model.executable.check_peers()

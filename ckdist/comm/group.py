@@ -39,7 +39,7 @@ def open_group(world, spins: int, timeout: float, transport: str = "auto") -> Gr
         return Group("shared memory", handle)
     wire = open_wire(world, transport, timeout)
     if world.rank == 0:
-        log.info("%s", wire.reason)
+        log.debug("%s", wire.reason)
     hosts = range(world.size) if one_host else world.hosts  # on one host the wire alone
     host_of = [list(hosts).index(host) for host in hosts]
     limits = Thresholds(*world.broadcast(list(load_thresholds())))

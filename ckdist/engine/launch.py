@@ -20,6 +20,7 @@ from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.engine import Engine
 from ckdist.engine.layer_costs import key_of
 from ckdist.engine.prefill import PrefillChoice, choose_prefill
+from ckdist.engine.prefill_cost import LayerModel, rank_places
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.trace import Trace
 from ckdist.engine.work import Work, total_work, work_of
@@ -124,7 +125,7 @@ class Model:
 def load_model(config, world, progress: bool = False, measure: bool = False, fill=None) -> Model:
     """This rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
-    `measure`: how prefill is cut is measured, even if it was before. `fill(loader)`: packs its weights, or begins to, once they are planned on every rank;
+    `measure`: what prefill costs token-parallel is measured, even if it was before. `fill(loader)`: packs its weights, or begins to, once they are planned on every rank;
     None: as --reorganize says.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where ranks disagree.
@@ -176,12 +177,15 @@ def load_model(config, world, progress: bool = False, measure: bool = False, fil
         plan.spins,
         loader.handle,
     )
-    log.info("%s", plan)
+    if world.rank == 0:
+        log.debug("%s", plan)
     with tracing.span(native.lib.ckdist_trace_choose) if tracing else contextlib.nullcontext():
         types = [packed_type(loader, name) for name, *_ in lowered.matrices if "layers.0." in str(name)]
-        choice = choose_prefill(config, world, executable, lambda: key_of(world, plan, executable, program.digest(), types), loader.held, measure)
+        costs = layer_models(world, plan, loader, [program, token_program]) if token_program is not None else []
+        choice = choose_prefill(config, world, executable, costs, lambda: key_of(world, plan, executable, program.digest(), types), loader.held, measure)
     if world.rank == 0 and world.size > 1:
-        log.info("%s", choice.reason)
+        log.debug("prefill: %s", choice.reason)
+        log.debug("%s", choice.details)
     total_bytes = sum(world.gather(weight_bytes))
     work = total_work(world, work_of(lowered, matrices))
     if tracing:
@@ -199,6 +203,19 @@ def lower_for(loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int
         max_tokens=max_tokens,
         stored=stored,
     )
+
+
+def layer_models(world, plan: Plan, loader: ShardLoader, programs: list[Program]) -> list[LayerModel]:
+    """What this rank's layer of each program is predicted to cost; a collective call."""
+    places = rank_places(world, plan.placement, plan.threads_batch)
+    isa = native.ffi.string(native.lib.ckdist_isa()).decode()
+
+    def weight(name: str) -> tuple[float, int]:
+        number = packed_type(loader, name)
+        block = native.lib.ckdist_type_block_bytes(number) / native.lib.ckdist_type_block_elements(number)
+        return block, native.lib.ckdist_activation_format(native.ffi.NULL, number)
+
+    return [LayerModel(program, plan.mesh, places, isa, weight) for program in programs]
 
 
 def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
@@ -220,7 +237,7 @@ def fill_shard(loader: ShardLoader, config, world, progress: bool, trace) -> Non
         tell = (lambda filled: log.debug("%s", filled)) if world.rank == 0 else None
         return loader.reorganize(config.reorganize, trace=trace, tell=tell)
     if config.reorganize != "off" and world.rank == 0:
-        log.info("--quantize changes the weights, so all of them are packed before anything runs")
+        log.debug("--quantize changes the weights, so all of them are packed before anything runs")
     loader.load(progress, trace)
 
 

@@ -1,8 +1,8 @@
-"""What a layer costs with tokens cut and with tensors cut, on these ranks of this machine: measured once, kept in the user's cache.
+"""What a layer costs token-parallel and tensor-parallel, on these ranks of this machine: measured once, kept in the user's cache.
 
 The first layer of the model itself is the measure: operations at so many rows, bytes of weights, bytes exchanged, barriers and the
-noise of the neighbours are all in it, as they are here. Terms that are measured apart and added up miss it by a tenth (reading and
-computing overlap), where the two ways differ by a few hundredths. It chooses nothing.
+noise of the neighbours are all in it, as they are here. Sizes are tested from the largest step down, until one is not surely faster
+token-parallel: a fixed sequence, in which each test may have the whole chance of error (Maurer, Hothorn and Lehmacher). It chooses nothing.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import os
 import pathlib
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,88 +22,85 @@ import numpy as np
 from ckdist import __version__, native
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.thresholds import cache_folder
+from ckdist.engine.paired_test import FASTER, LOOKS, NO_FASTER, UNDECIDED, look, median_within
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 from ckdist.program.executable import DECODE, PREFILL, Executable
 from ckdist.topology import this_machine
 
 LEAST_TOKENS = 8  # of a step that is worth asking about
 MOST_SIZES = 24
-ROUNDS, MOST_ROUNDS = 5, 100
-# After which no layer is begun, in the first rounds and in those that are added where these did not decide. A start takes so much longer at most, and a layer
-# twice both ways; where neighbours are quiet, of a model of a few GB, about half a second.
-SECONDS, MORE_SECONDS = 5.0, 2.0
-WON, LOST = 0.99, 1.01  # ratios of seconds that decide
-EVEN = 0.95, 1.05  # between them the choice matters so little that nothing more precise is asked for
+SECONDS = 6.0  # that a measurement takes at most, but for one pair; where neighbours are quiet, a tenth
 KEPT_FILES = 64
 
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """`sizes`: tokens of a step, ascending. By phase, and for each size: median `seconds` of a layer, and bytes that rank 0 reads of others.
+    """`sizes`: tokens of the steps that were measured, ascending. By phase, and for each size: median `seconds` of a layer, and bytes that rank 0 reads of others.
 
-    `ratios`: of TOKEN's seconds to TENSOR's, over rounds in which one ran right after the other, so what slows the whole machine for a while is not in
-    them: the median, between the bounds within which it lies with 95 % (`median_within`). `rounds`: how many there were, at least.
+    `ratios`: of token-parallel's seconds to tensor-parallel's, over pairs of runs right after one another: the median, between the bounds
+    within which it lies with 95 % (`median_within`). `pairs`: how many there were. `verdicts`: whether token-parallel is surely FASTER, as of `paired_test`.
     """
 
     sizes: tuple[int, ...]
     seconds: tuple[tuple[float, ...], tuple[float, ...]]
     moved: tuple[tuple[int, ...], tuple[int, ...]]
     ratios: tuple[tuple[float, float, float], ...]  # low, median, high
-    rounds: int
+    pairs: tuple[int, ...]
+    verdicts: tuple[str, ...]
 
     @property
     def certain(self) -> bool:
-        """Another measurement would say the same: for every size one way surely won, or the choice hardly matters."""
-        return self.rounds >= ROUNDS and all(map(_decided, self.ratios))
+        """Another measurement would say the same."""
+        return UNDECIDED not in self.verdicts
 
     def predicted(self, phase: int, tokens: int) -> float:
         """Seconds of a layer for a step of so many tokens: between the sizes on a line, beyond them in proportion."""
         inside = min(max(tokens, self.sizes[0]), self.sizes[-1])
-        return float(np.interp(inside, self.sizes, self.seconds[phase])) * max(1.0, tokens / inside)
+        return float(np.interp(inside, self.sizes, self.seconds[phase])) * tokens / inside
 
 
-def measure(executable: Executable) -> LayerCosts:
-    """On rank 0, while the others work, and with nothing in the cache. Sizes are halves of the largest step, from that one down."""
+def sizes_of(executable: Executable) -> list[int]:
+    """Tokens of the steps that can be asked about: halves of the largest step, from that one down."""
     sizes = [largest_step(executable)]
     while sizes[-1] // 2 >= LEAST_TOKENS:
         sizes.append(sizes[-1] // 2)
-    for phase in (DECODE, PREFILL):
-        _layer(executable, sizes[0], phase)  # the layer is packed, and pages and caches are warm, from here on
-    seconds = {size: ([], []) for size in sizes}
-    moved: dict[int, list[int]] = {}
-    began = time.monotonic()
-    within = lambda size: median_within([token / tensor for tensor, token in zip(*seconds[size])])
-    for turn in range(MOST_ROUNDS):
-        for size in sizes:
-            if moved and time.monotonic() - began > (SECONDS if turn < ROUNDS else MORE_SECONDS):
-                break
-            if turn >= ROUNDS and _decided(within(size)):
-                continue
-            moved[size] = [0, 0]
-            for phase in (DECODE, PREFILL) if turn % 2 else (PREFILL, DECODE):
-                took, moved[size][phase] = _layer(executable, size, phase)
-                seconds[size][phase].append(took)
-    executable.times(reset=True)
-    known = sorted(moved)
-    medians = tuple(tuple(statistics.median(seconds[size][phase]) for size in known) for phase in (DECODE, PREFILL))
-    ratios = tuple(within(size) for size in known)
-    counts = tuple(tuple(moved[size][phase] for size in known) for phase in (DECODE, PREFILL))
-    return LayerCosts(tuple(known), medians, counts, ratios, min(len(seconds[size][DECODE]) for size in known))
+    return sizes
 
 
-def median_within(values: list[float]) -> tuple[float, float, float]:
-    """The median, and before and after it the values between which the median of what they are drawn from lies with 93 to 98 %, as the sign test has it.
+def measure(executable: Executable, gains: dict[int, float | None], clock: Callable[[], float] = time.monotonic) -> LayerCosts:
+    """On rank 0, while the others work, and with nothing in the cache.
 
-    Fewer than five values cannot say that: then the least and the largest, which hold it less often.
+    `gains`: the sizes to ask about, from the largest step down, and what share of the time token-parallel is expected to save there; None: not
+    known. A size at which noise would hide that gain from as many pairs as there is time for is left undecided.
     """
-    ordered, n = sorted(values), len(values)
-    left_out = max(0, int((n + 1) / 2 - 0.98 * math.sqrt(n)) - 1)  # on each side; the normal approximation of the binomial's quantile
-    return ordered[left_out], statistics.median(ordered), ordered[n - 1 - left_out]
+    for phase in (DECODE, PREFILL):
+        _layer(executable, max(gains), phase)  # the layer is packed, and pages and caches are warm, from here on
+    rows, end = [], clock() + SECONDS
+    for size, gain in gains.items():
+        # Half of what is left: half as many tokens take half as long, so that each size gets as many pairs.
+        rows.append(_measure_size(executable, size, gain, (end - clock()) / 2, clock))
+        if rows[-1][-1] != FASTER:
+            break
+    executable.times(reset=True)
+    sizes, tensor, token, tensor_bytes, token_bytes, ratios, pairs, verdicts = zip(*sorted(rows))
+    return LayerCosts(sizes, (tensor, token), (tensor_bytes, token_bytes), ratios, pairs, verdicts)
 
 
-def _decided(ratio: tuple[float, float, float]) -> bool:
-    low, _, high = ratio
-    return high <= WON or low >= LOST or EVEN[0] <= low and high <= EVEN[1]
+def _measure_size(executable: Executable, size: int, gain: float | None, seconds: float, clock: Callable[[], float]) -> tuple:
+    """Size, median seconds and bytes both ways, ratios, pairs and verdict, after pairs that take at most so many seconds."""
+    took, moved, logs = ([], []), [0, 0], []
+    began, verdict = clock(), None
+    while verdict is None:
+        for phase in (DECODE, PREFILL) if len(logs) % 2 else (PREFILL, DECODE):
+            one, moved[phase] = _layer(executable, size, phase)
+            took[phase].append(one)
+        logs.append(math.log(took[PREFILL][-1] / took[DECODE][-1]))
+        spent = clock() - began
+        late = spent > seconds
+        if late or len(logs) in LOOKS:
+            verdict = look(logs, late or len(logs) == LOOKS[-1], gain, min(LOOKS[-1], int(len(logs) * seconds / max(spent, 1e-9))))
+    ratios = tuple(math.exp(value) for value in median_within(logs))
+    return size, *map(statistics.median, took), *moved, ratios, len(logs), verdict
 
 
 def largest_step(executable: Executable) -> int:
@@ -154,7 +152,7 @@ def load_costs(key: dict) -> LayerCosts | None:
 
 
 def save_costs(key: dict, costs: LayerCosts) -> pathlib.Path | None:
-    """Where they are kept now; None where that cannot be, or where they are not certain."""
+    """Where they are kept now; None where that cannot be, or where another measurement might say otherwise."""
     if not costs.certain:
         return None
     try:
@@ -182,17 +180,18 @@ def _frozen(value):
 
 def _sound(costs: LayerCosts) -> bool:
     count = len(costs.sizes)
-    rows = [*costs.seconds, *costs.moved, costs.ratios]
+    rows = [*costs.seconds, *costs.moved, costs.ratios, costs.pairs, costs.verdicts]
     numbers = [*costs.sizes, *costs.seconds[0], *costs.seconds[1], *(number for low, ratio, high in costs.ratios for number in (low, ratio, high))]
     return (
         0 < count <= MOST_SIZES
         and list(costs.sizes) == sorted(set(costs.sizes))
-        and len(rows) == 5
+        and len(rows) == 7
         and all(len(row) == count for row in rows)
         and all(type(n) in (int, float) and math.isfinite(n) and n > 0 for n in numbers)
         and all(low <= ratio <= high for low, ratio, high in costs.ratios)
-        and all(type(n) is int for n in (*costs.sizes, *costs.moved[0], *costs.moved[1], costs.rounds))
+        and all(type(n) is int for n in (*costs.sizes, *costs.moved[0], *costs.moved[1], *costs.pairs))
+        and all(verdict in (FASTER, NO_FASTER) for verdict in costs.verdicts)
     )
 
 
-__all__ = ["LayerCosts", "key_of", "load_costs", "measure", "path_of", "save_costs"]
+__all__ = ["LayerCosts", "key_of", "largest_step", "load_costs", "measure", "path_of", "save_costs", "sizes_of"]

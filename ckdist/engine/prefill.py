@@ -1,30 +1,38 @@
-"""From how many tokens on a step with prompts is cut by tokens: asked of what a layer costs both ways (`layer_costs`).
+"""From how many tokens on a step with prompts runs token-parallel: by a cost model first (`prefill_cost`), then by a measurement.
 
-Logits are the same bits either way, so the answer is one of speed alone.
+A measurement (`layer_costs`) is made only of steps for which the model predicts a gain worth it. Logits are the same bits either way, so the
+answer is one of speed alone.
 """
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ckdist.engine.layer_costs import LOST, WON, LayerCosts, load_costs, measure, save_costs
+from ckdist.engine.layer_costs import LayerCosts, load_costs, measure, save_costs, sizes_of
+from ckdist.engine.paired_test import FASTER, UNDECIDED
+from ckdist.engine.prefill_cost import LayerModel
 from ckdist.program.executable import DECODE, PREFILL, Executable
+
+WORTH_MEASURING = 0.05  # of the time: less is within the error of the cost model, and soon within the noise
 
 
 @dataclass(frozen=True)
 class PrefillChoice:
-    """Steps with prompts of at least `from_tokens` tokens are cut by tokens; `reason` is one line. `costs`: None where nothing was asked."""
+    """Steps with prompts of at least `from_tokens` tokens run token-parallel. `reason`: the choice and why, in a few words; `details`: all
+    numbers, in one line, "" without any. `costs`: None where nothing was measured.
+    """
 
     from_tokens: int
     reason: str
+    details: str = ""
     costs: LayerCosts | None = None
 
     def predicted(self, steps: list[tuple[int, int]], layers: int) -> float | None:
-        """Seconds of the layers of steps, each of a phase and so many tokens, without context before them; None where nothing is known."""
+        """Seconds of the layers of steps, each of a phase and so many tokens, without context before them; None where nothing was measured."""
         return None if self.costs is None else layers * sum(self.costs.predicted(phase, tokens) for phase, tokens in steps)
 
     def stats(self, executable: Executable) -> dict[str, float | str]:
-        """For metrics: the reason, what was measured, the choice (0: never by tokens), and how many tokens of steps with prompts went either way."""
+        """For metrics: the reason, what was measured, the threshold (0: none), and how many tokens of steps with prompts went either way."""
         counts = dict(enumerate(executable.prefill_tokens))
         numbers = {
             "prefill_choice_info": self.reason,
@@ -38,55 +46,97 @@ class PrefillChoice:
         return numbers
 
 
-def choose_prefill(config, world, executable: Executable, key_of: Callable[[], dict], held, anew: bool = False) -> PrefillChoice:
+def choose_prefill(config, world, executable: Executable, models: list[LayerModel], key_of: Callable[[], dict], held, anew: bool = False) -> PrefillChoice:
     """Sets the executable's `prefill_from`; a collective call, before anything is in the cache.
 
-    Where there is a choice it takes what is kept for `key_of()` (as of `layer_costs`), or else, or with `anew`, measures and keeps it; within `held()`
-    this rank does nothing beside.
+    `models`: this rank's, of the executable's phases. What is kept for `key_of()` (as of `layer_costs`) comes first; then sizes for which the
+    models predict too little are not asked about, and the others are measured, or with `anew` all are. Within `held()` this rank does nothing beside.
     """
     if executable.phases == 1:
-        return PrefillChoice(sys.maxsize, "prefill cuts tensors" if world.size > 1 else "one rank, nothing cut")
+        return PrefillChoice(sys.maxsize, _only_tensor(config, world))
     if config.prefill == "token":
-        choice = PrefillChoice(0, "prefill cuts tokens, as --prefill says")
-    else:
-        key = key_of()
-        kept = load_costs(key) if world.rank == 0 and not anew else None
-        source = "measured before, from the cache"
-        if not world.broadcast(kept is not None):
-            with held():
-                if world.rank:
-                    executable.work()
-                else:
-                    kept = measure(executable)
-                    executable.stop()
-                    source = "measured now, and kept" if save_costs(key, kept) else "measured now" if kept.certain else "measured now, too unevenly to be kept: the next start measures again"
-        told = world.broadcast(kept and [kept.sizes, kept.seconds, kept.moved, kept.ratios, kept.rounds, source])
-        *numbers, rounds, source = told
-        choice = _choose(LayerCosts(*(_tuples(part) for part in numbers), rounds), source)
+        executable.prefill_from = 0
+        return PrefillChoice(0, "token-parallel, as --prefill says")
+    gains = predicted_gains(world, models, sizes_of(executable))
+    key = key_of()
+    costs = load_costs(key) if world.rank == 0 and not anew else None
+    kept = costs is not None
+    asked = dict.fromkeys(gains) if anew else promising(gains)
+    if world.broadcast(not kept and bool(asked)):
+        with held():
+            if world.rank:
+                executable.work()
+            else:
+                costs = measure(executable, asked)
+                executable.stop()
+                save_costs(key, costs)
+    fields = world.broadcast(costs and [costs.sizes, costs.seconds, costs.moved, costs.ratios, costs.pairs, costs.verdicts])
+    choice = choose(gains, LayerCosts(*map(_tuples, fields)) if fields else None, kept=world.broadcast(kept))
     executable.prefill_from = choice.from_tokens
     return choice
 
 
-def _choose(costs: LayerCosts, source: str) -> PrefillChoice:
-    """From the largest step down, as long as cutting tokens is not surely slower, to the smallest where it surely is faster.
+def predicted_gains(world, models: list[LayerModel], sizes: list[int]) -> dict[int, float]:
+    """For each size what share of the time the slowest rank saves token-parallel, negative where it loses; a collective call."""
+    rows = world.gather([[model.seconds(size) for size in sizes] for model in models])
+    tensor, token = ([max(times) for times in zip(*(row[phase] for row in rows))] for phase in (DECODE, PREFILL))
+    return {size: 1 - b / a for size, a, b in zip(sizes, tensor, token)}
 
-    What a size that is neither says is noise, and moves no threshold; where all do, tensors are cut.
-    """
-    from_tokens = sys.maxsize
-    for size, (low, _, high) in reversed(list(zip(costs.sizes, costs.ratios))):
-        if low >= LOST:
+
+def promising(gains: dict[int, float]) -> dict[int, float]:
+    """The sizes worth measuring, from the largest down to the last that has none without a gain above it."""
+    found = {}
+    for size in sorted(gains, reverse=True):
+        if gains[size] < WORTH_MEASURING:
             break
-        if high <= WON:
-            from_tokens = size
-    what = f"prefill cuts tokens from {from_tokens} tokens in a step on" if from_tokens < sys.maxsize else "prefill cuts tensors"
-    each = lambda phase: f"{costs.seconds[phase][-1] * 1e3:.2f} ms, {costs.moved[phase][-1] / 1e6:.2f} MB read of other ranks"
-    ratios = ", ".join(f"{ratio:.3f} ({low:.2f} to {high:.2f}) at {size}" for size, (low, ratio, high) in zip(costs.sizes, costs.ratios))
-    return PrefillChoice(
-        from_tokens,
-        f"{what}: a layer of {costs.sizes[-1]} tokens takes {each(PREFILL)} with tokens cut, {each(DECODE)} with tensors cut; ratios of time {ratios} ({source})",
-        costs,
+        found[size] = gains[size]
+    return found
+
+
+def choose(gains: dict[int, float], costs: LayerCosts | None, kept: bool) -> PrefillChoice:
+    """Token-parallel from the smallest size on down to which all were surely faster so, as measured; else tensor-parallel."""
+    largest = max(gains)
+    predicted = ", ".join(f"{percent(gain)} at {size}" for size, gain in sorted(gains.items()))
+    if costs is None:
+        reason = f"tensor-parallel (predicted: token-parallel {percent(gains[largest])} at {largest})"
+        return PrefillChoice(sys.maxsize, reason, f"prefill: token-parallel is predicted to be {predicted}, which is not worth a measurement")
+    from_tokens, gain = sys.maxsize, 1 - costs.ratios[-1][1]
+    for size, verdict in reversed(list(zip(costs.sizes, costs.verdicts))):
+        if verdict != FASTER:
+            break
+        from_tokens = size
+    measured = f"{'measured before' if kept else 'measured'}: {{}}{percent(gain)} at {costs.sizes[-1]}"
+    if from_tokens < sys.maxsize:
+        reason = f"token-parallel from {from_tokens} tokens ({measured.format('')})"
+    elif costs.verdicts[-1] == UNDECIDED:
+        reason = f"tensor-parallel (too noisy here to measure token-parallel, predicted {percent(gains[largest])} at {largest})"
+    else:
+        reason = f"tensor-parallel ({measured.format('token-parallel ')})"
+    rows = zip(costs.sizes, *costs.seconds, *costs.moved, costs.ratios, costs.pairs, costs.verdicts)
+    details = "; ".join(
+        f"{size} tokens {verdict}, ratio {ratio:.3f} ({low:.3f} to {high:.3f}) of {pairs} pairs, a layer {token * 1e3:.2f} ms with {token_bytes / 1e6:.2f} MB "
+        f"read of other ranks token-parallel, {tensor * 1e3:.2f} ms with {tensor_bytes / 1e6:.2f} MB tensor-parallel"
+        for size, tensor, token, tensor_bytes, token_bytes, (low, ratio, high), pairs, verdict in rows
     )
+    return PrefillChoice(from_tokens, reason, f"prefill: token-parallel is predicted to be {predicted}; measured: {details}", costs)
+
+
+def percent(gain: float) -> str:
+    """A gain of 0.07 as "7 % faster"."""
+    return f"{abs(gain) * 100:.0f} % {'slower' if gain < 0 else 'faster'}"
+
+
+def _only_tensor(config, world) -> str:
+    """Why there is nothing to choose."""
+    if world.size == 1:
+        return "on one rank"
+    if config.prefill == "tensor":
+        return "tensor-parallel, as --prefill says"
+    return "tensor-parallel (--lora needs it)" if config.lora else "tensor-parallel (token-parallel needs ranks that share memory, evenly over hosts)"
 
 
 def _tuples(value):
     return tuple(_tuples(part) for part in value) if isinstance(value, (list, tuple)) else value
+
+
+__all__ = ["PrefillChoice", "choose", "choose_prefill", "predicted_gains", "promising"]

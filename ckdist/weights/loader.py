@@ -177,7 +177,7 @@ class ShardLoader:
                 bar.update(self._filled().stored_done - bar.n)
             bar.update(total - bar.n)
         report = LoadReport(total, self.planned_bytes, time.perf_counter() - began)
-        log.info("%s with %d threads", report, self.threads)
+        log.debug("%s with %d threads", report, self.threads)
         return report
 
     def reorganize(self, mover: str = "auto", until: float = 1.0, trace=None, tell: Callable[[Filled], None] | None = None) -> None:

@@ -1,0 +1,141 @@
+"""Predicted seconds of one layer of a prefill step, from a traced program and nominal figures of the machine.
+
+Nothing here is measured, so the same start always gets the same prediction. The figures are those of server cores, good to a factor of two;
+they price what differs between token-parallel and tensor-parallel: operations of the slowest rank, weights read (token-parallel reads other
+ranks' shards, which may lie on other NUMA nodes), bytes exchanged, barriers and what every rank repeats. It chooses nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ckdist.layout import Dim, Mesh
+from ckdist.program.program import Instr, Program
+from ckdist.topology import Placement, this_machine
+
+# Operations per second of one thread in a product, by kernels and activation format (0 float32, 1 bfloat16, 2 int8).
+OPERATIONS = {"avx2": (40e9, 40e9, 80e9), "avx512": (100e9, 200e9, 300e9), "amx": (100e9, 800e9, 1200e9)}
+LEAST_ROWS = 8  # of a product: fewer take as long, for the weights are unpacked all the same
+ELEMENTWISE = 4e9  # floats per second of one thread in norms, gates, rotations and sums
+THREAD_READ = 10e9  # bytes per second of weights that one thread reads from its own NUMA node,
+NODE_READ = 100e9  # and that all ranks of a node read together
+OVERLAP_LOSS = 0.25  # of the shorter of reading and computing is not hidden by the longer
+EXCHANGE = 16e9, 8e9  # bytes per second of one thread from another core's cache: below the same L3, and below another
+MOST_EXCHANGE = 50e9  # of one rank
+BARRIER = 2e-6  # seconds
+WIRE, WIRE_SECONDS = 1e9, 30e-6  # between hosts: bytes per second, and seconds of one message
+LOCAL = 10  # NUMA distance of a node to itself
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Where one rank computes. `distances`: from its NUMA node to every node of its host, as the firmware gives them (10 is local)."""
+
+    host: str
+    node: int
+    l3: int
+    threads: int
+    distances: Mapping[int, int]
+
+    def factor(self, other: "RankPlace") -> float:
+        """How many times longer reading the other rank's memory takes than reading its own."""
+        return max(1.0, self.distances.get(other.node, LOCAL if other.node == self.node else 2 * LOCAL) / LOCAL)
+
+
+def rank_places(world, placement: Placement, threads: int) -> list[RankPlace]:
+    """Of all ranks, in their order; a collective call. `threads`: of this one, with prompts."""
+    machine = this_machine()
+    cpu = machine.by_number.get((placement.cpus or placement.share or (-1,))[0])
+    distances = {node.number: machine.distance(placement.node, node.number) for node in machine.nodes}
+    rows = world.gather([world.hosts[world.rank], placement.node, cpu.l3 if cpu else -1, threads, distances])
+    return [RankPlace(*row) for row in rows]
+
+
+class LayerModel:
+    """Prices one rank's layer of a program.
+
+    `places`: of all ranks, `mesh` has this one's rank. `weight(name)`: bytes per element of a matrix and the activation format it is multiplied with.
+    """
+
+    def __init__(self, program: Program, mesh: Mesh, places: list[RankPlace], isa: str, weight: Callable[[str], tuple[float, int]]):
+        self.layer, self.mesh, self.places, self.weight = one_layer(program), mesh, places, weight
+        self.own = places[mesh.rank]
+        self.operations = OPERATIONS.get(isa, OPERATIONS["avx2"])
+        self.neighbours = sum((p.host, p.node) == (self.own.host, self.own.node) for p in places)
+
+    def seconds(self, tokens: int) -> float:
+        """Of one layer of a step with `tokens` tokens of one prompt and no context before them."""
+        return sum(self._seconds(instr, tokens) for instr in self.layer)
+
+    def moved(self, tokens: int) -> float:
+        """Bytes that this rank reads of other ranks' activations."""
+        return sum(count for instr in self.layer for _, count in self._reads(instr, tokens))
+
+    def _seconds(self, instr: Instr, tokens: int) -> float:
+        threads = self.own.threads
+        match instr.op:
+            case "linear":
+                return self._product(instr, tokens)
+            case "attend":
+                heads = instr.inputs[0].dims[1].local(self.mesh)
+                return 2.0 * tokens * tokens * heads / (threads * self.operations[0])  # half of the square, two products
+            case "all_reduce" | "all_to_all" | "all_gather":
+                return self._exchange(instr, tokens)
+        floats = sum(self._rows(v.dims[0], tokens) * v.dims[1].local(self.mesh) for v in instr.outputs)
+        return floats / (threads * ELEMENTWISE)
+
+    def _product(self, instr: Instr, tokens: int) -> float:
+        rows_dim = instr.inputs[0].dims[0]
+        rows = max(LEAST_ROWS, self._rows(rows_dim, tokens))
+        owners = [self.places[m.rank] for m in self.mesh.along(rows_dim.axis)] if rows_dim.axis else [self.own]
+        rate = min(THREAD_READ * self.own.threads, NODE_READ / self.neighbours)
+        slower = sum(map(self.own.factor, owners)) / len(owners)
+        computed = read = 0.0
+        for matrix in (w for w in instr.weights if w is not None and len(w.dims) == 2):
+            elements = matrix.dims[0].local(self.mesh) * matrix.dims[1].local(self.mesh)
+            element_bytes, format = self.weight(matrix.name)
+            computed += 2.0 * rows * elements / (self.own.threads * self.operations[format])
+            read += elements * element_bytes * slower / rate
+        return max(computed, read) + OVERLAP_LOSS * min(computed, read)
+
+    def _exchange(self, instr: Instr, tokens: int) -> float:
+        reads = self._reads(instr, tokens)
+        seconds = BARRIER * max((self.own.factor(peer) for peer, _ in reads), default=0.0)
+        for peer, count in reads:
+            each = EXCHANGE[peer.l3 != self.own.l3 or peer.node != self.own.node]
+            seconds += count * self.own.factor(peer) / min(each * self.own.threads, MOST_EXCHANGE)
+        if instr.op == "all_reduce":
+            seconds += sum(count for _, count in reads) / 4 / (self.own.threads * ELEMENTWISE)
+            hosts = len({self.places[m].host for m in self._members(instr)})
+            if hosts > 1:
+                sent = 2 * (hosts - 1) / hosts * tokens * instr.outputs[0].dims[1].elements * 4
+                seconds += WIRE_SECONDS + sent / WIRE
+        return seconds
+
+    def _reads(self, instr: Instr, tokens: int) -> list[tuple[RankPlace, float]]:
+        """What a collective reads in the memory of each other rank of this host, in bytes."""
+        if instr.op not in ("all_reduce", "all_to_all", "all_gather"):
+            return []
+        members = self._members(instr)
+        values = instr.inputs if instr.op == "all_reduce" else instr.outputs
+        floats = sum(self._rows(v.dims[0], tokens) * v.dims[1].local(self.mesh) for v in values)
+        each = floats * 4 / (1 if instr.op == "all_reduce" else len(members))
+        return [(self.places[m], each) for m in members if m != self.mesh.rank and self.places[m].host == self.own.host]
+
+    def _members(self, instr: Instr) -> list[int]:
+        """The ranks that meet in a collective."""
+        axis = instr.attrs["axis"]
+        return [m.rank for m in self.mesh.along(axis)] if axis in self.mesh.axes else list(range(len(self.places)))
+
+    def _rows(self, dim: Dim, tokens: int) -> int:
+        """This rank's rows of a value: its share of the step's tokens, or of one row of logits."""
+        rows = tokens if dim.name == "tokens" else 1
+        return -(-rows // self.mesh.size(dim.axis)) if dim.axis else rows
+
+
+def one_layer(program: Program) -> tuple[Instr, ...]:
+    """The instructions from behind the first attention to the second, which are one layer's; all of a model with a single layer."""
+    attends = [i for i, instr in enumerate(program.instrs) if instr.op == "attend"]
+    return program.instrs[attends[0] + 1 : attends[1] + 1] if len(attends) > 1 else program.instrs
+
+
+__all__ = ["LayerModel", "RankPlace", "one_layer", "rank_places"]
