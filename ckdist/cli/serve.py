@@ -72,7 +72,7 @@ def run(config: ServeConfig) -> int:
             engine, _ = make_engine(model, config.max_queue + config.parallel)
         lines, advice = start_lines(name, model)
         log.debug("%s", model.placement_map())
-        for line in advice:
+        for line in advice[:1]:
             log.warning("%s", line)
         print(*lines, f"serving {name} at {http.url}  try: {curl_line(http.url, config)}", sep="\n", flush=True)
 

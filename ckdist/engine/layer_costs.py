@@ -1,8 +1,8 @@
 """What a layer costs token-parallel and tensor-parallel, on these ranks of this machine: measured once, kept in the user's cache.
 
 The first layer of the model itself is the measure: operations at so many rows, bytes of weights, bytes exchanged, barriers and the
-noise of the neighbours are all in it, as they are here. Sizes are tested from the largest step down, until one is not surely faster
-token-parallel: a fixed sequence, in which each test may have the whole chance of error (Maurer, Hothorn and Lehmacher). It chooses nothing.
+noise of the neighbours are all in it, as they are here. Sizes are tested from the largest step down. Where the largest is not surely faster
+token-parallel the others are not asked, so several sizes have no more chance of error than one (a fixed sequence of tests).
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import math
 import os
 import pathlib
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import numpy as np
 from ckdist import __version__, native
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.thresholds import cache_folder
-from ckdist.engine.paired_test import FASTER, LOOKS, NO_FASTER, UNDECIDED, look, median_within
+from ckdist.engine.paired_test import FASTER, LOOKS, NO_FASTER, NOISY, look, median_within
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 from ckdist.program.executable import DECODE, PREFILL, Executable
 from ckdist.topology import this_machine
@@ -51,7 +52,18 @@ class LayerCosts:
     @property
     def certain(self) -> bool:
         """Another measurement would say the same."""
-        return UNDECIDED not in self.verdicts
+        return all(verdict in (FASTER, NO_FASTER) for verdict in self.verdicts)
+
+    @property
+    def from_tokens(self) -> int:
+        """The smallest size on down to which token-parallel is faster: surely at the largest; below, what is too noisy is as expected. maxsize: none."""
+        found = sys.maxsize
+        for size, verdict in reversed(list(zip(self.sizes, self.verdicts))):
+            if verdict == FASTER or verdict == NOISY and found < sys.maxsize:
+                found = size
+            else:
+                break
+        return found
 
     def predicted(self, phase: int, tokens: int) -> float:
         """Seconds of a layer for a step of so many tokens: between the sizes on a line, beyond them in proportion."""
@@ -71,7 +83,7 @@ def measure(executable: Executable, gains: dict[int, float | None], clock: Calla
     """On rank 0, while the others work, and with nothing in the cache.
 
     `gains`: the sizes to ask about, from the largest step down, and what share of the time token-parallel is expected to save there; None: not
-    known. A size at which noise would hide that gain from as many pairs as there is time for is left undecided.
+    known. A size at which noise would hide that gain from as many pairs as there is time for is given up early.
     """
     for phase in (DECODE, PREFILL):
         _layer(executable, max(gains), phase)  # the layer is packed, and pages and caches are warm, from here on
@@ -79,7 +91,7 @@ def measure(executable: Executable, gains: dict[int, float | None], clock: Calla
     for size, gain in gains.items():
         # Half of what is left: half as many tokens take half as long, so that each size gets as many pairs.
         rows.append(_measure_size(executable, size, gain, (end - clock()) / 2, clock))
-        if rows[-1][-1] != FASTER:
+        if rows[-1][-1] not in (FASTER, NOISY) or rows[0][-1] != FASTER:
             break
     executable.times(reset=True)
     sizes, tensor, token, tensor_bytes, token_bytes, ratios, pairs, verdicts = zip(*sorted(rows))

@@ -11,12 +11,14 @@ import statistics
 LOOKS = 16, 40, 100, 250, 600  # pairs
 EARLY, LAST = 3.09, 2.05  # standard deviations that decide before the last look and at it: one-sided 0.1 % and 2 %
 LEAST_GAIN = 0.03  # of the time: less is not worth another way
+UNLIKELY = 0.5  # standard deviations to the slower side, from the third look on: no gain is to be expected any more
 POWER = 1.28  # standard deviations: a test that is begun finds what is expected in nine cases of ten
-FASTER, NO_FASTER, UNDECIDED = "faster", "no faster", "undecided"
+FASTER, NO_FASTER = "faster", "no faster"  # surely
+UNSEEN, NOISY = "no gain seen", "too noisy"  # what was expected would have shown; or it need not have
 
 
 def look(logs: list[float], last: bool, expected: float | None = None, most: int = LOOKS[-1]) -> str | None:
-    """What is known after these pairs: FASTER, NO_FASTER or UNDECIDED, which all end the test; None: go on to the next look.
+    """What is known after these pairs: FASTER, NO_FASTER, UNSEEN or NOISY, which all end the test; None: go on to the next look.
 
     `expected`: the gain (0.1: a tenth of the time) that `most` pairs, all that there is time for, should be able to show; None: any.
     """
@@ -26,11 +28,12 @@ def look(logs: list[float], last: bool, expected: float | None = None, most: int
         return FASTER
     if signed_rank([value - least for value in logs]) >= EARLY:
         return NO_FASTER
-    if last or len(logs) >= LOOKS[2] and z > 0:
-        return UNDECIDED
-    if expected is not None and len(logs) >= LOOKS[1] and pairs_for(expected, logs) > most:
-        return UNDECIDED
-    return None
+    if len(logs) >= LOOKS[2] and z > UNLIKELY:
+        return UNSEEN
+    noisy = expected is not None and pairs_for(expected, logs) > (len(logs) if last else most)
+    if last:
+        return NOISY if noisy else UNSEEN
+    return NOISY if noisy and len(logs) >= LOOKS[1] else None
 
 
 def pairs_for(gain: float, logs: list[float]) -> float:
@@ -60,4 +63,4 @@ def median_within(values: list[float]) -> tuple[float, float, float]:
     return ordered[left_out], statistics.median(ordered), ordered[n - 1 - left_out]
 
 
-__all__ = ["FASTER", "LEAST_GAIN", "LOOKS", "NO_FASTER", "UNDECIDED", "look", "median_within", "pairs_for", "signed_rank"]
+__all__ = ["FASTER", "LEAST_GAIN", "LOOKS", "NOISY", "NO_FASTER", "UNSEEN", "look", "median_within", "pairs_for", "signed_rank"]

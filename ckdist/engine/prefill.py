@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckdist.engine.layer_costs import LayerCosts, load_costs, measure, save_costs, sizes_of
-from ckdist.engine.paired_test import FASTER, UNDECIDED
+from ckdist.engine.paired_test import NOISY, UNSEEN
 from ckdist.engine.prefill_cost import LayerModel
 from ckdist.program.executable import DECODE, PREFILL, Executable
 
-WORTH_MEASURING = 0.05  # of the time: less is within the error of the cost model, and soon within the noise
+WORTH_MEASURING = 0.1  # of the time: 600 pairs show so much nine times in ten where each run varies by a half (`paired_test.pairs_for`)
 
 
 @dataclass(frozen=True)
@@ -94,24 +94,20 @@ def promising(gains: dict[int, float]) -> dict[int, float]:
 
 
 def choose(gains: dict[int, float], costs: LayerCosts | None, kept: bool) -> PrefillChoice:
-    """Token-parallel from the smallest size on down to which all were surely faster so, as measured; else tensor-parallel."""
+    """As the measurement says; without one tensor-parallel."""
     largest = max(gains)
     predicted = ", ".join(f"{percent(gain)} at {size}" for size, gain in sorted(gains.items()))
     if costs is None:
         reason = f"tensor-parallel (predicted: token-parallel {percent(gains[largest])} at {largest})"
         return PrefillChoice(sys.maxsize, reason, f"prefill: token-parallel is predicted to be {predicted}, which is not worth a measurement")
-    from_tokens, gain = sys.maxsize, 1 - costs.ratios[-1][1]
-    for size, verdict in reversed(list(zip(costs.sizes, costs.verdicts))):
-        if verdict != FASTER:
-            break
-        from_tokens = size
+    from_tokens, gain = costs.from_tokens, 1 - costs.ratios[-1][1]
     measured = f"{'measured before' if kept else 'measured'}: {{}}{percent(gain)} at {costs.sizes[-1]}"
     if from_tokens < sys.maxsize:
         reason = f"token-parallel from {from_tokens} tokens ({measured.format('')})"
-    elif costs.verdicts[-1] == UNDECIDED:
+    elif costs.verdicts[-1] == NOISY:
         reason = f"tensor-parallel (too noisy here to measure token-parallel, predicted {percent(gains[largest])} at {largest})"
     else:
-        reason = f"tensor-parallel ({measured.format('token-parallel ')})"
+        reason = f"tensor-parallel ({measured.format('token-parallel ')}{', within the noise' if costs.verdicts[-1] == UNSEEN else ''})"
     rows = zip(costs.sizes, *costs.seconds, *costs.moved, costs.ratios, costs.pairs, costs.verdicts)
     details = "; ".join(
         f"{size} tokens {verdict}, ratio {ratio:.3f} ({low:.3f} to {high:.3f}) of {pairs} pairs, a layer {token * 1e3:.2f} ms with {token_bytes / 1e6:.2f} MB "
