@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from ckdist.layout import Dim, Mesh
 from ckdist.program.program import Instr, Program
-from ckdist.topology import Placement, this_machine
+from ckdist.topology import Machine, Placement, this_machine
 
 # Operations per second of one thread in a product, by kernels and activation format (0 float32, 1 bfloat16, 2 int8).
 OPERATIONS = {"avx2": (40e9, 40e9, 80e9), "avx512": (100e9, 200e9, 300e9), "amx": (100e9, 800e9, 1200e9)}
 LEAST_ROWS = 8  # of a product: fewer take as long, for the weights are unpacked all the same
 ELEMENTWISE = 4e9  # floats per second of one thread in norms, gates, rotations and sums
 THREAD_READ = 10e9  # bytes per second of weights that one thread reads from its own NUMA node,
-NODE_READ = 100e9  # and that all ranks of a node read together
+NODE_READ = 200e9  # and that all ranks of a node read together
 OVERLAP_LOSS = 0.25  # of the shorter of reading and computing is not hidden by the longer
 EXCHANGE = 16e9, 8e9  # bytes per second of one thread from another core's cache: below the same L3, and below another
 MOST_EXCHANGE = 50e9  # of one rank
@@ -41,13 +41,17 @@ class RankPlace:
         return max(1.0, self.distances.get(other.node, LOCAL if other.node == self.node else 2 * LOCAL) / LOCAL)
 
 
-def rank_places(world, placement: Placement, threads: int) -> list[RankPlace]:
-    """Of all ranks, in their order; a collective call. `threads`: of this one, with prompts."""
-    machine = this_machine()
+def place_of(machine: Machine, host: str, placement: Placement, threads: int) -> RankPlace:
+    """Where a rank with this placement computes, with so many threads."""
     cpu = machine.by_number.get((placement.cpus or placement.share or (-1,))[0])
     distances = {node.number: machine.distance(placement.node, node.number) for node in machine.nodes}
-    rows = world.gather([world.hosts[world.rank], placement.node, cpu.l3 if cpu else -1, threads, distances])
-    return [RankPlace(*row) for row in rows]
+    return RankPlace(host, placement.node, cpu.l3 if cpu else -1, threads, distances)
+
+
+def rank_places(world, placement: Placement, threads: int) -> list[RankPlace]:
+    """Of all ranks, in their order; a collective call. `threads`: of this one, with prompts."""
+    own = place_of(this_machine(), world.hosts[world.rank], placement, threads)
+    return [RankPlace(*row) for row in world.gather([own.host, own.node, own.l3, own.threads, dict(own.distances)])]
 
 
 class LayerModel:
@@ -138,4 +142,4 @@ def one_layer(program: Program) -> tuple[Instr, ...]:
     return program.instrs[attends[0] + 1 : attends[1] + 1] if len(attends) > 1 else program.instrs
 
 
-__all__ = ["LayerModel", "RankPlace", "one_layer", "rank_places"]
+__all__ = ["LayerModel", "RankPlace", "one_layer", "place_of", "rank_places"]
