@@ -120,7 +120,7 @@ def test_server_answers_and_drains(hosts, launcher, tmp_path):
     more = ["--transport", "mpi"] if launcher == "mpirun" else []
     output = start(hosts, launcher, 1, *CKDIST, "serve", "-m", str(folder), "--port", "0", "-t", "1", "-c", "64", "--comm-timeout", "5", *more)
     url = output.wait_for(r"serving .* at (http://\S+)")
-    assert ("mpi between ranks" if launcher == "mpirun" else "tcp between hosts, nothing else is there") in output.text()
+    assert f"2 ranks × 1 thread on 2 hosts ({'mpi' if launcher == 'mpirun' else 'tcp'})" in output.text()
     ask = tmp_path / "ask.py"
     ask.write_text(ASK)
     answer = subprocess.run(hosts.inside(0, sys.executable, str(ask), url), capture_output=True, text=True, timeout=30)
@@ -137,7 +137,7 @@ def test_server_answers_and_drains(hosts, launcher, tmp_path):
 
 def test_the_faster_wire_is_taken(hosts):
     """MPI's TCP is told to use little buffers, which the larger exchange notices; the line says what was measured."""
-    code, output = hosts.run(1, *CKDIST, "generate", "-m", str(MODEL), "-p", "", "-n", "1", "-t", "1", "--comm-timeout", "5")
+    code, output = hosts.run(1, *CKDIST, "generate", "-m", str(MODEL), "-p", "", "-n", "1", "-t", "1", "--comm-timeout", "5", "-v")
     assert code == 2 and "tokenizer" in output, output  # the model has none; the ranks had met by then
     line = re.search(r"(mpi|tcp) between hosts, the fastest \((mpi|tcp): (\d+) µs for 16 KiB, ([\d.]+) ms for 1 MiB; (mpi|tcp): (\d+) µs for 16 KiB, ([\d.]+) ms for 1 MiB; verbs does not work.*\)", output)
     assert line and line[1] == line[2] != line[5], output

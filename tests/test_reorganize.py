@@ -219,7 +219,7 @@ def test_what_cannot_be_is_refused(caplog):
     if not os.path.exists("/dev/dsa"):
         with pytest.raises(ConfigError, match="no DSA queue can be used"):
             launch.load_model(EngineConfig(model=str(GOLDEN / "llama3"), threads=1, ctx_size=64, reorganize="dsa"), SingleWorld())
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     model = launch.load_model(EngineConfig(model=str(GOLDEN / "llama3"), threads=1, ctx_size=64, quantize="q8_0"), SingleWorld())
     assert "--quantize changes the weights, so all of them are packed before anything runs" in caplog.text
     model.close()

@@ -133,9 +133,24 @@ def test_idle_threads_sleep(server, client):
     assert max(spent) < 0.15, f"{spent} s of CPU in 2 s of idleness"
 
 
-def test_each_rank_holds_its_half(server):
-    """The placement map: the shards are within a tenth of each other and add up to the model."""
-    rows = [re.findall(r"([\d.]+) MiB", line) for line in server.lines if re.match(r"[01] +\S+ +\d", line)]
+def test_the_start_is_four_lines(server):
+    model, memory, kernels, url = server.lines
+    assert re.fullmatch(r"ckdist-bundled: llama, 11\.0 M parameters, BF16; 2 ranks × 1 thread on 1 host \(shared memory\)\n", model)
+    assert re.fullmatch(r"memory per rank: [\d.]+ MiB of weights and [\d.]+ MiB of cache for 8192 tokens, of [\d.]+ [GM]iB free\n", memory)
+    # The same on every start: neighbouring cores are predicted to differ by less than is worth measuring.
+    assert re.fullmatch(r"(AMX|AVX-512|AVX2) kernels; prefill: tensor-parallel \(predicted: token-parallel \d % (faster|slower) at 512\)\n", kernels)
+    assert re.fullmatch(rf"serving ckdist-bundled at {server.url}  try: curl {server.url}/v1/.*\n", url)
+    assert 'ckdist_prefill_choice_info{reason="tensor-parallel (predicted: ' in httpx.get(server.url + "/metrics").text
+
+
+def test_each_rank_holds_its_half():
+    """The placement map: the shards are within a tenth of each other and add up to the model. It and all numbers of the choice are told with -v."""
+    with serving(2, "-v") as verbose:
+        verbose.close()
+        lines = verbose.output().splitlines()
+    rows = [re.findall(r"([\d.]+) MiB", line) for line in lines if re.match(r"[01] +\S+ +\d", line)]
+    assert any(line.startswith("layouts TENSOR and TOKEN over 2 ranks; 1 thread") for line in lines)
+    assert any(line.startswith("prefill: token-parallel is predicted to be ") for line in lines)
     weights = [float(row[0]) for row in rows]
     assert len(weights) == 2 and max(weights) < 1.1 * min(weights) and sum(weights) < 23
 

@@ -197,9 +197,9 @@ def test_logits_are_those_of_one_rank(path, tolerance):
 
 
 @pytest.mark.parametrize("hosts, transport", [((2,), "auto"), ((2, 2), "tcp")])
-def test_auto_measures_and_says_why(hosts, transport):
+def test_what_is_measured_is_told(hosts, transport):
     def rank(world):
-        model = load_model(EngineConfig(model=str(MODELS[0]), threads=1, ctx_size=96, transport=transport), world)
+        model = load_model(EngineConfig(model=str(MODELS[0]), threads=1, ctx_size=96, transport=transport), world, measure=True)
         model.executable.close()
         return model.prefill, model.executable.prefill_from
 
@@ -207,14 +207,14 @@ def test_auto_measures_and_says_why(hosts, transport):
     assert all(result == results[0] for result in results)
     choice, prefill_from = results[0]
     assert prefill_from == choice.from_tokens and min(choice.costs.seconds[0] + choice.costs.seconds[1]) > 0
-    assert "a layer of 96 tokens takes" in choice.reason and "MB read of other ranks" in choice.reason
+    assert "at 96" in choice.reason and "96 tokens" in choice.details and "MB read of other ranks token-parallel" in choice.details
 
 
 def test_ranks_apart_cut_tensors_or_are_refused(caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     hosts = ["one", "two"]
     assert thread_ranks.run_threads(hosts, lambda world: layouts_for(EngineConfig(), world)[:2]) == [(TENSOR, TENSOR)] * 2
-    assert "prefill cuts tensors: cutting tokens needs ranks that share memory, and these are on 2 hosts" in caplog.text
+    assert "prefill is tensor-parallel: token-parallel needs ranks that share memory, and these are on 2 hosts" in caplog.text
     with pytest.raises(ConfigError, match="--prefill token needs ranks that share memory, and these are on 2 hosts: use --prefill auto or tensor"):
         thread_ranks.run_threads(hosts, lambda world: layouts_for(EngineConfig(prefill="token"), world))
     assert thread_ranks.run_threads(2, lambda world: layouts_for(EngineConfig(), world)[:2]) == [(TOKEN, TENSOR)] * 2
@@ -237,9 +237,9 @@ def test_hosts_whose_ranks_cannot_share_tokens():
 
 
 def test_adapters_are_prefilled_by_tensors(caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     assert thread_ranks.run_threads(2, lambda world: layouts_for(EngineConfig(lora="folder"), world)[:2]) == [(TENSOR, TENSOR)] * 2
-    assert caplog.messages == ["prefill cuts tensors: the adapter of --lora does not run with tokens cut"]
+    assert caplog.messages == ["prefill is tensor-parallel: the adapter of --lora does not run token-parallel"]
     done = run_ranks(1, "-m", "ckdist.cli.main", "perplexity", "--token-ids", "4,5", "--lora", "folder", "--prefill", "token")
     assert done.returncode == 2
     assert done.stderr == "ckdist: --prefill token does not run the adapter of --lora: use --prefill auto or tensor\n"
