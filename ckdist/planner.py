@@ -38,6 +38,11 @@ class Plan:
     placement: topology.Placement
     memory: int  # bytes that were free for this rank
 
+    @property
+    def crowded(self) -> bool:
+        """Some rank of the job has more threads than CPUs of its own."""
+        return self.spins == SPINS_CROWDED
+
     def __str__(self) -> str:
         ranks = self.mesh.size(WHOLE)
         names = " and ".join(dict.fromkeys([self.decode.name, self.prefill.name]))

@@ -18,6 +18,7 @@ from ckdist.engine import layer_costs, prefill
 from ckdist.engine.launch import load_model
 from ckdist.engine.layer_costs import LayerCosts, load_costs, path_of, save_costs
 from ckdist.engine.paired_test import FASTER, NO_FASTER, NOISY, UNSEEN, median_within, signed_rank
+from ckdist.planner import Plan
 from ckdist.program.executable import DECODE, PREFILL
 from tests.launcher import run_ranks
 from tests.thread_ranks import run_threads
@@ -73,6 +74,10 @@ def test_a_second_start_measures_nothing(own_cache, monkeypatch):
     run_threads(2, lambda world: rank(world, prefill="tensor"))
     assert len(calls) == 2
     gains = {96: 0.2, 48: 0.1, 24: 0.01, 12: 0.3}
+    monkeypatch.setattr(Plan, "crowded", True)
+    assert run_threads(3, rank)[0][0].reason == "tensor-parallel (threads share cores)"
+    assert len(calls) == 2
+    monkeypatch.setattr(Plan, "crowded", False)
     run_threads(3, rank)
     assert calls[2:] == [[96, 48]]
 

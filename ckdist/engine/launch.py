@@ -182,7 +182,8 @@ def load_model(config, world, progress: bool = False, measure: bool = False, fil
     with tracing.span(native.lib.ckdist_trace_choose) if tracing else contextlib.nullcontext():
         types = [packed_type(loader, name) for name, *_ in lowered.matrices if "layers.0." in str(name)]
         costs = layer_models(world, plan, loader, [program, token_program]) if token_program is not None else []
-        choice = choose_prefill(config, world, executable, costs, lambda: key_of(world, plan, executable, program.digest(), types), loader.held, measure)
+        key = lambda: key_of(world, plan, executable, program.digest(), types)
+        choice = choose_prefill(config, world, executable, costs, key, loader.held, measure, plan.crowded)
     if world.rank == 0 and world.size > 1:
         log.debug("prefill: %s", choice.reason)
         log.debug("%s", choice.details)

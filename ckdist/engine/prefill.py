@@ -46,11 +46,14 @@ class PrefillChoice:
         return numbers
 
 
-def choose_prefill(config, world, executable: Executable, models: list[LayerModel], key_of: Callable[[], dict], held, anew: bool = False) -> PrefillChoice:
+def choose_prefill(
+    config, world, executable: Executable, models: list[LayerModel], key_of: Callable[[], dict], held, anew: bool = False, crowded: bool = False
+) -> PrefillChoice:
     """Sets the executable's `prefill_from`; a collective call, before anything is in the cache.
 
     `models`: this rank's, of the executable's phases. What is kept for `key_of()` (as of `layer_costs`) comes first; then sizes for which the
-    models predict too little are not asked about, and the others are measured, or with `anew` all are. Within `held()` this rank does nothing beside.
+    models predict too little are not asked about, and the others are measured, or with `anew` all are. Within `held()` this rank does nothing
+    beside. `crowded`: threads share cores, wait for one another as the system pleases, and are measured with `anew` alone.
     """
     if executable.phases == 1:
         return PrefillChoice(sys.maxsize, _only_tensor(config, world))
@@ -61,7 +64,7 @@ def choose_prefill(config, world, executable: Executable, models: list[LayerMode
     key = key_of()
     costs = load_costs(key) if world.rank == 0 and not anew else None
     kept = costs is not None
-    asked = dict.fromkeys(gains) if anew else promising(gains)
+    asked = dict.fromkeys(gains) if anew else {} if crowded else promising(gains)
     if world.broadcast(not kept and bool(asked)):
         with held():
             if world.rank:
@@ -71,7 +74,7 @@ def choose_prefill(config, world, executable: Executable, models: list[LayerMode
                 executable.stop()
                 save_costs(key, costs)
     fields = world.broadcast(costs and [costs.sizes, costs.seconds, costs.moved, costs.ratios, costs.pairs, costs.verdicts])
-    choice = choose(gains, LayerCosts(*map(_tuples, fields)) if fields else None, kept=world.broadcast(kept))
+    choice = choose(gains, LayerCosts(*map(_tuples, fields)) if fields else None, kept=world.broadcast(kept), crowded=crowded)
     executable.prefill_from = choice.from_tokens
     return choice
 
@@ -93,13 +96,14 @@ def promising(gains: dict[int, float]) -> dict[int, float]:
     return found
 
 
-def choose(gains: dict[int, float], costs: LayerCosts | None, kept: bool) -> PrefillChoice:
+def choose(gains: dict[int, float], costs: LayerCosts | None, kept: bool, crowded: bool = False) -> PrefillChoice:
     """As the measurement says; without one tensor-parallel."""
     largest = max(gains)
     predicted = ", ".join(f"{percent(gain)} at {size}" for size, gain in sorted(gains.items()))
     if costs is None:
-        reason = f"tensor-parallel (predicted: token-parallel {percent(gains[largest])} at {largest})"
-        return PrefillChoice(sys.maxsize, reason, f"prefill: token-parallel is predicted to be {predicted}, which is not worth a measurement")
+        why = "threads share cores" if crowded else f"predicted: token-parallel {percent(gains[largest])} at {largest}"
+        details = f"prefill: token-parallel is predicted to be {predicted}; nothing is measured"
+        return PrefillChoice(sys.maxsize, f"tensor-parallel ({why})", details)
     from_tokens, gain = costs.from_tokens, 1 - costs.ratios[-1][1]
     measured = f"{'measured before' if kept else 'measured'}: {{}}{percent(gain)} at {costs.sizes[-1]}"
     if from_tokens < sys.maxsize:
