@@ -105,7 +105,7 @@ class EngineConfig:
     kv_memory: int | None = option(None, "--kv-memory", parse=byte_size, low=1 << 16, high=1 << 50, metavar="SIZE", help="memory for keys and values on each rank, as 4G (default: what the context needs)")
     comm_timeout: float = option(8.0, "--comm-timeout", parse=real, low=0.1, high=86400, metavar="SECONDS", help="a rank silent for so long inside a step is lost")
     transport: str = option("auto", "--transport", choices=("auto", "mpi", "verbs", "tcp"), help="between hosts, shared memory being inside; auto: the fastest that works")
-    prefill: str = option("auto", "--prefill", choices=("auto", "token", "tensor"), help="what ranks divide of a prompt: its tokens, with whole matrices, or the matrices; auto: what is measured to be faster")
+    prefill: str = option("auto", "--prefill", choices=("auto", "token", "tensor"), help="what ranks divide of a prompt: its tokens, with whole matrices, or the matrices; auto: as predicted and measured")
     reorganize: str = option("auto", "--reorganize", choices=("auto", "dsa", "threads", "off"), help="answer from the model's file while weights are packed, by a DSA queue or by threads; off: pack everything first")
     trace: str | None = option(None, "--trace", metavar="FILE.json", help="write what every thread of every rank did, and when, for Perfetto (ui.perfetto.dev) or chrome://tracing")
     verbose: bool = option(False, "-v", "--verbose", help="log more")
@@ -191,7 +191,7 @@ class BenchConfig(EngineConfig):
     """`ckdist bench`: measure a model's prefill and decode, or the machine itself."""
 
     target: str = option("model", "target", choices=("model", "machine", "comm"), help="what to measure")
-    tune: bool = option(False, "--tune", help="measure anew what is kept for later runs; comm: which algorithm suits which size, model: how prefill is cut")
+    tune: bool = option(False, "--tune", help="measure anew what is kept for later runs; comm: which algorithm suits which size, model: how prefill runs")
     n_prompt: tuple[int, ...] = option((512,), "-p", "--n-prompt", parse=integer_list, low=0, high=1 << 24, metavar="N", help="prompt lengths, as 512 or 128,512; 0: none")
     n_gen: tuple[int, ...] = option((128,), "-n", "--n-gen", parse=integer_list, low=0, high=1 << 24, metavar="N", help="generated lengths, as 128 or 32,128; 0: none")
     n_depth: tuple[int, ...] = option((0,), "-d", "--n-depth", parse=integer_list, low=0, high=1 << 24, metavar="N", help="tokens of context before what is measured, as 0,8192")

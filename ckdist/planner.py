@@ -1,7 +1,8 @@
 """From a model, a world and a machine to one plan: the layout of each phase, how much cache there is, which threads run.
 
-Decode is tensor-parallel over all ranks. Prefill may be token-parallel where the ranks share memory and so can read each other's shards, and
-on several hosts token-parallel inside of each and tensor-parallel over them; from how many tokens on is chosen later (`engine/prefill.py`).
+Decode is tensor-parallel over all ranks. Prefill may be token-parallel where the ranks share memory and so can read each
+other's shards, and on several hosts token-parallel inside of each and tensor-parallel over them; from how many tokens on is
+chosen later (`engine/prefill.py`).
 """
 
 import logging

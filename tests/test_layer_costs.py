@@ -1,4 +1,6 @@
-"""What prefill costs both ways: measured once, kept, used again; files that make no sense; thresholds that noise does not move."""
+"""What prefill costs both ways: measured once, kept, used again; files that make no sense; thresholds that noise does
+not move.
+"""
 
 import dataclasses
 import json
@@ -33,7 +35,14 @@ def costs(*ratios: float, sizes=(8, 16, 32, 64), verdicts=None, spread: float = 
     within = tuple((r - spread, r, r + spread) for r in ratios)
     verdicts = tuple(verdicts or (FASTER if r <= 0.97 else NO_FASTER for r in ratios))
     count = len(sizes)
-    return LayerCosts(sizes, (tuple(seconds), tuple(s * r for s, r in zip(seconds, ratios))), ((4,) * count, (3,) * count), within, (16,) * count, verdicts)
+    return LayerCosts(
+        sizes,
+        (tuple(seconds), tuple(s * r for s, r in zip(seconds, ratios))),
+        ((4,) * count, (3,) * count),
+        within,
+        (16,) * count,
+        verdicts,
+    )
 
 
 @pytest.fixture
@@ -60,11 +69,22 @@ def test_a_second_start_measures_nothing(own_cache, monkeypatch):
     monkeypatch.setattr(prefill, "predicted_gains", lambda world, models, sizes: gains)
     untold = run_threads(2, rank)  # the largest step promises too little
     assert calls == [] and untold[0] == untold[1] and untold[0][1] == sys.maxsize and untold[0][0].costs is None
-    assert untold[0][0].reason == "tensor-parallel (predicted: token-parallel 6 % faster at 96)" and "30 % slower at 12" in untold[0][0].details
+    assert (
+        untold[0][0].reason == "tensor-parallel (predicted: token-parallel 6 % faster at 96)"
+        and "30 % slower at 12" in untold[0][0].details
+    )
     first = run_threads(2, lambda world: rank(world, measure=True))
-    assert calls == [[96, 48, 24, 12]] and first[0] == first[1] and first[0][0].reason == "token-parallel from 12 tokens (measured: 20 % faster at 96)"
+    assert (
+        calls == [[96, 48, 24, 12]]
+        and first[0] == first[1]
+        and first[0][0].reason == "token-parallel from 12 tokens (measured: 20 % faster at 96)"
+    )
     again = run_threads(2, rank)
-    assert len(calls) == 1 and again[0] == again[1] and again[0][0].reason == "token-parallel from 12 tokens (measured before: 20 % faster at 96)"
+    assert (
+        len(calls) == 1
+        and again[0] == again[1]
+        and again[0][0].reason == "token-parallel from 12 tokens (measured before: 20 % faster at 96)"
+    )
     assert again[0][0].costs == first[0][0].costs and again[0][1] == first[0][1] == first[0][0].from_tokens == 12
     run_threads(2, lambda world: rank(world, measure=True))
     assert len(calls) == 2
@@ -82,7 +102,28 @@ def test_a_second_start_measures_nothing(own_cache, monkeypatch):
     assert calls[2:] == [[96, 48]]
 
 
-@pytest.mark.parametrize("text", ["", "garbage", "[]", "{}", '{"key": 1, "costs": {}}', "[" * 100000, "\udcff", "nan", "infinite", "short", "turned", "single", "unsorted", "foreign", "text", "many", "open"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "garbage",
+        "[]",
+        "{}",
+        '{"key": 1, "costs": {}}',
+        "[" * 100000,
+        "\udcff",
+        "nan",
+        "infinite",
+        "short",
+        "turned",
+        "single",
+        "unsorted",
+        "foreign",
+        "text",
+        "many",
+        "open",
+    ],
+)
 def test_files_that_make_no_sense_are_passed_over(own_cache, text):
     assert save_costs(KEY, costs(1.0, 0.9, 0.9, 0.9)) == path_of(KEY)
     assert load_costs(KEY) == costs(1.0, 0.9, 0.9, 0.9)
@@ -114,14 +155,18 @@ def test_files_that_make_no_sense_are_passed_over(own_cache, text):
 
 
 def test_what_cannot_be_kept_is_no_error(own_cache, monkeypatch):
-    assert save_costs(KEY, costs(0.9, 0.9, 0.9, 0.9, verdicts=[NOISY, FASTER, FASTER, FASTER])) is None  # another measurement may say more
+    assert (
+        save_costs(KEY, costs(0.9, 0.9, 0.9, 0.9, verdicts=[NOISY, FASTER, FASTER, FASTER])) is None
+    )  # another measurement may say more
     assert save_costs(KEY, costs(0.9, 0.9, 0.9, 0.9, verdicts=[UNSEEN, FASTER, FASTER, FASTER])) is None
     assert save_costs(KEY, costs(1.0, 0.9, 0.9, 0.9)) is not None
     shutil.rmtree(own_cache / "ckdist")
     (own_cache / "ckdist").write_text("a file where a folder should be")
     assert save_costs(KEY, costs(0.9, 0.9, 0.9, 0.9)) is None and load_costs(KEY) is None
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(pathlib.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")))
+    monkeypatch.setattr(
+        pathlib.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory."))
+    )
     assert save_costs(KEY, costs(0.9, 0.9, 0.9, 0.9)) is None and load_costs(KEY) is None
 
 
@@ -132,7 +177,10 @@ def test_the_oldest_files_go(own_cache, monkeypatch):
         paths.append(save_costs({"number": i}, costs(0.9, 0.9, 0.9, 0.9)))
         os.utime(paths[-1], (i, i))
     assert [path.exists() for path in paths] == [False, False, True, True, True]
-    assert all(stat.S_ISREG(path.stat().st_mode) and path.suffix == ".json" for path in (own_cache / "ckdist" / "prefill").iterdir())
+    assert all(
+        stat.S_ISREG(path.stat().st_mode) and path.suffix == ".json"
+        for path in (own_cache / "ckdist" / "prefill").iterdir()
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,13 +209,18 @@ def test_thresholds(verdicts, from_tokens):
         case "no gain seen":
             assert choice.reason == "tensor-parallel (measured: token-parallel 7 % faster at 64, within the noise)"
         case "too noisy":
-            assert choice.reason == "tensor-parallel (too noisy here to measure token-parallel, predicted 20 % faster at 64)"
+            assert (
+                choice.reason
+                == "tensor-parallel (too noisy here to measure token-parallel, predicted 20 % faster at 64)"
+            )
     assert "64 tokens" in choice.details and "\n" not in choice.reason + choice.details
 
 
 def test_predictions():
     found = costs(1.2, 0.95, 0.9, 0.9)
-    assert found.predicted(DECODE, 24) == pytest.approx(24e-4) and found.predicted(PREFILL, 64) == pytest.approx(0.9 * 64e-4)
+    assert found.predicted(DECODE, 24) == pytest.approx(24e-4) and found.predicted(PREFILL, 64) == pytest.approx(
+        0.9 * 64e-4
+    )
     assert found.predicted(DECODE, 640) == pytest.approx(640e-4) and found.predicted(DECODE, 1) == pytest.approx(1e-4)
     choice = prefill.choose({64: 0.2}, found, kept=True)
     assert choice.predicted([(PREFILL, 64), (DECODE, 8)], 10) == pytest.approx(10 * (0.9 * 64e-4 + 8e-4))
@@ -175,9 +228,11 @@ def test_predictions():
 
 
 class Simulated:
-    """An executable whose layers take `seconds` at 512 tokens tensor-parallel and `ratio(size)` of that token-parallel, by a clock of its own.
+    """An executable whose layers take `seconds` at 512 tokens tensor-parallel and `ratio(size)` of that token-parallel,
+    by a clock of its own.
 
-    Each run takes exp(noise * a normal number) times as long, and one in thirty 4 to 8 ms more, when the machine is taken away.
+    Each run takes exp(noise * a normal number) times as long, and one in thirty 4 to 8 ms more, when the machine is
+    taken away.
     """
 
     max_tokens, context_length, num_blocks, vocab_size = 512, 512, 32, 100
@@ -192,7 +247,13 @@ class Simulated:
 
     def run_layer(self, batch, phase):
         size = len(batch.token_ids)
-        self.took = self.seconds * size / 512 * (self.ratio(size) if phase == PREFILL else 1.0) * math.exp(self.noise * self.draws.gauss(0, 1))
+        self.took = (
+            self.seconds
+            * size
+            / 512
+            * (self.ratio(size) if phase == PREFILL else 1.0)
+            * math.exp(self.noise * self.draws.gauss(0, 1))
+        )
         if self.noise and self.draws.random() < 1 / 30:
             self.took += self.draws.uniform(4e-3, 8e-3)
         self.now += self.took
@@ -215,7 +276,9 @@ SIZES = layer_costs.sizes_of(Simulated(random.Random(1), None, 0))
 
 @pytest.mark.parametrize("noise", [0.2, 0.5])
 def test_noise_sets_no_threshold(noise):
-    """The cost model promises 15 % at every size, and is wrong. Before: 22 to 36 % of starts set a threshold for equal costs, 10 to 22 % for 3 % more."""
+    """The cost model promises 15 % at every size, and is wrong. Before: 22 to 36 % of starts set a threshold for equal
+    costs, 10 to 22 % for 3 % more.
+    """
     promised = dict.fromkeys(SIZES, 0.15)
     assert SIZES == [512, 256, 128, 64, 32, 16, 8]
     assert sum(found < sys.maxsize for found in thresholds(200, lambda size: 1.0, noise, promised)) <= 10  # of 200: 5 %
@@ -224,7 +287,9 @@ def test_noise_sets_no_threshold(noise):
 
 @pytest.mark.parametrize("noise", [0.02, 0.2, 0.5])
 def test_a_gain_is_found_in_noise(noise):
-    """Token-parallel takes 15 % less from 128 tokens on, and the cost model promises it from 64 on: the threshold is within one size of 128."""
+    """Token-parallel takes 15 % less from 128 tokens on, and the cost model promises it from 64 on: the threshold is
+    within one size of 128.
+    """
     found = thresholds(60, lambda size: 0.85 if size >= 128 else 1.0, noise, dict.fromkeys(SIZES[:4], 0.15))
     assert sum(threshold in (64, 128, 256) for threshold in found) >= 57  # of 60: 95 %
 
@@ -233,13 +298,19 @@ def test_a_gain_that_noise_hides_is_given_up_early():
     """8 % where every run may take half as long or as long again: 600 pairs would not show it nine times in ten."""
     executable = Simulated(random.Random(2), lambda size: 0.92, 0.6)
     found = layer_costs.measure(executable, {512: 0.08, 256: 0.08}, lambda: executable.now)
-    assert (found.sizes, found.verdicts, found.pairs) == ((512,), (NOISY,), (40,)) and not found.certain and save_costs(KEY, found) is None
+    assert (
+        (found.sizes, found.verdicts, found.pairs) == ((512,), (NOISY,), (40,))
+        and not found.certain
+        and save_costs(KEY, found) is None
+    )
 
 
 def test_without_noise_few_pairs_decide():
     executable = Simulated(random.Random(1), lambda size: 0.9 if size > 100 else 1.2, 0.0)
     found = layer_costs.measure(executable, dict.fromkeys(SIZES), lambda: executable.now)
-    assert found.sizes == (64, 128, 256, 512) and found.verdicts == (NO_FASTER, FASTER, FASTER, FASTER) and found.certain
+    assert (
+        found.sizes == (64, 128, 256, 512) and found.verdicts == (NO_FASTER, FASTER, FASTER, FASTER) and found.certain
+    )
     assert found.pairs == (16,) * 4 and len(executable.runs) == 2 + 2 * 16 * 4
     assert found.ratios[-1] == pytest.approx((0.9, 0.9, 0.9)) and found.from_tokens == 128
     assert [phase for _, phase in executable.runs[2:6]] == [PREFILL, DECODE, DECODE, PREFILL]
@@ -262,7 +333,9 @@ def test_signed_ranks():
 
 
 def test_a_median_within_its_bounds():
-    """Against the binomial distribution: the median lies within the bounds by 92 % at least from five values on, and bounds are not wider than needed."""
+    """Against the binomial distribution: the median lies within the bounds by 92 % at least from five values on, and
+    bounds are not wider than needed.
+    """
     for n in range(5, 101):
         low, middle, _ = median_within([float(i) for i in range(n)])
         outside = lambda left_out: 2 * sum(math.comb(n, i) for i in range(left_out + 1)) / 2**n
@@ -270,12 +343,37 @@ def test_a_median_within_its_bounds():
 
 
 def test_the_choice_is_seen(own_cache):
-    words = ["-m", "ckdist.cli.main", "bench", "-m", str(LLAMA), "-t", "1", "-p", "48", "-n", "2", "-r", "1", "-c", "96", "--tune", "-v", "-o", "json"]
+    words = [
+        "-m",
+        "ckdist.cli.main",
+        "bench",
+        "-m",
+        str(LLAMA),
+        "-t",
+        "1",
+        "-p",
+        "48",
+        "-n",
+        "2",
+        "-r",
+        "1",
+        "-c",
+        "96",
+        "--tune",
+        "-v",
+        "-o",
+        "json",
+    ]
     done = run_ranks(2, *words, timeout=60)
     assert done.returncode == 0, done.stderr
     prompt, generated = json.loads(done.stdout)
     found, reason = prompt["layout_choice"]["costs"], prompt["layout_choice"]["reason"]
-    assert found["sizes"][-1] == 96 and f"prefill: {reason}\n" in done.stderr and "measured" in reason and prompt["layout_choice"]["details"] in done.stderr
+    assert (
+        found["sizes"][-1] == 96
+        and f"prefill: {reason}\n" in done.stderr
+        and "measured" in reason
+        and prompt["layout_choice"]["details"] in done.stderr
+    )
     assert prompt["layers_predicted_ns"] > 0 == generated["layers_predicted_ns"]
     kept = set(found["verdicts"]) <= {FASTER, NO_FASTER}
     assert (own_cache / "ckdist" / "prefill").is_dir() == kept

@@ -1,4 +1,6 @@
-"""The cost model of prefill: bytes by their formula, remote weights, uneven heads, few tokens; neighbouring cores measure nothing."""
+"""The cost model of prefill: bytes by their formula, remote weights, uneven heads, few tokens; neighbouring cores
+measure nothing.
+"""
 
 import dataclasses
 import math
@@ -30,7 +32,10 @@ def models(spec, places, axes=None, isa="avx512", weight=Q4_1):
     """Of every rank, those of TENSOR and of TOKEN."""
     mesh = axes or {"tp": len(places)}
     programs = [trace(forward, spec, layout, Mesh(mesh)) for layout in (TENSOR, TOKEN_IN_HOSTS if axes else TOKEN)]
-    return [[LayerModel(program, Mesh(mesh, rank), places, isa, lambda name: weight) for program in programs] for rank in range(len(places))]
+    return [
+        [LayerModel(program, Mesh(mesh, rank), places, isa, lambda name: weight) for program in programs]
+        for rank in range(len(places))
+    ]
 
 
 def gains(spec, places, axes=None, **more) -> dict[int, float]:
@@ -48,7 +53,9 @@ def neighbours(ranks: int, threads: int = 1) -> list[RankPlace]:
 def on(tree: str, ranks: int, tmp_path) -> list[RankPlace]:
     """The places of a host's ranks on one of the machines of `tests/trees`."""
     layout = LAYOUTS[tree][0]
-    machine = read_machine(layout.write(tmp_path / tree.replace(" ", "-")), {}, tuple(range(layout.packages * layout.cores * layout.smt)))
+    machine = read_machine(
+        layout.write(tmp_path / tree.replace(" ", "-")), {}, tuple(range(layout.packages * layout.cores * layout.smt))
+    )
     masks = [machine.binding.cpus] * ranks
     places = [place_rank(machine, masks, rank, 4) for rank in range(ranks)]
     return [place_of(machine, "here", place, threads_of(machine, place.share, False)) for place in places]
@@ -66,7 +73,12 @@ def test_bytes_are_those_that_ranks_count(ranks):
 
 def test_a_layer_has_each_of_its_weights_once():
     for layout in (TENSOR, TOKEN):
-        names = [w.name for instr in one_layer(trace(forward, SPEC, layout, Mesh({"tp": 2}))) for w in instr.weights if w is not None]
+        names = [
+            w.name
+            for instr in one_layer(trace(forward, SPEC, layout, Mesh({"tp": 2})))
+            for w in instr.weights
+            if w is not None
+        ]
         assert len(names) == len({name.rpartition("layers.")[2].partition(".")[2] for name in names}) == 9
         assert len(one_layer(trace(forward, dataclasses.replace(SPEC, num_layers=1), layout, Mesh({"tp": 2})))) > 10
 
@@ -83,23 +95,36 @@ def test_weights_on_another_node_cost():
     near, far, farther = (models(LARGE, places(distance))[0] for distance in (10, 21, 32))
     for size in SIZES:
         assert near[1].seconds(size) < far[1].seconds(size) < farther[1].seconds(size)
-    read = lambda pair: pair[1].seconds(16) - pair[0].seconds(16)  # weights alone: the step is too small for anything else
+    read = lambda pair: (
+        pair[1].seconds(16) - pair[0].seconds(16)
+    )  # weights alone: the step is too small for anything else
     assert 0 < read(near) < read(far) < read(farther)
     elements = 2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096
-    least = elements * Q4_1[0] / prefill_cost.NODE_READ  # all of a layer at a node's bandwidth, where half of it is one's own
+    least = (
+        elements * Q4_1[0] / prefill_cost.NODE_READ
+    )  # all of a layer at a node's bandwidth, where half of it is one's own
     assert far[1].seconds(16) > least * (0.5 + 0.5 * 2.1) and near[0].seconds(16) < least
 
 
 def test_sockets_and_neighbours(tmp_path):
-    """28 cores on each of two sockets, and as if the other one's memory were as near: token-parallel loses by the way to the weights."""
+    """28 cores on each of two sockets, and as if the other one's memory were as near: token-parallel loses by the way
+    to the weights.
+    """
     apart = on("two sockets", 2, tmp_path)
-    assert [(place.node, place.threads, place.factor(apart[1 - place.node])) for place in apart] == [(0, 28, 2.1), (1, 28, 2.1)]
+    assert [(place.node, place.threads, place.factor(apart[1 - place.node])) for place in apart] == [
+        (0, 28, 2.1),
+        (1, 28, 2.1),
+    ]
     together = [dataclasses.replace(place, distances={0: 10, 1: 10}) for place in apart]
     few = [64, 32, 16]
     assert all(gains(LARGE, apart)[size] < gains(LARGE, together)[size] for size in few)
     assert promising({size: gains(LARGE, apart)[size] for size in few}) == {}
     clusters = on("SNC-4", 8, tmp_path)
-    assert len({place.node for place in clusters}) == 8 and {clusters[0].factor(other) for other in clusters} == {1.0, 1.2, 2.1}
+    assert len({place.node for place in clusters}) == 8 and {clusters[0].factor(other) for other in clusters} == {
+        1.0,
+        1.2,
+        2.1,
+    }
 
 
 def test_many_ranks_of_a_node_promise_a_gain():
@@ -110,7 +135,9 @@ def test_many_ranks_of_a_node_promise_a_gain():
 
 def test_what_is_cut_unevenly_or_too_finely():
     uneven = dataclasses.replace(LARGE, num_heads=24, num_kv_heads=3)
-    assert gains(uneven, neighbours(2))[512] > gains(LARGE, neighbours(2))[512] + 0.03  # two of three groups of heads on one rank
+    assert (
+        gains(uneven, neighbours(2))[512] > gains(LARGE, neighbours(2))[512] + 0.03
+    )  # two of three groups of heads on one rank
     assert gains(LARGE, neighbours(2))[8] < -0.5  # four tokens a rank, and the whole matrices
 
 
@@ -122,4 +149,8 @@ def test_hosts_pay_the_same_wire_both_ways(monkeypatch):
     wired, seconds = gains(SPEC, places, axes)[512], (tensor.seconds(512), token.seconds(512))
     monkeypatch.setattr(prefill_cost, "WIRE", math.inf)
     assert 0 < wired < gains(SPEC, places, axes)[512]
-    assert seconds[0] - tensor.seconds(512) == pytest.approx(seconds[1] - token.seconds(512)) == pytest.approx(2 * 512 * SPEC.hidden_size * 4 / 1e9)
+    assert (
+        seconds[0] - tensor.seconds(512)
+        == pytest.approx(seconds[1] - token.seconds(512))
+        == pytest.approx(2 * 512 * SPEC.hidden_size * 4 / 1e9)
+    )

@@ -1,4 +1,6 @@
-"""What `ckdist serve` says of a loaded model at its start: the model and its ranks, the memory of a rank, kernels and the choice of prefill."""
+"""What `ckdist serve` says of a loaded model at its start: the model and its ranks, the memory of a rank, kernels and
+the choice of prefill.
+"""
 
 import math
 
@@ -13,25 +15,33 @@ KERNELS = {"amx": "AMX", "avx512": "AVX-512", "avx2": "AVX2"}
 
 
 def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
-    """Three lines on rank 0, and what the user should change about how ranks are placed, one line each; a collective call."""
+    """Three lines on rank 0, and what the user should change about how ranks are placed, one line each; a collective
+    call.
+    """
     plan, world = model.plan, model.world
     note = "" if plan.placement.note == this_machine().simple else plan.placement.note
     rows = world.gather([model.weight_bytes, model.executable.kv_bytes, plan.memory, note, not plan.placement.cpus])
     weights, cache = (max(row[i] for row in rows) for i in (0, 1))
     advice = [note for note in dict.fromkeys(row[3] for row in rows) if note]
     if any(row[4] for row in rows):
-        advice.append("some ranks have fewer CPUs than threads, so no thread is pinned: use fewer threads (-t) or ranks, or mpirun --bind-to none")
+        advice.append(
+            "some ranks have fewer CPUs than threads, so no thread is pinned: "
+            "use fewer threads (-t) or ranks, or mpirun --bind-to none"
+        )
     hosts = len(set(world.hosts))
     threads = f"{plan.threads} thread{'s' * (plan.threads > 1)}"
     batch = f" ({plan.threads_batch} with prompts)" if plan.threads_batch != plan.threads else ""
     where = f"1 rank × {threads}{batch}"
     if world.size > 1:
-        where = f"{world.size} ranks × {threads}{batch} on {hosts} host{'s' * (hosts > 1)} ({model.executable.group.kind})"
+        where = (
+            f"{world.size} ranks × {threads}{batch} on {hosts} host{'s' * (hosts > 1)} ({model.executable.group.kind})"
+        )
     isa = native.ffi.string(native.lib.ckdist_isa()).decode()
     tokens = plan.limits.num_blocks * BLOCK_TOKENS
     lines = [
         f"{name}: {model.spec.architecture}, {parameters(model)}; {where}",
-        f"memory per rank: {gigabytes(weights)} of weights and {gigabytes(cache)} of cache for {tokens} tokens, of {gigabytes(min(row[2] for row in rows))} free",
+        f"memory per rank: {gigabytes(weights)} of weights and {gigabytes(cache)} of cache for {tokens} tokens, "
+        f"of {gigabytes(min(row[2] for row in rows))} free",
         f"{KERNELS.get(isa, isa)} kernels" + (f"; prefill: {model.prefill.reason}" if world.size > 1 else ""),
     ]
     return lines, advice
@@ -45,7 +55,11 @@ def parameters(model: Model) -> str:
         kind = BY_NUMBER[source.type].name
         counts[kind] = counts.get(kind, 0) + math.prod(source.shape)
     total = sum(counts.values())
-    return f"{total / 1e9:.2f} B parameters, {max(counts, key=counts.get)}" if total >= 1e9 else f"{total / 1e6:.1f} M parameters, {max(counts, key=counts.get)}"
+    return (
+        f"{total / 1e9:.2f} B parameters, {max(counts, key=counts.get)}"
+        if total >= 1e9
+        else f"{total / 1e6:.1f} M parameters, {max(counts, key=counts.get)}"
+    )
 
 
 __all__ = ["parameters", "start_lines"]

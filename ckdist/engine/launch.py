@@ -125,8 +125,8 @@ class Model:
 def load_model(config, world, progress: bool = False, measure: bool = False, fill=None) -> Model:
     """This rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
-    `measure`: what prefill costs token-parallel is measured, even if it was before. `fill(loader)`: packs its weights, or begins to, once they are planned on every rank;
-    None: as --reorganize says.
+    `measure`: what prefill costs token-parallel is measured, even if it was before. `fill(loader)`: packs its weights, or
+    begins to, once they are planned on every rank; None: as --reorganize says.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where ranks disagree.
     """

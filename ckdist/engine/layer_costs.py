@@ -1,8 +1,10 @@
-"""What a layer costs token-parallel and tensor-parallel, on these ranks of this machine: measured once, kept in the user's cache.
+"""What a layer costs token-parallel and tensor-parallel, on these ranks of this machine: measured once, kept in the
+user's cache.
 
-The first layer of the model itself is the measure: operations at so many rows, bytes of weights, bytes exchanged, barriers and the
-noise of the neighbours are all in it, as they are here. Sizes are tested from the largest step down. Where the largest is not surely faster
-token-parallel the others are not asked, so several sizes have no more chance of error than one (a fixed sequence of tests).
+The first layer of the model itself is the measure: operations at so many rows, bytes of weights, bytes exchanged,
+barriers and the noise of the neighbours are all in it, as they are here. Sizes are tested from the largest step down.
+Where the largest is not surely faster token-parallel the others are not asked, so several sizes have no more chance of
+error than one (a fixed sequence of tests).
 """
 
 import contextlib
@@ -36,10 +38,12 @@ KEPT_FILES = 64
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """`sizes`: tokens of the steps that were measured, ascending. By phase, and for each size: median `seconds` of a layer, and bytes that rank 0 reads of others.
+    """`sizes`: tokens of the steps that were measured, ascending. By phase, and for each size: median `seconds` of a
+    layer, and bytes that rank 0 reads of others.
 
-    `ratios`: of token-parallel's seconds to tensor-parallel's, over pairs of runs right after one another: the median, between the bounds
-    within which it lies with 95 % (`median_within`). `pairs`: how many there were. `verdicts`: whether token-parallel is surely FASTER, as of `paired_test`.
+    `ratios`: of token-parallel's seconds to tensor-parallel's, over pairs of runs right after one another: the median,
+    between the bounds within which it lies with 95 % (`median_within`). `pairs`: how many there were. `verdicts`:
+    whether token-parallel is surely FASTER, as of `paired_test`.
     """
 
     sizes: tuple[int, ...]
@@ -56,7 +60,9 @@ class LayerCosts:
 
     @property
     def from_tokens(self) -> int:
-        """The smallest size on down to which token-parallel is faster: surely at the largest; below, what is too noisy is as expected. maxsize: none."""
+        """The smallest size on down to which token-parallel is faster: surely at the largest; below, what is too noisy
+        is as expected. maxsize: none.
+        """
         found = sys.maxsize
         for size, verdict in reversed(list(zip(self.sizes, self.verdicts))):
             if verdict == FASTER or verdict == NOISY and found < sys.maxsize:
@@ -79,11 +85,14 @@ def sizes_of(executable: Executable) -> list[int]:
     return sizes
 
 
-def measure(executable: Executable, gains: dict[int, float | None], clock: Callable[[], float] = time.monotonic) -> LayerCosts:
+def measure(
+    executable: Executable, gains: dict[int, float | None], clock: Callable[[], float] = time.monotonic
+) -> LayerCosts:
     """On rank 0, while the others work, and with nothing in the cache.
 
-    `gains`: the sizes to ask about, from the largest step down, and what share of the time token-parallel is expected to save there; None: not
-    known. A size at which noise would hide that gain from as many pairs as there is time for is given up early.
+    `gains`: the sizes to ask about, from the largest step down, and what share of the time token-parallel is expected
+    to save there; None: not known. A size at which noise would hide that gain from as many pairs as there is time for
+    is given up early.
     """
     for phase in (DECODE, PREFILL):
         _layer(executable, max(gains), phase)  # the layer is packed, and pages and caches are warm, from here on
@@ -98,8 +107,12 @@ def measure(executable: Executable, gains: dict[int, float | None], clock: Calla
     return LayerCosts(sizes, (tensor, token), (tensor_bytes, token_bytes), ratios, pairs, verdicts)
 
 
-def _measure_size(executable: Executable, size: int, gain: float | None, seconds: float, clock: Callable[[], float]) -> tuple:
-    """Size, median seconds and bytes both ways, ratios, pairs and verdict, after pairs that take at most so many seconds."""
+def _measure_size(
+    executable: Executable, size: int, gain: float | None, seconds: float, clock: Callable[[], float]
+) -> tuple:
+    """Size, median seconds and bytes both ways, ratios, pairs and verdict, after pairs that take at most so many
+    seconds.
+    """
     took, moved, logs = ([], []), [0, 0], []
     began, verdict = clock(), None
     while verdict is None:
@@ -110,7 +123,9 @@ def _measure_size(executable: Executable, size: int, gain: float | None, seconds
         spent = clock() - began
         late = spent > seconds
         if late or len(logs) in LOOKS:
-            verdict = look(logs, late or len(logs) == LOOKS[-1], gain, min(LOOKS[-1], int(len(logs) * seconds / max(spent, 1e-9))))
+            verdict = look(
+                logs, late or len(logs) == LOOKS[-1], gain, min(LOOKS[-1], int(len(logs) * seconds / max(spent, 1e-9)))
+            )
     ratios = tuple(math.exp(value) for value in median_within(logs))
     return size, *map(statistics.median, took), *moved, ratios, len(logs), verdict
 
@@ -131,8 +146,12 @@ def _layer(executable: Executable, size: int, phase: int) -> tuple[float, int]:
 
 
 def key_of(world, plan, executable: Executable, program: str, types: list[int]) -> dict:
-    """All that costs depend on: machines, ranks and their places, build, and the model's shape and types; a collective call."""
-    places = world.gather([this_machine().model, plan.threads_batch, list(plan.placement.cpus), list(plan.placement.memory)])
+    """All that costs depend on: machines, ranks and their places, build, and the model's shape and types; a collective
+    call.
+    """
+    places = world.gather(
+        [this_machine().model, plan.threads_batch, list(plan.placement.cpus), list(plan.placement.memory)]
+    )
     return {
         "hosts": [machine_name(host) for host in world.hosts],
         "wire": executable.group.kind,
@@ -193,7 +212,12 @@ def _frozen(value):
 def _sound(costs: LayerCosts) -> bool:
     count = len(costs.sizes)
     rows = [*costs.seconds, *costs.moved, costs.ratios, costs.pairs, costs.verdicts]
-    numbers = [*costs.sizes, *costs.seconds[0], *costs.seconds[1], *(number for low, ratio, high in costs.ratios for number in (low, ratio, high))]
+    numbers = [
+        *costs.sizes,
+        *costs.seconds[0],
+        *costs.seconds[1],
+        *(number for low, ratio, high in costs.ratios for number in (low, ratio, high)),
+    ]
     return (
         0 < count <= MOST_SIZES
         and list(costs.sizes) == sorted(set(costs.sizes))

@@ -1,8 +1,9 @@
 """Whether one of two ways is faster, from pairs of runs right after one another: a group sequential signed-rank test.
 
-`logs` are logarithms of the ratio of seconds, of the way in question to the other; where the ways are equal their signs are tosses of a coin,
-whatever slows the machine. They are looked at after LOOKS pairs: before the last look only what has a chance of 1 in 1,000 decides
-(Haybittle and Peto), at the last look one of 1 in 50, so equal ways are told apart by mistake in less than 2.5 % of cases.
+`logs` are logarithms of the ratio of seconds, of the way in question to the other; where the ways are equal their signs
+are tosses of a coin, whatever slows the machine. They are looked at after LOOKS pairs: before the last look only what
+has a chance of 1 in 1,000 decides (Haybittle and Peto), at the last look one of 1 in 50, so equal ways are told apart
+by mistake in less than 2.5 % of cases.
 """
 
 import math
@@ -18,9 +19,11 @@ UNSEEN, NOISY = "no gain seen", "too noisy"  # what was expected would have show
 
 
 def look(logs: list[float], last: bool, expected: float | None = None, most: int = LOOKS[-1]) -> str | None:
-    """What is known after these pairs: FASTER, NO_FASTER, UNSEEN or NOISY, which all end the test; None: go on to the next look.
+    """What is known after these pairs: FASTER, NO_FASTER, UNSEEN or NOISY, which all end the test; None: go on to the
+    next look.
 
-    `expected`: the gain (0.1: a tenth of the time) that `most` pairs, all that there is time for, should be able to show; None: any.
+    `expected`: the gain (0.1: a tenth of the time) that `most` pairs, all that there is time for, should be able to
+    show; None: any.
     """
     z = signed_rank(logs)
     least = math.log(1 - LEAST_GAIN)
@@ -44,7 +47,7 @@ def pairs_for(gain: float, logs: list[float]) -> float:
 
 
 def signed_rank(values: list[float]) -> float:
-    """Wilcoxon's signed-rank statistic in standard deviations of the normal approximation; negative where values are."""
+    """Wilcoxon's signed-rank statistic in standard deviations of the normal approximation, negative where values are."""
     ordered = sorted((value for value in values if value), key=abs)
     n = len(ordered)
     if n == 0:
@@ -54,13 +57,27 @@ def signed_rank(values: list[float]) -> float:
 
 
 def median_within(values: list[float]) -> tuple[float, float, float]:
-    """The median, and before and after it the values between which the median of what they are drawn from lies with 93 to 98 % (sign test).
+    """The median, and before and after it the values between which the median of what they are drawn from lies with 93
+    to 98 % (sign test).
 
     Fewer than five values cannot say that: then the least and the largest, which hold it less often.
     """
     ordered, n = sorted(values), len(values)
-    left_out = max(0, int((n + 1) / 2 - 0.98 * math.sqrt(n)) - 1)  # on each side; the normal approximation of the binomial's quantile
+    left_out = max(
+        0, int((n + 1) / 2 - 0.98 * math.sqrt(n)) - 1
+    )  # on each side; the normal approximation of the binomial's quantile
     return ordered[left_out], statistics.median(ordered), ordered[n - 1 - left_out]
 
 
-__all__ = ["FASTER", "LEAST_GAIN", "LOOKS", "NOISY", "NO_FASTER", "UNSEEN", "look", "median_within", "pairs_for", "signed_rank"]
+__all__ = [
+    "FASTER",
+    "LEAST_GAIN",
+    "LOOKS",
+    "NOISY",
+    "NO_FASTER",
+    "UNSEEN",
+    "look",
+    "median_within",
+    "pairs_for",
+    "signed_rank",
+]

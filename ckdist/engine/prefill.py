@@ -1,7 +1,8 @@
-"""From how many tokens on a step with prompts runs token-parallel: by a cost model first (`prefill_cost`), then by a measurement.
+"""From how many tokens on a step with prompts runs token-parallel: by a cost model first (`prefill_cost`), then by a
+measurement.
 
-A measurement (`layer_costs`) is made only of steps for which the model predicts a gain worth it. Logits are the same bits either way, so the
-answer is one of speed alone.
+A measurement (`layer_costs`) is made only of steps for which the model predicts a gain worth it. Logits are the same
+bits either way, so the answer is one of speed alone.
 """
 
 import sys
@@ -13,13 +14,14 @@ from ckdist.engine.paired_test import NOISY, UNSEEN
 from ckdist.engine.prefill_cost import LayerModel
 from ckdist.program.executable import DECODE, PREFILL, Executable
 
-WORTH_MEASURING = 0.1  # of the time: 600 pairs show so much nine times in ten where each run varies by a half (`paired_test.pairs_for`)
+# Of the time: what 600 pairs show nine times in ten where each run varies by a half (`paired_test.pairs_for`).
+WORTH_MEASURING = 0.1
 
 
 @dataclass(frozen=True)
 class PrefillChoice:
-    """Steps with prompts of at least `from_tokens` tokens run token-parallel. `reason`: the choice and why, in a few words; `details`: all
-    numbers, in one line, "" without any. `costs`: None where nothing was measured.
+    """Steps with prompts of at least `from_tokens` tokens run token-parallel. `reason`: the choice and why, in a few
+    words; `details`: all numbers, in one line, "" without any. `costs`: None where nothing was measured.
     """
 
     from_tokens: int
@@ -28,11 +30,17 @@ class PrefillChoice:
     costs: LayerCosts | None = None
 
     def predicted(self, steps: list[tuple[int, int]], layers: int) -> float | None:
-        """Seconds of the layers of steps, each of a phase and so many tokens, without context before them; None where nothing was measured."""
-        return None if self.costs is None else layers * sum(self.costs.predicted(phase, tokens) for phase, tokens in steps)
+        """Seconds of the layers of steps, each of a phase and so many tokens, without context before them; None where
+        nothing was measured.
+        """
+        return (
+            None if self.costs is None else layers * sum(self.costs.predicted(phase, tokens) for phase, tokens in steps)
+        )
 
     def stats(self, executable: Executable) -> dict[str, float | str]:
-        """For metrics: the reason, what was measured, the threshold (0: none), and how many tokens of steps with prompts went either way."""
+        """For metrics: the reason, what was measured, the threshold (0: none), and how many tokens of steps with
+        prompts went either way.
+        """
         counts = dict(enumerate(executable.prefill_tokens))
         numbers = {
             "prefill_choice_info": self.reason,
@@ -47,13 +55,21 @@ class PrefillChoice:
 
 
 def choose_prefill(
-    config, world, executable: Executable, models: list[LayerModel], key_of: Callable[[], dict], held, anew: bool = False, crowded: bool = False
+    config,
+    world,
+    executable: Executable,
+    models: list[LayerModel],
+    key_of: Callable[[], dict],
+    held,
+    anew: bool = False,
+    crowded: bool = False,
 ) -> PrefillChoice:
     """Sets the executable's `prefill_from`; a collective call, before anything is in the cache.
 
-    `models`: this rank's, of the executable's phases. What is kept for `key_of()` (as of `layer_costs`) comes first; then sizes for which the
-    models predict too little are not asked about, and the others are measured, or with `anew` all are. Within `held()` this rank does nothing
-    beside. `crowded`: threads share cores, wait for one another as the system pleases, and are measured with `anew` alone.
+    `models`: this rank's, of the executable's phases. What is kept for `key_of()` (as of `layer_costs`) comes first;
+    then sizes for which the models predict too little are not asked about, and the others are measured, or with `anew`
+    all are. Within `held()` this rank does nothing beside. `crowded`: threads share cores, wait for one another as the
+    system pleases, and are measured with `anew` alone.
     """
     if executable.phases == 1:
         return PrefillChoice(sys.maxsize, _only_tensor(config, world))
@@ -73,14 +89,20 @@ def choose_prefill(
                 costs = measure(executable, asked)
                 executable.stop()
                 save_costs(key, costs)
-    fields = world.broadcast(costs and [costs.sizes, costs.seconds, costs.moved, costs.ratios, costs.pairs, costs.verdicts])
-    choice = choose(gains, LayerCosts(*map(_tuples, fields)) if fields else None, kept=world.broadcast(kept), crowded=crowded)
+    fields = world.broadcast(
+        costs and [costs.sizes, costs.seconds, costs.moved, costs.ratios, costs.pairs, costs.verdicts]
+    )
+    choice = choose(
+        gains, LayerCosts(*map(_tuples, fields)) if fields else None, kept=world.broadcast(kept), crowded=crowded
+    )
     executable.prefill_from = choice.from_tokens
     return choice
 
 
 def predicted_gains(world, models: list[LayerModel], sizes: list[int]) -> dict[int, float]:
-    """For each size what share of the time the slowest rank saves token-parallel, negative where it loses; a collective call."""
+    """For each size what share of the time the slowest rank saves token-parallel, negative where it loses; a collective
+    call.
+    """
     rows = world.gather([[model.seconds(size) for size in sizes] for model in models])
     tensor, token = ([max(times) for times in zip(*(row[phase] for row in rows))] for phase in (DECODE, PREFILL))
     return {size: 1 - b / a for size, a, b in zip(sizes, tensor, token)}
@@ -109,16 +131,21 @@ def choose(gains: dict[int, float], costs: LayerCosts | None, kept: bool, crowde
     if from_tokens < sys.maxsize:
         reason = f"token-parallel from {from_tokens} tokens ({measured.format('')})"
     elif costs.verdicts[-1] == NOISY:
-        reason = f"tensor-parallel (too noisy here to measure token-parallel, predicted {percent(gains[largest])} at {largest})"
+        hidden = f"token-parallel, predicted {percent(gains[largest])} at {largest}"
+        reason = f"tensor-parallel (too noisy here to measure {hidden})"
     else:
-        reason = f"tensor-parallel ({measured.format('token-parallel ')}{', within the noise' if costs.verdicts[-1] == UNSEEN else ''})"
+        doubt = ", within the noise" if costs.verdicts[-1] == UNSEEN else ""
+        reason = f"tensor-parallel ({measured.format('token-parallel ')}{doubt})"
     rows = zip(costs.sizes, *costs.seconds, *costs.moved, costs.ratios, costs.pairs, costs.verdicts)
     details = "; ".join(
-        f"{size} tokens {verdict}, ratio {ratio:.3f} ({low:.3f} to {high:.3f}) of {pairs} pairs, a layer {token * 1e3:.2f} ms with {token_bytes / 1e6:.2f} MB "
+        f"{size} tokens {verdict}, ratio {ratio:.3f} ({low:.3f} to {high:.3f}) of {pairs} pairs, "
+        f"a layer {token * 1e3:.2f} ms with {token_bytes / 1e6:.2f} MB "
         f"read of other ranks token-parallel, {tensor * 1e3:.2f} ms with {tensor_bytes / 1e6:.2f} MB tensor-parallel"
         for size, tensor, token, tensor_bytes, token_bytes, (low, ratio, high), pairs, verdict in rows
     )
-    return PrefillChoice(from_tokens, reason, f"prefill: token-parallel is predicted to be {predicted}; measured: {details}", costs)
+    return PrefillChoice(
+        from_tokens, reason, f"prefill: token-parallel is predicted to be {predicted}; measured: {details}", costs
+    )
 
 
 def percent(gain: float) -> str:
@@ -132,7 +159,11 @@ def _only_tensor(config, world) -> str:
         return "on one rank"
     if config.prefill == "tensor":
         return "tensor-parallel, as --prefill says"
-    return "tensor-parallel (--lora needs it)" if config.lora else "tensor-parallel (token-parallel needs ranks that share memory, evenly over hosts)"
+    return (
+        "tensor-parallel (--lora needs it)"
+        if config.lora
+        else "tensor-parallel (token-parallel needs ranks that share memory, evenly over hosts)"
+    )
 
 
 def _tuples(value):

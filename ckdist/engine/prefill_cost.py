@@ -1,8 +1,9 @@
 """Predicted seconds of one layer of a prefill step, from a traced program and nominal figures of the machine.
 
-Nothing here is measured, so the same start always gets the same prediction. The figures are those of server cores, good to a factor of two;
-they price what differs between token-parallel and tensor-parallel: operations of the slowest rank, weights read (token-parallel reads other
-ranks' shards, which may lie on other NUMA nodes), bytes exchanged, barriers and what every rank repeats. It chooses nothing.
+Nothing here is measured, so the same start always gets the same prediction. The figures are those of server cores, good
+to a factor of two; they price what differs between token-parallel and tensor-parallel: operations of the slowest rank,
+weights read (token-parallel reads other ranks' shards, which may lie on other NUMA nodes), bytes exchanged, barriers
+and what every rank repeats. It chooses nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +29,9 @@ LOCAL = 10  # NUMA distance of a node to itself
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where one rank computes. `distances`: from its NUMA node to every node of its host, as the firmware gives them (10 is local)."""
+    """Where one rank computes. `distances`: from its NUMA node to every node of its host, as the firmware gives them
+    (10 is local).
+    """
 
     host: str
     node: int
@@ -57,10 +60,18 @@ def rank_places(world, placement: Placement, threads: int) -> list[RankPlace]:
 class LayerModel:
     """Prices one rank's layer of a program.
 
-    `places`: of all ranks, `mesh` has this one's rank. `weight(name)`: bytes per element of a matrix and the activation format it is multiplied with.
+    `places`: of all ranks, `mesh` has this one's rank. `weight(name)`: bytes per element of a matrix and the activation
+    format it is multiplied with.
     """
 
-    def __init__(self, program: Program, mesh: Mesh, places: list[RankPlace], isa: str, weight: Callable[[str], tuple[float, int]]):
+    def __init__(
+        self,
+        program: Program,
+        mesh: Mesh,
+        places: list[RankPlace],
+        isa: str,
+        weight: Callable[[str], tuple[float, int]],
+    ):
         self.layer, self.mesh, self.places, self.weight = one_layer(program), mesh, places, weight
         self.own = places[mesh.rank]
         self.operations = OPERATIONS.get(isa, OPERATIONS["avx2"])
@@ -81,7 +92,9 @@ class LayerModel:
                 return self._product(instr, tokens)
             case "attend":
                 heads = instr.inputs[0].dims[1].local(self.mesh)
-                return 2.0 * tokens * tokens * heads / (threads * self.operations[0])  # half of the square, two products
+                return (
+                    2.0 * tokens * tokens * heads / (threads * self.operations[0])
+                )  # half of the square, two products
             case "all_reduce" | "all_to_all" | "all_gather":
                 return self._exchange(instr, tokens)
         floats = sum(self._rows(v.dims[0], tokens) * v.dims[1].local(self.mesh) for v in instr.outputs)
@@ -137,7 +150,9 @@ class LayerModel:
 
 
 def one_layer(program: Program) -> tuple[Instr, ...]:
-    """The instructions from behind the first attention to the second, which are one layer's; all of a model with a single layer."""
+    """The instructions from behind the first attention to the second, which are one layer's; all of a model with a
+    single layer.
+    """
     attends = [i for i, instr in enumerate(program.instrs) if instr.op == "attend"]
     return program.instrs[attends[0] + 1 : attends[1] + 1] if len(attends) > 1 else program.instrs
 
