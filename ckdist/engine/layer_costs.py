@@ -94,8 +94,9 @@ def measure(
     to save there; None: not known. A size at which noise would hide that gain from as many pairs as there is time for
     is given up early.
     """
+    largest = _prompt(executable, max(gains))
     for phase in (DECODE, PREFILL):
-        _layer(executable, max(gains), phase)  # the layer is packed, and pages and caches are warm, from here on
+        _layer(executable, largest, phase)  # the layer is packed, and pages and caches are warm, from here on
     rows, end = [], clock() + SECONDS
     for size, gain in gains.items():
         # Half of what is left: half as many tokens take half as long, so that each size gets as many pairs.
@@ -113,11 +114,12 @@ def _measure_size(
     """Size, median seconds and bytes both ways, ratios, pairs and verdict, after pairs that take at most so many
     seconds.
     """
+    prompt = _prompt(executable, size)
     took, moved, logs = ([], []), [0, 0], []
     began, verdict = clock(), None
     while verdict is None:
         for phase in (DECODE, PREFILL) if len(logs) % 2 else (PREFILL, DECODE):
-            one, moved[phase] = _layer(executable, size, phase)
+            one, moved[phase] = _layer(executable, prompt, phase)
             took[phase].append(one)
         logs.append(math.log(took[PREFILL][-1] / took[DECODE][-1]))
         spent = clock() - began
@@ -135,12 +137,17 @@ def largest_step(executable: Executable) -> int:
     return min(executable.max_tokens, executable.context_length, executable.num_blocks * BLOCK_TOKENS)
 
 
-def _layer(executable: Executable, size: int, phase: int) -> tuple[float, int]:
-    """Seconds of the first layer, and the bytes that it reads of other ranks."""
+def _prompt(executable: Executable, size: int) -> Batch:
+    """One sequence of so many tokens, without context before them or logits after them."""
     ids = np.arange(size, dtype=np.int32) % executable.vocab_size
     blocks = np.arange(-(-size // BLOCK_TOKENS), dtype=np.int32)
+    return Batch(ids, np.array([[size, 0, len(blocks)]], np.int32), blocks, np.zeros(0, np.int32))
+
+
+def _layer(executable: Executable, prompt: Batch, phase: int) -> tuple[float, int]:
+    """Seconds of the first layer, and the bytes that it reads of other ranks."""
     executable.times(reset=True)
-    executable.run_layer(Batch(ids, np.array([[size, 0, len(blocks)]], np.int32), blocks, np.zeros(0, np.int32)), phase)
+    executable.run_layer(prompt, phase)
     times = executable.times()
     return times.total, times.moved
 
