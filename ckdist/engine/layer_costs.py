@@ -14,6 +14,7 @@ import json
 import math
 import os
 import pathlib
+import resource
 import statistics
 import sys
 import time
@@ -33,6 +34,7 @@ from ckdist.topology import this_machine
 LEAST_TOKENS = 8  # of a step that is worth asking about
 MOST_SIZES = 24
 SECONDS = 6.0  # that a measurement takes at most, but for one pair; where neighbours are quiet, a tenth
+LEAST_PAIRS = 6  # that can say anything: all of one sign have a chance of 1 in 64
 KEPT_FILES = 64
 
 
@@ -42,7 +44,7 @@ class LayerCosts:
     layer, and bytes that rank 0 reads of others.
 
     `ratios`: of token-parallel's seconds to tensor-parallel's, over pairs of runs right after one another: the median,
-    between the bounds within which it lies with 95 % (`median_within`). `pairs`: how many there were. `verdicts`:
+    between the bounds within which it lies with 95 % (`median_within`). `pairs`: how many counted. `verdicts`:
     whether token-parallel is surely FASTER, as of `paired_test`.
     """
 
@@ -112,24 +114,33 @@ def _measure_size(
     executable: Executable, size: int, gain: float | None, seconds: float, clock: Callable[[], float]
 ) -> tuple:
     """Size, median seconds and bytes both ways, ratios, pairs and verdict, after pairs that take at most so many
-    seconds.
+    seconds. Pairs in which another process took a core away from this rank do not count.
     """
     prompt = _prompt(executable, size)
-    took, moved, logs = ([], []), [0, 0], []
+    took, moved, every, logs = ([], []), [0, 0], [], []
     began, verdict = clock(), None
     while verdict is None:
-        for phase in (DECODE, PREFILL) if len(logs) % 2 else (PREFILL, DECODE):
+        before = _preempted()
+        for phase in (DECODE, PREFILL) if len(every) % 2 else (PREFILL, DECODE):
             one, moved[phase] = _layer(executable, prompt, phase)
             took[phase].append(one)
-        logs.append(math.log(took[PREFILL][-1] / took[DECODE][-1]))
+        every.append(math.log(took[PREFILL][-1] / took[DECODE][-1]))
+        undisturbed = _preempted() == before
+        if undisturbed:
+            logs.append(every[-1])
         spent = clock() - began
-        late = spent > seconds
-        if late or len(logs) in LOOKS:
-            verdict = look(
-                logs, late or len(logs) == LOOKS[-1], gain, min(LOOKS[-1], int(len(logs) * seconds / max(spent, 1e-9)))
-            )
-    ratios = tuple(math.exp(value) for value in median_within(logs))
+        most = min(LOOKS[-1], int(len(logs) * seconds / max(spent, 1e-9)))
+        if spent > seconds or len(every) >= LOOKS[0] and most < LOOKS[0]:
+            verdict = look(logs, True, gain) if len(logs) >= LEAST_PAIRS else NOISY
+        elif undisturbed and len(logs) in LOOKS:
+            verdict = look(logs, len(logs) == LOOKS[-1], gain, most)
+    ratios = tuple(math.exp(value) for value in median_within(logs or every))
     return size, *map(statistics.median, took), *moved, ratios, len(logs), verdict
+
+
+def _preempted() -> int:
+    """How often a thread of this process has lost its core to another one, so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def largest_step(executable: Executable) -> int:

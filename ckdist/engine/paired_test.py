@@ -33,7 +33,8 @@ def look(logs: list[float], last: bool, expected: float | None = None, most: int
         return NO_FASTER
     if len(logs) >= LOOKS[2] and z > UNLIKELY:
         return UNSEEN
-    noisy = expected is not None and pairs_for(expected, logs) > (len(logs) if last else most)
+    likely = max(expected or 0.0, 1 - math.exp(statistics.median(logs)))  # or what is seen so far
+    noisy = expected is not None and pairs_for(likely, logs) > (len(logs) if last else most)
     if last:
         return NOISY if noisy else UNSEEN
     return NOISY if noisy and len(logs) >= LOOKS[1] else None
