@@ -14,7 +14,7 @@ import openai
 import psutil
 import pytest
 
-from tests.launcher import ROOT, environment, mpirun
+from tests.launcher import ROOT, environment, mpirun, run_ranks
 
 PROMPTS = ["def main(", "import os\n", "class Node:\n    ", "for i in range(", "# The", "try:\n", "return ", "if __name__"]
 
@@ -141,6 +141,13 @@ def test_the_start_is_four_lines(server):
     assert re.fullmatch(r"(AMX|AVX-512|AVX2) kernels; prefill: tensor-parallel \(predicted: token-parallel \d % (faster|slower) at 512\)\n", kernels)
     assert re.fullmatch(rf"serving ckdist-bundled at {server.url}  try: curl {server.url}/v1/.*\n", url)
     assert 'ckdist_prefill_choice_info{reason="tensor-parallel (predicted: ' in httpx.get(server.url + "/metrics").text
+
+
+def test_other_commands_say_nothing_but_their_result():
+    model = ["-m", "tests/golden/llama3", "-t", "1"]
+    for words, lines in ((["perplexity", "--token-ids", "3,4,5"], 1), (["bench", "-p", "8", "-n", "2", "-r", "1"], 5)):
+        done = run_ranks(2, "-m", "ckdist.cli.main", *words, *model, timeout=60)
+        assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", lines), done.stdout + done.stderr
 
 
 def test_each_rank_holds_its_half():
