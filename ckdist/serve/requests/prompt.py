@@ -22,10 +22,21 @@ def fit_output(prompt: list[int], max_tokens: int | None, context_length: int, f
         raise RequestError(f"{field} is empty; give at least one token", field)
     most = context_length - (max_tokens != 0)
     if len(prompt) > most:
-        raise RequestError(
-            f"the prompt has {len(prompt)} tokens and the context {context_length}, of which it may fill {most}; "
-            "shorten it, or raise --ctx-size",
-            field,
-        )
+        raise prompt_too_long(len(prompt), context_length, field)
     room = context_length - len(prompt)
     return room if max_tokens is None else min(max_tokens, room)
+
+
+def prompt_too_long(tokens: int, context_length: int, field: str, at_least: bool = False) -> RequestError:
+    """The error for a prompt of `tokens` tokens (or more, for one that was not tokenised to its end).
+
+    Clients know it by its code; LangChain and LiteLLM by the words "context length" and "exceeds the available context size".
+    """
+    count = f"at least {tokens}" if at_least else str(tokens)
+    return RequestError(
+        f"the prompt has {count} tokens, which exceeds the available context size: this model's maximum context length is "
+        f"{context_length} tokens, and the output needs one; shorten the prompt, or raise --ctx-size",
+        field,
+        "context_length_exceeded",
+        {"n_prompt_tokens": tokens, "n_ctx": context_length},
+    )
