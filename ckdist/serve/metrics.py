@@ -23,7 +23,7 @@ class Metrics:
     """One registry; counters are fields, named for what they count."""
 
     def __init__(self, model: str, state: Callable[[], str], active: Callable[[], int], stats: Callable[[], dict]):
-        self.model, self._state, self._active, self._stats = state, active, stats
+        self.model, self._state, self._active, self._stats = model, state, active, stats
         self.registry = CollectorRegistry()
         own = dict(registry=self.registry)
         self.requests = Counter("ckdist_requests", "Answered HTTP requests", ["path", "status"], **own)

@@ -5,7 +5,7 @@ def timings_of(
     prompt_tokens: int, cached_tokens: int, prompt_seconds: float, tokens: int, seconds: float
 ) -> dict[str, float]:
     """`prompt_seconds` is from the submit to the first token, waiting included; `seconds` from there to the last one."""
-    computed = prompt_tokens - cached_tokens
+    computed = max(0, prompt_tokens - cached_tokens)
     return {
         "cache_n": cached_tokens,
         **_speed("prompt", computed, prompt_seconds),

@@ -92,7 +92,7 @@ def _finish(fields: Fields, facts: ModelFacts) -> tuple[str, ...]:
     form = fields.value("response_format", dict)
     kind = "text" if form is None else Fields(form).text("type", "text")
     if kind != "text":
-        message = f"response_format of type {kind[:32]!r} is not supported by this server; only 'text' is"
+        message = f"'response_format' of type {kind[:32]!r} is not supported with this model; only 'text' is"
         raise RequestError(message, "response_format", "unsupported_value")
     _check_adapters(fields)
     return fields.finish(NEUTRAL, INERT, facts.strict_fields)

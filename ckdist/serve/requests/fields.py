@@ -52,7 +52,7 @@ class Fields:
 
     def integer(self, names: Names, default: int | None, low: int, high: int) -> int | None:
         """A whole number, which JSON may write as 3 or 3.0."""
-        name, value = self._find(names, (int, float))
+        name, value = self._find(names, (int, float), "a whole number")
         if value is None:
             return default
         if type(value) is float:
@@ -94,7 +94,7 @@ class Fields:
             raise RequestError(f"unknown field {name!r}{meant}", name, "unknown_parameter")
         return tuple(name[:MAX_NAME] for name in unknown[:MAX_IGNORED])
 
-    def _find(self, names: Names, types: tuple[type, ...]) -> tuple[str, Any]:
+    def _find(self, names: Names, types: tuple[type, ...], wanted: str | None = None) -> tuple[str, Any]:
         names = (names,) if isinstance(names, str) else names
         self._known.update(names)
         for name in names:
@@ -102,7 +102,7 @@ class Fields:
             if value is None:
                 continue
             if type(value) not in types:
-                wanted = " or ".join(dict.fromkeys(kind_of(kind()) for kind in types))
+                wanted = wanted or " or ".join(dict.fromkeys(kind_of(kind()) for kind in types))
                 raise RequestError(f"{name} must be {wanted}, not {kind_of(value)}", name, "invalid_type")
             return name, value
         return names[0], None
