@@ -8,6 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckdist.serve.requests.asked import MAX_TOKENS_NAMES
+from ckdist.serve.requests.names import NEUTRAL
+from ckdist.serve.requests.sampling import INTEGERS, NUMBERS
 from tests.served import serving
 
 KEY = {"Authorization": "Bearer second"}
@@ -167,13 +170,17 @@ def test_broken_http_is_survived(served, http):
 NAMES = [
     "prompt", "messages", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "stream", "logprobs", "top_logprobs", "echo", "seed", "logit_bias",
     "stream_options", "response_format", "stop_token_ids", "ignore_eos", "content", "tokens", "chat_template_kwargs", "tools", "role", "type", "text",
+    "thinking", "reasoning", "documents", "functions", "function_call", "tool_choice", "modalities", "suffix", "best_of", "lora", "response_fields", "stop",
+    "include_stop_str_in_output", "skip_special_tokens", "return_token_ids", "timings_per_token", "n_probs", "add_special", "add_special_tokens",
+    "parse_special", "with_pieces", "return_token_strs", "dry_sequence_breakers", "samplers", "think", "enable_thinking", "reasoning_effort", "scale",
+    *MAX_TOKENS_NAMES, *sorted(NEUTRAL), *(name for names, _, _ in (*NUMBERS.values(), *INTEGERS.values()) for name in names),
 ]  # fmt: skip
 LEAVES = st.none() | st.booleans() | st.integers(-3, 300) | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(["user", "text", "assistant"])
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=8), inner, max_size=4), max_leaves=12)
 BODIES = st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5)
 PROMPTED = st.builds(lambda body, prompt, max_tokens: {**body, "prompt": prompt, "max_tokens": max_tokens}, BODIES, st.text(max_size=8) | st.lists(st.integers(0, 260), max_size=5), st.integers(0, 4))
 CHATS = st.builds(lambda body, text: {**body, "messages": [{"role": "user", "content": text}], "max_tokens": 3}, BODIES, VALUES | st.text(max_size=8))
-PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+PATHS = ["/v1/completions", "/v1/chat/completions", "/completion", "/apply-template", "/tokenize", "/detokenize"]
 
 
 @given(st.sampled_from(PATHS), VALUES | BODIES | PROMPTED | CHATS)
@@ -182,7 +189,7 @@ def test_any_json_is_answered_with_200_or_4xx(http, path, body):
     answer = http.post(path, content=json.dumps(body).encode())
     assert answer.status_code == 200 or 400 <= answer.status_code < 500, (body, answer.text)
     if answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream"):
-        assert answer.text.endswith("data: [DONE]\n\n")
+        assert path == "/completion" or answer.text.endswith("data: [DONE]\n\n")
     elif answer.status_code != 200:
         refusal(answer, answer.status_code)
 
