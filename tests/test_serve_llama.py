@@ -110,7 +110,8 @@ def test_props_slots_and_adapters(served, http, engine):
     assert [slot["is_processing"] for slot in http.get("/slots").json()] == [False] * 4
     engine.delay = 0.05
     with http.stream("POST", "/completion", json={"prompt": "ab", "n_predict": 200, "stream": True, "n": 4}) as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()  # held, since it ends the request when it is dropped
+        next(lines)
         assert [slot["is_processing"] for slot in httpx.get(f"{served[1].url}/slots").json()] == [True] * 4
         assert httpx.get(f"{served[1].url}/slots?fail_on_no_slot=1").status_code == 503
     assert http.get("/lora-adapters").json() == []
@@ -136,7 +137,8 @@ CHAT = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 3}
 
 
 @pytest.mark.parametrize("path, body", [("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "ab", "max_tokens": 3})])
-def test_answers_have_timings_and_a_fingerprint(http, path, body):
+def test_answers_have_timings_and_a_fingerprint(http, engine, path, body):
+    engine.delay = 0.01
     whole = post(http, path, **body)
     assert set(whole["timings"]) == TIMINGS and whole["timings"]["predicted_n"] == 3
     chunks = events(http, path, **body)
@@ -147,7 +149,7 @@ def test_answers_have_timings_and_a_fingerprint(http, path, body):
     assert with_usage[-1]["choices"] == [] and set(with_usage[-1]["timings"]) == TIMINGS and "timings" not in with_usage[-2]
     always = events(http, path, **body, stream_options={"include_usage": True, "continuous_usage_stats": True}, timings_per_token=True)
     counts = [chunk["usage"]["completion_tokens"] for chunk in always]
-    assert counts == sorted(counts) and counts[0] < counts[-1] == 3 and all("timings" in chunk for chunk in always)
+    assert counts == sorted(counts) and counts[-1] == 3 and len(set(counts)) > 1 and all("timings" in chunk for chunk in always)
 
 
 def test_vllms_stop_reason_and_token_ids(http):
