@@ -57,7 +57,7 @@ class ChatAnswer:
         return {**self.head, "choices": [choice]}
 
     def _prompt_ids(self) -> dict[str, Any]:
-        return {"prompt_token_ids": self.work.prompts[0]} if self.work.token_ids else {}
+        return {"prompt_token_ids": self.work.prompt_tokens(0)} if self.work.token_ids else {}
 
     def _token_ids(self, piece: Piece) -> dict[str, Any]:
         return {"token_ids": piece.tokens} if self.work.token_ids else {}

@@ -40,7 +40,7 @@ class CompletionAnswer:
         return {"index": piece.choice, "text": piece.text, "logprobs": scores, **end_of(piece), **ids}
 
     def _prompt_ids(self, choice: int) -> dict[str, Any]:
-        return {"prompt_token_ids": self.work.prompts[choice // self.work.n]} if self.work.token_ids else {}
+        return {"prompt_token_ids": self.work.prompt_tokens(choice)} if self.work.token_ids else {}
 
     def _logprobs(self, scores: list[TokenScore]) -> dict | None:
         if not self.work.logprobs:

@@ -55,7 +55,7 @@ class LlamaCompletionAnswer:
             "stop": False,
             "id_slot": piece.choice,
             "tokens_predicted": count,
-            "tokens_evaluated": len(self.work.prompts[piece.choice // self.work.n]),
+            "tokens_evaluated": len(self.work.prompt_tokens(piece.choice)),
             **self._probabilities(piece.scores),
             **timings,
         }
@@ -72,7 +72,7 @@ class LlamaCompletionAnswer:
             "stop": True,
             "model": self.source.model,
             "tokens_predicted": count,
-            "tokens_evaluated": len(work.prompts[prompt]),
+            "tokens_evaluated": len(work.prompt_tokens(piece.choice)),
             "generation_settings": settings,
             "prompt": work.texts[prompt],
             "has_new_line": has_line,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ckdist.engine.sampling import SamplingParams
+from ckdist.serve.requests.sampling import LLAMA_ORDER
 
 OWN_NAMES = {"repetition_penalty": "repeat_penalty"}
 SAME_NAMES = (
@@ -10,7 +11,6 @@ SAME_NAMES = (
     "repeat_last_n repetition_penalty presence_penalty frequency_penalty dry_multiplier dry_base dry_allowed_length "
     "dry_penalty_last_n dry_sequence_breakers mirostat mirostat_tau mirostat_eta min_keep ignore_eos"
 ).split()
-DEFAULT_CHAIN = ("penalties", "dry", "temperature", "top_k", "top_p", "min_p")  # the engine's own order
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's word for none
 
 
@@ -33,7 +33,7 @@ def llama_settings(
         "logit_bias": [{"token": token, "bias": bias} for token, bias in sampling.logit_bias.items()],
         "n_probs": sampling.logprobs or 0,
         "grammar": "",
-        "samplers": list(sampling.samplers or DEFAULT_CHAIN),
+        "samplers": list(sampling.samplers or LLAMA_ORDER),
         "post_sampling_probs": False,
         "lora": [],
     }

@@ -46,7 +46,8 @@ class Run:
         try:
             for number in range(count):
                 prompt = number // work.n
-                sampling = dataclasses.replace(for_choice(work.sampling, number % work.n), max_tokens=work.max_tokens[prompt])
+                room, sampling = work.max_tokens[prompt], for_choice(work.sampling, number % work.n)
+                sampling = dataclasses.replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
                 self._generation.submit(number, work.prompts[prompt], sampling)
                 self._choices[number] = Choice(number, self._tokenizer, work)
         except BaseException:

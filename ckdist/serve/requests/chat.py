@@ -33,11 +33,17 @@ def parse_chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) ->
     _refuse_other_answers(fields)
     request = dict(
         messages=_messages(fields),
-        template_kwargs=read_template_variables(fields),
+        template_kwargs=read_template_variables(fields) | _continuation(fields),
         add_generation_prompt=fields.switch("add_generation_prompt", True),
         add_special_tokens=fields.switch("add_special_tokens"),
     )
     return ChatRequest(asked=read_asked(fields, tokenizer, facts, _logprobs(fields), least_tokens=1), **request)
+
+
+def _continuation(fields: Fields) -> dict[str, Any]:
+    """Whether the last message, the assistant's, is to be continued; what was not said is the template's to decide."""
+    continues = fields.value("continue_final_message", bool)
+    return {} if continues is None else {"continue_final_message": continues}
 
 
 def _logprobs(fields: Fields) -> int | None:

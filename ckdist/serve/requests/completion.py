@@ -8,6 +8,7 @@ from ckdist.serve.requests.asked import MAX_LOGPROBS, Asked, read_asked
 from ckdist.serve.requests.fields import Fields, check_token_ids
 from ckdist.serve.requests.json_body import kind_of
 from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.serve.requests.prompt import tokenise
 from ckdist.tokens.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's
@@ -57,13 +58,14 @@ def read_prompts(fields: Fields, vocab_size: int) -> tuple[Prompt, ...]:
     return tuple(_prompt(prompt, f"prompt[{index}]", vocab_size) for index, prompt in enumerate(given))
 
 
-def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, add_special: bool) -> list[int]:
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, add_special: bool, facts: ModelFacts) -> list[int]:
     """The token ids of one prompt. Of a mixed one the first part alone gets BOS, and only as a text."""
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt, add_special=add_special)
+        return tokenise(tokenizer, prompt, add_special, facts, "prompt")
     tokens: list[int] = []
     for index, part in enumerate(prompt):
-        tokens += tokenizer.encode(part, add_special=add_special and index == 0) if isinstance(part, str) else [part]
+        is_text, is_first = isinstance(part, str), add_special and index == 0
+        tokens += tokenise(tokenizer, part, is_first, facts, "prompt") if is_text else [part]
     return tokens
 
 

@@ -8,9 +8,17 @@ from ckdist.serve.requests.asked import MAX_LOGPROBS, Asked, read_asked
 from ckdist.serve.requests.completion import Prompt, read_prompts
 from ckdist.serve.requests.fields import Fields
 from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.serve.requests.sampling import LLAMA_ORDER
 from ckdist.tokens.tokenizer import Tokenizer
 
-SAMPLING_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_last_n": 64}
+SAMPLING_DEFAULTS = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "repeat_last_n": 64,
+    "samplers": LLAMA_ORDER,
+}
 MAX_RESPONSE_FIELDS = 64
 MAX_PATH_CHARS = 200
 

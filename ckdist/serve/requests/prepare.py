@@ -8,7 +8,7 @@ from ckdist.serve.requests.completion import encode_prompt, parse_completion, pr
 from ckdist.serve.requests.json_body import parse_object
 from ckdist.serve.requests.llama_completion import parse_llama_completion
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
-from ckdist.serve.requests.prompt import render_chat
+from ckdist.serve.requests.prompt import render_chat, tokenise
 from ckdist.serve.requests.tokens import detokenize, tokenize
 from ckdist.tokens.tokenizer import Tokenizer
 
@@ -21,13 +21,13 @@ def prepare(kind: str, body: bytes, tokenizer: Tokenizer, facts: ModelFacts) -> 
 def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
     request = parse_chat(body, tokenizer, facts)
     text = _rendered(request, tokenizer)
-    tokens = tokenizer.encode(text, add_special=request.add_special_tokens)
+    tokens = tokenise(tokenizer, text, request.add_special_tokens, facts, "messages")
     return request.asked.prepared([tokens], facts, "messages")
 
 
 def completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
     request = parse_completion(body, tokenizer, facts)
-    prompts = [encode_prompt(prompt, tokenizer, request.add_special) for prompt in request.prompts]
+    prompts = [encode_prompt(prompt, tokenizer, request.add_special, facts) for prompt in request.prompts]
     pairs = zip(request.prompts, prompts)
     texts = tuple(prompt_text(prompt, tokens, tokenizer) for prompt, tokens in pairs) if request.echo else ()
     return request.asked.prepared(prompts, facts, "prompt", echo=request.echo, texts=texts)
@@ -35,7 +35,7 @@ def completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) ->
 
 def llama_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
     request = parse_llama_completion(body, tokenizer, facts)
-    prompts = [encode_prompt(prompt, tokenizer, add_special=True) for prompt in request.prompts]
+    prompts = [encode_prompt(prompt, tokenizer, True, facts) for prompt in request.prompts]
     texts = tuple(prompt_text(prompt, tokens, tokenizer) for prompt, tokens in zip(request.prompts, prompts))
     prepared = request.asked.prepared(prompts, facts, "prompt", texts=texts, response_fields=request.response_fields)
     return replace(prepared, token_ids=prepared.token_ids or prepared.stream)  # the pieces of a stream always have them

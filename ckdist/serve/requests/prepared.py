@@ -43,3 +43,7 @@ class Prepared:
     timings_per_token: bool = False
     response_fields: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+
+    def prompt_tokens(self, choice: int) -> list[int]:
+        """The token ids that choice number `choice` continues."""
+        return self.prompts[choice // self.n]

@@ -28,16 +28,16 @@ NUMBERS = {
     "top_p": (("top_p",), 0, 1),
     "min_p": (("min_p",), 0, 1),
     "typical_p": (("typical_p", "typ_p"), 0, 1),
-    "top_n_sigma": (("top_n_sigma", "nsigma"), -1, 100),
+    "top_n_sigma": (("top_n_sigma", "nsigma"), -1, 1000),
     "repetition_penalty": (("repetition_penalty", "repeat_penalty"), 0.01, 100),
     "presence_penalty": (("presence_penalty",), -100, 100),
     "frequency_penalty": (("frequency_penalty",), -100, 100),
     "xtc_probability": (("xtc_probability",), 0, 1),
     "xtc_threshold": (("xtc_threshold",), 0, 1),
-    "dry_multiplier": (("dry_multiplier",), 0, 100),
-    "dry_base": (("dry_base",), 0, 100),
+    "dry_multiplier": (("dry_multiplier",), 0, 1000),
+    "dry_base": (("dry_base",), 1, 1000),
     "mirostat_tau": (("mirostat_tau",), 0, 100),
-    "mirostat_eta": (("mirostat_eta",), 0, 100),
+    "mirostat_eta": (("mirostat_eta",), 0, 1),
     "dynatemp_range": (("dynatemp_range",), 0, 100),
     "dynatemp_exponent": (("dynatemp_exponent",), 0, 100),
 }
@@ -49,18 +49,19 @@ INTEGERS = {
     "repeat_last_n": (("repeat_last_n",), -1, MAX_INTEGER),
     "min_keep": (("min_keep",), 0, MAX_INTEGER),
 }
-# llama.cpp's samplers by name, alternative names, and the letters of a chain that is written as a string.
+# llama.cpp's samplers in its own order: alternative names, the first of which is the letter of a chain that is written as a string.
 SAMPLERS = {
+    "penalties": ("e",),
     "dry": ("d",),
+    "top_n_sigma": ("s", "top-n-sigma"),
     "top_k": ("k", "top-k"),
     "typ_p": ("y", "typical_p", "typical-p", "typical", "typ-p", "typ"),
     "top_p": ("p", "top-p", "nucleus"),
-    "top_n_sigma": ("s", "top-n-sigma"),
     "min_p": ("m", "min-p"),
-    "temperature": ("t", "temp"),
     "xtc": ("x",),
-    "penalties": ("e",),
+    "temperature": ("t", "temp"),
 }
+LLAMA_ORDER = tuple(SAMPLERS)
 CANONICAL_SAMPLERS = {alias: name for name, aliases in SAMPLERS.items() for alias in (name, *aliases)}
 
 
@@ -85,7 +86,7 @@ def read_sampling(fields: Fields, tokenizer: Tokenizer, vocab_size: int, default
         stop_token_ids=fields.token_ids("stop_token_ids", vocab_size, MAX_STOP_TOKENS),
         ignore_eos=fields.switch("ignore_eos"),
         dry_sequence_breakers=_breakers(fields, unset.dry_sequence_breakers),
-        samplers=_samplers(fields),
+        samplers=_samplers(fields, unset.samplers),
         **numbers,
         **integers,
     )
@@ -160,11 +161,11 @@ def _breakers(fields: Fields, default: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _samplers(fields: Fields) -> tuple[str, ...] | None:
-    """llama-server's chain: a list of names, or a string of letters. None is the default order."""
+def _samplers(fields: Fields, default: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """llama-server's chain: a list of names, or a string of letters."""
     given = fields.value("samplers", list, str)
     if given is None:
-        return None
+        return default
     if not given:
         raise RequestError("samplers is empty; name one at least, or leave it out", "samplers", "unsupported_value")
     names = []

@@ -7,7 +7,9 @@ from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields
 from ckdist.serve.requests.json_body import kind_of
 
-RESERVED = frozenset("messages tools template add_generation_prompt bos_token eos_token".split())
+RESERVED = frozenset(
+    "messages tools template add_generation_prompt continue_final_message bos_token eos_token".split()
+)
 MAX_EFFORT_CHARS = 32
 NO_EFFORT = "none"
 SWITCHES = {"enabled": True, "adaptive": True, "disabled": False}  # thinking.type as Anthropic, DeepSeek and GLM write it
