@@ -128,6 +128,12 @@ def test_the_adapter_that_was_loaded_is_listed(tmp_path):
             http.stop()
 
 
+def test_tokenizer_info_for_clients_without_a_tokenizer(http):
+    info = http.get("/tokenizer_info").json()
+    assert (info["eos_token"], info["bos_token"], info["model_max_length"]) == ("<|end|>", "<|begin|>", 256)
+    assert "add_generation_prompt" in info["chat_template"]
+
+
 def test_apply_template(http):
     messages = [{"role": "user", "content": "ab"}]
     assert post(http, "/apply-template", messages=messages) == {"prompt": "[user]ab[assistant]"}

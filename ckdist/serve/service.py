@@ -87,10 +87,11 @@ class Service:
         digest = hashlib.blake2b(json.dumps([self.settings.model_name, self.known_model]).encode(), digest_size=4)
         return Source(self.settings.model_name, f"ckdist-{__version__}-{digest.hexdigest()}")
 
-    async def prepare(self, kind: str, request: Request) -> Any:
-        """What the request's body comes to (see `serve.requests.prepare`), once the server is ready for it."""
+    async def prepare(self, kind: str, request: Request, body: bytes | None = None) -> Any:
+        """What the request's body, or the one given, comes to (see `serve.requests.prepare`), once the server is ready for it."""
         self.check_ready()
-        body = await read_body(request, self.settings.max_body)
+        if body is None:
+            body = await read_body(request, self.settings.max_body)
         prepared = await TextWork(self.tokenizer).prepare(kind, body, self.facts)
         if isinstance(prepared, Prepared):
             self._report(prepared.ignored)

@@ -9,7 +9,7 @@ from ckdist.serve.requests.json_body import parse_object
 from ckdist.serve.requests.llama_completion import parse_llama_completion
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
 from ckdist.serve.requests.prompt import render_chat, tokenise
-from ckdist.serve.requests.tokens import detokenize, tokenize
+from ckdist.serve.requests.tokens import detokenize, tokenize, tokenizer_facts
 from ckdist.tokens.tokenizer import Tokenizer
 
 
@@ -57,4 +57,5 @@ KINDS = {
     "apply_template": apply_template,
     "tokenize": tokenize,
     "detokenize": detokenize,
+    "tokenizer_facts": tokenizer_facts,
 }

@@ -50,6 +50,17 @@ def detokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) ->
     return {"content": text, "prompt": text}
 
 
+def tokenizer_facts(known: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
+    """`known` with the chat template, and the texts of BOS and EOS, under the names of /props and vLLM's /tokenizer_info."""
+    template, bos = tokenizer.chat_template, tokenizer.bos_token_id
+    return {
+        **known,
+        "chat_template": template.sources["default"] if template is not None else "",
+        "bos_token": "" if bos is None else tokenizer.token_text(bos),
+        "eos_token": next((tokenizer.token_text(token) for token in sorted(tokenizer.eos_token_ids)), ""),
+    }
+
+
 TOKENIZE_NAMES = frozenset("content prompt with_pieces return_token_strs parse_special add_special".split())
 
 
