@@ -195,6 +195,7 @@ LENGTHS = [
     ({"max_tokens": 9, "n_predict": 5}, 9),
     ({"max_completion_tokens": 4, "max_tokens": 9}, 4),
     ({"max_tokens": None, "n_predict": 5}, 5),
+    ({"max_tokens": -1, "n_predict": 5}, 5),
     ({"max_tokens": 1000}, 1000),
 ]
 

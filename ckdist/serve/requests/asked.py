@@ -106,10 +106,13 @@ def _check_adapters(fields: Fields) -> None:
 
 
 def _max_tokens(fields: Fields, least: int, default: int | None) -> int | None:
-    given = {name: fields.integer(name, None, -MAX_LENGTH, MAX_LENGTH) for name in MAX_TOKENS_NAMES}
-    name, value = next(((name, value) for name, value in given.items() if value is not None), (None, default))
-    if value is None or value in UNLIMITED:
-        return None
+    """The first limit that is one: a client may send -1 under one name, as its default, and what its user wants under another."""
+    named = {name: fields.integer(name, None, -MAX_LENGTH, MAX_LENGTH) for name in MAX_TOKENS_NAMES}
+    given = {name: value for name, value in named.items() if value is not None}
+    limits = {name: value for name, value in given.items() if value not in UNLIMITED}
+    if not limits:
+        return None if given else default
+    name, value = next(iter(limits.items()))
     if value < least:
         message = f"{name} ({value}) must be from {least} to {MAX_LENGTH}, or -1 for as many as fit"
         raise RequestError(message, name, "invalid_value")
