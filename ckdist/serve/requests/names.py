@@ -94,7 +94,6 @@ INERT = frozenset(
     sse_ping_interval penalize_nl reasoning_in_content
     speculative speculative.n_min speculative.n_max speculative.p_min speculative.p_split speculative.type
     num_ctx num_keep num_batch num_gpu main_gpu num_thread numa low_vram f16_kv use_mmap use_mlock vocab_only keep_alive
-    penalize_newline smoothing_curve
-    timeout
+    penalize_newline smoothing_curve api_key
     """.split()
 )
