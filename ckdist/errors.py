@@ -47,8 +47,8 @@ class CapacityError(UserError):
 class RequestError(UserError):
     """A request has a wrong field or does not fit the context.
 
-    `field` is the name of the offending request field, or None; `code` is OpenAI's word for the fault, or None; `details` are
-    numbers that a program may read, by name.
+    `field` is the name of the offending request field, or None; `code` is OpenAI's word for the fault, or None;
+    `details` are numbers that a program may read, by name.
     """
 
     def __init__(

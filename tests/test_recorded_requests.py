@@ -1,4 +1,5 @@
-"""Requests as real clients send them, recorded or written down from their sources: all are answered, and every field is known.
+"""Requests as real clients send them, recorded or written down from their sources: all are answered, and every field is
+known.
 
 `recorded_requests.json` maps a client's name to the path and body of a request.
 """

@@ -1,5 +1,5 @@
-"""The rule of requests' fields: what changes the answer and cannot be honoured is refused by name, what is neutral is accepted, and what
-nobody knows is ignored. Pure functions of a body; no server."""
+"""The rule of requests' fields: what changes the answer and cannot be honoured is refused by name, what is neutral is
+accepted, and what nobody knows is ignored. Pure functions of a body; no server."""
 
 import json
 
@@ -44,7 +44,11 @@ RULES = [
     ("guided_choice", [[], None], [["a", "b"]]),
     ("structured_outputs", [None], [{"regex": "a"}]),
     ("format", ["", None], ["json", {"type": "object"}]),
-    ("response_format", [None, {"type": "text"}], [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}]),
+    (
+        "response_format",
+        [None, {"type": "text"}],
+        [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}],
+    ),
     ("use_beam_search", [False, None], [True, 1]),
     ("length_penalty", [1.0, 1, None], [1.2, True]),
     ("early_stopping", [False], [True]),
@@ -81,7 +85,9 @@ KIND_RULES = [
     ("completion", "messages", [[], None], [[{"role": "user"}]]),
     ("completion", "echo", [False, True], []),
 ]
-CASES = [(kind, *rule) for rule in RULES for kind in EVERY_KIND if not (rule[0] == "suffix" and kind == "chat")] + KIND_RULES
+CASES = [
+    (kind, *rule) for rule in RULES for kind in EVERY_KIND if not (rule[0] == "suffix" and kind == "chat")
+] + KIND_RULES
 
 
 @pytest.mark.parametrize("kind, name, neutral, refused", CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
@@ -139,14 +145,23 @@ SAMPLING = [
     ({"typ_p": 0.9}, {"typical_p": 0.9}),
     ({"typical_p": 0.8}, {"typical_p": 0.8}),
     ({"top_n_sigma": 1.5}, {"top_n_sigma": 1.5}),
-    ({"mirostat": 2, "mirostat_tau": 4, "mirostat_eta": 0.2}, {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2}),
+    (
+        {"mirostat": 2, "mirostat_tau": 4, "mirostat_eta": 0.2},
+        {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2},
+    ),
     ({"mirostat_mode": 1}, {"mirostat": 1}),
     ({"xtc_probability": 0.5, "xtc_threshold": 0.2}, {"xtc_probability": 0.5, "xtc_threshold": 0.2}),
     ({"dynatemp_range": 0.5, "dynatemp_exponent": 2}, {"dynatemp_range": 0.5, "dynatemp_exponent": 2.0}),
     ({"dry_multiplier": 0.8, "dry_base": 2, "dry_allowed_length": 3}, {"dry_multiplier": 0.8, "dry_allowed_length": 3}),
-    ({"dry_penalty_last_n": 64, "dry_sequence_breakers": ["\n"]}, {"dry_penalty_last_n": 64, "dry_sequence_breakers": ("\n",)}),
+    (
+        {"dry_penalty_last_n": 64, "dry_sequence_breakers": ["\n"]},
+        {"dry_penalty_last_n": 64, "dry_sequence_breakers": ("\n",)},
+    ),
     ({"samplers": ["top_k", "typical_p", "temp"]}, {"samplers": ("top_k", "typ_p", "temperature")}),
-    ({"samplers": "edskypmxt"}, {"samplers": ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")}),
+    (
+        {"samplers": "edskypmxt"},
+        {"samplers": ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")},
+    ),
     ({"min_tokens": 3, "min_keep": 2}, {"min_tokens": 3, "min_keep": 2}),
     ({"ignore_eos": True}, {"ignore_eos": True}),
     ({"logit_bias": {"5": 1, "7": -100}}, {"logit_bias": {5: 1.0, 7: -100.0}}),
@@ -166,13 +181,38 @@ def test_sampling_fields_and_their_aliases(prepared, kind, fields, expected):
 
 
 BAD_SAMPLING = [
-    {"temperature": -0.1}, {"temperature": True}, {"top_p": 1.1}, {"min_p": "x"}, {"seed": 1.5}, {"seed": 1 << 70}, {"mirostat": 3},
-    {"mirostat": True}, {"typical_p": 2}, {"xtc_probability": -1}, {"dry_sequence_breakers": [""]}, {"dry_sequence_breakers": "x"},
-    {"min_tokens": -1}, {"logit_bias": [[1]]}, {"logit_bias": [1]}, {"logit_bias": {"1": True}}, {"logit_bias": [[260, 1]]},
-    {"logit_bias": {"-1": 1}}, {"logit_bias": [[True, 1]]}, {"logit_bias": [[1.0, 1]]}, {"logit_bias": {"9" * 5000: 1}},
-    {"logit_bias": {"a" * 300: 1}}, {"logit_bias": {str(i): 1 for i in range(1025)}}, {"stop_token_ids": [260]}, {"max_tokens": -3},
-    {"n_predict": 1.5}, {"stop": [3]}, {"n": 0}, {"stream": 1}, {"stream_options": []}, {"stream_options": {"include_usage": 1}},
-]  # fmt: skip
+    {"temperature": -0.1},
+    {"temperature": True},
+    {"top_p": 1.1},
+    {"min_p": "x"},
+    {"seed": 1.5},
+    {"seed": 1 << 70},
+    {"mirostat": 3},
+    {"mirostat": True},
+    {"typical_p": 2},
+    {"xtc_probability": -1},
+    {"dry_sequence_breakers": [""]},
+    {"dry_sequence_breakers": "x"},
+    {"min_tokens": -1},
+    {"logit_bias": [[1]]},
+    {"logit_bias": [1]},
+    {"logit_bias": {"1": True}},
+    {"logit_bias": [[260, 1]]},
+    {"logit_bias": {"-1": 1}},
+    {"logit_bias": [[True, 1]]},
+    {"logit_bias": [[1.0, 1]]},
+    {"logit_bias": {"9" * 5000: 1}},
+    {"logit_bias": {"a" * 300: 1}},
+    {"logit_bias": {str(i): 1 for i in range(1025)}},
+    {"stop_token_ids": [260]},
+    {"max_tokens": -3},
+    {"n_predict": 1.5},
+    {"stop": [3]},
+    {"n": 0},
+    {"stream": 1},
+    {"stream_options": []},
+    {"stream_options": {"include_usage": 1}},
+]
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
@@ -253,7 +293,10 @@ TEMPLATE_VARIABLES = [
     ({"reasoning": {"enabled": False}}, {"enable_thinking": False, "thinking": False}),
     ({"reasoning_effort": "none"}, {"enable_thinking": False, "thinking": False}),
     ({"reasoning_effort": "high"}, {"reasoning_effort": "high"}),
-    ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False, "thinking": True}),
+    (
+        {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+        {"enable_thinking": False, "thinking": True},
+    ),
     ({"documents": [{"title": "t"}]}, {"documents": [{"title": "t"}]}),
     ({}, {}),
 ]
@@ -279,11 +322,15 @@ def test_bos_is_left_out_on_request(prepared, tokenizer):
         assert with_bos == [*tokenizer.prefix, *without]
 
 
-@pytest.mark.parametrize("kind, field", [("chat", "messages"), ("completion", "prompt"), ("llama_completion", "prompt")])
+@pytest.mark.parametrize(
+    "kind, field", [("chat", "messages"), ("completion", "prompt"), ("llama_completion", "prompt")]
+)
 def test_too_long_a_prompt_is_known_by_code_numbers_and_words(prepared, kind, field):
     text = "a" * 300
     with pytest.raises(RequestError) as error:
-        prepared(kind, prompt=text) if field == "prompt" else prepared(kind, messages=[{"role": "user", "content": text}])
+        prepared(kind, prompt=text) if field == "prompt" else prepared(
+            kind, messages=[{"role": "user", "content": text}]
+        )
     assert (error.value.field, error.value.code) == (field, "context_length_exceeded")
     assert error.value.details["n_ctx"] == 256 and error.value.details["n_prompt_tokens"] >= 300
     for words in ("exceeds the available context size", "this model's maximum context length is 256 tokens"):

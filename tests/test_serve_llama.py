@@ -51,12 +51,26 @@ TIMINGS = {
 
 def test_completion(http):
     answer = post(http, "/completion", prompt="abc", n_predict=4, seed=3, return_tokens=True)
-    assert (answer["content"], answer["tokens"], answer["stop"], answer["model"]) == ("abca", [A, B, C, A], True, "bytes")
-    assert (answer["stop_type"], answer["stopping_word"], answer["truncated"], answer["prompt"]) == ("limit", "", False, "abc")
+    assert (answer["content"], answer["tokens"], answer["stop"], answer["model"]) == (
+        "abca",
+        [A, B, C, A],
+        True,
+        "bytes",
+    )
+    assert (answer["stop_type"], answer["stopping_word"], answer["truncated"], answer["prompt"]) == (
+        "limit",
+        "",
+        False,
+        "abc",
+    )
     assert (answer["tokens_predicted"], answer["tokens_evaluated"], answer["tokens_cached"]) == (4, 3, 2)
     settings = answer["generation_settings"]
     assert (settings["seed"], settings["temperature"], settings["top_k"], settings["n_predict"]) == (3, 0.8, 40, 4)
-    assert set(answer["timings"]) == TIMINGS and answer["timings"]["predicted_n"] == 4 and answer["timings"]["cache_n"] == 2
+    assert (
+        set(answer["timings"]) == TIMINGS
+        and answer["timings"]["predicted_n"] == 4
+        and answer["timings"]["cache_n"] == 2
+    )
     assert post(http, "/completion", prompt="abc", n_predict=1)["tokens"] == []
 
 
@@ -68,7 +82,10 @@ def test_completion(http):
         ({"prompt": "abc", "stop": ["ca"], "include_stop_str_in_output": True}, ("abca", "word", "ca")),
         ({"prompt": "abc", "stop_token_ids": [C]}, ("ab", "word", "c")),
         ({"prompt": "ab<|end|>", "ignore_eos": True, "n_predict": 4}, ("aba", "limit", "")),
-        ({"prompt": "ab<|end|>", "ignore_eos": True, "n_predict": 4, "skip_special_tokens": False}, ("ab<|end|>a", "limit", "")),
+        (
+            {"prompt": "ab<|end|>", "ignore_eos": True, "n_predict": 4, "skip_special_tokens": False},
+            ("ab<|end|>a", "limit", ""),
+        ),
         ({"prompt": "abc", "stop": ["b"], "min_tokens": 3, "n_predict": 20}, ("abca", "word", "b")),
     ],
 )
@@ -86,7 +103,10 @@ def test_completion_stream(http):
     assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
     assert "".join(part["content"] for part in parts) == "aéa" and parts[-1]["content"] == ""
     assert len([token for part in parts for token in part["tokens"]]) == 4
-    assert parts[0]["completion_probabilities"][0]["id"] == A and parts[0]["completion_probabilities"][0]["logprob"] == -0.5
+    assert (
+        parts[0]["completion_probabilities"][0]["id"] == A
+        and parts[0]["completion_probabilities"][0]["logprob"] == -0.5
+    )
     assert {"generation_settings", "timings", "stop_type", "tokens_predicted"} <= set(parts[-1])
     assert "timings" not in parts[0]
     assert "timings" in events(http, "/completion", prompt="a", n_predict=2, timings_per_token=True)[0]
@@ -94,19 +114,37 @@ def test_completion_stream(http):
 
 def test_several_prompts_are_a_list(http):
     answers = post(http, "/completion", prompt=["ab", [C], [A, "b", C]], n_predict=2)
-    assert [(answer["index"], answer["content"], answer["prompt"]) for answer in answers] == [(0, "ab", "ab"), (1, "cc", "c"), (2, "ab", "abc")]
+    assert [(answer["index"], answer["content"], answer["prompt"]) for answer in answers] == [
+        (0, "ab", "ab"),
+        (1, "cc", "c"),
+        (2, "ab", "abc"),
+    ]
 
 
 def test_response_fields(http):
-    answer = post(http, "/completion", prompt="ab", n_predict=2, response_fields=["content", "generation_settings/n_predict", "nothing/here"])
+    answer = post(
+        http,
+        "/completion",
+        prompt="ab",
+        n_predict=2,
+        response_fields=["content", "generation_settings/n_predict", "nothing/here"],
+    )
     assert answer == {"content": "ab", "n_predict": 2}
 
 
 def test_props_slots_and_adapters(served, http, engine):
     props = http.get("/props").json()
-    assert (props["total_slots"], props["model_alias"], props["bos_token"], props["eos_token"]) == (4, "bytes", "<|begin|>", "<|end|>")
+    assert (props["total_slots"], props["model_alias"], props["bos_token"], props["eos_token"]) == (
+        4,
+        "bytes",
+        "<|begin|>",
+        "<|end|>",
+    )
     assert "add_generation_prompt" in props["chat_template"]
-    assert props["default_generation_settings"]["n_ctx"] == 256 and props["default_generation_settings"]["params"]["temperature"] == 0.8
+    assert (
+        props["default_generation_settings"]["n_ctx"] == 256
+        and props["default_generation_settings"]["params"]["temperature"] == 0.8
+    )
     assert [slot["is_processing"] for slot in http.get("/slots").json()] == [False] * 4
     engine.delay = 0.05
     with http.stream("POST", "/completion", json={"prompt": "ab", "n_predict": 200, "stream": True, "n": 4}) as stream:
@@ -121,7 +159,9 @@ def test_props_slots_and_adapters(served, http, engine):
 def test_the_adapter_that_was_loaded_is_listed(tmp_path):
     folder = write_tokenizer(tmp_path)
     with FakeEngine(f"ipc://{tmp_path}/engine", VOCAB) as engine:
-        http = HttpProcess.start(ServeConfig(port=0, lora="adapters/mine/"), engine.endpoint, str(folder), "x", listen("127.0.0.1", 0))
+        http = HttpProcess.start(
+            ServeConfig(port=0, lora="adapters/mine/"), engine.endpoint, str(folder), "x", listen("127.0.0.1", 0)
+        )
         try:
             assert httpx.get(f"{http.url}/lora-adapters").json() == [{"id": 0, "path": "mine", "scale": 1.0}]
         finally:
@@ -142,7 +182,9 @@ def test_apply_template(http):
 CHAT = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 3}
 
 
-@pytest.mark.parametrize("path, body", [("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "ab", "max_tokens": 3})])
+@pytest.mark.parametrize(
+    "path, body", [("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "ab", "max_tokens": 3})]
+)
 def test_answers_have_timings_and_a_fingerprint(http, engine, path, body):
     engine.delay = 0.01
     whole = post(http, path, **body)
@@ -152,10 +194,25 @@ def test_answers_have_timings_and_a_fingerprint(http, engine, path, body):
     assert {chunk["system_fingerprint"] for chunk in chunks} == {whole["system_fingerprint"]}
     assert whole["system_fingerprint"].startswith("ckdist-")
     with_usage = events(http, path, **body, stream_options={"include_usage": True})
-    assert with_usage[-1]["choices"] == [] and set(with_usage[-1]["timings"]) == TIMINGS and "timings" not in with_usage[-2]
-    always = events(http, path, **body, stream_options={"include_usage": True, "continuous_usage_stats": True}, timings_per_token=True)
+    assert (
+        with_usage[-1]["choices"] == []
+        and set(with_usage[-1]["timings"]) == TIMINGS
+        and "timings" not in with_usage[-2]
+    )
+    always = events(
+        http,
+        path,
+        **body,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+        timings_per_token=True,
+    )
     counts = [chunk["usage"]["completion_tokens"] for chunk in always]
-    assert counts == sorted(counts) and counts[-1] == 3 and len(set(counts)) > 1 and all("timings" in chunk for chunk in always)
+    assert (
+        counts == sorted(counts)
+        and counts[-1] == 3
+        and len(set(counts)) > 1
+        and all("timings" in chunk for chunk in always)
+    )
 
 
 def test_vllms_stop_reason_and_token_ids(http):
@@ -169,9 +226,17 @@ def test_vllms_stop_reason_and_token_ids(http):
 
 
 NAMES = [
-    ("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/metrics"), ("GET", "/version"), ("GET", "/models"), ("GET", "/models/bytes"),
-    ("GET", "/props"), ("GET", "/slots"), ("GET", "/lora-adapters"),
-]  # fmt: skip
+    ("GET", "/health"),
+    ("GET", "/ping"),
+    ("POST", "/ping"),
+    ("GET", "/metrics"),
+    ("GET", "/version"),
+    ("GET", "/models"),
+    ("GET", "/models/bytes"),
+    ("GET", "/props"),
+    ("GET", "/slots"),
+    ("GET", "/lora-adapters"),
+]
 BODIES = {
     "/chat/completions": CHAT,
     "/completion": {"prompt": "ab", "n_predict": 1},
@@ -197,12 +262,28 @@ def test_paths_have_all_their_names(http, begin, end):
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/embeddings", "/embeddings", "/embedding", "/rerank", "/v1/rerank", "/infill", "/v1/responses", "/v1/messages", "/v1/batches", "/v1/files", "/api/chat"],
+    [
+        "/v1/embeddings",
+        "/embeddings",
+        "/embedding",
+        "/rerank",
+        "/v1/rerank",
+        "/infill",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/batches",
+        "/v1/files",
+        "/api/chat",
+    ],
 )
 def test_paths_of_other_servers_are_refused_in_words(http, path):
     for answer in (http.post(path, json={"input": "a"}), http.get(path)):
         error = answer.json()["error"]
-        assert answer.status_code == 404 and error["code"] == "unsupported_endpoint" and "not supported by this server" in error["message"]
+        assert (
+            answer.status_code == 404
+            and error["code"] == "unsupported_endpoint"
+            and "not supported by this server" in error["message"]
+        )
 
 
 def test_unknown_paths_and_methods(http):
@@ -222,7 +303,10 @@ def test_metrics_count_paths_under_one_name(http):
 def test_unknown_fields_are_logged_once(capfd):
     with serving() as (_, http):
         for _ in range(3):
-            assert httpx.post(f"{http.url}/v1/completions", json={"prompt": "a", "zeal\n": 1, "max_tokens": 1}).status_code == 200
+            assert (
+                httpx.post(f"{http.url}/v1/completions", json={"prompt": "a", "zeal\n": 1, "max_tokens": 1}).status_code
+                == 200
+            )
     assert capfd.readouterr().err.count("zeal\\n") == 1
 
 
@@ -239,19 +323,39 @@ def test_dashboards_of_vllm_and_llama_server():
         wait_for(lambda: "blocks_used" in engine.stats)
         httpx.post(f"{http.url}/v1/completions", json={"prompt": "abc", "max_tokens": 4})
         httpx.post(f"{http.url}/v1/completions", json={"prompt": "a<|end|>", "max_tokens": 4})
-        families = {family.name: family for family in text_string_to_metric_families(httpx.get(f"{http.url}/metrics").text)}
-        values = {(s.name, s.labels.get("finished_reason")): s.value for family in families.values() for s in family.samples}
+        families = {
+            family.name: family for family in text_string_to_metric_families(httpx.get(f"{http.url}/metrics").text)
+        }
+        values = {
+            (s.name, s.labels.get("finished_reason")): s.value for family in families.values() for s in family.samples
+        }
         labels = families["vllm:prompt_tokens"].samples[0].labels
     assert labels == {"model_name": "bytes", "engine": "0"}
     for name, value in {
-        "vllm:prompt_tokens_total": 5, "vllm:generation_tokens_total": 5, "vllm:prefix_cache_queries_total": 5, "vllm:prefix_cache_hits_total": 4,
-        "vllm:num_requests_running": 0, "vllm:num_requests_waiting": 3, "vllm:kv_cache_usage_perc": 0.25, "vllm:time_to_first_token_seconds_count": 2,
-        "vllm:time_per_output_token_seconds_count": 3, "vllm:inter_token_latency_seconds_count": 3, "vllm:e2e_request_latency_seconds_count": 2,
-        "vllm:request_prompt_tokens_sum": 5, "vllm:num_preemptions_total": 1, "llamacpp:tokens_predicted_total": 5, "llamacpp:prompt_tokens_total": 1,
-        "llamacpp:requests_processing": 0, "llamacpp:requests_deferred": 3, "llamacpp:kv_cache_usage_ratio": 0.25,
-    }.items():  # fmt: skip
+        "vllm:prompt_tokens_total": 5,
+        "vllm:generation_tokens_total": 5,
+        "vllm:prefix_cache_queries_total": 5,
+        "vllm:prefix_cache_hits_total": 4,
+        "vllm:num_requests_running": 0,
+        "vllm:num_requests_waiting": 3,
+        "vllm:kv_cache_usage_perc": 0.25,
+        "vllm:time_to_first_token_seconds_count": 2,
+        "vllm:time_per_output_token_seconds_count": 3,
+        "vllm:inter_token_latency_seconds_count": 3,
+        "vllm:e2e_request_latency_seconds_count": 2,
+        "vllm:request_prompt_tokens_sum": 5,
+        "vllm:num_preemptions_total": 1,
+        "llamacpp:tokens_predicted_total": 5,
+        "llamacpp:prompt_tokens_total": 1,
+        "llamacpp:requests_processing": 0,
+        "llamacpp:requests_deferred": 3,
+        "llamacpp:kv_cache_usage_ratio": 0.25,
+    }.items():
         assert values[name, None] == value, name
     assert [values["vllm:request_success_total", reason] for reason in ("stop", "length", "abort")] == [1, 1, 0]
-    types = {name: families[name].type for name in ("vllm:prompt_tokens", "vllm:time_to_first_token_seconds", "llamacpp:prompt_tokens_seconds")}
+    types = {
+        name: families[name].type
+        for name in ("vllm:prompt_tokens", "vllm:time_to_first_token_seconds", "llamacpp:prompt_tokens_seconds")
+    }
     assert list(types.values()) == ["counter", "histogram", "gauge"]
     assert values["llamacpp:predicted_tokens_seconds", None] > 0

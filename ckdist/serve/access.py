@@ -17,7 +17,8 @@ class Access:
     """Answers 401 where a key is needed and missing or wrong; passes everything else on to `app`."""
 
     def __init__(self, app: ASGIApp, api_keys: tuple[str, ...], metrics: Metrics, names: PathNames):
-        """`names` are those that the metrics tell apart; all others count as one, so that a stranger cannot fill memory with names."""
+        """`names` are those that the metrics tell apart; all others count as one, so that a stranger cannot fill
+        memory with names."""
         self.app, self.metrics, self.names = app, metrics, names
         self.keys = tuple(key.encode() for key in api_keys)
 

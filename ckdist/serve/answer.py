@@ -76,7 +76,8 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events. A failure before the first event is an error answer with its status; a later one is the last event.
+    """Server-sent events. A failure before the first event is an error answer with its status; a later one is the last
+    event.
 
     `end` is what follows the last event: OpenAI's mark, or nothing.
     """

@@ -12,7 +12,8 @@ LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI's clients know th
 
 @dataclass(frozen=True)
 class TokenScore:
-    """`offset` is where the token's text begins; `logprob` is None for the first token of a prompt, `top` then empty."""
+    """`offset` is where the token's text begins; `logprob` is None for the first token of a prompt, `top` then
+    empty."""
 
     token: int
     logprob: float | None
@@ -22,7 +23,8 @@ class TokenScore:
 
 @dataclass
 class Piece:
-    """What a choice has grown by. `stop_reason` is the stop string, or the id of the stop token, that ended it; None for EOS."""
+    """What a choice has grown by. `stop_reason` is the stop string, or the id of the stop token, that ended it; None
+    for EOS."""
 
     choice: int
     text: str
@@ -54,7 +56,8 @@ class Choice:
     """Grows by the engine's `tokens` messages. Scores wait until all of their token's text is decided on."""
 
     def __init__(self, number: int, tokenizer, work: Prepared):
-        """Of `work` the stop strings and what else decides about the text; an echoed prompt comes before the choice's own text."""
+        """Of `work` the stop strings and what else decides about the text; an echoed prompt comes before the choice's
+        own text."""
         self.number, self.base = number, len(work.texts[number // work.n]) if work.echo else 0
         self.tokens = 0
         self._unstoppable = work.sampling.min_tokens  # so many tokens are not searched for stop strings, as in vLLM

@@ -1,4 +1,5 @@
-"""The same numbers under the names that dashboards for vLLM and llama-server read, with their types, labels and units."""
+"""The same numbers under the names that dashboards for vLLM and llama-server read, with their types, labels and
+units."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def vllm_families(metrics: Metrics, stats: dict) -> Iterator[Metric]:
     for name, own in VLLM.items():
         yield _renamed(getattr(metrics, own), name, labels)
     finished = {sample.labels["reason"]: sample.value for sample in _samples(metrics.finished, "_total")}
-    success = CounterMetricFamily("vllm:request_success", "Requests by how they ended", labels=[*labels, "finished_reason"])
+    success = CounterMetricFamily(
+        "vllm:request_success", "Requests by how they ended", labels=[*labels, "finished_reason"]
+    )
     for reason in REASONS:
         success.add_metric([*labels.values(), reason], finished.get(reason, 0.0))
     yield success
@@ -52,9 +55,13 @@ def vllm_families(metrics: Metrics, stats: dict) -> Iterator[Metric]:
 
 def llama_families(metrics: Metrics, stats: dict) -> Iterator[Metric]:
     """Without labels, as llama-server gives them."""
-    prompt_tokens, tokens = (_samples(own, "_total")[0].value for own in (metrics.prompt_tokens, metrics.generated_tokens))
+    prompt_tokens, tokens = (
+        _samples(own, "_total")[0].value for own in (metrics.prompt_tokens, metrics.generated_tokens)
+    )
     cached = _samples(metrics.cached_tokens, "_total")[0].value
-    prompt_seconds, seconds = (_samples(own, "_sum")[0].value for own in (metrics.first_token_seconds, metrics.decode_seconds))
+    prompt_seconds, seconds = (
+        _samples(own, "_sum")[0].value for own in (metrics.first_token_seconds, metrics.decode_seconds)
+    )
     computed = prompt_tokens - cached
     counters = {
         "llamacpp:prompt_tokens": ("Prompt tokens computed", computed),
@@ -66,8 +73,14 @@ def llama_families(metrics: Metrics, stats: dict) -> Iterator[Metric]:
     for name, (text, value) in counters.items():
         yield _counter(name, text, value, {})
     gauges = {
-        "llamacpp:prompt_tokens_seconds": ("Mean prompt tokens per second of a request", computed / prompt_seconds if prompt_seconds else 0.0),
-        "llamacpp:predicted_tokens_seconds": ("Mean generated tokens per second of a request", tokens / seconds if seconds else 0.0),
+        "llamacpp:prompt_tokens_seconds": (
+            "Mean prompt tokens per second of a request",
+            computed / prompt_seconds if prompt_seconds else 0.0,
+        ),
+        "llamacpp:predicted_tokens_seconds": (
+            "Mean generated tokens per second of a request",
+            tokens / seconds if seconds else 0.0,
+        ),
         "llamacpp:requests_processing": ("Sequences in the batch", _number(stats, "requests_running")),
         "llamacpp:requests_deferred": ("Sequences in the queue", _number(stats, "requests_waiting")),
         "llamacpp:kv_cache_usage_ratio": ("Share of the KV cache in use; 1 is all", _cache_usage(stats)),

@@ -8,8 +8,8 @@ from ckdist.serve.answer import event
 from ckdist.serve.choice import Piece, TokenScore
 from ckdist.serve.llama_settings import llama_settings
 from ckdist.serve.openai_answer import Source
-from ckdist.serve.run import Run
 from ckdist.serve.requests.sampling import for_choice
+from ckdist.serve.run import Run
 
 STOP_TYPES = {"length": "limit"}
 

@@ -7,8 +7,8 @@ from ckdist.serve.requests.sampling import LLAMA_ORDER
 
 OWN_NAMES = {"repetition_penalty": "repeat_penalty"}
 SAME_NAMES = (
-    "temperature dynatemp_range dynatemp_exponent top_k top_p min_p top_n_sigma xtc_probability xtc_threshold typical_p "
-    "repeat_last_n repetition_penalty presence_penalty frequency_penalty dry_multiplier dry_base dry_allowed_length "
+    "temperature dynatemp_range dynatemp_exponent top_k top_p min_p top_n_sigma xtc_probability xtc_threshold "
+    "typical_p repeat_last_n repetition_penalty presence_penalty frequency_penalty dry_multiplier dry_base dry_allowed_length "
     "dry_penalty_last_n dry_sequence_breakers mirostat mirostat_tau mirostat_eta min_keep ignore_eos"
 ).split()
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's word for none

@@ -14,8 +14,8 @@ CODES = {429: "rate_limit_exceeded"}
 class Problem(CkdistError):
     """A request is answered with `status` and `message`.
 
-    `field` is the offending field of the request; `code` is OpenAI's word for the fault, null in the answer where there is none;
-    `details` are numbers that stand beside them in the error object.
+    `field` is the offending field of the request; `code` is OpenAI's word for the fault, null in the answer where there
+    is none; `details` are numbers that stand beside them in the error object.
     """
 
     def __init__(
@@ -31,7 +31,8 @@ class Problem(CkdistError):
 
     @classmethod
     def of(cls, error: Exception) -> "Problem":
-        """What to answer when `error` ended a request; what is not from the tree of errors is not shown to the client."""
+        """What to answer when `error` ended a request; what is not from the tree of errors is not shown to the
+        client."""
         if isinstance(error, Problem):
             return error
         if isinstance(error, RequestError):

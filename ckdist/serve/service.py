@@ -1,4 +1,5 @@
-"""What the paths of the HTTP application work with: the engine's client, the tokenizer, the metrics, and what was set."""
+"""What the paths of the HTTP application work with: the engine's client, the tokenizer, the metrics, and what was
+set."""
 
 import hashlib
 import json
@@ -88,7 +89,8 @@ class Service:
         return Source(self.settings.model_name, f"ckdist-{__version__}-{digest.hexdigest()}")
 
     async def prepare(self, kind: str, request: Request, body: bytes | None = None) -> Any:
-        """What the request's body, or the one given, comes to (see `serve.requests.prepare`), once the server is ready for it."""
+        """What the request's body, or the one given, comes to (see `serve.requests.prepare`), once the server is ready
+        for it."""
         self.check_ready()
         if body is None:
             body = await read_body(request, self.settings.max_body)
@@ -97,8 +99,11 @@ class Service:
             self._report(prepared.ignored)
         return prepared
 
-    async def answer(self, request: Request, prepared: Prepared, form: Callable, end: bytes = END_OF_STREAM) -> Response:
-        """The answer as JSON, or as the stream that was asked for. `form` is the class of the answer; `end` ends its stream."""
+    async def answer(
+        self, request: Request, prepared: Prepared, form: Callable, end: bytes = END_OF_STREAM
+    ) -> Response:
+        """The answer as JSON, or as the stream that was asked for. `form` is the class of the answer; `end` ends its
+        stream."""
         run = Run(self.client, self.tokenizer, self.metrics, prepared, self.settings.max_sequences)
         answer, timeout = form(run, self.tokenizer, self.source), self.settings.timeout
         if prepared.stream:
@@ -110,4 +115,6 @@ class Service:
         for name in ignored:
             if name not in self._ignored and len(self._ignored) < MAX_NAMES:
                 self._ignored.add(name)
-                log.warning("requests have a field %r, which is not known and ignored (--strict-fields refuses it)", name)
+                log.warning(
+                    "requests have a field %r, which is not known and ignored (--strict-fields refuses it)", name
+                )

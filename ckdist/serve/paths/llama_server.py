@@ -38,7 +38,8 @@ async def props(service: Service, request: Request) -> Response:
 
 
 async def slots(service: Service, request: Request) -> Response:
-    """One entry for each sequence that may run at once; which client has which is not told. 503 where the client wants a free one."""
+    """One entry for each sequence that may run at once; which client has which is not told. 503 where the client wants
+    a free one."""
     service.check_ready()
     most = service.settings.parallel
     busy = min(most, service.client.active)

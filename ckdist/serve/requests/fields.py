@@ -1,7 +1,8 @@
 """Typed reading of one request's fields: wrong types, values out of range and unsupported values are RequestErrors.
 
-A field that is absent or null has its default. Where a field has several names, the first that is given counts. It knows types
-and ranges, not what a field is for; which names nobody has read is known at the end, and `finish` decides about them.
+A field that is absent or null has its default. Where a field has several names, the first that is given counts. It
+knows types and ranges, not what a field is for; which names nobody has read is known at the end, and `finish` decides
+about them.
 """
 
 import difflib

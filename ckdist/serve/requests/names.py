@@ -1,7 +1,7 @@
 """Fields of other servers' requests that no reader here asks for: refused unless neutral, or without effect.
 
-The names are those of OpenAI, vLLM, llama-server, Ollama, OpenRouter and text-generation-webui. A name that is neither read nor in
-one of these tables is unknown.
+The names are those of OpenAI, vLLM, llama-server, Ollama, OpenRouter and text-generation-webui. A name that is neither
+read nor in one of these tables is unknown.
 """
 
 from ckdist.serve.requests.fields import Neutral
@@ -14,7 +14,8 @@ NO_MAP = Neutral(({},))
 ZERO = Neutral((0,))
 ONE = Neutral((1,))
 
-# The answer would be another one: a constraint, a way of sampling, another model, or more in the answer than this server gives.
+# The answer would be another one: a constraint, a way of sampling, another model, or more in the answer than this
+# server gives.
 NEUTRAL = {
     # What may be written (of a later version).
     "grammar": NO_TEXT,
@@ -85,8 +86,8 @@ NEUTRAL = {
 # The text stays the same: who asks, how he pays, how fast it goes, what is kept, what Ollama tells its own loader.
 INERT = frozenset(
     """
-    model user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options
-    verbosity prediction moderation parallel_tool_calls parse_tool_calls tool_stream
+    model user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention
+    prompt_cache_options verbosity prediction moderation parallel_tool_calls parse_tool_calls tool_stream
     provider transforms route models usage session_id trace
     priority request_id cache_salt data_parallel_rank spaces_between_special_tokens guided_decoding_backend
     allowed_local_media_path return_metrics

@@ -1,4 +1,5 @@
-"""One entry for every kind of request: bytes of a body in, a `Prepared` for the engine or a finished JSON answer out."""
+"""One entry for every kind of request: bytes of a body in, a `Prepared` for the engine or a finished JSON answer
+out."""
 
 from dataclasses import replace
 from typing import Any

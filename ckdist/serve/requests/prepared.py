@@ -7,8 +7,8 @@ from ckdist.engine.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """`vocab_size` counts the rows of the embedding (a tokenizer may know fewer tokens); `context_length` is the tokens that a
-    prompt and its output may have in all. With `strict_fields` a field that nobody knows is refused."""
+    """`vocab_size` counts the rows of the embedding (a tokenizer may know fewer tokens); `context_length` is the tokens
+    that a prompt and its output may have in all. With `strict_fields` a field that nobody knows is refused."""
 
     name: str
     vocab_size: int
@@ -20,10 +20,11 @@ class ModelFacts:
 class Prepared:
     """`n` choices for each of `prompts`; choice number `i` continues prompt `i // n`.
 
-    `max_tokens` has one entry per prompt. `texts` has the prompts as text where the answer holds them; with `echo` the text of
-    each choice begins with its own. `include_stop`: a stop string is given out too; `skip_special`: special tokens are not.
-    `token_ids`, `timings_per_token`, `continuous_usage`: what pieces of the answer carry besides their text. `response_fields`
-    are the parts of the answer that are wanted, none for all. `ignored` has names of fields that nobody knows.
+    `max_tokens` has one entry per prompt. `texts` has the prompts as text where the answer holds them; with `echo` the
+    text of each choice begins with its own. `include_stop`: a stop string is given out too; `skip_special`: special
+    tokens are not. `token_ids`, `timings_per_token`, `continuous_usage`: what pieces of the answer carry besides their
+    text. `response_fields` are the parts of the answer that are wanted, none for all. `ignored` has names of fields
+    that nobody knows.
     """
 
     prompts: list[list[int]]

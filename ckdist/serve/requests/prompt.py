@@ -36,11 +36,12 @@ def fit_output(prompt: list[int], max_tokens: int | None, context_length: int, f
 def too_long(tokens: int, most: int, context_length: int, field: str, about: str = "") -> RequestError:
     """The error of a prompt with more than `most` tokens; `about` goes before a number of tokens that is not exact.
 
-    Clients know it by its code; LangChain and LiteLLM by the words "context length" and "exceeds the available context size".
+    Clients know it by its code; LangChain and LiteLLM by the words "context length" and "exceeds the available context
+    size".
     """
     return RequestError(
-        f"the prompt has {about}{tokens} tokens, which exceeds the available context size: this model's maximum context "
-        f"length is {context_length} tokens, of which a prompt may fill {most}; shorten it, or raise --ctx-size",
+        f"the prompt has {about}{tokens} tokens, which exceeds the available context size: this model's maximum "
+        f"context length is {context_length} tokens, of which a prompt may fill {most}; shorten it, or raise --ctx-size",
         field,
         "context_length_exceeded",
         {"n_prompt_tokens": tokens, "n_ctx": context_length},

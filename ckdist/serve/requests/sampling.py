@@ -1,4 +1,5 @@
-"""The fields of a request that say how text is made, as SamplingParams. Aliases of other servers are read where they mean the same."""
+"""The fields of a request that say how text is made, as SamplingParams. Aliases of other servers are read where they
+mean the same."""
 
 import dataclasses
 import hashlib
@@ -49,7 +50,8 @@ INTEGERS = {
     "repeat_last_n": (("repeat_last_n",), -1, MAX_INTEGER),
     "min_keep": (("min_keep",), 0, MAX_INTEGER),
 }
-# llama.cpp's samplers in its own order: alternative names, the first of which is the letter of a chain that is written as a string.
+# llama.cpp's samplers in its own order: alternative names, the first of which is the letter of a chain that is written
+# as a string.
 SAMPLERS = {
     "penalties": ("e",),
     "dry": ("d",),
@@ -93,7 +95,8 @@ def read_sampling(fields: Fields, tokenizer: Tokenizer, vocab_size: int, default
 
 
 def for_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
-    """`sampling` with the seed of choice number `choice`: the first has the request's own, the others ones derived from it."""
+    """`sampling` with the seed of choice number `choice`: the first has the request's own, the others ones derived from
+    it."""
     if sampling.seed is None:
         return sampling
     seed = sampling.seed & ((1 << 63) - 1)

@@ -1,5 +1,5 @@
-"""The variables that a request gives its chat template: those of chat_template_kwargs, and the fields of many APIs that say whether,
-and how much, a model is to think before it answers."""
+"""The variables that a request gives its chat template: those of chat_template_kwargs, and the fields of many APIs that
+say whether, and how much, a model is to think before it answers."""
 
 from typing import Any
 
@@ -7,17 +7,20 @@ from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields
 from ckdist.serve.requests.json_body import kind_of
 
-RESERVED = frozenset(
-    "messages tools template add_generation_prompt continue_final_message bos_token eos_token".split()
-)
+RESERVED = frozenset("messages tools template add_generation_prompt continue_final_message bos_token eos_token".split())
 MAX_EFFORT_CHARS = 32
 NO_EFFORT = "none"
-SWITCHES = {"enabled": True, "adaptive": True, "disabled": False}  # thinking.type as Anthropic, DeepSeek and GLM write it
+SWITCHES = {
+    "enabled": True,
+    "adaptive": True,
+    "disabled": False,
+}  # thinking.type as Anthropic, DeepSeek and GLM write it
 
 
 def read_template_variables(fields: Fields) -> dict[str, Any]:
-    """`enable_thinking` (Qwen's and most), `thinking` (DeepSeek's, Granite's) and `reasoning_effort` (gpt-oss's) as the request's
-    own fields say; what chat_template_kwargs says wins. A template that does not ask for a variable is not changed by it."""
+    """`enable_thinking` (Qwen's and most), `thinking` (DeepSeek's, Granite's) and `reasoning_effort` (gpt-oss's) as the
+    request's own fields say; what chat_template_kwargs says wins. A template that does not ask for a variable is not
+    changed by it."""
     kwargs = fields.value("chat_template_kwargs", dict) or {}
     for name in kwargs:
         if name in RESERVED or not name.isidentifier() or name.startswith("_"):

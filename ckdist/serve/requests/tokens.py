@@ -14,7 +14,8 @@ MAX_TOKENS = 1 << 20
 
 
 def tokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
-    """Of `content` (llama-server's), or of `prompt` or `messages` (vLLM's, whose answer has the count beside the ids)."""
+    """Of `content` (llama-server's), or of `prompt` or `messages` (vLLM's, whose answer has the count beside the
+    ids)."""
     fields = Fields(body)
     content, prompt = fields.text("content"), fields.text("prompt")
     with_pieces, with_texts = fields.switch("with_pieces"), fields.switch("return_token_strs")
@@ -51,7 +52,8 @@ def detokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) ->
 
 
 def tokenizer_facts(known: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
-    """`known` with the chat template, and the texts of BOS and EOS, under the names of /props and vLLM's /tokenizer_info."""
+    """`known` with the chat template, and the texts of BOS and EOS, under the names of /props and vLLM's
+    /tokenizer_info."""
     template, bos = tokenizer.chat_template, tokenizer.bos_token_id
     return {
         **known,
