@@ -256,6 +256,8 @@ def test_min_tokens_fit_the_length(prepared):
 
 
 def test_llama_completion_has_llama_servers_defaults(prepared):
+    assert prepared("llama_completion", seed=0xFFFFFFFF).sampling.seed is None
+    assert prepared("completion", seed=0xFFFFFFFF).sampling.seed == 0xFFFFFFFF
     sampling = prepared("llama_completion").sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.8, 40, 0.95, 0.05)
     assert prepared("completion").sampling.top_k == 0

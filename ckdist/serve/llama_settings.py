@@ -3,15 +3,14 @@
 from typing import Any
 
 from ckdist.engine.sampling import SamplingParams
-from ckdist.serve.requests.sampling import LLAMA_ORDER
+from ckdist.serve.requests.sampling import LLAMA_ORDER, LLAMA_RANDOM_SEED
 
 OWN_NAMES = {"repetition_penalty": "repeat_penalty"}
 SAME_NAMES = (
     "temperature dynatemp_range dynatemp_exponent top_k top_p min_p top_n_sigma xtc_probability xtc_threshold "
-    "typical_p repeat_last_n repetition_penalty presence_penalty frequency_penalty dry_multiplier dry_base dry_allowed_length "
-    "dry_penalty_last_n dry_sequence_breakers mirostat mirostat_tau mirostat_eta min_keep ignore_eos"
+    "typical_p repeat_last_n repetition_penalty presence_penalty frequency_penalty dry_multiplier dry_base "
+    "dry_allowed_length dry_penalty_last_n dry_sequence_breakers mirostat mirostat_tau mirostat_eta min_keep ignore_eos"
 ).split()
-RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's word for none
 
 
 def llama_settings(
@@ -20,7 +19,7 @@ def llama_settings(
     """`sampling` for an answer of at most `max_tokens`; -1 is no limit but the context."""
     same = {OWN_NAMES.get(name, name): getattr(sampling, name) for name in SAME_NAMES}
     return {
-        "seed": RANDOM_SEED if sampling.seed is None else sampling.seed,
+        "seed": LLAMA_RANDOM_SEED if sampling.seed is None else sampling.seed,
         **same,
         "repeat_last_n": -1 if sampling.repeat_last_n is None else sampling.repeat_last_n,
         "stop": list(stops),

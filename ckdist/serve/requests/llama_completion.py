@@ -1,6 +1,6 @@
 """What a body of llama-server's own /completion asks for. Its defaults of sampling are llama-server's."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckdist.errors import RequestError
@@ -8,7 +8,7 @@ from ckdist.serve.requests.asked import MAX_LOGPROBS, Asked, read_asked
 from ckdist.serve.requests.completion import Prompt, read_prompts
 from ckdist.serve.requests.fields import Fields
 from ckdist.serve.requests.prepared import ModelFacts
-from ckdist.serve.requests.sampling import LLAMA_ORDER
+from ckdist.serve.requests.sampling import LLAMA_ORDER, LLAMA_RANDOM_SEED
 from ckdist.tokens.tokenizer import Tokenizer
 
 SAMPLING_DEFAULTS = {
@@ -42,6 +42,8 @@ def parse_llama_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: Mo
     request = dict(prompts=read_prompts(fields, facts.vocab_size), response_fields=_response_fields(fields))
     logprobs = fields.integer(("n_probs", "logprobs"), 0, 0, MAX_LOGPROBS) or None
     asked = read_asked(fields, tokenizer, facts, logprobs, sampling_defaults=SAMPLING_DEFAULTS)
+    if asked.sampling.seed == LLAMA_RANDOM_SEED:
+        asked = replace(asked, sampling=replace(asked.sampling, seed=None))
     return LlamaCompletionRequest(asked=asked, **request)
 
 

@@ -41,7 +41,8 @@ def too_long(tokens: int, most: int, context_length: int, field: str, about: str
     """
     return RequestError(
         f"the prompt has {about}{tokens} tokens, which exceeds the available context size: this model's maximum "
-        f"context length is {context_length} tokens, of which a prompt may fill {most}; shorten it, or raise --ctx-size",
+        f"context length is {context_length} tokens, of which a prompt may fill {most}; shorten it, or "
+        "raise --ctx-size",
         field,
         "context_length_exceeded",
         {"n_prompt_tokens": tokens, "n_ctx": context_length},

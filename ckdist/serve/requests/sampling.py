@@ -22,6 +22,7 @@ MAX_INTEGER = (1 << 31) - 1
 MAX_BREAKERS = 64
 MAX_BREAKER_CHARS = 40
 RANDOM_SEED = -1  # llama.cpp's and Ollama's
+LLAMA_RANDOM_SEED = 0xFFFFFFFF  # the same as llama-server's own API gives it, and takes it back
 
 # Field of SamplingParams: its names in requests (all of them), and its range.
 NUMBERS = {
