@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from ckdist.config import SAMPLERS
 from ckdist.engine.sampling import SamplingParams
-from ckdist.serve.requests.sampling import LLAMA_ORDER, LLAMA_RANDOM_SEED
+from ckdist.serve.requests.sampling import LLAMA_RANDOM_SEED
 
 OWN_NAMES = {"repetition_penalty": "repeat_penalty"}
 SAME_NAMES = (
@@ -32,7 +33,7 @@ def llama_settings(
         "logit_bias": [{"token": token, "bias": bias} for token, bias in sampling.logit_bias.items()],
         "n_probs": sampling.logprobs or 0,
         "grammar": "",
-        "samplers": list(sampling.samplers or LLAMA_ORDER),
+        "samplers": list(sampling.samplers or SAMPLERS),
         "post_sampling_probs": False,
         "lora": [],
     }

@@ -3,12 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ckdist.config import SAMPLERS
 from ckdist.errors import RequestError
 from ckdist.serve.requests.asked import MAX_LOGPROBS, Asked, read_asked
 from ckdist.serve.requests.completion import Prompt, read_prompts
 from ckdist.serve.requests.fields import Fields
 from ckdist.serve.requests.prepared import ModelFacts
-from ckdist.serve.requests.sampling import LLAMA_ORDER, LLAMA_RANDOM_SEED
+from ckdist.serve.requests.sampling import LLAMA_RANDOM_SEED
 from ckdist.tokens.tokenizer import Tokenizer
 
 SAMPLING_DEFAULTS = {
@@ -17,7 +18,7 @@ SAMPLING_DEFAULTS = {
     "top_p": 0.95,
     "min_p": 0.05,
     "repeat_last_n": 64,
-    "samplers": LLAMA_ORDER,
+    "samplers": SAMPLERS,
 }
 MAX_RESPONSE_FIELDS = 64
 MAX_PATH_CHARS = 200

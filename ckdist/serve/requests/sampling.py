@@ -6,6 +6,7 @@ import hashlib
 import re
 from typing import Any
 
+from ckdist.config import SAMPLERS
 from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields, in_range
@@ -20,7 +21,7 @@ MAX_DIGITS = 10
 NUMBER = re.compile("-?[0-9]+")
 MAX_INTEGER = (1 << 31) - 1
 MAX_BREAKERS = 64
-MAX_BREAKER_CHARS = 40
+MAX_BREAKER_BYTES = 40
 RANDOM_SEED = -1  # llama.cpp's and Ollama's
 LLAMA_RANDOM_SEED = 0xFFFFFFFF  # the same as llama-server's own API gives it, and takes it back
 
@@ -51,9 +52,8 @@ INTEGERS = {
     "repeat_last_n": (("repeat_last_n",), -1, MAX_INTEGER),
     "min_keep": (("min_keep",), 0, MAX_INTEGER),
 }
-# llama.cpp's samplers in its own order: alternative names, the first of which is the letter of a chain that is written
-# as a string.
-SAMPLERS = {
+# Other names of samplers; the first is the letter of a chain that is written as a string.
+ALIASES = {
     "penalties": ("e",),
     "dry": ("d",),
     "top_n_sigma": ("s", "top-n-sigma"),
@@ -64,8 +64,7 @@ SAMPLERS = {
     "xtc": ("x",),
     "temperature": ("t", "temp"),
 }
-LLAMA_ORDER = tuple(SAMPLERS)
-CANONICAL_SAMPLERS = {alias: name for name, aliases in SAMPLERS.items() for alias in (name, *aliases)}
+CANONICAL_SAMPLERS = {alias: name for name, aliases in ALIASES.items() for alias in (name, *aliases)}
 
 
 def read_sampling(fields: Fields, tokenizer: Tokenizer, vocab_size: int, defaults: dict[str, Any]) -> SamplingParams:
@@ -159,8 +158,8 @@ def _breakers(fields: Fields, default: tuple[str, ...]) -> tuple[str, ...]:
     given = fields.value("dry_sequence_breakers", list)
     if given is None:
         return default
-    if len(given) > MAX_BREAKERS or not all(isinstance(x, str) and 1 <= len(x) <= MAX_BREAKER_CHARS for x in given):
-        message = f"must be a list of at most {MAX_BREAKERS} strings of 1 to {MAX_BREAKER_CHARS} characters"
+    if len(given) > MAX_BREAKERS or not all(isinstance(x, str) and 1 <= len(x.encode()) <= MAX_BREAKER_BYTES for x in given):
+        message = f"must be a list of at most {MAX_BREAKERS} strings of 1 to {MAX_BREAKER_BYTES} bytes"
         raise RequestError(f"dry_sequence_breakers {message}", "dry_sequence_breakers", "invalid_value")
     return tuple(given)
 
