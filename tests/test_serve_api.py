@@ -136,6 +136,12 @@ def test_max_tokens_default_fills_the_context(client):
     assert client.completions.create(prompt="hello", **FIELDS).usage.completion_tokens == 16
 
 
+def test_min_tokens_do_not_ask_for_more_than_the_context_leaves(client, engine):
+    client.completions.create(prompt="a" * 250, max_tokens=50, extra_body={"min_tokens": 40}, **FIELDS)
+    sampling = engine.submitted[-1]["sampling"]
+    assert (sampling["max_tokens"], sampling["min_tokens"]) == (6, 6)
+
+
 def test_models_and_tokenize(client, http):
     assert [model.id for model in client.models.list()] == ["bytes"]
     assert client.models.retrieve("bytes").owned_by == "ckdist"
