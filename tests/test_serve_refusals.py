@@ -130,8 +130,9 @@ def test_too_large_a_body_is_refused_while_it_arrives(http):
 
 def test_keys(served, http):
     with httpx.Client(base_url=served[1].url) as stranger:
-        assert stranger.get("/health").status_code == 200
-        for path in ("/v1/models", "/metrics", "/nowhere"):
+        for path in ("/health", "/v1/health", "/health/", "/ping"):
+            assert stranger.get(path).status_code == 200
+        for path in ("/v1/models", "/models/", "/props", "/metrics", "/nowhere", "/v1/embeddings", "/health/x"):
             assert refusal(stranger.get(path), 401)["code"] == "invalid_api_key"
         for value in ("Bearer wrong", "Bearer", "Basic second", "second", "Bearer secondx", "Bearer s\u00e9"):
             refusal(stranger.post("/v1/completions", json={"prompt": "a"}, headers={"Authorization": value.encode()}), 401)
