@@ -72,6 +72,7 @@ def test_completion(http):
         and answer["timings"]["cache_n"] == 2
     )
     assert post(http, "/completion", prompt="abc", n_predict=1)["tokens"] == []
+    assert post(http, "/completion", prompt="日本", n_predict=5)["tokens_predicted"] == 5  # of which three show nothing
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ class Run:
         self._generation = client.generation()
         self._choices: dict[int, Choice] = {}  # that still grow
         self._heard: set[int] = set()
+        self._unseen: dict[int, Piece] = {}  # growth that has tokens and nothing to show, as half a character
         self._heard_at: dict[int, float] = {}  # of the choices that have tokens, when the last one came
         self._completion_tokens = 0
         self._prompt_tokens = 0
@@ -80,11 +81,11 @@ class Run:
                 if choice is None:
                     continue  # a stop string has ended it, within this very batch
                 piece = self._grow(choice, message)
-                if number in grown:
-                    piece = _joined([grown[number], piece])
-                wanted = self.work.token_ids and piece.tokens
-                if piece.text or piece.scores or wanted or piece.finish_reason is not None:
-                    grown[number] = piece
+                for earlier in (self._unseen, grown):
+                    if number in earlier:
+                        piece = _joined([earlier.pop(number), piece])
+                wanted = piece.text or piece.scores or piece.finish_reason is not None or self.work.token_ids
+                (grown if wanted else self._unseen)[number] = piece
         return list(grown.values())
 
     async def whole(self) -> list[Piece]:

@@ -75,17 +75,17 @@ class Fields:
         return check_token_ids(value, name, vocab_size)
 
     def finish(self, neutral: Mapping[str, Neutral], inert: Container[str], strict: bool) -> tuple[str, ...]:
-        """The names that nobody knows, shortened: neither read so far, nor in `neutral` or `inert`.
+        """The names that nobody knows, shortened: neither read so far, nor in `neutral` or `inert`, and not null.
 
         RequestError for a value that is not neutral, and with `strict` for a name that nobody knows.
         """
         unknown = []
         for name, value in self.body.items():
-            if name in self._known or name in inert:
+            if value is None or name in self._known or name in inert:
                 continue
             if name not in neutral:
                 unknown.append(name)
-            elif value is not None and value not in neutral[name]:
+            elif value not in neutral[name]:
                 remedy = neutral[name].remedy or "leave it out"
                 raise RequestError(f"{name} is not supported by this server; {remedy}", name, "unsupported_parameter")
         if strict and unknown:
