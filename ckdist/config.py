@@ -131,6 +131,7 @@ class ServeConfig(EngineConfig):
     api_key_file: str | None = option(None, "--api-key-file", metavar="FILE", help="file with one key per line")
     max_queue: int = option(128, "--max-queue", parse=integer, low=0, high=1 << 16, metavar="N", help="most sequences waiting beyond --parallel; then HTTP 429")
     max_body: int = option(8 << 20, "--max-body", parse=byte_size, low=1 << 10, high=1 << 30, metavar="SIZE", help="largest request body")
+    strict_fields: bool = option(False, "--strict-fields", help="refuse requests with a field that is not known, instead of ignoring it")
     timeout: float = option(600.0, "--timeout", parse=real, low=1, high=86400, metavar="SECONDS", help="a request without progress for so long is ended")
     drain_timeout: float = option(30.0, "--drain-timeout", parse=real, low=0, high=86400, metavar="SECONDS", help="how long running requests may finish after SIGTERM")
 

@@ -47,12 +47,15 @@ class CapacityError(UserError):
 class RequestError(UserError):
     """A request has a wrong field or does not fit the context.
 
-    `field` is the name of the offending request field, or None.
+    `field` is the name of the offending request field, or None; `code` is OpenAI's word for the fault, or None;
+    `details` are numbers that a program may read, by name.
     """
 
-    def __init__(self, message: str, field: str | None = None):
+    def __init__(
+        self, message: str, field: str | None = None, code: str | None = None, details: dict[str, int] | None = None
+    ):
         super().__init__(message)
-        self.field = field
+        self.field, self.code, self.details = field, code, details or {}
 
 
 class EngineError(CkdistError):

@@ -25,6 +25,7 @@ class FakeEngine:
         self.submitted: list[dict] = []
         self.aborted: list[str] = []
         self.drained = False
+        self.stats: dict = {}
         self._running: dict[str, dict] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -50,8 +51,8 @@ class FakeEngine:
         while not self._ended.is_set():
             if not self.silent and time.monotonic() - status_at > 0.05:
                 status_at = time.monotonic()
-                stats = {"requests_running": len(self._running), "steps_total": 3, "requests_total": 9, "step_seconds_le_0.5": 2, "step_seconds_sum": 0.4, "step_seconds_count": 2, "prefill_choice_info": "because \"so\"\n"}
-                self._send(socket, {"op": "status", "state": self.state, "error": self.error, "model": self.model, "stats": stats})
+                self.stats = {"requests_waiting": 3, "blocks": 8, "blocks_used": 2, "preemptions_total": 1, "requests_running": len(self._running), "steps_total": 3, "requests_total": 9, "step_seconds_le_0.5": 2, "step_seconds_sum": 0.4, "step_seconds_count": 2, "prefill_choice_info": "because \"so\"\n"}
+                self._send(socket, {"op": "status", "state": self.state, "error": self.error, "model": self.model, "stats": self.stats})
             while socket.poll(0 if self._running and not self.silent else 10):
                 self._receive(socket, messages.decode(socket.recv_multipart()[1]))
             if not self.silent:
@@ -85,8 +86,9 @@ class FakeEngine:
         tokens = [] if ends or sampling["max_tokens"] == 0 else [token]
         finish = "stop" if ends else "length" if given + 1 >= sampling["max_tokens"] else None
         top, prompt_top = sampling["logprobs"], sampling["prompt_logprobs"]
+        stop = token if ends and token in sampling["stop_token_ids"] else None
         message = {
-            "op": "tokens", "id": sequence["id"], "tokens": tokens, "finish_reason": finish, "prompt_tokens": len(prompt), "cached_tokens": 2,
+            "op": "tokens", "stop_token": stop, "id": sequence["id"], "tokens": tokens, "finish_reason": finish, "prompt_tokens": len(prompt), "cached_tokens": 2,
             "logprobs": None if top is None else [score(token, top) for token in tokens],
             "prompt_logprobs": None if prompt_top is None or given else [None] + [score(token, prompt_top) for token in prompt[1:]],
         }  # fmt: skip

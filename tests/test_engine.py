@@ -124,6 +124,7 @@ def test_ends_on_eos_and_stop_ids_without_giving_them():
         engine.add(0, prompt, params)
         tokens, last, outputs = finish(engine)[0]
         assert tokens == text[:3] and last.finish_reason == "stop"
+        assert last.stop_token == (text[3] if params.stop_token_ids else None)
         assert [len(output.logprobs) for output in outputs] == [1, 1, 1, 0]
 
 

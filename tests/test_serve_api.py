@@ -76,12 +76,12 @@ def test_async_client_with_eight_streams(served):
 
 
 def test_n_choices_have_seeds_of_their_own(client, engine):
-    answer = client.chat.completions.create(messages=chat("a"), n=3, seed=-1, max_tokens=4, **FIELDS)
+    answer = client.chat.completions.create(messages=chat("a"), n=3, seed=-2, max_tokens=4, **FIELDS)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert answer.usage.prompt_tokens == 18 and answer.usage.completion_tokens == 12
     seeds = [message["sampling"]["seed"] for message in engine.submitted[-3:]]
     assert len(set(seeds)) == 3 and all(0 <= seed < 1 << 63 for seed in seeds)
-    client.chat.completions.create(messages=chat("a"), n=3, seed=-1, max_tokens=4, **FIELDS)
+    client.chat.completions.create(messages=chat("a"), n=3, seed=-2, max_tokens=4, **FIELDS)
     assert seeds == [message["sampling"]["seed"] for message in engine.submitted[-3:]]
 
 
@@ -136,13 +136,19 @@ def test_max_tokens_default_fills_the_context(client):
     assert client.completions.create(prompt="hello", **FIELDS).usage.completion_tokens == 16
 
 
+def test_min_tokens_do_not_ask_for_more_than_the_context_leaves(client, engine):
+    client.completions.create(prompt="a" * 250, max_tokens=50, extra_body={"min_tokens": 40}, **FIELDS)
+    sampling = engine.submitted[-1]["sampling"]
+    assert (sampling["max_tokens"], sampling["min_tokens"]) == (6, 6)
+
+
 def test_models_and_tokenize(client, http):
     assert [model.id for model in client.models.list()] == ["bytes"]
     assert client.models.retrieve("bytes").owned_by == "ckdist"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
     tokens = http.post("/tokenize", json={"content": "aé"}).json()["tokens"]
-    assert http.post("/detokenize", json={"tokens": tokens}).json() == {"content": "aé"}
+    assert http.post("/detokenize", json={"tokens": tokens}).json() == {"content": "aé", "prompt": "aé"}
     pieces = http.post("/tokenize", json={"content": "aé", "with_pieces": True}).json()["tokens"]
     assert [piece["piece"] for piece in pieces] == ["a", [0xC3], [0xA9]]
 

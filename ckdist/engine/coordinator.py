@@ -246,6 +246,7 @@ class Coordinator:
         message = {
             "op": "tokens", "id": id, "tokens": output.tokens, "logprobs": output.logprobs, "finish_reason": output.finish_reason,
             "prompt_tokens": output.prompt_tokens, "cached_tokens": output.cached_tokens, "prompt_logprobs": output.prompt_logprobs,
+            "stop_token": output.stop_token,
         }  # fmt: skip
         self._send(peer, encode(message))
 

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator
 from concurrent.futures import wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,6 +45,7 @@ class Output:
     cached_tokens: int
     prompt_logprobs: list | None = None
     error: str | None = None  # what went wrong with this sequence alone
+    stop_token: int | None = None  # of `stop_token_ids`, which ended the sequence; None for EOS
 
 
 class Engine:
@@ -221,7 +222,8 @@ class Engine:
             return self._output(sequence, [], None, "error", str(sample))
         token, params = sample.token, sequence.params
         if token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos):
-            return self._output(sequence, [], None if params.logprobs is None else [], "stop")
+            stop = None if token in self.eos_token_ids and not params.ignore_eos else token
+            return replace(self._output(sequence, [], None if params.logprobs is None else [], "stop"), stop_token=stop)
         sequence.append(token)
         if sequence.sampling_state is not None:
             self._keep_state(sequence, sample)

@@ -8,7 +8,7 @@ From rank 0
     status   state ("loading" | "ready" | "draining" | "failed"), error (str or null), model (map; vocab_size and context_length once ready), stats (map of numbers);
              sent on every change and at least once a second: its absence for `STALE_SECONDS` means the engine is stuck
     tokens   id, tokens (new token ids), logprobs (one entry per token, or null), finish_reason (null | "stop" | "length" | "abort"),
-             prompt_tokens, cached_tokens, prompt_logprobs (once, with the first tokens, or null)
+             prompt_tokens, cached_tokens, prompt_logprobs (once, with the first tokens, or null), stop_token (of stop_token_ids, or null)
              A logprobs entry is [chosen_logprob, [[token, logprob], ...]]; prompt_logprobs has null for the first token.
     error    id, message, field (str or null), status (an HTTP status: 400, 429, 500, 503)
 The stop token itself (EOS or a stop id) is not among `tokens`. Stop strings are the HTTP process's business: it aborts.

@@ -1,8 +1,8 @@
 """Text out of a stream of tokens, ended by stop strings. It knows no tokenizer, only a decoder's `step` and `flush`.
 
-What may be the beginning of a stop string is held back until it is decided; nothing of a stop string is ever given out.
-The stop string that is complete first ends the text, of several complete at the same character the longest: so the text
-depends on its characters alone, not on how tokens cut them.
+What may be the beginning of a stop string is held back until it is decided; nothing of a stop string is given out,
+unless it is asked for. The stop string that is complete first ends the text, of several complete at the same character
+the longest: so the text depends on its characters alone, not on how tokens cut them.
 """
 
 from collections.abc import Sequence
@@ -51,10 +51,11 @@ class TextStream:
     """The text of one sequence, token by token.
 
     decoder: `step(token) -> str`, never half a character, and `flush() -> str`, what is left at the end.
+    include_stop: the text ends with the stop string and not before it.
     """
 
-    def __init__(self, decoder, stop: Sequence[str] = ()):
-        self._decoder = decoder
+    def __init__(self, decoder, stop: Sequence[str] = (), include_stop: bool = False):
+        self._decoder, self._include_stop = decoder, include_stop
         self._stops = [StopString(string) for string in stop]
         self._held = ""
         self.stopped: str | None = None  # the stop string that ended the text
@@ -80,7 +81,7 @@ class TextStream:
             complete = [stop.string for stop in self._stops if stop.step(character)]
             if complete:
                 self.stopped, self._held = max(complete, key=len), ""
-                return text[: i - len(self.stopped)]
+                return text[: i if self._include_stop else i - len(self.stopped)]
         keep = len(text) - max(stop.matched for stop in self._stops)
         self._held = text[keep:]
         return text[:keep]

@@ -7,17 +7,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ckdist.serve.answer import problem_answer
 from ckdist.serve.metrics import Metrics
+from ckdist.serve.paths.path import PathNames
 from ckdist.serve.problems import Problem
 
-OPEN_PATHS = ("/health",)
+OPEN_PATHS = ("/health", "/ping")
 
 
 class Access:
     """Answers 401 where a key is needed and missing or wrong; passes everything else on to `app`."""
 
-    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...], metrics: Metrics, paths: frozenset[str]):
-        """`paths` are those that the metrics tell apart; all others count as one, so that a stranger cannot fill memory with names."""
-        self.app, self.metrics, self.paths = app, metrics, paths
+    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...], metrics: Metrics, names: PathNames):
+        """`names` are those that the metrics tell apart; all others count as one, so that a stranger cannot fill
+        memory with names."""
+        self.app, self.metrics, self.names = app, metrics, names
         self.keys = tuple(key.encode() for key in api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,7 +34,8 @@ class Access:
                 status = message["status"]
             await send(message)
 
-        path = scope["path"] if scope["path"] in self.paths else "other"
+        known, path = self.names.resolve(scope["path"]) or (scope["path"], "other")
+        scope = {**scope, "path": known}
         try:
             if self.keys and path not in OPEN_PATHS and not self._holds_key(scope):
                 await problem_answer(Problem(401, "a valid API key is needed: send 'Authorization: Bearer KEY'", code="invalid_api_key"))(scope, receive, watch)

@@ -30,16 +30,16 @@ class ClientGone(Exception):
     """The client has closed its connection; nobody is left to answer."""
 
 
-def json_answer(content: dict, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_answer(content: dict | list, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(to_json(content), status, headers, "application/json")
 
 
-def problem_answer(problem: Problem) -> Response:
-    headers = PROBLEM_HEADERS.get(problem.status)
+def problem_answer(problem: Problem, more_headers: dict[str, str] | None = None) -> Response:
+    headers = {**PROBLEM_HEADERS.get(problem.status, {}), **(more_headers or {})}
     return json_answer(problem.body(), problem.status, headers)
 
 
-def to_json(content: dict) -> bytes:
+def to_json(content: dict | list) -> bytes:
     return ENCODER.encode(content).encode("utf-8")
 
 
@@ -76,10 +76,16 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events. A failure before the first event is an error answer with its status; a later one is the last event."""
+    """Server-sent events. A failure before the first event is an error answer with its status; a later one is the last
+    event.
 
-    def __init__(self, events: AsyncIterator[bytes], progress_at: Callable[[], float], timeout: float):
-        self.events, self.progress_at, self.timeout = events, progress_at, timeout
+    `end` is what follows the last event: OpenAI's mark, or nothing.
+    """
+
+    def __init__(
+        self, events: AsyncIterator[bytes], progress_at: Callable[[], float], timeout: float, end: bytes = END_OF_STREAM
+    ):
+        self.events, self.progress_at, self.timeout, self.end = events, progress_at, timeout, end
         self.background = None
         self._sent_at = 0.0
         self._started = False
@@ -108,7 +114,7 @@ class EventStream(Response):
                     await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 self._sent_at = time.monotonic()
-        await send({"type": "http.response.body", "body": END_OF_STREAM, "more_body": False})
+        await send({"type": "http.response.body", "body": self.end, "more_body": False})
 
 
 HEADERS = [

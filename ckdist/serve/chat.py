@@ -1,20 +1,19 @@
 """The answers of /v1/chat/completions, whole and streamed, in OpenAI's shapes."""
 
-import secrets
-import time
 from collections.abc import AsyncIterator
+from typing import Any
 
-from ckdist.serve.answer import event
-from ckdist.serve.choice import TokenScore
+from ckdist.serve.choice import Piece, TokenScore
+from ckdist.serve.openai_answer import Source, end_of, events, new_head, usage_event
 from ckdist.serve.run import Run
 
 
 class ChatAnswer:
     """One answer under way: the fields that all its parts share."""
 
-    def __init__(self, run: Run, tokenizer, model_name: str):
-        self.run, self.tokenizer, self.wants_logprobs = run, tokenizer, run.work.logprobs
-        self.head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": "chat.completion", "created": int(time.time()), "model": model_name}
+    def __init__(self, run: Run, tokenizer, source: Source):
+        self.run, self.tokenizer, self.work = run, tokenizer, run.work
+        self.head = new_head("chat.completion", "chatcmpl", source)
 
     async def whole(self) -> dict:
         """The `chat.completion` object."""
@@ -23,16 +22,17 @@ class ChatAnswer:
                 "index": piece.choice,
                 "message": {"role": "assistant", "content": piece.text, "refusal": None},
                 "logprobs": self._logprobs(piece.scores),
-                "finish_reason": piece.finish_reason,
+                **end_of(piece),
+                **self._token_ids(piece),
             }
             for piece in await self.run.whole()
         ]
-        return {**self.head, "choices": choices, "usage": self.run.usage()}
+        end = {"usage": self.run.usage(), "timings": self.run.timings()}
+        return {**self.head, "choices": choices, **self._prompt_ids(), **end}
 
     async def events(self) -> AsyncIterator[bytes]:
         """`chat.completion.chunk` objects as server-sent events."""
-        head = {**self.head, "object": "chat.completion.chunk"}
-        tail = {"usage": None} if self.run.work.include_usage else {}
+        self.head["object"] = "chat.completion.chunk"
         begun: set[int] = set()
         with self.run as run:
             while pieces := await run.next():
@@ -40,17 +40,30 @@ class ChatAnswer:
                 for piece in pieces:
                     if piece.choice not in begun:
                         begun.add(piece.choice)
-                        chunks.append(_chunk(head, piece.choice, {"role": "assistant", "content": "", "refusal": None}, None, None, tail))
-                    if piece.text or piece.scores:
-                        chunks.append(_chunk(head, piece.choice, {"content": piece.text}, self._logprobs(piece.scores), None, tail))
+                        first = self._chunk(piece.choice, {"role": "assistant", "content": "", "refusal": None})
+                        chunks.append({**first, **self._prompt_ids()})
+                    ids = self._token_ids(piece)
+                    if piece.text or piece.scores or ids.get("token_ids"):
+                        logprobs = self._logprobs(piece.scores)
+                        chunks.append(self._chunk(piece.choice, {"content": piece.text}, logprobs=logprobs, **ids))
                     if piece.finish_reason is not None:
-                        chunks.append(_chunk(head, piece.choice, {}, None, piece.finish_reason, tail))
-                yield b"".join(chunks)
-        if self.run.work.include_usage:
-            yield event({**head, "choices": [], "usage": self.run.usage()})
+                        chunks.append(self._chunk(piece.choice, {}, **end_of(piece)))
+                yield events(chunks, run)
+        if self.work.include_usage:
+            yield usage_event(self.head, self.run)
+
+    def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+        return {**self.head, "choices": [choice]}
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self.work.prompt_tokens(0)} if self.work.token_ids else {}
+
+    def _token_ids(self, piece: Piece) -> dict[str, Any]:
+        return {"token_ids": piece.tokens} if self.work.token_ids else {}
 
     def _logprobs(self, scores: list[TokenScore]) -> dict | None:
-        if not self.wants_logprobs:
+        if not self.work.logprobs:
             return None
         entries = []
         for item in scores:
@@ -61,8 +74,3 @@ class ChatAnswer:
     def _entry(self, token: int, logprob: float | None) -> dict:
         piece = self.tokenizer.token_bytes(token)
         return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}
-
-
-def _chunk(head: dict, index: int, delta: dict, logprobs: dict | None, finish_reason: str | None, tail: dict) -> bytes:
-    choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-    return event({**head, "choices": [choice], **tail})

@@ -5,13 +5,15 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from ckdist.engine.text import TextStream
+from ckdist.serve.requests.prepared import Prepared
 
 LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI's clients know this number
 
 
 @dataclass(frozen=True)
 class TokenScore:
-    """`offset` is where the token's text begins; `logprob` is None for the first token of a prompt, `top` then empty."""
+    """`offset` is where the token's text begins; `logprob` is None for the first token of a prompt, `top` then
+    empty."""
 
     token: int
     logprob: float | None
@@ -21,12 +23,15 @@ class TokenScore:
 
 @dataclass
 class Piece:
-    """What a choice has grown by."""
+    """What a choice has grown by. `stop_reason` is the stop string, or the id of the stop token, that ended it; None
+    for EOS."""
 
     choice: int
     text: str
     scores: list[TokenScore] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    tokens: list[int] = field(default_factory=list)
 
 
 class Ruler:
@@ -50,12 +55,14 @@ class Ruler:
 class Choice:
     """Grows by the engine's `tokens` messages. Scores wait until all of their token's text is decided on."""
 
-    def __init__(self, number: int, tokenizer, stops: tuple[str, ...], base: int = 0):
-        """`base` is where the choice's own text begins in the answer: the length of an echoed prompt."""
-        self.number, self.base = number, base
+    def __init__(self, number: int, tokenizer, work: Prepared):
+        """Of `work` the stop strings and what else decides about the text; an echoed prompt comes before the choice's
+        own text."""
+        self.number, self.base = number, len(work.texts[number // work.n]) if work.echo else 0
         self.tokens = 0
-        self._ruler = Ruler(tokenizer.decoder())
-        self._stream = TextStream(self._ruler, stops)
+        self._unstoppable = work.sampling.min_tokens  # so many tokens are not searched for stop strings, as in vLLM
+        self._ruler = Ruler(tokenizer.decoder(work.skip_special))
+        self._stream = TextStream(self._ruler, work.stops, work.include_stop)
         self._given = 0  # characters given out
         self._waiting: deque[tuple[int, int, TokenScore]] = deque()  # with the begin and end of each token's text
         self.finish_reason: str | None = None
@@ -63,10 +70,10 @@ class Choice:
     def take(self, message: dict) -> Piece:
         """The growth that a message brings. Once `finish_reason` is set the choice is complete."""
         text = ""
-        tokens, logprobs = message["tokens"], message.get("logprobs")
+        tokens, logprobs, taken = message["tokens"], message.get("logprobs"), self.tokens
         for index, token in enumerate(tokens):
             begin = self._ruler.length
-            text += self._stream.step(token)
+            text += (self._ruler if self.tokens < self._unstoppable else self._stream).step(token)
             self.tokens += 1
             if logprobs is not None:
                 self._waiting.append((begin, self._ruler.length, score(token, logprobs[index], self.base + begin)))
@@ -80,7 +87,9 @@ class Choice:
             stopped = self._stream.stopped is not None
             self.finish_reason = "stop" if stopped else message["finish_reason"]
         self._given += len(text)
-        return Piece(self.number, text, self._decided(stopped), self.finish_reason)
+        reason = self._stream.stopped if stopped else message.get("stop_token")
+        scores, tokens = self._decided(stopped), tokens[: self.tokens - taken]
+        return Piece(self.number, text, scores, self.finish_reason, reason, tokens)
 
     def _decided(self, stopped: bool) -> list[TokenScore]:
         waiting = self._waiting

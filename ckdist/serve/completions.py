@@ -1,40 +1,49 @@
 """The answers of /v1/completions, whole and streamed, in OpenAI's shapes."""
 
-import secrets
-import time
 from collections.abc import AsyncIterator
+from typing import Any
 
-from ckdist.serve.answer import event
 from ckdist.serve.choice import Piece, TokenScore
+from ckdist.serve.openai_answer import Source, end_of, events, new_head, usage_event
 from ckdist.serve.run import Run
 
 
 class CompletionAnswer:
     """One answer under way: the fields that all its parts share."""
 
-    def __init__(self, run: Run, tokenizer, model_name: str):
-        self.run, self.tokenizer, self.wants_logprobs = run, tokenizer, run.work.logprobs
-        self.head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time()), "model": model_name}
+    def __init__(self, run: Run, tokenizer, source: Source):
+        self.run, self.tokenizer, self.work = run, tokenizer, run.work
+        self.head = new_head("text_completion", "cmpl", source)
 
     async def whole(self) -> dict:
         """The `text_completion` object; choice `i` continues prompt `i // n`."""
-        choices = [self._choice(piece) for piece in await self.run.whole()]
-        return {**self.head, "choices": choices, "usage": self.run.usage()}
+        choices = [{**self._choice(piece), **self._prompt_ids(piece.choice)} for piece in await self.run.whole()]
+        return {**self.head, "choices": choices, "usage": self.run.usage(), "timings": self.run.timings()}
 
     async def events(self) -> AsyncIterator[bytes]:
         """Chunks as server-sent events."""
-        tail = {"usage": None} if self.run.work.include_usage else {}
+        begun: set[int] = set()
         with self.run as run:
             while pieces := await run.next():
-                yield b"".join([event({**self.head, "choices": [self._choice(piece)], **tail}) for piece in pieces])
-        if self.run.work.include_usage:
-            yield event({**self.head, "choices": [], "usage": self.run.usage()})
+                chunks = []
+                for piece in pieces:
+                    ids = {} if piece.choice in begun else self._prompt_ids(piece.choice)
+                    begun.add(piece.choice)
+                    chunks.append({**self.head, "choices": [{**self._choice(piece), **ids}]})
+                yield events(chunks, run)
+        if self.work.include_usage:
+            yield usage_event(self.head, self.run)
 
-    def _choice(self, piece: Piece) -> dict:
-        return {"index": piece.choice, "text": piece.text, "logprobs": self._logprobs(piece.scores), "finish_reason": piece.finish_reason}
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        ids = {"token_ids": piece.tokens} if self.work.token_ids else {}
+        scores = self._logprobs(piece.scores)
+        return {"index": piece.choice, "text": piece.text, "logprobs": scores, **end_of(piece), **ids}
+
+    def _prompt_ids(self, choice: int) -> dict[str, Any]:
+        return {"prompt_token_ids": self.work.prompt_tokens(choice)} if self.work.token_ids else {}
 
     def _logprobs(self, scores: list[TokenScore]) -> dict | None:
-        if not self.wants_logprobs:
+        if not self.work.logprobs:
             return None
         return {
             "tokens": [self._token(item.token) for item in scores],

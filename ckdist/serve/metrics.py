@@ -1,35 +1,77 @@
-"""What Prometheus can read: the HTTP process's own counts, and the numbers that rank 0 sends with its status."""
+"""What Prometheus can read: the HTTP process's own counts, the numbers that rank 0 sends with its status, and some of
+both under the names that other servers' dashboards read."""
 
 import re
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+from ckdist.serve.dashboards import llama_families, vllm_families
 
 WAIT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+TOKENS = tuple(1 << power for power in range(0, 18))
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 NAME = re.compile(r"[a-z][a-z0-9_.]{0,80}")
 MAX_LABEL = 1000  # characters
 BUCKET = re.compile(r"(\w+)_le_([0-9.]+)")
-COUNTED_HERE = ("requests_total", "prompt_tokens_total", "cached_tokens_total", "generated_tokens_total")  # these win over rank 0's
+COUNTED_HERE = (
+    "requests_total",
+    "prompt_tokens_total",
+    "cached_tokens_total",
+    "generated_tokens_total",
+)  # these win over rank 0's
 STATES = ("loading", "ready", "draining", "failed", "stale")
 
 
 class Metrics:
     """One registry; counters are fields, named for what they count."""
 
-    def __init__(self, state: Callable[[], str], active: Callable[[], int], stats: Callable[[], dict]):
-        self._state, self._active, self._stats = state, active, stats
+    def __init__(self, model: str, state: Callable[[], str], active: Callable[[], int], stats: Callable[[], dict]):
+        self.model, self._state, self._active, self._stats = model, state, active, stats
         self.registry = CollectorRegistry()
         own = dict(registry=self.registry)
         self.requests = Counter("ckdist_requests", "Answered HTTP requests", ["path", "status"], **own)
-        self.aborts = Counter("ckdist_aborted_requests", "Requests that ended before all their choices were complete", **own)
+        self.aborts = Counter(
+            "ckdist_aborted_requests", "Requests that ended before all their choices were complete", **own
+        )
         self.prompt_tokens = Counter("ckdist_prompt_tokens", "Prompt tokens of requests that got an answer", **own)
         self.cached_tokens = Counter("ckdist_cached_tokens", "Prompt tokens found in the prefix cache", **own)
         self.generated_tokens = Counter("ckdist_generated_tokens", "Generated tokens", **own)
-        self.first_token_seconds = Histogram("ckdist_time_to_first_token_seconds", "From submit to the first token", buckets=WAIT_SECONDS, **own)
-        self.token_seconds = Histogram("ckdist_time_per_output_token_seconds", "Mean time between tokens of a request", buckets=TOKEN_SECONDS, **own)
-        self.request_seconds = Histogram("ckdist_request_seconds", "Whole time of a request", ["path"], buckets=WAIT_SECONDS, **own)
+        self.first_token_seconds = Histogram(
+            "ckdist_time_to_first_token_seconds", "From submit to the first token", buckets=WAIT_SECONDS, **own
+        )
+        self.token_seconds = Histogram(
+            "ckdist_time_per_output_token_seconds",
+            "Mean time between tokens of a request",
+            buckets=TOKEN_SECONDS,
+            **own,
+        )
+        self.request_seconds = Histogram(
+            "ckdist_request_seconds", "Whole time of a request", ["path"], buckets=WAIT_SECONDS, **own
+        )
+        self.finished = Counter("ckdist_finished_sequences", "Choices that came to their ends", ["reason"], **own)
+        self.generation_seconds = Histogram(
+            "ckdist_generation_seconds", "From submit to the last token of a request", buckets=WAIT_SECONDS, **own
+        )
+        self.decode_seconds = Histogram(
+            "ckdist_decode_seconds", "From the first token of a request to its last", buckets=WAIT_SECONDS, **own
+        )
+        self.inter_token_seconds = Histogram(
+            "ckdist_inter_token_seconds", "Between two tokens of a choice", buckets=TOKEN_SECONDS, **own
+        )
+        self.request_prompt_tokens = Histogram(
+            "ckdist_request_prompt_tokens", "Prompt tokens of a request", buckets=TOKENS, **own
+        )
+        self.request_generated_tokens = Histogram(
+            "ckdist_request_generated_tokens", "Generated tokens of a request", buckets=TOKENS, **own
+        )
         self.registry.register(self)
 
     def render(self) -> bytes:
@@ -46,22 +88,34 @@ class Metrics:
             state.add_metric([name], float(name == self._state()))
         yield state
         yield GaugeMetricFamily("ckdist_active_sequences", "Sequences running and waiting", value=self._active())
-        yield from _families(self._stats())
+        stats = self._stats()
+        yield from _families(stats)
+        yield from vllm_families(self, stats)
+        yield from llama_families(self, stats)
 
 
 def _families(stats: dict) -> Iterator[Metric]:
-    """Rank 0's numbers: `X_total` counts, `X_le_BOUND` with `X_sum` and `X_count` are a histogram, others are gauges; and its texts, `X_info`."""
-    numbers = {name: value for name, value in stats.items() if type(value) in (int, float) and NAME.fullmatch(name) and name not in COUNTED_HERE}
+    """Rank 0's numbers: `X_total` counts, `X_le_BOUND` with `X_sum` and `X_count` are a histogram, others are gauges;
+    and its texts, `X_info`."""
+    numbers = {
+        name: value
+        for name, value in stats.items()
+        if type(value) in (int, float) and NAME.fullmatch(name) and name not in COUNTED_HERE
+    }
     buckets: dict[str, list[tuple[str, float]]] = {}
     for name in [name for name in numbers if BUCKET.fullmatch(name)]:
         base, bound = BUCKET.fullmatch(name).groups()
         buckets.setdefault(base, []).append((bound, numbers.pop(name)))
     for base, counts in buckets.items():
         counts.append(("+Inf", numbers.pop(f"{base}_count", counts[-1][1])))
-        yield HistogramMetricFamily(f"ckdist_{base}", f"Rank 0's {base}", buckets=counts, sum_value=numbers.pop(f"{base}_sum", 0))
+        yield HistogramMetricFamily(
+            f"ckdist_{base}", f"Rank 0's {base}", buckets=counts, sum_value=numbers.pop(f"{base}_sum", 0)
+        )
     for name, value in stats.items():
         if isinstance(value, str) and NAME.fullmatch(name) and name.endswith("_info"):
-            yield InfoMetricFamily(f"ckdist_{name.removesuffix('_info')}", f"Rank 0's {name}", value={"reason": value[:MAX_LABEL]})
+            yield InfoMetricFamily(
+                f"ckdist_{name.removesuffix('_info')}", f"Rank 0's {name}", value={"reason": value[:MAX_LABEL]}
+            )
     for name, value in numbers.items():
         if name.endswith("_total"):
             yield CounterMetricFamily(f"ckdist_{name.removesuffix('_total')}", f"Rank 0's {name}", value=value)

@@ -2,23 +2,41 @@
 
 from ckdist.errors import CkdistError, RequestError, UserError
 
-TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+}
+CODES = {429: "rate_limit_exceeded"}
 
 
 class Problem(CkdistError):
-    """A request is answered with `status` and `message`; `field` is the offending field of the request, `code` OpenAI's word for it."""
+    """A request is answered with `status` and `message`.
 
-    def __init__(self, status: int, message: str, field: str | None = None, code: str | None = None):
+    `field` is the offending field of the request; `code` is OpenAI's word for the fault, null in the answer where there
+    is none; `details` are numbers that stand beside them in the error object.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        field: str | None = None,
+        code: str | None = None,
+        details: dict[str, int] | None = None,
+    ):
         super().__init__(message)
-        self.status, self.message, self.field, self.code = status, message, field, code
+        self.status, self.message, self.field, self.code, self.details = status, message, field, code, details or {}
 
     @classmethod
     def of(cls, error: Exception) -> "Problem":
-        """What to answer when `error` ended a request; what is not from the tree of errors is not shown to the client."""
+        """What to answer when `error` ended a request; what is not from the tree of errors is not shown to the
+        client."""
         if isinstance(error, Problem):
             return error
         if isinstance(error, RequestError):
-            return cls(400, str(error), error.field)
+            return cls(400, str(error), error.field, error.code, error.details)
         if isinstance(error, UserError):
             return cls(400, str(error))
         if isinstance(error, CkdistError):
@@ -27,4 +45,5 @@ class Problem(CkdistError):
 
     def body(self) -> dict:
         kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.field, "code": self.code or self.status}}
+        code = self.code or CODES.get(self.status)
+        return {"error": {"message": self.message, "type": kind, "param": self.field, "code": code, **self.details}}

@@ -54,10 +54,13 @@ class HttpProcess:
             listener=listener.fileno(),
             parent=os.getpid(),
             api_keys=read_api_keys(config),
+            parallel=config.parallel,
             max_sequences=config.parallel + config.max_queue,
             max_body=config.max_body,
             timeout=config.timeout,
             drain_timeout=config.drain_timeout,
+            strict_fields=config.strict_fields,
+            adapter=os.path.basename(os.path.abspath(config.lora)) if config.lora else None,
             verbose=config.verbose,
         )
         process = subprocess.Popen(

@@ -9,6 +9,7 @@ from ckdist.serve.metrics import Metrics
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.prepared import Prepared
 from ckdist.serve.requests.sampling import for_choice
+from ckdist.serve.timings import timings_of
 
 
 class Run:
@@ -20,10 +21,17 @@ class Run:
         self._generation = client.generation()
         self._choices: dict[int, Choice] = {}  # that still grow
         self._heard: set[int] = set()
+        self._unseen: dict[int, Piece] = {}  # growth that has tokens and nothing to show, as half a character
+        self._heard_at: dict[int, float] = {}  # of the choices that have tokens, when the last one came
         self._completion_tokens = 0
         self._prompt_tokens = 0
-        self._cached_tokens = 0
+        self.cached_tokens = [0] * len(work.prompts)  # of each prompt, what the prefix cache had
         self._begun_at = self._first_at = self._last_at = time.monotonic()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all choices have come to their ends."""
+        return bool(self._heard) and not self._choices
 
     @property
     def progress_at(self) -> float:
@@ -39,9 +47,10 @@ class Run:
         try:
             for number in range(count):
                 prompt = number // work.n
-                sampling = dataclasses.replace(for_choice(work.sampling, number % work.n), max_tokens=work.max_tokens[prompt])
+                room, sampling = work.max_tokens[prompt], for_choice(work.sampling, number % work.n)
+                sampling = dataclasses.replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
                 self._generation.submit(number, work.prompts[prompt], sampling)
-                self._choices[number] = Choice(number, self._tokenizer, work.stops, len(work.echo[prompt]) if work.echo else 0)
+                self._choices[number] = Choice(number, self._tokenizer, work)
         except BaseException:
             self.__exit__()
             raise
@@ -49,11 +58,19 @@ class Run:
 
     def __exit__(self, *_) -> None:
         self._generation.__exit__()
+        metrics = self._metrics
         if self._choices:
-            self._metrics.aborts.inc()
-        steps = self._completion_tokens / max(1, len(self._heard)) - 1  # after the first token, in each choice
+            metrics.aborts.inc()
+            metrics.finished.labels("abort").inc(len(self._choices))
+        if not self._heard:
+            return
+        metrics.generation_seconds.observe(self._last_at - self._begun_at)
+        metrics.decode_seconds.observe(self._last_at - self._first_at)
+        metrics.request_prompt_tokens.observe(self._prompt_tokens)
+        metrics.request_generated_tokens.observe(self._completion_tokens)
+        steps = self._completion_tokens / len(self._heard) - 1  # after the first token, in each choice
         if steps > 0:
-            self._metrics.token_seconds.observe((self._last_at - self._first_at) / steps)
+            metrics.token_seconds.observe((self._last_at - self._first_at) / steps)
 
     async def next(self) -> list[Piece]:
         """What has grown since the last call, at most one piece per choice; empty when all choices are complete."""
@@ -64,10 +81,11 @@ class Run:
                 if choice is None:
                     continue  # a stop string has ended it, within this very batch
                 piece = self._grow(choice, message)
-                if number in grown:
-                    piece = _joined([grown[number], piece])
-                if piece.text or piece.scores or piece.finish_reason is not None:
-                    grown[number] = piece
+                for earlier in (self._unseen, grown):
+                    if number in earlier:
+                        piece = _joined([earlier.pop(number), piece])
+                wanted = piece.text or piece.scores or piece.finish_reason is not None or self.work.token_ids
+                (grown if wanted else self._unseen)[number] = piece
         return list(grown.values())
 
     async def whole(self) -> list[Piece]:
@@ -85,8 +103,15 @@ class Run:
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._completion_tokens,
             "total_tokens": self._prompt_tokens + self._completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": sum(self.cached_tokens)},
         }
+
+    def timings(self) -> dict:
+        """llama-server's timings object, of what has arrived so far."""
+        prompt_seconds, seconds = self._first_at - self._begun_at, self._last_at - self._first_at
+        return timings_of(
+            self._prompt_tokens, sum(self.cached_tokens), prompt_seconds, self._completion_tokens, seconds
+        )
 
     def _grow(self, choice: Choice, message: dict) -> Piece:
         before = choice.tokens
@@ -99,14 +124,15 @@ class Run:
             self._prepend_prompt(piece, message)
         if choice.finish_reason is not None:
             del self._choices[choice.number]
+            self._metrics.finished.labels(choice.finish_reason).inc()
             self._generation.abort(choice.number)  # nothing to abort, unless a stop string ended it
         return piece
 
     def _prepend_prompt(self, piece: Piece, message: dict) -> None:
-        if self.work.echo is None:
+        if not self.work.echo:
             return
         prompt = piece.choice // self.work.n
-        text = self.work.echo[prompt]
+        text = self.work.texts[prompt]
         piece.text = text + piece.text
         if message.get("prompt_logprobs") is not None:
             scores = score_prompt(self._tokenizer, self.work.prompts[prompt], message["prompt_logprobs"], len(text))
@@ -116,6 +142,10 @@ class Run:
         self._last_at = time.monotonic()
         self._completion_tokens += tokens
         self._metrics.generated_tokens.inc(tokens)
+        if tokens:
+            if number in self._heard_at:
+                self._metrics.inter_token_seconds.observe((self._last_at - self._heard_at[number]) / tokens)
+            self._heard_at[number] = self._last_at
         if number in self._heard:
             return
         if not self._heard:
@@ -123,7 +153,7 @@ class Run:
             self._metrics.first_token_seconds.observe(self._first_at - self._begun_at)
         if number % self.work.n == 0:
             self._prompt_tokens += message["prompt_tokens"]
-            self._cached_tokens += message["cached_tokens"]
+            self.cached_tokens[number // self.work.n] = message["cached_tokens"]
             self._metrics.prompt_tokens.inc(message["prompt_tokens"])
             self._metrics.cached_tokens.inc(message["cached_tokens"])
 
@@ -131,4 +161,6 @@ class Run:
 def _joined(pieces: list[Piece]) -> Piece:
     """Successive pieces of one choice as one."""
     scores = [score for piece in pieces for score in piece.scores]
-    return Piece(pieces[0].choice, "".join([piece.text for piece in pieces]), scores, pieces[-1].finish_reason)
+    tokens = [token for piece in pieces for token in piece.tokens]
+    last, text = pieces[-1], "".join([piece.text for piece in pieces])
+    return Piece(last.choice, text, scores, last.finish_reason, last.stop_reason, tokens)

@@ -16,8 +16,9 @@ from collections.abc import Callable
 import uvicorn
 
 from ckdist.errors import CkdistError
-from ckdist.serve.app import Service, create_app
+from ckdist.serve.app import create_app
 from ckdist.serve.engine_client import EngineClient
+from ckdist.serve.service import Service
 from ckdist.serve.settings import HttpSettings
 from ckdist.serve.silent import SilentConnections
 from ckdist.tokens.source import tokenizer_of

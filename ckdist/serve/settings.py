@@ -22,12 +22,15 @@ class HttpSettings:
     listener: int
     parent: int
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    parallel: int = 8  # sequences that run at once
     max_sequences: int = 136  # running and waiting
     max_body: int = 8 << 20
     timeout: float = 600.0
     drain_timeout: float = 30.0
     silence: float = 30.0  # how long a connection may be without a request
     linger: float = 3.0  # how long 503 is answered after rank 0 has died
+    strict_fields: bool = False
+    adapter: str | None = None  # name of the LoRA adapter that the model was loaded with
     verbose: bool = False
 
     def to_json(self) -> bytes:

@@ -4,61 +4,78 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.serve.requests.json_body import kind_of
+from ckdist.serve.requests.asked import MAX_LOGPROBS, Asked, read_asked
 from ckdist.serve.requests.fields import Fields
-from ckdist.serve.requests.sampling import ACCEPTED, KNOWN, MAX_LOGPROBS, Asked, read_asked
+from ckdist.serve.requests.json_body import kind_of
+from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.serve.requests.thinking import read_template_variables
+from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_MESSAGES = 4096
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-OWN = frozenset("messages max_completion_tokens logprobs top_logprobs chat_template_kwargs add_generation_prompt tools tool_choice modalities".split())
-UNSUPPORTED = {
-    "functions": "",
-    "function_call": "",
-    "audio": "",
-    "prediction": "",
-    "web_search_options": "",
-    "grammar": "",
-    "json_schema": "",
-}
-RESERVED_KWARGS = frozenset("messages tools template add_generation_prompt bos_token eos_token".split())
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """`messages` are ready for a chat template; `logprobs` is the number of alternatives, None without logprobs."""
+    """`messages` are ready for a chat template; `template_kwargs` are its further variables."""
 
     asked: Asked
     messages: list[dict[str, Any]]
-    logprobs: int | None
     template_kwargs: dict[str, Any]
     add_generation_prompt: bool
+    add_special_tokens: bool
 
 
-def parse_chat(body: dict[str, Any], vocab_size: int) -> ChatRequest:
+def parse_chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> ChatRequest:
     """RequestError for anything that cannot be meant or is not supported."""
     fields = Fields(body)
-    fields.refuse_unknown(KNOWN | ACCEPTED | OWN, UNSUPPORTED)
     _refuse_tools(fields)
-    modalities = fields.value("modalities", list)
-    if modalities is not None and modalities != ["text"]:
-        raise RequestError("modalities other than ['text'] are not supported", "modalities")
-    newer = fields.integer("max_completion_tokens", None, 1, 1 << 31)
-    older = fields.integer("max_tokens", None, 1, 1 << 31)
-    wants_logprobs = fields.switch("logprobs")
-    top = fields.integer("top_logprobs", None, 0, MAX_LOGPROBS)
-    if top is not None and not wants_logprobs:
-        raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
-    kwargs = fields.value("chat_template_kwargs", dict) or {}
-    for name in kwargs:
-        if name in RESERVED_KWARGS or not name.isidentifier() or name.startswith("_"):
-            raise RequestError(f"chat_template_kwargs cannot set {name[:64]!r}", "chat_template_kwargs")
-    return ChatRequest(
-        asked=read_asked(fields, newer if newer is not None else older, vocab_size),
+    _refuse_other_answers(fields)
+    request = dict(
         messages=_messages(fields),
-        logprobs=(top or 0) if wants_logprobs else None,
-        template_kwargs=kwargs,
+        template_kwargs=read_template_variables(fields) | _continuation(fields),
         add_generation_prompt=fields.switch("add_generation_prompt", True),
+        add_special_tokens=fields.switch("add_special_tokens"),
     )
+    return ChatRequest(asked=read_asked(fields, tokenizer, facts, _logprobs(fields), least_tokens=1), **request)
+
+
+def _continuation(fields: Fields) -> dict[str, Any]:
+    """Whether the last message, the assistant's, is to be continued; what was not said is the template's to decide."""
+    continues = fields.value("continue_final_message", bool)
+    return {} if continues is None else {"continue_final_message": continues}
+
+
+def _logprobs(fields: Fields) -> int | None:
+    """Alternatives per token, None without log-probabilities; `n_probs` is llama-server's name for both fields."""
+    wanted = fields.switch("logprobs")
+    top = fields.integer("top_logprobs", None, 0, MAX_LOGPROBS)
+    if top and not wanted:
+        raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_value")
+    n_probs = fields.integer("n_probs", 0, 0, MAX_LOGPROBS)
+    return top or n_probs if wanted else n_probs or None
+
+
+def _refuse_tools(fields: Fields) -> None:
+    for tools, choice in (("tools", "tool_choice"), ("functions", "function_call")):
+        chosen = fields.value(choice, str, dict)
+        if fields.value(tools, list):
+            if chosen != "none":
+                message = f"{tools} are not supported yet; leave them out, or set {choice} to 'none'"
+                raise RequestError(message, tools, "unsupported_parameter")
+        elif chosen not in (None, "none", "auto"):
+            message = f"{choice} asks for a call, which is not supported yet; leave it out, or set it to 'none'"
+            raise RequestError(message, choice, "unsupported_parameter")
+
+
+def _refuse_other_answers(fields: Fields) -> None:
+    modalities = fields.value("modalities", list)
+    if modalities not in (None, [], ["text"]):
+        message = "modalities other than ['text'] are not supported"
+        raise RequestError(message, "modalities", "unsupported_value")
+    for name, remedy in (("echo", "use /v1/completions"), ("suffix", "leave it out"), ("prompt", "put it in messages")):
+        if fields.value(name, bool, str, list):
+            raise RequestError(f"{name} is not supported in a chat; {remedy}", name, "unsupported_parameter")
 
 
 def _messages(fields: Fields) -> list[dict[str, Any]]:
@@ -102,9 +119,3 @@ def _content(content: Any, name: str) -> str | None:
             raise RequestError(f"{name}[{index}].text must be a string", "messages")
         texts.append(part["text"])
     return "".join(texts)
-
-
-def _refuse_tools(fields: Fields) -> None:
-    choice = fields.value("tool_choice", str, dict)
-    if fields.value("tools", list) and choice != "none":
-        raise RequestError("tools are not supported yet; leave them out, or set tool_choice to 'none'", "tools")

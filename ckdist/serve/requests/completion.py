@@ -4,58 +4,95 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.serve.requests.json_body import kind_of
+from ckdist.serve.requests.asked import MAX_LOGPROBS, Asked, read_asked
 from ckdist.serve.requests.fields import Fields, check_token_ids
-from ckdist.serve.requests.sampling import ACCEPTED, KNOWN, MAX_LOGPROBS, Asked, read_asked
+from ckdist.serve.requests.json_body import kind_of
+from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.serve.requests.prompt import tokenise
+from ckdist.tokens.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 MAX_PROMPTS = 1024
-OWN = frozenset("prompt echo logprobs suffix".split())
-UNSUPPORTED = {"grammar": "", "json_schema": "", "tools": "", "messages": "; use /v1/chat/completions"}
 
-Prompt = str | tuple[int, ...]
+Prompt = str | tuple[int | str, ...]  # a mixed one is llama-server's: texts between token ids
 
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """`logprobs` is the number of alternatives per token, None without logprobs."""
+    """Each of `prompts` is continued; `add_special` is whether a text gets the model's BOS and EOS."""
 
     asked: Asked
     prompts: tuple[Prompt, ...]
     echo: bool
-    logprobs: int | None
+    add_special: bool
 
 
-def parse_completion(body: dict[str, Any], vocab_size: int) -> CompletionRequest:
+def parse_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> CompletionRequest:
     """RequestError for anything that cannot be meant or is not supported."""
     fields = Fields(body)
-    fields.refuse_unknown(KNOWN | ACCEPTED | OWN, UNSUPPORTED)
-    if fields.text("suffix"):
-        raise RequestError("suffix is not supported", "suffix")
-    return CompletionRequest(
-        asked=read_asked(fields, fields.integer("max_tokens", DEFAULT_MAX_TOKENS, 0, 1 << 31), vocab_size),
-        prompts=_prompts(fields, vocab_size),
+    for name, remedy in (("suffix", "leave it out"), ("messages", "use /v1/chat/completions"), ("tools", "use a chat")):
+        if fields.value(name, str, list):
+            raise RequestError(f"{name} is not supported in a completion; {remedy}", name, "unsupported_parameter")
+    request = dict(
+        prompts=read_prompts(fields, facts.vocab_size),
         echo=fields.switch("echo"),
-        logprobs=fields.integer("logprobs", None, 0, MAX_LOGPROBS),
+        add_special=fields.switch("add_special_tokens", True),
     )
+    asked = read_asked(fields, tokenizer, facts, _logprobs(fields), default_tokens=DEFAULT_MAX_TOKENS)
+    return CompletionRequest(asked=asked, **request)
 
 
-def _prompts(fields: Fields, vocab_size: int) -> tuple[Prompt, ...]:
+def read_prompts(fields: Fields, vocab_size: int) -> tuple[Prompt, ...]:
+    """`prompt`: one text, one list of token ids (with texts between them, if there are), or a list of such prompts."""
     given = fields.value("prompt", str, list)
     if isinstance(given, str):
         return (given,)
     if not given:
-        raise RequestError("prompt is needed: a string, a list of strings, token ids, or a list of token id lists", "prompt")
-    if type(given[0]) is int:
-        return (check_token_ids(given, "prompt", vocab_size),)
+        message = "prompt is needed: a string, a list of strings, token ids, or a list of token id lists"
+        raise RequestError(message, "prompt", "missing_required_parameter")
+    if any(type(part) is int for part in given):
+        return (_token_prompt(given, "prompt", vocab_size),)
     if len(given) > MAX_PROMPTS:
-        raise RequestError(f"prompt has {len(given)} prompts; at most {MAX_PROMPTS} are read at once", "prompt")
+        message = f"prompt has {len(given)} prompts; at most {MAX_PROMPTS} are read at once"
+        raise RequestError(message, "prompt", "invalid_value")
     return tuple(_prompt(prompt, f"prompt[{index}]", vocab_size) for index, prompt in enumerate(given))
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, add_special: bool, facts: ModelFacts) -> list[int]:
+    """The token ids of one prompt. Of a mixed one the first part alone gets BOS, and only as a text."""
+    if isinstance(prompt, str):
+        return tokenise(tokenizer, prompt, add_special, facts, "prompt")
+    tokens: list[int] = []
+    for index, part in enumerate(prompt):
+        is_text, is_first = isinstance(part, str), add_special and index == 0
+        tokens += tokenise(tokenizer, part, is_first, facts, "prompt") if is_text else [part]
+    return tokens
+
+
+def prompt_text(prompt: Prompt, tokens: list[int], tokenizer: Tokenizer) -> str:
+    """The prompt as text."""
+    return prompt if isinstance(prompt, str) else tokenizer.decode(tokens)
 
 
 def _prompt(prompt: Any, name: str, vocab_size: int) -> Prompt:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, list):
-        return check_token_ids(prompt, name, vocab_size)
-    raise RequestError(f"{name} must be a string or a list of token ids, not {kind_of(prompt)}", "prompt")
+        return _token_prompt(prompt, name, vocab_size)
+    message = f"{name} must be a string or a list of token ids, not {kind_of(prompt)}"
+    raise RequestError(message, "prompt", "invalid_type")
+
+
+def _token_prompt(prompt: list, name: str, vocab_size: int) -> Prompt:
+    check_token_ids([part for part in prompt if not isinstance(part, str)], name, vocab_size)
+    return tuple(prompt)
+
+
+def _logprobs(fields: Fields) -> int | None:
+    """Alternatives per token, None without log-probabilities: a number as OpenAI's, or a switch beside `top_logprobs`
+    or llama-server's `n_probs`."""
+    wanted = fields.value("logprobs", bool, int, float)
+    other = max(fields.integer(name, 0, 0, MAX_LOGPROBS) for name in ("top_logprobs", "n_probs"))
+    if type(wanted) is bool:
+        return other if wanted else None
+    return fields.integer("logprobs", other or None, 0, MAX_LOGPROBS)

@@ -1,74 +1,117 @@
-"""Typed reading of one request's fields: wrong types, values out of range and unknown names are RequestErrors.
+"""Typed reading of one request's fields: wrong types, values out of range and unsupported values are RequestErrors.
 
-A field that is absent or null has its default. It knows types and ranges, not what a field is for.
+A field that is absent or null has its default. Where a field has several names, the first that is given counts. It
+knows types and ranges, not what a field is for; which names nobody has read is known at the end, and `finish` decides
+about them.
 """
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.json_body import kind_of
 
+MAX_NAME = 64  # characters of a field's name that are shown
+MAX_IGNORED = 64  # names of one request that are reported
+
+Names = str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Neutral:
+    """The values of an unsupported field that change nothing; `remedy` ends the error of all others."""
+
+    values: tuple[Any, ...] = ()
+    remedy: str = ""
+
+    def __contains__(self, value: Any) -> bool:
+        """True and 1 are two values, as they are in JSON; 1 and 1.0 are one."""
+        return any(value == own and (type(value) is bool) == (type(own) is bool) for own in self.values)
+
 
 class Fields:
-    """The fields of `body`, each read once by name."""
+    """The fields of `body`, each read by name."""
 
     def __init__(self, body: dict[str, Any]):
         self.body = body
+        self._known: set[str] = set()
 
-    def refuse_unknown(self, known: Iterable[str], unsupported: dict[str, str]) -> None:
-        """RequestError for a field outside of `known`; `unsupported` says of others why they are refused."""
-        known = frozenset(known)
-        for name, value in self.body.items():
-            if name in known or value is None:
-                continue
-            if name in unsupported:
-                raise RequestError(f"{name} is not supported yet{unsupported[name]}", name)
-            close = difflib.get_close_matches(name[:64], known, n=1)
-            raise RequestError(f"unknown field {name[:64]!r}{f', did you mean {close[0]!r}?' if close else ''}", name[:64])
-
-    def value(self, name: str, *types: type) -> Any:
+    def value(self, names: Names, *types: type) -> Any:
         """The field when it is one of `types`, None when absent or null."""
-        value = self.body.get(name)
-        if value is not None and type(value) not in types:
-            wanted = "a whole number" if types == (int,) else " or ".join(dict.fromkeys(kind_of(kind()) for kind in types))
-            raise RequestError(f"{name} must be {wanted}, not {value if type(value) is float else kind_of(value)}", name)
-        return value
+        return self._find(names, types)[1]
 
-    def text(self, name: str, default: str | None = None) -> str | None:
-        value = self.value(name, str)
+    def text(self, names: Names, default: str | None = None) -> str | None:
+        value = self.value(names, str)
         return default if value is None else value
 
-    def switch(self, name: str, default: bool = False) -> bool:
-        value = self.value(name, bool)
+    def switch(self, names: Names, default: bool = False) -> bool:
+        value = self.value(names, bool)
         return default if value is None else value
 
-    def integer(self, name: str, default: int | None, low: int, high: int) -> int | None:
-        value = self.value(name, int)
+    def integer(self, names: Names, default: int | None, low: int, high: int) -> int | None:
+        """A whole number, which JSON may write as 3 or 3.0."""
+        name, value = self._find(names, (int, float), "a whole number")
         if value is None:
             return default
+        if type(value) is float:
+            if not value.is_integer():
+                raise RequestError(f"{name} must be a whole number, not {value}", name, "invalid_type")
+            value = int(value)
         return in_range(value, name, low, high)
 
-    def number(self, name: str, default: float, low: float, high: float) -> float:
-        value = self.value(name, int, float)
-        if value is None:
-            return default
-        return float(in_range(value, name, low, high))
+    def number(self, names: Names, default: float, low: float, high: float) -> float:
+        name, value = self._find(names, (int, float))
+        return default if value is None else float(in_range(value, name, low, high))
 
-    def token_ids(self, name: str, vocab_size: int, most: int) -> tuple[int, ...]:
-        value = self.value(name, list)
+    def token_ids(self, names: Names, vocab_size: int, most: int) -> tuple[int, ...]:
+        name, value = self._find(names, (list,))
         if value is None:
             return ()
         if len(value) > most:
-            raise RequestError(f"{name} has {len(value)} tokens; at most {most} are allowed", name)
+            raise RequestError(f"{name} has {len(value)} tokens; at most {most} are allowed", name, "invalid_value")
         return check_token_ids(value, name, vocab_size)
+
+    def finish(self, neutral: Mapping[str, Neutral], inert: Container[str], strict: bool) -> tuple[str, ...]:
+        """The names that nobody knows, shortened: neither read so far, nor in `neutral` or `inert`, and not null.
+
+        RequestError for a value that is not neutral, and with `strict` for a name that nobody knows.
+        """
+        unknown = []
+        for name, value in self.body.items():
+            if value is None or name in self._known or name in inert:
+                continue
+            if name not in neutral:
+                unknown.append(name)
+            elif value not in neutral[name]:
+                remedy = neutral[name].remedy or "leave it out"
+                raise RequestError(f"{name} is not supported by this server; {remedy}", name, "unsupported_parameter")
+        if strict and unknown:
+            name = unknown[0][:MAX_NAME]
+            close = difflib.get_close_matches(name, self._known, n=1)
+            meant = f", did you mean {close[0]!r}?" if close else ""
+            raise RequestError(f"unknown field {name!r}{meant}", name, "unknown_parameter")
+        return tuple(name[:MAX_NAME] for name in unknown[:MAX_IGNORED])
+
+    def _find(self, names: Names, types: tuple[type, ...], wanted: str | None = None) -> tuple[str, Any]:
+        names = (names,) if isinstance(names, str) else names
+        self._known.update(names)
+        for name in names:
+            value = self.body.get(name)
+            if value is None:
+                continue
+            if type(value) not in types:
+                wanted = wanted or " or ".join(dict.fromkeys(kind_of(kind()) for kind in types))
+                raise RequestError(f"{name} must be {wanted}, not {kind_of(value)}", name, "invalid_type")
+            return name, value
+        return names[0], None
 
 
 def in_range(value, name: str, low, high):
     if not math.isfinite(value) or not low <= value <= high:
-        raise RequestError(f"{name} ({value}) must be from {low} to {high}", name)
+        raise RequestError(f"{name} ({value}) must be from {low} to {high}", name, "invalid_value")
     return value
 
 
@@ -77,5 +120,6 @@ def check_token_ids(values: list, name: str, vocab_size: int) -> tuple[int, ...]
     for value in values:
         if type(value) is not int or not 0 <= value < vocab_size:
             shown = value if type(value) in (int, float) else kind_of(value)
-            raise RequestError(f"{name} has a token ({shown}) that is not a whole number from 0 to {vocab_size - 1}", name)
+            message = f"{name} has a token ({shown}) that is not a whole number from 0 to {vocab_size - 1}"
+            raise RequestError(message, name, "invalid_value")
     return tuple(values)

@@ -32,7 +32,9 @@ def kind_of(value) -> str:
     """JSON's word for the type of `value`."""
     if value is None:
         return "null"
-    return {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}[type(value)]
+    return {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}[
+        type(value)
+    ]
 
 
 def _check(value, may_hold_surrogates: bool) -> None:

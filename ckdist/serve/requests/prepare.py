@@ -1,14 +1,16 @@
-"""One entry for every kind of request: bytes of a body in, a `Prepared` for the engine or a finished JSON answer out."""
+"""One entry for every kind of request: bytes of a body in, a `Prepared` for the engine or a finished JSON answer
+out."""
 
+from dataclasses import replace
 from typing import Any
 
-from ckdist.serve.requests.chat import parse_chat
-from ckdist.serve.requests.completion import parse_completion
+from ckdist.serve.requests.chat import ChatRequest, parse_chat
+from ckdist.serve.requests.completion import encode_prompt, parse_completion, prompt_text
 from ckdist.serve.requests.json_body import parse_object
+from ckdist.serve.requests.llama_completion import parse_llama_completion
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
-from ckdist.serve.requests.prompt import fit_output, render_chat
-from ckdist.serve.requests.sampling import with_logprobs
-from ckdist.serve.requests.tokens import detokenize, tokenize
+from ckdist.serve.requests.prompt import render_chat, tokenise
+from ckdist.serve.requests.tokens import detokenize, tokenize, tokenizer_facts
 from ckdist.tokens.tokenizer import Tokenizer
 
 
@@ -18,38 +20,43 @@ def prepare(kind: str, body: bytes, tokenizer: Tokenizer, facts: ModelFacts) -> 
 
 
 def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
-    asked_for = parse_chat(body, facts.vocab_size)
-    asked = asked_for.asked
-    text = render_chat(tokenizer, asked_for.messages, asked_for.add_generation_prompt, asked_for.template_kwargs)
-    tokens = tokenizer.encode(text, add_special=False)
-    room = fit_output(tokens, asked.max_tokens, facts.context_length, "messages")
-    sampling = with_logprobs(asked.sampling, asked_for.logprobs, of_prompt=False)
-    wants_logprobs = asked_for.logprobs is not None
-    return Prepared([tokens], [room], sampling, asked.n, asked.stops, asked.stream, asked.include_usage, wants_logprobs)
+    request = parse_chat(body, tokenizer, facts)
+    text = _rendered(request, tokenizer)
+    tokens = tokenise(tokenizer, text, request.add_special_tokens, facts, "messages")
+    return request.asked.prepared([tokens], facts, "messages")
 
 
 def completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
-    asked_for = parse_completion(body, facts.vocab_size)
-    asked = asked_for.asked
-    prompts, echo = [], []
-    for given in asked_for.prompts:
-        is_text = isinstance(given, str)
-        prompts.append(tokenizer.encode(given, add_special=True) if is_text else list(given))
-        if asked_for.echo:
-            echo.append(given if is_text else tokenizer.decode(given))
-    rooms = [fit_output(tokens, asked.max_tokens, facts.context_length, "prompt") for tokens in prompts]
-    sampling = with_logprobs(asked.sampling, asked_for.logprobs, of_prompt=asked_for.echo)
-    return Prepared(
-        prompts,
-        rooms,
-        sampling,
-        asked.n,
-        asked.stops,
-        asked.stream,
-        asked.include_usage,
-        asked_for.logprobs is not None,
-        echo if asked_for.echo else None,
-    )
+    request = parse_completion(body, tokenizer, facts)
+    prompts = [encode_prompt(prompt, tokenizer, request.add_special, facts) for prompt in request.prompts]
+    pairs = zip(request.prompts, prompts)
+    texts = tuple(prompt_text(prompt, tokens, tokenizer) for prompt, tokens in pairs) if request.echo else ()
+    return request.asked.prepared(prompts, facts, "prompt", echo=request.echo, texts=texts)
 
 
-KINDS = {"chat": chat, "completion": completion, "tokenize": tokenize, "detokenize": detokenize}
+def llama_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
+    request = parse_llama_completion(body, tokenizer, facts)
+    prompts = [encode_prompt(prompt, tokenizer, True, facts) for prompt in request.prompts]
+    texts = tuple(prompt_text(prompt, tokens, tokenizer) for prompt, tokens in zip(request.prompts, prompts))
+    prepared = request.asked.prepared(prompts, facts, "prompt", texts=texts, response_fields=request.response_fields)
+    return replace(prepared, token_ids=prepared.token_ids or prepared.stream)  # the pieces of a stream always have them
+
+
+def apply_template(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
+    """llama-server's /apply-template: the chat as the text that the model would continue."""
+    return {"prompt": _rendered(parse_chat(body, tokenizer, facts), tokenizer)}
+
+
+def _rendered(request: ChatRequest, tokenizer: Tokenizer) -> str:
+    return render_chat(tokenizer, request.messages, request.add_generation_prompt, request.template_kwargs)
+
+
+KINDS = {
+    "chat": chat,
+    "completion": completion,
+    "llama_completion": llama_completion,
+    "apply_template": apply_template,
+    "tokenize": tokenize,
+    "detokenize": detokenize,
+    "tokenizer_facts": tokenizer_facts,
+}

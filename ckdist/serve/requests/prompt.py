@@ -3,6 +3,7 @@
 from typing import Any
 
 from ckdist.errors import RequestError
+from ckdist.serve.requests.prepared import ModelFacts
 
 
 def render_chat(tokenizer, messages: list[dict[str, Any]], add_generation_prompt: bool, kwargs: dict[str, Any]) -> str:
@@ -11,6 +12,11 @@ def render_chat(tokenizer, messages: list[dict[str, Any]], add_generation_prompt
     if template is None:
         raise RequestError("the model has no chat template; use /v1/completions", "messages")
     return template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
+
+
+def tokenise(tokenizer, text: str, add_special: bool, facts: ModelFacts, field: str) -> list[int]:
+    """The ids of `text`, which `field` of the request gave."""
+    return tokenizer.encode(text, add_special=add_special)
 
 
 def fit_output(prompt: list[int], max_tokens: int | None, context_length: int, field: str) -> int:
@@ -22,10 +28,22 @@ def fit_output(prompt: list[int], max_tokens: int | None, context_length: int, f
         raise RequestError(f"{field} is empty; give at least one token", field)
     most = context_length - (max_tokens != 0)
     if len(prompt) > most:
-        raise RequestError(
-            f"the prompt has {len(prompt)} tokens and the context {context_length}, of which it may fill {most}; "
-            "shorten it, or raise --ctx-size",
-            field,
-        )
+        raise too_long(len(prompt), most, context_length, field)
     room = context_length - len(prompt)
     return room if max_tokens is None else min(max_tokens, room)
+
+
+def too_long(tokens: int, most: int, context_length: int, field: str, about: str = "") -> RequestError:
+    """The error of a prompt with more than `most` tokens; `about` goes before a number of tokens that is not exact.
+
+    Clients know it by its code; LangChain and LiteLLM by the words "context length" and "exceeds the available context
+    size".
+    """
+    return RequestError(
+        f"the prompt has {about}{tokens} tokens, which exceeds the available context size: this model's maximum "
+        f"context length is {context_length} tokens, of which a prompt may fill {most}; shorten it, or "
+        "raise --ctx-size",
+        field,
+        "context_length_exceeded",
+        {"n_prompt_tokens": tokens, "n_ctx": context_length},
+    )

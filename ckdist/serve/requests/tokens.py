@@ -1,34 +1,69 @@
-"""/tokenize and /detokenize, whose answers need no engine."""
+"""/tokenize and /detokenize, whose answers need no engine: llama-server's and vLLM's, which share both paths."""
 
 from typing import Any
 
 from ckdist.errors import RequestError
+from ckdist.serve.requests.chat import parse_chat
 from ckdist.serve.requests.fields import Fields
+from ckdist.serve.requests.names import INERT, NEUTRAL
 from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.serve.requests.prompt import render_chat
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_TOKENS = 1 << 20
 
 
 def tokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
+    """Of `content` (llama-server's), or of `prompt` or `messages` (vLLM's, whose answer has the count beside the
+    ids)."""
     fields = Fields(body)
-    fields.refuse_unknown(("content", "add_special", "parse_special", "with_pieces"), {})
-    content = fields.text("content")
+    content, prompt = fields.text("content"), fields.text("prompt")
+    with_pieces, with_texts = fields.switch("with_pieces"), fields.switch("return_token_strs")
+    is_chat = fields.value("messages", list) is not None
+    parse_special = fields.switch("parse_special", True)
+    add_special = fields.switch(("add_special", "add_special_tokens"), prompt is not None)
+    if content is None and prompt is None and not is_chat:
+        message = "content is needed: the text to tokenise; or prompt, or messages, as in vLLM"
+        raise RequestError(message, "content", "missing_required_parameter")
+    if is_chat:
+        request = parse_chat({name: body[name] for name in body if name not in TOKENIZE_NAMES}, tokenizer, facts)
+        text = render_chat(tokenizer, request.messages, request.add_generation_prompt, request.template_kwargs)
+    else:
+        fields.finish(NEUTRAL, INERT, facts.strict_fields)
+        text = content if content is not None else prompt
+    tokens = tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+    answer: dict[str, Any] = {"tokens": tokens}
+    if with_pieces:
+        answer["tokens"] = [{"id": token, "piece": _piece(tokenizer, token)} for token in tokens]
     if content is None:
-        raise RequestError("content is needed: the text to tokenise", "content")
-    fields.switch("parse_special")
-    tokens = tokenizer.encode(content, add_special=fields.switch("add_special"))
-    if fields.switch("with_pieces"):
-        return {"tokens": [{"id": token, "piece": _piece(tokenizer, token)} for token in tokens]}
-    return {"tokens": tokens}
+        texts = [tokenizer.token_text(token) for token in tokens] if with_texts else None
+        answer |= {"count": len(tokens), "max_model_len": facts.context_length, "token_strs": texts}
+    return answer
 
 
 def detokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
+    """The text as `content`, llama-server's name, and as `prompt`, vLLM's."""
     fields = Fields(body)
-    fields.refuse_unknown(("tokens",), {})
     if fields.value("tokens", list) is None:
-        raise RequestError("tokens is needed: a list of token ids", "tokens")
-    return {"content": tokenizer.decode(fields.token_ids("tokens", facts.vocab_size, MAX_TOKENS))}
+        raise RequestError("tokens is needed: a list of token ids", "tokens", "missing_required_parameter")
+    text = tokenizer.decode(fields.token_ids("tokens", facts.vocab_size, MAX_TOKENS))
+    fields.finish(NEUTRAL, INERT, facts.strict_fields)
+    return {"content": text, "prompt": text}
+
+
+def tokenizer_facts(known: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
+    """`known` with the chat template, and the texts of BOS and EOS, under the names of /props and vLLM's
+    /tokenizer_info."""
+    template, bos = tokenizer.chat_template, tokenizer.bos_token_id
+    return {
+        **known,
+        "chat_template": template.sources["default"] if template is not None else "",
+        "bos_token": "" if bos is None else tokenizer.token_text(bos),
+        "eos_token": next((tokenizer.token_text(token) for token in sorted(tokenizer.eos_token_ids)), ""),
+    }
+
+
+TOKENIZE_NAMES = frozenset("content prompt with_pieces return_token_strs parse_special add_special".split())
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:

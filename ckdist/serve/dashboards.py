@@ -1,0 +1,125 @@
+"""The same numbers under the names that dashboards for vLLM and llama-server read, with their types, labels and
+units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics import MetricWrapperBase
+
+if TYPE_CHECKING:
+    from ckdist.serve.metrics import Metrics
+
+# vLLM's name: the field of Metrics that it is.
+VLLM = {
+    "vllm:prompt_tokens": "prompt_tokens",
+    "vllm:generation_tokens": "generated_tokens",
+    "vllm:prefix_cache_queries": "prompt_tokens",
+    "vllm:prefix_cache_hits": "cached_tokens",
+    "vllm:time_to_first_token_seconds": "first_token_seconds",
+    "vllm:time_per_output_token_seconds": "inter_token_seconds",
+    "vllm:inter_token_latency_seconds": "inter_token_seconds",
+    "vllm:request_time_per_output_token_seconds": "token_seconds",
+    "vllm:e2e_request_latency_seconds": "generation_seconds",
+    "vllm:request_decode_time_seconds": "decode_seconds",
+    "vllm:request_prompt_tokens": "request_prompt_tokens",
+    "vllm:request_generation_tokens": "request_generated_tokens",
+}
+REASONS = ("stop", "length", "abort")
+
+
+def vllm_families(metrics: Metrics, stats: dict) -> Iterator[Metric]:
+    """`stats` are rank 0's numbers. Every sample has the labels model_name and engine."""
+    labels = {"model_name": metrics.model, "engine": "0"}
+    for name, own in VLLM.items():
+        yield _renamed(getattr(metrics, own), name, labels)
+    finished = {sample.labels["reason"]: sample.value for sample in _samples(metrics.finished, "_total")}
+    success = CounterMetricFamily(
+        "vllm:request_success", "Requests by how they ended", labels=[*labels, "finished_reason"]
+    )
+    for reason in REASONS:
+        success.add_metric([*labels.values(), reason], finished.get(reason, 0.0))
+    yield success
+    yield _counter("vllm:num_preemptions", "Sequences put back", _number(stats, "preemptions_total"), labels)
+    gauges = {
+        "vllm:num_requests_running": ("Sequences in the batch", _number(stats, "requests_running")),
+        "vllm:num_requests_waiting": ("Sequences in the queue", _number(stats, "requests_waiting")),
+        "vllm:kv_cache_usage_perc": ("Share of the KV cache in use; 1 is all", _cache_usage(stats)),
+        "vllm:gpu_cache_usage_perc": ("The former name of kv_cache_usage_perc", _cache_usage(stats)),
+    }
+    for name, (text, value) in gauges.items():
+        yield _gauge(name, text, value, labels)
+
+
+def llama_families(metrics: Metrics, stats: dict) -> Iterator[Metric]:
+    """Without labels, as llama-server gives them."""
+    prompt_tokens, tokens = (
+        _samples(own, "_total")[0].value for own in (metrics.prompt_tokens, metrics.generated_tokens)
+    )
+    cached = _samples(metrics.cached_tokens, "_total")[0].value
+    prompt_seconds, seconds = (
+        _samples(own, "_sum")[0].value for own in (metrics.first_token_seconds, metrics.decode_seconds)
+    )
+    computed = prompt_tokens - cached
+    counters = {
+        "llamacpp:prompt_tokens": ("Prompt tokens computed", computed),
+        "llamacpp:prompt_seconds": ("Time spent on prompts, waiting included", prompt_seconds),
+        "llamacpp:tokens_predicted": ("Generated tokens", tokens),
+        "llamacpp:tokens_predicted_seconds": ("Time spent on generation", seconds),
+        "llamacpp:n_decode": ("Steps of the engine", _number(stats, "step_seconds_count")),
+    }
+    for name, (text, value) in counters.items():
+        yield _counter(name, text, value, {})
+    gauges = {
+        "llamacpp:prompt_tokens_seconds": (
+            "Mean prompt tokens per second of a request",
+            computed / prompt_seconds if prompt_seconds else 0.0,
+        ),
+        "llamacpp:predicted_tokens_seconds": (
+            "Mean generated tokens per second of a request",
+            tokens / seconds if seconds else 0.0,
+        ),
+        "llamacpp:requests_processing": ("Sequences in the batch", _number(stats, "requests_running")),
+        "llamacpp:requests_deferred": ("Sequences in the queue", _number(stats, "requests_waiting")),
+        "llamacpp:kv_cache_usage_ratio": ("Share of the KV cache in use; 1 is all", _cache_usage(stats)),
+    }
+    for name, (text, value) in gauges.items():
+        yield _gauge(name, text, value, {})
+
+
+def _renamed(own: MetricWrapperBase, name: str, labels: dict[str, str]) -> Metric:
+    """What `own` has counted as a family of another name, with more labels."""
+    (family,) = own.collect()
+    copy = Metric(name, family.documentation, family.type)
+    for sample in family.samples:
+        if not sample.name.endswith("_created"):
+            copy.add_sample(name + sample.name.removeprefix(family.name), {**labels, **sample.labels}, sample.value)
+    return copy
+
+
+def _samples(own: MetricWrapperBase, suffix: str) -> list:
+    return [sample for family in own.collect() for sample in family.samples if sample.name.endswith(suffix)]
+
+
+def _counter(name: str, text: str, value: float, labels: dict[str, str]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _gauge(name: str, text: str, value: float, labels: dict[str, str]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _number(stats: dict, name: str) -> float:
+    value = stats.get(name, 0)
+    return float(value) if type(value) in (int, float) else 0.0
+
+
+def _cache_usage(stats: dict) -> float:
+    blocks = _number(stats, "blocks")
+    return _number(stats, "blocks_used") / blocks if blocks else 0.0

@@ -1,0 +1,52 @@
+"""Paths that clients know from other servers and that this one does not have: a 404 that says so, since clients retry a
+501."""
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from ckdist.serve.paths.path import Path
+from ckdist.serve.problems import Problem
+from ckdist.serve.service import Service
+
+METHODS = ("GET", "POST", "PUT", "DELETE")
+NAMES = {
+    "/v1/embeddings": "embeddings are not computed",
+    "/embedding": "embeddings are not computed",
+    "/v1/rerank": "documents are not ranked",
+    "/v1/reranking": "documents are not ranked",
+    "/v2/rerank": "documents are not ranked",
+    "/score": "texts are not scored; use echo with logprobs in /v1/completions",
+    "/pooling": "embeddings are not computed",
+    "/classify": "texts are not classified",
+    "/infill": "there is no infill; put the model's own tokens for it into the prompt of /v1/completions",
+    "/v1/responses": "use /v1/chat/completions",
+    "/v1/responses/{name:path}": "use /v1/chat/completions",
+    "/v1/messages": "use /v1/chat/completions",
+    "/v1/messages/count_tokens": "use /tokenize",
+    "/v1/batches": "send the requests one by one; they share steps",
+    "/v1/batches/{name:path}": "send the requests one by one; they share steps",
+    "/v1/files": "files are not kept",
+    "/v1/files/{name:path}": "files are not kept",
+    "/v1/audio/{name:path}": "only text is read and written",
+    "/v1/images/{name:path}": "only text is read and written",
+    "/v1/moderations": "texts are not judged",
+    "/v1/assistants": "use /v1/chat/completions",
+    "/v1/threads": "use /v1/chat/completions",
+    "/v1/fine_tuning/{name:path}": "train with `ckdist train`",
+    "/slots/{name:path}": "slots are not saved; prompts are found again by their beginnings",
+    "/api/{name:path}": "Ollama's own API is not served; use /v1/chat/completions, which Ollama has too",
+}
+
+
+async def refuse(service: Service, request: Request) -> Response:
+    path = request.url.path[:200]
+    reason = next((why for name, why in NAMES.items() if _matches(name, path)), "use /v1/chat/completions")
+    raise Problem(404, f"{path!r} is not supported by this server: {reason}", code="unsupported_endpoint")
+
+
+def _matches(name: str, path: str) -> bool:
+    begin, brace, _ = name.partition("{")
+    return path.startswith(begin) if brace else path == name
+
+
+PATHS = tuple(Path(name, refuse, METHODS) for name in NAMES)

@@ -1,0 +1,69 @@
+"""llama-server's own API: completion, its settings, its slots, its adapters."""
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from ckdist import __version__
+from ckdist.engine.sampling import SamplingParams
+from ckdist.serve.answer import json_answer, to_json
+from ckdist.serve.llama_completion import LlamaCompletionAnswer
+from ckdist.serve.llama_settings import llama_settings
+from ckdist.serve.paths.path import Path
+from ckdist.serve.problems import Problem
+from ckdist.serve.requests.llama_completion import SAMPLING_DEFAULTS
+from ckdist.serve.service import Service
+
+NO_END = b""  # llama-server's own streams end with the last event
+
+
+async def completion(service: Service, request: Request) -> Response:
+    prepared = await service.prepare("llama_completion", request)
+    return await service.answer(request, prepared, LlamaCompletionAnswer, NO_END)
+
+
+async def props(service: Service, request: Request) -> Response:
+    """What the server was started with. The model's path stays private: its name stands there."""
+    service.check_ready()
+    name, settings = service.settings.model_name, llama_settings(SamplingParams(**SAMPLING_DEFAULTS), -1)
+    known = {
+        "default_generation_settings": {"id": 0, "n_ctx": service.context_length, "params": settings},
+        "total_slots": service.settings.parallel,
+        "model_alias": name,
+        "model_path": name,
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"ckdist {__version__}",
+        "is_sleeping": False,
+    }
+    return json_answer(await service.prepare("tokenizer_facts", request, to_json(known)))
+
+
+async def slots(service: Service, request: Request) -> Response:
+    """One entry for each sequence that may run at once; which client has which is not told. 503 where the client wants
+    a free one."""
+    service.check_ready()
+    most = service.settings.parallel
+    busy = min(most, service.client.active)
+    if request.query_params.get("fail_on_no_slot") and busy == most:
+        raise Problem(503, f"all {most} slots are busy; try again later")
+    context = service.context_length
+    entries = [{"id": i, "n_ctx": context, "speculative": False, "is_processing": i < busy} for i in range(most)]
+    return json_answer(entries)
+
+
+async def lora_adapters(service: Service, request: Request) -> Response:
+    adapter = service.settings.adapter
+    return json_answer([] if adapter is None else [{"id": 0, "path": adapter, "scale": 1.0}])
+
+
+async def change_lora_adapters(service: Service, request: Request) -> Response:
+    raise Problem(400, "the scale of an adapter is fixed while the server runs", "scale", "unsupported_parameter")
+
+
+PATHS = (
+    Path("/completion", completion, ("POST",)),
+    Path("/completions", completion, ("POST",)),
+    Path("/props", props),
+    Path("/slots", slots),
+    Path("/lora-adapters", lora_adapters),
+    Path("/lora-adapters", change_lora_adapters, ("POST",)),
+)

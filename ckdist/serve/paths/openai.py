@@ -1,0 +1,45 @@
+"""OpenAI's API."""
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from ckdist.serve.answer import json_answer
+from ckdist.serve.chat import ChatAnswer
+from ckdist.serve.completions import CompletionAnswer
+from ckdist.serve.paths.path import Path
+from ckdist.serve.problems import Problem
+from ckdist.serve.service import Service
+
+
+async def models(service: Service, request: Request) -> Response:
+    return json_answer({"object": "list", "data": [_model(service)]})
+
+
+async def model(service: Service, request: Request) -> Response:
+    name, own = request.path_params["name"], service.settings.model_name
+    if name != own:
+        message = f"there is no model {name[:200]!r}; this server has {own!r}"
+        raise Problem(404, message, "model", "model_not_found")
+    return json_answer(_model(service))
+
+
+async def chat_completions(service: Service, request: Request) -> Response:
+    return await service.answer(request, await service.prepare("chat", request), ChatAnswer)
+
+
+async def completions(service: Service, request: Request) -> Response:
+    return await service.answer(request, await service.prepare("completion", request), CompletionAnswer)
+
+
+def _model(service: Service) -> dict:
+    name, known = service.settings.model_name, service.known_model
+    model = {"id": name, "object": "model", "created": service.created, "owned_by": "ckdist", "root": name}
+    return {**model, "parent": None, "max_model_len": known.get("context_length"), "meta": known}
+
+
+PATHS = (
+    Path("/v1/models", models),
+    Path("/v1/models/{name:path}", model),
+    Path("/v1/chat/completions", chat_completions, ("POST",)),
+    Path("/v1/completions", completions, ("POST",)),
+)

@@ -1,0 +1,43 @@
+"""One path of the HTTP application, and the other names under which clients ask for it."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from ckdist.serve.service import Service
+
+VERSION = "/v1"
+
+
+@dataclass(frozen=True)
+class Path:
+    """`name` may end with one parameter, as `/v1/models/{name:path}`. Whatever has GET has HEAD too."""
+
+    name: str
+    handle: Callable[[Service, Request], Awaitable[Response]]
+    methods: tuple[str, ...] = ("GET",)
+
+
+class PathNames:
+    """Knows the paths of the application by every name: with `/v1` before them or without, with a slash at the end or
+    without."""
+
+    def __init__(self, names: Iterable[str]):
+        names = set(names)
+        self._whole = {name for name in names if "{" not in name}
+        self._begins = {name.partition("{")[0]: name for name in names - self._whole}
+
+    def resolve(self, path: str) -> tuple[str, str] | None:
+        """The path as the application knows it, and its name in the table; None when there is none."""
+        if len(path) > 1:
+            path = path.rstrip("/") or "/"
+        other = path[len(VERSION) :] if path.startswith(f"{VERSION}/") else VERSION + path
+        for candidate in (path, other):
+            if candidate in self._whole:
+                return candidate, candidate
+            for begin, name in self._begins.items():
+                if candidate.startswith(begin) and len(candidate) > len(begin):
+                    return candidate, name
+        return None

@@ -1,0 +1,137 @@
+"""What every request for text asks for, whichever path it came by: how text is made, how much, and how it is given
+out."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.text import check_stop
+from ckdist.errors import RequestError
+from ckdist.serve.requests.fields import Fields
+from ckdist.serve.requests.names import INERT, NEUTRAL
+from ckdist.serve.requests.prepared import ModelFacts, Prepared
+from ckdist.serve.requests.prompt import fit_output
+from ckdist.serve.requests.sampling import read_sampling
+from ckdist.tokens.tokenizer import Tokenizer
+
+MAX_CHOICES = 16
+MAX_LOGPROBS = 20
+MAX_LENGTH = 1 << 31
+MAX_TOKENS_NAMES = ("max_completion_tokens", "max_tokens", "n_predict", "num_predict", "max_new_tokens")
+UNLIMITED = (-1, -2)  # llama.cpp's and Ollama's words for "until the context is full"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The shared fields. `max_tokens` is None where the context alone is the limit; `logprobs` is the number of
+    alternatives per token, None without logprobs; `ignored` has the names that nobody knows."""
+
+    sampling: SamplingParams
+    max_tokens: int | None
+    stops: tuple[str, ...]
+    n: int
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    logprobs: int | None
+    include_stop: bool
+    skip_special: bool
+    token_ids: bool
+    timings_per_token: bool
+    ignored: tuple[str, ...]
+
+    def prepared(self, prompts: list[list[int]], facts: ModelFacts, field: str, **more: Any) -> Prepared:
+        """This for `prompts`, which `field` of the request gave. RequestError for a prompt that does not fit."""
+        rooms = [fit_output(tokens, self.max_tokens, facts.context_length, field) for tokens in prompts]
+        own = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        own |= {"max_tokens": rooms, "logprobs": self.logprobs is not None}
+        own["sampling"] = dataclasses.replace(
+            self.sampling, logprobs=self.logprobs, prompt_logprobs=self.logprobs if more.get("echo") else None
+        )
+        return Prepared(prompts=prompts, **own, **more)
+
+
+def read_asked(
+    fields: Fields,
+    tokenizer: Tokenizer,
+    facts: ModelFacts,
+    logprobs: int | None,
+    least_tokens: int = 0,
+    default_tokens: int | None = None,
+    sampling_defaults: dict[str, Any] | None = None,
+) -> Asked:
+    """The shared fields. It comes last: every field that the caller reads itself must have been read, `logprobs` among
+    them.
+
+    RequestError for what cannot be meant, for what is not supported, and under --strict-fields for what is not known.
+    """
+    sampling = read_sampling(fields, tokenizer, facts.vocab_size, sampling_defaults or {})
+    max_tokens = _max_tokens(fields, least_tokens, default_tokens)
+    if max_tokens is not None and sampling.min_tokens > max_tokens:
+        message = f"min_tokens ({sampling.min_tokens}) is more than the {max_tokens} tokens that the answer may have"
+        raise RequestError(message, "min_tokens", "invalid_value")
+    stream = fields.switch("stream")
+    options = Fields(fields.value("stream_options", dict) or {})
+    return Asked(
+        sampling=sampling,
+        max_tokens=max_tokens,
+        stops=_stops(fields),
+        n=_choices(fields),
+        stream=stream,
+        include_usage=options.switch("include_usage") and stream,
+        continuous_usage=options.switch("continuous_usage_stats") and stream,
+        logprobs=logprobs,
+        include_stop=fields.switch("include_stop_str_in_output"),
+        skip_special=fields.switch("skip_special_tokens", True),
+        token_ids=fields.switch(("return_token_ids", "return_tokens")),
+        timings_per_token=fields.switch("timings_per_token"),
+        ignored=_finish(fields, facts),
+    )
+
+
+def _finish(fields: Fields, facts: ModelFacts) -> tuple[str, ...]:
+    form = fields.value("response_format", dict)
+    kind = "text" if form is None else Fields(form).text("type", "text")
+    if kind != "text":
+        message = f"'response_format' of type {kind[:32]!r} is not supported with this model; only 'text' is"
+        raise RequestError(message, "response_format", "unsupported_value")
+    _check_adapters(fields)
+    return fields.finish(NEUTRAL, INERT, facts.strict_fields)
+
+
+def _check_adapters(fields: Fields) -> None:
+    """llama-server's scales of adapters for one request: those that are loaded have 1, and that cannot be changed."""
+    for item in fields.value("lora", list) or ():
+        if not isinstance(item, dict) or item.get("scale", 1) != 1:
+            raise RequestError("lora cannot change the scale of an adapter; leave it out", "lora", "unsupported_value")
+
+
+def _max_tokens(fields: Fields, least: int, default: int | None) -> int | None:
+    """The first limit that is one: a client may send -1 under one name, as its default, and what its user wants under
+    another."""
+    named = {name: fields.integer(name, None, -MAX_LENGTH, MAX_LENGTH) for name in MAX_TOKENS_NAMES}
+    given = {name: value for name, value in named.items() if value is not None}
+    limits = {name: value for name, value in given.items() if value not in UNLIMITED}
+    if not limits:
+        return None if given else default
+    name, value = next(iter(limits.items()))
+    if value < least:
+        message = f"{name} ({value}) must be from {least} to {MAX_LENGTH}, or -1 for as many as fit"
+        raise RequestError(message, name, "invalid_value")
+    return value
+
+
+def _choices(fields: Fields) -> int:
+    n = fields.integer(("n", "n_cmpl"), 1, 1, MAX_CHOICES)
+    best_of = fields.integer("best_of", None, 0, MAX_CHOICES)
+    if best_of not in (None, 0, 1, n):
+        message = f"best_of ({best_of}) is not supported; leave it out, or make it equal to n ({n})"
+        raise RequestError(message, "best_of", "unsupported_value")
+    return n
+
+
+def _stops(fields: Fields) -> tuple[str, ...]:
+    value = fields.value("stop", str, list)
+    given = [value] if isinstance(value, str) else value or []
+    return check_stop([stop for stop in given if stop != ""])

@@ -1,0 +1,56 @@
+"""What a body of llama-server's own /completion asks for. Its defaults of sampling are llama-server's."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ckdist.config import SAMPLERS
+from ckdist.errors import RequestError
+from ckdist.serve.requests.asked import MAX_LOGPROBS, Asked, read_asked
+from ckdist.serve.requests.completion import Prompt, read_prompts
+from ckdist.serve.requests.fields import Fields
+from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.serve.requests.sampling import LLAMA_RANDOM_SEED
+from ckdist.tokens.tokenizer import Tokenizer
+
+SAMPLING_DEFAULTS = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "repeat_last_n": 64,
+    "samplers": SAMPLERS,
+}
+MAX_RESPONSE_FIELDS = 64
+MAX_PATH_CHARS = 200
+
+
+@dataclass(frozen=True)
+class LlamaCompletionRequest:
+    """`response_fields` are paths, as `generation_settings/seed`, of the only parts of the answer that are wanted;
+    none: all."""
+
+    asked: Asked
+    prompts: tuple[Prompt, ...]
+    response_fields: tuple[str, ...]
+
+
+def parse_llama_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> LlamaCompletionRequest:
+    """RequestError for anything that cannot be meant or is not supported."""
+    fields = Fields(body)
+    for name in ("suffix", "input_prefix", "input_suffix", "tools", "messages"):
+        if fields.value(name, str, list):
+            raise RequestError(f"{name} is not supported here; leave it out", name, "unsupported_parameter")
+    request = dict(prompts=read_prompts(fields, facts.vocab_size), response_fields=_response_fields(fields))
+    logprobs = fields.integer(("n_probs", "logprobs"), 0, 0, MAX_LOGPROBS) or None
+    asked = read_asked(fields, tokenizer, facts, logprobs, sampling_defaults=SAMPLING_DEFAULTS)
+    if asked.sampling.seed == LLAMA_RANDOM_SEED:
+        asked = replace(asked, sampling=replace(asked.sampling, seed=None))
+    return LlamaCompletionRequest(asked=asked, **request)
+
+
+def _response_fields(fields: Fields) -> tuple[str, ...]:
+    given = fields.value("response_fields", list) or []
+    if len(given) > MAX_RESPONSE_FIELDS or not all(isinstance(x, str) and len(x) <= MAX_PATH_CHARS for x in given):
+        message = f"response_fields must be a list of at most {MAX_RESPONSE_FIELDS} paths"
+        raise RequestError(message, "response_fields", "invalid_value")
+    return tuple(given)
