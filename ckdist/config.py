@@ -90,7 +90,8 @@ def option(
 class EngineConfig:
     """What every command that runs a model can be told."""
 
-    model: str | None = option(None, "-m", "--model", metavar="PATH", help="GGUF file or folder with safetensors (default: the bundled model)")
+    model: str | None = option(None, "-m", "--model", metavar="MODEL", help="GGUF file, folder with safetensors, or a name: smollm2, gemma3-270m, hf:owner/repo[:quant or file] (default: the bundled model)")
+    hf_repo: str | None = option(None, "-hf", "-hfr", "--hf-repo", metavar="OWNER/REPO[:QUANT]", help="the same as -m hf:OWNER/REPO[:QUANT]")
     override_kv: tuple[str, ...] = option((), "--override-kv", repeat=True, metavar="KEY=TYPE:VALUE", help="set a value of the GGUF file's metadata anew, as tokenizer.ggml.pre=str:qwen2; types: int, float, bool, str; several with commas or flags")
     ctx_size: int = option(0, "-c", "--ctx-size", parse=integer, low=0, high=1 << 24, metavar="N", help="longest sequence in tokens; 0: as the model and the memory allow")
     threads: int = option(0, "-t", "--threads", parse=integer, low=0, high=4096, metavar="N", help="compute threads of one rank; 0: its share of the cores")
@@ -114,7 +115,12 @@ class EngineConfig:
         for item in fields(self):
             check_field(item, getattr(self, item.name))
         if self.model == "":
-            raise ConfigError("--model is empty: give a GGUF file or a folder, or leave the flag out for the bundled model")
+            raise ConfigError("--model is empty: give a GGUF file, a folder or a name, or leave the flag out for the bundled model")
+        if self.hf_repo is not None:
+            if self.model is not None:
+                raise ConfigError(f"--model ({self.model}) and --hf-repo ({self.hf_repo}) both name a model: give one of them")
+            object.__setattr__(self, "model", f"hf:{self.hf_repo}")  # so that nothing else need know of the second spelling
+            object.__setattr__(self, "hf_repo", None)
         metadata_overrides(self.override_kv)
         if self.quantize and self.reorganize in ("dsa", "threads"):
             raise ConfigError(f"--reorganize {self.reorganize} serves weights as they are stored, and --quantize {self.quantize} changes them: leave one of the two out")
@@ -222,8 +228,24 @@ class ExportCommand:
 
     gguf: bool = option(False, "--gguf", help="the format to write; there is no other")
     type: str = option("f16", "--type", choices=("f16", "bf16", "f32", "q8_0", "q4_k"), help="type of the matrices")
-    source: str | None = option(None, "source", metavar="IN", help="folder with config.json, safetensors and a tokenizer")
+    source: str | None = option(None, "source", metavar="IN", help="folder with config.json, safetensors and a tokenizer, or hf:owner/repo")
     target: str | None = option(None, "target", metavar="OUT.gguf", help="file to write")
+    verbose: bool = option(False, "-v", "--verbose", help="log more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PullCommand:
+    """`ckdist pull`: fetch a model by its name, verify and keep it."""
+
+    name: str | None = option(None, "name", metavar="NAME", help="smollm2, gemma3-270m, or hf:owner/repo[:quant or file]")
+    accept_license: bool = option(False, "--accept-license", help="accept the model's terms, where it has some that must be accepted; their address is shown")
+    verbose: bool = option(False, "-v", "--verbose", help="log more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListCommand:
+    """`ckdist list`: show the models that -m can name, and which of them are here."""
+
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
 

@@ -10,6 +10,7 @@
     │   └── RequestError         a request with a wrong field or a prompt that does not fit
     └── EngineError              what broke while running; exit code 1, HTTP 5xx
         ├── CommError            a peer died, stalled or disagrees; names the rank and the step
+        ├── FetchError           a model could not be fetched: no network, a full disk, a wrong checksum
         └── NativeError          the native runtime refused or failed
 
 Every message is one line: what was wrong, both numbers, and the remedy.
@@ -64,6 +65,10 @@ class EngineError(CkdistError):
 
 class CommError(EngineError):
     """A peer died, stalled, or runs a different program."""
+
+
+class FetchError(EngineError):
+    """A model could not be fetched or kept: no network, a cut connection, a full disk, a wrong checksum. It meets every rank alike."""
 
 
 class NativeError(EngineError):

@@ -14,6 +14,7 @@ FLOORS = {
     "overrides": 1,
     "topology": 1,
     "comm": 1,
+    "hub": 1,
     "layout": 1,
     "progress": 1,
     "text_file": 1,

@@ -10,6 +10,7 @@ import numpy as np
 from ckdist import native
 from ckdist.config import ExportCommand
 from ckdist.errors import ConfigError, EngineError
+from ckdist.hub.resolve import resolve
 from ckdist.models.tensors import EMBEDDING, OUTPUT
 from ckdist.models.to_gguf import gguf_metadata
 from ckdist.progress import progress_bar
@@ -106,6 +107,6 @@ def rope_thetas(checkpoint: Checkpoint) -> tuple[float, float]:
 def run(command: ExportCommand) -> int:
     if not command.gguf or command.source is None or command.target is None:
         raise ConfigError("what to export, and where? ckdist export --gguf IN OUT.gguf")
-    size = export_gguf(command.source, command.target, command.type, progress=True)
+    size = export_gguf(resolve(command.source), command.target, command.type, progress=True)
     print(f"{command.target}: {command.type}, {size / 1e6:.1f} MB")
     return 0

@@ -12,12 +12,14 @@ import time
 
 from ckdist import __version__, config
 from ckdist.cli.arguments import parse_arguments
-from ckdist.errors import CkdistError, ConfigError, EngineError, UserError
+from ckdist.errors import CkdistError, ConfigError, EngineError, FetchError, UserError
 
 COMMANDS = {
     "serve": (config.ServeConfig, "answer the OpenAI API over HTTP"),
     "generate": (config.GenerateConfig, "continue one prompt on the terminal"),
     "perplexity": (config.PerplexityConfig, "score a text, or save its logits"),
+    "pull": (config.PullCommand, "fetch a model by its name"),
+    "list": (config.ListCommand, "show the models that have names, and which are here"),
     "train": (config.TrainCommand, "train a model, from nothing or on from one"),
     "export": (config.ExportCommand, "write a trained folder as a GGUF file"),
     "bench": (config.BenchConfig, "measure prefill and decode, or the machine itself"),
@@ -41,10 +43,13 @@ def launched_rank() -> int | None:
 
 
 def report(error: BaseException, rank: int | None) -> None:
-    """The one line. A mistake of the user's meets every rank alike: rank 0 says it, and the others keep quiet while it does."""
-    if isinstance(error, UserError) and rank:
+    """The one line. A mistake of the user's, or a model that cannot be fetched, meets every rank alike: rank 0 says it, and the others keep
+    quiet while it does.
+    """
+    shared = isinstance(error, (UserError, FetchError))
+    if shared and rank:
         time.sleep(1.0)  # the launcher ends this process as soon as rank 0 has; if rank 0 is well, the mistake is this rank's own
-    name = "" if rank is None or rank == 0 and isinstance(error, UserError) else f"rank {rank}: "
+    name = "" if rank is None or rank == 0 and shared else f"rank {rank}: "
     if sys.stderr is not None:  # print would take standard output instead
         with contextlib.suppress(OSError):
             print(f"ckdist: {name}{error}", file=sys.stderr, flush=True)

@@ -4,6 +4,7 @@ The port is taken before anything heavy is done, and the HTTP process answers 50
 """
 
 import contextlib
+import dataclasses
 import logging
 import os
 import pathlib
@@ -18,21 +19,26 @@ from ckdist.config import ServeConfig
 from ckdist.engine.coordinator import Coordinator
 from ckdist.engine.launch import BUNDLED, load_model, make_engine
 from ckdist.errors import EngineError
+from ckdist.hub.resolve import resolve
 from ckdist.serve.process import HttpProcess, listen
 
 log = logging.getLogger(__name__)
 
 
 def model_name(config: ServeConfig) -> str:
-    """What clients call the model unless --alias says otherwise."""
-    return pathlib.Path(config.model).stem if config.model else "ckdist-bundled"
+    """What clients call the model unless --alias says otherwise: the name of its file or folder, or the name that was asked for."""
+    if not config.model:
+        return "ckdist-bundled"
+    return pathlib.Path(config.model).stem if os.path.exists(config.model) else config.model.removeprefix("hf:")
 
 
-def curl_line(url: str, config: ServeConfig) -> str:
-    """A line to try the server with."""
+def curl_line(url: str, config: ServeConfig, chats: bool) -> str:
+    """A line to try the server with: a question to a model that `chats`, else a text to go on with."""
     key = ' -H "Authorization: Bearer $API_KEY"' if config.api_key or config.api_key_file else ""
-    body = """{"prompt": "def main(", "max_tokens": 32, "temperature": 0}"""
-    return f"curl {url}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+    path, body = "completions", """{"prompt": "def main(", "max_tokens": 32, "temperature": 0}"""
+    if chats:
+        path, body = "chat/completions", """{"messages": [{"role": "user", "content": "Explain why the sky is blue."}], "max_tokens": 128, "temperature": 0}"""
+    return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"
 
 
 def work(config: ServeConfig, world) -> int:
@@ -51,12 +57,13 @@ def work(config: ServeConfig, world) -> int:
 def run(config: ServeConfig) -> int:
     world = start_world()
     listener = together(world, lambda: listen(config.host, config.port) if world.rank == 0 else None)
+    name = config.alias or model_name(config)
+    config = dataclasses.replace(config, model=resolve(config.model, world))
     if world.rank != 0:
         return work(config, world)
     with contextlib.ExitStack() as held:
         directory = tempfile.mkdtemp(prefix="ckdist-")
         held.callback(shutil.rmtree, directory, ignore_errors=True)
-        name = config.alias or model_name(config)
         coordinator = held.enter_context(Coordinator(directory, {"id": name}, step_limit=config.comm_timeout * 4, drain_seconds=config.drain_timeout))
         http = HttpProcess.start(config, coordinator.address, os.fspath(config.model or BUNDLED), name, listener)
         held.callback(http.stop)
@@ -69,12 +76,13 @@ def run(config: ServeConfig) -> int:
             signal.signal(number, drain)
         model = load_model(config, world, progress=True)
         with dismissing(model, world):
-            engine, _ = make_engine(model, config.max_queue + config.parallel)
+            engine, tokenizer = make_engine(model, config.max_queue + config.parallel)
         lines, advice = start_lines(name, model)
         log.debug("%s", model.placement_map())
         for line in advice[:1]:
             log.warning("%s", line)
-        print(*lines, f"serving {name} at {http.url}  try: {curl_line(http.url, config)}", sep="\n", flush=True)
+        curl = curl_line(http.url, config, tokenizer.chat_template is not None)
+        print(*lines, f"serving {name} at {http.url}  try: {curl}", sep="\n", flush=True)
 
         def watch():
             model.executable.check_peers()

@@ -6,6 +6,7 @@ import dataclasses
 from ckdist.comm.world import start_world
 from ckdist.engine.launch import Model, load_model
 from ckdist.errors import CkdistError, UserError
+from ckdist.hub.resolve import resolve
 
 
 def longer_context(tokens: int, spec) -> str:
@@ -40,6 +41,7 @@ def model_session(config, world=None, measure: bool = False):
     rank 0 alone has noticed lets the others leave in order, so that the job's exit code is that of the mistake.
     """
     world = world or start_world()
+    config = dataclasses.replace(config, model=resolve(config.model, world))
     model: Model = load_model(config, world, progress=world.rank == 0, measure=measure)
     if world.rank == 0:
         with model.traced(), dismissing(model, world):

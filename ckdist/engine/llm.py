@@ -12,6 +12,7 @@ from ckdist.engine.launch import load_model, make_engine
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.text import TextStream, check_stop
 from ckdist.errors import EngineError, RequestError
+from ckdist.hub.resolve import resolve
 
 
 @dataclass
@@ -35,14 +36,14 @@ class LLM:
     """Generates over an Engine, whose only user it is."""
 
     def __init__(self, path: str | None = None, **settings):
-        """Loads the model at `path` (a GGUF file or a folder with safetensors; None: the bundled one).
+        """Loads the model at `path`: a GGUF file, a folder with safetensors, or a name as `-m` takes it, which is fetched; None: the bundled one.
 
         `settings` are fields of `ckdist.config.EngineConfig`: `threads`, `ctx_size`, `parallel`, `quantize` ... Under an MPI launcher
         every rank makes the LLM, and it returns on rank 0 alone: the others work in here, and their processes end with rank 0's
-        `close`. Raises the errors of `load_model`.
+        `close`. Raises the errors of `load_model`, and FetchError.
         """
         world = start_world()
-        model = load_model(EngineConfig(model=None if path is None else str(path), **settings), world)
+        model = load_model(EngineConfig(model=resolve(None if path is None else str(path), world), **settings), world)
 
         def leave():
             model.close()

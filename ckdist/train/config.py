@@ -33,7 +33,7 @@ class TrainConfig:
     """One training. What is trained is `model_name_or_path`, or from nothing what `model_config` describes."""
 
     output_dir: str = setting("", "folder of the trained model, its checkpoints, metrics and token cache")
-    model_name_or_path: str = setting("", "model to go on from: a folder with safetensors")
+    model_name_or_path: str = setting("", "model to go on from: a folder with safetensors, or hf:owner/repo")
     model_config: dict = setting({}, "a model from nothing: the fields of a Hugging Face config.json")
     tokenizer_name: str = setting("", "folder of a tokenizer (default: the model's own; from nothing, one is trained on the data)")
 

@@ -14,6 +14,7 @@ import numpy as np
 from ckdist.comm.communicator import ARENA_BYTES, open_communicator
 from ckdist.comm.world import agree, start_world
 from ckdist.errors import CommError, ConfigError
+from ckdist.hub.resolve import resolve
 from ckdist.topology import default_threads, place
 from ckdist.topology.arithmetic import arithmetic_rate
 from ckdist.train import checkpoint as saved
@@ -95,7 +96,8 @@ class Trainer:
         agree(world, "configuration", repr(config))
         self.folder = Folder(self.output) if world.rank == 0 else None
         resumed = world.broadcast(str(self.folder.choose(config.resume) or "") if world.rank == 0 else None)
-        self.model = open_model(config)
+        base = resolve(config.model_name_or_path or None, world) or ""
+        self.model = open_model(replace(config, model_name_or_path=base))
         if world.local_rank == 0:
             open_tokenizer(config, self.model, make=True)
         world.gather(None)  # it is there

@@ -1,0 +1,30 @@
+"""`ckdist list`: the models that have names: size, licence and where each is, or how to fetch it."""
+
+from ckdist.config import ListCommand
+from ckdist.hub.catalogue import CATALOGUE
+from ckdist.hub.repository import cached_models
+from ckdist.hub.store import Store
+
+
+def rows() -> list[tuple[str, str, str, str]]:
+    """Name, size, licence and place of each model: those of the catalogue, then what the cache of the hub's library holds."""
+    store, found = Store(), []
+    for model in CATALOGUE.values():
+        pull = f"ckdist pull {model.name}" + (" --accept-license" if model.terms else "")
+        place = str(store.path(model)) if store.has(model) else f"not here: {pull}, or put the file at {store.path(model)}"
+        licence = f"{model.licence} ({model.terms})" if model.terms else model.licence
+        found.append((model.name, megabytes(model.bytes), licence, place))
+    found += [(name, megabytes(size), "see its repository", path) for name, size, path in cached_models()]
+    return found
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"
+
+
+def run(command: ListCommand) -> int:
+    table = [("name", "size", "licence", "path"), *rows()]
+    widths = [max(len(row[column]) for row in table) for column in range(3)]
+    for row in table:
+        print("  ".join([*(text.ljust(width) for text, width in zip(row, widths)), row[3]]))
+    return 0

@@ -1,0 +1,77 @@
+"""Which files of a Hugging Face repository are the model that was asked for. Names in, names out."""
+
+import re
+from collections.abc import Sequence
+
+from ckdist.errors import ConfigError
+
+DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")  # where none is asked for, as llama-server has it; then the first file
+NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # GGUF files beside models
+SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
+FOLDER_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "model.safetensors.index.json")
+
+
+def choose_files(names: Sequence[str], wanted: str, repository: str) -> list[str]:
+    """The files to fetch: a GGUF file with all its parts, the first of them first; or config.json first, with a tokenizer and safetensors.
+
+    `wanted`: a file, a quantisation (Q4_K_M, in any case of letters) or nothing. Code, pickles and files in folders of a safetensors
+    repository are never among them. ConfigError where there is no such file.
+    """
+    names = sorted(name for name in names if _is_plain(name))
+    models = [name for name in names if _is_model(name)]
+    if wanted.lower().endswith(".gguf"):
+        found = [name for name in names if name.lower() == wanted.lower()]
+    elif models:
+        found = _by_quant(models, (wanted,) if wanted else DEFAULT_QUANTS) or ([] if wanted else models)
+    elif not wanted and "config.json" in names and (weights := _weights(names)):
+        return [*(name for name in FOLDER_FILES if name in names), *weights]
+    else:
+        found = []
+    if not found:
+        raise ConfigError(_nothing(names, models, wanted, repository))
+    return _parts(found[0], names, repository)
+
+
+def _is_plain(name: str) -> bool:
+    """May a file of this name be asked for and stored?"""
+    return name.isprintable() and not name.startswith("/") and "\\" not in name and not any(part in ("", ".", "..") for part in name.split("/"))
+
+
+def _is_model(name: str) -> bool:
+    """Is it a GGUF with a language model's weights, and not a further part of one?"""
+    split = SPLIT.search(name)
+    file = name.rsplit("/", 1)[-1]
+    return name.lower().endswith(".gguf") and not any(word in file for word in NO_MODELS) and (not split or int(split[1]) == 1)
+
+
+def _by_quant(models: Sequence[str], quants: Sequence[str]) -> list[str]:
+    """The models of the first of `quants` that there is. `F16` is not in `BF16`."""
+    for quant in quants:
+        pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(quant)}[.-]", re.IGNORECASE)
+        if found := [name for name in models if pattern.search(name)]:
+            return found
+    return []
+
+
+def _parts(first: str, names: Sequence[str], repository: str) -> list[str]:
+    split = SPLIT.search(first)
+    if split is None:
+        return [first]
+    parts = [f"{first[: split.start()]}-{i + 1:05d}-of-{split[2]}{first[-5:]}" for i in range(int(split[2]))]
+    if missing := [name for name in parts if name not in names]:
+        raise ConfigError(f"{repository} has {len(parts) - len(missing)} of the {len(parts)} parts of {first}; {missing[0]} is missing")
+    return parts
+
+
+def _weights(names: Sequence[str]) -> list[str]:
+    """Safetensors files in the root, without a copy of the weights in another naming."""
+    return [name for name in names if name.endswith(".safetensors") and "/" not in name and not name.startswith("consolidated")]
+
+
+def _nothing(names: Sequence[str], models: Sequence[str], wanted: str, repository: str) -> str:
+    if models:
+        shown = ", ".join(models[:8]) + (f" and {len(models) - 8} more" if len(models) > 8 else "")
+        return f"{repository} has no {wanted}: there are {shown}"
+    if wanted and "config.json" in names and _weights(names):
+        return f"{repository} has no GGUF files, and so no {wanted}: leave it out for the safetensors, which --quantize packs"
+    return f"{repository} has no GGUF files, and no config.json with safetensors: it is not a model that ckdist can read"

