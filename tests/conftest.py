@@ -1,14 +1,24 @@
-"""What a test measures is not kept in the cache of whoever runs it."""
+"""What a test measures is not kept in the cache of whoever runs it; models that were fetched are."""
 
 import os
 import tempfile
 
 import pytest
 
+from ckdist.hub.store import FOLDER_VARIABLE, store_folder
+
 
 @pytest.fixture(scope="session", autouse=True)
 def cache():
     """A cache folder of this run, which child processes inherit."""
+    os.environ.setdefault(FOLDER_VARIABLE, str(store_folder()))
     with tempfile.TemporaryDirectory(prefix="ckdist-cache-") as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         yield folder
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """One line for each published model that was not here, and so not tested."""
+    reasons = {report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()) if "test_real_models" in report.nodeid and isinstance(report.longrepr, tuple)}
+    for reason in sorted(reasons):
+        terminalreporter.write_line(f"published models not tested: {reason.removeprefix('Skipped: ')}")

@@ -68,7 +68,7 @@ def _listing(repository: str) -> Listing:
         info = _call(repository, lambda: HfApi().model_info(repository, files_metadata=True, timeout=LIST_SECONDS))
     except _Unreachable as problem:
         if (found := _cached(repository)) is not None:
-            log.info("the hub was not asked about %s (%s): what is in the cache is used", repository, problem)
+            log.info("the hub does not say what %s has (%s): what is in the cache is used", repository, problem)
             return found
         raise FetchError(f"{PREFIX}{repository} could not be fetched: {problem}, and nothing of it is in the cache; look at the network, HF_ENDPOINT and HF_HUB_OFFLINE") from None
     siblings = info.siblings or []
