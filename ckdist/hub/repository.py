@@ -5,6 +5,7 @@ import logging
 import os
 import pathlib
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,7 +19,6 @@ log = logging.getLogger(__name__)
 PREFIX = "hf:"
 NAME = re.compile(r"(?P<repository>[\w.-]{1,96}/[\w.-]{1,96})(?::(?P<wanted>[^:]{1,512}))?", re.ASCII)
 LIST_SECONDS = 15.0  # until the hub has answered what files there are
-CLIENTS = ("huggingface_hub", "hf_xet", "httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "filelock")
 Result = TypeVar("Result")
 
 
@@ -55,8 +55,11 @@ def fetch_repository(name: str) -> pathlib.Path:
 
 
 def _quiet() -> None:
-    """What the library and its HTTP client say of every request is left out; errors come as exceptions."""
-    for client in CLIENTS:
+    """What the library and its HTTP client log of every request and retry is left out; errors come as exceptions."""
+    from huggingface_hub.utils import logging as hub_logging
+
+    hub_logging.set_verbosity_error()
+    for client in ("httpx", "httpx2", "urllib3"):
         logging.getLogger(client).setLevel(logging.ERROR)
 
 
@@ -124,7 +127,9 @@ def _call(repository: str, action: Callable[[], Result]) -> Result:
 
     name = PREFIX + repository
     try:
-        return action()
+        with warnings.catch_warnings():  # of a disk that may be too small, before the error
+            warnings.simplefilter("ignore")
+            return action()
     except errors.GatedRepoError:
         raise ConfigError(f"{name} is gated: accept its terms on its page, and set HF_TOKEN or run hf auth login") from None
     except errors.RepositoryNotFoundError:

