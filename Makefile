@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RANKS ?= 2
 PORT ?= 8080
+MODEL ?= smollm2
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 CMAKE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 
@@ -41,8 +42,12 @@ $(LIBRARY): $(SOURCES) | $(VENV)/.ready
 	@$(BIN)/cmake --build build/native --parallel $(JOBS)
 	@touch $@
 
+# A model that cannot be fetched now (code 1) leaves the bundled one; any other mistake ends here.
 serve: setup
-	mpirun -n $(RANKS) ckdist serve --port $(PORT)
+	@ckdist pull $(MODEL); code=$$?; model="-m $(MODEL)"; \
+	test $$code -le 1 || exit $$code; \
+	test $$code -eq 0 || { model=; echo "serving the bundled model instead: a toy, whose text loops"; }; \
+	exec mpirun -n $(RANKS) ckdist serve --port $(PORT) $$model
 
 test: setup
 	$(BIN)/python -m pytest

@@ -1,7 +1,8 @@
 """Two published models on one, two and three ranks: ids as llama.cpp's, log-probabilities as transformers', chats and facts as text.
 
 The golden files are tests/golden/real (tests/golden/make_real_golden.py). The KL divergence is taken over the 64 most likely ids and one bucket for the
-rest, which is a lower bound: at the time of making it was MEASURED.
+rest, which is a lower bound. Measured on 1, 2 and 3 ranks it was below the whole one by 6.6e-4, 7.4e-4 and 6.6e-4 of 4.5e-3, 5.1e-3 and 4.4e-3 (smollm2), and
+by 3.0e-4 of 2.2e-3, 2.2e-3 and 2.1e-3 (gemma3-270m).
 CI fails where a model cannot be fetched; elsewhere its tests are skipped, and the last lines of the run say so. Terms are accepted by CI
 alone (its owner's); a user accepts them with `ckdist pull`.
 """
@@ -80,8 +81,8 @@ def test_the_line_that_serve_prints_asks_a_question():
         url, body = re.match(r"curl (\S+/v1/chat/completions) .* -d '(.*)'$", line).groups()
         answer = httpx.post(url, json=json.loads(body), timeout=60).json()
         assert answer["model"] == "smollm2"
-        assert json.loads(body)["messages"][0]["content"] == "Explain why the sky is blue."
-        assert "scatter" in answer["choices"][0]["message"]["content"], answer
+        choice = answer["choices"][0]
+        assert choice["finish_reason"] == "stop" and "scatter" in choice["message"]["content"], answer
     finally:
         limit.cancel()
         with contextlib.suppress(ProcessLookupError):

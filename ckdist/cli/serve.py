@@ -37,7 +37,7 @@ def curl_line(url: str, config: ServeConfig, chats: bool) -> str:
     key = ' -H "Authorization: Bearer $API_KEY"' if config.api_key or config.api_key_file else ""
     path, body = "completions", """{"prompt": "def main(", "max_tokens": 32, "temperature": 0}"""
     if chats:
-        path, body = "chat/completions", """{"messages": [{"role": "user", "content": "Explain why the sky is blue."}], "max_tokens": 128, "temperature": 0}"""
+        path, body = "chat/completions", """{"messages": [{"role": "user", "content": "Explain in two sentences why the sky is blue."}], "max_tokens": 128, "temperature": 0}"""
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"
 
 
