@@ -88,7 +88,7 @@ def folder(tmp_path, **changes) -> pathlib.Path:
         (["generate", "--tmep", "1"], "unknown flag --tmep, did you mean --temp?; see ckdist generate --help"),
         (["serve", "--port", "70000"], "--port (70000) must be from 0 to 65535"),
         (["generate", "-n", "many"], "-n/--n-predict: 'many' is not a whole number; see ckdist generate --help"),
-        (["generate", "-m", ""], "--model is empty: give a GGUF file or a folder, or leave the flag out for the bundled model"),
+        (["generate", "-m", ""], "--model is empty: give a GGUF file, a folder or a name, or leave the flag out for the bundled model"),
         (["bench", "-p", "0", "-n", "0"], "--n-prompt 0 and --n-gen 0 leave nothing to measure: give one of them"),
         (["train", "/dev/zero"], "cannot read /dev/zero: it has more than the 1024 KiB that are allowed"),
         (["perplexity", "-m", GGUF, "-f", "/dev/zero"], "cannot read --file /dev/zero: it has more than the 262144 KiB that are allowed"),
