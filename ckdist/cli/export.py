@@ -53,8 +53,8 @@ def tensor_data(source: TensorSource, kind: dtypes.TensorType, head_rows: int) -
     return stored(values, kind)
 
 
-def export_gguf(source: str, target: str, type_name: str, progress: bool = False) -> int:
-    """Writes the folder `source` as the file `target`; its size. ConfigError and ModelFileError for what the user can mend."""
+def export_gguf(source: str, target: str, type_name: str, progress: bool = False, name: str | None = None) -> int:
+    """Writes the folder `source` as the file `target`; its size. `name`: the model's (default: the folder's). ConfigError and ModelFileError for what the user can mend."""
     checkpoint = open_checkpoint(source)
     if checkpoint.format != "safetensors":
         raise ConfigError(f"{source} is a GGUF already: give a folder with safetensors")
@@ -62,7 +62,7 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
     if path.is_dir():
         raise ConfigError(f"{target} is a folder: name the file to write, as {path / 'model.gguf'}")
     metadata, factors = gguf_metadata(spec, *rope_thetas(checkpoint), str(source), rope_scaling(checkpoint))
-    metadata |= {"general.name": pathlib.Path(source).resolve().name, "general.file_type": FILE_TYPES[type_name], "general.quantization_version": 2}
+    metadata |= {"general.name": name or pathlib.Path(source).resolve().name, "general.file_type": FILE_TYPES[type_name], "general.quantization_version": 2}
     metadata |= tokenizer_metadata(pathlib.Path(source), spec.vocab_size)
     tensors = []
     for name, tensor in checkpoint.tensors.items():
@@ -107,6 +107,8 @@ def rope_thetas(checkpoint: Checkpoint) -> tuple[float, float]:
 def run(command: ExportCommand) -> int:
     if not command.gguf or command.source is None or command.target is None:
         raise ConfigError("what to export, and where? ckdist export --gguf IN OUT.gguf")
-    size = export_gguf(resolve(command.source), command.target, command.type, progress=True)
+    source = resolve(command.source)
+    name = None if source == command.source else command.source.rsplit("/", 1)[-1]
+    size = export_gguf(source, command.target, command.type, progress=True, name=name)
     print(f"{command.target}: {command.type}, {size / 1e6:.1f} MB")
     return 0

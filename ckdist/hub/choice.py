@@ -8,7 +8,10 @@ from ckdist.errors import ConfigError
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")  # where none is asked for, as llama-server has it; then the first file
 NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # GGUF files beside models
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
-FOLDER_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "model.safetensors.index.json")
+FOLDER_FILES = (
+    "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+    "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt",
+)  # fmt: skip
 
 
 def choose_files(names: Sequence[str], wanted: str, repository: str) -> list[str]:
@@ -18,7 +21,7 @@ def choose_files(names: Sequence[str], wanted: str, repository: str) -> list[str
     repository are never among them. ConfigError where there is no such file.
     """
     names = sorted(name for name in names if _is_plain(name))
-    models = [name for name in names if _is_model(name)]
+    models = gguf_models(names)
     if wanted.lower().endswith(".gguf"):
         found = [name for name in names if name.lower() == wanted.lower()]
     elif models:
@@ -29,7 +32,12 @@ def choose_files(names: Sequence[str], wanted: str, repository: str) -> list[str
         found = []
     if not found:
         raise ConfigError(_nothing(names, models, wanted, repository))
-    return _parts(found[0], names, repository)
+    return parts_of(found[0], names, repository)
+
+
+def gguf_models(names: Sequence[str]) -> list[str]:
+    """The GGUF files with a language model's weights; of one in parts, the first part."""
+    return [name for name in names if _is_plain(name) and _is_model(name)]
 
 
 def _is_plain(name: str) -> bool:
@@ -53,7 +61,8 @@ def _by_quant(models: Sequence[str], quants: Sequence[str]) -> list[str]:
     return []
 
 
-def _parts(first: str, names: Sequence[str], repository: str) -> list[str]:
+def parts_of(first: str, names: Sequence[str], repository: str) -> list[str]:
+    """A GGUF file with its further parts. ConfigError where one is not among `names`."""
     split = SPLIT.search(first)
     if split is None:
         return [first]

