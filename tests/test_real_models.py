@@ -1,10 +1,12 @@
-"""Two published models on one, two and three ranks: ids as llama.cpp's, log-probabilities as transformers', chats and facts as text.
+"""Two published models on 1, 2 and 3 ranks: ids as llama.cpp's, log-probabilities as transformers', facts as text.
 
-The golden files are tests/golden/real (tests/golden/make_real_golden.py). The KL divergence is taken over the 64 most likely ids and one bucket for the
-rest, which is a lower bound. Measured on 1, 2 and 3 ranks it was below the whole one by 6.6e-4, 7.4e-4 and 6.6e-4 of 4.5e-3, 5.1e-3 and 4.4e-3 (smollm2), and
-by 3.0e-4 of 2.2e-3, 2.2e-3 and 2.1e-3 (gemma3-270m).
-CI fails where a model cannot be fetched; elsewhere its tests are skipped, and the last lines of the run say so. Terms are accepted by CI
-alone (its owner's); a user accepts them with `ckdist pull`.
+The golden files are tests/golden/real (tests/golden/make_real_golden.py). The KL divergence is taken over the 64 most
+likely ids and one bucket for the rest, which is a lower bound. Measured on 1, 2 and 3 ranks it was below the whole
+one by 6.6e-4, 7.4e-4 and 6.6e-4 of 4.5e-3, 5.1e-3 and 4.4e-3 (smollm2), and by 3.0e-4 of 2.2e-3, 2.2e-3 and 2.1e-3
+(gemma3-270m).
+
+CI fails where a model cannot be fetched; elsewhere its tests are skipped, and the last lines of the run say so. Terms
+are accepted by CI alone, whose owner has; a user accepts them with `ckdist pull`.
 """
 
 import contextlib
@@ -30,11 +32,27 @@ GOLDEN = pathlib.Path(__file__).parent / "golden" / "real"
 IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 QUESTION = "What is the capital of Japan?"
 FACTS = {
-    "smollm2": {"The capital of France is": "Paris", "The capital of Japan is": "Tokyo", "The opposite of hot is": "cold", "1, 2, 3, 4,": "5, 6, 7"},
-    "gemma3-270m": {"The capital of Japan is": "Tokyo", "The opposite of hot is": "cold", "The chemical symbol of water is": "H2O", "1, 2, 3, 4,": "5, 6, 7"},
+    "smollm2": {
+        "The capital of France is": "Paris",
+        "The capital of Japan is": "Tokyo",
+        "The opposite of hot is": "cold",
+        "1, 2, 3, 4,": "5, 6, 7",
+    },
+    "gemma3-270m": {
+        "The capital of Japan is": "Tokyo",
+        "The opposite of hot is": "cold",
+        "The chemical symbol of water is": "H2O",
+        "1, 2, 3, 4,": "5, 6, 7",
+    },
 }
-CHATML = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-CHAT_PROMPTS = {"smollm2": CHATML.format(QUESTION), "gemma3-270m": None}  # the second is a base model, without a template
+CHATML = (
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+)
+CHAT_PROMPTS = {
+    "smollm2": CHATML.format(QUESTION),
+    "gemma3-270m": None,
+}  # the second is a base model, without a template
 problems: dict[str, str] = {}  # by model, of those that a fetch was tried for already
 
 
@@ -55,7 +73,15 @@ def need(name: str) -> None:
 def test_published_model(name, ranks):
     need(name)
     golden = GOLDEN / f"{name}.npz"
-    done = run_ranks(ranks, "tests/programs/real_model.py", name, str(GOLDEN / f"{name}.tokens.json"), str(golden), QUESTION, *FACTS[name])
+    done = run_ranks(
+        ranks,
+        "tests/programs/real_model.py",
+        name,
+        str(GOLDEN / f"{name}.tokens.json"),
+        str(golden),
+        QUESTION,
+        *FACTS[name],
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["texts"] > 60 and result["wrong"] == []
@@ -70,10 +96,17 @@ def test_published_model(name, ranks):
 
 
 def test_the_line_that_serve_prints_asks_a_question():
-    """Two ranks serve the model by its name; the request of the curl line is answered with what a person would call an answer."""
+    """Two ranks serve the model by its name; the request of the curl line gets what a person would call an answer."""
     need("smollm2")
     words = ["-m", "ckdist.cli.main", "serve", "-m", "smollm2", "--port", "0", "-t", "1"]
-    server = subprocess.Popen([*mpirun(2), *words], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True)
+    server = subprocess.Popen(
+        [*mpirun(2), *words],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
     limit = threading.Timer(100, os.killpg, (server.pid, signal.SIGKILL))
     limit.start()
     try:

@@ -54,7 +54,10 @@ def tensor_data(source: TensorSource, kind: dtypes.TensorType, head_rows: int) -
 
 
 def export_gguf(source: str, target: str, type_name: str, progress: bool = False, name: str | None = None) -> int:
-    """Writes the folder `source` as the file `target`; its size. `name`: the model's (default: the folder's). ConfigError and ModelFileError for what the user can mend."""
+    """Writes the folder `source` as the file `target`; its size. `name`: the model's (default: the folder's).
+
+    Raises ConfigError and ModelFileError for what the user can mend.
+    """
     checkpoint = open_checkpoint(source)
     if checkpoint.format != "safetensors":
         raise ConfigError(f"{source} is a GGUF already: give a folder with safetensors")
@@ -62,7 +65,8 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
     if path.is_dir():
         raise ConfigError(f"{target} is a folder: name the file to write, as {path / 'model.gguf'}")
     metadata, factors = gguf_metadata(spec, *rope_thetas(checkpoint), str(source), rope_scaling(checkpoint))
-    metadata |= {"general.name": name or pathlib.Path(source).resolve().name, "general.file_type": FILE_TYPES[type_name], "general.quantization_version": 2}
+    metadata |= {"general.name": name or pathlib.Path(source).resolve().name}
+    metadata |= {"general.file_type": FILE_TYPES[type_name], "general.quantization_version": 2}
     metadata |= tokenizer_metadata(pathlib.Path(source), spec.vocab_size)
     tensors = []
     for name, tensor in checkpoint.tensors.items():

@@ -7,11 +7,13 @@ from ckdist.hub.store import Store
 
 
 def rows() -> list[tuple[str, str, str, str]]:
-    """Name, size, licence and place of each model: those of the catalogue, then what the cache of the hub's library holds."""
+    """Name, size, licence and place of the catalogue's models, then of those in the cache of the hub's library."""
     store, found = Store(), []
     for model in CATALOGUE.values():
         pull = f"ckdist pull {model.name}" + (" --accept-license" if model.terms else "")
-        place = str(store.path(model)) if store.has(model) else f"not here: {pull}, or put the file at {store.path(model)}"
+        place = (
+            str(store.path(model)) if store.has(model) else f"not here: {pull}, or put the file at {store.path(model)}"
+        )
         licence = f"{model.licence} ({model.terms})" if model.terms else model.licence
         found.append((model.name, megabytes(model.bytes), licence, place))
     found += [(name, megabytes(size), "see its repository", path) for name, size, path in cached_models()]

@@ -43,8 +43,10 @@ def launched_rank() -> int | None:
 
 
 def report(error: BaseException, rank: int | None) -> None:
-    """The one line. A mistake of the user's, or a model that cannot be fetched, meets every rank alike: rank 0 says it, and the others keep
-    quiet while it does.
+    """The one line.
+
+    A mistake of the user's, or a model that cannot be fetched, meets every rank alike: rank 0 says it, and the others keep quiet
+    while it does.
     """
     shared = isinstance(error, (UserError, FetchError))
     if shared and rank:

@@ -5,6 +5,7 @@ The port is taken before anything heavy is done, and the HTTP process answers 50
 
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 import pathlib
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def model_name(config: ServeConfig) -> str:
-    """What clients call the model unless --alias says otherwise: the name of its file or folder, or the name that was asked for."""
+    """What clients call the model without --alias: the name of its file or folder, or the name that was asked for."""
     if not config.model:
         return "ckdist-bundled"
     return pathlib.Path(config.model).stem if os.path.exists(config.model) else config.model.removeprefix("hf:")
@@ -35,9 +36,11 @@ def model_name(config: ServeConfig) -> str:
 def curl_line(url: str, config: ServeConfig, chats: bool) -> str:
     """A line to try the server with: a question to a model that `chats`, else a text to go on with."""
     key = ' -H "Authorization: Bearer $API_KEY"' if config.api_key or config.api_key_file else ""
-    path, body = "completions", """{"prompt": "def main(", "max_tokens": 32, "temperature": 0}"""
+    path, body = "completions", {"prompt": "def main(", "max_tokens": 32}
     if chats:
-        path, body = "chat/completions", """{"messages": [{"role": "user", "content": "Explain in two sentences why the sky is blue."}], "max_tokens": 128, "temperature": 0}"""
+        question = "Explain in two sentences why the sky is blue."
+        path, body = "chat/completions", {"messages": [{"role": "user", "content": question}], "max_tokens": 128}
+    body = json.dumps({**body, "temperature": 0})
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"
 
 

@@ -36,7 +36,9 @@ class LLM:
     """Generates over an Engine, whose only user it is."""
 
     def __init__(self, path: str | None = None, **settings):
-        """Loads the model at `path`: a GGUF file, a folder with safetensors, or a name as `-m` takes it, which is fetched; None: the bundled one.
+        """Loads the model at `path`: a GGUF file, a folder with safetensors, or a name as `-m` takes it, which is fetched.
+
+        None: the bundled model.
 
         `settings` are fields of `ckdist.config.EngineConfig`: `threads`, `ctx_size`, `parallel`, `quantize` ... Under an MPI launcher
         every rank makes the LLM, and it returns on rank 0 alone: the others work in here, and their processes end with rank 0's

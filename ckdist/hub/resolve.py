@@ -25,14 +25,17 @@ def find(name: str, accept_license: bool = False, progress: bool = False) -> str
     if name.startswith(PREFIX):
         return str(fetch_repository(name))
     if name not in CATALOGUE:
-        raise ConfigError(f"{name!r} is no file or folder, and no model that is known by name: give a path, or one of {known_names()}")
+        raise ConfigError(
+            f"{name!r} is no file or folder, and no model that is known by name: give a path, or one of {known_names()}"
+        )
     return str(fetch(CATALOGUE[name], Store(), accept_license, progress))
 
 
 def resolve(name: str | None, world=None) -> str | None:
-    """The path that `name` stands for, on every rank: one process of each host looks, and fetches, and the others wait. None stays None.
+    """The path that `name` stands for, on every rank; None stays None.
 
-    A collective call. All ranks raise the same ConfigError or FetchError where it failed on any host.
+    A collective call: one process of each host looks, and fetches, and the others wait. All ranks raise the same
+    ConfigError or FetchError where it failed on any host.
     """
     world = world or SingleWorld()
     path, problem = None, None

@@ -1,7 +1,7 @@
 """Where fetched models are kept: `NAME.gguf` in one folder of the user's, with `NAME.json` that says what was verified.
 
-A file is verified against its SHA-256 once, when it comes or when it has changed since; after that its size and time are compared alone.
-So a file may also be put there by hand, on a machine without a network.
+A file is verified against its SHA-256 when it comes, and again when it has changed; else its size and time alone are
+compared. So a file may also be put there by hand, on a machine without a network.
 """
 
 import contextlib
@@ -34,7 +34,9 @@ def store_folder() -> pathlib.Path:
     try:
         return cache_folder() / "models"
     except RuntimeError:
-        raise ConfigError(f"this user has no home folder to keep models in: set {FOLDER_VARIABLE} to a folder") from None
+        raise ConfigError(
+            f"this user has no home folder to keep models in: set {FOLDER_VARIABLE} to a folder"
+        ) from None
 
 
 class Store:
@@ -70,8 +72,15 @@ class Store:
         """Moves a complete file in. FetchError when it is not what it should be; OSError where it cannot be moved."""
         size = file.stat().st_size
         if (size, sha256) != (model.bytes, model.sha256):
-            wrong = f"has {size} bytes and not {model.bytes}" if size != model.bytes else f"has SHA-256 {sha256[:16]}… and not {model.sha256[:16]}…"
-            raise FetchError(f"{model.name} came damaged or is another file: it {wrong}; nothing was kept; try again, or from another index (PIP_INDEX_URL)")
+            wrong = (
+                f"has {size} bytes and not {model.bytes}"
+                if size != model.bytes
+                else f"has SHA-256 {sha256[:16]}… and not {model.sha256[:16]}…"
+            )
+            raise FetchError(
+                f"{model.name} came damaged or is another file: it {wrong}; nothing was kept; "
+                "try again, or from another index (PIP_INDEX_URL)"
+            )
         with open(file, "rb") as done:
             os.fsync(done.fileno())
         os.replace(file, self.path(model))
@@ -79,7 +88,7 @@ class Store:
 
     @contextlib.contextmanager
     def workspace(self, model: NamedModel) -> Iterator[pathlib.Path]:
-        """An empty folder beside the model for what is under way, for one process at a time; it goes at the end, whatever happens.
+        """An empty folder beside the model for what is under way, for one process at a time; it goes at the end.
 
         FetchError where the folder cannot be written, is full, or another process holds it for too long.
         """
@@ -108,7 +117,9 @@ class Store:
                     if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                         raise
                 if time.monotonic() > deadline:
-                    raise FetchError(f"another process has held {lock.name} for {LOCK_SECONDS / 60:.0f} min: end it, and try again")
+                    raise FetchError(
+                        f"another process has held {lock.name} for {LOCK_SECONDS / 60:.0f} min: end it, and try again"
+                    )
                 if not told:
                     told = True
                     log.info("another process is fetching %s: waiting for it", model.name)
@@ -126,7 +137,9 @@ class Store:
         now = self.path(model).stat()
         temporary = self.folder / f"{model.name}.json.{os.getpid()}"
         try:
-            temporary.write_text(json.dumps({"sha256": model.sha256, "bytes": now.st_size, "mtime_ns": now.st_mtime_ns}) + "\n")
+            temporary.write_text(
+                json.dumps({"sha256": model.sha256, "bytes": now.st_size, "mtime_ns": now.st_mtime_ns}) + "\n"
+            )
             os.replace(temporary, self.folder / f"{model.name}.json")
         finally:
             temporary.unlink(missing_ok=True)
@@ -143,7 +156,8 @@ def sha256_of(path: pathlib.Path) -> str:
 def disk_problem(folder: pathlib.Path, error: OSError, variable: str = FOLDER_VARIABLE) -> str:
     """The line for a folder of models that cannot be written; `variable` names another one."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk of {folder} is full{_free(folder)}: make room, or set {variable} to a folder on another disk; nothing was kept"
+        remedy = f"make room, or set {variable} to a folder on another disk"
+        return f"the disk of {folder} is full{_free(folder)}: {remedy}; nothing was kept"
     return f"{folder} cannot be written ({error.strerror or error}): set {variable} to a folder that can"
 
 

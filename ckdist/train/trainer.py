@@ -283,7 +283,8 @@ class Trainer:
         if self.world.rank == 0:
             out = self.output / ("adapter" if self.model.lora else "model")
             if self.model.lora:
-                save_adapter(out, self.model.lora, self.config.model_name_or_path.removeprefix("hf:"), self.executable.parameters)
+                base = self.config.model_name_or_path.removeprefix("hf:")
+                save_adapter(out, self.model.lora, base, self.executable.parameters)
             else:
                 write_folder(out, self.model, self.executable.parameters, self.tokenizer, self.config.save_dtype)
             self.report.say(f"the {out.name} is in {out}" + (f"; {self.state.skipped_steps} steps were skipped" if self.state.skipped_steps else ""))

@@ -1,5 +1,7 @@
-"""A published model on every rank: `NAME TOKENS.json GOLDEN.npz QUESTION PROMPT...`. Rank 0 prints one JSON object: which texts have other ids than the
-golden ones, perplexity and mean KL divergence beside the golden values, a chat by the model's own template, and greedy texts after the prompts.
+"""A published model on every rank: `NAME TOKENS.json GOLDEN.npz QUESTION PROMPT...`.
+
+Rank 0 prints one JSON object: the texts whose ids are not the golden ones, perplexity and mean KL divergence, a chat
+by the model's own template, and greedy texts after the prompts.
 """
 
 import json
@@ -12,14 +14,16 @@ from ckdist import LLM, SamplingParams
 
 
 def log_sums(logits: np.ndarray) -> np.ndarray:
-    """log of the sum of exp of float32 logits (tokens, vocab): float64 (tokens, 1), which logits less it are log-probabilities."""
+    """log(sum(exp(logits))) of float32 (tokens, vocab): float64 (tokens, 1); logits less it are log-probabilities."""
     top = logits.max(1, keepdims=True)
     return top + np.log(np.exp(logits - top).sum(1, dtype=np.float64, keepdims=True))
 
 
 def kl_of(own: np.ndarray, golden: np.ndarray) -> np.ndarray:
-    """KL divergence from the golden distribution, (tokens,), over its 64 most likely ids (log-probabilities (tokens, 64) of both) and one bucket for
-    all others. Joining ids in a bucket can only make it smaller: tests/test_real_models.py says by how much.
+    """KL divergence from the golden distribution, (tokens,), over its 64 most likely ids and one bucket for all others.
+
+    `own` and `golden`: the log-probabilities of those ids, (tokens, 64). Joining ids in a bucket can only make the
+    divergence smaller: tests/test_real_models.py says by how much.
     """
     rest, own_rest = (np.maximum(1e-12, 1 - np.exp(part).sum(1)) for part in (golden, own))
     return (np.exp(golden) * (golden - own)).sum(1) + rest * np.log(rest / own_rest)
@@ -47,16 +51,34 @@ def main(name: str, tokens_file: str, golden_file: str, question: str, *prompts:
     loaded = time.perf_counter()
     with llm, open(tokens_file) as file:
         cases = json.load(file)
-        wrong = [case["text"] for case in cases if llm.tokenizer.encode(case["text"], add_special=False) != case["ids_special"]]
+        wrong = [
+            case["text"]
+            for case in cases
+            if llm.tokenizer.encode(case["text"], add_special=False) != case["ids_special"]
+        ]
         perplexity, kl = score(llm, np.load(golden_file))
         scored = time.perf_counter()
         asked = [llm.tokenizer.encode(prompt) for prompt in prompts]
-        rendered = llm.tokenizer.chat_template and llm.tokenizer.chat_template.render([{"role": "user", "content": question}])
+        rendered = llm.tokenizer.chat_template and llm.tokenizer.chat_template.render(
+            [{"role": "user", "content": question}]
+        )
         if rendered:
             asked.append(llm.tokenizer.encode(rendered, add_special=False))
         answers = [c.text for c in llm.generate(asked, SamplingParams(max_tokens=12, temperature=0))]
         seconds = {"load": loaded - begin, "score": scored - loaded, "answers": time.perf_counter() - scored}
-        print(json.dumps(dict(texts=len(cases), wrong=wrong, perplexity=perplexity, kl=kl, chat_prompt=rendered, answers=answers, seconds=seconds)))
+        print(
+            json.dumps(
+                dict(
+                    texts=len(cases),
+                    wrong=wrong,
+                    perplexity=perplexity,
+                    kl=kl,
+                    chat_prompt=rendered,
+                    answers=answers,
+                    seconds=seconds,
+                )
+            )
+        )
 
 
 if __name__ == "__main__":
