@@ -4,6 +4,7 @@ Rank 0 prints one JSON object: the texts whose ids are not the golden ones, perp
 by the model's own template, and greedy texts after the prompts.
 """
 
+import functools
 import json
 import sys
 import time
@@ -51,11 +52,9 @@ def main(name: str, tokens_file: str, golden_file: str, question: str, *prompts:
     loaded = time.perf_counter()
     with llm, open(tokens_file) as file:
         cases = json.load(file)
-        wrong = [
-            case["text"]
-            for case in cases
-            if llm.tokenizer.encode(case["text"], add_special=False) != case["ids_special"]
-        ]
+        ids_of = functools.partial(llm.tokenizer.encode, add_special=False)
+        parsed = [case["text"] for case in cases if ids_of(case["text"]) != case["ids_special"]]
+        plain = [case["text"] for case in cases if ids_of(case["text"], parse_special=False) != case["ids"]]
         perplexity, kl = score(llm, np.load(golden_file))
         scored = time.perf_counter()
         asked = [llm.tokenizer.encode(prompt) for prompt in prompts]
@@ -70,7 +69,7 @@ def main(name: str, tokens_file: str, golden_file: str, question: str, *prompts:
             json.dumps(
                 dict(
                     texts=len(cases),
-                    wrong=wrong,
+                    wrong=parsed + plain,
                     perplexity=perplexity,
                     kl=kl,
                     chat_prompt=rendered,
