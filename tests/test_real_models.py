@@ -110,8 +110,8 @@ def test_the_line_that_serve_prints_asks_a_question():
     limit = threading.Timer(100, os.killpg, (server.pid, signal.SIGKILL))
     limit.start()
     try:
-        line = next(line for line in server.stdout if line.startswith("curl "))
-        url, body = re.match(r"curl (\S+/v1/chat/completions) .* -d '(.*)'$", line).groups()
+        line = next(line for line in server.stdout if "curl http" in line)
+        url, body = re.search(r"curl (\S+/v1/chat/completions) .* -d '(.*)'$", line).groups()
         answer = httpx.post(url, json=json.loads(body), timeout=60).json()
         assert answer["model"] == "smollm2"
         choice = answer["choices"][0]
