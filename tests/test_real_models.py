@@ -81,6 +81,7 @@ def test_published_model(name, ranks):
         str(golden),
         QUESTION,
         *FACTS[name],
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
