@@ -47,7 +47,7 @@ serve: setup
 	@ckdist pull $(MODEL); code=$$?; model="-m $(MODEL)"; \
 	test $$code -le 1 || exit $$code; \
 	test $$code -eq 0 || { model=; echo "serving the bundled model instead: a toy, whose text loops"; }; \
-	exec mpirun -n $(RANKS) ckdist serve --port $(PORT) $$model
+	exec launch/drained mpirun -n $(RANKS) ckdist serve --port $(PORT) $$model
 
 test: setup
 	$(BIN)/python -m pytest

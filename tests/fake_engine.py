@@ -76,7 +76,7 @@ class FakeEngine:
         elif message["op"] == "abort":
             self.aborted.append(message["id"])
             self._running.pop(message["id"], None)
-        else:
+        elif message["op"] == "drain":
             self.drained = True
 
     def _step(self, socket, sequence: dict) -> None:

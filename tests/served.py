@@ -44,7 +44,7 @@ def serving(engine_options: dict | None = None, template: str | None = TEMPLATE,
         with FakeEngine(endpoint, VOCAB, **(engine_options or {})) as engine:
             http = HttpProcess.start(ServeConfig(port=0, **flags), endpoint, str(folder), "bytes", listen("127.0.0.1", 0))
             try:
-                wait_for(lambda: httpx.get(f"{http.url}/health").status_code == 200)
+                wait_for(lambda: httpx.get(f"{http.url}/health", timeout=30).status_code == 200, 60)
                 yield engine, http
             finally:
                 http.stop()

@@ -1,10 +1,12 @@
 """One interface, every transport: right against numpy bit by bit, whatever joins the ranks; and what happens when a rank is lost."""
 
+import contextlib
 import os
 import re
 import secrets
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -15,7 +17,7 @@ import psutil
 import pytest
 
 from ckdist.comm.communicator import open_communicator
-from ckdist.comm.handshake import Listener, Purpose, connect, read_secret
+from ckdist.comm.handshake import Listener, Purpose, connect, job_secret, read_secret
 from ckdist.comm.mesh import connect_mesh
 from ckdist.comm.tcp_world import TcpWorld
 from ckdist.errors import CommError, ConfigError
@@ -333,6 +335,34 @@ class TestHandshake:
         assert len(lines) >= 4 and all("\n" not in line for line in lines)
         listener.close()
 
+    def test_silent_strangers_do_not_keep_a_rank_out(self):
+        listener = Listener("127.0.0.1", 0, 0, b"s" * 16)
+        with contextlib.ExitStack() as held:
+            for _ in range(705):
+                held.enter_context(socket.create_connection(listener.address, 5))
+            begun = time.monotonic()
+            purpose = Purpose(b"test", 1, 0)
+            connect(listener.address, purpose, b"s" * 16, 20).close()
+            listener.take(purpose, time.monotonic() + 5).close()
+            assert time.monotonic() - begun < 5
+        listener.close()
+
+    def test_who_connects_proves_first(self):
+        """A stranger gets a nonce and nothing that depends on the secret; the rank it then is refused to, too."""
+        listener, _ = self.listen(b"s" * 16)
+        hello = struct.pack("!8s32s4sIII", b"ckdist1\n", bytes(32), b"test", 1, 0, 0)
+        said = []
+        for _ in range(2):
+            with socket.create_connection(listener.address, 5) as stranger:
+                stranger.sendall(hello + bytes(32))
+                parts = []
+                with contextlib.suppress(ConnectionResetError):
+                    while part := stranger.recv(4096):
+                        parts.append(part)
+                said.append(b"".join(parts))
+        assert [len(data) for data in said] == [len(hello)] * 2 and said[0][40:] == hello[40:] and said[0][8:40] != said[1][8:40]
+        listener.close()
+
     def test_listener_without_the_secret(self):
         listener, _ = self.listen(b"t" * 16)
         with pytest.raises(CommError, match="secret"):
@@ -345,7 +375,7 @@ class TestHandshake:
 
         def body(world):
             if world.rank == absent:
-                world.broadcast(b"s" * 32)
+                job_secret(world)
                 world.gather(["127.0.0.1", free_port()])
                 return
             start = time.monotonic()

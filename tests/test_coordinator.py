@@ -1,6 +1,8 @@
 """Rank 0's loop over a real socket: answers, refusals, floods, drains, lost ranks, and silence while idle."""
 
 import os
+import socket
+import tempfile
 import threading
 import time
 
@@ -13,6 +15,7 @@ from ckdist.engine.coordinator import HTTP_ROUTING_ID, Coordinator
 from ckdist.engine.engine import Engine
 from ckdist.engine.messages import decode, encode
 from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import CommError, ConfigError, EngineError
 from tests.paged_executable import PagedExecutable, PlainSampler, alone
 
@@ -130,6 +133,39 @@ def test_two_clients_with_the_same_ids(server):
     server.submit("r", [5])
     assert server.tokens("r")[0] == alone([5], SamplingParams(**GREEDY))
     assert server.receive(lambda m: m["op"] == "tokens", other)["tokens"] == alone([4], SamplingParams(**GREEDY))[:1]
+
+
+def test_a_process_that_was_started_again_ends_what_its_name_asked_for(server):
+    server.executable.seconds = 0.01
+    server.submit("old", [5], max_tokens=100, ignore_eos=True)
+    server.of("old")
+    again = server.connect(HTTP_ROUTING_ID)
+    server.send(again, op="hello")
+    server.send(again, op="submit", id="new", prompt=[4], sampling=GREEDY)
+    while server.receive(lambda m: m["op"] == "tokens" and m["id"] == "new", again)["finish_reason"] is None:
+        pass
+    status = server.receive(lambda m: m["op"] == "status", again)
+    assert status["stats"]["requests_running"] == 0, status
+
+
+def test_folders_of_killed_servers_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folders = {name: tmp_path / f"ckdist-{name}" for name in ("dead", "live", "full", "empty", "file")}
+    for folder in folders.values():
+        folder.mkdir(0o700)
+    sockets = {name: socket.socket(socket.AF_UNIX) for name in ("dead", "live", "full")}
+    for name, bound in sockets.items():
+        bound.bind(str(folders[name] / "engine"))
+    sockets["live"].listen()
+    (folders["full"] / "notes").touch()
+    (folders["file"] / "engine").touch()
+    for name in ("dead", "full"):
+        sockets[name].close()
+    with socket_directory() as own:
+        assert os.stat(own).st_mode & 0o777 == 0o700
+        assert {name for name, folder in folders.items() if folder.exists()} == {"live", "full", "empty", "file"}
+    assert not os.path.exists(own)
+    sockets["live"].close()
 
 
 BAD_MESSAGES = [  # data, part of the error, its field

@@ -1,7 +1,11 @@
 """The HTTP process's life: loading, draining, a silent, failed or killed rank 0, a taken port."""
 
 import asyncio
+import contextlib
+import json
 import os
+import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -12,9 +16,11 @@ import httpx
 import openai
 import pytest
 
+from ckdist.cli.serve import open_line
 from ckdist.config import ServeConfig
 from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import ConfigError
+from ckdist.serve import heartbeat
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.problems import Problem
 from ckdist.serve.process import HttpProcess, listen
@@ -211,6 +217,13 @@ def test_a_taken_port_and_an_unknown_host():
         listen("no such host", 0)
 
 
+@pytest.mark.parametrize("host, flags, warned", [("0.0.0.0", {}, True), ("0.0.0.0", {"api_key": "k"}, False), ("127.0.0.1", {}, False), ("::1", {}, False)])
+def test_a_server_open_to_all_warns(host, flags, warned):
+    with listen(host, 0) as listener:
+        line = open_line(ServeConfig(host=host, **flags), listener)
+        assert (line is not None) == warned and (not warned or "0.0.0.0" in line and "--api-key" in line)
+
+
 def test_the_port_is_free_once_the_process_ends():
     with serving() as (_, http):
         port = int(http.url.rpartition(":")[2])
@@ -223,7 +236,7 @@ def test_silent_clients_are_let_go(tmp_path):
     write_tokenizer(tmp_path)
     with FakeEngine(f"ipc://{tmp_path}/engine", VOCAB), listen("127.0.0.1", 0) as listener:
         address, number = listener.getsockname(), listener.fileno()
-        settings = HttpSettings(endpoint=f"ipc://{tmp_path}/engine", model=str(tmp_path), model_name="m", listener=number, parent=os.getpid(), silence=0.6)
+        settings = HttpSettings(endpoint=f"ipc://{tmp_path}/engine", model=str(tmp_path), model_name="m", listener=number, parent=os.getpid(), silence=0.6, first_request=0.6)
         process = subprocess.Popen([sys.executable, "-m", "ckdist.serve"], stdin=subprocess.PIPE, pass_fds=(number,), env=environment())
         try:
             process.stdin.write(settings.to_json())
@@ -249,6 +262,93 @@ def test_silent_clients_are_let_go(tmp_path):
         finally:
             process.kill()
             process.wait()
+
+
+def ask(url, path="/v1/completions", **more):
+    return httpx.post(url + path, json={"prompt": "ab", "max_tokens": 2}, **more)
+
+
+@contextlib.contextmanager
+def silent_connections(url, count):
+    host, port = url.removeprefix("http://").split(":")
+    with contextlib.ExitStack() as held:
+        yield [held.enter_context(socket.create_connection((host, int(port)), 5)) for _ in range(count)]
+
+
+def test_silent_connections_do_not_keep_others_out():
+    with serving(api_key="key") as (_, http), silent_connections(http.url, 900):
+        assert status(http) == 200
+        assert ask(http.url, headers={"Authorization": "Bearer key"}).status_code == 200
+
+
+def test_connections_stay_within_the_limit_of_open_files(tmp_path):
+    """More silent clients than files: each new one takes the place of the oldest, and a request under way keeps its own."""
+    write_tokenizer(tmp_path)
+    with FakeEngine(f"ipc://{tmp_path}/engine", VOCAB) as engine, listen("127.0.0.1", 0) as listener:
+        number = listener.fileno()
+        settings = HttpSettings(endpoint=f"ipc://{tmp_path}/engine", model=str(tmp_path), model_name="m", listener=number, parent=os.getpid())
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+        process = subprocess.Popen([sys.executable, "-m", "ckdist.serve"], stdin=subprocess.PIPE, pass_fds=(number,), env=environment(), preexec_fn=few)
+        try:
+            process.stdin.write(settings.to_json())
+            process.stdin.close()
+            wait_for(lambda: httpx.get(f"{url}/health", timeout=30).status_code == 200, 30)
+            engine.delay = 0.02
+            running = in_background(lambda: httpx.post(f"{url}/v1/completions", json={"prompt": "ab", "max_tokens": 100}, timeout=20))
+            wait_for(lambda: engine.running)
+            with silent_connections(url, 400) as silent:
+                assert ask(url, timeout=30).status_code == 200
+                assert silent[0].recv(1) == b"", "the oldest makes room"
+                wait_for(lambda: running)
+                assert running[0].status_code == 200
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_a_burst_is_answered_in_json():
+    async def one(address, body):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        head, _, text = (await asyncio.wait_for(reader.read(), 60)).partition(b"\r\n\r\n")
+        writer.close()
+        return int(head.split()[1]), head.lower(), json.loads(text)
+
+    async def burst(address):
+        body = json.dumps({"prompt": "ab", "max_tokens": 20}).encode()
+        return await asyncio.gather(*(one(address, body) for _ in range(1000)))
+
+    with serving(api_key="key", max_queue=0) as (_, http):
+        answers = asyncio.run(burst(http.url.removeprefix("http://").split(":")))
+    refused = [(head, body) for code, head, body in answers if code == 429]
+    assert refused and {code for code, *_ in answers} == {200, 429}
+    assert all(b"retry-after: " in head and body["error"]["type"] == "rate_limit_error" for head, body in refused)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_dead_or_stuck_http_process_is_started_again(number, monkeypatch):
+    monkeypatch.setattr(heartbeat, "STUCK_SECONDS", 5.0)
+    with serving() as (engine, http):
+        engine.delay = 0.02
+        pid, running = http.pid, in_background(lambda: stream_text(http, 200))
+        wait_for(lambda: engine.running == 1)
+        os.kill(pid, number)
+        wait_for(lambda: running, 30)
+        assert isinstance(running[0], (openai.APIError, httpx.TransportError)), running[0]
+        assert ask(http.url, timeout=60).status_code in (200, 503)  # it waits in the listening socket's queue
+        wait_for(lambda: status(http) == 200, 30)
+        assert http.pid != pid and not _alive(pid) and http.poll() is None
+        assert ask(http.url).status_code == 200
+
+
+def test_an_http_process_that_dies_again_and_again_ends_the_job():
+    with serving() as (_, http):
+        for _ in range(4):
+            pid = http.pid
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: http.pid != pid or http.poll() is not None)
+        wait_for(lambda: http.poll() == -signal.SIGKILL)
 
 
 def test_api_keys_from_a_file(tmp_path):

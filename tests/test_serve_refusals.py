@@ -150,6 +150,90 @@ def test_unknown_paths_and_methods(http):
     assert "access-control-allow-origin" not in http.get("/health", headers={"Origin": "http://evil"}).headers
 
 
+def raw(url: str, data: bytes) -> bytes:
+    """All that comes back for `data` until the server closes the connection."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 5) as connection:
+        connection.sendall(data)
+        parts = []
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+        return b"".join(parts)
+
+
+def test_a_length_and_chunks_at_once(served):
+    """The second request stands in what one reader takes for the body of the first."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer second\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = raw(served[1].url, head + b"0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer second\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"contradict one another" in answer and answer.count(b"HTTP/1.1") == 1
+
+
+def test_head_is_get_without_a_body(http):
+    for path in ("/health", "/metrics", "/v1/models"):
+        answer = http.head(path)
+        assert answer.status_code == 200 and answer.content == b"" and int(answer.headers["content-length"]) > 10
+    assert http.head("/nowhere").status_code == 404
+
+
+def test_a_key_in_its_own_header(served):
+    for key, status in (("first", 200), ("second", 200), ("third", 401), ("", 401)):
+        assert httpx.get(f"{served[1].url}/v1/models", headers={"X-Api-Key": key}).status_code == status
+
+
+PAGES = [  # headers of a POST on loopback without keys, its status, the remedy
+    ({}, 200, ""),
+    ({"Content-Type": "application/json; charset=utf-8"}, 200, ""),
+    ({"Content-Type": "application/x-www-form-urlencoded"}, 200, ""),  # curl -d
+    ({"Host": "localhost:8080"}, 200, ""),
+    ({"Host": "[::1]:8080"}, 200, ""),
+    ({"Host": "192.0.2.1"}, 200, ""),
+    ({"Host": "host.docker.internal:8080"}, 200, ""),
+    ({"Host": "models.example"}, 200, ""),
+    ({"Host": "evil.example", "Content-Type": "text/plain"}, 403, "--allowed-host"),
+    ({"Host": "evil.example:8080", "Origin": "http://evil.example:8080", "Content-Type": "application/json"}, 403, "--allowed-host"),
+    ({"Host": "localhost.evil.example"}, 403, "--allowed-host"),
+    ({"Host": "["}, 403, "--allowed-host"),
+    ({"Content-Type": "text/plain"}, 415, "application/json"),
+    ({"Origin": "http://evil.example", "Content-Type": "text/plain"}, 403, "--cors-origin"),
+    ({"Origin": "null", "Content-Type": "application/x-www-form-urlencoded"}, 403, "--cors-origin"),
+    ({"Sec-Fetch-Site": "cross-site", "Content-Type": "application/x-www-form-urlencoded"}, 403, "origin"),
+    ({"Sec-Fetch-Site": "none", "Content-Type": "application/x-www-form-urlencoded"}, 415, "application/json"),
+    ({"Host": "localhost:8080", "Origin": "http://localhost:8080", "Content-Type": "application/json"}, 200, ""),
+    ({"Origin": "https://chat.example", "Content-Type": "application/json"}, 200, ""),
+    ({"Origin": "https://chat.example", "Content-Type": "text/plain"}, 415, "application/json"),
+]
+
+
+@pytest.fixture(scope="module")
+def local():
+    with serving(cors_origin=("https://chat.example",), allowed_host=("models.example",)) as (_, process):
+        yield process.url
+
+
+@pytest.mark.parametrize("headers, status, words", PAGES)
+def test_pages_of_other_sites(local, headers, status, words):
+    answer = httpx.post(f"{local}/v1/completions", content=b'{"prompt": "a", "max_tokens": 1}', headers=headers)
+    assert answer.status_code == status, answer.text
+    assert status == 200 or words in refusal(answer, status)["message"]
+    assert answer.headers.get("access-control-allow-origin") == ("https://chat.example" if "chat" in headers.get("Origin", "") else None)
+
+
+def test_a_browser_asks_before_it_sends(local):
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os"}
+    answer = httpx.options(f"{local}/v1/chat/completions", headers={"Origin": "https://chat.example", **asks})
+    assert answer.status_code == 204 and answer.headers["access-control-allow-origin"] == "https://chat.example"
+    assert "POST" in answer.headers["access-control-allow-methods"] and "x-stainless-os" in answer.headers["access-control-allow-headers"]
+    other = httpx.options(f"{local}/v1/chat/completions", headers={"Origin": "https://evil.example", **asks})
+    assert not [name for name in other.headers if name.startswith("access-control")]
+    refused = httpx.get(f"{local}/v1/nowhere", headers={"Origin": "https://chat.example"})
+    assert refused.status_code == 404 and refused.headers["access-control-allow-origin"] == "https://chat.example"
+
+
+def test_a_key_stands_for_the_name(served):
+    """Where clients send a key a page cannot know it, so a proxy may pass on whatever name it is called by."""
+    assert httpx.get(f"{served[1].url}/v1/models", headers={**KEY, "Host": "models.example"}).status_code == 200
+
+
 def test_no_chat_template():
     with serving(template=None) as (_, process):
         answer = httpx.post(f"{process.url}/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]})

@@ -22,9 +22,9 @@ PROMPTS = ["def main(", "import os\n", "class Node:\n    ", "for i in range(", "
 class Server:
     """A running job. `ranks` are the processes of the ranks, rank 0 first."""
 
-    def __init__(self, ranks: int, *flags: str):
+    def __init__(self, ranks: int, *flags: str, wrapper: tuple[str, ...] = ()):
         words = ["-m", "ckdist.cli.main", "serve", "--port", "0", "-t", "1", "--comm-timeout", "5", *flags]
-        self.process = subprocess.Popen([*mpirun(ranks), *words], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+        self.process = subprocess.Popen([*wrapper, *mpirun(ranks), *words], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
         self.lines: list[str] = []
         for line in self.process.stdout:
             self.lines.append(line)
@@ -56,8 +56,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(ranks: int, *flags: str):
-    server = Server(ranks, *flags)
+def serving(ranks: int, *flags: str, **more):
+    server = Server(ranks, *flags, **more)
     try:
         yield server
     finally:
@@ -172,16 +172,39 @@ def test_a_client_that_goes_away_frees_its_slot(server, client):
         time.sleep(0.05)
 
 
-def test_sigterm_finishes_what_runs(tmp_path):
-    with serving(2) as server:
+@pytest.mark.parametrize("wrapper, to, number", [((), "rank 0", signal.SIGTERM), ((), "mpirun", signal.SIGUSR1), (("launch/drained",), "wrapper", signal.SIGTERM), (("launch/drained",), "wrapper", signal.SIGINT)])
+def test_a_signal_finishes_what_runs(wrapper, to, number):
+    with serving(2, wrapper=wrapper) as server:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
-        stream = client.completions.create(model="any", prompt="x", max_tokens=64, temperature=0, stream=True, extra_body={"ignore_eos": True})
+        stream = client.completions.create(model="any", prompt="x", max_tokens=400, temperature=0, stream=True, extra_body={"ignore_eos": True})
         pieces = iter(stream)
         next(pieces)
-        server.ranks[0].send_signal(signal.SIGTERM)
+        (server.ranks[0] if to == "rank 0" else server.process).send_signal(number)
         last = [c for c in pieces if c.choices][-1]
         assert last.choices[0].finish_reason == "length"
         assert server.process.wait(20) == 0
+        said = f"To stop without cutting streams: kill -TERM {server.ranks[0].pid}\n" in server.output()
+        assert said == (not wrapper)
+
+
+def test_ranks_of_one_host_listen_on_loopback_alone(server):
+    addresses = {c.laddr.ip for rank in server.ranks for p in (rank, *rank.children()) for c in p.net_connections() if c.status == psutil.CONN_LISTEN}
+    assert addresses == {"127.0.0.1"}
+
+
+def test_a_killed_http_process_is_started_again(server, client):
+    stream = iter(client.completions.create(model="any", prompt="x", max_tokens=900, temperature=0, stream=True, extra_body={"ignore_eos": True}))
+    next(stream)
+    (http,) = server.ranks[0].children()
+    http.kill()
+    with pytest.raises((openai.APIError, httpx.TransportError)):
+        for _ in stream:
+            pass
+    assert len(complete(client, PROMPTS[0])) > 0
+    deadline = time.monotonic() + 5
+    while "ckdist_requests_running 0.0" not in (text := httpx.get(server.url + "/metrics").text):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGSTOP])

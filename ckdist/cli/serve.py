@@ -9,9 +9,8 @@ import json
 import logging
 import os
 import pathlib
-import shutil
 import signal
-import tempfile
+import socket
 
 from ckdist.cli.session import dismissing
 from ckdist.cli.start_lines import start_lines
@@ -19,9 +18,14 @@ from ckdist.comm.world import start_world, together
 from ckdist.config import ServeConfig
 from ckdist.engine.coordinator import Coordinator
 from ckdist.engine.launch import BUNDLED, load_model, make_engine
+from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import EngineError
 from ckdist.hub.resolve import resolve
+from ckdist.serve.origins import is_loopback
 from ckdist.serve.process import HttpProcess, listen
+
+DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the last is passed on by mpirun, which goes on itself
+DRAINED_VARIABLE = "CKDIST_DRAINED"  # set by launch/drained, under which mpirun can be sent SIGTERM
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +48,24 @@ def curl_line(url: str, config: ServeConfig, chats: bool) -> str:
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"
 
 
+def open_line(config: ServeConfig, listener: socket.socket) -> str | None:
+    """A warning where more than this machine's users reach the server, and it asks nobody for a key."""
+    address, port = listener.getsockname()[:2]
+    if config.api_key or config.api_key_file or is_loopback(address):
+        return None
+    return f"whoever reaches {address} port {port} can use this server: --api-key or --api-key-file asks for a key"
+
+
+def stop_line() -> str | None:
+    """How to stop a job of Open MPI's: mpirun, sent SIGTERM, kills its ranks half a second later. Other launchers wait."""
+    if "OMPI_COMM_WORLD_SIZE" not in os.environ or DRAINED_VARIABLE in os.environ:
+        return None
+    return f"To stop without cutting streams: kill -TERM {os.getpid()}"
+
+
 def work(config: ServeConfig, world) -> int:
-    """Ranks other than 0. A terminal's Ctrl-C and a launcher's SIGTERM reach every rank; rank 0 drains and says when to stop."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """Ranks other than 0. A signal that a launcher passes on, or a terminal's, reaches all; rank 0 drains and ends them."""
+    for number in DRAIN_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     model = load_model(config, world)
     start_lines("", model)
@@ -65,17 +84,18 @@ def run(config: ServeConfig) -> int:
     if world.rank != 0:
         return work(config, world)
     with contextlib.ExitStack() as held:
-        directory = tempfile.mkdtemp(prefix="ckdist-")
-        held.callback(shutil.rmtree, directory, ignore_errors=True)
+        directory = held.enter_context(socket_directory())
         coordinator = held.enter_context(Coordinator(directory, {"id": name}, step_limit=config.comm_timeout * 4, drain_seconds=config.drain_timeout))
         http = HttpProcess.start(config, coordinator.address, os.fspath(config.model or BUNDLED), name, listener)
         held.callback(http.stop)
+        if line := open_line(config, listener):
+            log.warning("%s", line)
 
         def drain(*_):
             http.drain()
             coordinator.request_drain()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in DRAIN_SIGNALS:
             signal.signal(number, drain)
         model = load_model(config, world, progress=True)
         with dismissing(model, world):
@@ -86,6 +106,8 @@ def run(config: ServeConfig) -> int:
             log.warning("%s", line)
         curl = curl_line(http.url, config, tokenizer.chat_template is not None)
         print(*lines, f"serving {name} at {http.url}  try: {curl}", sep="\n", flush=True)
+        if line := stop_line():
+            print(line, flush=True)
 
         def watch():
             model.executable.check_peers()

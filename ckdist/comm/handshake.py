@@ -1,9 +1,12 @@
-"""Two ends of a TCP connection prove to one another that they belong to the same job, and say what the connection is for.
+"""Two ends of a TCP connection prove that they belong to the same job, and say what the connection is for.
 
-Both hold the job's secret; each proves it by an HMAC-SHA256 over both ends' fresh nonces and over what was said, with its own
-role in it, so nothing can be replayed or reflected. It authenticates; it does not encrypt what follows.
+Both hold the job's secret; each proves it by an HMAC-SHA256 over both ends' fresh nonces and over what was said, with
+its own role in it, so nothing can be replayed or reflected. Who connects proves it first: a stranger who connects gets
+nothing by which the secret could be guessed. It authenticates; it does not encrypt what follows.
 """
 
+import collections
+import contextlib
 import hashlib
 import hmac
 import os
@@ -19,10 +22,14 @@ from ckdist.errors import CommError, ConfigError
 
 SECRET_VARIABLE = "CKDIST_JOB_SECRET_FILE"
 MIN_SECRET = 16
+REMEDY = "`(umask 077; head -c 32 /dev/urandom | base64 > FILE)`"
 _MAGIC = b"ckdist1\n"
 _HELLO = struct.Struct("!8s32s4sIII")  # magic, nonce, purpose, from, to, lane
 _PROOF_BYTES = hashlib.sha256().digest_size
-_STRANGERS = 64  # connections that are being looked at, at once
+_STRANGERS = 256  # connections that have not proved themselves, at once; one more, and the oldest is closed
+_FIRST_SECONDS = 2.0  # until a connection's first bytes are there: a rank sends them as soon as it is connected
+_AGAIN_SECONDS = 0.05
+_DROPPED_LINES = 20  # of the log, about connections that were dropped
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,10 @@ def read_secret(path: str | None = None) -> bytes:
     """The job's secret from a file that is its owner's alone; `path` defaults to what CKDIST_JOB_SECRET_FILE names."""
     path = path or os.environ.get(SECRET_VARIABLE)
     if not path:
-        raise ConfigError(f"ranks that meet over TCP need a common secret: put {MIN_SECRET} or more random bytes in a file on every host and name it in {SECRET_VARIABLE}")
+        raise ConfigError(
+            f"ranks that meet over TCP need a common secret: make one with {REMEDY}, copy it to every host, "
+            f"and name it in {SECRET_VARIABLE}"
+        )
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -49,8 +59,18 @@ def read_secret(path: str | None = None) -> bytes:
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(f"the job secret {path} can be read by others (mode {stat.S_IMODE(mode):o}): chmod 600 it")
     if not MIN_SECRET <= len(secret) <= 4096:
-        raise ConfigError(f"the job secret {path} has {len(secret)} bytes; {MIN_SECRET} to 4096 are needed")
+        raise ConfigError(
+            f"the job secret {path} has {len(secret)} bytes; {MIN_SECRET} to 4096 are needed: make one with {REMEDY}"
+        )
     return secret
+
+
+def job_secret(world) -> bytes:
+    """The secret that all ranks of `world` hold. A collective call.
+
+    A world without one has rank 0 draw it, which is as safe as that world's own messages.
+    """
+    return getattr(world, "secret", None) or world.broadcast(secrets.token_bytes(32) if world.rank == 0 else None)
 
 
 def receive_exactly(connection: socket.socket, size: int, deadline: float) -> bytes:
@@ -81,40 +101,58 @@ def _hello(purpose: Purpose) -> bytes:
     return _HELLO.pack(_MAGIC, secrets.token_bytes(32), purpose.kind, purpose.source, purpose.target, purpose.lane)
 
 
-def connect(address: tuple[str, int], purpose: Purpose, secret: bytes, timeout: float, source: str = "") -> socket.socket:
-    """A proven connection to who listens at `address`, tried again until it listens. CommError after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
+def connect(
+    address: tuple[str, int], purpose: Purpose, secret: bytes, timeout: float, source: str = ""
+) -> socket.socket:
+    """A proven connection to who listens at `address`, tried again until it listens and has room.
+
+    CommError after `timeout` seconds.
+    """
+    deadline, there = time.monotonic() + timeout, f"rank {purpose.target} at {address[0]}:{address[1]}"
+    client = _hello(purpose)
     while True:
         try:
-            connection = socket.create_connection(address, timeout=max(0.1, deadline - time.monotonic()), source_address=(source, 0) if source else None)
-            break
+            connection = socket.create_connection(
+                address, timeout=max(0.1, deadline - time.monotonic()), source_address=(source, 0) if source else None
+            )
         except OSError as error:
-            if time.monotonic() > deadline:
-                raise CommError(f"rank {purpose.target} at {address[0]}:{address[1]} does not answer within {timeout:.0f} s ({error}): is it started, and is the port open?") from None
-            time.sleep(0.05)
+            problem = error
+        else:
+            try:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.sendall(client)
+                server = receive_exactly(connection, _HELLO.size, deadline)
+                break
+            except (CommError, OSError) as error:  # it was closed for another, or before its time
+                connection.close()
+                problem = error
+        if time.monotonic() > deadline:
+            raise CommError(
+                f"{there} does not answer within {timeout:.0f} s ({problem}): is it started, and is the port open?"
+            ) from None
+        time.sleep(_AGAIN_SECONDS)
     try:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        client = _hello(purpose)
-        connection.sendall(client)
-        server = receive_exactly(connection, _HELLO.size, deadline)
-        proof = receive_exactly(connection, _PROOF_BYTES, deadline)
-        if not hmac.compare_digest(proof, _proof(secret, b"server", client, server)) or server[40:] != client[40:]:
-            raise CommError(f"rank {purpose.target} at {address[0]}:{address[1]} does not know this job's secret: give all ranks the same one")
+        if server[: len(_MAGIC)] != _MAGIC or server[40:] != client[40:]:
+            raise CommError(f"{there} is not rank {purpose.target} of this job")
         connection.sendall(_proof(secret, b"client", client, server))
-        if receive_exactly(connection, 1, deadline) != b"+":
-            raise CommError(f"rank {purpose.target} at {address[0]}:{address[1]} refused the connection")
-    except CommError as error:
+        try:
+            proof = receive_exactly(connection, _PROOF_BYTES, deadline)
+        except CommError:
+            proof = b""
+        if not hmac.compare_digest(proof, _proof(secret, b"server", client, server)):
+            raise CommError(f"{there} does not know this job's secret: give all ranks the same one")
+    except (CommError, OSError) as error:
         connection.close()
-        raise CommError(f"rank {purpose.source} could not join rank {purpose.target} at {address[0]}:{address[1]}: {error}; is the job secret the same on all hosts?") from None
-    except OSError as error:
-        connection.close()
-        raise CommError(f"rank {purpose.source} could not join rank {purpose.target} at {address[0]}:{address[1]}: {error.strerror}") from None
+        raise CommError(f"rank {purpose.source} could not join rank {purpose.target}: {error}") from None
     connection.settimeout(None)
     return connection
 
 
 class Listener:
-    """Takes connections on one address and hands out those that proved themselves, by purpose; strangers are dropped with one line."""
+    """Takes connections on one address and hands out those that proved themselves, by purpose.
+
+    Strangers are dropped with a line each, as long as they are few.
+    """
 
     def __init__(self, address: str, port: int, rank: int, secret: bytes, patience: float = 10.0, log=None):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -125,37 +163,53 @@ class Listener:
             self.socket.bind((address, port))
         except OSError as error:
             self.socket.close()
-            raise ConfigError(f"rank {rank} cannot listen at {address}:{port}: {error.strerror}; choose another address or port") from None
+            raise ConfigError(
+                f"rank {rank} cannot listen at {address}:{port}: {error.strerror}; choose another address or port"
+            ) from None
         self.socket.listen(512)
         self.address = self.socket.getsockname()[:2]
         self._proven: dict[Purpose, socket.socket] = {}
         self._changed = threading.Condition()
-        self._slots = threading.Semaphore(_STRANGERS)
+        self._strangers: collections.OrderedDict[socket.socket, None] = collections.OrderedDict()  # the oldest first
+        self._dropped = 0
         self._closed = False
         threading.Thread(target=self._accept, daemon=True, name="ckdist-listener").start()
 
     def _accept(self) -> None:
         while True:
-            self._slots.acquire()
             try:
                 connection, peer = self.socket.accept()
             except OSError:
-                return  # closed
+                if self._closed:
+                    return
+                time.sleep(_AGAIN_SECONDS)  # no file is left, or the peer has gone already
+                continue
+            with self._changed:
+                self._strangers[connection] = None
+                oldest = self._strangers.popitem(last=False)[0] if len(self._strangers) > _STRANGERS else None
+            if oldest is not None:
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # which ends its thread
             threading.Thread(target=self._meet, args=(connection, peer), daemon=True).start()
 
     def _meet(self, connection: socket.socket, peer) -> None:
         try:
-            deadline = time.monotonic() + self.patience
-            client = receive_exactly(connection, _HELLO.size, deadline)
+            begun = time.monotonic()
+            client = receive_exactly(connection, _HELLO.size, begun + min(_FIRST_SECONDS, self.patience))
             magic, _, kind, source, target, lane = _HELLO.unpack(client)
-            if magic != _MAGIC or target != self.rank:
-                raise CommError("it does not speak to this rank of a job")
-            server = _HELLO.pack(_MAGIC, secrets.token_bytes(32), kind, source, target, lane)
+            if magic != _MAGIC:
+                raise CommError("it is no rank of a job")
+            server = _HELLO.pack(_MAGIC, secrets.token_bytes(32), kind, source, self.rank, lane)
             connection.settimeout(self.patience)
-            connection.sendall(server + _proof(self.secret, b"server", client, server))
-            if not hmac.compare_digest(receive_exactly(connection, _PROOF_BYTES, deadline), _proof(self.secret, b"client", client, server)):
+            connection.sendall(server)
+            proof = receive_exactly(connection, _PROOF_BYTES, begun + self.patience)
+            if not hmac.compare_digest(proof, _proof(self.secret, b"client", client, server)) or target != self.rank:
                 raise CommError("it does not know this job's secret")
-            connection.sendall(b"+")
+            with self._changed:
+                if connection not in self._strangers:
+                    raise CommError("it was closed to make room")
+                del self._strangers[connection]
+            connection.sendall(_proof(self.secret, b"server", client, server))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(None)
             with self._changed:
@@ -166,10 +220,17 @@ class Listener:
                 self._changed.notify_all()
         except (CommError, OSError) as error:
             connection.close()
-            if self.log:
-                self.log(f"dropped a connection from {peer[0]}: {error}")
+            self._tell(f"dropped a connection from {peer[0]}: {error}")
         finally:
-            self._slots.release()
+            with self._changed:
+                self._strangers.pop(connection, None)
+
+    def _tell(self, line: str) -> None:
+        with self._changed:
+            self._dropped += 1
+            count = self._dropped
+        if self.log and count <= _DROPPED_LINES:
+            self.log(line if count < _DROPPED_LINES else f"{line}; of more no line is written")
 
     def take(self, purpose: Purpose, deadline: float) -> socket.socket:
         """The connection for `purpose`, waited for until `deadline` (time.monotonic)."""
@@ -177,7 +238,10 @@ class Listener:
             while purpose not in self._proven:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise CommError(f"rank {purpose.source} did not join rank {self.rank} in time: is it started with the same address, port and job secret?")
+                    raise CommError(
+                        f"rank {purpose.source} did not join rank {self.rank} in time: "
+                        "is it started with the same address, port and job secret?"
+                    )
                 self._changed.wait(left)
             return self._proven.pop(purpose)
 

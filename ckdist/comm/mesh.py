@@ -1,13 +1,12 @@
 """TCP connections between every two ranks, each proven at both ends; the native transport takes them over."""
 
 import ipaddress
-import secrets as random
 import socket as sockets
 import time
 
 import psutil
 
-from ckdist.comm.handshake import Listener, Purpose, connect
+from ckdist.comm.handshake import Listener, Purpose, connect, job_secret
 from ckdist.comm.tcp_world import INTERFACE_VARIABLE, address_of
 from ckdist.errors import ConfigError
 
@@ -23,7 +22,7 @@ def connect_mesh(world, interface: str | None, lanes: int, log=None, seconds: fl
     """
     if not 0 <= lanes <= MAX_LANES:
         raise ConfigError(f"{lanes} connections between two ranks; use up to {MAX_LANES}")
-    secret = getattr(world, "secret", None) or world.broadcast(random.token_bytes(32) if world.rank == 0 else None)
+    secret = job_secret(world)
     shared = None if interface or hasattr(world, "address") else common_address(world)
     listener, problem = None, ""
     try:

@@ -17,6 +17,7 @@ import msgpack
 import numpy as np
 
 from ckdist.comm import tcp_world
+from ckdist.comm.handshake import SECRET_VARIABLE, read_secret
 from ckdist.comm.host_name import host_name
 from ckdist.comm.mesh import connect_mesh
 from ckdist.comm.start_line import BEAT_SECONDS, StartLine
@@ -57,6 +58,7 @@ class MpiWorld:
 
         # A rank that fails must be able to end while its peers are gone: finalising is done by close(), on the good path alone.
         mpi4py.rc.finalize = False
+        _leave_tcp_alone()
         from mpi4py import MPI
 
         self.mpi, self.comm = MPI, MPI.COMM_WORLD
@@ -65,7 +67,19 @@ class MpiWorld:
         self.hosts = tuple(self.gather_all(host_name()))
         same = [r for r, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
         self.local_rank, self.local_size = same.index(self.rank), len(same)
+        self.secret = self._secret()
         self._watch()
+
+    def _secret(self) -> bytes | None:
+        """The job's secret where every rank is told of one, None where none is."""
+        own = read_secret() if os.environ.get(SECRET_VARIABLE) else None
+        told = self.gather_all(own is not None)
+        if any(told) and not all(told):
+            raise ConfigError(
+                f"{SECRET_VARIABLE} is set on rank {told.index(True)} and not on rank {told.index(False)}: "
+                f"name the secret on every rank (mpirun -x {SECRET_VARIABLE}), or on none"
+            )
+        return own
 
     def _watch(self) -> None:
         """Connections on which ranks show that they live while they load: MPI tells of a rank that died, not of one that is stopped."""
@@ -146,6 +160,16 @@ class MpiWorld:
                 for line in self._lines:
                     line.check()
         return True
+
+
+def _leave_tcp_alone() -> None:
+    """Keeps Open MPI's ranks from listening for TCP on all addresses where they share a host, and speak through memory.
+
+    A choice of the user's own stays.
+    """
+    size = os.environ.get("OMPI_COMM_WORLD_SIZE")
+    if size is not None and size == os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE"):
+        os.environ.setdefault("OMPI_MCA_btl", "^tcp")
 
 
 def start_world():

@@ -17,6 +17,7 @@ from ckdist.engine.engine import Engine, Output
 from ckdist.engine.messages import MAX_MESSAGE_BYTES, decode, encode
 from ckdist.engine.request import MAX_ID_CHARS, parse_submit
 from ckdist.engine.scheduler import EngineBusy
+from ckdist.engine.socket_directory import SOCKET
 from ckdist.errors import CkdistError, CommError, ConfigError, EngineError, RequestError, UserError
 from ckdist.native import lib
 
@@ -32,7 +33,7 @@ MAX_SOCKET_PATH = 107  # bytes, sun_path of unix(7)
 
 def socket_address(directory: str) -> str:
     """The zmq address of the engine's socket in `directory`."""
-    return f"ipc://{os.path.join(directory, 'engine')}"
+    return f"ipc://{os.path.join(directory, SOCKET)}"
 
 
 class Coordinator:
@@ -192,8 +193,10 @@ class Coordinator:
                         self._send_output(output)
                 case "drain":
                     self._drain_requested = True
+                case "hello":
+                    self._abandon(peer)
                 case op:
-                    raise RequestError(f"unknown op {op[:40]!r}; the known ones are submit, abort and drain", "op")
+                    raise RequestError(f"unknown op {op[:40]!r}; the known ones are hello, submit, abort and drain", "op")
         except EngineBusy as error:
             self._send_error(peer, id, str(error), error.field, 429)
         except RequestError as error:
@@ -261,9 +264,13 @@ class Coordinator:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
             self._peers.discard(peer)
-            for id in self._engine.ids if self._engine is not None else ():
-                if id[0] == peer:
-                    self._engine.abort(id)
+            self._abandon(peer)
+
+    def _abandon(self, peer: bytes) -> None:
+        """Ends what a peer that is gone, or was started again, has asked for."""
+        for id in self._engine.ids if self._engine is not None else ():
+            if id[0] == peer:
+                self._engine.abort(id)
 
 
 def _check_directory(directory: str) -> None:

@@ -2,6 +2,7 @@
 
 To rank 0 (DEALER -> ROUTER), `op` is one of
     submit   id, prompt (list of int), sampling (the fields of SamplingParams)
+    hello    -                        the first message of a process: what its name has asked for before ends
     abort    id
     drain    -                        finish what runs, take nothing new, then end
 From rank 0

@@ -3,51 +3,79 @@
 import hmac
 import time
 
+from fastapi.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ckdist.serve.answer import problem_answer
 from ckdist.serve.metrics import Metrics
+from ckdist.serve.origins import Origins, is_preflight
 from ckdist.serve.paths.path import PathNames
 from ckdist.serve.problems import Problem
+from ckdist.serve.settings import HttpSettings
 
 OPEN_PATHS = ("/health", "/ping")
+EVER_ANSWERED = (*OPEN_PATHS, "/metrics")  # however many requests are under way
 
 
 class Access:
-    """Answers 401 where a key is needed and missing or wrong; passes everything else on to `app`."""
+    """Refuses what may not come in; passes everything else on to `app`."""
 
-    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...], metrics: Metrics, names: PathNames):
+    def __init__(self, app: ASGIApp, settings: HttpSettings, metrics: Metrics, names: PathNames):
         """`names` are those that the metrics tell apart; all others count as one, so that a stranger cannot fill
         memory with names."""
         self.app, self.metrics, self.names = app, metrics, names
-        self.keys = tuple(key.encode() for key in api_keys)
+        self.keys = tuple(key.encode() for key in settings.api_keys)
+        self.max_requests = settings.max_requests
+        self.origins = Origins(settings.cors_origins, settings.allowed_hosts)
+        self.under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         begun, status = time.monotonic(), 499  # when nothing is sent, the client went away
+        headers = dict(reversed(scope["headers"]))  # of several alike the first counts
+        for_pages = self.origins.headers(headers)
 
         async def watch(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), *for_pages]}
             await send(message)
 
         known, path = self.names.resolve(scope["path"]) or (scope["path"], "other")
         scope = {**scope, "path": known}
+        answer = self._answer(scope["method"], path, headers)
+        self.under_way += 1
         try:
-            if self.keys and path not in OPEN_PATHS and not self._holds_key(scope):
-                await problem_answer(Problem(401, "a valid API key is needed: send 'Authorization: Bearer KEY'", code="invalid_api_key"))(scope, receive, watch)
-            else:
-                await self.app(scope, receive, watch)
+            await (answer or self.app)(scope, receive, watch)
         finally:
+            self.under_way -= 1
             self.metrics.requests.labels(path, str(status)).inc()
             self.metrics.request_seconds.labels(path).observe(time.monotonic() - begun)
 
-    def _holds_key(self, scope: Scope) -> bool:
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        kind, _, key = given.partition(b" ")
+    def _answer(self, method: str, path: str, headers: dict[bytes, bytes]) -> Response | None:
+        """The answer to what the application does not get to see; None for all else."""
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            # A proxy in front may read the other of the two, and then takes a part of the body for a request.
+            problem = Problem(400, "Content-Length and Transfer-Encoding contradict one another; send one of them")
+            return problem_answer(problem, {"Connection": "close"})
+        if is_preflight(method, headers):
+            return self.origins.preflight(headers)
+        problem = self.origins.refusal(method, headers)
+        if problem is None and self.keys and path not in OPEN_PATHS and not self._holds_key(headers):
+            problem = Problem(
+                401, "a valid API key is needed: send 'Authorization: Bearer KEY'", code="invalid_api_key"
+            )
+        if problem is None and self.under_way >= self.max_requests and path not in EVER_ANSWERED:
+            problem = Problem(
+                429, f"{self.under_way} requests are under way, of at most {self.max_requests}; try again later"
+            )
+        return None if problem is None else problem_answer(problem)
+
+    def _holds_key(self, headers: dict[bytes, bytes]) -> bool:
+        kind, _, key = headers.get(b"authorization", b"").partition(b" ")
+        given = [headers.get(b"x-api-key", b"")] + [key.strip()] * (kind.lower() == b"bearer")
         # Every key is compared, and each in constant time, so that the time taken tells nothing about any of them.
-        matches = [hmac.compare_digest(key.strip(), known) for known in self.keys]
-        return kind.lower() == b"bearer" and any(matches)
+        return any([hmac.compare_digest(key, known) for key in given for known in self.keys])

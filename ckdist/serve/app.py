@@ -27,7 +27,7 @@ def create_app(service: Service) -> Access:
         title="ckdist", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, routes=routes
     )
     _add_error_answers(app)
-    return Access(app, service.settings.api_keys, service.metrics, PathNames(path.name for path in PATHS))
+    return Access(app, service.settings, service.metrics, PathNames(path.name for path in PATHS))
 
 
 def _add_error_answers(app: FastAPI) -> None:

@@ -121,6 +121,7 @@ class EngineClient:
         self._socket.setsockopt(zmq.MAXMSGSIZE, messages.MAX_MESSAGE_BYTES)
         self._socket.connect(self.endpoint)
         self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._drain_socket)
+        self._send({"op": "hello"})
         self._ticker = self._loop.call_soon(self._tick)
 
     def close(self) -> None:

@@ -1,24 +1,45 @@
-"""The HTTP process as rank 0 holds it: started, watched, drained and stopped. Nothing of HTTP happens on this side."""
+"""The HTTP process as rank 0 holds it: started, watched, started again, drained and stopped.
 
+Nothing of HTTP happens on this side.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 
 from ckdist.config import ServeConfig
 from ckdist.errors import ConfigError, EngineError
 from ckdist.overrides import metadata_overrides
-from ckdist.serve.settings import HttpSettings, read_api_keys
+from ckdist.serve.heartbeat import STUCK_SECONDS, FailureDetector
+from ckdist.serve.origins import is_loopback
+from ckdist.serve.settings import BACKLOG, HttpSettings, read_api_keys
 
-BACKLOG = 1024
 KILL_SECONDS = 5.0
+LOOK_SECONDS = 1.0
+MAX_RESTARTS = 3  # within RESTART_SECONDS
+RESTART_SECONDS = 60.0
+REQUESTS_BESIDE_SEQUENCES = 512  # that are read, refused or counted at once
+
+log = logging.getLogger(__name__)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, before anything heavy is done. ConfigError when the port is taken or the host is not this machine's."""
+    """A listening socket, before anything heavy is done.
+
+    ConfigError when the port is taken or the host is not this machine's.
+    """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except (socket.gaierror, UnicodeError) as error:
         raise ConfigError(f"--host ({host}) is not known: {getattr(error, 'strerror', error)}") from None
     listener = socket.socket(family, kind, protocol)
@@ -28,24 +49,45 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or --port") from None
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or --port"
+        ) from None
     return listener
 
 
 class HttpProcess:
-    """A running HTTP process. `url` is where it answers."""
+    """A running HTTP process. `url` is where it answers.
 
-    def __init__(self, process: subprocess.Popen, url: str):
-        self._process, self.url, self._draining = process, url, False
+    One that is killed or stuck is started again on the same listening socket, at most MAX_RESTARTS times in
+    RESTART_SECONDS; its clients' connections end with it. One that ends by itself is not.
+    """
 
-    @classmethod
-    def start(cls, config: ServeConfig, endpoint: str, model: str, model_name: str, listener: socket.socket) -> "HttpProcess":
-        """Start the process; it answers 503 until rank 0's status is "ready".
+    def __init__(self, settings: HttpSettings, listener: socket.socket):
+        """`settings.listener` is the descriptor of `listener`, which is closed by `stop`.
 
-        `endpoint` is where rank 0's ROUTER is bound; `model` the GGUF file or folder whose tokenizer is used; `listener` comes
-        from `listen` and is closed here, so that the port is free as soon as the process ends. ConfigError for unreadable keys.
+        EngineError when the process does not start.
         """
         host, port = listener.getsockname()[:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._settings, self._listener = settings, listener
+        self._ending = False  # it was told to end
+        self._restarts: collections.deque[float] = collections.deque()
+        self._process, self._detector = self._spawn()
+        self._keeper = threading.Thread(target=self._keep, daemon=True, name="ckdist-http")
+        self._keeper.start()
+
+    @classmethod
+    def start(
+        cls, config: ServeConfig, endpoint: str, model: str, model_name: str, listener: socket.socket
+    ) -> "HttpProcess":
+        """Start the process; it answers 503 until rank 0's status is "ready".
+
+        `endpoint` is where rank 0's ROUTER is bound; `model` the GGUF file or folder whose tokenizer is used;
+        `listener` comes from `listen` and is this object's from here on. ConfigError for unreadable keys.
+        """
+        api_keys = read_api_keys(config)
+        open_on_loopback = not api_keys and is_loopback(listener.getsockname()[0])  # a page may do what its user may
+        max_sequences = config.parallel + config.max_queue
         settings = HttpSettings(
             endpoint=endpoint,
             model=model,
@@ -53,9 +95,12 @@ class HttpProcess:
             overrides=metadata_overrides(config.override_kv),
             listener=listener.fileno(),
             parent=os.getpid(),
-            api_keys=read_api_keys(config),
+            api_keys=api_keys,
+            cors_origins=config.cors_origin,
+            allowed_hosts=(config.host, *config.allowed_host) if config.allowed_host or open_on_loopback else None,
             parallel=config.parallel,
-            max_sequences=config.parallel + config.max_queue,
+            max_sequences=max_sequences,
+            max_requests=max_sequences + REQUESTS_BESIDE_SEQUENCES,
             max_body=config.max_body,
             timeout=config.timeout,
             drain_timeout=config.drain_timeout,
@@ -63,44 +108,109 @@ class HttpProcess:
             adapter=os.path.basename(os.path.abspath(config.lora)) if config.lora else None,
             verbose=config.verbose,
         )
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ckdist.serve"],
-            stdin=subprocess.PIPE,
-            pass_fds=(listener.fileno(),),
-            start_new_session=True,  # signals for rank 0's group must not end it before it has answered its clients
-            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-        )
-        try:
-            process.stdin.write(settings.to_json())
-            process.stdin.close()
-        except OSError as error:
-            process.kill()
-            process.wait()
-            raise EngineError(f"the HTTP process ended at its start: {error.strerror}; its own message is above") from None
-        listener.close()
-        return cls(process, f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        return cls(settings, listener)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Its exit code, None while it runs. To be told to drain before it could handle signals is no failure."""
+        """Its exit code, None while it runs or is started again.
+
+        To be told to drain before it could handle signals is no failure.
+        """
+        if self._keeper.is_alive() and not self._ending:
+            return None
         code = self._process.poll()
-        return 0 if self._draining and code == -signal.SIGTERM else code
+        return 0 if self._ending and code == -signal.SIGTERM else code
 
     def drain(self) -> None:
-        """Ask it to refuse new requests, let running ones finish, and end. Returns at once; rank 0 must go on with its steps."""
-        if self.poll() is None:
-            self._draining = True
+        """Ask it to refuse new requests, let running ones finish, and end.
+
+        Returns at once; rank 0 must go on with its steps.
+        """
+        self._ending = True
+        if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
     def stop(self, timeout: float = KILL_SECONDS) -> int:
-        """Drain unless it was told to, since a second word means at once; wait `timeout` seconds, then kill. Returns the exit code."""
-        if not self._draining:
+        """Drain unless it was told to, since a second word means at once; wait `timeout` seconds, then kill.
+
+        Returns the exit code.
+        """
+        if not self._ending:
             self.drain()
+        self._keeper.join(timeout)
+        if self._keeper.is_alive():
+            self._kill()
+            self._keeper.join()
+        self._listener.close()
+        return self.poll()
+
+    def _spawn(self) -> tuple[subprocess.Popen, FailureDetector]:
+        reading, writing = os.pipe()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ckdist.serve"],
+            stdin=subprocess.PIPE,
+            pass_fds=(self._listener.fileno(), writing),
+            start_new_session=True,  # signals for rank 0's group must not end it before it has answered its clients
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+        )
+        os.close(writing)
         try:
-            return self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+            process.stdin.write(dataclasses.replace(self._settings, heartbeat=writing).to_json())
+            process.stdin.close()
+        except OSError as error:
+            process.kill()
+            process.wait()
+            os.close(reading)
+            raise EngineError(
+                f"the HTTP process ended at its start: {error.strerror}; its own message is above"
+            ) from None
+        return process, FailureDetector(reading)
+
+    def _keep(self) -> None:
+        """Until the process has ended for good."""
+        while True:
+            while not self._detector.wait(LOOK_SECONDS) and self._process.poll() is None:
+                pass
+            stuck = self._lives()
+            self._kill()  # what it has started itself as well
+            code = self._process.wait()
+            self._detector.close()
+            if self._ending or code >= 0 or not self._start_again(stuck, code):
+                return
+
+    def _start_again(self, stuck: bool, code: int) -> bool:
+        what = f"has shown no sign of life for {STUCK_SECONDS:g} s" if stuck else f"was ended by signal {-code}"
+        now = time.monotonic()
+        while self._restarts and now - self._restarts[0] > RESTART_SECONDS:
+            self._restarts.popleft()
+        if len(self._restarts) >= MAX_RESTARTS:
+            log.error(
+                "the HTTP process %s; it was started again %d times in %g s, and now no more",
+                what,
+                MAX_RESTARTS,
+                RESTART_SECONDS,
+            )
+            return False
+        self._restarts.append(now)
+        log.warning("the HTTP process %s; it is started again, and its clients' requests have ended", what)
+        try:
+            self._process, self._detector = self._spawn()
+        except (EngineError, OSError) as error:
+            log.error("the HTTP process cannot be started again: %s", error)
+            return False
+        if self._ending:  # it was told to end meanwhile
+            self._process.send_signal(signal.SIGTERM)
+        return True
+
+    def _lives(self) -> bool:
+        """Is it still there, a moment after its signs of life have ended?"""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.5)
+        return self._process.poll() is None
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)

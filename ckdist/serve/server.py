@@ -1,7 +1,8 @@
-"""The HTTP process's life: it loads the tokenizer, answers, drains when told to, and outlives a dead rank 0 only for moments.
+"""The HTTP process's life: it loads the tokenizer, answers, drains when told to, and outlives a dead rank 0 only for
+moments.
 
-uvicorn runs the connections; signals, draining and the watch over rank 0 are here, since uvicorn would close its sockets at the
-first signal and leave new clients without an answer.
+uvicorn runs the connections; signals, draining and the watch over rank 0 are here, since uvicorn would close its
+sockets at the first signal and leave new clients without an answer.
 """
 
 import asyncio
@@ -14,52 +15,64 @@ import time
 from collections.abc import Callable
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ckdist.errors import CkdistError
 from ckdist.serve.app import create_app
+from ckdist.serve.connections import ACCEPTS, ConnectionPool, room_for
 from ckdist.serve.engine_client import EngineClient
+from ckdist.serve.heartbeat import Heartbeat
 from ckdist.serve.service import Service
-from ckdist.serve.settings import HttpSettings
-from ckdist.serve.silent import SilentConnections
+from ckdist.serve.settings import BACKLOG, HttpSettings
 from ckdist.tokens.source import tokenizer_of
 
 WATCH_SECONDS = 0.1
 SHUTDOWN_SECONDS = 2
 MAX_HEADER_BYTES = 32 << 10
-CONNECTIONS_BESIDE_SEQUENCES = 512  # for health checks, metrics and clients that are refused
+SILENT_CONNECTIONS = 4096  # beside those with requests under way
 
 log = logging.getLogger("ckdist.serve")
 
 
-class Connections(uvicorn.Server):
-    """uvicorn without its signal handlers."""
+class Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers, and with a longer queue of connections than it accepts in one turn."""
 
     @contextlib.contextmanager
     def capture_signals(self):
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
+
 
 class HttpServer:
-    """One HTTP process. `run` returns its exit code: 0 when drained, 1 when rank 0 was lost or the tokenizer does not load."""
+    """One HTTP process.
+
+    `run` returns its exit code: 0 when drained, 1 when rank 0 was lost or the tokenizer does not load.
+    """
 
     def __init__(self, settings: HttpSettings, listener: socket.socket, load: Callable = tokenizer_of):
         self.settings, self.listener, self.load = settings, listener, load
         self.client = EngineClient(settings.endpoint)
         self.service = Service(settings, self.client)
         self.signals = 0
-        self.silent = SilentConnections(settings.silence)
-        self.connections = Connections(
+        self.connections = ConnectionPool(
+            room_for(settings.max_requests + SILENT_CONNECTIONS), settings.first_request, settings.silence
+        )
+        self.uvicorn = Uvicorn(
             uvicorn.Config(
-                create_app(self.service),
+                self.connections.watched(create_app(self.service)),
                 loop="asyncio",
-                http="h11",
+                http=self.connections.protocol(H11Protocol),
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=settings.max_sequences + CONNECTIONS_BESIDE_SEQUENCES,
+                backlog=ACCEPTS,
                 timeout_keep_alive=settings.silence,
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
@@ -72,14 +85,16 @@ class HttpServer:
             loop.add_signal_handler(number, self._count_signal)
         self.client.on_state = lambda state: log.info("the engine is %s", state)
         self.client.start()
-        answering = asyncio.create_task(self.connections.serve([self.listener]))
+        beating = asyncio.create_task(Heartbeat(self.settings.heartbeat).run())
+        answering = asyncio.create_task(self.uvicorn.serve([self.listener]))
         loading = asyncio.create_task(asyncio.to_thread(self.load, self.settings.model, self.settings.overrides))
         try:
             code = await self._watch(loading)
-            self.connections.should_exit = True
+            self.uvicorn.should_exit = True
             await answering
             return code
         finally:
+            beating.cancel()
             self.client.close()
 
     def _count_signal(self) -> None:
@@ -92,7 +107,7 @@ class HttpServer:
                 if loading.exception() is not None:
                     return await self._give_up(f"the tokenizer does not load: {_reason(loading.exception())}")
                 self.service.tokenizer, loading = loading.result(), None
-            self.silent.close(self.connections.server_state.connections)
+            self.connections.close_silent()
             if os.getppid() != self.settings.parent:
                 return await self._give_up("rank 0 has ended; the server is going down")
             if self.signals or self.client.state == "draining":
@@ -100,11 +115,15 @@ class HttpServer:
             await asyncio.sleep(WATCH_SECONDS)
 
     async def _drain(self) -> int:
-        log.info("draining: nothing new is taken, %d sequences may finish within %g seconds", self.client.active, self.settings.drain_timeout)
+        log.info(
+            "draining: nothing new is taken, %d sequences may finish within %g seconds",
+            self.client.active,
+            self.settings.drain_timeout,
+        )
         self.service.draining = True
         self.client.drain()
         end = time.monotonic() + self.settings.drain_timeout
-        while self.client.active or self.connections.server_state.tasks:
+        while self.client.active or self.connections.busy:
             if time.monotonic() > end or self.signals > 1:
                 log.warning("%d sequences did not finish in time", self.client.active)
                 self.client.lose("the server is shutting down")

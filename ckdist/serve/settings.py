@@ -1,4 +1,6 @@
-"""What the HTTP process is told when it starts: one JSON object on its standard input, so that keys never stand in argv."""
+"""What the HTTP process is told when it starts: one JSON object on its standard input, so that keys never stand in
+argv.
+"""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -7,13 +9,14 @@ from ckdist.config import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
 
+BACKLOG = 4096  # connections that wait to be accepted
 MAX_KEYS = 1000
 MAX_KEY_FILE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings:
-    """`endpoint` is rank 0's ROUTER; `listener` the inherited descriptor of the listening socket; times are in seconds."""
+    """`endpoint` is rank 0's ROUTER; `listener` the inherited listening socket's descriptor; times are in seconds."""
 
     endpoint: str
     model: str
@@ -22,15 +25,20 @@ class HttpSettings:
     listener: int
     parent: int
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    cors_origins: tuple[str, ...] = ()  # whose web pages may use the server
+    allowed_hosts: tuple[str, ...] | None = None  # names it answers to; None: any
     parallel: int = 8  # sequences that run at once
     max_sequences: int = 136  # running and waiting
+    max_requests: int = 648  # under way at once
     max_body: int = 8 << 20
     timeout: float = 600.0
     drain_timeout: float = 30.0
     silence: float = 30.0  # how long a connection may be without a request
+    first_request: float = 5.0  # how long a new one may be
     linger: float = 3.0  # how long 503 is answered after rank 0 has died
     strict_fields: bool = False
     adapter: str | None = None  # name of the LoRA adapter that the model was loaded with
+    heartbeat: int = -1  # descriptor of the pipe on which rank 0 hears that this process lives; -1: it does not listen
     verbose: bool = False
 
     def to_json(self) -> bytes:
@@ -39,8 +47,7 @@ class HttpSettings:
     @classmethod
     def from_json(cls, data: bytes) -> "HttpSettings":
         values = json.loads(data)
-        values["api_keys"] = tuple(values["api_keys"])
-        return cls(**values)
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def read_api_keys(config: ServeConfig) -> tuple[str, ...]:
@@ -49,7 +56,12 @@ def read_api_keys(config: ServeConfig) -> tuple[str, ...]:
     if config.api_key is not None and not any(keys):
         raise ConfigError("--api-key is empty; give a key, or leave the flag out")
     if config.api_key_file is not None:
-        lines = [line.strip() for line in read_text_file(config.api_key_file, f"--api-key-file {config.api_key_file}", MAX_KEY_FILE_BYTES).splitlines()]
+        lines = [
+            line.strip()
+            for line in read_text_file(
+                config.api_key_file, f"--api-key-file {config.api_key_file}", MAX_KEY_FILE_BYTES
+            ).splitlines()
+        ]
         if not any(lines):
             raise ConfigError(f"--api-key-file ({config.api_key_file}) holds no key; write one per line")
         keys += lines

@@ -1,38 +1,70 @@
 """A user's own source of batches, on every rank of the job.
 
-A function defined in a script on rank 0 travels by cloudpickle, which can run anything: so it goes through the job's own world
-alone, whose ranks were started by one launcher or have proved the job's secret, and never through another socket.
+A function defined in a script on rank 0 travels by cloudpickle, which can run anything: so it goes through the job's
+own world alone, and with an HMAC-SHA256 that is checked before it is unpickled. The HMAC's key comes from the job's
+secret and fresh nonces of all ranks, so that neither what was changed on its way nor what an earlier job sent is taken.
 """
 
+import hashlib
+import hmac
+import secrets
+
+from ckdist.comm.handshake import job_secret
 from ckdist.comm.tcp_world import TcpWorld
 from ckdist.comm.world import MpiWorld
 from ckdist.errors import CommError, ConfigError
 
 MAX_BYTES = 32 << 20
+NONCE_BYTES = 32
 
 
 def share_source(world, source):
     """Rank 0's source (or None) on every rank. A collective call."""
     if world.size == 1:
         return source
-    data, problem = None, None
+    if not isinstance(world, (MpiWorld, TcpWorld)):
+        raise CommError("a batch source is shared by ranks of the same launcher or with the job's secret alone")
+    key, data, problem = _key(world), None, None
     if world.rank == 0 and source is not None:
         try:
             data = _cloudpickle().dumps(source)
             if len(data) > MAX_BYTES:
-                problem = f"the batch source takes {len(data)} bytes, and at most {MAX_BYTES} are sent to the ranks: let it open its data where it runs"
+                problem = (
+                    f"the batch source takes {len(data)} bytes, and at most {MAX_BYTES} are sent to the ranks: "
+                    "let it open its data where it runs"
+                )
         except ConfigError as error:
             problem = str(error)
         except Exception as error:  # whatever its objects' own pickling raises
             problem = f"the batch source cannot be sent to the other ranks: {error}"
-    data, problem = world.broadcast([None if problem else data, problem])
+    data, code, problem = world.broadcast(
+        [None, None, problem] if data is None or problem else [data, _code(key, data), None]
+    )
     if problem:
-        raise ConfigError(problem)
-    if data is None or world.rank == 0:
+        raise ConfigError(str(problem))
+    if world.rank == 0 or data is None:
         return source if world.rank == 0 else None
-    if not isinstance(world, (MpiWorld, TcpWorld)):
-        raise CommError("a batch source is taken from ranks of the same launcher or with the job's secret alone")
+    if not isinstance(data, bytes) or not isinstance(code, bytes) or not hmac.compare_digest(code, _code(key, data)):
+        raise CommError(
+            "the batch source is not what rank 0 of this job has sent: "
+            "someone changes what goes between the hosts, so it is not unpickled"
+        )
     return _cloudpickle().loads(data)
+
+
+def _key(world) -> bytes:
+    """The key of this job's code, on every rank. A collective call."""
+    own = secrets.token_bytes(NONCE_BYTES)
+    nonces = world.gather(own)
+    if nonces[world.rank] != own or not all(isinstance(nonce, bytes) and len(nonce) == NONCE_BYTES for nonce in nonces):
+        raise CommError(
+            "the nonces of the ranks have changed on their way: someone changes what goes between the hosts"
+        )
+    return hmac.digest(job_secret(world), b"ckdist batch source" + b"".join(nonces), hashlib.sha256)
+
+
+def _code(key: bytes, data: bytes) -> bytes:
+    return hmac.digest(key, data, hashlib.sha256)
 
 
 def _cloudpickle():

@@ -1,0 +1,54 @@
+"""The private folder of the engine's socket: made for one server, and removed with it, or by the next one."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+
+PREFIX = "ckdist-"
+SOCKET = "engine"
+CONNECT_SECONDS = 0.2
+
+
+@contextlib.contextmanager
+def socket_directory() -> Iterator[str]:
+    """A new folder that only this user may enter."""
+    remove_dead(pathlib.Path(tempfile.gettempdir()))
+    directory = tempfile.mkdtemp(prefix=PREFIX)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def remove_dead(parent: pathlib.Path) -> None:
+    """Removes folders of this user's in `parent` that hold nothing but a socket at which nobody listens any more."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            info = folder.lstat()
+            if (
+                stat.S_ISDIR(info.st_mode)
+                and info.st_uid == os.geteuid()
+                and os.listdir(folder) == [SOCKET]
+                and _is_dead(folder / SOCKET)
+            ):
+                (folder / SOCKET).unlink()
+                folder.rmdir()
+
+
+def _is_dead(path: pathlib.Path) -> bool:
+    if not stat.S_ISSOCK(path.lstat().st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(CONNECT_SECONDS)
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            pass
+    return False

@@ -1,0 +1,140 @@
+"""The HTTP server's TCP connections: how many there may be, how long each may be silent, and which makes room.
+
+A connection is silent while no request is under way on it: before its first request, while a head arrives, and between
+requests. Each is one asyncio protocol around the HTTP library's own, which hears of bytes through asyncio's public
+callbacks alone.
+"""
+
+import asyncio
+import resource
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextvars import ContextVar
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+ACCEPTS = 64  # in one turn of the event loop
+OTHER_FILES = 128  # pipes, sockets and files of this process that are no connections
+
+_current: ContextVar["Connection"] = ContextVar("connection")  # on which the running request came
+
+
+class Connection(asyncio.Protocol):
+    """One TCP connection; `inner` is the HTTP library's protocol."""
+
+    def __init__(self, pool: "ConnectionPool", inner: asyncio.Protocol):
+        self.pool, self.inner = pool, inner
+        self.transport: asyncio.Transport | None = None
+        self.silent_since = 0.0
+        self.requests = 0  # that have come on it
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        self.inner.connection_made(transport)
+        self.pool.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        before = _current.set(self)  # a request's task starts in here, and inherits it
+        try:
+            self.inner.data_received(data)
+        finally:
+            _current.reset(before)
+
+    def eof_received(self) -> bool | None:
+        return self.inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.inner.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.pool.discard(self)
+        self.inner.connection_lost(error)
+
+
+class ConnectionPool:
+    """At most `places` connections. When one more comes, the one that has been silent the longest is closed."""
+
+    def __init__(self, places: int, first_seconds: float, silent_seconds: float):
+        """`first_seconds`: until the head of a connection's first request is there; `silent_seconds`: between two
+        requests.
+        """
+        self.places, self.first_seconds, self.silent_seconds = places, first_seconds, silent_seconds
+        self._silent: OrderedDict[Connection, None] = OrderedDict()  # the longest silent one first
+        self._busy: set[Connection] = set()
+
+    def __len__(self) -> int:
+        return len(self._silent) + len(self._busy)
+
+    @property
+    def busy(self) -> int:
+        """Connections with a request under way."""
+        return len(self._busy)
+
+    def protocol(self, inner: Callable[..., asyncio.Protocol]) -> Callable[..., Connection]:
+        """What makes a connection's protocol, from what makes the HTTP library's."""
+        return lambda **arguments: Connection(self, inner(**arguments))
+
+    def watched(self, app: ASGIApp) -> ASGIApp:
+        """`app`, with each request's connection marked as not silent until the request is answered."""
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            connection = _current.get()
+            self._begin(connection)
+            try:
+                await app(scope, receive, send)
+            finally:
+                self._end(connection)
+
+        return serve
+
+    def add(self, connection: Connection) -> None:
+        """Takes a new connection in; it is closed itself where requests are under way on all others."""
+        connection.silent_since = time.monotonic()
+        self._silent[connection] = None
+        if len(self) > self.places:
+            longest, _ = self._silent.popitem(last=False)
+            longest.transport.abort()
+
+    def discard(self, connection: Connection) -> None:
+        self._silent.pop(connection, None)
+        self._busy.discard(connection)
+
+    def close_silent(self) -> None:
+        """Closes connections that have been silent for longer than allowed."""
+        now, late = time.monotonic(), []
+        for connection in self._silent:
+            silent = now - connection.silent_since
+            if silent > (self.silent_seconds if connection.requests else self.first_seconds):
+                late.append(connection)
+            elif silent < min(self.first_seconds, self.silent_seconds):
+                break
+        for connection in late:
+            del self._silent[connection]
+            connection.transport.abort()
+
+    def _begin(self, connection: Connection) -> None:
+        connection.requests += 1
+        if connection in self._silent:
+            del self._silent[connection]
+            self._busy.add(connection)
+
+    def _end(self, connection: Connection) -> None:
+        if connection in self._busy:
+            self._busy.remove(connection)
+            connection.silent_since = time.monotonic()
+            self._silent[connection] = None
+
+
+def room_for(places: int) -> int:
+    """`places`, or fewer where the limit of open files, raised as far as this user may, has no room for as many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # What is closed to make room stays open until the turn of the event loop ends.
+    others = OTHER_FILES + 2 * ACCEPTS
+    allowed = places + others if hard == resource.RLIM_INFINITY else min(places + others, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return max(1, min(places, allowed - others))

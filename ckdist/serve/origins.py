@@ -1,0 +1,124 @@
+"""Which web pages may use the server: a browser sends their requests without asking its user.
+
+A page of another site reaches a server on 127.0.0.1 in two ways. Its own requests carry an Origin header, so those that
+change or cost something are refused unless the origin is allowed. After DNS rebinding they carry the name of the page's
+site as Host, so on loopback, without API keys, only names that are this machine's are answered. Clients that are no
+browsers send no Origin, and need not care.
+"""
+
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+from fastapi.responses import Response
+
+from ckdist.serve.problems import Problem
+
+ANY = "*"
+OWN_SUFFIXES = (".localhost", ".internal", ".local")  # of no public name; Docker's host.docker.internal has one
+JSON_TYPES = ("", "application/json")
+CURL_TYPE = "application/x-www-form-urlencoded"  # of `curl -d` unless it is told otherwise, and of web pages' forms
+PREFLIGHT_SECONDS = 600
+METHODS = "GET, HEAD, POST, OPTIONS"
+ALLOWED_HEADERS = "authorization, content-type, x-api-key"
+
+
+class Origins:
+    """The rules for browsers. Headers are (name, value) pairs of bytes, as ASGI has them."""
+
+    def __init__(self, origins: tuple[str, ...], hosts: tuple[str, ...] | None):
+        """`origins`: whose pages may use the server (scheme://host[:port], or * for all); `hosts`: names it answers to,
+        None: to any.
+        """
+        self.origins = frozenset(origin.rstrip("/").lower() for origin in origins)
+        self.hosts = (
+            None
+            if hosts is None
+            else frozenset(host.lower() for host in hosts) | {"localhost", socket.gethostname().lower()}
+        )
+
+    def refusal(self, method: str, headers: dict[bytes, bytes]) -> Problem | None:
+        """Why a request is not answered, or None."""
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if self.hosts is not None and host and not self._answers_to(host):
+            return Problem(
+                403,
+                f"this server does not answer to the name {host[:200]!r}; --allowed-host adds a name",
+                code="host_not_allowed",
+            )
+        if method not in ("POST", "PUT", "PATCH", "DELETE"):
+            return None
+        origin = headers.get(b"origin")
+        if (
+            origin is not None
+            and origin.decode("latin-1").lower() not in (f"http://{host}", f"https://{host}")
+            and not self._is_allowed(origin)
+        ):
+            shown = origin.decode("latin-1")[:200]
+            return Problem(
+                403,
+                f"web pages of {shown!r} may not use this server; --cors-origin allows them",
+                code="origin_not_allowed",
+            )
+        site = headers.get(b"sec-fetch-site", b"none")
+        if origin is None and site not in (b"none", b"same-origin"):
+            return Problem(
+                403,
+                "another site's web page may not use this server without naming its origin",
+                code="origin_not_allowed",
+            )
+        kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
+        from_browser = origin is not None or b"sec-fetch-site" in headers
+        if kind not in JSON_TYPES and (from_browser or kind != CURL_TYPE):
+            return Problem(
+                415,
+                f"the body must be JSON: send Content-Type: application/json, not {kind[:100]!r}",
+                code="unsupported_media_type",
+            )
+        return None
+
+    def headers(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        """What an answer carries so that an allowed page may read it."""
+        origin = headers.get(b"origin")
+        if origin is None or not self.origins:
+            return []
+        vary = [(b"vary", b"origin")]
+        return [(b"access-control-allow-origin", origin), *vary] if self._is_allowed(origin) else vary
+
+    def preflight(self, headers: dict[bytes, bytes]) -> Response:
+        """The answer to a browser's question whether a page may send a request."""
+        asked = headers.get(b"access-control-request-headers", ALLOWED_HEADERS.encode()).decode("latin-1")
+        allowed = {
+            "Access-Control-Allow-Methods": METHODS,
+            "Access-Control-Allow-Headers": asked,
+            "Access-Control-Max-Age": str(PREFLIGHT_SECONDS),
+        }
+        return Response(status_code=204, headers=allowed if self._is_allowed(headers[b"origin"]) else None)
+
+    def _is_allowed(self, origin: bytes) -> bool:
+        return ANY in self.origins or origin.decode("latin-1").lower() in self.origins
+
+    def _answers_to(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        if name in self.hosts or name.endswith(OWN_SUFFIXES):
+            return True
+        try:  # rebinding needs a name
+            ipaddress.ip_address(name)
+            return True
+        except ValueError:
+            return False
+
+
+def is_preflight(method: str, headers: dict[bytes, bytes]) -> bool:
+    return method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers
+
+
+def is_loopback(host: str) -> bool:
+    """Is `host`, an address, one of this machine's alone?"""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
