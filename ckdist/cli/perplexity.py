@@ -13,7 +13,7 @@ from ckdist.config import PerplexityConfig
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
-from ckdist.tokens.source import tokenizer_of
+from ckdist.tokens.confined import load_tried
 
 MAX_TEXT_BYTES = 1 << 28
 
@@ -27,7 +27,7 @@ def log_likelihoods(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 def tokens_of(config: PerplexityConfig, text: str | None, checkpoint, vocab_size: int) -> np.ndarray:
     """The ids of `text`, or those of --token-ids: int32 (tokens,). ConfigError for too few ids or one outside the vocabulary."""
-    ids = np.array(config.token_ids if text is None else tokenizer_of(checkpoint.path, checkpoint.overrides).encode(text), np.int64)
+    ids = np.array(config.token_ids if text is None else load_tried(checkpoint.path, checkpoint.overrides).encode(text), np.int64)
     if len(ids) < 2:
         raise ConfigError(f"{len(ids)} tokens cannot be scored: give at least 2")
     if ids.min() < 0 or ids.max() >= vocab_size:

@@ -35,7 +35,7 @@ from ckdist.program.lower import lower
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
 from ckdist.program.tracer import LowRankTracer, Tracer, trace
-from ckdist.tokens.source import tokenizer_of
+from ckdist.tokens.confined import load_tried
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.topology import bind_memory, default_threads, huge_pages, is_bound, sample_pages
 from ckdist.topology.tree import format_cpu_list
@@ -221,7 +221,7 @@ def layer_models(world, plan: Plan, loader: ShardLoader, programs: list[Program]
 
 def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
     """Rank 0's engine over a loaded model, and the model's tokenizer."""
-    tokenizer = tokenizer_of(model.checkpoint.path, model.checkpoint.overrides)
+    tokenizer = load_tried(model.checkpoint.path, model.checkpoint.overrides)
     stats = lambda: {**model.prefill.stats(model.executable), **model.loader.filled.stats()}
     lane = model.trace and model.trace.main
     engine = Engine(

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import codecs
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ckdist.tokens.tokenizer import Tokenizer
 
 
 class StreamDecoder:
     """Holds at most three bytes of an unfinished character, so a step costs what its token is long."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True):
-        self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+    def __init__(self, vocabulary, skip_special: bool = True):
+        """`vocabulary`: a `Vocabulary`."""
+        self._vocabulary = vocabulary
+        self._skipped = vocabulary.special_ids if skip_special else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_text_start = False
 
     def step(self, token_id: int) -> str:
         """The text that `token_id` completes; empty where it ends within a character or is a skipped special token."""
-        tokenizer = self._tokenizer
-        piece = tokenizer.token_bytes(token_id)
-        if token_id == tokenizer.bos_token_id:
-            self._at_text_start = tokenizer.strips_prefix_space
-        elif self._at_text_start and token_id not in tokenizer.special_ids:
+        vocabulary = self._vocabulary
+        piece = vocabulary.token_bytes(token_id)
+        if token_id == vocabulary.bos_token_id:
+            self._at_text_start = vocabulary.strips_prefix_space
+        elif self._at_text_start and token_id not in vocabulary.special_ids:
             self._at_text_start = False
             piece = piece[1:] if piece.startswith(b" ") else piece
         return "" if token_id in self._skipped else self._utf8.decode(piece)

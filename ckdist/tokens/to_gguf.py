@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from ckdist.errors import ModelFileError
-from ckdist.tokens.folder import load_tokenizer
+from ckdist.tokens.confined import load_tried
 from ckdist.tokens.gguf import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, tokenizer_from_gguf
 from ckdist.tokens.pieces import BYTE_TOKEN
 from ckdist.tokens.splits import SPLITS
@@ -24,7 +24,7 @@ PROBES = (
 
 def tokenizer_metadata(folder: Path, vocab_size: int) -> dict[str, object]:
     """The keys of the tokenizer in `folder` for a model of `vocab_size` rows. ModelFileError where GGUF cannot say what it does."""
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tried(folder)
     described = json.loads(tokenizer.backend.to_str())
     model = described["model"]
     if model["type"] != "BPE":

@@ -3,7 +3,6 @@
 Where it comes from is not its business: `folder` and `gguf` build it.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,32 +10,26 @@ import tokenizers
 
 from ckdist.errors import RequestError
 from ckdist.tokens.chat import ChatTemplate
-from ckdist.tokens.stream import StreamDecoder
+from ckdist.tokens.density import most_bytes_per_token
+from ckdist.tokens.vocabulary import Vocabulary
 
 
-@dataclass(frozen=True)
-class Tokenizer:
+@dataclass(frozen=True, kw_only=True)
+class Tokenizer(Vocabulary):
     """Made by `load_tokenizer` or `tokenizer_from_gguf`.
 
-    `pieces[i]` is token i in bytes; `special_ids` are the control tokens that `skip_special` leaves out.
-    `prefix` and `suffix` are the ids that `add_special` puts around a text. `strips_prefix_space` is true for SentencePiece
-    vocabularies that put a space before a text: it is taken away again where the text's start is seen, after BOS.
+    `prefix` and `suffix` are the ids that `add_special` puts around a text.
     """
 
     backend: tokenizers.Tokenizer = field(repr=False)
-    pieces: Sequence[bytes] = field(repr=False)
-    special_ids: frozenset[int]
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
-    bos_token_id: int | None = None
-    eos_token_ids: frozenset[int] = frozenset()
-    strips_prefix_space: bool = False
     chat_template: ChatTemplate | None = field(default=None, repr=False)
 
-    @property
-    def vocab_size(self) -> int:
-        """The number of ids the vocabulary reaches; a model's embedding may have more rows, which stand for no text."""
-        return len(self.pieces)
+    @cached_property
+    def most_bytes_per_token(self) -> int | None:
+        """No text has fewer tokens than its bytes divided by this; None where that cannot be said."""
+        return most_bytes_per_token(self.backend, self.pieces)
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """The ids of `text`; with `add_special` the model's own BOS and EOS rules apply.
@@ -48,9 +41,13 @@ class Tokenizer:
         """
         backend = self.backend if parse_special else self._plain
         try:
-            ids = backend.encode_batch([text], add_special_tokens=False)[0].ids  # a batch, since only that releases the GIL
+            ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids  # a batch, since only that releases the GIL
         except (UnicodeEncodeError, TypeError):
             raise RequestError("the text is not valid Unicode: it has bytes or escapes that are no characters") from None
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in the library is a BaseException
+            raise RequestError(f"the tokenizer fails on this text: {' '.join(str(error).split())[:200]}") from None
         if not add_special:
             return ids
         prefix = () if self.prefix and self.prefix == tuple(ids[: len(self.prefix)]) else self.prefix
@@ -68,21 +65,3 @@ class Tokenizer:
         plain.add_tokens([added[token_id] for token_id in sorted(added)])
         plain.encode_special_tokens = True
         return plain
-
-    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of `ids`. Bytes that are no UTF-8 become U+FFFD. Ids that do not start with BOS are the middle of a text:
-        their leading space is kept."""
-        decoder = self.decoder(skip_special)
-        return "".join([decoder.step(token_id) for token_id in ids]) + decoder.flush()
-
-    def decoder(self, skip_special: bool = True) -> StreamDecoder:
-        """A decoder that is given one id at a time; its texts joined are `decode` of all ids."""
-        return StreamDecoder(self, skip_special)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that `token_id` stands for, special tokens included; empty beyond the vocabulary."""
-        return self.pieces[token_id] if 0 <= token_id < len(self.pieces) else b""
-
-    def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text, for people; a part of a character shows as U+FFFD."""
-        return self.token_bytes(token_id).decode("utf-8", "replace")

@@ -20,6 +20,7 @@ from ckdist.models.from_config import spec_from_config
 from ckdist.models.spec import ModelSpec
 from ckdist.program.program import Program, Weight
 from ckdist.program.tracer import TrainingTracer, trace_loss
+from ckdist.tokens.confined import load_tried
 from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.checkpoint import write_synced
@@ -94,7 +95,7 @@ def open_tokenizer(config, model: TrainedModel, make: bool) -> Tokenizer:
     trained_here = not config.tokenizer_name and not config.model_name_or_path
     if trained_here and make and not (folder / "tokenizer.json").is_file():
         _make_tokenizer(config, folder, model.spec.vocab_size)
-    tokenizer = tokenizer_of(folder)
+    tokenizer = tokenizer_of(folder) if trained_here else load_tried(folder)
     if tokenizer.vocab_size > model.spec.vocab_size:
         raise ConfigError(f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, and the model's vocab_size is {model.spec.vocab_size}: set model_config.vocab_size")
     return tokenizer

@@ -1,0 +1,128 @@
+"""Tokenizers and templates out of hostile files, in processes with limits that the kernel enforces.
+
+A zygote loads the tokenizer under limits and tries it (see `probe`); then it forks workers at no cost of loading. What comes back is a
+`Vocabulary`. Whoever tokenises what strangers send does it in workers. Whoever tokenises its own user's text, at full speed, may use the
+tokenizer in its own process once it has passed here.
+"""
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgpack
+
+from ckdist.errors import EngineError, ModelFileError
+from ckdist.tokens.limits import Limits
+from ckdist.tokens.source import tokenizer_of
+from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.tokens.vocabulary import MAX_PIECES_BYTES, Vocabulary
+
+Overrides = Mapping[str, int | float | bool | str] | None  # of a GGUF file's metadata
+MAX_RESULT = MAX_PIECES_BYTES + (64 << 20)
+
+
+def loading_limits(model: str | Path) -> Limits:
+    """By the size of tokenizer.json; published ones, of 2 to 33 MB, need a fifth of it. A GGUF file says nothing of its vocabulary's size."""
+    path = Path(model) / "tokenizer.json"
+    try:
+        size = path.stat().st_size
+    except OSError:
+        size = 64 << 20
+    return Limits(cpu=10 + 0.4e-6 * size, memory=(1 << 30) + 8 * size)
+
+
+class Zygote:
+    """The process. Starting it returns at once; `load` waits for what it found. To be started by a thread that lives on: its end is the
+    process' end too."""
+
+    def __init__(self, model: str | Path, overrides: Overrides = None, handler: str | None = None, limits: Limits | None = None):
+        """`handler`: `module:function` that workers call, (tokenizer, head, body) to (head, body); None where no worker is forked."""
+        self.model, self.limits = str(model), limits or loading_limits(model)
+        self._number = 0
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        root = logging.getLogger()
+        formats = [h.formatter._fmt for h in root.handlers if h.formatter is not None]
+        settings = {
+            "parent": os.getpid(),
+            "model": self.model,
+            "overrides": dict(overrides or {}),
+            "handler": handler,
+            "limits": [self.limits.cpu, self.limits.memory],
+            "level": root.getEffectiveLevel(),
+            "format": formats[0] if formats else logging.BASIC_FORMAT,
+        }
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ckdist.tokens.zygote"],
+                stdin=theirs,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "RUST_BACKTRACE": "0"},
+            )
+        self.control.send(json.dumps(settings).encode())
+
+    def load(self) -> Vocabulary:
+        """ModelFileError for a tokenizer that cannot be loaded within the limits."""
+        with self.process.stdout as output:
+            data = output.read(MAX_RESULT + 1)
+        try:
+            result = msgpack.unpackb(data, max_bin_len=MAX_RESULT)
+        except (ValueError, msgpack.UnpackException):
+            result = {}
+        if "vocabulary" in result:
+            return Vocabulary.from_bytes(result["vocabulary"])
+        self.close()
+        if "refused" in result:
+            raise ModelFileError(result["refused"])
+        raise ModelFileError(
+            f"the tokenizer of {self.model} takes more than {self.limits.cpu:.0f} s of CPU time or {self.limits.memory >> 20} MB to load "
+            f"and try (its process ended with {self.process.returncode}); it is broken or hostile: fetch the model's own"
+        )
+
+    def fork(self) -> tuple[int, socket.socket]:
+        """A new worker's number and this side of its socket. EngineError when the process has ended."""
+        self._number += 1
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self.control, [b"F%d" % self._number], [theirs.fileno()])
+        except OSError as error:
+            ours.close()
+            raise EngineError(f"the tokenizer's process has ended: {error.strerror}") from None
+        return self._number, ours
+
+    def kill(self, number: int) -> None:
+        """Worker `number` ends, whatever it does."""
+        try:
+            self.control.send(b"K%d" % number)
+        except OSError:
+            pass  # the zygote has ended, and its workers with it
+
+    def close(self) -> None:
+        self.control.close()
+        self.process.stdout.close()
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> "Zygote":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def load_vocabulary(model: str | Path, overrides: Overrides = None) -> Vocabulary:
+    """The vocabulary of a model whose tokenizer this process does not trust. ModelFileError as `Zygote.load`."""
+    with Zygote(model, overrides) as zygote:
+        return zygote.load()
+
+
+def load_tried(model: str | Path, overrides: Overrides = None) -> Tokenizer:
+    """A tokenizer for this process' own use, after it has loaded and passed `probe` in a process with limits. ModelFileError."""
+    if Path(model).is_dir():  # a GGUF file has neither patterns nor normalisers of its own
+        load_vocabulary(model)
+    return tokenizer_of(model, overrides)

@@ -1,0 +1,44 @@
+"""How a worker with limits and its owner talk: a map as msgpack and a body of bytes, each with its size before it."""
+
+import socket
+import struct
+
+import msgpack
+
+SIZES = struct.Struct("<IQ")  # of the map and of the body
+
+
+def pack(head: dict, body_size: int) -> bytes:
+    """What goes before the body."""
+    packed = msgpack.packb(head)
+    return SIZES.pack(len(packed), body_size) + packed
+
+
+def unpack_head(data: bytes | bytearray) -> dict:
+    return msgpack.unpackb(data, strict_map_key=False)
+
+
+def send(connection: socket.socket, head: dict, body: bytes) -> None:
+    connection.sendall(pack(head, len(body)))
+    connection.sendall(body)
+
+
+def receive(connection: socket.socket) -> tuple[dict, bytes] | None:
+    """The next map and body; None when the other side has closed."""
+    sizes = _exactly(connection, SIZES.size)
+    if sizes is None:
+        return None
+    head_size, body_size = SIZES.unpack(sizes)
+    head, body = _exactly(connection, head_size), _exactly(connection, body_size)
+    return None if head is None or body is None else (unpack_head(head), bytes(body))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytearray | None:
+    data = bytearray(size)
+    view, got = memoryview(data), 0
+    while got < size:
+        count = connection.recv_into(view[got:])
+        if count == 0:
+            return None
+        got += count
+    return data

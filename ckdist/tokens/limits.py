@@ -1,0 +1,85 @@
+"""Limits of a process on itself that the kernel enforces: of CPU time, time, memory and files. Who exceeds one is killed.
+
+Native code that loops holds no lock that a Python thread could wait for, so only the kernel can end it: by a signal whose default is
+to end the process, or by refusing memory.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+from dataclasses import dataclass
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
+UNLIMITED = resource.RLIM_INFINITY
+MAX_FILES = 16
+
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+@dataclass(frozen=True)
+class Limits:
+    """For one task: `cpu` seconds of CPU time, and `memory` bytes beyond those that the process had when it was confined."""
+
+    cpu: float
+    memory: int
+
+    @property
+    def wall(self) -> float:
+        """Seconds that the task may take on a machine that has other work too."""
+        return 4 * self.cpu
+
+
+class Confinement:
+    """Arms and disarms the limits of one task after the other. Made when the process is as large as it is without a task."""
+
+    def __init__(self):
+        self._used = {resource.RLIMIT_AS: 0, resource.RLIMIT_DATA: 0}
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            for line in file:
+                for kind, name in ((resource.RLIMIT_AS, "VmSize:"), (resource.RLIMIT_DATA, "VmData:")):
+                    if line.startswith(name):
+                        self._used[kind] = int(line.split()[1]) << 10
+
+    def arm(self, limits: Limits) -> None:
+        """From now on the process is killed once it has used more than `limits`."""
+        signal.setitimer(signal.ITIMER_PROF, limits.cpu)
+        signal.setitimer(signal.ITIMER_REAL, limits.wall)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        _lower(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + limits.cpu) + 2)
+        for kind, size in self._used.items():
+            _lower(kind, size + limits.memory)
+
+    def disarm(self) -> None:
+        """The process waits: time does not count."""
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for kind in (resource.RLIMIT_CPU, *self._used):
+            _lower(kind, UNLIMITED)
+
+
+def die_with_parent(parent: int) -> None:
+    """This process is killed when the thread that started it ends; it must have started it as process `parent`."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def give_up_privileges() -> None:
+    """No file can grow, nothing dumps core, and nobody of the same user can look into this process."""
+    _prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
+        resource.setrlimit(kind, (0, 0))
+
+
+def start_nothing() -> None:
+    """A few files may be open (Python imports modules late) and, but for root, no process or thread can be started."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_FILES, MAX_FILES))
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+
+
+def _lower(kind: int, value: int) -> None:
+    """The soft limit; what the process was started with stays the most."""
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (value if hard == UNLIMITED or 0 <= value < hard else hard, hard))

@@ -1,0 +1,158 @@
+"""`python -m ckdist.tokens.zygote`: a process that loads a hostile tokenizer under limits, then forks workers that have it loaded.
+
+Its standard input is a socket of messages: the settings (JSON), then commands of one letter and a number; its standard output gives the
+vocabulary, or why there is none, and is closed. `ckdist.tokens.confined` is the other side.
+"""
+
+import gc
+import importlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from dataclasses import asdict
+
+import msgpack
+
+from ckdist.errors import UserError
+from ckdist.tokens import frames
+from ckdist.tokens.chat import ChatTemplate, with_template
+from ckdist.tokens.limits import Confinement, Limits, die_with_parent, give_up_privileges, start_nothing
+from ckdist.tokens.probe import probe
+from ckdist.tokens.source import tokenizer_of
+from ckdist.tokens.traits import Traits
+
+REAP_SECONDS = 0.5
+TRYING = Limits(cpu=3.0, memory=512 << 20)  # for a chat template: published ones take a twentieth
+FORK, KILL = b"F", b"K"  # followed by the worker's number; FORK brings the worker's socket
+
+
+def main() -> None:
+    control = socket.socket(fileno=0)
+    settings = json.loads(control.recv(1 << 16))
+    die_with_parent(settings["parent"])
+    # A panic of the tokenizers library writes many lines to descriptor 2; what Python logs still goes to standard error.
+    logging.basicConfig(level=settings["level"], format=settings["format"], stream=os.fdopen(os.dup(2), "w"))
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 2)
+    give_up_privileges()
+    handler = _named(settings["handler"])
+    result, tokenizer = _load(settings["model"], settings["overrides"], Limits(*settings["limits"]))
+    if tokenizer is not None and handler is not None:
+        tokenizer = with_template(tokenizer)
+        _try_templates(tokenizer.chat_template)
+    with os.fdopen(os.dup(1), "wb") as output:
+        os.dup2(null, 1)
+        output.write(result)
+    if tokenizer is not None and handler is not None:
+        _fork_on_demand(control, tokenizer, handler)
+
+
+def _named(name: str | None):
+    """The function `module:function`: (tokenizer, head, body) to (head, body)."""
+    if name is None:
+        return None
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _load(model: str, overrides: dict, limits: Limits):
+    confinement = Confinement()
+    confinement.arm(limits)
+    try:
+        tokenizer = tokenizer_of(model, overrides)
+        probe(tokenizer, model)
+        _ = tokenizer.most_bytes_per_token  # kept for the workers
+        return msgpack.packb({"vocabulary": tokenizer.to_bytes()}), tokenizer
+    except UserError as error:
+        return msgpack.packb({"refused": str(error)}), None
+    except BaseException as error:  # a panic in the library is a BaseException
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return msgpack.packb({"refused": f"the tokenizer of {model} does not load ({why}); it is broken or hostile: fetch the model's own"}), None
+    finally:
+        confinement.disarm()
+
+
+def _try_templates(template: ChatTemplate) -> None:
+    """Each template is compiled and tried by a child first: one that kills it is refused, and the others are as fast as they can be."""
+    for name in template.sources:
+        found = _in_child(lambda name=name: asdict(template.traits(name)), TRYING)
+        template.adopt(name, None if found is None else Traits(**found))
+
+
+def _in_child(function, limits: Limits):
+    """What `function` gives, as JSON can say it, in a child process with limits; None when they ended it."""
+    reading, writing = os.pipe()
+    zygote, pid = os.getpid(), os.fork()
+    if pid == 0:
+        try:
+            die_with_parent(zygote)
+            Confinement().arm(limits)
+            os.write(writing, json.dumps(function()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        data = file.read()
+    os.waitpid(pid, 0)
+    return json.loads(data) if data else None
+
+
+def _fork_on_demand(control: socket.socket, tokenizer, handler) -> None:
+    """Until the owner closes its side."""
+    workers: dict[int, int] = {}  # number: process
+    gc.collect()
+    gc.freeze()  # what is loaded stays shared with the workers
+    control.settimeout(REAP_SECONDS)
+    while True:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(control, 64, 1)
+        except TimeoutError:
+            _reap(workers)
+            continue
+        if not data:
+            return
+        _reap(workers)
+        command, number = data[:1], int(data[1:])
+        if command == KILL and number in workers:
+            os.kill(workers[number], signal.SIGKILL)  # not reaped yet, so the number is still this process'
+        elif command == FORK:
+            zygote = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    die_with_parent(zygote)
+                    control.close()
+                    _work(socket.socket(fileno=descriptors[0]), tokenizer, handler)
+                finally:
+                    os._exit(0)
+            workers[number] = pid
+            os.close(descriptors[0])
+
+
+def _reap(workers: dict[int, int]) -> None:
+    for number, pid in list(workers.items()):
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            del workers[number]
+
+
+def _work(connection: socket.socket, tokenizer, handler) -> None:
+    """One task after the other, each under the limits that come with it, until the owner closes its side."""
+    connection.setblocking(True)
+    confinement = Confinement()
+    start_nothing()
+    while (task := frames.receive(connection)) is not None:
+        head, body = task
+        confinement.arm(Limits(*head.pop("limits")))
+        answer = handler(tokenizer, head, body)
+        confinement.disarm()
+        del task, head, body
+        frames.send(connection, *answer)
+        del answer
+
+
+if __name__ == "__main__":
+    main()
+    sys.exit(0)
