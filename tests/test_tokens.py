@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors, trainers
 
+import ckdist
 from ckdist.errors import CkdistError, ModelFileError, RequestError
-from ckdist.tokens import ChatTemplate, load_tokenizer, sandbox, tokenizer_from_gguf
+from ckdist.tokens import ChatTemplate, load_tokenizer, tokenizer_from_gguf
 from ckdist.tokens.splits import SPLITS
 
 GOLDEN = Path(__file__).parent / "golden" / "tokens"
@@ -200,7 +201,7 @@ def test_stream_never_gives_half_a_character(byte_level):
 
 
 def test_the_bundled_model_chats():
-    tokenizer = load_tokenizer(Path(sandbox.__file__).parents[1] / "models" / "bundled")
+    tokenizer = load_tokenizer(Path(ckdist.__file__).parent / "models" / "bundled")
     prompt = tokenizer.chat_template.render([{"role": "user", "content": "What does len do?"}])
     ids = tokenizer.encode(prompt, add_special=False)
     assert prompt.endswith("<|end|>\n<|assistant|>\n") and ids[0] == tokenizer.bos_token_id and ids.count(ids[0]) == 1
@@ -241,70 +242,6 @@ def test_hostile_gguf_metadata(backend, changes, message):
     with pytest.raises(ModelFileError, match=message):
         tokenizer_from_gguf(gguf_metadata(backend, **{f"tokenizer.ggml.{key}": value for key, value in changes.items()}))
     assert tokenizer_from_gguf(gguf_metadata(backend, **{"tokenizer.ggml.bos_token_id": 10**9})).bos_token_id is None
-
-
-def test_chat_template_is_rendered_as_templates_expect():
-    template = ChatTemplate(
-        {
-            "default": "{{ bos_token }}{% for m in messages %}\n  {%- if loop.index > 2 %}{% break %}{% endif %}\n"
-            "[{{ m.role ~ ': ' ~ m['content'] | trim }}]{% endfor %}{% generation %}{% endgeneration %}"
-            "{{ '>' if add_generation_prompt }}{{ thinking | default('') }}",
-            "tool_use": "{{ tools | tojson }} {{ documents is none }} {{ strftime_now('%Y') | length }}",
-        },
-        {"bos_token": "<s>"},
-    )
-    parts = [{"type": "text", "text": " a"}, {"type": "text", "text": "b "}]
-    messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": None, "tool_calls": []}, {"role": "user", "content": "c"}]
-    assert template.render(messages) == "<s>[user: ab][assistant: ]>"
-    assert template.render(messages[:1], add_generation_prompt=False, thinking="!") == "<s>[user: ab]!"
-    assert template.render(messages, tools=[{"name": "f<é>"}]) == '[{"name": "f<é>"}] True 4'
-    with pytest.raises(RequestError, match="no chat template 'rag'; it has default, tool_use"):
-        template.render(messages, template="rag")
-
-
-@pytest.mark.parametrize("message", [{"content": "x"}, "x", {"role": "user", "content": 3}, {"role": "user", "content": [{"type": "image_url"}]}])
-def test_messages_of_the_wrong_form(message):
-    with pytest.raises(RequestError) as error:
-        ChatTemplate("x").render([message])
-    assert error.value.field == "messages"
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("{{ raise_exception('roles must\n alternate') }}", "roles must alternate"),
-        ("{% for x in", "template is broken"),
-        ("{{" + "(" * 9000 + ")" * 9000 + "}}", "template is broken"),
-        ("{{ ''.__class__.__mro__ }}", "unsafe"),
-        ("{{ messages.append(1) }}", "unsafe"),
-        ("{{ messages[0].role.x.y }}", "no attribute"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
-        ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "loops and calls more|runs longer"),
-        ("{% set n = namespace(x='ab') %}{% for a in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}", "makes a value"),
-        ("{% set n = namespace(x='ab') %}{% for a in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}", "makes a value"),
-        ("{% set n = namespace(x=[]) %}{% for a in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}", "makes a value"),
-        ("{{ 'ab' * 10**9 }}", "makes a value"),
-        ("{{ 10 ** 10 ** 10 }}", "bits"),
-        ("{{ '{:999999999}'.format(1) }}", "unsafe"),
-        ("{{ 'a'|attr('center')(999999999) }}", "unsafe"),
-        ("{{ '%999999999d' % 1 }}", "formats with %"),
-        ("{{ ('a' * 4000000).replace('a', 'b' * 4000000) }}", "makes a value"),
-        ("{{ ('a' * 4000000) | join('b' * 4000000) }}", "makes a value"),
-        ("{{ 'a\nb' | indent(999999999) }}", "makes a value"),
-        ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "writes more than"),
-        ("{{ 1 // 0 }}", "fails on the messages"),
-    ],
-)
-def test_hostile_templates_are_stopped(monkeypatch, source, message):
-    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.5)
-    with pytest.raises(RequestError, match=message) as error:
-        ChatTemplate(source).render([{"role": "user", "content": "x"}])
-    assert "\n" not in str(error.value)
-
-
-def test_long_template_is_a_model_file_error():
-    with pytest.raises(ModelFileError, match="at most"):
-        ChatTemplate("x" * (1 << 20))
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,15 +5,27 @@ transformers and llama-server do: the template puts its control tokens, BOS incl
 control token's text in a message gets that control token; a server that must not allow it refuses such text before it renders.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from jinja2.exceptions import TemplateError
 
 from ckdist.errors import ModelFileError, RequestError
 from ckdist.tokens.sandbox import ChatEnvironment
+from ckdist.tokens.traits import Traits, adapt, find_traits, joined_text
 
 MAX_TEMPLATE = 256 << 10  # characters
 MAX_OUTPUT = 16 << 20  # characters
+END = "ckdistFinalMessageEndsHere"  # put behind a message that is continued, to find its end in the prompt
+
+CHATML = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+log = logging.getLogger(__name__)
 
 
 class ChatTemplate:
@@ -29,7 +41,7 @@ class ChatTemplate:
             if len(source) > MAX_TEMPLATE:
                 raise ModelFileError(f"chat template {name!r} has {len(source)} characters; at most {MAX_TEMPLATE} are allowed")
         self._environment = ChatEnvironment()
-        self._compiled = {}
+        self._compiled, self._traits, self._refused = {}, {}, {}
 
     def render(
         self,
@@ -37,57 +49,122 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, object]] | None = None,
         template: str | None = None,
+        continue_final_message: bool | None = None,
         **variables: object,
     ) -> str:
-        """The prompt for `messages`, each with a `role` and a `content` of text or of text parts.
+        """The prompt for `messages`, each with a `role` and a `content` of text or of text parts, in OpenAI's form (see `traits`).
 
         `template` names one of several; without it, tools choose `tool_use` where there is one. `variables` (enable_thinking and
-        the like) reach the template as they are. Raises RequestError for messages that the template refuses or cannot render.
+        the like) reach the template as they are. A last message of the assistant is continued: the prompt ends with its text.
+        `continue_final_message` demands that, or forbids it where False; with `add_generation_prompt` False None forbids it too.
+        Raises RequestError for messages that the template refuses or cannot render.
         """
         name = template or ("tool_use" if tools and "tool_use" in self.sources else "default")
         if name not in self.sources:
             raise RequestError(f"the model has no chat template {name!r}; it has {', '.join(sorted(self.sources)) or 'none'}")
-        messages = [_plain(message, index) for index, message in enumerate(messages)]
-        context = {**self.special_tokens, **variables, "messages": messages, "tools": list(tools) if tools else None}
+        messages = [_checked(message, index) for index, message in enumerate(messages)]
+        by_assistant = bool(messages) and messages[-1]["role"] == "assistant"
+        if continue_final_message and not by_assistant:
+            raise RequestError("continue_final_message needs a last message of the assistant", "continue_final_message")
+        continues = add_generation_prompt if continue_final_message is None else continue_final_message
+        messages = adapt(messages, self.traits(name))
+        tools = list(tools) if tools else None
+        if continues and by_assistant and not messages[-1].get("tool_calls"):
+            return self._continued(name, messages, tools, variables)
+        return self._render(name, messages, add_generation_prompt, tools, variables)
+
+    def traits(self, name: str = "default") -> Traits:
+        """What template `name` can take."""
+        if name not in self._traits:
+
+            def render(messages, tools):
+                try:
+                    return self._render(name, messages, True, tools, {})
+                except RequestError:
+                    return None
+
+            self._traits[name] = find_traits(render, self.sources[name])
+        return self._traits[name]
+
+    def adopt(self, name: str, traits: Traits | None) -> None:
+        """`traits` as another process has found them; None where the template used up that process' limits: it is not used then."""
+        if traits is None:
+            self._refused[name] = "the model's chat template takes too much time or memory; use /v1/completions"
+            self._traits[name] = Traits()
+        else:
+            self._traits[name] = traits
+            self._compile(name)
+
+    def _continued(self, name: str, messages: list, tools: list | None, variables: dict) -> str:
+        """The prompt up to the end of the last message's own text."""
+        last = messages[-1]
+        text = joined_text(last["content"])
+        if isinstance(last["content"], str):
+            marked = text + END
+        else:
+            *before, part = last["content"] or [{"type": "text", "text": ""}]
+            marked = [*before, {**part, "text": part["text"] + END}]
+        prompt = self._render(name, [*messages[:-1], {**last, "content": marked}], False, tools, variables)
+        end = prompt.rfind(END)
+        if end >= 0:
+            return prompt[:end]
+        return self._render(name, messages[:-1], True, tools, variables) + text  # it leaves out what an assistant said last
+
+    def _render(self, name: str, messages: list, add_generation_prompt: bool, tools: list | None, variables: dict) -> str:
+        context = {**self.special_tokens, **variables, "messages": messages, "tools": tools}
         context |= {"documents": variables.get("documents"), "add_generation_prompt": add_generation_prompt}
         parts, size = [], 0
         try:
-            for part in self._environment.generate(self._compile(name), context):
+            for part in self._compile(name).generate(context):
                 size += len(part)
                 if size > MAX_OUTPUT:
                     raise RequestError(f"the chat template writes more than {MAX_OUTPUT} characters; send shorter messages", "messages")
                 parts.append(part)
+        except RequestError:
+            raise
         except TemplateError as error:
             raise RequestError(f"the chat template refuses the messages: {_one_line(error)}", "messages") from None
-        except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
+        except Exception as error:  # a template can raise anything that Python's own types and jinja2's filters do
             raise RequestError(f"the chat template fails on the messages: {_one_line(error)}", "messages") from None
         return "".join(parts)
 
     def _compile(self, name: str):
+        if name in self._refused:
+            raise RequestError(self._refused[name], "messages")
         if name not in self._compiled:
             try:
                 self._compiled[name] = self._environment.from_string(self.sources[name])
-            except (TemplateError, RecursionError, MemoryError, SyntaxError, ValueError) as error:
-                raise RequestError(f"the model's chat template is broken: {_one_line(error)}; use /v1/completions") from None
+            except Exception as error:
+                self._refused[name] = f"the model's chat template is broken: {_one_line(error)}; use /v1/completions"
+                raise RequestError(self._refused[name], "messages") from None
         return self._compiled[name]
 
 
-def _plain(message: Mapping[str, object], index: int) -> dict[str, object]:
-    """`message` with its content as one string: text parts joined, null as nothing."""
+def with_template(tokenizer):
+    """`tokenizer` with a chat template: a model that has none gets chatml, as in llama-server."""
+    if tokenizer.chat_template is not None:
+        return tokenizer
+    known = any(tokenizer.token_bytes(token) == b"<|im_start|>" for token in tokenizer.special_ids)
+    log.warning("the model has no chat template; chats are written as chatml%s", "" if known else ", whose control tokens it does not know")
+    bos = tokenizer.token_text(tokenizer.prefix[0]) if tokenizer.prefix else ""
+    return replace(tokenizer, chat_template=ChatTemplate(CHATML, {"bos_token": bos}))
+
+
+def _checked(message: Mapping[str, object], index: int) -> dict[str, object]:
+    """`message` with the roles' present names. RequestError for another form than `render` takes."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError(f"messages[{index}] has no role; give each message a role and a content", "messages")
     content = message.get("content")
     if isinstance(content, (list, tuple)):
-        texts = []
         for part in content:
             if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
                 kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
                 raise RequestError(f"messages[{index}] has a content part of type {kind!r}; this model reads only 'text'", "messages")
-            texts.append(part["text"])
-        content = "".join(texts)
+        content = list(content)
     elif content is not None and not isinstance(content, str):
         raise RequestError(f"messages[{index}].content is of type {type(content).__name__}; give a string or text parts", "messages")
-    return {**message, "content": content or ""}
+    role = "tool" if message["role"] == "function" else message["role"]
+    return {**message, "role": role, "content": content}
 
 
 def _one_line(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 A cache is a folder named by a digest of what it was made from; it appears under that name when it is complete.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -206,7 +207,7 @@ def _chat_text(messages: list, tokenizer: Tokenizer) -> tuple[str, list[tuple[in
     """A chat as its template writes it, and the spans of characters that the assistant says. RequestError where they cannot be told."""
     if tokenizer.chat_template is None:
         raise RequestError("the tokenizer has no chat template")
-    render = tokenizer.chat_template.render
+    render = functools.partial(tokenizer.chat_template.render, continue_final_message=False)
     text, spans = render(messages, add_generation_prompt=False), []
     for index, message in enumerate(messages):
         if message.get("role") != "assistant":

@@ -1,0 +1,200 @@
+"""What a chat template can take, found by rendering small chats with it; and messages in the form that it takes.
+
+Clients send OpenAI's form: roles that a template may not know, content as text or parts, arguments of tool calls as JSON text. Templates
+are written for transformers' form, and each leaves out what its model was not trained on. The rules are llama-server's: what a template
+has no place for goes where it has one, and is never dropped in silence.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+Message = dict[str, object]
+
+USER, ASSISTANT, SYSTEM, RESULT, KEY, VALUE, TOOL = "userprobe", "assistantprobe", "systemprobe", "resultprobe", "keyprobe", "valueprobe", "toolprobe"
+TOOLS = [{"type": "function", "function": {"name": TOOL, "description": "d", "parameters": {"type": "object", "properties": {}}}}]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What reaches the prompt: a `system` message, a `developer` message under that name, content as `text` and as a list of `parts`,
+    `tool_calls` of an assistant, `tool_results`. `object_arguments`: tool calls are written right with arguments as an object, not as
+    JSON text. Beside tool calls content may be null (`null_content`) or empty text (`empty_content`).
+    """
+
+    system: bool = True
+    developer: bool = False
+    text: bool = True
+    parts: bool = False
+    tool_calls: bool = True
+    tool_results: bool = True
+    object_arguments: bool = False
+    null_content: bool = False
+    empty_content: bool = True
+
+
+def find_traits(render: Callable[[list[Message], list | None], str | None], source: str) -> Traits:
+    """`render(messages, tools)` is the prompt, None where the template refuses. `source` is the template's text."""
+
+    def prompt_of(messages: list[Message]) -> str:
+        return render(messages, None) or render(messages, TOOLS) or ""  # some are for chats with tools alone
+
+    text = USER in prompt_of([user(USER)])
+    in_parts = prompt_of([user([{"type": "text", "text": USER}])])
+    parts = USER in in_parts and "'type'" not in in_parts and '"type"' not in in_parts
+    content = USER if text or not parts else [{"type": "text", "text": USER}]
+    system_text = SYSTEM if text or not parts else [{"type": "text", "text": SYSTEM}]
+    system = SYSTEM in prompt_of([{"role": "system", "content": system_text}, user(content)]) or not (text or parts)
+    # A template that writes any role as it stands has not been told of this one.
+    developer = "developer" in source and SYSTEM in prompt_of([{"role": "developer", "content": system_text}, user(content)])
+
+    def with_tools(arguments: object, call_content: object) -> str:
+        calls = [{"id": "call00001", "type": "function", "function": {"name": TOOL, "arguments": arguments}}]
+        history = [
+            user(content),
+            {"role": "assistant", "content": call_content, "tool_calls": calls},
+            {"role": "tool", "content": RESULT, "tool_call_id": "call00001", "name": TOOL},
+            {"role": "assistant", "content": ASSISTANT},
+            user(content),
+        ]
+        return render(history, TOOLS) or render(history, None) or ""
+
+    taken = {}  # by the content beside the calls, which some templates want null: whether arguments may be an object, and JSON text
+    for empty in ("", None):
+        as_object, as_text = with_tools({KEY: VALUE}, empty), with_tools(f'{{"{KEY}": "{VALUE}"}}', empty)
+        results = RESULT in as_object or RESULT in as_text
+        takes_object = KEY in as_object and VALUE in as_object and f"'{KEY}'" not in as_object and f'\\"{KEY}' not in as_object
+        taken[empty] = (takes_object and "None" not in as_object, KEY in as_text and VALUE in as_text and "None" not in as_text, results)
+    return Traits(
+        system=system,
+        developer=developer,
+        text=text or not parts,
+        parts=parts,
+        tool_calls=any(any(found[:2]) for found in taken.values()),
+        tool_results=any(found[2] for found in taken.values()),
+        object_arguments=taken[""][0] or (taken[None][0] and not taken[""][1]),
+        null_content=any(taken[None][:2]),
+        empty_content=any(taken[""][:2]) or not any(taken[None][:2]),
+    )
+
+
+def user(content: object) -> Message:
+    return {"role": "user", "content": content}
+
+
+def adapt(messages: Sequence[Mapping[str, object]], traits: Traits) -> list[Message]:
+    """`messages`, each a map with a `role` and a `content` of None, text or a list of text parts, as a template of `traits` takes them."""
+    adapted = [_with_calls({**message, "content": _content(message.get("content"), traits)}, traits) for message in messages]
+    adapted = _without_developer(adapted) if not traits.developer else adapted
+    adapted = _without_results(adapted, traits) if not traits.tool_results else adapted
+    return _without_system(adapted, traits) if not traits.system else adapted
+
+
+def joined_text(content: object) -> str:
+    """Content as one text; parts are joined by newlines, as llama-server and vLLM do."""
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content)
+    return content or ""
+
+
+def _content(content: object, traits: Traits) -> object:
+    if isinstance(content, list) and not traits.parts:
+        return joined_text(content)
+    if isinstance(content, str) and not traits.text:
+        return [{"type": "text", "text": content}]
+    return content
+
+
+def _with_calls(message: Message, traits: Traits) -> Message:
+    calls = message.get("tool_calls")
+    if not message["content"]:
+        is_null = message["content"] is None if traits.empty_content else True
+        message["content"] = None if calls and traits.null_content and is_null else "" if traits.text else []
+    if not calls:
+        return message
+    calls = [_with_arguments(call, traits.object_arguments or not traits.tool_calls) for call in calls]
+    if traits.tool_calls:
+        return {**message, "tool_calls": calls}
+    shown = [call.get("function", call) for call in calls]
+    plain = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**plain, "content": _content(_beside(joined_text(message["content"]), json.dumps({"tool_calls": shown}, ensure_ascii=False)), traits)}
+
+
+def _with_arguments(call: Mapping[str, object], as_object: bool) -> Mapping[str, object]:
+    function = call.get("function")
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if as_object and isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            return call  # what a model wrote need not be JSON
+        return {**call, "function": {**function, "arguments": arguments}}
+    if not as_object and isinstance(arguments, (dict, list)):
+        return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
+    return call
+
+
+def _without_developer(messages: list[Message]) -> list[Message]:
+    """A developer is a system message; beside another one it is the same one, since many templates read only the first."""
+    result: list[Message] = []
+    for message in messages:
+        if message["role"] == "developer":
+            message = {**message, "role": "system"}
+            if result and result[-1]["role"] == "system":
+                result[-1] = {**result[-1], "content": _merged(result[-1]["content"], message["content"])}
+                continue
+        result.append(message)
+    return result
+
+
+def _without_results(messages: list[Message], traits: Traits) -> list[Message]:
+    """Results of tools as what the user says."""
+    result: list[Message] = []
+    for message in messages:
+        if message["role"] == "tool":
+            told = {name: message[name] for name in ("name", "tool_call_id") if message.get(name)} | {"content": joined_text(message["content"])}
+            message = user(_content(json.dumps({"tool_response": told}, ensure_ascii=False), traits))
+        _append_turn(result, message)
+    return result
+
+
+def _without_system(messages: list[Message], traits: Traits) -> list[Message]:
+    """System messages at the head of the user's next turn."""
+    result: list[Message] = []
+    pending: object = None
+    for message in messages:
+        if message["role"] == "system":
+            pending = message["content"] if pending is None else _merged(pending, message["content"])
+            continue
+        if pending is not None:
+            if message["role"] == "user":
+                message = {**message, "content": _merged(pending, message["content"])}
+            else:
+                _append_turn(result, user(pending))
+            pending = None
+        result.append(message)
+    if pending is not None:
+        _append_turn(result, user(pending))
+    return result
+
+
+def _append_turn(messages: list[Message], message: Message) -> None:
+    """Two turns of the user are one: templates that know neither system nor tools often want roles to alternate."""
+    if message["role"] == "user" and messages and messages[-1]["role"] == "user":
+        messages[-1] = {**messages[-1], "content": _merged(messages[-1]["content"], message["content"])}
+    else:
+        messages.append(message)
+
+
+def _merged(first: object, second: object) -> object:
+    if isinstance(first, list) or isinstance(second, list):
+        return [*_as_parts(first), *_as_parts(second)]
+    return _beside(first, second)
+
+
+def _beside(first: str, second: str) -> str:
+    return f"{first}\n{second}" if first else second
+
+
+def _as_parts(content: object) -> list:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
