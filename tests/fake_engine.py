@@ -67,6 +67,7 @@ class FakeEngine:
 
     def _receive(self, socket, message: dict) -> None:
         if message["op"] == "submit":
+            message["prompt"] = list(memoryview(message["prompt"]).cast("i"))
             self.submitted.append(message)
             if self.refusal is not None:
                 status, text = self.refusal

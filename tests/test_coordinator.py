@@ -17,6 +17,7 @@ from ckdist.engine.messages import decode, encode
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import CommError, ConfigError, EngineError
+from ckdist.serve.requests.prepared import pack_tokens as ids
 from tests.paged_executable import PagedExecutable, PlainSampler, alone
 
 GREEDY = {"max_tokens": 6, "temperature": 0.0}
@@ -65,7 +66,7 @@ class Server:
         (socket or self.socket).send(encode(message))
 
     def submit(self, id, prompt, **sampling):
-        self.send(op="submit", id=id, prompt=prompt, sampling={**GREEDY, **sampling})
+        self.send(op="submit", id=id, prompt=ids(prompt), sampling={**GREEDY, **sampling})
 
     def receive(self, want, socket=None, seconds=5.0):
         """The next message for which `want(message)` holds."""
@@ -129,7 +130,7 @@ def test_a_request_and_its_answer(server):
 
 def test_two_clients_with_the_same_ids(server):
     other = server.connect()
-    server.send(other, op="submit", id="r", prompt=[4], sampling=GREEDY)
+    server.send(other, op="submit", id="r", prompt=ids([4]), sampling=GREEDY)
     server.submit("r", [5])
     assert server.tokens("r")[0] == alone([5], SamplingParams(**GREEDY))
     assert server.receive(lambda m: m["op"] == "tokens", other)["tokens"] == alone([4], SamplingParams(**GREEDY))[:1]
@@ -173,14 +174,14 @@ BAD_MESSAGES = [  # data, part of the error, its field
     (encode({"op": "sing"}), "unknown op 'sing'", "op"),
     (encode({"op": 3}), "string 'op'", None),
     (b"\x91" * 100_000, "message is not valid", None),
-    (encode({"op": "submit", "prompt": [1]}), "id must be a string", "id"),
-    (encode({"op": "submit", "id": "x" * 201, "prompt": [1]}), "id must be a string", "id"),
-    (encode({"op": "submit", "id": "r", "prompt": "text"}), "prompt must be a list", "prompt"),
-    (encode({"op": "submit", "id": "r", "prompt": [1] * 600}), "prompt of 600 tokens does not fit", "prompt"),
-    (encode({"op": "submit", "id": "r", "prompt": [1], "sampling": {"beams": 4}}), "unknown sampling field 'beams'", "sampling"),
-    (encode({"op": "submit", "id": "r", "prompt": [1], "sampling": {1: 4}}), "unknown sampling field", "sampling"),
-    (encode({"op": "submit", "id": "r", "prompt": [1], "sampling": {"top_p": None}}), "top_p must be a number", "top_p"),
-    (encode({"op": "submit", "id": "r", "prompt": [1], "sampling": {"stop_token_ids": [[]]}}), "stop_token_ids must be", "stop_token_ids"),
+    (encode({"op": "submit", "prompt": ids([1])}), "id must be a string", "id"),
+    (encode({"op": "submit", "id": "x" * 201, "prompt": ids([1])}), "id must be a string", "id"),
+    (encode({"op": "submit", "id": "r", "prompt": "text"}), "prompt must be token ids", "prompt"),
+    (encode({"op": "submit", "id": "r", "prompt": ids([1] * 600)}), "prompt of 600 tokens does not fit", "prompt"),
+    (encode({"op": "submit", "id": "r", "prompt": ids([1]), "sampling": {"beams": 4}}), "unknown sampling field 'beams'", "sampling"),
+    (encode({"op": "submit", "id": "r", "prompt": ids([1]), "sampling": {1: 4}}), "unknown sampling field", "sampling"),
+    (encode({"op": "submit", "id": "r", "prompt": ids([1]), "sampling": {"top_p": None}}), "top_p must be a number", "top_p"),
+    (encode({"op": "submit", "id": "r", "prompt": ids([1]), "sampling": {"stop_token_ids": [[]]}}), "stop_token_ids must be", "stop_token_ids"),
     (encode({"op": "abort"}), "abort needs the id", "id"),
 ]
 
@@ -207,7 +208,7 @@ names = st.sampled_from(list(SamplingParams.__dataclass_fields__))
         st.binary(max_size=40).map(lambda data: [data]),
         st.lists(st.binary(max_size=3), max_size=3),
         st.fixed_dictionaries({"op": st.sampled_from(["submit", "abort"])}, optional={"id": values, "prompt": values, "sampling": values}).map(lambda m: [encode(m)]),
-        st.dictionaries(names, values, max_size=3).map(lambda s: [encode({"op": "submit", "id": "f", "prompt": [1], "sampling": s})]),
+        st.dictionaries(names, values, max_size=3).map(lambda s: [encode({"op": "submit", "id": "f", "prompt": ids([1]), "sampling": s})]),
     )
 )
 def test_no_message_stops_the_loop(server, frames):
@@ -225,7 +226,7 @@ def test_a_vanished_client_frees_its_slots(server):
     server.send(op="abort", id="r")
     assert server.tokens("r")[1]["finish_reason"] == "abort"
     other = server.connect()
-    server.send(other, op="submit", id="r", prompt=[4], sampling={**GREEDY, "max_tokens": 500})
+    server.send(other, op="submit", id="r", prompt=ids([4]), sampling={**GREEDY, "max_tokens": 500})
     server.receive(lambda m: m["op"] == "tokens", other)
     other.close(linger=0)
     end = time.monotonic() + 3

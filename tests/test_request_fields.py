@@ -246,7 +246,7 @@ LENGTHS = [
 def test_lengths(prepared, kind, fields, expected):
     work = prepared(kind, strict=True, **fields)
     limit = expected[kind] if isinstance(expected, dict) else expected
-    room = 256 - len(work.prompts[0])
+    room = 256 - len(work.prompt_tokens(0))
     assert work.max_tokens == [room if limit is None else min(limit, room)]
 
 
@@ -315,13 +315,13 @@ def test_variables_of_the_template(prepared, tokenizer, fields, expected):
 
 def test_mixed_prompts_are_one_prompt(prepared, tokenizer):
     a, b = tokenizer.encode("a", add_special=False), tokenizer.encode("b", add_special=False)
-    assert prepared("llama_completion", prompt=[*a, "b", *a]).prompts == [[*a, *b, *a]]
+    assert prepared("llama_completion", prompt=[*a, "b", *a]).prompt_tokens(0) == [*a, *b, *a]
     assert prepared("completion", prompt=[["a", *b], "a"], echo=True).texts == ("ab", "a")
 
 
 def test_bos_is_left_out_on_request(prepared, tokenizer):
     for kind in ("completion", "chat"):
-        with_bos, without = (prepared(kind, add_special_tokens=flag).prompts[0] for flag in (True, False))
+        with_bos, without = (prepared(kind, add_special_tokens=flag).prompt_tokens(0) for flag in (True, False))
         assert with_bos == [*tokenizer.prefix, *without]
 
 

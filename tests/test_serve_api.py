@@ -196,3 +196,9 @@ def test_more_than_the_queue_takes_is_429(http, engine, client):
         assert answer.status_code == 429 and answer.headers["retry-after"]
     answer = http.post("/v1/completions", json={"prompt": ["a"] * 25})
     assert answer.status_code == 400 and "25 sequences" in answer.json()["error"]["message"]
+
+
+def test_a_model_without_a_template_chats_in_chatml():
+    with serving(template=None) as (engine, process):
+        answer = httpx.post(f"{process.url}/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}], "max_tokens": 1})
+        assert answer.status_code == 200 and len(engine.submitted[0]["prompt"]) == len("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n")

@@ -24,6 +24,7 @@ from ckdist.serve import heartbeat
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.problems import Problem
 from ckdist.serve.process import HttpProcess, listen
+from ckdist.serve.requests.prepared import pack_tokens
 from ckdist.serve.settings import HttpSettings, read_api_keys
 from tests.fake_engine import FakeEngine
 from tests.launcher import environment
@@ -83,7 +84,7 @@ def test_a_silent_engine_is_stale_and_may_come_back(tmp_path):
             await asyncio.wait_for(until(lambda: client.state == "ready"), 5)
             engine.delay = 0.02
             with client.generation() as generation:
-                generation.submit(0, [5, 6], SamplingParams(max_tokens=1000))
+                generation.submit(0, pack_tokens([5, 6]), SamplingParams(max_tokens=1000))
                 assert (await generation.next())[0][1]["tokens"] == [5]
                 engine.silent = True
                 with pytest.raises(Problem, match="no sign of life for 0.3 seconds") as problem:

@@ -1,7 +1,7 @@
 """What the HTTP process and rank 0 say to each other over pyzmq: msgpack maps, sized and validated on arrival.
 
 To rank 0 (DEALER -> ROUTER), `op` is one of
-    submit   id, prompt (list of int), sampling (the fields of SamplingParams)
+    submit   id, prompt (token ids as int32 bytes, little-endian), sampling (the fields of SamplingParams)
     hello    -                        the first message of a process: what its name has asked for before ends
     abort    id
     drain    -                        finish what runs, take nothing new, then end

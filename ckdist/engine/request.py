@@ -24,7 +24,7 @@ class Request:
     """What `parse_submit` found: not yet held against the model's vocabulary and context; the engine's `add` does that."""
 
     id: Hashable
-    prompt: list[int]
+    prompt: np.ndarray  # int32 (tokens,)
     params: SamplingParams
 
 
@@ -33,8 +33,8 @@ def parse_submit(message: Mapping) -> Request:
     id, prompt, sampling = message.get("id"), message.get("prompt"), message.get("sampling", {})
     if not isinstance(id, str) or not 1 <= len(id) <= MAX_ID_CHARS:
         raise RequestError(f"id must be a string of 1 to {MAX_ID_CHARS} characters", "id")
-    if not isinstance(prompt, list):
-        raise RequestError("prompt must be a list of token ids", "prompt")
+    if not isinstance(prompt, bytes) or len(prompt) % 4:
+        raise RequestError("prompt must be token ids as int32 bytes", "prompt")
     if not isinstance(sampling, dict):
         raise RequestError("sampling must be a map", "sampling")
     known = {field.name for field in fields(SamplingParams)}
@@ -44,7 +44,7 @@ def parse_submit(message: Mapping) -> Request:
     for name in ("stop_token_ids", "dry_sequence_breakers", "samplers"):
         if isinstance(sampling.get(name), list):
             sampling = {**sampling, name: tuple(sampling[name])}
-    return Request(id, prompt, SamplingParams(**sampling))
+    return Request(id, np.frombuffer(prompt, "<i4"), SamplingParams(**sampling))
 
 
 def check_prompt(prompt: Sequence[int], vocab_size: int) -> np.ndarray:

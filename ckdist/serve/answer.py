@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from ckdist.serve.problems import Problem
 
 CHECK_SECONDS = 1.0
+PART_BYTES = 256 << 10
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 PROBLEM_HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
@@ -30,8 +31,21 @@ class ClientGone(Exception):
     """The client has closed its connection; nobody is left to answer."""
 
 
-def json_answer(content: dict | list, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(to_json(content), status, headers, "application/json")
+def json_answer(content: dict | list | bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """`content` as JSON; bytes are JSON already."""
+    return LongResponse(content if isinstance(content, bytes) else to_json(content), status, headers, "application/json")
+
+
+class LongResponse(Response):
+    """A body that leaves in parts, so that other clients have their turn between them."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self.body) <= PART_BYTES:
+            return await super().__call__(scope, receive, send)
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for begin in range(0, len(self.body), PART_BYTES):
+            part = self.body[begin : begin + PART_BYTES]
+            await send({"type": "http.response.body", "body": part, "more_body": begin + PART_BYTES < len(self.body)})
 
 
 def problem_answer(problem: Problem, more_headers: dict[str, str] | None = None) -> Response:

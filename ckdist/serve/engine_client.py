@@ -49,7 +49,7 @@ class Generation:
     def running(self) -> int:
         return len(self._ids)
 
-    def submit(self, number: int, prompt: list[int], sampling: SamplingParams) -> None:
+    def submit(self, number: int, prompt: bytes, sampling: SamplingParams) -> None:
         """Start sequence `number`. Problem 503 when the engine takes nothing."""
         self._ids[self._client._submit(self, prompt, sampling)] = number
 
@@ -171,7 +171,7 @@ class EngineClient:
         self._lost = reason
         self._announce()
 
-    def _submit(self, generation: Generation, prompt: list[int], sampling: SamplingParams) -> str:
+    def _submit(self, generation: Generation, prompt: bytes, sampling: SamplingParams) -> str:
         problem = self.unavailable()
         if problem is not None:
             raise problem

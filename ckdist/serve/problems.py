@@ -43,6 +43,10 @@ class Problem(CkdistError):
             return cls(500, str(error))
         return cls(500, "internal error; the server's log has the details")
 
+    def to_map(self) -> dict:
+        """For another process, as msgpack takes it; `Problem(**map)` is the same one."""
+        return dict(vars(self))
+
     def body(self) -> dict:
         kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         code = self.code or CODES.get(self.status)

@@ -7,7 +7,7 @@ from ckdist.serve.choice import Choice, Piece, score_prompt
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.problems import Problem
-from ckdist.serve.requests.prepared import Prepared
+from ckdist.serve.requests.prepared import Prepared, unpack_tokens
 from ckdist.serve.requests.sampling import for_choice
 from ckdist.serve.timings import timings_of
 
@@ -135,7 +135,7 @@ class Run:
         text = self.work.texts[prompt]
         piece.text = text + piece.text
         if message.get("prompt_logprobs") is not None:
-            scores = score_prompt(self._tokenizer, self.work.prompts[prompt], message["prompt_logprobs"], len(text))
+            scores = score_prompt(self._tokenizer, unpack_tokens(self.work.prompts[prompt]), message["prompt_logprobs"], len(text))
             piece.scores = scores + piece.scores
 
     def _count(self, number: int, tokens: int, message: dict) -> None:

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -24,7 +23,6 @@ from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.heartbeat import Heartbeat
 from ckdist.serve.service import Service
 from ckdist.serve.settings import BACKLOG, HttpSettings
-from ckdist.tokens.source import tokenizer_of
 
 WATCH_SECONDS = 0.1
 SHUTDOWN_SECONDS = 2
@@ -53,8 +51,8 @@ class HttpServer:
     `run` returns its exit code: 0 when drained, 1 when rank 0 was lost or the tokenizer does not load.
     """
 
-    def __init__(self, settings: HttpSettings, listener: socket.socket, load: Callable = tokenizer_of):
-        self.settings, self.listener, self.load = settings, listener, load
+    def __init__(self, settings: HttpSettings, listener: socket.socket):
+        self.settings, self.listener = settings, listener
         self.client = EngineClient(settings.endpoint)
         self.service = Service(settings, self.client)
         self.signals = 0
@@ -87,7 +85,7 @@ class HttpServer:
         self.client.start()
         beating = asyncio.create_task(Heartbeat(self.settings.heartbeat).run())
         answering = asyncio.create_task(self.uvicorn.serve([self.listener]))
-        loading = asyncio.create_task(asyncio.to_thread(self.load, self.settings.model, self.settings.overrides))
+        loading = asyncio.create_task(self.service.text.start())
         try:
             code = await self._watch(loading)
             self.uvicorn.should_exit = True
@@ -95,6 +93,7 @@ class HttpServer:
             return code
         finally:
             beating.cancel()
+            self.service.text.close()
             self.client.close()
 
     def _count_signal(self) -> None:
@@ -107,6 +106,9 @@ class HttpServer:
                 if loading.exception() is not None:
                     return await self._give_up(f"the tokenizer does not load: {_reason(loading.exception())}")
                 self.service.tokenizer, loading = loading.result(), None
+            if loading is None and self.service.text.ended:
+                log.error("the tokenizer's process has ended; it is started again")
+                self.service.tokenizer, loading = None, asyncio.create_task(self.service.text.start())
             self.connections.close_silent()
             if os.getppid() != self.settings.parent:
                 return await self._give_up("rank 0 has ended; the server is going down")

@@ -31,10 +31,11 @@ log = logging.getLogger(__name__)
 
 
 class Service:
-    """What the paths work with. `tokenizer` is None until it is loaded."""
+    """What the paths work with. `tokenizer`, the model's `Vocabulary`, is None until `text` has started."""
 
     def __init__(self, settings: HttpSettings, client: EngineClient):
         self.settings, self.client = settings, client
+        self.text = TextWork(settings.model, settings.overrides)
         self.tokenizer = None
         self.draining = False
         self.created = int(time.time())
@@ -88,13 +89,13 @@ class Service:
         digest = hashlib.blake2b(json.dumps([self.settings.model_name, self.known_model]).encode(), digest_size=4)
         return Source(self.settings.model_name, f"ckdist-{__version__}-{digest.hexdigest()}")
 
-    async def prepare(self, kind: str, request: Request, body: bytes | None = None) -> Any:
-        """What the request's body, or the one given, comes to (see `serve.requests.prepare`), once the server is ready
-        for it."""
+    async def prepare(self, kind: str, request: Request, body: bytes | None = None) -> Prepared | bytes:
+        """What the request's body, or the one given, comes to (see `TextWork.prepare`), once the server is ready for it."""
         self.check_ready()
         if body is None:
             body = await read_body(request, self.settings.max_body)
-        prepared = await TextWork(self.tokenizer).prepare(kind, body, self.facts)
+        begun, work = time.monotonic(), self.text.prepare(kind, body, self.facts)
+        prepared = await while_connected(request.receive, work, lambda: begun, self.settings.timeout)
         if isinstance(prepared, Prepared):
             self._report(prepared.ignored)
         return prepared

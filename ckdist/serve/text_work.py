@@ -1,19 +1,158 @@
-"""Where requests are prepared: away from the event loop, so that no text holds up other clients."""
+"""Where requests are prepared: in worker processes with limits, away from the event loop, so that no text or template holds up others.
+
+A zygote has the model's tokenizer loaded and forks workers, which take a request each. A worker that exceeds a limit is killed by the
+kernel: its request is a 400, and another worker takes its place. Long bodies take turns, so that short ones never wait for them all.
+"""
 
 import asyncio
-from typing import Any
+import contextlib
+import logging
+import socket
+from dataclasses import astuple
 
-from ckdist.serve.requests.prepare import prepare
+from ckdist.errors import EngineError
+from ckdist.serve.problems import Problem
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
-from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.serve.requests.task import MAX_ANSWER, too_much
+from ckdist.tokens import frames
+from ckdist.tokens.confined import Overrides, Zygote
+from ckdist.tokens.limits import Limits
+from ckdist.tokens.vocabulary import Vocabulary
+
+HANDLER = "ckdist.serve.requests.task:run"
+WORKERS = 4  # they share what the zygote has loaded; some are left where others are stuck until they are killed
+LONG = 256 << 10  # bytes of a body that takes its turn among its like
+MAX_WAITING = 256  # short bodies
+MAX_WAITING_LONG = 8
+CPU_SECONDS, CPU_SECONDS_PER_MB = 0.5, 1.5  # a chat takes 1 ms, a MB of text 0.6 s
+MEMORY, MEMORY_PER_BYTE = 512 << 20, 320
+GRACE_SECONDS = 2.0  # after a worker's own time limit, before it is killed from here
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """One process, as this side sees it."""
+
+    def __init__(self, number: int, connection: socket.socket):
+        connection.setblocking(False)
+        self.number, self.connection = number, connection
+
+    async def ask(self, head: dict, body: bytes) -> tuple[dict, bytes]:
+        """EOFError or OSError when the worker ends before it has answered."""
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self.connection, frames.pack(head, len(body)))
+        if body:
+            await loop.sock_sendall(self.connection, body)
+        head_size, body_size = frames.SIZES.unpack(await self._receive(frames.SIZES.size))
+        if head_size + body_size > 2 * MAX_ANSWER:
+            raise EOFError(f"an answer of {head_size + body_size} bytes")
+        return frames.unpack_head(await self._receive(head_size)), bytes(await self._receive(body_size))
+
+    async def _receive(self, size: int) -> bytearray:
+        loop, data, got = asyncio.get_running_loop(), bytearray(size), 0
+        view = memoryview(data)
+        while got < size:
+            count = await loop.sock_recv_into(self.connection, view[got:])
+            if count == 0:
+                raise EOFError("the worker has ended")
+            got += count
+        return data
+
+
+class Lane:
+    """Requests of like size: so many at once have a worker, and so many may wait for one."""
+
+    def __init__(self, at_once: int, most_waiting: int):
+        self.turn, self.most_waiting, self.waiting = asyncio.Semaphore(at_once), most_waiting, 0
 
 
 class TextWork:
-    """Prepares requests with one model's tokenizer."""
+    """Prepares requests with one model's tokenizer. `start` and `close` are its life; it may be started again once `ended`."""
 
-    def __init__(self, tokenizer: Tokenizer):
-        self.tokenizer = tokenizer
+    def __init__(self, model: str, overrides: Overrides = None):
+        self.model, self.overrides = model, overrides
+        self._zygote: Zygote | None = None
+        self._running: set[asyncio.Task] = set()
 
-    async def prepare(self, kind: str, body: bytes, facts: ModelFacts) -> Prepared | dict[str, Any]:
-        """As `ckdist.serve.requests.prepare.prepare`, and raises what it raises."""
-        return await asyncio.to_thread(prepare, kind, body, self.tokenizer, facts)
+    @property
+    def ended(self) -> bool:
+        """Whether the process that has the tokenizer is gone, and with it all workers."""
+        return self._zygote is not None and self._zygote.process.poll() is not None
+
+    async def start(self) -> Vocabulary:
+        """The model's vocabulary, once workers can be had. ModelFileError for a tokenizer that does not load within limits."""
+        self._zygote = Zygote(self.model, self.overrides, HANDLER)
+        vocabulary = await asyncio.to_thread(self._zygote.load)
+        self._idle: asyncio.Queue[Worker] = asyncio.Queue()
+        self._short, self._long = Lane(WORKERS, MAX_WAITING), Lane(WORKERS // 2, MAX_WAITING_LONG)
+        for _ in range(WORKERS):
+            self._fork()
+        return vocabulary
+
+    def close(self) -> None:
+        for task in self._running:
+            task.cancel()
+        if self._zygote is not None:
+            self._zygote.close()
+
+    async def prepare(self, kind: str, body: bytes, facts: ModelFacts) -> Prepared | bytes:
+        """What `ckdist.serve.requests.prepare.prepare` makes of it, a finished answer as JSON. Raises what it raises as Problem; Problem 429
+        when too much waits already. A caller that is cancelled leaves no work that was not begun, and no long one.
+        """
+        lane = self._long if len(body) > LONG else self._short
+        if lane.waiting >= lane.most_waiting:
+            raise Problem(429, f"{lane.waiting} requests wait to be tokenised; try again later")
+        lane.waiting += 1
+        try:
+            await lane.turn.acquire()
+            try:
+                worker = await self._idle.get()
+            except BaseException:
+                lane.turn.release()
+                raise
+        finally:
+            lane.waiting -= 1
+        task = asyncio.create_task(self._work(worker, lane, kind, body, facts))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            head, content = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if lane is self._long:
+                self._zygote.kill(worker.number)
+            raise
+        if "prepared" in head:
+            return Prepared.from_map(head["prepared"])
+        if "problem" in head:
+            raise Problem(**head["problem"])
+        if "failed" in head:
+            raise EngineError(f"a text worker has failed: {head['failed']}")
+        return content
+
+    async def _work(self, worker: Worker, lane: Lane, kind: str, body: bytes, facts: ModelFacts) -> tuple[dict, bytes]:
+        """The worker's answer. A worker that has done a long body is replaced: it has grown."""
+        limits = Limits(CPU_SECONDS + CPU_SECONDS_PER_MB * len(body) / 1e6, MEMORY + MEMORY_PER_BYTE * len(body))
+        head = {"kind": kind, "facts": astuple(facts), "limits": astuple(limits)}
+        stays = False
+        try:
+            answer = await asyncio.wait_for(worker.ask(head, body), limits.wall + GRACE_SECONDS)
+            stays = lane is self._short
+            return answer
+        except (EOFError, OSError, asyncio.TimeoutError):
+            if self.ended:
+                raise Problem(503, "the tokenizer is loading again; try again soon") from None
+            log.warning("a text worker was ended by its limits (%s, %d bytes)", kind, len(body))
+            return {"problem": too_much(kind).to_map()}, b""
+        finally:
+            if stays:
+                self._idle.put_nowait(worker)
+            else:
+                self._zygote.kill(worker.number)
+                worker.connection.close()
+                self._fork()
+            lane.turn.release()
+
+    def _fork(self) -> None:
+        with contextlib.suppress(EngineError):  # `ended` says so
+            self._idle.put_nowait(Worker(*self._zygote.fork()))

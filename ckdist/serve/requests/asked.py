@@ -10,7 +10,7 @@ from ckdist.engine.text import check_stop
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields
 from ckdist.serve.requests.names import INERT, NEUTRAL
-from ckdist.serve.requests.prepared import ModelFacts, Prepared
+from ckdist.serve.requests.prepared import ModelFacts, Prepared, pack_tokens
 from ckdist.serve.requests.prompt import fit_output
 from ckdist.serve.requests.sampling import read_sampling
 from ckdist.tokens.tokenizer import Tokenizer
@@ -49,7 +49,7 @@ class Asked:
         own["sampling"] = dataclasses.replace(
             self.sampling, logprobs=self.logprobs, prompt_logprobs=self.logprobs if more.get("echo") else None
         )
-        return Prepared(prompts=prompts, **own, **more)
+        return Prepared(prompts=[pack_tokens(tokens) for tokens in prompts], **own, **more)
 
 
 def read_asked(

@@ -100,16 +100,16 @@ def _message(message: Any, name: str) -> dict[str, Any]:
         raise RequestError(f"{name}.tool_calls must be a list of objects", "messages")
     if content is None and not calls and role != "assistant":
         raise RequestError(f"{name}.content is needed for the role {role!r}", "messages")
-    return {**message, "role": role, "content": content if content is not None else ""}
+    return {**message, "role": role, "content": content}
 
 
-def _content(content: Any, name: str) -> str | None:
-    """Plain text, or the joined texts of a list of parts."""
+def _content(content: Any, name: str) -> str | list[dict[str, str]] | None:
+    """Plain text, or parts of text alone; the template says whether they are joined."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise RequestError(f"{name} must be a string or a list of parts, not {kind_of(content)}", "messages")
-    texts = []
+    parts = []
     for index, part in enumerate(content):
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise RequestError(f"{name}[{index}] must be an object with a type", "messages")
@@ -117,5 +117,5 @@ def _content(content: Any, name: str) -> str | None:
             raise RequestError(f"{name}[{index}] has type {part['type'][:32]!r}; only 'text' is supported", "messages")
         if not isinstance(part.get("text"), str):
             raise RequestError(f"{name}[{index}].text must be a string", "messages")
-        texts.append(part["text"])
-    return "".join(texts)
+        parts.append({"type": "text", "text": part["text"]})
+    return parts

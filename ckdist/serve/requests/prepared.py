@@ -1,6 +1,12 @@
 """A request that is ready for the engine, and what preparing it needs to know of the model."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ckdist.engine.sampling import SamplingParams
 
@@ -20,14 +26,14 @@ class ModelFacts:
 class Prepared:
     """`n` choices for each of `prompts`; choice number `i` continues prompt `i // n`.
 
-    `max_tokens` has one entry per prompt. `texts` has the prompts as text where the answer holds them; with `echo` the
-    text of each choice begins with its own. `include_stop`: a stop string is given out too; `skip_special`: special
-    tokens are not. `token_ids`, `timings_per_token`, `continuous_usage`: what pieces of the answer carry besides their
-    text. `response_fields` are the parts of the answer that are wanted, none for all. `ignored` has names of fields
-    that nobody knows.
+    A prompt is its token ids as int32, little-endian (see `pack_tokens`). `max_tokens` has one entry per prompt. `texts` has the
+    prompts as text where the answer holds them; with `echo` the text of each choice begins with its own. `include_stop`: a stop
+    string is given out too; `skip_special`: special tokens are not.
+    `token_ids`, `timings_per_token`, `continuous_usage`: what pieces of the answer carry besides their text. `response_fields`
+    are the parts of the answer that are wanted, none for all. `ignored` has names of fields that nobody knows.
     """
 
-    prompts: list[list[int]]
+    prompts: list[bytes]
     max_tokens: list[int]
     sampling: SamplingParams
     n: int
@@ -47,4 +53,27 @@ class Prepared:
 
     def prompt_tokens(self, choice: int) -> list[int]:
         """The token ids that choice number `choice` continues."""
-        return self.prompts[choice // self.n]
+        return list(unpack_tokens(self.prompts[choice // self.n]))
+
+    def to_map(self) -> dict[str, Any]:
+        """For another process, as msgpack takes it."""
+        return asdict(self)
+
+    @classmethod
+    def from_map(cls, fields: dict[str, Any]) -> Prepared:
+        sampling = SamplingParams(**_with_tuples(fields["sampling"], SamplingParams))
+        return cls(**{**_with_tuples(fields, cls), "sampling": sampling})
+
+
+def _with_tuples(values: dict[str, Any], kind: type) -> dict[str, Any]:
+    """msgpack knows lists alone."""
+    tuples = {field.name for field in dataclasses.fields(kind) if str(field.type).startswith("tuple")}
+    return {name: tuple(value) if name in tuples and isinstance(value, list) else value for name, value in values.items()}
+
+
+def pack_tokens(tokens: Iterable[int]) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+def unpack_tokens(prompt: bytes) -> Sequence[int]:
+    return memoryview(prompt).cast("i")

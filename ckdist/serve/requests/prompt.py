@@ -7,15 +7,17 @@ from ckdist.serve.requests.prepared import ModelFacts
 
 
 def render_chat(tokenizer, messages: list[dict[str, Any]], add_generation_prompt: bool, kwargs: dict[str, Any]) -> str:
-    """A chat as text. RequestError when the model has no template or it refuses."""
-    template = tokenizer.chat_template
-    if template is None:
-        raise RequestError("the model has no chat template; use /v1/completions", "messages")
-    return template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
+    """A chat as text. RequestError when the template refuses."""
+    return tokenizer.chat_template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
 
 
 def tokenise(tokenizer, text: str, add_special: bool, facts: ModelFacts, field: str) -> list[int]:
-    """The ids of `text`, which `field` of the request gave."""
+    """The ids of `text`. RequestError, without any work, for one that has more bytes than any text that fits the context."""
+    most = tokenizer.most_bytes_per_token
+    if most is not None and len(text) > facts.context_length:
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if size > most * facts.context_length:
+            raise too_long(-(-size // most), facts.context_length, facts.context_length, field, "at least ")
     return tokenizer.encode(text, add_special=add_special)
 
 
