@@ -91,7 +91,7 @@ class FakeEngine:
         message = {
             "op": "tokens", "stop_token": stop, "id": sequence["id"], "tokens": tokens, "finish_reason": finish, "prompt_tokens": len(prompt), "cached_tokens": 2,
             "logprobs": None if top is None else [score(token, top) for token in tokens],
-            "prompt_logprobs": None if prompt_top is None or given else [None] + [score(token, prompt_top) for token in prompt[1:]],
+            "prompt_logprobs": None if prompt_top is None or given else messages.pack_scores([None] + [score(token, prompt_top) for token in prompt[1:]]),
         }  # fmt: skip
         self._send(socket, message)
         sequence["given"] += 1

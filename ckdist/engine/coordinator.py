@@ -14,7 +14,7 @@ from collections.abc import Callable
 import zmq
 
 from ckdist.engine.engine import Engine, Output
-from ckdist.engine.messages import MAX_MESSAGE_BYTES, decode, encode
+from ckdist.engine.messages import MAX_MESSAGE_BYTES, decode, encode, pack_scores
 from ckdist.engine.request import MAX_ID_CHARS, parse_submit
 from ckdist.engine.scheduler import EngineBusy
 from ckdist.engine.socket_directory import SOCKET
@@ -248,7 +248,7 @@ class Coordinator:
             return
         message = {
             "op": "tokens", "id": id, "tokens": output.tokens, "logprobs": output.logprobs, "finish_reason": output.finish_reason,
-            "prompt_tokens": output.prompt_tokens, "cached_tokens": output.cached_tokens, "prompt_logprobs": output.prompt_logprobs,
+            "prompt_tokens": output.prompt_tokens, "cached_tokens": output.cached_tokens, "prompt_logprobs": None if output.prompt_logprobs is None else pack_scores(output.prompt_logprobs),
             "stop_token": output.stop_token,
         }  # fmt: skip
         self._send(peer, encode(message))

@@ -10,10 +10,12 @@ From rank 0
              sent on every change and at least once a second: its absence for `STALE_SECONDS` means the engine is stuck
     tokens   id, tokens (new token ids), logprobs (one entry per token, or null), finish_reason (null | "stop" | "length" | "abort"),
              prompt_tokens, cached_tokens, prompt_logprobs (once, with the first tokens, or null), stop_token (of stop_token_ids, or null)
-             A logprobs entry is [chosen_logprob, [[token, logprob], ...]]; prompt_logprobs has null for the first token.
+             A logprobs entry is [chosen_logprob, [[token, logprob], ...]]; prompt_logprobs is a map: see `pack_scores`.
     error    id, message, field (str or null), status (an HTTP status: 400, 429, 500, 503)
 The stop token itself (EOS or a stop id) is not among `tokens`. Stop strings are the HTTP process's business: it aborts.
 """
+
+from array import array
 
 import msgpack
 
@@ -34,3 +36,39 @@ def decode(data: bytes) -> dict:
     if not isinstance(message, dict) or not isinstance(message.get("op"), str):
         raise ValueError("a message is a map with a string 'op'")
     return message
+
+
+def pack_scores(entries: list) -> dict[str, bytes | int]:
+    """The log probabilities of a prompt as blocks of numbers: of a long one they are millions, too many to unpack at once.
+
+    `entries`: [chosen_logprob, [[token, logprob], ...]] for each token but the first, whose entry is None; all have as many alternatives.
+    """
+    scored = entries[1:]
+    width = len(scored[0][1]) if scored else 0
+    tops = [pair for _, top in scored for pair in top]
+    return {
+        "width": width,
+        "chosen": array("d", [chosen for chosen, _ in scored]).tobytes(),
+        "tokens": array("i", [token for token, _ in tops]).tobytes(),
+        "logprobs": array("d", [logprob for _, logprob in tops]).tobytes(),
+    }
+
+
+class PromptScores:
+    """What `pack_scores` packed, an entry at a time. ValueError for what it cannot have made."""
+
+    def __init__(self, packed: dict):
+        self._width = packed["width"]
+        self._chosen, self._logprobs = (memoryview(packed[name]).cast("d") for name in ("chosen", "logprobs"))
+        self._tokens = memoryview(packed["tokens"]).cast("i")
+        if not len(self._tokens) == len(self._logprobs) == self._width * len(self._chosen):
+            raise ValueError(f"{len(self._chosen)} scores with {len(self._tokens)} alternatives, not {self._width} each")
+
+    def __len__(self) -> int:
+        return len(self._chosen) + 1
+
+    def __getitem__(self, index: int) -> list | None:
+        if index == 0:
+            return None
+        begin, end = (index - 1) * self._width, index * self._width
+        return [self._chosen[index - 1], [list(pair) for pair in zip(self._tokens[begin:end], self._logprobs[begin:end])]]

@@ -1,20 +1,19 @@
 """Answers as they leave: JSON, errors in OpenAI's shape, event streams; and work that ends when its client goes away."""
 
 import asyncio
-import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ckdist.serve.encoding import to_json, to_json_in_turns
 from ckdist.serve.problems import Problem
 
 CHECK_SECONDS = 1.0
 PART_BYTES = 256 << 10
-ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 PROBLEM_HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
     408: {"Connection": "close"},  # what the client still sends is not read
@@ -31,21 +30,23 @@ class ClientGone(Exception):
     """The client has closed its connection; nobody is left to answer."""
 
 
-def json_answer(content: dict | list | bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """`content` as JSON; bytes are JSON already."""
-    return LongResponse(content if isinstance(content, bytes) else to_json(content), status, headers, "application/json")
+def json_answer(content: dict | list, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(to_json(content), status, headers, "application/json")
 
 
-class LongResponse(Response):
-    """A body that leaves in parts, so that other clients have their turn between them."""
+class LongAnswer(Response):
+    """JSON that may be long, as bytes in one or more parts: it leaves in small ones, so that other clients have their turn between them."""
+
+    def __init__(self, parts: Sequence[bytes]):
+        self.parts = parts
+        super().__init__(b"", 200, {"content-length": str(sum(map(len, parts)))}, "application/json")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if len(self.body) <= PART_BYTES:
-            return await super().__call__(scope, receive, send)
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for begin in range(0, len(self.body), PART_BYTES):
-            part = self.body[begin : begin + PART_BYTES]
-            await send({"type": "http.response.body", "body": part, "more_body": begin + PART_BYTES < len(self.body)})
+        for part in self.parts:
+            for begin in range(0, len(part), PART_BYTES):
+                await send({"type": "http.response.body", "body": part[begin : begin + PART_BYTES], "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def problem_answer(problem: Problem, more_headers: dict[str, str] | None = None) -> Response:
@@ -53,13 +54,14 @@ def problem_answer(problem: Problem, more_headers: dict[str, str] | None = None)
     return json_answer(problem.body(), problem.status, headers)
 
 
-def to_json(content: dict | list) -> bytes:
-    return ENCODER.encode(content).encode("utf-8")
-
-
 def event(content: dict) -> bytes:
     """One server-sent event."""
     return b"data: %b\n\n" % to_json(content)
+
+
+async def event_in_turns(content: dict) -> bytes:
+    """One that may be long."""
+    return b"data: %b\n\n" % await to_json_in_turns(content)
 
 
 async def while_connected(receive: Receive, work: Awaitable, progress_at: Callable[[], float], timeout: float):

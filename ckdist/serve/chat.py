@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ckdist.serve.choice import Piece, TokenScore
+from ckdist.serve.encoding import each
 from ckdist.serve.openai_answer import Source, end_of, events, new_head, usage_event
 from ckdist.serve.run import Run
 
@@ -48,7 +49,7 @@ class ChatAnswer:
                         chunks.append(self._chunk(piece.choice, {"content": piece.text}, logprobs=logprobs, **ids))
                     if piece.finish_reason is not None:
                         chunks.append(self._chunk(piece.choice, {}, **end_of(piece)))
-                yield events(chunks, run)
+                yield await events(chunks, run, pieces)
         if self.work.include_usage:
             yield usage_event(self.head, self.run)
 
@@ -65,11 +66,11 @@ class ChatAnswer:
     def _logprobs(self, scores: list[TokenScore]) -> dict | None:
         if not self.work.logprobs:
             return None
-        entries = []
-        for item in scores:
-            top = [self._entry(token, logprob) for token, logprob in item.top]
-            entries.append({**self._entry(item.token, item.logprob), "top_logprobs": top})
-        return {"content": entries, "refusal": None}
+        return {"content": each(self._score, scores), "refusal": None}
+
+    def _score(self, item: TokenScore) -> dict:
+        top = [self._entry(token, logprob) for token, logprob in item.top]
+        return {**self._entry(item.token, item.logprob), "top_logprobs": top}
 
     def _entry(self, token: int, logprob: float | None) -> dict:
         piece = self.tokenizer.token_bytes(token)

@@ -2,9 +2,12 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ckdist.engine.messages import PromptScores
 from ckdist.engine.text import TextStream
+from ckdist.serve.encoding import TURN_ITEMS, Turns
 from ckdist.serve.requests.prepared import Prepared
 
 LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI's clients know this number
@@ -111,12 +114,14 @@ def score(token: int, entry: list | None, offset: int) -> TokenScore:
     return TokenScore(token, _finite(chosen), [(other, _finite(logprob)) for other, logprob in top], offset)
 
 
-def score_prompt(tokenizer, prompt: list[int], entries: list, length: int) -> list[TokenScore]:
-    """The prompt's own tokens; offsets stay within a prompt text of `length` characters."""
-    ruler, scores = Ruler(tokenizer.decoder()), []
-    for token, entry in zip(prompt, entries):
-        scores.append(score(token, entry, min(ruler.length, length)))
+async def score_prompt(tokenizer, prompt: Sequence[int], entries: PromptScores, length: int) -> list[TokenScore]:
+    """The prompt's own tokens, in turns with the loop's other work; offsets stay within a prompt text of `length` characters."""
+    ruler, scores, turns = Ruler(tokenizer.decoder()), [], Turns()
+    for index, token in enumerate(prompt):
+        scores.append(score(token, entries[index], min(ruler.length, length)))
         ruler.step(token)
+        if index % TURN_ITEMS == 0:
+            await turns.end()
     return scores
 
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ckdist.serve.choice import Piece, TokenScore
+from ckdist.serve.encoding import each
 from ckdist.serve.openai_answer import Source, end_of, events, new_head, usage_event
 from ckdist.serve.run import Run
 
@@ -30,7 +31,7 @@ class CompletionAnswer:
                     ids = {} if piece.choice in begun else self._prompt_ids(piece.choice)
                     begun.add(piece.choice)
                     chunks.append({**self.head, "choices": [{**self._choice(piece), **ids}]})
-                yield events(chunks, run)
+                yield await events(chunks, run, pieces)
         if self.work.include_usage:
             yield usage_event(self.head, self.run)
 
@@ -46,10 +47,10 @@ class CompletionAnswer:
         if not self.work.logprobs:
             return None
         return {
-            "tokens": [self._token(item.token) for item in scores],
-            "token_logprobs": [item.logprob for item in scores],
-            "top_logprobs": [self._top(item) for item in scores],
-            "text_offset": [item.offset for item in scores],
+            "tokens": each(lambda item: self._token(item.token), scores),
+            "token_logprobs": each(lambda item: item.logprob, scores),
+            "top_logprobs": each(self._top, scores),
+            "text_offset": each(lambda item: item.offset, scores),
         }
 
     def _top(self, item: TokenScore) -> dict[str, float] | None:

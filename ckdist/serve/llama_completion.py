@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ckdist.serve.answer import event
+from ckdist.serve.answer import event_in_turns
 from ckdist.serve.choice import Piece, TokenScore
+from ckdist.serve.encoding import each
 from ckdist.serve.llama_settings import llama_settings
 from ckdist.serve.openai_answer import Source
 from ckdist.serve.requests.sampling import for_choice
@@ -44,7 +45,7 @@ class LlamaCompletionAnswer:
                         scoreless = Piece(piece.choice, "", [], piece.finish_reason, piece.stop_reason)
                         count, has_line = tokens[piece.choice], piece.choice in lines
                         parts.append(self._final(scoreless, "", [], count, has_line))
-                yield b"".join([event(part) for part in parts])
+                yield b"".join([await event_in_turns(part) for part in parts])
 
     def _partial(self, piece: Piece, count: int) -> dict[str, Any]:
         timings = {"timings": self.run.timings()} if self.work.timings_per_token else {}
@@ -55,7 +56,7 @@ class LlamaCompletionAnswer:
             "stop": False,
             "id_slot": piece.choice,
             "tokens_predicted": count,
-            "tokens_evaluated": len(self.work.prompt_tokens(piece.choice)),
+            "tokens_evaluated": self.work.prompt_length(piece.choice),
             **self._probabilities(piece.scores),
             **timings,
         }
@@ -72,7 +73,7 @@ class LlamaCompletionAnswer:
             "stop": True,
             "model": self.source.model,
             "tokens_predicted": count,
-            "tokens_evaluated": len(work.prompt_tokens(piece.choice)),
+            "tokens_evaluated": work.prompt_length(piece.choice),
             "generation_settings": settings,
             "prompt": work.texts[prompt],
             "has_new_line": has_line,
@@ -88,11 +89,11 @@ class LlamaCompletionAnswer:
     def _probabilities(self, scores: list[TokenScore]) -> dict[str, Any]:
         if not self.work.logprobs or not scores:
             return {}
-        entries = []
-        for item in scores:
-            top = [self._entry(token, logprob) for token, logprob in item.top]
-            entries.append({**self._entry(item.token, item.logprob), "top_logprobs": top})
-        return {"completion_probabilities": entries}
+        return {"completion_probabilities": each(self._score, scores)}
+
+    def _score(self, item: TokenScore) -> dict[str, Any]:
+        top = [self._entry(token, logprob) for token, logprob in item.top]
+        return {**self._entry(item.token, item.logprob), "top_logprobs": top}
 
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         piece = self.tokenizer.token_bytes(token)

@@ -5,8 +5,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ckdist.serve.answer import event
+from ckdist.serve.answer import event, event_in_turns
 from ckdist.serve.choice import Piece
+from ckdist.serve.encoding import TURN_ITEMS
 from ckdist.serve.run import Run
 
 
@@ -34,7 +35,7 @@ def end_of(piece: Piece) -> dict[str, Any]:
     return {"finish_reason": piece.finish_reason, "stop_reason": piece.stop_reason}
 
 
-def events(chunks: list[dict[str, Any]], run: Run) -> bytes:
+async def events(chunks: list[dict[str, Any]], run: Run, pieces: list[Piece]) -> bytes:
     """One batch of chunks as server-sent events, with the usage and timings that were asked for.
 
     llama-server's timings stand in the last chunk of all: that of the usage, where it was asked for.
@@ -48,6 +49,8 @@ def events(chunks: list[dict[str, Any]], run: Run) -> bytes:
         chunk.update(extra)
     if run.complete and not work.include_usage:
         chunks[-1]["timings"] = run.timings()
+    if any(len(piece.scores) > TURN_ITEMS for piece in pieces):
+        return b"".join([await event_in_turns(chunk) for chunk in chunks])
     return b"".join([event(chunk) for chunk in chunks])
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 
+from ckdist.engine.messages import PromptScores
 from ckdist.serve.choice import Choice, Piece, score_prompt
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.metrics import Metrics
@@ -80,12 +81,12 @@ class Run:
                 choice = self._choices.get(number)
                 if choice is None:
                     continue  # a stop string has ended it, within this very batch
-                piece = self._grow(choice, message)
-                for earlier in (self._unseen, grown):
-                    if number in earlier:
-                        piece = _joined([earlier.pop(number), piece])
-                wanted = piece.text or piece.scores or piece.finish_reason is not None or self.work.token_ids
-                (grown if wanted else self._unseen)[number] = piece
+                piece = await self._grow(choice, message)
+                if number in grown:
+                    piece = _joined([grown[number], piece])
+                wanted = self.work.token_ids and piece.tokens
+                if piece.text or piece.scores or wanted or piece.finish_reason is not None:
+                    grown[number] = piece
         return list(grown.values())
 
     async def whole(self) -> list[Piece]:
@@ -113,7 +114,7 @@ class Run:
             self._prompt_tokens, sum(self.cached_tokens), prompt_seconds, self._completion_tokens, seconds
         )
 
-    def _grow(self, choice: Choice, message: dict) -> Piece:
+    async def _grow(self, choice: Choice, message: dict) -> Piece:
         before = choice.tokens
         piece = choice.take(message)
         self._count(choice.number, choice.tokens - before, message)
@@ -121,21 +122,22 @@ class Run:
             raise Problem(503, "the engine ended the request early; try again")
         if choice.number not in self._heard:
             self._heard.add(choice.number)
-            self._prepend_prompt(piece, message)
+            await self._prepend_prompt(piece, message)
         if choice.finish_reason is not None:
             del self._choices[choice.number]
             self._metrics.finished.labels(choice.finish_reason).inc()
             self._generation.abort(choice.number)  # nothing to abort, unless a stop string ended it
         return piece
 
-    def _prepend_prompt(self, piece: Piece, message: dict) -> None:
+    async def _prepend_prompt(self, piece: Piece, message: dict) -> None:
         if not self.work.echo:
             return
         prompt = piece.choice // self.work.n
         text = self.work.texts[prompt]
         piece.text = text + piece.text
         if message.get("prompt_logprobs") is not None:
-            scores = score_prompt(self._tokenizer, unpack_tokens(self.work.prompts[prompt]), message["prompt_logprobs"], len(text))
+            tokens, entries = unpack_tokens(self.work.prompts[prompt]), PromptScores(message["prompt_logprobs"])
+            scores = await score_prompt(self._tokenizer, tokens, entries, len(text))
             piece.scores = scores + piece.scores
 
     def _count(self, number: int, tokens: int, message: dict) -> None:

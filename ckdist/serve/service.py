@@ -13,7 +13,8 @@ from fastapi.responses import Response
 
 from ckdist import __version__
 from ckdist.errors import EngineError
-from ckdist.serve.answer import END_OF_STREAM, EventStream, json_answer, while_connected
+from ckdist.serve.answer import END_OF_STREAM, EventStream, LongAnswer, while_connected
+from ckdist.serve.encoding import to_json_in_turns
 from ckdist.serve.body import read_body
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.metrics import Metrics
@@ -89,7 +90,7 @@ class Service:
         digest = hashlib.blake2b(json.dumps([self.settings.model_name, self.known_model]).encode(), digest_size=4)
         return Source(self.settings.model_name, f"ckdist-{__version__}-{digest.hexdigest()}")
 
-    async def prepare(self, kind: str, request: Request, body: bytes | None = None) -> Prepared | bytes:
+    async def prepare(self, kind: str, request: Request, body: bytes | None = None) -> Prepared | list[bytes]:
         """What the request's body, or the one given, comes to (see `TextWork.prepare`), once the server is ready for it."""
         self.check_ready()
         if body is None:
@@ -109,7 +110,8 @@ class Service:
         answer, timeout = form(run, self.tokenizer, self.source), self.settings.timeout
         if prepared.stream:
             return EventStream(answer.events(), lambda: run.progress_at, timeout, end)
-        return json_answer(await while_connected(request.receive, answer.whole(), lambda: run.progress_at, timeout))
+        whole = await while_connected(request.receive, answer.whole(), lambda: run.progress_at, timeout)
+        return LongAnswer([await to_json_in_turns(whole)])
 
     def _report(self, ignored: tuple[str, ...]) -> None:
         """Says of each unknown field once that it is ignored."""

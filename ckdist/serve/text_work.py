@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections.abc import AsyncIterator
 from dataclasses import astuple
 
 from ckdist.errors import EngineError
@@ -22,6 +23,7 @@ from ckdist.tokens.vocabulary import Vocabulary
 HANDLER = "ckdist.serve.requests.task:run"
 WORKERS = 4  # they share what the zygote has loaded; some are left where others are stuck until they are killed
 LONG = 256 << 10  # bytes of a body that takes its turn among its like
+PART_BYTES = 256 << 10
 MAX_WAITING = 256  # short bodies
 MAX_WAITING_LONG = 8
 CPU_SECONDS, CPU_SECONDS_PER_MB = 0.5, 1.5  # a chat takes 1 ms, a MB of text 0.6 s
@@ -38,8 +40,8 @@ class Worker:
         connection.setblocking(False)
         self.number, self.connection = number, connection
 
-    async def ask(self, head: dict, body: bytes) -> tuple[dict, bytes]:
-        """EOFError or OSError when the worker ends before it has answered."""
+    async def ask(self, head: dict, body: bytes) -> tuple[dict, list[bytes]]:
+        """The answer's map, and its body in parts. EOFError or OSError when the worker ends before it has answered."""
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self.connection, frames.pack(head, len(body)))
         if body:
@@ -47,17 +49,20 @@ class Worker:
         head_size, body_size = frames.SIZES.unpack(await self._receive(frames.SIZES.size))
         if head_size + body_size > 2 * MAX_ANSWER:
             raise EOFError(f"an answer of {head_size + body_size} bytes")
-        return frames.unpack_head(await self._receive(head_size)), bytes(await self._receive(body_size))
+        answer = frames.unpack_head(await self._receive(head_size))
+        return answer, [part async for part in self._parts(body_size)]
 
-    async def _receive(self, size: int) -> bytearray:
-        loop, data, got = asyncio.get_running_loop(), bytearray(size), 0
-        view = memoryview(data)
-        while got < size:
-            count = await loop.sock_recv_into(self.connection, view[got:])
-            if count == 0:
+    async def _receive(self, size: int) -> bytes:
+        return b"".join([part async for part in self._parts(size)])
+
+    async def _parts(self, size: int) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        while size:
+            part = await loop.sock_recv(self.connection, min(size, PART_BYTES))
+            if not part:
                 raise EOFError("the worker has ended")
-            got += count
-        return data
+            size -= len(part)
+            yield part
 
 
 class Lane:
@@ -96,8 +101,8 @@ class TextWork:
         if self._zygote is not None:
             self._zygote.close()
 
-    async def prepare(self, kind: str, body: bytes, facts: ModelFacts) -> Prepared | bytes:
-        """What `ckdist.serve.requests.prepare.prepare` makes of it, a finished answer as JSON. Raises what it raises as Problem; Problem 429
+    async def prepare(self, kind: str, body: bytes, facts: ModelFacts) -> Prepared | list[bytes]:
+        """What `ckdist.serve.requests.prepare.prepare` makes of it, a finished answer as JSON in parts. Raises what it raises as Problem; Problem 429
         when too much waits already. A caller that is cancelled leaves no work that was not begun, and no long one.
         """
         lane = self._long if len(body) > LONG else self._short
@@ -130,7 +135,7 @@ class TextWork:
             raise EngineError(f"a text worker has failed: {head['failed']}")
         return content
 
-    async def _work(self, worker: Worker, lane: Lane, kind: str, body: bytes, facts: ModelFacts) -> tuple[dict, bytes]:
+    async def _work(self, worker: Worker, lane: Lane, kind: str, body: bytes, facts: ModelFacts) -> tuple[dict, list[bytes]]:
         """The worker's answer. A worker that has done a long body is replaced: it has grown."""
         limits = Limits(CPU_SECONDS + CPU_SECONDS_PER_MB * len(body) / 1e6, MEMORY + MEMORY_PER_BYTE * len(body))
         head = {"kind": kind, "facts": astuple(facts), "limits": astuple(limits)}
@@ -143,7 +148,7 @@ class TextWork:
             if self.ended:
                 raise Problem(503, "the tokenizer is loading again; try again soon") from None
             log.warning("a text worker was ended by its limits (%s, %d bytes)", kind, len(body))
-            return {"problem": too_much(kind).to_map()}, b""
+            return {"problem": too_much(kind).to_map()}, []
         finally:
             if stays:
                 self._idle.put_nowait(worker)

@@ -5,7 +5,8 @@ from fastapi.responses import Response
 
 from ckdist import __version__
 from ckdist.engine.sampling import SamplingParams
-from ckdist.serve.answer import json_answer, to_json
+from ckdist.serve.answer import LongAnswer, json_answer
+from ckdist.serve.encoding import to_json
 from ckdist.serve.llama_completion import LlamaCompletionAnswer
 from ckdist.serve.llama_settings import llama_settings
 from ckdist.serve.paths.path import Path
@@ -34,7 +35,7 @@ async def props(service: Service, request: Request) -> Response:
         "build_info": f"ckdist {__version__}",
         "is_sleeping": False,
     }
-    return json_answer(await service.prepare("tokenizer_facts", request, to_json(known)))
+    return LongAnswer(await service.prepare("tokenizer_facts", request, to_json(known)))
 
 
 async def slots(service: Service, request: Request) -> Response:

@@ -3,28 +3,29 @@
 from fastapi import Request
 from fastapi.responses import Response
 
-from ckdist.serve.answer import json_answer, to_json
+from ckdist.serve.answer import LongAnswer
+from ckdist.serve.encoding import to_json
 from ckdist.serve.paths.path import Path
 from ckdist.serve.service import Service
 
 
 async def tokenize(service: Service, request: Request) -> Response:
-    return json_answer(await service.prepare("tokenize", request))
+    return LongAnswer(await service.prepare("tokenize", request))
 
 
 async def detokenize(service: Service, request: Request) -> Response:
-    return json_answer(await service.prepare("detokenize", request))
+    return LongAnswer(await service.prepare("detokenize", request))
 
 
 async def apply_template(service: Service, request: Request) -> Response:
-    return json_answer(await service.prepare("apply_template", request))
+    return LongAnswer(await service.prepare("apply_template", request))
 
 
 async def tokenizer_info(service: Service, request: Request) -> Response:
     """vLLM's: what a client needs that has no tokenizer of its own."""
     service.check_ready()
     known = {"model_max_length": service.context_length}
-    return json_answer(await service.prepare("tokenizer_facts", request, to_json(known)))
+    return LongAnswer(await service.prepare("tokenizer_facts", request, to_json(known)))
 
 
 PATHS = (

@@ -11,6 +11,9 @@ from typing import Any
 from ckdist.engine.sampling import SamplingParams
 
 
+TOKEN_BYTES = 4
+
+
 @dataclass(frozen=True)
 class ModelFacts:
     """`vocab_size` counts the rows of the embedding (a tokenizer may know fewer tokens); `context_length` is the tokens
@@ -54,6 +57,10 @@ class Prepared:
     def prompt_tokens(self, choice: int) -> list[int]:
         """The token ids that choice number `choice` continues."""
         return list(unpack_tokens(self.prompts[choice // self.n]))
+
+    def prompt_length(self, choice: int) -> int:
+        """How many tokens choice number `choice` continues."""
+        return len(self.prompts[choice // self.n]) // TOKEN_BYTES
 
     def to_map(self) -> dict[str, Any]:
         """For another process, as msgpack takes it."""

@@ -3,9 +3,8 @@
 Only what is raised on purpose is told to the client; a panic of the tokenizers library and memory that ran out are the text's fault.
 """
 
-import json
-
 from ckdist.errors import CkdistError, RequestError
+from ckdist.serve.encoding import to_json
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.prepare import prepare
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
@@ -13,7 +12,6 @@ from ckdist.serve.requests.prepared import ModelFacts, Prepared
 MAX_ANSWER = 64 << 20  # bytes
 
 FIELDS = {"chat": "messages", "completion": "prompt", "tokenize": "content", "detokenize": "tokens"}  # where a kind of request has its text
-ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def run(tokenizer, head: dict, body: bytes) -> tuple[dict, bytes]:
@@ -22,7 +20,7 @@ def run(tokenizer, head: dict, body: bytes) -> tuple[dict, bytes]:
         result = prepare(head["kind"], body, tokenizer, ModelFacts(*head["facts"]))
         if isinstance(result, Prepared):
             return {"prepared": result.to_map()}, b""
-        answer = ENCODER.encode(result).encode()
+        answer = to_json(result)
         if len(answer) > MAX_ANSWER:
             raise RequestError(f"the answer would have {len(answer)} bytes; at most {MAX_ANSWER} are sent: ask for less")
         return {"json": True}, answer
