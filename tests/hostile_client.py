@@ -42,6 +42,7 @@ def main() -> None:
     bodies = {name: (path, json.dumps(body, separators=(",", ":")).encode()) for name, (path, body) in requests().items()}
     with FakeEngine(endpoint, VOCAB, context_length=1 << 16):
         wait_for(lambda: httpx.get(f"{url}/health").status_code == 200, 60)
+        print(json.dumps(["ready", 200, 0, 0, ""]), flush=True)
         for name, (path, body) in bodies.items():
             send(url, name, path, body)
         with ThreadPoolExecutor(6) as pool:

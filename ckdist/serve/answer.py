@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ckdist.serve.encoding import to_json, to_json_in_turns
+from ckdist.serve.encoding import Turns, to_json, to_json_in_turns
 from ckdist.serve.problems import Problem
 
 CHECK_SECONDS = 1.0
@@ -43,9 +43,11 @@ class LongAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        turns = Turns()
         for part in self.parts:
             for begin in range(0, len(part), PART_BYTES):
                 await send({"type": "http.response.body", "body": part[begin : begin + PART_BYTES], "more_body": True})
+                await turns.end()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -1,27 +1,12 @@
 """One choice of an answer while it grows: its text, cut at stop strings, and the scores of the tokens in that text."""
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ckdist.engine.messages import PromptScores
 from ckdist.engine.text import TextStream
-from ckdist.serve.encoding import TURN_ITEMS, Turns
 from ckdist.serve.requests.prepared import Prepared
-
-LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI's clients know this number
-
-
-@dataclass(frozen=True)
-class TokenScore:
-    """`offset` is where the token's text begins; `logprob` is None for the first token of a prompt, `top` then
-    empty."""
-
-    token: int
-    logprob: float | None
-    top: list[tuple[int, float]]
-    offset: int
+from ckdist.serve.scores import EchoedScores, TokenScore, score
 
 
 @dataclass
@@ -31,7 +16,7 @@ class Piece:
 
     choice: int
     text: str
-    scores: list[TokenScore] = field(default_factory=list)
+    scores: Sequence[TokenScore] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     tokens: list[int] = field(default_factory=list)
@@ -106,24 +91,11 @@ class Choice:
         return scores
 
 
-def score(token: int, entry: list | None, offset: int) -> TokenScore:
-    """A logprobs entry of the engine, with infinities made finite; None is the first token of a prompt."""
-    if entry is None:
-        return TokenScore(token, None, [], offset)
-    chosen, top = entry
-    return TokenScore(token, _finite(chosen), [(other, _finite(logprob)) for other, logprob in top], offset)
-
-
-async def score_prompt(tokenizer, prompt: Sequence[int], entries: PromptScores, length: int) -> list[TokenScore]:
-    """The prompt's own tokens, in turns with the loop's other work; offsets stay within a prompt text of `length` characters."""
-    ruler, scores, turns = Ruler(tokenizer.decoder()), [], Turns()
-    for index, token in enumerate(prompt):
-        scores.append(score(token, entries[index], min(ruler.length, length)))
-        ruler.step(token)
-        if index % TURN_ITEMS == 0:
-            await turns.end()
-    return scores
-
-
-def _finite(logprob: float) -> float:
-    return logprob if math.isfinite(logprob) else LOWEST_LOGPROB
+def joined(pieces: list[Piece]) -> Piece:
+    """Successive pieces of one choice as one."""
+    first, last = pieces[0], pieces[-1]
+    later = [score for piece in pieces[1:] for score in piece.scores]
+    scores = first.scores.followed_by(later) if isinstance(first.scores, EchoedScores) else [*first.scores, *later]
+    tokens = [token for piece in pieces for token in piece.tokens]
+    text = "".join([piece.text for piece in pieces])
+    return Piece(last.choice, text, scores, last.finish_reason, last.stop_reason, tokens)

@@ -3,10 +3,11 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ckdist.serve.choice import Piece, TokenScore
+from ckdist.serve.choice import Piece
 from ckdist.serve.encoding import each
 from ckdist.serve.openai_answer import Source, end_of, events, new_head, usage_event
 from ckdist.serve.run import Run
+from ckdist.serve.scores import TokenScore
 
 
 class CompletionAnswer:

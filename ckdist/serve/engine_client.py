@@ -15,10 +15,10 @@ import zmq
 
 from ckdist.engine import messages
 from ckdist.engine.sampling import SamplingParams
+from ckdist.serve.encoding import TURN_SECONDS
 from ckdist.serve.problems import Problem
 
 ROUTING_ID = b"http"  # so that rank 0 can send its status before it was asked anything
-MESSAGES_PER_TURN = 256  # then other work of the event loop has its turn
 MAX_UNSENT = 10_000
 TICK_SECONDS = 0.25
 STATES = ("loading", "ready", "draining", "failed")
@@ -196,7 +196,8 @@ class EngineClient:
     def _drain_socket(self) -> None:
         if self._socket.closed:
             return
-        for _ in range(MESSAGES_PER_TURN):
+        begun = time.monotonic()
+        while time.monotonic() - begun < TURN_SECONDS:
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:

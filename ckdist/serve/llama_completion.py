@@ -5,12 +5,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ckdist.serve.answer import event_in_turns
-from ckdist.serve.choice import Piece, TokenScore
+from ckdist.serve.choice import Piece
 from ckdist.serve.encoding import each
 from ckdist.serve.llama_settings import llama_settings
 from ckdist.serve.openai_answer import Source
 from ckdist.serve.requests.sampling import for_choice
 from ckdist.serve.run import Run
+from ckdist.serve.scores import TokenScore
 
 STOP_TYPES = {"length": "limit"}
 

@@ -3,13 +3,14 @@
 import dataclasses
 import time
 
-from ckdist.engine.messages import PromptScores
-from ckdist.serve.choice import Choice, Piece, score_prompt
+from ckdist.serve.choice import Choice, Piece, joined
+from ckdist.serve.encoding import Turns
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.prepared import Prepared, unpack_tokens
 from ckdist.serve.requests.sampling import for_choice
+from ckdist.serve.scores import score_prompt
 from ckdist.serve.timings import timings_of
 
 
@@ -75,19 +76,19 @@ class Run:
 
     async def next(self) -> list[Piece]:
         """What has grown since the last call, at most one piece per choice; empty when all choices are complete."""
-        grown: dict[int, Piece] = {}
+        grown: dict[int, list[Piece]] = {}
+        turns = Turns()
         while self._choices and not grown:
             for number, message in await self._generation.next():
                 choice = self._choices.get(number)
                 if choice is None:
                     continue  # a stop string has ended it, within this very batch
                 piece = await self._grow(choice, message)
-                if number in grown:
-                    piece = _joined([grown[number], piece])
                 wanted = self.work.token_ids and piece.tokens
-                if piece.text or piece.scores or wanted or piece.finish_reason is not None:
-                    grown[number] = piece
-        return list(grown.values())
+                if number in grown or piece.text or piece.scores or wanted or piece.finish_reason is not None:
+                    grown.setdefault(number, []).append(piece)
+                await turns.end()
+        return [joined(pieces) for pieces in grown.values()]
 
     async def whole(self) -> list[Piece]:
         """Every choice in full, as one piece each, in order; the run is entered and left here."""
@@ -96,7 +97,7 @@ class Run:
             while pieces := await self.next():
                 for piece in pieces:
                     grown[piece.choice].append(piece)
-        return [_joined(parts) for parts in grown]
+        return [joined(parts) for parts in grown]
 
     def usage(self) -> dict:
         """OpenAI's usage object, of what has arrived so far."""
@@ -136,9 +137,8 @@ class Run:
         text = self.work.texts[prompt]
         piece.text = text + piece.text
         if message.get("prompt_logprobs") is not None:
-            tokens, entries = unpack_tokens(self.work.prompts[prompt]), PromptScores(message["prompt_logprobs"])
-            scores = await score_prompt(self._tokenizer, tokens, entries, len(text))
-            piece.scores = scores + piece.scores
+            tokens, packed = unpack_tokens(self.work.prompts[prompt]), message["prompt_logprobs"]
+            piece.scores = await score_prompt(self._tokenizer.decoder(), tokens, packed, len(text), list(piece.scores))
 
     def _count(self, number: int, tokens: int, message: dict) -> None:
         self._last_at = time.monotonic()
@@ -158,11 +158,3 @@ class Run:
             self.cached_tokens[number // self.work.n] = message["cached_tokens"]
             self._metrics.prompt_tokens.inc(message["prompt_tokens"])
             self._metrics.cached_tokens.inc(message["cached_tokens"])
-
-
-def _joined(pieces: list[Piece]) -> Piece:
-    """Successive pieces of one choice as one."""
-    scores = [score for piece in pieces for score in piece.scores]
-    tokens = [token for piece in pieces for token in piece.tokens]
-    last, text = pieces[-1], "".join([piece.text for piece in pieces])
-    return Piece(last.choice, text, scores, last.finish_reason, last.stop_reason, tokens)

@@ -7,6 +7,7 @@ sockets at the first signal and leave new clients without an answer.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -106,6 +107,8 @@ class HttpServer:
                 if loading.exception() is not None:
                     return await self._give_up(f"the tokenizer does not load: {_reason(loading.exception())}")
                 self.service.tokenizer, loading = loading.result(), None
+                gc.collect()
+                gc.freeze()  # what stays for good is not looked at again: a collection stops the event loop
             if loading is None and self.service.text.ended:
                 log.error("the tokenizer's process has ended; it is started again")
                 self.service.tokenizer, loading = None, asyncio.create_task(self.service.text.start())

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import astuple
 
 from ckdist.errors import EngineError
+from ckdist.serve.encoding import Turns
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
 from ckdist.serve.requests.task import MAX_ANSWER, too_much
@@ -56,13 +57,14 @@ class Worker:
         return b"".join([part async for part in self._parts(size)])
 
     async def _parts(self, size: int) -> AsyncIterator[bytes]:
-        loop = asyncio.get_running_loop()
+        loop, turns = asyncio.get_running_loop(), Turns()
         while size:
             part = await loop.sock_recv(self.connection, min(size, PART_BYTES))
             if not part:
                 raise EOFError("the worker has ended")
             size -= len(part)
             yield part
+            await turns.end()
 
 
 class Lane:

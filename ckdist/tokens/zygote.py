@@ -25,7 +25,7 @@ from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.traits import Traits
 
 REAP_SECONDS = 0.5
-TRYING = Limits(cpu=3.0, memory=512 << 20)  # for a chat template: published ones take a twentieth
+TRYING = Limits(cpu=1.0, memory=512 << 20)  # for a chat template: published ones take a tenth
 FORK, KILL = b"F", b"K"  # followed by the worker's number; FORK brings the worker's socket
 
 
