@@ -23,7 +23,7 @@ class Run:
         self._generation = client.generation()
         self._choices: dict[int, Choice] = {}  # that still grow
         self._heard: set[int] = set()
-        self._unseen: dict[int, Piece] = {}  # growth that has tokens and nothing to show, as half a character
+        self._unseen: dict[int, list[Piece]] = {}  # growth that has tokens and nothing to show, as half a character
         self._heard_at: dict[int, float] = {}  # of the choices that have tokens, when the last one came
         self._completion_tokens = 0
         self._prompt_tokens = 0
@@ -84,9 +84,9 @@ class Run:
                 if choice is None:
                     continue  # a stop string has ended it, within this very batch
                 piece = await self._grow(choice, message)
-                wanted = self.work.token_ids and piece.tokens
-                if number in grown or piece.text or piece.scores or wanted or piece.finish_reason is not None:
-                    grown.setdefault(number, []).append(piece)
+                self._unseen.setdefault(number, []).append(piece)
+                if piece.text or piece.scores or piece.finish_reason is not None or self.work.token_ids:
+                    grown.setdefault(number, []).extend(self._unseen.pop(number))
                 await turns.end()
         return [joined(pieces) for pieces in grown.values()]
 
