@@ -2,9 +2,10 @@
 
     python benchmarks/chat_templates.py FOLDER          # of *.jinja files, as llama.cpp's models/templates
 
-Needs transformers. transformers gets each chat in its own form (tool calls with arguments as objects, parts joined), the server in the
-form that OpenAI's clients send. "server keeps": transformers' prompt lacks the tool call or its result, or says "None" for a null.
-Exit code 1 when a template that transformers renders is refused or rendered otherwise.
+Needs transformers. transformers gets each chat in its own form (tool calls with arguments as objects, parts joined),
+the server in the form that OpenAI's clients send. "server keeps": transformers' prompt lacks the tool call or its
+result, or says "None" for a null. Exit code 1 when a template that transformers renders is refused or rendered
+otherwise.
 """
 
 import argparse
@@ -25,7 +26,11 @@ TOOLS = [
         "function": {
             "name": "get_weather",
             "description": "The weather of a city.",
-            "parameters": {"type": "object", "properties": {"city": {"type": "string", "description": "its name"}}, "required": ["city"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "description": "its name"}},
+                "required": ["city"],
+            },
         },
     }
 ]
@@ -49,7 +54,7 @@ def history(arguments, content=""):
     ]
 
 
-PLAIN = [said("user", "Hello, <b>wörld</b> \"quoted\" 😀")]
+PLAIN = [said("user", 'Hello, <b>wörld</b> "quoted" 😀')]
 TURNS = [said("user", "1+1?"), said("assistant", "2"), said("user", " and 2+2? \n")]
 SYSTEM = [said("system", "Be brief."), *PLAIN]
 AS_TEXT, AS_OBJECT = '{"city": "Zürich"}', {"city": "Zürich"}
@@ -84,7 +89,8 @@ def theirs(source: str, messages: list, variables: dict) -> str:
 
 
 def reference(source: str, name: str, template: ChatTemplate) -> tuple[str | None, str]:
-    """transformers' prompt, or None and why it has none. A template that takes another form gets that form from its users."""
+    """transformers' prompt, or None and why it has none. A template that takes another form gets that form from its
+    users."""
     _, messages, both, alone = CHATS[name]
     forms = [messages]
     if name.startswith("tool history"):
@@ -97,7 +103,18 @@ def reference(source: str, name: str, template: ChatTemplate) -> tuple[str | Non
     if name == "developer" and template.traits().developer:
         forms = [CHATS[name][0]]
     if not template.traits().text:
-        forms = [[{**m, "content": [{"type": "text", "text": m["content"]}] if isinstance(m["content"], str) else m["content"]} for m in form] for form in forms]
+        forms = [
+            [
+                {
+                    **m,
+                    "content": [{"type": "text", "text": m["content"]}]
+                    if isinstance(m["content"], str)
+                    else m["content"],
+                }
+                for m in form
+            ]
+            for form in forms
+        ]
     why = ""
     for form in forms:
         try:
@@ -109,7 +126,12 @@ def reference(source: str, name: str, template: ChatTemplate) -> tuple[str | Non
 
 def loses(prompt: str) -> bool:
     """Whether the prompt of a tool history lacks the call or its result, or has Python's word for null in it."""
-    return prompt.count("Zürich") + prompt.count("Z\\u00fcrich") < 2 or "celsius" not in prompt or "None\n" in prompt or "None<" in prompt
+    return (
+        prompt.count("Zürich") + prompt.count("Z\\u00fcrich") < 2
+        or "celsius" not in prompt
+        or "None\n" in prompt
+        or "None<" in prompt
+    )
 
 
 def main() -> int:
@@ -139,9 +161,14 @@ def main() -> int:
                 wrong += 1
                 print(f"{path.stem}, {name}: {kind} {reason}")
                 if options.verbose:
-                    print(f"   transformers {json.dumps(want, ensure_ascii=False)}\n   the server   {json.dumps(got, ensure_ascii=False)}")
+                    print(
+                        f"   transformers {json.dumps(want, ensure_ascii=False)}\n"
+                        f"   the server   {json.dumps(got, ensure_ascii=False)}"
+                    )
             elif kind == "only the server" and options.verbose:
-                print(f"{path.stem}, {name}: transformers refuses ({why}); the server: {json.dumps(got, ensure_ascii=False)[:300]}")
+                print(
+                    f"{path.stem}, {name}: transformers refuses ({why}); the server: {json.dumps(got)[:300]}"
+                )
             elif kind == "both refuse" and options.verbose:
                 print(f"{path.stem}, {name}: both refuse ({why}); {reason}")
     kinds = ("same", "only the server", "server keeps", "both refuse", "refused", "other")

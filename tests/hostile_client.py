@@ -1,5 +1,6 @@
-"""`python -m tests.hostile_client FOLDER`: a fake rank 0 and a client that sends what takes long, in a process of its own, so that
-what the HTTP process' event loop does can be measured without them. Prints one JSON line per request: name, status, seconds, bytes."""
+"""`python -m tests.hostile_client FOLDER`: a fake rank 0 and a client that sends what takes long, in a process of its
+own, so that what the HTTP process' event loop does can be measured without them. Prints one JSON line per request:
+name, status, seconds, bytes."""
 
 import json
 import sys
@@ -24,7 +25,10 @@ def requests() -> dict[str, tuple[str, dict]]:
         "token ids": ("/v1/completions", {"prompt": [7] * 3_900_000, "max_tokens": 1}),
         "objects": ("/v1/completions", {"prompt": "a", "max_tokens": 1, "metadata": {"a": [{}] * 2_600_000}}),
         "echo": ("/v1/completions", {"prompt": "ab" * 30_000, "max_tokens": 1, "echo": True, "logprobs": 5}),
-        "echo streamed": ("/v1/completions", {"prompt": "ab" * 30_000, "max_tokens": 1, "echo": True, "logprobs": 5, "stream": True}),
+        "echo streamed": (
+            "/v1/completions",
+            {"prompt": "ab" * 30_000, "max_tokens": 1, "echo": True, "logprobs": 5, "stream": True},
+        ),
         "long answer": ("/v1/completions", {"prompt": "ab", "max_tokens": 20_000, "logprobs": 5, "ignore_eos": True}),
         "text": ("/v1/completions", {"prompt": TEXT, "max_tokens": 1}),
     }
@@ -39,7 +43,9 @@ def send(url: str, name: str, path: str, body: bytes) -> None:
 
 def main() -> None:
     endpoint, url = sys.argv[1:3]
-    bodies = {name: (path, json.dumps(body, separators=(",", ":")).encode()) for name, (path, body) in requests().items()}
+    bodies = {
+        name: (path, json.dumps(body, separators=(",", ":")).encode()) for name, (path, body) in requests().items()
+    }
     with FakeEngine(endpoint, VOCAB, context_length=1 << 16):
         wait_for(lambda: httpx.get(f"{url}/health").status_code == 200, 60)
         print(json.dumps(["ready", 200, 0, 0, ""]), flush=True)

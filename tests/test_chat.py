@@ -1,4 +1,5 @@
-"""Chat templates: what the sandbox offers and forbids, and OpenAI's chats in the forms that templates of different traits take."""
+"""Chat templates: what the sandbox offers and forbids, and OpenAI's chats in the forms that templates of different
+traits take."""
 
 import json
 
@@ -15,10 +16,12 @@ HISTORY = [
     {"role": "tool", "tool_call_id": "call00001", "content": "21"},
     {"role": "user", "content": "r"},
 ]
-ROLES = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+PROMPT = "{% if add_generation_prompt %}[assistant]{% endif %}"
+ROLES = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}" + PROMPT
 # Neither system nor tool messages, and roles that alternate.
 STRICT = (
-    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) or m.role not in ['user', 'assistant'] %}"
+    "{% for m in messages %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) or m.role not in ['user', 'assistant'] %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
@@ -28,11 +31,16 @@ OBJECTS = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}"
     "{% for k, v in c.function.arguments.items() %}{{ k ~ '=' ~ v }}{% endfor %}{% endfor %}{% endfor %}"
 )
-ENCODED = OBJECTS.replace("{% for k, v in c.function.arguments.items() %}{{ k ~ '=' ~ v }}{% endfor %}", "{{ c.function | tojson }}")
-TEXTS = OBJECTS.replace("{% for k, v in c.function.arguments.items() %}{{ k ~ '=' ~ v }}{% endfor %}", "{{ '>' + c.function.arguments }}")
+ENCODED = OBJECTS.replace(
+    "{% for k, v in c.function.arguments.items() %}{{ k ~ '=' ~ v }}{% endfor %}", "{{ c.function | tojson }}"
+)
+TEXTS = OBJECTS.replace(
+    "{% for k, v in c.function.arguments.items() %}{{ k ~ '=' ~ v }}{% endfor %}", "{{ '>' + c.function.arguments }}"
+)
 # Tool calls only where the content is null.
-NULLS = "{% for m in messages %}{% if m.content is none %}{{ m.tool_calls[0].function.arguments + '' }}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
-DEVELOPER = "{% for m in messages %}{% if m.role == 'developer' %}DEV:{{ m.content }}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+ELSE = "{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+NULLS = "{% for m in messages %}{% if m.content is none %}{{ m.tool_calls[0].function.arguments + '' }}" + ELSE
+DEVELOPER = "{% for m in messages %}{% if m.role == 'developer' %}DEV:{{ m.content }}" + ELSE
 
 
 def chat(*turns):
@@ -53,7 +61,11 @@ def test_templates_have_what_they_are_written_for():
         },
         {"bos_token": "<s>"},
     )
-    messages = [{"role": "user", "content": parts(" a", "b ")}, {"role": "assistant", "content": None, "tool_calls": []}, {"role": "user", "content": "c"}]
+    messages = [
+        {"role": "user", "content": parts(" a", "b ")},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "user", "content": "c"},
+    ]
     assert template.render(messages) == "<s>[user: a\nb][assistant: ]>   7|x"
     assert template.render(messages[:1], add_generation_prompt=False, thinking="!") == "<s>[user: a\nb]!   7|x"
     assert template.render(messages, tools=[{"name": "f<é>"}]) == '[{"name": "f<é>"}] True 4'
@@ -69,7 +81,11 @@ def test_templates_have_what_they_are_written_for():
         (DEVELOPER, chat(("developer", "d"), ("user", "u")), "DEV:d[user]u"),
         (STRICT, chat(("system", "s"), ("user", "u")), "<user>s\nu</><assistant>"),
         (STRICT, chat(("developer", "d"), ("user", parts("u", "v"))), "<user>d\nu\nv</><assistant>"),
-        (STRICT, chat(("user", "u"), ("assistant", "a"), ("system", "s"), ("user", "v")), "<user>u</><assistant>a</><user>s\nv</><assistant>"),
+        (
+            STRICT,
+            chat(("user", "u"), ("assistant", "a"), ("system", "s"), ("user", "v")),
+            "<user>u</><assistant>a</><user>s\nv</><assistant>",
+        ),
         (STRICT, chat(("system", "s")), "<user>s</><assistant>"),
         (PARTS, chat(("system", "s"), ("user", "u")), "[system](s)[user](u)"),
         (PARTS, chat(("user", parts("u", "v"))), "[user](u)(v)"),
@@ -95,7 +111,10 @@ def test_tool_calls_and_results_are_never_dropped():
 
 def test_arguments_that_are_no_json_reach_a_template_that_can_write_them():
     broken = [{**HISTORY[1], "tool_calls": [{"function": {"name": "f", "arguments": "{x:"}}]}]
-    assert ChatTemplate(ENCODED).render(broken, continue_final_message=False) == '[assistant]{"name": "f", "arguments": "{x:"}'
+    assert (
+        ChatTemplate(ENCODED).render(broken, continue_final_message=False)
+        == '[assistant]{"name": "f", "arguments": "{x:"}'
+    )
     with pytest.raises(RequestError):
         ChatTemplate(OBJECTS).render(broken)
 
@@ -104,12 +123,22 @@ def test_a_last_message_of_the_assistant_is_continued():
     messages = chat(("user", "u"), ("assistant", " <think>a</> b "))
     template = ChatTemplate(ROLES + "{% if messages[-1].role == 'assistant' %}<|end|>{% endif %}")
     assert template.render(messages) == "[user]u[assistant] <think>a</> b "
-    assert template.render(messages, continue_final_message=True, add_generation_prompt=False) == "[user]u[assistant] <think>a</> b "
+    assert (
+        template.render(messages, continue_final_message=True, add_generation_prompt=False)
+        == "[user]u[assistant] <think>a</> b "
+    )
     assert template.render(messages, add_generation_prompt=False) == "[user]u[assistant] <think>a</> b <|end|>"
-    assert template.render(messages, continue_final_message=False) == "[user]u[assistant] <think>a</> b [assistant]<|end|>"
-    assert ChatTemplate(STRICT).render(messages) == "<user>u</><assistant><think>a</> b ", "space at the end is kept where the template trims"
+    assert (
+        template.render(messages, continue_final_message=False) == "[user]u[assistant] <think>a</> b [assistant]<|end|>"
+    )
+    assert ChatTemplate(STRICT).render(messages) == "<user>u</><assistant><think>a</> b ", (
+        "space at the end is kept where the template trims"
+    )
     assert ChatTemplate(PARTS).render(chat(("user", "u"), ("assistant", "a"))) == "[user](u)[assistant](a"
-    forgets = ChatTemplate("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}")
+    forgets = ChatTemplate(
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}>{% endif %}"
+    )
     assert forgets.render(messages) == "u> <think>a</> b "
     with pytest.raises(RequestError, match="needs a last message of the assistant"):
         template.render(messages[:1], continue_final_message=True)
@@ -117,10 +146,16 @@ def test_a_last_message_of_the_assistant_is_continued():
 
 def test_chatml():
     template = ChatTemplate(CHATML, {"bos_token": "<s>"})
-    assert template.render(chat(("system", "s"), ("user", "u"))) == "<s><|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        template.render(chat(("system", "s"), ("user", "u")))
+        == "<s><|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
-@pytest.mark.parametrize("message", [{"content": "x"}, "x", {"role": "user", "content": 3}, {"role": "user", "content": [{"type": "image_url"}]}])
+@pytest.mark.parametrize(
+    "message",
+    [{"content": "x"}, "x", {"role": "user", "content": 3}, {"role": "user", "content": [{"type": "image_url"}]}],
+)
 def test_messages_of_the_wrong_form(message):
     with pytest.raises(RequestError) as error:
         ChatTemplate("x").render([message])

@@ -39,9 +39,11 @@ def decode(data: bytes) -> dict:
 
 
 def pack_scores(entries: list) -> dict[str, bytes | int]:
-    """The log probabilities of a prompt as blocks of numbers: of a long one they are millions, too many to unpack at once.
+    """The log probabilities of a prompt as blocks of numbers: of a long one they are millions, too many to unpack at
+    once.
 
-    `entries`: [chosen_logprob, [[token, logprob], ...]] for each token but the first, whose entry is None; all have as many alternatives.
+    `entries`: [chosen_logprob, [[token, logprob], ...]] for each token but the first, whose entry is None; all have as
+    many alternatives.
     """
     scored = entries[1:]
     width = len(scored[0][1]) if scored else 0

@@ -1,4 +1,5 @@
-"""Answers as they leave: JSON, errors in OpenAI's shape, event streams; and work that ends when its client goes away."""
+"""Answers as they leave: JSON, errors in OpenAI's shape, event streams; and work that ends when its client goes
+away."""
 
 import asyncio
 import logging
@@ -35,7 +36,8 @@ def json_answer(content: dict | list, status: int = 200, headers: dict[str, str]
 
 
 class LongAnswer(Response):
-    """JSON that may be long, as bytes in one or more parts: it leaves in small ones, so that other clients have their turn between them."""
+    """JSON that may be long, as bytes in one or more parts: it leaves in small ones, so that other clients have their
+    turn between them."""
 
     def __init__(self, parts: Sequence[bytes]):
         self.parts = parts

@@ -167,7 +167,8 @@ class EngineClient:
         self._drain_pending = not self._send({"op": "drain"})
 
     def lose(self, reason: str) -> None:
-        """Everything that runs ends with 503 and `reason`, and nothing is submitted any more: rank 0 is gone, or this process ends."""
+        """Everything that runs ends with 503 and `reason`, and nothing is submitted any more: rank 0 is gone, or this
+        process ends."""
         self._lost = reason
         self._announce()
 

@@ -1,5 +1,5 @@
-"""The scores of tokens in an answer: few objects for each, since an answer may have 100,000 and Python's garbage collector stops the
-event loop for as long as it looks at them all."""
+"""The scores of tokens in an answer: few objects for each, since an answer may have 100,000 and Python's garbage
+collector stops the event loop for as long as it looks at them all."""
 
 import math
 from array import array
@@ -13,7 +13,8 @@ LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI's clients know th
 
 
 class TokenScore:
-    """`offset` is where the token's text begins; `logprob` is None for the first token of a prompt, `top` then empty."""
+    """`offset` is where the token's text begins; `logprob` is None for the first token of a prompt, `top` then
+    empty."""
 
     __slots__ = ("token", "logprob", "offset", "_alternatives")
 
@@ -30,7 +31,9 @@ class TokenScore:
 class EchoedScores(Sequence):
     """The scores of a prompt, each made when it is asked for, and behind them those of the tokens that followed it."""
 
-    def __init__(self, prompt: Sequence[int], entries: PromptScores, offsets: Sequence[int], following: list[TokenScore]):
+    def __init__(
+        self, prompt: Sequence[int], entries: PromptScores, offsets: Sequence[int], following: list[TokenScore]
+    ):
         self._prompt, self._entries, self._offsets, self._following = prompt, entries, offsets, following
 
     def followed_by(self, scores: list[TokenScore]) -> "EchoedScores":
@@ -56,9 +59,11 @@ def score(token: int, entry: list | None, offset: int) -> TokenScore:
     return TokenScore(token, _finite(chosen), ((other, _finite(logprob)) for other, logprob in top), offset)
 
 
-async def score_prompt(decoder, prompt: Sequence[int], packed: dict, length: int, following: list[TokenScore]) -> EchoedScores:
-    """The prompt's own tokens before `following`, in turns with the loop's other work; `decoder` is a new one, and offsets stay within
-    a prompt text of `length` characters. ValueError where the engine did not score each token."""
+async def score_prompt(
+    decoder, prompt: Sequence[int], packed: dict, length: int, following: list[TokenScore]
+) -> EchoedScores:
+    """The prompt's own tokens before `following`, in turns with the loop's other work; `decoder` is a new one, and
+    offsets stay within a prompt text of `length` characters. ValueError where the engine did not score each token."""
     entries, offsets, turns, at = PromptScores(packed), array("Q"), Turns(), 0
     if len(entries) != len(prompt):
         raise ValueError(f"{len(entries)} scores came for a prompt of {len(prompt)} tokens")

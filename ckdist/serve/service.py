@@ -91,7 +91,8 @@ class Service:
         return Source(self.settings.model_name, f"ckdist-{__version__}-{digest.hexdigest()}")
 
     async def prepare(self, kind: str, request: Request, body: bytes | None = None) -> Prepared | list[bytes]:
-        """What the request's body, or the one given, comes to (see `TextWork.prepare`), once the server is ready for it."""
+        """What the request's body, or the one given, comes to (see `TextWork.prepare`), once the server is ready for
+        it."""
         self.check_ready()
         if body is None:
             body = await read_body(request, self.settings.max_body)

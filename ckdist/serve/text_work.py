@@ -1,7 +1,9 @@
-"""Where requests are prepared: in worker processes with limits, away from the event loop, so that no text or template holds up others.
+"""Where requests are prepared: in worker processes with limits, away from the event loop, so that no text or template
+holds up others.
 
-A zygote has the model's tokenizer loaded and forks workers, which take a request each. A worker that exceeds a limit is killed by the
-kernel: its request is a 400, and another worker takes its place. Long bodies take turns, so that short ones never wait for them all.
+A zygote has the model's tokenizer loaded and forks workers, which take a request each. A worker that exceeds a limit is
+killed by the kernel: its request is a 400, and another worker takes its place. Long bodies take turns, so that short
+ones never wait for them all.
 """
 
 import asyncio
@@ -75,7 +77,8 @@ class Lane:
 
 
 class TextWork:
-    """Prepares requests with one model's tokenizer. `start` and `close` are its life; it may be started again once `ended`."""
+    """Prepares requests with one model's tokenizer. `start` and `close` are its life; it may be started again once
+    `ended`."""
 
     def __init__(self, model: str, overrides: Overrides = None):
         self.model, self.overrides = model, overrides
@@ -88,7 +91,8 @@ class TextWork:
         return self._zygote is not None and self._zygote.process.poll() is not None
 
     async def start(self) -> Vocabulary:
-        """The model's vocabulary, once workers can be had. ModelFileError for a tokenizer that does not load within limits."""
+        """The model's vocabulary, once workers can be had. ModelFileError for a tokenizer that does not load within
+        limits."""
         self._zygote = Zygote(self.model, self.overrides, HANDLER)
         vocabulary = await asyncio.to_thread(self._zygote.load)
         self._idle: asyncio.Queue[Worker] = asyncio.Queue()
@@ -104,8 +108,9 @@ class TextWork:
             self._zygote.close()
 
     async def prepare(self, kind: str, body: bytes, facts: ModelFacts) -> Prepared | list[bytes]:
-        """What `ckdist.serve.requests.prepare.prepare` makes of it, a finished answer as JSON in parts. Raises what it raises as Problem; Problem 429
-        when too much waits already. A caller that is cancelled leaves no work that was not begun, and no long one.
+        """What `ckdist.serve.requests.prepare.prepare` makes of it, a finished answer as JSON in parts. Raises what it
+        raises as Problem; Problem 429 when too much waits already. A caller that is cancelled leaves no work that was
+        not begun, and no long one.
         """
         lane = self._long if len(body) > LONG else self._short
         if lane.waiting >= lane.most_waiting:
@@ -137,7 +142,9 @@ class TextWork:
             raise EngineError(f"a text worker has failed: {head['failed']}")
         return content
 
-    async def _work(self, worker: Worker, lane: Lane, kind: str, body: bytes, facts: ModelFacts) -> tuple[dict, list[bytes]]:
+    async def _work(
+        self, worker: Worker, lane: Lane, kind: str, body: bytes, facts: ModelFacts
+    ) -> tuple[dict, list[bytes]]:
         """The worker's answer. A worker that has done a long body is replaced: it has grown."""
         limits = Limits(CPU_SECONDS + CPU_SECONDS_PER_MB * len(body) / 1e6, MEMORY + MEMORY_PER_BYTE * len(body))
         head = {"kind": kind, "facts": astuple(facts), "limits": astuple(limits)}

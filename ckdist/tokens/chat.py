@@ -1,8 +1,9 @@
 """Chat templates: the jinja2 programs in model files that write a list of messages as one prompt.
 
-The text that comes out is encoded with special tokens parsed and without adding any (`encode(text, add_special=False)`), as
-transformers and llama-server do: the template puts its control tokens, BOS included, itself. It follows that a user who writes a
-control token's text in a message gets that control token; a server that must not allow it refuses such text before it renders.
+The text that comes out is encoded with special tokens parsed and without adding any (`encode(text,
+add_special=False)`), as transformers and llama-server do: the template puts its control tokens, BOS included, itself.
+It follows that a user who writes a control token's text in a message gets that control token; a server that must not
+allow it refuses such text before it renders.
 """
 
 import logging
@@ -20,7 +21,8 @@ MAX_OUTPUT = 16 << 20  # characters
 END = "ckdistFinalMessageEndsHere"  # put behind a message that is continued, to find its end in the prompt
 
 CHATML = (
-    "{{ bos_token }}{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}"
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
@@ -39,7 +41,9 @@ class ChatTemplate:
         self.special_tokens = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
         for name, source in self.sources.items():
             if len(source) > MAX_TEMPLATE:
-                raise ModelFileError(f"chat template {name!r} has {len(source)} characters; at most {MAX_TEMPLATE} are allowed")
+                raise ModelFileError(
+                    f"chat template {name!r} has {len(source)} characters; at most {MAX_TEMPLATE} are allowed"
+                )
         self._environment = ChatEnvironment()
         self._compiled, self._traits, self._refused = {}, {}, {}
 
@@ -52,16 +56,20 @@ class ChatTemplate:
         continue_final_message: bool | None = None,
         **variables: object,
     ) -> str:
-        """The prompt for `messages`, each with a `role` and a `content` of text or of text parts, in OpenAI's form (see `traits`).
+        """The prompt for `messages`, each with a `role` and a `content` of text or of text parts, in OpenAI's form (see
+        `traits`).
 
-        `template` names one of several; without it, tools choose `tool_use` where there is one. `variables` (enable_thinking and
-        the like) reach the template as they are. A last message of the assistant is continued: the prompt ends with its text.
-        `continue_final_message` demands that, or forbids it where False; with `add_generation_prompt` False None forbids it too.
-        Raises RequestError for messages that the template refuses or cannot render.
+        `template` names one of several; without it, tools choose `tool_use` where there is one. `variables`
+        (enable_thinking and the like) reach the template as they are. A last message of the assistant is continued: the
+        prompt ends with its text. `continue_final_message` demands that, or forbids it where False; with
+        `add_generation_prompt` False None forbids it too. Raises RequestError for messages that the template refuses or
+        cannot render.
         """
         name = template or ("tool_use" if tools and "tool_use" in self.sources else "default")
         if name not in self.sources:
-            raise RequestError(f"the model has no chat template {name!r}; it has {', '.join(sorted(self.sources)) or 'none'}")
+            raise RequestError(
+                f"the model has no chat template {name!r}; it has {', '.join(sorted(self.sources)) or 'none'}"
+            )
         messages = [_checked(message, index) for index, message in enumerate(messages)]
         by_assistant = bool(messages) and messages[-1]["role"] == "assistant"
         if continue_final_message and not by_assistant:
@@ -87,7 +95,8 @@ class ChatTemplate:
         return self._traits[name]
 
     def adopt(self, name: str, traits: Traits | None) -> None:
-        """`traits` as another process has found them; None where the template used up that process' limits: it is not used then."""
+        """`traits` as another process has found them; None where the template used up that process' limits: it is not
+        used then."""
         if traits is None:
             self._refused[name] = "the model's chat template takes too much time or memory; use /v1/completions"
             self._traits[name] = Traits()
@@ -108,9 +117,13 @@ class ChatTemplate:
         end = prompt.rfind(END)
         if end >= 0:
             return prompt[:end]
-        return self._render(name, messages[:-1], True, tools, variables) + text  # it leaves out what an assistant said last
+        return (
+            self._render(name, messages[:-1], True, tools, variables) + text
+        )  # it leaves out what an assistant said last
 
-    def _render(self, name: str, messages: list, add_generation_prompt: bool, tools: list | None, variables: dict) -> str:
+    def _render(
+        self, name: str, messages: list, add_generation_prompt: bool, tools: list | None, variables: dict
+    ) -> str:
         context = {**self.special_tokens, **variables, "messages": messages, "tools": tools}
         context |= {"documents": variables.get("documents"), "add_generation_prompt": add_generation_prompt}
         parts, size = [], 0
@@ -118,7 +131,9 @@ class ChatTemplate:
             for part in self._compile(name).generate(context):
                 size += len(part)
                 if size > MAX_OUTPUT:
-                    raise RequestError(f"the chat template writes more than {MAX_OUTPUT} characters; send shorter messages", "messages")
+                    raise RequestError(
+                        f"the chat template writes more than {MAX_OUTPUT} characters; send shorter messages", "messages"
+                    )
                 parts.append(part)
         except RequestError:
             raise
@@ -145,7 +160,10 @@ def with_template(tokenizer):
     if tokenizer.chat_template is not None:
         return tokenizer
     known = any(tokenizer.token_bytes(token) == b"<|im_start|>" for token in tokenizer.special_ids)
-    log.warning("the model has no chat template; chats are written as chatml%s", "" if known else ", whose control tokens it does not know")
+    log.warning(
+        "the model has no chat template; chats are written as chatml%s",
+        "" if known else ", whose control tokens it does not know",
+    )
     bos = tokenizer.token_text(tokenizer.prefix[0]) if tokenizer.prefix else ""
     return replace(tokenizer, chat_template=ChatTemplate(CHATML, {"bos_token": bos}))
 
@@ -159,10 +177,14 @@ def _checked(message: Mapping[str, object], index: int) -> dict[str, object]:
         for part in content:
             if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
                 kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-                raise RequestError(f"messages[{index}] has a content part of type {kind!r}; this model reads only 'text'", "messages")
+                raise RequestError(
+                    f"messages[{index}] has a content part of type {kind!r}; this model reads only 'text'", "messages"
+                )
         content = list(content)
     elif content is not None and not isinstance(content, str):
-        raise RequestError(f"messages[{index}].content is of type {type(content).__name__}; give a string or text parts", "messages")
+        raise RequestError(
+            f"messages[{index}].content is of type {type(content).__name__}; give a string or text parts", "messages"
+        )
     role = "tool" if message["role"] == "function" else message["role"]
     return {**message, "role": role, "content": content}
 

@@ -1,8 +1,8 @@
 """Tokenizers and templates out of hostile files, in processes with limits that the kernel enforces.
 
-A zygote loads the tokenizer under limits and tries it (see `probe`); then it forks workers at no cost of loading. What comes back is a
-`Vocabulary`. Whoever tokenises what strangers send does it in workers. Whoever tokenises its own user's text, at full speed, may use the
-tokenizer in its own process once it has passed here.
+A zygote loads the tokenizer under limits and tries it (see `probe`); then it forks workers at no cost of loading. What
+comes back is a `Vocabulary`. Whoever tokenises what strangers send does it in workers. Whoever tokenises its own user's
+text, at full speed, may use the tokenizer in its own process once it has passed here.
 """
 
 import json
@@ -18,6 +18,7 @@ import msgpack
 
 from ckdist.errors import EngineError, ModelFileError
 from ckdist.tokens.limits import Limits
+from ckdist.tokens.probe import REMEDY
 from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.vocabulary import MAX_PIECES_BYTES, Vocabulary
@@ -27,7 +28,8 @@ MAX_RESULT = MAX_PIECES_BYTES + (64 << 20)
 
 
 def loading_limits(model: str | Path) -> Limits:
-    """By the size of tokenizer.json; published ones, of 2 to 33 MB, need a fifth of it. A GGUF file says nothing of its vocabulary's size."""
+    """By the size of tokenizer.json; published ones, of 2 to 33 MB, need a fifth of it. A GGUF file says nothing of its
+    vocabulary's size."""
     path = Path(model) / "tokenizer.json"
     try:
         size = path.stat().st_size
@@ -37,11 +39,14 @@ def loading_limits(model: str | Path) -> Limits:
 
 
 class Zygote:
-    """The process. Starting it returns at once; `load` waits for what it found. To be started by a thread that lives on: its end is the
-    process' end too."""
+    """The process. Starting it returns at once; `load` waits for what it found. To be started by a thread that lives
+    on: its end is the process' end too."""
 
-    def __init__(self, model: str | Path, overrides: Overrides = None, handler: str | None = None, limits: Limits | None = None):
-        """`handler`: `module:function` that workers call, (tokenizer, head, body) to (head, body); None where no worker is forked."""
+    def __init__(
+        self, model: str | Path, overrides: Overrides = None, handler: str | None = None, limits: Limits | None = None
+    ):
+        """`handler`: `module:function` that workers call, (tokenizer, head, body) to (head, body); None where no worker
+        is forked."""
         self.model, self.limits = str(model), limits or loading_limits(model)
         self._number = 0
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -61,7 +66,12 @@ class Zygote:
                 [sys.executable, "-m", "ckdist.tokens.zygote"],
                 stdin=theirs,
                 stdout=subprocess.PIPE,
-                env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "RUST_BACKTRACE": "0"},
+                env={
+                    **os.environ,
+                    "TOKENIZERS_PARALLELISM": "false",
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "RUST_BACKTRACE": "0",
+                },
             )
         self.control.send(json.dumps(settings).encode())
 
@@ -79,8 +89,9 @@ class Zygote:
         if "refused" in result:
             raise ModelFileError(result["refused"])
         raise ModelFileError(
-            f"the tokenizer of {self.model} takes more than {self.limits.cpu:.0f} s of CPU time or {self.limits.memory >> 20} MB to load "
-            f"and try (its process ended with {self.process.returncode}); it is broken or hostile: fetch the model's own"
+            f"the tokenizer of {self.model} takes more than {self.limits.cpu:.0f} s of CPU time or "
+            f"{self.limits.memory >> 20} MB to load and try (its process ended with {self.process.returncode}); "
+            f"{REMEDY}"
         )
 
     def fork(self) -> tuple[int, socket.socket]:
@@ -122,7 +133,8 @@ def load_vocabulary(model: str | Path, overrides: Overrides = None) -> Vocabular
 
 
 def load_tried(model: str | Path, overrides: Overrides = None) -> Tokenizer:
-    """A tokenizer for this process' own use, after it has loaded and passed `probe` in a process with limits. ModelFileError."""
+    """A tokenizer for this process' own use, after it has loaded and passed `probe` in a process with limits.
+    ModelFileError."""
     if Path(model).is_dir():  # a GGUF file has neither patterns nor normalisers of its own
         load_vocabulary(model)
     return tokenizer_of(model, overrides)

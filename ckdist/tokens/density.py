@@ -10,10 +10,11 @@ KEEPING_SPLITS = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLe
 
 
 def most_bytes_per_token(backend, pieces) -> int | None:
-    """No text has fewer tokens than its UTF-8 bytes divided by this: the longest token's bytes, times what the normaliser may shrink.
+    """No text has fewer tokens than its UTF-8 bytes divided by this: the longest token's bytes, times what the
+    normaliser may shrink.
 
-    None where a token may stand for any length: a normaliser or split that drops characters, or a vocabulary that does not reach all
-    bytes, so that a run of unknown ones is one token.
+    None where a token may stand for any length: a normaliser or split that drops characters, or a vocabulary that does
+    not reach all bytes, so that a run of unknown ones is one token.
     """
     shrinks = _shrinks(_state(backend.normalizer))
     if shrinks is None or not _keeps_all(_state(backend.pre_tokenizer)) or not _reaches_all_bytes(backend):
@@ -58,4 +59,6 @@ def _keeps_all(pre_tokenizer: dict | None) -> bool:
 def _reaches_all_bytes(backend) -> bool:
     of_bytes = "ByteLevel" in json.dumps(_state(backend.decoder))
     names = BYTE_ALPHABET if of_bytes else (f"<0x{byte:02X}>" for byte in range(256))
-    return all(backend.token_to_id(name) is not None for name in names) and (of_bytes or getattr(backend.model, "byte_fallback", False))
+    return all(backend.token_to_id(name) is not None for name in names) and (
+        of_bytes or getattr(backend.model, "byte_fallback", False)
+    )

@@ -1,7 +1,8 @@
-"""Limits of a process on itself that the kernel enforces: of CPU time, time, memory and files. Who exceeds one is killed.
+"""Limits of a process on itself that the kernel enforces: of CPU time, time, memory and files. Who exceeds one is
+killed.
 
-Native code that loops holds no lock that a Python thread could wait for, so only the kernel can end it: by a signal whose default is
-to end the process, or by refusing memory.
+Native code that loops holds no lock that a Python thread could wait for, so only the kernel can end it: by a signal
+whose default is to end the process, or by refusing memory.
 """
 
 import ctypes
@@ -19,7 +20,8 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 @dataclass(frozen=True)
 class Limits:
-    """For one task: `cpu` seconds of CPU time, and `memory` bytes beyond those that the process had when it was confined."""
+    """For one task: `cpu` seconds of CPU time, and `memory` bytes beyond those that the process had when it was
+    confined."""
 
     cpu: float
     memory: int
@@ -31,7 +33,8 @@ class Limits:
 
 
 class Confinement:
-    """Arms and disarms the limits of one task after the other. Made when the process is as large as it is without a task."""
+    """Arms and disarms the limits of one task after the other. Made when the process is as large as it is without a
+    task."""
 
     def __init__(self):
         self._used = {resource.RLIMIT_AS: 0, resource.RLIMIT_DATA: 0}

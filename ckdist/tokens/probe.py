@@ -1,5 +1,5 @@
-"""Tries a tokenizer on texts that explode badly written or hostile patterns and normalisers. To be called in a process with limits:
-a pattern that never ends is ended by them."""
+"""Tries a tokenizer on texts that explode badly written or hostile patterns and normalisers. To be called in a process
+with limits: a pattern that never ends is ended by them."""
 
 import json
 import time
@@ -11,6 +11,7 @@ LENGTHS = (16, 64, 1024, 16384)  # characters
 COMMON = "aZ0 \n.-_\t\r日é😀'"
 MAX_OWN = 48  # characters of the file's own patterns that are tried
 GROWTH, SLACK = 32, 4096  # a normaliser may make of n characters this many times n, and as many more
+REMEDY = "it is broken or hostile: fetch the model's own"
 MAX_SECONDS = 2.0  # of CPU time for one text of at most 16384 characters
 
 
@@ -28,7 +29,9 @@ def probe(tokenizer: Tokenizer, model: str) -> None:
             if normalizer is not None:
                 grown = len(normalizer.normalize_str(text))
                 if grown > GROWTH * len(text) + SLACK:
-                    raise ModelFileError(f"the tokenizer of {model} makes {grown} characters of {len(text)} ({text[:1]!r} ...): it is broken or hostile: fetch the model's own")
+                    raise ModelFileError(
+                        f"the tokenizer of {model} makes {grown} characters of {len(text)} ({text[:1]!r} ...); {REMEDY}"
+                    )
             tokenizer.encode(text)
         except RequestError as error:
             raise _refusal(model, text, str(error)) from None
@@ -42,7 +45,9 @@ def probe(tokenizer: Tokenizer, model: str) -> None:
 
 
 def _refusal(model: str, text: str, why: str) -> ModelFileError:
-    return ModelFileError(f"the tokenizer of {model} does not stand a run of {len(text)} times {text[:1]!r}: {why}; it is broken or hostile: fetch the model's own")
+    return ModelFileError(
+        f"the tokenizer of {model} does not stand a run of {len(text)} times {text[:1]!r}: {why}; {REMEDY}"
+    )
 
 
 def _rules(tokenizer: Tokenizer) -> str:

@@ -1,7 +1,8 @@
-"""The jinja2 environment that chat templates are written for: transformers' and llama.cpp's functions, in jinja2's immutable sandbox.
+"""The jinja2 environment that chat templates are written for: transformers' and llama.cpp's functions, in jinja2's
+immutable sandbox.
 
-The sandbox keeps a template from Python's internals. It bounds neither time nor memory: a template from a stranger is rendered in a
-process with limits (`ckdist.tokens.confined`).
+The sandbox keeps a template from Python's internals. It bounds neither time nor memory: a template from a stranger is
+rendered in a process with limits (`ckdist.tokens.confined`).
 """
 
 import json

@@ -34,14 +34,15 @@ class Tokenizer(Vocabulary):
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """The ids of `text`; with `add_special` the model's own BOS and EOS rules apply.
 
-        With `parse_special` control tokens that stand in the text as text become those tokens, as in transformers and llama-server:
-        that is how a rendered chat template becomes control tokens. Without it they are plain text, which nobody can use to end
-        a turn; tokens that are user-defined and not control are found either way. A BOS that the text begins with already is not
-        doubled. Raises RequestError for text that is not Unicode (lone surrogates).
+        With `parse_special` control tokens that stand in the text as text become those tokens, as in transformers and
+        llama-server: that is how a rendered chat template becomes control tokens. Without it they are plain text, which
+        nobody can use to end a turn; tokens that are user-defined and not control are found either way. A BOS that the
+        text begins with already is not doubled. Raises RequestError for text that is not Unicode (lone surrogates).
         """
         backend = self.backend if parse_special else self._plain
         try:
-            ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids  # a batch, since only that releases the GIL
+            # A batch, since only that releases the GIL; `fast` keeps no offsets.
+            ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except (UnicodeEncodeError, TypeError):
             raise RequestError("the text is not valid Unicode: it has bytes or escapes that are no characters") from None
         except (KeyboardInterrupt, SystemExit):

@@ -1,8 +1,8 @@
 """What a chat template can take, found by rendering small chats with it; and messages in the form that it takes.
 
-Clients send OpenAI's form: roles that a template may not know, content as text or parts, arguments of tool calls as JSON text. Templates
-are written for transformers' form, and each leaves out what its model was not trained on. The rules are llama-server's: what a template
-has no place for goes where it has one, and is never dropped in silence.
+Clients send OpenAI's form: roles that a template may not know, content as text or parts, arguments of tool calls as
+JSON text. Templates are written for transformers' form, and each leaves out what its model was not trained on. The
+rules are llama-server's: what a template has no place for goes where it has one, and is never dropped in silence.
 """
 
 import json
@@ -11,15 +11,29 @@ from dataclasses import dataclass
 
 Message = dict[str, object]
 
-USER, ASSISTANT, SYSTEM, RESULT, KEY, VALUE, TOOL = "userprobe", "assistantprobe", "systemprobe", "resultprobe", "keyprobe", "valueprobe", "toolprobe"
-TOOLS = [{"type": "function", "function": {"name": TOOL, "description": "d", "parameters": {"type": "object", "properties": {}}}}]
+USER, ASSISTANT, SYSTEM, RESULT, KEY, VALUE, TOOL = (
+    "userprobe",
+    "assistantprobe",
+    "systemprobe",
+    "resultprobe",
+    "keyprobe",
+    "valueprobe",
+    "toolprobe",
+)
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": TOOL, "description": "d", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What reaches the prompt: a `system` message, a `developer` message under that name, content as `text` and as a list of `parts`,
-    `tool_calls` of an assistant, `tool_results`. `object_arguments`: tool calls are written right with arguments as an object, not as
-    JSON text. Beside tool calls content may be null (`null_content`) or empty text (`empty_content`).
+    """What reaches the prompt: a `system` message, a `developer` message under that name, content as `text` and as a
+    list of `parts`, `tool_calls` of an assistant, `tool_results`. `object_arguments`: tool calls are written right with
+    arguments as an object, not as JSON text. Beside tool calls content may be null (`null_content`) or empty text
+    (`empty_content`).
     """
 
     system: bool = True
@@ -46,7 +60,9 @@ def find_traits(render: Callable[[list[Message], list | None], str | None], sour
     system_text = SYSTEM if text or not parts else [{"type": "text", "text": SYSTEM}]
     system = SYSTEM in prompt_of([{"role": "system", "content": system_text}, user(content)]) or not (text or parts)
     # A template that writes any role as it stands has not been told of this one.
-    developer = "developer" in source and SYSTEM in prompt_of([{"role": "developer", "content": system_text}, user(content)])
+    developer = "developer" in source and SYSTEM in prompt_of(
+        [{"role": "developer", "content": system_text}, user(content)]
+    )
 
     def with_tools(arguments: object, call_content: object) -> str:
         calls = [{"id": "call00001", "type": "function", "function": {"name": TOOL, "arguments": arguments}}]
@@ -59,12 +75,19 @@ def find_traits(render: Callable[[list[Message], list | None], str | None], sour
         ]
         return render(history, TOOLS) or render(history, None) or ""
 
-    taken = {}  # by the content beside the calls, which some templates want null: whether arguments may be an object, and JSON text
+    # By the content beside the calls, which some templates want null: may arguments be an object, or JSON text?
+    taken = {}
     for empty in ("", None):
         as_object, as_text = with_tools({KEY: VALUE}, empty), with_tools(f'{{"{KEY}": "{VALUE}"}}', empty)
         results = RESULT in as_object or RESULT in as_text
-        takes_object = KEY in as_object and VALUE in as_object and f"'{KEY}'" not in as_object and f'\\"{KEY}' not in as_object
-        taken[empty] = (takes_object and "None" not in as_object, KEY in as_text and VALUE in as_text and "None" not in as_text, results)
+        takes_object = (
+            KEY in as_object and VALUE in as_object and f"'{KEY}'" not in as_object and f'\\"{KEY}' not in as_object
+        )
+        taken[empty] = (
+            takes_object and "None" not in as_object,
+            KEY in as_text and VALUE in as_text and "None" not in as_text,
+            results,
+        )
     return Traits(
         system=system,
         developer=developer,
@@ -83,8 +106,11 @@ def user(content: object) -> Message:
 
 
 def adapt(messages: Sequence[Mapping[str, object]], traits: Traits) -> list[Message]:
-    """`messages`, each a map with a `role` and a `content` of None, text or a list of text parts, as a template of `traits` takes them."""
-    adapted = [_with_calls({**message, "content": _content(message.get("content"), traits)}, traits) for message in messages]
+    """`messages`, each a map with a `role` and a `content` of None, text or a list of text parts, as a template of
+    `traits` takes them."""
+    adapted = [
+        _with_calls({**message, "content": _content(message.get("content"), traits)}, traits) for message in messages
+    ]
     adapted = _without_developer(adapted) if not traits.developer else adapted
     adapted = _without_results(adapted, traits) if not traits.tool_results else adapted
     return _without_system(adapted, traits) if not traits.system else adapted
@@ -117,7 +143,12 @@ def _with_calls(message: Message, traits: Traits) -> Message:
         return {**message, "tool_calls": calls}
     shown = [call.get("function", call) for call in calls]
     plain = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**plain, "content": _content(_beside(joined_text(message["content"]), json.dumps({"tool_calls": shown}, ensure_ascii=False)), traits)}
+    return {
+        **plain,
+        "content": _content(
+            _beside(joined_text(message["content"]), json.dumps({"tool_calls": shown}, ensure_ascii=False)), traits
+        ),
+    }
 
 
 def _with_arguments(call: Mapping[str, object], as_object: bool) -> Mapping[str, object]:
@@ -135,7 +166,8 @@ def _with_arguments(call: Mapping[str, object], as_object: bool) -> Mapping[str,
 
 
 def _without_developer(messages: list[Message]) -> list[Message]:
-    """A developer is a system message; beside another one it is the same one, since many templates read only the first."""
+    """A developer is a system message; beside another one it is the same one, since many templates read only the
+    first."""
     result: list[Message] = []
     for message in messages:
         if message["role"] == "developer":
@@ -152,7 +184,9 @@ def _without_results(messages: list[Message], traits: Traits) -> list[Message]:
     result: list[Message] = []
     for message in messages:
         if message["role"] == "tool":
-            told = {name: message[name] for name in ("name", "tool_call_id") if message.get(name)} | {"content": joined_text(message["content"])}
+            told = {name: message[name] for name in ("name", "tool_call_id") if message.get(name)} | {
+                "content": joined_text(message["content"])
+            }
             message = user(_content(json.dumps({"tool_response": told}, ensure_ascii=False), traits))
         _append_turn(result, message)
     return result

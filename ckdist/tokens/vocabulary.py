@@ -36,9 +36,9 @@ class Pieces(Sequence):
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """`pieces[i]` is token i in bytes; `special_ids` are the control tokens that `skip_special` leaves out. `strips_prefix_space` is
-    true for SentencePiece vocabularies that put a space before a text: it is taken away again where the text's start is seen,
-    after BOS.
+    """`pieces[i]` is token i in bytes; `special_ids` are the control tokens that `skip_special` leaves out.
+    `strips_prefix_space` is true for SentencePiece vocabularies that put a space before a text: it is taken away again
+    where the text's start is seen, after BOS.
     """
 
     pieces: Sequence[bytes] = field(repr=False)
@@ -53,8 +53,8 @@ class Vocabulary:
         return len(self.pieces)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of `ids`. Bytes that are no UTF-8 become U+FFFD. Ids that do not start with BOS are the middle of a text:
-        their leading space is kept."""
+        """The text of `ids`. Bytes that are no UTF-8 become U+FFFD. Ids that do not start with BOS are the middle of a
+        text: their leading space is kept."""
         decoder = self.decoder(skip_special)
         return "".join([decoder.step(token_id) for token_id in ids]) + decoder.flush()
 

@@ -1,7 +1,8 @@
-"""`python -m ckdist.tokens.zygote`: a process that loads a hostile tokenizer under limits, then forks workers that have it loaded.
+"""`python -m ckdist.tokens.zygote`: a process that loads a hostile tokenizer under limits, then forks workers that have
+it loaded.
 
-Its standard input is a socket of messages: the settings (JSON), then commands of one letter and a number; its standard output gives the
-vocabulary, or why there is none, and is closed. `ckdist.tokens.confined` is the other side.
+Its standard input is a socket of messages: the settings (JSON), then commands of one letter and a number; its standard
+output gives the vocabulary, or why there is none, and is closed. `ckdist.tokens.confined` is the other side.
 """
 
 import gc
@@ -20,7 +21,7 @@ from ckdist.errors import UserError
 from ckdist.tokens import frames
 from ckdist.tokens.chat import ChatTemplate, with_template
 from ckdist.tokens.limits import Confinement, Limits, die_with_parent, give_up_privileges, start_nothing
-from ckdist.tokens.probe import probe
+from ckdist.tokens.probe import REMEDY, probe
 from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.traits import Traits
 
@@ -33,7 +34,8 @@ def main() -> None:
     control = socket.socket(fileno=0)
     settings = json.loads(control.recv(1 << 16))
     die_with_parent(settings["parent"])
-    # A panic of the tokenizers library writes many lines to descriptor 2; what Python logs still goes to standard error.
+    # A panic of the tokenizers library writes many lines to descriptor 2; what Python logs still goes to standard
+    # error.
     logging.basicConfig(level=settings["level"], format=settings["format"], stream=os.fdopen(os.dup(2), "w"))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 2)
@@ -70,13 +72,18 @@ def _load(model: str, overrides: dict, limits: Limits):
         return msgpack.packb({"refused": str(error)}), None
     except BaseException as error:  # a panic in the library is a BaseException
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return msgpack.packb({"refused": f"the tokenizer of {model} does not load ({why}); it is broken or hostile: fetch the model's own"}), None
+        return msgpack.packb(
+            {
+                "refused": f"the tokenizer of {model} does not load ({why}); {REMEDY}"
+            }
+        ), None
     finally:
         confinement.disarm()
 
 
 def _try_templates(template: ChatTemplate) -> None:
-    """Each template is compiled and tried by a child first: one that kills it is refused, and the others are as fast as they can be."""
+    """Each template is compiled and tried by a child first: one that kills it is refused, and the others are as fast as
+    they can be."""
     for name in template.sources:
         found = _in_child(lambda name=name: asdict(template.traits(name)), TRYING)
         template.adopt(name, None if found is None else Traits(**found))

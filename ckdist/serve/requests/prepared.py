@@ -29,11 +29,11 @@ class ModelFacts:
 class Prepared:
     """`n` choices for each of `prompts`; choice number `i` continues prompt `i // n`.
 
-    A prompt is its token ids as int32, little-endian (see `pack_tokens`). `max_tokens` has one entry per prompt. `texts` has the
-    prompts as text where the answer holds them; with `echo` the text of each choice begins with its own. `include_stop`: a stop
-    string is given out too; `skip_special`: special tokens are not.
-    `token_ids`, `timings_per_token`, `continuous_usage`: what pieces of the answer carry besides their text. `response_fields`
-    are the parts of the answer that are wanted, none for all. `ignored` has names of fields that nobody knows.
+    A prompt is its token ids as int32, little-endian (see `pack_tokens`). `max_tokens` has one entry per prompt.
+    `texts` has the prompts as text where the answer holds them; with `echo` the text of each choice begins with its
+    own. `include_stop`: a stop string is given out too; `skip_special`: special tokens are not. `token_ids`,
+    `timings_per_token`, `continuous_usage`: what pieces of the answer carry besides their text. `response_fields` are
+    the parts of the answer that are wanted, none for all. `ignored` has names of fields that nobody knows.
     """
 
     prompts: list[bytes]
@@ -75,7 +75,7 @@ class Prepared:
 def _with_tuples(values: dict[str, Any], kind: type) -> dict[str, Any]:
     """msgpack knows lists alone."""
     tuples = {field.name for field in dataclasses.fields(kind) if str(field.type).startswith("tuple")}
-    return {name: tuple(value) if name in tuples and isinstance(value, list) else value for name, value in values.items()}
+    return {key: tuple(item) if key in tuples and isinstance(item, list) else item for key, item in values.items()}
 
 
 def pack_tokens(tokens: Iterable[int]) -> bytes:

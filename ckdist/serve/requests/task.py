@@ -1,6 +1,8 @@
-"""What a text worker does with one request: `prepare`, and whatever comes of it as a map and a body that can be sent back.
+"""What a text worker does with one request: `prepare`, and whatever comes of it as a map and a body that can be sent
+back.
 
-Only what is raised on purpose is told to the client; a panic of the tokenizers library and memory that ran out are the text's fault.
+Only what is raised on purpose is told to the client; a panic of the tokenizers library and memory that ran out are the
+text's fault.
 """
 
 from ckdist.errors import CkdistError, RequestError
@@ -11,18 +13,26 @@ from ckdist.serve.requests.prepared import ModelFacts, Prepared
 
 MAX_ANSWER = 64 << 20  # bytes
 
-FIELDS = {"chat": "messages", "completion": "prompt", "tokenize": "content", "detokenize": "tokens"}  # where a kind of request has its text
+FIELDS = {
+    "chat": "messages",
+    "completion": "prompt",
+    "tokenize": "content",
+    "detokenize": "tokens",
+}  # where a kind of request has its text
 
 
 def run(tokenizer, head: dict, body: bytes) -> tuple[dict, bytes]:
-    """`head` has kind and facts. The answer's map has one of prepared (a `Prepared` as a map), problem, or json (the body is an answer)."""
+    """`head` has kind and facts. The answer's map has one of prepared (a `Prepared` as a map), problem, or json (the
+    body is an answer)."""
     try:
         result = prepare(head["kind"], body, tokenizer, ModelFacts(*head["facts"]))
         if isinstance(result, Prepared):
             return {"prepared": result.to_map()}, b""
         answer = to_json(result)
         if len(answer) > MAX_ANSWER:
-            raise RequestError(f"the answer would have {len(answer)} bytes; at most {MAX_ANSWER} are sent: ask for less")
+            raise RequestError(
+                f"the answer would have {len(answer)} bytes; at most {MAX_ANSWER} are sent: ask for less"
+            )
         return {"json": True}, answer
     except CkdistError as error:
         problem = Problem.of(error)
@@ -36,4 +46,6 @@ def run(tokenizer, head: dict, body: bytes) -> tuple[dict, bytes]:
 def too_much(kind: str) -> Problem:
     """What to answer when a worker ran into its limits."""
     field = FIELDS.get(kind)
-    return Problem(400, f"rendering and tokenising {field or 'the text'} takes too much time or memory; send less text", field)
+    return Problem(
+        400, f"rendering and tokenising {field or 'the text'} takes too much time or memory; send less text", field
+    )
