@@ -87,8 +87,8 @@ def test_known_fields_without_effect_are_accepted(http):
     body = {"model": "m", "prompt": "a", "user": "u", "metadata": {"a": "b"}, "store": True, "seed": None, "top_k": -1, "response_format": {"type": "text"}, "best_of": 1, "stop": ""}
     assert http.post("/v1/completions", json=body).status_code == 200
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    chat = {"messages": [{"role": "user", "content": parts}], "max_tokens": 8, "tool_choice": "none", "tools": [{}], "modalities": ["text"], "parallel_tool_calls": False}
-    assert http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"] == "[user]ab"
+    chat = {"messages": [{"role": "user", "content": parts}], "max_tokens": 9, "tool_choice": "none", "tools": [{}], "modalities": ["text"], "parallel_tool_calls": False}
+    assert http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"] == "[user]a\nb"
 
 
 @pytest.mark.parametrize(

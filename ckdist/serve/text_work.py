@@ -95,7 +95,7 @@ class TextWork:
         limits."""
         self._zygote = Zygote(self.model, self.overrides, HANDLER)
         vocabulary = await asyncio.to_thread(self._zygote.load)
-        self._idle: asyncio.Queue[Worker] = asyncio.Queue()
+        self._idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()  # the last one used has the warmest caches
         self._short, self._long = Lane(WORKERS, MAX_WAITING), Lane(WORKERS // 2, MAX_WAITING_LONG)
         for _ in range(WORKERS):
             self._fork()
