@@ -150,7 +150,6 @@ def test_unknown_paths_and_methods(http):
     assert "access-control-allow-origin" not in http.get("/health", headers={"Origin": "http://evil"}).headers
 
 
-<<<<<<< HEAD
 def raw(url: str, data: bytes) -> bytes:
     """All that comes back for `data` until the server closes the connection."""
     host, port = url.removeprefix("http://").split(":")
@@ -235,14 +234,6 @@ def test_a_key_stands_for_the_name(served):
     assert httpx.get(f"{served[1].url}/v1/models", headers={**KEY, "Host": "models.example"}).status_code == 200
 
 
-def test_no_chat_template():
-    with serving(template=None) as (_, process):
-        answer = httpx.post(f"{process.url}/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]})
-        assert "no chat template" in refusal(answer, 400)["message"]
-
-
-=======
->>>>>>> 62a6b00 (Requests are prepared by worker processes with limits; prompts travel as bytes; attacks as tests)
 def test_broken_http_is_survived(served, http):
     address = served[1].url.removeprefix("http://").split(":")
     for data in (b"\x16\x03\x01", b"GET\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\ncontent-length: -1\r\n\r\n", b"A" * 100_000):
