@@ -142,7 +142,7 @@ def test_a_process_that_was_started_again_ends_what_its_name_asked_for(server):
     server.of("old")
     again = server.connect(HTTP_ROUTING_ID)
     server.send(again, op="hello")
-    server.send(again, op="submit", id="new", prompt=[4], sampling=GREEDY)
+    server.send(again, op="submit", id="new", prompt=ids([4]), sampling=GREEDY)
     while server.receive(lambda m: m["op"] == "tokens" and m["id"] == "new", again)["finish_reason"] is None:
         pass
     status = server.receive(lambda m: m["op"] == "status", again)
