@@ -318,8 +318,8 @@ bool StreamTransport::open_frame(int peer, Stream& stream) {
     return true;
   }
   if (h.kind == kGoodbye && h.bytes <= kMaxGoodbye) {
-    goodbye_.resize(size_t(h.bytes));
-    stream.to = reinterpret_cast<uint8_t*>(goodbye_.data());
+    stream.goodbye.resize(size_t(h.bytes));
+    stream.to = reinterpret_cast<uint8_t*>(stream.goodbye.data());
     return true;
   }
   lost(peer, "sent something that is not a frame");
@@ -339,9 +339,9 @@ void StreamTransport::close_frame(int peer, Stream& stream) {
     finish(from.gets[h.sequence].request);
     from.gets.erase(h.sequence);
   } else if (h.kind == kGoodbye) {
-    for (char& c : goodbye_)
+    for (char& c : stream.goodbye)
       if (c < ' ' || c > '~') c = '?';
-    from.goodbye = goodbye_.empty() ? "no reason given" : goodbye_;
+    from.goodbye = stream.goodbye.empty() ? "no reason given" : stream.goodbye;
     lost(peer, "");
   }
 }

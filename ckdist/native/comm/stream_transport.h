@@ -77,6 +77,7 @@ class StreamTransport : public Transport {
     int64_t got = 0;   // of the header, then of the data
     bool in_data = false, ended = false;
     uint8_t* to = nullptr;
+    std::string goodbye;  // as it arrives: several peers may give up at once, each in pieces
   };
   struct Posted { int tag; uint8_t* data; int64_t bytes; uint32_t request, mark; };
   struct Peer {
@@ -113,7 +114,6 @@ class StreamTransport : public Transport {
   std::map<int, Window> windows_;
   uint64_t get_count_ = 0;
   int64_t unexpected_bytes_ = 0;
-  std::string goodbye_;
 };
 
 }  // namespace ckdist
