@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from ckdist import errors, native
+from tests.levels import INTEGERS, each
 
 F32 = np.float32
 # Largest error against float64 where queries and keys have a spread of 2 (scores of 4). Integer arithmetic rounds queries and weights
 # to codes of 16 bits; i16 is compared with what was given, so that its error includes the cache's own (f16's would be 5e-3, bf16's 4e-2).
 TOLERANCE = {"f32": 2e-5, "f16": 2e-5, "bf16": 2e-5, "q8_0": 3e-3, "i16": 4e-3}
 TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i16": 25, "bf16": 30}
-ISAS = [isa for isa in ("baseline", "avx2", "avx512") if native.lib.ckdist_attention_block_bytes(isa.encode(), 0, 64) > 0]
 
 
-@pytest.fixture(params=ISAS)
+@pytest.fixture(params=each(INTEGERS))
 def isa(request):
     return request.param.encode()
 

@@ -28,6 +28,7 @@ from ckdist.planner import gigabytes
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.executable import DECODE, PREFILL, kv_bytes_per_block
 from ckdist.topology import default_threads, place
+from ckdist.topology.instructions import reason
 
 SWEET_SPOT = 0.95  # of the best decode
 SWEEP_GENERATED = 4  # a sweep generates a fourth of what it prefills, as llama-sweep-bench does
@@ -119,7 +120,8 @@ class ModelBench:
         bound, least = self.bound(n_prompt, n_gen, depth, sequences)
         return {
             "build": __version__,
-            "isa": native.ffi.string(native.lib.ckdist_isa()).decode(),
+            "isa": native.isa(),
+            "isa_reason": reason(),
             "model_filename": str(self.model.checkpoint.path),
             "model_type": self.model.spec.architecture,
             "model_size": self.model.total_weight_bytes,
