@@ -9,6 +9,7 @@ measured to choose how prefill runs (0: nothing was), to be compared with avg_ns
 """
 
 import dataclasses
+import logging
 import statistics
 import sys
 import time
@@ -30,6 +31,7 @@ from ckdist.program.executable import DECODE, PREFILL, kv_bytes_per_block
 from ckdist.topology import default_threads, place
 from ckdist.topology.instructions import reason
 
+log = logging.getLogger(__name__)
 SWEET_SPOT = 0.95  # of the best decode
 SWEEP_GENERATED = 4  # a sweep generates a fourth of what it prefills, as llama-sweep-bench does
 
@@ -47,7 +49,7 @@ def gist(row: dict) -> dict:
         "kv": row["type_k"],
         "test": test,
         "t/s": f"{row['median_ts']:.1f} ± {row['stddev_ts']:.1f}",
-        "of its bound": f"{100 * row['bound_fraction']:.0f} % of {row['bound']}",
+        "of its bound": f"{100 * row['bound_fraction']:.0f} % {row['bound']}",
         "waiting": f"{100 * row['barrier_share']:.1f} %",
         "exchange": f"{100 * row['exchange_share']:.1f} %",
     }
@@ -216,6 +218,7 @@ def run(config: BenchConfig) -> int:
     with model_session(config, world, measure=config.tune) as model:
         if model is None:
             return 0
+        log.info("%s kernels: %s", native.isa(), reason())
         bench = ModelBench(model, config, bounds)
         if config.output == "md" and world.size > 1:
             print(f"prefill: {model.prefill.reason}")

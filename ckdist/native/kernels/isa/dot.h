@@ -33,20 +33,28 @@ inline Lanes broadcast32(const void* at) {
   return CKDIST_LANES(set1_epi32)(value);
 }
 
+#if !defined(__AVX512F__)
+// With 16 registers GCC 12 stores every broadcast to the stack and multiplies it from there, so that what reads activations is written by hand.
+typedef int32_t Word __attribute__((may_alias));
+#define CKDIST_WORD(at) (*reinterpret_cast<const Word*>(at))
+#endif
+
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
 constexpr bool kByteDot = true;
-// sum + four unsigned bytes of `codes` times four signed ones of `x`, lane by lane.
-inline Lanes dot_bytes(Lanes sum, Lanes codes, Lanes x) {
+// sum + four unsigned bytes of `codes` times the four signed ones at x, lane by lane.
+inline Lanes dot_bytes(Lanes sum, Lanes codes, const uint8_t* x) {
 #if defined(__AVX512F__)
-  return _mm512_dpbusd_epi32(sum, codes, x);
+  return _mm512_dpbusd_epi32(sum, codes, broadcast32(x));
 #else
-  return _mm256_dpbusd_avx_epi32(sum, codes, x);
+  Lanes four;
+  asm("vpbroadcastd %3, %1\n\t%{vex%} vpdpbusd %1, %2, %0" : "+x"(sum), "=&x"(four) : "x"(codes), "m"(CKDIST_WORD(x)));
+  return sum;
 #endif
 }
 // The same of two lanes' bytes, those of `codes` being of at most 6 bits.
 inline Lanes dot_minima(Lanes first, const uint8_t* x, Lanes second, const uint8_t* y) {
-  return dot_bytes(dot_bytes(CKDIST_LANES_BITS(setzero)(), first, broadcast32(x)), second, broadcast32(y));
+  return dot_bytes(dot_bytes(CKDIST_LANES_BITS(setzero)(), first, x), second, y);
 }
 
 #else
@@ -72,16 +80,22 @@ constexpr int steps_before_widening() {
   return steps >= 8 ? 8 : steps >= 4 ? 4 : steps >= 2 ? 2 : 1;
 }
 
-// Two products each of the codes of one step.
+// Two products each of the codes of one step with the columns at x.
 template <Type type>
-inline Lanes multiply_pairs(Lanes codes, Lanes x) {
-  if constexpr (!is_signed<type>()) return CKDIST_LANES(maddubs_epi16)(codes, x);
+inline Lanes multiply_pairs(Lanes codes, const uint8_t* x) {
 #if defined(__AVX512F__)
-  const Lanes turned = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(codes), _mm512_setzero_si512(), x);
+  const Lanes four = broadcast32(x);
+  if constexpr (!is_signed<type>()) return _mm512_maddubs_epi16(codes, four);
+  return _mm512_maddubs_epi16(_mm512_abs_epi8(codes), _mm512_mask_sub_epi8(four, _mm512_movepi8_mask(codes), _mm512_setzero_si512(), four));
 #else
-  const Lanes turned = _mm256_sign_epi8(x, codes);
+  Lanes pairs;
+  if constexpr (is_signed<type>())
+    asm("vpbroadcastd %3, %0\n\tvpsignb %2, %0, %0\n\tvpmaddubsw %0, %1, %0"
+        : "=&x"(pairs) : "x"(_mm256_abs_epi8(codes)), "xm"(codes), "m"(CKDIST_WORD(x)));
+  else
+    asm("vpbroadcastd %2, %0\n\tvpmaddubsw %0, %1, %0" : "=&x"(pairs) : "x"(codes), "m"(CKDIST_WORD(x)));
+  return pairs;
 #endif
-  return CKDIST_LANES(maddubs_epi16)(CKDIST_LANES(abs_epi8)(codes), turned);
 }
 
 // sum + factor * (codes . x) over `count` steps, factor being the same in both halves of a lane; with vpdpbusd it is 1.
@@ -90,14 +104,14 @@ inline Lanes add_products(Lanes sum, Lanes factor, const Lanes* codes, const uin
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
   (void)factor;
 #pragma GCC unroll 8
-  for (int s = 0; s < count; ++s) sum = dot_bytes(sum, codes[s], broadcast32(x + 4 * s));
+  for (int s = 0; s < count; ++s) sum = dot_bytes(sum, codes[s], x + 4 * s);
 #else
   constexpr int run = steps_before_widening<type>() < count ? steps_before_widening<type>() : count;
 #pragma GCC unroll 8
   for (int s = 0; s < count; s += run) {
-    Lanes pairs = multiply_pairs<type>(codes[s], broadcast32(x + 4 * s));
+    Lanes pairs = multiply_pairs<type>(codes[s], x + 4 * s);
 #pragma GCC unroll 8
-    for (int i = 1; i < run; ++i) pairs = CKDIST_LANES(add_epi16)(pairs, multiply_pairs<type>(codes[s + i], broadcast32(x + 4 * (s + i))));
+    for (int i = 1; i < run; ++i) pairs = CKDIST_LANES(add_epi16)(pairs, multiply_pairs<type>(codes[s + i], x + 4 * (s + i)));
     sum = CKDIST_LANES(add_epi32)(sum, CKDIST_LANES(madd_epi16)(pairs, factor));
   }
 #endif

@@ -101,6 +101,9 @@ struct Block {
   }
 };
 
+// Keeps the compiler from reading activations once for both halves, and so from storing them in between.
+inline void hide(int64_t& offset) { asm("" : "+r"(offset)); }
+
 // Where one token's activations of the current columns stand; the same parts of the next token are a stride away.
 struct Columns {
   const uint8_t *codes, *scales, *sums32, *sums16;
@@ -185,8 +188,12 @@ void block_strip(const Strip& strip) {
           minimum[p] = layout.minimum && !layout.whole() ? block.minimum(g * parts + p) : _mm256_setzero_si256();
         }
         const PairScales<type> pairs(scale);
-#pragma GCC unroll 4
-        for (int t = 0; t < tokens; ++t) total[t][h] = add_group<type>(codes, scale, pairs, minimum, x, t * strip.x_stride, total[t][h]);
+        int64_t row = 0;
+#pragma GCC unroll 8
+        for (int t = 0; t < tokens; ++t, row += strip.x_stride) {
+          hide(row);
+          total[t][h] = add_group<type>(codes, scale, pairs, minimum, x, row, total[t][h]);
+        }
       }
       x.codes += kGroupColumns;
       x.scales += sizeof(float);
@@ -242,8 +249,7 @@ template <Type type>
 struct Product {
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
-  static constexpr int kMostTokens = layout.columns ? 4 : 6;  // whose sums fit the 16 registers
-
+  static constexpr int kMostTokens = layout.columns ? 8 : 6;  // sums of floats fit the 16 registers; of bytes, the codes do
 
   template <int tokens>
   static constexpr StripFunction of() {

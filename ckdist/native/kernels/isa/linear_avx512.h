@@ -131,7 +131,7 @@ inline void add_group(const __m512i* codes, const __m512i* scale, const PairScal
 #pragma GCC unroll 8
       for (int s = p * steps; s < (p + 1) * steps; ++s)
 #pragma GCC unroll 4
-        for (int l = 0; l < lanes; ++l) product[l] = dot_bytes(product[l], codes[s], broadcast32(x.codes + row + l * stride + 4 * s));
+        for (int l = 0; l < lanes; ++l) product[l] = dot_bytes(product[l], codes[s], x.codes + row + l * stride + 4 * s);
     } else {
 #pragma GCC unroll 4
       for (int l = 0; l < lanes; ++l) {

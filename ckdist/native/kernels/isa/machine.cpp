@@ -69,7 +69,7 @@ struct Int8 {
   static constexpr int kOps = 64;
   static Vector operand() { return _mm256_set1_epi8(1); }
 #if defined(__AVXVNNI__)
-  static void step(Vector& sum, Vector a, Vector b) { sum = _mm256_dpbusd_avx_epi32(sum, a, b); }
+  static void step(Vector& sum, Vector a, Vector b) { asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b)); }
 #else
   static void step(Vector& sum, Vector a, Vector b) { sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b)); }  // as codes of up to 4 bits mostly are
 #endif
