@@ -35,18 +35,8 @@ CKDIST_INLINE void store_lanes(uint8_t* at, Vec a) {
 // Two columns of a tile.
 template <bool narrow>
 CKDIST_INLINE void store_columns(uint8_t* at, Vec a, Vec b) {
-  if constexpr (!narrow) {
-    store(reinterpret_cast<float*>(at), a), store(reinterpret_cast<float*>(at) + kLanes, b);
-  } else {
-#if defined(__AVX512F__)
-    _mm512_storeu_si512(at, to_bf16_pairs(a, b));
-#else
-    uint16_t halves[2][kLanes];
-    store_bf16(halves[0], a), store_bf16(halves[1], b);
-    for (int l = 0; l < kLanes; ++l)
-      for (int i = 0; i < 2; ++i) reinterpret_cast<uint16_t*>(at)[2 * l + i] = halves[i][l];
-#endif
-  }
+  if constexpr (narrow) store(reinterpret_cast<float*>(at), to_bf16_pairs(a, b));
+  else store(reinterpret_cast<float*>(at), a), store(reinterpret_cast<float*>(at) + kLanes, b);
 }
 
 template <bool narrow, bool cap>
