@@ -140,6 +140,42 @@ def test_the_largest_codes_do_not_saturate(isa, name):
 
 
 @pytest.mark.parametrize("isa", each())
+@pytest.mark.parametrize("name", HALF_FIELDS)
+def test_extreme_codes_in_every_order_do_not_saturate(isa, name):
+    """Neighbours of every sign and size: products of two and four columns take each combination of the extremes."""
+    elements, size = block_of(name)
+    rng = np.random.default_rng(11)
+    blocks = rng.choice(np.array([0x00, 0x0F, 0x7F, 0x80, 0x81, 0xF0, 0xFF], np.uint8), (48, 4, size))
+    for at in HALF_FIELDS[name]:
+        blocks[..., at : at + 2] = np.float16(1).reshape(1).view(np.uint8)
+    data = blocks.reshape(48, 4 * size)
+    values = quants.dequantize(data, GGMLQuantizationType[name]).astype(np.float64)
+    x = rng.choice(np.float32([-127, 127, 0, 1]), (24, 4 * elements), p=[0.45, 0.45, 0.05, 0.05])
+    x[:, ::32] = 127
+    y = multiply(isa, name, pack(isa, name, data, 48, 4 * elements), 48, 4 * elements, prepare(isa, Q8, x))
+    assert np.all(np.abs(y - x @ values.T) <= 2e-6 * 127 * np.abs(values).sum(1))
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_levels_give_the_same_bits(name):
+    """Sums of whole numbers are exact and floats are added in one order, so instructions do not show. Of bfloat16 the dot product rounds its own way:
+    activations to 8 bits, 2^-9 of each, and two products in one step, denormals being zero."""
+    rows, cols = 53, 3 * max(256, block_of(name)[0])
+    data, values = random_rows(name, rows, cols)
+    x = np.random.default_rng(12).normal(size=(21, cols)).astype(np.float32)
+    results = {isa: multiply(isa, name, pack(isa, name, data, rows, cols), rows, cols, prepare(isa, activation_format(isa, name), x)) for isa in HERE}
+    plain = results.pop("baseline")  # multiplies and adds in two roundings
+    magnitude = np.abs(x).astype(np.float64) @ np.abs(values).T.astype(np.float64)
+    rounded = {isa: y for isa, y in results.items() if activation_format(isa, name) == BF16}
+    same = [y for isa, y in results.items() if isa not in rounded]
+    for y in same:
+        np.testing.assert_array_equal(y.view(np.uint32), same[0].view(np.uint32))
+        assert np.all(np.abs(y - plain) <= (2e-6 if activation_format("baseline", name) == F32 else 1e-5) * magnitude)
+    for y in rounded.values():
+        assert np.all(np.abs(y - plain) <= (2.0**-9 * 1.001 + 2e-6) * magnitude)
+
+
+@pytest.mark.parametrize("isa", each())
 @pytest.mark.parametrize("name", TYPES)
 def test_rounded_activations_stay_within_their_step(isa, name):
     rows, cols, tokens = 32, 768, 2

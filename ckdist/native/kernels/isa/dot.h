@@ -80,8 +80,8 @@ constexpr int steps_before_widening() {
   return steps >= 8 ? 8 : steps >= 4 ? 4 : steps >= 2 ? 2 : 1;
 }
 
-// Two products each of the codes of one step with the columns at x.
-template <Type type>
+// Two products each of the codes of one step with the columns at x. `many`: tokens, for whom the codes stay in registers; else the columns may.
+template <Type type, bool many>
 inline Lanes multiply_pairs(Lanes codes, const uint8_t* x) {
 #if defined(__AVX512F__)
   const Lanes four = broadcast32(x);
@@ -89,7 +89,9 @@ inline Lanes multiply_pairs(Lanes codes, const uint8_t* x) {
   return _mm512_maddubs_epi16(_mm512_abs_epi8(codes), _mm512_mask_sub_epi8(four, _mm512_movepi8_mask(codes), _mm512_setzero_si512(), four));
 #else
   Lanes pairs;
-  if constexpr (is_signed<type>())
+  if constexpr (!many)
+    pairs = is_signed<type>() ? _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(broadcast32(x), codes)) : _mm256_maddubs_epi16(codes, broadcast32(x));
+  else if constexpr (is_signed<type>())
     asm("vpbroadcastd %3, %0\n\tvpsignb %2, %0, %0\n\tvpmaddubsw %0, %1, %0"
         : "=&x"(pairs) : "x"(_mm256_abs_epi8(codes)), "xm"(codes), "m"(CKDIST_WORD(x)));
   else
@@ -99,7 +101,7 @@ inline Lanes multiply_pairs(Lanes codes, const uint8_t* x) {
 }
 
 // sum + factor * (codes . x) over `count` steps, factor being the same in both halves of a lane; with vpdpbusd it is 1.
-template <Type type, int count>
+template <Type type, int count, bool many>
 inline Lanes add_products(Lanes sum, Lanes factor, const Lanes* codes, const uint8_t* x) {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
   (void)factor;
@@ -109,9 +111,9 @@ inline Lanes add_products(Lanes sum, Lanes factor, const Lanes* codes, const uin
   constexpr int run = steps_before_widening<type>() < count ? steps_before_widening<type>() : count;
 #pragma GCC unroll 8
   for (int s = 0; s < count; s += run) {
-    Lanes pairs = multiply_pairs<type>(codes[s], x + 4 * s);
+    Lanes pairs = multiply_pairs<type, many>(codes[s], x + 4 * s);
 #pragma GCC unroll 8
-    for (int i = 1; i < run; ++i) pairs = CKDIST_LANES(add_epi16)(pairs, multiply_pairs<type>(codes[s + i], x + 4 * (s + i)));
+    for (int i = 1; i < run; ++i) pairs = CKDIST_LANES(add_epi16)(pairs, multiply_pairs<type, many>(codes[s + i], x + 4 * (s + i)));
     sum = CKDIST_LANES(add_epi32)(sum, CKDIST_LANES(madd_epi16)(pairs, factor));
   }
 #endif

@@ -116,7 +116,7 @@ inline __m256i read_sums(const uint8_t* at) {
 }
 
 // One token's 32 columns on top of its total: of the block where scales are whole numbers, else of the row.
-template <Type type>
+template <Type type, bool many>
 inline __m256 add_group(const __m256i* codes, const __m256i* scale, const PairScales<type>& pairs, const __m256i* minimum, const Columns& x, int64_t row,
                         __m256 total) {
   constexpr BlockLayout layout = layout_of(type);
@@ -129,11 +129,11 @@ inline __m256 add_group(const __m256i* codes, const __m256i* scale, const PairSc
   for (int p = 0; p < parts; ++p) {
     const uint8_t* const of_part = x.codes + row + 4 * p * steps;
     if constexpr (!kByteDot && layout.whole()) {
-      whole = add_products<type, steps>(whole, pairs.factor[p], codes + p * steps, of_part);
+      whole = add_products<type, steps, many>(whole, pairs.factor[p], codes + p * steps, of_part);
       continue;
     }
     __m256i product = layout.offset > 0 && !is_signed<type>() ? read_sums<type>(sums + 4 * p) : _mm256_setzero_si256();
-    product = add_products<type, steps>(product, pairs.factor[p], codes + p * steps, of_part);
+    product = add_products<type, steps, many>(product, pairs.factor[p], codes + p * steps, of_part);
     if constexpr (layout.whole()) {
       const __m256i part = _mm256_mullo_epi32(product, scale[p]);
       whole = p == 0 ? part : _mm256_add_epi32(whole, part);
@@ -162,6 +162,7 @@ void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
   constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups;
+  constexpr bool many = tokens > 1;
   __m256 sums[tokens][kHalves];
   for (int t = 0; t < tokens; ++t) sums[t][0] = sums[t][1] = _mm256_setzero_ps();
   const uint8_t* at = strip.tile;
@@ -191,8 +192,8 @@ void block_strip(const Strip& strip) {
         int64_t row = 0;
 #pragma GCC unroll 8
         for (int t = 0; t < tokens; ++t, row += strip.x_stride) {
-          hide(row);
-          total[t][h] = add_group<type>(codes, scale, pairs, minimum, x, row, total[t][h]);
+          if (many) hide(row);
+          total[t][h] = add_group<type, many>(codes, scale, pairs, minimum, x, row, total[t][h]);
         }
       }
       x.codes += kGroupColumns;

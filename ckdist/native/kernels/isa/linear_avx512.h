@@ -139,7 +139,7 @@ inline void add_group(const __m512i* codes, const __m512i* scale, const PairScal
           if (p > 0) product[l] = whole[l];
           else if constexpr (PairScales<type>::offset) product[l] = pairs.offset_products(sums + row + l * stride);
         }
-        product[l] = add_products<type, steps>(product[l], pairs.factor[p], codes + p * steps, x.codes + row + l * stride + 4 * p * steps);
+        product[l] = add_products<type, steps, true>(product[l], pairs.factor[p], codes + p * steps, x.codes + row + l * stride + 4 * p * steps);
       }
     }
 #pragma GCC unroll 4
