@@ -106,8 +106,6 @@ bool may_use_tiles() {
   return (state >> 17 & 3) == 3 && request_amx() == 1;
 }
 
-#endif
-
 // What a level asks for, as /proc/cpuinfo names it, and whether the CPU has it.
 struct Flag {
   const char* name;
@@ -120,6 +118,8 @@ std::string lacking(std::initializer_list<Flag> flags) {
     if (!flag.there) names += (names.empty() ? "" : " ") + std::string(flag.name);
   return names;
 }
+
+#endif
 
 std::vector<Level> find_levels() {
   std::vector<Level> levels;
