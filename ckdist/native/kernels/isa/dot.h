@@ -126,18 +126,19 @@ inline Lanes pair_of(Lanes low, Lanes high) {
 }
 
 // Scales of the 32 columns of a group as add_products takes them, where scales are whole numbers; and minus the offset's part of their products.
-template <Type type>
+// `scaled` false: all 1, for products that are scaled afterwards, which one token alone has cheaper.
+template <Type type, bool scaled = layout_of(type).whole()>
 struct PairScales {
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int parts = kGroupColumns / layout.group;
   static constexpr bool offset = layout.offset > 0 && !is_signed<type>();
-  static_assert(kByteDot || !layout.whole() || !offset || parts == 2, "sums are read for two groups of 16 columns");
+  static_assert(kByteDot || !scaled || !offset || parts == 2, "sums are read for two groups of 16 columns");
   Lanes factor[parts], of_sums;
 
   explicit PairScales(const Lanes* scale) {
-    for (int p = 0; p < parts; ++p) factor[p] = layout.whole() ? pair_of(scale[p], scale[p]) : CKDIST_LANES(set1_epi16)(1);
+    for (int p = 0; p < parts; ++p) factor[p] = scaled ? pair_of(scale[p], scale[p]) : CKDIST_LANES(set1_epi16)(1);
     of_sums = CKDIST_LANES_BITS(setzero)();
-    if constexpr (layout.whole() && offset)  // at most 32 * 128 each
+    if constexpr (scaled && offset)  // at most 32 * 128 each
       of_sums = pair_of(CKDIST_LANES(slli_epi32)(scale[0], log2_of(layout.offset)), CKDIST_LANES(slli_epi32)(scale[parts - 1], log2_of(layout.offset)));
   }
   // Of the two sums of 16 columns at `at`, which are minus 32 times at most 16 * 127.

@@ -115,20 +115,26 @@ inline __m256i read_sums(const uint8_t* at) {
   return sums_shift<type>() > 0 ? _mm256_srai_epi32(sums, sums_shift<type>()) : sums;
 }
 
+// Whether sums of two products are scaled before they are widened.
+template <Type type, bool many>
+constexpr bool scales_pairs() {
+  return !kByteDot && many && layout_of(type).whole();
+}
+
 // One token's 32 columns on top of its total: of the block where scales are whole numbers, else of the row.
 template <Type type, bool many>
-inline __m256 add_group(const __m256i* codes, const __m256i* scale, const PairScales<type>& pairs, const __m256i* minimum, const Columns& x, int64_t row,
+inline __m256 add_group(const __m256i* codes, const __m256i* scale, const PairScales<type, scales_pairs<type, many>()>& pairs, const __m256i* minimum, const Columns& x, int64_t row,
                         __m256 total) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group, steps = kSteps / parts;
   const uint8_t* const sums = (parts == 1 ? x.sums32 : x.sums16) + row;
   __m256i whole = _mm256_setzero_si256();
   __m256 scaled = _mm256_setzero_ps();
-  if constexpr (!kByteDot && layout.whole() && PairScales<type>::offset) whole = pairs.offset_products(sums);
+  if constexpr (scales_pairs<type, many>() && PairScales<type>::offset) whole = pairs.offset_products(sums);
 #pragma GCC unroll 2
   for (int p = 0; p < parts; ++p) {
     const uint8_t* const of_part = x.codes + row + 4 * p * steps;
-    if constexpr (!kByteDot && layout.whole()) {
+    if constexpr (scales_pairs<type, many>()) {
       whole = add_products<type, steps, many>(whole, pairs.factor[p], codes + p * steps, of_part);
       continue;
     }
@@ -188,7 +194,7 @@ void block_strip(const Strip& strip) {
           scale[p] = block.scale(g * parts + p);
           minimum[p] = layout.minimum && !layout.whole() ? block.minimum(g * parts + p) : _mm256_setzero_si256();
         }
-        const PairScales<type> pairs(scale);
+        const PairScales<type, scales_pairs<type, many>()> pairs(scale);
         int64_t row = 0;
 #pragma GCC unroll 8
         for (int t = 0; t < tokens; ++t, row += strip.x_stride) {
