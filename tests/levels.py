@@ -15,7 +15,10 @@ SKIPPED = re.compile(r"level (\w+): this CPU lacks (.+)")
 
 def each(names=tuple(ALL)) -> list:
     """Parameters for those of `names` that this build has; tests of levels that the CPU lacks are skipped, and told."""
-    return [pytest.param(name, marks=pytest.mark.skipif(bool(lacks), reason=f"level {name}: this CPU lacks {lacks}")) for name, lacks in ALL.items() if name in names]
+    marks = {
+        name: pytest.mark.skipif(bool(lacks), reason=f"level {name}: this CPU lacks {lacks}") for name, lacks in ALL.items()
+    }
+    return [pytest.param(name, marks=mark) for name, mark in marks.items() if name in names]
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

@@ -1,6 +1,7 @@
 """`ckdist bench machine`: what this machine can do at most, each limit by code that does nothing else.
 
-The first row is that of the level of instructions whose kernels run; of the other levels that the CPU has, a row each tells the arithmetic.
+The first row is that of the level of instructions whose kernels run; of the other levels that the CPU has, a row each
+tells the arithmetic.
 """
 
 from dataclasses import dataclass
@@ -37,7 +38,10 @@ def together(world, measure) -> float:
 
 
 def measure_arithmetic(world, threads: int, cpus, isa: str | None = None) -> dict[int, float]:
-    """Operations per second of all ranks by activation format, on a level of instructions (None: the chosen one); a collective call."""
+    """Operations per second of all ranks by activation format, on a level of instructions (None: the chosen one).
+
+    A collective call.
+    """
     return {format: together(world, lambda: arithmetic_rate(threads, cpus, format, isa)) for format in ARITHMETIC}
 
 
@@ -65,7 +69,8 @@ def run(config: BenchConfig) -> int:
         rows = [row]
         for isa in others:
             alone = {f"{name}_1": arithmetic_rate(1, cpus[:1], format, isa) for format, name in ARITHMETIC.items()}
-            rows.append(row | {"isa": isa, "isa_reason": "CKDIST_ISA chooses it"} | alone | {name: rates[isa][format] for format, name in ARITHMETIC.items()})
+            of_all = {name: rates[isa][format] for format, name in ARITHMETIC.items()}
+            rows.append(row | {"isa": isa, "isa_reason": "CKDIST_ISA chooses it"} | alone | of_all)
         write_rows(rows, config.output)
     world.close()
     return 0

@@ -201,6 +201,12 @@ def kernels(machine: Machine) -> list[Capability]:
     chosen = native.isa()
     rows = []
     for isa, lacks in reversed(native.isas().items()):
-        why_not = "the kernel refuses the tiles" if isa == "amx" and machine.amx == "refused" else f"this CPU lacks {lacks}"
-        rows.append(Capability("kernels", isa, not lacks, f"chosen: {reason()}" if isa == chosen else why_not if lacks else "CKDIST_ISA chooses it"))
+        refused = isa == "amx" and machine.amx == "refused"
+        if isa == chosen:
+            about = f"chosen: {reason()}"
+        elif lacks:
+            about = "the kernel refuses the tiles" if refused else f"this CPU lacks {lacks}"
+        else:
+            about = "CKDIST_ISA chooses it"
+        rows.append(Capability("kernels", isa, not lacks, about))
     return rows

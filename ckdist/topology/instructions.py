@@ -6,7 +6,7 @@ from ckdist import native
 
 
 def next_better() -> tuple[str, str]:
-    """The level above the best that this CPU has, and the CPU flags that it lacks; two empty strings where it has the best of this build."""
+    """The level above the best that this CPU has, and the CPU flags that it lacks; empty where it has the best of all."""
     above = ("", "")
     for name, lacks in native.isas().items():
         if not lacks:

@@ -14,8 +14,8 @@
 
 namespace ckdist {
 
-// Each level's object files define these in a namespace of the level's name: those that ask for vectors alone, for the dot product of bytes, and for that of
-// bfloat16.
+// Each level's object files define these in a namespace of the level's name: those that ask for vectors alone, for the
+// dot product of bytes, and for that of bfloat16.
 #define CKDIST_DECLARE_VECTORS(isa)                  \
   namespace isa {                                    \
   extern const LinearKernel f32_kernel, f16_kernel;  \
@@ -98,7 +98,8 @@ bool has_amx(unsigned bit) {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> bit & 1) && has_tiles();
 }
-// Whether the system saves their state, and lets this process use it: XCR0, bits 17 and 18, tile configuration and data.
+// Whether the system saves their state, and lets this process use it: XCR0, bits 17 and 18, tile configuration and
+// data.
 bool may_use_tiles() {
   unsigned a = 0, b = 0, c = 0, d = 0, state = 0, high = 0;
   if (!has_amx(24) || !__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return false;  // OSXSAVE

@@ -1,7 +1,7 @@
-// The kernels of one level of instructions (ISA) as one table, and the choice of it at load by CPUID (or CKDIST_ISA, for a lower one).
-// A level is a set of capabilities that CPUs come in: vectors, the dot product of bytes, that of bfloat16, tiles. Kernel files under isa/ are compiled
-// once per level that has what they ask for, into a namespace of its name, and include no STL, or the linker may keep an AVX-512 copy of an inline
-// function for everybody.
+// The kernels of one level of instructions (ISA) as one table, and the choice of it at load by CPUID (or CKDIST_ISA,
+// for a lower one). A level is a set of capabilities that CPUs come in: vectors, the dot product of bytes, that of
+// bfloat16, tiles. Kernel files under isa/ are compiled once per level that has what they ask for, into a namespace of
+// its name, and include no STL, or the linker may keep an AVX-512 copy of an inline function for everybody.
 #pragma once
 #include <string>
 #include <vector>
@@ -37,7 +37,8 @@ struct Kernels {
   QuantizeKernel quantize;
 };
 
-// A level of instructions, and what this CPU lacks for it: its flags as /proc/cpuinfo names them, or "" where nothing is missing.
+// A level of instructions, and what this CPU lacks for it: its flags as /proc/cpuinfo names them, or "" where nothing
+// is missing.
 struct Level {
   const Kernels* kernels;
   std::string lacks;

@@ -1,11 +1,13 @@
-// Products of bytes in lanes of 32 bits, for strips of 256 or 512 bits: by vpdpbusd where the level has it, else by vpmaddubsw, whose sums of two
-// products have 16 bits and saturate. Both are exact here, so that levels give the same bits. Private to isa/.
+// Products of bytes in lanes of 32 bits, for strips of 256 or 512 bits: by vpdpbusd where the level has it, else by
+// vpmaddubsw, whose sums of two products have 16 bits and saturate. Both are exact here, so that levels give the same
+// bits. Private to isa/.
 //
 // Without the instruction, of a code c >= 0 of the weights and a code x of the activations, |x| <= 127:
 //   codes of 2 to 6 bits   two products are at most 2 * 127 * c, so that a few of them can be added before they are widened
 //   codes of 8 bits        are taken as signed numbers w, -128 <= w <= 127: |w| times x with the sign of w, at most 2 * 127 * 128 = 32512
 //   minima                 have at most 6 bits, and what they are multiplied with 8: two products are at most 2 * 128 * 63, and two of those fit
-// Widening multiplies by 1, or by the group's scale where scales are whole numbers of 8 bits, which saves their product afterwards.
+// Widening multiplies by 1, or by the group's scale where scales are whole numbers of 8 bits, which saves their product
+// afterwards.
 #pragma once
 #include <immintrin.h>
 
@@ -34,7 +36,8 @@ inline Lanes broadcast32(const void* at) {
 }
 
 #if !defined(__AVX512F__)
-// With 16 registers GCC 12 stores every broadcast to the stack and multiplies it from there, so that what reads activations is written by hand.
+// With 16 registers GCC 12 stores every broadcast to the stack and multiplies it from there, so that what reads
+// activations is written by hand.
 typedef int32_t Word __attribute__((may_alias));
 #define CKDIST_WORD(at) (*reinterpret_cast<const Word*>(at))
 #endif
@@ -80,7 +83,8 @@ constexpr int steps_before_widening() {
   return steps >= 8 ? 8 : steps >= 4 ? 4 : steps >= 2 ? 2 : 1;
 }
 
-// Two products each of the codes of one step with the columns at x. `many`: tokens, for whom the codes stay in registers; else the columns may.
+// Two products each of the codes of one step with the columns at x. `many`: tokens, for whom the codes stay in
+// registers; else the columns may.
 template <Type type, bool many>
 inline Lanes multiply_pairs(Lanes codes, const uint8_t* x) {
 #if defined(__AVX512F__)
@@ -125,8 +129,9 @@ inline Lanes pair_of(Lanes low, Lanes high) {
   return CKDIST_LANES_BITS(or)(CKDIST_LANES_BITS(and)(low, CKDIST_LANES(set1_epi32)(0xffff)), CKDIST_LANES(slli_epi32)(high, 16));
 }
 
-// Scales of the 32 columns of a group as add_products takes them, where scales are whole numbers; and minus the offset's part of their products.
-// `scaled` false: all 1, for products that are scaled afterwards, which one token alone has cheaper.
+// Scales of the 32 columns of a group as add_products takes them, where scales are whole numbers; and minus the
+// offset's part of their products. `scaled` false: all 1, for products that are scaled afterwards, which one token
+// alone has cheaper.
 template <Type type, bool scaled = layout_of(type).whole()>
 struct PairScales {
   static constexpr BlockLayout layout = layout_of(type);

@@ -1,4 +1,5 @@
-// Strips with AVX2 and FMA: 16 rows in two vectors ("halves"), bytes as dot.h multiplies them. bfloat16 weights are expanded, which is exact.
+// Strips with AVX2 and FMA: 16 rows in two vectors ("halves"), bytes as dot.h multiplies them. bfloat16 weights are
+// expanded, which is exact.
 #pragma once
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>

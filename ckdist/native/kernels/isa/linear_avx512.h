@@ -1,5 +1,6 @@
-// Strips with AVX-512: 16 rows in one vector, bytes as dot.h multiplies them, bfloat16 in pairs or expanded as panel_avx512.h has it. A strip holds the
-// codes of 32 columns in registers while its tokens pass by. Sums are written with explicit fused operations, the same ones for every number of tokens.
+// Strips with AVX-512: 16 rows in one vector, bytes as dot.h multiplies them, bfloat16 in pairs or expanded as
+// panel_avx512.h has it. A strip holds the codes of 32 columns in registers while its tokens pass by. Sums are written
+// with explicit fused operations, the same ones for every number of tokens.
 #pragma once
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12 says it of its own undefined vectors
 #include <immintrin.h>

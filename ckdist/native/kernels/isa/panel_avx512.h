@@ -1,5 +1,5 @@
-// Tiles of floats against several tokens at once: three tiles and eight tokens are 24 sums in registers for 11 loads a step, where one tile
-// against sixteen tokens takes 17 loads for 16. Private to isa/.
+// Tiles of floats against several tokens at once: three tiles and eight tokens are 24 sums in registers for 11 loads a
+// step, where one tile against sixteen tokens takes 17 loads for 16. Private to isa/.
 #pragma once
 #include <immintrin.h>
 
@@ -21,7 +21,8 @@ constexpr bool kBf16Dot = true;
 constexpr bool kBf16Dot = false;  // bfloat16 weights are expanded, which is exact, and activations stay in float32
 #endif
 
-// A word is what one product takes of the activations of a token: a column, or two in bfloat16; and a tile has 16 rows of it.
+// A word is what one product takes of the activations of a token: a column, or two in bfloat16; and a tile has 16 rows
+// of it.
 template <Type type>
 constexpr int kWordColumns = type == Type::bf16 && kBf16Dot ? 2 : 1;
 template <Type type>
@@ -44,8 +45,9 @@ inline __m512 multiply_add(__m512 sum, __m512i weights, __m512i x) {
   return _mm512_fmadd_ps(_mm512_castsi512_ps(weights), _mm512_castsi512_ps(x), sum);
 }
 
-// `words` steps of `tiles` tiles against `tokens` tokens, whose words are `step` bytes apart. `result` takes the sums: take(token, tile, rows, sum)
-// of every tile, of whose rows `last` exist in the last, after a fetch(token, tile) at the beginning and an ahead() in every step.
+// `words` steps of `tiles` tiles against `tokens` tokens, whose words are `step` bytes apart. `result` takes the sums:
+// take(token, tile, rows, sum) of every tile, of whose rows `last` exist in the last, after a fetch(token, tile) at the
+// beginning and an ahead() in every step.
 template <Type type, int tiles, int tokens, int step, class Result>
 void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_stride, int64_t words, int last, const Result& given) {
   Result result = given;  // in registers, as no store can change it

@@ -1,9 +1,10 @@
 // Sixteen float lanes of whatever ISA the file is compiled for: one 512-bit register, two of 256 bits, or four of 128.
 //
-// Private to isa/. Every kernel is written once over `Vec`; only this file differs by ISA. Functions are inlined, so that no
-// copy compiled for a wider ISA can be linked into a narrower one. A file that asks for no more than vectors is compiled once for all levels that
-// have them (CKDIST_VECTORS); one that asks for an instruction more, for each level that has it (CKDIST_ISA), and finds the others' functions here. A sum of products is always written as fma(), never left
-// to the compiler's contraction, so that two instances of one template give the same bits.
+// Private to isa/. Every kernel is written once over `Vec`; only this file differs by ISA. Functions are inlined, so
+// that no copy compiled for a wider ISA can be linked into a narrower one. A file that asks for no more than vectors is
+// compiled once for all levels that have them (CKDIST_VECTORS); one that asks for an instruction more, for each level
+// that has it (CKDIST_ISA), and finds the others' functions here. A sum of products is always written as fma(), never
+// left to the compiler's contraction, so that two instances of one template give the same bits.
 #pragma once
 #include <cstdint>
 #include <cstring>
