@@ -217,7 +217,7 @@ def arithmetic_rate(dtype: str, threads: int) -> float:
     from ckdist import native
 
     out = native.ffi.new("double *")
-    native.check(native.lib.ckdist_arithmetic_rate(threads, native.ffi.NULL, int(dtype == "bfloat16"), 0.05, 4, out))
+    native.check(native.lib.ckdist_arithmetic_rate(native.ffi.NULL, threads, native.ffi.NULL, int(dtype == "bfloat16"), 0.05, 4, out))
     return out[0]
 
 

@@ -6,6 +6,11 @@ import tempfile
 import pytest
 
 from ckdist.hub.store import FOLDER_VARIABLE, store_folder
+from tests import levels
+
+
+def pytest_configure(config) -> None:
+    config.pluginmanager.register(levels)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from ckdist import native
 from ckdist.cli import main as program
 from ckdist.cli.bench_machine import Bounds
 from ckdist.comm.world import SingleWorld
@@ -31,9 +32,11 @@ def bench(monkeypatch, capfd):
 
 
 def test_machine(bench):
-    (row,) = json.loads(bench("machine", "-t", 2, "-o", "json"))
-    assert all(row[name] > 0 for name in ("read_bandwidth_1", "read_bandwidth", "fma_1", "bf16_1", "int8_1", "fma", "bf16", "int8", "barrier", "line_round_trip"))
-    assert row["int8_1"] > row["fma_1"]
+    rows = json.loads(bench("machine", "-t", 2, "-o", "json"))
+    assert [row["isa"] for row in rows] == [native.isa(), *(isa for isa, lacks in native.isas().items() if not lacks and isa != native.isa())]
+    for row in rows:
+        assert all(row[name] > 0 for name in ("read_bandwidth_1", "read_bandwidth", "fma_1", "bf16_1", "int8_1", "fma", "bf16", "int8", "barrier", "line_round_trip"))
+    assert rows[0]["int8_1"] > rows[0]["fma_1"]
 
 
 def test_rows(bench):

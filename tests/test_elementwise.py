@@ -4,16 +4,13 @@ import numpy as np
 import pytest
 
 from ckdist import errors, native
+from tests.levels import VECTORS, each
 
 LENGTHS = [1, 7, 16, 17, 63, 64, 65, 130, 1024, 1025, 4099]
 F32 = np.float32
 
 
-def isas():
-    return [isa for isa in ("baseline", "avx2", "avx512") if native.lib.ckdist_attention_block_bytes(isa.encode(), 0, 64) > 0]
-
-
-@pytest.fixture(params=isas())
+@pytest.fixture(params=each(VECTORS))
 def isa(request):
     return request.param.encode()
 

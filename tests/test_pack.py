@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from ckdist.native import check, ffi, lib, pointer
-from tests.test_linear import ISAS, TYPES, block_of, number
+from tests.levels import HERE, VECTORS
+from tests.test_linear import TYPES, block_of, number
 
 PAGE = mmap.PAGESIZE
 GUARDED = 1 << 20
-VECTOR_ISAS = [isa for isa in ISAS if isa != "baseline"]
+VECTOR_ISAS = [isa for isa in HERE if isa in VECTORS and isa != "baseline"]
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ Q4_1 = 20 / 32, 2  # bytes per element, activation format
 BFLOAT16 = 2.0, 1
 
 
-def models(spec, places, axes=None, isa="avx512", weight=Q4_1):
+def models(spec, places, axes=None, isa="avx512_bf16", weight=Q4_1):
     """Of every rank, those of TENSOR and of TOKEN."""
     mesh = axes or {"tp": len(places)}
     programs = [trace(forward, spec, layout, Mesh(mesh)) for layout in (TENSOR, TOKEN_IN_HOSTS if axes else TOKEN)]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ckdist.native import check, lib, pointer
-from tests.test_linear import ISAS, block_of, number
+from tests.levels import HERE, VECTORS, each
+from tests.test_linear import block_of, number
 
 F = np.float32
 
@@ -92,7 +93,7 @@ def searched_q4_k(values):
     return np.concatenate([half.view(np.uint8).reshape(-1, 2) for half in halves] + sub + [(codes[:, :, 0] | codes[:, :, 1] << 4).reshape(-1, 128)], 1)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", each(VECTORS))
 @pytest.mark.parametrize("blocks", [1, 2, 5])
 def test_q4_k_is_searched_as_in_numpy(isa, blocks):
     x = rows(blocks, 90, 256 * blocks)
@@ -103,5 +104,5 @@ def test_q4_k_is_searched_as_in_numpy(isa, blocks):
 @pytest.mark.parametrize("name", ["F16", "BF16", "Q8_0"])
 def test_the_same_bytes_on_every_isa(name):
     x = rows(9, 90, 768)
-    for isa in ISAS[1:]:
+    for isa in HERE:
         np.testing.assert_array_equal(quantized(isa, name, x), quantized("baseline", name, x))

@@ -16,7 +16,7 @@ import pytest
 
 from ckdist import native
 from ckdist.errors import ConfigError
-from tests.test_linear import HALF_FIELDS, activation_format, available, block_of, multiply, number, odd_columns, pack, prepare, random_rows
+from tests.test_linear import HALF_FIELDS, activation_format, block_of, multiply, number, odd_columns, pack, prepare, random_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE = ROOT / "ckdist/native"
@@ -29,17 +29,17 @@ TOKENS = (1, 3, 4, 16, 17, 33)
 @pytest.fixture(scope="module")
 def tiles(tmp_path_factory):
     """The products of ISA amx over the model."""
-    if not available("avx512"):
-        pytest.skip("a CPU without AVX-512 (VNNI and BF16) cannot run the kernels around the tiles")
+    if lacks := native.isas().get("avx512_bf16", "a compiler that knows it"):
+        pytest.skip(f"level avx512_bf16: this CPU lacks {lacks}")  # which runs the kernels around the tiles
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         pytest.skip("no C++ compiler")
     library = tmp_path_factory.mktemp("tiles") / "tiles.so"
     ours = ROOT / "tests/native"
-    names = "isa/linear.cpp isa/machine.cpp isa/pack_tile.cpp layout.cpp layout_blocks.cpp"
+    names = "isa/linear_bytes.cpp isa/linear_bf16.cpp isa/machine.cpp isa/pack_tile.cpp layout.cpp layout_blocks.cpp"
     sources = [ours / "tile_products.cpp", *(NATIVE / "kernels" / name for name in names.split())]
     built = subprocess.run(
-        [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", *ISA_FLAGS, f"-I{NATIVE}", f"-I{ours}", "-DCKDIST_ISA=amx",
+        [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", *ISA_FLAGS, f"-I{NATIVE}", f"-I{ours}", "-DCKDIST_ISA=amx", "-DCKDIST_VECTORS=amx",
          '-DCKDIST_TILES="tile_model.h"', *sources, "-o", library],
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
@@ -48,7 +48,7 @@ def tiles(tmp_path_factory):
     assert built.returncode == 0, built.stderr
     loaded = ctypes.CDLL(str(library))
     loaded.tile_faults.restype = ctypes.c_char_p
-    for name in ("tile_row_products", "tile_is_live", "tile_left_to_avx512", "tile_peak"):
+    for name in ("tile_row_products", "tile_is_live", "tile_peak"):
         getattr(loaded, name).restype = ctypes.c_int64
     return loaded
 
@@ -73,9 +73,9 @@ def assert_same_bits(ours, theirs):
 def test_bytes_in_tiles_have_the_bits_of_avx512(tiles, name):
     for rows, cols in ((37, odd_columns(name)), (32, 512), (16, 256), (5, 256), (70, block_of(name)[0])):
         data, _ = random_rows(name, rows, cols, seed=rows)
-        packed = pack("avx512", name, data, rows, cols)
-        prepared = prepare("avx512", 2, np.random.default_rng(rows).normal(size=(max(TOKENS), cols)).astype(np.float32))
-        whole = multiply("avx512", name, packed, rows, cols, prepared)
+        packed = pack("avx512_bf16", name, data, rows, cols)
+        prepared = prepare("avx512_bf16", 2, np.random.default_rng(rows).normal(size=(max(TOKENS), cols)).astype(np.float32))
+        whole = multiply("avx512_bf16", name, packed, rows, cols, prepared)
         for tokens in TOKENS:
             y, worked = in_tiles(tiles, name, packed, rows, cols, prepared[:tokens])
             if tokens < 4:
@@ -91,23 +91,23 @@ def test_the_largest_codes_and_what_is_not_finite(tiles, name):
     cols = 256 // elements * elements
     x = np.stack([np.full(cols, 127), np.full(cols, -127), np.tile([127, -127], cols // 2), np.full(cols, 1e-36), np.full(cols, 3)]).astype(np.float32)
     x[4, 77] = np.nan
-    prepared = prepare("avx512", 2, x)
+    prepared = prepare("avx512_bf16", 2, x)
     for fill in (0x00, 0x7F, 0x80, 0xFF):
         blocks = np.full((16, cols // elements, size), fill, np.uint8)
         for at in HALF_FIELDS[name]:
             blocks[..., at : at + 2] = np.float16(1).reshape(1).view(np.uint8)
-        packed = pack("avx512", name, blocks.reshape(16, -1), 16, cols)
+        packed = pack("avx512_bf16", name, blocks.reshape(16, -1), 16, cols)
         y, _ = in_tiles(tiles, name, packed, 16, cols, prepared)
-        assert_same_bits(y, multiply("avx512", name, packed, 16, cols, prepared))
+        assert_same_bits(y, multiply("avx512_bf16", name, packed, 16, cols, prepared))
         assert np.isnan(y[4]).all()
 
 
 @pytest.mark.parametrize("rows, cols", [(37, 77), (16, 32), (5, 16), (50, 200), (40, 6416)])
 def test_bfloat16_in_tiles(tiles, rows, cols):
     data, values = random_rows("BF16", rows, cols, seed=rows)
-    packed = pack("avx512", "BF16", data, rows, cols)
+    packed = pack("avx512_bf16", "BF16", data, rows, cols)
     x = np.random.default_rng(rows).integers(-127, 128, (max(TOKENS), cols)).astype(np.float32)  # exact in bfloat16
-    prepared = prepare("avx512", 1, x)
+    prepared = prepare("avx512_bf16", 1, x)
     exact, magnitude = x.astype(np.float64) @ values.T.astype(np.float64), np.abs(x).astype(np.float64) @ np.abs(values).T.astype(np.float64)
     whole, _ = in_tiles(tiles, "BF16", packed, rows, cols, prepared)
     assert np.all(np.abs(whole - exact) <= 2e-6 * magnitude)
@@ -125,8 +125,8 @@ def test_bfloat16_is_added_in_the_order_of_the_instruction(tiles):
     bits = (w.view(np.uint32) >> 16).astype(np.uint16)
     w, x = (bits.astype(np.uint32) << 16).view(np.float32), ((x.view(np.uint32) >> 16 << 16)).view(np.float32)
     w[np.abs(w) < np.finfo(np.float32).tiny] = 0  # denormals count as zero
-    packed = pack("avx512", "BF16", bits.view(np.uint8).reshape(16, -1), 16, 96)
-    y, _ = in_tiles(tiles, "BF16", packed, 16, 96, prepare("avx512", 1, x))
+    packed = pack("avx512_bf16", "BF16", bits.view(np.uint8).reshape(16, -1), 16, 96)
+    y, _ = in_tiles(tiles, "BF16", packed, 16, 96, prepare("avx512_bf16", 1, x))
     sums = np.zeros((4, 16), np.float32)
     for start in range(0, 96, 32):
         chains = np.zeros((2, 4, 16), np.float32)
@@ -140,8 +140,8 @@ def test_bfloat16_is_added_in_the_order_of_the_instruction(tiles):
 def test_only_the_rows_of_the_given_tiles_are_written(tiles):
     for name, fmt in (("Q4_K", 2), ("BF16", 1)):
         data, _ = random_rows(name, 70, 256)
-        packed = pack("avx512", name, data, 70, 256)
-        prepared = prepare("avx512", fmt, np.random.default_rng(9).normal(size=(20, 256)).astype(np.float32))
+        packed = pack("avx512_bf16", name, data, 70, 256)
+        prepared = prepare("avx512_bf16", fmt, np.random.default_rng(9).normal(size=(20, 256)).astype(np.float32))
         whole, _ = in_tiles(tiles, name, packed, 70, 256, prepared)
         y, _ = in_tiles(tiles, name, packed, 70, 256, prepared, (1, 4))
         assert_same_bits(y[:, 16:64].copy(), whole[:, 16:64].copy())
@@ -152,16 +152,9 @@ def test_only_the_rows_of_the_given_tiles_are_written(tiles):
 def test_empty_matrices(tiles, name):
     for rows, cols, tokens in ((0, 256, 5), (5, 0, 5), (5, 0, 40), (5, 256, 0)):
         data, _ = random_rows(name, rows, cols)
-        prepared = prepare("avx512", activation_format("avx512", name), np.ones((tokens, cols), np.float32))
-        y, _ = in_tiles(tiles, name, pack("avx512", name, data, rows, cols), rows, cols, prepared)
+        prepared = prepare("avx512_bf16", activation_format("avx512_bf16", name), np.ones((tokens, cols), np.float32))
+        y, _ = in_tiles(tiles, name, pack("avx512_bf16", name, data, rows, cols), rows, cols, prepared)
         assert cols or not y.any()
-
-
-def test_float_weights_are_left_to_avx512(tiles):
-    data, _ = random_rows("F32", 16, 64)
-    before = tiles.tile_left_to_avx512()
-    y, worked = in_tiles(tiles, "F32", pack("avx512", "F32", data, 16, 64), 16, 64, prepare("avx512", 0, np.ones((40, 64), np.float32)))
-    assert tiles.tile_left_to_avx512() == before + 1 and worked == 0 and (y == 7).all()
 
 
 def test_the_peak_counts_what_tiles_do(tiles):
@@ -180,13 +173,16 @@ def test_the_library_has_the_instructions():
     assert bytes.fromhex("c4e24b5ec4") in code and bytes.fromhex("c4e24a5cc4") in code
 
 
-@pytest.mark.skipif(available("amx"), reason="this machine has AMX")
-def test_without_amx_it_is_refused_like_any_other_isa():
-    with pytest.raises(ConfigError, match="no kernels for ISA amx"):
-        native.check(native.lib.ckdist_tile_bytes(b"amx", 0, 256))
-    command = [sys.executable, "-c", "from ckdist.native import ffi, lib; print(ffi.string(lib.ckdist_isa()).decode())"]
-    chosen = [
-        subprocess.run(command, env={**os.environ, "CKDIST_ISA": isa}, capture_output=True, text=True, timeout=60, cwd=ROOT).stdout
-        for isa in ("amx", "none such")
-    ]
-    assert chosen[0] == chosen[1] and chosen[0].strip() in ("baseline", "avx2", "avx512")
+def run(isa):
+    environment = {**os.environ, "CKDIST_ISA": isa}
+    return subprocess.run([sys.executable, "-m", "ckdist.cli.main", "perplexity", "--token-ids", "1,2"], env=environment, capture_output=True, text=True, timeout=60, cwd=ROOT, stdin=subprocess.DEVNULL)
+
+
+def test_a_level_that_is_not_there_is_refused_in_one_line():
+    """By the commands and by single calls: never another level in its place."""
+    lacking = [(name, f"ISA {name} needs {lacks}, which this CPU lacks; use one of") for name, lacks in native.isas().items() if lacks]
+    for isa, message in [*lacking[:1], ("none such", "ISA none such is not known to this build; use one of")]:
+        with pytest.raises(ConfigError, match=message):
+            native.check(native.lib.ckdist_tile_bytes(isa.encode(), 0, 256))
+        done = run(isa)
+        assert done.returncode == 2 and message in done.stderr and len(done.stderr.strip().splitlines()) == 1

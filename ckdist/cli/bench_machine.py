@@ -1,4 +1,8 @@
-"""`ckdist bench machine`: what this machine can do at most, each limit by code that does nothing else."""
+"""`ckdist bench machine`: what this machine can do at most, each limit by code that does nothing else.
+
+The first row is that of the level of instructions whose kernels run; of the other levels that the CPU has, a row each
+tells the arithmetic.
+"""
 
 from dataclasses import dataclass
 
@@ -10,6 +14,7 @@ from ckdist.config import BenchConfig
 from ckdist.planner import SPINS
 from ckdist.topology import default_threads, place
 from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
+from ckdist.topology.instructions import reason
 
 
 @dataclass(frozen=True)
@@ -26,32 +31,47 @@ class Bounds:
         return ("bandwidth", read) if read >= computed else ("arithmetic", computed)
 
 
+def together(world, measure) -> float:
+    """The sum of what all ranks measure at once; a collective call."""
+    world.gather(None)  # start together
+    return sum(world.gather(measure()))
+
+
+def measure_arithmetic(world, threads: int, cpus, isa: str | None = None) -> dict[int, float]:
+    """Operations per second of all ranks by activation format, on a level of instructions (None: the chosen one).
+
+    A collective call.
+    """
+    return {format: together(world, lambda: arithmetic_rate(threads, cpus, format, isa)) for format in ARITHMETIC}
+
+
 def measure_bounds(world, threads: int, cpus) -> Bounds:
     """The limits of all ranks at work at once; a collective call."""
-
-    def together(measure) -> float:
-        world.gather(None)  # start together
-        return sum(world.gather(measure()))
-
-    bandwidth = together(lambda: read_bandwidth(threads, cpus))
-    return Bounds(bandwidth, {format: together(lambda: arithmetic_rate(threads, cpus, format)) for format in ARITHMETIC})
+    return Bounds(together(world, lambda: read_bandwidth(threads, cpus)), measure_arithmetic(world, threads, cpus))
 
 
 def run(config: BenchConfig) -> int:
     world = start_world()
     threads = config.threads or default_threads(world)
     cpus = place(world, threads).cpus
-    row = {"isa": native.ffi.string(native.lib.ckdist_isa()).decode(), "ranks": world.size, "n_threads": threads}
+    row = {"isa": native.isa(), "isa_reason": reason(), "ranks": world.size, "n_threads": threads}
     if world.rank == 0:
         row |= {"read_bandwidth_1": read_bandwidth(1, cpus[:1]), "read_bandwidth": 0.0}
         row |= {f"{name}_1": arithmetic_rate(1, cpus[:1], format) for format, name in ARITHMETIC.items()}
     bounds = measure_bounds(world, threads, cpus)
+    others = [isa for isa, lacks in native.isas().items() if not lacks and isa != native.isa()]
+    rates = {isa: measure_arithmetic(world, threads, cpus, isa) for isa in others}
     if world.rank == 0:
         row |= {"read_bandwidth": bounds.read_bandwidth} | {name: bounds.arithmetic[format] for format, name in ARITHMETIC.items()}
         row["barrier"] = _measured("ckdist_barrier_seconds", threads, _pins(cpus, threads), SPINS)
         if threads > 1:
             row["line_round_trip"] = _measured("ckdist_line_round_trip", _pins(cpus, 2), 21)
-        write_rows([row], config.output)
+        rows = [row]
+        for isa in others:
+            alone = {f"{name}_1": arithmetic_rate(1, cpus[:1], format, isa) for format, name in ARITHMETIC.items()}
+            of_all = {name: rates[isa][format] for format, name in ARITHMETIC.items()}
+            rows.append(row | {"isa": isa, "isa_reason": "CKDIST_ISA chooses it"} | alone | of_all)
+        write_rows(rows, config.output)
     world.close()
     return 0
 

@@ -9,6 +9,7 @@ measured to choose how prefill runs (0: nothing was), to be compared with avg_ns
 """
 
 import dataclasses
+import logging
 import statistics
 import sys
 import time
@@ -28,7 +29,9 @@ from ckdist.planner import gigabytes
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.executable import DECODE, PREFILL, kv_bytes_per_block
 from ckdist.topology import default_threads, place
+from ckdist.topology.instructions import reason
 
+log = logging.getLogger(__name__)
 SWEET_SPOT = 0.95  # of the best decode
 SWEEP_GENERATED = 4  # a sweep generates a fourth of what it prefills, as llama-sweep-bench does
 
@@ -46,7 +49,7 @@ def gist(row: dict) -> dict:
         "kv": row["type_k"],
         "test": test,
         "t/s": f"{row['median_ts']:.1f} ± {row['stddev_ts']:.1f}",
-        "of its bound": f"{100 * row['bound_fraction']:.0f} % of {row['bound']}",
+        "of its bound": f"{100 * row['bound_fraction']:.0f} % {row['bound']}",
         "waiting": f"{100 * row['barrier_share']:.1f} %",
         "exchange": f"{100 * row['exchange_share']:.1f} %",
     }
@@ -119,7 +122,8 @@ class ModelBench:
         bound, least = self.bound(n_prompt, n_gen, depth, sequences)
         return {
             "build": __version__,
-            "isa": native.ffi.string(native.lib.ckdist_isa()).decode(),
+            "isa": native.isa(),
+            "isa_reason": reason(),
             "model_filename": str(self.model.checkpoint.path),
             "model_type": self.model.spec.architecture,
             "model_size": self.model.total_weight_bytes,
@@ -214,6 +218,7 @@ def run(config: BenchConfig) -> int:
     with model_session(config, world, measure=config.tune) as model:
         if model is None:
             return 0
+        log.info("%s kernels: %s", native.isa(), reason())
         bench = ModelBench(model, config, bounds)
         if config.output == "md" and world.size > 1:
             print(f"prefill: {model.prefill.reason}")

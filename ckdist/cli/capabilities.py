@@ -22,10 +22,10 @@ from ckdist import native
 from ckdist.comm.handshake import read_secret
 from ckdist.errors import CkdistError, ConfigError
 from ckdist.topology import Machine
+from ckdist.topology.instructions import reason
 
 TIMEOUT = 2.5
 GRACE = 0.5  # for ending what was started
-ISAS = ("baseline", "avx2", "avx512", "amx")
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 ROOT_WANTS = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
 
@@ -197,11 +197,16 @@ def torchrun() -> tuple[bool, str]:
 
 
 def kernels(machine: Machine) -> list[Capability]:
-    chosen = native.ffi.string(native.lib.ckdist_isa()).decode()
+    """Every level of instructions, plainest first."""
+    chosen = native.isa()
     rows = []
-    for isa in ISAS:
-        works = native.lib.ckdist_tile_bytes(isa.encode(), 0, 256) > 0
+    for isa, lacks in reversed(native.isas().items()):
         refused = isa == "amx" and machine.amx == "refused"
-        why_not = "the kernel refuses the tiles" if refused else "not on this CPU, or not in this build"
-        rows.append(Capability("kernels", isa, works, "chosen" if isa == chosen else "CKDIST_ISA chooses it" if works else why_not))
+        if isa == chosen:
+            about = f"chosen: {reason()}"
+        elif lacks:
+            about = "the kernel refuses the tiles" if refused else f"this CPU lacks {lacks}"
+        else:
+            about = "CKDIST_ISA chooses it"
+        rows.append(Capability("kernels", isa, not lacks, about))
     return rows

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from ckdist import __version__, config
+from ckdist import __version__, config, native
 from ckdist.cli.arguments import parse_arguments
 from ckdist.errors import CkdistError, ConfigError, EngineError, FetchError, UserError
 
@@ -68,7 +68,9 @@ def run(arguments: list[str], rank: int | None) -> int:
     settings = parse_arguments(COMMANDS[arguments[0]][0], arguments[1:], f"ckdist {arguments[0]}")
     level = logging.DEBUG if settings.verbose else logging.WARNING if rank else logging.INFO
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
-    return importlib.import_module(f"ckdist.cli.{arguments[0]}").run(settings)
+    command = importlib.import_module(f"ckdist.cli.{arguments[0]}")
+    native.isa()  # a CKDIST_ISA that this CPU lacks is told before anything starts
+    return command.run(settings)
 
 
 def main(arguments: list[str] | None = None) -> int:

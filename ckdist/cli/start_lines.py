@@ -11,7 +11,14 @@ from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.topology import this_machine
 from ckdist.weights.dtypes import BY_NUMBER
 
-KERNELS = {"amx": "AMX", "avx512": "AVX-512", "avx2": "AVX2"}
+KERNELS = {
+    "amx": "AMX",
+    "avx512_bf16": "AVX-512 (VNNI, BF16)",
+    "avx512_vnni": "AVX-512 (VNNI)",
+    "avx512": "AVX-512",
+    "avx2_vnni": "AVX2 (VNNI)",
+    "avx2": "AVX2",
+}
 
 
 def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
@@ -36,7 +43,7 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
         where = (
             f"{world.size} ranks × {threads}{batch} on {hosts} host{'s' * (hosts > 1)} ({model.executable.group.kind})"
         )
-    isa = native.ffi.string(native.lib.ckdist_isa()).decode()
+    isa = native.isa()
     tokens = plan.limits.num_blocks * BLOCK_TOKENS
     lines = [
         f"{name}: {model.spec.architecture}, {parameters(model)}; {where}",

@@ -209,7 +209,7 @@ def lower_for(loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int
 def layer_models(world, plan: Plan, loader: ShardLoader, programs: list[Program]) -> list[LayerModel]:
     """What this rank's layer of each program is predicted to cost; a collective call."""
     places = rank_places(world, plan.placement, plan.threads_batch)
-    isa = native.ffi.string(native.lib.ckdist_isa()).decode()
+    isa = native.isa()
 
     def weight(name: str) -> tuple[float, int]:
         number = packed_type(loader, name)

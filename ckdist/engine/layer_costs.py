@@ -173,7 +173,7 @@ def key_of(world, plan, executable: Executable, program: str, types: list[int]) 
     return {
         "hosts": [machine_name(host) for host in world.hosts],
         "wire": executable.group.kind,
-        "isa": native.ffi.string(native.lib.ckdist_isa()).decode(),
+        "isa": native.isa(),
         "version": __version__,
         "library": hashlib.sha256(native.LIBRARY.read_bytes()).hexdigest(),
         "places": places,

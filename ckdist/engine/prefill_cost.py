@@ -14,7 +14,14 @@ from ckdist.program.program import Instr, Program
 from ckdist.topology import Machine, Placement, this_machine
 
 # Operations per second of one thread in a product, by kernels and activation format (0 float32, 1 bfloat16, 2 int8).
-OPERATIONS = {"avx2": (40e9, 40e9, 80e9), "avx512": (100e9, 200e9, 300e9), "amx": (100e9, 800e9, 1200e9)}
+OPERATIONS = {
+    "avx2": (40e9, 40e9, 80e9),
+    "avx2_vnni": (40e9, 40e9, 100e9),
+    "avx512": (100e9, 100e9, 250e9),
+    "avx512_vnni": (100e9, 100e9, 300e9),
+    "avx512_bf16": (100e9, 200e9, 300e9),
+    "amx": (100e9, 800e9, 1200e9),
+}
 LEAST_ROWS = 8  # of a product: fewer take as long, for the weights are unpacked all the same
 ELEMENTWISE = 4e9  # floats per second of one thread in norms, gates, rotations and sums
 THREAD_READ = 10e9  # bytes per second of weights that one thread reads from its own NUMA node,

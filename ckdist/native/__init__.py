@@ -52,3 +52,21 @@ def pointer(array, ctype: str = "void *"):
     if not array.flags.c_contiguous:
         raise ValueError("a native call needs a C-contiguous array")
     return ffi.cast(ctype, array.ctypes.data)
+
+
+def isa() -> str:
+    """The level of instructions whose kernels were chosen at load.
+
+    Raises ConfigError where CKDIST_ISA names none that this CPU has.
+    """
+    out = ffi.new("const char **")
+    check(lib.ckdist_isa(out))
+    return ffi.string(out[0]).decode()
+
+
+def isas() -> dict[str, str]:
+    """Every level that the library has kernels for, best first, and the CPU flags missing for it: "" where it works."""
+    found = {}
+    while (name := lib.ckdist_isa_name(len(found))) != ffi.NULL:
+        found[ffi.string(name).decode()] = ffi.string(lib.ckdist_isa_lacks(len(found))).decode()
+    return found

@@ -65,7 +65,7 @@ def heads_per_kv(spec, layout: Layout, mesh: Mesh) -> np.ndarray:
 
 def kv_bytes_per_block(spec, layout: Layout, mesh: Mesh, kv_type: str) -> int:
     """Bytes that one block of BLOCK_TOKENS positions takes on this rank, over all layers."""
-    one = native.lib.ckdist_kv_block_bytes(KV_TYPES[kv_type], spec.head_dim)
+    one = native.check(native.lib.ckdist_kv_block_bytes(KV_TYPES[kv_type], spec.head_dim))
     return one * len(heads_per_kv(spec, layout, mesh)) * spec.num_layers
 
 

@@ -7,9 +7,10 @@ ARITHMETIC_SECONDS = 0.03
 REPEATS = 5
 
 
-def arithmetic_rate(threads: int, cpus, format: int) -> float:
-    """Operations per second of `threads` threads of this process; one multiplication and its addition are two."""
+def arithmetic_rate(threads: int, cpus, format: int, isa: str | None = None) -> float:
+    """Operations per second of `threads` threads of this process; one multiplication and its addition are two. `isa`: None for the level chosen at load."""
     pins = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
     out = native.ffi.new("double *")
-    native.check(native.lib.ckdist_arithmetic_rate(threads, pins, format, ARITHMETIC_SECONDS, REPEATS, out))
+    level = native.ffi.NULL if isa is None else isa.encode()
+    native.check(native.lib.ckdist_arithmetic_rate(level, threads, pins, format, ARITHMETIC_SECONDS, REPEATS, out))
     return out[0]

@@ -1,5 +1,5 @@
-// What a test needs to run the AMX products, compiled against the model of tiles, from Python. Products that are left to AVX-512
-// are counted and leave y as it was.
+// What a test needs to run the AMX products, compiled against the model of tiles, from Python. Products of too few tokens, which
+// the level below takes, leave y as it was.
 #include "core/dtype.h"
 #include "kernels/linear.h"
 #include "kernels/machine.h"
@@ -8,17 +8,16 @@ namespace ckdist {
 
 const char* tile_fault = nullptr;
 int64_t tile_rows = 0, tile_live = 0;
-static int64_t left_to_avx512 = 0;
 
-namespace avx512 {
-static void leave(const Matrix&, int64_t, int64_t, const uint8_t*, int64_t, int64_t, float*, int64_t) { left_to_avx512++; }
+namespace avx512_vnni {  // takes the fewest tokens
+static void leave(const Matrix&, int64_t, int64_t, const uint8_t*, int64_t, int64_t, float*, int64_t) {}
 #define LEFT {ActivationFormat::f32, nullptr, nullptr, nullptr, leave}
 #define EIGHT LEFT, LEFT, LEFT, LEFT, LEFT, LEFT, LEFT, LEFT
-extern const LinearKernel linear_kernels[kTypeCount] = {EIGHT, EIGHT, EIGHT, LEFT, LEFT, LEFT, LEFT, LEFT, LEFT, LEFT};
-}  // namespace avx512
+extern const LinearKernel byte_kernels[kTypeCount] = {EIGHT, EIGHT, EIGHT, LEFT, LEFT, LEFT, LEFT, LEFT, LEFT, LEFT};
+}  // namespace avx512_vnni
 
 namespace amx {
-extern const LinearKernel linear_kernels[kTypeCount];
+extern const LinearKernel byte_kernels[kTypeCount], bf16_kernel;
 extern const MachineKernel machine_kernel;
 }
 
@@ -30,7 +29,7 @@ extern "C" {
 
 void tile_multiply(int type, int64_t rows, int64_t cols, const uint8_t* tiles, int64_t begin, int64_t end, const uint8_t* x, int64_t x_stride,
                    int64_t tokens, float* y) {
-  const LinearKernel& kernel = amx::linear_kernels[type];
+  const LinearKernel& kernel = static_cast<Type>(type) == Type::bf16 ? amx::bf16_kernel : amx::byte_kernels[type];
   kernel.multiply({static_cast<Type>(type), rows, cols, kernel.tile_bytes(cols), tiles}, begin, end, x, x_stride, tokens, y, rows);
 }
 
@@ -42,5 +41,4 @@ int64_t tile_peak(int format, int64_t rounds) {
 const char* tile_faults(void) { return tile_fault ? tile_fault : ""; }
 int64_t tile_row_products(void) { return tile_rows; }
 int64_t tile_is_live(void) { return tile_live; }
-int64_t tile_left_to_avx512(void) { return left_to_avx512; }
 }

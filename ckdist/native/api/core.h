@@ -9,8 +9,12 @@ extern "C" {
    The message of the calling thread's last failure: one line. */
 CKDIST_EXPORT const char* ckdist_last_error(void);
 
-/* The ISA whose kernels were chosen at load: "baseline", "avx2", "avx512"; CKDIST_ISA in the environment forces a lower one. */
-CKDIST_EXPORT const char* ckdist_isa(void);
+/* Levels of instructions that this build has kernels for, best first: name of the i-th, null past the last, and what the CPU lacks for it, as
+   /proc/cpuinfo names it ("" where nothing is missing). */
+CKDIST_EXPORT const char* ckdist_isa_name(int32_t i);
+CKDIST_EXPORT const char* ckdist_isa_lacks(int32_t i);
+/* The one whose kernels were chosen at load; CKDIST_ISA in the environment forces another that the CPU has. */
+CKDIST_EXPORT int ckdist_isa(const char** out);
 
 /* Weight types, numbered as in GGUF (ggml_type). Elements and bytes of one block; 0 where the type is not known. */
 CKDIST_EXPORT int64_t ckdist_type_block_elements(int32_t type);

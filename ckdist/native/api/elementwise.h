@@ -21,6 +21,11 @@ CKDIST_EXPORT int32_t ckdist_sum_exp(const char* isa, const float* x, int64_t n,
 CKDIST_EXPORT int32_t ckdist_sum_at_least(const char* isa, const float* x, const float* terms, int64_t n, float threshold,
                                           double* sum);
 
+/* The reductions of kernels/reduce.h, of `count` parts into one out. `element`: 0 float32, 1 bfloat16, 2 float16, 3 int32, 4 int8; `op`: 0 sum, 1 max,
+   2 min; `form`: 0 parts and out of that type, 1 float32 out, 2 float32 parts. */
+CKDIST_EXPORT int32_t ckdist_fold(const char* isa, int32_t element, int32_t op, int32_t form, const void* const* parts, int32_t count, int64_t n,
+                                  void* out);
+
 #ifdef __cplusplus
 } // extern "C"
 #endif

@@ -5,7 +5,7 @@
 extern "C" {
 #endif
 
-/* Packed matrix products, one call at a time. `isa` is "baseline", "avx2", "avx512", or null for the one chosen at load;
+/* Packed matrix products, one call at a time. `isa` is the name of a level (core.h), or null for the one chosen at load;
    `type` is a weight type as GGUF numbers it. Matrices are (rows, cols), activations (tokens, cols), both row by row. */
 
 /* Bytes of one tile of 16 rows; a matrix of `rows` rows has (rows + 15) / 16 of them. */

@@ -12,8 +12,8 @@ extern "C" {
 CKDIST_EXPORT int ckdist_read_bandwidth(int32_t threads, const int32_t* cpus, int64_t bytes_each, int32_t repeats, double* out);
 
 /* Operations per second of `threads` threads together in the arithmetic of products with activations of `format` (kernels.h's
-   numbers: 0 float32, 1 bfloat16, 2 int8), the best of `repeats` runs of about `seconds`. */
-CKDIST_EXPORT int ckdist_arithmetic_rate(int32_t threads, const int32_t* cpus, int32_t format, double seconds, int32_t repeats, double* out);
+   numbers: 0 float32, 1 bfloat16, 2 int8) on level `isa` (null: the one chosen at load), the best of `repeats` runs of about `seconds`. */
+CKDIST_EXPORT int ckdist_arithmetic_rate(const char* isa, int32_t threads, const int32_t* cpus, int32_t format, double seconds, int32_t repeats, double* out);
 
 /* Seconds of one barrier of the threads of a rank. */
 CKDIST_EXPORT int ckdist_barrier_seconds(int32_t threads, const int32_t* cpus, int32_t spins, double* out);

@@ -12,7 +12,17 @@ const char* last_error_message();
 
 extern "C" {
 const char* ckdist_last_error(void) { return ckdist::last_error_message(); }
-const char* ckdist_isa(void) { return ckdist::kernels().name; }
+const char* ckdist_isa_name(int32_t i) {
+  const auto& levels = ckdist::levels();
+  return i >= 0 && size_t(i) < levels.size() ? levels[i].kernels->name : nullptr;
+}
+const char* ckdist_isa_lacks(int32_t i) {
+  const auto& levels = ckdist::levels();
+  return i >= 0 && size_t(i) < levels.size() ? levels[i].lacks.c_str() : nullptr;
+}
+int ckdist_isa(const char** out) {
+  return ckdist::guard([&] { *out = ckdist::kernels().name; });
+}
 int64_t ckdist_type_block_elements(int32_t type) { return ckdist::type_traits(type).block_elements; }
 int64_t ckdist_type_block_bytes(int32_t type) { return ckdist::type_traits(type).block_bytes; }
 int64_t ckdist_available_memory(void) { return ckdist::available_memory(); }

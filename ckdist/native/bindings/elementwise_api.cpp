@@ -51,4 +51,14 @@ int32_t ckdist_sum_at_least(const char* isa, const float* x, const float* terms,
   return guard([&] { *sum = kernels_by_name(isa).elementwise.sum_at_least(x, terms, n, threshold); });
 }
 
+int32_t ckdist_fold(const char* isa, int32_t element, int32_t op, int32_t form, const void* const* parts, int32_t count, int64_t n, void* out) {
+  return guard([&] {
+    if (element < 0 || element >= kReduceTypes || op < 0 || op >= kReduceOps || form < 0 || form > 2 || count < 1)
+      fail(Status::config, "element %d, operation %d, form %d, %d parts: at most %d, %d, 2, and at least 1 part", element, op, form, count, kReduceTypes - 1, kReduceOps - 1);
+    const ReduceKernel& reduce = kernels_by_name(isa).reduce;
+    const Fold fold = (form == 0 ? reduce.fold : form == 1 ? reduce.widen : reduce.narrow)[element][op];
+    fold(&out, 1, parts, count, n);
+  });
+}
+
 }  // extern "C"

@@ -5,11 +5,6 @@
 
 namespace ckdist {
 
-inline const Kernels& kernels_by_name(const char* isa) {
-  if (!isa) return kernels();
-  if (const Kernels* found = kernels_of(isa)) return *found;
-  fail(Status::config, "ISA %.32s is not in this build or not on this CPU, which offers up to %s; use baseline, avx2, avx512 or amx", isa,
-       kernels().name);
-}
+inline const Kernels& kernels_by_name(const char* isa) { return isa ? kernels_named(isa) : kernels(); }
 
 }  // namespace ckdist

@@ -1,9 +1,9 @@
 #include "core/export.h"
 
 #include "api/kernels.h"
+#include "bindings/isa_choice.h"
 #include "core/dtype.h"
 #include "core/error.h"
-#include "kernels/kernels.h"
 #include "kernels/layout_blocks.h"
 
 namespace ckdist {
@@ -21,12 +21,6 @@ void check_bytes(const char* name, int64_t given, int64_t needed) {
     fail(Status::native, "%s has %lld bytes, needs %lld", name, static_cast<long long>(given), static_cast<long long>(needed));
 }
 
-const Kernels& kernels_named(const char* isa) {
-  const Kernels* chosen = isa ? kernels_of(isa) : &kernels();
-  if (!chosen) fail(Status::config, "no kernels for ISA %s in this build or on this CPU; use baseline", isa);
-  return *chosen;
-}
-
 const TypeTraits& checked_type(int32_t type, int64_t rows, int64_t cols) {
   const TypeTraits& traits = type_traits(type);
   if (traits.block_elements == 0) fail(Status::native, "weight type %d is not known", type);
@@ -39,7 +33,7 @@ const TypeTraits& checked_type(int32_t type, int64_t rows, int64_t cols) {
 
 const LinearKernel& checked_kernel(const char* isa, int32_t type, int64_t rows, int64_t cols) {
   checked_type(type, rows, cols);
-  return kernels_named(isa).linear[type];
+  return kernels_by_name(isa).linear[type];
 }
 
 int64_t row_bytes(int32_t type, int64_t cols) {
@@ -116,7 +110,7 @@ int64_t ckdist_activation_bytes(int32_t format, int64_t cols) {
 int ckdist_prepare(const char* isa, int32_t format, const float* x, int64_t tokens, int64_t n, int64_t lead, int64_t cols, uint8_t* out,
                    int64_t out_bytes) {
   return guard([&] {
-    const Kernels& chosen = kernels_named(isa);
+    const Kernels& chosen = kernels_by_name(isa);
     const ActivationFormat checked = checked_format(format);
     check_dimension("tokens", tokens);
     check_dimension("cols", cols);
@@ -148,7 +142,7 @@ int ckdist_multiply(const char* isa, int32_t type, int64_t rows, int64_t cols, c
 int ckdist_quantize(const char* isa, int32_t type, int64_t rows, int64_t cols, const float* x, uint8_t* out, int64_t out_bytes) {
   return guard([&] {
     const TypeTraits& traits = checked_type(type, rows, cols);
-    const QuantizeRow quantize = kernels_named(isa).quantize.of(static_cast<Type>(type));
+    const QuantizeRow quantize = kernels_by_name(isa).quantize.of(static_cast<Type>(type));
     if (!quantize) fail(Status::native, "no quantiser for %s; use F16, BF16, Q8_0 or Q4_K", traits.name);
     const int64_t stride = row_bytes(type, cols);
     check_bytes("out", out_bytes, rows * stride);

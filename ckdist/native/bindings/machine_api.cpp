@@ -10,7 +10,7 @@
 #include "core/arena.h"
 #include "core/error.h"
 #include "core/futex.h"
-#include "kernels/kernels.h"
+#include "bindings/isa_choice.h"
 #include "runtime/pool.h"
 
 using namespace ckdist;
@@ -49,11 +49,12 @@ extern "C" int ckdist_read_bandwidth(int32_t threads, const int32_t* cpus, int64
   });
 }
 
-extern "C" int ckdist_arithmetic_rate(int32_t threads, const int32_t* cpus, int32_t format, double seconds, int32_t repeats, double* out) {
+extern "C" int ckdist_arithmetic_rate(const char* isa, int32_t threads, const int32_t* cpus, int32_t format, double seconds, int32_t repeats, double* out) {
   return guard([&] {
     check_threads(threads);
     if (format < 0 || format > int(ActivationFormat::q8)) fail(Status::config, "activation format %d: there are 0 to %d", format, int(ActivationFormat::q8));
     constexpr int64_t kRounds = 10000;
+    const MachineKernel& machine = kernels_by_name(isa).machine;
     Pool pool(threads, pins(cpus, threads), kSpins);
     std::atomic<uint64_t> needed{0};
     double best = 0;
@@ -63,7 +64,7 @@ extern "C" int ckdist_arithmetic_rate(int32_t threads, const int32_t* cpus, int3
       pool.run(threads, [&](int) {
         uint64_t sink = 0;
         int64_t own = 0;
-        while (seconds_since(start) < seconds) own += kernels().machine.multiply_add(ActivationFormat(format), kRounds, &sink);
+        while (seconds_since(start) < seconds) own += machine.multiply_add(ActivationFormat(format), kRounds, &sink);
         operations += own;
         needed ^= sink;
       });

@@ -4,7 +4,9 @@
 #include <cstring>
 #include <initializer_list>
 
-#ifdef CKDIST_HAVE_AMX
+#include "core/error.h"
+
+#ifdef CKDIST_HAVE_AVX2
 #include <cpuid.h>
 
 #include "core/numa.h"
@@ -12,111 +14,183 @@
 
 namespace ckdist {
 
-// Each ISA's object files define these in a namespace of the ISA's name.
-#define CKDIST_DECLARE_ISA(isa)                      \
+// Each level's object files define these in a namespace of the level's name: those that ask for vectors alone, for the
+// dot product of bytes, and for that of bfloat16.
+#define CKDIST_DECLARE_VECTORS(isa)                  \
   namespace isa {                                    \
-  extern const LinearKernel linear_kernels[kTypeCount]; \
-  extern const AttentionKernel attention_kernel;     \
+  extern const LinearKernel f32_kernel, f16_kernel;  \
+  extern const ProductKernel f32_product;            \
   extern const ElementwiseKernel elementwise_kernel; \
-  extern const MachineKernel machine_kernel;         \
-  extern const ReduceKernel reduce_kernel;           \
   extern const OptimizerKernel optimizer_kernel;     \
-  extern const PackKernels pack_kernels;             \
-  extern const ProductKernels product_kernels;       \
   extern const GradientKernel gradient_kernel;       \
-  extern const RowKernel row_kernel;                 \
-  extern const SoftmaxKernel softmax_kernel;         \
   extern const QuantizeKernel quantize_kernel;       \
   }
-CKDIST_DECLARE_ISA(baseline)
+#define CKDIST_DECLARE_BYTES(isa)                      \
+  namespace isa {                                      \
+  extern const LinearKernel byte_kernels[kTypeCount];  \
+  extern const AttentionKernel attention_kernel;       \
+  extern const MachineKernel machine_kernel;           \
+  }
+#define CKDIST_DECLARE_BF16(isa)               \
+  namespace isa {                              \
+  extern const LinearKernel bf16_kernel;       \
+  extern const ProductKernel bf16_product;     \
+  extern const ReduceKernel reduce_kernel;     \
+  extern const PackKernels pack_kernels;       \
+  extern const RowKernel row_kernel;           \
+  extern const SoftmaxKernel softmax_kernel;   \
+  extern const MachineKernel machine_kernel;   \
+  }
+#define CKDIST_DECLARE_ALL(isa) CKDIST_DECLARE_VECTORS(isa) CKDIST_DECLARE_BYTES(isa) CKDIST_DECLARE_BF16(isa)
+
+CKDIST_DECLARE_ALL(baseline)
 #ifdef CKDIST_HAVE_AVX2
-CKDIST_DECLARE_ISA(avx2)
-CKDIST_DECLARE_ISA(avx512)
+CKDIST_DECLARE_ALL(avx2)
+CKDIST_DECLARE_ALL(avx512)
+#endif
+#ifdef CKDIST_HAVE_AVX2_VNNI
+CKDIST_DECLARE_BYTES(avx2_vnni)
+#endif
+#ifdef CKDIST_HAVE_AVX512_VNNI
+CKDIST_DECLARE_BYTES(avx512_vnni)
+#endif
+#ifdef CKDIST_HAVE_AVX512_BF16
+CKDIST_DECLARE_BF16(avx512_bf16)
 #endif
 #ifdef CKDIST_HAVE_AMX
 namespace amx {
-extern const LinearKernel linear_kernels[kTypeCount];
-extern const ProductKernels product_kernels;
+extern const LinearKernel byte_kernels[kTypeCount], bf16_kernel;
+extern const ProductKernel bf16_product;
 extern const MachineKernel machine_kernel;
 }
 #endif
 
 namespace {
 
-Kernels make(const char* name, const LinearKernel* linear, const AttentionKernel& attention, const ElementwiseKernel& elementwise,
-             const MachineKernel& machine, const ReduceKernel& reduce, const OptimizerKernel& optimizer, const PackKernels& pack,
-             const ProductKernels& product, const GradientKernel& gradient, const RowKernel& row, const SoftmaxKernel& softmax,
-             const QuantizeKernel& quantize) {
-  Kernels k{name, {}, attention, elementwise, machine, reduce, optimizer, pack, product, gradient, row, softmax, quantize};
-  std::memcpy(k.linear, linear, sizeof k.linear);
+// The kernels of level `isa` from those of three levels; `peak` is the one whose arithmetic is that of `isa`.
+#define CKDIST_MAKE(isa, vectors, bytes, bf16, peak)                                                                                                    \
+  make({#isa, {}, bytes::attention_kernel, vectors::elementwise_kernel, peak::machine_kernel, bf16::reduce_kernel, vectors::optimizer_kernel,            \
+        bf16::pack_kernels, {vectors::f32_product, bf16::bf16_product}, vectors::gradient_kernel, bf16::row_kernel, bf16::softmax_kernel,               \
+        vectors::quantize_kernel}, bytes::byte_kernels, vectors::f32_kernel, vectors::f16_kernel, bf16::bf16_kernel)
+
+Kernels make(Kernels k, const LinearKernel* bytes, const LinearKernel& f32, const LinearKernel& f16, const LinearKernel& bf16) {
+  std::memcpy(k.linear, bytes, sizeof k.linear);
+  k.linear[static_cast<int>(Type::f32)] = f32;
+  k.linear[static_cast<int>(Type::f16)] = f16;
+  k.linear[static_cast<int>(Type::bf16)] = bf16;
   return k;
 }
-#define CKDIST_MAKE(isa)                                                                                                                         \
-  make(#isa, isa::linear_kernels, isa::attention_kernel, isa::elementwise_kernel, isa::machine_kernel, isa::reduce_kernel, isa::optimizer_kernel, \
-       isa::pack_kernels, isa::product_kernels, isa::gradient_kernel, isa::row_kernel, isa::softmax_kernel, isa::quantize_kernel)
 
-#ifdef CKDIST_HAVE_AMX
-// Tiles of the shape that the kernels take for granted, whose state the kernel saves and lets this process use.
+#ifdef CKDIST_HAVE_AVX2
+
+bool has_leaf_7_1(unsigned bit) {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> bit & 1);
+}
+
+// Tiles of the shape that the kernels take for granted.
 bool has_tiles() {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  constexpr unsigned saves = 1u << 27, bf16 = 1u << 22, tile = 1u << 24, int8 = 1u << 25;  // OSXSAVE; CPUID.7.0:EDX
-  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & saves)) return false;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (bf16 | tile | int8)) != (bf16 | tile | int8)) return false;
   // Palette 1: bytes of a tile in EAX's upper half; bytes of a row and tiles in EBX's halves; rows in ECX's lower half.
-  if (!__get_cpuid_count(0x1d, 1, &a, &b, &c, &d) || a >> 16 < 1024 || (b & 0xffff) < 64 || b >> 16 < 8 || (c & 0xffff) < 16) return false;
-  unsigned state = 0, high = 0;
-  asm volatile("xgetbv" : "=a"(state), "=d"(high) : "c"(0));  // XCR0, bits 17 and 18: tile configuration and data
+  return __get_cpuid_count(0x1d, 1, &a, &b, &c, &d) && a >> 16 >= 1024 && (b & 0xffff) >= 64 && b >> 16 >= 8 && (c & 0xffff) >= 16;
+}
+bool has_amx(unsigned bit) {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> bit & 1) && has_tiles();
+}
+// Whether the system saves their state, and lets this process use it: XCR0, bits 17 and 18, tile configuration and
+// data.
+bool may_use_tiles() {
+  unsigned a = 0, b = 0, c = 0, d = 0, state = 0, high = 0;
+  if (!has_amx(24) || !__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return false;  // OSXSAVE
+  asm volatile("xgetbv" : "=a"(state), "=d"(high) : "c"(0));
   return (state >> 17 & 3) == 3 && request_amx() == 1;
 }
+
+// What a level asks for, as /proc/cpuinfo names it, and whether the CPU has it.
+struct Flag {
+  const char* name;
+  bool there;
+};
+
+std::string lacking(std::initializer_list<Flag> flags) {
+  std::string names;
+  for (const Flag& flag : flags)
+    if (!flag.there) names += (names.empty() ? "" : " ") + std::string(flag.name);
+  return names;
+}
+
 #endif
 
-bool cpu_has([[maybe_unused]] const char* isa) {
+std::vector<Level> find_levels() {
+  std::vector<Level> levels;
 #ifdef CKDIST_HAVE_AVX2
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
-                    __builtin_cpu_supports("bmi2");
-  if (!std::strcmp(isa, "avx2")) return avx2;
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
-  if (!std::strcmp(isa, "avx512")) return avx512;
-#endif
+  const std::string avx2 = lacking({{"avx2", __builtin_cpu_supports("avx2") != 0}, {"fma", __builtin_cpu_supports("fma") != 0},
+                                    {"f16c", __builtin_cpu_supports("f16c") != 0}, {"bmi2", __builtin_cpu_supports("bmi2") != 0}});
+  const std::string wide = lacking({{"avx512f", __builtin_cpu_supports("avx512f") != 0}, {"avx512bw", __builtin_cpu_supports("avx512bw") != 0},
+                                    {"avx512vl", __builtin_cpu_supports("avx512vl") != 0}, {"avx512dq", __builtin_cpu_supports("avx512dq") != 0}});
+  const auto both = [](const std::string& a, const std::string& b) { return a.empty() || b.empty() ? a + b : a + " " + b; };
+  const std::string avx512 = both(avx2, wide);
+#ifdef CKDIST_HAVE_AVX512_VNNI
+  const std::string vnni = both(avx512, lacking({{"avx512_vnni", __builtin_cpu_supports("avx512vnni") != 0}}));
+#ifdef CKDIST_HAVE_AVX512_BF16
+  const std::string bf16 = both(vnni, lacking({{"avx512_bf16", has_leaf_7_1(5)}}));
 #ifdef CKDIST_HAVE_AMX
-  if (!std::strcmp(isa, "amx")) {
-    static const bool amx = avx512 && has_tiles();
-    return amx;
-  }
+  static const Kernels of_amx = [] {
+    Kernels k = CKDIST_MAKE(amx, avx512, avx512_vnni, avx512_bf16, amx);
+    for (int type = 0; type < kTypeCount; type++)
+      if (amx::byte_kernels[type].multiply) k.linear[type] = amx::byte_kernels[type];
+    k.linear[static_cast<int>(Type::bf16)] = amx::bf16_kernel, k.product.bf16 = amx::bf16_product;
+    return k;
+  }();
+  std::string tiles = both(bf16, lacking({{"amx_tile", has_amx(24)}, {"amx_int8", has_amx(25)}, {"amx_bf16", has_amx(22)}}));
+  if (tiles.empty() && !may_use_tiles()) tiles = "the kernel's permission to use tiles";
+  levels.push_back({&of_amx, tiles});
 #endif
-  return !std::strcmp(isa, "baseline");
+  static const Kernels of_bf16 = CKDIST_MAKE(avx512_bf16, avx512, avx512_vnni, avx512_bf16, avx512_bf16);
+  levels.push_back({&of_bf16, bf16});
+#endif
+  static const Kernels of_vnni = CKDIST_MAKE(avx512_vnni, avx512, avx512_vnni, avx512, avx512_vnni);
+  levels.push_back({&of_vnni, vnni});
+#endif
+  static const Kernels of_avx512 = CKDIST_MAKE(avx512, avx512, avx512, avx512, avx512);
+  levels.push_back({&of_avx512, avx512});
+#ifdef CKDIST_HAVE_AVX2_VNNI
+  static const Kernels of_avx2_vnni = CKDIST_MAKE(avx2_vnni, avx2, avx2_vnni, avx2, avx2_vnni);
+  levels.push_back({&of_avx2_vnni, both(avx2, lacking({{"avx_vnni", has_leaf_7_1(4)}}))});
+#endif
+  static const Kernels of_avx2 = CKDIST_MAKE(avx2, avx2, avx2, avx2, avx2);
+  levels.push_back({&of_avx2, avx2});
+#endif
+  static const Kernels of_baseline = CKDIST_MAKE(baseline, baseline, baseline, baseline, baseline);
+  levels.push_back({&of_baseline, ""});
+  return levels;
 }
 
 const Kernels& choose() {
-  const char* forced = std::getenv("CKDIST_ISA");
-  if (forced)
-    if (const Kernels* k = kernels_of(forced)) return *k;
-  for (const char* isa : {"amx", "avx512", "avx2"})
-    if (const Kernels* k = kernels_of(isa)) return *k;
-  return *kernels_of("baseline");
+  if (const char* forced = std::getenv("CKDIST_ISA")) return kernels_named(forced);
+  for (const Level& level : levels())
+    if (level.lacks.empty()) return *level.kernels;
+  return *levels().back().kernels;
 }
 
 }  // namespace
 
-const Kernels* kernels_of(const char* isa) {
-  if (!cpu_has(isa)) return nullptr;
-#ifdef CKDIST_HAVE_AMX
-  static const Kernels amx_kernels =  // AVX-512 but for products
-      make("amx", amx::linear_kernels, avx512::attention_kernel, avx512::elementwise_kernel, amx::machine_kernel, avx512::reduce_kernel, avx512::optimizer_kernel,
-           avx512::pack_kernels, ProductKernels{avx512::product_kernels.f32, amx::product_kernels.bf16}, avx512::gradient_kernel,
-           avx512::row_kernel, avx512::softmax_kernel, avx512::quantize_kernel);
-  if (!std::strcmp(isa, "amx")) return &amx_kernels;
-#endif
-#ifdef CKDIST_HAVE_AVX2
-  static const Kernels avx512_kernels = CKDIST_MAKE(avx512);
-  static const Kernels avx2_kernels = CKDIST_MAKE(avx2);
-  if (!std::strcmp(isa, "avx512")) return &avx512_kernels;
-  if (!std::strcmp(isa, "avx2")) return &avx2_kernels;
-#endif
-  static const Kernels baseline_kernels = CKDIST_MAKE(baseline);
-  return !std::strcmp(isa, "baseline") ? &baseline_kernels : nullptr;
+const std::vector<Level>& levels() {
+  static const std::vector<Level> all = find_levels();
+  return all;
+}
+
+const Kernels& kernels_named(const char* isa) {
+  std::string here, lacks;
+  for (const Level& level : levels()) {
+    if (level.lacks.empty() && !std::strcmp(level.kernels->name, isa)) return *level.kernels;
+    if (level.lacks.empty()) here += (here.empty() ? "" : ", ") + std::string(level.kernels->name);
+    else if (!std::strcmp(level.kernels->name, isa)) lacks = level.lacks;
+  }
+  if (lacks.empty()) fail(Status::config, "ISA %.32s is not known to this build; use one of %s", isa, here.c_str());
+  fail(Status::config, "ISA %.32s needs %s, which this CPU lacks; use one of %s", isa, lacks.c_str(), here.c_str());
 }
 
 const Kernels& kernels() {

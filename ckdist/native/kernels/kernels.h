@@ -1,7 +1,11 @@
-// The kernels of one ISA as one table, and the choice of it at load by CPUID (or CKDIST_ISA, for a lower one).
-// Kernel files under isa/ are compiled once per ISA into a namespace of that name and include no STL, or the linker may
-// keep an AVX-512 copy of an inline function for everybody.
+// The kernels of one level of instructions (ISA) as one table, and the choice of it at load by CPUID (or CKDIST_ISA,
+// for a lower one). A level is a set of capabilities that CPUs come in: vectors, the dot product of bytes, that of
+// bfloat16, tiles. Kernel files under isa/ are compiled once per level that has what they ask for, into a namespace of
+// its name, and include no STL, or the linker may keep an AVX-512 copy of an inline function for everybody.
 #pragma once
+#include <string>
+#include <vector>
+
 #include "kernels/attention.h"
 #include "kernels/elementwise.h"
 #include "kernels/gradient.h"
@@ -33,7 +37,15 @@ struct Kernels {
   QuantizeKernel quantize;
 };
 
-const Kernels& kernels();
-const Kernels* kernels_of(const char* isa);  // null where this build or this CPU lacks it
+// A level of instructions, and what this CPU lacks for it: its flags as /proc/cpuinfo names them, or "" where nothing
+// is missing.
+struct Level {
+  const Kernels* kernels;
+  std::string lacks;
+};
+
+const std::vector<Level>& levels();              // of this build, best first
+const Kernels& kernels();                        // those chosen at load; an Error where CKDIST_ISA names what is not available
+const Kernels& kernels_named(const char* isa);   // an Error where this build or this CPU lacks it
 
 }  // namespace ckdist

@@ -64,7 +64,7 @@ __attribute__((target("avx512f"))) void copy_64(uint8_t* to, const uint8_t* from
 
 WidestStream choose() {
   const char* isa = std::getenv("CKDIST_ISA");
-  const int most = !isa ? 64 : !std::strcmp(isa, "baseline") ? 16 : !std::strcmp(isa, "avx2") ? 32 : 64;
+  const int most = !isa ? 64 : !std::strcmp(isa, "baseline") ? 16 : !std::strncmp(isa, "avx2", 4) ? 32 : 64;
   for (int bytes = most; bytes >= 16; bytes /= 2)
     if (const StreamCopy copy = stream_copy_of(bytes)) return {copy, bytes};
   return {copy_plain, 0};

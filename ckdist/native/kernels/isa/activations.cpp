@@ -119,7 +119,7 @@ void prepare_group_sums(const float* scales, const int32_t* sums, GroupSums* out
   }
 }
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512F__)
 // A block of eight whole groups and its GroupSums, with the same results; false, and nothing is written, where a group has infinities or NaN.
 bool prepare_block(const float* x, int8_t* codes, float* scales, int32_t* sums32, int32_t* sums16, GroupSums* group_sums) {
   constexpr int groups = kColumnPad / kGroup;
@@ -157,7 +157,8 @@ bool prepare_block(const float* x, int8_t* codes, float* scales, int32_t* sums32
     const __m512i packed = _mm512_packs_epi16(_mm512_packs_epi32(whole[0], whole[1]), _mm512_packs_epi32(whole[2], whole[3]));
     const __m512i places = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  // packing interleaves the quarters
     _mm512_storeu_si512(codes + 2 * i * kGroup, _mm512_permutexvar_epi32(places, packed));
-    sums[i] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), packed);  // lane v of each quarter: a part of whole[v]
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_set1_epi8(1), packed);
+    sums[i] = _mm512_madd_epi16(pairs, _mm512_set1_epi16(1));  // lane v of each quarter: a part of whole[v]
   }
   const __m512i sum = quarters(quarters(sums[0], sums[1], sum_of), quarters(sums[2], sums[3], sum_of), sum_of);
   static_assert(kSums16Factor == 1 << 5 && kSums32Factor == 1 << 7);
@@ -191,7 +192,7 @@ void prepare_q8(const float* x, int64_t n, int64_t lead, int64_t cols, uint8_t* 
   GroupSums* group_sums = reinterpret_cast<GroupSums*>(row + ActivationRow::group_sums(padded));
   for (int64_t start = 0, done = 0; start < padded; start = done) {
     const int64_t group = start / kGroup;
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512F__)
     if (start % kColumnPad == 0 && start >= lead && start + kColumnPad <= lead + n &&
         prepare_block(x + (start - lead), codes + start, scales + group, sums32 + group, sums16 + 2 * group, group_sums + start / kColumnPad)) {
       done = start + kColumnPad;

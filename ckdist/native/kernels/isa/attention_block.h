@@ -13,7 +13,7 @@
 #include "kernels/isa/simd.h"
 
 namespace ckdist {
-namespace CKDIST_ISA {
+namespace CKDIST_VECTORS {
 
 CKDIST_INLINE int64_t code_bytes(KvType type) { return type == KvType::f32 ? 4 : type == KvType::q8_0 ? 1 : 2; }
 CKDIST_INLINE bool is_integer(KvType type) { return type == KvType::i16 || type == KvType::q8_0; }
@@ -34,5 +34,5 @@ struct BlockLayout {
   }
 };
 
-}  // namespace CKDIST_ISA
+}  // namespace CKDIST_VECTORS
 }  // namespace ckdist

@@ -3,11 +3,11 @@
 #include "kernels/attention.h"
 
 namespace ckdist {
-namespace CKDIST_ISA {
+namespace CKDIST_VECTORS {
 
 int64_t float_scratch_floats(int tokens, int heads, int head_dim);
 void attend_float(const AttentionTask& task, float* scratch);
 void attend_float_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch);
 
-}  // namespace CKDIST_ISA
+}  // namespace CKDIST_VECTORS
 }  // namespace ckdist

@@ -8,7 +8,7 @@
 #include "kernels/isa/attention_block.h"
 
 namespace ckdist {
-namespace CKDIST_ISA {
+namespace CKDIST_VECTORS {
 
 constexpr int kFew = 8;  // queries over a cache of integers that stand in rows
 
@@ -44,5 +44,5 @@ void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state,
 // out = values / sum
 void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state);
 
-}  // namespace CKDIST_ISA
+}  // namespace CKDIST_VECTORS
 }  // namespace ckdist

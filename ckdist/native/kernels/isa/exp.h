@@ -6,7 +6,7 @@
 #include "kernels/isa/simd.h"
 
 namespace ckdist {
-namespace CKDIST_ISA {
+namespace CKDIST_VECTORS {
 
 struct Reduced {
   Vec power;  // n in the low mantissa bits
@@ -64,5 +64,5 @@ CKDIST_INLINE Vec tanh(Vec x) {
   return copy_sign(e / (e + set(2.0f)), x);
 }
 
-}  // namespace CKDIST_ISA
+}  // namespace CKDIST_VECTORS
 }  // namespace ckdist

@@ -3,7 +3,7 @@
 #include "kernels/isa/exp.h"
 
 namespace ckdist {
-namespace CKDIST_ISA {
+namespace CKDIST_VECTORS {
 
 CKDIST_INLINE Vec silu(Vec x) { return x / (set(1.0f) + exp(set(0.0f) - x)); }
 
@@ -14,5 +14,5 @@ CKDIST_INLINE Vec gelu_tanh(Vec x) {
   return fma(half, tanh(inner), half);
 }
 
-}  // namespace CKDIST_ISA
+}  // namespace CKDIST_VECTORS
 }  // namespace ckdist

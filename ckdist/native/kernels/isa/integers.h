@@ -27,7 +27,13 @@ CKDIST_INLINE Ints set_pair(const int16_t* p) {
   std::memcpy(&pair, p, 4);
   return {_mm512_set1_epi32(pair)};
 }
-CKDIST_INLINE Ints dot(Ints sum, Ints a, Ints b) { return {_mm512_dpwssd_epi32(sum.v, a.v, b.v)}; }
+CKDIST_INLINE Ints dot(Ints sum, Ints a, Ints b) {
+#if defined(__AVX512VNNI__)
+  return {_mm512_dpwssd_epi32(sum.v, a.v, b.v)};
+#else
+  return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(a.v, b.v))};
+#endif
+}
 CKDIST_INLINE Vec to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
 // Rounded to nearest even, |a| <= 32767: lane i is the pair (even[i], odd[i]), where none is negative; and sixteen in a row.
 CKDIST_INLINE Ints round_pairs(Vec even, Vec odd) {
@@ -81,7 +87,11 @@ CKDIST_INLINE Ints set_pair(const int16_t* p) {
   CKDIST_EACH_INTS(CKDIST_INTEGER(set1_epi32)(pair));
 }
 CKDIST_INLINE Ints dot(Ints sum, Ints a, Ints b) {
+#if defined(__AVXVNNI__)
+  CKDIST_EACH_INTS(_mm256_dpwssd_avx_epi32(sum.v[i], a.v[i], b.v[i]));
+#else
   CKDIST_EACH_INTS(CKDIST_INTEGER(add_epi32)(sum.v[i], CKDIST_INTEGER(madd_epi16)(a.v[i], b.v[i])));
+#endif
 }
 CKDIST_INLINE Vec to_floats(Ints a) { CKDIST_EACH_PART((Part)CKDIST_INTEGER(cvtepi32_ps)(a.v[i])); }
 CKDIST_INLINE Ints round_pairs(Vec even, Vec odd) {

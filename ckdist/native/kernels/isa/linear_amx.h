@@ -16,8 +16,8 @@
 
 namespace ckdist {
 
-namespace avx512 {
-extern const LinearKernel linear_kernels[kTypeCount];
+namespace avx512_vnni {
+extern const LinearKernel byte_kernels[kTypeCount];
 }
 
 namespace CKDIST_ISA {
@@ -271,8 +271,8 @@ template <Type type>
 void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride, int64_t tokens, float* y,
                        int64_t y_stride) {
   constexpr BlockLayout layout = layout_of(type);
-  const LinearKernel& of_avx512 = avx512::linear_kernels[static_cast<int>(type)];
-  if (type == Type::f32 || type == Type::f16 || tokens < kTilesFrom<type>) return of_avx512.multiply(matrix, tile_begin, tile_end, x, x_stride, tokens, y, y_stride);
+  if (tokens < kTilesFrom<type>)
+    return avx512_vnni::byte_kernels[static_cast<int>(type)].multiply(matrix, tile_begin, tile_end, x, x_stride, tokens, y, y_stride);
   TileStrip strip;
   strip.tile_bytes = matrix.tile_bytes;
   strip.blocks = (matrix.cols + Product<type>::kBlockColumns - 1) / Product<type>::kBlockColumns;

@@ -1,17 +1,15 @@
-// Strips with AVX2 and FMA: 16 rows in two vectors ("halves"), byte products by maddubs, whose 16-bit pair sums must not
-// saturate. Codes of up to 6 bits leave room to add a few of them before widening; full bytes are multiplied as
-// |weight| * (activation with the weight's sign). bfloat16 weights are expanded, which is exact.
+// Strips with AVX2 and FMA: 16 rows in two vectors ("halves"), bytes as dot.h multiplies them. bfloat16 weights are
+// expanded, which is exact.
 #pragma once
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
-#include "kernels/isa/linear_strip.h"
+#include "kernels/isa/dot.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-constexpr int kSteps = kGroupColumns / 4;
 constexpr int kLane = 8;  // rows of a half
 constexpr int kHalves = kTileRows / kLane;
 
@@ -40,12 +38,6 @@ inline __m256i shifted(__m256i v) {
   if constexpr (shift > 0) return _mm256_slli_epi16(v, shift);
   if constexpr (shift < 0) return _mm256_srli_epi16(v, -shift);
   return v;
-}
-
-// Full bytes are multiplied as signed numbers, without an offset.
-template <Type type>
-constexpr bool is_signed() {
-  return layout_of(type).offset == kCodebookOffset;
 }
 
 template <Type type, int step>
@@ -110,43 +102,8 @@ struct Block {
   }
 };
 
-inline __m256i broadcast32(const void* at) {
-  int32_t value;
-  __builtin_memcpy(&value, at, sizeof value);
-  return _mm256_set1_epi32(value);
-}
-
-// Steps whose 16-bit pair sums of products, each at most 2 * 127 * code, can be added without saturating.
-template <Type type>
-constexpr int steps_before_widening() {
-  const int largest_code = (1 << (layout_of(type).low_bits + layout_of(type).high_bits)) - 1;
-  const int steps = 32767 / (2 * 127 * largest_code);
-  return steps >= 4 ? 4 : steps >= 2 ? 2 : 1;
-}
-
-// Sum over steps [begin, begin + count) of codes . x, per row.
-template <Type type, int begin, int count>
-inline __m256i dot(const __m256i* codes, const uint8_t* x) {
-  const __m256i ones = _mm256_set1_epi16(1);
-  __m256i product = _mm256_setzero_si256();
-  if constexpr (is_signed<type>()) {
-#pragma GCC unroll 8
-    for (int s = begin; s < begin + count; ++s) {
-      const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes[s]), _mm256_sign_epi8(broadcast32(x + 4 * s), codes[s]));
-      product = _mm256_add_epi32(product, _mm256_madd_epi16(pairs, ones));
-    }
-  } else {
-    constexpr int run = steps_before_widening<type>();
-#pragma GCC unroll 8
-    for (int s = begin; s < begin + count; s += run) {
-      __m256i pairs = _mm256_maddubs_epi16(codes[s], broadcast32(x + 4 * s));
-#pragma GCC unroll 4
-      for (int i = 1; i < run; ++i) pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(codes[s + i], broadcast32(x + 4 * (s + i))));
-      product = _mm256_add_epi32(product, _mm256_madd_epi16(pairs, ones));
-    }
-  }
-  return product;
-}
+// Keeps the compiler from reading activations once for both halves, and so from storing them in between.
+inline void hide(int64_t& offset) { asm("" : "+r"(offset)); }
 
 // Where one token's activations of the current columns stand; the same parts of the next token are a stride away.
 struct Columns {
@@ -159,26 +116,36 @@ inline __m256i read_sums(const uint8_t* at) {
   return sums_shift<type>() > 0 ? _mm256_srai_epi32(sums, sums_shift<type>()) : sums;
 }
 
+// Whether sums of two products are scaled before they are widened.
+template <Type type, bool many>
+constexpr bool scales_pairs() {
+  return !kByteDot && many && layout_of(type).whole();
+}
+
 // One token's 32 columns on top of its total: of the block where scales are whole numbers, else of the row.
-template <Type type>
-inline __m256 add_group(const __m256i* codes, const __m256i* scale, const __m256i* minimum, const Columns& x, int64_t row, __m256 total) {
+template <Type type, bool many>
+inline __m256 add_group(const __m256i* codes, const __m256i* scale, const PairScales<type, scales_pairs<type, many>()>& pairs, const __m256i* minimum, const Columns& x, int64_t row,
+                        __m256 total) {
   constexpr BlockLayout layout = layout_of(type);
-  constexpr int parts = kGroupColumns / layout.group;
+  constexpr int parts = kGroupColumns / layout.group, steps = kSteps / parts;
   const uint8_t* const sums = (parts == 1 ? x.sums32 : x.sums16) + row;
-  __m256i product[2];
-  product[0] = dot<type, 0, kSteps / parts>(codes, x.codes + row);
-  if constexpr (parts == 2) product[1] = dot<type, kSteps / 2, kSteps / 2>(codes, x.codes + row);
   __m256i whole = _mm256_setzero_si256();
   __m256 scaled = _mm256_setzero_ps();
+  if constexpr (scales_pairs<type, many>() && PairScales<type>::offset) whole = pairs.offset_products(sums);
 #pragma GCC unroll 2
   for (int p = 0; p < parts; ++p) {
-    if constexpr (layout.offset > 0 && !is_signed<type>())
-      product[p] = _mm256_add_epi32(product[p], read_sums<type>(sums + 4 * p));
+    const uint8_t* const of_part = x.codes + row + 4 * p * steps;
+    if constexpr (scales_pairs<type, many>()) {
+      whole = add_products<type, steps, many>(whole, pairs.factor[p], codes + p * steps, of_part);
+      continue;
+    }
+    __m256i product = layout.offset > 0 && !is_signed<type>() ? read_sums<type>(sums + 4 * p) : _mm256_setzero_si256();
+    product = add_products<type, steps, many>(product, pairs.factor[p], codes + p * steps, of_part);
     if constexpr (layout.whole()) {
-      const __m256i part = _mm256_mullo_epi32(product[p], scale[p]);
+      const __m256i part = _mm256_mullo_epi32(product, scale[p]);
       whole = p == 0 ? part : _mm256_add_epi32(whole, part);
     } else {
-      const __m256 part = _mm256_cvtepi32_ps(product[p]), factor = _mm256_castsi256_ps(scale[p]);
+      const __m256 part = _mm256_cvtepi32_ps(product), factor = _mm256_castsi256_ps(scale[p]);
       scaled = p == 0 ? _mm256_mul_ps(part, factor) : _mm256_fmadd_ps(part, factor, scaled);
       if constexpr (layout.minimum)
         scaled = _mm256_fmadd_ps(_mm256_cvtepi32_ps(read_sums<type>(sums + 4 * p)), _mm256_castsi256_ps(minimum[p]), scaled);
@@ -188,14 +155,11 @@ inline __m256 add_group(const __m256i* codes, const __m256i* scale, const __m256
   return _mm256_fmadd_ps(scaled, _mm256_castsi256_ps(broadcast32(x.scales + row)), total);
 }
 
-// Minus the block's minima, of at most 6 bits, times the token's sums.
+// Minus the block's minima times the token's sums.
 inline __m256 add_minima(__m256 sum, const uint8_t* minima, __m256 block_minimum, const uint8_t* group_sums) {
-  const __m256i first = load(minima), second = load(minima + 64), ones = _mm256_set1_epi16(1);
-  auto dot = [&](const uint8_t* x) {  // pair sums stay below 2 * 63 * 128, so two of them fit
-    const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16(first, broadcast32(x)), _mm256_maddubs_epi16(second, broadcast32(x + 4)));
-    return _mm256_madd_epi16(pairs, ones);
-  };
-  const __m256i both = _mm256_add_epi32(_mm256_slli_epi32(dot(group_sums), 8), dot(group_sums + 8));
+  const __m256i first = load(minima), second = load(minima + 64);
+  const __m256i high = dot_minima(first, group_sums, second, group_sums + 4), low = dot_minima(first, group_sums + 8, second, group_sums + 12);
+  const __m256i both = _mm256_add_epi32(_mm256_slli_epi32(high, 8), low);
   const __m256 factor = _mm256_mul_ps(block_minimum, _mm256_castsi256_ps(broadcast32(group_sums + 16)));
   return _mm256_fmadd_ps(_mm256_cvtepi32_ps(both), factor, sum);
 }
@@ -205,6 +169,7 @@ void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
   constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups;
+  constexpr bool many = tokens > 1;
   __m256 sums[tokens][kHalves];
   for (int t = 0; t < tokens; ++t) sums[t][0] = sums[t][1] = _mm256_setzero_ps();
   const uint8_t* at = strip.tile;
@@ -230,8 +195,13 @@ void block_strip(const Strip& strip) {
           scale[p] = block.scale(g * parts + p);
           minimum[p] = layout.minimum && !layout.whole() ? block.minimum(g * parts + p) : _mm256_setzero_si256();
         }
-#pragma GCC unroll 4
-        for (int t = 0; t < tokens; ++t) total[t][h] = add_group<type>(codes, scale, minimum, x, t * strip.x_stride, total[t][h]);
+        const PairScales<type, scales_pairs<type, many>()> pairs(scale);
+        int64_t row = 0;
+#pragma GCC unroll 8
+        for (int t = 0; t < tokens; ++t, row += strip.x_stride) {
+          if (many) hide(row);
+          total[t][h] = add_group<type, many>(codes, scale, pairs, minimum, x, row, total[t][h]);
+        }
       }
       x.codes += kGroupColumns;
       x.scales += sizeof(float);
@@ -287,8 +257,7 @@ template <Type type>
 struct Product {
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
-  static constexpr int kMostTokens = layout.columns ? 4 : 6;  // whose sums fit the 16 registers
-
+  static constexpr int kMostTokens = layout.columns ? 8 : 6;  // sums of floats fit the 16 registers; of bytes, the codes do
 
   template <int tokens>
   static constexpr StripFunction of() {

@@ -1,22 +1,20 @@
-// Strips with AVX-512: 16 rows in one vector, bytes by VNNI (unsigned weight codes, signed activation codes), bfloat16 pairs by
-// vdpbf16ps. A strip holds the codes of 32 columns in registers while its tokens pass by. Sums are written with explicit
-// fused operations, the same ones for every number of tokens.
+// Strips with AVX-512: 16 rows in one vector, bytes as dot.h multiplies them, bfloat16 in pairs or expanded as
+// panel_avx512.h has it. A strip holds the codes of 32 columns in registers while its tokens pass by. Sums are written
+// with explicit fused operations, the same ones for every number of tokens.
 #pragma once
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12 says it of its own undefined vectors
 #include <immintrin.h>
 
-#include "kernels/isa/linear_strip.h"
+#include "kernels/isa/dot.h"
 #include "kernels/isa/panel_avx512.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-constexpr int kSteps = kGroupColumns / 4;
-
 template <Type type>
 constexpr ActivationFormat activation_of() {
-  return layout_of(type).columns ? ActivationFormat::q8 : type == Type::bf16 ? ActivationFormat::bf16 : ActivationFormat::f32;
+  return layout_of(type).columns ? ActivationFormat::q8 : type == Type::bf16 && kBf16Dot ? ActivationFormat::bf16 : ActivationFormat::f32;
 }
 
 inline __m512i load(const uint8_t* at) { return _mm512_loadu_si512(at); }
@@ -63,6 +61,7 @@ inline __m512i read_step(const uint8_t* planes) {
     const __m512i book = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kCodebook)));
     codes = _mm512_shuffle_epi8(book, codes);
   }
+  if constexpr (is_signed<type>()) codes = _mm512_xor_si512(codes, _mm512_set1_epi8(static_cast<char>(kCodebookOffset)));
   return codes;
 }
 
@@ -97,12 +96,6 @@ struct Block {
   }
 };
 
-inline __m512i broadcast32(const void* at) {
-  int32_t value;
-  __builtin_memcpy(&value, at, sizeof value);
-  return _mm512_set1_epi32(value);
-}
-
 // Tokens whose chains of additions are interleaved, so that their latencies hide one another.
 constexpr int lanes_of(int tokens) { return tokens % 4 == 0 ? 4 : tokens % 3 == 0 ? 3 : tokens; }
 
@@ -122,9 +115,10 @@ inline __m512i read_sums(const uint8_t* at) {
 
 // Adds 32 columns to the totals of a few tokens: of the block where scales are whole numbers, else of the row.
 template <Type type, int lanes>
-inline void add_group(const __m512i* codes, const __m512i* scale, const __m512i* minimum, const Columns& x, int64_t row, int64_t stride, __m512* total) {
+inline void add_group(const __m512i* codes, const __m512i* scale, const PairScales<type>& pairs, const __m512i* minimum, const Columns& x,
+                      int64_t row, int64_t stride, __m512* total) {
   constexpr BlockLayout layout = layout_of(type);
-  constexpr int parts = kGroupColumns / layout.group;
+  constexpr int parts = kGroupColumns / layout.group, steps = kSteps / parts;
   const uint8_t* const sums = parts == 1 ? x.sums32 : x.sums16;
   __m512i whole[lanes];
   __m512 scaled[lanes];
@@ -133,16 +127,27 @@ inline void add_group(const __m512i* codes, const __m512i* scale, const __m512i*
     __m512i product[lanes];
 #pragma GCC unroll 4
     for (int l = 0; l < lanes; ++l)
-      product[l] = layout.offset > 0 ? read_sums<type>(sums + row + l * stride + 4 * p) : _mm512_setzero_si512();
+      product[l] = layout.offset > 0 && !is_signed<type>() && (kByteDot || !layout.whole()) ? read_sums<type>(sums + row + l * stride + 4 * p) : _mm512_setzero_si512();
+    if constexpr (kByteDot) {
 #pragma GCC unroll 8
-    for (int s = p * kSteps / parts; s < (p + 1) * kSteps / parts; ++s)
+      for (int s = p * steps; s < (p + 1) * steps; ++s)
 #pragma GCC unroll 4
-      for (int l = 0; l < lanes; ++l) product[l] = _mm512_dpbusd_epi32(product[l], codes[s], broadcast32(x.codes + row + l * stride + 4 * s));
+        for (int l = 0; l < lanes; ++l) product[l] = dot_bytes(product[l], codes[s], x.codes + row + l * stride + 4 * s);
+    } else {
+#pragma GCC unroll 4
+      for (int l = 0; l < lanes; ++l) {
+        if constexpr (layout.whole()) {
+          if (p > 0) product[l] = whole[l];
+          else if constexpr (PairScales<type>::offset) product[l] = pairs.offset_products(sums + row + l * stride);
+        }
+        product[l] = add_products<type, steps, true>(product[l], pairs.factor[p], codes + p * steps, x.codes + row + l * stride + 4 * p * steps);
+      }
+    }
 #pragma GCC unroll 4
     for (int l = 0; l < lanes; ++l) {
       if constexpr (layout.whole()) {
-        const __m512i part = _mm512_mullo_epi32(product[l], scale[p]);
-        whole[l] = p == 0 ? part : _mm512_add_epi32(whole[l], part);
+        const __m512i part = kByteDot ? _mm512_mullo_epi32(product[l], scale[p]) : product[l];
+        whole[l] = p == 0 || !kByteDot ? part : _mm512_add_epi32(whole[l], part);
       } else {
         const __m512 part = _mm512_cvtepi32_ps(product[l]), factor = _mm512_castsi512_ps(scale[p]);
         scaled[l] = p == 0 ? _mm512_mul_ps(part, factor) : _mm512_fmadd_ps(part, factor, scaled[l]);
@@ -160,10 +165,8 @@ inline void add_group(const __m512i* codes, const __m512i* scale, const __m512i*
 
 // Minus the block's minima times the token's sums.
 inline __m512 add_minima(__m512 sum, const __m512i* minima, __m512 block_minimum, const uint8_t* group_sums) {
-  __m512i high = _mm512_dpbusd_epi32(_mm512_setzero_si512(), minima[0], broadcast32(group_sums));
-  __m512i low = _mm512_dpbusd_epi32(_mm512_setzero_si512(), minima[0], broadcast32(group_sums + 8));
-  high = _mm512_dpbusd_epi32(high, minima[1], broadcast32(group_sums + 4));
-  low = _mm512_dpbusd_epi32(low, minima[1], broadcast32(group_sums + 12));
+  const __m512i high = dot_minima(minima[0], group_sums, minima[1], group_sums + 4);
+  const __m512i low = dot_minima(minima[0], group_sums + 8, minima[1], group_sums + 12);
   const __m512 factor = _mm512_mul_ps(block_minimum, _mm512_castsi512_ps(broadcast32(group_sums + 16)));
   return _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low)), factor, sum);
 }
@@ -199,11 +202,12 @@ void block_strip(const Strip& strip) {
         scale[p] = block.scale(g * parts + p);
         if constexpr (layout.minimum && !layout.whole()) minimum[p] = block.minimum(g * parts + p);
       }
+      const PairScales<type> pairs(scale);
       int64_t row = 0;
 #pragma GCC unroll 16
       for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {
         hide(row);
-        add_group<type, lanes>(codes, scale, minimum, x, row, strip.x_stride, total + t);
+        add_group<type, lanes>(codes, scale, pairs, minimum, x, row, strip.x_stride, total + t);
       }
       x.codes += kGroupColumns;
       x.scales += sizeof(float);
@@ -227,7 +231,7 @@ void block_strip(const Strip& strip) {
 }
 
 template <Type type>
-constexpr int kBlockWords = type == Type::bf16 ? kFloatColumnPad / 2 : kFloatColumnPad;  // vectors of a block of columns
+constexpr int kBlockWords = kFloatColumnPad / kWordColumns<type>;  // of activations in a block of columns
 
 struct PanelOfStrip {
   const Strip& strip;

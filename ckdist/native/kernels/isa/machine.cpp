@@ -26,7 +26,7 @@ uint64_t read(const uint8_t* data, int64_t bytes) {
 }
 
 // One kind of arithmetic: `step` adds a product to an accumulator, whose lanes take `kOps` operations.
-#if defined(__AVX512VNNI__) && defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 constexpr int kChains = 24;  // sums under way at once: enough to hide the latency, few enough for the registers
 struct F32 {
   using Vector = __m512;
@@ -34,18 +34,26 @@ struct F32 {
   static Vector operand() { return _mm512_set1_ps(1e-10f); }
   static void step(Vector& sum, Vector a, Vector b) { sum = _mm512_fmadd_ps(a, b, sum); }
 };
+#if defined(__AVX512BF16__)
 struct Bf16 {
   using Vector = __m512;
   static constexpr int kOps = 64;
   static Vector operand() { return _mm512_set1_ps(1e-10f); }
   static void step(Vector& sum, Vector a, Vector b) { sum = _mm512_dpbf16_ps(sum, __m512bh(a), __m512bh(b)); }
 };
+#else
+using Bf16 = F32;  // bfloat16 is expanded
+#endif
 struct Int8 {
   using Vector = __m512i;
   static constexpr int kOps = 128;
   static Vector operand() { return _mm512_set1_epi8(1); }
+#if defined(__AVX512VNNI__)
   // By hand: GCC 12 copies and spills the sums of the intrinsic.
   static void step(Vector& sum, Vector a, Vector b) { asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
+#else
+  static void step(Vector& sum, Vector a, Vector b) { sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(a, b)); }  // as codes of up to 4 bits mostly are
+#endif
 };
 #elif defined(__AVX2__)
 constexpr int kChains = 12;
@@ -60,9 +68,11 @@ struct Int8 {
   using Vector = __m256i;
   static constexpr int kOps = 64;
   static Vector operand() { return _mm256_set1_epi8(1); }
-  static void step(Vector& sum, Vector a, Vector b) {
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
-  }
+#if defined(__AVXVNNI__)
+  static void step(Vector& sum, Vector a, Vector b) { asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b)); }
+#else
+  static void step(Vector& sum, Vector a, Vector b) { sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b)); }  // as codes of up to 4 bits mostly are
+#endif
 };
 #else
 constexpr int kChains = 8;

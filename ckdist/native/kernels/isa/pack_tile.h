@@ -5,11 +5,11 @@
 #include "core/dtype.h"
 
 namespace ckdist {
-namespace CKDIST_ISA {
+namespace CKDIST_VECTORS {
 
 // LinearKernel::pack
 template <Type type>
 void pack_tile(const uint8_t* const* source_rows, int rows, int64_t cols, uint8_t* tile);
 
-}  // namespace CKDIST_ISA
+}  // namespace CKDIST_VECTORS
 }  // namespace ckdist

@@ -21,14 +21,14 @@ CKDIST_INLINE Vec load_some(const float* p, int64_t n) { return n >= kLanes ? lo
 template <bool bf16>
 CKDIST_INLINE Words along(const float* p, int64_t n) {
   if constexpr (!bf16) return _mm512_castps_si512(load_some(p, n).v);
-  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(load_some(p + kLanes, n - kLanes).v, load_some(p, n).v));
+  return to_bf16(load_some(p, n), load_some(p + kLanes, n - kLanes));
 }
 template <bool bf16>
 CKDIST_INLINE Words along(const uint16_t* p, int64_t n) {
   return n >= 32 ? _mm512_loadu_si512(p) : n > 0 ? _mm512_maskz_loadu_epi16((1u << n) - 1, p) : no_words();
 }
 CKDIST_INLINE Words widened(const float* p, int64_t n) {
-  return _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(load_some(p, n).v)));
+  return _mm512_cvtepu16_epi32(to_bf16(load_some(p, n)));
 }
 CKDIST_INLINE Words widened(const uint16_t* p, int64_t n) {
   const __mmask16 some = static_cast<__mmask16>((1u << (n < kLanes ? n : kLanes)) - 1);

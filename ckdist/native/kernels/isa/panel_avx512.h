@@ -1,5 +1,5 @@
-// Tiles of floats against several tokens at once: three tiles and eight tokens are 24 sums in registers for 11 loads a step, where one tile
-// against sixteen tokens takes 17 loads for 16. Private to isa/.
+// Tiles of floats against several tokens at once: three tiles and eight tokens are 24 sums in registers for 11 loads a
+// step, where one tile against sixteen tokens takes 17 loads for 16. Private to isa/.
 #pragma once
 #include <immintrin.h>
 
@@ -15,23 +15,39 @@ constexpr int kPanelTiles = 3, kPanelTokens = 8;
 
 inline __m512 read_halves(const uint8_t* at) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))); }
 
-// One vector of weights: 16 rows of one column, of two in bfloat16.
+#if defined(__AVX512BF16__)
+constexpr bool kBf16Dot = true;
+#else
+constexpr bool kBf16Dot = false;  // bfloat16 weights are expanded, which is exact, and activations stay in float32
+#endif
+
+// A word is what one product takes of the activations of a token: a column, or two in bfloat16; and a tile has 16 rows
+// of it.
 template <Type type>
-constexpr int kVectorBytes = type == Type::f16 ? 32 : 64;
+constexpr int kWordColumns = type == Type::bf16 && kBf16Dot ? 2 : 1;
 template <Type type>
-inline __m512i read_column(const uint8_t* tile, int index) {
-  if constexpr (type == Type::f16) return _mm512_castps_si512(read_halves(tile + kVectorBytes<type> * index));
-  return _mm512_loadu_si512(tile + kVectorBytes<type> * index);
+constexpr int kVectorBytes = kWordColumns<type> * kTileRows * (type == Type::f32 ? 4 : 2);
+template <Type type>
+inline __m512i read_column(const uint8_t* tile, int word) {
+  if constexpr (type == Type::f16) return _mm512_castps_si512(read_halves(tile + kVectorBytes<type> * word));
+  if constexpr (type == Type::bf16 && !kBf16Dot) {  // the lower and the upper halves of the same vector
+    const __m512i pairs = _mm512_loadu_si512(tile + 64 * (word / 2));
+    return word % 2 ? _mm512_and_si512(pairs, _mm512_set1_epi32(-0x10000)) : _mm512_slli_epi32(pairs, 16);
+  }
+  return _mm512_loadu_si512(tile + kVectorBytes<type> * word);
 }
 
 template <Type type>
 inline __m512 multiply_add(__m512 sum, __m512i weights, __m512i x) {
+#if defined(__AVX512BF16__)
   if constexpr (type == Type::bf16) return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(weights), reinterpret_cast<__m512bh>(x));
+#endif
   return _mm512_fmadd_ps(_mm512_castsi512_ps(weights), _mm512_castsi512_ps(x), sum);
 }
 
-// `words` steps of `tiles` tiles against `tokens` tokens, whose words are `step` bytes apart. `result` takes the sums: take(token, tile, rows, sum)
-// of every tile, of whose rows `last` exist in the last, after a fetch(token, tile) at the beginning and an ahead() in every step.
+// `words` steps of `tiles` tiles against `tokens` tokens, whose words are `step` bytes apart. `result` takes the sums:
+// take(token, tile, rows, sum) of every tile, of whose rows `last` exist in the last, after a fetch(token, tile) at the
+// beginning and an ahead() in every step.
 template <Type type, int tiles, int tokens, int step, class Result>
 void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_stride, int64_t words, int last, const Result& given) {
   Result result = given;  // in registers, as no store can change it
@@ -43,17 +59,21 @@ void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_
       sums[t][i] = _mm512_setzero_ps();
       result.fetch(t, i);
     }
-  for (const uint8_t* const end = tile + kVectorBytes<type> * words; tile < end; tile += kVectorBytes<type>, x += step) {
+  constexpr int run = type == Type::bf16 && !kBf16Dot ? 2 : 1;  // words at once, of which `words` is a multiple
+  for (const uint8_t* const end = tile + kVectorBytes<type> * words; tile < end; tile += run * kVectorBytes<type>, x += run * step) {
     result.ahead();
-    __m512i weights[tiles];
+#pragma GCC unroll 2
+    for (int w = 0; w < run; ++w) {
+      __m512i weights[tiles];
 #pragma GCC unroll 3
-    for (int i = 0; i < tiles; ++i) weights[i] = read_column<type>(tile + i * tile_bytes, 0);
+      for (int i = 0; i < tiles; ++i) weights[i] = read_column<type>(tile + i * tile_bytes, w);
 #pragma GCC unroll 8
-    for (int t = 0; t < tokens; ++t) {
-      int32_t bits;
-      std::memcpy(&bits, x + t * x_stride, sizeof bits);
+      for (int t = 0; t < tokens; ++t) {
+        int32_t bits;
+        std::memcpy(&bits, x + t * x_stride + w * step, sizeof bits);
 #pragma GCC unroll 3
-      for (int i = 0; i < tiles; ++i) sums[t][i] = multiply_add<type>(sums[t][i], weights[i], _mm512_set1_epi32(bits));
+        for (int i = 0; i < tiles; ++i) sums[t][i] = multiply_add<type>(sums[t][i], weights[i], _mm512_set1_epi32(bits));
+      }
     }
   }
 #pragma GCC unroll 8

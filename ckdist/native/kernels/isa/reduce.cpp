@@ -68,15 +68,7 @@ struct BF16 {
   }
   CKDIST_INLINE Packed pack(const Block& block) {
     Packed packed;
-    for (int i = 0; i < kVecs; i++) {
-#if defined(__AVX512BF16__)
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(packed.bits + i * kLanes), (__m256i)_mm512_cvtneps_pbh(block.v[i].v));
-#else
-      float lanes[kLanes];
-      store(lanes, block.v[i]);
-      for (int j = 0; j < kLanes; j++) packed.bits[i * kLanes + j] = to_bf16_flushed(lanes[j]);
-#endif
-    }
+    for (int i = 0; i < kVecs; i++) store_bf16(packed.bits + i * kLanes, flush(block.v[i]));
     return packed;
   }
   CKDIST_INLINE void write(uint16_t* p, const Packed& packed) { write_halves(p, packed); }
@@ -84,33 +76,23 @@ struct BF16 {
   CKDIST_INLINE float widen(uint16_t x) { return float_of(static_cast<uint32_t>(x) << 16); }
 };
 
-#if defined(__AVX512BF16__)
-// From bfloat16 to bfloat16 the order within a block is free: even and odd elements apart cost no shuffles on the way in.
+// From bfloat16 to bfloat16 the order within a block is free: even and odd elements apart cost no shuffles.
 struct BF16Pairs : BF16 {
-  struct Packed { __m512i v[2]; };
+  struct Packed { Vec v[kVecs / 2]; };
   CKDIST_INLINE Block read(const uint16_t* p) {
     Block block;
-    for (int i = 0; i < 2; i++) {
-      const __m512i pair = _mm512_loadu_si512(p + 32 * i);
-      block.v[2 * i].v = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
-      block.v[2 * i + 1].v = _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
-    }
+    for (int i = 0; i < kVecs; i += 2) load_pairs_bf16(p + i * kLanes, block.v + i, block.v + i + 1);
     return block;
   }
   CKDIST_INLINE Packed pack(const Block& block) {
-    alignas(64) static constexpr uint16_t kZip[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const __m512i zip = _mm512_load_si512(kZip);
     Packed packed;
-    for (int i = 0; i < 2; i++) packed.v[i] = _mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh(block.v[2 * i + 1].v, block.v[2 * i].v));
+    for (int i = 0; i < kVecs; i += 2) packed.v[i / 2] = to_bf16_pairs(flush(block.v[i]), flush(block.v[i + 1]));
     return packed;
   }
   CKDIST_INLINE void write(uint16_t* p, const Packed& packed) {
-    for (int i = 0; i < 2; i++) _mm512_storeu_si512(p + 32 * i, packed.v[i]);
+    for (int i = 0; i < kVecs / 2; i++) store(reinterpret_cast<float*>(p) + i * kLanes, packed.v[i]);
   }
 };
-#else
-using BF16Pairs = BF16;
-#endif
 
 struct F16 {
   using Value = uint16_t;

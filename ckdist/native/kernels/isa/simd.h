@@ -1,8 +1,10 @@
 // Sixteen float lanes of whatever ISA the file is compiled for: one 512-bit register, two of 256 bits, or four of 128.
 //
-// Private to isa/. Every kernel is written once over `Vec`; only this file differs by ISA. Functions are inlined, so that no
-// copy compiled for a wider ISA can be linked into a narrower one. A sum of products is always written as fma(), never left
-// to the compiler's contraction, so that two instances of one template give the same bits.
+// Private to isa/. Every kernel is written once over `Vec`; only this file differs by ISA. Functions are inlined, so
+// that no copy compiled for a wider ISA can be linked into a narrower one. A file that asks for no more than vectors is
+// compiled once for all levels that have them (CKDIST_VECTORS); one that asks for an instruction more, for each level
+// that has it (CKDIST_ISA), and finds the others' functions here. A sum of products is always written as fma(), never
+// left to the compiler's contraction, so that two instances of one template give the same bits.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -18,7 +20,10 @@
 #define CKDIST_INLINE static inline __attribute__((always_inline))
 
 namespace ckdist {
-namespace CKDIST_ISA {
+namespace CKDIST_VECTORS {}
+namespace CKDIST_ISA { using namespace CKDIST_VECTORS; }
+
+namespace CKDIST_VECTORS {
 
 constexpr int kLanes = 16;
 
@@ -101,7 +106,54 @@ CKDIST_INLINE Vec load_bf16(const uint16_t* p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
-CKDIST_INLINE void store_bf16(uint16_t* p, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v))); }
+// Rounded to bfloat16, nearest even, in the upper half of every lane; a NaN stays one. The lower half is anything.
+CKDIST_INLINE __m512i round_bf16(Vec a) {
+  const __m512i bits = _mm512_castps_si512(a.v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  return _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x00400000));
+}
+CKDIST_INLINE __m256i to_bf16(Vec a) {
+#if defined(__AVX512BF16__)
+  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v));  // counts denormals as zero
+#else
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_bf16(a), 16));
+#endif
+}
+// The lanes of a, then those of b.
+CKDIST_INLINE __m512i to_bf16(Vec a, Vec b) {
+#if defined(__AVX512BF16__)
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b.v, a.v));
+#else
+  return _mm512_inserti64x4(_mm512_castsi256_si512(to_bf16(a)), to_bf16(b), 1);
+#endif
+}
+// The bits of lanes of 32: in each that of a in the lower half, that of b in the upper one.
+CKDIST_INLINE Vec to_bf16_pairs(Vec a, Vec b) {
+#if defined(__AVX512BF16__)
+  const __m512i step = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512i order = _mm512_or_si512(step, _mm512_slli_epi32(_mm512_add_epi32(step, _mm512_set1_epi32(kLanes)), 16));
+  return {_mm512_castsi512_ps(_mm512_permutexvar_epi16(order, to_bf16(a, b)))};
+#else
+  const __m512i upper = _mm512_and_si512(round_bf16(b), _mm512_set1_epi32(-0x10000));
+  return {_mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32(round_bf16(a), 16), upper))};
+#endif
+}
+CKDIST_INLINE void store_bf16(uint16_t* p, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(a)); }
+// 32 numbers in bfloat16, those at even places in one Vec, at odd places in the other.
+CKDIST_INLINE void load_pairs_bf16(const uint16_t* p, Vec* even, Vec* odd) {
+  const __m512i pairs = _mm512_loadu_si512(p);
+  even->v = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+  odd->v = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-0x10000)));
+}
+// Denormals become zeros, as the CPUs' own conversion has it.
+CKDIST_INLINE Vec flush(Vec a) {
+#if defined(__AVX512BF16__)
+  return a;
+#else
+  const __mmask16 small = _mm512_testn_epi32_mask(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7f800000));
+  return {_mm512_castsi512_ps(_mm512_mask_and_epi32(_mm512_castps_si512(a.v), small, _mm512_castps_si512(a.v), _mm512_set1_epi32(INT32_MIN)))};
+#endif
+}
 CKDIST_INLINE Vec load_i8(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
@@ -174,6 +226,29 @@ CKDIST_INLINE Part part_i8(const int8_t* p) {
 CKDIST_INLINE void part_store_f16(uint16_t* p, Part a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
+CKDIST_INLINE __m256i part_round_bf16(Part a) {
+  const __m256i bits = _mm256_castps_si256(a), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256 quiet = _mm256_castsi256_ps(_mm256_or_si256(bits, _mm256_set1_epi32(0x00400000)));
+  return _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded), quiet, _mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
+}
+CKDIST_INLINE void part_store_bf16(uint16_t* p, Part a) {
+  const __m256i halves = _mm256_packus_epi32(_mm256_srli_epi32(part_round_bf16(a), 16), _mm256_setzero_si256());
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08)));
+}
+CKDIST_INLINE void part_load_pairs(const uint16_t* p, Part* even, Part* odd) {
+  const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  *even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+  *odd = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(-0x10000)));
+}
+CKDIST_INLINE Part part_pairs(Part a, Part b) {
+  return _mm256_castsi256_ps(_mm256_blend_epi16(_mm256_srli_epi32(part_round_bf16(a), 16), part_round_bf16(b), 0xaa));
+}
+CKDIST_INLINE Part part_flush(Part a) {
+  const __m256i exponent = _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7f800000));
+  const __m256 small = _mm256_castsi256_ps(_mm256_cmpeq_epi32(exponent, _mm256_setzero_si256()));
+  return _mm256_blendv_ps(a, _mm256_and_ps(a, _mm256_set1_ps(-0.0f)), small);
+}
 CKDIST_INLINE void part_store_i8(int8_t* p, Part a) {
   const __m256i wide = _mm256_cvtps_epi32(a);
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
@@ -229,6 +304,25 @@ CKDIST_INLINE Part part_i8(const int8_t* p) {
 CKDIST_INLINE void part_store_f16(uint16_t* p, Part a) {
   for (int i = 0; i < kPartLanes; ++i) p[i] = to_f16(a[i]);
 }
+CKDIST_INLINE PartBits part_round_bf16(Part a) {
+  const PartBits bits = (PartBits)a, rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  return a == a ? rounded : bits | 0x00400000;
+}
+CKDIST_INLINE void part_store_bf16(uint16_t* p, Part a) {
+  typedef uint16_t Four __attribute__((vector_size(8)));
+  const Four four = __builtin_convertvector(part_round_bf16(a) >> 16, Four);
+  std::memcpy(p, &four, sizeof four);
+}
+CKDIST_INLINE void part_load_pairs(const uint16_t* p, Part* even, Part* odd) {
+  PartBits pairs;
+  std::memcpy(&pairs, p, sizeof pairs);
+  *even = (Part)(pairs << 16), *odd = (Part)(pairs & 0xffff0000);
+}
+CKDIST_INLINE Part part_pairs(Part a, Part b) { return (Part)(part_round_bf16(a) >> 16 | (part_round_bf16(b) & 0xffff0000)); }
+CKDIST_INLINE Part part_flush(Part a) {
+  const PartBits bits = (PartBits)a;
+  return (Part)((bits & 0x7f800000) == 0 ? bits & 0x80000000 : bits);
+}
 CKDIST_INLINE void part_store_i8(int8_t* p, Part a) {
   for (int i = 0; i < kPartLanes; ++i) p[i] = static_cast<int8_t>(a[i] == a[i] ? __builtin_lrintf(a[i]) : 0);
 }
@@ -282,10 +376,16 @@ CKDIST_INLINE Vec add_exponent(Vec a, Vec power) { CKDIST_EACH_PART(part_add_exp
 CKDIST_INLINE Vec load_f16(const uint16_t* p) { CKDIST_EACH_PART(part_f16(p + i * kPartLanes)); }
 CKDIST_INLINE Vec load_bf16(const uint16_t* p) { CKDIST_EACH_PART(part_bf16(p + i * kPartLanes)); }
 CKDIST_INLINE void store_bf16(uint16_t* p, Vec a) {
-  float floats[kLanes];
-  store(floats, a);
-  for (int i = 0; i < kLanes; ++i) p[i] = to_bf16(floats[i]);
+  for (int i = 0; i < kParts; ++i) part_store_bf16(p + i * kPartLanes, a.v[i]);
 }
+// 32 numbers in bfloat16, those at even places in one Vec, at odd places in the other.
+CKDIST_INLINE void load_pairs_bf16(const uint16_t* p, Vec* even, Vec* odd) {
+  for (int i = 0; i < kParts; ++i) part_load_pairs(p + 2 * i * kPartLanes, even->v + i, odd->v + i);
+}
+// The bits of lanes of 32: in each that of a in the lower half, that of b in the upper one.
+CKDIST_INLINE Vec to_bf16_pairs(Vec a, Vec b) { CKDIST_EACH_PART(part_pairs(a.v[i], b.v[i])); }
+// Denormals become zeros, as the CPUs' own conversion to bfloat16 has it.
+CKDIST_INLINE Vec flush(Vec a) { CKDIST_EACH_PART(part_flush(a.v[i])); }
 CKDIST_INLINE Vec load_i8(const int8_t* p) { CKDIST_EACH_PART(part_i8(p + i * kPartLanes)); }
 
 CKDIST_INLINE void store_f16(uint16_t* p, Vec a) {
@@ -321,5 +421,5 @@ CKDIST_INLINE float reduce_max(Vec a) {
 
 #endif
 
-}  // namespace CKDIST_ISA
+}  // namespace CKDIST_VECTORS
 }  // namespace ckdist

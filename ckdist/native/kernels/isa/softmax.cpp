@@ -35,20 +35,8 @@ CKDIST_INLINE void store_lanes(uint8_t* at, Vec a) {
 // Two columns of a tile.
 template <bool narrow>
 CKDIST_INLINE void store_columns(uint8_t* at, Vec a, Vec b) {
-  if constexpr (!narrow) {
-    store(reinterpret_cast<float*>(at), a), store(reinterpret_cast<float*>(at) + kLanes, b);
-  } else {
-#if defined(__AVX512F__)
-    const __m512i step = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    const __m512i order = _mm512_or_si512(step, _mm512_slli_epi32(_mm512_add_epi32(step, _mm512_set1_epi32(kLanes)), 16));
-    _mm512_storeu_si512(at, _mm512_permutexvar_epi16(order, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b.v, a.v))));
-#else
-    uint16_t halves[2][kLanes];
-    store_bf16(halves[0], a), store_bf16(halves[1], b);
-    for (int l = 0; l < kLanes; ++l)
-      for (int i = 0; i < 2; ++i) reinterpret_cast<uint16_t*>(at)[2 * l + i] = halves[i][l];
-#endif
-  }
+  if constexpr (narrow) store(reinterpret_cast<float*>(at), to_bf16_pairs(a, b));
+  else store(reinterpret_cast<float*>(at), a), store(reinterpret_cast<float*>(at) + kLanes, b);
 }
 
 template <bool narrow, bool cap>

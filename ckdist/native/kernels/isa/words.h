@@ -6,7 +6,7 @@
 #include "kernels/linear.h"
 
 namespace ckdist {
-namespace CKDIST_ISA {
+namespace CKDIST_VECTORS {
 
 #if defined(__AVX512F__)
 
@@ -121,5 +121,5 @@ CKDIST_INLINE void turn_fields(Words* w) {
     }
 }
 
-}  // namespace CKDIST_ISA
+}  // namespace CKDIST_VECTORS
 }  // namespace ckdist

@@ -1,30 +1,12 @@
-// Products of training. With AVX-512 they are panels, elsewhere the products of inference, in blocks that are added.
-#include "kernels/product.h"
+// Products of training as panels of AVX-512. Private to isa/.
+#pragma once
+#include "kernels/isa/product_output.h"
 
-#include "kernels/isa/simd.h"
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 #include "kernels/isa/panel_avx512.h"
-#endif
 
 namespace ckdist {
 namespace CKDIST_ISA {
-
-extern const LinearKernel linear_kernels[kTypeCount];
-
 namespace {
-
-constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-// `lanes` sums of a token, from `column` on.
-CKDIST_INLINE void finish(const ProductOutput& out, int64_t token, int64_t column, int lanes, Vec sum) {
-  if (out.bias) sum = sum + load(out.bias + column);
-  if (out.residual) sum = sum + load_n(out.residual + token * out.residual_stride + column, lanes);
-  uint8_t* const row = out.at + token * out.stride;
-  if (out.narrow) store_bf16(reinterpret_cast<uint16_t*>(row) + column, sum);
-  else store(reinterpret_cast<float*>(row) + column, sum);
-}
-
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 
 template <bool bf16>
 constexpr Type kType = bf16 ? Type::bf16 : Type::f32;
@@ -152,70 +134,11 @@ void outer(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uin
   });
 }
 
-#else
-
-constexpr int64_t kBlockColumns = 2048, kTokensAtOnce = 32, kTilesAtOnce = 4;
-
 template <bool bf16>
-void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride, int64_t tokens, float* y, int64_t y_stride,
-              bool add) {
-  const LinearKernel& kernel = linear_kernels[static_cast<int>(bf16 ? Type::bf16 : Type::f32)];
-  constexpr int64_t element = bf16 ? 2 : 4, row = kTilesAtOnce * kTileRows;
-  for (int64_t column = 0; column < matrix.cols; column += kBlockColumns) {
-    Matrix part = matrix;
-    part.cols = least(kBlockColumns, matrix.cols - column), part.tiles += column * element * kTileRows;
-    if (!add && column == 0) {
-      kernel.multiply(part, tile_begin, tile_end, x, x_stride, tokens, y, y_stride);
-      continue;
-    }
-    alignas(64) float sums[kTokensAtOnce * row];
-    for (int64_t tile = tile_begin; tile < tile_end; tile += kTilesAtOnce) {
-      Matrix some = part;
-      some.rows = least(row, matrix.rows - tile * kTileRows), some.tiles += tile * matrix.tile_bytes;
-      for (int64_t token = 0; token < tokens; token += kTokensAtOnce) {
-        const int64_t n = least(kTokensAtOnce, tokens - token);
-        kernel.multiply(some, 0, least(kTilesAtOnce, tile_end - tile), x + token * x_stride + column * element, x_stride, n, sums, row);
-        for (int64_t t = 0; t < n; ++t)
-          for (int64_t r = 0; r < some.rows; ++r) y[(token + t) * y_stride + tile * kTileRows + r] += sums[t * row + r];
-      }
-    }
-  }
+constexpr ProductKernel product_kernel() {
+  return {multiply<bf16>, produce<bf16>, outer<bf16>};
 }
-
-template <bool bf16>
-void produce(const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t tokens, float* sums, const ProductOutput& out) {
-  const int64_t tiles = matrix.tile_count(), stride = (tiles + 1) * kTileRows;
-  multiply<bf16>(matrix, 0, tiles, x, x_stride, tokens, sums, stride, false);
-  for (int64_t t = 0; t < tokens; ++t)
-    for (int64_t tile = 0; tile < tiles; ++tile) {
-      const int rows = static_cast<int>(least(kTileRows, matrix.rows - tile * kTileRows));
-      finish(out, t, tile * kTileRows, rows, load_n(sums + t * stride + tile * kTileRows, rows));
-    }
-}
-
-template <bool bf16>
-void outer(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x_tiles, int64_t x_tile_bytes, int64_t tokens, float* y,
-           int64_t y_stride, bool add, const uint8_t*) {
-  constexpr int64_t row = kOuterColumns / (bf16 ? 2 : 1) + 16;  // words
-  const int64_t words = (matrix.cols + 15) / 16 * 16 / (bf16 ? 2 : 1);
-  alignas(64) float rows[kTileRows * row];
-  for (int64_t token = 0; token < tokens; token += kTileRows, x_tiles += x_tile_bytes) {
-    for (int64_t word = 0; word < words; word += kLanes) {
-      Vec block[kLanes];
-      for (int i = 0; i < kLanes; ++i) block[i] = word + i < words ? load(reinterpret_cast<const float*>(x_tiles) + (word + i) * kTileRows) : set(0.0f);
-      transpose(block);
-      for (int t = 0; t < kTileRows; ++t) store(rows + t * row + word, block[t]);
-    }
-    multiply<bf16>(matrix, tile_begin, tile_end, reinterpret_cast<const uint8_t*>(rows), row * 4, least(kTileRows, tokens - token), y + token * y_stride,
-                   y_stride, add);
-  }
-}
-
-#endif
 
 }  // namespace
-
-extern const ProductKernels product_kernels = {{multiply<false>, produce<false>, outer<false>}, {multiply<true>, produce<true>, outer<true>}};
-
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

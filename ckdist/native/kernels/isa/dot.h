@@ -1,0 +1,160 @@
+// Products of bytes in lanes of 32 bits, for strips of 256 or 512 bits: by vpdpbusd where the level has it, else by
+// vpmaddubsw, whose sums of two products have 16 bits and saturate. Both are exact here, so that levels give the same
+// bits. Private to isa/.
+//
+// Without the instruction, of a code c >= 0 of the weights and a code x of the activations, |x| <= 127:
+//   codes of 2 to 6 bits   two products are at most 2 * 127 * c, so that a few of them can be added before they are widened
+//   codes of 8 bits        are taken as signed numbers w, -128 <= w <= 127: |w| times x with the sign of w, at most 2 * 127 * 128 = 32512
+//   minima                 have at most 6 bits, and what they are multiplied with 8: two products are at most 2 * 128 * 63, and two of those fit
+// Widening multiplies by 1, or by the group's scale where scales are whole numbers of 8 bits, which saves their product
+// afterwards.
+#pragma once
+#include <immintrin.h>
+
+#include "kernels/isa/linear_strip.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+using Lanes = __m512i;
+#define CKDIST_LANES(name) _mm512_##name
+#define CKDIST_LANES_BITS(name) _mm512_##name##_si512
+#else
+using Lanes = __m256i;
+#define CKDIST_LANES(name) _mm256_##name
+#define CKDIST_LANES_BITS(name) _mm256_##name##_si256
+#endif
+
+constexpr int kSteps = kGroupColumns / 4;  // of four columns each
+
+inline Lanes broadcast32(const void* at) {
+  int32_t value;
+  __builtin_memcpy(&value, at, sizeof value);
+  return CKDIST_LANES(set1_epi32)(value);
+}
+
+#if !defined(__AVX512F__)
+// With 16 registers GCC 12 stores every broadcast to the stack and multiplies it from there, so that what reads
+// activations is written by hand.
+typedef int32_t Word __attribute__((may_alias));
+#define CKDIST_WORD(at) (*reinterpret_cast<const Word*>(at))
+#endif
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+
+constexpr bool kByteDot = true;
+// sum + four unsigned bytes of `codes` times the four signed ones at x, lane by lane.
+inline Lanes dot_bytes(Lanes sum, Lanes codes, const uint8_t* x) {
+#if defined(__AVX512F__)
+  return _mm512_dpbusd_epi32(sum, codes, broadcast32(x));
+#else
+  Lanes four;
+  asm("vpbroadcastd %3, %1\n\t%{vex%} vpdpbusd %1, %2, %0" : "+x"(sum), "=&x"(four) : "x"(codes), "m"(CKDIST_WORD(x)));
+  return sum;
+#endif
+}
+// The same of two lanes' bytes, those of `codes` being of at most 6 bits.
+inline Lanes dot_minima(Lanes first, const uint8_t* x, Lanes second, const uint8_t* y) {
+  return dot_bytes(dot_bytes(CKDIST_LANES_BITS(setzero)(), first, x), second, y);
+}
+
+#else
+
+constexpr bool kByteDot = false;
+inline Lanes dot_minima(Lanes first, const uint8_t* x, Lanes second, const uint8_t* y) {
+  const Lanes pairs = CKDIST_LANES(add_epi16)(CKDIST_LANES(maddubs_epi16)(first, broadcast32(x)), CKDIST_LANES(maddubs_epi16)(second, broadcast32(y)));
+  return CKDIST_LANES(madd_epi16)(pairs, CKDIST_LANES(set1_epi16)(1));
+}
+
+#endif
+
+// Whether codes are multiplied as signed numbers, without an offset.
+template <Type type>
+constexpr bool is_signed() {
+  return !kByteDot && layout_of(type).offset == kCodebookOffset;
+}
+
+// Steps whose sums of two products can be added in 16 bits.
+template <Type type>
+constexpr int steps_before_widening() {
+  const int steps = is_signed<type>() ? 1 : 32767 / (2 * 127 * ((1 << (layout_of(type).low_bits + layout_of(type).high_bits)) - 1));
+  return steps >= 8 ? 8 : steps >= 4 ? 4 : steps >= 2 ? 2 : 1;
+}
+
+// Two products each of the codes of one step with the columns at x. `many`: tokens, for whom the codes stay in
+// registers; else the columns may.
+template <Type type, bool many>
+inline Lanes multiply_pairs(Lanes codes, const uint8_t* x) {
+#if defined(__AVX512F__)
+  const Lanes four = broadcast32(x);
+  if constexpr (!is_signed<type>()) return _mm512_maddubs_epi16(codes, four);
+  return _mm512_maddubs_epi16(_mm512_abs_epi8(codes), _mm512_mask_sub_epi8(four, _mm512_movepi8_mask(codes), _mm512_setzero_si512(), four));
+#else
+  Lanes pairs;
+  if constexpr (!many)
+    pairs = is_signed<type>() ? _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(broadcast32(x), codes)) : _mm256_maddubs_epi16(codes, broadcast32(x));
+  else if constexpr (is_signed<type>())
+    asm("vpbroadcastd %3, %0\n\tvpsignb %2, %0, %0\n\tvpmaddubsw %0, %1, %0"
+        : "=&x"(pairs) : "x"(_mm256_abs_epi8(codes)), "xm"(codes), "m"(CKDIST_WORD(x)));
+  else
+    asm("vpbroadcastd %2, %0\n\tvpmaddubsw %0, %1, %0" : "=&x"(pairs) : "x"(codes), "m"(CKDIST_WORD(x)));
+  return pairs;
+#endif
+}
+
+// sum + factor * (codes . x) over `count` steps, factor being the same in both halves of a lane; with vpdpbusd it is 1.
+template <Type type, int count, bool many>
+inline Lanes add_products(Lanes sum, Lanes factor, const Lanes* codes, const uint8_t* x) {
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+  (void)factor;
+#pragma GCC unroll 8
+  for (int s = 0; s < count; ++s) sum = dot_bytes(sum, codes[s], x + 4 * s);
+#else
+  constexpr int run = steps_before_widening<type>() < count ? steps_before_widening<type>() : count;
+#pragma GCC unroll 8
+  for (int s = 0; s < count; s += run) {
+    Lanes pairs = multiply_pairs<type, many>(codes[s], x + 4 * s);
+#pragma GCC unroll 8
+    for (int i = 1; i < run; ++i) pairs = CKDIST_LANES(add_epi16)(pairs, multiply_pairs<type, many>(codes[s + i], x + 4 * (s + i)));
+    sum = CKDIST_LANES(add_epi32)(sum, CKDIST_LANES(madd_epi16)(pairs, factor));
+  }
+#endif
+  return sum;
+}
+
+// `low` in the lower half of every lane, `high` in the upper one; both fit 16 bits.
+inline Lanes pair_of(Lanes low, Lanes high) {
+  return CKDIST_LANES_BITS(or)(CKDIST_LANES_BITS(and)(low, CKDIST_LANES(set1_epi32)(0xffff)), CKDIST_LANES(slli_epi32)(high, 16));
+}
+
+// Scales of the 32 columns of a group as add_products takes them, where scales are whole numbers; and minus the
+// offset's part of their products. `scaled` false: all 1, for products that are scaled afterwards, which one token
+// alone has cheaper.
+template <Type type, bool scaled = layout_of(type).whole()>
+struct PairScales {
+  static constexpr BlockLayout layout = layout_of(type);
+  static constexpr int parts = kGroupColumns / layout.group;
+  static constexpr bool offset = layout.offset > 0 && !is_signed<type>();
+  static_assert(kByteDot || !scaled || !offset || parts == 2, "sums are read for two groups of 16 columns");
+  Lanes factor[parts], of_sums;
+
+  explicit PairScales(const Lanes* scale) {
+    for (int p = 0; p < parts; ++p) factor[p] = scaled ? pair_of(scale[p], scale[p]) : CKDIST_LANES(set1_epi16)(1);
+    of_sums = CKDIST_LANES_BITS(setzero)();
+    if constexpr (scaled && offset)  // at most 32 * 128 each
+      of_sums = pair_of(CKDIST_LANES(slli_epi32)(scale[0], log2_of(layout.offset)), CKDIST_LANES(slli_epi32)(scale[parts - 1], log2_of(layout.offset)));
+  }
+  // Of the two sums of 16 columns at `at`, which are minus 32 times at most 16 * 127.
+  Lanes offset_products(const uint8_t* at) const {
+    int32_t sums[2];
+    __builtin_memcpy(sums, at, sizeof sums);
+    const uint32_t both = static_cast<uint32_t>(sums[0] / kSums16Factor & 0xffff) | static_cast<uint32_t>(sums[1] / kSums16Factor) << 16;
+    return CKDIST_LANES(madd_epi16)(of_sums, CKDIST_LANES(set1_epi32)(static_cast<int32_t>(both)));
+  }
+};
+
+}  // namespace
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

@@ -1,0 +1,30 @@
+// One row of a level's table of products, by the strips that the level has. Private to isa/.
+#pragma once
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
+#include "kernels/isa/linear_amx.h"
+#elif defined(__AVX512F__)
+#include "kernels/isa/linear_avx512.h"
+#elif defined(__AVX2__)
+#include "kernels/isa/linear_avx2.h"
+#else
+#include "kernels/isa/linear_baseline.h"
+#endif
+#include "kernels/isa/pack_tile.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+namespace {
+
+template <Type type>
+constexpr LinearKernel kernel_of() {
+#ifdef __AMX_INT8__
+  constexpr auto product = multiply_in_tiles<type>;
+#else
+  constexpr auto product = multiply<Product<type>>;
+#endif
+  return {activation_of<type>(), Tiles<type>::tile_bytes, CKDIST_VECTORS::pack_tile<type>, Tiles<type>::unpack_row, product};
+}
+
+}  // namespace
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

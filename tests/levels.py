@@ -1,0 +1,31 @@
+"""The levels of instructions that kernels are tested on, and what was skipped for want of one, told at the end of a run."""
+
+import re
+
+import pytest
+
+from ckdist import native
+
+ALL = dict(reversed(native.isas().items()))  # plainest first; with what the CPU lacks
+HERE = [name for name, lacks in ALL.items() if not lacks]
+VECTORS = ("baseline", "avx2", "avx512")  # whose code is shared by the levels above them, where a file asks for no more
+INTEGERS = (*VECTORS, "avx2_vnni", "avx512_vnni")  # of kernels that ask for dot products of integers alone
+SKIPPED = re.compile(r"level (\w+): this CPU lacks (.+)")
+
+
+def each(names=tuple(ALL)) -> list:
+    """Parameters for those of `names` that this build has; tests of levels that the CPU lacks are skipped, and told."""
+    marks = {
+        name: pytest.mark.skipif(bool(lacks), reason=f"level {name}: this CPU lacks {lacks}") for name, lacks in ALL.items()
+    }
+    return [pytest.param(name, marks=mark) for name, mark in marks.items() if name in names]
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    counts = {}
+    for report in terminalreporter.stats.get("skipped", ()):
+        found = SKIPPED.search(report.longrepr[2] if isinstance(report.longrepr, tuple) else "")
+        if found:
+            counts[found.groups()] = counts.get(found.groups(), 0) + 1
+    for (name, lacks), count in counts.items():
+        terminalreporter.write_line(f"skipped for want of {lacks}: {count} tests of level {name}")
