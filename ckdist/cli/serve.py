@@ -53,7 +53,7 @@ def open_line(config: ServeConfig, listener: socket.socket) -> str | None:
     address, port = listener.getsockname()[:2]
     if config.api_key or config.api_key_file or is_loopback(address):
         return None
-    return f"whoever reaches {address} port {port} can use this server: --api-key or --api-key-file asks for a key"
+    return f"any client that reaches {address} port {port} can use this server; --api-key or --api-key-file asks for a key"
 
 
 def stop_line() -> str | None:

@@ -13,7 +13,7 @@ class SamplingParams:
     """How the next tokens of one sequence are chosen and when it ends.
 
     The draw at position p depends on (seed, p) and the sequence's own tokens alone, so the same seed and settings give
-    the same text, whoever shares the batch. From `typical_p` on, llama.cpp defines the fields.
+    the same text, whatever else is in the batch. From `typical_p` on, llama.cpp defines the fields.
     """
 
     max_tokens: int = 16

@@ -1,8 +1,8 @@
 """Tokenizers and templates out of hostile files, in processes with limits that the kernel enforces.
 
 A zygote loads the tokenizer under limits and tries it (see `probe`); then it forks workers at no cost of loading. What
-comes back is a `Vocabulary`. Whoever tokenises what strangers send does it in workers. Whoever tokenises its own user's
-text, at full speed, may use the tokenizer in its own process once it has passed here.
+comes back is a `Vocabulary`. Text of strangers is tokenised in workers. A command that tokenises its own user's text, at
+full speed, may use the tokenizer in its own process once it has passed here.
 """
 
 import json

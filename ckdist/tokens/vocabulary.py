@@ -1,6 +1,6 @@
 """What a model's tokens stand for: enough to turn ids into text, without the code that turns text into ids.
 
-It can be sent to another process as bytes: whoever streams text needs no tokenizer, which is built from hostile files.
+It can be sent to another process as bytes: code that streams text needs no tokenizer, which is built from hostile files.
 """
 
 from __future__ import annotations
