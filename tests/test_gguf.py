@@ -105,7 +105,7 @@ LIES = {
     "unaligned": (file_of(infos=[info(offset=8)]), "offset 8, which is not a multiple of the alignment 32"),
     "duplicate tensor": (file_of(infos=[info(), info()]), "'w', stands there twice"),
     "row of blocks": (file_of(infos=[info(dims=(48,), kind=8)]), "rows of 48 elements, which Q8_0 blocks of 32 do not divide"),
-    "known other type": (file_of(infos=[info(kind=16)]), r"type 16 \(IQ2_XXS\); the known types are F32, F16, BF16, Q4_0"),
+    "known other type": (file_of(infos=[info(kind=40)]), r"type 40 \(NVFP4\); the known types are F32, F16, BF16, Q4_0"),
     "unknown type": (file_of(infos=[info(kind=99)]), r"type 99 \(unknown\); the known"),
 }  # fmt: skip
 

@@ -14,7 +14,8 @@ from tests.levels import HERE, each
 
 HALF_FIELDS = {  # where a block's float16 scales stand, in bytes
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82], "Q3_K": [108],
-    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0],
+    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0], "IQ1_S": [0], "IQ2_XXS": [0], "IQ2_XS": [0],
+    "IQ2_S": [0], "IQ3_XXS": [0], "IQ3_S": [0], "TQ1_0": [52], "TQ2_0": [64], "IQ1_M": [], "MXFP4": [],
 }  # fmt: skip
 TYPES = ["F32", "F16", "BF16", *HALF_FIELDS]
 F32, BF16, Q8 = 0, 1, 2
@@ -28,6 +29,15 @@ def block_of(name):
     return lib.ckdist_type_block_elements(number(name)), lib.ckdist_type_block_bytes(number(name))
 
 
+def scale_elsewhere(name, blocks, scales):
+    """Gives blocks (rows, blocks, bytes) scales that stand in no half-precision field: IQ1_M's in four parts, MXFP4's power of two near it."""
+    if name == "IQ1_M":
+        parts = scales.view(np.uint16)[..., None] >> np.array([0, 4, 8, 12], np.uint16) & 15
+        blocks[..., 49::2] = blocks[..., 49::2] & 15 | (parts << 4).astype(np.uint8)
+    if name == "MXFP4":
+        blocks[..., 0] = np.frexp(np.abs(scales).astype(np.float32))[1] + 127
+
+
 def random_rows(name, rows, cols, seed=0):
     """Rows in the file's format, every code and sub-scale drawn at random: uint8 (rows, bytes), and their float32 values."""
     rng = np.random.default_rng(seed)
@@ -39,6 +49,7 @@ def random_rows(name, rows, cols, seed=0):
         for at in HALF_FIELDS[name]:
             scales = rng.uniform(-0.01, 0.01, (rows, cols // elements, 1)).astype(np.float16)
             blocks[..., at : at + 2] = scales.view(np.uint8)
+        scale_elsewhere(name, blocks, rng.uniform(-0.01, 0.01, blocks.shape[:2]).astype(np.float16))
         data = blocks.reshape(rows, cols // elements * size)
     else:
         data = quants.quantize(rng.normal(size=(rows, cols)).astype(np.float32), GGMLQuantizationType[name])
@@ -110,6 +121,29 @@ def test_packing_costs_a_few_per_cent(name):
     assert packed <= 1.06 * 16 * 4096 // elements * size
 
 
+@pytest.mark.parametrize("name", HALF_FIELDS)
+def test_blocks_of_any_bytes_mean_what_gguf_says(name):
+    """Infinite scales and such too: what is no number there is none here, and the products of other rows stay as they are."""
+    elements, size = block_of(name)
+    rows, cols = 32, 2 * elements
+    data = np.random.default_rng(8).integers(0, 256, (rows, 2 * size), np.uint8)
+    for at in HALF_FIELDS[name]:
+        data[0, at : at + 2] = np.float16("inf").reshape(1).view(np.uint8)
+        data[1, at : at + 2] = np.float16("nan").reshape(1).view(np.uint8)
+    x = whole_activations(1, cols)
+    with np.errstate(all="ignore"):
+        values = quants.dequantize(data, GGMLQuantizationType[name])
+        exact = values.astype(np.float64) @ x[0]
+        magnitude = np.abs(values).astype(np.float64) @ np.abs(x[0])
+    out = np.empty_like(values)
+    check(lib.ckdist_dequantize(number(name), rows, cols, pointer(data, "uint8_t *"), data.size, pointer(out, "float *")))
+    np.testing.assert_array_equal(out, values)
+    whole = np.isfinite(values).all(1)
+    for isa in HERE:
+        y = multiply(isa, name, pack(isa, name, data, rows, cols), rows, cols, prepare(isa, Q8, x))[0]
+        assert np.all(np.abs(y - exact)[whole] <= 2e-6 * magnitude[whole]) and not np.isfinite(y[~whole]).any()
+
+
 @pytest.mark.parametrize("isa", each())
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("rows,tokens", [(16, 1), (37, 3), (50, 35)])
@@ -128,10 +162,11 @@ def test_whole_activations_give_the_exact_product(isa, name, rows, tokens):
 def test_the_largest_codes_do_not_saturate(isa, name):
     elements, size = block_of(name)
     cols = 2 * elements
-    for fill in (0x00, 0x7F, 0x80, 0xFF):
+    for fill in (0x00, 0x77, 0x7F, 0x80, 0xFF):
         blocks = np.full((16, 2, size), fill, np.uint8)
         for at in HALF_FIELDS[name]:
             blocks[..., at : at + 2] = np.float16(1).reshape(1).view(np.uint8)
+        scale_elsewhere(name, blocks, np.ones((16, 2), np.float16))
         data = blocks.reshape(16, 2 * size)
         values = quants.dequantize(data, GGMLQuantizationType[name]).astype(np.float64)
         x = np.stack([np.full(cols, 127), np.full(cols, -127), np.tile([127, -127], cols // 2)]).astype(np.float32)
@@ -148,6 +183,7 @@ def test_extreme_codes_in_every_order_do_not_saturate(isa, name):
     blocks = rng.choice(np.array([0x00, 0x0F, 0x7F, 0x80, 0x81, 0xF0, 0xFF], np.uint8), (48, 4, size))
     for at in HALF_FIELDS[name]:
         blocks[..., at : at + 2] = np.float16(1).reshape(1).view(np.uint8)
+    scale_elsewhere(name, blocks, np.ones(blocks.shape[:2], np.float16))
     data = blocks.reshape(48, 4 * size)
     values = quants.dequantize(data, GGMLQuantizationType[name]).astype(np.float64)
     x = rng.choice(np.float32([-127, 127, 0, 1]), (24, 4 * elements), p=[0.45, 0.45, 0.05, 0.05])
@@ -201,6 +237,18 @@ def test_a_token_does_not_depend_on_its_batch(isa, name):
     for tokens in (2, 3, 5, 17, 64, 150):
         together = multiply(isa, name, tiles, rows, cols, prepared[:tokens])
         np.testing.assert_array_equal(together.view(np.uint32), alone[:tokens].view(np.uint32))
+
+
+@pytest.mark.parametrize("isa", each())
+def test_rows_too_wide_to_be_expanded_once(isa):
+    """Expanded, the tile is larger than what stays in the cache; each strip of tokens expands it for itself, with the same bits."""
+    rows, cols = 16, 96 * 256
+    data, values = random_rows("IQ2_XS", rows, cols)
+    x = whole_activations(21, cols)
+    tiles, prepared = pack(isa, "IQ2_XS", data, rows, cols), prepare(isa, Q8, x)
+    y = multiply(isa, "IQ2_XS", tiles, rows, cols, prepared)
+    np.testing.assert_array_equal(y[20:], multiply(isa, "IQ2_XS", tiles, rows, cols, prepared[20:]))
+    assert np.all(np.abs(y - x @ values.T) <= 1e-5 * np.abs(x) @ np.abs(values).T)
 
 
 @pytest.mark.parametrize("isa", each())

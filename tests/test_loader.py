@@ -45,8 +45,13 @@ def random_rows(tensor_type, rows, cols, seed=0) -> np.ndarray:
     data = rng.integers(0, 256, (rows, tensor_type.row_bytes(cols)), dtype=np.uint8)
     blocks = data.reshape(-1, tensor_type.block_bytes)
     at = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q4_1": (0, 2), "Q5_1": (0, 2)}
+    at |= {"TQ1_0": (52,), "TQ2_0": (64,), "IQ1_M": (), "MXFP4": ()}
     for offset in at.get(tensor_type.name, (0,)):  # half-precision scales
         blocks[:, offset : offset + 2] = rng.uniform(0.01, 1, (len(blocks), 1)).astype(np.float16).view(np.uint8)
+    if tensor_type is dtypes.IQ1_M:
+        blocks[:, 55] = blocks[:, 55] & 0x0F | 0x30  # the top of its scale, which stands in four parts
+    if tensor_type is dtypes.MXFP4:
+        blocks[:, 0] = rng.integers(120, 128, len(blocks))
     return data
 
 

@@ -1,15 +1,18 @@
 """Block formats of GGUF turned into float32 by numpy: the definition of what stored bytes mean, and slow.
 
 The runtime computes on the blocks themselves; this serves the numpy reference, training's start and tests. In every function `b` is
-uint8 (blocks, block_bytes) and the result float32 (blocks, block_elements). Layouts: ggml's block structs.
+uint8 (blocks, block_bytes) and the result float32 (blocks, block_elements). Layouts: ggml's block structs. Grids stand in the native
+library alone, whose plain code reads them.
 """
 
 import numpy as np
 
 from ckdist.errors import ModelFileError
+from ckdist.native import check, lib, pointer
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import TensorSource
 
+FP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice those of E2M1
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
@@ -149,8 +152,39 @@ def _iq4_xs(b: np.ndarray) -> np.ndarray:
     return (scales[:, :, None] * IQ4_VALUES[_nibbles(b[:, 8:].reshape(-1, 8, 16)).reshape(-1, 8, 32)]).reshape(-1, 256)
 
 
+def _mxfp4(b: np.ndarray) -> np.ndarray:
+    exponent = b[:, :1].astype(np.uint32)  # 2 to the power of (exponent - 128), of which two are subnormal
+    scales = np.where(exponent < 2, np.uint32(1 << 21) << exponent, (exponent - 1) << 23).astype(np.uint32).view(np.float32)
+    return scales * FP4_VALUES[_nibbles(b[:, 1:]).reshape(-1, 32)]
+
+
+def _trits(b: np.ndarray, count: int) -> np.ndarray:
+    """(blocks, n) bytes, fractions of 3^5, to their first `count` digits (blocks, count * n), -1, 0 or 1."""
+    powers = 3 ** np.arange(count, dtype=np.uint8)[:, None]
+    digits = (b[:, None, :] * powers).astype(np.uint16) * 3 >> 8
+    return digits.reshape(len(b), -1).astype(np.float32) - 1
+
+
+def _tq1_0(b: np.ndarray) -> np.ndarray:
+    return _f16(b[:, 52:]) * np.concatenate([_trits(b[:, :32], 5), _trits(b[:, 32:48], 5), _trits(b[:, 48:52], 4)], axis=1)
+
+
+def _tq2_0(b: np.ndarray) -> np.ndarray:
+    return _f16(b[:, 64:]) * (_two_bits(b[:, :64]).reshape(-1, 256).astype(np.float32) - 1)
+
+
+def _grid_blocks(tensor_type: dtypes.TensorType):
+    def read(b: np.ndarray) -> np.ndarray:
+        out = np.empty((len(b), tensor_type.block_elements), np.float32)
+        check(lib.ckdist_dequantize(tensor_type.number, *out.shape, pointer(b, "uint8_t *"), b.size, pointer(out, "float *")))
+        return out
+
+    return read
+
+
 _FUNCTIONS = {
     dtypes.F32: _f32_blocks, dtypes.F16: _f16, dtypes.BF16: _bf16_blocks, dtypes.Q4_0: _q4_0, dtypes.Q4_1: _q4_1,
     dtypes.Q5_0: _q5_0, dtypes.Q5_1: _q5_1, dtypes.Q8_0: _q8_0, dtypes.Q2_K: _q2_k, dtypes.Q3_K: _q3_k, dtypes.Q4_K: _q4_k,
     dtypes.Q5_K: _q5_k, dtypes.Q6_K: _q6_k, dtypes.IQ4_NL: _iq4_nl, dtypes.IQ4_XS: _iq4_xs,
+    dtypes.MXFP4: _mxfp4, dtypes.TQ1_0: _tq1_0, dtypes.TQ2_0: _tq2_0, **{t: _grid_blocks(t) for t in dtypes.GRIDS},
 }  # fmt: skip

@@ -13,7 +13,8 @@ namespace avx512_vnni {  // takes the fewest tokens
 static void leave(const Matrix&, int64_t, int64_t, const uint8_t*, int64_t, int64_t, float*, int64_t) {}
 #define LEFT {ActivationFormat::f32, nullptr, nullptr, nullptr, leave}
 #define EIGHT LEFT, LEFT, LEFT, LEFT, LEFT, LEFT, LEFT, LEFT
-extern const LinearKernel byte_kernels[kTypeCount] = {EIGHT, EIGHT, EIGHT, LEFT, LEFT, LEFT, LEFT, LEFT, LEFT, LEFT};
+static_assert(kTypeCount == 40);
+extern const LinearKernel byte_kernels[kTypeCount] = {EIGHT, EIGHT, EIGHT, EIGHT, EIGHT};
 }  // namespace avx512_vnni
 
 namespace amx {

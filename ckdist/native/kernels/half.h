@@ -36,6 +36,12 @@ static inline float float_of_half(uint16_t half) {
   return float_of_bits(bits | sign);
 }
 
+// 2 to the power of (exponent - 128), E8M0 halved; the least two are subnormal numbers.
+constexpr uint32_t kLeastPower = 0x00200000u;  // 2^-128
+static inline float float_of_exponent(uint8_t exponent) {
+  return float_of_bits(exponent < 2 ? kLeastPower << exponent : static_cast<uint32_t>(exponent - 1) << 23);
+}
+
 // Round to nearest even. Adding a power of two makes the float adder drop exactly the bits that a half does not hold.
 static inline uint16_t half_of_float(float value) {
   const uint32_t bits = bits_of_float(value);

@@ -1,8 +1,10 @@
 #include "kernels/layout.h"
 
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/half.h"
+#include "kernels/interleaved.h"
 #include "kernels/layout_blocks.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -90,6 +92,8 @@ void pack_block(const Block& source, int row, int first, uint8_t* block) {
     const int group = first / layout.group;
     store16(block + layout.group_scales() + group * layout.group_scale_bytes(), row, source.scale);
     if (layout.minimum) store16(block + layout.group_minima() + group * layout.group_scale_bytes(), row, source.minimum);
+  } else if constexpr (layout.scales == ScaleKind::exponent) {
+    block[layout.group_scales() + first / layout.group * kTileRows + row] = source.scales[0];
   } else {
     store16(block + layout.block_scale(), row, source.scale);
     if (layout.minimum) store16(block + layout.block_minimum(), row, source.minimum);
@@ -115,6 +119,8 @@ void unpack_block(const uint8_t* block, int row, int first, Block& out) {
     const int group = first / layout.group;
     out.scale = load16(block + layout.group_scales() + group * layout.group_scale_bytes(), row);
     if (layout.minimum) out.minimum = load16(block + layout.group_minima() + group * layout.group_scale_bytes(), row);
+  } else if constexpr (layout.scales == ScaleKind::exponent) {
+    out.scales[0] = block[layout.group_scales() + first / layout.group * kTileRows + row];
   } else {
     out.scale = load16(block + layout.block_scale(), row);
     if (layout.minimum) out.minimum = load16(block + layout.block_minimum(), row);
@@ -160,6 +166,36 @@ struct BlockTiles {
   }
 };
 
+template <Type type>
+struct InterleavedTiles {
+  static constexpr InterleavedLayout layout = interleaved_of(type);
+  static constexpr int columns = layout_of(type).columns, stored_bytes = type_traits(type).block_bytes;
+
+  static int64_t tile_bytes(int64_t cols) { return round_up(cols, columns) / columns * layout.bytes(); }
+
+  static void pack(const uint8_t* const* source_rows, int rows, int64_t cols, uint8_t* tile) {
+    for (int64_t block = 0; block < cols / columns; ++block, tile += layout.bytes()) {
+      std::memset(tile, 0, layout.bytes());
+      for (int row = 0; row < rows; ++row) {
+        const uint8_t* const source = source_rows[row] + block * stored_bytes;
+        for (int i = 0; i < layout.words; ++i) store32(tile + 4 * (kTileRows * i + row), load32(source + layout.words_at + 4 * i));
+        if (layout.scale_at >= 0) store16(tile + layout.scales(), row, load16(source + layout.scale_at, 0));
+      }
+    }
+  }
+
+  static void unpack_row(const uint8_t* tile, int row, int64_t cols, float* out) {
+    for (int64_t column = 0; column < cols; column += columns, tile += layout.bytes()) {
+      uint8_t source[stored_bytes];
+      for (int i = 0; i < layout.words; ++i) store32(source + layout.words_at + 4 * i, load32(tile + 4 * (kTileRows * i + row)));
+      if (layout.scale_at >= 0) store16(source + layout.scale_at, 0, load16(tile + layout.scales(), row));
+      Block block;
+      read_block<type>(source, block);
+      block_values<type>(block, out + column);
+    }
+  }
+};
+
 // Element: the bits of one weight; depth: columns that lie together, [column / depth][16 rows][depth].
 template <class Element, int depth, float (*value)(Element)>
 struct FloatTiles {
@@ -192,7 +228,7 @@ struct FloatTiles {
   }
 };
 
-template <Type type> struct Format : BlockTiles<type> {};
+template <Type type> struct Format : std::conditional_t<is_interleaved(type), InterleavedTiles<type>, BlockTiles<type>> {};
 template <> struct Format<Type::f32> : FloatTiles<uint32_t, 1, float_of_bits> {};
 template <> struct Format<Type::f16> : FloatTiles<uint16_t, 1, float_of_half> {};
 template <> struct Format<Type::bf16> : FloatTiles<uint16_t, 2, float_of_bf16> {};

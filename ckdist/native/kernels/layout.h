@@ -11,7 +11,9 @@
 //   a plane of 4 bits has 4 vectors, vector i holds steps i (low nibble) and i + 4
 //   a plane of 2 bits has 2 vectors, vector i holds steps 4i (lowest bits) to 4i + 3
 //   a plane of 1 bit has 1 vector, whose bit i belongs to step i
-// so that any 32 columns unpack alike. float32 and float16 tiles are [column][16], bfloat16 [column / 2][16][2], columns padded to 16.
+// so that any 32 columns unpack alike. Types whose codes index a grid, and ternary ones, are packed as they are stored
+// (kernels/interleaved.h) and expanded to such a block with a plane of 8 bits, which a product reads from the cache.
+// float32 and float16 tiles are [column][16], bfloat16 [column / 2][16][2], columns padded to 16.
 #pragma once
 #include <cstdint>
 
@@ -27,6 +29,8 @@ enum class ScaleKind {
   half,          // a float16 per group of 32; minima likewise
   unsigned_byte, // block scale * byte; minima likewise
   signed_byte,   // block scale * signed byte
+  exponent,      // 2 to the power of (byte - 128), of every group of 32
+  expanded,      // block scale, a float32, * signed byte
   nibbles,       // block scale * low nibble; minimum: block minimum scale * high nibble
 };
 
@@ -39,17 +43,25 @@ struct BlockLayout {
   int offset;
   bool minimum;
   ScaleKind scales;
-  bool codebook;  // codes index kCodebook; what is found there is a code of 8 bits with the offset
+  bool codebook;  // codes index codebook_of the type; what is found there is a code of 8 bits with the offset
 
   // Scales of groups are whole numbers, exact in products before the block's scale.
-  constexpr bool whole() const { return scales == ScaleKind::unsigned_byte || scales == ScaleKind::signed_byte; }
+  constexpr bool whole() const {
+    return scales == ScaleKind::unsigned_byte || scales == ScaleKind::signed_byte || scales == ScaleKind::expanded;
+  }
+  // Each group's scale stands alone; elsewhere it is relative to the block's.
+  constexpr bool alone() const { return scales == ScaleKind::half || scales == ScaleKind::exponent; }
+  constexpr int largest_code() const { return codebook ? 2 * offset - 1 : (1 << (low_bits + high_bits)) - 1; }
   constexpr int groups() const { return columns / group; }
   constexpr int low_bytes() const { return kGroupColumns * kTileRows * low_bits / 8; }
   constexpr int high_bytes() const { return kGroupColumns * kTileRows * high_bits / 8; }
   constexpr int plane_bytes() const { return low_bytes() + high_bytes(); }  // of 32 columns
   constexpr int group_scale_bytes() const { return scales == ScaleKind::half ? 2 * kTileRows : kTileRows; }
   constexpr int all_group_scales() const { return groups() * group_scale_bytes(); }
-  constexpr int block_scales() const { return scales == ScaleKind::half ? 0 : 2 * kTileRows * (minimum ? 2 : 1); }
+  constexpr int block_scales() const {
+    if (scales == ScaleKind::expanded) return 4 * kTileRows;
+    return alone() ? 0 : 2 * kTileRows * (minimum ? 2 : 1);
+  }
   // Where whole scales are summed over the block, its own scale and the minima are read after the codes, else before them.
   constexpr int group_scales() const { return whole() ? 0 : block_scales(); }
   constexpr int head() const { return group_scales() + all_group_scales() * (minimum && scales == ScaleKind::half ? 2 : 1); }
@@ -62,9 +74,14 @@ struct BlockLayout {
   constexpr int bytes() const { return (used() + 63) / 64 * 64; }
 };
 
-// IQ4's sixteen values, shifted by 128 to be unsigned.
-constexpr uint8_t kCodebook[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
-constexpr int kCodebookOffset = 128;
+// IQ4's sixteen values, shifted by 128 to be unsigned; twice those of FP4 (E2M1), shifted by 16.
+constexpr uint8_t kIq4Codebook[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+constexpr uint8_t kFp4Codebook[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+constexpr int kCodebookOffset = 128;  // of IQ4, and of codes of 8 bits
+constexpr const uint8_t* codebook_of(Type type) { return type == Type::mxfp4 ? kFp4Codebook : kIq4Codebook; }
+
+// What blocks of a grid or of ternary numbers are expanded to, with a scale for so many columns.
+constexpr BlockLayout expanded_layout(int group) { return {256, 8, 0, group, 128, false, ScaleKind::expanded, false}; }
 
 constexpr BlockLayout layout_of(Type type) {
   using Kind = ScaleKind;
@@ -81,12 +98,19 @@ constexpr BlockLayout layout_of(Type type) {
     case Type::q5_k:   return {  256,    4,  1,   32,   0,     true,   Kind::unsigned_byte, false};
     case Type::q6_k:   return {  256,    6,  0,   16,   32,    false,  Kind::signed_byte,   false};
     case Type::iq4_xs: return {  256,    4,  0,   32,   128,   false,  Kind::signed_byte,   true};
+    case Type::mxfp4:  return {  64,     4,  0,   32,   16,    false,  Kind::exponent,      true};
+    case Type::iq1_s: case Type::iq2_xxs: case Type::iq3_xxs: case Type::iq3_s: case Type::tq1_0: case Type::tq2_0:
+      return expanded_layout(32);
+    case Type::iq1_m: case Type::iq2_xs: case Type::iq2_s: return expanded_layout(16);
     default:           return {  0,      0,  0,   32,   0,     false,  Kind::half,          false};
   }
 }
 
+#define CKDIST_EACH_INTERLEAVED_TYPE(X) \
+  X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s) X(tq1_0) X(tq2_0)
 #define CKDIST_EACH_BLOCK_TYPE(X) \
-  X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs)
+  X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs) \
+  X(mxfp4) CKDIST_EACH_INTERLEAVED_TYPE(X)
 #define CKDIST_EACH_TYPE(X) X(f32) X(f16) X(bf16) CKDIST_EACH_BLOCK_TYPE(X)
 
 // The ISA-independent part of a LinearKernel, compiled once; and the plain way to pack, which isa/pack_tile.cpp does faster.

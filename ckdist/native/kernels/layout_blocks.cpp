@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/half.h"
+#include "kernels/interleaved.h"
 
 namespace ckdist {
 namespace {
@@ -111,6 +112,12 @@ void read_block<Type::iq4_nl>(const uint8_t* source, Block& block) {
 }
 
 template <>
+void read_block<Type::mxfp4>(const uint8_t* source, Block& block) {
+  block.scales[0] = source[0];
+  read_nibbles(source + 1, block.codes);
+}
+
+template <>
 void read_block<Type::q2_k>(const uint8_t* source, Block& block) {
   std::memcpy(block.scales, source, 16);
   read_crumbs_k(source + 16, block.codes);
@@ -178,16 +185,17 @@ template <Type type>
 void block_values(const Block& block, float* out) {
   constexpr BlockLayout layout = layout_of(type);
   const int columns = type_traits(type).block_elements;
-  const float block_scale = float_of_half(block.scale);
+  const float block_scale = layout.scales == ScaleKind::exponent ? float_of_exponent(block.scales[0]) : float_of_half(block.scale);
   const float block_minimum = layout.minimum ? float_of_half(block.minimum) : 0;
   for (int start = 0; start < columns; start += layout.group) {
     const int group = start / layout.group;
     float scale = block_scale, minimum = block_minimum;
     if (layout.scales == ScaleKind::unsigned_byte) scale *= block.scales[group], minimum *= block.minima[group];
+    if (layout.scales == ScaleKind::expanded) scale *= interleaved_of(type).unit * block.scales[group];
     if (layout.scales == ScaleKind::signed_byte) scale *= static_cast<int8_t>(block.scales[group]);
     if (layout.scales == ScaleKind::nibbles) scale *= block.scales[group] & 0x0f, minimum *= block.scales[group] >> 4;
     for (int i = start; i < start + layout.group; ++i) {
-      const int code = layout.codebook ? kCodebook[block.codes[i]] : block.codes[i];
+      const int code = layout.codebook ? codebook_of(type)[block.codes[i]] : block.codes[i];
       const float value = scale * static_cast<float>(code - layout.offset);
       out[i] = layout.minimum ? value - minimum : value;
     }

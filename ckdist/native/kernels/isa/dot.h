@@ -79,7 +79,7 @@ constexpr bool is_signed() {
 // Steps whose sums of two products can be added in 16 bits.
 template <Type type>
 constexpr int steps_before_widening() {
-  const int steps = is_signed<type>() ? 1 : 32767 / (2 * 127 * ((1 << (layout_of(type).low_bits + layout_of(type).high_bits)) - 1));
+  const int steps = is_signed<type>() ? 1 : 32767 / (2 * 127 * layout_of(type).largest_code());
   return steps >= 8 ? 8 : steps >= 4 ? 4 : steps >= 2 ? 2 : 1;
 }
 

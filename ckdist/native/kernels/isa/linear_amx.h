@@ -43,6 +43,8 @@ struct TileStrip {
   const uint8_t* x;   // row of the first token
   int64_t x_stride;   // in bytes
   int64_t padded;     // columns of such a row
+  ExpandBlock expand;  // of types that are packed as they are stored, and the bytes of such a block
+  int block_bytes;
   int tokens;
   float* y;           // (tokens, rows) through y_stride
   int64_t y_stride;
@@ -219,11 +221,14 @@ void byte_strip(const TileStrip& strip) {
   alignas(64) float of_block[kSumsTiles * kTileSums], sums[kSumsTiles * kTileSums];
   std::memset(sums, 0, sizeof sums);
   ExpandedBlock<type> expanded[2];
+  ExpandedBlocks<type> stored[2] = {{strip.tiles, strip.expand, strip.block_bytes}, {strip.tiles + strip.tile_bytes, strip.expand, strip.block_bytes}};
   Columns x = {strip.x, strip.x + ActivationRow::scales(strip.padded), strip.x + ActivationRow::sums32(strip.padded),
                strip.x + ActivationRow::sums16(strip.padded)};
   const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
   for (int64_t b = 0; b < strip.blocks; ++b, group_sums += sizeof(GroupSums)) {
-    const Block<type> blocks[2] = {{strip.tiles + b * layout.bytes()}, {strip.tiles + strip.tile_bytes + b * layout.bytes()}};
+    Block<type> blocks[2] = {{strip.tiles + b * layout.bytes()}, {strip.tiles + strip.tile_bytes + b * layout.bytes()}};
+    if constexpr (ExpandedBlocks<type>::used)
+      for (int tile = 0; tile < strip.tile_count; ++tile) blocks[tile].at = stored[tile].template next<kStripTokens>();
     for (int tile = 0; tile < strip.tile_count; ++tile) expanded[tile].read(blocks[tile]);
     for (int first = 0; first < layout.columns / kGroupColumns; first += together) {
       for (int i = 0; i < together * parts; ++i) {
@@ -279,6 +284,8 @@ void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_en
   strip.x_stride = x_stride;
   strip.padded = ActivationRow::padded(matrix.cols);
   strip.y_stride = y_stride;
+  strip.expand = expand_of<type>();
+  strip.block_bytes = interleaved_of(type).bytes();
   const int64_t pairs = matrix.tile_bytes > 0 ? kTileBlockBytes / (2 * matrix.tile_bytes) : 1;
   const int64_t tile_block = pairs > 1 ? 2 * pairs : 2;
   int configured = 0;
@@ -295,7 +302,7 @@ void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_en
         strip.rows = static_cast<int>(rows < strip.tile_count * kTileRows ? rows : strip.tile_count * kTileRows);
         strip.y = y + token * y_stride + tile * kTileRows;
         if constexpr (layout.columns > 0)
-          byte_strip<type>(strip);
+          byte_strip<form_of(type)>(strip);
         else
           bf16_strip(strip);
       }

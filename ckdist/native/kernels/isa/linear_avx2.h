@@ -64,13 +64,19 @@ inline __m256i read_step(const uint8_t* planes) {
     codes = _mm256_or_si256(codes, _mm256_and_si256(high, _mm256_set1_epi8(((1 << layout.high_bits) - 1) << layout.low_bits)));
   }
   if constexpr (layout.codebook)
-    codes = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kCodebook))), codes);
+    codes = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook_of(type)))), codes);
   if constexpr (is_signed<type>()) codes = _mm256_xor_si256(codes, _mm256_set1_epi8(static_cast<char>(kCodebookOffset)));
   return codes;
 }
 
 inline __m256 read_halves(const uint8_t* at) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))); }
 inline __m128i read_bytes(const uint8_t* at) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)); }
+
+// 2 to the power of (e - 128), the least two of them subnormal numbers.
+inline __m256i power_of_two(__m256i e) {
+  const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+  return _mm256_blendv_epi8(normal, _mm256_sllv_epi32(_mm256_set1_epi32(kLeastPower), e), _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e));
+}
 
 inline __m256i widen(const uint8_t* bytes) { return _mm256_cvtepu8_epi32(read_bytes(bytes)); }
 
@@ -82,7 +88,10 @@ struct Block {
   int half;
 
   const uint8_t* planes(int columns) const { return at + layout.planes() + columns * layout.plane_bytes() + 32 * half; }  // of the columns-th 32 columns
-  __m256 block_scale() const { return read_halves(at + layout.block_scale() + 2 * kLane * half); }
+  __m256 block_scale() const {
+    if constexpr (layout.scales == ScaleKind::expanded) return _mm256_castsi256_ps(load(at + layout.block_scale() + 4 * kLane * half));
+    return read_halves(at + layout.block_scale() + 2 * kLane * half);
+  }
   __m256 block_minimum() const { return read_halves(at + layout.block_minimum() + 2 * kLane * half); }
   const uint8_t* byte_minima() const { return at + layout.group_minima() + 32 * half; }
   static __m256i product(__m256 factor, __m256i bytes) { return _mm256_castps_si256(_mm256_mul_ps(factor, _mm256_cvtepi32_ps(bytes))); }
@@ -91,7 +100,8 @@ struct Block {
     const uint8_t* scales = at + layout.group_scales() + group * layout.group_scale_bytes() + layout.group_scale_bytes() / kHalves * half;
     if constexpr (layout.scales == ScaleKind::half) return _mm256_castps_si256(read_halves(scales));
     if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
-    if constexpr (layout.scales == ScaleKind::signed_byte) return _mm256_cvtepi8_epi32(read_bytes(scales));
+    if constexpr (layout.scales == ScaleKind::exponent) return power_of_two(widen(scales));
+    if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded) return _mm256_cvtepi8_epi32(read_bytes(scales));
     return product(block_scale(), _mm256_and_si256(widen(scales), _mm256_set1_epi32(0x0f)));
   }
 
@@ -113,6 +123,7 @@ struct Columns {
 template <Type type>
 inline __m256i read_sums(const uint8_t* at) {
   const __m256i sums = broadcast32(at);
+  if constexpr (sums_shift<type>() < 0) return _mm256_slli_epi32(sums, -sums_shift<type>());
   return sums_shift<type>() > 0 ? _mm256_srai_epi32(sums, sums_shift<type>()) : sums;
 }
 
@@ -176,13 +187,15 @@ void block_strip(const Strip& strip) {
   Columns x = {strip.x, strip.x + ActivationRow::scales(strip.padded), strip.x + ActivationRow::sums32(strip.padded),
                strip.x + ActivationRow::sums16(strip.padded)};
   const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
+  ExpandedBlocks<type> expanded(strip.tile, strip.expand, strip.block_bytes);
   for (int64_t b = 0; b < strip.blocks; ++b, at += layout.bytes()) {
+    if constexpr (expanded.used) at = expanded.template next<tokens>();
     __m256 of_block[tokens][kHalves];
     if constexpr (layout.whole())
       for (int t = 0; t < tokens; ++t) of_block[t][0] = of_block[t][1] = _mm256_setzero_ps();
     auto* const total = layout.whole() ? of_block : sums;
     for (int g = 0; g < groups; ++g) {
-      fetch<type, tokens>(at + 64 * g * lines, lines);
+      if constexpr (!expanded.used) fetch<type, tokens>(at + 64 * g * lines, lines);
 #pragma GCC unroll 2
       for (int h = 0; h < kHalves; ++h) {
         const Block<type> block = {at, h};
@@ -255,6 +268,7 @@ void float_strip(const Strip& strip) {
 
 template <Type type>
 struct Product {
+  static constexpr Type kType = type;
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
   static constexpr int kMostTokens = layout.columns ? 8 : 6;  // sums of floats fit the 16 registers; of bytes, the codes do
@@ -262,7 +276,7 @@ struct Product {
   template <int tokens>
   static constexpr StripFunction of() {
     if constexpr (layout.columns > 0)
-      return {tokens, 1, block_strip<type, tokens>};
+      return {tokens, 1, block_strip<form_of(type), tokens>};
     else
       return {tokens, 1, float_strip<type, tokens>};
   }

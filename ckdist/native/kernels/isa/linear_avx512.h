@@ -58,11 +58,17 @@ inline __m512i read_step(const uint8_t* planes) {
     codes = _mm512_or_si512(codes, _mm512_and_si512(high, _mm512_set1_epi8(((1 << layout.high_bits) - 1) << layout.low_bits)));
   }
   if constexpr (layout.codebook) {
-    const __m512i book = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kCodebook)));
+    const __m512i book = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook_of(type))));
     codes = _mm512_shuffle_epi8(book, codes);
   }
   if constexpr (is_signed<type>()) codes = _mm512_xor_si512(codes, _mm512_set1_epi8(static_cast<char>(kCodebookOffset)));
   return codes;
+}
+
+// 2 to the power of (e - 128), the least two of them subnormal numbers.
+inline __m512i power_of_two(__m512i e) {
+  const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+  return _mm512_mask_sllv_epi32(normal, _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2)), _mm512_set1_epi32(kLeastPower), e);
 }
 
 inline __m512i widen(const uint8_t* bytes) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))); }
@@ -74,7 +80,10 @@ struct Block {
   const uint8_t* at;
 
   const uint8_t* planes(int columns) const { return at + layout.planes() + columns * layout.plane_bytes(); }  // of the columns-th 32 columns
-  __m512 block_scale() const { return read_halves(at + layout.block_scale()); }
+  __m512 block_scale() const {
+    if constexpr (layout.scales == ScaleKind::expanded) return _mm512_loadu_ps(at + layout.block_scale());
+    return read_halves(at + layout.block_scale());
+  }
   __m512 block_minimum() const { return read_halves(at + layout.block_minimum()); }
   const uint8_t* byte_minima() const { return at + layout.group_minima(); }
 
@@ -82,7 +91,8 @@ struct Block {
     const uint8_t* scales = at + layout.group_scales() + group * layout.group_scale_bytes();
     if constexpr (layout.scales == ScaleKind::half) return _mm512_castps_si512(read_halves(scales));
     if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
-    if constexpr (layout.scales == ScaleKind::signed_byte)
+    if constexpr (layout.scales == ScaleKind::exponent) return power_of_two(widen(scales));
+    if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded)
       return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales)));
     const __m512i low = _mm512_and_si512(widen(scales), _mm512_set1_epi32(0x0f));
     return _mm512_castps_si512(_mm512_mul_ps(block_scale(), _mm512_cvtepi32_ps(low)));
@@ -110,6 +120,7 @@ struct Columns {
 template <Type type>
 inline __m512i read_sums(const uint8_t* at) {
   const __m512i sums = broadcast32(at);
+  if constexpr (sums_shift<type>() < 0) return _mm512_slli_epi32(sums, -sums_shift<type>());
   return sums_shift<type>() > 0 ? _mm512_srai_epi32(sums, sums_shift<type>()) : sums;
 }
 
@@ -183,7 +194,9 @@ void block_strip(const Strip& strip) {
   Columns x = {strip.x, strip.x + ActivationRow::scales(strip.padded), strip.x + ActivationRow::sums32(strip.padded),
                strip.x + ActivationRow::sums16(strip.padded)};
   const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
+  ExpandedBlocks<type> expanded(strip.tile, strip.expand, strip.block_bytes);
   for (int64_t b = 0; b < strip.blocks; ++b, block.at += layout.bytes()) {
+    if constexpr (expanded.used) block.at = expanded.template next<tokens>();
     __m512 of_block[tokens];
     if constexpr (layout.whole()) {
 #pragma GCC unroll 16
@@ -191,7 +204,7 @@ void block_strip(const Strip& strip) {
     }
     __m512* const total = layout.whole() ? of_block : sums;
     for (int g = 0; g < groups; ++g) {
-      fetch<type, tokens>(block.at + 64 * g * lines, lines);
+      if constexpr (!expanded.used) fetch<type, tokens>(block.at + 64 * g * lines, lines);
       const uint8_t* planes = block.planes(g);
       const __m512i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes),
                                      read_step<type, 3>(planes), read_step<type, 4>(planes), read_step<type, 5>(planes),
@@ -279,13 +292,14 @@ void float_strip(const Strip& strip) {
 
 template <Type type>
 struct Product {
+  static constexpr Type kType = type;
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
 
   template <int tokens>
   static constexpr StripFunction of() {
     if constexpr (layout.columns > 0)
-      return {tokens, 1, block_strip<type, tokens>};
+      return {tokens, 1, block_strip<form_of(type), tokens>};
     else
       return {tokens, 1, float_strip<type, tokens>};
   }

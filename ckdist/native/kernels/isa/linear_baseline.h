@@ -53,7 +53,7 @@ void read_codes(const uint8_t* planes, float (*codes)[kVector]) {
         const uint8_t* high = planes + layout.low_bytes() + kVector * (step / high_parts);
         code |= (high[i] >> (layout.high_bits * (step % high_parts)) & ((1 << layout.high_bits) - 1)) << layout.low_bits;
       }
-      codes[step][i] = static_cast<float>((layout.codebook ? kCodebook[code] : code) - layout.offset);
+      codes[step][i] = static_cast<float>((layout.codebook ? codebook_of(type)[code] : code) - layout.offset);
     }
   }
 }
@@ -79,10 +79,12 @@ void read_scales(const uint8_t* block, const Rows& block_scale, const Rows& bloc
     return;
   }
   for (int r = 0; r < kTileRows; ++r) {
-    if (layout.scales == ScaleKind::unsigned_byte) {
+    if (layout.scales == ScaleKind::exponent) {
+      scale.lane[r] = float_of_exponent(scales[r]);
+    } else if (layout.scales == ScaleKind::unsigned_byte) {
       scale.lane[r] = block_scale.lane[r] * scales[r];
       minimum.lane[r] = block_minimum.lane[r] * block[layout.group_minima() + group / 4 * 4 * kTileRows + 4 * r + group % 4];
-    } else if (layout.scales == ScaleKind::signed_byte) {
+    } else if (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded) {
       scale.lane[r] = block_scale.lane[r] * static_cast<int8_t>(scales[r]);
     } else {
       scale.lane[r] = block_scale.lane[r] * (scales[r] & 0x0f);
@@ -114,10 +116,14 @@ void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
   Rows sums[kMaxTokens] = {};
+  ExpandedBlocks<type> expanded(strip.tile, strip.expand, strip.block_bytes);
   for (int64_t b = 0; b < strip.blocks; ++b) {
     const uint8_t* block = strip.tile + b * layout.bytes();
+    if constexpr (expanded.used) block = expanded.template next<kMaxTokens>();
     Rows block_scale, block_minimum;
-    if constexpr (layout.scales != ScaleKind::half) {
+    if constexpr (layout.scales == ScaleKind::expanded) {
+      std::memcpy(&block_scale, block + layout.block_scale(), sizeof block_scale);
+    } else if constexpr (!layout.alone()) {
       block_scale = read_halves(block + layout.block_scale());
       if (layout.minimum) block_minimum = read_halves(block + layout.block_minimum());
     }
@@ -182,13 +188,14 @@ void float_strip(const Strip& strip) {
 
 template <Type type>
 struct Product {
+  static constexpr Type kType = type;
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
 
   static StripFunction strip(int64_t tokens, int64_t) {
     void (*run)(const Strip&);
     if constexpr (layout.columns > 0)
-      run = block_strip<type>;
+      run = block_strip<form_of(type)>;
     else
       run = float_strip<type>;
     return {static_cast<int>(tokens < kMaxTokens ? tokens : kMaxTokens), 1, run};

@@ -5,6 +5,7 @@
 //   strip(n, tiles)  the strip for n remaining tokens and so many tiles: how many of each it takes (tokens by n alone), and its function
 // Columns are never cut: bringing the sums of a few tokens back from y costs more than streaming a long tile from the L2 cache.
 #pragma once
+#include "kernels/isa/expand.h"
 #include "kernels/layout.h"
 
 namespace ckdist {
@@ -22,6 +23,8 @@ struct Strip {
   int64_t y_stride;
   int tokens;
   int rows;           // of the last tile that exist
+  ExpandBlock expand;  // of types that are packed as they are stored; null where the tile's blocks are expanded
+  int block_bytes;     // of such a type's block, packed or expanded
 };
 
 struct StripFunction {
@@ -52,19 +55,56 @@ inline void fetch(const uint8_t* at, int lines) {
     for (int line = 0; line < lines; ++line) __builtin_prefetch(at + near + 64 * line);
 }
 
+// Blocks that are packed as they are stored, expanded one after the other for the tokens of a strip.
+template <Type type>
+struct ExpandedBlocks {
+  static constexpr bool used = layout_of(type).scales == ScaleKind::expanded;
+  const uint8_t* at;
+  ExpandBlock expand;
+  int bytes;
+  alignas(64) uint8_t block[used ? layout_of(type).bytes() : 64];
+
+  ExpandedBlocks(const uint8_t* tile, ExpandBlock expand_block, int block_bytes)
+      : at(tile), expand(expand_block), bytes(block_bytes) {}
+
+  template <int tokens>
+  const uint8_t* next() {
+    const uint8_t* const packed = at;
+    at += bytes;
+    if (!expand) return packed;
+    fetch<type, tokens>(packed, bytes / 64);
+    expand(packed, block);
+    return block;
+  }
+};
+
 template <class Product>
 void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride, int64_t tokens, float* y,
               int64_t y_stride) {
+  constexpr bool interleaved = is_interleaved(Product::kType);
+  constexpr int packed_bytes = interleaved_of(Product::kType).bytes(), expanded_bytes = layout_of(Product::kType).bytes();
   Strip strip;
-  strip.tile_bytes = matrix.tile_bytes;
   strip.blocks = (matrix.cols + Product::kBlockColumns - 1) / Product::kBlockColumns;
   strip.x_stride = x_stride;
   strip.padded = ActivationRow::padded(matrix.cols);
   strip.y_stride = y_stride;
-  const int64_t fitting = matrix.tile_bytes > 0 ? kTileBlockBytes / matrix.tile_bytes : 1;
+  // Tiles that more than one strip reads are expanded once.
+  const ExpandBlock expand = expand_of<Product::kType>();
+  const bool once = interleaved && tokens > Product::strip(tokens, 1).tokens && strip.blocks * expanded_bytes <= kTileBlockBytes;
+  alignas(64) uint8_t expanded[interleaved ? kTileBlockBytes : 64];
+  strip.expand = once ? nullptr : expand;
+  strip.block_bytes = once ? expanded_bytes : packed_bytes;
+  strip.tile_bytes = once ? strip.blocks * expanded_bytes : matrix.tile_bytes;
+  const int64_t fitting = strip.tile_bytes > 0 ? kTileBlockBytes / strip.tile_bytes : 1;
   const int64_t tile_block = fitting > 1 ? fitting : 1;
   for (int64_t begin = tile_begin; begin < tile_end; begin += tile_block) {
     const int64_t end = begin + tile_block < tile_end ? begin + tile_block : tile_end;
+    const uint8_t* first = matrix.tiles + begin * matrix.tile_bytes;
+    if (once) {
+      for (int64_t block = 0; block < (end - begin) * strip.blocks; ++block)
+        expand(first + block * packed_bytes, expanded + block * expanded_bytes);
+      first = expanded;
+    }
     for (int64_t token = 0; token < tokens; token += strip.tokens) {
       strip.tokens = Product::strip(tokens - token, end - begin).tokens;
       strip.x = x + token * x_stride;
@@ -77,7 +117,7 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
         tiles = function.tiles;
         for (int64_t line = 0; line < lines * tiles; ++line, next += 64) __builtin_prefetch(next, 0, 2);
         const int64_t last = (tile + tiles - 1) * kTileRows;
-        strip.tile = matrix.tiles + tile * matrix.tile_bytes;
+        strip.tile = first + (tile - begin) * strip.tile_bytes;
         strip.rows = static_cast<int>(matrix.rows - last < kTileRows ? matrix.rows - last : kTileRows);
         strip.y = y + token * y_stride + tile * kTileRows;
         for (int t = 0; t < strip.tokens; ++t) __builtin_prefetch(strip.y + t * y_stride, 1);

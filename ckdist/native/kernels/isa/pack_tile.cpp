@@ -4,6 +4,7 @@
 // left. Whole blocks of sixteen rows are packed here; rows and columns that fill none go the portable way of Tiles<type>.
 #include "kernels/isa/pack_tile.h"
 
+#include "kernels/interleaved.h"
 #include "kernels/layout.h"
 #if defined(__AVX2__)
 #include "kernels/isa/words.h"
@@ -60,7 +61,7 @@ CKDIST_INLINE Words bits_by_column(Words w) {
 template <Type type>
 CKDIST_INLINE void pack_group(const BlockRows& b, int group) {
   constexpr BlockLayout layout = layout_of(type);
-  constexpr int codes_at = layout.high_bits ? (layout.minimum ? 8 : 6) : layout.minimum ? 4 : 2;
+  constexpr int codes_at = type == Type::mxfp4 ? 1 : layout.high_bits ? (layout.minimum ? 8 : 6) : layout.minimum ? 4 : 2;
   uint8_t* const planes = plane_of<type>(b, group);
   if constexpr (type == Type::q8_0) {
     Words words[8];
@@ -73,6 +74,10 @@ CKDIST_INLINE void pack_group(const BlockRows& b, int group) {
     store_lines<4>(planes, words);
   }
   if constexpr (layout.high_bits) store(planes + layout.low_bytes(), bits_by_column(load_word(b.rows, b.at + codes_at - 4)));
+  if constexpr (layout.scales == ScaleKind::exponent) {
+    for (int row = 0; row < kWordRows; ++row) b.block[layout.group_scales() + group * kTileRows + b.row + row] = b.rows[row][b.at];
+    return;
+  }
   const int half = 2 * (group * kTileRows + b.row);
   copy_halves(b.rows, b.at, b.block + layout.group_scales() + half);
   if constexpr (layout.minimum) copy_halves(b.rows, b.at + 2, b.block + layout.group_minima() + half, 0x8000);  // added there, subtracted here
@@ -200,13 +205,28 @@ CKDIST_INLINE void pack_iq4_xs(const BlockRows& b) {
   }
 }
 
+// Words go where they belong as they are.
+template <Type type>
+CKDIST_INLINE void pack_words(const BlockRows& b) {
+  constexpr InterleavedLayout layout = interleaved_of(type);
+  constexpr int fours = layout.words / 4;
+  for (int four = 0; four < fours; ++four) {
+    Words words[4];
+    load_turned<1>(b.rows, b.at + layout.words_at + 16 * four, words);
+    store_lines<4>(b.block + kLine * 4 * four + 4 * b.row, words);
+  }
+  for (int i = 4 * fours; i < layout.words; ++i) store(b.block + kLine * i + 4 * b.row, load_word(b.rows, b.at + layout.words_at + 4 * i));
+  if constexpr (layout.scale_at >= 0) copy_halves(b.rows, b.at + layout.scale_at, b.block + layout.scales() + 2 * b.row);
+}
+
 // Columns and bytes that are packed at a time: a packed block, or a few columns of floats.
 template <Type type>
 struct Unit {
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int columns = layout.columns ? layout.columns : kFloatColumnPad;
   static constexpr int stored_bytes = columns / type_traits(type).block_elements * type_traits(type).block_bytes;
-  static constexpr int bytes = layout.columns ? layout.bytes() : kTileRows * stored_bytes;
+  static constexpr int used = is_interleaved(type) ? interleaved_of(type).scales() + (interleaved_of(type).scale_at < 0 ? 0 : 2 * kTileRows) : layout.used();
+  static constexpr int bytes = is_interleaved(type) ? interleaved_of(type).bytes() : layout.columns ? layout.bytes() : kTileRows * stored_bytes;
 };
 
 template <Type type>
@@ -236,6 +256,8 @@ CKDIST_INLINE void pack_unit(const BlockRows& b) {
     pack_q3_k(b);
   } else if constexpr (type == Type::iq4_xs) {
     pack_iq4_xs(b);
+  } else if constexpr (is_interleaved(type)) {
+    pack_words<type>(b);
   } else {
     pack_group<type>(b, 0);
     pack_group<type>({b.rows, b.at + type_traits(type).block_bytes, b.block, b.row}, 1);
@@ -279,8 +301,8 @@ void pack_tile(const uint8_t* const* source_rows, int rows, int64_t cols, uint8_
       fetch_lines(next, lines);
       for (int row = 0; row < kTileRows; row += kWordRows) pack_unit<type>({source_rows + row, unit * U::stored_bytes, tile, row});
       if constexpr (U::layout.columns) {
-        std::memset(tile + U::layout.head(), 0, U::layout.planes() - U::layout.head());
-        std::memset(tile + U::layout.used(), 0, U::bytes - U::layout.used());
+        if constexpr (!is_interleaved(type)) std::memset(tile + U::layout.head(), 0, U::layout.planes() - U::layout.head());
+        std::memset(tile + U::used, 0, U::bytes - U::used);
       }
     }
   }
