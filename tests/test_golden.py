@@ -20,7 +20,7 @@ def test_every_type(ranks):
     done = run_ranks(ranks, "tests/programs/golden_types.py", str(GOLDEN / "gguf"))
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads(done.stdout.splitlines()[-1])
-    assert len(results) == 15
+    assert len(results) == 25
     for name, result in results.items():
         rms, largest = TOLERANCE.get(name, QUANTISED)
         assert result["rms"] < rms and result["max"] < largest, f"{name}: {result}"

@@ -22,7 +22,7 @@ from ckdist.errors import NativeError, UserError
 from ckdist.weights.gguf import read_gguf
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
-GGUF = {name: (GOLDEN / "gguf" / f"{name}.gguf").read_bytes() for name in ("Q2_K", "Q4_K_M", "IQ4_XS", "Q8_0", "F16")}
+GGUF = {name: (GOLDEN / "gguf" / f"{name}.gguf").read_bytes() for name in ("Q2_K", "Q4_K_M", "IQ4_XS", "Q8_0", "F16", "IQ1_M", "IQ2_XS", "IQ3_S", "MXFP4", "TQ1_0")}
 EXAMPLES = int(os.environ.get("CKDIST_FUZZ_EXAMPLES", "150"))
 FUZZ = dict(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
