@@ -155,7 +155,7 @@ def test_refuses_what_is_wrong_by_name(fields, name):
 
 def test_a_message_brings_lists_as_tuples():
     sampling = {"samplers": ["top_k"], "dry_sequence_breakers": ["\n"], "stop_token_ids": [1]}
-    params = parse_submit({"id": "a", "prompt": [1], "sampling": sampling}).params
+    params = parse_submit({"id": "a", "prompt": bytes(4), "sampling": sampling}).params
     assert (params.samplers, params.dry_sequence_breakers, params.stop_token_ids) == (("top_k",), ("\n",), (1,))
 
 

@@ -17,6 +17,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 
 import httpx
 import numpy as np
@@ -113,6 +114,8 @@ def test_the_line_that_serve_prints_asks_a_question():
     try:
         line = next(line for line in server.stdout if "curl http" in line)
         url, body = re.search(r"curl (\S+/v1/chat/completions) .* -d '(.*)'$", line).groups()
+        while httpx.get(url.replace("/v1/chat/completions", "/health")).status_code != 200:
+            time.sleep(0.1)  # the timer ends the server, and so this
         answer = httpx.post(url, json=json.loads(body), timeout=60).json()
         assert answer["model"] == "smollm2"
         choice = answer["choices"][0]

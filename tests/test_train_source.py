@@ -27,6 +27,8 @@ class Touch:
 class Told(TcpWorld):
     """Rank 1 of two, which is told by `say(nonces)` what rank 0 has sent."""
 
+    has_source = True
+
     def __init__(self, say, replace_nonce: bool = False):
         self.rank, self.size, self.secret, self.say, self.replace_nonce = 1, 2, SECRET, say, replace_nonce
 
@@ -35,7 +37,7 @@ class Told(TcpWorld):
         return self.nonces
 
     def broadcast(self, value=None):
-        return self.say(self.nonces)
+        return self.say(self.nonces) if hasattr(self, "nonces") else self.has_source
 
 
 def code(secret: bytes, nonces: list[bytes], data: bytes) -> bytes:
@@ -46,7 +48,12 @@ def code(secret: bytes, nonces: list[bytes], data: bytes) -> bytes:
 def test_what_rank_0_sent_is_taken():
     data = cloudpickle.dumps(lambda step: step + 1)
     assert share_source(Told(lambda nonces: [data, code(SECRET, nonces, data), None]), None)(1) == 2
-    assert share_source(Told(lambda nonces: [None, None, None]), None) is None
+
+
+def test_nothing_is_sent_where_there_is_no_source():
+    told = Told(lambda nonces: pytest.fail("it has asked for more"))
+    told.has_source = False
+    assert share_source(told, None) is None
 
 
 @pytest.mark.parametrize("what", ["no code", "another secret", "another job", "changed", "nonces"])

