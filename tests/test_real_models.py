@@ -123,5 +123,5 @@ def test_the_line_that_serve_prints_asks_a_question():
     finally:
         limit.cancel()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait(10)
+            os.killpg(server.pid, signal.SIGTERM)
+        server.wait(30)

@@ -208,6 +208,13 @@ def test_a_killed_http_process_is_started_again(server, client):
         time.sleep(0.05)
 
 
+def test_ranks_end_with_a_killed_mpirun():
+    with serving(2) as server:
+        server.process.kill()
+        _, left = psutil.wait_procs(server.ranks, 20)
+        assert not left
+
+
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_rank_ends_the_job_by_name(kill):
     with serving(3) as server:

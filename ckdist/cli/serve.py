@@ -58,6 +58,11 @@ def open_line(config: ServeConfig, listener: socket.socket) -> str | None:
     return f"any client that reaches {address} port {port} can use this server; --api-key or --api-key-file asks for a key"
 
 
+def launcher() -> int | None:
+    """The process of Open MPI that started this rank; None without one."""
+    return os.getppid() if "OMPI_COMM_WORLD_SIZE" in os.environ else None
+
+
 def stop_line() -> str | None:
     """How to stop a job of Open MPI's: mpirun, sent SIGTERM, kills its ranks half a second later. Other launchers wait."""
     if "OMPI_COMM_WORLD_SIZE" not in os.environ or DRAINED_VARIABLE in os.environ:
@@ -79,6 +84,7 @@ def work(config: ServeConfig, world) -> int:
 
 
 def run(config: ServeConfig) -> int:
+    started_by = launcher()
     world = start_world()
     listener = together(world, lambda: listen(config.host, config.port) if world.rank == 0 else None)
     name = config.alias or model_name(config)
@@ -114,6 +120,8 @@ def run(config: ServeConfig) -> int:
 
         def watch():
             model.executable.check_peers()
+            if launcher() != started_by:  # it was killed, and nobody else would end its ranks
+                coordinator.request_drain()
             model.loader.check()
             if http.poll():
                 raise EngineError(f"the HTTP process ended with code {http.poll()}; its own message is above")
