@@ -1,4 +1,4 @@
-"""What a test measures is not kept in the cache of whoever runs it; models that were fetched are."""
+"""What every test finds: a cache of this run's own beside the models that were fetched, and all CPUs that it began with."""
 
 import os
 import tempfile
@@ -20,6 +20,14 @@ def cache():
     with tempfile.TemporaryDirectory(prefix="ckdist-cache-") as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         yield folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cpus():
+    """A rank that ran in this process has bound its thread, and what is started later would inherit that."""
+    given = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, given)
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

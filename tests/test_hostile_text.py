@@ -210,7 +210,7 @@ def test_nothing_long_runs_on_the_event_loop(tmp_path):
         results = {}
         async for line in client.stdout:
             name, status, seconds, size, begin = json.loads(line)
-            results.setdefault(name, []).append((status, begin, size, max(longest)))
+            results.setdefault(name, []).append((status, begin, size, max(longest, default=0)))
             longest.clear()
         watching.cancel()
         server.signals = 2
