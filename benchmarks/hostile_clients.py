@@ -36,27 +36,28 @@ ASK_SECONDS = 0.2
 ATTACK_SECONDS = 30.0
 MEBIBYTE = 1 << 20
 
-# Each is one branch of the template; `bomb` is its number. The first is the ordinary chat.
-DOUBLED = "{% set ns = namespace(l=[1]) %}{% for _ in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}"
+# Each is one branch of the template, chosen by `bomb`. Sizes hold the variable `k`, which is 1: constants would be computed
+# when the template is compiled, and end every chat with it.
+DOUBLED = "{% set ns = namespace(l=[1]) %}{% for _ in range(60*k) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}"
 OTHER = DOUBLED.replace("ns", "n2")
 BOMBS = {
-    "sum": "{{ ([[1]]*4000000)|sum(start=[])|length }}",
+    "sum": "{{ ([[1]]*(4000000*k))|sum(start=[])|length }}",
     "equal": DOUBLED + OTHER + "{{ ns.l == n2.l }}",
     "sort": DOUBLED + "{{ [ns.l, ns.l]|sort }}",
     "upper": DOUBLED + "{{ ns.l|upper }}",
     "escape": DOUBLED + "{{ ns.l|e }}",
     "raise": DOUBLED + "{{ raise_exception(ns.l) }}",
     "join": DOUBLED + "{{ ','.join(ns.l) }}{{ ns.l|join(',') }}",
-    "integer": "{{ ('f'*4000000)|int(0,16) // 3 }}",
-    "slice": "{{ range(100000)|slice(10**9)|list|length }}",
-    "map": "{{ (['a'*4000000]*10000)|map('upper')|list|length }}",
-    "tojson": "{{ [1,2,3]|tojson(indent='x'*4000000) }}",
+    "integer": "{{ ('f'*(4000000*k))|int(0,16) // 3 }}",
+    "slice": "{{ range(100000*k)|slice(k*10**9)|list|length }}",
+    "map": "{{ (['a'*(4000000*k)]*(10000*k))|map('upper')|list|length }}",
+    "tojson": "{{ [1,2,3]|tojson(indent='x'*(4000000*k)) }}",
     "memory": (
-        "{% set ns = namespace(l=[]) %}{% for _ in range(1000000) %}{% set ns.l = ns.l + ['a'*4000000] %}{% endfor %}"
+        "{% set ns = namespace(l=[]) %}{% for _ in range(1000000*k) %}{% set ns.l = ns.l + ['a'*(4000000*k)] %}{% endfor %}"
     ),
-    "batch": "{{ [1]|batch(30000000, 'x')|list|length }}",
+    "batch": "{{ [1]|batch(30000000*k, 'x')|list|length }}",
     "truncate": "{{ 'abcdef'|truncate(1) }}",
-    "loop": "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+    "loop": "{% for a in range(100000*k) %}{% for b in range(100000*k) %}{% endfor %}{% endfor %}",
 }
 TEMPLATE = (
     "{% if bomb is not defined %}{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -192,7 +193,7 @@ class Attacks:
 
     async def bomb(self, name: str) -> collections.Counter:
         """Four chats whose template is the bomb `name`."""
-        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "chat_template_kwargs": {"bomb": name}}
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "chat_template_kwargs": {"bomb": name, "k": 1}}
         return await self._posts([("/v1/chat/completions", json.dumps(body).encode())] * 4)
 
     async def _posts(self, requests: list[tuple[str, bytes]]) -> collections.Counter:
