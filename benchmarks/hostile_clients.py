@@ -4,8 +4,8 @@
 
 Serves the bundled model with a chat template of its own, whose branches are the bombs; a request chooses one by
 `chat_template_kwargs`. Beside every attack an ordinary client asks for four tokens, five times a second, and looks at
-/health. Printed are the attack's answers, its time, the ordinary client's latencies, and the largest resident memory of
-the HTTP process with its children.
+/health. The attacker is a process of its own, and the ordinary client another. Printed are the attack's answers, its
+time, the ordinary client's latencies, and the largest resident memory of the HTTP process and of its text workers.
 All traffic goes to 127.0.0.1, and every attack is bounded in count and time.
 """
 
@@ -14,6 +14,7 @@ import asyncio
 import collections
 import contextlib
 import json
+import multiprocessing
 import os
 import pathlib
 import signal
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Executor, ProcessPoolExecutor
 
 import httpx
 import psutil
@@ -106,7 +108,7 @@ def served(folder: pathlib.Path, ranks: int):
 
 
 class Watch:
-    """The ordinary client and the HTTP process's memory, while `during` is open."""
+    """The ordinary client, and the memory of the HTTP process and of its children, while `during` is open."""
 
     def __init__(self, port: int, launcher: psutil.Process):
         self.url = f"http://127.0.0.1:{port}"
@@ -115,7 +117,7 @@ class Watch:
 
     @contextlib.asynccontextmanager
     async def during(self) -> AsyncIterator[dict]:
-        seen: dict = {"chat": [], "health": [], "failed": collections.Counter(), "rss": 0}
+        seen: dict = {"chat": [], "health": [], "failed": collections.Counter(), "http": 0, "workers": 0}
         tasks = [asyncio.create_task(work(seen)) for work in (self._chat, self._health, self._memory)]
         await asyncio.sleep(1)
         try:
@@ -152,8 +154,12 @@ class Watch:
     async def _memory(self, seen: dict) -> None:
         while True:
             with contextlib.suppress(psutil.Error):
-                family = [self.http, *self.http.children(recursive=True)]
-                seen["rss"] = max(seen["rss"], sum(p.memory_info().rss for p in family))
+                seen["http"] = max(seen["http"], self.http.memory_info().rss)
+            workers = 0
+            for process in self.http.children(recursive=True):
+                with contextlib.suppress(psutil.Error):  # one that has just ended
+                    workers += process.memory_info().rss
+            seen["workers"] = max(seen["workers"], workers)
             await asyncio.sleep(0.05)
 
 
@@ -193,7 +199,8 @@ class Attacks:
 
     async def bomb(self, name: str) -> collections.Counter:
         """Four chats whose template is the bomb `name`."""
-        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "chat_template_kwargs": {"bomb": name, "k": 1}}
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+        body["chat_template_kwargs"] = {"bomb": name, "k": 1}
         return await self._posts([("/v1/chat/completions", json.dumps(body).encode())] * 4)
 
     async def _posts(self, requests: list[tuple[str, bytes]]) -> collections.Counter:
@@ -236,18 +243,27 @@ def attacks_on(port: int, seconds: float) -> dict[str, Callable[[], Awaitable[co
     return table | {f"template: {name}": lambda name=name: attacks.bomb(name) for name in BOMBS}
 
 
-async def measure(port: int, launcher: psutil.Process, seconds: float) -> list[dict]:
+def attacked(name: str, port: int, seconds: float) -> tuple[dict[str, int], float]:
+    """In the attacker's process: what the attack `name` was answered, and its seconds."""
+    begin = time.monotonic()
+
+    async def bounded() -> collections.Counter:
+        return await asyncio.wait_for(attacks_on(port, seconds)[name](), ATTACK_SECONDS + seconds)
+
+    try:
+        answers = asyncio.run(bounded())
+    except asyncio.TimeoutError:
+        answers = collections.Counter({"no answer in time": 1})
+    return dict(answers), time.monotonic() - begin
+
+
+async def measure(port: int, launcher: psutil.Process, seconds: float, attacker: Executor) -> list[dict]:
     rows = []
     watch = Watch(port, launcher)
-    for name, attack in attacks_on(port, seconds).items():
+    for name in attacks_on(port, seconds):
         async with watch.during() as seen:
-            begin = time.monotonic()
-            try:
-                answers = await asyncio.wait_for(attack(), ATTACK_SECONDS + seconds)
-            except asyncio.TimeoutError:
-                answers = collections.Counter({"no answer in time": 1})
-            took = time.monotonic() - begin
-        row = {"attack": name, "seconds": took, "answers": dict(answers), "rss": seen["rss"]}
+            answers, took = await asyncio.get_running_loop().run_in_executor(attacker, attacked, name, port, seconds)
+        row = {"attack": name, "seconds": took, "answers": answers, "http": seen["http"], "workers": seen["workers"]}
         row["failed"] = dict(seen["failed"])
         for kind in ("chat", "health"):
             row |= {f"{kind} median": statistics.median(seen[kind]), f"{kind} worst": max(seen[kind])}
@@ -261,7 +277,8 @@ def line(row: dict) -> str:
     failed = ", ".join(f"{count} x {what}" for what, count in row["failed"].items()) or "-"
     keys = ("chat median", "chat worst", "health median", "health worst")
     times = " / ".join(f"{row[key] * 1e3:.0f}" for key in keys)
-    return f"| {row['attack']} | {row['seconds']:.1f} | {answers} | {times} | {failed} | {row['rss'] / MEBIBYTE:.0f} |"
+    memory = " / ".join(f"{row[key] / MEBIBYTE:.0f}" for key in ("http", "workers"))
+    return f"| {row['attack']} | {row['seconds']:.1f} | {answers} | {times} | {failed} | {memory} |"
 
 
 def main() -> int:
@@ -270,12 +287,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="how long idle attacks last")
     parser.add_argument("--json", type=pathlib.Path, help="write the rows there too")
     arguments = parser.parse_args()
-    print("| attack | s | answers | chat median / worst, health median / worst, ms | client failed | RSS, MiB |")
+    columns = ("attack", "s", "answers", "chat median / worst, health median / worst, ms", "client failed")
+    print("| " + " | ".join(columns) + " | RSS of HTTP / workers, MiB |")
     print("|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = model_folder(pathlib.Path(name))
         with served(folder, arguments.ranks) as (port, launcher):
-            rows = asyncio.run(measure(port, launcher, arguments.seconds))
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as attacker:
+                rows = asyncio.run(measure(port, launcher, arguments.seconds, attacker))
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1))
     return 0

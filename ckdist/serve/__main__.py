@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -19,6 +20,8 @@ def main() -> int:
     with contextlib.suppress(AttributeError, OSError):
         # Rank 0 is bound to its own cores, where its compute threads run; this process goes where there is room.
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    gc.collect()
+    gc.freeze()  # what was imported stays: a collection that looks at it stops the event loop for 50 ms
     try:
         return asyncio.run(HttpServer(settings, socket.socket(fileno=settings.listener)).run())
     finally:

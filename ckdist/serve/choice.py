@@ -91,11 +91,27 @@ class Choice:
         return scores
 
 
-def joined(pieces: list[Piece]) -> Piece:
-    """Successive pieces of one choice as one."""
-    first, last = pieces[0], pieces[-1]
-    later = [score for piece in pieces[1:] for score in piece.scores]
-    scores = first.scores.followed_by(later) if isinstance(first.scores, EchoedScores) else [*first.scores, *later]
-    tokens = [token for piece in pieces for token in piece.tokens]
-    text = "".join([piece.text for piece in pieces])
-    return Piece(last.choice, text, scores, last.finish_reason, last.stop_reason, tokens)
+class Growth:
+    """Successive pieces of one choice, gathered into one; few objects stay of many pieces."""
+
+    def __init__(self):
+        self._texts: list[str] = []
+        self._scores: Sequence[TokenScore] | None = None  # of the first piece
+        self._later: list[TokenScore] = []
+        self._tokens: list[int] = []
+
+    def add(self, piece: Piece) -> None:
+        self._texts.append(piece.text)
+        self._tokens.extend(piece.tokens)
+        if self._scores is None:
+            self._scores = piece.scores
+        else:
+            self._later.extend(piece.scores)
+        self._last = piece
+
+    def piece(self) -> Piece:
+        """All that was added, at least one piece."""
+        first, last = self._scores, self._last
+        scores = first.followed_by(self._later) if isinstance(first, EchoedScores) else [*first, *self._later]
+        text = "".join(self._texts)
+        return Piece(last.choice, text, scores, last.finish_reason, last.stop_reason, self._tokens)

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 
-from ckdist.serve.choice import Choice, Piece, joined
+from ckdist.serve.choice import Choice, Growth, Piece
 from ckdist.serve.encoding import Turns
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.metrics import Metrics
@@ -23,7 +23,7 @@ class Run:
         self._generation = client.generation()
         self._choices: dict[int, Choice] = {}  # that still grow
         self._heard: set[int] = set()
-        self._unseen: dict[int, list[Piece]] = {}  # growth that has tokens and nothing to show, as half a character
+        self._unseen: dict[int, Growth] = {}  # growth that has tokens and nothing to show, as half a character
         self._heard_at: dict[int, float] = {}  # of the choices that have tokens, when the last one came
         self._completion_tokens = 0
         self._prompt_tokens = 0
@@ -76,28 +76,28 @@ class Run:
 
     async def next(self) -> list[Piece]:
         """What has grown since the last call, at most one piece per choice; empty when all choices are complete."""
-        grown: dict[int, list[Piece]] = {}
+        shown: dict[int, None] = {}
         turns = Turns()
-        while self._choices and not grown:
+        while self._choices and not shown:
             for number, message in await self._generation.next():
                 choice = self._choices.get(number)
                 if choice is None:
                     continue  # a stop string has ended it, within this very batch
                 piece = await self._grow(choice, message)
-                self._unseen.setdefault(number, []).append(piece)
+                self._unseen.setdefault(number, Growth()).add(piece)
                 if piece.text or piece.scores or piece.finish_reason is not None or self.work.token_ids:
-                    grown.setdefault(number, []).extend(self._unseen.pop(number))
+                    shown[number] = None
                 await turns.end()
-        return [joined(pieces) for pieces in grown.values()]
+        return [self._unseen.pop(number).piece() for number in shown]
 
     async def whole(self) -> list[Piece]:
         """Every choice in full, as one piece each, in order; the run is entered and left here."""
-        grown: list[list[Piece]] = [[] for _ in range(len(self.work.prompts) * self.work.n)]
+        grown = [Growth() for _ in range(len(self.work.prompts) * self.work.n)]
         with self:
             while pieces := await self.next():
                 for piece in pieces:
-                    grown[piece.choice].append(piece)
-        return [joined(parts) for parts in grown]
+                    grown[piece.choice].add(piece)
+        return [growth.piece() for growth in grown]
 
     def usage(self) -> dict:
         """OpenAI's usage object, of what has arrived so far."""

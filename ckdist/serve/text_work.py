@@ -29,8 +29,8 @@ LONG = 256 << 10  # bytes of a body that takes its turn among its like
 PART_BYTES = 256 << 10
 MAX_WAITING = 256  # short bodies
 MAX_WAITING_LONG = 8
-CPU_SECONDS, CPU_SECONDS_PER_MB = 0.5, 1.5  # a chat takes 1 ms, a MB of text 0.6 s
-MEMORY, MEMORY_PER_BYTE = 512 << 20, 320
+CPU_SECONDS, CPU_SECONDS_PER_MB = 0.25, 1.5  # a chat takes 1 ms, a MB of text 0.6 s
+MEMORY, MEMORY_PER_BYTE = 256 << 20, 320
 GRACE_SECONDS = 2.0  # after a worker's own time limit, before it is killed from here
 
 log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from ckdist.serve.requests.prompt import render_chat
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_TOKENS = 1 << 20
+MAX_CHARACTERS_IN_PIECES = 2 << 20  # an answer with pieces is 20 times as long as its text
 
 
 def tokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
@@ -31,6 +32,12 @@ def tokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> d
     else:
         fields.finish(NEUTRAL, INERT, facts.strict_fields)
         text = content if content is not None else prompt
+    if (with_pieces or with_texts) and len(text) > MAX_CHARACTERS_IN_PIECES:
+        raise RequestError(
+            f"the text has {len(text)} characters, and with_pieces and return_token_strs take at most "
+            f"{MAX_CHARACTERS_IN_PIECES}: send it in parts, or leave them out",
+            "with_pieces" if with_pieces else "return_token_strs",
+        )
     tokens = tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
     answer: dict[str, Any] = {"tokens": tokens}
     if with_pieces:
