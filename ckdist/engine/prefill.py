@@ -123,7 +123,9 @@ def choose(gains: dict[int, float], costs: LayerCosts | None, kept: bool, crowde
     largest = max(gains)
     predicted = ", ".join(f"{percent(gain)} at {size}" for size, gain in sorted(gains.items()))
     if costs is None:
-        why = "threads share cores" if crowded else f"predicted: token-parallel {percent(gains[largest])} at {largest}"
+        doubt = ", too little to measure" if 0 < gains[largest] < WORTH_MEASURING else ""
+        predicted_gain = f"predicted: token-parallel {percent(gains[largest])} at {largest}{doubt}"
+        why = "threads share cores" if crowded else predicted_gain
         details = f"prefill: token-parallel is predicted to be {predicted}; nothing is measured"
         return PrefillChoice(sys.maxsize, f"tensor-parallel ({why})", details)
     from_tokens, gain = costs.from_tokens, 1 - costs.ratios[-1][1]
