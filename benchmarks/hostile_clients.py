@@ -197,11 +197,11 @@ class Attacks:
     async def posts(self, path: str, bodies: list[bytes]) -> collections.Counter:
         return await self._posts([(path, body) for body in bodies])
 
-    async def bomb(self, name: str) -> collections.Counter:
-        """Four chats whose template is the bomb `name`."""
+    async def bomb(self, name: str, count: int = 4) -> collections.Counter:
+        """Chats whose template is the bomb `name`."""
         body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
         body["chat_template_kwargs"] = {"bomb": name, "k": 1}
-        return await self._posts([("/v1/chat/completions", json.dumps(body).encode())] * 4)
+        return await self._posts([("/v1/chat/completions", json.dumps(body).encode())] * count)
 
     async def _posts(self, requests: list[tuple[str, bytes]]) -> collections.Counter:
         answers: collections.Counter = collections.Counter()
@@ -240,7 +240,8 @@ def attacks_on(port: int, seconds: float) -> dict[str, Callable[[], Awaitable[co
         "2.6 M token ids": lambda: attacks.posts("/v1/completions", [ids]),
         "2 M objects in metadata": lambda: attacks.posts("/v1/completions", [metadata]),
     }
-    return table | {f"template: {name}": lambda name=name: attacks.bomb(name) for name in BOMBS}
+    table |= {f"template: {name}": lambda name=name: attacks.bomb(name) for name in BOMBS}
+    return table | {"16 x template: loop": lambda: attacks.bomb("loop", 16)}
 
 
 def attacked(name: str, port: int, seconds: float) -> tuple[dict[str, int], float]:

@@ -24,7 +24,8 @@ from ckdist.tokens.limits import Limits
 from ckdist.tokens.vocabulary import Vocabulary
 
 HANDLER = "ckdist.serve.requests.task:run"
-WORKERS = 4  # they share what the zygote has loaded; some are left where others are stuck until they are killed
+WORKERS = 8  # they share what the zygote has loaded; some are left where others are stuck until they are killed
+LONG_AT_ONCE = 2
 LONG = 256 << 10  # bytes of a body that takes its turn among its like
 PART_BYTES = 256 << 10
 MAX_WAITING = 256  # short bodies
@@ -96,7 +97,7 @@ class TextWork:
         self._zygote = Zygote(self.model, self.overrides, HANDLER)
         vocabulary = await asyncio.to_thread(self._zygote.load)
         self._idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()  # the last one used has the warmest caches
-        self._short, self._long = Lane(WORKERS, MAX_WAITING), Lane(WORKERS // 2, MAX_WAITING_LONG)
+        self._short, self._long = Lane(WORKERS, MAX_WAITING), Lane(LONG_AT_ONCE, MAX_WAITING_LONG)
         for _ in range(WORKERS):
             self._fork()
         return vocabulary
