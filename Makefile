@@ -57,10 +57,10 @@ test-wheel: setup
 	$(BIN)/python tests/check_wheel.py build/wheel
 
 # The native code under AddressSanitizer and UndefinedBehaviorSanitizer. Memory that Python keeps to its end is no leak of ours.
-ASAN_TESTS := tests/test_native_fuzz.py tests/test_gguf.py tests/test_loader.py tests/test_linear.py tests/test_attention.py \
-	tests/test_elementwise.py tests/test_sampler.py tests/test_sampler_steps.py tests/test_engine_sampling.py \
-	tests/test_replay.py tests/test_mover.py tests/test_pack.py tests/test_quantize.py \
-	tests/test_reorganize.py tests/test_token.py
+ASAN_TESTS := tests/fuzz/test_native_fuzz.py tests/models/test_gguf.py tests/models/test_loader.py tests/kernels/test_linear.py tests/kernels/test_attention.py \
+	tests/kernels/test_elementwise.py tests/kernels/test_sampler.py tests/kernels/test_sampler_steps.py tests/unit/test_engine_sampling.py \
+	tests/ranks/test_replay.py tests/kernels/test_mover.py tests/kernels/test_pack.py tests/kernels/test_quantize.py \
+	tests/ranks/test_reorganize.py tests/ranks/test_token.py
 test-asan: setup
 	@$(CMAKE) -S . -B build/asan -DCKDIST_SANITIZE=address,undefined >/dev/null
 	@$(BIN)/cmake --build build/asan --parallel $(JOBS)

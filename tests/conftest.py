@@ -1,16 +1,16 @@
-"""What every test finds: a cache of this run's own beside the models that were fetched, and all CPUs that it began with."""
+"""What every test finds: a cache of this run's own beside the models that were fetched, and all CPUs that it began with.
 
+At the end of a run stand the seconds of each room, and what was skipped and why.
+"""
+
+import collections
 import os
+import pathlib
 import tempfile
 
 import pytest
 
 from ckdist.hub.store import FOLDER_VARIABLE, store_folder
-from tests import levels
-
-
-def pytest_configure(config) -> None:
-    config.pluginmanager.register(levels)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,12 +30,32 @@ def cpus():
     os.sched_setaffinity(0, given)
 
 
+def pytest_collection_modifyitems(items) -> None:
+    """A test's room is its marker, too: `pytest -m unit`."""
+    for item in items:
+        item.add_marker(room_of(item.nodeid))
+
+
 def pytest_terminal_summary(terminalreporter) -> None:
-    """One line for each published model that was not here, and so not tested."""
-    reasons = {
-        report.longrepr[2]
-        for report in terminalreporter.stats.get("skipped", ())
-        if "test_real_models" in report.nodeid and isinstance(report.longrepr, tuple)
-    }
-    for reason in sorted(reasons):
-        terminalreporter.write_line(f"published models not tested: {reason.removeprefix('Skipped: ')}")
+    seconds: collections.Counter[str] = collections.Counter()
+    tests: dict[str, set[str]] = collections.defaultdict(set)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[room_of(report.nodeid)] += report.duration
+                tests[room_of(report.nodeid)].add(report.nodeid)
+    rooms = (f"{room} {seconds[room]:.0f} s ({len(tests[room])} tests)" for room in sorted(seconds))
+    terminalreporter.write_line(", ".join(rooms))
+    for reason, count in sorted(skips(terminalreporter.stats.get("skipped", ())).items()):
+        terminalreporter.write_line(f"skipped {count}: {reason}")
+
+
+def skips(reports) -> collections.Counter[str]:
+    """How many tests were skipped for each reason."""
+    reasons = (report.longrepr[2] for report in reports if isinstance(report.longrepr, tuple))
+    return collections.Counter(reason.removeprefix("Skipped: ") for reason in reasons)
+
+
+def room_of(nodeid: str) -> str:
+    """The folder below tests/ that a test is in."""
+    return pathlib.PurePath(nodeid).parts[1]

@@ -13,14 +13,14 @@ RUN := LD_PRELOAD=$(shell realpath $$($(CXX) -print-file-name=libtsan.so)) TSAN_
 .PHONY: test
 test: $(SIDE)/libckdist.so
 	@mkdir -p $(SIDE)/root && rm -rf $(SIDE)/root/ckdist && cp -r ckdist $(SIDE)/root/ && cp $< $(SIDE)/root/$(NATIVE)/
-	$(RUN) $(PYTHON) tests/programs/thread_ranks.py 1 3
-	$(RUN) $(PYTHON) tests/programs/thread_ranks.py 3 2
-	$(RUN) $(PYTHON) tests/programs/thread_ranks.py 7 1
-	$(RUN) $(PYTHON) tests/programs/thread_weights.py 1 3
-	$(RUN) $(PYTHON) tests/programs/thread_weights.py 3 2
-	$(RUN) $(PYTHON) tests/programs/thread_communicator.py 2
-	$(RUN) $(PYTHON) tests/programs/thread_communicator.py 3
-	$(RUN) $(PYTHON) tests/programs/thread_communicator.py 5
+	$(RUN) $(PYTHON) tests/support/programs/thread_ranks.py 1 3
+	$(RUN) $(PYTHON) tests/support/programs/thread_ranks.py 3 2
+	$(RUN) $(PYTHON) tests/support/programs/thread_ranks.py 7 1
+	$(RUN) $(PYTHON) tests/support/programs/thread_weights.py 1 3
+	$(RUN) $(PYTHON) tests/support/programs/thread_weights.py 3 2
+	$(RUN) $(PYTHON) tests/support/programs/thread_communicator.py 2
+	$(RUN) $(PYTHON) tests/support/programs/thread_communicator.py 3
+	$(RUN) $(PYTHON) tests/support/programs/thread_communicator.py 5
 
 $(SIDE)/libckdist.so: $(OBJECTS)
 	$(CXX) -shared -fsanitize=thread $^ -o $@ -pthread -ldl -lrt

@@ -14,10 +14,10 @@ import numpy as np
 
 from ckdist.comm.communicator import open_communicator
 from ckdist.errors import CommError, ConfigError
-from tests.launcher import environment
-from tests.programs import collectives
-from tests.test_communicator import WRONG_CALLS
-from tests.thread_ranks import free_port, run_threads
+from tests.support.collective_jobs import WRONG_CALLS
+from tests.support.launcher import environment
+from tests.support.programs import collectives
+from tests.support.thread_ranks import free_port, run_threads
 
 ADDRESSES = ("10.9.0.1", "10.9.0.2")
 
@@ -203,7 +203,7 @@ def lost() -> None:
             file.flush()
             os.chmod(file.name, 0o600)
             job = {**environment(), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "CKDIST_JOB_SECRET_FILE": file.name}
-            command = [sys.executable, "tests/programs/until_lost.py", "verbs", what, "2"]
+            command = [sys.executable, "tests/support/programs/until_lost.py", "verbs", what, "2"]
             ranks = [subprocess.Popen([*command, interface(r)], env={**job, "RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in range(3)]
             try:
                 for rank in ranks:

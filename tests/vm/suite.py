@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.launcher import ROOT, environment
+from tests.support.launcher import environment
+from tests.support.paths import ROOT
 from tests.vm.machine import Machine, prepare
 
 IDS = ",".join(map(str, np.load(ROOT / "tests/golden/llama3/ids.npy").ravel()[:64]))
@@ -87,7 +88,7 @@ def test_pages_lie_where_they_are_bound(machine):
 def test_arenas_lie_where_ranks_are_placed(machine, reserved):
     """The tests that need two nodes, in plain and in reserved huge pages."""
     try:
-        done = machine.run(f"sysctl -qw vm.nr_hugepages={reserved} && python -m pytest -q -p no:cacheprovider tests/test_topology.py -k 'TestNuma or TestPages'")
+        done = machine.run(f"sysctl -qw vm.nr_hugepages={reserved} && python -m pytest -q -p no:cacheprovider tests/unit/test_topology.py -k 'TestNuma or TestPages'")
     finally:
         machine.run("sysctl -qw vm.nr_hugepages=0")
     assert ("1 skipped" in done.stdout) == (reserved == 0) and "failed" not in done.stdout, done.stdout

@@ -1,0 +1,115 @@
+"""The communicator between two hosts (network namespaces joined by a wire): the same bits, a slow wire, and every way to lose a rank."""
+
+import pathlib
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.support.collective_jobs import start_program
+from tests.support.hosts import Hosts, run, why_not
+from tests.support.programs import collectives
+from tests.support.thread_ranks import run_threads
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
+
+TIMEOUT = 2.0
+PORT = 29511  # of a namespace of its own: nobody else's
+
+
+@pytest.fixture
+def hosts():
+    before = set(pathlib.Path("/dev/shm").iterdir())
+    with Hosts() as hosts:
+        yield hosts
+        for p in hosts.processes():
+            p.kill()
+    left = [p.name for p in pathlib.Path("/dev/shm").iterdir() if p not in before and "ckdist" in p.name]
+    assert not left, f"left behind: {left}"
+
+
+def start(hosts: Hosts, each: int, tmp_path, *words: str) -> list[subprocess.Popen]:
+    """`python words...` on `each` ranks of either host, as torchrun would start them; rank r's process is the r-th."""
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text(secrets.token_hex(16))
+    job = {"WORLD_SIZE": str(2 * each), "MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": str(PORT), "CKDIST_JOB_SECRET_FILE": str(secret)}
+    return [start_program(hosts.inside(r // each, sys.executable, *words), {**job, "RANK": str(r)}) for r in range(2 * each)]
+
+
+def finish(processes: list[subprocess.Popen], seconds: float) -> list[str]:
+    """Standard output of all, which must end well."""
+    end, out = time.monotonic() + seconds, []
+    try:
+        for rank, p in enumerate(processes):
+            output, error = p.communicate(timeout=end - time.monotonic())
+            assert p.returncode == 0, f"rank {rank}: {error}"
+            out.append(output)
+    finally:
+        for p in processes:
+            p.kill()
+    return out
+
+
+@pytest.mark.parametrize("transport", ["tcp", "mpi"])
+def test_same_bits(hosts, tmp_path, transport):
+    words = ("tests/support/programs/collectives.py", transport, "share", "5000")
+    before = hosts.carried()
+    if transport == "mpi":
+        code, output = hosts.run(2, *words)
+        assert code == 0, output
+    else:
+        output = "".join(finish(start(hosts, 2, tmp_path, *words), 60))
+    threads = run_threads("aabb", lambda world: collectives.battery(world, 5000))
+    assert sorted(re.findall(r"^\d [0-9a-f]{64}$", output, re.M)) == [f"{r} {digest}" for r, digest in enumerate(threads)]
+    assert hosts.carried() - before > 500_000, "the ranks met, but not over the wire"
+
+
+def test_64_mib_of_every_type(hosts, tmp_path):
+    output = "".join(finish(start(hosts, 1, tmp_path, "tests/support/programs/collectives.py", "tcp", "share", "large"), 60))
+    assert len(re.findall(r"^\d [0-9a-f]{64}$", output, re.M)) == 2, output
+
+
+@pytest.mark.parametrize("transport", ["tcp", "mpi"])
+def test_slow_wire(hosts, tmp_path, transport):
+    """100 Mbit/s: near what the wire gives, and nobody takes a message that is on its way for a lost rank."""
+    for namespace, link in zip(hosts.namespaces, hosts.links):
+        run("tc", "-n", namespace, "qdisc", "add", "dev", link, "root", "tbf", "rate", "100mbit", "burst", "128kb", "latency", "50ms")
+    words = ("tests/support/programs/slow_link.py", transport, str(32 << 20), str(TIMEOUT))
+    if transport == "mpi":
+        code, output = hosts.run(1, *words)
+        assert code == 0, output
+    else:
+        output = finish(start(hosts, 1, tmp_path, *words), 60)[0]
+    message, reduction = map(float, re.search(r"([\d.]+) Mbit/s for a message, ([\d.]+)", output).groups())
+    assert 80 < message < 105 and 35 < reduction < 105, output  # both ways at once, the wire drops the acknowledgements too
+
+
+@pytest.mark.parametrize("what", ["reduce", "idle"])
+@pytest.mark.parametrize("fault", ["kill", "stop", "link"])
+def test_a_lost_rank_is_named_by_all(hosts, tmp_path, fault, what):
+    """Rank 3, on the second host beside rank 2; or the whole other host."""
+    processes = start(hosts, 2, tmp_path, "tests/support/programs/until_lost.py", "auto", what, str(TIMEOUT))
+    try:
+        for rank, p in enumerate(processes):
+            assert re.fullmatch(rf"rank {rank} pid \d+ running\n", p.stdout.readline())
+        time.sleep(0.3)
+        if fault == "link":
+            hosts.set_link("down")
+        else:
+            processes[3].send_signal(signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+        began = time.monotonic()
+        for rank in range(4 if fault == "link" else 3):
+            _, error = processes[rank].communicate(timeout=20)
+            lost = "[01]" if rank > 1 else "[23]"
+            assert processes[rank].returncode == 1 and re.search(rf"rank {lost} " if fault == "link" else "rank 3 ", error), error
+        assert time.monotonic() - began < (TIMEOUT / 2 if fault == "kill" else TIMEOUT) + 1
+    finally:
+        for p in processes:
+            p.kill()
+            p.communicate()
+    assert not hosts.processes()

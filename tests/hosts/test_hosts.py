@@ -1,0 +1,224 @@
+"""Ranks on two hosts (network namespaces joined by a wire), started by mpirun and as torchrun does: same numbers, a server, and every way to lose a rank."""
+
+import json
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.dequantize import read_tensor
+from tests.support.hosts import Hosts, why_not
+from tests.support.launcher import environment, run_ranks
+from tests.support.paths import ROOT
+from tests.support.served import write_tokenizer
+from tests.support.tiny_training import toml
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
+
+TIMEOUT = 2.0  # --comm-timeout
+CKDIST = ("-m", "ckdist.cli.main")
+MODEL = ROOT / "tests/golden/llama3"
+
+ASK = """
+import sys, time, httpx
+url = sys.argv[1]
+while httpx.get(url + "/health").status_code != 200:
+    time.sleep(0.05)
+print(httpx.post(url + "/v1/completions", json=dict(prompt="abc", max_tokens=5, temperature=0, ignore_eos=True), timeout=10).text)
+"""
+
+
+@pytest.fixture
+def hosts():
+    with Hosts() as hosts:
+        yield hosts
+
+
+class Output:
+    """What a job prints, line by line as it comes."""
+
+    def __init__(self, *processes: subprocess.Popen):
+        self.processes, self.process, self.lines = processes, processes[0], []
+        self.threads = [threading.Thread(target=self.read, args=(p,), daemon=True) for p in processes]
+        for thread in self.threads:
+            thread.start()
+
+    def read(self, process: subprocess.Popen) -> None:
+        self.lines.extend(iter(process.stdout.readline, ""))
+
+    def wait(self, seconds: float) -> list[int]:
+        """The exit codes, once all output has been read."""
+        codes = [process.wait(seconds) for process in self.processes]
+        for thread in self.threads:
+            thread.join(5)
+        return codes
+
+    def wait_for(self, pattern: str, count: int = 1, seconds: float = 20) -> str:
+        """The first match of `pattern`, once it has come `count` times."""
+        end = time.monotonic() + seconds
+        while len(found := re.findall(pattern, self.text())) < count:
+            assert time.monotonic() < end, f"no {count} of {pattern!r} within {seconds} s in:\n{self.text()}"
+            time.sleep(0.02)
+        return found[0]
+
+    def text(self) -> str:
+        return "".join(self.lines)
+
+
+def start(hosts, launcher: str, each: int, *words: str) -> Output:
+    """The job under mpirun, or its ranks without a launcher."""
+    return Output(*([hosts.start(each, *words)] if launcher == "mpirun" else hosts.torchrun(each, *words)))
+
+
+@pytest.mark.parametrize("launcher, each", [("mpirun", 1), ("mpirun", 2), ("torchrun", 2)])
+def test_replay_equals_interpreter(hosts, launcher, each):
+    before = hosts.carried()
+    output = start(hosts, launcher, each, "tests/support/programs/replay.py")
+    assert not any(output.wait(60)), output.text()
+    assert output.text().count("e-08") + output.text().count("e-07") == (24 if launcher == "mpirun" else 16)
+    assert hosts.carried() - before > 1_000_000, "the ranks met, but not over the wire"
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_sums_have_the_same_bits_over_every_wire(hosts, each):
+    texts = []
+    for launcher, transport in (("mpirun", "mpi"), ("mpirun", "tcp"), ("torchrun", "tcp")):
+        output = start(hosts, launcher, each, "tests/support/programs/logits.py", transport)
+        assert not any(output.wait(60)), output.text()
+        texts.append(output.wait_for(r"logits (\w+)"))
+    if each == 1:  # the order is that of two ranks on one host
+        texts.append(re.search(r"logits (\w+)", run_ranks(2, "tests/support/programs/logits.py", "auto").stdout)[1])
+    assert len(set(texts)) == 1, texts
+
+
+def test_hosts_are_told_apart(hosts):
+    program = "from ckdist.comm.world import start_world; w = start_world(); print('rank', w.rank, w.local_rank, w.local_size, len(set(w.hosts))); w.close()"
+    code, output = hosts.run(2, "-c", program)
+    assert code == 0 and sorted(re.findall(r"rank .*", output)) == ["rank 0 0 2 2", "rank 1 1 2 2", "rank 2 0 2 2", "rank 3 1 2 2"], output
+
+
+def test_perplexity_equals_one_hosts(hosts):
+    words = [*CKDIST, "perplexity", "-m", str(MODEL), "--token-ids", ",".join(str(i % 200) for i in range(3, 200, 7)), "-t", "1", "-ctk", "f32", "-ctv", "f32", "--json"]
+    alone = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=30, cwd=ROOT, env=environment())
+    code, output = hosts.run(1, *words)
+    assert code == 0 and alone.returncode == 0, output + alone.stderr
+    one, two = json.loads(alone.stdout), json.loads(output.splitlines()[-1])
+    assert two["tokens"] == one["tokens"] and two["nll"] == pytest.approx(one["nll"], rel=1e-5)
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_server_answers_and_drains(hosts, launcher, tmp_path):
+    folder = shutil.copytree(MODEL, tmp_path / "model")
+    write_tokenizer(pathlib.Path(folder))
+    more = ["--transport", "mpi"] if launcher == "mpirun" else []
+    output = start(hosts, launcher, 1, *CKDIST, "serve", "-m", str(folder), "--port", "0", "-t", "1", "-c", "64", "--comm-timeout", "5", *more)
+    url = output.wait_for(r"serving .* at (http://\S+)")
+    assert f"2 ranks × 1 thread on 2 hosts ({'mpi' if launcher == 'mpirun' else 'tcp'})" in output.text()
+    ask = tmp_path / "ask.py"
+    ask.write_text(ASK)
+    answer = subprocess.run(hosts.inside(0, sys.executable, str(ask), url), capture_output=True, text=True, timeout=30)
+    assert '"completion_tokens":5' in answer.stdout, answer.stdout + answer.stderr + output.text()
+    ranks = hosts.ranks()
+    before = {r: sum(p.cpu_times()[:2]) for r, p in ranks.items()}
+    time.sleep(2)
+    busy = {r: (sum(p.cpu_times()[:2]) - before[r]) / 2 for r, p in ranks.items()}
+    assert busy[1] < 0.05, f"shares of a core while idle: {busy}"
+    ranks[0].send_signal(signal.SIGTERM)
+    assert not any(output.wait(15)), output.text()
+    assert hosts.wait_empty(1) == []
+
+
+def test_the_faster_wire_is_taken(hosts):
+    """MPI's TCP is told to use little buffers, which the larger exchange notices; the line says what was measured."""
+    code, output = hosts.run(1, *CKDIST, "generate", "-m", str(MODEL), "-p", "", "-n", "1", "-t", "1", "--comm-timeout", "5", "-v")
+    assert code == 2 and "tokenizer" in output, output  # the model has none; the ranks had met by then
+    line = re.search(r"(mpi|tcp) between hosts, the fastest \((mpi|tcp): (\d+) µs for 16 KiB, ([\d.]+) ms for 1 MiB; (mpi|tcp): (\d+) µs for 16 KiB, ([\d.]+) ms for 1 MiB; verbs does not work.*\)", output)
+    assert line and line[1] == line[2] != line[5], output
+    assert int(line[3]) * float(line[4]) < int(line[6]) * float(line[7]) * 1.2
+
+
+FAULTS = [("mpirun", "mpi", fault, kind) for fault in ("kill 1", "stop 1", "stop 0", "link") for kind in ("busy", "idle")]
+FAULTS += [("torchrun", "tcp", *f) for f in (("kill 1", "idle"), ("stop 1", "idle"), ("stop 0", "busy"), ("link", "busy"), ("link", "idle"))]
+
+
+@pytest.mark.parametrize("launcher, transport, fault, kind", FAULTS)
+def test_a_lost_rank_ends_the_job(hosts, launcher, transport, fault, kind):
+    output = start(hosts, launcher, 1, "tests/support/programs/steps.py", str(TIMEOUT), kind, transport)
+    output.wait_for(r"rank \d began", 2)
+    time.sleep(0.3)
+    action, _, lost = fault.partition(" ")
+    ranks = hosts.ranks()
+    begin = time.monotonic()
+    if action == "link":
+        hosts.set_link("down")
+    else:
+        ranks[int(lost)].send_signal(signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+    survivors = [p for r, p in ranks.items() if str(r) != lost]
+    assert hosts.wait_ended(survivors, TIMEOUT + 5), f"after {time.monotonic() - begin:.1f} s: {output.text()}"
+    if action == "link":
+        output.wait_for(r"rank 0: rank 1 (\(on ckdist\w+\) )?(did not reach step \d|has not been heard of|is lost|does not answer)|rank 0: MPI reports that rank 1")
+        return  # mpirun waits for the other host's daemon for as long as TCP repeats what it sends there
+    if launcher == "torchrun":
+        ranks[int(lost)].kill()  # a launcher would
+    assert all(output.wait(10)), output.text()
+    if action == "stop" or launcher == "torchrun":
+        assert re.search(rf"rank {1 - int(lost)}: rank {lost} .*(step|steps|closed the connection)\b", output.text()), output.text()
+    assert hosts.wait_empty(3) == []
+
+
+@pytest.mark.parametrize("fault", ["kill 3", "stop 3", "stop 0"])
+def test_a_lost_rank_is_named_on_every_host(hosts, fault):
+    output = start(hosts, "torchrun", 2, "tests/support/programs/steps.py", str(TIMEOUT), "busy", "tcp")
+    output.wait_for(r"rank \d began", 4)
+    time.sleep(0.3)
+    action, _, lost = fault.partition(" ")
+    ranks = hosts.ranks()
+    ranks[int(lost)].send_signal(signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+    assert hosts.wait_ended([p for r, p in ranks.items() if str(r) != lost], TIMEOUT + 5), output.text()
+    ranks[int(lost)].kill()
+    output.wait(10)
+    for rank in range(4):
+        if str(rank) != lost:
+            assert re.search(rf"ckdist: rank {rank}: .*rank {lost} (\((pid \d+|on ckdist\w+)\) )?(died|did not reach step|closed the connection|has not been heard of|has been stopped)", output.text()), output.text()
+    assert hosts.wait_empty(3) == []
+
+
+def trained(folder: pathlib.Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_training_is_one_hosts(hosts, tmp_path):
+    path = toml(tmp_path, per_device_train_batch_size=1, max_steps=3, zero_stage=1)
+    code, output = hosts.run(2, *CKDIST, "train", str(path))
+    assert code == 0 and "the model is in" in output, output
+    alone = [*CKDIST, "train", str(path), "--set", "per_device_train_batch_size=4", "--set", "output_dir=" + str(tmp_path / "alone")]
+    done = subprocess.run([sys.executable, *alone], capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert len(trained(tmp_path / "out")) == 3 and trained(tmp_path / "out") == pytest.approx(trained(tmp_path / "alone"), rel=1e-5)
+    stored = [open_checkpoint(tmp_path / name / "model").tensors for name in ("out", "alone")]
+    for name in stored[0]:
+        one, other = (read_tensor(tensors[name]) for tensors in stored)
+        assert np.abs(one - other).max() <= 2**-7 * np.abs(other).max(), name  # a bit of bfloat16
+
+
+def test_a_training_that_loses_a_rank_ends_and_goes_on(hosts, tmp_path):
+    path = toml(tmp_path, per_device_train_batch_size=1, max_steps=100000, save_steps=5, transport="tcp")  # with MPI's it may end by MPI's words
+    output = start(hosts, "mpirun", 1, *CKDIST, "train", str(path))
+    output.wait_for("saved .*checkpoint-5", seconds=40)
+    lost = hosts.ranks()[1]
+    lost.kill()
+    began = time.monotonic()
+    assert any(output.wait(15)), output.text()
+    assert time.monotonic() - began < 10 and f"ckdist: rank 0: rank 1 (on {hosts.namespaces[1]}) " in output.text(), output.text()
+    assert hosts.wait_empty(2) == []
+    done = max(int(p.name.split("-")[1]) for p in (tmp_path / "out").glob("checkpoint-*"))
+    code, said = hosts.run(1, *CKDIST, "train", str(path), "--set", f"max_steps={done + 2}")
+    assert code == 0 and f"checkpoint-{done}: {done} of {done + 2} steps are done" in said, said

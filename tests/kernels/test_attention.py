@@ -1,0 +1,250 @@
+"""Attention of every ISA and KV type against float64 numpy, and its bits against themselves under other cuts of the work."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from ckdist import errors, native
+from tests.support.levels import ALL, HERE, INTEGERS, each
+
+F32 = np.float32
+# Largest error against float64 where queries and keys have a spread of 2 (scores of 4). Integer arithmetic rounds queries and weights
+# to codes of 16 bits; i16 is compared with what was given, so that its error includes the cache's own (f16's would be 5e-3, bf16's 4e-2).
+TOLERANCE = {"f32": 2e-5, "f16": 2e-5, "bf16": 2e-5, "q8_0": 3e-3, "i16": 4e-3}
+TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i16": 25, "bf16": 30}
+
+
+@pytest.fixture(params=each(INTEGERS))
+def isa(request):
+    return request.param.encode()
+
+
+@pytest.fixture(params=list(TYPES))
+def kv_type(request):
+    return request.param
+
+
+def floats(array):
+    return native.ffi.cast("float *", array.ctypes.data)
+
+
+class Cache:
+    """One kv-head's blocks in a shuffled order, holes filled with NaN patterns; k, v: (positions, head_dim) float32."""
+
+    def __init__(self, isa, kv_type, k, v, seed=0):
+        self.isa, self.type, self.head_dim = isa, TYPES[kv_type], k.shape[1]
+        self.stride = native.check(native.lib.ckdist_attention_block_bytes(isa, self.type, self.head_dim))
+        used = -(-len(k) // 16)
+        self.table = np.random.default_rng(seed).permutation(used + 3).astype(np.int32)[:used].copy()
+        self.bytes = np.full((used + 3) * self.stride, 0xFF, np.uint8)
+        for p in range(len(k)):
+            block = native.ffi.cast("uint8_t *", self.bytes.ctypes.data + int(self.table[p // 16]) * self.stride)
+            native.check(
+                native.lib.ckdist_attention_store(
+                    isa, self.type, block, p % 16, self.head_dim, floats(k[p]), floats(v[p])
+                )
+            )
+
+
+@dataclass(frozen=True)
+class Settings:
+    scale: float = 0.1
+    soft_cap: float = 0.0
+    window: int = 0
+
+
+def attend(cache, q, first, settings, spans=0):
+    """q: (tokens, heads, head_dim); the same shape comes back. spans: of 256 positions at a time, merged; 0: in one go."""
+    tokens, heads, head_dim = q.shape
+    out = np.full_like(q, 7)
+    task = native.ffi.new("struct ckdist_attention_task *")
+    task.kv_type, task.head_dim = cache.type, head_dim
+    task.kv, task.block_stride = native.ffi.cast("uint8_t *", cache.bytes.ctypes.data), cache.stride
+    task.block_table = native.ffi.cast("int32_t *", cache.table.ctypes.data)
+    task.first_position, task.tokens, task.heads = first, tokens, heads
+    task.q, task.q_token_stride, task.q_head_stride = floats(q), heads * head_dim, head_dim
+    task.out, task.out_token_stride, task.out_head_stride = floats(out), heads * head_dim, head_dim
+    task.scale, task.soft_cap, task.window = settings.scale, settings.soft_cap, settings.window
+    size = native.check(native.lib.ckdist_attention_scratch_bytes(cache.isa, tokens, heads, head_dim))
+    scratch = np.full(size + 64, 0xFF, np.uint8)  # NaN patterns: nothing may be read before it is written
+    start = -scratch.ctypes.data % 64
+    at = native.ffi.cast("uint8_t *", scratch.ctypes.data + start)
+    if spans:
+        native.check(native.lib.ckdist_attend_in_parts(cache.isa, task, spans, at))
+    else:
+        native.check(native.lib.ckdist_attend(cache.isa, task, at))
+    return out
+
+
+def reference(k, v, q, first, settings):
+    k, v, q = (a.astype(float) for a in (k, v, q))
+    out = np.empty_like(q)
+    for t in range(q.shape[0]):
+        position = first + t
+        low = max(0, position + 1 - settings.window) if settings.window else 0
+        scores = q[t] @ k[low : position + 1].T * settings.scale  # (heads, seen)
+        if settings.soft_cap:
+            scores = settings.soft_cap * np.tanh(scores / settings.soft_cap)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        out[t] = weights / weights.sum(-1, keepdims=True) @ v[low : position + 1]
+    return out
+
+
+def rounded(kv_type, x):
+    """What the cache keeps of x (positions, head_dim), made independently of the kernels; of i16, what it was given."""
+    if kv_type in ("f32", "i16"):
+        return x
+    if kv_type == "f16":
+        return x.astype(np.float16).astype(F32)
+    if kv_type == "bf16":
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(F32)
+    group = 32 if x.shape[1] % 32 == 0 else x.shape[1]
+    g = x.reshape(len(x), -1, group)
+    scale = (np.abs(g).max(-1, keepdims=True) / F32(127)).astype(np.float16).astype(F32)
+    return (np.clip(np.rint(g * (F32(1) / scale)), -127, 127) * scale).astype(F32).reshape(x.shape)
+
+
+def random_case(head_dim, positions, tokens, heads, seed=1):
+    rng = np.random.default_rng(seed)
+    k, v = rng.normal(size=(2, positions, head_dim)).astype(F32) * 2
+    return k, v, rng.normal(size=(tokens, heads, head_dim)).astype(F32) * 2
+
+
+@pytest.mark.parametrize("head_dim", [8, 64, 72, 80, 96, 128, 256])
+@pytest.mark.parametrize("tokens, heads, positions", [(1, 1, 1), (1, 3, 200), (1, 8, 67), (16, 4, 150), (35, 1, 530)])
+def test_agrees_with_reference(isa, kv_type, head_dim, tokens, heads, positions):
+    k, v, q = random_case(head_dim, positions, tokens, heads)
+    settings = Settings(scale=head_dim**-0.5)
+    out = attend(Cache(isa, kv_type, k, v), q, positions - tokens, settings)
+    want = reference(rounded(kv_type, k), rounded(kv_type, v), q, positions - tokens, settings)
+    np.testing.assert_allclose(out, want, atol=TOLERANCE[kv_type])
+
+
+@pytest.mark.parametrize("level, below", [("avx2_vnni", "avx2"), ("avx512_vnni", "avx512")])
+@pytest.mark.parametrize("integers", ["i16", "q8_0"])
+@pytest.mark.parametrize("tokens, heads, positions", [(1, 3, 200), (1, 8, 700), (16, 4, 150), (35, 1, 530)])
+def test_dot_products_of_integers_have_the_bits_of_the_level_below(level, below, integers, tokens, heads, positions):
+    if level not in HERE:
+        pytest.skip(f"level {level}: this CPU lacks {ALL.get(level, 'what this build was not made for')}")
+    k, v, q = random_case(128, positions, tokens, heads)
+    out, plain = (attend(Cache(isa.encode(), integers, k, v), q, positions - tokens, Settings()) for isa in (level, below))
+    np.testing.assert_array_equal(out.view(np.uint32), plain.view(np.uint32))
+
+
+@pytest.mark.parametrize(
+    "settings", [Settings(soft_cap=5), Settings(window=1), Settings(window=40), Settings(window=100, soft_cap=20)]
+)
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_soft_cap_and_window(isa, kv_type, settings, tokens):
+    k, v, q = random_case(64, 210, tokens, 2)
+    out = attend(Cache(isa, kv_type, k, v), q, 210 - tokens, settings)
+    want = reference(rounded(kv_type, k), rounded(kv_type, v), q, 210 - tokens, settings)
+    np.testing.assert_allclose(out, want, atol=TOLERANCE[kv_type])
+
+
+@pytest.mark.parametrize("head_dim", [72, 128])
+@pytest.mark.parametrize("settings", [Settings(scale=0.3), Settings(scale=0.3, window=50, soft_cap=30)])
+def test_bits_do_not_depend_on_the_cut(isa, kv_type, head_dim, settings):
+    positions, heads = 270, 5
+    k, v, q = random_case(head_dim, positions, positions, heads)
+    cache = Cache(isa, kv_type, k, v)
+    whole = attend(cache, q, 0, settings)
+    other = Cache(isa, kv_type, k, v, seed=9)  # other blocks, same positions
+    for cut in (1, 2, 7, 16):
+        for first in range(0, positions, cut):
+            part = attend(other, q[first : first + cut].copy(), first, settings)
+            np.testing.assert_array_equal(part.view(np.uint32), whole[first : first + cut].view(np.uint32))
+    for head in range(heads):
+        np.testing.assert_array_equal(attend(cache, q[:, head : head + 1].copy(), 0, settings)[:, 0], whole[:, head])
+
+
+@pytest.mark.parametrize("heads", range(1, 10))
+def test_bits_do_not_depend_on_who_reads_which_part(isa, kv_type, heads):
+    positions = 1100
+    k, v, q = random_case(64, positions, 2, heads)
+    cache = Cache(isa, kv_type, k, v)
+    for settings in (Settings(), Settings(window=600, soft_cap=20)):
+        whole = attend(cache, q, positions - 2, settings)
+        np.testing.assert_array_equal(attend(cache, q[:, -1:].copy(), positions - 2, settings)[:, 0], whole[:, -1])
+        for spans in (1, 2, 4):
+            np.testing.assert_array_equal(attend(cache, q, positions - 2, settings, spans), whole)
+
+
+def test_precision_of_integers(isa):
+    """i16 loses less than float16 does, q8_0's arithmetic far less than its cache; also where one dimension outweighs all others."""
+    k, v, q = random_case(128, 600, 20, 2)
+    for outlier in (1, 30):
+        k[:, 5] *= outlier
+        exact = reference(k, v, q, 580, Settings(scale=0.06))
+
+        def rms(kv_type, want):
+            return np.sqrt(np.mean((attend(Cache(isa, kv_type, k, v), q, 580, Settings(scale=0.06)) - want) ** 2))  # noqa: B023
+
+        assert rms("i16", exact) < rms("f16", exact)
+        stored = reference(rounded("q8_0", k), rounded("q8_0", v), q, 580, Settings(scale=0.06))
+        assert rms("q8_0", stored) < 0.1 * rms("q8_0", exact)
+
+
+def test_blocks_outside_the_window_are_not_touched(isa, kv_type):
+    k, v, q = random_case(64, 200, 1, 2)
+    cache = Cache(isa, kv_type, k, v)
+    want = attend(cache, q, 199, Settings(window=33))
+    for table_entry in range((200 - 33) // 16):
+        cache.table[table_entry] = 1 << 28
+    np.testing.assert_array_equal(attend(cache, q, 199, Settings(window=33)), want)
+
+
+def test_later_positions_are_not_seen(isa, kv_type):
+    k, v, q = random_case(64, 100, 8, 2)
+    before = attend(Cache(isa, kv_type, k, v), q, 40, Settings())
+    k[48:], v[48:] = np.nan, np.nan
+    np.testing.assert_array_equal(attend(Cache(isa, kv_type, k, v), q, 40, Settings()), before)
+
+
+def test_large_scores_stay_finite_and_nan_stays_visible(isa, kv_type):
+    k, v, q = random_case(64, 90, 1, 1)
+    out = attend(Cache(isa, kv_type, k * 1000, v), q * 100, 89, Settings(scale=1))
+    want = reference(rounded(kv_type, k * 1000), rounded(kv_type, v), q * 100, 89, Settings(scale=1))
+    np.testing.assert_allclose(out, want, atol=3e-4 if kv_type == "i16" else 1e-4)  # i16: half a step of values up to 8
+    k[3, 5] = np.nan
+    assert np.isnan(attend(Cache(isa, kv_type, k, v), q, 89, Settings())).all()
+
+
+def test_keys_beyond_float16_saturate(isa):
+    k, v, q = random_case(64, 3, 1, 1)
+    v[1, 7] = 1e6
+    assert np.isfinite(attend(Cache(isa, "f16", k, v), q, 2, Settings())).all()
+
+
+def test_every_magnitude_is_rounded_to_nearest_even(isa, kv_type):
+    rng = np.random.default_rng(3)
+    v = (rng.normal(size=(64, 64)) * 2.0 ** rng.integers(-28, 15, (64, 1))).astype(F32)
+    if kv_type == "f16":  # halfway between neighbours, subnormal ones included
+        v[:32] = (np.arange(32 * 64).reshape(32, 64) + 0.5) * 2.0**-24
+    if kv_type == "q8_0":  # a subnormal scale has few bits
+        v[np.abs(v).max(1) < 0.02] = 1
+    q = np.ones((64, 1, 64), F32)
+    out = attend(Cache(isa, kv_type, np.zeros_like(v), v), q, 0, Settings(window=1))[:, 0]  # each sees itself alone
+    if kv_type == "i16":
+        assert (np.abs(out - v).max(1) <= np.abs(v).max(1) / 16383 * 0.501).all()
+    elif kv_type == "q8_0":  # scales are multiplied after the sum
+        np.testing.assert_allclose(out, rounded(kv_type, v), rtol=1e-6)
+    else:
+        np.testing.assert_array_equal(out, rounded(kv_type, v))
+
+
+def test_block_bytes_are_whole_cache_lines(isa, kv_type):
+    for head_dim in range(8, 264, 8):
+        size = native.lib.ckdist_attention_block_bytes(isa, TYPES[kv_type], head_dim)
+        assert size % 64 == 0
+    assert native.lib.ckdist_attention_block_bytes(isa, 8, 128) == 2 * (128 * 16 + 4 * 16 * 2)
+    assert native.lib.ckdist_attention_block_bytes(isa, 25, 128) == 2 * (128 * 16 * 2 + 16 * 4)
+
+
+def test_wrong_shapes_are_refused(isa):
+    with pytest.raises(errors.ConfigError, match="head_dim .12."):
+        native.check(native.lib.ckdist_attention_block_bytes(isa, 1, 12))
+    with pytest.raises(errors.ConfigError, match="KV type 2"):
+        native.check(native.lib.ckdist_attention_block_bytes(isa, 2, 64))

@@ -1,0 +1,198 @@
+"""AMX products, which few machines can run: compiled here against a model of the tile instructions, as Intel documents them.
+
+Products of quantised weights must have AVX-512's bits, since it takes the fewest tokens; bfloat16 has an order of its own.
+"""
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckdist import native
+from ckdist.errors import ConfigError
+from tests.support.paths import ROOT
+from tests.support.products import (
+    HALF_FIELDS,
+    activation_format,
+    block_of,
+    multiply,
+    number,
+    odd_columns,
+    pack,
+    prepare,
+    random_rows,
+)
+
+NATIVE = ROOT / "ckdist/native"
+ISA_FLAGS = (
+    "-mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16"
+).split()
+TOKENS = (1, 3, 4, 16, 17, 33)
+
+
+@pytest.fixture(scope="module")
+def tiles(tmp_path_factory):
+    """The products of ISA amx over the model."""
+    if lacks := native.isas().get("avx512_bf16", "a compiler that knows it"):
+        pytest.skip(f"level avx512_bf16: this CPU lacks {lacks}")  # which runs the kernels around the tiles
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if not compiler:
+        pytest.skip("no C++ compiler")
+    library = tmp_path_factory.mktemp("tiles") / "tiles.so"
+    ours = ROOT / "tests/native"
+    names = "isa/linear_bytes.cpp isa/linear_bf16.cpp isa/machine.cpp isa/pack_tile.cpp layout.cpp layout_blocks.cpp layout_interleaved.cpp"
+    sources = [ours / "tile_products.cpp", *(NATIVE / "kernels" / name for name in names.split())]
+    built = subprocess.run(
+        [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", *ISA_FLAGS, f"-I{NATIVE}", f"-I{ours}", "-DCKDIST_ISA=amx", "-DCKDIST_VECTORS=amx",
+         '-DCKDIST_TILES="tile_model.h"', *sources, "-o", library],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    if "unrecognized command" in built.stderr or "unknown argument" in built.stderr:
+        pytest.skip("this compiler knows no AMX")
+    assert built.returncode == 0, built.stderr
+    loaded = ctypes.CDLL(str(library))
+    loaded.tile_faults.restype = ctypes.c_char_p
+    for name in ("tile_row_products", "tile_is_live", "tile_peak"):
+        getattr(loaded, name).restype = ctypes.c_int64
+    return loaded
+
+
+def in_tiles(library, name, tiles, rows, cols, prepared, tile_range=None):
+    """y (tokens, rows), and how many rows of tiles products were added to."""
+    begin, end = tile_range or (0, (rows + 15) // 16)
+    y = np.full((len(prepared), rows), 7, np.float32)
+    before = library.tile_row_products()
+    as_pointer = lambda a: ctypes.c_void_p(a.ctypes.data)  # noqa: E731
+    sizes = [ctypes.c_int64(n) for n in (rows, cols, begin, end, prepared.shape[1], len(prepared))]
+    library.tile_multiply(number(name), *sizes[:2], as_pointer(tiles), *sizes[2:4], as_pointer(prepared), *sizes[4:], as_pointer(y))
+    assert library.tile_faults() == b"" and not library.tile_is_live()
+    return y, library.tile_row_products() - before
+
+
+def assert_same_bits(ours, theirs):
+    np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", HALF_FIELDS)
+def test_bytes_in_tiles_have_the_bits_of_avx512(tiles, name):
+    for rows, cols in ((37, odd_columns(name)), (32, 512), (16, 256), (5, 256), (70, block_of(name)[0])):
+        data, _ = random_rows(name, rows, cols, seed=rows)
+        packed = pack("avx512_bf16", name, data, rows, cols)
+        prepared = prepare("avx512_bf16", 2, np.random.default_rng(rows).normal(size=(max(TOKENS), cols)).astype(np.float32))
+        whole = multiply("avx512_bf16", name, packed, rows, cols, prepared)
+        for tokens in TOKENS:
+            y, worked = in_tiles(tiles, name, packed, rows, cols, prepared[:tokens])
+            if tokens < 4:
+                assert worked == 0 and (y == 7).all()
+            else:
+                assert_same_bits(y, whole[:tokens])
+                assert worked > 0 and worked % tokens == 0  # tiles have as many rows as there are tokens, and read no others
+
+
+@pytest.mark.parametrize("name", HALF_FIELDS)
+def test_the_largest_codes_and_what_is_not_finite(tiles, name):
+    elements, size = block_of(name)
+    cols = 256 // elements * elements
+    x = np.stack([np.full(cols, 127), np.full(cols, -127), np.tile([127, -127], cols // 2), np.full(cols, 1e-36), np.full(cols, 3)]).astype(np.float32)
+    x[4, 77] = np.nan
+    prepared = prepare("avx512_bf16", 2, x)
+    for fill in (0x00, 0x7F, 0x80, 0xFF):
+        blocks = np.full((16, cols // elements, size), fill, np.uint8)
+        for at in HALF_FIELDS[name]:
+            blocks[..., at : at + 2] = np.float16(1).reshape(1).view(np.uint8)
+        packed = pack("avx512_bf16", name, blocks.reshape(16, -1), 16, cols)
+        y, _ = in_tiles(tiles, name, packed, 16, cols, prepared)
+        assert_same_bits(y, multiply("avx512_bf16", name, packed, 16, cols, prepared))
+        assert np.isnan(y[4]).all()
+
+
+@pytest.mark.parametrize("rows, cols", [(37, 77), (16, 32), (5, 16), (50, 200), (40, 6416)])
+def test_bfloat16_in_tiles(tiles, rows, cols):
+    data, values = random_rows("BF16", rows, cols, seed=rows)
+    packed = pack("avx512_bf16", "BF16", data, rows, cols)
+    x = np.random.default_rng(rows).integers(-127, 128, (max(TOKENS), cols)).astype(np.float32)  # exact in bfloat16
+    prepared = prepare("avx512_bf16", 1, x)
+    exact, magnitude = x.astype(np.float64) @ values.T.astype(np.float64), np.abs(x).astype(np.float64) @ np.abs(values).T.astype(np.float64)
+    whole, _ = in_tiles(tiles, "BF16", packed, rows, cols, prepared)
+    assert np.all(np.abs(whole - exact) <= 2e-6 * magnitude)
+    for tokens in TOKENS:
+        y, worked = in_tiles(tiles, "BF16", packed, rows, cols, prepared[:tokens])
+        assert worked > 0 and worked % tokens == 0
+        assert_same_bits(y, whole[:tokens])
+
+
+def test_bfloat16_is_added_in_the_order_of_the_instruction(tiles):
+    """Two chains over 16 pairs, then their sum: in float32 every step, with numbers that show where each is rounded."""
+    rng = np.random.default_rng(8)
+    x = rng.choice(np.float32([1, 1 + 2.0**-7, 2.0**12, -(2.0**12), 3e-5]), (4, 96))
+    w = rng.choice(np.float32([1, 1 + 2.0**-7, -1, 2.0**-9, 1e-40]), (16, 96))
+    bits = (w.view(np.uint32) >> 16).astype(np.uint16)
+    w, x = (bits.astype(np.uint32) << 16).view(np.float32), ((x.view(np.uint32) >> 16 << 16)).view(np.float32)
+    w[np.abs(w) < np.finfo(np.float32).tiny] = 0  # denormals count as zero
+    packed = pack("avx512_bf16", "BF16", bits.view(np.uint8).reshape(16, -1), 16, 96)
+    y, _ = in_tiles(tiles, "BF16", packed, 16, 96, prepare("avx512_bf16", 1, x))
+    sums = np.zeros((4, 16), np.float32)
+    for start in range(0, 96, 32):
+        chains = np.zeros((2, 4, 16), np.float32)
+        for column in range(start, start + 32):
+            product = x[:, column, None].astype(np.float64) * w[None, :, column]  # exact, and so is its sum with a float32 here
+            chains[column % 2] = (chains[column % 2] + product).astype(np.float32)
+        sums = sums + (chains[0] + chains[1])
+    assert_same_bits(y, sums)
+
+
+def test_only_the_rows_of_the_given_tiles_are_written(tiles):
+    for name, fmt in (("Q4_K", 2), ("BF16", 1)):
+        data, _ = random_rows(name, 70, 256)
+        packed = pack("avx512_bf16", name, data, 70, 256)
+        prepared = prepare("avx512_bf16", fmt, np.random.default_rng(9).normal(size=(20, 256)).astype(np.float32))
+        whole, _ = in_tiles(tiles, name, packed, 70, 256, prepared)
+        y, _ = in_tiles(tiles, name, packed, 70, 256, prepared, (1, 4))
+        assert_same_bits(y[:, 16:64].copy(), whole[:, 16:64].copy())
+        assert (y[:, :16] == 7).all() and (y[:, 64:] == 7).all()
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "BF16"])
+def test_empty_matrices(tiles, name):
+    for rows, cols, tokens in ((0, 256, 5), (5, 0, 5), (5, 0, 40), (5, 256, 0)):
+        data, _ = random_rows(name, rows, cols)
+        prepared = prepare("avx512_bf16", activation_format("avx512_bf16", name), np.ones((tokens, cols), np.float32))
+        y, _ = in_tiles(tiles, name, pack("avx512_bf16", name, data, rows, cols), rows, cols, prepared)
+        assert cols or not y.any()
+
+
+def test_the_peak_counts_what_tiles_do(tiles):
+    """One product of whole tiles: 16 x 16 sums of 64 bytes or 32 bfloat16, two operations each."""
+    for fmt, depth in ((2, 64), (1, 32)):
+        before = tiles.tile_row_products()
+        assert tiles.tile_peak(fmt, ctypes.c_int64(3)) == (tiles.tile_row_products() - before) * 16 * depth * 2
+        assert tiles.tile_row_products() - before == 3 * 4 * 16
+    assert tiles.tile_faults() == b"" and not tiles.tile_is_live()
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="AMX is of x86")
+def test_the_library_has_the_instructions():
+    code = Path(os.environ.get("CKDIST_LIBRARY") or NATIVE / "libckdist.so").read_bytes()
+    # VEX.128, map 0F38, W0, opcode 5E (tdpbssd, F2) and 5C (tdpbf16ps, F3): tmm0 += tmm4 * tmm6.
+    assert bytes.fromhex("c4e24b5ec4") in code and bytes.fromhex("c4e24a5cc4") in code
+
+
+def run(isa):
+    environment = {**os.environ, "CKDIST_ISA": isa}
+    return subprocess.run([sys.executable, "-m", "ckdist.cli.main", "perplexity", "--token-ids", "1,2"], env=environment, capture_output=True, text=True, timeout=60, cwd=ROOT, stdin=subprocess.DEVNULL)
+
+
+def test_a_level_that_is_not_there_is_refused_in_one_line():
+    """By the commands and by single calls: never another level in its place."""
+    lacking = [(name, f"ISA {name} needs {lacks}, which this CPU lacks; use one of") for name, lacks in native.isas().items() if lacks]
+    for isa, message in [*lacking[:1], ("none such", "ISA none such is not known to this build; use one of")]:
+        with pytest.raises(ConfigError, match=message):
+            native.check(native.lib.ckdist_tile_bytes(isa.encode(), 0, 256))
+        done = run(isa)
+        assert done.returncode == 2 and message in done.stderr and len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,44 @@
+"""The native replay means what the program means: any number of ranks and threads, over shared memory, MPI and TCP."""
+
+import numpy as np
+import pytest
+
+from ckdist.engine.single import SingleSequence
+from tests.support.launcher import run_ranks
+from tests.support.programs.replay import build, check
+from tests.support.thread_world import run_ranks_as_threads
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_replay_equals_interpreter(ranks):
+    done = run_ranks(ranks, "tests/support/programs/replay.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("e-08") + done.stdout.count("e-07") == 4 * (1 if ranks == 1 else 3) * 2
+
+
+@pytest.mark.parametrize("ranks, threads", [(2, 2), (3, 1), (7, 2)])
+def test_replay_with_ranks_as_threads(ranks, threads):
+    assert run_ranks_as_threads(ranks, lambda world: check(world, "gemma2", "auto", threads, 16))[0] < 5e-7
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "i16", "q8_0"])
+def test_long_contexts_shared_by_threads_keep_their_bits(kv_type):
+    """Three threads cannot share three kv-heads of two ranks evenly, so they cut the context; one thread does not."""
+
+    def run(threads):
+        def rank(world):
+            *_, executable, keep = build(world, "qwen3", "auto", threads, 128, 96, kv_type)
+            logits = None
+            if world.rank == 0:
+                sequence = SingleSequence(executable)
+                sequence.feed(np.arange(1400) * 7 % 100)
+                logits = np.stack([sequence.feed([i]).copy() for i in range(5)])
+                executable.stop()
+            else:
+                executable.work()
+            executable.close()
+            return logits
+
+        return run_ranks_as_threads(2, rank)[0]
+
+    np.testing.assert_array_equal(run(3), run(1))

@@ -1,0 +1,244 @@
+"""Prefill with tokens cut over ranks: the bits of TENSOR in every situation, the bytes that it moves, and when it is chosen."""
+
+import re
+import sys
+
+import numpy as np
+import pytest
+
+from ckdist.comm.thresholds import Thresholds, save_thresholds
+from ckdist.comm.world import SingleWorld
+from ckdist.config import EngineConfig
+from ckdist.engine.engine import Engine
+from ckdist.engine.launch import load_model
+from ckdist.engine.sampler import Sampler
+from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.single import SingleSequence
+from ckdist.errors import ConfigError
+from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS
+from ckdist.planner import layouts_for
+from ckdist.program.batch import Batch
+from tests.support import thread_ranks
+from tests.support.launcher import run_ranks
+from tests.support.paths import GOLDEN
+from tests.support.programs.replay import build
+from tests.support.thread_world import run_ranks_as_threads
+
+MODELS = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
+
+
+def driven(world, executable, body):
+    """What `body(executable)` gives on rank 0, while the other ranks work."""
+    if world.rank:
+        executable.work()
+        return None
+    result = body(executable)
+    executable.stop()
+    return result
+
+
+def situations(executable) -> list[np.ndarray]:
+    """Logits of a prompt in chunks, of decoding, of several prompts beside a decoding sequence and a reused prefix, of two tokens."""
+    sequence, logits = SingleSequence(executable), []
+    logits.append(sequence.feed(np.arange(40)))
+    logits += [sequence.feed([token]).copy() for token in (3, 4, 5)]
+    runs = np.array([[5, 0, 1], [1, 43, 3], [2, 32, 3], [6, 10, 1]], np.int32)  # 32 positions of the first sequence are the third's too
+    tables = np.array([8, *(0, 1, 2), *(0, 1, 9), 8], np.int32)
+    ids = np.arange(50, 64, dtype=np.int32)
+    logits.append(executable.run(Batch(ids[:8], runs[:3], tables[:7], np.array([4, 5, 7], np.int32))).copy())
+    logits.append(executable.run(Batch(ids[8:], runs[[0, 1]] * 0 + [[3, 5, 1], [3, 34, 3]], np.array([8, 0, 1, 9], np.int32), np.array([0, 5], np.int32))).copy())
+    sequence.length = 0
+    logits.append(sequence.feed([7, 8]))
+    return logits
+
+
+def both_ways(executable):
+    """Logits with tensors cut and with tokens cut, and how many tokens went either way."""
+    executable.prefill_from = sys.maxsize
+    expected = situations(executable)
+    executable.prefill_from = 0
+    return expected, situations(executable), list(executable.prefill_tokens)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
+@pytest.mark.parametrize("ranks, threads, numbers", [(2, 2, {}), (3, 1, {}), (4, 1, {"ffn": 40}), (4, 2, {"heads": 6, "kv_heads": 2}), (7, 1, {"heads": 4, "kv_heads": 1})])
+def test_bits_are_those_of_tensor(family, ranks, threads, numbers):
+    def rank(world):
+        *_, executable, keep = build(world, family, "auto", threads, 16, 12, "i16", **numbers)
+
+        result = driven(world, executable, both_ways)
+        executable.close()
+        return result
+
+    expected, found, tokens = run_ranks_as_threads(ranks, rank)[0]
+    assert tokens[0] == tokens[1] > 40
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
+@pytest.mark.parametrize("hosts, threads, numbers", [((2, 2), 2, {"heads": 8, "kv_heads": 4}), ((2, 2), 1, {"ffn": 40, "heads": 2, "kv_heads": 1}), ((3, 3), 1, {}), ((2, 2, 2), 1, {"heads": 6, "kv_heads": 6})])
+@pytest.mark.parametrize("least", [0, 1 << 20])
+def test_bits_are_those_of_tensor_over_hosts(family, hosts, threads, numbers, least, tmp_path, monkeypatch):
+    """Tokens cut over the ranks of each host, tensors over hosts; `least`: bytes up to which sums go whole to every host, through one rank of each."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    save_thresholds(Thresholds(least, least, least))
+
+    def rank(world):
+        *_, executable, keep = build(world, family, "tcp", threads, 16, 12, "i16", **numbers)
+        assert executable.phases == 2
+
+        result = driven(world, executable, both_ways)
+        executable.close()
+        return result
+
+    expected, found, tokens = thread_ranks.run_threads([f"host {h}" for h, count in enumerate(hosts) for _ in range(count)], rank)[0]
+    assert tokens[0] == tokens[1] > 40
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("ranks, tokens", [(2, 10), (3, 12), (3, 2)])
+def test_bytes_moved_are_those_of_the_formula(ranks, tokens):
+    """By tokens: each rank reads the others' q, k and v of its heads, and the others' outputs for its tokens; by tensors the
+    embeddings' sum and two of each layer. After its attention nothing of the last layer is wanted here."""
+
+    def rank(world):
+        spec, *_, executable, keep = build(world, "llama", "auto", 2, 16, 4, "f32", kv_heads=6)
+        counts = []
+        for prefill_from in (0, sys.maxsize):
+            executable.prefill_from = prefill_from
+            executable.times(reset=True)
+            driven(world, executable, lambda e: SingleSequence(e).feed(np.arange(tokens), outputs="none"))
+            counts.append(executable.times().moved)
+        executable.close()
+        return spec, counts
+
+    results = run_ranks_as_threads(ranks, rank)
+    spec = results[0][0]
+    by_token, by_tensor = np.sum([counts for _, counts in results], axis=0)
+    columns = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    assert by_token == (spec.num_layers * columns - spec.num_heads * spec.head_dim) * tokens * (ranks - 1) * 4 // ranks
+    if tokens > 2:  # so few rows are prepared by every thread for itself
+        assert by_tensor == (2 * spec.num_layers - 1) * tokens * ranks * (ranks - 1) * spec.hidden_size * 4
+
+
+def texts(engine) -> tuple[list[list[int]], dict]:
+    """Greedy text of prompts, some at once, some with a prefix that is in the cache by then; and the engine's counters."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 180, n).tolist() for n in (50, 1, 2, 37)]
+    prompts += [prompts[0][:40] + [9, 8, 7], prompts[0]]
+    found = {}
+    for ids in ((0, 1, 2), (3, 4), (5,)):
+        for i in ids:
+            engine.add(i, prompts[i], SamplingParams(max_tokens=8, temperature=0, ignore_eos=True))
+        while engine.has_work:
+            for output in engine.step():
+                found.setdefault(output.id, []).extend(output.tokens)
+    assert engine.stats()["cached_tokens_total"] > 64
+    return [found[i] for i in range(len(prompts))], engine.stats()
+
+
+def generated(world, folder, prefill: str, transport: str = "auto"):
+    config = EngineConfig(model=str(folder), cache_type_k="f32", cache_type_v="f32", threads=1, ubatch_size=32, ctx_size=96, prefill=prefill, transport=transport)
+    model = load_model(config, world)
+    engine = lambda executable: Engine(executable, Sampler(model.spec.vocab_size), more_stats=lambda: model.prefill.stats(executable))
+    result = driven(world, model.executable, lambda executable: texts(engine(executable)))
+    model.executable.close()
+    return result
+
+
+@pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
+def test_one_text_over_hosts(folder):
+    expected, _ = generated(SingleWorld(), folder, "auto")
+    found, stats = thread_ranks.run_threads(["one", "one", "two", "two"], lambda world: generated(world, folder, "token", "tcp"))[0]
+    assert found == expected and stats["prefill_by_token_tokens_total"] > 0 == stats["prefill_by_tensor_tokens_total"]
+
+
+@pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
+def test_one_text_whatever_is_cut(folder):
+    expected, stats = generated(SingleWorld(), folder, "auto")
+    for ranks in (2, 3, 4):
+        for prefill in ("token", "tensor"):
+            found, stats = run_ranks_as_threads(ranks, lambda world: generated(world, folder, prefill))[0]
+            assert found == expected, f"{prefill} with {ranks} ranks"
+            assert (stats["prefill_by_token_tokens_total"] > 0) == (prefill == "token") != (stats["prefill_by_tensor_tokens_total"] > 0)
+
+
+def logits_of(world, path, prefill: str) -> np.ndarray:
+    """Of a prompt in two chunks, of a token after it, and of a prompt that shares its first blocks and is shorter than four ranks."""
+    config = EngineConfig(model=str(path), cache_type_k="f32", cache_type_v="f32", threads=1, ubatch_size=32, ctx_size=64, prefill=prefill)
+    model = load_model(config, world)
+
+    def body(executable):
+        sequence = SingleSequence(executable)
+        found = [sequence.feed(np.arange(5, 45)), sequence.feed([7])]
+        sequence.length = 32
+        return np.concatenate([*found, sequence.feed([9, 8, 7])])  # (44, vocab)
+
+    result = driven(world, model.executable, body)
+    model.executable.close()
+    return result
+
+
+# Of the largest logit. float32 differs by the order of its sums, and where activations are rounded (to bfloat16, or int8 beside quantised weights)
+# what differs by so little may round otherwise.
+TOLERANCES = {**dict.fromkeys(MODELS, 1e-5), GOLDEN / "gguf/BF16.gguf": 6e-3, GOLDEN / "gguf/Q8_0.gguf": 2e-2, GOLDEN / "gguf/Q4_K_M.gguf": 3e-2}
+
+
+@pytest.mark.parametrize("path, tolerance", TOLERANCES.items(), ids=lambda value: getattr(value, "stem", ""))
+def test_logits_are_those_of_one_rank(path, tolerance):
+    expected = logits_of(SingleWorld(), path, "auto")
+    for ranks in (2, 3, 4):
+        by_token, by_tensor = (run_ranks_as_threads(ranks, lambda world: logits_of(world, path, prefill))[0] for prefill in ("token", "tensor"))
+        np.testing.assert_array_equal(by_token, by_tensor)
+        assert np.abs(by_token - expected).max() <= tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("hosts, transport", [((2,), "auto"), ((2, 2), "tcp")])
+def test_what_is_measured_is_told(hosts, transport):
+    def rank(world):
+        model = load_model(EngineConfig(model=str(MODELS[0]), threads=1, ctx_size=96, transport=transport), world, measure=True)
+        model.executable.close()
+        return model.prefill, model.executable.prefill_from
+
+    results = thread_ranks.run_threads([f"host {h}" for h, count in enumerate(hosts) for _ in range(count)], rank)
+    assert all(result == results[0] for result in results)
+    choice, prefill_from = results[0]
+    assert prefill_from == choice.from_tokens and min(choice.costs.seconds[0] + choice.costs.seconds[1]) > 0
+    assert "at 96" in choice.reason and "96 tokens" in choice.details and "MB read of other ranks token-parallel" in choice.details
+
+
+def test_ranks_apart_cut_tensors_or_are_refused(caplog):
+    caplog.set_level("DEBUG")
+    hosts = ["one", "two"]
+    assert thread_ranks.run_threads(hosts, lambda world: layouts_for(EngineConfig(), world)[:2]) == [(TENSOR, TENSOR)] * 2
+    assert "prefill is tensor-parallel: token-parallel needs ranks that share memory, and these are on 2 hosts" in caplog.text
+    with pytest.raises(ConfigError, match="--prefill token needs ranks that share memory, and these are on 2 hosts: use --prefill auto or tensor"):
+        thread_ranks.run_threads(hosts, lambda world: layouts_for(EngineConfig(prefill="token"), world))
+    assert thread_ranks.run_threads(2, lambda world: layouts_for(EngineConfig(), world)[:2]) == [(TOKEN, TENSOR)] * 2
+    with pytest.raises(ConfigError, match="--transport tcp is used instead"):
+        thread_ranks.run_threads(2, lambda world: layouts_for(EngineConfig(prefill="token", transport="tcp"), world))
+
+
+def test_hosts_whose_ranks_cannot_share_tokens():
+    def layouts(hosts, **more):
+        return thread_ranks.run_threads(hosts, lambda world: layouts_for(EngineConfig(**more), world)[:2])[0]
+
+    assert layouts(["one", "one", "two", "two"]) == (TOKEN_IN_HOSTS, TENSOR)
+    for hosts, why in (
+        (["one", "one", "two"], "these are on 2 hosts with 2, 1 ranks each; start as many on every host"),
+        (["one", "two", "one", "two"], "the ranks of a host do not follow one another; let the launcher fill one host after the other"),
+    ):
+        assert layouts(hosts) == (TENSOR, TENSOR)
+        with pytest.raises(ConfigError, match=re.escape(f"--prefill token needs ranks that share memory, and {why}")):
+            layouts(hosts, prefill="token")
+
+
+def test_adapters_are_prefilled_by_tensors(caplog):
+    caplog.set_level("DEBUG")
+    assert thread_ranks.run_threads(2, lambda world: layouts_for(EngineConfig(lora="folder"), world)[:2]) == [(TENSOR, TENSOR)] * 2
+    assert caplog.messages == ["prefill is tensor-parallel: the adapter of --lora does not run token-parallel"]
+    done = run_ranks(1, "-m", "ckdist.cli.main", "perplexity", "--token-ids", "4,5", "--lora", "folder", "--prefill", "token")
+    assert done.returncode == 2
+    assert done.stderr == "ckdist: --prefill token does not run the adapter of --lora: use --prefill auto or tensor\n"

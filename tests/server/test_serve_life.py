@@ -1,0 +1,371 @@
+"""The HTTP process's life: loading, draining, a silent, failed or killed rank 0, a taken port."""
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+
+from ckdist.cli.serve import open_line
+from ckdist.config import ServeConfig
+from ckdist.engine.sampling import SamplingParams
+from ckdist.errors import ConfigError
+from ckdist.serve import heartbeat
+from ckdist.serve.engine_client import EngineClient
+from ckdist.serve.problems import Problem
+from ckdist.serve.process import HttpProcess, listen
+from ckdist.serve.requests.prepared import pack_tokens
+from ckdist.serve.settings import HttpSettings, read_api_keys
+from tests.support.fake_engine import FakeEngine
+from tests.support.launcher import environment
+from tests.support.served import VOCAB, serving, wait_for, write_tokenizer
+
+
+def status(http, path="/health"):
+    return httpx.get(f"{http.url}{path}").status_code
+
+
+def in_background(function):
+    """Runs `function` in a thread; the list gets its result, or the exception that it raised."""
+    results = []
+
+    def run():
+        try:
+            results.append(function())
+        except Exception as error:
+            results.append(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return results
+
+
+def stream_text(http, tokens):
+    with openai.OpenAI(base_url=f"{http.url}/v1", api_key="none", max_retries=0) as client:
+        stream = client.completions.create(model="m", prompt="ab", max_tokens=tokens, stream=True)
+        return "".join(chunk.choices[0].text for chunk in stream)
+
+
+def test_health_follows_the_engine_and_a_failure_ends_what_runs():
+    with serving() as (engine, http):
+        engine.state = "loading"
+        wait_for(lambda: status(http) == 503)
+        engine.state, engine.delay = "ready", 0.02
+        wait_for(lambda: status(http) == 200)
+        running = in_background(lambda: stream_text(http, 200))
+        whole = in_background(lambda: httpx.post(f"{http.url}/v1/completions", json={"prompt": "ab", "max_tokens": 200}))
+        wait_for(lambda: engine.running == 2)
+        time.sleep(0.1)
+        engine.error, engine.state = "rank 1 died in step 7", "failed"
+        wait_for(lambda: running and whole, 3)
+        assert isinstance(running[0], openai.APIError) and "rank 1 died in step 7" in str(running[0])
+        assert whole[0].status_code == 503 and "rank 1 died in step 7" in whole[0].text
+        assert status(http) == 503 and status(http, "/metrics") == 200
+
+
+def test_a_silent_engine_is_stale_and_may_come_back(tmp_path):
+    async def until(condition):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+    async def scenario(engine):
+        client = EngineClient(engine.endpoint, stale_seconds=0.3)
+        client.start()
+        try:
+            await asyncio.wait_for(until(lambda: client.state == "ready"), 5)
+            engine.delay = 0.02
+            with client.generation() as generation:
+                generation.submit(0, pack_tokens([5, 6]), SamplingParams(max_tokens=1000))
+                assert (await generation.next())[0][1]["tokens"] == [5]
+                engine.silent = True
+                with pytest.raises(Problem, match="no sign of life for 0.3 seconds") as problem:
+                    while True:
+                        await asyncio.wait_for(generation.next(), 5)
+                assert problem.value.status == 503 and client.state == "stale"
+            assert client.active == 0
+            engine.silent = False
+            await asyncio.wait_for(until(lambda: client.state == "ready"), 5)
+            await asyncio.wait_for(until(lambda: engine.aborted), 5)
+        finally:
+            client.close()
+
+    with FakeEngine(f"ipc://{tmp_path}/engine", VOCAB) as engine:
+        asyncio.run(scenario(engine))
+        assert len(engine.aborted) == 1
+
+
+def test_nothing_progresses_is_504():
+    with serving(timeout=1.0) as (engine, http):
+        engine.delay = 2.5
+        assert httpx.post(f"{http.url}/v1/completions", json={"prompt": "ab"}, timeout=10).status_code == 504
+
+
+@pytest.mark.parametrize("by", ["signal", "engine"])
+def test_draining_lets_running_requests_finish(by):
+    with serving() as (engine, http):
+        engine.delay = 0.01
+        running = in_background(lambda: stream_text(http, 100))
+        wait_for(lambda: engine.running == 1)
+        if by == "signal":
+            http.drain()
+            wait_for(lambda: engine.drained)
+        else:
+            engine.state = "draining"
+        wait_for(lambda: httpx.post(f"{http.url}/v1/completions", json={"prompt": "a"}).status_code == 503)
+        assert http.poll() is None and not running
+        wait_for(lambda: running)
+        assert running == ["ab" * 50]
+        wait_for(lambda: http.poll() is not None, 5)
+        assert http.poll() == 0
+
+
+def test_draining_is_bounded():
+    with serving(drain_timeout=0.3) as (engine, http):
+        engine.delay = 0.1
+        running = in_background(lambda: stream_text(http, 250))
+        wait_for(lambda: engine.running == 1)
+        time.sleep(0.3)
+        assert http.stop(5) == 0
+        wait_for(lambda: running)
+        assert "shutting down" in str(running[0])
+
+
+def test_stopping_what_already_drains_is_no_second_word():
+    """A second signal from the user means at once; rank 0 stops the process as soon as its own work is done, while the last words still go out."""
+    with serving() as (engine, http):
+        engine.delay = 0.02
+        running = in_background(lambda: stream_text(http, 30))
+        wait_for(lambda: engine.running == 1)
+        http.drain()
+        time.sleep(0.1)  # two signals at once are one
+        assert http.stop(10) == 0
+        wait_for(lambda: running)
+        assert isinstance(running[0], str), running[0]
+
+
+RANK0 = """
+import sys
+from ckdist.config import ServeConfig
+from ckdist.serve.process import HttpProcess, listen
+from tests.support.fake_engine import FakeEngine
+endpoint, folder, vocab = sys.argv[1:]
+with FakeEngine(endpoint, int(vocab)) as engine:
+    engine.delay = 0.02
+    http = HttpProcess.start(ServeConfig(port=0), endpoint, folder, "bytes", listen("127.0.0.1", 0))
+    print(http.pid, http.url, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_rank_0_is_answered_for_and_then_mourned_no_longer(tmp_path):
+    folder = write_tokenizer(tmp_path)
+    (tmp_path / "rank0").mkdir()
+    rank0 = subprocess.Popen(
+        [sys.executable, "-c", RANK0, f"ipc://{tmp_path}/rank0/engine", str(folder), str(VOCAB)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    pid, url = rank0.stdout.readline().split()
+    wait_for(lambda: httpx.get(f"{url}/health").status_code == 200)
+    running = in_background(lambda: httpx.post(f"{url}/v1/completions", json={"prompt": "ab", "max_tokens": 250}, timeout=20))
+    time.sleep(0.3)
+    rank0.kill()
+    rank0.wait()
+    begun = time.monotonic()
+    wait_for(lambda: running, 2)
+    assert running[0].status_code == 503 and "rank 0 has ended" in running[0].text
+    assert httpx.get(f"{url}/health").status_code == 503
+    wait_for(lambda: not _alive(int(pid)), 9)
+    assert time.monotonic() - begun > 1 and not (tmp_path / "rank0").exists()
+
+
+def _alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_tokenizer_that_does_not_load_ends_the_process(tmp_path):
+    with FakeEngine(f"ipc://{tmp_path}/engine", VOCAB):
+        http = HttpProcess.start(ServeConfig(port=0), f"ipc://{tmp_path}/engine", str(tmp_path), "x", listen("127.0.0.1", 0))
+        try:
+            wait_for(lambda: "the tokenizer does not load" in httpx.get(f"{http.url}/health").text)
+        finally:
+            assert http.stop() == 1
+
+
+def test_drained_before_it_can_handle_signals(tmp_path):
+    http = HttpProcess.start(ServeConfig(port=0), f"ipc://{tmp_path}/engine", str(tmp_path), "x", listen("127.0.0.1", 0))
+    http.drain()
+    wait_for(lambda: http.poll() is not None)
+    assert http.poll() == 0
+
+
+def test_a_taken_port_and_an_unknown_host():
+    with listen("127.0.0.1", 0) as taken:
+        with pytest.raises(ConfigError, match=f"port {taken.getsockname()[1]}: Address already in use; choose another"):
+            listen("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(ConfigError, match=r"--host \(no such host\) is not known"):
+        listen("no such host", 0)
+
+
+@pytest.mark.parametrize("host, flags, warned", [("0.0.0.0", {}, True), ("0.0.0.0", {"api_key": "k"}, False), ("127.0.0.1", {}, False), ("::1", {}, False)])
+def test_a_server_open_to_all_warns(host, flags, warned):
+    with listen(host, 0) as listener:
+        line = open_line(ServeConfig(host=host, **flags), listener)
+        assert (line is not None) == warned and (not warned or "0.0.0.0" in line and "--api-key" in line)
+
+
+def test_the_port_is_free_once_the_process_ends():
+    with serving() as (_, http):
+        port = int(http.url.rpartition(":")[2])
+        http.stop()
+        listen("127.0.0.1", port).close()
+
+
+def test_silent_clients_are_let_go(tmp_path):
+    """Those that never say a word, and those that never end a head; not one that asks now and then."""
+    write_tokenizer(tmp_path)
+    with FakeEngine(f"ipc://{tmp_path}/engine", VOCAB), listen("127.0.0.1", 0) as listener:
+        address, number = listener.getsockname(), listener.fileno()
+        settings = HttpSettings(endpoint=f"ipc://{tmp_path}/engine", model=str(tmp_path), model_name="m", listener=number, parent=os.getpid(), silence=0.6, first_request=0.6)
+        process = subprocess.Popen([sys.executable, "-m", "ckdist.serve"], stdin=subprocess.PIPE, pass_fds=(number,), env=environment())
+        try:
+            process.stdin.write(settings.to_json())
+            process.stdin.close()
+            with httpx.Client(base_url=f"http://127.0.0.1:{address[1]}") as client:
+                wait_for(lambda: client.get("/health").status_code == 200)
+                silent = [socket.create_connection(address) for _ in range(20)]
+                for one in silent[10:]:
+                    one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-")
+                asking, begun = socket.create_connection(address), time.monotonic()
+                while time.monotonic() - begun < 1.5:
+                    asking.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                    answer = b""
+                    while not answer.endswith(b"}"):
+                        answer += (part := asking.recv(4096))
+                        assert part, "it was let go"
+                    time.sleep(0.2)
+                for one in silent:
+                    one.settimeout(5)
+                    assert one.recv(1) == b""
+                for one in (*silent, asking):
+                    one.close()
+        finally:
+            process.kill()
+            process.wait()
+
+
+def ask(url, path="/v1/completions", **more):
+    return httpx.post(url + path, json={"prompt": "ab", "max_tokens": 2}, **more)
+
+
+@contextlib.contextmanager
+def silent_connections(url, count):
+    host, port = url.removeprefix("http://").split(":")
+    with contextlib.ExitStack() as held:
+        yield [held.enter_context(socket.create_connection((host, int(port)), 5)) for _ in range(count)]
+
+
+def test_silent_connections_do_not_keep_others_out():
+    with serving(api_key="key") as (_, http), silent_connections(http.url, 900):
+        assert status(http) == 200
+        assert ask(http.url, headers={"Authorization": "Bearer key"}).status_code == 200
+
+
+def test_connections_stay_within_the_limit_of_open_files(tmp_path):
+    """More silent clients than files: each new one takes the place of the oldest, and a request under way keeps its own."""
+    write_tokenizer(tmp_path)
+    with FakeEngine(f"ipc://{tmp_path}/engine", VOCAB) as engine, listen("127.0.0.1", 0) as listener:
+        number = listener.fileno()
+        settings = HttpSettings(endpoint=f"ipc://{tmp_path}/engine", model=str(tmp_path), model_name="m", listener=number, parent=os.getpid())
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+        process = subprocess.Popen([sys.executable, "-m", "ckdist.serve"], stdin=subprocess.PIPE, pass_fds=(number,), env=environment(), preexec_fn=few)
+        try:
+            process.stdin.write(settings.to_json())
+            process.stdin.close()
+            wait_for(lambda: httpx.get(f"{url}/health", timeout=30).status_code == 200, 30)
+            engine.delay = 0.02
+            running = in_background(lambda: httpx.post(f"{url}/v1/completions", json={"prompt": "ab", "max_tokens": 100}, timeout=20))
+            wait_for(lambda: engine.running)
+            with silent_connections(url, 400) as silent:
+                assert ask(url, timeout=30).status_code == 200
+                assert silent[0].recv(1) == b"", "the oldest makes room"
+                wait_for(lambda: running)
+                assert running[0].status_code == 200
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_a_burst_is_answered_in_json():
+    async def one(address, body):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        head, _, text = (await asyncio.wait_for(reader.read(), 60)).partition(b"\r\n\r\n")
+        writer.close()
+        return int(head.split()[1]), head.lower(), json.loads(text)
+
+    async def burst(address):
+        body = json.dumps({"prompt": "ab", "max_tokens": 20}).encode()
+        return await asyncio.gather(*(one(address, body) for _ in range(1000)))
+
+    with serving(api_key="key", max_queue=0) as (_, http):
+        answers = asyncio.run(burst(http.url.removeprefix("http://").split(":")))
+    refused = [(head, body) for code, head, body in answers if code == 429]
+    assert refused and {code for code, *_ in answers} == {200, 429}
+    assert all(b"retry-after: " in head and body["error"]["type"] == "rate_limit_error" for head, body in refused)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_dead_or_stuck_http_process_is_started_again(number, monkeypatch):
+    monkeypatch.setattr(heartbeat, "STUCK_SECONDS", 5.0)
+    with serving() as (engine, http):
+        engine.delay = 0.02
+        pid, running = http.pid, in_background(lambda: stream_text(http, 200))
+        wait_for(lambda: engine.running == 1)
+        os.kill(pid, number)
+        wait_for(lambda: running, 30)
+        assert isinstance(running[0], (openai.APIError, httpx.TransportError)), running[0]
+        assert ask(http.url, timeout=60).status_code in (200, 503)  # it waits in the listening socket's queue
+        wait_for(lambda: status(http) == 200, 30)
+        assert http.pid != pid and not _alive(pid) and http.poll() is None
+        assert ask(http.url).status_code == 200
+
+
+def test_an_http_process_that_dies_again_and_again_ends_the_job():
+    with serving() as (_, http):
+        for _ in range(4):
+            pid = http.pid
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: http.pid != pid or http.poll() is not None)
+        wait_for(lambda: http.poll() == -signal.SIGKILL)
+
+
+def test_api_keys_from_a_file(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("one\n\n two \n")
+    assert read_api_keys(ServeConfig(api_key="zero", api_key_file=str(file))) == ("zero", "one", "two")
+    file.write_text("\n")
+    with pytest.raises(ConfigError, match="holds no key"):
+        read_api_keys(ServeConfig(api_key_file=str(file)))
+    with pytest.raises(ConfigError, match="cannot read --api-key-file .*none: No such file"):
+        read_api_keys(ServeConfig(api_key_file=str(tmp_path / "none")))
+    with pytest.raises(ConfigError, match="--api-key is empty"):
+        read_api_keys(ServeConfig(api_key=""))
+
+
+def test_settings_survive_the_way():
+    settings = HttpSettings(endpoint="ipc://x", model="m", model_name="n", listener=3, parent=4, api_keys=("secret",))
+    assert HttpSettings.from_json(settings.to_json()) == settings
+    assert "secret" not in repr(settings)

@@ -1,0 +1,201 @@
+"""Two hosts in one machine: network namespaces joined by a veth pair, each with a host name of its own, and jobs over both.
+
+What it is not: a measure of speed. Memory and processes are the machine's own, the network alone is separate; so MPI is told to
+use TCP, and the hosts differ by name.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import psutil
+
+from tests.support.launcher import environment
+from tests.support.paths import ROOT
+
+NAMES = ("a", "b")
+
+
+def run(*words: str, check: bool = True) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+    if check and done.returncode:
+        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+@functools.cache
+def why_not() -> str | None:
+    """The reason why this machine cannot have such hosts, or None."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if missing := [name for name in ("ip", "unshare", "hostname", "awk") if not shutil.which(name)]:
+        return f"{', '.join(missing)} not installed"
+    try:
+        with Hosts():
+            return None
+    except OSError as error:
+        return str(error)
+
+
+def remove(namespaces: list[str]) -> None:
+    """Kills what runs in the namespaces, and deletes them."""
+    for namespace in namespaces:
+        for pid in run("ip", "netns", "pids", namespace, check=False).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        run("ip", "netns", "del", namespace, check=False)
+
+
+def abandoned() -> list[str]:
+    """The namespaces of test runs that were killed before they could clean up."""
+    found = re.findall(r"^ckdist(\d+)([ab])\b", run("ip", "netns", "list", check=False), re.M)
+    return [f"ckdist{pid}{name}" for pid, name in found if not psutil.pid_exists(int(pid))]
+
+
+class Hosts(contextlib.AbstractContextManager):
+    """Two namespaces for as long as the `with` lasts; whatever still runs in them at its end is killed."""
+
+    def __init__(self):
+        # Several test runs on one machine keep apart by process id; the second octet pair of 10.77.0.0/16 comes from it too.
+        key = os.getpid()
+        self.namespaces = [f"ckdist{key}{name}" for name in NAMES]
+        self.links = [f"ck{key}{name}" for name in NAMES]
+        block = key % (256 * 63)
+        self.network = f"10.77.{block // 64 % 256}.{block % 64 * 4}"
+        base, last = self.network.rsplit(".", 1)
+        self.addresses = [f"{base}.{int(last) + 1 + i}" for i in range(2)]
+        self.directory = None
+
+    def __enter__(self):
+        remove(abandoned())
+        try:
+            for namespace in self.namespaces:
+                run("ip", "netns", "add", namespace)
+            run("ip", "link", "add", self.links[0], "netns", self.namespaces[0], "type", "veth", "peer", "name", self.links[1], "netns", self.namespaces[1])
+            for namespace, link, address in zip(self.namespaces, self.links, self.addresses):
+                run("ip", "-n", namespace, "addr", "add", f"{address}/30", "dev", link)
+                run("ip", "-n", namespace, "link", "set", link, "up")
+                run("ip", "-n", namespace, "link", "set", "lo", "up")
+            self.directory = tempfile.mkdtemp(prefix="ckdist-hosts-")
+            self.table = pathlib.Path(self.directory, "hosts")
+            self.table.write_text("".join(f"{a} {n}\n" for a, n in zip(self.addresses, self.namespaces)))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception) -> None:
+        remove(self.namespaces)
+        if self.directory:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that runs in the namespaces now."""
+        pids = [int(pid) for namespace in self.namespaces for pid in run("ip", "netns", "pids", namespace, check=False).split()]
+        found = []
+        for pid in pids:
+            with contextlib.suppress(psutil.Error):
+                found.append(psutil.Process(pid))
+        return found
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """The processes of the job's ranks, by rank."""
+        found = {}
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error, KeyError):
+                words = process.cmdline()
+                if words and words[0] == sys.executable and process.status() != psutil.STATUS_ZOMBIE and "multiprocessing" not in " ".join(words):
+                    environ = process.environ()
+                    rank = int(environ.get("OMPI_COMM_WORLD_RANK") or environ["RANK"])
+                    if rank not in found or process.pid < found[rank].pid:  # rank 0's HTTP process has its rank in the environment too
+                        found[rank] = process
+        return found
+
+    def carried(self) -> int:
+        """Bytes that crossed the wire so far, both ways."""
+        link = json.loads(run("ip", "-n", self.namespaces[0], "-s", "-j", "link", "show", self.links[0]))[0]
+        return link["stats64"]["rx"]["bytes"] + link["stats64"]["tx"]["bytes"]
+
+    def set_link(self, state: str) -> None:
+        """`up` or `down`."""
+        run("ip", "-n", self.namespaces[0], "link", "set", self.links[0], state)
+
+    def inside(self, host: int, *words: str) -> list[str]:
+        """The command that runs `words` on a host."""
+        return ["ip", "netns", "exec", self.namespaces[host], "unshare", "--uts", "bash", "-c", f'hostname {self.namespaces[host]} && exec "$@"', "bash", *words]
+
+    def torchrun(self, each: int, *words: str, **more) -> list[subprocess.Popen]:
+        """Starts `python words...` on `each` ranks of either host as torchrun would, without a launcher; rank 0 is the first."""
+        secret = pathlib.Path(self.directory, "secret")
+        secret.write_text("a secret of this job alone")
+        secret.chmod(0o600)
+        started = []
+        for rank in range(2 * each):
+            told = {"RANK": rank, "WORLD_SIZE": 2 * each, "MASTER_ADDR": self.addresses[0], "MASTER_PORT": 29500, "CKDIST_JOB_SECRET_FILE": secret, "CKDIST_START_TIMEOUT": 60}
+            env = {**environment(), **{name: str(value) for name, value in told.items()}}
+            command = self.inside(rank // each, sys.executable, *words)
+            started.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, **more))
+        return started
+
+    def start(self, each: int, *words: str, **more) -> subprocess.Popen:
+        """Starts `python words...` on `each` ranks of either host; its output is text, standard error included."""
+        subnet = f"{self.network}/30"
+        mpirun = shutil.which("mpirun", path=environment()["PATH"])
+        launcher = {"plm_ssh_agent": str(ROOT / "launch/netns-agent"), "prte_if_include": subnet}
+        settings = {"pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": subnet}  # on one machine MPI would find shared memory
+        command = [mpirun]
+        for name, value in launcher.items():
+            command += ["--prtemca", name, value]
+        for name, value in settings.items():
+            command += ["--mca", name, value]
+        hostfile = pathlib.Path(self.directory, f"slots{each}")
+        hostfile.write_text("".join(f"{a} slots={each}\n" for a in self.addresses))
+        command += ["--hostfile", str(hostfile), "--bind-to", "none", "-n", str(2 * each)]  # both hosts would bind to the same cores
+        for name in ("PYTHONPATH", "PATH"):
+            command += ["-x", name]
+        env = {**environment(), "CKDIST_NETNS": str(self.table)}
+        del env["PRTE_MCA_rmaps_default_mapping_policy"]  # oversubscription would put all ranks on the first host
+        return subprocess.Popen(
+            self.inside(0, *command, sys.executable, *words), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, **more
+        )
+
+    def run(self, each: int, *words: str, timeout: float = 60) -> tuple[int, str]:
+        """As start(), to its end: exit code and output."""
+        process = self.start(each, *words)
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        return process.returncode, output
+
+    @staticmethod
+    def wait_ended(processes: list[psutil.Process], seconds: float) -> bool:
+        """Have all ended within the time? Their exit codes are left to who started them."""
+        end = time.monotonic() + seconds
+
+        def ended(process: psutil.Process) -> bool:
+            try:
+                return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+            except psutil.NoSuchProcess:
+                return True
+
+        while not (done := all(map(ended, processes))) and time.monotonic() < end:
+            time.sleep(0.02)
+        return done
+
+    def wait_empty(self, seconds: float) -> list[str]:
+        """Waits until no rank is left; returns the command lines of those that are."""
+        end = time.monotonic() + seconds
+        while (left := self.ranks()) and time.monotonic() < end:
+            time.sleep(0.05)
+        return [f"rank {r}: {' '.join(p.cmdline())}" for r, p in left.items()]

@@ -1,0 +1,34 @@
+"""Runs a Python program as the ranks of one job under mpirun, oversubscribed where it has to be, within a time limit."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+from tests.support.paths import ROOT
+
+
+def environment() -> dict[str, str]:
+    """This process's environment with the checkout importable and mpirun willing to run as root."""
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+
+
+def mpirun(ranks: int) -> list[str]:
+    """The words that start `ranks` ranks of a Python program; the program follows."""
+    launcher = shutil.which("mpirun", path=environment()["PATH"])
+    assert launcher, "mpirun is missing: pip install 'ckdist[mpi]'"
+    return [launcher, "-n", str(ranks), sys.executable]
+
+
+def run_ranks(ranks: int, *words: str, timeout: float = 120, **more) -> subprocess.CompletedProcess:
+    """Runs `python words...` on `ranks` ranks (1: without mpirun) and returns its code and output as text."""
+    command = [sys.executable] if ranks == 1 else mpirun(ranks)
+    return subprocess.run([*command, *words], env={**environment(), **more.pop("env", {})}, capture_output=True, text=True, timeout=timeout, cwd=more.pop("cwd", ROOT))

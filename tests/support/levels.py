@@ -1,0 +1,18 @@
+"""The levels of instructions that kernels are tested on; those that the CPU lacks are skipped, and told at the end."""
+
+import pytest
+
+from ckdist import native
+
+ALL = dict(reversed(native.isas().items()))  # plainest first; with what the CPU lacks
+HERE = [name for name, lacks in ALL.items() if not lacks]
+VECTORS = ("baseline", "avx2", "avx512")  # whose code is shared by the levels above them, where a file asks for no more
+INTEGERS = (*VECTORS, "avx2_vnni", "avx512_vnni")  # of kernels that ask for dot products of integers alone
+
+
+def each(names=tuple(ALL)) -> list:
+    """Parameters for those of `names` that this build has; tests of levels that the CPU lacks are skipped, and told."""
+    marks = {
+        name: pytest.mark.skipif(bool(lacks), reason=f"level {name}: this CPU lacks {lacks}") for name, lacks in ALL.items()
+    }
+    return [pytest.param(name, marks=mark) for name, mark in marks.items() if name in names]

@@ -1,0 +1,88 @@
+"""Quantised rows as bytes, packed, and multiplied by one level's kernels."""
+
+import numpy as np
+from gguf import GGMLQuantizationType, quants
+
+from ckdist.native import check, lib, pointer
+
+HALF_FIELDS = {  # where a block's float16 scales stand, in bytes
+    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82], "Q3_K": [108],
+    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0], "IQ1_S": [0], "IQ2_XXS": [0], "IQ2_XS": [0],
+    "IQ2_S": [0], "IQ3_XXS": [0], "IQ3_S": [0], "TQ1_0": [52], "TQ2_0": [64], "IQ1_M": [], "MXFP4": [],
+}  # fmt: skip
+
+
+TYPES = ["F32", "F16", "BF16", *HALF_FIELDS]
+
+
+def number(name):
+    return int(GGMLQuantizationType[name])
+
+
+def block_of(name):
+    return lib.ckdist_type_block_elements(number(name)), lib.ckdist_type_block_bytes(number(name))
+
+
+def scale_elsewhere(name, blocks, scales):
+    """Gives blocks (rows, blocks, bytes) scales that stand in no half-precision field: IQ1_M's in four parts, MXFP4's power of two near it."""
+    if name == "IQ1_M":
+        parts = scales.view(np.uint16)[..., None] >> np.array([0, 4, 8, 12], np.uint16) & 15
+        blocks[..., 49::2] = blocks[..., 49::2] & 15 | (parts << 4).astype(np.uint8)
+    if name == "MXFP4":
+        blocks[..., 0] = np.frexp(np.abs(scales).astype(np.float32))[1] + 127
+
+
+def random_rows(name, rows, cols, seed=0):
+    """Rows in the file's format, every code and sub-scale drawn at random: uint8 (rows, bytes), and their float32 values."""
+    rng = np.random.default_rng(seed)
+    elements, size = block_of(name)
+    if not rows * cols:
+        return np.empty((rows, 0), np.uint8), np.empty((rows, cols), np.float32)
+    if name in HALF_FIELDS:
+        blocks = rng.integers(0, 256, (rows, cols // elements, size), np.uint8)
+        for at in HALF_FIELDS[name]:
+            scales = rng.uniform(-0.01, 0.01, (rows, cols // elements, 1)).astype(np.float16)
+            blocks[..., at : at + 2] = scales.view(np.uint8)
+        scale_elsewhere(name, blocks, rng.uniform(-0.01, 0.01, blocks.shape[:2]).astype(np.float16))
+        data = blocks.reshape(rows, cols // elements * size)
+    else:
+        data = quants.quantize(rng.normal(size=(rows, cols)).astype(np.float32), GGMLQuantizationType[name])
+        data = np.ascontiguousarray(data).view(np.uint8).reshape(rows, cols * size)
+    return data, quants.dequantize(data, GGMLQuantizationType[name]).reshape(rows, cols)
+
+
+def pack(isa, name, data, rows, cols):
+    tile_bytes = check(lib.ckdist_tile_bytes(isa.encode(), number(name), cols))
+    tiles = np.full((rows + 15) // 16 * tile_bytes, 0xFF, np.uint8)
+    check(lib.ckdist_pack(isa.encode(), number(name), rows, cols, pointer(data, "uint8_t *"), data.size, pointer(tiles, "uint8_t *"), tiles.size))
+    return tiles
+
+
+def prepare(isa, fmt, x, lead=0, cols=None):
+    cols = x.shape[1] if cols is None else cols
+    out = np.full((len(x), check(lib.ckdist_activation_bytes(fmt, cols))), 0xFF, np.uint8)
+    check(lib.ckdist_prepare(isa.encode(), fmt, pointer(x, "float *"), len(x), x.shape[1], lead, cols, pointer(out, "uint8_t *"), out.size))
+    return out
+
+
+def multiply(isa, name, tiles, rows, cols, prepared, tile_range=None, y=None):
+    begin, end = tile_range or (0, (rows + 15) // 16)
+    y = np.full((len(prepared), rows), np.nan, np.float32) if y is None else y
+    check(lib.ckdist_multiply(isa.encode(), number(name), rows, cols, pointer(tiles, "uint8_t *"), tiles.size, begin, end,
+                              pointer(prepared, "uint8_t *"), prepared.size, len(prepared), pointer(y, "float *")))  # fmt: skip
+    return y
+
+
+def whole_activations(tokens, cols, seed=1):
+    x = np.random.default_rng(seed).integers(-127, 128, (tokens, cols)).astype(np.float32)
+    x[:, ::32] = 127
+    return x
+
+
+def activation_format(isa, name):
+    return check(lib.ckdist_activation_format(isa.encode(), number(name)))
+
+
+def odd_columns(name):
+    elements, _ = block_of(name)
+    return 77 if elements == 1 else 5 * elements

@@ -1,0 +1,91 @@
+"""A rank program: the native replay of small random models against the numpy interpreter, over every kind of group."""
+
+import sys
+
+import numpy as np
+
+from ckdist import native
+from ckdist.comm.group import open_group
+from ckdist.comm.world import start_world
+from ckdist.config import EngineConfig
+from ckdist.engine.single import SingleSequence
+from ckdist.layout import model_dims
+from ckdist.models.decoder import forward
+from ckdist.planner import layouts_for
+from ckdist.program.executable import Executable, Limits, Phase
+from ckdist.program.interpreter import Interpreter
+from ckdist.program.lower import lower
+from ckdist.program.tracer import trace
+from tests.support.specs import FAMILIES, spec, weights_of
+
+lib, ffi = native.lib, native.ffi
+F32 = 0
+
+
+def packed(array: np.ndarray):
+    """A native matrix of a float32 (rows, cols) array, and what must stay alive with it."""
+    rows, cols = array.shape
+    tile_bytes = lib.ckdist_tile_bytes(ffi.NULL, F32, cols)
+    size = (rows + 15) // 16 * tile_bytes
+    room = np.zeros(size + 64, np.uint8)
+    tiles = room[-room.ctypes.data % 64 :][:size]
+    native.check(lib.ckdist_pack(ffi.NULL, F32, rows, cols, native.pointer(array, "uint8_t *"), array.nbytes, native.pointer(tiles, "uint8_t *"), size))
+    return ffi.new("struct ckdist_matrix *", [F32, rows, cols, tile_bytes, native.pointer(tiles, "uint8_t *")]), room
+
+
+def phase_of(program, mesh, weights, chunk: int, stored=None):
+    """A phase over packed copies of its weights, and what must stay alive with it."""
+    lowered = lower(program, mesh, lambda name: 0, lambda name: 1, chunk, stored)
+    keep = [packed(np.ascontiguousarray(weights[name][r[0] : r[1], c[0] : c[1]])) for name, r, c in lowered.matrices]
+    vectors = [np.ascontiguousarray(weights[name][begin:end]) for name, (begin, end) in lowered.vectors]
+    return Phase(lowered, [int(ffi.cast("intptr_t", m)) for m, _ in keep], [v.ctypes.data for v in vectors]), (keep, vectors)
+
+
+def build(world, family: str, transport: str, threads: int, chunk: int, blocks: int, kv_type: str, **numbers):
+    """The spec, mesh, program and weights of a random model, its executable on this rank, and what must stay alive with that.
+
+    Ranks that share memory have a second phase, in which tokens are cut.
+    """
+    s = spec(**FAMILIES[family], **numbers)
+    prefill, layout, mesh = layouts_for(EngineConfig(transport=transport), world)
+    program = trace(forward, s, layout, mesh)
+    weights = weights_of(program)
+    phases = [phase_of(program, mesh, weights, chunk)]
+    if prefill is not layout:
+        phases.append(phase_of(trace(forward, s, prefill, mesh), mesh, weights, chunk, model_dims(s, layout, mesh)))
+    group = open_group(world, 20, 10.0, transport)
+    limits = Limits(chunk, 4, 16 * blocks, blocks, kv_type)
+    executable = Executable([phase for phase, _ in phases], s, layout, mesh, group, limits, threads, threads, (), 20)
+    return s, mesh, program, weights, executable, phases
+
+
+def check(world, family: str, transport: str, threads: int, chunk: int) -> float:
+    """Largest difference of logits over a prompt and what follows it from the cache."""
+    s, mesh, program, weights, executable, keep = build(world, family, transport, threads, chunk, 8, "f32")
+    worst = 0.0
+    if world.rank == 0:
+        expected, sequence = Interpreter(program, s, mesh, weights.get), SingleSequence(executable)
+        for ids in (np.arange(40), [3], [4, 5], [6, 7, 8]):
+            worst = max(worst, float(np.abs(sequence.feed(ids) - expected.run(ids)).max()))
+        executable.stop()
+    else:
+        executable.work()
+    executable.close()
+    return worst
+
+
+def main() -> None:
+    world = start_world()
+    for family in FAMILIES:
+        for transport in ["auto", *(["mpi"] if hasattr(world, "mpi") else []), "tcp"] if world.size > 1 else ["auto"]:
+            for threads, chunk in ((1, 64), (3, 16)):
+                worst = check(world, family, transport, threads, chunk)
+                if world.rank == 0:
+                    print(f"{family} {transport} {threads} {worst:.2e}")
+                    if worst > 5e-7:
+                        sys.exit(f"{family} over {transport} with {threads} threads differs by {worst}")
+    world.close()
+
+
+if __name__ == "__main__":
+    main()

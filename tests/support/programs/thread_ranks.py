@@ -1,0 +1,61 @@
+"""`thread_ranks.py RANKS THREADS`: the replay against the interpreter with ranks as threads of one process, on one host and over a wire; and a
+group of several hosts that exchanges, idles with its signs of life, and loses a rank.
+
+Built with -fsanitize=thread, the library then tells of every race between ranks and between their threads.
+"""
+
+import sys
+import time
+
+from ckdist import native
+from ckdist.comm.group import open_group
+from ckdist.errors import CommError
+from tests.support.exchange import exchange
+from tests.support.programs.replay import check
+from tests.support.specs import FAMILIES
+from tests.support.thread_ranks import run_threads
+from tests.support.thread_world import run_ranks_as_threads
+
+ranks, threads = int(sys.argv[1]), int(sys.argv[2])
+for family in FAMILIES:
+    for chunk in (64, 16):
+        worst = run_ranks_as_threads(ranks, lambda world: check(world, family, "auto", threads, chunk))[0]
+        print(f"{family} {worst:.2e}")
+        if worst > 5e-7:
+            sys.exit(f"{family} with {ranks} ranks of {threads} threads differs by {worst}")
+
+TIMEOUT = 20.0  # the sanitizer makes everything slower; a beat comes each second
+
+
+def over_hosts(world) -> None:
+    group = open_group(world, 20, TIMEOUT)
+    exchange(group.handle, world.rank, world.size, 10, hosts=world.hosts)
+
+
+def idle_then_lost(world) -> None:
+    """Two seconds of signs of life alone, then the last rank gives up: all others are told, wherever they wait."""
+    lib, ffi = native.lib, native.ffi
+    group = open_group(world, 20, TIMEOUT)
+    native.check(lib.ckdist_group_reserve(group.handle, 16, 1, 1, 0, 0, 1))
+    if world.rank == world.size - 1:
+        time.sleep(2)
+        return lib.ckdist_group_abandon(group.handle, b"meant to fail")
+    try:
+        if world.rank:
+            native.check(lib.ckdist_group_receive(group.handle, ffi.new("const int32_t **"), ffi.new("int64_t *")))
+        while True:
+            group.check_peers()
+            time.sleep(0.01)
+    except CommError as error:
+        if "meant to fail" not in str(error):
+            raise
+        lib.ckdist_group_abandon(group.handle, str(error).encode())
+
+
+for hosts in {1: (), 3: ("abc", "aab"), 7: ("aabbcca",)}[ranks]:
+    run_threads(hosts, over_hosts)
+    worst = max(run_threads(hosts, lambda world: check(world, "llama", "auto", threads, 64)))
+    if worst > 5e-7:
+        sys.exit(f"ranks on hosts {hosts} differ by {worst}")
+    run_threads(hosts, idle_then_lost)
+    print(f"ranks on hosts {hosts}")

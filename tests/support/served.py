@@ -1,0 +1,57 @@
+"""What the tests of the HTTP process share: a byte tokenizer in a folder, and a server over a fake rank 0."""
+
+import contextlib
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from ckdist.config import ServeConfig
+from ckdist.serve.process import HttpProcess, listen
+from tests.support.fake_engine import FakeEngine
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '[' + m.role + ']' + m.content }}{% endfor %}"
+    "{% if shout %}!{% endif %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+VOCAB = 260  # two special tokens, 256 bytes, and rows of the model that stand for no text
+
+
+def write_tokenizer(folder: Path, template: str | None = TEMPLATE) -> Path:
+    """A folder whose tokenizer has one token per byte; `<|end|>` is token 1."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {"<|begin|>": 0, "<|end|>": 1, **{letter: 2 + i for i, letter in enumerate(alphabet)}}
+    made = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken("<|begin|>", special=True), AddedToken("<|end|>", special=True)])
+    made.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | ({"chat_template": template} if template else {})))
+    return folder
+
+
+@contextlib.contextmanager
+def serving(engine_options: dict | None = None, template: str | None = TEMPLATE, **flags):
+    """A FakeEngine and an HttpProcess over it, ready."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_tokenizer(Path(name), template)
+        endpoint = f"ipc://{name}/engine"
+        with FakeEngine(endpoint, VOCAB, **(engine_options or {})) as engine:
+            http = HttpProcess.start(ServeConfig(port=0, **flags), endpoint, str(folder), "bytes", listen("127.0.0.1", 0))
+            try:
+                wait_for(lambda: httpx.get(f"{http.url}/health", timeout=30).status_code == 200, 60)
+                yield engine, http
+            finally:
+                http.stop()
+
+
+def wait_for(condition, seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)

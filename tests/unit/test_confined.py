@@ -1,0 +1,90 @@
+"""Tokenizers in processes with limits: what comes back, what the rule of sizes promises, and what survives the end of a process."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ckdist
+from ckdist.engine.messages import PromptScores, pack_scores
+from ckdist.errors import EngineError
+from ckdist.tokens import load_tokenizer, tokenizer_from_gguf
+from ckdist.tokens.confined import load_vocabulary
+from ckdist.tokens.vocabulary import Vocabulary
+from tests.support.paths import GOLDEN as GOLDEN_FILES
+from tests.support.served import serving, wait_for
+
+BUNDLED = Path(ckdist.__file__).parent / "models" / "bundled"
+GOLDEN = GOLDEN_FILES / "tokens"
+
+
+@pytest.fixture(scope="module")
+def tokenizers_of_kinds():
+    metadata = [
+        json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))["metadata"] for name in ("bpe", "bpe_space")
+    ]
+    return [load_tokenizer(BUNDLED), *map(tokenizer_from_gguf, metadata)]
+
+
+def test_a_vocabulary_is_what_the_tokenizer_decodes_with():
+    own, sent = load_tokenizer(BUNDLED), load_vocabulary(BUNDLED)
+    ids = own.encode("def f(x):\n    return 'é日😀'  # <|end|>")
+    assert sent.decode(ids) == own.decode(ids) and sent.decode(ids, False) == own.decode(ids, False)
+    assert list(sent.pieces) == list(own.pieces) and sent.token_bytes(-1) == sent.token_bytes(10**9) == b""
+    assert (sent.special_ids, sent.bos_token_id, sent.eos_token_ids) == (
+        own.special_ids,
+        own.bos_token_id,
+        own.eos_token_ids,
+    )
+    for data in (b"", b"\x80", sent.to_bytes()[:-1], Vocabulary(pieces=[], special_ids=frozenset()).to_bytes()):
+        with pytest.raises(EngineError, match="malformed"):
+            Vocabulary.from_bytes(data)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=60), st.sampled_from(["", " " * 40, "-" * 64, "e\u0301" * 20, "<|end|>" * 3]))
+def test_no_text_has_fewer_tokens_than_its_size_says(tokenizers_of_kinds, text, run):
+    for tokenizer in tokenizers_of_kinds:
+        size = len((text + run).encode())
+        assert len(tokenizer.encode(text + run, add_special=False)) * tokenizer.most_bytes_per_token >= size
+
+
+def test_what_drops_characters_has_no_such_rule(tokenizers_of_kinds):
+    metadata = json.loads((GOLDEN / "unigram.json").read_text(encoding="utf-8"))["metadata"]
+    assert tokenizer_from_gguf(metadata).most_bytes_per_token is None
+
+
+def test_scores_of_prompts_survive_the_way():
+    entries = [None, [-0.5, [[7, -0.5], [8, -1.25]]], [float("-inf"), [[1, 0.0], [2, -3.0]]]]
+    scores = PromptScores(pack_scores(entries))
+    assert [scores[i] for i in range(len(scores))] == entries
+    with pytest.raises(ValueError, match="alternatives"):
+        PromptScores({**pack_scores(entries), "width": 3})
+
+
+def test_the_server_survives_the_end_of_the_process_that_has_the_tokenizer():
+    with serving() as (_, http):
+        zygote = psutil.Process(http.pid).children()[0]
+        workers = zygote.children()
+        os.kill(zygote.pid, signal.SIGKILL)
+        wait_for(lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers), 5)
+        wait_for(
+            lambda: httpx.post(f"{http.url}/v1/completions", json={"prompt": "ab", "max_tokens": 1}).status_code == 200,
+            30,
+        )
+        assert http.poll() is None
+    wait_for(lambda: not any(worker.is_running() for worker in workers))
+
+
+def test_nothing_is_left_of_a_server_that_was_killed():
+    with serving() as (_, http):
+        wait_for(lambda: len(psutil.Process(http.pid).children(recursive=True)) > 4, 20)
+        left = psutil.Process(http.pid).children(recursive=True)
+        os.kill(http.pid, signal.SIGKILL)
+        wait_for(lambda: not any(process.is_running() and process.status() != "zombie" for process in left), 20)

@@ -1,0 +1,251 @@
+"""The engine over a simulated paged cache: every sequence gets exactly what it would get alone."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ckdist.engine.engine import Engine
+from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.scheduler import EngineBusy
+from ckdist.errors import NativeError, RequestError
+from tests.support.paged_executable import PagedExecutable, PlainSampler, alone, log_softmax, prefix_logits
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+
+
+def finish(engine, limit=10_000) -> dict:
+    """Steps until nothing is left; (tokens, last output, all outputs) by id."""
+    outputs: dict = {}
+    for _ in range(limit):
+        if not engine.has_work:
+            break
+        for output in engine.step():
+            outputs.setdefault(output.id, []).append(output)
+    assert not engine.has_work, "the engine makes no progress"
+    return {id: (sum((o.tokens for o in list), []), list[-1], list) for id, list in outputs.items()}
+
+
+def greedy(max_tokens, **params):
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, **params)
+
+
+requests = st.lists(
+    st.tuples(
+        st.integers(0, 12),  # the step before which it arrives
+        st.integers(0, 3),  # which of four long prefixes it begins with
+        st.integers(0, 60),  # how much of it
+        st.lists(st.integers(0, 49), min_size=1, max_size=6),  # its own end
+        st.integers(0, 40),  # max_tokens
+        st.one_of(st.none(), st.integers(0, 3)),  # prompt_logprobs
+        st.sampled_from([0.0, 1.0]),
+        st.one_of(st.none(), st.integers(1, 30)),  # the step before which it is aborted
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(requests, st.integers(8, 24), st.integers(1, 40), st.integers(1, 5), st.integers(1, 40), st.booleans())
+def test_everyone_gets_what_they_would_get_alone(requests, num_blocks, max_tokens, max_sequences, max_outputs, prefix_reuse):
+    executable = PagedExecutable(num_blocks, max_tokens, max_sequences, context_length=110)
+    engine = Engine(executable, PlainSampler(), max_outputs=max_outputs, prefix_reuse=prefix_reuse)
+    prefixes = np.random.default_rng(0).integers(0, 50, (4, 60)).tolist()
+    pending, outputs, want = {}, {}, {}
+    for i, (arrival, which, length, end, tokens, scores, temperature, _) in enumerate(requests):
+        params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=i, prompt_logprobs=scores)
+        pending[i] = arrival, prefixes[which][:length] + end, params
+    want = dict(pending)
+    for step in range(3000):
+        for i, (arrival, prompt, params) in list(pending.items()):
+            if arrival <= step:
+                engine.add(i, prompt, params)
+                del pending[i]
+        for i, request in enumerate(requests):
+            if request[7] == step and (output := engine.abort(i)) is not None:
+                assert output.finish_reason == "abort"
+                outputs.setdefault(i, []).append(output)
+        for output in engine.step():
+            outputs.setdefault(output.id, []).append(output)
+        if not pending and not engine.has_work:
+            break
+    else:
+        pytest.fail("the engine makes no progress")
+    assert engine.pool.available == num_blocks
+    for i, (_, prompt, params) in want.items():
+        tokens = sum((output.tokens for output in outputs[i]), [])
+        expected = alone(prompt, params, seed=i, limit=110)
+        if outputs[i][-1].finish_reason == "abort":
+            assert tokens == expected[: len(tokens)]
+            continue
+        assert tokens == expected and outputs[i][-1].finish_reason == "length"
+        if params.prompt_logprobs is not None:
+            check_prompt_logprobs(prompt, params.prompt_logprobs, outputs[i])
+
+
+def check_prompt_logprobs(prompt, top, outputs):
+    entries = outputs[0].prompt_logprobs
+    assert all(output.prompt_logprobs is None for output in outputs[1:])
+    assert len(entries) == len(prompt) and entries[0] is None
+    for position in range(1, len(prompt)):
+        values = log_softmax(prefix_logits(prompt[:position], 50))
+        assert entries[position][0] == pytest.approx(values[prompt[position]])
+        assert [token for token, _ in entries[position][1]] == np.argsort(-values)[:top].tolist()
+
+
+def test_a_prompt_seen_before_is_counted_as_cached():
+    engine = Engine(PagedExecutable(), PlainSampler())
+    prompt = list(range(40))
+    for id, cached in (("first", 0), ("second", 32), ("scored", 0)):
+        engine.add(id, prompt, greedy(3, prompt_logprobs=0 if id == "scored" else None))
+        tokens, last, _ = finish(engine)[id]
+        assert tokens == alone(prompt, GREEDY)[:3]
+        assert (last.prompt_tokens, last.cached_tokens) == (40, cached)
+    assert engine.stats()["cached_tokens_total"] == 32
+
+
+def test_a_conversation_reuses_its_own_answers():
+    engine = Engine(PagedExecutable(), PlainSampler())
+    engine.add(0, list(range(20)), greedy(30))
+    answer = finish(engine)[0][0]
+    engine.add(1, [*range(20), *answer, 7], greedy(1))
+    assert finish(engine)[1][1].cached_tokens == 48  # 49 of the 50 tokens were computed, in 3 full blocks
+
+
+def test_ends_on_eos_and_stop_ids_without_giving_them():
+    prompt = [1, 2, 3]
+    text = alone(prompt, GREEDY)
+    assert len(set(text[:4])) == 4
+    for engine, params in (
+        (Engine(PagedExecutable(), PlainSampler(), {text[3]}), greedy(8, logprobs=1)),
+        (Engine(PagedExecutable(), PlainSampler(), {text[1]}), greedy(8, logprobs=1, stop_token_ids=(text[3],), ignore_eos=True)),
+    ):
+        engine.add(0, prompt, params)
+        tokens, last, outputs = finish(engine)[0]
+        assert tokens == text[:3] and last.finish_reason == "stop"
+        assert last.stop_token == (text[3] if params.stop_token_ids else None)
+        assert [len(output.logprobs) for output in outputs] == [1, 1, 1, 0]
+
+
+def test_logprobs_belong_to_their_tokens():
+    engine = Engine(PagedExecutable(), PlainSampler())
+    engine.add(0, [5, 6], greedy(5, logprobs=3))
+    engine.add(1, [5, 7], greedy(5))
+    results = finish(engine)
+    tokens, _, outputs = results[0]
+    for i, output in enumerate(outputs):
+        values = log_softmax(prefix_logits([5, 6, *tokens[:i]], 50))
+        ((chosen, top),) = output.logprobs
+        assert chosen == pytest.approx(values[tokens[i]]) and top[0][0] == tokens[i] and len(top) == 3
+    assert results[1][1].logprobs is None
+
+
+def test_stops_at_the_context_and_asks_for_no_logits_in_vain():
+    executable = PagedExecutable(max_tokens=8, context_length=30)
+    engine = Engine(executable, PlainSampler())
+    engine.add(0, list(range(25)), greedy(100))
+    tokens, last, _ = finish(engine)[0]
+    assert len(tokens) == 5 and last.finish_reason == "length"
+    assert executable.outputs == [0, 0, 0, 1, 1, 1, 1, 1]
+
+
+def test_scores_a_prompt_without_generating():
+    engine = Engine(PagedExecutable(max_tokens=7), PlainSampler())
+    engine.add(0, list(range(20)), greedy(0, prompt_logprobs=2))
+    tokens, last, outputs = finish(engine)[0]
+    assert tokens == [] and last.finish_reason == "length"
+    check_prompt_logprobs(list(range(20)), 2, outputs)
+
+
+@pytest.mark.parametrize("prefix_reuse", [True, False])
+def test_preempted_while_its_prompt_is_scored(prefix_reuse):
+    engine = Engine(PagedExecutable(num_blocks=7, max_tokens=2), PlainSampler(), prefix_reuse=prefix_reuse)
+    engine.add("first", list(range(16)), greedy(40))
+    while not engine.scheduler.running or engine.scheduler.running[0].computed < 16:
+        engine.step()
+    engine.add("scored", list(range(10, 50)) + [1] * 20, greedy(2, prompt_logprobs=1))
+    results = finish(engine)
+    assert engine.scheduler.preemptions == 1
+    check_prompt_logprobs(list(range(10, 50)) + [1] * 20, 1, results["scored"][2])
+    assert results["scored"][0] == alone(list(range(10, 50)) + [1] * 20, greedy(2))
+
+
+def test_logits_that_are_no_numbers_end_one_sequence_alone():
+    class Careful(PlainSampler):
+        def sample(self, logits, rows):
+            if not np.isfinite(logits).all():
+                raise NativeError("logits are not finite")
+            return super().sample(logits, rows)
+
+    class Broken(PagedExecutable):
+        def run(self, batch):
+            logits = super().run(batch)
+            logits[[batch.token_ids[i] == 13 for i in batch.output_tokens]] = np.nan
+            return logits
+
+    engine = Engine(Broken(), Careful())
+    for id, prompt in enumerate([[1, 2], [13], [3, 4]]):
+        engine.add(id, prompt, greedy(3))
+    results = finish(engine)
+    assert (results[1][1].finish_reason, results[1][1].error) == ("error", "logits are not finite")
+    assert results[0][0] == alone([1, 2], greedy(3)) and results[2][0] == alone([3, 4], greedy(3))
+
+
+def test_all_logits_beside_running_sequences():
+    engine = Engine(PagedExecutable(max_tokens=7), PlainSampler())
+    engine.add(0, [1, 2, 3], greedy(20))
+    engine.step()
+    ids = list(range(18))
+    chunks = np.concatenate([chunk.copy() for chunk in engine.logits(ids)])
+    assert np.array_equal(chunks, [prefix_logits(ids[: i + 1], 50) for i in range(18)])
+    assert finish(engine)[0][1].finish_reason == "length" and engine.pool.available == 64
+
+
+@pytest.mark.parametrize(
+    "prompt, params, message",
+    [
+        ([1] * 512, {}, "prompt of 512 tokens does not fit the context of 512, which takes 511 and the output; shorten the prompt or raise --ctx-size"),
+        ([], {}, "prompt is empty"),
+        ([1, 50], {}, "token id 50 is outside the vocabulary of 50"),
+        ([1, -1], {}, "token id -1 is outside"),
+        ([1, 2.5], {}, "must hold token ids"),
+        ([1, [2]], {}, "must hold token ids"),
+        ([1, 2**70], {}, "must hold token ids"),
+        ([1], {"max_tokens": -1}, "max_tokens must be an integer from 0"),
+        ([1], {"max_tokens": True}, "max_tokens must be an integer"),
+        ([1], {"temperature": float("nan")}, "temperature must be a number from 0 to 100, not nan"),
+        ([1], {"top_p": "1"}, "top_p must be a number"),
+        ([1], {"logprobs": 21}, "logprobs must be an integer from 0 to 20"),
+        ([1], {"stop_token_ids": (50,)}, "stop_token_ids must be an integer from 0 to 49"),
+        ([1], {"stop_token_ids": 3}, "stop_token_ids must be a list"),
+        ([1], {"logit_bias": {1: float("inf")}}, "logit_bias must be a number from -100 to 100"),
+        ([1], {"logit_bias": {"1": 1.0}}, "logit_bias must be an integer"),
+        ([1], {"seed": 2**64}, "seed must be an integer"),
+        ([1], {"ignore_eos": 1}, "ignore_eos must be true or false"),
+    ],
+)
+def test_refuses_what_is_wrong(prompt, params, message):
+    engine = Engine(PagedExecutable(), PlainSampler())
+    with pytest.raises(RequestError, match=message.replace("(", "\\(")):
+        engine.add(0, prompt, SamplingParams(**params))
+    assert not engine.has_work
+
+
+def test_refuses_what_a_small_cache_can_never_hold():
+    engine = Engine(PagedExecutable(num_blocks=3), PlainSampler())
+    with pytest.raises(RequestError, match="prompt of 48 tokens does not fit the KV cache of 48 positions"):
+        engine.add(0, [1] * 48, GREEDY)
+    engine.add(0, [1] * 47, GREEDY)
+    assert len(finish(engine)[0][0]) == 1
+
+
+def test_refuses_an_id_in_use_and_a_full_queue():
+    engine = Engine(PagedExecutable(), PlainSampler(), max_waiting=1)
+    engine.add(0, [1], GREEDY)
+    with pytest.raises(RequestError, match="id is running"):
+        engine.add(0, [1], GREEDY)
+    with pytest.raises(EngineBusy):
+        engine.add(1, [1], GREEDY)
+    assert engine.abort(1) is None and engine.abort(0).finish_reason == "abort"
+    assert not engine.has_work

@@ -1,0 +1,71 @@
+"""A file imports only from lower floors, or from its own (DESIGN: Floors)."""
+
+import ast
+import re
+
+import pytest
+
+from tests.support.paths import ROOT
+
+ROOT = ROOT / "ckdist"
+FLOORS = {
+    "errors": 0,
+    "native": 0,
+    "config": 1,
+    "overrides": 1,
+    "topology": 1,
+    "comm": 1,
+    "hub": 1,
+    "layout": 1,
+    "progress": 1,
+    "text_file": 1,
+    "program": 2,
+    "weights": 3,
+    "models": 3,
+    "tokens": 3,
+    "planner": 3,
+    "engine": 4,
+    "train": 4,
+    "serve": 5,
+    "cli": 6,
+}
+FILES = sorted(p for p in ROOT.rglob("*.py") if p.parent != ROOT or p.stem not in ("__init__", "__main__"))
+
+
+def floor(module: str) -> int:
+    parts = module.split(".")
+    return FLOORS[parts[1]] if len(parts) > 1 else max(FLOORS.values())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_down(path):
+    own = floor("ckdist." + path.relative_to(ROOT).with_suffix("").parts[0])
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{a.name}" for a in node.names] if node.module == "ckdist" else [node.module]
+        for name in names:
+            if name.split(".")[0] != "ckdist" or name == "ckdist.__version__":
+                continue
+            assert floor(name) <= own, f"{path.name} (floor {own}) imports {name} (floor {floor(name)})"
+
+
+# What each floor of the native code includes beside itself and api, which holds plain C declarations.
+NATIVE_BELOW = {
+    "api": set(),
+    "core": set(),
+    "comm": {"core", "kernels", "movers"},
+    "kernels": {"core"},
+    "movers": {"core"},
+    "runtime": {"core", "comm", "kernels", "movers"},
+    "train": {"core", "comm", "kernels", "movers", "runtime"},
+    "bindings": {"core", "comm", "kernels", "movers", "runtime", "train"},
+}
+NATIVE_FILES = sorted(p for p in (ROOT / "native").rglob("*") if p.suffix in (".h", ".cpp"))
+
+
+@pytest.mark.parametrize("path", NATIVE_FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_includes_go_down(path):
+    own = path.relative_to(ROOT / "native").parts[0]
+    for included in re.findall(r'^#include "([a-z]+)/', path.read_text(), re.M):
+        assert included in NATIVE_BELOW[own] | {own, "api"}, f"{path.name} of {own} includes {included}"

@@ -1,0 +1,63 @@
+"""The one rule that cuts dimensions, and the placement rules that refuse a forward without its collectives."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckdist.errors import LayoutError
+from ckdist.layout import SINGLE, TENSOR, Layout, Mesh, cut, model_dims
+from ckdist.program.tracer import Tracer, trace
+from tests.support.specs import spec
+
+
+@given(st.integers(0, 5000), st.integers(1, 40), st.integers(1, 64))
+def test_cut_covers_everything_evenly(size, parts, unit):
+    ranges = cut(size, parts, unit)
+    assert ranges[0][0] == 0 and ranges[-1][1] == size
+    assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:]))
+    assert all(begin % unit == 0 for begin, end in ranges if begin < end)
+    units = [-(-(end - begin) // unit) for begin, end in ranges]
+    assert max(units) - min(units) <= 1
+    assert size == 0 or ranges[0][1] > 0  # rank 0 is never the empty one
+
+
+@given(st.integers(1, 16), st.integers(1, 8), st.integers(1, 20))
+def test_every_query_head_finds_its_kv_head(kv_heads, group, parts):
+    s = spec(heads=kv_heads * group, kv_heads=kv_heads)
+    covered = []
+    for rank in range(parts):
+        mesh = Mesh({"tp": parts}, rank)
+        dims = model_dims(s, TENSOR, mesh)
+        begin, end = dims["heads"].share(mesh)
+        first, last = dims["kv_heads"].share(mesh)
+        covered += range(begin, end)
+        needed = {h // group for h in range(begin, end)}
+        assert needed == set(range(first, last))  # all that it needs, and nothing more
+    assert covered == list(range(kv_heads * group))
+
+
+def test_an_unknown_axis_names_the_known_ones():
+    with pytest.raises(LayoutError, match="'ep'.*only tp"):
+        model_dims(spec(), Layout("BAD", {"ffn": "ep"}), Mesh({"tp": 2}))
+
+
+def test_a_missing_reduce_is_an_error_while_tracing():
+    s, mesh = spec(), Mesh({"tp": 2})
+
+    def forgets(g, ids, spec):
+        x = g.reduce(g.embed(ids, g.weight("table", "vocab", "hidden")))
+        a = g.linear(g.linear(x, g.weight("up", "ffn", "hidden")), g.weight("down", "hidden", "ffn"))
+        return g.add(x, a)
+
+    with pytest.raises(LayoutError, match=r"partial over tp: wrap it in g.reduce\(\)"):
+        trace(forgets, s, TENSOR, mesh)
+    trace(forgets, s, SINGLE, Mesh({"tp": 1}))  # nothing is partial where nothing is cut
+
+
+def test_dimensions_that_do_not_meet_are_named():
+    g = Tracer(spec(), TENSOR, Mesh({"tp": 2}))
+    from ckdist.program.program import Value
+
+    x = Value("x", (g.dims["tokens"], g.dims["hidden"]))
+    with pytest.raises(LayoutError, match=r"hidden=64.*ffn=176"):
+        g.linear(x, g.weight("down", "hidden", "ffn"))

@@ -1,0 +1,76 @@
+"""The program: its golden text, its meaning under any number of ranks, and what lowering makes of it."""
+
+
+import numpy as np
+import pytest
+
+from ckdist.layout import SINGLE, TENSOR, TOKEN, Mesh, model_dims
+from ckdist.models.decoder import forward
+from ckdist.program.interpreter import Interpreter
+from ckdist.program.lower import lower
+from ckdist.program.tracer import trace
+from tests.support.paths import GOLDEN as GOLDEN_FILES
+from tests.support.specs import FAMILIES, spec, weights_of
+
+GOLDEN = GOLDEN_FILES / "programs"
+
+
+@pytest.mark.parametrize("family, layout", [*((family, TENSOR) for family in FAMILIES), ("qwen2", TOKEN)])
+def test_golden_text(family, layout):
+    """What a review sees when a forward, a layout or the lowering changes. Delete the file and run again to make it anew."""
+    s, mesh = spec(**FAMILIES[family]), Mesh({"tp": 2})
+    program = trace(forward, s, layout, mesh)
+    stored = model_dims(s, TENSOR, mesh) if layout is TOKEN else None
+    lowered = lower(program, mesh, formats=lambda name: 0, block_columns=lambda name: 1, max_tokens=8, stored=stored)
+    text = f"{program}\nlowered for rank 0\n{lowered}"
+    path = GOLDEN / f"{family}{'' if layout is TENSOR else '_token'}.txt"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        pytest.fail(f"{path.name} did not exist and was written: look at it and commit it")
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 13])
+@pytest.mark.parametrize("layout", [TENSOR, TOKEN], ids=lambda layout: layout.name)
+def test_any_number_of_ranks_means_the_same(family, ranks, layout):
+    s = spec(**FAMILIES[family])
+    alone = trace(forward, s, SINGLE, Mesh({"tp": 1}))
+    weights = weights_of(alone)
+    expected = Interpreter(alone, s, Mesh({"tp": 1}), weights.get)
+    mesh = Mesh({"tp": ranks})
+    many = Interpreter(trace(forward, s, layout, mesh), s, mesh, weights.get)
+    for ids, outputs in ((np.arange(9), None), ([3], None), ([4, 5], [1])):  # a prompt, then more from the cache
+        np.testing.assert_allclose(many.run(ids, outputs), expected.run(ids, outputs), atol=2e-6)
+
+
+def test_one_rank_has_no_collectives():
+    text = str(trace(forward, spec(), SINGLE, Mesh({"tp": 1})))
+    assert "all_reduce" not in text and "all_gather" not in text and "partial" not in text
+
+
+def test_ranks_share_one_text_and_digest():
+    programs = {trace(forward, spec(), TENSOR, Mesh({"tp": 3}, rank)).digest() for rank in range(3)}
+    assert len(programs) == 1
+
+
+@pytest.mark.parametrize("ranks, layout", [(1, SINGLE), (2, TENSOR), (5, TENSOR), (2, TOKEN), (5, TOKEN)])
+def test_buffers_that_live_together_do_not_overlap(ranks, layout):
+    s = spec(**FAMILIES["gemma2"])
+    for rank in range(ranks):
+        mesh = Mesh({"tp": ranks}, rank)
+        program = trace(forward, s, layout, mesh)
+        lowered = lower(program, mesh, formats=lambda name: 2, block_columns=lambda name: 32, max_tokens=8, stored=model_dims(s, TENSOR, mesh) if layout is TOKEN else None)
+        phase, life = 0, {}
+        for step in lowered.steps:
+            for b in (b for b in [step.x, step.y, *step.inputs, *step.outputs] if b >= 0):
+                life[b] = (life.get(b, (phase,))[0], phase)
+            phase += step.op != "prepare"
+        arena = [b for b in life if lowered.buffers[b].kind == "arena" and lowered.buffers[b].width]
+        for i, a in enumerate(arena):
+            for b in arena[:i]:
+                if life[a][0] <= life[b][1] and life[b][0] <= life[a][1]:
+                    (begin, end), (first, last) = [(o.place, o.place + 4 * (o.rows or 8) * o.width) for o in (lowered.buffers[a], lowered.buffers[b])]
+                    assert end <= first or last <= begin
+        assert all(lowered.buffers[b].place < lowered.arena_bytes for b in arena)

@@ -1,0 +1,157 @@
+"""Every op's gradient against finite differences in float64, along random directions, at odd shapes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ckdist.errors import LayoutError
+from ckdist.layout import Dim, Mesh
+from ckdist.program.emitter import Emitter
+from ckdist.program.interpreter import Interpreter
+from ckdist.program.ops import OPS
+from ckdist.program.program import Program, Value, Weight
+from tests.support.specs import spec
+
+STARTS = np.array([0, 3, 4, 9])
+TOKENS, OUTPUTS = Dim("tokens", None), Dim("outputs", None)
+HEADS, KV_HEADS, HIDDEN, FFN, VOCAB = Dim("heads", 6, 4), Dim("kv_heads", 2, 4), Dim("hidden", 5), Dim("ffn", 7), Dim("vocab", 11)
+IDS, TARGETS = Value("ids", (TOKENS,), "i32"), Value("targets", (TOKENS,), "i32")
+INTEGERS = {"ids": np.array([3, 0, 10, 3, 3, 7, 1, 0, 9]), "targets": np.array([4, -1, 10, 0, 0, -1, 2, 5, -1])}
+STEP, DIRECTIONS = 1e-5, 4
+
+
+def values(*dims):
+    return tuple(Value(f"x.{i}", (TOKENS, dim)) for i, dim in enumerate(dims))
+
+
+def weight(name, *dims):
+    return Weight(name, dims)
+
+
+CASES = {
+    "embed": ("embed", (IDS,), (weight("table", VOCAB, HIDDEN),), {}),
+    "scale": ("scale", values(HIDDEN), (), {"factor": 2.5}),
+    "soft_cap": ("soft_cap", values(HIDDEN), (), {"cap": 1.5}),
+    "rms_norm": ("rms_norm", values(HIDDEN), (weight("norm", HIDDEN),), {"eps": 1e-2}),
+    "rms_norm per head": ("rms_norm", values(HEADS), (weight("norm", Dim("head_dim", 4)),), {"eps": 1e-6}),
+    "linear": ("linear", values(HIDDEN), (weight("w", FFN, HIDDEN), None), {}),
+    "linear three": (
+        "linear",
+        values(HIDDEN),
+        (weight("q", HEADS, HIDDEN), weight("k", KV_HEADS, HIDDEN), weight("v", FFN, HIDDEN), weight("qb", HEADS), None, weight("vb", FFN)),
+        {},
+    ),
+    "rope": ("rope", values(HEADS), (), {"table": "global"}),
+    "attend_packed": ("attend_packed", values(HEADS, HEADS, HEADS), (), {"scale": 0.5, "soft_cap": 0.0, "window": 0}),
+    "attend_packed grouped": ("attend_packed", values(HEADS, KV_HEADS, KV_HEADS), (), {"scale": 0.5, "soft_cap": 0.0, "window": 0}),
+    "attend_packed window": ("attend_packed", values(HEADS, KV_HEADS, KV_HEADS), (), {"scale": 0.7, "soft_cap": 0.8, "window": 2}),
+    "gated silu": ("gated", values(FFN, FFN), (), {"function": "silu"}),
+    "gated gelu": ("gated", values(FFN, FFN), (), {"function": "gelu_tanh"}),
+    "add": ("add", values(FFN, FFN), (), {}),
+    "take": ("take", values(HIDDEN), (), {"dim": OUTPUTS}),
+    "cross_entropy": ("cross_entropy", (*values(HIDDEN), TARGETS), (weight("head", VOCAB, HIDDEN),), {"soft_cap": 0.0}),
+    "cross_entropy capped": ("cross_entropy", (*values(HIDDEN), TARGETS), (weight("head", VOCAB, HIDDEN),), {"soft_cap": 2.0}),
+}
+THROUGH_FIRST = ("attend_packed", "cross_entropy")  # their log-sum-exp carries no gradient
+
+
+def evaluate(program, arrays, weights, mesh=None):
+    """The outputs on one rank, in float64."""
+    s = replace(spec(head_dim=4), rope=replace(spec(head_dim=4).rope, magnitude=1.3))
+    interpreter = Interpreter(program, s, mesh or Mesh({"tp": 1}), weights.get, np.float64)
+    for context in interpreter.contexts:
+        context.starts, context.output_tokens = STARTS, np.array([0, 4, 8])
+        context.positions = np.arange(9) - np.repeat(STARTS[:-1], np.diff(STARTS))
+    return interpreter.evaluate([[arrays[v.name] for v in program.inputs]])[0]
+
+
+def gradients(name, wanted=None):
+    """(the op's program, the program of the gradients of its operands in order; those not `wanted` left out)."""
+    op, inputs, weights, attrs = CASES[name]
+    g = Emitter(inputs)
+    outputs = g.emit(op, inputs, weights, **attrs)
+    cotangents = tuple(None if i and op in THROUGH_FIRST else Value(f"c.{i}", o.dims) for i, o in enumerate(outputs))
+    back = Emitter([*inputs, *outputs, *(c for c in cotangents if c)])
+    operands = (*inputs, *weights)
+    wanted = [o is not None and getattr(o, "dtype", "f32") == "f32" for o in operands] if wanted is None else wanted
+    results = OPS[op].vjp(back, g.instrs[0], cotangents, wanted)
+    assert len(results) == len(operands)
+    forward = Program(inputs, outputs[:1] if op in THROUGH_FIRST else outputs, tuple(g.instrs))
+    backward = Program((*inputs, *(c for c in cotangents if c)), tuple(r for r, w in zip(results, wanted) if w), (*g.instrs, *back.instrs))
+    return forward, backward, [o for o, w in zip(operands, wanted) if w], back.instrs
+
+
+def numbers(rng, dims):
+    return rng.standard_normal([{"tokens": 9, "outputs": 3}.get(d.name) or d.elements for d in dims])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradient(name):
+    rng = np.random.default_rng(7)
+    forward, backward, operands, _ = gradients(name)
+    arrays = {v.name: INTEGERS[v.name] if v.dtype == "i32" else numbers(rng, v.dims) for v in forward.inputs}
+    weights = {w.name: numbers(rng, w.dims) for w in forward.weights}
+    cotangents = {v.name: numbers(rng, v.dims) for v in backward.inputs if v.name not in arrays}
+
+    def total():
+        return sum((o * c).sum() for o, c in zip(evaluate(forward, arrays, weights), cotangents.values(), strict=True))
+
+    results = evaluate(backward, arrays | cotangents, weights)
+    for operand, gradient in zip(operands, results, strict=True):
+        array = (weights if isinstance(operand, Weight) else arrays)[operand.name]
+        assert gradient.shape == array.shape and gradient.dtype == np.float64
+        for _ in range(DIRECTIONS):
+            before, direction = array.copy(), rng.standard_normal(array.shape)
+            array += STEP * direction
+            above = total()
+            array -= 2 * STEP * direction
+            slope = (above - total()) / (2 * STEP)
+            array[...] = before
+            assert (gradient * direction).sum() == pytest.approx(slope, rel=1e-7, abs=1e-8), f"{name}: gradient by {operand}"
+
+
+def test_every_op_of_training_is_checked():
+    """What has a vjp is in CASES; the collectives are checked in whole programs (test_autodiff)."""
+    assert {name for name, op in OPS.items() if op.vjp} == {case[0] for case in CASES.values()} | {"all_reduce", "all_gather"}
+    assert len(OPS) <= 30
+
+
+@pytest.mark.parametrize(
+    "wanted, ops",
+    [
+        ([True] + [False] * 6, ["linear_grad"]),
+        ([False, True, False, True, False, False, False], ["linear_weight_grad"]),
+        ([False] * 6 + [True], ["bias_grad"]),
+    ],
+)
+def test_only_what_is_wanted_is_computed(wanted, ops):
+    rng = np.random.default_rng(3)
+    _, some, _, instrs = gradients("linear three", wanted)
+    assert [i.op for i in instrs] == ops
+    assert len(instrs[0].outputs) == sum(wanted)
+    _, every, operands, _ = gradients("linear three")
+    arrays = {v.name: numbers(rng, v.dims) for v in every.inputs}
+    weights = {w.name: numbers(rng, w.dims) for w in every.weights}
+    whole = dict(zip(operands, evaluate(every, arrays, weights)))
+    names = [o for o, w in zip((*CASES["linear three"][1], *CASES["linear three"][2]), wanted) if w]
+    for operand, found in zip(names, evaluate(some, arrays, weights), strict=True):
+        np.testing.assert_array_equal(found, whole[operand])
+
+
+def test_a_batch_without_targets_has_no_loss_and_no_gradient(monkeypatch):
+    monkeypatch.setitem(INTEGERS, "targets", np.full(9, -1))
+    rng = np.random.default_rng(1)
+    forward, backward, _, _ = gradients("cross_entropy capped")
+    arrays = {"x.0": numbers(rng, (TOKENS, HIDDEN)), "targets": INTEGERS["targets"], "c.0": np.float64(1)}
+    weights = {"head": numbers(rng, (VOCAB, HIDDEN))}
+    assert evaluate(forward, arrays, weights) == [0.0]
+    assert not any(gradient.any() for gradient in evaluate(backward, arrays, weights))
+
+
+def test_what_has_no_gradient_says_so():
+    g = Emitter()
+    q = values(HEADS, HEADS, HEADS)
+    _, lse = g.emit("attend_packed", q, scale=1.0, soft_cap=0.0, window=0)
+    with pytest.raises(LayoutError, match="attend_packed has no gradient through its log-sum-exp"):
+        OPS["attend_packed"].vjp(g, g.instrs[0], (None, lse), [True] * 3)
