@@ -49,8 +49,14 @@ serve: setup
 	test $$code -eq 0 || { model=; echo "serving the bundled model instead: a toy, whose text loops"; }; \
 	exec launch/drained mpirun -n $(RANKS) ckdist serve --port $(PORT) $$model
 
+# Tests in tests/ranks/mpi are the ranks' own code: on one rank within pytest's run, on others under one mpirun each.
+MPI_PYTEST = $(BIN)/python -m tests.support.mpi_pytest tests/ranks/mpi
 test: setup
 	$(BIN)/python -m pytest
+	mpirun -n 2 $(MPI_PYTEST)
+	mpirun -n 3 $(MPI_PYTEST)
+	mpirun -n 5 $(MPI_PYTEST) --deselect tests/ranks/mpi/test_golden.py
+	mpirun -n 7 $(MPI_PYTEST) --deselect tests/ranks/mpi/test_golden.py
 
 # The wheel as `pip install .` makes it, in an environment and a folder of its own.
 test-wheel: setup

@@ -58,28 +58,6 @@ class TestCommunicator:
         self.run(transport, ranks, collectives.splits)
 
 
-TRANSPORTS = "auto,tcp,mpi"  # of processes: shared memory, and without it
-
-
-def digests(done, ranks: int) -> list[str]:
-    """One per rank, which are the same on all transports."""
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = sorted(re.findall(r"^(\d) ([0-9a-f]{64})$", done.stdout, re.M))
-    assert len(lines) == 3 * ranks and len(set(lines)) == ranks, done.stdout
-    return [digest for _, digest in lines[::3]]
-
-
-@pytest.mark.parametrize("ranks", RANKS)
-def test_processes_on_every_transport(ranks):
-    done = run_ranks(ranks, "tests/support/programs/collectives.py", TRANSPORTS, "share", "5000")
-    assert digests(done, ranks) == run_threads(ranks, lambda world: collectives.battery(world, 5000))
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_64_mib(ranks):
-    digests(run_ranks(ranks, "tests/support/programs/collectives.py", TRANSPORTS, "share", "large"), ranks)
-
-
 def test_64_mib_over_hosts():
     run_threads("aab", lambda world: collectives.battery(world, 0, (collectives.large,), timeout=60, transport="tcp"))
 

@@ -15,7 +15,6 @@ from ckdist import errors, native
 from ckdist.comm.group import open_group
 from tests.support import thread_ranks
 from tests.support.exchange import exchange
-from tests.support.launcher import run_ranks
 from tests.support.paths import ROOT
 
 lib, ffi = native.lib, native.ffi
@@ -53,12 +52,6 @@ def run_threads(size: int, body, **options) -> list[BaseException]:
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_threads(size):
     assert not run_threads(size, lambda handle, rank, size: exchange(handle, rank, size, 40))
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 5, 7])
-def test_processes(ranks):
-    done = run_ranks(ranks, "tests/support/programs/exchange.py", "40")
-    assert done.returncode == 0 and "shared memory right\nmpi right\ntcp right" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("hosts", ["ab", "abc", "aab", "aabb", "abab", "aabbc", "aabbbcc", "abcabcabc"])

@@ -4,16 +4,8 @@ import numpy as np
 import pytest
 
 from ckdist.engine.single import SingleSequence
-from tests.support.launcher import run_ranks
 from tests.support.programs.replay import build, check
 from tests.support.thread_world import run_ranks_as_threads
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-def test_replay_equals_interpreter(ranks):
-    done = run_ranks(ranks, "tests/support/programs/replay.py")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("e-08") + done.stdout.count("e-07") == 4 * (1 if ranks == 1 else 3) * 2
 
 
 @pytest.mark.parametrize("ranks, threads", [(2, 2), (3, 1), (7, 2)])

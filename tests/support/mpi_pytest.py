@@ -1,0 +1,23 @@
+"""`mpirun -n N python -m tests.support.mpi_pytest WORDS...`: pytest with pytest-mpi on every rank, told once.
+
+Rank 0 prints as pytest does. What another rank says is shown where it fails, and a rank that fails ends the job: others
+may wait for it.
+"""
+
+import contextlib
+import io
+import os
+import sys
+
+import pytest
+from mpi4py import MPI
+
+rank = MPI.COMM_WORLD.rank
+said = io.StringIO()
+with contextlib.redirect_stdout(said) if rank else contextlib.nullcontext():
+    code = pytest.main(["--with-mpi", "-x", "-q", "--durations=3", *sys.argv[1:]])
+if code and rank:
+    sys.stdout.write(f"rank {rank}:\n{said.getvalue()}")
+if code:
+    sys.stdout.flush()
+    os._exit(int(code))
