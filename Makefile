@@ -1,4 +1,4 @@
-# make setup | serve | test | test-wheel | test-asan | test-tsan | test-vm | bench-check | native | clean
+# make setup | serve | test | test-native | test-wheel | test-asan | test-tsan | test-vm | bench-check | native | clean
 # Python 3.10 or newer, a C++ compiler and make are all that must be there; the rest goes into .venv.
 
 PYTHON ?= python3
@@ -21,7 +21,7 @@ export PRTE_MCA_hwloc_default_binding_policy := none
 LIBRARY := ckdist/native/libckdist.so
 SOURCES := CMakeLists.txt $(shell find ckdist/native -name '*.cpp' -o -name '*.h')
 
-.PHONY: setup serve test test-wheel test-asan test-tsan test-vm bench-check native clean
+.PHONY: setup serve test test-native test-wheel test-asan test-tsan test-vm bench-check native clean
 
 setup: $(VENV)/.ready $(LIBRARY)
 
@@ -51,12 +51,19 @@ serve: setup
 
 # Tests in tests/ranks/mpi are the ranks' own code: on one rank within pytest's run, on others under one mpirun each.
 MPI_PYTEST = $(BIN)/python -m tests.support.mpi_pytest tests/ranks/mpi
-test: setup
+test: setup test-native
 	$(BIN)/python -m pytest
 	mpirun -n 2 $(MPI_PYTEST)
 	mpirun -n 3 $(MPI_PYTEST)
 	mpirun -n 5 $(MPI_PYTEST) --deselect tests/ranks/mpi/test_golden.py
 	mpirun -n 7 $(MPI_PYTEST) --deselect tests/ranks/mpi/test_golden.py
+
+# C++ unit tests of the native library; doctest (Debian and Ubuntu: doctest-dev) is one header.
+test-native: setup
+	@if echo '#include <doctest/doctest.h>' | $(CXX) -E -x c++ - >/dev/null 2>&1; then \
+	  $(CMAKE) -S . -B build/native -DCKDIST_UNIT_TESTS=ON >/dev/null && \
+	  $(BIN)/cmake --build build/native --parallel $(JOBS) && $(BIN)/ctest --test-dir build/native --output-on-failure; \
+	else echo "C++ unit tests skipped: there is no doctest (Debian and Ubuntu: apt-get install doctest-dev)"; fi
 
 # The wheel as `pip install .` makes it, in an environment and a folder of its own.
 test-wheel: setup
