@@ -41,6 +41,8 @@ def prepare() -> str:
     done = subprocess.run([HERE / "prepare.sh"], env=environment, capture_output=True, text=True, timeout=900)
     if done.returncode:
         return f"the emulation could not be set up: {done.stderr.strip()[-300:]}"
+    if not (PARTS / "tools").exists():
+        pip("install", "--quiet", "--target", str(PARTS / "tools"), "scikit-build-core", "cmake", "ninja")
     fetch_wheels()
     return ""
 
@@ -75,7 +77,10 @@ def build() -> pathlib.Path:
     shutil.rmtree(BUILD / "wheel", ignore_errors=True)
     settings = [f"build-dir={BUILD / 'cmake'}", f"cmake.define.CMAKE_TOOLCHAIN_FILE={ROOT / 'cmake' / 'aarch64.cmake'}"]
     words = [f"--config-settings={setting}" for setting in settings]
-    pip("wheel", "--no-deps", "--wheel-dir", str(BUILD / "wheel"), *words, str(ROOT), _PYTHON_HOST_PLATFORM="linux-aarch64")
+    # The platform is the wheel's, so the build's own programs, which are this host's, are not pip's to fetch.
+    tools = PARTS / "tools"
+    environment = {"_PYTHON_HOST_PLATFORM": "linux-aarch64", "PYTHONPATH": str(tools), "PATH": f"{tools / 'bin'}:{os.environ['PATH']}"}
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(BUILD / "wheel"), *words, str(ROOT), **environment)
     (wheel,) = (BUILD / "wheel").glob("ckdist-*-linux_aarch64.whl")
     unpack(BUILD / "installed", "--no-deps", str(wheel))
     return BUILD / "installed" / "ckdist" / "native" / "libckdist.so"
