@@ -2,16 +2,17 @@
 
 import hashlib
 import json
-import pathlib
 
 import numpy as np
 import pytest
 
-from tests import test_attention as attention
-from tests import test_linear as linear
-from tests.levels import ALL, each
+from tests.kernels import test_attention as attention
+from tests.support import products as linear
+from tests.support.levels import ALL, each
+from tests.support.paths import GOLDEN
 
-RECORD = pathlib.Path(__file__).parent / "golden" / "level_bits.json"
+RECORD = GOLDEN / "level_bits.json"
+BFLOAT16 = 1  # activations in it
 FUSED = [name for name in ALL if name != "baseline"]  # which multiplies and adds in two roundings
 
 
@@ -51,7 +52,7 @@ def attended(isa, kv_type, heads):
 @pytest.mark.parametrize("isa", each(FUSED))
 @pytest.mark.parametrize("name", linear.TYPES)
 def test_products(isa, name):
-    if linear.activation_format(isa, name) == linear.BF16:
+    if linear.activation_format(isa, name) == BFLOAT16:
         pytest.skip("the dot product of bfloat16 rounds in its own way")
     assert digest(product(isa, name)) == json.loads(RECORD.read_text())["products"][name]
 
