@@ -1,8 +1,9 @@
 """Tests of kernels on 64-bit Arm, emulated: the wheel is cross-built, and Debian's Python for Arm runs the tests on it.
 
-QEMU translates one program at a time and passes its system calls to this host, so what is right or wrong can be learnt in
-it, and nothing about speed. `python -m tests.aarch64.emulation [pytest's words]` runs SUITE, or what the words name, on
-each of CPUS; CKDIST_AARCH64_CPUS names some of them alone.
+QEMU translates one program at a time and passes its system calls to this host, so what is right or wrong can be learnt
+in it, and nothing about speed; nor about the order of memory between threads, which is this host's.
+`python -m tests.aarch64.emulation [pytest's words]` runs SUITE, or what the words name, on each of CPUS;
+CKDIST_AARCH64_CPUS names some of them alone.
 """
 
 import importlib.metadata
@@ -19,7 +20,7 @@ PARTS = pathlib.Path(os.environ.get("CKDIST_AARCH64") or pathlib.Path.home() / "
 BUILD = ROOT / "build" / "aarch64"
 PYTHON = BUILD / "python"
 PYTHON_VERSION = "3.11"  # of Debian 12
-# The emulated CPUs, and the tests that are new there: those of instructions that the one before lacks. On the last, all.
+# The emulated CPUs, and what is run of the suite: on the second, what asks for the instructions that the first lacks.
 CPUS = {"cortex-a72": [], "neoverse-n1": ["-k", "neon_dotprod or replay"], "max": []}
 SUITE = [
     "tests/kernels",
@@ -57,15 +58,15 @@ def pip(*words: str, **environment: str) -> None:
 
 def unpack(target: pathlib.Path, *words: str) -> None:
     """Installs wheels for the emulated Python into a folder of their own."""
-    platforms = [word for tag in ("manylinux_2_28", "manylinux_2_17", "linux") for word in ("--platform", f"{tag}_aarch64")]
+    platforms = [f"--platform={tag}_aarch64" for tag in ("manylinux_2_28", "manylinux_2_17", "linux")]
     python = ["--python-version", PYTHON_VERSION, "--implementation", "cp", "--only-binary=:all:"]
     pip("install", "--quiet", "--upgrade", "--target", str(target), *platforms, *python, *words)
 
 
 def fetch_wheels() -> None:
     """What the project and its tests require, as pyproject.toml says; again where that changed."""
-    required = [text for text in importlib.metadata.requires("ckdist") or () if "extra ==" not in text or '"test"' in text.replace("'", '"')]
-    names = sorted(text.split(";")[0].strip() for text in required if "python_version" not in text)
+    parts = [text.replace("'", '"').partition(";") for text in importlib.metadata.requires("ckdist") or ()]
+    names = sorted(name.strip() for name, _, condition in parts if not condition or 'extra == "test"' in condition)
     listed = PARTS / "site.txt"
     if listed.exists() and listed.read_text() == "\n".join(names):
         return
@@ -80,8 +81,9 @@ def build() -> pathlib.Path:
     words = [f"--config-settings={setting}" for setting in settings]
     # The platform is the wheel's, so the build's own programs, which are this host's, are not pip's to fetch.
     tools = PARTS / "tools"
-    environment = {"_PYTHON_HOST_PLATFORM": "linux-aarch64", "PYTHONPATH": str(tools), "PATH": f"{tools / 'bin'}:{os.environ['PATH']}"}
-    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(BUILD / "wheel"), *words, str(ROOT), **environment)
+    environment = {"PYTHONPATH": str(tools), "PATH": f"{tools / 'bin'}:{os.environ['PATH']}"}
+    words = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(BUILD / "wheel"), *words, str(ROOT)]
+    pip("wheel", *words, _PYTHON_HOST_PLATFORM="linux-aarch64", **environment)
     (wheel,) = (BUILD / "wheel").glob("ckdist-*-linux_aarch64.whl")
     unpack(BUILD / "installed", "--no-deps", str(wheel))
     return BUILD / "installed" / "ckdist" / "native" / "libckdist.so"
@@ -90,10 +92,8 @@ def build() -> pathlib.Path:
 def write_python() -> None:
     """A program that is Python for Arm to whoever starts it, tests that start `sys.executable` too."""
     root = PARTS / "root"
-    PYTHON.write_text(
-        "#!/bin/sh\n"
-        f'exec qemu-aarch64-static -cpu "$CKDIST_EMULATED_CPU" -L {root} -0 {PYTHON} {root}/usr/bin/python{PYTHON_VERSION} "$@"\n'
-    )
+    emulator = f'qemu-aarch64-static -cpu "$CKDIST_EMULATED_CPU" -L {root} -0 {PYTHON}'
+    PYTHON.write_text(f'#!/bin/sh\nexec {emulator} {root}/usr/bin/python{PYTHON_VERSION} "$@"\n')
     PYTHON.chmod(0o755)
 
 

@@ -122,7 +122,10 @@ def test_agrees_with_reference(isa, kv_type, head_dim, tokens, heads, positions)
     np.testing.assert_allclose(out, want, atol=TOLERANCE[kv_type])
 
 
-@pytest.mark.parametrize("level, below", [("avx2_vnni", "avx2"), ("avx512_vnni", "avx512"), ("neon_dotprod", "neon"), ("neon_i8mm", "neon")])
+@pytest.mark.parametrize(
+    "level, below",
+    [("avx2_vnni", "avx2"), ("avx512_vnni", "avx512"), ("neon_dotprod", "neon"), ("neon_i8mm", "neon")],
+)
 @pytest.mark.parametrize("integers", ["i16", "q8_0"])
 @pytest.mark.parametrize("tokens, heads, positions", [(1, 3, 200), (1, 8, 700), (16, 4, 150), (35, 1, 530)])
 def test_dot_products_of_integers_have_the_bits_of_the_level_below(level, below, integers, tokens, heads, positions):

@@ -33,7 +33,8 @@ def rows_of(name, rows, cols):
     values = numbers((rows, cols), 3)
     if name == "F32":
         return values.view(np.uint8)
-    return np.ascontiguousarray(values.astype(np.float16) if name == "F16" else values.view(np.uint16)[:, 1::2]).view(np.uint8)
+    halves = values.astype(np.float16) if name == "F16" else values.view(np.uint16)[:, 1::2]
+    return np.ascontiguousarray(halves).view(np.uint8)
 
 
 def product(isa, name):

@@ -99,7 +99,8 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   }
   guard_->damaged = -1;
   guard_->begin = reinterpret_cast<uintptr_t>(data_);
-  guard_->end.store(reinterpret_cast<uintptr_t>(data_) + (size() + page_size - 1) / page_size * page_size, std::memory_order_release);
+  const uintptr_t end = guard_->begin + (size() + page_size - 1) / page_size * page_size;
+  guard_->end.store(end, std::memory_order_release);
 }
 
 MappedFile::~MappedFile() {

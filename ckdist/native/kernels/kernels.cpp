@@ -180,7 +180,8 @@ std::vector<Level> find_levels() {
 #endif
 #ifdef CKDIST_HAVE_NEON
   const unsigned long has = getauxval(AT_HWCAP), has_more = getauxval(AT_HWCAP2);
-  const Flag dotprod = {"asimddp", (has & HWCAP_ASIMDDP) != 0}, i8mm = {"i8mm", (has_more & HWCAP2_I8MM) != 0}, bf16 = {"bf16", (has_more & HWCAP2_BF16) != 0};
+  const Flag dotprod = {"asimddp", (has & HWCAP_ASIMDDP) != 0}, i8mm = {"i8mm", (has_more & HWCAP2_I8MM) != 0};
+  [[maybe_unused]] const Flag bf16 = {"bf16", (has_more & HWCAP2_BF16) != 0};
 #if defined(CKDIST_HAVE_NEON_DOTPROD) && defined(CKDIST_HAVE_NEON_I8MM)
 #ifdef CKDIST_HAVE_NEON_BF16
   static const Kernels of_neon_bf16 = CKDIST_MAKE(neon_bf16, neon, neon_i8mm, neon_bf16, neon_bf16);

@@ -1,6 +1,6 @@
-// Products of signed bytes in lanes of 32 bits, of four rows with one token or a few: by SMMLA where the level has it and
-// tokens come in pairs, else by SDOT, else by products of 16 bits. All are exact, so that levels give the same bits.
-// Private to isa/.
+// Products of signed bytes in lanes of 32 bits, of four rows with one token or a few: by SMMLA where the level has it
+// and tokens come in pairs, else by SDOT, else by products of 16 bits. All are exact, so that levels give the same
+// bits. Private to isa/.
 //
 // Without either instruction, of a code w of the weights and a code x of the activations, -128 <= w <= 127 and
 // |x| <= 127, so many products are added in 16 bits as cannot overflow: two of whole bytes, more of fewer bits.
@@ -58,7 +58,9 @@ inline int32x4_t dot_minima(int8x16_t first, int8x16_t second, const uint8_t* su
 struct Products {
   int16x8_t low, high;
 };
-inline Products multiply(int8x16_t a, int8x16_t b) { return {vmull_s8(vget_low_s8(a), vget_low_s8(b)), vmull_high_s8(a, b)}; }
+inline Products multiply(int8x16_t a, int8x16_t b) {
+  return {vmull_s8(vget_low_s8(a), vget_low_s8(b)), vmull_high_s8(a, b)};
+}
 inline void multiply_add(Products& sum, int8x16_t a, int8x16_t b) {
   sum.low = vmlal_s8(sum.low, vget_low_s8(a), vget_low_s8(b));
   sum.high = vmlal_high_s8(sum.high, a, b);
@@ -133,7 +135,8 @@ inline void add_products_of(int32x4_t* sums, const int8x16_t* codes, const uint8
 #if defined(__ARM_FEATURE_MATMUL_INT8)
   if constexpr (tokens > 1) {
 #pragma GCC unroll 4
-    for (int t = 0; t < tokens; t += 2) add_products_of_two<steps>(sums + t, codes, x + t * stride, x + (t + 1) * stride);
+    for (int t = 0; t < tokens; t += 2)
+      add_products_of_two<steps>(sums + t, codes, x + t * stride, x + (t + 1) * stride);
     return;
   }
 #endif

@@ -5,16 +5,20 @@
 namespace ckdist {
 namespace CKDIST_ISA {
 
-struct Ints { int32x4_t v[kParts]; };
+struct Ints {
+  int32x4_t v[kParts];
+};
 
-#define CKDIST_EACH_INTS(expression)          \
-  Ints out;                                   \
+#define CKDIST_EACH_INTS(expression)                        \
+  Ints out;                                                 \
   for (int i = 0; i < kParts; ++i) out.v[i] = (expression); \
   return out
 
 CKDIST_INLINE Ints zeros() { CKDIST_EACH_INTS(vdupq_n_s32(0)); }
 CKDIST_INLINE Ints load_pairs(const int16_t* p) { CKDIST_EACH_INTS(vreinterpretq_s32_s16(vld1q_s16(p + 8 * i))); }
-CKDIST_INLINE Ints load_pairs(const int8_t* p) { CKDIST_EACH_INTS(vreinterpretq_s32_s16(vmovl_s8(vld1_s8(p + 8 * i)))); }
+CKDIST_INLINE Ints load_pairs(const int8_t* p) {
+  CKDIST_EACH_INTS(vreinterpretq_s32_s16(vmovl_s8(vld1_s8(p + 8 * i))));
+}
 CKDIST_INLINE void store_pairs(int16_t* p, Ints a) {
   for (int i = 0; i < kParts; ++i) vst1q_s16(p + 8 * i, vreinterpretq_s16_s32(a.v[i]));
 }

@@ -1,11 +1,11 @@
-// Strips with NEON: 16 rows in four quarters, bytes as dot_neon.h multiplies them. Sums are fused and in the order of the
-// other levels, for every number of tokens. bfloat16 is expanded, which is exact, or multiplied in pairs where the level
-// has BFDOT.
+// Strips with NEON: 16 rows in four quarters, bytes as dot_neon.h multiplies them. Sums are fused and in the order of
+// the other levels, for every number of tokens. bfloat16 is expanded, which is exact, or multiplied in pairs where the
+// level has BFDOT.
 //
-// BFDOT and BFMMLA round as the architecture says without extended bfloat16 (FPCR.EBF = 0; "BFDotAdd" in Arm's reference
-// manual): each product and the sum of two are rounded to odd, and so is their addition to the lane; denormals count and
-// leave as zero. BFMMLA adds its four columns as two BFDOTs do, one after the other, so that one token and two have the
-// same bits.
+// BFDOT and BFMMLA round as the architecture says without extended bfloat16 (FPCR.EBF = 0; "BFDotAdd" in Arm's
+// reference manual): each product and the sum of two are rounded to odd, and so is their addition to the lane;
+// denormals count and leave as zero. BFMMLA adds its four columns as two BFDOTs do, one after the other, so that one
+// token and two have the same bits.
 #pragma once
 #include "kernels/half.h"
 #include "kernels/isa/dot_neon.h"
@@ -25,7 +25,9 @@ constexpr bool kBf16Dot = false;
 
 template <Type type>
 constexpr ActivationFormat activation_of() {
-  return layout_of(type).columns ? ActivationFormat::q8 : type == Type::bf16 && kBf16Dot ? ActivationFormat::bf16 : ActivationFormat::f32;
+  return layout_of(type).columns          ? ActivationFormat::q8
+         : type == Type::bf16 && kBf16Dot ? ActivationFormat::bf16
+                                          : ActivationFormat::f32;
 }
 
 template <int tokens>
@@ -54,7 +56,8 @@ inline uint8x16_t read_bits(const uint8_t* planes) {
   if constexpr (layout.low_bits == 6) {
     const uint8_t* three = planes + 192 * (step / 4);
     if constexpr (step % 4 < 3) return vandq_u8(vld1q_u8(three + 64 * (step % 4)), vdupq_n_u8(0x3f));
-    const uint8x16_t low = vshrq_n_u8(vld1q_u8(three), 6), middle = vandq_u8(vshrq_n_u8(vld1q_u8(three + 64), 4), vdupq_n_u8(0x0c));
+    const uint8x16_t low = vshrq_n_u8(vld1q_u8(three), 6),
+                     middle = vandq_u8(vshrq_n_u8(vld1q_u8(three + 64), 4), vdupq_n_u8(0x0c));
     return vorrq_u8(vorrq_u8(low, middle), vandq_u8(vshrq_n_u8(vld1q_u8(three + 128), 2), vdupq_n_u8(0x30)));
   }
   uint8x16_t codes = vld1q_u8(planes + 64 * vector);
@@ -97,15 +100,18 @@ inline int32x4_t power_of_two(int32x4_t e) {
   return vbslq_s32(vcltq_s32(e, vdupq_n_s32(2)), vshlq_s32(vdupq_n_s32(kLeastPower), e), normal);
 }
 
-// A quarter of a block of a tile: 4 rows. Groups are numbered within it; scales are whole numbers or floats as the layout
-// says.
+// A quarter of a block of a tile: 4 rows. Groups are numbered within it; scales are whole numbers or floats as the
+// layout says.
 template <Type type>
 struct Block {
   static constexpr BlockLayout layout = layout_of(type);
   const uint8_t* at;
   int quarter;
 
-  const uint8_t* planes(int columns) const { return at + layout.planes() + columns * layout.plane_bytes() + 16 * quarter; }  // of the columns-th 32 columns
+  // Of the columns-th 32 columns.
+  const uint8_t* planes(int columns) const {
+    return at + layout.planes() + columns * layout.plane_bytes() + 16 * quarter;
+  }
   float32x4_t block_scale() const {
     if constexpr (layout.scales == ScaleKind::expanded)
       return vreinterpretq_f32_u8(vld1q_u8(at + layout.block_scale() + 4 * kQuarterRows * quarter));
@@ -113,21 +119,27 @@ struct Block {
   }
   float32x4_t block_minimum() const { return read_halves(at + layout.block_minimum() + 2 * kQuarterRows * quarter); }
   const uint8_t* byte_minima() const { return at + layout.group_minima() + 16 * quarter; }
-  static int32x4_t product(float32x4_t factor, int32x4_t bytes) { return as_ints(vmulq_f32(factor, vcvtq_f32_s32(bytes))); }
+  static int32x4_t product(float32x4_t factor, int32x4_t bytes) {
+    return as_ints(vmulq_f32(factor, vcvtq_f32_s32(bytes)));
+  }
 
   int32x4_t scale(int group) const {
-    const uint8_t* scales = at + layout.group_scales() + group * layout.group_scale_bytes() + layout.group_scale_bytes() / kQuarters * quarter;
+    const uint8_t* scales = at + layout.group_scales() + group * layout.group_scale_bytes() +
+                            layout.group_scale_bytes() / kQuarters * quarter;
     if constexpr (layout.scales == ScaleKind::half) return as_ints(read_halves(scales));
     if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
     if constexpr (layout.scales == ScaleKind::exponent) return power_of_two(widen(scales));
-    if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded) return widen_signed(scales);
+    if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded)
+      return widen_signed(scales);
     return product(block_scale(), vandq_s32(widen(scales), vdupq_n_s32(0x0f)));
   }
 
   int32x4_t minimum(int group) const {
     if constexpr (layout.scales == ScaleKind::half)
-      return as_ints(read_halves(at + layout.group_minima() + group * layout.group_scale_bytes() + 2 * kQuarterRows * quarter));
-    return product(block_minimum(), vshrq_n_s32(widen(at + layout.group_scales() + group * kTileRows + kQuarterRows * quarter), 4));
+      return as_ints(
+          read_halves(at + layout.group_minima() + group * layout.group_scale_bytes() + 2 * kQuarterRows * quarter));
+    return product(block_minimum(),
+                   vshrq_n_s32(widen(at + layout.group_scales() + group * kTileRows + kQuarterRows * quarter), 4));
   }
 };
 
@@ -144,11 +156,11 @@ inline int32x4_t read_sums(const uint8_t* at) {
   return sums;
 }
 
-// A few tokens' 32 columns on top of their totals of one quarter: of the block where scales are whole numbers, else of the
-// row. `total` has one every kQuarters.
+// A few tokens' 32 columns on top of their totals of one quarter: of the block where scales are whole numbers, else of
+// the row. `total` has one every kQuarters.
 template <Type type, int tokens>
-inline void add_group(const int8x16_t* codes, const int32x4_t* scale, const int32x4_t* minimum, const Columns& x, int64_t stride,
-                      float32x4_t (*total)[kQuarters], int quarter) {
+inline void add_group(const int8x16_t* codes, const int32x4_t* scale, const int32x4_t* minimum, const Columns& x,
+                      int64_t stride, float32x4_t (*total)[kQuarters], int quarter) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group, steps = kSteps / parts;
   const uint8_t* const sums = parts == 1 ? x.sums32 : x.sums16;
@@ -159,7 +171,8 @@ inline void add_group(const int8x16_t* codes, const int32x4_t* scale, const int3
     int32x4_t product[tokens];
 #pragma GCC unroll 8
     for (int t = 0; t < tokens; ++t)
-      product[t] = layout.offset > 0 && !is_signed<type>() ? read_sums<type>(sums + t * stride + 4 * p) : vdupq_n_s32(0);
+      product[t] =
+          layout.offset > 0 && !is_signed<type>() ? read_sums<type>(sums + t * stride + 4 * p) : vdupq_n_s32(0);
     add_products_of<type, steps, tokens>(product, codes + p * steps, x.codes + 4 * p * steps, stride);
 #pragma GCC unroll 8
     for (int t = 0; t < tokens; ++t) {
@@ -169,7 +182,8 @@ inline void add_group(const int8x16_t* codes, const int32x4_t* scale, const int3
         const float32x4_t part = vcvtq_f32_s32(product[t]), factor = as_floats(scale[p]);
         scaled[t] = p == 0 ? vmulq_f32(part, factor) : vfmaq_f32(scaled[t], part, factor);
         if constexpr (layout.minimum)
-          scaled[t] = vfmaq_f32(scaled[t], vcvtq_f32_s32(read_sums<type>(sums + t * stride + 4 * p)), as_floats(minimum[p]));
+          scaled[t] =
+              vfmaq_f32(scaled[t], vcvtq_f32_s32(read_sums<type>(sums + t * stride + 4 * p)), as_floats(minimum[p]));
       }
     }
   }
@@ -181,7 +195,8 @@ inline void add_group(const int8x16_t* codes, const int32x4_t* scale, const int3
 }
 
 // Minus the block's minima times the token's sums.
-inline float32x4_t add_minima(float32x4_t sum, const uint8_t* minima, float32x4_t block_minimum, const uint8_t* group_sums) {
+inline float32x4_t add_minima(float32x4_t sum, const uint8_t* minima, float32x4_t block_minimum,
+                              const uint8_t* group_sums) {
   const int8x16_t first = read_columns(minima), second = read_columns(minima + 64);
   const int32x4_t high = dot_minima(first, second, group_sums), low = dot_minima(first, second, group_sums + 8);
   const float32x4_t factor = vmulq_f32(block_minimum, as_floats(broadcast32(group_sums + 16)));
@@ -235,7 +250,8 @@ void block_strip(const Strip& strip) {
         for (int t = 0; t < tokens; ++t) sums[t][q] = vfmaq_f32(sums[t][q], of_block[t][q], block.block_scale());
       if constexpr (layout.scales == ScaleKind::unsigned_byte)
         for (int t = 0; t < tokens; ++t)
-          sums[t][q] = add_minima(sums[t][q], block.byte_minima(), block.block_minimum(), group_sums + t * strip.x_stride);
+          sums[t][q] =
+              add_minima(sums[t][q], block.byte_minima(), block.block_minimum(), group_sums + t * strip.x_stride);
     }
     group_sums += sizeof(GroupSums);
   }
@@ -304,8 +320,10 @@ void bf16_strip(const Strip& strip) {
     fetch<Type::bf16, tokens>(tile, 2);
 #pragma GCC unroll 4
     for (int q = 0; q < kQuarters; ++q) {
-      const uint32x4_t first = vreinterpretq_u32_u8(vld1q_u8(tile + 16 * q)), second = vreinterpretq_u32_u8(vld1q_u8(tile + 64 + 16 * q));
-      const bfloat16x8_t low = vreinterpretq_bf16_u32(vzip1q_u32(first, second)), high = vreinterpretq_bf16_u32(vzip2q_u32(first, second));
+      const uint32x4_t first = vreinterpretq_u32_u8(vld1q_u8(tile + 16 * q)),
+                       second = vreinterpretq_u32_u8(vld1q_u8(tile + 64 + 16 * q));
+      const bfloat16x8_t low = vreinterpretq_bf16_u32(vzip1q_u32(first, second)),
+                         high = vreinterpretq_bf16_u32(vzip2q_u32(first, second));
 #pragma GCC unroll 2
       for (int t = 0; t < tokens / 2; ++t) {
         const uint8_t* const row = x + 2 * t * strip.x_stride;
@@ -335,9 +353,11 @@ struct Product {
   static constexpr StripFunction of() {
     if constexpr (layout.columns > 0) return {tokens, 1, block_strip<form_of(type), tokens>};
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-    else if constexpr (type == Type::bf16) return {tokens, 1, bf16_strip<tokens>};
+    else if constexpr (type == Type::bf16)
+      return {tokens, 1, bf16_strip<tokens>};
 #endif
-    else return {tokens, 1, float_strip<type, tokens>};
+    else
+      return {tokens, 1, float_strip<type, tokens>};
   }
 
   static StripFunction strip(int64_t tokens, int64_t) {

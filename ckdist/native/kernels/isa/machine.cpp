@@ -105,7 +105,9 @@ struct Int8 {
   static void step(Vector& sum, Vector a, Vector b) { sum = vdotq_s32(sum, (int8x16_t)a, (int8x16_t)b); }
 #else
   static constexpr int kOps = 16;
-  static void step(Vector& sum, Vector a, Vector b) { sum = (Vector)vmlal_s8((int16x8_t)sum, vget_low_s8((int8x16_t)a), vget_low_s8((int8x16_t)b)); }
+  static void step(Vector& sum, Vector a, Vector b) {
+    sum = (Vector)vmlal_s8((int16x8_t)sum, vget_low_s8((int8x16_t)a), vget_low_s8((int8x16_t)b));
+  }
 #endif
 };
 #else

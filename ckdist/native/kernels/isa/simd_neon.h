@@ -1,5 +1,5 @@
-// Four float lanes in a register of NEON: what simd.h makes its sixteen of. Products are fused, and conversions round and
-// keep NaN, as those of AVX2 do, so that levels of both give the same bits. Private to simd.h.
+// Four float lanes in a register of NEON: what simd.h makes its sixteen of. Products are fused, and conversions round
+// and keep NaN, as those of AVX2 do, so that levels of both give the same bits. Private to simd.h.
 #pragma once
 #include <arm_neon.h>
 
@@ -23,7 +23,9 @@ CKDIST_INLINE Part part_max(Part a, Part b) { return vbslq_f32(vcgtq_f32(a, b), 
 CKDIST_INLINE Part part_truncate(Part a) { return vrndq_f32(a); }
 CKDIST_INLINE PartMask part_less(Part a, Part b) { return vcltq_f32(a, b); }
 CKDIST_INLINE Part part_select(PartMask m, Part a, Part b) { return vbslq_f32(m, a, b); }
-CKDIST_INLINE Part part_copy_sign(Part magnitude, Part sign) { return vbslq_f32(vdupq_n_u32(0x80000000u), sign, magnitude); }
+CKDIST_INLINE Part part_copy_sign(Part magnitude, Part sign) {
+  return vbslq_f32(vdupq_n_u32(0x80000000u), sign, magnitude);
+}
 CKDIST_INLINE Part part_add_exponent(Part a, Part power) {
   return part_of_bits(vaddq_u32(part_bits(a), vshlq_n_u32(part_bits(power), 23)));
 }

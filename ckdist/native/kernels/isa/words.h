@@ -40,7 +40,9 @@ constexpr int kWordRows = 4;
 typedef uint32_t Words __attribute__((vector_size(16)));
 
 CKDIST_INLINE void store(uint8_t* p, Words a) { vst1q_u8(p, (uint8x16_t)a); }
-CKDIST_INLINE Words merge(uint32_t mask, Words a, Words b) { return (Words)vbslq_u32(vdupq_n_u32(mask), (uint32x4_t)a, (uint32x4_t)b); }
+CKDIST_INLINE Words merge(uint32_t mask, Words a, Words b) {
+  return (Words)vbslq_u32(vdupq_n_u32(mask), (uint32x4_t)a, (uint32x4_t)b);
+}
 CKDIST_INLINE void store_low_halves(uint8_t* p, Words a) { vst1_u8(p, vreinterpret_u8_u16(vmovn_u32((uint32x4_t)a))); }
 CKDIST_INLINE void store_bytes(uint8_t* p, Words a) {
   const uint8x16_t byte_of_fours = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
@@ -51,7 +53,9 @@ CKDIST_INLINE void store_bytes(uint8_t* p, Words a) {
   }
 }
 
-CKDIST_INLINE uint32x4_t load_rows(const uint8_t* const* rows, int64_t at) { return vreinterpretq_u32_u8(vld1q_u8(rows[0] + at)); }
+CKDIST_INLINE uint32x4_t load_rows(const uint8_t* const* rows, int64_t at) {
+  return vreinterpretq_u32_u8(vld1q_u8(rows[0] + at));
+}
 CKDIST_INLINE uint32x4_t unpacklo_epi32(uint32x4_t a, uint32x4_t b) { return vzip1q_u32(a, b); }
 CKDIST_INLINE uint32x4_t unpackhi_epi32(uint32x4_t a, uint32x4_t b) { return vzip2q_u32(a, b); }
 CKDIST_INLINE uint32x4_t unpacklo_epi64(uint32x4_t a, uint32x4_t b) {
