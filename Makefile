@@ -1,4 +1,4 @@
-# make setup | serve | test | test-native | test-wheel | test-asan | test-tsan | test-vm | bench-check | native | clean
+# make setup | serve | test | test-native | test-wheel | test-asan | test-tsan | test-vm | test-aarch64 | bench-check | native | clean
 # Python 3.10 or newer, a C++ compiler and make are all that must be there; the rest goes into .venv.
 
 PYTHON ?= python3
@@ -21,7 +21,7 @@ export PRTE_MCA_hwloc_default_binding_policy := none
 LIBRARY := ckdist/native/libckdist.so
 SOURCES := CMakeLists.txt $(shell find ckdist/native -name '*.cpp' -o -name '*.h')
 
-.PHONY: setup serve test test-native test-wheel test-asan test-tsan test-vm bench-check native clean
+.PHONY: setup serve test test-native test-wheel test-asan test-tsan test-vm test-aarch64 bench-check native clean
 
 setup: $(VENV)/.ready $(LIBRARY)
 
@@ -90,6 +90,10 @@ test-vm: setup
 	@$(CMAKE) -S . -B build/native >/dev/null
 	@$(BIN)/cmake --build build/native --parallel $(JOBS)
 	$(BIN)/python -m pytest -q -rs -p no:cacheprovider tests/vm/suite.py
+
+# Kernels on emulated 64-bit Arm CPUs; as root it fetches what it needs.
+test-aarch64: setup
+	$(BIN)/python -m tests.aarch64.emulation
 
 # Instructions per token against those on record; needs valgrind. A change meant to be is kept with benchmarks/instructions.py --update.
 bench-check: setup

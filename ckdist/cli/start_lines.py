@@ -18,6 +18,10 @@ KERNELS = {
     "avx512": "AVX-512",
     "avx2_vnni": "AVX2 (VNNI)",
     "avx2": "AVX2",
+    "neon_bf16": "NEON (I8MM, BF16)",
+    "neon_i8mm": "NEON (I8MM)",
+    "neon_dotprod": "NEON (dot product)",
+    "neon": "NEON",
 }
 
 

@@ -10,6 +10,7 @@ from ckdist.topology.control_group import ControlGroup, read_control_group
 from ckdist.topology.cpus import Cpu, cache_bytes, offline_cpus, read_cpus
 from ckdist.topology.devices import DsaDevice, RdmaPort, read_dsa, read_rdma
 from ckdist.topology.memory import Memory, Node, read_memory, read_nodes
+from ckdist.topology.model import model_name
 from ckdist.topology.tree import Tree
 
 # What kernels could use, as /proc/cpuinfo names it (x86 `flags`, ARM `Features`).
@@ -103,7 +104,7 @@ def read_machine(root="/", environment=None, cpus: tuple[int, ...] | None = None
     about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in rows.splitlines())}
     words = set((about.get("flags") or about.get("Features") or "").split())
     return Machine(
-        model=about.get("model name", "")[:80],
+        model=model_name(about),
         vendor=about.get("vendor_id", "")[:20],
         cpus=online,
         offline=offline_cpus(tree),

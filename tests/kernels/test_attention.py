@@ -12,6 +12,8 @@ F32 = np.float32
 # Largest error against float64 where queries and keys have a spread of 2 (scores of 4). Integer arithmetic rounds queries and weights
 # to codes of 16 bits; i16 is compared with what was given, so that its error includes the cache's own (f16's would be 5e-3, bf16's 4e-2).
 TOLERANCE = {"f32": 2e-5, "f16": 2e-5, "bf16": 2e-5, "q8_0": 3e-3, "i16": 4e-3}
+# Levels with a dot product of integers, and those whose vectors they have.
+PAIRS_OF_LEVELS = [("avx2_vnni", "avx2"), ("avx512_vnni", "avx512"), ("neon_dotprod", "neon"), ("neon_i8mm", "neon")]
 TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i16": 25, "bf16": 30}
 
 
@@ -122,12 +124,12 @@ def test_agrees_with_reference(isa, kv_type, head_dim, tokens, heads, positions)
     np.testing.assert_allclose(out, want, atol=TOLERANCE[kv_type])
 
 
-@pytest.mark.parametrize("level, below", [("avx2_vnni", "avx2"), ("avx512_vnni", "avx512")])
+@pytest.mark.parametrize("level, below", [pair for pair in PAIRS_OF_LEVELS if pair[0] in ALL])
 @pytest.mark.parametrize("integers", ["i16", "q8_0"])
 @pytest.mark.parametrize("tokens, heads, positions", [(1, 3, 200), (1, 8, 700), (16, 4, 150), (35, 1, 530)])
 def test_dot_products_of_integers_have_the_bits_of_the_level_below(level, below, integers, tokens, heads, positions):
     if level not in HERE:
-        pytest.skip(f"level {level}: this CPU lacks {ALL.get(level, 'what this build was not made for')}")
+        pytest.skip(f"level {level}: this CPU lacks {ALL[level]}")
     k, v, q = random_case(128, positions, tokens, heads)
     out, plain = (attend(Cache(isa.encode(), integers, k, v), q, positions - tokens, Settings()) for isa in (level, below))
     np.testing.assert_array_equal(out.view(np.uint32), plain.view(np.uint32))

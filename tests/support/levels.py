@@ -6,8 +6,11 @@ from ckdist import native
 
 ALL = dict(reversed(native.isas().items()))  # plainest first; with what the CPU lacks
 HERE = [name for name, lacks in ALL.items() if not lacks]
-VECTORS = ("baseline", "avx2", "avx512")  # whose code is shared by the levels above them, where a file asks for no more
-INTEGERS = (*VECTORS, "avx2_vnni", "avx512_vnni")  # of kernels that ask for dot products of integers alone
+# Whose code is shared by the levels above them, where a file asks for no more.
+VECTORS = ("baseline", "avx2", "avx512", "neon")
+# Of kernels that ask for dot products of integers alone, and for conversions to bfloat16 alone.
+INTEGERS = (*VECTORS, "avx2_vnni", "avx512_vnni", "neon_dotprod", "neon_i8mm")
+BF16 = (*VECTORS, "avx512_bf16", "neon_bf16")
 
 
 def each(names=tuple(ALL)) -> list:

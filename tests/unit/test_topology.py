@@ -85,6 +85,12 @@ class TestReading:
         assert {"avx512_bf16", "amx_int8"} <= set(machine.features) and "fpu" not in machine.features
         assert machine.amx in ("granted", "refused", "absent")
 
+    @pytest.mark.parametrize("part, model", [("0xd40", "Arm Neoverse V1"), ("0xfff", "Arm implementer 0x41, part 0xfff")])
+    def test_arm(self, tmp_path, part, model):
+        text = f"processor\t: 0\nFeatures\t: fp asimd asimddp i8mm bf16\nCPU implementer\t: 0x41\nCPU part\t: {part}\n\nprocessor\t: 1\n"
+        machine = machine_of(Layout(extra={"proc/cpuinfo": text}), tmp_path)
+        assert machine.model == model and machine.features == ("asimd", "asimddp", "i8mm", "bf16") and machine.amx == "absent"
+
     def test_devices(self, tmp_path):
         port, queue = "sys/class/infiniband/mlx5_0", "sys/bus/dsa/devices"
         extra = {

@@ -12,6 +12,7 @@
 #include <mutex>
 
 #include "core/error.h"
+#include "core/page.h"
 
 namespace ckdist {
 
@@ -27,7 +28,8 @@ void Segment::map(int fd, int64_t bytes) {
   void* const at = room == MAP_FAILED ? room : mmap(base, size_t(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
   const int error = errno;
   if (room != MAP_FAILED) {
-    const uintptr_t first = reinterpret_cast<uintptr_t>(room), begin = reinterpret_cast<uintptr_t>(base), page = 4096;
+    const uintptr_t first = reinterpret_cast<uintptr_t>(room), begin = reinterpret_cast<uintptr_t>(base);
+    const uintptr_t page = uintptr_t(page_bytes());
     const uintptr_t end = at == MAP_FAILED ? begin : begin + (uintptr_t(bytes) + page - 1) / page * page;
     if (begin > first) munmap(room, begin - first);
     if (first + bytes + kHugePage > end) munmap(reinterpret_cast<void*>(end), first + bytes + kHugePage - end);

@@ -13,11 +13,13 @@
 #include <mutex>
 
 #include "core/error.h"
+#include "core/page.h"
 
 namespace ckdist {
 namespace {
 
-constexpr int64_t kPage = 4096;
+const int64_t page_size = page_bytes();  // known before the signal handler asks
+constexpr int64_t kSampleBytes = 4096;
 constexpr int64_t kSamples = 64;
 std::mutex changing;  // the list's shape and the handler
 
@@ -38,7 +40,7 @@ struct sigaction MappedFile::Guard::before;
 // long the file was.
 void MappedFile::on_bus_error(int, siginfo_t* info, void*) {
   const int error = errno;
-  const uintptr_t at = reinterpret_cast<uintptr_t>(info->si_addr), page = at / kPage * kPage;
+  const uintptr_t at = reinterpret_cast<uintptr_t>(info->si_addr), page = at / page_size * page_size;
   for (Guard* guard = Guard::first.load(std::memory_order_acquire); guard && info->si_code == BUS_ADRERR; guard = guard->next) {
     const uintptr_t begin = guard->begin.load(std::memory_order_relaxed), end = guard->end.load(std::memory_order_acquire);
     if (at < begin || at >= end) continue;
@@ -97,7 +99,8 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   }
   guard_->damaged = -1;
   guard_->begin = reinterpret_cast<uintptr_t>(data_);
-  guard_->end.store(reinterpret_cast<uintptr_t>(data_) + (size() + kPage - 1) / kPage * kPage, std::memory_order_release);
+  const uintptr_t end = guard_->begin + (size() + page_size - 1) / page_size * page_size;
+  guard_->end.store(end, std::memory_order_release);
 }
 
 MappedFile::~MappedFile() {
@@ -112,13 +115,13 @@ MappedFile::~MappedFile() {
 // By system calls and not by the mapping, which has zeros in place of what could not be read. All of them are asked of the disk first, so that they
 // are waited for once.
 uint64_t MappedFile::checksum() const {
-  const int64_t pages = (size() + kPage - 1) / kPage, count = std::min(pages, kSamples);
-  const auto offset = [&](int64_t sample) { return (count > 1 ? sample * (pages - 1) / (count - 1) : 0) * kPage; };
-  for (int64_t i = 0; i < count; ++i) posix_fadvise(descriptor_, offset(i), kPage, POSIX_FADV_WILLNEED);
-  uint64_t sum = 0, words[kPage / 8];
+  const int64_t pages = (size() + kSampleBytes - 1) / kSampleBytes, count = std::min(pages, kSamples);
+  const auto offset = [&](int64_t sample) { return (count > 1 ? sample * (pages - 1) / (count - 1) : 0) * kSampleBytes; };
+  for (int64_t i = 0; i < count; ++i) posix_fadvise(descriptor_, offset(i), kSampleBytes, POSIX_FADV_WILLNEED);
+  uint64_t sum = 0, words[kSampleBytes / 8];
   for (int64_t i = 0; i < count; ++i) {
     std::memset(words, 0, sizeof words);  // what is behind the end
-    if (pread(descriptor_, words, static_cast<size_t>(std::min(kPage, size() - offset(i))), offset(i)) < 0)
+    if (pread(descriptor_, words, static_cast<size_t>(std::min(kSampleBytes, size() - offset(i))), offset(i)) < 0)
       fail(Status::model_file, "%s cannot be read at byte %" PRId64 ": %s", path_.c_str(), offset(i), std::strerror(errno));
     for (uint64_t word : words) {
       sum = (sum ^ word) * 0x9e3779b97f4a7c15u;  // odd, so no difference of a word is lost
@@ -144,7 +147,7 @@ void MappedFile::check() const {
 }
 
 void MappedFile::will_need(int64_t offset, int64_t bytes) const {
-  const int64_t begin = offset / kPage * kPage;
+  const int64_t begin = offset / page_size * page_size;
   madvise(const_cast<uint8_t*>(data_) + begin, static_cast<size_t>(offset + bytes - begin), MADV_WILLNEED);
 }
 

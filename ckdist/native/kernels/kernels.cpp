@@ -10,6 +10,9 @@
 #include <cpuid.h>
 
 #include "core/numa.h"
+#elif defined(CKDIST_HAVE_NEON)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace ckdist {
@@ -64,6 +67,18 @@ extern const ProductKernel bf16_product;
 extern const MachineKernel machine_kernel;
 }
 #endif
+#ifdef CKDIST_HAVE_NEON
+CKDIST_DECLARE_ALL(neon)
+#endif
+#ifdef CKDIST_HAVE_NEON_DOTPROD
+CKDIST_DECLARE_BYTES(neon_dotprod)
+#endif
+#ifdef CKDIST_HAVE_NEON_I8MM
+CKDIST_DECLARE_BYTES(neon_i8mm)
+#endif
+#ifdef CKDIST_HAVE_NEON_BF16
+CKDIST_DECLARE_BF16(neon_bf16)
+#endif
 
 namespace {
 
@@ -107,20 +122,20 @@ bool may_use_tiles() {
   return (state >> 17 & 3) == 3 && request_amx() == 1;
 }
 
+#endif
+
 // What a level asks for, as /proc/cpuinfo names it, and whether the CPU has it.
 struct Flag {
   const char* name;
   bool there;
 };
 
-std::string lacking(std::initializer_list<Flag> flags) {
+[[maybe_unused]] std::string lacking(std::initializer_list<Flag> flags) {
   std::string names;
   for (const Flag& flag : flags)
     if (!flag.there) names += (names.empty() ? "" : " ") + std::string(flag.name);
   return names;
 }
-
-#endif
 
 std::vector<Level> find_levels() {
   std::vector<Level> levels;
@@ -162,6 +177,25 @@ std::vector<Level> find_levels() {
 #endif
   static const Kernels of_avx2 = CKDIST_MAKE(avx2, avx2, avx2, avx2, avx2);
   levels.push_back({&of_avx2, avx2});
+#endif
+#ifdef CKDIST_HAVE_NEON
+  const unsigned long has = getauxval(AT_HWCAP), has_more = getauxval(AT_HWCAP2);
+  const Flag dotprod = {"asimddp", (has & HWCAP_ASIMDDP) != 0}, i8mm = {"i8mm", (has_more & HWCAP2_I8MM) != 0};
+  [[maybe_unused]] const Flag bf16 = {"bf16", (has_more & HWCAP2_BF16) != 0};
+#if defined(CKDIST_HAVE_NEON_DOTPROD) && defined(CKDIST_HAVE_NEON_I8MM)
+#ifdef CKDIST_HAVE_NEON_BF16
+  static const Kernels of_neon_bf16 = CKDIST_MAKE(neon_bf16, neon, neon_i8mm, neon_bf16, neon_bf16);
+  levels.push_back({&of_neon_bf16, lacking({dotprod, i8mm, bf16})});
+#endif
+  static const Kernels of_neon_i8mm = CKDIST_MAKE(neon_i8mm, neon, neon_i8mm, neon, neon_i8mm);
+  levels.push_back({&of_neon_i8mm, lacking({dotprod, i8mm})});
+#endif
+#ifdef CKDIST_HAVE_NEON_DOTPROD
+  static const Kernels of_neon_dotprod = CKDIST_MAKE(neon_dotprod, neon, neon_dotprod, neon, neon_dotprod);
+  levels.push_back({&of_neon_dotprod, lacking({dotprod})});
+#endif
+  static const Kernels of_neon = CKDIST_MAKE(neon, neon, neon, neon, neon);
+  levels.push_back({&of_neon, ""});
 #endif
   static const Kernels of_baseline = CKDIST_MAKE(baseline, baseline, baseline, baseline, baseline);
   levels.push_back({&of_baseline, ""});

@@ -1,5 +1,5 @@
-// The kernels of one level of instructions (ISA) as one table, and the choice of it at load by CPUID (or CKDIST_ISA,
-// for a lower one). A level is a set of capabilities that CPUs come in: vectors, the dot product of bytes, that of
+// The kernels of one level of instructions (ISA) as one table, and the choice of it at load by what the CPU says of
+// itself (or CKDIST_ISA, for a lower one). A level is a set of capabilities that CPUs come in: vectors, the dot product of bytes, that of
 // bfloat16, tiles. Kernel files under isa/ are compiled once per level that has what they ask for, into a namespace of
 // its name, and include no STL, or the linker may keep an AVX-512 copy of an inline function for everybody.
 #pragma once

@@ -7,6 +7,8 @@
 #if defined(__AVX2__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12 says it of its own undefined vectors
 #include <immintrin.h>
+#elif defined(CKDIST_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace ckdist {
@@ -46,6 +48,26 @@ void round_codes(const float* x, float inverse, int8_t* codes, int32_t* sums) {
   sum = _mm_slli_epi32(_mm_sub_epi32(_mm_setzero_si128(), _mm_hadd_epi32(sum, sum)), 5);
   static_assert(kSums16Factor == 1 << 5);
   _mm_storel_epi64(reinterpret_cast<__m128i*>(sums), sum);
+}
+#elif defined(CKDIST_NEON)
+uint32_t largest_magnitude(const float* x) {
+  uint32x4_t largest = vdupq_n_u32(0);
+  for (int i = 0; i < kGroup; i += 4)
+    largest = vmaxq_u32(largest, vandq_u32(vreinterpretq_u32_f32(vld1q_f32(x + i)), vdupq_n_u32(kMagnitude)));
+  return vmaxvq_u32(largest);
+}
+
+void round_codes(const float* x, float inverse, int8_t* codes, int32_t* sums) {
+  for (int half = 0; half < 2; ++half) {
+    int16x8_t eights[2];
+    for (int i = 0; i < 2; ++i) {
+      const float* const at = x + 16 * half + 8 * i;
+      const int32x4_t low = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(at), inverse));
+      eights[i] = vcombine_s16(vmovn_s32(low), vmovn_s32(vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(at + 4), inverse))));
+    }
+    vst1q_s8(codes + 16 * half, vcombine_s8(vmovn_s16(eights[0]), vmovn_s16(eights[1])));
+    sums[half] = -vaddvq_s16(vaddq_s16(eights[0], eights[1])) * kSums16Factor;
+  }
 }
 #else
 uint32_t largest_magnitude(const float* x) {

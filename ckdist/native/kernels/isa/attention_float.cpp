@@ -25,7 +25,7 @@ static_assert(kBlockTokens == kLanes, "a lane is a position of a block");
 #if defined(__AVX512F__)
 constexpr int kAccumulators = 24, kGroup = 6;
 constexpr int64_t kDirectQueries = INT64_MAX;  // converting in registers is cheaper than a trip through scratch, however often
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(CKDIST_NEON)
 constexpr int kAccumulators = 6, kGroup = 6;
 constexpr int64_t kDirectQueries = INT64_MAX;
 #else
@@ -212,7 +212,7 @@ void attend_rows(const AttentionTask& task, const Workspace& work, const SpanPar
     case 1: return attend_group<type, 1>(task, work, part, chunk, start, row);
     case 2: return attend_group<type, 2>(task, work, part, chunk, start, row);
     case 3: return attend_group<type, 3>(task, work, part, chunk, start, row);
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(CKDIST_NEON)
     case 4: return attend_group<type, 4>(task, work, part, chunk, start, row);
     case 5: return attend_group<type, 5>(task, work, part, chunk, start, row);
     case 6: return attend_group<type, 6>(task, work, part, chunk, start, row);

@@ -22,7 +22,7 @@ constexpr int kSpanBlocks = kSpan / kBlockTokens;
 // Accumulators in Vecs for rows; Vecs of queries and positions or dimensions at once for lanes.
 #if defined(__AVX512F__)
 constexpr int kAccumulators = 16, kRows = 8, kVecs = 2, kSteps = 8;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(CKDIST_NEON)
 constexpr int kAccumulators = 4, kRows = 4, kVecs = 1, kSteps = 4;
 #else
 constexpr int kAccumulators = 2, kRows = 2, kVecs = 1, kSteps = 2;
@@ -356,7 +356,7 @@ void attend_rows(const AttentionTask& task, const Shape& shape, const Workspace&
     switch (shape.queries - row < rows ? shape.queries - row : rows) {
       case 1: attend_group<Code, 1>(task, shape, work, span, part, row); break;
       case 2: attend_group<Code, 2>(task, shape, work, span, part, row); break;
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(CKDIST_NEON)
       case 3: attend_group<Code, 3>(task, shape, work, span, part, row); break;
       case 4: attend_group<Code, 4>(task, shape, work, span, part, row); break;
 #endif

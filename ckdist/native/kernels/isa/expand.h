@@ -6,11 +6,13 @@
 #include "kernels/half.h"
 #include "kernels/interleaved.h"
 #include "kernels/layout_blocks.h"
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(CKDIST_NEON)
 #include "kernels/isa/words.h"
 #endif
 #if defined(__AVX512F__)
 #include "kernels/isa/expand_vbmi.h"
+#elif defined(CKDIST_NEON)
+#include "kernels/isa/expand_neon.h"
 #endif
 
 namespace ckdist {
@@ -24,7 +26,7 @@ constexpr Type form_of(Type type) {
   return !is_interleaved(type) ? type : layout_of(type).group == kGroupColumns ? Type::iq2_xxs : Type::iq2_xs;
 }
 
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(CKDIST_NEON)
 
 typedef uint8_t WordBytes __attribute__((vector_size(sizeof(Words))));
 
@@ -39,6 +41,11 @@ CKDIST_INLINE void store_halves_as_floats(uint8_t* p, Words halves, float unit) 
   const __m512 floats = _mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)halves));
   _mm512_storeu_ps(reinterpret_cast<float*>(p), _mm512_mul_ps(floats, _mm512_set1_ps(unit)));
 }
+#elif defined(CKDIST_NEON)
+CKDIST_INLINE void store_halves_as_floats(uint8_t* p, Words halves, float unit) {
+  const float32x4_t floats = vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32((uint32x4_t)halves)));
+  vst1q_f32(reinterpret_cast<float*>(p), vmulq_n_f32(floats, unit));
+}
 #else
 CKDIST_INLINE void store_halves_as_floats(uint8_t* p, Words halves, float unit) {
   const __m128i narrow =
@@ -46,6 +53,8 @@ CKDIST_INLINE void store_halves_as_floats(uint8_t* p, Words halves, float unit) 
   _mm256_storeu_ps(reinterpret_cast<float*>(p), _mm256_mul_ps(_mm256_cvtph_ps(narrow), _mm256_set1_ps(unit)));
 }
 #endif
+
+#if !defined(CKDIST_NEON)  // expand_neon.h has its own
 
 // Entries of a grid are loaded one by one, which is faster than a gather; of eight rows at a time, whatever the
 // registers hold.
@@ -87,6 +96,10 @@ CKDIST_INLINE void store_low_bytes(uint8_t* p, GridLanes a) {
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(halves, halves));
 }
 
+CKDIST_INLINE void store_codes(uint8_t* p, __m256i codes) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), codes); }
+
+#endif
+
 template <Type type>
 void expand_grid(const uint8_t* packed, uint8_t* block, int row) {
   constexpr BlockLayout layout = layout_of(type);
@@ -108,8 +121,7 @@ void expand_grid(const uint8_t* packed, uint8_t* block, int row) {
       else
         codes[0] = load_entries(table, bits.index[step]);
       for (int w = 0; w < words; ++w)
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(plane + line * (step + w)),
-                            with_signs<grid == Type::iq1_s>(codes[w], bits.signs, step + w));
+        store_codes(plane + line * (step + w), with_signs<grid == Type::iq1_s>(codes[w], bits.signs, step + w));
     }
     for (int p = 0; p < parts; ++p) store_low_bytes(block + (g * parts + p) * kTileRows + row, bits.scale[p]);
   }

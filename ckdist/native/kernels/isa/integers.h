@@ -6,6 +6,8 @@
 
 #if !defined(__AVX2__) && defined(__SSE2__)
 #include <emmintrin.h>
+#elif defined(CKDIST_NEON)
+#include "kernels/isa/integers_neon.h"
 #endif
 
 namespace ckdist {
@@ -111,7 +113,7 @@ CKDIST_INLINE void store_i16(int16_t* p, Vec a) {
 #undef CKDIST_INTEGER
 #undef CKDIST_INTEGER_BITS
 
-#else
+#elif !defined(CKDIST_NEON)  // integers_neon.h has its own
 
 struct Ints { PartMask v[kParts]; };
 

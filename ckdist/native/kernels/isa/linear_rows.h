@@ -6,6 +6,8 @@
 #include "kernels/isa/linear_avx512.h"
 #elif defined(__AVX2__)
 #include "kernels/isa/linear_avx2.h"
+#elif defined(CKDIST_NEON)
+#include "kernels/isa/linear_neon.h"
 #else
 #include "kernels/isa/linear_baseline.h"
 #endif

@@ -2,6 +2,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(CKDIST_NEON)
+#include <arm_neon.h>
 #endif
 #ifdef __AMX_INT8__
 #include "kernels/isa/tile.h"
@@ -72,6 +74,40 @@ struct Int8 {
   static void step(Vector& sum, Vector a, Vector b) { asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b)); }
 #else
   static void step(Vector& sum, Vector a, Vector b) { sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b)); }  // as codes of up to 4 bits mostly are
+#endif
+};
+#elif defined(CKDIST_NEON)
+constexpr int kChains = 24;
+struct F32 {
+  using Vector = float32x4_t;
+  static constexpr int kOps = 8;
+  static Vector operand() { return vdupq_n_f32(1e-10f); }
+  static void step(Vector& sum, Vector a, Vector b) { sum = vfmaq_f32(sum, a, b); }
+};
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+struct Bf16 {
+  using Vector = float32x4_t;
+  static constexpr int kOps = 32;
+  static Vector operand() { return vdupq_n_f32(1e-10f); }
+  static void step(Vector& sum, Vector a, Vector b) { sum = vbfmmlaq_f32(sum, (bfloat16x8_t)a, (bfloat16x8_t)b); }
+};
+#else
+using Bf16 = F32;  // bfloat16 is expanded
+#endif
+struct Int8 {
+  using Vector = int32x4_t;
+  static Vector operand() { return vreinterpretq_s32_s8(vdupq_n_s8(1)); }
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+  static constexpr int kOps = 64;
+  static void step(Vector& sum, Vector a, Vector b) { sum = vmmlaq_s32(sum, (int8x16_t)a, (int8x16_t)b); }
+#elif defined(__ARM_FEATURE_DOTPROD)
+  static constexpr int kOps = 32;
+  static void step(Vector& sum, Vector a, Vector b) { sum = vdotq_s32(sum, (int8x16_t)a, (int8x16_t)b); }
+#else
+  static constexpr int kOps = 16;
+  static void step(Vector& sum, Vector a, Vector b) {
+    sum = (Vector)vmlal_s8((int16x8_t)sum, vget_low_s8((int8x16_t)a), vget_low_s8((int8x16_t)b));
+  }
 #endif
 };
 #else

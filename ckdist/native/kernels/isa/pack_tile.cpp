@@ -6,14 +6,14 @@
 
 #include "kernels/interleaved.h"
 #include "kernels/layout.h"
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(CKDIST_NEON)
 #include "kernels/isa/words.h"
 #endif
 
 namespace ckdist {
 namespace CKDIST_ISA {
 
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(CKDIST_NEON)
 namespace {
 
 constexpr int kLine = 64;             // bytes of a vector of all rows, and of a cache line

@@ -111,9 +111,7 @@ struct F16 {
 #elif defined(__AVX2__)
       for (int j = 0; j < kParts; j++) _mm_storeu_si128(reinterpret_cast<__m128i*>(to + j * kPartLanes), _mm256_cvtps_ph(block.v[i].v[j], _MM_FROUND_TO_NEAREST_INT));
 #else
-      float lanes[kLanes];
-      store(lanes, block.v[i]);
-      for (int j = 0; j < kLanes; j++) to[j] = to_f16(lanes[j]);
+      store_f16(to, block.v[i]);
 #endif
     }
     return packed;

@@ -18,6 +18,9 @@
 #endif
 
 #define CKDIST_INLINE static inline __attribute__((always_inline))
+#if defined(CKDIST_NEON)
+#include "kernels/isa/simd_neon.h"
+#endif
 
 namespace ckdist {
 namespace CKDIST_VECTORS {}
@@ -42,6 +45,10 @@ CKDIST_INLINE float float_of(uint32_t bits) {
 CKDIST_INLINE float from_f16(uint16_t half) {
 #if defined(__AVX2__)
   return _cvtsh_ss(half);
+#elif defined(CKDIST_NEON)
+  __fp16 x;
+  std::memcpy(&x, &half, 2);
+  return x;
 #else
   const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fff) << 13;  // the exponent is short of 112
   const uint32_t special = magnitude >= 0x0f800000 ? 0x7f800000 : 0;     // infinity and NaN
@@ -51,6 +58,11 @@ CKDIST_INLINE float from_f16(uint16_t half) {
 CKDIST_INLINE uint16_t to_f16(float x) {
 #if defined(__AVX2__)
   return static_cast<uint16_t>(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(CKDIST_NEON)
+  const __fp16 half = static_cast<__fp16>(x);
+  uint16_t bits;
+  std::memcpy(&bits, &half, 2);
+  return bits;
 #else
   const uint32_t sign = bits_of(x) >> 16 & 0x8000;
   uint32_t magnitude = bits_of(x) & 0x7fffffff;
@@ -255,7 +267,7 @@ CKDIST_INLINE void part_store_i8(int8_t* p, Part a) {
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
 }
 
-#else
+#elif !defined(CKDIST_NEON)  // simd_neon.h has its own
 
 // Vector extensions of the compiler: four lanes are one register on every 64-bit CPU.
 typedef float Part __attribute__((vector_size(16)));

@@ -34,6 +34,38 @@ CKDIST_INLINE __m512i load_rows(const uint8_t* const* rows, int64_t at) {
 }
 #define CKDIST_UNPACK(name, a, b) _mm512_unpack##name(a, b)
 
+#elif defined(CKDIST_NEON)
+
+constexpr int kWordRows = 4;
+typedef uint32_t Words __attribute__((vector_size(16)));
+
+CKDIST_INLINE void store(uint8_t* p, Words a) { vst1q_u8(p, (uint8x16_t)a); }
+CKDIST_INLINE Words merge(uint32_t mask, Words a, Words b) {
+  return (Words)vbslq_u32(vdupq_n_u32(mask), (uint32x4_t)a, (uint32x4_t)b);
+}
+CKDIST_INLINE void store_low_halves(uint8_t* p, Words a) { vst1_u8(p, vreinterpret_u8_u16(vmovn_u32((uint32x4_t)a))); }
+CKDIST_INLINE void store_bytes(uint8_t* p, Words a) {
+  const uint8x16_t byte_of_fours = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+  const Words bytes = (Words)vqtbl1q_u8((uint8x16_t)a, byte_of_fours);
+  for (int g = 0; g < 4; ++g) {
+    const uint32_t four = bytes[g];
+    std::memcpy(p + g * kTileRows, &four, 4);
+  }
+}
+
+CKDIST_INLINE uint32x4_t load_rows(const uint8_t* const* rows, int64_t at) {
+  return vreinterpretq_u32_u8(vld1q_u8(rows[0] + at));
+}
+CKDIST_INLINE uint32x4_t unpacklo_epi32(uint32x4_t a, uint32x4_t b) { return vzip1q_u32(a, b); }
+CKDIST_INLINE uint32x4_t unpackhi_epi32(uint32x4_t a, uint32x4_t b) { return vzip2q_u32(a, b); }
+CKDIST_INLINE uint32x4_t unpacklo_epi64(uint32x4_t a, uint32x4_t b) {
+  return vreinterpretq_u32_u64(vzip1q_u64(vreinterpretq_u64_u32(a), vreinterpretq_u64_u32(b)));
+}
+CKDIST_INLINE uint32x4_t unpackhi_epi64(uint32x4_t a, uint32x4_t b) {
+  return vreinterpretq_u32_u64(vzip2q_u64(vreinterpretq_u64_u32(a), vreinterpretq_u64_u32(b)));
+}
+#define CKDIST_UNPACK(name, a, b) unpack##name(a, b)
+
 #else
 
 constexpr int kWordRows = 8;

@@ -1,0 +1,371 @@
+// Strips with NEON: 16 rows in four quarters, bytes as dot_neon.h multiplies them. Sums are fused and in the order of
+// the other levels, for every number of tokens. bfloat16 is expanded, which is exact, or multiplied in pairs where the
+// level has BFDOT.
+//
+// BFDOT and BFMMLA round as the architecture says without extended bfloat16 (FPCR.EBF = 0; "BFDotAdd" in Arm's
+// reference manual): each product and the sum of two are rounded to odd, and so is their addition to the lane;
+// denormals count and leave as zero. BFMMLA adds its four columns as two BFDOTs do, one after the other, so that one
+// token and two have the same bits.
+#pragma once
+#include "kernels/half.h"
+#include "kernels/isa/dot_neon.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+namespace {
+
+constexpr int kQuarterRows = 4;
+constexpr int kQuarters = kTileRows / kQuarterRows;
+
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+constexpr bool kBf16Dot = true;
+#else
+constexpr bool kBf16Dot = false;
+#endif
+
+template <Type type>
+constexpr ActivationFormat activation_of() {
+  return layout_of(type).columns          ? ActivationFormat::q8
+         : type == Type::bf16 && kBf16Dot ? ActivationFormat::bf16
+                                          : ActivationFormat::f32;
+}
+
+template <int tokens>
+inline void store_sums(const Strip& strip, const float32x4_t (*sums)[kQuarters]) {
+  for (int t = 0; t < tokens; ++t) {
+    float lanes[kTileRows];
+    for (int q = 0; q < kQuarters; ++q) vst1q_f32(lanes + kQuarterRows * q, sums[t][q]);
+    __builtin_memcpy(strip.y + t * strip.y_stride, lanes, strip.rows * sizeof(float));
+  }
+}
+
+// Shifts bytes left (right where negative).
+template <int shift>
+inline uint8x16_t shifted(uint8x16_t v) {
+  if constexpr (shift > 0) return vshlq_n_u8(v, shift);
+  if constexpr (shift < 0) return vshrq_n_u8(v, -shift);
+  return v;
+}
+
+template <Type type, int step>
+inline uint8x16_t read_bits(const uint8_t* planes) {
+  constexpr BlockLayout layout = layout_of(type);
+  constexpr int low_parts = 8 / layout.low_bits;
+  constexpr int vector = layout.low_bits == 4 ? step % 4 : step / low_parts;
+  constexpr int shift = layout.low_bits * (layout.low_bits == 4 ? step / 4 : step % low_parts);
+  if constexpr (layout.low_bits == 6) {
+    const uint8_t* three = planes + 192 * (step / 4);
+    if constexpr (step % 4 < 3) return vandq_u8(vld1q_u8(three + 64 * (step % 4)), vdupq_n_u8(0x3f));
+    const uint8x16_t low = vshrq_n_u8(vld1q_u8(three), 6),
+                     middle = vandq_u8(vshrq_n_u8(vld1q_u8(three + 64), 4), vdupq_n_u8(0x0c));
+    return vorrq_u8(vorrq_u8(low, middle), vandq_u8(vshrq_n_u8(vld1q_u8(three + 128), 2), vdupq_n_u8(0x30)));
+  }
+  uint8x16_t codes = vld1q_u8(planes + 64 * vector);
+  if constexpr (layout.low_bits < 8) codes = vandq_u8(shifted<-shift>(codes), vdupq_n_u8((1 << layout.low_bits) - 1));
+  if constexpr (layout.high_bits > 0) {
+    constexpr int high_parts = 8 / layout.high_bits;
+    const uint8x16_t high = shifted<layout.low_bits - layout.high_bits * (step % high_parts)>(
+        vld1q_u8(planes + layout.low_bytes() + 64 * (step / high_parts)));
+    codes = vorrq_u8(codes, vandq_u8(high, vdupq_n_u8(((1 << layout.high_bits) - 1) << layout.low_bits)));
+  }
+  if constexpr (layout.codebook) codes = vqtbl1q_u8(vld1q_u8(codebook_of(type)), codes);
+  return codes;
+}
+
+template <Type type, int step>
+inline int8x16_t read_step(const uint8_t* planes) {
+  const uint8x16_t codes = read_bits<type, step>(planes);
+  return vreinterpretq_s8_u8(is_signed<type>() ? veorq_u8(codes, vdupq_n_u8(kCodebookOffset)) : codes);
+}
+
+inline float32x4_t read_halves(const uint8_t* at) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(at))); }
+inline int32x4_t as_ints(float32x4_t v) { return vreinterpretq_s32_f32(v); }
+inline float32x4_t as_floats(int32x4_t v) { return vreinterpretq_f32_s32(v); }
+
+inline uint8x8_t read_four(const uint8_t* at) {
+  uint32_t four;
+  __builtin_memcpy(&four, at, sizeof four);
+  return vreinterpret_u8_u32(vdup_n_u32(four));
+}
+inline int32x4_t widen(const uint8_t* bytes) {
+  return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(read_four(bytes)))));
+}
+inline int32x4_t widen_signed(const uint8_t* bytes) {
+  return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(read_four(bytes)))));
+}
+
+// 2 to the power of (e - 128), the least two of them subnormal numbers.
+inline int32x4_t power_of_two(int32x4_t e) {
+  const int32x4_t normal = vshlq_n_s32(vsubq_s32(e, vdupq_n_s32(1)), 23);
+  return vbslq_s32(vcltq_s32(e, vdupq_n_s32(2)), vshlq_s32(vdupq_n_s32(kLeastPower), e), normal);
+}
+
+// A quarter of a block of a tile: 4 rows. Groups are numbered within it; scales are whole numbers or floats as the
+// layout says.
+template <Type type>
+struct Block {
+  static constexpr BlockLayout layout = layout_of(type);
+  const uint8_t* at;
+  int quarter;
+
+  // Of the columns-th 32 columns.
+  const uint8_t* planes(int columns) const {
+    return at + layout.planes() + columns * layout.plane_bytes() + 16 * quarter;
+  }
+  float32x4_t block_scale() const {
+    if constexpr (layout.scales == ScaleKind::expanded)
+      return vreinterpretq_f32_u8(vld1q_u8(at + layout.block_scale() + 4 * kQuarterRows * quarter));
+    return read_halves(at + layout.block_scale() + 2 * kQuarterRows * quarter);
+  }
+  float32x4_t block_minimum() const { return read_halves(at + layout.block_minimum() + 2 * kQuarterRows * quarter); }
+  const uint8_t* byte_minima() const { return at + layout.group_minima() + 16 * quarter; }
+  static int32x4_t product(float32x4_t factor, int32x4_t bytes) {
+    return as_ints(vmulq_f32(factor, vcvtq_f32_s32(bytes)));
+  }
+
+  int32x4_t scale(int group) const {
+    const uint8_t* scales = at + layout.group_scales() + group * layout.group_scale_bytes() +
+                            layout.group_scale_bytes() / kQuarters * quarter;
+    if constexpr (layout.scales == ScaleKind::half) return as_ints(read_halves(scales));
+    if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
+    if constexpr (layout.scales == ScaleKind::exponent) return power_of_two(widen(scales));
+    if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded)
+      return widen_signed(scales);
+    return product(block_scale(), vandq_s32(widen(scales), vdupq_n_s32(0x0f)));
+  }
+
+  int32x4_t minimum(int group) const {
+    if constexpr (layout.scales == ScaleKind::half)
+      return as_ints(
+          read_halves(at + layout.group_minima() + group * layout.group_scale_bytes() + 2 * kQuarterRows * quarter));
+    return product(block_minimum(),
+                   vshrq_n_s32(widen(at + layout.group_scales() + group * kTileRows + kQuarterRows * quarter), 4));
+  }
+};
+
+// Where one token's activations of the current columns stand; the same parts of the next token are a stride away.
+struct Columns {
+  const uint8_t *codes, *scales, *sums32, *sums16;
+};
+
+template <Type type>
+inline int32x4_t read_sums(const uint8_t* at) {
+  const int32x4_t sums = broadcast32(at);
+  if constexpr (sums_shift<type>() < 0) return vshlq_n_s32(sums, -sums_shift<type>());
+  if constexpr (sums_shift<type>() > 0) return vshrq_n_s32(sums, sums_shift<type>());
+  return sums;
+}
+
+// A few tokens' 32 columns on top of their totals of one quarter: of the block where scales are whole numbers, else of
+// the row. `total` has one every kQuarters.
+template <Type type, int tokens>
+inline void add_group(const int8x16_t* codes, const int32x4_t* scale, const int32x4_t* minimum, const Columns& x,
+                      int64_t stride, float32x4_t (*total)[kQuarters], int quarter) {
+  constexpr BlockLayout layout = layout_of(type);
+  constexpr int parts = kGroupColumns / layout.group, steps = kSteps / parts;
+  const uint8_t* const sums = parts == 1 ? x.sums32 : x.sums16;
+  int32x4_t whole[tokens];
+  float32x4_t scaled[tokens];
+#pragma GCC unroll 2
+  for (int p = 0; p < parts; ++p) {
+    int32x4_t product[tokens];
+#pragma GCC unroll 8
+    for (int t = 0; t < tokens; ++t)
+      product[t] =
+          layout.offset > 0 && !is_signed<type>() ? read_sums<type>(sums + t * stride + 4 * p) : vdupq_n_s32(0);
+    add_products_of<type, steps, tokens>(product, codes + p * steps, x.codes + 4 * p * steps, stride);
+#pragma GCC unroll 8
+    for (int t = 0; t < tokens; ++t) {
+      if constexpr (layout.whole()) {
+        whole[t] = p == 0 ? vmulq_s32(product[t], scale[p]) : vmlaq_s32(whole[t], product[t], scale[p]);
+      } else {
+        const float32x4_t part = vcvtq_f32_s32(product[t]), factor = as_floats(scale[p]);
+        scaled[t] = p == 0 ? vmulq_f32(part, factor) : vfmaq_f32(scaled[t], part, factor);
+        if constexpr (layout.minimum)
+          scaled[t] =
+              vfmaq_f32(scaled[t], vcvtq_f32_s32(read_sums<type>(sums + t * stride + 4 * p)), as_floats(minimum[p]));
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int t = 0; t < tokens; ++t) {
+    if constexpr (layout.whole()) scaled[t] = vcvtq_f32_s32(whole[t]);
+    total[t][quarter] = vfmaq_f32(total[t][quarter], scaled[t], as_floats(broadcast32(x.scales + t * stride)));
+  }
+}
+
+// Minus the block's minima times the token's sums.
+inline float32x4_t add_minima(float32x4_t sum, const uint8_t* minima, float32x4_t block_minimum,
+                              const uint8_t* group_sums) {
+  const int8x16_t first = read_columns(minima), second = read_columns(minima + 64);
+  const int32x4_t high = dot_minima(first, second, group_sums), low = dot_minima(first, second, group_sums + 8);
+  const float32x4_t factor = vmulq_f32(block_minimum, as_floats(broadcast32(group_sums + 16)));
+  return vfmaq_f32(sum, vcvtq_f32_s32(vaddq_s32(vshlq_n_s32(high, 8), low)), factor);
+}
+
+template <Type type, int tokens>
+void block_strip(const Strip& strip) {
+  constexpr BlockLayout layout = layout_of(type);
+  constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
+  constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups;
+  float32x4_t sums[tokens][kQuarters];
+  for (int t = 0; t < tokens; ++t)
+    for (int q = 0; q < kQuarters; ++q) sums[t][q] = vdupq_n_f32(0.0f);
+  const uint8_t* at = strip.tile;
+  Columns x = {strip.x, strip.x + ActivationRow::scales(strip.padded), strip.x + ActivationRow::sums32(strip.padded),
+               strip.x + ActivationRow::sums16(strip.padded)};
+  const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
+  ExpandedBlocks<type> expanded(strip.tile, strip.expand, strip.block_bytes);
+  for (int64_t b = 0; b < strip.blocks; ++b, at += layout.bytes()) {
+    if constexpr (expanded.used) at = expanded.template next<tokens>();
+    float32x4_t of_block[tokens][kQuarters];
+    if constexpr (layout.whole())
+      for (int t = 0; t < tokens; ++t)
+        for (int q = 0; q < kQuarters; ++q) of_block[t][q] = vdupq_n_f32(0.0f);
+    auto* const total = layout.whole() ? of_block : sums;
+    for (int g = 0; g < groups; ++g) {
+      if constexpr (!expanded.used) fetch<type, tokens>(at + 64 * g * lines, lines);
+      for (int q = 0; q < kQuarters; ++q) {
+        const Block<type> block = {at, q};
+        const uint8_t* planes = block.planes(g);
+        int8x16_t codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes),
+                                   read_step<type, 3>(planes), read_step<type, 4>(planes), read_step<type, 5>(planes),
+                                   read_step<type, 6>(planes), read_step<type, 7>(planes)};
+        arrange<tokens>(codes);
+        int32x4_t scale[parts], minimum[parts];
+        for (int p = 0; p < parts; ++p) {
+          scale[p] = block.scale(g * parts + p);
+          minimum[p] = layout.minimum && !layout.whole() ? block.minimum(g * parts + p) : vdupq_n_s32(0);
+        }
+        add_group<type, tokens>(codes, scale, minimum, x, strip.x_stride, total, q);
+      }
+      x.codes += kGroupColumns;
+      x.scales += sizeof(float);
+      x.sums32 += sizeof(int32_t);
+      x.sums16 += 2 * sizeof(int32_t);
+    }
+    for (int q = 0; q < kQuarters; ++q) {
+      const Block<type> block = {at, q};
+      if constexpr (layout.whole())
+        for (int t = 0; t < tokens; ++t) sums[t][q] = vfmaq_f32(sums[t][q], of_block[t][q], block.block_scale());
+      if constexpr (layout.scales == ScaleKind::unsigned_byte)
+        for (int t = 0; t < tokens; ++t)
+          sums[t][q] =
+              add_minima(sums[t][q], block.byte_minima(), block.block_minimum(), group_sums + t * strip.x_stride);
+    }
+    group_sums += sizeof(GroupSums);
+  }
+  store_sums<tokens>(strip, sums);
+}
+
+// Weights of 4 rows of one column.
+template <Type type>
+inline float32x4_t read_column(const uint8_t* block, int column, int quarter) {
+  if constexpr (type == Type::f32) return vreinterpretq_f32_u8(vld1q_u8(block + 64 * column + 16 * quarter));
+  if constexpr (type == Type::f16) return read_halves(block + 32 * column + 8 * quarter);
+  const uint32x4_t pairs = vreinterpretq_u32_u8(vld1q_u8(block + 64 * (column / 2) + 16 * quarter));
+  return vreinterpretq_f32_u32(column % 2 ? vandq_u32(pairs, vdupq_n_u32(0xffff0000u)) : vshlq_n_u32(pairs, 16));
+}
+
+template <Type type, int tokens>
+void float_strip(const Strip& strip) {
+  constexpr int block_bytes = kFloatColumnPad * kTileRows * (type == Type::f32 ? 4 : 2);
+  float32x4_t sums[tokens][kQuarters];
+  for (int t = 0; t < tokens; ++t)
+    for (int q = 0; q < kQuarters; ++q) sums[t][q] = vdupq_n_f32(0.0f);
+  const uint8_t* block = strip.tile;
+  const uint8_t* x = strip.x;
+  for (int64_t b = 0; b < strip.blocks; ++b, block += block_bytes, x += 4 * kFloatColumnPad) {
+    fetch<type, tokens>(block, block_bytes / 64);
+#pragma GCC unroll 16
+    for (int c = 0; c < kFloatColumnPad; ++c) {
+      float32x4_t values[tokens];
+#pragma GCC unroll 4
+      for (int t = 0; t < tokens; ++t) values[t] = as_floats(broadcast32(x + t * strip.x_stride + 4 * c));
+#pragma GCC unroll 4
+      for (int q = 0; q < kQuarters; ++q) {
+        const float32x4_t weights = read_column<type>(block, c, q);
+#pragma GCC unroll 4
+        for (int t = 0; t < tokens; ++t) sums[t][q] = vfmaq_f32(sums[t][q], weights, values[t]);
+      }
+    }
+  }
+  store_sums<tokens>(strip, sums);
+}
+
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+inline bfloat16x8_t as_bf16(uint8x16_t v) { return vreinterpretq_bf16_u8(v); }
+
+// One token: a register of weights is two columns of four rows.
+inline void bf16_strip_of_one(const Strip& strip) {
+  float32x4_t sums[1][kQuarters];
+  for (int q = 0; q < kQuarters; ++q) sums[0][q] = vdupq_n_f32(0.0f);
+  const uint8_t *tile = strip.tile, *x = strip.x;
+  for (int64_t left = strip.blocks * kFloatColumnPad / 2; left > 0; --left, tile += 64, x += 4)
+#pragma GCC unroll 4
+    for (int q = 0; q < kQuarters; ++q)
+      sums[0][q] = vbfdotq_f32(sums[0][q], as_bf16(vld1q_u8(tile + 16 * q)), vreinterpretq_bf16_s32(broadcast32(x)));
+  store_sums<1>(strip, sums);
+}
+
+// Tokens in pairs: four columns of two rows with as many of two tokens.
+template <int tokens>
+void bf16_strip(const Strip& strip) {
+  if constexpr (tokens == 1) return bf16_strip_of_one(strip);
+  float32x4_t sums[tokens / 2][kQuarters][2];  // [row of two][token of two], of the first two rows and the others
+  for (int t = 0; t < tokens / 2; ++t)
+    for (int q = 0; q < kQuarters; ++q) sums[t][q][0] = sums[t][q][1] = vdupq_n_f32(0.0f);
+  const uint8_t *tile = strip.tile, *x = strip.x;
+  for (int64_t left = strip.blocks * kFloatColumnPad / 4; left > 0; --left, tile += 128, x += 8) {
+    fetch<Type::bf16, tokens>(tile, 2);
+#pragma GCC unroll 4
+    for (int q = 0; q < kQuarters; ++q) {
+      const uint32x4_t first = vreinterpretq_u32_u8(vld1q_u8(tile + 16 * q)),
+                       second = vreinterpretq_u32_u8(vld1q_u8(tile + 64 + 16 * q));
+      const bfloat16x8_t low = vreinterpretq_bf16_u32(vzip1q_u32(first, second)),
+                         high = vreinterpretq_bf16_u32(vzip2q_u32(first, second));
+#pragma GCC unroll 2
+      for (int t = 0; t < tokens / 2; ++t) {
+        const uint8_t* const row = x + 2 * t * strip.x_stride;
+        const bfloat16x8_t columns = as_bf16(vcombine_u8(vld1_u8(row), vld1_u8(row + strip.x_stride)));
+        sums[t][q][0] = vbfmmlaq_f32(sums[t][q][0], low, columns);
+        sums[t][q][1] = vbfmmlaq_f32(sums[t][q][1], high, columns);
+      }
+    }
+  }
+  float32x4_t of_tokens[tokens][kQuarters];
+  for (int t = 0; t < tokens / 2; ++t)
+    for (int q = 0; q < kQuarters; ++q) {
+      of_tokens[2 * t][q] = vuzp1q_f32(sums[t][q][0], sums[t][q][1]);
+      of_tokens[2 * t + 1][q] = vuzp2q_f32(sums[t][q][0], sums[t][q][1]);
+    }
+  store_sums<tokens>(strip, of_tokens);
+}
+#endif
+
+template <Type type>
+struct Product {
+  static constexpr Type kType = type;
+  static constexpr BlockLayout layout = layout_of(type);
+  static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
+
+  template <int tokens>
+  static constexpr StripFunction of() {
+    if constexpr (layout.columns > 0) return {tokens, 1, block_strip<form_of(type), tokens>};
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    else if constexpr (type == Type::bf16)
+      return {tokens, 1, bf16_strip<tokens>};
+#endif
+    else
+      return {tokens, 1, float_strip<type, tokens>};
+  }
+
+  static StripFunction strip(int64_t tokens, int64_t) {
+    if (layout.columns > 0 && tokens >= 8) return of<layout.columns ? 8 : 4>();
+    return tokens >= 4 ? of<4>() : tokens >= 2 ? of<2>() : of<1>();
+  }
+};
+
+}  // namespace
+}  // namespace CKDIST_ISA
+}  // namespace ckdist
