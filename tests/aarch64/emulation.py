@@ -30,6 +30,8 @@ SUITE = [
     "tests/ranks/test_reorganize.py",
     "tests/ranks/test_replay.py",
 ]
+# The emulator's own /proc/PID/stat has no start time, so ranks that wait for one another take each other for dead.
+RANKS = ["--deselect=tests/kernels/test_native_training.py::test_ranks_share_gradients"]
 RUN_SECONDS = 3600
 
 
@@ -119,7 +121,7 @@ def main(words: list[str]) -> int:
     wanted = os.environ.get("CKDIST_AARCH64_CPUS", " ".join(CPUS)).split()
     failed = []
     for cpu in wanted:
-        command = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(words or [*CPUS.get(cpu, []), *SUITE])]
+        command = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(words or [*CPUS.get(cpu, []), *RANKS, *SUITE])]
         print(f"--- {cpu}: {' '.join(map(str, command[3:]))}", flush=True)
         start = time.monotonic()
         code = subprocess.run(command, env=environment_of(cpu, library), cwd=ROOT, timeout=RUN_SECONDS).returncode
