@@ -278,7 +278,7 @@ class BenchConfig(EngineConfig):
 class TrainCommand:
     """`ckdist train`: train a model from nothing or go on with one, as a TOML file says."""
 
-    file: str | None = option(None, "file", metavar="CONFIG.toml", help="the configuration; docs/training.md lists its fields")
+    file: str | None = option(None, "file", metavar="CONFIG.toml", help="the configuration; the documentation lists its fields")
     set: tuple[str, ...] = option((), "--set", repeat=True, metavar="FIELD=VALUE", help="a field of the configuration, as learning_rate=1e-3; may be given several times")
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
