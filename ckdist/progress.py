@@ -23,12 +23,14 @@ class ProgressBar:
     `n` of `total` are done; `shown` is false where there is no terminal, and then nothing is ever written.
     """
 
-    def __init__(self, total: int, unit: str, what: str, shown: bool = True, leave: bool = False, start: int = 0) -> None:
+    def __init__(
+        self, total: int, unit: str, what: str, shown: bool = True, leave: bool = False, start: int = 0
+    ) -> None:
         """`unit`: "B" counts bytes, any other word things. `leave`: the finished bar stays. `start`: what is done already."""
         self.total, self.n = total, start
         self.shown = shown and is_terminal(sys.stderr)
         self._drawn = 0.0
-        self._progress: "Progress | None" = None
+        self._progress: Progress | None = None
         if not self.shown:
             return
         self._progress = _drawing(unit, leave)

@@ -38,9 +38,9 @@ def console(stream: TextIO) -> "Console":
     width = height = None
     if is_terminal(stream):
         with contextlib.suppress(OSError, ValueError):  # rich takes 80 columns for a dumb terminal, however wide it is
-            width, height = os.get_terminal_size(stream.fileno())
-    size = {"width": width or None, "height": height or None}
-    return Console(file=stream, **size, no_color=not has_colours(stream), highlight=False, markup=False)
+            width, height = (size or None for size in os.get_terminal_size(stream.fileno()))
+    plain = not has_colours(stream)
+    return Console(file=stream, width=width, height=height, no_color=plain, highlight=False, markup=False)
 
 
 def print_table(names: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:

@@ -159,7 +159,9 @@ def read_fields() -> Iterator[tuple[str, str, str]]:
 
 def requests() -> str:
     """Every field of a request: read, refused unless neutral, or without effect."""
-    text = "# Fields of requests\n\nSeveral names in one row mean the same; the first that is given counts.\n\n## Read\n\n"
+    text = (
+        "# Fields of requests\n\nSeveral names in one row mean the same; the first that is given counts.\n\n## Read\n\n"
+    )
     text += table(("field", "type", "read by"), sorted(set(read_fields())))
     text += "\n## Refused unless neutral\n\nThe answer would be another one, so any other value is a 400.\n\n"
     neutral = [
@@ -179,7 +181,9 @@ def endpoints() -> str:
         rows = []
         for path in module.PATHS:
             told = inspect.getdoc(path.handle)
-            rows.append((code(path.name), ", ".join(path.methods), cell(told or path.handle.__name__.replace("_", " "))))
+            rows.append(
+                (code(path.name), ", ".join(path.methods), cell(told or path.handle.__name__.replace("_", " ")))
+            )
         text += f"\n## {title}\n\n" + table(("path", "methods", "what"), rows)
     text += "\n## Absent\n\nThese are a 404 that says why.\n\n"
     return text + table(("path", "why"), [(code(name), cell(why)) for name, why in absent.NAMES.items()])
@@ -197,7 +201,9 @@ def metrics() -> str:
             rows[words[2]] = (code(words[2]), "", cell(words[3]))
         elif line.startswith("# TYPE") and words[2] in rows:
             rows[words[2]] = (rows[words[2]][0], words[3], rows[words[2]][2])
-    text = "# Metrics\n\n`GET /metrics`, in Prometheus' text format. Histograms have `_bucket`, `_sum` and `_count`.\n\n"
+    text = (
+        "# Metrics\n\n`GET /metrics`, in Prometheus' text format. Histograms have `_bucket`, `_sum` and `_count`.\n\n"
+    )
     return text + table(("metric", "type", "meaning"), sorted(rows.values()))
 
 
@@ -213,7 +219,9 @@ def all_errors() -> str:
             exit_code, http = ("2", "4xx") if user else ("1", "5xx")
             rows.append((code(name), code(kind.__mro__[1].__name__), exit_code, http, cell(told)))
     text += table(("exception", "is a", "exit code", "HTTP", "meaning"), rows)
-    text += "\n## Answers that are not 200\n\n`error.type` is `invalid_request_error` for other 4xx, `server_error` for "
+    text += (
+        "\n## Answers that are not 200\n\n`error.type` is `invalid_request_error` for other 4xx, `server_error` for "
+    )
     text += "other 5xx. `error.param` names the field.\n\n"
     text += table(("status", "error.type"), [(status, code(kind)) for status, kind in TYPES.items()])
     text += "\n## Messages of the server\n\nBraces stand for what the message names.\n\n"
@@ -226,10 +234,11 @@ def problems() -> Iterator[tuple[int, str]]:
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id != "Problem":
                 continue
-            if len(node.args) > 1 and isinstance(node.args[0], ast.Constant):
-                if isinstance(node.args[1], ast.Constant | ast.JoinedStr):
-                    words = re.sub(r"\{[^{}]*\}", "{…}", ast.unparse(node.args[1]).lstrip("f").strip("'\""))
-                    yield int(node.args[0].value), cell(words)
+            if len(node.args) < 2 or not isinstance(node.args[0], ast.Constant):
+                continue
+            if isinstance(node.args[1], ast.Constant | ast.JoinedStr):
+                words = re.sub(r"\{[^{}]*\}", "{…}", ast.unparse(node.args[1]).lstrip("f").strip("'\""))
+                yield int(node.args[0].value), cell(words)
 
 
 def environment() -> str:

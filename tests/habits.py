@@ -50,7 +50,10 @@ def tracked() -> list[str]:
     """The repository's text files by their paths from its root; data that others made is left out."""
     names = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, check=True, capture_output=True, text=True,
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout.splitlines()
     return [n for n in names if pathlib.Path(n).suffix in TEXT and not n.startswith(DATA) and (ROOT / n).is_file()]
 
@@ -132,7 +135,7 @@ def clang_format(names: list[str]) -> int | None:
     """Files of the native code that clang-format would change."""
     native = [n for n in names if n.endswith(NATIVE)]
     said = output_of("clang-format", "--dry-run", "--ferror-limit=1", *native)
-    return None if said is None else len(set(re.findall(r"^(\S+?):\d+:\d+: .*clang-format", said, re.M)))
+    return None if said is None else len(set(re.findall(r"^(\S+?):\d+:\d+: .*clang-format", said, re.MULTILINE)))
 
 
 TOOLS: dict[str, tuple[str, bool, Callable[[list[str]], int | None]]] = {
@@ -179,7 +182,9 @@ def main() -> int:
         first, last = record["first"].get(name, value), record["last"].get(name, value)
         print(f"{name:32}{first:8}{last:8}{value:8}")
         if value > last:
-            risen.append(f"{name}: {value}, and {last} on record" + (f"; see: {TOOLS[name][0]}" if name in TOOLS else ""))
+            risen.append(
+                f"{name}: {value}, and {last} on record" + (f"; see: {TOOLS[name][0]}" if name in TOOLS else "")
+            )
     for name in missing:
         print(f"{name:32}{'not counted':>24}")
     if wanted.words:

@@ -62,7 +62,9 @@ def test_on_a_terminal_an_answer_comes_and_ctrl_c_ends_it(tmp_path):
     ours, theirs = pty.openpty()
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "TERM": "xterm"}
     words = [*COMMAND, "-t", "1", "-c", "1024", "-n", "900", "--temp", "0", "--ignore-eos"]
-    process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True)
+    process = subprocess.Popen(
+        words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    )
     os.close(theirs)
     text = b""
 

@@ -5,6 +5,7 @@ block changes that: `<!-- not run: why -->` leaves it out, `<!-- server -->` run
 waits until it answers. Port 8080 stands for a free one.
 """
 
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -24,7 +25,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>server|not run: (?P<why>[^\n]+)) -->\n)?^```(?P<language>bash|python)\n(?P<code>.*?)^```$", re.M | re.S
+    r"(?:^<!-- (?P<mark>server|not run: (?P<why>[^\n]+)) -->\n)?^```(?P<language>bash|python)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 SECONDS = 120
 MOST_LINES = 200
@@ -92,7 +94,9 @@ def test_commands_run(page, place):
             if block.mark and block.mark != "server":
                 continue
             code = block.code.replace("8080", str(port)).replace("29500", str(other))
-            words = ["bash", "-euo", "pipefail", "-c", code] if block.language == "bash" else [sys.executable, "-c", code]
+            words = (
+                ["bash", "-euo", "pipefail", "-c", code] if block.language == "bash" else [sys.executable, "-c", code]
+            )
             with open(folder / "output", "w+b") as output:
                 process = subprocess.Popen(
                     words, cwd=folder, env=environment, stdin=subprocess.DEVNULL,
@@ -110,19 +114,17 @@ def test_commands_run(page, place):
                 assert code_of == 0, f"{block.code}\nends with {code_of}:\n{said[-3000:]}"
     finally:
         for process in servers:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             process.wait()
 
 
 def test_what_is_not_run_says_why():
     for page in PAGES:
         for m in BLOCK.finditer(page.read_text()):
-            assert (m["why"] is None or len(m["why"]) > 10), page
+            assert m["why"] is None or len(m["why"]) > 10, page
         text = page.read_text()
-        shells = re.findall(r"^```(\w*)$", text, re.M)[::2]
+        shells = re.findall(r"^```(\w*)$", text, re.MULTILINE)[::2]
         assert not {"sh", "shell", "console"} & set(shells), f"{page}: blocks of commands are ```bash"
 
 
@@ -139,11 +141,11 @@ def test_a_page_is_short_and_its_files_exist(page):
 @pytest.mark.parametrize("page", sorted((DOCS / "extend").glob("*.md")), ids=lambda p: p.stem)
 def test_a_diff_is_of_the_present_code(page):
     """What a diff adds stands in the file that the diff names, however a formatter breaks its lines."""
-    diffs = re.findall(r"^```diff\n(.*?)^```$", page.read_text(), re.M | re.S)
+    diffs = re.findall(r"^```diff\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     assert diffs
     for diff in diffs:
         have = ""
-        for line in re.split(r"^(?=@@|\+\+\+ )", diff, flags=re.M):
+        for line in re.split(r"^(?=@@|\+\+\+ )", diff, flags=re.MULTILINE):
             name, _, rest = line.partition("\n")
             if name.startswith("+++ "):
                 have = bare((ROOT / name.removeprefix("+++ b/")).read_text())

@@ -8,7 +8,7 @@ import argparse
 import difflib
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ckdist.errors import ConfigError
 
@@ -26,13 +26,15 @@ class CommandParser(argparse.ArgumentParser):
         self.flags: dict[str, argparse.Action] = {}
         super().__init__(**settings)
 
-    def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """As argparse's; keeps what was added."""
         action = super().add_argument(*names, **settings)
         self.arguments.append(action)
         self.flags |= dict.fromkeys(action.option_strings, action)
         return action
 
-    def error(self, message: str):
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError."""
         raise ConfigError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 

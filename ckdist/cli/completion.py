@@ -112,8 +112,8 @@ def zsh() -> str:
         for argument in arguments_of(command):
             ending = ":value:_files" if argument.files else f":value:({' '.join(argument.values)})"
             ending = ending if argument.takes_value else ""
-            for name in argument.names or ("*",):
-                specs.append(shlex.quote(f"{name}{f'[{escaped(argument.help)}]' if argument.names else ''}{ending}"))
+            told = f"[{escaped(argument.help)}]" if argument.names else ""
+            specs += [shlex.quote(f"{name}{told}{ending}") for name in argument.names or ("*",)]
         lines = " \\\n                ".join(specs)
         arguments.append(f"        {command})\n            _arguments -s \\\n                {lines}\n            ;;")
     return ZSH % {"commands": "\n".join(commands), "arguments": "\n".join(arguments)}
@@ -131,7 +131,9 @@ def fish() -> str:
                 kind = "-l" if name.startswith("--") else "-s" if len(name) == 2 else "-o"
                 words.append(f"{kind} {name.lstrip('-')}")
             if argument.values:
-                words.append(f"{'-r ' if argument.files else '-x ' if argument.names else '-f '}-a {quoted_for_fish(' '.join(argument.values))}")
+                words.append(
+                    f"{'-r ' if argument.files else '-x ' if argument.names else '-f '}-a {quoted_for_fish(' '.join(argument.values))}"
+                )
             elif argument.takes_value and argument.names:
                 words.append("-r")
             elif not argument.names:

@@ -75,7 +75,7 @@ class LineInput:
 
 
 def _coloured(prompt: str) -> str:
-    """The prompt in colour; \\001 and \\002 tell readline which characters take no place."""
+    r"""The prompt in colour; \001 and \002 tell readline which characters take no place."""
     return f"\001\x1b[1;36m\002{prompt}\001\x1b[0m\002" if has_colours(sys.stdout) else prompt
 
 
