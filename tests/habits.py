@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).parent.parent
 RECORD = ROOT / "tests" / "habits.json"
@@ -156,9 +157,12 @@ def count(quick: bool) -> tuple[dict[str, int], list[str]]:
         "arguments without a type": untyped_arguments(names),
         "private words": sum(words.values()),
     }
+    wanted = {name: tool for name, (_, fast, tool) in TOOLS.items() if fast or not quick}
+    with ThreadPoolExecutor(len(wanted)) as pool:  # each waits for a process
+        counts = dict(zip(wanted, pool.map(lambda tool: tool(names), wanted.values()), strict=True))
     missing = []
-    for name, (_, fast, tool) in TOOLS.items():
-        found = tool(names) if fast or not quick else None
+    for name in TOOLS:
+        found = counts.get(name)
         if found is None:
             missing.append(name)
         else:

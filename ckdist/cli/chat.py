@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from types import FrameType
 
 from ckdist.cli.chat_engine import EngineChat
@@ -37,7 +37,7 @@ class Chat:
         self.source, self.system = source, system
         self.messages: list[Message] = []
 
-    def ask(self, question: str) -> Iterator[str]:
+    def ask(self, question: str) -> Generator[str, None, None]:
         """The answer, piece by piece. RequestError leaves the chat as it was before; an answer cut short is kept."""
         self.messages.append({"role": "user", "content": question})
         before = [{"role": "system", "content": self.system}] if self.system else []

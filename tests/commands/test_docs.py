@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parent.parent
+from tests.support.paths import ROOT
+
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 BLOCK = re.compile(
