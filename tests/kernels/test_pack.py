@@ -8,8 +8,7 @@ import pytest
 
 from ckdist.native import check, ffi, lib, pointer
 from tests.support.levels import HERE, VECTORS
-from tests.support.products import block_of, number
-from tests.support.two_states import TYPES
+from tests.support.products import TYPES, block_of, number
 
 PAGE = mmap.PAGESIZE
 GUARDED = 1 << 20
