@@ -1,4 +1,5 @@
-# make setup | serve | test | test-native | test-wheel | test-asan | test-tsan | test-vm | test-aarch64 | bench-check | native | clean
+# make setup | serve | lint | format | tidy | docs | test | test-native | test-wheel | test-asan | test-tsan | test-vm
+#      test-aarch64 | bench-check | native | lock | clean
 # Python 3.10 or newer, a C++ compiler and make are all that must be there; the rest goes into .venv.
 
 PYTHON ?= python3
@@ -9,6 +10,8 @@ PORT ?= 8080
 MODEL ?= smollm2
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 CMAKE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+
+INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # mpirun refuses to run as root unless told, and containers usually are root; it counts no more ranks than cores, and binds
@@ -21,18 +24,18 @@ export PRTE_MCA_hwloc_default_binding_policy := none
 LIBRARY := ckdist/native/libckdist.so
 SOURCES := CMakeLists.txt $(shell find ckdist/native -name '*.cpp' -o -name '*.h')
 
-.PHONY: setup serve test test-native test-wheel test-asan test-tsan test-vm test-aarch64 bench-check native clean
+.PHONY: setup serve lint format tidy docs lock test test-native test-wheel test-asan test-tsan test-vm test-aarch64
+.PHONY: bench-check native clean
 
 setup: $(VENV)/.ready $(LIBRARY)
 
 # The package itself is installed as a link to this checkout, without its library: that is built below, once.
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "ckdist needs Python 3.10 or newer, and $(PYTHON) is not: PYTHON=... chooses another"; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module: install it (Debian and Ubuntu: apt-get install python3-venv)"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet cmake ninja
-	$(BIN)/python -m pip install --quiet --editable '.[mpi,test]'
+	$(INSTALL) --editable '.[build,mpi,test]'
 	@touch $@
 
 native: $(LIBRARY)
@@ -48,6 +51,25 @@ serve: setup
 	test $$code -le 1 || exit $$code; \
 	test $$code -eq 0 || { model=; echo "serving the bundled model instead: a toy, whose text loops"; }; \
 	exec launch/drained mpirun -n $(RANKS) ckdist serve --port $(PORT) $$model
+
+# The linters, formatters and the type checker, in .venv too.
+$(VENV)/.lint: $(VENV)/.ready
+	$(INSTALL) --editable '.[lint]'
+	@touch $@
+
+# Counts findings and holds them against the record: none may rise.
+lint: $(VENV)/.lint
+	$(BIN)/python tests/habits.py --check
+
+format: $(VENV)/.lint
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	git ls-files '*.cpp' '*.h' | xargs $(BIN)/clang-format -i
+
+# clang-tidy over the native code without the kernels, which are compiled once for every level; takes minutes.
+tidy: $(VENV)/.lint
+	@$(CMAKE) -S . -B build/tidy -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
+	git ls-files 'ckdist/native/*.cpp' | grep -v kernels/isa | xargs -P $(JOBS) -n 4 $(BIN)/clang-tidy -p build/tidy --quiet
 
 # Tests in tests/ranks/mpi are the ranks' own code: on one rank within pytest's run, on others under one mpirun each.
 MPI_PYTEST = $(BIN)/python -m tests.support.mpi_pytest tests/ranks/mpi
@@ -98,6 +120,18 @@ test-aarch64: setup
 # Instructions per token against those on record; needs valgrind. A change meant to be is kept with benchmarks/instructions.py --update.
 bench-check: setup
 	$(BIN)/python benchmarks/instructions.py
+
+# The documentation as a site in build/site; a warning is an error.
+docs: setup
+	@test -x $(BIN)/mkdocs || $(INSTALL) --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "build/site/index.html"
+
+# One working set of versions for every Python that is supported, which pip reads as constraints.
+EXTRAS := build docs lint mpi test train
+lock: $(VENV)/.lint
+	$(BIN)/uv --no-config pip compile --quiet --universal --python-version 3.10 --strip-extras --no-annotate --no-header \
+		--no-emit-find-links $(EXTRAS:%=--extra %) --upgrade pyproject.toml -o constraints.txt
 
 clean:
 	rm -rf $(VENV) build $(LIBRARY)

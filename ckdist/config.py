@@ -169,10 +169,9 @@ class ServeConfig(EngineConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateConfig(EngineConfig):
-    """`ckdist generate`: continue one prompt on the terminal."""
+class SamplingConfig(EngineConfig):
+    """How tokens are sampled, and when to end."""
 
-    prompt: str = option("", "-p", "--prompt", metavar="TEXT", help="text to continue")
     n_predict: int = option(128, "-n", "--n-predict", parse=integer, low=0, high=1 << 24, metavar="N", help="most tokens to generate")
     temperature: float = option(0.8, "--temp", "--temperature", parse=real, low=0, high=100, metavar="T", help="0: always the most likely token")
     top_k: int = option(40, "--top-k", parse=integer, low=0, high=1 << 24, metavar="K", help="sample among the K most likely; 0: off")
@@ -200,7 +199,43 @@ class GenerateConfig(EngineConfig):
     seed: int | None = option(None, "-s", "--seed", parse=integer, low=0, high=(1 << 63) - 1, metavar="N", help="same seed, same text (default: a new one)")
     stop: tuple[str, ...] = option((), "--stop", repeat=True, metavar="TEXT", help="end before this text; may be given several times")
     ignore_eos: bool = option(False, "--ignore-eos", help="go on after the end-of-sequence token")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig(SamplingConfig):
+    """`ckdist generate`: continue one prompt on the terminal."""
+
+    prompt: str = option("", "-p", "--prompt", metavar="TEXT", help="text to continue")
     json: bool = option(False, "--json", help="print one JSON object")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatConfig(SamplingConfig):
+    """`ckdist chat`: chat with a model on the terminal, over the engine or over a server."""
+
+    n_predict: int = option(
+        1024, "-n", "--n-predict", parse=integer, low=1, high=1 << 24, metavar="N", help="most tokens of an answer"
+    )
+    system: str | None = option(None, "--system", metavar="TEXT", help="system message, which stands before the chat")
+    url: str | None = option(
+        None, "--url", metavar="URL", help="chat over this server, as http://127.0.0.1:8080, and load no model here"
+    )
+    api_key: str | None = option(None, "--api-key", metavar="KEY", secret=True, help="key that the server of --url wants")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.url is not None and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", self.url):
+            raise ConfigError(f"--url ({self.url}) must be http://HOST:PORT or https://HOST:PORT")
+        if self.url is not None and self.model is not None:
+            raise ConfigError("--url and --model were both given: a server has its own model, so leave one of them out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionCommand:
+    """`ckdist completion`: print what a shell needs to complete commands and flags."""
+
+    shell: str | None = option(None, "shell", choices=("bash", "zsh", "fish"), help="shell to write for")
+    verbose: bool = option(False, "-v", "--verbose", help="log more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +278,7 @@ class BenchConfig(EngineConfig):
 class TrainCommand:
     """`ckdist train`: train a model from nothing or go on with one, as a TOML file says."""
 
-    file: str | None = option(None, "file", metavar="CONFIG.toml", help="the configuration; docs/training.md lists its fields")
+    file: str | None = option(None, "file", metavar="CONFIG.toml", help="the configuration; the documentation lists its fields")
     set: tuple[str, ...] = option((), "--set", repeat=True, metavar="FIELD=VALUE", help="a field of the configuration, as learning_rate=1e-3; may be given several times")
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 

@@ -1,11 +1,102 @@
-"""The bar that shows how far something long is, for whoever looks at a terminal; a pipe or a file never gets one."""
+"""A progress bar for a terminal. A pipe or a file never gets one.
+
+It is drawn by the thread that reports progress, at most ten times a second: no thread of its own, which a fork would
+lose.
+"""
 
 import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
 
-from tqdm import tqdm
+from ckdist.terminal import console, is_terminal
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+REDRAW_SECONDS = 0.1
 
 
-def progress_bar(total: int, unit: str, what: str, shown: bool = True, leave: bool = False, start: int = 0) -> tqdm:
-    """A bar from `start` to `total`, disabled unless `shown` and standard error is a terminal; bytes (unit B) with powers of 1000. One line, which goes unless `leave`."""
-    shown = shown and sys.stderr is not None and sys.stderr.isatty()
-    return tqdm(total=total, initial=start, unit=unit, unit_scale=unit == "B", desc=what, disable=not shown, leave=leave, smoothing=0.1, dynamic_ncols=True)
+class ProgressBar:
+    """How far something long is, on one line of standard error. A context manager.
+
+    `n` of `total` are done; `shown` is false where there is no terminal, and then nothing is ever written.
+    """
+
+    def __init__(
+        self, total: int, unit: str, what: str, shown: bool = True, leave: bool = False, start: int = 0
+    ) -> None:
+        """`unit`: "B" counts bytes, any other word things. `leave`: the finished bar stays. `start`: what is done already."""
+        self.total, self.n = total, start
+        self.shown = shown and is_terminal(sys.stderr)
+        self._drawn = 0.0
+        self._progress: Progress | None = None
+        if not self.shown:
+            return
+        self._progress = _drawing(unit, leave)
+        self._task = self._progress.add_task(what, total=total, completed=start, note="")
+        self._progress.start()
+
+    def update(self, done: int) -> None:
+        """`done` more are done."""
+        self.n += done
+        if self._progress is not None:
+            self._progress.update(self._task, completed=self.n)
+            self._draw()
+
+    def note(self, text: str) -> None:
+        """Text behind the bar, from the next drawing on."""
+        if self._progress is not None:
+            self._progress.update(self._task, note=text)
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Ends the bar. Called twice it does nothing the second time."""
+        progress, self._progress = self._progress, None
+        if progress is not None:
+            progress.refresh()
+            progress.stop()
+
+    def _draw(self) -> None:
+        now = time.monotonic()
+        if self._progress is not None and (now - self._drawn >= REDRAW_SECONDS or self.n >= self.total):
+            self._drawn = now
+            self._progress.refresh()
+
+    def __enter__(self) -> "ProgressBar":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _drawing(unit: str, leave: bool) -> "Progress":
+    """The bar and its numbers, on standard error. Imported here, since most processes never draw one."""
+    from rich import progress as parts
+
+    if unit == "B":
+        counted = (parts.DownloadColumn(), parts.TransferSpeedColumn())
+    else:
+        counted = (parts.MofNCompleteColumn(), parts.TextColumn(f"{unit}s"))
+    columns = (
+        parts.TextColumn("{task.description}"),
+        parts.BarColumn(bar_width=None if unit == "B" else 24),
+        parts.TaskProgressColumn(),
+        *counted,
+        parts.TimeRemainingColumn(compact=True),
+        parts.TextColumn("{task.fields[note]}"),
+    )
+    return parts.Progress(
+        *columns,
+        console=console(sys.stderr),
+        auto_refresh=False,
+        transient=not leave,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )

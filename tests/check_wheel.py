@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 
 ROOT = pathlib.Path(__file__).parent.parent
-WANTED = ("native/libckdist.so", "native/api/core.h", "native/api/runtime.h", "models/bundled/config.json", "models/bundled/tokenizer.json", "models/bundled/README.md", "cli/main.py")
+WANTED = ("native/libckdist.so", "native/api/core.h", "native/api/runtime.h", "models/bundled/config.json", "models/bundled/tokenizer.json", "models/bundled/README.md", "cli/main.py", "py.typed")
 UNWANTED = ("/kernels/", "/runtime/", "/bindings/", "/core/", "/movers/", "native/comm/", ".cpp", "CMakeLists", "tests/", "__pycache__")
 
 

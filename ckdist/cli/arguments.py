@@ -8,7 +8,7 @@ import argparse
 import difflib
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ckdist.errors import ConfigError
 
@@ -16,9 +16,25 @@ Config = TypeVar("Config")
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse that raises ConfigError, one line, where it would print and exit."""
+    """argparse that raises ConfigError, one line, where it would print and exit.
 
-    def error(self, message: str):
+    `arguments`: what the command takes, in order; `flags`: those of them that have a flag, by each of its spellings.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self.arguments: list[argparse.Action] = []
+        self.flags: dict[str, argparse.Action] = {}
+        super().__init__(**settings)
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """As argparse's; keeps what was added."""
+        action = super().add_argument(*names, **settings)
+        self.arguments.append(action)
+        self.flags |= dict.fromkeys(action.option_strings, action)
+        return action
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError."""
         raise ConfigError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
@@ -62,7 +78,7 @@ def parse_arguments(config_class: type[Config], arguments: Sequence[str], prog: 
 
 def _pair(parser: CommandParser, arguments: Sequence[str]) -> list[str]:
     """`arguments` with every flag in its long form and its value attached: `-c 4096` becomes `--ctx-size=4096`."""
-    actions = parser._option_string_actions
+    actions = parser.flags
     words, paired = list(arguments), []
     while words:
         word = words.pop(0)

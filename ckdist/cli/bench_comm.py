@@ -42,10 +42,9 @@ class Stopwatch:
         native.check(native.lib.ckdist_time_barrier(self.communicator._handle, 500, self._out))
         return self._out[0]
 
-    def round_trip(self) -> float | None:
-        """Of a cache line between the host's first two ranks; None where no memory is shared."""
-        if native.lib.ckdist_time_round_trip(self.communicator._handle, 1000, self._out) < 0:
-            return None
+    def round_trip(self) -> float:
+        """Of a cache line between the host's first two ranks, which must share memory. CommError where one is too late."""
+        native.check(native.lib.ckdist_time_round_trip(self.communicator._handle, 1000, self._out))
         return self._out[0]
 
     def median(self, measure, repetitions: int) -> float:

@@ -28,6 +28,7 @@ from ckdist.errors import ConfigError
 from ckdist.planner import gigabytes
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.executable import DECODE, PREFILL, kv_bytes_per_block
+from ckdist.progress import ProgressBar
 from ckdist.topology import default_threads, place
 from ckdist.topology.instructions import reason
 
@@ -67,12 +68,13 @@ def measure(run, repetitions: int) -> list[float]:
 
 
 class ModelBench:
-    """Rows for one loaded model on rank 0."""
+    """Rows for one loaded model on rank 0. A bar tells of each that is measured, and is not drawn while one is."""
 
     def __init__(self, model, config: BenchConfig, bounds: Bounds):
         self.model, self.config, self.bounds = model, config, bounds
         self.executable = model.executable
         self.rng = np.random.default_rng(0)
+        self.bar = ProgressBar(self.measurements(), "row", "measuring")
 
     def tokens(self, *shape: int) -> np.ndarray:
         return self.rng.integers(0, self.model.spec.vocab_size, shape, dtype=np.int32)
@@ -115,6 +117,7 @@ class ModelBench:
         before = list(self.executable.prefill_tokens)
         predicted = self.model.prefill.predicted(self.steps(n_prompt), self.model.spec.num_layers) if n_prompt else None
         seconds = measure(run, self.config.repetitions)
+        self.bar.update(1)
         times = self.executable.times()
         tokens = (n_prompt or n_gen) * sequences
         rates = [tokens / s for s in seconds]
@@ -185,6 +188,15 @@ class ModelBench:
         rows = [self.prompt(n, d) for d in depth for n in self.config.n_prompt if n]
         return rows + [self.generate(n, s, d) for d in depth for s in self.config.n_parallel for n in self.config.n_gen if n]
 
+    def measurements(self) -> int:
+        """How many rows `rows`, or both sweeps together, will measure."""
+        config = self.config
+        if config.sweep:
+            chunk = min(self.executable.max_tokens, self.executable.context_length)
+            return 2 * (self.executable.context_length // chunk) + self.executable.threads
+        generations = len(config.n_parallel) * sum(n > 0 for n in config.n_gen)
+        return len(config.n_depth) * (sum(n > 0 for n in config.n_prompt) + generations)
+
     def context_sweep(self) -> list[dict]:
         """llama-sweep-bench's table: a chunk of prompt, and a fourth of it generated, over a growing context."""
         chunk = min(self.executable.max_tokens, self.executable.context_length)
@@ -227,6 +239,7 @@ def run(config: BenchConfig) -> int:
         else:
             rows = bench.rows()
             tables = [[gist(row) for row in rows] if config.output == "md" else rows]
+        bench.bar.close()
         for rows in tables:
             write_rows(rows, config.output)
         sys.stdout.flush()

@@ -13,7 +13,7 @@ from ckdist.errors import ConfigError, EngineError
 from ckdist.hub.resolve import resolve
 from ckdist.models.tensors import EMBEDDING, OUTPUT
 from ckdist.models.to_gguf import gguf_metadata
-from ckdist.progress import progress_bar
+from ckdist.progress import ProgressBar
 from ckdist.tokens.to_gguf import tokenizer_metadata
 from ckdist.weights import dtypes, names
 from ckdist.weights.checkpoint import Checkpoint, TensorSource, open_checkpoint
@@ -79,7 +79,7 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
     if factors is not None:
         tensors.append(GgufTensorToWrite("rope_freqs.weight", dtypes.F32, factors.shape, lambda: factors.view(np.uint8)))
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with progress_bar(len(tensors), "tensor", "exporting", progress) as bar:
+    with ProgressBar(len(tensors), "tensor", "exporting", progress) as bar:
         watched = [t._replace(data=lambda t=t: (bar.update(1), t.data())[1]) for t in tensors]
         try:
             size = write_gguf(temporary, metadata, watched)

@@ -5,13 +5,13 @@ import time
 from dataclasses import fields
 
 from ckdist.cli.session import model_session
-from ckdist.config import GenerateConfig
+from ckdist.config import GenerateConfig, SamplingConfig
 from ckdist.engine.launch import make_engine
 from ckdist.engine.llm import LLM
 from ckdist.engine.sampling import SamplingParams
 
 
-def sampling_of(config: GenerateConfig) -> SamplingParams:
+def sampling_of(config: SamplingConfig) -> SamplingParams:
     """Fields of the same name are the same in both."""
     breakers = () if config.dry_sequence_breakers == ("none",) else config.dry_sequence_breakers
     names = {field.name for field in fields(SamplingParams)} & {field.name for field in fields(config)}

@@ -1,9 +1,12 @@
 """`ckdist list`: the models that have names: size, licence and where each is, or how to fetch it."""
 
+import sys
+
 from ckdist.config import ListCommand
 from ckdist.hub.catalogue import CATALOGUE
 from ckdist.hub.repository import cached_models
 from ckdist.hub.store import Store
+from ckdist.terminal import is_terminal, print_table
 
 
 def rows() -> list[tuple[str, str, str, str]]:
@@ -25,6 +28,9 @@ def megabytes(size: int) -> str:
 
 
 def run(command: ListCommand) -> int:
+    if is_terminal(sys.stdout):
+        print_table(("name", "size", "licence", "path"), rows(), right=("size",))
+        return 0
     table = [("name", "size", "licence", "path"), *rows()]
     widths = [max(len(row[column]) for row in table) for column in range(3)]
     for row in table:

@@ -13,10 +13,12 @@ import time
 from ckdist import __version__, config, native
 from ckdist.cli.arguments import parse_arguments
 from ckdist.errors import CkdistError, ConfigError, EngineError, FetchError, UserError
+from ckdist.terminal import styled
 
 COMMANDS = {
     "serve": (config.ServeConfig, "answer the OpenAI API over HTTP"),
     "generate": (config.GenerateConfig, "continue one prompt on the terminal"),
+    "chat": (config.ChatConfig, "chat with a model on the terminal"),
     "perplexity": (config.PerplexityConfig, "score a text, or save its logits"),
     "pull": (config.PullCommand, "fetch a model by its name"),
     "list": (config.ListCommand, "show the models that have names, and which are here"),
@@ -24,6 +26,7 @@ COMMANDS = {
     "export": (config.ExportCommand, "write a trained folder as a GGUF file"),
     "bench": (config.BenchConfig, "measure prefill and decode, or the machine itself"),
     "doctor": (config.DoctorConfig, "show this machine, what works on it, how fast it is, and what to change"),
+    "completion": (config.CompletionCommand, "print what bash, zsh or fish need to complete commands"),
 }
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK")
 
@@ -54,7 +57,7 @@ def report(error: BaseException, rank: int | None) -> None:
     name = "" if rank is None or rank == 0 and shared else f"rank {rank}: "
     if sys.stderr is not None:  # print would take standard output instead
         with contextlib.suppress(OSError):
-            print(f"ckdist: {name}{error}", file=sys.stderr, flush=True)
+            print(f"{styled('ckdist:', 'error', sys.stderr)} {name}{error}", file=sys.stderr, flush=True)
 
 
 def run(arguments: list[str], rank: int | None) -> int:

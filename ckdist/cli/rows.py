@@ -1,8 +1,11 @@
-"""Measured rows on standard output, as JSON, CSV or a Markdown table."""
+"""Measured rows on standard output, as JSON, CSV or a table: Markdown, and on a terminal one that fits."""
 
 import csv
 import io
 import json
+import sys
+
+from ckdist.terminal import is_terminal, print_table
 
 
 def write_rows(rows: list[dict], output: str) -> None:
@@ -18,6 +21,10 @@ def write_rows(rows: list[dict], output: str) -> None:
         writer.writeheader()
         writer.writerows(shown)
         print(text.getvalue(), end="")
+        return
+    if is_terminal(sys.stdout):
+        numbers = [n for n in names if all(row[n][:1].isdigit() for row in shown)]
+        print_table(names, [[row[n] for n in names] for row in shown], right=numbers)
         return
     widths = {n: max(len(n), *(len(row[n]) for row in shown)) for n in names}
     for cells in ({n: n for n in names}, {n: "-" * widths[n] for n in names}, *shown):

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from ckdist.errors import ConfigError, FetchError
 from ckdist.hub.catalogue import Wheel
-from ckdist.progress import progress_bar
+from ckdist.progress import ProgressBar
 
 STALL_SECONDS = 300.0  # nothing more has come for so long: pip's own limits are far below
 CHUNK = MAX_LOG_BYTES = 1 << 20
@@ -76,7 +76,7 @@ def download(
         *(wheel.requirement for wheel in wheels),
     ]
     # What pip says is held in memory, since a full disk would keep nothing of it.
-    with open(os.memfd_create("pip"), "w+b") as log, progress_bar(total, "B", f"fetching {what}", progress) as bar:
+    with open(os.memfd_create("pip"), "w+b") as log, ProgressBar(total, "B", f"fetching {what}", progress) as bar:
         # In a folder of its own, since -m would run a pip.py that lies where the user happens to be.
         pip = subprocess.Popen(
             command,
@@ -101,7 +101,7 @@ def download(
     return [_file_of(wheel, folder) for wheel in wheels]
 
 
-def _watch(pip: subprocess.Popen, work: pathlib.Path, bar, what: str) -> None:
+def _watch(pip: subprocess.Popen, work: pathlib.Path, bar: ProgressBar, what: str) -> None:
     """Until pip has ended; the bar follows the bytes that lie in its working folder."""
     came, changed = 0, time.monotonic()
     while True:

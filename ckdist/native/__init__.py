@@ -23,8 +23,8 @@ def _load():
         raise errors.NativeError(f"{LIBRARY} is missing: run `make setup`, or install ckdist with pip")
     for header in sorted((HERE / "api").glob("*.h")):
         text = re.sub(r"^\s*#.*$", "", header.read_text(), flags=re.M)      # the guards, not the declarations
-        text = re.sub(r'extern "C" \{|^\} // extern "C"$', "", text, flags=re.M)
-        ffi.cdef(text.replace("CKDIST_EXPORT ", ""))
+        text = re.sub(r'extern "C" \{|^\}\s*// extern "C"$', "", text, flags=re.M)
+        ffi.cdef(re.sub(r"\bCKDIST_EXPORT\s+", "", text))
     return ffi.dlopen(str(LIBRARY))
 
 

@@ -131,7 +131,7 @@ def from_mapping(values: Mapping[str, Any], where: str) -> TrainConfig:
     for name in values:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            raise ConfigError(f"{where}: unknown field {name!r:.80}" + (f", did you mean {close[0]}?" if close else "; docs/training.md lists the known ones"))
+            raise ConfigError(f"{where}: unknown field {name!r:.80}" + (f", did you mean {close[0]}?" if close else f"; the known ones are {', '.join(known)}"))
     try:
         return TrainConfig(**values)
     except ConfigError as error:

@@ -7,12 +7,11 @@ import json
 import logging
 import math
 import os
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ckdist.errors import ConfigError
-from ckdist.progress import progress_bar
+from ckdist.progress import ProgressBar
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +47,7 @@ class Report:
         (output_dir / f"{METRICS}.tmp").replace(output_dir / METRICS)
         self._file = open(output_dir / METRICS, "a", buffering=1)
         self._board = _tensorboard(output_dir, start) if "tensorboard" in report_to else None
-        self._bar = progress_bar(steps, "step", "training", leave=True, start=start)
+        self._bar = ProgressBar(steps, "step", "training", leave=True, start=start)
 
     def _lines(self) -> list[dict]:
         """What is there of earlier runs; a line that was cut off by a full disk or a kill is left out."""
@@ -63,9 +62,9 @@ class Report:
 
     def show(self, r: StepReport) -> None:
         """Every step, on the bar."""
-        self._bar.update(1)
         peak = f" ({r.peak_fraction:.0%} of peak)" if r.peak_fraction else ""
-        self._bar.set_postfix_str(f"loss {r.loss:.4f}, {r.tokens_per_second:.0f} tokens/s, {r.gflops:.1f} GFLOP/s{peak}", refresh=False)
+        self._bar.note(f"loss {r.loss:.4f}, {r.tokens_per_second:.0f} tokens/s, {r.gflops:.1f} GFLOP/s{peak}")
+        self._bar.update(1)
         if r.skipped:
             self.say(f"step {r.step} is skipped: its gradient's norm is {r.grad_norm}, and nothing was changed")
 
@@ -76,7 +75,7 @@ class Report:
             self._file.write(json.dumps(line) + "\n")
         except OSError as error:  # whether to stop is decided by the next checkpoint
             self.say(f"{METRICS} has no line of step {r.step}: {error.strerror}")
-        if self._bar.disable:
+        if not self._bar.shown:
             peak = f" {r.peak_fraction:.1%} of peak" if r.peak_fraction else ""
             ahead = f" eval loss {r.eval_loss:.4f}" if r.eval_loss is not None else ""
             log.info("step %d of %d loss %.4f%s lr %.2e norm %.3f %.0f tokens/s %.1f GFLOP/s%s", r.step, r.steps, r.loss, ahead, r.learning_rate, r.grad_norm, r.tokens_per_second, r.gflops, peak)
@@ -87,10 +86,10 @@ class Report:
 
     def say(self, text: str) -> None:
         """A line above the bar."""
-        if self._bar.disable:
+        if not self._bar.shown:
             log.info("%s", text)
         else:
-            self._bar.write(text, file=sys.stderr)
+            self._bar.say(text)
 
     def close(self) -> None:
         self._bar.close()

@@ -16,7 +16,7 @@ import numpy as np
 from ckdist.errors import ConfigError, LayoutError
 from ckdist.models.tensors import EMBEDDING, OUTPUT
 from ckdist.native import check, ffi, lib, pointer
-from ckdist.progress import progress_bar
+from ckdist.progress import ProgressBar
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.dequantize import read_tensor
@@ -172,7 +172,7 @@ class ShardLoader:
             self.open()
         total = lib.ckdist_loader_source_bytes(self._native)
         self._fill(background=False, mover="threads", until=1.0, trace=trace)
-        with progress_bar(total, "B", "loading", progress) as bar:
+        with ProgressBar(total, "B", "quantising" if self.quantize else "packing", progress) as bar:
             while not check(lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)):
                 bar.update(self._filled().stored_done - bar.n)
             bar.update(total - bar.n)

@@ -18,6 +18,7 @@ FLOORS = {
     "hub": 1,
     "layout": 1,
     "progress": 1,
+    "terminal": 1,
     "text_file": 1,
     "program": 2,
     "weights": 3,

@@ -4,6 +4,8 @@ import ast
 import re
 import sys
 
+from packaging.requirements import Requirement
+
 from tests.support.paths import ROOT
 
 if sys.version_info >= (3, 11):
@@ -45,3 +47,21 @@ def test_everything_imported_is_asked_for():
             )
             imported |= {module.partition(".")[0].lower(): str(path.relative_to(ROOT)) for module in modules}
     assert not {module: where for module, where in imported.items() if module not in known}
+
+
+def test_the_lock_satisfies_the_bounds_on_every_python():
+    lines = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    assert not any(line.extras for line in lines)  # pip refuses extras in constraints
+    groups = PROJECT["project"]["optional-dependencies"]
+    locked = WANTED + [line for name in ("build", "docs", "lint", "mpi", "test", "train") for line in groups[name]]
+    for python in ("3.10", "3.11", "3.12", "3.13"):
+        place = {"python_version": python, "python_full_version": python + ".9", "sys_platform": "linux"}
+        here = {name_of(line): line for line in lines if line.marker is None or line.marker.evaluate(place)}
+        for wanted in map(Requirement, locked):
+            if wanted.marker is None or wanted.marker.evaluate(place):
+                (pin,) = here[name_of(wanted)].specifier
+                assert pin.operator == "==" and pin.version in wanted.specifier, f"{wanted} on Python {python}: {pin}"
+
+
+def name_of(wanted: Requirement) -> str:
+    return re.sub(r"[-_.]+", "-", wanted.name).lower()

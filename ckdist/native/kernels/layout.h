@@ -85,6 +85,7 @@ constexpr BlockLayout expanded_layout(int group) { return {256, 8, 0, group, 128
 
 constexpr BlockLayout layout_of(Type type) {
   using Kind = ScaleKind;
+  // clang-format off
   switch (type) {  //            columns low high group offset minimum scales           codebook
     case Type::q4_0:   return {  64,     4,  0,   32,   8,     false,  Kind::half,          false};
     case Type::q4_1:   return {  64,     4,  0,   32,   0,     true,   Kind::half,          false};
@@ -104,14 +105,17 @@ constexpr BlockLayout layout_of(Type type) {
     case Type::iq1_m: case Type::iq2_xs: case Type::iq2_s: return expanded_layout(16);
     default:           return {  0,      0,  0,   32,   0,     false,  Kind::half,          false};
   }
+  // clang-format on
 }
 
+// clang-format off
 #define CKDIST_EACH_INTERLEAVED_TYPE(X) \
   X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s) X(tq1_0) X(tq2_0)
 #define CKDIST_EACH_BLOCK_TYPE(X) \
   X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs) \
   X(mxfp4) CKDIST_EACH_INTERLEAVED_TYPE(X)
 #define CKDIST_EACH_TYPE(X) X(f32) X(f16) X(bf16) CKDIST_EACH_BLOCK_TYPE(X)
+// clang-format on
 
 // The ISA-independent part of a LinearKernel, compiled once; and the plain way to pack, which isa/pack_tile.cpp does faster.
 template <Type type>

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ckdist.errors import ConfigError, EngineError, RequestError
-from ckdist.progress import progress_bar
+from ckdist.progress import ProgressBar
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.data.documents import BadLine, Document, read_documents
 
@@ -155,7 +155,7 @@ def _refuse(bad: BadLine, bad_lines: str, writer: _Writer) -> None:
 
 def _read(files: list[Path], text_column: str, bad_lines: str, writer: _Writer, progress: bool) -> Iterator[Document]:
     total = sum(file.stat().st_size for file in files)
-    with progress_bar(total, "B", "tokenising", progress) as bar:
+    with ProgressBar(total, "B", "tokenising", progress) as bar:
         for file in files:
             for document in read_documents(file, text_column):
                 if isinstance(document, BadLine):

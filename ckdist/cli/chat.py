@@ -1,0 +1,163 @@
+"""`ckdist chat`: a chat on the terminal. Lines from a pipe are questions too, one each."""
+
+import contextlib
+import pathlib
+import signal
+import sys
+from collections.abc import Generator
+from types import FrameType
+
+from ckdist.cli.chat_engine import EngineChat
+from ckdist.cli.chat_server import ServerChat
+from ckdist.cli.line_input import LineInput
+from ckdist.cli.session import model_session
+from ckdist.config import ChatConfig
+from ckdist.engine.launch import make_engine
+from ckdist.engine.llm import LLM
+from ckdist.errors import RequestError
+from ckdist.terminal import is_terminal, styled
+
+HELP = """\
+/help           this list
+/clear          forget the chat, but not the system message
+/system TEXT    set the system message, and forget the chat
+/retry          answer the last question again
+/undo           forget the last question and its answer
+/save FILE      write the chat as JSON, a list of messages
+/quit           leave, as Ctrl-D does
+A line that ends with a backslash goes on in the next. Ctrl-C ends an answer."""
+
+Message = dict[str, str]
+
+
+class Chat:
+    """One chat: its messages, and where answers come from. `answers(messages)` gives the pieces of the next answer."""
+
+    def __init__(self, source: EngineChat | ServerChat, system: str | None) -> None:
+        self.source, self.system = source, system
+        self.messages: list[Message] = []
+
+    def ask(self, question: str) -> Generator[str, None, None]:
+        """The answer, piece by piece. RequestError leaves the chat as it was before; an answer cut short is kept."""
+        self.messages.append({"role": "user", "content": question})
+        before = [{"role": "system", "content": self.system}] if self.system else []
+        answer = ""
+        try:
+            for piece in self.source.answers(before + self.messages):
+                answer += piece
+                yield piece
+        finally:
+            if answer:
+                self.messages.append({"role": "assistant", "content": answer})
+            else:
+                self.messages.pop()
+
+    def undo(self) -> str | None:
+        """Forgets the last question with its answer; the question, or None where there is none."""
+        while self.messages:
+            message = self.messages.pop()
+            if message["role"] == "user":
+                return message["content"]
+        return None
+
+
+class Interrupt:
+    """Ctrl-C while an answer comes: it sets `pressed`, since an exception would tear a step of the engine apart."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+
+    def _press(self, _number: int, _frame: FrameType | None) -> None:
+        self.pressed = True
+
+    def __enter__(self) -> "Interrupt":
+        self._before = signal.signal(signal.SIGINT, self._press)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+
+def say(text: str) -> None:
+    """A line that is not the model's: on standard error, so that a pipe has answers alone."""
+    print(styled(text, "quiet", sys.stderr), file=sys.stderr, flush=True)
+
+
+def answer(chat: Chat, question: str) -> None:
+    """Prints an answer as it comes; a refusal is one line."""
+    pieces = chat.ask(question)
+    with Interrupt() as interrupt, contextlib.closing(pieces):
+        try:
+            for piece in pieces:
+                print(piece, end="", flush=True)
+                if interrupt.pressed:
+                    print(" …", end="")
+                    break
+        except RequestError as error:
+            say(f"{error}; /clear forgets the chat, /undo its last question")
+            return
+    print(flush=True)
+
+
+def obey(chat: Chat, line: str) -> bool:
+    """Does what a line that begins with a slash says; False for /quit."""
+    word, _, rest = line.partition(" ")
+    rest = rest.strip()
+    if word in ("/quit", "/exit"):
+        return False
+    if word == "/clear":
+        chat.messages.clear()
+    elif word == "/system":
+        chat.system = rest or None
+        chat.messages.clear()
+    elif word == "/undo":
+        if chat.undo() is None:
+            say("nothing to forget")
+    elif word == "/retry":
+        question = chat.undo()
+        if question is None:
+            say("no question to answer again")
+        else:
+            answer(chat, question)
+    elif word == "/save":
+        save(chat, rest)
+    else:
+        say(HELP if word == "/help" else f"{word} is unknown; the commands are:\n{HELP}")
+    return True
+
+
+def save(chat: Chat, path: str) -> None:
+    """Writes the chat as JSON; a file that cannot be written is one line."""
+    import json
+
+    before = [{"role": "system", "content": chat.system}] if chat.system else []
+    try:
+        pathlib.Path(path).write_text(json.dumps(before + chat.messages, ensure_ascii=False, indent=1) + "\n")
+    except OSError as error:
+        say(f"{path or 'no file'} could not be written: {error.strerror}; /save FILE names another")
+
+
+def converse(chat: Chat, lines: LineInput) -> None:
+    """Reads questions and prints answers until the input ends."""
+    if is_terminal(sys.stdin):
+        say(f"{chat.source.name}. /help lists the commands, Ctrl-D leaves.")
+    for line in lines:
+        if line.startswith("/"):
+            if not obey(chat, line):
+                return
+        elif line.strip():
+            answer(chat, line)
+
+
+def run(config: ChatConfig) -> int:
+    """Chats until the input ends; 0."""
+    if config.url is not None:
+        converse(Chat(ServerChat(config), config.system), LineInput())
+        return 0
+    with model_session(config) as model:
+        if model is None:
+            return 0
+        llm = LLM.from_engine(*make_engine(model))
+        name = pathlib.Path(model.checkpoint.path).name
+        converse(Chat(EngineChat(llm, config, name), config.system), LineInput())
+    return 0

@@ -1,0 +1,58 @@
+"""What ckdist writes to a terminal: colours that switch off, and tables that fit its width.
+
+A stream that is no terminal gets plain text. NO_COLOR (https://no-color.org) and TERM=dumb switch colours off.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+RESET = "\x1b[0m"
+STYLES = {"error": "\x1b[1;31m", "strong": "\x1b[1m", "quiet": "\x1b[2m", "user": "\x1b[1;36m"}
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person reads what is written to `stream`; False for none, and for one that is closed."""
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+def has_colours(stream: TextIO | None) -> bool:
+    """Whether `stream` is a terminal that wants colours."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def styled(text: str, style: str, stream: TextIO | None) -> str:
+    """`text` in one of STYLES, where `stream` has colours; else `text`."""
+    return f"{STYLES[style]}{text}{RESET}" if has_colours(stream) else text
+
+
+def console(stream: TextIO) -> "Console":
+    """A console of rich over `stream`, without guesses at what in a text is a number or a path."""
+    from rich.console import Console
+
+    width = height = None
+    if is_terminal(stream):
+        with contextlib.suppress(OSError, ValueError):  # rich takes 80 columns for a dumb terminal, however wide it is
+            width, height = (size or None for size in os.get_terminal_size(stream.fileno()))
+    plain = not has_colours(stream)
+    return Console(file=stream, width=width, height=height, no_color=plain, highlight=False, markup=False)
+
+
+def print_table(names: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
+    """Prints `rows` under `names` to standard output, on a terminal within its width: long cells are wrapped.
+
+    `right`: names of the columns that are aligned to the right.
+    """
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console(sys.stdout).print(table)
