@@ -59,6 +59,30 @@ class Contestant:
         return json.loads(line)
 
 
+class IkLlama:
+    """ik_llama.cpp by its `llama-bench`: a process per turn, which loads the model, warms up and measures one row once."""
+
+    def __init__(self, program: str, args, repack: bool):
+        self.command = [program, "-m", args.model, "-t", str(args.threads), "-r", "1", "-o", "json", "-rtr", str(int(repack))]
+
+    def turn(self, row: dict) -> dict | None:
+        """The row measured once: {"median_ts": tokens/s}. None where the program has no such row: several sequences, a prompt after others."""
+        if row["n_parallel"] > 1 or (row["n_prompt"] and row["n_depth"]):
+            return None
+        work = ["-p", str(row["n_prompt"]), "-n", str(0 if row["n_depth"] else row["n_gen"])]
+        work += ["-gp", f"{row['n_depth']},{row['n_gen']}"] * bool(row["n_depth"])
+        try:
+            ran = subprocess.run([*self.command, *work], capture_output=True, text=True, timeout=READY_SECONDS + TURN_SECONDS)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SystemExit(f"ik_llama.cpp: {error}") from None
+        if ran.returncode:
+            raise SystemExit(f"{self.command[0]} ended with code {ran.returncode}: {ran.stderr[-2000:]}")
+        return {"median_ts": json.loads(ran.stdout)[0]["avg_ts"]}
+
+    def end(self) -> None:
+        """No process waits."""
+
+
 class LlamaCpp:
     """llama.cpp in this process: a context for `sequences` sequences of `length` tokens."""
 
