@@ -35,12 +35,10 @@ inline Lanes broadcast32(const void* at) {
   return CKDIST_LANES(set1_epi32)(value);
 }
 
-#if !defined(__AVX512F__)
-// With 16 registers GCC 12 stores every broadcast to the stack and multiplies it from there, so that what reads
-// activations is written by hand.
+// What reads activations is written by hand: with 16 registers GCC 12 stores every broadcast to the stack and multiplies
+// it from there, with 32 it takes a register and an instruction more for each.
 typedef int32_t Word __attribute__((may_alias));
 #define CKDIST_WORD(at) (*reinterpret_cast<const Word*>(at))
-#endif
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
@@ -48,12 +46,12 @@ constexpr bool kByteDot = true;
 // sum + four unsigned bytes of `codes` times the four signed ones at x, lane by lane.
 inline Lanes dot_bytes(Lanes sum, Lanes codes, const uint8_t* x) {
 #if defined(__AVX512F__)
-  return _mm512_dpbusd_epi32(sum, codes, broadcast32(x));
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(CKDIST_WORD(x)));
 #else
   Lanes four;
   asm("vpbroadcastd %3, %1\n\t%{vex%} vpdpbusd %1, %2, %0" : "+x"(sum), "=&x"(four) : "x"(codes), "m"(CKDIST_WORD(x)));
-  return sum;
 #endif
+  return sum;
 }
 // The same of two lanes' bytes, those of `codes` being of at most 6 bits.
 inline Lanes dot_minima(Lanes first, const uint8_t* x, Lanes second, const uint8_t* y) {
@@ -146,14 +144,56 @@ struct PairScales {
     if constexpr (scaled && offset)  // at most 32 * 128 each
       of_sums = pair_of(CKDIST_LANES(slli_epi32)(scale[0], log2_of(layout.offset)), CKDIST_LANES(slli_epi32)(scale[parts - 1], log2_of(layout.offset)));
   }
-  // Of the two sums of 16 columns at `at`, which are minus 32 times at most 16 * 127.
-  Lanes offset_products(const uint8_t* at) const {
-    int32_t sums[2];
-    __builtin_memcpy(sums, at, sizeof sums);
-    const uint32_t both = static_cast<uint32_t>(sums[0] / kSums16Factor & 0xffff) | static_cast<uint32_t>(sums[1] / kSums16Factor) << 16;
-    return CKDIST_LANES(madd_epi16)(of_sums, CKDIST_LANES(set1_epi32)(static_cast<int32_t>(both)));
-  }
 };
+
+// Of the two sums of 16 columns at `at`, which are minus 32 times at most 16 * 127.
+inline Lanes offset_products(Lanes of_sums, const uint8_t* at) {
+  int32_t sums[2];
+  __builtin_memcpy(sums, at, sizeof sums);
+  const uint32_t both = static_cast<uint32_t>(sums[0] / kSums16Factor & 0xffff) | static_cast<uint32_t>(sums[1] / kSums16Factor) << 16;
+  return CKDIST_LANES(madd_epi16)(of_sums, CKDIST_LANES(set1_epi32)(static_cast<int32_t>(both)));
+}
+
+#if !defined(__AVX512F__)
+// Products of two vectors of codes with the same columns at x, on top of sum[0] and sum[1]; without vpdpbusd widened by
+// factor[0] and factor[1]. `pairs`: sums of 16 bits stay in `carried` after the first piece.
+template <Type type, bool pairs, int piece, int steps>
+inline void multiply_halves(Lanes* sum, Lanes* carried, const Lanes (*codes)[steps], const Lanes* factor, const uint8_t* x) {
+#if defined(__AVXVNNI__)
+  (void)carried, (void)factor;
+#pragma GCC unroll 8
+  for (int s = 0; s < steps; ++s) {
+    Lanes four;
+    asm("vpbroadcastd %5, %2\n\t%{vex%} vpdpbusd %2, %3, %0\n\t%{vex%} vpdpbusd %2, %4, %1"
+        : "+x"(sum[0]), "+x"(sum[1]), "=&x"(four) : "x"(codes[0][s]), "x"(codes[1][s]), "m"(CKDIST_WORD(x + 4 * s)));
+  }
+#else
+  constexpr int run = steps_before_widening<type>() < steps ? steps_before_widening<type>() : steps;
+#pragma GCC unroll 8
+  for (int s = 0; s < steps; s += run) {
+    Lanes first, second, both[2];
+    if constexpr (is_signed<type>())
+      asm("vpbroadcastd %6, %1\n\tvpsignb %4, %1, %0\n\tvpsignb %5, %1, %1\n\tvpmaddubsw %0, %2, %0\n\tvpmaddubsw %1, %3, %1"
+          : "=&x"(both[0]), "=&x"(both[1])
+          : "x"(_mm256_abs_epi8(codes[0][s])), "x"(_mm256_abs_epi8(codes[1][s])), "xm"(codes[0][s]), "xm"(codes[1][s]), "m"(CKDIST_WORD(x + 4 * s)));
+    else
+      asm("vpbroadcastd %4, %1\n\tvpmaddubsw %1, %2, %0\n\tvpmaddubsw %1, %3, %1"
+          : "=&x"(both[0]), "=&x"(both[1]) : "x"(codes[0][s]), "x"(codes[1][s]), "m"(CKDIST_WORD(x + 4 * s)));
+#pragma GCC unroll 8
+    for (int i = s + 1; i < s + run; ++i)  // added by hand: GCC 12 puts that off, and stores what it would add
+      asm("vpbroadcastd %6, %3\n\tvpmaddubsw %3, %4, %2\n\tvpmaddubsw %3, %5, %3\n\tvpaddw %2, %0, %0\n\tvpaddw %3, %1, %1"
+          : "+x"(both[0]), "+x"(both[1]), "=&x"(first), "=&x"(second) : "x"(codes[0][i]), "x"(codes[1][i]), "m"(CKDIST_WORD(x + 4 * i)));
+    if constexpr (pairs && piece == 0) {
+      carried[0] = both[0], carried[1] = both[1];
+      return;
+    }
+    if constexpr (pairs) both[0] = _mm256_add_epi16(both[0], carried[0]), both[1] = _mm256_add_epi16(both[1], carried[1]);
+    sum[0] = _mm256_add_epi32(sum[0], _mm256_madd_epi16(both[0], factor[0]));
+    sum[1] = _mm256_add_epi32(sum[1], _mm256_madd_epi16(both[1], factor[1]));
+  }
+#endif
+}
+#endif
 
 }  // namespace
 }  // namespace CKDIST_ISA

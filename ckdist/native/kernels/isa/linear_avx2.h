@@ -112,7 +112,7 @@ struct Block {
   }
 };
 
-// Keeps the compiler from reading activations once for both halves, and so from storing them in between.
+// Keeps the compiler from computing every token's address ahead of the loops.
 inline void hide(int64_t& offset) { asm("" : "+r"(offset)); }
 
 // Where one token's activations of the current columns stand; the same parts of the next token are a stride away.
@@ -127,31 +127,19 @@ inline __m256i read_sums(const uint8_t* at) {
   return sums_shift<type>() > 0 ? _mm256_srai_epi32(sums, sums_shift<type>()) : sums;
 }
 
-// Whether sums of two products are scaled before they are widened.
-template <Type type, bool many>
-constexpr bool scales_pairs() {
-  return !kByteDot && many && layout_of(type).whole();
-}
-
 // One token's 32 columns on top of its total: of the block where scales are whole numbers, else of the row.
-template <Type type, bool many>
-inline __m256 add_group(const __m256i* codes, const __m256i* scale, const PairScales<type, scales_pairs<type, many>()>& pairs, const __m256i* minimum, const Columns& x, int64_t row,
-                        __m256 total) {
+template <Type type>
+inline __m256 add_group(const __m256i* codes, const __m256i* scale, const __m256i* minimum, const Columns& x, __m256 total) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group, steps = kSteps / parts;
-  const uint8_t* const sums = (parts == 1 ? x.sums32 : x.sums16) + row;
+  const PairScales<type, false> pairs(scale);
+  const uint8_t* const sums = parts == 1 ? x.sums32 : x.sums16;
   __m256i whole = _mm256_setzero_si256();
   __m256 scaled = _mm256_setzero_ps();
-  if constexpr (scales_pairs<type, many>() && PairScales<type>::offset) whole = pairs.offset_products(sums);
 #pragma GCC unroll 2
   for (int p = 0; p < parts; ++p) {
-    const uint8_t* const of_part = x.codes + row + 4 * p * steps;
-    if constexpr (scales_pairs<type, many>()) {
-      whole = add_products<type, steps, many>(whole, pairs.factor[p], codes + p * steps, of_part);
-      continue;
-    }
     __m256i product = layout.offset > 0 && !is_signed<type>() ? read_sums<type>(sums + 4 * p) : _mm256_setzero_si256();
-    product = add_products<type, steps, many>(product, pairs.factor[p], codes + p * steps, of_part);
+    product = add_products<type, steps, false>(product, pairs.factor[p], codes + p * steps, x.codes + 4 * p * steps);
     if constexpr (layout.whole()) {
       const __m256i part = _mm256_mullo_epi32(product, scale[p]);
       whole = p == 0 ? part : _mm256_add_epi32(whole, part);
@@ -163,7 +151,77 @@ inline __m256 add_group(const __m256i* codes, const __m256i* scale, const PairSc
     }
   }
   if constexpr (layout.whole()) scaled = _mm256_cvtepi32_ps(whole);
-  return _mm256_fmadd_ps(scaled, _mm256_castsi256_ps(broadcast32(x.scales + row)), total);
+  return _mm256_fmadd_ps(scaled, _mm256_castsi256_ps(broadcast32(x.scales)), total);
+}
+
+constexpr int kPieceSteps = kSteps / 2;
+
+// Half of 32 columns of a few tokens, with the codes of both halves of the tile in registers: what is read of a token is
+// multiplied twice. `carried` is a token's sum between the first piece and the second: of products in 16 or 32 bits, or
+// of scaled products.
+template <Type type, int piece, int tokens>
+inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t stride, __m256i (*carried)[kHalves], __m256 (*total)[kHalves]) {
+  constexpr BlockLayout layout = layout_of(type);
+  constexpr int parts = kGroupColumns / layout.group, part = parts == 2 ? piece : 0;
+  constexpr bool scales_pairs = !kByteDot && layout.whole();  // sums of two products are scaled as they are widened
+  constexpr bool starts = piece == 0 || (parts == 2 && !scales_pairs), ends = piece == 1 || parts == 2;
+  constexpr int run = steps_before_widening<type>();
+  constexpr bool carries_pairs = !kByteDot && parts == 1 && run > kPieceSteps;
+  __m256i codes[kHalves][kPieceSteps], scale[kHalves], minimum[kHalves], factor[kHalves], of_sums[kHalves];
+#pragma GCC unroll 2
+  for (int h = 0; h < kHalves; ++h) {
+    const Block<type> block = {at, h};
+    const uint8_t* planes = block.planes(group);
+    codes[h][0] = read_step<type, kPieceSteps * piece>(planes);
+    codes[h][1] = read_step<type, kPieceSteps * piece + 1>(planes);
+    codes[h][2] = read_step<type, kPieceSteps * piece + 2>(planes);
+    codes[h][3] = read_step<type, kPieceSteps * piece + 3>(planes);
+    __m256i scales[parts];
+    for (int p = 0; p < parts; ++p) scales[p] = block.scale(group * parts + p);
+    scale[h] = scales[part];
+    minimum[h] = layout.minimum && !layout.whole() ? block.minimum(group * parts + part) : _mm256_setzero_si256();
+    const PairScales<type, scales_pairs> pairs(scales);
+    factor[h] = pairs.factor[part];
+    of_sums[h] = pairs.of_sums;
+  }
+  const uint8_t* codes_at = x.codes + 4 * kPieceSteps * piece;
+  const uint8_t* sums_at = parts == 1 ? x.sums32 : x.sums16 + sizeof(int32_t) * part;
+  int64_t row = 0;
+#pragma GCC unroll 8
+  for (int t = 0; t < tokens; ++t, row += stride) {
+    hide(row);
+    __m256i sum[kHalves] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    if constexpr (starts != carries_pairs) {
+      if constexpr (scales_pairs && PairScales<type, scales_pairs>::offset)
+        sum[0] = offset_products(of_sums[0], sums_at + row), sum[1] = offset_products(of_sums[1], sums_at + row);
+      else if constexpr (layout.offset > 0 && !is_signed<type>())
+        sum[0] = sum[1] = read_sums<type>(sums_at + row);
+    } else if constexpr (!carries_pairs) {
+      sum[0] = carried[t][0], sum[1] = carried[t][1];
+    }
+    multiply_halves<type, carries_pairs, piece>(sum, carried[t], codes, factor, codes_at + row);
+    if constexpr (!ends || (scales_pairs && piece == 0)) {
+      if constexpr (!carries_pairs) carried[t][0] = sum[0], carried[t][1] = sum[1];
+      continue;
+    }
+#pragma GCC unroll 2
+    for (int h = 0; h < kHalves; ++h) {
+      __m256 scaled;
+      if constexpr (layout.whole()) {
+        __m256i whole = scales_pairs ? sum[h] : _mm256_mullo_epi32(sum[h], scale[h]);
+        if constexpr (!scales_pairs && part == 1) whole = _mm256_add_epi32(carried[t][h], whole);
+        if constexpr (piece == 0) carried[t][h] = whole;
+        scaled = _mm256_cvtepi32_ps(whole);
+      } else {
+        const __m256 product = _mm256_cvtepi32_ps(sum[h]), by = _mm256_castsi256_ps(scale[h]);
+        scaled = part == 0 ? _mm256_mul_ps(product, by) : _mm256_fmadd_ps(product, by, _mm256_castsi256_ps(carried[t][h]));
+        if constexpr (layout.minimum)
+          scaled = _mm256_fmadd_ps(_mm256_cvtepi32_ps(read_sums<type>(sums_at + row)), _mm256_castsi256_ps(minimum[h]), scaled);
+        if constexpr (piece == 0) carried[t][h] = _mm256_castps_si256(scaled);
+      }
+      if constexpr (piece == 1) total[t][h] = _mm256_fmadd_ps(scaled, _mm256_castsi256_ps(broadcast32(x.scales + row)), total[t][h]);
+    }
+  }
 }
 
 // Minus the block's minima times the token's sums.
@@ -180,7 +238,6 @@ void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
   constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups;
-  constexpr bool many = tokens > 1;
   __m256 sums[tokens][kHalves];
   for (int t = 0; t < tokens; ++t) sums[t][0] = sums[t][1] = _mm256_setzero_ps();
   const uint8_t* at = strip.tile;
@@ -196,24 +253,24 @@ void block_strip(const Strip& strip) {
     auto* const total = layout.whole() ? of_block : sums;
     for (int g = 0; g < groups; ++g) {
       if constexpr (!expanded.used) fetch<type, tokens>(at + 64 * g * lines, lines);
+if constexpr (tokens > 1) {
+        __m256i carried[tokens][kHalves];
+        add_piece<type, 0, tokens>(at, g, x, strip.x_stride, carried, total);
+        add_piece<type, 1, tokens>(at, g, x, strip.x_stride, carried, total);
+      } else {
 #pragma GCC unroll 2
-      for (int h = 0; h < kHalves; ++h) {
-        const Block<type> block = {at, h};
-        const uint8_t* planes = block.planes(g);
-        const __m256i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes),
-                                       read_step<type, 3>(planes), read_step<type, 4>(planes), read_step<type, 5>(planes),
-                                       read_step<type, 6>(planes), read_step<type, 7>(planes)};
-        __m256i scale[parts], minimum[parts];
-        for (int p = 0; p < parts; ++p) {
-          scale[p] = block.scale(g * parts + p);
-          minimum[p] = layout.minimum && !layout.whole() ? block.minimum(g * parts + p) : _mm256_setzero_si256();
-        }
-        const PairScales<type, scales_pairs<type, many>()> pairs(scale);
-        int64_t row = 0;
-#pragma GCC unroll 8
-        for (int t = 0; t < tokens; ++t, row += strip.x_stride) {
-          if (many) hide(row);
-          total[t][h] = add_group<type, many>(codes, scale, pairs, minimum, x, row, total[t][h]);
+        for (int h = 0; h < kHalves; ++h) {
+          const Block<type> block = {at, h};
+          const uint8_t* planes = block.planes(g);
+          const __m256i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes),
+                                         read_step<type, 3>(planes), read_step<type, 4>(planes), read_step<type, 5>(planes),
+                                         read_step<type, 6>(planes), read_step<type, 7>(planes)};
+          __m256i scale[parts], minimum[parts];
+          for (int p = 0; p < parts; ++p) {
+            scale[p] = block.scale(g * parts + p);
+            minimum[p] = layout.minimum && !layout.whole() ? block.minimum(g * parts + p) : _mm256_setzero_si256();
+          }
+          total[0][h] = add_group<type>(codes, scale, minimum, x, total[0][h]);
         }
       }
       x.codes += kGroupColumns;

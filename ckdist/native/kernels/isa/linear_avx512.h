@@ -149,7 +149,7 @@ inline void add_group(const __m512i* codes, const __m512i* scale, const PairScal
       for (int l = 0; l < lanes; ++l) {
         if constexpr (layout.whole()) {
           if (p > 0) product[l] = whole[l];
-          else if constexpr (PairScales<type>::offset) product[l] = pairs.offset_products(sums + row + l * stride);
+          else if constexpr (PairScales<type>::offset) product[l] = offset_products(pairs.of_sums, sums + row + l * stride);
         }
         product[l] = add_products<type, steps, true>(product[l], pairs.factor[p], codes + p * steps, x.codes + row + l * stride + 4 * p * steps);
       }
