@@ -60,19 +60,22 @@ class Contestant:
 
 
 class IkLlama:
-    """ik_llama.cpp by its `llama-bench`: a process per turn, which loads the model, warms up and measures one row once."""
+    """ik_llama.cpp by its `llama-bench`: a process per turn, which loads the model, warms up and measures a row once."""
 
     def __init__(self, program: str, args, repack: bool):
-        self.command = [program, "-m", args.model, "-t", str(args.threads), "-r", "1", "-o", "json", "-rtr", str(int(repack))]
+        self.command = [program, "-m", args.model, "-t", str(args.threads), "-r", "1", "-o", "json"]
+        self.command += ["-rtr", str(int(repack))]
 
     def turn(self, row: dict) -> dict | None:
-        """The row measured once: {"median_ts": tokens/s}. None where the program has no such row: several sequences, a prompt after others."""
+        """The row measured once: {"median_ts": tokens/s}. None of what the program has no row for: several sequences,
+        a prompt behind other tokens."""
         if row["n_parallel"] > 1 or (row["n_prompt"] and row["n_depth"]):
             return None
         work = ["-p", str(row["n_prompt"]), "-n", str(0 if row["n_depth"] else row["n_gen"])]
         work += ["-gp", f"{row['n_depth']},{row['n_gen']}"] * bool(row["n_depth"])
         try:
-            ran = subprocess.run([*self.command, *work], capture_output=True, text=True, timeout=READY_SECONDS + TURN_SECONDS)
+            limit = READY_SECONDS + TURN_SECONDS
+            ran = subprocess.run([*self.command, *work], capture_output=True, text=True, timeout=limit)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SystemExit(f"ik_llama.cpp: {error}") from None
         if ran.returncode:

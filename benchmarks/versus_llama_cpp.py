@@ -7,10 +7,11 @@ Needs the `peers` extra (llama-cpp-python, matplotlib). The contestants: llama.c
 `-t` threads in one process, and ckdist with one rank per thread under mpirun. All have the model loaded from beginning to end
 (benchmarks/contestants.py), and take single turns, the order reversed from round to round: what the machine does to one it does to all.
 Before every round the memory is read by as many threads, and decode is held against that. Ratios are to llama.cpp's better setting, row by row.
-With the path of ik_llama.cpp's `llama-bench` that takes its turns too, with its weights as they are and repacked (`-rtr 1`), in a process of its own each time.
+With the path of ik_llama.cpp's `llama-bench` that takes its turns too, with its weights as they are and repacked
+(`-rtr 1`), in a process of its own each time.
 
-For llama.cpp without newer instructions, build its `ggml-cpu` without them and name a directory that has it beside the package's other libraries in
-LLAMA_CPP_LIB_PATH; CKDIST_ISA chooses ckdist's level.
+For llama.cpp without newer instructions, build its `ggml-cpu` without them and name a directory that has it beside the
+package's other libraries in LLAMA_CPP_LIB_PATH; CKDIST_ISA chooses ckdist's level.
 """
 
 import argparse
@@ -49,7 +50,8 @@ def name_of(row: dict) -> str:
 
 
 def measure(row: dict, contestants: dict[str, Contestant | IkLlama], rounds: int, bandwidth) -> dict[str, list[dict]]:
-    """Each contestant's turns, none where it has no such row. What is bound by memory is held against what was read in the same round."""
+    """Each contestant's turns, none where it has no such row. What is bound by memory is held against what was read in
+    the same round."""
     turns: dict[str, list[dict]] = {name: [] for name in contestants}
     for index in range(rounds):
         read = bandwidth()
@@ -97,7 +99,8 @@ def plot(rows: list[dict], labels: list[str], title: str, path: str) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, len(rows), figsize=(2.2 * len(rows) + 1, 4), squeeze=False)
-    colours = {"llama.cpp": "#888888", "llama.cpp not repacked": "#bbbbbb", IK_SETTINGS[0]: "#8c6d31", IK_SETTINGS[1]: "#bd9e39", labels[0]: "#1f77b4", labels[1]: "#17becf"}
+    peers = {"llama.cpp": "#888888", "llama.cpp not repacked": "#bbbbbb"}
+    colours = peers | dict(zip([*IK_SETTINGS, *labels], ("#8c6d31", "#bd9e39", "#1f77b4", "#17becf")))
     for axis, row in zip(axes[0], rows):
         names = [name for name in colours if name in row]
         axis.bar(range(len(names)), [row[name] for name in names], color=[colours[name] for name in names])
@@ -123,7 +126,7 @@ def main() -> None:
     parser.add_argument("-r", "--rounds", type=int, default=5, help="turns of each contestant")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.add_argument("--plot", help="write a picture of the rows and the machine's limits")
-    parser.add_argument("--ik-llama-bench", metavar="PATH", help="ik_llama.cpp's llama-bench, to take turns with the others")
+    parser.add_argument("--ik-llama-bench", metavar="PATH", help="ik_llama.cpp's llama-bench, which takes turns too")
     args = parser.parse_args()
 
     labels = [f"ckdist 1x{args.threads}", f"ckdist {args.threads}x1"]
@@ -134,10 +137,13 @@ def main() -> None:
     contestants |= {labels[0]: Contestant("ckdist", args), labels[1]: Contestant("ckdist", args, ranks=args.threads)}
     with_ik = args.ik_llama_bench is not None
     if with_ik:
-        contestants |= {name: IkLlama(args.ik_llama_bench, args, repack) for name, repack in zip(IK_SETTINGS, (False, True))}
+        repacked = zip(IK_SETTINGS, (False, True))
+        contestants |= {name: IkLlama(args.ik_llama_bench, args, repack) for name, repack in repacked}
     if args.output == "table":
-        heads = ["tokens/s", "llama.cpp", "not repacked", *(IK_SETTINGS if with_ik else ()), *labels, f"{labels[1]} / {labels[0]}", "of the bound", "exchange"]
-        print(f"{title} (ckdist RANKSxTHREADS); ratios to the peer's better setting: llama.cpp{', ik_llama.cpp' * with_ik}")
+        heads = ["tokens/s", "llama.cpp", "not repacked", *(IK_SETTINGS if with_ik else ()), *labels]
+        heads += [f"{labels[1]} / {labels[0]}", "of the bound", "exchange"]
+        peers = f"llama.cpp{', ik_llama.cpp' * with_ik}"
+        print(f"{title} (ckdist RANKSxTHREADS); ratios to the better setting of {peers}")
         print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
     rows, turns = [], {}
     for row in rows_of(args):

@@ -36,7 +36,7 @@ inline Lanes broadcast32(const void* at) {
 }
 
 // What reads activations is written by hand: with 16 registers GCC 12 stores every broadcast to the stack and multiplies
-// it from there, with 32 it takes a register and an instruction more for each.
+// it from there, with 32 it takes a register and an instruction for each.
 typedef int32_t Word __attribute__((may_alias));
 #define CKDIST_WORD(at) (*reinterpret_cast<const Word*>(at))
 
@@ -150,7 +150,8 @@ struct PairScales {
 inline Lanes offset_products(Lanes of_sums, const uint8_t* at) {
   int32_t sums[2];
   __builtin_memcpy(sums, at, sizeof sums);
-  const uint32_t both = static_cast<uint32_t>(sums[0] / kSums16Factor & 0xffff) | static_cast<uint32_t>(sums[1] / kSums16Factor) << 16;
+  const uint32_t low = static_cast<uint32_t>(sums[0] / kSums16Factor & 0xffff);
+  const uint32_t both = low | static_cast<uint32_t>(sums[1] / kSums16Factor) << 16;
   return CKDIST_LANES(madd_epi16)(of_sums, CKDIST_LANES(set1_epi32)(static_cast<int32_t>(both)));
 }
 
@@ -158,7 +159,8 @@ inline Lanes offset_products(Lanes of_sums, const uint8_t* at) {
 // Products of two vectors of codes with the same columns at x, on top of sum[0] and sum[1]; without vpdpbusd widened by
 // factor[0] and factor[1]. `pairs`: sums of 16 bits stay in `carried` after the first piece.
 template <Type type, bool pairs, int piece, int steps>
-inline void multiply_halves(Lanes* sum, Lanes* carried, const Lanes (*codes)[steps], const Lanes* factor, const uint8_t* x) {
+inline void multiply_halves(Lanes* sum, Lanes* carried, const Lanes (*codes)[steps], const Lanes* factor,
+                            const uint8_t* x) {
 #if defined(__AVXVNNI__)
   (void)carried, (void)factor;
 #pragma GCC unroll 8
@@ -173,23 +175,29 @@ inline void multiply_halves(Lanes* sum, Lanes* carried, const Lanes (*codes)[ste
   for (int s = 0; s < steps; s += run) {
     Lanes first, second, both[2];
     if constexpr (is_signed<type>())
-      asm("vpbroadcastd %6, %1\n\tvpsignb %4, %1, %0\n\tvpsignb %5, %1, %1\n\tvpmaddubsw %0, %2, %0\n\tvpmaddubsw %1, %3, %1"
+      asm("vpbroadcastd %6, %1\n\tvpsignb %4, %1, %0\n\tvpsignb %5, %1, %1\n\t"
+          "vpmaddubsw %0, %2, %0\n\tvpmaddubsw %1, %3, %1"
           : "=&x"(both[0]), "=&x"(both[1])
-          : "x"(_mm256_abs_epi8(codes[0][s])), "x"(_mm256_abs_epi8(codes[1][s])), "xm"(codes[0][s]), "xm"(codes[1][s]), "m"(CKDIST_WORD(x + 4 * s)));
+          : "x"(_mm256_abs_epi8(codes[0][s])), "x"(_mm256_abs_epi8(codes[1][s])), "xm"(codes[0][s]), "xm"(codes[1][s]),
+            "m"(CKDIST_WORD(x + 4 * s)));
     else
       asm("vpbroadcastd %4, %1\n\tvpmaddubsw %1, %2, %0\n\tvpmaddubsw %1, %3, %1"
           : "=&x"(both[0]), "=&x"(both[1]) : "x"(codes[0][s]), "x"(codes[1][s]), "m"(CKDIST_WORD(x + 4 * s)));
 #pragma GCC unroll 8
     for (int i = s + 1; i < s + run; ++i)  // added by hand: GCC 12 puts that off, and stores what it would add
-      asm("vpbroadcastd %6, %3\n\tvpmaddubsw %3, %4, %2\n\tvpmaddubsw %3, %5, %3\n\tvpaddw %2, %0, %0\n\tvpaddw %3, %1, %1"
-          : "+x"(both[0]), "+x"(both[1]), "=&x"(first), "=&x"(second) : "x"(codes[0][i]), "x"(codes[1][i]), "m"(CKDIST_WORD(x + 4 * i)));
+      asm("vpbroadcastd %6, %3\n\tvpmaddubsw %3, %4, %2\n\tvpmaddubsw %3, %5, %3\n\t"
+          "vpaddw %2, %0, %0\n\tvpaddw %3, %1, %1"
+          : "+x"(both[0]), "+x"(both[1]), "=&x"(first), "=&x"(second)
+          : "x"(codes[0][i]), "x"(codes[1][i]), "m"(CKDIST_WORD(x + 4 * i)));
     if constexpr (pairs && piece == 0) {
       carried[0] = both[0], carried[1] = both[1];
       return;
     }
-    if constexpr (pairs) both[0] = _mm256_add_epi16(both[0], carried[0]), both[1] = _mm256_add_epi16(both[1], carried[1]);
-    sum[0] = _mm256_add_epi32(sum[0], _mm256_madd_epi16(both[0], factor[0]));
-    sum[1] = _mm256_add_epi32(sum[1], _mm256_madd_epi16(both[1], factor[1]));
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) {
+      if constexpr (pairs) both[h] = _mm256_add_epi16(both[h], carried[h]);
+      sum[h] = _mm256_add_epi32(sum[h], _mm256_madd_epi16(both[h], factor[h]));
+    }
   }
 #endif
 }

@@ -129,7 +129,8 @@ inline __m256i read_sums(const uint8_t* at) {
 
 // One token's 32 columns on top of its total: of the block where scales are whole numbers, else of the row.
 template <Type type>
-inline __m256 add_group(const __m256i* codes, const __m256i* scale, const __m256i* minimum, const Columns& x, __m256 total) {
+inline __m256 add_group(const __m256i* codes, const __m256i* scale, const __m256i* minimum, const Columns& x,
+                        __m256 total) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group, steps = kSteps / parts;
   const PairScales<type, false> pairs(scale);
@@ -156,11 +157,12 @@ inline __m256 add_group(const __m256i* codes, const __m256i* scale, const __m256
 
 constexpr int kPieceSteps = kSteps / 2;
 
-// Half of 32 columns of a few tokens, with the codes of both halves of the tile in registers: what is read of a token is
-// multiplied twice. `carried` is a token's sum between the first piece and the second: of products in 16 or 32 bits, or
-// of scaled products.
+// A piece, half of 32 columns, of a few tokens with the codes of both halves of the tile in registers: what is read of a
+// token is multiplied twice. `carried` is a token's sum between the first piece and the second: of products in 16 or 32
+// bits, or of scaled products.
 template <Type type, int piece, int tokens>
-inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t stride, __m256i (*carried)[kHalves], __m256 (*total)[kHalves]) {
+inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t stride, __m256i (*carried)[kHalves],
+                      __m256 (*total)[kHalves]) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group, part = parts == 2 ? piece : 0;
   constexpr bool scales_pairs = !kByteDot && layout.whole();  // sums of two products are scaled as they are widened
@@ -214,12 +216,15 @@ inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t st
         scaled = _mm256_cvtepi32_ps(whole);
       } else {
         const __m256 product = _mm256_cvtepi32_ps(sum[h]), by = _mm256_castsi256_ps(scale[h]);
-        scaled = part == 0 ? _mm256_mul_ps(product, by) : _mm256_fmadd_ps(product, by, _mm256_castsi256_ps(carried[t][h]));
-        if constexpr (layout.minimum)
-          scaled = _mm256_fmadd_ps(_mm256_cvtepi32_ps(read_sums<type>(sums_at + row)), _mm256_castsi256_ps(minimum[h]), scaled);
+        const __m256 of_sums = _mm256_cvtepi32_ps(read_sums<type>(sums_at + row));
+        scaled = part == 0 ? _mm256_mul_ps(product, by)
+                           : _mm256_fmadd_ps(product, by, _mm256_castsi256_ps(carried[t][h]));
+        if constexpr (layout.minimum) scaled = _mm256_fmadd_ps(of_sums, _mm256_castsi256_ps(minimum[h]), scaled);
         if constexpr (piece == 0) carried[t][h] = _mm256_castps_si256(scaled);
       }
-      if constexpr (piece == 1) total[t][h] = _mm256_fmadd_ps(scaled, _mm256_castsi256_ps(broadcast32(x.scales + row)), total[t][h]);
+      if constexpr (piece == 0) continue;
+      const __m256 of_token = _mm256_castsi256_ps(broadcast32(x.scales + row));
+      total[t][h] = _mm256_fmadd_ps(scaled, of_token, total[t][h]);
     }
   }
 }
@@ -262,8 +267,9 @@ if constexpr (tokens > 1) {
         for (int h = 0; h < kHalves; ++h) {
           const Block<type> block = {at, h};
           const uint8_t* planes = block.planes(g);
-          const __m256i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes),
-                                         read_step<type, 3>(planes), read_step<type, 4>(planes), read_step<type, 5>(planes),
+          const __m256i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes),
+                                         read_step<type, 2>(planes), read_step<type, 3>(planes),
+                                         read_step<type, 4>(planes), read_step<type, 5>(planes),
                                          read_step<type, 6>(planes), read_step<type, 7>(planes)};
           __m256i scale[parts], minimum[parts];
           for (int p = 0; p < parts; ++p) {
