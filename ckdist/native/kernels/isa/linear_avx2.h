@@ -128,19 +128,20 @@ inline __m256i read_sums(const uint8_t* at) {
 }
 
 // One token's 32 columns on top of its total: of the block where scales are whole numbers, else of the row.
-template <Type type>
+template <Type type, bool many>
 inline __m256 add_group(const __m256i* codes, const __m256i* scale, const __m256i* minimum, const Columns& x,
-                        __m256 total) {
+                        int64_t row, __m256 total) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group, steps = kSteps / parts;
   const PairScales<type, false> pairs(scale);
-  const uint8_t* const sums = parts == 1 ? x.sums32 : x.sums16;
+  const uint8_t* const sums = (parts == 1 ? x.sums32 : x.sums16) + row;
   __m256i whole = _mm256_setzero_si256();
   __m256 scaled = _mm256_setzero_ps();
 #pragma GCC unroll 2
   for (int p = 0; p < parts; ++p) {
     __m256i product = layout.offset > 0 && !is_signed<type>() ? read_sums<type>(sums + 4 * p) : _mm256_setzero_si256();
-    product = add_products<type, steps, false>(product, pairs.factor[p], codes + p * steps, x.codes + 4 * p * steps);
+    const uint8_t* const of_part = x.codes + row + 4 * p * steps;
+    product = add_products<type, steps, many>(product, pairs.factor[p], codes + p * steps, of_part);
     if constexpr (layout.whole()) {
       const __m256i part = _mm256_mullo_epi32(product, scale[p]);
       whole = p == 0 ? part : _mm256_add_epi32(whole, part);
@@ -152,7 +153,14 @@ inline __m256 add_group(const __m256i* codes, const __m256i* scale, const __m256
     }
   }
   if constexpr (layout.whole()) scaled = _mm256_cvtepi32_ps(whole);
-  return _mm256_fmadd_ps(scaled, _mm256_castsi256_ps(broadcast32(x.scales)), total);
+  return _mm256_fmadd_ps(scaled, _mm256_castsi256_ps(broadcast32(x.scales + row)), total);
+}
+
+// Whether several tokens are multiplied piece by piece. Without vpdpbusd codes of eight bits are bound by arithmetic,
+// and pieces only cost the sums that are carried.
+template <Type type>
+constexpr bool in_pieces() {
+  return !is_signed<type>() || layout_of(type).whole();
 }
 
 constexpr int kPieceSteps = kSteps / 2;
@@ -258,7 +266,7 @@ void block_strip(const Strip& strip) {
     auto* const total = layout.whole() ? of_block : sums;
     for (int g = 0; g < groups; ++g) {
       if constexpr (!expanded.used) fetch<type, tokens>(at + 64 * g * lines, lines);
-if constexpr (tokens > 1) {
+      if constexpr (tokens > 1 && in_pieces<type>()) {
         __m256i carried[tokens][kHalves];
         add_piece<type, 0, tokens>(at, g, x, strip.x_stride, carried, total);
         add_piece<type, 1, tokens>(at, g, x, strip.x_stride, carried, total);
@@ -276,7 +284,12 @@ if constexpr (tokens > 1) {
             scale[p] = block.scale(g * parts + p);
             minimum[p] = layout.minimum && !layout.whole() ? block.minimum(g * parts + p) : _mm256_setzero_si256();
           }
-          total[0][h] = add_group<type>(codes, scale, minimum, x, total[0][h]);
+          int64_t row = 0;
+#pragma GCC unroll 8
+          for (int t = 0; t < tokens; ++t, row += strip.x_stride) {
+            if (tokens > 1) hide(row);
+            total[t][h] = add_group<type, (tokens > 1)>(codes, scale, minimum, x, row, total[t][h]);
+          }
         }
       }
       x.codes += kGroupColumns;
