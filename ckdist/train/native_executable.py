@@ -45,9 +45,9 @@ def _once_read(lowered: LoweredTraining) -> list[tuple[int, int]]:
 class NativeExecutable:
     """A TrainingExecutable: a model's loss and gradients on this rank's batches.
 
-    `parameters` and `gradients` hold what is trained, in the order of `trained` (default: all, in the order of first use). `dtype` is that of the
-    products: float32 is exact, bfloat16 adds up in float32 and falls back to float32 on CPUs without it. Master weights,
-    gradients and sums over ranks are float32 in both. `tracer` writes the program, as LoraTracer does.
+    `parameters` and `gradients` hold what is trained, in the order of `trained` (default: all, in the order of first use). `dtype` is that of what
+    products read: float32 is exact, bfloat16 adds up in float32; where the CPU cannot multiply bfloat16, its values are
+    widened, and products are those of float32. Master weights, gradients and sums over ranks are float32 in both. `tracer` writes the program, as LoraTracer does.
     """
 
     def __init__(
@@ -75,9 +75,8 @@ class NativeExecutable:
             raise ConfigError(f"{unknown[0]} cannot be trained: the model has no such weight")
         wrt = [weights[name] for name in (weights if trained is None else trained)]
         self.program = backward(program, program.outputs[0], wrt, recompute)
-        lowered = self.lowered = lower_training(
-            program, self.program, wrt, mesh, max_tokens, native.lib.ckdist_training_operand_bytes(dtype == "bfloat16")
-        )
+        operand_bytes = 2 if dtype == "bfloat16" else 4
+        lowered = self.lowered = lower_training(program, self.program, wrt, mesh, max_tokens, operand_bytes)
         self._frozen, self._pages = _once_read(lowered), None
         every = {place.name: tuple(d.elements for d in weights[place.name].dims) for place in lowered.parameters}
         if self._frozen:

@@ -79,8 +79,6 @@ struct ckdist_training_batch {
 };
 
 struct ckdist_training;
-/* Of an element of an operand: 2 where products are in bfloat16, else 4. */
-CKDIST_EXPORT int32_t ckdist_training_operand_bytes(int32_t bf16);
 /* communicator: of the ranks that cut the batch, or null. cpus: one per thread, or null. What the program names must outlive it. */
 CKDIST_EXPORT int ckdist_training_new(const struct ckdist_training_program* program, struct ckdist_communicator* communicator, int32_t threads,
                                       const int32_t* cpus, int32_t spins, struct ckdist_training** out);

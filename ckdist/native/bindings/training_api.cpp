@@ -13,7 +13,6 @@ struct ckdist_training : Training {
 
 extern "C" {
 
-int32_t ckdist_training_operand_bytes(int32_t bf16) { return Training::type_of(bf16) == Type::bf16 ? 2 : 4; }
 int ckdist_training_new(const ckdist_training_program* program, ckdist_communicator* communicator, int32_t threads, const int32_t* cpus, int32_t spins,
                         ckdist_training** out) {
   return guard([&] {

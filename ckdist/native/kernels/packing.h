@@ -1,6 +1,7 @@
 // Float values on their way into a matrix product: packed as the matrix, or prepared as the activations, turned where needed.
 //
-// The layouts are those of kernels/linear.h for Type::f32 with activations in float32 and Type::bf16 with activations in bfloat16.
+// The layouts are those of kernels/linear.h for Type::f32 with activations in float32 and Type::bf16 with activations in
+// bfloat16; of bfloat16 without its dot product (kernels/product.h), tiles of floats that were rounded to bfloat16.
 #pragma once
 #include <cstdint>
 
@@ -23,7 +24,7 @@ struct PackKernel {
   void (*widen)(const uint8_t* x, int64_t n, float* out);
 };
 
-// The two forms in which training multiplies.
+// Of values in float32 and in bfloat16.
 struct PackKernels {
   PackKernel f32, bf16;
 };

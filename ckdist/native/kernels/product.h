@@ -1,4 +1,8 @@
-// The matrix products of training: kernels/linear.h's for Type::f32 and Type::bf16, with sums that may be added to what is there.
+// The matrix products of training: kernels/linear.h's for Type::f32 and Type::bf16, with sums that may be added to what
+// is there.
+//
+// Where a level has no dot product of bfloat16, values stay bfloat16 in memory and tiles hold them as float32, which is
+// exact: they are widened once, as they are packed, and multiply many tokens.
 //
 // Sums are made of blocks of columns, each added up by itself: the error of a sum grows with its length.
 #pragma once
@@ -17,6 +21,7 @@ struct ProductOutput {
 };
 
 struct ProductKernel {
+  Type tiles;  // what tiles hold: Type::bf16 where rows of bfloat16 are multiplied as they are, else Type::f32; such rows are widened on the way
   // y[t * y_stride + row] = dot(matrix[row], x[t]), or += where `add`, for the rows of tiles [tile_begin, tile_end), row 0 being the
   // first of tile 0. x: rows of x_stride bytes, finite up to the next multiple of 32 columns.
   void (*multiply)(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride, int64_t tokens, float* y,
@@ -31,7 +36,7 @@ struct ProductKernel {
 
 constexpr int64_t kOuterColumns = 512;
 
-// The two forms in which training multiplies.
+// Of values in float32 and in bfloat16.
 struct ProductKernels {
   ProductKernel f32, bf16;
 };

@@ -26,7 +26,7 @@ Training::AttendSpace Training::attend_space(Carver& c, int64_t tokens) const {
   AttendSpace s;
   s.k = c.bytes(tiles(tokens) * tile_bytes(d));
   s.v = c.bytes(tiles(d) * tile_bytes(tokens));
-  s.p = c.bytes(kQueries * stride(round16(tokens)));
+  s.p = c.bytes(kQueries * stride(round16(tokens), scratch_bytes()));
   s.scores = c.floats(kQueries * (round16(tokens) + 16));
   s.sums = c.floats(kQueries * round16(d));
   return s;
@@ -67,7 +67,7 @@ void Training::attend_item(int thread, const Step& step, int64_t item) {
   const int64_t begin = batch_.starts[sequence], n = batch_.starts[sequence + 1] - begin, d = program_.head_dim, window = step.i[0];
   Carver carver{own(thread)};
   const AttendSpace s = attend_space(carver, n);
-  const int64_t heads = width(step.out[1]), group = heads / program_.kv_heads, p_stride = stride(round16(n)), row = round16(n) + 16;
+  const int64_t heads = width(step.out[1]), group = heads / program_.kv_heads, p_stride = stride(round16(n), scratch_bytes()), row = round16(n) + 16;
   const Operand k = head_of(step.in[1], begin, kv_head), v = head_of(step.in[2], begin, kv_head);
   fetch(k, n), fetch(v, n);
   pack_rows(k, n, d, s.k);
@@ -89,11 +89,11 @@ void Training::attend_item(int thread, const Step& step, int64_t item) {
         const float* const scores = s.scores + i * row + low;
         const Row p{s.p + i * p_stride, type_ == Type::bf16};
         floats(step.out[1], begin + own)[head] = kernels_.softmax.row(scores, seen, from - low, own + 1 - low, step.f[0], step.f[1], inverse + i, p);
-        std::fill_n(p.at + seen * element_bytes(), (padded(seen) - seen) * element_bytes(), uint8_t{0});
+        std::fill_n(p.at + seen * scratch_bytes(), (padded(seen) - seen) * scratch_bytes(), uint8_t{0});
       }
       Matrix values = matrix(d, n, s.v);
       values.cols = seen, values.tiles += low * column_bytes();
-      product_.multiply(values, 0, tiles(d), s.p, p_stride, queries, s.sums, round16(d), false);
+      scratch_product_.multiply(values, 0, tiles(d), s.p, p_stride, queries, s.sums, round16(d), false);
       for (int64_t i = 0; i < queries; ++i) {
         const Operand o = head_of(step.out[0], begin + first + i, head);
         kernels_.row.scale({reinterpret_cast<uint8_t*>(s.sums + i * round16(d)), false}, inverse[i], d, {o.at, narrow(step.out[0])});
@@ -112,7 +112,7 @@ Training::AttendGradSpace Training::attend_grad_space(Carver& c, int64_t tokens)
   s.do_turned = c.bytes(tiles(d) * tile_bytes(kGradQueries));
   s.p_turned = c.bytes(tiles(tokens) * turned_bytes());
   s.ds_turned = c.bytes(tiles(tokens) * turned_bytes());
-  s.ds = c.bytes(kQueries * stride(round16(tokens) + 16));
+  s.ds = c.bytes(kQueries * stride(round16(tokens) + 16, scratch_bytes()));
   s.scores = c.floats(kQueries * (round16(tokens) + 16));
   s.dp = c.floats(kQueries * (round16(tokens) + 16));
   s.dq = c.floats(kQueries * round16(d));
@@ -127,8 +127,7 @@ void Training::attend_grad_item(int thread, const Step& step, int64_t item) {
   Carver carver{own(thread)};
   const AttendGradSpace s = attend_grad_space(carver, n);
   const int64_t heads = width(step.in[4]), group = heads / program_.kv_heads, d_row = round16(d);
-  const int64_t row = round16(n) + 16, ds_stride = stride(round16(n) + 16);
-  const bool narrow = type_ == Type::bf16;
+  const int64_t row = round16(n) + 16, ds_stride = stride(round16(n) + 16, scratch_bytes());
   const Operand k = head_of(step.in[1], begin, kv_head), v = head_of(step.in[2], begin, kv_head);
   fetch(k, n), fetch(v, n);
   pack_rows(k, n, d, s.k);
@@ -159,19 +158,19 @@ void Training::attend_grad_item(int thread, const Step& step, int64_t item) {
         for (int64_t t = 0; t < part; ++t) {
           const int64_t own = first + i + t;
           of[t] = {(window ? std::max<int64_t>(0, own - window + 1) : 0) - low, own + 1 - low, floats(step.in[4], begin + own)[head],
-                   kernels_.row.dot({out_grad.row(i + t), narrow}, {o.row(i + t), narrow}, d)};
+                   kernels_.row.dot({out_grad.row(i + t), narrow_}, {o.row(i + t), narrow_}, d)};
         }
         fetch_part(3, first + i + part);
         for (const int of : {1, 2}) fetch_to_write(head_of(step.out[of], begin + first + i, kv_head), part);
-        kernels_.softmax.gradient({s.scores + low, s.dp + low, row, end - low, kQueries, step.f[0], step.f[1], narrow, s.ds, ds_stride,
+        kernels_.softmax.gradient({s.scores + low, s.dp + low, row, end - low, kQueries, step.f[0], step.f[1], type_ == Type::bf16, s.ds, ds_stride,
                                    s.p_turned + i * column_bytes(), s.ds_turned + i * column_bytes(), turned_bytes()}, of);
         // dq = ds k. A product may read 32 columns at a time.
         if ((end - from) % 32)
-          for (int64_t t = 0; t < part; ++t) std::fill_n(s.ds + t * ds_stride + (end - low) * element_bytes(), 16 * element_bytes(), uint8_t{0});
+          for (int64_t t = 0; t < part; ++t) std::fill_n(s.ds + t * ds_stride + (end - low) * scratch_bytes(), 16 * scratch_bytes(), uint8_t{0});
         Matrix m = matrix(d, n, s.k_turned);
         m.cols = end - from, m.tiles += from * column_bytes();
         fetch_to_write(head_of(step.out[0], begin + first + i, head), part);
-        product_.multiply(m, 0, tiles(d), s.ds + (from - low) * element_bytes(), ds_stride, part, s.dq, d_row, false);
+        scratch_product_.multiply(m, 0, tiles(d), s.ds + (from - low) * scratch_bytes(), ds_stride, part, s.dq, d_row, false);
         for (int64_t t = 0; t < part; ++t) store(step.out[0], begin + first + i + t, head * d, s.dq + t * d_row, d);
       }
       // dv += p^T do, dk += ds^T q: the queries are what is summed over. Those before a key do not see it.

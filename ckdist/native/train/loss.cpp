@@ -11,14 +11,14 @@ namespace ckdist {
 
 // Tokens whose gradients by logits exist at once.
 int64_t Training::loss_chunk() const {
-  return std::min(std::max<int64_t>(kLogitBytes / stride(program_.vocab) / kTokens, 1) * kTokens, program_.max_tokens);
+  return std::min(std::max<int64_t>(kLogitBytes / stride(program_.vocab, element_bytes()) / kTokens, 1) * kTokens, program_.max_tokens);
 }
 
 Training::LossSpace Training::loss_space(Carver& c, const Step& step) const {
   const int64_t chunk = loss_chunk(), hidden = width(step.in[0]), columns = item_tiles(packed_[step.pack[0]]) * kTileRows;
   const int64_t parts = (program_.vocab + columns - 1) / columns;
   LossSpace s{};
-  if (step.out[0] >= 0 || step.gradient[0] >= 0) s.d = c.bytes(chunk * stride(program_.vocab));
+  if (step.out[0] >= 0 || step.gradient[0] >= 0) s.d = c.bytes(chunk * stride(program_.vocab, element_bytes()));
   if (step.gradient[0] >= 0) s.x_turned = c.bytes((hidden + 15) / 16 * tile_bytes(chunk));
   s.largest = c.floats(chunk * parts), s.sums = c.floats(chunk * parts), s.logits = c.floats(chunk);
   return s;
@@ -27,7 +27,7 @@ Training::LossSpace Training::loss_space(Carver& c, const Step& step) const {
 // Of n tokens: s.largest and s.sums of every part of the logits, (tokens, parts), s.logits of the targets, and s.d relative to the parts' largest.
 void Training::logits(int thread, const Step& step, const Matrix& head, const LossSpace& s, int64_t first, int64_t n) {
   const int64_t tiles = item_tiles(head), parts = (head.tile_count() + tiles - 1) / tiles, token_parts = (n + kTokens - 1) / kTokens;
-  const int64_t row = (tiles + 1) * kTileRows, d_stride = stride(program_.vocab);
+  const int64_t row = (tiles + 1) * kTileRows, d_stride = stride(program_.vocab, element_bytes());
   share(parts * token_parts, [&](int64_t item) {
     const int64_t part = item / token_parts, begin = item % token_parts * kTokens, end = std::min(begin + kTokens, n);
     const int64_t tile = part * tiles, last = std::min(tile + tiles, head.tile_count()), column = tile * kTileRows;
@@ -42,7 +42,7 @@ void Training::logits(int thread, const Step& step, const Matrix& head, const Lo
       const int64_t target = batch_.targets[first + t] - column;
       if (batch_.targets[first + t] < 0) continue;
       if (target >= 0 && target < columns) s.logits[t] = of[target];
-      const Row d{s.d ? s.d + t * d_stride + column * element_bytes() : nullptr, type_ == Type::bf16};
+      const Row d{s.d ? s.d + t * d_stride + column * element_bytes() : nullptr, narrow_};
       s.sums[t * parts + part] = kernels_.softmax.part(of, columns, step.f[0], s.largest + t * parts + part, d);
     }
   });
@@ -51,10 +51,10 @@ void Training::logits(int thread, const Step& step, const Matrix& head, const Lo
 // The loss of one token, and its row of s.d.
 void Training::loss_of(const Step& step, int64_t parts, int64_t columns, const LossSpace& s, int64_t first, int64_t token) {
   const int64_t vocab = program_.vocab, target = batch_.targets[first + token];
-  const Row d{s.d ? s.d + token * stride(vocab) : nullptr, type_ == Type::bf16};
+  const Row d{s.d ? s.d + token * stride(vocab, element_bytes()) : nullptr, narrow_};
   losses_[first + token] = 0;
   if (target < 0) {
-    if (d.at) std::fill_n(d.at, stride(vocab), uint8_t{0});
+    if (d.at) std::fill_n(d.at, stride(vocab, element_bytes()), uint8_t{0});
     return;
   }
   const float *const largest = s.largest + token * parts, *const sums = s.sums + token * parts;
@@ -82,7 +82,7 @@ void Training::cross_entropy(int thread, const Step& step) {
   const Packs packs = pack(thread, step, carver);
   const int64_t chunk = loss_chunk(), hidden = width(step.in[0]), vocab = program_.vocab;
   const int64_t columns = item_tiles(packs.matrix[0]) * kTileRows, parts = (vocab + columns - 1) / columns;
-  const Operand d{s.d, stride(vocab)};
+  const Operand d{s.d, stride(vocab, element_bytes())};
   for (int64_t first = 0; first < batch_.tokens; first += chunk) {
     const int64_t n = std::min(chunk, batch_.tokens - first);
     logits(thread, step, packs.matrix[0], s, first, n);

@@ -16,9 +16,11 @@ Training::Training(const ckdist_training_program& program, Communicator* communi
       packs_(program.packs, program.packs + program.pack_count),
       communicator_(communicator),
       kernels_(kernels()),
-      type_(type_of(program.bf16)),
-      packing_(type_ == Type::bf16 ? kernels_.pack.bf16 : kernels_.pack.f32),
-      product_(type_ == Type::bf16 ? kernels_.product.bf16 : kernels_.product.f32),
+      narrow_(program.bf16),
+      packing_(narrow_ ? kernels_.pack.bf16 : kernels_.pack.f32),
+      product_(narrow_ ? kernels_.product.bf16 : kernels_.product.f32),
+      type_(product_.tiles),
+      scratch_product_(type_ == Type::bf16 ? kernels_.product.bf16 : kernels_.product.f32),
       losses_(program.max_tokens),
       pool_(threads, std::move(cpus), spins) {
   for (const ckdist_training_pack& p : packs_) {

@@ -21,9 +21,6 @@ namespace ckdist {
 
 class Training {
  public:
-  // Of products: float32 where the CPU has none in bfloat16.
-  static Type type_of(bool bf16) { return bf16 && kernels().linear[int(Type::bf16)].activation == ActivationFormat::bf16 ? Type::bf16 : Type::f32; }
-
   Training(const ckdist_training_program& program, Communicator* communicator, int threads, std::vector<int> cpus, int spins);
 
   double run(const ckdist_training_batch& batch, bool backward, bool clear, bool reduce);
@@ -143,7 +140,7 @@ class Training {
   void pad(int index, int64_t token) const;
   // Of a value in floats.
   float* floats(int index, int64_t token) const { return reinterpret_cast<float*>(operand(index, token).at); }
-  bool narrow(int index) const { return type_ == Type::bf16 && values_[index].operand; }
+  bool narrow(int index) const { return narrow_ && values_[index].operand; }
   // A row in floats: where it lies, or widened into `buffer`.
   const float* read(int index, int64_t token, float* buffer) const {
     if (!narrow(index)) return floats(index, token);
@@ -161,12 +158,13 @@ class Training {
   float* gradient(int index) const { return program_.gradient_arena + parameters_[index].offset; }
   // Columns of activations that any product reads: whole vectors of two bfloat16 each.
   static int64_t padded(int64_t cols) { return (cols + 31) / 32 * 32; }
-  // Of rows of operands, odd in cache lines: rows do not share sets of the caches.
-  int64_t stride(int64_t cols) const { return ((padded(cols) * element_bytes() + 63) / 64 | 1) * 64; }
+  // Of rows of elements, odd in cache lines: rows do not share sets of the caches.
+  static int64_t stride(int64_t cols, int64_t bytes) { return ((padded(cols) * bytes + 63) / 64 | 1) * 64; }
   int64_t tile_bytes(int64_t cols) const { return (cols + 15) / 16 * 16 * column_bytes(); }
   int64_t turned_bytes() const { return tile_bytes(kGradQueries) + 64; }  // no multiple of 4096 bytes: tiles do not share sets of the caches
   int64_t column_bytes() const { return type_ == Type::bf16 ? 32 : 64; }
-  int64_t element_bytes() const { return type_ == Type::bf16 ? 2 : 4; }
+  int64_t element_bytes() const { return narrow_ ? 2 : 4; }  // of values that products read
+  int64_t scratch_bytes() const { return type_ == Type::bf16 ? 2 : 4; }  // of what a step makes and multiplies with tiles
   Matrix matrix(int64_t rows, int64_t cols, const uint8_t* tiles) const { return {type_, rows, cols, tile_bytes(cols), tiles}; }
   static int64_t bytes_of(const Matrix& m) { return m.tile_count() * m.tile_bytes; }
   uint8_t* own(int thread) const { return own_arena_->data() + thread * own_bytes_; }
@@ -193,9 +191,11 @@ class Training {
   const std::vector<ckdist_training_pack> packs_;
   Communicator* const communicator_;
   const Kernels& kernels_;
-  const Type type_;
+  const bool narrow_;  // values that products read are bfloat16
   const PackKernel& packing_;
   const ProductKernel& product_;
+  const Type type_;  // of tiles
+  const ProductKernel& scratch_product_;
   std::vector<Matrix> packed_;  // without tiles where a parameter is trained: each step packs what it multiplies with
   std::vector<int32_t> frozen_;  // the packs of the others, forms of one parameter one after the other: it is read from memory once
   int64_t frozen_bytes_ = 0, workspace_bytes_ = 0, own_bytes_ = 0, row_floats_ = 0;

@@ -250,8 +250,8 @@ struct PanelOfStrip {
   const Strip& strip;
   [[gnu::always_inline]] void fetch(int token, int tile) const { __builtin_prefetch(strip.y + token * strip.y_stride + tile * kTileRows, 1); }
   [[gnu::always_inline]] void ahead() const {}
-  [[gnu::always_inline]] void take(int token, int tile, int rows, __m512 sum) const {
-    _mm512_mask_storeu_ps(strip.y + token * strip.y_stride + tile * kTileRows, static_cast<__mmask16>((1u << rows) - 1), sum);
+  [[gnu::always_inline]] void take(int token, int tile, int rows, Vec sum) const {
+    store_n(strip.y + token * strip.y_stride + tile * kTileRows, sum, rows);
   }
 };
 

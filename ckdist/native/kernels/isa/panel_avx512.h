@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "kernels/isa/simd.h"
 #include "kernels/layout.h"
 
 namespace ckdist {
@@ -12,6 +13,7 @@ namespace CKDIST_ISA {
 namespace {
 
 constexpr int kPanelTiles = 3, kPanelTokens = 8;
+constexpr int kPanelSizes[4] = {1, 2, 4, kPanelTokens};
 
 inline __m512 read_halves(const uint8_t* at) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))); }
 
@@ -79,7 +81,7 @@ void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_
 #pragma GCC unroll 8
   for (int t = 0; t < tokens; ++t)
 #pragma GCC unroll 3
-    for (int i = 0; i < tiles; ++i) result.take(t, i, i == tiles - 1 ? last : kTileRows, sums[t][i]);
+    for (int i = 0; i < tiles; ++i) result.take(t, i, i == tiles - 1 ? last : kTileRows, Vec{sums[t][i]});
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Training's products in float32, which ask for no instruction beyond vectors.
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include "kernels/isa/product_panels.h"
 #else
 #include "kernels/isa/product_blocks.h"
@@ -8,7 +8,7 @@
 namespace ckdist {
 namespace CKDIST_ISA {
 
-extern const ProductKernel f32_product = product_kernel<false>();
+extern const ProductKernel f32_product = product_kernel<Form::f32>();
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

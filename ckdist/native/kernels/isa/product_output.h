@@ -7,6 +7,23 @@ namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
+// What tiles and rows hold: floats; pairs of bfloat16; or tiles floats, and rows bfloat16 that is widened before it is
+// multiplied.
+enum class Form { f32, bf16, widened };
+
+template <Form form>
+constexpr int kWordBytes = form == Form::widened ? 2 : 4;  // of a row's columns that one step multiplies
+template <Form form>
+constexpr Type kTiles = form == Form::bf16 ? Type::bf16 : Type::f32;
+template <Form form>
+constexpr int64_t words_of(int64_t cols) { return (cols + 15) / 16 * 16 / (form == Form::bf16 ? 2 : 1); }
+
+// `rows` rows of n bfloat16, n a multiple of 16, as floats.
+CKDIST_INLINE void widen_rows(const uint8_t* x, int64_t x_stride, int rows, int64_t n, float* out, int64_t stride) {
+  for (int row = 0; row < rows; ++row, x += x_stride, out += stride)
+    for (int64_t i = 0; i < n; i += kLanes) store(out + i, load_bf16(reinterpret_cast<const uint16_t*>(x) + i));
+}
+
 constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // `lanes` sums of a token, from `column` on.

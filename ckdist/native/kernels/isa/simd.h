@@ -124,6 +124,9 @@ CKDIST_INLINE __m512i round_bf16(Vec a) {
   const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
   return _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x00400000));
 }
+CKDIST_INLINE Vec rounded_to_bf16(Vec a) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(round_bf16(a), _mm512_set1_epi32(-0x10000)))};
+}
 CKDIST_INLINE __m256i to_bf16(Vec a) {
 #if defined(__AVX512BF16__)
   return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v));  // counts denormals as zero
@@ -148,6 +151,28 @@ CKDIST_INLINE Vec to_bf16_pairs(Vec a, Vec b) {
 #else
   const __m512i upper = _mm512_and_si512(round_bf16(b), _mm512_set1_epi32(-0x10000));
   return {_mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32(round_bf16(a), 16), upper))};
+#endif
+}
+// The same, where no lane is a NaN; denormals become zeros, as the CPUs' own conversion has it.
+CKDIST_INLINE Vec numbers_to_bf16_pairs(Vec a, Vec b) {
+#if defined(__AVX512BF16__)
+  return to_bf16_pairs(a, b);
+#else
+  const __m512i low = _mm512_castps_si512(a.v), high = _mm512_castps_si512(b.v), one = _mm512_set1_epi16(1), half = _mm512_set1_epi32(-0x10000);
+  const __m512i upper = _mm512_ternarylogic_epi32(half, high, _mm512_srli_epi32(low, 16), 0xCA);
+  const __m512i lower = _mm512_ternarylogic_epi32(half, _mm512_slli_epi32(high, 16), low, 0xCA);
+  const __m512i odd = _mm512_ternarylogic_epi32(lower, upper, one, 0xF8);  // lower | (upper & 1): more than a half rounds up
+  const __m512i rounded = _mm512_add_epi16(upper, _mm512_srli_epi16(_mm512_subs_epu16(odd, one), 15));
+  const __mmask32 normal = _mm512_test_epi16_mask(upper, _mm512_set1_epi16(0x7f80));
+  return {_mm512_castsi512_ps(_mm512_mask_blend_epi16(normal, _mm512_and_si512(upper, _mm512_set1_epi16(INT16_MIN)), rounded))};
+#endif
+}
+CKDIST_INLINE bool any_nan(Vec a, Vec b) {
+#if defined(__AVX512BF16__)
+  (void)a, (void)b;
+  return false;  // the instruction keeps them
+#else
+  return _mm512_cmp_ps_mask(a.v, b.v, _CMP_UNORD_Q) != 0;
 #endif
 }
 CKDIST_INLINE void store_bf16(uint16_t* p, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(a)); }
@@ -244,10 +269,6 @@ CKDIST_INLINE __m256i part_round_bf16(Part a) {
   const __m256 quiet = _mm256_castsi256_ps(_mm256_or_si256(bits, _mm256_set1_epi32(0x00400000)));
   return _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded), quiet, _mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
 }
-CKDIST_INLINE void part_store_bf16(uint16_t* p, Part a) {
-  const __m256i halves = _mm256_packus_epi32(_mm256_srli_epi32(part_round_bf16(a), 16), _mm256_setzero_si256());
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08)));
-}
 CKDIST_INLINE void part_load_pairs(const uint16_t* p, Part* even, Part* odd) {
   const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   *even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
@@ -255,6 +276,20 @@ CKDIST_INLINE void part_load_pairs(const uint16_t* p, Part* even, Part* odd) {
 }
 CKDIST_INLINE Part part_pairs(Part a, Part b) {
   return _mm256_castsi256_ps(_mm256_blend_epi16(_mm256_srli_epi32(part_round_bf16(a), 16), part_round_bf16(b), 0xaa));
+}
+// Upper halves are whole numbers of 16 bits, which go up by 1 where the lower ones are more than a half, or a half and the
+// upper one is odd.
+CKDIST_INLINE Part part_number_pairs(Part a, Part b) {
+  const __m256i low = _mm256_castps_si256(a), high = _mm256_castps_si256(b), one = _mm256_set1_epi16(1);
+  const __m256i upper = _mm256_blend_epi16(_mm256_srli_epi32(low, 16), high, 0xaa), lower = _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
+  const __m256i odd = _mm256_or_si256(lower, _mm256_and_si256(upper, one));
+  const __m256i rounded = _mm256_add_epi16(upper, _mm256_srli_epi16(_mm256_subs_epu16(odd, one), 15));
+  const __m256i small = _mm256_cmpeq_epi16(_mm256_and_si256(upper, _mm256_set1_epi16(0x7f80)), _mm256_setzero_si256());
+  return _mm256_castsi256_ps(_mm256_andnot_si256(_mm256_srli_epi16(small, 1), rounded));
+}
+CKDIST_INLINE bool part_any_nan(Part a, Part b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0; }
+CKDIST_INLINE Part part_to_bf16(Part a) {
+  return _mm256_castsi256_ps(_mm256_and_si256(part_round_bf16(a), _mm256_set1_epi32(-0x10000)));
 }
 CKDIST_INLINE Part part_flush(Part a) {
   const __m256i exponent = _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7f800000));
@@ -331,10 +366,13 @@ CKDIST_INLINE void part_load_pairs(const uint16_t* p, Part* even, Part* odd) {
   *even = (Part)(pairs << 16), *odd = (Part)(pairs & 0xffff0000);
 }
 CKDIST_INLINE Part part_pairs(Part a, Part b) { return (Part)(part_round_bf16(a) >> 16 | (part_round_bf16(b) & 0xffff0000)); }
+CKDIST_INLINE Part part_to_bf16(Part a) { return (Part)(part_round_bf16(a) & 0xffff0000); }
 CKDIST_INLINE Part part_flush(Part a) {
   const PartBits bits = (PartBits)a;
   return (Part)((bits & 0x7f800000) == 0 ? bits & 0x80000000 : bits);
 }
+CKDIST_INLINE Part part_number_pairs(Part a, Part b) { return part_pairs(part_flush(a), part_flush(b)); }
+CKDIST_INLINE bool part_any_nan(Part, Part) { return false; }  // part_number_pairs keeps them
 CKDIST_INLINE void part_store_i8(int8_t* p, Part a) {
   for (int i = 0; i < kPartLanes; ++i) p[i] = static_cast<int8_t>(a[i] == a[i] ? __builtin_lrintf(a[i]) : 0);
 }
@@ -353,6 +391,7 @@ struct Mask { PartMask m[kParts]; };
 
 CKDIST_INLINE Vec load(const float* p) { CKDIST_EACH_PART(part_load(p + i * kPartLanes)); }
 CKDIST_INLINE Vec load_n(const float* p, int n) {
+  if (n == kLanes) return load(p);
   float lanes[kLanes] = {};
   std::memcpy(lanes, p, 4 * n);
   return load(lanes);
@@ -361,6 +400,7 @@ CKDIST_INLINE void store(float* p, Vec a) {
   for (int i = 0; i < kParts; ++i) part_store(p + i * kPartLanes, a.v[i]);
 }
 CKDIST_INLINE void store_n(float* p, Vec a, int n) {
+  if (n == kLanes) return store(p, a);
   float lanes[kLanes];
   store(lanes, a);
   std::memcpy(p, lanes, 4 * n);
@@ -388,7 +428,12 @@ CKDIST_INLINE Vec add_exponent(Vec a, Vec power) { CKDIST_EACH_PART(part_add_exp
 CKDIST_INLINE Vec load_f16(const uint16_t* p) { CKDIST_EACH_PART(part_f16(p + i * kPartLanes)); }
 CKDIST_INLINE Vec load_bf16(const uint16_t* p) { CKDIST_EACH_PART(part_bf16(p + i * kPartLanes)); }
 CKDIST_INLINE void store_bf16(uint16_t* p, Vec a) {
+#if defined(__AVX2__)
+  const __m256i low = _mm256_srli_epi32(part_round_bf16(a.v[0]), 16), high = _mm256_srli_epi32(part_round_bf16(a.v[1]), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
+#else
   for (int i = 0; i < kParts; ++i) part_store_bf16(p + i * kPartLanes, a.v[i]);
+#endif
 }
 // 32 numbers in bfloat16, those at even places in one Vec, at odd places in the other.
 CKDIST_INLINE void load_pairs_bf16(const uint16_t* p, Vec* even, Vec* odd) {
@@ -396,6 +441,14 @@ CKDIST_INLINE void load_pairs_bf16(const uint16_t* p, Vec* even, Vec* odd) {
 }
 // The bits of lanes of 32: in each that of a in the lower half, that of b in the upper one.
 CKDIST_INLINE Vec to_bf16_pairs(Vec a, Vec b) { CKDIST_EACH_PART(part_pairs(a.v[i], b.v[i])); }
+// The same, where no lane is a NaN; denormals become zeros, as the CPUs' own conversion to bfloat16 has it.
+CKDIST_INLINE Vec numbers_to_bf16_pairs(Vec a, Vec b) { CKDIST_EACH_PART(part_number_pairs(a.v[i], b.v[i])); }
+CKDIST_INLINE bool any_nan(Vec a, Vec b) {
+  bool any = false;
+  for (int i = 0; i < kParts; ++i) any |= part_any_nan(a.v[i], b.v[i]);
+  return any;
+}
+CKDIST_INLINE Vec rounded_to_bf16(Vec a) { CKDIST_EACH_PART(part_to_bf16(a.v[i])); }
 // Denormals become zeros, as the CPUs' own conversion to bfloat16 has it.
 CKDIST_INLINE Vec flush(Vec a) { CKDIST_EACH_PART(part_flush(a.v[i])); }
 CKDIST_INLINE Vec load_i8(const int8_t* p) { CKDIST_EACH_PART(part_i8(p + i * kPartLanes)); }
@@ -408,13 +461,45 @@ CKDIST_INLINE void store_i8(int8_t* p, Vec a) {
   for (int i = 0; i < kParts; ++i) part_store_i8(p + i * kPartLanes, a.v[i]);
 }
 
+#if defined(__AVX2__)
+// Columns of a block of 8 x 8 become rows.
+CKDIST_INLINE void transpose_part(Part (&r)[kPartLanes]) {
+  Part pairs[kPartLanes], fours[kPartLanes];
+  for (int i = 0; i < kPartLanes; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < kPartLanes; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      fours[i + 2 * j] = _mm256_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0x44);
+      fours[i + 2 * j + 1] = _mm256_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0xEE);
+    }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm256_permute2f128_ps(fours[i], fours[4 + i], 0x20);
+    r[4 + i] = _mm256_permute2f128_ps(fours[i], fours[4 + i], 0x31);
+  }
+}
+#endif
+
 // Columns become rows.
 CKDIST_INLINE void transpose(Vec (&tile)[kLanes]) {
+#if defined(__AVX2__)
+  Part blocks[kParts][kParts][kPartLanes];
+  for (int a = 0; a < kParts; ++a)
+    for (int b = 0; b < kParts; ++b) {
+      for (int i = 0; i < kPartLanes; ++i) blocks[a][b][i] = tile[a * kPartLanes + i].v[b];
+      transpose_part(blocks[a][b]);
+    }
+  for (int a = 0; a < kParts; ++a)
+    for (int b = 0; b < kParts; ++b)
+      for (int i = 0; i < kPartLanes; ++i) tile[b * kPartLanes + i].v[a] = blocks[a][b][i];
+#else
   float rows[kLanes][kLanes], columns[kLanes][kLanes];
   for (int i = 0; i < kLanes; ++i) store(rows[i], tile[i]);
   for (int i = 0; i < kLanes; ++i)
     for (int j = 0; j < kLanes; ++j) columns[j][i] = rows[i][j];
   for (int i = 0; i < kLanes; ++i) tile[i] = load(columns[i]);
+#endif
 }
 CKDIST_INLINE float reduce_sum(Vec a) {
   float lanes[kLanes];
