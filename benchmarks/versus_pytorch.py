@@ -1,15 +1,19 @@
 """Training steps of ckdist beside PyTorch's, the same Llama, batch and type of products, by turns in one run: tokens/s, ratios, memory.
 
-    python benchmarks/versus_pytorch.py [--model 15m|110m] [--dtype bfloat16|float32] [--rounds 9] [--sides ckdist:1x2,compiled:1x2,...]
-                                        [--pytorch-python PATH]
+    python benchmarks/versus_pytorch.py [--model 15m|110m] [--dtype bfloat16|float32] [--rounds 9]
+        [--sides ckdist:1x2,compiled:1x2,compiled@float32:1x2,...] [--levels avx2,avx512,...] [--pytorch-python PATH]
 
-A side is ckdist, eager or compiled (PyTorch, with torch.compile in the latter), and ranks x threads: 1x2 is one process of two threads,
-2x1 two processes of one thread, which cut the batch and sum the gradients: PyTorch by DDP over gloo. A step is forward, backward and AdamW
-(PyTorch's is its fused one); PyTorch has autocast for bfloat16 and its fused attention. Every process starts once; one side at a time
-computes. The first rounds compile, pack and warm up; `--rounds 0` does nothing else, and fills the compiler's cache for the next run.
+A side is ckdist, eager or compiled (PyTorch, with torch.compile in the latter), and ranks x threads: 1x2 is one process
+of two threads, 2x1 two processes of one thread, which cut the batch and sum the gradients: PyTorch by DDP over gloo.
+`@float32` or `@bfloat16` is the type of one side's products. A step is forward, backward and AdamW (PyTorch's is its
+fused one); PyTorch has autocast for bfloat16 and its fused attention. Every process starts once; one side at a time
+computes. The first rounds compile, pack and warm up; `--rounds 0` does nothing else, and fills the compiler's cache for
+the next run. `--levels` repeats the run with both restricted to the instructions of each level.
 
-Printed are medians, each side's fraction of the best arithmetic rate that was measured in the same run (by 6 operations per parameter and
-token, as is usual, so attention is work without credit), and the largest resident set of its processes from the warm-up on.
+Printed are medians, each side's fraction of the best arithmetic rate that was measured in the same run (by 6 operations
+per parameter and token, as is usual, so attention is work without credit), and the largest resident set of its
+processes from the warm-up on. Of sides with one thread the ratio of CPU seconds is printed too: on a busy machine it
+tells more, as it leaves out what other programs take.
 """
 
 import argparse
@@ -29,8 +33,31 @@ MODELS = {  # layers, hidden, intermediate, vocabulary, sequence length, sequenc
     "110m": (12, 768, 2048, 32000, 512, 2),
 }
 SIDES = ("ckdist", "eager", "compiled")
+DTYPES = ("bfloat16", "float32")
 HEAD_DIM, EPS, RATE, DECAY = 64, 1e-6, 1e-4, 0.01
 WARM_UP = 2
+LEVELS = {  # of instructions: oneDNN's name, MKL's, and the newest CPU without more as compilers call it
+    "avx2": ("AVX2", "AVX2", "haswell"),
+    "avx2_vnni": ("AVX2_VNNI", "AVX2", "alderlake"),
+    "avx512": ("AVX512_CORE", "AVX512", "skylake-avx512"),
+    "avx512_vnni": ("AVX512_CORE_VNNI", "AVX512_E1", "cascadelake"),
+    "avx512_bf16": ("AVX512_CORE_BF16", "AVX512_E3", "cooperlake"),
+}
+
+
+def restricted(level: str) -> dict[str, str]:
+    """The environment in which ckdist and PyTorch use no instruction beyond those of a level."""
+    if not level:
+        return {}
+    onednn, mkl, cpu = LEVELS[level]
+    pytorch = {"ATEN_CPU_CAPABILITY": level.split("_")[0], "ONEDNN_MAX_CPU_ISA": onednn, "MKL_ENABLE_INSTRUCTIONS": mkl, "TORCHINDUCTOR_CPP_MARCH": cpu}
+    return {"CKDIST_ISA": level, **pytorch}
+
+
+def cpu_name() -> str:
+    fields = dict(line.split(":", 1) for line in pathlib.Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines())
+    value = {key.strip(): text.strip() for key, text in fields.items()}
+    return f"{value.get('model name', 'CPU')} (family {value.get('cpu family', '?')} model {value.get('model', '?')})"
 
 
 def ckdist_step(model, dtype: str, ranks: int, threads: int):
@@ -159,30 +186,32 @@ def work(name: str, ranks: int, threads: int, model: str, dtype: str) -> None:
     for number, _ in enumerate(sys.stdin):
         if number == WARM_UP:
             pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the largest resident set
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         loss = step()
-        seconds = time.perf_counter() - begin
-        print(json.dumps({"seconds": seconds, "loss": loss, "parameters": parameters, "mib": peak_mib(), "waited": waited()}), flush=True)
+        seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+        print(json.dumps({"seconds": seconds, "cpu": cpu, "loss": loss, "parameters": parameters, "mib": peak_mib(), "waited": waited()}), flush=True)
 
 
 class Side:
     """The processes of one side."""
 
-    def __init__(self, text: str, options, secret: str):
+    def __init__(self, text: str, options, level: str, secret: str):
         self.text = text
-        self.name, _, cut = text.partition(":")
+        name, _, cut = text.partition(":")
+        self.name, _, dtype = name.partition("@")
         ranks, _, threads = cut.partition("x")
-        if self.name not in SIDES or not ranks.isdigit() or not threads.isdigit():
-            raise SystemExit(f"a side is {', '.join(SIDES)} : RANKSxTHREADS, as in ckdist:1x2; not {text!r}")
+        self.dtype = dtype or options.dtype
+        if self.name not in SIDES or self.dtype not in DTYPES or not ranks.isdigit() or not threads.isdigit():
+            raise SystemExit(f"a side is {', '.join(SIDES)} [@{' or @'.join(DTYPES)}] : RANKSxTHREADS, as in ckdist:1x2; not {text!r}")
         self.threads = int(threads)
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
         python = sys.executable if self.name == "ckdist" else options.pytorch_python
-        command = [python, __file__, "--work", text, "--model", options.model, "--dtype", options.dtype]
+        command = [python, __file__, "--work", text, "--model", options.model, "--dtype", self.dtype]
         world = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": threads, "CKDIST_JOB_SECRET_FILE": secret}
         self.processes = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **world, "RANK": str(r), "LOCAL_RANK": str(r)})
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **restricted(level), **world, "RANK": str(r), "LOCAL_RANK": str(r)})
             for r in range(int(ranks))
         ]
         self.rows: list[dict] = []
@@ -196,7 +225,7 @@ class Side:
         if not all(lines):
             raise SystemExit(f"{self.text} ended early: {self.processes[0].args[0]}")
         rows = [json.loads(line) for line in lines]
-        most = {key: max(row[key] for row in rows) for key in ("seconds", "mib", "parameters", "loss")}
+        most = {key: max(row[key] for row in rows) for key in ("seconds", "cpu", "mib", "parameters", "loss")}
         return most | {"waited": rows[0]["waited"] and statistics.mean(row["waited"] for row in rows)}
 
     def end(self) -> None:
@@ -212,36 +241,29 @@ class Side:
         return statistics.median(row[key] for row in self.rows)
 
 
-def arithmetic_rate(dtype: str, threads: int) -> float:
-    """Operations per second of the CPUs in products of this type."""
-    from ckdist import native
+def arithmetic_rate(dtype: str, threads: int, level: str) -> float:
+    """Operations per second of the CPUs in products of this type, in a process of its own: a level is chosen once."""
+    code = (
+        "from ckdist import native; out = native.ffi.new('double *'); "
+        f"native.check(native.lib.ckdist_arithmetic_rate(native.ffi.NULL, {threads}, native.ffi.NULL, {int(dtype == 'bfloat16')}, 0.05, 4, out)); print(out[0])"
+    )
+    return float(subprocess.run([sys.executable, "-c", code], env={**os.environ, **restricted(level)}, capture_output=True, text=True, check=True).stdout)
 
-    out = native.ffi.new("double *")
-    native.check(native.lib.ckdist_arithmetic_rate(native.ffi.NULL, threads, native.ffi.NULL, int(dtype == "bfloat16"), 0.05, 4, out))
-    return out[0]
+
+def ratio(first: Side, side: Side) -> str:
+    of = lambda key: statistics.median(b[key] / a[key] for a, b in zip(first.rows, side.rows))
+    alone = all(len(s.processes) * s.threads == 1 for s in (first, side))
+    return f"{of('seconds'):.2f}" + (f" ({of('cpu'):.2f} in CPU seconds)" if alone else "")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=MODELS, default="15m")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--sides", default="ckdist:1x2,eager:1x2,compiled:1x2,ckdist:2x1,compiled:2x1")
-    parser.add_argument("--pytorch-python", default=sys.executable, help="the Python that has PyTorch")
-    parser.add_argument("--work", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.work:
-        name, _, cut = options.work.partition(":")
-        return work(name, *map(int, cut.split("x")), options.model, options.dtype)
+def compare(options, level: str, secret: str) -> None:
+    """One run of all sides."""
     sides, rates = [], []
-    secret = tempfile.NamedTemporaryFile()  # of this run's ranks
-    secret.write(os.urandom(32))
-    secret.flush()
     try:
         for text in options.sides.split(","):
-            sides.append(Side(text, options, secret.name))
+            sides.append(Side(text, options, level, secret))
         for number in range(WARM_UP + options.rounds):
-            rates.append(arithmetic_rate(options.dtype, max(len(s.processes) * s.threads for s in sides)))
+            rates.append(arithmetic_rate(options.dtype, max(len(s.processes) * s.threads for s in sides), level))
             for side in sides:
                 row = side.step()
                 if number >= WARM_UP:
@@ -253,21 +275,42 @@ def main() -> None:
         return
     _, _, _, _, length, sequences = MODELS[options.model]
     tokens, rate = length * sequences, max(rates)
-    print(f"{options.model}, {options.dtype}, {options.rounds} rounds; arithmetic rate {rate / 1e9:.0f} GFLOP/s")
+    print(f"{options.model}, {options.dtype}, {options.rounds} rounds{', ' * bool(level)}{level}; arithmetic rate {rate / 1e9:.0f} GFLOP/s; {cpu_name()}")
     for side in sides:
         speed = tokens / side.median("seconds")
         share = 6 * side.rows[0]["parameters"] * speed / rate
         waited = side.rows[0]["waited"] is not None and len(side.processes) > 1
-        print(f"{side.text:13} {speed:8.0f} tokens/s  {100 * share:5.1f} % of the rate  {side.rows[-1]['mib']:6.0f} MiB a process  loss {side.rows[-1]['loss']:.4f}"
+        print(f"{side.text:20} {speed:8.0f} tokens/s  {100 * share:5.1f} % of the rate  {side.rows[-1]['mib']:6.0f} MiB a process  loss {side.rows[-1]['loss']:.4f}"
               + (f"  waited {100 * side.median('waited') / side.median('seconds'):.1f} %" if waited else ""))
     first = sides[0]
     for side in sides[1:]:
-        ratio = statistics.median(b["seconds"] / a["seconds"] for a, b in zip(first.rows, side.rows))
-        print(f"{first.text} / {side.text}: {ratio:.2f}, memory {first.rows[-1]['mib'] / side.rows[-1]['mib']:.2f}")
+        print(f"{first.text} / {side.text}: {ratio(first, side)}, memory {first.rows[-1]['mib'] / side.rows[-1]['mib']:.2f}")
     two = {side.name: side for side in sides if len(side.processes) > 1}
     if {"ckdist", "compiled"} <= set(two):
-        ratio = statistics.median(b["seconds"] / a["seconds"] for a, b in zip(two["ckdist"].rows, two["compiled"].rows))
-        print(f"{two['ckdist'].text} / {two['compiled'].text}: {ratio:.2f}, memory {two['ckdist'].rows[-1]['mib'] / two['compiled'].rows[-1]['mib']:.2f}")
+        print(f"{two['ckdist'].text} / {two['compiled'].text}: {ratio(two['ckdist'], two['compiled'])}, memory {two['ckdist'].rows[-1]['mib'] / two['compiled'].rows[-1]['mib']:.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, default="15m")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--sides", default="ckdist:1x2,eager:1x2,compiled:1x2,ckdist:2x1,compiled:2x1")
+    parser.add_argument("--levels", default="", help=f"of instructions, with commas between them: {', '.join(LEVELS)}")
+    parser.add_argument("--pytorch-python", default=sys.executable, help="the Python that has PyTorch")
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        name, _, cut = options.work.partition(":")
+        return work(name.partition("@")[0], *map(int, cut.split("x")), options.model, options.dtype)
+    levels = options.levels.split(",")
+    if any(level and level not in LEVELS for level in levels):
+        raise SystemExit(f"--levels takes {', '.join(LEVELS)}; not {options.levels!r}")
+    secret = tempfile.NamedTemporaryFile()  # of this run's ranks
+    secret.write(os.urandom(32))
+    secret.flush()
+    for level in levels:
+        compare(options, level, secret.name)
 
 
 if __name__ == "__main__":

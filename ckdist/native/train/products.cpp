@@ -45,7 +45,7 @@ void Training::multiply(int thread, const Product* products, int n) {
     const int64_t tile = item / c.token_parts * c.tiles, token = item % c.token_parts * kTokens, column = tile * kTileRows;
     const int64_t tiles = std::min(c.tiles, product.matrix.tile_count() - tile), tokens = std::min(kTokens, product.tokens - token);
     const int64_t columns = std::min(tiles * kTileRows, product.matrix.rows - column), first = product.first + token;
-    const Operand y = operand(product.out, first);
+    const Operand y = product.to.at ? Operand{product.to.row(token), product.to.stride} : operand(product.out, first);
     ProductOutput out{y.at + column * bytes_of(product.out), y.stride, narrow(product.out)};
     if (product.bias) out.bias = product.bias + column;
     if (product.residual >= 0) out.residual = floats(product.residual, first) + column, out.residual_stride = values_[product.residual].stride / 4;

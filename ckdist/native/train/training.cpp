@@ -1,6 +1,7 @@
 #include "train/training.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
 #include "core/futex.h"
@@ -76,15 +77,33 @@ void Training::check(const ckdist_training_batch& b) const {
     if (b.starts[s + 1] < b.starts[s]) fail(Status::config, "sequence %lld starts at %d and ends before it, at %d", text(s), b.starts[s], b.starts[s + 1]);
 }
 
+// Sequences without a target, as they fill up batches, are left out: they add nothing to the loss. One token stays at least.
+void Training::take(const ckdist_training_batch& b) {
+  batch_.token_ids.clear(), batch_.targets.clear(), batch_.positions.clear(), batch_.learned.clear();
+  batch_.starts.assign(1, 0);
+  const auto append = [&](int64_t begin, int64_t end) {
+    batch_.token_ids.insert(batch_.token_ids.end(), b.token_ids + begin, b.token_ids + end);
+    batch_.targets.insert(batch_.targets.end(), b.targets + begin, b.targets + end);
+    for (int64_t t = begin; t < end; ++t) batch_.positions.push_back(int32_t(t - begin));
+    batch_.starts.push_back(int32_t(batch_.token_ids.size()));
+  };
+  for (int64_t s = 0; s < b.sequences; ++s)
+    if (std::any_of(b.targets + b.starts[s], b.targets + b.starts[s + 1], [](int32_t target) { return target >= 0; }))
+      append(b.starts[s], b.starts[s + 1]);
+  if (batch_.token_ids.empty()) append(0, 1);
+  batch_.tokens = int64_t(batch_.token_ids.size());
+  for (int64_t t = 0; t < batch_.tokens; ++t)
+    if (batch_.targets[t] >= 0) batch_.learned.push_back(int32_t(t));
+  if (int64_t(batch_.learned.size()) > batch_.tokens - batch_.tokens / kLeastSaved || batch_.learned.empty()) {
+    batch_.learned.resize(batch_.tokens);
+    std::iota(batch_.learned.begin(), batch_.learned.end(), 0);
+  }
+  std::fill_n(losses_.begin(), batch_.tokens, 0.0);
+}
+
 double Training::run(const ckdist_training_batch& batch, bool backward, bool clear, bool reduce) {
   check(batch);
-  batch_.tokens = batch.tokens;
-  batch_.token_ids.assign(batch.token_ids, batch.token_ids + batch.tokens);
-  batch_.targets.assign(batch.targets, batch.targets + batch.tokens);
-  batch_.starts.assign(batch.starts, batch.starts + batch.sequences + 1);
-  batch_.positions.resize(batch.tokens);
-  for (int64_t s = 0; s < batch.sequences; ++s)
-    for (int32_t t = batch.starts[s]; t < batch.starts[s + 1]; ++t) batch_.positions[t] = t - batch.starts[s];
+  take(batch);
   backward_ = backward, clear_ = backward && clear, reduce_ = reduce && communicator_ && communicator_->size > 1;
   times_.fill(0);
   operations_.clear();
@@ -94,7 +113,7 @@ double Training::run(const ckdist_training_batch& batch, bool backward, bool cle
   frozen_packed_ = true;
   times_[ckdist_train_reduce] += double(now_ns() - start) * 1e-9;
   double loss = 0;
-  for (int64_t t = 0; t < batch.tokens; ++t) loss += losses_[t];
+  for (int64_t t = 0; t < batch_.tokens; ++t) loss += losses_[t];
   return loss;
 }
 
