@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -52,14 +53,20 @@ class TrainedModel:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {w.name: tuple(d.elements for d in w.dims) for w in self.weights}
 
-    def operations_per_token(self) -> float:
+    def operations(self, tokens: float, target_tokens: float) -> float:
         """Multiplications and additions of the matrix products, forward and backward, without attention's own.
 
-        6 for each element of a trained matrix (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), 4 for one that is not trained.
+        6 per token for each element of a trained matrix (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), 4 for one that
+        is not trained; of the output matrix per token with a target.
         """
-        read = {w for i in self.program.instrs if i.op != "embed" for w in i.weights if w is not None and len(w.dims) == 2}
-        trained = set(self.weights)
-        return float(sum((6 if w in trained else 4) * np.prod([d.elements for d in w.dims], dtype=np.float64) for w in read))
+        trained, total = set(self.weights), 0.0
+        for step in self.program.instrs:
+            if step.op == "embed":
+                continue
+            count = target_tokens if step.op == "cross_entropy" else tokens
+            matrices = [w for w in step.weights if w is not None and len(w.dims) == 2]
+            total += count * sum((6 if w in trained else 4) * math.prod(d.elements for d in w.dims) for w in matrices)
+        return total
 
 
 def open_model(config) -> TrainedModel:

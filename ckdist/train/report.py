@@ -20,7 +20,10 @@ METRICS, PICTURE = "metrics.jsonl", "loss.svg"
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step, of all ranks. `loss` is the mean over the step's tokens; `peak_fraction` is of the measured arithmetic, 0 where it was not measured."""
+    """One step, of all ranks. `loss` is the mean over the tokens with a target.
+
+    `peak_fraction` is of the measured arithmetic, 0 where it was not measured.
+    """
 
     step: int  # from 1
     steps: int
@@ -30,8 +33,10 @@ class StepReport:
     grad_norm: float
     skipped: bool
     tokens: int  # of this step, with a target
+    all_tokens: int  # of sequences with a target: what fills up batches is not computed
     seconds: float
-    tokens_per_second: float
+    tokens_per_second: float  # of all tokens
+    target_tokens_per_second: float
     gflops: float
     peak_fraction: float
     eval_loss: float | None = None
@@ -63,7 +68,7 @@ class Report:
     def show(self, r: StepReport) -> None:
         """Every step, on the bar."""
         peak = f" ({r.peak_fraction:.0%} of peak)" if r.peak_fraction else ""
-        self._bar.note(f"loss {r.loss:.4f}, {r.tokens_per_second:.0f} tokens/s, {r.gflops:.1f} GFLOP/s{peak}")
+        self._bar.note(f"loss {r.loss:.4f}, {_speed(r)}, {r.gflops:.1f} GFLOP/s{peak}")
         self._bar.update(1)
         if r.skipped:
             self.say(f"step {r.step} is skipped: its gradient's norm is {r.grad_norm}, and nothing was changed")
@@ -78,9 +83,12 @@ class Report:
         if not self._bar.shown:
             peak = f" {r.peak_fraction:.1%} of peak" if r.peak_fraction else ""
             ahead = f" eval loss {r.eval_loss:.4f}" if r.eval_loss is not None else ""
-            log.info("step %d of %d loss %.4f%s lr %.2e norm %.3f %.0f tokens/s %.1f GFLOP/s%s", r.step, r.steps, r.loss, ahead, r.learning_rate, r.grad_norm, r.tokens_per_second, r.gflops, peak)
+            log.info(
+                "step %d of %d loss %.4f%s lr %.2e norm %.3f %s %.1f GFLOP/s%s",
+                r.step, r.steps, r.loss, ahead, r.learning_rate, r.grad_norm, _speed(r), r.gflops, peak,
+            )  # fmt: skip
         if self._board is not None:
-            for name in ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens_per_second", "gflops"):
+            for name in ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens_per_second", "target_tokens_per_second", "gflops"):
                 if (value := getattr(r, name)) is not None and math.isfinite(value):
                     self._board.add_scalar(f"train/{name}", value, r.step)
 
@@ -122,6 +130,12 @@ class Report:
         except OSError as error:
             (self.folder / f".{PICTURE}").unlink(missing_ok=True)
             log.warning("no picture of the loss: %s", error.strerror)
+
+
+def _speed(r: StepReport) -> str:
+    """Tokens per second; beside them those with a target, where others have none, as in chats."""
+    few = r.tokens < 0.9 * r.all_tokens
+    return f"{r.tokens_per_second:.0f} tokens/s" + (f" ({r.target_tokens_per_second:.0f} with a target)" if few else "")
 
 
 def check_report_to(report_to: tuple[str, ...]) -> None:

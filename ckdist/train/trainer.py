@@ -234,21 +234,22 @@ class Trainer:
         began = time.perf_counter()
         batches = self.batches.take()
         self.executable.zero_grad()
-        loss, tokens = 0.0, 0
+        loss, tokens, every = 0.0, 0, 0
         for index, batch in enumerate(batches):
             loss += self.executable.forward_backward(batch, reduce=index == len(batches) - 1 and not self.optimizer.sharded)
             tokens += int((batch.targets >= 0).sum())
-        loss, tokens, stops = self._sum(loss, tokens, float(bool(should_stop and should_stop())))
+            every += batch.tokens_to_learn_from()
+        loss, tokens, every, stops = self._sum(loss, tokens, every, float(bool(should_stop and should_stop())))
         rate = self.schedule.rate(self.state.step)
         result = self.optimizer.step(rate, tokens)
         self._advance(int(tokens), result.skipped)
         seconds = time.perf_counter() - began
-        speed = tokens / seconds
-        gflops = speed * self.model.operations_per_token() / 1e9
-        fraction = gflops * 1e9 / self.peak if self.peak else 0.0
+        gflops = self.model.operations(every, tokens) / seconds / 1e9
         report = StepReport(
-            self.state.step, self.state.steps, self._epoch(), loss / max(tokens, 1), rate, result.grad_norm, result.skipped, int(tokens), seconds, speed, gflops, fraction
-        )
+            self.state.step, self.state.steps, self._epoch(), loss / max(tokens, 1), rate, result.grad_norm, result.skipped,
+            int(tokens), int(every), seconds, every / seconds, tokens / seconds, gflops,
+            gflops * 1e9 / self.peak if self.peak else 0.0,
+        )  # fmt: skip
         return report, bool(stops)
 
     def _advance(self, tokens: int, skipped: bool) -> None:

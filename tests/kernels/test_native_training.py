@@ -1,5 +1,8 @@
 """The native replay of training against the program's definition in float64 and golden losses; and against itself, over threads and ranks."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +18,7 @@ from ckdist.program.tracer import trace_loss
 from ckdist.train.batch import PackedBatch
 from ckdist.train.native_executable import NativeExecutable
 from tests.support.golden_training import FAMILIES, batches, cut, golden, model
+from tests.support.levels import each
 from tests.support.specs import spec as small_spec
 from tests.support.thread_ranks import run_threads
 
@@ -106,6 +110,52 @@ def test_threads_and_repetition_change_no_bit(dtype):
         e.close()
     for loss, gradients in results[1:]:
         assert loss == results[0][0] and np.array_equal(gradients, results[0][1])
+
+
+ON_A_LEVEL = """
+import sys
+import numpy as np
+from tests.kernels.test_native_training import NativeExecutable, random_batch, random_model
+spec, weights = random_model(attention_soft_cap=3.0)
+e = NativeExecutable(spec, 541, weights.__getitem__, dtype=sys.argv[1], threads=2)
+loss = e.forward_backward(random_batch([131, 410], 51))
+np.save(sys.argv[2], np.append(e.gradients.flat.astype(np.float64), loss))
+"""
+
+
+def on_level(isa, dtype, folder):
+    """Gradients and, last, the loss of a model of odd shapes, in a process that has this level's instructions alone."""
+    path = folder / f"{isa}-{dtype}.npy"
+    subprocess.run([sys.executable, "-c", ON_A_LEVEL, dtype, str(path)], env={**os.environ, "CKDIST_ISA": isa}, check=True, timeout=120)
+    return np.load(path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("isa", each(("avx2", "avx512", "avx512_bf16")))
+def test_levels(isa, dtype, tmp_path):
+    plain, found = on_level("baseline", dtype, tmp_path), on_level(isa, dtype, tmp_path)
+    if isa == "avx512" or (isa == "avx512_bf16" and dtype == "float32"):  # sums are ordered alike
+        np.testing.assert_array_equal(found, on_level("avx2", dtype, tmp_path))
+    assert found[-1] == pytest.approx(plain[-1], rel=LOSS_ERROR[dtype])
+    assert np.linalg.norm(found - plain) / np.linalg.norm(plain[:-1]) < GRADIENT_ERROR[dtype]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sequences_without_a_target_change_no_bit(dtype):
+    spec, weights = random_model()
+    batch = random_batch([40, 23], 51, targets=0.3)
+    e = NativeExecutable(spec, 150, weights.__getitem__, dtype=dtype)
+    loss, gradients = e.forward_backward(batch), e.gradients.flat.copy()
+    filled = PackedBatch(
+        np.concatenate([np.ones(9), batch.token_ids, np.ones(70)]).astype(np.int32),
+        np.concatenate([-np.ones(9), batch.targets, -np.ones(70)]).astype(np.int32),
+        np.array([0, 9, 49, 72, 100, 142], np.int32),
+    )
+    e.zero_grad()
+    assert e.forward_backward(filled) == e.loss(filled) == loss and np.array_equal(e.gradients.flat, gradients)
+    e.zero_grad()
+    assert e.forward_backward(replace(batch, targets=np.full(63, -1))) == 0 and not np.any(e.gradients.flat)
+    e.close()
 
 
 def test_changed_parameters_are_seen():

@@ -19,6 +19,7 @@ from ckdist.engine.launch import BUNDLED
 from ckdist.errors import CommError, ConfigError, EngineError, ModelFileError
 from ckdist.train import checkpoint as saved
 from ckdist.train.arena import Arena
+from ckdist.train.batch import PackedBatch
 from ckdist.train.checkpoint import SavedTensors, TrainState, verify
 from ckdist.train.trainer import reference_executable, train
 from ckdist.weights.checkpoint import open_checkpoint
@@ -54,6 +55,18 @@ def test_it_learns_and_says_so(eight):
     lines = [json.loads(line) for line in (pathlib.Path(c.output_dir) / "metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == [r.loss for r in reports]
     assert reports[-1].tokens_per_second > 0 and reports[-1].gflops > 0
+
+
+def test_speeds_count_all_tokens_and_say_how_many_have_a_target(tmp_path, caplog):
+    def chats(step, rank, size):  # three of twenty tokens, of which five are learned, in a batch of 64 or more
+        targets = np.tile(np.where(np.arange(20) < 15, -1, 7), 3)
+        return [PackedBatch(np.full(60, 5), targets, np.array([0, 20, 40, 60]))]
+
+    with caplog.at_level("INFO"):
+        report = curve(config(tmp_path, max_steps=1), batches=chats)[-1]
+    assert (report.tokens, report.all_tokens) == (15, 60)
+    assert report.tokens_per_second == pytest.approx(4 * report.target_tokens_per_second)
+    assert f"{report.tokens_per_second:.0f} tokens/s ({report.target_tokens_per_second:.0f} with a target)" in caplog.text
 
 
 @pytest.mark.parametrize("ranks, fields", [(2, dict(per_device_train_batch_size=3)), (3, dict(per_device_train_batch_size=2)), (2, dict(per_device_train_batch_size=3, zero_stage=1)),
