@@ -50,13 +50,18 @@ def restricted(level: str) -> dict[str, str]:
     if not level:
         return {}
     onednn, mkl, cpu = LEVELS[level]
-    pytorch = {"ATEN_CPU_CAPABILITY": level.split("_")[0], "ONEDNN_MAX_CPU_ISA": onednn, "MKL_ENABLE_INSTRUCTIONS": mkl, "TORCHINDUCTOR_CPP_MARCH": cpu}
-    return {"CKDIST_ISA": level, **pytorch}
+    return {
+        "CKDIST_ISA": level,
+        "ATEN_CPU_CAPABILITY": level.split("_")[0],
+        "ONEDNN_MAX_CPU_ISA": onednn,
+        "MKL_ENABLE_INSTRUCTIONS": mkl,
+        "TORCHINDUCTOR_CPP_MARCH": cpu,
+    }
 
 
 def cpu_name() -> str:
-    fields = dict(line.split(":", 1) for line in pathlib.Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines())
-    value = {key.strip(): text.strip() for key, text in fields.items()}
+    first = pathlib.Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    value = {key.strip(): text.strip() for key, text in (line.split(":", 1) for line in first.splitlines())}
     return f"{value.get('model name', 'CPU')} (family {value.get('cpu family', '?')} model {value.get('model', '?')})"
 
 
@@ -189,7 +194,8 @@ def work(name: str, ranks: int, threads: int, model: str, dtype: str) -> None:
         begin, cpu = time.perf_counter(), time.process_time()
         loss = step()
         seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
-        print(json.dumps({"seconds": seconds, "cpu": cpu, "loss": loss, "parameters": parameters, "mib": peak_mib(), "waited": waited()}), flush=True)
+        row = {"seconds": seconds, "cpu": cpu, "loss": loss, "parameters": parameters, "mib": peak_mib(), "waited": waited()}
+        print(json.dumps(row), flush=True)
 
 
 class Side:
@@ -202,7 +208,8 @@ class Side:
         ranks, _, threads = cut.partition("x")
         self.dtype = dtype or options.dtype
         if self.name not in SIDES or self.dtype not in DTYPES or not ranks.isdigit() or not threads.isdigit():
-            raise SystemExit(f"a side is {', '.join(SIDES)} [@{' or @'.join(DTYPES)}] : RANKSxTHREADS, as in ckdist:1x2; not {text!r}")
+            names = f"{', '.join(SIDES)} [@{' or @'.join(DTYPES)}]"
+            raise SystemExit(f"a side is {names} : RANKSxTHREADS, as in ckdist:1x2; not {text!r}")
         self.threads = int(threads)
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
@@ -210,8 +217,11 @@ class Side:
         python = sys.executable if self.name == "ckdist" else options.pytorch_python
         command = [python, __file__, "--work", text, "--model", options.model, "--dtype", self.dtype]
         world = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": threads, "CKDIST_JOB_SECRET_FILE": secret}
+        environment = {**os.environ, **restricted(level), **world}
         self.processes = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **restricted(level), **world, "RANK": str(r), "LOCAL_RANK": str(r)})
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**environment, "RANK": str(r), "LOCAL_RANK": str(r)}
+            )
             for r in range(int(ranks))
         ]
         self.rows: list[dict] = []
@@ -243,17 +253,16 @@ class Side:
 
 def arithmetic_rate(dtype: str, threads: int, level: str) -> float:
     """Operations per second of the CPUs in products of this type, in a process of its own: a level is chosen once."""
-    code = (
-        "from ckdist import native; out = native.ffi.new('double *'); "
-        f"native.check(native.lib.ckdist_arithmetic_rate(native.ffi.NULL, {threads}, native.ffi.NULL, {int(dtype == 'bfloat16')}, 0.05, 4, out)); print(out[0])"
-    )
-    return float(subprocess.run([sys.executable, "-c", code], env={**os.environ, **restricted(level)}, capture_output=True, text=True, check=True).stdout)
+    code = f"from ckdist.topology.arithmetic import arithmetic_rate as rate; print(rate({threads}, (), {int(dtype == 'bfloat16')}))"
+    environment = {**os.environ, **restricted(level)}
+    return float(subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def ratio(first: Side, side: Side) -> str:
     of = lambda key: statistics.median(b[key] / a[key] for a, b in zip(first.rows, side.rows))
     alone = all(len(s.processes) * s.threads == 1 for s in (first, side))
-    return f"{of('seconds'):.2f}" + (f" ({of('cpu'):.2f} in CPU seconds)" if alone else "")
+    seconds = f"{of('seconds'):.2f}" + (f" ({of('cpu'):.2f} in CPU seconds)" if alone else "")
+    return f"{first.text} / {side.text}: {seconds}, memory {first.rows[-1]['mib'] / side.rows[-1]['mib']:.2f}"
 
 
 def compare(options, level: str, secret: str) -> None:
@@ -275,19 +284,23 @@ def compare(options, level: str, secret: str) -> None:
         return
     _, _, _, _, length, sequences = MODELS[options.model]
     tokens, rate = length * sequences, max(rates)
-    print(f"{options.model}, {options.dtype}, {options.rounds} rounds{', ' * bool(level)}{level}; arithmetic rate {rate / 1e9:.0f} GFLOP/s; {cpu_name()}")
+    of_level = f", level {level}" if level else ""
+    print(f"{options.model}, {options.dtype}, {options.rounds} rounds{of_level}; arithmetic rate {rate / 1e9:.0f} GFLOP/s; {cpu_name()}")
     for side in sides:
         speed = tokens / side.median("seconds")
         share = 6 * side.rows[0]["parameters"] * speed / rate
         waited = side.rows[0]["waited"] is not None and len(side.processes) > 1
-        print(f"{side.text:20} {speed:8.0f} tokens/s  {100 * share:5.1f} % of the rate  {side.rows[-1]['mib']:6.0f} MiB a process  loss {side.rows[-1]['loss']:.4f}"
-              + (f"  waited {100 * side.median('waited') / side.median('seconds'):.1f} %" if waited else ""))
+        last = side.rows[-1]
+        print(
+            f"{side.text:20} {speed:8.0f} tokens/s  {100 * share:5.1f} % of the rate  {last['mib']:6.0f} MiB a process"
+            f"  loss {last['loss']:.4f}" + (f"  waited {100 * side.median('waited') / side.median('seconds'):.1f} %" if waited else "")
+        )
     first = sides[0]
     for side in sides[1:]:
-        print(f"{first.text} / {side.text}: {ratio(first, side)}, memory {first.rows[-1]['mib'] / side.rows[-1]['mib']:.2f}")
+        print(ratio(first, side))
     two = {side.name: side for side in sides if len(side.processes) > 1}
     if {"ckdist", "compiled"} <= set(two):
-        print(f"{two['ckdist'].text} / {two['compiled'].text}: {ratio(two['ckdist'], two['compiled'])}, memory {two['ckdist'].rows[-1]['mib'] / two['compiled'].rows[-1]['mib']:.2f}")
+        print(ratio(two["ckdist"], two["compiled"]))
 
 
 def main() -> None:

@@ -88,7 +88,8 @@ class Report:
                 r.step, r.steps, r.loss, ahead, r.learning_rate, r.grad_norm, _speed(r), r.gflops, peak,
             )  # fmt: skip
         if self._board is not None:
-            for name in ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens_per_second", "target_tokens_per_second", "gflops"):
+            speeds = ("tokens_per_second", "target_tokens_per_second", "gflops")
+            for name in ("loss", "eval_loss", "learning_rate", "grad_norm", *speeds):
                 if (value := getattr(r, name)) is not None and math.isfinite(value):
                     self._board.add_scalar(f"train/{name}", value, r.step)
 

@@ -64,7 +64,7 @@ struct ckdist_training_program {
   int64_t trained_floats; /* of the parameters' arena: those that change, packed by each step that multiplies with them. What lies behind them is packed once,
                              where no trained matrix is packed beside it, and then, but for vectors and the embeddings, not read again */
   int32_t heads, kv_heads, head_dim;
-  int32_t bf16;             /* products in bfloat16 where the CPU has them, else in float32 */
+  int32_t bf16;             /* what products read is bfloat16, else float32 */
   const float* rope_cos[2]; /* (max_tokens, head_dim / 2); [1] null where there is one table */
   const float* rope_sin[2];
   const float* parameter_arena;

@@ -67,7 +67,8 @@ void Training::attend_item(int thread, const Step& step, int64_t item) {
   const int64_t begin = batch_.starts[sequence], n = batch_.starts[sequence + 1] - begin, d = program_.head_dim, window = step.i[0];
   Carver carver{own(thread)};
   const AttendSpace s = attend_space(carver, n);
-  const int64_t heads = width(step.out[1]), group = heads / program_.kv_heads, p_stride = stride(round16(n), scratch_bytes()), row = round16(n) + 16;
+  const int64_t heads = width(step.out[1]), group = heads / program_.kv_heads,
+                p_stride = stride(round16(n), scratch_bytes()), row = round16(n) + 16;
   const Operand k = head_of(step.in[1], begin, kv_head), v = head_of(step.in[2], begin, kv_head);
   fetch(k, n), fetch(v, n);
   pack_rows(k, n, d, s.k);
@@ -157,20 +158,25 @@ void Training::attend_grad_item(int thread, const Step& step, int64_t item) {
         Query of[kQueries]{};
         for (int64_t t = 0; t < part; ++t) {
           const int64_t own = first + i + t;
-          of[t] = {(window ? std::max<int64_t>(0, own - window + 1) : 0) - low, own + 1 - low, floats(step.in[4], begin + own)[head],
+          of[t] = {(window ? std::max<int64_t>(0, own - window + 1) : 0) - low, own + 1 - low,
+                   floats(step.in[4], begin + own)[head],
                    kernels_.row.dot({out_grad.row(i + t), narrow_}, {o.row(i + t), narrow_}, d)};
         }
         fetch_part(3, first + i + part);
         for (const int of : {1, 2}) fetch_to_write(head_of(step.out[of], begin + first + i, kv_head), part);
-        kernels_.softmax.gradient({s.scores + low, s.dp + low, row, end - low, kQueries, step.f[0], step.f[1], type_ == Type::bf16, s.ds, ds_stride,
-                                   s.p_turned + i * column_bytes(), s.ds_turned + i * column_bytes(), turned_bytes()}, of);
+        kernels_.softmax.gradient(
+            {s.scores + low, s.dp + low, row, end - low, kQueries, step.f[0], step.f[1], type_ == Type::bf16, s.ds,
+             ds_stride, s.p_turned + i * column_bytes(), s.ds_turned + i * column_bytes(), turned_bytes()},
+            of);
         // dq = ds k. A product may read 32 columns at a time.
         if ((end - from) % 32)
-          for (int64_t t = 0; t < part; ++t) std::fill_n(s.ds + t * ds_stride + (end - low) * scratch_bytes(), 16 * scratch_bytes(), uint8_t{0});
+          for (int64_t t = 0; t < part; ++t)
+            std::fill_n(s.ds + t * ds_stride + (end - low) * scratch_bytes(), 16 * scratch_bytes(), uint8_t{0});
         Matrix m = matrix(d, n, s.k_turned);
         m.cols = end - from, m.tiles += from * column_bytes();
         fetch_to_write(head_of(step.out[0], begin + first + i, head), part);
-        scratch_product_.multiply(m, 0, tiles(d), s.ds + (from - low) * scratch_bytes(), ds_stride, part, s.dq, d_row, false);
+        scratch_product_.multiply(m, 0, tiles(d), s.ds + (from - low) * scratch_bytes(), ds_stride, part, s.dq, d_row,
+                                  false);
         for (int64_t t = 0; t < part; ++t) store(step.out[0], begin + first + i + t, head * d, s.dq + t * d_row, d);
       }
       // dv += p^T do, dk += ds^T q: the queries are what is summed over. Those before a key do not see it.

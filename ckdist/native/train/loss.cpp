@@ -11,7 +11,8 @@ namespace ckdist {
 
 // Tokens whose gradients by logits exist at once.
 int64_t Training::loss_chunk() const {
-  return std::min(std::max<int64_t>(kLogitBytes / stride(program_.vocab, element_bytes()) / kTokens, 1) * kTokens, program_.max_tokens);
+  return std::min(std::max<int64_t>(kLogitBytes / stride(program_.vocab, element_bytes()) / kTokens, 1) * kTokens,
+                  program_.max_tokens);
 }
 
 Training::LossSpace Training::loss_space(Carver& c, const Step& step) const {
@@ -27,7 +28,8 @@ Training::LossSpace Training::loss_space(Carver& c, const Step& step) const {
 }
 
 // Of n tokens: s.largest and s.sums of every part of the logits, (tokens, parts), s.logits of the targets, and s.d relative to the parts' largest.
-void Training::logits(int thread, const Step& step, const Matrix& head, const LossSpace& s, const Operand& x, int64_t first, int64_t n) {
+void Training::logits(int thread, const Step& step, const Matrix& head, const LossSpace& s, const Operand& x,
+                      int64_t first, int64_t n) {
   const int64_t tiles = item_tiles(head), parts = (head.tile_count() + tiles - 1) / tiles, token_parts = (n + kTokens - 1) / kTokens;
   const int64_t row = (tiles + 1) * kTileRows, d_stride = stride(program_.vocab, element_bytes());
   share(parts * token_parts, [&](int64_t item) {
@@ -93,7 +95,9 @@ void Training::cross_entropy(int thread, const Step& step) {
     const int64_t n = std::min(chunk, count - first);
     const Operand x = all ? operand(step.in[0], first) : Operand{s.x, row_stride(step.in[0])};
     if (!all)
-      share(n, [&](int64_t token) { std::copy_n(operand(step.in[0], learned(first + token)).at, row_bytes(step.in[0]), x.row(token)); });
+      share(n, [&](int64_t token) {
+        std::copy_n(operand(step.in[0], learned(first + token)).at, row_bytes(step.in[0]), x.row(token));
+      });
     logits(thread, step, packs.matrix[0], s, x, first, n);
     share(n, [&](int64_t token) { loss_of(step, parts, columns, s, first, token); });
     if (step.out[0] >= 0) {
@@ -101,7 +105,9 @@ void Training::cross_entropy(int thread, const Step& step) {
       if (!all) dx.to = {s.dx, row_stride(step.out[0])};
       multiply(thread, &dx, 1);
       if (!all)
-        share(n, [&](int64_t token) { std::copy_n(dx.to.row(token), row_bytes(step.out[0]), operand(step.out[0], learned(first + token)).at); });
+        share(n, [&](int64_t token) {
+          std::copy_n(dx.to.row(token), row_bytes(step.out[0]), operand(step.out[0], learned(first + token)).at);
+        });
     }
     if (step.gradient[0] >= 0) {
       share(column_items(hidden), [&](int64_t item) { turn_matrix(x, hidden, n, item, s.x_turned); });

@@ -8,7 +8,8 @@
 
 namespace ckdist {
 
-Training::Training(const ckdist_training_program& program, Communicator* communicator, int threads, std::vector<int> cpus, int spins)
+Training::Training(const ckdist_training_program& program, Communicator* communicator, int threads,
+                   std::vector<int> cpus, int spins)
     : program_(program),
       steps_(program.steps, program.steps + program.step_count),
       loss_steps_(program.loss_steps, program.loss_steps + program.loss_step_count),

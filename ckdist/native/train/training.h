@@ -39,7 +39,8 @@ class Training {
   static constexpr int64_t kMaxTiles = 32, kTokens = 64;  // of such an item at most
   static constexpr int64_t kPackTiles = 8, kPackRows = 32;  // of an item of packing; rows that are packed turned at a time
   static constexpr int64_t kOuterRows = 64, kSumTiles = 24;  // of a gradient's part: so much of both factors stays in the L2 cache
-  static constexpr int kLeastSaved = 8;  // tokens without a target are left out of logits where there are more than one in so many
+  static constexpr int kLeastSaved =
+      8;  // tokens without a target are left out of logits where there are more than one in so many
   static constexpr int64_t kLogitBytes = 32 << 20;  // of gradients by logits
   static constexpr int kRowBuffers = 4;    // floats of a row that steps read or write
 
@@ -123,10 +124,14 @@ class Training {
   // What steps carve from the workspace and from a thread's own; the same calls size it and use it.
   struct AttendSpace { uint8_t *k, *v, *p; float *scores, *sums; };
   struct AttendGradSpace { uint8_t *k, *v, *k_turned, *q_turned, *do_turned, *p_turned, *ds_turned, *ds; float *scores, *dp, *dq, *dk, *dv; };
-  struct LossSpace { uint8_t *d, *x_turned, *x, *dx; float *largest, *sums, *logits; };
+  struct LossSpace {
+    uint8_t *d, *x_turned, *x, *dx;
+    float *largest, *sums, *logits;
+  };
   int64_t learned(int64_t index) const { return all_learned() ? index : batch_.learned[index]; }
   bool all_learned() const { return int64_t(batch_.learned.size()) == batch_.tokens; }
-  void logits(int thread, const Step& step, const Matrix& head, const LossSpace& s, const Operand& x, int64_t first, int64_t n);
+  void logits(int thread, const Step& step, const Matrix& head, const LossSpace& s, const Operand& x, int64_t first,
+              int64_t n);
   void loss_of(const Step& step, int64_t parts, int64_t columns, const LossSpace& s, int64_t first, int64_t token);
   AttendSpace attend_space(Carver& c, int64_t tokens) const;
   AttendGradSpace attend_grad_space(Carver& c, int64_t tokens) const;
@@ -161,7 +166,9 @@ class Training {
   int64_t width(int index) const { return values_[index].width; }
   int64_t bytes_of(int index) const { return narrow(index) ? 2 : 4; }  // of an element
   int64_t row_bytes(int index) const { return values_[index].room * bytes_of(index); }
-  int64_t row_stride(int index) const { return ((row_bytes(index) + 63) / 64 | 1) * 64; }  // where a row lies by itself; odd in cache lines
+  int64_t row_stride(int index) const {
+    return ((row_bytes(index) + 63) / 64 | 1) * 64;
+  }  // where a row lies by itself; odd in cache lines
   const float* parameter(int index) const { return program_.parameter_arena + parameters_[index].offset; }
   float* gradient(int index) const { return program_.gradient_arena + parameters_[index].offset; }
   // Columns of activations that any product reads: whole vectors of two bfloat16 each.
@@ -172,7 +179,9 @@ class Training {
   int64_t turned_bytes() const { return tile_bytes(kGradQueries) + 64; }  // no multiple of 4096 bytes: tiles do not share sets of the caches
   int64_t column_bytes() const { return type_ == Type::bf16 ? 32 : 64; }
   int64_t element_bytes() const { return narrow_ ? 2 : 4; }  // of values that products read
-  int64_t scratch_bytes() const { return type_ == Type::bf16 ? 2 : 4; }  // of what a step makes and multiplies with tiles
+  int64_t scratch_bytes() const {
+    return type_ == Type::bf16 ? 2 : 4;
+  }  // of what a step makes and multiplies with tiles
   Matrix matrix(int64_t rows, int64_t cols, const uint8_t* tiles) const { return {type_, rows, cols, tile_bytes(cols), tiles}; }
   static int64_t bytes_of(const Matrix& m) { return m.tile_count() * m.tile_bytes; }
   uint8_t* own(int thread) const { return own_arena_->data() + thread * own_bytes_; }

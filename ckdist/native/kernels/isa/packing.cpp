@@ -29,9 +29,13 @@ CKDIST_INLINE Vec load_some(const uint16_t* p, int64_t n) {
 #if defined(__AVX512BF16__)
 
 CKDIST_INLINE Vec words(__m512i bits) { return {_mm512_castsi512_ps(bits)}; }
-CKDIST_INLINE Vec pairs_along(const float* p, int64_t n) { return words(to_bf16(load_some(p, n), load_some(p + kLanes, n - kLanes))); }
+CKDIST_INLINE Vec pairs_along(const float* p, int64_t n) {
+  return words(to_bf16(load_some(p, n), load_some(p + kLanes, n - kLanes)));
+}
 CKDIST_INLINE Vec pairs_along(const uint16_t* p, int64_t n) {
-  return words(n >= 32 ? _mm512_loadu_si512(p) : n > 0 ? _mm512_maskz_loadu_epi16((1u << n) - 1, p) : _mm512_setzero_si512());
+  return words(n >= 32 ? _mm512_loadu_si512(p)
+               : n > 0 ? _mm512_maskz_loadu_epi16((1u << n) - 1, p)
+                       : _mm512_setzero_si512());
 }
 CKDIST_INLINE __m512i halves(const float* p, int64_t n) { return _mm512_cvtepu16_epi32(to_bf16(load_some(p, n))); }
 CKDIST_INLINE __m512i halves(const uint16_t* p, int64_t n) {
@@ -53,8 +57,10 @@ CKDIST_INLINE Vec along(const Element* p, int64_t n) {
 #if defined(__AVX512BF16__)
   if constexpr (form == Form::bf16) return pairs_along(p, n);
 #endif
-  if constexpr (form == Form::widened && sizeof(Element) == 4) return rounded_to_bf16(load_some(p, n));
-  else return load_some(p, n);
+  if constexpr (form == Form::widened && sizeof(Element) == 4)
+    return rounded_to_bf16(load_some(p, n));
+  else
+    return load_some(p, n);
 }
 
 // Word i of what a word's rows from x on hold in n columns; rows beyond `left` are zeros.
@@ -133,9 +139,13 @@ void widen(const uint8_t* x, int64_t n, float* out) {
 }
 
 template <Form form>
-struct Operand { using Element = uint16_t; };
+struct Operand {
+  using Element = uint16_t;
+};
 template <>
-struct Operand<Form::f32> { using Element = float; };
+struct Operand<Form::f32> {
+  using Element = float;
+};
 
 template <Form form>
 void operand_rows(const uint8_t* x, int64_t stride, int rows, int64_t cols, uint8_t* tile) {
@@ -150,7 +160,8 @@ void pairs_of_columns(const uint8_t* x, int64_t stride, int64_t cols, uint8_t* t
   const __m512i low = _mm512_or_si512(step, _mm512_slli_epi32(_mm512_add_epi32(step, _mm512_set1_epi32(32)), 16));
   const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16)), none = _mm512_setzero_si512();
   for (int64_t c = 0; c < (cols + 15) / 16 * 16; c += 2, tiles += 64) {
-    const __m512i a = c < cols ? _mm512_loadu_si512(x + c * stride) : none, b = c + 1 < cols ? _mm512_loadu_si512(x + (c + 1) * stride) : none;
+    const __m512i a = c < cols ? _mm512_loadu_si512(x + c * stride) : none,
+                  b = c + 1 < cols ? _mm512_loadu_si512(x + (c + 1) * stride) : none;
     store_words(tiles, words(_mm512_permutex2var_epi16(a, low, b)));
     store_words(tiles + tile_bytes, words(_mm512_permutex2var_epi16(a, high, b)));
   }
@@ -164,14 +175,15 @@ void operand_columns(const uint8_t* x, int64_t stride, int rows, int64_t cols, u
   if (form == Form::bf16 && rows == 2 * kTileRows) return pairs_of_columns(x, stride, cols, tiles, tile_bytes);
 #endif
   for (int row = 0; row < rows; row += kTileRows)
-    pack_columns<form>(reinterpret_cast<const Element*>(x) + row, stride / int64_t{sizeof(Element)}, static_cast<int>(least(kTileRows, rows - row)), cols,
-                       tiles + row / kTileRows * tile_bytes);
+    pack_columns<form>(reinterpret_cast<const Element*>(x) + row, stride / int64_t{sizeof(Element)},
+                       static_cast<int>(least(kTileRows, rows - row)), cols, tiles + row / kTileRows * tile_bytes);
 }
 
 template <Form form>
 constexpr PackKernel kernel_of() {
   constexpr bool narrow = form != Form::f32;
-  return {pack_rows<form, float>, pack_columns<form, float>, operand_rows<form>, operand_columns<form>, convert<narrow>, widen<narrow>};
+  return {pack_rows<form, float>, pack_columns<form, float>, operand_rows<form>,
+          operand_columns<form>,  convert<narrow>,           widen<narrow>};
 }
 
 #if defined(__AVX512BF16__)

@@ -15,7 +15,8 @@ constexpr int kPanelSizes[4] = {1, 2, 4, kPanelTokens};
 
 // As panel_avx512.h has it.
 template <Type type, int tiles, int tokens, int step, class Result>
-void panel(const uint8_t* tile, int64_t, const uint8_t* x, int64_t x_stride, int64_t words, int last, const Result& given) {
+void panel(const uint8_t* tile, int64_t, const uint8_t* x, int64_t x_stride, int64_t words, int last,
+           const Result& given) {
   static_assert(type == Type::f32 && tiles == 1 && kParts == 2);
   Result result = given;
   Vec sums[tokens];
@@ -23,7 +24,8 @@ void panel(const uint8_t* tile, int64_t, const uint8_t* x, int64_t x_stride, int
   for (int t = 0; t < tokens; ++t) sums[t] = set(0.0f), result.fetch(t, 0);
   for (const uint8_t* const end = tile + 64 * words; tile < end; tile += 64, x += step) {
     result.ahead();
-    const __m256 top = _mm256_loadu_ps(reinterpret_cast<const float*>(tile)), bottom = _mm256_loadu_ps(reinterpret_cast<const float*>(tile) + 8);
+    const __m256 top = _mm256_loadu_ps(reinterpret_cast<const float*>(tile)),
+                 bottom = _mm256_loadu_ps(reinterpret_cast<const float*>(tile) + 8);
 #pragma GCC unroll 6
     for (int t = 0; t < tokens; ++t) {
       const __m256 value = _mm256_broadcast_ss(reinterpret_cast<const float*>(x + t * x_stride));

@@ -18,15 +18,16 @@ constexpr int64_t kTokensOfBlock = form == Form::widened ? 32 : INT64_MAX;  // w
 
 template <Form form>
 const LinearKernel& linear_kernel() {
-  if constexpr (form == Form::bf16) return bf16_kernel;
-  else return CKDIST_VECTORS::f32_kernel;
+  if constexpr (form == Form::bf16)
+    return bf16_kernel;
+  else
+    return CKDIST_VECTORS::f32_kernel;
 }
-
 
 // One block of columns of a matrix.
 template <Form form>
-void multiply_block(const Matrix& part, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride, int64_t tokens, float* y,
-                    int64_t y_stride, bool add) {
+void multiply_block(const Matrix& part, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
+                    int64_t tokens, float* y, int64_t y_stride, bool add) {
   constexpr int64_t row = kTilesAtOnce * kTileRows;
   const LinearKernel& kernel = linear_kernel<form>();
   if (!add) return kernel.multiply(part, tile_begin, tile_end, x, x_stride, tokens, y, y_stride);
@@ -44,8 +45,8 @@ void multiply_block(const Matrix& part, int64_t tile_begin, int64_t tile_end, co
 }
 
 template <Form form>
-void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride, int64_t tokens, float* y, int64_t y_stride,
-              bool add) {
+void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
+              int64_t tokens, float* y, int64_t y_stride, bool add) {
   constexpr int64_t block = kBlockColumns<form>, row = block + 16;
   for (int64_t column = 0; column < matrix.cols; column += block) {
     Matrix part = matrix;
@@ -59,14 +60,16 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
         widen_rows(rows, x_stride, static_cast<int>(n), words_of<form>(part.cols), wide, row);
         rows = reinterpret_cast<const uint8_t*>(wide), stride = 4 * row;
       }
-      multiply_block<form>(part, tile_begin, tile_end, rows, stride, n, y + token * y_stride, y_stride, add || column > 0);
+      multiply_block<form>(part, tile_begin, tile_end, rows, stride, n, y + token * y_stride, y_stride,
+                           add || column > 0);
       if constexpr (form != Form::widened) break;
     }
   }
 }
 
 template <Form form>
-void produce(const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t tokens, float* sums, const ProductOutput& out) {
+void produce(const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t tokens, float* sums,
+             const ProductOutput& out) {
   const int64_t tiles = matrix.tile_count(), stride = (tiles + 1) * kTileRows;
   multiply<form>(matrix, 0, tiles, x, x_stride, tokens, sums, stride, false);
   for (int64_t t = 0; t < tokens; ++t)
@@ -77,8 +80,8 @@ void produce(const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t t
 }
 
 template <Form form>
-void outer(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x_tiles, int64_t x_tile_bytes, int64_t tokens, float* y,
-           int64_t y_stride, bool add, const uint8_t*) {
+void outer(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x_tiles, int64_t x_tile_bytes,
+           int64_t tokens, float* y, int64_t y_stride, bool add, const uint8_t*) {
   constexpr int64_t row = kOuterColumns / (form == Form::bf16 ? 2 : 1) + 16;  // words
   const int64_t words = words_of<form>(matrix.cols);
   alignas(64) float rows[kTileRows * row];
@@ -89,8 +92,9 @@ void outer(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uin
       transpose(block);
       for (int t = 0; t < kTileRows; ++t) store(rows + t * row + word, block[t]);
     }
-    multiply<form == Form::bf16 ? Form::bf16 : Form::f32>(matrix, tile_begin, tile_end, reinterpret_cast<const uint8_t*>(rows), row * 4, least(kTileRows, tokens - token), y + token * y_stride,
-                   y_stride, add);
+    multiply<form == Form::bf16 ? Form::bf16 : Form::f32>(
+        matrix, tile_begin, tile_end, reinterpret_cast<const uint8_t*>(rows), row * 4, least(kTileRows, tokens - token),
+        y + token * y_stride, y_stride, add);
   }
 }
 

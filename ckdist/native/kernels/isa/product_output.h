@@ -16,7 +16,9 @@ constexpr int kWordBytes = form == Form::widened ? 2 : 4;  // of a row's columns
 template <Form form>
 constexpr Type kTiles = form == Form::bf16 ? Type::bf16 : Type::f32;
 template <Form form>
-constexpr int64_t words_of(int64_t cols) { return (cols + 15) / 16 * 16 / (form == Form::bf16 ? 2 : 1); }
+constexpr int64_t words_of(int64_t cols) {
+  return (cols + 15) / 16 * 16 / (form == Form::bf16 ? 2 : 1);
+}
 
 // `rows` rows of n bfloat16, n a multiple of 16, as floats.
 CKDIST_INLINE void widen_rows(const uint8_t* x, int64_t x_stride, int rows, int64_t n, float* out, int64_t stride) {

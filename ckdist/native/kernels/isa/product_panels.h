@@ -12,7 +12,7 @@ namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-constexpr int64_t kBlockColumns = 256;  // of a block, in words: the tokens of a panel stay in the L1 cache
+constexpr int64_t kBlockColumns = 256;            // of a block, in words: the tokens of a panel stay in the L1 cache
 constexpr int64_t kWideRow = kBlockColumns + 16;  // floats from a widened row to the next
 
 // What panels to come will read comes to the L2 cache a line a step: more at a time would have to wait.
@@ -23,7 +23,8 @@ struct Ahead {
 
 // The rows of the tokens behind those of a panel, where rows lie one behind the other: of `rows`, the part that falls to the panel that begins with
 // `tile`; `none` is what the panel reads anyway.
-CKDIST_INLINE Ahead next_rows(const uint8_t* rows, int64_t x_stride, int64_t row_bytes, int64_t tile, int64_t words, const uint8_t* none) {
+CKDIST_INLINE Ahead next_rows(const uint8_t* rows, int64_t x_stride, int64_t row_bytes, int64_t tile, int64_t words,
+                              const uint8_t* none) {
   const int64_t begin = tile / kPanelTiles * 64 * words;
   return {x_stride < 2 * row_bytes && begin < kPanelTokens * x_stride ? rows + begin : none};
 }
@@ -63,8 +64,9 @@ template <class End>
 using Panel = void (*)(const uint8_t*, int64_t, const uint8_t*, int64_t, int64_t, int, const End&);
 
 template <Type type, int tiles, int step, class End>
-constexpr Panel<End> kPanelOf[4] = {panel<type, tiles, kPanelSizes[0], step, End>, panel<type, tiles, kPanelSizes[1], step, End>,
-                                    panel<type, tiles, kPanelSizes[2], step, End>, panel<type, tiles, kPanelSizes[3], step, End>};
+constexpr Panel<End> kPanelOf[4] = {
+    panel<type, tiles, kPanelSizes[0], step, End>, panel<type, tiles, kPanelSizes[1], step, End>,
+    panel<type, tiles, kPanelSizes[2], step, End>, panel<type, tiles, kPanelSizes[3], step, End>};
 
 // `tiles` is 1 to kPanelTiles, `size` an index of kPanelSizes.
 template <Form form, int step, class End>
@@ -80,13 +82,15 @@ CKDIST_INLINE Panel<End> panel_of(int64_t tiles, int size) {
 // Calls body(token, index of kPanelSizes, ...) for groups of tokens, which do not cross multiples of `within`, each with
 // body(tile, count, rows of the last) for groups of tiles.
 template <class Body>
-CKDIST_INLINE void each_panel(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, int64_t tokens, int64_t within, Body&& body) {
+CKDIST_INLINE void each_panel(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, int64_t tokens,
+                              int64_t within, Body&& body) {
   for (int64_t token = 0; token < tokens;) {
     const int64_t left = least(tokens - token, within - token % within);
     int size = 3;
     while (kPanelSizes[size] > left) --size;
     for (int64_t tile = tile_begin; tile < tile_end;) {
-      const int64_t some = kPanelTiles == 3 && tile_end - tile == 4 ? 2 : least(kPanelTiles, tile_end - tile);  // four are two and two
+      const int64_t some =
+          kPanelTiles == 3 && tile_end - tile == 4 ? 2 : least(kPanelTiles, tile_end - tile);  // four are two and two
       body(token, size, tile, some, static_cast<int>(least(kTileRows, matrix.rows - (tile + some - 1) * kTileRows)));
       tile += some;
     }
@@ -111,7 +115,8 @@ struct PanelRows {
 
 // The same of each group of tokens in turn; `wide` is where those of bfloat16 that is widened go.
 template <Form form>
-CKDIST_INLINE PanelRows panel_rows(const uint8_t* x, int64_t x_stride, int64_t word, int64_t words, int size, bool first, float* wide) {
+CKDIST_INLINE PanelRows panel_rows(const uint8_t* x, int64_t x_stride, int64_t word, int64_t words, int size,
+                                   bool first, float* wide) {
   x += kWordBytes<form> * word;
   if constexpr (form != Form::widened) return {x, x_stride};
   if (first) widen_rows(x, x_stride, kPanelSizes[size], words, wide, kWideRow);
@@ -119,34 +124,43 @@ CKDIST_INLINE PanelRows panel_rows(const uint8_t* x, int64_t x_stride, int64_t w
 }
 
 template <Form form>
-void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride, int64_t tokens, float* y, int64_t y_stride,
-              bool add) {
+void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
+              int64_t tokens, float* y, int64_t y_stride, bool add) {
   const int64_t all = words_of<form>(matrix.cols);
   alignas(64) float wide[form == Form::widened ? kPanelTokens * kWideRow : 1];
   each_block<form>(matrix, [&](int64_t word, int64_t words) {
-    each_panel(matrix, tile_begin, tile_end, tokens, tokens, [&](int64_t token, int size, int64_t tile, int64_t some, int last) {
-      const uint8_t *const from = matrix.tiles + tile * matrix.tile_bytes + 64 * word, *const row = x + token * x_stride;
-      const PanelRows rows = panel_rows<form>(row, x_stride, word, words, size, tile == tile_begin, wide);
-      const Ahead next = next_rows(row + kPanelTokens * x_stride, x_stride, word ? 0 : kWordBytes<form> * all, tile - tile_begin, words, from);
-      panel_of<form, 4, Sum>(some, size)(from, matrix.tile_bytes, rows.at, rows.stride, words, last,
-                                         Sum{y + token * y_stride + tile * kTileRows, y_stride, add || word > 0, next});
-    });
+    each_panel(matrix, tile_begin, tile_end, tokens, tokens,
+               [&](int64_t token, int size, int64_t tile, int64_t some, int last) {
+                 const uint8_t *const from = matrix.tiles + tile * matrix.tile_bytes + 64 * word, *const row =
+                                                                                                      x +
+                                                                                                      token * x_stride;
+                 const PanelRows rows = panel_rows<form>(row, x_stride, word, words, size, tile == tile_begin, wide);
+                 const Ahead next = next_rows(row + kPanelTokens * x_stride, x_stride,
+                                              word ? 0 : kWordBytes<form> * all, tile - tile_begin, words, from);
+                 panel_of<form, 4, Sum>(some, size)(
+                     from, matrix.tile_bytes, rows.at, rows.stride, words, last,
+                     Sum{y + token * y_stride + tile * kTileRows, y_stride, add || word > 0, next});
+               });
   });
 }
 
 template <Form form>
-void produce(const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t tokens, float* sums, const ProductOutput& out) {
+void produce(const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t tokens, float* sums,
+             const ProductOutput& out) {
   const int64_t tiles = matrix.tile_count(), all = words_of<form>(matrix.cols);
   const int64_t stride = (tiles + 1) * kTileRows;  // no multiple of 4096 bytes: loads would wait for stores
   alignas(64) float wide[form == Form::widened ? kPanelTokens * kWideRow : 1];
   each_block<form>(matrix, [&](int64_t word, int64_t words) {
     each_panel(matrix, 0, tiles, tokens, tokens, [&](int64_t token, int size, int64_t tile, int64_t some, int last) {
-      const uint8_t *const from = matrix.tiles + tile * matrix.tile_bytes + 64 * word, *const row = x + token * x_stride;
+      const uint8_t *const from = matrix.tiles + tile * matrix.tile_bytes + 64 * word, *const row =
+                                                                                           x + token * x_stride;
       const PanelRows rows = panel_rows<form>(row, x_stride, word, words, size, tile == 0, wide);
-      const Ahead next = next_rows(row + kPanelTokens * x_stride + kWordBytes<form> * word, x_stride, word ? 0 : kWordBytes<form> * all, tile, words, from);
+      const Ahead next = next_rows(row + kPanelTokens * x_stride + kWordBytes<form> * word, x_stride,
+                                   word ? 0 : kWordBytes<form> * all, tile, words, from);
       float* const at = sums + token * stride + tile * kTileRows;
       if (word + words < all)
-        panel_of<form, 4, Sum>(some, size)(from, matrix.tile_bytes, rows.at, rows.stride, words, kTileRows, Sum{at, stride, word > 0, next});
+        panel_of<form, 4, Sum>(some, size)(from, matrix.tile_bytes, rows.at, rows.stride, words, kTileRows,
+                                           Sum{at, stride, word > 0, next});
       else
         panel_of<form, 4, Finish>(some, size)(from, matrix.tile_bytes, rows.at, rows.stride, words, last,
                                               Finish{out, token, tile * kTileRows, word ? at : nullptr, stride, next});
@@ -155,16 +169,21 @@ void produce(const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t t
 }
 
 template <Form form>
-void outer(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x_tiles, int64_t x_tile_bytes, int64_t tokens, float* y,
-           int64_t y_stride, bool add, const uint8_t* next) {
+void outer(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x_tiles, int64_t x_tile_bytes,
+           int64_t tokens, float* y, int64_t y_stride, bool add, const uint8_t* next) {
   each_block<form>(matrix, [&](int64_t word, int64_t words) {
-    each_panel(matrix, tile_begin, tile_end, tokens, kTileRows, [&](int64_t token, int size, int64_t tile, int64_t some, int last) {
-      const uint8_t* const from = matrix.tiles + tile * matrix.tile_bytes + 64 * word;
-      const int64_t turn = token / kPanelTokens;  // the first panels of a group of tiles fetch a tile each
-      panel_of<form, 64, Sum>(some, size)(from, matrix.tile_bytes, x_tiles + token / kTileRows * x_tile_bytes + token % kTileRows * 4 + 64 * word, 4, words,
-                                          last, Sum{y + token * y_stride + tile * kTileRows, y_stride, add || word > 0,
-                                                    {next && turn < some ? next + (tile + turn) * matrix.tile_bytes + 64 * word : from}});
-    });
+    each_panel(matrix, tile_begin, tile_end, tokens, kTileRows,
+               [&](int64_t token, int size, int64_t tile, int64_t some, int last) {
+                 const uint8_t* const from = matrix.tiles + tile * matrix.tile_bytes + 64 * word;
+                 const int64_t turn = token / kPanelTokens;  // the first panels of a group of tiles fetch a tile each
+                 panel_of<form, 64, Sum>(some, size)(
+                     from, matrix.tile_bytes,
+                     x_tiles + token / kTileRows * x_tile_bytes + token % kTileRows * 4 + 64 * word, 4, words, last,
+                     Sum{y + token * y_stride + tile * kTileRows,
+                         y_stride,
+                         add || word > 0,
+                         {next && turn < some ? next + (tile + turn) * matrix.tile_bytes + 64 * word : from}});
+               });
   });
 }
 

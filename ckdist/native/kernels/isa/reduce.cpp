@@ -89,7 +89,8 @@ struct BF16Pairs : BF16 {
     bool nan = false;
     for (int i = 0; i < kVecs; i += 2) nan |= any_nan(block.v[i], block.v[i + 1]);
     for (int i = 0; i < kVecs; i += 2)
-      packed.v[i / 2] = __builtin_expect(nan, 0) ? to_bf16_pairs(flush(block.v[i]), flush(block.v[i + 1])) : numbers_to_bf16_pairs(block.v[i], block.v[i + 1]);
+      packed.v[i / 2] = __builtin_expect(nan, 0) ? to_bf16_pairs(flush(block.v[i]), flush(block.v[i + 1]))
+                                                 : numbers_to_bf16_pairs(block.v[i], block.v[i + 1]);
     return packed;
   }
   CKDIST_INLINE void write(uint16_t* p, const Packed& packed) {

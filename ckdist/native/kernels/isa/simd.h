@@ -158,13 +158,16 @@ CKDIST_INLINE Vec numbers_to_bf16_pairs(Vec a, Vec b) {
 #if defined(__AVX512BF16__)
   return to_bf16_pairs(a, b);
 #else
-  const __m512i low = _mm512_castps_si512(a.v), high = _mm512_castps_si512(b.v), one = _mm512_set1_epi16(1), half = _mm512_set1_epi32(-0x10000);
+  const __m512i low = _mm512_castps_si512(a.v), high = _mm512_castps_si512(b.v), one = _mm512_set1_epi16(1),
+                half = _mm512_set1_epi32(-0x10000);
   const __m512i upper = _mm512_ternarylogic_epi32(half, high, _mm512_srli_epi32(low, 16), 0xCA);
   const __m512i lower = _mm512_ternarylogic_epi32(half, _mm512_slli_epi32(high, 16), low, 0xCA);
-  const __m512i odd = _mm512_ternarylogic_epi32(lower, upper, one, 0xF8);  // lower | (upper & 1): more than a half rounds up
+  const __m512i odd =
+      _mm512_ternarylogic_epi32(lower, upper, one, 0xF8);  // lower | (upper & 1): more than a half rounds up
   const __m512i rounded = _mm512_add_epi16(upper, _mm512_srli_epi16(_mm512_subs_epu16(odd, one), 15));
   const __mmask32 normal = _mm512_test_epi16_mask(upper, _mm512_set1_epi16(0x7f80));
-  return {_mm512_castsi512_ps(_mm512_mask_blend_epi16(normal, _mm512_and_si512(upper, _mm512_set1_epi16(INT16_MIN)), rounded))};
+  return {_mm512_castsi512_ps(
+      _mm512_mask_blend_epi16(normal, _mm512_and_si512(upper, _mm512_set1_epi16(INT16_MIN)), rounded))};
 #endif
 }
 CKDIST_INLINE bool any_nan(Vec a, Vec b) {
@@ -281,7 +284,8 @@ CKDIST_INLINE Part part_pairs(Part a, Part b) {
 // upper one is odd.
 CKDIST_INLINE Part part_number_pairs(Part a, Part b) {
   const __m256i low = _mm256_castps_si256(a), high = _mm256_castps_si256(b), one = _mm256_set1_epi16(1);
-  const __m256i upper = _mm256_blend_epi16(_mm256_srli_epi32(low, 16), high, 0xaa), lower = _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
+  const __m256i upper = _mm256_blend_epi16(_mm256_srli_epi32(low, 16), high, 0xaa),
+                lower = _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
   const __m256i odd = _mm256_or_si256(lower, _mm256_and_si256(upper, one));
   const __m256i rounded = _mm256_add_epi16(upper, _mm256_srli_epi16(_mm256_subs_epu16(odd, one), 15));
   const __m256i small = _mm256_cmpeq_epi16(_mm256_and_si256(upper, _mm256_set1_epi16(0x7f80)), _mm256_setzero_si256());
@@ -429,7 +433,8 @@ CKDIST_INLINE Vec load_f16(const uint16_t* p) { CKDIST_EACH_PART(part_f16(p + i 
 CKDIST_INLINE Vec load_bf16(const uint16_t* p) { CKDIST_EACH_PART(part_bf16(p + i * kPartLanes)); }
 CKDIST_INLINE void store_bf16(uint16_t* p, Vec a) {
 #if defined(__AVX2__)
-  const __m256i low = _mm256_srli_epi32(part_round_bf16(a.v[0]), 16), high = _mm256_srli_epi32(part_round_bf16(a.v[1]), 16);
+  const __m256i low = _mm256_srli_epi32(part_round_bf16(a.v[0]), 16),
+                high = _mm256_srli_epi32(part_round_bf16(a.v[1]), 16);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
 #else
   for (int i = 0; i < kParts; ++i) part_store_bf16(p + i * kPartLanes, a.v[i]);
