@@ -56,3 +56,16 @@ def test_bfloat16_is_added_in_float32_and_rounded_once(isa):
     parts = [rounded(np.random.default_rng(seed).normal(size=1001).astype(np.float32)) for seed in range(3)]
     exact = floats(parts[0]) + floats(parts[1]) + floats(parts[2])
     np.testing.assert_array_equal(fold(isa, BF16, SUM, SAME, parts, np.empty(1001, np.uint16)), rounded(exact))
+
+
+@pytest.mark.parametrize("isa", each((*VECTORS, "avx512_bf16")))
+def test_hard_sums_of_bfloat16(isa):
+    parts = [hard(4096 + 77, seed).view(np.uint32)[:, None].view(np.uint16)[:, 1].copy() for seed in range(2)]
+    parts = [np.where(np.random.default_rng(seed).random(len(p)) < 0.2, p & 0x81FF, p).astype(np.uint16) for seed, p in enumerate(parts)]  # small
+    parts[1][:7], parts[1][7:300] = 0, parts[0][7:300] ^ 0x8001  # nearly the opposite: what is left is small
+    with np.errstate(all="ignore"):
+        exact = floats(parts[0]) + floats(parts[1])
+    found = fold(isa, BF16, SUM, SAME, parts, np.empty(len(exact), np.uint16))
+    numbers = ~np.isnan(exact)  # of two NaNs either may be kept
+    np.testing.assert_array_equal(found[numbers], rounded(exact)[numbers])
+    assert np.isnan(floats(found)[~numbers]).all() and np.count_nonzero(found == 0) > 10

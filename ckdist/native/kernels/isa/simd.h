@@ -153,7 +153,8 @@ CKDIST_INLINE Vec to_bf16_pairs(Vec a, Vec b) {
   return {_mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32(round_bf16(a), 16), upper))};
 #endif
 }
-// The same, where no lane is a NaN; denormals become zeros, as the CPUs' own conversion has it.
+// The same, where no lane is a NaN; denormals become zeros, as the CPUs' own conversion has it. `flushed`: there are none.
+template <bool flushed>
 CKDIST_INLINE Vec numbers_to_bf16_pairs(Vec a, Vec b) {
 #if defined(__AVX512BF16__)
   return to_bf16_pairs(a, b);
@@ -165,6 +166,7 @@ CKDIST_INLINE Vec numbers_to_bf16_pairs(Vec a, Vec b) {
   const __m512i odd =
       _mm512_ternarylogic_epi32(lower, upper, one, 0xF8);  // lower | (upper & 1): more than a half rounds up
   const __m512i rounded = _mm512_add_epi16(upper, _mm512_srli_epi16(_mm512_subs_epu16(odd, one), 15));
+  if constexpr (flushed) return {_mm512_castsi512_ps(rounded)};
   const __mmask32 normal = _mm512_test_epi16_mask(upper, _mm512_set1_epi16(0x7f80));
   return {_mm512_castsi512_ps(
       _mm512_mask_blend_epi16(normal, _mm512_and_si512(upper, _mm512_set1_epi16(INT16_MIN)), rounded))};
@@ -282,12 +284,14 @@ CKDIST_INLINE Part part_pairs(Part a, Part b) {
 }
 // Upper halves are whole numbers of 16 bits, which go up by 1 where the lower ones are more than a half, or a half and the
 // upper one is odd.
+template <bool flushed>
 CKDIST_INLINE Part part_number_pairs(Part a, Part b) {
   const __m256i low = _mm256_castps_si256(a), high = _mm256_castps_si256(b), one = _mm256_set1_epi16(1);
   const __m256i upper = _mm256_blend_epi16(_mm256_srli_epi32(low, 16), high, 0xaa),
                 lower = _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
   const __m256i odd = _mm256_or_si256(lower, _mm256_and_si256(upper, one));
   const __m256i rounded = _mm256_add_epi16(upper, _mm256_srli_epi16(_mm256_subs_epu16(odd, one), 15));
+  if constexpr (flushed) return _mm256_castsi256_ps(rounded);
   const __m256i small = _mm256_cmpeq_epi16(_mm256_and_si256(upper, _mm256_set1_epi16(0x7f80)), _mm256_setzero_si256());
   return _mm256_castsi256_ps(_mm256_andnot_si256(_mm256_srli_epi16(small, 1), rounded));
 }
@@ -375,6 +379,7 @@ CKDIST_INLINE Part part_flush(Part a) {
   const PartBits bits = (PartBits)a;
   return (Part)((bits & 0x7f800000) == 0 ? bits & 0x80000000 : bits);
 }
+template <bool>
 CKDIST_INLINE Part part_number_pairs(Part a, Part b) { return part_pairs(part_flush(a), part_flush(b)); }
 CKDIST_INLINE bool part_any_nan(Part, Part) { return false; }  // part_number_pairs keeps them
 CKDIST_INLINE void part_store_i8(int8_t* p, Part a) {
@@ -446,8 +451,10 @@ CKDIST_INLINE void load_pairs_bf16(const uint16_t* p, Vec* even, Vec* odd) {
 }
 // The bits of lanes of 32: in each that of a in the lower half, that of b in the upper one.
 CKDIST_INLINE Vec to_bf16_pairs(Vec a, Vec b) { CKDIST_EACH_PART(part_pairs(a.v[i], b.v[i])); }
-// The same, where no lane is a NaN; denormals become zeros, as the CPUs' own conversion to bfloat16 has it.
-CKDIST_INLINE Vec numbers_to_bf16_pairs(Vec a, Vec b) { CKDIST_EACH_PART(part_number_pairs(a.v[i], b.v[i])); }
+// The same, where no lane is a NaN; denormals become zeros, as the CPUs' own conversion to bfloat16 has it. `flushed`:
+// there are none.
+template <bool flushed>
+CKDIST_INLINE Vec numbers_to_bf16_pairs(Vec a, Vec b) { CKDIST_EACH_PART(part_number_pairs<flushed>(a.v[i], b.v[i])); }
 CKDIST_INLINE bool any_nan(Vec a, Vec b) {
   bool any = false;
   for (int i = 0; i < kParts; ++i) any |= part_any_nan(a.v[i], b.v[i]);
