@@ -296,7 +296,7 @@ CKDIST_INLINE Part part_number_pairs(Part a, Part b) {
   return _mm256_castsi256_ps(_mm256_andnot_si256(_mm256_srli_epi16(small, 1), rounded));
 }
 CKDIST_INLINE bool part_any_nan(Part a, Part b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0; }
-CKDIST_INLINE Part part_to_bf16(Part a) {
+CKDIST_INLINE Part part_rounded_to_bf16(Part a) {
   return _mm256_castsi256_ps(_mm256_and_si256(part_round_bf16(a), _mm256_set1_epi32(-0x10000)));
 }
 CKDIST_INLINE Part part_flush(Part a) {
@@ -374,7 +374,7 @@ CKDIST_INLINE void part_load_pairs(const uint16_t* p, Part* even, Part* odd) {
   *even = (Part)(pairs << 16), *odd = (Part)(pairs & 0xffff0000);
 }
 CKDIST_INLINE Part part_pairs(Part a, Part b) { return (Part)(part_round_bf16(a) >> 16 | (part_round_bf16(b) & 0xffff0000)); }
-CKDIST_INLINE Part part_to_bf16(Part a) { return (Part)(part_round_bf16(a) & 0xffff0000); }
+CKDIST_INLINE Part part_rounded_to_bf16(Part a) { return (Part)(part_round_bf16(a) & 0xffff0000); }
 CKDIST_INLINE Part part_flush(Part a) {
   const PartBits bits = (PartBits)a;
   return (Part)((bits & 0x7f800000) == 0 ? bits & 0x80000000 : bits);
@@ -460,7 +460,7 @@ CKDIST_INLINE bool any_nan(Vec a, Vec b) {
   for (int i = 0; i < kParts; ++i) any |= part_any_nan(a.v[i], b.v[i]);
   return any;
 }
-CKDIST_INLINE Vec rounded_to_bf16(Vec a) { CKDIST_EACH_PART(part_to_bf16(a.v[i])); }
+CKDIST_INLINE Vec rounded_to_bf16(Vec a) { CKDIST_EACH_PART(part_rounded_to_bf16(a.v[i])); }
 // Denormals become zeros, as the CPUs' own conversion to bfloat16 has it.
 CKDIST_INLINE Vec flush(Vec a) { CKDIST_EACH_PART(part_flush(a.v[i])); }
 CKDIST_INLINE Vec load_i8(const int8_t* p) { CKDIST_EACH_PART(part_i8(p + i * kPartLanes)); }

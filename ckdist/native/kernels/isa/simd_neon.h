@@ -62,6 +62,10 @@ CKDIST_INLINE Part part_flush(Part a) {
   const uint32x4_t small = vceqzq_u32(vandq_u32(part_bits(a), vdupq_n_u32(0x7f800000)));
   return part_of_bits(vbicq_u32(part_bits(a), vandq_u32(small, vdupq_n_u32(0x7fffffff))));
 }
+CKDIST_INLINE Part part_rounded_to_bf16(Part a) { return part_of_bits(vshll_n_u16(part_to_bf16(a), 16)); }
+template <bool>
+CKDIST_INLINE Part part_number_pairs(Part a, Part b) { return part_pairs(part_flush(a), part_flush(b)); }
+CKDIST_INLINE bool part_any_nan(Part, Part) { return false; }  // part_number_pairs keeps them
 CKDIST_INLINE void part_store_i8(int8_t* p, Part a) {
   const int16x4_t halves = vqmovn_s32(vcvtnq_s32_f32(a));
   const int32_t four = vget_lane_s32(vreinterpret_s32_s8(vqmovn_s16(vcombine_s16(halves, halves))), 0);
