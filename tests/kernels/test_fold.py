@@ -58,7 +58,7 @@ def test_bfloat16_is_added_in_float32_and_rounded_once(isa):
     np.testing.assert_array_equal(fold(isa, BF16, SUM, SAME, parts, np.empty(1001, np.uint16)), rounded(exact))
 
 
-@pytest.mark.parametrize("isa", each((*VECTORS, "avx512_bf16")))
+@pytest.mark.parametrize("isa", each(BF16_LEVELS))
 def test_hard_sums_of_bfloat16(isa):
     parts = [hard(4096 + 77, seed).view(np.uint32)[:, None].view(np.uint16)[:, 1].copy() for seed in range(2)]
     parts = [np.where(np.random.default_rng(seed).random(len(p)) < 0.2, p & 0x81FF, p).astype(np.uint16) for seed, p in enumerate(parts)]  # small
