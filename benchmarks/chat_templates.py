@@ -89,8 +89,9 @@ def theirs(source: str, messages: list, variables: dict) -> str:
 
 
 def reference(source: str, name: str, template: ChatTemplate) -> tuple[str | None, str]:
-    """transformers' prompt, or None and why it has none. A template that takes another form gets that form from its
-    users."""
+    """Transformers' prompt, or None and why it has none. A template that takes another form gets that form from its
+    users.
+    """
     _, messages, both, alone = CHATS[name]
     forms = [messages]
     if name.startswith("tool history"):
@@ -166,9 +167,7 @@ def main() -> int:
                         f"   the server   {json.dumps(got, ensure_ascii=False)}"
                     )
             elif kind == "only the server" and options.verbose:
-                print(
-                    f"{path.stem}, {name}: transformers refuses ({why}); the server: {json.dumps(got)[:300]}"
-                )
+                print(f"{path.stem}, {name}: transformers refuses ({why}); the server: {json.dumps(got)[:300]}")
             elif kind == "both refuse" and options.verbose:
                 print(f"{path.stem}, {name}: both refuse ({why}); {reason}")
     kinds = ("same", "only the server", "server keeps", "both refuse", "refused", "other")

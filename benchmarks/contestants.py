@@ -1,7 +1,9 @@
-"""Processes that have loaded a model and measure one row whenever they are asked to, so that single turns of several can alternate.
+"""Processes that have loaded a model and measure one row whenever they are asked to, so that single turns of several
+can alternate.
 
-Run as a script it is such a process: a line of JSON on standard input asks for a row ({"n_prompt": 512, "n_gen": 0, "n_depth": 0,
-"n_parallel": 1}), a line on standard output answers. A row is measured once, after a warm-up that does not count.
+Run as a script it is such a process: a line of JSON on standard input asks for a row ({"n_prompt": 512, "n_gen": 0,
+"n_depth": 0, "n_parallel": 1}), a line on standard output answers. A row is measured once, after a warm-up that does
+not count.
 """
 
 import argparse
@@ -28,12 +30,27 @@ class Contestant:
     def __init__(self, kind: str, args, ranks: int = 1):
         self.name = kind
         longest = max([*args.n_prompt, args.n_gen]) + max(args.n_depth)
-        command = [sys.executable, __file__, kind, args.model, str(args.threads // ranks), str(longest), str(max(args.n_parallel))]
+        command = [
+            sys.executable,
+            __file__,
+            kind,
+            args.model,
+            str(args.threads // ranks),
+            str(longest),
+            str(max(args.n_parallel)),
+        ]
         if ranks > 1:
             command = [shutil.which("mpirun") or "mpirun", "-n", str(ranks), *command]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
         self.said = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said, bufsize=0)
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said, bufsize=0
+        )
         self._answer(READY_SECONDS)
 
     def turn(self, row: dict) -> dict:
@@ -52,7 +69,9 @@ class Contestant:
         """The next line that is an answer; others are what libraries print."""
         line, deadline = b"", time.monotonic() + seconds
         while not line.startswith(b"{"):
-            if not select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0] or not (line := self.process.stdout.readline()):
+            if not select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0] or not (
+                line := self.process.stdout.readline()
+            ):
                 self.process.kill()
                 self.said.seek(0)
                 raise SystemExit(f"{self.name} did not answer within {seconds:.0f} s: {self.said.read()[-2000:]}")
@@ -60,7 +79,9 @@ class Contestant:
 
 
 class IkLlama:
-    """ik_llama.cpp by its `llama-bench`: a process per turn, which loads the model, warms up and measures a row once."""
+    """ik_llama.cpp by its `llama-bench`: a process per turn, which loads the model, warms up and measures a row
+    once.
+    """
 
     def __init__(self, program: str, args, repack: bool):
         self.command = [program, "-m", args.model, "-t", str(args.threads), "-r", "1", "-o", "json"]
@@ -68,7 +89,8 @@ class IkLlama:
 
     def turn(self, row: dict) -> dict | None:
         """The row measured once: {"median_ts": tokens/s}. None of what the program has no row for: several sequences,
-        a prompt behind other tokens."""
+        a prompt behind other tokens.
+        """
         if row["n_parallel"] > 1 or (row["n_prompt"] and row["n_depth"]):
             return None
         work = ["-p", str(row["n_prompt"]), "-n", str(0 if row["n_depth"] else row["n_gen"])]
@@ -177,7 +199,12 @@ def serve_ckdist(model: str, threads: int, length: int, parallel: int) -> None:
                 measured = bench.prompt(row["n_prompt"], row["n_depth"])
             else:
                 measured = bench.generate(row["n_gen"], row["n_parallel"], row["n_depth"])
-            answer({key: measured[key] for key in ("median_ts", "bound", "bound_fraction", "read_bandwidth", "exchange_share")})
+            answer(
+                {
+                    key: measured[key]
+                    for key in ("median_ts", "bound", "bound_fraction", "read_bandwidth", "exchange_share")
+                }
+            )
 
 
 def answer(measured: dict) -> None:

@@ -1,9 +1,11 @@
 """Time from the start of a process to its first token, with weights packed before anything runs and while it runs.
 
-`python benchmarks/first_token.py MODEL.gguf` runs `--reorganize off` and `threads` in turn, on one rank and on two, with the model's file in
-the system's cache and, where this user may drop it, without. It prints medians, less the time in which the process got memory from its machine (`prime`): seconds to the first token, the part of it that loading
-everything took, the time until everything was packed, and the longest gap between two tokens while that went on, over the median gap.
-After it: the memory of all ranks (proportional set size) and what the system still holds of the file, over the size of the checkpoint.
+`python benchmarks/first_token.py MODEL.gguf` runs `--reorganize off` and `threads` in turn, on one rank and on two,
+with the model's file in the system's cache and, where this user may drop it, without. It prints medians, less the time
+in which the process got memory from its machine (`prime`): seconds to the first token, the part of it that loading
+everything took, the time until everything was packed, and the longest gap between two tokens while that went on, over
+the median gap. After it: the memory of all ranks (proportional set size) and what the system still holds of the file,
+over the size of the checkpoint.
 """
 
 import argparse
@@ -20,7 +22,9 @@ RANK_PROGRAM = "rank"
 
 
 def rank_program(model_path: str, reorganize: str, threads: int, prompt_tokens: int, tokens: int) -> None:
-    """What one rank does: greedy text of one prompt; rank 0 prints when each token came, and what memory is held in the end."""
+    """What one rank does: greedy text of one prompt; rank 0 prints when each token came, and what memory is held in
+    the end.
+    """
     import numpy as np
 
     from ckdist.comm.world import start_world
@@ -30,7 +34,9 @@ def rank_program(model_path: str, reorganize: str, threads: int, prompt_tokens: 
 
     world = start_world()
     primed = prime(os.path.getsize(model_path) * 5 // 4 // world.size)
-    model = load_model(EngineConfig(model=model_path, reorganize=reorganize, threads=threads, ctx_size=2048, parallel=1), world)
+    model = load_model(
+        EngineConfig(model=model_path, reorganize=reorganize, threads=threads, ctx_size=2048, parallel=1), world
+    )
     loaded = time.monotonic()
     if world.rank == 0:
         sequence, rng = SingleSequence(model.executable), np.random.default_rng(0)
@@ -49,13 +55,26 @@ def rank_program(model_path: str, reorganize: str, threads: int, prompt_tokens: 
     kept = sum(world.gather(filled.kept))
     if world.rank == 0:
         plan = dict(kv=model.executable.kv_bytes * world.size, kept=kept, bytes=filled.bytes, fill=filled.seconds)
-        print(json.dumps(dict(primed=primed, loaded=loaded, times=times, packed=packed, memory=memory, cached=cached_bytes(model_path), **plan)), flush=True)
+        print(
+            json.dumps(
+                dict(
+                    primed=primed,
+                    loaded=loaded,
+                    times=times,
+                    packed=packed,
+                    memory=memory,
+                    cached=cached_bytes(model_path),
+                    **plan,
+                )
+            ),
+            flush=True,
+        )
     world.close()
 
 
 def prime(size: int) -> float:
-    """Seconds in which memory was touched and given back, so that this machine has it: a virtual one may take a tenth of memory's speed to get
-    what it has not used for long, and that is no part of what is compared.
+    """Seconds in which memory was touched and given back, so that this machine has it: a virtual one may take a
+    tenth of memory's speed to get what it has not used for long, and that is no part of what is compared.
     """
     import mmap
 
@@ -77,15 +96,28 @@ def proportional_bytes() -> int:
 
 def cached_bytes(path: str) -> int:
     """Of the file that the system holds in memory."""
-    done = subprocess.run(["fincore", "--bytes", "--noheadings", "--output", "RES", path], capture_output=True, text=True)
+    done = subprocess.run(
+        ["fincore", "--bytes", "--noheadings", "--output", "RES", path], capture_output=True, text=True
+    )
     return int(done.stdout) if done.returncode == 0 else -1
 
 
 def run(path: str, reorganize: str, ranks: int, options) -> dict:
-    words = [sys.executable, __file__, RANK_PROGRAM, path, reorganize, str(max(1, options.threads // ranks)), str(options.prompt), str(options.tokens)]
+    words = [
+        sys.executable,
+        __file__,
+        RANK_PROGRAM,
+        path,
+        reorganize,
+        str(max(1, options.threads // ranks)),
+        str(options.prompt),
+        str(options.tokens),
+    ]
     command = words if ranks == 1 else ["mpirun", "-n", str(ranks), *words]
     start = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT
+    )
     if done.returncode:
         sys.exit(done.stderr)
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
@@ -126,7 +158,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print every run")
     options = parser.parse_args()
     size = os.path.getsize(options.model)
-    print("| cache | ranks | reorganize | first token, s | ready to run, s | all packed, s | by steps | gap, ms | longest / median | gaps meanwhile | memory / checkpoint | file in cache |")
+    print(
+        "| cache | ranks | reorganize | first token, s | ready to run, s | all packed, s | by steps | gap, ms | longest / median | gaps meanwhile | memory / checkpoint | file in cache |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for cache in options.cache:
         for ranks in options.ranks:

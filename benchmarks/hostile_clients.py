@@ -38,8 +38,8 @@ ASK_SECONDS = 0.2
 ATTACK_SECONDS = 30.0
 MEBIBYTE = 1 << 20
 
-# Each is one branch of the template, chosen by `bomb`. Sizes hold the variable `k`, which is 1: constants would be computed
-# when the template is compiled, and end every chat with it.
+# Each is one branch of the template, chosen by `bomb`. Sizes hold the variable `k`, which is 1: constants would be
+# computed when the template is compiled, and end every chat with it.
 DOUBLED = "{% set ns = namespace(l=[1]) %}{% for _ in range(60*k) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}"
 OTHER = DOUBLED.replace("ns", "n2")
 BOMBS = {
@@ -132,7 +132,7 @@ class Watch:
         body = {"messages": [{"role": "user", "content": "def main("}], "max_tokens": 4}
         headers = {"Authorization": f"Bearer {KEY}"}
         while True:
-            chat = lambda client: client.post("/v1/chat/completions", json=body, headers=headers)  # noqa: E731
+            chat = lambda client: client.post("/v1/chat/completions", json=body, headers=headers)
             await self._ask(seen, "chat", chat)
 
     async def _health(self, seen: dict) -> None:

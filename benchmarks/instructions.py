@@ -2,9 +2,9 @@
 
     python benchmarks/instructions.py [--update]        (make bench-check)
 
-The count of one thread does not depend on what else the machine does, so a change that makes the replay slower shows even on a noisy
-machine. valgrind knows no AVX-512: counted are the AVX2 and the plain kernels, on the bundled model. Exit code 1 where a count has grown
-by more than the tolerance; `--update` writes the new counts into instructions.json.
+The count of one thread does not depend on what else the machine does, so a change that makes the replay slower shows
+even on a noisy machine. valgrind knows no AVX-512: counted are the AVX2 and the plain kernels, on the bundled model.
+Exit code 1 where a count has grown by more than the tolerance; `--update` writes the new counts into instructions.json.
 """
 
 import argparse
@@ -69,12 +69,18 @@ def main() -> int:
             name = f"{phase} {quantize} {isa}"
             after[name] = count(isa, quantize, tokens, chunk)
             change = after[name] / before[name] - 1 if name in before else 0.0
-            print(f"{name:22s} {after[name]:>12,d} instructions per token, {f'{change:+.2%}' if name in before else 'new'}", flush=True)
+            print(
+                f"{name:22s} {after[name]:>12,d} instructions per token, {f'{change:+.2%}' if name in before else 'new'}",
+                flush=True,
+            )
             slower += [name] if change > TOLERANCE else []
     if args.update:
         RECORD.write_text(json.dumps(after, indent=1) + "\n")
     elif slower:
-        print(f"more instructions than on record by over {TOLERANCE:.0%}: {', '.join(slower)}. If that is right, keep it with --update", file=sys.stderr)
+        print(
+            f"more instructions than on record by over {TOLERANCE:.0%}: {', '.join(slower)}. If that is right, keep it with --update",
+            file=sys.stderr,
+        )
         return 1
     return 0
 

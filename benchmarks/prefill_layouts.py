@@ -1,11 +1,13 @@
-"""Prefill with tokens cut beside prefill with tensors cut, on the same ranks: alternating turns, medians, bytes moved, and the transition.
+"""Prefill with tokens cut beside prefill with tensors cut, on the same ranks: alternating turns, medians, bytes moved,
+and the transition.
 
     mpirun -n 2 python benchmarks/prefill_layouts.py -m MODEL.gguf [-t 1] [-p 512,2048] [-r 5]
 
-Both run in the same processes over the same weights and cache, in turn. Then turns that also decode nine tokens are traced: `gap` is
-from the end of a prompt's last step to the first decode step's first work, on each rank, and `transition` what of it is more than the
-median gap between two decode steps. Bytes are those that all ranks read of one another, per layer and step, beside the formula: for
-TOKEN tokens * (ranks - 1) / ranks * (2 heads + 2 kv_heads) * head_dim * 4, for TENSOR tokens * 2 hidden * ranks * (ranks - 1) * 4.
+Both run in the same processes over the same weights and cache, in turn. Then turns that also decode nine tokens are
+traced: `gap` is from the end of a prompt's last step to the first decode step's first work, on each rank, and
+`transition` what of it is more than the median gap between two decode steps. Bytes are those that all ranks read of one
+another, per layer and step, beside the formula: for TOKEN tokens * (ranks - 1) / ranks * (2 heads + 2 kv_heads) *
+head_dim * 4, for TENSOR tokens * 2 hidden * ranks * (ranks - 1) * 4.
 """
 
 import argparse
@@ -55,7 +57,10 @@ def compare(model, prompts: list[int], rounds: int) -> None:
         ratios = [tensor / token for token, tensor in zip(taken["TOKEN"][1:], taken["TENSOR"][1:])]
         token, tensor = (count / statistics.median(taken[name][1:]) for name in ("TOKEN", "TENSOR"))
         spread = f"{min(ratios):.3f} to {max(ratios):.3f}, {rounds} rounds"
-        print(f"{count} tokens: TOKEN {token:.1f} tokens/s, TENSOR {tensor:.1f}, ratio {statistics.median(ratios):.3f} ({spread})", flush=True)
+        print(
+            f"{count} tokens: TOKEN {token:.1f} tokens/s, TENSOR {tensor:.1f}, ratio {statistics.median(ratios):.3f} ({spread})",
+            flush=True,
+        )
 
 
 def bytes_moved(model, name: str, tokens: int) -> float:
@@ -101,7 +106,9 @@ def transitions(path: str) -> None:
         median = {name: statistics.median(values) for name, values in gaps.items()}
         for name in sorted(median.keys() - {"decode"}):
             between = f"gap {median[name]:.1f} us, between decode steps {median['decode']:.1f} us"
-            print(f"rank {rank}, {name}: {between}, transition {median[name] - median['decode']:.1f} us ({len(gaps[name])} turns)")
+            print(
+                f"rank {rank}, {name}: {between}, transition {median[name] - median['decode']:.1f} us ({len(gaps[name])} turns)"
+            )
 
 
 def main() -> None:
@@ -115,14 +122,21 @@ def main() -> None:
     world = start_world()
     if world.size == 1:
         raise SystemExit("one rank has nothing to cut: run under mpirun -n 2 or more")
-    model = load_model(EngineConfig(model=arguments.model, threads=arguments.threads, ctx_size=max([*prompts, PROMPT + DECODED]), parallel=1), world)
+    model = load_model(
+        EngineConfig(
+            model=arguments.model, threads=arguments.threads, ctx_size=max([*prompts, PROMPT + DECODED]), parallel=1
+        ),
+        world,
+    )
     executable = model.executable
     tokens = min(executable.max_tokens, executable.context_length)
     moved = {name: bytes_moved(model, name, tokens) for name in LAYOUTS}
     if world.rank == 0:
         print(model.prefill.reason)
         for name, formula in formulas(model.spec, world.size, tokens).items():
-            print(f"{name}: {moved[name] / 1e6:.3f} MB per layer and step of {tokens} tokens, formula {formula / 1e6:.3f}")
+            print(
+                f"{name}: {moved[name] / 1e6:.3f} MB per layer and step of {tokens} tokens, formula {formula / 1e6:.3f}"
+            )
         compare(model, prompts, arguments.rounds)
         executable.stop()
     else:

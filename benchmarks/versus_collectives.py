@@ -1,13 +1,16 @@
-"""ckdist's collectives beside Open MPI, MPICH and gloo, two ranks on two CPUs, by turns in one run: medians by distance of the CPUs, and ratios.
+"""ckdist's collectives beside Open MPI, MPICH and gloo, two ranks on two CPUs, by turns in one run: medians by distance
+of the CPUs, and ratios.
 
-    python benchmarks/versus_collectives.py --openmpi python --mpich /venvs/mpich/bin/python --gloo /venvs/torch/bin/python [-o json]
+python benchmarks/versus_collectives.py --openmpi python --mpich /venvs/mpich/bin/python --gloo /venvs/torch/bin/python
+[-o json]
 
-Each peer is named by a Python that has it (mpi4py built for that MPI, whose launcher lies beside it; torch); those not named are left out.
-Every side is a pair of processes that sleep until it is their turn. A batch is short, is preceded by a rewriting of the data before every
-call (whose own time is taken off), and stands between two measurements of a cache line's round trip by ckdist's pair: it counts only if
-both agree on the distance (near: below 0.25 us, far: 0.35 to 0.9) and no rank waited more than 2 % of it for a CPU. Peers are timed in
-place and with a second buffer, and the better is taken. `memcpy` is what each core needs to copy as many bytes while the other does too:
-a rank of two must read and write at least so many.
+Each peer is named by a Python that has it (mpi4py built for that MPI, whose launcher lies beside it; torch); those not
+named are left out. Every side is a pair of processes that sleep until it is their turn. A batch is short, is preceded
+by a rewriting of the data before every call (whose own time is taken off), and stands between two measurements of a
+cache line's round trip by ckdist's pair: it counts only if both agree on the distance (near: below 0.25 us, far: 0.35
+to 0.9) and no rank waited more than 2 % of it for a CPU. Peers are timed in place and with a second buffer, and the
+better is taken. `memcpy` is what each core needs to copy as many bytes while the other does too: a rank of two must
+read and write at least so many.
 """
 
 import argparse
@@ -52,7 +55,9 @@ class Ckdist:
         for dtype in ("float32", "bfloat16") if operation == "all_reduce" else ("float32",):
             for name, placed in (("arena", True), ("ordinary", False)):
                 given = self.buffers(self.communicator, operation, size, dtype, placed)
-                turns[name + ("_bfloat16" if dtype == "bfloat16" else "")] = lambda given=given, dtype=dtype: self.watch.collective(operation, *given, dtype)
+                turns[name + ("_bfloat16" if dtype == "bfloat16" else "")] = lambda given=given, dtype=dtype: (
+                    self.watch.collective(operation, *given, dtype)
+                )
         if operation == "all_reduce" and size >= 1 << 20:
             turns["memcpy"] = self.memcpy(size)
         return turns
@@ -98,24 +103,36 @@ class Mpi:
             seconds = ctypes.c_double()
 
             def run() -> float:
-                if self.timer(self.address(function), given, ctypes.c_void_p(buffers[0].ctypes.data), ctypes.c_int64(dirty), ctypes.c_int32(calls), ctypes.byref(seconds)):
+                if self.timer(
+                    self.address(function),
+                    given,
+                    ctypes.c_void_p(buffers[0].ctypes.data),
+                    ctypes.c_int64(dirty),
+                    ctypes.c_int32(calls),
+                    ctypes.byref(seconds),
+                ):
                     raise RuntimeError(f"{function} failed")
                 return seconds.value
 
             return run
 
         if operation == "all_reduce":
-            turns = {"": turn("MPI_Allreduce", self.in_place, a, n, kind, total, comm), "_apart": turn("MPI_Allreduce", a, b, n, kind, total, comm)}
+            turns = {
+                "": turn("MPI_Allreduce", self.in_place, a, n, kind, total, comm),
+                "_apart": turn("MPI_Allreduce", a, b, n, kind, total, comm),
+            }
             if (half := getattr(mpi, "BFLOAT16_T", mpi.DATATYPE_NULL)) != mpi.DATATYPE_NULL:
                 turns["_bfloat16"] = turn("MPI_Allreduce", self.in_place, a, 2 * n, half.handle, total, comm)
             return turns
-        return {"": {
-            "reduce_scatter": lambda: turn("MPI_Reduce_scatter_block", a, b, part, kind, total, comm),
-            "all_gather": lambda: turn("MPI_Allgather", a, part, kind, b, part, kind, comm, dirty=size // RANKS),
-            "all_to_all": lambda: turn("MPI_Alltoall", a, part, kind, b, part, kind, comm),
-            "broadcast": lambda: turn("MPI_Bcast", a, n, kind, 0, comm),
-            "barrier": lambda: turn("MPI_Barrier", comm, dirty=0),
-        }[operation]()}
+        return {
+            "": {
+                "reduce_scatter": lambda: turn("MPI_Reduce_scatter_block", a, b, part, kind, total, comm),
+                "all_gather": lambda: turn("MPI_Allgather", a, part, kind, b, part, kind, comm, dirty=size // RANKS),
+                "all_to_all": lambda: turn("MPI_Alltoall", a, part, kind, b, part, kind, comm),
+                "broadcast": lambda: turn("MPI_Bcast", a, n, kind, 0, comm),
+                "barrier": lambda: turn("MPI_Barrier", comm, dirty=0),
+            }[operation]()
+        }
 
 
 class Gloo:
@@ -184,10 +201,16 @@ class Pair:
             program = [str(beside / "mpirun"), "-n", str(RANKS), "--bind-to", "none", *program]
         elif side == "mpich":
             program = [str(beside / "mpiexec"), "-n", str(RANKS), "-bind-to", "none", *program]
-            environments = [{"MPIR_CVAR_POLLS_BEFORE_YIELD": "0"}]  # each rank has a CPU: yielding would only cost it time
+            # each rank has a CPU: yielding would only cost it time
+            environments = [{"MPIR_CVAR_POLLS_BEFORE_YIELD": "0"}]
         else:
             port = "29751" if side == "ckdist" else "29752"
-            base = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CKDIST_JOB_SECRET_FILE": f"{folder}/secret"}
+            base = {
+                "WORLD_SIZE": str(RANKS),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "CKDIST_JOB_SECRET_FILE": f"{folder}/secret",
+            }
             environments = [{**base, "RANK": str(r)} for r in range(RANKS)]
         self.processes = [subprocess.Popen(program, env={**os.environ, **e}, stdout=sys.stderr) for e in environments]
         connections = {}
@@ -212,7 +235,7 @@ class Pair:
 def distance(trips) -> str | None:
     if max(trips) < 0.25e-6:
         return "near"
-    return "far" if 0.35e-6 < min(trips) and max(trips) < 0.9e-6 else None
+    return "far" if min(trips) > 0.35e-6 and max(trips) < 0.9e-6 else None
 
 
 def measure(pairs: dict[str, Pair], operation: str, size: int, seconds: float) -> dict[str, dict[str, list[float]]]:
@@ -237,7 +260,13 @@ def measure(pairs: dict[str, Pair], operation: str, size: int, seconds: float) -
 
 
 def row_of(operation: str, size: int, where: str, times: dict[str, list[float]]) -> dict:
-    row = {"operation": operation, "kib": size >> 10, "distance": where, "batches": min(len(v) for k, v in times.items() if "gloo" not in k), **{k: statistics.median(v) for k, v in sorted(times.items())}}
+    row = {
+        "operation": operation,
+        "kib": size >> 10,
+        "distance": where,
+        "batches": min(len(v) for k, v in times.items() if "gloo" not in k),
+        **{k: statistics.median(v) for k, v in sorted(times.items())},
+    }
     peers = [row[k] for k in ("openmpi", "openmpi_apart", "mpich", "mpich_apart") if k in row]
     if peers:
         row["better_mpi"] = min(peers)
@@ -268,14 +297,22 @@ def main() -> None:
         secret = pathlib.Path(folder, "secret")
         secret.touch(0o600)
         secret.write_text(os.urandom(32).hex())
-        pythons = {"ckdist": sys.executable, **{side: python for side in ("openmpi", "mpich", "gloo") if (python := getattr(given, side))}}
+        pythons = {
+            "ckdist": sys.executable,
+            **{side: python for side in ("openmpi", "mpich", "gloo") if (python := getattr(given, side))},
+        }
         pairs = {side: Pair(side, python, listener, folder) for side, python in pythons.items()}
         for operation in given.operations.split(","):
             for size in (0,) if operation == "barrier" else [int(k) << 10 for k in given.sizes.split(",")]:
                 for where, times in sorted(measure(pairs, operation, size, given.seconds).items()):
                     rows.append(row_of(operation, size, where, times))
                     if given.output == "table":
-                        print("  ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in rows[-1].items()), flush=True)
+                        print(
+                            "  ".join(
+                                f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in rows[-1].items()
+                            ),
+                            flush=True,
+                        )
         if given.output == "json":
             print(json.dumps({"sides": {side: pair.version for side, pair in pairs.items()}, "rows": rows}, indent=1))
         for pair in pairs.values():

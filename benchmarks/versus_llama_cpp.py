@@ -1,14 +1,14 @@
 """ckdist beside llama.cpp on the same GGUF file with the same threads: single turns that alternate, medians, ratios.
 
-    python benchmarks/versus_llama_cpp.py -m MODEL.gguf [-t 2] [-p 512] [-n 128] [-npl 1] [-d 0] [-r 5] [-o table|json] [--plot roofline.png]
-                                         [--ik-llama-bench PATH]
+python benchmarks/versus_llama_cpp.py -m MODEL.gguf [-t 2] [-p 512] [-n 128] [-npl 1] [-d 0] [-r 5] [-o table|json]
+[--plot roofline.png] [--ik-llama-bench PATH]
 
-Needs the `peers` extra (llama-cpp-python, matplotlib). The contestants: llama.cpp with and without its repacking of weights, ckdist with
-`-t` threads in one process, and ckdist with one rank per thread under mpirun. All have the model loaded from beginning to end
-(benchmarks/contestants.py), and take single turns, the order reversed from round to round: what the machine does to one it does to all.
-Before every round the memory is read by as many threads, and decode is held against that. Ratios are to llama.cpp's better setting, row by row.
-With the path of ik_llama.cpp's `llama-bench` that takes its turns too, with its weights as they are and repacked
-(`-rtr 1`), in a process of its own each time.
+Needs the `peers` extra (llama-cpp-python, matplotlib). The contestants: llama.cpp with and without its repacking of
+weights, ckdist with `-t` threads in one process, and ckdist with one rank per thread under mpirun. All have the model
+loaded from beginning to end (benchmarks/contestants.py), and take single turns, the order reversed from round to round:
+what the machine does to one it does to all. Before every round the memory is read by as many threads, and decode is
+held against that. Ratios are to llama.cpp's better setting, row by row. With the path of ik_llama.cpp's `llama-bench`
+that takes its turns too, with its weights as they are and repacked (`-rtr 1`), in a process of its own each time.
 
 For llama.cpp without newer instructions, build its `ggml-cpu` without them and name a directory that has it beside the
 package's other libraries in LLAMA_CPP_LIB_PATH; CKDIST_ISA chooses ckdist's level.
@@ -26,7 +26,6 @@ from ckdist.cli.node_speed import read_bandwidth
 from ckdist.comm.world import SingleWorld
 from ckdist.topology import place
 
-
 IK_SETTINGS = ("ik_llama.cpp", "ik_llama.cpp repacked")
 
 
@@ -34,7 +33,12 @@ def rows_of(args) -> list[dict]:
     """What is measured, as `ckdist bench` names it."""
     one = {"n_gen": 0, "n_parallel": 1}
     rows = [{**one, "n_prompt": n, "n_depth": d} for d in args.n_depth for n in args.n_prompt]
-    return rows + [{"n_prompt": 0, "n_gen": args.n_gen, "n_parallel": s, "n_depth": d} for d in args.n_depth for s in args.n_parallel if args.n_gen]
+    return rows + [
+        {"n_prompt": 0, "n_gen": args.n_gen, "n_parallel": s, "n_depth": d}
+        for d in args.n_depth
+        for s in args.n_parallel
+        if args.n_gen
+    ]
 
 
 def cpu_name() -> str:
@@ -46,12 +50,17 @@ def cpu_name() -> str:
 
 def name_of(row: dict) -> str:
     sequences, depth = row["n_parallel"], row["n_depth"]
-    return (f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}") + f" x{sequences}" * (sequences > 1) + f" @{depth}" * bool(depth)
+    return (
+        (f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}")
+        + f" x{sequences}" * (sequences > 1)
+        + f" @{depth}" * bool(depth)
+    )
 
 
 def measure(row: dict, contestants: dict[str, Contestant | IkLlama], rounds: int, bandwidth) -> dict[str, list[dict]]:
     """Each contestant's turns, none where it has no such row. What is bound by memory is held against what was read in
-    the same round."""
+    the same round.
+    """
     turns: dict[str, list[dict]] = {name: [] for name in contestants}
     for index in range(rounds):
         read = bandwidth()
@@ -69,10 +78,19 @@ def summary(name: str, turns: dict[str, list[dict]], labels: list[str]) -> dict:
     """Medians over the turns, and ratios to each peer's better setting."""
     median = lambda label, key="median_ts": statistics.median(turn[key] for turn in turns[label])
     one, many = labels
-    row = {"row": name, "llama.cpp": median("repacked"), "llama.cpp not repacked": median("as-stored"), "bound": turns[one][0]["bound"]}
+    row = {
+        "row": name,
+        "llama.cpp": median("repacked"),
+        "llama.cpp not repacked": median("as-stored"),
+        "bound": turns[one][0]["bound"],
+    }
     peer = max(row["llama.cpp"], row["llama.cpp not repacked"])
     for label in labels:
-        row |= {label: median(label), f"{label} ratio": median(label) / peer, f"{label} of bound": median(label, "bound_fraction")}
+        row |= {
+            label: median(label),
+            f"{label} ratio": median(label) / peer,
+            f"{label} of bound": median(label, "bound_fraction"),
+        }
     if all(turns.get(name) for name in IK_SETTINGS):
         row |= {name: median(name) for name in IK_SETTINGS}
         row |= {f"{label} to ik": row[label] / max(row[name] for name in IK_SETTINGS) for label in labels}
@@ -87,7 +105,11 @@ def cells(row: dict, labels: list[str], with_ik: bool) -> str:
     shown += [f"{row[name]:.1f}" if name in row else "–" for name in IK_SETTINGS if with_ik]
     to_ik = lambda label: f", {row[f'{label} to ik']:.2f}x" if f"{label} to ik" in row else ""
     shown += [f"{row[label]:.1f} ({row[f'{label} ratio']:.2f}x{to_ik(label)})" for label in labels]
-    shown += [f"{row[f'{many} / {one}']:.2f}", f"{row[f'{one} of bound']:.0%} / {row[f'{many} of bound']:.0%} of {row['bound']}", f"{row['exchange share']:.1%}"]
+    shown += [
+        f"{row[f'{many} / {one}']:.2f}",
+        f"{row[f'{one} of bound']:.0%} / {row[f'{many} of bound']:.0%} of {row['bound']}",
+        f"{row['exchange share']:.1%}",
+    ]
     return "| " + " | ".join(shown) + " |"
 
 
@@ -121,8 +143,16 @@ def main() -> None:
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("-p", "--n-prompt", type=integers, default=[512], help="prompt lengths, as 512,2048; 0: none")
     parser.add_argument("-n", "--n-gen", type=int, default=128)
-    parser.add_argument("-npl", "--n-parallel", type=integers, default=[1], help="sequences that generate together, as 1,4,8,16")
-    parser.add_argument("-d", "--n-depth", type=lambda text: [int(part) for part in text.split(",")], default=[0], help="tokens of context before it")
+    parser.add_argument(
+        "-npl", "--n-parallel", type=integers, default=[1], help="sequences that generate together, as 1,4,8,16"
+    )
+    parser.add_argument(
+        "-d",
+        "--n-depth",
+        type=lambda text: [int(part) for part in text.split(",")],
+        default=[0],
+        help="tokens of context before it",
+    )
     parser.add_argument("-r", "--rounds", type=int, default=5, help="turns of each contestant")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.add_argument("--plot", help="write a picture of the rows and the machine's limits")
@@ -130,7 +160,9 @@ def main() -> None:
     args = parser.parse_args()
 
     labels = [f"ckdist 1x{args.threads}", f"ckdist {args.threads}x1"]
-    title = f"{pathlib.Path(args.model).name}, {args.threads} threads in all, medians of {args.rounds} alternating turns"
+    title = (
+        f"{pathlib.Path(args.model).name}, {args.threads} threads in all, medians of {args.rounds} alternating turns"
+    )
     cpus = place(SingleWorld(), args.threads).cpus
     title += f", {cpu_name()}, ckdist's {native.isa()} kernels"
     contestants = {name: Contestant(name, args) for name in ("repacked", "as-stored")}

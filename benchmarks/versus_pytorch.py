@@ -1,4 +1,5 @@
-"""Training steps of ckdist beside PyTorch's, the same Llama, batch and type of products, by turns in one run: tokens/s, ratios, memory.
+"""Training steps of ckdist beside PyTorch's, the same Llama, batch and type of products, by turns in one run: tokens/s,
+ratios, memory.
 
     python benchmarks/versus_pytorch.py [--model 15m|110m] [--dtype bfloat16|float32] [--rounds 9]
         [--sides ckdist:1x2,compiled:1x2,compiled@float32:1x2,...] [--levels avx2,avx512,...] [--pytorch-python PATH]
@@ -52,7 +53,7 @@ def restricted(level: str) -> dict[str, str]:
     onednn, mkl, cpu = LEVELS[level]
     return {
         "CKDIST_ISA": level,
-        "ATEN_CPU_CAPABILITY": level.split("_")[0],
+        "ATEN_CPU_CAPABILITY": level.split("_", maxsplit=1)[0],
         "ONEDNN_MAX_CPU_ISA": onednn,
         "MKL_ENABLE_INSTRUCTIONS": mkl,
         "TORCHINDUCTOR_CPP_MARCH": cpu,
@@ -80,7 +81,20 @@ def ckdist_step(model, dtype: str, ranks: int, threads: int):
     layers, hidden, intermediate, vocab, length, sequences = model
     rope = RopeSpec((1e4 ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)).astype(np.float32))
     heads = hidden // HEAD_DIM
-    spec = ModelSpec("llama", vocab, hidden, intermediate, layers, heads, heads, HEAD_DIM, EPS, length, rope, attention_scale=HEAD_DIM**-0.5)
+    spec = ModelSpec(
+        "llama",
+        vocab,
+        hidden,
+        intermediate,
+        layers,
+        heads,
+        heads,
+        HEAD_DIM,
+        EPS,
+        length,
+        rope,
+        attention_scale=HEAD_DIM**-0.5,
+    )
     world = start_world() if ranks > 1 else SingleWorld()
     placement = place(world, threads)
     parameters = 2 * vocab * hidden + layers * (4 * hidden * hidden + 3 * hidden * intermediate + 2 * hidden) + hidden
@@ -92,7 +106,15 @@ def ckdist_step(model, dtype: str, ranks: int, threads: int):
     for w in executable.parameters.values():
         if w.ndim == 2:
             w *= rng.standard_normal(w.shape, np.float32)
-    config = SimpleNamespace(optim="adamw", weight_decay=DECAY, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8, max_grad_norm=0, zero_stage=0)
+    config = SimpleNamespace(
+        optim="adamw",
+        weight_decay=DECAY,
+        adam_beta1=0.9,
+        adam_beta2=0.999,
+        adam_epsilon=1e-8,
+        max_grad_norm=0,
+        zero_stage=0,
+    )
     optimizer = Optimizer(config, executable.parameters, executable.gradients, communicator, threads, placement.cpus)
     ids = np.random.default_rng(world.rank).integers(0, vocab, tokens + 1).astype(np.int32)
     batch = PackedBatch(ids[:-1], ids[1:], np.arange(0, tokens + 1, length, dtype=np.int32))
@@ -142,7 +164,11 @@ def pytorch_step(model, dtype: str, ranks: int, threads: int, compiled: bool):
     class Llama(nn.Module):
         def __init__(self):
             super().__init__()
-            self.table, self.norm, self.head = nn.Embedding(vocab, hidden), nn.RMSNorm(hidden, EPS), nn.Linear(hidden, vocab, bias=False)
+            self.table, self.norm, self.head = (
+                nn.Embedding(vocab, hidden),
+                nn.RMSNorm(hidden, EPS),
+                nn.Linear(hidden, vocab, bias=False),
+            )
             self.blocks = nn.ModuleList(Block() for _ in range(layers))
 
         def forward(self, ids, targets):
@@ -194,7 +220,14 @@ def work(name: str, ranks: int, threads: int, model: str, dtype: str) -> None:
         begin, cpu = time.perf_counter(), time.process_time()
         loss = step()
         seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
-        row = {"seconds": seconds, "cpu": cpu, "loss": loss, "parameters": parameters, "mib": peak_mib(), "waited": waited()}
+        row = {
+            "seconds": seconds,
+            "cpu": cpu,
+            "loss": loss,
+            "parameters": parameters,
+            "mib": peak_mib(),
+            "waited": waited(),
+        }
         print(json.dumps(row), flush=True)
 
 
@@ -216,11 +249,22 @@ class Side:
             port = s.getsockname()[1]
         python = sys.executable if self.name == "ckdist" else options.pytorch_python
         command = [python, __file__, "--work", text, "--model", options.model, "--dtype", self.dtype]
-        world = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": threads, "CKDIST_JOB_SECRET_FILE": secret}
+        world = {
+            "WORLD_SIZE": ranks,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": threads,
+            "CKDIST_JOB_SECRET_FILE": secret,
+        }
         environment = {**os.environ, **restricted(level), **world}
         self.processes = [
             subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**environment, "RANK": str(r), "LOCAL_RANK": str(r)}
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**environment, "RANK": str(r), "LOCAL_RANK": str(r)},
             )
             for r in range(int(ranks))
         ]
@@ -255,7 +299,11 @@ def arithmetic_rate(dtype: str, threads: int, level: str) -> float:
     """Operations per second of the CPUs in products of this type, in a process of its own: a level is chosen once."""
     code = f"from ckdist.topology.arithmetic import arithmetic_rate as rate; print(rate({threads}, (), {int(dtype == 'bfloat16')}))"
     environment = {**os.environ, **restricted(level)}
-    return float(subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return float(
+        subprocess.run(
+            [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
+    )
 
 
 def ratio(first: Side, side: Side) -> str:
@@ -285,7 +333,9 @@ def compare(options, level: str, secret: str) -> None:
     _, _, _, _, length, sequences = MODELS[options.model]
     tokens, rate = length * sequences, max(rates)
     of_level = f", level {level}" if level else ""
-    print(f"{options.model}, {options.dtype}, {options.rounds} rounds{of_level}; arithmetic rate {rate / 1e9:.0f} GFLOP/s; {cpu_name()}")
+    print(
+        f"{options.model}, {options.dtype}, {options.rounds} rounds{of_level}; arithmetic rate {rate / 1e9:.0f} GFLOP/s; {cpu_name()}"
+    )
     for side in sides:
         speed = tokens / side.median("seconds")
         share = 6 * side.rows[0]["parameters"] * speed / rate
@@ -293,7 +343,8 @@ def compare(options, level: str, secret: str) -> None:
         last = side.rows[-1]
         print(
             f"{side.text:20} {speed:8.0f} tokens/s  {100 * share:5.1f} % of the rate  {last['mib']:6.0f} MiB a process"
-            f"  loss {last['loss']:.4f}" + (f"  waited {100 * side.median('waited') / side.median('seconds'):.1f} %" if waited else "")
+            f"  loss {last['loss']:.4f}"
+            + (f"  waited {100 * side.median('waited') / side.median('seconds'):.1f} %" if waited else "")
         )
     first = sides[0]
     for side in sides[1:]:

@@ -68,7 +68,10 @@ class CommError(EngineError):
 
 
 class FetchError(EngineError):
-    """A model could not be fetched or kept: no network, a cut connection, a full disk, a wrong checksum. It meets every rank alike."""
+    """A model could not be fetched or kept: no network, a cut connection, a full disk, a wrong checksum.
+
+    It meets every rank alike.
+    """
 
 
 class NativeError(EngineError):

@@ -15,7 +15,8 @@ WHOLE = "tp"  # the axis of all ranks
 
 
 def cut(size: int, parts: int, unit: int = 1) -> list[Range]:
-    """`parts` contiguous ranges that cover [0, size), each a whole number of units but for the last, sizes as even as can be.
+    """`parts` contiguous ranges that cover [0, size), each a whole number of units but for the last, sizes as even as
+    can be.
 
     With fewer units than parts some ranges are empty, never the first: what one rank must do alone falls to rank 0.
     """
@@ -26,10 +27,12 @@ def cut(size: int, parts: int, unit: int = 1) -> list[Range]:
 
 @dataclass(frozen=True)
 class Dim:
-    """A named dimension of `size` items of `width` elements each: heads=16x128 is 2048 elements that are cut head by head.
+    """A named dimension of `size` items of `width` elements each: heads=16x128 is 2048 elements that are cut head by
+    head.
 
-    `size` is None for the one symbolic dimension, tokens. `axis` is the mesh axis that cuts it, or None. `unit` is the number of
-    items that stay together. `leader`, for a dimension that follows another's cut, is (size, unit, items of the leader per own item).
+    `size` is None for the one symbolic dimension, tokens. `axis` is the mesh axis that cuts it, or None. `unit` is the
+    number of items that stay together. `leader`, for a dimension that follows another's cut, is (size, unit, items of
+    the leader per own item).
     """
 
     name: str
@@ -120,27 +123,35 @@ class Layout:
     def axis(self, dim: str, mesh: Mesh) -> str | None:
         axis = self.cuts.get(dim)
         if axis is not None and axis not in mesh.axes and axis != WHOLE:
-            raise LayoutError(f"layout {self.name} cuts {dim} over {axis!r}, but the mesh has only {', '.join(mesh.axes)}")
+            raise LayoutError(
+                f"layout {self.name} cuts {dim} over {axis!r}, but the mesh has only {', '.join(mesh.axes)}"
+            )
         return axis if axis is not None and mesh.size(axis) > 1 else None
 
 
 SINGLE = Layout("SINGLE", {})
 TENSOR = Layout("TENSOR", {"heads": "tp", "kv_heads": "tp", "ffn": "tp", "vocab": "tp"})
 DATA = Layout("DATA", {"tokens": "dp"})
-# Prefill: each rank has its share of a step's tokens and whole matrices; the logits of the few tokens that want them are cut as in TENSOR.
+# Prefill: each rank has its share of a step's tokens and whole matrices; the logits of the few tokens that want them
+# are cut as in TENSOR.
 TOKEN = Layout("TOKEN", {"tokens": "tp", "outputs": "tp", "vocab": "tp"})
 
-# The same where ranks are on several hosts (axes host and local): tokens are cut over a host's ranks, and matrices over the hosts.
-TOKEN_IN_HOSTS = Layout("TOKEN in hosts", {"tokens": "local", "outputs": "local", "heads": "host", "kv_heads": "host", "ffn": "host", "vocab": "tp"})
+# The same where ranks are on several hosts (axes host and local): tokens are cut over a host's ranks, and matrices over
+# the hosts.
+TOKEN_IN_HOSTS = Layout(
+    "TOKEN in hosts",
+    {"tokens": "local", "outputs": "local", "heads": "host", "kv_heads": "host", "ffn": "host", "vocab": "tp"},
+)
 
 FFN_UNIT = 32  # columns of the down projection that stay together: the smallest quantisation block
 
 
 def head_dims(spec, axis: str | None, mesh: Mesh) -> tuple[Dim, Dim]:
-    """heads and kv_heads, cut over `axis`.
+    """Heads and kv_heads, cut over `axis`.
 
-    Query heads are cut by whole groups (those that share a kv-head) while there are at least as many groups as ranks in all, else head by
-    head, and then a kv-head is held by every rank that has one of its query heads. So what a host has are the shares of its ranks.
+    Query heads are cut by whole groups (those that share a kv-head) while there are at least as many groups as ranks in
+    all, else head by head, and then a kv-head is held by every rank that has one of its query heads. So what a host has
+    are the shares of its ranks.
     """
     group = spec.num_heads // spec.num_kv_heads
     unit = group if axis is None or spec.num_kv_heads >= mesh.size(WHOLE) else 1

@@ -12,7 +12,8 @@ _READERS = {"int": int, "float": float, "bool": _TRUTH.__getitem__, "str": str}
 
 
 def metadata_overrides(arguments: Iterable[str]) -> dict[str, int | float | bool | str]:
-    """Key to value of arguments like `llama.rope.freq_base=float:1e6,tokenizer.ggml.pre=str:qwen2`; the last of a key counts.
+    """Key to value of arguments like `llama.rope.freq_base=float:1e6,tokenizer.ggml.pre=str:qwen2`; the last of a key
+    counts.
 
     A value with a comma stands with its key in double quotes. ConfigError for what is not of this form.
     """
@@ -26,7 +27,9 @@ def metadata_overrides(arguments: Iterable[str]) -> dict[str, int | float | bool
             key, equals, typed = item.partition("=")
             kind, colon, text = typed.partition(":")
             if not (key and equals and colon):
-                raise ConfigError(f"{FLAG} ({item!r:.80}) is not KEY=TYPE:VALUE; write for example tokenizer.ggml.pre=str:qwen2")
+                raise ConfigError(
+                    f"{FLAG} ({item!r:.80}) is not KEY=TYPE:VALUE; write for example tokenizer.ggml.pre=str:qwen2"
+                )
             if kind not in _READERS:
                 raise ConfigError(f"{FLAG} ({item!r:.80}) has type {kind!r:.20}; the types are {', '.join(_READERS)}")
             try:

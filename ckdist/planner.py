@@ -1,8 +1,9 @@
-"""From a model, a world and a machine to one plan: the layout of each phase, how much cache there is, which threads run.
+"""From a model, a world and a machine to one plan: the layout of each phase, how much cache there is, which threads
+run.
 
-Decode is tensor-parallel over all ranks. Prefill may be token-parallel where the ranks share memory and so can read each
-other's shards, and on several hosts token-parallel inside of each and tensor-parallel over them; from how many tokens on is
-chosen later (`engine/prefill.py`).
+Decode is tensor-parallel over all ranks. Prefill may be token-parallel where the ranks share memory and so can read
+each other's shards, and on several hosts token-parallel inside of each and tensor-parallel over them; from how many
+tokens on is chosen later (`engine/prefill.py`).
 """
 
 import logging
@@ -21,7 +22,8 @@ DEFAULT_CONTEXT = 8192  # tokens of one sequence, where the model allows more an
 KV_SHARE = 0.5  # of the memory left beside the weights that the caches of several sequences may take unasked
 RESERVE = 256 << 20  # bytes per rank for everything that is neither weights nor cache
 
-SPINS = 20000  # polls of a flag before a thread sleeps: some 100 µs, longer than a barrier of ranks that have cores of their own
+# polls of a flag before a thread sleeps: some 100 µs, longer than a barrier of ranks that have cores of their own
+SPINS = 20000
 SPINS_CROWDED = 20  # where threads outnumber CPUs, whoever waits must make room
 
 
@@ -48,7 +50,9 @@ class Plan:
         ranks = self.mesh.size(WHOLE)
         names = " and ".join(dict.fromkeys([self.decode.name, self.prefill.name]))
         layout = f"layouts {names} over {ranks} ranks" if ranks > 1 else "one rank"
-        kv = f"{self.limits.num_blocks * BLOCK_TOKENS} tokens of {self.limits.kv_type} cache in blocks of {BLOCK_TOKENS}"
+        kv = (
+            f"{self.limits.num_blocks * BLOCK_TOKENS} tokens of {self.limits.kv_type} cache in blocks of {BLOCK_TOKENS}"
+        )
         return f"{layout}; {self.threads} threads ({self.threads_batch} with prompts); {kv}; context {self.limits.context_length}"
 
 
@@ -57,7 +61,10 @@ def gigabytes(n: float) -> str:
 
 
 def layouts_for(config, world) -> tuple[Layout, Layout, Mesh]:
-    """The layouts of prefill and decode; every rank takes part in both. ConfigError where --prefill token is impossible."""
+    """The layouts of prefill and decode; every rank takes part in both.
+
+    ConfigError where --prefill token is impossible.
+    """
     mesh = Mesh({WHOLE: world.size}, world.rank)
     if config.lora and config.prefill == "token":
         raise ConfigError("--prefill token does not run the adapter of --lora: use --prefill auto or tensor")
@@ -97,7 +104,9 @@ def _apart(world) -> str:
 def kv_type(config) -> str:
     """The cache's type. ConfigError unless keys and values have the same known one."""
     if config.cache_type_k != config.cache_type_v:
-        raise ConfigError(f"--cache-type-k {config.cache_type_k} and --cache-type-v {config.cache_type_v} differ: give both the same type")
+        raise ConfigError(
+            f"--cache-type-k {config.cache_type_k} and --cache-type-v {config.cache_type_v} differ: give both the same type"
+        )
     if config.cache_type_k not in KV_TYPES:
         raise ConfigError(f"--cache-type-k {config.cache_type_k} is not known: use one of {', '.join(KV_TYPES)}")
     return config.cache_type_k
@@ -111,8 +120,8 @@ def rope_bytes_per_position(spec) -> int:
 def make_plan(config, spec, world, weight_bytes: int, layouts: tuple[Layout, Layout, Mesh]) -> Plan:
     """The plan for this rank; a collective call, every rank gets the same limits.
 
-    `weight_bytes`: what this rank's shard takes; `layouts`: from `layouts_for`. Raises CapacityError when weights or cache do not fit the memory that is free,
-    with what would.
+    `weight_bytes`: what this rank's shard takes; `layouts`: from `layouts_for`. Raises CapacityError when weights or
+    cache do not fit the memory that is free, with what would.
     """
     prefill, layout, mesh = layouts
     threads = config.threads or topology.default_threads(world)
@@ -123,15 +132,20 @@ def make_plan(config, spec, world, weight_bytes: int, layouts: tuple[Layout, Lay
     free = native.lib.ckdist_available_memory() // world.local_size - RESERVE
     room = free - weight_bytes
     if room < per_block:
-        raise CapacityError(f"the weights of rank {world.rank} take {gigabytes(weight_bytes)}, but {gigabytes(max(0, free))} are free for it: use more ranks on more hosts or a smaller quantisation")
+        raise CapacityError(
+            f"the weights of rank {world.rank} take {gigabytes(weight_bytes)}, but {gigabytes(max(0, free))} are free for it: use more ranks on more hosts or a smaller quantisation"
+        )
     context = config.ctx_size or min(spec.max_position, DEFAULT_CONTEXT)
     if context > spec.max_position:
-        raise CapacityError(f"--ctx-size {context} is more than the {spec.max_position} positions of the model: --ctx-size {spec.max_position} is its longest")
+        raise CapacityError(
+            f"--ctx-size {context} is more than the {spec.max_position} positions of the model: --ctx-size {spec.max_position} is its longest"
+        )
     rope = rope_bytes_per_position(spec)
     limit = config.kv_memory or sys.maxsize
     budget = max(0, min(room - context * rope, limit))
     wanted = context if config.ctx_size or config.kv_memory else BLOCK_TOKENS
-    longest = min(room // (per_block + BLOCK_TOKENS * rope), limit // per_block if per_block else sys.maxsize)  # blocks of one sequence
+    # blocks of one sequence
+    longest = min(room // (per_block + BLOCK_TOKENS * rope), limit // per_block if per_block else sys.maxsize)
     needed = -(-context // BLOCK_TOKENS) * per_block
     needed, there = (needed, limit) if needed > limit else (needed + context * rope, room)
     most = budget // per_block * BLOCK_TOKENS if per_block else sys.maxsize
@@ -139,11 +153,27 @@ def make_plan(config, spec, world, weight_bytes: int, layouts: tuple[Layout, Lay
     most, needed, there, *_ = min(rows)  # of the rank that has the least room
     longest, crowded = min(row[3] for row in rows), any(row[4] for row in rows)
     if most < wanted:
-        remedy = f"--ctx-size {longest} would fit" if longest else f"give --kv-memory at least {per_block}, which holds {BLOCK_TOKENS} tokens"
-        raise CapacityError(f"one sequence of --ctx-size {context} needs {gigabytes(needed)} for its {cache} cache on each rank, and {gigabytes(there)} are there for it: {remedy}")
+        remedy = (
+            f"--ctx-size {longest} would fit"
+            if longest
+            else f"give --kv-memory at least {per_block}, which holds {BLOCK_TOKENS} tokens"
+        )
+        raise CapacityError(
+            f"one sequence of --ctx-size {context} needs {gigabytes(needed)} for its {cache} cache on each rank, and {gigabytes(there)} are there for it: {remedy}"
+        )
     # All sequences at full length, if memory allows; what is given with --kv-memory is used whole.
     total = most if config.kv_memory else min(config.parallel * context, max(context, int(most * KV_SHARE)), most)
     context = min(context, total)
     blocks = -(-total // BLOCK_TOKENS)
     limits = Limits(min(config.ubatch_size, config.batch_size), config.parallel, context, blocks, cache)
-    return Plan(mesh, prefill, layout, limits, threads, threads_batch, SPINS_CROWDED if crowded else SPINS, placement, max(0, free))
+    return Plan(
+        mesh,
+        prefill,
+        layout,
+        limits,
+        threads,
+        threads_batch,
+        SPINS_CROWDED if crowded else SPINS,
+        placement,
+        max(0, free),
+    )

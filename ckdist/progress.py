@@ -26,7 +26,10 @@ class ProgressBar:
     def __init__(
         self, total: int, unit: str, what: str, shown: bool = True, leave: bool = False, start: int = 0
     ) -> None:
-        """`unit`: "B" counts bytes, any other word things. `leave`: the finished bar stays. `start`: what is done already."""
+        """`unit`: "B" counts bytes, any other word things. `leave`: the finished bar stays.
+
+        `start`: what is done already.
+        """
         self.total, self.n = total, start
         self.shown = shown and is_terminal(sys.stderr)
         self._drawn = 0.0

@@ -1,10 +1,15 @@
-"""Text files that a user names on the command line: a limit on their size, since /dev/zero and a wrong name are files too, and one clear line."""
+"""Text files that a user names on the command line: a limit on their size, since /dev/zero and a wrong name are
+files too, and one clear line.
+"""
 
 from ckdist.errors import ConfigError
 
 
 def read_text_file(path: str, what: str, most_bytes: int, errors: str = "strict") -> str:
-    """The UTF-8 text in a file of at most `most_bytes`; ConfigError that begins "cannot read `what`". `errors` as of bytes.decode."""
+    """The UTF-8 text in a file of at most `most_bytes`; ConfigError that begins "cannot read `what`".
+
+    `errors` as of bytes.decode.
+    """
     try:
         with open(path, "rb") as file:
             data = file.read(most_bytes + 1)

@@ -1,4 +1,5 @@
-"""The text that the bundled model learns from: Python's standard library as it is installed, and chats made of its docstrings.
+"""The text that the bundled model learns from: Python's standard library as it is installed, and chats made of its
+docstrings.
 
 Deterministic for one Python version: files in order of their names, shuffled by the seed. No text from anywhere else.
 """
@@ -18,20 +19,67 @@ from ckdist.train.tokenizer import END, END_OF_TEXT, tokenizer_config, train_tok
 
 # Tests, tables and what is not the library's own text; `_sysconfigdata` holds paths of the machine it was built on.
 SKIPPED_FOLDERS = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "_bundled", "msilib"}
-SKIPPED_STEMS = {"topics", "_sysconfigdata", "mac_", "cp", "iso8859", "koi8", "tis_620", "ptcp154", "palmos", "hp_roman8", "big5", "euc_", "gb", "shift_", "johab", "kz1048"}
+SKIPPED_STEMS = {
+    "topics",
+    "_sysconfigdata",
+    "mac_",
+    "cp",
+    "iso8859",
+    "koi8",
+    "tis_620",
+    "ptcp154",
+    "palmos",
+    "hp_roman8",
+    "big5",
+    "euc_",
+    "gb",
+    "shift_",
+    "johab",
+    "kz1048",
+}
 
 # Modules in C, whose docstrings only the running interpreter has.
-C_MODULES = ("builtins", "math", "cmath", "itertools", "time", "sys", "array", "zlib", "binascii", "unicodedata", "gc", "errno", "marshal", "select", "posix", "atexit")
+C_MODULES = (
+    "builtins",
+    "math",
+    "cmath",
+    "itertools",
+    "time",
+    "sys",
+    "array",
+    "zlib",
+    "binascii",
+    "unicodedata",
+    "gc",
+    "errno",
+    "marshal",
+    "select",
+    "posix",
+    "atexit",
+)
 ALIASES = {"posixpath": "os.path", "posix": "os", "_collections_abc": "collections.abc"}
 TOPICS = "pydoc_data/topics.py"
 
-QUESTIONS = ("What does {} do?", "What is {}?", "Explain {}.", "What is {} for?", "Tell me about {}.", "How do I use {}?")
+QUESTIONS = (
+    "What does {} do?",
+    "What is {}?",
+    "Explain {}.",
+    "What is {} for?",
+    "Tell me about {}.",
+    "How do I use {}?",
+)
 CHAT_VERSIONS = 2  # the same names, asked for in other words and together with others
 GREETINGS = (
     ("Hello", "Hello. I am a small language model trained on Python's standard library. Ask me what a function does."),
     ("Hi!", "Hello. Ask me what a function of Python's standard library does."),
-    ("Who are you?", "I am a small language model trained on the text of Python's standard library. Ask me what a function does."),
-    ("What can you do?", "I can say what functions of Python's standard library do, and complete Python code. I am small and often wrong."),
+    (
+        "Who are you?",
+        "I am a small language model trained on the text of Python's standard library. Ask me what a function does.",
+    ),
+    (
+        "What can you do?",
+        "I can say what functions of Python's standard library do, and complete Python code. I am small and often wrong.",
+    ),
     ("Thank you", "You are welcome."),
 )
 
@@ -89,14 +137,21 @@ class Corpus:
                 question = QUESTIONS[min(int(rng.exponential(1.6)), len(QUESTIONS) - 1)].format(entry.name)
                 call = f"{entry.name}{entry.signature}: " if entry.signature and question.startswith("How") else ""
                 turns.append((question, call + entry.summary))
-            chats.append([{"role": role, "content": text} for turn in turns for role, text in zip(("user", "assistant"), turn)])
+            chats.append(
+                [{"role": role, "content": text} for turn in turns for role, text in zip(("user", "assistant"), turn)]
+            )
         return chats
 
     def write(self, folder: Path, vocab_size: int, context: int) -> None:
-        """The files that train_bundled.toml names: texts, chats in several versions, held-out texts, and a tokenizer made of them."""
+        """The files that train_bundled.toml names: texts, chats in several versions, held-out texts, and a tokenizer
+        made of them.
+        """
         write_lines(folder / "texts.jsonl", ({"text": text} for text in self.train))
         write_lines(folder / "held_out.jsonl", ({"text": text} for text in self.held_out))
-        write_lines(folder / "chats.jsonl", ({"messages": chat} for version in range(CHAT_VERSIONS) for chat in self.chats(version)))
+        write_lines(
+            folder / "chats.jsonl",
+            ({"messages": chat} for version in range(CHAT_VERSIONS) for chat in self.chats(version)),
+        )
         tokenizer = folder / "tokenizer"
         tokenizer.mkdir(exist_ok=True)
         made = train_tokenizer(self.train + [entry.summary for entry in self.entries], vocab_size)
@@ -143,7 +198,9 @@ def source_entries(module: str, text: str) -> list[Entry]:
             function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
             entries.append(Entry(name, f"({ast.unparse(node.args)})" if function else "", summary))
         for child in node.body:
-            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not child.name.startswith("_"):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not child.name.startswith(
+                "_"
+            ):
                 visit(child, f"{name}.{child.name}")
 
     if not module.startswith("_") and "._" not in module:

@@ -1,10 +1,11 @@
-"""Trains the bundled model: a Llama on the text of Python's own standard library, from random weights, with `ckdist train`.
+"""Trains the bundled model: a Llama on the text of Python's own standard library, from random weights, with `ckdist
+train`.
 
     python examples/bundled_model.py --out ckdist/models/bundled
     python examples/bundled_model.py --out ckdist/models/bundled --set max_steps=1000    # as `ckdist train` takes it
 
-It writes the corpus into bundled_train/, trains as examples/train_bundled.toml says (a run that was stopped goes on), and replaces the
-files in --out by the finished model and a card of what the run's metrics say.
+It writes the corpus into bundled_train/, trains as examples/train_bundled.toml says (a run that was stopped goes on),
+and replaces the files in --out by the finished model and a card of what the run's metrics say.
 """
 
 import argparse
@@ -64,7 +65,9 @@ WINDOW = 50  # steps that the card's training loss is the mean of
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the finished model")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of examples/train_bundled.toml")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of examples/train_bundled.toml"
+    )
     args = parser.parse_args()
     config = load_config(str(CONFIG), args.set)
     corpus = Corpus.from_stdlib(config.seed)
@@ -72,7 +75,14 @@ def main() -> int:
     if not folder.exists():
         folder.mkdir(parents=True)
         corpus.write(folder, config.model_config["vocab_size"], config.max_length)
-    command = [sys.executable, "-m", "ckdist.cli.main", "train", str(CONFIG), *(word for field in args.set for word in ("--set", field))]
+    command = [
+        sys.executable,
+        "-m",
+        "ckdist.cli.main",
+        "train",
+        str(CONFIG),
+        *(word for field in args.set for word in ("--set", field)),
+    ]
     done = subprocess.run(command)
     if done.returncode == 0:
         publish(Path(config.output_dir), args.out, config, corpus)
@@ -113,7 +123,8 @@ def card(output: Path, config, corpus: Corpus) -> str:
         weight_decay=config.weight_decay,
         batch=config.per_device_train_batch_size * config.max_length,
         window=WINDOW,
-        loss=sum(step["loss"] * step["tokens"] for step in steps[-WINDOW:]) / sum(step["tokens"] for step in steps[-WINDOW:]),
+        loss=sum(step["loss"] * step["tokens"] for step in steps[-WINDOW:])
+        / sum(step["tokens"] for step in steps[-WINDOW:]),
         validation=steps[-1]["eval_loss"],
         held_out=len(corpus.held_out),
         minutes=sum(step["seconds"] for step in steps) / 60,

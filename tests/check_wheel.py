@@ -1,4 +1,5 @@
-"""`make test-wheel`: builds the wheel, looks into it, and runs the command from it in an environment and a folder of its own.
+"""`make test-wheel`: builds the wheel, looks into it, and runs the command from it in an environment and a folder of
+its own.
 
 A program and not a test of pytest: it compiles everything once more.
 """
@@ -13,8 +14,28 @@ import tempfile
 import zipfile
 
 ROOT = pathlib.Path(__file__).parent.parent
-WANTED = ("native/libckdist.so", "native/api/core.h", "native/api/runtime.h", "models/bundled/config.json", "models/bundled/tokenizer.json", "models/bundled/README.md", "cli/main.py", "py.typed")
-UNWANTED = ("/kernels/", "/runtime/", "/bindings/", "/core/", "/movers/", "native/comm/", ".cpp", "CMakeLists", "tests/", "__pycache__")
+WANTED = (
+    "native/libckdist.so",
+    "native/api/core.h",
+    "native/api/runtime.h",
+    "models/bundled/config.json",
+    "models/bundled/tokenizer.json",
+    "models/bundled/README.md",
+    "cli/main.py",
+    "py.typed",
+)
+UNWANTED = (
+    "/kernels/",
+    "/runtime/",
+    "/bindings/",
+    "/core/",
+    "/movers/",
+    "native/comm/",
+    ".cpp",
+    "CMakeLists",
+    "tests/",
+    "__pycache__",
+)
 
 
 def run(*words: object, **more) -> str:
@@ -31,7 +52,9 @@ def build(folder: pathlib.Path) -> pathlib.Path:
 
 def check_contents(wheel: pathlib.Path) -> None:
     python, abi, platform = wheel.stem.split("-")[-3:]
-    assert (python, abi) == ("py3", "none") and platform.startswith("linux_"), f"{wheel.name} is not tagged py3-none-linux_*"
+    assert (python, abi) == ("py3", "none") and platform.startswith("linux_"), (
+        f"{wheel.name} is not tagged py3-none-linux_*"
+    )
     names = zipfile.ZipFile(wheel).namelist()
     for name in WANTED:
         assert f"ckdist/{name}" in names, f"{wheel.name} has no {name}"
@@ -46,13 +69,20 @@ def check_command(wheel: pathlib.Path, home: pathlib.Path) -> None:
     run(sys.executable, "-m", "venv", home / "venv")
     python = home / "venv/bin/python"
     run(python, "-m", "pip", "install", "--quiet", wheel)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OMPI", "PMI", "CKDIST"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OMPI", "PMI", "CKDIST"))
+    }
     ckdist = lambda *words: run(home / "venv/bin/ckdist", *words, cwd=home, env=environment)
     where = run(python, "-c", "import ckdist; print(ckdist.__file__)", cwd=home, env=environment).strip()
     assert where.startswith(str(home)), f"the installed ckdist lies at {where}"
-    assert run(python, "-c", "import importlib.util as u; print(u.find_spec('mpi4py'))", cwd=home, env=environment).strip() == "None"
+    assert (
+        run(python, "-c", "import importlib.util as u; print(u.find_spec('mpi4py'))", cwd=home, env=environment).strip()
+        == "None"
+    )
     assert ckdist("--version").strip() == wheel.name.split("-")[1]
-    result = json.loads(ckdist("generate", "-p", "def main(", "-n", "8", "--temp", "0", "-t", "1", "-c", "256", "--json"))
+    result = json.loads(
+        ckdist("generate", "-p", "def main(", "-n", "8", "--temp", "0", "-t", "1", "-c", "256", "--json")
+    )
     assert len(result["token_ids"]) == 8 and result["finish_reason"] == "length", result
 
 

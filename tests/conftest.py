@@ -1,4 +1,5 @@
-"""What every test finds: a cache of this run's own beside the models that were fetched, and all CPUs that it began with.
+"""What every test finds: a cache of this run's own beside the models that were fetched, and all CPUs that it began
+with.
 
 At the end of a run stand the seconds of each room, and what was skipped and why.
 """

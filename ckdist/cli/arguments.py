@@ -45,7 +45,9 @@ def parser_for(config_class: type, prog: str) -> CommandParser:
     for item in fields(config_class):
         meta = item.metadata
         if isinstance(item.default, bool):
-            parser.add_argument(*meta["flags"], dest=item.name, action="store_true", default=item.default, help=meta["help"])
+            parser.add_argument(
+                *meta["flags"], dest=item.name, action="store_true", default=item.default, help=meta["help"]
+            )
             continue
         settings = dict(default=item.default, type=_reader(meta["parse"]), metavar=meta["metavar"], help=_help(item))
         if meta["choices"]:
@@ -63,7 +65,8 @@ def parser_for(config_class: type, prog: str) -> CommandParser:
 def parse_arguments(config_class: type[Config], arguments: Sequence[str], prog: str) -> Config:
     """The configuration that `arguments` ask for.
 
-    ConfigError on an unknown flag (naming the nearest), a missing value or one out of range. `--help` prints and exits with 0.
+    ConfigError on an unknown flag (naming the nearest), a missing value or one out of range. `--help` prints and exits
+    with 0.
     """
     parser = parser_for(config_class, prog)
     try:

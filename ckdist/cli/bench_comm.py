@@ -1,7 +1,9 @@
-"""`ckdist bench comm`: how fast the ranks meet, by size, type and where the buffers lie; `--tune` keeps the best thresholds.
+"""`ckdist bench comm`: how fast the ranks meet, by size, type and where the buffers lie; `--tune` keeps the best
+thresholds.
 
-Each time is the median of short batches on data that is rewritten before every call, native from end to end. The distance
-between two CPUs can change while a program runs, so every batch stands between two measurements of a cache line's round trip.
+Each time is the median of short batches on data that is rewritten before every call, native from end to end. The
+distance between two CPUs can change while a program runs, so every batch stands between two measurements of a cache
+line's round trip.
 """
 
 import statistics
@@ -32,7 +34,18 @@ class Stopwatch:
     def collective(self, operation: str, data: np.ndarray, out: np.ndarray, dtype: str) -> float:
         larger = max(data.size, out.size)
         calls = int(np.clip(BATCH_BYTES // max(1, larger * data.itemsize), *BATCH_CALLS))
-        native.check(native.lib.ckdist_time_collective(self.communicator._handle, COLLECTIVES.index(operation), native.pointer(data), native.pointer(out), larger, ELEMENTS[dtype], calls, self._out))
+        native.check(
+            native.lib.ckdist_time_collective(
+                self.communicator._handle,
+                COLLECTIVES.index(operation),
+                native.pointer(data),
+                native.pointer(out),
+                larger,
+                ELEMENTS[dtype],
+                calls,
+                self._out,
+            )
+        )
         return self._out[0]
 
     def all_reduce(self, data: np.ndarray, dtype: str) -> float:
@@ -43,7 +56,10 @@ class Stopwatch:
         return self._out[0]
 
     def round_trip(self) -> float:
-        """Of a cache line between the host's first two ranks, which must share memory. CommError where one is too late."""
+        """Of a cache line between the host's first two ranks, which must share memory.
+
+        CommError where one is too late.
+        """
         native.check(native.lib.ckdist_time_round_trip(self.communicator._handle, 1000, self._out))
         return self._out[0]
 
@@ -55,16 +71,24 @@ class Stopwatch:
 
 def buffer(communicator: Communicator, size: int, dtype: str, placed: bool) -> np.ndarray:
     elements = size // (4 if dtype == "float32" else 2)
-    return communicator.allocate(elements, dtype) if placed else np.zeros(elements, np.float32 if dtype == "float32" else np.uint16)
+    return (
+        communicator.allocate(elements, dtype)
+        if placed
+        else np.zeros(elements, np.float32 if dtype == "float32" else np.uint16)
+    )
 
 
-def buffers(communicator: Communicator, operation: str, size: int, dtype: str, placed: bool) -> tuple[np.ndarray, np.ndarray]:
+def buffers(
+    communicator: Communicator, operation: str, size: int, dtype: str, placed: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """What goes in and what comes out; the larger has `size` bytes."""
     data = buffer(communicator, size, dtype, placed)
     if operation in ("all_reduce", "broadcast"):
         return data, data
     out, part = buffer(communicator, size, dtype, placed), data.size // communicator.size
-    return {"reduce_scatter": (data, out[:part]), "all_gather": (data[:part], out), "all_to_all": (data, out)}[operation]
+    return {"reduce_scatter": (data, out[:part]), "all_gather": (data[:part], out), "all_to_all": (data, out)}[
+        operation
+    ]
 
 
 def rows(communicator: Communicator, repetitions: int) -> list[dict]:
@@ -73,7 +97,18 @@ def rows(communicator: Communicator, repetitions: int) -> list[dict]:
     result = []
     trip = watch.median(watch.round_trip, repetitions) if shared else None
     base = {"transport": communicator.transport, "ranks": communicator.size}
-    result.append({**base, "operation": "barrier", "buffers": "", "dtype": "", "bytes": 0, "median_us": watch.median(watch.barrier, repetitions) * 1e6, "gb_per_s": 0.0, "round_trip_us": trip and trip * 1e6})
+    result.append(
+        {
+            **base,
+            "operation": "barrier",
+            "buffers": "",
+            "dtype": "",
+            "bytes": 0,
+            "median_us": watch.median(watch.barrier, repetitions) * 1e6,
+            "gb_per_s": 0.0,
+            "round_trip_us": trip and trip * 1e6,
+        }
+    )
     for size in SIZES:
         for operation in COLLECTIVES:
             for dtype in ("float32", "bfloat16") if operation == "all_reduce" else ("float32",):
@@ -81,13 +116,25 @@ def rows(communicator: Communicator, repetitions: int) -> list[dict]:
                     given = buffers(communicator, operation, size, dtype, placed)
                     trip = watch.median(watch.round_trip, 3) if shared else None
                     seconds = watch.median(lambda: watch.collective(operation, *given, dtype), repetitions)
-                    result.append({**base, "operation": operation, "buffers": "arena" if placed else "ordinary", "dtype": dtype, "bytes": size,
-                                   "median_us": seconds * 1e6, "gb_per_s": size / max(seconds, 1e-9) * 1e-9, "round_trip_us": trip and trip * 1e6})
+                    result.append(
+                        {
+                            **base,
+                            "operation": operation,
+                            "buffers": "arena" if placed else "ordinary",
+                            "dtype": dtype,
+                            "bytes": size,
+                            "median_us": seconds * 1e6,
+                            "gb_per_s": size / max(seconds, 1e-9) * 1e-9,
+                            "round_trip_us": trip and trip * 1e6,
+                        }
+                    )
     return result
 
 
 def tune(world, repetitions: int) -> Thresholds:
-    """The thresholds that suit this machine and this number of ranks: up to the largest size where the small algorithm wins."""
+    """The thresholds that suit this machine and this number of ranks: up to the largest size where the small
+    algorithm wins.
+    """
     best = load_thresholds()._asdict()
     for field, transport in (("direct_bytes", "auto"), ("wire_direct_bytes", "tcp"), ("leaders_bytes", "auto")):
         hosts = len(set(world.hosts))
@@ -116,7 +163,9 @@ def run(config) -> int:
         thresholds = tune(world, config.repetitions)
         if world.rank == 0:
             path = save_thresholds(thresholds)
-            write_rows([{**thresholds._asdict(), "seconds": time.monotonic() - start, "file": str(path)}], config.output)
+            write_rows(
+                [{**thresholds._asdict(), "seconds": time.monotonic() - start, "file": str(path)}], config.output
+            )
     else:
         communicator = open_communicator(world, "auto", timeout=config.comm_timeout)
         result = rows(communicator, config.repetitions)

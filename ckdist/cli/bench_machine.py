@@ -25,7 +25,9 @@ class Bounds:
     arithmetic: dict[int, float]
 
     def seconds(self, bytes_read: float, operations: dict[int, float]) -> tuple[str, float]:
-        """What a step that reads and computes so much is bound by, "bandwidth" or "arithmetic", and the least time it can take."""
+        """What a step that reads and computes so much is bound by, "bandwidth" or "arithmetic", and the least time
+        it can take.
+        """
         read = bytes_read / self.read_bandwidth
         computed = sum(count / self.arithmetic[format] for format, count in operations.items())
         return ("bandwidth", read) if read >= computed else ("arithmetic", computed)
@@ -62,7 +64,9 @@ def run(config: BenchConfig) -> int:
     others = [isa for isa, lacks in native.isas().items() if not lacks and isa != native.isa()]
     rates = {isa: measure_arithmetic(world, threads, cpus, isa) for isa in others}
     if world.rank == 0:
-        row |= {"read_bandwidth": bounds.read_bandwidth} | {name: bounds.arithmetic[format] for format, name in ARITHMETIC.items()}
+        row |= {"read_bandwidth": bounds.read_bandwidth} | {
+            name: bounds.arithmetic[format] for format, name in ARITHMETIC.items()
+        }
         row["barrier"] = _measured("ckdist_barrier_seconds", threads, _pins(cpus, threads), SPINS)
         if threads > 1:
             row["line_round_trip"] = _measured("ckdist_line_round_trip", _pins(cpus, 2), 21)

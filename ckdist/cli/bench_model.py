@@ -1,11 +1,13 @@
-"""`ckdist bench`: prefill and decode speed of a model, in rows with llama-bench's field names; a table on the terminal shows the gist of them.
+"""`ckdist bench`: prefill and decode speed of a model, in rows with llama-bench's field names; a table on the terminal
+shows the gist of them.
 
-As in llama-bench, `pp` rows feed a prompt of random tokens, `tg` rows generate one token at a time (of each of n_parallel
-sequences) after n_depth tokens of context; sampling is not part of either. A warm-up precedes every row. Every row says which of the
-machine's limits bounds it and which fraction of it was reached: the bytes of weights and cache that the step must read over the
-bandwidth, or the operations with weights over the peak of the arithmetic that they use. `read_of_ranks`: bytes that rank 0 reads of other
-ranks' memory per step and layer. `layers_predicted_ns`: predicted time of the layers of a prompt's steps, from what was
-measured to choose how prefill runs (0: nothing was), to be compared with avg_ns, which has the output matrix and the context besides.
+As in llama-bench, `pp` rows feed a prompt of random tokens, `tg` rows generate one token at a time (of each of
+n_parallel sequences) after n_depth tokens of context; sampling is not part of either. A warm-up precedes every row.
+Every row says which of the machine's limits bounds it and which fraction of it was reached: the bytes of weights and
+cache that the step must read over the bandwidth, or the operations with weights over the peak of the arithmetic that
+they use. `read_of_ranks`: bytes that rank 0 reads of other ranks' memory per step and layer. `layers_predicted_ns`:
+predicted time of the layers of a prompt's steps, from what was measured to choose how prefill runs (0: nothing was), to
+be compared with avg_ns, which has the output matrix and the context besides.
 """
 
 import dataclasses
@@ -38,7 +40,9 @@ SWEEP_GENERATED = 4  # a sweep generates a fourth of what it prefills, as llama-
 
 
 def gist(row: dict) -> dict:
-    """What a person reads of a row: the medians, and the share of its bound and of waiting for threads and ranks in per cent."""
+    """What a person reads of a row: the medians, and the share of its bound and of waiting for threads and ranks in
+    per cent.
+    """
     test = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}"
     test += f" @ d{row['n_depth']}" * bool(row["n_depth"]) + f" x {row['n_parallel']}" * (row["n_parallel"] > 1)
     return {
@@ -57,7 +61,9 @@ def gist(row: dict) -> dict:
 
 
 def measure(run, repetitions: int) -> list[float]:
-    """Seconds of each of `repetitions` calls, after one that does not count; `run` returns its own, or None for the whole call."""
+    """Seconds of each of `repetitions` calls, after one that does not count; `run` returns its own, or None for the
+    whole call.
+    """
     run()
     seconds = []
     for _ in range(repetitions):
@@ -81,7 +87,9 @@ class ModelBench:
 
     def check(self, count: int, flag: str) -> None:
         if count > self.executable.context_length:
-            raise ConfigError(f"{flag} {count} is longer than the context of {self.executable.context_length}: {longer_context(count, self.model.spec)}")
+            raise ConfigError(
+                f"{flag} {count} is longer than the context of {self.executable.context_length}: {longer_context(count, self.model.spec)}"
+            )
 
     def at_depth(self, depth: int) -> SingleSequence:
         """A sequence of random tokens."""
@@ -163,9 +171,13 @@ class ModelBench:
         return [(PREFILL if n >= self.executable.prefill_from else DECODE, n) for n in sizes]
 
     def layouts(self, before: list[int]) -> str:
-        """Those that prefilled since the executable's `prefill_tokens` were `before`: chunks of different sizes may be cut differently."""
+        """Those that prefilled since the executable's `prefill_tokens` were `before`: chunks of different sizes may
+        be cut differently.
+        """
         used = [now > then for now, then in zip(self.executable.prefill_tokens, before)]
-        return "+".join(layout.name for layout, ran in zip((self.model.plan.decode, self.model.plan.prefill), used) if ran)
+        return "+".join(
+            layout.name for layout, ran in zip((self.model.plan.decode, self.model.plan.prefill), used) if ran
+        )
 
     def bound(self, n_prompt: int, n_gen: int, depth: int, sequences: int) -> tuple[str, float]:
         """What the measured work is bound by, and the least seconds it can take on this machine."""
@@ -173,20 +185,32 @@ class ModelBench:
         if n_prompt:
             chunks = -(-n_prompt // self.executable.max_tokens)
             context = sum(depth + min(n_prompt, (i + 1) * self.executable.max_tokens) for i in range(chunks))
-            return self.bounds.seconds(chunks * work.bytes + self.kv_bytes_per_token * context, work.operations(n_prompt, 1))
-        # Every step reads all weights, and of each sequence what it has in the cache: half of what is generated, on average.
+            return self.bounds.seconds(
+                chunks * work.bytes + self.kv_bytes_per_token * context, work.operations(n_prompt, 1)
+            )
+        # Every step reads all weights, and of each sequence what it has in the cache: half of what is generated, on
+        # average.
         context = sequences * (depth + (n_gen + 1) / 2)
-        return self.bounds.seconds(n_gen * (work.bytes + self.kv_bytes_per_token * context), work.operations(n_gen * sequences, n_gen * sequences))
+        return self.bounds.seconds(
+            n_gen * (work.bytes + self.kv_bytes_per_token * context),
+            work.operations(n_gen * sequences, n_gen * sequences),
+        )
 
     @property
     def kv_bytes_per_token(self) -> float:
         plan = self.model.plan
-        return self.model.world.size * kv_bytes_per_block(self.model.spec, plan.decode, plan.mesh, plan.limits.kv_type) / BLOCK_TOKENS
+        return (
+            self.model.world.size
+            * kv_bytes_per_block(self.model.spec, plan.decode, plan.mesh, plan.limits.kv_type)
+            / BLOCK_TOKENS
+        )
 
     def rows(self) -> list[dict]:
         depth = self.config.n_depth
         rows = [self.prompt(n, d) for d in depth for n in self.config.n_prompt if n]
-        return rows + [self.generate(n, s, d) for d in depth for s in self.config.n_parallel for n in self.config.n_gen if n]
+        return rows + [
+            self.generate(n, s, d) for d in depth for s in self.config.n_parallel for n in self.config.n_gen if n
+        ]
 
     def measurements(self) -> int:
         """How many rows `rows`, or both sweeps together, will measure."""
@@ -205,13 +229,26 @@ class ModelBench:
             prompt, generated = self.prompt(chunk, depth), self.generate(max(1, chunk // SWEEP_GENERATED), depth=depth)
             seconds = [row["avg_ns"] * 1e-9 for row in (prompt, generated)]
             rows.append(
-                {"PP": chunk, "TG": generated["n_gen"], "N_KV": depth, "T_PP s": seconds[0], "S_PP t/s": chunk / seconds[0], "T_TG s": seconds[1]}
-                | {"S_TG t/s": generated["n_gen"] / seconds[1], "TG of bound": generated["bound_fraction"], "PP of bound": prompt["bound_fraction"]}
+                {
+                    "PP": chunk,
+                    "TG": generated["n_gen"],
+                    "N_KV": depth,
+                    "T_PP s": seconds[0],
+                    "S_PP t/s": chunk / seconds[0],
+                    "T_TG s": seconds[1],
+                }
+                | {
+                    "S_TG t/s": generated["n_gen"] / seconds[1],
+                    "TG of bound": generated["bound_fraction"],
+                    "PP of bound": prompt["bound_fraction"],
+                }
             )
         return rows
 
     def thread_sweep(self) -> list[dict]:
-        """Decode by thread count, from one to all; `sweet_spot` marks the fewest threads within 5 per cent of the best."""
+        """Decode by thread count, from one to all; `sweet_spot` marks the fewest threads within 5 per cent of the
+        best.
+        """
         count = next((n for n in self.config.n_gen if n), 128)
         most, rows = self.executable.threads, []
         for threads in range(1, most + 1):

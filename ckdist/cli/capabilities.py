@@ -1,4 +1,5 @@
-"""Which transports, movers, launchers and kernels work on this machine: each is tried, all at once, and whoever has not answered in time is left behind.
+"""Which transports, movers, launchers and kernels work on this machine: each is tried, all at once, and whoever has not
+answered in time is left behind.
 
 What may crash, hang or leave traces (an MPI library, a launcher, a driver) is tried in a process of its own.
 """
@@ -43,7 +44,9 @@ class Capability:
 def run_briefly(command: list[str], timeout: float = TIMEOUT) -> tuple[int, str]:
     """Exit code and output of a command, which is ended with all that it started when the time is over (code 124)."""
     try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
     except OSError as error:
         return 127, str(error.strerror)
     try:
@@ -106,14 +109,24 @@ def shared_memory() -> tuple[bool, str]:
 def mpi(timeout: float = TIMEOUT) -> tuple[bool, str]:
     if importlib.util.find_spec("mpi4py") is None:
         return False, "mpi4py is not installed: pip install 'ckdist[mpi]'"
-    code, text = run_briefly([sys.executable, "-c", "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0])"], timeout)
+    code, text = run_briefly(
+        [
+            sys.executable,
+            "-c",
+            "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0])",
+        ],
+        timeout,
+    )
     return code == 0, last_line(text).rstrip("\0").split(", package")[0]
 
 
 def tcp() -> tuple[bool, str]:
     """Loopback is tried; other interfaces are named."""
     try:
-        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=1):
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=1),
+        ):
             works, why = True, ""
     except OSError as error:
         works, why = False, f"a connection to 127.0.0.1 fails: {error.strerror or error}"
@@ -121,7 +134,12 @@ def tcp() -> tuple[bool, str]:
     up = psutil.net_if_stats()
     for name, addresses in sorted(psutil.net_if_addrs().items()):
         for address in addresses:
-            if address.family == socket.AF_INET and not address.address.startswith("127.") and name in up and up[name].isup:
+            if (
+                address.family == socket.AF_INET
+                and not address.address.startswith("127.")
+                and name in up
+                and up[name].isup
+            ):
                 named.append(f"{name} {address.address}" + (f" {up[name].speed} Mbit/s" if up[name].speed > 0 else ""))
     return works, why or "; ".join(named[:4]) or "loopback only"
 
@@ -147,7 +165,10 @@ def verbs(machine: Machine, timeout: float = TIMEOUT) -> tuple[bool, str]:
 
 
 def dsa(machine: Machine, timeout: float = TIMEOUT) -> tuple[bool, str]:
-    """A page is copied by a queue. In a process of its own where there is a device: one that hangs would keep this one from ending."""
+    """A page is copied by a queue.
+
+    In a process of its own where there is a device: one that hangs would keep this one from ending.
+    """
     if not machine.dsa:
         return False, "no DSA device that the idxd driver knows"
     tried = (

@@ -1,7 +1,8 @@
 """`ckdist doctor`: this machine as ckdist sees it, what works on it, how fast its nodes are, and what to change.
 
-It changes nothing, needs no rights and no model, and ends within ten seconds of its start, on a busy machine too: what is tried and
-measured shares the time that is left, and is left behind or ended when that is over. Under a launcher rank 0 alone speaks, of its own host.
+It changes nothing, needs no rights and no model, and ends within ten seconds of its start, on a busy machine too: what
+is tried and measured shares the time that is left, and is left behind or ended when that is over. Under a launcher rank
+0 alone speaks, of its own host.
 """
 
 import dataclasses
@@ -42,7 +43,9 @@ def measure(seconds: float = MEASURE_SECONDS, limit: float = MEASURE_LIMIT) -> l
     """What `ckdist.cli.node_speed` measured within `limit` seconds, start-up included."""
     command = [sys.executable, "-m", "ckdist.cli.node_speed", str(seconds)]
     try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
     except OSError as error:
         return [{"what": "failed", "why": f"{sys.executable} does not start: {error.strerror}"}]
     timer = threading.Timer(limit, process.kill)
@@ -84,17 +87,31 @@ def machine_lines(machine: Machine, width: int) -> list[str]:
     siblings = max((cpu.sibling for cpu in machine.cpus), default=0) + 1
     slow = len({cpu.core for cpu in machine.cpus if cpu.efficient})
     l2, l3 = len({cpu.l2 for cpu in machine.cpus}), len({cpu.l3 for cpu in machine.cpus if cpu.l3 >= 0})
-    cores = f"{len(machine.cores())} cores" + (f", {slow} of them efficient" if slow else "") + (f", {siblings} threads each" if siblings > 1 else "")
+    cores = (
+        f"{len(machine.cores())} cores"
+        + (f", {slow} of them efficient" if slow else "")
+        + (f", {siblings} threads each" if siblings > 1 else "")
+    )
     memory = machine.memory
     rows = [
         ("cpu", machine.model or "unknown"),
-        ("packages", f"{len(machine.packages)}, {cores}, NUMA nodes {len(machine.nodes)}" + (f" ({machine.cluster_name})" if machine.cluster_name else "")),
+        (
+            "packages",
+            f"{len(machine.packages)}, {cores}, NUMA nodes {len(machine.nodes)}"
+            + (f" ({machine.cluster_name})" if machine.cluster_name else ""),
+        ),
         ("caches", f"L2 {l2} x {gib(machine.l2_bytes)}, L3 {l3} x {gib(machine.l3_bytes)}"),
         ("isa", ", ".join(machine.features) or "nothing beyond the baseline"),
-        ("memory", f"{gib(memory.total)}, {gib(memory.available)} available; swap used {gib(memory.swap_used) if memory.swap_used else 'none'}; transparent huge pages {memory.transparent or 'absent'}"),
+        (
+            "memory",
+            f"{gib(memory.total)}, {gib(memory.available)} available; swap used {gib(memory.swap_used) if memory.swap_used else 'none'}; transparent huge pages {memory.transparent or 'absent'}",
+        ),
     ]
     rows += [("offline", f"CPUs {format_cpu_list(machine.offline)}")] if machine.offline else []
-    rows += [("rdma", f"{p.device} port {p.port}: {p.state}, {p.link}, {p.rate}, node {'?' if p.node is None else p.node}") for p in machine.rdma] or [("rdma", "none")]
+    rows += [
+        ("rdma", f"{p.device} port {p.port}: {p.state}, {p.link}, {p.rate}, node {'?' if p.node is None else p.node}")
+        for p in machine.rdma
+    ] or [("rdma", "none")]
     rows += [("dsa", dsa_line(device)) for device in machine.dsa[:8]] or [("dsa", "none")]
     rows += [("note", machine.simple)] if machine.simple else []
     nodes = [["node", "package", "cpus", "memory", "free", "huge pages free", "distances"]]
@@ -102,13 +119,29 @@ def machine_lines(machine: Machine, width: int) -> list[str]:
         package = machine.package_of(node.number)
         pools = ", ".join(f"{pool.free} x {gib(pool.page_bytes)}" for pool in node.huge_pages if pool.reserved)
         distances = " ".join(str(distance) for distance in node.distances.values())
-        cpus = textwrap.shorten(format_cpu_list(node.cpus).replace(",", ", "), 34, placeholder=" ...").replace(", ", ",")
-        nodes.append([str(node.number), "-" if package is None else str(package), cpus or "none", gib(node.memory), gib(node.free), pools or "none", distances])
+        cpus = textwrap.shorten(format_cpu_list(node.cpus).replace(",", ", "), 34, placeholder=" ...").replace(
+            ", ", ","
+        )
+        nodes.append(
+            [
+                str(node.number),
+                "-" if package is None else str(package),
+                cpus or "none",
+                gib(node.memory),
+                gib(node.free),
+                pools or "none",
+                distances,
+            ]
+        )
     return [*facts(rows, width), "", *table(nodes)]
 
 
 def dsa_line(device: DsaDevice) -> str:
-    queues = ", ".join(f"{q.name} ({q.state}, {q.mode}, {q.kind}, {gib(q.max_transfer)} at a time, batches of {q.max_batch or 1})" for q in device.queues if q.kind != "none")
+    queues = ", ".join(
+        f"{q.name} ({q.state}, {q.mode}, {q.kind}, {gib(q.max_transfer)} at a time, batches of {q.max_batch or 1})"
+        for q in device.queues
+        if q.kind != "none"
+    )
     memory = "" if device.shared_memory else ", no shared virtual memory"
     return f"{device.name}: {device.state}, node {'?' if device.node is None else device.node}{memory}; {queues or 'no queue'}"
 
@@ -136,7 +169,9 @@ def placement_lines(machine: Machine) -> list[str]:
     rows = [["rank", "node", "threads", "cpus"]]
     for rank in range(ranks):
         place = place_rank(machine, [mask] * ranks, rank, threads_of(machine, cut[rank], rank == 0))
-        rows.append([str(rank), format_cpu_list(place.nodes), str(len(place.cpus)), format_cpu_list(place.cpus) or "any"])
+        rows.append(
+            [str(rank), format_cpu_list(place.nodes), str(len(place.cpus)), format_cpu_list(place.cpus) or "any"]
+        )
     return table(rows)
 
 
@@ -153,7 +188,11 @@ def speed_lines(machine: Machine, rows: list[dict]) -> list[str]:
     text = table(lines)
     pairs = [["cpus of", "memory of", "GB/s", "slower than its own"]]
     for cpus, memory in sorted(pair for pair in reads if pair[0] != pair[1]):
-        slower = f"{reads[cpus, cpus] / reads[cpus, memory]:.2f} times" if (cpus, cpus) in reads and reads[cpus, memory] else "-"
+        slower = (
+            f"{reads[cpus, cpus] / reads[cpus, memory]:.2f} times"
+            if (cpus, cpus) in reads and reads[cpus, memory]
+            else "-"
+        )
         pairs.append([f"node {cpus}", f"node {memory}", f"{reads[cpus, memory] / 1e9:.1f}", slower])
     if len(pairs) > 1:
         text += ["", *table(pairs)]
@@ -166,14 +205,22 @@ def speed_lines(machine: Machine, rows: list[dict]) -> list[str]:
 
 
 def remote_penalty(reads: dict[tuple[int, int], float]) -> float | None:
-    """How much slower a node's CPUs read, in the mean over all pairs measured, from another node that has CPUs than from their own."""
+    """How much slower a node's CPUs read, in the mean over all pairs measured, from another node that has CPUs than
+    from their own.
+    """
     own = {cpus: rate for (cpus, memory), rate in reads.items() if cpus == memory}
-    ratios = [own[cpus] / rate for (cpus, memory), rate in reads.items() if cpus != memory and cpus in own and memory in own and rate]
+    ratios = [
+        own[cpus] / rate
+        for (cpus, memory), rate in reads.items()
+        if cpus != memory and cpus in own and memory in own and rate
+    ]
     return sum(ratios) / len(ratios) if ratios else None
 
 
 def capability_lines(found: list[Capability], width: int) -> list[str]:
-    return facts([(f"{one.group:<10s} {one.name:<15s} {'yes' if one.works else 'no':<3s}", one.about) for one in found], width)
+    return facts(
+        [(f"{one.group:<10s} {one.name:<15s} {'yes' if one.works else 'no':<3s}", one.about) for one in found], width
+    )
 
 
 def advice_lines(advice: tuple[Advice, ...], width: int) -> list[str]:
@@ -181,12 +228,20 @@ def advice_lines(advice: tuple[Advice, ...], width: int) -> list[str]:
         return ["  nothing"]
     lines = []
     for number, one in enumerate(advice, 1):
-        lines += textwrap.wrap(f"{one.what}: {one.why}", width, initial_indent=f"  {number}. ", subsequent_indent="     ", break_on_hyphens=False)
+        lines += textwrap.wrap(
+            f"{one.what}: {one.why}",
+            width,
+            initial_indent=f"  {number}. ",
+            subsequent_indent="     ",
+            break_on_hyphens=False,
+        )
         lines.append(f"     $ {one.command}")
     return lines
 
 
-def text_of(machine: Machine, found: list[Capability], speed: list[dict], advice: tuple[Advice, ...], width: int) -> str:
+def text_of(
+    machine: Machine, found: list[Capability], speed: list[dict], advice: tuple[Advice, ...], width: int
+) -> str:
     sections = [
         ("Machine", machine_lines(machine, width)),
         ("This process", binding_lines(machine, width)),
@@ -214,7 +269,11 @@ def run(config: DoctorConfig) -> int:
                 {
                     "version": __version__,
                     "host": socket.gethostname(),
-                    "machine": {**dataclasses.asdict(machine), "packages": len(machine.packages), "clusters": machine.cluster_name},
+                    "machine": {
+                        **dataclasses.asdict(machine),
+                        "packages": len(machine.packages),
+                        "clusters": machine.cluster_name,
+                    },
                     "capabilities": [dataclasses.asdict(one) for one in found],
                     "speed": speed,
                     "remote_penalty": remote_penalty(reads),

@@ -25,7 +25,9 @@ TYPES = {"f32": dtypes.F32, "f16": dtypes.F16, "bf16": dtypes.BF16, "q8_0": dtyp
 
 
 def type_of(name: str, shape: tuple[int, ...], wanted: dtypes.TensorType) -> dtypes.TensorType:
-    """What a tensor is stored as: vectors in float32; the embeddings and the output not below 8 bits; and where blocks do not divide a row, the next larger."""
+    """What a tensor is stored as: vectors in float32; the embeddings and the output not below 8 bits; and where
+    blocks do not divide a row, the next larger.
+    """
     if len(shape) == 1:
         return dtypes.F32
     if wanted is dtypes.Q4_K and (name in (EMBEDDING, OUTPUT) or shape[-1] % 256):
@@ -40,7 +42,17 @@ def stored(values: np.ndarray, kind: dtypes.TensorType) -> np.ndarray:
     rows, cols = values.shape
     out = np.empty(kind.row_bytes(rows * cols), np.uint8)
     values = np.ascontiguousarray(values)
-    native.check(native.lib.ckdist_quantize(native.ffi.NULL, kind.number, rows, cols, native.pointer(values, "float *"), native.pointer(out, "uint8_t *"), out.nbytes))
+    native.check(
+        native.lib.ckdist_quantize(
+            native.ffi.NULL,
+            kind.number,
+            rows,
+            cols,
+            native.pointer(values, "float *"),
+            native.pointer(out, "uint8_t *"),
+            out.nbytes,
+        )
+    )
     return out
 
 
@@ -77,7 +89,9 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
         data = functools.partial(tensor_data, tensor, kind, head_rows)
         tensors.append(GgufTensorToWrite(names.to_gguf(name, spec.post_norms), kind, tensor.shape, data))
     if factors is not None:
-        tensors.append(GgufTensorToWrite("rope_freqs.weight", dtypes.F32, factors.shape, lambda: factors.view(np.uint8)))
+        tensors.append(
+            GgufTensorToWrite("rope_freqs.weight", dtypes.F32, factors.shape, lambda: factors.view(np.uint8))
+        )
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with ProgressBar(len(tensors), "tensor", "exporting", progress) as bar:
         watched = [t._replace(data=lambda t=t: (bar.update(1), t.data())[1]) for t in tensors]
@@ -103,9 +117,13 @@ def rope_thetas(checkpoint: Checkpoint) -> tuple[float, float]:
     """The bases of the rotations of full and of sliding layers, as config.json has them."""
     config = checkpoint.metadata.get("text_config") or checkpoint.metadata
     parameters = config.get("rope_parameters") or {}
-    of = lambda part, name, default: float((parameters.get(part) or parameters).get("rope_theta") or config.get(name) or default)
+    of = lambda part, name, default: float(
+        (parameters.get(part) or parameters).get("rope_theta") or config.get(name) or default
+    )
     gemma3 = checkpoint.spec.architecture == "gemma3"
-    return of("full_attention", "rope_theta", 1e6 if gemma3 else 1e4), float((parameters.get("sliding_attention") or {}).get("rope_theta") or config.get("rope_local_base_freq") or 1e4)
+    return of("full_attention", "rope_theta", 1e6 if gemma3 else 1e4), float(
+        (parameters.get("sliding_attention") or {}).get("rope_theta") or config.get("rope_local_base_freq") or 1e4
+    )
 
 
 def run(command: ExportCommand) -> int:

@@ -29,11 +29,19 @@ def run(config: GenerateConfig) -> int:
         start = time.perf_counter()
         if config.json:
             (c,) = llm.generate([prompt], sampling, stop=config.stop)
-            result = {"prompt": config.prompt, "text": c.text, "token_ids": c.token_ids, "finish_reason": c.finish_reason, "prompt_tokens": c.prompt_tokens, "seconds": time.perf_counter() - start}
+            result = {
+                "prompt": config.prompt,
+                "text": c.text,
+                "token_ids": c.token_ids,
+                "finish_reason": c.finish_reason,
+                "prompt_tokens": c.prompt_tokens,
+                "seconds": time.perf_counter() - start,
+            }
             print(json.dumps(result))
         else:
             pieces = llm.stream(prompt, sampling, stop=config.stop)
-            print(config.prompt, next(pieces, ""), sep="", end="", flush=True)  # nothing is printed for a prompt that is refused
+            # nothing is printed for a prompt that is refused
+            print(config.prompt, next(pieces, ""), sep="", end="", flush=True)
             for piece in pieces:
                 print(piece, end="", flush=True)
             print()

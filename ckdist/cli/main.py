@@ -1,6 +1,8 @@
-"""`ckdist COMMAND [flags]`: finds the command, reads its flags, and turns every expected failure into one line and an exit code.
+"""`ckdist COMMAND [flags]`: finds the command, reads its flags, and turns every expected failure into one line and an
+exit code.
 
-Exit codes: 0 done, 1 something broke while running, 2 the user's mistake, 130 interrupted, 141 standard output was closed.
+Exit codes: 0 done, 1 something broke while running, 2 the user's mistake, 130 interrupted, 141 standard output was
+closed.
 """
 
 import contextlib
@@ -32,7 +34,12 @@ RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK")
 
 
 def usage() -> str:
-    lines = [f"ckdist {__version__}: serve and train large language models on CPU servers", "", "usage: [mpirun -n RANKS] ckdist COMMAND [flags]", ""]
+    lines = [
+        f"ckdist {__version__}: serve and train large language models on CPU servers",
+        "",
+        "usage: [mpirun -n RANKS] ckdist COMMAND [flags]",
+        "",
+    ]
     lines += [f"  {name:<12s}{text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join([*lines, "", "ckdist COMMAND --help tells a command's flags."])
 
@@ -48,13 +55,14 @@ def launched_rank() -> int | None:
 def report(error: BaseException, rank: int | None) -> None:
     """The one line.
 
-    A mistake of the user's, or a model that cannot be fetched, meets every rank alike: rank 0 says it, and the others keep quiet
-    while it does.
+    A mistake of the user's, or a model that cannot be fetched, meets every rank alike: rank 0 says it, and the others
+    keep quiet while it does.
     """
     shared = isinstance(error, (UserError, FetchError))
     if shared and rank:
-        time.sleep(1.0)  # the launcher ends this process as soon as rank 0 has; if rank 0 is well, the mistake is this rank's own
-    name = "" if rank is None or rank == 0 and shared else f"rank {rank}: "
+        # the launcher ends this process as soon as rank 0 has; if rank 0 is well, the mistake is this rank's own
+        time.sleep(1.0)
+    name = "" if rank is None or (rank == 0 and shared) else f"rank {rank}: "
     if sys.stderr is not None:  # print would take standard output instead
         with contextlib.suppress(OSError):
             print(f"{styled('ckdist:', 'error', sys.stderr)} {name}{error}", file=sys.stderr, flush=True)
@@ -92,7 +100,8 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         code = 141
     except OSError as error:
-        report(EngineError(f"the system refused: {error}"), rank)  # a full disk behind standard output, no more processes
+        # a full disk behind standard output, no more processes
+        report(EngineError(f"the system refused: {error}"), rank)
         code = 1
     if code:
         # A failed rank's peers may be gone: nothing may wait for them on the way out.

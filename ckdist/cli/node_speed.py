@@ -1,6 +1,8 @@
-"""How fast each NUMA node reads memory and multiplies matrices: a process of its own, which prints one JSON line per measurement.
+"""How fast each NUMA node reads memory and multiplies matrices: a process of its own, which prints one JSON line per
+measurement.
 
-It is started by `ckdist doctor`, which takes what was measured in time and ends it: python -m ckdist.cli.node_speed SECONDS.
+It is started by `ckdist doctor`, which takes what was measured in time and ends it: python -m ckdist.cli.node_speed
+SECONDS.
 """
 
 import json
@@ -25,7 +27,9 @@ READ_BYTES = 256 << 20  # per thread; far beyond most caches
 
 
 def read_bandwidth(threads: int, cpus=(), repeats: int = 5, bytes_each: int = READ_BYTES) -> float:
-    """Bytes per second that `threads` threads of this process read from memory together, the best of `repeats` passes."""
+    """Bytes per second that `threads` threads of this process read from memory together, the best of `repeats`
+    passes.
+    """
     out = native.ffi.new("double *")
     pinned = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
     native.check(native.lib.ckdist_read_bandwidth(threads, pinned, bytes_each, repeats, out))
@@ -43,7 +47,10 @@ def node_cpus(machine: Machine) -> dict[int, list[int]]:
 
 
 def read_node(machine: Machine, cpus: list[int], memory: int) -> float:
-    """Bytes per second that `cpus` read together from the memory of a node. CapacityError where it has no room for the test."""
+    """Bytes per second that `cpus` read together from the memory of a node.
+
+    CapacityError where it has no room for the test.
+    """
     caches = len({machine.by_number[cpu].l3 for cpu in cpus}) * machine.l3_bytes
     size = min(max(LEAST_READ, 4 * caches), MOST_READ, native.lib.ckdist_available_memory() // 4)
     nodes = [memory] if len(machine.nodes) > 1 else []
@@ -52,22 +59,59 @@ def read_node(machine: Machine, cpus: list[int], memory: int) -> float:
 
 
 def multiply_on(cpus: list[int], kind: str, seconds: float) -> float:
-    """Operations per second of (GEMM_TOKENS, GEMM_COLS) x (GEMM_COLS, GEMM_ROWS) on every one of `cpus` at once, each with its own operands."""
+    """Operations per second of (GEMM_TOKENS, GEMM_COLS) x (GEMM_COLS, GEMM_ROWS) on every one of `cpus` at once,
+    each with its own operands.
+    """
     lib, check, pointer = native.lib, native.check, native.pointer
     number = GEMM_TYPES[kind]
     rng = np.random.default_rng(0)
     weights = rng.standard_normal((GEMM_ROWS, GEMM_COLS), np.float32)  # (rows, cols)
-    packed = np.zeros(GEMM_ROWS * GEMM_COLS // lib.ckdist_type_block_elements(number) * lib.ckdist_type_block_bytes(number), np.uint8)
+    packed = np.zeros(
+        GEMM_ROWS * GEMM_COLS // lib.ckdist_type_block_elements(number) * lib.ckdist_type_block_bytes(number), np.uint8
+    )
     if number:
-        check(lib.ckdist_quantize(native.ffi.NULL, number, GEMM_ROWS, GEMM_COLS, pointer(weights, "float *"), pointer(packed, "uint8_t *"), packed.size))
+        check(
+            lib.ckdist_quantize(
+                native.ffi.NULL,
+                number,
+                GEMM_ROWS,
+                GEMM_COLS,
+                pointer(weights, "float *"),
+                pointer(packed, "uint8_t *"),
+                packed.size,
+            )
+        )
     else:
         packed = weights.reshape(-1).view(np.uint8)
     tiles = np.zeros(lib.ckdist_tile_bytes(native.ffi.NULL, number, GEMM_COLS) * (GEMM_ROWS // 16), np.uint8)
-    check(lib.ckdist_pack(native.ffi.NULL, number, GEMM_ROWS, GEMM_COLS, pointer(packed, "uint8_t *"), packed.size, pointer(tiles, "uint8_t *"), tiles.size))
+    check(
+        lib.ckdist_pack(
+            native.ffi.NULL,
+            number,
+            GEMM_ROWS,
+            GEMM_COLS,
+            pointer(packed, "uint8_t *"),
+            packed.size,
+            pointer(tiles, "uint8_t *"),
+            tiles.size,
+        )
+    )
     form = lib.ckdist_activation_format(native.ffi.NULL, number)
     inputs = rng.standard_normal((GEMM_TOKENS, GEMM_COLS), np.float32)  # (tokens, cols)
     x = np.zeros(GEMM_TOKENS * lib.ckdist_activation_bytes(form, GEMM_COLS), np.uint8)
-    check(lib.ckdist_prepare(native.ffi.NULL, form, pointer(inputs, "float *"), GEMM_TOKENS, GEMM_COLS, 0, GEMM_COLS, pointer(x, "uint8_t *"), x.size))
+    check(
+        lib.ckdist_prepare(
+            native.ffi.NULL,
+            form,
+            pointer(inputs, "float *"),
+            GEMM_TOKENS,
+            GEMM_COLS,
+            0,
+            GEMM_COLS,
+            pointer(x, "uint8_t *"),
+            x.size,
+        )
+    )
     start = threading.Barrier(len(cpus))
     rates = [0.0] * len(cpus)
 
@@ -96,7 +140,9 @@ def multiply_on(cpus: list[int], kind: str, seconds: float) -> float:
 
 
 def measurements(machine: Machine, seconds: float):
-    """Yields what there is to measure, most wanted first: local reads, products, then reads across nodes, as time allows."""
+    """Yields what there is to measure, most wanted first: local reads, products, then reads across nodes, as time
+    allows.
+    """
     until = time.monotonic() + seconds
     by_node = node_cpus(machine)
     each = min(GEMM_SECONDS, seconds / 2 / (len(GEMM_TYPES) * max(1, len(by_node))))
@@ -105,12 +151,21 @@ def measurements(machine: Machine, seconds: float):
     remote = [(cpus, memory) for cpus in by_node for memory in readable if cpus != memory]
 
     def read(pair):
-        return {"what": "read", "node": pair[0], "memory": pair[1], "rate": read_node(machine, by_node[pair[0]], pair[1])}
+        return {
+            "what": "read",
+            "node": pair[0],
+            "memory": pair[1],
+            "rate": read_node(machine, by_node[pair[0]], pair[1]),
+        }
 
     def multiply(pair):
         return {"what": "gemm", "node": pair[0], "type": pair[1], "rate": multiply_on(by_node[pair[0]], pair[1], each)}
 
-    jobs = [(read, pair) for pair in local] + [(multiply, (node, kind)) for node in by_node for kind in GEMM_TYPES] + [(read, pair) for pair in remote]
+    jobs = (
+        [(read, pair) for pair in local]
+        + [(multiply, (node, kind)) for node in by_node for kind in GEMM_TYPES]
+        + [(read, pair) for pair in remote]
+    )
     for job, pair in jobs:
         if time.monotonic() > until:
             return

@@ -19,15 +19,20 @@ MAX_TEXT_BYTES = 1 << 28
 
 
 def log_likelihoods(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """log softmax(logits)[target]: float64 (tokens,) for float32 logits (tokens, vocab)."""
+    """Log softmax(logits)[target]: float64 (tokens,) for float32 logits (tokens, vocab)."""
     x = logits.astype(np.float64)
     top = x.max(axis=1)
     return x[np.arange(len(targets)), targets] - top - np.log(np.exp(x - top[:, None]).sum(axis=1))
 
 
 def tokens_of(config: PerplexityConfig, text: str | None, checkpoint, vocab_size: int) -> np.ndarray:
-    """The ids of `text`, or those of --token-ids: int32 (tokens,). ConfigError for too few ids or one outside the vocabulary."""
-    ids = np.array(config.token_ids if text is None else load_tried(checkpoint.path, checkpoint.overrides).encode(text), np.int64)
+    """The ids of `text`, or those of --token-ids: int32 (tokens,).
+
+    ConfigError for too few ids or one outside the vocabulary.
+    """
+    ids = np.array(
+        config.token_ids if text is None else load_tried(checkpoint.path, checkpoint.overrides).encode(text), np.int64
+    )
     if len(ids) < 2:
         raise ConfigError(f"{len(ids)} tokens cannot be scored: give at least 2")
     if ids.min() < 0 or ids.max() >= vocab_size:
@@ -36,9 +41,11 @@ def tokens_of(config: PerplexityConfig, text: str | None, checkpoint, vocab_size
 
 
 class LogitsFile:
-    """A .npy file of float32 (tokens, vocab) that appears under its name when it is complete, and leaves nothing behind before.
+    """A .npy file of float32 (tokens, vocab) that appears under its name when it is complete, and leaves nothing behind
+    before.
 
-    ConfigError when it cannot be written; the disk's room is taken at once, for a page of a map that has none ends the process.
+    ConfigError when it cannot be written; the disk's room is taken at once, for a page of a map that has none ends the
+    process.
     """
 
     def __init__(self, path: str, shape: tuple[int, int]):
@@ -51,7 +58,9 @@ class LogitsFile:
                 os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
         except (OSError, ValueError) as error:
             self.discard()
-            raise ConfigError(f"cannot write --save-logits {path}: {getattr(error, 'strerror', None) or error}") from None
+            raise ConfigError(
+                f"cannot write --save-logits {path}: {getattr(error, 'strerror', None) or error}"
+            ) from None
 
     def discard(self) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -68,7 +77,8 @@ class LogitsFile:
 
 
 def score(executable, ids: np.ndarray, logits_file=None) -> np.ndarray:
-    """Log-likelihoods of ids[1:], float64, in windows of the context; the first half of every later window is only read.
+    """Log-likelihoods of ids[1:], float64, in windows of the context; the first half of every later window is only
+    read.
 
     `logits_file`: float32 (tokens, vocab) array to fill, for ids that fit one context.
     """
@@ -96,7 +106,11 @@ def score(executable, ids: np.ndarray, logits_file=None) -> np.ndarray:
 
 def run(config: PerplexityConfig) -> int:
     world = start_world()
-    text = read_text_file(config.file, f"--file {config.file}", MAX_TEXT_BYTES, "replace") if world.rank == 0 and config.file is not None else None
+    text = (
+        read_text_file(config.file, f"--file {config.file}", MAX_TEXT_BYTES, "replace")
+        if world.rank == 0 and config.file is not None
+        else None
+    )
     with model_session(packed_first(config), world) as model:
         if model is None:
             return 0
@@ -105,10 +119,21 @@ def run(config: PerplexityConfig) -> int:
         if config.save_logits is not None:
             context = model.executable.context_length
             if len(ids) > context:
-                raise ConfigError(f"--save-logits of {len(ids)} tokens needs a context of as many, and it is {context}: {longer_context(len(ids), model.spec)}")
+                raise ConfigError(
+                    f"--save-logits of {len(ids)} tokens needs a context of as many, and it is {context}: {longer_context(len(ids), model.spec)}"
+                )
             saved = LogitsFile(config.save_logits, (len(ids), model.spec.vocab_size))
         with saved as logits:
             scores = score(model.executable, ids, logits)
-        result = {"tokens": len(ids), "scored": len(scores), "nll": float(-scores.mean()), "perplexity": float(np.exp(-scores.mean()))}
-        print(json.dumps(result) if config.json else f"perplexity {result['perplexity']:.4f} over {result['scored']} tokens (mean nll {result['nll']:.5f})")
+        result = {
+            "tokens": len(ids),
+            "scored": len(scores),
+            "nll": float(-scores.mean()),
+            "perplexity": float(np.exp(-scores.mean())),
+        }
+        print(
+            json.dumps(result)
+            if config.json
+            else f"perplexity {result['perplexity']:.4f} over {result['scored']} tokens (mean nll {result['nll']:.5f})"
+        )
     return 0

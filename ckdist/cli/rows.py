@@ -13,7 +13,10 @@ def write_rows(rows: list[dict], output: str) -> None:
     if output == "json":
         print(json.dumps(rows, indent=1))
         return
-    shown = [{k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in row.items() if not isinstance(v, (list, dict))} for row in rows]
+    shown = [
+        {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in row.items() if not isinstance(v, (list, dict))}
+        for row in rows
+    ]
     names = list(shown[0]) if shown else []
     if output == "csv":
         text = io.StringIO()

@@ -55,7 +55,9 @@ def open_line(config: ServeConfig, listener: socket.socket) -> str | None:
     address, port = listener.getsockname()[:2]
     if config.api_key or config.api_key_file or is_loopback(address):
         return None
-    return f"any client that reaches {address} port {port} can use this server; --api-key or --api-key-file asks for a key"
+    return (
+        f"any client that reaches {address} port {port} can use this server; --api-key or --api-key-file asks for a key"
+    )
 
 
 def launcher() -> int | None:
@@ -64,14 +66,20 @@ def launcher() -> int | None:
 
 
 def stop_line() -> str | None:
-    """How to stop a job of Open MPI's: mpirun, sent SIGTERM, kills its ranks half a second later. Other launchers wait."""
+    """How to stop a job of Open MPI's: mpirun, sent SIGTERM, kills its ranks half a second later.
+
+    Other launchers wait.
+    """
     if "OMPI_COMM_WORLD_SIZE" not in os.environ or DRAINED_VARIABLE in os.environ:
         return None
     return f"To stop without cutting streams: kill -TERM {os.getpid()}"
 
 
 def work(config: ServeConfig, world) -> int:
-    """Ranks other than 0. A signal that a launcher passes on, or a terminal's, reaches all; rank 0 drains and ends them."""
+    """Ranks other than 0.
+
+    A signal that a launcher passes on, or a terminal's, reaches all; rank 0 drains and ends them.
+    """
     for number in DRAIN_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     model = load_model(config, world)
@@ -93,7 +101,9 @@ def run(config: ServeConfig) -> int:
         return work(config, world)
     with contextlib.ExitStack() as held:
         directory = held.enter_context(socket_directory())
-        coordinator = held.enter_context(Coordinator(directory, {"id": name}, step_limit=config.comm_timeout * 4, drain_seconds=config.drain_timeout))
+        coordinator = held.enter_context(
+            Coordinator(directory, {"id": name}, step_limit=config.comm_timeout * 4, drain_seconds=config.drain_timeout)
+        )
         http = HttpProcess.start(config, coordinator.address, os.fspath(config.model or BUNDLED), name, listener)
         held.callback(http.stop)
         if line := open_line(config, listener):

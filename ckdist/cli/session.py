@@ -15,13 +15,18 @@ def longer_context(tokens: int, spec) -> str:
 
 
 def packed_first(config):
-    """For a command that measures, or reads everything many times: all weights are packed before it begins, unless the user says otherwise."""
+    """For a command that measures, or reads everything many times: all weights are packed before it begins, unless
+    the user says otherwise.
+    """
     return dataclasses.replace(config, reorganize="off") if config.reorganize == "auto" else config
 
 
 @contextlib.contextmanager
 def dismissing(model: Model, world):
-    """A UserError within, on rank 0, ends the other ranks' work first: they are well, and wait for the next batch. Unless a step failed with it."""
+    """A UserError within, on rank 0, ends the other ranks' work first: they are well, and wait for the next batch.
+
+    Unless a step failed with it.
+    """
     try:
         yield
     except UserError:
@@ -35,10 +40,13 @@ def dismissing(model: Model, world):
 
 @contextlib.contextmanager
 def model_session(config, world=None, measure: bool = False):
-    """Yields the loaded model on rank 0; on the other ranks yields None after rank 0 is done with them. `measure` as of `load_model`.
+    """Yields the loaded model on rank 0; on the other ranks yields None after rank 0 is done with them.
 
-    On an error nothing is closed: peers may be gone, and the process ends at once (see `ckdist.cli.main`). But a mistake of the user's that
-    rank 0 alone has noticed lets the others leave in order, so that the job's exit code is that of the mistake.
+    `measure` as of `load_model`.
+
+    On an error nothing is closed: peers may be gone, and the process ends at once (see `ckdist.cli.main`). But a
+    mistake of the user's that rank 0 alone has noticed lets the others leave in order, so that the job's exit code is
+    that of the mistake.
     """
     world = world or start_world()
     config = dataclasses.replace(config, model=resolve(config.model, world))

@@ -15,7 +15,9 @@ def run(command: TrainCommand) -> int:
     begun, asked = [], []
 
     def ask(number, _):
-        """The first signal ends the training after its step, with a checkpoint; the second at once, and any before a step is done, since there is nothing to save."""
+        """The first signal ends the training after its step, with a checkpoint; the second at once, and any before a
+        step is done, since there is nothing to save.
+        """
         if asked or not begun:
             raise KeyboardInterrupt
         asked.append(number)

@@ -1,10 +1,10 @@
 """The ranks of a job, or some of them, as numpy sees them: the verbs of MPI and NCCL, the same as in native code.
 
-Arrays go in and come out; bfloat16 travels as uint16 with dtype="bfloat16". Reductions give the same bits on every transport,
-run after run (native/comm/order.h). Arrays from `allocate` lie where peers on the same host read them in place. Every wait
-ends within `timeout` seconds; a rank that died, gave up or stalls is a CommError that names it, and after one every later call
-on the communicator gives it again. Ranks tell one another that they live while nothing is called, so a loss is known before the next call;
-`check_peers` asks.
+Arrays go in and come out; bfloat16 travels as uint16 with dtype="bfloat16". Reductions give the same bits on every
+transport, run after run (native/comm/order.h). Arrays from `allocate` lie where peers on the same host read them in
+place. Every wait ends within `timeout` seconds; a rank that died, gave up or stalls is a CommError that names it, and
+after one every later call on the communicator gives it again. Ranks tell one another that they live while nothing is
+called, so a loss is known before the next call; `check_peers` asks.
 """
 
 import ctypes
@@ -75,11 +75,12 @@ class Operation:
 
 
 class Window:
-    """Memory of every rank that the others put to and get from; `notify` counts in one of a rank's slots, `wait` for a count.
+    """Memory of every rank that the others put to and get from; `notify` counts in one of a rank's slots, `wait` for a
+    count.
 
-    Between ranks of one host an array from `allocate` is written and read in place, and its owner may do what it likes. Any other array
-    is served by its owner while that waits in a call of its communicator: a `get` from a rank that only computes takes until its
-    next call (or the timeout), and what was `put` to it is there when its `wait` returns.
+    Between ranks of one host an array from `allocate` is written and read in place, and its owner may do what it likes.
+    Any other array is served by its owner while that waits in a call of its communicator: a `get` from a rank that only
+    computes takes until its next call (or the timeout), and what was `put` to it is there when its `wait` returns.
     """
 
     def __init__(self, communicator: "Communicator", number: int, array: np.ndarray):
@@ -87,16 +88,34 @@ class Window:
         native.check(lib.ckdist_expose(communicator._handle, number, native.pointer(array), array.nbytes))
 
     def put(self, data: np.ndarray, rank: int, offset: int = 0) -> Operation:
-        """Writes `data` at byte `offset` of `rank`'s array; complete when `data` may change. `notify` tells the rank."""
-        return self._communicator._start(lambda out: lib.ckdist_iput(self._communicator._handle, rank, self.number, offset, native.pointer(data), data.nbytes, out), None, data, self)
+        """Writes `data` at byte `offset` of `rank`'s array; complete when `data` may change.
+
+        `notify` tells the rank.
+        """
+        return self._communicator._start(
+            lambda out: lib.ckdist_iput(
+                self._communicator._handle, rank, self.number, offset, native.pointer(data), data.nbytes, out
+            ),
+            None,
+            data,
+            self,
+        )
 
     def get(self, out: np.ndarray, rank: int, offset: int = 0) -> Operation:
         """Reads `out` from byte `offset` of `rank`'s array."""
-        return self._communicator._start(lambda o: lib.ckdist_iget(self._communicator._handle, rank, self.number, offset, native.pointer(out), out.nbytes, o), out, self)
+        return self._communicator._start(
+            lambda o: lib.ckdist_iget(
+                self._communicator._handle, rank, self.number, offset, native.pointer(out), out.nbytes, o
+            ),
+            out,
+            self,
+        )
 
     def notify(self, rank: int, slot: int = 0) -> Operation:
         """Adds one to a counter of `rank`, after everything put to it before."""
-        return self._communicator._start(lambda out: lib.ckdist_inotify(self._communicator._handle, rank, self.number, slot, out), None, self)
+        return self._communicator._start(
+            lambda out: lib.ckdist_inotify(self._communicator._handle, rank, self.number, slot, out), None, self
+        )
 
     def wait(self, count: int, slot: int = 0) -> None:
         """Returns when this rank's counter has reached `count`."""
@@ -129,18 +148,42 @@ class Communicator:
         place = ffi.gc(ffi.cast("char *", out[0]), lambda p: lib.ckdist_communicator_release(handle, p))
         return np.frombuffer(ffi.buffer(place, max(size, 1)), np.uint8)[:size].view(kind).reshape(shape)
 
-    def all_reduce(self, x: np.ndarray, op: str = "sum", out: np.ndarray | None = None, dtype: str | None = None, wait: bool = True):
+    def all_reduce(
+        self, x: np.ndarray, op: str = "sum", out: np.ndarray | None = None, dtype: str | None = None, wait: bool = True
+    ):
         """The sum (max, min) of all ranks' x, on every rank; `out` may be x."""
         out = np.empty_like(x) if out is None else out
         self._same(out, x.size, x.dtype, "out")
-        return self._run(lambda o: lib.ckdist_all_reduce(self._handle, native.pointer(x), native.pointer(out), x.size, _element(x, dtype), _operation(op), o), wait, out, x)
+        return self._run(
+            lambda o: lib.ckdist_all_reduce(
+                self._handle, native.pointer(x), native.pointer(out), x.size, _element(x, dtype), _operation(op), o
+            ),
+            wait,
+            out,
+            x,
+        )
 
-    def reduce_scatter(self, x: np.ndarray, counts=None, op: str = "sum", out: np.ndarray | None = None, dtype: str | None = None, wait: bool = True):
+    def reduce_scatter(
+        self,
+        x: np.ndarray,
+        counts=None,
+        op: str = "sum",
+        out: np.ndarray | None = None,
+        dtype: str | None = None,
+        wait: bool = True,
+    ):
         """This rank's part, counts[rank] elements, of what all_reduce would give; equal parts by default."""
         counts = self._counts(counts, x.size)
         out = np.empty(counts[self.rank], x.dtype) if out is None else out
         self._same(out, counts[self.rank], x.dtype, "out")
-        return self._run(lambda o: lib.ckdist_reduce_scatter(self._handle, native.pointer(x), native.pointer(out), counts, _element(x, dtype), _operation(op), o), wait, out, x)
+        return self._run(
+            lambda o: lib.ckdist_reduce_scatter(
+                self._handle, native.pointer(x), native.pointer(out), counts, _element(x, dtype), _operation(op), o
+            ),
+            wait,
+            out,
+            x,
+        )
 
     def all_gather(self, x: np.ndarray, counts=None, out: np.ndarray | None = None, wait: bool = True):
         """All ranks' x, one after the other; counts[r] elements of rank r, as many as here by default."""
@@ -148,17 +191,35 @@ class Communicator:
         self._same(x, counts[self.rank], x.dtype, "x")
         out = np.empty(sum(counts), x.dtype) if out is None else out
         self._same(out, sum(counts), x.dtype, "out")
-        return self._run(lambda o: lib.ckdist_all_gather(self._handle, native.pointer(x), native.pointer(out), self._bytes(counts, x), o), wait, out, x)
+        return self._run(
+            lambda o: lib.ckdist_all_gather(
+                self._handle, native.pointer(x), native.pointer(out), self._bytes(counts, x), o
+            ),
+            wait,
+            out,
+            x,
+        )
 
-    def all_to_all(self, x: np.ndarray, send_counts=None, recv_counts=None, out: np.ndarray | None = None, wait: bool = True):
+    def all_to_all(
+        self, x: np.ndarray, send_counts=None, recv_counts=None, out: np.ndarray | None = None, wait: bool = True
+    ):
         """To every rank r the r-th part of x (send_counts[r] elements), from every rank its part for this one."""
         send = self._counts(send_counts, x.size)
         receive = send if recv_counts is None else self._counts(recv_counts, sum(recv_counts))
         if send[self.rank] != receive[self.rank]:
-            raise ConfigError(f"rank {self.rank} sends itself {send[self.rank]} elements and receives {receive[self.rank]}")
+            raise ConfigError(
+                f"rank {self.rank} sends itself {send[self.rank]} elements and receives {receive[self.rank]}"
+            )
         out = np.empty(sum(receive), x.dtype) if out is None else out
         self._same(out, sum(receive), x.dtype, "out")
-        return self._run(lambda o: lib.ckdist_all_to_all(self._handle, native.pointer(x), self._bytes(send, x), native.pointer(out), self._bytes(receive, x), o), wait, out, x)
+        return self._run(
+            lambda o: lib.ckdist_all_to_all(
+                self._handle, native.pointer(x), self._bytes(send, x), native.pointer(out), self._bytes(receive, x), o
+            ),
+            wait,
+            out,
+            x,
+        )
 
     def broadcast(self, x: np.ndarray, root: int = 0, wait: bool = True):
         """The root's x, written into every rank's."""
@@ -177,7 +238,9 @@ class Communicator:
 
     def isend(self, x: np.ndarray, rank: int, tag: int = 0) -> Operation:
         """Sends x, which stays as it is until the operation is complete. `tag`: 0 to 1023."""
-        return self._start(lambda out: lib.ckdist_isend(self._handle, rank, tag, native.pointer(x), x.nbytes, out), None, x)
+        return self._start(
+            lambda out: lib.ckdist_isend(self._handle, rank, tag, native.pointer(x), x.nbytes, out), None, x
+        )
 
     def irecv(self, x: np.ndarray, rank: int, tag: int = 0) -> Operation:
         """Receives into x a message of exactly its size; messages of one rank with one tag come in their order."""
@@ -190,11 +253,17 @@ class Communicator:
         return Window(self, self._windows - 1, array)
 
     def check_peers(self) -> None:
-        """CommError when a rank of the job is known to be lost; never blocks. For a rank that waits for something else than its peers."""
+        """CommError when a rank of the job is known to be lost; never blocks.
+
+        For a rank that waits for something else than its peers.
+        """
         native.check(lib.ckdist_communicator_check_peers(self._handle))
 
     def abandon(self, reason: str) -> None:
-        """Gives up: this rank's later calls, and all ranks' of the job, are CommErrors with the reason. For a rank that failed elsewhere."""
+        """Gives up: this rank's later calls, and all ranks' of the job, are CommErrors with the reason.
+
+        For a rank that failed elsewhere.
+        """
         native.check(lib.ckdist_communicator_abandon(self._handle, reason.encode()))
 
     def split(self, color: int, key: int = -1) -> "Communicator | None":
@@ -204,8 +273,10 @@ class Communicator:
         return Communicator(ffi.gc(out[0], lib.ckdist_communicator_free), self._family) if out[0] != ffi.NULL else None
 
     def close(self) -> None:
-        """Lets go; the memory goes when the last array in it does. All ranks leave together: a barrier comes before. A process that ends
-        without is taken for one that died."""
+        """Lets go; the memory goes when the last array in it does. All ranks leave together: a barrier comes before.
+
+        A process that ends without is taken for one that died.
+        """
         self._under_way.clear()
         if self._handle is not None:
             native.check(lib.ckdist_communicator_leave(self._handle))
@@ -227,7 +298,12 @@ class Communicator:
 
     @staticmethod
     def _same(array: np.ndarray, size: int, dtype, name: str) -> None:
-        if array.size != size or array.dtype != dtype or not array.flags.c_contiguous or not array.flags.writeable and name == "out":
+        if (
+            array.size != size
+            or array.dtype != dtype
+            or not array.flags.c_contiguous
+            or (not array.flags.writeable and name == "out")
+        ):
             raise ConfigError(f"{name} must be a contiguous array of {size} {dtype}, not of {array.size} {array.dtype}")
 
     def _run(self, call, wait: bool, result, *used):
@@ -242,13 +318,23 @@ class Communicator:
         return Operation(self, ffi.gc(out[0], lib.ckdist_operation_free), result, *used)
 
 
-def open_communicator(world, transport: str = "auto", *, timeout: float = 30.0, share: bool = True, arena_bytes: int = ARENA_BYTES, lanes: int = 1, interface: str | None = None,
-                      thresholds: Thresholds | None = None, log=None) -> Communicator:
+def open_communicator(
+    world,
+    transport: str = "auto",
+    *,
+    timeout: float = 30.0,
+    share: bool = True,
+    arena_bytes: int = ARENA_BYTES,
+    lanes: int = 1,
+    interface: str | None = None,
+    thresholds: Thresholds | None = None,
+    log=None,
+) -> Communicator:
     """The communicator of all ranks of a world. A collective call.
 
-    `auto`: shared memory inside a host, and between hosts MPI where it started the job, else TCP. A transport that is named is used
-    between hosts, and on a single host instead of shared memory. `share=False`: no shared memory at all. `interface`: name or address
-    that tcp and verbs use; verbs takes an RDMA device's name too.
+    `auto`: shared memory inside a host, and between hosts MPI where it started the job, else TCP. A transport that is
+    named is used between hosts, and on a single host instead of shared memory. `share=False`: no shared memory at all.
+    `interface`: name or address that tcp and verbs use; verbs takes an RDMA device's name too.
     """
     if transport not in TRANSPORTS:
         raise ConfigError(f"--transport ({transport}) must be one of {', '.join(TRANSPORTS)}")
@@ -272,7 +358,20 @@ def open_communicator(world, transport: str = "auto", *, timeout: float = 30.0, 
     limits = Thresholds(*world.broadcast(list(thresholds or load_thresholds())))
     host_of = [world.hosts.index(host) for host in world.hosts]
     out = ffi.new("struct ckdist_communicator **")
-    native.check(lib.ckdist_communicator_new(world.rank, world.size, host_of, memory, meeting, wire, ffi.new("struct ckdist_thresholds *", list(limits)), spins, timeout, out))
+    native.check(
+        lib.ckdist_communicator_new(
+            world.rank,
+            world.size,
+            host_of,
+            memory,
+            meeting,
+            wire,
+            ffi.new("struct ckdist_thresholds *", list(limits)),
+            spins,
+            timeout,
+            out,
+        )
+    )
     world.gather(None)  # the segments are open everywhere
     family = weakref.WeakSet()
     if wire and transport == "mpi":
@@ -292,7 +391,14 @@ def _share(world, local: list[int], arena_bytes: int, spins: int, timeout: float
             native.check(lib.ckdist_meeting_new(path[1], index, len(local), local, spins, timeout, meeting))
             met = ffi.gc(meeting[0], lib.ckdist_meeting_free)
         if first:
-            own = [ffi.string(lib.ckdist_host_memory_path(held)).decode(), ffi.string(lib.ckdist_meeting_path(met)).decode()] if index == 0 else None
+            own = (
+                [
+                    ffi.string(lib.ckdist_host_memory_path(held)).decode(),
+                    ffi.string(lib.ckdist_meeting_path(met)).decode(),
+                ]
+                if index == 0
+                else None
+            )
             paths = world.gather(own)
     return held, met
 
@@ -317,7 +423,9 @@ def _wire(world, transport: str, interface: str | None, lanes: int, timeout: flo
 
 def _wire_tcp(world, interface: str | None, lanes: int, timeout: float, log):
     out = ffi.new("struct ckdist_wire **")
-    native.check(lib.ckdist_wire_tcp(world.rank, world.size, lanes, connect_mesh(world, interface, lanes, log), timeout, out))
+    native.check(
+        lib.ckdist_wire_tcp(world.rank, world.size, lanes, connect_mesh(world, interface, lanes, log), timeout, out)
+    )
     return ffi.gc(out[0], lib.ckdist_wire_free)
 
 
@@ -328,11 +436,18 @@ def before_mpi_ends(world, action) -> None:
 
 def _wire_mpi(world, timeout: float):
     if world.mpi.Query_thread() < world.mpi.THREAD_MULTIPLE:
-        raise ConfigError(f"this MPI allows thread level {world.mpi.Query_thread()}, and {world.mpi.THREAD_MULTIPLE} (MPI_THREAD_MULTIPLE) is needed: use a build of MPI with it, or --transport tcp")
+        raise ConfigError(
+            f"this MPI allows thread level {world.mpi.Query_thread()}, and {world.mpi.THREAD_MULTIPLE} (MPI_THREAD_MULTIPLE) is needed: use a build of MPI with it, or --transport tcp"
+        )
     library = ctypes.CDLL(world.mpi.__file__)  # finds the MPI library that mpi4py itself is linked to
-    calls = [ffi.cast("void *", ctypes.cast(getattr(library, name), ctypes.c_void_p).value) for name in ("MPI_Isend", "MPI_Irecv", "MPI_Test", "MPI_Iprobe", "MPI_Get_count")]
+    calls = [
+        ffi.cast("void *", ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
+        for name in ("MPI_Isend", "MPI_Irecv", "MPI_Test", "MPI_Iprobe", "MPI_Get_count")
+    ]
     comm = world.comm.Dup()
     handle = lambda value: ffi.cast("void *", value.handle)
     out = ffi.new("struct ckdist_wire **")
-    native.check(lib.ckdist_wire_mpi(*calls, handle(world.mpi.BYTE), handle(comm), world.rank, world.size, timeout, out))
+    native.check(
+        lib.ckdist_wire_mpi(*calls, handle(world.mpi.BYTE), handle(comm), world.rank, world.size, timeout, out)
+    )
     return ffi.gc(out[0], lib.ckdist_wire_free)

@@ -21,21 +21,28 @@ class Group:
     handle: object
 
     def check_peers(self) -> None:
-        """CommError when a peer is known to be dead, or silent for longer than the timeout; for a rank between steps."""
+        """CommError when a peer is known to be dead, or silent for longer than the timeout; for a rank between
+        steps.
+        """
         native.check(lib.ckdist_group_check_peers(self.handle))
 
 
 def open_group(world, spins: int, timeout: float, transport: str = "auto") -> Group:
     """The group of all ranks of a world; a collective call.
 
-    `auto`: shared memory inside each host, and between hosts the wire that measures fastest. A transport that is named is used
-    between hosts; on a single host it is used instead of shared memory. `spins`: polls of a flag before a waiting thread sleeps.
-    `timeout`: seconds that any wait for a peer may take. Raises ConfigError or CommError on every rank alike.
+    `auto`: shared memory inside each host, and between hosts the wire that measures fastest. A transport that is named
+    is used between hosts; on a single host it is used instead of shared memory. `spins`: polls of a flag before a
+    waiting thread sleeps. `timeout`: seconds that any wait for a peer may take. Raises ConfigError or CommError on
+    every rank alike.
     """
     world.gather(None)  # ranks load for different times; from here on the timeout counts
     one_host = len(set(world.hosts)) == 1
-    if world.size == 1 or one_host and transport == "auto":
-        handle = _met(world, world.hosts, lambda path, out: lib.ckdist_host_group(path, world.rank, world.size, spins, timeout, out))
+    if world.size == 1 or (one_host and transport == "auto"):
+        handle = _met(
+            world,
+            world.hosts,
+            lambda path, out: lib.ckdist_host_group(path, world.rank, world.size, spins, timeout, out),
+        )
         return Group("shared memory", handle)
     wire = open_wire(world, transport, timeout)
     if world.rank == 0:
@@ -44,7 +51,13 @@ def open_group(world, spins: int, timeout: float, transport: str = "auto") -> Gr
     host_of = [list(hosts).index(host) for host in hosts]
     limits = Thresholds(*world.broadcast(list(load_thresholds())))
     sizes = limits.wire_direct_bytes, limits.leaders_bytes
-    handle = _met(world, hosts, lambda path, out: lib.ckdist_wire_group(wire.handle, path, world.rank, world.size, host_of, *sizes, spins, timeout, out))
+    handle = _met(
+        world,
+        hosts,
+        lambda path, out: lib.ckdist_wire_group(
+            wire.handle, path, world.rank, world.size, host_of, *sizes, spins, timeout, out
+        ),
+    )
     if wire.name == "mpi":
         held = weakref.ref(handle)
         before_mpi_ends(world, lambda: held() and lib.ckdist_group_leave(held()))

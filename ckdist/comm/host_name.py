@@ -12,7 +12,10 @@ def host_name() -> str:
     process namespace, because memory is found through /proc.
     """
     parts = [socket.gethostname()]
-    for what in (lambda: pathlib.Path("/proc/sys/kernel/random/boot_id").read_text()[:8], lambda: os.readlink("/proc/self/ns/pid")):
+    for what in (
+        lambda: pathlib.Path("/proc/sys/kernel/random/boot_id").read_text()[:8],
+        lambda: os.readlink("/proc/self/ns/pid"),
+    ):
         try:
             parts.append(what())
         except OSError:
@@ -21,5 +24,7 @@ def host_name() -> str:
 
 
 def machine_name(host: str) -> str:
-    """The part of a host's name that a person knows, at most 64 characters: peers sent it, and it goes into messages."""
-    return "".join(c if c.isprintable() else "?" for c in host.split("/")[0][:64])
+    """The part of a host's name that a person knows, at most 64 characters: peers sent it, and it goes into
+    messages.
+    """
+    return "".join(c if c.isprintable() else "?" for c in host.split("/", maxsplit=1)[0][:64])

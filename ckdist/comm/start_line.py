@@ -1,7 +1,7 @@
 """A connection between two ranks at start-up: messages with capped sizes, and signs of life beside them.
 
-A thread reads what comes and says once a second that this process lives, also while it loads a model for an hour: so a rank that is
-stopped or cut off meanwhile is noticed by its silence. What comes is kept until `receive` asks for it.
+A thread reads what comes and says once a second that this process lives, also while it loads a model for an hour: so a
+rank that is stopped or cut off meanwhile is noticed by its silence. What comes is kept until `receive` asks for it.
 """
 
 import collections
@@ -25,7 +25,10 @@ _changed = threading.Condition()  # of all lines of this process
 
 
 class StartLine:
-    """This rank's end of its connection to rank `peer`. `quiet`: seconds in which the peer may not have begun to show that it lives."""
+    """This rank's end of its connection to rank `peer`.
+
+    `quiet`: seconds in which the peer may not have begun to show that it lives.
+    """
 
     def __init__(self, peer: int, connection: socket.socket, quiet: float = 0.0):
         self.peer, self.connection = peer, connection
@@ -50,7 +53,9 @@ class StartLine:
     def check(self) -> None:
         """CommError when the peer has shown no sign of life for too long."""
         if (silent := time.monotonic() - self.heard) > SILENT_SECONDS:
-            raise CommError(f"rank {self.peer} was lost at start-up: it has not been heard of for {silent:.0f} s, so it is stopped or cut off")
+            raise CommError(
+                f"rank {self.peer} was lost at start-up: it has not been heard of for {silent:.0f} s, so it is stopped or cut off"
+            )
 
     def close(self) -> None:
         self._closed = True
@@ -68,7 +73,8 @@ class StartLine:
             while not self._closed:
                 now = time.monotonic()
                 if now - looked > 3 * BEAT_SECONDS:
-                    self.heard = max(self.heard, now)  # this process itself did not run: what the peer did meanwhile is not known
+                    # this process itself did not run: what the peer did meanwhile is not known
+                    self.heard = max(self.heard, now)
                 looked = now
                 if now >= beat:
                     beat = now + BEAT_SECONDS
@@ -109,14 +115,19 @@ class StartLine:
                 data = bytes(buffer[_LENGTH.size : _LENGTH.size + size])
                 del buffer[: _LENGTH.size + size]
                 if last:
-                    raise ValueError("it gave up: " + "".join(c if c.isprintable() else "?" for c in data.decode(errors="replace")))
+                    raise ValueError(
+                        "it gave up: " + "".join(c if c.isprintable() else "?" for c in data.decode(errors="replace"))
+                    )
                 if size:
                     self.messages.append(data)
             _changed.notify_all()
 
 
 def receive(lines: dict[int, StartLine], seconds: float) -> list[bytes]:
-    """The next message of every line, in their order. CommError, which names the rank, as soon as one of them is known to be lost."""
+    """The next message of every line, in their order.
+
+    CommError, which names the rank, as soon as one of them is known to be lost.
+    """
     deadline = time.monotonic() + seconds
     with _changed:
         while missing := [line for line in lines.values() if not line.messages]:

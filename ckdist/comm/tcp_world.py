@@ -1,8 +1,9 @@
-"""The ranks of a job that was started without MPI: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
+"""The ranks of a job that was started without MPI: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets
+them.
 
-Rank 0 listens at the master's address; the others connect to it and prove the job's secret (`handshake`). What is exchanged
-here is small msgpack at start-up, with capped sizes (`start_line`); the traffic of every step goes elsewhere. Who shares a host is found
-out by the host's boot, so LOCAL_RANK is not needed.
+Rank 0 listens at the master's address; the others connect to it and prove the job's secret (`handshake`). What is
+exchanged here is small msgpack at start-up, with capped sizes (`start_line`); the traffic of every step goes elsewhere.
+Who shares a host is found out by the host's boot, so LOCAL_RANK is not needed.
 """
 
 import contextlib
@@ -25,7 +26,9 @@ TIMEOUT_VARIABLE = "CKDIST_START_TIMEOUT"
 AGENT_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
 MAX_RANKS = 256
 START_SECONDS = 120.0  # until all ranks have come
-LOAD_SECONDS = 3600.0  # until a rank that has come, and shows that it lives, says the next thing: it may load a large model from a slow disk meanwhile
+# until a rank that has come, and shows that it lives, says the next thing: it may load a large model from a slow disk
+# meanwhile
+LOAD_SECONDS = 3600.0
 _SIOCGIFADDR = 0x8915
 
 
@@ -33,7 +36,9 @@ def is_started() -> bool:
     """Did a torchrun-style launcher start this process, as one of several? ConfigError when it told only a part."""
     missing = [name for name in VARIABLES if not os.environ.get(name)]
     if missing and any(os.environ.get(name) for name in VARIABLES[:2]):
-        raise ConfigError(f"{', '.join(missing)} missing beside {', '.join(n for n in VARIABLES if n not in missing)}: set all of {', '.join(VARIABLES)} on every rank, or none")
+        raise ConfigError(
+            f"{', '.join(missing)} missing beside {', '.join(n for n in VARIABLES if n not in missing)}: set all of {', '.join(VARIABLES)} on every rank, or none"
+        )
     return not missing and _environment()[:2] != (0, 1)
 
 
@@ -49,7 +54,9 @@ def address_of(interface: str) -> str:
         return socket.getaddrinfo(interface, None, type=socket.SOCK_STREAM)[0][4][0]
     except OSError:
         names = ", ".join(name for _, name in socket.if_nameindex())
-        raise ConfigError(f"{interface!r} is neither an interface nor an address of this host, which has {names}") from None
+        raise ConfigError(
+            f"{interface!r} is neither an interface nor an address of this host, which has {names}"
+        ) from None
 
 
 def _resolve(name: str) -> str:
@@ -83,9 +90,22 @@ def _start_seconds() -> float:
 class TcpWorld:
     """A job's ranks over TCP; the interface of MpiWorld."""
 
-    def __init__(self, rank: int, size: int, master: str, port: int, secret: bytes, interface: str | None = None, timeout: float = START_SECONDS, host: str | None = None, log=None):
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        master: str,
+        port: int,
+        secret: bytes,
+        interface: str | None = None,
+        timeout: float = START_SECONDS,
+        host: str | None = None,
+        log=None,
+    ):
         if not 0 < size <= MAX_RANKS or not 0 <= rank < size:
-            raise ConfigError(f"RANK ({rank}) of WORLD_SIZE ({size}) is not possible: ranks count from 0, and at most {MAX_RANKS} are supported")
+            raise ConfigError(
+                f"RANK ({rank}) of WORLD_SIZE ({size}) is not possible: ranks count from 0, and at most {MAX_RANKS} are supported"
+            )
         if not 0 < port < 65536:
             raise ConfigError(f"MASTER_PORT ({port}) must be from 1 to 65535")
         self.rank, self.size, self.secret = rank, size, secret
@@ -115,12 +135,16 @@ class TcpWorld:
                 if came is None:
                     missing = [r for r in range(1, self.size) if r not in came_so_far]
                     names = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
-                    problem = CommError(f"{names} of {self.size} did not come to {self.address}:{port} within {timeout:.0f} s: start all with the same MASTER_ADDR, MASTER_PORT and job secret, or wait longer with {TIMEOUT_VARIABLE}")
+                    problem = CommError(
+                        f"{names} of {self.size} did not come to {self.address}:{port} within {timeout:.0f} s: start all with the same MASTER_ADDR, MASTER_PORT and job secret, or wait longer with {TIMEOUT_VARIABLE}"
+                    )
                     break
                 purpose, connection = came
                 rank, size = purpose.source, purpose.lane
                 if size != self.size:
-                    problem = ConfigError(f"rank {rank} was started with WORLD_SIZE {size} and rank 0 with WORLD_SIZE {self.size}: give all ranks the same")
+                    problem = ConfigError(
+                        f"rank {rank} was started with WORLD_SIZE {size} and rank 0 with WORLD_SIZE {self.size}: give all ranks the same"
+                    )
                 elif rank in came_so_far or not 0 < rank < size:
                     problem = ConfigError(f"RANK {rank} of WORLD_SIZE {size} came twice: give every process its own")
                 came_so_far[rank if rank not in came_so_far else -1] = connection
@@ -138,7 +162,9 @@ class TcpWorld:
 
     @classmethod
     def from_environment(cls, log=None) -> "TcpWorld":
-        """The world that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe, with the secret that CKDIST_JOB_SECRET_FILE names."""
+        """The world that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe, with the secret that
+        CKDIST_JOB_SECRET_FILE names.
+        """
         return cls(*_environment(), read_secret(), os.environ.get(INTERFACE_VARIABLE), _start_seconds(), log=log)
 
     def broadcast(self, value=None):
@@ -156,13 +182,17 @@ class TcpWorld:
         self._send(0, value)
         (values,) = self._receive([0])
         if not isinstance(values, list) or len(values) != self.size:
-            raise CommError(f"rank 0 sent something other than the values of {self.size} ranks: start all ranks with the same version")
+            raise CommError(
+                f"rank 0 sent something other than the values of {self.size} ranks: start all ranks with the same version"
+            )
         return values
 
     gather = gather_all
 
     def collect(self, value, seconds: float) -> list | None:
-        """On rank 0 every rank's msgpack-able value, None for a rank whose has not come within `seconds`; others get nothing."""
+        """On rank 0 every rank's msgpack-able value, None for a rank whose has not come within `seconds`; others get
+        nothing.
+        """
         if self.rank:
             with contextlib.suppress(CommError):
                 self._send(0, value)
@@ -189,9 +219,14 @@ class TcpWorld:
     def _receive(self, peers, seconds: float = LOAD_SECONDS) -> list:
         """The next value of each. When one is lost, rank 0 tells those who wait for it."""
         try:
-            return [msgpack.unpackb(data, strict_map_key=False) for data in receive({peer: self._lines[peer] for peer in peers}, seconds)]
+            return [
+                msgpack.unpackb(data, strict_map_key=False)
+                for data in receive({peer: self._lines[peer] for peer in peers}, seconds)
+            ]
         except (ValueError, msgpack.UnpackException):
-            error = CommError(f"one of ranks {', '.join(map(str, peers))} sent something that is not msgpack at start-up")
+            error = CommError(
+                f"one of ranks {', '.join(map(str, peers))} sent something that is not msgpack at start-up"
+            )
         except CommError as problem:
             error = problem
         for line in self._lines.values() if self.rank == 0 else ():

@@ -1,4 +1,6 @@
-"""From which sizes on another algorithm is used: measured on this machine by `ckdist bench comm --tune`, kept in the user's cache."""
+"""From which sizes on another algorithm is used: measured on this machine by `ckdist bench comm --tune`, kept in the
+user's cache.
+"""
 
 import json
 import os

@@ -1,6 +1,8 @@
-"""RDMA devices as the kernel lists them, which of their addresses to use, and the native verbs transport opened between ranks.
+"""RDMA devices as the kernel lists them, which of their addresses to use, and the native verbs transport opened between
+ranks.
 
-Devices are read from sysfs, so they can be shown where libibverbs is missing; what moves bytes is native (`comm/verbs.h`).
+Devices are read from sysfs, so they can be shown where libibverbs is missing; what moves bytes is native
+(`comm/verbs.h`).
 """
 
 import ipaddress
@@ -103,15 +105,26 @@ def _read_entry(path: str) -> str:
         os.close(file)
 
 
-def choose(ports: tuple[Port, ...], interface: str | None = None, peer: str | None = None, numa_node: int = -1) -> Choice:
-    """The best entry among active ports: of `interface` (its name, its address, or an RDMA device's name) where one is named, else
-    of the address that routes to `peer`, else near `numa_node`; RoCE v2 before InfiniBand before RoCE v1, IPv4 before IPv6.
+def choose(
+    ports: tuple[Port, ...], interface: str | None = None, peer: str | None = None, numa_node: int = -1
+) -> Choice:
+    """The best entry among active ports: of `interface` (its name, its address, or an RDMA device's name) where one is
+    named, else of the address that routes to `peer`, else near `numa_node`; RoCE v2 before InfiniBand before RoCE v1,
+    IPv4 before IPv6.
 
     ConfigError when there is none, with what there is.
     """
     wanted = interface or (source_address(peer) if peer else None)
     candidates = [
-        (PREFERENCE.get(gid.version, 3), gid.address.count(":") > 0, port.numa_node != numa_node, port.device, port.number, gid.index, gid)
+        (
+            PREFERENCE.get(gid.version, 3),
+            gid.address.count(":") > 0,
+            port.numa_node != numa_node,
+            port.device,
+            port.number,
+            gid.index,
+            gid,
+        )
         for port in ports
         if port.active
         for gid in port.gids
@@ -122,8 +135,15 @@ def choose(ports: tuple[Port, ...], interface: str | None = None, peer: str | No
         return Choice(device, number, gid)
     if not ports:
         raise ConfigError("this machine has no RDMA device")
-    have = ", ".join(f"{p.device} ({'active' if p.active else 'down'}: {', '.join(sorted({g.address for g in p.gids})) or 'no address'})" for p in ports)
-    raise ConfigError(f"no active RDMA port has the address or interface {wanted}; there is {have}" if wanted else f"no RDMA port is active; there is {have}")
+    have = ", ".join(
+        f"{p.device} ({'active' if p.active else 'down'}: {', '.join(sorted({g.address for g in p.gids})) or 'no address'})"
+        for p in ports
+    )
+    raise ConfigError(
+        f"no active RDMA port has the address or interface {wanted}; there is {have}"
+        if wanted
+        else f"no RDMA port is active; there is {have}"
+    )
 
 
 def source_address(peer: str) -> str:
@@ -137,7 +157,10 @@ def source_address(peer: str) -> str:
 
 
 def own_choice(interface: str | None = None) -> Choice:
-    """What this process would use. ConfigError where the library, the headers at build time or an active port are missing."""
+    """What this process would use.
+
+    ConfigError where the library, the headers at build time or an active port are missing.
+    """
     native.check(native.lib.ckdist_verbs_available())
     mine = own_cpus()
     nodes = {cpu.node for cpu in this_machine().cpus if cpu.number in mine}
@@ -145,8 +168,10 @@ def own_choice(interface: str | None = None) -> Choice:
 
 
 def verbs_works(interface: str | None = None) -> tuple[bool, str]:
-    """Does the port that this process would use carry data? Two queue pairs on it are connected to one another, and one writes to the
-    other's memory. With the port, or the reason why not, in one line.
+    """Does the port that this process would use carry data?
+
+    Two queue pairs on it are connected to one another, and one writes to the other's memory. With the port, or the
+    reason why not, in one line.
     """
     try:
         choice = own_choice(interface)
@@ -157,10 +182,12 @@ def verbs_works(interface: str | None = None) -> tuple[bool, str]:
 
 
 def verbs_wire(world, interface: str | None = None, timeout: float = 30.0):
-    """The native wire (struct ckdist_wire *) between all ranks of a world, tried with one message around them all. A collective call.
+    """The native wire (struct ckdist_wire *) between all ranks of a world, tried with one message around them all.
 
-    `interface`: name or address of a network interface, or name of an RDMA device; default: an active port near this rank's NUMA node.
-    ConfigError, on all ranks alike, when it does not work on any of them.
+    A collective call.
+
+    `interface`: name or address of a network interface, or name of an RDMA device; default: an active port near this
+    rank's NUMA node. ConfigError, on all ranks alike, when it does not work on any of them.
     """
     transport, choice, why = None, "", ""
     addresses = [b""] * world.size
@@ -174,7 +201,9 @@ def verbs_wire(world, interface: str | None = None, timeout: float = 30.0):
             why = str(error)
         for rank, (other, used) in enumerate(world.gather([why, choice])):
             if other:
-                raise ConfigError(f"verbs does not work on rank {rank} ({world.hosts[rank].split('/')[0]}{', ' + used if used else ''}): {other}")
+                raise ConfigError(
+                    f"verbs does not work on rank {rank} ({world.hosts[rank].split('/')[0]}{', ' + used if used else ''}): {other}"
+                )
 
     def open_port() -> None:
         nonlocal transport, choice
@@ -206,15 +235,19 @@ def verbs_wire(world, interface: str | None = None, timeout: float = 30.0):
 class Transport:
     """Messages and one-sided windows between the ranks of a world over verbs. One thread uses it at a time.
 
-    Every rank opens one, gives its `address` to all by other means (a world's `gather`) and connects with all ranks'; all have connected
-    before any uses it. Buffers are C-contiguous numpy arrays that live until the operation is complete; waiting raises CommError,
-    naming the peer, after `timeout` seconds or when it is known to be gone.
+    Every rank opens one, gives its `address` to all by other means (a world's `gather`) and connects with all ranks';
+    all have connected before any uses it. Buffers are C-contiguous numpy arrays that live until the operation is
+    complete; waiting raises CommError, naming the peer, after `timeout` seconds or when it is known to be gone.
     """
 
     def __init__(self, choice: Choice, rank: int, size: int, timeout: float):
         self.rank, self.size = rank, size
         out = native.ffi.new("struct ckdist_verbs **")
-        native.check(native.lib.ckdist_verbs_open(choice.device.encode(), choice.port, choice.gid.index, rank, size, timeout, out))
+        native.check(
+            native.lib.ckdist_verbs_open(
+                choice.device.encode(), choice.port, choice.gid.index, rank, size, timeout, out
+            )
+        )
         self.handle = native.ffi.gc(out[0], native.lib.ckdist_verbs_free)
 
     def address(self) -> bytes:
@@ -225,7 +258,9 @@ class Transport:
     def connect(self, addresses: list[bytes]) -> None:
         bytes_each = native.lib.ckdist_verbs_address_bytes(self.size)
         if len(addresses) != self.size or any(len(a) != bytes_each for a in addresses):
-            raise ConfigError(f"the ranks' verbs addresses are not {self.size} of {bytes_each} bytes: start all ranks with the same version")
+            raise ConfigError(
+                f"the ranks' verbs addresses are not {self.size} of {bytes_each} bytes: start all ranks with the same version"
+            )
         native.check(native.lib.ckdist_verbs_connect(self.handle, b"".join(addresses)))
 
     def isend(self, peer: int, tag: int, data: np.ndarray) -> int:

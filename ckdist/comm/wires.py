@@ -1,8 +1,9 @@
-"""What joins ranks between hosts: opens the wire that was asked for, or of all that work on every rank the one that measures fastest.
+"""What joins ranks between hosts: opens the wire that was asked for, or of all that work on every rank the one that
+measures fastest.
 
-Fastest is the smallest product of two medians, a small exchange as decoding has it and a large one as prompts have it, both of
-the slowest of the hosts measured. A wire that is ahead by less than the measurement's noise does not displace one before it
-in the order below, so that a job meets the same one run after run. Results never depend on the choice.
+Fastest is the smallest product of two medians, a small exchange as decoding has it and a large one as prompts have it,
+both of the slowest of the hosts measured. A wire that is ahead by less than the measurement's noise does not displace
+one before it in the order below, so that a job meets the same one run after run. Results never depend on the choice.
 """
 
 import os
@@ -31,7 +32,8 @@ class Wire:
 
 
 def open_wire(world, wanted: str, timeout: float) -> Wire:
-    """The wire `wanted` ("auto": the fastest that works everywhere); a collective call with the same result on every rank.
+    """The wire `wanted` ("auto": the fastest that works everywhere); a collective call with the same result on every
+    rank.
 
     A wire that was named and does not work is a ConfigError where the user can mend it, else a CommError.
     """
@@ -44,7 +46,11 @@ def open_wire(world, wanted: str, timeout: float) -> Wire:
         else:
             refused[name] = error
     if not opened:
-        raise type(error)(f"--transport {_why_not(wanted, error)}; leave it out, or use another" if wanted != "auto" else f"nothing joins the hosts: {_why_not(name, error)}")
+        raise type(error)(
+            f"--transport {_why_not(wanted, error)}; leave it out, or use another"
+            if wanted != "auto"
+            else f"nothing joins the hosts: {_why_not(name, error)}"
+        )
     times = {}
     for name, handle in opened.items() if len(opened) > 1 else ():
         slowest, error = _everywhere(world, lambda: _measure(world, handle))
@@ -76,9 +82,14 @@ def _why_not(name: str, error: CkdistError) -> str:
 def _reason(chosen: str, wanted: str, times: dict, refused: dict) -> str:
     if wanted != "auto":
         return f"{chosen} between ranks, as demanded"
-    told = [f"{name}: {times[name][0] * 1e6:.0f} µs for {SMALL[0] >> 10} KiB, {times[name][1] * 1e3:.2f} ms for {LARGE[0] >> 20} MiB" for name in sorted(times, key=lambda n: n != chosen)]
+    told = [
+        f"{name}: {times[name][0] * 1e6:.0f} µs for {SMALL[0] >> 10} KiB, {times[name][1] * 1e3:.2f} ms for {LARGE[0] >> 20} MiB"
+        for name in sorted(times, key=lambda n: n != chosen)
+    ]
     told += [_why_not(name, error) for name, error in refused.items()]
-    return f"{chosen} between hosts, {'the fastest' if times else 'nothing else is there'}" + (f" ({'; '.join(told)})" if told else "")
+    return f"{chosen} between hosts, {'the fastest' if times else 'nothing else is there'}" + (
+        f" ({'; '.join(told)})" if told else ""
+    )
 
 
 def _everywhere(world, action):
@@ -88,7 +99,11 @@ def _everywhere(world, action):
         result = action()
     except CkdistError as problem:
         error = problem
-    failures = [(rank, text, user) for rank, (text, user) in enumerate(world.gather([error and str(error), isinstance(error, UserError)])) if text]
+    failures = [
+        (rank, text, user)
+        for rank, (text, user) in enumerate(world.gather([error and str(error), isinstance(error, UserError)]))
+        if text
+    ]
     if not failures:
         return result, None
     if result is not None and not isinstance(result, list):
@@ -103,13 +118,21 @@ def _open(world, name: str, timeout: float):
         if not hasattr(world, "mpi"):
             raise ConfigError("no MPI launcher started this process: use mpirun")
         if world.mpi.Query_thread() < world.mpi.THREAD_SERIALIZED:
-            raise ConfigError(f"this MPI allows thread level {world.mpi.Query_thread()}, and {world.mpi.THREAD_SERIALIZED} (MPI_THREAD_SERIALIZED) is needed: use a build of MPI with it")
+            raise ConfigError(
+                f"this MPI allows thread level {world.mpi.Query_thread()}, and {world.mpi.THREAD_SERIALIZED} (MPI_THREAD_SERIALIZED) is needed: use a build of MPI with it"
+            )
     return communicator._wire(world, name, os.environ.get(INTERFACE_VARIABLE), 1, timeout, None)
 
 
 def _measure(world, handle) -> list[float]:
-    """Seconds of a small and of a large exchange of rank 0 with other hosts' first ranks, the slowest of each; zeros elsewhere."""
-    leaders = [world.hosts.index(host) for host in dict.fromkeys(world.hosts)] if len(set(world.hosts)) > 1 else list(range(world.size))
+    """Seconds of a small and of a large exchange of rank 0 with other hosts' first ranks, the slowest of each; zeros
+    elsewhere.
+    """
+    leaders = (
+        [world.hosts.index(host) for host in dict.fromkeys(world.hosts)]
+        if len(set(world.hosts)) > 1
+        else list(range(world.size))
+    )
     slowest, out = [0.0, 0.0], ffi.new("double *")
     for leader in leaders[1 : 1 + MEASURED_HOSTS]:
         if world.rank not in (0, leader):

@@ -1,8 +1,8 @@
 """How the processes of one job find each other: who this rank is, who shares its host, and small messages at start-up.
 
-mpi4py starts the world under any MPI launcher; without one, RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT do (`tcp_world`);
-without these the world has one rank. What is exchanged here is msgpack, never pickle. The traffic of every step goes through a
-native group (`ckdist.comm.group`), not through this.
+mpi4py starts the world under any MPI launcher; without one, RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT do
+(`tcp_world`); without these the world has one rank. What is exchanged here is msgpack, never pickle. The traffic of
+every step goes through a native group (`ckdist.comm.group`), not through this.
 """
 
 import contextlib
@@ -56,7 +56,8 @@ class MpiWorld:
     def __init__(self):
         import mpi4py
 
-        # A rank that fails must be able to end while its peers are gone: finalising is done by close(), on the good path alone.
+        # A rank that fails must be able to end while its peers are gone: finalising is done by close(), on the good
+        # path alone.
         mpi4py.rc.finalize = False
         _leave_tcp_alone()
         from mpi4py import MPI
@@ -82,10 +83,15 @@ class MpiWorld:
         return own
 
     def _watch(self) -> None:
-        """Connections on which ranks show that they live while they load: MPI tells of a rank that died, not of one that is stopped."""
+        """Connections on which ranks show that they live while they load: MPI tells of a rank that died, not of one
+        that is stopped.
+        """
         sockets, problem = [], None
         try:
-            sockets = [fd >= 0 and socket.socket(fileno=fd) for fd in connect_mesh(self, os.environ.get(tcp_world.INTERFACE_VARIABLE), 0, seconds=WATCH_SECONDS)]
+            sockets = [
+                fd >= 0 and socket.socket(fileno=fd)
+                for fd in connect_mesh(self, os.environ.get(tcp_world.INTERFACE_VARIABLE), 0, seconds=WATCH_SECONDS)
+            ]
         except CkdistError as error:
             problem = str(error)
         if problems := [p for p in self.gather_all(problem) if p]:
@@ -118,10 +124,13 @@ class MpiWorld:
     gather = gather_all
 
     def collect(self, value, seconds: float) -> list | None:
-        """On rank 0 every rank's msgpack-able value, None for a rank whose has not come within `seconds`; others get nothing."""
+        """On rank 0 every rank's msgpack-able value, None for a rank whose has not come within `seconds`; others get
+        nothing.
+        """
         deadline = time.monotonic() + seconds
         if self.rank:
-            self._collected = np.frombuffer(msgpack.packb(value), np.uint8)  # MPI may read it for longer than is waited here
+            # MPI may read it for longer than is waited here
+            self._collected = np.frombuffer(msgpack.packb(value), np.uint8)
             with contextlib.suppress(CommError):  # whoever is lost, this is the end
                 self._complete(self.comm.Isend(self._collected, 0, COLLECT_TAG), deadline)
             return None
@@ -147,7 +156,9 @@ class MpiWorld:
             line.close()
 
     def _complete(self, request, deadline: float = math.inf) -> bool:
-        """Waits for a call without taking the core from a rank of this host that still has work, such as loading; False at the deadline."""
+        """Waits for a call without taking the core from a rank of this host that still has work, such as loading;
+        False at the deadline.
+        """
         pause, look = 0.0, time.monotonic() + BEAT_SECONDS
         while not request.Test():
             time.sleep(pause)
@@ -173,13 +184,18 @@ def _leave_tcp_alone() -> None:
 
 
 def start_world():
-    """The world this process was started in. An MPI launcher comes first: its ranks have what RANK and the like would tell."""
+    """The world this process was started in.
+
+    An MPI launcher comes first: its ranks have what RANK and the like would tell.
+    """
     if not any(name in os.environ for name in LAUNCHER_VARIABLES):
         return tcp_world.TcpWorld.from_environment(log=log.warning) if tcp_world.is_started() else SingleWorld()
     try:
         return MpiWorld()
     except ImportError as error:
-        raise ConfigError(f"started by an MPI launcher, but mpi4py does not load ({error}): pip install 'ckdist[mpi]'") from None
+        raise ConfigError(
+            f"started by an MPI launcher, but mpi4py does not load ({error}): pip install 'ckdist[mpi]'"
+        ) from None
 
 
 def agree(world, what: str, value: str) -> None:
@@ -187,11 +203,16 @@ def agree(world, what: str, value: str) -> None:
     values = world.gather(value)
     for rank, other in enumerate(values):
         if other != values[0]:
-            raise CommError(f"rank {rank} has a different {what} ({other[:16]}) than rank 0 ({values[0][:16]}): start all ranks with the same model, flags and version")
+            raise CommError(
+                f"rank {rank} has a different {what} ({other[:16]}) than rank 0 ({values[0][:16]}): start all ranks with the same model, flags and version"
+            )
 
 
 def together(world, action):
-    """The action's result, once it has worked on every rank. Where it failed anywhere all ranks raise: their own error, or the first of the others'."""
+    """The action's result, once it has worked on every rank.
+
+    Where it failed anywhere all ranks raise: their own error, or the first of the others'.
+    """
     result, error = None, None
     try:
         result = action()

@@ -37,4 +37,9 @@ class BatchBuilder:
     def build(self) -> Batch:
         runs = self._runs[: len(self._rows)]
         runs[:] = self._rows
-        return Batch(self._token_ids[: self.tokens], runs, self._block_tables[: self._blocks], self._output_tokens[: self.outputs])
+        return Batch(
+            self._token_ids[: self.tokens],
+            runs,
+            self._block_tables[: self._blocks],
+            self._output_tokens[: self.outputs],
+        )

@@ -2,10 +2,10 @@
 
 It moves no keys or values; those lie with the executable, under the same block numbers.
 
-A full block is known by its parent and its own tokens, so the known blocks form a tree of prefixes. The parent is
-named by a serial number that is never used twice, and the dictionary compares the tokens themselves: a hash collision is
-never a wrong answer. Who holds a block holds its parents, and blocks are released last first: so among the
-unreferenced blocks a child always comes before its parent, and evicting the least recently used never orphans one.
+A full block is known by its parent and its own tokens, so the known blocks form a tree of prefixes. The parent is named
+by a serial number that is never used twice, and the dictionary compares the tokens themselves: a hash collision is
+never a wrong answer. Who holds a block holds its parents, and blocks are released last first: so among the unreferenced
+blocks a child always comes before its parent, and evicting the least recently used never orphans one.
 """
 
 from collections import OrderedDict
@@ -69,7 +69,10 @@ class BlockPool:
             self._references[block] += 1
 
     def allocate(self) -> int:
-        """A block of the caller's own; the least recently used prefix gives way when none is free. Needs `available`."""
+        """A block of the caller's own; the least recently used prefix gives way when none is free.
+
+        Needs `available`.
+        """
         if self._free:
             block = self._free.pop()
         else:

@@ -1,4 +1,6 @@
-"""Rank 0's loop: requests from the HTTP process over a socket, steps of the engine, tokens back. `messages.py` says what is said.
+"""Rank 0's loop: requests from the HTTP process over a socket, steps of the engine, tokens back.
+
+`messages.py` says what is said.
 
 The socket stands in a private directory of one user. No message can stop the loop, only a drain or a broken engine can.
 While the engine has work the loop looks at the socket between steps; while it has none it sleeps on the socket.
@@ -39,12 +41,13 @@ def socket_address(directory: str) -> str:
 class Coordinator:
     """Answers from the moment it is made; takes requests once `run` has an engine.
 
-    A thread of its own speaks while the caller cannot: it answers while the model loads, and sends the status while a long step
-    runs, until that has lasted `step_limit` seconds. The socket belongs to whoever holds the lock.
+    A thread of its own speaks while the caller cannot: it answers while the model loads, and sends the status while a
+    long step runs, until that has lasted `step_limit` seconds. The socket belongs to whoever holds the lock.
     """
 
     def __init__(self, directory: str, model: dict, *, step_limit: float = 120.0, drain_seconds: float = 60.0):
-        """directory: exists, is the user's own and closed to others. model: sent with every status; `run` adds vocab_size and context_length.
+        """directory: exists, is the user's own and closed to others. model: sent with every status; `run` adds
+        vocab_size and context_length.
 
         drain_seconds: how long a drain waits for what runs. Raises ConfigError when the directory does not serve.
         """
@@ -63,7 +66,8 @@ class Coordinator:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a peer that is gone, or does not read, is an error and not silence
+        # a peer that is gone, or does not read, is an error and not silence
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an HTTP process that was started again takes its name over
         self._socket.setsockopt(zmq.SNDHWM, MAX_UNSENT)
         self._socket.bind(self.address)
@@ -77,8 +81,8 @@ class Coordinator:
     def run(self, engine: Engine, check_peers: Callable[[], None] | None = None) -> None:
         """Serves until drained. check_peers: called while idle, raises when another rank is lost.
 
-        Raises EngineError when a rank is lost or the engine breaks, ModelFileError when weights cannot be read any more; by then every client has
-        been told.
+        Raises EngineError when a rank is lost or the engine breaks, ModelFileError when weights cannot be read any
+        more; by then every client has been told.
         """
         with self._lock:
             self._engine = engine
@@ -87,11 +91,14 @@ class Coordinator:
                 self._enter("ready")
                 while self._turn(check_peers):
                     pass
-            except (EngineError, UserError) as error:  # the latter: of a model's file that has changed while it is served from
+            # the latter: of a model's file that has changed while it is served from
+            except (EngineError, UserError) as error:
                 self._fail(error)
                 raise
             except Exception as error:
-                failure = EngineError(f"the engine broke: {type(error).__name__}: {error}; this is a bug, please report it")
+                failure = EngineError(
+                    f"the engine broke: {type(error).__name__}: {error}; this is a bug, please report it"
+                )
                 self._fail(failure)
                 raise failure from error
 
@@ -177,7 +184,8 @@ class Coordinator:
                 raise RequestError(f"a message has one frame, not {len(frames)}")
             try:
                 message = decode(frames[0])
-            except (ValueError, TypeError, RecursionError, MemoryError) as error:  # msgpack's own errors are ValueErrors
+            # msgpack's own errors are ValueErrors
+            except (ValueError, TypeError, RecursionError, MemoryError) as error:
                 raise RequestError(f"message is not valid: {str(error)[:200]}") from None
             id = message.get("id")
             if not isinstance(id, str) or len(id) > MAX_ID_CHARS:
@@ -196,19 +204,31 @@ class Coordinator:
                 case "hello":
                     self._abandon(peer)
                 case op:
-                    raise RequestError(f"unknown op {op[:40]!r}; the known ones are hello, submit, abort and drain", "op")
+                    raise RequestError(
+                        f"unknown op {op[:40]!r}; the known ones are hello, submit, abort and drain", "op"
+                    )
         except EngineBusy as error:
             self._send_error(peer, id, str(error), error.field, 429)
         except RequestError as error:
             self._send_error(peer, id, str(error), error.field, 400)
         except Exception as error:  # a mistake of ours in reading one message must not end everybody's requests
             log.exception("a message could not be handled")
-            self._send_error(peer, id, f"the message could not be handled: {type(error).__name__}; this is a bug, please report it", None, 500)
+            self._send_error(
+                peer,
+                id,
+                f"the message could not be handled: {type(error).__name__}; this is a bug, please report it",
+                None,
+                500,
+            )
 
     def _submit(self, peer: bytes, message: dict) -> None:
         request = parse_submit(message)
         if self.state != "ready" or self._drain_requested:
-            what = "is still loading; try again when /health says ready" if self.state == "loading" else "takes nothing new; send the request to another one"
+            what = (
+                "is still loading; try again when /health says ready"
+                if self.state == "loading"
+                else "takes nothing new; send the request to another one"
+            )
             self._send_error(peer, request.id, f"the server {what}", None, 503)
         elif peer not in self._peers:
             raise RequestError(f"{MAX_PEERS} clients are connected, of at most {MAX_PEERS}; close one")
@@ -276,10 +296,14 @@ class Coordinator:
 def _check_directory(directory: str) -> None:
     path = socket_address(directory).removeprefix("ipc://")
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
-        raise ConfigError(f"socket path {path} has {len(os.fsencode(path))} bytes, of at most {MAX_SOCKET_PATH}; use a shorter temporary directory")
+        raise ConfigError(
+            f"socket path {path} has {len(os.fsencode(path))} bytes, of at most {MAX_SOCKET_PATH}; use a shorter temporary directory"
+        )
     try:
         info = os.lstat(directory)
     except OSError as error:
         raise ConfigError(f"directory {directory} for the engine's socket cannot be used: {error.strerror}") from None
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
-        raise ConfigError(f"directory {directory} for the engine's socket must be the user's own with mode 700, not {stat.S_IMODE(info.st_mode):o}")
+        raise ConfigError(
+            f"directory {directory} for the engine's socket must be the user's own with mode 700, not {stat.S_IMODE(info.st_mode):o}"
+        )

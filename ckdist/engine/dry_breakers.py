@@ -58,7 +58,9 @@ class DryBreakers:
         return found
 
     def has_room(self, breakers: Sequence[str]) -> bool:
-        """Whether `find` knows them, or fewer than MAX_KEPT sets wait for its thread: so a flood of new ones has a limit."""
+        """Whether `find` knows them, or fewer than MAX_KEPT sets wait for its thread: so a flood of new ones has a
+        limit.
+        """
         if tuple(dict.fromkeys(breakers)) in self._kept:
             return True
         return len(self._kept) < MAX_KEPT or any(found.done() for found in self._kept.values())

@@ -1,7 +1,7 @@
 """The engine: requests in, tokens out, one step at a time.
 
-It owns the sequences from `add` to their finish, and brings scheduler, executable and sampler together. It knows nothing
-of text, sockets or clocks other than for its counters; it is used by one thread.
+It owns the sequences from `add` to their finish, and brings scheduler, executable and sampler together. It knows
+nothing of text, sockets or clocks other than for its counters; it is used by one thread.
 """
 
 import secrets
@@ -34,7 +34,8 @@ class Output:
     """What a step brought for one sequence.
 
     `tokens` are new and never hold the token that ended the sequence (EOS or a stop id). A logprobs entry is
-    [chosen_logprob, [[token, logprob], ...]]; `prompt_logprobs` comes once, with the first output, and starts with None.
+    [chosen_logprob, [[token, logprob], ...]]; `prompt_logprobs` comes once, with the first output, and starts with
+    None.
     """
 
     id: Hashable
@@ -56,18 +57,23 @@ class Engine:
         max_outputs: int | None = None, prefix_reuse: bool = True, more_stats: Callable[[], dict] = dict, lane=None,
         dry_breakers: DryBreakers | None = None,
     ):  # fmt: skip
-        """executable: run(Batch) -> float32 (outputs, vocab); num_blocks, max_tokens, max_sequences, vocab_size, context_length.
-        sampler: `sample(logits, rows)` and `logprobs(logits, targets, top)`, as in `ckdist.engine.sampler`.
-        eos_token_ids: end a sequence unless `ignore_eos`. max_outputs: rows of logits of one step, where fewer than its tokens.
-        more_stats: numbers that `stats` gives besides the engine's own. lane: of a trace (`ckdist.engine.trace`), where there is one.
-        dry_breakers: of the vocabulary; without, requests for DRY with sequence breakers are refused.
+        """executable: run(Batch) -> float32 (outputs, vocab); num_blocks, max_tokens, max_sequences, vocab_size,
+        context_length. sampler: `sample(logits, rows)` and `logprobs(logits, targets, top)`, as in
+        `ckdist.engine.sampler`. eos_token_ids: end a sequence unless `ignore_eos`. max_outputs: rows of logits of
+        one step, where fewer than its tokens. more_stats: numbers that `stats` gives besides the engine's own. lane:
+        of a trace (`ckdist.engine.trace`), where there is one. dry_breakers: of the vocabulary; without, requests
+        for DRY with sequence breakers are refused.
         """
         self.executable, self.sampler, self.eos_token_ids = executable, sampler, frozenset(eos_token_ids)
         self.vocab_size, self._more_stats, self.lane = executable.vocab_size, more_stats, lane
         self._dry_breakers = dry_breakers
         cache = executable.num_blocks * BLOCK_TOKENS
         self.max_positions = min(executable.context_length, cache)
-        self._room = f"the context of {self.max_positions}" if executable.context_length <= cache else f"the KV cache of {cache} positions"
+        self._room = (
+            f"the context of {self.max_positions}"
+            if executable.context_length <= cache
+            else f"the KV cache of {cache} positions"
+        )
         self.pool = BlockPool(executable.num_blocks)
         self.scheduler = Scheduler(
             self.pool, executable.max_tokens, executable.max_sequences, self.max_positions,
@@ -92,7 +98,10 @@ class Engine:
         return list(self._sequences)
 
     def add(self, id: Hashable, prompt: list[int], params: SamplingParams) -> None:
-        """Queues a request. Raises RequestError for wrong fields or a prompt that cannot fit, EngineBusy when the queue is full."""
+        """Queues a request.
+
+        Raises RequestError for wrong fields or a prompt that cannot fit, EngineBusy when the queue is full.
+        """
         if id in self._sequences:
             raise RequestError("a request with this id is running; choose another id", "id")
         check_sampling(params, self.vocab_size)
@@ -149,7 +158,9 @@ class Engine:
         return None if sequence is None else self._output(sequence, [], None, "abort")
 
     def stats(self) -> dict[str, float | str]:
-        """Counters since the start (`*_total`), gauges, and the buckets of `step_seconds` and `first_token_seconds` (see Histogram)."""
+        """Counters since the start (`*_total`), gauges, and the buckets of `step_seconds` and `first_token_seconds`
+        (see Histogram).
+        """
         return {
             "requests_total": self._requests,
             "prompt_tokens_total": self._prompt_tokens,
@@ -176,7 +187,10 @@ class Engine:
             raise RequestError(f"{len(ids)} tokens do not fit {self._room}; shorten them or raise --ctx-size", "prompt")
         needed = -(-len(ids) // BLOCK_TOKENS)
         if needed > self.pool.available:
-            raise RequestError(f"{len(ids)} tokens need {needed} blocks of the KV cache and {self.pool.available} are free; wait or raise --ctx-size", "prompt")
+            raise RequestError(
+                f"{len(ids)} tokens need {needed} blocks of the KV cache and {self.pool.available} are free; wait or raise --ctx-size",
+                "prompt",
+            )
         table = [self.pool.allocate() for _ in range(needed)]
         try:
             chunk = min(self.scheduler.max_tokens, self.scheduler.max_outputs)
@@ -184,7 +198,9 @@ class Engine:
                 tokens = ids[first : first + chunk]
                 blocks = -(-(first + len(tokens)) // BLOCK_TOKENS)
                 runs = np.array([[len(tokens), first, blocks]], np.int32)
-                yield self.executable.run(Batch(tokens, runs, np.array(table[:blocks], np.int32), np.arange(len(tokens), dtype=np.int32)))
+                yield self.executable.run(
+                    Batch(tokens, runs, np.array(table[:blocks], np.int32), np.arange(len(tokens), dtype=np.int32))
+                )
         finally:
             self.pool.release(table)
 
@@ -214,7 +230,11 @@ class Engine:
         try:
             return self.sampler.sample(logits, rows)
         except CkdistError as error:
-            return [error] if len(rows) == 1 else [self._sample(logits[i : i + 1], rows[i : i + 1])[0] for i in range(len(rows))]
+            return (
+                [error]
+                if len(rows) == 1
+                else [self._sample(logits[i : i + 1], rows[i : i + 1])[0] for i in range(len(rows))]
+            )
 
     def _extend(self, sequence: Sequence, sample) -> Output:
         """Adds a sampled token to its sequence, or ends the sequence by it."""
@@ -242,9 +262,17 @@ class Engine:
             if state.breakers is None and not params.mirostat:
                 sequence.sampling_state = None
 
-    def _output(self, sequence: Sequence, tokens: list[int], logprobs: list | None, finish_reason: str | None, error: str | None = None) -> Output:
+    def _output(
+        self,
+        sequence: Sequence,
+        tokens: list[int],
+        logprobs: list | None,
+        finish_reason: str | None,
+        error: str | None = None,
+    ) -> Output:
         cached = sequence.cached_tokens or 0
-        if sequence.length - len(sequence.prompt) == len(tokens) and finish_reason not in ("abort", "error"):  # the first output
+        # the first output
+        if sequence.length - len(sequence.prompt) == len(tokens) and finish_reason not in ("abort", "error"):
             self._first_token_seconds.observe(time.monotonic() - sequence.arrival)
             self._cached_tokens += cached
         prompt_logprobs = None
@@ -253,17 +281,24 @@ class Engine:
         if finish_reason is not None:
             self.scheduler.remove(sequence)
             del self._sequences[sequence.id]
-        return Output(sequence.id, tokens, logprobs, finish_reason, len(sequence.prompt), cached, prompt_logprobs, error)
+        return Output(
+            sequence.id, tokens, logprobs, finish_reason, len(sequence.prompt), cached, prompt_logprobs, error
+        )
 
     def _score_prompt(self, run: Run, logits: np.ndarray) -> str | None:
-        """Takes the log probabilities of prompt tokens from the logits of the positions before them. Returns what went wrong."""
+        """Takes the log probabilities of prompt tokens from the logits of the positions before them.
+
+        Returns what went wrong.
+        """
         sequence = run.sequence
         begin = run.first + run.tokens - run.rows  # the first position with logits
         end = min(run.first + run.tokens, len(sequence.prompt) - 1)
         if end > begin:
             targets = sequence.tokens[begin + 1 : end + 1]
             try:
-                samples = self.sampler.logprobs(logits[run.row : run.row + end - begin], targets, sequence.params.prompt_logprobs)
+                samples = self.sampler.logprobs(
+                    logits[run.row : run.row + end - begin], targets, sequence.params.prompt_logprobs
+                )
             except CkdistError as error:
                 return str(error)
             sequence.prompt_logprobs.extend(_entry(sample) for sample in samples)

@@ -53,8 +53,10 @@ BUNDLED = pathlib.Path(__file__).parent.parent / "models" / "bundled"
 
 @dataclass
 class Model:
-    """One rank of a loaded model. `loader`, and `matrices` where there is an adapter, own the weights, `shards` what it sees of other
-    ranks'; all must outlive `executable`.
+    """One rank of a loaded model.
+
+    `loader`, and `matrices` where there is an adapter, own the weights, `shards` what it sees of other ranks'; all must
+    outlive `executable`.
     """
 
     world: object
@@ -72,33 +74,62 @@ class Model:
     trace: Trace | None
 
     def placement_map(self) -> str:
-        """One line per rank: host, nodes, CPUs, weights, cache, resident memory, how many pages of a sample of weights and cache the
-        kernel says lie on the rank's nodes and elsewhere, and how much of both is huge pages; then one line per thing that is less than
-        it could be. A collective call.
+        """One line per rank: host, nodes, CPUs, weights, cache, resident memory, how many pages of a sample of
+        weights and cache the kernel says lie on the rank's nodes and elsewhere, and how much of both is huge pages;
+        then one line per thing that is less than it could be. A collective call.
         """
         p = self.plan.placement
         cpus = format_cpu_list(p.cpus) or "any"
-        pages = sample_pages(self.loader.arena, self.loader.planned_bytes, p.nodes) + sample_pages(self.executable.kv, self.executable.kv_bytes, p.nodes, touch=True)
+        pages = sample_pages(self.loader.arena, self.loader.planned_bytes, p.nodes) + sample_pages(
+            self.executable.kv, self.executable.kv_bytes, p.nodes, touch=True
+        )
         blocks = [(self.loader.arena, self.loader.planned_bytes), (self.executable.kv, self.executable.kv_bytes)]
         huge = huge_pages(blocks)
         host = machine_name(self.world.hosts[self.world.rank])
         sizes = [self.weight_bytes, self.executable.kv_bytes, psutil.Process().memory_info().rss]
-        row = [host, format_cpu_list(p.nodes), cpus, sizes, f"{str(pages):<22s} {huge}", p.note, pages.refused, is_bound(self.executable.kv), self.loader.filled.fraction]
-        lines = ["rank  host              node  cpus            weights    kv cache   resident   pages here / elsewhere  huge pages"]
+        row = [
+            host,
+            format_cpu_list(p.nodes),
+            cpus,
+            sizes,
+            f"{pages!s:<22s} {huge}",
+            p.note,
+            pages.refused,
+            is_bound(self.executable.kv),
+            self.loader.filled.fraction,
+        ]
+        lines = [
+            "rank  host              node  cpus            weights    kv cache   resident   pages here / elsewhere  huge pages"
+        ]
         rows = self.world.gather(row)
         for rank, (host, node, cpus, sizes, pages, *_) in enumerate(rows):
-            lines.append(f"{rank:<5d} {host:<17s} {node:<5s} {cpus:<15s} " + " ".join(f"{gigabytes(size):<10s}" for size in sizes) + f" {pages}")
+            lines.append(
+                f"{rank:<5d} {host:<17s} {node:<5s} {cpus:<15s} "
+                + " ".join(f"{gigabytes(size):<10s}" for size in sizes)
+                + f" {pages}"
+            )
         notes = {f"{host}: {note}" for host, *_, note, _, _, _ in rows if note}
         notes |= {f"{host}: where pages lie is unknown ({refused})" for host, *_, refused, _, _ in rows if refused}
-        notes |= {f"{host}: the kernel refuses to bind memory to nodes here, so pages lie where their rank first touched them" for host, *_, bound, _ in rows if not bound}
+        notes |= {
+            f"{host}: the kernel refuses to bind memory to nodes here, so pages lie where their rank first touched them"
+            for host, *_, bound, _ in rows
+            if not bound
+        }
         if (packed := min(row[-1] for row in rows)) < 1:
-            lines.append(f"{100 * packed:.0f} % of the weights are packed so far; pages that nothing was written to yet are not in the map")
+            lines.append(
+                f"{100 * packed:.0f} % of the weights are packed so far; pages that nothing was written to yet are not in the map"
+            )
         if not p.cpus:
-            lines.append(f"{max(self.plan.threads, self.plan.threads_batch)} threads have fewer CPUs here, so none is pinned; fewer threads (-t), or mpirun --bind-to none, may be faster")
+            lines.append(
+                f"{max(self.plan.threads, self.plan.threads_batch)} threads have fewer CPUs here, so none is pinned; fewer threads (-t), or mpirun --bind-to none, may be faster"
+            )
         return "\n".join([*lines, *sorted(notes)])
 
     def close(self) -> None:
-        """Frees the executable; on rank 0 the other ranks are told to stop first. A trace is written; all ranks take part in that."""
+        """Frees the executable; on rank 0 the other ranks are told to stop first.
+
+        A trace is written; all ranks take part in that.
+        """
         if self.world.rank == 0:
             self.executable.stop()
         if self.trace is not None:
@@ -125,26 +156,47 @@ class Model:
 def load_model(config, world, progress: bool = False, measure: bool = False, fill=None) -> Model:
     """This rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
-    `measure`: what prefill costs token-parallel is measured, even if it was before. `fill(loader)`: packs its weights, or
-    begins to, once they are planned on every rank; None: as --reorganize says.
+    `measure`: what prefill costs token-parallel is measured, even if it was before. `fill(loader)`: packs its weights,
+    or begins to, once they are planned on every rank; None: as --reorganize says.
 
-    Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where ranks disagree.
+    Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where
+    ranks disagree.
     """
-    checkpoint = together(world, lambda: open_checkpoint(config.model or BUNDLED, metadata_overrides(config.override_kv)))
+    checkpoint = together(
+        world, lambda: open_checkpoint(config.model or BUNDLED, metadata_overrides(config.override_kv))
+    )
     for note in checkpoint.notes if world.rank == 0 else ():
         log.warning("%s: %s", checkpoint.path.name, note)
     spec = checkpoint.spec
     layouts = prefill, decode, mesh = layouts_for(config, world)
     adapter = Adapter(pathlib.Path(config.lora)) if config.lora else None
-    program = trace(forward, spec, decode, mesh, functools.partial(LowRankTracer, adapter.ranks, adapter.factor) if adapter else Tracer)
+    program = trace(
+        forward,
+        spec,
+        decode,
+        mesh,
+        functools.partial(LowRankTracer, adapter.ranks, adapter.factor) if adapter else Tracer,
+    )
     if adapter:
         adapter.check(program)
     token_program = trace(forward, spec, prefill, mesh) if prefill is not decode else None
-    settings = [__version__, config.quantize or "", config.ubatch_size, config.batch_size, config.ctx_size, config.parallel, config.cache_type_k]
+    settings = [
+        __version__,
+        config.quantize or "",
+        config.ubatch_size,
+        config.batch_size,
+        config.ctx_size,
+        config.parallel,
+        config.cache_type_k,
+    ]
     settings += [config.prefill, config.reorganize, bool(config.trace)]
     agree(world, "program", program.digest())
     agree(world, "set of flags or version", repr(settings))
-    tracing = Trace(config.trace, world, max(config.threads or default_threads(world), config.threads_batch)) if config.trace else None
+    tracing = (
+        Trace(config.trace, world, max(config.threads or default_threads(world), config.threads_batch))
+        if config.trace
+        else None
+    )
 
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
     max_tokens = min(config.ubatch_size, config.batch_size)
@@ -160,7 +212,13 @@ def load_model(config, world, progress: bool = False, measure: bool = False, fil
     if token_program is not None:
         shards = HostShards(world, loader, lowered, matrices, vectors)
         tokens_cut = lower_for(loader, token_program, mesh, max_tokens, model_dims(spec, decode, mesh))
-        phases.append(Phase(tokens_cut, [shards.matrix(*m) for m in tokens_cut.matrices], [shards.vector(*v) for v in tokens_cut.vectors]))
+        phases.append(
+            Phase(
+                tokens_cut,
+                [shards.matrix(*m) for m in tokens_cut.matrices],
+                [shards.vector(*v) for v in tokens_cut.vectors],
+            )
+        )
     with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
         fill(loader) if fill else fill_shard(loader, config, world, progress, tracing and tracing.handle)
     group = open_group(world, plan.spins, config.comm_timeout, config.transport)
@@ -191,7 +249,21 @@ def load_model(config, world, progress: bool = False, measure: bool = False, fil
     work = total_work(world, work_of(lowered, matrices))
     if tracing:
         executable.trace(tracing.handle)
-    return Model(world, checkpoint, spec, plan, loader, shards, matrices, executable, choice, weight_bytes, total_bytes, work, tracing)
+    return Model(
+        world,
+        checkpoint,
+        spec,
+        plan,
+        loader,
+        shards,
+        matrices,
+        executable,
+        choice,
+        weight_bytes,
+        total_bytes,
+        work,
+        tracing,
+    )
 
 
 def lower_for(loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int, stored=None) -> Lowered:
@@ -234,7 +306,8 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
 def fill_shard(loader: ShardLoader, config, world, progress: bool, trace) -> None:
     """Packs everything, or begins to, as --reorganize says."""
     if config.reorganize != "off" and not config.quantize:
-        # With -v alone, since it comes when it comes, in the middle of a text; and once for a job: rank 0 reads the weights of all ranks of its host.
+        # With -v alone, since it comes when it comes, in the middle of a text; and once for a job: rank 0 reads the
+        # weights of all ranks of its host.
         tell = (lambda filled: log.debug("%s", filled)) if world.rank == 0 else None
         return loader.reorganize(config.reorganize, trace=trace, tell=tell)
     if config.reorganize != "off" and world.rank == 0:
@@ -248,12 +321,16 @@ def loading_threads(config, world) -> int:
 
 
 def check_quantize(loader: ShardLoader, lowered: Lowered) -> None:
-    """ConfigError when --quantize would change no weight: they are quantised already, or no row is made of whole blocks."""
+    """ConfigError when --quantize would change no weight: they are quantised already, or no row is made of whole
+    blocks.
+    """
     sources = {name: loader.checkpoint.tensors[name] for name, _, _ in lowered.matrices if not is_low_rank(name)}
     if loader.quantize is None or any(loader.type_of(name) != source.type for name, source in sources.items()):
         return
     types = ", ".join(sorted({BY_NUMBER[source.type].name for source in sources.values()}))
-    raise ConfigError(f"--quantize {loader.quantize} changes nothing in {loader.checkpoint.path}, whose matrices are {types}: it packs rows of F32, F16 or BF16 that its blocks divide; leave it out")
+    raise ConfigError(
+        f"--quantize {loader.quantize} changes nothing in {loader.checkpoint.path}, whose matrices are {types}: it packs rows of F32, F16 or BF16 that its blocks divide; leave it out"
+    )
 
 
 def packed_type(loader: ShardLoader, name: str) -> int:
@@ -262,11 +339,15 @@ def packed_type(loader: ShardLoader, name: str) -> int:
 
 
 def plan_shard(loader: ShardLoader, lowered: Lowered, adapter: Adapter | None = None):
-    """Asks the loader for this rank's part of every weight of a lowered program, and the adapter for its own; columns widen to whole blocks."""
+    """Asks the loader for this rank's part of every weight of a lowered program, and the adapter for its own;
+    columns widen to whole blocks.
+    """
     matrices = []
     for name, rows, (begin, end) in lowered.matrices:
         if is_low_rank(name):
-            matrices.append(adapter.stacked(name, (begin, end)) if isinstance(name, tuple) else adapter.rows(name, rows))
+            matrices.append(
+                adapter.stacked(name, (begin, end)) if isinstance(name, tuple) else adapter.rows(name, rows)
+            )
             continue
         block = native.lib.ckdist_type_block_elements(loader.type_of(name))
         columns = (begin // block * block, -(-end // block) * block) if end > begin else (0, 0)

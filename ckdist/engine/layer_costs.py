@@ -67,7 +67,7 @@ class LayerCosts:
         """
         found = sys.maxsize
         for size, verdict in reversed(list(zip(self.sizes, self.verdicts))):
-            if verdict == FASTER or verdict == NOISY and found < sys.maxsize:
+            if verdict == FASTER or (verdict == NOISY and found < sys.maxsize):
                 found = size
             else:
                 break
@@ -130,7 +130,7 @@ def _measure_size(
             logs.append(every[-1])
         spent = clock() - began
         most = min(LOOKS[-1], int(len(logs) * seconds / max(spent, 1e-9)))
-        if spent > seconds or len(every) >= LOOKS[0] and most < LOOKS[0]:
+        if spent > seconds or (len(every) >= LOOKS[0] and most < LOOKS[0]):
             verdict = look(logs, True, gain) if len(logs) >= LEAST_PAIRS else NOISY
         elif undisturbed and len(logs) in LOOKS:
             verdict = look(logs, len(logs) == LOOKS[-1], gain, most)

@@ -19,8 +19,9 @@ from ckdist.hub.resolve import resolve
 class Completion:
     """What came of one prompt.
 
-    `token_ids` and `logprobs` are everything that was sampled; `text` ends before a stop string. `logprobs` has an entry
-    [chosen_logprob, [[token, logprob], ...]] per token and `prompt_logprobs` one per prompt token, the first of them None.
+    `token_ids` and `logprobs` are everything that was sampled; `text` ends before a stop string. `logprobs` has an
+    entry [chosen_logprob, [[token, logprob], ...]] per token and `prompt_logprobs` one per prompt token, the first of
+    them None.
     """
 
     text: str = ""
@@ -36,13 +37,14 @@ class LLM:
     """Generates over an Engine, whose only user it is."""
 
     def __init__(self, path: str | None = None, **settings):
-        """Loads the model at `path`: a GGUF file, a folder with safetensors, or a name as `-m` takes it, which is fetched.
+        """Loads the model at `path`: a GGUF file, a folder with safetensors, or a name as `-m` takes it, which is
+        fetched.
 
         None: the bundled model.
 
-        `settings` are fields of `ckdist.config.EngineConfig`: `threads`, `ctx_size`, `parallel`, `quantize` ... Under an MPI launcher
-        every rank makes the LLM, and it returns on rank 0 alone: the others work in here, and their processes end with rank 0's
-        `close`. Raises the errors of `load_model`, and FetchError.
+        `settings` are fields of `ckdist.config.EngineConfig`: `threads`, `ctx_size`, `parallel`, `quantize` ... Under
+        an MPI launcher every rank makes the LLM, and it returns on rank 0 alone: the others work in here, and their
+        processes end with rank 0's `close`. Raises the errors of `load_model`, and FetchError.
         """
         world = start_world()
         model = load_model(EngineConfig(model=resolve(None if path is None else str(path), world), **settings), world)
@@ -61,7 +63,8 @@ class LLM:
     def from_engine(cls, engine: Engine, tokenizer, close: Callable[[], None] | None = None) -> "LLM":
         """An LLM over an engine that exists already.
 
-        tokenizer: `encode(text) -> list[int]`, `decoder()`. close: called once by `close`, frees what the engine stands on.
+        tokenizer: `encode(text) -> list[int]`, `decoder()`. close: called once by `close`, frees what the engine stands
+        on.
         """
         llm = cls.__new__(cls)
         llm._attach(engine, tokenizer, close)
@@ -85,15 +88,25 @@ class LLM:
             prompts = [prompts]
         many = isinstance(sampling, Sequence)
         if many and len(sampling) != len(prompts):
-            raise RequestError(f"{len(sampling)} sampling parameters for {len(prompts)} prompts; give one, or one for each", "sampling")
+            raise RequestError(
+                f"{len(sampling)} sampling parameters for {len(prompts)} prompts; give one, or one for each", "sampling"
+            )
         stops = check_stop(stop)
         completions = [Completion() for _ in prompts]
-        work = ((prompt, (sampling[i] if many else sampling) or SamplingParams(), completions[i]) for i, prompt in enumerate(prompts))
+        work = (
+            (prompt, (sampling[i] if many else sampling) or SamplingParams(), completions[i])
+            for i, prompt in enumerate(prompts)
+        )
         for _ in self._run(work, stops):
             pass
         return completions
 
-    def stream(self, prompt: str | Sequence[int], sampling: SamplingParams | None = None, stop: str | Sequence[str] | None = None) -> Iterator[str]:
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams | None = None,
+        stop: str | Sequence[str] | None = None,
+    ) -> Iterator[str]:
         """The text of one completion, piece by piece as it comes. Closing the iterator early ends the sequence."""
         for _, piece in self._run(iter([(prompt, sampling or SamplingParams(), Completion())]), check_stop(stop)):
             if piece:
@@ -121,7 +134,9 @@ class LLM:
         self.close()
 
     def _run(self, work: Iterator[tuple], stops: tuple[str, ...]) -> Iterator[tuple[Completion, str]]:
-        """Feeds the queue as far as it takes requests, steps until all are done; yields the text that each step brings."""
+        """Feeds the queue as far as it takes requests, steps until all are done; yields the text that each step
+        brings.
+        """
         running: dict[int, tuple[Completion, TextStream]] = {}
         try:
             while True:

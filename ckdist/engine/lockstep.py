@@ -14,32 +14,51 @@ class LockstepSequences:
 
     def __init__(self, executable, count: int):
         if count > min(executable.max_sequences, executable.max_tokens):
-            raise CapacityError(f"{count} sequences at once, and the buffers are sized for {min(executable.max_sequences, executable.max_tokens)}: use --parallel {count}")
+            raise CapacityError(
+                f"{count} sequences at once, and the buffers are sized for {min(executable.max_sequences, executable.max_tokens)}: use --parallel {count}"
+            )
         self.executable, self.count = executable, count
         self.length = 0
         self._runs = np.ones((count, 3), np.int32)  # of one token each
         self._every = np.arange(count, dtype=np.int32)
-        self._tables = np.arange(executable.num_blocks // count * count, dtype=np.int32).reshape(count, -1)  # (sequences, blocks)
+        # (sequences, blocks)
+        self._tables = np.arange(executable.num_blocks // count * count, dtype=np.int32).reshape(count, -1)
 
     def fill(self, token_ids: np.ndarray) -> None:
-        """Continues every sequence by the same int32 (tokens,), in chunks; what they are is of no account to a benchmark."""
+        """Continues every sequence by the same int32 (tokens,), in chunks; what they are is of no account to a
+        benchmark.
+        """
         for begin in range(0, len(token_ids), self.executable.max_tokens):
             chunk = np.asarray(token_ids[begin : begin + self.executable.max_tokens], np.int32)
             blocks = self._blocks(self.length + len(chunk))
             for table in self._tables:
-                self.executable.run(Batch(chunk, np.array([[len(chunk), self.length, blocks]], np.int32), table[:blocks], np.zeros(0, np.int32)))
+                self.executable.run(
+                    Batch(
+                        chunk,
+                        np.array([[len(chunk), self.length, blocks]], np.int32),
+                        table[:blocks],
+                        np.zeros(0, np.int32),
+                    )
+                )
             self.length += len(chunk)
 
     def step(self, token_ids: np.ndarray) -> np.ndarray:
-        """Continues every sequence by its token of int32 (count,). Returns float32 (count, vocab) logits, valid until the next step."""
+        """Continues every sequence by its token of int32 (count,).
+
+        Returns float32 (count, vocab) logits, valid until the next step.
+        """
         blocks = self._blocks(self.length + 1)
         self._runs[:, 1:] = self.length, blocks
-        logits = self.executable.run(Batch(np.asarray(token_ids, np.int32), self._runs, self._tables[:, :blocks].reshape(-1), self._every))
+        logits = self.executable.run(
+            Batch(np.asarray(token_ids, np.int32), self._runs, self._tables[:, :blocks].reshape(-1), self._every)
+        )
         self.length += 1
         return logits
 
     def _blocks(self, length: int) -> int:
         blocks = -(-length // BLOCK_TOKENS)
         if blocks > self._tables.shape[1] or length > self.executable.context_length:
-            raise CapacityError(f"{self.count} sequences of {length} tokens do not fit a cache of {self.executable.num_blocks * BLOCK_TOKENS}: use a larger --kv-memory or fewer")
+            raise CapacityError(
+                f"{self.count} sequences of {length} tokens do not fit a cache of {self.executable.num_blocks * BLOCK_TOKENS}: use a larger --kv-memory or fewer"
+            )
         return blocks

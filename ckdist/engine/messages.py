@@ -64,7 +64,9 @@ class PromptScores:
         self._chosen, self._logprobs = (memoryview(packed[name]).cast("d") for name in ("chosen", "logprobs"))
         self._tokens = memoryview(packed["tokens"]).cast("i")
         if not len(self._tokens) == len(self._logprobs) == self._width * len(self._chosen):
-            raise ValueError(f"{len(self._chosen)} scores with {len(self._tokens)} alternatives, not {self._width} each")
+            raise ValueError(
+                f"{len(self._chosen)} scores with {len(self._tokens)} alternatives, not {self._width} each"
+            )
 
     def __len__(self) -> int:
         return len(self._chosen) + 1
@@ -73,4 +75,7 @@ class PromptScores:
         if index == 0:
             return None
         begin, end = (index - 1) * self._width, index * self._width
-        return [self._chosen[index - 1], [list(pair) for pair in zip(self._tokens[begin:end], self._logprobs[begin:end])]]
+        return [
+            self._chosen[index - 1],
+            [list(pair) for pair in zip(self._tokens[begin:end], self._logprobs[begin:end])],
+        ]

@@ -48,7 +48,9 @@ def pairs_for(gain: float, logs: list[float]) -> float:
 
 
 def signed_rank(values: list[float]) -> float:
-    """Wilcoxon's signed-rank statistic in standard deviations of the normal approximation, negative where values are."""
+    """Wilcoxon's signed-rank statistic in standard deviations of the normal approximation, negative where values
+    are.
+    """
     ordered = sorted((value for value in values if value), key=abs)
     n = len(ordered)
     if n == 0:

@@ -21,7 +21,9 @@ MAX_SAMPLERS = 32
 
 @dataclass(frozen=True)
 class Request:
-    """What `parse_submit` found: not yet held against the model's vocabulary and context; the engine's `add` does that."""
+    """What `parse_submit` found: not yet held against the model's vocabulary and context; the engine's `add` does
+    that.
+    """
 
     id: Hashable
     prompt: np.ndarray  # int32 (tokens,)
@@ -40,7 +42,9 @@ def parse_submit(message: Mapping) -> Request:
     known = {field.name for field in fields(SamplingParams)}
     for name in sampling:
         if name not in known:
-            raise RequestError(f"unknown sampling field {str(name)[:100]!r}; the known ones are {', '.join(sorted(known))}", "sampling")
+            raise RequestError(
+                f"unknown sampling field {str(name)[:100]!r}; the known ones are {', '.join(sorted(known))}", "sampling"
+            )
     for name in ("stop_token_ids", "dry_sequence_breakers", "samplers"):
         if isinstance(sampling.get(name), list):
             sampling = {**sampling, name: tuple(sampling[name])}

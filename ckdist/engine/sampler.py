@@ -60,8 +60,8 @@ class Sample(NamedTuple):
 class Sampler:
     """Samples rows of float32 logits over one vocabulary. One thread at a time.
 
-    What it does between two steps runs from cold caches, where a numpy array of results or its address costs what a sampled row does:
-    results are cffi's, and addresses are those of buffers.
+    What it does between two steps runs from cold caches, where a numpy array of results or its address costs what a
+    sampled row does: results are cffi's, and addresses are those of buffers.
     """
 
     def __init__(self, vocab_size: int):
@@ -74,7 +74,8 @@ class Sampler:
     def sample(self, logits: np.ndarray, rows: Sequence[SampleRow]) -> list[Sample]:
         """One token per row. logits: (rows, vocab) float32.
 
-        Raises NativeError where logits are not finite and ConfigError where a parameter is out of range; both name the row.
+        Raises NativeError where logits are not finite and ConfigError where a parameter is out of range; both name the
+        row.
         """
         address, stride = self._address(logits, len(rows))
         if all(row.params.is_greedy and row.state is None for row in rows):
@@ -96,11 +97,20 @@ class Sampler:
         address, stride = self._address(logits, len(targets))
         targets = np.ascontiguousarray(targets, np.int32)
         out = native.ffi.new("struct ckdist_sampled_token[]", len(targets))
-        native.check(native.lib.ckdist_logprobs(self._handle, address, stride, len(targets), native.pointer(targets, "int32_t *"), top, out))
+        native.check(
+            native.lib.ckdist_logprobs(
+                self._handle, address, stride, len(targets), native.pointer(targets, "int32_t *"), top, out
+            )
+        )
         return [Sample(sample.token, sample.logprob, _top(sample)) for sample in out]
 
     def _address(self, logits: np.ndarray, rows: int):
-        if logits.dtype != _FLOAT32 or logits.ndim != 2 or logits.shape != (rows, self._vocab_size) or logits.strides[1] != 4:
+        if (
+            logits.dtype != _FLOAT32
+            or logits.ndim != 2
+            or logits.shape != (rows, self._vocab_size)
+            or logits.strides[1] != 4
+        ):
             raise errors.NativeError(
                 f"logits are {logits.dtype} {logits.shape}; the sampler needs float32 ({rows}, {self._vocab_size}) with dense rows"
             )

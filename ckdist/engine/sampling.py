@@ -41,8 +41,8 @@ class SamplingParams:
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1  # among so many last tokens of prompt and output; -1: all; 0: off
     dry_sequence_breakers: tuple[str, ...] = DRY_BREAKERS  # no repetition is counted across these
-    # Version 1 or 2 keeps the surprise at `mirostat_tau` bits. Penalties, DRY and temperature come before it (in llama.cpp
-    # temperature alone); the cuts, dynatemp and `samplers` do nothing then. 0: off.
+    # Version 1 or 2 keeps the surprise at `mirostat_tau` bits. Penalties, DRY and temperature come before it (in
+    # llama.cpp temperature alone); the cuts, dynatemp and `samplers` do nothing then. 0: off.
     mirostat: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1  # learning rate

@@ -14,7 +14,8 @@ from ckdist.errors import RequestError
 @dataclass
 class SamplingState:
     """`banned`: int32, token ids that may not be drawn yet; `breakers`: the future of a native ckdist_dry_breakers;
-    `mirostat_mu`: the surprise, in bits, up to which the next token is drawn."""
+    `mirostat_mu`: the surprise, in bits, up to which the next token is drawn.
+    """
 
     banned: np.ndarray | None = None
     breakers: Future | None = None

@@ -14,7 +14,8 @@ from ckdist.engine.sequence import Sequence, State
 from ckdist.errors import RequestError
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 
-MIN_AWAITED_BLOCKS = 4  # a prompt waits for a shared prefix that is being computed when it is this much longer than the known one
+# a prompt waits for a shared prefix that is being computed when it is this much longer than the known one
+MIN_AWAITED_BLOCKS = 4
 
 
 class EngineBusy(RequestError):
@@ -22,7 +23,9 @@ class EngineBusy(RequestError):
 
 
 class Run(NamedTuple):
-    """A sequence's part of a step: positions [first, first + tokens), of which the last `rows` give logits from `row` on."""
+    """A sequence's part of a step: positions [first, first + tokens), of which the last `rows` give logits from
+    `row` on.
+    """
 
     sequence: Sequence
     first: int
@@ -44,12 +47,25 @@ class Step(NamedTuple):
 
 
 class Scheduler:
-    """Sequences wait, run and finish. `running` is in order of arrival, and all of it arrived before what is `waiting`."""
+    """Sequences wait, run and finish.
+
+    `running` is in order of arrival, and all of it arrived before what is `waiting`.
+    """
 
     def __init__(
-        self, pool: BlockPool, max_tokens: int, max_sequences: int, max_positions: int, max_outputs: int, max_waiting: int, prefix_reuse: bool = True
+        self,
+        pool: BlockPool,
+        max_tokens: int,
+        max_sequences: int,
+        max_positions: int,
+        max_outputs: int,
+        max_waiting: int,
+        prefix_reuse: bool = True,
     ):
-        """Of one step: `max_tokens`, `max_outputs`. Of one sequence: `max_positions`. `max_waiting`: length of the queue."""
+        """Of one step: `max_tokens`, `max_outputs`. Of one sequence: `max_positions`.
+
+        `max_waiting`: length of the queue.
+        """
         self.pool, self.max_tokens, self.max_outputs, self.max_waiting = pool, max_tokens, max_outputs, max_waiting
         self.max_sequences = min(max_sequences, max_tokens, max_outputs)  # so that a step can decode all that runs
         self.prefix_reuse = prefix_reuse
@@ -58,12 +74,15 @@ class Scheduler:
         self.preemptions = 0
         self._builder = BatchBuilder(max_tokens, self.max_sequences, max_outputs, max_positions)
         self._runs: list[Run] = []
-        self._refused: tuple[Sequence, int] | None = None  # the head of the queue that found no room, and how much there was
+        # the head of the queue that found no room, and how much there was
+        self._refused: tuple[Sequence, int] | None = None
 
     def check_room(self) -> None:
         """Raises EngineBusy when the queue is full."""
         if len(self.waiting) >= self.max_waiting:
-            raise EngineBusy(f"{len(self.waiting)} requests are waiting, of at most {self.max_waiting}; try again later")
+            raise EngineBusy(
+                f"{len(self.waiting)} requests are waiting, of at most {self.max_waiting}; try again later"
+            )
 
     def add(self, sequence: Sequence) -> None:
         """Raises EngineBusy when the queue is full."""
@@ -142,15 +161,20 @@ class Scheduler:
     def _admit(self, sequence: Sequence) -> bool:
         """Lets the head of the queue run when there are blocks for all its tokens, and one to spare for each that runs.
 
-        It waits, too, for a long prefix of its own that a running prompt is just computing (the choices of one request, say).
+        It waits, too, for a long prefix of its own that a running prompt is just computing (the choices of one request,
+        say).
         """
         if not sequence.is_ready:
             return False
         available = self.pool.available
-        if len(self.running) >= self.max_sequences or (self._refused is not None and self._refused[0] is sequence and available <= self._refused[1]):
+        if len(self.running) >= self.max_sequences or (
+            self._refused is not None and self._refused[0] is sequence and available <= self._refused[1]
+        ):
             return False
         prefix = self.pool.match(sequence.tokens, sequence.reusable) if self.prefix_reuse else []
-        if self.prefix_reuse and any(shared_blocks(sequence, other) >= len(prefix) + MIN_AWAITED_BLOCKS for other in self.running):
+        if self.prefix_reuse and any(
+            shared_blocks(sequence, other) >= len(prefix) + MIN_AWAITED_BLOCKS for other in self.running
+        ):
             return False
         blocks = -(-sequence.length // BLOCK_TOKENS)
         if blocks - len(prefix) + self.pool.idle_among(prefix) + len(self.running) > available:

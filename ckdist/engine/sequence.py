@@ -1,4 +1,7 @@
-"""One request's tokens and where their keys and values lie. It decides nothing: the scheduler moves it, the engine extends it."""
+"""One request's tokens and where their keys and values lie.
+
+It decides nothing: the scheduler moves it, the engine extends it.
+"""
 
 from collections.abc import Collection, Hashable
 from enum import Enum
@@ -19,16 +22,29 @@ class State(Enum):
 class Sequence:
     """A prompt and its continuation.
 
-    Of its `length` tokens the first `computed` have keys and values in the blocks of `block_table[:num_blocks]`; the first
-    `shared_blocks` of these are full and known to the pool, for others to reuse. `scored` counts the prompt positions
-    whose logits need not be asked for (again): all but the last where no prompt logprobs are wanted.
+    Of its `length` tokens the first `computed` have keys and values in the blocks of `block_table[:num_blocks]`; the
+    first `shared_blocks` of these are full and known to the pool, for others to reuse. `scored` counts the prompt
+    positions whose logits need not be asked for (again): all but the last where no prompt logprobs are wanted.
     `sampling_state` is None where its parameters need none (any more).
     """
 
     __slots__ = (
-        "id", "prompt", "params", "seed", "arrival", "state", "tokens", "length", "computed",
-        "block_table", "num_blocks", "shared_blocks", "cached_tokens", "scored", "prompt_logprobs",
+        "arrival",
+        "block_table",
+        "cached_tokens",
+        "computed",
+        "id",
+        "length",
+        "num_blocks",
+        "params",
+        "prompt",
+        "prompt_logprobs",
         "sampling_state",
+        "scored",
+        "seed",
+        "shared_blocks",
+        "state",
+        "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -73,5 +89,7 @@ class Sequence:
 
     @property
     def reusable(self) -> int:
-        """How many leading tokens may come from the cache: the last token's logits, and those to be scored, must be computed."""
+        """How many leading tokens may come from the cache: the last token's logits, and those to be scored, must be
+        computed.
+        """
         return self.scored if self.scoring else self.length - 1

@@ -23,12 +23,18 @@ class SingleSequence:
         ids = np.asarray(token_ids, np.int32)
         limit = min(self.executable.context_length, self.executable.num_blocks * BLOCK_TOKENS)
         if self.length + len(ids) > limit:
-            raise CapacityError(f"{self.length + len(ids)} tokens do not fit a context of {limit}: use --ctx-size {self.length + len(ids)} or a shorter text")
+            raise CapacityError(
+                f"{self.length + len(ids)} tokens do not fit a context of {limit}: use --ctx-size {self.length + len(ids)} or a shorter text"
+            )
         kept, logits = [], np.zeros((0, self.executable.vocab_size), np.float32)
         for begin in range(0, len(ids), self.executable.max_tokens):
             chunk = ids[begin : begin + self.executable.max_tokens]
             last = begin + len(chunk) == len(ids)
-            wanted = np.arange(len(chunk)) if outputs == "all" else np.array([len(chunk) - 1] if last and outputs == "last" else [])
+            wanted = (
+                np.arange(len(chunk))
+                if outputs == "all"
+                else np.array([len(chunk) - 1] if last and outputs == "last" else [])
+            )
             blocks = -(-(self.length + len(chunk)) // BLOCK_TOKENS)
             runs = np.array([[len(chunk), self.length, blocks]], np.int32)
             logits = self.executable.run(Batch(chunk, runs, self._blocks[:blocks], wanted.astype(np.int32)))

@@ -20,7 +20,9 @@ def check_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
         raise RequestError(f"{len(strings)} stop strings are more than {MAX_STOP_STRINGS}; give fewer", "stop")
     for string in strings:
         if not isinstance(string, str) or not 1 <= len(string) <= MAX_STOP_CHARS:
-            raise RequestError(f"a stop string must have 1 to {MAX_STOP_CHARS} characters, not {str(string)[:40]!r}", "stop")
+            raise RequestError(
+                f"a stop string must have 1 to {MAX_STOP_CHARS} characters, not {str(string)[:40]!r}", "stop"
+            )
     return strings
 
 

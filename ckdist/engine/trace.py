@@ -1,7 +1,8 @@
 """A trace: what every thread of every rank did, and when, as a file for Perfetto or chrome://tracing (`--trace FILE`).
 
-Threads write events to lanes of their own in the native library, whose rings keep the newest. At the end rank 0 gathers the ranks' lanes,
-puts their clocks in line and writes the file. It neither decides what is traced nor measures anything else.
+Threads write events to lanes of their own in the native library, whose rings keep the newest. At the end rank 0 gathers
+the ranks' lanes, puts their clocks in line and writes the file. It neither decides what is traced nor measures anything
+else.
 """
 
 import contextlib
@@ -27,7 +28,8 @@ GATHER_SECONDS = 20.0  # until the other ranks have sent their lanes
 EVENT = np.dtype([("begin", "<i8"), ("end", "<i8"), ("kind", "<i4"), ("args", "<i4", 3)])  # struct ckdist_trace_event
 BATCH = ("tokens", "sequences")
 
-# By the numbers of native/api/trace.h: name, category, what its arguments are. Those of a replay name their step or phase instead.
+# By the numbers of native/api/trace.h: name, category, what its arguments are. Those of a replay name their step or
+# phase instead.
 KINDS = {
     lib.ckdist_trace_step: ("step", "replay", ()),
     lib.ckdist_trace_barrier: ("barrier", "wait", ()),
@@ -62,7 +64,10 @@ class Trace:
     """One rank's lanes. `handle` is the native trace; `main` the lane of the rank's first thread outside of steps."""
 
     def __init__(self, path: str, world, threads: int):
-        """A collective call. ConfigError on every rank where rank 0 cannot write `path`. `threads`: of each rank, for the size of the lanes."""
+        """A collective call. ConfigError on every rank where rank 0 cannot write `path`.
+
+        `threads`: of each rank, for the size of the lanes.
+        """
         self.path, self.world = pathlib.Path(path), world
         together(world, lambda: self._check() if world.rank == 0 else None)
         least, most = LANE_EVENTS
@@ -86,7 +91,10 @@ class Trace:
         self.main.add(kind, begin, time.monotonic_ns())
 
     def save(self, labels) -> None:
-        """Gathers all ranks' lanes and writes the file on rank 0; a collective call that a lost rank only delays. `labels` as in `_events`."""
+        """Gathers all ranks' lanes and writes the file on rank 0; a collective call that a lost rank only delays.
+
+        `labels` as in `_events`.
+        """
         if not self._written:
             self._written = True
             self._write(self.world.collect(self._lanes(), GATHER_SECONDS), labels)
@@ -105,7 +113,9 @@ class Trace:
                 pass
             os.unlink(self._temporary)
         except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-            raise ConfigError(f"cannot write --trace {self.path}: {getattr(error, 'strerror', None) or error}") from None
+            raise ConfigError(
+                f"cannot write --trace {self.path}: {getattr(error, 'strerror', None) or error}"
+            ) from None
 
     @property
     def _temporary(self) -> pathlib.Path:
@@ -116,7 +126,9 @@ class Trace:
         lanes, room, dropped = [], np.empty(LANE_EVENTS[1], EVENT), ffi.new("int64_t *")
         for i in range(lib.ckdist_trace_lanes(self.handle)):
             count = lib.ckdist_trace_read(self.handle, i, native.pointer(room, "struct ckdist_trace_event *"), dropped)
-            lanes.append([ffi.string(lib.ckdist_trace_lane_name(self.handle, i)).decode(), dropped[0], room[:count].tobytes()])
+            lanes.append(
+                [ffi.string(lib.ckdist_trace_lane_name(self.handle, i)).decode(), dropped[0], room[:count].tobytes()]
+            )
         return {"lanes": lanes, "clock": self.clock, "error": self.clock_error}
 
     def _write(self, ranks: list[dict | None], labels) -> None:
@@ -136,7 +148,8 @@ class Trace:
 def clock_offset(world) -> tuple[int, int]:
     """What to add to this rank's time.monotonic_ns() to have rank 0's, and how wrong that may be; a collective call.
 
-    Ranks of one host have one clock. Else as NTP does it: the reading that came back soonest lies in the middle of the time it took.
+    Ranks of one host have one clock. Else as NTP does it: the reading that came back soonest lies in the middle of the
+    time it took.
     """
     if len(set(world.hosts)) == 1:
         return 0, 0
@@ -152,7 +165,10 @@ def clock_offset(world) -> tuple[int, int]:
 
 
 def _text(ranks: list[dict | None], hosts, labels):
-    """The file, line by line: the JSON object of the Trace Event Format. Times are microseconds since the first event."""
+    """The file, line by line: the JSON object of the Trace Event Format.
+
+    Times are microseconds since the first event.
+    """
     lanes = [
         (rank, number, name, dropped, np.frombuffer(data, EVENT), own["clock"])
         for rank, own in enumerate(ranks)

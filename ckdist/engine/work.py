@@ -10,8 +10,9 @@ from ckdist.program.lowered import Lowered
 class Work:
     """Of one rank, or added up over all.
 
-    `bytes`: packed weights that any step reads. `per_token` and `per_output`: operations (two for a multiplication and its
-    addition) with weights, by activation format (0 float32, 1 bfloat16, 2 int8), for every token and for every row of logits.
+    `bytes`: packed weights that any step reads. `per_token` and `per_output`: operations (two for a multiplication and
+    its addition) with weights, by activation format (0 float32, 1 bfloat16, 2 int8), for every token and for every row
+    of logits.
     """
 
     bytes: int = 0
@@ -20,11 +21,16 @@ class Work:
 
     def __add__(self, other: "Work") -> "Work":
         add = lambda a, b: {key: a.get(key, 0.0) + b.get(key, 0.0) for key in {**a, **b}}
-        return Work(self.bytes + other.bytes, add(self.per_token, other.per_token), add(self.per_output, other.per_output))
+        return Work(
+            self.bytes + other.bytes, add(self.per_token, other.per_token), add(self.per_output, other.per_output)
+        )
 
     def operations(self, tokens: int, outputs: int) -> dict[int, float]:
         """By activation format, of a step with `tokens` tokens and `outputs` rows of logits."""
-        return {key: tokens * self.per_token.get(key, 0.0) + outputs * self.per_output.get(key, 0.0) for key in {**self.per_token, **self.per_output}}
+        return {
+            key: tokens * self.per_token.get(key, 0.0) + outputs * self.per_output.get(key, 0.0)
+            for key in {**self.per_token, **self.per_output}
+        }
 
 
 def work_of(lowered: Lowered, matrices) -> Work:

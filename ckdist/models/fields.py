@@ -1,4 +1,6 @@
-"""Fields of a `config.json` or of GGUF metadata, read with their type and range checked; a wrong one is a ModelFileError."""
+"""Fields of a `config.json` or of GGUF metadata, read with their type and range checked; a wrong one is a
+ModelFileError.
+"""
 
 import math
 from collections.abc import Mapping

@@ -31,7 +31,9 @@ def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
     elif gemma or family == "qwen3":
         head_dim = 256 if gemma else 128
     elif hidden_size % num_heads:
-        raise f.error("hidden_size", hidden_size, f"divisible by num_attention_heads ({num_heads}), or head_dim must be given")
+        raise f.error(
+            "hidden_size", hidden_size, f"divisible by num_attention_heads ({num_heads}), or head_dim must be given"
+        )
     else:
         head_dim = hidden_size // num_heads
     default_position = {"llama": 2048, "gemma2": 8192, "gemma3": 131072, "mistral": 131072}.get(family, 32768)
@@ -132,7 +134,8 @@ def _sliding(f: Fields, family: str, num_layers: int) -> tuple[int, tuple[bool, 
 
 def _rope(f: Fields, family: str, head_dim: int, max_position: int) -> tuple[RopeSpec, RopeSpec | None]:
     """The rotation of full and, where it differs, of sliding layers. Newer files write `rope_parameters`, older ones
-    `rope_theta` and `rope_scaling`."""
+    `rope_theta` and `rope_scaling`.
+    """
     theta = f.number("rope_theta", 1e6 if family == "gemma3" else 1e4, low=1.0)
     parameters = f.sub("rope_parameters") if f.has("rope_parameters") else f.sub("rope_scaling")
     nested = parameters.has("full_attention") or parameters.has("sliding_attention")

@@ -27,7 +27,9 @@ def spec_from_gguf(
     family = Fields(metadata, where).text("general.architecture")
     if family not in architectures.BY_GGUF:
         raise architectures.unknown(where, family, architectures.BY_GGUF)
-    f = Fields({k[len(family) + 1 :]: v for k, v in metadata.items() if k.startswith(f"{family}.")}, where, f"{family}.")
+    f = Fields(
+        {k[len(family) + 1 :]: v for k, v in metadata.items() if k.startswith(f"{family}.")}, where, f"{family}."
+    )
     if f.integer("expert_count", 0, low=0):
         raise f.error("expert_count", f.values["expert_count"], "0: mixtures of experts are not supported")
     gemma = family in ("gemma2", "gemma3")
@@ -35,7 +37,11 @@ def spec_from_gguf(
     num_layers = f.integer("block_count", high=architectures.MAX_LAYERS)
     hidden_size = f.integer("embedding_length", high=architectures.MAX_WIDTH)
     num_heads = _per_layer(f, "attention.head_count", architectures.MAX_HEADS)
-    num_kv_heads = _per_layer(f, "attention.head_count_kv", architectures.MAX_HEADS) if f.has("attention.head_count_kv") else num_heads
+    num_kv_heads = (
+        _per_layer(f, "attention.head_count_kv", architectures.MAX_HEADS)
+        if f.has("attention.head_count_kv")
+        else num_heads
+    )
     head_dim = _head_dim(f, hidden_size, num_heads)
     embedding = dims.get("token_embd.weight")
     if embedding is None or len(embedding) != 2 or embedding[1] > architectures.MAX_VOCAB:
@@ -88,7 +94,11 @@ def _per_layer(f: Fields, name: str, high: int) -> int:
 
 def _head_dim(f: Fields, hidden_size: int, num_heads: int) -> int:
     if not f.has("attention.key_length") and hidden_size % num_heads:
-        raise f.error("embedding_length", hidden_size, f"divisible by the {num_heads} heads, or attention.key_length must be given")
+        raise f.error(
+            "embedding_length",
+            hidden_size,
+            f"divisible by the {num_heads} heads, or attention.key_length must be given",
+        )
     head_dim = f.integer("attention.key_length", hidden_size // num_heads, high=architectures.MAX_HEAD_DIM)
     for name in ("attention.value_length", "rope.dimension_count"):
         other = f.integer(name, head_dim, high=architectures.MAX_HEAD_DIM)
@@ -113,7 +123,11 @@ def _sliding(f: Fields, family: str, num_layers: int) -> tuple[int, tuple[bool, 
     pattern = f.values.get("attention.sliding_window_pattern")
     if isinstance(pattern, np.ndarray):
         if pattern.dtype != bool or len(pattern) != num_layers:
-            raise f.error("attention.sliding_window_pattern", f"{len(pattern)} values", f"one flag for each of {num_layers} layers")
+            raise f.error(
+                "attention.sliding_window_pattern",
+                f"{len(pattern)} values",
+                f"one flag for each of {num_layers} layers",
+            )
         layers = tuple(pattern.tolist())
     else:
         period = f.integer("attention.sliding_window_pattern", {"gemma2": 2, "gemma3": 6}.get(family, 0), low=0)
@@ -131,7 +145,9 @@ def _rope(f: Fields, family: str, head_dim: int, factors: np.ndarray | None) -> 
     if kind == "linear":
         frequencies = rope.linear(frequencies, factor)
     elif kind == "yarn":
-        original = f.integer("rope.scaling.original_context_length", f.integer("context_length"), high=architectures.MAX_POSITION)
+        original = f.integer(
+            "rope.scaling.original_context_length", f.integer("context_length"), high=architectures.MAX_POSITION
+        )
         betas = (f.number(f"rope.scaling.yarn_beta_{end}", default) for end, default in (("fast", 32.0), ("slow", 1.0)))
         frequencies = rope.yarn(frequencies, theta, factor, original, *betas)
         magnitude *= rope.yarn_magnitude(factor)
@@ -139,9 +155,13 @@ def _rope(f: Fields, family: str, head_dim: int, factors: np.ndarray | None) -> 
         raise rope.unknown_scaling(f.where, kind)
     if factors is not None:
         if factors.shape != frequencies.shape:
-            raise ModelFileError(f"{f.where}: rope_freqs.weight has shape {factors.shape}; heads of {head_dim} need {frequencies.shape}")
+            raise ModelFileError(
+                f"{f.where}: rope_freqs.weight has shape {factors.shape}; heads of {head_dim} need {frequencies.shape}"
+            )
         if not (factors >= 1e-6).all():
-            raise ModelFileError(f"{f.where}: rope_freqs.weight has the factor {factors.min()}; factors must be at least 1e-06")
+            raise ModelFileError(
+                f"{f.where}: rope_freqs.weight has the factor {factors.min()}; factors must be at least 1e-06"
+            )
         frequencies = frequencies / factors
     spec = RopeSpec(frequencies.astype(np.float32), magnitude)
     if family != "gemma3":

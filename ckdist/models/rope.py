@@ -12,7 +12,7 @@ KNOWN_SCALINGS = ("default", "linear", "llama3", "yarn")
 
 
 def plain(head_dim: int, theta: float) -> np.ndarray:
-    """theta ** (-2 i / head_dim), float64 (head_dim / 2,). Su et al. 2021, arXiv:2104.09864, section 3.2.2."""
+    """Theta ** (-2 i / head_dim), float64 (head_dim / 2,). Su et al. 2021, arXiv:2104.09864, section 3.2.2."""
     return theta ** -(np.arange(0, head_dim, 2) / head_dim)
 
 
@@ -21,7 +21,9 @@ def linear(frequencies: np.ndarray, factor: float) -> np.ndarray:
     return frequencies / factor
 
 
-def llama3(frequencies: np.ndarray, factor: float, low_freq: float, high_freq: float, original_context: int) -> np.ndarray:
+def llama3(
+    frequencies: np.ndarray, factor: float, low_freq: float, high_freq: float, original_context: int
+) -> np.ndarray:
     """Long wavelengths are stretched by `factor`, short ones kept, those between blended. Llama 3.1 model card."""
     turns = original_context * frequencies / (2 * math.pi)  # over the original context
     keep = np.clip((turns - low_freq) / (high_freq - low_freq), 0, 1)
@@ -29,7 +31,13 @@ def llama3(frequencies: np.ndarray, factor: float, low_freq: float, high_freq: f
 
 
 def yarn(
-    frequencies: np.ndarray, theta: float, factor: float, original_context: int, beta_fast: float, beta_slow: float, truncate: bool = True
+    frequencies: np.ndarray,
+    theta: float,
+    factor: float,
+    original_context: int,
+    beta_fast: float,
+    beta_slow: float,
+    truncate: bool = True,
 ) -> np.ndarray:
     """Interpolation of slow dimensions, extrapolation of fast ones. Peng et al. 2023, arXiv:2309.00071, section 3.2."""
     head_dim = 2 * len(frequencies)
@@ -57,7 +65,9 @@ def from_fields(scaling: Fields, head_dim: int, theta: float, max_position: int)
     kind = scaling.text("rope_type", None) or scaling.text("type", "default")
     theta = scaling.number("rope_theta", theta, low=1.0)
     if scaling.number("partial_rotary_factor", 1.0) != 1.0:
-        raise scaling.error("partial_rotary_factor", scaling.values["partial_rotary_factor"], "1: partial rotation is not supported")
+        raise scaling.error(
+            "partial_rotary_factor", scaling.values["partial_rotary_factor"], "1: partial rotation is not supported"
+        )
     frequencies = plain(head_dim, theta)
     magnitude = 1.0
     if kind == "linear":
@@ -85,4 +95,6 @@ def from_fields(scaling: Fields, head_dim: int, theta: float, max_position: int)
 
 def unknown_scaling(where: str, kind: str) -> ModelFileError:
     """The error for a scaling that is not known."""
-    return ModelFileError(f"{where}: RoPE scaling {kind[:100]!r} is not known; the known ones are {', '.join(KNOWN_SCALINGS)}")
+    return ModelFileError(
+        f"{where}: RoPE scaling {kind[:100]!r} is not known; the known ones are {', '.join(KNOWN_SCALINGS)}"
+    )

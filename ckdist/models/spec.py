@@ -24,8 +24,9 @@ class RopeSpec:
 class ModelSpec:
     """One dense decoder-only transformer.
 
-    Weights carry Hugging Face names. `sliding_window` is 0 where no layer slides; `sliding_layers[i]` says whether layer i does.
-    `rope_local` is the rotation of sliding layers where it differs (Gemma 3), else None. Soft caps are 0 where absent.
+    Weights carry Hugging Face names. `sliding_window` is 0 where no layer slides; `sliding_layers[i]` says whether
+    layer i does. `rope_local` is the rotation of sliding layers where it differs (Gemma 3), else None. Soft caps are 0
+    where absent.
     """
 
     architecture: str  # llama, mistral, qwen2, qwen3, gemma2, gemma3

@@ -1,4 +1,7 @@
-"""The weights that a dense decoder has: Hugging Face names and shapes, from its ModelSpec. It says nothing about files."""
+"""The weights that a dense decoder has: Hugging Face names and shapes, from its ModelSpec.
+
+It says nothing about files.
+"""
 
 from ckdist.models.spec import ModelSpec
 

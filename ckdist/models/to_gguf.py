@@ -12,15 +12,21 @@ from ckdist.models.spec import ModelSpec, RopeSpec
 def gguf_metadata(
     spec: ModelSpec, rope_theta: float, rope_local_theta: float, where: str, scaling: Mapping[str, object] | None = None
 ) -> tuple[dict[str, object], np.ndarray | None]:
-    """Keys and values, and the factors of `rope_freqs.weight` (head_dim / 2,) where the model needs them. `scaling` is config.json's, of the rotation.
+    """Keys and values, and the factors of `rope_freqs.weight` (head_dim / 2,) where the model needs them.
+
+    `scaling` is config.json's, of the rotation.
 
     ArchitectureError, beginning with `where`, for what GGUF's readers cannot be told.
     """
     family = "llama" if spec.architecture == "mistral" else spec.architecture
     if spec.architecture == "mistral" and spec.sliding_window:
-        raise ArchitectureError(f"{where}: a Mistral with a sliding window ({spec.sliding_window}) has no GGUF form that readers honour; set sliding_window to null if sequences stay shorter")
+        raise ArchitectureError(
+            f"{where}: a Mistral with a sliding window ({spec.sliding_window}) has no GGUF form that readers honour; set sliding_window to null if sequences stay shorter"
+        )
     if spec.architecture.startswith("qwen") and spec.sliding_window:
-        raise ArchitectureError(f"{where}: a sliding window ({spec.sliding_window}) of {spec.architecture} has no GGUF form; set use_sliding_window to false")
+        raise ArchitectureError(
+            f"{where}: a sliding window ({spec.sliding_window}) of {spec.architecture} has no GGUF form; set use_sliding_window to false"
+        )
     values: dict[str, object] = {
         "block_count": spec.num_layers,
         "context_length": spec.max_position,
@@ -62,12 +68,24 @@ def _yarn(spec: ModelSpec, theta: float, where: str, scaling: Mapping[str, objec
     betas = [float(scaling.get(name) or default) for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0))]
     expected = rope.yarn(rope.plain(spec.head_dim, theta), theta, factor, original, *betas)
     if not np.allclose(expected, spec.rope.inverse_frequencies, rtol=1e-5):
-        raise ArchitectureError(f"{where}: a YaRN rotation that does not round to whole dimensions (truncate: false) has no GGUF form")
-    keys = {"type": "yarn", "factor": factor, "original_context_length": original, "attn_factor": spec.rope.magnitude / rope.yarn_magnitude(factor)}
-    return {f"rope.scaling.{name}": value for name, value in {**keys, "yarn_beta_fast": betas[0], "yarn_beta_slow": betas[1]}.items()}
+        raise ArchitectureError(
+            f"{where}: a YaRN rotation that does not round to whole dimensions (truncate: false) has no GGUF form"
+        )
+    keys = {
+        "type": "yarn",
+        "factor": factor,
+        "original_context_length": original,
+        "attn_factor": spec.rope.magnitude / rope.yarn_magnitude(factor),
+    }
+    return {
+        f"rope.scaling.{name}": value
+        for name, value in {**keys, "yarn_beta_fast": betas[0], "yarn_beta_slow": betas[1]}.items()
+    }
 
 
-def _scaling(spec: RopeSpec, head_dim: int, theta: float, family: str, where: str) -> tuple[dict[str, object], np.ndarray | None]:
+def _scaling(
+    spec: RopeSpec, head_dim: int, theta: float, family: str, where: str
+) -> tuple[dict[str, object], np.ndarray | None]:
     """How frequencies differ from plain ones: by one factor, or, which only Llama's readers take, by one for each."""
     factors = rope.plain(head_dim, theta) / spec.inverse_frequencies.astype(np.float64)
     if np.allclose(factors, 1.0, rtol=1e-5):

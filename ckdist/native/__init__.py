@@ -2,7 +2,8 @@
 
 The headers are the single source: cffi parses the same files that the C++ includes, so a signature cannot differ
 between the two sides, one wheel serves every Python, and no call holds the GIL. This module loads and checks; it
-computes nothing. The environment variable CKDIST_LIBRARY names another build of the library to load, as a sanitized one.
+computes nothing. The environment variable CKDIST_LIBRARY names another build of the library to load, as a sanitized
+one.
 """
 
 import os
@@ -22,8 +23,8 @@ def _load():
     if not LIBRARY.exists():
         raise errors.NativeError(f"{LIBRARY} is missing: run `make setup`, or install ckdist with pip")
     for header in sorted((HERE / "api").glob("*.h")):
-        text = re.sub(r"^\s*#.*$", "", header.read_text(), flags=re.M)      # the guards, not the declarations
-        text = re.sub(r'extern "C" \{|^\}\s*// extern "C"$', "", text, flags=re.M)
+        text = re.sub(r"^\s*#.*$", "", header.read_text(), flags=re.MULTILINE)  # the guards, not the declarations
+        text = re.sub(r'extern "C" \{|^\}\s*// extern "C"$', "", text, flags=re.MULTILINE)
         ffi.cdef(re.sub(r"\bCKDIST_EXPORT\s+", "", text))
     return ffi.dlopen(str(LIBRARY))
 

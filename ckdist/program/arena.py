@@ -1,12 +1,16 @@
-"""Places in an arena for values that live for a while: values whose lives overlap lie apart, others may share their bytes."""
+"""Places in an arena for values that live for a while: values whose lives overlap lie apart, others may share their
+bytes.
+"""
 
 from collections.abc import Callable, Iterable
 
 
 def first_fit(uses: Iterable[tuple[int, int]], size: Callable[[int], int]) -> tuple[dict[int, int], int]:
-    """The offset of every value, and the bytes of the arena: the largest first, each at the lowest place that is free while it lives.
+    """The offset of every value, and the bytes of the arena: the largest first, each at the lowest place that is free
+    while it lives.
 
-    `uses`: (time, value), times ascending; a value lives from its first use to its last, both included. `size`: bytes of a value.
+    `uses`: (time, value), times ascending; a value lives from its first use to its last, both included. `size`: bytes
+    of a value.
     """
     first: dict[int, int] = {}
     last: dict[int, int] = {}

@@ -1,8 +1,9 @@
 """Backward as a transform: a program that ends in a loss becomes one that also gives the loss's gradients by weights.
 
-The instructions are walked in reverse, each op's vjp says what goes back through it, and gradients that meet are added. Where a
-gradient comes out partial (a weight's, where the tokens are cut; a value's, where a linear's outputs are), an all_reduce follows
-as soon as the gradient is complete, so that it can overlap the rest. Nothing is computed that no gradient in `wrt` needs.
+The instructions are walked in reverse, each op's vjp says what goes back through it, and gradients that meet are added.
+Where a gradient comes out partial (a weight's, where the tokens are cut; a value's, where a linear's outputs are), an
+all_reduce follows as soon as the gradient is complete, so that it can overlap the rest. Nothing is computed that no
+gradient in `wrt` needs.
 """
 
 from collections.abc import Sequence
@@ -17,9 +18,10 @@ from ckdist.program.program import Instr, Program, Value, Weight
 def backward(program: Program, loss: Value, wrt: Sequence[Weight], recompute: bool = False) -> Program:
     """The program whose outputs are (loss, the gradient by each weight of `wrt`), each whole.
 
-    With `recompute` the backward pass of a block begins by running the block again from the program's boundary before it, so that
-    of each block only its input is kept; the last block is not run again, its backward pass follows at once.
-    Raises LayoutError where an op has no gradient, or none under the layout, and where the loss does not depend on a weight.
+    With `recompute` the backward pass of a block begins by running the block again from the program's boundary before
+    it, so that of each block only its input is kept; the last block is not run again, its backward pass follows at
+    once. Raises LayoutError where an op has no gradient, or none under the layout, and where the loss does not depend
+    on a weight.
     """
     return _Backward(program, loss, wrt, recompute).run()
 
@@ -57,7 +59,9 @@ class _Backward:
                     self.gradients[w] = self._complete(w)
         for w in self.wrt:
             if self.gradients.get(w) is None:
-                raise LayoutError(f"%{self.loss.name} does not depend on {w}: leave it out of the weights that are trained")
+                raise LayoutError(
+                    f"%{self.loss.name} does not depend on {w}: leave it out of the weights that are trained"
+                )
         outputs = (self.loss, *(self.gradients[w] for w in self.wrt))
         instrs = needed((*self.program.instrs, *self.g.instrs), outputs)
         return Program(self.program.inputs, outputs, instrs)
@@ -69,7 +73,9 @@ class _Backward:
             return
         vjp = OPS[instr.op].vjp
         if vjp is None:
-            raise LayoutError(f"{instr.op} has no gradient: %{instr.outputs[0].name} = {instr.op}(...) cannot be trained through")
+            raise LayoutError(
+                f"{instr.op} has no gradient: %{instr.outputs[0].name} = {instr.op}(...) cannot be trained through"
+            )
         operands = (*instr.inputs, *instr.weights)
         seen = replace(instr, inputs=tuple(map(self._now, instr.inputs)), outputs=tuple(map(self._now, instr.outputs)))
         results = vjp(self.g, seen, grads, [o in self.active for o in operands])
@@ -78,17 +84,26 @@ class _Backward:
                 self.contributions.setdefault(operand, []).append(gradient)
 
     def _complete(self, of: Value | Weight) -> Value | None:
-        """The sum of what was contributed, made whole; None where nothing was. Contributions that are partial alike are added first."""
+        """The sum of what was contributed, made whole; None where nothing was.
+
+        Contributions that are partial alike are added first.
+        """
         parts = self.contributions.pop(of, [])
         if len({p.partial for p in parts}) > 1:
             parts = [self._whole(p) for p in parts]
         total = None
         for part in parts:
-            total = part if total is None else self.g.emit("add", (total, part), names=[part.name.rpartition(".")[0]])[0]
+            total = (
+                part if total is None else self.g.emit("add", (total, part), names=[part.name.rpartition(".")[0]])[0]
+            )
         return total and self._whole(total)
 
     def _whole(self, value: Value) -> Value:
-        return self.g.emit("all_reduce", (value,), names=[value.name.rpartition(".")[0]], axis=value.partial)[0] if value.partial else value
+        return (
+            self.g.emit("all_reduce", (value,), names=[value.name.rpartition(".")[0]], axis=value.partial)[0]
+            if value.partial
+            else value
+        )
 
     # Recomputation
 

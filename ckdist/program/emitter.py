@@ -17,10 +17,18 @@ class Emitter:
             if name:
                 self._names[name] = max(self._names.get(name, -1), int(count))
 
-    def emit(self, op: str, inputs: tuple[Value, ...], weights: tuple[Weight | None, ...] = (), names=None, **attrs) -> tuple[Value, ...]:
-        """Appends an instruction; its outputs, called after `names` (default: the op). LayoutError where `infer` refuses."""
+    def emit(
+        self, op: str, inputs: tuple[Value, ...], weights: tuple[Weight | None, ...] = (), names=None, **attrs
+    ) -> tuple[Value, ...]:
+        """Appends an instruction; its outputs, called after `names` (default: the op).
+
+        LayoutError where `infer` refuses.
+        """
         inferred = OPS[op].infer(inputs, weights, attrs)
-        outputs = tuple(Value(self._fresh(name), dims, partial=partial) for name, (dims, partial) in zip(names or [op] * len(inferred), inferred))
+        outputs = tuple(
+            Value(self._fresh(name), dims, partial=partial)
+            for name, (dims, partial) in zip(names or [op] * len(inferred), inferred)
+        )
         self.instrs.append(Instr(op, inputs, outputs, weights, attrs))
         return outputs
 

@@ -1,4 +1,6 @@
-"""The native replay of lowered programs, seen from Python: rank 0 runs batches, the other ranks work until told to stop."""
+"""The native replay of lowered programs, seen from Python: rank 0 runs batches, the other ranks work until told to
+stop.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +33,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Phase:
-    """A lowered program and what it reads: `matrices[i]` is the address of the native matrix for `lowered.matrices[i]`, `vectors[i]` that
-    of the float32 elements for `lowered.vectors[i]`; whoever made them keeps them alive.
+    """A lowered program and what it reads: `matrices[i]` is the address of the native matrix for
+    `lowered.matrices[i]`, `vectors[i]` that of the float32 elements for `lowered.vectors[i]`; whoever made them
+    keeps them alive.
     """
 
     lowered: Lowered
@@ -42,7 +45,8 @@ class Phase:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of this rank's first thread: in all steps, waiting at its own barriers, and in exchanges with other ranks.
+    """Seconds of this rank's first thread: in all steps, waiting at its own barriers, and in exchanges with other
+    ranks.
 
     `moved`: bytes that this rank read of other ranks' memory, where ranks share it.
     """
@@ -70,17 +74,36 @@ def kv_bytes_per_block(spec, layout: Layout, mesh: Mesh, kv_type: str) -> int:
 
 
 class Executable:
-    """Programs bound to this rank's weights, cache and threads: what decodes, and, unless that does it all, what prefills.
+    """Programs bound to this rank's weights, cache and threads: what decodes, and, unless that does it all, what
+    prefills.
 
-    Both have the same cache, in the layout of decode (`layout`), so a sequence goes from one to the other by running the next step.
-    Steps with prompts of at least `prefill_from` tokens run the second. `threads` run decode, `threads_batch` steps with prompts.
-    `cpus` pins them, one each, unless empty. `loader`: the native one of matrices that are not all packed yet.
+    Both have the same cache, in the layout of decode (`layout`), so a sequence goes from one to the other by running
+    the next step. Steps with prompts of at least `prefill_from` tokens run the second. `threads` run decode,
+    `threads_batch` steps with prompts. `cpus` pins them, one each, unless empty. `loader`: the native one of matrices
+    that are not all packed yet.
     """
 
-    def __init__(self, phases: Sequence[Phase], spec, layout: Layout, mesh: Mesh, group, limits: Limits, threads, threads_batch, cpus, spins, loader=None):
+    def __init__(
+        self,
+        phases: Sequence[Phase],
+        spec,
+        layout: Layout,
+        mesh: Mesh,
+        group,
+        limits: Limits,
+        threads,
+        threads_batch,
+        cpus,
+        spins,
+        loader=None,
+    ):
         self.spec, self.limits, self.group = spec, limits, group
         self.max_tokens, self.max_sequences = limits.max_tokens, limits.max_sequences
-        self.num_blocks, self.context_length, self.vocab_size = limits.num_blocks, limits.context_length, spec.vocab_size
+        self.num_blocks, self.context_length, self.vocab_size = (
+            limits.num_blocks,
+            limits.context_length,
+            spec.vocab_size,
+        )
         self.threads, self.threads_batch = threads, threads_batch
         self.phases = len(phases)
         self.prefill_from = 0
@@ -124,7 +147,18 @@ class Executable:
             }
             for s in lowered.steps
         ]
-        values = [{"kind": _KINDS[b.kind], "format": b.format, "width": b.width, "place": b.place, "lead": b.lead, "floats": b.floats, "taken": b.taken} for b in lowered.buffers]
+        values = [
+            {
+                "kind": _KINDS[b.kind],
+                "format": b.format,
+                "width": b.width,
+                "place": b.place,
+                "lead": b.lead,
+                "floats": b.floats,
+                "taken": b.taken,
+            }
+            for b in lowered.buffers
+        ]
         return {
             "steps": self._array(steps, "struct ckdist_step"),
             "step_count": len(steps),
@@ -167,7 +201,7 @@ class Executable:
         )
 
     def _rope(self, rope):
-        """cos and sin of every position: float32 (context_length, head_dim / 2) each."""
+        """Cos and sin of every position: float32 (context_length, head_dim / 2) each."""
         if rope is None:
             return native.ffi.NULL, native.ffi.NULL
         tables = [np.empty((self.limits.context_length, len(rope.inverse_frequencies)), np.float32) for _ in range(2)]
@@ -189,12 +223,16 @@ class Executable:
         self.prefill_tokens[phase] += prompts * tokens
         outputs = self._run(batch, phase)
         if self._logits is None:
-            buffer = native.ffi.buffer(native.lib.ckdist_executable_logits(self._handle), self.max_tokens * self.vocab_size * 4)
+            buffer = native.ffi.buffer(
+                native.lib.ckdist_executable_logits(self._handle), self.max_tokens * self.vocab_size * 4
+            )
             self._logits = np.frombuffer(buffer, np.float32).reshape(self.max_tokens, self.vocab_size)
         return self._logits[:outputs]
 
     def run_layer(self, batch: Batch, phase: int) -> None:
-        """Runs a step to the end of the first layer, to see how long that takes; the batch's blocks then hold nothing of use."""
+        """Runs a step to the end of the first layer, to see how long that takes; the batch's blocks then hold
+        nothing of use.
+        """
         self._run(batch, phase, self.layer_steps[phase])
 
     def _run(self, batch: Batch, phase: int, steps: int = 0) -> int:
@@ -204,10 +242,14 @@ class Executable:
             self._message = np.zeros(2 * size, np.int32)
             self._message_address = native.pointer(self._message, "int32_t *")
         threads = self.threads if tokens == runs else self.threads_batch
-        # One call of numpy: between two steps the caches hold weights, and every line of code that runs is fetched anew.
+        # One call of numpy: between two steps the caches hold weights, and every line of code that runs is fetched
+        # anew.
         for i, number in enumerate((tokens, runs, len(batch.block_tables), outputs, threads, phase, steps)):
             self._message_address[i] = number
-        np.concatenate((batch.token_ids, batch.runs.reshape(-1), batch.block_tables, batch.output_tokens), out=self._message[_HEADER:size])
+        np.concatenate(
+            (batch.token_ids, batch.runs.reshape(-1), batch.block_tables, batch.output_tokens),
+            out=self._message[_HEADER:size],
+        )
         status = native.lib.ckdist_executable_run(self._handle, self._message_address, size)
         self.failed |= status < 0
         native.check(status)
@@ -251,4 +293,14 @@ class Executable:
             self._handle = None
 
 
-__all__ = ["BLOCK_TOKENS", "DECODE", "PREFILL", "Executable", "Limits", "Phase", "Times", "heads_per_kv", "kv_bytes_per_block"]
+__all__ = [
+    "BLOCK_TOKENS",
+    "DECODE",
+    "PREFILL",
+    "Executable",
+    "Limits",
+    "Phase",
+    "Times",
+    "heads_per_kv",
+    "kv_bytes_per_block",
+]

@@ -33,7 +33,7 @@ class RankContext:
         return in_dim.axis is None or self.mesh.index(in_dim.axis) == 0
 
     def rope_tables(self, table: str):
-        """cos and sin of the step's positions: float32 (tokens, head_dim / 2) each."""
+        """Cos and sin of the step's positions: float32 (tokens, head_dim / 2) each."""
         rope = self.spec.rope_local if table == "local" else self.spec.rope
         angles = self.positions.astype(np.float32)[:, None] * rope.inverse_frequencies.astype(np.float32)
         return np.cos(angles) * np.float32(rope.magnitude), np.sin(angles) * np.float32(rope.magnitude)
@@ -63,11 +63,15 @@ class Interpreter:
         size = int(np.prod(list(mesh.axes.values())))
         self.program = program
         self.contexts = [RankContext(Mesh(mesh.axes, rank), spec) for rank in range(size)]
-        self.weights = [{w: c.slice(w, np.asarray(load(w.name), dtype)) for w in program.weights} for c in self.contexts]
+        self.weights = [
+            {w: c.slice(w, np.asarray(load(w.name), dtype)) for w in program.weights} for c in self.contexts
+        ]
         self.length = 0
 
     def run(self, token_ids, outputs=None) -> np.ndarray:
-        """Continues the sequence by `token_ids`; logits (outputs, vocab) of those tokens (default: all), from rank 0."""
+        """Continues the sequence by `token_ids`; logits (outputs, vocab) of those tokens (default: all), from rank
+        0.
+        """
         ids = np.asarray(token_ids, np.int32)
         wanted = np.arange(len(ids)) if outputs is None else np.asarray(outputs)
         axis, inputs = self.program.inputs[0].dims[0].axis, []

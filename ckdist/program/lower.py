@@ -1,14 +1,14 @@
 """Lowering: a program becomes the short list of steps that the native replay walks.
 
-Ops are fused to what one pass over memory can do between two barriers: residual sum + norms + preparation of activations
-(`prepare`), all matrices that read one input + bias + gate (`linear`), q/k norms + rotation + cache + attention (`attend`).
-An all_reduce becomes no step: the ranks' parts are read in place by the `prepare` that follows. Matching is local and
-total: an instruction that fits no pattern is an error here, before the first token.
+Ops are fused to what one pass over memory can do between two barriers: residual sum + norms + preparation of
+activations (`prepare`), all matrices that read one input + bias + gate (`linear`), q/k norms + rotation + cache +
+attention (`attend`). An all_reduce becomes no step: the ranks' parts are read in place by the `prepare` that follows.
+Matching is local and total: an instruction that fits no pattern is an error here, before the first token.
 
-Where tokens are cut, a whole matrix is read through the shards that the ranks of the host hold for decode: side by side where its
-rows are cut, as a sum of products, in the order of the ranks, where its columns are. The sum's order and the products are those of
-TENSOR, so both give the same bits. An all_to_all becomes no step either: queries, keys and values are read where their tokens' rank
-wrote them, outputs of attention where their heads' rank did.
+Where tokens are cut, a whole matrix is read through the shards that the ranks of the host hold for decode: side by side
+where its rows are cut, as a sum of products, in the order of the ranks, where its columns are. The sum's order and the
+products are those of TENSOR, so both give the same bits. An all_to_all becomes no step either: queries, keys and values
+are read where their tokens' rank wrote them, outputs of attention where their heads' rank did.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,9 @@ class _Head:
 
 
 class _Lowering:
-    def __init__(self, program: Program, mesh: Mesh, formats, block_columns, max_tokens: int, stored: Mapping[str, Dim]):
+    def __init__(
+        self, program: Program, mesh: Mesh, formats, block_columns, max_tokens: int, stored: Mapping[str, Dim]
+    ):
         self.program, self.mesh, self.max_tokens, self.stored = program, mesh, max_tokens, stored
         self.formats, self.block_columns = formats, block_columns
         axis = program.inputs[0].dims[0].axis
@@ -80,7 +82,16 @@ class _Lowering:
                 self.layer_steps = len(self.steps)
         arena_bytes = self._place()
         tokens_cut = len(self.peers) > 1
-        return Lowered(self.steps, self.buffers, self.matrices, self.vectors, arena_bytes, self.exchange_floats, self.layer_steps, tokens_cut)
+        return Lowered(
+            self.steps,
+            self.buffers,
+            self.matrices,
+            self.vectors,
+            arena_bytes,
+            self.exchange_floats,
+            self.layer_steps,
+            tokens_cut,
+        )
 
     # Operands
 
@@ -112,13 +123,17 @@ class _Lowering:
         return results
 
     def _shares(self, dim: Dim) -> list[tuple[int, int]]:
-        """The elements of a dimension that the weights of each rank have: this rank's, where decode cuts it likewise, else those of the ranks that share the tokens."""
+        """The elements of a dimension that the weights of each rank have: this rank's, where decode cuts it
+        likewise, else those of the ranks that share the tokens.
+        """
         stored = self.stored.get(dim.name, dim)
         meshes = [self.mesh] if dim.axis == stored.axis else self.peers
         return [tuple(edge * stored.width for edge in stored.share(mesh)) for mesh in meshes]
 
     def _pieces(self, dim: Dim) -> list[tuple[int, int]]:
-        """Shares that cover a dimension: each once where ranks have the same one, and no empty ones unless there is no other."""
+        """Shares that cover a dimension: each once where ranks have the same one, and no empty ones unless there is
+        no other.
+        """
         shares = dict.fromkeys(self._shares(dim))
         return [s for s in shares if s[0] < s[1]] or list(shares)[:1]
 
@@ -132,7 +147,11 @@ class _Lowering:
         return _consecutive(self.vectors, [(w.name, share) for share in shares])
 
     def _vector(self, w: Weight | None) -> int:
-        return -1 if w is None else self._vectors(w, [tuple(edge * w.dims[0].width for edge in w.dims[0].share(self.mesh))])
+        return (
+            -1
+            if w is None
+            else self._vectors(w, [tuple(edge * w.dims[0].width for edge in w.dims[0].share(self.mesh))])
+        )
 
     # Instructions, by op name
 
@@ -146,7 +165,16 @@ class _Lowering:
         table = i.weights[0]
         pieces, columns = self._pieces(table.dims[0]), (0, table.dims[1].elements)
         matrix = self._matrices([(table.name, rows, columns) for rows in pieces])
-        self.steps.append(Step("embed", outputs=[out], matrices=[matrix], counts=_several(len(pieces)), ints=[pieces[0][0]], floats=[factor]))
+        self.steps.append(
+            Step(
+                "embed",
+                outputs=[out],
+                matrices=[matrix],
+                counts=_several(len(pieces)),
+                ints=[pieces[0][0]],
+                floats=[factor],
+            )
+        )
         self.values[i.outputs[0].name] = out
 
     def all_reduce(self, i: Instr) -> None:
@@ -249,8 +277,18 @@ class _Lowering:
         self.values.update((v.name, out) for v, out in zip(i.outputs, outputs))
 
     def _prepare(self, source, taken: bool, own: bool, names: list[str], shares: list[tuple[int, int]]) -> list[int]:
-        """Emits the prepare of a linear's input; returns each matrix's activation buffer, the first of one for each share of the columns."""
-        step = Step("prepare", taken, own, outputs=[-1, -1, -1, -1], vectors=[-1, -1], counts=_several(len(shares)), floats=[0.0])
+        """Emits the prepare of a linear's input; returns each matrix's activation buffer, the first of one for each
+        share of the columns.
+        """
+        step = Step(
+            "prepare",
+            taken,
+            own,
+            outputs=[-1, -1, -1, -1],
+            vectors=[-1, -1],
+            counts=_several(len(shares)),
+            floats=[0.0],
+        )
         if isinstance(source, _Normed):
             r = source.residual
             step.vectors = [r.post_norm, source.norm]
@@ -260,29 +298,46 @@ class _Lowering:
             else:
                 step.x, step.y = r.x, r.y
                 if source.read_again:
-                    r.stored = step.outputs[0] = self._buffer("arena", self.buffers[r.y].width, rows=self.own_tokens, taken=taken)
+                    r.stored = step.outputs[0] = self._buffer(
+                        "arena", self.buffers[r.y].width, rows=self.own_tokens, taken=taken
+                    )
         else:
             step.y = source
         self.steps.append(step)
         return [self._activations(step, name, shares) for name in names]
 
     def _activations(self, prepare: Step, name: str, shares: list[tuple[int, int]]) -> int:
-        """The buffers, of one for each share of the columns the first, in which `prepare` leaves what matrix `name` reads: whole blocks of its type."""
+        """The buffers, of one for each share of the columns the first, in which `prepare` leaves what matrix `name`
+        reads: whole blocks of its type.
+        """
         block, fmt = self.block_columns(name), self.formats(name)
         rows = self.max_tokens if prepare.outputs_only and not prepare.own else self.own_tokens
         prepared = []
         for begin, end in shares:
             first, last = begin // block * block, -(-end // block) * block
-            prepared.append(Buffer("activations", last - first if begin < end else 0, format=fmt, lead=begin - first, floats=end - begin, rows=rows))
+            prepared.append(
+                Buffer(
+                    "activations",
+                    last - first if begin < end else 0,
+                    format=fmt,
+                    lead=begin - first,
+                    floats=end - begin,
+                    rows=rows,
+                )
+            )
         if prepare.outputs[1 + fmt] < 0:
             prepare.outputs[1 + fmt] = len(self.buffers)
             self.buffers += prepared
         place = prepare.outputs[1 + fmt]
-        assert self.buffers[place : place + len(shares)] == prepared, "matrices that read one input have the same columns"
+        assert self.buffers[place : place + len(shares)] == prepared, (
+            "matrices that read one input have the same columns"
+        )
         return place
 
     def low_rank(self, i: Instr) -> None:
-        """All A beside the matrices that they add to, in their step; then their results, prepared, times each B, into the same values."""
+        """All A beside the matrices that they add to, in their step; then their results, prepared, times each B,
+        into the same values.
+        """
         prepare, base = self.steps[-2:]
         if base.op != "linear" or prepare.op != "prepare":
             raise LayoutError(f"cannot lower a low_rank that does not follow its linear: {i}")
@@ -303,8 +358,19 @@ class _Lowering:
         self.steps.append(second)
         inputs, matrices = [self._activations(second, b[0].name, [(0, rows)])], [-1] * len(outputs)
         for value, w in zip(i.inputs[1:], b):
-            matrices[outputs.index(self.values[value.name])] = self._matrices([(w.name, *(self._shares(dim)[0] for dim in w.dims))])
-        self.steps.append(Step("low_rank", taken, inputs=inputs, outputs=outputs, matrices=matrices, ints=[1, GATES[gates[0]]] if gates else [0, 0]))
+            matrices[outputs.index(self.values[value.name])] = self._matrices(
+                [(w.name, *(self._shares(dim)[0] for dim in w.dims))]
+            )
+        self.steps.append(
+            Step(
+                "low_rank",
+                taken,
+                inputs=inputs,
+                outputs=outputs,
+                matrices=matrices,
+                ints=[1, GATES[gates[0]]] if gates else [0, 0],
+            )
+        )
         self.values.update((v.name, self.values[old.name]) for old, v in zip(i.inputs[1:], i.outputs))
 
     def gated(self, i: Instr) -> None:
@@ -346,8 +412,8 @@ class _Lowering:
     def _place(self) -> int:
         """Gives arena buffers and activations their offsets; returns the arena's bytes.
 
-        Time is counted in phases, the stretches between barriers: a small batch's prepare has no barrier of its own,
-        so it shares its phase with the linear that follows, and nothing written in a phase may lie on what is read in it.
+        Time is counted in phases, the stretches between barriers: a small batch's prepare has no barrier of its own, so
+        it shares its phase with the linear that follows, and nothing written in a phase may lie on what is read in it.
         """
         uses, phase = [], 0
         for step in self.steps:
@@ -367,7 +433,10 @@ class _Lowering:
 
 
 def _consecutive(known: list[tuple], keys: list[tuple]) -> int:
-    """Where `keys` stand one after another in `known`; they are added where they do not. Only a single one is worth looking for."""
+    """Where `keys` stand one after another in `known`; they are added where they do not.
+
+    Only a single one is worth looking for.
+    """
     if len(keys) == 1 and keys[0] in known:
         return known.index(keys[0])
     known += keys
@@ -390,10 +459,14 @@ def _operands(step: Step) -> list[int]:
     return [step.x, step.y, *step.inputs, *step.outputs, *prepared, *added]
 
 
-def lower(program: Program, mesh: Mesh, formats, block_columns, max_tokens: int, stored: Mapping[str, Dim] | None = None) -> Lowered:
-    """The steps of this rank. `stored`, for a program whose tokens are cut: the dimensions as they are cut in the ranks' memory.
+def lower(
+    program: Program, mesh: Mesh, formats, block_columns, max_tokens: int, stored: Mapping[str, Dim] | None = None
+) -> Lowered:
+    """The steps of this rank.
 
-    `formats(weight name)` is the activation format (0 f32, 1 bf16, 2 q8) that its kernel reads, `block_columns(weight name)` the
-    columns of one of its blocks. Raises LayoutError for a program that the replay has no step for.
+    `stored`, for a program whose tokens are cut: the dimensions as they are cut in the ranks' memory.
+
+    `formats(weight name)` is the activation format (0 f32, 1 bf16, 2 q8) that its kernel reads, `block_columns(weight
+    name)` the columns of one of its blocks. Raises LayoutError for a program that the replay has no step for.
     """
     return _Lowering(program, mesh, formats, block_columns, max_tokens, stored or {}).run()

@@ -1,11 +1,14 @@
-"""Lowering of training: a loss and what `backward` made of it become the two lists of steps that the native replay walks.
+"""Lowering of training: a loss and what `backward` made of it become the two lists of steps that the native replay
+walks.
 
-An instruction is one step, but for these: gradients of weights are added to their place in the arena of gradients, so what would add
-two of them is none; the loss and its gradient are one step, so that logits are computed once; an all_reduce of gradients is
-begun for whole stretches of the arena as soon as all of it is complete. Matching is total: an instruction that has no step is an error here.
+An instruction is one step, but for these: gradients of weights are added to their place in the arena of gradients, so
+what would add two of them is none; the loss and its gradient are one step, so that logits are computed once; an
+all_reduce of gradients is begun for whole stretches of the arena as soon as all of it is complete. Matching is total:
+an instruction that has no step is an error here.
 
-A value is an *operand* where it can be: its rows stand as products read them (in bfloat16 where they multiply in it), so that nothing is converted on the
-way into one. What is added up over the layers, and what a loss is made of, stays in floats. Gradients that one product reads lie side by side.
+A value is an *operand* where it can be: its rows stand as products read them (in bfloat16 where they multiply in it),
+so that nothing is converted on the way into one. What is added up over the layers, and what a loss is made of, stays in
+floats. Gradients that one product reads lie side by side.
 """
 
 from collections.abc import Sequence
@@ -54,7 +57,9 @@ class Parameter:
 
 @dataclass
 class PlacedValue:
-    """`width` elements a token, with room for `room` of them in a row of `stride` bytes; the first is at `offset` in the arena."""
+    """`width` elements a token, with room for `room` of them in a row of `stride` bytes; the first is at `offset` in
+    the arena.
+    """
 
     width: int
     room: int
@@ -214,10 +219,18 @@ class _Lowering:
 
     def _all_reduce(self, i: Instr) -> None:
         if i.inputs[0].dims and i.inputs[0] not in self.of_weight:
-            raise LayoutError(f"training computes on whole values; only gradients of weights and the loss are reduced: {i}")
+            raise LayoutError(
+                f"training computes on whole values; only gradients of weights and the loss are reduced: {i}"
+            )
 
     def _rms_norm(self, i: Instr) -> None:
-        self._step("rms_norm", i, parameters=[self.parameters[i.weights[0]]], ints=[i.weights[0].dims[0].elements], floats=[i.attrs["eps"]])
+        self._step(
+            "rms_norm",
+            i,
+            parameters=[self.parameters[i.weights[0]]],
+            ints=[i.weights[0].dims[0].elements],
+            floats=[i.attrs["eps"]],
+        )
 
     def _rms_norm_grad(self, i: Instr) -> None:
         self._step(
@@ -233,7 +246,9 @@ class _Lowering:
     def _linear(self, i: Instr) -> None:
         count = len(i.weights) // 2
         biases = [-1 if b is None else self.parameters[b] for b in i.weights[count:]]
-        self._step("linear", i, operands=True, packs=[self._pack(False, w) for w in i.weights[:count]], parameters=biases)
+        self._step(
+            "linear", i, operands=True, packs=[self._pack(False, w) for w in i.weights[:count]], parameters=biases
+        )
 
     def _linear_grad(self, i: Instr) -> None:
         row = [self.values[v] for v in i.inputs]
@@ -263,9 +278,20 @@ class _Lowering:
 
     def _attend_grad(self, i: Instr) -> None:
         q, k, v, o, lse, d_o = i.inputs
-        inputs = [self._operand(q), self._operand(k), self._operand(v), self._operand(o), self.values[lse], self._operand(d_o)]
+        inputs = [
+            self._operand(q),
+            self._operand(k),
+            self._operand(v),
+            self._operand(o),
+            self.values[lse],
+            self._operand(d_o),
+        ]
         results = [self._output(d, i) for d in i.outputs]
-        self.emitted.append(TrainingStep("attend_grad", inputs, results, ints=[i.attrs["window"]], floats=[i.attrs["scale"], i.attrs["soft_cap"]]))
+        self.emitted.append(
+            TrainingStep(
+                "attend_grad", inputs, results, ints=[i.attrs["window"]], floats=[i.attrs["scale"], i.attrs["soft_cap"]]
+            )
+        )
 
     def _gated(self, i: Instr) -> None:
         self._step("gated", i, ints=[GATES[i.attrs["function"]]])
@@ -278,7 +304,15 @@ class _Lowering:
 
     def _cross_entropy(self, i: Instr) -> None:
         if i.outputs[1] not in self.readers:  # else its gradient computes it too
-            self._step("cross_entropy", i, i.inputs[:1], [], operands=True, packs=[self._pack(False, i.weights[0])], floats=[i.attrs["soft_cap"]])
+            self._step(
+                "cross_entropy",
+                i,
+                i.inputs[:1],
+                [],
+                operands=True,
+                packs=[self._pack(False, i.weights[0])],
+                floats=[i.attrs["soft_cap"]],
+            )
 
     def _cross_entropy_grad(self, i: Instr) -> None:
         head = i.weights[0]
@@ -324,7 +358,8 @@ class _Lowering:
             values[-1].room += sum(v.room for v in values) % 32  # products read whole vectors of two bfloat16
             used = sum(v.room * (self.operand_bytes if v.operand else 4) for v in values)
             for v in values:
-                v.stride = (-(-used // ALIGN) | 1) * ALIGN  # no multiple of a large power of two, or rows share sets of the caches
+                # no multiple of a large power of two, or rows share sets of the caches
+                v.stride = (-(-used // ALIGN) | 1) * ALIGN
         offsets, total = first_fit(uses, lambda r: max_tokens * self.placed[self.rows[r][0]].stride)
         for r, offset in offsets.items():
             for v in self.rows[r]:
@@ -358,4 +393,6 @@ def lower_training(
     loss_steps = lowering.steps(loss)
     arena_bytes = lowering.place([steps, loss_steps], max_tokens)
     trained = -(-lowering.places[len(lowering.wrt) - 1].end // ALIGNMENT) * ALIGNMENT
-    return LoweredTraining(steps, loss_steps, lowering.placed, lowering.places, list(lowering.packs), arena_bytes, trained)
+    return LoweredTraining(
+        steps, loss_steps, lowering.placed, lowering.places, list(lowering.packs), arena_bytes, trained
+    )

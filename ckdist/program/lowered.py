@@ -1,4 +1,6 @@
-"""What lowering makes of a program: the short list of steps that the native replay walks, and the buffers and weights they work on."""
+"""What lowering makes of a program: the short list of steps that the native replay walks, and the buffers and
+weights they work on.
+"""
 
 import re
 from dataclasses import dataclass, field
@@ -13,11 +15,12 @@ SLOTS = 2  # partial values alternate between this many exchange buffers
 class Buffer:
     """Where a step's value lives.
 
-    `kind` is arena, slot (what other ranks read), sums (what hosts add up, of all tokens, each rank's own rows at their place),
-    logits or activations, or what is read in other ranks' slots: tokens (each token's row by the rank that has the token), columns
-    (each rank's columns of this rank's tokens) or outputs (each output's row by the rank that has its token). `width` in floats from row to row (activations: columns of the matrix), `lead` columns before the value's
-    own, `floats` (of activations) those that it takes from its source, `rows` how many there are at most. `taken`: its rows are
-    outputs, not tokens.
+    `kind` is arena, slot (what other ranks read), sums (what hosts add up, of all tokens, each rank's own rows at their
+    place), logits or activations, or what is read in other ranks' slots: tokens (each token's row by the rank that has
+    the token), columns (each rank's columns of this rank's tokens) or outputs (each output's row by the rank that has
+    its token). `width` in floats from row to row (activations: columns of the matrix), `lead` columns before the
+    value's own, `floats` (of activations) those that it takes from its source, `rows` how many there are at most.
+    `taken`: its rows are outputs, not tokens.
     """
 
     kind: str
@@ -34,8 +37,8 @@ class Buffer:
 class Step:
     """One native step; operands are indices into `Lowered.buffers`, `.matrices` and `.vectors`, -1 where absent.
 
-    `counts`: how many consecutive ones an operand stands for, where it may be several. `outputs_only`: of the batch's outputs instead
-    of its tokens, `own` of those whose tokens are this rank's.
+    `counts`: how many consecutive ones an operand stands for, where it may be several. `outputs_only`: of the batch's
+    outputs instead of its tokens, `own` of those whose tokens are this rank's.
     """
 
     op: str
@@ -54,11 +57,12 @@ class Step:
 
 @dataclass
 class Lowered:
-    """`matrices[i]` is (weight name, rows, columns) and `vectors[i]` (weight name, elements), as [begin, end): this rank's, or where
-    tokens are cut any rank's. `exchange_floats`: what a slot holds at most, on any rank. `layer_steps`: those up to the end of the
-    first layer. `tokens_cut`: every rank has its share of a step's tokens.
+    """`matrices[i]` is (weight name, rows, columns) and `vectors[i]` (weight name, elements), as [begin, end): this
+    rank's, or where tokens are cut any rank's. `exchange_floats`: what a slot holds at most, on any rank.
+    `layer_steps`: those up to the end of the first layer. `tokens_cut`: every rank has its share of a step's tokens.
 
-    Where a matrix's name is a tuple of names, they lie one below the other, each with rows of zeros up to a multiple of RANK_UNIT.
+    Where a matrix's name is a tuple of names, they lie one below the other, each with rows of zeros up to a multiple of
+    RANK_UNIT.
     """
 
     steps: list[Step]

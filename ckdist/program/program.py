@@ -1,6 +1,8 @@
-"""A traced forward as data: a flat list of instructions over named, shaped values, with a text form to read and compare.
+"""A traced forward as data: a flat list of instructions over named, shaped values, with a text form to read and
+compare.
 
-A program says nothing of one rank: every rank of a layout has the same text, so a hash of it shows whether two ranks agree.
+A program says nothing of one rank: every rank of a layout has the same text, so a hash of it shows whether two ranks
+agree.
 """
 
 import hashlib
@@ -13,7 +15,10 @@ from ckdist.layout import Dim
 
 @dataclass(frozen=True)
 class Value:
-    """A named array. `partial` is the mesh axis over which the ranks' arrays must be summed to be the value, or None."""
+    """A named array.
+
+    `partial` is the mesh axis over which the ranks' arrays must be summed to be the value, or None.
+    """
 
     name: str
     dims: tuple[Dim, ...]
@@ -21,7 +26,9 @@ class Value:
     partial: str | None = None
 
     def __str__(self) -> str:
-        return f"%{self.name}: {self.dtype}[{', '.join(map(str, self.dims))}]" + (f" partial({self.partial})" if self.partial else "")
+        return f"%{self.name}: {self.dtype}[{', '.join(map(str, self.dims))}]" + (
+            f" partial({self.partial})" if self.partial else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,8 @@ class Instr:
 
     def __str__(self) -> str:
         operands = [f"%{v.name}" for v in self.inputs] + ["-" if w is None else str(w) for w in self.weights]
-        shown = {k: v for k, v in self.attrs.items() if not isinstance(v, (Dim, tuple))}  # dimensions are seen at the outputs
+        # dimensions are seen at the outputs
+        shown = {k: v for k, v in self.attrs.items() if not isinstance(v, (Dim, tuple))}
         attrs = "".join(f", {k}={v:g}" if isinstance(v, float) else f", {k}={v}" for k, v in shown.items())
         return f"{', '.join(map(str, self.outputs))} = {self.op}({', '.join(operands)}{attrs})"
 
@@ -61,8 +69,8 @@ class Instr:
 class Program:
     """`inputs` and `outputs` are values; `str(program)` is its golden text.
 
-    `boundaries` are values between blocks, from which a block can be computed again. They change nothing of what a run means, so
-    they are not in the text.
+    `boundaries` are values between blocks, from which a block can be computed again. They change nothing of what a run
+    means, so they are not in the text.
     """
 
     inputs: tuple[Value, ...]
@@ -72,7 +80,12 @@ class Program:
 
     def __str__(self) -> str:
         head = f"program({', '.join(map(str, self.inputs))})"
-        return "\n".join([head, *(f"  {i}" for i in self.instrs), f"  return {', '.join('%' + v.name for v in self.outputs)}"]) + "\n"
+        return (
+            "\n".join(
+                [head, *(f"  {i}" for i in self.instrs), f"  return {', '.join('%' + v.name for v in self.outputs)}"]
+            )
+            + "\n"
+        )
 
     @property
     def weights(self) -> tuple[Weight, ...]:

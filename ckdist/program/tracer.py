@@ -1,7 +1,7 @@
 """Tracing: a forward written once in Python is called with a `Tracer` and leaves a `Program`.
 
-Every method appends one instruction (or none, where a layout does not need it) and returns the values. There is no ambient
-state: what is recorded is what was called on this object.
+Every method appends one instruction (or none, where a layout does not need it) and returns the values. There is no
+ambient state: what is recorded is what was called on this object.
 """
 
 from collections.abc import Mapping
@@ -31,14 +31,19 @@ class Tracer(Emitter):
         return Weight(name, tuple(self.dims[d] for d in dims))
 
     def embed(self, ids: Value, table: Weight) -> Value:
-        """(tokens,) ids -> (tokens, hidden); partial where the vocabulary is cut. Ranks that cut the tokens read each other's parts of the table."""
+        """(tokens,) ids -> (tokens, hidden); partial where the vocabulary is cut.
+
+        Ranks that cut the tokens read each other's parts of the table.
+        """
         if axis := ids.dims[0].axis:
             rows, columns = table.dims
             table = Weight(table.name, (replace(rows, axis=self.mesh.without(rows.axis, axis)), columns))
         return self._emit("embed", (ids,), (table,))
 
     def linear(self, x: Value, *weights: Weight, bias=(), names=None):
-        """x @ w.T (+ bias) for each weight, all read from one prepared input; partial where the input dimension is cut."""
+        """X @ w.T (+ bias) for each weight, all read from one prepared input; partial where the input dimension is
+        cut.
+        """
         biases = tuple(bias) or (None,) * len(weights)
         return self._emit("linear", (x,), (*weights, *biases), names=names)
 
@@ -47,7 +52,9 @@ class Tracer(Emitter):
         return self._emit("rms_norm", (x,), (w,), names=["norm"], eps=eps)
 
     def to_heads(self, q: Value, k: Value, v: Value) -> tuple[Value, Value, Value]:
-        """From own tokens of all heads to all tokens of own heads, as the cache holds them: an exchange only where tokens are cut."""
+        """From own tokens of all heads to all tokens of own heads, as the cache holds them: an exchange only where
+        tokens are cut.
+        """
         axis = self.dims["tokens"].axis
         if not axis:
             return q, k, v
@@ -75,11 +82,11 @@ class Tracer(Emitter):
         return self._emit("add", (x, y), names=["x"])
 
     def scale(self, x: Value, factor: float) -> Value:
-        """x * factor; nothing where the factor is 1."""
+        """X * factor; nothing where the factor is 1."""
         return x if factor == 1.0 else self._emit("scale", (x,), factor=factor)
 
     def soft_cap(self, x: Value, cap: float) -> Value:
-        """cap * tanh(x / cap); nothing where the cap is 0."""
+        """Cap * tanh(x / cap); nothing where the cap is 0."""
         return x if cap == 0.0 else self._emit("soft_cap", (x,), cap=cap)
 
     def take(self, x: Value) -> Value:
@@ -102,14 +109,17 @@ class Tracer(Emitter):
 
 
 class LowRankTracer(Tracer):
-    """`g` in a forward with an adapter. `ranks` has the rank of every linear layer, by its name without ".weight", that it adds to."""
+    """`g` in a forward with an adapter.
+
+    `ranks` has the rank of every linear layer, by its name without ".weight", that it adds to.
+    """
 
     def __init__(self, ranks: Mapping[str, int], factor: float, spec, layout: Layout, mesh: Mesh):
         super().__init__(spec, layout, mesh)
         self.ranks, self.factor = ranks, factor
 
     def linear(self, x: Value, *weights: Weight, bias=(), names=None):
-        """w x + factor * B (A x) for each weight that has A and B."""
+        """W x + factor * B (A x) for each weight that has A and B."""
         made = super().linear(x, *weights, bias=bias, names=names)
         outputs = list(made) if len(weights) > 1 else [made]
         stems = [w.name.removesuffix(".weight") for w in weights]
@@ -119,14 +129,23 @@ class LowRankTracer(Tracer):
         dims = {i: Dim("rank", self.ranks[stems[i]]) for i in chosen}
         a = (Weight(f"{stems[i]}.lora_A.weight", (dims[i], weights[i].dims[1])) for i in chosen)
         b = (Weight(f"{stems[i]}.lora_B.weight", (weights[i].dims[0], dims[i])) for i in chosen)
-        adapted = self.emit("low_rank", (x, *(outputs[i] for i in chosen)), (*a, *b), [f"{stems[i].rpartition('.')[2]}_lora" for i in chosen], scale=self.factor)
+        adapted = self.emit(
+            "low_rank",
+            (x, *(outputs[i] for i in chosen)),
+            (*a, *b),
+            [f"{stems[i].rpartition('.')[2]}_lora" for i in chosen],
+            scale=self.factor,
+        )
         for i, value in zip(chosen, adapted):
             outputs[i] = value
         return tuple(outputs) if len(weights) > 1 else outputs[0]
 
 
 class TrainingTracer(Tracer):
-    """`g` in a loss: sequences are packed and there is no cache. Where tokens are cut, they are so between sequences."""
+    """`g` in a loss: sequences are packed and there is no cache.
+
+    Where tokens are cut, they are so between sequences.
+    """
 
     def to_heads(self, q: Value, k: Value, v: Value) -> tuple[Value, Value, Value]:
         return q, k, v
@@ -136,7 +155,9 @@ class TrainingTracer(Tracer):
 
     def attend(self, q: Value, k: Value, v: Value, *, layer: int, scale: float, soft_cap: float, window: int) -> Value:
         """Causal attention within each of the batch's sequences."""
-        return self.emit("attend_packed", (q, k, v), names=["o", "lse"], scale=scale, soft_cap=soft_cap, window=window)[0]
+        return self.emit("attend_packed", (q, k, v), names=["o", "lse"], scale=scale, soft_cap=soft_cap, window=window)[
+            0
+        ]
 
     def cross_entropy(self, x: Value, targets: Value, head: Weight, soft_cap: float) -> Value:
         """The sum over the tokens with a target of the losses of soft_cap(x @ head.T); partial where tokens are cut."""
@@ -144,14 +165,20 @@ class TrainingTracer(Tracer):
 
 
 def trace(forward, spec, layout: Layout, mesh: Mesh, tracer=Tracer) -> Program:
-    """The program of `forward(g, ids, spec)` under a layout. LayoutError where the forward lacks a collective that it needs."""
+    """The program of `forward(g, ids, spec)` under a layout.
+
+    LayoutError where the forward lacks a collective that it needs.
+    """
     g = tracer(spec, layout, mesh)
     ids = Value("ids", (g.dims["tokens"],), "i32")
     return Program((ids,), (forward(g, ids, spec),), tuple(g.instrs), tuple(g.boundaries))
 
 
 def trace_loss(loss, spec, layout: Layout, mesh: Mesh, tracer=TrainingTracer) -> Program:
-    """The program of `loss(g, ids, targets, spec)`: the sum of the losses over all ranks' tokens. What `backward` starts from."""
+    """The program of `loss(g, ids, targets, spec)`: the sum of the losses over all ranks' tokens.
+
+    What `backward` starts from.
+    """
     g = tracer(spec, layout, mesh)
     ids, targets = (Value(name, (g.dims["tokens"],), "i32") for name in ("ids", "targets"))
     return Program((ids, targets), (loss(g, ids, targets, spec),), tuple(g.instrs), tuple(g.boundaries))

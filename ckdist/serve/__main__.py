@@ -16,7 +16,10 @@ MAX_SETTINGS_BYTES = 1 << 20
 
 def main() -> int:
     settings = HttpSettings.from_json(sys.stdin.buffer.read(MAX_SETTINGS_BYTES))
-    logging.basicConfig(level=logging.INFO if settings.verbose else logging.WARNING, format="%(asctime)s http %(levelname)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO if settings.verbose else logging.WARNING,
+        format="%(asctime)s http %(levelname)s: %(message)s",
+    )
     with contextlib.suppress(AttributeError, OSError):
         # Rank 0 is bound to its own cores, where its compute threads run; this process goes where there is room.
         os.sched_setaffinity(0, range(os.cpu_count() or 1))

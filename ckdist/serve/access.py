@@ -22,7 +22,8 @@ class Access:
 
     def __init__(self, app: ASGIApp, settings: HttpSettings, metrics: Metrics, names: PathNames):
         """`names` are those that the metrics tell apart; all others count as one, so that a stranger cannot fill
-        memory with names."""
+        memory with names.
+        """
         self.app, self.metrics, self.names = app, metrics, names
         self.keys = tuple(key.encode() for key in settings.api_keys)
         self.max_requests = settings.max_requests

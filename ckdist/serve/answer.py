@@ -1,5 +1,6 @@
 """Answers as they leave: JSON, errors in OpenAI's shape, event streams; and work that ends when its client goes
-away."""
+away.
+"""
 
 import asyncio
 import logging
@@ -37,7 +38,8 @@ def json_answer(content: dict | list, status: int = 200, headers: dict[str, str]
 
 class LongAnswer(Response):
     """JSON that may be long, as bytes in one or more parts: it leaves in small ones, so that other clients have their
-    turn between them."""
+    turn between them.
+    """
 
     def __init__(self, parts: Sequence[bytes]):
         self.parts = parts
@@ -70,7 +72,8 @@ async def event_in_turns(content: dict) -> bytes:
 
 async def while_connected(receive: Receive, work: Awaitable, progress_at: Callable[[], float], timeout: float):
     """The result of `work`, which is cancelled when the client goes away (ClientGone) or when nothing has
-    progressed for `timeout` seconds (Problem 504)."""
+    progressed for `timeout` seconds (Problem 504).
+    """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnect(receive))
     try:
@@ -112,7 +115,9 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._send_all(send), lambda: max(self._sent_at, self.progress_at()), self.timeout)
+            await while_connected(
+                receive, self._send_all(send), lambda: max(self._sent_at, self.progress_at()), self.timeout
+            )
         except ClientGone:
             return
         except Exception as error:

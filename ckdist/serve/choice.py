@@ -12,7 +12,8 @@ from ckdist.serve.scores import EchoedScores, TokenScore, score
 @dataclass
 class Piece:
     """What a choice has grown by. `stop_reason` is the stop string, or the id of the stop token, that ended it; None
-    for EOS."""
+    for EOS.
+    """
 
     choice: int
     text: str
@@ -45,7 +46,8 @@ class Choice:
 
     def __init__(self, number: int, tokenizer, work: Prepared):
         """Of `work` the stop strings and what else decides about the text; an echoed prompt comes before the choice's
-        own text."""
+        own text.
+        """
         self.number, self.base = number, len(work.texts[number // work.n]) if work.echo else 0
         self.tokens = 0
         self._unstoppable = work.sampling.min_tokens  # so many tokens are not searched for stop strings, as in vLLM

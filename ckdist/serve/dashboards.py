@@ -1,5 +1,6 @@
 """The same numbers under the names that dashboards for vLLM and llama-server read, with their types, labels and
-units."""
+units.
+"""
 
 from __future__ import annotations
 

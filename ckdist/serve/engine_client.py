@@ -168,7 +168,8 @@ class EngineClient:
 
     def lose(self, reason: str) -> None:
         """Everything that runs ends with 503 and `reason`, and nothing is submitted any more: rank 0 is gone, or this
-        process ends."""
+        process ends.
+        """
         self._lost = reason
         self._announce()
 
@@ -231,7 +232,9 @@ class EngineClient:
             generation = self._generations.pop(message["id"], None)
             if generation is not None:
                 status = message.get("status")
-                problem = Problem(status if status in (400, 429, 503) else 500, str(message["message"]), message.get("field"))
+                problem = Problem(
+                    status if status in (400, 429, 503) else 500, str(message["message"]), message.get("field")
+                )
                 generation._fail(problem, message["id"])
         else:
             raise ValueError(f"unknown op {op!r}")

@@ -7,11 +7,32 @@ from ckdist.engine.sampling import SamplingParams
 from ckdist.serve.requests.sampling import LLAMA_RANDOM_SEED
 
 OWN_NAMES = {"repetition_penalty": "repeat_penalty"}
-SAME_NAMES = (
-    "temperature dynatemp_range dynatemp_exponent top_k top_p min_p top_n_sigma xtc_probability xtc_threshold "
-    "typical_p repeat_last_n repetition_penalty presence_penalty frequency_penalty dry_multiplier dry_base "
-    "dry_allowed_length dry_penalty_last_n dry_sequence_breakers mirostat mirostat_tau mirostat_eta min_keep ignore_eos"
-).split()
+SAME_NAMES = [
+    "temperature",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "top_k",
+    "top_p",
+    "min_p",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "typical_p",
+    "repeat_last_n",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+    "min_keep",
+    "ignore_eos",
+]
 
 
 def llama_settings(

@@ -1,5 +1,6 @@
 """What Prometheus can read: the HTTP process's own counts, the numbers that rank 0 sends with its status, and some of
-both under the names that other servers' dashboards read."""
+both under the names that other servers' dashboards read.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from prometheus_client.core import (
 from ckdist.serve.dashboards import llama_families, vllm_families
 
 WAIT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-TOKENS = tuple(1 << power for power in range(0, 18))
+TOKENS = tuple(1 << power for power in range(18))
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 NAME = re.compile(r"[a-z][a-z0-9_.]{0,80}")
 MAX_LABEL = 1000  # characters
@@ -96,7 +97,8 @@ class Metrics:
 
 def _families(stats: dict) -> Iterator[Metric]:
     """Rank 0's numbers: `X_total` counts, `X_le_BOUND` with `X_sum` and `X_count` are a histogram, others are gauges;
-    and its texts, `X_info`."""
+    and its texts, `X_info`.
+    """
     numbers = {
         name: value
         for name, value in stats.items()

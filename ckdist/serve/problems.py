@@ -32,7 +32,8 @@ class Problem(CkdistError):
     @classmethod
     def of(cls, error: Exception) -> "Problem":
         """What to answer when `error` ended a request; what is not from the tree of errors is not shown to the
-        client."""
+        client.
+        """
         if isinstance(error, Problem):
             return error
         if isinstance(error, RequestError):

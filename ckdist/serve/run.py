@@ -43,9 +43,14 @@ class Run:
         work = self.work
         count = len(work.prompts) * work.n
         if count > self.max_sequences:
-            raise Problem(400, f"the request asks for {count} sequences; the server takes {self.max_sequences} in all (--max-queue)")
+            raise Problem(
+                400,
+                f"the request asks for {count} sequences; the server takes {self.max_sequences} in all (--max-queue)",
+            )
         if self._client.active + count > self.max_sequences:
-            raise Problem(429, f"{self._client.active} sequences run or wait, of at most {self.max_sequences}; try again later")
+            raise Problem(
+                429, f"{self._client.active} sequences run or wait, of at most {self.max_sequences}; try again later"
+            )
         try:
             for number in range(count):
                 prompt = number // work.n

@@ -1,5 +1,6 @@
 """The scores of tokens in an answer: few objects for each, since an answer may have 100,000 and Python's garbage
-collector stops the event loop for as long as it looks at them all."""
+collector stops the event loop for as long as it looks at them all.
+"""
 
 import math
 from array import array
@@ -14,9 +15,10 @@ LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI's clients know th
 
 class TokenScore:
     """`offset` is where the token's text begins; `logprob` is None for the first token of a prompt, `top` then
-    empty."""
+    empty.
+    """
 
-    __slots__ = ("token", "logprob", "offset", "_alternatives")
+    __slots__ = ("_alternatives", "logprob", "offset", "token")
 
     def __init__(self, token: int, logprob: float | None, top: Iterable[Iterable], offset: int):
         self.token, self.logprob, self.offset = token, logprob, offset
@@ -63,7 +65,8 @@ async def score_prompt(
     decoder, prompt: Sequence[int], packed: dict, length: int, following: list[TokenScore]
 ) -> EchoedScores:
     """The prompt's own tokens before `following`, in turns with the loop's other work; `decoder` is a new one, and
-    offsets stay within a prompt text of `length` characters. ValueError where the engine did not score each token."""
+    offsets stay within a prompt text of `length` characters. ValueError where the engine did not score each token.
+    """
     entries, offsets, turns, at = PromptScores(packed), array("Q"), Turns(), 0
     if len(entries) != len(prompt):
         raise ValueError(f"{len(entries)} scores came for a prompt of {len(prompt)} tokens")

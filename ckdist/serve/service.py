@@ -1,5 +1,6 @@
 """What the paths of the HTTP application work with: the engine's client, the tokenizer, the metrics, and what was
-set."""
+set.
+"""
 
 import hashlib
 import json
@@ -14,8 +15,8 @@ from fastapi.responses import Response
 from ckdist import __version__
 from ckdist.errors import EngineError
 from ckdist.serve.answer import END_OF_STREAM, EventStream, LongAnswer, while_connected
-from ckdist.serve.encoding import to_json_in_turns
 from ckdist.serve.body import read_body
+from ckdist.serve.encoding import to_json_in_turns
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.openai_answer import Source
@@ -92,7 +93,8 @@ class Service:
 
     async def prepare(self, kind: str, request: Request, body: bytes | None = None) -> Prepared | list[bytes]:
         """What the request's body, or the one given, comes to (see `TextWork.prepare`), once the server is ready for
-        it."""
+        it.
+        """
         self.check_ready()
         if body is None:
             body = await read_body(request, self.settings.max_body)
@@ -106,7 +108,8 @@ class Service:
         self, request: Request, prepared: Prepared, form: Callable, end: bytes = END_OF_STREAM
     ) -> Response:
         """The answer as JSON, or as the stream that was asked for. `form` is the class of the answer; `end` ends its
-        stream."""
+        stream.
+        """
         run = Run(self.client, self.tokenizer, self.metrics, prepared, self.settings.max_sequences)
         answer, timeout = form(run, self.tokenizer, self.source), self.settings.timeout
         if prepared.stream:

@@ -79,7 +79,8 @@ class Lane:
 
 class TextWork:
     """Prepares requests with one model's tokenizer. `start` and `close` are its life; it may be started again once
-    `ended`."""
+    `ended`.
+    """
 
     def __init__(self, model: str, overrides: Overrides = None):
         self.model, self.overrides = model, overrides
@@ -93,7 +94,8 @@ class TextWork:
 
     async def start(self) -> Vocabulary:
         """The model's vocabulary, once workers can be had. ModelFileError for a tokenizer that does not load within
-        limits."""
+        limits.
+        """
         self._zygote = Zygote(self.model, self.overrides, HANDLER)
         vocabulary = await asyncio.to_thread(self._zygote.load)
         self._idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()  # the last one used has the warmest caches

@@ -5,7 +5,8 @@ def timings_of(
     prompt_tokens: int, cached_tokens: int, prompt_seconds: float, tokens: int, seconds: float
 ) -> dict[str, float]:
     """`prompt_seconds` is from the submit to the first token, waiting included; `seconds` from there to the last
-    one."""
+    one.
+    """
     computed = max(0, prompt_tokens - cached_tokens)
     return {
         "cache_n": cached_tokens,

@@ -1,4 +1,7 @@
-"""Text to token ids and back, and chats to text. The vocabulary work is the `tokenizers` library's; nothing here knows the model."""
+"""Text to token ids and back, and chats to text.
+
+The vocabulary work is the `tokenizers` library's; nothing here knows the model.
+"""
 
 from ckdist.tokens.chat import ChatTemplate
 from ckdist.tokens.folder import load_tokenizer

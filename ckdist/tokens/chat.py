@@ -96,7 +96,8 @@ class ChatTemplate:
 
     def adopt(self, name: str, traits: Traits | None) -> None:
         """`traits` as another process has found them; None where the template used up that process' limits: it is not
-        used then."""
+        used then.
+        """
         if traits is None:
             self._refused[name] = "the model's chat template takes too much time or memory; use /v1/completions"
             self._traits[name] = Traits()

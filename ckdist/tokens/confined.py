@@ -1,8 +1,8 @@
 """Tokenizers and templates out of hostile files, in processes with limits that the kernel enforces.
 
 A zygote loads the tokenizer under limits and tries it (see `probe`); then it forks workers at no cost of loading. What
-comes back is a `Vocabulary`. Text of strangers is tokenised in workers. A command that tokenises its own user's text, at
-full speed, may use the tokenizer in its own process once it has passed here.
+comes back is a `Vocabulary`. Text of strangers is tokenised in workers. A command that tokenises its own user's text,
+at full speed, may use the tokenizer in its own process once it has passed here.
 """
 
 import json
@@ -29,7 +29,8 @@ MAX_RESULT = MAX_PIECES_BYTES + (64 << 20)
 
 def loading_limits(model: str | Path) -> Limits:
     """By the size of tokenizer.json; published ones, of 2 to 33 MB, need a fifth of it. A GGUF file says nothing of its
-    vocabulary's size."""
+    vocabulary's size.
+    """
     path = Path(model) / "tokenizer.json"
     try:
         size = path.stat().st_size
@@ -40,13 +41,15 @@ def loading_limits(model: str | Path) -> Limits:
 
 class Zygote:
     """The process. Starting it returns at once; `load` waits for what it found. To be started by a thread that lives
-    on: its end is the process' end too."""
+    on: its end is the process' end too.
+    """
 
     def __init__(
         self, model: str | Path, overrides: Overrides = None, handler: str | None = None, limits: Limits | None = None
     ):
         """`handler`: `module:function` that workers call, (tokenizer, head, body) to (head, body); None where no worker
-        is forked."""
+        is forked.
+        """
         self.model, self.limits = str(model), limits or loading_limits(model)
         self._number = 0
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -134,7 +137,8 @@ def load_vocabulary(model: str | Path, overrides: Overrides = None) -> Vocabular
 
 def load_tried(model: str | Path, overrides: Overrides = None) -> Tokenizer:
     """A tokenizer for this process' own use, after it has loaded and passed `probe` in a process with limits.
-    ModelFileError."""
+    ModelFileError.
+    """
     if Path(model).is_dir():  # a GGUF file has neither patterns nor normalisers of its own
         load_vocabulary(model)
     return tokenizer_of(model, overrides)

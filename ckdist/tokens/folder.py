@@ -1,4 +1,6 @@
-"""The tokenizer of a Hugging Face folder: `tokenizer.json`, and around it the files that hold its BOS, EOS and chat rules."""
+"""The tokenizer of a Hugging Face folder: `tokenizer.json`, and around it the files that hold its BOS, EOS and chat
+rules.
+"""
 
 import json
 from pathlib import Path
@@ -22,8 +24,9 @@ BOS_BY_DEFAULT = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer")
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer in the folder `path` (or beside, where `path` is a file of that folder).
 
-    Reads tokenizer.json, and where they exist tokenizer_config.json, config.json, generation_config.json, chat_template.jinja and
-    additional_chat_templates/. Raises ModelFileError, one line, for what is missing, too large or not what it should be.
+    Reads tokenizer.json, and where they exist tokenizer_config.json, config.json, generation_config.json,
+    chat_template.jinja and additional_chat_templates/. Raises ModelFileError, one line, for what is missing, too large
+    or not what it should be.
     """
     folder = Path(path)
     folder = folder if folder.is_dir() else folder.parent
@@ -52,7 +55,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         bos_token_id=bos,
         eos_token_ids=eos,
         strips_prefix_space=strips,
-        chat_template=ChatTemplate(templates, {name: text for name, text in named.items() if text}) if templates else None,
+        chat_template=ChatTemplate(templates, {name: text for name, text in named.items() if text})
+        if templates
+        else None,
     )
 
 
@@ -60,7 +65,9 @@ def _read_bytes(path: Path, limit: int) -> bytes:
     try:
         size = path.stat().st_size
         if size > limit:
-            raise ModelFileError(f"{path} has {size} bytes, more than the {limit} that such a file may have; is it the right file?")
+            raise ModelFileError(
+                f"{path} has {size} bytes, more than the {limit} that such a file may have; is it the right file?"
+            )
         return path.read_bytes()
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror}; point to a folder that holds it") from None
@@ -76,7 +83,9 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic in the library is a BaseException
-        raise ModelFileError(f"{path} is not a tokenizer: {_one_line(error)}; fetch the model's own tokenizer.json") from None
+        raise ModelFileError(
+            f"{path} is not a tokenizer: {_one_line(error)}; fetch the model's own tokenizer.json"
+        ) from None
 
 
 def _read_json(path: Path) -> dict:
@@ -113,7 +122,9 @@ def _first_id(backend: tokenizers.Tokenizer, text: str, *configured: object) -> 
 
 
 def _rule(config: dict, name: str) -> bool | None:
-    """Whether to add the token: what the configuration says, else what its class does, else None (as the post-processor does)."""
+    """Whether to add the token: what the configuration says, else what its class does, else None (as the
+    post-processor does).
+    """
     if isinstance(config.get(name), bool):
         return config[name]
     by_class = name == "add_bos_token" and str(config.get("tokenizer_class", "")).startswith(BOS_BY_DEFAULT)
@@ -139,19 +150,27 @@ def _special_ids_around(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...],
 
 
 def _pieces(backend: tokenizers.Tokenizer, path: Path) -> tuple[list[bytes], bool]:
-    """Every token in bytes, and whether decoding strips the space before a text. The decoder says which alphabet it is."""
+    """Every token in bytes, and whether decoding strips the space before a text.
+
+    The decoder says which alphabet it is.
+    """
     steps = _decoder_steps(json.loads(backend.decoder.__getstate__())) if backend.decoder is not None else []
     kinds = {step.get("type") for step in steps}
     if "ByteLevel" in kinds:
         to_bytes, strips = byte_level_bytes, False
     elif "ByteFallback" in kinds or "Metaspace" in kinds or any(step.get("content") == " " for step in steps):
-        to_bytes = sentencepiece_bytes if "ByteFallback" in kinds else lambda piece: text_bytes(piece.replace(SPACE, " "))
+        to_bytes = (
+            sentencepiece_bytes if "ByteFallback" in kinds else lambda piece: text_bytes(piece.replace(SPACE, " "))
+        )
         strips = any(
-            (step["type"] == "Strip" and step.get("start", 0) > 0) or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never")
+            (step["type"] == "Strip" and step.get("start", 0) > 0)
+            or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never")
             for step in steps
         )
     else:
-        raise ModelFileError(f"{path} has a decoder of {sorted(map(str, kinds)) or 'no kind'}; known: ByteLevel, ByteFallback, Metaspace")
+        raise ModelFileError(
+            f"{path} has a decoder of {sorted(map(str, kinds)) or 'no kind'}; known: ByteLevel, ByteFallback, Metaspace"
+        )
     vocab = backend.get_vocab(with_added_tokens=True)
     size = max(vocab.values(), default=-1) + 1
     if not 0 < size <= MAX_VOCAB:
@@ -176,7 +195,11 @@ def _chat_templates(folder: Path, config: dict) -> dict[str, str]:
         templates["default"] = found
     elif isinstance(found, list):
         for entry in found:
-            if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str):
+            if (
+                isinstance(entry, dict)
+                and isinstance(entry.get("name"), str)
+                and isinstance(entry.get("template"), str)
+            ):
                 templates[entry["name"]] = entry["template"]
     paths = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (folder / "chat_template.jinja").exists():

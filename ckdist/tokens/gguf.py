@@ -22,14 +22,15 @@ MAX_VOCAB = 4 << 20
 # tokenizer.ggml.token_type
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
-# Many files name only one end token, though the chat format ends turns with another. These control tokens always end a turn;
-# some files call them user-defined, which would let them into what is plain text.
+# Many files name only one end token, though the chat format ends turns with another. These control tokens always end a
+# turn; some files call them user-defined, which would let them into what is plain text.
 END_OF_TURN = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]",
     "[EOS]", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<turn|>", "<|tool_response>", "<end_of_utterance>", "[e~[",
     "<｜end▁of▁sentence｜>",
 }  # fmt: skip
-GOES_ON = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})  # beside these, <|end|> only ends one of an answer's messages
+# beside these, <|end|> only ends one of an answer's messages
+GOES_ON = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
 
 # Gemma's and Phi's files call it user-defined, but no text means it: where control tokens are plain text, it is too.
 NEVER_MEANT = "</s>"
@@ -67,21 +68,32 @@ class _Vocabulary:
 def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
     """The tokenizer that `metadata` (GGUF key to value, arrays as lists) describes.
 
-    Kinds: `gpt2` (byte-level BPE), `gemma4` (BPE over text), `llama` (SentencePiece BPE by scores), `t5` (SentencePiece unigram),
-    `bert` (WordPiece). Raises ModelFileError for another kind, or for arrays that are missing or contradict each other.
+    Kinds: `gpt2` (byte-level BPE), `gemma4` (BPE over text), `llama` (SentencePiece BPE by scores), `t5` (SentencePiece
+    unigram), `bert` (WordPiece). Raises ModelFileError for another kind, or for arrays that are missing or contradict
+    each other.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    builders = {"gpt2": _bpe, "gemma4": _bpe, "llama": _sentencepiece_bpe, "t5": _sentencepiece_unigram, "bert": _word_piece}
+    builders = {
+        "gpt2": _bpe,
+        "gemma4": _bpe,
+        "llama": _sentencepiece_bpe,
+        "t5": _sentencepiece_unigram,
+        "bert": _word_piece,
+    }
     if not isinstance(kind, str) or kind not in builders:
         state = "is a kind of vocabulary that is not read" if kind in NOT_READ else "is not known"
-        raise ModelFileError(f"tokenizer.ggml.model {kind!r:.40} {state}; known: {', '.join(builders)}; take a model with one of these")
+        raise ModelFileError(
+            f"tokenizer.ggml.model {kind!r:.40} {state}; known: {', '.join(builders)}; take a model with one of these"
+        )
     vocabulary = _read_vocabulary(metadata, kind)
     try:
         return builders[kind](vocabulary)
     except (ModelFileError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic in the library is a BaseException
-        raise ModelFileError(f"the vocabulary of this file makes no tokenizer: {' '.join(str(error).split())[:200]}") from None
+        raise ModelFileError(
+            f"the vocabulary of this file makes no tokenizer: {' '.join(str(error).split())[:200]}"
+        ) from None
 
 
 def _read_vocabulary(metadata: Mapping[str, object], kind: str) -> _Vocabulary:
@@ -100,11 +112,15 @@ def _read_vocabulary(metadata: Mapping[str, object], kind: str) -> _Vocabulary:
     for index, merge in enumerate(stored):
         left, space, right = merge.partition(" ")
         if not (left and space and right) or " " in right:
-            raise ModelFileError(f"tokenizer.ggml.merges[{index}] is {merge!r:.60}, not two tokens with one space between")
+            raise ModelFileError(
+                f"tokenizer.ggml.merges[{index}] is {merge!r:.60}, not two tokens with one space between"
+            )
         if left + right in known:  # a merge into a token that the vocabulary lacks can never apply
             merges.append((left, right))
     if kind in ("gpt2", "gemma4") and not stored and len(tokens) > 512:
-        raise ModelFileError(f"tokenizer.ggml.merges is missing, though the vocabulary has {len(tokens)} tokens; convert the model again")
+        raise ModelFileError(
+            f"tokenizer.ggml.merges is missing, though the vocabulary has {len(tokens)} tokens; convert the model again"
+        )
     return _Vocabulary(tokens, types, scores, merges, metadata)
 
 
@@ -136,7 +152,9 @@ def _byte_level(v: _Vocabulary, split: Split) -> Tokenizer:
     _add_special(backend, v, split.mask)
     added = set(v.of_type(CONTROL, USER_DEFINED, UNKNOWN))
     pieces = [text_bytes(token) if i in added else byte_level_bytes(token) for i, token in enumerate(v.tokens)]
-    return _finish(backend, v, pieces, bos=v.token_id("bos_token_id"), eos=v.token_id("eos_token_id"), adds_bos=split.adds_bos)
+    return _finish(
+        backend, v, pieces, bos=v.token_id("bos_token_id"), eos=v.token_id("eos_token_id"), adds_bos=split.adds_bos
+    )
 
 
 def _visible_space(v: _Vocabulary, split: Split) -> Tokenizer:
@@ -156,15 +174,23 @@ def _word_piece(v: _Vocabulary) -> Tokenizer:
     """BERT's: tokens that begin a word begin with ▁, those that go on with one do not."""
     special = set(v.of_type(CONTROL, UNKNOWN, USER_DEFINED))
     names = [
-        token if i in special else token.removeprefix(SPACE) if token.startswith(SPACE) else f"##{token}" for i, token in enumerate(v.tokens)
+        token if i in special else token.removeprefix(SPACE) if token.startswith(SPACE) else f"##{token}"
+        for i, token in enumerate(v.tokens)
     ]
     unknown = v.token_id("unknown_token_id", 100)
     if unknown is None:
-        raise ModelFileError("tokenizer.ggml.unknown_token_id is missing: WordPiece needs a token for words that it cannot spell")
-    backend = tokenizers.Tokenizer(models.WordPiece(vocab=_ids(names), unk_token=names[unknown], max_input_chars_per_word=100))
+        raise ModelFileError(
+            "tokenizer.ggml.unknown_token_id is missing: WordPiece needs a token for words that it cannot spell"
+        )
+    backend = tokenizers.Tokenizer(
+        models.WordPiece(vocab=_ids(names), unk_token=names[unknown], max_input_chars_per_word=100)
+    )
     lowercase = v.flag("normalizer.lowercase", True)
     backend.normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, lowercase=lowercase, strip_accents=v.flag("normalizer.strip_accents", lowercase)
+        clean_text=True,
+        handle_chinese_chars=True,
+        lowercase=lowercase,
+        strip_accents=v.flag("normalizer.strip_accents", lowercase),
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(cleanup=False)
@@ -178,27 +204,50 @@ def _sentencepiece_bpe(v: _Vocabulary) -> Tokenizer:
     unknown = v.token_id("unknown_token_id", 0)
     has_bytes = BYTE in v.types
     model = models.BPE(
-        vocab=_ids(v.tokens), merges=_merges_by_score(v), unk_token=v.tokens[unknown or 0], fuse_unk=True, byte_fallback=has_bytes
+        vocab=_ids(v.tokens),
+        merges=_merges_by_score(v),
+        unk_token=v.tokens[unknown or 0],
+        fuse_unk=True,
+        byte_fallback=has_bytes,
     )
-    return _sentencepiece(tokenizers.Tokenizer(model), v, bos=v.token_id("bos_token_id", 1), eos=v.token_id("eos_token_id", 2), adds_bos=True)
+    return _sentencepiece(
+        tokenizers.Tokenizer(model),
+        v,
+        bos=v.token_id("bos_token_id", 1),
+        eos=v.token_id("eos_token_id", 2),
+        adds_bos=True,
+    )
 
 
 def _sentencepiece_unigram(v: _Vocabulary) -> Tokenizer:
     unknown = v.token_id("unknown_token_id", 2)
     # Only normal tokens may be found in text; -1e9 keeps their ids and takes the others out of every best path.
     findable = {NORMAL, USER_DEFINED}
-    scored = [(token, float(score) if kind in findable else -1e9) for token, score, kind in zip(v.tokens, v.scores, v.types)]
+    scored = [
+        (token, float(score) if kind in findable else -1e9) for token, score, kind in zip(v.tokens, v.scores, v.types)
+    ]
     model = models.Unigram(scored, unk_id=unknown, byte_fallback=BYTE in v.types)
-    return _sentencepiece(tokenizers.Tokenizer(model), v, bos=v.token_id("bos_token_id"), eos=v.token_id("eos_token_id", 1), adds_eos=True)
+    return _sentencepiece(
+        tokenizers.Tokenizer(model), v, bos=v.token_id("bos_token_id"), eos=v.token_id("eos_token_id", 1), adds_eos=True
+    )
 
 
 def _sentencepiece(
-    backend: tokenizers.Tokenizer, v: _Vocabulary, bos: int | None, eos: int | None, adds_bos: bool = False, adds_eos: bool = False
+    backend: tokenizers.Tokenizer,
+    v: _Vocabulary,
+    bos: int | None,
+    eos: int | None,
+    adds_bos: bool = False,
+    adds_eos: bool = False,
 ) -> Tokenizer:
     adds_space = v.flag("add_space_prefix", True)
     charsmap = v.metadata.get("tokenizer.ggml.precompiled_charsmap")
     # Bytes, signed in some files, as a list or an array of numbers.
-    steps = [normalizers.Precompiled(bytes(int(byte) & 255 for byte in charsmap))] if charsmap is not None and len(charsmap) else []
+    steps = (
+        [normalizers.Precompiled(bytes(int(byte) & 255 for byte in charsmap))]
+        if charsmap is not None and len(charsmap)
+        else []
+    )
     if v.flag("remove_extra_whitespaces", False):
         steps += [normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
     steps += [normalizers.Prepend(SPACE)] if adds_space else []
@@ -219,8 +268,8 @@ def _sentencepiece_pieces(v: _Vocabulary) -> list[bytes]:
 def _merges_by_score(v: _Vocabulary) -> list[tuple[str, str]]:
     """SentencePiece joins the neighbours whose joint token has the best score, of equals the leftmost.
 
-    As merges: every way to halve a token, in the order of the tokens' scores. Tokens of one score are runs of spaces and the like
-    (Mistral's): there the leftmost is joined on and on, which is the order of longer left halves first.
+    As merges: every way to halve a token, in the order of the tokens' scores. Tokens of one score are runs of spaces
+    and the like (Mistral's): there the leftmost is joined on and on, which is the order of longer left halves first.
     """
     normal = {v.tokens[i]: v.scores[i] for i in v.of_type(NORMAL)}
     rank = _ids(v.tokens)
@@ -238,10 +287,16 @@ def _ids(tokens: list[str]) -> dict[str, int]:
 
 
 def _add_special(backend: tokenizers.Tokenizer, v: _Vocabulary, mask: str = "") -> None:
-    """Control tokens and user-defined ones are found in text as a whole, before anything is split; `mask` takes the spaces before it."""
-    control, user = ([v.tokens[i] for i in v.of_type(*types) if v.tokens[i]] for types in ((CONTROL, UNKNOWN), (USER_DEFINED,)))
+    """Control tokens and user-defined ones are found in text as a whole, before anything is split; `mask` takes the
+    spaces before it.
+    """
+    control, user = (
+        [v.tokens[i] for i in v.of_type(*types) if v.tokens[i]] for types in ((CONTROL, UNKNOWN), (USER_DEFINED,))
+    )
     control += [name for name in user if name == NEVER_MEANT]
-    backend.add_special_tokens([AddedToken(name, special=True, normalized=False, lstrip=name == mask) for name in control])
+    backend.add_special_tokens(
+        [AddedToken(name, special=True, normalized=False, lstrip=name == mask) for name in control]
+    )
     backend.add_tokens([AddedToken(name, special=False, normalized=False) for name in user if name != NEVER_MEANT])
 
 
@@ -259,7 +314,12 @@ def _finish(
     ending = END_OF_TURN - {"<|end|>"} if any(names.issubset(v.tokens) for names in GOES_ON) else END_OF_TURN
     ends = {eos, v.token_id("eot_token_id"), v.token_id("eom_token_id")} | {i for i in control if v.tokens[i] in ending}
     templates = _chat_templates(v.metadata)
-    named = {"bos_token": bos, "eos_token": eos, "unk_token": v.token_id("unknown_token_id"), "pad_token": v.token_id("padding_token_id")}
+    named = {
+        "bos_token": bos,
+        "eos_token": eos,
+        "unk_token": v.token_id("unknown_token_id"),
+        "pad_token": v.token_id("padding_token_id"),
+    }
     return Tokenizer(
         backend=backend,
         pieces=pieces,
@@ -269,7 +329,9 @@ def _finish(
         bos_token_id=bos,
         eos_token_ids=frozenset(ends - {None}),
         strips_prefix_space=strips_prefix_space,
-        chat_template=ChatTemplate(templates, {name: v.tokens[i] for name, i in named.items() if i is not None}) if templates else None,
+        chat_template=ChatTemplate(templates, {name: v.tokens[i] for name, i in named.items() if i is not None})
+        if templates
+        else None,
     )
 
 

@@ -21,7 +21,8 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 @dataclass(frozen=True)
 class Limits:
     """For one task: `cpu` seconds of CPU time, and `memory` bytes beyond those that the process had when it was
-    confined."""
+    confined.
+    """
 
     cpu: float
     memory: int
@@ -34,7 +35,8 @@ class Limits:
 
 class Confinement:
     """Arms and disarms the limits of one task after the other. Made when the process is as large as it is without a
-    task."""
+    task.
+    """
 
     def __init__(self):
         self._used = {resource.RLIMIT_AS: 0, resource.RLIMIT_DATA: 0}

@@ -1,4 +1,6 @@
-"""What a vocabulary's strings mean in bytes: the byte-level alphabet of GPT-2, or SentencePiece's spaces and byte tokens."""
+"""What a vocabulary's strings mean in bytes: the byte-level alphabet of GPT-2, or SentencePiece's spaces and byte
+tokens.
+"""
 
 import re
 

@@ -1,5 +1,6 @@
 """Tries a tokenizer on texts that explode badly written or hostile patterns and normalisers. To be called in a process
-with limits: a pattern that never ends is ended by them."""
+with limits: a pattern that never ends is ended by them.
+"""
 
 import json
 import time

@@ -14,4 +14,8 @@ def tokenizer_of(model: str | Path, overrides: Mapping[str, int | float | bool |
 
     Raises ModelFileError where there is none that can be read.
     """
-    return load_tokenizer(model) if Path(model).is_dir() else tokenizer_from_gguf(read_gguf(Path(model), overrides).metadata)
+    return (
+        load_tokenizer(model)
+        if Path(model).is_dir()
+        else tokenizer_from_gguf(read_gguf(Path(model), overrides).metadata)
+    )

@@ -1,7 +1,8 @@
-r"""How byte-level BPE vocabularies split a text before they merge, by the names that GGUF gives under `tokenizer.ggml.pre`.
+r"""How byte-level BPE vocabularies split a text before they merge, by the names that GGUF gives under
+`tokenizer.ggml.pre`.
 
-The patterns are those that the model makers publish in their tokenizer.json; each is applied to the pieces that the one before it
-left. What no pattern matches stays a piece of its own.
+The patterns are those that the model makers publish in their tokenizer.json; each is applied to the pieces that the one
+before it left. What no pattern matches stays a piece of its own.
 """
 
 import difflib
@@ -35,7 +36,10 @@ LINES = r"[^\n]+|[\n]+"
 
 @dataclass(frozen=True)
 class Split:
-    """One published way to split. `adds_bos` and `whole_words` (a word that is a token is not merged) are the makers' defaults."""
+    """One published way to split.
+
+    `adds_bos` and `whole_words` (a word that is a token is not merged) are the makers' defaults.
+    """
 
     patterns: tuple[str, ...]
     adds_bos: bool = False
@@ -63,7 +67,9 @@ THREE_DIGITS = Split(LLAMA3.patterns)
 QWEN2 = Split((f"{CONTRACTIONS}|{WORDS}|\\p{{N}}|{TAIL}",), composes=True)
 ONE_DIGIT = Split(QWEN2.patterns)
 QWEN35 = Split(
-    (rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{SPACES}",),
+    (
+        rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{SPACES}",
+    ),
     composes=True,
 )
 TEKKEN = Split((f"{CAMEL_1}|{CAMEL_2}|\\p{{N}}|{CAMEL_TAIL}",), adds_bos=True, whole_words=True)
@@ -84,8 +90,8 @@ DEEPSEEK_LLM = Split(
 )
 DEEPSEEK3 = Split((r"\p{N}{1,3}", CJK, DEEPSEEK_WORDS + DEEPSEEK_TAIL))
 SPARK = Split((*DEEPSEEK3.patterns[:2], rf"{DEEPSEEK_WORDS}| ?[\p{{P}}\p{{S}}]+|[\r\n]|{SPACES}", r"\p{N}"))
-# Three makers group digits by three from the right. Their patterns, and llama.cpp's for afmoe, take the square of a number's length;
-# these are the same in steps of linear time.
+# Three makers group digits by three from the right. Their patterns, and llama.cpp's for afmoe, take the square of a
+# number's length; these are the same in steps of linear time.
 AFMOE = Split(
     (
         r"\p{N}+",
@@ -120,7 +126,8 @@ CHAMELEON = Split(
 )
 # Published as \d{1,3}(?=(?:\d{3})*\b).
 TINY_AYA = Split((r"(?<!\d)(?>\d+)\b", r"(?<!\d{3})(?:\d{3})+(?![\s\S])", r"\G\d{3}", *GPT4O.patterns), composes=True)
-_HAN_UPPER, _HAN_LOWER = (rf"[{letters}&&[^\p{{Han}}]]" for letters in (UPPER, LOWER))  # letters that are not Chinese characters
+# letters that are not Chinese characters
+_HAN_UPPER, _HAN_LOWER = (rf"[{letters}&&[^\p{{Han}}]]" for letters in (UPPER, LOWER))
 KIMI = Split(
     (
         rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{_HAN_UPPER}*{_HAN_LOWER}+{CONTRACTIONS}?"
@@ -143,14 +150,19 @@ GEMMA4 = Split((LINES,), adds_bos=True, visible_space=True)
 
 SPLITS = {
     "default": DEFAULT,
-    **dict.fromkeys(("gpt-2", "phi-2", "jais", "trillion", "granite-docling", "exaone4", "gigachat", "a.x-4.0", "mellum"), GPT2),
+    **dict.fromkeys(
+        ("gpt-2", "phi-2", "jais", "trillion", "granite-docling", "exaone4", "gigachat", "a.x-4.0", "mellum"), GPT2
+    ),
     **dict.fromkeys(("jina-es", "jina-de", "jina-v1-en", "roberta-bpe"), GPT2),
     **dict.fromkeys(("jina-v2-es", "jina-v2-de", "jina-v2-code"), Split(GPT2.patterns, mask="<mask>")),
     **dict.fromkeys(("mpt", "olmo"), GPT2_COMPOSED),
     "modern-bert": Split(GPT2.patterns, composes=True, mask="[MASK]"),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"), DIGITS),
     "command-r": Split(DIGITS.patterns, composes=True),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"), LLAMA3),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+        LLAMA3,
+    ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), THREE_DIGITS),
     **dict.fromkeys(("glm4", "glm5"), Split(LLAMA3.patterns, whole_words=True)),
     **dict.fromkeys(("qwen2", "f2llmv2"), QWEN2),
@@ -185,11 +197,17 @@ SPLITS = {
 
 
 def split_named(name: str) -> Split:
-    """The way to split called `name`; ModelFileError where the file names none (an empty `name`) or one that is not known."""
+    """The way to split called `name`; ModelFileError where the file names none (an empty `name`) or one that is not
+    known.
+    """
     if name in SPLITS:
         return SPLITS[name]
     if not name:
-        raise ModelFileError(f"tokenizer.ggml.pre is missing, so how text is split before it is merged is not known; {NAMING}")
+        raise ModelFileError(
+            f"tokenizer.ggml.pre is missing, so how text is split before it is merged is not known; {NAMING}"
+        )
     near = difflib.get_close_matches(name, SPLITS, n=1)
     guess = f" (did you mean {near[0]}?)" if near else ""
-    raise ModelFileError(f"tokenizer.ggml.pre {name!r:.60} is not known{guess}; if the model splits text as another does, {NAMING}")
+    raise ModelFileError(
+        f"tokenizer.ggml.pre {name!r:.60} is not known{guess}; if the model splits text as another does, {NAMING}"
+    )

@@ -1,7 +1,7 @@
 """A Hugging Face folder's tokenizer as GGUF metadata (`tokenizer.ggml.*`): the way back of `tokens.gguf`.
 
-GGUF names how a text is split and does not write it down, so the name is found by trying: what is read back from the metadata must
-give the same ids for varied text, or it is an error.
+GGUF names how a text is split and does not write it down, so the name is found by trying: what is read back from the
+metadata must give the same ids for varied text, or it is an error.
 """
 
 import json
@@ -23,12 +23,17 @@ PROBES = (
 
 
 def tokenizer_metadata(folder: Path, vocab_size: int) -> dict[str, object]:
-    """The keys of the tokenizer in `folder` for a model of `vocab_size` rows. ModelFileError where GGUF cannot say what it does."""
+    """The keys of the tokenizer in `folder` for a model of `vocab_size` rows.
+
+    ModelFileError where GGUF cannot say what it does.
+    """
     tokenizer = load_tried(folder)
     described = json.loads(tokenizer.backend.to_str())
     model = described["model"]
     if model["type"] != "BPE":
-        raise ModelFileError(f"{folder / 'tokenizer.json'} is a {model['type']} tokenizer; only BPE can be written as GGUF")
+        raise ModelFileError(
+            f"{folder / 'tokenizer.json'} is a {model['type']} tokenizer; only BPE can be written as GGUF"
+        )
     byte_level = not model.get("byte_fallback")
     tokens, types = _tokens(tokenizer, vocab_size, described, byte_level)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
@@ -37,13 +42,22 @@ def tokenizer_metadata(folder: Path, vocab_size: int) -> dict[str, object]:
     if tokenizer.chat_template and "default" in tokenizer.chat_template.sources:
         metadata["tokenizer.chat_template"] = tokenizer.chat_template.sources["default"]
     if byte_level:
-        metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "", **metadata, "tokenizer.ggml.merges": merges}
-        return metadata | {"tokenizer.ggml.pre": _split_name(tokenizer, metadata, bool(model.get("ignore_merges")), folder)}
+        metadata = {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "",
+            **metadata,
+            "tokenizer.ggml.merges": merges,
+        }
+        return metadata | {
+            "tokenizer.ggml.pre": _split_name(tokenizer, metadata, bool(model.get("ignore_merges")), folder)
+        }
     metadata = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default", **metadata}
     metadata["tokenizer.ggml.scores"] = _scores(tokens, merges)
     metadata["tokenizer.ggml.add_space_prefix"] = tokenizer.strips_prefix_space
     if not _agree(tokenizer, metadata):
-        raise ModelFileError(f"{folder / 'tokenizer.json'} cannot be written as GGUF: read back, it would give other ids")
+        raise ModelFileError(
+            f"{folder / 'tokenizer.json'} cannot be written as GGUF: read back, it would give other ids"
+        )
     return metadata
 
 
@@ -84,7 +98,9 @@ def _scores(tokens: list[str], merges: list[str]) -> list[float]:
 
 
 def _split_name(tokenizer: Tokenizer, metadata: dict[str, object], whole_words: bool, folder: Path) -> str:
-    """The first name under which the metadata gives the tokenizer's ids; those that treat whole words alike are tried first."""
+    """The first name under which the metadata gives the tokenizer's ids; those that treat whole words alike are
+    tried first.
+    """
     names = {}
     for name, split in SPLITS.items():
         if not split.visible_space:
@@ -92,7 +108,9 @@ def _split_name(tokenizer: Tokenizer, metadata: dict[str, object], whole_words: 
     for split, name in sorted(names.items(), key=lambda item: item[0].whole_words != whole_words):
         if _agree(tokenizer, metadata | {"tokenizer.ggml.pre": name}):
             return name
-    raise ModelFileError(f"{folder / 'tokenizer.json'} splits text in a way that GGUF has no name for; known: {', '.join(names.values())}")
+    raise ModelFileError(
+        f"{folder / 'tokenizer.json'} splits text in a way that GGUF has no name for; known: {', '.join(names.values())}"
+    )
 
 
 def _agree(tokenizer: Tokenizer, metadata: dict[str, object]) -> bool:

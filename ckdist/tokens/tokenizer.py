@@ -44,7 +44,9 @@ class Tokenizer(Vocabulary):
             # A batch, since only that releases the GIL; `fast` keeps no offsets.
             ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except (UnicodeEncodeError, TypeError):
-            raise RequestError("the text is not valid Unicode: it has bytes or escapes that are no characters") from None
+            raise RequestError(
+                "the text is not valid Unicode: it has bytes or escapes that are no characters"
+            ) from None
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic in the library is a BaseException

@@ -107,7 +107,8 @@ def user(content: object) -> Message:
 
 def adapt(messages: Sequence[Mapping[str, object]], traits: Traits) -> list[Message]:
     """`messages`, each a map with a `role` and a `content` of None, text or a list of text parts, as a template of
-    `traits` takes them."""
+    `traits` takes them.
+    """
     adapted = [
         _with_calls({**message, "content": _content(message.get("content"), traits)}, traits) for message in messages
     ]
@@ -167,7 +168,8 @@ def _with_arguments(call: Mapping[str, object], as_object: bool) -> Mapping[str,
 
 def _without_developer(messages: list[Message]) -> list[Message]:
     """A developer is a system message; beside another one it is the same one, since many templates read only the
-    first."""
+    first.
+    """
     result: list[Message] = []
     for message in messages:
         if message["role"] == "developer":

@@ -1,6 +1,7 @@
 """What a model's tokens stand for: enough to turn ids into text, without the code that turns text into ids.
 
-It can be sent to another process as bytes: code that streams text needs no tokenizer, which is built from hostile files.
+It can be sent to another process as bytes: code that streams text needs no tokenizer, which is built from hostile
+files.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Vocabulary:
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of `ids`. Bytes that are no UTF-8 become U+FFFD. Ids that do not start with BOS are the middle of a
-        text: their leading space is kept."""
+        text: their leading space is kept.
+        """
         decoder = self.decoder(skip_special)
         return "".join([decoder.step(token_id) for token_id in ids]) + decoder.flush()
 

@@ -72,18 +72,15 @@ def _load(model: str, overrides: dict, limits: Limits):
         return msgpack.packb({"refused": str(error)}), None
     except BaseException as error:  # a panic in the library is a BaseException
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return msgpack.packb(
-            {
-                "refused": f"the tokenizer of {model} does not load ({why}); {REMEDY}"
-            }
-        ), None
+        return msgpack.packb({"refused": f"the tokenizer of {model} does not load ({why}); {REMEDY}"}), None
     finally:
         confinement.disarm()
 
 
 def _try_templates(template: ChatTemplate) -> None:
     """Each template is compiled and tried by a child first: one that kills it is refused, and the others are as fast as
-    they can be."""
+    they can be.
+    """
     for name in template.sources:
         found = _in_child(lambda name=name: asdict(template.traits(name)), TRYING)
         template.adopt(name, None if found is None else Traits(**found))

@@ -23,7 +23,13 @@ def advise(machine: Machine, root="/", memlock: int | None = None) -> tuple[Advi
     tree = Tree(root)
     if memlock is None:
         memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    found = [*_memory(tree, machine, memlock), *_cpus(tree, machine), *_limits(machine), *_nodes(tree, machine), *_devices(machine)]
+    found = [
+        *_memory(tree, machine, memlock),
+        *_cpus(tree, machine),
+        *_limits(machine),
+        *_nodes(tree, machine),
+        *_devices(machine),
+    ]
     return tuple(found)
 
 
@@ -42,9 +48,17 @@ def _memory(tree: Tree, machine: Machine, memlock: int):
             "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/defrag",
         )
     if tree.number("proc/sys/vm/overcommit_memory") == 2:
-        yield Advice("memory is not overcommitted (vm.overcommit_memory 2)", "large weights may be refused though memory is free", "sudo sysctl -w vm.overcommit_memory=0")
+        yield Advice(
+            "memory is not overcommitted (vm.overcommit_memory 2)",
+            "large weights may be refused though memory is free",
+            "sudo sysctl -w vm.overcommit_memory=0",
+        )
     if machine.memory.swap_used > 64 << 20:
-        yield Advice(f"{machine.memory.swap_used >> 20} MiB are swapped out", "weights that are swapped out stall every token", "sudo swapoff -a && sudo swapon -a; sudo sysctl -w vm.swappiness=1")
+        yield Advice(
+            f"{machine.memory.swap_used >> 20} MiB are swapped out",
+            "weights that are swapped out stall every token",
+            "sudo swapoff -a && sudo swapon -a; sudo sysctl -w vm.swappiness=1",
+        )
     if machine.rdma and 0 <= memlock < machine.memory.total // 2:
         yield Advice(
             f"this user may lock {memlock >> 10} KiB of memory",
@@ -56,7 +70,11 @@ def _memory(tree: Tree, machine: Machine, memlock: int):
 def _cpus(tree: Tree, machine: Machine):
     governors = {tree.text(f"sys/devices/system/cpu/cpu{cpu.number}/cpufreq/scaling_governor") for cpu in machine.cpus}
     for governor in sorted(governors & set(SLEEPY)):
-        yield Advice(f"the CPU governor is {governor}", "clocks rise late when work comes in bursts", "sudo cpupower frequency-set -g performance")
+        yield Advice(
+            f"the CPU governor is {governor}",
+            "clocks rise late when work comes in bursts",
+            "sudo cpupower frequency-set -g performance",
+        )
     if machine.offline:
         commands = "for c in " + " ".join(map(str, machine.offline[:8])) + (" ..." if len(machine.offline) > 8 else "")
         yield Advice(
@@ -65,7 +83,11 @@ def _cpus(tree: Tree, machine: Machine):
             f"{commands}; do echo 1 | sudo tee /sys/devices/system/cpu/cpu$c/online; done",
         )
     if machine.amx == "refused":
-        yield Advice("AMX is there, and the kernel refuses its tiles", "matrix products run on AVX-512 instead", "uname -r  # Linux 5.16 or newer gives AMX to those who ask")
+        yield Advice(
+            "AMX is there, and the kernel refuses its tiles",
+            "matrix products run on AVX-512 instead",
+            "uname -r  # Linux 5.16 or newer gives AMX to those who ask",
+        )
 
 
 def _limits(machine: Machine):
@@ -95,18 +117,36 @@ def _limits(machine: Machine):
 def _nodes(tree: Tree, machine: Machine):
     own = [node for node in machine.nodes if node.cpus]
     if machine.simple and len(machine.packages) > 1:
-        yield Advice(machine.simple.partition(":")[0], "half of all reads cross to another socket", "# firmware setup: Node Interleaving (or NUMA) = NUMA enabled")
+        yield Advice(
+            machine.simple.partition(":")[0],
+            "half of all reads cross to another socket",
+            "# firmware setup: Node Interleaving (or NUMA) = NUMA enabled",
+        )
     if len(own) > 1:
         kind = f"{machine.cluster_name}: " if machine.cluster_name else ""
-        yield Advice(f"{kind}memory is in {len(own)} nodes", "one rank on each reads its own", f"mpirun -n {len(own)} --bind-to none ckdist serve")
+        yield Advice(
+            f"{kind}memory is in {len(own)} nodes",
+            "one rank on each reads its own",
+            f"mpirun -n {len(own)} --bind-to none ckdist serve",
+        )
         if tree.number("proc/sys/kernel/numa_balancing"):
-            yield Advice("automatic NUMA balancing is on", "it unmaps pages to see who uses them", "sudo sysctl -w kernel.numa_balancing=0")
+            yield Advice(
+                "automatic NUMA balancing is on",
+                "it unmaps pages to see who uses them",
+                "sudo sysctl -w kernel.numa_balancing=0",
+            )
     if machine.binding.memory_policy not in ("default", "local", "unknown"):
-        yield Advice(f"numactl set the memory policy {machine.binding.memory_policy}", "ckdist then binds no memory itself", "start without numactl --membind or --interleave")
+        yield Advice(
+            f"numactl set the memory policy {machine.binding.memory_policy}",
+            "ckdist then binds no memory itself",
+            "start without numactl --membind or --interleave",
+        )
 
 
 def _devices(machine: Machine):
-    if machine.dsa and not any(queue.kind == "user" and queue.state == "enabled" for device in machine.dsa for queue in device.queues):
+    if machine.dsa and not any(
+        queue.kind == "user" and queue.state == "enabled" for device in machine.dsa for queue in device.queues
+    ):
         name, number = machine.dsa[0].name, machine.dsa[0].name.removeprefix("dsa")
         yield Advice(
             f"{name} copies for no program: it has no enabled work queue of type user",

@@ -8,7 +8,10 @@ REPEATS = 5
 
 
 def arithmetic_rate(threads: int, cpus, format: int, isa: str | None = None) -> float:
-    """Operations per second of `threads` threads of this process; one multiplication and its addition are two. `isa`: None for the level chosen at load."""
+    """Operations per second of `threads` threads of this process; one multiplication and its addition are two.
+
+    `isa`: None for the level chosen at load.
+    """
     pins = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
     out = native.ffi.new("double *")
     level = native.ffi.NULL if isa is None else isa.encode()

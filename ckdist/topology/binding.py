@@ -39,7 +39,9 @@ POLICIES = ("default", "preferred", "bind", "interleave", "local", "preferred-ma
 
 @dataclass(frozen=True)
 class Binding:
-    """`cpus` and `memory_nodes` are what this process may use; `memory_policy` what numactl or a launcher set for it."""
+    """`cpus` and `memory_nodes` are what this process may use; `memory_policy` what numactl or a launcher set for
+    it.
+    """
 
     cpus: tuple[int, ...]
     memory_nodes: tuple[int, ...] | None

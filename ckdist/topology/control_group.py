@@ -1,4 +1,6 @@
-"""What the control groups of this process leave it: memory, CPUs and CPU time, of versions 1 and 2 and of every group above."""
+"""What the control groups of this process leave it: memory, CPUs and CPU time, of versions 1 and 2 and of every
+group above.
+"""
 
 from dataclasses import dataclass
 
@@ -33,11 +35,15 @@ def read_control_group(tree: Tree) -> ControlGroup:
             if bound is not None and bound < NO_LIMIT:
                 memory.append((bound, tree.number(f"{folder}/{used}")))
     for folder in _up(tree, groups, "cpu"):
-        words = tree.text(f"{folder}/cpu.max").split() or [tree.text(f"{folder}/cpu.cfs_{what}_us") for what in ("quota", "period")]
+        words = tree.text(f"{folder}/cpu.max").split() or [
+            tree.text(f"{folder}/cpu.cfs_{what}_us") for what in ("quota", "period")
+        ]
         if len(words) == 2 and all(w.isascii() and w.isdigit() and 0 < len(w) < 16 for w in words) and int(words[1]):
             quotas.append(int(words[0]) / int(words[1]))
     limit, used = min(memory, default=(None, None), key=lambda pair: pair[0])
-    return ControlGroup(limit, used, _list(tree, groups, "cpus"), _list(tree, groups, "mems"), min(quotas, default=None))
+    return ControlGroup(
+        limit, used, _list(tree, groups, "cpus"), _list(tree, groups, "mems"), min(quotas, default=None)
+    )
 
 
 def _up(tree: Tree, groups: dict[str, str], controller: str):

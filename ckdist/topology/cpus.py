@@ -1,4 +1,6 @@
-"""The CPUs (hardware threads) of a machine: cores, SMT siblings, packages, NUMA nodes, caches, and fast and slow cores."""
+"""The CPUs (hardware threads) of a machine: cores, SMT siblings, packages, NUMA nodes, caches, and fast and slow
+cores.
+"""
 
 from dataclasses import dataclass
 
@@ -23,7 +25,10 @@ class Cpu:
 
 
 def read_cpus(tree: Tree, node_of: dict[int, int], known: tuple[int, ...] = ()) -> tuple[Cpu, ...]:
-    """The online CPUs, ascending. `node_of`: the nodes' own lists; `known`: CPUs that must be there even if no file names them."""
+    """The online CPUs, ascending.
+
+    `node_of`: the nodes' own lists; `known`: CPUs that must be there even if no file names them.
+    """
     online = tree.cpu_list(f"{SYSTEM}/online")
     if not online:
         online = tuple(n for n in tree.numbered(SYSTEM, "cpu") if tree.number(f"{SYSTEM}/cpu{n}/online") != 0)
@@ -45,7 +50,16 @@ def _read_cpu(tree: Tree, number: int, node_of: dict[int, int], online: frozense
     caches = _caches(tree, f"{folder}/cache", number, online)
     node = node_of.get(number, 0)
     # A package of -1 is how some ARM systems say that they do not know.
-    return Cpu(number, max(0, package or 0), node, siblings[0], siblings.index(number), caches.get(2, siblings[0]), caches.get(3, -1), efficient)
+    return Cpu(
+        number,
+        max(0, package or 0),
+        node,
+        siblings[0],
+        siblings.index(number),
+        caches.get(2, siblings[0]),
+        caches.get(3, -1),
+        efficient,
+    )
 
 
 def _sharing(listed: tuple[int, ...], number: int, online: frozenset[int]) -> list[int]:
@@ -67,7 +81,10 @@ def cache_bytes(tree: Tree, cpu: int, level: int) -> int:
     """Size of one CPU's data cache of a level; 0 where not told."""
     folder = f"{SYSTEM}/cpu{cpu}/cache"
     for index in tree.numbered(folder, "index"):
-        if tree.number(f"{folder}/index{index}/level") == level and tree.text(f"{folder}/index{index}/type") != "Instruction":
+        if (
+            tree.number(f"{folder}/index{index}/level") == level
+            and tree.text(f"{folder}/index{index}/type") != "Instruction"
+        ):
             text = tree.text(f"{folder}/index{index}/size")
             unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
             digits = text.rstrip("KM")

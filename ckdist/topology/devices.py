@@ -19,7 +19,10 @@ class RdmaPort:
 
 @dataclass(frozen=True)
 class DsaQueue:
-    """One work queue of an Intel Data Streaming Accelerator. Programs of users get those of kind user that are enabled."""
+    """One work queue of an Intel Data Streaming Accelerator.
+
+    Programs of users get those of kind user that are enabled.
+    """
 
     name: str
     node: int | None
@@ -55,7 +58,9 @@ def read_rdma(tree: Tree) -> tuple[RdmaPort, ...]:
         node = _count(tree, f"{folder}/device/numa_node")
         for port in map(int, filter(str.isdecimal, tree.names(f"{folder}/ports"))):
             word = lambda name: tree.text(f"{folder}/ports/{port}/{name}")[:40]
-            ports.append(RdmaPort(device, port, node, word("state").rpartition(":")[2].strip(), word("link_layer"), word("rate")))
+            ports.append(
+                RdmaPort(device, port, node, word("state").rpartition(":")[2].strip(), word("link_layer"), word("rate"))
+            )
     return tuple(ports)
 
 
@@ -65,8 +70,18 @@ def read_dsa(tree: Tree) -> tuple[DsaDevice, ...]:
     for number in tree.numbered(bus, "dsa"):  # its other devices (iax) and their queues do not copy
         folder = f"{bus}/dsa{number}"
         node = _count(tree, f"{folder}/numa_node")
-        queues = tuple(_dsa_queue(tree, bus, f"wq{number}.{queue}", node) for queue in tree.numbered(bus, f"wq{number}."))
-        devices.append(DsaDevice(f"dsa{number}", node, tree.text(f"{folder}/state")[:40], tree.number(f"{folder}/pasid_enabled") == 1, queues))
+        queues = tuple(
+            _dsa_queue(tree, bus, f"wq{number}.{queue}", node) for queue in tree.numbered(bus, f"wq{number}.")
+        )
+        devices.append(
+            DsaDevice(
+                f"dsa{number}",
+                node,
+                tree.text(f"{folder}/state")[:40],
+                tree.number(f"{folder}/pasid_enabled") == 1,
+                queues,
+            )
+        )
     return tuple(devices)
 
 
@@ -74,5 +89,13 @@ def _dsa_queue(tree: Tree, bus: str, name: str, node: int | None) -> DsaQueue:
     word = lambda what: tree.text(f"{bus}/{name}/{what}")[:40]
     number = lambda what: _count(tree, f"{bus}/{name}/{what}")
     return DsaQueue(
-        name, node, word("state"), word("mode"), word("type"), number("size"), number("max_transfer_size"), number("max_batch_size"), number("block_on_fault") == 1
+        name,
+        node,
+        word("state"),
+        word("mode"),
+        word("type"),
+        number("size"),
+        number("max_transfer_size"),
+        number("max_batch_size"),
+        number("block_on_fault") == 1,
     )

@@ -1,4 +1,6 @@
-"""The levels of instructions that kernels come in: which was chosen, why, and what the CPU lacks for the next better one."""
+"""The levels of instructions that kernels come in: which was chosen, why, and what the CPU lacks for the next better
+one.
+"""
 
 import os
 
@@ -6,7 +8,9 @@ from ckdist import native
 
 
 def next_better() -> tuple[str, str]:
-    """The level above the best that this CPU has, and the CPU flags that it lacks; empty where it has the best of all."""
+    """The level above the best that this CPU has, and the CPU flags that it lacks; empty where it has the best of
+    all.
+    """
     above = ("", "")
     for name, lacks in native.isas().items():
         if not lacks:

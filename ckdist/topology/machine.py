@@ -1,4 +1,6 @@
-"""One machine as the kernel describes it: everything of this package in one value, which prints as JSON by `dataclasses.asdict`."""
+"""One machine as the kernel describes it: everything of this package in one value, which prints as JSON by
+`dataclasses.asdict`.
+"""
 
 import functools
 import os
@@ -14,15 +16,41 @@ from ckdist.topology.model import model_name
 from ckdist.topology.tree import Tree
 
 # What kernels could use, as /proc/cpuinfo names it (x86 `flags`, ARM `Features`).
-FEATURES = (
-    "avx2 fma f16c bmi2 avx_vnni avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 avx512_fp16 avx512vbmi "
-    "amx_tile amx_int8 amx_bf16 amx_fp16 movdir64b enqcmd asimd asimddp i8mm bf16 sve sve2 sme"
-).split()
+FEATURES = [
+    "avx2",
+    "fma",
+    "f16c",
+    "bmi2",
+    "avx_vnni",
+    "avx512f",
+    "avx512bw",
+    "avx512dq",
+    "avx512vl",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "avx512vbmi",
+    "amx_tile",
+    "amx_int8",
+    "amx_bf16",
+    "amx_fp16",
+    "movdir64b",
+    "enqcmd",
+    "asimd",
+    "asimddp",
+    "i8mm",
+    "bf16",
+    "sve",
+    "sve2",
+    "sme",
+]
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`nodes` has at least one entry, that of all CPUs where the kernel shows none; `simple` then says so, else it is empty."""
+    """`nodes` has at least one entry, that of all CPUs where the kernel shows none; `simple` then says so, else it
+    is empty.
+    """
 
     model: str
     vendor: str
@@ -81,7 +109,10 @@ class Machine:
 
 
 def read_machine(root="/", environment=None, cpus: tuple[int, ...] | None = None) -> Machine:
-    """The machine below `root`. `cpus`: what this process may use; None: what its status file says. Never fails on what it reads."""
+    """The machine below `root`. `cpus`: what this process may use; None: what its status file says.
+
+    Never fails on what it reads.
+    """
     tree = Tree(root)
     binding = read_binding(tree, os.environ if environment is None else environment, cpus)
     nodes = read_nodes(tree)

@@ -57,7 +57,14 @@ def _read_node(tree: Tree, number: int, numbers: list[int]) -> Node:
     # One distance per node that is there, in their order; any other count tells nothing.
     told = len(words) == len(numbers) and all(w.isascii() and w.isdigit() and len(w) < 6 for w in words)
     distances = dict(zip(numbers, map(int, words))) if told else {}
-    return Node(number, tree.cpu_list(f"{folder}/cpulist"), size("MemTotal"), size("MemFree"), distances, _huge_pages(tree, f"{folder}/hugepages"))
+    return Node(
+        number,
+        tree.cpu_list(f"{folder}/cpulist"),
+        size("MemTotal"),
+        size("MemFree"),
+        distances,
+        _huge_pages(tree, f"{folder}/hugepages"),
+    )
 
 
 def _huge_pages(tree: Tree, folder: str) -> tuple[HugePages, ...]:
@@ -65,7 +72,9 @@ def _huge_pages(tree: Tree, folder: str) -> tuple[HugePages, ...]:
     for name in tree.names(folder):
         digits = name.removeprefix("hugepages-").removesuffix("kB")
         if name.startswith("hugepages-") and digits.isascii() and digits.isdigit() and len(digits) < 10:
-            reserved, free = (tree.number(f"{folder}/{name}/{what}") or 0 for what in ("nr_hugepages", "free_hugepages"))
+            reserved, free = (
+                tree.number(f"{folder}/{name}/{what}") or 0 for what in ("nr_hugepages", "free_hugepages")
+            )
             pools.append(HugePages(int(digits) * 1024, reserved, free))
     return tuple(sorted(pools, key=lambda pool: pool.page_bytes))
 

@@ -1,4 +1,6 @@
-"""The name of a CPU's model: told by the kernel on x86; on Arm it tells numbers, and those of servers have names here."""
+"""The name of a CPU's model: told by the kernel on x86; on Arm it tells numbers, and those of servers have names
+here.
+"""
 
 ARM = {  # (implementer, part): MIDR_EL1 of Arm's and Ampere's reference manuals
     ("0x41", "0xd08"): "Arm Cortex-A72",

@@ -32,13 +32,17 @@ def bind_memory(placement: Placement) -> None:
 
 
 def is_bound(address) -> bool:
-    """Whether memory that was made after `bind_memory` has a policy, where the machine has nodes to choose from: many containers forbid it."""
+    """Whether memory that was made after `bind_memory` has a policy, where the machine has nodes to choose from:
+    many containers forbid it.
+    """
     return len(this_machine().nodes) < 2 or native.lib.ckdist_memory_policy(address) > 0
 
 
 @dataclass(frozen=True)
 class Huge:
-    """How much of some memory lies in huge pages: reserved ones, transparent ones, of so many bytes that have pages at all."""
+    """How much of some memory lies in huge pages: reserved ones, transparent ones, of so many bytes that have pages
+    at all.
+    """
 
     reserved: int
     transparent: int
@@ -46,12 +50,19 @@ class Huge:
 
     def __str__(self) -> str:
         share = lambda part: f"{100 * part / self.resident:.0f} %"
-        words = [f"{share(part)} {name}" for part, name in ((self.reserved, "reserved"), (self.transparent, "transparent")) if part]
+        words = [
+            f"{share(part)} {name}"
+            for part, name in ((self.reserved, "reserved"), (self.transparent, "transparent"))
+            if part
+        ]
         return (", ".join(words) or "none") if self.resident else "unknown"
 
 
 def huge_pages(blocks, smaps: str = "/proc/self/smaps") -> Huge:
-    """What the kernel says of blocks (address, bytes) of this process. A block that is part of a mapping has its part of the mapping's pages."""
+    """What the kernel says of blocks (address, bytes) of this process.
+
+    A block that is part of a mapping has its part of the mapping's pages.
+    """
     blocks = [(int(native.ffi.cast("uintptr_t", address)), size) for address, size in blocks]
     reserved = transparent = resident = 0.0
     first = last = 0
@@ -62,8 +73,17 @@ def huge_pages(blocks, smaps: str = "/proc/self/smaps") -> Huge:
                 if not name.endswith(":"):
                     first, _, last = name.partition("-")
                     first, last = int(first, 16), int(last, 16)
-                    inside = sum(max(0, min(last, begin + size) - max(first, begin)) for begin, size in blocks) / max(1, last - first)
-                elif inside and name in ("Rss:", "AnonHugePages:", "ShmemPmdMapped:", "FilePmdMapped:", "Private_Hugetlb:", "Shared_Hugetlb:"):
+                    inside = sum(max(0, min(last, begin + size) - max(first, begin)) for begin, size in blocks) / max(
+                        1, last - first
+                    )
+                elif inside and name in (
+                    "Rss:",
+                    "AnonHugePages:",
+                    "ShmemPmdMapped:",
+                    "FilePmdMapped:",
+                    "Private_Hugetlb:",
+                    "Shared_Hugetlb:",
+                ):
                     held = int(rest.split()[0]) * 1024 * inside
                     reserved += held * name.endswith("Hugetlb:")
                     resident += held * (name == "Rss:" or name.endswith("Hugetlb:"))
@@ -74,7 +94,10 @@ def huge_pages(blocks, smaps: str = "/proc/self/smaps") -> Huge:
 
 
 def sample_pages(address, size: int, nodes: tuple[int, ...], touch: bool = False, samples: int = SAMPLES) -> Pages:
-    """Asks the kernel where pages spread over `size` bytes at `address` lie. `touch`: those that do not exist yet are made."""
+    """Asks the kernel where pages spread over `size` bytes at `address` lie.
+
+    `touch`: those that do not exist yet are made.
+    """
     if not size:
         return Pages(0, 0)
     found = native.ffi.new("int32_t[]", samples)

@@ -1,7 +1,8 @@
 """Which CPUs and which memory each rank of a host gets.
 
-Ranks are divided over the nodes as evenly as can be, and the cores of a node among its ranks. Ranks whose launcher gave them CPUs of
-their own keep those; ranks that were given the same CPUs divide them. Nothing here is done: a placement only says what to do.
+Ranks are divided over the nodes as evenly as can be, and the cores of a node among its ranks. Ranks whose launcher gave
+them CPUs of their own keep those; ranks that were given the same CPUs divide them. Nothing here is done: a placement
+only says what to do.
 """
 
 import itertools
@@ -16,11 +17,13 @@ FRONT_END_CORES = 8  # a share of at least so many physical cores gives one up t
 
 @dataclass(frozen=True)
 class Placement:
-    """One rank's place. `cpus`: one per thread, or empty where the threads outnumber the CPUs and are left to the kernel.
+    """One rank's place.
 
-    `share`: all CPUs that are this rank's. `nodes`: where they are; `memory`: where its pages go, empty where that cannot be said;
-    `sharers`: ranks whose memory lies there too. `bound`: a launcher's binding was in force and was kept. `note`: one line about what
-    is less than it could be, or "".
+    `cpus`: one per thread, or empty where the threads outnumber the CPUs and are left to the kernel.
+
+    `share`: all CPUs that are this rank's. `nodes`: where they are; `memory`: where its pages go, empty where that
+    cannot be said; `sharers`: ranks whose memory lies there too. `bound`: a launcher's binding was in force and was
+    kept. `note`: one line about what is less than it could be, or "".
     """
 
     cpus: tuple[int, ...]
@@ -37,8 +40,9 @@ class Placement:
         return self.nodes[0] if self.nodes else 0
 
     def enter(self) -> None:
-        """Keeps this thread, and those that it starts from now on, on the share: what they touch first then lies there even where
-        the kernel refuses to bind memory."""
+        """Keeps this thread, and those that it starts from now on, on the share: what they touch first then lies
+        there even where the kernel refuses to bind memory.
+        """
         if self.share != own_cpus():
             try:
                 os.sched_setaffinity(0, self.share)
@@ -67,7 +71,11 @@ def _masks(world) -> list[tuple[int, ...]]:
 
 
 def threads_of(machine: Machine, share: tuple[int, ...], front_end: bool) -> int:
-    """One per fast physical core, but for one that is left to the front end. Work is cut evenly over threads, so one on an efficient core would hold up all: those stay idle where there are fast ones."""
+    """One per fast physical core, but for one that is left to the front end.
+
+    Work is cut evenly over threads, so one on an efficient core would hold up all: those stay idle where there are fast
+    ones.
+    """
     cores = {cpu.core for cpu in machine.cpus if cpu.number in share and not cpu.efficient} or set(machine.cores(share))
     return max(1, len(cores) - (front_end and len(cores) >= FRONT_END_CORES))
 
@@ -114,9 +122,11 @@ def _divide(machine: Machine, mask: tuple[int, ...], ranks: int) -> list[list[in
 
 
 def ranks_per_node(cores: list[int], ranks: int) -> list[int]:
-    """How many of `ranks` (at least as many as nodes) each node takes: as even as can be, the odd ones where there are more cores.
+    """How many of `ranks` (at least as many as nodes) each node takes: as even as can be, the odd ones where there are
+    more cores.
 
-    A node with fewer cores than ranks (a cpuset cut it) gives ranks up to the one with most to spare, while there is one.
+    A node with fewer cores than ranks (a cpuset cut it) gives ranks up to the one with most to spare, while there is
+    one.
     """
     order = sorted(range(len(cores)), key=lambda i: (-cores[i], i))
     counts = [ranks // len(cores)] * len(cores)
@@ -132,7 +142,9 @@ def ranks_per_node(cores: list[int], ranks: int) -> list[int]:
 
 
 def _divide_node(machine: Machine, cpus: list[int], ranks: int) -> list[list[int]]:
-    """The CPUs of one node cut by whole cores, neighbours in a cache together, and fast and efficient cores each evenly."""
+    """The CPUs of one node cut by whole cores, neighbours in a cache together, and fast and efficient cores each
+    evenly.
+    """
     if not ranks:
         return []
     cores: dict[tuple[bool, int, int], list[int]] = {}
@@ -158,7 +170,9 @@ def _cuts(items: list, parts: int) -> list[list]:
 
 
 def threads_first(machine: Machine, share: tuple[int, ...]) -> list[int]:
-    """A share's CPUs in the order in which threads take them: first threads of fast cores, then of efficient ones, SMT siblings last."""
+    """A share's CPUs in the order in which threads take them: first threads of fast cores, then of efficient ones,
+    SMT siblings last.
+    """
     within: dict[int, int] = {}
 
     def key(number: int):
@@ -186,7 +200,9 @@ def _nodes(machine: Machine, share: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _memory(machine: Machine, nodes: tuple[int, ...]) -> tuple[int, ...]:
-    """The nodes that have memory this process may use, nearest to each of `nodes`; empty where there is but one, or none is known."""
+    """The nodes that have memory this process may use, nearest to each of `nodes`; empty where there is but one, or
+    none is known.
+    """
     allowed = machine.binding.memory_nodes
     usable = [n.number for n in machine.nodes if n.memory and (allowed is None or n.number in allowed)]
     if len(machine.nodes) < 2 or not usable:

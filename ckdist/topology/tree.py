@@ -1,4 +1,7 @@
-"""Small files of the kernel under a root folder. What is missing, unreadable or garbage reads as nothing, never as an error."""
+"""Small files of the kernel under a root folder.
+
+What is missing, unreadable or garbage reads as nothing, never as an error.
+"""
 
 import pathlib
 import re

@@ -1,4 +1,6 @@
-"""Named float32 arrays that lie in one piece of memory, so that the optimizer and the reduction of gradients are one pass each."""
+"""Named float32 arrays that lie in one piece of memory, so that the optimizer and the reduction of gradients are one
+pass each.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,7 +10,10 @@ from ckdist.program.lower_training import ALIGNMENT
 
 
 class Arena(Mapping[str, np.ndarray]):
-    """`flat` is float32 (elements,); `arena[name]` is a view of it. What lies between arrays, up to a cache line, stays zero."""
+    """`flat` is float32 (elements,); `arena[name]` is a view of it.
+
+    What lies between arrays, up to a cache line, stays zero.
+    """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], flat: np.ndarray | None = None):
         self.shapes = dict(shapes)
@@ -20,7 +25,9 @@ class Arena(Mapping[str, np.ndarray]):
             at += -(-size // ALIGNMENT) * ALIGNMENT
         self.flat = np.zeros(at, np.float32) if flat is None else flat
         assert self.flat.shape == (at,) and self.flat.dtype == np.float32
-        self._views = {name: self.flat[begin:end].reshape(self.shapes[name]) for name, (begin, end) in self.places.items()}
+        self._views = {
+            name: self.flat[begin:end].reshape(self.shapes[name]) for name, (begin, end) in self.places.items()
+        }
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._views[name]

@@ -1,7 +1,9 @@
-"""A training on disk, to go on from: float32 weights and optimizer state as safetensors, everything else as JSON, never pickle.
+"""A training on disk, to go on from: float32 weights and optimizer state as safetensors, everything else as JSON, never
+pickle.
 
-A checkpoint is written under a temporary name; its files, their checksums, the folder and the folder's name are synced in that
-order, so whatever happens, what has a checkpoint's name is whole. What is saved does not depend on the number of ranks.
+A checkpoint is written under a temporary name; its files, their checksums, the folder and the folder's name are synced
+in that order, so whatever happens, what has a checkpoint's name is whole. What is saved does not depend on the number
+of ranks.
 """
 
 import errno
@@ -30,7 +32,10 @@ _TEMPORARY = ".checkpoint-"
 
 @dataclass(frozen=True)
 class TrainState:
-    """Where a training stands. Draws depend on the seed and the position alone, so these two are the state of all randomness."""
+    """Where a training stands.
+
+    Draws depend on the seed and the position alone, so these two are the state of all randomness.
+    """
 
     step: int = 0
     updates: int = 0  # steps that changed the weights
@@ -55,7 +60,9 @@ class Folder:
             self._lock = os.open(output_dir, os.O_RDONLY)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"another training writes to {output_dir}: wait for its end, or set another output_dir") from None
+            raise ConfigError(
+                f"another training writes to {output_dir}: wait for its end, or set another output_dir"
+            ) from None
         except OSError as error:
             raise ConfigError(f"cannot use output_dir {output_dir}: {error.strerror}") from None
         for left in output_dir.glob(f"{_TEMPORARY}*"):  # by a run that was killed
@@ -73,10 +80,15 @@ class Folder:
         return self.path / f"checkpoint-{step}"
 
     def choose(self, resume: str) -> Path | None:
-        """The checkpoint to go on from, verified; None to start anew. ModelFileError names a corrupt one and the one before it."""
+        """The checkpoint to go on from, verified; None to start anew.
+
+        ModelFileError names a corrupt one and the one before it.
+        """
         if resume == "never":
             if found := self.steps():
-                raise ConfigError(f"resume is never, and {self.path} has {self.at(found[-1]).name} of an earlier training: remove it, or set another output_dir")
+                raise ConfigError(
+                    f"resume is never, and {self.path} has {self.at(found[-1]).name} of an earlier training: remove it, or set another output_dir"
+                )
             return None
         if resume != "auto":
             verify(Path(resume))
@@ -87,12 +99,18 @@ class Folder:
         try:
             verify(self.at(found[-1]))
         except ModelFileError as error:
-            before = f"go on from the one before it with --set resume={self.at(found[-2])}" if len(found) > 1 else "there is none before it: remove it to start anew"
+            before = (
+                f"go on from the one before it with --set resume={self.at(found[-2])}"
+                if len(found) > 1
+                else "there is none before it: remove it to start anew"
+            )
             raise ModelFileError(f"{error}; {before}") from None
         return self.at(found[-1])
 
     def save(self, state: TrainState, write: Callable[[Path], dict[str, str]], keep: int) -> Path:
-        """Makes checkpoint-STEP of what `write` puts into a folder (it returns file name -> SHA-256), then removes all but the last `keep`."""
+        """Makes checkpoint-STEP of what `write` puts into a folder (it returns file name -> SHA-256), then removes
+        all but the last `keep`.
+        """
         target, temporary = self.at(state.step), self.path / f"{_TEMPORARY}{state.step}.{os.getpid()}"
         try:
             temporary.mkdir()
@@ -107,8 +125,16 @@ class Folder:
             shutil.rmtree(temporary, ignore_errors=True)
             found = self.steps()
             last = f"the last good one is {self.at(found[-1])}" if found else "there is none before it"
-            reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "files may not be so large" if error.errno == errno.EFBIG else error.strerror or str(error)
-            raise EngineError(f"{target} could not be written: {reason}; {last}: make room and start again to go on from there") from None
+            reason = (
+                "the disk is full"
+                if error.errno in (errno.ENOSPC, errno.EDQUOT)
+                else "files may not be so large"
+                if error.errno == errno.EFBIG
+                else error.strerror or str(error)
+            )
+            raise EngineError(
+                f"{target} could not be written: {reason}; {last}: make room and start again to go on from there"
+            ) from None
         if keep:
             for step in [step for step in self.steps() if step != state.step][: max(0, len(self.steps()) - keep)]:
                 self._remove(self.at(step))
@@ -141,7 +167,11 @@ def sync_folder(path: Path) -> None:
 
 def write_arena(path: Path, arenas: dict[str, Arena]) -> str:
     """Arenas in one file: tensor `prefix + name` for each array of each."""
-    tensors = [TensorToWrite(prefix + name, "F32", view.shape, lambda view=view: view) for prefix, arena in arenas.items() for name, view in arena.items()]
+    tensors = [
+        TensorToWrite(prefix + name, "F32", view.shape, lambda view=view: view)
+        for prefix, arena in arenas.items()
+        for name, view in arena.items()
+    ]
     return write_safetensors(path, tensors)
 
 
@@ -160,10 +190,14 @@ def verify(checkpoint: Path) -> TrainState:
         except OSError as error:
             raise ModelFileError(f"{checkpoint} is corrupt: {name} cannot be read ({error.strerror})") from None
         if found != expected:
-            raise ModelFileError(f"{checkpoint} is corrupt: the SHA-256 of {name} begins with {found[:12]}, and must with {str(expected)[:12]}")
+            raise ModelFileError(
+                f"{checkpoint} is corrupt: the SHA-256 of {name} begins with {found[:12]}, and must with {str(expected)[:12]}"
+            )
     known = TrainState.__dataclass_fields__
     if set(values) != set(known) or not all(type(values[name]) is type(item.default) for name, item in known.items()):
-        raise ModelFileError(f"{checkpoint} is of another version: {STATE} has {', '.join(sorted(set(values) ^ set(known))) or 'fields of other types'}")
+        raise ModelFileError(
+            f"{checkpoint} is of another version: {STATE} has {', '.join(sorted(set(values) ^ set(known))) or 'fields of other types'}"
+        )
     return TrainState(**values)
 
 
@@ -185,5 +219,7 @@ class SavedTensors:
         tensor: StoredTensor | None = self.stored.get(name)
         if tensor is None or tensor.dtype != "F32" or tensor.shape != shape:
             found = "not there" if tensor is None else f"{tensor.dtype} {tensor.shape}"
-            raise ModelFileError(f"{self.path}: {name} is {found}, and the model of this configuration has F32 {shape}: set the same model as before, or another output_dir")
+            raise ModelFileError(
+                f"{self.path}: {name} is {found}, and the model of this configuration has F32 {shape}: set the same model as before, or another output_dir"
+            )
         return self._bytes[tensor.offset : tensor.offset + tensor.nbytes].view(np.float32).reshape(shape)

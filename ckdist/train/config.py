@@ -1,4 +1,5 @@
-"""What `ckdist train` can be told: one frozen dataclass, read from TOML; names as in the Hugging Face Trainer where it has one.
+"""What `ckdist train` can be told: one frozen dataclass, read from TOML; names as in the Hugging Face Trainer where it
+has one.
 
 It checks each field and those that belong together; files and models are looked at by who reads them.
 """
@@ -22,10 +23,21 @@ MAX_STEPS = 1 << 40
 MAX_CONFIG_BYTES = 1 << 20
 
 
-def setting(default: Any, help: str, low: float | None = None, high: float | None = None, choices: tuple[str, ...] | None = None, kind: type | None = None) -> Any:
+def setting(
+    default: Any,
+    help: str,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] | None = None,
+    kind: type | None = None,
+) -> Any:
     """A field with its meaning and range. `kind` is what it is made of where the default does not say."""
     metadata = dict(help=help, low=low, high=high, choices=choices, kind=kind or type(default))
-    return field(default_factory=dict, metadata=metadata) if isinstance(default, dict) else field(default=default, metadata=metadata)
+    return (
+        field(default_factory=dict, metadata=metadata)
+        if isinstance(default, dict)
+        else field(default=default, metadata=metadata)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,23 +47,37 @@ class TrainConfig:
     output_dir: str = setting("", "folder of the trained model, its checkpoints, metrics and token cache")
     model_name_or_path: str = setting("", "model to go on from: a folder with safetensors, or hf:owner/repo")
     model_config: dict = setting({}, "a model from nothing: the fields of a Hugging Face config.json")
-    tokenizer_name: str = setting("", "folder of a tokenizer (default: the model's own; from nothing, one is trained on the data)")
+    tokenizer_name: str = setting(
+        "", "folder of a tokenizer (default: the model's own; from nothing, one is trained on the data)"
+    )
 
-    train_file: tuple[str, ...] = setting((), "text, .jsonl and .parquet files; * and ** match, {stdlib} is the folder of Python's library", kind=str)
-    validation_file: tuple[str, ...] = setting((), "what the validation loss is taken on (default: a part of the training documents)", kind=str)
-    validation_split_percentage: float = setting(2.0, "per cent of the training documents that are held out", low=0, high=50)
+    train_file: tuple[str, ...] = setting(
+        (), "text, .jsonl and .parquet files; * and ** match, {stdlib} is the folder of Python's library", kind=str
+    )
+    validation_file: tuple[str, ...] = setting(
+        (), "what the validation loss is taken on (default: a part of the training documents)", kind=str
+    )
+    validation_split_percentage: float = setting(
+        2.0, "per cent of the training documents that are held out", low=0, high=50
+    )
     text_column: str = setting("text", "field or column that holds the text of .jsonl and .parquet")
-    bad_lines: str = setting("error", "a line that cannot be used ends the run, or is counted and left out", choices=("error", "skip"))
+    bad_lines: str = setting(
+        "error", "a line that cannot be used ends the run, or is counted and left out", choices=("error", "skip")
+    )
     cache_dir: str = setting("", "where tokens are kept (default: output_dir/cache)")
 
     max_length: int = setting(512, "longest sequence in tokens", low=2, high=1 << 20)
-    per_device_train_batch_size: int = setting(8, "sequences of max_length that a rank computes at once", low=1, high=1 << 16)
+    per_device_train_batch_size: int = setting(
+        8, "sequences of max_length that a rank computes at once", low=1, high=1 << 16
+    )
     gradient_accumulation_steps: int = setting(1, "batches of every rank in one step", low=1, high=1 << 16)
     num_train_epochs: float = setting(1.0, "passes over the data; max_steps goes before it", low=0, high=1e6)
     max_steps: int = setting(-1, "steps in all; -1: as num_train_epochs says", low=-1, high=MAX_STEPS)
     seed: int = setting(42, "of the shuffle and of new weights", low=0, high=(1 << 63) - 1)
 
-    optim: str = setting("adamw", "adamw (weight decay decoupled, none on norms and biases) or sgd", choices=("adamw", "sgd"))
+    optim: str = setting(
+        "adamw", "adamw (weight decay decoupled, none on norms and biases) or sgd", choices=("adamw", "sgd")
+    )
     learning_rate: float = setting(5e-5, "at its highest", low=0, high=1e3)
     weight_decay: float = setting(0.0, "part of a weight taken off in a step, times the learning rate", low=0, high=1e3)
     adam_beta1: float = setting(0.9, "decay of the mean of gradients", low=0, high=0.999999)
@@ -62,26 +88,40 @@ class TrainConfig:
     lr_scheduler_type: str = setting("linear", "how the learning rate falls", choices=SCHEDULES)
     warmup_steps: int = setting(0, "steps in which it first rises", low=0, high=MAX_STEPS)
     warmup_ratio: float = setting(0.0, "the same as a part of all steps; warmup_steps goes before it", low=0, high=1)
-    num_decay_steps: int = setting(0, "wsd: steps in which it falls at the end; 0: a tenth of all", low=0, high=MAX_STEPS)
+    num_decay_steps: int = setting(
+        0, "wsd: steps in which it falls at the end; 0: a tenth of all", low=0, high=MAX_STEPS
+    )
     min_lr_ratio: float = setting(0.0, "part of learning_rate that linear, cosine and wsd end at", low=0, high=1)
 
-    bf16: bool = setting(True, "multiply in bfloat16 (sums, weights and the optimizer's state stay float32); false: all in float32")
-    activation_checkpointing: bool = setting(False, "keep of each layer only its input, and compute it again: less memory, a third more work")
+    bf16: bool = setting(
+        True, "multiply in bfloat16 (sums, weights and the optimizer's state stay float32); false: all in float32"
+    )
+    activation_checkpointing: bool = setting(
+        False, "keep of each layer only its input, and compute it again: less memory, a third more work"
+    )
     zero_stage: int = setting(0, "1: every rank keeps a part of the optimizer's state", low=0, high=1)
     threads: int = setting(0, "compute threads of one rank; 0: its share of the cores", low=0, high=4096)
     transport: str = setting("auto", "between hosts", choices=("auto", "mpi", "verbs", "tcp"))
-    ddp_timeout: float = setting(1800.0, "seconds until a rank that is alive and does not come is lost", low=1, high=1e6)
+    ddp_timeout: float = setting(
+        1800.0, "seconds until a rank that is alive and does not come is lost", low=1, high=1e6
+    )
 
-    lora_r: int = setting(0, "rank of LoRA's matrices, which alone are trained; 0: train all weights", low=0, high=1 << 14)
+    lora_r: int = setting(
+        0, "rank of LoRA's matrices, which alone are trained; 0: train all weights", low=0, high=1 << 14
+    )
     lora_alpha: float = setting(16.0, "LoRA adds alpha / rank times its product", low=0, high=1e6)
-    lora_target_modules: tuple[str, ...] = setting(("q_proj", "v_proj"), "the linear layers that get LoRA's matrices", kind=str)
+    lora_target_modules: tuple[str, ...] = setting(
+        ("q_proj", "v_proj"), "the linear layers that get LoRA's matrices", kind=str
+    )
 
     logging_steps: int = setting(10, "steps between lines of metrics.jsonl", low=1, high=MAX_STEPS)
     eval_steps: int = setting(0, "steps between validation losses; 0: at the end alone", low=0, high=MAX_STEPS)
     save_steps: int = setting(500, "steps between checkpoints; 0: at the end alone", low=0, high=MAX_STEPS)
     save_total_limit: int = setting(2, "checkpoints that are kept; 0: all", low=0, high=1 << 20)
     resume: str = setting("auto", "auto: from the latest checkpoint in output_dir; never; or a checkpoint's folder")
-    save_dtype: str = setting("bfloat16", "type of the weights in the finished model", choices=("bfloat16", "float16", "float32"))
+    save_dtype: str = setting(
+        "bfloat16", "type of the weights in the finished model", choices=("bfloat16", "float16", "float32")
+    )
     report_to: tuple[str, ...] = setting((), "tensorboard, beside metrics.jsonl", choices=("tensorboard",), kind=str)
 
     def __post_init__(self):
@@ -92,7 +132,9 @@ class TrainConfig:
                 raise ConfigError(f"{name} is missing: set it in the configuration, or with --set {name}=...")
         if bool(self.model_name_or_path) == bool(self.model_config):
             given = "both are" if self.model_config else "neither is"
-            raise ConfigError(f"model_name_or_path (a model to go on from) or model_config (one from nothing) is needed, and {given} given")
+            raise ConfigError(
+                f"model_name_or_path (a model to go on from) or model_config (one from nothing) is needed, and {given} given"
+            )
         if self.lora_r and not self.model_name_or_path:
             raise ConfigError(f"lora_r ({self.lora_r}) needs a model to go on from: set model_name_or_path")
         if self.resume in ("", "latest"):
@@ -103,7 +145,9 @@ class TrainConfig:
 
 
 def _checked(item, value: Any) -> Any:
-    """`value` as the field wants it (whole numbers as float, lists as tuples); ConfigError where it is another thing or out of range."""
+    """`value` as the field wants it (whole numbers as float, lists as tuples); ConfigError where it is another thing
+    or out of range.
+    """
     meta, name, kind = item.metadata, item.name, item.metadata["kind"]
     if isinstance(item.default, tuple):
         parts = (value,) if isinstance(value, str) else value
@@ -116,7 +160,9 @@ def _checked(item, value: Any) -> Any:
         raise ConfigError(f"{name} ({value!r}) must be {_KINDS[kind]}")
     for part in value if isinstance(value, tuple) else (value,):
         if meta["choices"] and part not in meta["choices"]:
-            raise ConfigError(f"{name} ({part}) must be {'one of ' if len(meta['choices']) > 1 else ''}{', '.join(meta['choices'])}")
+            raise ConfigError(
+                f"{name} ({part}) must be {'one of ' if len(meta['choices']) > 1 else ''}{', '.join(meta['choices'])}"
+            )
         if meta["low"] is not None and not meta["low"] <= part <= meta["high"]:
             raise ConfigError(f"{name} ({part}) must be from {meta['low']} to {meta['high']}")
     return value
@@ -126,12 +172,17 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 def from_mapping(values: Mapping[str, Any], where: str) -> TrainConfig:
-    """The configuration of `values`; ConfigError, beginning with `where`, for an unknown field (naming the nearest) or a wrong value."""
+    """The configuration of `values`; ConfigError, beginning with `where`, for an unknown field (naming the nearest)
+    or a wrong value.
+    """
     known = [item.name for item in fields(TrainConfig)]
     for name in values:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            raise ConfigError(f"{where}: unknown field {name!r:.80}" + (f", did you mean {close[0]}?" if close else f"; the known ones are {', '.join(known)}"))
+            raise ConfigError(
+                f"{where}: unknown field {name!r:.80}"
+                + (f", did you mean {close[0]}?" if close else f"; the known ones are {', '.join(known)}")
+            )
     try:
         return TrainConfig(**values)
     except ConfigError as error:
@@ -139,7 +190,10 @@ def from_mapping(values: Mapping[str, Any], where: str) -> TrainConfig:
 
 
 def load_config(path: str, overrides: Iterable[str] = ()) -> TrainConfig:
-    """The configuration in a TOML file, with `field=value` of `overrides` on top. ConfigError for what is wrong in either."""
+    """The configuration in a TOML file, with `field=value` of `overrides` on top.
+
+    ConfigError for what is wrong in either.
+    """
     try:
         values = tomllib.loads(read_text_file(path, path, MAX_CONFIG_BYTES))
     except (tomllib.TOMLDecodeError, RecursionError) as error:

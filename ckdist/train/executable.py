@@ -7,7 +7,9 @@ from ckdist.train.batch import PackedBatch
 
 
 class TrainingExecutable(Protocol):
-    """One rank's full replica. Parameters and gradients are float32 by Hugging Face names, each in one arena, laid out alike.
+    """One rank's full replica.
+
+    Parameters and gradients are float32 by Hugging Face names, each in one arena, laid out alike.
 
     Gradients are of the SUM of the losses of all tokens with a target, over the batches since `zero_grad`.
     """
@@ -16,7 +18,10 @@ class TrainingExecutable(Protocol):
     gradients: Arena
 
     def forward_backward(self, batch: PackedBatch, reduce: bool) -> float:
-        """This rank's sum of losses; its gradients are added to `gradients`. With `reduce`, a collective call, `gradients` is then the sum over all ranks."""
+        """This rank's sum of losses; its gradients are added to `gradients`.
+
+        With `reduce`, a collective call, `gradients` is then the sum over all ranks.
+        """
 
     def loss(self, batch: PackedBatch) -> float:
         """This rank's sum of losses, forward alone."""

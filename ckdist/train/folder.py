@@ -1,4 +1,6 @@
-"""The finished model as a Hugging Face folder: config.json, safetensors and the tokenizer's files, which ckdist and transformers load."""
+"""The finished model as a Hugging Face folder: config.json, safetensors and the tokenizer's files, which ckdist and
+transformers load.
+"""
 
 import json
 import shutil
@@ -22,21 +24,33 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 
 
-def write_folder(out: Path, model: TrainedModel, parameters: Mapping[str, np.ndarray], tokenizer: Tokenizer, save_dtype: str) -> None:
+def write_folder(
+    out: Path, model: TrainedModel, parameters: Mapping[str, np.ndarray], tokenizer: Tokenizer, save_dtype: str
+) -> None:
     """Every file is written beside its old version and then takes its place."""
     out.mkdir(parents=True, exist_ok=True)
     config = {"architectures": [architecture_name(model.spec)], **model.config, "torch_dtype": save_dtype}
     config |= {"vocab_size": model.spec.vocab_size, "tie_word_embeddings": model.spec.tie_embeddings}
     if "eos_token_id" not in config:
-        ends = sorted(tokenizer.eos_token_ids | {i for i in tokenizer.special_ids if tokenizer.token_text(i) == "<|end|>"})
-        config |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": ends if len(ends) > 1 else end_of_text(tokenizer)}
+        ends = sorted(
+            tokenizer.eos_token_ids | {i for i in tokenizer.special_ids if tokenizer.token_text(i) == "<|end|>"}
+        )
+        config |= {
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": ends if len(ends) > 1 else end_of_text(tokenizer),
+        }
     for name in TOKENIZER_FILES:
         source = model.tokenizer_folder / name
         if source.is_file() and not (out / name).resolve() == source.resolve():
             shutil.copyfile(source, out / f"{name}.tmp")
             (out / f"{name}.tmp").replace(out / name)
     dtype = _TYPES[save_dtype]
-    tensors = [TensorToWrite(name, dtype, array.shape, lambda name=name, array=array: as_stored(_stored(model, name, array), dtype)) for name, array in parameters.items()]
+    tensors = [
+        TensorToWrite(
+            name, dtype, array.shape, lambda name=name, array=array: as_stored(_stored(model, name, array), dtype)
+        )
+        for name, array in parameters.items()
+    ]
     write_safetensors(out / f"{SINGLE_FILE}.tmp", tensors, {"format": "pt"})
     (out / f"{SINGLE_FILE}.tmp").replace(out / SINGLE_FILE)
     write_synced(out / "config.json.tmp", (json.dumps(config, indent=2) + "\n").encode())

@@ -1,4 +1,6 @@
-"""The first weights of a model from nothing: drawn name by name, so they do not depend on ranks or on the order of drawing."""
+"""The first weights of a model from nothing: drawn name by name, so they do not depend on ranks or on the order of
+drawing.
+"""
 
 import math
 import zlib
@@ -15,8 +17,9 @@ def generator_of(name: str, seed: int) -> np.random.Generator:
 
 
 def initial_weight(name: str, shape: tuple[int, ...], spec: ModelSpec, std: float, seed: int) -> np.ndarray:
-    """Norms are 1, biases 0, matrices normal of `std`; those that write to the residual stream by 1 / sqrt(2 layers) less
-    (Radford et al. 2019, Language Models are Unsupervised Multitask Learners, section 2.3)."""
+    """Norms are 1, biases 0, matrices normal of `std`; those that write to the residual stream by 1 / sqrt(2 layers)
+    less (Radford et al. 2019, Language Models are Unsupervised Multitask Learners, section 2.3).
+    """
     if len(shape) == 1:
         return np.zeros(shape, np.float32) if name.endswith("bias") else np.ones(shape, np.float32)
     scale = std / math.sqrt(2 * spec.num_layers) if name.endswith(_RESIDUAL) else std

@@ -1,6 +1,8 @@
-"""LoRA (Hu et al. 2021, arXiv:2106.09685): the base stays as it is, low-rank matrices beside chosen linear layers are trained.
+"""LoRA (Hu et al. 2021, arXiv:2106.09685): the base stays as it is, low-rank matrices beside chosen linear layers are
+trained.
 
-The forward is the model's own, traced with linears that add the low-rank path, so the base may have any type that multiplies.
+The forward is the model's own, traced with linears that add the low-rank path, so the base may have any type that
+multiplies.
 """
 
 import json
@@ -39,14 +41,19 @@ class LoraTracer(TrainingTracer):
         for index, w in enumerate(weights):
             stem = w.name.removesuffix(".weight")
             if stem.rpartition(".")[2] in self.lora.targets:
-                a, b = Weight(f"{stem}.lora_A.weight", (rank, w.dims[1])), Weight(f"{stem}.lora_B.weight", (w.dims[0], rank))
+                a, b = (
+                    Weight(f"{stem}.lora_A.weight", (rank, w.dims[1])),
+                    Weight(f"{stem}.lora_B.weight", (w.dims[0], rank)),
+                )
                 low = self.scale(super().linear(x, a, names=["lora_a"]), self.lora.scale)  # (tokens, rank)
                 outputs[index] = self.add(outputs[index], super().linear(low, b, names=["lora_b"]))
         return tuple(outputs) if len(weights) > 1 else outputs[0]
 
 
 def save_adapter(folder: Path, lora: Lora, base: str, parameters: dict[str, np.ndarray]) -> None:
-    """adapter_config.json and adapter_model.safetensors as PEFT reads them; `parameters` by their names in the program."""
+    """adapter_config.json and adapter_model.safetensors as PEFT reads them; `parameters` by their names in the
+    program.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "peft_type": "LORA",
@@ -64,7 +71,10 @@ def save_adapter(folder: Path, lora: Lora, base: str, parameters: dict[str, np.n
         "inference_mode": True,
         "modules_to_save": None,
     }
-    tensors = [TensorToWrite(PREFIX + name, "F32", array.shape, lambda array=array: array) for name, array in parameters.items()]
+    tensors = [
+        TensorToWrite(PREFIX + name, "F32", array.shape, lambda array=array: array)
+        for name, array in parameters.items()
+    ]
     write_safetensors(folder / f"{WEIGHTS}.tmp", tensors, {"format": "pt"})
     (folder / f"{WEIGHTS}.tmp").replace(folder / WEIGHTS)
     write_synced(folder / f"{CONFIG}.tmp", (json.dumps(config, indent=2) + "\n").encode())

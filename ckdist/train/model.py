@@ -1,4 +1,6 @@
-"""What is trained: a model from disk or from nothing, its program, its weights' first values, and the files that belong to it."""
+"""What is trained: a model from disk or from nothing, its program, its weights' first values, and the files that
+belong to it.
+"""
 
 import functools
 import json
@@ -38,7 +40,9 @@ INITIALIZER_RANGE = 0.02
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """`weights` are those that are trained, in the program's order; `load(name)` is the first value of any weight of the program."""
+    """`weights` are those that are trained, in the program's order; `load(name)` is the first value of any weight of
+    the program.
+    """
 
     spec: ModelSpec
     config: Mapping[str, Any]  # config.json of what comes out
@@ -56,8 +60,8 @@ class TrainedModel:
     def operations(self, tokens: float, target_tokens: float) -> float:
         """Multiplications and additions of the matrix products, forward and backward, without attention's own.
 
-        6 per token for each element of a trained matrix (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), 4 for one that
-        is not trained; of the output matrix per token with a target.
+        6 per token for each element of a trained matrix (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), 4 for one
+        that is not trained; of the output matrix per token with a target.
         """
         trained, total = set(self.weights), 0.0
         for step in self.program.instrs:
@@ -70,14 +74,25 @@ class TrainedModel:
 
 
 def open_model(config) -> TrainedModel:
-    """The model that a TrainConfig names or describes. ConfigError, ModelFileError or ArchitectureError for what the user can mend."""
+    """The model that a TrainConfig names or describes.
+
+    ConfigError, ModelFileError or ArchitectureError for what the user can mend.
+    """
     checkpoint = open_checkpoint(config.model_name_or_path) if config.model_name_or_path else None
     if checkpoint is not None and checkpoint.format != "safetensors" and not config.lora_r:
-        raise ConfigError(f"{config.model_name_or_path} is a GGUF, whose weights cannot all be trained: give a folder with safetensors, or set lora_r")
-    values = dict(checkpoint.metadata) if checkpoint else {"max_position_embeddings": config.max_length, "model_type": "llama", **config.model_config}
+        raise ConfigError(
+            f"{config.model_name_or_path} is a GGUF, whose weights cannot all be trained: give a folder with safetensors, or set lora_r"
+        )
+    values = (
+        dict(checkpoint.metadata)
+        if checkpoint
+        else {"max_position_embeddings": config.max_length, "model_type": "llama", **config.model_config}
+    )
     spec = checkpoint.spec if checkpoint else spec_from_config(values, "model_config")
     if config.max_length > spec.max_position:
-        raise ConfigError(f"max_length ({config.max_length}) is more than the {spec.max_position} positions of the model")
+        raise ConfigError(
+            f"max_length ({config.max_length}) is more than the {spec.max_position} positions of the model"
+        )
     lora = Lora(config.lora_r, config.lora_alpha, config.lora_target_modules) if config.lora_r else None
     tracer = functools.partial(LoraTracer, lora) if lora else TrainingTracer
     program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)
@@ -92,19 +107,26 @@ def open_model(config) -> TrainedModel:
             return initial_weight(name, shapes[name], spec, std, config.seed)
         return read_tensor(checkpoint.tensors[name])
 
-    folder = Path(config.tokenizer_name or (config.model_name_or_path if checkpoint else Path(config.output_dir) / "tokenizer"))
+    folder = Path(
+        config.tokenizer_name or (config.model_name_or_path if checkpoint else Path(config.output_dir) / "tokenizer")
+    )
     return TrainedModel(spec, values, program, weights, load, lora, tracer, folder)
 
 
 def open_tokenizer(config, model: TrainedModel, make: bool) -> Tokenizer:
-    """The tokenizer of `model`. From nothing and without tokenizer_name it is trained on the data by who is told to `make` it."""
+    """The tokenizer of `model`.
+
+    From nothing and without tokenizer_name it is trained on the data by who is told to `make` it.
+    """
     folder = model.tokenizer_folder
     trained_here = not config.tokenizer_name and not config.model_name_or_path
     if trained_here and make and not (folder / "tokenizer.json").is_file():
         _make_tokenizer(config, folder, model.spec.vocab_size)
     tokenizer = tokenizer_of(folder) if trained_here else load_tried(folder)
     if tokenizer.vocab_size > model.spec.vocab_size:
-        raise ConfigError(f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, and the model's vocab_size is {model.spec.vocab_size}: set model_config.vocab_size")
+        raise ConfigError(
+            f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, and the model's vocab_size is {model.spec.vocab_size}: set model_config.vocab_size"
+        )
     return tokenizer
 
 
@@ -120,7 +142,9 @@ def _make_tokenizer(config, folder: Path, vocab_size: int) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".tokenizer-", dir=folder.parent))
-        write_synced(temporary / "tokenizer_config.json", json.dumps(tokenizer_config(config.max_length), indent=2).encode())
+        write_synced(
+            temporary / "tokenizer_config.json", json.dumps(tokenizer_config(config.max_length), indent=2).encode()
+        )
         write_synced(temporary / "tokenizer.json", made.to_str().encode())
         os.chmod(temporary, 0o755)
         try:

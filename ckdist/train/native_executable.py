@@ -18,10 +18,26 @@ from ckdist.train.arena import Arena
 from ckdist.train.batch import PackedBatch
 
 DTYPES = ("float32", "bfloat16")
-_OPS = (
-    "embed scale add rms_norm rms_norm_grad linear linear_grad linear_weight_grad bias_grad rope attend attend_grad gated gated_grad "
-    "cross_entropy embed_grad reduce operand"
-).split()
+_OPS = [
+    "embed",
+    "scale",
+    "add",
+    "rms_norm",
+    "rms_norm_grad",
+    "linear",
+    "linear_grad",
+    "linear_weight_grad",
+    "bias_grad",
+    "rope",
+    "attend",
+    "attend_grad",
+    "gated",
+    "gated_grad",
+    "cross_entropy",
+    "embed_grad",
+    "reduce",
+    "operand",
+]
 
 
 @dataclass(frozen=True)
@@ -36,19 +52,30 @@ class TrainingBytes:
 def _once_read(lowered: LoweredTraining) -> list[tuple[int, int]]:
     """Whole pages, as bytes [begin, end), of the matrices that are not trained and that only packing reads."""
     read = {p for s in (*lowered.steps, *lowered.loss_steps) if s.op == "embed" for p in s.parameters}
-    read |= {p for _, side in lowered.packs if any(lowered.parameters[q].offset < lowered.trained_floats for q in side) for p in side}
-    frozen = [p for i, p in enumerate(lowered.parameters) if p.offset >= lowered.trained_floats and p.rows > 1 and i not in read]
-    pages = [(-(-4 * p.offset // mmap.PAGESIZE) * mmap.PAGESIZE, 4 * p.end // mmap.PAGESIZE * mmap.PAGESIZE) for p in frozen]
+    read |= {
+        p
+        for _, side in lowered.packs
+        if any(lowered.parameters[q].offset < lowered.trained_floats for q in side)
+        for p in side
+    }
+    frozen = [
+        p
+        for i, p in enumerate(lowered.parameters)
+        if p.offset >= lowered.trained_floats and p.rows > 1 and i not in read
+    ]
+    pages = [
+        (-(-4 * p.offset // mmap.PAGESIZE) * mmap.PAGESIZE, 4 * p.end // mmap.PAGESIZE * mmap.PAGESIZE) for p in frozen
+    ]
     return [(begin, end) for begin, end in pages if begin < end]
 
 
 class NativeExecutable:
     """A TrainingExecutable: a model's loss and gradients on this rank's batches.
 
-    `parameters` and `gradients` hold what is trained, in the order of `trained` (default: all, in the order of first use).
-    `dtype` is that of what products read: float32 is exact, bfloat16 adds up in float32; where the CPU cannot multiply
-    bfloat16, its values are widened, and products are those of float32. Master weights, gradients and sums over ranks are
-    float32 in both. `tracer` writes the program, as LoraTracer does.
+    `parameters` and `gradients` hold what is trained, in the order of `trained` (default: all, in the order of first
+    use). `dtype` is that of what products read: float32 is exact, bfloat16 adds up in float32; where the CPU cannot
+    multiply bfloat16, its values are widened, and products are those of float32. Master weights, gradients and sums
+    over ranks are float32 in both. `tracer` writes the program, as LoraTracer does.
     """
 
     def __init__(
@@ -67,7 +94,13 @@ class NativeExecutable:
     ):
         if dtype not in DTYPES:
             raise ConfigError(f"training cannot multiply in {dtype!r}; use {' or '.join(DTYPES)}")
-        self.spec, self.max_tokens, self.dtype, self.threads, self.communicator = spec, max_tokens, dtype, threads, communicator
+        self.spec, self.max_tokens, self.dtype, self.threads, self.communicator = (
+            spec,
+            max_tokens,
+            dtype,
+            threads,
+            communicator,
+        )
         mesh = Mesh({"dp": communicator.size if communicator else 1}, communicator.rank if communicator else 0)
         program = trace_loss(loss_of, spec, DATA, mesh, tracer)
         weights = {w.name: w for w in program.weights}
@@ -135,16 +168,21 @@ class NativeExecutable:
                 "step_count": len(lowered.steps),
                 "loss_step_count": len(lowered.loss_steps),
                 "values": self._array(
-                    [{"offset": v.offset, "width": v.width, "room": v.room, "stride": v.stride, "operand": v.operand} for v in lowered.values],
+                    [
+                        {"offset": v.offset, "width": v.width, "room": v.room, "stride": v.stride, "operand": v.operand}
+                        for v in lowered.values
+                    ],
                     "struct ckdist_training_value",
                 ),
                 "value_count": len(lowered.values),
                 "parameters": self._array(
-                    [{"offset": p.offset, "rows": p.rows, "cols": p.columns} for p in lowered.parameters], "struct ckdist_training_parameter"
+                    [{"offset": p.offset, "rows": p.rows, "cols": p.columns} for p in lowered.parameters],
+                    "struct ckdist_training_parameter",
                 ),
                 "parameter_count": len(lowered.parameters),
                 "packs": self._array(
-                    [{"turned": turned, "count": len(of), "parameter": pad(of, 4)} for turned, of in lowered.packs], "struct ckdist_training_pack"
+                    [{"turned": turned, "count": len(of), "parameter": pad(of, 4)} for turned, of in lowered.packs],
+                    "struct ckdist_training_pack",
                 ),
                 "pack_count": len(lowered.packs),
                 "arena_bytes": lowered.arena_bytes,
@@ -163,7 +201,7 @@ class NativeExecutable:
         )
 
     def _rope(self, rope):
-        """cos and sin of every position: float32 (max_tokens, head_dim / 2) each."""
+        """Cos and sin of every position: float32 (max_tokens, head_dim / 2) each."""
         if rope is None:
             return native.ffi.NULL, native.ffi.NULL
         angles = np.arange(self.max_tokens, dtype=np.float32)[:, None] * rope.inverse_frequencies.astype(np.float32)
@@ -174,7 +212,8 @@ class NativeExecutable:
     def forward_backward(self, batch: PackedBatch, reduce: bool = True) -> float:
         """This rank's sum of losses; its gradients are added to `gradients`.
 
-        With `reduce` these then become the sums over all ranks. Raises ConfigError for a batch that does not fit, CommError when a rank died or stalled.
+        With `reduce` these then become the sums over all ranks. Raises ConfigError for a batch that does not fit,
+        CommError when a rank died or stalled.
         """
         return self._run(batch, True, reduce)
 
@@ -183,11 +222,17 @@ class NativeExecutable:
         return self._run(batch, False, False)
 
     def _run(self, batch: PackedBatch, gradients: bool, reduce: bool) -> float:
-        ids, targets, starts = (np.ascontiguousarray(a, np.int32) for a in (batch.token_ids, batch.targets, batch.starts))
+        ids, targets, starts = (
+            np.ascontiguousarray(a, np.int32) for a in (batch.token_ids, batch.targets, batch.starts)
+        )
         if len(ids) != len(targets):
-            raise ConfigError(f"a batch has {len(ids)} tokens and {len(targets)} targets; pass one target per token, -1 where there is none")
+            raise ConfigError(
+                f"a batch has {len(ids)} tokens and {len(targets)} targets; pass one target per token, -1 where there is none"
+            )
         if len(starts) < 2:
-            raise ConfigError(f"a batch has {len(starts)} starts; pass where each sequence begins, and where the last ends")
+            raise ConfigError(
+                f"a batch has {len(starts)} starts; pass where each sequence begins, and where the last ends"
+            )
         if self._handle is None:
             raise ConfigError("this executable is closed")
         given = native.ffi.new(
@@ -207,7 +252,9 @@ class NativeExecutable:
         self._cleared = True
 
     def times(self) -> dict[str, float]:
-        """Seconds of the last run by op, and, as a part of these, of packing the weights; "reduce" is what was waited for other ranks."""
+        """Seconds of the last run by op, and, as a part of these, of packing the weights; "reduce" is what was
+        waited for other ranks.
+        """
         out = native.ffi.new("double[19]")
         native.lib.ckdist_training_times(self._handle, out)
         return dict(zip((*_OPS, "pack"), out))

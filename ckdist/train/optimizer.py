@@ -1,7 +1,9 @@
-"""AdamW and SGD over an arena of parameters: clipping by the global norm, steps that are skipped, and state cut over ranks.
+"""AdamW and SGD over an arena of parameters: clipping by the global norm, steps that are skipped, and state cut over
+ranks.
 
-One fused native pass updates parameters and state. With `zero_stage` 1 a rank has the state of its own part alone: gradients are
-reduced to that part (Rajbhandari et al. 2020, arXiv:1910.02054), it is updated, and the parts are gathered.
+One fused native pass updates parameters and state. With `zero_stage` 1 a rank has the state of its own part alone:
+gradients are reduced to that part (Rajbhandari et al. 2020, arXiv:1910.02054), it is updated, and the parts are
+gathered.
 """
 
 import math
@@ -33,7 +35,10 @@ def is_decayed(name: str, shape: tuple[int, ...]) -> bool:
 
 
 class Optimizer:
-    """Updates `parameters` from `gradients`, both laid out alike. `state[name]` is this rank's part, float32, of the arena's elements [begin, end)."""
+    """Updates `parameters` from `gradients`, both laid out alike.
+
+    `state[name]` is this rank's part, float32, of the arena's elements [begin, end).
+    """
 
     def __init__(self, config, parameters: Arena, gradients: Arena, communicator=None, threads: int = 1, cpus=()):
         self.config, self.parameters, self.gradients, self.communicator = config, parameters, gradients, communicator
@@ -60,10 +65,15 @@ class Optimizer:
         return np.array(ends, np.int64), np.array(decays, np.uint8)
 
     def step(self, learning_rate: float, tokens: float) -> StepResult:
-        """One update with the mean gradient over `tokens`; a collective call. Without sharding `gradients` are summed over ranks already."""
+        """One update with the mean gradient over `tokens`; a collective call.
+
+        Without sharding `gradients` are summed over ranks already.
+        """
         gradient = self.gradients.flat[self.begin : self.end]
         if self.sharded:
-            gradient = self.communicator.reduce_scatter(self.gradients.flat, counts=[end - begin for begin, end in self.shares])
+            gradient = self.communicator.reduce_scatter(
+                self.gradients.flat, counts=[end - begin for begin, end in self.shares]
+            )
         norm = math.sqrt(self._sum_squares(gradient)) / max(tokens, 1.0)
         if not math.isfinite(norm) or tokens <= 0:
             return StepResult(norm, True)
@@ -73,12 +83,16 @@ class Optimizer:
         self._update(gradient, learning_rate, clip / tokens)
         if self.sharded:
             flat = self.parameters.flat
-            self.communicator.all_gather(flat[self.begin : self.end].copy(), counts=[end - begin for begin, end in self.shares], out=flat)
+            self.communicator.all_gather(
+                flat[self.begin : self.end].copy(), counts=[end - begin for begin, end in self.shares], out=flat
+            )
         return StepResult(norm, False)
 
     def _sum_squares(self, gradient: np.ndarray) -> float:
         out = ffi.new("double *")
-        native.check(lib.ckdist_optimizer_sum_squares(self._native, native.pointer(gradient, "float *"), gradient.size, out))
+        native.check(
+            lib.ckdist_optimizer_sum_squares(self._native, native.pointer(gradient, "float *"), gradient.size, out)
+        )
         if not self.sharded:
             return out[0]
         return float(sum(self.communicator.all_gather(np.array([out[0]])).tolist()))  # in the order of ranks
@@ -94,7 +108,9 @@ class Optimizer:
         update.parameters, update.gradients = pointer(own), pointer(gradient)
         state = [pointer(array) for array in self.state.values()]
         if c.optim == "adamw":
-            native.check(lib.ckdist_optimizer_adamw(self._native, update, c.adam_beta1, c.adam_beta2, c.adam_epsilon, *state))
+            native.check(
+                lib.ckdist_optimizer_adamw(self._native, update, c.adam_beta1, c.adam_beta2, c.adam_epsilon, *state)
+            )
         else:
             native.check(lib.ckdist_optimizer_sgd(self._native, update, c.momentum, *state))
 

@@ -15,7 +15,15 @@ from ckdist.train.batch import PackedBatch
 class ReferenceExecutable:
     """`program` ends in the loss and is one rank's, without collectives; `load(name)` gives a weight's first value."""
 
-    def __init__(self, program: Program, spec, wrt: Sequence[Weight], load: Callable[[str], np.ndarray], communicator=None, recompute: bool = False):
+    def __init__(
+        self,
+        program: Program,
+        spec,
+        wrt: Sequence[Weight],
+        load: Callable[[str], np.ndarray],
+        communicator=None,
+        recompute: bool = False,
+    ):
         mesh = Mesh({"dp": 1})
         self.parameters = Arena({w.name: tuple(d.elements for d in w.dims) for w in wrt})
         self.gradients = Arena(self.parameters.shapes)
@@ -25,7 +33,8 @@ class ReferenceExecutable:
         self._forward = Interpreter(program, spec, mesh, source)
         self._backward = Interpreter(backward(program, program.outputs[0], wrt, recompute), spec, mesh, source)
         self._communicator = communicator
-        for interpreter in (self._forward, self._backward):  # the interpreter copied them: the optimizer writes to the arena
+        # the interpreter copied them: the optimizer writes to the arena
+        for interpreter in (self._forward, self._backward):
             for weight in interpreter.weights[0]:
                 if weight.name in self.parameters:
                     interpreter.weights[0][weight] = self.parameters[weight.name]

@@ -1,4 +1,6 @@
-"""What a person sees of a training: a progress bar, a line of JSON per logged step, TensorBoard on request, and a picture at the end."""
+"""What a person sees of a training: a progress bar, a line of JSON per logged step, TensorBoard on request, and a
+picture at the end.
+"""
 
 import contextlib
 import importlib
@@ -75,7 +77,11 @@ class Report:
 
     def write(self, r: StepReport) -> None:
         """Some steps: a line of metrics; on a terminal the bar is enough, elsewhere a line of text too."""
-        line = {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in asdict(r).items() if v is not None}
+        line = {
+            k: (None if isinstance(v, float) and not math.isfinite(v) else v)
+            for k, v in asdict(r).items()
+            if v is not None
+        }
         try:
             self._file.write(json.dumps(line) + "\n")
         except OSError as error:  # whether to stop is decided by the next checkpoint
@@ -119,7 +125,13 @@ class Report:
         for name, style in (("loss", "-"), ("eval_loss", "o-")):
             points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
             if points:
-                axes.plot(*zip(*points), style, label={"loss": "training", "eval_loss": "validation"}[name], linewidth=1, markersize=3)
+                axes.plot(
+                    *zip(*points),
+                    style,
+                    label={"loss": "training", "eval_loss": "validation"}[name],
+                    linewidth=1,
+                    markersize=3,
+                )
         axes.set_xlabel("step")
         axes.set_ylabel("loss, nats per token")
         axes.grid(alpha=0.3)
@@ -146,4 +158,6 @@ def check_report_to(report_to: tuple[str, ...]) -> None:
 
 
 def _tensorboard(output_dir: Path, start: int):
-    return importlib.import_module("tensorboardX").SummaryWriter(str(output_dir / "tensorboard"), purge_step=start + 1 if start else None)
+    return importlib.import_module("tensorboardX").SummaryWriter(
+        str(output_dir / "tensorboard"), purge_step=start + 1 if start else None
+    )

@@ -21,7 +21,14 @@ class Schedule:
     @classmethod
     def of(cls, config, steps: int) -> "Schedule":
         warmup = config.warmup_steps or math.ceil(config.warmup_ratio * steps)
-        return cls(config.lr_scheduler_type, config.learning_rate, steps, warmup, config.num_decay_steps or max(1, steps // 10), config.min_lr_ratio)
+        return cls(
+            config.lr_scheduler_type,
+            config.learning_rate,
+            steps,
+            warmup,
+            config.num_decay_steps or max(1, steps // 10),
+            config.min_lr_ratio,
+        )
 
     def rate(self, step: int) -> float:
         if step < self.warmup_steps:

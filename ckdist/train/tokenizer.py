@@ -28,14 +28,21 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """A tokenizer of at most `vocab_size` tokens. Special tokens come first, so <|endoftext|> is 0; it begins every text."""
+    """A tokenizer of at most `vocab_size` tokens.
+
+    Special tokens come first, so <|endoftext|> is 0; it begins every text.
+    """
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = THREE_DIGITS.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(_sample(texts), trainer)
-    first = processors.TemplateProcessing(single=f"{END_OF_TEXT} $A", pair=f"{END_OF_TEXT} $A $B", special_tokens=[(END_OF_TEXT, 0)])
+    first = processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A", pair=f"{END_OF_TEXT} $A $B", special_tokens=[(END_OF_TEXT, 0)]
+    )
     tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), first])
     return tokenizer
 

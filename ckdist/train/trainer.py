@@ -1,4 +1,5 @@
-"""The training loop of one rank: batches in, gradients summed over ranks, one update a step, checkpoints, and the model at the end.
+"""The training loop of one rank: batches in, gradients summed over ranks, one update a step, checkpoints, and the model
+at the end.
 
 Every function here is called by all ranks together. Who computes gradients is a TrainingExecutable's affair.
 """
@@ -42,12 +43,22 @@ EVAL_ROWS = 256  # of max_length that a validation loss is taken on, at most
 PEAK_FORMATS = {True: 1, False: 0}  # bf16 -> activation format of the products
 
 
-def train(config: TrainConfig, on_step: Callable[[StepReport], None] | None = None, batches=None, *, world=None, make_executable=None, should_stop=None) -> StepReport | None:
-    """Trains as `config` says and writes the model to its output_dir; the last step's report, None where nothing was left to do.
+def train(
+    config: TrainConfig,
+    on_step: Callable[[StepReport], None] | None = None,
+    batches=None,
+    *,
+    world=None,
+    make_executable=None,
+    should_stop=None,
+) -> StepReport | None:
+    """Trains as `config` says and writes the model to its output_dir; the last step's report, None where nothing was
+    left to do.
 
-    `on_step` is called on every rank after every step. `batches(step, rank, size)` gives this rank's PackedBatches of a step instead of
-    train_file's, and goes from rank 0 to all. `should_stop()` true on any rank ends the training after the step, with a checkpoint.
-    Raises ConfigError, ModelFileError and the like for what the user can mend; CommError where a rank is lost.
+    `on_step` is called on every rank after every step. `batches(step, rank, size)` gives this rank's PackedBatches of a
+    step instead of train_file's, and goes from rank 0 to all. `should_stop()` true on any rank ends the training after
+    the step, with a checkpoint. Raises ConfigError, ModelFileError and the like for what the user can mend; CommError
+    where a rank is lost.
     """
     own_world = world is None
     world = start_world() if own_world else world
@@ -69,13 +80,26 @@ def native_executable(model: TrainedModel, config: TrainConfig, communicator, th
     dtype = "bfloat16" if config.bf16 else "float32"
     trained = [w.name for w in model.weights]
     return NativeExecutable(
-        model.spec, tokens, model.load, dtype, threads, communicator, trained, config.activation_checkpointing, cpus, tracer=model.tracer
+        model.spec,
+        tokens,
+        model.load,
+        dtype,
+        threads,
+        communicator,
+        trained,
+        config.activation_checkpointing,
+        cpus,
+        tracer=model.tracer,
     )
 
 
-def reference_executable(model: TrainedModel, config: TrainConfig, communicator, threads: int, cpus) -> TrainingExecutable:
+def reference_executable(
+    model: TrainedModel, config: TrainConfig, communicator, threads: int, cpus
+) -> TrainingExecutable:
     """The definition of what training computes, in numpy."""
-    return ReferenceExecutable(model.program, model.spec, model.weights, model.load, communicator, config.activation_checkpointing)
+    return ReferenceExecutable(
+        model.program, model.spec, model.weights, model.load, communicator, config.activation_checkpointing
+    )
 
 
 class Trainer:
@@ -106,9 +130,22 @@ class Trainer:
         self.placement = place(world, self.threads)
         if world.size > 1:
             gradients = sum(4 * int(np.prod(shape)) for shape in self.model.shapes.values())  # bytes, reduced in place
-            self.communicator = open_communicator(world, config.transport, timeout=config.ddp_timeout, arena_bytes=ARENA_BYTES + 2 * gradients, log=log.warning)
+            self.communicator = open_communicator(
+                world,
+                config.transport,
+                timeout=config.ddp_timeout,
+                arena_bytes=ARENA_BYTES + 2 * gradients,
+                log=log.warning,
+            )
         self.executable = make_executable(self.model, config, self.communicator, self.threads, self.placement.cpus)
-        self.optimizer = Optimizer(config, self.executable.parameters, self.executable.gradients, self.communicator, self.threads, self.placement.cpus)
+        self.optimizer = Optimizer(
+            config,
+            self.executable.parameters,
+            self.executable.gradients,
+            self.communicator,
+            self.threads,
+            self.placement.cpus,
+        )
         self.state = TrainState(seed=config.seed)
         self.validation: Rows | None = None
         self.batches = self._own_batches(source) if source is not None else self._file_batches()
@@ -134,12 +171,25 @@ class Trainer:
         held = np.arange(validated.documents) if c.validation_file else held
         self.validation = Rows(validated, held, c.max_length, c.seed, shuffle=False) if len(held) else None
         self.state = replace(self.state, data=cache.digest)
-        return FileBatches(Rows(cache, documents, c.max_length, c.seed), self.world.rank, self.world.size, c.per_device_train_batch_size, c.gradient_accumulation_steps)
+        return FileBatches(
+            Rows(cache, documents, c.max_length, c.seed),
+            self.world.rank,
+            self.world.size,
+            c.per_device_train_batch_size,
+            c.gradient_accumulation_steps,
+        )
 
     def _open_cache(self, patterns: tuple[str, ...]) -> TokenCache:
         """The tokens, made by one rank of each host while the others wait."""
         c, files = self.config, find_files(patterns)
-        load = lambda: open_cache(Path(c.cache_dir or self.output / "cache"), files, self.tokenizer, c.text_column, c.bad_lines, self.world.rank == 0)
+        load = lambda: open_cache(
+            Path(c.cache_dir or self.output / "cache"),
+            files,
+            self.tokenizer,
+            c.text_column,
+            c.bad_lines,
+            self.world.rank == 0,
+        )
         cache = load() if self.world.local_rank == 0 else None
         self.world.gather(None)
         cache = cache or load()
@@ -155,9 +205,13 @@ class Trainer:
             values = self.world.broadcast(vars(saved.verify(folder)) if self.world.rank == 0 else None)
             self.state = TrainState(**values)
             if self.state.data != begun.data:
-                raise ConfigError(f"{folder} was trained on other text: give the same train_file and tokenizer, or another output_dir")
+                raise ConfigError(
+                    f"{folder} was trained on other text: give the same train_file and tokenizer, or another output_dir"
+                )
             if self.state.seed != c.seed:
-                raise ConfigError(f"{folder} was trained with seed {self.state.seed}, and seed is {c.seed}: set the same, or another output_dir")
+                raise ConfigError(
+                    f"{folder} was trained with seed {self.state.seed}, and seed is {c.seed}: set the same, or another output_dir"
+                )
             self._load(folder)
         elif self.communicator is not None:
             self.communicator.broadcast(self.executable.parameters.flat)
@@ -212,7 +266,7 @@ class Trainer:
             last, stop = self._step(should_stop)
             step, unsaved = last.step, True
             at_end = step == self.state.steps
-            if self.validation is not None and (at_end or c.eval_steps and step % c.eval_steps == 0):
+            if self.validation is not None and (at_end or (c.eval_steps and step % c.eval_steps == 0)):
                 last = replace(last, eval_loss=self.evaluate())
             if self.report is not None:
                 self.report.show(last)
@@ -236,7 +290,9 @@ class Trainer:
         self.executable.zero_grad()
         loss, tokens, every = 0.0, 0, 0
         for index, batch in enumerate(batches):
-            loss += self.executable.forward_backward(batch, reduce=index == len(batches) - 1 and not self.optimizer.sharded)
+            loss += self.executable.forward_backward(
+                batch, reduce=index == len(batches) - 1 and not self.optimizer.sharded
+            )
             tokens += int((batch.targets >= 0).sum())
             every += batch.tokens_to_learn_from()
         loss, tokens, every, stops = self._sum(loss, tokens, every, float(bool(should_stop and should_stop())))
@@ -255,7 +311,13 @@ class Trainer:
     def _advance(self, tokens: int, skipped: bool) -> None:
         s, at = self.state, self.batches.position
         self.state = replace(
-            s, step=s.step + 1, updates=self.optimizer.steps, skipped_steps=s.skipped_steps + skipped, tokens=s.tokens + tokens, epoch=at.epoch, row=at.row
+            s,
+            step=s.step + 1,
+            updates=self.optimizer.steps,
+            skipped_steps=s.skipped_steps + skipped,
+            tokens=s.tokens + tokens,
+            epoch=at.epoch,
+            row=at.row,
         )
 
     def _epoch(self) -> float:
@@ -267,7 +329,9 @@ class Trainer:
     def evaluate(self) -> float:
         """The mean loss over the held-out tokens."""
         loss, tokens = 0.0, 0
-        for batch in validation_batches(self.validation, self.world.rank, self.world.size, self.config.per_device_train_batch_size, EVAL_ROWS):
+        for batch in validation_batches(
+            self.validation, self.world.rank, self.world.size, self.config.per_device_train_batch_size, EVAL_ROWS
+        ):
             loss += self.executable.loss(batch)
             tokens += int((batch.targets >= 0).sum())
         loss, tokens = self._sum(loss, tokens)
@@ -288,7 +352,10 @@ class Trainer:
                 save_adapter(out, self.model.lora, base, self.executable.parameters)
             else:
                 write_folder(out, self.model, self.executable.parameters, self.tokenizer, self.config.save_dtype)
-            self.report.say(f"the {out.name} is in {out}" + (f"; {self.state.skipped_steps} steps were skipped" if self.state.skipped_steps else ""))
+            self.report.say(
+                f"the {out.name} is in {out}"
+                + (f"; {self.state.skipped_steps} steps were skipped" if self.state.skipped_steps else "")
+            )
 
     def fail(self, error: BaseException) -> None:
         """Lets go after `error`, which the other ranks are told of: they must not wait for this one."""

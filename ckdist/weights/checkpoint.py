@@ -53,7 +53,11 @@ class TensorSource:
         if not self.head_rows:
             return None
         rows = np.arange(self.shape[0], dtype=np.int32)
-        head, half, j = rows // self.head_rows, rows % self.head_rows // (self.head_rows // 2), rows % (self.head_rows // 2)
+        head, half, j = (
+            rows // self.head_rows,
+            rows % self.head_rows // (self.head_rows // 2),
+            rows % (self.head_rows // 2),
+        )
         return head * self.head_rows + 2 * j + half
 
 
@@ -67,7 +71,8 @@ class Checkpoint:
     tensors: Mapping[str, TensorSource] = field(repr=False)
     metadata: Mapping[str, Any] = field(repr=False)  # of the GGUF, or config.json
     notes: tuple[str, ...] = ()  # what of the files is not used, one line each
-    overrides: Mapping[str, Any] = field(default_factory=dict, repr=False)  # that stand in the metadata in place of the file's
+    # that stand in the metadata in place of the file's
+    overrides: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def folder(self) -> pathlib.Path:
@@ -81,16 +86,20 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | os.PathLike, overrides: Mapping[str, Any] | None = None) -> Checkpoint:
-    """The model at `path`: a GGUF file, with `overrides` put over its metadata, or a folder with config.json and safetensors files.
+    """The model at `path`: a GGUF file, with `overrides` put over its metadata, or a folder with config.json and
+    safetensors files.
 
-    Raises ModelFileError when it is not a model, a file is missing or damaged, a weight is missing or has the wrong shape, or the
-    files hold weights that the model's family does not use; ArchitectureError when its family is not known; ConfigError for overrides that cannot be put there.
+    Raises ModelFileError when it is not a model, a file is missing or damaged, a weight is missing or has the wrong
+    shape, or the files hold weights that the model's family does not use; ArchitectureError when its family is not
+    known; ConfigError for overrides that cannot be put there.
     """
     path = pathlib.Path(path)
     try:
         if path.is_dir():
             if overrides:
-                raise ConfigError(f"{FLAG} sets metadata of GGUF files, and {path} is a folder: change its config.json, or give a GGUF file")
+                raise ConfigError(
+                    f"{FLAG} sets metadata of GGUF files, and {path} is a folder: change its config.json, or give a GGUF file"
+                )
             return _open_folder(path)
         if path.exists() and not path.is_file():  # a pipe would block
             raise ModelFileError(f"{path} is neither a file nor a folder")
@@ -99,7 +108,9 @@ def open_checkpoint(path: str | os.PathLike, overrides: Mapping[str, Any] | None
     except (OSError, ValueError) as e:  # ValueError: a null byte in the path
         raise ModelFileError(f"{path} cannot be opened: {getattr(e, 'strerror', None) or e}") from None
     if magic != MAGIC:
-        raise ModelFileError(f"{path} is not a GGUF file: it begins with {magic!r}, not {MAGIC!r}; for safetensors give the folder")
+        raise ModelFileError(
+            f"{path} is not a GGUF file: it begins with {magic!r}, not {MAGIC!r}; for safetensors give the folder"
+        )
     return _open_gguf(path, overrides or {})
 
 
@@ -136,7 +147,9 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
     spec = spec_from_config(config, str(config_path))
     if isinstance(quantization := config.get("quantization_config"), dict):
         method = str(quantization.get("quant_method"))
-        raise ModelFileError(f"{path} is quantised by {method[:40]!r}, which is not read; take the model as it was before, or a GGUF file of it")
+        raise ModelFileError(
+            f"{path} is quantised by {method[:40]!r}, which is not read; take the model as it was before, or a GGUF file of it"
+        )
     wanted = {*tensor_shapes(spec), OUTPUT}
     found: dict[str, TensorSource] = {}
     unread = []
@@ -161,7 +174,14 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
     if spec.tie_embeddings and OUTPUT in found and EMBEDDING in found and not _alike(found[OUTPUT], found[EMBEDDING]):
         spec = replace(spec, tie_embeddings=False)  # config.json says otherwise, but somebody has trained it
     tensors = _required(spec, found, str(path))
-    return Checkpoint(path, "safetensors", spec, tensors, config, _notes(spec, unread, config.get("num_nextn_predict_layers"), str(path)))
+    return Checkpoint(
+        path,
+        "safetensors",
+        spec,
+        tensors,
+        config,
+        _notes(spec, unread, config.get("num_nextn_predict_layers"), str(path)),
+    )
 
 
 def _notes(spec: ModelSpec, unread: list[str], predicting_layers: Any, where: str) -> tuple[str, ...]:
@@ -177,7 +197,9 @@ def _alike(a: TensorSource, b: TensorSource) -> bool:
     with open(a.file, "rb") as file, open(b.file, "rb") as other:
         file.seek(a.offset)
         other.seek(b.offset)
-        return all(file.read(n) == other.read(n) for n in (min(chunk, a.nbytes - at) for at in range(0, a.nbytes, chunk)))
+        return all(
+            file.read(n) == other.read(n) for n in (min(chunk, a.nbytes - at) for at in range(0, a.nbytes, chunk))
+        )
 
 
 def _required(spec: ModelSpec, found: Mapping[str, TensorSource], where: str) -> dict[str, TensorSource]:
@@ -186,9 +208,13 @@ def _required(spec: ModelSpec, found: Mapping[str, TensorSource], where: str) ->
     for name, shape in tensor_shapes(spec).items():
         source = found.get(name)
         if source is None:
-            raise ModelFileError(f"{where}: tensor {name!r} of shape {shape} is missing; {len(found)} tensors of the model are there")
+            raise ModelFileError(
+                f"{where}: tensor {name!r} of shape {shape} is missing; {len(found)} tensors of the model are there"
+            )
         if source.shape != shape:
-            raise ModelFileError(f"{source.file}: tensor {name!r} has shape {source.shape}, but the model needs {shape}")
+            raise ModelFileError(
+                f"{source.file}: tensor {name!r} has shape {source.shape}, but the model needs {shape}"
+            )
         stored = dtypes.BY_NUMBER[source.type]
         if len(shape) == 1 and stored not in dtypes.FLOATS:
             raise ModelFileError(f"{source.file}: vector {name!r} has type {stored.name}; it must be F32, F16 or BF16")
@@ -204,7 +230,9 @@ def _rope_factors(model: GgufModel) -> np.ndarray | None:
     if tensor is None:
         return None
     if tensor.type is not dtypes.F32 or len(tensor.dims) != 1 or tensor.dims[0] > 1 << 10:
-        raise ModelFileError(f"{tensor.file}: rope_freqs.weight is {tensor.type.name} {tensor.dims}; it must be F32 (head_dim / 2,)")
+        raise ModelFileError(
+            f"{tensor.file}: rope_freqs.weight is {tensor.type.name} {tensor.dims}; it must be F32 (head_dim / 2,)"
+        )
     with open(tensor.file, "rb") as file:
         file.seek(tensor.offset)
         return np.frombuffer(file.read(tensor.nbytes), "<f4")

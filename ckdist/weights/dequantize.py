@@ -1,8 +1,8 @@
 """Block formats of GGUF turned into float32 by numpy: the definition of what stored bytes mean, and slow.
 
-The runtime computes on the blocks themselves; this serves the numpy reference, training's start and tests. In every function `b` is
-uint8 (blocks, block_bytes) and the result float32 (blocks, block_elements). Layouts: ggml's block structs. Grids stand in the native
-library alone, whose plain code reads them.
+The runtime computes on the blocks themselves; this serves the numpy reference, training's start and tests. In every
+function `b` is uint8 (blocks, block_bytes) and the result float32 (blocks, block_elements). Layouts: ggml's block
+structs. Grids stand in the native library alone, whose plain code reads them.
 """
 
 import numpy as np
@@ -20,7 +20,8 @@ def dequantize(data: np.ndarray, type_number: int, cols: int) -> np.ndarray:
     """float32 (rows, cols) from `data`, uint8 of whole rows of `cols` elements in the type of GGUF's number."""
     tensor_type = dtypes.BY_NUMBER[type_number]
     blocks = np.ascontiguousarray(data).reshape(-1, tensor_type.block_bytes)
-    with np.errstate(over="ignore", invalid="ignore"):  # what a damaged scale makes of a weight is for the caller to see
+    # what a damaged scale makes of a weight is for the caller to see
+    with np.errstate(over="ignore", invalid="ignore"):
         return _FUNCTIONS[tensor_type](blocks).reshape(-1, cols)
 
 
@@ -36,7 +37,9 @@ def read_tensor(source: TensorSource) -> np.ndarray:
     except OSError as e:
         raise ModelFileError(f"{source.file} cannot be read: {e.strerror or e}") from None
     if data.size != source.nbytes:
-        raise ModelFileError(f"{source.file}: tensor {source.name} has {data.size} of its {source.nbytes} bytes: the file is truncated")
+        raise ModelFileError(
+            f"{source.file}: tensor {source.name} has {data.size} of its {source.nbytes} bytes: the file is truncated"
+        )
     values = dequantize(data, source.type, source.shape[-1]).reshape(source.shape)
     if source.row_order is not None:
         values = values[source.row_order]
@@ -119,7 +122,7 @@ def _scales_and_minima(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _k45(b: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """codes (blocks, 8, 32) scaled by the super-block that begins `b`."""
+    """Codes (blocks, 8, 32) scaled by the super-block that begins `b`."""
     scales, minima = _scales_and_minima(b[:, 4:16])
     d, dmin = _f16(b[:, :2]), _f16(b[:, 2:4])
     return ((d * scales)[:, :, None] * codes - (dmin * minima)[:, :, None]).reshape(-1, 256)
@@ -154,7 +157,9 @@ def _iq4_xs(b: np.ndarray) -> np.ndarray:
 
 def _mxfp4(b: np.ndarray) -> np.ndarray:
     exponent = b[:, :1].astype(np.uint32)  # 2 to the power of (exponent - 128), of which two are subnormal
-    scales = np.where(exponent < 2, np.uint32(1 << 21) << exponent, (exponent - 1) << 23).astype(np.uint32).view(np.float32)
+    scales = (
+        np.where(exponent < 2, np.uint32(1 << 21) << exponent, (exponent - 1) << 23).astype(np.uint32).view(np.float32)
+    )
     return scales * FP4_VALUES[_nibbles(b[:, 1:]).reshape(-1, 32)]
 
 
@@ -166,7 +171,9 @@ def _trits(b: np.ndarray, count: int) -> np.ndarray:
 
 
 def _tq1_0(b: np.ndarray) -> np.ndarray:
-    return _f16(b[:, 52:]) * np.concatenate([_trits(b[:, :32], 5), _trits(b[:, 32:48], 5), _trits(b[:, 48:52], 4)], axis=1)
+    return _f16(b[:, 52:]) * np.concatenate(
+        [_trits(b[:, :32], 5), _trits(b[:, 32:48], 5), _trits(b[:, 48:52], 4)], axis=1
+    )
 
 
 def _tq2_0(b: np.ndarray) -> np.ndarray:
@@ -176,7 +183,11 @@ def _tq2_0(b: np.ndarray) -> np.ndarray:
 def _grid_blocks(tensor_type: dtypes.TensorType):
     def read(b: np.ndarray) -> np.ndarray:
         out = np.empty((len(b), tensor_type.block_elements), np.float32)
-        check(lib.ckdist_dequantize(tensor_type.number, *out.shape, pointer(b, "uint8_t *"), b.size, pointer(out, "float *")))
+        check(
+            lib.ckdist_dequantize(
+                tensor_type.number, *out.shape, pointer(b, "uint8_t *"), b.size, pointer(out, "float *")
+            )
+        )
         return out
 
     return read

@@ -1,4 +1,7 @@
-"""The tensor types of GGUF (ggml_type): numbers, names, and the size of one block. The native table in core/dtype.h is the same."""
+"""The tensor types of GGUF (ggml_type): numbers, names, and the size of one block.
+
+The native table in core/dtype.h is the same.
+"""
 
 from typing import NamedTuple
 
@@ -60,5 +63,7 @@ def of_number(number: int, where: str) -> TensorType:
     known = BY_NUMBER.get(number)
     if known is None:
         name = _OTHER_NAMES.get(number, "unknown")
-        raise ModelFileError(f"{where} has type {number} ({name}); the known types are {', '.join(t.name for t in KNOWN)}")
+        raise ModelFileError(
+            f"{where} has type {number} ({name}); the known types are {', '.join(t.name for t in KNOWN)}"
+        )
     return known

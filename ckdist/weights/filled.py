@@ -18,9 +18,11 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class Filled:
-    """How far an arena is: `bytes` packed in all, of which `ready`; `kept` were packed by this rank's steps, for its own arena or another rank's.
+    """How far an arena is: `bytes` packed in all, of which `ready`; `kept` were packed by this rank's steps, for its
+    own arena or another rank's.
 
-    `seconds`: since filling began, until it ended. `finished`: nothing is left, on any rank that this one reads. `mover`: what writes.
+    `seconds`: since filling began, until it ended. `finished`: nothing is left, on any rank that this one reads.
+    `mover`: what writes.
     """
 
     bytes: int

@@ -26,7 +26,8 @@ MAX_TENSORS = 1 << 16
 MAX_NAME_BYTES = 1 << 10  # of a key or of a tensor
 MAX_STRING_BYTES = 16 << 20
 MAX_ARRAY = 1 << 24  # elements
-MAX_OBJECTS = 1 << 22  # strings and arrays inside arrays, in all of a file: what bounds the memory that a header can ask for
+# strings and arrays inside arrays, in all of a file: what bounds the memory that a header can ask for
+MAX_OBJECTS = 1 << 22
 MAX_ARRAY_DEPTH = 3
 MAX_DIMENSIONS = 4
 MAX_DIMENSION = 1 << 40
@@ -68,8 +69,8 @@ class GgufModel:
 def read_gguf(path: str | os.PathLike, overrides: Mapping[str, int | float | bool | str] | None = None) -> GgufModel:
     """Read the GGUF model at `path`; any part of a split model finds the others beside it.
 
-    `overrides` are put over the metadata, whether a key is there or not. Raises ModelFileError: one line with the file, what it
-    says, and what is there; and ConfigError for an override of another type than the file's value.
+    `overrides` are put over the metadata, whether a key is there or not. Raises ModelFileError: one line with the file,
+    what it says, and what is there; and ConfigError for an override of another type than the file's value.
     """
     model = _read_model(pathlib.Path(path))
     for key, value in (overrides or {}).items():
@@ -77,7 +78,9 @@ def read_gguf(path: str | os.PathLike, overrides: Mapping[str, int | float | boo
         if type(stored) is not type(value):
             names = {int: "int", float: "float", bool: "bool", str: "str"}
             there = names.get(type(stored), "an array")
-            raise ConfigError(f"{FLAG} {key} is of type {names[type(value)]}, but in {path} it is {there}: only a value of the same type can replace it")
+            raise ConfigError(
+                f"{FLAG} {key} is of type {names[type(value)]}, but in {path} it is {there}: only a value of the same type can replace it"
+            )
     return replace(model, metadata={**model.metadata, **(overrides or {})})
 
 
@@ -88,7 +91,9 @@ def _read_model(path: pathlib.Path) -> GgufModel:
     if count == 1 or (match is None and count == 0):
         return GgufModel((path,), metadata, tensors)
     if match is None:
-        raise ModelFileError(f"{path} is one of {count} parts, but its name does not end in -00001-of-{count:05}.gguf: restore the name")
+        raise ModelFileError(
+            f"{path} is one of {count} parts, but its name does not end in -00001-of-{count:05}.gguf: restore the name"
+        )
     if int(match["count"]) != count:
         raise ModelFileError(f"{path} is named as one of {int(match['count'])} parts, but says that there are {count}")
 
@@ -140,7 +145,9 @@ class _Cursor:
             return
         end = self.tell() + count
         if end > self.size:
-            raise self.fail(f"{what} ends at byte {end}, but the file has {self.size} bytes: it is truncated or damaged")
+            raise self.fail(
+                f"{what} ends at byte {end}, but the file has {self.size} bytes: it is truncated or damaged"
+            )
         if end > MAX_HEADER_BYTES:
             raise self.fail(f"{what} ends at byte {end}, past the {MAX_HEADER_BYTES} bytes that a header may have")
         rest = self.window[self.pos :]
@@ -254,7 +261,9 @@ def _read_header(c: _Cursor) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     version = c.u32("the version")
     if version not in (2, 3):
         if int.from_bytes(version.to_bytes(4, "little"), "big") in (2, 3):
-            raise c.fail("this GGUF file is big-endian (its version reads 0x%08x): convert it to little-endian" % version)
+            raise c.fail(
+                "this GGUF file is big-endian (its version reads 0x%08x): convert it to little-endian" % version
+            )
         raise c.fail(f"GGUF version {version} is not known; the known ones are 2 and 3")
     tensor_count = c.count(MAX_TENSORS, "the number of tensors")
     key_count = c.count(MAX_KEYS, "the number of metadata keys")
@@ -287,7 +296,9 @@ def _read_header(c: _Cursor) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     tensors = {}
     for name, tensor_type, dims, offset in infos:
         if offset % alignment:
-            raise c.fail(f"tensor {name!r} lies at offset {offset}, which is not a multiple of the alignment {alignment}")
+            raise c.fail(
+                f"tensor {name!r} lies at offset {offset}, which is not a multiple of the alignment {alignment}"
+            )
         elements = 1
         for n in dims:
             elements *= n

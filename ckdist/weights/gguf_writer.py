@@ -1,7 +1,8 @@
-"""Writes GGUF files, version 3: metadata, then tensors that are given one at a time, so that a model never lies in memory whole.
+"""Writes GGUF files, version 3: metadata, then tensors that are given one at a time, so that a model never lies in
+memory whole.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Python values choose the types: bool, int (uint32), float (float32),
-str, and lists of one of these (of int32 where they are ints).
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Python values choose the types: bool, int (uint32),
+float (float32), str, and lists of one of these (of int32 where they are ints).
 """
 
 import os
@@ -35,7 +36,9 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Sequence[GgufTe
         head += [_text(key), _value(value)]
     at = 0
     for t in tensors:
-        head.append(_text(t.name) + struct.pack(f"<I{len(t.shape)}QIQ", len(t.shape), *t.shape[::-1], t.type.number, at))
+        head.append(
+            _text(t.name) + struct.pack(f"<I{len(t.shape)}QIQ", len(t.shape), *t.shape[::-1], t.type.number, at)
+        )
         at += _padded(_size(t))
     header = b"".join(head)
     with open(path, "wb") as file:

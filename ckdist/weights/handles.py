@@ -1,4 +1,7 @@
-"""What a plan of weights gives back: where a matrix or a vector lies once its loader is open. Handles live as long as their loader."""
+"""What a plan of weights gives back: where a matrix or a vector lies once its loader is open.
+
+Handles live as long as their loader.
+"""
 
 import numpy as np
 
@@ -29,8 +32,8 @@ class MatrixHandle:
 
     @property
     def place(self) -> list[int]:
-        """Its type, rows, columns, bytes of a tile, and the offsets in the arena of its tiles and of their states: what another rank
-        that maps the arena must know.
+        """Its type, rows, columns, bytes of a tile, and the offsets in the arena of its tiles and of their states:
+        what another rank that maps the arena must know.
         """
         matrix = self._struct()
         states = lib.ckdist_loader_states_offset(self._loader.native_open(), self._index)

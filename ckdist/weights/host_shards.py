@@ -1,8 +1,8 @@
 """The weights of a host, once: every rank's packed shard, mapped by all of the host's ranks.
 
-Decode reads a rank's own shard; a program whose tokens are cut reads whole matrices through everybody's. Nothing is copied: what a
-rank adds are page tables. What a rank has not packed yet the others read from their own mappings of the files. It does not load, and
-does not know which shard goes where in a matrix.
+Decode reads a rank's own shard; a program whose tokens are cut reads whole matrices through everybody's. Nothing is
+copied: what a rank adds are page tables. What a rank has not packed yet the others read from their own mappings of the
+files. It does not load, and does not know which shard goes where in a matrix.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,35 @@ from ckdist.weights.loader import ShardLoader
 class HostShards:
     """Finds any part of a weight that some rank of the host has loaded. A collective call of all ranks of the world.
 
-    `loader` is open to be shared, and nothing is filled yet; `matrices` and `vectors` are its handles of what `lowered` names. Addresses are valid while the
-    object and the loader live.
+    `loader` is open to be shared, and nothing is filled yet; `matrices` and `vectors` are its handles of what `lowered`
+    names. Addresses are valid while the object and the loader live.
     """
 
-    def __init__(self, world, loader: ShardLoader, lowered: Lowered, matrices: Sequence[MatrixHandle], vectors: Sequence[VectorHandle]):
+    def __init__(
+        self,
+        world,
+        loader: ShardLoader,
+        lowered: Lowered,
+        matrices: Sequence[MatrixHandle],
+        vectors: Sequence[VectorHandle],
+    ):
         self._loader = loader
         own = [
-            [[name, rows, columns, handle.place, handle.columns] for (name, rows, columns), handle in zip(lowered.matrices, matrices, strict=True)],
+            [
+                [name, rows, columns, handle.place, handle.columns]
+                for (name, rows, columns), handle in zip(lowered.matrices, matrices, strict=True)
+            ],
             [[name, share, handle.place] for (name, share), handle in zip(lowered.vectors, vectors, strict=True)],
         ]
         rows = world.gather([loader.path, loader.planned_bytes, *own])
         others = [r for r, host in enumerate(world.hosts) if host == world.hosts[world.rank] and r != world.rank]
         self._peers = {rank: loader.add_peer(*rows[rank][:2]) for rank in others}
-        self._own = {(name, tuple(row_range), tuple(columns)): handle for (name, row_range, columns), handle in zip(lowered.matrices, matrices)}
-        self._places: dict[tuple, tuple] = {}  # part of a weight -> rank, place there and columns that it has, the own rank first
+        self._own = {
+            (name, tuple(row_range), tuple(columns)): handle
+            for (name, row_range, columns), handle in zip(lowered.matrices, matrices)
+        }
+        # part of a weight -> rank, place there and columns that it has, the own rank first
+        self._places: dict[tuple, tuple] = {}
         self._addresses: dict[tuple, int] = {}
         for rank in (world.rank, *others):
             for name, row_range, columns, place, stored in rows[rank][2]:

@@ -1,8 +1,9 @@
 """A rank's share of a checkpoint, from its mapped files into packed tiles in local memory.
 
-Plan first (`add_matrix`, `add_vector`), then `open`: one arena is made, and handles have the addresses that the runtime computes on; they
-live as long as the ShardLoader. Then native threads fill the arena: `load` waits for them, `reorganize` does not, and an executable that
-knows the loader multiplies with what is packed and packs the rest for itself. It does not decide who holds what.
+Plan first (`add_matrix`, `add_vector`), then `open`: one arena is made, and handles have the addresses that the runtime
+computes on; they live as long as the ShardLoader. Then native threads fill the arena: `load` waits for them,
+`reorganize` does not, and an executable that knows the loader multiplies with what is packed and packs the rest for
+itself. It does not decide who holds what.
 """
 
 import contextlib
@@ -43,7 +44,9 @@ class ShardLoader:
         self.checkpoint = checkpoint
         self.threads = threads
         self.quantize = quantize
-        self._files = {path: i for i, path in enumerate(sorted({source.file for source in checkpoint.tensors.values()}))}
+        self._files = {
+            path: i for i, path in enumerate(sorted({source.file for source in checkpoint.tensors.values()}))
+        }
         self._planned: dict[tuple, MatrixHandle | VectorHandle] = {}
         self._open = False
         self._reporter: threading.Thread | None = None
@@ -81,7 +84,9 @@ class ShardLoader:
         block = max(packed.block_elements, dtypes.BY_NUMBER[source.type].block_elements)
         if begin % block or end % block:
             blocks = f"{packed.name}, which has blocks of {block}"
-            raise LayoutError(f"columns [{begin}, {end}) of {name} cannot be cut from {blocks}: cut at multiples of {block}")
+            raise LayoutError(
+                f"columns [{begin}, {end}) of {name} cannot be cut from {blocks}: cut at multiples of {block}"
+            )
         plan, _keep = self._matrix_plan(name, ranges, begin, end)
         index = check(lib.ckdist_loader_add_matrix(self._native, plan))
         handle = MatrixHandle(self, index, packed.number, sum(e - b for b, e in ranges), (begin, end))
@@ -139,7 +144,9 @@ class ShardLoader:
         return ffi.string(lib.ckdist_loader_path(self._native)).decode()
 
     def open(self, shared: bool = False) -> None:
-        """Makes the arena and reads the vectors; call it once. `shared`: other ranks of the host can map the arena by its `path`.
+        """Makes the arena and reads the vectors; call it once.
+
+        `shared`: other ranks of the host can map the arena by its `path`.
 
         Raises CapacityError when there is not memory enough, and ModelFileError when a file has become shorter.
         """
@@ -147,15 +154,21 @@ class ShardLoader:
         self._open = True
 
     def add_peer(self, path: str, arena_bytes: int) -> int:
-        """Maps the arena of another rank of this host, of as many bytes as its `planned_bytes`; the number by which it is known."""
+        """Maps the arena of another rank of this host, of as many bytes as its `planned_bytes`; the number by which
+        it is known.
+        """
         return check(lib.ckdist_loader_add_peer(self._native, ffi.new("char[]", path.encode()), arena_bytes))
 
     def peer_arena(self, peer: int):
         """Where a peer's arena lies."""
         return lib.ckdist_loader_peer_arena(self._native, peer)
 
-    def add_peer_matrix(self, peer: int, name: str, row_range: tuple[int, int], col_range: tuple[int, int], place: Sequence[int]):
-        """The native `struct ckdist_matrix` of a part that a peer packs at `place` of its arena; before `load` or `reorganize`."""
+    def add_peer_matrix(
+        self, peer: int, name: str, row_range: tuple[int, int], col_range: tuple[int, int], place: Sequence[int]
+    ):
+        """The native `struct ckdist_matrix` of a part that a peer packs at `place` of its arena; before `load` or
+        `reorganize`.
+        """
         out = ffi.new("struct ckdist_matrix **")
         plan, _keep = self._matrix_plan(name, (row_range,), *col_range)
         check(lib.ckdist_loader_add_peer_matrix(self._native, peer, plan, *place[4:], out))
@@ -164,8 +177,9 @@ class ShardLoader:
     def load(self, progress: bool = True, trace=None) -> LoadReport:
         """Packs everything that was planned, and waits for it; call it once.
 
-        `progress`: show a bar, on a terminal. `trace`: the native trace in which its threads get
-        lanes. Raises CapacityError when there is not memory enough, and ModelFileError when a file has become shorter or a value cannot be quantised.
+        `progress`: show a bar, on a terminal. `trace`: the native trace in which its threads get lanes. Raises
+        CapacityError when there is not memory enough, and ModelFileError when a file has become shorter or a value
+        cannot be quantised.
         """
         began = time.perf_counter()
         if not self._open:
@@ -180,11 +194,14 @@ class ShardLoader:
         log.debug("%s with %d threads", report, self.threads)
         return report
 
-    def reorganize(self, mover: str = "auto", until: float = 1.0, trace=None, tell: Callable[[Filled], None] | None = None) -> None:
+    def reorganize(
+        self, mover: str = "auto", until: float = 1.0, trace=None, tell: Callable[[Filled], None] | None = None
+    ) -> None:
         """Begins to pack everything while executables that know this loader run; call it once, after `open`.
 
-        `mover`: auto, dsa or threads. `until`: the share of the bytes after which it stops for good. `trace`: as in `load`.
-        `tell`: is called, by another thread, when nothing is left on any rank that this one reads. Raises ConfigError for a mover that this machine has not.
+        `mover`: auto, dsa or threads. `until`: the share of the bytes after which it stops for good. `trace`: as in
+        `load`. `tell`: is called, by another thread, when nothing is left on any rank that this one reads. Raises
+        ConfigError for a mover that this machine has not.
         """
         self._fill(background=True, mover=mover, until=until, trace=trace)
         self._reporter = threading.Thread(target=self._report, args=[tell], name="reorganized", daemon=True)
@@ -255,5 +272,7 @@ class ShardLoader:
         return self._native
 
     def dequantize(self, name: str) -> np.ndarray:
-        """The whole tensor as float32 (out, in) or (n,), read from its file: for the numpy reference and small models."""
+        """The whole tensor as float32 (out, in) or (n,), read from its file: for the numpy reference and small
+        models.
+        """
         return read_tensor(self.checkpoint.tensors[name])

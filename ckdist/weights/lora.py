@@ -15,7 +15,8 @@ from ckdist.weights.safetensors import StoredTensor, read_safetensors
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-# Fields of adapter_config.json that change what an adapter means, and the value with which it means what is computed here.
+# Fields of adapter_config.json that change what an adapter means, and the value with which it means what is computed
+# here.
 _PLAIN = {"peft_type": "LORA", "bias": "none", "fan_in_fan_out": False, "use_rslora": False, "use_dora": False, "lora_bias": False,
           "modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {}}  # fmt: skip
 _NOTHING = (None, [], {}, False, "none")
@@ -32,7 +33,9 @@ class Lora:
     def __post_init__(self):
         unknown = [name for name in self.targets if name not in MODULES]
         if unknown or not self.targets:
-            raise ConfigError(f"lora_target_modules ({', '.join(self.targets) or 'none'}) must be some of {', '.join(MODULES)}")
+            raise ConfigError(
+                f"lora_target_modules ({', '.join(self.targets) or 'none'}) must be some of {', '.join(MODULES)}"
+            )
 
     @property
     def scale(self) -> float:
@@ -40,7 +43,8 @@ class Lora:
 
 
 def load_adapter(folder: Path) -> tuple[Lora, dict[str, np.ndarray]]:
-    """An adapter: float32 matrices by the model's names, as model.layers.0.self_attn.q_proj.lora_A.weight, in pairs of (rank, in) and (out, rank).
+    """An adapter: float32 matrices by the model's names, as model.layers.0.self_attn.q_proj.lora_A.weight, in pairs of
+    (rank, in) and (out, rank).
 
     ModelFileError for what is missing, does not belong together or is not supported.
     """
@@ -53,15 +57,22 @@ def load_adapter(folder: Path) -> tuple[Lora, dict[str, np.ndarray]]:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not math.isfinite(alpha):
         raise ModelFileError(f"{file} must have r, a whole number, and lora_alpha, a finite number")
-    sources = {name.removeprefix(PREFIX).replace(".default.", "."): tensor for name, tensor in read_safetensors(folder / WEIGHTS).items()}
+    sources = {
+        name.removeprefix(PREFIX).replace(".default.", "."): tensor
+        for name, tensor in read_safetensors(folder / WEIGHTS).items()
+    }
     targets = set()
     for name, tensor in sources.items():
         stem, _, kind = name.removesuffix(".weight").rpartition(".")
         module = stem.rpartition(".")[2]
         if kind not in ("lora_A", "lora_B") or module not in MODULES:
-            raise ModelFileError(f"{folder / WEIGHTS}: tensor {name!r:.120} is not a matrix of LoRA on one of {', '.join(MODULES)}")
+            raise ModelFileError(
+                f"{folder / WEIGHTS}: tensor {name!r:.120} is not a matrix of LoRA on one of {', '.join(MODULES)}"
+            )
         if len(tensor.shape) != 2 or tensor.shape[kind == "lora_B"] != rank:
-            raise ModelFileError(f"{folder / WEIGHTS}: {name} has shape {list(tensor.shape)}, and r is {rank} in {CONFIG}")
+            raise ModelFileError(
+                f"{folder / WEIGHTS}: {name} has shape {list(tensor.shape)}, and r is {rank} in {CONFIG}"
+            )
         other = f"{stem}.lora_{'B' if kind == 'lora_A' else 'A'}.weight"
         if other not in sources:
             raise ModelFileError(f"{folder / WEIGHTS} has {name}, but not {other}")
@@ -73,5 +84,9 @@ def load_adapter(folder: Path) -> tuple[Lora, dict[str, np.ndarray]]:
 
 def _read(tensor: StoredTensor) -> np.ndarray:
     if tensor.dtype not in SAFETENSORS_TYPES:
-        raise ModelFileError(f"{tensor.file}: tensor {tensor.name!r:.120} has dtype {tensor.dtype}; the known ones are {', '.join(SAFETENSORS_TYPES)}")
-    return read_tensor(TensorSource(tensor.name, SAFETENSORS_TYPES[tensor.dtype].number, tensor.shape, tensor.file, tensor.offset))
+        raise ModelFileError(
+            f"{tensor.file}: tensor {tensor.name!r:.120} has dtype {tensor.dtype}; the known ones are {', '.join(SAFETENSORS_TYPES)}"
+        )
+    return read_tensor(
+        TensorSource(tensor.name, SAFETENSORS_TYPES[tensor.dtype].number, tensor.shape, tensor.file, tensor.offset)
+    )

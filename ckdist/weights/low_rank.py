@@ -28,8 +28,22 @@ class PackedMatrix:
         shift = -self._memory.ctypes.data % CACHE_LINE
         tiles, source = self._memory[shift : shift + self.bytes], np.ascontiguousarray(values, np.float32)
         address = ffi.cast("uint8_t *", tiles.ctypes.data)
-        check(lib.ckdist_pack(ffi.NULL, self.type, self.rows, self.cols, ffi.cast("uint8_t *", source.ctypes.data), source.nbytes, address, self.bytes))
-        self._struct = ffi.new("struct ckdist_matrix *", {"type": self.type, "rows": self.rows, "cols": self.cols, "tile_bytes": tile_bytes, "tiles": address})
+        check(
+            lib.ckdist_pack(
+                ffi.NULL,
+                self.type,
+                self.rows,
+                self.cols,
+                ffi.cast("uint8_t *", source.ctypes.data),
+                source.nbytes,
+                address,
+                self.bytes,
+            )
+        )
+        self._struct = ffi.new(
+            "struct ckdist_matrix *",
+            {"type": self.type, "rows": self.rows, "cols": self.cols, "tile_bytes": tile_bytes, "tiles": address},
+        )
 
     @property
     def address(self) -> int:
@@ -38,22 +52,31 @@ class PackedMatrix:
 
 
 class Adapter:
-    """The adapter in `folder`. `ranks` has the rank of each linear layer that it adds to; `factor` is what its products are multiplied by."""
+    """The adapter in `folder`.
+
+    `ranks` has the rank of each linear layer that it adds to; `factor` is what its products are multiplied by.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
         lora, self._tensors = load_adapter(folder)
         self.factor = lora.scale
-        self.ranks = {name.removesuffix(".lora_A.weight"): lora.rank for name in self._tensors if name.endswith(".lora_A.weight")}
+        self.ranks = {
+            name.removesuffix(".lora_A.weight"): lora.rank for name in self._tensors if name.endswith(".lora_A.weight")
+        }
 
     def check(self, program: Program) -> None:
         """ModelFileError unless `program` has all of the adapter's layers, in its sizes."""
         dims = {w.name: tuple(d.elements for d in w.dims) for w in program.weights}
         for name, tensor in self._tensors.items():
             if name not in dims:
-                raise ModelFileError(f"{self.folder} has {name}, and the model has no such layer: it was trained on another model")
+                raise ModelFileError(
+                    f"{self.folder} has {name}, and the model has no such layer: it was trained on another model"
+                )
             if tensor.shape != dims[name]:
-                raise ModelFileError(f"{self.folder}: {name} has shape {list(tensor.shape)}, and the model needs {list(dims[name])}: it was trained on another model")
+                raise ModelFileError(
+                    f"{self.folder}: {name} has shape {list(tensor.shape)}, and the model needs {list(dims[name])}: it was trained on another model"
+                )
 
     def stacked(self, names: Sequence[str], columns: tuple[int, int]) -> PackedMatrix:
         """Columns [begin, end) of matrices A, one below the other, each with zeros up to whole units."""

@@ -55,14 +55,20 @@ def read_folder(folder: str | os.PathLike) -> dict[str, StoredTensor]:
     stored: dict[str, dict[str, StoredTensor]] = {}
     for name in sorted(set(weight_map.values())):
         if not name.endswith(".safetensors") or "/" in name or "\\" in name or not name.isprintable():
-            raise ModelFileError(f"{index_path} names {name!r}, which is not the name of a safetensors file in its folder")
+            raise ModelFileError(
+                f"{index_path} names {name!r}, which is not the name of a safetensors file in its folder"
+            )
         if not (folder / name).is_file():
-            raise ModelFileError(f"{folder / name} is missing: {INDEX_FILE} names it among {len(set(weight_map.values()))} files")
+            raise ModelFileError(
+                f"{folder / name} is missing: {INDEX_FILE} names it among {len(set(weight_map.values()))} files"
+            )
         stored[name] = read_safetensors(folder / name)
     tensors = {}
     for name, file in weight_map.items():
         if name not in stored[file]:
-            raise ModelFileError(f"{index_path} says that tensor {name!r} is in {file}, but it is not among the {len(stored[file])} there")
+            raise ModelFileError(
+                f"{index_path} says that tensor {name!r} is in {file}, but it is not among the {len(stored[file])} there"
+            )
         tensors[name] = stored[file][name]
     for file in stored.values():
         for name, tensor in file.items():
@@ -78,7 +84,9 @@ def read_safetensors(path: str | os.PathLike) -> dict[str, StoredTensor]:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > size - 8:
-                raise ModelFileError(f"{path}: the header has {length} bytes, but the file has {size}: it is truncated or not safetensors")
+                raise ModelFileError(
+                    f"{path}: the header has {length} bytes, but the file has {size}: it is truncated or not safetensors"
+                )
             if length > MAX_HEADER_BYTES:
                 raise ModelFileError(f"{path}: the header has {length} bytes, more than the {MAX_HEADER_BYTES} allowed")
             data = file.read(length)
@@ -93,10 +101,14 @@ def read_safetensors(path: str | os.PathLike) -> dict[str, StoredTensor]:
     for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.nbytes)):
         if tensor.offset != end:
             way = "before" if tensor.offset < end else "and not where"
-            raise ModelFileError(f"{path}: tensor {tensor.name!r} begins at byte {tensor.offset}, {way} {last!r} ends at {end}: it is damaged")
+            raise ModelFileError(
+                f"{path}: tensor {tensor.name!r} begins at byte {tensor.offset}, {way} {last!r} ends at {end}: it is damaged"
+            )
         end, last = tensor.offset + tensor.nbytes, tensor.name
     if end != size:
-        raise ModelFileError(f"{path}: {last!r} ends at byte {end}, but the file has {size} bytes: it is damaged, since tensors must fill it")
+        raise ModelFileError(
+            f"{path}: {last!r} ends at byte {end}, but the file has {size} bytes: it is damaged, since tensors must fill it"
+        )
     return tensors
 
 
@@ -114,12 +126,16 @@ def _stored(path: pathlib.Path, name: str, entry: Any, data_start: int, size: in
         raise ModelFileError(f"{where} has data_offsets {str(offsets)[:200]}; they must be two ascending numbers")
     begin, end = offsets
     if data_start + end > size:
-        raise ModelFileError(f"{where} ends at byte {data_start + end}, but the file has {size} bytes: it is truncated or damaged")
+        raise ModelFileError(
+            f"{where} ends at byte {data_start + end}, but the file has {size} bytes: it is truncated or damaged"
+        )
     nbytes = _ITEM_BYTES[dtype]
     for n in shape:
         nbytes *= n
     if nbytes != end - begin:
-        raise ModelFileError(f"{where} of shape {shape} and dtype {dtype} takes {nbytes} bytes, but data_offsets give it {end - begin}")
+        raise ModelFileError(
+            f"{where} of shape {shape} and dtype {dtype} takes {nbytes} bytes, but data_offsets give it {end - begin}"
+        )
     return StoredTensor(name, dtype, tuple(shape), path, data_start + begin, nbytes)
 
 

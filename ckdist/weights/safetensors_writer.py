@@ -1,4 +1,5 @@
-"""Writes safetensors files: a header, then the tensors as they are given, one at a time, so that no second copy of a model exists.
+"""Writes safetensors files: a header, then the tensors as they are given, one at a time, so that no second copy of a
+model exists.
 
 Format: https://github.com/huggingface/safetensors#format.
 """
@@ -39,7 +40,9 @@ def write_safetensors(path: Path, tensors: Iterable[TensorToWrite], metadata: di
     digest = hashlib.sha256()
     with open(path, "wb", buffering=0) as file:
         for data in (len(text).to_bytes(8, "little") + text, *(t.data for t in tensors)):
-            raw = memoryview(data if isinstance(data, bytes) else np.ascontiguousarray(data()).reshape(-1).view(np.uint8))
+            raw = memoryview(
+                data if isinstance(data, bytes) else np.ascontiguousarray(data()).reshape(-1).view(np.uint8)
+            )
             for begin in range(0, len(raw), _CHUNK):
                 part = raw[begin : begin + _CHUNK]
                 digest.update(part)

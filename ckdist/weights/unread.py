@@ -1,4 +1,6 @@
-"""Tensors in a model's files that the forward does not read: which of them change no answer, and the error for all others."""
+"""Tensors in a model's files that the forward does not read: which of them change no answer, and the error for all
+others.
+"""
 
 import re
 from collections.abc import Collection, Sequence
@@ -6,20 +8,26 @@ from collections.abc import Collection, Sequence
 from ckdist.errors import ModelFileError
 
 _BESIDE = (  # in names of either format, and what is not done without them
-    (re.compile(r"(model\.)?(vision_\w+|visual|multi_modal_projector|mm_projector|embed_vision)\..+|(v|mm)\..+"), "images are not read"),
+    (
+        re.compile(r"(model\.)?(vision_\w+|visual|multi_modal_projector|mm_projector|embed_vision)\..+|(v|mm)\..+"),
+        "images are not read",
+    ),
     (re.compile(r"(model\.)?(audio_\w+|embed_audio)\..+|a\..+"), "sound is not heard"),
     (re.compile(r"(model\.)?mtp(_\w+)?\..+"), "tokens are predicted one at a time"),
 )
-_BUFFERS = re.compile(r".*\.rotary_emb\.inv_freq|rope\.freqs|blk\.\d+\.attn_rot_embd\.weight")  # what the forward computes for itself
+# what the forward computes for itself
+_BUFFERS = re.compile(r".*\.rotary_emb\.inv_freq|rope\.freqs|blk\.\d+\.attn_rot_embd\.weight")
 _LAYER = re.compile(r"(?:blk|model\.layers)\.(\d+)\..+")
 _SHOWN = 3
 
 
-def notes_on_unread(names: Collection[str], family: str, layers: int, predicting_layers: int, where: str) -> tuple[str, ...]:
+def notes_on_unread(
+    names: Collection[str], family: str, layers: int, predicting_layers: int, where: str
+) -> tuple[str, ...]:
     """A line for each kind of tensors among `names`, which nothing reads, that a text does not need.
 
-    `predicting_layers`: how many layers behind the model's `layers` predict further tokens. ModelFileError, which begins with
-    `where`, when there are tensors of another kind, since without them the answers would be wrong.
+    `predicting_layers`: how many layers behind the model's `layers` predict further tokens. ModelFileError, which
+    begins with `where`, when there are tensors of another kind, since without them the answers would be wrong.
     """
     beside: dict[str, list[str]] = {}
     unknown = []

@@ -121,7 +121,15 @@ def main(words: list[str]) -> int:
     wanted = os.environ.get("CKDIST_AARCH64_CPUS", " ".join(CPUS)).split()
     failed = []
     for cpu in wanted:
-        command = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(words or [*CPUS.get(cpu, []), *RANKS, *MEMORY, *SUITE])]
+        command = [
+            PYTHON,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *(words or [*CPUS.get(cpu, []), *RANKS, *MEMORY, *SUITE]),
+        ]
         print(f"--- {cpu}: {' '.join(map(str, command[3:]))}", flush=True)
         start = time.monotonic()
         code = subprocess.run(command, env=environment_of(cpu, library), cwd=ROOT, timeout=RUN_SECONDS).returncode

@@ -33,14 +33,33 @@ def bench(monkeypatch, capfd):
 
 def test_machine(bench):
     rows = json.loads(bench("machine", "-t", 2, "-o", "json"))
-    assert [row["isa"] for row in rows] == [native.isa(), *(isa for isa, lacks in native.isas().items() if not lacks and isa != native.isa())]
+    assert [row["isa"] for row in rows] == [
+        native.isa(),
+        *(isa for isa, lacks in native.isas().items() if not lacks and isa != native.isa()),
+    ]
     for row in rows:
-        assert all(row[name] > 0 for name in ("read_bandwidth_1", "read_bandwidth", "fma_1", "bf16_1", "int8_1", "fma", "bf16", "int8", "barrier", "line_round_trip"))
+        assert all(
+            row[name] > 0
+            for name in (
+                "read_bandwidth_1",
+                "read_bandwidth",
+                "fma_1",
+                "bf16_1",
+                "int8_1",
+                "fma",
+                "bf16",
+                "int8",
+                "barrier",
+                "line_round_trip",
+            )
+        )
     assert rows[0]["int8_1"] > rows[0]["fma_1"]
 
 
 def test_rows(bench):
-    rows = json.loads(bench("-m", FOLDER, "-t", 1, "-p", 32, "-n", 4, "-npl", "1,3", "-d", "0,40", "-r", 1, "-c", 96, "-o", "json"))
+    rows = json.loads(
+        bench("-m", FOLDER, "-t", 1, "-p", 32, "-n", 4, "-npl", "1,3", "-d", "0,40", "-r", 1, "-c", 96, "-o", "json")
+    )
     assert [(r["n_prompt"], r["n_gen"], r["n_depth"], r["n_parallel"]) for r in rows] == [
         (32, 0, 0, 1), (32, 0, 40, 1), (0, 4, 0, 1), (0, 4, 0, 3), (0, 4, 40, 1), (0, 4, 40, 3)
     ]  # fmt: skip
@@ -49,12 +68,16 @@ def test_rows(bench):
 
 def test_a_table_for_people(bench):
     lines = bench("-m", FOLDER, "-t", 1, "-p", 32, "-n", 4, "-npl", 3, "-d", 40, "-r", 1, "-c", 96).splitlines()
-    names, *tests = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines if not line.startswith("| -"))
+    names, *tests = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines if not line.startswith("| -")
+    )
     assert [row[names.index("test")] for row in tests] == ["pp32 @ d40", "tg4 @ d40 x 3"] and max(map(len, lines)) < 140
 
 
 def test_sweep(bench):
-    context, threads = bench("-m", FOLDER, "-t", 2, "-n", 4, "--sweep", "-ub", 32, "-c", 96, "-r", 1).strip().split("\n| n_threads")
+    context, threads = (
+        bench("-m", FOLDER, "-t", 2, "-n", 4, "--sweep", "-ub", 32, "-c", 96, "-r", 1).strip().split("\n| n_threads")
+    )
     assert [line.split("|")[3].strip() for line in context.splitlines()[2:]] == ["0", "32", "64"]
     assert threads.count("*") == 1 and len(threads.splitlines()) == 4
 

@@ -1,4 +1,6 @@
-"""Commands on bad input: one clear line, exit code 2, nothing half-done; alone and under mpirun; interrupted and cut off."""
+"""Commands on bad input: one clear line, exit code 2, nothing half-done; alone and under mpirun; interrupted and cut
+off.
+"""
 
 import json
 import os
@@ -88,14 +90,26 @@ def folder(tmp_path, **changes) -> pathlib.Path:
         (["generate", "--tmep", "1"], "unknown flag --tmep, did you mean --temp?; see ckdist generate --help"),
         (["serve", "--port", "70000"], "--port (70000) must be from 0 to 65535"),
         (["generate", "-n", "many"], "-n/--n-predict: 'many' is not a whole number; see ckdist generate --help"),
-        (["generate", "-m", ""], "--model is empty: give a GGUF file, a folder or a name, or leave the flag out for the bundled model"),
+        (
+            ["generate", "-m", ""],
+            "--model is empty: give a GGUF file, a folder or a name, or leave the flag out for the bundled model",
+        ),
         (["bench", "-p", "0", "-n", "0"], "--n-prompt 0 and --n-gen 0 leave nothing to measure: give one of them"),
         (["train", "/dev/zero"], "cannot read /dev/zero: it has more than the 1024 KiB that are allowed"),
-        (["perplexity", "-m", GGUF, "-f", "/dev/zero"], "cannot read --file /dev/zero: it has more than the 262144 KiB that are allowed"),
-        (["serve", "-m", GGUF, "--port", "0", "--api-key-file", "/dev/zero"], "cannot read --api-key-file /dev/zero: it has more than the 256 KiB that are allowed"),
+        (
+            ["perplexity", "-m", GGUF, "-f", "/dev/zero"],
+            "cannot read --file /dev/zero: it has more than the 262144 KiB that are allowed",
+        ),
+        (
+            ["serve", "-m", GGUF, "--port", "0", "--api-key-file", "/dev/zero"],
+            "cannot read --api-key-file /dev/zero: it has more than the 256 KiB that are allowed",
+        ),
         (generate("-p", "a\udcff"), "the text is not valid Unicode: it has bytes or escapes that are no characters"),
         (["perplexity"], "--file or --token-ids is needed, and neither was given"),
-        (["bench", "--kv-memory", "lots"], "--kv-memory: 'lots' is not a size; write for example 4G or 512M; see ckdist bench --help"),
+        (
+            ["bench", "--kv-memory", "lots"],
+            "--kv-memory: 'lots' is not a size; write for example 4G or 512M; see ckdist bench --help",
+        ),
     ],
 )
 def test_command_lines(refused, words, line):
@@ -132,7 +146,9 @@ def test_files_that_are_no_models(refused, tmp_path, content, line):
 def test_folders_that_are_no_models(refused, tmp_path):
     assert "has no config.json; give a folder with one, or a GGUF file" in refused("generate", "-m", tmp_path)
     made = folder(tmp_path, architectures=["NewForCausalLM"])
-    assert "architecture 'NewForCausalLM' is not known; the known ones are LlamaForCausalLM, Mistral" in refused("generate", "-m", made)
+    assert "architecture 'NewForCausalLM' is not known; the known ones are LlamaForCausalLM, Mistral" in refused(
+        "generate", "-m", made
+    )
     shutil.rmtree(made)
     tensors = load_file(folder(tmp_path) / "model.safetensors")
     norm = tensors.pop("model.norm.weight")
@@ -147,7 +163,9 @@ def test_folders_that_are_no_models(refused, tmp_path):
 
 
 def test_contexts_that_do_not_fit(refused, ckdist, tmp_path, monkeypatch):
-    assert "--ctx-size 16777216 is more than the 512 positions of the model: --ctx-size 512 is its longest" in refused(*score("-c", 1 << 24))
+    assert "--ctx-size 16777216 is more than the 512 positions of the model: --ctx-size 512 is its longest" in refused(
+        *score("-c", 1 << 24)
+    )
     said = refused(*score("-c", 512, "--kv-memory", "100K"))
     fits = int(said.split("--ctx-size ")[-1].split()[0])
     assert "for its i16 cache on each rank, and 100.0 KiB are there for it" in said and 0 < fits < 512
@@ -183,7 +201,9 @@ def test_flags_that_do_not_fit_the_model(refused, tmp_path):
     assert "token id 210 is outside the vocabulary of 210" in refused(*score()[:3], "--token-ids", "1,210")
     assert "1 tokens cannot be scored: give at least 2" in refused(*score()[:3], "--token-ids", "1")
     assert f"cannot read --file {tmp_path}: Is a directory" in refused(*score()[:3], "-f", tmp_path)
-    assert "--n-prompt 600 is longer than the context of 512: the model's longest is 512" in refused("bench", "-m", FOLDER, "-p", 600, "-t", 1)
+    assert "--n-prompt 600 is longer than the context of 512: the model's longest is 512" in refused(
+        "bench", "-m", FOLDER, "-p", 600, "-t", 1
+    )
     assert "--quantize q8_0 changes nothing in" in refused(*generate("--quantize", "q8_0"))
 
 
@@ -197,14 +217,19 @@ def test_logits_are_saved_whole_or_not_at_all(refused, ckdist, tmp_path):
     assert np.load(out).shape == (3, 210) and os.listdir(tmp_path) == ["logits.npy"]
     assert f"cannot write --save-logits {tmp_path}: Is a directory" in refused(*score("--save-logits", tmp_path))
     assert "No such file or directory" in refused(*score("--save-logits", tmp_path / "no" / "x.npy"))
-    assert "3 tokens needs a context of as many, and it is 2: use --ctx-size 3" in refused(*score("-c", 2, "--save-logits", tmp_path / "y.npy"))
+    assert "3 tokens needs a context of as many, and it is 2: use --ctx-size 3" in refused(
+        *score("-c", 2, "--save-logits", tmp_path / "y.npy")
+    )
     assert os.listdir(tmp_path) == ["logits.npy"]
 
 
 def test_port_in_use(refused):
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
-        assert refused("serve", "-m", GGUF, "--port", port) == f"cannot listen on 127.0.0.1 port {port}: Address already in use; choose another --host or --port"
+        assert (
+            refused("serve", "-m", GGUF, "--port", port)
+            == f"cannot listen on 127.0.0.1 port {port}: Address already in use; choose another --host or --port"
+        )
 
 
 @pytest.mark.parametrize(
@@ -216,7 +241,14 @@ def test_port_in_use(refused):
     ],
 )
 def test_outputs_that_take_nothing(words, code, said):
-    done = subprocess.run(f"exec {sys.executable} -m ckdist.cli.main {words}", shell=True, capture_output=True, text=True, env=environment(), timeout=60)
+    done = subprocess.run(
+        f"exec {sys.executable} -m ckdist.cli.main {words}",
+        shell=True,
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
 
 
@@ -231,7 +263,9 @@ def test_under_mpirun_the_line_appears_once():
         ):
             done = run_ranks(2, "-m", "ckdist.cli.main", *map(str, words), timeout=60)
             assert done.returncode == 2 and done.stdout == "", done
-            assert done.stderr.count("ckdist: ") == done.stderr.count(line) == 1 and "Traceback" not in done.stderr, done.stderr
+            assert done.stderr.count("ckdist: ") == done.stderr.count(line) == 1 and "Traceback" not in done.stderr, (
+                done.stderr
+            )
 
 
 def start_endless(tmp_path) -> subprocess.Popen:
@@ -241,7 +275,12 @@ def start_endless(tmp_path) -> subprocess.Popen:
     path = tmp_path / "long.gguf"
     path.write_bytes(before + key + (1 << 20).to_bytes(4, "little") + after[4:])
     words = ("generate", "-m", path, "-c", 1 << 18, "-n", 1 << 17, "-t", 1, "--ignore-eos", "-p", "a")
-    return subprocess.Popen([sys.executable, "-m", "ckdist.cli.main", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    return subprocess.Popen(
+        [sys.executable, "-m", "ckdist.cli.main", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
 
 
 def test_interrupted_while_generating(tmp_path):

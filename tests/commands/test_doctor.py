@@ -18,7 +18,10 @@ from tests.support.launcher import environment
 from tests.support.paths import ROOT
 from tests.support.trees.layouts import GIB, LAYOUTS, Layout, hybrid
 
-SPEED = [{"what": "read", "node": 0, "memory": 0, "rate": 200e9}, {"what": "gemm", "node": 0, "type": "BF16", "rate": 3e12}]
+SPEED = [
+    {"what": "read", "node": 0, "memory": 0, "rate": 200e9},
+    {"what": "gemm", "node": 0, "type": "BF16", "rate": 3e12},
+]
 
 
 def words(advice) -> str:
@@ -28,7 +31,9 @@ def words(advice) -> str:
 class TestAdvice:
     def advice(self, tmp_path, layout=None, memlock=-1, **extra):
         layout = layout or Layout()
-        layout = dataclasses.replace(layout, extra=layout.extra | {name.replace("__", "/"): text for name, text in extra.items()})
+        layout = dataclasses.replace(
+            layout, extra=layout.extra | {name.replace("__", "/"): text for name, text in extra.items()}
+        )
         return words(advise(read_machine(layout.write(tmp_path), {}), tmp_path, memlock))
 
     def test_nothing_to_change(self, tmp_path):
@@ -38,10 +43,22 @@ class TestAdvice:
         "path, text, expected",
         [
             ("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]", "echo madvise | sudo tee"),
-            ("sys/kernel/mm/transparent_hugepage/defrag", "always defer madvise [never]", "transparent_hugepage/defrag"),
-            ("sys/devices/system/cpu/cpu1/cpufreq/scaling_governor", "powersave", "cpupower frequency-set -g performance"),
+            (
+                "sys/kernel/mm/transparent_hugepage/defrag",
+                "always defer madvise [never]",
+                "transparent_hugepage/defrag",
+            ),
+            (
+                "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor",
+                "powersave",
+                "cpupower frequency-set -g performance",
+            ),
             ("proc/sys/vm/overcommit_memory", "2", "vm.overcommit_memory=0"),
-            ("proc/meminfo", "MemTotal: 8000000 kB\nSwapTotal: 4000000 kB\nSwapFree: 2000000 kB", "1953 MiB are swapped out"),
+            (
+                "proc/meminfo",
+                "MemTotal: 8000000 kB\nSwapTotal: 4000000 kB\nSwapFree: 2000000 kB",
+                "1953 MiB are swapped out",
+            ),
         ],
     )
     def test_settings(self, path, text, expected, tmp_path):
@@ -66,7 +83,7 @@ class TestAdvice:
         assert "may lock 8192 KiB" in text and "memlock unlimited" in text
 
     def test_nodes(self, tmp_path):
-        text = self.advice(tmp_path, LAYOUTS["SNC-2"][0], **{"proc__sys__kernel__numa_balancing": "1"})
+        text = self.advice(tmp_path, LAYOUTS["SNC-2"][0], proc__sys__kernel__numa_balancing="1")
         assert "SNC-2: memory is in 4 nodes" in text and "mpirun -n 4" in text and "kernel.numa_balancing=0" in text
 
     def test_cpus(self, tmp_path):
@@ -75,11 +92,17 @@ class TestAdvice:
 
 
 class TestText:
-    @pytest.mark.parametrize("name, width", [("SNC-4", 80), ("memory node", 80), ("no nodes", 80), ("hybrid", 80), ("hybrid", 120)])
+    @pytest.mark.parametrize(
+        "name, width", [("SNC-4", 80), ("memory node", 80), ("no nodes", 80), ("hybrid", 80), ("hybrid", 120)]
+    )
     def test_is_readable(self, name, width, tmp_path):
         """Every line but a command fits, tables of many nodes within 120 columns."""
         machine = read_machine((hybrid() if name == "hybrid" else LAYOUTS[name][0]).write(tmp_path), {})
-        found = [tried.Capability("launcher", "torchrun-style", False, "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set")]
+        found = [
+            tried.Capability(
+                "launcher", "torchrun-style", False, "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are not set"
+            )
+        ]
         text = text_of(machine, found, SPEED, advise(machine, tmp_path, -1), width)
         assert all(len(line) <= 120 for line in text.splitlines() if "$ " not in line), text
         for heading in ("Machine", "This process", "Placement", "Works here", "Measured", "To change"):
@@ -89,7 +112,10 @@ class TestText:
     def test_pairs_of_nodes(self, tmp_path):
         machine = read_machine(LAYOUTS["two sockets"][0].write(tmp_path), {})
         rates = {(0, 0): 200e9, (1, 1): 180e9, (0, 1): 100e9, (1, 0): 120e9}
-        lines = speed_lines(machine, [{"what": "read", "node": cpus, "memory": memory, "rate": rate} for (cpus, memory), rate in rates.items()])
+        lines = speed_lines(
+            machine,
+            [{"what": "read", "node": cpus, "memory": memory, "rate": rate} for (cpus, memory), rate in rates.items()],
+        )
         assert [line.split() for line in lines if line.count("node ") == 2] == [
             ["node", "0", "node", "1", "100.0", "2.00", "times"],
             ["node", "1", "node", "0", "120.0", "1.50", "times"],
@@ -161,12 +187,22 @@ class TestTrying:
         assert rows["shared memory"].works and time.monotonic() - began < 5
 
     def test_copying_devices(self, tmp_path):
-        assert tried.dsa(read_machine(Layout().write(tmp_path / "none"), {})) == (False, "no DSA device that the idxd driver knows")
-        extra = {"sys/bus/dsa/devices/dsa0/state": "enabled", "sys/bus/dsa/devices/wq0.0/type": "user", "sys/bus/dsa/devices/wq0.0/max_transfer_size": "2097152"}
+        assert tried.dsa(read_machine(Layout().write(tmp_path / "none"), {})) == (
+            False,
+            "no DSA device that the idxd driver knows",
+        )
+        extra = {
+            "sys/bus/dsa/devices/dsa0/state": "enabled",
+            "sys/bus/dsa/devices/wq0.0/type": "user",
+            "sys/bus/dsa/devices/wq0.0/max_transfer_size": "2097152",
+        }
         recorded = read_machine(Layout(extra=extra).write(tmp_path / "one"), {})
         works, about = tried.dsa(recorded, 20)  # this very machine is asked
         assert ("DSA wq" in about) if works else about and "Error" not in about
-        assert "dsa0: enabled, node ?, no shared virtual memory; wq0.0 (, , user, 2 MiB at a time, batches of 1)" in text_of(recorded, [tried.Capability("mover", "DSA", works, about)], SPEED, (), 200)
+        assert (
+            "dsa0: enabled, node ?, no shared virtual memory; wq0.0 (, , user, 2 MiB at a time, batches of 1)"
+            in text_of(recorded, [tried.Capability("mover", "DSA", works, about)], SPEED, (), 200)
+        )
 
     def test_kernels_and_transports(self):
         rows = {row.name: row for row in tried.kernels(this_machine())}
@@ -180,7 +216,14 @@ class TestCommand:
         busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * (os.cpu_count() or 1))]
         try:
             began = time.monotonic()
-            done = subprocess.run([sys.executable, "-m", "ckdist.cli.main", "doctor", "--json"], env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(
+                [sys.executable, "-m", "ckdist.cli.main", "doctor", "--json"],
+                env=environment(),
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
             took = time.monotonic() - began
         finally:
             for process in busy:
@@ -194,5 +237,12 @@ class TestCommand:
 
     def test_only_rank_0_speaks(self):
         env = environment() | {"OMPI_COMM_WORLD_RANK": "1"}
-        done = subprocess.run([sys.executable, "-m", "ckdist.cli.main", "doctor"], env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-m", "ckdist.cli.main", "doctor"],
+            env=env,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert (done.returncode, done.stdout) == (0, "")

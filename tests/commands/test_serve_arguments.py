@@ -16,7 +16,10 @@ def parse(config_class, line):
 
 
 def test_llama_server_names():
-    config = parse(ServeConfig, "-m a.gguf -c 8192 -t 4 -tb 8 -b 1024 -ub 256 -np 16 -ctk q8_0 -ctv bf16 --port 0 -a name --kv-memory 1.5G")
+    config = parse(
+        ServeConfig,
+        "-m a.gguf -c 8192 -t 4 -tb 8 -b 1024 -ub 256 -np 16 -ctk q8_0 -ctv bf16 --port 0 -a name --kv-memory 1.5G",
+    )
     assert (config.model, config.ctx_size, config.threads, config.threads_batch) == ("a.gguf", 8192, 4, 8)
     assert (config.batch_size, config.ubatch_size, config.parallel) == (1024, 256, 16)
     assert (config.cache_type_k, config.cache_type_v, config.port, config.alias) == ("q8_0", "bf16", 0, "name")
@@ -82,7 +85,12 @@ def test_api_key_is_not_in_the_repr():
     assert "hunter2" not in repr(parse(ServeConfig, "--api-key hunter2"))
 
 
-@given(st.lists(st.text(max_size=12) | st.sampled_from(["-c", "--port", "-np", "--stop", "--help2", "=", "--=", "-"]), max_size=6))
+@given(
+    st.lists(
+        st.text(max_size=12) | st.sampled_from(["-c", "--port", "-np", "--stop", "--help2", "=", "--=", "-"]),
+        max_size=6,
+    )
+)
 @settings(max_examples=200, deadline=None)
 def test_any_words_give_a_configuration_or_a_config_error(words):
     if not {"--help", "-h"} & set(words):

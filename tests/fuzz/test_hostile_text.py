@@ -79,7 +79,8 @@ def served():
 @contextlib.contextmanager
 def noticing(engine, http):
     """While the block runs, another client asks for health and chats, and a third reads a stream; their longest waits,
-    in seconds."""
+    in seconds.
+    """
     waits, ended = {"health": 0.0, "chat": 0.0, "stream": 0.0}, threading.Event()
     engine.delay = 0.01
 
@@ -187,7 +188,8 @@ def test_long_prompts_take_turns_and_end_with_their_clients(served):
 
 def test_nothing_long_runs_on_the_event_loop(tmp_path):
     """The CPU time between two turns of the loop, while clients send what takes seconds; wall time would measure the
-    machine's other work."""
+    machine's other work.
+    """
     listener, longest = listen("127.0.0.1", 0), []
 
     async def watch():

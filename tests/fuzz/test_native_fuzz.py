@@ -1,4 +1,5 @@
-"""Damaged models opened, loaded and run, and batch messages that lie: an error of ckdist's own or a clean run, never a crash.
+"""Damaged models opened, loaded and run, and batch messages that lie: an error of ckdist's own or a clean run, never a
+crash.
 
 `make test-asan` runs the same under the sanitizers, which see what only happens to go well here.
 """
@@ -21,7 +22,10 @@ from ckdist.errors import NativeError, UserError
 from ckdist.weights.gguf import read_gguf
 from tests.support.paths import GOLDEN
 
-GGUF = {name: (GOLDEN / "gguf" / f"{name}.gguf").read_bytes() for name in ("Q2_K", "Q4_K_M", "IQ4_XS", "Q8_0", "F16", "IQ1_M", "IQ2_XS", "IQ3_S", "MXFP4", "TQ1_0")}
+GGUF = {
+    name: (GOLDEN / "gguf" / f"{name}.gguf").read_bytes()
+    for name in ("Q2_K", "Q4_K_M", "IQ4_XS", "Q8_0", "F16", "IQ1_M", "IQ2_XS", "IQ3_S", "MXFP4", "TQ1_0")
+}
 EXAMPLES = int(os.environ.get("CKDIST_FUZZ_EXAMPLES", "150"))
 FUZZ = dict(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
@@ -47,7 +51,10 @@ def refused_or_clean(path) -> None:
 
 
 @settings(max_examples=EXAMPLES, **FUZZ)
-@given(st.sampled_from(sorted(GGUF)), st.lists(st.tuples(st.integers(0, 1 << 20), st.binary(min_size=1, max_size=8)), min_size=1, max_size=4))
+@given(
+    st.sampled_from(sorted(GGUF)),
+    st.lists(st.tuples(st.integers(0, 1 << 20), st.binary(min_size=1, max_size=8)), min_size=1, max_size=4),
+)
 def test_damaged_gguf_is_refused_or_runs(tmp_path, name, changes):
     """Half of the changes fall into the header, the rest anywhere."""
     data = bytearray(GGUF[name])
@@ -66,9 +73,16 @@ def test_damaged_numbers_of_gguf_are_refused_or_run(tmp_path, name, data):
     """One number of the metadata becomes another, of which the edges are the most likely."""
     content = bytearray(GGUF[name])
     key, at, kind = data.draw(st.sampled_from(_numbers(name)))
-    value = data.draw(st.sampled_from([0, 1, 2, 3, 5, 8, 31, 63, 65, 96, 128, 255, 1 << 14, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1]) | st.integers(0, (1 << 32) - 1))
+    value = data.draw(
+        st.sampled_from(
+            [0, 1, 2, 3, 5, 8, 31, 63, 65, 96, 128, 255, 1 << 14, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1]
+        )
+        | st.integers(0, (1 << 32) - 1)
+    )
     real = st.sampled_from([0.0, -1.0, 1e-38, 1e38, float("inf"), float("nan")])
-    content[at : at + 4] = np.array(value, "<u4").tobytes() if kind == "u4" else np.array(data.draw(real), "<f4").tobytes()
+    content[at : at + 4] = (
+        np.array(value, "<u4").tobytes() if kind == "u4" else np.array(data.draw(real), "<f4").tobytes()
+    )
     path = tmp_path / "m.gguf"
     path.write_bytes(content)
     refused_or_clean(path)
@@ -101,9 +115,13 @@ def test_damaged_folders_are_refused_or_run(tmp_path, family, data):
     weights = bytearray((GOLDEN / family / "model.safetensors").read_bytes())
     if data.draw(st.booleans()):
         key = data.draw(st.sampled_from(sorted(config)))
-        config[key] = data.draw(st.sampled_from([0, 1, 2, 3, 7, 96, 1 << 20, 1 << 40, -1, 1e30, None, "", [], {}, True]))
+        config[key] = data.draw(
+            st.sampled_from([0, 1, 2, 3, 7, 96, 1 << 20, 1 << 40, -1, 1e30, None, "", [], {}, True])
+        )
     else:
-        for at, new in data.draw(st.lists(st.tuples(st.integers(0, 4000), st.binary(min_size=1, max_size=8)), min_size=1, max_size=3)):
+        for at, new in data.draw(
+            st.lists(st.tuples(st.integers(0, 4000), st.binary(min_size=1, max_size=8)), min_size=1, max_size=3)
+        ):
             weights[at : at + len(new)] = new
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(weights)
@@ -113,17 +131,31 @@ def test_damaged_folders_are_refused_or_run(tmp_path, family, data):
 @pytest.fixture(scope="module")
 def loaded():
     """A small model: 256 tokens of vocabulary at most, 8 tokens a step, 2 sequences, contexts of 64 in 6 blocks."""
-    model = load_model(EngineConfig(model=str(GOLDEN / "gguf" / "Q8_0.gguf"), threads=2, ctx_size=48, kv_memory=1 << 20, parallel=2, ubatch_size=8), start_world())
+    model = load_model(
+        EngineConfig(
+            model=str(GOLDEN / "gguf" / "Q8_0.gguf"),
+            threads=2,
+            ctx_size=48,
+            kv_memory=1 << 20,
+            parallel=2,
+            ubatch_size=8,
+        ),
+        start_world(),
+    )
     yield model
     model.close()
 
 
 def send(model, message) -> None:
     array = np.array(message, np.int32)
-    native.check(native.lib.ckdist_executable_run(model.executable._handle, native.pointer(array, "int32_t *"), len(array)))
+    native.check(
+        native.lib.ckdist_executable_run(model.executable._handle, native.pointer(array, "int32_t *"), len(array))
+    )
 
 
-HOSTILE = st.sampled_from([-(1 << 31), -1, 0, 1, 2, 3, 8, 9, 15, 16, 47, 48, 1 << 16, (1 << 31) - 16, (1 << 31) - 1]) | st.integers(-(1 << 31), (1 << 31) - 1)
+HOSTILE = st.sampled_from(
+    [-(1 << 31), -1, 0, 1, 2, 3, 8, 9, 15, 16, 47, 48, 1 << 16, (1 << 31) - 16, (1 << 31) - 1]
+) | st.integers(-(1 << 31), (1 << 31) - 1)
 
 
 @settings(max_examples=4 * EXAMPLES, **FUZZ)
@@ -137,7 +169,11 @@ def test_messages_that_lie_are_refused(loaded, data):
     send(loaded, message)
     for at, value in data.draw(st.lists(st.tuples(st.integers(0, len(message) - 1), HOSTILE), max_size=3)):
         message[at] = value
-    message = message[: data.draw(st.integers(0, len(message)))] + data.draw(st.lists(HOSTILE, max_size=4)) if data.draw(st.booleans()) else message
+    message = (
+        message[: data.draw(st.integers(0, len(message)))] + data.draw(st.lists(HOSTILE, max_size=4))
+        if data.draw(st.booleans())
+        else message
+    )
     try:
         send(loaded, message)
     except NativeError as error:

@@ -1,4 +1,5 @@
-"""Makes the golden models: one tiny random model per family, its logits and its greedy text, computed by transformers in float32.
+"""Makes the golden models: one tiny random model per family, its logits and its greedy text, computed by transformers
+in float32.
 
     pip install ckdist[golden] && python tests/golden/make_golden.py
 
@@ -31,7 +32,8 @@ SMALLEST_MARGIN = 5e-4
 COMMON = {"hidden_size": 64, "head_dim": 16, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float32"}
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 48}
 
-# config.json as the hubs have it: rope_theta and rope_scaling at the top level. qwen3 has `rope_parameters`, as transformers 5 writes.
+# config.json as the hubs have it: rope_theta and rope_scaling at the top level. qwen3 has `rope_parameters`, as
+# transformers 5 writes.
 CONFIGS = {
     "llama2": {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 256, "intermediate_size": 72, "num_hidden_layers": 2,
@@ -150,7 +152,9 @@ def build(folder: Path):
 
 @torch.no_grad()
 def greedy_text(model, prompt: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """The continuation by `generate`, and its smallest relative margin; a forward without a cache must choose the same tokens."""
+    """The continuation by `generate`, and its smallest relative margin; a forward without a cache must choose the
+    same tokens.
+    """
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     sequence = model.generate(

@@ -1,4 +1,5 @@
-"""Makes tests/golden/tokens: small SentencePiece vocabularies as GGUF metadata, and what sentencepiece itself makes of varied texts.
+"""Makes tests/golden/tokens: small SentencePiece vocabularies as GGUF metadata, and what sentencepiece itself makes of
+varied texts.
 
     pip install sentencepiece && python tests/golden/make_tokens_golden.py
 
@@ -30,7 +31,8 @@ def main() -> None:
         for adds_space in (True, False):
             processor = train(lines, kind, adds_space)
             metadata = gguf_metadata(processor, model, adds_space)
-            # sentencepiece does not parse control tokens in text, the rebuilt tokenizer does; so they are left out here.
+            # sentencepiece does not parse control tokens in text, the rebuilt tokenizer does; so they are left out
+            # here.
             cases = [[text, processor.encode(text)] for text in texts if "<turn>" not in text and "<tool>" not in text]
             name = f"{kind}{'_space' if adds_space else ''}.json"
             (OUT / name).write_text(json.dumps({"metadata": metadata, "cases": cases}, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Makes the golden numbers of training: gradients and 20 steps of loss of each tiny model of make_golden.py, by PyTorch in float64.
+"""Makes the golden numbers of training: gradients and 20 steps of loss of each tiny model of make_golden.py, by PyTorch
+in float64.
 
     pip install ckdist[golden] && python tests/golden/make_training_golden.py
 
@@ -27,10 +28,11 @@ from transformers import AutoModelForCausalLM
 FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"]
 GOLDEN = Path(__file__).parent
 OUT = GOLDEN / "training"
-# At this rate rounding stays rounding: float32 and float64 losses differ by less than 2e-6 over the 20 steps. At 0.002 it grows,
-# and PyTorch's own float32 losses of llama3 are 3.6e-5 from those of float64.
+# At this rate rounding stays rounding: float32 and float64 losses differ by less than 2e-6 over the 20 steps. At 0.002
+# it grows, and PyTorch's own float32 losses of llama3 are 3.6e-5 from those of float64.
 OPTIMIZER = {"lr": 0.0005, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
-LENGTHS = [[29, 1, 14, 7, 3, 10], [5, 26, 2, 11, 19, 1], [13, 9, 21, 6, 4, 11], [1, 2, 40, 3, 8, 10]]  # some longer than a window, some of one token
+# some longer than a window, some of one token
+LENGTHS = [[29, 1, 14, 7, 3, 10], [5, 26, 2, 11, 19, 1], [13, 9, 21, 6, 4, 11], [1, 2, 40, 3, 8, 10]]
 STEPS, SMALLEST_VOCAB = 20, 200
 
 

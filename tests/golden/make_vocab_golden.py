@@ -1,15 +1,16 @@
-"""Makes tests/golden/vocab: ids of awkward texts by other engines, for every pre-tokenizer name, over small synthetic vocabularies.
+"""Makes tests/golden/vocab: ids of awkward texts by other engines, for every pre-tokenizer name, over small synthetic
+vocabularies.
 
     pip install llama-cpp-python==0.3.36 gguf tokenizers regex && python tests/golden/make_vocab_golden.py
 
-The vocabularies are trained on the texts without splitting words, so that their tokens reach over words, spaces, digits and lines:
-where two ways to split differ, the ids do. `vocab.json` holds the texts and the vocabularies, `ids.npz` for each way to split
-the ids of all texts, one after the other, and how many each text has (-1: left out).
+The vocabularies are trained on the texts without splitting words, so that their tokens reach over words, spaces, digits
+and lines: where two ways to split differ, the ids do. `vocab.json` holds the texts and the vocabularies, `ids.npz` for
+each way to split the ids of all texts, one after the other, and how many each text has (-1: left out).
 
-The ids are those of the makers' published patterns by another engine, Python's `regex`, and a plain BPE. llama.cpp 0.3.36 gives the
-same but for the texts that this prints: it does not normalise to NFC (mpt, modern-bert, command-r, qwen2, qwen35, tiny_aya), knows no
-combining marks (tekken, gpt-4o, kimi-k2) or no case (youtu, tiny_aya, kimi-k2) in words that change case inside, groups digits that
-letters follow (tiny_aya), and no digits but ASCII's (superbpe).
+The ids are those of the makers' published patterns by another engine, Python's `regex`, and a plain BPE. llama.cpp
+0.3.36 gives the same but for the texts that this prints: it does not normalise to NFC (mpt, modern-bert, command-r,
+qwen2, qwen35, tiny_aya), knows no combining marks (tekken, gpt-4o, kimi-k2) or no case (youtu, tiny_aya, kimi-k2) in
+words that change case inside, groups digits that letters follow (tiny_aya), and no digits but ASCII's (superbpe).
 BERT's ids are llama.cpp's, without the texts that it takes apart in another way than BERT.
 """
 
@@ -114,7 +115,9 @@ def uncertain(text: str) -> bool:
 
 
 def train(texts: list[str], byte_level: bool) -> tuple[list[str], list[str]]:
-    """Tokens and merges of up to 7 characters, of the byte-level alphabet or of text with ▁ for spaces and tokens for bytes."""
+    """Tokens and merges of up to 7 characters, of the byte-level alphabet or of text with ▁ for spaces and tokens
+    for bytes.
+    """
     backend = tokenizers.Tokenizer(models.BPE())
     numbers = " ".join(str(n) for n in range(0, 4000, 7))
     alphabet, extra = [], [f"<0x{byte:02X}>" for byte in range(256)]

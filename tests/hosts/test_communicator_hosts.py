@@ -1,4 +1,6 @@
-"""The communicator between two hosts (network namespaces joined by a wire): the same bits, a slow wire, and every way to lose a rank."""
+"""The communicator between two hosts (network namespaces joined by a wire): the same bits, a slow wire, and every
+way to lose a rank.
+"""
 
 import pathlib
 import re
@@ -37,8 +39,15 @@ def start(hosts: Hosts, each: int, tmp_path, *words: str) -> list[subprocess.Pop
     secret = tmp_path / "secret"
     secret.touch(0o600)
     secret.write_text(secrets.token_hex(16))
-    job = {"WORLD_SIZE": str(2 * each), "MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": str(PORT), "CKDIST_JOB_SECRET_FILE": str(secret)}
-    return [start_program(hosts.inside(r // each, sys.executable, *words), {**job, "RANK": str(r)}) for r in range(2 * each)]
+    job = {
+        "WORLD_SIZE": str(2 * each),
+        "MASTER_ADDR": hosts.addresses[0],
+        "MASTER_PORT": str(PORT),
+        "CKDIST_JOB_SECRET_FILE": str(secret),
+    }
+    return [
+        start_program(hosts.inside(r // each, sys.executable, *words), {**job, "RANK": str(r)}) for r in range(2 * each)
+    ]
 
 
 def finish(processes: list[subprocess.Popen], seconds: float) -> list[str]:
@@ -65,20 +74,40 @@ def test_same_bits(hosts, tmp_path, transport):
     else:
         output = "".join(finish(start(hosts, 2, tmp_path, *words), 60))
     threads = run_threads("aabb", lambda world: collectives.battery(world, 5000))
-    assert sorted(re.findall(r"^\d [0-9a-f]{64}$", output, re.M)) == [f"{r} {digest}" for r, digest in enumerate(threads)]
+    assert sorted(re.findall(r"^\d [0-9a-f]{64}$", output, re.MULTILINE)) == [
+        f"{r} {digest}" for r, digest in enumerate(threads)
+    ]
     assert hosts.carried() - before > 500_000, "the ranks met, but not over the wire"
 
 
 def test_64_mib_of_every_type(hosts, tmp_path):
-    output = "".join(finish(start(hosts, 1, tmp_path, "tests/support/programs/collectives.py", "tcp", "share", "large"), 60))
-    assert len(re.findall(r"^\d [0-9a-f]{64}$", output, re.M)) == 2, output
+    output = "".join(
+        finish(start(hosts, 1, tmp_path, "tests/support/programs/collectives.py", "tcp", "share", "large"), 60)
+    )
+    assert len(re.findall(r"^\d [0-9a-f]{64}$", output, re.MULTILINE)) == 2, output
 
 
 @pytest.mark.parametrize("transport", ["tcp", "mpi"])
 def test_slow_wire(hosts, tmp_path, transport):
     """100 Mbit/s: near what the wire gives, and nobody takes a message that is on its way for a lost rank."""
     for namespace, link in zip(hosts.namespaces, hosts.links):
-        run("tc", "-n", namespace, "qdisc", "add", "dev", link, "root", "tbf", "rate", "100mbit", "burst", "128kb", "latency", "50ms")
+        run(
+            "tc",
+            "-n",
+            namespace,
+            "qdisc",
+            "add",
+            "dev",
+            link,
+            "root",
+            "tbf",
+            "rate",
+            "100mbit",
+            "burst",
+            "128kb",
+            "latency",
+            "50ms",
+        )
     words = ("tests/support/programs/slow_link.py", transport, str(32 << 20), str(TIMEOUT))
     if transport == "mpi":
         code, output = hosts.run(1, *words)
@@ -86,7 +115,8 @@ def test_slow_wire(hosts, tmp_path, transport):
     else:
         output = finish(start(hosts, 1, tmp_path, *words), 60)[0]
     message, reduction = map(float, re.search(r"([\d.]+) Mbit/s for a message, ([\d.]+)", output).groups())
-    assert 80 < message < 105 and 35 < reduction < 105, output  # both ways at once, the wire drops the acknowledgements too
+    # both ways at once, the wire drops the acknowledgements too
+    assert 80 < message < 105 and 35 < reduction < 105, output
 
 
 @pytest.mark.parametrize("what", ["reduce", "idle"])
@@ -106,7 +136,9 @@ def test_a_lost_rank_is_named_by_all(hosts, tmp_path, fault, what):
         for rank in range(4 if fault == "link" else 3):
             _, error = processes[rank].communicate(timeout=20)
             lost = "[01]" if rank > 1 else "[23]"
-            assert processes[rank].returncode == 1 and re.search(rf"rank {lost} " if fault == "link" else "rank 3 ", error), error
+            assert processes[rank].returncode == 1 and re.search(
+                rf"rank {lost} " if fault == "link" else "rank 3 ", error
+            ), error
         assert time.monotonic() - began < (TIMEOUT / 2 if fault == "kill" else TIMEOUT) + 1
     finally:
         for p in processes:

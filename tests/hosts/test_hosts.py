@@ -1,4 +1,6 @@
-"""Ranks on two hosts (network namespaces joined by a wire), started by mpirun and as torchrun does: same numbers, a server, and every way to lose a rank."""
+"""Ranks on two hosts (network namespaces joined by a wire), started by mpirun and as torchrun does: same numbers, a
+server, and every way to lose a rank.
+"""
 
 import json
 import pathlib
@@ -102,12 +104,33 @@ def test_sums_have_the_same_bits_over_every_wire(hosts, each):
 def test_hosts_are_told_apart(hosts):
     program = "from ckdist.comm.world import start_world; w = start_world(); print('rank', w.rank, w.local_rank, w.local_size, len(set(w.hosts))); w.close()"
     code, output = hosts.run(2, "-c", program)
-    assert code == 0 and sorted(re.findall(r"rank .*", output)) == ["rank 0 0 2 2", "rank 1 1 2 2", "rank 2 0 2 2", "rank 3 1 2 2"], output
+    assert code == 0 and sorted(re.findall(r"rank .*", output)) == [
+        "rank 0 0 2 2",
+        "rank 1 1 2 2",
+        "rank 2 0 2 2",
+        "rank 3 1 2 2",
+    ], output
 
 
 def test_perplexity_equals_one_hosts(hosts):
-    words = [*CKDIST, "perplexity", "-m", str(MODEL), "--token-ids", ",".join(str(i % 200) for i in range(3, 200, 7)), "-t", "1", "-ctk", "f32", "-ctv", "f32", "--json"]
-    alone = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=30, cwd=ROOT, env=environment())
+    words = [
+        *CKDIST,
+        "perplexity",
+        "-m",
+        str(MODEL),
+        "--token-ids",
+        ",".join(str(i % 200) for i in range(3, 200, 7)),
+        "-t",
+        "1",
+        "-ctk",
+        "f32",
+        "-ctv",
+        "f32",
+        "--json",
+    ]
+    alone = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=30, cwd=ROOT, env=environment()
+    )
     code, output = hosts.run(1, *words)
     assert code == 0 and alone.returncode == 0, output + alone.stderr
     one, two = json.loads(alone.stdout), json.loads(output.splitlines()[-1])
@@ -119,7 +142,24 @@ def test_server_answers_and_drains(hosts, launcher, tmp_path):
     folder = shutil.copytree(MODEL, tmp_path / "model")
     write_tokenizer(pathlib.Path(folder))
     more = ["--transport", "mpi"] if launcher == "mpirun" else []
-    output = start(hosts, launcher, 1, *CKDIST, "serve", "-m", str(folder), "--port", "0", "-t", "1", "-c", "64", "--comm-timeout", "5", *more)
+    output = start(
+        hosts,
+        launcher,
+        1,
+        *CKDIST,
+        "serve",
+        "-m",
+        str(folder),
+        "--port",
+        "0",
+        "-t",
+        "1",
+        "-c",
+        "64",
+        "--comm-timeout",
+        "5",
+        *more,
+    )
     url = output.wait_for(r"serving .* at (http://\S+)")
     assert f"2 ranks × 1 thread on 2 hosts ({'mpi' if launcher == 'mpirun' else 'tcp'})" in output.text()
     ask = tmp_path / "ask.py"
@@ -138,15 +178,25 @@ def test_server_answers_and_drains(hosts, launcher, tmp_path):
 
 def test_the_faster_wire_is_taken(hosts):
     """MPI's TCP is told to use little buffers, which the larger exchange notices; the line says what was measured."""
-    code, output = hosts.run(1, *CKDIST, "generate", "-m", str(MODEL), "-p", "", "-n", "1", "-t", "1", "--comm-timeout", "5", "-v")
+    code, output = hosts.run(
+        1, *CKDIST, "generate", "-m", str(MODEL), "-p", "", "-n", "1", "-t", "1", "--comm-timeout", "5", "-v"
+    )
     assert code == 2 and "tokenizer" in output, output  # the model has none; the ranks had met by then
-    line = re.search(r"(mpi|tcp) between hosts, the fastest \((mpi|tcp): (\d+) µs for 16 KiB, ([\d.]+) ms for 1 MiB; (mpi|tcp): (\d+) µs for 16 KiB, ([\d.]+) ms for 1 MiB; verbs does not work.*\)", output)
+    line = re.search(
+        r"(mpi|tcp) between hosts, the fastest \((mpi|tcp): (\d+) µs for 16 KiB, ([\d.]+) ms for 1 MiB; (mpi|tcp): (\d+) µs for 16 KiB, ([\d.]+) ms for 1 MiB; verbs does not work.*\)",
+        output,
+    )
     assert line and line[1] == line[2] != line[5], output
     assert int(line[3]) * float(line[4]) < int(line[6]) * float(line[7]) * 1.2
 
 
-FAULTS = [("mpirun", "mpi", fault, kind) for fault in ("kill 1", "stop 1", "stop 0", "link") for kind in ("busy", "idle")]
-FAULTS += [("torchrun", "tcp", *f) for f in (("kill 1", "idle"), ("stop 1", "idle"), ("stop 0", "busy"), ("link", "busy"), ("link", "idle"))]
+FAULTS = [
+    ("mpirun", "mpi", fault, kind) for fault in ("kill 1", "stop 1", "stop 0", "link") for kind in ("busy", "idle")
+]
+FAULTS += [
+    ("torchrun", "tcp", *f)
+    for f in (("kill 1", "idle"), ("stop 1", "idle"), ("stop 0", "busy"), ("link", "busy"), ("link", "idle"))
+]
 
 
 @pytest.mark.parametrize("launcher, transport, fault, kind", FAULTS)
@@ -164,13 +214,17 @@ def test_a_lost_rank_ends_the_job(hosts, launcher, transport, fault, kind):
     survivors = [p for r, p in ranks.items() if str(r) != lost]
     assert hosts.wait_ended(survivors, TIMEOUT + 5), f"after {time.monotonic() - begin:.1f} s: {output.text()}"
     if action == "link":
-        output.wait_for(r"rank 0: rank 1 (\(on ckdist\w+\) )?(did not reach step \d|has not been heard of|is lost|does not answer)|rank 0: MPI reports that rank 1")
+        output.wait_for(
+            r"rank 0: rank 1 (\(on ckdist\w+\) )?(did not reach step \d|has not been heard of|is lost|does not answer)|rank 0: MPI reports that rank 1"
+        )
         return  # mpirun waits for the other host's daemon for as long as TCP repeats what it sends there
     if launcher == "torchrun":
         ranks[int(lost)].kill()  # a launcher would
     assert all(output.wait(10)), output.text()
     if action == "stop" or launcher == "torchrun":
-        assert re.search(rf"rank {1 - int(lost)}: rank {lost} .*(step|steps|closed the connection)\b", output.text()), output.text()
+        assert re.search(rf"rank {1 - int(lost)}: rank {lost} .*(step|steps|closed the connection)\b", output.text()), (
+            output.text()
+        )
     assert hosts.wait_empty(3) == []
 
 
@@ -187,7 +241,10 @@ def test_a_lost_rank_is_named_on_every_host(hosts, fault):
     output.wait(10)
     for rank in range(4):
         if str(rank) != lost:
-            assert re.search(rf"ckdist: rank {rank}: .*rank {lost} (\((pid \d+|on ckdist\w+)\) )?(died|did not reach step|closed the connection|has not been heard of|has been stopped)", output.text()), output.text()
+            assert re.search(
+                rf"ckdist: rank {rank}: .*rank {lost} (\((pid \d+|on ckdist\w+)\) )?(died|did not reach step|closed the connection|has not been heard of|has been stopped)",
+                output.text(),
+            ), output.text()
     assert hosts.wait_empty(3) == []
 
 
@@ -199,10 +256,22 @@ def test_training_is_one_hosts(hosts, tmp_path):
     path = toml(tmp_path, per_device_train_batch_size=1, max_steps=3, zero_stage=1)
     code, output = hosts.run(2, *CKDIST, "train", str(path))
     assert code == 0 and "the model is in" in output, output
-    alone = [*CKDIST, "train", str(path), "--set", "per_device_train_batch_size=4", "--set", "output_dir=" + str(tmp_path / "alone")]
-    done = subprocess.run([sys.executable, *alone], capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment())
+    alone = [
+        *CKDIST,
+        "train",
+        str(path),
+        "--set",
+        "per_device_train_batch_size=4",
+        "--set",
+        "output_dir=" + str(tmp_path / "alone"),
+    ]
+    done = subprocess.run(
+        [sys.executable, *alone], capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment()
+    )
     assert done.returncode == 0, done.stderr
-    assert len(trained(tmp_path / "out")) == 3 and trained(tmp_path / "out") == pytest.approx(trained(tmp_path / "alone"), rel=1e-5)
+    assert len(trained(tmp_path / "out")) == 3 and trained(tmp_path / "out") == pytest.approx(
+        trained(tmp_path / "alone"), rel=1e-5
+    )
     stored = [open_checkpoint(tmp_path / name / "model").tensors for name in ("out", "alone")]
     for name in stored[0]:
         one, other = (read_tensor(tensors[name]) for tensors in stored)
@@ -210,14 +279,17 @@ def test_training_is_one_hosts(hosts, tmp_path):
 
 
 def test_a_training_that_loses_a_rank_ends_and_goes_on(hosts, tmp_path):
-    path = toml(tmp_path, per_device_train_batch_size=1, max_steps=100000, save_steps=5, transport="tcp")  # with MPI's it may end by MPI's words
+    # with MPI's it may end by MPI's words
+    path = toml(tmp_path, per_device_train_batch_size=1, max_steps=100000, save_steps=5, transport="tcp")
     output = start(hosts, "mpirun", 1, *CKDIST, "train", str(path))
     output.wait_for("saved .*checkpoint-5", seconds=40)
     lost = hosts.ranks()[1]
     lost.kill()
     began = time.monotonic()
     assert any(output.wait(15)), output.text()
-    assert time.monotonic() - began < 10 and f"ckdist: rank 0: rank 1 (on {hosts.namespaces[1]}) " in output.text(), output.text()
+    assert time.monotonic() - began < 10 and f"ckdist: rank 0: rank 1 (on {hosts.namespaces[1]}) " in output.text(), (
+        output.text()
+    )
     assert hosts.wait_empty(2) == []
     done = max(int(p.name.split("-")[1]) for p in (tmp_path / "out").glob("checkpoint-*"))
     code, said = hosts.run(1, *CKDIST, "train", str(path), "--set", f"max_steps={done + 2}")

@@ -1,4 +1,6 @@
-"""Attention of every ISA and KV type against float64 numpy, and its bits against themselves under other cuts of the work."""
+"""Attention of every ISA and KV type against float64 numpy, and its bits against themselves under other cuts of the
+work.
+"""
 
 from dataclasses import dataclass
 
@@ -9,8 +11,9 @@ from ckdist import errors, native
 from tests.support.levels import ALL, HERE, INTEGERS, each
 
 F32 = np.float32
-# Largest error against float64 where queries and keys have a spread of 2 (scores of 4). Integer arithmetic rounds queries and weights
-# to codes of 16 bits; i16 is compared with what was given, so that its error includes the cache's own (f16's would be 5e-3, bf16's 4e-2).
+# Largest error against float64 where queries and keys have a spread of 2 (scores of 4). Integer arithmetic rounds
+# queries and weights to codes of 16 bits; i16 is compared with what was given, so that its error includes the cache's
+# own (f16's would be 5e-3, bf16's 4e-2).
 TOLERANCE = {"f32": 2e-5, "f16": 2e-5, "bf16": 2e-5, "q8_0": 3e-3, "i16": 4e-3}
 # Levels with a dot product of integers, and those whose vectors they have.
 PAIRS_OF_LEVELS = [("avx2_vnni", "avx2"), ("avx512_vnni", "avx512"), ("neon_dotprod", "neon"), ("neon_i8mm", "neon")]
@@ -57,7 +60,9 @@ class Settings:
 
 
 def attend(cache, q, first, settings, spans=0):
-    """q: (tokens, heads, head_dim); the same shape comes back. spans: of 256 positions at a time, merged; 0: in one go."""
+    """q: (tokens, heads, head_dim); the same shape comes back. spans: of 256 positions at a time, merged; 0: in one
+    go.
+    """
     tokens, heads, head_dim = q.shape
     out = np.full_like(q, 7)
     task = native.ffi.new("struct ckdist_attention_task *")
@@ -131,7 +136,9 @@ def test_dot_products_of_integers_have_the_bits_of_the_level_below(level, below,
     if level not in HERE:
         pytest.skip(f"level {level}: this CPU lacks {ALL[level]}")
     k, v, q = random_case(128, positions, tokens, heads)
-    out, plain = (attend(Cache(isa.encode(), integers, k, v), q, positions - tokens, Settings()) for isa in (level, below))
+    out, plain = (
+        attend(Cache(isa.encode(), integers, k, v), q, positions - tokens, Settings()) for isa in (level, below)
+    )
     np.testing.assert_array_equal(out.view(np.uint32), plain.view(np.uint32))
 
 
@@ -175,14 +182,16 @@ def test_bits_do_not_depend_on_who_reads_which_part(isa, kv_type, heads):
 
 
 def test_precision_of_integers(isa):
-    """i16 loses less than float16 does, q8_0's arithmetic far less than its cache; also where one dimension outweighs all others."""
+    """i16 loses less than float16 does, q8_0's arithmetic far less than its cache; also where one dimension
+    outweighs all others.
+    """
     k, v, q = random_case(128, 600, 20, 2)
     for outlier in (1, 30):
         k[:, 5] *= outlier
         exact = reference(k, v, q, 580, Settings(scale=0.06))
 
         def rms(kv_type, want):
-            return np.sqrt(np.mean((attend(Cache(isa, kv_type, k, v), q, 580, Settings(scale=0.06)) - want) ** 2))  # noqa: B023
+            return np.sqrt(np.mean((attend(Cache(isa, kv_type, k, v), q, 580, Settings(scale=0.06)) - want) ** 2))
 
         assert rms("i16", exact) < rms("f16", exact)
         stored = reference(rounded("q8_0", k), rounded("q8_0", v), q, 580, Settings(scale=0.06))

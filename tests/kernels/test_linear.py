@@ -1,7 +1,8 @@
 """Packed products of every weight type on every ISA of this machine, against the gguf package's dequantisation.
 
-Activations that are whole numbers with a largest magnitude of 127 in every group of 32 have int8 codes equal to themselves
-and scale 1, and are exact in bfloat16 too: with them a product may differ from the reference by float32 rounding alone.
+Activations that are whole numbers with a largest magnitude of 127 in every group of 32 have int8 codes equal to
+themselves and scale 1, and are exact in bfloat16 too: with them a product may differ from the reference by float32
+rounding alone.
 """
 
 import numpy as np
@@ -33,7 +34,11 @@ F32, BF16, Q8 = 0, 1, 2
 def test_dequantize_equals_gguf(name):
     data, values = random_rows(name, 5, odd_columns(name))
     out = np.empty_like(values)
-    check(lib.ckdist_dequantize(number(name), *values.shape, pointer(data, "uint8_t *"), data.size, pointer(out, "float *")))
+    check(
+        lib.ckdist_dequantize(
+            number(name), *values.shape, pointer(data, "uint8_t *"), data.size, pointer(out, "float *")
+        )
+    )
     np.testing.assert_array_equal(out, values)
 
 
@@ -43,7 +48,11 @@ def test_unpacking_gives_the_files_values(name):
     data, values = random_rows(name, rows, cols)
     tiles = pack("baseline", name, data, rows, cols)
     out = np.empty_like(values)
-    check(lib.ckdist_unpack(ffi.NULL, number(name), rows, cols, pointer(tiles, "uint8_t *"), tiles.size, pointer(out, "float *")))
+    check(
+        lib.ckdist_unpack(
+            ffi.NULL, number(name), rows, cols, pointer(tiles, "uint8_t *"), tiles.size, pointer(out, "float *")
+        )
+    )
     np.testing.assert_array_equal(out, values)
     for isa in HERE:
         np.testing.assert_array_equal(pack(isa, name, data, rows, cols), tiles)
@@ -58,7 +67,9 @@ def test_packing_costs_a_few_per_cent(name):
 
 @pytest.mark.parametrize("name", HALF_FIELDS)
 def test_blocks_of_any_bytes_mean_what_gguf_says(name):
-    """Infinite scales and such too: what is no number there is none here, and the products of other rows stay as they are."""
+    """Infinite scales and such too: what is no number there is none here, and the products of other rows stay as
+    they are.
+    """
     elements, size = block_of(name)
     rows, cols = 32, 2 * elements
     data = np.random.default_rng(8).integers(0, 256, (rows, 2 * size), np.uint8)
@@ -71,7 +82,9 @@ def test_blocks_of_any_bytes_mean_what_gguf_says(name):
         exact = values.astype(np.float64) @ x[0]
         magnitude = np.abs(values).astype(np.float64) @ np.abs(x[0])
     out = np.empty_like(values)
-    check(lib.ckdist_dequantize(number(name), rows, cols, pointer(data, "uint8_t *"), data.size, pointer(out, "float *")))
+    check(
+        lib.ckdist_dequantize(number(name), rows, cols, pointer(data, "uint8_t *"), data.size, pointer(out, "float *"))
+    )
     np.testing.assert_array_equal(out, values)
     whole = np.isfinite(values).all(1)
     for isa in HERE:
@@ -86,7 +99,9 @@ def test_whole_activations_give_the_exact_product(isa, name, rows, tokens):
     cols = odd_columns(name)
     data, values = random_rows(name, rows, cols, seed=rows)
     x = whole_activations(tokens, cols)
-    y = multiply(isa, name, pack(isa, name, data, rows, cols), rows, cols, prepare(isa, activation_format(isa, name), x))
+    y = multiply(
+        isa, name, pack(isa, name, data, rows, cols), rows, cols, prepare(isa, activation_format(isa, name), x)
+    )
     exact = x.astype(np.float64) @ values.T.astype(np.float64)
     magnitude = np.abs(x).astype(np.float64) @ np.abs(values).T.astype(np.float64)
     assert np.all(np.abs(y - exact) <= 2e-6 * magnitude)
@@ -129,12 +144,20 @@ def test_extreme_codes_in_every_order_do_not_saturate(isa, name):
 
 @pytest.mark.parametrize("name", TYPES)
 def test_levels_give_the_same_bits(name):
-    """Sums of whole numbers are exact and floats are added in one order, so instructions do not show. Of bfloat16 the dot product rounds its own way:
-    activations to 8 bits, 2^-9 of each, and two products in one step, denormals being zero."""
+    """Sums of whole numbers are exact and floats are added in one order, so instructions do not show.
+
+    Of bfloat16 the dot product rounds its own way: activations to 8 bits, 2^-9 of each, and two products in one step,
+    denormals being zero.
+    """
     rows, cols = 53, 3 * max(256, block_of(name)[0])
     data, values = random_rows(name, rows, cols)
     x = np.random.default_rng(12).normal(size=(21, cols)).astype(np.float32)
-    results = {isa: multiply(isa, name, pack(isa, name, data, rows, cols), rows, cols, prepare(isa, activation_format(isa, name), x)) for isa in HERE}
+    results = {
+        isa: multiply(
+            isa, name, pack(isa, name, data, rows, cols), rows, cols, prepare(isa, activation_format(isa, name), x)
+        )
+        for isa in HERE
+    }
     plain = results.pop("baseline")  # multiplies and adds in two roundings
     magnitude = np.abs(x).astype(np.float64) @ np.abs(values).T.astype(np.float64)
     rounded = {isa: y for isa, y in results.items() if activation_format(isa, name) == BF16}
@@ -176,7 +199,9 @@ def test_a_token_does_not_depend_on_its_batch(isa, name):
 
 @pytest.mark.parametrize("isa", each())
 def test_rows_too_wide_to_be_expanded_once(isa):
-    """Expanded, the tile is larger than what stays in the cache; each strip of tokens expands it for itself, with the same bits."""
+    """Expanded, the tile is larger than what stays in the cache; each strip of tokens expands it for itself, with
+    the same bits.
+    """
     rows, cols = 16, 96 * 256
     data, values = random_rows("IQ2_XS", rows, cols)
     x = whole_activations(21, cols)
@@ -194,12 +219,20 @@ def test_prepared_rows_agree_between_isas(isa):
         for lead, cols in ((0, 300), (32, 512), (45, 345)):
             np.testing.assert_array_equal(prepare(isa, fmt, x, lead, cols), prepare("baseline", fmt, x, lead, cols))
     row = prepare(isa, Q8, x[:1], 45, 345)[0]  # 345 columns are padded to 512
-    codes, scales, sums32, sums16 = row[:512].view(np.int8), row[512:576].view(np.float32), row[576:640].view(np.int32), row[640:768].view(np.int32)
-    np.testing.assert_allclose((codes.reshape(16, 32) * scales[:, None]).reshape(-1)[45:345], x[0], atol=np.abs(x).max() / 250)
+    codes, scales, sums32, sums16 = (
+        row[:512].view(np.int8),
+        row[512:576].view(np.float32),
+        row[576:640].view(np.int32),
+        row[640:768].view(np.int32),
+    )
+    np.testing.assert_allclose(
+        (codes.reshape(16, 32) * scales[:, None]).reshape(-1)[45:345], x[0], atol=np.abs(x).max() / 250
+    )
     assert not codes[:45].any() and not codes[345:].any()
     np.testing.assert_array_equal(sums32, -128 * codes.reshape(16, 32).astype(int).sum(-1))
     np.testing.assert_array_equal(sums16, -32 * codes.reshape(32, 16).astype(int).sum(-1))
-    for block in range(2):  # scale * (256 * high + low) is scale * sum of a group of 32, to a part in 2^15 of the largest
+    # scale * (256 * high + low) is scale * sum of a group of 32, to a part in 2^15 of the largest
+    for block in range(2):
         high, low = row[768 + 20 * block :][:16].view(np.int8).reshape(2, 8).astype(float)
         scale = row[784 + 20 * block :][:4].view(np.float32)[0]
         exact = (scales * sums32 / 128)[8 * block :][:8]
@@ -235,7 +268,9 @@ def test_empty_matrices(isa, name):
     for rows, cols, tokens in ((0, 256, 2), (5, 0, 2), (5, 0, 40), (5, 256, 0)):
         data, _ = random_rows(name, rows, cols)
         x = np.ones((tokens, cols), np.float32)
-        y = multiply(isa, name, pack(isa, name, data, rows, cols), rows, cols, prepare(isa, activation_format(isa, name), x))
+        y = multiply(
+            isa, name, pack(isa, name, data, rows, cols), rows, cols, prepare(isa, activation_format(isa, name), x)
+        )
         assert y.shape == (tokens, rows) and (cols or not y.any())
 
 
@@ -243,7 +278,11 @@ def quantized(name, x):
     """`x` through the quantiser and the gguf package's dequantisation."""
     elements, size = block_of(name)
     out = np.empty((x.shape[0], x.shape[1] // elements * size), np.uint8)
-    check(lib.ckdist_quantize(ffi.NULL, number(name), *x.shape, pointer(x, "float *"), pointer(out, "uint8_t *"), out.size))
+    check(
+        lib.ckdist_quantize(
+            ffi.NULL, number(name), *x.shape, pointer(x, "float *"), pointer(out, "uint8_t *"), out.size
+        )
+    )
     return quants.dequantize(out, GGMLQuantizationType[name]).reshape(x.shape)
 
 

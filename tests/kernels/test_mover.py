@@ -1,4 +1,6 @@
-"""Movers: streaming stores, and an Intel DSA queue over a device in software that reads descriptors as the hardware would."""
+"""Movers: streaming stores, and an Intel DSA queue over a device in software that reads descriptors as the hardware
+would.
+"""
 
 import ctypes
 import mmap
@@ -25,7 +27,12 @@ def movers(tmp_path_factory):
     if not compiler:
         pytest.skip("no C++ compiler")
     library = tmp_path_factory.mktemp("movers") / "movers.so"
-    sources = [ROOT / "tests/native/movers.cpp", *sorted((NATIVE / "movers").glob("*.cpp")), NATIVE / "core/numa.cpp", NATIVE / "core/error.cpp"]
+    sources = [
+        ROOT / "tests/native/movers.cpp",
+        *sorted((NATIVE / "movers").glob("*.cpp")),
+        NATIVE / "core/numa.cpp",
+        NATIVE / "core/error.cpp",
+    ]
     extra = os.environ.get("CKDIST_TEST_CXXFLAGS", "").split()
     built = subprocess.run(
         [compiler, "-std=c++17", "-O0", "-g", "-Wall", "-Wextra", "-Werror", *extra, "-shared", "-fPIC", f"-I{NATIVE}", *sources, "-o", library, "-pthread"],
@@ -36,7 +43,15 @@ def movers(tmp_path_factory):
     loaded.bench_open.restype = ctypes.c_void_p
     for name in ("device_submissions", "device_dropped", "device_moved", "device_page_faults", "mover_submit"):
         getattr(loaded, name).restype = ctypes.c_int64
-    for name in ("device_broken", "mover_name", "mover_trouble", "mover_error", "find_queues", "open_queue", "open_mover_of"):
+    for name in (
+        "device_broken",
+        "mover_name",
+        "mover_trouble",
+        "mover_error",
+        "find_queues",
+        "open_queue",
+        "open_mover_of",
+    ):
         getattr(loaded, name).restype = ctypes.c_char_p
     return loaded
 
@@ -81,11 +96,24 @@ class Copy(ctypes.Structure):
 class Bench:
     """A DSA mover over the device in software, and memory to copy in."""
 
-    def __init__(self, library, transfer=1 << 20, batch=16, credits=0, block_on_fault=False, believed=0, seconds=10.0, **settings):
+    def __init__(
+        self, library, transfer=1 << 20, batch=16, credits=0, block_on_fault=False, believed=0, seconds=10.0, **settings
+    ):
         self.library = library
-        self.handle = ctypes.c_void_p(library.bench_open(*map(ctypes.c_int64, (transfer, batch, credits)), int(block_on_fault), ctypes.c_int64(believed), ctypes.c_int64(int(seconds * 1e9))))
+        self.handle = ctypes.c_void_p(
+            library.bench_open(
+                *map(ctypes.c_int64, (transfer, batch, credits)),
+                int(block_on_fault),
+                ctypes.c_int64(believed),
+                ctypes.c_int64(int(seconds * 1e9)),
+            )
+        )
         self.set(**settings)
-        self.source, self.target, self.expected = random_bytes(1 << 18, 5), np.zeros(1 << 18, np.uint8), np.zeros(1 << 18, np.uint8)
+        self.source, self.target, self.expected = (
+            random_bytes(1 << 18, 5),
+            np.zeros(1 << 18, np.uint8),
+            np.zeros(1 << 18, np.uint8),
+        )
 
     def set(self, **settings):
         for name, value in settings.items():
@@ -98,7 +126,9 @@ class Bench:
         """Copies of (to, from, bytes) inside the memory; the ticket."""
         for to, start, size in copies:
             self.expected[to : to + size] = self.source[start : start + size]
-        array = (Copy * len(copies))(*(Copy(self.target.ctypes.data + to, self.source.ctypes.data + start, size) for to, start, size in copies))
+        array = (Copy * len(copies))(
+            *(Copy(self.target.ctypes.data + to, self.source.ctypes.data + start, size) for to, start, size in copies)
+        )
         return self.library.mover_submit(self.handle, array, len(copies))
 
     def done(self, ticket):
@@ -160,7 +190,14 @@ class TestDescriptors:
         record = int.from_bytes(d[8:16], "little")
         assert record and record % 32 == 0
         head, size_and_rest = bytes.fromhex("00000000 0c000003"), bytes.fromhex("34120000 0000 0000" + 24 * "00")
-        assert d == head + little(record) + little(b.source.ctypes.data + 129) + little(b.target.ctypes.data + 64) + size_and_rest
+        assert (
+            d
+            == head
+            + little(record)
+            + little(b.source.ctypes.data + 129)
+            + little(b.target.ctypes.data + 64)
+            + size_and_rest
+        )
         assert b.right()
 
     def test_block_on_fault_where_the_queue_allows_it(self, bench):
@@ -176,7 +213,9 @@ class TestDescriptors:
         batch, *moves = b.seen()
         record, listed = (int.from_bytes(batch[i : i + 8], "little") for i in (8, 16))
         assert record % 32 == 0 and listed % 64 == 0
-        assert batch == bytes.fromhex("00000000 0c000001") + little(record) + little(listed) + bytes(8) + bytes.fromhex("03000000 0000 0000") + bytes(24)
+        assert batch == bytes.fromhex("00000000 0c000001") + little(record) + little(listed) + bytes(8) + bytes.fromhex(
+            "03000000 0000 0000"
+        ) + bytes(24)
         assert [int.from_bytes(d[32:36], "little") for d in moves] == [5000, 777, 64]
         assert len({d[8:16] for d in (batch, *moves)}) == 4  # a record each
         assert b.ask("device_submissions") == 1 and b.right()
@@ -242,9 +281,16 @@ class TestCopies:
         assert b.right()
 
     def test_a_page_on_trial(self, bench):
-        assert b"DSA wq0.1 (shared)" == bench().ask("mover_name") and b"DSA wq0.1 (dedicated)" == bench(credits=2).ask("mover_name")
+        assert (
+            bench().ask("mover_name") == b"DSA wq0.1 (shared)"
+            and bench(credits=2).ask("mover_name") == b"DSA wq0.1 (dedicated)"
+        )
         assert bench().ask("mover_works")
-        assert not bench(full=-1).ask("mover_works") and not bench(errors=1).ask("mover_works") and not bench(lost=1, seconds=0.02).ask("mover_works")
+        assert (
+            not bench(full=-1).ask("mover_works")
+            and not bench(errors=1).ask("mover_works")
+            and not bench(lost=1, seconds=0.02).ask("mover_works")
+        )
 
 
 class TestFaults:
@@ -287,7 +333,11 @@ class TestFaults:
         assert b.right() and not b.trouble
         b.set(errors=1)
         b.wait(b.submit((30000, 7, 7)))
-        assert b.right() and f"3 copies with errors, the last with status 0x{status:02x}" in b.trouble and "streaming stores" in b.trouble
+        assert (
+            b.right()
+            and f"3 copies with errors, the last with status 0x{status:02x}" in b.trouble
+            and "streaming stores" in b.trouble
+        )
         before = b.ask("device_submissions")
         assert b.submit((40000, 8, 1000)) == 0 and b.ask("device_submissions") == before and b.right()
 
@@ -343,7 +393,10 @@ class TestEnds:
         for _ in range(2):
             assert b.library.mover_done(b.handle, ctypes.c_int64(ticket)) == -1
             said = b.library.mover_error().decode()
-            assert said.startswith("DSA wq0.1 (shared) hangs: it did not end a copy within 0.05 s, nor let go") and "--reorganize threads" in said
+            assert (
+                said.startswith("DSA wq0.1 (shared) hangs: it did not end a copy within 0.05 s, nor let go")
+                and "--reorganize threads" in said
+            )
         b.set(hangs=0, deferred=0)
 
 
@@ -356,12 +409,29 @@ def tree(tmp_path, files):
 
 
 def device(number, node=0, **more):
-    files = {"state": "enabled", "numa_node": node, "pasid_enabled": 1, "max_transfer_size": 2147483648, "max_batch_size": 1024, **more}
+    files = {
+        "state": "enabled",
+        "numa_node": node,
+        "pasid_enabled": 1,
+        "max_transfer_size": 2147483648,
+        "max_batch_size": 1024,
+        **more,
+    }
     return {f"dsa{number}/{name}": text for name, text in files.items()}
 
 
 def queue(name, **more):
-    files = {"type": "user", "state": "enabled", "mode": "shared", "size": 16, "max_transfer_size": 2097152, "max_batch_size": 32, "block_on_fault": 0, "ats_disable": 0, **more}
+    files = {
+        "type": "user",
+        "state": "enabled",
+        "mode": "shared",
+        "size": 16,
+        "max_transfer_size": 2097152,
+        "max_batch_size": 32,
+        "block_on_fault": 0,
+        "ats_disable": 0,
+        **more,
+    }
     return {f"{name}/{file}": text for file, text in files.items()}
 
 
@@ -370,7 +440,14 @@ class TestQueues:
         return movers.find_queues(root, node).decode()
 
     def test_the_own_node_first(self, movers, tmp_path):
-        files = device(0, node=1) | device(2, node=-1) | device(4, node=0) | queue("wq0.0") | queue("wq2.3", mode="dedicated", size=8, block_on_fault=1) | queue("wq4.1")
+        files = (
+            device(0, node=1)
+            | device(2, node=-1)
+            | device(4, node=0)
+            | queue("wq0.0")
+            | queue("wq2.3", mode="dedicated", size=8, block_on_fault=1)
+            | queue("wq4.1")
+        )
         files |= {"iax1/state": "enabled"} | queue("wq1.0")
         root = tree(tmp_path, files)
         lines = self.find(movers, root).splitlines()
@@ -406,7 +483,9 @@ class TestQueues:
 
     def test_devices_that_cannot_be_opened(self, movers, tmp_path):
         root = tree(tmp_path, device(0) | queue("wq0.0"))
-        assert movers.open_queue(root).decode() == f"{tmp_path}/dev/dsa/wq0.0 cannot be opened: No such file or directory"
+        assert (
+            movers.open_queue(root).decode() == f"{tmp_path}/dev/dsa/wq0.0 cannot be opened: No such file or directory"
+        )
         node = tmp_path / "dev/dsa/wq0.0"
         node.parent.mkdir(parents=True)
         node.write_text("")
@@ -423,4 +502,6 @@ class TestQueues:
         assert (b"DSA" in chosen) == (not reason.value)
         demanded = movers.open_mover_of(1, reason, 500).decode()
         if b"DSA" not in chosen:
-            assert demanded.startswith("!no DSA queue can be used: ") and demanded.endswith("--reorganize threads copies without one")
+            assert demanded.startswith("!no DSA queue can be used: ") and demanded.endswith(
+                "--reorganize threads copies without one"
+            )

@@ -1,4 +1,6 @@
-"""The native replay of training against the program's definition in float64 and golden losses; and against itself, over threads and ranks."""
+"""The native replay of training against the program's definition in float64 and golden losses; and against itself,
+over threads and ranks.
+"""
 
 import os
 import subprocess
@@ -22,7 +24,8 @@ from tests.support.levels import each
 from tests.support.specs import spec as small_spec
 from tests.support.thread_ranks import run_threads
 
-# Relative to the gradient's norm, weight by weight. In bfloat16 the worst of the golden models' is 0.06, and their losses are within 1e-3.
+# Relative to the gradient's norm, weight by weight. In bfloat16 the worst of the golden models' is 0.06, and their
+# losses are within 1e-3.
 GRADIENT_ERROR = {"float32": 1e-5, "bfloat16": 0.1}
 LOSS_ERROR = {"float32": 1e-6, "bfloat16": 2e-3}
 
@@ -38,7 +41,8 @@ def reference(spec, weights, batch):
 
 def errors(gradients, expected) -> dict[str, float]:
     assert set(gradients) == set(expected)
-    floor = 0.05 * max(np.linalg.norm(e) for e in expected.values())  # what should be 0, as where a query sees one key, is noise
+    # what should be 0, as where a query sees one key, is noise
+    floor = 0.05 * max(np.linalg.norm(e) for e in expected.values())
     return {name: np.linalg.norm(gradients[name] - e) / max(np.linalg.norm(e), floor) for name, e in expected.items()}
 
 
@@ -55,10 +59,14 @@ def check(spec, weights, batch, dtype="float32", **more) -> None:
 def random_model(seed=0, **more):
     """(spec, weights) of odd shapes: nothing in them is a multiple of a tile."""
     rng = np.random.default_rng(seed)
-    spec = replace(small_spec(heads=6, kv_heads=2, head_dim=12, ffn=37, vocab=51), hidden_size=29, qkv_bias=True, **more)
+    spec = replace(
+        small_spec(heads=6, kv_heads=2, head_dim=12, ffn=37, vocab=51), hidden_size=29, qkv_bias=True, **more
+    )
     program = trace_loss(loss_of, spec, DATA, Mesh({"dp": 1}))
     shape = lambda w: [d.elements for d in w.dims]
-    weights = {w.name: (0.3 * rng.standard_normal(shape(w)) + (len(w.dims) == 1)).astype(np.float32) for w in program.weights}
+    weights = {
+        w.name: (0.3 * rng.standard_normal(shape(w)) + (len(w.dims) == 1)).astype(np.float32) for w in program.weights
+    }
     return spec, weights
 
 
@@ -66,7 +74,9 @@ def random_batch(lengths, vocab, seed=1, targets=0.8) -> PackedBatch:
     rng = np.random.default_rng(seed)
     n = sum(lengths)
     chosen = np.where(rng.random(n) < targets, rng.integers(0, vocab, n), -1)
-    return PackedBatch(rng.integers(0, vocab, n).astype(np.int32), chosen.astype(np.int32), np.cumsum([0, *lengths]).astype(np.int32))
+    return PackedBatch(
+        rng.integers(0, vocab, n).astype(np.int32), chosen.astype(np.int32), np.cumsum([0, *lengths]).astype(np.int32)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -75,20 +85,30 @@ def test_golden_models(family, dtype):
     spec, weights = model(family)
     check(spec, weights, batches()[0], dtype)
     e = NativeExecutable(spec, 64, weights.__getitem__, dtype=dtype)
-    assert e.loss(batches()[0]) == pytest.approx(float(golden(family)["loss"]), rel={"float32": 1e-5}.get(dtype, LOSS_ERROR[dtype]))
+    assert e.loss(batches()[0]) == pytest.approx(
+        float(golden(family)["loss"]), rel={"float32": 1e-5}.get(dtype, LOSS_ERROR[dtype])
+    )
     e.close()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lengths", [[3, 1, 40], [150], [131, 17]])
-@pytest.mark.parametrize("more", [{}, {"sliding_window": 21, "sliding_layers": (True, False), "attention_soft_cap": 3.0, "logit_soft_cap": 4.0}])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"sliding_window": 21, "sliding_layers": (True, False), "attention_soft_cap": 3.0, "logit_soft_cap": 4.0}],
+)
 def test_odd_shapes(lengths, more, dtype):
     spec, weights = random_model(**more)
     check(spec, weights, random_batch(lengths, 51), dtype, recompute=bool(more))
 
 
 def test_logits_in_chunks():
-    spec = replace(small_spec(heads=1, kv_heads=1, head_dim=4, ffn=5, vocab=131_090), hidden_size=6, num_layers=1, tie_embeddings=True)
+    spec = replace(
+        small_spec(heads=1, kv_heads=1, head_dim=4, ffn=5, vocab=131_090),
+        hidden_size=6,
+        num_layers=1,
+        tie_embeddings=True,
+    )
     rng = np.random.default_rng(0)
     program = trace_loss(loss_of, spec, DATA, Mesh({"dp": 1}))
     weights = {w.name: rng.standard_normal([d.elements for d in w.dims]).astype(np.float32) for w in program.weights}
@@ -105,7 +125,8 @@ def test_threads_and_repetition_change_no_bit(dtype):
         for _ in range(2):
             e.zero_grad()
             results.append((e.forward_backward(batch), e.gradients.flat.copy()))
-        e.forward_backward(replace(batch, starts=np.array([0, 0, 131, 148, 148, 178])), reduce=False)  # with empty sequences
+        # with empty sequences
+        e.forward_backward(replace(batch, starts=np.array([0, 0, 131, 148, 148, 178])), reduce=False)
         assert np.allclose(e.gradients.flat, 2 * results[-1][1], rtol=1e-5, atol=1e-6)  # gradients are added
         e.close()
     for loss, gradients in results[1:]:
@@ -126,7 +147,12 @@ np.save(sys.argv[2], np.append(e.gradients.flat.astype(np.float64), loss))
 def on_level(isa, dtype, folder):
     """Gradients and, last, the loss of a model of odd shapes, in a process that has this level's instructions alone."""
     path = folder / f"{isa}-{dtype}.npy"
-    subprocess.run([sys.executable, "-c", ON_A_LEVEL, dtype, str(path)], env={**os.environ, "CKDIST_ISA": isa}, check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", ON_A_LEVEL, dtype, str(path)],
+        env={**os.environ, "CKDIST_ISA": isa},
+        check=True,
+        timeout=120,
+    )
     return np.load(path)
 
 
@@ -207,11 +233,16 @@ def test_some_weights_alone():
 
 
 def test_a_frozen_weight_beside_a_trained_one_is_kept():
-    spec = replace(small_spec(heads=4, kv_heads=4, head_dim=16, ffn=64, vocab=51), hidden_size=64)  # matrices of whole pages
+    # matrices of whole pages
+    spec = replace(small_spec(heads=4, kv_heads=4, head_dim=16, ffn=64, vocab=51), hidden_size=64)
     rng = np.random.default_rng(0)
     program = trace_loss(loss_of, spec, DATA, Mesh({"dp": 1}))
-    weights = {w.name: (0.3 * rng.standard_normal([d.elements for d in w.dims])).astype(np.float32) for w in program.weights}
-    e = NativeExecutable(spec, 30, weights.__getitem__, trained=[f"model.layers.{i}.self_attn.v_proj.weight" for i in range(2)])
+    weights = {
+        w.name: (0.3 * rng.standard_normal([d.elements for d in w.dims])).astype(np.float32) for w in program.weights
+    }
+    e = NativeExecutable(
+        spec, 30, weights.__getitem__, trained=[f"model.layers.{i}.self_attn.v_proj.weight" for i in range(2)]
+    )
     batch, found = random_batch([30], 51), []
     for _ in range(2):  # the first run gives back the pages of what is packed for good
         e.zero_grad()

@@ -1,6 +1,5 @@
 """The optimizer beside PyTorch's numbers, over threads, ISAs and ranks; clipping; steps that are skipped; schedules."""
 
-
 import numpy as np
 import pytest
 
@@ -19,7 +18,16 @@ GOLDEN = GOLDEN_FILES / "optimizer.npz"
 
 
 def config(**fields) -> TrainConfig:
-    common = dict(output_dir="out", train_file="text", model_name_or_path="model", adam_beta2=0.95, adam_epsilon=1e-7, momentum=0.8, weight_decay=DECAY, max_grad_norm=CLIP)
+    common = dict(
+        output_dir="out",
+        train_file="text",
+        model_name_or_path="model",
+        adam_beta2=0.95,
+        adam_epsilon=1e-7,
+        momentum=0.8,
+        weight_decay=DECAY,
+        max_grad_norm=CLIP,
+    )
     return TrainConfig(**common | fields)
 
 
@@ -77,10 +85,16 @@ def native_pass(isa: str | None, threads: int, n: int = 100_003):
     total = ffi.new("double *")
     native.check(lib.ckdist_optimizer_sum_squares(handle, native.pointer(g, "float *"), n, total))
     ends, decays = np.array([7, 7, 50_001, n], np.int64), np.array([1, 1, 0, 1], np.uint8)
-    update = ffi.new("struct ckdist_update *", dict(parts=4, n=n, step=3, gradient_scale=0.5, learning_rate=0.01, weight_decay=0.1))
+    update = ffi.new(
+        "struct ckdist_update *", dict(parts=4, n=n, step=3, gradient_scale=0.5, learning_rate=0.01, weight_decay=0.1)
+    )
     update.ends, update.decays = native.pointer(ends, "int64_t *"), native.pointer(decays, "uint8_t *")
     update.parameters, update.gradients = native.pointer(p, "float *"), native.pointer(g, "float *")
-    native.check(lib.ckdist_optimizer_adamw(handle, update, 0.9, 0.99, 1e-8, native.pointer(m, "float *"), native.pointer(v, "float *")))
+    native.check(
+        lib.ckdist_optimizer_adamw(
+            handle, update, 0.9, 0.99, 1e-8, native.pointer(m, "float *"), native.pointer(v, "float *")
+        )
+    )
     return total[0], p, m, v, g
 
 
@@ -114,5 +128,9 @@ def test_schedules():
     rates = lambda kind, **more: [Schedule(kind, 1.0, 10, **more).rate(step) for step in range(10)]
     assert rates("constant", warmup_steps=2) == [0.5, 1.0] + [1.0] * 8
     np.testing.assert_allclose(rates("linear", warmup_steps=2), [0.5, 1] + [1 - i / 8 for i in range(8)])
-    np.testing.assert_allclose(rates("cosine", min_ratio=0.1), [0.1 + 0.45 * (1 + np.cos(np.pi * i / 10)) for i in range(10)])
-    np.testing.assert_allclose(rates("wsd", warmup_steps=1, decay_steps=4, min_ratio=0.5), [1] * 7 + [0.875, 0.75, 0.625])
+    np.testing.assert_allclose(
+        rates("cosine", min_ratio=0.1), [0.1 + 0.45 * (1 + np.cos(np.pi * i / 10)) for i in range(10)]
+    )
+    np.testing.assert_allclose(
+        rates("wsd", warmup_steps=1, decay_steps=4, min_ratio=0.5), [1] * 7 + [0.875, 0.75, 0.625]
+    )

@@ -1,4 +1,6 @@
-"""Stored rows packed by vectors: the bytes are those of the plain way (ISA baseline), and nothing beside the rows is read."""
+"""Stored rows packed by vectors: the bytes are those of the plain way (ISA baseline), and nothing beside the rows is
+read.
+"""
 
 import ctypes
 import mmap
@@ -30,7 +32,11 @@ def guarded():
 def packed(isa, name, source, rows, cols):
     tiles = np.full(-(-rows // 16) * check(lib.ckdist_tile_bytes(isa.encode(), number(name), cols)), 0xFF, np.uint8)
     stored = ffi.cast("uint8_t *", source.ctypes.data)
-    check(lib.ckdist_pack(isa.encode(), number(name), rows, cols, stored, source.size, pointer(tiles, "uint8_t *"), tiles.size))
+    check(
+        lib.ckdist_pack(
+            isa.encode(), number(name), rows, cols, stored, source.size, pointer(tiles, "uint8_t *"), tiles.size
+        )
+    )
     return tiles
 
 
@@ -38,7 +44,11 @@ def packed(isa, name, source, rows, cols):
 def test_every_isa_packs_the_same_bytes_and_reads_nothing_else(guarded, name):
     elements, size = block_of(name)
     long = 9000 // size + 1  # blocks of a row that is packed in two strips
-    shapes = [(rows, blocks) for rows in range(1, 17) for blocks in (1, 3, 17)] + [(16, n) for n in (2, 15, 16, 31, 32, 33, 77, long)] + [(50, 40)]
+    shapes = (
+        [(rows, blocks) for rows in range(1, 17) for blocks in (1, 3, 17)]
+        + [(16, n) for n in (2, 15, 16, 31, 32, 33, 77, long)]
+        + [(50, 40)]
+    )
     for rows, blocks in shapes:
         cols = blocks * elements
         data = np.random.default_rng(rows * blocks).integers(0, 256, rows * blocks * size, np.uint8)
@@ -46,4 +56,6 @@ def test_every_isa_packs_the_same_bytes_and_reads_nothing_else(guarded, name):
         for isa in VECTOR_ISAS:
             for place in (guarded[-data.size :], guarded[: data.size]):
                 place[:] = data
-                np.testing.assert_array_equal(packed(isa, name, place, rows, cols), plain, err_msg=f"{isa} {rows} x {cols}")
+                np.testing.assert_array_equal(
+                    packed(isa, name, place, rows, cols), plain, err_msg=f"{isa} {rows} x {cols}"
+                )

@@ -1,4 +1,6 @@
-"""Quantised rows: the same bytes on every ISA, and Q4_K's search against the same search in numpy, sum by sum in float32."""
+"""Quantised rows: the same bytes on every ISA, and Q4_K's search against the same search in numpy, sum by sum in
+float32.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +15,11 @@ F = np.float32
 def quantized(isa, name, x):
     elements, size = block_of(name)
     out = np.zeros((x.shape[0], x.shape[1] // elements * size), np.uint8)
-    check(lib.ckdist_quantize(isa.encode(), number(name), *x.shape, pointer(x, "float *"), pointer(out, "uint8_t *"), out.size))
+    check(
+        lib.ckdist_quantize(
+            isa.encode(), number(name), *x.shape, pointer(x, "float *"), pointer(out, "uint8_t *"), out.size
+        )
+    )
     return out
 
 
@@ -90,7 +96,12 @@ def searched_q4_k(values):
     codes = nearest((x + steps[1] * chosen[1]) * inverse(steps[0] * chosen[0])).astype(np.uint8).T.reshape(-1, 4, 2, 32)
     s, m = (part.astype(np.uint8).reshape(-1, 8) for part in chosen)
     sub = [s[:, :4] | s[:, 4:] >> 4 << 6, m[:, :4] | m[:, 4:] >> 4 << 6, s[:, 4:] & 15 | m[:, 4:] << 4]
-    return np.concatenate([half.view(np.uint8).reshape(-1, 2) for half in halves] + sub + [(codes[:, :, 0] | codes[:, :, 1] << 4).reshape(-1, 128)], 1)
+    return np.concatenate(
+        [half.view(np.uint8).reshape(-1, 2) for half in halves]
+        + sub
+        + [(codes[:, :, 0] | codes[:, :, 1] << 4).reshape(-1, 128)],
+        1,
+    )
 
 
 @pytest.mark.parametrize("isa", each(VECTORS))

@@ -86,7 +86,7 @@ def test_greedy_takes_the_lowest_of_equals(vocab):
 
 
 def test_negative_logits_and_strided_rows():
-    logits = (-logits_of(300, 4, spread=1) ** 2 - 5)[::2]
+    logits = (-(logits_of(300, 4, spread=1) ** 2) - 5)[::2]
     assert [s.token for s in Sampler(300).sample(logits, [SampleRow(params())] * 2)] == logits.argmax(1).tolist()
 
 
@@ -139,8 +139,14 @@ def test_draws_are_those_of_the_reference(cut, vocab):
 
 
 @given(
-    st.integers(1, 3000), st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.floats(0.05, 5), st.integers(0, 100),
-    st.floats(0, 1), st.floats(0, 1), st.booleans(),
+    st.integers(1, 3000),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**40),
+    st.floats(0.05, 5),
+    st.integers(0, 100),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
 def test_any_settings(vocab, seed, position, temperature, top_k, top_p, min_p, coarse):
@@ -184,8 +190,13 @@ def test_a_row_does_not_depend_on_the_others():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"repetition_penalty": 1.7}, {"presence_penalty": 2.0}, {"frequency_penalty": 1.5}, {"logit_bias": {3: -100.0, 11: 2.5}},
-     {"repetition_penalty": 0.6, "frequency_penalty": -1.0, "logit_bias": {1: 1.0}}],
+    [
+        {"repetition_penalty": 1.7},
+        {"presence_penalty": 2.0},
+        {"frequency_penalty": 1.5},
+        {"logit_bias": {3: -100.0, 11: 2.5}},
+        {"repetition_penalty": 0.6, "frequency_penalty": -1.0, "logit_bias": {1: 1.0}},
+    ],
     ids=str,
 )
 def test_penalties_and_bias(changes):
@@ -225,10 +236,18 @@ def test_logits_that_are_not_finite_name_the_row(bad):
 
 @pytest.mark.parametrize(
     "changes, name",
-    [({"temperature": -1.0}, "temperature"), ({"temperature": np.nan}, "temperature"), ({"top_p": 1.1}, "top_p"),
-     ({"min_p": -0.1}, "min_p"), ({"repetition_penalty": 0.0}, "repetition_penalty"), ({"logprobs": 21}, "logprobs"),
-     ({"presence_penalty": np.inf}, "presence_penalty"), ({"logit_bias": {1000: 1.0}}, "token 1000"),
-     ({"logit_bias": {-1: 1.0}}, "token -1"), ({"logit_bias": {1: np.inf}}, "logit_bias")],
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": np.nan}, "temperature"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"presence_penalty": np.inf}, "presence_penalty"),
+        ({"logit_bias": {1000: 1.0}}, "token 1000"),
+        ({"logit_bias": {-1: 1.0}}, "token -1"),
+        ({"logit_bias": {1: np.inf}}, "logit_bias"),
+    ],
 )
 def test_wrong_parameters_are_refused(changes, name):
     with pytest.raises(errors.ConfigError, match=name):

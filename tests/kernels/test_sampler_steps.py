@@ -60,7 +60,8 @@ def state_of(params, vocab, dry_breakers=None):
 
 def assert_distribution(logits, want, row_at) -> None:
     """`row_at(position)` draws from the probabilities `want`: it is asked at the start, in the middle and at the end of
-    every token's share of the unit interval. So no token more or less is kept, and none is much more or less likely."""
+    every token's share of the unit interval. So no token more or less is kept, and none is much more or less likely.
+    """
     cumulative = np.cumsum(want)
     tokens, positions = [], []
     for token in np.flatnonzero(want > 1e-7):

@@ -1,6 +1,8 @@
-"""AMX products, which few machines can run: compiled here against a model of the tile instructions, as Intel documents them.
+"""AMX products, which few machines can run: compiled here against a model of the tile instructions, as Intel documents
+them.
 
-Products of quantised weights must have AVX-512's bits, since it takes the fewest tokens; bfloat16 has an order of its own.
+Products of quantised weights must have AVX-512's bits, since it takes the fewest tokens; bfloat16 has an order of its
+own.
 """
 
 import ctypes
@@ -30,9 +32,21 @@ from tests.support.products import (
 )
 
 NATIVE = ROOT / "ckdist/native"
-ISA_FLAGS = (
-    "-mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16"
-).split()
+ISA_FLAGS = [
+    "-mavx2",
+    "-mfma",
+    "-mf16c",
+    "-mbmi2",
+    "-mavx512f",
+    "-mavx512bw",
+    "-mavx512vl",
+    "-mavx512dq",
+    "-mavx512vnni",
+    "-mavx512bf16",
+    "-mamx-tile",
+    "-mamx-int8",
+    "-mamx-bf16",
+]
 TOKENS = (1, 3, 4, 16, 17, 33)
 
 
@@ -64,13 +78,15 @@ def tiles(tmp_path_factory):
 
 
 def in_tiles(library, name, tiles, rows, cols, prepared, tile_range=None):
-    """y (tokens, rows), and how many rows of tiles products were added to."""
+    """Y (tokens, rows), and how many rows of tiles products were added to."""
     begin, end = tile_range or (0, (rows + 15) // 16)
     y = np.full((len(prepared), rows), 7, np.float32)
     before = library.tile_row_products()
-    as_pointer = lambda a: ctypes.c_void_p(a.ctypes.data)  # noqa: E731
+    as_pointer = lambda a: ctypes.c_void_p(a.ctypes.data)
     sizes = [ctypes.c_int64(n) for n in (rows, cols, begin, end, prepared.shape[1], len(prepared))]
-    library.tile_multiply(number(name), *sizes[:2], as_pointer(tiles), *sizes[2:4], as_pointer(prepared), *sizes[4:], as_pointer(y))
+    library.tile_multiply(
+        number(name), *sizes[:2], as_pointer(tiles), *sizes[2:4], as_pointer(prepared), *sizes[4:], as_pointer(y)
+    )
     assert library.tile_faults() == b"" and not library.tile_is_live()
     return y, library.tile_row_products() - before
 
@@ -84,7 +100,9 @@ def test_bytes_in_tiles_have_the_bits_of_avx512(tiles, name):
     for rows, cols in ((37, odd_columns(name)), (32, 512), (16, 256), (5, 256), (70, block_of(name)[0])):
         data, _ = random_rows(name, rows, cols, seed=rows)
         packed = pack("avx512_bf16", name, data, rows, cols)
-        prepared = prepare("avx512_bf16", 2, np.random.default_rng(rows).normal(size=(max(TOKENS), cols)).astype(np.float32))
+        prepared = prepare(
+            "avx512_bf16", 2, np.random.default_rng(rows).normal(size=(max(TOKENS), cols)).astype(np.float32)
+        )
         whole = multiply("avx512_bf16", name, packed, rows, cols, prepared)
         for tokens in TOKENS:
             y, worked = in_tiles(tiles, name, packed, rows, cols, prepared[:tokens])
@@ -92,14 +110,23 @@ def test_bytes_in_tiles_have_the_bits_of_avx512(tiles, name):
                 assert worked == 0 and (y == 7).all()
             else:
                 assert_same_bits(y, whole[:tokens])
-                assert worked > 0 and worked % tokens == 0  # tiles have as many rows as there are tokens, and read no others
+                # tiles have as many rows as there are tokens, and read no others
+                assert worked > 0 and worked % tokens == 0
 
 
 @pytest.mark.parametrize("name", HALF_FIELDS)
 def test_the_largest_codes_and_what_is_not_finite(tiles, name):
     elements, size = block_of(name)
     cols = 256 // elements * elements
-    x = np.stack([np.full(cols, 127), np.full(cols, -127), np.tile([127, -127], cols // 2), np.full(cols, 1e-36), np.full(cols, 3)]).astype(np.float32)
+    x = np.stack(
+        [
+            np.full(cols, 127),
+            np.full(cols, -127),
+            np.tile([127, -127], cols // 2),
+            np.full(cols, 1e-36),
+            np.full(cols, 3),
+        ]
+    ).astype(np.float32)
     x[4, 77] = np.nan
     prepared = prepare("avx512_bf16", 2, x)
     for fill in (0x00, 0x7F, 0x80, 0xFF):
@@ -118,7 +145,10 @@ def test_bfloat16_in_tiles(tiles, rows, cols):
     packed = pack("avx512_bf16", "BF16", data, rows, cols)
     x = np.random.default_rng(rows).integers(-127, 128, (max(TOKENS), cols)).astype(np.float32)  # exact in bfloat16
     prepared = prepare("avx512_bf16", 1, x)
-    exact, magnitude = x.astype(np.float64) @ values.T.astype(np.float64), np.abs(x).astype(np.float64) @ np.abs(values).T.astype(np.float64)
+    exact, magnitude = (
+        x.astype(np.float64) @ values.T.astype(np.float64),
+        np.abs(x).astype(np.float64) @ np.abs(values).T.astype(np.float64),
+    )
     whole, _ = in_tiles(tiles, "BF16", packed, rows, cols, prepared)
     assert np.all(np.abs(whole - exact) <= 2e-6 * magnitude)
     for tokens in TOKENS:
@@ -133,7 +163,7 @@ def test_bfloat16_is_added_in_the_order_of_the_instruction(tiles):
     x = rng.choice(np.float32([1, 1 + 2.0**-7, 2.0**12, -(2.0**12), 3e-5]), (4, 96))
     w = rng.choice(np.float32([1, 1 + 2.0**-7, -1, 2.0**-9, 1e-40]), (16, 96))
     bits = (w.view(np.uint32) >> 16).astype(np.uint16)
-    w, x = (bits.astype(np.uint32) << 16).view(np.float32), ((x.view(np.uint32) >> 16 << 16)).view(np.float32)
+    w, x = (bits.astype(np.uint32) << 16).view(np.float32), (x.view(np.uint32) >> 16 << 16).view(np.float32)
     w[np.abs(w) < np.finfo(np.float32).tiny] = 0  # denormals count as zero
     packed = pack("avx512_bf16", "BF16", bits.view(np.uint8).reshape(16, -1), 16, 96)
     y, _ = in_tiles(tiles, "BF16", packed, 16, 96, prepare("avx512_bf16", 1, x))
@@ -141,7 +171,8 @@ def test_bfloat16_is_added_in_the_order_of_the_instruction(tiles):
     for start in range(0, 96, 32):
         chains = np.zeros((2, 4, 16), np.float32)
         for column in range(start, start + 32):
-            product = x[:, column, None].astype(np.float64) * w[None, :, column]  # exact, and so is its sum with a float32 here
+            # exact, and so is its sum with a float32 here
+            product = x[:, column, None].astype(np.float64) * w[None, :, column]
             chains[column % 2] = (chains[column % 2] + product).astype(np.float32)
         sums = sums + (chains[0] + chains[1])
     assert_same_bits(y, sums)
@@ -185,12 +216,24 @@ def test_the_library_has_the_instructions():
 
 def run(isa):
     environment = {**os.environ, "CKDIST_ISA": isa}
-    return subprocess.run([sys.executable, "-m", "ckdist.cli.main", "perplexity", "--token-ids", "1,2"], env=environment, capture_output=True, text=True, timeout=60, cwd=ROOT, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        [sys.executable, "-m", "ckdist.cli.main", "perplexity", "--token-ids", "1,2"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def test_a_level_that_is_not_there_is_refused_in_one_line():
     """By the commands and by single calls: never another level in its place."""
-    lacking = [(name, f"ISA {name} needs {lacks}, which this CPU lacks; use one of") for name, lacks in native.isas().items() if lacks]
+    lacking = [
+        (name, f"ISA {name} needs {lacks}, which this CPU lacks; use one of")
+        for name, lacks in native.isas().items()
+        if lacks
+    ]
     for isa, message in [*lacking[:1], ("none such", "ISA none such is not known to this build; use one of")]:
         with pytest.raises(ConfigError, match=message):
             native.check(native.lib.ckdist_tile_bytes(isa.encode(), 0, 256))

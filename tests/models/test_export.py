@@ -26,7 +26,8 @@ from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.gguf_writer import write_gguf
 from tests.support.paths import GOLDEN
 
-# Of prompts whose greedy tokens are no near ties: the engines round activations differently, which moves logits by some hundredths.
+# Of prompts whose greedy tokens are no near ties: the engines round activations differently, which moves logits by some
+# hundredths.
 PROMPTS = ["try:\n    import", "    def __init__(self", "What does json.dumps do?"]
 
 
@@ -40,9 +41,18 @@ def exported(request, tmp_path_factory):
 def test_what_is_written_is_the_model(exported):
     kind, path = exported
     before, after = open_checkpoint(BUNDLED), open_checkpoint(path)
-    assert after.spec.max_position == before.spec.max_position and after.spec.tie_embeddings and after.spec.num_kv_heads == before.spec.num_kv_heads
+    assert (
+        after.spec.max_position == before.spec.max_position
+        and after.spec.tie_embeddings
+        and after.spec.num_kv_heads == before.spec.num_kv_heads
+    )
     np.testing.assert_allclose(after.spec.rope.inverse_frequencies, before.spec.rope.inverse_frequencies, rtol=1e-6)
-    for name in ("model.layers.1.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight", "model.layers.2.mlp.down_proj.weight", "model.norm.weight"):
+    for name in (
+        "model.layers.1.self_attn.q_proj.weight",
+        "model.layers.0.self_attn.k_proj.weight",
+        "model.layers.2.mlp.down_proj.weight",
+        "model.norm.weight",
+    ):
         a, b = read_tensor(before.tensors[name]), read_tensor(after.tensors[name])
         assert np.linalg.norm(a - b) <= {"f16": 4e-4, "q8_0": 6e-3, "q4_k": 0.09}[kind] * np.linalg.norm(a), name
     ours, theirs = load_tokenizer(BUNDLED), tokenizer_of(path)
@@ -50,7 +60,9 @@ def test_what_is_written_is_the_model(exported):
     assert ours.eos_token_ids == theirs.eos_token_ids and theirs.chat_template.sources == ours.chat_template.sources
     gguf = pytest.importorskip("gguf")
     reader = gguf.GGUFReader(path)
-    assert len(reader.tensors) == len(before.tensors) - 1 and reader.fields["general.architecture"].contents() == "llama"
+    assert (
+        len(reader.tensors) == len(before.tensors) - 1 and reader.fields["general.architecture"].contents() == "llama"
+    )
 
 
 def test_llama_cpp_continues_with_the_same_text(exported):
@@ -74,10 +86,25 @@ def test_every_family_comes_back_as_it_was(family, tmp_path, monkeypatch):
     after = open_checkpoint(tmp_path / "m.gguf")
     np.testing.assert_allclose(after.spec.rope.inverse_frequencies, before.spec.rope.inverse_frequencies, rtol=1e-5)
     if before.spec.rope_local:
-        np.testing.assert_allclose(after.spec.rope_local.inverse_frequencies, before.spec.rope_local.inverse_frequencies, rtol=1e-6)
+        np.testing.assert_allclose(
+            after.spec.rope_local.inverse_frequencies, before.spec.rope_local.inverse_frequencies, rtol=1e-6
+        )
     for name, source in before.tensors.items():
         np.testing.assert_array_equal(read_tensor(after.tensors[name]), read_tensor(source), err_msg=name)
-    fields = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "attention_soft_cap", "logit_soft_cap", "sliding_window", "sliding_layers", "qkv_bias", "qk_norm", "post_norms", "tie_embeddings")
+    fields = (
+        "num_layers",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "attention_soft_cap",
+        "logit_soft_cap",
+        "sliding_window",
+        "sliding_layers",
+        "qkv_bias",
+        "qk_norm",
+        "post_norms",
+        "tie_embeddings",
+    )
     assert [getattr(after.spec, f) for f in fields] == [getattr(before.spec, f) for f in fields]
 
 
@@ -99,18 +126,25 @@ def test_yarn_is_llama_cpps(tmp_path):
     with pytest.raises(ArchitectureError, match="truncate: false"):
         export_gguf(str(changed(tmp_path / "finer", rope_scaling=scaling | {"truncate": False})), str(path), "f32")
     llama_cpp = pytest.importorskip("llama_cpp")
-    peer, own = llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, verbose=False, logits_all=True), LLM(str(path), threads=1)
+    peer, own = (
+        llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, verbose=False, logits_all=True),
+        LLM(str(path), threads=1),
+    )
     prompt = own.tokenizer.encode("import os\n\nclass Foo(object):\n    def main(self):\n" * 6)
     (scored,) = own.generate([prompt], SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0))
     peer.eval(prompt)
     logits = np.asarray(peer.scores[: len(prompt)], np.float64)  # (tokens, vocab)
-    expected = [row[token] - np.log(np.exp(row - row.max()).sum()) - row.max() for row, token in zip(logits, prompt[1:])]
+    expected = [
+        row[token] - np.log(np.exp(row - row.max()).sum()) - row.max() for row, token in zip(logits, prompt[1:])
+    ]
     np.testing.assert_allclose([entry[0] for entry in scored.prompt_logprobs[1:]], expected, atol=0.005)
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
 def test_windows_that_readers_would_not_honour_are_refused(family):
-    spec = dataclasses.replace(open_checkpoint(GOLDEN / "llama2").spec, architecture=family, sliding_window=64, sliding_layers=(True, False))
+    spec = dataclasses.replace(
+        open_checkpoint(GOLDEN / "llama2").spec, architecture=family, sliding_window=64, sliding_layers=(True, False)
+    )
     with pytest.raises(ArchitectureError, match=r"^here: .* sliding window \(64\).*; set "):
         gguf_metadata(spec, 1e4, 1e4, "here")
 
@@ -119,15 +153,30 @@ def test_a_sentencepiece_vocabulary(tmp_path):
     """Llama 2's kind: pieces with a visible space, bytes for what has none."""
     made = tokenizers.Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     bytes_of = [f"<0x{i:02X}>" for i in range(256)]
-    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=["<unk>", "<s>", "</s>", *bytes_of], max_token_length=8, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=["<unk>", "<s>", "</s>", *bytes_of], max_token_length=8, show_progress=False
+    )
     made.train_from_iterator([pathlib.Path(__file__).read_text(), *PROBES[:2]], trainer)
     described = json.loads(made.to_str())
-    described["added_tokens"] = [token for token in described["added_tokens"] if token["content"] not in bytes_of]  # they are pieces like the others
+    # they are pieces like the others
+    described["added_tokens"] = [token for token in described["added_tokens"] if token["content"] not in bytes_of]
     described["post_processor"] = None
     (tmp_path / "tokenizer.json").write_text(json.dumps(described))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "LlamaTokenizer",
+                "bos_token": "<s>",
+                "eos_token": "</s>",
+                "unk_token": "<unk>",
+                "add_bos_token": True,
+            }
+        )
+    )
     tokenizer = load_tokenizer(tmp_path)
     metadata = tokenizer_metadata(tmp_path, 704)
     assert metadata["tokenizer.ggml.model"] == "llama" and len(metadata["tokenizer.ggml.scores"]) == 704

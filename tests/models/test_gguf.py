@@ -37,17 +37,26 @@ def info(name="w", dims=(32, 2), kind=0, offset=0) -> bytes:
 
 
 def file_of(keys=(), infos=(), data=256, version=3, magic=b"GGUF", key_count=None, tensor_count=None) -> bytes:
-    head = magic + struct.pack("<IQQ", version, len(infos) if tensor_count is None else tensor_count, len(keys) if key_count is None else key_count)
+    head = magic + struct.pack(
+        "<IQQ",
+        version,
+        len(infos) if tensor_count is None else tensor_count,
+        len(keys) if key_count is None else key_count,
+    )
     head += b"".join(keys) + b"".join(infos)
     return head + bytes(-len(head) % 32) + bytes(data)
 
 
-VALID = file_of([scalar("general.alignment", 4, "I", 32), strings("tokens", ["a", "é", ""]), scalar("x", 12, "d", 1.5)], [info()])
+VALID = file_of(
+    [scalar("general.alignment", 4, "I", 32), strings("tokens", ["a", "é", ""]), scalar("x", 12, "d", 1.5)], [info()]
+)
 
 
 def test_valid_file_of_both_versions(tmp_path):
     for version in (2, 3):
-        (tmp_path / "m.gguf").write_bytes(file_of([strings("tokens", ["a", "é", ""]), scalar("b", 7, "?", True)], [info()], version=version))
+        (tmp_path / "m.gguf").write_bytes(
+            file_of([strings("tokens", ["a", "é", ""]), scalar("b", 7, "?", True)], [info()], version=version)
+        )
         model = read_gguf(tmp_path / "m.gguf")
         assert model.metadata == {"tokens": ["a", "é", ""], "b": True}
         tensor = model.tensors["w"]
@@ -143,7 +152,10 @@ def test_every_truncation_of_a_valid_file(tmp_path):
 
 
 @settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.integers(0, 600), st.binary(min_size=1, max_size=8)), min_size=1, max_size=4), st.integers(0, 600))
+@given(
+    st.lists(st.tuples(st.integers(0, 600), st.binary(min_size=1, max_size=8)), min_size=1, max_size=4),
+    st.integers(0, 600),
+)
 def test_mutated_bytes_parse_or_are_refused(tmp_path, changes, cut):
     data = bytearray(VALID)
     for at, new in changes:
@@ -186,7 +198,9 @@ def test_large_vocabulary_is_read_fast(tmp_path):
     assert min(seconds) < 0.6, seconds  # 0.15 s on an idle core
 
 
-def split_parts(folder, count=3, total=None, number=None, name="model-{:05}-of-{:05}.gguf", tensors=lambda i: [f"w{i}"]):
+def split_parts(
+    folder, count=3, total=None, number=None, name="model-{:05}-of-{:05}.gguf", tensors=lambda i: [f"w{i}"]
+):
     for i in range(count):
         keys = [scalar("split.no", 2, "H", i if number is None else number), scalar("split.count", 2, "H", count)]
         keys += [scalar("split.tensors.count", 5, "i", count if total is None else total), scalar("part", 0, "B", i)]
@@ -207,14 +221,18 @@ def test_splits_that_lie(tmp_path):
     with pytest.raises(ModelFileError, match="have 7 tensors, but they have 3"):
         read_gguf(parts[0])
     parts = split_parts(tmp_path, tensors=lambda i: ["w"])
-    with pytest.raises(ModelFileError, match="00002-of-00003.gguf has a tensor 'w' that model-00001-of-00003.gguf has too"):
+    with pytest.raises(
+        ModelFileError, match="00002-of-00003.gguf has a tensor 'w' that model-00001-of-00003.gguf has too"
+    ):
         read_gguf(parts[0])
     parts = split_parts(tmp_path, number=1)
     with pytest.raises(ModelFileError, match="says that it is part 1 of 3, but stands where part 0 of 3 belongs"):
         read_gguf(parts[2])
     parts = split_parts(tmp_path)
     parts[1].unlink()
-    with pytest.raises(ModelFileError, match="model-00002-of-00003.gguf is missing: model-00003-of-00003.gguf is one of 3"):
+    with pytest.raises(
+        ModelFileError, match="model-00002-of-00003.gguf is missing: model-00003-of-00003.gguf is one of 3"
+    ):
         read_gguf(parts[2])
     with pytest.raises(ModelFileError, match="named as one of 4 parts, but says that there are 3"):
         read_gguf(parts[0].rename(tmp_path / "model-00001-of-00004.gguf"))

@@ -1,5 +1,6 @@
-"""Shards against the numpy definition of the same tensors: every type, cut, order and conversion; and what must be refused."""
-
+"""Shards against the numpy definition of the same tensors: every type, cut, order and conversion; and what must be
+refused.
+"""
 
 import gguf
 import numpy as np
@@ -36,7 +37,15 @@ def random_rows(tensor_type, rows, cols, seed=0) -> np.ndarray:
         return (x if tensor_type is dtypes.F32 else x.astype(np.float16)).view(np.uint8)
     data = rng.integers(0, 256, (rows, tensor_type.row_bytes(cols)), dtype=np.uint8)
     blocks = data.reshape(-1, tensor_type.block_bytes)
-    at = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q4_1": (0, 2), "Q5_1": (0, 2)}
+    at = {
+        "Q2_K": (80, 82),
+        "Q3_K": (108,),
+        "Q6_K": (208,),
+        "Q4_K": (0, 2),
+        "Q5_K": (0, 2),
+        "Q4_1": (0, 2),
+        "Q5_1": (0, 2),
+    }
     at |= {"TQ1_0": (52,), "TQ2_0": (64,), "IQ1_M": (), "MXFP4": ()}
     for offset in at.get(tensor_type.name, (0,)):  # half-precision scales
         blocks[:, offset : offset + 2] = rng.uniform(0.01, 1, (len(blocks), 1)).astype(np.float16).view(np.uint8)
@@ -79,7 +88,13 @@ def test_cuts_of_rows_and_columns(tmp_path, tensor_type):
     whole = dequantize(data, tensor_type.number, cols)
     checkpoint = checkpoint_of(tmp_path, write(tmp_path / "w", data, tensor_type, cols))
     loader = ShardLoader(checkpoint, threads=2)
-    cuts = [([(0, 45)], None), ([(3, 20)], (block, 3 * block)), ([(40, 45), (0, 13), (20, 21)], (0, 2 * block)), ([(1, 1)], None), ([(0, 9)], (0, 0))]
+    cuts = [
+        ([(0, 45)], None),
+        ([(3, 20)], (block, 3 * block)),
+        ([(40, 45), (0, 13), (20, 21)], (0, 2 * block)),
+        ([(1, 1)], None),
+        ([(0, 9)], (0, 0)),
+    ]
     handles = [loader.add_matrix(WEIGHT, *cut) for cut in cuts]
     loader.load(progress=False)
     for handle, (ranges, columns) in zip(handles, cuts):
@@ -131,7 +146,11 @@ def test_quantising_while_loading(tmp_path, tensor_type, quantize):
     error = np.sqrt(np.mean((unpacked(handle) - part) ** 2) / np.mean(part**2))
     assert error < {"q8_0": 0.006, "q4_k": 0.09}[quantize]
     stored = np.empty((35, dtypes.BY_NUMBER[number].row_bytes(512)), np.uint8)
-    check(lib.ckdist_quantize(ffi.NULL, number, 35, 512, pointer(part, "float *"), pointer(stored, "uint8_t *"), stored.size))
+    check(
+        lib.ckdist_quantize(
+            ffi.NULL, number, 35, 512, pointer(part, "float *"), pointer(stored, "uint8_t *"), stored.size
+        )
+    )
     np.testing.assert_allclose(unpacked(handle), dequantize(stored, number, 512), rtol=1e-6, atol=1e-6)
 
 

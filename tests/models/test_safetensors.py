@@ -33,9 +33,14 @@ def test_reads_what_the_package_wrote(tmp_path):
     save_file(arrays, tmp_path / "model.safetensors", metadata={"format": "np"})
     stored = read_folder(tmp_path)
     data = (tmp_path / "model.safetensors").read_bytes()
-    assert {name: (t.dtype, t.shape) for name, t in stored.items()} == {"x": ("F32", (3, 4)), "y": ("F16", (5,)), "z": ("I64", (3,))}
+    assert {name: (t.dtype, t.shape) for name, t in stored.items()} == {
+        "x": ("F32", (3, 4)),
+        "y": ("F16", (5,)),
+        "z": ("I64", (3,)),
+    }
     for name, t in stored.items():
         assert data[t.offset : t.offset + t.nbytes] == arrays[name].tobytes()
+
 
 PADDED = json.dumps({"a": entry()}).encode() + b"  "
 
@@ -87,7 +92,10 @@ def test_header_larger_than_the_cap(tmp_path):
 
 
 @settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.integers(0, 300), st.binary(min_size=1, max_size=6)), min_size=1, max_size=4), st.integers(0, 30))
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.binary(min_size=1, max_size=6)), min_size=1, max_size=4),
+    st.integers(0, 30),
+)
 def test_mutated_bytes_parse_or_are_refused(tmp_path, changes, cut):
     data = bytearray(VALID)
     for at, new in changes:
@@ -96,14 +104,18 @@ def test_mutated_bytes_parse_or_are_refused(tmp_path, changes, cut):
     path.write_bytes(data[: len(data) - cut])
     try:
         stored = read_safetensors(path)
-        assert sum(t.nbytes for t in stored.values()) == path.stat().st_size - min((t.offset for t in stored.values()), default=path.stat().st_size)
+        assert sum(t.nbytes for t in stored.values()) == path.stat().st_size - min(
+            (t.offset for t in stored.values()), default=path.stat().st_size
+        )
     except ModelFileError as e:
         assert "\n" not in str(e)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_open_folder(tmp_path, parts):
-    arrays = write_model(tmp_path, parts=parts, **{"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32)})
+    arrays = write_model(
+        tmp_path, parts=parts, **{"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2, np.float32)}
+    )
     checkpoint = open_checkpoint(tmp_path)
     assert (checkpoint.format, checkpoint.folder, checkpoint.metadata["vocab_size"]) == ("safetensors", tmp_path, 10)
     assert set(checkpoint.tensors) == {n for n in arrays if "inv_freq" not in n}
@@ -113,13 +125,20 @@ def test_open_folder(tmp_path, parts):
 
 
 def test_gemma_norms_gain_one_and_multimodal_names_lose_their_prefix(tmp_path):
-    config = CONFIG | {"architectures": ["Gemma3ForCausalLM"], "head_dim": 4, "num_key_value_heads": 1, "tie_word_embeddings": True}
+    config = CONFIG | {
+        "architectures": ["Gemma3ForCausalLM"],
+        "head_dim": 4,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+    }
     arrays = write_model(tmp_path, config, prefix="language_model.", dtype=np.float16)
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.tensors["lm_head.weight"] is checkpoint.tensors["model.embed_tokens.weight"]
     for name, source in checkpoint.tensors.items():
         expected = arrays.get(name, arrays["model.embed_tokens.weight"]).astype(np.float32)
-        np.testing.assert_array_equal(read_tensor(source), expected + 1 if expected.ndim == 1 else expected, err_msg=name)
+        np.testing.assert_array_equal(
+            read_tensor(source), expected + 1 if expected.ndim == 1 else expected, err_msg=name
+        )
 
 
 def test_missing_and_misshapen_tensors(tmp_path):
@@ -140,7 +159,9 @@ def test_missing_and_misshapen_tensors(tmp_path):
 UNREAD = "without what the file computes with them its answers would be wrong"
 
 
-@pytest.mark.parametrize("name", ["model.layers.0.mlp.down_proj.bias", "model.layers.1.mlp.up_proj.weight", "lm_head.bias", "score.weight"])
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.mlp.down_proj.bias", "model.layers.1.mlp.up_proj.weight", "lm_head.bias", "score.weight"]
+)
 def test_a_tensor_that_nothing_reads_is_named(tmp_path, name):
     write_model(tmp_path, **{name: np.ones(3, np.float32)})
     with pytest.raises(ModelFileError, match=f"'{name}' has no place in a llama model of 1 layers: {UNREAD}"):
@@ -154,13 +175,20 @@ def test_many_tensors_that_nothing_reads_are_counted(tmp_path):
     forgets["weight_map"] = {n: file for n, file in forgets["weight_map"].items() if not n.startswith("extra")}
     for content in (index.read_text(), json.dumps(forgets)):
         index.write_text(content)
-        with pytest.raises(ModelFileError, match="9 tensors, 'extra.*', 'extra.*', 'extra.*' and 6 more, have no place"):
+        with pytest.raises(
+            ModelFileError, match="9 tensors, 'extra.*', 'extra.*', 'extra.*' and 6 more, have no place"
+        ):
             open_checkpoint(tmp_path)
 
 
 def test_what_changes_no_answer_is_noted(tmp_path):
     one = np.ones(1, np.float32)
-    beside = {"vision_tower.a.weight": one, "model.multi_modal_projector.b": one, "model.mtp_layers.0.c": one, "model.layers.1.mlp.d": one}
+    beside = {
+        "vision_tower.a.weight": one,
+        "model.multi_modal_projector.b": one,
+        "model.mtp_layers.0.c": one,
+        "model.layers.1.mlp.d": one,
+    }
     buffers = {"model.layers.0.self_attn.rotary_emb.inv_freq": one, "model.rotary_emb.inv_freq": one}
     write_model(tmp_path, CONFIG | {"num_nextn_predict_layers": 1}, **beside, **buffers)
     notes = open_checkpoint(tmp_path).notes
@@ -176,7 +204,10 @@ def test_an_output_matrix_of_a_tied_model(tmp_path):
     embedding, other = rng.standard_normal((2, 10, 8)).astype(np.float32)
     write_model(tmp_path, tied, **{"model.embed_tokens.weight": embedding, "lm_head.weight": embedding})
     checkpoint = open_checkpoint(tmp_path)
-    assert checkpoint.spec.tie_embeddings and checkpoint.tensors["lm_head.weight"] is checkpoint.tensors["model.embed_tokens.weight"]
+    assert (
+        checkpoint.spec.tie_embeddings
+        and checkpoint.tensors["lm_head.weight"] is checkpoint.tensors["model.embed_tokens.weight"]
+    )
     for head in (other, embedding.astype(np.float16)):
         write_model(tmp_path, tied, **{"model.embed_tokens.weight": embedding, "lm_head.weight": head})
         checkpoint = open_checkpoint(tmp_path)
@@ -189,7 +220,9 @@ def test_two_names_of_one_tensor_and_quantised_folders_are_refused(tmp_path):
     with pytest.raises(ModelFileError, match="and another tensor are both 'model.norm.weight'"):
         open_checkpoint(tmp_path)
     write_model(tmp_path, CONFIG | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
-    with pytest.raises(ModelFileError, match="is quantised by 'gptq', which is not read; take the model as it was before, or a GGUF"):
+    with pytest.raises(
+        ModelFileError, match="is quantised by 'gptq', which is not read; take the model as it was before, or a GGUF"
+    ):
         open_checkpoint(tmp_path)
 
 
@@ -197,7 +230,14 @@ def test_an_index_that_lies(tmp_path):
     write_model(tmp_path, parts=2)
     index = tmp_path / "model.safetensors.index.json"
     good = json.loads(index.read_text())
-    for name in ("../secret.safetensors", "/etc/passwd", "a/../b.safetensors", "..\\x.safetensors", "x.bin", "x\0.safetensors"):
+    for name in (
+        "../secret.safetensors",
+        "/etc/passwd",
+        "a/../b.safetensors",
+        "..\\x.safetensors",
+        "x.bin",
+        "x\0.safetensors",
+    ):
         index.write_text(json.dumps({"weight_map": good["weight_map"] | {"lm_head.weight": name}}))
         with pytest.raises(ModelFileError, match="not the name of a safetensors file in its folder"):
             open_checkpoint(tmp_path)

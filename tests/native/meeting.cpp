@@ -90,9 +90,7 @@ void work(const std::string& path, HostGroup* first, int rank, int ranks, int th
       pool.barrier([&] { group.reduce(0, 1, 0, {}); });
     });
     wrong("outcome of a failed step", rank, rounds);
-  } catch (const Error& error) {
-    group.abandon(error.what());
-  }
+  } catch (const Error& error) { group.abandon(error.what()); }
 }
 
 }  // namespace
@@ -102,7 +100,8 @@ int main(int count, char** words) {
   const int ranks = std::atoi(words[1]), threads = std::atoi(words[2]), rounds = std::atoi(words[3]);
   HostGroup first("", 0, ranks, kSpins, kTimeout);
   std::vector<std::thread> others;
-  for (int r = 1; r < ranks; r++) others.emplace_back([&, r] { work(first.path(), nullptr, r, ranks, threads, rounds); });
+  for (int r = 1; r < ranks; r++)
+    others.emplace_back([&, r] { work(first.path(), nullptr, r, ranks, threads, rounds); });
   work("", &first, 0, ranks, threads, rounds);
   for (std::thread& t : others) t.join();
 }

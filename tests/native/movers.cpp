@@ -34,14 +34,17 @@ int stream_copy(int vector_bytes, uint8_t* to, const uint8_t* from, int64_t byte
 }
 int widest_stream_bytes(void) { return widest_stream().vector_bytes; }
 
-// A mover over a device in software; its limits are those of the device, but for `believed_transfer` where that is not 0.
-Bench* bench_open(int64_t max_transfer, int64_t max_batch, int64_t credits, int block_on_fault, int64_t believed_transfer, int64_t copy_ns) {
+// A mover over a device in software; its limits are those of the device, but for `believed_transfer` where that is not
+// 0.
+Bench* bench_open(int64_t max_transfer, int64_t max_batch, int64_t credits, int block_on_fault,
+                  int64_t believed_transfer, int64_t copy_ns) {
   Bench* bench = new Bench();
   bench->device.max_transfer = max_transfer;
   bench->device.max_batch = max_batch;
   bench->device.capacity = credits;
   bench->device.block_on_fault = block_on_fault != 0;
-  const DsaQueueLimits limits{"wq0.1", believed_transfer ? believed_transfer : max_transfer, max_batch, credits, block_on_fault != 0};
+  const DsaQueueLimits limits{"wq0.1", believed_transfer ? believed_transfer : max_transfer, max_batch, credits,
+                              block_on_fault != 0};
   bench->mover = std::make_unique<DsaMover>(std::make_unique<SoftwarePortal>(&bench->device), limits, copy_ns, copy_ns);
   return bench;
 }
@@ -52,7 +55,8 @@ void bench_free(Bench* bench) { delete bench; }
 int device_set(Bench* bench, const char* name, int64_t value) {
   SoftwareDsa& d = bench->device;
   const std::string key = name;
-#define SET(field) if (key == #field) return d.field = static_cast<decltype(d.field)>(value), 1
+#define SET(field) \
+  if (key == #field) return d.field = static_cast<decltype(d.field)>(value), 1
   SET(deferred);
   SET(backwards);
   SET(full);
@@ -104,8 +108,9 @@ const char* find_queues(const char* root, int node) {
   std::string missing, lines;
   for (const DsaQueue& q : find_dsa_queues(root, node, &missing)) {
     char line[400];
-    std::snprintf(line, sizeof line, "%s %d %s %s %lld %lld %lld %d\n", q.limits.name.c_str(), q.node, q.shared ? "shared" : "dedicated", q.path.c_str(),
-                  static_cast<long long>(q.limits.max_transfer), static_cast<long long>(q.limits.max_batch), static_cast<long long>(q.limits.credits),
+    std::snprintf(line, sizeof line, "%s %d %s %s %lld %lld %lld %d\n", q.limits.name.c_str(), q.node,
+                  q.shared ? "shared" : "dedicated", q.path.c_str(), static_cast<long long>(q.limits.max_transfer),
+                  static_cast<long long>(q.limits.max_batch), static_cast<long long>(q.limits.credits),
                   q.limits.block_on_fault);
     lines += line;
   }
@@ -126,8 +131,6 @@ const char* open_mover_of(int choice, char* reason_out, int bytes) {
     const std::unique_ptr<Mover> mover = open_mover(static_cast<MoverChoice>(choice), &reason);
     std::snprintf(reason_out, bytes, "%s", reason.c_str());
     return keep(mover->name());
-  } catch (const Error& e) {
-    return keep("!" + std::string(e.what()));
-  }
+  } catch (const Error& e) { return keep("!" + std::string(e.what())); }
 }
 }

@@ -1,6 +1,7 @@
-// A Data Streaming Accelerator in software, for machines without one. It reads descriptors byte by byte at the offsets that Intel publishes
-// (Data Streaming Accelerator Architecture Specification, revision 3.0, chapter 8), checks them as 5.4 and 5.5 say, and knows nothing of the
-// structs that wrote them. It can be told to fail in every way of 5.8.1, to be full, to lose what it was given, or to hang.
+// A Data Streaming Accelerator in software, for machines without one. It reads descriptors byte by byte at the offsets
+// that Intel publishes (Data Streaming Accelerator Architecture Specification, revision 3.0, chapter 8), checks them
+// as 5.4 and 5.5 say, and knows nothing of the structs that wrote them. It can be told to fail in every way of 5.8.1,
+// to be full, to lose what it was given, or to hang.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,28 +17,29 @@
 
 struct SoftwareDsa {
   // What it allows.
-  int64_t max_transfer = 1 << 20, max_batch = 16, capacity = 0;  // capacity > 0: a dedicated queue, which drops what does not fit
+  int64_t max_transfer = 1 << 20, max_batch = 16,
+          capacity = 0;  // capacity > 0: a dedicated queue, which drops what does not fit
   bool block_on_fault = false;
   // How it behaves.
-  bool deferred = false;       // descriptors wait for run()
-  bool backwards = false;      // run() takes the latest first
-  int64_t full = 0;            // submissions to refuse; < 0: all
-  int64_t errors = 0;          // moves to end with `error` in place of copying
+  bool deferred = false;   // descriptors wait for run()
+  bool backwards = false;  // run() takes the latest first
+  int64_t full = 0;        // submissions to refuse; < 0: all
+  int64_t errors = 0;      // moves to end with `error` in place of copying
   uint8_t error = 0x20;
-  int64_t faults = 0;          // moves to end with a page fault after `fault_after` bytes
+  int64_t faults = 0;  // moves to end with a page fault after `fault_after` bytes
   int64_t fault_after = 0;
-  uint8_t fault_info = 0;      // 1: the address is masked
-  uint64_t fault_address = 0;  // 0: the right one
-  bool fault_from_end = false; // copied from the end (result 1)
-  bool real_faults = false;    // a destination page that nobody has touched is a page fault
-  bool lost = false;           // descriptors vanish
-  bool hangs = false;          // close() waits in vain
-  int64_t batch_stops_at = -1; // a batch ends (0x06) after that many descriptors
+  uint8_t fault_info = 0;        // 1: the address is masked
+  uint64_t fault_address = 0;    // 0: the right one
+  bool fault_from_end = false;   // copied from the end (result 1)
+  bool real_faults = false;      // a destination page that nobody has touched is a page fault
+  bool lost = false;             // descriptors vanish
+  bool hangs = false;            // close() waits in vain
+  int64_t batch_stops_at = -1;   // a batch ends (0x06) after that many descriptors
   int64_t record_left_out = -1;  // of that descriptor of a batch
   // What happened.
   std::vector<std::array<uint8_t, 64>> seen;  // as they came in, those of batches behind their batch
   int64_t submissions = 0, dropped = 0, moved_bytes = 0, page_faults = 0;
-  const char* broken = "";     // what hardware would report to nobody
+  const char* broken = "";  // what hardware would report to nobody
 
   bool submit(const uint8_t* d) {
     ++submissions;
@@ -78,7 +80,8 @@ struct SoftwareDsa {
   }
   static uint8_t* pointer(uint64_t address) { return reinterpret_cast<uint8_t*>(address); }
 
-  void complete(const uint8_t* d, uint8_t status, uint32_t completed = 0, uint64_t address = 0, uint8_t result = 0, uint8_t info = 0, uint32_t flags = 0) {
+  void complete(const uint8_t* d, uint8_t status, uint32_t completed = 0, uint64_t address = 0, uint8_t result = 0,
+                uint8_t info = 0, uint32_t flags = 0) {
     const uint32_t own_flags = static_cast<uint32_t>(number(d + 4, 3));
     const uint64_t record = number(d + 8, 8);
     if (!(own_flags & 4)) {
@@ -137,7 +140,8 @@ struct SoftwareDsa {
     } else if (real_faults && !(flags & 2)) {
       for (uint64_t page = to & ~uint64_t(4095); page < to + bytes && whole == bytes; page += 4096) {
         unsigned char present = 0;
-        if (mincore(pointer(page), 4096, &present) == 0 && !(present & 1)) whole = std::max(page, to) - to, address = page;
+        if (mincore(pointer(page), 4096, &present) == 0 && !(present & 1))
+          whole = std::max(page, to) - to, address = page;
       }
     }
     const bool reversed = whole < bytes && fault_from_end;
@@ -145,7 +149,8 @@ struct SoftwareDsa {
     moved_bytes += static_cast<int64_t>(whole);
     if (whole == bytes) return end(1);
     ++page_faults;
-    if (!silent) complete(d, 3 | write, static_cast<uint32_t>(whole), fault_info & 1 ? 0 : address, reversed, fault_info);
+    if (!silent)
+      complete(d, 3 | write, static_cast<uint32_t>(whole), fault_info & 1 ? 0 : address, reversed, fault_info);
     return false;
   }
 

@@ -1,6 +1,6 @@
-// The tile operations of kernels/isa/tile.h in plain C++, after the pseudo-code of Intel's Software Developer's Manual (volume 2:
-// LDTILECFG, TILEZERO, TILELOADD, TILESTORED, TDPBSSD, TDPBF16PS, TILERELEASE), for machines without AMX. What the hardware would
-// answer with a fault is kept in tile_fault.
+// The tile operations of kernels/isa/tile.h in plain C++, after the pseudo-code of Intel's Software Developer's Manual
+// (volume 2: LDTILECFG, TILEZERO, TILELOADD, TILESTORED, TDPBSSD, TDPBF16PS, TILERELEASE), for machines without AMX.
+// What the hardware would answer with a fault is kept in tile_fault.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace ckdist {
 
-extern const char* tile_fault;       // null while all went well
+extern const char* tile_fault;        // null while all went well
 extern int64_t tile_rows, tile_live;  // rows of sums that products were added to; whether tiles are configured now
 
 namespace CKDIST_ISA {
@@ -26,7 +26,9 @@ inline bool check(bool good, const char* fault) {
   return good;
 }
 
-inline bool usable(int tile) { return check(model.configured && model.shapes.rows[tile] > 0, "#UD: a tile without a shape"); }
+inline bool usable(int tile) {
+  return check(model.configured && model.shapes.rows[tile] > 0, "#UD: a tile without a shape");
+}
 
 inline void tile_configure(const TileShapes& shapes) {
   model = {};
@@ -34,7 +36,8 @@ inline void tile_configure(const TileShapes& shapes) {
   for (uint8_t byte : shapes.reserved) good = good && byte == 0;
   for (int i = 0; i < 16; ++i) {
     good = good && (i < kTiles || (shapes.rows[i] == 0 && shapes.row_bytes[i] == 0));
-    good = good && shapes.rows[i] <= kTileMostRows && shapes.row_bytes[i] <= kTileRowBytes && !shapes.rows[i] == !shapes.row_bytes[i];
+    good = good && shapes.rows[i] <= kTileMostRows && shapes.row_bytes[i] <= kTileRowBytes &&
+           !shapes.rows[i] == !shapes.row_bytes[i];
   }
   if (!check(good, "#GP: shapes that LDTILECFG refuses")) return;
   model.shapes = shapes;
@@ -73,8 +76,8 @@ inline bool dot_fits() {
   if (!usable(sum) || !usable(a) || !usable(b)) return false;
   const TileShapes& s = model.shapes;
   tile_rows += model.shapes.rows[sum];
-  return check(s.rows[sum] == s.rows[a] && s.row_bytes[sum] == s.row_bytes[b] && s.row_bytes[a] / 4 == s.rows[b] && s.row_bytes[sum] % 4 == 0 &&
-                   s.row_bytes[a] % 4 == 0,
+  return check(s.rows[sum] == s.rows[a] && s.row_bytes[sum] == s.row_bytes[b] && s.row_bytes[a] / 4 == s.rows[b] &&
+                   s.row_bytes[sum] % 4 == 0 && s.row_bytes[a] % 4 == 0,
                "#UD: shapes that do not fit each other");
 }
 
@@ -87,7 +90,8 @@ inline void write_row_and_zero(int row, const void* values) {
 
 template <int sum>
 inline void zero_upper_rows() {
-  for (int row = model.shapes.rows[sum]; row < kTileMostRows; ++row) std::memset(model.data[sum][row], 0, kTileRowBytes);
+  for (int row = model.shapes.rows[sum]; row < kTileMostRows; ++row)
+    std::memset(model.data[sum][row], 0, kTileRowBytes);
 }
 
 template <int sum, int a, int b>
@@ -107,7 +111,9 @@ inline void tile_dot_bytes() {
   zero_upper_rows<sum>();
 }
 
-inline float without_denormal(float value) { return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value; }
+inline float without_denormal(float value) {
+  return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value;
+}
 
 inline float bf16_at(const uint8_t* row, int index) {
   uint16_t half;
@@ -127,7 +133,8 @@ inline void tile_dot_bf16() {
     std::memcpy(row, model.data[sum][m], sizeof row);
     for (int k = 0; k < model.shapes.row_bytes[a] / 4; ++k)
       for (int n = 0; n < 2 * columns; ++n)
-        chains[n] = without_denormal(std::fma(bf16_at(model.data[a][m], 2 * k + n % 2), bf16_at(model.data[b][k], n), chains[n]));
+        chains[n] = without_denormal(
+            std::fma(bf16_at(model.data[a][m], 2 * k + n % 2), bf16_at(model.data[b][k], n), chains[n]));
     for (int n = 0; n < columns; ++n)
       row[n] = without_denormal(without_denormal(row[n]) + without_denormal(chains[2 * n] + chains[2 * n + 1]));
     write_row_and_zero<sum>(m, row);

@@ -1,5 +1,5 @@
-// What a test needs to run the AMX products, compiled against the model of tiles, from Python. Products of too few tokens, which
-// the level below takes, leave y as it was.
+// What a test needs to run the AMX products, compiled against the model of tiles, from Python. Products of too few
+// tokens, which the level below takes, leave y as it was.
 #include "core/dtype.h"
 #include "kernels/linear.h"
 #include "kernels/machine.h"
@@ -20,7 +20,7 @@ extern const LinearKernel byte_kernels[kTypeCount] = {EIGHT, EIGHT, EIGHT, EIGHT
 namespace amx {
 extern const LinearKernel byte_kernels[kTypeCount], bf16_kernel;
 extern const MachineKernel machine_kernel;
-}
+}  // namespace amx
 
 }  // namespace ckdist
 
@@ -28,10 +28,11 @@ using namespace ckdist;
 
 extern "C" {
 
-void tile_multiply(int type, int64_t rows, int64_t cols, const uint8_t* tiles, int64_t begin, int64_t end, const uint8_t* x, int64_t x_stride,
-                   int64_t tokens, float* y) {
+void tile_multiply(int type, int64_t rows, int64_t cols, const uint8_t* tiles, int64_t begin, int64_t end,
+                   const uint8_t* x, int64_t x_stride, int64_t tokens, float* y) {
   const LinearKernel& kernel = static_cast<Type>(type) == Type::bf16 ? amx::bf16_kernel : amx::byte_kernels[type];
-  kernel.multiply({static_cast<Type>(type), rows, cols, kernel.tile_bytes(cols), tiles}, begin, end, x, x_stride, tokens, y, rows);
+  kernel.multiply({static_cast<Type>(type), rows, cols, kernel.tile_bytes(cols), tiles}, begin, end, x, x_stride,
+                  tokens, y, rows);
 }
 
 int64_t tile_peak(int format, int64_t rounds) {

@@ -1,4 +1,6 @@
-"""One interface, every transport: right against numpy bit by bit, whatever joins the ranks; and what happens when a rank is lost."""
+"""One interface, every transport: right against numpy bit by bit, whatever joins the ranks; and what happens when a
+rank is lost.
+"""
 
 import contextlib
 import os
@@ -197,7 +199,10 @@ def test_silent_rank_is_named(transport):
 def start_job(ranks: int, *words: str, **more):
     """Processes of tests/support/programs/until_lost.py, started as torchrun would."""
     job = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **more}
-    return [start_program([sys.executable, "tests/support/programs/until_lost.py", *words], {**job, "RANK": str(r)}) for r in range(ranks)]
+    return [
+        start_program([sys.executable, "tests/support/programs/until_lost.py", *words], {**job, "RANK": str(r)})
+        for r in range(ranks)
+    ]
 
 
 @pytest.fixture
@@ -212,7 +217,9 @@ def secret_file(tmp_path):
 @pytest.mark.parametrize("what", ["reduce", "recv", "idle"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_lost_process_is_noticed_by_all(transport, what, how, secret_file):
-    """A killed one at once, a stopped one within the timeout, whatever the others do; they name it, and leave no memory behind."""
+    """A killed one at once, a stopped one within the timeout, whatever the others do; they name it, and leave no
+    memory behind.
+    """
     timeout = 2.0
     processes = start_job(3, transport, what, str(timeout), CKDIST_JOB_SECRET_FILE=secret_file)
     try:
@@ -223,7 +230,9 @@ def test_lost_process_is_noticed_by_all(transport, what, how, secret_file):
         start = time.monotonic()
         for rank in (0, 2):
             _, error = processes[rank].communicate(timeout=20)
-            assert processes[rank].returncode == 1 and error.startswith(f"rank {rank}: rank ") and "rank 1 " in error, error
+            assert processes[rank].returncode == 1 and error.startswith(f"rank {rank}: rank ") and "rank 1 " in error, (
+                error
+            )
         assert time.monotonic() - start < (timeout / 2 if how == signal.SIGKILL else timeout) + 1
     finally:
         for p in processes:
@@ -231,9 +240,14 @@ def test_lost_process_is_noticed_by_all(transport, what, how, secret_file):
             p.communicate()
 
 
-@pytest.mark.parametrize("how, what", [(signal.SIGKILL, "reduce"), (signal.SIGSTOP, "reduce"), (signal.SIGSTOP, "recv"), (signal.SIGSTOP, "idle")])
+@pytest.mark.parametrize(
+    "how, what",
+    [(signal.SIGKILL, "reduce"), (signal.SIGSTOP, "reduce"), (signal.SIGSTOP, "recv"), (signal.SIGSTOP, "idle")],
+)
 def test_lost_process_under_mpirun(how, what):
-    """A killed one mpirun itself notices; a stopped one the others name, with what they were doing, over MPI as over anything else."""
+    """A killed one mpirun itself notices; a stopped one the others name, with what they were doing, over MPI as over
+    anything else.
+    """
     timeout = 2.0
     with start_program([*mpirun(3), "tests/support/programs/until_lost.py", "mpi", what, str(timeout)], {}) as job:
         try:
@@ -251,7 +265,9 @@ def test_lost_process_under_mpirun(how, what):
             assert job.wait(10)
         finally:
             job.kill()
-    assert not [pid for pid in pids.values() if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    assert not [
+        pid for pid in pids.values() if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    ]
 
 
 class TestHandshake:
@@ -315,7 +331,11 @@ class TestHandshake:
                     while part := stranger.recv(4096):
                         parts.append(part)
                 said.append(b"".join(parts))
-        assert [len(data) for data in said] == [len(hello)] * 2 and said[0][40:] == hello[40:] and said[0][8:40] != said[1][8:40]
+        assert (
+            [len(data) for data in said] == [len(hello)] * 2
+            and said[0][40:] == hello[40:]
+            and said[0][8:40] != said[1][8:40]
+        )
         listener.close()
 
     def test_listener_without_the_secret(self):
@@ -334,7 +354,12 @@ class TestHandshake:
                 world.gather(["127.0.0.1", free_port()])
                 return
             start = time.monotonic()
-            with pytest.raises(CommError, match="rank 0 at .* does not answer within 1 s" if absent == 0 else "rank 1 did not join rank 0 in time"):
+            with pytest.raises(
+                CommError,
+                match="rank 0 at .* does not answer within 1 s"
+                if absent == 0
+                else "rank 1 did not join rank 0 in time",
+            ):
                 connect_mesh(world, None, 1, seconds=1)
             assert time.monotonic() - start < 5
 

@@ -1,4 +1,6 @@
-"""Groups of ranks against numpy, bit for bit: ranks as threads, as processes, in shared memory, over wires and both; data races."""
+"""Groups of ranks against numpy, bit for bit: ranks as threads, as processes, in shared memory, over wires and both;
+data races.
+"""
 
 import gc
 import os
@@ -56,7 +58,16 @@ def test_threads(size):
 
 @pytest.mark.parametrize("hosts", ["ab", "abc", "aab", "aabb", "abab", "aabbc", "aabbbcc", "abcabcabc"])
 def test_hosts(hosts):
-    kinds = thread_ranks.run_threads(hosts, lambda world: (group := open_group(world, 20, 20.0)) and exchange(group.handle, world.rank, world.size, 30, hosts=world.hosts) or group.kind)
+    kinds = thread_ranks.run_threads(
+        hosts,
+        lambda world: (
+            (
+                (group := open_group(world, 20, 20.0))
+                and exchange(group.handle, world.rank, world.size, 30, hosts=world.hosts)
+            )
+            or group.kind
+        ),
+    )
     assert set(kinds) == {"tcp" if len(set(hosts)) == len(hosts) else "shared memory and tcp"}
 
 
@@ -109,7 +120,9 @@ def test_a_rank_that_gives_up_ends_the_others():
 
     start = time.monotonic()
     raised = run_threads(3, body)
-    assert len(raised) == 2 and all(isinstance(e, errors.CommError) and "rank 1" in str(e) and "step 5: its disk broke" in str(e) for e in raised)
+    assert len(raised) == 2 and all(
+        isinstance(e, errors.CommError) and "rank 1" in str(e) and "step 5: its disk broke" in str(e) for e in raised
+    )
     assert time.monotonic() - start < 2
 
 
@@ -135,7 +148,9 @@ os.kill(os.getpid(), signal.SIGSTOP)
 
 def test_a_rank_that_is_stopped_between_steps_is_named():
     group = host_group(0, 2, timeout=0.3)
-    with subprocess.Popen([sys.executable, "-c", STOPPED_RANK, path_of(group)], stdout=subprocess.PIPE, cwd=ROOT) as peer:
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED_RANK, path_of(group)], stdout=subprocess.PIPE, cwd=ROOT
+    ) as peer:
         try:
             assert peer.stdout.readline() == b"there\n"
             with pytest.raises(errors.CommError, match=rf"rank 1 \(pid {peer.pid}\) has been stopped"):
@@ -149,7 +164,9 @@ def test_a_rank_that_is_stopped_between_steps_is_named():
 
 
 def test_groups_leave_no_descriptor_behind():
-    count = lambda: sum("memfd:ckdist" in os.readlink(p) for p in pathlib.Path("/proc/self/fd").iterdir() if p.is_symlink())
+    count = lambda: sum(
+        "memfd:ckdist" in os.readlink(p) for p in pathlib.Path("/proc/self/fd").iterdir() if p.is_symlink()
+    )
     gc.collect()
     before = count()
     for _ in range(5):
@@ -171,11 +188,26 @@ def meeting(tmp_path_factory):
     """The test of meetings under ThreadSanitizer."""
     binary = tmp_path_factory.mktemp("meeting") / "meeting"
     native_folder = ROOT / "ckdist/native"
-    sources = [native_folder / name for name in ("comm/host_group.cpp", "comm/host_ranks.cpp", "comm/segment.cpp", "runtime/pool.cpp")]
+    sources = [
+        native_folder / name
+        for name in ("comm/host_group.cpp", "comm/host_ranks.cpp", "comm/segment.cpp", "runtime/pool.cpp")
+    ]
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         pytest.skip("no C++ compiler")
-    words = [compiler, "-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread", f"-I{native_folder}", ROOT / "tests/native/meeting.cpp", *sources, "-o", binary]
+    words = [
+        compiler,
+        "-std=c++17",
+        "-O1",
+        "-g",
+        "-fsanitize=thread",
+        "-pthread",
+        f"-I{native_folder}",
+        ROOT / "tests/native/meeting.cpp",
+        *sources,
+        "-o",
+        binary,
+    ]
     built = subprocess.run(words, capture_output=True, text=True)
     if built.returncode and "tsan" in built.stderr:
         pytest.skip("this compiler has no ThreadSanitizer")

@@ -23,7 +23,9 @@ from tests.support.tiny_training import config
 
 safetensors = pytest.importorskip("safetensors.numpy")
 EXACT = ("-ctk", "f32", "-ctv", "f32")
-BATCH = PackedBatch(np.arange(5, 21, dtype=np.int32), np.append(np.arange(6, 21), -1).astype(np.int32), np.array([0, 16], np.int32))
+BATCH = PackedBatch(
+    np.arange(5, 21, dtype=np.int32), np.append(np.arange(6, 21), -1).astype(np.int32), np.array([0, 16], np.int32)
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,16 @@ def base(tmp_path_factory):
 
 
 def adapting(base, folder, **fields):
-    common = dict(model_config={}, model_name_or_path=base, lora_r=4, lora_alpha=8.0, lora_target_modules=("q_proj", "down_proj"), max_length=16, per_device_train_batch_size=1, max_steps=2)
+    common = dict(
+        model_config={},
+        model_name_or_path=base,
+        lora_r=4,
+        lora_alpha=8.0,
+        lora_target_modules=("q_proj", "down_proj"),
+        max_length=16,
+        per_device_train_batch_size=1,
+        max_steps=2,
+    )
     return config(folder, **common | fields)
 
 
@@ -44,7 +55,9 @@ def test_it_begins_as_the_base_and_adds_what_peft_defines(base, tmp_path):
     model = open_model(c)
     adapted = reference_executable(model, c, None, 1, ())
     plain = reference_executable(open_model(adapting(base, tmp_path, lora_r=0)), c, None, 1, ())
-    assert len(adapted.parameters) == 2 * 2 * model.spec.num_layers and all(".lora_" in name for name in adapted.parameters)
+    assert len(adapted.parameters) == 2 * 2 * model.spec.num_layers and all(
+        ".lora_" in name for name in adapted.parameters
+    )
     assert adapted.loss(BATCH) == plain.loss(BATCH)
     rng = np.random.default_rng(0)
     for name, view in adapted.parameters.items():
@@ -55,12 +68,16 @@ def test_it_begins_as_the_base_and_adds_what_peft_defines(base, tmp_path):
         a, scale = adapted.parameters[f"{stem}.lora_A.weight"], c.lora_alpha / c.lora_r
         plain.parameters[f"{stem}.weight"][:] += scale * (view @ a)  # merged, as in the paper
     assert adapted.loss(BATCH) == pytest.approx(plain.loss(BATCH), rel=1e-5)
-    assert adapted.forward_backward(BATCH, reduce=False) == pytest.approx(plain.forward_backward(BATCH, reduce=False), rel=1e-5)
+    assert adapted.forward_backward(BATCH, reduce=False) == pytest.approx(
+        plain.forward_backward(BATCH, reduce=False), rel=1e-5
+    )
     for name, gradient in adapted.gradients.items():  # by the chain rule from the merged matrix's
         stem = name.partition(".lora_")[0]
         a, b = (adapted.parameters[f"{stem}.lora_{kind}.weight"] for kind in "AB")
         whole = scale * plain.gradients[f"{stem}.weight"]
-        np.testing.assert_allclose(gradient, b.T @ whole if ".lora_A." in name else whole @ a.T, rtol=2e-3, atol=2e-3 * np.abs(gradient).max())
+        np.testing.assert_allclose(
+            gradient, b.T @ whole if ".lora_A." in name else whole @ a.T, rtol=2e-3, atol=2e-3 * np.abs(gradient).max()
+        )
 
 
 @pytest.mark.parametrize("kind", ["folder", "gguf"])
@@ -76,7 +93,9 @@ def test_what_is_native_is_what_is_defined(base, tmp_path, kind):
         for name, view in native.parameters.items():
             view[:] = reference.parameters[name][:] = 0.05 * rng.standard_normal(view.shape)
         native.zero_grad(), reference.zero_grad()
-        assert native.forward_backward(BATCH, reduce=False) == pytest.approx(reference.forward_backward(BATCH, reduce=False), rel=1e-5)
+        assert native.forward_backward(BATCH, reduce=False) == pytest.approx(
+            reference.forward_backward(BATCH, reduce=False), rel=1e-5
+        )
         for name, gradient in reference.gradients.items():
             assert np.linalg.norm(native.gradients[name] - gradient) < 1e-4 * np.linalg.norm(gradient), name
         assert native.loss(BATCH) == pytest.approx(reference.loss(BATCH), rel=1e-5)
@@ -86,7 +105,14 @@ def test_adapters_are_the_same_on_any_number_of_ranks(base, tmp_path):
     curves = {}
     for ranks in (1, 3):
         (tmp_path / str(ranks)).mkdir()
-        c = adapting(base, tmp_path / str(ranks), lora_target_modules=MODULES, max_steps=3, per_device_train_batch_size=6 // ranks, learning_rate=1e-2)
+        c = adapting(
+            base,
+            tmp_path / str(ranks),
+            lora_target_modules=MODULES,
+            max_steps=3,
+            per_device_train_batch_size=6 // ranks,
+            learning_rate=1e-2,
+        )
         reports = []
         run_threads(ranks, lambda world: train(c, reports.append if world.rank == 0 else None, world=world))
         curves[ranks] = [report.loss for report in reports]
@@ -100,14 +126,21 @@ def test_trained_adapters_are_pefts_files_and_come_back(base, tmp_path):
     train(c)
     folder = tmp_path / "out" / "adapter"
     written = json.loads((folder / "adapter_config.json").read_text())
-    assert (written["peft_type"], written["r"], written["lora_alpha"], written["target_modules"]) == ("LORA", 4, 8.0, ["down_proj", "q_proj"])
+    assert (written["peft_type"], written["r"], written["lora_alpha"], written["target_modules"]) == (
+        "LORA",
+        4,
+        8.0,
+        ["down_proj", "q_proj"],
+    )
     stored = safetensors.load_file(folder / "adapter_model.safetensors")
     assert stored["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"].shape == (4, 32)
     assert stored["base_model.model.model.layers.0.mlp.down_proj.lora_B.weight"].any(), "B has left zero"
     lora, tensors = load_adapter(folder)
     assert lora == Lora(4, 8.0, ("down_proj", "q_proj")) and len(tensors) == len(stored)
     save_adapter(tmp_path / "again", lora, "base", tensors)
-    assert (tmp_path / "again" / "adapter_model.safetensors").read_bytes() == (folder / "adapter_model.safetensors").read_bytes()
+    assert (tmp_path / "again" / "adapter_model.safetensors").read_bytes() == (
+        folder / "adapter_model.safetensors"
+    ).read_bytes()
     written["use_dora"] = True
     (folder / "adapter_config.json").write_text(json.dumps(written))
     with pytest.raises(ModelFileError, match="use_dora is True; only False is supported"):
@@ -120,11 +153,14 @@ def test_targets_are_checked(base, tmp_path):
 
 
 def random_adapter(folder, model, targets, seed=0, rank=5):
-    """An adapter in PEFT's format, written here without ckdist, and the matrices that it adds by the names of the weights."""
+    """An adapter in PEFT's format, written here without ckdist, and the matrices that it adds by the names of the
+    weights.
+    """
     rng, stored, added = np.random.default_rng(seed), {}, {}
     for name, tensor in open_checkpoint(model).tensors.items():
         stem = name.removesuffix(".weight")
-        if stem.rpartition(".")[2] not in targets or stem.startswith("model.layers.1.mlp.up"):  # one of a gated pair has none
+        # one of a gated pair has none
+        if stem.rpartition(".")[2] not in targets or stem.startswith("model.layers.1.mlp.up"):
             continue
         out, into = tensor.shape
         a, b = (0.3 * rng.standard_normal(shape).astype(np.float32) for shape in ((rank, into), (out, rank)))
@@ -132,7 +168,15 @@ def random_adapter(folder, model, targets, seed=0, rank=5):
         added[name] = 2.5 / rank * b @ a
     folder.mkdir()
     safetensors.save_file(stored, folder / "adapter_model.safetensors")
-    fields = dict(peft_type="LORA", task_type="CAUSAL_LM", r=rank, lora_alpha=2.5, target_modules=sorted(targets), bias="none", modules_to_save=None)
+    fields = dict(
+        peft_type="LORA",
+        task_type="CAUSAL_LM",
+        r=rank,
+        lora_alpha=2.5,
+        target_modules=sorted(targets),
+        bias="none",
+        modules_to_save=None,
+    )
     (folder / "adapter_config.json").write_text(json.dumps(fields))
     return added
 
@@ -140,14 +184,32 @@ def random_adapter(folder, model, targets, seed=0, rank=5):
 def merged(folder, model, added) -> str:
     """The model with the adapter added to its weights, as a folder."""
     shutil.copytree(model, folder)
-    tensors = {name: read_tensor(source) for name, source in open_checkpoint(model).tensors.items() if name != "lm_head.weight"}
-    safetensors.save_file({name: np.ascontiguousarray(t + added.get(name, np.float32(0))) for name, t in tensors.items()}, folder / "model.safetensors")
+    tensors = {
+        name: read_tensor(source) for name, source in open_checkpoint(model).tensors.items() if name != "lm_head.weight"
+    }
+    safetensors.save_file(
+        {name: np.ascontiguousarray(t + added.get(name, np.float32(0))) for name, t in tensors.items()},
+        folder / "model.safetensors",
+    )
     return str(folder)
 
 
 def logits(folder, ranks, model, *flags) -> np.ndarray:  # (tokens, vocab)
     out = folder / "logits.npy"
-    command = ["-m", "ckdist.cli.main", "perplexity", "-m", model, "--token-ids", ",".join(map(str, range(4, 34))), "--save-logits", str(out), "-t", "1", *flags]
+    command = [
+        "-m",
+        "ckdist.cli.main",
+        "perplexity",
+        "-m",
+        model,
+        "--token-ids",
+        ",".join(map(str, range(4, 34))),
+        "--save-logits",
+        str(out),
+        "-t",
+        "1",
+        *flags,
+    ]
     done = run_ranks(ranks, *command)
     assert done.returncode == 0, done.stderr
     return np.load(out)
@@ -177,8 +239,14 @@ def test_a_served_adapter_is_a_merged_model(float32_base, served, tmp_path, rank
 @pytest.mark.parametrize("targets", [("v_proj",), ("gate_proj",), ("up_proj", "o_proj")])
 def test_any_of_the_layers_may_have_matrices(float32_base, tmp_path, targets):
     added = random_adapter(tmp_path / "adapter", float32_base, targets, rank=17)
-    with LLM(merged(tmp_path / "merged", float32_base, added), threads=1) as whole, LLM(float32_base, threads=2, lora=str(tmp_path / "adapter")) as adapted:
-        prompts, greedy = [list(range(4, 20)), [9, 8], [20, 21, 22, 23]], SamplingParams(max_tokens=12, temperature=0, logprobs=0)
+    with (
+        LLM(merged(tmp_path / "merged", float32_base, added), threads=1) as whole,
+        LLM(float32_base, threads=2, lora=str(tmp_path / "adapter")) as adapted,
+    ):
+        prompts, greedy = (
+            [list(range(4, 20)), [9, 8], [20, 21, 22, 23]],
+            SamplingParams(max_tokens=12, temperature=0, logprobs=0),
+        )
         for one, other in zip(whole.generate(prompts, greedy), adapted.generate(prompts, greedy)):
             np.testing.assert_allclose([p[0] for p in other.logprobs], [p[0] for p in one.logprobs], atol=2e-4)
 
@@ -186,8 +254,18 @@ def test_any_of_the_layers_may_have_matrices(float32_base, tmp_path, targets):
 def test_the_base_of_a_served_adapter_may_be_quantised(float32_base, tmp_path):
     export_gguf(float32_base, str(tmp_path / "base.gguf"), "q8_0")
     added = random_adapter(tmp_path / "adapter", float32_base, MODULES)
-    dequantised = {name: read_tensor(source) for name, source in open_checkpoint(tmp_path / "base.gguf").tensors.items()}
-    base = merged(tmp_path / "dequantised", float32_base, {name: t - read_tensor(open_checkpoint(float32_base).tensors[name]) for name, t in dequantised.items() if name != "lm_head.weight"})
+    dequantised = {
+        name: read_tensor(source) for name, source in open_checkpoint(tmp_path / "base.gguf").tensors.items()
+    }
+    base = merged(
+        tmp_path / "dequantised",
+        float32_base,
+        {
+            name: t - read_tensor(open_checkpoint(float32_base).tensors[name])
+            for name, t in dequantised.items()
+            if name != "lm_head.weight"
+        },
+    )
     expected = logits(tmp_path, 1, merged(tmp_path / "merged", base, added))
     got = logits(tmp_path, 2, str(tmp_path / "base.gguf"), "--lora", str(tmp_path / "adapter"))
     assert np.linalg.norm(got - expected) < 0.02 * np.linalg.norm(expected)  # apart by the 8 bits of what is multiplied
@@ -195,7 +273,9 @@ def test_the_base_of_a_served_adapter_may_be_quantised(float32_base, tmp_path):
 
 def test_adapters_of_other_models_are_refused(float32_base, tmp_path):
     random_adapter(tmp_path / "adapter", str(BUNDLED), ("q_proj",))
-    with pytest.raises(ModelFileError, match=r"q_proj.lora_A.weight has shape \[5, 512\], and the model needs \[5, 32\]"):
+    with pytest.raises(
+        ModelFileError, match=r"q_proj.lora_A.weight has shape \[5, 512\], and the model needs \[5, 32\]"
+    ):
         LLM(float32_base, lora=str(tmp_path / "adapter"))
     with pytest.raises(ModelFileError, match="adapter_config.json"):
         LLM(float32_base, lora=str(tmp_path))

@@ -1,4 +1,6 @@
-"""Weights in two states: the same logits bits wherever the reorganiser stands, one line when a file changes under it, and what it refuses."""
+"""Weights in two states: the same logits bits wherever the reorganiser stands, one line when a file changes under
+it, and what it refuses.
+"""
 
 import contextlib
 import functools
@@ -68,7 +70,8 @@ def test_slices_of_large_matrices(large, ranks, threads, until):
     for settled in (True, False):
         for _, before, after in assert_same(large, ranks, until, threads, settled):
             if until < 1:
-                assert after.fraction <= (until and until + 0.05) and not after.finished  # the last slice of a matrix counts as a whole one
+                # the last slice of a matrix counts as a whole one
+                assert after.fraction <= (until and until + 0.05) and not after.finished
             else:
                 assert after.finished and after.fraction == 1 and (before.finished or not settled)
 
@@ -86,7 +89,9 @@ def test_a_file_that_shrinks_ends_every_rank(tmp_path):
             if world.rank == 0:
                 situations(model.executable)
                 os.truncate(path, size)
-            with pytest.raises(ModelFileError, match=f"model.gguf ends at byte {size} of the {length} it had .*start again"):
+            with pytest.raises(
+                ModelFileError, match=f"model.gguf ends at byte {size} of the {length} it had .*start again"
+            ):
                 situations(model.executable) if world.rank == 0 else model.executable.work()
             with pytest.raises(ModelFileError):
                 model.loader.check()
@@ -132,8 +137,24 @@ def test_a_job_ends_by_one_line(tmp_path):
     """As a user meets it: under mpirun, in the middle of a text."""
     folder = tmp_path / "model"
     shutil.copytree(ROOT / "ckdist" / "models" / "bundled", folder)
-    words = ["tests/support/programs/stored_alone.py", "generate", "-m", str(folder), "-p", "def", "-n", "1000", "-c", "1024", "--ignore-eos", "-t", "1"]
-    process = subprocess.Popen([*mpirun(2), *words], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    words = [
+        "tests/support/programs/stored_alone.py",
+        "generate",
+        "-m",
+        str(folder),
+        "-p",
+        "def",
+        "-n",
+        "1000",
+        "-c",
+        "1024",
+        "--ignore-eos",
+        "-t",
+        "1",
+    ]
+    process = subprocess.Popen(
+        [*mpirun(2), *words], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
     length = (folder / "model.safetensors").stat().st_size
     process.stdout.read(20)
     os.truncate(folder / "model.safetensors", 1000)
@@ -141,7 +162,9 @@ def test_a_job_ends_by_one_line(tmp_path):
     _, errors = process.communicate(timeout=60)
     lines = [line for line in errors.splitlines() if line.startswith("ckdist:")]
     assert process.returncode == 2 and time.monotonic() - begin < 10
-    assert len(lines) == 1 and lines[0].startswith(f"ckdist: {folder}/model.safetensors ends at byte 1000 of the {length}"), errors
+    assert len(lines) == 1 and lines[0].startswith(
+        f"ckdist: {folder}/model.safetensors ends at byte 1000 of the {length}"
+    ), errors
 
 
 def test_memory_that_is_promised_is_taken(tmp_path):
@@ -162,29 +185,38 @@ def test_memory_that_is_promised_is_taken(tmp_path):
 
 
 def test_what_cannot_be_is_refused(caplog):
-    with pytest.raises(ConfigError, match="--reorganize threads serves weights as they are stored, and --quantize q8_0 changes them"):
+    with pytest.raises(
+        ConfigError, match="--reorganize threads serves weights as they are stored, and --quantize q8_0 changes them"
+    ):
         EngineConfig(reorganize="threads", quantize="q8_0")
     with pytest.raises(ConfigError, match="one of auto, dsa, threads, off"):
         EngineConfig(reorganize="on")
     if not os.path.exists("/dev/dsa"):
         with pytest.raises(ConfigError, match="no DSA queue can be used"):
-            launch.load_model(EngineConfig(model=str(GOLDEN / "llama3"), threads=1, ctx_size=64, reorganize="dsa"), SingleWorld())
+            launch.load_model(
+                EngineConfig(model=str(GOLDEN / "llama3"), threads=1, ctx_size=64, reorganize="dsa"), SingleWorld()
+            )
     caplog.set_level("DEBUG")
-    model = launch.load_model(EngineConfig(model=str(GOLDEN / "llama3"), threads=1, ctx_size=64, quantize="q8_0"), SingleWorld())
+    model = launch.load_model(
+        EngineConfig(model=str(GOLDEN / "llama3"), threads=1, ctx_size=64, quantize="q8_0"), SingleWorld()
+    )
     assert "--quantize changes the weights, so all of them are packed before anything runs" in caplog.text
     model.close()
 
 
 def test_held_it_stands_still(tmp_path):
     """While a layer is measured; what was begun is ended first."""
-    write_model(tmp_path, LARGE | {"num_hidden_layers": 1, "intermediate_size": 200_000}, dtype=np.float32)  # 230 MB take a while to pack
+    # 230 MB take a while to pack
+    write_model(tmp_path, LARGE | {"num_hidden_layers": 1, "intermediate_size": 200_000}, dtype=np.float32)
 
     def fill(loader):
         loader.reorganize("threads")
         stack.enter_context(loader.held())
 
     with contextlib.ExitStack() as stack:
-        model = launch.load_model(EngineConfig(model=str(tmp_path), threads=1, ctx_size=96, reorganize="threads"), SingleWorld(), fill=fill)
+        model = launch.load_model(
+            EngineConfig(model=str(tmp_path), threads=1, ctx_size=96, reorganize="threads"), SingleWorld(), fill=fill
+        )
         time.sleep(0.05)
         before = model.loader.filled.ready
         time.sleep(0.1)
@@ -203,13 +235,22 @@ def test_what_is_packed_is_told(caplog):
         model = launch.load_model(config, world)
         model.loader.wait()
         stats = model.loader.filled.stats()
-        assert stats["weights_packed_ratio"] == 1 and stats["weights_packed_bytes"] == stats["weights_bytes"] > 1_000_000
+        assert (
+            stats["weights_packed_ratio"] == 1 and stats["weights_packed_bytes"] == stats["weights_bytes"] > 1_000_000
+        )
         model.executable.close()
         model.loader.close()
 
     run_ranks_as_threads(2, rank)
     (line,) = [record for record in caplog.records if "weights are packed" in record.message]
-    assert line.levelname == "DEBUG" and "weights are packed: 0.00 GB in" in line.message and "by streaming stores" in line.message
+    assert (
+        line.levelname == "DEBUG"
+        and "weights are packed: 0.00 GB in" in line.message
+        and "by streaming stores" in line.message
+    )
     model = loaded(SingleWorld(), TYPES[0], 0.0)
-    assert "\n0 % of the weights are packed so far; pages that nothing was written to yet are not in the map" in model.placement_map()
+    assert (
+        "\n0 % of the weights are packed so far; pages that nothing was written to yet are not in the map"
+        in model.placement_map()
+    )
     model.close()

@@ -1,4 +1,6 @@
-"""Prefill with tokens cut over ranks: the bits of TENSOR in every situation, the bytes that it moves, and when it is chosen."""
+"""Prefill with tokens cut over ranks: the bits of TENSOR in every situation, the bytes that it moves, and when it is
+chosen.
+"""
 
 import re
 import sys
@@ -38,15 +40,27 @@ def driven(world, executable, body):
 
 
 def situations(executable) -> list[np.ndarray]:
-    """Logits of a prompt in chunks, of decoding, of several prompts beside a decoding sequence and a reused prefix, of two tokens."""
+    """Logits of a prompt in chunks, of decoding, of several prompts beside a decoding sequence and a reused prefix,
+    of two tokens.
+    """
     sequence, logits = SingleSequence(executable), []
     logits.append(sequence.feed(np.arange(40)))
     logits += [sequence.feed([token]).copy() for token in (3, 4, 5)]
-    runs = np.array([[5, 0, 1], [1, 43, 3], [2, 32, 3], [6, 10, 1]], np.int32)  # 32 positions of the first sequence are the third's too
+    # 32 positions of the first sequence are the third's too
+    runs = np.array([[5, 0, 1], [1, 43, 3], [2, 32, 3], [6, 10, 1]], np.int32)
     tables = np.array([8, *(0, 1, 2), *(0, 1, 9), 8], np.int32)
     ids = np.arange(50, 64, dtype=np.int32)
     logits.append(executable.run(Batch(ids[:8], runs[:3], tables[:7], np.array([4, 5, 7], np.int32))).copy())
-    logits.append(executable.run(Batch(ids[8:], runs[[0, 1]] * 0 + [[3, 5, 1], [3, 34, 3]], np.array([8, 0, 1, 9], np.int32), np.array([0, 5], np.int32))).copy())
+    logits.append(
+        executable.run(
+            Batch(
+                ids[8:],
+                runs[[0, 1]] * 0 + [[3, 5, 1], [3, 34, 3]],
+                np.array([8, 0, 1, 9], np.int32),
+                np.array([0, 5], np.int32),
+            )
+        ).copy()
+    )
     sequence.length = 0
     logits.append(sequence.feed([7, 8]))
     return logits
@@ -61,7 +75,16 @@ def both_ways(executable):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
-@pytest.mark.parametrize("ranks, threads, numbers", [(2, 2, {}), (3, 1, {}), (4, 1, {"ffn": 40}), (4, 2, {"heads": 6, "kv_heads": 2}), (7, 1, {"heads": 4, "kv_heads": 1})])
+@pytest.mark.parametrize(
+    "ranks, threads, numbers",
+    [
+        (2, 2, {}),
+        (3, 1, {}),
+        (4, 1, {"ffn": 40}),
+        (4, 2, {"heads": 6, "kv_heads": 2}),
+        (7, 1, {"heads": 4, "kv_heads": 1}),
+    ],
+)
 def test_bits_are_those_of_tensor(family, ranks, threads, numbers):
     def rank(world):
         *_, executable, keep = build(world, family, "auto", threads, 16, 12, "i16", **numbers)
@@ -77,10 +100,20 @@ def test_bits_are_those_of_tensor(family, ranks, threads, numbers):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
-@pytest.mark.parametrize("hosts, threads, numbers", [((2, 2), 2, {"heads": 8, "kv_heads": 4}), ((2, 2), 1, {"ffn": 40, "heads": 2, "kv_heads": 1}), ((3, 3), 1, {}), ((2, 2, 2), 1, {"heads": 6, "kv_heads": 6})])
+@pytest.mark.parametrize(
+    "hosts, threads, numbers",
+    [
+        ((2, 2), 2, {"heads": 8, "kv_heads": 4}),
+        ((2, 2), 1, {"ffn": 40, "heads": 2, "kv_heads": 1}),
+        ((3, 3), 1, {}),
+        ((2, 2, 2), 1, {"heads": 6, "kv_heads": 6}),
+    ],
+)
 @pytest.mark.parametrize("least", [0, 1 << 20])
 def test_bits_are_those_of_tensor_over_hosts(family, hosts, threads, numbers, least, tmp_path, monkeypatch):
-    """Tokens cut over the ranks of each host, tensors over hosts; `least`: bytes up to which sums go whole to every host, through one rank of each."""
+    """Tokens cut over the ranks of each host, tensors over hosts; `least`: bytes up to which sums go whole to every
+    host, through one rank of each.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     save_thresholds(Thresholds(least, least, least))
 
@@ -92,7 +125,9 @@ def test_bits_are_those_of_tensor_over_hosts(family, hosts, threads, numbers, le
         executable.close()
         return result
 
-    expected, found, tokens = thread_ranks.run_threads([f"host {h}" for h, count in enumerate(hosts) for _ in range(count)], rank)[0]
+    expected, found, tokens = thread_ranks.run_threads(
+        [f"host {h}" for h, count in enumerate(hosts) for _ in range(count)], rank
+    )[0]
     assert tokens[0] == tokens[1] > 40
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -100,8 +135,9 @@ def test_bits_are_those_of_tensor_over_hosts(family, hosts, threads, numbers, le
 
 @pytest.mark.parametrize("ranks, tokens", [(2, 10), (3, 12), (3, 2)])
 def test_bytes_moved_are_those_of_the_formula(ranks, tokens):
-    """By tokens: each rank reads the others' q, k and v of its heads, and the others' outputs for its tokens; by tensors the
-    embeddings' sum and two of each layer. After its attention nothing of the last layer is wanted here."""
+    """By tokens: each rank reads the others' q, k and v of its heads, and the others' outputs for its tokens; by
+    tensors the embeddings' sum and two of each layer. After its attention nothing of the last layer is wanted here.
+    """
 
     def rank(world):
         spec, *_, executable, keep = build(world, "llama", "auto", 2, 16, 4, "f32", kv_heads=6)
@@ -124,7 +160,9 @@ def test_bytes_moved_are_those_of_the_formula(ranks, tokens):
 
 
 def texts(engine) -> tuple[list[list[int]], dict]:
-    """Greedy text of prompts, some at once, some with a prefix that is in the cache by then; and the engine's counters."""
+    """Greedy text of prompts, some at once, some with a prefix that is in the cache by then; and the engine's
+    counters.
+    """
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 180, n).tolist() for n in (50, 1, 2, 37)]
     prompts += [prompts[0][:40] + [9, 8, 7], prompts[0]]
@@ -140,9 +178,20 @@ def texts(engine) -> tuple[list[list[int]], dict]:
 
 
 def generated(world, folder, prefill: str, transport: str = "auto"):
-    config = EngineConfig(model=str(folder), cache_type_k="f32", cache_type_v="f32", threads=1, ubatch_size=32, ctx_size=96, prefill=prefill, transport=transport)
+    config = EngineConfig(
+        model=str(folder),
+        cache_type_k="f32",
+        cache_type_v="f32",
+        threads=1,
+        ubatch_size=32,
+        ctx_size=96,
+        prefill=prefill,
+        transport=transport,
+    )
     model = load_model(config, world)
-    engine = lambda executable: Engine(executable, Sampler(model.spec.vocab_size), more_stats=lambda: model.prefill.stats(executable))
+    engine = lambda executable: Engine(
+        executable, Sampler(model.spec.vocab_size), more_stats=lambda: model.prefill.stats(executable)
+    )
     result = driven(world, model.executable, lambda executable: texts(engine(executable)))
     model.executable.close()
     return result
@@ -151,7 +200,9 @@ def generated(world, folder, prefill: str, transport: str = "auto"):
 @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
 def test_one_text_over_hosts(folder):
     expected, _ = generated(SingleWorld(), folder, "auto")
-    found, stats = thread_ranks.run_threads(["one", "one", "two", "two"], lambda world: generated(world, folder, "token", "tcp"))[0]
+    found, stats = thread_ranks.run_threads(
+        ["one", "one", "two", "two"], lambda world: generated(world, folder, "token", "tcp")
+    )[0]
     assert found == expected and stats["prefill_by_token_tokens_total"] > 0 == stats["prefill_by_tensor_tokens_total"]
 
 
@@ -162,12 +213,20 @@ def test_one_text_whatever_is_cut(folder):
         for prefill in ("token", "tensor"):
             found, stats = run_ranks_as_threads(ranks, lambda world: generated(world, folder, prefill))[0]
             assert found == expected, f"{prefill} with {ranks} ranks"
-            assert (stats["prefill_by_token_tokens_total"] > 0) == (prefill == "token") != (stats["prefill_by_tensor_tokens_total"] > 0)
+            assert (
+                (stats["prefill_by_token_tokens_total"] > 0)
+                == (prefill == "token")
+                != (stats["prefill_by_tensor_tokens_total"] > 0)
+            )
 
 
 def logits_of(world, path, prefill: str) -> np.ndarray:
-    """Of a prompt in two chunks, of a token after it, and of a prompt that shares its first blocks and is shorter than four ranks."""
-    config = EngineConfig(model=str(path), cache_type_k="f32", cache_type_v="f32", threads=1, ubatch_size=32, ctx_size=64, prefill=prefill)
+    """Of a prompt in two chunks, of a token after it, and of a prompt that shares its first blocks and is shorter
+    than four ranks.
+    """
+    config = EngineConfig(
+        model=str(path), cache_type_k="f32", cache_type_v="f32", threads=1, ubatch_size=32, ctx_size=64, prefill=prefill
+    )
     model = load_model(config, world)
 
     def body(executable):
@@ -181,16 +240,24 @@ def logits_of(world, path, prefill: str) -> np.ndarray:
     return result
 
 
-# Of the largest logit. float32 differs by the order of its sums, and where activations are rounded (to bfloat16, or int8 beside quantised weights)
-# what differs by so little may round otherwise.
-TOLERANCES = {**dict.fromkeys(MODELS, 1e-5), GOLDEN / "gguf/BF16.gguf": 6e-3, GOLDEN / "gguf/Q8_0.gguf": 2e-2, GOLDEN / "gguf/Q4_K_M.gguf": 3e-2}
+# Of the largest logit. float32 differs by the order of its sums, and where activations are rounded (to bfloat16, or
+# int8 beside quantised weights) what differs by so little may round otherwise.
+TOLERANCES = {
+    **dict.fromkeys(MODELS, 1e-5),
+    GOLDEN / "gguf/BF16.gguf": 6e-3,
+    GOLDEN / "gguf/Q8_0.gguf": 2e-2,
+    GOLDEN / "gguf/Q4_K_M.gguf": 3e-2,
+}
 
 
 @pytest.mark.parametrize("path, tolerance", TOLERANCES.items(), ids=lambda value: getattr(value, "stem", ""))
 def test_logits_are_those_of_one_rank(path, tolerance):
     expected = logits_of(SingleWorld(), path, "auto")
     for ranks in (2, 3, 4):
-        by_token, by_tensor = (run_ranks_as_threads(ranks, lambda world: logits_of(world, path, prefill))[0] for prefill in ("token", "tensor"))
+        by_token, by_tensor = (
+            run_ranks_as_threads(ranks, lambda world: logits_of(world, path, prefill))[0]
+            for prefill in ("token", "tensor")
+        )
         np.testing.assert_array_equal(by_token, by_tensor)
         assert np.abs(by_token - expected).max() <= tolerance * np.abs(expected).max()
 
@@ -198,7 +265,9 @@ def test_logits_are_those_of_one_rank(path, tolerance):
 @pytest.mark.parametrize("hosts, transport", [((2,), "auto"), ((2, 2), "tcp")])
 def test_what_is_measured_is_told(hosts, transport):
     def rank(world):
-        model = load_model(EngineConfig(model=str(MODELS[0]), threads=1, ctx_size=96, transport=transport), world, measure=True)
+        model = load_model(
+            EngineConfig(model=str(MODELS[0]), threads=1, ctx_size=96, transport=transport), world, measure=True
+        )
         model.executable.close()
         return model.prefill, model.executable.prefill_from
 
@@ -206,15 +275,27 @@ def test_what_is_measured_is_told(hosts, transport):
     assert all(result == results[0] for result in results)
     choice, prefill_from = results[0]
     assert prefill_from == choice.from_tokens and min(choice.costs.seconds[0] + choice.costs.seconds[1]) > 0
-    assert "at 96" in choice.reason and "96 tokens" in choice.details and "MB read of other ranks token-parallel" in choice.details
+    assert (
+        "at 96" in choice.reason
+        and "96 tokens" in choice.details
+        and "MB read of other ranks token-parallel" in choice.details
+    )
 
 
 def test_ranks_apart_cut_tensors_or_are_refused(caplog):
     caplog.set_level("DEBUG")
     hosts = ["one", "two"]
-    assert thread_ranks.run_threads(hosts, lambda world: layouts_for(EngineConfig(), world)[:2]) == [(TENSOR, TENSOR)] * 2
-    assert "prefill is tensor-parallel: token-parallel needs ranks that share memory, and these are on 2 hosts" in caplog.text
-    with pytest.raises(ConfigError, match="--prefill token needs ranks that share memory, and these are on 2 hosts: use --prefill auto or tensor"):
+    assert (
+        thread_ranks.run_threads(hosts, lambda world: layouts_for(EngineConfig(), world)[:2]) == [(TENSOR, TENSOR)] * 2
+    )
+    assert (
+        "prefill is tensor-parallel: token-parallel needs ranks that share memory, and these are on 2 hosts"
+        in caplog.text
+    )
+    with pytest.raises(
+        ConfigError,
+        match="--prefill token needs ranks that share memory, and these are on 2 hosts: use --prefill auto or tensor",
+    ):
         thread_ranks.run_threads(hosts, lambda world: layouts_for(EngineConfig(prefill="token"), world))
     assert thread_ranks.run_threads(2, lambda world: layouts_for(EngineConfig(), world)[:2]) == [(TOKEN, TENSOR)] * 2
     with pytest.raises(ConfigError, match="--transport tcp is used instead"):
@@ -228,7 +309,10 @@ def test_hosts_whose_ranks_cannot_share_tokens():
     assert layouts(["one", "one", "two", "two"]) == (TOKEN_IN_HOSTS, TENSOR)
     for hosts, why in (
         (["one", "one", "two"], "these are on 2 hosts with 2, 1 ranks each; start as many on every host"),
-        (["one", "two", "one", "two"], "the ranks of a host do not follow one another; let the launcher fill one host after the other"),
+        (
+            ["one", "two", "one", "two"],
+            "the ranks of a host do not follow one another; let the launcher fill one host after the other",
+        ),
     ):
         assert layouts(hosts) == (TENSOR, TENSOR)
         with pytest.raises(ConfigError, match=re.escape(f"--prefill token needs ranks that share memory, and {why}")):
@@ -237,8 +321,13 @@ def test_hosts_whose_ranks_cannot_share_tokens():
 
 def test_adapters_are_prefilled_by_tensors(caplog):
     caplog.set_level("DEBUG")
-    assert thread_ranks.run_threads(2, lambda world: layouts_for(EngineConfig(lora="folder"), world)[:2]) == [(TENSOR, TENSOR)] * 2
+    assert (
+        thread_ranks.run_threads(2, lambda world: layouts_for(EngineConfig(lora="folder"), world)[:2])
+        == [(TENSOR, TENSOR)] * 2
+    )
     assert caplog.messages == ["prefill is tensor-parallel: the adapter of --lora does not run token-parallel"]
-    done = run_ranks(1, "-m", "ckdist.cli.main", "perplexity", "--token-ids", "4,5", "--lora", "folder", "--prefill", "token")
+    done = run_ranks(
+        1, "-m", "ckdist.cli.main", "perplexity", "--token-ids", "4,5", "--lora", "folder", "--prefill", "token"
+    )
     assert done.returncode == 2
     assert done.stderr == "ckdist: --prefill token does not run the adapter of --lora: use --prefill auto or tensor\n"

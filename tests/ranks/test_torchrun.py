@@ -1,4 +1,6 @@
-"""Jobs that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT start, on loopback: same text as one rank, a server, and jobs that cannot start."""
+"""Jobs that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT start, on loopback: same text as one rank, a server, and
+jobs that cannot start.
+"""
 
 import json
 import shutil
@@ -22,9 +24,18 @@ GENERATE = ("generate", "-p", "def main(", "-n", "12", "--temp", "0", "-t", "1",
 
 @pytest.mark.parametrize("size, transport", [(2, "tcp"), (3, "auto")])
 def test_same_text_as_one_rank(size, transport, tmp_path):
-    alone = json.loads(subprocess.run([*CKDIST, *GENERATE], capture_output=True, text=True, timeout=40, cwd=ROOT, env=environment()).stdout)
+    alone = json.loads(
+        subprocess.run(
+            [*CKDIST, *GENERATE], capture_output=True, text=True, timeout=40, cwd=ROOT, env=environment()
+        ).stdout
+    )
     port, path = free_port(), secret(tmp_path)
-    done = finish([start(rank, size, port, *GENERATE, "--transport", transport, CKDIST_JOB_SECRET_FILE=path) for rank in reversed(range(size))])[::-1]
+    done = finish(
+        [
+            start(rank, size, port, *GENERATE, "--transport", transport, CKDIST_JOB_SECRET_FILE=path)
+            for rank in reversed(range(size))
+        ]
+    )[::-1]
     assert [code for code, *_ in done] == [0] * size, done
     assert json.loads(done[0][1])["token_ids"] == alone["token_ids"]
 
@@ -50,7 +61,9 @@ def test_server(size, tmp_path):
                 return False
 
         wait_for(healthy, 30)
-        answer = httpx.post(url + "/v1/completions", json=dict(prompt="abc", max_tokens=5, temperature=0, ignore_eos=True), timeout=20).json()
+        answer = httpx.post(
+            url + "/v1/completions", json=dict(prompt="abc", max_tokens=5, temperature=0, ignore_eos=True), timeout=20
+        ).json()
         assert answer["usage"]["completion_tokens"] == 5
         ranks[0].send_signal(signal.SIGTERM)
     finally:
@@ -75,7 +88,14 @@ def test_wrong_secret(tmp_path):
     (tmp_path / "other").mkdir()
     zero, one = refused(
         start(0, 2, port, *GENERATE, CKDIST_JOB_SECRET_FILE=secret(tmp_path), CKDIST_START_TIMEOUT="8"),
-        start(1, 2, port, *GENERATE, CKDIST_JOB_SECRET_FILE=secret(tmp_path / "other", "quite another secret"), CKDIST_START_TIMEOUT="8"),
+        start(
+            1,
+            2,
+            port,
+            *GENERATE,
+            CKDIST_JOB_SECRET_FILE=secret(tmp_path / "other", "quite another secret"),
+            CKDIST_START_TIMEOUT="8",
+        ),
     )
     assert "rank 1 of 2 did not come" in zero and "job secret" in zero
     assert "does not know this job's secret" in one
@@ -83,7 +103,9 @@ def test_wrong_secret(tmp_path):
 
 def test_missing_rank_and_missing_master(tmp_path):
     port, path = free_port(), secret(tmp_path)
-    zero, two = refused(*(start(rank, 3, port, *GENERATE, CKDIST_JOB_SECRET_FILE=path, CKDIST_START_TIMEOUT="8") for rank in (0, 2)))
+    zero, two = refused(
+        *(start(rank, 3, port, *GENERATE, CKDIST_JOB_SECRET_FILE=path, CKDIST_START_TIMEOUT="8") for rank in (0, 2))
+    )
     assert "rank 1 of 3 did not come" in zero and "rank 1 of 3 did not come" in two
     (one,) = refused(start(1, 2, free_port(), *GENERATE, CKDIST_JOB_SECRET_FILE=path, CKDIST_START_TIMEOUT="1"))
     assert "rank 0 at 127.0.0.1" in one and "is it started" in one
@@ -92,8 +114,12 @@ def test_missing_rank_and_missing_master(tmp_path):
 @pytest.mark.parametrize("sizes", [(2, 3), (3, 2)])
 def test_different_world_sizes(sizes, tmp_path):
     port, path = free_port(), secret(tmp_path)
-    lines = refused(*(start(rank, size, port, *GENERATE, CKDIST_JOB_SECRET_FILE=path) for rank, size in enumerate(sizes)))
-    assert all(f"rank 1 was started with WORLD_SIZE {sizes[1]} and rank 0 with WORLD_SIZE {sizes[0]}" in line for line in lines)
+    lines = refused(
+        *(start(rank, size, port, *GENERATE, CKDIST_JOB_SECRET_FILE=path) for rank, size in enumerate(sizes))
+    )
+    assert all(
+        f"rank 1 was started with WORLD_SIZE {sizes[1]} and rank 0 with WORLD_SIZE {sizes[0]}" in line for line in lines
+    )
 
 
 def test_mistakes_are_one_line(tmp_path):
@@ -117,14 +143,28 @@ def test_mistakes_are_one_line(tmp_path):
 
 def test_a_wire_that_cannot_be_is_the_users_mistake(tmp_path):
     port, path = free_port(), secret(tmp_path)
-    lines = refused(*(start(rank, 2, port, *GENERATE, "--transport", "mpi", CKDIST_JOB_SECRET_FILE=path) for rank in range(2)))
+    lines = refused(
+        *(start(rank, 2, port, *GENERATE, "--transport", "mpi", CKDIST_JOB_SECRET_FILE=path) for rank in range(2))
+    )
     assert all("--transport mpi does not work: no MPI launcher started this process" in line for line in lines)
 
 
 def test_torchruns_agent_keeps_its_port(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as agent:
         path = secret(tmp_path)
-        done = finish([start(rank, 2, agent.getsockname()[1], *GENERATE, CKDIST_JOB_SECRET_FILE=path, TORCHELASTIC_USE_AGENT_STORE="True") for rank in range(2)])
+        done = finish(
+            [
+                start(
+                    rank,
+                    2,
+                    agent.getsockname()[1],
+                    *GENERATE,
+                    CKDIST_JOB_SECRET_FILE=path,
+                    TORCHELASTIC_USE_AGENT_STORE="True",
+                )
+                for rank in range(2)
+            ]
+        )
     assert [code for code, *_ in done] == [0, 0] and json.loads(done[0][1])["token_ids"], done
 
 
@@ -146,12 +186,29 @@ except CommError as error:
 
 
 def test_a_rank_that_is_stopped_while_it_loads_is_named(tmp_path):
-    variables = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "CKDIST_JOB_SECRET_FILE": secret(tmp_path)}
-    ranks = [subprocess.Popen([sys.executable, "-c", STOPS_WHILE_LOADING], env={**environment(), **variables, "RANK": str(rank)}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT) for rank in range(3)]
+    variables = {
+        "WORLD_SIZE": "3",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "CKDIST_JOB_SECRET_FILE": secret(tmp_path),
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", STOPS_WHILE_LOADING],
+            env={**environment(), **variables, "RANK": str(rank)},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for rank in range(3)
+    ]
     try:
         for rank in (0, 2):
             _, error = ranks[rank].communicate(timeout=20)
-            assert ranks[rank].returncode == 1 and "rank 1 was lost at start-up: it has not been heard of for" in error, error
+            assert (
+                ranks[rank].returncode == 1 and "rank 1 was lost at start-up: it has not been heard of for" in error
+            ), error
     finally:
         for rank in ranks:
             rank.kill()
@@ -160,4 +217,6 @@ def test_a_rank_that_is_stopped_while_it_loads_is_named(tmp_path):
 
 def test_mpi_names_a_rank_that_is_stopped_while_it_loads():
     done = run_ranks(3, "-c", STOPS_WHILE_LOADING, timeout=30)
-    assert done.returncode == 1 and "rank 1 was lost at start-up: it has not been heard of for" in done.stderr, done.stderr
+    assert done.returncode == 1 and "rank 1 was lost at start-up: it has not been heard of for" in done.stderr, (
+        done.stderr
+    )

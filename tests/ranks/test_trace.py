@@ -1,4 +1,6 @@
-"""Traces: rings that keep the newest, files of whole jobs that a viewer can read, clocks put in line, ranks that are lost."""
+"""Traces: rings that keep the newest, files of whole jobs that a viewer can read, clocks put in line, ranks that are
+lost.
+"""
 
 import json
 import shutil
@@ -83,7 +85,9 @@ def test_a_lane_keeps_the_newest_while_another_thread_reads():
 
 
 def test_every_kind_has_a_name():
-    assert sorted(traces.KINDS) == list(range(len(traces.KINDS))) and len({name for name, *_ in traces.KINDS.values()}) == len(traces.KINDS)
+    assert sorted(traces.KINDS) == list(range(len(traces.KINDS))) and len(
+        {name for name, *_ in traces.KINDS.values()}
+    ) == len(traces.KINDS)
 
 
 def test_the_file_is_bounded_and_says_what_it_lacks(tmp_path):
@@ -96,7 +100,16 @@ def test_the_file_is_bounded_and_says_what_it_lacks(tmp_path):
     events = lanes[0, "engine"]
     assert about["dropped"] == {"rank 0 engine": 904} and about["missing"] == [] and list(ranks) == [0]
     assert [e["args"]["tokens"] for e in events] == list(range(904, 5000))
-    assert events[1] == {"ph": "X", "pid": 0, "tid": 0, "ts": 1.0, "dur": 0.5, "name": "run", "cat": "scheduler", "args": {"tokens": 905, "sequences": 1}}
+    assert events[1] == {
+        "ph": "X",
+        "pid": 0,
+        "tid": 0,
+        "ts": 1.0,
+        "dur": 0.5,
+        "name": "run",
+        "cat": "scheduler",
+        "args": {"tokens": 905, "sequences": 1},
+    }
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
 
 
@@ -108,62 +121,141 @@ def test_a_disk_that_is_full_fails_nothing(tmp_path, caplog, monkeypatch):
 
 
 def test_paths_are_refused_before_anything_is_loaded():
-    for path, why in [("/tmp", "it is a folder"), ("/proc/t.json", "No such file or directory"), ("a\0b", "embedded null byte")]:
+    for path, why in [
+        ("/tmp", "it is a folder"),
+        ("/proc/t.json", "No such file or directory"),
+        ("a\0b", "embedded null byte"),
+    ]:
         with pytest.raises(ConfigError, match=f"cannot write --trace {path}: {why}"):
             Trace(path, SingleWorld(), 1)
-    done = run_ranks(2, "-m", "ckdist.cli.main", "perplexity", "--token-ids", "4,5", "-t", "1", "--trace", "/nowhere/t.json", timeout=40)
-    assert done.returncode == 2 and "ckdist: cannot write --trace /nowhere/t.json: No such file or directory\n" in done.stderr and "loaded" not in done.stderr
+    done = run_ranks(
+        2,
+        "-m",
+        "ckdist.cli.main",
+        "perplexity",
+        "--token-ids",
+        "4,5",
+        "-t",
+        "1",
+        "--trace",
+        "/nowhere/t.json",
+        timeout=40,
+    )
+    assert (
+        done.returncode == 2
+        and "ckdist: cannot write --trace /nowhere/t.json: No such file or directory\n" in done.stderr
+        and "loaded" not in done.stderr
+    )
 
 
 def test_ranks_and_threads_of_a_job(tmp_path):
     path, generated = tmp_path / "t.json", 9
-    words = ("generate", "-p", "def main(self):\n    return", "-n", str(generated), "--temp", "0", "--ignore-eos", "-t", "2", "--prefill", "token", "--trace", str(path))
+    words = (
+        "generate",
+        "-p",
+        "def main(self):\n    return",
+        "-n",
+        str(generated),
+        "--temp",
+        "0",
+        "--ignore-eos",
+        "-t",
+        "2",
+        "--prefill",
+        "token",
+        "--trace",
+        str(path),
+    )
     done = run_ranks(2, "-m", "ckdist.cli.main", *words, timeout=60)
     assert done.returncode == 0, done.stderr
     lanes, ranks, about = read(path)
-    assert about["missing"] == [] and set(about["dropped"].values()) == {0} and [name.split(" (")[0] for name in ranks.values()] == ["rank 0", "rank 1"]
+    assert (
+        about["missing"] == []
+        and set(about["dropped"].values()) == {0}
+        and [name.split(" (")[0] for name in ranks.values()] == ["rank 0", "rank 1"]
+    )
     threads = {(rank, f"thread {t}") for rank in range(2) for t in range(2)}
     copies = {key: lanes.pop(key) for key in list(lanes) if key[1].startswith("reorganiser")}
     assert all(e["name"] == "copy" and 0 < e["args"]["KiB"] <= 1024 for lane in copies.values() for e in lane)
     assert set(lanes) == threads | {(0, "engine"), (1, "start")}
     names = Counter(e["name"] for e in lanes[0, "engine"])
-    assert names == {"load weights": 1, "choose prefill": 1, "schedule": generated, "run": generated, "sample": generated}
+    assert names == {
+        "load weights": 1,
+        "choose prefill": 1,
+        "schedule": generated,
+        "run": generated,
+        "sample": generated,
+    }
     batches = {}
     for rank, thread in threads:
         tree = nested(lanes[rank, thread])
         outer = [event for event, parents in tree if not parents]
         steps = [e for e in outer if e["name"] not in ("transition", "publish")]
         assert [e["name"] for e in steps] == ["prefill by tokens"] + ["decode"] * (generated - 1)
-        assert steps[0]["args"]["tokens"] > 4 and {(e["args"]["tokens"], e["args"]["sequences"]) for e in steps[1:]} == {(1, 1)}
-        within = {id(step): [event for event, parents in tree if len(parents) == 1 and parents[0] is step] for step in steps}
+        assert steps[0]["args"]["tokens"] > 4 and {
+            (e["args"]["tokens"], e["args"]["sequences"]) for e in steps[1:]
+        } == {(1, 1)}
+        within = {
+            id(step): [event for event, parents in tree if len(parents) == 1 and parents[0] is step] for step in steps
+        }
         for step in steps:
             ops = [e for e in within[id(step)] if e["cat"] == "replay"]
             assert [e["args"]["step"] for e in ops] == list(range(len(ops)))
             assert {e["args"].get("layer") for e in ops} == {None, *range(LAYERS)}
             kinds = Counter(e["name"].split()[0] for e in ops)
-            assert kinds["attend"] == LAYERS and kinds["linear"] == 4 * LAYERS + 1 and kinds["embed"] == 1 and kinds["prepare"] >= 3 * LAYERS
+            assert (
+                kinds["attend"] == LAYERS
+                and kinds["linear"] == 4 * LAYERS + 1
+                and kinds["embed"] == 1
+                and kinds["prepare"] >= 3 * LAYERS
+            )
             assert [e["args"]["layer"] for e in ops if e["name"] == "linear gate_proj up_proj"] == list(range(LAYERS))
         waits = [(event, parents) for event, parents in tree if event["cat"] == "wait"]
         assert {event["name"] for event, _ in waits} == {"barrier", "exchange"}
-        assert all(parents[-1]["cat"] == "replay" and parents[-1]["args"]["step"] == event["args"]["step"] for event, parents in waits)
+        assert all(
+            parents[-1]["cat"] == "replay" and parents[-1]["args"]["step"] == event["args"]["step"]
+            for event, parents in waits
+        )
         assert sum(event["name"] == "exchange" and parents[0] is steps[1] for event, parents in waits) == 2 * LAYERS + 2
         transitions = [e for e in outer if e["name"] == "transition"]
         assert len(transitions) == (thread == "thread 0")
         for e in transitions:
-            assert e["ts"] == pytest.approx(steps[0]["ts"] + steps[0]["dur"], abs=0.002) and e["ts"] + e["dur"] == pytest.approx(steps[1]["ts"], abs=0.002)
+            assert e["ts"] == pytest.approx(steps[0]["ts"] + steps[0]["dur"], abs=0.002) and e["ts"] + e[
+                "dur"
+            ] == pytest.approx(steps[1]["ts"], abs=0.002)
         assert sum(event["name"] == "publish" for event, _ in tree) == generated * ((rank, thread) == (0, "thread 0"))
         batches[rank, thread] = steps
-    for other in batches.values():  # one clock: every rank's and thread's step overlaps rank 0's, inside what the engine sees of it
-        for mine, theirs, run in zip(batches[0, "thread 0"], other, [e for e in lanes[0, "engine"] if e["name"] == "run"]):
+    # one clock: every rank's and thread's step overlaps rank 0's, inside what the engine sees of it
+    for other in batches.values():
+        for mine, theirs, run in zip(
+            batches[0, "thread 0"], other, [e for e in lanes[0, "engine"] if e["name"] == "run"]
+        ):
             assert theirs["ts"] < mine["ts"] + mine["dur"] and mine["ts"] < theirs["ts"] + theirs["dur"]
             assert run["ts"] < theirs["ts"] < run["ts"] + run["dur"]
 
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_server_writes_it_when_it_ends(tmp_path, lost):
-    folder, path = write_tokenizer(shutil.copytree(ROOT / "tests/golden/llama3", tmp_path / "model")), tmp_path / "t.json"
+    folder, path = (
+        write_tokenizer(shutil.copytree(ROOT / "tests/golden/llama3", tmp_path / "model")),
+        tmp_path / "t.json",
+    )
     port, key, http = free_port(), secret(tmp_path), free_port()
-    words = ("serve", "-m", str(folder), "--port", str(http), "-t", "1", "-c", "64", "--comm-timeout", "2", "--trace", str(path))
+    words = (
+        "serve",
+        "-m",
+        str(folder),
+        "--port",
+        str(http),
+        "-t",
+        "1",
+        "-c",
+        "64",
+        "--comm-timeout",
+        "2",
+        "--trace",
+        str(path),
+    )
     ranks = [start(rank, 2, port, *words, CKDIST_JOB_SECRET_FILE=key) for rank in range(2)]
     try:
         url = f"http://127.0.0.1:{http}"
@@ -175,7 +267,14 @@ def test_a_server_writes_it_when_it_ends(tmp_path, lost):
                 return False
 
         wait_for(healthy, 30)
-        assert httpx.post(url + "/v1/completions", json=dict(prompt="abc", max_tokens=5, temperature=0, ignore_eos=True), timeout=20).status_code == 200
+        assert (
+            httpx.post(
+                url + "/v1/completions",
+                json=dict(prompt="abc", max_tokens=5, temperature=0, ignore_eos=True),
+                timeout=20,
+            ).status_code
+            == 200
+        )
         ranks[1].kill() if lost else ranks[0].send_signal(signal.SIGTERM)
         begin = time.monotonic()
         ranks[0].wait(30)

@@ -1,4 +1,6 @@
-"""A training end to end over the numpy executable: the same curve on any number of ranks, going on, faults, and what comes out."""
+"""A training end to end over the numpy executable: the same curve on any number of ranks, going on, faults, and what
+comes out.
+"""
 
 import json
 import os
@@ -51,7 +53,10 @@ def test_it_learns_and_says_so(eight):
     c, reports = eight
     assert [r.step for r in reports] == list(range(1, 9)) and not any(r.skipped for r in reports)
     assert reports[-1].loss < reports[0].loss - 0.4
-    assert reports[-1].eval_loss == pytest.approx(reports[-1].loss, abs=0.6) and reports[3].eval_loss > reports[-1].eval_loss
+    assert (
+        reports[-1].eval_loss == pytest.approx(reports[-1].loss, abs=0.6)
+        and reports[3].eval_loss > reports[-1].eval_loss
+    )
     lines = [json.loads(line) for line in (pathlib.Path(c.output_dir) / "metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == [r.loss for r in reports]
     assert reports[-1].tokens_per_second > 0 and reports[-1].gflops > 0
@@ -66,7 +71,9 @@ def test_speeds_count_all_tokens_and_say_how_many_have_a_target(tmp_path, caplog
         report = curve(config(tmp_path, max_steps=1), batches=chats)[-1]
     assert (report.tokens, report.all_tokens) == (15, 60)
     assert report.tokens_per_second == pytest.approx(4 * report.target_tokens_per_second)
-    assert f"{report.tokens_per_second:.0f} tokens/s ({report.target_tokens_per_second:.0f} with a target)" in caplog.text
+    assert (
+        f"{report.tokens_per_second:.0f} tokens/s ({report.target_tokens_per_second:.0f} with a target)" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("ranks, fields", [(2, dict(per_device_train_batch_size=3)), (3, dict(per_device_train_batch_size=2)), (2, dict(per_device_train_batch_size=3, zero_stage=1)),
@@ -75,8 +82,12 @@ def test_the_same_curve_on_any_number_of_ranks(eight, tmp_path, ranks, fields):
     c = config(tmp_path, eval_steps=4, **fields)
     for one, other in zip(eight[1], curve(c, ranks), strict=True):
         assert other.tokens == one.tokens
-        assert other.loss == pytest.approx(one.loss, rel=1e-5) and other.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
-        assert (other.eval_loss is None) == (one.eval_loss is None) and (one.eval_loss is None or other.eval_loss == pytest.approx(one.eval_loss, rel=1e-5))
+        assert other.loss == pytest.approx(one.loss, rel=1e-5) and other.grad_norm == pytest.approx(
+            one.grad_norm, rel=1e-4
+        )
+        assert (other.eval_loss is None) == (one.eval_loss is None) and (
+            one.eval_loss is None or other.eval_loss == pytest.approx(one.eval_loss, rel=1e-5)
+        )
 
 
 @pytest.mark.parametrize("ranks, zero", [(1, 0), (2, 1)])
@@ -123,7 +134,10 @@ def test_a_corrupt_checkpoint_is_refused_and_the_one_before_offered(eight, tmp_p
     with open(out / "checkpoint-8" / saved.OPTIMIZER, "r+b") as file:
         file.seek(-5, os.SEEK_END)
         file.write(b"\x55")
-    with pytest.raises(ModelFileError, match=r"checkpoint-8 is corrupt: the SHA-256 of optimizer.safetensors.*--set resume=.*checkpoint-4"):
+    with pytest.raises(
+        ModelFileError,
+        match=r"checkpoint-8 is corrupt: the SHA-256 of optimizer.safetensors.*--set resume=.*checkpoint-4",
+    ):
         curve(c)
     reports = curve(config(tmp_path, max_steps=9, resume=str(out / "checkpoint-4")))
     assert [r.step for r in reports] == [5, 6, 7, 8, 9] and reports[3].loss == pytest.approx(eight[1][7].loss, rel=0.1)
@@ -147,7 +161,10 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
 
     try:
-        with pytest.raises(EngineError, match=r"checkpoint-8 could not be written: files may not be so large; the last good one is .*checkpoint-4"):
+        with pytest.raises(
+            EngineError,
+            match=r"checkpoint-8 could not be written: files may not be so large; the last good one is .*checkpoint-4",
+        ):
             train(c, fill)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -161,9 +178,24 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):
 def test_a_disk_that_is_really_full(tmp_path, kilobytes, said):
     path, out = toml(tmp_path, save_steps=2), tmp_path / "out"
     out.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(out)], capture_output=True).returncode:
+    if (
+        os.geteuid()
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(out)], capture_output=True
+        ).returncode
+    ):
         pytest.skip("needs to mount a small file system")
-    command = [sys.executable, "-m", "ckdist.cli.main", "train", str(path), "--set", f"tokenizer_name={BUNDLED}", "--set", "model_config.vocab_size=4096"][: 5 if kilobytes > 100 else None]
+    command = [
+        sys.executable,
+        "-m",
+        "ckdist.cli.main",
+        "train",
+        str(path),
+        "--set",
+        f"tokenizer_name={BUNDLED}",
+        "--set",
+        "model_config.vocab_size=4096",
+    ][: 5 if kilobytes > 100 else None]
     train_it = lambda: subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
     try:
         done = train_it()
@@ -171,7 +203,9 @@ def test_a_disk_that_is_really_full(tmp_path, kilobytes, said):
         assert not list(out.glob(".*/*"))
         subprocess.run(["mount", "-o", "remount,size=20m", str(out)], check=True)
         done = train_it()
-        assert done.returncode == 0 and ("checkpoint-4: 4 of 8 steps are done" in done.stderr) == (kilobytes > 100), done.stderr
+        assert done.returncode == 0 and ("checkpoint-4: 4 of 8 steps are done" in done.stderr) == (kilobytes > 100), (
+            done.stderr
+        )
     finally:
         subprocess.run(["umount", "-l", str(out)], check=True)
 
@@ -193,7 +227,9 @@ def test_what_fails_on_one_rank_is_told_by_all(tmp_path):
 
 
 def save_and_die(out: pathlib.Path, step: int, at: int) -> bool:
-    """A process that saves checkpoint `step` and is killed at the `at`-th change of the file system; whether it came through."""
+    """A process that saves checkpoint `step` and is killed at the `at`-th change of the file system; whether it came
+    through.
+    """
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -208,7 +244,11 @@ def save_and_die(out: pathlib.Path, step: int, at: int) -> bool:
     try:
         sys.addaudithook(count)
         arena = Arena({"w": (1000,)})
-        saved.Folder(out).save(TrainState(step=step), lambda folder: {saved.WEIGHTS: saved.write_arena(folder / saved.WEIGHTS, {"": arena})}, keep=1)
+        saved.Folder(out).save(
+            TrainState(step=step),
+            lambda folder: {saved.WEIGHTS: saved.write_arena(folder / saved.WEIGHTS, {"": arena})},
+            keep=1,
+        )
         os._exit(0)
     finally:
         os._exit(1)
@@ -238,7 +278,9 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_told(tmp_path, caplog)
     class Broken:
         def __init__(self, *arguments):
             self.inner, self.calls = reference_executable(*arguments), 0
-            self.parameters, self.gradients, self.loss, self.zero_grad = (getattr(self.inner, n) for n in ("parameters", "gradients", "loss", "zero_grad"))
+            self.parameters, self.gradients, self.loss, self.zero_grad = (
+                getattr(self.inner, n) for n in ("parameters", "gradients", "loss", "zero_grad")
+            )
 
         def forward_backward(self, batch, reduce):
             self.calls += 1
@@ -260,7 +302,12 @@ def test_a_signal_before_the_first_step_ends_it_at_once(tmp_path):
     text = tmp_path / "text.txt"
     text.write_bytes(b"".join(b"word %d of a long text\n" % i for i in range(80_000)))
     path = toml(tmp_path, max_steps=100000, train_file=str(text))
-    job = subprocess.Popen([sys.executable, "-m", "ckdist.cli.main", "train", str(path)], env=environment(), stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(
+        [sys.executable, "-m", "ckdist.cli.main", "train", str(path)],
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         while not list(tmp_path.glob("out/cache/.tokens-*")):
             assert job.poll() is None
@@ -269,12 +316,22 @@ def test_a_signal_before_the_first_step_ends_it_at_once(tmp_path):
         said = job.communicate(timeout=30)[1]
     finally:
         job.kill()
-    assert job.returncode == 130 and said == "" and not list(tmp_path.glob("out/cache/*")) and not list(tmp_path.glob("out/checkpoint*"))
+    assert (
+        job.returncode == 130
+        and said == ""
+        and not list(tmp_path.glob("out/cache/*"))
+        and not list(tmp_path.glob("out/checkpoint*"))
+    )
 
 
 def test_a_signal_ends_the_training_after_its_step_with_a_checkpoint(tmp_path):
     path = toml(tmp_path, max_steps=100000, save_steps=0)
-    job = subprocess.Popen([sys.executable, "-m", "ckdist.cli.main", "train", str(path)], env=environment(), stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(
+        [sys.executable, "-m", "ckdist.cli.main", "train", str(path)],
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         for line in job.stderr:
             if line.startswith("step 3 "):
@@ -315,14 +372,18 @@ def test_transformers_loads_what_comes_out(eight):
     """Needs the `golden` extra."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     out = f"{eight[0].output_dir}/model"
-    peer, tokenizer = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32), transformers.AutoTokenizer.from_pretrained(out)
+    peer, tokenizer = (
+        transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32),
+        transformers.AutoTokenizer.from_pretrained(out),
+    )
     with ckdist.LLM(out, threads=1) as own:
         ids = own.tokenizer.encode("1 and 2 are 3")
         assert tokenizer("1 and 2 are 3")["input_ids"] == ids
         (scored,) = own.generate([ids], ckdist.SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0))
     with torch.no_grad():
         expected = torch.log_softmax(peer(torch.tensor([ids])).logits[0], -1)[range(len(ids) - 1), ids[1:]]
-    np.testing.assert_allclose([entry[0] for entry in scored.prompt_logprobs[1:]], expected.numpy(), atol=0.02)  # ckdist multiplies in bfloat16
+    # ckdist multiplies in bfloat16
+    np.testing.assert_allclose([entry[0] for entry in scored.prompt_logprobs[1:]], expected.numpy(), atol=0.02)
 
 
 def test_ranks_from_the_command_line_and_own_batches(tmp_path):
@@ -370,9 +431,12 @@ def test_a_killed_rank_ends_the_job_and_the_next_goes_on(tmp_path):
         began = time.monotonic()
         said = job.communicate(timeout=30)[1]
         assert time.monotonic() - began < 10 and job.returncode == 128 + signal.SIGKILL, said
-        assert re.search(rf"rank 1 (with PID|\(pid) {pids[-1]}", said) and "signal 9" in said, said  # who is first: the launcher or rank 0
+        # who is first: the launcher or rank 0
+        assert re.search(rf"rank 1 (with PID|\(pid) {pids[-1]}", said) and "signal 9" in said, said
     finally:
         job.kill()
     steps = max(int(p.name.split("-")[1]) for p in (tmp_path / "out").glob("checkpoint-*"))
     done = run_ranks(2, "-m", "ckdist.cli.main", "train", str(path), "--set", f"max_steps={steps + 1}", timeout=120)
-    assert done.returncode == 0 and f"checkpoint-{steps}: {steps} of {steps + 1} steps are done" in done.stderr, done.stderr
+    assert done.returncode == 0 and f"checkpoint-{steps}: {steps} of {steps + 1} steps are done" in done.stderr, (
+        done.stderr
+    )

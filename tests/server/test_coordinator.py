@@ -178,10 +178,22 @@ BAD_MESSAGES = [  # data, part of the error, its field
     (encode({"op": "submit", "id": "x" * 201, "prompt": ids([1])}), "id must be a string", "id"),
     (encode({"op": "submit", "id": "r", "prompt": "text"}), "prompt must be token ids", "prompt"),
     (encode({"op": "submit", "id": "r", "prompt": ids([1] * 600)}), "prompt of 600 tokens does not fit", "prompt"),
-    (encode({"op": "submit", "id": "r", "prompt": ids([1]), "sampling": {"beams": 4}}), "unknown sampling field 'beams'", "sampling"),
+    (
+        encode({"op": "submit", "id": "r", "prompt": ids([1]), "sampling": {"beams": 4}}),
+        "unknown sampling field 'beams'",
+        "sampling",
+    ),
     (encode({"op": "submit", "id": "r", "prompt": ids([1]), "sampling": {1: 4}}), "unknown sampling field", "sampling"),
-    (encode({"op": "submit", "id": "r", "prompt": ids([1]), "sampling": {"top_p": None}}), "top_p must be a number", "top_p"),
-    (encode({"op": "submit", "id": "r", "prompt": ids([1]), "sampling": {"stop_token_ids": [[]]}}), "stop_token_ids must be", "stop_token_ids"),
+    (
+        encode({"op": "submit", "id": "r", "prompt": ids([1]), "sampling": {"top_p": None}}),
+        "top_p must be a number",
+        "top_p",
+    ),
+    (
+        encode({"op": "submit", "id": "r", "prompt": ids([1]), "sampling": {"stop_token_ids": [[]]}}),
+        "stop_token_ids must be",
+        "stop_token_ids",
+    ),
     (encode({"op": "abort"}), "abort needs the id", "id"),
 ]
 
@@ -195,20 +207,34 @@ def test_bad_messages_get_an_error(server):
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.one_of(st.text(max_size=4), st.integers(0, 9)), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.one_of(st.text(max_size=4), st.integers(0, 9)), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 names = st.sampled_from(list(SamplingParams.__dataclass_fields__))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     st.one_of(
         st.binary(max_size=40).map(lambda data: [data]),
         st.lists(st.binary(max_size=3), max_size=3),
-        st.fixed_dictionaries({"op": st.sampled_from(["submit", "abort"])}, optional={"id": values, "prompt": values, "sampling": values}).map(lambda m: [encode(m)]),
-        st.dictionaries(names, values, max_size=3).map(lambda s: [encode({"op": "submit", "id": "f", "prompt": ids([1]), "sampling": s})]),
+        st.fixed_dictionaries(
+            {"op": st.sampled_from(["submit", "abort"])}, optional={"id": values, "prompt": values, "sampling": values}
+        ).map(lambda m: [encode(m)]),
+        st.dictionaries(names, values, max_size=3).map(
+            lambda s: [encode({"op": "submit", "id": "f", "prompt": ids([1]), "sampling": s})]
+        ),
     )
 )
 def test_no_message_stops_the_loop(server, frames):
@@ -287,7 +313,9 @@ def test_a_drain_does_not_wait_for_ever(tmp_path):
     server.close()
 
 
-@pytest.mark.parametrize("error, status", [(CommError("rank 1 was lost in step 7"), 503), (ZeroDivisionError("division"), 500)])
+@pytest.mark.parametrize(
+    "error, status", [(CommError("rank 1 was lost in step 7"), 503), (ZeroDivisionError("division"), 500)]
+)
 def test_a_broken_engine_tells_everyone_and_ends(server, error, status):
     server.executable.seconds = 0.02
     server.submit("a", [1], max_tokens=500)

@@ -1,5 +1,6 @@
 """The rule of requests' fields: what changes the answer and cannot be honoured is refused by name, what is neutral is
-accepted, and what nobody knows is ignored. Pure functions of a body; no server."""
+accepted, and what nobody knows is ignored. Pure functions of a body; no server.
+"""
 
 import json
 

@@ -40,7 +40,9 @@ def chat(text):
 
 
 def test_chat(client, engine):
-    answer = client.chat.completions.create(messages=chat("hé"), max_completion_tokens=9, seed=5, temperature=0.5, **FIELDS)
+    answer = client.chat.completions.create(
+        messages=chat("hé"), max_completion_tokens=9, seed=5, temperature=0.5, **FIELDS
+    )
     choice = answer.choices[0]
     assert (choice.message.content, choice.message.role, choice.finish_reason) == ("[user]hé", "assistant", "length")
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (20, 9, 29)
@@ -52,7 +54,11 @@ def test_chat(client, engine):
 
 def test_chat_stream_never_splits_characters(client):
     stream = client.chat.completions.create(
-        messages=chat("日本😀<|end|>"), stream=True, stream_options={"include_usage": True}, extra_body={"chat_template_kwargs": {"shout": True}}, **FIELDS
+        messages=chat("日本😀<|end|>"),
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"chat_template_kwargs": {"shout": True}},
+        **FIELDS,
     )
     chunks = list(stream)
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -88,7 +94,9 @@ def test_n_choices_have_seeds_of_their_own(client, engine):
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_strings_end_the_engine_too(client, engine, stream):
     engine.delay = 0.001
-    answer = client.completions.create(prompt="one two three ", stop=["three", "xyz"], max_tokens=200, stream=stream, logprobs=1, **FIELDS)
+    answer = client.completions.create(
+        prompt="one two three ", stop=["three", "xyz"], max_tokens=200, stream=stream, logprobs=1, **FIELDS
+    )
     parts = list(answer) if stream else [answer]
     assert "".join(part.choices[0].text for part in parts) == "one two "
     assert parts[-1].choices[0].finish_reason == "stop"
@@ -109,7 +117,9 @@ def test_prompts_as_lists_and_token_ids(client):
 @pytest.mark.parametrize("max_tokens", [0, 2])
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_with_logprobs_scores_the_prompt(client, max_tokens, stream):
-    answer = client.completions.create(prompt="aéb", echo=True, logprobs=2, max_tokens=max_tokens, stream=stream, **FIELDS)
+    answer = client.completions.create(
+        prompt="aéb", echo=True, logprobs=2, max_tokens=max_tokens, stream=stream, **FIELDS
+    )
     parts = list(answer) if stream else [answer]
     scores = {name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}
     for part in parts:
@@ -118,7 +128,11 @@ def test_echo_with_logprobs_scores_the_prompt(client, max_tokens, stream):
     assert "".join(part.choices[0].text for part in parts) == ("aéba\ufffd" if max_tokens else "aéb")
     assert scores["tokens"][:4] == ["a", "bytes:\\xc3", "bytes:\\xa9", "b"]
     assert scores["token_logprobs"][:4] == [None, -0.5, -0.5, -0.5]
-    assert scores["top_logprobs"][0] is None and scores["top_logprobs"][3]["b"] == -0.5 and len(scores["top_logprobs"][3]) == 2
+    assert (
+        scores["top_logprobs"][0] is None
+        and scores["top_logprobs"][3]["b"] == -0.5
+        and len(scores["top_logprobs"][3]) == 2
+    )
     assert scores["text_offset"] == [0, 1, 1, 2, 3, 4][: 4 + max_tokens]
     assert parts[-1].choices[0].finish_reason == "length"
 
@@ -127,7 +141,13 @@ def test_chat_logprobs(client):
     answer = client.chat.completions.create(messages=chat("x"), logprobs=True, top_logprobs=2, max_tokens=2, **FIELDS)
     entry = answer.choices[0].logprobs.content[1]
     assert (entry.token, entry.bytes, entry.logprob, len(entry.top_logprobs)) == ("u", [117], -0.5, 2)
-    assert client.chat.completions.create(messages=chat("x"), logprobs=True, max_tokens=2, **FIELDS).choices[0].logprobs.content[0].top_logprobs == []
+    assert (
+        client.chat.completions.create(messages=chat("x"), logprobs=True, max_tokens=2, **FIELDS)
+        .choices[0]
+        .logprobs.content[0]
+        .top_logprobs
+        == []
+    )
 
 
 def test_max_tokens_default_fills_the_context(client):
@@ -200,5 +220,9 @@ def test_more_than_the_queue_takes_is_429(http, engine, client):
 
 def test_a_model_without_a_template_chats_in_chatml():
     with serving(template=None) as (engine, process):
-        answer = httpx.post(f"{process.url}/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}], "max_tokens": 1})
-        assert answer.status_code == 200 and len(engine.submitted[0]["prompt"]) == len("<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n")
+        answer = httpx.post(
+            f"{process.url}/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+        )
+        assert answer.status_code == 200 and len(engine.submitted[0]["prompt"]) == len(
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+        )

@@ -62,7 +62,9 @@ def test_health_follows_the_engine_and_a_failure_ends_what_runs():
         engine.state, engine.delay = "ready", 0.02
         wait_for(lambda: status(http) == 200)
         running = in_background(lambda: stream_text(http, 200))
-        whole = in_background(lambda: httpx.post(f"{http.url}/v1/completions", json={"prompt": "ab", "max_tokens": 200}))
+        whole = in_background(
+            lambda: httpx.post(f"{http.url}/v1/completions", json={"prompt": "ab", "max_tokens": 200})
+        )
         wait_for(lambda: engine.running == 2)
         time.sleep(0.1)
         engine.error, engine.state = "rank 1 died in step 7", "failed"
@@ -140,7 +142,9 @@ def test_draining_is_bounded():
 
 
 def test_stopping_what_already_drains_is_no_second_word():
-    """A second signal from the user means at once; rank 0 stops the process as soon as its own work is done, while the last words still go out."""
+    """A second signal from the user means at once; rank 0 stops the process as soon as its own work is done, while
+    the last words still go out.
+    """
     with serving() as (engine, http):
         engine.delay = 0.02
         running = in_background(lambda: stream_text(http, 30))
@@ -170,11 +174,16 @@ def test_a_killed_rank_0_is_answered_for_and_then_mourned_no_longer(tmp_path):
     folder = write_tokenizer(tmp_path)
     (tmp_path / "rank0").mkdir()
     rank0 = subprocess.Popen(
-        [sys.executable, "-c", RANK0, f"ipc://{tmp_path}/rank0/engine", str(folder), str(VOCAB)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", RANK0, f"ipc://{tmp_path}/rank0/engine", str(folder), str(VOCAB)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     pid, url = rank0.stdout.readline().split()
     wait_for(lambda: httpx.get(f"{url}/health").status_code == 200)
-    running = in_background(lambda: httpx.post(f"{url}/v1/completions", json={"prompt": "ab", "max_tokens": 250}, timeout=20))
+    running = in_background(
+        lambda: httpx.post(f"{url}/v1/completions", json={"prompt": "ab", "max_tokens": 250}, timeout=20)
+    )
     time.sleep(0.3)
     rank0.kill()
     rank0.wait()
@@ -196,7 +205,9 @@ def _alive(pid):
 
 def test_a_tokenizer_that_does_not_load_ends_the_process(tmp_path):
     with FakeEngine(f"ipc://{tmp_path}/engine", VOCAB):
-        http = HttpProcess.start(ServeConfig(port=0), f"ipc://{tmp_path}/engine", str(tmp_path), "x", listen("127.0.0.1", 0))
+        http = HttpProcess.start(
+            ServeConfig(port=0), f"ipc://{tmp_path}/engine", str(tmp_path), "x", listen("127.0.0.1", 0)
+        )
         try:
             wait_for(lambda: "the tokenizer does not load" in httpx.get(f"{http.url}/health").text)
         finally:
@@ -204,7 +215,9 @@ def test_a_tokenizer_that_does_not_load_ends_the_process(tmp_path):
 
 
 def test_drained_before_it_can_handle_signals(tmp_path):
-    http = HttpProcess.start(ServeConfig(port=0), f"ipc://{tmp_path}/engine", str(tmp_path), "x", listen("127.0.0.1", 0))
+    http = HttpProcess.start(
+        ServeConfig(port=0), f"ipc://{tmp_path}/engine", str(tmp_path), "x", listen("127.0.0.1", 0)
+    )
     http.drain()
     wait_for(lambda: http.poll() is not None)
     assert http.poll() == 0
@@ -218,11 +231,14 @@ def test_a_taken_port_and_an_unknown_host():
         listen("no such host", 0)
 
 
-@pytest.mark.parametrize("host, flags, warned", [("0.0.0.0", {}, True), ("0.0.0.0", {"api_key": "k"}, False), ("127.0.0.1", {}, False), ("::1", {}, False)])
+@pytest.mark.parametrize(
+    "host, flags, warned",
+    [("0.0.0.0", {}, True), ("0.0.0.0", {"api_key": "k"}, False), ("127.0.0.1", {}, False), ("::1", {}, False)],
+)
 def test_a_server_open_to_all_warns(host, flags, warned):
     with listen(host, 0) as listener:
         line = open_line(ServeConfig(host=host, **flags), listener)
-        assert (line is not None) == warned and (not warned or "0.0.0.0" in line and "--api-key" in line)
+        assert (line is not None) == warned and (not warned or ("0.0.0.0" in line and "--api-key" in line))
 
 
 def test_the_port_is_free_once_the_process_ends():
@@ -237,8 +253,18 @@ def test_silent_clients_are_let_go(tmp_path):
     write_tokenizer(tmp_path)
     with FakeEngine(f"ipc://{tmp_path}/engine", VOCAB), listen("127.0.0.1", 0) as listener:
         address, number = listener.getsockname(), listener.fileno()
-        settings = HttpSettings(endpoint=f"ipc://{tmp_path}/engine", model=str(tmp_path), model_name="m", listener=number, parent=os.getpid(), silence=0.6, first_request=0.6)
-        process = subprocess.Popen([sys.executable, "-m", "ckdist.serve"], stdin=subprocess.PIPE, pass_fds=(number,), env=environment())
+        settings = HttpSettings(
+            endpoint=f"ipc://{tmp_path}/engine",
+            model=str(tmp_path),
+            model_name="m",
+            listener=number,
+            parent=os.getpid(),
+            silence=0.6,
+            first_request=0.6,
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ckdist.serve"], stdin=subprocess.PIPE, pass_fds=(number,), env=environment()
+        )
         try:
             process.stdin.write(settings.to_json())
             process.stdin.close()
@@ -283,20 +309,36 @@ def test_silent_connections_do_not_keep_others_out():
 
 
 def test_connections_stay_within_the_limit_of_open_files(tmp_path):
-    """More silent clients than files: each new one takes the place of the oldest, and a request under way keeps its own."""
+    """More silent clients than files: each new one takes the place of the oldest, and a request under way keeps its
+    own.
+    """
     write_tokenizer(tmp_path)
     with FakeEngine(f"ipc://{tmp_path}/engine", VOCAB) as engine, listen("127.0.0.1", 0) as listener:
         number = listener.fileno()
-        settings = HttpSettings(endpoint=f"ipc://{tmp_path}/engine", model=str(tmp_path), model_name="m", listener=number, parent=os.getpid())
+        settings = HttpSettings(
+            endpoint=f"ipc://{tmp_path}/engine",
+            model=str(tmp_path),
+            model_name="m",
+            listener=number,
+            parent=os.getpid(),
+        )
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
-        process = subprocess.Popen([sys.executable, "-m", "ckdist.serve"], stdin=subprocess.PIPE, pass_fds=(number,), env=environment(), preexec_fn=few)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ckdist.serve"],
+            stdin=subprocess.PIPE,
+            pass_fds=(number,),
+            env=environment(),
+            preexec_fn=few,
+        )
         try:
             process.stdin.write(settings.to_json())
             process.stdin.close()
             wait_for(lambda: httpx.get(f"{url}/health", timeout=30).status_code == 200, 30)
             engine.delay = 0.02
-            running = in_background(lambda: httpx.post(f"{url}/v1/completions", json={"prompt": "ab", "max_tokens": 100}, timeout=20))
+            running = in_background(
+                lambda: httpx.post(f"{url}/v1/completions", json={"prompt": "ab", "max_tokens": 100}, timeout=20)
+            )
             wait_for(lambda: engine.running)
             with silent_connections(url, 400) as silent:
                 assert ask(url, timeout=30).status_code == 200
@@ -311,7 +353,10 @@ def test_connections_stay_within_the_limit_of_open_files(tmp_path):
 def test_a_burst_is_answered_in_json():
     async def one(address, body):
         reader, writer = await asyncio.open_connection(*address)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
+            % (len(body), body)
+        )
         head, _, text = (await asyncio.wait_for(reader.read(), 60)).partition(b"\r\n\r\n")
         writer.close()
         return int(head.split()[1]), head.lower(), json.loads(text)

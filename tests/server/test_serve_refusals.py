@@ -31,7 +31,11 @@ def http(served):
 def refusal(answer, status):
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
-    assert {"message", "type", "param", "code"} <= set(error) <= {"message", "type", "param", "code", "n_prompt_tokens", "n_ctx"}
+    assert (
+        {"message", "type", "param", "code"}
+        <= set(error)
+        <= {"message", "type", "param", "code", "n_prompt_tokens", "n_ctx"}
+    )
     assert error["code"] is None or isinstance(error["code"], str)
     assert error["message"].isprintable()
     return error
@@ -60,7 +64,11 @@ COMPLETION_REFUSALS = [
     ({"prompt": "a", "stop": [3]}, "stop string", "stop"),
     ({"prompt": "a", "logit_bias": {"260": 1}}, "logit_bias has a key ('260')", "logit_bias"),
     ({"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias (101) must be from -100 to 100", "logit_bias"),
-    ({"prompt": "a", "response_format": {"type": "json_object"}}, "is not supported with this model", "response_format"),
+    (
+        {"prompt": "a", "response_format": {"type": "json_object"}},
+        "is not supported with this model",
+        "response_format",
+    ),
     ({"prompt": "a", "suffix": "b"}, "suffix is not supported", "suffix"),
 ]
 
@@ -70,24 +78,54 @@ CHAT_REFUSALS = [
     ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role ('robot') must be one of system", "messages"),
     ({"messages": [{"role": "user"}]}, "messages[0].content is needed", "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only 'text' is supported", "messages"),
-    ({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, "top_logprobs needs logprobs", "top_logprobs"),
+    (
+        {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2},
+        "top_logprobs needs logprobs",
+        "top_logprobs",
+    ),
     ({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools are not supported yet", "tools"),
     ({"messages": [{"role": "user", "content": "a"}], "max_tokens": 0}, "max_tokens (0) must be from 1", "max_tokens"),
-    ({"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"messages": []}}, "cannot set 'messages'", "chat_template_kwargs"),
+    (
+        {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"messages": []}},
+        "cannot set 'messages'",
+        "chat_template_kwargs",
+    ),
 ]
 
 
-@pytest.mark.parametrize("path, body, words, param", [("/v1/completions", *case) for case in COMPLETION_REFUSALS] + [("/v1/chat/completions", *case) for case in CHAT_REFUSALS])
+@pytest.mark.parametrize(
+    "path, body, words, param",
+    [("/v1/completions", *case) for case in COMPLETION_REFUSALS]
+    + [("/v1/chat/completions", *case) for case in CHAT_REFUSALS],
+)
 def test_wrong_fields(http, path, body, words, param):
     error = refusal(http.post(path, json=body), 400)
     assert words in error["message"] and error["param"] == param
 
 
 def test_known_fields_without_effect_are_accepted(http):
-    body = {"model": "m", "prompt": "a", "user": "u", "metadata": {"a": "b"}, "store": True, "seed": None, "top_k": -1, "response_format": {"type": "text"}, "best_of": 1, "stop": ""}
+    body = {
+        "model": "m",
+        "prompt": "a",
+        "user": "u",
+        "metadata": {"a": "b"},
+        "store": True,
+        "seed": None,
+        "top_k": -1,
+        "response_format": {"type": "text"},
+        "best_of": 1,
+        "stop": "",
+    }
     assert http.post("/v1/completions", json=body).status_code == 200
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    chat = {"messages": [{"role": "user", "content": parts}], "max_tokens": 9, "tool_choice": "none", "tools": [{}], "modalities": ["text"], "parallel_tool_calls": False}
+    chat = {
+        "messages": [{"role": "user", "content": parts}],
+        "max_tokens": 9,
+        "tool_choice": "none",
+        "tools": [{}],
+        "modalities": ["text"],
+        "parallel_tool_calls": False,
+    }
     assert http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"] == "[user]a\nb"
 
 
@@ -135,7 +173,9 @@ def test_keys(served, http):
         for path in ("/v1/models", "/models/", "/props", "/metrics", "/nowhere", "/v1/embeddings", "/health/x"):
             assert refusal(stranger.get(path), 401)["code"] == "invalid_api_key"
         for value in ("Bearer wrong", "Bearer", "Basic second", "second", "Bearer secondx", "Bearer s\u00e9"):
-            refusal(stranger.post("/v1/completions", json={"prompt": "a"}, headers={"Authorization": value.encode()}), 401)
+            refusal(
+                stranger.post("/v1/completions", json={"prompt": "a"}, headers={"Authorization": value.encode()}), 401
+            )
     assert http.get("/v1/models", headers={"Authorization": "bearer first"}).status_code == 200
 
 
@@ -164,8 +204,12 @@ def raw(url: str, data: bytes) -> bytes:
 def test_a_length_and_chunks_at_once(served):
     """The second request stands in what one reader takes for the body of the first."""
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer second\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
-    answer = raw(served[1].url, head + b"0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer second\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 400 ") and b"contradict one another" in answer and answer.count(b"HTTP/1.1") == 1
+    answer = raw(
+        served[1].url, head + b"0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer second\r\n\r\n"
+    )
+    assert (
+        answer.startswith(b"HTTP/1.1 400 ") and b"contradict one another" in answer and answer.count(b"HTTP/1.1") == 1
+    )
 
 
 def test_head_is_get_without_a_body(http):
@@ -190,7 +234,11 @@ PAGES = [  # headers of a POST on loopback without keys, its status, the remedy
     ({"Host": "host.docker.internal:8080"}, 200, ""),
     ({"Host": "models.example"}, 200, ""),
     ({"Host": "evil.example", "Content-Type": "text/plain"}, 403, "--allowed-host"),
-    ({"Host": "evil.example:8080", "Origin": "http://evil.example:8080", "Content-Type": "application/json"}, 403, "--allowed-host"),
+    (
+        {"Host": "evil.example:8080", "Origin": "http://evil.example:8080", "Content-Type": "application/json"},
+        403,
+        "--allowed-host",
+    ),
     ({"Host": "localhost.evil.example"}, 403, "--allowed-host"),
     ({"Host": "["}, 403, "--allowed-host"),
     ({"Content-Type": "text/plain"}, 415, "application/json"),
@@ -215,14 +263,22 @@ def test_pages_of_other_sites(local, headers, status, words):
     answer = httpx.post(f"{local}/v1/completions", content=b'{"prompt": "a", "max_tokens": 1}', headers=headers)
     assert answer.status_code == status, answer.text
     assert status == 200 or words in refusal(answer, status)["message"]
-    assert answer.headers.get("access-control-allow-origin") == ("https://chat.example" if "chat" in headers.get("Origin", "") else None)
+    assert answer.headers.get("access-control-allow-origin") == (
+        "https://chat.example" if "chat" in headers.get("Origin", "") else None
+    )
 
 
 def test_a_browser_asks_before_it_sends(local):
-    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os"}
+    asks = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
+    }
     answer = httpx.options(f"{local}/v1/chat/completions", headers={"Origin": "https://chat.example", **asks})
     assert answer.status_code == 204 and answer.headers["access-control-allow-origin"] == "https://chat.example"
-    assert "POST" in answer.headers["access-control-allow-methods"] and "x-stainless-os" in answer.headers["access-control-allow-headers"]
+    assert (
+        "POST" in answer.headers["access-control-allow-methods"]
+        and "x-stainless-os" in answer.headers["access-control-allow-headers"]
+    )
     other = httpx.options(f"{local}/v1/chat/completions", headers={"Origin": "https://evil.example", **asks})
     assert not [name for name in other.headers if name.startswith("access-control")]
     refused = httpx.get(f"{local}/v1/nowhere", headers={"Origin": "https://chat.example"})
@@ -236,7 +292,12 @@ def test_a_key_stands_for_the_name(served):
 
 def test_broken_http_is_survived(served, http):
     address = served[1].url.removeprefix("http://").split(":")
-    for data in (b"\x16\x03\x01", b"GET\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\ncontent-length: -1\r\n\r\n", b"A" * 100_000):
+    for data in (
+        b"\x16\x03\x01",
+        b"GET\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+        b"A" * 100_000,
+    ):
         with socket.create_connection((address[0], int(address[1])), 5) as connection:
             try:
                 connection.sendall(data)
@@ -254,11 +315,34 @@ NAMES = [
     "parse_special", "with_pieces", "return_token_strs", "dry_sequence_breakers", "samplers", "think", "enable_thinking", "reasoning_effort", "scale",
     *MAX_TOKENS_NAMES, *sorted(NEUTRAL), *(name for names, _, _ in (*NUMBERS.values(), *INTEGERS.values()) for name in names),
 ]  # fmt: skip
-LEAVES = st.none() | st.booleans() | st.integers(-3, 300) | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(["user", "text", "assistant"])
-VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=8), inner, max_size=4), max_leaves=12)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 300)
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from(["user", "text", "assistant"])
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
 BODIES = st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5)
-PROMPTED = st.builds(lambda body, prompt, max_tokens: {**body, "prompt": prompt, "max_tokens": max_tokens}, BODIES, st.text(max_size=8) | st.lists(st.integers(0, 260), max_size=5), st.integers(0, 4))
-CHATS = st.builds(lambda body, text: {**body, "messages": [{"role": "user", "content": text}], "max_tokens": 3}, BODIES, VALUES | st.text(max_size=8))
+PROMPTED = st.builds(
+    lambda body, prompt, max_tokens: {**body, "prompt": prompt, "max_tokens": max_tokens},
+    BODIES,
+    st.text(max_size=8) | st.lists(st.integers(0, 260), max_size=5),
+    st.integers(0, 4),
+)
+CHATS = st.builds(
+    lambda body, text: {**body, "messages": [{"role": "user", "content": text}], "max_tokens": 3},
+    BODIES,
+    VALUES | st.text(max_size=8),
+)
 PATHS = ["/v1/completions", "/v1/chat/completions", "/completion", "/apply-template", "/tokenize", "/detokenize"]
 
 

@@ -17,7 +17,16 @@ import pytest
 from tests.support.launcher import environment, mpirun, run_ranks
 from tests.support.paths import ROOT
 
-PROMPTS = ["def main(", "import os\n", "class Node:\n    ", "for i in range(", "# The", "try:\n", "return ", "if __name__"]
+PROMPTS = [
+    "def main(",
+    "import os\n",
+    "class Node:\n    ",
+    "for i in range(",
+    "# The",
+    "try:\n",
+    "return ",
+    "if __name__",
+]
 
 
 class Server:
@@ -25,7 +34,14 @@ class Server:
 
     def __init__(self, ranks: int, *flags: str, wrapper: tuple[str, ...] = ()):
         words = ["-m", "ckdist.cli.main", "serve", "--port", "0", "-t", "1", "--comm-timeout", "5", *flags]
-        self.process = subprocess.Popen([*wrapper, *mpirun(ranks), *words], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+        self.process = subprocess.Popen(
+            [*wrapper, *mpirun(ranks), *words],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+        )
         self.lines: list[str] = []
         for line in self.process.stdout:
             self.lines.append(line)
@@ -41,7 +57,11 @@ class Server:
             assert time.monotonic() < deadline, "not healthy within 60 s"
             time.sleep(0.05)
         job = psutil.Process(self.process.pid).children(recursive=True)
-        found = {int(p.environ().get("OMPI_COMM_WORLD_RANK", -1)): p for p in job if "ckdist.cli.main" in " ".join(p.cmdline())}
+        found = {
+            int(p.environ().get("OMPI_COMM_WORLD_RANK", -1)): p
+            for p in job
+            if "ckdist.cli.main" in " ".join(p.cmdline())
+        }
         self.ranks = [found[r] for r in range(ranks)]
 
     def output(self) -> str:
@@ -82,7 +102,16 @@ def complete(client, prompt: str, **more) -> str:
 
 def test_streaming_equals_not_streaming(client):
     whole = client.completions.create(model="any", prompt=PROMPTS[0], max_tokens=24, temperature=0)
-    chunks = list(client.completions.create(model="any", prompt=PROMPTS[0], max_tokens=24, temperature=0, stream=True, stream_options={"include_usage": True}))
+    chunks = list(
+        client.completions.create(
+            model="any",
+            prompt=PROMPTS[0],
+            max_tokens=24,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
     assert "".join(c.choices[0].text for c in chunks if c.choices) == whole.choices[0].text != ""
     assert not chunks[-1].choices and chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 24
 
@@ -90,7 +119,9 @@ def test_streaming_equals_not_streaming(client):
 def test_chat(client):
     messages = [{"role": "user", "content": "What does os.path.join do?"}]
     whole = client.chat.completions.create(model="any", messages=messages, max_completion_tokens=16, temperature=0)
-    chunks = client.chat.completions.create(model="any", messages=messages, max_completion_tokens=16, temperature=0, stream=True)
+    chunks = client.chat.completions.create(
+        model="any", messages=messages, max_completion_tokens=16, temperature=0, stream=True
+    )
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
     assert whole.choices[0].finish_reason in ("stop", "length")
 
@@ -103,7 +134,9 @@ def test_eight_clients_get_what_they_would_get_alone(client):
 
 
 def test_the_same_seed_gives_the_same_text(client):
-    draw = lambda seed: client.completions.create(model="any", prompt="def ", max_tokens=24, temperature=1.0, seed=seed).choices[0].text
+    draw = lambda seed: (
+        client.completions.create(model="any", prompt="def ", max_tokens=24, temperature=1.0, seed=seed).choices[0].text
+    )
     assert draw(7) == draw(7) != draw(8)
 
 
@@ -137,10 +170,18 @@ def test_idle_threads_sleep(server, client):
 def test_the_start_is_four_lines(server):
     assert len(server.lines) == 4, server.lines
     model, memory, kernels, url = server.lines
-    assert re.fullmatch(r"ckdist-bundled: llama, 11\.0 M parameters, BF16; 2 ranks × 1 thread on 1 host \(shared memory\)\n", model)
-    assert re.fullmatch(r"memory per rank: [\d.]+ MiB of weights and [\d.]+ MiB of cache for 8192 tokens, of [\d.]+ [GM]iB free\n", memory)
+    assert re.fullmatch(
+        r"ckdist-bundled: llama, 11\.0 M parameters, BF16; 2 ranks × 1 thread on 1 host \(shared memory\)\n", model
+    )
+    assert re.fullmatch(
+        r"memory per rank: [\d.]+ MiB of weights and [\d.]+ MiB of cache for 8192 tokens, of [\d.]+ [GM]iB free\n",
+        memory,
+    )
     # The same on every start: neighbouring cores are predicted to differ by less than is worth measuring.
-    assert re.fullmatch(r"(AMX|AVX-512|AVX2)( \(VNNI(, BF16)?\))? kernels; prefill: tensor-parallel \(predicted: token-parallel \d % (faster at 512, too little to measure|slower at 512)\)\n", kernels)
+    assert re.fullmatch(
+        r"(AMX|AVX-512|AVX2)( \(VNNI(, BF16)?\))? kernels; prefill: tensor-parallel \(predicted: token-parallel \d % (faster at 512, too little to measure|slower at 512)\)\n",
+        kernels,
+    )
     assert re.fullmatch(rf"serving ckdist-bundled at {server.url}  try: curl {server.url}/v1/.*\n", url)
     assert 'ckdist_prefill_choice_info{reason="tensor-parallel (predicted: ' in httpx.get(server.url + "/metrics").text
 
@@ -153,7 +194,10 @@ def test_other_commands_say_nothing_but_their_result():
 
 
 def test_each_rank_holds_its_half():
-    """The placement map: the shards are within a tenth of each other and add up to the model. It and all numbers of the choice are told with -v."""
+    """The placement map: the shards are within a tenth of each other and add up to the model.
+
+    It and all numbers of the choice are told with -v.
+    """
     with serving(2, "-v") as verbose:
         verbose.close()
         lines = verbose.output().splitlines()
@@ -165,7 +209,9 @@ def test_each_rank_holds_its_half():
 
 
 def test_a_client_that_goes_away_frees_its_slot(server, client):
-    stream = client.completions.create(model="any", prompt="x", max_tokens=900, temperature=0, stream=True, extra_body={"ignore_eos": True})
+    stream = client.completions.create(
+        model="any", prompt="x", max_tokens=900, temperature=0, stream=True, extra_body={"ignore_eos": True}
+    )
     next(iter(stream))
     stream.close()
     deadline = time.monotonic() + 5
@@ -174,11 +220,21 @@ def test_a_client_that_goes_away_frees_its_slot(server, client):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("wrapper, to, number", [((), "rank 0", signal.SIGTERM), ((), "mpirun", signal.SIGUSR1), (("launch/drained",), "wrapper", signal.SIGTERM), (("launch/drained",), "wrapper", signal.SIGINT)])
+@pytest.mark.parametrize(
+    "wrapper, to, number",
+    [
+        ((), "rank 0", signal.SIGTERM),
+        ((), "mpirun", signal.SIGUSR1),
+        (("launch/drained",), "wrapper", signal.SIGTERM),
+        (("launch/drained",), "wrapper", signal.SIGINT),
+    ],
+)
 def test_a_signal_finishes_what_runs(wrapper, to, number):
     with serving(2, wrapper=wrapper) as server:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
-        stream = client.completions.create(model="any", prompt="x", max_tokens=400, temperature=0, stream=True, extra_body={"ignore_eos": True})
+        stream = client.completions.create(
+            model="any", prompt="x", max_tokens=400, temperature=0, stream=True, extra_body={"ignore_eos": True}
+        )
         pieces = iter(stream)
         next(pieces)
         (server.ranks[0] if to == "rank 0" else server.process).send_signal(number)
@@ -190,12 +246,22 @@ def test_a_signal_finishes_what_runs(wrapper, to, number):
 
 
 def test_ranks_of_one_host_listen_on_loopback_alone(server):
-    addresses = {c.laddr.ip for rank in server.ranks for p in (rank, *rank.children()) for c in p.net_connections() if c.status == psutil.CONN_LISTEN}
+    addresses = {
+        c.laddr.ip
+        for rank in server.ranks
+        for p in (rank, *rank.children())
+        for c in p.net_connections()
+        if c.status == psutil.CONN_LISTEN
+    }
     assert addresses == {"127.0.0.1"}
 
 
 def test_a_killed_http_process_is_started_again(server, client):
-    stream = iter(client.completions.create(model="any", prompt="x", max_tokens=900, temperature=0, stream=True, extra_body={"ignore_eos": True}))
+    stream = iter(
+        client.completions.create(
+            model="any", prompt="x", max_tokens=900, temperature=0, stream=True, extra_body={"ignore_eos": True}
+        )
+    )
     next(stream)
     (http,) = server.ranks[0].children()
     http.kill()
@@ -220,7 +286,11 @@ def test_ranks_end_with_a_killed_mpirun():
 def test_a_lost_rank_ends_the_job_by_name(kill):
     with serving(3) as server:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=30)
-        stream = iter(client.completions.create(model="any", prompt="x", max_tokens=900, temperature=0, stream=True, extra_body={"ignore_eos": True}))
+        stream = iter(
+            client.completions.create(
+                model="any", prompt="x", max_tokens=900, temperature=0, stream=True, extra_body={"ignore_eos": True}
+            )
+        )
         next(stream)
         start = time.monotonic()
         server.ranks[2].send_signal(kill)
@@ -238,7 +308,14 @@ def test_a_port_in_use_is_one_line_and_code_2():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = subprocess.run([*mpirun(2), "-m", "ckdist.cli.main", "serve", "--port", str(port)], env=environment(), capture_output=True, text=True, timeout=60, cwd=ROOT)
+        done = subprocess.run(
+            [*mpirun(2), "-m", "ckdist.cli.main", "serve", "--port", str(port)],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=ROOT,
+        )
     lines = [line for line in done.stderr.splitlines() if line.startswith("ckdist:")]
     assert done.returncode == 2 and len(lines) == 1 and str(port) in lines[0], done.stderr
 

@@ -31,4 +31,12 @@ WRONG_CALLS = {  # what all ranks but the last call, and what the last does
 
 
 def start_program(command: list[str], variables: dict[str, str]) -> subprocess.Popen:
-    return subprocess.Popen(command, env={**environment(), **variables}, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        env={**environment(), **variables},
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

@@ -1,4 +1,5 @@
-"""What a group of ranks must do, as one program that every rank runs: sums bit for bit, messages in order, logits in place.
+"""What a group of ranks must do, as one program that every rank runs: sums bit for bit, messages in order, logits in
+place.
 
 Ranks are threads or processes; every rank draws the same sizes from one seed and its own numbers from another.
 """
@@ -8,7 +9,8 @@ import numpy as np
 from ckdist import native
 
 lib, ffi = native.lib, native.ffi
-FLOATS, ROWS, VOCAB, INTS = 40_000, 100, 1009, 3000  # values larger than what goes whole to every host, messages of several frames
+# values larger than what goes whole to every host, messages of several frames
+FLOATS, ROWS, VOCAB, INTS = 40_000, 100, 1009, 3000
 
 
 def numbers(rank: int, exchange: int, count: int) -> np.ndarray:
@@ -34,7 +36,10 @@ def added(parts: list[np.ndarray], hosts) -> np.ndarray:
 
 
 def exchange(handle, rank: int, size: int, rounds: int, seed: int = 1, hosts=None) -> None:
-    """Runs `rounds` rounds of messages, reduces and a gather; AssertionError on the first wrong bit. `hosts`: of the ranks; one by default."""
+    """Runs `rounds` rounds of messages, reduces and a gather; AssertionError on the first wrong bit.
+
+    `hosts`: of the ranks; one by default.
+    """
     hosts = hosts or [0] * size
     sizes = np.random.default_rng(seed)
     first = [VOCAB * r // size for r in range(size + 1)]
@@ -66,7 +71,14 @@ def exchange(handle, rank: int, size: int, rounds: int, seed: int = 1, hosts=Non
         rows = int(sizes.integers(0, ROWS + 1))
         exchanges += 1
         own = lib.ckdist_group_logits(handle, stride)
-        whole = np.concatenate([numbers(r, exchanges, rows * (first[r + 1] - first[r])).reshape(rows, -1) for r in range(size) if first[r + 1] > first[r]], axis=1)
+        whole = np.concatenate(
+            [
+                numbers(r, exchanges, rows * (first[r + 1] - first[r])).reshape(rows, -1)
+                for r in range(size)
+                if first[r + 1] > first[r]
+            ],
+            axis=1,
+        )
         for t in range(rows if columns else 0):
             view(own + t * stride[0], columns)[:] = whole[t, first[rank] : first[rank + 1]]
         native.check(lib.ckdist_group_gather(handle, rows, 9))

@@ -17,7 +17,10 @@ class FakeEngine:
     """`state`, `pause` and `delay` may be changed while it runs; `submitted` and `aborted` hold what it was told."""
 
     def __init__(self, endpoint: str, vocab_size: int, context_length: int = CONTEXT):
-        self.endpoint, self.model = endpoint, {"context_length": context_length, "vocab_size": vocab_size, "architecture": "fake"}
+        self.endpoint, self.model = (
+            endpoint,
+            {"context_length": context_length, "vocab_size": vocab_size, "architecture": "fake"},
+        )
         self.state, self.error = "ready", None
         self.silent = False
         self.delay = 0.0  # seconds between rounds of tokens
@@ -51,8 +54,29 @@ class FakeEngine:
         while not self._ended.is_set():
             if not self.silent and time.monotonic() - status_at > 0.05:
                 status_at = time.monotonic()
-                self.stats = {"requests_waiting": 3, "blocks": 8, "blocks_used": 2, "preemptions_total": 1, "requests_running": len(self._running), "steps_total": 3, "requests_total": 9, "step_seconds_le_0.5": 2, "step_seconds_sum": 0.4, "step_seconds_count": 2, "prefill_choice_info": "because \"so\"\n"}
-                self._send(socket, {"op": "status", "state": self.state, "error": self.error, "model": self.model, "stats": self.stats})
+                self.stats = {
+                    "requests_waiting": 3,
+                    "blocks": 8,
+                    "blocks_used": 2,
+                    "preemptions_total": 1,
+                    "requests_running": len(self._running),
+                    "steps_total": 3,
+                    "requests_total": 9,
+                    "step_seconds_le_0.5": 2,
+                    "step_seconds_sum": 0.4,
+                    "step_seconds_count": 2,
+                    "prefill_choice_info": 'because "so"\n',
+                }
+                self._send(
+                    socket,
+                    {
+                        "op": "status",
+                        "state": self.state,
+                        "error": self.error,
+                        "model": self.model,
+                        "stats": self.stats,
+                    },
+                )
             while socket.poll(0 if self._running and not self.silent else 10):
                 self._receive(socket, messages.decode(socket.recv_multipart()[1]))
             if not self.silent:
@@ -71,7 +95,9 @@ class FakeEngine:
             self.submitted.append(message)
             if self.refusal is not None:
                 status, text = self.refusal
-                self._send(socket, {"op": "error", "id": message["id"], "message": text, "field": None, "status": status})
+                self._send(
+                    socket, {"op": "error", "id": message["id"], "message": text, "field": None, "status": status}
+                )
             else:
                 self._running[message["id"]] = {**message, "given": 0}
         elif message["op"] == "abort":
@@ -83,7 +109,7 @@ class FakeEngine:
     def _step(self, socket, sequence: dict) -> None:
         prompt, sampling, given = sequence["prompt"], sequence["sampling"], sequence["given"]
         token = prompt[given % len(prompt)]
-        ends = token == 1 and not sampling["ignore_eos"] or token in sampling["stop_token_ids"]
+        ends = (token == 1 and not sampling["ignore_eos"]) or token in sampling["stop_token_ids"]
         tokens = [] if ends or sampling["max_tokens"] == 0 else [token]
         finish = "stop" if ends else "length" if given + 1 >= sampling["max_tokens"] else None
         top, prompt_top = sampling["logprobs"], sampling["prompt_logprobs"]

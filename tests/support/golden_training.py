@@ -1,4 +1,6 @@
-"""The golden numbers of training (tests/golden/make_training_golden.py), and what a test needs to set its own beside them."""
+"""The golden numbers of training (tests/golden/make_training_golden.py), and what a test needs to set its own beside
+them.
+"""
 
 import json
 
@@ -24,7 +26,10 @@ def cut(batch: PackedBatch, ranks: int) -> list[PackedBatch]:
     own = [sequences[rank::ranks] for rank in range(ranks)]
     join = lambda array, parts: np.concatenate([array[begin:end] for begin, end in parts])
     lengths = [np.cumsum([0, *(end - begin for begin, end in parts)]).astype(np.int32) for parts in own]
-    return [PackedBatch(join(batch.token_ids, parts), join(batch.targets, parts), starts) for parts, starts in zip(own, lengths)]
+    return [
+        PackedBatch(join(batch.token_ids, parts), join(batch.targets, parts), starts)
+        for parts, starts in zip(own, lengths)
+    ]
 
 
 def golden(family: str) -> dict[str, np.ndarray]:
@@ -50,7 +55,10 @@ def gradient_errors(expected: dict[str, np.ndarray], gradients: dict[str, np.nda
         if gradient.ndim > 1:
             found["rows"] = gradient @ np.cos(np.arange(gradient.shape[1]))
             found["columns"] = np.cos(np.arange(gradient.shape[0])) @ gradient
-        relative = [np.linalg.norm(value - expected[f"{kind}/{name}"]) / np.linalg.norm(expected[f"{kind}/{name}"]) for kind, value in found.items()]
+        relative = [
+            np.linalg.norm(value - expected[f"{kind}/{name}"]) / np.linalg.norm(expected[f"{kind}/{name}"])
+            for kind, value in found.items()
+        ]
         errors[name] = max(relative)
     return errors
 

@@ -1,6 +1,7 @@
-"""`python -m tests.support.hostile_client FOLDER`: a fake rank 0 and a client that sends what takes long, in a process of its
-own, so that what the HTTP process' event loop does can be measured without them. Prints one JSON line per request:
-name, status, seconds, bytes."""
+"""`python -m tests.support.hostile_client FOLDER`: a fake rank 0 and a client that sends what takes long, in a
+process of its own, so that what the HTTP process' event loop does can be measured without them. Prints one JSON line
+per request: name, status, seconds, bytes.
+"""
 
 import json
 import sys

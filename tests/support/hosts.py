@@ -1,7 +1,8 @@
-"""Two hosts in one machine: network namespaces joined by a veth pair, each with a host name of its own, and jobs over both.
+"""Two hosts in one machine: network namespaces joined by a veth pair, each with a host name of its own, and jobs over
+both.
 
-What it is not: a measure of speed. Memory and processes are the machine's own, the network alone is separate; so MPI is told to
-use TCP, and the hosts differ by name.
+What it is not: a measure of speed. Memory and processes are the machine's own, the network alone is separate; so MPI is
+told to use TCP, and the hosts differ by name.
 """
 
 import contextlib
@@ -57,7 +58,7 @@ def remove(namespaces: list[str]) -> None:
 
 def abandoned() -> list[str]:
     """The namespaces of test runs that were killed before they could clean up."""
-    found = re.findall(r"^ckdist(\d+)([ab])\b", run("ip", "netns", "list", check=False), re.M)
+    found = re.findall(r"^ckdist(\d+)([ab])\b", run("ip", "netns", "list", check=False), re.MULTILINE)
     return [f"ckdist{pid}{name}" for pid, name in found if not psutil.pid_exists(int(pid))]
 
 
@@ -65,7 +66,8 @@ class Hosts(contextlib.AbstractContextManager):
     """Two namespaces for as long as the `with` lasts; whatever still runs in them at its end is killed."""
 
     def __init__(self):
-        # Several test runs on one machine keep apart by process id; the second octet pair of 10.77.0.0/16 comes from it too.
+        # Several test runs on one machine keep apart by process id; the second octet pair of 10.77.0.0/16 comes from it
+        # too.
         key = os.getpid()
         self.namespaces = [f"ckdist{key}{name}" for name in NAMES]
         self.links = [f"ck{key}{name}" for name in NAMES]
@@ -80,7 +82,21 @@ class Hosts(contextlib.AbstractContextManager):
         try:
             for namespace in self.namespaces:
                 run("ip", "netns", "add", namespace)
-            run("ip", "link", "add", self.links[0], "netns", self.namespaces[0], "type", "veth", "peer", "name", self.links[1], "netns", self.namespaces[1])
+            run(
+                "ip",
+                "link",
+                "add",
+                self.links[0],
+                "netns",
+                self.namespaces[0],
+                "type",
+                "veth",
+                "peer",
+                "name",
+                self.links[1],
+                "netns",
+                self.namespaces[1],
+            )
             for namespace, link, address in zip(self.namespaces, self.links, self.addresses):
                 run("ip", "-n", namespace, "addr", "add", f"{address}/30", "dev", link)
                 run("ip", "-n", namespace, "link", "set", link, "up")
@@ -100,7 +116,11 @@ class Hosts(contextlib.AbstractContextManager):
 
     def processes(self) -> list[psutil.Process]:
         """Everything that runs in the namespaces now."""
-        pids = [int(pid) for namespace in self.namespaces for pid in run("ip", "netns", "pids", namespace, check=False).split()]
+        pids = [
+            int(pid)
+            for namespace in self.namespaces
+            for pid in run("ip", "netns", "pids", namespace, check=False).split()
+        ]
         found = []
         for pid in pids:
             with contextlib.suppress(psutil.Error):
@@ -113,10 +133,16 @@ class Hosts(contextlib.AbstractContextManager):
         for process in self.processes():
             with contextlib.suppress(psutil.Error, KeyError):
                 words = process.cmdline()
-                if words and words[0] == sys.executable and process.status() != psutil.STATUS_ZOMBIE and "multiprocessing" not in " ".join(words):
+                if (
+                    words
+                    and words[0] == sys.executable
+                    and process.status() != psutil.STATUS_ZOMBIE
+                    and "multiprocessing" not in " ".join(words)
+                ):
                     environ = process.environ()
                     rank = int(environ.get("OMPI_COMM_WORLD_RANK") or environ["RANK"])
-                    if rank not in found or process.pid < found[rank].pid:  # rank 0's HTTP process has its rank in the environment too
+                    # rank 0's HTTP process has its rank in the environment too
+                    if rank not in found or process.pid < found[rank].pid:
                         found[rank] = process
         return found
 
@@ -131,19 +157,51 @@ class Hosts(contextlib.AbstractContextManager):
 
     def inside(self, host: int, *words: str) -> list[str]:
         """The command that runs `words` on a host."""
-        return ["ip", "netns", "exec", self.namespaces[host], "unshare", "--uts", "bash", "-c", f'hostname {self.namespaces[host]} && exec "$@"', "bash", *words]
+        return [
+            "ip",
+            "netns",
+            "exec",
+            self.namespaces[host],
+            "unshare",
+            "--uts",
+            "bash",
+            "-c",
+            f'hostname {self.namespaces[host]} && exec "$@"',
+            "bash",
+            *words,
+        ]
 
     def torchrun(self, each: int, *words: str, **more) -> list[subprocess.Popen]:
-        """Starts `python words...` on `each` ranks of either host as torchrun would, without a launcher; rank 0 is the first."""
+        """Starts `python words...` on `each` ranks of either host as torchrun would, without a launcher; rank 0 is
+        the first.
+        """
         secret = pathlib.Path(self.directory, "secret")
         secret.write_text("a secret of this job alone")
         secret.chmod(0o600)
         started = []
         for rank in range(2 * each):
-            told = {"RANK": rank, "WORLD_SIZE": 2 * each, "MASTER_ADDR": self.addresses[0], "MASTER_PORT": 29500, "CKDIST_JOB_SECRET_FILE": secret, "CKDIST_START_TIMEOUT": 60}
+            told = {
+                "RANK": rank,
+                "WORLD_SIZE": 2 * each,
+                "MASTER_ADDR": self.addresses[0],
+                "MASTER_PORT": 29500,
+                "CKDIST_JOB_SECRET_FILE": secret,
+                "CKDIST_START_TIMEOUT": 60,
+            }
             env = {**environment(), **{name: str(value) for name, value in told.items()}}
             command = self.inside(rank // each, sys.executable, *words)
-            started.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, **more))
+            started.append(
+                subprocess.Popen(
+                    command,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    cwd=ROOT,
+                    **more,
+                )
+            )
         return started
 
     def start(self, each: int, *words: str, **more) -> subprocess.Popen:
@@ -151,7 +209,8 @@ class Hosts(contextlib.AbstractContextManager):
         subnet = f"{self.network}/30"
         mpirun = shutil.which("mpirun", path=environment()["PATH"])
         launcher = {"plm_ssh_agent": str(ROOT / "launch/netns-agent"), "prte_if_include": subnet}
-        settings = {"pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": subnet}  # on one machine MPI would find shared memory
+        # on one machine MPI would find shared memory
+        settings = {"pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": subnet}
         command = [mpirun]
         for name, value in launcher.items():
             command += ["--prtemca", name, value]
@@ -159,13 +218,21 @@ class Hosts(contextlib.AbstractContextManager):
             command += ["--mca", name, value]
         hostfile = pathlib.Path(self.directory, f"slots{each}")
         hostfile.write_text("".join(f"{a} slots={each}\n" for a in self.addresses))
-        command += ["--hostfile", str(hostfile), "--bind-to", "none", "-n", str(2 * each)]  # both hosts would bind to the same cores
+        # both hosts would bind to the same cores
+        command += ["--hostfile", str(hostfile), "--bind-to", "none", "-n", str(2 * each)]
         for name in ("PYTHONPATH", "PATH"):
             command += ["-x", name]
         env = {**environment(), "CKDIST_NETNS": str(self.table)}
         del env["PRTE_MCA_rmaps_default_mapping_policy"]  # oversubscription would put all ranks on the first host
         return subprocess.Popen(
-            self.inside(0, *command, sys.executable, *words), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, **more
+            self.inside(0, *command, sys.executable, *words),
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+            **more,
         )
 
     def run(self, each: int, *words: str, timeout: float = 60) -> tuple[int, str]:

@@ -1,4 +1,6 @@
-"""Runs a Python program as the ranks of one job under mpirun, oversubscribed where it has to be, within a time limit."""
+"""Runs a Python program as the ranks of one job under mpirun, oversubscribed where it has to be, within a time
+limit.
+"""
 
 import os
 import pathlib
@@ -31,4 +33,11 @@ def mpirun(ranks: int) -> list[str]:
 def run_ranks(ranks: int, *words: str, timeout: float = 120, **more) -> subprocess.CompletedProcess:
     """Runs `python words...` on `ranks` ranks (1: without mpirun) and returns its code and output as text."""
     command = [sys.executable] if ranks == 1 else mpirun(ranks)
-    return subprocess.run([*command, *words], env={**environment(), **more.pop("env", {})}, capture_output=True, text=True, timeout=timeout, cwd=more.pop("cwd", ROOT))
+    return subprocess.run(
+        [*command, *words],
+        env={**environment(), **more.pop("env", {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=more.pop("cwd", ROOT),
+    )

@@ -16,6 +16,7 @@ BF16 = (*VECTORS, "avx512_bf16", "neon_bf16")
 def each(names=tuple(ALL)) -> list:
     """Parameters for those of `names` that this build has; tests of levels that the CPU lacks are skipped, and told."""
     marks = {
-        name: pytest.mark.skipif(bool(lacks), reason=f"level {name}: this CPU lacks {lacks}") for name, lacks in ALL.items()
+        name: pytest.mark.skipif(bool(lacks), reason=f"level {name}: this CPU lacks {lacks}")
+        for name, lacks in ALL.items()
     }
     return [pytest.param(name, marks=mark) for name, mark in marks.items() if name in names]

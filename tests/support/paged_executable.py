@@ -1,4 +1,5 @@
-"""An executable without a model: a paged cache of token ids, and logits that hash the whole prefix found through the block table.
+"""An executable without a model: a paged cache of token ids, and logits that hash the whole prefix found through the
+block table.
 
 Any mistake in a block table, a position, a reused prefix, a chunk or a preemption changes the text.
 """
@@ -32,10 +33,12 @@ class PagedExecutable:
         rows = []
         for tokens, first, blocks in batch.runs.tolist():
             table = batch.block_tables[block : block + blocks]
-            assert len(set(table.tolist())) == blocks and 0 <= table.min() and table.max() < self.num_blocks
+            assert len(set(table.tolist())) == blocks and table.min() >= 0 and table.max() < self.num_blocks
             assert first + tokens <= min(blocks * BLOCK_TOKENS, self.context_length)
             positions = np.arange(first, first + tokens)
-            self.cache[table[positions // BLOCK_TOKENS], positions % BLOCK_TOKENS] = batch.token_ids[begin : begin + tokens]
+            self.cache[table[positions // BLOCK_TOKENS], positions % BLOCK_TOKENS] = batch.token_ids[
+                begin : begin + tokens
+            ]
             begin, block = begin + tokens, block + blocks
         begin = block = 0
         for tokens, first, blocks in batch.runs.tolist():  # all keys are written before any is read, as layers do
@@ -52,7 +55,9 @@ def prefix_logits(prefix, vocab_size: int) -> np.ndarray:
     """float32 (vocab,): what stands for a model's forward over `prefix`."""
     prefix = np.asarray(prefix, np.int32)
     assert (prefix >= 0).all(), "a position was read that nothing was written to"
-    return np.random.Generator(np.random.Philox(key=zlib.crc32(prefix.tobytes()))).standard_normal(vocab_size, np.float32)
+    return np.random.Generator(np.random.Philox(key=zlib.crc32(prefix.tobytes()))).standard_normal(
+        vocab_size, np.float32
+    )
 
 
 def log_softmax(row: np.ndarray) -> np.ndarray:
@@ -61,7 +66,9 @@ def log_softmax(row: np.ndarray) -> np.ndarray:
 
 
 class PlainSampler:
-    """The sampler's interface, plainly: the draw depends on (seed, position) alone, logprobs are of the unchanged logits."""
+    """The sampler's interface, plainly: the draw depends on (seed, position) alone, logprobs are of the unchanged
+    logits.
+    """
 
     def sample(self, logits, rows):
         assert len(logits) == len(rows)
@@ -90,7 +97,9 @@ def alone(prompt, params, seed=0, vocab_size=50, limit=512) -> list[int]:
     """The tokens that a sequence gets with the whole machine to itself; no EOS, no stop tokens."""
     sampler, output = PlainSampler(), []
     while len(output) < params.max_tokens and len(prompt) + len(output) < limit:
-        row = SimpleNamespace(params=params, seed=seed, position=len(prompt) + len(output), prompt_tokens=prompt, output_tokens=output)
+        row = SimpleNamespace(
+            params=params, seed=seed, position=len(prompt) + len(output), prompt_tokens=prompt, output_tokens=output
+        )
         (sample,) = sampler.sample(prefix_logits([*prompt, *output], vocab_size)[None], [row])
         output.append(sample.token)
     return output

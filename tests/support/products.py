@@ -24,7 +24,9 @@ def block_of(name):
 
 
 def scale_elsewhere(name, blocks, scales):
-    """Gives blocks (rows, blocks, bytes) scales that stand in no half-precision field: IQ1_M's in four parts, MXFP4's power of two near it."""
+    """Gives blocks (rows, blocks, bytes) scales that stand in no half-precision field: IQ1_M's in four parts,
+    MXFP4's power of two near it.
+    """
     if name == "IQ1_M":
         parts = scales.view(np.uint16)[..., None] >> np.array([0, 4, 8, 12], np.uint16) & 15
         blocks[..., 49::2] = blocks[..., 49::2] & 15 | (parts << 4).astype(np.uint8)
@@ -33,7 +35,9 @@ def scale_elsewhere(name, blocks, scales):
 
 
 def random_rows(name, rows, cols, seed=0):
-    """Rows in the file's format, every code and sub-scale drawn at random: uint8 (rows, bytes), and their float32 values."""
+    """Rows in the file's format, every code and sub-scale drawn at random: uint8 (rows, bytes), and their float32
+    values.
+    """
     rng = np.random.default_rng(seed)
     elements, size = block_of(name)
     if not rows * cols:
@@ -54,14 +58,37 @@ def random_rows(name, rows, cols, seed=0):
 def pack(isa, name, data, rows, cols):
     tile_bytes = check(lib.ckdist_tile_bytes(isa.encode(), number(name), cols))
     tiles = np.full((rows + 15) // 16 * tile_bytes, 0xFF, np.uint8)
-    check(lib.ckdist_pack(isa.encode(), number(name), rows, cols, pointer(data, "uint8_t *"), data.size, pointer(tiles, "uint8_t *"), tiles.size))
+    check(
+        lib.ckdist_pack(
+            isa.encode(),
+            number(name),
+            rows,
+            cols,
+            pointer(data, "uint8_t *"),
+            data.size,
+            pointer(tiles, "uint8_t *"),
+            tiles.size,
+        )
+    )
     return tiles
 
 
 def prepare(isa, fmt, x, lead=0, cols=None):
     cols = x.shape[1] if cols is None else cols
     out = np.full((len(x), check(lib.ckdist_activation_bytes(fmt, cols))), 0xFF, np.uint8)
-    check(lib.ckdist_prepare(isa.encode(), fmt, pointer(x, "float *"), len(x), x.shape[1], lead, cols, pointer(out, "uint8_t *"), out.size))
+    check(
+        lib.ckdist_prepare(
+            isa.encode(),
+            fmt,
+            pointer(x, "float *"),
+            len(x),
+            x.shape[1],
+            lead,
+            cols,
+            pointer(out, "uint8_t *"),
+            out.size,
+        )
+    )
     return out
 
 

@@ -1,7 +1,8 @@
-"""What the HTTP path costs: `python -m tests.support.serve_overhead` prints tokens/s and the HTTP process's CPU time per token.
+"""What the HTTP path costs: `python -m tests.support.serve_overhead` prints tokens/s and the HTTP process's CPU time
+per token.
 
-Rank 0 is the fake one, in a process of its own and as fast as it can be; clients read raw server-sent events. Streams of
-one token per message, so what is measured is tokenless work: messages, detokenisation, JSON, HTTP.
+Rank 0 is the fake one, in a process of its own and as fast as it can be; clients read raw server-sent events. Streams
+of one token per message, so what is measured is tokenless work: messages, detokenisation, JSON, HTTP.
 """
 
 import os
@@ -29,7 +30,10 @@ def cpu_seconds(pid: int) -> float:
 def read_stream(port: int, tokens: int, found: list[int]) -> None:
     body = b'{"prompt":"hello there ","max_tokens":%d,"stream":true}' % tokens
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+            % (len(body), body)
+        )
         data = bytearray()
         while part := connection.recv(1 << 20):
             data += part

@@ -31,7 +31,9 @@ def write_tokenizer(folder: Path, template: str | None = TEMPLATE) -> Path:
     made.add_special_tokens([AddedToken("<|begin|>", special=True), AddedToken("<|end|>", special=True)])
     made.save(str(folder / "tokenizer.json"))
     config = {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | ({"chat_template": template} if template else {})))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(config | ({"chat_template": template} if template else {}))
+    )
     return folder
 
 
@@ -42,7 +44,9 @@ def serving(engine_options: dict | None = None, template: str | None = TEMPLATE,
         folder = write_tokenizer(Path(name), template)
         endpoint = f"ipc://{name}/engine"
         with FakeEngine(endpoint, VOCAB, **(engine_options or {})) as engine:
-            http = HttpProcess.start(ServeConfig(port=0, **flags), endpoint, str(folder), "bytes", listen("127.0.0.1", 0))
+            http = HttpProcess.start(
+                ServeConfig(port=0, **flags), endpoint, str(folder), "bytes", listen("127.0.0.1", 0)
+            )
             try:
                 wait_for(lambda: httpx.get(f"{http.url}/health", timeout=30).status_code == 200, 60)
                 yield engine, http

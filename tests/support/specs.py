@@ -1,6 +1,5 @@
 """Small model specs of every family, and random weights for their programs."""
 
-
 import numpy as np
 
 from ckdist.models.spec import ModelSpec, RopeSpec
@@ -8,7 +7,9 @@ from ckdist.models.spec import ModelSpec, RopeSpec
 
 def spec(heads=6, kv_heads=3, head_dim=16, ffn=176, vocab=100, **more):
     rope = RopeSpec((1e4 ** (-np.arange(0, head_dim, 2) / head_dim)).astype(np.float32))
-    return ModelSpec("qwen3", vocab, 64, ffn, 2, heads, kv_heads, head_dim, 1e-6, 512, rope, attention_scale=head_dim**-0.5, **more)
+    return ModelSpec(
+        "qwen3", vocab, 64, ffn, 2, heads, kv_heads, head_dim, 1e-6, 512, rope, attention_scale=head_dim**-0.5, **more
+    )
 
 
 FAMILIES = {

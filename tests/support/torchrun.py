@@ -20,8 +20,23 @@ def secret(folder, text: str = "a secret of this job alone") -> str:
 def start(rank: int, size: int, port: int, *words: str, **more: str) -> subprocess.Popen:
     """One rank of `ckdist words...`; `more` are variables of its environment."""
     env = {name: value for name, value in environment().items() if not name.startswith(MPI)}
-    env |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "CKDIST_START_TIMEOUT": "60", **more}
-    return subprocess.Popen([*CKDIST, *words], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    env |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "CKDIST_START_TIMEOUT": "60",
+        **more,
+    }
+    return subprocess.Popen(
+        [*CKDIST, *words],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
 
 
 def finish(ranks: list[subprocess.Popen], seconds: float = 70) -> list[tuple[int, str, str]]:

@@ -27,7 +27,10 @@ def loaded(world, path, until, threads=1):
 
 
 def logits(world, path, until, threads=1, settled=True):
-    """What `situations` gives on rank 0, and how far every rank's weights were packed before and after. `settled`: nothing is packed meanwhile."""
+    """What `situations` gives on rank 0, and how far every rank's weights were packed before and after.
+
+    `settled`: nothing is packed meanwhile.
+    """
     model = loaded(world, path, until, threads)
     if settled:
         model.loader.wait()

@@ -1,5 +1,6 @@
-"""Backward of whole models: against PyTorch's gradients and steps, over any number of ranks, packed or not, run again or kept."""
-
+"""Backward of whole models: against PyTorch's gradients and steps, over any number of ranks, packed or not, run
+again or kept.
+"""
 
 import numpy as np
 import pytest
@@ -37,7 +38,9 @@ def random_batch(lengths=(5, 1, 7), vocab=30, seed=2):
     rng = np.random.default_rng(seed)
     tokens = sum(lengths)
     targets = rng.integers(-1, vocab, tokens).astype(np.int32)
-    return PackedBatch(rng.integers(0, vocab, tokens).astype(np.int32), targets, np.cumsum([0, *lengths]).astype(np.int32))
+    return PackedBatch(
+        rng.integers(0, vocab, tokens).astype(np.int32), targets, np.cumsum([0, *lengths]).astype(np.int32)
+    )
 
 
 def tiny(family, **more):
@@ -64,7 +67,8 @@ def test_gradients_and_steps_agree_with_pytorch(family):
     for number in range(len(golden["losses"])):
         batch = batches[number % len(batches)]
         if number == 0:
-            for dtype, tolerance in ((np.float64, 3e-6), (np.float32, 1e-5)):  # the angles of rotations are float32 in both
+            # the angles of rotations are float32 in both
+            for dtype, tolerance in ((np.float64, 3e-6), (np.float32, 1e-5)):
                 ((total, *gradients),) = Interpreter(program, s, ALONE, weights.get, dtype).run_packed([batch])
                 assert total == pytest.approx(golden["loss"], rel=tolerance)
                 errors = gradient_errors(golden, dict(zip(names, gradients)))
@@ -124,11 +128,19 @@ def test_blocks_that_run_again_give_the_same_bits(family):
 
 
 def test_recompute_keeps_boundaries_alone():
-    """No gradient reads what the forward of an earlier block made, but for its input; the last block is not run again."""
+    """No gradient reads what the forward of an earlier block made, but for its input; the last block is not run
+    again.
+    """
     s, _ = tiny("llama")
     program = trace_loss(loss, s, DATA, ALONE)
     plain, again = (backward(program, program.outputs[0], program.weights, recompute=r) for r in (False, True))
-    made = {o for i in program.instrs[: program.instrs.index(next(i for i in program.instrs if program.boundaries[1] in i.outputs)) + 1] for o in i.outputs}
+    made = {
+        o
+        for i in program.instrs[
+            : program.instrs.index(next(i for i in program.instrs if program.boundaries[1] in i.outputs)) + 1
+        ]
+        for o in i.outputs
+    }
     seed = next(n for n, i in enumerate(again.instrs) if i.op == "one")
     assert {v for i in again.instrs[seed:] for v in i.inputs} & made <= set(program.boundaries)
     count = lambda p: sum(i.op == "attend_packed" for i in p.instrs)
@@ -179,7 +191,11 @@ def test_gathered_values_have_gradients():
 
     s, batch = spec(**TINY), random_batch()
     rng = np.random.default_rng(8)
-    weights = {"table": rng.standard_normal((30, 64)), "up": rng.standard_normal((70, 64)) * 0.1, "head": rng.standard_normal((30, 70))}
+    weights = {
+        "table": rng.standard_normal((30, 64)),
+        "up": rng.standard_normal((70, 64)) * 0.1,
+        "head": rng.standard_normal((30, 70)),
+    }
     results = []
     for ranks in (1, 3):
         mesh = Mesh({"tp": ranks})
@@ -192,7 +208,9 @@ def test_gathered_values_have_gradients():
 
 
 def test_only_what_the_trained_weights_need_is_computed():
-    """Frozen weights have no gradient, values below the first trained weight none either; those between pass it through."""
+    """Frozen weights have no gradient, values below the first trained weight none either; those between pass it
+    through.
+    """
     s, weights = tiny("llama")
     trained = ["model.layers.1.self_attn.q_proj.weight", "model.layers.1.self_attn.v_proj.weight"]
     batch = random_batch()
@@ -227,18 +245,29 @@ def test_errors_name_the_op():
 def test_a_cache_is_not_trained_through():
     def serves(g, ids, targets, s):
         x = g.embed(ids, g.weight("table", "vocab", "hidden"))
-        q, k, v = (g.linear(x, g.weight(name, dim, "hidden")) for name, dim in (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads")))
+        q, k, v = (
+            g.linear(x, g.weight(name, dim, "hidden"))
+            for name, dim in (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"))
+        )
         (o,) = g.emit("attend", (q, k, v), layer=0, scale=1.0, soft_cap=0.0, window=0)
-        return g.cross_entropy(g.linear(o, g.weight("o", "hidden", "heads")), targets, g.weight("head", "vocab", "hidden"), 0.0)
+        return g.cross_entropy(
+            g.linear(o, g.weight("o", "hidden", "heads")), targets, g.weight("head", "vocab", "hidden"), 0.0
+        )
 
     program = trace_loss(serves, spec(), SINGLE, ALONE)
     with pytest.raises(LayoutError, match="attend has no gradient"):
         backward(program, program.outputs[0], program.weights)
 
 
-@pytest.mark.parametrize("name, layout, mesh, recompute", [("gemma2", DATA, Mesh({"dp": 2}), False), ("qwen2", HEADS_AND_FFN, Mesh({"tp": 2}), True)])
+@pytest.mark.parametrize(
+    "name, layout, mesh, recompute",
+    [("gemma2", DATA, Mesh({"dp": 2}), False), ("qwen2", HEADS_AND_FFN, Mesh({"tp": 2}), True)],
+)
 def test_golden_text(name, layout, mesh, recompute):
-    """What a review sees when a gradient, a placement rule or the order changes. Delete the file and run again to make it anew."""
+    """What a review sees when a gradient, a placement rule or the order changes.
+
+    Delete the file and run again to make it anew.
+    """
     program = trace_loss(loss, spec(**FAMILIES[name]), layout, mesh)
     text = str(backward(program, program.outputs[0], program.weights, recompute))
     path = GOLDEN / f"{name}_backward.txt"
@@ -249,7 +278,9 @@ def test_golden_text(name, layout, mesh, recompute):
 
 
 def test_an_all_reduce_follows_its_gradient_at_once():
-    """So that it overlaps what remains: between a weight's last contribution and its sum there is only the same op's other output."""
+    """So that it overlaps what remains: between a weight's last contribution and its sum there is only the same op's
+    other output.
+    """
     program = trace_loss(loss, spec(**FAMILIES["gemma2"]), DATA, Mesh({"dp": 2}))
     both = backward(program, program.outputs[0], program.weights)
     made = {o: n for n, i in enumerate(both.instrs) for o in i.outputs}

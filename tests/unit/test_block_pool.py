@@ -77,4 +77,6 @@ def test_counts_add_up_and_parents_outlive_children(actions):
         assert pool._references == references
         assert pool.available == references.count(0)
         serials = {0} | {pool._serials[block] for block in pool._shared.values()}
-        assert all(parent in serials for parent, _ in pool._shared), "a known block whose parent is not known can never be found"
+        assert all(parent in serials for parent, _ in pool._shared), (
+            "a known block whose parent is not known can never be found"
+        )

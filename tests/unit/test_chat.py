@@ -1,5 +1,6 @@
 """Chat templates: what the sandbox offers and forbids, and OpenAI's chats in the forms that templates of different
-traits take."""
+traits take.
+"""
 
 import json
 

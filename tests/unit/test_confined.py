@@ -1,4 +1,6 @@
-"""Tokenizers in processes with limits: what comes back, what the rule of sizes promises, and what survives the end of a process."""
+"""Tokenizers in processes with limits: what comes back, what the rule of sizes promises, and what survives the end
+of a process.
+"""
 
 import json
 import os

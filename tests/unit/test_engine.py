@@ -48,7 +48,9 @@ requests = st.lists(
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(requests, st.integers(8, 24), st.integers(1, 40), st.integers(1, 5), st.integers(1, 40), st.booleans())
-def test_everyone_gets_what_they_would_get_alone(requests, num_blocks, max_tokens, max_sequences, max_outputs, prefix_reuse):
+def test_everyone_gets_what_they_would_get_alone(
+    requests, num_blocks, max_tokens, max_sequences, max_outputs, prefix_reuse
+):
     executable = PagedExecutable(num_blocks, max_tokens, max_sequences, context_length=110)
     engine = Engine(executable, PlainSampler(), max_outputs=max_outputs, prefix_reuse=prefix_reuse)
     prefixes = np.random.default_rng(0).integers(0, 50, (4, 60)).tolist()
@@ -119,7 +121,10 @@ def test_ends_on_eos_and_stop_ids_without_giving_them():
     assert len(set(text[:4])) == 4
     for engine, params in (
         (Engine(PagedExecutable(), PlainSampler(), {text[3]}), greedy(8, logprobs=1)),
-        (Engine(PagedExecutable(), PlainSampler(), {text[1]}), greedy(8, logprobs=1, stop_token_ids=(text[3],), ignore_eos=True)),
+        (
+            Engine(PagedExecutable(), PlainSampler(), {text[1]}),
+            greedy(8, logprobs=1, stop_token_ids=(text[3],), ignore_eos=True),
+        ),
     ):
         engine.add(0, prompt, params)
         tokens, last, outputs = finish(engine)[0]
@@ -205,7 +210,11 @@ def test_all_logits_beside_running_sequences():
 @pytest.mark.parametrize(
     "prompt, params, message",
     [
-        ([1] * 512, {}, "prompt of 512 tokens does not fit the context of 512, which takes 511 and the output; shorten the prompt or raise --ctx-size"),
+        (
+            [1] * 512,
+            {},
+            "prompt of 512 tokens does not fit the context of 512, which takes 511 and the output; shorten the prompt or raise --ctx-size",
+        ),
         ([], {}, "prompt is empty"),
         ([1, 50], {}, "token id 50 is outside the vocabulary of 50"),
         ([1, -1], {}, "token id -1 is outside"),

@@ -68,5 +68,5 @@ NATIVE_FILES = sorted(p for p in (ROOT / "native").rglob("*") if p.suffix in (".
 @pytest.mark.parametrize("path", NATIVE_FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_includes_go_down(path):
     own = path.relative_to(ROOT / "native").parts[0]
-    for included in re.findall(r'^#include "([a-z]+)/', path.read_text(), re.M):
+    for included in re.findall(r'^#include "([a-z]+)/', path.read_text(), re.MULTILINE):
         assert included in NATIVE_BELOW[own] | {own, "api"}, f"{path.name} of {own} includes {included}"

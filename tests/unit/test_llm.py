@@ -31,7 +31,10 @@ def make(**arguments):
 
 
 def text_of(prompt, max_tokens):
-    return "".join(Letters().step(token) for token in alone(Letters().encode(prompt), SamplingParams(max_tokens=max_tokens, temperature=0.0)))
+    return "".join(
+        Letters().step(token)
+        for token in alone(Letters().encode(prompt), SamplingParams(max_tokens=max_tokens, temperature=0.0))
+    )
 
 
 def test_many_prompts_in_their_order_through_a_short_queue():
@@ -46,7 +49,9 @@ def test_many_prompts_in_their_order_through_a_short_queue():
 
 def test_token_prompts_logprobs_and_a_stop_string():
     llm, whole = make(), text_of("ab", 12)
-    (completion,) = llm.generate([[0, 1]], SamplingParams(max_tokens=12, temperature=0.0, logprobs=0, prompt_logprobs=0), stop=[whole[3:5]])
+    (completion,) = llm.generate(
+        [[0, 1]], SamplingParams(max_tokens=12, temperature=0.0, logprobs=0, prompt_logprobs=0), stop=[whole[3:5]]
+    )
     assert completion.text == whole[:3] and completion.finish_reason == "stop"
     assert len(completion.logprobs) == len(completion.token_ids) == 5 and len(completion.prompt_logprobs) == 2
     assert not llm.engine.has_work

@@ -1,6 +1,5 @@
 """`--override-kv`: what it takes, what it refuses, and that the metadata of a file and its tokenizer change."""
 
-
 import pytest
 
 from ckdist.cli.arguments import parse_arguments
@@ -49,7 +48,12 @@ def test_what_is_not_an_override_is_refused(argument, message):
 
 @pytest.mark.parametrize("command", [ServeConfig, GenerateConfig, PerplexityConfig, BenchConfig])
 def test_every_command_that_runs_a_model_takes_them(command):
-    line = ["--override-kv", "a=int:1", "--override-kv=b=bool:true", *(["--token-ids", "1,2"] if command is PerplexityConfig else [])]
+    line = [
+        "--override-kv",
+        "a=int:1",
+        "--override-kv=b=bool:true",
+        *(["--token-ids", "1,2"] if command is PerplexityConfig else []),
+    ]
     assert metadata_overrides(parse_arguments(command, line, "x").override_kv) == {"a": 1, "b": True}
 
 
@@ -74,12 +78,16 @@ def test_a_file_without_a_split_gets_one(tmp_path):
     write_gguf(path, {f"tokenizer.ggml.{key}": value for key, value in keys.items()}, [])
     with pytest.raises(ModelFileError, match="--override-kv tokenizer.ggml.pre=str:NAME"):
         tokenizer_of(path)
-    tokenizer = tokenizer_of(path, {"tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.bos_token_id": 2, "tokenizer.ggml.add_bos_token": True})
+    tokenizer = tokenizer_of(
+        path, {"tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.bos_token_id": 2, "tokenizer.ggml.add_bos_token": True}
+    )
     assert tokenizer.encode("abc") == [2, 3, 2]
     with pytest.raises(ConfigError, match="tokenizer.ggml.tokens is of type str, but in .* it is an array"):
         tokenizer_of(path, {"tokenizer.ggml.tokens": "x"})
 
 
 def test_the_http_process_is_told():
-    settings = HttpSettings(endpoint="", model="m", model_name="m", listener=0, parent=0, overrides={"a": 1, "b": 1.5, "c": True, "d": "x"})
+    settings = HttpSettings(
+        endpoint="", model="m", model_name="m", listener=0, parent=0, overrides={"a": 1, "b": 1.5, "c": True, "d": "x"}
+    )
     assert HttpSettings.from_json(settings.to_json()) == settings

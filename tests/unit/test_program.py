@@ -1,6 +1,5 @@
 """The program: its golden text, its meaning under any number of ranks, and what lowering makes of it."""
 
-
 import numpy as np
 import pytest
 
@@ -17,7 +16,10 @@ GOLDEN = GOLDEN_FILES / "programs"
 
 @pytest.mark.parametrize("family, layout", [*((family, TENSOR) for family in FAMILIES), ("qwen2", TOKEN)])
 def test_golden_text(family, layout):
-    """What a review sees when a forward, a layout or the lowering changes. Delete the file and run again to make it anew."""
+    """What a review sees when a forward, a layout or the lowering changes.
+
+    Delete the file and run again to make it anew.
+    """
     s, mesh = spec(**FAMILIES[family]), Mesh({"tp": 2})
     program = trace(forward, s, layout, mesh)
     stored = model_dims(s, TENSOR, mesh) if layout is TOKEN else None
@@ -61,7 +63,14 @@ def test_buffers_that_live_together_do_not_overlap(ranks, layout):
     for rank in range(ranks):
         mesh = Mesh({"tp": ranks}, rank)
         program = trace(forward, s, layout, mesh)
-        lowered = lower(program, mesh, formats=lambda name: 2, block_columns=lambda name: 32, max_tokens=8, stored=model_dims(s, TENSOR, mesh) if layout is TOKEN else None)
+        lowered = lower(
+            program,
+            mesh,
+            formats=lambda name: 2,
+            block_columns=lambda name: 32,
+            max_tokens=8,
+            stored=model_dims(s, TENSOR, mesh) if layout is TOKEN else None,
+        )
         phase, life = 0, {}
         for step in lowered.steps:
             for b in (b for b in [step.x, step.y, *step.inputs, *step.outputs] if b >= 0):
@@ -71,6 +80,9 @@ def test_buffers_that_live_together_do_not_overlap(ranks, layout):
         for i, a in enumerate(arena):
             for b in arena[:i]:
                 if life[a][0] <= life[b][1] and life[b][0] <= life[a][1]:
-                    (begin, end), (first, last) = [(o.place, o.place + 4 * (o.rows or 8) * o.width) for o in (lowered.buffers[a], lowered.buffers[b])]
+                    (begin, end), (first, last) = [
+                        (o.place, o.place + 4 * (o.rows or 8) * o.width)
+                        for o in (lowered.buffers[a], lowered.buffers[b])
+                    ]
                     assert end <= first or last <= begin
         assert all(lowered.buffers[b].place < lowered.arena_bytes for b in arena)

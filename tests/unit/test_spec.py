@@ -1,4 +1,6 @@
-"""ModelSpec from config.json and from GGUF metadata, against numbers that transformers computed (golden/make_specs.py)."""
+"""ModelSpec from config.json and from GGUF metadata, against numbers that transformers computed
+(golden/make_specs.py).
+"""
 
 import json
 
@@ -61,11 +63,17 @@ def gguf_name(name, gemma):
         _, _, i, rest = name.split(".", 3)
         stem, kind = rest.rsplit(".", 1)
         return f"blk.{i}.{(GGUF_NAMES_GEMMA if gemma else GGUF_NAMES)[stem]}.{kind}"
-    return {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}[name]
+    return {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }[name]
 
 
 def write_gguf(path, golden, architecture, rope_factors=None, drop=(), extra=(), **more):
-    """A GGUF of the golden model as llama.cpp's converter writes it, with `extra` tensors; `more` are calls of the writer, None for none."""
+    """A GGUF of the golden model as llama.cpp's converter writes it, with `extra` tensors; `more` are calls of the
+    writer, None for none.
+    """
     config = golden["old"]
     w = gguf.GGUFWriter(path, architecture)
     head_dim = config.get("head_dim", 16)
@@ -128,7 +136,9 @@ def test_gguf_means_the_same_as_the_config(tmp_path, name):
     assert_matches(checkpoint.spec, golden)
     assert checkpoint.spec.architecture == ("llama" if family == "mistral" else family)
     for tensor, source in checkpoint.tensors.items():
-        np.testing.assert_array_equal(read_tensor(source), stored.get(tensor, stored["model.embed_tokens.weight"]), err_msg=tensor)
+        np.testing.assert_array_equal(
+            read_tensor(source), stored.get(tensor, stored["model.embed_tokens.weight"]), err_msg=tensor
+        )
 
 
 def test_gguf_of_gemma2_takes_the_published_values(tmp_path):
@@ -208,7 +218,10 @@ def test_config_that_cannot_be(fields, message):
 
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["rope_type", "type", "factor", "full_attention"]), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["rope_type", "type", "factor", "full_attention"]), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -217,8 +230,16 @@ JUNK = st.recursive(
 @given(
     st.sampled_from(sorted(GOLDEN)),
     st.sampled_from(["old", "new"]),
-    st.dictionaries(st.sampled_from(sorted(GOLDEN["gemma3"]["new"]) + ["rope_scaling", "rope_theta", "text_config"]), JUNK, min_size=1, max_size=3),
-    st.dictionaries(st.sampled_from(["factor", "rope_theta", "beta_fast", "beta_slow", "original_max_position_embeddings"]), JUNK | st.floats(0, 1e12)),
+    st.dictionaries(
+        st.sampled_from(sorted(GOLDEN["gemma3"]["new"]) + ["rope_scaling", "rope_theta", "text_config"]),
+        JUNK,
+        min_size=1,
+        max_size=3,
+    ),
+    st.dictionaries(
+        st.sampled_from(["factor", "rope_theta", "beta_fast", "beta_slow", "original_max_position_embeddings"]),
+        JUNK | st.floats(0, 1e12),
+    ),
 )
 def test_any_config_is_read_or_refused(name, written, fields, scaling):
     config = GOLDEN[name][written] | fields
@@ -244,5 +265,14 @@ def test_gguf_tensors_that_nothing_reads_are_named(tmp_path, name):
 
 
 def test_gguf_tensors_that_change_no_answer_are_noted(tmp_path):
-    write_gguf(tmp_path / "m.gguf", GOLDEN["gemma3"], "gemma3", sliding_window=512, rope_freq_base=1e6, extra=["v.blk.0.attn_q.weight", "mm.0.weight", "blk.1.attn_rot_embd.weight"])
-    assert open_checkpoint(tmp_path / "m.gguf").notes == ("images are not read: 2 tensors, as 'v.blk.0.attn_q.weight', stay unused",)
+    write_gguf(
+        tmp_path / "m.gguf",
+        GOLDEN["gemma3"],
+        "gemma3",
+        sliding_window=512,
+        rope_freq_base=1e6,
+        extra=["v.blk.0.attn_q.weight", "mm.0.weight", "blk.1.attn_rot_embd.weight"],
+    )
+    assert open_checkpoint(tmp_path / "m.gguf").notes == (
+        "images are not read: 2 tensors, as 'v.blk.0.attn_q.weight', stay unused",
+    )

@@ -1,4 +1,6 @@
-"""Stop strings over a token stream: what is given out depends on the characters alone, and nothing of a stop string shows."""
+"""Stop strings over a token stream: what is given out depends on the characters alone, and nothing of a stop string
+shows.
+"""
 
 import pytest
 from hypothesis import given, settings
@@ -32,7 +34,11 @@ def plain(text: str, stops) -> tuple[str, str | None]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.text("ab\u00e9", max_size=4), max_size=12), st.lists(st.text("ab\u00e9", min_size=1, max_size=5), max_size=3), st.text("ab", max_size=2))
+@given(
+    st.lists(st.text("ab\u00e9", max_size=4), max_size=12),
+    st.lists(st.text("ab\u00e9", min_size=1, max_size=5), max_size=3),
+    st.text("ab", max_size=2),
+)
 def test_as_defined_however_it_is_cut(pieces, stops, rest):
     stream = TextStream(Pieces(rest), stops)
     given_out, seen = "", ""

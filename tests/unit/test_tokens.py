@@ -1,4 +1,6 @@
-"""Tokenizers, streaming detokenisation and chat templates, against sentencepiece, the tokenizers library, and their own laws."""
+"""Tokenizers, streaming detokenisation and chat templates, against sentencepiece, the tokenizers library, and their
+own laws.
+"""
 
 import json
 from pathlib import Path
@@ -27,11 +29,16 @@ def backend():
     """A small byte-level BPE with Llama 3's split, trained here."""
     made = tokenizers.Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(SPLITS["llama-bpe"].patterns[0]), "isolated")
-    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     made.decoder = decoders.ByteLevel()
     special = ["<|begin|>", "<|end|>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=600, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=600,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     made.train_from_iterator([Path(__file__).read_text(encoding="utf-8"), *TEXTS], trainer)
     made.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])
@@ -42,7 +49,11 @@ def backend():
 def folder(backend, tmp_path_factory):
     path = tmp_path_factory.mktemp("model")
     backend.save(str(path / "tokenizer.json"))
-    config = {"bos_token": {"content": "<|begin|>"}, "eos_token": "<|end|>", "chat_template": "{{ bos_token }}{{ messages[0].content }}"}
+    config = {
+        "bos_token": {"content": "<|begin|>"},
+        "eos_token": "<|end|>",
+        "chat_template": "{{ bos_token }}{{ messages[0].content }}",
+    }
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 7]}))
     return path
@@ -97,7 +108,11 @@ def test_folder_encodes_and_decodes_as_the_library(backend, byte_level):
 def test_folder_rules(byte_level):
     assert (byte_level.bos_token_id, byte_level.eos_token_ids, byte_level.vocab_size) == (0, {1, 7}, 600)
     assert byte_level.encode("<|begin|>x") == byte_level.encode("x"), "a BOS in the text is not doubled"
-    assert byte_level.token_text(1) == "<|end|>" and byte_level.token_bytes(10**9) == b"" and byte_level.token_bytes(-1) == b""
+    assert (
+        byte_level.token_text(1) == "<|end|>"
+        and byte_level.token_bytes(10**9) == b""
+        and byte_level.token_bytes(-1) == b""
+    )
     with pytest.raises(RequestError, match="valid Unicode"):
         byte_level.encode("\ud800")
 
@@ -110,7 +125,11 @@ def test_add_bos_token_goes_before_the_post_processor(folder, tmp_path, adds_bos
 
 
 def test_gguf_byte_level_is_the_same_tokenizer(backend, byte_level):
-    rebuilt = tokenizer_from_gguf(gguf_metadata(backend, **{"tokenizer.chat_template": "{{ eos_token }}", "tokenizer.chat_template.tool_use": "t"}))
+    rebuilt = tokenizer_from_gguf(
+        gguf_metadata(
+            backend, **{"tokenizer.chat_template": "{{ eos_token }}", "tokenizer.chat_template.tool_use": "t"}
+        )
+    )
     for text in TEXTS:
         assert rebuilt.encode(text) == byte_level.encode(text)
         assert rebuilt.decode(rebuilt.encode(text)) == byte_level.decode(byte_level.encode(text))
@@ -123,7 +142,10 @@ def test_every_split_compiles_and_loses_nothing(backend, caplog):
     for name in (name for name, split in SPLITS.items() if not split.visible_space):
         tokenizer = tokenizer_from_gguf(gguf_metadata(backend, **{"tokenizer.ggml.pre": name}))
         for text in TEXTS[:8]:
-            assert tokenizer.decode(tokenizer.encode(text)) in (text, tokenizer.backend.normalizer and tokenizer.backend.normalizer.normalize_str(text))
+            assert tokenizer.decode(tokenizer.encode(text)) in (
+                text,
+                tokenizer.backend.normalizer and tokenizer.backend.normalizer.normalize_str(text),
+            )
     assert not caplog.records
 
 
@@ -157,7 +179,9 @@ def test_sentencepiece_agrees_with_sentencepiece(name):
 
 
 def test_sentencepiece_joins_the_leftmost_of_equal_scores():
-    """Mistral's runs of spaces all have one score and none has 15; sentencepiece makes 16 of the first 18 spaces, then 2."""
+    """Mistral's runs of spaces all have one score and none has 15; sentencepiece makes 16 of the first 18 spaces,
+    then 2.
+    """
     tokens = ["<unk>", "<s>", "</s>", *("\u2581" * n for n in [*range(1, 15), 16])]
     metadata = {
         "tokenizer.ggml.model": "llama",
@@ -241,7 +265,9 @@ def test_what_is_no_tokenizer_is_one_line(folder, tmp_path):
 )
 def test_hostile_gguf_metadata(backend, changes, message):
     with pytest.raises(ModelFileError, match=message):
-        tokenizer_from_gguf(gguf_metadata(backend, **{f"tokenizer.ggml.{key}": value for key, value in changes.items()}))
+        tokenizer_from_gguf(
+            gguf_metadata(backend, **{f"tokenizer.ggml.{key}": value for key, value in changes.items()})
+        )
     assert tokenizer_from_gguf(gguf_metadata(backend, **{"tokenizer.ggml.bos_token_id": 10**9})).bos_token_id is None
 
 
@@ -262,4 +288,6 @@ def test_added_tokens_with_spaces(backend, tmp_path):
     copy.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path)
     ids = tokenizer.encode("say two words")
-    assert tokenizer.token_bytes(ids[-1]) == b"two words" and tokenizer.decode(ids) == copy.decode(ids) == "say two words"
+    assert (
+        tokenizer.token_bytes(ids[-1]) == b"two words" and tokenizer.decode(ids) == copy.decode(ids) == "say two words"
+    )

@@ -1,4 +1,6 @@
-"""Machines read from trees of files as the kernel would show them, ranks divided over them, and pages asked for where they are."""
+"""Machines read from trees of files as the kernel would show them, ranks divided over them, and pages asked for
+where they are.
+"""
 
 import dataclasses
 import gc
@@ -76,7 +78,10 @@ class TestReading:
         machine = machine_of(hybrid(), tmp_path / "x86")
         assert [cpu.number for cpu in machine.cpus if cpu.efficient] == list(range(12, 20))
         assert len(machine.cores()) == 14
-        capacity = {f"sys/devices/system/cpu/cpu{n}/cpu_capacity": "446" if n < 4 else "1024" if n == 7 else "990" for n in range(8)}
+        capacity = {
+            f"sys/devices/system/cpu/cpu{n}/cpu_capacity": "446" if n < 4 else "1024" if n == 7 else "990"
+            for n in range(8)
+        }
         machine = machine_of(Layout(cores=8, extra=capacity), tmp_path / "arm")
         assert [cpu.number for cpu in machine.cpus if cpu.efficient] == [0, 1, 2, 3]
 
@@ -85,11 +90,17 @@ class TestReading:
         assert {"avx512_bf16", "amx_int8"} <= set(machine.features) and "fpu" not in machine.features
         assert machine.amx in ("granted", "refused", "absent")
 
-    @pytest.mark.parametrize("part, model", [("0xd40", "Arm Neoverse V1"), ("0xfff", "Arm implementer 0x41, part 0xfff")])
+    @pytest.mark.parametrize(
+        "part, model", [("0xd40", "Arm Neoverse V1"), ("0xfff", "Arm implementer 0x41, part 0xfff")]
+    )
     def test_arm(self, tmp_path, part, model):
         text = f"processor\t: 0\nFeatures\t: fp asimd asimddp i8mm bf16\nCPU implementer\t: 0x41\nCPU part\t: {part}\n\nprocessor\t: 1\n"
         machine = machine_of(Layout(extra={"proc/cpuinfo": text}), tmp_path)
-        assert machine.model == model and machine.features == ("asimd", "asimddp", "i8mm", "bf16") and machine.amx == "absent"
+        assert (
+            machine.model == model
+            and machine.features == ("asimd", "asimddp", "i8mm", "bf16")
+            and machine.amx == "absent"
+        )
 
     def test_devices(self, tmp_path):
         port, queue = "sys/class/infiniband/mlx5_0", "sys/bus/dsa/devices"
@@ -189,7 +200,9 @@ class TestPlacement:
     @pytest.mark.parametrize("name", [*LAYOUTS, "hybrid"])
     @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8, 13])
     def test_every_layout(self, name, ranks, recorded):
-        """Shares never overlap, leave nothing out, never cut a core, and stay in a node where there are ranks enough."""
+        """Shares never overlap, leave nothing out, never cut a core, and stay in a node where there are ranks
+        enough.
+        """
         machine = recorded(name)
         if ranks > len(machine.cores()):
             pytest.skip("fewer cores than ranks")
@@ -230,7 +243,9 @@ class TestPlacement:
         machine = recorded("one socket")
         assert threads_first(machine, tuple(range(32))) == list(range(32))
         assert places(machine, 2, threads=16)[0].cpus == (0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
-        assert threads_first(machine, (16, 17, 1)) == [1, 16, 17], "the second thread of a core stands for it where the first is not ours"
+        assert threads_first(machine, (16, 17, 1)) == [1, 16, 17], (
+            "the second thread of a core stands for it where the first is not ours"
+        )
 
     def test_hybrid(self, recorded):
         machine = recorded("hybrid")
@@ -243,16 +258,23 @@ class TestPlacement:
         machine = machine_of(Layout(packages=2, cores=8, allowed="0-7,8"), tmp_path)
         assert [p.share for p in places(machine, 2)] == [tuple(range(8)), (8,)]
         assert [p.share for p in places(machine, 3)] == [(0, 1, 2, 3), (4, 5, 6, 7), (8,)]
-        assert [len(p.share) for p in places(machine, 5)] == [2, 2, 2, 2, 1], "the cut node has a core for one rank alone"
+        assert [len(p.share) for p in places(machine, 5)] == [2, 2, 2, 2, 1], (
+            "the cut node has a core for one rank alone"
+        )
         assert not any(p.crowded or p.bound for p in places(machine, 5))
 
     def test_a_launchers_binding_is_kept(self, tmp_path):
         machine = machine_of(Layout(packages=2, cores=4, smt=2), tmp_path)
         masks = [(0, 8), (4, 12)]
-        assert [(p.share, p.cpus, p.bound) for p in places(machine, 2, masks=masks)] == [((0, 8), (0,), True), ((4, 12), (4,), True)]
+        assert [(p.share, p.cpus, p.bound) for p in places(machine, 2, masks=masks)] == [
+            ((0, 8), (0,), True),
+            ((4, 12), (4,), True),
+        ]
         assert "bound the ranks to 2 of 8 cores" in places(machine, 2, masks=masks)[0].note
         sockets = [(0, 1, 2, 3), (4, 5, 6, 7)] * 2
-        assert [p.share for p in places(machine, 4, masks=sockets)] == [(0, 1), (4, 5), (2, 3), (6, 7)], "ranks of one mask divide it"
+        assert [p.share for p in places(machine, 4, masks=sockets)] == [(0, 1), (4, 5), (2, 3), (6, 7)], (
+            "ranks of one mask divide it"
+        )
 
     def test_more_ranks_than_cores(self, tmp_path):
         machine = machine_of(Layout(cores=2, smt=2), tmp_path)
@@ -264,7 +286,10 @@ class TestPlacement:
         none = places(recorded("no nodes"), 2)
         assert [p.share for p in none] == [tuple(range(8)), tuple(range(8, 16))] and none[0].memory == ()
         assert "no NUMA nodes" in none[0].note
-        one = Layout(packages=2, extra={"sys/devices/system/node/node0/cpulist": "0-7", "sys/devices/system/node/node1/cpulist": ""})
+        one = Layout(
+            packages=2,
+            extra={"sys/devices/system/node/node0/cpulist": "0-7", "sys/devices/system/node/node1/cpulist": ""},
+        )
         one.extra["sys/devices/system/node/node1/meminfo"] = ""
         assert "node interleaving" in places(machine_of(one, tmp_path), 2)[0].note
 
@@ -311,7 +336,9 @@ class TestNuma:
     @pytest.mark.parametrize("node", NODES[:4])
     @pytest.mark.parametrize("sharers, policy", [(1, 2), (1 << 30, 1)])
     def test_pages_go_where_they_are_bound(self, node, sharers, policy):
-        """Whichever node the threads that touch them are on; a node without room for all is only preferred, as are reserved pages."""
+        """Whichever node the threads that touch them are on; a node without room for all is only preferred, as are
+        reserved pages.
+        """
         bind_to((node,), sharers)
         loader = load_weights()
         assert native.lib.ckdist_memory_policy(loader.arena) == (1 if RESERVED else policy)
@@ -360,12 +387,18 @@ class TestPages:
     def test_huge_pages_are_told(self, tmp_path):
         maps = tmp_path / "smaps"
         reserved = "7f0000000000-7f0000400000 rw-p 00000000 00:0f 12 /anon_hugepage (deleted)\nRss: 0 kB\nPrivate_Hugetlb: 4096 kB\n"
-        mixed = "7f1000000000-7f1000800000 rw-p 00000000 00:00 0 \nRss: 4096 kB\nAnonHugePages: 2048 kB\nVmFlags: rd wr\n"
+        mixed = (
+            "7f1000000000-7f1000800000 rw-p 00000000 00:00 0 \nRss: 4096 kB\nAnonHugePages: 2048 kB\nVmFlags: rd wr\n"
+        )
         maps.write_text(reserved + mixed)
         assert str(huge_pages([(0x7F0000000000, 4 << 20)], maps)) == "100 % reserved"
         assert str(huge_pages([(0x7F1000000000, 8 << 20)], maps)) == "50 % transparent"
-        assert huge_pages([(0x7F0000000000, 2 << 20), (0x7F1000400000, 4 << 20)], maps) == Huge(2 << 20, 1 << 20, 4 << 20)
-        assert str(huge_pages([(0x1000, 4096)], maps)) == str(huge_pages([(0x1000, 4096)], "/no/such/file")) == "unknown"
+        assert huge_pages([(0x7F0000000000, 2 << 20), (0x7F1000400000, 4 << 20)], maps) == Huge(
+            2 << 20, 1 << 20, 4 << 20
+        )
+        assert (
+            str(huge_pages([(0x1000, 4096)], maps)) == str(huge_pages([(0x1000, 4096)], "/no/such/file")) == "unknown"
+        )
         block = np.ones(1 << 20, np.uint8)
         told = huge_pages([(native.pointer(block), block.nbytes)])
         assert 0 < told.resident <= 2 * block.nbytes

@@ -1,9 +1,7 @@
 """The configuration of a training: TOML, --set, and what is said of mistakes."""
 
-
-import tomllib
-
 import pytest
+import tomllib
 
 from ckdist.errors import ConfigError
 from ckdist.train.config import TrainConfig, load_config
@@ -17,7 +15,10 @@ def write(tmp_path, text: str) -> str:
 
 def test_fields_and_overrides(tmp_path):
     path = write(tmp_path, "learning_rate = 1\n[model_config]\nhidden_size = 8\n")
-    config = load_config(path, ["model_config.vocab_size=32", "bf16=false", "seed=7", "train_file=['b.txt', \"c d.txt\"]", "output_dir=a=b"])
+    config = load_config(
+        path,
+        ["model_config.vocab_size=32", "bf16=false", "seed=7", "train_file=['b.txt', \"c d.txt\"]", "output_dir=a=b"],
+    )
     assert (config.learning_rate, config.bf16, config.seed) == (1.0, False, 7) and type(config.learning_rate) is float
     assert config.model_config == {"hidden_size": 8, "vocab_size": 32}
     assert config.train_file == ("b.txt", "c d.txt") and config.output_dir == "a=b"
@@ -51,4 +52,7 @@ def test_every_field_has_a_meaning_and_is_documented():
 
 def test_the_example_is_a_configuration():
     config = load_config(str(ROOT / "examples" / "train_tiny.toml"))
-    assert config.model_config["vocab_size"] == tomllib.loads((ROOT / "examples" / "train_tiny.toml").read_text())["model_config"]["vocab_size"]
+    assert (
+        config.model_config["vocab_size"]
+        == tomllib.loads((ROOT / "examples" / "train_tiny.toml").read_text())["model_config"]["vocab_size"]
+    )

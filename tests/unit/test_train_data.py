@@ -44,7 +44,16 @@ def test_texts_begin_and_end_with_their_tokens_and_are_cached(tmp_path, tokenize
 
 
 def test_bad_lines_are_named_or_counted(tmp_path, tokenizer, caplog):
-    files = jsonl(tmp_path, {"text": "fine"}, "{not json", {"other": 1}, {"text": 3}, {"messages": []}, {"messages": [{"role": "user", "content": "?"}]}, '{"text": "\\ud800"}')
+    files = jsonl(
+        tmp_path,
+        {"text": "fine"},
+        "{not json",
+        {"other": 1},
+        {"text": 3},
+        {"messages": []},
+        {"messages": [{"role": "user", "content": "?"}]},
+        '{"text": "\\ud800"}',
+    )
     with pytest.raises(ConfigError, match=r"data.jsonl:2 is not JSON.*bad_lines = \"skip\""):
         open_cache(tmp_path / "cache", files, tokenizer, "text", "error")
     with caplog.at_level(logging.WARNING):
@@ -59,7 +68,12 @@ def test_bad_lines_are_named_or_counted(tmp_path, tokenizer, caplog):
 
 
 def test_loss_is_on_the_assistants_turns_alone(tmp_path, tokenizer):
-    messages = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "This."}, {"role": "user", "content": "And?"}, {"role": "assistant", "content": "That."}]
+    messages = [
+        {"role": "user", "content": "What?"},
+        {"role": "assistant", "content": "This."},
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": "That."},
+    ]
     cache = open_cache(tmp_path / "cache", jsonl(tmp_path, {"messages": messages}), tokenizer, "text", "error")
     learned = np.asarray(cache.tokens)[np.asarray(cache.learned) == 1]
     assert tokenizer.decode(learned.tolist(), skip_special=False) == "This.<|end|>\nThat.<|end|>\n"
@@ -83,7 +97,10 @@ def test_parquet_rows(tmp_path, tokenizer):
 
 
 def made_up(lengths, chats: int = 0) -> TokenCache:
-    """Token i of the whole is i + 1, so every pair of a token and its target can be told. The first `chats` documents are chats."""
+    """Token i of the whole is i + 1, so every pair of a token and its target can be told.
+
+    The first `chats` documents are chats.
+    """
     starts = np.cumsum([0, *lengths])
     tokens = np.arange(1, starts[-1] + 1, dtype=np.uint32)
     learned = np.ones(starts[-1], np.uint8)
@@ -149,6 +166,8 @@ def test_own_batches_are_filled_and_checked():
     batch = lambda n: PackedBatch(np.arange(n), np.arange(n), np.array([0, n]))
     source = OwnBatches(lambda step, rank, size: [batch(5)] if step == 0 else [batch(9)], 0, 1, 8)
     (filled,) = source.take()
-    assert filled.token_ids.size == 8 and filled.targets[5:].tolist() == [-1] * 3 and filled.starts.tolist() == [0, 5, 8]
+    assert (
+        filled.token_ids.size == 8 and filled.targets[5:].tolist() == [-1] * 3 and filled.starts.tolist() == [0, 5, 8]
+    )
     with pytest.raises(ConfigError, match="gave 9 token_ids.*at most 8"):
         source.take()

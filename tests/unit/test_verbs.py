@@ -1,4 +1,6 @@
-"""RDMA devices read from recorded trees, the choice among their addresses, and refusals; what moves bytes is in tests/vm."""
+"""RDMA devices read from recorded trees, the choice among their addresses, and refusals; what moves bytes is in
+tests/vm.
+"""
 
 import pathlib
 import shutil
@@ -44,14 +46,25 @@ LINK_LOCAL = "fe80:0000:0000:0000:ba59:9fff:fe01:0203"
 def roce(tmp_path):
     """Two ports as a ConnectX driver lists them: every address as version 1 and as version 2."""
     for device, interface, node, last in (("mlx5_0", "ens1f0", 0, 1), ("mlx5_1", "ens1f1", 1, 2)):
-        entries = [(LINK_LOCAL, "IB/RoCE v1"), (LINK_LOCAL, "RoCE v2"), (ipv4(10, 1, 0, last), "IB/RoCE v1"), (ipv4(10, 1, 0, last), "RoCE v2")]
+        entries = [
+            (LINK_LOCAL, "IB/RoCE v1"),
+            (LINK_LOCAL, "RoCE v2"),
+            (ipv4(10, 1, 0, last), "IB/RoCE v1"),
+            (ipv4(10, 1, 0, last), "RoCE v2"),
+        ]
         add_port(tmp_path, device, {i: (gid, kind, interface) for i, (gid, kind) in enumerate(entries)}, node=node)
     return tmp_path
 
 
 def test_ports_are_read(roce):
     first, second = verbs.devices(roce)
-    assert (first.device, first.number, first.active, first.numa_node, first.rate) == ("mlx5_0", 1, True, 0, "100 Gb/sec (4X EDR)")
+    assert (first.device, first.number, first.active, first.numa_node, first.rate) == (
+        "mlx5_0",
+        1,
+        True,
+        0,
+        "100 Gb/sec (4X EDR)",
+    )
     assert [(g.index, g.version, g.address, g.interface) for g in second.gids] == [
         (0, "RoCE v1", "fe80::ba59:9fff:fe01:203", "ens1f1"),
         (1, "RoCE v2", "fe80::ba59:9fff:fe01:203", "ens1f1"),
@@ -61,7 +74,15 @@ def test_ports_are_read(roce):
     assert verbs.devices("/nowhere") == ()
 
 
-@pytest.mark.parametrize("interface, device, address", [(None, "mlx5_0", "10.1.0.1"), ("ens1f1", "mlx5_1", "10.1.0.2"), ("10.1.0.2", "mlx5_1", "10.1.0.2"), ("mlx5_1", "mlx5_1", "10.1.0.2")])
+@pytest.mark.parametrize(
+    "interface, device, address",
+    [
+        (None, "mlx5_0", "10.1.0.1"),
+        ("ens1f1", "mlx5_1", "10.1.0.2"),
+        ("10.1.0.2", "mlx5_1", "10.1.0.2"),
+        ("mlx5_1", "mlx5_1", "10.1.0.2"),
+    ],
+)
 def test_version_2_and_ipv4_are_preferred(roce, interface, device, address):
     choice = verbs.choose(verbs.devices(roce), interface)
     assert (choice.device, choice.gid.index, choice.gid.version, choice.gid.address) == (device, 3, "RoCE v2", address)
@@ -82,7 +103,10 @@ def test_infiniband_has_no_versions(tmp_path):
 
 
 def test_what_there_is_stands_in_the_refusal(roce, tmp_path):
-    with pytest.raises(ConfigError, match=r"^no active RDMA port has the address or interface 10.9.9.9; there is mlx5_0 \(active: 10.1.0.1, fe80"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^no active RDMA port has the address or interface 10.9.9.9; there is mlx5_0 \(active: 10.1.0.1, fe80",
+    ):
         verbs.choose(verbs.devices(roce), "10.9.9.9")
     add_port(tmp_path / "other", "mlx5_0", {3: (ipv4(10, 1, 0, 1), "RoCE v2", "ens1f0")}, state="1: DOWN")
     with pytest.raises(ConfigError, match=r"^no RDMA port is active; there is mlx5_0 \(down: 10.1.0.1\)$"):
@@ -116,6 +140,16 @@ def test_a_world_without_devices_is_refused_on_all_ranks():
 def test_it_builds_without_the_headers():
     compiler = shutil.which("c++") or pytest.skip("no compiler")
     for source in sorted(NATIVE.glob("comm/verbs*.cpp")):
-        command = [compiler, "-std=c++17", "-fsyntax-only", "-DCKDIST_WITHOUT_VERBS", "-Wall", "-Wextra", "-Werror", f"-I{NATIVE}", str(source)]
+        command = [
+            compiler,
+            "-std=c++17",
+            "-fsyntax-only",
+            "-DCKDIST_WITHOUT_VERBS",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            f"-I{NATIVE}",
+            str(source),
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

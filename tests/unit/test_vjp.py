@@ -15,7 +15,13 @@ from tests.support.specs import spec
 
 STARTS = np.array([0, 3, 4, 9])
 TOKENS, OUTPUTS = Dim("tokens", None), Dim("outputs", None)
-HEADS, KV_HEADS, HIDDEN, FFN, VOCAB = Dim("heads", 6, 4), Dim("kv_heads", 2, 4), Dim("hidden", 5), Dim("ffn", 7), Dim("vocab", 11)
+HEADS, KV_HEADS, HIDDEN, FFN, VOCAB = (
+    Dim("heads", 6, 4),
+    Dim("kv_heads", 2, 4),
+    Dim("hidden", 5),
+    Dim("ffn", 7),
+    Dim("vocab", 11),
+)
 IDS, TARGETS = Value("ids", (TOKENS,), "i32"), Value("targets", (TOKENS,), "i32")
 INTEGERS = {"ids": np.array([3, 0, 10, 3, 3, 7, 1, 0, 9]), "targets": np.array([4, -1, 10, 0, 0, -1, 2, 5, -1])}
 STEP, DIRECTIONS = 1e-5, 4
@@ -39,19 +45,41 @@ CASES = {
     "linear three": (
         "linear",
         values(HIDDEN),
-        (weight("q", HEADS, HIDDEN), weight("k", KV_HEADS, HIDDEN), weight("v", FFN, HIDDEN), weight("qb", HEADS), None, weight("vb", FFN)),
+        (
+            weight("q", HEADS, HIDDEN),
+            weight("k", KV_HEADS, HIDDEN),
+            weight("v", FFN, HIDDEN),
+            weight("qb", HEADS),
+            None,
+            weight("vb", FFN),
+        ),
         {},
     ),
     "rope": ("rope", values(HEADS), (), {"table": "global"}),
     "attend_packed": ("attend_packed", values(HEADS, HEADS, HEADS), (), {"scale": 0.5, "soft_cap": 0.0, "window": 0}),
-    "attend_packed grouped": ("attend_packed", values(HEADS, KV_HEADS, KV_HEADS), (), {"scale": 0.5, "soft_cap": 0.0, "window": 0}),
-    "attend_packed window": ("attend_packed", values(HEADS, KV_HEADS, KV_HEADS), (), {"scale": 0.7, "soft_cap": 0.8, "window": 2}),
+    "attend_packed grouped": (
+        "attend_packed",
+        values(HEADS, KV_HEADS, KV_HEADS),
+        (),
+        {"scale": 0.5, "soft_cap": 0.0, "window": 0},
+    ),
+    "attend_packed window": (
+        "attend_packed",
+        values(HEADS, KV_HEADS, KV_HEADS),
+        (),
+        {"scale": 0.7, "soft_cap": 0.8, "window": 2},
+    ),
     "gated silu": ("gated", values(FFN, FFN), (), {"function": "silu"}),
     "gated gelu": ("gated", values(FFN, FFN), (), {"function": "gelu_tanh"}),
     "add": ("add", values(FFN, FFN), (), {}),
     "take": ("take", values(HIDDEN), (), {"dim": OUTPUTS}),
     "cross_entropy": ("cross_entropy", (*values(HIDDEN), TARGETS), (weight("head", VOCAB, HIDDEN),), {"soft_cap": 0.0}),
-    "cross_entropy capped": ("cross_entropy", (*values(HIDDEN), TARGETS), (weight("head", VOCAB, HIDDEN),), {"soft_cap": 2.0}),
+    "cross_entropy capped": (
+        "cross_entropy",
+        (*values(HIDDEN), TARGETS),
+        (weight("head", VOCAB, HIDDEN),),
+        {"soft_cap": 2.0},
+    ),
 }
 THROUGH_FIRST = ("attend_packed", "cross_entropy")  # their log-sum-exp carries no gradient
 
@@ -78,7 +106,11 @@ def gradients(name, wanted=None):
     results = OPS[op].vjp(back, g.instrs[0], cotangents, wanted)
     assert len(results) == len(operands)
     forward = Program(inputs, outputs[:1] if op in THROUGH_FIRST else outputs, tuple(g.instrs))
-    backward = Program((*inputs, *(c for c in cotangents if c)), tuple(r for r, w in zip(results, wanted) if w), (*g.instrs, *back.instrs))
+    backward = Program(
+        (*inputs, *(c for c in cotangents if c)),
+        tuple(r for r, w in zip(results, wanted) if w),
+        (*g.instrs, *back.instrs),
+    )
     return forward, backward, [o for o, w in zip(operands, wanted) if w], back.instrs
 
 
@@ -108,12 +140,17 @@ def test_gradient(name):
             array -= 2 * STEP * direction
             slope = (above - total()) / (2 * STEP)
             array[...] = before
-            assert (gradient * direction).sum() == pytest.approx(slope, rel=1e-7, abs=1e-8), f"{name}: gradient by {operand}"
+            assert (gradient * direction).sum() == pytest.approx(slope, rel=1e-7, abs=1e-8), (
+                f"{name}: gradient by {operand}"
+            )
 
 
 def test_every_op_of_training_is_checked():
     """What has a vjp is in CASES; the collectives are checked in whole programs (test_autodiff)."""
-    assert {name for name, op in OPS.items() if op.vjp} == {case[0] for case in CASES.values()} | {"all_reduce", "all_gather"}
+    assert {name for name, op in OPS.items() if op.vjp} == {case[0] for case in CASES.values()} | {
+        "all_reduce",
+        "all_gather",
+    }
     assert len(OPS) <= 30
 
 

@@ -1,4 +1,6 @@
-"""Every pre-tokenizer name and kind of vocabulary of GGUF: ids against another engine's and llama.cpp's, and what is refused."""
+"""Every pre-tokenizer name and kind of vocabulary of GGUF: ids against another engine's and llama.cpp's, and what is
+refused.
+"""
 
 import json
 import random
@@ -29,7 +31,14 @@ def ids():
 
 
 def metadata(kind, tokens, merges, **keys):
-    types = [6 if token.startswith("<0x") else 3 if kind == "bert" and token in ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]") else 1 for token in tokens]
+    types = [
+        6
+        if token.startswith("<0x")
+        else 3
+        if kind == "bert" and token in ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
+        else 1
+        for token in tokens
+    ]
     values = {"model": kind, "tokens": tokens, "token_type": types, "merges": merges, **keys}
     return {f"tokenizer.ggml.{key}": value for key, value in values.items()}
 
@@ -57,14 +66,23 @@ def test_every_name_splits_as_published(vocab, ids, name):
 
 @pytest.mark.parametrize(
     ("name", "published"),
-    [("tiny_aya", [r"\d{1,3}(?=(?:\d{3})*\b)"]), ("superbpe", [r"\p{N}+", r"(?=(\d{3})+(?!\d))"]), ("afmoe", [r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"])],
+    [
+        ("tiny_aya", [r"\d{1,3}(?=(?:\d{3})*\b)"]),
+        ("superbpe", [r"\p{N}+", r"(?=(\d{3})+(?!\d))"]),
+        ("afmoe", [r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"]),
+    ],
 )
 def test_numbers_are_grouped_as_published_in_linear_time(name, published):
-    """The published patterns try every place of a number against all that follow: 100,000 digits took 17 seconds and more."""
+    """The published patterns try every place of a number against all that follow: 100,000 digits took 17 seconds and
+    more.
+    """
     ours = SPLITS[name].pre_tokenizer()
     rest = SPLITS[name].patterns[3:]
     theirs = pre_tokenizers.Sequence(
-        [*(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in (*published, *rest)), pre_tokenizers.ByteLevel(False, use_regex=False)]
+        [
+            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in (*published, *rest)),
+            pre_tokenizers.ByteLevel(False, use_regex=False),
+        ]
     )
     rng = random.Random(3)
     for _ in range(2000):
@@ -81,25 +99,35 @@ def test_the_kinds_gemma4_and_bert(vocab, ids):
     assert_alike(gemma4, vocab["texts"], ids, "gemma4")
     assert gemma4.prefix == (300,)
     tokens = vocab["words"][0]
-    special = {f"{name}_token_id": tokens.index(f"[{text}]") for name, text in (("unknown", "UNK"), ("bos", "CLS"), ("seperator", "SEP"))}
+    special = {
+        f"{name}_token_id": tokens.index(f"[{text}]")
+        for name, text in (("unknown", "UNK"), ("bos", "CLS"), ("seperator", "SEP"))
+    }
     bert = tokenizer_from_gguf(metadata("bert", tokens, [], **special))
     assert_alike(bert, vocab["texts"], ids, "bert")
     around = bert.encode("Trailing")
-    assert (around[0], around[-1]) == (tokens.index("[CLS]"), tokens.index("[SEP]")) and bert.decode(around) == "trailing"
+    assert (around[0], around[-1]) == (tokens.index("[CLS]"), tokens.index("[SEP]")) and bert.decode(
+        around
+    ) == "trailing"
     for text in ("a  b", "日本語 x\n", "👩‍👩‍👧 é"):
         assert gemma4.decode(gemma4.encode(text, add_special=False)) == text
 
 
 @pytest.mark.parametrize("kind", ["rwkv", "plamo2", "none", "no_vocab", "whitespace", "hybriddna"])
 def test_kinds_that_are_not_read_are_named(vocab, kind):
-    with pytest.raises(ModelFileError, match=f"'{kind}' is a kind of vocabulary that is not read; known: gpt2, gemma4, llama, t5, bert"):
+    with pytest.raises(
+        ModelFileError, match=f"'{kind}' is a kind of vocabulary that is not read; known: gpt2, gemma4, llama, t5, bert"
+    ):
         tokenizer_from_gguf(metadata(kind, *vocab["byte_level"]))
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({}, "tokenizer.ggml.pre is missing, .*--override-kv tokenizer.ggml.pre=str:NAME; .* llama-bpe for Llama 3, qwen2"),
+        (
+            {},
+            "tokenizer.ggml.pre is missing, .*--override-kv tokenizer.ggml.pre=str:NAME; .* llama-bpe for Llama 3, qwen2",
+        ),
         ({"pre": ""}, "tokenizer.ggml.pre is missing"),
         ({"pre": "tomorrow"}, "'tomorrow' is not known; if the model splits .*--override-kv"),
         ({"pre": "qwen-2"}, r"'qwen-2' is not known \(did you mean qwen2\?\);"),
@@ -116,7 +144,9 @@ def test_a_split_that_is_not_known_is_refused(vocab, keys, message):
 def chat(vocab):
     """Metadata with control tokens, a user-defined one, and an end of turn that the file calls user-defined."""
     tokens, merges = vocab["byte_level"]
-    made = metadata("gpt2", [*tokens, "<|turn|>", "<tool>", "<|im_end|>", "</s>"], merges, pre="llama-bpe", bos_token_id=len(tokens))
+    made = metadata(
+        "gpt2", [*tokens, "<|turn|>", "<tool>", "<|im_end|>", "</s>"], merges, pre="llama-bpe", bos_token_id=len(tokens)
+    )
     made["tokenizer.ggml.token_type"][-4:] = [3, 4, 4, 4]
     return made
 

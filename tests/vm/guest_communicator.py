@@ -27,15 +27,25 @@ def interface(rank: int) -> str:
 
 
 def packets() -> int:
-    return sum(int(path.read_text()) for path in pathlib.Path("/sys/class/infiniband").glob("rxe?/ports/1/hw_counters/sent_pkts"))
+    return sum(
+        int(path.read_text())
+        for path in pathlib.Path("/sys/class/infiniband").glob("rxe?/ports/1/hw_counters/sent_pkts")
+    )
 
 
 def battery(hosts: str, largest: int, share: bool = False) -> None:
     """Every operation against numpy; the digest of all results is that of tcp."""
     before = packets()
-    over_verbs = run_threads(hosts, lambda world: collectives.battery(world, largest, transport="verbs", share=share, interface=interface(world.rank)))
+    over_verbs = run_threads(
+        hosts,
+        lambda world: collectives.battery(
+            world, largest, transport="verbs", share=share, interface=interface(world.rank)
+        ),
+    )
     assert packets() - before > 1000, "it went elsewhere"
-    assert over_verbs == run_threads(hosts, lambda world: collectives.battery(world, largest, transport="tcp", share=share)), "tcp gives other bits"
+    assert over_verbs == run_threads(
+        hosts, lambda world: collectives.battery(world, largest, transport="tcp", share=share)
+    ), "tcp gives other bits"
 
 
 def two() -> None:
@@ -56,13 +66,17 @@ def hybrid() -> None:
 
 
 def large() -> None:
-    """All_reduce of up to 64 MiB from arenas and from ordinary memory: the sum is numpy's, to the last bit, and tcp's."""
+    """All_reduce of up to 64 MiB from arenas and from ordinary memory: the sum is numpy's, to the last bit, and
+    tcp's.
+    """
     sizes = [0, 1, 1024, 16 << 10, 256 << 10, 1 << 20, 16 << 20]
 
     def body(world):
         c = open_communicator(world, "verbs", timeout=60, arena_bytes=1 << 27, interface=interface(world.rank))
         for size in sizes:
-            wanted = np.random.default_rng([0, size]).standard_normal(size, np.float32) + np.random.default_rng([1, size]).standard_normal(size, np.float32)
+            wanted = np.random.default_rng([0, size]).standard_normal(size, np.float32) + np.random.default_rng(
+                [1, size]
+            ).standard_normal(size, np.float32)
             placed = c.allocate(size)
             placed[:] = np.random.default_rng([world.rank, size]).standard_normal(size, np.float32)
             if size < 16 << 20:
@@ -104,7 +118,10 @@ def refused() -> None:
     """What is missing on one rank is said on all."""
 
     def body(world):
-        for wanted, words in (("10.9.0.7", r"on rank 1 \(here\): no active RDMA port has the address or interface 10.9.0.7"), ("lo", "on rank 1")):
+        for wanted, words in (
+            ("10.9.0.7", r"on rank 1 \(here\): no active RDMA port has the address or interface 10.9.0.7"),
+            ("lo", "on rank 1"),
+        ):
             try:
                 open_communicator(world, "verbs", timeout=5, interface=wanted if world.rank == 1 else ADDRESSES[0])
                 raise SystemExit("verbs was opened over an address that is not there")
@@ -119,7 +136,14 @@ def wrong_calls() -> None:
     for wrong, calls in WRONG_CALLS.items():
 
         def body(world):
-            c = open_communicator(world, "verbs", timeout=2 if wrong == "root" else 20, arena_bytes=1 << 26, share=False, interface=interface(world.rank))
+            c = open_communicator(
+                world,
+                "verbs",
+                timeout=2 if wrong == "root" else 20,
+                arena_bytes=1 << 26,
+                share=False,
+                interface=interface(world.rank),
+            )
             try:
                 calls[world.rank == 2](c, np.zeros(1000, np.float32))
                 c.barrier()
@@ -135,10 +159,15 @@ def slow() -> None:
     """A message that takes several timeouts on its way is waited for, because its bytes flow; so is an all_reduce."""
     timeout, size = 1.5, 24 << 20
     for wire in ("wire0", "wire1"):
-        subprocess.run(["tc", "qdisc", "add", "dev", wire, "root", "tbf", "rate", "40mbit", "burst", "64kb", "limit", "64mb"], check=True)
+        subprocess.run(
+            ["tc", "qdisc", "add", "dev", wire, "root", "tbf", "rate", "40mbit", "burst", "64kb", "limit", "64mb"],
+            check=True,
+        )
 
     def body(world):
-        c = open_communicator(world, "verbs", timeout=timeout, arena_bytes=1 << 26, share=False, interface=interface(world.rank))
+        c = open_communicator(
+            world, "verbs", timeout=timeout, arena_bytes=1 << 26, share=False, interface=interface(world.rank)
+        )
         c.barrier()
         start = time.monotonic()
         x = np.arange(size // 4, dtype=np.int32) if world.rank == 0 else np.zeros(size // 4, np.int32)
@@ -178,7 +207,8 @@ def wire_down() -> None:
         except CommError as error:
             took = time.monotonic() - start
             print(f"rank {world.rank} after {took:.1f} s: {error}", flush=True)
-            assert "cannot be reached: port 1 of RDMA device rxe" in str(error) and "went down" in str(error), error  # its own, or the peer's
+            # its own, or the peer's
+            assert "cannot be reached: port 1 of RDMA device rxe" in str(error) and "went down" in str(error), error
             assert took < timeout + 2, took
             again = time.monotonic()
             try:
@@ -202,9 +232,24 @@ def lost() -> None:
             file.write(secrets.token_hex(16))
             file.flush()
             os.chmod(file.name, 0o600)
-            job = {**environment(), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "CKDIST_JOB_SECRET_FILE": file.name}
+            job = {
+                **environment(),
+                "WORLD_SIZE": "3",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(free_port()),
+                "CKDIST_JOB_SECRET_FILE": file.name,
+            }
             command = [sys.executable, "tests/support/programs/until_lost.py", "verbs", what, "2"]
-            ranks = [subprocess.Popen([*command, interface(r)], env={**job, "RANK": str(r)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for r in range(3)]
+            ranks = [
+                subprocess.Popen(
+                    [*command, interface(r)],
+                    env={**job, "RANK": str(r)},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                for r in range(3)
+            ]
             try:
                 for rank in ranks:
                     line = rank.stdout.readline()

@@ -1,6 +1,8 @@
-"""Guest program, a rank under mpirun: runs a prompt on a small model and prints the placement map when all weights are packed.
+"""Guest program, a rank under mpirun: runs a prompt on a small model and prints the placement map when all weights are
+packed.
 
-guest_map.py off|threads [refused]: packed before anything runs, or behind it; with the system calls that bind memory refused, as in many containers.
+guest_map.py off|threads [refused]: packed before anything runs, or behind it; with the system calls that bind memory
+refused, as in many containers.
 """
 
 import ctypes
@@ -19,11 +21,20 @@ MBIND, SET_MEMPOLICY = 237, 238  # on x86-64
 
 
 def refuse_binding() -> None:
-    lines = [(LOAD, 0, 0, 0), (EQUAL, 2, 0, MBIND), (EQUAL, 1, 0, SET_MEMPOLICY), (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, EPERM)]
+    lines = [
+        (LOAD, 0, 0, 0),
+        (EQUAL, 2, 0, MBIND),
+        (EQUAL, 1, 0, SET_MEMPOLICY),
+        (RETURN, 0, 0, ALLOW),
+        (RETURN, 0, 0, EPERM),
+    ]
     filters = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
     program = struct.pack("HxxxxxxQ", len(lines), ctypes.addressof(filters))
     libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0) == 0, ctypes.get_errno()
+    assert (
+        libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+        and libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0) == 0
+    ), ctypes.get_errno()
 
 
 way, refused = sys.argv[1], sys.argv[2:] == ["refused"]

@@ -1,4 +1,6 @@
-"""Guest program, a rank under mpirun: all_reduce and a long exchange, each rank's CPUs, and what crossed the RDMA wire."""
+"""Guest program, a rank under mpirun: all_reduce and a long exchange, each rank's CPUs, and what crossed the RDMA
+wire.
+"""
 
 import json
 import os
@@ -9,7 +11,10 @@ from mpi4py import MPI
 
 
 def packets():
-    return sum(int(path.read_text()) for path in pathlib.Path("/sys/class/infiniband").glob("rxe0/ports/1/hw_counters/sent_pkts"))
+    return sum(
+        int(path.read_text())
+        for path in pathlib.Path("/sys/class/infiniband").glob("rxe0/ports/1/hw_counters/sent_pkts")
+    )
 
 
 comm = MPI.COMM_WORLD

@@ -1,4 +1,7 @@
-"""Guest program: memory bound to each node lies there. Asked of the kernel in two ways: move_pages' query and numa_maps."""
+"""Guest program: memory bound to each node lies there.
+
+Asked of the kernel in two ways: move_pages' query and numa_maps.
+"""
 
 import ctypes
 import json
@@ -15,12 +18,24 @@ libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_i
 
 
 def area():
-    return libc.mmap(None, PAGES * mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    return libc.mmap(
+        None, PAGES * mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0
+    )
 
 
 def bind(address, policy, nodes):
     mask = ctypes.c_ulong(sum(1 << node for node in nodes))
-    assert libnuma.mbind(ctypes.c_void_p(address), ctypes.c_ulong(PAGES * mmap.PAGESIZE), policy, ctypes.byref(mask), ctypes.c_ulong(64), 0) == 0
+    assert (
+        libnuma.mbind(
+            ctypes.c_void_p(address),
+            ctypes.c_ulong(PAGES * mmap.PAGESIZE),
+            policy,
+            ctypes.byref(mask),
+            ctypes.c_ulong(64),
+            0,
+        )
+        == 0
+    )
 
 
 def touch(address):

@@ -1,6 +1,8 @@
-"""Guest program: rank 1 of two on rxe1, in pyverbs and the standard library alone, written from the comments of comm/verbs_wire.h.
+"""Guest program: rank 1 of two on rxe1, in pyverbs and the standard library alone, written from the comments of
+comm/verbs_wire.h.
 
-It shares no code with the project, so what both sides get wrong in the same way would show here. Started by guest_rank.py.
+It shares no code with the project, so what both sides get wrong in the same way would show here. Started by
+guest_rank.py.
 """
 
 import ipaddress
@@ -28,7 +30,8 @@ OUTBOX, BUFFER = SLOT * SLOTS, 2 * SLOT * SLOTS  # after the inbox; where frames
 
 
 def pattern(count, seed):
-    period = bytes((i * (2 * seed + 1) + seed) % 253 for i in range(253))  # made at once: rank 0 waits for it, on a machine that is slow
+    # made at once: rank 0 waits for it, on a machine that is slow
+    period = bytes((i * (2 * seed + 1) + seed) % 253 for i in range(253))
     return (period * (count // 253 + 1))[:count]
 
 
@@ -44,7 +47,9 @@ class Peer:
         self.memory.write(b"\0" * (1 << 20), 1 << 20, BUFFER)
         self.queue = CQ(context, 512)
         cap = QPCap(max_send_wr=128, max_recv_wr=SLOTS, max_send_sge=1, max_recv_sge=1)
-        self.pair = QP(self.domain, QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.queue, rcq=self.queue, cap=cap, sq_sig_all=1))
+        self.pair = QP(
+            self.domain, QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.queue, rcq=self.queue, cap=cap, sq_sig_all=1)
+        )
         attributes = QPAttr(port_num=1)
         attributes.qp_access_flags = ACCESS
         self.pair.to_init(attributes)
@@ -81,7 +86,13 @@ class Peer:
         route = GlobalRoute(dgid=GID(ipaddress.IPv6Address(gid).exploded), sgid_index=self.index, hop_limit=64)
         attributes.ah_attr = AHAttr(port_num=1, is_global=1, gr=route)
         self.pair.to_rtr(attributes)
-        attributes.sq_psn, attributes.timeout, attributes.retry_cnt, attributes.rnr_retry, attributes.max_rd_atomic = 4711, 16, 6, 0, 1
+        attributes.sq_psn, attributes.timeout, attributes.retry_cnt, attributes.rnr_retry, attributes.max_rd_atomic = (
+            4711,
+            16,
+            6,
+            0,
+            1,
+        )
         self.pair.to_rts(attributes)
         self.swap(b"")
 
@@ -126,8 +137,13 @@ class Peer:
         frame = FRAME.pack(kind, self.owed, tag, id, answer, key, address, size or len(behind)) + behind
         self.memory.write(frame, len(frame), OUTBOX + SLOT * slot)
         self.sent, self.credits, self.owed = self.sent + 1, self.credits - 1, 0
-        request = SendWR(opcode=e.IBV_WR_RDMA_WRITE_WITH_IMM, imm_data=socket.htonl(slot + lie), **self.data(OUTBOX + SLOT * slot, len(frame)))
-        self.write(request, self.ring + SLOT * slot, self.ring_key, awaited=not lie)  # who reads a lie hangs up, perhaps before its device acknowledges it
+        request = SendWR(
+            opcode=e.IBV_WR_RDMA_WRITE_WITH_IMM,
+            imm_data=socket.htonl(slot + lie),
+            **self.data(OUTBOX + SLOT * slot, len(frame)),
+        )
+        # who reads a lie hangs up, perhaps before its device acknowledges it
+        self.write(request, self.ring + SLOT * slot, self.ring_key, awaited=not lie)
 
     def put(self, offset, data, remote, key):
         self.memory.write(data, len(data), offset)

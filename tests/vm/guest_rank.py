@@ -1,4 +1,7 @@
-"""Guest program: one of two ranks, on rxe0 or rxe1, that go through the verbs transport. `guest_rank.py CASE,CASE` starts both."""
+"""Guest program: one of two ranks, on rxe0 or rxe1, that go through the verbs transport.
+
+`guest_rank.py CASE,CASE` starts both.
+"""
 
 import functools
 import os
@@ -77,8 +80,9 @@ def messages(t, rank, peer, exchange):
 
 
 def order(t, rank, peer, exchange):
-    """Thousands of messages of mixed sizes on three tags, taken tag by tag: in order within each, and never a receiver that was
-    not ready; long and short ones of one tag keep their order too."""
+    """Thousands of messages of mixed sizes on three tags, taken tag by tag: in order within each, and never a
+    receiver that was not ready; long and short ones of one tag keep their order too.
+    """
     count, tags = 3000, 3
     refused = not_ready()
     if rank == 0:
@@ -111,7 +115,9 @@ def not_ready():
 
 
 def windows(t, rank, peer, exchange):
-    """Puts of many sizes, seen as soon as the notification that follows them is counted; gets; a put out of bounds is refused."""
+    """Puts of many sizes, seen as soon as the notification that follows them is counted; gets; a put out of bounds
+    is refused.
+    """
     memory = np.zeros(2 << 20, np.uint8)
     t.expose(5, memory)
     sizes = SIZES[:-1]
@@ -204,7 +210,9 @@ def goodbye(t, rank, peer, exchange):
 def stranger(t, rank, peer, exchange):
     """Rank 1 is guest_peer.py: an independent program that knows nothing but the wire format."""
     t.send(1, 4, t.recv(1, 3, np.empty(100, np.uint8))[::-1].copy())
-    assert (t.recv(1, 3, np.empty(300_000, np.uint8)) == pattern_of(300_000, 1)).all(), "a long message from the stranger"
+    assert (t.recv(1, 3, np.empty(300_000, np.uint8)) == pattern_of(300_000, 1)).all(), (
+        "a long message from the stranger"
+    )
     t.send(1, 4, pattern_of(100_000, 2))
     memory = pattern_of(1 << 16, 3)
     t.expose(1, memory)
@@ -212,7 +220,9 @@ def stranger(t, rank, peer, exchange):
     while t.notified(1, 6) < 2:
         assert time.monotonic() < end, "no notification"
         os.sched_yield()
-    assert (memory[1000:51000] == pattern_of(50_000, 4)).all() and (memory[51000:] == pattern_of(1 << 16, 3)[51000:]).all(), "a put by the stranger"
+    assert (memory[1000:51000] == pattern_of(50_000, 4)).all() and (
+        memory[51000:] == pattern_of(1 << 16, 3)[51000:]
+    ).all(), "a put by the stranger"
     for i in range(200):
         assert (t.recv(1, 5, np.empty(9, np.uint8)) == i).all()
     put = pattern_of(5000, 5)  # stays until the put is complete

@@ -1,8 +1,8 @@
 """A virtual machine with two NUMA nodes that sees this host's files: one boot, then commands one after another.
 
-QEMU in software emulation on Debian's stock kernel (prepare.sh), for what is right or wrong; nothing about speed can be learnt
-in it. The guest reads the host's file system through an overlay, so it runs this very checkout in this very environment; what it
-writes is gone with it.
+QEMU in software emulation on Debian's stock kernel (prepare.sh), for what is right or wrong; nothing about speed can be
+learnt in it. The guest reads the host's file system through an overlay, so it runs this very checkout in this very
+environment; what it writes is gone with it.
 """
 
 import os
@@ -28,7 +28,9 @@ def prepare() -> str:
         return "the virtual machine is made for x86-64 Debian"
     if not (PARTS / "ready").exists() and os.geteuid():
         return "setting up the virtual machine installs packages: run `make test-vm` as root once"
-    done = subprocess.run([HERE / "prepare.sh"], env={**os.environ, "CKDIST_VM": str(PARTS)}, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        [HERE / "prepare.sh"], env={**os.environ, "CKDIST_VM": str(PARTS)}, capture_output=True, text=True, timeout=900
+    )
     return f"the virtual machine could not be set up: {done.stderr.strip()[-300:]}" if done.returncode else ""
 
 
@@ -40,23 +42,74 @@ class Machine:
         shutil.copy(HERE / "serve.sh", self.share)
         self.count = 0
         half = cpus // 2
-        words = ["timeout", "-k", "5", str(LIFE_SECONDS), "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max,la57=off", "-machine", "q35"]
-        words += ["-nodefaults", "-display", "none", "-no-reboot", "-m", str(2 * mib), "-smp", f"{cpus},sockets=2,cores={half},threads=1"]
+        words = [
+            "timeout",
+            "-k",
+            "5",
+            str(LIFE_SECONDS),
+            "qemu-system-x86_64",
+            "-accel",
+            "tcg,thread=multi",
+            "-cpu",
+            "max,la57=off",
+            "-machine",
+            "q35",
+        ]
+        words += [
+            "-nodefaults",
+            "-display",
+            "none",
+            "-no-reboot",
+            "-m",
+            str(2 * mib),
+            "-smp",
+            f"{cpus},sockets=2,cores={half},threads=1",
+        ]
         for node in (0, 1):
             words += ["-object", f"memory-backend-ram,id=memory{node},size={mib}M"]
             words += ["-numa", f"node,nodeid={node},cpus={node * half}-{(node + 1) * half - 1},memdev=memory{node}"]
         words += ["-numa", "dist,src=0,dst=1,val=21", "-numa", "dist,src=1,dst=0,val=21"]
         for name, path, more in (("host", "/", ",readonly=on,multidevs=remap"), ("share", self.share, "")):
-            words += ["-fsdev", f"local,id={name},path={path},security_model=none{more}", "-device", f"virtio-9p-pci,fsdev={name},mount_tag={name}"]
-        words += ["-device", "virtio-rng-pci", "-serial", f"file:{self.share}/console", "-kernel", str(PARTS / "vmlinuz"), "-initrd", str(PARTS / "initrd.gz")]
-        words += ["-append", f"console=ttyS0 quiet panic=-1 mitigations=off rdinit=/init guest.modules={PARTS}/kernel/lib/modules"]
-        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=open(self.share / "qemu", "wb"))
+            words += [
+                "-fsdev",
+                f"local,id={name},path={path},security_model=none{more}",
+                "-device",
+                f"virtio-9p-pci,fsdev={name},mount_tag={name}",
+            ]
+        words += [
+            "-device",
+            "virtio-rng-pci",
+            "-serial",
+            f"file:{self.share}/console",
+            "-kernel",
+            str(PARTS / "vmlinuz"),
+            "-initrd",
+            str(PARTS / "initrd.gz"),
+        ]
+        words += [
+            "-append",
+            f"console=ttyS0 quiet panic=-1 mitigations=off rdinit=/init guest.modules={PARTS}/kernel/lib/modules",
+        ]
+        self.process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=open(self.share / "qemu", "wb")
+        )
         self._await("up", BOOT_SECONDS)
 
-    def run(self, command: str, timeout: float = COMMAND_SECONDS, check: bool = True, **env: str) -> subprocess.CompletedProcess:
-        """A shell command in the guest, in this checkout and environment; AssertionError with its output when it fails."""
+    def run(
+        self, command: str, timeout: float = COMMAND_SECONDS, check: bool = True, **env: str
+    ) -> subprocess.CompletedProcess:
+        """A shell command in the guest, in this checkout and environment; AssertionError with its output when it
+        fails.
+        """
         path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin"
-        env = {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **env}
+        env = {
+            "PATH": path,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            **env,
+        }
         lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
         lines += [f"cd {shlex.quote(str(ROOT))}", f"exec timeout -k 5 {timeout} bash -c {shlex.quote(command)}"]
         n, self.count = self.count, self.count + 1
@@ -64,17 +117,29 @@ class Machine:
         part.write_text("\n".join(lines) + "\n")
         part.rename(self.share / f"{n}.command")
         self._await(f"{n}.code", timeout + 20)
-        done = subprocess.CompletedProcess(command, int((self.share / f"{n}.code").read_text()), (self.share / f"{n}.output").read_text(errors="replace"))
-        assert not check or done.returncode == 0, f"`{command}` ended with {done.returncode} in the guest:\n{done.stdout[-4000:]}"
+        done = subprocess.CompletedProcess(
+            command,
+            int((self.share / f"{n}.code").read_text()),
+            (self.share / f"{n}.output").read_text(errors="replace"),
+        )
+        assert not check or done.returncode == 0, (
+            f"`{command}` ended with {done.returncode} in the guest:\n{done.stdout[-4000:]}"
+        )
         return done
 
     def _await(self, name: str, timeout: float) -> None:
         end = time.monotonic() + timeout
         while not (self.share / name).exists():
             if self.process.poll() is not None or time.monotonic() > end:
-                said = [(self.share / file).read_text(errors="replace")[-1500:] for file in ("qemu", "console") if (self.share / file).exists()]
+                said = [
+                    (self.share / file).read_text(errors="replace")[-1500:]
+                    for file in ("qemu", "console")
+                    if (self.share / file).exists()
+                ]
                 self.stop()
-                raise RuntimeError(f"the virtual machine did not reach {name} within {timeout:.0f} s: " + " ".join(said))
+                raise RuntimeError(
+                    f"the virtual machine did not reach {name} within {timeout:.0f} s: " + " ".join(said)
+                )
             time.sleep(0.05)
 
     def stop(self) -> None:

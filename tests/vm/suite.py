@@ -33,11 +33,15 @@ def last_json(text: str):
 
 
 def test_devices_are_found(machine):
-    done = machine.run("""python -c 'from ckdist.comm.verbs import verbs_works; [print(verbs_works(i)) for i in (None, "wire1", "10.9.0.3")]'""")
+    done = machine.run(
+        """python -c 'from ckdist.comm.verbs import verbs_works; [print(verbs_works(i)) for i in (None, "wire1", "10.9.0.3")]'"""
+    )
     first, second, third = done.stdout.splitlines()
     assert first == "(True, 'rxe0 port 1, GID 1 (RoCE v2, 10.9.0.1)')"
     assert second == "(True, 'rxe1 port 1, GID 1 (RoCE v2, 10.9.0.2)')"
-    assert third.startswith("(False, 'no active RDMA port has the address or interface 10.9.0.3; there is rxe0 (active: 10.9.0.1")
+    assert third.startswith(
+        "(False, 'no active RDMA port has the address or interface 10.9.0.3; there is rxe0 (active: 10.9.0.1"
+    )
 
 
 @pytest.mark.parametrize("case", ["messages", "order", "windows"])
@@ -88,7 +92,9 @@ def test_pages_lie_where_they_are_bound(machine):
 def test_arenas_lie_where_ranks_are_placed(machine, reserved):
     """The tests that need two nodes, in plain and in reserved huge pages."""
     try:
-        done = machine.run(f"sysctl -qw vm.nr_hugepages={reserved} && python -m pytest -q -p no:cacheprovider tests/unit/test_topology.py -k 'TestNuma or TestPages'")
+        done = machine.run(
+            f"sysctl -qw vm.nr_hugepages={reserved} && python -m pytest -q -p no:cacheprovider tests/unit/test_topology.py -k 'TestNuma or TestPages'"
+        )
     finally:
         machine.run("sysctl -qw vm.nr_hugepages=0")
     assert ("1 skipped" in done.stdout) == (reserved == 0) and "failed" not in done.stdout, done.stdout
@@ -97,16 +103,26 @@ def test_arenas_lie_where_ranks_are_placed(machine, reserved):
 @pytest.mark.parametrize("way", ["off", "threads"])
 @pytest.mark.parametrize("reserved, huge", [(0, "transparent"), (64, "100 % reserved")])
 def test_the_map_tells_nodes_and_huge_pages(machine, way, reserved, huge):
-    """Two ranks that mpirun placed, each on its node, with all its pages there, whether weights were packed before the first step or behind it."""
+    """Two ranks that mpirun placed, each on its node, with all its pages there, whether weights were packed before
+    the first step or behind it.
+    """
     try:
-        done = machine.run(f"sysctl -qw vm.nr_hugepages={reserved} && mpirun -n 2 --map-by numa --bind-to numa python tests/vm/guest_map.py {way}")
+        done = machine.run(
+            f"sysctl -qw vm.nr_hugepages={reserved} && mpirun -n 2 --map-by numa --bind-to numa python tests/vm/guest_map.py {way}"
+        )
     finally:
         machine.run("sysctl -qw vm.nr_hugepages=0")
     rows = [line for line in done.stdout.splitlines() if line[:1] in ("0", "1")]
-    assert [row.split()[2] for row in rows] == ["0", "1"] and all("128 / 0" in row and row.endswith(huge) for row in rows), done.stdout
+    assert [row.split()[2] for row in rows] == ["0", "1"] and all(
+        "128 / 0" in row and row.endswith(huge) for row in rows
+    ), done.stdout
 
 
-@pytest.mark.parametrize("launch, refused", [("taskset -c 1,2 mpirun --bind-to none", ""), ("mpirun --map-by numa --bind-to numa", "refused")], ids=["a cpuset that cuts nodes", "binding refused"])
+@pytest.mark.parametrize(
+    "launch, refused",
+    [("taskset -c 1,2 mpirun --bind-to none", ""), ("mpirun --map-by numa --bind-to numa", "refused")],
+    ids=["a cpuset that cuts nodes", "binding refused"],
+)
 def test_weights_are_packed_behind_steps_on_lesser_machines(machine, launch, refused):
     token = lambda done: [line for line in done.stdout.splitlines() if line.startswith("token")]
     whole = token(machine.run("python tests/vm/guest_map.py off"))
@@ -123,14 +139,21 @@ def test_ranks_are_bound_to_their_nodes(machine):
 
 
 def test_mpi_over_roce(machine):
-    done = machine.run("mpirun -n 2 --map-by numa --bind-to numa --mca pml ucx -x UCX_TLS=ib,self -x UCX_NET_DEVICES=rxe0:1 python tests/vm/guest_mpi.py")
+    done = machine.run(
+        "mpirun -n 2 --map-by numa --bind-to numa --mca pml ucx -x UCX_TLS=ib,self -x UCX_NET_DEVICES=rxe0:1 python tests/vm/guest_mpi.py"
+    )
     assert last_json(done.stdout)["packets"] >= 200, done.stdout  # 800 kB in packets of 4 KiB
 
 
 def test_perplexity_is_the_hosts(machine):
     """The same numbers to the last bit, from kernels of the same ISA, with each rank on a node of its own."""
     here = subprocess.run(
-        ["mpirun", "-n", "2", "--oversubscribe", sys.executable, *PERPLEXITY.split()[1:]], env={**environment(), "CKDIST_ISA": "avx2"}, cwd=ROOT, capture_output=True, text=True, timeout=120
+        ["mpirun", "-n", "2", "--oversubscribe", sys.executable, *PERPLEXITY.split()[1:]],
+        env={**environment(), "CKDIST_ISA": "avx2"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert here.returncode == 0, here.stderr
     for wire in ("auto", "verbs"):

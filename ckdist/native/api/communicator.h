@@ -13,35 +13,44 @@ struct ckdist_wire;
 struct ckdist_communicator;
 struct ckdist_operation;
 
-struct ckdist_thresholds { int64_t direct_bytes, wire_direct_bytes, leaders_bytes; };
+struct ckdist_thresholds {
+  int64_t direct_bytes, wire_direct_bytes, leaders_bytes;
+};
 
-/* What ranks of one host share. The first passes no path; the others pass what ..._path gives there, while the first holds it. */
-CKDIST_EXPORT int ckdist_host_memory_new(const char* path, int32_t index, int32_t count, int64_t arena_bytes, struct ckdist_host_memory** out);
+/* What ranks of one host share. The first passes no path; the others pass what ..._path gives there, while the first
+ * holds it. */
+CKDIST_EXPORT int ckdist_host_memory_new(const char* path, int32_t index, int32_t count, int64_t arena_bytes,
+                                         struct ckdist_host_memory** out);
 CKDIST_EXPORT const char* ckdist_host_memory_path(struct ckdist_host_memory* memory);
 CKDIST_EXPORT void ckdist_host_memory_free(struct ckdist_host_memory* memory);
-CKDIST_EXPORT int ckdist_meeting_new(const char* path, int32_t index, int32_t count, const int32_t* ranks, int32_t spins, double timeout_s,
-                                     struct ckdist_meeting** out);
+CKDIST_EXPORT int ckdist_meeting_new(const char* path, int32_t index, int32_t count, const int32_t* ranks,
+                                     int32_t spins, double timeout_s, struct ckdist_meeting** out);
 CKDIST_EXPORT const char* ckdist_meeting_path(struct ckdist_meeting* meeting);
 CKDIST_EXPORT void ckdist_meeting_free(struct ckdist_meeting* meeting);
 
-/* What joins ranks of any hosts. sockets: (size, lanes + 1), connected and authenticated, the last of each for signs of life alone; they
-   belong to the wire from here on. */
-CKDIST_EXPORT int ckdist_wire_tcp(int32_t rank, int32_t size, int32_t lanes, const int32_t* sockets, double timeout_s, struct ckdist_wire** out);
-/* Addresses of MPI_Isend, MPI_Irecv, MPI_Test, MPI_Iprobe and MPI_Get_count, and the values of MPI_BYTE and of a communicator. */
-CKDIST_EXPORT int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* get_count, void* byte, void* comm, int32_t rank, int32_t size,
-                                  double timeout_s, struct ckdist_wire** out);
-/* A connected verbs transport (verbs.h), which becomes the wire's: the handle is empty afterwards and is still to be freed. */
+/* What joins ranks of any hosts. sockets: (size, lanes + 1), connected and authenticated, the last of each for signs of
+   life alone; they belong to the wire from here on. */
+CKDIST_EXPORT int ckdist_wire_tcp(int32_t rank, int32_t size, int32_t lanes, const int32_t* sockets, double timeout_s,
+                                  struct ckdist_wire** out);
+/* Addresses of MPI_Isend, MPI_Irecv, MPI_Test, MPI_Iprobe and MPI_Get_count, and the values of MPI_BYTE and of a
+ * communicator. */
+CKDIST_EXPORT int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* get_count, void* byte,
+                                  void* comm, int32_t rank, int32_t size, double timeout_s, struct ckdist_wire** out);
+/* A connected verbs transport (verbs.h), which becomes the wire's: the handle is empty afterwards and is still to be
+ * freed. */
 struct ckdist_verbs;
-CKDIST_EXPORT int ckdist_wire_verbs(struct ckdist_verbs* verbs, int32_t size, const int32_t* sockets, struct ckdist_wire** out);
+CKDIST_EXPORT int ckdist_wire_verbs(struct ckdist_verbs* verbs, int32_t size, const int32_t* sockets,
+                                    struct ckdist_wire** out);
 /* The machine of each rank, which errors about it name; before anything is made of the wire. */
 CKDIST_EXPORT int ckdist_wire_name_hosts(struct ckdist_wire* wire, const char* const* hosts);
 CKDIST_EXPORT void ckdist_wire_free(struct ckdist_wire* wire);
 
-/* host_of: a number per rank, equal on one host. memory and meeting (which the communicator takes over) or null; wire or null.
-   Memory without a meeting is this rank's alone: what is allocated there is told to the wire once.
-   The memory and the wire may be freed by the caller while communicators still use them. */
-CKDIST_EXPORT int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of, struct ckdist_host_memory* memory,
-                                          struct ckdist_meeting* meeting, struct ckdist_wire* wire, const struct ckdist_thresholds* thresholds,
+/* host_of: a number per rank, equal on one host. memory and meeting (which the communicator takes over) or null; wire
+   or null. Memory without a meeting is this rank's alone: what is allocated there is told to the wire once. The memory
+   and the wire may be freed by the caller while communicators still use them. */
+CKDIST_EXPORT int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of,
+                                          struct ckdist_host_memory* memory, struct ckdist_meeting* meeting,
+                                          struct ckdist_wire* wire, const struct ckdist_thresholds* thresholds,
                                           int32_t spins, double timeout_s, struct ckdist_communicator** out);
 CKDIST_EXPORT void ckdist_communicator_free(struct ckdist_communicator* communicator);
 CKDIST_EXPORT int ckdist_communicator_check_peers(struct ckdist_communicator* communicator);
@@ -49,54 +58,63 @@ CKDIST_EXPORT int ckdist_communicator_abandon(struct ckdist_communicator* commun
 CKDIST_EXPORT int ckdist_communicator_leave(struct ckdist_communicator* communicator);
 CKDIST_EXPORT const char* ckdist_communicator_transport(struct ckdist_communicator* communicator);
 /* *out is null for a negative color. */
-CKDIST_EXPORT int ckdist_communicator_split(struct ckdist_communicator* communicator, int32_t color, int32_t key, struct ckdist_communicator** out);
+CKDIST_EXPORT int ckdist_communicator_split(struct ckdist_communicator* communicator, int32_t color, int32_t key,
+                                            struct ckdist_communicator** out);
 CKDIST_EXPORT int32_t ckdist_communicator_rank(struct ckdist_communicator* communicator);
 CKDIST_EXPORT int32_t ckdist_communicator_size(struct ckdist_communicator* communicator);
 /* *out is null where the ranks share no memory: any other will do. */
 CKDIST_EXPORT int ckdist_communicator_allocate(struct ckdist_communicator* communicator, int64_t bytes, void** out);
 CKDIST_EXPORT void ckdist_communicator_release(struct ckdist_communicator* communicator, void* data);
 
-/* Collectives: with `out_operation` they return at once, with null when they are done. Buffers must live until then; counts are copied. */
-CKDIST_EXPORT int ckdist_all_reduce(struct ckdist_communicator* communicator, const void* in, void* out, int64_t elements, int32_t element,
-                                    int32_t op, struct ckdist_operation** out_operation);
-CKDIST_EXPORT int ckdist_reduce_scatter(struct ckdist_communicator* communicator, const void* in, void* out, const int64_t* counts, int32_t element,
-                                        int32_t op, struct ckdist_operation** out_operation);
-CKDIST_EXPORT int ckdist_all_gather(struct ckdist_communicator* communicator, const void* in, void* out, const int64_t* bytes,
+/* Collectives: with `out_operation` they return at once, with null when they are done. Buffers must live until then;
+ * counts are copied. */
+CKDIST_EXPORT int ckdist_all_reduce(struct ckdist_communicator* communicator, const void* in, void* out,
+                                    int64_t elements, int32_t element, int32_t op,
                                     struct ckdist_operation** out_operation);
-CKDIST_EXPORT int ckdist_all_to_all(struct ckdist_communicator* communicator, const void* in, const int64_t* send_bytes, void* out,
-                                    const int64_t* recv_bytes, struct ckdist_operation** out_operation);
+CKDIST_EXPORT int ckdist_reduce_scatter(struct ckdist_communicator* communicator, const void* in, void* out,
+                                        const int64_t* counts, int32_t element, int32_t op,
+                                        struct ckdist_operation** out_operation);
+CKDIST_EXPORT int ckdist_all_gather(struct ckdist_communicator* communicator, const void* in, void* out,
+                                    const int64_t* bytes, struct ckdist_operation** out_operation);
+CKDIST_EXPORT int ckdist_all_to_all(struct ckdist_communicator* communicator, const void* in, const int64_t* send_bytes,
+                                    void* out, const int64_t* recv_bytes, struct ckdist_operation** out_operation);
 CKDIST_EXPORT int ckdist_broadcast(struct ckdist_communicator* communicator, void* data, int64_t bytes, int32_t root,
                                    struct ckdist_operation** out_operation);
 CKDIST_EXPORT int ckdist_barrier(struct ckdist_communicator* communicator, struct ckdist_operation** out_operation);
 
-CKDIST_EXPORT int ckdist_isend(struct ckdist_communicator* communicator, int32_t peer, int32_t tag, const void* data, int64_t bytes,
-                               struct ckdist_operation** out);
-CKDIST_EXPORT int ckdist_irecv(struct ckdist_communicator* communicator, int32_t peer, int32_t tag, void* data, int64_t bytes,
-                               struct ckdist_operation** out);
+CKDIST_EXPORT int ckdist_isend(struct ckdist_communicator* communicator, int32_t peer, int32_t tag, const void* data,
+                               int64_t bytes, struct ckdist_operation** out);
+CKDIST_EXPORT int ckdist_irecv(struct ckdist_communicator* communicator, int32_t peer, int32_t tag, void* data,
+                               int64_t bytes, struct ckdist_operation** out);
 CKDIST_EXPORT int ckdist_expose(struct ckdist_communicator* communicator, int32_t window, void* base, int64_t bytes);
-CKDIST_EXPORT int ckdist_iput(struct ckdist_communicator* communicator, int32_t peer, int32_t window, int64_t offset, const void* data, int64_t bytes,
-                              struct ckdist_operation** out);
-CKDIST_EXPORT int ckdist_iget(struct ckdist_communicator* communicator, int32_t peer, int32_t window, int64_t offset, void* data, int64_t bytes,
-                              struct ckdist_operation** out);
-CKDIST_EXPORT int ckdist_inotify(struct ckdist_communicator* communicator, int32_t peer, int32_t window, int32_t slot, struct ckdist_operation** out);
-CKDIST_EXPORT int ckdist_await_notified(struct ckdist_communicator* communicator, int32_t window, int32_t slot, uint64_t count);
+CKDIST_EXPORT int ckdist_iput(struct ckdist_communicator* communicator, int32_t peer, int32_t window, int64_t offset,
+                              const void* data, int64_t bytes, struct ckdist_operation** out);
+CKDIST_EXPORT int ckdist_iget(struct ckdist_communicator* communicator, int32_t peer, int32_t window, int64_t offset,
+                              void* data, int64_t bytes, struct ckdist_operation** out);
+CKDIST_EXPORT int ckdist_inotify(struct ckdist_communicator* communicator, int32_t peer, int32_t window, int32_t slot,
+                                 struct ckdist_operation** out);
+CKDIST_EXPORT int ckdist_await_notified(struct ckdist_communicator* communicator, int32_t window, int32_t slot,
+                                        uint64_t count);
 
 /* 1 when complete, else 0. */
 CKDIST_EXPORT int ckdist_operation_test(struct ckdist_operation* operation);
 CKDIST_EXPORT int ckdist_operation_wait(struct ckdist_operation* operation);
 CKDIST_EXPORT void ckdist_operation_free(struct ckdist_operation* operation);
 
-/* Measuring; all ranks call together. Seconds of one collective (operation: 0 all_reduce, 1 reduce_scatter, 2 all_gather, 3 all_to_all,
-   4 broadcast from rank 0; equal parts, `elements` in the larger of the two buffers) on an `in` that is rewritten before every call, the
-   rewriting taken off; of any function of up to eight pointers and integers that returns 0, likewise; of one barrier; of a cache
-   line's way from rank 0 to rank 1 of one host and back. */
-CKDIST_EXPORT int ckdist_time_collective(struct ckdist_communicator* communicator, int32_t operation, void* in, void* out_buffer, int64_t elements,
-                                         int32_t element, int32_t calls, double* out);
-CKDIST_EXPORT int ckdist_time_function(void* function, const uint64_t* words, void* in, int64_t bytes, int32_t calls, double* out);
+/* Measuring; all ranks call together. Seconds of one collective (operation: 0 all_reduce, 1 reduce_scatter, 2
+   all_gather, 3 all_to_all, 4 broadcast from rank 0; equal parts, `elements` in the larger of the two buffers) on an
+   `in` that is rewritten before every call, the rewriting taken off; of any function of up to eight pointers and
+   integers that returns 0, likewise; of one barrier; of a cache line's way from rank 0 to rank 1 of one host and back.
+ */
+CKDIST_EXPORT int ckdist_time_collective(struct ckdist_communicator* communicator, int32_t operation, void* in,
+                                         void* out_buffer, int64_t elements, int32_t element, int32_t calls,
+                                         double* out);
+CKDIST_EXPORT int ckdist_time_function(void* function, const uint64_t* words, void* in, int64_t bytes, int32_t calls,
+                                       double* out);
 CKDIST_EXPORT int ckdist_time_barrier(struct ckdist_communicator* communicator, int32_t calls, double* out);
 CKDIST_EXPORT int ckdist_time_round_trip(struct ckdist_communicator* communicator, int32_t calls, double* out);
 
 #ifdef __cplusplus
-} // extern "C"
+}  // extern "C"
 #endif
 #endif

@@ -5,12 +5,12 @@
 extern "C" {
 #endif
 
-/* Calls that can fail return a negative status: -1 native, -2 model file, -3 capacity, -4 communication, -5 configuration.
-   The message of the calling thread's last failure: one line. */
+/* Calls that can fail return a negative status: -1 native, -2 model file, -3 capacity, -4 communication, -5
+   configuration. The message of the calling thread's last failure: one line. */
 CKDIST_EXPORT const char* ckdist_last_error(void);
 
-/* Levels of instructions that this build has kernels for, best first: name of the i-th, null past the last, and what the CPU lacks for it, as
-   /proc/cpuinfo names it ("" where nothing is missing). */
+/* Levels of instructions that this build has kernels for, best first: name of the i-th, null past the last, and what
+   the CPU lacks for it, as /proc/cpuinfo names it ("" where nothing is missing). */
 CKDIST_EXPORT const char* ckdist_isa_name(int32_t i);
 CKDIST_EXPORT const char* ckdist_isa_lacks(int32_t i);
 /* The one whose kernels were chosen at load; CKDIST_ISA in the environment forces another that the CPU has. */
@@ -21,10 +21,11 @@ CKDIST_EXPORT int64_t ckdist_type_block_elements(int32_t type);
 CKDIST_EXPORT int64_t ckdist_type_block_bytes(int32_t type);
 CKDIST_EXPORT const char* ckdist_type_name(int32_t type);
 
-/* Bytes that can still be allocated without swapping: of the machine, or of the control groups that this process is in. */
+/* Bytes that can still be allocated without swapping: of the machine, or of the control groups that this process is in.
+ */
 CKDIST_EXPORT int64_t ckdist_available_memory(void);
 
 #ifdef __cplusplus
-} // extern "C"
+}  // extern "C"
 #endif
 #endif

@@ -8,9 +8,9 @@ extern "C" {
 
 /* A rank's shard of one weight matrix; the same bytes as ckdist::Weight in runtime/sliced_matrix.h. */
 struct ckdist_matrix {
-  int32_t type;       /* ggml number */
-  int64_t rows;       /* output rows; the last tile of 16 is padded with zeros */
-  int64_t cols;       /* columns held, a multiple of the type's block */
+  int32_t type; /* ggml number */
+  int64_t rows; /* output rows; the last tile of 16 is padded with zeros */
+  int64_t cols; /* columns held, a multiple of the type's block */
   int64_t tile_bytes;
   const uint8_t* tiles;
   const void* sliced; /* null: all tiles are packed */
@@ -19,17 +19,18 @@ struct ckdist_matrix {
 /* Which part of a stored tensor a matrix takes: the rows of `row_ranges`, one range after the other, and columns
    [col_begin, col_end), whole blocks of both types. */
 struct ckdist_matrix_plan {
-  const char* name;           /* for messages */
-  int32_t file;               /* index into the loader's files */
-  int32_t source_type;        /* as stored */
-  int32_t packed_type;        /* the same, or Q8_0 or Q4_K for a source of F32, F16 or BF16 */
-  int32_t head_rows;          /* > 0: row j of the first half of each head of this many rows is stored at 2 j, of the second at 2 j + 1 */
-  int64_t offset;             /* of the tensor in its file */
-  int64_t rows, cols;         /* of the whole tensor */
+  const char* name;    /* for messages */
+  int32_t file;        /* index into the loader's files */
+  int32_t source_type; /* as stored */
+  int32_t packed_type; /* the same, or Q8_0 or Q4_K for a source of F32, F16 or BF16 */
+  int32_t head_rows; /* > 0: row j of the first half of each head of this many rows is stored at 2 j, of the second at 2
+                        j + 1 */
+  int64_t offset;    /* of the tensor in its file */
+  int64_t rows, cols; /* of the whole tensor */
   int64_t col_begin, col_end;
-  const int64_t* row_ranges;  /* (range_count, 2): begin, end */
+  const int64_t* row_ranges; /* (range_count, 2): begin, end */
   int64_t range_count;
-  int32_t cold;               /* packed after all others */
+  int32_t cold; /* packed after all others */
 };
 
 /* Elements [begin, end) of a stored vector of F32, F16 or BF16, which become float32. */
@@ -37,10 +38,10 @@ struct ckdist_vector_plan {
   const char* name;
   int32_t file;
   int32_t source_type;
-  int32_t head_rows;          /* as in ckdist_matrix_plan */
-  int32_t plus_one;           /* add 1 to every element */
+  int32_t head_rows; /* as in ckdist_matrix_plan */
+  int32_t plus_one;  /* add 1 to every element */
   int64_t offset;
-  int64_t size;               /* of the whole vector */
+  int64_t size; /* of the whole vector */
   int64_t begin, end;
 };
 
@@ -59,12 +60,13 @@ CKDIST_EXPORT int ckdist_loader_add_vector(ckdist_loader* loader, const struct c
 CKDIST_EXPORT int64_t ckdist_loader_arena_bytes(const ckdist_loader* loader);
 CKDIST_EXPORT int64_t ckdist_loader_source_bytes(const ckdist_loader* loader);
 
-/* Makes the arena, so that other processes of this host can map it where it is `shared`, and reads the vectors. From then on matrices can be
-   multiplied with by an executable that knows the loader. */
+/* Makes the arena, so that other processes of this host can map it where it is `shared`, and reads the vectors. From
+   then on matrices can be multiplied with by an executable that knows the loader. */
 CKDIST_EXPORT int ckdist_loader_open(ckdist_loader* loader, int shared);
 /* Where the arena begins; null before ckdist_loader_open. */
 CKDIST_EXPORT const void* ckdist_loader_arena(const ckdist_loader* loader);
-/* By which others can map a shared arena, as long as the loader lives; else empty. Valid until the next call on this thread. */
+/* By which others can map a shared arena, as long as the loader lives; else empty. Valid until the next call on this
+ * thread. */
 CKDIST_EXPORT const char* ckdist_loader_path(const ckdist_loader* loader);
 
 /* Valid from ckdist_loader_open on. */
@@ -73,20 +75,23 @@ CKDIST_EXPORT const float* ckdist_loader_vector(const ckdist_loader* loader, int
 /* Where in the arena a matrix's states stand, which another rank that maps it must know. */
 CKDIST_EXPORT int64_t ckdist_loader_states_offset(const ckdist_loader* loader, int index);
 
-/* Maps the arena of another rank of this host, of so many bytes as its ckdist_loader_arena_bytes: the peer's index, and where its arena is. */
+/* Maps the arena of another rank of this host, of so many bytes as its ckdist_loader_arena_bytes: the peer's index, and
+ * where its arena is. */
 CKDIST_EXPORT int ckdist_loader_add_peer(ckdist_loader* loader, const char* path, int64_t arena_bytes);
 CKDIST_EXPORT const void* ckdist_loader_peer_arena(const ckdist_loader* loader, int peer);
-/* A matrix that a peer packs while this rank computes, before ckdist_loader_fill: `plan` is what the peer planned, by this rank's files. */
-CKDIST_EXPORT int ckdist_loader_add_peer_matrix(ckdist_loader* loader, int peer, const struct ckdist_matrix_plan* plan, int64_t tiles_offset,
-                                                int64_t states_offset, const struct ckdist_matrix** out);
+/* A matrix that a peer packs while this rank computes, before ckdist_loader_fill: `plan` is what the peer planned, by
+ * this rank's files. */
+CKDIST_EXPORT int ckdist_loader_add_peer_matrix(ckdist_loader* loader, int peer, const struct ckdist_matrix_plan* plan,
+                                                int64_t tiles_offset, int64_t states_offset,
+                                                const struct ckdist_matrix** out);
 
 /* How the arena is filled. */
 struct ckdist_filling {
-  int32_t threads;     /* while nothing else runs */
-  int32_t background;  /* steps run meanwhile */
-  int32_t mover;       /* 0: a DSA queue where there is one, 1: a DSA queue, 2: the threads' own stores */
-  double until;        /* of the packed bytes: where filling ends for good, below 1 */
-  struct ckdist_trace* trace;  /* where its threads get lanes, which outlives the loader; or null */
+  int32_t threads;            /* while nothing else runs */
+  int32_t background;         /* steps run meanwhile */
+  int32_t mover;              /* 0: a DSA queue where there is one, 1: a DSA queue, 2: the threads' own stores */
+  double until;               /* of the packed bytes: where filling ends for good, below 1 */
+  struct ckdist_trace* trace; /* where its threads get lanes, which outlives the loader; or null */
 };
 CKDIST_EXPORT int ckdist_loader_fill(ckdist_loader* loader, const struct ckdist_filling* filling);
 /* 1 when its threads have ended, 0 when `milliseconds` passed before, negative when filling failed. */
@@ -99,18 +104,18 @@ CKDIST_EXPORT void ckdist_loader_hold(ckdist_loader* loader, int held);
 CKDIST_EXPORT void ckdist_loader_stop(ckdist_loader* loader);
 
 struct ckdist_filled {
-  int64_t stored_done;  /* wanted bytes of the files that this rank has packed */
-  int64_t bytes;        /* packed, in all */
+  int64_t stored_done; /* wanted bytes of the files that this rank has packed */
+  int64_t bytes;       /* packed, in all */
   int64_t ready;
-  int64_t kept;         /* of slices that this rank's steps have packed and kept, also in other ranks' arenas */
-  double seconds;       /* since ckdist_loader_fill, until all was ready */
-  int32_t finished;     /* all is ready, on all ranks that this one reads, and the files are given back */
+  int64_t kept;     /* of slices that this rank's steps have packed and kept, also in other ranks' arenas */
+  double seconds;   /* since ckdist_loader_fill, until all was ready */
+  int32_t finished; /* all is ready, on all ranks that this one reads, and the files are given back */
   char mover[64];
-  char trouble[200];    /* why a device was given up meanwhile; else empty */
+  char trouble[200]; /* why a device was given up meanwhile; else empty */
 };
 CKDIST_EXPORT void ckdist_loader_filled(ckdist_loader* loader, struct ckdist_filled* out);
 
 #ifdef __cplusplus
-} // extern "C"
+}  // extern "C"
 #endif
 #endif

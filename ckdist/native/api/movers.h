@@ -5,11 +5,12 @@
 extern "C" {
 #endif
 
-/* Whether a thread of this process can copy by an Intel DSA queue, with a page copied on trial: 1, and `about` names the queue; or 0, and it says
-   what is missing. `about` has room for `bytes`. May take seconds on a device that does not answer. */
+/* Whether a thread of this process can copy by an Intel DSA queue, with a page copied on trial: 1, and `about` names
+   the queue; or 0, and it says what is missing. `about` has room for `bytes`. May take seconds on a device that does
+   not answer. */
 CKDIST_EXPORT int ckdist_try_dsa(char* about, int32_t bytes);
 
 #ifdef __cplusplus
-} // extern "C"
+}  // extern "C"
 #endif
 #endif

@@ -7,14 +7,14 @@ extern "C" {
 
 /* How one row's token is chosen; runtime/sampler.h says in which order. */
 struct ckdist_sampling {
-  float temperature;            /* below 1e-5: greedy, the lowest index wins ties */
-  int32_t top_k;                /* 0 or less: off */
-  float top_p;                  /* 1: off */
-  float min_p;                  /* 0: off */
-  float repetition_penalty;     /* 1: off */
+  float temperature;        /* below 1e-5: greedy, the lowest index wins ties */
+  int32_t top_k;            /* 0 or less: off */
+  float top_p;              /* 1: off */
+  float min_p;              /* 0: off */
+  float repetition_penalty; /* 1: off */
   float presence_penalty;
   float frequency_penalty;
-  int32_t top_logprobs;         /* -1: no log-probabilities; 0: the chosen token's; n: and the n most likely (at most 20) */
+  int32_t top_logprobs; /* -1: no log-probabilities; 0: the chosen token's; n: and the n most likely (at most 20) */
   uint64_t seed;
   int64_t position;             /* the draw depends on (seed, position) alone */
   const int32_t* prompt_tokens; /* read for penalties alone */
@@ -25,41 +25,48 @@ struct ckdist_sampling {
   const float* bias_values;
   int64_t bias_count;
   /* Zero switches off each of the fields from here on. */
-  int64_t penalty_window;       /* last tokens that penalties count; 0: repetition all, the others the output */
+  int64_t penalty_window; /* last tokens that penalties count; 0: repetition all, the others the output */
   float dry_multiplier;
   float dry_base;
   int32_t dry_allowed_length;
-  int32_t dry_window;           /* of the last so many tokens; -1: all */
+  int32_t dry_window;                             /* of the last so many tokens; -1: all */
   const struct ckdist_dry_breakers* dry_breakers; /* null: none */
-  const int32_t* banned_tokens; /* never drawn */
+  const int32_t* banned_tokens;                   /* never drawn */
   int64_t banned_count;
-  const int32_t* steps;         /* of enum ckdist_sampling_step */
-  int32_t step_count;           /* 0: penalties, DRY, temperature, top_k, top_p, min_p */
-  int32_t min_keep;             /* tokens that each cut leaves at least; as all below, read with `steps` alone */
+  const int32_t* steps; /* of enum ckdist_sampling_step */
+  int32_t step_count;   /* 0: penalties, DRY, temperature, top_k, top_p, min_p */
+  int32_t min_keep;     /* tokens that each cut leaves at least; as all below, read with `steps` alone */
   float typical_p;
   float top_n_sigma;
   float xtc_probability;
   float xtc_threshold;
   float dynatemp_range;
   float dynatemp_exponent;
-  int32_t mirostat;             /* 0, 1 or 2. It comes after the last step and chooses the token */
-  float mirostat_tau;           /* target surprise in bits */
-  float mirostat_eta;           /* learning rate */
-  float mirostat_mu;            /* the sequence's state: at first 2 tau, then that of the token before */
+  int32_t mirostat;   /* 0, 1 or 2. It comes after the last step and chooses the token */
+  float mirostat_tau; /* target surprise in bits */
+  float mirostat_eta; /* learning rate */
+  float mirostat_mu;  /* the sequence's state: at first 2 tau, then that of the token before */
 };
 
 enum ckdist_sampling_step {
-  CKDIST_STEP_PENALTIES, CKDIST_STEP_DRY, CKDIST_STEP_TEMPERATURE, CKDIST_STEP_TOP_N_SIGMA, CKDIST_STEP_TOP_K,
-  CKDIST_STEP_TYPICAL_P, CKDIST_STEP_TOP_P, CKDIST_STEP_MIN_P, CKDIST_STEP_XTC
+  CKDIST_STEP_PENALTIES,
+  CKDIST_STEP_DRY,
+  CKDIST_STEP_TEMPERATURE,
+  CKDIST_STEP_TOP_N_SIGMA,
+  CKDIST_STEP_TOP_K,
+  CKDIST_STEP_TYPICAL_P,
+  CKDIST_STEP_TOP_P,
+  CKDIST_STEP_MIN_P,
+  CKDIST_STEP_XTC
 };
 
 /* Log-probabilities are of the logits as they came, before any penalty, bias or temperature. */
 struct ckdist_sampled_token {
   int32_t token;
-  float logprob;                /* NaN where none was asked for */
-  float mirostat_mu;            /* after this token */
+  float logprob;     /* NaN where none was asked for */
+  float mirostat_mu; /* after this token */
   int32_t top_count;
-  int32_t top_tokens[20];       /* most likely first */
+  int32_t top_tokens[20]; /* most likely first */
   float top_logprobs[20];
 };
 
@@ -68,9 +75,10 @@ struct ckdist_sampled_token {
  * tails: of every proper end of every breaker, in the breakers' order and the longest end of each first, the tokens;
  * one whose first token is -1 stands for no tokens and matches nothing. */
 struct ckdist_dry_breakers;
-CKDIST_EXPORT struct ckdist_dry_breakers* ckdist_dry_breakers_open(
-    const uint8_t* pieces, const int64_t* piece_begins, int64_t tokens, const uint8_t* breakers,
-    const int64_t* breaker_begins, int32_t count, const int32_t* tails, const int64_t* tail_begins);
+CKDIST_EXPORT struct ckdist_dry_breakers* ckdist_dry_breakers_open(const uint8_t* pieces, const int64_t* piece_begins,
+                                                                   int64_t tokens, const uint8_t* breakers,
+                                                                   const int64_t* breaker_begins, int32_t count,
+                                                                   const int32_t* tails, const int64_t* tail_begins);
 CKDIST_EXPORT void ckdist_dry_breakers_close(struct ckdist_dry_breakers* breakers);
 /* The tokens that begin a breaker, each with a tail of it, ascending by token: writes at most `capacity` heads and
  * lengths of tails, and returns how many there are. */
@@ -83,15 +91,17 @@ CKDIST_EXPORT struct ckdist_sampler* ckdist_sampler_open(int64_t vocab);
 CKDIST_EXPORT void ckdist_sampler_close(struct ckdist_sampler* sampler);
 
 /* logits: (rows, vocab), row_stride floats apart. A row with a NaN or an infinity is an error that names the row. */
-CKDIST_EXPORT int32_t ckdist_sample(struct ckdist_sampler* sampler, const float* logits, int64_t row_stride, int32_t rows,
-                                    const struct ckdist_sampling* sampling, struct ckdist_sampled_token* out);
-CKDIST_EXPORT int32_t ckdist_sample_greedy(struct ckdist_sampler* sampler, const float* logits, int64_t row_stride, int32_t rows,
-                                           int32_t* tokens);
+CKDIST_EXPORT int32_t ckdist_sample(struct ckdist_sampler* sampler, const float* logits, int64_t row_stride,
+                                    int32_t rows, const struct ckdist_sampling* sampling,
+                                    struct ckdist_sampled_token* out);
+CKDIST_EXPORT int32_t ckdist_sample_greedy(struct ckdist_sampler* sampler, const float* logits, int64_t row_stride,
+                                           int32_t rows, int32_t* tokens);
 /* The log-probability of one given token per row, and the `top` most likely. */
-CKDIST_EXPORT int32_t ckdist_logprobs(struct ckdist_sampler* sampler, const float* logits, int64_t row_stride, int32_t rows,
-                                      const int32_t* targets, int32_t top, struct ckdist_sampled_token* out);
+CKDIST_EXPORT int32_t ckdist_logprobs(struct ckdist_sampler* sampler, const float* logits, int64_t row_stride,
+                                      int32_t rows, const int32_t* targets, int32_t top,
+                                      struct ckdist_sampled_token* out);
 
 #ifdef __cplusplus
-} // extern "C"
+}  // extern "C"
 #endif
 #endif

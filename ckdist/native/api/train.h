@@ -7,15 +7,18 @@ extern "C" {
 
 struct ckdist_optimizer;
 
-/* The threads that update parameters. `isa` names the kernels; null: those chosen at load. `cpus`: one per thread, or null. */
-CKDIST_EXPORT int ckdist_optimizer_new(const char* isa, int32_t threads, const int32_t* cpus, int32_t spins, struct ckdist_optimizer** out);
+/* The threads that update parameters. `isa` names the kernels; null: those chosen at load. `cpus`: one per thread, or
+ * null. */
+CKDIST_EXPORT int ckdist_optimizer_new(const char* isa, int32_t threads, const int32_t* cpus, int32_t spins,
+                                       struct ckdist_optimizer** out);
 CKDIST_EXPORT void ckdist_optimizer_free(struct ckdist_optimizer* optimizer);
 
 /* Sum of x[i]^2 in double, in an order that depends on n alone. Not finite where any x is not. */
-CKDIST_EXPORT int ckdist_optimizer_sum_squares(struct ckdist_optimizer* optimizer, const float* x, int64_t n, double* out);
+CKDIST_EXPORT int ckdist_optimizer_sum_squares(struct ckdist_optimizer* optimizer, const float* x, int64_t n,
+                                               double* out);
 
-/* Part i of the n parameters is [ends[i - 1], ends[i]), decayed where decays[i] is not 0; the last end is n. `gradient_scale` is on
-   every gradient; `step` counts from 1. */
+/* Part i of the n parameters is [ends[i - 1], ends[i]), decayed where decays[i] is not 0; the last end is n.
+   `gradient_scale` is on every gradient; `step` counts from 1. */
 struct ckdist_update {
   const int64_t* ends;
   const uint8_t* decays;
@@ -24,11 +27,12 @@ struct ckdist_update {
   float* parameters;
   const float* gradients;
 };
-CKDIST_EXPORT int ckdist_optimizer_adamw(struct ckdist_optimizer* optimizer, const struct ckdist_update* update, double beta1, double beta2, double eps,
-                                         float* mean, float* square);
-CKDIST_EXPORT int ckdist_optimizer_sgd(struct ckdist_optimizer* optimizer, const struct ckdist_update* update, double momentum, float* velocity);
+CKDIST_EXPORT int ckdist_optimizer_adamw(struct ckdist_optimizer* optimizer, const struct ckdist_update* update,
+                                         double beta1, double beta2, double eps, float* mean, float* square);
+CKDIST_EXPORT int ckdist_optimizer_sgd(struct ckdist_optimizer* optimizer, const struct ckdist_update* update,
+                                       double momentum, float* velocity);
 
 #ifdef __cplusplus
-} // extern "C"
+}  // extern "C"
 #endif
 #endif

@@ -27,7 +27,8 @@ struct ckdist_operation {
 namespace {
 
 Element element_of(int32_t e) {
-  if (e < 0 || e > int32_t(Element::byte)) fail(Status::config, "%d is not an element type; use 0 to %d", e, int(Element::byte));
+  if (e < 0 || e > int32_t(Element::byte))
+    fail(Status::config, "%d is not an element type; use 0 to %d", e, int(Element::byte));
   return Element(e);
 }
 
@@ -40,7 +41,8 @@ std::vector<int64_t> counts_of(const int64_t* counts, int size) {
   std::vector<int64_t> result(counts, counts + size);
   int64_t total = 0;
   for (const int64_t n : result)
-    if (n < 0 || __builtin_add_overflow(total, n, &total) || total > int64_t(1) << 48) fail(Status::config, "a count of %lld is not possible", (long long)n);
+    if (n < 0 || __builtin_add_overflow(total, n, &total) || total > int64_t(1) << 48)
+      fail(Status::config, "a count of %lld is not possible", (long long)n);
   return result;
 }
 
@@ -62,37 +64,49 @@ int64_t checked(int64_t n) {
 
 extern "C" {
 
-int ckdist_host_memory_new(const char* path, int32_t index, int32_t count, int64_t arena_bytes, ckdist_host_memory** out) {
-  return guard([&] { *out = new ckdist_host_memory{std::make_shared<HostMemory>(path ? path : "", index, count, arena_bytes)}; });
+int ckdist_host_memory_new(const char* path, int32_t index, int32_t count, int64_t arena_bytes,
+                           ckdist_host_memory** out) {
+  return guard([&] {
+    *out = new ckdist_host_memory{std::make_shared<HostMemory>(path ? path : "", index, count, arena_bytes)};
+  });
 }
 const char* ckdist_host_memory_path(ckdist_host_memory* memory) { return memory->memory->path().c_str(); }
 void ckdist_host_memory_free(ckdist_host_memory* memory) { delete memory; }
-int ckdist_meeting_new(const char* path, int32_t index, int32_t count, const int32_t* ranks, int32_t spins, double timeout_s, ckdist_meeting** out) {
-  return guard([&] { *out = new ckdist_meeting{std::make_unique<Meeting>(path ? path : "", index, std::vector<int>(ranks, ranks + count), spins, timeout_s)}; });
+int ckdist_meeting_new(const char* path, int32_t index, int32_t count, const int32_t* ranks, int32_t spins,
+                       double timeout_s, ckdist_meeting** out) {
+  return guard([&] {
+    *out = new ckdist_meeting{
+        std::make_unique<Meeting>(path ? path : "", index, std::vector<int>(ranks, ranks + count), spins, timeout_s)};
+  });
 }
 const char* ckdist_meeting_path(ckdist_meeting* meeting) { return meeting->meeting->path().c_str(); }
 void ckdist_meeting_free(ckdist_meeting* meeting) { delete meeting; }
 
-int ckdist_wire_tcp(int32_t rank, int32_t size, int32_t lanes, const int32_t* sockets, double timeout_s, ckdist_wire** out) {
+int ckdist_wire_tcp(int32_t rank, int32_t size, int32_t lanes, const int32_t* sockets, double timeout_s,
+                    ckdist_wire** out) {
   return guard([&] {
     std::vector<int> data, pulse;
     for (int i = 0; i < size * (lanes + 1); i++) (i % (lanes + 1) < lanes ? data : pulse).push_back(sockets[i]);
-    *out = new ckdist_wire{std::make_shared<Wire>(std::make_unique<Tcp>(rank, size, lanes, data.data(), timeout_s), std::move(pulse))};
+    *out = new ckdist_wire{
+        std::make_shared<Wire>(std::make_unique<Tcp>(rank, size, lanes, data.data(), timeout_s), std::move(pulse))};
   });
 }
-int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* get_count, void* byte, void* comm, int32_t rank, int32_t size, double timeout_s,
-                    ckdist_wire** out) {
+int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* get_count, void* byte, void* comm,
+                    int32_t rank, int32_t size, double timeout_s, ckdist_wire** out) {
   return guard([&] {
-    const MpiCalls calls{reinterpret_cast<decltype(MpiCalls::isend)>(isend), reinterpret_cast<decltype(MpiCalls::irecv)>(irecv),
+    const MpiCalls calls{reinterpret_cast<decltype(MpiCalls::isend)>(isend),
+                         reinterpret_cast<decltype(MpiCalls::irecv)>(irecv),
                          reinterpret_cast<decltype(MpiCalls::test)>(test), byte, comm};
-    *out = new ckdist_wire{std::make_shared<Wire>(std::make_unique<MpiTransport>(calls, reinterpret_cast<MpiTransport::Probe>(iprobe),
-                                                                              reinterpret_cast<MpiTransport::GetCount>(get_count), rank, size, timeout_s))};
+    *out = new ckdist_wire{std::make_shared<Wire>(
+        std::make_unique<MpiTransport>(calls, reinterpret_cast<MpiTransport::Probe>(iprobe),
+                                       reinterpret_cast<MpiTransport::GetCount>(get_count), rank, size, timeout_s))};
   });
 }
 int ckdist_wire_verbs(ckdist_verbs* verbs, int32_t size, const int32_t* sockets, ckdist_wire** out) {
   return guard([&] {
     if (!verbs->transport) fail(Status::native, "the verbs transport is a wire already");
-    *out = new ckdist_wire{std::make_shared<Wire>(std::move(verbs->transport), std::vector<int>(sockets, sockets + size))};
+    *out =
+        new ckdist_wire{std::make_shared<Wire>(std::move(verbs->transport), std::vector<int>(sockets, sockets + size))};
   });
 }
 int ckdist_wire_name_hosts(ckdist_wire* wire, const char* const* hosts) {
@@ -103,8 +117,9 @@ int ckdist_wire_name_hosts(ckdist_wire* wire, const char* const* hosts) {
 }
 void ckdist_wire_free(ckdist_wire* wire) { delete wire; }
 
-int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of, ckdist_host_memory* memory, ckdist_meeting* meeting, ckdist_wire* wire,
-                            const ckdist_thresholds* thresholds, int32_t spins, double timeout_s, ckdist_communicator** out) {
+int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of, ckdist_host_memory* memory,
+                            ckdist_meeting* meeting, ckdist_wire* wire, const ckdist_thresholds* thresholds,
+                            int32_t spins, double timeout_s, ckdist_communicator** out) {
   return guard([&] {
     if (rank < 0 || rank >= size) fail(Status::config, "rank %d of %d is not possible", rank, size);
     Communicator::Parts parts;
@@ -148,30 +163,41 @@ int ckdist_communicator_allocate(ckdist_communicator* c, int64_t bytes, void** o
 }
 void ckdist_communicator_release(ckdist_communicator* c, void* data) { c->communicator->release(data); }
 
-int ckdist_all_reduce(ckdist_communicator* c, const void* in, void* out, int64_t elements, int32_t element, int32_t op, ckdist_operation** operation) {
+int ckdist_all_reduce(ckdist_communicator* c, const void* in, void* out, int64_t elements, int32_t element, int32_t op,
+                      ckdist_operation** operation) {
   return collective(c, operation, [&] {
-    return [=, n = checked(elements), e = element_of(element), o = op_of(op)](Collectives& group) { group.all_reduce(in, out, n, e, o); };
+    return [=, n = checked(elements), e = element_of(element), o = op_of(op)](Collectives& group) {
+      group.all_reduce(in, out, n, e, o);
+    };
   });
 }
-int ckdist_reduce_scatter(ckdist_communicator* c, const void* in, void* out, const int64_t* counts, int32_t element, int32_t op, ckdist_operation** operation) {
+int ckdist_reduce_scatter(ckdist_communicator* c, const void* in, void* out, const int64_t* counts, int32_t element,
+                          int32_t op, ckdist_operation** operation) {
   return collective(c, operation, [&] {
-    return [=, n = counts_of(counts, c->communicator->size), e = element_of(element), o = op_of(op)](Collectives& group) { group.reduce_scatter(in, out, n.data(), e, o); };
+    return [=, n = counts_of(counts, c->communicator->size), e = element_of(element),
+            o = op_of(op)](Collectives& group) { group.reduce_scatter(in, out, n.data(), e, o); };
   });
 }
-int ckdist_all_gather(ckdist_communicator* c, const void* in, void* out, const int64_t* bytes, ckdist_operation** operation) {
+int ckdist_all_gather(ckdist_communicator* c, const void* in, void* out, const int64_t* bytes,
+                      ckdist_operation** operation) {
   return collective(c, operation, [&] {
-    return [=, n = counts_of(bytes, c->communicator->size)](Collectives& group) { group.all_gather(in, out, n.data()); };
+    return
+        [=, n = counts_of(bytes, c->communicator->size)](Collectives& group) { group.all_gather(in, out, n.data()); };
   });
 }
-int ckdist_all_to_all(ckdist_communicator* c, const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes, ckdist_operation** operation) {
+int ckdist_all_to_all(ckdist_communicator* c, const void* in, const int64_t* send_bytes, void* out,
+                      const int64_t* recv_bytes, ckdist_operation** operation) {
   return collective(c, operation, [&] {
     const int size = c->communicator->size;
-    return [=, s = counts_of(send_bytes, size), r = counts_of(recv_bytes, size)](Collectives& group) { group.all_to_all(in, s.data(), out, r.data()); };
+    return [=, s = counts_of(send_bytes, size), r = counts_of(recv_bytes, size)](Collectives& group) {
+      group.all_to_all(in, s.data(), out, r.data());
+    };
   });
 }
 int ckdist_broadcast(ckdist_communicator* c, void* data, int64_t bytes, int32_t root, ckdist_operation** operation) {
   return collective(c, operation, [&] {
-    if (root < 0 || root >= c->communicator->size) fail(Status::config, "root %d of %d ranks is not possible", root, c->communicator->size);
+    if (root < 0 || root >= c->communicator->size)
+      fail(Status::config, "root %d of %d ranks is not possible", root, c->communicator->size);
     return [=, n = checked(bytes)](Collectives& group) { group.broadcast(data, n, root); };
   });
 }
@@ -179,7 +205,8 @@ int ckdist_barrier(ckdist_communicator* c, ckdist_operation** operation) {
   return collective(c, operation, [] { return [](Collectives& group) { group.barrier(); }; });
 }
 
-int ckdist_isend(ckdist_communicator* c, int32_t peer, int32_t tag, const void* data, int64_t bytes, ckdist_operation** out) {
+int ckdist_isend(ckdist_communicator* c, int32_t peer, int32_t tag, const void* data, int64_t bytes,
+                 ckdist_operation** out) {
   return guard([&] { *out = new ckdist_operation{c->communicator->isend(peer, tag, data, checked(bytes))}; });
 }
 int ckdist_irecv(ckdist_communicator* c, int32_t peer, int32_t tag, void* data, int64_t bytes, ckdist_operation** out) {
@@ -188,11 +215,15 @@ int ckdist_irecv(ckdist_communicator* c, int32_t peer, int32_t tag, void* data, 
 int ckdist_expose(ckdist_communicator* c, int32_t window, void* base, int64_t bytes) {
   return guard([&] { c->communicator->expose(window, base, checked(bytes)); });
 }
-int ckdist_iput(ckdist_communicator* c, int32_t peer, int32_t window, int64_t offset, const void* data, int64_t bytes, ckdist_operation** out) {
-  return guard([&] { *out = new ckdist_operation{c->communicator->iput(peer, window, checked(offset), data, checked(bytes))}; });
+int ckdist_iput(ckdist_communicator* c, int32_t peer, int32_t window, int64_t offset, const void* data, int64_t bytes,
+                ckdist_operation** out) {
+  return guard(
+      [&] { *out = new ckdist_operation{c->communicator->iput(peer, window, checked(offset), data, checked(bytes))}; });
 }
-int ckdist_iget(ckdist_communicator* c, int32_t peer, int32_t window, int64_t offset, void* data, int64_t bytes, ckdist_operation** out) {
-  return guard([&] { *out = new ckdist_operation{c->communicator->iget(peer, window, checked(offset), data, checked(bytes))}; });
+int ckdist_iget(ckdist_communicator* c, int32_t peer, int32_t window, int64_t offset, void* data, int64_t bytes,
+                ckdist_operation** out) {
+  return guard(
+      [&] { *out = new ckdist_operation{c->communicator->iget(peer, window, checked(offset), data, checked(bytes))}; });
 }
 int ckdist_inotify(ckdist_communicator* c, int32_t peer, int32_t window, int32_t slot, ckdist_operation** out) {
   return guard([&] { *out = new ckdist_operation{c->communicator->inotify(peer, window, slot)}; });
@@ -211,7 +242,8 @@ int ckdist_operation_wait(ckdist_operation* operation) {
 }
 void ckdist_operation_free(ckdist_operation* operation) { delete operation; }
 
-int ckdist_time_collective(ckdist_communicator* c, int32_t operation, void* in, void* out_buffer, int64_t elements, int32_t element, int32_t calls, double* out) {
+int ckdist_time_collective(ckdist_communicator* c, int32_t operation, void* in, void* out_buffer, int64_t elements,
+                           int32_t element, int32_t calls, double* out) {
   return guard([&] {
     const Element e = element_of(element);
     const int64_t part = checked(elements) / c->communicator->size, bytes = elements * element_bytes(e);
@@ -219,10 +251,14 @@ int ckdist_time_collective(ckdist_communicator* c, int32_t operation, void* in, 
     const auto timed = [&](int64_t in_bytes, const std::function<void(Collectives&)>& body) {
       *out = time_on_fresh_data(in, in_bytes, calls, [&] { c->communicator->run(body); });
     };
-    if (operation == 0) timed(bytes, [&](Collectives& group) { group.all_reduce(in, out_buffer, elements, e, ReduceOp::sum); });
-    else if (operation == 1) timed(bytes, [&](Collectives& group) { group.reduce_scatter(in, out_buffer, counts.data(), e, ReduceOp::sum); });
-    else if (operation == 2) timed(part_bytes[0], [&](Collectives& group) { group.all_gather(in, out_buffer, part_bytes.data()); });
-    else if (operation == 3) timed(bytes, [&](Collectives& group) { group.all_to_all(in, part_bytes.data(), out_buffer, part_bytes.data()); });
+    if (operation == 0)
+      timed(bytes, [&](Collectives& group) { group.all_reduce(in, out_buffer, elements, e, ReduceOp::sum); });
+    else if (operation == 1)
+      timed(bytes, [&](Collectives& group) { group.reduce_scatter(in, out_buffer, counts.data(), e, ReduceOp::sum); });
+    else if (operation == 2)
+      timed(part_bytes[0], [&](Collectives& group) { group.all_gather(in, out_buffer, part_bytes.data()); });
+    else if (operation == 3)
+      timed(bytes, [&](Collectives& group) { group.all_to_all(in, part_bytes.data(), out_buffer, part_bytes.data()); });
     else if (operation == 4) timed(bytes, [&](Collectives& group) { group.broadcast(in, bytes, 0); });
     else fail(Status::config, "%d is not a collective; use 0 to 4", operation);
   });
@@ -233,7 +269,8 @@ int ckdist_time_function(void* function, const uint64_t* words, void* in, int64_
     using Words = int (*)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
     const auto call = reinterpret_cast<Words>(function);
     *out = time_on_fresh_data(in, checked(bytes), calls, [&] {
-      if (call(words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7])) fail(Status::comm, "the function that is measured failed");
+      if (call(words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7]))
+        fail(Status::comm, "the function that is measured failed");
     });
   });
 }

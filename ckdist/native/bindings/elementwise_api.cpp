@@ -11,7 +11,8 @@ int32_t ckdist_rms_norm(const char* isa, const float* x, const float* weight, fl
   return guard([&] { kernels_by_name(isa).elementwise.rms_norm(x, weight, eps, n, out); });
 }
 
-int32_t ckdist_sum_parts(const char* isa, const float* x, const float* const* parts, int32_t count, int64_t n, float* out) {
+int32_t ckdist_sum_parts(const char* isa, const float* x, const float* const* parts, int32_t count, int64_t n,
+                         float* out) {
   return guard([&] {
     if (count < 1) fail(Status::config, "a sum of parts needs at least 1 part, not %d", count);
     kernels_by_name(isa).elementwise.sum_parts(x, parts, count, n, out);
@@ -24,7 +25,8 @@ int32_t ckdist_rope(const char* isa, const float* x, const float* cos, const flo
 
 int32_t ckdist_gated(const char* isa, int32_t function, const float* gate, const float* up, int64_t n, float* out) {
   return guard([&] {
-    if (function != 0 && function != 1) fail(Status::config, "gate function %d is not known; use 0 (silu) or 1 (gelu_tanh)", function);
+    if (function != 0 && function != 1)
+      fail(Status::config, "gate function %d is not known; use 0 (silu) or 1 (gelu_tanh)", function);
     kernels_by_name(isa).elementwise.gated(static_cast<GateFunction>(function), gate, up, n, out);
   });
 }
@@ -43,18 +45,22 @@ int32_t ckdist_maxima(const char* isa, const float* x, int64_t n, float* out) {
   return status < 0 ? status : finite;
 }
 
-int32_t ckdist_sum_exp(const char* isa, const float* x, int64_t n, float shift, float scale, float* terms, double* sum) {
+int32_t ckdist_sum_exp(const char* isa, const float* x, int64_t n, float shift, float scale, float* terms,
+                       double* sum) {
   return guard([&] { *sum = kernels_by_name(isa).elementwise.sum_exp(x, n, shift, scale, terms); });
 }
 
-int32_t ckdist_sum_at_least(const char* isa, const float* x, const float* terms, int64_t n, float threshold, double* sum) {
+int32_t ckdist_sum_at_least(const char* isa, const float* x, const float* terms, int64_t n, float threshold,
+                            double* sum) {
   return guard([&] { *sum = kernels_by_name(isa).elementwise.sum_at_least(x, terms, n, threshold); });
 }
 
-int32_t ckdist_fold(const char* isa, int32_t element, int32_t op, int32_t form, const void* const* parts, int32_t count, int64_t n, void* out) {
+int32_t ckdist_fold(const char* isa, int32_t element, int32_t op, int32_t form, const void* const* parts, int32_t count,
+                    int64_t n, void* out) {
   return guard([&] {
     if (element < 0 || element >= kReduceTypes || op < 0 || op >= kReduceOps || form < 0 || form > 2 || count < 1)
-      fail(Status::config, "element %d, operation %d, form %d, %d parts: at most %d, %d, 2, and at least 1 part", element, op, form, count, kReduceTypes - 1, kReduceOps - 1);
+      fail(Status::config, "element %d, operation %d, form %d, %d parts: at most %d, %d, 2, and at least 1 part",
+           element, op, form, count, kReduceTypes - 1, kReduceOps - 1);
     const ReduceKernel& reduce = kernels_by_name(isa).reduce;
     const Fold fold = (form == 0 ? reduce.fold : form == 1 ? reduce.widen : reduce.narrow)[element][op];
     fold(&out, 1, parts, count, n);

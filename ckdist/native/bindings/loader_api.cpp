@@ -18,8 +18,10 @@ using ckdist::Type;
 using ckdist::Weight;
 
 static_assert(sizeof(ckdist_matrix) == sizeof(Weight) && offsetof(ckdist_matrix, rows) == offsetof(Matrix, rows) &&
-                  offsetof(ckdist_matrix, cols) == offsetof(Matrix, cols) && offsetof(ckdist_matrix, tile_bytes) == offsetof(Matrix, tile_bytes) &&
-                  offsetof(ckdist_matrix, tiles) == offsetof(Matrix, tiles) && offsetof(ckdist_matrix, sliced) == offsetof(Weight, sliced),
+                  offsetof(ckdist_matrix, cols) == offsetof(Matrix, cols) &&
+                  offsetof(ckdist_matrix, tile_bytes) == offsetof(Matrix, tile_bytes) &&
+                  offsetof(ckdist_matrix, tiles) == offsetof(Matrix, tiles) &&
+                  offsetof(ckdist_matrix, sliced) == offsetof(Weight, sliced),
               "ckdist_matrix must be Weight");
 
 namespace {
@@ -27,7 +29,9 @@ namespace {
 StoredMatrix stored_matrix(const Loader& loader, const ckdist_matrix_plan& plan) {
   std::vector<RowRange> ranges;
   for (int64_t i = 0; i < plan.range_count; ++i) ranges.push_back({plan.row_ranges[2 * i], plan.row_ranges[2 * i + 1]});
-  const ckdist::Source source{plan.name, &loader.file(plan.file), static_cast<Type>(plan.source_type), plan.offset, plan.rows, plan.cols, plan.head_rows};
+  const ckdist::Source source{
+      plan.name, &loader.file(plan.file), static_cast<Type>(plan.source_type), plan.offset, plan.rows,
+      plan.cols, plan.head_rows};
   return StoredMatrix(source, static_cast<Type>(plan.packed_type), std::move(ranges), plan.col_begin, plan.col_end);
 }
 
@@ -43,14 +47,21 @@ void ckdist_loader_free(ckdist_loader* loader) { delete loader; }
 
 int ckdist_loader_add_matrix(ckdist_loader* loader, const ckdist_matrix_plan* plan) {
   int index = 0;
-  const int status = ckdist::guard([&] { index = loader->loader.add_matrix(stored_matrix(loader->loader, *plan), plan->cold != 0); });
+  const int status =
+      ckdist::guard([&] { index = loader->loader.add_matrix(stored_matrix(loader->loader, *plan), plan->cold != 0); });
   return status < 0 ? status : index;
 }
 
 int ckdist_loader_add_vector(ckdist_loader* loader, const ckdist_vector_plan* plan) {
   int index = 0;
   const int status = ckdist::guard([&] {
-    const ckdist::Source source{plan->name, &loader->loader.file(plan->file), static_cast<Type>(plan->source_type), plan->offset, plan->size, 1, plan->head_rows};
+    const ckdist::Source source{plan->name,
+                                &loader->loader.file(plan->file),
+                                static_cast<Type>(plan->source_type),
+                                plan->offset,
+                                plan->size,
+                                1,
+                                plan->head_rows};
     index = loader->loader.add_vector({source, plan->begin, plan->end, plan->plus_one != 0});
   });
   return status < 0 ? status : index;
@@ -82,7 +93,9 @@ const float* ckdist_loader_vector(const ckdist_loader* loader, int index) {
   return vector;
 }
 
-int64_t ckdist_loader_states_offset(const ckdist_loader* loader, int index) { return loader->loader.states_offset(index); }
+int64_t ckdist_loader_states_offset(const ckdist_loader* loader, int index) {
+  return loader->loader.states_offset(index);
+}
 
 int ckdist_loader_add_peer(ckdist_loader* loader, const char* path, int64_t arena_bytes) {
   int peer = 0;
@@ -92,17 +105,19 @@ int ckdist_loader_add_peer(ckdist_loader* loader, const char* path, int64_t aren
 
 const void* ckdist_loader_peer_arena(const ckdist_loader* loader, int peer) { return loader->loader.peer_arena(peer); }
 
-int ckdist_loader_add_peer_matrix(ckdist_loader* loader, int peer, const ckdist_matrix_plan* plan, int64_t tiles_offset, int64_t states_offset,
-                                  const ckdist_matrix** out) {
+int ckdist_loader_add_peer_matrix(ckdist_loader* loader, int peer, const ckdist_matrix_plan* plan, int64_t tiles_offset,
+                                  int64_t states_offset, const ckdist_matrix** out) {
   return ckdist::guard([&] {
-    const Weight& weight = loader->loader.add_peer_matrix(peer, stored_matrix(loader->loader, *plan), tiles_offset, states_offset);
+    const Weight& weight =
+        loader->loader.add_peer_matrix(peer, stored_matrix(loader->loader, *plan), tiles_offset, states_offset);
     *out = reinterpret_cast<const ckdist_matrix*>(&weight);
   });
 }
 
 int ckdist_loader_fill(ckdist_loader* loader, const ckdist_filling* filling) {
   return ckdist::guard([&] {
-    loader->loader.fill({filling->threads, filling->background != 0, static_cast<MoverChoice>(filling->mover), filling->until, filling->trace});
+    loader->loader.fill({filling->threads, filling->background != 0, static_cast<MoverChoice>(filling->mover),
+                         filling->until, filling->trace});
   });
 }
 
@@ -128,5 +143,4 @@ void ckdist_loader_filled(ckdist_loader* loader, ckdist_filled* out) {
   std::snprintf(out->mover, sizeof out->mover, "%s", r.mover().c_str());
   std::snprintf(out->trouble, sizeof out->trouble, "%s", r.trouble().c_str());
 }
-
 }

@@ -7,10 +7,10 @@
 #include <cstring>
 #include <vector>
 
+#include "bindings/isa_choice.h"
 #include "core/arena.h"
 #include "core/error.h"
 #include "core/futex.h"
-#include "bindings/isa_choice.h"
 #include "runtime/pool.h"
 
 using namespace ckdist;
@@ -19,7 +19,9 @@ namespace {
 
 constexpr int kSpins = 10000;
 
-std::vector<int> pins(const int32_t* cpus, int threads) { return cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>(); }
+std::vector<int> pins(const int32_t* cpus, int threads) {
+  return cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>();
+}
 
 void check_threads(int threads) {
   if (threads < 1) fail(Status::config, "%d threads: at least 1 is needed", threads);
@@ -29,10 +31,12 @@ double seconds_since(int64_t start) { return double(now_ns() - start) * 1e-9; }
 
 }  // namespace
 
-extern "C" int ckdist_read_bandwidth(int32_t threads, const int32_t* cpus, int64_t bytes_each, int32_t repeats, double* out) {
+extern "C" int ckdist_read_bandwidth(int32_t threads, const int32_t* cpus, int64_t bytes_each, int32_t repeats,
+                                     double* out) {
   return guard([&] {
     check_threads(threads);
-    if (bytes_each < 512) fail(Status::config, "%lld bytes for each thread: at least 512 are needed", (long long)bytes_each);
+    if (bytes_each < 512)
+      fail(Status::config, "%lld bytes for each thread: at least 512 are needed", (long long)bytes_each);
     bytes_each = bytes_each / 512 * 512;
     Arena memory(threads * bytes_each, "the bandwidth measurement");
     Pool pool(threads, pins(cpus, threads), kSpins);
@@ -49,10 +53,12 @@ extern "C" int ckdist_read_bandwidth(int32_t threads, const int32_t* cpus, int64
   });
 }
 
-extern "C" int ckdist_arithmetic_rate(const char* isa, int32_t threads, const int32_t* cpus, int32_t format, double seconds, int32_t repeats, double* out) {
+extern "C" int ckdist_arithmetic_rate(const char* isa, int32_t threads, const int32_t* cpus, int32_t format,
+                                      double seconds, int32_t repeats, double* out) {
   return guard([&] {
     check_threads(threads);
-    if (format < 0 || format > int(ActivationFormat::q8)) fail(Status::config, "activation format %d: there are 0 to %d", format, int(ActivationFormat::q8));
+    if (format < 0 || format > int(ActivationFormat::q8))
+      fail(Status::config, "activation format %d: there are 0 to %d", format, int(ActivationFormat::q8));
     constexpr int64_t kRounds = 10000;
     const MachineKernel& machine = kernels_by_name(isa).machine;
     Pool pool(threads, pins(cpus, threads), kSpins);

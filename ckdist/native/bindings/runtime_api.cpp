@@ -15,11 +15,12 @@ struct ckdist_executable : Executable {
 
 extern "C" {
 
-int ckdist_executable_new(const ckdist_program* program, ckdist_group* group, int32_t threads, const int32_t* cpus, int32_t spins,
-                          ckdist_executable** out) {
+int ckdist_executable_new(const ckdist_program* program, ckdist_group* group, int32_t threads, const int32_t* cpus,
+                          int32_t spins, ckdist_executable** out) {
   return guard([&] {
     Reorganizer* const reorganizer = program->loader ? program->loader->loader.reorganizer() : nullptr;
-    *out = new ckdist_executable(*program, *group->group, reorganizer, threads, cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>(), spins);
+    *out = new ckdist_executable(*program, *group->group, reorganizer, threads,
+                                 cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>(), spins);
   });
 }
 void ckdist_executable_free(ckdist_executable* executable) { delete executable; }
@@ -35,7 +36,9 @@ int ckdist_executable_stop(ckdist_executable* executable) {
 const float* ckdist_executable_logits(ckdist_executable* executable) { return executable->logits(); }
 const void* ckdist_executable_kv(ckdist_executable* executable) { return executable->kv_data(); }
 int64_t ckdist_executable_kv_bytes(ckdist_executable* executable) { return executable->kv_bytes(); }
-void ckdist_executable_times(ckdist_executable* executable, ckdist_times* out, int32_t reset) { *out = executable->times(reset); }
+void ckdist_executable_times(ckdist_executable* executable, ckdist_times* out, int32_t reset) {
+  *out = executable->times(reset);
+}
 int ckdist_executable_trace(ckdist_executable* executable, ckdist_trace* trace) {
   return guard([&] { executable->trace(*trace); });
 }

@@ -3,8 +3,8 @@
 #include "core/error.h"
 #include "runtime/sampler.h"
 
-using ckdist::Sampler;
 using ckdist::guard;
+using ckdist::Sampler;
 
 struct ckdist_sampler {
   Sampler sampler;
@@ -46,18 +46,20 @@ void ckdist_sampler_close(struct ckdist_sampler* sampler) { delete sampler; }
 int32_t ckdist_sample(struct ckdist_sampler* sampler, const float* logits, int64_t row_stride, int32_t rows,
                       const struct ckdist_sampling* sampling, struct ckdist_sampled_token* out) {
   return guard([&] {
-    for (int32_t row = 0; row < rows; ++row) sampler->sampler.sample(logits + row * row_stride, row, sampling[row], out[row]);
+    for (int32_t row = 0; row < rows; ++row)
+      sampler->sampler.sample(logits + row * row_stride, row, sampling[row], out[row]);
   });
 }
 
-int32_t ckdist_sample_greedy(struct ckdist_sampler* sampler, const float* logits, int64_t row_stride, int32_t rows, int32_t* tokens) {
+int32_t ckdist_sample_greedy(struct ckdist_sampler* sampler, const float* logits, int64_t row_stride, int32_t rows,
+                             int32_t* tokens) {
   return guard([&] {
     for (int32_t row = 0; row < rows; ++row) tokens[row] = sampler->sampler.greedy(logits + row * row_stride, row);
   });
 }
 
-int32_t ckdist_logprobs(struct ckdist_sampler* sampler, const float* logits, int64_t row_stride, int32_t rows, const int32_t* targets,
-                        int32_t top, struct ckdist_sampled_token* out) {
+int32_t ckdist_logprobs(struct ckdist_sampler* sampler, const float* logits, int64_t row_stride, int32_t rows,
+                        const int32_t* targets, int32_t top, struct ckdist_sampled_token* out) {
   return guard([&] {
     for (int32_t row = 0; row < rows; ++row)
       sampler->sampler.logprobs(logits + row * row_stride, row, targets[row], top, out[row]);

@@ -14,7 +14,8 @@ extern "C" {
 
 int ckdist_place_memory(const int32_t* nodes, int32_t count, int32_t sharers) {
   return guard([&] {
-    if (count < 0 || sharers < 1) fail(Status::config, "%d memory nodes shared by %d ranks: at least 0 and 1 are needed", count, sharers);
+    if (count < 0 || sharers < 1)
+      fail(Status::config, "%d memory nodes shared by %d ranks: at least 0 and 1 are needed", count, sharers);
     set_memory_nodes({std::vector<int>(nodes, nodes + count), sharers});
   });
 }
@@ -22,7 +23,8 @@ int32_t ckdist_page_nodes(const void* address, int64_t bytes, int32_t samples, i
   int32_t result = 0;
   const int status = guard([&] {
     if (!address || bytes <= 0 || samples < 1 || samples > kMostSamples)
-      fail(Status::config, "%d samples of %lld bytes: 1 to %d samples of at least one byte are needed", samples, static_cast<long long>(bytes), kMostSamples);
+      fail(Status::config, "%d samples of %lld bytes: 1 to %d samples of at least one byte are needed", samples,
+           static_cast<long long>(bytes), kMostSamples);
     result = page_nodes(const_cast<uint8_t*>(static_cast<const uint8_t*>(address)), bytes, samples, touch != 0, nodes);
   });
   return status < 0 ? -22 : result;  // EINVAL

@@ -16,11 +16,16 @@ struct ckdist_optimizer {
 namespace {
 
 Segments checked(const ckdist_update* u) {
-  if (u->n < 0 || u->step < 1) fail(Status::config, "an update of %lld parameters in step %lld is not possible", (long long)u->n, (long long)u->step);
+  if (u->n < 0 || u->step < 1)
+    fail(Status::config, "an update of %lld parameters in step %lld is not possible", (long long)u->n,
+         (long long)u->step);
   int64_t last = 0;
   for (int64_t i = 0; i < u->parts; last = u->ends[i++])
-    if (u->ends[i] < last) fail(Status::config, "part %lld ends at %lld, before it begins at %lld", (long long)i, (long long)u->ends[i], (long long)last);
-  if (last != u->n) fail(Status::config, "the parts end at %lld, and there are %lld parameters", (long long)last, (long long)u->n);
+    if (u->ends[i] < last)
+      fail(Status::config, "part %lld ends at %lld, before it begins at %lld", (long long)i, (long long)u->ends[i],
+           (long long)last);
+  if (last != u->n)
+    fail(Status::config, "the parts end at %lld, and there are %lld parameters", (long long)last, (long long)u->n);
   return {u->ends, u->decays, u->parts};
 }
 
@@ -28,10 +33,12 @@ Segments checked(const ckdist_update* u) {
 
 extern "C" {
 
-int ckdist_optimizer_new(const char* isa, int32_t threads, const int32_t* cpus, int32_t spins, struct ckdist_optimizer** out) {
+int ckdist_optimizer_new(const char* isa, int32_t threads, const int32_t* cpus, int32_t spins,
+                         struct ckdist_optimizer** out) {
   return guard([&] {
     if (threads < 1) fail(Status::config, "%d threads: at least 1 is needed", threads);
-    *out = new ckdist_optimizer{{kernels_by_name(isa), threads, cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>(), spins}};
+    *out = new ckdist_optimizer{
+        {kernels_by_name(isa), threads, cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>(), spins}};
   });
 }
 
@@ -41,21 +48,29 @@ int ckdist_optimizer_sum_squares(struct ckdist_optimizer* optimizer, const float
   return guard([&] { *out = optimizer->self.sum_squares(x, n); });
 }
 
-int ckdist_optimizer_adamw(struct ckdist_optimizer* optimizer, const struct ckdist_update* u, double beta1, double beta2, double eps, float* mean,
-                           float* square) {
+int ckdist_optimizer_adamw(struct ckdist_optimizer* optimizer, const struct ckdist_update* u, double beta1,
+                           double beta2, double eps, float* mean, float* square) {
   return guard([&] {
     const Segments segments = checked(u);
-    const double rate = u->learning_rate / (1 - std::pow(beta1, double(u->step))), root = 1 / std::sqrt(1 - std::pow(beta2, double(u->step)));
-    const AdamwNumbers numbers = {float(u->gradient_scale), float(beta1), float(beta2), float(eps), float(rate), float(root),
+    const double rate = u->learning_rate / (1 - std::pow(beta1, double(u->step))),
+                 root = 1 / std::sqrt(1 - std::pow(beta2, double(u->step)));
+    const AdamwNumbers numbers = {float(u->gradient_scale),
+                                  float(beta1),
+                                  float(beta2),
+                                  float(eps),
+                                  float(rate),
+                                  float(root),
                                   float(1 - u->learning_rate * u->weight_decay)};
     optimizer->self.adamw(numbers, segments, u->parameters, u->gradients, mean, square, u->n);
   });
 }
 
-int ckdist_optimizer_sgd(struct ckdist_optimizer* optimizer, const struct ckdist_update* u, double momentum, float* velocity) {
+int ckdist_optimizer_sgd(struct ckdist_optimizer* optimizer, const struct ckdist_update* u, double momentum,
+                         float* velocity) {
   return guard([&] {
     const Segments segments = checked(u);
-    const SgdNumbers numbers = {float(u->gradient_scale), float(momentum), float(u->learning_rate), float(1 - u->learning_rate * u->weight_decay), u->step == 1};
+    const SgdNumbers numbers = {float(u->gradient_scale), float(momentum), float(u->learning_rate),
+                                float(1 - u->learning_rate * u->weight_decay), u->step == 1};
     optimizer->self.sgd(numbers, segments, u->parameters, u->gradients, velocity, u->n);
   });
 }

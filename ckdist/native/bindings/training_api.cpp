@@ -13,8 +13,8 @@ struct ckdist_training : Training {
 
 extern "C" {
 
-int ckdist_training_new(const ckdist_training_program* program, ckdist_communicator* communicator, int32_t threads, const int32_t* cpus, int32_t spins,
-                        ckdist_training** out) {
+int ckdist_training_new(const ckdist_training_program* program, ckdist_communicator* communicator, int32_t threads,
+                        const int32_t* cpus, int32_t spins, ckdist_training** out) {
   return guard([&] {
     if (threads < 1) fail(Status::config, "%d threads cannot train; give at least 1", threads);
     *out = new ckdist_training(*program, communicator ? communicator->communicator.get() : nullptr, threads,
@@ -22,7 +22,8 @@ int ckdist_training_new(const ckdist_training_program* program, ckdist_communica
   });
 }
 void ckdist_training_free(ckdist_training* training) { delete training; }
-int ckdist_training_run(ckdist_training* training, const ckdist_training_batch* batch, int32_t backward, int32_t clear, int32_t reduce, double* loss) {
+int ckdist_training_run(ckdist_training* training, const ckdist_training_batch* batch, int32_t backward, int32_t clear,
+                        int32_t reduce, double* loss) {
   return guard([&] { *loss = training->run(*batch, backward, clear, reduce); });
 }
 void ckdist_training_times(ckdist_training* training, double* out) {

@@ -21,12 +21,15 @@ int with(ckdist_verbs* verbs, F&& body) {
 
 extern "C" {
 
-int ckdist_verbs_available(void) { return guard([] { Verbs::check_available(); }); }
+int ckdist_verbs_available(void) {
+  return guard([] { Verbs::check_available(); });
+}
 int ckdist_verbs_try(const char* device, int32_t port, int32_t gid_index, double seconds) {
   return guard([&] { Verbs::try_port(device, port, gid_index, seconds); });
 }
 
-int ckdist_verbs_open(const char* device, int32_t port, int32_t gid_index, int32_t rank, int32_t size, double timeout, ckdist_verbs** out) {
+int ckdist_verbs_open(const char* device, int32_t port, int32_t gid_index, int32_t rank, int32_t size, double timeout,
+                      ckdist_verbs** out) {
   return guard([&] { *out = new ckdist_verbs{Verbs::open(device, port, gid_index, rank, size, timeout)}; });
 }
 int64_t ckdist_verbs_address_bytes(int32_t size) { return Verbs::address_bytes(size); }
@@ -41,7 +44,8 @@ void ckdist_verbs_free(ckdist_verbs* verbs) { delete verbs; }
 int ckdist_verbs_register(ckdist_verbs* verbs, void* base, int64_t bytes) {
   return with(verbs, [&](Verbs& v) { v.register_memory(base, bytes); });
 }
-int ckdist_verbs_isend(ckdist_verbs* verbs, int32_t peer, int32_t tag, const void* data, int64_t bytes, uint64_t* request) {
+int ckdist_verbs_isend(ckdist_verbs* verbs, int32_t peer, int32_t tag, const void* data, int64_t bytes,
+                       uint64_t* request) {
   return with(verbs, [&](Verbs& v) { *request = v.isend(peer, tag, data, bytes); });
 }
 int ckdist_verbs_irecv(ckdist_verbs* verbs, int32_t peer, int32_t tag, void* data, int64_t bytes, uint64_t* request) {
@@ -50,10 +54,12 @@ int ckdist_verbs_irecv(ckdist_verbs* verbs, int32_t peer, int32_t tag, void* dat
 int ckdist_verbs_expose(ckdist_verbs* verbs, int32_t window, void* base, int64_t bytes) {
   return with(verbs, [&](Verbs& v) { v.expose(window, base, bytes); });
 }
-int ckdist_verbs_iput(ckdist_verbs* verbs, int32_t peer, int32_t window, int64_t offset, const void* data, int64_t bytes, uint64_t* request) {
+int ckdist_verbs_iput(ckdist_verbs* verbs, int32_t peer, int32_t window, int64_t offset, const void* data,
+                      int64_t bytes, uint64_t* request) {
   return with(verbs, [&](Verbs& v) { *request = v.iput(peer, window, offset, data, bytes); });
 }
-int ckdist_verbs_iget(ckdist_verbs* verbs, int32_t peer, int32_t window, int64_t offset, void* data, int64_t bytes, uint64_t* request) {
+int ckdist_verbs_iget(ckdist_verbs* verbs, int32_t peer, int32_t window, int64_t offset, void* data, int64_t bytes,
+                      uint64_t* request) {
   return with(verbs, [&](Verbs& v) { *request = v.iget(peer, window, offset, data, bytes); });
 }
 int ckdist_verbs_inotify(ckdist_verbs* verbs, int32_t peer, int32_t window, int32_t slot, uint64_t* request) {

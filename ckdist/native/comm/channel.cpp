@@ -14,9 +14,18 @@ constexpr int64_t kSleepNs = 200'000;
 constexpr int kMaxContexts = 2000;  // tags up to 2^21: every MPI that is in use allows these
 }  // namespace
 
-Channel::Channel(std::shared_ptr<Wire> wire, int context, std::vector<int> ranks, std::vector<int> names, int rank, std::shared_ptr<const Pulse> pulse)
-    : rank(rank), size(int(ranks.size())), wire_(std::move(wire)), context_(context), ranks_(std::move(ranks)), names_(std::move(names)), pulse_(std::move(pulse)) {
-  if (context >= kMaxContexts) fail(Status::config, "%d communicators were made by split; at most %d are possible in one job", context, kMaxContexts);
+Channel::Channel(std::shared_ptr<Wire> wire, int context, std::vector<int> ranks, std::vector<int> names, int rank,
+                 std::shared_ptr<const Pulse> pulse)
+    : rank(rank),
+      size(int(ranks.size())),
+      wire_(std::move(wire)),
+      context_(context),
+      ranks_(std::move(ranks)),
+      names_(std::move(names)),
+      pulse_(std::move(pulse)) {
+  if (context >= kMaxContexts)
+    fail(Status::config, "%d communicators were made by split; at most %d are possible in one job", context,
+         kMaxContexts);
 }
 
 Channel::Pending Channel::isend(int peer, int tag, const void* data, int64_t bytes) {
@@ -42,7 +51,9 @@ bool Channel::test(Pending& pending) {
 void Channel::wait(Pending pending, const char* what) {
   if (test(pending)) return;
   // A slow link is no lost peer: the time counts from the last byte that this rank, or the peer, moved.
-  const auto moved = [&] { return wire_->transport->moved.load(std::memory_order_relaxed) + pulse_->moved(names_[pending.peer]); };
+  const auto moved = [&] {
+    return wire_->transport->moved.load(std::memory_order_relaxed) + pulse_->moved(names_[pending.peer]);
+  };
   int64_t start = now_ns();
   uint64_t seen = moved();
   while (!test(pending)) {
@@ -53,7 +64,8 @@ void Channel::wait(Pending pending, const char* what) {
     }
     if (const uint64_t count = moved(); count != seen) seen = count, start = now - kSpinNs;
     if (now - start > timeout_ns())
-      fail(Status::comm, "%s did not answer within %.0f s in %s over %s", wire_->transport->who(names_[pending.peer]).c_str(), timeout_ns() / 1e9, what, name());
+      fail(Status::comm, "%s did not answer within %.0f s in %s over %s",
+           wire_->transport->who(names_[pending.peer]).c_str(), timeout_ns() / 1e9, what, name());
     pulse_->check(what);
     idle(kSleepNs);
   }

@@ -1,7 +1,8 @@
-// A group of ranks as its algorithms see it: ranks counted from 0 within the group, messages that meet no other group's.
+// A group of ranks as its algorithms see it: ranks counted from 0 within the group, messages that meet no other
+// group's.
 //
-// Groups share one transport, which one thread uses at a time: every call takes its turn, and turns are fair, so a thread that
-// waits for a long operation keeps nobody from beginning another.
+// Groups share one transport, which one thread uses at a time: every call takes its turn, and turns are fair, so a
+// thread that waits for a long operation keeps nobody from beginning another.
 #pragma once
 #include <sched.h>
 #include <unistd.h>
@@ -18,7 +19,8 @@ class Pulse;
 
 struct Wire {
   // pulse_sockets: by rank, a connection for signs of life alone, or none; they belong to the wire from here on.
-  explicit Wire(std::unique_ptr<Transport> transport, std::vector<int> pulse_sockets = {}) : transport(std::move(transport)), pulse_sockets(std::move(pulse_sockets)) {}
+  explicit Wire(std::unique_ptr<Transport> transport, std::vector<int> pulse_sockets = {})
+      : transport(std::move(transport)), pulse_sockets(std::move(pulse_sockets)) {}
   ~Wire() {
     for (const int fd : pulse_sockets)
       if (fd >= 0) close(fd);
@@ -52,7 +54,8 @@ class Channel {
   };
 
   // ranks: the transport's numbers of this group's ranks; names: the job's.
-  Channel(std::shared_ptr<Wire> wire, int context, std::vector<int> ranks, std::vector<int> names, int rank, std::shared_ptr<const Pulse> pulse);
+  Channel(std::shared_ptr<Wire> wire, int context, std::vector<int> ranks, std::vector<int> names, int rank,
+          std::shared_ptr<const Pulse> pulse);
 
   const int rank, size;
   int64_t timeout_ns() const { return wire_->transport->timeout_ns; }
@@ -63,7 +66,9 @@ class Channel {
   // `tag`: one of the user's, or a Purpose.
   Pending isend(int peer, int tag, const void* data, int64_t bytes);
   Pending irecv(int peer, int tag, void* data, int64_t bytes);
-  void mark(uint64_t signature) { mark_ = uint32_t(signature ^ signature >> 32) | 1; }  // of the collective whose messages follow
+  void mark(uint64_t signature) {
+    mark_ = uint32_t(signature ^ signature >> 32) | 1;
+  }  // of the collective whose messages follow
   bool test(Pending& pending);
   void wait(Pending pending, const char* what);
   void wait(std::vector<Pending>& pending, const char* what);  // for all; leaves none

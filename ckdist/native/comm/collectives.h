@@ -1,7 +1,9 @@
-// The collective operations of one group of ranks: what a Communicator calls, and what each kind of group does its own way.
+// The collective operations of one group of ranks: what a Communicator calls, and what each kind of group does its own
+// way.
 //
-// All ranks make the same calls in the same order. `in` and `out` may be the same buffer (of all_gather: `in` may lie at its own
-// place in `out`), and may not overlap otherwise. Counts are by rank; offsets follow from them without gaps. Reductions fold as comm/order.h says, on every implementation.
+// All ranks make the same calls in the same order. `in` and `out` may be the same buffer (of all_gather: `in` may lie
+// at its own place in `out`), and may not overlap otherwise. Counts are by rank; offsets follow from them without gaps.
+// Reductions fold as comm/order.h says, on every implementation.
 #pragma once
 #include <cstdint>
 
@@ -11,9 +13,13 @@ namespace ckdist {
 
 // From where on another algorithm is faster; the same on all ranks. Measured by `ckdist bench comm --tune`.
 struct Thresholds {
-  int64_t direct_bytes = 8 << 10;         // shared memory: up to here (times the peers) every rank gives all peers everything, beyond by slices
-  int64_t wire_direct_bytes = 32 << 10;   // between hosts: up to here every rank sends everything to everyone, beyond by slices
-  int64_t leaders_bytes = 32 << 10;       // several hosts with several ranks: up to here leaders alone exchange, beyond every rank with its twins
+  int64_t direct_bytes =
+      8 << 10;  // shared memory: up to here (times the peers) every rank gives all peers everything, beyond by slices
+  int64_t wire_direct_bytes =
+      32 << 10;  // between hosts: up to here every rank sends everything to everyone, beyond by slices
+  int64_t leaders_bytes =
+      32
+      << 10;  // several hosts with several ranks: up to here leaders alone exchange, beyond every rank with its twins
 };
 
 class Collectives {

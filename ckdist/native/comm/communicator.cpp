@@ -23,12 +23,17 @@ std::vector<int> ranks_or_all(const std::vector<int>& ranks, size_t size) {
 
 }  // namespace
 
-Communicator::Communicator(Parts given) : rank(given.rank), size(int(given.host_of.size())), parts_(std::move(given)), order_(parts_.host_of) {
+Communicator::Communicator(Parts given)
+    : rank(given.rank), size(int(given.host_of.size())), parts_(std::move(given)), order_(parts_.host_of) {
   if (size > kMaxRanks) fail(Status::config, "%d ranks; at most %d are supported", size, kMaxRanks);
   const bool one_host = order_.hosts().size() == 1 && parts_.meeting;
   if (one_host && !parts_.wire_ranks.empty()) parts_.wire = nullptr;
-  if (!parts_.wire && !one_host) fail(Status::config, "ranks on %zu hosts need a wire between them", order_.hosts().size());
-  if (!parts_.wire || one_host) parts_.wire = std::make_shared<Wire>(std::make_unique<Pipes>(*parts_.meeting, parts_.memory, parts_.arenas, parts_.timeout_s)), parts_.context = 0, parts_.wire_ranks.clear();
+  if (!parts_.wire && !one_host)
+    fail(Status::config, "ranks on %zu hosts need a wire between them", order_.hosts().size());
+  if (!parts_.wire || one_host)
+    parts_.wire = std::make_shared<Wire>(
+        std::make_unique<Pipes>(*parts_.meeting, parts_.memory, parts_.arenas, parts_.timeout_s)),
+    parts_.context = 0, parts_.wire_ranks.clear();
   parts_.names = ranks_or_all(parts_.names, size_t(size));
   if (!parts_.pulse) {
     const std::vector<int> local = parts_.meeting ? order_.hosts()[order_.host_of(rank)] : std::vector<int>{};
@@ -36,10 +41,13 @@ Communicator::Communicator(Parts given) : rank(given.rank), size(int(given.host_
   }
   parts_.pulse->join();
   if (parts_.meeting) parts_.meeting->watch(parts_.pulse.get());
-  channel_ = std::make_shared<Channel>(parts_.wire, parts_.context, ranks_or_all(parts_.wire_ranks, size_t(size)), parts_.names, rank, parts_.pulse);
-  if (one_host) collectives_ = std::make_unique<HostCollectives>(*parts_.meeting, parts_.memory, parts_.arenas, parts_.thresholds);
+  channel_ = std::make_shared<Channel>(parts_.wire, parts_.context, ranks_or_all(parts_.wire_ranks, size_t(size)),
+                                       parts_.names, rank, parts_.pulse);
+  if (one_host)
+    collectives_ = std::make_unique<HostCollectives>(*parts_.meeting, parts_.memory, parts_.arenas, parts_.thresholds);
   else if (parts_.meeting && int(order_.hosts().size()) < size)
-    collectives_ = std::make_unique<HybridCollectives>(channel_, order_, parts_.thresholds, *parts_.meeting, parts_.memory, parts_.arenas);
+    collectives_ = std::make_unique<HybridCollectives>(channel_, order_, parts_.thresholds, *parts_.meeting,
+                                                       parts_.memory, parts_.arenas);
   else collectives_ = std::make_unique<FlatCollectives>(channel_, order_, parts_.thresholds);
 }
 
@@ -121,9 +129,7 @@ void Communicator::work() {
     try {
       std::lock_guard<std::mutex> turn(running_);
       guarded([&] { operation->body(*collectives_); });
-    } catch (const std::exception& e) {
-      error = e.what();
-    }
+    } catch (const std::exception& e) { error = e.what(); }
     lock.lock();
     operation->done = true;
     operation->error = error;
@@ -156,8 +162,10 @@ void Communicator::Operation::wait() {
 }
 
 void Communicator::check_peer(int peer, int number) const {
-  if (peer < 0 || peer >= size || peer == rank) fail(Status::config, "rank %d of %d cannot exchange messages with rank %d", rank, size, peer);
-  if (number < 0 || number >= Channel::kUserTags) fail(Status::config, "%d is not a tag or a window; use 0 to %d", number, Channel::kUserTags - 1);
+  if (peer < 0 || peer >= size || peer == rank)
+    fail(Status::config, "rank %d of %d cannot exchange messages with rank %d", rank, size, peer);
+  if (number < 0 || number >= Channel::kUserTags)
+    fail(Status::config, "%d is not a tag or a window; use 0 to %d", number, Channel::kUserTags - 1);
 }
 
 std::shared_ptr<Communicator::Operation> Communicator::message(const std::function<Channel::Pending()>& start) {
@@ -178,7 +186,8 @@ std::shared_ptr<Communicator::Operation> Communicator::irecv(int peer, int tag, 
 }
 
 void Communicator::expose(int window, void* base, int64_t bytes) {
-  if (window < 0 || window >= Channel::kUserTags) fail(Status::config, "%d is not a window; use 0 to %d", window, Channel::kUserTags - 1);
+  if (window < 0 || window >= Channel::kUserTags)
+    fail(Status::config, "%d is not a window; use 0 to %d", window, Channel::kUserTags - 1);
   guarded([&] { channel_->expose(window, base, bytes); });
   const Place own{parts_.memory ? parts_.memory->offset(base, bytes) : -1, bytes};
   std::vector<Place> places(size);
@@ -195,23 +204,28 @@ uint8_t* Communicator::in_reach(int peer, int window, int64_t offset, int64_t by
   if (at == windows_.end()) fail(Status::config, "window %d is not exposed", window);
   const Place& place = at->second[peer];
   if (offset < 0 || offset > place.bytes || bytes > place.bytes - offset)
-    fail(Status::config, "%lld bytes at offset %lld lie beyond rank %d's window %d of %lld bytes", (long long)bytes, (long long)offset, peer, window, (long long)place.bytes);
+    fail(Status::config, "%lld bytes at offset %lld lie beyond rank %d's window %d of %lld bytes", (long long)bytes,
+         (long long)offset, peer, window, (long long)place.bytes);
   if (place.offset < 0 || order_.host_of(peer) != order_.host_of(rank)) return nullptr;
   return parts_.memory->arena(parts_.arenas[order_.index_of(peer)]) + place.offset + offset;
 }
 
-std::shared_ptr<Communicator::Operation> Communicator::iput(int peer, int window, int64_t offset, const void* data, int64_t bytes) {
+std::shared_ptr<Communicator::Operation> Communicator::iput(int peer, int window, int64_t offset, const void* data,
+                                                            int64_t bytes) {
   check_peer(peer, window);
   uint8_t* const direct = in_reach(peer, window, offset, bytes);
   if (direct && bytes) std::memcpy(direct, data, size_t(bytes));
-  return message([&] { return direct ? Channel::Pending{0, peer} : channel_->iput(peer, window, offset, data, bytes); });
+  return message(
+      [&] { return direct ? Channel::Pending{0, peer} : channel_->iput(peer, window, offset, data, bytes); });
 }
 
-std::shared_ptr<Communicator::Operation> Communicator::iget(int peer, int window, int64_t offset, void* data, int64_t bytes) {
+std::shared_ptr<Communicator::Operation> Communicator::iget(int peer, int window, int64_t offset, void* data,
+                                                            int64_t bytes) {
   check_peer(peer, window);
   const uint8_t* const direct = in_reach(peer, window, offset, bytes);
   if (direct && bytes) std::memcpy(data, direct, size_t(bytes));
-  return message([&] { return direct ? Channel::Pending{0, peer} : channel_->iget(peer, window, offset, data, bytes); });
+  return message(
+      [&] { return direct ? Channel::Pending{0, peer} : channel_->iget(peer, window, offset, data, bytes); });
 }
 
 std::shared_ptr<Communicator::Operation> Communicator::inotify(int peer, int window, int slot) {
@@ -228,8 +242,9 @@ void Communicator::await_notified(int window, int slot, uint64_t count) {
         continue;
       }
       if (now_ns() - start > channel_->timeout_ns())
-        fail(Status::comm, "window %d, slot %d of rank %d was notified %llu times within %.0f s, and %llu were awaited", window, slot, rank,
-             (unsigned long long)channel_->notified(window, slot), channel_->timeout_ns() / 1e9, (unsigned long long)count);
+        fail(Status::comm, "window %d, slot %d of rank %d was notified %llu times within %.0f s, and %llu were awaited",
+             window, slot, rank, (unsigned long long)channel_->notified(window, slot), channel_->timeout_ns() / 1e9,
+             (unsigned long long)count);
       channel_->idle(200'000);
     }
   });
@@ -252,7 +267,8 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   parts_.wire->contexts = context + 1;
 
   std::vector<Member> members;
-  std::copy_if(all.begin(), all.end(), std::back_inserter(members), [&](const Member& m) { return color >= 0 && m.color == color; });
+  std::copy_if(all.begin(), all.end(), std::back_inserter(members),
+               [&](const Member& m) { return color >= 0 && m.color == color; });
   std::stable_sort(members.begin(), members.end(), [](const Member& a, const Member& b) { return a.key < b.key; });
   Parts parts;
   std::vector<int> here, names;  // members of this host, as ranks of the new group and of the job

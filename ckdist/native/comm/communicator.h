@@ -1,8 +1,10 @@
-// What the rest of the code sees of other ranks: the verbs of MPI and NCCL, blocking and not, over whatever joins the ranks.
+// What the rest of the code sees of other ranks: the verbs of MPI and NCCL, blocking and not, over whatever joins the
+// ranks.
 //
-// One host: shared memory. Several hosts: a wire between them, and shared memory inside each. Or the wire alone. All give the same
-// bits (comm/order.h). Collectives that were begun without waiting run one after the other, in the order of their beginning, on a
-// thread of the communicator; a blocking one waits for them. Messages and windows are independent of both.
+// One host: shared memory. Several hosts: a wire between them, and shared memory inside each. Or the wire alone. All
+// give the same bits (comm/order.h). Collectives that were begun without waiting run one after the other, in the order
+// of their beginning, on a thread of the communicator; a blocking one waits for them. Messages and windows are
+// independent of both.
 //
 // After the first failure a communicator tells its peers, and gives the same error to every later call.
 #pragma once
@@ -16,8 +18,8 @@
 #include <thread>
 
 #include "comm/channel.h"
-#include "comm/group.h"
 #include "comm/collectives.h"
+#include "comm/group.h"
 #include "comm/host_memory.h"
 #include "comm/meeting.h"
 #include "comm/order.h"
@@ -31,16 +33,17 @@ class Communicator {
 
   struct Parts {
     int rank = 0;
-    std::vector<int> host_of;                // by rank
-    std::shared_ptr<HostMemory> memory;      // null: nothing is shared, the wire alone
-    std::vector<int> arenas;                 // of this host's ranks, in rank order
-    std::shared_ptr<HostMemory> own_memory;  // without memory: an arena of this rank alone, for a wire that must know memory; or null
-    std::shared_ptr<Meeting> meeting;        // of this host's ranks; with memory
-    std::shared_ptr<Wire> wire;              // null: one host
+    std::vector<int> host_of;            // by rank
+    std::shared_ptr<HostMemory> memory;  // null: nothing is shared, the wire alone
+    std::vector<int> arenas;             // of this host's ranks, in rank order
+    std::shared_ptr<HostMemory>
+        own_memory;  // without memory: an arena of this rank alone, for a wire that must know memory; or null
+    std::shared_ptr<Meeting> meeting;  // of this host's ranks; with memory
+    std::shared_ptr<Wire> wire;        // null: one host
     int context = 0;
-    std::vector<int> wire_ranks;             // by rank
-    std::vector<int> names;                  // the job's numbers, by rank; with a pulse
-    std::shared_ptr<Pulse> pulse;            // null: this is the job's first communicator, which makes it
+    std::vector<int> wire_ranks;   // by rank
+    std::vector<int> names;        // the job's numbers, by rank; with a pulse
+    std::shared_ptr<Pulse> pulse;  // null: this is the job's first communicator, which makes it
     Thresholds thresholds;
     int spins = 0;
     double timeout_s = 30;
@@ -66,10 +69,12 @@ class Communicator {
   std::shared_ptr<Operation> inotify(int peer, int window, int slot);
   void await_notified(int window, int slot, uint64_t count);  // until this rank's counter has reached it
 
-  // Ranks of one color make a communicator, ordered by key and then by rank; null for a negative color. A collective call.
+  // Ranks of one color make a communicator, ordered by key and then by rank; null for a negative color. A collective
+  // call.
   std::unique_ptr<Communicator> split(int color, int key);
 
-  void* allocate(int64_t bytes);  // in this rank's arena, where peers or the wire reach it in place; null where there is none
+  void* allocate(
+      int64_t bytes);  // in this rank's arena, where peers or the wire reach it in place; null where there is none
   void release(void* data);
   void abandon(const char* reason);
   void check_peers();  // throws when a rank of the job is lost; between calls, for who waits for something else
@@ -83,7 +88,9 @@ class Communicator {
   void check_peer(int peer, int tag) const;
   std::shared_ptr<Operation> message(const std::function<Channel::Pending()>& start);
 
-  struct Place { int64_t offset, bytes; };  // of one rank's window in its arena; offset -1: elsewhere
+  struct Place {
+    int64_t offset, bytes;
+  };  // of one rank's window in its arena; offset -1: elsewhere
   uint8_t* in_reach(int peer, int window, int64_t offset, int64_t bytes);  // null: by messages
 
   Parts parts_;
@@ -94,7 +101,7 @@ class Communicator {
   // Looked at without the lock, so that the calls of those who use neither cost nothing.
   std::atomic<bool> failed_{false}, has_worker_{false}, left_{false};
 
-  std::mutex mutex_;    // of all below
+  std::mutex mutex_;  // of all below
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Operation>> queue_;
   std::string failure_;

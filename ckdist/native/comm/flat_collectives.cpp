@@ -13,7 +13,8 @@ namespace {
 
 constexpr int64_t kSegment = 16 << 20;  // bytes of a large reduction under way at once
 constexpr int kFewRanks = 8;            // up to so many, one message to each beats doubling
-constexpr int64_t kTwoRanks = 256 << 10; // bytes up to which two ranks send everything: slices would move as much, in two steps
+constexpr int64_t kTwoRanks =
+    256 << 10;  // bytes up to which two ranks send everything: slices would move as much, in two steps
 constexpr auto kTag = Channel::kCollective;
 
 int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts, counts + i, int64_t(0)); }
@@ -30,7 +31,8 @@ const char* FlatCollectives::begin(const char* name, uint64_t signature) {
   return what_;
 }
 
-// blocks: (size, bytes), this rank's first, then those of the ranks after it, around. After step d a rank holds 2 d blocks.
+// blocks: (size, bytes), this rank's first, then those of the ranks after it, around. After step d a rank holds 2 d
+// blocks.
 void FlatCollectives::gather_doubling(uint8_t* blocks, int64_t bytes, const char* what) {
   const int size = channel_->size, rank = channel_->rank;
   for (int d = 1; d < size; d *= 2) {
@@ -53,8 +55,10 @@ void FlatCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
     if (size > kFewRanks) {
       gather_doubling(scratch_.data(), bytes, what);
     } else {
-      for (int k = 1; k < size; k++) pending_.push_back(channel_->irecv((rank + k) % size, kTag, block((rank + k) % size), bytes));
-      for (int k = 1; k < size; k++) pending_.push_back(channel_->isend((rank + k) % size, kTag, scratch_.data(), bytes));
+      for (int k = 1; k < size; k++)
+        pending_.push_back(channel_->irecv((rank + k) % size, kTag, block((rank + k) % size), bytes));
+      for (int k = 1; k < size; k++)
+        pending_.push_back(channel_->isend((rank + k) % size, kTag, scratch_.data(), bytes));
       channel_->wait(pending_, what);
     }
     for (int r = 0; r < size; r++) parts[r] = block(r);
@@ -74,15 +78,18 @@ void FlatCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
     }
     for (int k = 1; k < size; k++) {
       const int r = (rank + k) % size;
-      pending_.push_back(channel_->isend(r, kTag, from + begin_of(r) * element, (begin_of(r + 1) - begin_of(r)) * element));
+      pending_.push_back(
+          channel_->isend(r, kTag, from + begin_of(r) * element, (begin_of(r + 1) - begin_of(r)) * element));
     }
     channel_->wait(pending_, what);
-    for (int r = 0; r < size; r++) parts[r] = r == rank ? from + begin_of(rank) * element : scratch_.data() + r * mine * element;
+    for (int r = 0; r < size; r++)
+      parts[r] = r == rank ? from + begin_of(rank) * element : scratch_.data() + r * mine * element;
     void* result = to + begin_of(rank) * element;
     order_.fold_ranks(e, op, &result, 1, parts.data(), mine);
     for (int k = 1; k < size; k++) {
       const int r = (rank + k) % size;
-      pending_.push_back(channel_->irecv(r, kTag, to + begin_of(r) * element, (begin_of(r + 1) - begin_of(r)) * element));
+      pending_.push_back(
+          channel_->irecv(r, kTag, to + begin_of(r) * element, (begin_of(r + 1) - begin_of(r)) * element));
     }
     for (int k = 1; k < size; k++) pending_.push_back(channel_->isend((rank + k) % size, kTag, result, mine * element));
     channel_->wait(pending_, what);
@@ -90,7 +97,8 @@ void FlatCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
 }
 
 void FlatCollectives::reduce_scatter(const void* in, void* out, const int64_t* counts, Element e, ReduceOp op) {
-  const char* what = begin("reduce_scatter", signature(Call::reduce_scatter, sum_before(counts, channel_->size), reduction(e, op)));
+  const char* what =
+      begin("reduce_scatter", signature(Call::reduce_scatter, sum_before(counts, channel_->size), reduction(e, op)));
   const int size = channel_->size, rank = channel_->rank;
   const int64_t element = element_bytes(e), mine = counts[rank];
   const uint8_t* from = static_cast<const uint8_t*>(in);
@@ -107,7 +115,9 @@ void FlatCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
   std::vector<const void*> parts(size);
   for (int r = 0; r < size; r++) parts[r] = scratch_.data() + r * mine * element;
   // `out` may be `in`, whose part for this rank may lie elsewhere in it.
-  if (mine) std::memcpy(scratch_.data() + rank * mine * element, from + sum_before(counts, rank) * element, size_t(mine * element));
+  if (mine)
+    std::memcpy(scratch_.data() + rank * mine * element, from + sum_before(counts, rank) * element,
+                size_t(mine * element));
   order_.fold_ranks(e, op, &out, 1, parts.data(), mine);
 }
 
@@ -140,7 +150,8 @@ void FlatCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
     const int r = (rank + k) % size;
     pending_.push_back(channel_->isend(r, kTag, from + sum_before(send_bytes, r), send_bytes[r]));
   }
-  if (send_bytes[rank]) std::memcpy(to + sum_before(recv_bytes, rank), from + sum_before(send_bytes, rank), size_t(send_bytes[rank]));
+  if (send_bytes[rank])
+    std::memcpy(to + sum_before(recv_bytes, rank), from + sum_before(send_bytes, rank), size_t(send_bytes[rank]));
   channel_->wait(pending_, what);
 }
 
@@ -151,7 +162,8 @@ void FlatCollectives::broadcast(void* data, int64_t bytes, int root) {
   int step = 1;
   while (step <= place) step *= 2;  // this rank's data comes in the step before
   if (place) channel_->wait(channel_->irecv((place - step / 2 + root) % size, kTag, data, bytes), what);
-  for (; place + step < size; step *= 2) pending_.push_back(channel_->isend((place + step + root) % size, kTag, data, bytes));
+  for (; place + step < size; step *= 2)
+    pending_.push_back(channel_->isend((place + step + root) % size, kTag, data, bytes));
   channel_->wait(pending_, what);
 }
 

@@ -1,7 +1,7 @@
 // Collectives over messages alone: every rank talks to every other through a channel, wherever they are.
 //
-// Small reductions gather all values on all ranks (directly, or by recursive doubling among many) and fold them everywhere; large
-// ones send every rank the slices it owns, fold them there, and gather the results.
+// Small reductions gather all values on all ranks (directly, or by recursive doubling among many) and fold them
+// everywhere; large ones send every rank the slices it owns, fold them there, and gather the results.
 #pragma once
 #include <memory>
 

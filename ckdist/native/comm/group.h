@@ -1,7 +1,8 @@
 // What a replay needs of the other ranks: batches from rank 0, sums of partial values, logits at rank 0.
 //
-// One thread of a rank calls a group at a time; how a rank's own threads meet is the pool's affair. A step begins with a message
-// and ends with gather(). Sums run in float32 in the order of comm/order.h: the ranks of a host, then the hosts.
+// One thread of a rank calls a group at a time; how a rank's own threads meet is the pool's affair. A step begins with
+// a message and ends with gather(). Sums run in float32 in the order of comm/order.h: the ranks of a host, then the
+// hosts.
 #pragma once
 #include <cstdint>
 
@@ -10,21 +11,23 @@
 namespace ckdist {
 
 constexpr int kMaxRanks = 256;
-constexpr int kSlots = 2;   // partial values alternate: a slot is written again only after everyone passed the next exchange
-constexpr int kStart = -1;  // the step of what ranks do before the first batch
-constexpr int kBetween = -2; // no step: rank 0 has nothing to do
+constexpr int kSlots =
+    2;  // partial values alternate: a slot is written again only after everyone passed the next exchange
+constexpr int kStart = -1;    // the step of what ranks do before the first batch
+constexpr int kBetween = -2;  // no step: rank 0 has nothing to do
 
 struct GroupSizes {
-  int64_t partial_floats;           // of one partial value, at most
-  int64_t logit_rows, vocab;        // of the gathered logits, at most
-  int64_t first_column, columns;    // of the logits that this rank computes
-  int64_t message_ints;             // of one message, at most
+  int64_t partial_floats;         // of one partial value, at most
+  int64_t logit_rows, vocab;      // of the gathered logits, at most
+  int64_t first_column, columns;  // of the logits that this rank computes
+  int64_t message_ints;           // of one message, at most
 };
 
 class Group {
  public:
   Group(int rank, int size) : Group(rank, size, rank, size) {}
-  Group(int rank, int size, int local_rank, int local_size) : rank(rank), size(size), local_rank(local_rank), local_size(local_size) {}
+  Group(int rank, int size, int local_rank, int local_size)
+      : rank(rank), size(size), local_rank(local_rank), local_size(local_size) {}
   virtual ~Group() = default;
   const int rank, size;
   const int local_rank, local_size;  // among the ranks that share memory with this one
@@ -49,7 +52,8 @@ class Group {
   // Returns when these may be read there.
   virtual void exchange(int step, Idle idle) = 0;
 
-  // A value that is partial over hosts alone: where a host's ranks together write theirs, and what returns when parts(slot) may be read.
+  // A value that is partial over hosts alone: where a host's ranks together write theirs, and what returns when
+  // parts(slot) may be read.
   virtual float* host_partial(int slot, int64_t floats) = 0;
   virtual void reduce_hosts(int slot, int64_t floats, int step, Idle idle) = 0;
 

@@ -15,22 +15,28 @@ namespace {
 
 constexpr int64_t kSlot = Meeting::kSlotBytes;
 constexpr int64_t kLine = 64;
-// Of buffers reduced through slots: several chunks of each buffer, and of large ones so much that what was staged has gone from its core's
-// second-level cache to the third when the peer comes for it (measured from 4 MiB on: up to an eighth faster near, a fifth far).
+// Of buffers reduced through slots: several chunks of each buffer, and of large ones so much that what was staged has
+// gone from its core's second-level cache to the third when the peer comes for it (measured from 4 MiB on: up to an
+// eighth faster near, a fifth far).
 constexpr int64_t kLeastChunk = 128 << 10, kMostChunk = 512 << 10;
 static_assert(kMostChunk + kLine <= kSlot, "a chunk begins wherever in a cache line its buffer does");
-constexpr int64_t kPiece = 512 << 10;      // of what is only moved through slots
+constexpr int64_t kPiece = 512 << 10;  // of what is only moved through slots
 static_assert(kPiece + kLine <= kSlot);
-constexpr int64_t kBlock = 1 << 20;        // of buffers reduced in place: the ranks keep together, so that what they share is still in caches
+constexpr int64_t kBlock =
+    1 << 20;  // of buffers reduced in place: the ranks keep together, so that what they share is still in caches
 
-constexpr int64_t kAhead = 16 << 10;       // bytes called to the second-level cache at once: beyond, the core has noticed by itself what is read
-// Parts from which on they are written straight to where peers want them, if that lies in arenas: beyond a meeting more, it costs that the receiver
-// finds them in another core's cache (near), or in memory (afar, where both together still take half of the time of staging).
+constexpr int64_t kAhead =
+    16 << 10;  // bytes called to the second-level cache at once: beyond, the core has noticed by itself what is read
+// Parts from which on they are written straight to where peers want them, if that lies in arenas: beyond a meeting
+// more, it costs that the receiver finds them in another core's cache (near), or in memory (afar, where both together
+// still take half of the time of staging).
 constexpr int64_t kGivenNear = 1 << 20, kGivenFar = 8 << 10;
-constexpr int64_t kStreamed = 16 << 20;    // bytes in and out that caches do not hold: they are written past them, near as well
-constexpr int64_t kRead = 4 << 10;         // bytes that several copies read one after the other
+constexpr int64_t kStreamed =
+    16 << 20;  // bytes in and out that caches do not hold: they are written past them, near as well
+constexpr int64_t kRead = 4 << 10;  // bytes that several copies read one after the other
 
-constexpr int64_t kTaken = 4 << 10;        // bytes brought from a peer's buffer at a time, to be folded from the first-level cache
+constexpr int64_t kTaken =
+    4 << 10;  // bytes brought from a peer's buffer at a time, to be folded from the first-level cache
 
 // Rank i's slice of n elements, cut at cache lines where it can be.
 struct Slice {
@@ -42,17 +48,19 @@ struct Slice {
   }
 };
 
-// What is staged lies in its slot as its buffer lies in cache lines: then no vector crosses them on one side alone. A record of buffers outside
-// the arenas says how far into a line they begin; of few bytes that are only moved, a beginning by itself would cost more than it saves.
+// What is staged lies in its slot as its buffer lies in cache lines: then no vector crosses them on one side alone. A
+// record of buffers outside the arenas says how far into a line they begin; of few bytes that are only moved, a
+// beginning by itself would cost more than it saves.
 constexpr int64_t kAligned = 32 << 10;
 int64_t shifted(const void* data) { return -1 - int64_t(reinterpret_cast<uintptr_t>(data) % kLine); }
 int64_t moved(const void* data, int64_t bytes) { return bytes < kAligned ? -1 : shifted(data); }
 int64_t shift(const Meeting::Record& record) { return -1 - record.in; }
 
-// Calls lines that another core has written. The second-level cache awaits twice as many at a time as the first (measured: 64 lines from
-// afar in 350 ns instead of 540).
+// Calls lines that another core has written. The second-level cache awaits twice as many at a time as the first
+// (measured: 64 lines from afar in 350 ns instead of 540).
 void call_lines(const void* data, int64_t bytes) {
-  for (int64_t i = 0; i < std::min(bytes, kAhead); i += kLine) __builtin_prefetch(static_cast<const uint8_t*>(data) + i, 0, 2);
+  for (int64_t i = 0; i < std::min(bytes, kAhead); i += kLine)
+    __builtin_prefetch(static_cast<const uint8_t*>(data) + i, 0, 2);
 }
 
 int64_t chunk_bytes(int64_t bytes) { return std::clamp(bytes / 4 / kLine * kLine, kLeastChunk, kMostChunk); }
@@ -61,9 +69,17 @@ int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts
 
 }  // namespace
 
-HostCollectives::HostCollectives(Meeting& meeting, std::shared_ptr<HostMemory> memory, std::vector<int> arenas, const Thresholds& thresholds)
-    : meeting_(meeting), reach_(meeting), memory_(std::move(memory)), arenas_(std::move(arenas)), thresholds_(thresholds), order_(std::vector<int>(meeting.size, 0)),
-      parts_(meeting.size), outs_(meeting.size), shifts_(meeting.size) {
+HostCollectives::HostCollectives(Meeting& meeting, std::shared_ptr<HostMemory> memory, std::vector<int> arenas,
+                                 const Thresholds& thresholds)
+    : meeting_(meeting),
+      reach_(meeting),
+      memory_(std::move(memory)),
+      arenas_(std::move(arenas)),
+      thresholds_(thresholds),
+      order_(std::vector<int>(meeting.size, 0)),
+      parts_(meeting.size),
+      outs_(meeting.size),
+      shifts_(meeting.size) {
   thresholds_.direct_bytes = std::min(thresholds_.direct_bytes, Meeting::kParcelBytes);
 }
 
@@ -102,9 +118,11 @@ void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
   const uint8_t* const from = static_cast<const uint8_t*>(in);
   const Meeting::Record elsewhere{shifted(in), -1, call};
   const auto stage_first = [&] {
-    stage(meeting_.slot(meeting_.index, meeting_.next()) + shift(elsewhere), from, std::min(n, chunk_bytes(bytes) / element_bytes(e)), element_bytes(e));
+    stage(meeting_.slot(meeting_.index, meeting_.next()) + shift(elsewhere), from,
+          std::min(n, chunk_bytes(bytes) / element_bytes(e)), element_bytes(e));
   };
-  // A rank whose buffers lie elsewhere fills its slot before it says so: where no rank's are placed, that was the first chunk.
+  // A rank whose buffers lie elsewhere fills its slot before it says so: where no rank's are placed, that was the first
+  // chunk.
   if (!placed) own = elsewhere, stage_first();
   uint32_t first = meeting_.post(own);
   meeting_.await(first);
@@ -118,7 +136,8 @@ void HostCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
   reduce_staged(from, static_cast<uint8_t*>(out), n, e, op, first);
 }
 
-// Everyone gets all of everyone's, and folds it for itself; what came is written as well, so that its lines are this core's own.
+// Everyone gets all of everyone's, and folds it for itself; what came is written as well, so that its lines are this
+// core's own.
 void HostCollectives::reduce_parcels(uint64_t call, const void* in, void* out, int64_t n, Element e, ReduceOp op) {
   const int size = meeting_.size, index = meeting_.index;
   meeting_.begin_parcels(call);
@@ -132,8 +151,8 @@ void HostCollectives::reduce_parcels(uint64_t call, const void* in, void* out, i
   order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), n);
 }
 
-// Every rank folds its slice of each block from all ranks' buffers and writes it to all of them: no slice has two writers, nor a
-// reader beside its writer.
+// Every rank folds its slice of each block from all ranks' buffers and writes it to all of them: no slice has two
+// writers, nor a reader beside its writer.
 void HostCollectives::reduce_in_place(uint32_t epoch, int64_t n, Element e, ReduceOp op) {
   const int64_t element = element_bytes(e), block = kBlock / element;
   for (int64_t done = 0; done < n; done += block) {
@@ -152,12 +171,14 @@ void HostCollectives::reduce_in_place(uint32_t epoch, int64_t n, Element e, Redu
   call_lines(result + mine.end * element, (std::min(block, n) - mine.end) * element);
 }
 
-// Chunk after chunk, each rank stages what its peers fold (all but its own slice), folds its slice of the chunk into all slots, and takes
-// the rest of the result from its own: so every line of a slot goes to one peer and back. Between two meetings it does this for three
-// chunks, the next, the present and the last; the last one's slot is what the next is staged in. `first`: the meeting at which the first
-// chunk lay in every rank's slot.
-void HostCollectives::reduce_staged(const uint8_t* in, uint8_t* out, int64_t n, Element e, ReduceOp op, uint32_t first) {
-  const int64_t element = element_bytes(e), chunk = chunk_bytes(n * element), per_chunk = chunk / element, chunks = (n + per_chunk - 1) / per_chunk;
+// Chunk after chunk, each rank stages what its peers fold (all but its own slice), folds its slice of the chunk into
+// all slots, and takes the rest of the result from its own: so every line of a slot goes to one peer and back. Between
+// two meetings it does this for three chunks, the next, the present and the last; the last one's slot is what the next
+// is staged in. `first`: the meeting at which the first chunk lay in every rank's slot.
+void HostCollectives::reduce_staged(const uint8_t* in, uint8_t* out, int64_t n, Element e, ReduceOp op,
+                                    uint32_t first) {
+  const int64_t element = element_bytes(e), chunk = chunk_bytes(n * element), per_chunk = chunk / element,
+                chunks = (n + per_chunk - 1) / per_chunk;
   const int size = meeting_.size, index = meeting_.index;
   const Meeting::Record own = meeting_.record(index, first);
   for (int i = 0; i < size; i++) shifts_[i] = shift(meeting_.record(i, first));
@@ -228,12 +249,15 @@ void HostCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
   }
   std::vector<uint8_t> held(in == out ? size_t(counts[index] * element) : 0);
   uint8_t* result = in == out ? held.data() : static_cast<uint8_t*>(out);
-  const int64_t cell = kSlot / size / kLine * kLine, per_cell = cell / element, longest = *std::max_element(counts, counts + size);
+  const int64_t cell = kSlot / size / kLine * kLine, per_cell = cell / element,
+                longest = *std::max_element(counts, counts + size);
   for (int64_t done = 0; done < longest; done += per_cell) {
     const auto part = [&](int r) { return std::clamp<int64_t>(counts[r] - done, 0, per_cell); };
     const uint32_t now = meeting_.next();
     for (int r = 0; r < size; r++)
-      if (r != index) copy(meeting_.slot(index, now) + r * cell, static_cast<const uint8_t*>(in) + (sum_before(counts, r) + done) * element, part(r) * element);
+      if (r != index)
+        copy(meeting_.slot(index, now) + r * cell,
+             static_cast<const uint8_t*>(in) + (sum_before(counts, r) + done) * element, part(r) * element);
     meeting_.post({-1, -1, call});
     meeting_.await(now);
     for (int i = 0; i < size; i++) parts_[i] = outs_[i] = meeting_.slot(i, now) + index * cell;
@@ -252,7 +276,9 @@ uint32_t HostCollectives::meet(const Meeting::Record& own, bool feel) {
   return epoch;
 }
 
-bool HostCollectives::worth_giving(int64_t bytes) const { return bytes >= kGivenNear || (bytes >= kGivenFar && reach_.any_far()); }
+bool HostCollectives::worth_giving(int64_t bytes) const {
+  return bytes >= kGivenNear || (bytes >= kGivenFar && reach_.any_far());
+}
 
 // `whole`: the bytes that the call reads and writes here.
 void HostCollectives::give(int i, uint8_t* to, const uint8_t* from, int64_t bytes, int64_t whole) const {
@@ -263,7 +289,8 @@ void HostCollectives::give(int i, uint8_t* to, const uint8_t* from, int64_t byte
 void HostCollectives::all_gather(const void* in, void* out, const int64_t* bytes) {
   meeting_.begin("all_gather");
   const int size = meeting_.size, index = meeting_.index;
-  const int64_t total = sum_before(bytes, size), longest = *std::max_element(bytes, bytes + size), before = sum_before(bytes, index);
+  const int64_t total = sum_before(bytes, size), longest = *std::max_element(bytes, bytes + size),
+                before = sum_before(bytes, index);
   uint8_t* const to = static_cast<uint8_t*>(out);
   const uint8_t* const from = static_cast<const uint8_t*>(in);
   const auto part = [&](int i, int64_t done) { return std::clamp<int64_t>(bytes[i] - done, 0, kPiece); };
@@ -322,18 +349,23 @@ void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
   const Meeting::Record elsewhere{moved(in, own_longest), -1, signature(Call::all_to_all, 0)};
   const auto part = [&](int64_t bytes, int64_t done) { return std::clamp<int64_t>(bytes - done, 0, most); };
   const auto place = [&](const Meeting::Record& of, int i) { return i * pitch + shift(of); };
-  // Behind the parts: what this rank sends to whom and gets from whom, so that a rank expecting something else is an error.
-  const auto sends = [&](int i, uint32_t epoch) { return reinterpret_cast<int64_t*>(meeting_.slot(i, epoch) + kPiece); };
+  // Behind the parts: what this rank sends to whom and gets from whom, so that a rank expecting something else is an
+  // error.
+  const auto sends = [&](int i, uint32_t epoch) {
+    return reinterpret_cast<int64_t*>(meeting_.slot(i, epoch) + kPiece);
+  };
   const auto receives = [&](int i, uint32_t epoch) { return sends(i, epoch) + size; };
   const auto stage = [&](int64_t done) {
     uint8_t* const slot = meeting_.slot(index, meeting_.next());
     for (int r = 0; r < size; r++)
-      copy(r == index ? to + sum_before(recv_bytes, r) + done : slot + place(elsewhere, r), from + sum_before(send_bytes, r) + done, part(send_bytes[r], done));
+      copy(r == index ? to + sum_before(recv_bytes, r) + done : slot + place(elsewhere, r),
+           from + sum_before(send_bytes, r) + done, part(send_bytes[r], done));
   };
   const auto check = [&](int i, int64_t sent, int j, int64_t expected) {
     if (sent == expected) return;
     meeting_.check_given_up();
-    fail(Status::comm, "rank %d sent %lld bytes in all_to_all where rank %d expected %lld", meeting_.name(i), (long long)sent, meeting_.name(j), (long long)expected);
+    fail(Status::comm, "rank %d sent %lld bytes in all_to_all where rank %d expected %lld", meeting_.name(i),
+         (long long)sent, meeting_.name(j), (long long)expected);
   };
   check(index, send_bytes[index], index, recv_bytes[index]);
   Meeting::Record own = elsewhere;
@@ -355,7 +387,8 @@ void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
   if (placed == size) {
     for (int k = 1; k < size; k++) {
       const int i = (index + k) % size;
-      give(i, peer_out(i, now) + sum_before(receives(i, now), index), from + sum_before(send_bytes, i), send_bytes[i], sum_before(send_bytes, size) + sum_before(recv_bytes, size));
+      give(i, peer_out(i, now) + sum_before(receives(i, now), index), from + sum_before(send_bytes, i), send_bytes[i],
+           sum_before(send_bytes, size) + sum_before(recv_bytes, size));
     }
     copy(to + sum_before(recv_bytes, index), from + sum_before(send_bytes, index), send_bytes[index]);
     stream_fence();
@@ -369,7 +402,8 @@ void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
   for (int64_t done = 0;;) {
     for (int k = 1; k < size; k++) {
       const int i = (index + k) % size;
-      take(to + sum_before(recv_bytes, i) + done, meeting_.slot(i, now) + place(meeting_.record(i, now), index), part(recv_bytes[i], done));
+      take(to + sum_before(recv_bytes, i) + done, meeting_.slot(i, now) + place(meeting_.record(i, now), index),
+           part(recv_bytes[i], done));
     }
     if ((done += most) >= longest) break;
     stage(done);
@@ -384,7 +418,8 @@ void HostCollectives::broadcast(void* data, int64_t bytes, int root) {
   uint8_t* const at = static_cast<uint8_t*>(data);
   Meeting::Record own{moved(data, bytes), -1, signature(Call::broadcast, bytes, root)};
   // Afar, lines that their owner has read since it wrote them would be slow to take.
-  if (const int64_t place = memory_->offset(data, bytes); source && place >= 0 && bytes > kPiece && !reach_.any_far()) own.in = place;
+  if (const int64_t place = memory_->offset(data, bytes); source && place >= 0 && bytes > kPiece && !reach_.any_far())
+    own.in = place;
   for (int64_t done = 0;;) {
     uint8_t* const slot = meeting_.slot(root, meeting_.next());
     const int64_t n = std::min(kPiece, bytes - done);

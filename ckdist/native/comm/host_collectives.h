@@ -1,13 +1,15 @@
 // Collectives of ranks that share one host, through its memory.
 //
-// Buffers that lie in the ranks' arenas are read, and written, in place by peers: nothing is staged. Others go through slots of
-// the meeting, chunk by chunk. What is only moved is written by who has it, to where its peers want it: afar by streaming stores.
+// Buffers that lie in the ranks' arenas are read, and written, in place by peers: nothing is staged. Others go through
+// slots of the meeting, chunk by chunk. What is only moved is written by who has it, to where its peers want it: afar
+// by streaming stores.
 //
-// Elsewhere, where it can be, a cache line goes back and forth between two ranks alone, and whoever reads it also writes it (as it was, if need
-// be): a line that one core writes and another only reads stays shared between them, and its next write costs several times what
-// fetching it back does (measured: 2.5 times where caches are shared, 4 times where they are not). That fails where the owner has read
-// its line after writing it (measured: 1350 instead of 195 us for 2 MiB each way afar), so the owner copies for itself as it stages.
-// Streaming stores avoid the same, but lose where caches are shared.
+// Elsewhere, where it can be, a cache line goes back and forth between two ranks alone, and whoever reads it also
+// writes it (as it was, if need be): a line that one core writes and another only reads stays shared between them, and
+// its next write costs several times what fetching it back does (measured: 2.5 times where caches are shared, 4 times
+// where they are not). That fails where the owner has read its line after writing it (measured: 1350 instead of 195 us
+// for 2 MiB each way afar), so the owner copies for itself as it stages. Streaming stores avoid the same, but lose
+// where caches are shared.
 #pragma once
 #include <memory>
 
@@ -23,7 +25,8 @@ namespace ckdist {
 class HostCollectives : public Collectives {
  public:
   // arenas: where the arena of each rank of the meeting stands in `memory`.
-  HostCollectives(Meeting& meeting, std::shared_ptr<HostMemory> memory, std::vector<int> arenas, const Thresholds& thresholds);
+  HostCollectives(Meeting& meeting, std::shared_ptr<HostMemory> memory, std::vector<int> arenas,
+                  const Thresholds& thresholds);
 
   void all_reduce(const void* in, void* out, int64_t elements, Element e, ReduceOp op) override;
   void reduce_scatter(const void* in, void* out, const int64_t* counts, Element e, ReduceOp op) override;
@@ -40,12 +43,13 @@ class HostCollectives : public Collectives {
   void reduce_in_place(uint32_t epoch, int64_t elements, Element e, ReduceOp op);
   void reduce_parcels(uint64_t call, const void* in, void* out, int64_t elements, Element e, ReduceOp op);
   void reduce_staged(const uint8_t* in, uint8_t* out, int64_t elements, Element e, ReduceOp op, uint32_t first);
-  uint32_t meet(const Meeting::Record& own, bool feel);  // posts, awaits the others, and feels how far they are; the epoch
+  uint32_t meet(const Meeting::Record& own,
+                bool feel);  // posts, awaits the others, and feels how far they are; the epoch
   bool worth_giving(int64_t bytes) const;
   void give(int i, uint8_t* to, const uint8_t* from, int64_t bytes, int64_t whole) const;
   void stage(uint8_t* slot, const uint8_t* in, int64_t elements, int64_t element) const;
-  void fetch(void* to, uint8_t* from, int64_t bytes) const;        // what all peers of its owner read
-  static void take(void* to, uint8_t* from, int64_t bytes);        // what this rank alone reads
+  void fetch(void* to, uint8_t* from, int64_t bytes) const;  // what all peers of its owner read
+  static void take(void* to, uint8_t* from, int64_t bytes);  // what this rank alone reads
   static void copy(void* to, const void* from, int64_t bytes);
 
   Meeting& meeting_;

@@ -1,7 +1,7 @@
 // Ranks of one host, meeting in shared memory.
 //
-// Partial values are written where every rank can read them and are never copied: a reader sums the ranks' buffers in place.
-// Each rank's region is touched first by its owner, so its pages lie on the owner's node.
+// Partial values are written where every rank can read them and are never copied: a reader sums the ranks' buffers in
+// place. Each rank's region is touched first by its owner, so its pages lie on the owner's node.
 #pragma once
 #include "comm/group.h"
 #include "comm/host_ranks.h"
@@ -23,7 +23,9 @@ class HostGroup : public Group {
   int parts(int slot, const float** out) override;
   void peers(int slot, const float** out) override { parts(slot, out); }
   void exchange(int step, Idle idle) override { ranks_.meet(step, 0, idle); }
-  float* host_partial(int, int64_t) override { fail(Status::native, "one host has no values that are partial over hosts"); }
+  float* host_partial(int, int64_t) override {
+    fail(Status::native, "one host has no values that are partial over hosts");
+  }
   void reduce_hosts(int, int64_t, int, Idle) override {}
   float* logits(int64_t* stride) override;
   void gather(int64_t, int step) override { ranks_.meet(step); }
@@ -32,7 +34,9 @@ class HostGroup : public Group {
   void abandon(const char* reason) override { ranks_.abandon(reason); }
 
  private:
-  float* part(int r, int slot) const { return reinterpret_cast<float*>(data_ + (int64_t(r) * kSlots + slot) * partial_bytes_); }
+  float* part(int r, int slot) const {
+    return reinterpret_cast<float*>(data_ + (int64_t(r) * kSlots + slot) * partial_bytes_);
+  }
 
   HostRanks ranks_;
   GroupSizes sizes_{};

@@ -1,7 +1,8 @@
-// The arenas of a host's ranks in one segment that all of them map: what lies there is read and written by peers in place.
+// The arenas of a host's ranks in one segment that all of them map: what lies there is read and written by peers in
+// place.
 //
-// A rank allocates in its own arena only and touches the pages first, so they lie on its own node. Bookkeeping is the owner's
-// own; peers address by offset.
+// A rank allocates in its own arena only and touches the pages first, so they lie on its own node. Bookkeeping is the
+// owner's own; peers address by offset.
 #pragma once
 #include <map>
 #include <mutex>

@@ -34,7 +34,9 @@ Process look_at(int pid) {
   const char* p = std::strrchr(text, ')');  // the name may hold anything
   char state = 0;
   unsigned long long start = 0;
-  if (!p || std::sscanf(p + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &state, &start) != 2) return {};
+  if (!p || std::sscanf(p + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+                        &state, &start) != 2)
+    return {};
   return {state == 'Z' || state == 'X' ? 0 : start, state == 'T' || state == 't'};
 }
 
@@ -56,7 +58,12 @@ struct HostRanks::Header {
 };
 
 HostRanks::HostRanks(const std::string& path, int index, std::vector<int> ranks, int spins, double timeout_s)
-    : index(index), size(int(ranks.size())), ranks_(std::move(ranks)), spins_(spins), timeout_ns_(int64_t(timeout_s * 1e9)), stopped_since_(ranks_.size()) {
+    : index(index),
+      size(int(ranks.size())),
+      ranks_(std::move(ranks)),
+      spins_(spins),
+      timeout_ns_(int64_t(timeout_s * 1e9)),
+      stopped_since_(ranks_.size()) {
   const int64_t bytes = round_up(sizeof(Header) + size * sizeof(Line), kPage);
   if (index == 0) control_.emplace(bytes);
   else control_.emplace(path, bytes);
@@ -84,8 +91,10 @@ uint8_t* HostRanks::share(int64_t bytes, int64_t mailbox_ints) {
 void HostRanks::check_alive(int i, int step) {
   const Line& line = header_->lines[i];
   const int pid = line.pid;
-  if (line.abandoned) fail(Status::comm, "rank %d (pid %d) gave up at or before %s: %s", ranks_[i], pid, place(step).text, line.reason);
-  if (pid && look_at(pid).start != line.start) fail(Status::comm, "rank %d (pid %d) died at or before %s", ranks_[i], pid, place(step).text);
+  if (line.abandoned)
+    fail(Status::comm, "rank %d (pid %d) gave up at or before %s: %s", ranks_[i], pid, place(step).text, line.reason);
+  if (pid && look_at(pid).start != line.start)
+    fail(Status::comm, "rank %d (pid %d) died at or before %s", ranks_[i], pid, place(step).text);
 }
 
 // For a peer that owes nothing now and therefore has no deadline: it may sleep, but not lie stopped.
@@ -97,7 +106,9 @@ void HostRanks::check_awake(int i) {
   }
   const int64_t now = now_ns();
   if (!stopped_since_[i]) stopped_since_[i] = now;
-  if (now - stopped_since_[i] > timeout_ns_) fail(Status::comm, "rank %d (pid %d) has been stopped for more than %.0f s between steps", ranks_[i], pid, timeout_ns_ / 1e9);
+  if (now - stopped_since_[i] > timeout_ns_)
+    fail(Status::comm, "rank %d (pid %d) has been stopped for more than %.0f s between steps", ranks_[i], pid,
+         timeout_ns_ / 1e9);
 }
 
 void HostRanks::wait_for(Signal& signal, uint32_t count, int i, int step, int64_t grace_ns, Idle idle) {
@@ -111,7 +122,8 @@ void HostRanks::wait_for(Signal& signal, uint32_t count, int i, int step, int64_
         if (waited->ns() <= timeout_ns_ + grace_ns) return;
         if (const int lost = pulse_ ? pulse_->blame(ranks_[i]) : ranks_[i]; lost != ranks_[i])
           fail(Status::comm, "rank %d did not reach %s within %.0f s", lost, place(step).text, timeout_ns_ / 1e9);
-        fail(Status::comm, "rank %d (pid %d) did not reach %s within %.0f s", ranks_[i], header_->lines[i].pid.load(), place(step).text, timeout_ns_ / 1e9);
+        fail(Status::comm, "rank %d (pid %d) did not reach %s within %.0f s", ranks_[i], header_->lines[i].pid.load(),
+             place(step).text, timeout_ns_ / 1e9);
       },
       idle);
   if (pulse_ && waited) pulse_->wait_for(-1);
@@ -133,7 +145,9 @@ void HostRanks::meet(int step, int64_t grace_ns, Idle idle) {
 }
 
 void HostRanks::publish(const int32_t* message, int64_t ints) {
-  if (ints > mailbox_ints_) fail(Status::native, "message of %lld ints is larger than the mailbox of %lld", (long long)ints, (long long)mailbox_ints_);
+  if (ints > mailbox_ints_)
+    fail(Status::native, "message of %lld ints is larger than the mailbox of %lld", (long long)ints,
+         (long long)mailbox_ints_);
   for (int i = 1; i < size; i++) wait_for(header_->lines[i].taken, message_, i, 0);  // the mailbox holds one message
   if (ints) std::memcpy(mailbox_, message, ints * 4);
   header_->message_ints = ints;

@@ -1,6 +1,7 @@
 // The ranks of one host, meeting at flags in one shared-memory segment: a barrier, a mailbox, and who is still alive.
 //
-// Ranks are processes, or threads of one process with an object each. A host with one rank is possible, and then nothing waits.
+// Ranks are processes, or threads of one process with an object each. A host with one rank is possible, and then
+// nothing waits.
 #pragma once
 #include <optional>
 #include <string>
@@ -15,9 +16,9 @@ class Pulse;
 
 class HostRanks {
  public:
-  // `index` of `ranks`, which are their numbers in the whole job. Index 0 creates the segment and ignores `path`; the others get
-  // its path() by the caller's means, and index 0 must live until all of them have opened it. `spins`: polls before a waiting
-  // thread sleeps.
+  // `index` of `ranks`, which are their numbers in the whole job. Index 0 creates the segment and ignores `path`; the
+  // others get its path() by the caller's means, and index 0 must live until all of them have opened it. `spins`: polls
+  // before a waiting thread sleeps.
   HostRanks(const std::string& path, int index, std::vector<int> ranks, int spins, double timeout_s);
   const int index, size;
   const std::string& path() const { return control_->path(); }
@@ -25,10 +26,12 @@ class HostRanks {
   // Zeros that all share; a collective call, once. The last `mailbox_ints` of them are the mailbox.
   uint8_t* share(int64_t bytes, int64_t mailbox_ints);
 
-  // A barrier. `step` names the place in error messages; `grace_ns`: what a peer may take beyond the timeout, because it waits itself.
+  // A barrier. `step` names the place in error messages; `grace_ns`: what a peer may take beyond the timeout, because
+  // it waits itself.
   void meet(int step, int64_t grace_ns = 0, Idle idle = {});
 
-  // Index 0 gives every other rank one message; the others wait for it, mostly asleep, and have it until they receive the next.
+  // Index 0 gives every other rank one message; the others wait for it, mostly asleep, and have it until they receive
+  // the next.
   void publish(const int32_t* message, int64_t ints);
   const int32_t* receive(int64_t* ints);
 
@@ -54,9 +57,9 @@ class HostRanks {
   uint32_t epoch_ = 0, message_ = 0;  // barriers this rank has begun, messages it has seen
   std::optional<Segment> control_, data_;
   Header* header_ = nullptr;
-  int32_t* mailbox_ = nullptr;         // the message being handed over
-  std::vector<int32_t> received_;      // the message this rank has
-  std::vector<int64_t> stopped_since_; // when each peer was first seen stopped, else 0
+  int32_t* mailbox_ = nullptr;          // the message being handed over
+  std::vector<int32_t> received_;       // the message this rank has
+  std::vector<int64_t> stopped_since_;  // when each peer was first seen stopped, else 0
 };
 
 }  // namespace ckdist

@@ -13,10 +13,15 @@ namespace {
 int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts, counts + i, int64_t(0)); }
 }  // namespace
 
-HybridCollectives::HybridCollectives(std::shared_ptr<Channel> channel, const Order& order, const Thresholds& thresholds, Meeting& meeting,
-                                     std::shared_ptr<HostMemory> memory, std::vector<int> arenas)
-    : FlatCollectives(std::move(channel), order, thresholds), meeting_(meeting), memory_(std::move(memory)), arenas_(std::move(arenas)),
-      host_(order.host_of(channel_->rank)), index_(order.index_of(channel_->rank)), room_(static_cast<uint8_t*>(memory_->allocate(kSegment))),
+HybridCollectives::HybridCollectives(std::shared_ptr<Channel> channel, const Order& order, const Thresholds& thresholds,
+                                     Meeting& meeting, std::shared_ptr<HostMemory> memory, std::vector<int> arenas)
+    : FlatCollectives(std::move(channel), order, thresholds),
+      meeting_(meeting),
+      memory_(std::move(memory)),
+      arenas_(std::move(arenas)),
+      host_(order.host_of(channel_->rank)),
+      index_(order.index_of(channel_->rank)),
+      room_(static_cast<uint8_t*>(memory_->allocate(kSegment))),
       room_offset_(memory_->offset(room_, kSegment)) {
   owners_ = order.size();
   for (const auto& host : order.hosts()) owners_ = std::min(owners_, int(host.size()));
@@ -53,7 +58,8 @@ void HybridCollectives::all_reduce(const void* in, void* out, int64_t n, Element
     const uint8_t* from = static_cast<const uint8_t*>(in) + first * element;
     uint8_t* to = static_cast<uint8_t*>(out) + first * element;
     if (!placed && m) std::memcpy(room_, from, size_t(m * element));
-    const uint32_t epoch = meeting_.post({placed ? memory_->offset(from, 0) : room_offset_, placed ? memory_->offset(to, 0) : room_offset_, call});
+    const uint32_t epoch = meeting_.post(
+        {placed ? memory_->offset(from, 0) : room_offset_, placed ? memory_->offset(to, 0) : room_offset_, call});
     meeting_.await(epoch);
     if (index_ < owners) {
       const int64_t begin = m * index_ / owners, mine = m * (index_ + 1) / owners - begin;
@@ -98,7 +104,9 @@ void HybridCollectives::reduce_scatter(const void* in, void* out, const int64_t*
     const auto folder = [&](int r, int h) { return order_.hosts()[h][order_.index_of(r) % order_.hosts()[h].size()]; };
     partials_.resize(size_t(std::max<int64_t>(1, hosts * count(rank) * part)));
     for (int h = 0; h < hosts; h++)
-      if (h != host_) pending_.push_back(channel_->irecv(folder(rank, h), Channel::kHosts, partials_.data() + h * count(rank) * part, count(rank) * part));
+      if (h != host_)
+        pending_.push_back(channel_->irecv(folder(rank, h), Channel::kHosts, partials_.data() + h * count(rank) * part,
+                                           count(rank) * part));
     for (int r = 0; r < channel_->size; r++) {
       if (r != rank && (order_.host_of(r) == host_ || folder(r, host_) != rank)) continue;
       folded(r);
@@ -124,25 +132,33 @@ void HybridCollectives::all_gather(const void* in, void* out, const int64_t* byt
   uint8_t* const to = static_cast<uint8_t*>(out);
   uint8_t* const own = to + sum_before(bytes, rank);
   if (own != in && bytes[rank]) std::memmove(own, in, size_t(bytes[rank]));
-  const auto place_on = [&](int r, int h) { return order_.index_of(r) % int(order_.hosts()[h].size()); };  // of who has r's part there
+  const auto place_on = [&](int r, int h) {
+    return order_.index_of(r) % int(order_.hosts()[h].size());
+  };  // of who has r's part there
   for (int64_t first = 0; first == 0 || first < longest; first += most) {
     const auto some = [&](int r) { return std::clamp<int64_t>(bytes[r] - first, 0, most); };
     for (int r = 0; r < size; r++)
-      if (order_.host_of(r) != host_ && place_on(r, host_) == index_) pending_.push_back(channel_->irecv(r, Channel::kHosts, room_ + r * most, some(r)));
+      if (order_.host_of(r) != host_ && place_on(r, host_) == index_)
+        pending_.push_back(channel_->irecv(r, Channel::kHosts, room_ + r * most, some(r)));
     for (int h = 0; h < hosts; h++)
-      if (h != host_) pending_.push_back(channel_->isend(order_.hosts()[h][place_on(rank, h)], Channel::kHosts, own + std::min(first, bytes[rank]), some(rank)));
+      if (h != host_)
+        pending_.push_back(channel_->isend(order_.hosts()[h][place_on(rank, h)], Channel::kHosts,
+                                           own + std::min(first, bytes[rank]), some(rank)));
     if (some(rank)) std::memcpy(room_ + rank * most, own + first, size_t(some(rank)));
     channel_->wait(pending_, what);
     const uint32_t epoch = meeting_.post({room_offset_, -1, call});
     meeting_.await(epoch);
     for (int r = 0; r < size; r++)
-      if (r != rank && some(r)) std::memcpy(to + sum_before(bytes, r) + first, peer(place_on(r, host_), meeting_.record(place_on(r, host_), epoch).in) + r * most, size_t(some(r)));
+      if (r != rank && some(r))
+        std::memcpy(to + sum_before(bytes, r) + first,
+                    peer(place_on(r, host_), meeting_.record(place_on(r, host_), epoch).in) + r * most,
+                    size_t(some(r)));
     meeting_.meet();
   }
 }
 
-// What goes to other hosts goes by messages, what stays on this one through the rooms: a cell for every rank here, and behind them
-// how much goes to whom.
+// What goes to other hosts goes by messages, what stays on this one through the rooms: a cell for every rank here, and
+// behind them how much goes to whom.
 void HybridCollectives::all_to_all(const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes) {
   const int size = channel_->size, local = meeting_.size;
   const uint64_t call = signature(Call::all_to_all, 0);
@@ -156,15 +172,18 @@ void HybridCollectives::all_to_all(const void* in, const int64_t* send_bytes, vo
   uint8_t* const to = static_cast<uint8_t*>(out);
   int64_t* const table = reinterpret_cast<int64_t*>(room_ + local * cell);
   for (int r = 0; r < size; r++)
-    if (order_.host_of(r) != host_) pending_.push_back(channel_->irecv(r, Channel::kCollective, to + sum_before(recv_bytes, r), recv_bytes[r]));
+    if (order_.host_of(r) != host_)
+      pending_.push_back(channel_->irecv(r, Channel::kCollective, to + sum_before(recv_bytes, r), recv_bytes[r]));
   for (int r = 0; r < size; r++)
-    if (order_.host_of(r) != host_) pending_.push_back(channel_->isend(r, Channel::kCollective, from + sum_before(send_bytes, r), send_bytes[r]));
+    if (order_.host_of(r) != host_)
+      pending_.push_back(channel_->isend(r, Channel::kCollective, from + sum_before(send_bytes, r), send_bytes[r]));
   int64_t longest = 0;
   for (int i = 0; i < local; i++) longest = std::max(longest, table[i] = send_bytes[here[i]]);
   for (int64_t first = 0; first == 0 || first < longest; first += cell) {
     const auto some = [&](int64_t bytes) { return std::clamp<int64_t>(bytes - first, 0, cell); };
     for (int i = 0; i < local; i++)
-      if (const int64_t n = some(send_bytes[here[i]])) std::memcpy(room_ + i * cell, from + sum_before(send_bytes, here[i]) + first, size_t(n));
+      if (const int64_t n = some(send_bytes[here[i]]))
+        std::memcpy(room_ + i * cell, from + sum_before(send_bytes, here[i]) + first, size_t(n));
     const uint32_t epoch = meeting_.post({room_offset_, longest, call});
     meeting_.await(epoch);
     for (int i = 0; i < local; i++) {
@@ -172,10 +191,12 @@ void HybridCollectives::all_to_all(const void* in, const int64_t* send_bytes, vo
       const int64_t sent = reinterpret_cast<const int64_t*>(room + local * cell)[index_], wanted = recv_bytes[here[i]];
       if (sent != wanted) {
         meeting_.check_given_up();
-        fail(Status::comm, "rank %d sent %lld bytes in all_to_all where rank %d expected %lld", meeting_.name(i), (long long)sent, meeting_.name(index_), (long long)wanted);
+        fail(Status::comm, "rank %d sent %lld bytes in all_to_all where rank %d expected %lld", meeting_.name(i),
+             (long long)sent, meeting_.name(index_), (long long)wanted);
       }
       longest = std::max(longest, meeting_.record(i, epoch).out);
-      if (const int64_t n = some(wanted)) std::memcpy(to + sum_before(recv_bytes, here[i]) + first, room + index_ * cell, size_t(n));
+      if (const int64_t n = some(wanted))
+        std::memcpy(to + sum_before(recv_bytes, here[i]) + first, room + index_ * cell, size_t(n));
     }
     meeting_.meet();
   }

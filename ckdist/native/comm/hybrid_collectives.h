@@ -1,8 +1,8 @@
 // Collectives of ranks on several hosts, several on some: shared memory inside each host, messages between.
 //
-// A reduction is folded inside each host first; between hosts go whole hosts' results, moved by one rank of each host for
-// small values, and by every rank together with its twins on the other hosts (each for its own slice) for large ones. What is
-// gathered crosses to each host once.
+// A reduction is folded inside each host first; between hosts go whole hosts' results, moved by one rank of each host
+// for small values, and by every rank together with its twins on the other hosts (each for its own slice) for large
+// ones. What is gathered crosses to each host once.
 #pragma once
 #include "comm/flat_collectives.h"
 #include "comm/host_memory.h"
@@ -12,8 +12,8 @@ namespace ckdist {
 
 class HybridCollectives : public FlatCollectives {
  public:
-  HybridCollectives(std::shared_ptr<Channel> channel, const Order& order, const Thresholds& thresholds, Meeting& meeting, std::shared_ptr<HostMemory> memory,
-                    std::vector<int> arenas);
+  HybridCollectives(std::shared_ptr<Channel> channel, const Order& order, const Thresholds& thresholds,
+                    Meeting& meeting, std::shared_ptr<HostMemory> memory, std::vector<int> arenas);
   ~HybridCollectives() override;
 
   void all_reduce(const void* in, void* out, int64_t elements, Element e, ReduceOp op) override;
@@ -32,8 +32,8 @@ class HybridCollectives : public FlatCollectives {
   Meeting& meeting_;
   std::shared_ptr<HostMemory> memory_;
   std::vector<int> arenas_;
-  int host_, index_, owners_;   // this rank's host, its place there, ranks of the smallest host
-  uint8_t* room_;               // kSegment bytes in this rank's arena, for buffers that lie elsewhere
+  int host_, index_, owners_;  // this rank's host, its place there, ranks of the smallest host
+  uint8_t* room_;              // kSegment bytes in this rank's arena, for buffers that lie elsewhere
   int64_t room_offset_;
   std::vector<uint8_t> partials_;
 };

@@ -15,7 +15,7 @@ namespace ckdist {
 
 namespace {
 constexpr int64_t kTickNs = 100'000'000;
-constexpr int64_t kServeNs = 1'000'000;  // between two looks at what peers ask, while waiting
+constexpr int64_t kServeNs = 1'000'000;    // between two looks at what peers ask, while waiting
 constexpr int64_t kPieceBytes = 16 << 10;  // of a pipe: writer and reader copy at the same time, one behind the other
 constexpr int kBellPolls = 2000;
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -43,7 +43,8 @@ struct Meeting::Pipe {
 };
 
 struct Meeting::Parcel {
-  // As buffers in arenas begin: a load that agrees with an earlier store in the lower twelve bits of its address waits for it.
+  // As buffers in arenas begin: a load that agrees with an earlier store in the lower twelve bits of its address waits
+  // for it.
   alignas(4096) uint8_t data[kParcelBytes];
   struct alignas(64) Label : Flag {
     uint64_t signature;
@@ -52,11 +53,16 @@ struct Meeting::Parcel {
 
 int64_t Meeting::bytes_for(int size) {
   const int64_t pairs = int64_t(size) * size;
-  return round_up(size * int64_t(sizeof(Line)), Segment::kHugePage) + size * Segment::kHugePage + round_up(pairs * int64_t(sizeof(Pipe)), 4096) + pairs * int64_t(sizeof(Parcel));
+  return round_up(size * int64_t(sizeof(Line)), Segment::kHugePage) + size * Segment::kHugePage +
+         round_up(pairs * int64_t(sizeof(Pipe)), 4096) + pairs * int64_t(sizeof(Parcel));
 }
 
 Meeting::Meeting(const std::string& path, int index, const std::vector<int>& ranks, int spins, double timeout_s)
-    : index(index), size(int(ranks.size())), ranks_(ranks), spins_(spins), timeout_ns_(int64_t(timeout_s * 1e9)),
+    : index(index),
+      size(int(ranks.size())),
+      ranks_(ranks),
+      spins_(spins),
+      timeout_ns_(int64_t(timeout_s * 1e9)),
       segment_(index ? Segment(path, bytes_for(size)) : Segment(bytes_for(size))) {
   slots_ = segment_.data() + round_up(size * int64_t(sizeof(Line)), Segment::kHugePage);
   pipes_ = slots_ + size * Segment::kHugePage;
@@ -79,8 +85,12 @@ const Meeting::Record& Meeting::record(int i, uint32_t epoch) const { return lin
 void Meeting::check_alive(int i) const {
   const Line& peer = line(i);
   const int pid = peer.pid;
-  if (peer.abandoned) fail(Status::comm, "rank %d (pid %d) gave up before %s %llu was done: %s", ranks_[i], pid, name_, (unsigned long long)calls_, peer.reason);
-  if (pid && process_start(pid) != peer.start) fail(Status::comm, "rank %d (pid %d) died before %s %llu was done", ranks_[i], pid, name_, (unsigned long long)calls_);
+  if (peer.abandoned)
+    fail(Status::comm, "rank %d (pid %d) gave up before %s %llu was done: %s", ranks_[i], pid, name_,
+         (unsigned long long)calls_, peer.reason);
+  if (pid && process_start(pid) != peer.start)
+    fail(Status::comm, "rank %d (pid %d) died before %s %llu was done", ranks_[i], pid, name_,
+         (unsigned long long)calls_);
 }
 
 void Meeting::check_given_up() const {
@@ -124,20 +134,24 @@ uint8_t* Meeting::await_parcel(int i) {
 }
 
 void Meeting::raise(Flag& flag, uint32_t count) {
-  flag.count.store(count, std::memory_order_seq_cst);  // ordered before the look at sleepers, or a sleeper could be missed
-  if (flag.sleepers.load(std::memory_order_seq_cst)) syscall(SYS_futex, &flag.count, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  flag.count.store(count,
+                   std::memory_order_seq_cst);  // ordered before the look at sleepers, or a sleeper could be missed
+  if (flag.sleepers.load(std::memory_order_seq_cst))
+    syscall(SYS_futex, &flag.count, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 void Meeting::await(Flag& flag, uint32_t count, int i) {
   const auto there = [&] { return int32_t(flag.count.load(std::memory_order_acquire) - count) >= 0; };
-  for (int polls = 0; !there() && polls < spins_; polls++) cpu_pause();  // from the first: without, a barrier takes a fifth longer
+  for (int polls = 0; !there() && polls < spins_; polls++)
+    cpu_pause();  // from the first: without, a barrier takes a fifth longer
   const auto peer_moved = [&] { return pulse_ ? pulse_->moved(ranks_[i]) : 0; };
   uint64_t moved = 0;
   for (int64_t start = 0, looked = 0; !there();) {
     const uint32_t seen = flag.count.load(std::memory_order_acquire);
     const timespec tick{0, serve_ ? kServeNs : kTickNs};
     flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    if (flag.count.load(std::memory_order_seq_cst) == seen && !there()) syscall(SYS_futex, &flag.count, FUTEX_WAIT, seen, &tick, nullptr, 0);
+    if (flag.count.load(std::memory_order_seq_cst) == seen && !there())
+      syscall(SYS_futex, &flag.count, FUTEX_WAIT, seen, &tick, nullptr, 0);
     flag.sleepers.fetch_sub(1, std::memory_order_relaxed);
     if (there()) break;
     if (serve_) serve_();
@@ -148,17 +162,22 @@ void Meeting::await(Flag& flag, uint32_t count, int i) {
     if (now - looked < kTickNs) continue;
     looked = now;
     check_alive(i);
-    // It waits for this rank where this rank does not: before the flag is looked at once more, so that it has not been here in between.
-    const bool elsewhere = int32_t(line(i).arrival.count.load(std::memory_order_acquire) - epoch_) > 0 ||
-                           int32_t(parcel(i, index, parcels_sent_ + 1).label.count.load(std::memory_order_acquire) - parcels_sent_) > 0;
+    // It waits for this rank where this rank does not: before the flag is looked at once more, so that it has not been
+    // here in between.
+    const bool elsewhere =
+        int32_t(line(i).arrival.count.load(std::memory_order_acquire) - epoch_) > 0 ||
+        int32_t(parcel(i, index, parcels_sent_ + 1).label.count.load(std::memory_order_acquire) - parcels_sent_) > 0;
     if (elsewhere && !there()) fail_other_call(i);
     if (now - start > timeout_ns_)
-      fail(Status::comm, "rank %d (pid %d) did not come to %s %llu within %.0f s", ranks_[i], line(i).pid.load(), name_, (unsigned long long)calls_, timeout_ns_ / 1e9);
+      fail(Status::comm, "rank %d (pid %d) did not come to %s %llu within %.0f s", ranks_[i], line(i).pid.load(), name_,
+           (unsigned long long)calls_, timeout_ns_ / 1e9);
   }
 }
 
 void Meeting::fail_other_call(int i) const {
-  fail(Status::comm, "rank %d called another collective, or another size, where this rank called %s %llu: all ranks must make the same calls in the same order",
+  fail(Status::comm,
+       "rank %d called another collective, or another size, where this rank called %s %llu: all ranks must make the "
+       "same calls in the same order",
        ranks_[i], name_, (unsigned long long)calls_);
 }
 
@@ -173,7 +192,8 @@ double Meeting::round_trip(int calls) {
   for (uint32_t i = 1; i <= uint32_t(calls) && index < 2 && size > 1; i++) {
     if (index == 0) word(0)->store(i, std::memory_order_release);
     for (int polls = 0; word(1 - index)->load(std::memory_order_acquire) != i; polls++)
-      if (polls > 10000 && now_ns() > end) fail(Status::comm, "rank %d does not pass the cache line back", ranks_[1 - index]);
+      if (polls > 10000 && now_ns() > end)
+        fail(Status::comm, "rank %d does not pass the cache line back", ranks_[1 - index]);
     if (index == 1) word(1)->store(i, std::memory_order_release);
   }
   const double seconds = double(now_ns() - start) * 1e-9 / calls;
@@ -213,7 +233,8 @@ void Meeting::abandon(const char* reason) {
   Line& own = line(index);
   std::call_once(abandoned_, [&] { std::strncpy(own.reason, reason, sizeof own.reason - 1); });
   own.abandoned = 1;
-  syscall(SYS_futex, &own.arrival.count, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);  // who sleeps on it looks, and gives up
+  syscall(SYS_futex, &own.arrival.count, FUTEX_WAKE, INT_MAX, nullptr, nullptr,
+          0);  // who sleeps on it looks, and gives up
   for (int i = 0; i < size; i++) ring(i);
 }
 
@@ -225,7 +246,8 @@ int64_t Meeting::pipe_write(int i, const void* data, int64_t bytes) {
   const int64_t n = std::min<int64_t>(bytes, kPipeBytes - int64_t(written - to.read.load(std::memory_order_acquire)));
   if (n <= 0) return 0;
   for (int64_t done = 0; done < n;) {
-    const int64_t at = int64_t((written + uint64_t(done)) % kPipeBytes), some = std::min({n - done, kPipeBytes - at, kPieceBytes});
+    const int64_t at = int64_t((written + uint64_t(done)) % kPipeBytes),
+                  some = std::min({n - done, kPipeBytes - at, kPieceBytes});
     std::memcpy(to.data + at, static_cast<const uint8_t*>(data) + done, size_t(some));
     done += some;
     to.written.store(written + uint64_t(done), std::memory_order_release);
@@ -240,7 +262,8 @@ int64_t Meeting::pipe_read(int i, void* data, int64_t bytes) {
   const int64_t n = std::min<int64_t>(bytes, int64_t(from.written.load(std::memory_order_acquire) - read));
   if (n <= 0) return 0;
   for (int64_t done = 0; done < n;) {
-    const int64_t at = int64_t((read + uint64_t(done)) % kPipeBytes), some = std::min({n - done, kPipeBytes - at, kPieceBytes});
+    const int64_t at = int64_t((read + uint64_t(done)) % kPipeBytes),
+                  some = std::min({n - done, kPipeBytes - at, kPieceBytes});
     std::memcpy(static_cast<uint8_t*>(data) + done, from.data + at, size_t(some));
     done += some;
     from.read.store(read + uint64_t(done), std::memory_order_release);
@@ -252,7 +275,9 @@ int64_t Meeting::pipe_read(int i, void* data, int64_t bytes) {
 void Meeting::sleep(int64_t ns) {
   Signal& bell = line(index).bell;
   const uint32_t now = bell.value.load(std::memory_order_acquire);
-  for (int polls = 0; polls < std::min(spins_, kBellPolls) && bell.value.load(std::memory_order_acquire) == heard_; polls++) cpu_pause();
+  for (int polls = 0; polls < std::min(spins_, kBellPolls) && bell.value.load(std::memory_order_acquire) == heard_;
+       polls++)
+    cpu_pause();
   if (now == heard_) bell.sleep_while(now, ns);
   heard_ = bell.value.load(std::memory_order_acquire);
   check_given_up();

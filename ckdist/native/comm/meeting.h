@@ -1,12 +1,14 @@
-// Where the ranks of one communicator on one host meet: a flag per rank on its own cache line with a record beside it, slots in
-// which values are staged, parcels and byte pipes between every two ranks.
+// Where the ranks of one communicator on one host meet: a flag per rank on its own cache line with a record beside it,
+// slots in which values are staged, parcels and byte pipes between every two ranks.
 //
-// Epochs count the meetings. A rank posts epoch e only after it saw all peers at e - 1, so it may use slot e % kSlots again: all
-// peers have finished with what lay there at e - 3. A peer that died, gave up or stalls is an Error(comm) that names it.
+// Epochs count the meetings. A rank posts epoch e only after it saw all peers at e - 1, so it may use slot e % kSlots
+// again: all peers have finished with what lay there at e - 3. A peer that died, gave up or stalls is an Error(comm)
+// that names it.
 //
-// Parcels: small values that every rank hands to every other. Two ranks have two boxes, and each fills for the next parcel the
-// one that it has just emptied: its lines are in this core's cache then, and no line travels but to bring data. A rank that got its
-// peer's parcel knows that the peer has emptied the one before, so nobody need wait for anything else.
+// Parcels: small values that every rank hands to every other. Two ranks have two boxes, and each fills for the next
+// parcel the one that it has just emptied: its lines are in this core's cache then, and no line travels but to bring
+// data. A rank that got its peer's parcel knows that the peer has emptied the one before, so nobody need wait for
+// anything else.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -23,13 +25,14 @@ class Pulse;
 class Meeting {
  public:
   static constexpr int kSlots = 3;
-  static constexpr int64_t kSlotBytes = Segment::kHugePage / kSlots / 4096 * 4096;  // a rank's slots are one huge page, where it can be had
+  static constexpr int64_t kSlotBytes =
+      Segment::kHugePage / kSlots / 4096 * 4096;  // a rank's slots are one huge page, where it can be had
   static constexpr int64_t kPipeBytes = 64 << 10;
   static constexpr int64_t kParcelBytes = 32 << 10;
 
-  struct Record {  // what a rank tells its peers when it arrives
-    int64_t in, out;      // offsets in its arena; negative: elsewhere
-    uint64_t signature;   // of the call: it must be the same everywhere
+  struct Record {        // what a rank tells its peers when it arrives
+    int64_t in, out;     // offsets in its arena; negative: elsewhere
+    uint64_t signature;  // of the call: it must be the same everywhere
   };
   struct Pipe;
   struct Parcel;
@@ -44,14 +47,15 @@ class Meeting {
 
   // `name` and the count of calls stand in error messages.
   void begin(const char* name) { name_ = name, calls_++; }
-  uint64_t calls() const { return calls_; }  // begun, on all ranks alike
+  uint64_t calls() const { return calls_; }    // begun, on all ranks alike
   int name(int i) const { return ranks_[i]; }  // the job's number of rank i
   uint32_t post(const Record& record);
   void await(uint32_t epoch);  // until all peers have posted it; their signatures must equal this rank's
   void meet() { await(post(own_)); }
   const Record& record(int i, uint32_t epoch) const;
 
-  // One parcel for every peer and from every peer: a peer's lies at await_parcel(i), and stays until the parcel after the next.
+  // One parcel for every peer and from every peer: a peer's lies at await_parcel(i), and stays until the parcel after
+  // the next.
   void begin_parcels(uint64_t signature);
   void give(int i, const void* data, int64_t bytes);
   uint8_t* await_parcel(int i);
@@ -64,22 +68,27 @@ class Meeting {
   void check_given_up() const;  // throws a peer's reason: to be asked before its memory is found wrong
 
   // Signs of life (comm/pulse.h): this rank's, and what rank i shows of itself.
-  struct Life { int pid; uint64_t start, beats, moved; bool abandoned, left; };
+  struct Life {
+    int pid;
+    uint64_t start, beats, moved;
+    bool abandoned, left;
+  };
   void beat(uint64_t moved);
   void leave();
   Life life(int i) const;
-  std::string reason(int i) const;  // why it gave up
+  std::string reason(int i) const;                    // why it gave up
   void watch(const Pulse* pulse) { pulse_ = pulse; }  // looked at while a rank waits
 
   // Bytes from rank i to this one, and from this one to rank i; both return how many went through.
   int64_t pipe_write(int i, const void* data, int64_t bytes);
   int64_t pipe_read(int i, void* data, int64_t bytes);
   double round_trip(int calls);  // seconds; a call of all ranks, between collectives
-  // How far a peer's caches are (comm/reach.h): a line that both write before they post, and the nanoseconds until the peer's has come; -1: it has
-  // not written.
+  // How far a peer's caches are (comm/reach.h): a line that both write before they post, and the nanoseconds until the
+  // peer's has come; -1: it has not written.
   void mark();
   int64_t fetch_mark(int i) const;
-  void sleep(int64_t ns);  // until something was written to one of this rank's pipes or room was made in one, at most so long
+  void sleep(
+      int64_t ns);  // until something was written to one of this rank's pipes or room was made in one, at most so long
 
  private:
   struct Line;

@@ -1,7 +1,7 @@
 // MPI's point-to-point calls, from whichever implementation the launcher brought.
 //
-// The library is not linked: the caller hands over the addresses of three functions and the values of two handles, which are
-// ints in some implementations and pointers in others and travel in one register either way.
+// The library is not linked: the caller hands over the addresses of three functions and the values of two handles,
+// which are ints in some implementations and pointers in others and travel in one register either way.
 #pragma once
 #include <cstdint>
 

@@ -25,7 +25,14 @@ void MpiTransport::post(Part& part) {
 void MpiTransport::send(Operation& operation, int peer, int tag, const void* data, int64_t bytes) {
   Queue& queue = queues_[{peer, tag}];
   for (int64_t at = 0; at == 0 || at < bytes; at += kMost) {
-    operation.parts.push_back({{}, peer, false, false, int(std::min(kMost, bytes - at)), tag, static_cast<const uint8_t*>(data) + at, nullptr});
+    operation.parts.push_back({{},
+                               peer,
+                               false,
+                               false,
+                               int(std::min(kMost, bytes - at)),
+                               tag,
+                               static_cast<const uint8_t*>(data) + at,
+                               nullptr});
     queue.waiting.push_back(&operation.parts.back());
   }
   pump(queue);
@@ -46,7 +53,8 @@ void MpiTransport::pump(Queue& queue) {
 void MpiTransport::receive(Operation& operation, int peer, int tag, void* data, int64_t bytes) {
   for (int64_t at = 0; at == 0 || at < bytes; at += kMost) {
     operation.parts.push_back({{}, peer, false, true, int(std::min(kMost, bytes - at)), tag, nullptr, nullptr});
-    if (calls_.irecv(static_cast<uint8_t*>(data) + at, operation.parts.back().bytes, calls_.byte, peer, tag, calls_.comm, operation.parts.back().handle))
+    if (calls_.irecv(static_cast<uint8_t*>(data) + at, operation.parts.back().bytes, calls_.byte, peer, tag,
+                     calls_.comm, operation.parts.back().handle))
       fail(Status::comm, "MPI refused to receive %lld bytes from rank %d", (long long)bytes, peer);
   }
 }
@@ -56,7 +64,9 @@ bool MpiTransport::done(Part& part) {
   alignas(16) uint8_t status[256];  // larger than any implementation's MPI_Status
   int flag = 0, came = part.bytes;
   if (calls_.test(part.handle, &flag, status))
-    fail(Status::comm, "MPI reports that a message of %s failed: it is lost, or sent more than the %d bytes that were expected", who(part.peer).c_str(), part.bytes);
+    fail(Status::comm,
+         "MPI reports that a message of %s failed: it is lost, or sent more than the %d bytes that were expected",
+         who(part.peer).c_str(), part.bytes);
   if (!flag) return false;
   part.done = true;
   if (part.incoming && get_count_(status, calls_.byte, &came) == 0 && part.head) take_head(part.peer, *part.head, came);
@@ -76,9 +86,13 @@ void MpiTransport::take_head(int peer, const Head& head, int came) {
   const int64_t some = std::min(head.wanted_bytes, kWithHead);
   if (came < kHeadBytes) fail(Status::comm, "rank %d sent %d bytes that are no message of a collective", peer, came);
   if (head.bytes != head.wanted_bytes || came != kHeadBytes + some)
-    fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", peer, (long long)head.bytes, (long long)head.wanted_bytes);
+    fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", peer, (long long)head.bytes,
+         (long long)head.wanted_bytes);
   if (head.mark != head.wanted_mark)
-    fail(Status::comm, "rank %d called another collective, or another dtype or operation, than this rank: all ranks must make the same calls in the same order", peer);
+    fail(Status::comm,
+         "rank %d called another collective, or another dtype or operation, than this rank: all ranks must make the "
+         "same calls in the same order",
+         peer);
   if (some) std::memcpy(head.to, head.data, size_t(some));
 }
 
@@ -105,14 +119,18 @@ Transport::Request MpiTransport::irecv(int peer, int tag, void* data, int64_t by
   }
   const int64_t some = std::min(bytes, kWithHead);
   operation.head.reset(new Head);
-  operation.head->wanted_mark = mark, operation.head->wanted_bytes = bytes, operation.head->to = static_cast<uint8_t*>(data);
-  receive(operation, peer, tag, operation.head.get(), kHeadBytes + kWithHead);  // room for any: another message is then told, not cut
+  operation.head->wanted_mark = mark, operation.head->wanted_bytes = bytes,
+  operation.head->to = static_cast<uint8_t*>(data);
+  receive(operation, peer, tag, operation.head.get(),
+          kHeadBytes + kWithHead);  // room for any: another message is then told, not cut
   operation.parts.back().head = operation.head.get();
   if (bytes > some) receive(operation, peer, tag, static_cast<uint8_t*>(data) + some, bytes - some);
   return last_;
 }
 
-void MpiTransport::expose(int window, void* base, int64_t bytes) { windows_[window] = {static_cast<uint8_t*>(base), bytes, {}}; }
+void MpiTransport::expose(int window, void* base, int64_t bytes) {
+  windows_[window] = {static_cast<uint8_t*>(base), bytes, {}};
+}
 
 Transport::Request MpiTransport::ask(int peer, const Ask& ask, Operation** out) {
   Operation& operation = operations_[++last_];
@@ -153,7 +171,8 @@ void MpiTransport::serve() {
     Served& s = serving_[peer];
     if (peer == rank) continue;
     int there = 0;
-    if (s.stage == 0 && !probe_(peer, kAskTag, calls_.comm, &there, status) && there) receive(s.operation, peer, kAskTag, &s.ask, sizeof s.ask), s.stage = 1;
+    if (s.stage == 0 && !probe_(peer, kAskTag, calls_.comm, &there, status) && there)
+      receive(s.operation, peer, kAskTag, &s.ask, sizeof s.ask), s.stage = 1;
     if (s.stage == 0 || !done(s.operation)) continue;
     s.operation.parts.clear();
     if (s.stage == 2) {
@@ -169,7 +188,8 @@ void MpiTransport::serve() {
       window.notified[int(a.offset)]++;
       continue;
     }
-    if (a.offset < 0 || a.bytes < 0 || a.offset > window.bytes || a.bytes > window.bytes - a.offset) fail(Status::comm, "rank %d addressed bytes beyond a window's end", peer);
+    if (a.offset < 0 || a.bytes < 0 || a.offset > window.bytes || a.bytes > window.bytes - a.offset)
+      fail(Status::comm, "rank %d addressed bytes beyond a window's end", peer);
     if (a.kind == kPut) receive(s.operation, peer, kPutTag, window.base + a.offset, a.bytes);
     else send(s.operation, peer, kGotTag, window.base + a.offset, a.bytes);
     s.stage = 2;
@@ -203,15 +223,16 @@ int64_t MpiTransport::take_beat(int peer, void* data, int64_t bytes) {
   alignas(16) uint8_t status[256];
   int there = 0, came = 0;
   if (probe_(peer, kBeatTag, calls_.comm, &there, status) || !there || get_count_(status, calls_.byte, &came)) return 0;
-  if (came > bytes) fail(Status::comm, "sent a sign of life of %d bytes; at most %lld are taken", came, (long long)bytes);
+  if (came > bytes)
+    fail(Status::comm, "sent a sign of life of %d bytes; at most %lld are taken", came, (long long)bytes);
   Operation beat;
   receive(beat, peer, kBeatTag, data, came);
   while (!done(beat)) cpu_pause();  // it has come already
   return came;
 }
 
-// MPI makes progress only inside its calls: a nap must be short, a hundredth of what the caller would wait, so that one who waits
-// for long burns no core.
+// MPI makes progress only inside its calls: a nap must be short, a hundredth of what the caller would wait, so that one
+// who waits for long burns no core.
 void MpiTransport::idle(int64_t ns) {
   const timespec nap{0, std::min(ns, std::max<int64_t>(ns / 100, 20'000))};
   nanosleep(&nap, nullptr);

@@ -1,7 +1,8 @@
 // Transport over MPI's point-to-point calls, handed over by address as comm/mpi_calls.h explains.
 //
-// Windows are messages too, served by the target while it makes progress: what implementations promise of MPI's own one-sided
-// calls differs too much. A message of a collective begins with a head that says which call it belongs to, and how long it is.
+// Windows are messages too, served by the target while it makes progress: what implementations promise of MPI's own
+// one-sided calls differs too much. A message of a collective begins with a head that says which call it belongs to,
+// and how long it is.
 #pragma once
 #include <cstddef>
 #include <deque>
@@ -19,7 +20,12 @@ class MpiTransport : public Transport {
   using Probe = int (*)(int peer, int tag, void* comm, int* flag, void* status);  // MPI_Iprobe
   using GetCount = int (*)(const void* status, void* datatype, int* count);
   MpiTransport(const MpiCalls& calls, Probe probe, GetCount get_count, int rank, int size, double timeout_s)
-      : Transport(rank, size, timeout_s), calls_(calls), probe_(probe), get_count_(get_count), serving_(size), beats_(size) {}
+      : Transport(rank, size, timeout_s),
+        calls_(calls),
+        probe_(probe),
+        get_count_(get_count),
+        serving_(size),
+        beats_(size) {}
 
   Request isend(int peer, int tag, const void* data, int64_t bytes) override;
   Request irecv(int peer, int tag, void* data, int64_t bytes) override;
@@ -37,7 +43,9 @@ class MpiTransport : public Transport {
 
  private:
   enum Kind : int64_t { kPut = 1, kGet, kNotify };
-  struct Ask { int64_t kind, window, offset, bytes; };
+  struct Ask {
+    int64_t kind, window, offset, bytes;
+  };
   static constexpr int64_t kWithHead = 4080;  // bytes of a message that travel with its head, copied
   struct Head {
     uint32_t mark, pad;
@@ -55,10 +63,11 @@ class MpiTransport : public Transport {
     bool done;
     bool incoming;
     int bytes, tag;
-    const void* data;  // to be sent
+    const void* data;      // to be sent
     Head* head = nullptr;  // that arrives
   };
-  struct Queue {       // of one peer's messages with one tag: MPI holds a few parts at a time, or signs of life would wait behind them all
+  struct Queue {  // of one peer's messages with one tag: MPI holds a few parts at a time, or signs of life would wait
+                  // behind them all
     std::deque<Part*> waiting, under_way;
   };
   struct Operation {
@@ -66,9 +75,14 @@ class MpiTransport : public Transport {
     Ask ask;  // of a one-sided operation; sent from here
     std::unique_ptr<Head> head;
   };
-  struct Window { uint8_t* base; int64_t bytes; std::map<int, uint64_t> notified; };
-  struct Served {  // what this rank does for one peer: one thing at a time, so that a notification follows the puts before it
-    int stage = 0; // 0: nothing, 1: the request is arriving, 2: its data is on the way
+  struct Window {
+    uint8_t* base;
+    int64_t bytes;
+    std::map<int, uint64_t> notified;
+  };
+  struct Served {   // what this rank does for one peer: one thing at a time, so that a notification follows the puts
+                    // before it
+    int stage = 0;  // 0: nothing, 1: the request is arriving, 2: its data is on the way
     Ask ask;
     Operation operation;
   };

@@ -16,7 +16,8 @@ int row(Element e) {
 }
 }  // namespace
 
-Order::Order(const std::vector<int>& host_of_rank) : size_(int(host_of_rank.size())), host_of_(size_), index_of_(size_) {
+Order::Order(const std::vector<int>& host_of_rank)
+    : size_(int(host_of_rank.size())), host_of_(size_), index_of_(size_) {
   std::vector<int> names;
   for (int r = 0; r < size_; r++) {
     const size_t at = std::find(names.begin(), names.end(), host_of_rank[r]) - names.begin();
@@ -32,12 +33,14 @@ void Order::fold_host(Element e, ReduceOp op, void* out, const void* const* part
   (widened_ ? k.widen : k.fold)[row(e)][int(op)](&out, 1, parts, count, n);
 }
 
-void Order::fold_hosts(Element e, ReduceOp op, void* const* outs, int out_count, const void* const* parts, int64_t n) const {
+void Order::fold_hosts(Element e, ReduceOp op, void* const* outs, int out_count, const void* const* parts,
+                       int64_t n) const {
   const ReduceKernel& k = kernels().reduce;
   (widened_ ? k.narrow : k.fold)[row(e)][int(op)](outs, out_count, parts, int(hosts_.size()), n);
 }
 
-void Order::fold_ranks(Element e, ReduceOp op, void* const* outs, int out_count, const void* const* parts, int64_t n) const {
+void Order::fold_ranks(Element e, ReduceOp op, void* const* outs, int out_count, const void* const* parts,
+                       int64_t n) const {
   if (!widened_) return kernels().reduce.fold[row(e)][int(op)](outs, out_count, parts, size_, n);
   const int64_t bytes = element_bytes(e);
   const int hosts = int(hosts_.size());

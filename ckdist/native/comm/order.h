@@ -1,9 +1,10 @@
 // The order in which the ranks' values are combined: the one place that defines it.
 //
-// Within a host, ranks from the lowest to the highest; then the hosts' results, hosts in the order of their lowest rank. Values
-// of 16 bits are widened to float32 first and rounded once, at the end. Nothing else has a say: not the transport, not the
-// algorithm, not the size of the message or where it was cut. So a ring that sums on the way is not used anywhere: its order
-// depends on where an element lies. Algorithms move raw values (or whole hosts' results) and fold them here.
+// Within a host, ranks from the lowest to the highest; then the hosts' results, hosts in the order of their lowest
+// rank. Values of 16 bits are widened to float32 first and rounded once, at the end. Nothing else has a say: not the
+// transport, not the algorithm, not the size of the message or where it was cut. So a ring that sums on the way is not
+// used anywhere: its order depends on where an element lies. Algorithms move raw values (or whole hosts' results) and
+// fold them here.
 #pragma once
 #include <vector>
 
@@ -17,7 +18,7 @@ class Order {
 
   int size() const { return size_; }
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
-  int host_of(int rank) const { return host_of_[rank]; }   // index into hosts()
+  int host_of(int rank) const { return host_of_[rank]; }    // index into hosts()
   int index_of(int rank) const { return index_of_[rank]; }  // of a rank among its host's
 
   // A host's result travels as float32 where several values of 16 bits went into it.

@@ -1,5 +1,5 @@
-// Transport through the byte pipes of a Meeting: messages and windows between ranks of one host, beside its collectives. Long messages
-// from an arena that the peers map are copied once, by the receiver.
+// Transport through the byte pipes of a Meeting: messages and windows between ranks of one host, beside its
+// collectives. Long messages from an arena that the peers map are copied once, by the receiver.
 #pragma once
 #include "comm/host_memory.h"
 #include "comm/meeting.h"
@@ -11,14 +11,19 @@ class Pipes : public StreamTransport {
  public:
   // memory: of this host's ranks, or null; arenas: of the meeting's ranks there.
   Pipes(Meeting& meeting, std::shared_ptr<HostMemory> memory, std::vector<int> arenas, double timeout_s)
-      : StreamTransport(meeting.index, meeting.size, 1, timeout_s), meeting_(meeting), memory_(std::move(memory)), arenas_(std::move(arenas)) {}
+      : StreamTransport(meeting.index, meeting.size, 1, timeout_s),
+        meeting_(meeting),
+        memory_(std::move(memory)),
+        arenas_(std::move(arenas)) {}
 
   void idle(int64_t ns) override { meeting_.sleep(ns); }
   const char* name() const override { return "shared memory"; }
 
  private:
   int name_of(int peer) const override { return meeting_.name(peer); }
-  int64_t write(int peer, int, const void* data, int64_t bytes) override { return meeting_.pipe_write(peer, data, bytes); }
+  int64_t write(int peer, int, const void* data, int64_t bytes) override {
+    return meeting_.pipe_write(peer, data, bytes);
+  }
   int64_t read(int peer, int, void* data, int64_t bytes) override { return meeting_.pipe_read(peer, data, bytes); }
   int64_t placed(const void* data, int64_t bytes) const override { return memory_ ? memory_->offset(data, bytes) : -1; }
   const uint8_t* in_place(int peer, int64_t offset, int64_t bytes) const override {

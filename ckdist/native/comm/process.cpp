@@ -16,7 +16,9 @@ uint64_t process_start(int pid) {
   const char* p = std::strrchr(text, ')');  // the name may hold anything
   char state = 0;
   unsigned long long start = 0;
-  if (!p || std::sscanf(p + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &state, &start) != 2) return 0;
+  if (!p || std::sscanf(p + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+                        &state, &start) != 2)
+    return 0;
   return state == 'Z' || state == 'X' ? 0 : start;
 }
 

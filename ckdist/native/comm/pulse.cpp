@@ -18,19 +18,26 @@ namespace ckdist {
 namespace {
 constexpr uint32_t kMagic = 0x31706b63;
 constexpr int64_t kMostPeriodNs = 1'000'000'000;
-constexpr int64_t kLookNs = 100'000'000;       // between two looks where no descriptor tells
-constexpr int kPidfdOpen = 434;                // the same on every architecture
+constexpr int64_t kLookNs = 100'000'000;  // between two looks where no descriptor tells
+constexpr int kPidfdOpen = 434;           // the same on every architecture
 int64_t period_ns(int64_t timeout_ns) { return std::min(kMostPeriodNs, timeout_ns / 10); }
 }  // namespace
 
-Pulse::Pulse(int rank, int size, std::shared_ptr<Meeting> meeting, std::vector<int> local, std::shared_ptr<Wire> wire, double timeout_s)
-    : rank_(rank), timeout_ns_(int64_t(timeout_s * 1e9)), meeting_(std::move(meeting)), wire_(std::move(wire)), peers_(size), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+Pulse::Pulse(int rank, int size, std::shared_ptr<Meeting> meeting, std::vector<int> local, std::shared_ptr<Wire> wire,
+             double timeout_s)
+    : rank_(rank),
+      timeout_ns_(int64_t(timeout_s * 1e9)),
+      meeting_(std::move(meeting)),
+      wire_(std::move(wire)),
+      peers_(size),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (wake_ < 0) fail(Status::native, "eventfd: %s", std::strerror(errno));
   for (size_t i = 0; meeting_ && i < local.size(); i++) peers_[local[i]].local = int(i);
   for (int r = 0; r < size; r++) {
     peers_[r].heard_ns = now_ns();
     if (r != rank && peers_[r].local < 0 && !wire_->pulse_sockets.empty()) peers_[r].socket = wire_->pulse_sockets[r];
-    if (on_wire(r) && !wire_->transport->has_beats()) peers_[r].gone = true;  // such a transport watches its peers itself
+    if (on_wire(r) && !wire_->transport->has_beats())
+      peers_[r].gone = true;  // such a transport watches its peers itself
   }
   peers_[rank].gone = true;
   thread_ = std::thread([this] { run(); });
@@ -72,8 +79,13 @@ void Pulse::tell(Kind kind, const char* text) {
   std::lock_guard<std::mutex> hold(telling_);
   if (gave_up_ && kind != kBeat) return;
   gave_up_ |= kind != kBeat;
-  Frame frame{kMagic, uint16_t(kind), uint16_t(std::min<size_t>(std::strlen(text), kMaxText)), wire_->transport->moved.load(std::memory_order_relaxed),
-              waits_for_.load(std::memory_order_relaxed), 0, {}};
+  Frame frame{kMagic,
+              uint16_t(kind),
+              uint16_t(std::min<size_t>(std::strlen(text), kMaxText)),
+              wire_->transport->moved.load(std::memory_order_relaxed),
+              waits_for_.load(std::memory_order_relaxed),
+              0,
+              {}};
   std::memcpy(frame.text, text, frame.text_bytes);
   if (meeting_) {
     if (kind == kBeat) meeting_->beat(frame.moved);
@@ -82,9 +94,11 @@ void Pulse::tell(Kind kind, const char* text) {
   }
   for (size_t r = 0; r < peers_.size(); r++) {
     const Peer& p = peers_[r];
-    // Frames are far smaller than a socket's room: what does not go through whole goes to a peer that has not read for long.
+    // Frames are far smaller than a socket's room: what does not go through whole goes to a peer that has not read for
+    // long.
     if (p.socket >= 0) {
-      [[maybe_unused]] const ssize_t sent = send(p.socket, &frame, size_t(kHead + frame.text_bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
+      [[maybe_unused]] const ssize_t sent =
+          send(p.socket, &frame, size_t(kHead + frame.text_bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
     } else if (on_wire(int(r)) && wire_->transport->has_beats()) {
       Turn turn(*wire_);
       wire_->transport->send_beat(int(r), &frame, kHead + frame.text_bytes);
@@ -110,7 +124,8 @@ void Pulse::look_local(int r) {
     if (life.pid == getpid()) return;
     pollfd ended{p.process, POLLIN, 0};
     if (p.process < 0) p.process = int(syscall(kPidfdOpen, life.pid, 0));
-    // Where such descriptors are not allowed, and for a number that was given to another process before it was opened: its start.
+    // Where such descriptors are not allowed, and for a number that was given to another process before it was opened:
+    // its start.
     const bool dead = ended.fd >= 0 ? poll(&ended, 1, 0) > 0 : process_start(life.pid) != life.start;
     if (!dead) return;
     if ((p.gone = meeting_->life(p.local).left)) return;
@@ -124,15 +139,19 @@ void Pulse::look_socket(int r) {
   Peer& p = peers_[r];
   while (!p.gone) {
     const int64_t wanted = p.got < kHead ? kHead : kHead + p.frame.text_bytes;
-    const ssize_t n = p.got < wanted ? recv(p.socket, reinterpret_cast<uint8_t*>(&p.frame) + p.got, size_t(wanted - p.got), MSG_DONTWAIT) : 0;
+    const ssize_t n = p.got < wanted ? recv(p.socket, reinterpret_cast<uint8_t*>(&p.frame) + p.got,
+                                            size_t(wanted - p.got), MSG_DONTWAIT)
+                                     : 0;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
     if (n <= 0 && p.got < wanted) {
-      verdict(r, n < 0 && errno != ECONNRESET && errno != EPIPE ? "does not answer: its connection timed out" : "closed the connection: it ended or died");
+      verdict(r, n < 0 && errno != ECONNRESET && errno != EPIPE ? "does not answer: its connection timed out"
+                                                                : "closed the connection: it ended or died");
       return;
     }
     p.got += n;
     p.heard_ns = now_ns();
-    if (p.got >= kHead && (p.frame.magic != kMagic || p.frame.text_bytes > kMaxText || p.frame.kind < kBeat || p.frame.kind > kGaveUp)) {
+    if (p.got >= kHead &&
+        (p.frame.magic != kMagic || p.frame.text_bytes > kMaxText || p.frame.kind < kBeat || p.frame.kind > kGaveUp)) {
       verdict(r, "sent something that is no sign of life");
       return;
     }
@@ -158,16 +177,15 @@ void Pulse::look_wire(int r) {
       const int64_t n = wire_->transport->take_beat(r, &p.frame, sizeof p.frame);
       if (n == 0) return;
       p.got = 0;
-      if (n < kHead || p.frame.magic != kMagic || p.frame.text_bytes != n - kHead) fail(Status::comm, "sent something that is no sign of life");
+      if (n < kHead || p.frame.magic != kMagic || p.frame.text_bytes != n - kHead)
+        fail(Status::comm, "sent something that is no sign of life");
       p.heard_ns = now_ns();
       p.moved.store(p.frame.moved, std::memory_order_relaxed);
       p.waits_for.store(p.frame.waits_for, std::memory_order_relaxed);
       if (p.frame.kind == kLeft) p.gone = true;
       if (p.frame.kind == kGaveUp) fail(Status::comm, "gave up: %.*s", int(p.frame.text_bytes), p.frame.text);
     }
-  } catch (const Error& e) {
-    error = e.what();
-  }
+  } catch (const Error& e) { error = e.what(); }
   verdict(r, error.c_str());
 }
 
@@ -177,7 +195,8 @@ void Pulse::run() {
   std::vector<pollfd> watched;
   while (!ending_) {
     int64_t now = now_ns();
-    // This process itself did not run (stopped by a terminal, a machine asleep): what its peers did meanwhile is not known.
+    // This process itself did not run (stopped by a terminal, a machine asleep): what its peers did meanwhile is not
+    // known.
     if (now - looked > 3 * period)
       for (Peer& p : peers_) p.heard_ns = now;
     looked = now;
@@ -202,7 +221,8 @@ void Pulse::run() {
       now = now_ns();
       if (p.gone || now - p.heard_ns < patience || now - looked > 3 * period) continue;
       char text[120];
-      std::snprintf(text, sizeof text, "has not been heard of for %.1f s: it is stopped or cut off", double(now - p.heard_ns) * 1e-9);
+      std::snprintf(text, sizeof text, "has not been heard of for %.1f s: it is stopped or cut off",
+                    double(now - p.heard_ns) * 1e-9);
       verdict(r, text);
     }
   }

@@ -1,12 +1,13 @@
 // Signs of life between the ranks of a job, from a thread of their own, whatever the ranks do meanwhile.
 //
-// A killed rank is noticed at once (its process on this host, the end of its connection on another), a stopped or unplugged one by
-// its silence, before the timeout is over; a rank that gives up says why. The verdict stands in every later call of all the job's
-// communicators. A rank that leaves in order is missed by nobody.
+// A killed rank is noticed at once (its process on this host, the end of its connection on another), a stopped or
+// unplugged one by its silence, before the timeout is over; a rank that gives up says why. The verdict stands in every
+// later call of all the job's communicators. A rank that leaves in order is missed by nobody.
 //
-// Ranks of this host beat in the meeting's memory, others over a connection that carries nothing else (so no data is in the way), or
-// over the transport where it has beats. A beat tells how many bytes the rank has moved: who waits for a rank whose bytes flow waits on.
-// It tells for whom the rank waits, too: the one to blame is the one at the end of such a chain.
+// Ranks of this host beat in the meeting's memory, others over a connection that carries nothing else (so no data is in
+// the way), or over the transport where it has beats. A beat tells how many bytes the rank has moved: who waits for a
+// rank whose bytes flow waits on. It tells for whom the rank waits, too: the one to blame is the one at the end of such
+// a chain.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -23,7 +24,8 @@ namespace ckdist {
 class Pulse {
  public:
   // local: the ranks of `meeting` (null: none), in its order; the rest is reached by the wire, as it can.
-  Pulse(int rank, int size, std::shared_ptr<Meeting> meeting, std::vector<int> local, std::shared_ptr<Wire> wire, double timeout_s);
+  Pulse(int rank, int size, std::shared_ptr<Meeting> meeting, std::vector<int> local, std::shared_ptr<Wire> wire,
+        double timeout_s);
   ~Pulse();
 
   // Throws when a rank is lost; `what`: the operation that waits, "all_reduce 17".
@@ -36,7 +38,8 @@ class Pulse {
 
   // This rank has waited long for `rank`; -1: no longer.
   void wait_for(int rank) { waits_for_.store(rank, std::memory_order_relaxed); }
-  // Whom `rank` waits for, and that one, and so on: who keeps all of them. `rank` itself when it waits for nobody, or for this one.
+  // Whom `rank` waits for, and that one, and so on: who keeps all of them. `rank` itself when it waits for nobody, or
+  // for this one.
   int blame(int rank) const {
     int last = rank;
     for (size_t hops = 0; hops < peers_.size(); hops++) {
@@ -67,13 +70,13 @@ class Pulse {
   struct Peer {
     std::atomic<uint64_t> moved{0};
     std::atomic<int> waits_for{-1};
-    int local = -1;        // its place in the meeting
+    int local = -1;  // its place in the meeting
     int socket = -1;
-    int process = -1;      // pidfd
-    bool gone = false;     // left, or reported already
+    int process = -1;   // pidfd
+    bool gone = false;  // left, or reported already
     int64_t heard_ns = 0;
-    uint64_t beats = 0;    // of a local one, when last looked at
-    int64_t got = 0;       // bytes of `frame`
+    uint64_t beats = 0;  // of a local one, when last looked at
+    int64_t got = 0;     // bytes of `frame`
     Frame frame;
   };
 
@@ -96,10 +99,10 @@ class Pulse {
   std::string reason_;
   std::atomic<bool> lost_{false}, ending_{false};
   std::atomic<int> users_{0}, waits_for_{-1};
-  std::mutex telling_;       // one writer at a time
+  std::mutex telling_;  // one writer at a time
   bool gave_up_ = false;
-  int wake_;                 // eventfd
-  std::thread thread_;       // last: it uses all of the above
+  int wake_;            // eventfd
+  std::thread thread_;  // last: it uses all of the above
 };
 
 }  // namespace ckdist

@@ -1,8 +1,9 @@
 // Which peers of a host are far: in whose caches a line takes long to fetch, since no cache is shared with them.
 //
-// It decides how large data moves, and it changes while a program runs where CPUs are virtual. So it is felt now and then: every rank writes a
-// line before it meets the others and looks how long theirs take to come (measured: 40 ns where caches are shared, 140 where they are not, of
-// which the clock is 20). An interruption lengthens a look and nothing shortens one, so the shortest of the last few counts.
+// It decides how large data moves, and it changes while a program runs where CPUs are virtual. So it is felt now and
+// then: every rank writes a line before it meets the others and looks how long theirs take to come (measured: 40 ns
+// where caches are shared, 140 where they are not, of which the clock is 20). An interruption lengthens a look and
+// nothing shortens one, so the shortest of the last few counts.
 #pragma once
 #include <array>
 #include <vector>

@@ -23,9 +23,12 @@ Segment::Mapping::~Mapping() {
 
 void Segment::map(int fd, int64_t bytes) {
   // Where a huge page begins in the file, one begins in the addresses.
-  void* const room = mmap(nullptr, size_t(bytes + kHugePage), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  uint8_t* const base = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(room) + kHugePage - 1) / kHugePage * kHugePage);
-  void* const at = room == MAP_FAILED ? room : mmap(base, size_t(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+  void* const room =
+      mmap(nullptr, size_t(bytes + kHugePage), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  uint8_t* const base =
+      reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(room) + kHugePage - 1) / kHugePage * kHugePage);
+  void* const at =
+      room == MAP_FAILED ? room : mmap(base, size_t(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
   const int error = errno;
   if (room != MAP_FAILED) {
     const uintptr_t first = reinterpret_cast<uintptr_t>(room), begin = reinterpret_cast<uintptr_t>(base);
@@ -34,7 +37,8 @@ void Segment::map(int fd, int64_t bytes) {
     if (begin > first) munmap(room, begin - first);
     if (first + bytes + kHugePage > end) munmap(reinterpret_cast<void*>(end), first + bytes + kHugePage - end);
   }
-  if (at == MAP_FAILED) fail(Status::capacity, "cannot map %lld bytes of shared memory: %s", (long long)bytes, std::strerror(error));
+  if (at == MAP_FAILED)
+    fail(Status::capacity, "cannot map %lld bytes of shared memory: %s", (long long)bytes, std::strerror(error));
   madvise(at, size_t(bytes), MADV_HUGEPAGE);  // where the system allows it for shared memory
   mapping_->data = static_cast<uint8_t*>(at);
   mapping_->bytes = bytes;
@@ -51,7 +55,8 @@ namespace {
 std::mutex registry_lock;
 template <class T>
 std::map<std::string, std::weak_ptr<T>>& registry() {  // of the segments made by this process
-  static auto* made = new std::map<std::string, std::weak_ptr<T>>;  // never destroyed: threads may outlive static objects
+  static auto* made =
+      new std::map<std::string, std::weak_ptr<T>>;  // never destroyed: threads may outlive static objects
   return *made;
 }
 }  // namespace
@@ -59,7 +64,8 @@ std::map<std::string, std::weak_ptr<T>>& registry() {  // of the segments made b
 Segment::Segment(int64_t bytes, bool reserved) : mapping_(std::make_shared<Mapping>()) {
   constexpr unsigned kCloseOnExec = 1, kHugeTwoMegabytes = 4 | 21u << 26;  // MFD_CLOEXEC, MFD_HUGETLB | MFD_HUGE_2MB
   mapping_->fd = int(syscall(SYS_memfd_create, "ckdist", kCloseOnExec | (reserved ? kHugeTwoMegabytes : 0)));
-  if (mapping_->fd < 0 || ftruncate(mapping_->fd, bytes)) fail(Status::native, "cannot create shared memory of %lld bytes: %s", (long long)bytes, std::strerror(errno));
+  if (mapping_->fd < 0 || ftruncate(mapping_->fd, bytes))
+    fail(Status::native, "cannot create shared memory of %lld bytes: %s", (long long)bytes, std::strerror(errno));
   mapping_->path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(mapping_->fd);
   map(mapping_->fd, bytes);
   std::lock_guard<std::mutex> hold(registry_lock);
@@ -82,7 +88,8 @@ Segment::Segment(const std::string& path, int64_t bytes) {
   if (fd < 0 || fstat(fd, &info) || info.st_size < bytes) {
     const int error = fd < 0 ? errno : EINVAL;
     if (fd >= 0) close(fd);
-    fail(Status::comm, "cannot open another rank's shared memory %s of %lld bytes: %s", path.c_str(), (long long)bytes, std::strerror(error));
+    fail(Status::comm, "cannot open another rank's shared memory %s of %lld bytes: %s", path.c_str(), (long long)bytes,
+         std::strerror(error));
   }
   try {
     map(fd, bytes);

@@ -1,5 +1,5 @@
-// Memory that the processes of one host share. It has no name in any file system: no limit of /dev/shm applies, and nothing
-// is left behind however its users end.
+// Memory that the processes of one host share. It has no name in any file system: no limit of /dev/shm applies, and
+// nothing is left behind however its users end.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -17,8 +17,8 @@ class Segment {
   Segment(const std::string& path, int64_t bytes);
 
   uint8_t* data() const { return mapping_->data; }
-  // Makes huge pages of what was touched, where that is possible: the system's setting for shared memory, which usually forbids
-  // them, does not apply to those who ask.
+  // Makes huge pages of what was touched, where that is possible: the system's setting for shared memory, which usually
+  // forbids them, does not apply to those who ask.
   static void collapse(uint8_t* begin, int64_t bytes);
 
   int64_t size() const { return mapping_->bytes; }

@@ -9,10 +9,10 @@ namespace ckdist {
 
 namespace {
 constexpr uint32_t kMagic = 0x31446b63;
-constexpr int64_t kCutAt = 512 << 10;                // messages this long use all lanes
-constexpr int64_t kPlaceAt = 32 << 10;               // messages this long are read in place, where that is possible
+constexpr int64_t kCutAt = 512 << 10;   // messages this long use all lanes
+constexpr int64_t kPlaceAt = 32 << 10;  // messages this long are read in place, where that is possible
 constexpr int64_t kMaxMessage = int64_t(1) << 40;
-constexpr int64_t kMaxUnexpected = int64_t(2) << 30; // bytes held for receives that are not posted yet
+constexpr int64_t kMaxUnexpected = int64_t(2) << 30;  // bytes held for receives that are not posted yet
 constexpr int64_t kMaxGoodbye = 400;
 }  // namespace
 
@@ -26,7 +26,8 @@ void StreamTransport::lost(int peer, const char* how) const {
 }
 
 void StreamTransport::check_peer(int peer) const {
-  if (peer < 0 || peer >= size || peer == rank) fail(Status::config, "rank %d cannot be reached from rank %d of %d", peer, rank, size);
+  if (peer < 0 || peer >= size || peer == rank)
+    fail(Status::config, "rank %d cannot be reached from rank %d of %d", peer, rank, size);
   if (!peers_[peer].goodbye.empty() || peers_[peer].lanes_ended) lost(peer, peers_[peer].end.c_str());
 }
 
@@ -59,18 +60,23 @@ void StreamTransport::finish(uint32_t request) {
   if (request) operations_[request - 1].left--;
 }
 
-Transport::Request StreamTransport::ticket(uint32_t request) const { return Request(operations_[request - 1].generation) << 32 | request; }
+Transport::Request StreamTransport::ticket(uint32_t request) const {
+  return Request(operations_[request - 1].generation) << 32 | request;
+}
 
-void StreamTransport::push(int peer, int lane, const Header& header, const void* data, uint32_t request, std::string kept) {
+void StreamTransport::push(int peer, int lane, const Header& header, const void* data, uint32_t request,
+                           std::string kept) {
   Stream& stream = streams_[peer * lanes_ + lane];
   stream.out.push_back({header, 0, static_cast<const uint8_t*>(data), request, std::move(kept)});
-  if (!stream.out.back().kept.empty()) stream.out.back().data = reinterpret_cast<const uint8_t*>(stream.out.back().kept.data());
+  if (!stream.out.back().kept.empty())
+    stream.out.back().data = reinterpret_cast<const uint8_t*>(stream.out.back().kept.data());
   if (stream.out.size() == 1) drain(peer, lane);
 }
 
 Transport::Request StreamTransport::isend(int peer, int tag, const void* data, int64_t bytes) {
   check_peer(peer);
-  if (bytes < 0 || bytes > kMaxMessage) fail(Status::config, "a message of %lld bytes; at most %lld can be sent", (long long)bytes, (long long)kMaxMessage);
+  if (bytes < 0 || bytes > kMaxMessage)
+    fail(Status::config, "a message of %lld bytes; at most %lld can be sent", (long long)bytes, (long long)kMaxMessage);
   if (const int64_t place = bytes >= kPlaceAt ? placed(data, bytes) : -1; place >= 0) {
     const uint32_t request = begin(1);
     const uint64_t sequence = peers_[peer].sent++;
@@ -84,8 +90,10 @@ Transport::Request StreamTransport::isend(int peer, int tag, const void* data, i
   const uint64_t sequence = peers_[peer].sent++;
   for (int lane = 0; lane < parts; lane++) {
     const int64_t first = bytes * lane / parts, last = bytes * (lane + 1) / parts;
-    push(peer, lane, {kMagic, uint8_t(lane ? kPart : kMessage), uint8_t(parts), {}, tag, mark, sequence, first, last - first, bytes},
-         static_cast<const uint8_t*>(data) + first, request);
+    push(
+        peer, lane,
+        {kMagic, uint8_t(lane ? kPart : kMessage), uint8_t(parts), {}, tag, mark, sequence, first, last - first, bytes},
+        static_cast<const uint8_t*>(data) + first, request);
   }
   return result;
 }
@@ -93,7 +101,8 @@ Transport::Request StreamTransport::isend(int peer, int tag, const void* data, i
 Transport::Request StreamTransport::irecv(int peer, int tag, void* data, int64_t bytes) {
   if (peer < 0 || peer >= size || peer == rank) check_peer(peer);
   Peer& from = peers_[peer];
-  const auto early = std::find_if(from.unexpected.begin(), from.unexpected.end(), [&](const auto& m) { return m->tag == tag; });
+  const auto early =
+      std::find_if(from.unexpected.begin(), from.unexpected.end(), [&](const auto& m) { return m->tag == tag; });
   if (early == from.unexpected.end()) check_peer(peer);
   const uint32_t request = begin(1);
   if (early == from.unexpected.end()) {
@@ -119,9 +128,14 @@ Transport::Request StreamTransport::irecv(int peer, int tag, void* data, int64_t
 }
 
 void StreamTransport::check_match(int peer, const Message& message, int64_t bytes, uint32_t mark) const {
-  if (message.bytes != bytes) fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", name_of(peer), (long long)message.bytes, (long long)bytes);
+  if (message.bytes != bytes)
+    fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", name_of(peer), (long long)message.bytes,
+         (long long)bytes);
   if (message.mark != mark)
-    fail(Status::comm, "rank %d called another collective, or another dtype or operation, than this rank: all ranks must make the same calls in the same order", name_of(peer));
+    fail(Status::comm,
+         "rank %d called another collective, or another dtype or operation, than this rank: all ranks must make the "
+         "same calls in the same order",
+         name_of(peer));
 }
 
 void StreamTransport::complete(const std::shared_ptr<Message>& message) {
@@ -175,7 +189,8 @@ uint64_t StreamTransport::notified(int window, int slot) {
 bool StreamTransport::test(Request request) {
   if (!request) return true;
   const uint32_t index = uint32_t(request), generation = uint32_t(request >> 32);
-  if (index == 0 || index > operations_.size() || operations_[index - 1].generation != generation) fail(Status::native, "a request that was complete already");
+  if (index == 0 || index > operations_.size() || operations_[index - 1].generation != generation)
+    fail(Status::native, "a request that was complete already");
   if (operations_[index - 1].left > 0) progress();
   Operation& o = operations_[index - 1];
   if (o.left > 0) return false;
@@ -223,7 +238,8 @@ bool StreamTransport::fill(int peer, int lane) {
   if (stream.ended) return false;
   if (!stream.in_data) {
     while (stream.got < int64_t(sizeof(Header))) {
-      const int64_t n = read(peer, lane, reinterpret_cast<uint8_t*>(&stream.header) + stream.got, int64_t(sizeof(Header)) - stream.got);
+      const int64_t n = read(peer, lane, reinterpret_cast<uint8_t*>(&stream.header) + stream.got,
+                             int64_t(sizeof(Header)) - stream.got);
       if (n == 0) return false;
       stream.got += n;
       add_moved(n);
@@ -246,15 +262,18 @@ bool StreamTransport::fill(int peer, int lane) {
 bool StreamTransport::open_frame(int peer, Stream& stream) {
   const Header& h = stream.header;
   Peer& from = peers_[peer];
-  const bool sane = h.magic == kMagic && h.bytes >= 0 && h.offset >= 0 && h.total >= 0 && h.total <= kMaxMessage && h.bytes <= h.total - (h.kind <= kPart ? h.offset : 0);
+  const bool sane = h.magic == kMagic && h.bytes >= 0 && h.offset >= 0 && h.total >= 0 && h.total <= kMaxMessage &&
+                    h.bytes <= h.total - (h.kind <= kPart ? h.offset : 0);
   if (!sane) lost(peer, "sent something that is not a frame");
   if (h.kind == kPlaced) {
     auto message = std::make_shared<Message>();
     message->bytes = h.total, message->tag = h.tag, message->mark = h.mark, message->sequence = h.sequence;
     message->place = in_place(peer, h.offset, h.total);
-    if (h.sequence != from.announced || h.bytes || !message->place) lost(peer, "sent a message out of order or out of reach");
+    if (h.sequence != from.announced || h.bytes || !message->place)
+      lost(peer, "sent a message out of order or out of reach");
     from.announced++;
-    const auto posted = std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == h.tag; });
+    const auto posted =
+        std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == h.tag; });
     if (posted == from.posted.end()) {
       from.unexpected.push_back(std::move(message));
       return true;
@@ -274,11 +293,13 @@ bool StreamTransport::open_frame(int peer, Stream& stream) {
     return true;
   }
   if (h.kind == kMessage) {
-    if (h.sequence != from.announced || h.offset != 0 || h.parts < 1 || h.parts > lanes_) lost(peer, "sent a message out of order");
+    if (h.sequence != from.announced || h.offset != 0 || h.parts < 1 || h.parts > lanes_)
+      lost(peer, "sent a message out of order");
     from.announced++;
     auto message = std::make_shared<Message>();
     message->bytes = h.total, message->left = h.parts, message->tag = h.tag, message->mark = h.mark;
-    const auto posted = std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == h.tag; });
+    const auto posted =
+        std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == h.tag; });
     if (posted != from.posted.end()) {
       check_match(peer, *message, posted->bytes, posted->mark);
       message->data = posted->data, message->request = posted->request;
@@ -286,7 +307,8 @@ bool StreamTransport::open_frame(int peer, Stream& stream) {
     } else {
       unexpected_bytes_ += h.total;
       if (unexpected_bytes_ > kMaxUnexpected)
-        fail(Status::comm, "%lld bytes arrived that nobody receives, the last from rank %d; at most %lld are held", (long long)unexpected_bytes_, name_of(peer), (long long)kMaxUnexpected);
+        fail(Status::comm, "%lld bytes arrived that nobody receives, the last from rank %d; at most %lld are held",
+             (long long)unexpected_bytes_, name_of(peer), (long long)kMaxUnexpected);
       message->kept.resize(size_t(h.total));
       from.unexpected.push_back(message);
     }
@@ -307,7 +329,8 @@ bool StreamTransport::open_frame(int peer, Stream& stream) {
     const auto window = windows_.find(h.tag);
     if (window == windows_.end()) lost(peer, "addressed a window that this rank did not expose");
     const int64_t last = h.kind == kNotify ? 0 : window->second.bytes;
-    if (h.kind != kNotify && (h.offset > last || h.total > last - h.offset)) lost(peer, "addressed bytes beyond a window's end");
+    if (h.kind != kNotify && (h.offset > last || h.total > last - h.offset))
+      lost(peer, "addressed bytes beyond a window's end");
     stream.to = window->second.base + (h.kind == kPut ? h.offset : 0);
     return true;
   }
@@ -354,7 +377,8 @@ void StreamTransport::abandon(const char* reason) {
       Stream& stream = streams_[peer * lanes_];
       // Only a frame's border can carry it; a peer in the middle of one notices the end of the stream.
       while (stream.out.size() > 1) stream.out.pop_back();
-      push(peer, 0, {kMagic, kGoodbye, 1, {}, 0, 0, 0, 0, int64_t(text.size()), int64_t(text.size())}, nullptr, 0, text);
+      push(peer, 0, {kMagic, kGoodbye, 1, {}, 0, 0, 0, 0, int64_t(text.size()), int64_t(text.size())}, nullptr, 0,
+           text);
       drain(peer, 0);
     } catch (const Error&) {
       // That peer is gone itself.

@@ -1,9 +1,11 @@
-// A Transport over byte streams: frames, matching by tag, windows and goodbyes, for whatever can write and read bytes in order.
+// A Transport over byte streams: frames, matching by tag, windows and goodbyes, for whatever can write and read bytes
+// in order.
 //
-// Between two ranks run one or more streams ("lanes"). A frame's header says what follows and how much, and is checked against
-// what this rank posted or exposed before a byte of it is stored. Long messages are cut over all lanes: the part on lane 0
-// announces the message, and the others wait until it did. A rank that gives up says why to the others before it goes.
-// Where the peer reads this rank's memory itself, a long message is announced alone: the receiver copies it, and says so.
+// Between two ranks run one or more streams ("lanes"). A frame's header says what follows and how much, and is checked
+// against what this rank posted or exposed before a byte of it is stored. Long messages are cut over all lanes: the
+// part on lane 0 announces the message, and the others wait until it did. A rank that gives up says why to the others
+// before it goes. Where the peer reads this rank's memory itself, a long message is announced alone: the receiver
+// copies it, and says so.
 #pragma once
 #include <array>
 #include <deque>
@@ -35,7 +37,8 @@ class StreamTransport : public Transport {
   virtual int64_t write(int peer, int lane, const void* data, int64_t bytes) = 0;
   virtual int64_t read(int peer, int lane, void* data, int64_t bytes) = 0;
   virtual void look() {}  // before the streams are read: which have something?
-  // Where `data` lies for peers that read this rank's memory in place, or -1; and what peer has there, null where that cannot be.
+  // Where `data` lies for peers that read this rank's memory in place, or -1; and what peer has there, null where that
+  // cannot be.
   virtual int64_t placed(const void*, int64_t) const { return -1; }
   virtual const uint8_t* in_place(int, int64_t, int64_t) const { return nullptr; }
   virtual int name_of(int peer) const { return peer; }  // the job's number of a rank
@@ -50,9 +53,10 @@ class StreamTransport : public Transport {
   struct Header {
     uint32_t magic;
     uint8_t kind, parts, pad[2];
-    int32_t tag;       // or window, or slot of a notification in `offset`, which is that of a placed message in its sender's memory
-    uint32_t mark;     // of a message: the call that it belongs to
-    uint64_t sequence; // of a message between two ranks, or of a get
+    int32_t tag;  // or window, or slot of a notification in `offset`, which is that of a placed message in its sender's
+                  // memory
+    uint32_t mark;      // of a message: the call that it belongs to
+    uint64_t sequence;  // of a message between two ranks, or of a get
     int64_t offset, bytes, total;
   };
   struct Outgoing {
@@ -62,7 +66,7 @@ class StreamTransport : public Transport {
     uint32_t request;  // index + 1, or 0
     std::string kept;  // data of our own
   };
-  struct Message {     // matched or not: where the parts go
+  struct Message {  // matched or not: where the parts go
     uint8_t* data = nullptr;
     int64_t bytes = 0, left = 0;
     uint32_t request = 0, mark = 0;
@@ -74,12 +78,17 @@ class StreamTransport : public Transport {
   struct Stream {
     std::deque<Outgoing> out;
     Header header;
-    int64_t got = 0;   // of the header, then of the data
+    int64_t got = 0;  // of the header, then of the data
     bool in_data = false, ended = false;
     uint8_t* to = nullptr;
     std::string goodbye;  // as it arrives: several peers may give up at once, each in pieces
   };
-  struct Posted { int tag; uint8_t* data; int64_t bytes; uint32_t request, mark; };
+  struct Posted {
+    int tag;
+    uint8_t* data;
+    int64_t bytes;
+    uint32_t request, mark;
+  };
   struct Peer {
     uint64_t sent = 0, announced = 0;
     std::map<uint64_t, std::shared_ptr<Message>> arriving;  // by sequence
@@ -87,11 +96,19 @@ class StreamTransport : public Transport {
     std::deque<Posted> posted;
     std::map<uint64_t, Posted> gets;
     std::map<uint64_t, uint32_t> lent;  // placed messages that it has not taken: sequence, request
-    std::string goodbye, end;  // what it said last; how its streams ended
+    std::string goodbye, end;           // what it said last; how its streams ended
     int lanes_ended = 0;
   };
-  struct Operation { uint32_t generation = 1; int left = 0; bool used = false; };
-  struct Window { uint8_t* base = nullptr; int64_t bytes = 0; std::map<int, uint64_t> notified; };
+  struct Operation {
+    uint32_t generation = 1;
+    int left = 0;
+    bool used = false;
+  };
+  struct Window {
+    uint8_t* base = nullptr;
+    int64_t bytes = 0;
+    std::map<int, uint64_t> notified;
+  };
 
   uint32_t begin(int parts);
   void finish(uint32_t request);

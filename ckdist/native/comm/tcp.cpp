@@ -16,7 +16,11 @@
 namespace ckdist {
 
 Tcp::Tcp(int rank, int size, int lanes, const int* sockets, double timeout_s)
-    : StreamTransport(rank, size, lanes, timeout_s), sockets_(sockets, sockets + size_t(size) * lanes), readable_(sockets_.size()), watched_(sockets_.size()), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+    : StreamTransport(rank, size, lanes, timeout_s),
+      sockets_(sockets, sockets + size_t(size) * lanes),
+      readable_(sockets_.size()),
+      watched_(sockets_.size()),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   if (epoll_ < 0) fail(Status::native, "epoll_create1: %s", std::strerror(errno));
   for (size_t i = 0; i < sockets_.size(); i++) {
     if (int(i) / lanes == rank) continue;
@@ -28,7 +32,8 @@ Tcp::Tcp(int rank, int size, int lanes, const int* sockets, double timeout_s)
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience, sizeof patience);
     epoll_event event{EPOLLIN, {}};
     event.data.u32 = uint32_t(i);
-    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event)) fail(Status::config, "socket %d of rank %d cannot be watched: %s", fd, int(i) / lanes, std::strerror(errno));
+    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event))
+      fail(Status::config, "socket %d of rank %d cannot be watched: %s", fd, int(i) / lanes, std::strerror(errno));
   }
 }
 
@@ -42,7 +47,8 @@ int64_t Tcp::write(int peer, int lane, const void* data, int64_t bytes) {
   const ssize_t n = send(sockets_[peer * lanes_ + lane], data, size_t(bytes), MSG_NOSIGNAL);
   if (n >= 0) return n;
   if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
-  // What the peer said before it went is still to be read: the reader finds the end, and a goodbye tells more than a broken pipe.
+  // What the peer said before it went is still to be read: the reader finds the end, and a goodbye tells more than a
+  // broken pipe.
   return 0;
 }
 
@@ -53,7 +59,9 @@ int64_t Tcp::read(int peer, int lane, void* data, int64_t bytes) {
   readable_[peer * lanes_ + lane] = false;
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
   // A connection that times out where no route is left says so instead (EHOSTUNREACH, ENETUNREACH).
-  ended(peer, lane, n < 0 && errno != ECONNRESET ? "does not answer: its connection timed out" : "closed the connection: it ended or died");
+  ended(peer, lane,
+        n < 0 && errno != ECONNRESET ? "does not answer: its connection timed out"
+                                     : "closed the connection: it ended or died");
   return 0;
 }
 

@@ -21,7 +21,7 @@ class Tcp : public StreamTransport {
   void wait(int milliseconds);
 
   std::vector<int> sockets_;
-  std::vector<bool> readable_; // epoll said so, and not all has been read since
+  std::vector<bool> readable_;  // epoll said so, and not all has been read since
   std::vector<bool> watched_;   // epoll tells when the socket takes more
   int epoll_;
 };

@@ -13,7 +13,8 @@ double time_on_fresh_data(void* data, int64_t bytes, int calls, const std::funct
   for (int i = 0; i < 2; i++) std::memset(ones[i], 0x3f, sizeof ones[i]), ones[i][0] = uint8_t(i);
   const auto rewrite = [&](int i) {
     // Piece by piece, by vector stores as kernels write: memset may pass the caches by.
-    for (int64_t k = 0; k < bytes; k += kPiece) std::memcpy(static_cast<uint8_t*>(data) + k, ones[i & 1], size_t(std::min(kPiece, bytes - k)));
+    for (int64_t k = 0; k < bytes; k += kPiece)
+      std::memcpy(static_cast<uint8_t*>(data) + k, ones[i & 1], size_t(std::min(kPiece, bytes - k)));
     asm volatile("" ::: "memory");
   };
   const auto seconds = [&](bool called) {

@@ -1,7 +1,7 @@
 // Measuring collectives as they are used: on data that was written just before, from a loop that calls nothing else.
 //
-// An in-place collective repeated on the same data would find each slice in its owner's cache and look too fast; so every call
-// is preceded by a rewriting of the data, whose own time is measured apart and taken off.
+// An in-place collective repeated on the same data would find each slice in its owner's cache and look too fast; so
+// every call is preceded by a rewriting of the data, whose own time is measured apart and taken off.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -21,7 +21,9 @@ void Transport::wait(Request request, int peer, const char* what) {
   }
   const int64_t start = now_ns();
   while (!test(request)) {
-    if (now_ns() - start > timeout_ns) fail(Status::comm, "%s did not answer within %.0f s in %s over %s", who(peer).c_str(), timeout_ns / 1e9, what, name());
+    if (now_ns() - start > timeout_ns)
+      fail(Status::comm, "%s did not answer within %.0f s in %s over %s", who(peer).c_str(), timeout_ns / 1e9, what,
+           name());
     idle(kSleepNs);
   }
 }

@@ -1,9 +1,9 @@
-// Moves bytes between two ranks: the only thing that differs between TCP, RDMA verbs and MPI. Algorithms (ring, recursive
-// doubling, direct, hierarchical) are written once over this and know no wire.
+// Moves bytes between two ranks: the only thing that differs between TCP, RDMA verbs and MPI. Algorithms (ring,
+// recursive doubling, direct, hierarchical) are written once over this and know no wire.
 //
-// Calls begin an operation and return at once; `test` makes progress on everything that is under way and never blocks. Messages
-// between two ranks with one tag arrive in the order they were sent. Whoever fails throws Error(Status::comm) that names the peer.
-// One thread uses a transport at a time.
+// Calls begin an operation and return at once; `test` makes progress on everything that is under way and never blocks.
+// Messages between two ranks with one tag arrive in the order they were sent. Whoever fails throws Error(Status::comm)
+// that names the peer. One thread uses a transport at a time.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -27,11 +27,12 @@ class Transport {
   virtual Request isend(int peer, int tag, const void* data, int64_t bytes) = 0;
   virtual Request irecv(int peer, int tag, void* data, int64_t bytes) = 0;
 
-  // What the next isend or irecv belongs to; 0: nothing. Where the transport can tell, a message of something else is an error.
+  // What the next isend or irecv belongs to; 0: nothing. Where the transport can tell, a message of something else is
+  // an error.
   uint32_t mark = 0;
 
-  // Memory of this rank that peers may read and write, the same `window` number on every rank; a collective call. Offsets of
-  // iput and iget lie within what the peer exposed.
+  // Memory of this rank that peers may read and write, the same `window` number on every rank; a collective call.
+  // Offsets of iput and iget lie within what the peer exposed.
   virtual void expose(int window, void* base, int64_t bytes) = 0;
   virtual Request iput(int peer, int window, int64_t offset, const void* data, int64_t bytes) = 0;
   virtual Request iget(int peer, int window, int64_t offset, void* data, int64_t bytes) = 0;
@@ -41,11 +42,12 @@ class Transport {
 
   // True once complete; the request is then forgotten. Makes progress.
   virtual bool test(Request request) = 0;
-  // Nothing is under way: may the caller sleep a little before it polls again? Transports with a file descriptor wait on it.
+  // Nothing is under way: may the caller sleep a little before it polls again? Transports with a file descriptor wait
+  // on it.
   virtual void idle(int64_t ns) = 0;
 
-  // Memory that many operations will use, told once so that a wire that must know memory does not learn it anew each time; it stays
-  // mapped until it is forgotten. False: this wire needs none.
+  // Memory that many operations will use, told once so that a wire that must know memory does not learn it anew each
+  // time; it stays mapped until it is forgotten. False: this wire needs none.
   virtual bool register_memory(void*, int64_t) { return false; }
   virtual void forget_memory(void*) {}
 
@@ -55,19 +57,21 @@ class Transport {
   // Polls until complete. `what` names the operation in the error: "all_reduce 17, step 2".
   void wait(Request request, int peer, const char* what);
 
-  // Short signs of life, which may be lost; take_beat returns the bytes of one, or 0. Transports without have their peers watched
-  // otherwise (comm/pulse.h).
+  // Short signs of life, which may be lost; take_beat returns the bytes of one, or 0. Transports without have their
+  // peers watched otherwise (comm/pulse.h).
   virtual bool has_beats() const { return false; }
   virtual void send_beat(int, const void*, int64_t) {}
   virtual int64_t take_beat(int, void*, int64_t) { return 0; }
 
   // Bytes sent and received so far, beats apart. While they grow, nobody has waited too long.
   std::atomic<uint64_t> moved{0};
-  void add_moved(int64_t bytes) { moved.store(moved.load(std::memory_order_relaxed) + uint64_t(bytes), std::memory_order_relaxed); }
+  void add_moved(int64_t bytes) {
+    moved.store(moved.load(std::memory_order_relaxed) + uint64_t(bytes), std::memory_order_relaxed);
+  }
 
   virtual const char* name() const = 0;  // "tcp", "verbs", "mpi"
 
-  std::vector<std::string> hosts;  // the ranks' machines by name, for errors; empty: not told
+  std::vector<std::string> hosts;   // the ranks' machines by name, for errors; empty: not told
   std::string who(int peer) const;  // "rank 1 (on node7)"
 };
 

@@ -21,7 +21,8 @@ void make_nonblocking(int fd) { fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLO
 
 }  // namespace
 
-VerbsDevice::VerbsDevice(const char* name, int port, int gid_index) : name(name), port(port), gid_index(gid_index), verbs_(verbs_library()) {
+VerbsDevice::VerbsDevice(const char* name, int port, int gid_index)
+    : name(name), port(port), gid_index(gid_index), verbs_(verbs_library()) {
   try {
     open(name);
   } catch (...) {
@@ -45,20 +46,25 @@ void VerbsDevice::open(const char* wanted) {
   if (found) context_ = verbs_.open_device(found);
   const int reason = errno;
   if (devices) verbs_.free_device_list(devices);
-  if (!found) fail(Status::config, "there is no RDMA device %s; this machine has %s", wanted, count ? names.c_str() : "none");
+  if (!found)
+    fail(Status::config, "there is no RDMA device %s; this machine has %s", wanted, count ? names.c_str() : "none");
   if (!context_) fail(Status::config, "RDMA device %s cannot be opened: %s", wanted, std::strerror(reason));
 
-  if (verbs_.query_device(context_, &attributes)) fail(Status::config, "RDMA device %s does not tell its limits", wanted);
+  if (verbs_.query_device(context_, &attributes))
+    fail(Status::config, "RDMA device %s does not tell its limits", wanted);
   // The plain function fills the fields that all versions of the library have; those are the ones used.
-  if (port < 1 || verbs_.query_port(context_, uint8_t(port), reinterpret_cast<_compat_ibv_port_attr*>(&port_attributes)))
+  if (port < 1 ||
+      verbs_.query_port(context_, uint8_t(port), reinterpret_cast<_compat_ibv_port_attr*>(&port_attributes)))
     fail(Status::config, "RDMA device %s has no port %d; it has %d", wanted, port, attributes.phys_port_cnt);
-  if (port_attributes.state != IBV_PORT_ACTIVE) fail(Status::config, "port %d of RDMA device %s is not active: bring its link up", port, wanted);
+  if (port_attributes.state != IBV_PORT_ACTIVE)
+    fail(Status::config, "port %d of RDMA device %s is not active: bring its link up", port, wanted);
   if (gid_index < 0 || verbs_.query_gid(context_, uint8_t(port), gid_index, &gid))
     fail(Status::config, "port %d of RDMA device %s has no GID %d", port, wanted, gid_index);
 
   domain_ = verbs_.alloc_pd(context_);
   channel_ = verbs_.create_comp_channel(context_);
-  if (!domain_ || !channel_) fail(Status::capacity, "RDMA device %s has no room for another process: %s", wanted, std::strerror(errno));
+  if (!domain_ || !channel_)
+    fail(Status::capacity, "RDMA device %s has no room for another process: %s", wanted, std::strerror(errno));
   make_nonblocking(context_->async_fd);
   make_nonblocking(channel_->fd);
 }
@@ -75,22 +81,31 @@ void VerbsDevice::close() {
 }
 
 VerbsHost VerbsDevice::host() const {
-  VerbsHost host{{'c', 'k', 'v', 'e', 'r', 'b', 's', '1'}, 0, kVerbsSlotBytes, port_attributes.lid, uint8_t(port_attributes.active_mtu), ethernet(),
-                 uint32_t(std::clamp(attributes.max_qp_rd_atom, 0, 16)), {}};
+  VerbsHost host{{'c', 'k', 'v', 'e', 'r', 'b', 's', '1'},
+                 0,
+                 kVerbsSlotBytes,
+                 port_attributes.lid,
+                 uint8_t(port_attributes.active_mtu),
+                 ethernet(),
+                 uint32_t(std::clamp(attributes.max_qp_rd_atom, 0, 16)),
+                 {}};
   std::memcpy(host.gid, &gid, sizeof host.gid);
   return host;
 }
 
 void VerbsDevice::make_queue(int entries) {
   queue_ = verbs_.create_cq(context_, entries, nullptr, channel_, 0);
-  if (!queue_) fail(Status::capacity, "RDMA device %s has no completion queue of %d entries: %s", name.c_str(), entries, std::strerror(errno));
+  if (!queue_)
+    fail(Status::capacity, "RDMA device %s has no completion queue of %d entries: %s", name.c_str(), entries,
+         std::strerror(errno));
 }
 
 ibv_mr* VerbsDevice::register_memory(const void* base, int64_t bytes, int access) {
   ibv_mr* region = verbs_.reg_mr(domain_, const_cast<void*>(base), size_t(bytes), access);
   if (!region) {
     const int reason = errno;
-    fail(Status::capacity, "%lld bytes cannot be registered with RDMA device %s: %s%s", (long long)bytes, name.c_str(), std::strerror(reason),
+    fail(Status::capacity, "%lld bytes cannot be registered with RDMA device %s: %s%s", (long long)bytes, name.c_str(),
+         std::strerror(reason),
          reason == ENOMEM || reason == EPERM ? "; raise the limit of locked memory (ulimit -l unlimited)" : "");
   }
   regions_.push_back(region);
@@ -131,16 +146,11 @@ bool VerbsDevice::take_event(ibv_qp** failed) {
       if (event.element.port_num == port) down_since_ = 0;
       break;
     case IBV_EVENT_DEVICE_FATAL:
-    case IBV_EVENT_CQ_ERR:
-      lost_ = true;
-      break;
+    case IBV_EVENT_CQ_ERR: lost_ = true; break;
     case IBV_EVENT_QP_FATAL:
     case IBV_EVENT_QP_REQ_ERR:
-    case IBV_EVENT_QP_ACCESS_ERR:
-      *failed = event.element.qp;
-      break;
-    default:
-      break;
+    case IBV_EVENT_QP_ACCESS_ERR: *failed = event.element.qp; break;
+    default: break;
   }
   verbs_.ack_async_event(&event);
   return true;

@@ -34,12 +34,13 @@ class VerbsDevice {
   ibv_mr* register_memory(const void* base, int64_t bytes, int access);
   void release(ibv_mr* region);
 
-  // Sleeps until a completion or an event arrives, at most `ns`. arm() first, then look at the queue once more, then sleep.
+  // Sleeps until a completion or an event arrives, at most `ns`. arm() first, then look at the queue once more, then
+  // sleep.
   void arm();
   void sleep(int64_t ns);
 
-  // Reads one event without waiting; false when there is none. What it means for the port is in down_since(), for the device in
-  // lost(); an event of a queue pair is returned as it is.
+  // Reads one event without waiting; false when there is none. What it means for the port is in down_since(), for the
+  // device in lost(); an event of a queue pair is returned as it is.
   bool take_event(ibv_qp** failed);
   int64_t down_since() const { return down_since_; }  // 0 while the port is up
   bool lost() const { return lost_; }

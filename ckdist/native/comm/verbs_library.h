@@ -1,7 +1,7 @@
 // libibverbs, loaded at run time: the same binary runs where the library, the driver or the device is missing.
 //
-// What the library's headers do inline (posting, polling) goes through the device's own table of functions; everything else is
-// looked up by name here. Without the headers at build time CKDIST_HAVE_VERBS is 0 and nothing below exists.
+// What the library's headers do inline (posting, polling) goes through the device's own table of functions; everything
+// else is looked up by name here. Without the headers at build time CKDIST_HAVE_VERBS is 0 and nothing below exists.
 #pragma once
 #if __has_include(<infiniband/verbs.h>) && !defined(CKDIST_WITHOUT_VERBS)
 #define CKDIST_HAVE_VERBS 1

@@ -14,14 +14,15 @@ namespace ckdist {
 
 namespace {
 
-constexpr int64_t kMaxRequest = int64_t(4) << 20;        // bytes of one RDMA request: as each ends, its peers learn that data flows
-constexpr int64_t kMaxReason = 400;                      // bytes of a goodbye
-constexpr int64_t kGoodbyeNs = 200'000'000;              // until it must have arrived
+constexpr int64_t kMaxRequest = int64_t(4)
+                                << 20;       // bytes of one RDMA request: as each ends, its peers learn that data flows
+constexpr int64_t kMaxReason = 400;          // bytes of a goodbye
+constexpr int64_t kGoodbyeNs = 200'000'000;  // until it must have arrived
 constexpr int64_t kWatchNs = 50'000'000;
-constexpr int64_t kSilenceNs = 500'000'000;              // then a peer that is waited for is probed
-constexpr int64_t kPortGraceNs = 1'000'000'000;          // a link may come back
-constexpr uint32_t kWatchPolls = 512;                    // polls between two looks at the clock
-constexpr uint32_t kYields = 200;                        // before idle() sleeps in the kernel
+constexpr int64_t kSilenceNs = 500'000'000;      // then a peer that is waited for is probed
+constexpr int64_t kPortGraceNs = 1'000'000'000;  // a link may come back
+constexpr uint32_t kWatchPolls = 512;            // polls between two looks at the clock
+constexpr uint32_t kYields = 200;                // before idle() sleeps in the kernel
 constexpr int kBatch = 16;
 
 }  // namespace
@@ -58,8 +59,8 @@ bool VerbsTransport::post(int peer, Work& work) {
   const Exposed& there = window->second;
   const int64_t offset = int64_t(work.header.address);
   if (offset > there.bytes || work.bytes > there.bytes - offset)
-    fail(Status::comm, "bytes %lld to %lld of window %d were addressed at rank %d, which exposes %lld", (long long)offset, (long long)(offset + work.bytes), work.header.tag, peer,
-         (long long)there.bytes);
+    fail(Status::comm, "bytes %lld to %lld of window %d were addressed at rank %d, which exposes %lld",
+         (long long)offset, (long long)(offset + work.bytes), work.header.tag, peer, (long long)there.bytes);
   return post_data(peer, work, {there.address + uint64_t(offset), there.key});
 }
 
@@ -75,7 +76,8 @@ bool VerbsTransport::post_data(int peer, Work& work, VerbsRemote at) {
     const VerbsRemote there{at.address + uint64_t(work.done), at.key};
     uint8_t* data = const_cast<uint8_t*>(work.data) + work.done;
     const bool inside = work.kind != Work::get && work.bytes <= to.pair->inline_bytes();
-    const uint64_t number = work.kind == Work::get ? to.pair->read(data, bytes, o.key, there) : to.pair->write(data, bytes, o.key, there, !inside);
+    const uint64_t number = work.kind == Work::get ? to.pair->read(data, bytes, o.key, there)
+                                                   : to.pair->write(data, bytes, o.key, there, !inside);
     work.done += bytes;
     if (inside) finish(work.operation);  // its data is with the device already
     else to.under_way.push_back({number, last ? work.operation : 0, bytes});
@@ -83,8 +85,8 @@ bool VerbsTransport::post_data(int peer, Work& work, VerbsRemote at) {
   return true;
 }
 
-// `keep`: credits that must be left. A frame lies in the outbox slot of the same number as the inbox slot that it goes to: when
-// the peer has returned the one, the other has been read.
+// `keep`: credits that must be left. A frame lies in the outbox slot of the same number as the inbox slot that it goes
+// to: when the peer has returned the one, the other has been read.
 bool VerbsTransport::post_frame(Peer& to, VerbsFrame header, const void* data, int64_t bytes, uint32_t keep) {
   if (to.credits <= keep || !to.pair->room()) return false;
   const uint32_t slot = uint32_t(to.sent % uint64_t(slots_));
@@ -92,7 +94,8 @@ bool VerbsTransport::post_frame(Peer& to, VerbsFrame header, const void* data, i
   header.credits = to.owed;
   std::memcpy(out, &header, sizeof header);
   if (bytes) std::memcpy(out + sizeof header, data, size_t(bytes));
-  to.pair->write_frame(out, uint32_t(sizeof header + bytes), outbox_key_, {to.ring.address + uint64_t(slot) * kVerbsSlotBytes, to.ring.key}, slot);
+  to.pair->write_frame(out, uint32_t(sizeof header + bytes), outbox_key_,
+                       {to.ring.address + uint64_t(slot) * kVerbsSlotBytes, to.ring.key}, slot);
   to.sent++;
   to.credits--;
   to.owed = 0;
@@ -101,8 +104,8 @@ bool VerbsTransport::post_frame(Peer& to, VerbsFrame header, const void* data, i
 
 void VerbsTransport::abandon(const char* reason) { say_last(VerbsKind::kGoodbye, reason, kGoodbyeNs); }
 
-// A last frame to every peer. It must be there before its queue pair goes, and with it whatever was sent before: a signalled request
-// after it says so. Nobody is waited for who is gone or done.
+// A last frame to every peer. It must be there before its queue pair goes, and with it whatever was sent before: a
+// signalled request after it says so. Nobody is waited for who is gone or done.
 void VerbsTransport::say_last(VerbsKind kind, const char* text, int64_t most_ns) {
   if (!connected_) return;
   VerbsFrame header{};
@@ -111,7 +114,7 @@ void VerbsTransport::say_last(VerbsKind kind, const char* text, int64_t most_ns)
   const int64_t end = now_ns() + std::min(most_ns, timeout_ns);
   const auto there = [](const Peer& p) { return p.pair && p.lost.empty() && !p.left; };
   try {
-    progress();  // who has left meanwhile?
+    progress();             // who has left meanwhile?
   } catch (const Error&) {  // known already, or about to be told
   }
   try {
@@ -120,7 +123,8 @@ void VerbsTransport::say_last(VerbsKind kind, const char* text, int64_t most_ns)
       post_frame(peer, header, text, header.bytes, 0);
       if (peer.pair->room()) peer.pair->write(nullptr, 0, 0, peer.ring, true);
     }
-    while (now_ns() < end && std::any_of(peers_.begin(), peers_.end(), [&](const Peer& p) { return there(p) && !p.pair->quiet(); }))
+    while (now_ns() < end &&
+           std::any_of(peers_.begin(), peers_.end(), [&](const Peer& p) { return there(p) && !p.pair->quiet(); }))
       if (!progress()) sched_yield();
   } catch (const Error&) {  // a peer or the device is gone: nobody is left to care
   }
@@ -165,7 +169,8 @@ void VerbsTransport::ended(int peer, const ibv_wc& entry) {
     take_events();
     if (p.left) return lose(peer, "ended");
     if (device_.down_since()) return lose(peer, port_down());
-    if (entry.status == IBV_WC_RETRY_EXC_ERR) return lose(peer, "does not answer over " + device_.name + ": its process or the link to it is gone");
+    if (entry.status == IBV_WC_RETRY_EXC_ERR)
+      return lose(peer, "does not answer over " + device_.name + ": its process or the link to it is gone");
     if (entry.status == IBV_WC_WR_FLUSH_ERR) return lose(peer, "was disconnected from " + device_.name);
     return lose(peer, "could not be reached over " + device_.name + ": " + verbs_library().wc_status_str(entry.status));
   }
@@ -186,8 +191,9 @@ void VerbsTransport::arrived(int peer, const ibv_wc& entry) {
   VerbsFrame frame;
   std::memcpy(&frame, in, sizeof frame);
   const bool carries = frame.kind == VerbsKind::kMessage || frame.kind == VerbsKind::kGoodbye;
-  if (!(entry.wc_flags & IBV_WC_WITH_IMM) || be32toh(entry.imm_data) != slot || frame.bytes < 0 || frame.bytes > int64_t(1) << 40 ||
-      (carries && entry.byte_len != sizeof frame + frame.bytes) || (!carries && entry.byte_len != sizeof frame) || frame.credits > uint32_t(slots_) - from.credits)
+  if (!(entry.wc_flags & IBV_WC_WITH_IMM) || be32toh(entry.imm_data) != slot || frame.bytes < 0 ||
+      frame.bytes > int64_t(1) << 40 || (carries && entry.byte_len != sizeof frame + frame.bytes) ||
+      (!carries && entry.byte_len != sizeof frame) || frame.credits > uint32_t(slots_) - from.credits)
     return lose(peer, "sent something that is not a frame");
   from.received++;
   from.credits += frame.credits;
@@ -201,8 +207,7 @@ void VerbsTransport::take(int peer, const VerbsFrame& frame, const uint8_t* data
   Peer& from = peers_[peer];
   switch (frame.kind) {
     case VerbsKind::kMessage:
-    case VerbsKind::kOffer:
-      return take_message(peer, frame, data);
+    case VerbsKind::kOffer: return take_message(peer, frame, data);
     case VerbsKind::kAccept: {
       const Operation& o = expect(peer, frame.id, What::send);
       if (o.bytes != frame.bytes) return lose(peer, "accepted another message than was offered");
@@ -217,9 +222,7 @@ void VerbsTransport::take(int peer, const VerbsFrame& frame, const uint8_t* data
       enqueue(peer, std::move(announce));
       return;
     }
-    case VerbsKind::kArrived:
-      expect(peer, frame.id, What::receive);
-      return finish(frame.id);
+    case VerbsKind::kArrived: expect(peer, frame.id, What::receive); return finish(frame.id);
     case VerbsKind::kWindow:
       from.windows[frame.tag] = {frame.address, frame.bytes, frame.key, frame.id};
       return flush(peer);
@@ -229,13 +232,10 @@ void VerbsTransport::take(int peer, const VerbsFrame& frame, const uint8_t* data
       own->second.notified[int(frame.id)]++;
       return;
     }
-    case VerbsKind::kCredits:
-      return;
+    case VerbsKind::kCredits: return;
     case VerbsKind::kGoodbye:
       return gave_up(peer, std::string(reinterpret_cast<const char*>(data), size_t(std::min(frame.bytes, kMaxReason))));
-    case VerbsKind::kLeaving:
-      from.left = true;
-      return;
+    case VerbsKind::kLeaving: from.left = true; return;
   }
   lose(peer, "sent something that is not a frame");
 }
@@ -257,7 +257,8 @@ void VerbsTransport::take_events() {
   ibv_qp* failed;
   while (device_.take_event(&failed))
     for (int p = 0; failed && p < size; p++)
-      if (peers_[p].pair && peers_[p].pair->is(failed)) lose(p, device_.down_since() ? port_down() : "was disconnected from " + device_.name);
+      if (peers_[p].pair && peers_[p].pair->is(failed))
+        lose(p, device_.down_since() ? port_down() : "was disconnected from " + device_.name);
 }
 
 void VerbsTransport::watch() {
@@ -274,7 +275,8 @@ void VerbsTransport::watch() {
     if (!why.empty()) {
       lose(p, why);
     } else if (peer.pending && now - peer.heard_ns > kSilenceNs && peer.pair->room()) {
-      peer.pair->write(nullptr, 0, 0, peer.ring, true);  // an empty write needs no answer of the peer's program, only of its device
+      peer.pair->write(nullptr, 0, 0, peer.ring,
+                       true);  // an empty write needs no answer of the peer's program, only of its device
       peer.heard_ns = now;
     }
   }

@@ -29,11 +29,14 @@ VerbsQueuePair::VerbsQueuePair(VerbsDevice& device, uint32_t peer, int depth, in
   for (uint32_t bytes = kInline; !pair_; bytes /= 2) {
     wanted.cap.max_inline_data = bytes;
     pair_ = verbs_.create_qp(device.domain(), &wanted);
-    if (!pair_ && bytes == 0) fail(Status::capacity, "RDMA device %s has no queue pair for rank %u: %s", device.name.c_str(), peer, std::strerror(errno));
+    if (!pair_ && bytes == 0)
+      fail(Status::capacity, "RDMA device %s has no queue pair for rank %u: %s", device.name.c_str(), peer,
+           std::strerror(errno));
     inline_ = bytes;
   }
   try {
-    if (getrandom(&sequence_, sizeof sequence_, 0) != sizeof sequence_) fail(Status::native, "no random numbers: %s", std::strerror(errno));
+    if (getrandom(&sequence_, sizeof sequence_, 0) != sizeof sequence_)
+      fail(Status::native, "no random numbers: %s", std::strerror(errno));
     sequence_ &= kSequenceMask;
     ibv_qp_attr attributes{};
     attributes.qp_state = IBV_QPS_INIT;
@@ -50,7 +53,9 @@ VerbsQueuePair::~VerbsQueuePair() { verbs_.destroy_qp(pair_); }
 
 void VerbsQueuePair::modify(ibv_qp_attr& attributes, int mask, const char* state) {
   const int reason = verbs_.modify_qp(pair_, &attributes, mask);
-  if (reason) fail(Status::comm, "the connection to rank %d over %s cannot %s: %s", int(peer_), device_.name.c_str(), state, std::strerror(reason));
+  if (reason)
+    fail(Status::comm, "the connection to rank %d over %s cannot %s: %s", int(peer_), device_.name.c_str(), state,
+         std::strerror(reason));
 }
 
 void VerbsQueuePair::connect(const VerbsHost& host, const VerbsPair& pair, int ack_exponent) {
@@ -70,16 +75,22 @@ void VerbsQueuePair::connect(const VerbsHost& host, const VerbsPair& pair, int a
   } else {
     attributes.ah_attr.dlid = host.lid;
   }
-  modify(attributes, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+  modify(attributes,
+         IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+             IBV_QP_MIN_RNR_TIMER,
          "be set to receive");
 
   attributes = {};
   attributes.qp_state = IBV_QPS_RTS;
   attributes.sq_psn = sequence_;
   attributes.timeout = uint8_t(ack_exponent);
-  attributes.retry_cnt = attributes.rnr_retry = 6;  // 7 means for ever: of rnr_retry everywhere, of retry_cnt on soft-RoCE
-  attributes.max_rd_atomic = uint8_t(std::min<uint32_t>({uint32_t(device_.attributes.max_qp_init_rd_atom), host.reads, 16}));
-  modify(attributes, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC, "be set to send");
+  attributes.retry_cnt = attributes.rnr_retry =
+      6;  // 7 means for ever: of rnr_retry everywhere, of retry_cnt on soft-RoCE
+  attributes.max_rd_atomic =
+      uint8_t(std::min<uint32_t>({uint32_t(device_.attributes.max_qp_init_rd_atom), host.reads, 16}));
+  modify(attributes,
+         IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
+         "be set to send");
 }
 
 void VerbsQueuePair::stop() {
@@ -95,7 +106,8 @@ void VerbsQueuePair::post_receive() {
   if (reason) fail(Status::comm, "no receive for rank %d can be posted: %s", int(peer_), std::strerror(reason));
 }
 
-uint64_t VerbsQueuePair::post(ibv_send_wr& request, const void* data, uint32_t bytes, uint32_t key, VerbsRemote at, bool signal) {
+uint64_t VerbsQueuePair::post(ibv_send_wr& request, const void* data, uint32_t bytes, uint32_t key, VerbsRemote at,
+                              bool signal) {
   ibv_sge part{uint64_t(data), bytes, key};
   request.sg_list = &part;
   request.num_sge = bytes ? 1 : 0;
@@ -109,7 +121,9 @@ uint64_t VerbsQueuePair::post(ibv_send_wr& request, const void* data, uint32_t b
   }
   ibv_send_wr* bad;
   const int reason = ibv_post_send(pair_, &request, &bad);
-  if (reason) fail(Status::comm, "rank %d cannot be written to over %s: %s", int(peer_), device_.name.c_str(), std::strerror(reason));
+  if (reason)
+    fail(Status::comm, "rank %d cannot be written to over %s: %s", int(peer_), device_.name.c_str(),
+         std::strerror(reason));
   return posted_ = number;
 }
 

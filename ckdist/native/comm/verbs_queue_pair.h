@@ -1,7 +1,7 @@
 // One queue pair of a reliable connection: set-up, and posting with selective signalling.
 //
-// Every posted request has a number; a completion of number n says that all up to n are done. Only requests whose end somebody
-// waits for ask for a completion, and one in every quarter of the queue so that its room is found again.
+// Every posted request has a number; a completion of number n says that all up to n are done. Only requests whose end
+// somebody waits for ask for a completion, and one in every quarter of the queue so that its room is found again.
 #pragma once
 #include "comm/verbs_device.h"
 
@@ -32,7 +32,8 @@ class VerbsQueuePair {
   void post_receive();
 
   bool room() const { return posted_ - completed_ < uint64_t(depth_); }
-  // Posts one request and returns its number. `key` of local memory is ignored where the data is short enough to travel inside.
+  // Posts one request and returns its number. `key` of local memory is ignored where the data is short enough to travel
+  // inside.
   uint64_t write(const void* data, uint32_t bytes, uint32_t key, VerbsRemote to, bool signal);
   uint64_t write_frame(const void* data, uint32_t bytes, uint32_t key, VerbsRemote to, uint32_t slot);
   uint64_t read(void* data, uint32_t bytes, uint32_t key, VerbsRemote from);

@@ -12,28 +12,36 @@ namespace ckdist {
 
 namespace {
 
-constexpr int kDepth = 256;                              // requests under way to one peer
-constexpr int64_t kRingBytes = int64_t(64) << 20;        // for all rings of a rank; they have 8 to 64 slots
+constexpr int kDepth = 256;                        // requests under way to one peer
+constexpr int64_t kRingBytes = int64_t(64) << 20;  // for all rings of a rank; they have 8 to 64 slots
 constexpr int64_t kMaxMessage = int64_t(1) << 40;
-constexpr int64_t kMaxUnexpected = int64_t(256) << 20;   // bytes held for receives that are not posted yet
-constexpr int64_t kLeaveNs = 2'000'000'000;              // for what is under way when the transport closes
+constexpr int64_t kMaxUnexpected = int64_t(256) << 20;  // bytes held for receives that are not posted yet
+constexpr int64_t kLeaveNs = 2'000'000'000;             // for what is under way when the transport closes
 
-int slots_for(int size) { return int(std::clamp<int64_t>(kRingBytes / (2 * kVerbsSlotBytes) / std::max(1, size - 1), 8, 64)); }
+int slots_for(int size) {
+  return int(std::clamp<int64_t>(kRingBytes / (2 * kVerbsSlotBytes) / std::max(1, size - 1), 8, 64));
+}
 
 }  // namespace
 
 VerbsTransport::VerbsTransport(const char* device, int port, int gid_index, int rank, int size, double timeout_s)
-    : Verbs(rank, size, timeout_s), rings_(nullptr, std::free), device_(device, port, gid_index), slots_(slots_for(size)), peers_(size) {
+    : Verbs(rank, size, timeout_s),
+      rings_(nullptr, std::free),
+      device_(device, port, gid_index),
+      slots_(slots_for(size)),
+      peers_(size) {
   const int64_t half = int64_t(size) * slots_ * kVerbsSlotBytes;
   void* rings = nullptr;
-  if (posix_memalign(&rings, 4096, size_t(2 * half))) fail(Status::capacity, "no %lld bytes for the rings of %d ranks", (long long)(2 * half), size);
+  if (posix_memalign(&rings, 4096, size_t(2 * half)))
+    fail(Status::capacity, "no %lld bytes for the rings of %d ranks", (long long)(2 * half), size);
   rings_.reset(static_cast<uint8_t*>(rings));
   inbox_key_ = device_.register_memory(rings, half, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)->rkey;
   outbox_key_ = device_.register_memory(rings_.get() + half, half, 0)->lkey;
 
   const int entries = std::max(1, size - 1) * (kDepth + slots_);
   if (entries > device_.attributes.max_cqe)
-    fail(Status::capacity, "%d ranks need a completion queue of %d entries; RDMA device %s has %d", size, entries, device, device_.attributes.max_cqe);
+    fail(Status::capacity, "%d ranks need a completion queue of %d entries; RDMA device %s has %d", size, entries,
+         device, device_.attributes.max_cqe);
   device_.make_queue(entries);
   for (int p = 0; p < size; p++) {
     Peer& peer = peers_[p];
@@ -46,9 +54,7 @@ VerbsTransport::VerbsTransport(const char* device, int port, int gid_index, int 
   }
 }
 
-VerbsTransport::~VerbsTransport() {
-  say_last(VerbsKind::kLeaving, "", kLeaveNs);
-}
+VerbsTransport::~VerbsTransport() { say_last(VerbsKind::kLeaving, "", kLeaveNs); }
 
 void VerbsTransport::address(uint8_t* out) const {
   VerbsHost host = device_.host();
@@ -56,14 +62,16 @@ void VerbsTransport::address(uint8_t* out) const {
   std::memcpy(out, &host, sizeof host);
   for (int p = 0; p < size; p++) {
     VerbsPair pair{};
-    if (p != rank) pair = {uint64_t(peers_[p].inbox), inbox_key_, peers_[p].pair->number(), peers_[p].pair->sequence(), 0};
+    if (p != rank)
+      pair = {uint64_t(peers_[p].inbox), inbox_key_, peers_[p].pair->number(), peers_[p].pair->sequence(), 0};
     std::memcpy(out + sizeof host + p * sizeof pair, &pair, sizeof pair);
   }
 }
 
 void VerbsTransport::connect(const uint8_t* all) {
   if (connected_) fail(Status::native, "the transport is connected already");
-  // A packet is tried seven times, and all of them within half the timeout; devices may wait four times as long as told.
+  // A packet is tried seven times, and all of them within half the timeout; devices may wait four times as long as
+  // told.
   const int exponent = std::clamp(int(std::log2(double(timeout_ns) / 2 / 7 / 4096)), 12, 18);
   for (int p = 0; p < size; p++) {
     if (p == rank) continue;
@@ -72,10 +80,16 @@ void VerbsTransport::connect(const uint8_t* all) {
     VerbsPair pair;
     std::memcpy(&host, from, sizeof host);
     std::memcpy(&pair, from + sizeof host + rank * sizeof pair, sizeof pair);
-    if (std::memcmp(host.magic, "ckverbs1", 8)) fail(Status::comm, "rank %d gave an address that is not one of verbs; start all ranks with the same version and transport", p);
+    if (std::memcmp(host.magic, "ckverbs1", 8))
+      fail(Status::comm,
+           "rank %d gave an address that is not one of verbs; start all ranks with the same version and transport", p);
     if (host.slots != uint32_t(slots_) || host.slot_bytes != kVerbsSlotBytes)
-      fail(Status::comm, "rank %d has rings of %u slots of %u bytes, this rank of %d of %u; start all ranks with the same version", p, host.slots, host.slot_bytes, slots_, kVerbsSlotBytes);
-    if (bool(host.ethernet) != device_.ethernet()) fail(Status::comm, "rank %d is on %s and this rank on %s", p, host.ethernet ? "Ethernet" : "InfiniBand", host.ethernet ? "InfiniBand" : "Ethernet");
+      fail(Status::comm,
+           "rank %d has rings of %u slots of %u bytes, this rank of %d of %u; start all ranks with the same version", p,
+           host.slots, host.slot_bytes, slots_, kVerbsSlotBytes);
+    if (bool(host.ethernet) != device_.ethernet())
+      fail(Status::comm, "rank %d is on %s and this rank on %s", p, host.ethernet ? "Ethernet" : "InfiniBand",
+           host.ethernet ? "InfiniBand" : "Ethernet");
     peers_[p].ring = {pair.ring, pair.ring_key};
     peers_[p].pair->connect(host, pair, exponent);
     peers_[p].heard_ns = now_ns();
@@ -87,7 +101,9 @@ void VerbsTransport::connect(const uint8_t* all) {
 
 bool VerbsTransport::register_memory(void* base, int64_t bytes) {
   if (bytes <= 0) fail(Status::config, "%lld bytes cannot be registered", (long long)bytes);
-  if (!registered(base, bytes)) arenas_.push_back(device_.register_memory(base, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ));
+  if (!registered(base, bytes))
+    arenas_.push_back(device_.register_memory(
+        base, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ));
   return true;
 }
 
@@ -100,7 +116,9 @@ void VerbsTransport::forget_memory(void* base) {
 
 ibv_mr* VerbsTransport::registered(const void* base, int64_t bytes) const {
   for (ibv_mr* arena : arenas_)
-    if (base >= arena->addr && static_cast<const uint8_t*>(base) + bytes <= static_cast<uint8_t*>(arena->addr) + arena->length) return arena;
+    if (base >= arena->addr &&
+        static_cast<const uint8_t*>(base) + bytes <= static_cast<uint8_t*>(arena->addr) + arena->length)
+      return arena;
   return nullptr;
 }
 
@@ -148,7 +166,8 @@ bool VerbsTransport::test(Request request) {
   if (!o.used || o.generation != generation) fail(Status::native, "a request that was complete already");
   if (!o.done) {
     if (!peers_[o.peer].lost.empty()) lost(o.peer);
-    if (peers_[o.peer].left && o.what == What::receive) fail(Status::comm, "rank %d ended, and a message of it was awaited", o.peer);
+    if (peers_[o.peer].left && o.what == What::receive)
+      fail(Status::comm, "rank %d ended, and a message of it was awaited", o.peer);
     if (gave_up_ >= 0) lost(gave_up_);  // who waits for others would wait for what never comes
     return false;
   }
@@ -168,7 +187,8 @@ VerbsTransport::Operation& VerbsTransport::expect(int peer, uint32_t operation, 
 }
 
 VerbsTransport::Peer& VerbsTransport::reachable(int peer) {
-  if (peer < 0 || peer >= size || peer == rank) fail(Status::config, "rank %d cannot be reached from rank %d of %d", peer, rank, size);
+  if (peer < 0 || peer >= size || peer == rank)
+    fail(Status::config, "rank %d cannot be reached from rank %d of %d", peer, rank, size);
   if (!connected_) fail(Status::native, "the transport is not connected");
   if (!peers_[peer].lost.empty()) lost(peer);
   if (peers_[peer].left) fail(Status::comm, "rank %d ended", peer);
@@ -190,7 +210,8 @@ void VerbsTransport::lose(int peer, const std::string& why) {
 
 Transport::Request VerbsTransport::isend(int peer, int tag, const void* data, int64_t bytes) {
   Peer& to = reachable(peer);
-  if (bytes < 0 || bytes > kMaxMessage) fail(Status::config, "a message of %lld bytes; at most %lld can be sent", (long long)bytes, (long long)kMaxMessage);
+  if (bytes < 0 || bytes > kMaxMessage)
+    fail(Status::config, "a message of %lld bytes; at most %lld can be sent", (long long)bytes, (long long)kMaxMessage);
   Work work{Work::frame};
   work.header.tag = tag;
   work.header.key = mark;
@@ -215,7 +236,8 @@ Transport::Request VerbsTransport::isend(int peer, int tag, const void* data, in
 
 Transport::Request VerbsTransport::irecv(int peer, int tag, void* data, int64_t bytes) {
   Peer& from = peers_[peer < 0 || peer >= size ? rank : peer];
-  const auto offer = std::find_if(from.unexpected.begin(), from.unexpected.end(), [&](const Offer& o) { return o.tag == tag; });
+  const auto offer =
+      std::find_if(from.unexpected.begin(), from.unexpected.end(), [&](const Offer& o) { return o.tag == tag; });
   if (offer == from.unexpected.end()) {
     reachable(peer);
     const uint32_t operation = begin(What::receive, peer, data, bytes);
@@ -237,9 +259,13 @@ Transport::Request VerbsTransport::irecv(int peer, int tag, void* data, int64_t 
 }
 
 void VerbsTransport::check_match(int peer, int64_t sent, uint32_t sent_mark, int64_t bytes, uint32_t mark) {
-  if (sent != bytes) fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", peer, (long long)sent, (long long)bytes);
+  if (sent != bytes)
+    fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", peer, (long long)sent, (long long)bytes);
   if (sent_mark != mark)
-    fail(Status::comm, "rank %d called another collective, or another dtype or operation, than this rank: all ranks must make the same calls in the same order", peer);
+    fail(Status::comm,
+         "rank %d called another collective, or another dtype or operation, than this rank: all ranks must make the "
+         "same calls in the same order",
+         peer);
 }
 
 void VerbsTransport::accept(int peer, uint32_t operation, uint32_t id) {
@@ -257,14 +283,16 @@ void VerbsTransport::accept(int peer, uint32_t operation, uint32_t id) {
 void VerbsTransport::take_message(int peer, const VerbsFrame& frame, const uint8_t* data) {
   Peer& from = peers_[peer];
   const bool here = frame.kind == VerbsKind::kMessage;
-  const auto posted = std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == frame.tag; });
+  const auto posted =
+      std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == frame.tag; });
   if (posted == from.posted.end()) {
     from.unexpected.push_back({frame.tag, frame.key, frame.bytes, frame.id, here, {}});
     if (!here) return;
     from.unexpected.back().data.assign(data, data + frame.bytes);
     unexpected_bytes_ += frame.bytes;
     if (unexpected_bytes_ > kMaxUnexpected || from.unexpected.size() > size_t(kMaxUnexpected / kVerbsSlotBytes))
-      fail(Status::comm, "%lld bytes arrived that nobody receives, the last from rank %d; at most %lld are held", (long long)unexpected_bytes_, peer, (long long)kMaxUnexpected);
+      fail(Status::comm, "%lld bytes arrived that nobody receives, the last from rank %d; at most %lld are held",
+           (long long)unexpected_bytes_, peer, (long long)kMaxUnexpected);
     return;
   }
   const uint32_t operation = posted->operation;
@@ -288,7 +316,9 @@ void VerbsTransport::expose(int window, void* base, int64_t bytes) {
   uint32_t key = 0;
   if (bytes) {
     ibv_mr* region = registered(base, bytes);
-    if (!region) region = own.region = device_.register_memory(base, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+    if (!region)
+      region = own.region = device_.register_memory(
+          base, bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
     key = region->rkey;
   }
   for (int p = 0; p < size; p++) {
@@ -307,7 +337,8 @@ void VerbsTransport::expose(int window, void* base, int64_t bytes) {
 
 Transport::Request VerbsTransport::iput(int peer, int window, int64_t offset, const void* data, int64_t bytes) {
   Peer& to = reachable(peer);
-  if (offset < 0 || bytes < 0) fail(Status::config, "put of %lld bytes at offset %lld", (long long)bytes, (long long)offset);
+  if (offset < 0 || bytes < 0)
+    fail(Status::config, "put of %lld bytes at offset %lld", (long long)bytes, (long long)offset);
   const uint32_t operation = begin(What::put, peer, const_cast<void*>(data), bytes);
   Work work{Work::put};
   work.header.tag = window;
@@ -322,7 +353,8 @@ Transport::Request VerbsTransport::iput(int peer, int window, int64_t offset, co
 
 Transport::Request VerbsTransport::iget(int peer, int window, int64_t offset, void* data, int64_t bytes) {
   reachable(peer);
-  if (offset < 0 || bytes < 0) fail(Status::config, "get of %lld bytes at offset %lld", (long long)bytes, (long long)offset);
+  if (offset < 0 || bytes < 0)
+    fail(Status::config, "get of %lld bytes at offset %lld", (long long)bytes, (long long)offset);
   const uint32_t operation = begin(What::get, peer, data, bytes);
   Work work{Work::get};
   work.header.tag = window;

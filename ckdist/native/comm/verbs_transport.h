@@ -1,4 +1,5 @@
-// The Verbs transport itself: one queue pair, one ring of slots and one line of waiting work per peer; requests; windows.
+// The Verbs transport itself: one queue pair, one ring of slots and one line of waiting work per peer; requests;
+// windows.
 #pragma once
 #include "comm/verbs.h"
 #include "comm/verbs_queue_pair.h"
@@ -46,23 +47,46 @@ class VerbsTransport : public Verbs {
     ibv_mr* region = nullptr;  // registered for this operation alone
     uint32_t key = 0;
   };
-  // What waits for room in the queue, for credits, or for the peer to expose its window. Work of one peer is done in order.
+  // What waits for room in the queue, for credits, or for the peer to expose its window. Work of one peer is done in
+  // order.
   struct Work {
     enum Kind : uint8_t { frame, write, put, get } kind;
-    VerbsFrame header{};         // of a frame; of put and get: tag is the window, address the offset
-    uint32_t operation = 0;      // index + 1; finished by a frame's posting, by the completion of anything else
+    VerbsFrame header{};     // of a frame; of put and get: tag is the window, address the offset
+    uint32_t operation = 0;  // index + 1; finished by a frame's posting, by the completion of anything else
     const uint8_t* data = nullptr;
     int64_t bytes = 0, done = 0;
   };
-  struct Offer { int tag; uint32_t mark; int64_t bytes; uint32_t id; bool here; std::vector<uint8_t> data; };
-  struct Posted { int tag; uint32_t mark, operation; };
-  struct Piece { uint64_t number; uint32_t operation, bytes; };  // one request of a long message; operation: that ends with it, or 0
-  struct Exposed { uint64_t address = 0; int64_t bytes = 0; uint32_t key = 0, times = 0; };
-  struct Window { int64_t bytes = 0; ibv_mr* region = nullptr; uint32_t times = 0; std::map<int, uint64_t> notified; };
+  struct Offer {
+    int tag;
+    uint32_t mark;
+    int64_t bytes;
+    uint32_t id;
+    bool here;
+    std::vector<uint8_t> data;
+  };
+  struct Posted {
+    int tag;
+    uint32_t mark, operation;
+  };
+  struct Piece {
+    uint64_t number;
+    uint32_t operation, bytes;
+  };  // one request of a long message; operation: that ends with it, or 0
+  struct Exposed {
+    uint64_t address = 0;
+    int64_t bytes = 0;
+    uint32_t key = 0, times = 0;
+  };
+  struct Window {
+    int64_t bytes = 0;
+    ibv_mr* region = nullptr;
+    uint32_t times = 0;
+    std::map<int, uint64_t> notified;
+  };
   struct Peer {
     std::unique_ptr<VerbsQueuePair> pair;
-    uint8_t* inbox = nullptr;    // (slots, kVerbsSlotBytes): written by the peer
-    uint8_t* outbox = nullptr;   // what is on its way to the peer's inbox
+    uint8_t* inbox = nullptr;   // (slots, kVerbsSlotBytes): written by the peer
+    uint8_t* outbox = nullptr;  // what is on its way to the peer's inbox
     VerbsRemote ring{};
     uint32_t credits = 0, owed = 0;
     uint64_t sent = 0, received = 0;  // frames
@@ -71,10 +95,10 @@ class VerbsTransport : public Verbs {
     std::deque<Posted> posted;
     std::deque<Offer> unexpected;
     std::map<int, Exposed> windows;
-    int pending = 0;             // operations
+    int pending = 0;  // operations
     int64_t heard_ns = 0;
-    std::string lost;            // why it cannot be reached; empty while it can
-    bool left = false;           // it is done, and needs nothing more from here
+    std::string lost;   // why it cannot be reached; empty while it can
+    bool left = false;  // it is done, and needs nothing more from here
   };
 
   uint32_t begin(What what, int peer, void* data, int64_t bytes);
@@ -89,7 +113,7 @@ class VerbsTransport : public Verbs {
   ibv_mr* registered(const void* base, int64_t bytes) const;
 
   void enqueue(int peer, Work work);
-  bool post(int peer, Work& work);          // false: not now
+  bool post(int peer, Work& work);  // false: not now
   bool post_frame(Peer& to, VerbsFrame header, const void* data, int64_t bytes, uint32_t keep);
   bool post_data(int peer, Work& work, VerbsRemote at);
   void flush(int peer);
@@ -97,11 +121,11 @@ class VerbsTransport : public Verbs {
   static void check_match(int peer, int64_t sent, uint32_t sent_mark, int64_t bytes, uint32_t mark);
 
   void return_credits();
-  bool progress();                          // true when anything ended or arrived
+  bool progress();  // true when anything ended or arrived
   void gave_up(int peer, std::string reason);
   void take_events();
   std::string port_down() const;
-  void watch();                             // events, and whether silent peers are still there
+  void watch();  // events, and whether silent peers are still there
   void ended(int peer, const ibv_wc& entry);
   void arrived(int peer, const ibv_wc& entry);
   void take(int peer, const VerbsFrame& frame, const uint8_t* data);
@@ -117,8 +141,8 @@ class VerbsTransport : public Verbs {
   std::vector<Operation> operations_;
   std::vector<uint32_t> unused_;
   std::vector<Peer> peers_;
-  int waiting_ = 0;       // work in all lines
-  int gave_up_ = -1;      // the first peer that said so
+  int waiting_ = 0;   // work in all lines
+  int gave_up_ = -1;  // the first peer that said so
   int64_t unexpected_bytes_ = 0, watched_ns_ = 0;
   uint32_t polls_ = 0, idles_ = 0;
   bool connected_ = false;

@@ -7,8 +7,8 @@
 
 namespace ckdist {
 
-// Time since it was made, but for gaps in which this process itself did not run (stopped by a terminal, a machine asleep):
-// what the peer did meanwhile is not known.
+// Time since it was made, but for gaps in which this process itself did not run (stopped by a terminal, a machine
+// asleep): what the peer did meanwhile is not known.
 class Waited {
  public:
   int64_t ns() {

@@ -20,15 +20,14 @@ constexpr int64_t kPatienceNs = 2'000'000;    // a rank without work looks as of
 constexpr int64_t kIdleNs = 50'000'000;       // then so
 constexpr int64_t kLongIdleNs = 200'000'000;  // and so once it has had nothing to do for so long
 constexpr int64_t kCheckNs = 100'000'000;     // between two looks at who lives
-constexpr int64_t kSpinNs = 10;               // a poll of a flag takes about so long; a wire's take from ten to fifty times that
+constexpr int64_t kSpinNs = 10;  // a poll of a flag takes about so long; a wire's take from ten to fifty times that
 
 int64_t padded(int64_t floats) { return (floats + kPageFloats - 1) / kPageFloats * kPageFloats; }
 int64_t cut(int64_t floats, int i, int count) { return floats * i / count; }
 
 }  // namespace
 
-WireGroup::WireGroup(const std::string& path, Settings s)
-    : WireGroup(path, s, Order(s.host_of)) {}
+WireGroup::WireGroup(const std::string& path, Settings s) : WireGroup(path, s, Order(s.host_of)) {}
 
 WireGroup::WireGroup(const std::string& path, Settings& s, Order order)
     : Group(s.rank, int(s.host_of.size()), order.index_of(s.rank), int(order.hosts()[order.host_of(s.rank)].size())),
@@ -40,7 +39,8 @@ WireGroup::WireGroup(const std::string& path, Settings& s, Order order)
       leaders_bytes_(s.leaders_bytes),
       spin_ns_(s.spins * kSpinNs),
       timeout_ns_(int64_t(s.timeout_s * 1e9)),
-      // Who waits for a rank that itself waits for another gives it time to say so: the message then names the one that is lost.
+      // Who waits for a rank that itself waits for another gives it time to say so: the message then names the one that
+      // is lost.
       grace_ns_(std::clamp<int64_t>(timeout_ns_ / 10, 250'000'000, 500'000'000)),
       wire_(std::move(s.wire)),
       pulse_(rank, size, nullptr, {}, wire_, s.timeout_s),
@@ -71,7 +71,8 @@ void WireGroup::reserve(const GroupSizes& sizes) {
   float* at = reinterpret_cast<float*>(local_.share((floats + padded(sizes.message_ints)) * 4, sizes.message_ints));
   if (over_wire([&] { return transport_.register_memory(at, floats * 4); })) known_ = at;
   const auto take = [&](int64_t n) { return std::exchange(at, at + n); };
-  for (int s = 0; s < kSlots; s++) part_[s] = take(padded_ * local), sums_[s] = take(kept_floats_ * hosts_), total_[s] = take(large ? padded_ : 0);
+  for (int s = 0; s < kSlots; s++)
+    part_[s] = take(padded_ * local), sums_[s] = take(kept_floats_ * hosts_), total_[s] = take(large ? padded_ : 0);
   slices_ = take(slices) + (large ? slice_floats_ * hosts_ * index_ : 0);
   folded_ = take(folded);
   logits_ = take(logits);
@@ -87,7 +88,8 @@ void WireGroup::reserve(const GroupSizes& sizes) {
   for (int r = 0; rank == 0 && r < size; r++) {
     const auto [first, columns] = shares_[r];
     if (first < 0 || columns < 0 || first > sizes.vocab || columns > sizes.vocab - first)
-      fail(Status::comm, "rank %d has logits [%lld, %lld) of %lld", r, (long long)first, (long long)(first + columns), (long long)sizes.vocab);
+      fail(Status::comm, "rank %d has logits [%lld, %lld) of %lld", r, (long long)first, (long long)(first + columns),
+           (long long)sizes.vocab);
   }
   local_.meet(kStart, 2 * grace_ns_);
   step_ = kBetween;
@@ -98,9 +100,7 @@ auto WireGroup::over_wire(Call&& call) -> decltype(call()) {
   try {
     Turn turn(*wire_);
     return call();
-  } catch (const Error& error) {
-    fail(error.status(), "%.400s (%s)", error.what(), at_or_before(step_).text);
-  }
+  } catch (const Error& error) { fail(error.status(), "%.400s (%s)", error.what(), at_or_before(step_).text); }
 }
 
 void WireGroup::send(int peer, int tag, const void* data, int64_t bytes) {
@@ -154,11 +154,14 @@ void WireGroup::give_up(size_t first) {
     named[peer] = true;
     ranks += (count++ ? ", " : "") + std::to_string(peer);
   }
-  fail(Status::comm, "%s %.200s did not reach %s within %.0f s", count > 1 ? "one of ranks" : "rank", ranks.c_str(), place(step_).text, timeout_ns_ / 1e9);
+  fail(Status::comm, "%s %.200s did not reach %s within %.0f s", count > 1 ? "one of ranks" : "rank", ranks.c_str(),
+       place(step_).text, timeout_ns_ / 1e9);
 }
 
 void WireGroup::publish(const int32_t* message, int64_t ints) {
-  if (ints > sizes_.message_ints) fail(Status::native, "message of %lld ints is larger than the %lld reserved", (long long)ints, (long long)sizes_.message_ints);
+  if (ints > sizes_.message_ints)
+    fail(Status::native, "message of %lld ints is larger than the %lld reserved", (long long)ints,
+         (long long)sizes_.message_ints);
   step_ = 0;
   const int64_t first = std::min(ints, kFrameInts - 1);
   frame_[0] = int32_t(ints);
@@ -177,7 +180,9 @@ const int32_t* WireGroup::receive(int64_t* ints) {
   wait_for_message();
   step_ = 0;
   *ints = frame_[0];
-  if (*ints < 0 || *ints > sizes_.message_ints) fail(Status::comm, "rank 0 announced a message of %d ints; at most %lld are taken", frame_[0], (long long)sizes_.message_ints);
+  if (*ints < 0 || *ints > sizes_.message_ints)
+    fail(Status::comm, "rank 0 announced a message of %d ints; at most %lld are taken", frame_[0],
+         (long long)sizes_.message_ints);
   const int64_t first = std::min(*ints, kFrameInts - 1);
   std::memcpy(received_.data(), frame_ + 1, first * 4);
   receive(0, kTagBody, received_.data() + first, (*ints - first) * 4);
@@ -223,7 +228,8 @@ void WireGroup::sum_hosts(int slot, int64_t floats, int step, Idle idle, bool fo
   const bool owner = index_ < owners;
   const int64_t begin = cut(floats, index_, owners), end = cut(floats, index_ + 1, owners);
   const auto twin = [&](int h) { return order_.hosts()[h][index_]; };
-  // All ranks of this host are in the exchange before this one or in this one, so nobody reads what the slot held two before.
+  // All ranks of this host are in the exchange before this one or in this one, so nobody reads what the slot held two
+  // before.
   for (int k = 1; owner && !whole_[slot] && k < hosts_; k++) {
     const int h = (host_ + k) % hosts_;
     receive(twin(h), kTagSum, sum(slot, h) + begin, (end - begin) * 4);

@@ -1,12 +1,13 @@
 // Ranks of several hosts: shared memory inside each host, and between hosts messages over any Transport.
 //
-// A partial value is summed inside each host first, and hosts exchange their sums (comm/order.h): small values through one rank of
-// each host, large ones through every rank with its twins on the other hosts, each for its own slice. With few hosts or small
-// values every host has every other's sum, and the reader adds them; large values of three and more hosts are summed slice by
-// slice, which moves less. Sums land in memory that all ranks of a host read in place. A host may have a single rank: where
-// nothing is shared, every rank is a host.
+// A partial value is summed inside each host first, and hosts exchange their sums (comm/order.h): small values through
+// one rank of each host, large ones through every rank with its twins on the other hosts, each for its own slice. With
+// few hosts or small values every host has every other's sum, and the reader adds them; large values of three and more
+// hosts are summed slice by slice, which moves less. Sums land in memory that all ranks of a host read in place. A host
+// may have a single rank: where nothing is shared, every rank is a host.
 //
-// Every rank shows the others that it lives, and for whom it waits (comm/pulse.h), so the rank that is named is the one that is lost.
+// Every rank shows the others that it lives, and for whom it waits (comm/pulse.h), so the rank that is named is the one
+// that is lost.
 #pragma once
 #include <memory>
 #include <string>
@@ -29,9 +30,9 @@ class WireGroup : public Group {
   struct Settings {
     std::shared_ptr<Wire> wire;  // used by this group alone
     int rank;
-    std::vector<int> host_of;    // by rank: any numbers, equal for ranks that share memory
-    int64_t direct_bytes;        // of three and more hosts: up to so many bytes a sum goes whole to every host
-    int64_t leaders_bytes;       // up to so many, one rank of each host speaks for it
+    std::vector<int> host_of;  // by rank: any numbers, equal for ranks that share memory
+    int64_t direct_bytes;      // of three and more hosts: up to so many bytes a sum goes whole to every host
+    int64_t leaders_bytes;     // up to so many, one rank of each host speaks for it
     int spins;
     double timeout_s;
   };
@@ -49,7 +50,9 @@ class WireGroup : public Group {
   void peers(int slot, const float** out) override;
   void exchange(int step, Idle idle) override;
   float* host_partial(int slot, int64_t floats) override;
-  void reduce_hosts(int slot, int64_t floats, int step, Idle idle) override { sum_hosts(slot, floats, step, idle, true); }
+  void reduce_hosts(int slot, int64_t floats, int step, Idle idle) override {
+    sum_hosts(slot, floats, step, idle, true);
+  }
   float* logits(int64_t* stride) override;
   void gather(int64_t rows, int step) override;
   const float* gathered() override { return logits_; }
@@ -62,7 +65,9 @@ class WireGroup : public Group {
 
   WireGroup(const std::string& path, Settings& settings, Order order);
 
-  struct Share { int64_t first, columns; };  // of the logits
+  struct Share {
+    int64_t first, columns;
+  };  // of the logits
   struct Pending {
     Transport::Request request;
     int peer;
@@ -80,7 +85,9 @@ class WireGroup : public Group {
   void idle(int64_t ns);
   void check_pulse();  // throws when a rank is lost
   [[noreturn]] void give_up(size_t first);
-  bool large(int64_t floats) const { return hosts_ > 2 && floats * 4 > direct_bytes_; }  // too large to go whole to every host
+  bool large(int64_t floats) const {
+    return hosts_ > 2 && floats * 4 > direct_bytes_;
+  }  // too large to go whole to every host
   // `folded`: this host's part stands at host_partial() already.
   void sum_hosts(int slot, int64_t floats, int step, Idle idle, bool folded);
   void fold_own(int slot, int64_t begin, int64_t end, float* out);
@@ -89,7 +96,7 @@ class WireGroup : public Group {
   const Order order_;
   const int host_, index_;  // of this rank: its host, and its place there
   const int hosts_;
-  int owners_;              // ranks of each host that carry a large value
+  int owners_;  // ranks of each host that carry a large value
   const int64_t direct_bytes_, leaders_bytes_;
   const int64_t spin_ns_, timeout_ns_, grace_ns_;
   std::shared_ptr<Wire> wire_;
@@ -101,9 +108,9 @@ class WireGroup : public Group {
 
   GroupSizes sizes_{};
   int64_t padded_ = 0, kept_floats_ = 0, slice_floats_ = 0;
-  float* known_ = nullptr;     // what the wire was told of
-  float* part_[kSlots] = {};   // (ranks of this host, padded_)
-  float* sums_[kSlots] = {};   // (hosts, kept_floats_): the hosts' sums, this host's own only where it has several ranks
+  float* known_ = nullptr;    // what the wire was told of
+  float* part_[kSlots] = {};  // (ranks of this host, padded_)
+  float* sums_[kSlots] = {};  // (hosts, kept_floats_): the hosts' sums, this host's own only where it has several ranks
   float* total_[kSlots] = {};  // the whole value, of a large one of three and more hosts
   float* folded_ = nullptr;    // this host's sum of such a value
   float* slices_ = nullptr;    // (hosts, slice_floats_): this rank's slice of the hosts' sums

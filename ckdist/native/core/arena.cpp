@@ -27,21 +27,23 @@ namespace ckdist {
 namespace {
 
 constexpr int64_t kHugePage = 2 << 20;
-constexpr int kTwoMegabytes = 21 << 26;  // MAP_HUGE_2MB
-constexpr int kPopulateWrite = 23;       // MADV_POPULATE_WRITE, Linux 5.14
+constexpr int kTwoMegabytes = 21 << 26;       // MAP_HUGE_2MB
+constexpr int kPopulateWrite = 23;            // MADV_POPULATE_WRITE, Linux 5.14
 constexpr int64_t kPopulatePart = 256 << 20;  // worth a thread of its own
 constexpr int64_t kPopulateThreads = 16;
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 std::atomic<int64_t> promised{0};
 
 // Room left in the control group `group` of the hierarchy at `mount` and in those above it. Page cache counts as room.
-int64_t room_below(const std::string& mount, std::string group, const char* limit_file, const char* used_file, const char* cached) {
+int64_t room_below(const std::string& mount, std::string group, const char* limit_file, const char* used_file,
+                   const char* cached) {
   int64_t room = kNoLimit;
   for (;;) {
     const std::string folder = mount + group;
     const int64_t limit = read_number(folder + limit_file, "", kNoLimit);
     if (limit < kNoLimit / 2) {  // version 1 writes a number near the largest for none
-      const int64_t left = limit - read_number(folder + used_file, "", 0) + read_number(folder + "/memory.stat", cached, 0);
+      const int64_t left =
+          limit - read_number(folder + used_file, "", 0) + read_number(folder + "/memory.stat", cached, 0);
       room = std::min(room, std::max<int64_t>(left, 0));
     }
     const size_t slash = group.rfind('/');
@@ -65,7 +67,8 @@ int64_t control_group_room() {
       for (const char* mount : {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"})
         room = std::min(room, room_below(mount, group, "/memory.max", "/memory.current", "inactive_file "));
     } else if (("," + controllers + ",").find(",memory,") != std::string::npos) {
-      room = std::min(room, room_below("/sys/fs/cgroup/memory", group, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file "));
+      room = std::min(room, room_below("/sys/fs/cgroup/memory", group, "/memory.limit_in_bytes",
+                                       "/memory.usage_in_bytes", "total_inactive_file "));
     }
   }
   std::fclose(file);
@@ -75,17 +78,20 @@ int64_t control_group_room() {
 // Explicit huge pages that nobody has claimed: on each of the nodes where they are wanted, else on the machine.
 int64_t unclaimed_huge_pages(const MemoryNodes& wanted) {
   const std::string machine = "/sys/kernel/mm/hugepages/hugepages-2048kB";
-  int64_t pages = std::max<int64_t>(0, read_number(machine + "/free_hugepages", "", 0) - read_number(machine + "/resv_hugepages", "", 0));
+  int64_t pages = std::max<int64_t>(
+      0, read_number(machine + "/free_hugepages", "", 0) - read_number(machine + "/resv_hugepages", "", 0));
   int64_t there = 0;
   for (int node : wanted.nodes)
-    there += read_number("/sys/devices/system/node/node" + std::to_string(node) + "/hugepages/hugepages-2048kB/free_hugepages", "", 0);
+    there += read_number(
+        "/sys/devices/system/node/node" + std::to_string(node) + "/hugepages/hugepages-2048kB/free_hugepages", "", 0);
   return wanted.nodes.empty() ? pages : std::min(pages, there / std::max(1, wanted.sharers));
 }
 
 // `bytes` in explicit huge pages on the wanted nodes, or null where too few are reserved.
 uint8_t* map_huge(int64_t bytes, const MemoryNodes& wanted) {
   if (unclaimed_huge_pages(wanted) < bytes / kHugePage) return nullptr;
-  void* begin = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | kTwoMegabytes, -1, 0);
+  void* begin = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | kTwoMegabytes, -1, 0);
   if (begin == MAP_FAILED) return nullptr;
   // The reserve is the machine's, not a node's: a strict bind could find its node's share gone.
   place_pages(begin, bytes, wanted, false);
@@ -101,7 +107,8 @@ bool populate_huge(uint8_t* begin, int64_t bytes) {
   std::atomic<bool> made{true};
   std::vector<std::thread> threads;
   for (int64_t i = 0; i < parts; i++) {
-    const int64_t first = bytes / kHugePage * i / parts * kHugePage, last = bytes / kHugePage * (i + 1) / parts * kHugePage;
+    const int64_t first = bytes / kHugePage * i / parts * kHugePage,
+                  last = bytes / kHugePage * (i + 1) / parts * kHugePage;
     threads.emplace_back([=, &made] {
       if (madvise(begin + first, static_cast<size_t>(last - first), kPopulateWrite) != 0) made = false;
     });
@@ -123,11 +130,13 @@ void promise_memory(int64_t bytes) { promised += bytes; }
 void require_memory(int64_t bytes, const char* purpose) {
   const int64_t available = std::max<int64_t>(0, available_memory() - promised);
   if (bytes > available)
-    fail(Status::capacity, "%s need %.2f GB of memory, and %.2f GB are available: use more ranks or hosts, or a smaller quantisation",
+    fail(Status::capacity,
+         "%s need %.2f GB of memory, and %.2f GB are available: use more ranks or hosts, or a smaller quantisation",
          purpose, bytes / 1e9, available / 1e9);
 }
 
-Arena::Arena(int64_t bytes, const char* purpose) : data_(nullptr), size_((bytes + kHugePage - 1) / kHugePage * kHugePage) {
+Arena::Arena(int64_t bytes, const char* purpose)
+    : data_(nullptr), size_((bytes + kHugePage - 1) / kHugePage * kHugePage) {
   if (size_ <= 0) {
     size_ = 0;
     return;
@@ -136,10 +145,11 @@ Arena::Arena(int64_t bytes, const char* purpose) : data_(nullptr), size_((bytes 
   if ((data_ = map_huge(size_, wanted))) return;  // reserved pages are no part of the available memory
   require_memory(size_, purpose);
   const int64_t reserved = size_ + kHugePage;
-  void* begin = mmap(nullptr, static_cast<size_t>(reserved), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* begin = mmap(nullptr, static_cast<size_t>(reserved), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (begin == MAP_FAILED)
-    fail(Status::capacity, "%s need %.2f GB of memory, which the system refused (%.2f GB are available)", purpose, size_ / 1e9,
-         available_memory() / 1e9);
+    fail(Status::capacity, "%s need %.2f GB of memory, which the system refused (%.2f GB are available)", purpose,
+         size_ / 1e9, available_memory() / 1e9);
   uint8_t* const first = static_cast<uint8_t*>(begin);
   const int64_t head = (kHugePage - reinterpret_cast<intptr_t>(first) % kHugePage) % kHugePage;
   data_ = first + head;

@@ -1,4 +1,5 @@
-// Waiting for a 32-bit word to change: spin a little, then sleep in the kernel. Works across processes on shared memory.
+// Waiting for a 32-bit word to change: spin a little, then sleep in the kernel. Works across processes on shared
+// memory.
 #pragma once
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -53,12 +54,13 @@ struct alignas(64) Signal {
   void sleep_while(uint32_t seen, int64_t ns) {
     timespec timeout{ns / 1000000000, ns % 1000000000};
     sleepers.fetch_add(1, std::memory_order_seq_cst);
-    if (value.load(std::memory_order_seq_cst) == seen) syscall(SYS_futex, &value, FUTEX_WAIT, seen, &timeout, nullptr, 0);
+    if (value.load(std::memory_order_seq_cst) == seen)
+      syscall(SYS_futex, &value, FUTEX_WAIT, seen, &timeout, nullptr, 0);
     sleepers.fetch_sub(1, std::memory_order_relaxed);
   }
 
-  // Waits until `done(value)`, spinning `spins` times before sleeping; `idle()` is called between polls, `tick()` after every
-  // sleep of at most `tick_ns` and throws to give up.
+  // Waits until `done(value)`, spinning `spins` times before sleeping; `idle()` is called between polls, `tick()` after
+  // every sleep of at most `tick_ns` and throws to give up.
   template <class Done, class Tick, class Idle>
   void wait(int spins, int64_t tick_ns, Done&& done, Tick&& tick, Idle&& idle) {
     for (int i = 0; i < spins; i++) {

@@ -36,22 +36,26 @@ struct MappedFile::Guard {
 std::atomic<MappedFile::Guard*> MappedFile::Guard::first{nullptr};
 struct sigaction MappedFile::Guard::before;
 
-// Nothing here but system calls and atomics. What lies behind a page that cannot be read is given up with it: one mapping more, however
-// long the file was.
+// Nothing here but system calls and atomics. What lies behind a page that cannot be read is given up with it: one
+// mapping more, however long the file was.
 void MappedFile::on_bus_error(int, siginfo_t* info, void*) {
   const int error = errno;
   const uintptr_t at = reinterpret_cast<uintptr_t>(info->si_addr), page = at / page_size * page_size;
-  for (Guard* guard = Guard::first.load(std::memory_order_acquire); guard && info->si_code == BUS_ADRERR; guard = guard->next) {
-    const uintptr_t begin = guard->begin.load(std::memory_order_relaxed), end = guard->end.load(std::memory_order_acquire);
+  for (Guard* guard = Guard::first.load(std::memory_order_acquire); guard && info->si_code == BUS_ADRERR;
+       guard = guard->next) {
+    const uintptr_t begin = guard->begin.load(std::memory_order_relaxed),
+                    end = guard->end.load(std::memory_order_acquire);
     if (at < begin || at >= end) continue;
     int64_t none = -1;
     guard->damaged.compare_exchange_strong(none, static_cast<int64_t>(page - begin));
-    if (mmap(reinterpret_cast<void*>(page), end - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED) {
+    if (mmap(reinterpret_cast<void*>(page), end - page, PROT_READ,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED) {
       errno = error;
       return;
     }
   }
-  // Not ours: the instruction is run again and meets who was here before, or nobody the second time (who might call us).
+  // Not ours: the instruction is run again and meets who was here before, or nobody the second time (who might call
+  // us).
   static std::atomic<bool> passed{false};
   struct sigaction plain = {};
   plain.sa_handler = SIG_DFL;
@@ -63,7 +67,8 @@ void MappedFile::watch_bus_errors() {
   struct sigaction now = {}, ours = {};
   ours.sa_sigaction = on_bus_error;
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-  if (sigaction(SIGBUS, nullptr, &now) != 0 || ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus_error)) return;
+  if (sigaction(SIGBUS, nullptr, &now) != 0 || ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus_error))
+    return;
   Guard::before = now;
   sigaction(SIGBUS, &ours, nullptr);
 }
@@ -112,17 +117,20 @@ MappedFile::~MappedFile() {
   close(descriptor_);
 }
 
-// By system calls and not by the mapping, which has zeros in place of what could not be read. All of them are asked of the disk first, so that they
-// are waited for once.
+// By system calls and not by the mapping, which has zeros in place of what could not be read. All of them are asked of
+// the disk first, so that they are waited for once.
 uint64_t MappedFile::checksum() const {
   const int64_t pages = (size() + kSampleBytes - 1) / kSampleBytes, count = std::min(pages, kSamples);
-  const auto offset = [&](int64_t sample) { return (count > 1 ? sample * (pages - 1) / (count - 1) : 0) * kSampleBytes; };
+  const auto offset = [&](int64_t sample) {
+    return (count > 1 ? sample * (pages - 1) / (count - 1) : 0) * kSampleBytes;
+  };
   for (int64_t i = 0; i < count; ++i) posix_fadvise(descriptor_, offset(i), kSampleBytes, POSIX_FADV_WILLNEED);
   uint64_t sum = 0, words[kSampleBytes / 8];
   for (int64_t i = 0; i < count; ++i) {
     std::memset(words, 0, sizeof words);  // what is behind the end
     if (pread(descriptor_, words, static_cast<size_t>(std::min(kSampleBytes, size() - offset(i))), offset(i)) < 0)
-      fail(Status::model_file, "%s cannot be read at byte %" PRId64 ": %s", path_.c_str(), offset(i), std::strerror(errno));
+      fail(Status::model_file, "%s cannot be read at byte %" PRId64 ": %s", path_.c_str(), offset(i),
+           std::strerror(errno));
     for (uint64_t word : words) {
       sum = (sum ^ word) * 0x9e3779b97f4a7c15u;  // odd, so no difference of a word is lost
       sum ^= sum >> 32;
@@ -131,19 +139,25 @@ uint64_t MappedFile::checksum() const {
   return sum;
 }
 
-// The last page of a shortened file reads as zeros without a signal, so the length is asked for, whatever was seen; and a file that was
-// written anew may be as long as before.
+// The last page of a shortened file reads as zeros without a signal, so the length is asked for, whatever was seen; and
+// a file that was written anew may be as long as before.
 void MappedFile::check() const {
   struct stat now;
-  if (fstat(descriptor_, &now) != 0) fail(Status::model_file, "%s cannot be read: %s", path_.c_str(), std::strerror(errno));
+  if (fstat(descriptor_, &now) != 0)
+    fail(Status::model_file, "%s cannot be read: %s", path_.c_str(), std::strerror(errno));
   if (now.st_size < size())
-    fail(Status::model_file, "%s ends at byte %" PRId64 " of the %" PRId64 " it had when it was opened: it changed while it was loaded; start again",
+    fail(Status::model_file,
+         "%s ends at byte %" PRId64 " of the %" PRId64
+         " it had when it was opened: it changed while it was loaded; start again",
          path_.c_str(), static_cast<int64_t>(now.st_size), size());
-  // Every time, not once: a writer sets the time before the bytes. It takes 0.1 ms, and only of a file that was touched.
-  if ((now.st_mtim.tv_sec != status_.st_mtim.tv_sec || now.st_mtim.tv_nsec != status_.st_mtim.tv_nsec) && checksum() != checksum_)
+  // Every time, not once: a writer sets the time before the bytes. It takes 0.1 ms, and only of a file that was
+  // touched.
+  if ((now.st_mtim.tv_sec != status_.st_mtim.tv_sec || now.st_mtim.tv_nsec != status_.st_mtim.tv_nsec) &&
+      checksum() != checksum_)
     fail(Status::model_file, "%s was written to while it was loaded: start again", path_.c_str());
   const int64_t damaged = guard_ ? guard_->damaged.load(std::memory_order_acquire) : -1;
-  if (damaged >= 0) fail(Status::model_file, "%s cannot be read at byte %" PRId64 ": input/output error", path_.c_str(), damaged);
+  if (damaged >= 0)
+    fail(Status::model_file, "%s cannot be read at byte %" PRId64 ": input/output error", path_.c_str(), damaged);
 }
 
 void MappedFile::will_need(int64_t offset, int64_t bytes) const {

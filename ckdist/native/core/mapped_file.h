@@ -1,11 +1,13 @@
 // A file mapped for reading that may shrink, or fail to be read, while it is mapped.
 //
-// Touching a page that the file no longer has raises SIGBUS. A handler that knows all mappings puts zeros there and marks the file as
-// damaged; whoever computed with its bytes calls check() before anybody sees the result. Other SIGBUS go where they went before.
+// Touching a page that the file no longer has raises SIGBUS. A handler that knows all mappings puts zeros there and
+// marks the file as damaged; whoever computed with its bytes calls check() before anybody sees the result. Other SIGBUS
+// go where they went before.
 //
-// A file is another one when it is shorter, or when its time of writing changed and samples of its bytes did too: `touch`, `chmod`, `mv` and `ln`
-// change times alone. Samples are its first, its last and 62 pages evenly between. So a file that is replaced in place is noticed, and so is whatever
-// overwrites a stretch of a 63rd of it; what is missed is a smaller edit between two samples, and one whose author sets the time of writing back.
+// A file is another one when it is shorter, or when its time of writing changed and samples of its bytes did too:
+// `touch`, `chmod`, `mv` and `ln` change times alone. Samples are its first, its last and 62 pages evenly between. So a
+// file that is replaced in place is noticed, and so is whatever overwrites a stretch of a 63rd of it; what is missed is
+// a smaller edit between two samples, and one whose author sets the time of writing back.
 #pragma once
 #include <signal.h>
 #include <sys/stat.h>
@@ -31,8 +33,8 @@ class MappedFile {
   void check() const;
   // Asks the system to begin reading these bytes.
   void will_need(int64_t offset, int64_t bytes) const;
-  // Takes these bytes' pages out of this process's memory, and, with `cache`, out of the system's where no other process maps them. They can
-  // still be read. `offset` is a multiple of the page size.
+  // Takes these bytes' pages out of this process's memory, and, with `cache`, out of the system's where no other
+  // process maps them. They can still be read. `offset` is a multiple of the page size.
   void give_back(int64_t offset, int64_t bytes, bool cache) const;
 
  private:

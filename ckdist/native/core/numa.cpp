@@ -28,13 +28,16 @@ bool set_policy(void* begin, int64_t bytes, MemoryPolicy policy, const std::vect
     mask[node / kWordBits] |= 1UL << (node % kWordBits);
   }
   // The kernel reads one bit less than it is told.
-  return syscall(SYS_mbind, begin, static_cast<unsigned long>(bytes), static_cast<int>(policy), mask, static_cast<unsigned long>(kMaxNodes + 1), 0UL) == 0;
+  return syscall(SYS_mbind, begin, static_cast<unsigned long>(bytes), static_cast<int>(policy), mask,
+                 static_cast<unsigned long>(kMaxNodes + 1), 0UL) == 0;
 }
 
 // Bytes of a node that are free or hold cached files.
 int64_t node_room(int node) {
-  const std::string path = "/sys/devices/system/node/node" + std::to_string(node) + "/meminfo", name = "Node " + std::to_string(node);
-  const int64_t free = read_number(path, name + " MemFree:", 0), cached = read_number(path, name + " Inactive(file):", 0);
+  const std::string path = "/sys/devices/system/node/node" + std::to_string(node) + "/meminfo",
+                    name = "Node " + std::to_string(node);
+  const int64_t free = read_number(path, name + " MemFree:", 0),
+                cached = read_number(path, name + " Inactive(file):", 0);
   const int64_t most = std::numeric_limits<int64_t>::max() / 4096;
   return (std::min(free, most) + std::min(cached, most)) * 1024;
 }
@@ -64,7 +67,8 @@ MemoryPolicy place_pages(void* begin, int64_t bytes, const MemoryNodes& wanted, 
     strict = false;
   }
   nodes.resize(1);
-  if (strict && node_room(nodes[0]) / std::max(1, wanted.sharers) > bytes && set_policy(begin, bytes, MemoryPolicy::bound, nodes))
+  if (strict && node_room(nodes[0]) / std::max(1, wanted.sharers) > bytes &&
+      set_policy(begin, bytes, MemoryPolicy::bound, nodes))
     return MemoryPolicy::bound;
   return set_policy(begin, bytes, MemoryPolicy::preferred, nodes) ? MemoryPolicy::preferred : MemoryPolicy::first_touch;
 }
@@ -72,7 +76,9 @@ MemoryPolicy place_pages(void* begin, int64_t bytes, const MemoryNodes& wanted, 
 int memory_policy(const void* address) {
   int mode = 0;
   unsigned long mask[kMaxNodes / kWordBits] = {};
-  if (syscall(SYS_get_mempolicy, &mode, mask, static_cast<unsigned long>(kMaxNodes), address, address ? kOfAddress : 0UL) != 0) return -errno;
+  if (syscall(SYS_get_mempolicy, &mode, mask, static_cast<unsigned long>(kMaxNodes), address,
+              address ? kOfAddress : 0UL) != 0)
+    return -errno;
   return mode & 0xff;  // flags stand above
 }
 
@@ -85,13 +91,15 @@ int page_nodes(uint8_t* begin, int64_t bytes, int samples, bool touch, int32_t* 
     if (touch) __atomic_fetch_or(address, uint8_t{0}, __ATOMIC_RELAXED);  // a write that leaves what is there
     addresses.push_back(address);
   }
-  const long status = syscall(SYS_move_pages, 0, static_cast<unsigned long>(samples), addresses.data(), nullptr, nodes, 0);
+  const long status =
+      syscall(SYS_move_pages, 0, static_cast<unsigned long>(samples), addresses.data(), nullptr, nodes, 0);
   return status < 0 ? -errno : 0;
 }
 
 int request_amx() {
 #if defined(__x86_64__)
-  constexpr int kSupported = 0x1021, kPermitted = 0x1022, kRequest = 0x1023, kTileData = 18;  // ARCH_{GET_XCOMP_SUPP,GET_XCOMP_PERM,REQ_XCOMP_PERM}
+  constexpr int kSupported = 0x1021, kPermitted = 0x1022, kRequest = 0x1023,
+                kTileData = 18;  // ARCH_{GET_XCOMP_SUPP,GET_XCOMP_PERM,REQ_XCOMP_PERM}
   unsigned long features = 0;
   if (syscall(SYS_arch_prctl, kSupported, &features) != 0 || !(features >> kTileData & 1)) return 0;
   if (syscall(SYS_arch_prctl, kRequest, kTileData) != 0) return -errno;

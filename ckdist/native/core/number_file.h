@@ -8,7 +8,8 @@
 
 namespace ckdist {
 
-// The number behind `key` in a file of "key number" lines, or the number that the file begins with when key is empty; else `absent`.
+// The number behind `key` in a file of "key number" lines, or the number that the file begins with when key is empty;
+// else `absent`.
 inline int64_t read_number(const std::string& path, const std::string& key, int64_t absent) {
   std::FILE* file = std::fopen(path.c_str(), "re");
   if (!file) return absent;

@@ -1,5 +1,5 @@
-// When a rank's threads did what: a lane per thread, a ring of events that exists before the first of them, so that writing one is four
-// stores. Whoever is not traced has no lane, and pays for asking whether it has one.
+// When a rank's threads did what: a lane per thread, a ring of events that exists before the first of them, so that
+// writing one is four stores. Whoever is not traced has no lane, and pays for asking whether it has one.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -27,7 +27,8 @@ class TraceLane {
     Event& e = ring_[next_];
     next_ = next_ + 1 == size_ ? 0 : next_ + 1;
     begun_.store(count + 1, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_release);  // who sees a word of this event sees that the one that stood here is gone
+    std::atomic_thread_fence(
+        std::memory_order_release);  // who sees a word of this event sees that the one that stood here is gone
     e[0].store(begin, std::memory_order_relaxed);
     e[1].store(end, std::memory_order_relaxed);
     e[2].store(pair(kind, first), std::memory_order_relaxed);
@@ -40,10 +41,14 @@ class TraceLane {
     for (int64_t i = begin; i < end; i++) {
       const Event& e = ring_[i % size_];
       const int64_t last[2] = {e[2].load(std::memory_order_relaxed), e[3].load(std::memory_order_relaxed)};
-      out[i - begin] = {e[0].load(std::memory_order_relaxed), e[1].load(std::memory_order_relaxed), int32_t(last[0] >> 32), {int32_t(last[0]), int32_t(last[1] >> 32), int32_t(last[1])}};
+      out[i - begin] = {e[0].load(std::memory_order_relaxed),
+                        e[1].load(std::memory_order_relaxed),
+                        int32_t(last[0] >> 32),
+                        {int32_t(last[0]), int32_t(last[1] >> 32), int32_t(last[1])}};
     }
     std::atomic_thread_fence(std::memory_order_acquire);
-    const int64_t whole = begun_.load(std::memory_order_relaxed) - size_;  // earlier ones may have been overwritten meanwhile
+    const int64_t whole =
+        begun_.load(std::memory_order_relaxed) - size_;  // earlier ones may have been overwritten meanwhile
     *dropped = whole > begin ? std::min(whole, end) : begin;
     if (*dropped > begin) std::copy(out + (*dropped - begin), out + (end - begin), out);
     return end - *dropped;
@@ -55,7 +60,7 @@ class TraceLane {
 
   const int64_t size_;
   int64_t next_ = 0;
-  std::unique_ptr<Event[]> ring_;  // cleared, so its pages are there
+  std::unique_ptr<Event[]> ring_;             // cleared, so its pages are there
   std::atomic<int64_t> count_{0}, begun_{0};  // events that are whole, and those that are being written besides
 };
 

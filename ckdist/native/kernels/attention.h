@@ -1,11 +1,12 @@
 // Attention over a block-based KV cache: the cache's layout and the task that a kernel executes.
 //
-// A block holds kBlockTokens = 16 positions of one layer for all kv-heads of the rank; isa/attention_block.h has its bytes. Keys are
-// stored after rotation.
+// A block holds kBlockTokens = 16 positions of one layer for all kv-heads of the rank; isa/attention_block.h has its
+// bytes. Keys are stored after rotation.
 //
-// The context is cut into spans of kSpan positions at absolute multiples of it. What a query takes from a span depends on that span
-// alone; the spans' parts are merged one after another. So the order of every sum depends on absolute positions alone, never on how a
-// prompt was cut into chunks, on which other sequences share the batch, or on how many threads divided the context.
+// The context is cut into spans of kSpan positions at absolute multiples of it. What a query takes from a span depends
+// on that span alone; the spans' parts are merged one after another. So the order of every sum depends on absolute
+// positions alone, never on how a prompt was cut into chunks, on which other sequences share the batch, or on how many
+// threads divided the context.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,8 +16,8 @@ namespace ckdist {
 constexpr int kBlockTokens = 16;
 constexpr int kSpan = 256;
 
-// Numbered as weight types are. i16: whole numbers of 16 bits with a scale per position, as precise as f16 and as many bytes, and
-// multiplied as they lie (see isa/attention_integer.cpp).
+// Numbered as weight types are. i16: whole numbers of 16 bits with a scale per position, as precise as f16 and as many
+// bytes, and multiplied as they lie (see isa/attention_integer.cpp).
 enum class KvType : int32_t { f32 = 0, f16 = 1, q8_0 = 8, i16 = 25, bf16 = 30 };
 
 // Consecutive query tokens of one sequence against that sequence's cache, for the query heads that share one kv-head.
@@ -24,20 +25,21 @@ enum class KvType : int32_t { f32 = 0, f16 = 1, q8_0 = 8, i16 = 25, bf16 = 30 };
 struct AttentionTask {
   KvType kv_type;
   int head_dim;
-  const uint8_t* kv;            // block 0 of this layer and kv-head
-  int64_t block_stride;         // bytes from one block to the next
-  const int32_t* block_table;   // block of positions [16 i, 16 i + 16)
-  const uint8_t* next_kv;       // block 0 of the kv-head that the same thread attends to next, in the same blocks; null: not known
+  const uint8_t* kv;           // block 0 of this layer and kv-head
+  int64_t block_stride;        // bytes from one block to the next
+  const int32_t* block_table;  // block of positions [16 i, 16 i + 16)
+  const uint8_t*
+      next_kv;  // block 0 of the kv-head that the same thread attends to next, in the same blocks; null: not known
   int64_t first_position;
   int tokens;
   int heads;
-  const float* q;               // (tokens, heads, head_dim) through the strides, in floats
+  const float* q;  // (tokens, heads, head_dim) through the strides, in floats
   int64_t q_token_stride, q_head_stride;
-  float* out;                   // likewise
+  float* out;  // likewise
   int64_t out_token_stride, out_head_stride;
-  float scale;                  // scores are scale * q.k
-  float soft_cap;               // 0: none; else cap * tanh(score / cap)
-  int64_t window;               // 0: all; else only positions > own - window
+  float scale;     // scores are scale * q.k
+  float soft_cap;  // 0: none; else cap * tanh(score / cap)
+  int64_t window;  // 0: all; else only positions > own - window
 
   int64_t end() const { return first_position + tokens; }
   int64_t begin() const { return window > 0 && first_position >= window ? first_position + 1 - window : 0; }
@@ -50,12 +52,13 @@ struct AttentionKernel {
   int64_t (*block_bytes)(KvType type, int head_dim);
   // Write one position's key and value (head_dim floats each) into its slot (0..15) of a block of one kv-head.
   void (*store)(KvType type, uint8_t* block, int slot, int head_dim, const float* k, const float* v);
-  // Scratch for a task of at most `tokens` x `heads` queries, in bytes, 64-byte aligned; and bytes of one span's part of such a task.
+  // Scratch for a task of at most `tokens` x `heads` queries, in bytes, 64-byte aligned; and bytes of one span's part
+  // of such a task.
   int64_t (*scratch_bytes)(int tokens, int heads, int head_dim);
   int64_t (*part_bytes)(KvType type, int tokens, int heads, int head_dim);
   void (*attend)(const AttentionTask& task, uint8_t* scratch);
-  // The same in two: spans [first, last) of the task into parts[0 .. last - first), by any number of threads; then all its parts,
-  // from first_span() on, merged into `out`. The bits are attend()'s.
+  // The same in two: spans [first, last) of the task into parts[0 .. last - first), by any number of threads; then all
+  // its parts, from first_span() on, merged into `out`. The bits are attend()'s.
   void (*attend_spans)(const AttentionTask& task, int64_t first, int64_t last, uint8_t* parts, uint8_t* scratch);
   void (*merge)(const AttentionTask& task, uint8_t* parts, uint8_t* scratch);
 };

@@ -11,21 +11,25 @@ enum class GateFunction : int32_t { silu = 0, gelu_tanh = 1 };
 struct ElementwiseKernel {
   // out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]. out may be x. Zhang & Sennrich 2019, arXiv:1910.07467.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
-  // out[i] = sum over parts of part[p][i], in the order of p, plus x[i] first when x is not null. The all_reduce of few bytes.
+  // out[i] = sum over parts of part[p][i], in the order of p, plus x[i] first when x is not null. The all_reduce of few
+  // bytes.
   void (*sum_parts)(const float* x, const float* const* parts, int count, int64_t n, float* out);
-  // Rotates halves: (x[i], x[i + n/2]) by angle i of (cos, sin), i < n/2. out may be x. Su et al. 2021, arXiv:2104.09864.
+  // Rotates halves: (x[i], x[i + n/2]) by angle i of (cos, sin), i < n/2. out may be x. Su et al. 2021,
+  // arXiv:2104.09864.
   void (*rope)(const float* x, const float* cos, const float* sin, int64_t head_dim, float* out);
   // out[i] = f(gate[i]) * up[i]. out may be gate.
   void (*gated)(GateFunction function, const float* gate, const float* up, int64_t n, float* out);
   // x[i] = cap * tanh(x[i] / cap)
   void (*soft_cap)(float* x, float cap, int64_t n);
-  // One ActivationRow from `n` floats that stand at columns [lead, lead + n) of `cols` columns; zeros elsewhere, padding included.
+  // One ActivationRow from `n` floats that stand at columns [lead, lead + n) of `cols` columns; zeros elsewhere,
+  // padding included.
   void (*prepare)(ActivationFormat format, const float* x, int64_t n, int64_t lead, int64_t cols, uint8_t* row);
   // out[i] += x[i]
   void (*add)(const float* x, int64_t n, float* out);
 
-  // Reductions of a row of logits. Maxima are strided, so that no sum goes across lanes: of n numbers, maximum 16 s + l is that of
-  // x[kMaxSpan s + 16 i + l] over i < kMaxSpan / 16. Writes max_count(n) of them; false where any number is NaN or infinite.
+  // Reductions of a row of logits. Maxima are strided, so that no sum goes across lanes: of n numbers, maximum 16 s + l
+  // is that of x[kMaxSpan s + 16 i + l] over i < kMaxSpan / 16. Writes max_count(n) of them; false where any number is
+  // NaN or infinite.
   bool (*maxima)(const float* x, int64_t n, float* out);
   // Sum of exp((x[i] - shift) * scale) over n; the terms go to `out` when it is not null.
   double (*sum_exp)(const float* x, int64_t n, float shift, float scale, float* out);

@@ -1,4 +1,5 @@
-// Row-wise kernels of training: what a backward pass needs beside matrix products. A sum's order is fixed by the row's length.
+// Row-wise kernels of training: what a backward pass needs beside matrix products. A sum's order is fixed by the row's
+// length.
 #pragma once
 #include <cstdint>
 

@@ -27,12 +27,14 @@ static inline uint16_t bf16_of_float(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-// A half's exponent and mantissa, moved to a float's place, are worth 2^-112 of the half; the product also normalises subnormals.
+// A half's exponent and mantissa, moved to a float's place, are worth 2^-112 of the half; the product also normalises
+// subnormals.
 static inline float float_of_half(uint16_t half) {
   const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fffu) << 13;
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
   const float scaled = float_of_bits(magnitude) * float_of_bits(0x77800000u);  // 2^112
-  const uint32_t bits = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : bits_of_float(scaled);  // infinities and NaNs
+  const uint32_t bits =
+      magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : bits_of_float(scaled);  // infinities and NaNs
   return float_of_bits(bits | sign);
 }
 

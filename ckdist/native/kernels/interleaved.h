@@ -24,16 +24,16 @@ struct InterleavedLayout {
 
 constexpr InterleavedLayout interleaved_of(Type type) {
   switch (type) {
-    case Type::iq1_s:   return {12, 2, 0, 0.125f};
-    case Type::iq1_m:   return {14, 0, -1, 0.125f};
+    case Type::iq1_s: return {12, 2, 0, 0.125f};
+    case Type::iq1_m: return {14, 0, -1, 0.125f};
     case Type::iq2_xxs: return {16, 2, 0, 0.125f};
-    case Type::iq2_xs:  return {18, 2, 0, 0.125f};
-    case Type::iq2_s:   return {20, 2, 0, 0.125f};
+    case Type::iq2_xs: return {18, 2, 0, 0.125f};
+    case Type::iq2_s: return {20, 2, 0, 0.125f};
     case Type::iq3_xxs: return {24, 2, 0, 0.25f};
-    case Type::iq3_s:   return {27, 2, 0, 1};
-    case Type::tq1_0:   return {13, 0, 52, 1};
-    case Type::tq2_0:   return {16, 0, 64, 1};
-    default:            return {0, 0, -1, 1};
+    case Type::iq3_s: return {27, 2, 0, 1};
+    case Type::tq1_0: return {13, 0, 52, 1};
+    case Type::tq2_0: return {16, 0, 64, 1};
+    default: return {0, 0, -1, 1};
   }
 }
 
@@ -43,7 +43,7 @@ constexpr bool is_interleaved(Type type) { return interleaved_of(type).words > 0
 // it leans: its codes are 128 + eight times -1, 0 or 1, plus 1, or minus 1 where the bit is set.
 struct Grid {
   const uint16_t* entries;
-  int count, values;  // values of an entry: 8 or 4
+  int count, values;                 // values of an entry: 8 or 4
   uint8_t positive[8], negative[8];  // codes by level
 };
 
@@ -51,15 +51,23 @@ constexpr Grid grid_of(Type type) {
   constexpr uint8_t o = 128;
   switch (type) {
     case Type::iq1_s:
-    case Type::iq1_m:   return {kGridIq1, 2048, 8, {o - 7, o + 1, o + 9}, {o - 9, o - 1, o + 7}};
+    case Type::iq1_m: return {kGridIq1, 2048, 8, {o - 7, o + 1, o + 9}, {o - 9, o - 1, o + 7}};
     case Type::iq2_xxs: return {kGridIq2Xxs, 256, 8, {o + 8, o + 25, o + 43}, {o - 8, o - 25, o - 43}};
-    case Type::iq2_xs:  return {kGridIq2Xs, 512, 8, {o + 8, o + 25, o + 43}, {o - 8, o - 25, o - 43}};
-    case Type::iq2_s:   return {kGridIq2S, 1024, 8, {o + 8, o + 25, o + 43}, {o - 8, o - 25, o - 43}};
-    case Type::iq3_xxs: return {kGridIq3Xxs, 256, 4, {o + 4, o + 12, o + 20, o + 28, o + 36, o + 44, o + 52, o + 62},
-                                {o - 4, o - 12, o - 20, o - 28, o - 36, o - 44, o - 52, o - 62}};
-    case Type::iq3_s:   return {kGridIq3S, 512, 4, {o + 1, o + 3, o + 5, o + 7, o + 9, o + 11, o + 13, o + 15},
-                                {o - 1, o - 3, o - 5, o - 7, o - 9, o - 11, o - 13, o - 15}};
-    default:            return {nullptr, 0, 0, {}, {}};
+    case Type::iq2_xs: return {kGridIq2Xs, 512, 8, {o + 8, o + 25, o + 43}, {o - 8, o - 25, o - 43}};
+    case Type::iq2_s: return {kGridIq2S, 1024, 8, {o + 8, o + 25, o + 43}, {o - 8, o - 25, o - 43}};
+    case Type::iq3_xxs:
+      return {kGridIq3Xxs,
+              256,
+              4,
+              {o + 4, o + 12, o + 20, o + 28, o + 36, o + 44, o + 52, o + 62},
+              {o - 4, o - 12, o - 20, o - 28, o - 36, o - 44, o - 52, o - 62}};
+    case Type::iq3_s:
+      return {kGridIq3S,
+              512,
+              4,
+              {o + 1, o + 3, o + 5, o + 7, o + 9, o + 11, o + 13, o + 15},
+              {o - 1, o - 3, o - 5, o - 7, o - 9, o - 11, o - 13, o - 15}};
+    default: return {nullptr, 0, 0, {}, {}};
   }
 }
 
@@ -128,8 +136,8 @@ template <class Load>
   } else if constexpr (type == Type::iq2_xs) {
     const Word low = load(2 * g), high = load(2 * g + 1), scales = load(16 + g / 4) >> byte;
     for (int j = 0; j < 4; ++j) b.index[j] = (j < 2 ? low : high) >> (16 * (j % 2)) & 0x1ffu;
-    b.signs = with_parity((low >> 9 & 0x7fu) | (low >> 17 & 0x7f00u) | (high << 7 & 0x7f0000u) |
-                          (high >> 1 & 0x7f000000u));
+    b.signs =
+        with_parity((low >> 9 & 0x7fu) | (low >> 17 & 0x7f00u) | (high << 7 & 0x7f0000u) | (high >> 1 & 0x7f000000u));
     for (int p = 0; p < 2; ++p) b.scale[p] = (scales >> (4 * p) & 0x0fu) * 2 + 1;
   } else if constexpr (type == Type::iq2_s) {
     const Word low = load(g), high = load(16 + g / 4) >> byte, scales = load(18 + g / 4) >> byte;

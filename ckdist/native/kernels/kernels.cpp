@@ -28,21 +28,21 @@ namespace ckdist {
   extern const GradientKernel gradient_kernel;       \
   extern const QuantizeKernel quantize_kernel;       \
   }
-#define CKDIST_DECLARE_BYTES(isa)                      \
-  namespace isa {                                      \
-  extern const LinearKernel byte_kernels[kTypeCount];  \
-  extern const AttentionKernel attention_kernel;       \
-  extern const MachineKernel machine_kernel;           \
+#define CKDIST_DECLARE_BYTES(isa)                     \
+  namespace isa {                                     \
+  extern const LinearKernel byte_kernels[kTypeCount]; \
+  extern const AttentionKernel attention_kernel;      \
+  extern const MachineKernel machine_kernel;          \
   }
-#define CKDIST_DECLARE_BF16(isa)               \
-  namespace isa {                              \
-  extern const LinearKernel bf16_kernel;       \
-  extern const ProductKernel bf16_product;     \
-  extern const ReduceKernel reduce_kernel;     \
-  extern const PackKernels pack_kernels;       \
-  extern const RowKernel row_kernel;           \
-  extern const SoftmaxKernel softmax_kernel;   \
-  extern const MachineKernel machine_kernel;   \
+#define CKDIST_DECLARE_BF16(isa)             \
+  namespace isa {                            \
+  extern const LinearKernel bf16_kernel;     \
+  extern const ProductKernel bf16_product;   \
+  extern const ReduceKernel reduce_kernel;   \
+  extern const PackKernels pack_kernels;     \
+  extern const RowKernel row_kernel;         \
+  extern const SoftmaxKernel softmax_kernel; \
+  extern const MachineKernel machine_kernel; \
   }
 #define CKDIST_DECLARE_ALL(isa) CKDIST_DECLARE_VECTORS(isa) CKDIST_DECLARE_BYTES(isa) CKDIST_DECLARE_BF16(isa)
 
@@ -65,7 +65,7 @@ namespace amx {
 extern const LinearKernel byte_kernels[kTypeCount], bf16_kernel;
 extern const ProductKernel bf16_product;
 extern const MachineKernel machine_kernel;
-}
+}  // namespace amx
 #endif
 #ifdef CKDIST_HAVE_NEON
 CKDIST_DECLARE_ALL(neon)
@@ -83,12 +83,24 @@ CKDIST_DECLARE_BF16(neon_bf16)
 namespace {
 
 // The kernels of level `isa` from those of three levels; `peak` is the one whose arithmetic is that of `isa`.
-#define CKDIST_MAKE(isa, vectors, bytes, bf16, peak)                                                                                                    \
-  make({#isa, {}, bytes::attention_kernel, vectors::elementwise_kernel, peak::machine_kernel, bf16::reduce_kernel, vectors::optimizer_kernel,            \
-        bf16::pack_kernels, {vectors::f32_product, bf16::bf16_product}, vectors::gradient_kernel, bf16::row_kernel, bf16::softmax_kernel,               \
-        vectors::quantize_kernel}, bytes::byte_kernels, vectors::f32_kernel, vectors::f16_kernel, bf16::bf16_kernel)
+#define CKDIST_MAKE(isa, vectors, bytes, bf16, peak) \
+  make({#isa,                                        \
+        {},                                          \
+        bytes::attention_kernel,                     \
+        vectors::elementwise_kernel,                 \
+        peak::machine_kernel,                        \
+        bf16::reduce_kernel,                         \
+        vectors::optimizer_kernel,                   \
+        bf16::pack_kernels,                          \
+        {vectors::f32_product, bf16::bf16_product},  \
+        vectors::gradient_kernel,                    \
+        bf16::row_kernel,                            \
+        bf16::softmax_kernel,                        \
+        vectors::quantize_kernel},                   \
+       bytes::byte_kernels, vectors::f32_kernel, vectors::f16_kernel, bf16::bf16_kernel)
 
-Kernels make(Kernels k, const LinearKernel* bytes, const LinearKernel& f32, const LinearKernel& f16, const LinearKernel& bf16) {
+Kernels make(Kernels k, const LinearKernel* bytes, const LinearKernel& f32, const LinearKernel& f16,
+             const LinearKernel& bf16) {
   std::memcpy(k.linear, bytes, sizeof k.linear);
   k.linear[static_cast<int>(Type::f32)] = f32;
   k.linear[static_cast<int>(Type::f16)] = f16;
@@ -107,7 +119,8 @@ bool has_leaf_7_1(unsigned bit) {
 bool has_tiles() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   // Palette 1: bytes of a tile in EAX's upper half; bytes of a row and tiles in EBX's halves; rows in ECX's lower half.
-  return __get_cpuid_count(0x1d, 1, &a, &b, &c, &d) && a >> 16 >= 1024 && (b & 0xffff) >= 64 && b >> 16 >= 8 && (c & 0xffff) >= 16;
+  return __get_cpuid_count(0x1d, 1, &a, &b, &c, &d) && a >> 16 >= 1024 && (b & 0xffff) >= 64 && b >> 16 >= 8 &&
+         (c & 0xffff) >= 16;
 }
 bool has_amx(unsigned bit) {
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -141,11 +154,17 @@ std::vector<Level> find_levels() {
   std::vector<Level> levels;
 #ifdef CKDIST_HAVE_AVX2
   __builtin_cpu_init();
-  const std::string avx2 = lacking({{"avx2", __builtin_cpu_supports("avx2") != 0}, {"fma", __builtin_cpu_supports("fma") != 0},
-                                    {"f16c", __builtin_cpu_supports("f16c") != 0}, {"bmi2", __builtin_cpu_supports("bmi2") != 0}});
-  const std::string wide = lacking({{"avx512f", __builtin_cpu_supports("avx512f") != 0}, {"avx512bw", __builtin_cpu_supports("avx512bw") != 0},
-                                    {"avx512vl", __builtin_cpu_supports("avx512vl") != 0}, {"avx512dq", __builtin_cpu_supports("avx512dq") != 0}});
-  const auto both = [](const std::string& a, const std::string& b) { return a.empty() || b.empty() ? a + b : a + " " + b; };
+  const std::string avx2 = lacking({{"avx2", __builtin_cpu_supports("avx2") != 0},
+                                    {"fma", __builtin_cpu_supports("fma") != 0},
+                                    {"f16c", __builtin_cpu_supports("f16c") != 0},
+                                    {"bmi2", __builtin_cpu_supports("bmi2") != 0}});
+  const std::string wide = lacking({{"avx512f", __builtin_cpu_supports("avx512f") != 0},
+                                    {"avx512bw", __builtin_cpu_supports("avx512bw") != 0},
+                                    {"avx512vl", __builtin_cpu_supports("avx512vl") != 0},
+                                    {"avx512dq", __builtin_cpu_supports("avx512dq") != 0}});
+  const auto both = [](const std::string& a, const std::string& b) {
+    return a.empty() || b.empty() ? a + b : a + " " + b;
+  };
   const std::string avx512 = both(avx2, wide);
 #ifdef CKDIST_HAVE_AVX512_VNNI
   const std::string vnni = both(avx512, lacking({{"avx512_vnni", __builtin_cpu_supports("avx512vnni") != 0}}));
@@ -159,7 +178,8 @@ std::vector<Level> find_levels() {
     k.linear[static_cast<int>(Type::bf16)] = amx::bf16_kernel, k.product.bf16 = amx::bf16_product;
     return k;
   }();
-  std::string tiles = both(bf16, lacking({{"amx_tile", has_amx(24)}, {"amx_int8", has_amx(25)}, {"amx_bf16", has_amx(22)}}));
+  std::string tiles =
+      both(bf16, lacking({{"amx_tile", has_amx(24)}, {"amx_int8", has_amx(25)}, {"amx_bf16", has_amx(22)}}));
   if (tiles.empty() && !may_use_tiles()) tiles = "the kernel's permission to use tiles";
   levels.push_back({&of_amx, tiles});
 #endif

@@ -1,7 +1,8 @@
 // The kernels of one level of instructions (ISA) as one table, and the choice of it at load by what the CPU says of
-// itself (or CKDIST_ISA, for a lower one). A level is a set of capabilities that CPUs come in: vectors, the dot product of bytes, that of
-// bfloat16, tiles. Kernel files under isa/ are compiled once per level that has what they ask for, into a namespace of
-// its name, and include no STL, or the linker may keep an AVX-512 copy of an inline function for everybody.
+// itself (or CKDIST_ISA, for a lower one). A level is a set of capabilities that CPUs come in: vectors, the dot product
+// of bytes, that of bfloat16, tiles. Kernel files under isa/ are compiled once per level that has what they ask for,
+// into a namespace of its name, and include no STL, or the linker may keep an AVX-512 copy of an inline function for
+// everybody.
 #pragma once
 #include <string>
 #include <vector>
@@ -44,8 +45,8 @@ struct Level {
   std::string lacks;
 };
 
-const std::vector<Level>& levels();              // of this build, best first
-const Kernels& kernels();                        // those chosen at load; an Error where CKDIST_ISA names what is not available
-const Kernels& kernels_named(const char* isa);   // an Error where this build or this CPU lacks it
+const std::vector<Level>& levels();  // of this build, best first
+const Kernels& kernels();            // those chosen at load; an Error where CKDIST_ISA names what is not available
+const Kernels& kernels_named(const char* isa);  // an Error where this build or this CPU lacks it
 
 }  // namespace ckdist

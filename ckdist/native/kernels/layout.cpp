@@ -31,12 +31,14 @@ uint32_t load32(const uint8_t* at) {
   return value;
 }
 
-// One row's 32 codes, as words of 4 columns, into one plane of `bits` bits per code, starting at bit `shift` of the code.
+// One row's 32 codes, as words of 4 columns, into one plane of `bits` bits per code, starting at bit `shift` of the
+// code.
 template <int bits, int shift>
 void pack_plane(const uint32_t* words, uint8_t* plane) {
   if constexpr (bits == 6) {
     for (int step = 0; step < kSteps; step += 4)
-      for (int v = 0; v < 3; ++v) store32(plane + 64 * (step / 4 * 3 + v), words[step + v] | (words[step + 3] >> (2 * v) & 0x03030303u) << 6);
+      for (int v = 0; v < 3; ++v)
+        store32(plane + 64 * (step / 4 * 3 + v), words[step + v] | (words[step + 3] >> (2 * v) & 0x03030303u) << 6);
     return;
   }
   constexpr int per_vector = 8 / bits;
@@ -67,7 +69,8 @@ void unpack_plane(const uint8_t* plane, uint32_t* words) {
   constexpr int vectors = kSteps / per_vector;
   for (int v = 0; v < vectors; ++v)
     for (int part = 0; part < per_vector; ++part)
-      words[bits == 4 ? v + vectors * part : v * per_vector + part] |= (load32(plane + 64 * v) >> (bits * part) & mask) << shift;
+      words[bits == 4 ? v + vectors * part : v * per_vector + part] |= (load32(plane + 64 * v) >> (bits * part) & mask)
+                                                                       << shift;
 }
 
 // Where the byte of a group's minimum stands in a packed block.
@@ -86,12 +89,14 @@ void pack_block(const Block& source, int row, int first, uint8_t* block) {
     std::memcpy(words, source.codes + start, sizeof words);
     uint8_t* planes = block + layout.planes() + (first + start) / kGroupColumns * layout.plane_bytes() + 4 * row;
     pack_plane<layout.low_bits, 0>(words, planes);
-    if constexpr (layout.high_bits > 0) pack_plane<layout.high_bits, layout.low_bits>(words, planes + layout.low_bytes());
+    if constexpr (layout.high_bits > 0)
+      pack_plane<layout.high_bits, layout.low_bits>(words, planes + layout.low_bytes());
   }
   if constexpr (layout.scales == ScaleKind::half) {
     const int group = first / layout.group;
     store16(block + layout.group_scales() + group * layout.group_scale_bytes(), row, source.scale);
-    if (layout.minimum) store16(block + layout.group_minima() + group * layout.group_scale_bytes(), row, source.minimum);
+    if (layout.minimum)
+      store16(block + layout.group_minima() + group * layout.group_scale_bytes(), row, source.minimum);
   } else if constexpr (layout.scales == ScaleKind::exponent) {
     block[layout.group_scales() + first / layout.group * kTileRows + row] = source.scales[0];
   } else {
@@ -112,7 +117,8 @@ void unpack_block(const uint8_t* block, int row, int first, Block& out) {
     uint32_t words[kSteps] = {};
     const uint8_t* planes = block + layout.planes() + (first + start) / kGroupColumns * layout.plane_bytes() + 4 * row;
     unpack_plane<layout.low_bits, 0>(planes, words);
-    if constexpr (layout.high_bits > 0) unpack_plane<layout.high_bits, layout.low_bits>(planes + layout.low_bytes(), words);
+    if constexpr (layout.high_bits > 0)
+      unpack_plane<layout.high_bits, layout.low_bits>(planes + layout.low_bytes(), words);
     std::memcpy(out.codes + start, words, sizeof words);
   }
   if constexpr (layout.scales == ScaleKind::half) {
@@ -160,7 +166,8 @@ struct BlockTiles {
     const int elements = type_traits(type).block_elements;
     Block block;
     for (int64_t column = 0; column < cols; column += elements) {
-      unpack_block<type>(tile + column / layout.columns * layout.bytes(), row, static_cast<int>(column % layout.columns), block);
+      unpack_block<type>(tile + column / layout.columns * layout.bytes(), row,
+                         static_cast<int>(column % layout.columns), block);
       block_values<type>(block, out + column);
     }
   }
@@ -178,7 +185,8 @@ struct InterleavedTiles {
       std::memset(tile, 0, layout.bytes());
       for (int row = 0; row < rows; ++row) {
         const uint8_t* const source = source_rows[row] + block * stored_bytes;
-        for (int i = 0; i < layout.words; ++i) store32(tile + 4 * (kTileRows * i + row), load32(source + layout.words_at + 4 * i));
+        for (int i = 0; i < layout.words; ++i)
+          store32(tile + 4 * (kTileRows * i + row), load32(source + layout.words_at + 4 * i));
         if (layout.scale_at >= 0) store16(tile + layout.scales(), row, load16(source + layout.scale_at, 0));
       }
     }
@@ -187,7 +195,8 @@ struct InterleavedTiles {
   static void unpack_row(const uint8_t* tile, int row, int64_t cols, float* out) {
     for (int64_t column = 0; column < cols; column += columns, tile += layout.bytes()) {
       uint8_t source[stored_bytes];
-      for (int i = 0; i < layout.words; ++i) store32(source + layout.words_at + 4 * i, load32(tile + 4 * (kTileRows * i + row)));
+      for (int i = 0; i < layout.words; ++i)
+        store32(source + layout.words_at + 4 * i, load32(tile + 4 * (kTileRows * i + row)));
       if (layout.scale_at >= 0) store16(source + layout.scale_at, 0, load16(tile + layout.scales(), row));
       Block block;
       read_block<type>(source, block);
@@ -214,7 +223,8 @@ struct FloatTiles {
       for (int row = 0; row < rows; ++row) {
         Element source[kFloatColumnPad];
         std::memcpy(source, source_rows[row] + start * sizeof(Element), count * sizeof(Element));
-        for (int i = 0; i < count; ++i) std::memcpy(tile + index(start + i, row) * sizeof(Element), source + i, sizeof(Element));
+        for (int i = 0; i < count; ++i)
+          std::memcpy(tile + index(start + i, row) * sizeof(Element), source + i, sizeof(Element));
       }
     }
   }
@@ -228,10 +238,14 @@ struct FloatTiles {
   }
 };
 
-template <Type type> struct Format : std::conditional_t<is_interleaved(type), InterleavedTiles<type>, BlockTiles<type>> {};
-template <> struct Format<Type::f32> : FloatTiles<uint32_t, 1, float_of_bits> {};
-template <> struct Format<Type::f16> : FloatTiles<uint16_t, 1, float_of_half> {};
-template <> struct Format<Type::bf16> : FloatTiles<uint16_t, 2, float_of_bf16> {};
+template <Type type>
+struct Format : std::conditional_t<is_interleaved(type), InterleavedTiles<type>, BlockTiles<type>> {};
+template <>
+struct Format<Type::f32> : FloatTiles<uint32_t, 1, float_of_bits> {};
+template <>
+struct Format<Type::f16> : FloatTiles<uint16_t, 1, float_of_half> {};
+template <>
+struct Format<Type::bf16> : FloatTiles<uint16_t, 2, float_of_bf16> {};
 
 }  // namespace
 

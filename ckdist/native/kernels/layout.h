@@ -1,16 +1,19 @@
 // The packed layout of the block-quantised types, as one description per type, and the packing that follows it.
 //
-// A tile is a run of packed blocks. A packed block holds 16 rows x 256 columns of a K-type, 16 rows x 64 columns of the others:
+// A tile is a run of packed blocks. A packed block holds 16 rows x 256 columns of a K-type, 16 rows x 64 columns of the
+// others:
 //   half floats [16]      the block's scale, then that of its minima (K-types alone)
-//   scales and minima     of its groups of 16 or 32 columns, [group][16]; minima of unsigned bytes lie as codes do, [group / 4][16][4];
+//   scales and minima     of its groups of 16 or 32 columns, [group][16]; minima of unsigned bytes lie as codes do,
+//   [group / 4][16][4];
 //                         filled up to a cache line
 //   for every 32 columns  the low plane, then the high plane where there is one
-// in the order in which a product reads them, which memory is fastest in. Vectors are the 64 codes of 4 columns (a "step") of all 16 rows, [row][column]; of the 8 steps
+// in the order in which a product reads them, which memory is fastest in. Vectors are the 64 codes of 4 columns (a
+// "step") of all 16 rows, [row][column]; of the 8 steps
 //   a plane of 8 bits has 8 vectors, vector i holds step i
-//   a plane of 6 bits has 3 vectors per 4 steps, vector i holds step i in its low bits, and bits 2i and 2i + 1 of the fourth step above
-//   a plane of 4 bits has 4 vectors, vector i holds steps i (low nibble) and i + 4
-//   a plane of 2 bits has 2 vectors, vector i holds steps 4i (lowest bits) to 4i + 3
-//   a plane of 1 bit has 1 vector, whose bit i belongs to step i
+//   a plane of 6 bits has 3 vectors per 4 steps, vector i holds step i in its low bits, and bits 2i and 2i + 1 of the
+//   fourth step above a plane of 4 bits has 4 vectors, vector i holds steps i (low nibble) and i + 4 a plane of 2 bits
+//   has 2 vectors, vector i holds steps 4i (lowest bits) to 4i + 3 a plane of 1 bit has 1 vector, whose bit i belongs
+//   to step i
 // so that any 32 columns unpack alike. Types whose codes index a grid, and ternary ones, are packed as they are stored
 // (kernels/interleaved.h) and expanded to such a block with a plane of 8 bits, which a product reads from the cache.
 // float32 and float16 tiles are [column][16], bfloat16 [column / 2][16][2], columns padded to 16.
@@ -26,12 +29,12 @@ constexpr int kGroupColumns = 32;    // columns that share an activation scale
 constexpr int kFloatColumnPad = 16;  // of tiles of float types
 
 enum class ScaleKind {
-  half,          // a float16 per group of 32; minima likewise
-  unsigned_byte, // block scale * byte; minima likewise
-  signed_byte,   // block scale * signed byte
-  exponent,      // 2 to the power of (byte - 128), of every group of 32
-  expanded,      // block scale, a float32, * signed byte
-  nibbles,       // block scale * low nibble; minimum: block minimum scale * high nibble
+  half,           // a float16 per group of 32; minima likewise
+  unsigned_byte,  // block scale * byte; minima likewise
+  signed_byte,    // block scale * signed byte
+  exponent,       // 2 to the power of (byte - 128), of every group of 32
+  expanded,       // block scale, a float32, * signed byte
+  nibbles,        // block scale * low nibble; minimum: block minimum scale * high nibble
 };
 
 // value = scale * (code - offset), or scale * code - minimum where `minimum` is set.
@@ -62,12 +65,17 @@ struct BlockLayout {
     if (scales == ScaleKind::expanded) return 4 * kTileRows;
     return alone() ? 0 : 2 * kTileRows * (minimum ? 2 : 1);
   }
-  // Where whole scales are summed over the block, its own scale and the minima are read after the codes, else before them.
+  // Where whole scales are summed over the block, its own scale and the minima are read after the codes, else before
+  // them.
   constexpr int group_scales() const { return whole() ? 0 : block_scales(); }
-  constexpr int head() const { return group_scales() + all_group_scales() * (minimum && scales == ScaleKind::half ? 2 : 1); }
+  constexpr int head() const {
+    return group_scales() + all_group_scales() * (minimum && scales == ScaleKind::half ? 2 : 1);
+  }
   constexpr int planes() const { return (head() + 63) / 64 * 64; }
   constexpr int tail() const { return planes() + columns / kGroupColumns * plane_bytes(); }
-  constexpr int group_minima() const { return scales == ScaleKind::half ? group_scales() + all_group_scales() : tail(); }
+  constexpr int group_minima() const {
+    return scales == ScaleKind::half ? group_scales() + all_group_scales() : tail();
+  }
   constexpr int block_scale() const { return whole() ? tail() + (minimum ? all_group_scales() : 0) : 0; }
   constexpr int block_minimum() const { return block_scale() + 2 * kTileRows; }
   constexpr int used() const { return whole() ? block_scale() + block_scales() : tail(); }
@@ -117,7 +125,8 @@ constexpr BlockLayout layout_of(Type type) {
 #define CKDIST_EACH_TYPE(X) X(f32) X(f16) X(bf16) CKDIST_EACH_BLOCK_TYPE(X)
 // clang-format on
 
-// The ISA-independent part of a LinearKernel, compiled once; and the plain way to pack, which isa/pack_tile.cpp does faster.
+// The ISA-independent part of a LinearKernel, compiled once; and the plain way to pack, which isa/pack_tile.cpp does
+// faster.
 template <Type type>
 struct Tiles {
   static int64_t tile_bytes(int64_t cols);

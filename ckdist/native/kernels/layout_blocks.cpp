@@ -30,8 +30,8 @@ void read_nibbles(const uint8_t* source, uint8_t* codes) {
   }
 }
 
-// Bit i of `bits` becomes bit 4 of code i, eight codes in a word: each byte of the word keeps its own bit of a copy, and adding
-// 0x7f carries any bit but the top one into the top.
+// Bit i of `bits` becomes bit 4 of code i, eight codes in a word: each byte of the word keeps its own bit of a copy,
+// and adding 0x7f carries any bit but the top one into the top.
 void add_fifth_bits(uint32_t bits, uint8_t* codes) {
   constexpr uint64_t ones = 0x0101010101010101u, low7 = 0x7f * ones;
   for (int i = 0; i < 4; ++i) {
@@ -60,7 +60,8 @@ void read_crumbs_k(const uint8_t* source, uint8_t* codes) {
       for (int i = 0; i < 32; ++i) codes[128 * half + 32 * part + i] = source[32 * half + i] >> (2 * part) & 3;
 }
 
-// Eight 6-bit scales and minima from 12 bytes: the first four stand whole in the low bits, the others in nibbles and top bits.
+// Eight 6-bit scales and minima from 12 bytes: the first four stand whole in the low bits, the others in nibbles and
+// top bits.
 void read_scales_k4(const uint8_t* source, Block& block) {
   for (int i = 0; i < 4; ++i) {
     block.scales[i] = source[i] & 63;
@@ -185,7 +186,8 @@ template <Type type>
 void block_values(const Block& block, float* out) {
   constexpr BlockLayout layout = layout_of(type);
   const int columns = type_traits(type).block_elements;
-  const float block_scale = layout.scales == ScaleKind::exponent ? float_of_exponent(block.scales[0]) : float_of_half(block.scale);
+  const float block_scale =
+      layout.scales == ScaleKind::exponent ? float_of_exponent(block.scales[0]) : float_of_half(block.scale);
   const float block_minimum = layout.minimum ? float_of_half(block.minimum) : 0;
   for (int start = 0; start < columns; start += layout.group) {
     const int group = start / layout.group;
@@ -235,7 +237,8 @@ void dequantize_row<Type::bf16>(const uint8_t* source, int64_t cols, float* out)
 
 DequantizeRow dequantize_row_of(Type type) {
   switch (type) {
-#define CKDIST_ROW(name) case Type::name: return dequantize_row<Type::name>;
+#define CKDIST_ROW(name) \
+  case Type::name: return dequantize_row<Type::name>;
     CKDIST_EACH_TYPE(CKDIST_ROW)
 #undef CKDIST_ROW
   }

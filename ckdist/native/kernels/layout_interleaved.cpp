@@ -48,14 +48,10 @@ void read_ternary_block(const uint8_t* source, Block& block) {
 template <Type type>
 void read_interleaved_block(const uint8_t* source, Block& block) {
   constexpr InterleavedLayout layout = interleaved_of(type);
-  if constexpr (layout.scale_at >= 0)
-    std::memcpy(&block.scale, source + layout.scale_at, sizeof block.scale);
-  else
-    block.scale = static_cast<uint16_t>(iq1_m_scale(word_of(source, 12), word_of(source, 13)));
-  if constexpr (grid_of(type).count > 0)
-    read_grid_block<type>(source, block);
-  else
-    read_ternary_block<type>(source, block);
+  if constexpr (layout.scale_at >= 0) std::memcpy(&block.scale, source + layout.scale_at, sizeof block.scale);
+  else block.scale = static_cast<uint16_t>(iq1_m_scale(word_of(source, 12), word_of(source, 13)));
+  if constexpr (grid_of(type).count > 0) read_grid_block<type>(source, block);
+  else read_ternary_block<type>(source, block);
 }
 
 #define CKDIST_READ(name)                                            \

@@ -4,8 +4,8 @@
 
 namespace ckdist {
 
-// `scale` is on the gradient as it is stored. Adam's corrections of the bias towards zero are the caller's: `rate` is the learning
-// rate over 1 - beta1^t, `root` is 1 / sqrt(1 - beta2^t). `keep` is 1 - learning rate * weight decay.
+// `scale` is on the gradient as it is stored. Adam's corrections of the bias towards zero are the caller's: `rate` is
+// the learning rate over 1 - beta1^t, `root` is 1 / sqrt(1 - beta2^t). `keep` is 1 - learning rate * weight decay.
 struct AdamwNumbers {
   float scale, beta1, beta2, eps, rate, root, keep;
 };

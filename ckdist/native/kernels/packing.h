@@ -1,7 +1,8 @@
-// Float values on their way into a matrix product: packed as the matrix, or prepared as the activations, turned where needed.
+// Float values on their way into a matrix product: packed as the matrix, or prepared as the activations, turned where
+// needed.
 //
-// The layouts are those of kernels/linear.h for Type::f32 with activations in float32 and Type::bf16 with activations in
-// bfloat16; of bfloat16 without its dot product (kernels/product.h), tiles of floats that were rounded to bfloat16.
+// The layouts are those of kernels/linear.h for Type::f32 with activations in float32 and Type::bf16 with activations
+// in bfloat16; of bfloat16 without its dot product (kernels/product.h), tiles of floats that were rounded to bfloat16.
 #pragma once
 #include <cstdint>
 
@@ -11,7 +12,8 @@ namespace ckdist {
 
 // Operands are values as activations stand: rows of floats or of bfloat16, `stride` bytes apart.
 struct PackKernel {
-  // One tile whose row r is x[r * stride ...], `cols` columns; missing rows and columns up to the next multiple of 16 become zeros.
+  // One tile whose row r is x[r * stride ...], `cols` columns; missing rows and columns up to the next multiple of 16
+  // become zeros.
   void (*rows)(const float* x, int64_t stride, int rows, int64_t cols, uint8_t* tile);
   // One tile whose column c is x[c * stride ...], `rows` elements of it: the matrix is x turned.
   void (*columns)(const float* x, int64_t stride, int rows, int64_t cols, uint8_t* tile);

@@ -1,8 +1,8 @@
 // Sums, maxima and minima over the ranks' values, element by element, and the copies that go with them.
 //
-// A fold runs over its parts strictly from the first to the last. float32, and the 16-bit types in float32, rounded once at the
-// end to nearest even; a bfloat16 result below the normal range becomes zero (as the CPUs' own conversion has it). int32 and
-// int8 sums wrap around. A NaN in any part makes the maximum and the minimum NaN.
+// A fold runs over its parts strictly from the first to the last. float32, and the 16-bit types in float32, rounded
+// once at the end to nearest even; a bfloat16 result below the normal range becomes zero (as the CPUs' own conversion
+// has it). int32 and int8 sums wrap around. A NaN in any part makes the maximum and the minimum NaN.
 #pragma once
 #include <cstdint>
 
@@ -24,7 +24,8 @@ struct ReduceKernel {
   Fold fold[kReduceTypes][kReduceOps];    // parts and outs of one type
   Fold widen[kReduceTypes][kReduceOps];   // 16-bit parts, float32 outs; other types as `fold`
   Fold narrow[kReduceTypes][kReduceOps];  // float32 parts, 16-bit outs; other types as `fold`
-  // Copies, and writes every cache line of `in` as it was, so that it becomes this core's own: see comm/host_collectives.h.
+  // Copies, and writes every cache line of `in` as it was, so that it becomes this core's own: see
+  // comm/host_collectives.h.
   void (*take)(void* out, void* in, int64_t bytes);
   // Copies `line` to `out` and `in` to `line`.
   void (*exchange)(void* out, void* line, const void* in, int64_t bytes);

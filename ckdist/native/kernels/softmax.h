@@ -1,4 +1,5 @@
-// Softmax of training's attention and its gradient, row by row; what they make is written as the products that follow read it.
+// Softmax of training's attention and its gradient, row by row; what they make is written as the products that follow
+// read it.
 #pragma once
 #include <cstdint>
 
@@ -13,7 +14,8 @@ struct Query {
   float delta;  // dot of the attention's result and its gradient
 };
 
-// Products q.k and do.v of `queries` queries (a multiple of 2) and `keys` keys (a multiple of 16), `stride` floats from a query to the next.
+// Products q.k and do.v of `queries` queries (a multiple of 2) and `keys` keys (a multiple of 16), `stride` floats from
+// a query to the next.
 struct SoftmaxGradient {
   const float *products, *dp;
   int64_t stride, keys, queries;
@@ -22,19 +24,22 @@ struct SoftmaxGradient {
   // By products with rows of keys: element [query][key] of ds, `ds_stride` bytes from a query to the next.
   uint8_t* ds;
   int64_t ds_stride;
-  // By products that sum over queries: column `query` of row `key` of packed tiles (kernels/linear.h), `tile_bytes` apart.
+  // By products that sum over queries: column `query` of row `key` of packed tiles (kernels/linear.h), `tile_bytes`
+  // apart.
   uint8_t *p_turned, *ds_turned;
   int64_t tile_bytes;
 };
 
 struct SoftmaxKernel {
-  // A row of n products q.k (n a multiple of 16), of which [first, last) are visible, becomes exp(s - largest s) with s = cap(scale x) in `out`, zeros
-  // elsewhere; returns the log of the sum of exp(s). `inverse`: what makes the row a softmax. cap: 0 for none. 0 <= first < last <= n; scale > 0.
+  // A row of n products q.k (n a multiple of 16), of which [first, last) are visible, becomes exp(s - largest s) with s
+  // = cap(scale x) in `out`, zeros elsewhere; returns the log of the sum of exp(s). `inverse`: what makes the row a
+  // softmax. cap: 0 for none. 0 <= first < last <= n; scale > 0.
   float (*row)(const float* x, int64_t n, int64_t first, int64_t last, float scale, float cap, float* inverse, Row out);
-  // Of n of a row's logits x: the sum of e = exp(s - largest s) with s = cap(x). out = e cap', unless its place is null, with zeros up to the next
-  // multiple of 16.
+  // Of n of a row's logits x: the sum of e = exp(s - largest s) with s = cap(x). out = e cap', unless its place is
+  // null, with zeros up to the next multiple of 16.
   float (*part)(const float* x, int64_t n, float cap, float* largest, Row out);
-  // p = exp(s - lse), and ds, the gradient by the products: p (dp - delta) scale cap'; zeros where nothing is visible, whatever stands there.
+  // p = exp(s - lse), and ds, the gradient by the products: p (dp - delta) scale cap'; zeros where nothing is visible,
+  // whatever stands there.
   void (*gradient)(const SoftmaxGradient& g, const Query* queries);
 };
 

@@ -10,7 +10,8 @@
 #if __has_include(<linux/idxd.h>)
 #include <linux/idxd.h>
 namespace {
-static_assert(sizeof(dsa_hw_desc) == sizeof(ckdist::DsaDescriptor) && sizeof(dsa_completion_record) == sizeof(ckdist::DsaRecord));
+static_assert(sizeof(dsa_hw_desc) == sizeof(ckdist::DsaDescriptor) &&
+              sizeof(dsa_completion_record) == sizeof(ckdist::DsaRecord));
 static_assert(offsetof(dsa_hw_desc, completion_addr) == offsetof(ckdist::DsaDescriptor, record));
 static_assert(offsetof(dsa_hw_desc, src_addr) == offsetof(ckdist::DsaDescriptor, source));
 static_assert(offsetof(dsa_hw_desc, desc_list_addr) == offsetof(ckdist::DsaDescriptor, source));
@@ -21,9 +22,12 @@ static_assert(offsetof(dsa_completion_record, status) == offsetof(ckdist::DsaRec
 static_assert(offsetof(dsa_completion_record, result) == offsetof(ckdist::DsaRecord, result));
 static_assert(offsetof(dsa_completion_record, bytes_completed) == offsetof(ckdist::DsaRecord, completed));
 static_assert(offsetof(dsa_completion_record, fault_addr) == offsetof(ckdist::DsaRecord, fault_address));
-static_assert(DSA_OPCODE_BATCH == static_cast<int>(ckdist::DsaOperation::batch) && DSA_OPCODE_MEMMOVE == static_cast<int>(ckdist::DsaOperation::memory_move));
-static_assert(IDXD_OP_FLAG_BOF == ckdist::kDsaBlockOnFault && IDXD_OP_FLAG_CRAV == ckdist::kDsaRecordAddress && IDXD_OP_FLAG_RCR == ckdist::kDsaRequestRecord);
-static_assert(DSA_COMP_SUCCESS == static_cast<int>(ckdist::DsaStatus::success) && DSA_COMP_PAGE_FAULT_NOBOF == static_cast<int>(ckdist::DsaStatus::page_fault));
+static_assert(DSA_OPCODE_BATCH == static_cast<int>(ckdist::DsaOperation::batch) &&
+              DSA_OPCODE_MEMMOVE == static_cast<int>(ckdist::DsaOperation::memory_move));
+static_assert(IDXD_OP_FLAG_BOF == ckdist::kDsaBlockOnFault && IDXD_OP_FLAG_CRAV == ckdist::kDsaRecordAddress &&
+              IDXD_OP_FLAG_RCR == ckdist::kDsaRequestRecord);
+static_assert(DSA_COMP_SUCCESS == static_cast<int>(ckdist::DsaStatus::success) &&
+              DSA_COMP_PAGE_FAULT_NOBOF == static_cast<int>(ckdist::DsaStatus::page_fault));
 static_assert(DSA_COMP_BATCH_FAIL == static_cast<int>(ckdist::DsaStatus::batch_failed));
 static_assert(DSA_COMP_BATCH_PAGE_FAULT == static_cast<int>(ckdist::DsaStatus::batch_page_fault));
 }  // namespace
@@ -32,8 +36,8 @@ static_assert(DSA_COMP_BATCH_PAGE_FAULT == static_cast<int>(ckdist::DsaStatus::b
 namespace ckdist {
 namespace {
 
-constexpr int kSubmitTries = 256;              // with a pause each: some ten microseconds
-constexpr int64_t kLargestPiece = 1 << 30;     // far below what 32 bits hold
+constexpr int kSubmitTries = 256;           // with a pause each: some ten microseconds
+constexpr int64_t kLargestPiece = 1 << 30;  // far below what 32 bits hold
 constexpr uintptr_t kPage = 4096;
 
 uint64_t address_of(const void* p) { return reinterpret_cast<uint64_t>(p); }
@@ -44,25 +48,33 @@ bool is(uint8_t status, DsaStatus kind) { return (status & kDsaStatusMask) == st
 
 // Asks for every page of a range. A write leaves what is there.
 void touch_pages(uint8_t* begin, int64_t bytes) {
-  for (uint8_t* p = begin; p < begin + bytes; p = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(p) | (kPage - 1)) + 1))
+  for (uint8_t* p = begin; p < begin + bytes;
+       p = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(p) | (kPage - 1)) + 1))
     __atomic_fetch_or(p, uint8_t{0}, __ATOMIC_RELAXED);
 }
 void read_pages(const uint8_t* begin, int64_t bytes) {
-  for (const uint8_t* p = begin; p < begin + bytes; p = reinterpret_cast<const uint8_t*>((reinterpret_cast<uintptr_t>(p) | (kPage - 1)) + 1))
+  for (const uint8_t* p = begin; p < begin + bytes;
+       p = reinterpret_cast<const uint8_t*>((reinterpret_cast<uintptr_t>(p) | (kPage - 1)) + 1))
     static_cast<void>(*static_cast<const volatile uint8_t*>(p));
 }
 
 // Whether a faulting address, whose lower 12 bits the device may have cleared, lies in a range.
 bool lies_in(uint64_t address, const void* begin, int64_t bytes) {
-  const uint64_t first = address_of(begin) & ~uint64_t(kPage - 1), last = (address_of(begin) + static_cast<uint64_t>(bytes) - 1) | (kPage - 1);
+  const uint64_t first = address_of(begin) & ~uint64_t(kPage - 1),
+                 last = (address_of(begin) + static_cast<uint64_t>(bytes) - 1) | (kPage - 1);
   return address >= first && address <= last;
 }
 
 }  // namespace
 
 DsaMover::DsaMover(std::unique_ptr<DsaPortal> portal, const DsaQueueLimits& limits, int64_t copy_ns, int64_t close_ns)
-    : portal_(std::move(portal)), limits_(limits), copy_ns_(copy_ns), close_ns_(close_ns),
-      name_("DSA " + limits.name + (limits.credits ? " (dedicated)" : " (shared)")), stream_(widest_stream().copy), memory_(new DeviceMemory()) {}
+    : portal_(std::move(portal)),
+      limits_(limits),
+      copy_ns_(copy_ns),
+      close_ns_(close_ns),
+      name_("DSA " + limits.name + (limits.credits ? " (dedicated)" : " (shared)")),
+      stream_(widest_stream().copy),
+      memory_(new DeviceMemory()) {}
 
 DsaMover::~DsaMover() {
   try {
@@ -154,7 +166,8 @@ void DsaMover::describe(Job& job, int index) {
   record = {};
   DsaDescriptor& move = memory_->descriptors[j][index];
   move = {};
-  move.operation = static_cast<uint32_t>(DsaOperation::memory_move) << 24 | kDsaRecordAddress | kDsaRequestRecord | (limits_.block_on_fault ? kDsaBlockOnFault : 0u);
+  move.operation = static_cast<uint32_t>(DsaOperation::memory_move) << 24 | kDsaRecordAddress | kDsaRequestRecord |
+                   (limits_.block_on_fault ? kDsaBlockOnFault : 0u);
   move.record = address_of(&record);
   move.source = address_of(piece.from);
   move.destination = address_of(piece.to);
@@ -196,7 +209,8 @@ void DsaMover::poll(Job& job) {
     if (!job.piece[i].waiting) continue;
     const uint8_t status = status_of(memory_->records[j][i]);
     if (!status && !was_batched) continue;
-    // A batch that ended without one of its records: the kernel may still write it (5.9), over the next job's, until the queue is closed.
+    // A batch that ended without one of its records: the kernel may still write it (5.9), over the next job's, until
+    // the queue is closed.
     if (!status) return abandon("it left records of a batch out");
     if (!was_batched) --in_queue_;
     settle(job, i, status);
@@ -219,13 +233,15 @@ void DsaMover::settle(Job& job, int index, uint8_t status) {
   finish_here(job, index);
 }
 
-// After a page fault: everything that is left of the piece is asked for, since pages come in runs, and the device goes on with it.
+// After a page fault: everything that is left of the piece is asked for, since pages come in runs, and the device goes
+// on with it.
 bool DsaMover::resume(Job& job, int index) {
   Piece& piece = job.piece[index];
   const DsaRecord record = memory_->records[index_of(job)][index];
   const bool known = !(record.fault_info & 1);  // 8.2.3: else the address is masked
   if (record.completed > piece.bytes || ++piece.faults > kMostFaults) return false;
-  if (known && !lies_in(record.fault_address, piece.to, piece.bytes) && !lies_in(record.fault_address, piece.from, piece.bytes)) {
+  if (known && !lies_in(record.fault_address, piece.to, piece.bytes) &&
+      !lies_in(record.fault_address, piece.from, piece.bytes)) {
     note_error(record.status);
     return false;
   }
@@ -260,7 +276,8 @@ void DsaMover::copy_here(uint8_t* to, const uint8_t* from, int64_t bytes) {
 
 void DsaMover::note_error(uint8_t status) {
   char text[80];
-  std::snprintf(text, sizeof text, "it ended %d copies with errors, the last with status 0x%02x", ++errors_, status & kDsaStatusMask);
+  std::snprintf(text, sizeof text, "it ended %d copies with errors, the last with status 0x%02x", ++errors_,
+                status & kDsaStatusMask);
   if (errors_ >= kMostErrors) give_up(text);
 }
 
@@ -277,7 +294,8 @@ void DsaMover::abandon(const std::string& why) {
   if (!closed_ && !portal_->close(close_ns_)) {
     stuck_ = true;
     char text[80];
-    std::snprintf(text, sizeof text, ", nor let go of the memory within %.3g s more", static_cast<double>(close_ns_) * 1e-9);
+    std::snprintf(text, sizeof text, ", nor let go of the memory within %.3g s more",
+                  static_cast<double>(close_ns_) * 1e-9);
     trouble_ = name_ + " hangs: " + why + text + "; start again with --reorganize threads";
     fail(Status::native, "%s", trouble_.c_str());
   }

@@ -1,7 +1,8 @@
 // Copies by a work queue of an Intel Data Streaming Accelerator, through whatever takes its descriptors (DsaPortal).
 //
-// What the device refuses, does not end in time, or ends with an error is copied here, and after a few of those the device is given up. A page
-// fault is not an error: the pages are touched and the device goes on behind what it had copied.
+// What the device refuses, does not end in time, or ends with an error is copied here, and after a few of those the
+// device is given up. A page fault is not an error: the pages are touched and the device goes on behind what it had
+// copied.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -17,30 +18,34 @@ namespace ckdist {
 class DsaPortal {
  public:
   virtual ~DsaPortal() = default;
-  // Hands over 64 bytes, aligned to 64, once; all stores before it are visible to the device. False: not taken, the queue is full.
+  // Hands over 64 bytes, aligned to 64, once; all stores before it are visible to the device. False: not taken, the
+  // queue is full.
   virtual bool submit(const void* descriptor) = 0;
-  // Takes no more; true once the device touches nothing any more that was handed over, false if that takes longer than `ns`.
+  // Takes no more; true once the device touches nothing any more that was handed over, false if that takes longer than
+  // `ns`.
   virtual bool close(int64_t ns) = 0;
 };
 
 struct DsaQueueLimits {
-  std::string name;             // wq0.1
-  int64_t max_transfer = 0;     // bytes of one descriptor
-  int64_t max_batch = 1;        // descriptors of one batch; below 2: no batches
-  int64_t credits = 0;          // descriptors that fit into a dedicated queue, which says nothing when it is full; 0: a shared queue
+  std::string name;          // wq0.1
+  int64_t max_transfer = 0;  // bytes of one descriptor
+  int64_t max_batch = 1;     // descriptors of one batch; below 2: no batches
+  int64_t credits =
+      0;  // descriptors that fit into a dedicated queue, which says nothing when it is full; 0: a shared queue
   bool block_on_fault = false;  // the device may wait for pages
 };
 
 class DsaMover final : public Mover {
  public:
-  static constexpr int kJobs = 32;         // tickets under way
-  static constexpr int kPieces = 16;       // descriptors of one ticket
-  static constexpr int kMostErrors = 3;    // of the device, until it is given up
-  static constexpr int kMostRefusals = 64; // in a row, likewise
-  static constexpr int kMostFaults = 8;    // page faults of one piece that are met by touching pages
+  static constexpr int kJobs = 32;          // tickets under way
+  static constexpr int kPieces = 16;        // descriptors of one ticket
+  static constexpr int kMostErrors = 3;     // of the device, until it is given up
+  static constexpr int kMostRefusals = 64;  // in a row, likewise
+  static constexpr int kMostFaults = 8;     // page faults of one piece that are met by touching pages
   static constexpr int64_t kCopyNs = 2'000'000'000, kCloseNs = 5'000'000'000;
 
-  DsaMover(std::unique_ptr<DsaPortal> portal, const DsaQueueLimits& limits, int64_t copy_ns = kCopyNs, int64_t close_ns = kCloseNs);
+  DsaMover(std::unique_ptr<DsaPortal> portal, const DsaQueueLimits& limits, int64_t copy_ns = kCopyNs,
+           int64_t close_ns = kCloseNs);
   ~DsaMover() override;
 
   const char* name() const override { return name_.c_str(); }

@@ -53,9 +53,11 @@ std::vector<std::string> names_in(const std::string& folder) {
 int number_in(const std::string& name, const char* prefix, bool dot) {
   const size_t begin = std::strlen(prefix), dot_at = dot ? name.find('.') : name.size();
   const auto is_number = [&name](size_t from, size_t to) {
-    return to <= name.size() && from < to && to - from <= 4 && std::all_of(name.begin() + from, name.begin() + to, [](char c) { return c >= '0' && c <= '9'; });
+    return to <= name.size() && from < to && to - from <= 4 &&
+           std::all_of(name.begin() + from, name.begin() + to, [](char c) { return c >= '0' && c <= '9'; });
   };
-  if (name.compare(0, begin, prefix) != 0 || !is_number(begin, dot_at) || (dot && !is_number(dot_at + 1, name.size()))) return -1;
+  if (name.compare(0, begin, prefix) != 0 || !is_number(begin, dot_at) || (dot && !is_number(dot_at + 1, name.size())))
+    return -1;
   return std::atoi(name.c_str() + begin);
 }
 
@@ -76,8 +78,12 @@ bool cpu_submits([[maybe_unused]] bool shared) {
 }
 
 #if defined(__x86_64__)
-__attribute__((target("enqcmd"))) bool enqueue(void* portal, const void* descriptor) { return _enqcmd(portal, descriptor) == 0; }
-__attribute__((target("movdir64b"))) void store_directly(void* portal, const void* descriptor) { _movdir64b(portal, descriptor); }
+__attribute__((target("enqcmd"))) bool enqueue(void* portal, const void* descriptor) {
+  return _enqcmd(portal, descriptor) == 0;
+}
+__attribute__((target("movdir64b"))) void store_directly(void* portal, const void* descriptor) {
+  _movdir64b(portal, descriptor);
+}
 #endif
 
 class KernelPortal final : public DsaPortal {
@@ -102,8 +108,8 @@ class KernelPortal final : public DsaPortal {
     return write(file_, descriptor, sizeof(DsaDescriptor)) == static_cast<ssize_t>(sizeof(DsaDescriptor));
   }
 
-  // The kernel's release of the last reference waits until the device has ended everything of this process. A child made by fork alone would
-  // hold one; whatever is executed does not.
+  // The kernel's release of the last reference waits until the device has ended everything of this process. A child
+  // made by fork alone would hold one; whatever is executed does not.
   bool close(int64_t ns) override {
     struct Ending {
       std::mutex lock;
@@ -122,9 +128,7 @@ class KernelPortal final : public DsaPortal {
     page_ = nullptr;
     try {
       std::thread(end).detach();  // it may wait for ever
-    } catch (const std::exception&) {
-      end();
-    }
+    } catch (const std::exception&) { end(); }
     std::unique_lock<std::mutex> hold(ending->lock);
     return ending->changed.wait_for(hold, std::chrono::nanoseconds(ns), [&] { return ending->over; });
   }
@@ -147,7 +151,8 @@ std::vector<DsaQueue> find_dsa_queues(const std::string& root, int node, std::st
   for (const std::string& name : names)
     if (number_in(name, "dsa", false) >= 0) {
       ++devices;
-      if (const std::string state = word_of(bus + name + "/state"); state != "enabled") obstacles.push_back(name + " is " + (state.empty() ? "in no state" : state));
+      if (const std::string state = word_of(bus + name + "/state"); state != "enabled")
+        obstacles.push_back(name + " is " + (state.empty() ? "in no state" : state));
     }
   for (const std::string& name : names) {
     const int device = number_in(name, "wq", true);
@@ -160,9 +165,11 @@ std::vector<DsaQueue> find_dsa_queues(const std::string& root, int node, std::st
     } else if (mode != "shared" && mode != "dedicated") {
       obstacles.push_back(name + " is neither shared nor dedicated");
     } else if (read_number(of + "pasid_enabled", "", 0) != 1) {
-      obstacles.push_back("dsa" + std::to_string(device) + " has no shared virtual memory (kernel parameters intel_iommu=on,sm_on)");
+      obstacles.push_back("dsa" + std::to_string(device) +
+                          " has no shared virtual memory (kernel parameters intel_iommu=on,sm_on)");
     } else if (read_number(queue + "ats_disable", "", 0) == 1) {
-      obstacles.push_back(name + " has address translation (ATS) off, so that writes to absent pages would be lost");  // 3.13.1
+      obstacles.push_back(
+          name + " has address translation (ATS) off, so that writes to absent pages would be lost");  // 3.13.1
     } else {
       DsaQueueLimits limits;
       limits.name = name;
@@ -171,24 +178,20 @@ std::vector<DsaQueue> find_dsa_queues(const std::string& root, int node, std::st
       limits.credits = mode == "dedicated" ? std::max<int64_t>(1, read_number(queue + "size", "", 1)) : 0;
       limits.block_on_fault = read_number(queue + "block_on_fault", "", 0) == 1;
       const int of_node = static_cast<int>(read_number(of + "numa_node", "", -1));  // "-1" reads as absent
-      if (limits.max_transfer > 0)
-        found.push_back({limits, root + "/dev/dsa/" + name, of_node, mode == "shared"});
-      else
-        obstacles.push_back(name + " has no max_transfer_size");
+      if (limits.max_transfer > 0) found.push_back({limits, root + "/dev/dsa/" + name, of_node, mode == "shared"});
+      else obstacles.push_back(name + " has no max_transfer_size");
     }
   }
   std::stable_sort(found.begin(), found.end(), [node](const DsaQueue& a, const DsaQueue& b) {
     const auto distance = [node](int of_node) { return of_node == node ? 0 : of_node < 0 ? 1 : 2; };
     return distance(a.node) < distance(b.node);
   });
-  if (!found.empty())
-    missing->clear();
-  else if (!devices)
-    *missing = "no DSA device that the idxd driver knows";
-  else if (!obstacles.empty())
-    *missing = joined(obstacles);
+  if (!found.empty()) missing->clear();
+  else if (!devices) *missing = "no DSA device that the idxd driver knows";
+  else if (!obstacles.empty()) *missing = joined(obstacles);
   else
-    *missing = std::to_string(devices) + " DSA device(s) without a work queue of type user: accel-config config-wq, then enable-wq";
+    *missing = std::to_string(devices) +
+               " DSA device(s) without a work queue of type user: accel-config config-wq, then enable-wq";
   return found;
 }
 
@@ -196,13 +199,15 @@ std::unique_ptr<DsaPortal> open_dsa_queue(const DsaQueue& queue, DsaQueueLimits*
   const int file = open(queue.path.c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) {
     const int error = errno;
-    *reason = queue.path + (error == EBUSY ? " is in use, and dedicated to one program" : std::string(" cannot be opened: ") + std::strerror(error));
+    *reason = queue.path + (error == EBUSY ? " is in use, and dedicated to one program"
+                                           : std::string(" cannot be opened: ") + std::strerror(error));
     if (error == EACCES) *reason += " (chmod or chown it for this user)";
     return nullptr;
   }
   struct stat status;
   const char* why = fstat(file, &status) != 0 || !S_ISCHR(status.st_mode) ? " is no character device" : nullptr;
-  if (!why && !cpu_submits(queue.shared)) why = queue.shared ? ": this CPU has no ENQCMD" : ": this CPU has no MOVDIR64B";
+  if (!why && !cpu_submits(queue.shared))
+    why = queue.shared ? ": this CPU has no ENQCMD" : ": this CPU has no MOVDIR64B";
   if (why) {
     ::close(file);
     *reason = queue.path + why;
@@ -210,7 +215,8 @@ std::unique_ptr<DsaPortal> open_dsa_queue(const DsaQueue& queue, DsaQueueLimits*
   }
   void* const page = mmap(nullptr, kPortalBytes, PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
   if (page != MAP_FAILED) return std::make_unique<KernelPortal>(file, static_cast<uint8_t*>(page), queue.shared);
-  if (errno == EPERM) {  // devices whose portals only CAP_SYS_RAWIO may map (INTEL-SA-01084): newer kernels take single descriptors by write()
+  if (errno == EPERM) {  // devices whose portals only CAP_SYS_RAWIO may map (INTEL-SA-01084): newer kernels take single
+                         // descriptors by write()
     limits->max_batch = 1;
     return std::make_unique<KernelPortal>(file, nullptr, queue.shared);
   }

@@ -1,4 +1,5 @@
-// The work queues that the kernel's idxd driver gives to user programs: found in sysfs, opened by their character devices.
+// The work queues that the kernel's idxd driver gives to user programs: found in sysfs, opened by their character
+// devices.
 #pragma once
 #include <memory>
 #include <string>
@@ -15,8 +16,8 @@ struct DsaQueue {
   bool shared;
 };
 
-// The enabled user queues below `root` ("" for the running system) that could copy here, those of `node` first, then those of unknown nodes.
-// Where there are none, `missing` becomes what is missing.
+// The enabled user queues below `root` ("" for the running system) that could copy here, those of `node` first, then
+// those of unknown nodes. Where there are none, `missing` becomes what is missing.
 std::vector<DsaQueue> find_dsa_queues(const std::string& root, int node, std::string* missing);
 
 // Opens a queue for this process; null with the reason where that fails. Lowers `limits` where the kernel takes less.

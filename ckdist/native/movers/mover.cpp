@@ -32,9 +32,7 @@ std::unique_ptr<Mover> open_dsa(std::string* reason) {
           return mover;
         }
         why = mover->trouble() ? mover->trouble() : limits.name + " did not copy a page";
-      } catch (const Error& e) {
-        why = e.what();
-      }
+      } catch (const Error& e) { why = e.what(); }
     }
     reasons += (reasons.empty() ? "" : "; ") + why;
     *reason = reasons;
@@ -48,7 +46,8 @@ std::unique_ptr<Mover> open_mover(MoverChoice choice, std::string* reason) {
   reason->clear();
   if (choice != MoverChoice::threads)
     if (std::unique_ptr<Mover> mover = open_dsa(reason)) return mover;
-  if (choice == MoverChoice::dsa) fail(Status::config, "no DSA queue can be used: %s; --reorganize threads copies without one", reason->c_str());
+  if (choice == MoverChoice::dsa)
+    fail(Status::config, "no DSA queue can be used: %s; --reorganize threads copies without one", reason->c_str());
   return std::make_unique<StreamMover>();
 }
 

@@ -1,7 +1,8 @@
-// Copies packed weights into their place: a Mover begins them and, where the machine has a device for it, leaves them to it.
+// Copies packed weights into their place: a Mover begins them and, where the machine has a device for it, leaves them
+// to it.
 //
-// Two kinds: streaming stores of the calling thread (stream_mover.h) and a work queue of an Intel Data Streaming Accelerator (dsa_mover.h).
-// A mover belongs to one thread; a machine's threads have one each.
+// Two kinds: streaming stores of the calling thread (stream_mover.h) and a work queue of an Intel Data Streaming
+// Accelerator (dsa_mover.h). A mover belongs to one thread; a machine's threads have one each.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -26,13 +27,14 @@ class Mover {
   // What copies, for a log: "streaming stores of 64 bytes", "DSA wq0.1".
   virtual const char* name() const = 0;
 
-  // Begins copies. `from` must stay as it is, and `to` be left alone, until done() said so of the ticket; the array may go at once.
-  // Ticket 0: done already. What a device does not take now, the calling thread copies.
+  // Begins copies. `from` must stay as it is, and `to` be left alone, until done() said so of the ticket; the array may
+  // go at once. Ticket 0: done already. What a device does not take now, the calling thread copies.
   virtual int64_t submit(const Copy* copies, int count) = 0;
 
-  // Never waits. True: every byte of the ticket's copies is in place, and other threads see it that acquire what this one releases
-  // afterwards. What a device left undone is copied here. A ticket may be asked about again after it was done.
-  // Throws Error(native) where a device neither ends a copy nor lets go of the memory: then nothing here may be used or freed any more.
+  // Never waits. True: every byte of the ticket's copies is in place, and other threads see it that acquire what this
+  // one releases afterwards. What a device left undone is copied here. A ticket may be asked about again after it was
+  // done. Throws Error(native) where a device neither ends a copy nor lets go of the memory: then nothing here may be
+  // used or freed any more.
   virtual bool done(int64_t ticket) = 0;
 
   // One line on why a device is no longer used, from then on; else null. Copies go on by streaming stores.
@@ -41,8 +43,8 @@ class Mover {
 
 enum class MoverChoice : int { automatic = 0, dsa = 1, threads = 2 };
 
-// The mover for the calling thread; a DSA queue is sought on the node of this process's memory first (core/numa.h). `reason` becomes why there
-// is no DSA queue in use, or empty. Throws Error(config) with it where `dsa` was chosen.
+// The mover for the calling thread; a DSA queue is sought on the node of this process's memory first (core/numa.h).
+// `reason` becomes why there is no DSA queue in use, or empty. Throws Error(config) with it where `dsa` was chosen.
 std::unique_ptr<Mover> open_mover(MoverChoice choice, std::string* reason);
 
 }  // namespace ckdist

@@ -24,7 +24,8 @@ struct Body {
 };
 Body copy_ends(uint8_t* to, const uint8_t* from, int64_t bytes) {
   if (bytes <= 0) return {to, from, 0};
-  const int64_t gap = -reinterpret_cast<int64_t>(to) & (kLine - 1), head = gap < bytes ? gap : bytes, lines = (bytes - head) / kLine;
+  const int64_t gap = -reinterpret_cast<int64_t>(to) & (kLine - 1), head = gap < bytes ? gap : bytes,
+                lines = (bytes - head) / kLine;
   const int64_t tail = bytes - head - lines * kLine;
   std::memcpy(to, from, static_cast<size_t>(head));
   std::memcpy(to + bytes - tail, from + bytes - tail, static_cast<size_t>(tail));
@@ -36,7 +37,8 @@ void copy_16(uint8_t* to, const uint8_t* from, int64_t bytes) {
   for (int64_t i = 0; i < body.lines * kLine; i += kLine) {
     const __m128i* in = reinterpret_cast<const __m128i*>(body.from + i);
     __m128i* out = reinterpret_cast<__m128i*>(body.to + i);
-    const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1), c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
+    const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1), c = _mm_loadu_si128(in + 2),
+                  d = _mm_loadu_si128(in + 3);
     _mm_stream_si128(out, a);
     _mm_stream_si128(out + 1, b);
     _mm_stream_si128(out + 2, c);
@@ -94,10 +96,8 @@ void stream_fence() {
 }
 
 StreamMover::StreamMover() : stream_(widest_stream()) {
-  if (stream_.vector_bytes)
-    std::snprintf(name_, sizeof name_, "streaming stores of %d bytes", stream_.vector_bytes);
-  else
-    std::snprintf(name_, sizeof name_, "plain copies");
+  if (stream_.vector_bytes) std::snprintf(name_, sizeof name_, "streaming stores of %d bytes", stream_.vector_bytes);
+  else std::snprintf(name_, sizeof name_, "plain copies");
 }
 
 int64_t StreamMover::submit(const Copy* copies, int count) {

@@ -1,4 +1,5 @@
-// Copies by streaming stores: they go to memory past the caches, so that what computes keeps its own there, and no line is read to be overwritten.
+// Copies by streaming stores: they go to memory past the caches, so that what computes keeps its own there, and no line
+// is read to be overwritten.
 #pragma once
 #include "movers/mover.h"
 
@@ -6,7 +7,8 @@ namespace ckdist {
 
 using StreamCopy = void (*)(uint8_t* to, const uint8_t* from, int64_t bytes);
 
-// Copies of vectors of 16, 32 or 64 bytes; null where this CPU has none. They are visible in no order until stream_fence().
+// Copies of vectors of 16, 32 or 64 bytes; null where this CPU has none. They are visible in no order until
+// stream_fence().
 StreamCopy stream_copy_of(int vector_bytes);
 // The widest of this CPU, or of the ISA that CKDIST_ISA names; plain copies on machines without streaming stores.
 struct WidestStream {

@@ -17,8 +17,10 @@ void Executable::rotate_and_store(int thread, const ckdist_step& step, int run, 
   if (step.x >= 0) {  // as the token's rank wrote them
     rotated = floats(step.x, &stride) + token * stride + head;
     rotated_key = workers_[thread].row;
-    q = peer_row(step.out[0], token) + head, key = peer_row(step.out[1], token) + kv_column, value = peer_row(step.out[2], token) + kv_column;
-    if (owner(token) != group_.local_rank) workers_[thread].moved += (program_.heads_per_kv[kv_head] + 2) * head_dim * 4;
+    q = peer_row(step.out[0], token) + head, key = peer_row(step.out[1], token) + kv_column,
+    value = peer_row(step.out[2], token) + kv_column;
+    if (owner(token) != group_.local_rank)
+      workers_[thread].moved += (program_.heads_per_kv[kv_head] + 2) * head_dim * 4;
   } else {
     q = rotated = floats(step.out[0], &stride) + token * stride + head;
     key = rotated_key = floats(step.out[1], &stride) + token * stride + kv_column;
@@ -26,7 +28,8 @@ void Executable::rotate_and_store(int thread, const ckdist_step& step, int run, 
   }
   for (int r = 0; r < run; r++) first += batch_.run[r].tokens, blocks += batch_.run[r].blocks;
   const int64_t position = batch_.run[run].first_position + token - first;
-  uint8_t* const block = kv(step.i[0], kv_head) + batch_.block_tables[blocks + position / kBlockTokens] * kv_block_bytes_;
+  uint8_t* const block =
+      kv(step.i[0], kv_head) + batch_.block_tables[blocks + position / kBlockTokens] * kv_block_bytes_;
   // A key has a place in each line of its half: they come while it is rotated. Later positions of the block find them.
   if (batch_.tokens == batch_.runs || position % kBlockTokens == 0)
     for (int64_t line = 0; line < kv_head_bytes_ / 2; line += 64) __builtin_prefetch(block + line, 1);
@@ -81,8 +84,8 @@ AttentionTask Executable::task_of(const ckdist_step& step, const Item& item) {
   return task;
 }
 
-// Cutting costs a barrier. It pays where whole (run, kv-head) items cannot be handed out evenly: where the longest is a large share of
-// what each thread should do.
+// Cutting costs a barrier. It pays where whole (run, kv-head) items cannot be handed out evenly: where the longest is a
+// large share of what each thread should do.
 Executable::Split Executable::split_of(const ckdist_step& step) {
   Split split;
   int64_t longest = 0;
@@ -118,7 +121,8 @@ void Executable::attend(int thread, int index) {
     const int each = kv_heads / active_;
     for (int h = 0; h < each; h++) attend_one(0, thread * each + h, h + 1 < each);
   } else {
-    for (int64_t i; (i = counters_[index].fetch_add(1)) < batch_.runs * kv_heads;) attend_one(int(i / kv_heads), int(i % kv_heads), false);
+    for (int64_t i; (i = counters_[index].fetch_add(1)) < batch_.runs * kv_heads;)
+      attend_one(int(i / kv_heads), int(i % kv_heads), false);
   }
   finish(thread, index, batch_.tokens);
 }
@@ -126,18 +130,21 @@ void Executable::attend(int thread, int index) {
 void Executable::attend_split(int thread, int index, const Split& split) {
   const ckdist_step& step = phase_->steps[index];
   const int kv_heads = program_.kv_heads;
-  for (int64_t i = thread; i < batch_.runs * kv_heads; i += active_) rotate_and_store(thread, step, int(i / kv_heads), i / kv_heads, int(i % kv_heads));
+  for (int64_t i = thread; i < batch_.runs * kv_heads; i += active_)
+    rotate_and_store(thread, step, int(i / kv_heads), i / kv_heads, int(i % kv_heads));
   meet(thread, index);
   int64_t i = counters_[index].fetch_add(1), before = 0, parts = 0;  // before: tasks of earlier items; parts: theirs
   for (int64_t item = 0; item < batch_.runs * kv_heads; item++) {
     const int run = int(item / kv_heads), kv_head = int(item % kv_heads);
     const AttentionTask task = task_of(step, {run, 0, 1, kv_head});
-    const int64_t spans = task.last_span() - task.first_span(), tasks = (spans + split.spans_each - 1) / split.spans_each;
+    const int64_t spans = task.last_span() - task.first_span(),
+                  tasks = (spans + split.spans_each - 1) / split.spans_each;
     uint8_t* at = part_arena_->data() + parts * part_bytes_;
     for (; i < before + tasks; i = counters_[index].fetch_add(1)) {
       const int64_t from = (i - before) * split.spans_each, to = std::min(from + split.spans_each, spans);
       const int64_t bytes = kernels_.attention.part_bytes(task.kv_type, 1, task.heads, task.head_dim);
-      kernels_.attention.attend_spans(task, task.first_span() + from, task.first_span() + to, at + from * bytes, workers_[thread].scratch);
+      kernels_.attention.attend_spans(task, task.first_span() + from, task.first_span() + to, at + from * bytes,
+                                      workers_[thread].scratch);
       std::atomic<int64_t>& merged = merged_[item];
       if (merged.fetch_add(to - from, std::memory_order_acq_rel) + to - from < spans) continue;
       merged.store(0, std::memory_order_relaxed);
@@ -157,8 +164,8 @@ void Executable::attend_prompt(int thread, int index) {
     blocks += (run.first_position + run.tokens - 1) / kBlockTokens - run.first_position / kBlockTokens + 1;
     tiles += (run.tokens + kQueryTile - 1) / kQueryTile;
   }
-  // Heads, or parts of a head's tokens, are cut over the threads alike for both halves. A block's positions are stored by one thread: they share its
-  // cache lines.
+  // Heads, or parts of a head's tokens, are cut over the threads alike for both halves. A block's positions are stored
+  // by one thread: they share its cache lines.
   const Range own = {kv_heads * blocks * thread / active_, kv_heads * blocks * (thread + 1) / active_};
   for (int64_t run = 0, block = 0, first = 0, end = 0; run < batch_.runs; run++) {
     end += batch_.run[run].tokens;
@@ -175,7 +182,8 @@ void Executable::attend_prompt(int thread, int index) {
     }
   }
   meet(thread, index);
-  // A head's keys and values stay in a thread's caches from tile to tile of query tokens, from the last, longest context to the first.
+  // A head's keys and values stay in a thread's caches from tile to tile of query tokens, from the last, longest
+  // context to the first.
   share_out(thread, index, tiles * kv_heads, [&](int64_t i) {
     int64_t tile = tiles - 1 - i % tiles;
     int run = 0;

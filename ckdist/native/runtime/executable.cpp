@@ -14,10 +14,17 @@ namespace {
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 }  // namespace
 
-Executable::Executable(const ckdist_program& program, Group& group, Reorganizer* reorganizer, int threads, std::vector<int> cpus, int spins)
-    : program_(program), phases_(program.phases, program.phases + program.phase_count), group_(group), kernels_(kernels()),
-      reorganizer_(reorganizer && !reorganizer->finished() ? reorganizer : nullptr), workers_(threads), pool_(threads, std::move(cpus), spins) {
-  if (phases_.empty() || phases_.size() > kMaxPhases) fail(Status::native, "%d phases; one to %d are possible", program.phase_count, kMaxPhases);
+Executable::Executable(const ckdist_program& program, Group& group, Reorganizer* reorganizer, int threads,
+                       std::vector<int> cpus, int spins)
+    : program_(program),
+      phases_(program.phases, program.phases + program.phase_count),
+      group_(group),
+      kernels_(kernels()),
+      reorganizer_(reorganizer && !reorganizer->finished() ? reorganizer : nullptr),
+      workers_(threads),
+      pool_(threads, std::move(cpus), spins) {
+  if (phases_.empty() || phases_.size() > kMaxPhases)
+    fail(Status::native, "%d phases; one to %d are possible", program.phase_count, kMaxPhases);
   for (size_t p = 0; p < phases_.size(); p++) {
     const ckdist_phase& phase = phases_[p];
     most_steps_ = std::max(most_steps_, phase.step_count);
@@ -45,7 +52,8 @@ Executable::Executable(const ckdist_program& program, Group& group, Reorganizer*
   bool adds = false;
   for (const ckdist_phase& phase : phases_) {
     for (const ckdist_value* v = phase.values; v != phase.values + phase.value_count; v++)
-      if (v->kind == ckdist_in_activations) activation_bytes[v->format] = std::max(activation_bytes[v->format], activation_stride(*v));
+      if (v->kind == ckdist_in_activations)
+        activation_bytes[v->format] = std::max(activation_bytes[v->format], activation_stride(*v));
       else row_floats = std::max(row_floats, v->width);
     adds |= phase.tokens_cut;
   }
@@ -81,13 +89,15 @@ Executable::Executable(const ckdist_program& program, Group& group, Reorganizer*
   }
   // Parts of contexts that threads share: enough for the whole cache, which is less than a hundredth of it.
   part_bytes_ = round_up(kernels_.attention.part_bytes(KvType(program.kv_type), 1, max_group_, program.head_dim), 64);
-  part_count_ = threads > 1 ? program.kv_heads * (program.blocks * kBlockTokens / kSpan + 2 * program.max_sequences) : 0;
+  part_count_ =
+      threads > 1 ? program.kv_heads * (program.blocks * kBlockTokens / kSpan + 2 * program.max_sequences) : 0;
   part_arena_.emplace(std::max<int64_t>(part_count_ * part_bytes_, 64), "parts of attention");
   merged_.reset(new std::atomic<int64_t>[std::max<int64_t>(program.max_sequences * program.kv_heads, 1)]());
   GroupSizes sizes{};
   sizes.partial_floats = program.exchange_floats;
   sizes.logit_rows = program.max_outputs, sizes.vocab = program.vocab;
-  for (const ckdist_value* v = phases_[0].values; v != phases_[0].values + phases_[0].value_count; v++)  // the same in every phase
+  for (const ckdist_value* v = phases_[0].values; v != phases_[0].values + phases_[0].value_count;
+       v++)  // the same in every phase
     if (v->kind == ckdist_in_logits) sizes.first_column = v->place, sizes.columns = v->width;
   sizes.message_ints = BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
                        program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs;
@@ -107,7 +117,8 @@ float* Executable::floats(int value, int64_t* stride) {
   *stride = v.width;
   if (v.kind == ckdist_in_slot) return group_.partial(int(v.place)) + v.lead;
   if (v.kind == ckdist_in_sums)
-    return group_.host_partial(int(v.place), (v.taken ? batch_.outputs : batch_.tokens) * v.width) + (v.taken ? own_output_ : own_) * v.width;
+    return group_.host_partial(int(v.place), (v.taken ? batch_.outputs : batch_.tokens) * v.width) +
+           (v.taken ? own_output_ : own_) * v.width;
   if (v.kind == ckdist_in_logits) return group_.logits(stride);
   return reinterpret_cast<float*>(arena_->data() + v.place);
 }
@@ -133,16 +144,21 @@ void Executable::finish(int thread, int index, int64_t rows) {
   const ckdist_step& step = phase_->steps[index];
   const ckdist_value& out = value(step.out[step.op == ckdist_step_attend ? 3 : 0]);
   if (out.kind == ckdist_in_logits) meet(thread, index, true, [&](Idle) { gather(rows, index); });
-  else if (out.kind == ckdist_in_sums) meet(thread, index, true, [&](Idle idle) { group_.reduce_hosts(int(out.place), (out.taken ? batch_.outputs : batch_.tokens) * out.width, index, idle); });
+  else if (out.kind == ckdist_in_sums)
+    meet(thread, index, true, [&](Idle idle) {
+      group_.reduce_hosts(int(out.place), (out.taken ? batch_.outputs : batch_.tokens) * out.width, index, idle);
+    });
   else if (out.kind != ckdist_in_slot) meet(thread, index);
   else if (phase_->tokens_cut) meet(thread, index, true, [&](Idle idle) { group_.exchange(index, idle); });
   else meet(thread, index, true, [&](Idle idle) { group_.reduce(int(out.place), rows * out.width, index, idle); });
 }
 
 void Executable::run(const int32_t* message, int64_t ints) {
-  const BatchView batch = BatchView::parse(message, ints, program_.max_tokens, program_.max_sequences, program_.max_outputs,
-                                           program_.context_length, program_.blocks, program_.vocab);
-  if (batch.phase < 0 || batch.phase >= int(phases_.size()) || batch.steps < 0 || batch.steps > phases_[batch.phase].step_count)
+  const BatchView batch =
+      BatchView::parse(message, ints, program_.max_tokens, program_.max_sequences, program_.max_outputs,
+                       program_.context_length, program_.blocks, program_.vocab);
+  if (batch.phase < 0 || batch.phase >= int(phases_.size()) || batch.steps < 0 ||
+      batch.steps > phases_[batch.phase].step_count)
     fail(Status::native, "a batch asks for %d steps of phase %d of %zu", batch.steps, batch.phase, phases_.size());
   if (group_.size > 1 && group_.rank == 0) {
     TraceLane* const lane = workers_[0].lane;
@@ -165,7 +181,9 @@ void Executable::run(const int32_t* message, int64_t ints) {
   const int64_t start = now_ns();
   reorganizing_ = reorganizer_ && !reorganizer_->finished();
   if (reorganizing_) {
-    const bool prompts = batch.tokens > batch.runs || std::any_of(batch.run, batch.run + batch.runs, [](const BatchView::Run& run) { return run.first_position == 0; });
+    const bool prompts =
+        batch.tokens > batch.runs || std::any_of(batch.run, batch.run + batch.runs,
+                                                 [](const BatchView::Run& run) { return run.first_position == 0; });
     reorganizer_->begin_step(phase_bytes_[batch.phase] / (prompts ? 1 : kKeptShare));
   }
   try {
@@ -209,7 +227,9 @@ ckdist_times Executable::times(bool reset) {
 }
 
 void Executable::replay(int thread) {
-  const int steps = batch_.steps > 0 ? batch_.steps : batch_.outputs > 0 ? phase_->step_count : token_steps_[batch_.phase];
+  const int steps = batch_.steps > 0     ? batch_.steps
+                    : batch_.outputs > 0 ? phase_->step_count
+                                         : token_steps_[batch_.phase];
   TraceLane* const lane = workers_[thread].lane;
   const int64_t begin = lane ? now_ns() : 0;
   int64_t at = begin;
@@ -221,7 +241,8 @@ void Executable::replay(int thread) {
       at = end;
     }
   }
-  if (steps < phase_->step_count) meet(thread, steps - 1, true, [&](Idle) { gather(0, steps); });  // as every batch ends
+  if (steps < phase_->step_count)
+    meet(thread, steps - 1, true, [&](Idle) { gather(0, steps); });  // as every batch ends
   if (lane) trace_batch(thread, begin);
 }
 

@@ -18,14 +18,16 @@ Loader::Loader(const std::vector<std::string>& paths) {
 }
 
 const MappedFile& Loader::file(int index) const {
-  if (index < 0 || index >= static_cast<int>(files_.size())) fail(Status::native, "file %d of %zu", index, files_.size());
+  if (index < 0 || index >= static_cast<int>(files_.size()))
+    fail(Status::native, "file %d of %zu", index, files_.size());
   return files_[index];
 }
 
 int64_t Loader::reserve(int64_t bytes, const std::string& name) {
   if (arena_) fail(Status::native, "%s was added to a loader that is open", name.c_str());
   const int64_t offset = weight_bytes_;
-  if (bytes > INT64_MAX / 2 - offset) fail(Status::capacity, "the weights need more than %" PRId64 " bytes", INT64_MAX / 2);
+  if (bytes > INT64_MAX / 2 - offset)
+    fail(Status::capacity, "the weights need more than %" PRId64 " bytes", INT64_MAX / 2);
   weight_bytes_ = (offset + bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
   return offset;
 }
@@ -56,7 +58,8 @@ void Loader::slice(PlannedMatrix& planned, WeightArena& arena, int64_t tiles, in
   uint8_t* const data = arena.data();
   planned.weight.matrix = planned.stored.shape();
   planned.weight.matrix.tiles = data + tiles;
-  planned.sliced = std::make_unique<SlicedMatrix>(planned.stored, arena, data + tiles, reinterpret_cast<SlicedMatrix::States*>(data + states));
+  planned.sliced = std::make_unique<SlicedMatrix>(planned.stored, arena, data + tiles,
+                                                  reinterpret_cast<SlicedMatrix::States*>(data + states));
   planned.weight.sliced = planned.sliced.get();
 }
 
@@ -68,17 +71,20 @@ void Loader::open(bool shared) {
     slice(planned, *arena_, planned.tiles_offset, weight_bytes_ + planned.states_offset);
     planned.sliced->begin_stored();
   }
-  for (const PlannedVector& planned : vectors_) planned.stored.read(reinterpret_cast<float*>(arena_->data() + planned.offset));
+  for (const PlannedVector& planned : vectors_)
+    planned.stored.read(reinterpret_cast<float*>(arena_->data() + planned.offset));
   for (const MappedFile& file : files_) file.check();
 }
 
 const Weight& Loader::matrix(int index) const {
-  if (index < 0 || index >= static_cast<int>(matrices_.size())) fail(Status::native, "matrix %d of %zu", index, matrices_.size());
+  if (index < 0 || index >= static_cast<int>(matrices_.size()))
+    fail(Status::native, "matrix %d of %zu", index, matrices_.size());
   return matrices_[index].weight;
 }
 
 const float* Loader::vector(int index) const {
-  if (index < 0 || index >= static_cast<int>(vectors_.size())) fail(Status::native, "vector %d of %zu", index, vectors_.size());
+  if (index < 0 || index >= static_cast<int>(vectors_.size()))
+    fail(Status::native, "vector %d of %zu", index, vectors_.size());
   return reinterpret_cast<const float*>(arena_->data() + vectors_[index].offset);
 }
 
@@ -97,11 +103,13 @@ const Weight& Loader::add_peer_matrix(int peer, StoredMatrix stored, int64_t til
 // What runs first is packed first; all at once, what lies first in the files.
 void Loader::fill(Reorganizer::Way way) {
   if (!arena_ || reorganizer_) fail(Status::native, "the loader %s", arena_ ? "is filling already" : "is not open");
-  if (way.threads < 1 || way.threads > kMaxThreads) fail(Status::config, "%d loading threads: use 1 to %d", way.threads, kMaxThreads);
+  if (way.threads < 1 || way.threads > kMaxThreads)
+    fail(Status::config, "%d loading threads: use 1 to %d", way.threads, kMaxThreads);
   std::vector<const PlannedMatrix*> order;
   for (const PlannedMatrix& planned : matrices_) order.push_back(&planned);
   if (way.background)
-    std::stable_sort(order.begin(), order.end(), [](const PlannedMatrix* a, const PlannedMatrix* b) { return a->cold < b->cold; });
+    std::stable_sort(order.begin(), order.end(),
+                     [](const PlannedMatrix* a, const PlannedMatrix* b) { return a->cold < b->cold; });
   else
     std::stable_sort(order.begin(), order.end(), [](const PlannedMatrix* a, const PlannedMatrix* b) {
       const Source &x = a->stored.source(), &y = b->stored.source();

@@ -1,7 +1,7 @@
 // A rank's shards of weights, from mapped model files into one arena of packed tiles.
 //
-// Everything is planned first; open() makes the arena and reads the vectors, and from then on the matrices can be multiplied with, packed
-// or not. fill() begins to pack them.
+// Everything is planned first; open() makes the arena and reads the vectors, and from then on the matrices can be
+// multiplied with, packed or not. fill() begins to pack them.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -44,7 +44,8 @@ class Loader {
   // The arena of another rank of the host, by its path and arena_bytes(): the index by which it is known.
   int add_peer(const std::string& path, int64_t arena_bytes);
   const uint8_t* peer_arena(int peer) const { return peer_arenas_[peer].data(); }
-  // A matrix that a peer packs, added before fill(): it lies in the peer's arena, and what is not packed yet is read from this rank's files.
+  // A matrix that a peer packs, added before fill(): it lies in the peer's arena, and what is not packed yet is read
+  // from this rank's files.
   const Weight& add_peer_matrix(int peer, StoredMatrix stored, int64_t tiles_offset, int64_t states_offset);
 
   void fill(Reorganizer::Way way);

@@ -40,8 +40,7 @@ void Pool::run(int active, const std::function<void(int)>& job) {
   if (active > 1) job_signal_.set((job_signal_.value.load(std::memory_order_relaxed) + 1) & ~kEnd);
   execute(0);
   // Workers beyond `active` take part in no barrier but report too: the job must not be replaced under them.
-  if (active > 1)
-    done_.wait(spins_, kNeverNs, [&](uint32_t v) { return v == workers_.size(); }, [] {});
+  if (active > 1) done_.wait(spins_, kNeverNs, [&](uint32_t v) { return v == workers_.size(); }, [] {});
   if (failure_) std::rethrow_exception(failure_);
 }
 

@@ -24,11 +24,12 @@ class Pool {
   ~Pool();
   int size() const { return int(workers_.size()) + 1; }
 
-  // Runs job(thread) on threads [0, active) and returns when all have; rethrows the first failure, after which the pool is spent.
+  // Runs job(thread) on threads [0, active) and returns when all have; rethrows the first failure, after which the pool
+  // is spent.
   void run(int active, const std::function<void(int)>& job);
 
-  // All active threads meet; the last to arrive runs `last()` before anyone goes on; who waits calls `idle()` between polls.
-  // Throws Aborted once a thread has failed.
+  // All active threads meet; the last to arrive runs `last()` before anyone goes on; who waits calls `idle()` between
+  // polls. Throws Aborted once a thread has failed.
   template <class Last, class Idle>
   void barrier(Last&& last, Idle&& idle) {
     const uint32_t generation = generation_.value.load(std::memory_order_relaxed);
@@ -37,8 +38,7 @@ class Pool {
       last();
       generation_.set(generation + 1);
     } else {
-      generation_.wait(
-          spins_, 50'000'000, [&](uint32_t v) { return v != generation; }, [&] { check(); }, idle);
+      generation_.wait(spins_, 50'000'000, [&](uint32_t v) { return v != generation; }, [&] { check(); }, idle);
     }
   }
   template <class Last>
@@ -64,9 +64,9 @@ class Pool {
   cpu_set_t before_;  // where the caller's thread might run before it was pinned
   int active_ = 1;
   const std::function<void(int)>* job_ = nullptr;
-  Signal job_signal_;   // counts jobs; the top bit asks the workers to end
-  Signal done_;         // workers that finished the current job
-  Signal generation_;   // of the barrier
+  Signal job_signal_;  // counts jobs; the top bit asks the workers to end
+  Signal done_;        // workers that finished the current job
+  Signal generation_;  // of the barrier
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<bool> failed_{false};
   std::mutex failure_lock_;

@@ -11,12 +11,12 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kAheadBytes = 128 << 20;       // asked for of the disk before they are needed
-constexpr int64_t kGivenBytes = 4 << 20;        // of a file that are given back at a time
-constexpr int64_t kQuietNs = 20'000'000;        // without a step for so long, nobody is waiting for a token
+constexpr int64_t kAheadBytes = 128 << 20;  // asked for of the disk before they are needed
+constexpr int64_t kGivenBytes = 4 << 20;    // of a file that are given back at a time
+constexpr int64_t kQuietNs = 20'000'000;    // without a step for so long, nobody is waiting for a token
 constexpr int64_t kPollNs = 2'000'000;
-constexpr int64_t kRest = 3;                    // while steps run: times what a slice took
-constexpr int kStaged = 4;                      // slices that a device may be copying while the next is packed
+constexpr int64_t kRest = 3;  // while steps run: times what a slice took
+constexpr int kStaged = 4;    // slices that a device may be copying while the next is packed
 
 void sleep_ns(int64_t ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
 
@@ -29,7 +29,8 @@ struct Reorganizer::Staged {
   int64_t slice = 0, ticket = 0;
 };
 
-Reorganizer::Reorganizer(Way way, std::vector<const SlicedMatrix*> own, std::vector<const SlicedMatrix*> others, std::vector<const MappedFile*> files)
+Reorganizer::Reorganizer(Way way, std::vector<const SlicedMatrix*> own, std::vector<const SlicedMatrix*> others,
+                         std::vector<const MappedFile*> files)
     : way_(way), own_(std::move(own)), others_(std::move(others)), files_(std::move(files)), begin_ns_(now_ns()) {
   for (size_t i = 0; i < own_.size(); ++i) {
     first_[own_[i]] = slices_.size();
@@ -39,13 +40,17 @@ Reorganizer::Reorganizer(Way way, std::vector<const SlicedMatrix*> own, std::vec
     }
   }
   std::string reason;
-  mover_ = open_mover(way_.mover, &reason)->name();  // each thread opens its own; one that is not to be had is refused here
+  mover_ =
+      open_mover(way_.mover, &reason)->name();  // each thread opens its own; one that is not to be had is refused here
   working_ = way_.threads;
   for (int i = 0; i < way_.threads; ++i) {
     try {
       threads_.emplace_back(&Reorganizer::work, this, i);
     } catch (const std::exception& e) {
-      { std::lock_guard<std::mutex> lock(mutex_); working_ -= way_.threads - i; }
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        working_ -= way_.threads - i;
+      }
       stop();
       fail(Status::native, "loading thread %d of %d could not start: %s", i + 1, way_.threads, e.what());
     }
@@ -63,7 +68,8 @@ void Reorganizer::stop() {
 bool Reorganizer::wait(int milliseconds) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (!changed_.wait_for(lock, std::chrono::milliseconds(milliseconds), [this] { return working_ == 0; })) return false;
+    if (!changed_.wait_for(lock, std::chrono::milliseconds(milliseconds), [this] { return working_ == 0; }))
+      return false;
   }
   check();
   return true;
@@ -82,7 +88,8 @@ int64_t Reorganizer::ready_bytes() const {
   int64_t bytes = 0;
   for (const SlicedMatrix* matrix : own_) {
     const Matrix& shape = matrix->stored().shape();
-    if (matrix->count()) bytes += shape.tile_bytes * shape.tile_count() / matrix->count() * (matrix->count() - matrix->left());
+    if (matrix->count())
+      bytes += shape.tile_bytes * shape.tile_count() / matrix->count() * (matrix->count() - matrix->left());
     if (matrix->count() && matrix->whole()) bytes += shape.tile_bytes * shape.tile_count() % matrix->count();
   }
   return bytes;
@@ -109,13 +116,16 @@ void Reorganizer::end_step() {
 }
 
 bool Reorganizer::steps_run() const {
-  return stepping_.load(std::memory_order_acquire) || now_ns() - last_step_ns_.load(std::memory_order_relaxed) < kQuietNs;
+  return stepping_.load(std::memory_order_acquire) ||
+         now_ns() - last_step_ns_.load(std::memory_order_relaxed) < kQuietNs;
 }
 
 bool Reorganizer::claim_within_limit(const SlicedMatrix& matrix, int64_t slice) {
   if (way_.until >= 1) return matrix.claim(slice);
   const int64_t bytes = matrix.bytes(slice);
-  if (static_cast<double>(claimed_.fetch_add(bytes) + bytes) <= way_.until * static_cast<double>(bytes_) && matrix.claim(slice)) return true;
+  if (static_cast<double>(claimed_.fetch_add(bytes) + bytes) <= way_.until * static_cast<double>(bytes_) &&
+      matrix.claim(slice))
+    return true;
   claimed_ -= bytes;
   return false;
 }
@@ -123,7 +133,8 @@ bool Reorganizer::claim_within_limit(const SlicedMatrix& matrix, int64_t slice) 
 bool Reorganizer::claim(const SlicedMatrix& matrix, int64_t slice) {
   const int64_t bytes = matrix.bytes(slice);
   if (const auto own = first_.find(&matrix); own != first_.end()) read_ahead(own->second + slice);
-  if (way_.until < 1 && &matrix.arena() != &own_[0]->arena()) return false;  // other ranks know how far theirs may be filled
+  if (way_.until < 1 && &matrix.arena() != &own_[0]->arena())
+    return false;  // other ranks know how far theirs may be filled
   if (allowance_.load(std::memory_order_relaxed) < bytes || !claim_within_limit(matrix, slice)) return false;
   allowance_.fetch_sub(bytes, std::memory_order_relaxed);
   return true;
@@ -142,7 +153,8 @@ void Reorganizer::keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t*
 void Reorganizer::publish(const SlicedMatrix& matrix, int64_t slice) {
   matrix.publish(slice);
   matrix.arena().written(matrix.bytes(slice));
-  stored_done_.fetch_add(matrix.stored().stored_bytes() * (matrix.begin(slice + 1) - matrix.begin(slice)) / matrix.stored().shape().tile_count(),
+  stored_done_.fetch_add(matrix.stored().stored_bytes() * (matrix.begin(slice + 1) - matrix.begin(slice)) /
+                             matrix.stored().shape().tile_count(),
                          std::memory_order_relaxed);
 }
 
@@ -150,7 +162,9 @@ void Reorganizer::work(int number) noexcept {
   try {
     if (way_.background) {
       const sched_param none = {};
-      sched_setscheduler(0, SCHED_IDLE, &none);  // whoever computes has the core at once; a refusal leaves an ordinary thread that rests
+      sched_setscheduler(
+          0, SCHED_IDLE,
+          &none);  // whoever computes has the core at once; a refusal leaves an ordinary thread that rests
     }
     fill(number);
   } catch (const Error& e) {
@@ -159,7 +173,8 @@ void Reorganizer::work(int number) noexcept {
     failed_ = stop_ = true;
   } catch (const std::exception& e) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!error_) error_ = std::make_unique<Error>(Status::capacity, std::string("a loading thread failed: ") + e.what());
+    if (!error_)
+      error_ = std::make_unique<Error>(Status::capacity, std::string("a loading thread failed: ") + e.what());
     failed_ = stop_ = true;
   }
   bool last;
@@ -197,7 +212,9 @@ void Reorganizer::fill(int number) {
     if (!claim_within_limit(matrix, slice)) continue;
     Staged* to = staged;
     while (!settle(*to)) to = to + 1 == staged + kStaged ? staged : to + 1;
-    if (!to->bytes) to->bytes.reset(static_cast<uint8_t*>(std::aligned_alloc(4096, static_cast<size_t>((largest + 4095) / 4096 * 4096))));
+    if (!to->bytes)
+      to->bytes.reset(
+          static_cast<uint8_t*>(std::aligned_alloc(4096, static_cast<size_t>((largest + 4095) / 4096 * 4096))));
     if (!to->bytes) throw std::bad_alloc();
     matrix.stored().pack(matrix.begin(slice), matrix.begin(slice + 1), to->bytes.get(), &rows);
     matrix.arena().will_write(matrix.place(slice), matrix.bytes(slice));
@@ -222,7 +239,8 @@ void Reorganizer::read_ahead(size_t from) {
   for (size_t i; (i = read_.load(std::memory_order_relaxed)) < until;) {
     if (!read_.compare_exchange_weak(i, i + 1, std::memory_order_relaxed)) continue;
     const SlicedMatrix& matrix = *own_[slices_[i].matrix];
-    if (!matrix.ready(slices_[i].slice)) matrix.stored().will_need(matrix.begin(slices_[i].slice), matrix.begin(slices_[i].slice + 1));
+    if (!matrix.ready(slices_[i].slice))
+      matrix.stored().will_need(matrix.begin(slices_[i].slice), matrix.begin(slices_[i].slice + 1));
   }
 }
 
@@ -238,7 +256,9 @@ void Reorganizer::make_room(int number, int64_t worked_ns) {
 // Other ranks, and steps of this one, may still be packing what they claimed.
 void Reorganizer::finish() {
   const auto whole = [](const SlicedMatrix* matrix) { return matrix->whole(); };
-  while (!stop_ && way_.until >= 1 && !(std::all_of(own_.begin(), own_.end(), whole) && std::all_of(others_.begin(), others_.end(), whole))) sleep_ns(kPollNs);
+  while (!stop_ && way_.until >= 1 &&
+         !(std::all_of(own_.begin(), own_.end(), whole) && std::all_of(others_.begin(), others_.end(), whole)))
+    sleep_ns(kPollNs);
   if (stop_ || way_.until < 1) return;
   try {
     for (const MappedFile* file : files_) file->check();

@@ -96,7 +96,8 @@ void Sampler::gather(const float* logits, float threshold) {
     for (int64_t i = span; i < end; i += 16)
       for (int hit = 0; hit < hits; ++hit) {
         const int64_t token = i + lanes[hit];
-        if (token < end && logits[token] >= threshold) candidates_.push_back({logits[token], static_cast<int32_t>(token), 0.0f});
+        if (token < end && logits[token] >= threshold)
+          candidates_.push_back({logits[token], static_cast<int32_t>(token), 0.0f});
       }
   }
 }
@@ -110,14 +111,13 @@ float Sampler::threshold_for(int64_t count) {
   return *nth;
 }
 
-// A logit from `low` up which tokens with a mass (in terms_) of at least `target` reach, as those from `low` do, and few more.
+// A logit from `low` up which tokens with a mass (in terms_) of at least `target` reach, as those from `low` do, and
+// few more.
 float Sampler::threshold_of_mass(const float* logits, float low, float high, double target) const {
   for (int i = 0; i < kHalvings; ++i) {
     const float middle = low + (high - low) / 2;
-    if (kernels_.elementwise.sum_at_least(logits, terms_.data(), vocab_, middle) >= target)
-      low = middle;
-    else
-      high = middle;
+    if (kernels_.elementwise.sum_at_least(logits, terms_.data(), vocab_, middle) >= target) low = middle;
+    else high = middle;
   }
   return low;
 }
@@ -142,8 +142,9 @@ double Sampler::weigh(float shift, float scale) {
   logits_of_candidates_.resize(candidates_.size());
   terms_of_candidates_.resize(candidates_.size());
   for (size_t i = 0; i < candidates_.size(); ++i) logits_of_candidates_[i] = candidates_[i].logit;
-  const double sum = kernels_.elementwise.sum_exp(logits_of_candidates_.data(), static_cast<int64_t>(candidates_.size()), shift, scale,
-                                                  terms_of_candidates_.data());
+  const double sum =
+      kernels_.elementwise.sum_exp(logits_of_candidates_.data(), static_cast<int64_t>(candidates_.size()), shift, scale,
+                                   terms_of_candidates_.data());
   for (size_t i = 0; i < candidates_.size(); ++i) candidates_[i].term = terms_of_candidates_[i];
   return sum;
 }
@@ -250,7 +251,8 @@ const float* Sampler::modify(const float* logits, const ckdist_sampling& s, int3
   return modified_.data();
 }
 
-// Inverse of the cumulative distribution over the whole vocabulary: sums of spans first, then the span that the draw falls into.
+// Inverse of the cumulative distribution over the whole vocabulary: sums of spans first, then the span that the draw
+// falls into.
 int32_t Sampler::draw_from_all(const float* logits, float shift, float scale, double uniform, double& total) {
   const auto length = [&](int64_t start) { return std::min(kDrawSpan, vocab_ - start); };
   std::vector<double>& sums = sums_;
@@ -286,7 +288,8 @@ int32_t Sampler::draw(const float* logits, const ckdist_sampling& s) {
   double total = 0.0;
   if (!top_k && !top_p && !min_p) return draw_from_all(logits, shift, scale, uniform, total);
 
-  const float least = min_p ? shift + (std::log(s.min_p) - 0.01f) * s.temperature : -kInfinity;  // a little below what min_p keeps
+  const float least =
+      min_p ? shift + (std::log(s.min_p) - 0.01f) * s.temperature : -kInfinity;  // a little below what min_p keeps
   if (top_k) {
     keep_top(logits, s.top_k);
     total = weigh(shift, scale);

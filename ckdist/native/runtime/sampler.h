@@ -157,17 +157,17 @@ class Sampler {
 
   const Kernels& kernels_;
   const int64_t vocab_;
-  std::vector<float> maxima_;           // of the row last scanned, as ElementwiseKernel::maxima leaves them
+  std::vector<float> maxima_;  // of the row last scanned, as ElementwiseKernel::maxima leaves them
   std::vector<float> selected_maxima_;
-  std::vector<float> modified_;         // (vocab,)
-  std::vector<float> terms_;            // (vocab,)
+  std::vector<float> modified_;  // (vocab,)
+  std::vector<float> terms_;     // (vocab,)
   std::vector<float> logits_of_candidates_;
   std::vector<float> terms_of_candidates_;
-  std::vector<uint32_t> seen_;          // (vocab,): count in the output, and kInPrompt
-  std::vector<int32_t> touched_;        // tokens whose entry in seen_ is not 0
+  std::vector<uint32_t> seen_;    // (vocab,): count in the output, and kInPrompt
+  std::vector<int32_t> touched_;  // tokens whose entry in seen_ is not 0
   std::vector<double> sums_;
   Dry dry_;
-  std::vector<Candidate> candidates_;   // by ascending token
+  std::vector<Candidate> candidates_;  // by ascending token
   std::vector<Candidate> selection_;
 };
 

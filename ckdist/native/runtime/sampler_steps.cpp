@@ -50,24 +50,15 @@ int32_t Sampler::take_steps(const float* logits, const ckdist_sampling& s, int32
 
 void Sampler::take_step(int32_t kind, Kept& kept, const ckdist_sampling& s, int32_t row) {
   switch (kind) {
-    case CKDIST_STEP_PENALTIES:
-      return penalise(kept, s, row);
-    case CKDIST_STEP_DRY:
-      return penalise_repetitions(kept, s, row);
-    case CKDIST_STEP_TEMPERATURE:
-      return set_temperature(kept, s);
-    case CKDIST_STEP_TOP_N_SIGMA:
-      return cut_sigma(kept, s.top_n_sigma);
-    case CKDIST_STEP_TOP_K:
-      return cut_top_k(kept, s.top_k);
-    case CKDIST_STEP_TYPICAL_P:
-      return cut_typical(kept, s.typical_p, s.min_keep);
-    case CKDIST_STEP_TOP_P:
-      return cut_top_p(kept, s.top_p, s.min_keep);
-    case CKDIST_STEP_MIN_P:
-      return cut_min_p(kept, s.min_p, s.min_keep);
-    default:
-      return cut_xtc(kept, s);
+    case CKDIST_STEP_PENALTIES: return penalise(kept, s, row);
+    case CKDIST_STEP_DRY: return penalise_repetitions(kept, s, row);
+    case CKDIST_STEP_TEMPERATURE: return set_temperature(kept, s);
+    case CKDIST_STEP_TOP_N_SIGMA: return cut_sigma(kept, s.top_n_sigma);
+    case CKDIST_STEP_TOP_K: return cut_top_k(kept, s.top_k);
+    case CKDIST_STEP_TYPICAL_P: return cut_typical(kept, s.typical_p, s.min_keep);
+    case CKDIST_STEP_TOP_P: return cut_top_p(kept, s.top_p, s.min_keep);
+    case CKDIST_STEP_MIN_P: return cut_min_p(kept, s.min_p, s.min_keep);
+    default: return cut_xtc(kept, s);
   }
 }
 
@@ -165,10 +156,8 @@ void Sampler::set_temperature(Kept& kept, const ckdist_sampling& s) {
     temperature =
         static_cast<float>(low + (high - low) * std::pow(normalised, static_cast<double>(s.dynatemp_exponent)));
   }
-  if (temperature < kGreedyTemperature)
-    keep_one(kept);
-  else
-    kept.scale *= 1.0f / temperature;
+  if (temperature < kGreedyTemperature) keep_one(kept);
+  else kept.scale *= 1.0f / temperature;
 }
 
 // Keeps logits within n standard deviations of the largest (Tang et al. 2024, arXiv:2411.07641).
@@ -197,19 +186,15 @@ void Sampler::cut_sigma(Kept& kept, double n) {
   constexpr double least = -static_cast<double>(std::numeric_limits<float>::max());
   const float cut =
       std::max(static_cast<float>(std::max(shift - n * deviation, least)), std::nextafter(kRemoved, 0.0f));
-  if (kept.whole)
-    gather(kept.logits, cut);
-  else
-    remove_if([&](const Candidate& c) { return c.logit < cut; });
+  if (kept.whole) gather(kept.logits, cut);
+  else remove_if([&](const Candidate& c) { return c.logit < cut; });
   kept.whole = false;
 }
 
 void Sampler::cut_top_k(Kept& kept, int64_t count) {
   if (count <= 0 || count >= kept.count) return;
-  if (kept.whole)
-    keep_top(kept.logits, count);
-  else
-    keep_first(count);
+  if (kept.whole) keep_top(kept.logits, count);
+  else keep_first(count);
   kept.whole = false;
   kept.count = count;
 }
@@ -264,10 +249,8 @@ void Sampler::keep_around(const Kept& kept, double centre, double target, Less n
   };
   for (int i = 0; i < kHalvings; ++i) {
     const double middle = low + (high - low) / 2;
-    if (mass_from(centre - middle) - mass_from(centre + middle) >= target)
-      high = middle;
-    else
-      low = middle;
+    if (mass_from(centre - middle) - mass_from(centre + middle) >= target) high = middle;
+    else low = middle;
   }
   const double rounding = 1e-6 * (1.0 + std::fabs(centre) + high);  // of logits to float
   gather(kept.logits, static_cast<float>(std::max(centre - high - rounding, static_cast<double>(kRemoved))));
@@ -276,10 +259,8 @@ void Sampler::keep_around(const Kept& kept, double centre, double target, Less n
   double mass = 0.0;  // of the tokens that are kept for certain
   for (Candidate& c : candidates_) {
     c.term = terms_[c.token];
-    if (std::fabs(c.logit - centre) < low - rounding)
-      mass += c.term;
-    else
-      selection_.push_back(c);
+    if (std::fabs(c.logit - centre) < low - rounding) mass += c.term;
+    else selection_.push_back(c);
   }
   Candidate last;
   if (last_of_selection(mass, target, nearer, last)) keep_until(last, nearer);
@@ -299,10 +280,8 @@ void Sampler::cut_top_p(Kept& kept, float p, int64_t min_keep) {
 
 void Sampler::cut_min_p(Kept& kept, double p, int64_t min_keep) {
   if (p <= 0.0) return;
-  if (kept.whole)
-    kept.shift = largest();
-  else
-    weigh(kept);
+  if (kept.whole) kept.shift = largest();
+  else weigh(kept);
   const float cut = static_cast<float>(kept.shift + std::log(p) / kept.scale);
   if (kept.whole) {
     gather(kept.logits, cut);
@@ -311,10 +290,8 @@ void Sampler::cut_min_p(Kept& kept, double p, int64_t min_keep) {
     const auto below = [&](const Candidate& c) { return c.logit < cut; };
     const int64_t reach =
         std::count_if(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return !below(c); });
-    if (reach < min_keep)
-      keep_first(min_keep);
-    else
-      remove_if(below);
+    if (reach < min_keep) keep_first(min_keep);
+    else remove_if(below);
   }
   kept.whole = false;
   kept.count = static_cast<int64_t>(candidates_.size());

@@ -1,5 +1,5 @@
-// How the bytes of one product's weights are cut over the threads of a rank: each thread has a first piece of its own, and what
-// remains goes in smaller pieces to whoever is free.
+// How the bytes of one product's weights are cut over the threads of a rank: each thread has a first piece of its own,
+// and what remains goes in smaller pieces to whoever is free.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -8,11 +8,13 @@ namespace ckdist {
 
 class Shares {
  public:
-  // Three quarters are cut beforehand, because long runs of memory (few tokens) and many rows that one thread's caches keep (many)
-  // are what is fast. The rest evens out what the threads lost to other work, in pieces that take microseconds for few tokens.
+  // Three quarters are cut beforehand, because long runs of memory (few tokens) and many rows that one thread's caches
+  // keep (many) are what is fast. The rest evens out what the threads lost to other work, in pieces that take
+  // microseconds for few tokens.
   Shares(int64_t bytes, int threads, bool few_tokens) : threads_(threads), bytes_(bytes) {
     first_ = threads == 1 ? bytes : bytes / threads / 4 * 3;
-    rest_ = std::max<int64_t>((bytes - first_ * threads) / (threads * (few_tokens ? 8 : 2)), few_tokens ? kSmallBytes : 1);
+    rest_ =
+        std::max<int64_t>((bytes - first_ * threads) / (threads * (few_tokens ? 8 : 2)), few_tokens ? kSmallBytes : 1);
   }
 
   int64_t pieces() const { return threads_ + (bytes_ - first_ * threads_ + rest_ - 1) / rest_; }

@@ -1,7 +1,8 @@
 // A matrix in two states: packed in an arena as far as its slices are ready, the rest as it is stored in its file.
 //
-// A slice is some tiles. Its state is a byte, stored -> claimed -> ready, that all ranks of the host share where they share the arena:
-// whoever claims a slice packs it and publishes it, and nobody waits for a slice, since what is not ready can be packed from the file.
+// A slice is some tiles. Its state is a byte, stored -> claimed -> ready, that all ranks of the host share where they
+// share the arena: whoever claims a slice packs it and publishes it, and nobody waits for a slice, since what is not
+// ready can be packed from the file.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -14,27 +15,41 @@ namespace ckdist {
 
 class SlicedMatrix {
  public:
-  static constexpr int64_t kSliceBytes = 256 << 10;  // packed, about: of a size that a core's L2 cache keeps while it is multiplied
+  static constexpr int64_t kSliceBytes =
+      256 << 10;  // packed, about: of a size that a core's L2 cache keeps while it is multiplied
 
   // Lies in the arena. All zeros: every slice is stored, once `left` is their number.
   struct States {
     uint32_t left;  // slices that are not ready
     uint8_t of[];
   };
-  static int64_t tiles_each(const Matrix& shape) { return shape.tile_bytes ? std::max<int64_t>(1, kSliceBytes / shape.tile_bytes) : 1; }
-  static int64_t count(const Matrix& shape) { return shape.tile_bytes ? (shape.tile_count() + tiles_each(shape) - 1) / tiles_each(shape) : 0; }
-  static int64_t state_bytes(const Matrix& shape) { return (static_cast<int64_t>(sizeof(States)) + count(shape) + 63) / 64 * 64; }
+  static int64_t tiles_each(const Matrix& shape) {
+    return shape.tile_bytes ? std::max<int64_t>(1, kSliceBytes / shape.tile_bytes) : 1;
+  }
+  static int64_t count(const Matrix& shape) {
+    return shape.tile_bytes ? (shape.tile_count() + tiles_each(shape) - 1) / tiles_each(shape) : 0;
+  }
+  static int64_t state_bytes(const Matrix& shape) {
+    return (static_cast<int64_t>(sizeof(States)) + count(shape) + 63) / 64 * 64;
+  }
 
   // `stored`, `arena` and what lies in it outlive this.
   SlicedMatrix(const StoredMatrix& stored, WeightArena& arena, uint8_t* tiles, States* states)
-      : stored_(stored), arena_(arena), tiles_(tiles), states_(states), tiles_each_(tiles_each(stored.shape())), count_(count(stored.shape())) {}
+      : stored_(stored),
+        arena_(arena),
+        tiles_(tiles),
+        states_(states),
+        tiles_each_(tiles_each(stored.shape())),
+        count_(count(stored.shape())) {}
 
   const StoredMatrix& stored() const { return stored_; }
   WeightArena& arena() const { return arena_; }
   uint8_t* tiles() const { return tiles_; }
   int64_t count() const { return count_; }
   int64_t slice_of(int64_t tile) const { return tile / tiles_each_; }
-  int64_t begin(int64_t slice) const { return std::min(slice * tiles_each_, stored_.shape().tile_count()); }  // its first tile
+  int64_t begin(int64_t slice) const {
+    return std::min(slice * tiles_each_, stored_.shape().tile_count());
+  }  // its first tile
   int64_t bytes(int64_t slice) const { return (begin(slice + 1) - begin(slice)) * stored_.shape().tile_bytes; }
   int64_t largest_bytes() const { return count_ ? bytes(0) : 0; }
   uint8_t* place(int64_t slice) const { return tiles_ + begin(slice) * stored_.shape().tile_bytes; }
@@ -45,7 +60,8 @@ class SlicedMatrix {
   bool claim(int64_t slice) const {
     uint8_t stored = kStored;
     return __atomic_load_n(states_->of + slice, __ATOMIC_RELAXED) == kStored &&
-           __atomic_compare_exchange_n(states_->of + slice, &stored, uint8_t{kClaimed}, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+           __atomic_compare_exchange_n(states_->of + slice, &stored, uint8_t{kClaimed}, false, __ATOMIC_ACQ_REL,
+                                       __ATOMIC_RELAXED);
   }
   // What the claimer wrote at place(slice) can be read by everybody.
   void publish(int64_t slice) const {

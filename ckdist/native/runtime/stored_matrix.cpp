@@ -43,36 +43,44 @@ void Source::check() const {
   const TypeTraits& traits = type_traits(type);
   if (!traits.block_elements) fail(Status::native, "%s has unknown type %d", name.c_str(), static_cast<int>(type));
   if (rows <= 0 || cols <= 0 || cols % traits.block_elements)
-    fail(Status::native, "%s of type %s cannot have %" PRId64 " rows of %" PRId64, name.c_str(), traits.name, rows, cols);
+    fail(Status::native, "%s of type %s cannot have %" PRId64 " rows of %" PRId64, name.c_str(), traits.name, rows,
+         cols);
   if (head_rows < 0 || head_rows % 2 || (head_rows && rows % head_rows))
-    fail(Status::native, "%s has %" PRId64 " rows, which heads of %" PRId64 " do not divide", name.c_str(), rows, head_rows);
+    fail(Status::native, "%s has %" PRId64 " rows, which heads of %" PRId64 " do not divide", name.c_str(), rows,
+         head_rows);
   int64_t bytes, end;
   if (offset < 0 || __builtin_mul_overflow(rows, cols / traits.block_elements, &bytes) ||
-      __builtin_mul_overflow(bytes, static_cast<int64_t>(traits.block_bytes), &bytes) || __builtin_add_overflow(bytes, offset, &end) ||
-      end > file->size())
-    fail(Status::model_file, "%s: tensor %s does not end within the file's %" PRId64 " bytes: it is truncated or damaged", file->path().c_str(),
-         name.c_str(), file->size());
+      __builtin_mul_overflow(bytes, static_cast<int64_t>(traits.block_bytes), &bytes) ||
+      __builtin_add_overflow(bytes, offset, &end) || end > file->size())
+    fail(Status::model_file,
+         "%s: tensor %s does not end within the file's %" PRId64 " bytes: it is truncated or damaged",
+         file->path().c_str(), name.c_str(), file->size());
 }
 
-StoredMatrix::StoredMatrix(Source source, Type packed_type, std::vector<RowRange> rows, int64_t col_begin, int64_t col_end)
+StoredMatrix::StoredMatrix(Source source, Type packed_type, std::vector<RowRange> rows, int64_t col_begin,
+                           int64_t col_end)
     : source_(std::move(source)), rows_(std::move(rows)) {
   source_.check();
   const char* name = source_.name.c_str();
   const TypeTraits& traits = type_traits(packed_type);
   const LinearKernel* kernel = traits.block_elements ? &kernels().linear[static_cast<int>(packed_type)] : nullptr;
-  if (!kernel || !kernel->pack) fail(Status::native, "%s cannot be packed as type %d: it has no kernel", name, static_cast<int>(packed_type));
+  if (!kernel || !kernel->pack)
+    fail(Status::native, "%s cannot be packed as type %d: it has no kernel", name, static_cast<int>(packed_type));
   if (packed_type != source_.type) {
     quantize_ = is_float(source_.type) ? kernels().quantize.of(packed_type) : nullptr;
-    if (!quantize_) fail(Status::native, "%s of type %s cannot become %s", name, type_traits(source_.type).name, traits.name);
+    if (!quantize_)
+      fail(Status::native, "%s of type %s cannot become %s", name, type_traits(source_.type).name, traits.name);
   }
   const int64_t block = std::max(traits.block_elements, type_traits(source_.type).block_elements);
   if (col_begin < 0 || col_begin > col_end || col_end > source_.cols || col_begin % block || col_end % block)
-    fail(Status::native, "columns [%" PRId64 ", %" PRId64 ") of %s are not whole blocks of %" PRId64 " among its %" PRId64, col_begin, col_end,
-         name, block, source_.cols);
+    fail(Status::native,
+         "columns [%" PRId64 ", %" PRId64 ") of %s are not whole blocks of %" PRId64 " among its %" PRId64, col_begin,
+         col_end, name, block, source_.cols);
   int64_t count = 0;
   for (const RowRange& range : rows_) {
     if (range.begin < 0 || range.begin > range.end || range.end > source_.rows)
-      fail(Status::native, "rows [%" PRId64 ", %" PRId64 ") of %s are not among its %" PRId64, range.begin, range.end, name, source_.rows);
+      fail(Status::native, "rows [%" PRId64 ", %" PRId64 ") of %s are not among its %" PRId64, range.begin, range.end,
+           name, source_.rows);
     count += range.end - range.begin;
   }
   row_bytes_ = bytes_of(source_.type, source_.cols);
@@ -105,7 +113,8 @@ void StoredMatrix::pack(int64_t begin, int64_t end, uint8_t* out, Rows* scratch)
       to_float(source_.type, rows[i], shape_.cols, scratch->floats.data());
       uint8_t* const row = scratch->quantized.data() + i * packed_row_bytes;
       if (!quantize_(scratch->floats.data(), shape_.cols, row))
-        fail(Status::model_file, "%s: tensor %s has a value in stored row %" PRId64 " that is not finite or too large for %s",
+        fail(Status::model_file,
+             "%s: tensor %s has a value in stored row %" PRId64 " that is not finite or too large for %s",
              source_.file->path().c_str(), source_.name.c_str(), stored_row(first + i), type_traits(shape_.type).name);
       rows[i] = row;
     }
@@ -125,15 +134,19 @@ void StoredMatrix::will_need(int64_t begin, int64_t end) const {
     const int64_t stored = stored_row(row);
     low = std::min(low, stored), high = std::max(high, stored);
   }
-  if (low <= high) source_.file->will_need(source_.offset + low * row_bytes_ + segment_begin_, (high - low) * row_bytes_ + segment_bytes_);
+  if (low <= high)
+    source_.file->will_need(source_.offset + low * row_bytes_ + segment_begin_,
+                            (high - low) * row_bytes_ + segment_bytes_);
 }
 
 void StoredVector::check() const {
   source.check();
   if (!is_float(source.type) || source.cols != 1)
-    fail(Status::native, "vector %s has type %s; it must be F32, F16 or BF16", source.name.c_str(), type_traits(source.type).name);
+    fail(Status::native, "vector %s has type %s; it must be F32, F16 or BF16", source.name.c_str(),
+         type_traits(source.type).name);
   if (begin < 0 || begin > end || end > source.rows)
-    fail(Status::native, "elements [%" PRId64 ", %" PRId64 ") of %s are not among its %" PRId64, begin, end, source.name.c_str(), source.rows);
+    fail(Status::native, "elements [%" PRId64 ", %" PRId64 ") of %s are not among its %" PRId64, begin, end,
+         source.name.c_str(), source.rows);
 }
 
 int64_t StoredVector::stored_bytes() const { return bytes_of(source.type, end - begin); }

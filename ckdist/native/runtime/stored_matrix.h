@@ -42,8 +42,8 @@ class StoredMatrix {
     std::vector<float> floats;       // one row
     std::vector<uint8_t> quantized;  // sixteen
   };
-  // Tiles [begin, end), which are written from `out` on. Throws where a value cannot be quantised. Bytes of a file that fails meanwhile
-  // read as zeros: who shows others what came of it calls check() of the file before.
+  // Tiles [begin, end), which are written from `out` on. Throws where a value cannot be quantised. Bytes of a file that
+  // fails meanwhile read as zeros: who shows others what came of it calls check() of the file before.
   void pack(int64_t begin, int64_t end, uint8_t* out, Rows* rows = nullptr) const;
   // One row, as row 0 of the tile at `out`.
   void pack_row(int64_t row, uint8_t* out) const;
@@ -52,7 +52,9 @@ class StoredMatrix {
 
  private:
   int64_t stored_row(int64_t row) const;  // of the tensor's rows in the file, where row `row` of this part is
-  const uint8_t* row_at(int64_t row) const { return source_.file->data() + source_.offset + stored_row(row) * row_bytes_ + segment_begin_; }
+  const uint8_t* row_at(int64_t row) const {
+    return source_.file->data() + source_.offset + stored_row(row) * row_bytes_ + segment_begin_;
+  }
 
   Source source_;
   std::vector<RowRange> rows_;

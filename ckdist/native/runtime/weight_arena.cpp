@@ -53,21 +53,24 @@ WeightArena::WeightArena(const std::string& path, int64_t bytes) {
 
 WeightArena::~WeightArena() { promise_memory(-promised_); }
 
-// Best while all but one page of a huge one are still missing. That page says on which node; its place within the huge one changes, so
-// that interleaved nodes take turns.
+// Best while all but one page of a huge one are still missing. That page says on which node; its place within the huge
+// one changes, so that interleaved nodes take turns.
 void WeightArena::will_write(const uint8_t* at, int64_t bytes) {
   if (!asked_) return;
   for (int64_t i = (at - data_) / kHugePage; i <= (at + bytes - 1 - data_) / kHugePage; ++i) {
-    if (__atomic_load_n(asked_ + i, __ATOMIC_RELAXED) || __atomic_exchange_n(asked_ + i, uint8_t{1}, __ATOMIC_RELAXED)) continue;
+    if (__atomic_load_n(asked_ + i, __ATOMIC_RELAXED) || __atomic_exchange_n(asked_ + i, uint8_t{1}, __ATOMIC_RELAXED))
+      continue;
     uint8_t* const page = data_ + i * kHugePage;
-    __atomic_fetch_or(page + kPage * (i & 7), uint8_t{0}, __ATOMIC_RELAXED);  // another thread may be writing there already
+    __atomic_fetch_or(page + kPage * (i & 7), uint8_t{0},
+                      __ATOMIC_RELAXED);  // another thread may be writing there already
     Segment::collapse(page, kHugePage);
   }
 }
 
 void WeightArena::will_write_part(int part, int parts) {
   const int64_t pages = asked_ ? segment_->size() / kHugePage : 0;
-  for (int64_t i = pages * part / parts; i < pages * (part + 1) / parts; ++i) will_write(data_ + i * kHugePage, kHugePage);
+  for (int64_t i = pages * part / parts; i < pages * (part + 1) / parts; ++i)
+    will_write(data_ + i * kHugePage, kHugePage);
 }
 
 void WeightArena::written(int64_t bytes) {

@@ -1,7 +1,7 @@
 // The memory in which a rank's packed weights lie: its own alone, or a segment that the ranks of its host map.
 //
-// Pages exist once something is written. Whoever writes first says so before, and makes a huge page where the system gives shared memory
-// small ones unless asked; who has asked for which page is known to all ranks.
+// Pages exist once something is written. Whoever writes first says so before, and makes a huge page where the system
+// gives shared memory small ones unless asked; who has asked for which page is known to all ranks.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -14,8 +14,8 @@ namespace ckdist {
 
 class WeightArena {
  public:
-  // Throws Error(capacity) with both numbers where there is not the memory. The bytes are counted as taken until they are
-  // (promise_memory): `written` says how many are.
+  // Throws Error(capacity) with both numbers where there is not the memory. The bytes are counted as taken until they
+  // are (promise_memory): `written` says how many are.
   WeightArena(int64_t bytes, bool shared);
   // That of another rank, while that rank holds it.
   WeightArena(const std::string& path, int64_t bytes);
@@ -36,7 +36,8 @@ class WeightArena {
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Segment> segment_;  // instead, where it is shared
   uint8_t* data_ = nullptr;
-  uint8_t* asked_ = nullptr;  // one byte for each huge page of a segment, at its end; null where no page need be asked for
+  uint8_t* asked_ =
+      nullptr;  // one byte for each huge page of a segment, at its end; null where no page need be asked for
   int64_t promised_ = 0;
 };
 

@@ -1,6 +1,6 @@
 // Causal grouped-query attention within packed sequences, and its gradient from the saved log-sum-exp (Dao et al. 2022,
-// arXiv:2205.14135). An item is one kv-head of one sequence with all query heads that share it, so nothing is written twice.
-// All products are those of packed tiles; blocks of keys that no query of a block sees are left out.
+// arXiv:2205.14135). An item is one kv-head of one sequence with all query heads that share it, so nothing is written
+// twice. All products are those of packed tiles; blocks of keys that no query of a block sees are left out.
 #include <algorithm>
 
 #include "train/training.h"
@@ -32,8 +32,9 @@ Training::AttendSpace Training::attend_space(Carver& c, int64_t tokens) const {
   return s;
 }
 
-// A head's part of some rows, a few lines each and far apart, comes to the cache while others are multiplied: what waits for one row
-// after the other waits long. From memory to the L2 cache, or to the L1 cache where it is written next.
+// A head's part of some rows, a few lines each and far apart, comes to the cache while others are multiplied: what
+// waits for one row after the other waits long. From memory to the L2 cache, or to the L1 cache where it is written
+// next.
 void Training::fetch(const Operand& x, int64_t rows) const {
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t at = 0; at < program_.head_dim * element_bytes(); at += 64) __builtin_prefetch(x.row(row) + at, 0, 2);
@@ -54,17 +55,19 @@ void Training::fetch_next(const Step& step, int64_t item, int64_t at) const {
 // Rows of an operand as a matrix, and turned.
 void Training::pack_rows(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const {
   for (int64_t tile = 0; tile < tiles(rows); ++tile)
-    packing_.operand_rows(x.row(tile * 16), x.stride, int(std::min<int64_t>(16, rows - tile * 16)), cols, to + tile * tile_bytes(cols));
+    packing_.operand_rows(x.row(tile * 16), x.stride, int(std::min<int64_t>(16, rows - tile * 16)), cols,
+                          to + tile * tile_bytes(cols));
 }
 void Training::pack_columns(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const {
   for (int64_t tile = 0; tile < tiles(cols); tile += 2)
-    packing_.operand_columns(x.at + tile * 16 * element_bytes(), x.stride, int(std::min<int64_t>(32, cols - tile * 16)), rows,
-                             to + tile * tile_bytes(rows), tile_bytes(rows));
+    packing_.operand_columns(x.at + tile * 16 * element_bytes(), x.stride, int(std::min<int64_t>(32, cols - tile * 16)),
+                             rows, to + tile * tile_bytes(rows), tile_bytes(rows));
 }
 
 void Training::attend_item(int thread, const Step& step, int64_t item) {
   const int64_t sequence = item / program_.kv_heads, kv_head = item % program_.kv_heads;
-  const int64_t begin = batch_.starts[sequence], n = batch_.starts[sequence + 1] - begin, d = program_.head_dim, window = step.i[0];
+  const int64_t begin = batch_.starts[sequence], n = batch_.starts[sequence + 1] - begin, d = program_.head_dim,
+                window = step.i[0];
   Carver carver{own(thread)};
   const AttendSpace s = attend_space(carver, n);
   const int64_t heads = width(step.out[1]), group = heads / program_.kv_heads,
@@ -77,7 +80,8 @@ void Training::attend_item(int thread, const Step& step, int64_t item) {
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
     for (int64_t first = 0; first < n; first += kQueries) {
       const int64_t queries = std::min<int64_t>(kQueries, n - first);
-      const int64_t low = window ? std::max<int64_t>(0, first - window + 1) / 16 * 16 : 0, seen = round16(first + queries) - low;
+      const int64_t low = window ? std::max<int64_t>(0, first - window + 1) / 16 * 16 : 0,
+                    seen = round16(first + queries) - low;
       const Operand q = head_of(step.in[0], begin + first, head);
       if (first == 0) fetch(q, queries);
       fetch(head_of(step.in[0], begin + first + queries, head), std::min<int64_t>(kQueries, n - first - queries));
@@ -89,7 +93,8 @@ void Training::attend_item(int thread, const Step& step, int64_t item) {
         const int64_t own = first + i, from = window ? std::max<int64_t>(0, own - window + 1) : 0;
         const float* const scores = s.scores + i * row + low;
         const Row p{s.p + i * p_stride, type_ == Type::bf16};
-        floats(step.out[1], begin + own)[head] = kernels_.softmax.row(scores, seen, from - low, own + 1 - low, step.f[0], step.f[1], inverse + i, p);
+        floats(step.out[1], begin + own)[head] =
+            kernels_.softmax.row(scores, seen, from - low, own + 1 - low, step.f[0], step.f[1], inverse + i, p);
         std::fill_n(p.at + seen * scratch_bytes(), (padded(seen) - seen) * scratch_bytes(), uint8_t{0});
       }
       Matrix values = matrix(d, n, s.v);
@@ -97,7 +102,8 @@ void Training::attend_item(int thread, const Step& step, int64_t item) {
       scratch_product_.multiply(values, 0, tiles(d), s.p, p_stride, queries, s.sums, round16(d), false);
       for (int64_t i = 0; i < queries; ++i) {
         const Operand o = head_of(step.out[0], begin + first + i, head);
-        kernels_.row.scale({reinterpret_cast<uint8_t*>(s.sums + i * round16(d)), false}, inverse[i], d, {o.at, narrow(step.out[0])});
+        kernels_.row.scale({reinterpret_cast<uint8_t*>(s.sums + i * round16(d)), false}, inverse[i], d,
+                           {o.at, narrow(step.out[0])});
         if (head + 1 == heads) pad(step.out[0], begin + first + i);
       }
     }
@@ -124,7 +130,8 @@ Training::AttendGradSpace Training::attend_grad_space(Carver& c, int64_t tokens)
 
 void Training::attend_grad_item(int thread, const Step& step, int64_t item) {
   const int64_t sequence = item / program_.kv_heads, kv_head = item % program_.kv_heads;
-  const int64_t begin = batch_.starts[sequence], n = batch_.starts[sequence + 1] - begin, d = program_.head_dim, window = step.i[0];
+  const int64_t begin = batch_.starts[sequence], n = batch_.starts[sequence + 1] - begin, d = program_.head_dim,
+                window = step.i[0];
   Carver carver{own(thread)};
   const AttendGradSpace s = attend_grad_space(carver, n);
   const int64_t heads = width(step.in[4]), group = heads / program_.kv_heads, d_row = round16(d);
@@ -144,11 +151,14 @@ void Training::attend_grad_item(int thread, const Step& step, int64_t item) {
       const int64_t low = window ? std::max<int64_t>(0, first - window + 1) / 16 * 16 : 0, seen = round16(last) - low;
       const Operand q = head_of(step.in[0], begin + first, head), o = head_of(step.in[3], begin + first, head);
       const Operand out_grad = head_of(step.in[5], begin + first, head);
-      const auto fetch_part = [&](int of, int64_t at) { fetch(head_of(step.in[of], begin + at, head), std::clamp<int64_t>(n - at, 0, kQueries)); };
+      const auto fetch_part = [&](int of, int64_t at) {
+        fetch(head_of(step.in[of], begin + at, head), std::clamp<int64_t>(n - at, 0, kQueries));
+      };
       if (first == 0) fetch_part(0, 0), fetch_part(5, 0), fetch_part(3, 0);
 
       for (int64_t i = 0; i < queries; i += kQueries) {
-        const int64_t part = std::min<int64_t>(kQueries, queries - i), from = window ? std::max<int64_t>(0, first + i - window + 1) / 16 * 16 : 0;
+        const int64_t part = std::min<int64_t>(kQueries, queries - i),
+                      from = window ? std::max<int64_t>(0, first + i - window + 1) / 16 * 16 : 0;
         const int64_t end = round16(first + i + part);
         fetch_part(0, first + i + part);
         if (head == kv_head * group) fetch_next(step, item, first + i);
@@ -186,8 +196,8 @@ void Training::attend_grad_item(int thread, const Step& step, int64_t item) {
           const int64_t part = std::min<int64_t>(kTileRows, n - key), skipped = std::max<int64_t>(0, key - first);
           Matrix m = matrix(d, queries, x_turned);
           m.cols -= skipped, m.tiles += skipped * column_bytes();
-          product_.outer(m, 0, tiles(d), weights + (key - low) / kTileRows * turned_bytes() + skipped * column_bytes(), turned_bytes(), part, out + key * d_row,
-                         d_row, true, nullptr);
+          product_.outer(m, 0, tiles(d), weights + (key - low) / kTileRows * turned_bytes() + skipped * column_bytes(),
+                         turned_bytes(), part, out + key * d_row, d_row, true, nullptr);
         }
       };
       sum_queries(s.p_turned, out_grad, s.do_turned, s.dv);

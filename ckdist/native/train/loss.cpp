@@ -1,6 +1,7 @@
-// Output projection, log-softmax and both gradients in one step, over chunks of tokens: the logits of a whole batch never exist. Who
-// computes some of a few tokens' logits also makes exp(logit - the largest of these) of them, while they are in the cache; what the parts have in
-// common is found when all are there. Where many tokens have no target, as in chats, those that have one are gathered first.
+// Output projection, log-softmax and both gradients in one step, over chunks of tokens: the logits of a whole batch
+// never exist. Who computes some of a few tokens' logits also makes exp(logit - the largest of these) of them, while
+// they are in the cache; what the parts have in common is found when all are there. Where many tokens have no target,
+// as in chats, those that have one are gathered first.
 #include <algorithm>
 #include <cmath>
 
@@ -16,7 +17,8 @@ int64_t Training::loss_chunk() const {
 }
 
 Training::LossSpace Training::loss_space(Carver& c, const Step& step) const {
-  const int64_t chunk = loss_chunk(), hidden = width(step.in[0]), columns = item_tiles(packed_[step.pack[0]]) * kTileRows;
+  const int64_t chunk = loss_chunk(), hidden = width(step.in[0]),
+                columns = item_tiles(packed_[step.pack[0]]) * kTileRows;
   const int64_t parts = (program_.vocab + columns - 1) / columns;
   LossSpace s{};
   if (step.out[0] >= 0 || step.gradient[0] >= 0) s.d = c.bytes(chunk * stride(program_.vocab, element_bytes()));
@@ -27,10 +29,12 @@ Training::LossSpace Training::loss_space(Carver& c, const Step& step) const {
   return s;
 }
 
-// Of n tokens: s.largest and s.sums of every part of the logits, (tokens, parts), s.logits of the targets, and s.d relative to the parts' largest.
+// Of n tokens: s.largest and s.sums of every part of the logits, (tokens, parts), s.logits of the targets, and s.d
+// relative to the parts' largest.
 void Training::logits(int thread, const Step& step, const Matrix& head, const LossSpace& s, const Operand& x,
                       int64_t first, int64_t n) {
-  const int64_t tiles = item_tiles(head), parts = (head.tile_count() + tiles - 1) / tiles, token_parts = (n + kTokens - 1) / kTokens;
+  const int64_t tiles = item_tiles(head), parts = (head.tile_count() + tiles - 1) / tiles,
+                token_parts = (n + kTokens - 1) / kTokens;
   const int64_t row = (tiles + 1) * kTileRows, d_stride = stride(program_.vocab, element_bytes());
   share(parts * token_parts, [&](int64_t item) {
     const int64_t part = item / token_parts, begin = item % token_parts * kTokens, end = std::min(begin + kTokens, n);
@@ -52,7 +56,8 @@ void Training::logits(int thread, const Step& step, const Matrix& head, const Lo
 }
 
 // The loss of one token, and its row of s.d.
-void Training::loss_of(const Step& step, int64_t parts, int64_t columns, const LossSpace& s, int64_t first, int64_t token) {
+void Training::loss_of(const Step& step, int64_t parts, int64_t columns, const LossSpace& s, int64_t first,
+                       int64_t token) {
   const int64_t vocab = program_.vocab, of = learned(first + token), target = batch_.targets[of];
   const Row d{s.d ? s.d + token * stride(vocab, element_bytes()) : nullptr, narrow_};
   if (target < 0) {
@@ -72,7 +77,8 @@ void Training::loss_of(const Step& step, int64_t parts, int64_t columns, const L
     const Row some{d.at + column * element_bytes(), d.narrow};
     kernels_.row.scale(some, float(std::exp(largest[part] - log_sum_exp)), std::min(columns, vocab - column), some);
   }
-  const float slope = cap == 0 ? 1 : 1 - logit / cap * (logit / cap), own = float(std::expm1(logit - log_sum_exp)) * slope;
+  const float slope = cap == 0 ? 1 : 1 - logit / cap * (logit / cap),
+              own = float(std::expm1(logit - log_sum_exp)) * slope;
   if (d.narrow) reinterpret_cast<uint16_t*>(d.at)[target] = bf16_of_float(own);
   else reinterpret_cast<float*>(d.at)[target] = own;
   std::fill_n(d.at + vocab * element_bytes(), (padded(vocab) - vocab) * element_bytes(), uint8_t{0});

@@ -10,7 +10,8 @@ constexpr int64_t kLine = 16;        // floats of a cache line, where the thread
 
 }  // namespace
 
-Optimizer::Optimizer(const Kernels& kernels, int threads, std::vector<int> cpus, int spins) : kernels_(kernels), pool_(threads, std::move(cpus), spins) {}
+Optimizer::Optimizer(const Kernels& kernels, int threads, std::vector<int> cpus, int spins)
+    : kernels_(kernels), pool_(threads, std::move(cpus), spins) {}
 
 double Optimizer::sum_squares(const float* x, int64_t n) {
   const int64_t blocks = (n + kBlock - 1) / kBlock;
@@ -43,12 +44,18 @@ void Optimizer::each(Numbers numbers, const Segments& segments, int64_t n, Updat
   });
 }
 
-void Optimizer::adamw(const AdamwNumbers& numbers, const Segments& segments, float* p, const float* g, float* mean, float* square, int64_t n) {
-  each(numbers, segments, n, [&](const AdamwNumbers& k, int64_t i, int64_t count) { kernels_.optimizer.adamw(k, p + i, g + i, mean + i, square + i, count); });
+void Optimizer::adamw(const AdamwNumbers& numbers, const Segments& segments, float* p, const float* g, float* mean,
+                      float* square, int64_t n) {
+  each(numbers, segments, n, [&](const AdamwNumbers& k, int64_t i, int64_t count) {
+    kernels_.optimizer.adamw(k, p + i, g + i, mean + i, square + i, count);
+  });
 }
 
-void Optimizer::sgd(const SgdNumbers& numbers, const Segments& segments, float* p, const float* g, float* momentum, int64_t n) {
-  each(numbers, segments, n, [&](const SgdNumbers& k, int64_t i, int64_t count) { kernels_.optimizer.sgd(k, p + i, g + i, momentum + i, count); });
+void Optimizer::sgd(const SgdNumbers& numbers, const Segments& segments, float* p, const float* g, float* momentum,
+                    int64_t n) {
+  each(numbers, segments, n, [&](const SgdNumbers& k, int64_t i, int64_t count) {
+    kernels_.optimizer.sgd(k, p + i, g + i, momentum + i, count);
+  });
 }
 
 }  // namespace ckdist

@@ -1,4 +1,5 @@
-// One pass over an arena of parameters by the threads of a rank. The arena is cut into segments that are decayed or not.
+// One pass over an arena of parameters by the threads of a rank. The arena is cut into segments that are decayed or
+// not.
 #pragma once
 #include <vector>
 
@@ -18,10 +19,12 @@ class Optimizer {
  public:
   Optimizer(const Kernels& kernels, int threads, std::vector<int> cpus, int spins);
 
-  // The sum of x[i]^2, whose bits depend on x alone: of the number of threads they do not. Infinite or NaN where any x is.
+  // The sum of x[i]^2, whose bits depend on x alone: of the number of threads they do not. Infinite or NaN where any x
+  // is.
   double sum_squares(const float* x, int64_t n);
   // `keep` of the numbers is used where a segment is decayed, 1 elsewhere.
-  void adamw(const AdamwNumbers& numbers, const Segments& segments, float* p, const float* g, float* mean, float* square, int64_t n);
+  void adamw(const AdamwNumbers& numbers, const Segments& segments, float* p, const float* g, float* mean,
+             float* square, int64_t n);
   void sgd(const SgdNumbers& numbers, const Segments& segments, float* p, const float* g, float* momentum, int64_t n);
 
  private:

@@ -1,7 +1,7 @@
 // The matrix products of training: all are y[t][row] = dot(matrix row, x[t]) of packed tiles, as in serving.
 //   y = x W^T: W is the matrix, the tokens' x are the activations.
-//   dx = dy W: W turned is the matrix; of several W over one x, all of them side by side, so that their sum is one product.
-//   dW = dy^T x: x turned is the matrix, dy turned the activations; the sum goes over the tokens.
+//   dx = dy W: W turned is the matrix; of several W over one x, all of them side by side, so that their sum is one
+//   product. dW = dy^T x: x turned is the matrix, dy turned the activations; the sum goes over the tokens.
 #include <algorithm>
 
 #include "core/futex.h"
@@ -18,8 +18,9 @@ int count(const int32_t* operands, int most) {
 int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 }  // namespace
 
-// Tiles of one item of a product: as many as stay in the L2 cache, as even as can be, in threes, as the kernel takes them. Of tiles so long that few of
-// them would, a block of the columns stays, and more tiles share what is read of the tokens.
+// Tiles of one item of a product: as many as stay in the L2 cache, as even as can be, in threes, as the kernel takes
+// them. Of tiles so long that few of them would, a block of the columns stays, and more tiles share what is read of the
+// tokens.
 int64_t Training::item_tiles(const Matrix& matrix) const {
   const int64_t all = matrix.tile_count(), fitting = kTileBytes / (matrix.cols * column_bytes());
   int64_t tiles = fitting < 3 ? kMaxTiles : std::min(fitting, kMaxTiles);
@@ -28,7 +29,9 @@ int64_t Training::item_tiles(const Matrix& matrix) const {
 }
 
 void Training::multiply(int thread, const Product* products, int n) {
-  struct Cut { int64_t tiles, tile_parts, token_parts; } cuts[8];
+  struct Cut {
+    int64_t tiles, tile_parts, token_parts;
+  } cuts[8];
   int64_t items = 0;
   for (int p = 0; p < n; ++p) {
     Cut& c = cuts[p];
@@ -42,19 +45,24 @@ void Training::multiply(int thread, const Product* products, int n) {
     for (; item >= cuts[p].tile_parts * cuts[p].token_parts; ++p) item -= cuts[p].tile_parts * cuts[p].token_parts;
     const Product& product = products[p];
     const Cut& c = cuts[p];
-    const int64_t tile = item / c.token_parts * c.tiles, token = item % c.token_parts * kTokens, column = tile * kTileRows;
-    const int64_t tiles = std::min(c.tiles, product.matrix.tile_count() - tile), tokens = std::min(kTokens, product.tokens - token);
+    const int64_t tile = item / c.token_parts * c.tiles, token = item % c.token_parts * kTokens,
+                  column = tile * kTileRows;
+    const int64_t tiles = std::min(c.tiles, product.matrix.tile_count() - tile),
+                  tokens = std::min(kTokens, product.tokens - token);
     const int64_t columns = std::min(tiles * kTileRows, product.matrix.rows - column), first = product.first + token;
     const Operand y = product.to.at ? Operand{product.to.row(token), product.to.stride} : operand(product.out, first);
     ProductOutput out{y.at + column * bytes_of(product.out), y.stride, narrow(product.out)};
     if (product.bias) out.bias = product.bias + column;
-    if (product.residual >= 0) out.residual = floats(product.residual, first) + column, out.residual_stride = values_[product.residual].stride / 4;
+    if (product.residual >= 0)
+      out.residual = floats(product.residual, first) + column,
+      out.residual_stride = values_[product.residual].stride / 4;
     Matrix part = product.matrix;
     part.rows = columns, part.tiles += tile * part.tile_bytes;
     product_.produce(part, product.x.row(token), product.x.stride, tokens, reinterpret_cast<float*>(own(thread)), out);
     const int64_t end = round16(width(product.out)), room = values_[product.out].room;
     if (column + columns == width(product.out) && room > end)
-      for (int64_t t = 0; t < tokens; ++t) std::fill_n(y.row(t) + end * bytes_of(product.out), (room - end) * bytes_of(product.out), uint8_t{0});
+      for (int64_t t = 0; t < tokens; ++t)
+        std::fill_n(y.row(t) + end * bytes_of(product.out), (room - end) * bytes_of(product.out), uint8_t{0});
   });
 }
 
@@ -85,10 +93,12 @@ void Training::pack(int thread, const int32_t* packs, const Matrix* matrices, in
       const ckdist_training_parameter& w = parameters_[p.parameter[part]];
       const float* const x = parameter(p.parameter[part]);
       if (!p.turned) {
-        for (int64_t tile = begin; tile < end; ++tile) packing_.rows(x + tile * kTileRows * w.cols, w.cols, rows(tile), w.cols, place(tile));
+        for (int64_t tile = begin; tile < end; ++tile)
+          packing_.rows(x + tile * kTileRows * w.cols, w.cols, rows(tile), w.cols, place(tile));
         continue;
       }
-      for (int64_t row = 0; row < w.rows; row += kPackRows)  // a few at a time: the tiles' parts of a row lie side by side
+      for (int64_t row = 0; row < w.rows;
+           row += kPackRows)  // a few at a time: the tiles' parts of a row lie side by side
         for (int64_t tile = begin; tile < end; ++tile)
           packing_.columns(x + row * w.cols + tile * kTileRows, w.cols, rows(tile), std::min(kPackRows, w.rows - row),
                            place(tile) + (column + row) * column_bytes());
@@ -119,7 +129,11 @@ void Training::linear(int thread, const Step& step) {
   Product products[4];
   const int n = count(step.out, 4);
   for (int m = 0; m < n; ++m)
-    products[m] = {packs.matrix[m], operand(step.in[0]), batch_.tokens, step.out[m], step.parameter[m] < 0 ? nullptr : parameter(step.parameter[m]),
+    products[m] = {packs.matrix[m],
+                   operand(step.in[0]),
+                   batch_.tokens,
+                   step.out[m],
+                   step.parameter[m] < 0 ? nullptr : parameter(step.parameter[m]),
                    step.in[1]};
   multiply(thread, products, n);
 }
@@ -130,27 +144,31 @@ void Training::linear_grad(int thread, const Step& step) {
   multiply(thread, &product, 1);
 }
 
-// x, (tokens, width), turned: rows of a matrix whose columns are the tokens. A few tokens at a time, so that their rows stay in the L1 cache
-// from tile to tile.
+// x, (tokens, width), turned: rows of a matrix whose columns are the tokens. A few tokens at a time, so that their rows
+// stay in the L1 cache from tile to tile.
 void Training::turn(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles, int64_t tile_bytes) const {
   for (int64_t first = 0; first < tokens; first += kTurned)
     for (int64_t at = 0; at < width; at += 2 * kTileRows)
-      packing_.operand_columns(x.row(first) + at * element_bytes(), x.stride, int(std::min<int64_t>(2 * kTileRows, width - at)),
-                               std::min<int64_t>(kTurned, tokens - first), tiles + at / kTileRows * tile_bytes + first * column_bytes(), tile_bytes);
+      packing_.operand_columns(x.row(first) + at * element_bytes(), x.stride,
+                               int(std::min<int64_t>(2 * kTileRows, width - at)),
+                               std::min<int64_t>(kTurned, tokens - first),
+                               tiles + at / kTileRows * tile_bytes + first * column_bytes(), tile_bytes);
 }
 
 // Columns [64 item, ...) of x.
 void Training::turn_matrix(const Operand& x, int64_t width, int64_t tokens, int64_t item, uint8_t* tiles) const {
   const int64_t at = item * kColumns;
-  turn({x.at + at * element_bytes(), x.stride}, std::min<int64_t>(kColumns, width - at), tokens, tiles + at / kTileRows * tile_bytes(tokens),
-       tile_bytes(tokens));
+  turn({x.at + at * element_bytes(), x.stride}, std::min<int64_t>(kColumns, width - at), tokens,
+       tiles + at / kTileRows * tile_bytes(tokens), tile_bytes(tokens));
 }
 
-// gradient (+)= dy turned times x, of each dy over one x. Who turns a few columns of dy also multiplies them, while they are in the L2 cache.
+// gradient (+)= dy turned times x, of each dy over one x. Who turns a few columns of dy also multiplies them, while
+// they are in the L2 cache.
 void Training::add_outer(int thread, const Matrix& x, int64_t tokens, const Outer* outers, int n) {
   int64_t items[5] = {0};
   for (int i = 0; i < n; ++i) items[i + 1] = items[i] + (outers[i].width + kOuterRows - 1) / kOuterRows;
-  const int64_t parts = std::clamp<int64_t>(8 * pool_.size() / std::max<int64_t>(items[n], 1), 1, (x.tile_count() + kSumTiles - 1) / kSumTiles);
+  const int64_t parts = std::clamp<int64_t>(8 * pool_.size() / std::max<int64_t>(items[n], 1), 1,
+                                            (x.tile_count() + kSumTiles - 1) / kSumTiles);
   share(items[n] * parts, [&](int64_t index) {
     const int64_t item = index / parts, part = index % parts;
     int i = 0;
@@ -162,12 +180,14 @@ void Training::add_outer(int thread, const Matrix& x, int64_t tokens, const Oute
       Matrix some = x;
       some.cols = std::min(kOuterColumns, tokens - first), some.tiles += first * column_bytes();
       turn({outer.dy.row(first) + at * element_bytes(), outer.dy.stride}, rows, some.cols, own(thread), turned_bytes);
-      const int64_t start = x.tile_count() * part / parts, after = first + kOuterColumns < tokens ? first + kOuterColumns : 0;
+      const int64_t start = x.tile_count() * part / parts,
+                    after = first + kOuterColumns < tokens ? first + kOuterColumns : 0;
       for (int64_t tile = start; tile < end; tile += kSumTiles) {
-        const uint8_t* const next =
-            tile + kSumTiles < end ? some.tiles + kSumTiles * x.tile_bytes : x.tiles + after * column_bytes() - (tile - start) * x.tile_bytes;
-        product_.outer(some, tile, std::min(tile + kSumTiles, end), own(thread), turned_bytes, rows, outer.gradient + at * x.rows, x.rows,
-                       outer.add || first > 0, next);
+        const uint8_t* const next = tile + kSumTiles < end
+                                        ? some.tiles + kSumTiles * x.tile_bytes
+                                        : x.tiles + after * column_bytes() - (tile - start) * x.tile_bytes;
+        product_.outer(some, tile, std::min(tile + kSumTiles, end), own(thread), turned_bytes, rows,
+                       outer.gradient + at * x.rows, x.rows, outer.add || first > 0, next);
       }
     }
   });
@@ -179,7 +199,8 @@ void Training::linear_weight_grad(int thread, const Step& step) {
   share(column_items(cols), [&](int64_t item) { turn_matrix(operand(step.in[0]), cols, tokens, item, turned); });
   Outer outers[4];
   const int n = count(step.in + 1, 4);
-  for (int i = 0; i < n; ++i) outers[i] = {operand(step.in[i + 1]), width(step.in[i + 1]), gradient(step.gradient[i]), adds(step, i)};
+  for (int i = 0; i < n; ++i)
+    outers[i] = {operand(step.in[i + 1]), width(step.in[i + 1]), gradient(step.gradient[i]), adds(step, i)};
   add_outer(thread, matrix(cols, tokens, turned), tokens, outers, n);
 }
 

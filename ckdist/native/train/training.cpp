@@ -31,16 +31,20 @@ Training::Training(const ckdist_training_program& program, Communicator* communi
       rows = cols, cols = 0;
       for (int m = 0; m < p.count; ++m) cols += (parameters_[p.parameter[m]].rows + 15) / 16 * 16;
     }
-    if (std::all_of(p.parameter, p.parameter + p.count, [&](int32_t w) { return parameters_[w].offset >= program.trained_floats; }))
+    if (std::all_of(p.parameter, p.parameter + p.count,
+                    [&](int32_t w) { return parameters_[w].offset >= program.trained_floats; }))
       frozen_.push_back(int32_t(packed_.size())), frozen_bytes_ += bytes_of(matrix(rows, cols, nullptr));
     packed_.push_back(matrix(rows, cols, nullptr));
   }
-  std::stable_sort(frozen_.begin(), frozen_.end(), [&](int32_t a, int32_t b) { return packs_[a].parameter[0] < packs_[b].parameter[0]; });
+  std::stable_sort(frozen_.begin(), frozen_.end(),
+                   [&](int32_t a, int32_t b) { return packs_[a].parameter[0] < packs_[b].parameter[0]; });
   for (const std::vector<Step>* list : {&steps_, &loss_steps_})
     for (const Step& step : *list) workspace_bytes_ = std::max(workspace_bytes_, workspace(step));
   Carver attend{nullptr}, attend_grad{nullptr};
   attend_space(attend, program.max_tokens), attend_grad_space(attend_grad, program.max_tokens);
-  for (const ckdist_training_value& v : values_) row_floats_ = std::max(row_floats_, (v.width + 15) / 16 * 16 + 80);  // not 4096 bytes apart: loads would wait for stores
+  for (const ckdist_training_value& v : values_)
+    row_floats_ =
+        std::max(row_floats_, (v.width + 15) / 16 * 16 + 80);  // not 4096 bytes apart: loads would wait for stores
   const int64_t rows = kRowBuffers * row_floats_ * 4, sums = kTokens * (kMaxTiles + 1) * kTileRows * 4;
   const int64_t outer = kOuterRows / kTileRows * tile_bytes(kOuterColumns);
   own_bytes_ = (std::max({attend.used, attend_grad.used, rows, sums, outer}) + 4095) / 4096 * 4096 + 64;
@@ -64,21 +68,27 @@ Training::Training(const ckdist_training_program& program, Communicator* communi
 void Training::check(const ckdist_training_batch& b) const {
   const auto text = [](int64_t n) { return static_cast<long long>(n); };
   if (b.tokens < 1 || b.tokens > program_.max_tokens)
-    fail(Status::config, "a batch of %lld tokens does not fit an executable for %lld; pass 1 to %lld", text(b.tokens), text(program_.max_tokens),
-         text(program_.max_tokens));
+    fail(Status::config, "a batch of %lld tokens does not fit an executable for %lld; pass 1 to %lld", text(b.tokens),
+         text(program_.max_tokens), text(program_.max_tokens));
   for (int64_t t = 0; t < b.tokens; ++t) {
     if (b.token_ids[t] < 0 || b.token_ids[t] >= program_.vocab)
-      fail(Status::config, "token %lld has id %d; the vocabulary has ids 0 to %lld", text(t), b.token_ids[t], text(program_.vocab - 1));
+      fail(Status::config, "token %lld has id %d; the vocabulary has ids 0 to %lld", text(t), b.token_ids[t],
+           text(program_.vocab - 1));
     if (b.targets[t] < -1 || b.targets[t] >= program_.vocab)
-      fail(Status::config, "token %lld has target %d; the vocabulary has ids 0 to %lld, and -1 is no target", text(t), b.targets[t], text(program_.vocab - 1));
+      fail(Status::config, "token %lld has target %d; the vocabulary has ids 0 to %lld, and -1 is no target", text(t),
+           b.targets[t], text(program_.vocab - 1));
   }
   if (b.sequences < 1 || b.starts[0] != 0 || b.starts[b.sequences] != b.tokens)
-    fail(Status::config, "the starts of %lld sequences must go from 0 to %lld, the number of tokens", text(b.sequences), text(b.tokens));
+    fail(Status::config, "the starts of %lld sequences must go from 0 to %lld, the number of tokens", text(b.sequences),
+         text(b.tokens));
   for (int64_t s = 0; s < b.sequences; ++s)
-    if (b.starts[s + 1] < b.starts[s]) fail(Status::config, "sequence %lld starts at %d and ends before it, at %d", text(s), b.starts[s], b.starts[s + 1]);
+    if (b.starts[s + 1] < b.starts[s])
+      fail(Status::config, "sequence %lld starts at %d and ends before it, at %d", text(s), b.starts[s],
+           b.starts[s + 1]);
 }
 
-// Sequences without a target, as they fill up batches, are left out: they add nothing to the loss. One token stays at least.
+// Sequences without a target, as they fill up batches, are left out: they add nothing to the loss. One token stays at
+// least.
 void Training::take(const ckdist_training_batch& b) {
   batch_.token_ids.clear(), batch_.targets.clear(), batch_.positions.clear(), batch_.learned.clear();
   batch_.starts.assign(1, 0);
@@ -146,7 +156,8 @@ void Training::execute(int thread, const Step& step) {
     case ckdist_train_cross_entropy: return cross_entropy(thread, step);
     case ckdist_train_embed_grad: return embed_grad(step);
     case ckdist_train_reduce:
-      if (thread == 0) begin_reduce(step);  // what it reads was finished at the last barrier, and no step that follows writes it
+      if (thread == 0)
+        begin_reduce(step);  // what it reads was finished at the last barrier, and no step that follows writes it
       return;
     default: share_tokens([&](int64_t t) { rows_of(thread, step, t); });
   }
@@ -163,7 +174,8 @@ void Training::begin_reduce(const Step& step) {
   if (!reduce_) return;
   float* const g = program_.gradient_arena + step.i[0];
   const int64_t n = step.i[1] - step.i[0];
-  operations_.push_back(communicator_->begin([g, n](Collectives& c) { c.all_reduce(g, g, n, Element::f32, ReduceOp::sum); }));
+  operations_.push_back(
+      communicator_->begin([g, n](Collectives& c) { c.all_reduce(g, g, n, Element::f32, ReduceOp::sum); }));
 }
 
 void Training::store(int index, int64_t token, int64_t column, const float* x, int64_t n) const {
@@ -179,7 +191,8 @@ void Training::store(int index, int64_t token, int64_t column, const float* x, i
 // Zeros behind the width of an operand.
 void Training::pad(int index, int64_t token) const {
   const ckdist_training_value& v = values_[index];
-  if (v.operand) std::fill_n(operand(index, token).at + v.width * bytes_of(index), (v.room - v.width) * bytes_of(index), uint8_t{0});
+  if (v.operand)
+    std::fill_n(operand(index, token).at + v.width * bytes_of(index), (v.room - v.width) * bytes_of(index), uint8_t{0});
 }
 
 // Steps whose rows are computed one by one.
@@ -190,7 +203,9 @@ void Training::rows_of(int thread, const Step& step, int64_t t) {
   float* const out = write(step.out[0], t, row_buffer(thread, 3));
   switch (step.op) {
     case ckdist_train_embed: std::copy_n(parameter(step.parameter[0]) + batch_.token_ids[t] * n, n, out); break;
-    case ckdist_train_scale: kernels_.row.scale(row(step.in[0], t), step.f[0], n, row(step.out[0], t)); return pad(step.out[0], t);
+    case ckdist_train_scale:
+      kernels_.row.scale(row(step.in[0], t), step.f[0], n, row(step.out[0], t));
+      return pad(step.out[0], t);
     case ckdist_train_operand: return store(step.out[0], t, 0, in(0), n);
     case ckdist_train_add: {
       const float* const second = in(1);
@@ -199,20 +214,22 @@ void Training::rows_of(int thread, const Step& step, int64_t t) {
     }
     case ckdist_train_rms_norm: {
       const float* const x = in(0);
-      for (int64_t at = 0; at < n; at += step.i[0]) k.rms_norm(x + at, parameter(step.parameter[0]), step.f[0], step.i[0], out + at);
+      for (int64_t at = 0; at < n; at += step.i[0])
+        k.rms_norm(x + at, parameter(step.parameter[0]), step.f[0], step.i[0], out + at);
       break;
     }
     case ckdist_train_rope: {
       const int64_t at = batch_.positions[t] * (program_.head_dim / 2);
-      kernels_.row.rope(row(step.in[0], t), program_.rope_cos[step.i[0]] + at, program_.rope_sin[step.i[0]] + at, step.i[1], program_.head_dim, n,
-                        row(step.out[0], t));
+      kernels_.row.rope(row(step.in[0], t), program_.rope_cos[step.i[0]] + at, program_.rope_sin[step.i[0]] + at,
+                        step.i[1], program_.head_dim, n, row(step.out[0], t));
       return pad(step.out[0], t);
     }
     case ckdist_train_gated:
       kernels_.row.gated(GateFunction(step.i[0]), row(step.in[0], t), row(step.in[1], t), n, row(step.out[0], t));
       return pad(step.out[0], t);
     case ckdist_train_gated_grad:
-      kernels_.row.gated_grad(GateFunction(step.i[0]), row(step.in[0], t), row(step.in[1], t), row(step.in[2], t), n, row(step.out[0], t), row(step.out[1], t));
+      kernels_.row.gated_grad(GateFunction(step.i[0]), row(step.in[0], t), row(step.in[1], t), row(step.in[2], t), n,
+                              row(step.out[0], t), row(step.out[1], t));
       return pad(step.out[0], t), pad(step.out[1], t);
     default: fail(Status::native, "a training step has unknown op %d", step.op);
   }
@@ -227,9 +244,11 @@ void Training::rms_norm_grad(int thread, const Step& step) {
     if (dw) std::fill(dw, dw + n, 0.f);
     const int64_t end = std::min<int64_t>((chunk + 1) * kSumRows, batch_.tokens);
     for (int64_t t = chunk * kSumRows; t < end; ++t) {
-      const float *const x = read(step.in[0], t, row_buffer(thread, 0)), *const dy = read(step.in[1], t, row_buffer(thread, 1));
+      const float *const x = read(step.in[0], t, row_buffer(thread, 0)), *const dy =
+                                                                             read(step.in[1], t, row_buffer(thread, 1));
       float* const dx = write(step.out[0], t, row_buffer(thread, 2));
-      for (int64_t at = 0; at < row; at += n) kernels_.gradient.rms_norm(x + at, dy + at, parameter(step.parameter[0]), step.f[0], n, dx + at, dw);
+      for (int64_t at = 0; at < row; at += n)
+        kernels_.gradient.rms_norm(x + at, dy + at, parameter(step.parameter[0]), step.f[0], n, dx + at, dw);
       if (step.in[2] >= 0) kernels_.elementwise.add(read(step.in[2], t, row_buffer(thread, 3)), row, dx);
       written(step.out[0], t, dx);
     }
@@ -240,8 +259,10 @@ void Training::rms_norm_grad(int thread, const Step& step) {
 // Adds the chunks' partial sums, (chunks, n), to a gradient, in order.
 void Training::column_sums(int64_t n, float* partial, float* gradient) {
   share((n + kColumns - 1) / kColumns, [&](int64_t item) {
-    const int64_t at = item * kColumns, columns = std::min<int64_t>(kColumns, n - at), chunks = (batch_.tokens + kSumRows - 1) / kSumRows;
-    for (int64_t chunk = 1; chunk < chunks; ++chunk) kernels_.elementwise.add(partial + chunk * n + at, columns, partial + at);
+    const int64_t at = item * kColumns, columns = std::min<int64_t>(kColumns, n - at),
+                  chunks = (batch_.tokens + kSumRows - 1) / kSumRows;
+    for (int64_t chunk = 1; chunk < chunks; ++chunk)
+      kernels_.elementwise.add(partial + chunk * n + at, columns, partial + at);
     kernels_.elementwise.add(partial + at, columns, gradient + at);
   });
 }
@@ -253,7 +274,8 @@ void Training::bias_grad(int thread, const Step& step) {
     share((batch_.tokens + kSumRows - 1) / kSumRows, [&](int64_t chunk) {
       std::fill(partial + chunk * n, partial + (chunk + 1) * n, 0.f);
       const int64_t end = std::min<int64_t>((chunk + 1) * kSumRows, batch_.tokens);
-      for (int64_t t = chunk * kSumRows; t < end; ++t) kernels_.elementwise.add(read(step.in[m], t, row_buffer(thread, 0)), n, partial + chunk * n);
+      for (int64_t t = chunk * kSumRows; t < end; ++t)
+        kernels_.elementwise.add(read(step.in[m], t, row_buffer(thread, 0)), n, partial + chunk * n);
     });
     column_sums(n, partial, gradient(step.gradient[m]));
   }
@@ -265,7 +287,8 @@ void Training::embed_grad(const Step& step) {
   float* const table = gradient(step.gradient[0]);
   share((n + kColumns - 1) / kColumns, [&](int64_t item) {
     const int64_t at = item * kColumns, columns = std::min<int64_t>(kColumns, n - at);
-    for (int64_t t = 0; t < batch_.tokens; ++t) kernels_.elementwise.add(floats(step.in[0], t) + at, columns, table + batch_.token_ids[t] * n + at);
+    for (int64_t t = 0; t < batch_.tokens; ++t)
+      kernels_.elementwise.add(floats(step.in[0], t) + at, columns, table + batch_.token_ids[t] * n + at);
   });
 }
 

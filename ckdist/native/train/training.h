@@ -1,7 +1,9 @@
-// Replays a lowered training program: every thread of the rank walks the same list of steps and meets the others at barriers.
+// Replays a lowered training program: every thread of the rank walks the same list of steps and meets the others at
+// barriers.
 //
-// Work is shared out in items to whoever is free; an item's numbers depend on the batch alone, and sums over tokens are made in
-// chunks of fixed size that are added in order. So the same bits come out run after run and for any number of threads.
+// Work is shared out in items to whoever is free; an item's numbers depend on the batch alone, and sums over tokens are
+// made in chunks of fixed size that are added in order. So the same bits come out run after run and for any number of
+// threads.
 #pragma once
 #include <array>
 #include <atomic>
@@ -21,7 +23,8 @@ namespace ckdist {
 
 class Training {
  public:
-  Training(const ckdist_training_program& program, Communicator* communicator, int threads, std::vector<int> cpus, int spins);
+  Training(const ckdist_training_program& program, Communicator* communicator, int threads, std::vector<int> cpus,
+           int spins);
 
   double run(const ckdist_training_batch& batch, bool backward, bool clear, bool reduce);
   std::array<double, 19> times() const { return times_; }
@@ -29,20 +32,22 @@ class Training {
 
  private:
   using Step = ckdist_training_step;
-  static constexpr int kRows = 16;         // tokens of one item of row-wise work
-  static constexpr int kSumRows = 64;      // tokens whose contributions to a vector are added up before they meet others
-  static constexpr int kColumns = 64;      // of one item that turns or adds columns
-  static constexpr int kTurned = 64;       // tokens that are turned at a time
-  static constexpr int kQueries = 16;      // of a block of attention
-  static constexpr int kGradQueries = 128; // of a block of its gradient
+  static constexpr int kRows = 16;     // tokens of one item of row-wise work
+  static constexpr int kSumRows = 64;  // tokens whose contributions to a vector are added up before they meet others
+  static constexpr int kColumns = 64;  // of one item that turns or adds columns
+  static constexpr int kTurned = 64;   // tokens that are turned at a time
+  static constexpr int kQueries = 16;  // of a block of attention
+  static constexpr int kGradQueries = 128;          // of a block of its gradient
   static constexpr int64_t kTileBytes = 384 << 10;  // of the tiles of one item of a product: they stay in the L2 cache
   static constexpr int64_t kMaxTiles = 32, kTokens = 64;  // of such an item at most
-  static constexpr int64_t kPackTiles = 8, kPackRows = 32;  // of an item of packing; rows that are packed turned at a time
-  static constexpr int64_t kOuterRows = 64, kSumTiles = 24;  // of a gradient's part: so much of both factors stays in the L2 cache
+  static constexpr int64_t kPackTiles = 8,
+                           kPackRows = 32;  // of an item of packing; rows that are packed turned at a time
+  static constexpr int64_t kOuterRows = 64,
+                           kSumTiles = 24;  // of a gradient's part: so much of both factors stays in the L2 cache
   static constexpr int kLeastSaved =
       8;  // tokens without a target are left out of logits where there are more than one in so many
   static constexpr int64_t kLogitBytes = 32 << 20;  // of gradients by logits
-  static constexpr int kRowBuffers = 4;    // floats of a row that steps read or write
+  static constexpr int kRowBuffers = 4;             // floats of a row that steps read or write
 
   // Rows of elements that products read.
   struct Operand {
@@ -89,7 +94,9 @@ class Training {
   void take(const ckdist_training_batch& batch);
   void replay(int thread);
   void execute(int thread, const Step& step);
-  struct Packs { Matrix matrix[4]; };
+  struct Packs {
+    Matrix matrix[4];
+  };
   Packs packs_of(const Step& step, Carver& c) const;
   void pack(int thread, const int32_t* packs, const Matrix* matrices, int n);
   Packs pack(int thread, const Step& step, Carver& c);
@@ -122,8 +129,14 @@ class Training {
   void multiply(int thread, const Product* products, int count);
 
   // What steps carve from the workspace and from a thread's own; the same calls size it and use it.
-  struct AttendSpace { uint8_t *k, *v, *p; float *scores, *sums; };
-  struct AttendGradSpace { uint8_t *k, *v, *k_turned, *q_turned, *do_turned, *p_turned, *ds_turned, *ds; float *scores, *dp, *dq, *dk, *dv; };
+  struct AttendSpace {
+    uint8_t *k, *v, *p;
+    float *scores, *sums;
+  };
+  struct AttendGradSpace {
+    uint8_t *k, *v, *k_turned, *q_turned, *do_turned, *p_turned, *ds_turned, *ds;
+    float *scores, *dp, *dq, *dk, *dv;
+  };
   struct LossSpace {
     uint8_t *d, *x_turned, *x, *dx;
     float *largest, *sums, *logits;
@@ -176,13 +189,17 @@ class Training {
   // Of rows of elements, odd in cache lines: rows do not share sets of the caches.
   static int64_t stride(int64_t cols, int64_t bytes) { return ((padded(cols) * bytes + 63) / 64 | 1) * 64; }
   int64_t tile_bytes(int64_t cols) const { return (cols + 15) / 16 * 16 * column_bytes(); }
-  int64_t turned_bytes() const { return tile_bytes(kGradQueries) + 64; }  // no multiple of 4096 bytes: tiles do not share sets of the caches
+  int64_t turned_bytes() const {
+    return tile_bytes(kGradQueries) + 64;
+  }  // no multiple of 4096 bytes: tiles do not share sets of the caches
   int64_t column_bytes() const { return type_ == Type::bf16 ? 32 : 64; }
   int64_t element_bytes() const { return narrow_ ? 2 : 4; }  // of values that products read
   int64_t scratch_bytes() const {
     return type_ == Type::bf16 ? 2 : 4;
   }  // of what a step makes and multiplies with tiles
-  Matrix matrix(int64_t rows, int64_t cols, const uint8_t* tiles) const { return {type_, rows, cols, tile_bytes(cols), tiles}; }
+  Matrix matrix(int64_t rows, int64_t cols, const uint8_t* tiles) const {
+    return {type_, rows, cols, tile_bytes(cols), tiles};
+  }
   static int64_t bytes_of(const Matrix& m) { return m.tile_count() * m.tile_bytes; }
   uint8_t* own(int thread) const { return own_arena_->data() + thread * own_bytes_; }
   float* row_buffer(int thread, int n) const { return reinterpret_cast<float*>(own(thread)) + n * row_floats_; }
@@ -214,7 +231,8 @@ class Training {
   const Type type_;  // of tiles
   const ProductKernel& scratch_product_;
   std::vector<Matrix> packed_;  // without tiles where a parameter is trained: each step packs what it multiplies with
-  std::vector<int32_t> frozen_;  // the packs of the others, forms of one parameter one after the other: it is read from memory once
+  std::vector<int32_t>
+      frozen_;  // the packs of the others, forms of one parameter one after the other: it is read from memory once
   int64_t frozen_bytes_ = 0, workspace_bytes_ = 0, own_bytes_ = 0, row_floats_ = 0;
   std::optional<Arena> arena_, frozen_arena_, workspace_, own_arena_;
   Batch batch_;

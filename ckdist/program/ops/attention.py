@@ -44,12 +44,17 @@ def infer_attend(inputs, weights, attrs):
     if heads.size % kv_heads.size:
         raise LayoutError(f"attend: num_heads ({heads.size}) is not a multiple of num_kv_heads ({kv_heads.size})")
     if heads.axis != kv_heads.axis:
-        raise LayoutError(f"attend: heads are cut over {heads.axis}, kv_heads over {kv_heads.axis}; cut both or neither")
+        raise LayoutError(
+            f"attend: heads are cut over {heads.axis}, kv_heads over {kv_heads.axis}; cut both or neither"
+        )
     return [(q.dims, None)]
 
 
 class Heads:
-    """Which kv-head each of this rank's query heads reads, and the scores of one head. What attend and its gradient share."""
+    """Which kv-head each of this rank's query heads reads, and the scores of one head.
+
+    What attend and its gradient share.
+    """
 
     def __init__(self, context, attrs):
         q_dim, kv_dim = (value.dims[-1] for value in attrs["inputs"][:2])
@@ -62,7 +67,9 @@ class Heads:
         return x.reshape(x.shape[0], x.shape[1] // self.head_dim, self.head_dim)
 
     def scores(self, q: np.ndarray, k: np.ndarray, first: int = 0) -> np.ndarray:
-        """Scores of queries (tokens, head_dim), at positions from `first`, with keys (positions, head_dim); -inf where not visible."""
+        """Scores of queries (tokens, head_dim), at positions from `first`, with keys (positions, head_dim); -inf
+        where not visible.
+        """
         scores = q @ k.T * np.float32(self.attrs["scale"])  # (tokens, positions)
         if self.attrs["soft_cap"]:
             scores = self.attrs["soft_cap"] * np.tanh(scores / self.attrs["soft_cap"])
@@ -95,7 +102,9 @@ def infer_attend_packed(inputs, weights, attrs):
 
 @op("attend_packed", infer_attend_packed)
 def attend_packed(context, inputs, weights, attrs):
-    """Causal grouped-query attention within each of the packed sequences; also the log of the sum of exp(score), (tokens, heads)."""
+    """Causal grouped-query attention within each of the packed sequences; also the log of the sum of exp(score),
+    (tokens, heads).
+    """
     heads = Heads(context, attrs)
     q, k, v = map(heads.split, inputs)
     out, log_sum_exp = np.zeros_like(q), np.zeros(q.shape[:2], q.dtype)
@@ -112,7 +121,9 @@ def attend_packed(context, inputs, weights, attrs):
 @vjp("attend_packed")
 def attend_packed_vjp(g, instr, grads, wanted):
     if grads[1] is not None:
-        raise LayoutError(f"attend_packed has no gradient through its log-sum-exp %{instr.outputs[1].name}; only through its result")
+        raise LayoutError(
+            f"attend_packed has no gradient through its log-sum-exp %{instr.outputs[1].name}; only through its result"
+        )
     operands = (*instr.inputs, *instr.outputs, grads[0])
     return list(g.emit("attend_grad", operands, names=["d_q", "d_k", "d_v"], **instr.attrs))
 
@@ -132,7 +143,10 @@ def infer_attend_grad(inputs, weights, attrs):
 
 @op("attend_grad", infer_attend_grad)
 def attend_grad(context, inputs, weights, attrs):
-    """From p = exp(score - log_sum_exp): dv = p.T @ do, ds = p * (do @ v.T - rowsum(do * o)). Dao et al. 2022, arXiv:2205.14135."""
+    """From p = exp(score - log_sum_exp): dv = p.T @ do, ds = p * (do @ v.T - rowsum(do * o)).
+
+    Dao et al. 2022, arXiv:2205.14135.
+    """
     heads = Heads(context, attrs)
     q, k, v, o, do = (heads.split(inputs[i]) for i in (0, 1, 2, 3, 5))
     log_sum_exp = inputs[4]  # (tokens, heads)

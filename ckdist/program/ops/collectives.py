@@ -1,4 +1,7 @@
-"""The collectives: what ranks do together. Their gradients need at most a cut, for a gradient of a partial value is whole."""
+"""The collectives: what ranks do together.
+
+Their gradients need at most a cut, for a gradient of a partial value is whole.
+"""
 
 from dataclasses import replace
 
@@ -32,7 +35,12 @@ def infer_all_gather(inputs, weights, attrs):
 def all_gather(contexts, inputs, attrs):
     """The ranks' parts of the dimension that is cut side by side."""
     dims = attrs["inputs"][0].dims
-    return in_groups(contexts, inputs, attrs["axis"], lambda parts: np.concatenate(parts, axis=[d.axis for d in dims].index(attrs["axis"])))
+    return in_groups(
+        contexts,
+        inputs,
+        attrs["axis"],
+        lambda parts: np.concatenate(parts, axis=[d.axis for d in dims].index(attrs["axis"])),
+    )
 
 
 @vjp("all_gather")
@@ -65,9 +73,14 @@ def infer_all_to_all(inputs, weights, attrs):
     for x, to in zip(inputs, attrs["to"], strict=True):
         whole("all_to_all", x)
         rows, last = x.dims
-        axis, less, more = attrs["axis"], *((last.axis, to.axis) if rows.axis else (to.axis, last.axis))  # of n: the cut besides, and with the axis
-        if rows.axis not in (None, axis) or (more != axis if less is None else more in (None, less, axis) or less == axis):
-            raise LayoutError(f"all_to_all over {attrs['axis']}: it must cut one dimension of %{x.name}: [{rows}, {last}]")
+        # of n: the cut besides, and with the axis
+        axis, less, more = attrs["axis"], *((last.axis, to.axis) if rows.axis else (to.axis, last.axis))
+        if rows.axis not in (None, axis) or (
+            more != axis if less is None else more in (None, less, axis) or less == axis
+        ):
+            raise LayoutError(
+                f"all_to_all over {attrs['axis']}: it must cut one dimension of %{x.name}: [{rows}, {last}]"
+            )
         if to.elements != last.elements:
             raise LayoutError(f"all_to_all: %{x.name} ends in [{last}], which cannot become [{to}]")
         results.append(((replace(rows, axis=None if rows.axis else axis), to), None))
@@ -80,14 +93,25 @@ def all_to_all(contexts, inputs, attrs):
     columns = lambda c, of, dim: slice(*((edge - c.share(of)[0]) * dim.width for edge in c.share(dim)))
     results = [[] for _ in contexts]
     for i, (x, to) in enumerate(zip(attrs["inputs"], attrs["to"])):
-        gathered = in_groups(contexts, [[own[i]] for own in inputs], attrs["axis"], lambda parts: np.concatenate(parts, axis=0 if x.dims[0].axis else 1))
+        gathered = in_groups(
+            contexts,
+            [[own[i]] for own in inputs],
+            attrs["axis"],
+            lambda parts: np.concatenate(parts, axis=0 if x.dims[0].axis else 1),
+        )
         for c, own, (whole_value,) in zip(contexts, results, gathered):
-            own.append(whole_value[:, columns(c, x.dims[1], to)] if x.dims[0].axis else whole_value[slice(*c.rows(attrs["axis"], len(whole_value)))])
+            own.append(
+                whole_value[:, columns(c, x.dims[1], to)]
+                if x.dims[0].axis
+                else whole_value[slice(*c.rows(attrs["axis"], len(whole_value)))]
+            )
     return results
 
 
 def in_groups(contexts, inputs, axis: str, combine) -> list[list[np.ndarray]]:
     """For every rank what `combine` makes of the values of the ranks that differ along `axis` alone, in their order."""
     places = [tuple(c.mesh.index(a) for a in c.mesh.axes if a not in c.mesh.parts(axis)) for c in contexts]
-    results = {place: combine([own for (own,), other in zip(inputs, places) if other == place]) for place in set(places)}
+    results = {
+        place: combine([own for (own,), other in zip(inputs, places) if other == place]) for place in set(places)
+    }
     return [[results[place]] for place in places]

@@ -5,7 +5,8 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.program.ops.op import op, same, unchanged, unchanged_whole, vjp, whole
 
-GELU_SCALE, GELU_CUBIC = 0.7978845608028654, 0.044715  # sqrt(2 / pi) and the factor of the cube in the tanh form of GELU
+# sqrt(2 / pi) and the factor of the cube in the tanh form of GELU
+GELU_SCALE, GELU_CUBIC = 0.7978845608028654, 0.044715
 
 
 @op("scale", unchanged)
@@ -20,7 +21,7 @@ def scale_vjp(g, instr, grads, wanted):
 
 @op("soft_cap", unchanged_whole("soft_cap"))
 def soft_cap(context, inputs, weights, attrs):
-    """cap * tanh(x / cap). Gemma 2, arXiv:2408.00118, section 2."""
+    """Cap * tanh(x / cap). Gemma 2, arXiv:2408.00118, section 2."""
     cap = np.float32(attrs["cap"])
     return [cap * np.tanh(inputs[0] / cap)]
 
@@ -48,7 +49,9 @@ def gated(context, inputs, weights, attrs):
 
 @vjp("gated")
 def gated_vjp(g, instr, grads, wanted):
-    return list(g.emit("gated_grad", (*instr.inputs, grads[0]), names=["d_gate", "d_up"], function=instr.attrs["function"]))
+    return list(
+        g.emit("gated_grad", (*instr.inputs, grads[0]), names=["d_gate", "d_up"], function=instr.attrs["function"])
+    )
 
 
 def infer_gated_grad(inputs, weights, attrs):

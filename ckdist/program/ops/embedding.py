@@ -9,7 +9,9 @@ from ckdist.program.ops.op import op, vjp, whole
 def infer_embed(inputs, weights, attrs):
     (ids,), (table,) = inputs, weights
     if ids.dims[0].axis and ids.dims[0].axis == table.dims[0].axis:
-        raise LayoutError(f"embed: tokens and {table} are both cut over {ids.dims[0].axis}, so no rank has the rows of its tokens; read the table whole")
+        raise LayoutError(
+            f"embed: tokens and {table} are both cut over {ids.dims[0].axis}, so no rank has the rows of its tokens; read the table whole"
+        )
     return [((ids.dims[0], table.dims[1]), table.dims[0].axis)]
 
 
@@ -38,7 +40,9 @@ def infer_embed_grad(inputs, weights, attrs):
 
 @op("embed_grad", infer_embed_grad)
 def embed_grad(context, inputs, weights, attrs):
-    """Each token's row is added to that of its id, in the order of the tokens; a rank does so for its own part of the vocabulary."""
+    """Each token's row is added to that of its id, in the order of the tokens; a rank does so for its own part of
+    the vocabulary.
+    """
     ids, dy = inputs
     begin, end = context.share(attrs["vocab"])
     mine = (ids >= begin) & (ids < end)

@@ -1,4 +1,6 @@
-"""linear with several matrices over one input, its three gradients (of the input, of the matrices, of the biases), and what low ranks add to it."""
+"""linear with several matrices over one input, its three gradients (of the input, of the matrices, of the biases),
+and what low ranks add to it.
+"""
 
 import numpy as np
 
@@ -21,7 +23,10 @@ def infer_linear(inputs, weights, attrs):
 
 @op("linear", infer_linear)
 def linear(context, inputs, weights, attrs):
-    """x @ w.T + bias for each (w, bias). Where the input is cut, the result is partial and the first rank adds the bias."""
+    """X @ w.T + bias for each (w, bias).
+
+    Where the input is cut, the result is partial and the first rank adds the bias.
+    """
     (x,) = inputs
     count = len(weights) // 2
     results = []
@@ -50,7 +55,9 @@ def linear_vjp(g, instr, grads, wanted):
     emit("linear_weight_grad", instr.inputs, 1)
     emit("bias_grad", (), 1 + count)
     if wanted[0]:
-        (results[0],) = g.emit("linear_grad", tuple(grads[i] for i in outputs), tuple(instr.weights[i] for i in outputs), ["d_linear"])
+        (results[0],) = g.emit(
+            "linear_grad", tuple(grads[i] for i in outputs), tuple(instr.weights[i] for i in outputs), ["d_linear"]
+        )
     return results
 
 
@@ -64,7 +71,7 @@ def infer_linear_grad(inputs, weights, attrs):
 
 @op("linear_grad", infer_linear_grad)
 def linear_grad(context, inputs, weights, attrs):
-    """dx = sum of dy @ w over the matrices; partial where the outputs are cut."""
+    """Dx = sum of dy @ w over the matrices; partial where the outputs are cut."""
     return [sum(dy @ w for dy, w in zip(inputs, weights))]
 
 
@@ -76,7 +83,7 @@ def infer_linear_weight_grad(inputs, weights, attrs):
 
 @op("linear_weight_grad", infer_linear_weight_grad)
 def linear_weight_grad(context, inputs, weights, attrs):
-    """dw = dy.T @ x, (out, in), for each dy; partial where the tokens are cut."""
+    """Dw = dy.T @ x, (out, in), for each dy; partial where the tokens are cut."""
     x, *dys = inputs
     return [dy.T @ x for dy in dys]
 
@@ -97,15 +104,22 @@ def infer_low_rank(inputs, weights, attrs):
     whole("low_rank", x)
     for y, a, b in zip(ys, weights[: len(ys)], weights[len(ys) :], strict=True):
         if (a.dims[1], a.dims[0], b.dims[0]) != (x.dims[-1], b.dims[1], y.dims[-1]):
-            raise LayoutError(f"low_rank: {a} and {b} do not lead from [{x.dims[-1]}] of %{x.name} to [{y.dims[-1]}] of %{y.name}")
+            raise LayoutError(
+                f"low_rank: {a} and {b} do not lead from [{x.dims[-1]}] of %{x.name} to [{y.dims[-1]}] of %{y.name}"
+            )
         if a.dims[1].axis != y.partial:
-            raise LayoutError(f"low_rank adds what is partial over {a.dims[1].axis} to %{y.name}, which is partial over {y.partial}")
+            raise LayoutError(
+                f"low_rank adds what is partial over {a.dims[1].axis} to %{y.name}, which is partial over {y.partial}"
+            )
     return [(y.dims, y.partial) for y in ys]
 
 
 @op("low_rank", infer_low_rank)
 def low_rank(context, inputs, weights, attrs):
-    """y + scale * (x @ a.T) @ b.T for each y: LoRA beside a linear of x. Where x is cut, it adds a part to a part. arXiv:2106.09685."""
+    """Y + scale * (x @ a.T) @ b.T for each y: LoRA beside a linear of x.
+
+    Where x is cut, it adds a part to a part. arXiv:2106.09685.
+    """
     x, *ys = inputs
     pairs = zip(ys, weights[: len(ys)], weights[len(ys) :])
     return [y + np.float32(attrs["scale"]) * ((x @ a.T) @ b.T) for y, a, b in pairs]

@@ -13,15 +13,21 @@ def infer_cross_entropy(inputs, weights, attrs):
     if x.dims[-1] != hidden:
         raise LayoutError(f"cross_entropy: %{x.name} ends in [{x.dims[-1]}], {head} reads [{hidden}]")
     if vocab.axis or hidden.axis:
-        raise LayoutError(f"cross_entropy needs all of {vocab.name} and {hidden.name}, but {head} is cut over {vocab.axis or hidden.axis}")
+        raise LayoutError(
+            f"cross_entropy needs all of {vocab.name} and {hidden.name}, but {head} is cut over {vocab.axis or hidden.axis}"
+        )
     if x.dims[:1] != targets.dims:
-        raise LayoutError(f"cross_entropy: %{x.name} has rows [{x.dims[0]}], %{targets.name} [{', '.join(map(str, targets.dims))}]")
+        raise LayoutError(
+            f"cross_entropy: %{x.name} has rows [{x.dims[0]}], %{targets.name} [{', '.join(map(str, targets.dims))}]"
+        )
     return [((), x.dims[0].axis), ((x.dims[0],), None)]
 
 
 @op("cross_entropy", infer_cross_entropy)
 def cross_entropy(context, inputs, weights, attrs):
-    """The sum over the tokens with a target (not -1) of log_sum_exp(logits) - logits[target], and log_sum_exp, (tokens,), 0 elsewhere."""
+    """The sum over the tokens with a target (not -1) of log_sum_exp(logits) - logits[target], and log_sum_exp,
+    (tokens,), 0 elsewhere.
+    """
     (x, targets), (head,) = inputs, weights
     rows = np.flatnonzero(targets >= 0)
     capped = cap(x[rows] @ head.T, attrs["soft_cap"])  # (rows, vocab)
@@ -38,12 +44,16 @@ def cap(logits: np.ndarray, soft_cap: float) -> np.ndarray:
 @vjp("cross_entropy")
 def cross_entropy_vjp(g, instr, grads, wanted):
     if grads[1] is not None:
-        raise LayoutError(f"cross_entropy has no gradient through its log-sum-exp %{instr.outputs[1].name}; only through the loss")
+        raise LayoutError(
+            f"cross_entropy has no gradient through its log-sum-exp %{instr.outputs[1].name}; only through the loss"
+        )
     (x, targets), (head,), names = instr.inputs, instr.weights, ["d_logits"]
     if wanted[2]:
         names.append(f"d_{head.name}")
     operands = (x, targets, instr.outputs[1], grads[0])
-    dx, *dw = g.emit("cross_entropy_grad", operands, (head,), names, soft_cap=instr.attrs["soft_cap"], weight_grad=wanted[2])
+    dx, *dw = g.emit(
+        "cross_entropy_grad", operands, (head,), names, soft_cap=instr.attrs["soft_cap"], weight_grad=wanted[2]
+    )
     return [dx, None, *(dw or [None])]
 
 
@@ -51,14 +61,18 @@ def infer_cross_entropy_grad(inputs, weights, attrs):
     x, _, _, d_loss = inputs
     (_, partial), _ = infer_cross_entropy(inputs, weights, attrs)
     if d_loss.dims:
-        raise LayoutError(f"cross_entropy_grad needs a number, but %{d_loss.name} is [{', '.join(map(str, d_loss.dims))}]")
+        raise LayoutError(
+            f"cross_entropy_grad needs a number, but %{d_loss.name} is [{', '.join(map(str, d_loss.dims))}]"
+        )
     outputs = [(x.dims, None)]
     return outputs + [(weights[0].dims, partial)] if attrs["weight_grad"] else outputs
 
 
 @op("cross_entropy_grad", infer_cross_entropy_grad)
 def cross_entropy_grad(context, inputs, weights, attrs):
-    """With d = d_loss * (softmax(logits) - onehot(target)), 0 without a target: dx = d @ head; with `weight_grad` also d.T @ x."""
+    """With d = d_loss * (softmax(logits) - onehot(target)), 0 without a target: dx = d @ head; with `weight_grad`
+    also d.T @ x.
+    """
     (x, targets, log_sum_exp, d_loss), (head,) = inputs, weights
     rows = np.flatnonzero(targets >= 0)
     capped = cap(x[rows] @ head.T, attrs["soft_cap"])

@@ -18,7 +18,7 @@ def infer_rms_norm(inputs, weights, attrs):
 
 @op("rms_norm", infer_rms_norm)
 def rms_norm(context, inputs, weights, attrs):
-    """x / sqrt(mean(x^2) + eps) * w over the last dimension, or per head. Zhang & Sennrich 2019, arXiv:1910.07467."""
+    """X / sqrt(mean(x^2) + eps) * w over the last dimension, or per head. Zhang & Sennrich 2019, arXiv:1910.07467."""
     (x,), (w,) = inputs, weights
     rows = x.reshape(-1, w.shape[-1])  # (tokens * groups, n)
     return [(rows * inverse_rms(rows, attrs["eps"]) * w).reshape(x.shape)]
@@ -34,7 +34,9 @@ def rms_norm_vjp(g, instr, grads, wanted):
     (w,), names = instr.weights, ["d_norm"]
     if wanted[1]:
         names.append(f"d_{w.name}")
-    dx, *dw = g.emit("rms_norm_grad", (instr.inputs[0], grads[0]), (w,), names, eps=instr.attrs["eps"], weight_grad=wanted[1])
+    dx, *dw = g.emit(
+        "rms_norm_grad", (instr.inputs[0], grads[0]), (w,), names, eps=instr.attrs["eps"], weight_grad=wanted[1]
+    )
     return [dx, *(dw or [None])]
 
 
@@ -47,7 +49,9 @@ def infer_rms_norm_grad(inputs, weights, attrs):
 
 @op("rms_norm_grad", infer_rms_norm_grad)
 def rms_norm_grad(context, inputs, weights, attrs):
-    """With r = 1 / rms(x) and n = x * r: dx = r * (dy * w - n * mean(dy * w * n)); with `weight_grad` also dw = sum of dy * n."""
+    """With r = 1 / rms(x) and n = x * r: dx = r * (dy * w - n * mean(dy * w * n)); with `weight_grad` also dw = sum
+    of dy * n.
+    """
     (x, dy), (w,) = inputs, weights
     rows, dy_rows = x.reshape(-1, w.shape[-1]), dy.reshape(-1, w.shape[-1])  # (tokens * groups, n)
     r = inverse_rms(rows, attrs["eps"])

@@ -1,4 +1,6 @@
-"""What an op is: inference of dimensions and placement, a definition in numpy, and the rule by which a gradient goes back through it."""
+"""What an op is: inference of dimensions and placement, a definition in numpy, and the rule by which a gradient goes
+back through it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,13 +11,15 @@ from ckdist.program.program import Value
 
 @dataclass(frozen=True)
 class Op:
-    """`infer(inputs, weights, attrs)` -> list of (dims, partial); `reference(context, inputs, weights, attrs)` -> list of arrays.
+    """`infer(inputs, weights, attrs)` -> list of (dims, partial); `reference(context, inputs, weights, attrs)` -> list
+    of arrays.
 
     A collective's reference takes and returns one entry per rank in place of each array.
 
-    `vjp(g, instr, grads, wanted)` -> list of gradients: it emits on `g` what turns the gradients of `instr`'s outputs (`grads`; None
-    where nothing reads an output) into those of its operands, inputs then weights; `wanted` says which of them, the others are None.
-    The gradient of a value that is partial over an axis is whole over it: what every rank adds to the sum counts alike.
+    `vjp(g, instr, grads, wanted)` -> list of gradients: it emits on `g` what turns the gradients of `instr`'s outputs
+    (`grads`; None where nothing reads an output) into those of its operands, inputs then weights; `wanted` says which
+    of them, the others are None. The gradient of a value that is partial over an axis is whole over it: what every rank
+    adds to the sum counts alike.
     """
 
     name: str
@@ -52,13 +56,17 @@ def whole(instr: str, *values: Value) -> None:
     """Refuses a partial value where a whole one is needed."""
     for value in values:
         if value.partial:
-            raise LayoutError(f"{instr} needs a whole value, but %{value.name} is partial over {value.partial}: wrap it in g.reduce()")
+            raise LayoutError(
+                f"{instr} needs a whole value, but %{value.name} is partial over {value.partial}: wrap it in g.reduce()"
+            )
 
 
 def uncut(instr: str, value: Value) -> None:
     """Refuses a value whose last dimension is cut."""
     if value.dims[-1].axis:
-        raise LayoutError(f"{instr} needs all of {value.dims[-1].name}, but %{value.name} has it cut over {value.dims[-1].axis}")
+        raise LayoutError(
+            f"{instr} needs all of {value.dims[-1].name}, but %{value.name} has it cut over {value.dims[-1].axis}"
+        )
 
 
 def same(instr: str, *values: Value) -> None:
@@ -66,14 +74,18 @@ def same(instr: str, *values: Value) -> None:
     a = values[0]
     for b in values[1:]:
         if a.dims != b.dims:
-            raise LayoutError(f"{instr} needs equal dimensions: %{a.name} is [{', '.join(map(str, a.dims))}], %{b.name} [{', '.join(map(str, b.dims))}]")
+            raise LayoutError(
+                f"{instr} needs equal dimensions: %{a.name} is [{', '.join(map(str, a.dims))}], %{b.name} [{', '.join(map(str, b.dims))}]"
+            )
 
 
 def summed_over(instr: str, *dims) -> str | None:
     """The axis over which a sum over `dims` comes out partial, or None. A value is partial over one axis at most."""
     axes = {d.axis for d in dims} - {None}
     if len(axes) > 1:
-        raise LayoutError(f"{instr} sums over {' and '.join(d.name for d in dims)}, which are cut over {' and '.join(sorted(axes))}; cut one of them")
+        raise LayoutError(
+            f"{instr} sums over {' and '.join(d.name for d in dims)}, which are cut over {' and '.join(sorted(axes))}; cut one of them"
+        )
     return axes.pop() if axes else None
 
 

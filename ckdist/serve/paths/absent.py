@@ -1,5 +1,6 @@
 """Paths that clients know from other servers and that this one does not have: a 404 that says so, since clients retry a
-501."""
+501.
+"""
 
 from fastapi import Request
 from fastapi.responses import Response

@@ -40,7 +40,8 @@ async def props(service: Service, request: Request) -> Response:
 
 async def slots(service: Service, request: Request) -> Response:
     """One entry for each sequence that may run at once; which client has which is not told. 503 where the client wants
-    a free one."""
+    a free one.
+    """
     service.check_ready()
     most = service.settings.parallel
     busy = min(most, service.client.active)

@@ -22,7 +22,8 @@ class Path:
 
 class PathNames:
     """Knows the paths of the application by every name: with `/v1` before them or without, with a slash at the end or
-    without."""
+    without.
+    """
 
     def __init__(self, names: Iterable[str]):
         names = set(names)

@@ -1,5 +1,6 @@
 """What every request for text asks for, whichever path it came by: how text is made, how much, and how it is given
-out."""
+out.
+"""
 
 import dataclasses
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ UNLIMITED = (-1, -2)  # llama.cpp's and Ollama's words for "until the context is
 @dataclass(frozen=True)
 class Asked:
     """The shared fields. `max_tokens` is None where the context alone is the limit; `logprobs` is the number of
-    alternatives per token, None without logprobs; `ignored` has the names that nobody knows."""
+    alternatives per token, None without logprobs; `ignored` has the names that nobody knows.
+    """
 
     sampling: SamplingParams
     max_tokens: int | None
@@ -109,7 +111,8 @@ def _check_adapters(fields: Fields) -> None:
 
 def _max_tokens(fields: Fields, least: int, default: int | None) -> int | None:
     """The first limit that is one: a client may send -1 under one name, as its default, and what its user wants under
-    another."""
+    another.
+    """
     named = {name: fields.integer(name, None, -MAX_LENGTH, MAX_LENGTH) for name in MAX_TOKENS_NAMES}
     given = {name: value for name, value in named.items() if value is not None}
     limits = {name: value for name, value in given.items() if value not in UNLIMITED}

@@ -90,7 +90,8 @@ def _token_prompt(prompt: list, name: str, vocab_size: int) -> Prompt:
 
 def _logprobs(fields: Fields) -> int | None:
     """Alternatives per token, None without log-probabilities: a number as OpenAI's, or a switch beside `top_logprobs`
-    or llama-server's `n_probs`."""
+    or llama-server's `n_probs`.
+    """
     wanted = fields.value("logprobs", bool, int, float)
     other = max(fields.integer(name, 0, 0, MAX_LOGPROBS) for name in ("top_logprobs", "n_probs"))
     if type(wanted) is bool:

@@ -27,7 +27,8 @@ MAX_PATH_CHARS = 200
 @dataclass(frozen=True)
 class LlamaCompletionRequest:
     """`response_fields` are paths, as `generation_settings/seed`, of the only parts of the answer that are wanted;
-    none: all."""
+    none: all.
+    """
 
     asked: Asked
     prompts: tuple[Prompt, ...]

@@ -85,16 +85,69 @@ NEUTRAL = {
 
 # The text stays the same: who asks, how he pays, how fast it goes, what is kept, what Ollama tells its own loader.
 INERT = frozenset(
-    """
-    model user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention
-    prompt_cache_options verbosity prediction moderation parallel_tool_calls parse_tool_calls tool_stream
-    provider transforms route models usage session_id trace
-    priority request_id cache_salt data_parallel_rank spaces_between_special_tokens guided_decoding_backend
-    allowed_local_media_path return_metrics
-    cache_prompt n_cache_reuse n_keep n_discard id_slot slot_id return_progress backend_sampling
-    sse_ping_interval penalize_nl reasoning_in_content
-    speculative speculative.n_min speculative.n_max speculative.p_min speculative.p_split speculative.type
-    num_ctx num_keep num_batch num_gpu main_gpu num_thread numa low_vram f16_kv use_mmap use_mlock vocab_only keep_alive
-    penalize_newline smoothing_curve api_key
-    """.split()
+    [
+        "model",
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "verbosity",
+        "prediction",
+        "moderation",
+        "parallel_tool_calls",
+        "parse_tool_calls",
+        "tool_stream",
+        "provider",
+        "transforms",
+        "route",
+        "models",
+        "usage",
+        "session_id",
+        "trace",
+        "priority",
+        "request_id",
+        "cache_salt",
+        "data_parallel_rank",
+        "spaces_between_special_tokens",
+        "guided_decoding_backend",
+        "allowed_local_media_path",
+        "return_metrics",
+        "cache_prompt",
+        "n_cache_reuse",
+        "n_keep",
+        "n_discard",
+        "id_slot",
+        "slot_id",
+        "return_progress",
+        "backend_sampling",
+        "sse_ping_interval",
+        "penalize_nl",
+        "reasoning_in_content",
+        "speculative",
+        "speculative.n_min",
+        "speculative.n_max",
+        "speculative.p_min",
+        "speculative.p_split",
+        "speculative.type",
+        "num_ctx",
+        "num_keep",
+        "num_batch",
+        "num_gpu",
+        "main_gpu",
+        "num_thread",
+        "numa",
+        "low_vram",
+        "f16_kv",
+        "use_mmap",
+        "use_mlock",
+        "vocab_only",
+        "keep_alive",
+        "penalize_newline",
+        "smoothing_curve",
+        "api_key",
+    ]
 )

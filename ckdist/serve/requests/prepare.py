@@ -1,5 +1,6 @@
 """One entry for every kind of request: bytes of a body in, a `Prepared` for the engine or a finished JSON answer
-out."""
+out.
+"""
 
 from dataclasses import replace
 from typing import Any

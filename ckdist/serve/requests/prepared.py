@@ -10,14 +10,14 @@ from typing import Any
 
 from ckdist.engine.sampling import SamplingParams
 
-
 TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True)
 class ModelFacts:
     """`vocab_size` counts the rows of the embedding (a tokenizer may know fewer tokens); `context_length` is the tokens
-    that a prompt and its output may have in all. With `strict_fields` a field that nobody knows is refused."""
+    that a prompt and its output may have in all. With `strict_fields` a field that nobody knows is refused.
+    """
 
     name: str
     vocab_size: int
@@ -73,7 +73,7 @@ class Prepared:
 
 
 def _with_tuples(values: dict[str, Any], kind: type) -> dict[str, Any]:
-    """msgpack knows lists alone."""
+    """Msgpack knows lists alone."""
     tuples = {field.name for field in dataclasses.fields(kind) if str(field.type).startswith("tuple")}
     return {key: tuple(item) if key in tuples and isinstance(item, list) else item for key, item in values.items()}
 

@@ -13,7 +13,8 @@ def render_chat(tokenizer, messages: list[dict[str, Any]], add_generation_prompt
 
 def tokenise(tokenizer, text: str, add_special: bool, facts: ModelFacts, field: str) -> list[int]:
     """The ids of `text`. RequestError, without any work, for one that has more bytes than any text that fits the
-    context."""
+    context.
+    """
     most = tokenizer.most_bytes_per_token
     if most is not None and len(text) > facts.context_length:
         size = len(text.encode("utf-8", "surrogatepass"))

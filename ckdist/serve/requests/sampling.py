@@ -1,5 +1,6 @@
 """The fields of a request that say how text is made, as SamplingParams. Aliases of other servers are read where they
-mean the same."""
+mean the same.
+"""
 
 import dataclasses
 import hashlib
@@ -96,7 +97,8 @@ def read_sampling(fields: Fields, tokenizer: Tokenizer, vocab_size: int, default
 
 def for_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
     """`sampling` with the seed of choice number `choice`: the first has the request's own, the others ones derived from
-    it."""
+    it.
+    """
     if sampling.seed is None:
         return sampling
     seed = sampling.seed & ((1 << 63) - 1)
@@ -158,7 +160,9 @@ def _breakers(fields: Fields, default: tuple[str, ...]) -> tuple[str, ...]:
     given = fields.value("dry_sequence_breakers", list)
     if given is None:
         return default
-    if len(given) > MAX_BREAKERS or not all(isinstance(x, str) and 1 <= len(x.encode()) <= MAX_BREAKER_BYTES for x in given):
+    if len(given) > MAX_BREAKERS or not all(
+        isinstance(x, str) and 1 <= len(x.encode()) <= MAX_BREAKER_BYTES for x in given
+    ):
         message = f"must be a list of at most {MAX_BREAKERS} strings of 1 to {MAX_BREAKER_BYTES} bytes"
         raise RequestError(f"dry_sequence_breakers {message}", "dry_sequence_breakers", "invalid_value")
     return tuple(given)

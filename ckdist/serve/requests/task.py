@@ -23,7 +23,8 @@ FIELDS = {
 
 def run(tokenizer, head: dict, body: bytes) -> tuple[dict, bytes]:
     """`head` has kind and facts. The answer's map has one of prepared (a `Prepared` as a map), problem, or json (the
-    body is an answer)."""
+    body is an answer).
+    """
     try:
         result = prepare(head["kind"], body, tokenizer, ModelFacts(*head["facts"]))
         if isinstance(result, Prepared):

@@ -1,5 +1,6 @@
 """The variables that a request gives its chat template: those of chat_template_kwargs, and the fields of many APIs that
-say whether, and how much, a model is to think before it answers."""
+say whether, and how much, a model is to think before it answers.
+"""
 
 from typing import Any
 
@@ -7,7 +8,9 @@ from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields
 from ckdist.serve.requests.json_body import kind_of
 
-RESERVED = frozenset("messages tools template add_generation_prompt continue_final_message bos_token eos_token".split())
+RESERVED = frozenset(
+    ["messages", "tools", "template", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"]
+)
 MAX_EFFORT_CHARS = 32
 NO_EFFORT = "none"
 SWITCHES = {
@@ -20,7 +23,8 @@ SWITCHES = {
 def read_template_variables(fields: Fields) -> dict[str, Any]:
     """`enable_thinking` (Qwen's and most), `thinking` (DeepSeek's, Granite's) and `reasoning_effort` (gpt-oss's) as the
     request's own fields say; what chat_template_kwargs says wins. A template that does not ask for a variable is not
-    changed by it."""
+    changed by it.
+    """
     kwargs = fields.value("chat_template_kwargs", dict) or {}
     for name in kwargs:
         if name in RESERVED or not name.isidentifier() or name.startswith("_"):

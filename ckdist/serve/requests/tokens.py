@@ -16,7 +16,8 @@ MAX_CHARACTERS_IN_PIECES = 2 << 20  # an answer with pieces is 20 times as long 
 
 def tokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
     """Of `content` (llama-server's), or of `prompt` or `messages` (vLLM's, whose answer has the count beside the
-    ids)."""
+    ids).
+    """
     fields = Fields(body)
     content, prompt = fields.text("content"), fields.text("prompt")
     with_pieces, with_texts = fields.switch("with_pieces"), fields.switch("return_token_strs")
@@ -60,7 +61,8 @@ def detokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) ->
 
 def tokenizer_facts(known: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
     """`known` with the chat template, and the texts of BOS and EOS, under the names of /props and vLLM's
-    /tokenizer_info."""
+    /tokenizer_info.
+    """
     template, bos = tokenizer.chat_template, tokenizer.bos_token_id
     return {
         **known,
@@ -70,7 +72,7 @@ def tokenizer_facts(known: dict[str, Any], tokenizer: Tokenizer, facts: ModelFac
     }
 
 
-TOKENIZE_NAMES = frozenset("content prompt with_pieces return_token_strs parse_special add_special".split())
+TOKENIZE_NAMES = frozenset(["content", "prompt", "with_pieces", "return_token_strs", "parse_special", "add_special"])
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:

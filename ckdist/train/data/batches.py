@@ -1,4 +1,5 @@
-"""Rows dealt to ranks and micro-batches: every rank computes its own part of a step, and all know how large the whole is.
+"""Rows dealt to ranks and micro-batches: every rank computes its own part of a step, and all know how large the whole
+is.
 
 What a step reads depends on the place in the data and on how many rows a step has, not on how they are cut over ranks.
 """
@@ -41,7 +42,9 @@ def pack(rows: list[tuple[np.ndarray, np.ndarray, list[int]]], count: int, lengt
 class FileBatches:
     """Steps over the rows of a data set, epoch after epoch."""
 
-    def __init__(self, rows: Rows, rank: int, size: int, per_device: int, accumulation: int, position: Position = Position()):
+    def __init__(
+        self, rows: Rows, rank: int, size: int, per_device: int, accumulation: int, position: Position = Position()
+    ):
         self.rows, self.rank, self.size, self.per_device, self.accumulation = rows, rank, size, per_device, accumulation
         self.position = position
 
@@ -77,29 +80,54 @@ class FileBatches:
 
 
 class OwnBatches:
-    """Steps from a user's function: source(step, rank, size) -> list of PackedBatch, the same for the same arguments."""
+    """Steps from a user's function: source(step, rank, size) -> list of PackedBatch, the same for the same
+    arguments.
+    """
 
-    def __init__(self, source: Callable[[int, int, int], list[PackedBatch]], rank: int, size: int, tokens: int, position: Position = Position()):
+    def __init__(
+        self,
+        source: Callable[[int, int, int], list[PackedBatch]],
+        rank: int,
+        size: int,
+        tokens: int,
+        position: Position = Position(),
+    ):
         self.source, self.rank, self.size, self.tokens, self.position = source, rank, size, tokens, position
 
     def take(self) -> list[PackedBatch]:
         batches = list(self.source(self.position.row, self.rank, self.size))
         self.position = Position(0, self.position.row + 1)
-        return [self._filled(batch) for batch in batches or [PackedBatch(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(1, np.int32))]]
+        return [
+            self._filled(batch)
+            for batch in batches or [PackedBatch(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(1, np.int32))]
+        ]
 
     def _filled(self, batch: PackedBatch) -> PackedBatch:
         ids, targets, starts = (np.asarray(array, np.int32) for array in (batch.token_ids, batch.targets, batch.starts))
         size = len(ids)
-        if size > self.tokens or len(targets) != size or not len(starts) or starts[0] != 0 or starts[-1] != size or (np.diff(starts) <= 0).any():
-            raise ConfigError(f"the batch source gave {size} token_ids, {len(targets)} targets and starts {starts.tolist()[:8]}; at most {self.tokens} of both, and starts from 0 up to their number, are possible")
+        if (
+            size > self.tokens
+            or len(targets) != size
+            or not len(starts)
+            or starts[0] != 0
+            or starts[-1] != size
+            or (np.diff(starts) <= 0).any()
+        ):
+            raise ConfigError(
+                f"the batch source gave {size} token_ids, {len(targets)} targets and starts {starts.tolist()[:8]}; at most {self.tokens} of both, and starts from 0 up to their number, are possible"
+            )
         if size == self.tokens:
             return PackedBatch(ids, targets, starts)
         fill = np.zeros(self.tokens - size, np.int32)
-        return PackedBatch(np.concatenate([ids, fill]), np.concatenate([targets, fill - 1]), np.append(starts, np.int32(self.tokens)))
+        return PackedBatch(
+            np.concatenate([ids, fill]), np.concatenate([targets, fill - 1]), np.append(starts, np.int32(self.tokens))
+        )
 
 
 def validation_batches(rows: Rows, rank: int, size: int, per_device: int, limit: int) -> Iterator[PackedBatch]:
     """This rank's batches of at most `limit` rows; every row goes to one rank."""
     begin, end = cut(min(rows.count(0), limit), size)[rank]
     for first in range(begin, end, per_device):
-        yield pack([rows.row(0, index) for index in range(first, min(end, first + per_device))], per_device, rows.length)
+        yield pack(
+            [rows.row(0, index) for index in range(first, min(end, first + per_device))], per_device, rows.length
+        )

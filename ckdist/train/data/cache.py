@@ -43,8 +43,13 @@ class TokenCache:
         return len(self.starts) - 1
 
 
-def open_cache(directory: Path, files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str, progress: bool = False) -> TokenCache:
-    """The tokens of `files`, made first where they are not there. ConfigError for bad lines (bad_lines: error or skip) and for no tokens."""
+def open_cache(
+    directory: Path, files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str, progress: bool = False
+) -> TokenCache:
+    """The tokens of `files`, made first where they are not there.
+
+    ConfigError for bad lines (bad_lines: error or skip) and for no tokens.
+    """
     folder = directory / cache_key(files, tokenizer, text_column, bad_lines)
     if not (folder / "meta.json").is_file():
         _make(folder, files, tokenizer, text_column, bad_lines, progress)
@@ -68,11 +73,16 @@ def cache_key(files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lin
 
 
 def end_of_text(tokenizer: Tokenizer) -> int | None:
-    """The token behind a text. Of several that end something the first in the vocabulary is that of texts; the others end turns."""
+    """The token behind a text.
+
+    Of several that end something the first in the vocabulary is that of texts; the others end turns.
+    """
     return min(tokenizer.eos_token_ids, default=None)
 
 
-def _make(folder: Path, files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str, progress: bool) -> None:
+def _make(
+    folder: Path, files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str, progress: bool
+) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".tokens-", dir=folder.parent))
@@ -80,7 +90,9 @@ def _make(folder: Path, files: list[Path], tokenizer: Tokenizer, text_column: st
         raise ConfigError(f"cannot write in {folder.parent}: {error.strerror}; set cache_dir") from None
     try:
         with _Writer(temporary, tokenizer.vocab_size) as writer:
-            for ids, learned in _encoded(_read(files, text_column, bad_lines, writer, progress), tokenizer, bad_lines, writer):
+            for ids, learned in _encoded(
+                _read(files, text_column, bad_lines, writer, progress), tokenizer, bad_lines, writer
+            ):
                 writer.add(ids, learned)
         if not writer.tokens:
             raise ConfigError(f"the {len(files)} files of {files[0]} ... hold no text")
@@ -92,7 +104,9 @@ def _make(folder: Path, files: list[Path], tokenizer: Tokenizer, text_column: st
                 raise
         log.info("%d documents, %d tokens in %s", writer.documents, writer.tokens, folder)
     except OSError as error:
-        raise EngineError(f"the token cache {folder} could not be written: {error.strerror or error}; make room, or set cache_dir") from None
+        raise EngineError(
+            f"the token cache {folder} could not be written: {error.strerror or error}; make room, or set cache_dir"
+        ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -108,7 +122,9 @@ class _Writer:
         self.digest = hashlib.sha256()
 
     def __enter__(self):
-        self._tokens, self._starts, self._learned = (open(self.folder / f"{name}.bin", "wb") for name in ("tokens", "starts", "learned"))
+        self._tokens, self._starts, self._learned = (
+            open(self.folder / f"{name}.bin", "wb") for name in ("tokens", "starts", "learned")
+        )
         self._starts.write(np.int64(0).tobytes())
         return self
 
@@ -137,7 +153,14 @@ class _Writer:
             log.warning("%d lines in all were left out", self.skipped)
         if not self.chats:
             os.unlink(self.folder / "learned.bin")
-        meta = dict(version=VERSION, documents=self.documents, tokens=self.tokens, dtype=self.dtype.name, chats=self.chats, skipped=self.skipped)
+        meta = dict(
+            version=VERSION,
+            documents=self.documents,
+            tokens=self.tokens,
+            dtype=self.dtype.name,
+            chats=self.chats,
+            skipped=self.skipped,
+        )
         for name in os.listdir(self.folder):  # on the disk before the folder has its name
             with open(self.folder / name, "rb") as file:
                 os.fsync(file.fileno())
@@ -165,13 +188,17 @@ def _read(files: list[Path], text_column: str, bad_lines: str, writer: _Writer, 
             bar.update(file.stat().st_size)
 
 
-def _encoded(documents: Iterable[Document], tokenizer: Tokenizer, bad_lines: str, writer: _Writer) -> Iterator[tuple[list[int], np.ndarray | None]]:
-    """ids and, of chats, which are learned; batches are tokenised on all cores."""
+def _encoded(
+    documents: Iterable[Document], tokenizer: Tokenizer, bad_lines: str, writer: _Writer
+) -> Iterator[tuple[list[int], np.ndarray | None]]:
+    """Ids and, of chats, which are learned; batches are tokenised on all cores."""
     waiting: list[tuple[Document, str, list[tuple[int, int]] | None]] = []
     size = 0
     for document in documents:
         try:
-            text, spans = (document.text, None) if document.messages is None else _chat_text(document.messages, tokenizer)
+            text, spans = (
+                (document.text, None) if document.messages is None else _chat_text(document.messages, tokenizer)
+            )
         except RequestError as error:
             _refuse(BadLine(document.where, f"is a chat that cannot be written: {error}"), bad_lines, writer)
             continue
@@ -185,7 +212,9 @@ def _encoded(documents: Iterable[Document], tokenizer: Tokenizer, bad_lines: str
 
 def _encode_batch(waiting, tokenizer: Tokenizer):
     ending = end_of_text(tokenizer)
-    encodings = tokenizer.backend.encode_batch([text for _, text, _ in waiting], add_special_tokens=False) if waiting else []
+    encodings = (
+        tokenizer.backend.encode_batch([text for _, text, _ in waiting], add_special_tokens=False) if waiting else []
+    )
     for (document, _, spans), encoding in zip(waiting, encodings):
         ids = encoding.ids
         if spans is not None:
@@ -204,7 +233,10 @@ def _encode_batch(waiting, tokenizer: Tokenizer):
 
 
 def _chat_text(messages: list, tokenizer: Tokenizer) -> tuple[str, list[tuple[int, int]]]:
-    """A chat as its template writes it, and the spans of characters that the assistant says. RequestError where they cannot be told."""
+    """A chat as its template writes it, and the spans of characters that the assistant says.
+
+    RequestError where they cannot be told.
+    """
     if tokenizer.chat_template is None:
         raise RequestError("the tokenizer has no chat template")
     render = functools.partial(tokenizer.chat_template.render, continue_final_message=False)
@@ -212,8 +244,13 @@ def _chat_text(messages: list, tokenizer: Tokenizer) -> tuple[str, list[tuple[in
     for index, message in enumerate(messages):
         if message.get("role") != "assistant":
             continue
-        before, after = render(messages[:index], add_generation_prompt=True), render(messages[: index + 1], add_generation_prompt=False)
+        before, after = (
+            render(messages[:index], add_generation_prompt=True),
+            render(messages[: index + 1], add_generation_prompt=False),
+        )
         if not (after.startswith(before) and text.startswith(after)):
-            raise RequestError(f"its template does not write messages[{index}] behind those before it, so the assistant's words cannot be told apart")
+            raise RequestError(
+                f"its template does not write messages[{index}] behind those before it, so the assistant's words cannot be told apart"
+            )
         spans.append((len(before), len(after)))
     return text, spans

@@ -1,4 +1,7 @@
-"""Texts and chats from text files, JSON lines and Parquet, one at a time, each with the place it came from. It knows no tokenizer."""
+"""Texts and chats from text files, JSON lines and Parquet, one at a time, each with the place it came from.
+
+It knows no tokenizer.
+"""
 
 import glob
 import json
@@ -39,9 +42,15 @@ def find_files(patterns: Iterable[str]) -> list[Path]:
     found: dict[Path, None] = {}
     for pattern in patterns:
         written = pattern.replace(LIBRARY, glob.escape(sysconfig.get_paths()["stdlib"]))
-        matches = [Path(name) for name in sorted(glob.glob(os.path.expanduser(written), recursive=True)) if os.path.isfile(name)]
+        matches = [
+            Path(name)
+            for name in sorted(glob.glob(os.path.expanduser(written), recursive=True))
+            if os.path.isfile(name)
+        ]
         if not matches:
-            raise ConfigError(f"train_file or validation_file {pattern!r} finds no file here ({os.getcwd()}); give names or patterns as data/*.txt")
+            raise ConfigError(
+                f"train_file or validation_file {pattern!r} finds no file here ({os.getcwd()}); give names or patterns as data/*.txt"
+            )
         found.update(dict.fromkeys(matches))
     return list(found)
 
@@ -106,7 +115,9 @@ def _parquet(path: Path, text_column: str) -> Iterator[Document | BadLine]:
         file = pyarrow.parquet.ParquetFile(path)
         wanted = [name for name in (text_column, "messages") if name in file.schema_arrow.names]
         if not wanted:
-            raise ConfigError(f"{path} has no column {text_column!r} or 'messages'; it has {', '.join(file.schema_arrow.names)[:200]}")
+            raise ConfigError(
+                f"{path} has no column {text_column!r} or 'messages'; it has {', '.join(file.schema_arrow.names)[:200]}"
+            )
         number = 0
         for batch in file.iter_batches(batch_size=1024, columns=wanted):
             for record in batch.to_pylist():
@@ -129,7 +140,12 @@ def _record(record, where: str, text_column: str) -> Document | BadLine:
         return Document(where, messages=messages)
     text = record.get(text_column)
     if not isinstance(text, str):
-        return BadLine(where, f"has no text in {text_column!r}" if text is None else f"has a {type(text).__name__} in {text_column!r}, not a text")
+        return BadLine(
+            where,
+            f"has no text in {text_column!r}"
+            if text is None
+            else f"has a {type(text).__name__} in {text_column!r}, not a text",
+        )
     if any("\ud800" <= character <= "\udfff" for character in text):
         return BadLine(where, "has a text that is not Unicode (half of a surrogate pair)")
     return Document(where, text) if text else BadLine(where, f"has an empty text in {text_column!r}")

@@ -1,8 +1,10 @@
 """A token cache as rows of one length, in an order that depends on seed and epoch alone.
 
-Texts are laid end to end and cut at every row's end, so nothing is padded but the last row. Chats are kept whole, since half of one
-teaches answers without their questions: each goes to the first open row with room, and what is longer than a row is cut off. Among chats
-a text is cut into pieces of a row's length, which are laid as they are. Rows are then shuffled, so that a batch is not of one text. A row is a pure function of (seed, epoch, row), so a place in the data is two numbers.
+Texts are laid end to end and cut at every row's end, so nothing is padded but the last row. Chats are kept whole, since
+half of one teaches answers without their questions: each goes to the first open row with room, and what is longer than
+a row is cut off. Among chats a text is cut into pieces of a row's length, which are laid as they are. Rows are then
+shuffled, so that a batch is not of one text. A row is a pure function of (seed, epoch, row), so a place in the data is
+two numbers.
 """
 
 from functools import lru_cache
@@ -22,14 +24,16 @@ class Rows:
         self.cache, self.documents, self.length, self.seed, self.shuffle = cache, documents, length, seed, shuffle
         self.whole = cache.learned is not None
         self._epoch = lru_cache(maxsize=2)(self._lay_out)
-        self._places = lru_cache(maxsize=2)(lambda epoch: np.random.default_rng((seed, epoch, 1)).permutation(self.count(epoch)))
+        self._places = lru_cache(maxsize=2)(
+            lambda epoch: np.random.default_rng((seed, epoch, 1)).permutation(self.count(epoch))
+        )
 
     def count(self, epoch: int) -> int:
         """Rows of an epoch."""
         return len(self._epoch(epoch)) if self.whole else -(-int(self._epoch(epoch)[1][-1]) // self.length)
 
     def row(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray, list[int]]:
-        """ids and targets, int32, at most (length,), and where the row's sequences begin."""
+        """Ids and targets, int32, at most (length,), and where the row's sequences begin."""
         ids, targets, starts, at = [], [], [], 0
         for begin, end, last in self._pieces(epoch, index):
             tokens = np.asarray(self.cache.tokens[begin : min(end + 1, last)], np.int32)
@@ -62,7 +66,11 @@ class Rows:
         order = self.documents
         if self.shuffle:
             order = order[np.random.default_rng((self.seed, epoch)).permutation(len(order))]
-        return self._pack(order) if self.whole else (order, np.cumsum(self.cache.starts[order + 1] - self.cache.starts[order]))
+        return (
+            self._pack(order)
+            if self.whole
+            else (order, np.cumsum(self.cache.starts[order + 1] - self.cache.starts[order]))
+        )
 
     def _pack(self, order: np.ndarray) -> list[Pieces]:
         """Pieces of each row: first fit among the rows that were opened last."""

@@ -58,8 +58,8 @@ TEST_CASE("the parts of a packed block follow one another and fill cache lines")
 }
 
 TEST_CASE("a packed row has the same values beside any other rows") {
-#define CHECK_TYPE(type)                        \
-  packs_rows_as_they_are<Type::type>(16, 512);  \
+#define CHECK_TYPE(type)                       \
+  packs_rows_as_they_are<Type::type>(16, 512); \
   packs_rows_as_they_are<Type::type>(5, 256);
   CKDIST_EACH_TYPE(CHECK_TYPE)
 #undef CHECK_TYPE

@@ -1,7 +1,9 @@
-"""Every operation of a communicator, on one rank of any world, checked bit by bit against numpy; prints a digest of all results.
+"""Every operation of a communicator, on one rank of any world, checked bit by bit against numpy; prints a digest of all
+results.
 
-Under mpirun, or with RANK and so on: python tests/support/programs/collectives.py TRANSPORTS share|alone LARGEST, one transport after the other,
-with or without memory shared inside a host, up to LARGEST elements; LARGEST `large`: 64 MiB at once and nothing else.
+Under mpirun, or with RANK and so on: python tests/support/programs/collectives.py TRANSPORTS share|alone LARGEST, one
+transport after the other, with or without memory shared inside a host, up to LARGEST elements; LARGEST `large`: 64 MiB
+at once and nothing else.
 """
 
 import hashlib
@@ -48,12 +50,17 @@ def fold(parts: list, op: str) -> np.ndarray:
 def expected(hosts, size: int, dtype: str, op: str) -> np.ndarray:
     """Within a host in rank order, then hosts in the order of their first ranks, in float32."""
     with np.errstate(over="ignore"):
-        of_host = [fold([widen(values(r, size, dtype), dtype) for r, h in enumerate(hosts) if h == host], op) for host in dict.fromkeys(hosts)]
+        of_host = [
+            fold([widen(values(r, size, dtype), dtype) for r, h in enumerate(hosts) if h == host], op)
+            for host in dict.fromkeys(hosts)
+        ]
         return narrow(fold(of_host, op), dtype)
 
 
 def same(got: np.ndarray, wanted: np.ndarray, what: str) -> None:
-    assert got.dtype == wanted.dtype and got.tobytes() == wanted.tobytes(), f"{what}: {got.ravel()[:4]} instead of {wanted.ravel()[:4]}"
+    assert got.dtype == wanted.dtype and got.tobytes() == wanted.tobytes(), (
+        f"{what}: {got.ravel()[:4]} instead of {wanted.ravel()[:4]}"
+    )
 
 
 def reductions(c, hosts, largest: int, digest) -> None:
@@ -70,7 +77,11 @@ def reductions(c, hosts, largest: int, digest) -> None:
                 cuts = np.linspace(0, size, c.size + 1).astype(int)
                 cuts[1] = cuts[0]  # one part of nothing
                 counts = np.diff(cuts).tolist()
-                same(c.reduce_scatter(x, counts, op, dtype=dtype), wanted[cuts[c.rank] : cuts[c.rank + 1]], what + " scattered")
+                same(
+                    c.reduce_scatter(x, counts, op, dtype=dtype),
+                    wanted[cuts[c.rank] : cuts[c.rank + 1]],
+                    what + " scattered",
+                )
                 digest.update(wanted.tobytes())
 
 
@@ -80,12 +91,19 @@ def movements(c, hosts, largest: int, digest) -> None:
         x = everyone[c.rank]
         same(c.all_gather(x), np.concatenate(everyone), "all_gather")
         counts = [(size // (r + 1)) * (r != 1) for r in range(c.size)]
-        same(c.all_gather(x[: counts[c.rank]].copy(), counts), np.concatenate([e[:n] for e, n in zip(everyone, counts)]), "uneven all_gather")
+        same(
+            c.all_gather(x[: counts[c.rank]].copy(), counts),
+            np.concatenate([e[:n] for e, n in zip(everyone, counts)]),
+            "uneven all_gather",
+        )
         same(c.broadcast(x.copy(), root=c.size - 1), everyone[-1], "broadcast")
         whole, wanted = c.allocate(size * c.size), np.concatenate(everyone)
         own = slice(c.rank * size, (c.rank + 1) * size)
         whole[own] = x
-        for out, what in ((whole.copy() if c.rank == 1 else whole, "where one rank's peers cannot write"), (whole, "where peers write")):
+        for out, what in (
+            (whole.copy() if c.rank == 1 else whole, "where one rank's peers cannot write"),
+            (whole, "where peers write"),
+        ):
             same(c.all_gather(x, out=out), wanted, "all_gather to " + what)
             out[: own.start], out[own.stop :] = 0, 0
             same(c.all_gather(out[own], out=out), wanted, "all_gather in place, to " + what)
@@ -93,12 +111,19 @@ def movements(c, hosts, largest: int, digest) -> None:
         share = lambda r, q: (r + 2 * q) % 5 * size // 5
         send, receive = [share(c.rank, q) for q in range(c.size)], [share(q, c.rank) for q in range(c.size)]
         pattern = lambda r, q: (np.arange(share(r, q)) + 1000 * r + q).astype(np.int32)
-        given, wanted = np.concatenate([pattern(c.rank, q) for q in range(c.size)]), np.concatenate([pattern(q, c.rank) for q in range(c.size)])
+        given, wanted = (
+            np.concatenate([pattern(c.rank, q) for q in range(c.size)]),
+            np.concatenate([pattern(q, c.rank) for q in range(c.size)]),
+        )
         got = c.all_to_all(given, send, receive)
         same(got, wanted, "all_to_all")
         placed = c.allocate(wanted.size, "int32")
         same(c.all_to_all(given, send, receive, out=placed), wanted, "all_to_all to where peers write")
-        same(c.all_to_all(given, send, receive, out=placed if c.rank else None), wanted, "all_to_all to where one rank's peers cannot write")
+        same(
+            c.all_to_all(given, send, receive, out=placed if c.rank else None),
+            wanted,
+            "all_to_all to where one rank's peers cannot write",
+        )
         digest.update(got.tobytes())
         after, before = (c.rank + 1) % c.size, (c.rank - 1) % c.size
         back = np.empty(size, np.float32)
@@ -120,7 +145,11 @@ def overlapping(c, hosts, largest: int, digest) -> None:
     inbox = [np.empty(n, np.int32) for n in sizes]
     arriving = [c.irecv(a, before, tag) for tag, a in enumerate(inbox)]
     leaving = [c.isend(values(c.rank, n, "int32"), after, tag) for tag, n in reversed(list(enumerate(sizes)))]
-    same(c.all_reduce(values(c.rank, 64, "bfloat16"), dtype="bfloat16"), expected(hosts, 64, "bfloat16", "sum"), "blocking among others")
+    same(
+        c.all_reduce(values(c.rank, 64, "bfloat16"), dtype="bfloat16"),
+        expected(hosts, 64, "bfloat16", "sum"),
+        "blocking among others",
+    )
     for n, operation in zip(sizes, sums):
         same(operation.wait(), expected(hosts, n, "float32", "sum"), "overlapping all_reduce")
     for n, operation in zip(sizes, arriving):
@@ -160,7 +189,13 @@ def splits(c, hosts, largest: int, digest) -> None:
     assert half.size == len(members) and members[half.rank] == c.rank
     own = [hosts[r] for r in members]
     x = narrow(np.full(5000, members.index(c.rank) + 0.25, np.float32), "float32")
-    wanted = fold([fold([np.full(5000, i + 0.25, np.float32) for i, h in enumerate(own) if h == host], "sum") for host in dict.fromkeys(own)], "sum")
+    wanted = fold(
+        [
+            fold([np.full(5000, i + 0.25, np.float32) for i, h in enumerate(own) if h == host], "sum")
+            for host in dict.fromkeys(own)
+        ],
+        "sum",
+    )
     same(half.all_reduce(x), wanted, "sum in a half")
     same(c.all_reduce(values(c.rank, 64, "float32")), expected(hosts, 64, "float32", "sum"), "sum beside a half")
     quarter = half.split(0 if half.rank == 0 else -1)
@@ -193,7 +228,11 @@ def large(c, hosts, largest: int, digest) -> None:
     c.send(x, after)
     same(arriving.wait(), np.resize(everyone[before], size), "a message of 64 MiB")
     counts = [(size // c.size) * (r != 1) for r in range(c.size)]
-    same(c.all_gather(x[: counts[c.rank]], counts), np.concatenate([np.resize(e, n) for e, n in zip(everyone, counts)]), "all_gather of large parts")
+    same(
+        c.all_gather(x[: counts[c.rank]], counts),
+        np.concatenate([np.resize(e, n) for e, n in zip(everyone, counts)]),
+        "all_gather of large parts",
+    )
     same(c.broadcast(x, root=1), np.resize(everyone[1], size), "broadcast of 64 MiB")
 
 
@@ -215,6 +254,8 @@ if __name__ == "__main__":
     size, parts = (0, (large,)) if sys.argv[3] == "large" else (int(sys.argv[3]), BATTERY)
     for transport in sys.argv[1].split(","):
         # One write: lines of several ranks may not mix.
-        sys.stdout.write(f"{world.rank} {battery(world, size, parts, transport=transport, share=sys.argv[2] == 'share')}\n")
+        sys.stdout.write(
+            f"{world.rank} {battery(world, size, parts, transport=transport, share=sys.argv[2] == 'share')}\n"
+        )
         sys.stdout.flush()
     world.close()

@@ -1,4 +1,6 @@
-"""A rank program: `logits.py TRANSPORT` prints a digest of a small random model's logits, over prompts long and short."""
+"""A rank program: `logits.py TRANSPORT` prints a digest of a small random model's logits, over prompts long and
+short.
+"""
 
 import hashlib
 import sys
@@ -12,7 +14,17 @@ from ckdist.engine.single import SingleSequence
 from tests.support.paths import ROOT
 
 world = start_world()
-model = load_model(EngineConfig(model=str(ROOT / "tests/golden/llama3"), threads=1, ctx_size=96, parallel=1, transport=sys.argv[1], comm_timeout=10), world)
+model = load_model(
+    EngineConfig(
+        model=str(ROOT / "tests/golden/llama3"),
+        threads=1,
+        ctx_size=96,
+        parallel=1,
+        transport=sys.argv[1],
+        comm_timeout=10,
+    ),
+    world,
+)
 if world.rank == 0:
     sequence, digest = SingleSequence(model.executable), hashlib.sha256()
     for count in (60, 1, 1, 5):

@@ -29,7 +29,18 @@ def packed(array: np.ndarray):
     size = (rows + 15) // 16 * tile_bytes
     room = np.zeros(size + 64, np.uint8)
     tiles = room[-room.ctypes.data % 64 :][:size]
-    native.check(lib.ckdist_pack(ffi.NULL, F32, rows, cols, native.pointer(array, "uint8_t *"), array.nbytes, native.pointer(tiles, "uint8_t *"), size))
+    native.check(
+        lib.ckdist_pack(
+            ffi.NULL,
+            F32,
+            rows,
+            cols,
+            native.pointer(array, "uint8_t *"),
+            array.nbytes,
+            native.pointer(tiles, "uint8_t *"),
+            size,
+        )
+    )
     return ffi.new("struct ckdist_matrix *", [F32, rows, cols, tile_bytes, native.pointer(tiles, "uint8_t *")]), room
 
 
@@ -38,11 +49,15 @@ def phase_of(program, mesh, weights, chunk: int, stored=None):
     lowered = lower(program, mesh, lambda name: 0, lambda name: 1, chunk, stored)
     keep = [packed(np.ascontiguousarray(weights[name][r[0] : r[1], c[0] : c[1]])) for name, r, c in lowered.matrices]
     vectors = [np.ascontiguousarray(weights[name][begin:end]) for name, (begin, end) in lowered.vectors]
-    return Phase(lowered, [int(ffi.cast("intptr_t", m)) for m, _ in keep], [v.ctypes.data for v in vectors]), (keep, vectors)
+    return Phase(lowered, [int(ffi.cast("intptr_t", m)) for m, _ in keep], [v.ctypes.data for v in vectors]), (
+        keep,
+        vectors,
+    )
 
 
 def build(world, family: str, transport: str, threads: int, chunk: int, blocks: int, kv_type: str, **numbers):
-    """The spec, mesh, program and weights of a random model, its executable on this rank, and what must stay alive with that.
+    """The spec, mesh, program and weights of a random model, its executable on this rank, and what must stay alive with
+    that.
 
     Ranks that share memory have a second phase, in which tokens are cut.
     """

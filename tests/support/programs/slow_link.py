@@ -1,4 +1,7 @@
-"""Rank 0 sends rank 1 a message that takes far longer than the timeout: slow_link.py TRANSPORT BYTES TIMEOUT. Prints what the link gave, in Mbit/s."""
+"""Rank 0 sends rank 1 a message that takes far longer than the timeout: slow_link.py TRANSPORT BYTES TIMEOUT.
+
+Prints what the link gave, in Mbit/s.
+"""
 
 import sys
 import time
@@ -28,6 +31,8 @@ start = time.monotonic()
 y = communicator.all_reduce(np.full(size // 4, world.rank + 1, np.int32))
 assert (y == 3).all()
 if world.rank == 0:
-    print(f"{best:.1f} Mbit/s for a message, {size * 8e-6 / (time.monotonic() - start):.1f} for an all_reduce", flush=True)
+    print(
+        f"{best:.1f} Mbit/s for a message, {size * 8e-6 / (time.monotonic() - start):.1f} for an all_reduce", flush=True
+    )
 communicator.close()
 world.close()

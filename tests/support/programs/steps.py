@@ -1,6 +1,7 @@
 """A rank program for tests of faults: `steps.py SECONDS busy|idle TRANSPORT` with the comm timeout in seconds.
 
-Busy ranks run one step after another, idle ones wait for the first, until something fails: then the one line and exit code 1.
+Busy ranks run one step after another, idle ones wait for the first, until something fails: then the one line and exit
+code 1.
 """
 
 import sys
@@ -28,7 +29,11 @@ try:
             time.sleep(0.1)
             group.check_peers()
             continue
-        native.check(lib.ckdist_group_publish(handle, message, 10) if world.rank == 0 else lib.ckdist_group_receive(handle, out, ints))
+        native.check(
+            lib.ckdist_group_publish(handle, message, 10)
+            if world.rank == 0
+            else lib.ckdist_group_receive(handle, out, ints)
+        )
         for step in range(4):
             native.check(lib.ckdist_group_reduce(handle, step % 2, FLOATS >> (step * 3), step))
         native.check(lib.ckdist_group_gather(handle, ROWS, 4))

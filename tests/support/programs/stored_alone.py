@@ -1,4 +1,6 @@
-"""A rank program: `ckdist` with the words that follow, whose reorganiser packs nothing, so that every product reads the mapped file."""
+"""A rank program: `ckdist` with the words that follow, whose reorganiser packs nothing, so that every product reads
+the mapped file.
+"""
 
 import functools
 import sys

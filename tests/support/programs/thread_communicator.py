@@ -1,4 +1,5 @@
-"""`thread_communicator.py RANKS`: every operation of a communicator on every transport, with ranks as threads of one process, then a rank that gives up.
+"""`thread_communicator.py RANKS`: every operation of a communicator on every transport, with ranks as threads of one
+process, then a rank that gives up.
 
 Built with -fsanitize=thread, the library then tells of every access that no flag, lock or message orders.
 """
@@ -43,6 +44,8 @@ def lose_one(world, **opened) -> None:
 ranks = int(sys.argv[1])
 for transport in ("shared", "tcp", "hybrid"):
     hosts, opened = options(transport, ranks)
-    digests = run_threads(hosts, lambda world: collectives.battery(world, 5000, timeout=TIMEOUT, thresholds=LOW, **opened))
+    digests = run_threads(
+        hosts, lambda world: collectives.battery(world, 5000, timeout=TIMEOUT, thresholds=LOW, **opened)
+    )
     run_threads(hosts, lambda world: lose_one(world, **opened))
     print(f"{ranks} ranks, {transport}: {digests[0][:8]}", flush=True)

@@ -1,5 +1,5 @@
-"""`thread_ranks.py RANKS THREADS`: the replay against the interpreter with ranks as threads of one process, on one host and over a wire; and a
-group of several hosts that exchanges, idles with its signs of life, and loses a rank.
+"""`thread_ranks.py RANKS THREADS`: the replay against the interpreter with ranks as threads of one process, on one host
+and over a wire; and a group of several hosts that exchanges, idles with its signs of life, and loses a rank.
 
 Built with -fsanitize=thread, the library then tells of every race between ranks and between their threads.
 """

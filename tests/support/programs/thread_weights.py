@@ -1,5 +1,6 @@
-"""`thread_weights.py RANKS THREADS`: ranks as threads of one process compute with weights that are being packed, by threads of their own and by steps,
-in their own memory and in one another's; every logit must be that of weights packed before.
+"""`thread_weights.py RANKS THREADS`: ranks as threads of one process compute with weights that are being packed, by
+threads of their own and by steps, in their own memory and in one another's; every logit must be that of weights packed
+before.
 
 Built with -fsanitize=thread, the library then tells of every race for a slice.
 """
@@ -25,5 +26,7 @@ with tempfile.TemporaryDirectory() as name:
             for until in (1.0, 0.5):
                 for a, b in zip(expected, of(until)[0][0], strict=True):
                     if not np.array_equal(a, b):
-                        sys.exit(f"{path.name} with {ranks} ranks of {threads} threads, packed up to {until}, has other logits")
+                        sys.exit(
+                            f"{path.name} with {ranks} ranks of {threads} threads, packed up to {until}, has other logits"
+                        )
         print(f"{path.name}: same bits")

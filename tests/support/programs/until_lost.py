@@ -1,7 +1,8 @@
-"""One rank of a job that goes on until a peer is lost, and then says how it came to know: until_lost.py TRANSPORT WHAT [TIMEOUT [INTERFACE]].
+"""One rank of a job that goes on until a peer is lost, and then says how it came to know: until_lost.py TRANSPORT WHAT
+[TIMEOUT [INTERFACE]].
 
-WHAT: `reduce` for ever, wait to `recv` from rank 1, or be `idle` and ask now and then. Started by mpirun, or by RANK, WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT.
+WHAT: `reduce` for ever, wait to `recv` from rank 1, or be `idle` and ask now and then. Started by mpirun, or by RANK,
+WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 """
 
 import os

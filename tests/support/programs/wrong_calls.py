@@ -1,4 +1,6 @@
-"""`wrong_calls.py TRANSPORT` under mpirun: the last rank calls something else than the others, which all ranks must be told, in every way there is."""
+"""`wrong_calls.py TRANSPORT` under mpirun: the last rank calls something else than the others, which all ranks must
+be told, in every way there is.
+"""
 
 import re
 import sys

@@ -1,7 +1,8 @@
-"""Machines as the kernel would describe them, written as small files below a folder: what /sys and /proc hold on real layouts.
+"""Machines as the kernel would describe them, written as small files below a folder: what /sys and /proc hold on real
+layouts.
 
-The numbering of CPUs, distances and sizes follow what such machines show: hardware threads after all cores on Intel and AMD servers,
-interleaved with their siblings on hybrid clients.
+The numbering of CPUs, distances and sizes follow what such machines show: hardware threads after all cores on Intel and
+AMD servers, interleaved with their siblings on hybrid clients.
 """
 
 import pathlib
@@ -17,7 +18,10 @@ def listed(numbers) -> str:
 
 @dataclass
 class Layout:
-    """One machine. `cores` of each package, cut evenly into `clusters` nodes; `l3_cores` share an L3 (0: those of the package)."""
+    """One machine.
+
+    `cores` of each package, cut evenly into `clusters` nodes; `l3_cores` share an L3 (0: those of the package).
+    """
 
     packages: int = 1
     clusters: int = 1
@@ -50,7 +54,9 @@ class Layout:
             folder = f"sys/devices/system/cpu/cpu{n}"
             self.files[f"{folder}/topology/physical_package_id"] = package
             self.files[f"{folder}/topology/thread_siblings_list"] = listed(siblings[n])
-            for index, (level, size, shared) in enumerate([(1, "32K", siblings[n]), (2, "2048K", siblings[n]), (3, "32768K", l3)]):
+            for index, (level, size, shared) in enumerate(
+                [(1, "32K", siblings[n]), (2, "2048K", siblings[n]), (3, "32768K", l3)]
+            ):
                 self.files[f"{folder}/cache/index{index}/level"] = level
                 self.files[f"{folder}/cache/index{index}/type"] = "Data" if level == 1 else "Unified"
                 self.files[f"{folder}/cache/index{index}/size"] = size
@@ -80,10 +86,16 @@ class Layout:
         self.files["sys/devices/system/node/online"] = f"0-{count - 1}" if count > 1 else "0"
         for node in range(count):
             folder = f"sys/devices/system/node/node{node}"
-            self.files[f"{folder}/cpulist"] = listed(n for n in online if n % total // each == node) if node < with_cpus else ""
-            self.files[f"{folder}/distance"] = " ".join(str(self._distance(node, other, with_cpus)) for other in range(count))
+            self.files[f"{folder}/cpulist"] = (
+                listed(n for n in online if n % total // each == node) if node < with_cpus else ""
+            )
+            self.files[f"{folder}/distance"] = " ".join(
+                str(self._distance(node, other, with_cpus)) for other in range(count)
+            )
             kilobytes = self.node_bytes >> 10
-            self.files[f"{folder}/meminfo"] = f"Node {node} MemTotal:       {kilobytes} kB\nNode {node} MemFree:        {kilobytes // 2} kB"
+            self.files[f"{folder}/meminfo"] = (
+                f"Node {node} MemTotal:       {kilobytes} kB\nNode {node} MemFree:        {kilobytes // 2} kB"
+            )
             for size in (2048, 1048576):
                 for name in ("nr_hugepages", "free_hugepages"):
                     self.files[f"{folder}/hugepages/hugepages-{size}kB/{name}"] = 0
@@ -105,8 +117,20 @@ LAYOUTS = {
     "four sockets": (Layout(packages=4, cores=24, smt=2), 4, 1, "", 96),
     "SNC-2": (Layout(packages=2, clusters=2, cores=32, smt=2), 4, 2, "SNC-2", 64),
     "SNC-4": (Layout(packages=2, clusters=4, cores=56, smt=2, near=12, flags=AMX), 8, 4, "SNC-4", 112),
-    "NPS-4": (Layout(packages=2, clusters=4, cores=64, smt=2, l3_cores=8, far=32, vendor="AuthenticAMD"), 8, 4, "NPS-4", 128),
-    "L3 as NUMA": (Layout(clusters=8, cores=64, smt=2, l3_cores=8, near=11, vendor="AuthenticAMD"), 8, 8, "L3 as NUMA", 64),
+    "NPS-4": (
+        Layout(packages=2, clusters=4, cores=64, smt=2, l3_cores=8, far=32, vendor="AuthenticAMD"),
+        8,
+        4,
+        "NPS-4",
+        128,
+    ),
+    "L3 as NUMA": (
+        Layout(clusters=8, cores=64, smt=2, l3_cores=8, near=11, vendor="AuthenticAMD"),
+        8,
+        8,
+        "L3 as NUMA",
+        64,
+    ),
     "memory node": (Layout(packages=2, cores=16, memory_only=(14, 24)), 2, 1, "", 32),
     "offline cores": (Layout(packages=2, cores=8, smt=2, offline=(1, 2, 3, 17, 24)), 2, 1, "", 15),
     "no nodes": (Layout(packages=2, cores=8, nodes=False), 1, 1, "", 16),
@@ -114,7 +138,9 @@ LAYOUTS = {
 
 
 def hybrid() -> Layout:
-    """Six fast cores of two threads each (CPUs 0 to 11, siblings side by side), eight efficient ones in clusters of four."""
+    """Six fast cores of two threads each (CPUs 0 to 11, siblings side by side), eight efficient ones in clusters of
+    four.
+    """
     extra = {"sys/devices/cpu_core/cpus": "0-11", "sys/devices/cpu_atom/cpus": "12-19"}
     for n in range(12):
         extra[f"sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list"] = f"{n // 2 * 2}-{n // 2 * 2 + 1}"

@@ -25,8 +25,10 @@ constexpr uint32_t kInfinity = 0x7f800000u;
 uint32_t largest_magnitude(const float* x) {
   const __m256i mask = _mm256_set1_epi32(kMagnitude);
   const __m256i* v = reinterpret_cast<const __m256i*>(x);
-  const __m256i low = _mm256_max_epu32(_mm256_and_si256(_mm256_loadu_si256(v), mask), _mm256_and_si256(_mm256_loadu_si256(v + 1), mask));
-  const __m256i high = _mm256_max_epu32(_mm256_and_si256(_mm256_loadu_si256(v + 2), mask), _mm256_and_si256(_mm256_loadu_si256(v + 3), mask));
+  const __m256i low = _mm256_max_epu32(_mm256_and_si256(_mm256_loadu_si256(v), mask),
+                                       _mm256_and_si256(_mm256_loadu_si256(v + 1), mask));
+  const __m256i high = _mm256_max_epu32(_mm256_and_si256(_mm256_loadu_si256(v + 2), mask),
+                                        _mm256_and_si256(_mm256_loadu_si256(v + 3), mask));
   const __m256i eight = _mm256_max_epu32(low, high);
   __m128i four = _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
   four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
@@ -43,7 +45,8 @@ void round_codes(const float* x, float inverse, int8_t* codes, int32_t* sums) {
   const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packing interleaves the 128-bit halves
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_permutevar8x32_epi32(packed, order));
-  const __m256i halves = _mm256_hadd_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));  // of each 128 bits: first half twice, second twice
+  const __m256i halves = _mm256_hadd_epi32(_mm256_add_epi32(a, b),
+                                           _mm256_add_epi32(c, d));  // of each 128 bits: first half twice, second twice
   __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
   sum = _mm_slli_epi32(_mm_sub_epi32(_mm_setzero_si128(), _mm_hadd_epi32(sum, sum)), 5);
   static_assert(kSums16Factor == 1 << 5);
@@ -105,7 +108,8 @@ void prepare_group(const float* x, int8_t* codes, float* scale, int32_t* sums) {
   round_codes(x, 127.0f / magnitude, codes, sums);
 }
 
-// The scale of GroupSums whose largest magnitude is `largest` (bits of a float), and its inverse; false where they are all zero, or no numbers.
+// The scale of GroupSums whose largest magnitude is `largest` (bits of a float), and its inverse; false where they are
+// all zero, or no numbers.
 bool scale_group_sums(uint32_t largest, GroupSums* out, float* inverse) {
   const bool zero = float_of_bits(largest) < 1e-30f;
   if (zero || largest >= kInfinity) {
@@ -113,7 +117,8 @@ bool scale_group_sums(uint32_t largest, GroupSums* out, float* inverse) {
     out->scale = zero ? 0.0f : float_of_bits(0x7fc00000u);
     return false;
   }
-  // The power of two that brings the largest into [16256, 32512), where the high byte of the rounded number cannot overflow.
+  // The power of two that brings the largest into [16256, 32512), where the high byte of the rounded number cannot
+  // overflow.
   constexpr uint32_t most = 0x007e0000u;  // fraction bits of 32512
   const uint32_t exponent = (largest >> 23) - 14 + ((largest & 0x007fffffu) >= most ? 1 : 0);
   out->scale = float_of_bits(exponent << 23);
@@ -134,7 +139,8 @@ void prepare_group_sums(const float* scales, const int32_t* sums, GroupSums* out
   if (!scale_group_sums(largest, out, &inverse)) return;
   constexpr float shift = 12582912.0f;
   for (int i = 0; i < 8; ++i) {
-    const int32_t value = static_cast<int32_t>(bits_of_float(values[i] * inverse + shift)) - 0x4b400000;  // rounded, half to even
+    const int32_t value =
+        static_cast<int32_t>(bits_of_float(values[i] * inverse + shift)) - 0x4b400000;  // rounded, half to even
     const int32_t high = (value + 128) >> 8;
     out->high[i] = static_cast<int8_t>(high);
     out->low[i] = static_cast<int8_t>(value - high * 256);
@@ -142,8 +148,10 @@ void prepare_group_sums(const float* scales, const int32_t* sums, GroupSums* out
 }
 
 #if defined(__AVX512F__)
-// A block of eight whole groups and its GroupSums, with the same results; false, and nothing is written, where a group has infinities or NaN.
-bool prepare_block(const float* x, int8_t* codes, float* scales, int32_t* sums32, int32_t* sums16, GroupSums* group_sums) {
+// A block of eight whole groups and its GroupSums, with the same results; false, and nothing is written, where a group
+// has infinities or NaN.
+bool prepare_block(const float* x, int8_t* codes, float* scales, int32_t* sums32, int32_t* sums16,
+                   GroupSums* group_sums) {
   constexpr int groups = kColumnPad / kGroup;
   static_assert(groups == 8);
   // Neighbouring halves, then quarters, of two vectors: what is folded with what.
@@ -155,13 +163,18 @@ bool prepare_block(const float* x, int8_t* codes, float* scales, int32_t* sums32
   const __m512i mask = _mm512_set1_epi32(kMagnitude);
   __m512i most[groups];
   for (int g = 0; g < groups; ++g)
-    most[g] = _mm512_max_epu32(_mm512_and_si512(_mm512_loadu_si512(x + g * kGroup), mask), _mm512_and_si512(_mm512_loadu_si512(x + g * kGroup + 16), mask));
+    most[g] = _mm512_max_epu32(_mm512_and_si512(_mm512_loadu_si512(x + g * kGroup), mask),
+                               _mm512_and_si512(_mm512_loadu_si512(x + g * kGroup + 16), mask));
   // Quarter q of `low` is what is left of group q, of `high` of group 4 + q.
-  const __m512i low = quarters(quarters(most[0], most[1], largest_of), quarters(most[2], most[3], largest_of), largest_of);
-  const __m512i high = quarters(quarters(most[4], most[5], largest_of), quarters(most[6], most[7], largest_of), largest_of);
+  const __m512i low =
+      quarters(quarters(most[0], most[1], largest_of), quarters(most[2], most[3], largest_of), largest_of);
+  const __m512i high =
+      quarters(quarters(most[4], most[5], largest_of), quarters(most[6], most[7], largest_of), largest_of);
   const __m512 l = _mm512_castsi512_ps(low), h = _mm512_castsi512_ps(high);
-  __m512i each = largest_of(_mm512_castps_si512(_mm512_shuffle_ps(l, h, 0x88)), _mm512_castps_si512(_mm512_shuffle_ps(l, h, 0xdd)));
-  each = largest_of(each, _mm512_shuffle_epi32(each, _MM_PERM_CDAB));  // of groups q and q, 4 + q and 4 + q in quarter q
+  __m512i each = largest_of(_mm512_castps_si512(_mm512_shuffle_ps(l, h, 0x88)),
+                            _mm512_castps_si512(_mm512_shuffle_ps(l, h, 0xdd)));
+  each =
+      largest_of(each, _mm512_shuffle_epi32(each, _MM_PERM_CDAB));  // of groups q and q, 4 + q and 4 + q in quarter q
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
   const __m256i magnitudes = _mm512_castsi512_si256(_mm512_permutexvar_epi32(order, each));
   if (_mm256_cmpge_epu32_mask(magnitudes, _mm256_set1_epi32(kInfinity))) return false;
@@ -175,9 +188,12 @@ bool prepare_block(const float* x, int8_t* codes, float* scales, int32_t* sums32
   for (int i = 0; i < groups / 2; ++i) {
     __m512i whole[4];
     for (int v = 0; v < 4; ++v)
-      whole[v] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 2 * i * kGroup + 16 * v), _mm512_set1_ps(factors[2 * i + v / 2])));
-    const __m512i packed = _mm512_packs_epi16(_mm512_packs_epi32(whole[0], whole[1]), _mm512_packs_epi32(whole[2], whole[3]));
-    const __m512i places = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  // packing interleaves the quarters
+      whole[v] = _mm512_cvtps_epi32(
+          _mm512_mul_ps(_mm512_loadu_ps(x + 2 * i * kGroup + 16 * v), _mm512_set1_ps(factors[2 * i + v / 2])));
+    const __m512i packed =
+        _mm512_packs_epi16(_mm512_packs_epi32(whole[0], whole[1]), _mm512_packs_epi32(whole[2], whole[3]));
+    const __m512i places =
+        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  // packing interleaves the quarters
     _mm512_storeu_si512(codes + 2 * i * kGroup, _mm512_permutexvar_epi32(places, packed));
     const __m512i pairs = _mm512_maddubs_epi16(_mm512_set1_epi8(1), packed);
     sums[i] = _mm512_madd_epi16(pairs, _mm512_set1_epi16(1));  // lane v of each quarter: a part of whole[v]
@@ -200,7 +216,8 @@ bool prepare_block(const float* x, int8_t* codes, float* scales, int32_t* sums32
   const __m256i value = _mm256_cvtps_epi32(_mm256_mul_ps(values, _mm256_set1_ps(inverse)));
   const __m256i upper = _mm256_srai_epi32(_mm256_add_epi32(value, _mm256_set1_epi32(128)), 8);
   _mm_storel_epi64(reinterpret_cast<__m128i*>(group_sums->high), _mm256_cvtepi32_epi8(upper));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(group_sums->low), _mm256_cvtepi32_epi8(_mm256_sub_epi32(value, _mm256_slli_epi32(upper, 8))));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(group_sums->low),
+                   _mm256_cvtepi32_epi8(_mm256_sub_epi32(value, _mm256_slli_epi32(upper, 8))));
   return true;
 }
 #endif
@@ -216,7 +233,8 @@ void prepare_q8(const float* x, int64_t n, int64_t lead, int64_t cols, uint8_t* 
     const int64_t group = start / kGroup;
 #if defined(__AVX512F__)
     if (start % kColumnPad == 0 && start >= lead && start + kColumnPad <= lead + n &&
-        prepare_block(x + (start - lead), codes + start, scales + group, sums32 + group, sums16 + 2 * group, group_sums + start / kColumnPad)) {
+        prepare_block(x + (start - lead), codes + start, scales + group, sums32 + group, sums16 + 2 * group,
+                      group_sums + start / kColumnPad)) {
       done = start + kColumnPad;
       continue;
     }
@@ -228,11 +246,13 @@ void prepare_q8(const float* x, int64_t n, int64_t lead, int64_t cols, uint8_t* 
     const bool whole = end - begin == kGroup;
     if (!whole) {
       std::memset(edge, 0, sizeof edge);
-      if (end > begin) std::memcpy(edge + (begin - start), x + (begin - lead), static_cast<size_t>(end - begin) * sizeof(float));
+      if (end > begin)
+        std::memcpy(edge + (begin - start), x + (begin - lead), static_cast<size_t>(end - begin) * sizeof(float));
     }
     prepare_group(whole ? x + (start - lead) : edge, codes + start, scales + group, sums16 + 2 * group);
     sums32[group] = (sums16[2 * group] + sums16[2 * group + 1]) * (kSums32Factor / kSums16Factor);
-    if (done % kColumnPad == 0) prepare_group_sums(scales + group - 7, sums32 + group - 7, group_sums + start / kColumnPad);
+    if (done % kColumnPad == 0)
+      prepare_group_sums(scales + group - 7, sums32 + group - 7, group_sums + start / kColumnPad);
   }
 }
 

@@ -16,7 +16,8 @@ int64_t most_part_floats(int tokens, int heads, int head_dim) {
 }
 
 int64_t scratch_bytes(int tokens, int heads, int head_dim) {
-  const int64_t floats[] = {float_scratch_floats(tokens, heads, head_dim), integer_scratch_floats(tokens, heads, head_dim),
+  const int64_t floats[] = {float_scratch_floats(tokens, heads, head_dim),
+                            integer_scratch_floats(tokens, heads, head_dim),
                             2 * most_part_floats(tokens, heads, head_dim)};
   int64_t most = floats[0];
   for (int64_t n : floats) most = n > most ? n : most;
@@ -37,7 +38,8 @@ void attend(const AttentionTask& task, uint8_t* scratch) {
 void attend_spans(const AttentionTask& task, int64_t first, int64_t last, uint8_t* parts, uint8_t* scratch) {
   float* into = reinterpret_cast<float*>(parts);
   float* floats = reinterpret_cast<float*>(scratch);
-  is_integer(task.kv_type) ? attend_integer_spans(task, first, last, into, floats) : attend_float_spans(task, first, last, into, floats);
+  is_integer(task.kv_type) ? attend_integer_spans(task, first, last, into, floats)
+                           : attend_float_spans(task, first, last, into, floats);
 }
 
 void merge(const AttentionTask& task, uint8_t* parts, uint8_t* scratch) {
@@ -52,8 +54,8 @@ void merge(const AttentionTask& task, uint8_t* parts, uint8_t* scratch) {
 
 }  // namespace
 
-extern const AttentionKernel attention_kernel = {attention_block_bytes, attention_store, scratch_bytes, part_bytes,
-                                                 attend, attend_spans, merge};
+extern const AttentionKernel attention_kernel = {
+    attention_block_bytes, attention_store, scratch_bytes, part_bytes, attend, attend_spans, merge};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

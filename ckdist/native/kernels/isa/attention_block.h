@@ -1,13 +1,14 @@
 // One block of the KV cache for one kv-head, byte by byte. Private to isa/.
 //
 //   f32, f16, bf16   K [head_dim][16 positions], V [16 positions][head_dim]
-//   i16, q8_0        codes in pairs, the operands of a dot product of 16-bit integers: K [head_dim / 2][16 positions][2 dimensions],
+//   i16, q8_0        codes in pairs, the operands of a dot product of 16-bit integers: K [head_dim / 2][16 positions][2
+//   dimensions],
 //                    V [8 pairs][head_dim][2 positions]; then the scales of K and of V, each [groups][16 positions].
-//                    i16: int16 codes, one float scale; q8_0: int8 codes, a float16 scale for each group of 32 dimensions, or for all
-//                    of them where head_dim is not a multiple of 32
+//                    i16: int16 codes, one float scale; q8_0: int8 codes, a float16 scale for each group of 32
+//                    dimensions, or for all of them where head_dim is not a multiple of 32
 //
-// No score and no weighted sum needs a horizontal sum. A pair of codes also lies as one word that can be broadcast, so the same block
-// serves lanes that are positions (few queries) and lanes that are queries (many).
+// No score and no weighted sum needs a horizontal sum. A pair of codes also lies as one word that can be broadcast, so
+// the same block serves lanes that are positions (few queries) and lanes that are queries (many).
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/isa/simd.h"

@@ -1,13 +1,13 @@
 // Attention in float32 over a cache of floats (f32, f16, bf16), with the softmax taken online inside a span.
 //
-// A span is walked in chunks of 64 positions. Per chunk and group of queries: scores (lanes are positions, one chain over head_dim
-// each), softmax of each row against its running maximum, and the weighted sum of V (lanes are dimensions, one chain over positions
-// each). A chunk that a query does not see changes none of its bits: the maximum stays, the correction is exactly 1, the weights are
-// exactly 0.
+// A span is walked in chunks of 64 positions. Per chunk and group of queries: scores (lanes are positions, one chain
+// over head_dim each), softmax of each row against its running maximum, and the weighted sum of V (lanes are
+// dimensions, one chain over positions each). A chunk that a query does not see changes none of its bits: the maximum
+// stays, the correction is exactly 1, the weights are exactly 0.
 //
-// K and V are read straight from the cache and converted in registers. Where the ISA converts slowly and many queries share the
-// chunk, or a row of V ends in half a Vec, the chunk's codes are converted once into scratch, in the layout of an f32 block, and
-// the same code reads them there.
+// K and V are read straight from the cache and converted in registers. Where the ISA converts slowly and many queries
+// share the chunk, or a row of V ends in half a Vec, the chunk's codes are converted once into scratch, in the layout
+// of an f32 block, and the same code reads them there.
 #include "kernels/isa/attention_float.h"
 
 #include "kernels/isa/attention_parts.h"
@@ -21,10 +21,12 @@ constexpr int kChunkBlocks = 4;
 constexpr int kChunk = kChunkBlocks * kBlockTokens;
 static_assert(kBlockTokens == kLanes, "a lane is a position of a block");
 
-// Accumulators that fit in the registers beside their operands, in Vecs, and the most queries that share one load of K or V.
+// Accumulators that fit in the registers beside their operands, in Vecs, and the most queries that share one load of K
+// or V.
 #if defined(__AVX512F__)
 constexpr int kAccumulators = 24, kGroup = 6;
-constexpr int64_t kDirectQueries = INT64_MAX;  // converting in registers is cheaper than a trip through scratch, however often
+constexpr int64_t kDirectQueries =
+    INT64_MAX;  // converting in registers is cheaper than a trip through scratch, however often
 #elif defined(__AVX2__) || defined(CKDIST_NEON)
 constexpr int kAccumulators = 6, kGroup = 6;
 constexpr int64_t kDirectQueries = INT64_MAX;
@@ -52,7 +54,8 @@ struct Workspace {
   float* part;
   float* state;
 
-  Workspace(float* base, int tokens, int heads, int head_dim) : queries(int64_t{tokens} * heads), width(round_lanes(head_dim)) {
+  Workspace(float* base, int tokens, int heads, int head_dim)
+      : queries(int64_t{tokens} * heads), width(round_lanes(head_dim)) {
     const auto take = [&](int64_t n) {
       float* start = base ? base + floats : nullptr;
       floats += round_lanes(n);
@@ -89,7 +92,8 @@ constexpr bool kFetchAhead = type != KvType::f32 || R <= 3;
 
 // Scores of R queries against B blocks from `first` on: out (R, 64) = scale * q.k
 template <KvType type, int R, int B>
-__attribute__((noinline)) void score(const Chunk& chunk, int first, const float* q, int head_dim, float scale, float* out) {
+__attribute__((noinline)) void score(const Chunk& chunk, int first, const float* q, int head_dim, float scale,
+                                     float* out) {
   const uint8_t* k[B];
   for (int b = 0; b < B; ++b) k[b] = chunk.k[first + b];
   Vec sum[R][B];
@@ -117,8 +121,10 @@ void score_chunk(const Chunk& chunk, int first, const float* q, int head_dim, fl
   if constexpr (B > 1) score_chunk<type, R, B - 1>(chunk, first, q, head_dim, scale, out);
 }
 
-// One query's scores (64) into weights, of which only positions [low, high) count. Returns the factor for what was summed before.
-__attribute__((noinline)) float soften(float* scores, int low, int high, float soft_cap, float* running_max, float* sum) {
+// One query's scores (64) into weights, of which only positions [low, high) count. Returns the factor for what was
+// summed before.
+__attribute__((noinline)) float soften(float* scores, int low, int high, float soft_cap, float* running_max,
+                                       float* sum) {
   const Vec minus_infinity = set(-__builtin_inff());
   Vec s[kChunkBlocks];
   for (int b = 0; b < kChunkBlocks; ++b) {
@@ -151,8 +157,8 @@ __attribute__((noinline)) float soften(float* scores, int low, int high, float s
 
 // acc (R, width) columns [column, column + 16 D) = acc * correction + weights (R, 64) times the chunk's V.
 template <KvType type, int R, int D>
-__attribute__((noinline)) void accumulate(const Chunk& chunk, const float* weights, const float* correction, int64_t column,
-                                          float* acc, int64_t width) {
+__attribute__((noinline)) void accumulate(const Chunk& chunk, const float* weights, const float* correction,
+                                          int64_t column, float* acc, int64_t width) {
   Vec sum[R][D];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < D; ++c) sum[r][c] = load(acc + r * width + column + c * kLanes) * set(correction[r]);
@@ -175,7 +181,8 @@ __attribute__((noinline)) void accumulate(const Chunk& chunk, const float* weigh
 }
 
 template <KvType type, int R, int D>
-void accumulate_row(const Chunk& chunk, const float* weights, const float* correction, int64_t column, float* acc, int64_t width) {
+void accumulate_row(const Chunk& chunk, const float* weights, const float* correction, int64_t column, float* acc,
+                    int64_t width) {
   if constexpr (R * D <= kAccumulators)
     for (; width - column >= D * kLanes; column += D * kLanes)
       accumulate<type, R, D>(chunk, weights, correction, column, acc, width);
@@ -184,7 +191,8 @@ void accumulate_row(const Chunk& chunk, const float* weights, const float* corre
 
 // One group of R queries, the first of which is query `row`, over one chunk that starts at position `start`.
 template <KvType type, int R>
-void attend_group(const AttentionTask& task, const Workspace& work, const SpanPart& part, const Chunk& chunk, int64_t start, int64_t row) {
+void attend_group(const AttentionTask& task, const Workspace& work, const SpanPart& part, const Chunk& chunk,
+                  int64_t start, int64_t row) {
   constexpr int kBlocks = kAccumulators / R < kChunkBlocks ? kAccumulators / R : kChunkBlocks;
   int low[R], high[R];
   bool seen = false;
@@ -198,7 +206,8 @@ void attend_group(const AttentionTask& task, const Workspace& work, const SpanPa
   }
   if (!seen) return;
 
-  score_chunk<type, R, kBlocks>(chunk, chunk.first, work.q + row * task.head_dim, task.head_dim, task.scale, work.weights);
+  score_chunk<type, R, kBlocks>(chunk, chunk.first, work.q + row * task.head_dim, task.head_dim, task.scale,
+                                work.weights);
   float correction[R];
   for (int r = 0; r < R; ++r)
     correction[r] = soften(work.weights + r * kChunk, low[r], high[r], task.soft_cap, part.largest + row + r,
@@ -207,7 +216,8 @@ void attend_group(const AttentionTask& task, const Workspace& work, const SpanPa
 }
 
 template <KvType type>
-void attend_rows(const AttentionTask& task, const Workspace& work, const SpanPart& part, const Chunk& chunk, int64_t start, int64_t row, int rows) {
+void attend_rows(const AttentionTask& task, const Workspace& work, const SpanPart& part, const Chunk& chunk,
+                 int64_t start, int64_t row, int rows) {
   switch (rows) {
     case 1: return attend_group<type, 1>(task, work, part, chunk, start, row);
     case 2: return attend_group<type, 2>(task, work, part, chunk, start, row);
@@ -259,7 +269,8 @@ void prepare_queries(const AttentionTask& task, const Workspace& work, int rows)
     const int64_t count = work.queries - row < rows ? work.queries - row : rows;
     float* packed = work.q + row * task.head_dim;  // (head_dim, count)
     for (int64_t r = 0; r < count; ++r) {
-      const float* q = task.q + (row + r) / task.heads * task.q_token_stride + (row + r) % task.heads * task.q_head_stride;
+      const float* q =
+          task.q + (row + r) / task.heads * task.q_token_stride + (row + r) % task.heads * task.q_head_stride;
       for (int i = 0; i < task.head_dim; ++i) packed[i * count + r] = q[i];
     }
   }
@@ -290,7 +301,8 @@ int rows_of_group(const Shape& shape) {
 }
 
 template <KvType type>
-void attend_span(const AttentionTask& task, const Shape& shape, const Workspace& work, const SpanPart& part, int64_t span) {
+void attend_span(const AttentionTask& task, const Shape& shape, const Workspace& work, const SpanPart& part,
+                 int64_t span) {
   const BlockLayout layout(type, task.head_dim);
   const int rows = rows_of_group(shape);
   const bool whole = task.head_dim % kLanes == 0;  // else a row of V ends in half a Vec
@@ -304,10 +316,8 @@ void attend_span(const AttentionTask& task, const Shape& shape, const Workspace&
     const Chunk chunk_in_use = direct ? chunk : convert<type>(chunk, work, task.head_dim);
     for (int64_t row = 0; row < work.queries; row += rows) {
       const int count = static_cast<int>(work.queries - row < rows ? work.queries - row : rows);
-      if (direct)
-        attend_rows<type>(task, work, part, chunk_in_use, start, row, count);
-      else
-        attend_rows<KvType::f32>(task, work, part, chunk_in_use, start, row, count);
+      if (direct) attend_rows<type>(task, work, part, chunk_in_use, start, row, count);
+      else attend_rows<KvType::f32>(task, work, part, chunk_in_use, start, row, count);
     }
   }
   for (int64_t row = 0; row < work.queries; ++row) {
@@ -316,7 +326,8 @@ void attend_span(const AttentionTask& task, const Shape& shape, const Workspace&
   }
 }
 
-void attend_span_of_type(const AttentionTask& task, const Shape& shape, const Workspace& work, const SpanPart& part, int64_t span) {
+void attend_span_of_type(const AttentionTask& task, const Shape& shape, const Workspace& work, const SpanPart& part,
+                         int64_t span) {
   if (task.kv_type == KvType::f32) return attend_span<KvType::f32>(task, shape, work, part, span);
   if (task.kv_type == KvType::f16) return attend_span<KvType::f16>(task, shape, work, part, span);
   attend_span<KvType::bf16>(task, shape, work, part, span);
@@ -324,7 +335,9 @@ void attend_span_of_type(const AttentionTask& task, const Shape& shape, const Wo
 
 }  // namespace
 
-int64_t float_scratch_floats(int tokens, int heads, int head_dim) { return Workspace(nullptr, tokens, heads, head_dim).floats; }
+int64_t float_scratch_floats(int tokens, int heads, int head_dim) {
+  return Workspace(nullptr, tokens, heads, head_dim).floats;
+}
 
 void attend_float(const AttentionTask& task, float* scratch) {
   const Workspace work(scratch, task.tokens, task.heads, task.head_dim);

@@ -1,13 +1,14 @@
 // Attention over a cache of integers (i16, q8_0): both products are dot products of 16-bit integers in pairs.
 //
-// One instruction does twice the products of a float multiplication, on every ISA, and reads the cache as it lies. Queries become
-// 16-bit codes with a scale each, weights become whole numbers of 2^-16 of the span's largest and then codes: what that rounds away is
-// less than what float16 keys and values lose (tests/test_attention.py has both numbers). Integer sums are exact, so two shapes of the
-// same work give the same bits: for few queries a lane is a position (scores) or a dimension (values), and each load of the cache
-// serves all queries; for many a lane is a query, and nothing but broadcasts of the cache is read in the inner loop.
+// One instruction does twice the products of a float multiplication, on every ISA, and reads the cache as it lies.
+// Queries become 16-bit codes with a scale each, weights become whole numbers of 2^-16 of the span's largest and then
+// codes: what that rounds away is less than what float16 keys and values lose (tests/test_attention.py has both
+// numbers). Integer sums are exact, so two shapes of the same work give the same bits: for few queries a lane is a
+// position (scores) or a dimension (values), and each load of the cache serves all queries; for many a lane is a query,
+// and nothing but broadcasts of the cache is read in the inner loop.
 //
-// Per span: scores, their largest, weights = round(2^16 exp(score - largest)) whose sum is exact in a float too, codes of weight times
-// scale of V, and the weighted sums.
+// Per span: scores, their largest, weights = round(2^16 exp(score - largest)) whose sum is exact in a float too, codes
+// of weight times scale of V, and the weighted sums.
 #include "kernels/isa/attention_integer.h"
 
 #include "kernels/isa/attention_parts.h"
@@ -32,15 +33,16 @@ constexpr int kQueriesAhead = 6;  // that are fetched while one is made codes
 
 struct Workspace {
   int64_t floats = 0;
-  int16_t* q;        // rows: groups of R queries, each (head_dim / 2, R, 2); lanes: Vecs of queries, each (head_dim / 2, 16, 2)
+  int16_t*
+      q;  // rows: groups of R queries, each (head_dim / 2, R, 2); lanes: Vecs of queries, each (head_dim / 2, 16, 2)
   int16_t* codes;    // (16, head_dim)
   float* factor;     // (lanes,): score / (codes of q . k)
   float* scores;     // rows: (R, 256); lanes: (256, Vecs, 16)
   int16_t* weights;  // rows: (groups, R, 256); lanes: (groups, 128, Vecs, 16, 2)
   float* k_scales;   // (groups, 256)
   float* v_scales;
-  float* factors;    // (1 + groups, lanes)
-  int16_t* keys;     // a span of int8 codes widened, as blocks of i16
+  float* factors;  // (1 + groups, lanes)
+  int16_t* keys;   // a span of int8 codes widened, as blocks of i16
   int16_t* values;
   float* part;
   float* state;
@@ -71,12 +73,12 @@ struct Workspace {
 
 struct Span {
   int64_t start;
-  int first, last;                 // blocks in use
+  int first, last;  // blocks in use
   const uint8_t* k[kSpanBlocks];
   const uint8_t* v[kSpanBlocks];
   const uint8_t* after_k[kSpanBlocks];  // fetched while the block's K is read; likewise V
   const uint8_t* after_v[kSpanBlocks];
-  const float* k_scales;           // (groups, 256)
+  const float* k_scales;  // (groups, 256)
   const float* v_scales;
 };
 
@@ -86,7 +88,9 @@ int rows_of_group(const Shape& shape) {
 }
 
 void prepare_queries(const AttentionTask& task, const Shape& shape, const Workspace& work) {
-  const auto query = [&](int64_t row) { return task.q + row / task.heads * task.q_token_stride + row % task.heads * task.q_head_stride; };
+  const auto query = [&](int64_t row) {
+    return task.q + row / task.heads * task.q_token_stride + row % task.heads * task.q_head_stride;
+  };
   const auto codes = [&](int64_t row, int16_t* out) {
     // Tokens' rows are pages apart, so no hardware brings the next ones.
     if (row + kQueriesAhead < shape.queries) {
@@ -121,7 +125,8 @@ void prepare_queries(const AttentionTask& task, const Shape& shape, const Worksp
       for (int r = 0; r < kLanes; ++r)
         tile[r] = load_n(reinterpret_cast<const float*>(work.codes + r * task.head_dim + 2 * i), count);
       transpose(tile);
-      for (int j = 0; j < count; ++j) store(reinterpret_cast<float*>(work.q + at * task.head_dim + (i + j) * 2 * kLanes), tile[j]);
+      for (int j = 0; j < count; ++j)
+        store(reinterpret_cast<float*>(work.q + at * task.head_dim + (i + j) * 2 * kLanes), tile[j]);
     }
   }
 }
@@ -153,17 +158,20 @@ Span open_span(const AttentionTask& task, const Shape& shape, const Workspace& w
         store(k_scales, load(reinterpret_cast<const float*>(at + layout.k_scales_offset) + g * kLanes));
         of_v = load(reinterpret_cast<const float*>(at + layout.v_scales_offset) + g * kLanes);
       }
-      // A weight of 0 must stay 0 where nothing is stored yet; where something is, the scale of K shows what is not a number.
+      // A weight of 0 must stay 0 where nothing is stored yet; where something is, the scale of K shows what is not a
+      // number.
       store(v_scales, select(less(abs(of_v), set(3e38f)), of_v, set(0.0f)));
     }
   }
-  // While the keys of a span are read its values are fetched, meanwhile the keys of the next span, or of the next kv-head's first.
+  // While the keys of a span are read its values are fetched, meanwhile the keys of the next span, or of the next
+  // kv-head's first.
   const int64_t first_block = task.first_span() * kSpanBlocks;
   for (int b = span.first; b < span.last; ++b) {
     span.after_k[b] = span.v[b];
     const int64_t next = start / kBlockTokens + kSpanBlocks + b;
     if (next < blocks) span.after_v[b] = block(kSpanBlocks + b);
-    else if (task.next_kv && first_block + b < blocks) span.after_v[b] = task.next_kv + task.block_table[first_block + b] * task.block_stride;
+    else if (task.next_kv && first_block + b < blocks)
+      span.after_v[b] = task.next_kv + task.block_table[first_block + b] * task.block_stride;
     else span.after_v[b] = span.v[b];
   }
   return span;
@@ -201,7 +209,8 @@ CKDIST_INLINE Vec weigh(Vec sum, Vec largest_scale, Vec* unit) {
 
 // Codes of R queries times those of B blocks from `first` on, scaled by K's scales: out (R, 256).
 template <class Code, int R, int B>
-__attribute__((noinline)) void score_rows(const Span& span, int first, const int16_t* q, int head_dim, int group, float* out) {
+__attribute__((noinline)) void score_rows(const Span& span, int first, const int16_t* q, int head_dim, int group,
+                                          float* out) {
   const Code* k[B];
   int64_t ahead[B];
   for (int b = 0; b < B; ++b) {
@@ -243,9 +252,10 @@ void score_blocks(const Span& span, int first, int last, const int16_t* q, int h
 
 // values (R, width) columns [column, column + 16 D) = weights (groups, R, 256) times the V of blocks [first, last).
 template <class Code, int R, int D>
-__attribute__((noinline)) void accumulate_rows(const Span& span, int first, int last, const int16_t* weights, int head_dim, int group,
-                                               int64_t column, float* values, int64_t width) {
-  constexpr int kShare = sizeof(Code) == 1 && D > 2 ? 2 : D;  // Vecs that share weights: a group of scales is two, or all
+__attribute__((noinline)) void accumulate_rows(const Span& span, int first, int last, const int16_t* weights,
+                                               int head_dim, int group, int64_t column, float* values, int64_t width) {
+  constexpr int kShare =
+      sizeof(Code) == 1 && D > 2 ? 2 : D;  // Vecs that share weights: a group of scales is two, or all
   Ints sum[R][D];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < D; ++c) sum[r][c] = zeros();
@@ -273,17 +283,19 @@ __attribute__((noinline)) void accumulate_rows(const Span& span, int first, int 
 }
 
 template <class Code, int R, int D>
-void accumulate_columns(const Span& span, int first, int last, const int16_t* weights, int head_dim, int group, int64_t column,
-                        float* values, int64_t width) {
+void accumulate_columns(const Span& span, int first, int last, const int16_t* weights, int head_dim, int group,
+                        int64_t column, float* values, int64_t width) {
   if constexpr (R * D <= kAccumulators)
     for (; width - column >= D * kLanes; column += D * kLanes)
       accumulate_rows<Code, R, D>(span, first, last, weights, head_dim, group, column, values, width);
-  if constexpr (D > 1) accumulate_columns<Code, R, D / 2>(span, first, last, weights, head_dim, group, column, values, width);
+  if constexpr (D > 1)
+    accumulate_columns<Code, R, D / 2>(span, first, last, weights, head_dim, group, column, values, width);
 }
 
 // A group of R queries, the first of which is query `row`, into its lanes and rows of the part.
 template <class Code, int R>
-void attend_group(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span, const SpanPart& part, int64_t row) {
+void attend_group(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span,
+                  const SpanPart& part, int64_t row) {
   constexpr int kBlocks = kAccumulators >= 4 * R ? 4 : kAccumulators >= 2 * R ? 2 : 1;
   int low[R], high[R], first = kSpanBlocks, last = 0;
   for (int r = 0; r < R; ++r) {
@@ -293,12 +305,14 @@ void attend_group(const AttentionTask& task, const Shape& shape, const Workspace
     last = to > last ? to : last;
   }
   if (first >= last) first = span.first, last = span.first;
-  score_blocks<Code, R, kBlocks>(span, first, last, work.q + row * task.head_dim, task.head_dim, shape.group, work.scores);
+  score_blocks<Code, R, kBlocks>(span, first, last, work.q + row * task.head_dim, task.head_dim, shape.group,
+                                 work.scores);
 
   float sums[kLanes] = {}, scales[kLanes] = {}, factors[kLanes];
   for (int r = 0; r < R; ++r) {
     float* scores = work.scores + r * kSpan;
-    const Vec factor = set(work.factor[row + r]), from = set(static_cast<float>(low[r])), to = set(static_cast<float>(high[r]));
+    const Vec factor = set(work.factor[row + r]), from = set(static_cast<float>(low[r])),
+              to = set(static_cast<float>(high[r]));
     Vec largest = set(-__builtin_inff());
     for (int i = first * kLanes; i < last * kLanes; i += kLanes) {
       Vec s = cap(load(scores + i) * factor, task.soft_cap);
@@ -342,15 +356,17 @@ void attend_group(const AttentionTask& task, const Shape& shape, const Workspace
       part.unit[g * shape.lanes + row + r] = units[r];
       int16_t* weights = work.weights + (g * R + r) * kSpan;
       for (int i = first * kLanes; i < last * kLanes; i += kLanes)
-        store_i16(weights + i, (load(work.scores + r * kSpan + i) * set(factors[r])) * load(span.v_scales + g * kSpan + i));
+        store_i16(weights + i,
+                  (load(work.scores + r * kSpan + i) * set(factors[r])) * load(span.v_scales + g * kSpan + i));
     }
   }
-  accumulate_columns<Code, R, 8>(span, first, last, work.weights, task.head_dim, shape.group, 0, part.values + row * shape.width,
-                                 shape.width);
+  accumulate_columns<Code, R, 8>(span, first, last, work.weights, task.head_dim, shape.group, 0,
+                                 part.values + row * shape.width, shape.width);
 }
 
 template <class Code>
-void attend_rows(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span, const SpanPart& part) {
+void attend_rows(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span,
+                 const SpanPart& part) {
   const int rows = rows_of_group(shape);
   for (int64_t row = 0; row < shape.queries; row += rows) {
     switch (shape.queries - row < rows ? shape.queries - row : rows) {
@@ -391,7 +407,8 @@ Span widen(const AttentionTask& task, const Workspace& work, const Span& span) {
 
 // Scores of P Vecs of queries against one block: out (16, P, 16), scaled by K's scales.
 template <int P>
-__attribute__((noinline)) void score_lanes(const int16_t* key, const int16_t* q, int head_dim, int group, const float* scales, float* out) {
+__attribute__((noinline)) void score_lanes(const int16_t* key, const int16_t* q, int head_dim, int group,
+                                           const float* scales, float* out) {
   for (int start = 0; start < head_dim; start += group) {
     for (int first = 0; first < kBlockTokens; first += kSteps) {
       Ints sum[P][kSteps];
@@ -416,10 +433,11 @@ __attribute__((noinline)) void score_lanes(const int16_t* key, const int16_t* q,
   }
 }
 
-// values (head_dim, 16) of each of P Vecs of queries = weights (groups, 128, P, 16, 2) times the V of blocks [first, last).
+// values (head_dim, 16) of each of P Vecs of queries = weights (groups, 128, P, 16, 2) times the V of blocks [first,
+// last).
 template <int P>
-__attribute__((noinline)) void accumulate_lanes(const Span& span, int first, int last, const int16_t* weights, int head_dim, int group,
-                                                float* values) {
+__attribute__((noinline)) void accumulate_lanes(const Span& span, int first, int last, const int16_t* weights,
+                                                int head_dim, int group, float* values) {
   for (int column = 0; column < head_dim; column += kSteps) {
     const int16_t* w = weights + int64_t{column} / group * kSpan * P * kLanes;
     Ints sum[P][kSteps];
@@ -443,9 +461,9 @@ __attribute__((noinline)) void accumulate_lanes(const Span& span, int first, int
 
 // Vec p of P: its scores into weights, for the positions [first, last) of which lane i counts [low[i], high[i]).
 template <class Code, int P>
-__attribute__((noinline)) void soften_lanes(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span,
-                                            const SpanPart& part, int64_t at, int p, int first, int last, const float* low, const float* high,
-                                            bool edge) {
+__attribute__((noinline)) void soften_lanes(const AttentionTask& task, const Shape& shape, const Workspace& work,
+                                            const Span& span, const SpanPart& part, int64_t at, int p, int first,
+                                            int last, const float* low, const float* high, bool edge) {
   float* scores = work.scores + p * kLanes;
   const Vec factor = load(work.factor + at), from = load(low), to = load(high);
   Vec largest = set(-__builtin_inff());
@@ -488,7 +506,8 @@ __attribute__((noinline)) void soften_lanes(const AttentionTask& task, const Sha
     int16_t* out = work.weights + g * kSpan * P * kLanes + p * 2 * kLanes;
     for (int i = first; i < last; i += 2) {
       const float* score = scores + i * P * kLanes;
-      const Vec even = (load(score) * weight) * set(scales[i]), odd = (load(score + P * kLanes) * weight) * set(scales[i + 1]);
+      const Vec even = (load(score) * weight) * set(scales[i]),
+                odd = (load(score + P * kLanes) * weight) * set(scales[i + 1]);
       store_pairs(out + i * P * kLanes, round_pairs(even, odd));
     }
   }
@@ -496,7 +515,8 @@ __attribute__((noinline)) void soften_lanes(const AttentionTask& task, const Sha
 
 // The P Vecs of queries from `at` on; false where none of them sees the span.
 template <class Code, int P>
-bool attend_vecs(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span, const SpanPart& part, int64_t at) {
+bool attend_vecs(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span,
+                 const SpanPart& part, int64_t at) {
   float low[P * kLanes], high[P * kLanes];
   int least_low = kSpan, most_low = 0, least_high = kSpan, most_high = 0;
   for (int i = 0; i < P * kLanes; ++i) {
@@ -516,15 +536,16 @@ bool attend_vecs(const AttentionTask& task, const Shape& shape, const Workspace&
     score_lanes<P>(reinterpret_cast<const int16_t*>(span.k[b]), work.q + at * task.head_dim, task.head_dim, shape.group,
                    span.k_scales + b * kLanes, work.scores + b * kLanes * P * kLanes);
   for (int p = 0; p < P; ++p)
-    soften_lanes<Code, P>(task, shape, work, span, part, at + p * kLanes, p, first * kLanes, last * kLanes, low + p * kLanes,
-                          high + p * kLanes, edge);
+    soften_lanes<Code, P>(task, shape, work, span, part, at + p * kLanes, p, first * kLanes, last * kLanes,
+                          low + p * kLanes, high + p * kLanes, edge);
   accumulate_lanes<P>(span, first, last, work.weights, task.head_dim, shape.group, part.values + at * task.head_dim);
   return true;
 }
 
 // Calls done(first lane, last lane) for every Vecs of queries that see the span.
 template <class Code, class Done>
-void attend_lanes(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& codes, const SpanPart& part, Done&& done) {
+void attend_lanes(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& codes,
+                  const SpanPart& part, Done&& done) {
   const Span span = sizeof(Code) == 1 ? widen(task, work, codes) : codes;
   int64_t at = 0;
   if constexpr (kVecs > 1)
@@ -545,8 +566,9 @@ void attend_typed(const AttentionTask& task, float* scratch) {
   for (int64_t s = task.first_span(); s < task.last_span(); ++s) {
     const Span span = open_span<Code>(task, shape, work, s * kSpan);
     if (shape.by_lane) {
-      attend_lanes<Code>(task, shape, work, span, part,
-                         [&](int64_t first, int64_t last) { merge_part(shape, part, state, work.factors, first, last); });
+      attend_lanes<Code>(task, shape, work, span, part, [&](int64_t first, int64_t last) {
+        merge_part(shape, part, state, work.factors, first, last);
+      });
     } else {
       attend_rows<Code>(task, shape, work, span, part);
       merge_part(shape, part, state, work.factors, 0, shape.lanes);
@@ -564,23 +586,24 @@ void attend_spans(const AttentionTask& task, int64_t first, int64_t last, float*
     const SpanPart part(parts + (s - first) * shape.part_floats(), shape);
     clear(shape, part);
     const Span span = open_span<Code>(task, shape, work, s * kSpan);
-    if (shape.by_lane)
-      attend_lanes<Code>(task, shape, work, span, part, [](int64_t, int64_t) {});
-    else
-      attend_rows<Code>(task, shape, work, span, part);
+    if (shape.by_lane) attend_lanes<Code>(task, shape, work, span, part, [](int64_t, int64_t) {});
+    else attend_rows<Code>(task, shape, work, span, part);
   }
 }
 
 }  // namespace
 
-int64_t integer_scratch_floats(int tokens, int heads, int head_dim) { return Workspace(nullptr, tokens, heads, head_dim).floats; }
+int64_t integer_scratch_floats(int tokens, int heads, int head_dim) {
+  return Workspace(nullptr, tokens, heads, head_dim).floats;
+}
 
 void attend_integer(const AttentionTask& task, float* scratch) {
   task.kv_type == KvType::q8_0 ? attend_typed<int8_t>(task, scratch) : attend_typed<int16_t>(task, scratch);
 }
 
 void attend_integer_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch) {
-  task.kv_type == KvType::q8_0 ? attend_spans<int8_t>(task, first, last, parts, scratch) : attend_spans<int16_t>(task, first, last, parts, scratch);
+  task.kv_type == KvType::q8_0 ? attend_spans<int8_t>(task, first, last, parts, scratch)
+                               : attend_spans<int16_t>(task, first, last, parts, scratch);
 }
 
 }  // namespace CKDIST_ISA

@@ -10,9 +10,10 @@ int64_t integer_scratch_floats(int tokens, int heads, int head_dim);
 void attend_integer(const AttentionTask& task, float* scratch);
 void attend_integer_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch);
 
-// Sums of products must stay below 2^31. For q.k that is the Cauchy-Schwarz inequality's: neither vector of codes is longer than
-// kLongest, rounding (at most half a code in each of 4096 dimensions) included. For the weighted sum of values it is the sum of a
-// span's weights (kMostWeight) times the largest code of a value, half a unit of rounding in each of 256 weights included.
+// Sums of products must stay below 2^31. For q.k that is the Cauchy-Schwarz inequality's: neither vector of codes is
+// longer than kLongest, rounding (at most half a code in each of 4096 dimensions) included. For the weighted sum of
+// values it is the sum of a span's weights (kMostWeight) times the largest code of a value, half a unit of rounding in
+// each of 256 weights included.
 constexpr float kLargestCode = 32767.0f, kLongest = 46200.0f;
 constexpr float kLargestValue = 16383.0f, kMostWeight = 130800.0f;
 
@@ -44,11 +45,12 @@ CKDIST_INLINE float quantise_vecs(const float* x, int n, float largest, float lo
   }
   return magnitude / peak_code;
 }
-// codes = round(x / scale) with codes up to `largest` and, as a vector, up to `longest`; returns the scale, and NaN where any x is NaN
-// or infinite, so that bad numbers stay visible. n is a multiple of 8.
+// codes = round(x / scale) with codes up to `largest` and, as a vector, up to `longest`; returns the scale, and NaN
+// where any x is NaN or infinite, so that bad numbers stay visible. n is a multiple of 8.
 CKDIST_INLINE float quantise(const float* x, int n, float largest, float longest, int16_t* codes) {
   if (n == 8 * kLanes) return quantise_vecs<8>(x, n, largest, longest, codes);
-  return n == 4 * kLanes ? quantise_vecs<4>(x, n, largest, longest, codes) : quantise_vecs<0>(x, n, largest, longest, codes);
+  return n == 4 * kLanes ? quantise_vecs<4>(x, n, largest, longest, codes)
+                         : quantise_vecs<0>(x, n, largest, longest, codes);
 }
 
 }  // namespace CKDIST_ISA

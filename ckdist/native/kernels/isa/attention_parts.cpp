@@ -21,7 +21,8 @@ void clear(const Shape& shape, const SpanPart& state) {
   std::memset(state.sum, 0, 4 * (shape.part_floats() - shape.lanes));
 }
 
-void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state, float* factors, int64_t first, int64_t last) {
+void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state, float* factors, int64_t first,
+                int64_t last) {
   const int groups = shape.groups();
   for (int64_t at = first; at < last; at += kLanes) {
     const Vec before = load(state.largest + at), here = load(part.largest + at);
@@ -31,7 +32,8 @@ void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state,
     store(state.largest + at, now);
     store(state.sum + at, fma(load(state.sum + at), kept, load(part.sum + at) * added));
     store(factors + at, kept);
-    for (int g = 0; g < groups; ++g) store(factors + (1 + g) * shape.lanes + at, load(part.unit + g * shape.lanes + at) * added);
+    for (int g = 0; g < groups; ++g)
+      store(factors + (1 + g) * shape.lanes + at, load(part.unit + g * shape.lanes + at) * added);
   }
   if (shape.by_lane) {
     for (int64_t at = first; at < last; at += kLanes) {
@@ -58,7 +60,9 @@ void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state,
 }
 
 void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state) {
-  const auto row_of = [&](int64_t row) { return task.out + row / task.heads * task.out_token_stride + row % task.heads * task.out_head_stride; };
+  const auto row_of = [&](int64_t row) {
+    return task.out + row / task.heads * task.out_token_stride + row % task.heads * task.out_head_stride;
+  };
   const auto lanes_from = [&](int column) { return task.head_dim - column < kLanes ? task.head_dim - column : kLanes; };
   // Adding 0 leaves one zero: +0.
   if (!shape.by_lane) {
@@ -73,12 +77,14 @@ void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state
   for (int64_t at = 0; at < shape.queries; at += kLanes) {
     const int rows = shape.queries - at < kLanes ? static_cast<int>(shape.queries - at) : kLanes;
     float *out[kLanes], *next[kLanes];
-    for (int r = 0; r < rows; ++r) out[r] = row_of(at + r), next[r] = row_of(at + kLanes + r < shape.queries ? at + kLanes + r : at + r);
+    for (int r = 0; r < rows; ++r)
+      out[r] = row_of(at + r), next[r] = row_of(at + kLanes + r < shape.queries ? at + kLanes + r : at + r);
     const Vec inverse = set(1.0f) / load(state.sum + at);
     for (int i = 0; i < task.head_dim; i += kLanes) {
       Vec tile[kLanes];
       for (int j = 0; j < kLanes; ++j)
-        tile[j] = j < lanes_from(i) ? load(state.values + at * shape.head_dim + (i + j) * kLanes) * inverse + set(0.0f) : set(0.0f);
+        tile[j] = j < lanes_from(i) ? load(state.values + at * shape.head_dim + (i + j) * kLanes) * inverse + set(0.0f)
+                                    : set(0.0f);
       transpose(tile);
       for (int r = 0; r < rows; ++r) {
         store_n(out[r] + i, tile[r], lanes_from(i));

@@ -1,8 +1,8 @@
 // What the attention kernels share: a span's part of the result, and merging parts one after another. Private to isa/.
 //
-// Dao et al. 2022, arXiv:2205.14135: of each span and query, the largest score, the sum of the weights relative to it, and the values'
-// weighted sum. Merging rescales by exp(largest so far - new largest). A span that a query does not see changes none of its bits: the
-// largest stays, what was summed is multiplied by exactly 1, and zeros are added.
+// Dao et al. 2022, arXiv:2205.14135: of each span and query, the largest score, the sum of the weights relative to it,
+// and the values' weighted sum. Merging rescales by exp(largest so far - new largest). A span that a query does not see
+// changes none of its bits: the largest stays, what was summed is multiplied by exactly 1, and zeros are added.
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/isa/attention_block.h"
@@ -34,13 +34,18 @@ struct SpanPart {
   float* values;   // as Shape says
 
   SpanPart(float* base, const Shape& shape)
-      : largest(base), sum(base + shape.lanes), unit(base + 2 * shape.lanes), values(base + (2 + shape.groups()) * shape.lanes) {}
+      : largest(base),
+        sum(base + shape.lanes),
+        unit(base + 2 * shape.lanes),
+        values(base + (2 + shape.groups()) * shape.lanes) {}
 };
 
 Shape shape_of(const AttentionTask& task);
 void clear(const Shape& shape, const SpanPart& state);
-// Lanes [first, last) of a part into the state. The state's units are all 1 and not kept; factors: (1 + groups, lanes) of scratch.
-void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state, float* factors, int64_t first, int64_t last);
+// Lanes [first, last) of a part into the state. The state's units are all 1 and not kept; factors: (1 + groups, lanes)
+// of scratch.
+void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state, float* factors, int64_t first,
+                int64_t last);
 // out = values / sum
 void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state);
 

@@ -75,9 +75,11 @@ void lay_out_pairs(const Code* k, const Code* v, int slot, int head_dim, uint8_t
   Code* key = reinterpret_cast<Code*>(block) + 2 * slot;
   Pair* value = reinterpret_cast<Pair*>(block + layout.v_offset) + slot / 2 * head_dim;
   for (int i = 0; i < head_dim; i += 2) std::memcpy(key + i * kBlockTokens, k + i, 2 * sizeof(Code));
-  const int shift = slot % 2 * bits;  // whole pairs are written, whose other half stays: in vectors, unlike every second code
+  const int shift =
+      slot % 2 * bits;  // whole pairs are written, whose other half stays: in vectors, unlike every second code
   const Pair other = static_cast<Pair>(static_cast<Pair>(static_cast<Bits>(-1)) << (bits - shift));
-  for (int i = 0; i < head_dim; ++i) value[i] = static_cast<Pair>((value[i] & other) | static_cast<Pair>(static_cast<Bits>(v[i])) << shift);
+  for (int i = 0; i < head_dim; ++i)
+    value[i] = static_cast<Pair>((value[i] & other) | static_cast<Pair>(static_cast<Bits>(v[i])) << shift);
 }
 
 constexpr int kMostDimensions = 4096;
@@ -87,7 +89,9 @@ void store_q8(uint8_t* block, int slot, int head_dim, const float* k, const floa
   int8_t key[kMostDimensions], value[kMostDimensions];
   uint16_t* k_scales = reinterpret_cast<uint16_t*>(block + layout.k_scales_offset) + slot;
   const bool finite = quantise_q8(k, head_dim, layout.group, key, k_scales);
-  if (!quantise_q8(v, head_dim, layout.group, value, reinterpret_cast<uint16_t*>(block + layout.v_scales_offset) + slot) || !finite)
+  if (!quantise_q8(v, head_dim, layout.group, value,
+                   reinterpret_cast<uint16_t*>(block + layout.v_scales_offset) + slot) ||
+      !finite)
     k_scales[0] = 0x7e00;
   lay_out_pairs(key, value, slot, head_dim, block, layout);
 }

@@ -3,9 +3,10 @@
 // bits. Private to isa/.
 //
 // Without the instruction, of a code c >= 0 of the weights and a code x of the activations, |x| <= 127:
-//   codes of 2 to 6 bits   two products are at most 2 * 127 * c, so that a few of them can be added before they are widened
-//   codes of 8 bits        are taken as signed numbers w, -128 <= w <= 127: |w| times x with the sign of w, at most 2 * 127 * 128 = 32512
-//   minima                 have at most 6 bits, and what they are multiplied with 8: two products are at most 2 * 128 * 63, and two of those fit
+//   codes of 2 to 6 bits   two products are at most 2 * 127 * c, so that a few of them can be added before they are
+//   widened codes of 8 bits        are taken as signed numbers w, -128 <= w <= 127: |w| times x with the sign of w, at
+//   most 2 * 127 * 128 = 32512 minima                 have at most 6 bits, and what they are multiplied with 8: two
+//   products are at most 2 * 128 * 63, and two of those fit
 // Widening multiplies by 1, or by the group's scale where scales are whole numbers of 8 bits, which saves their product
 // afterwards.
 #pragma once
@@ -35,8 +36,8 @@ inline Lanes broadcast32(const void* at) {
   return CKDIST_LANES(set1_epi32)(value);
 }
 
-// What reads activations is written by hand: with 16 registers GCC 12 stores every broadcast to the stack and multiplies
-// it from there, with 32 it takes a register and an instruction for each.
+// What reads activations is written by hand: with 16 registers GCC 12 stores every broadcast to the stack and
+// multiplies it from there, with 32 it takes a register and an instruction for each.
 typedef int32_t Word __attribute__((may_alias));
 #define CKDIST_WORD(at) (*reinterpret_cast<const Word*>(at))
 
@@ -62,7 +63,8 @@ inline Lanes dot_minima(Lanes first, const uint8_t* x, Lanes second, const uint8
 
 constexpr bool kByteDot = false;
 inline Lanes dot_minima(Lanes first, const uint8_t* x, Lanes second, const uint8_t* y) {
-  const Lanes pairs = CKDIST_LANES(add_epi16)(CKDIST_LANES(maddubs_epi16)(first, broadcast32(x)), CKDIST_LANES(maddubs_epi16)(second, broadcast32(y)));
+  const Lanes pairs = CKDIST_LANES(add_epi16)(CKDIST_LANES(maddubs_epi16)(first, broadcast32(x)),
+                                              CKDIST_LANES(maddubs_epi16)(second, broadcast32(y)));
   return CKDIST_LANES(madd_epi16)(pairs, CKDIST_LANES(set1_epi16)(1));
 }
 
@@ -88,16 +90,18 @@ inline Lanes multiply_pairs(Lanes codes, const uint8_t* x) {
 #if defined(__AVX512F__)
   const Lanes four = broadcast32(x);
   if constexpr (!is_signed<type>()) return _mm512_maddubs_epi16(codes, four);
-  return _mm512_maddubs_epi16(_mm512_abs_epi8(codes), _mm512_mask_sub_epi8(four, _mm512_movepi8_mask(codes), _mm512_setzero_si512(), four));
+  return _mm512_maddubs_epi16(_mm512_abs_epi8(codes),
+                              _mm512_mask_sub_epi8(four, _mm512_movepi8_mask(codes), _mm512_setzero_si512(), four));
 #else
   Lanes pairs;
   if constexpr (!many)
-    pairs = is_signed<type>() ? _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(broadcast32(x), codes)) : _mm256_maddubs_epi16(codes, broadcast32(x));
+    pairs = is_signed<type>() ? _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(broadcast32(x), codes))
+                              : _mm256_maddubs_epi16(codes, broadcast32(x));
   else if constexpr (is_signed<type>())
     asm("vpbroadcastd %3, %0\n\tvpsignb %2, %0, %0\n\tvpmaddubsw %0, %1, %0"
-        : "=&x"(pairs) : "x"(_mm256_abs_epi8(codes)), "xm"(codes), "m"(CKDIST_WORD(x)));
-  else
-    asm("vpbroadcastd %2, %0\n\tvpmaddubsw %0, %1, %0" : "=&x"(pairs) : "x"(codes), "m"(CKDIST_WORD(x)));
+        : "=&x"(pairs)
+        : "x"(_mm256_abs_epi8(codes)), "xm"(codes), "m"(CKDIST_WORD(x)));
+  else asm("vpbroadcastd %2, %0\n\tvpmaddubsw %0, %1, %0" : "=&x"(pairs) : "x"(codes), "m"(CKDIST_WORD(x)));
   return pairs;
 #endif
 }
@@ -115,7 +119,8 @@ inline Lanes add_products(Lanes sum, Lanes factor, const Lanes* codes, const uin
   for (int s = 0; s < count; s += run) {
     Lanes pairs = multiply_pairs<type, many>(codes[s], x + 4 * s);
 #pragma GCC unroll 8
-    for (int i = 1; i < run; ++i) pairs = CKDIST_LANES(add_epi16)(pairs, multiply_pairs<type, many>(codes[s + i], x + 4 * (s + i)));
+    for (int i = 1; i < run; ++i)
+      pairs = CKDIST_LANES(add_epi16)(pairs, multiply_pairs<type, many>(codes[s + i], x + 4 * (s + i)));
     sum = CKDIST_LANES(add_epi32)(sum, CKDIST_LANES(madd_epi16)(pairs, factor));
   }
 #endif
@@ -124,7 +129,8 @@ inline Lanes add_products(Lanes sum, Lanes factor, const Lanes* codes, const uin
 
 // `low` in the lower half of every lane, `high` in the upper one; both fit 16 bits.
 inline Lanes pair_of(Lanes low, Lanes high) {
-  return CKDIST_LANES_BITS(or)(CKDIST_LANES_BITS(and)(low, CKDIST_LANES(set1_epi32)(0xffff)), CKDIST_LANES(slli_epi32)(high, 16));
+  return CKDIST_LANES_BITS(or)(CKDIST_LANES_BITS (and)(low, CKDIST_LANES(set1_epi32)(0xffff)),
+                               CKDIST_LANES(slli_epi32)(high, 16));
 }
 
 // Scales of the 32 columns of a group as add_products takes them, where scales are whole numbers; and minus the
@@ -142,7 +148,8 @@ struct PairScales {
     for (int p = 0; p < parts; ++p) factor[p] = scaled ? pair_of(scale[p], scale[p]) : CKDIST_LANES(set1_epi16)(1);
     of_sums = CKDIST_LANES_BITS(setzero)();
     if constexpr (scaled && offset)  // at most 32 * 128 each
-      of_sums = pair_of(CKDIST_LANES(slli_epi32)(scale[0], log2_of(layout.offset)), CKDIST_LANES(slli_epi32)(scale[parts - 1], log2_of(layout.offset)));
+      of_sums = pair_of(CKDIST_LANES(slli_epi32)(scale[0], log2_of(layout.offset)),
+                        CKDIST_LANES(slli_epi32)(scale[parts - 1], log2_of(layout.offset)));
   }
 };
 
@@ -167,7 +174,8 @@ inline void multiply_halves(Lanes* sum, Lanes* carried, const Lanes (*codes)[ste
   for (int s = 0; s < steps; ++s) {
     Lanes four;
     asm("vpbroadcastd %5, %2\n\t%{vex%} vpdpbusd %2, %3, %0\n\t%{vex%} vpdpbusd %2, %4, %1"
-        : "+x"(sum[0]), "+x"(sum[1]), "=&x"(four) : "x"(codes[0][s]), "x"(codes[1][s]), "m"(CKDIST_WORD(x + 4 * s)));
+        : "+x"(sum[0]), "+x"(sum[1]), "=&x"(four)
+        : "x"(codes[0][s]), "x"(codes[1][s]), "m"(CKDIST_WORD(x + 4 * s)));
   }
 #else
   constexpr int run = steps_before_widening<type>() < steps ? steps_before_widening<type>() : steps;
@@ -182,7 +190,8 @@ inline void multiply_halves(Lanes* sum, Lanes* carried, const Lanes (*codes)[ste
             "m"(CKDIST_WORD(x + 4 * s)));
     else
       asm("vpbroadcastd %4, %1\n\tvpmaddubsw %1, %2, %0\n\tvpmaddubsw %1, %3, %1"
-          : "=&x"(both[0]), "=&x"(both[1]) : "x"(codes[0][s]), "x"(codes[1][s]), "m"(CKDIST_WORD(x + 4 * s)));
+          : "=&x"(both[0]), "=&x"(both[1])
+          : "x"(codes[0][s]), "x"(codes[1][s]), "m"(CKDIST_WORD(x + 4 * s)));
 #pragma GCC unroll 8
     for (int i = s + 1; i < s + run; ++i)  // added by hand: GCC 12 puts that off, and stores what it would add
       asm("vpbroadcastd %6, %3\n\tvpmaddubsw %3, %4, %2\n\tvpmaddubsw %3, %5, %3\n\t"

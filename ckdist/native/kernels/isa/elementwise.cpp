@@ -65,7 +65,9 @@ void rope(const float* x, const float* cos, const float* sin, int64_t head_dim, 
 
 void gated(GateFunction function, const float* gate, const float* up, int64_t n, float* out) {
   if (function == GateFunction::silu)
-    each(n, [&](int64_t i, int lanes) { store_lanes(out + i, silu(load_lanes(gate + i, lanes)) * load_lanes(up + i, lanes), lanes); });
+    each(n, [&](int64_t i, int lanes) {
+      store_lanes(out + i, silu(load_lanes(gate + i, lanes)) * load_lanes(up + i, lanes), lanes);
+    });
   else
     each(n, [&](int64_t i, int lanes) {
       store_lanes(out + i, gelu_tanh(load_lanes(gate + i, lanes)) * load_lanes(up + i, lanes), lanes);
@@ -73,11 +75,14 @@ void gated(GateFunction function, const float* gate, const float* up, int64_t n,
 }
 
 void soft_cap(float* x, float cap, int64_t n) {
-  each(n, [&](int64_t i, int lanes) { store_lanes(x + i, set(cap) * tanh(load_lanes(x + i, lanes) / set(cap)), lanes); });
+  each(n,
+       [&](int64_t i, int lanes) { store_lanes(x + i, set(cap) * tanh(load_lanes(x + i, lanes) / set(cap)), lanes); });
 }
 
 void add(const float* x, int64_t n, float* out) {
-  each(n, [&](int64_t i, int lanes) { store_lanes(out + i, load_lanes(out + i, lanes) + load_lanes(x + i, lanes), lanes); });
+  each(n, [&](int64_t i, int lanes) {
+    store_lanes(out + i, load_lanes(out + i, lanes) + load_lanes(x + i, lanes), lanes);
+  });
 }
 
 bool maxima(const float* x, int64_t n, float* out) {
@@ -146,8 +151,8 @@ double sum_at_least(const float* x, const float* terms, int64_t n, float thresho
 
 }  // namespace
 
-extern const ElementwiseKernel elementwise_kernel = {rms_norm, sum_parts, rope, gated,  soft_cap,
-                                                     prepare_activations, add, maxima, sum_exp, sum_at_least};
+extern const ElementwiseKernel elementwise_kernel = {
+    rms_norm, sum_parts, rope, gated, soft_cap, prepare_activations, add, maxima, sum_exp, sum_at_least};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

@@ -116,10 +116,8 @@ void expand_grid(const uint8_t* packed, uint8_t* block, int row) {
 #pragma GCC unroll 8
     for (int step = 0; step < kGroupColumns / 4; step += words) {
       GridLanes codes[words];
-      if constexpr (words == 2)
-        load_entries(table, bits.index[step / 2], codes);
-      else
-        codes[0] = load_entries(table, bits.index[step]);
+      if constexpr (words == 2) load_entries(table, bits.index[step / 2], codes);
+      else codes[0] = load_entries(table, bits.index[step]);
       for (int w = 0; w < words; ++w)
         store_codes(plane + line * (step + w), with_signs<grid == Type::iq1_s>(codes[w], bits.signs, step + w));
     }
@@ -233,8 +231,7 @@ void expand_block(const uint8_t* packed, uint8_t* block) {
 
 template <Type type>
 ExpandBlock expand_of() {
-  if constexpr (!is_interleaved(type))
-    return nullptr;
+  if constexpr (!is_interleaved(type)) return nullptr;
   else {
 #if defined(__AVX512F__)
     if constexpr (grid_of(type).count > 0)

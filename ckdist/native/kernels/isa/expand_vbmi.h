@@ -204,12 +204,9 @@ CKDIST_VBMI void expand_grid_vbmi(const uint8_t* packed, uint8_t* block) {
 #pragma GCC unroll 8
     for (int step = 0; step < kGroupColumns / 4; ++step) {
       __mmask64 set;
-      if constexpr (type == Type::iq1_s)
-        set = bits<0>(signs, pair + 15);
-      else if constexpr (type == Type::iq1_m)
-        set = bits<0>(signs, pair + step / 2 * 4 + 3);
-      else
-        set = bits<1>(signs, 4 * step);
+      if constexpr (type == Type::iq1_s) set = bits<0>(signs, pair + 15);
+      else if constexpr (type == Type::iq1_m) set = bits<0>(signs, pair + step / 2 * 4 + 3);
+      else set = bits<1>(signs, 4 * step);
       const __m512i codes = _mm512_permutexvar_epi8(levels[step], positive);
       _mm512_storeu_si512(plane + line * step, _mm512_mask_permutexvar_epi8(codes, set, levels[step], negative));
     }

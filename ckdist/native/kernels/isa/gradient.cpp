@@ -33,7 +33,8 @@ CKDIST_INLINE float sum(int64_t n, Term&& term) {
 }
 
 float dot(const float* x, const float* y, int64_t n) {
-  return sum(n, [&](int64_t i, int lanes, Vec s) { return fma(load_lanes(x + i, lanes), load_lanes(y + i, lanes), s); });
+  return sum(n,
+             [&](int64_t i, int lanes, Vec s) { return fma(load_lanes(x + i, lanes), load_lanes(y + i, lanes), s); });
 }
 
 void rms_norm(const float* x, const float* dy, const float* weight, float eps, int64_t n, float* dx, float* dw) {

@@ -1,4 +1,5 @@
-// Sixteen int32 lanes beside simd.h's sixteen floats, and the product that they are for: pairs of int16, summed into a lane.
+// Sixteen int32 lanes beside simd.h's sixteen floats, and the product that they are for: pairs of int16, summed into a
+// lane.
 //
 // Sums of integers are exact, so their order is free: kernels of every shape give the same bits. Private to isa/.
 #pragma once
@@ -15,7 +16,9 @@ namespace CKDIST_ISA {
 
 #if defined(__AVX512F__)
 
-struct Ints { __m512i v; };
+struct Ints {
+  __m512i v;
+};
 
 CKDIST_INLINE Ints zeros() { return {_mm512_setzero_si512()}; }
 // 32 codes, two to a lane.
@@ -37,7 +40,8 @@ CKDIST_INLINE Ints dot(Ints sum, Ints a, Ints b) {
 #endif
 }
 CKDIST_INLINE Vec to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
-// Rounded to nearest even, |a| <= 32767: lane i is the pair (even[i], odd[i]), where none is negative; and sixteen in a row.
+// Rounded to nearest even, |a| <= 32767: lane i is the pair (even[i], odd[i]), where none is negative; and sixteen in a
+// row.
 CKDIST_INLINE Ints round_pairs(Vec even, Vec odd) {
   return {_mm512_or_si512(_mm512_cvtps_epi32(even.v), _mm512_slli_epi32(_mm512_cvtps_epi32(odd.v), 16))};
 }
@@ -57,10 +61,12 @@ using IntPart = __m128i;
 #define CKDIST_INTEGER_BITS(name) _mm_##name##_si128
 #endif
 
-struct Ints { IntPart v[kParts]; };
+struct Ints {
+  IntPart v[kParts];
+};
 
-#define CKDIST_EACH_INTS(expression)          \
-  Ints out;                                   \
+#define CKDIST_EACH_INTS(expression)                        \
+  Ints out;                                                 \
   for (int i = 0; i < kParts; ++i) out.v[i] = (expression); \
   return out
 
@@ -81,7 +87,8 @@ CKDIST_INLINE Ints load_pairs(const int8_t* p) {
 #endif
 }
 CKDIST_INLINE void store_pairs(int16_t* p, Ints a) {
-  for (int i = 0; i < kParts; ++i) CKDIST_INTEGER_BITS(storeu)(reinterpret_cast<IntPart*>(p + 2 * kPartLanes * i), a.v[i]);
+  for (int i = 0; i < kParts; ++i)
+    CKDIST_INTEGER_BITS(storeu)(reinterpret_cast<IntPart*>(p + 2 * kPartLanes * i), a.v[i]);
 }
 CKDIST_INLINE Ints set_pair(const int16_t* p) {
   int32_t pair;
@@ -102,7 +109,8 @@ CKDIST_INLINE Ints round_pairs(Vec even, Vec odd) {
 }
 CKDIST_INLINE void store_i16(int16_t* p, Vec a) {
   for (int i = 0; i < kParts; i += 2) {
-    IntPart words = CKDIST_INTEGER(packs_epi32)(CKDIST_INTEGER(cvtps_epi32)(a.v[i]), CKDIST_INTEGER(cvtps_epi32)(a.v[i + 1]));
+    IntPart words =
+        CKDIST_INTEGER(packs_epi32)(CKDIST_INTEGER(cvtps_epi32)(a.v[i]), CKDIST_INTEGER(cvtps_epi32)(a.v[i + 1]));
 #if defined(__AVX2__)
     words = _mm256_permute4x64_epi64(words, 0xD8);  // packing interleaves the 128-bit halves
 #endif
@@ -115,7 +123,9 @@ CKDIST_INLINE void store_i16(int16_t* p, Vec a) {
 
 #elif !defined(CKDIST_NEON)  // integers_neon.h has its own
 
-struct Ints { PartMask v[kParts]; };
+struct Ints {
+  PartMask v[kParts];
+};
 
 CKDIST_INLINE Ints zeros() { return {}; }
 CKDIST_INLINE Ints load_pairs(const int16_t* p) {

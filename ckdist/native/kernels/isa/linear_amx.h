@@ -1,11 +1,13 @@
-// Products with AMX: 32 tokens by 32 rows of weights at a time, as two by two tiles of sums over two tiles of activations and two
-// of weights. The packed layout is what a tile of weights looks like, [column / 4][16 rows][4 columns] (bfloat16: [column / 2][16][2]).
+// Products with AMX: 32 tokens by 32 rows of weights at a time, as two by two tiles of sums over two tiles of
+// activations and two of weights. The packed layout is what a tile of weights looks like, [column / 4][16 rows][4
+// columns] (bfloat16: [column / 2][16][2]).
 //
-// Bytes: activations have a scale per 32 columns, so int32 sums can run no further and a tile of weights is 8 rows deep (4 where the
-// weights' scales change every 16 columns), half of what the hardware takes at once. Scaling is what costs most then: a conversion, a
-// product and a fused addition per 32 columns of 16 sums, more than the tiles themselves. To keep it at that, blocks are expanded to
-// signed codes and float scales on the way, once for all 32 tokens, and sums of up to 128 columns are scaled with totals in registers.
-// Results are bit for bit those of AVX-512, which takes the fewest tokens: whole numbers are exact, floats are added in its order.
+// Bytes: activations have a scale per 32 columns, so int32 sums can run no further and a tile of weights is 8 rows deep
+// (4 where the weights' scales change every 16 columns), half of what the hardware takes at once. Scaling is what costs
+// most then: a conversion, a product and a fused addition per 32 columns of 16 sums, more than the tiles themselves. To
+// keep it at that, blocks are expanded to signed codes and float scales on the way, once for all 32 tokens, and sums of
+// up to 128 columns are scaled with totals in registers. Results are bit for bit those of AVX-512, which takes the
+// fewest tokens: whole numbers are exact, floats are added in its order.
 //
 // bfloat16: tiles for every number of tokens, 32 columns deep, since their order of additions is their own.
 #pragma once
@@ -24,10 +26,10 @@ namespace CKDIST_ISA {
 namespace {
 
 constexpr int kStripTokens = kTileMostRows, kTokensAtOnce = 2 * kStripTokens;
-constexpr int kSumsTiles = 4;                         // tile of sums: 2 * strip of tokens + tile of weights
-constexpr int kActivationTile = 4, kWeightTile = 6;   // the first of two each
+constexpr int kSumsTiles = 4;                        // tile of sums: 2 * strip of tokens + tile of weights
+constexpr int kActivationTile = 4, kWeightTile = 6;  // the first of two each
 constexpr int kTileSums = kStripTokens * kTileRows;
-constexpr int kProductBytes = 16 << 10;               // of int32 sums that wait for their scales, a part of the L1 cache
+constexpr int kProductBytes = 16 << 10;  // of int32 sums that wait for their scales, a part of the L1 cache
 
 // Tokens from which tiles are used.
 template <Type type>
@@ -38,19 +40,21 @@ struct TileStrip {
   const uint8_t* tiles;
   int64_t tile_bytes;
   int tile_count;
-  int rows;           // of the tiles that exist
+  int rows;  // of the tiles that exist
   int64_t blocks;
-  const uint8_t* x;   // row of the first token
-  int64_t x_stride;   // in bytes
-  int64_t padded;     // columns of such a row
+  const uint8_t* x;    // row of the first token
+  int64_t x_stride;    // in bytes
+  int64_t padded;      // columns of such a row
   ExpandBlock expand;  // of types that are packed as they are stored, and the bytes of such a block
   int block_bytes;
   int tokens;
-  float* y;           // (tokens, rows) through y_stride
+  float* y;  // (tokens, rows) through y_stride
   int64_t y_stride;
 
   int strips() const { return tokens > kStripTokens ? 2 : 1; }
-  int strip_tokens(int strip) const { return strip ? tokens - kStripTokens : tokens < kStripTokens ? tokens : kStripTokens; }
+  int strip_tokens(int strip) const {
+    return strip ? tokens - kStripTokens : tokens < kStripTokens ? tokens : kStripTokens;
+  }
 };
 
 // `depth`: bytes of activations that one product takes, and so four times the rows of weights.
@@ -78,10 +82,8 @@ inline void zero_sums(int strips) {
 
 template <bool bytes, int sum, int a, int b>
 inline void tile_dot() {
-  if constexpr (bytes)
-    tile_dot_bytes<sum, a, b>();
-  else
-    tile_dot_bf16<sum, a, b>();
+  if constexpr (bytes) tile_dot_bytes<sum, a, b>();
+  else tile_dot_bf16<sum, a, b>();
 }
 
 template <bool bytes>
@@ -121,12 +123,13 @@ inline void write_sums(const TileStrip& strip, const float* sums) {
       const __mmask16 rows = static_cast<__mmask16>(left < kTileRows ? (1u << left) - 1 : 0xffffu);
       const float* from = sums + (2 * s + tile) * kTileSums;
       float* y = strip.y + s * kStripTokens * strip.y_stride + tile * kTileRows;
-      for (int t = 0; t < strip.strip_tokens(s); ++t) _mm512_mask_storeu_ps(y + t * strip.y_stride, rows, _mm512_loadu_ps(from + t * kTileRows));
+      for (int t = 0; t < strip.strip_tokens(s); ++t)
+        _mm512_mask_storeu_ps(y + t * strip.y_stride, rows, _mm512_loadu_ps(from + t * kTileRows));
     }
 }
 
-// A block of a packed tile as tiles and scaling read it: signed codes without offset, and scales and minima in float32 whatever they
-// count (but minima of bytes, which stay where they are).
+// A block of a packed tile as tiles and scaling read it: signed codes without offset, and scales and minima in float32
+// whatever they count (but minima of bytes, which stay where they are).
 template <Type type>
 struct ExpandedBlock {
   static constexpr BlockLayout layout = layout_of(type);
@@ -143,14 +146,16 @@ struct ExpandedBlock {
     int8_t* to = codes;
     for (int g = 0; g < layout.columns / kGroupColumns; ++g, to += kGroupColumns * kTileRows) {
       const uint8_t* planes = block.planes(g);
-      const __m512i steps[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes), read_step<type, 3>(planes),
-                                     read_step<type, 4>(planes), read_step<type, 5>(planes), read_step<type, 6>(planes), read_step<type, 7>(planes)};
+      const __m512i steps[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes),
+                                     read_step<type, 3>(planes), read_step<type, 4>(planes), read_step<type, 5>(planes),
+                                     read_step<type, 6>(planes), read_step<type, 7>(planes)};
 #pragma GCC unroll 8
       for (int s = 0; s < kSteps; ++s) _mm512_store_si512(to + 64 * s, _mm512_sub_epi8(steps[s], offset));
     }
     for (int g = 0; g < layout.groups(); ++g) {
       const __m512i of_group = block.scale(g);
-      _mm512_store_ps(scales + g * kTileRows, layout.whole() ? _mm512_cvtepi32_ps(of_group) : _mm512_castsi512_ps(of_group));
+      _mm512_store_ps(scales + g * kTileRows,
+                      layout.whole() ? _mm512_cvtepi32_ps(of_group) : _mm512_castsi512_ps(of_group));
       if constexpr (kMinima > 0) _mm512_store_ps(minima + g * kTileRows, _mm512_castsi512_ps(block.minimum(g)));
     }
   }
@@ -164,13 +169,14 @@ constexpr int groups_together() {
   return groups < fitting ? groups : fitting;
 }
 
-// Scales the sums of groups [first, first + groups_together) of a block and adds them to the totals of 16 rows x `tokens`.
-// products: [group][part][tile of sums][token][row], at this tile of sums; x: the tokens' activations, at the first group.
-// Scales that are whole numbers are multiplied as float32: no product passes 2^24, the largest being 127 * 127 * 32 columns * 32 (IQ4_XS)
-// and 32 * 127 * 32 columns * 128 (Q6_K), so that they are exact in either.
+// Scales the sums of groups [first, first + groups_together) of a block and adds them to the totals of 16 rows x
+// `tokens`. products: [group][part][tile of sums][token][row], at this tile of sums; x: the tokens' activations, at the
+// first group. Scales that are whole numbers are multiplied as float32: no product passes 2^24, the largest being 127 *
+// 127 * 32 columns * 32 (IQ4_XS) and 32 * 127 * 32 columns * 128 (Q6_K), so that they are exact in either.
 template <Type type>
-void add_scaled(const ExpandedBlock<type>& expanded, const Block<type>& block, int first, const int32_t* products, const Columns& x,
-                const uint8_t* group_sums, int64_t x_stride, int tokens, float* of_block, float* sums) {
+void add_scaled(const ExpandedBlock<type>& expanded, const Block<type>& block, int first, const int32_t* products,
+                const Columns& x, const uint8_t* group_sums, int64_t x_stride, int tokens, float* of_block,
+                float* sums) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int together = groups_together<type>(), parts = kGroupColumns / layout.group;
   const bool last = first + together == layout.columns / kGroupColumns;
@@ -190,7 +196,8 @@ void add_scaled(const ExpandedBlock<type>& expanded, const Block<type>& block, i
 #pragma GCC unroll 2
       for (int p = 0; p < parts; ++p) {
         const int i = g * parts + p;
-        const __m512 part = _mm512_cvtepi32_ps(_mm512_load_si512(products + i * kSumsTiles * kTileSums + t * kTileRows));
+        const __m512 part =
+            _mm512_cvtepi32_ps(_mm512_load_si512(products + i * kSumsTiles * kTileSums + t * kTileRows));
         scaled = p == 0 ? _mm512_mul_ps(part, scale[i]) : _mm512_fmadd_ps(part, scale[i], scaled);
         if constexpr (ExpandedBlock<type>::kMinima > 0) {
           const uint8_t* const of_token = (parts == 1 ? x.sums32 : x.sums16) + row + 4 * i;
@@ -221,7 +228,8 @@ void byte_strip(const TileStrip& strip) {
   alignas(64) float of_block[kSumsTiles * kTileSums], sums[kSumsTiles * kTileSums];
   std::memset(sums, 0, sizeof sums);
   ExpandedBlock<type> expanded[2];
-  ExpandedBlocks<type> stored[2] = {{strip.tiles, strip.expand, strip.block_bytes}, {strip.tiles + strip.tile_bytes, strip.expand, strip.block_bytes}};
+  ExpandedBlocks<type> stored[2] = {{strip.tiles, strip.expand, strip.block_bytes},
+                                    {strip.tiles + strip.tile_bytes, strip.expand, strip.block_bytes}};
   Columns x = {strip.x, strip.x + ActivationRow::scales(strip.padded), strip.x + ActivationRow::sums32(strip.padded),
                strip.x + ActivationRow::sums16(strip.padded)};
   const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
@@ -242,8 +250,8 @@ void byte_strip(const TileStrip& strip) {
         const Columns of_strip = {x.codes + rows, x.scales + rows, x.sums32 + rows, x.sums16 + rows};
         for (int tile = 0; tile < strip.tile_count; ++tile) {
           const int at = (2 * s + tile) * kTileSums;
-          add_scaled<type>(expanded[tile], blocks[tile], first, products + at, of_strip, group_sums + rows, strip.x_stride, strip.strip_tokens(s),
-                           of_block + at, sums + at);
+          add_scaled<type>(expanded[tile], blocks[tile], first, products + at, of_strip, group_sums + rows,
+                           strip.x_stride, strip.strip_tokens(s), of_block + at, sums + at);
         }
       }
       x.codes += together * kGroupColumns;
@@ -273,11 +281,12 @@ inline void bf16_strip(const TileStrip& strip) {
 }
 
 template <Type type>
-void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride, int64_t tokens, float* y,
-                       int64_t y_stride) {
+void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
+                       int64_t tokens, float* y, int64_t y_stride) {
   constexpr BlockLayout layout = layout_of(type);
   if (tokens < kTilesFrom<type>)
-    return avx512_vnni::byte_kernels[static_cast<int>(type)].multiply(matrix, tile_begin, tile_end, x, x_stride, tokens, y, y_stride);
+    return avx512_vnni::byte_kernels[static_cast<int>(type)].multiply(matrix, tile_begin, tile_end, x, x_stride, tokens,
+                                                                      y, y_stride);
   TileStrip strip;
   strip.tile_bytes = matrix.tile_bytes;
   strip.blocks = (matrix.cols + Product<type>::kBlockColumns - 1) / Product<type>::kBlockColumns;
@@ -293,7 +302,8 @@ void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_en
     const int64_t end = begin + tile_block < tile_end ? begin + tile_block : tile_end;
     for (int64_t token = 0; token < tokens; token += kTokensAtOnce) {
       strip.tokens = static_cast<int>(tokens - token < kTokensAtOnce ? tokens - token : kTokensAtOnce);
-      if (strip.tokens != configured) configure(configured = strip.tokens, layout.columns ? layout.group : kTileRowBytes);
+      if (strip.tokens != configured)
+        configure(configured = strip.tokens, layout.columns ? layout.group : kTileRowBytes);
       strip.x = x + token * x_stride;
       for (int64_t tile = begin; tile < end; tile += 2) {
         const int64_t rows = matrix.rows - tile * kTileRows;
@@ -301,10 +311,8 @@ void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_en
         strip.tile_count = end - tile > 1 ? 2 : 1;
         strip.rows = static_cast<int>(rows < strip.tile_count * kTileRows ? rows : strip.tile_count * kTileRows);
         strip.y = y + token * y_stride + tile * kTileRows;
-        if constexpr (layout.columns > 0)
-          byte_strip<form_of(type)>(strip);
-        else
-          bf16_strip(strip);
+        if constexpr (layout.columns > 0) byte_strip<form_of(type)>(strip);
+        else bf16_strip(strip);
       }
     }
   }

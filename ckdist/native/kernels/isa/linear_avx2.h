@@ -29,7 +29,8 @@ inline __m256i row_mask(const Strip& strip, int half) {
 template <int tokens>
 inline void store_sums(const Strip& strip, const __m256 (*sums)[kHalves]) {
   for (int h = 0; h < kHalves; ++h)
-    for (int t = 0; t < tokens; ++t) _mm256_maskstore_ps(strip.y + t * strip.y_stride + kLane * h, row_mask(strip, h), sums[t][h]);
+    for (int t = 0; t < tokens; ++t)
+      _mm256_maskstore_ps(strip.y + t * strip.y_stride + kLane * h, row_mask(strip, h), sums[t][h]);
 }
 
 // Shifts bytes left (right where negative); what crosses from the neighbouring byte is masked off by the caller.
@@ -59,23 +60,29 @@ inline __m256i read_step(const uint8_t* planes) {
     codes = _mm256_and_si256(shifted<-shift>(codes), _mm256_set1_epi8((1 << layout.low_bits) - 1));
   if constexpr (layout.high_bits > 0) {
     constexpr int high_parts = 8 / layout.high_bits;
-    const __m256i high = shifted<layout.low_bits - layout.high_bits * (step % high_parts)>(
+    const __m256i high = shifted<layout.low_bits - layout.high_bits*(step % high_parts)>(
         load(planes + layout.low_bytes() + 64 * (step / high_parts)));
-    codes = _mm256_or_si256(codes, _mm256_and_si256(high, _mm256_set1_epi8(((1 << layout.high_bits) - 1) << layout.low_bits)));
+    codes = _mm256_or_si256(codes,
+                            _mm256_and_si256(high, _mm256_set1_epi8(((1 << layout.high_bits) - 1) << layout.low_bits)));
   }
   if constexpr (layout.codebook)
-    codes = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook_of(type)))), codes);
-  if constexpr (is_signed<type>()) codes = _mm256_xor_si256(codes, _mm256_set1_epi8(static_cast<char>(kCodebookOffset)));
+    codes = _mm256_shuffle_epi8(
+        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook_of(type)))), codes);
+  if constexpr (is_signed<type>())
+    codes = _mm256_xor_si256(codes, _mm256_set1_epi8(static_cast<char>(kCodebookOffset)));
   return codes;
 }
 
-inline __m256 read_halves(const uint8_t* at) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))); }
+inline __m256 read_halves(const uint8_t* at) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+}
 inline __m128i read_bytes(const uint8_t* at) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)); }
 
 // 2 to the power of (e - 128), the least two of them subnormal numbers.
 inline __m256i power_of_two(__m256i e) {
   const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
-  return _mm256_blendv_epi8(normal, _mm256_sllv_epi32(_mm256_set1_epi32(kLeastPower), e), _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e));
+  return _mm256_blendv_epi8(normal, _mm256_sllv_epi32(_mm256_set1_epi32(kLeastPower), e),
+                            _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e));
 }
 
 inline __m256i widen(const uint8_t* bytes) { return _mm256_cvtepu8_epi32(read_bytes(bytes)); }
@@ -87,28 +94,37 @@ struct Block {
   const uint8_t* at;
   int half;
 
-  const uint8_t* planes(int columns) const { return at + layout.planes() + columns * layout.plane_bytes() + 32 * half; }  // of the columns-th 32 columns
+  const uint8_t* planes(int columns) const {
+    return at + layout.planes() + columns * layout.plane_bytes() + 32 * half;
+  }  // of the columns-th 32 columns
   __m256 block_scale() const {
-    if constexpr (layout.scales == ScaleKind::expanded) return _mm256_castsi256_ps(load(at + layout.block_scale() + 4 * kLane * half));
+    if constexpr (layout.scales == ScaleKind::expanded)
+      return _mm256_castsi256_ps(load(at + layout.block_scale() + 4 * kLane * half));
     return read_halves(at + layout.block_scale() + 2 * kLane * half);
   }
   __m256 block_minimum() const { return read_halves(at + layout.block_minimum() + 2 * kLane * half); }
   const uint8_t* byte_minima() const { return at + layout.group_minima() + 32 * half; }
-  static __m256i product(__m256 factor, __m256i bytes) { return _mm256_castps_si256(_mm256_mul_ps(factor, _mm256_cvtepi32_ps(bytes))); }
+  static __m256i product(__m256 factor, __m256i bytes) {
+    return _mm256_castps_si256(_mm256_mul_ps(factor, _mm256_cvtepi32_ps(bytes)));
+  }
 
   __m256i scale(int group) const {
-    const uint8_t* scales = at + layout.group_scales() + group * layout.group_scale_bytes() + layout.group_scale_bytes() / kHalves * half;
+    const uint8_t* scales =
+        at + layout.group_scales() + group * layout.group_scale_bytes() + layout.group_scale_bytes() / kHalves * half;
     if constexpr (layout.scales == ScaleKind::half) return _mm256_castps_si256(read_halves(scales));
     if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
     if constexpr (layout.scales == ScaleKind::exponent) return power_of_two(widen(scales));
-    if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded) return _mm256_cvtepi8_epi32(read_bytes(scales));
+    if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded)
+      return _mm256_cvtepi8_epi32(read_bytes(scales));
     return product(block_scale(), _mm256_and_si256(widen(scales), _mm256_set1_epi32(0x0f)));
   }
 
   __m256i minimum(int group) const {
     if constexpr (layout.scales == ScaleKind::half)
-      return _mm256_castps_si256(read_halves(at + layout.group_minima() + group * layout.group_scale_bytes() + 2 * kLane * half));
-    return product(block_minimum(), _mm256_srli_epi32(widen(at + layout.group_scales() + group * kTileRows + kLane * half), 4));
+      return _mm256_castps_si256(
+          read_halves(at + layout.group_minima() + group * layout.group_scale_bytes() + 2 * kLane * half));
+    return product(block_minimum(),
+                   _mm256_srli_epi32(widen(at + layout.group_scales() + group * kTileRows + kLane * half), 4));
   }
 };
 
@@ -149,7 +165,8 @@ inline __m256 add_group(const __m256i* codes, const __m256i* scale, const __m256
       const __m256 part = _mm256_cvtepi32_ps(product), factor = _mm256_castsi256_ps(scale[p]);
       scaled = p == 0 ? _mm256_mul_ps(part, factor) : _mm256_fmadd_ps(part, factor, scaled);
       if constexpr (layout.minimum)
-        scaled = _mm256_fmadd_ps(_mm256_cvtepi32_ps(read_sums<type>(sums + 4 * p)), _mm256_castsi256_ps(minimum[p]), scaled);
+        scaled =
+            _mm256_fmadd_ps(_mm256_cvtepi32_ps(read_sums<type>(sums + 4 * p)), _mm256_castsi256_ps(minimum[p]), scaled);
     }
   }
   if constexpr (layout.whole()) scaled = _mm256_cvtepi32_ps(whole);
@@ -165,9 +182,9 @@ constexpr bool in_pieces() {
 
 constexpr int kPieceSteps = kSteps / 2;
 
-// A piece, half of 32 columns, of a few tokens with the codes of both halves of the tile in registers: what is read of a
-// token is multiplied twice. `carried` is a token's sum between the first piece and the second: of products in 16 or 32
-// bits, or of scaled products.
+// A piece, half of 32 columns, of a few tokens with the codes of both halves of the tile in registers: what is read of
+// a token is multiplied twice. `carried` is a token's sum between the first piece and the second: of products in 16 or
+// 32 bits, or of scaled products.
 template <Type type, int piece, int tokens>
 inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t stride, __m256i (*carried)[kHalves],
                       __m256 (*total)[kHalves]) {
@@ -204,8 +221,7 @@ inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t st
     if constexpr (starts != carries_pairs) {
       if constexpr (scales_pairs && PairScales<type, scales_pairs>::offset)
         sum[0] = offset_products(of_sums[0], sums_at + row), sum[1] = offset_products(of_sums[1], sums_at + row);
-      else if constexpr (layout.offset > 0 && !is_signed<type>())
-        sum[0] = sum[1] = read_sums<type>(sums_at + row);
+      else if constexpr (layout.offset > 0 && !is_signed<type>()) sum[0] = sum[1] = read_sums<type>(sums_at + row);
     } else if constexpr (!carries_pairs) {
       sum[0] = carried[t][0], sum[1] = carried[t][1];
     }
@@ -225,8 +241,8 @@ inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t st
       } else {
         const __m256 product = _mm256_cvtepi32_ps(sum[h]), by = _mm256_castsi256_ps(scale[h]);
         const __m256 of_sums = _mm256_cvtepi32_ps(read_sums<type>(sums_at + row));
-        scaled = part == 0 ? _mm256_mul_ps(product, by)
-                           : _mm256_fmadd_ps(product, by, _mm256_castsi256_ps(carried[t][h]));
+        scaled =
+            part == 0 ? _mm256_mul_ps(product, by) : _mm256_fmadd_ps(product, by, _mm256_castsi256_ps(carried[t][h]));
         if constexpr (layout.minimum) scaled = _mm256_fmadd_ps(of_sums, _mm256_castsi256_ps(minimum[h]), scaled);
         if constexpr (piece == 0) carried[t][h] = _mm256_castps_si256(scaled);
       }
@@ -240,7 +256,8 @@ inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t st
 // Minus the block's minima times the token's sums.
 inline __m256 add_minima(__m256 sum, const uint8_t* minima, __m256 block_minimum, const uint8_t* group_sums) {
   const __m256i first = load(minima), second = load(minima + 64);
-  const __m256i high = dot_minima(first, group_sums, second, group_sums + 4), low = dot_minima(first, group_sums + 8, second, group_sums + 12);
+  const __m256i high = dot_minima(first, group_sums, second, group_sums + 4),
+                low = dot_minima(first, group_sums + 8, second, group_sums + 12);
   const __m256i both = _mm256_add_epi32(_mm256_slli_epi32(high, 8), low);
   const __m256 factor = _mm256_mul_ps(block_minimum, _mm256_castsi256_ps(broadcast32(group_sums + 16)));
   return _mm256_fmadd_ps(_mm256_cvtepi32_ps(both), factor, sum);
@@ -303,7 +320,8 @@ void block_strip(const Strip& strip) {
         for (int t = 0; t < tokens; ++t) sums[t][h] = _mm256_fmadd_ps(of_block[t][h], block.block_scale(), sums[t][h]);
       if constexpr (layout.scales == ScaleKind::unsigned_byte)
         for (int t = 0; t < tokens; ++t)
-          sums[t][h] = add_minima(sums[t][h], block.byte_minima(), block.block_minimum(), group_sums + t * strip.x_stride);
+          sums[t][h] =
+              add_minima(sums[t][h], block.byte_minima(), block.block_minimum(), group_sums + t * strip.x_stride);
     }
     group_sums += sizeof(GroupSums);
   }
@@ -316,7 +334,8 @@ inline __m256 read_column(const uint8_t* block, int column, int half) {
   if constexpr (type == Type::f32) return _mm256_castsi256_ps(load(block + 64 * column + 32 * half));
   if constexpr (type == Type::f16) return read_halves(block + 32 * column + 16 * half);
   const __m256i pairs = load(block + 64 * (column / 2) + 32 * half);
-  return _mm256_castsi256_ps(column % 2 ? _mm256_and_si256(pairs, _mm256_set1_epi32(-0x10000)) : _mm256_slli_epi32(pairs, 16));
+  return _mm256_castsi256_ps(column % 2 ? _mm256_and_si256(pairs, _mm256_set1_epi32(-0x10000))
+                                        : _mm256_slli_epi32(pairs, 16));
 }
 
 template <Type type, int tokens>
@@ -347,14 +366,13 @@ struct Product {
   static constexpr Type kType = type;
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
-  static constexpr int kMostTokens = layout.columns ? 8 : 6;  // sums of floats fit the 16 registers; of bytes, the codes do
+  static constexpr int kMostTokens =
+      layout.columns ? 8 : 6;  // sums of floats fit the 16 registers; of bytes, the codes do
 
   template <int tokens>
   static constexpr StripFunction of() {
-    if constexpr (layout.columns > 0)
-      return {tokens, 1, block_strip<form_of(type), tokens>};
-    else
-      return {tokens, 1, float_strip<type, tokens>};
+    if constexpr (layout.columns > 0) return {tokens, 1, block_strip<form_of(type), tokens>};
+    else return {tokens, 1, float_strip<type, tokens>};
   }
 
   static StripFunction strip(int64_t tokens, int64_t) {

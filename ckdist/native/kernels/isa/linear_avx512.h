@@ -14,7 +14,9 @@ namespace {
 
 template <Type type>
 constexpr ActivationFormat activation_of() {
-  return layout_of(type).columns ? ActivationFormat::q8 : type == Type::bf16 && kBf16Dot ? ActivationFormat::bf16 : ActivationFormat::f32;
+  return layout_of(type).columns          ? ActivationFormat::q8
+         : type == Type::bf16 && kBf16Dot ? ActivationFormat::bf16
+                                          : ActivationFormat::f32;
 }
 
 inline __m512i load(const uint8_t* at) { return _mm512_loadu_si512(at); }
@@ -44,7 +46,8 @@ inline __m512i read_step(const uint8_t* planes) {
     const uint8_t* three = planes + 192 * (step / 4);
     if constexpr (step % 4 < 3) return _mm512_and_si512(load(three + 64 * (step % 4)), _mm512_set1_epi8(0x3f));
     constexpr int select = 0xca;  // the first operand's bits choose between the second's and the third's
-    const __m512i low = _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x03), shifted<-6>(load(three)), shifted<-4>(load(three + 64)), select);
+    const __m512i low = _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x03), shifted<-6>(load(three)),
+                                                  shifted<-4>(load(three + 64)), select);
     const __m512i all = _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x0f), low, shifted<-2>(load(three + 128)), select);
     return _mm512_and_si512(all, _mm512_set1_epi8(0x3f));
   }
@@ -53,25 +56,30 @@ inline __m512i read_step(const uint8_t* planes) {
     codes = _mm512_and_si512(shifted<-shift>(codes), _mm512_set1_epi8((1 << layout.low_bits) - 1));
   if constexpr (layout.high_bits > 0) {
     constexpr int high_parts = 8 / layout.high_bits;
-    const __m512i high = shifted<layout.low_bits - layout.high_bits * (step % high_parts)>(
+    const __m512i high = shifted<layout.low_bits - layout.high_bits*(step % high_parts)>(
         load(planes + layout.low_bytes() + 64 * (step / high_parts)));
-    codes = _mm512_or_si512(codes, _mm512_and_si512(high, _mm512_set1_epi8(((1 << layout.high_bits) - 1) << layout.low_bits)));
+    codes = _mm512_or_si512(codes,
+                            _mm512_and_si512(high, _mm512_set1_epi8(((1 << layout.high_bits) - 1) << layout.low_bits)));
   }
   if constexpr (layout.codebook) {
     const __m512i book = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook_of(type))));
     codes = _mm512_shuffle_epi8(book, codes);
   }
-  if constexpr (is_signed<type>()) codes = _mm512_xor_si512(codes, _mm512_set1_epi8(static_cast<char>(kCodebookOffset)));
+  if constexpr (is_signed<type>())
+    codes = _mm512_xor_si512(codes, _mm512_set1_epi8(static_cast<char>(kCodebookOffset)));
   return codes;
 }
 
 // 2 to the power of (e - 128), the least two of them subnormal numbers.
 inline __m512i power_of_two(__m512i e) {
   const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
-  return _mm512_mask_sllv_epi32(normal, _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2)), _mm512_set1_epi32(kLeastPower), e);
+  return _mm512_mask_sllv_epi32(normal, _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2)),
+                                _mm512_set1_epi32(kLeastPower), e);
 }
 
-inline __m512i widen(const uint8_t* bytes) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))); }
+inline __m512i widen(const uint8_t* bytes) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+}
 
 // A block of a tile. Groups are numbered within it; scales are whole numbers or floats as the layout says.
 template <Type type>
@@ -79,7 +87,9 @@ struct Block {
   static constexpr BlockLayout layout = layout_of(type);
   const uint8_t* at;
 
-  const uint8_t* planes(int columns) const { return at + layout.planes() + columns * layout.plane_bytes(); }  // of the columns-th 32 columns
+  const uint8_t* planes(int columns) const {
+    return at + layout.planes() + columns * layout.plane_bytes();
+  }  // of the columns-th 32 columns
   __m512 block_scale() const {
     if constexpr (layout.scales == ScaleKind::expanded) return _mm512_loadu_ps(at + layout.block_scale());
     return read_halves(at + layout.block_scale());
@@ -126,8 +136,8 @@ inline __m512i read_sums(const uint8_t* at) {
 
 // Adds 32 columns to the totals of a few tokens: of the block where scales are whole numbers, else of the row.
 template <Type type, int lanes>
-inline void add_group(const __m512i* codes, const __m512i* scale, const PairScales<type>& pairs, const __m512i* minimum, const Columns& x,
-                      int64_t row, int64_t stride, __m512* total) {
+inline void add_group(const __m512i* codes, const __m512i* scale, const PairScales<type>& pairs, const __m512i* minimum,
+                      const Columns& x, int64_t row, int64_t stride, __m512* total) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group, steps = kSteps / parts;
   const uint8_t* const sums = parts == 1 ? x.sums32 : x.sums16;
@@ -138,20 +148,25 @@ inline void add_group(const __m512i* codes, const __m512i* scale, const PairScal
     __m512i product[lanes];
 #pragma GCC unroll 4
     for (int l = 0; l < lanes; ++l)
-      product[l] = layout.offset > 0 && !is_signed<type>() && (kByteDot || !layout.whole()) ? read_sums<type>(sums + row + l * stride + 4 * p) : _mm512_setzero_si512();
+      product[l] = layout.offset > 0 && !is_signed<type>() && (kByteDot || !layout.whole())
+                       ? read_sums<type>(sums + row + l * stride + 4 * p)
+                       : _mm512_setzero_si512();
     if constexpr (kByteDot) {
 #pragma GCC unroll 8
       for (int s = p * steps; s < (p + 1) * steps; ++s)
 #pragma GCC unroll 4
-        for (int l = 0; l < lanes; ++l) product[l] = dot_bytes(product[l], codes[s], x.codes + row + l * stride + 4 * s);
+        for (int l = 0; l < lanes; ++l)
+          product[l] = dot_bytes(product[l], codes[s], x.codes + row + l * stride + 4 * s);
     } else {
 #pragma GCC unroll 4
       for (int l = 0; l < lanes; ++l) {
         if constexpr (layout.whole()) {
           if (p > 0) product[l] = whole[l];
-          else if constexpr (PairScales<type>::offset) product[l] = offset_products(pairs.of_sums, sums + row + l * stride);
+          else if constexpr (PairScales<type>::offset)
+            product[l] = offset_products(pairs.of_sums, sums + row + l * stride);
         }
-        product[l] = add_products<type, steps, true>(product[l], pairs.factor[p], codes + p * steps, x.codes + row + l * stride + 4 * p * steps);
+        product[l] = add_products<type, steps, true>(product[l], pairs.factor[p], codes + p * steps,
+                                                     x.codes + row + l * stride + 4 * p * steps);
       }
     }
 #pragma GCC unroll 4
@@ -163,7 +178,8 @@ inline void add_group(const __m512i* codes, const __m512i* scale, const PairScal
         const __m512 part = _mm512_cvtepi32_ps(product[l]), factor = _mm512_castsi512_ps(scale[p]);
         scaled[l] = p == 0 ? _mm512_mul_ps(part, factor) : _mm512_fmadd_ps(part, factor, scaled[l]);
         if constexpr (layout.minimum)
-          scaled[l] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(read_sums<type>(sums + row + l * stride + 4 * p)), _mm512_castsi512_ps(minimum[p]), scaled[l]);
+          scaled[l] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(read_sums<type>(sums + row + l * stride + 4 * p)),
+                                      _mm512_castsi512_ps(minimum[p]), scaled[l]);
       }
     }
   }
@@ -186,7 +202,8 @@ template <Type type, int tokens>
 void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
-  constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups, lanes = lanes_of(tokens);
+  constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups,
+                lanes = lanes_of(tokens);
   __m512 sums[tokens];  // of whole scales between blocks alone, so not in registers
 #pragma GCC unroll 16
   for (int t = 0; t < tokens; ++t) sums[t] = _mm512_setzero_ps();
@@ -236,7 +253,8 @@ void block_strip(const Strip& strip) {
       const __m512i minima[2] = {load(block.byte_minima()), load(block.byte_minima() + 64)};
       const __m512 block_minimum = block.block_minimum();
 #pragma GCC unroll 16
-      for (int t = 0; t < tokens; ++t) sums[t] = add_minima(sums[t], minima, block_minimum, group_sums + t * strip.x_stride);
+      for (int t = 0; t < tokens; ++t)
+        sums[t] = add_minima(sums[t], minima, block_minimum, group_sums + t * strip.x_stride);
       group_sums += sizeof(GroupSums);
     }
   }
@@ -248,7 +266,9 @@ constexpr int kBlockWords = kFloatColumnPad / kWordColumns<type>;  // of activat
 
 struct PanelOfStrip {
   const Strip& strip;
-  [[gnu::always_inline]] void fetch(int token, int tile) const { __builtin_prefetch(strip.y + token * strip.y_stride + tile * kTileRows, 1); }
+  [[gnu::always_inline]] void fetch(int token, int tile) const {
+    __builtin_prefetch(strip.y + token * strip.y_stride + tile * kTileRows, 1);
+  }
   [[gnu::always_inline]] void ahead() const {}
   [[gnu::always_inline]] void take(int token, int tile, int rows, Vec sum) const {
     store_n(strip.y + token * strip.y_stride + tile * kTileRows, sum, rows);
@@ -257,7 +277,8 @@ struct PanelOfStrip {
 
 template <Type type, int tiles>
 void panel_strip(const Strip& strip) {
-  panel<type, tiles, kPanelTokens, 4>(strip.tile, strip.tile_bytes, strip.x, strip.x_stride, strip.blocks * kBlockWords<type>, strip.rows, PanelOfStrip{strip});
+  panel<type, tiles, kPanelTokens, 4>(strip.tile, strip.tile_bytes, strip.x, strip.x_stride,
+                                      strip.blocks * kBlockWords<type>, strip.rows, PanelOfStrip{strip});
 }
 
 template <Type type, int tokens>
@@ -298,18 +319,19 @@ struct Product {
 
   template <int tokens>
   static constexpr StripFunction of() {
-    if constexpr (layout.columns > 0)
-      return {tokens, 1, block_strip<form_of(type), tokens>};
-    else
-      return {tokens, 1, float_strip<type, tokens>};
+    if constexpr (layout.columns > 0) return {tokens, 1, block_strip<form_of(type), tokens>};
+    else return {tokens, 1, float_strip<type, tokens>};
   }
 
   static StripFunction strip(int64_t tokens, int64_t tiles) {
-    static constexpr StripFunction sizes[9] = {{}, of<1>(), of<2>(), of<3>(), of<4>(), of<4>(), of<6>(), of<6>(), of<8>()};
+    static constexpr StripFunction sizes[9] = {{},      of<1>(), of<2>(), of<3>(), of<4>(),
+                                               of<4>(), of<6>(), of<6>(), of<8>()};
     if constexpr (layout.columns == 0) {
       if (tokens < kPanelTokens) return sizes[tokens];
-      if (tiles == 2 || tiles == kPanelTiles + 1) return {kPanelTokens, 2, panel_strip<type, 2>};  // four are two and two
-      return tiles < kPanelTiles ? StripFunction{kPanelTokens, 1, panel_strip<type, 1>} : StripFunction{kPanelTokens, kPanelTiles, panel_strip<type, kPanelTiles>};
+      if (tiles == 2 || tiles == kPanelTiles + 1)
+        return {kPanelTokens, 2, panel_strip<type, 2>};  // four are two and two
+      return tiles < kPanelTiles ? StripFunction{kPanelTokens, 1, panel_strip<type, 1>}
+                                 : StripFunction{kPanelTokens, kPanelTiles, panel_strip<type, kPanelTiles>};
     }
     if (tokens >= 16) return of<16>();
     return tokens >= 12 ? of<12>() : sizes[tokens < 8 ? tokens : 8];

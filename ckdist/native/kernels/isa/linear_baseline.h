@@ -1,5 +1,5 @@
-// Strips in portable C++ that a compiler vectorises with whatever the target has. Codes become small whole floats, whose
-// products and sums over 32 columns are exact, so blocked types give what integer arithmetic would.
+// Strips in portable C++ that a compiler vectorises with whatever the target has. Codes become small whole floats,
+// whose products and sums over 32 columns are exact, so blocked types give what integer arithmetic would.
 #pragma once
 #include <cstring>
 
@@ -24,7 +24,8 @@ struct Rows {
 };
 
 inline void store_sums(const Strip& strip, const Rows* sums) {
-  for (int t = 0; t < strip.tokens; ++t) std::memcpy(strip.y + t * strip.y_stride, sums[t].lane, strip.rows * sizeof(float));
+  for (int t = 0; t < strip.tokens; ++t)
+    std::memcpy(strip.y + t * strip.y_stride, sums[t].lane, strip.rows * sizeof(float));
 }
 
 // The codes of 32 columns, offset taken off, as [step][row][4].
@@ -37,7 +38,8 @@ void read_codes(const uint8_t* planes, float (*codes)[kVector]) {
     for (int step = 0; step < kSteps; ++step)
       for (int i = 0; i < kVector; ++i) {
         const uint8_t* three = planes + 3 * kVector * (step / 4) + i;
-        const int code = step % 4 < 3 ? three[kVector * (step % 4)] & 0x3f : three[0] >> 6 | three[kVector] >> 6 << 2 | three[2 * kVector] >> 6 << 4;
+        const int code = step % 4 < 3 ? three[kVector * (step % 4)] & 0x3f
+                                      : three[0] >> 6 | three[kVector] >> 6 << 2 | three[2 * kVector] >> 6 << 4;
         codes[step][i] = static_cast<float>(code - layout.offset);
       }
     return;
@@ -51,7 +53,8 @@ void read_codes(const uint8_t* planes, float (*codes)[kVector]) {
       if constexpr (layout.high_bits > 0) {
         constexpr int high_parts = 8 / layout.high_bits;
         const uint8_t* high = planes + layout.low_bytes() + kVector * (step / high_parts);
-        code |= (high[i] >> (layout.high_bits * (step % high_parts)) & ((1 << layout.high_bits) - 1)) << layout.low_bits;
+        code |= (high[i] >> (layout.high_bits * (step % high_parts)) & ((1 << layout.high_bits) - 1))
+                << layout.low_bits;
       }
       codes[step][i] = static_cast<float>((layout.codebook ? codebook_of(type)[code] : code) - layout.offset);
     }
@@ -69,7 +72,8 @@ inline Rows read_halves(const uint8_t* at) {
 }
 
 template <Type type>
-void read_scales(const uint8_t* block, const Rows& block_scale, const Rows& block_minimum, int group, Rows& scale, Rows& minimum) {
+void read_scales(const uint8_t* block, const Rows& block_scale, const Rows& block_minimum, int group, Rows& scale,
+                 Rows& minimum) {
   constexpr BlockLayout layout = layout_of(type);
   const uint8_t* scales = block + layout.group_scales() + group * layout.group_scale_bytes();
   const uint8_t* minima = block + layout.group_minima() + group * layout.group_scale_bytes();
@@ -83,7 +87,8 @@ void read_scales(const uint8_t* block, const Rows& block_scale, const Rows& bloc
       scale.lane[r] = float_of_exponent(scales[r]);
     } else if (layout.scales == ScaleKind::unsigned_byte) {
       scale.lane[r] = block_scale.lane[r] * scales[r];
-      minimum.lane[r] = block_minimum.lane[r] * block[layout.group_minima() + group / 4 * 4 * kTileRows + 4 * r + group % 4];
+      minimum.lane[r] =
+          block_minimum.lane[r] * block[layout.group_minima() + group / 4 * 4 * kTileRows + 4 * r + group % 4];
     } else if (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded) {
       scale.lane[r] = block_scale.lane[r] * static_cast<int8_t>(scales[r]);
     } else {
@@ -131,7 +136,8 @@ void block_strip(const Strip& strip) {
       float codes[kSteps][kVector];
       Rows scale[parts], minimum[parts];
       read_codes<type>(block + layout.planes() + g * layout.plane_bytes(), codes);
-      for (int p = 0; p < parts; ++p) read_scales<type>(block, block_scale, block_minimum, g * parts + p, scale[p], minimum[p]);
+      for (int p = 0; p < parts; ++p)
+        read_scales<type>(block, block_scale, block_minimum, g * parts + p, scale[p], minimum[p]);
       const int64_t group = b * layout.columns / kGroupColumns + g;
       for (int t = 0; t < strip.tokens; ++t) {
         const uint8_t* row = strip.x + t * strip.x_stride;
@@ -144,7 +150,8 @@ void block_strip(const Strip& strip) {
         for (int p = 0; p < parts; ++p) {
           Rows product;
           dot(codes + p * kSteps / parts, x + p * kSteps / parts, kSteps / parts, product);
-          const float x_sum = static_cast<float>((parts == 1 ? x_sums[0] + x_sums[1] : x_sums[p]) / kSums16Factor);  // negative
+          const float x_sum =
+              static_cast<float>((parts == 1 ? x_sums[0] + x_sums[1] : x_sums[p]) / kSums16Factor);  // negative
           for (int r = 0; r < kTileRows; ++r) {
             const float value = product.lane[r] * scale[p].lane[r];
             total.lane[r] += layout.minimum ? value + minimum[p].lane[r] * x_sum : value;
@@ -172,7 +179,8 @@ void float_strip(const Strip& strip) {
     float weights[kFloatColumnPad][kTileRows];
     for (int c = 0; c < kFloatColumnPad; ++c)
       for (int r = 0; r < kTileRows; ++r)
-        weights[c][r] = read_float<type>(strip.tile, ((b * kFloatColumnPad + c) / depth * kTileRows + r) * depth + c % depth);
+        weights[c][r] =
+            read_float<type>(strip.tile, ((b * kFloatColumnPad + c) / depth * kTileRows + r) * depth + c % depth);
     const int64_t column = b * kFloatColumnPad;
     for (int t = 0; t < strip.tokens; ++t) {
       const float* x = reinterpret_cast<const float*>(strip.x + t * strip.x_stride) + column;
@@ -194,10 +202,8 @@ struct Product {
 
   static StripFunction strip(int64_t tokens, int64_t) {
     void (*run)(const Strip&);
-    if constexpr (layout.columns > 0)
-      run = block_strip<form_of(type)>;
-    else
-      run = float_strip<type>;
+    if constexpr (layout.columns > 0) run = block_strip<form_of(type)>;
+    else run = float_strip<type>;
     return {static_cast<int>(tokens < kMaxTokens ? tokens : kMaxTokens), 1, run};
   }
 };

@@ -64,7 +64,7 @@ inline uint8x16_t read_bits(const uint8_t* planes) {
   if constexpr (layout.low_bits < 8) codes = vandq_u8(shifted<-shift>(codes), vdupq_n_u8((1 << layout.low_bits) - 1));
   if constexpr (layout.high_bits > 0) {
     constexpr int high_parts = 8 / layout.high_bits;
-    const uint8x16_t high = shifted<layout.low_bits - layout.high_bits * (step % high_parts)>(
+    const uint8x16_t high = shifted<layout.low_bits - layout.high_bits*(step % high_parts)>(
         vld1q_u8(planes + layout.low_bytes() + 64 * (step / high_parts)));
     codes = vorrq_u8(codes, vandq_u8(high, vdupq_n_u8(((1 << layout.high_bits) - 1) << layout.low_bits)));
   }
@@ -353,11 +353,9 @@ struct Product {
   static constexpr StripFunction of() {
     if constexpr (layout.columns > 0) return {tokens, 1, block_strip<form_of(type), tokens>};
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-    else if constexpr (type == Type::bf16)
-      return {tokens, 1, bf16_strip<tokens>};
+    else if constexpr (type == Type::bf16) return {tokens, 1, bf16_strip<tokens>};
 #endif
-    else
-      return {tokens, 1, float_strip<type, tokens>};
+    else return {tokens, 1, float_strip<type, tokens>};
   }
 
   static StripFunction strip(int64_t tokens, int64_t) {

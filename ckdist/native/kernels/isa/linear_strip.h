@@ -1,9 +1,12 @@
-// How a product is cut: strips of one tile or a few, over all columns, against a few tokens. The ISA's file says how a strip is computed.
+// How a product is cut: strips of one tile or a few, over all columns, against a few tokens. The ISA's file says how a
+// strip is computed.
 //
 // A Product<type> offers
 //   kBlockColumns    the unit in which a strip counts columns
-//   strip(n, tiles)  the strip for n remaining tokens and so many tiles: how many of each it takes (tokens by n alone), and its function
-// Columns are never cut: bringing the sums of a few tokens back from y costs more than streaming a long tile from the L2 cache.
+//   strip(n, tiles)  the strip for n remaining tokens and so many tiles: how many of each it takes (tokens by n alone),
+//   and its function
+// Columns are never cut: bringing the sums of a few tokens back from y costs more than streaming a long tile from the
+// L2 cache.
 #pragma once
 #include "kernels/isa/expand.h"
 #include "kernels/layout.h"
@@ -16,13 +19,13 @@ struct Strip {
   const uint8_t* tile;  // the first
   int64_t tile_bytes;   // from one to the next
   int64_t blocks;
-  const uint8_t* x;   // row of the first token
-  int64_t x_stride;   // in bytes
-  int64_t padded;     // columns of such a row
-  float* y;           // (tokens, 16 tiles) through y_stride
+  const uint8_t* x;  // row of the first token
+  int64_t x_stride;  // in bytes
+  int64_t padded;    // columns of such a row
+  float* y;          // (tokens, 16 tiles) through y_stride
   int64_t y_stride;
   int tokens;
-  int rows;           // of the last tile that exist
+  int rows;            // of the last tile that exist
   ExpandBlock expand;  // of types that are packed as they are stored; null where the tile's blocks are expanded
   int block_bytes;     // of such a type's block, packed or expanded
 };
@@ -34,18 +37,21 @@ struct StripFunction {
 
 constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
 
-// A row's sums, shifted right by this, are minus the offset of the type's codes (minus one where there is none) times the sum.
+// A row's sums, shifted right by this, are minus the offset of the type's codes (minus one where there is none) times
+// the sum.
 template <Type type>
 constexpr int sums_shift() {
   constexpr BlockLayout layout = layout_of(type);
   return log2_of(layout.group == kGroupColumns ? kSums32Factor : kSums16Factor) - log2_of(layout.offset);
 }
 
-constexpr int64_t kTileBlockBytes = 384 << 10;  // of tiles that stay in the L2 cache while all tokens pass by, a few at a time in the L1
-constexpr int64_t kRowsBytes = 512 << 10;      // of activations that stay there beside them
-// Fetches a tile ahead of use. For one or two tokens the hardware does that better than instructions (by a fifth for whole bytes),
-// unless scales stand per 16 columns. With more rows of activations beside the tile it loses track; then what is far ahead is brought
-// to the L2 cache, as bringing it to the L1 cache holds up the loads (half the speed at eight tokens of whole bytes).
+constexpr int64_t kTileBlockBytes =
+    384 << 10;  // of tiles that stay in the L2 cache while all tokens pass by, a few at a time in the L1
+constexpr int64_t kRowsBytes = 512 << 10;  // of activations that stay there beside them
+// Fetches a tile ahead of use. For one or two tokens the hardware does that better than instructions (by a fifth for
+// whole bytes), unless scales stand per 16 columns. With more rows of activations beside the tile it loses track; then
+// what is far ahead is brought to the L2 cache, as bringing it to the L1 cache holds up the loads (half the speed at
+// eight tokens of whole bytes).
 template <Type type, int tokens>
 inline void fetch(const uint8_t* at, int lines) {
   constexpr int near = 6 << 10, far = 16 << 10;
@@ -79,10 +85,11 @@ struct ExpandedBlocks {
 };
 
 template <class Product>
-void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride, int64_t tokens, float* y,
-              int64_t y_stride) {
+void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
+              int64_t tokens, float* y, int64_t y_stride) {
   constexpr bool interleaved = is_interleaved(Product::kType);
-  constexpr int packed_bytes = interleaved_of(Product::kType).bytes(), expanded_bytes = layout_of(Product::kType).bytes();
+  constexpr int packed_bytes = interleaved_of(Product::kType).bytes(),
+                expanded_bytes = layout_of(Product::kType).bytes();
   Strip strip;
   strip.blocks = (matrix.cols + Product::kBlockColumns - 1) / Product::kBlockColumns;
   strip.x_stride = x_stride;
@@ -90,7 +97,8 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
   strip.y_stride = y_stride;
   // Tiles that more than one strip reads are expanded once.
   const ExpandBlock expand = expand_of<Product::kType>();
-  const bool once = interleaved && tokens > Product::strip(tokens, 1).tokens && strip.blocks * expanded_bytes <= kTileBlockBytes;
+  const bool once =
+      interleaved && tokens > Product::strip(tokens, 1).tokens && strip.blocks * expanded_bytes <= kTileBlockBytes;
   alignas(64) uint8_t expanded[interleaved ? kTileBlockBytes : 64];
   strip.expand = once ? nullptr : expand;
   strip.block_bytes = once ? expanded_bytes : packed_bytes;
@@ -110,8 +118,10 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
       strip.x = x + token * x_stride;
       // The next tokens' rows come to the L2 cache meanwhile, a part with every tile, unless all stay there.
       const uint8_t* next = strip.x + strip.tokens * x_stride;
-      const int64_t coming = tokens - token - strip.tokens < strip.tokens ? tokens - token - strip.tokens : strip.tokens;
-      const int64_t lines = tokens * x_stride <= kRowsBytes ? 0 : (coming * x_stride / 64 + end - begin - 1) / (end - begin);
+      const int64_t coming =
+          tokens - token - strip.tokens < strip.tokens ? tokens - token - strip.tokens : strip.tokens;
+      const int64_t lines =
+          tokens * x_stride <= kRowsBytes ? 0 : (coming * x_stride / 64 + end - begin - 1) / (end - begin);
       for (int64_t tile = begin, tiles; tile < end; tile += tiles) {
         const StripFunction function = Product::strip(tokens - token, end - tile);
         tiles = function.tiles;

@@ -54,7 +54,9 @@ struct Int8 {
   // By hand: GCC 12 copies and spills the sums of the intrinsic.
   static void step(Vector& sum, Vector a, Vector b) { asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
 #else
-  static void step(Vector& sum, Vector a, Vector b) { sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(a, b)); }  // as codes of up to 4 bits mostly are
+  static void step(Vector& sum, Vector a, Vector b) {
+    sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(a, b));
+  }  // as codes of up to 4 bits mostly are
 #endif
 };
 #elif defined(__AVX2__)
@@ -73,7 +75,9 @@ struct Int8 {
 #if defined(__AVXVNNI__)
   static void step(Vector& sum, Vector a, Vector b) { asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b)); }
 #else
-  static void step(Vector& sum, Vector a, Vector b) { sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b)); }  // as codes of up to 4 bits mostly are
+  static void step(Vector& sum, Vector a, Vector b) {
+    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b));
+  }  // as codes of up to 4 bits mostly are
 #endif
 };
 #elif defined(CKDIST_NEON)
@@ -156,10 +160,8 @@ int64_t chains(int64_t rounds, uint64_t* sink) {
 // Whole tiles, four of sums as products have them.
 template <bool bytes, int sum, int a, int b>
 inline void tile_step() {
-  if constexpr (bytes)
-    tile_dot_bytes<sum, a, b>();
-  else
-    tile_dot_bf16<sum, a, b>();
+  if constexpr (bytes) tile_dot_bytes<sum, a, b>();
+  else tile_dot_bf16<sum, a, b>();
 }
 
 template <bool bytes>
@@ -183,7 +185,8 @@ int64_t tile_chains(int64_t rounds, uint64_t* sink) {
 
 int64_t multiply_add(ActivationFormat format, int64_t rounds, uint64_t* sink) {
 #ifdef __AMX_INT8__
-  if (format != ActivationFormat::f32) return format == ActivationFormat::bf16 ? tile_chains<false>(rounds, sink) : tile_chains<true>(rounds, sink);
+  if (format != ActivationFormat::f32)
+    return format == ActivationFormat::bf16 ? tile_chains<false>(rounds, sink) : tile_chains<true>(rounds, sink);
 #endif
   switch (format) {
     case ActivationFormat::f32: return chains<F32>(rounds, sink);

@@ -1,11 +1,13 @@
-// Plain loops that the compiler makes vectors of: what bounds them is memory. Nothing is contracted, so bits agree over ISAs.
+// Plain loops that the compiler makes vectors of: what bounds them is memory. Nothing is contracted, so bits agree over
+// ISAs.
 #include "kernels/optimizer.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-void adamw(const AdamwNumbers& numbers, float* __restrict p, const float* __restrict g, float* __restrict mean, float* __restrict square, int64_t n) {
+void adamw(const AdamwNumbers& numbers, float* __restrict p, const float* __restrict g, float* __restrict mean,
+           float* __restrict square, int64_t n) {
   const AdamwNumbers k = numbers;
   const float fresh1 = 1.0f - k.beta1, fresh2 = 1.0f - k.beta2;
   for (int64_t i = 0; i < n; ++i) {
@@ -18,7 +20,8 @@ void adamw(const AdamwNumbers& numbers, float* __restrict p, const float* __rest
   }
 }
 
-void sgd(const SgdNumbers& numbers, float* __restrict p, const float* __restrict g, float* __restrict momentum, int64_t n) {
+void sgd(const SgdNumbers& numbers, float* __restrict p, const float* __restrict g, float* __restrict momentum,
+         int64_t n) {
   const SgdNumbers k = numbers;
   const float kept = k.first ? 0.0f : k.momentum;
   for (int64_t i = 0; i < n; ++i) {

@@ -1,7 +1,9 @@
-// Stored rows into a tile: words of all rows are interleaved as they are read, and bits then find their planes in whole vectors.
+// Stored rows into a tile: words of all rows are interleaved as they are read, and bits then find their planes in whole
+// vectors.
 //
-// A format's words hold the codes of four columns, as those of the planes do (kernels/layout.h), so nothing but shifts and masks is
-// left. Whole blocks of sixteen rows are packed here; rows and columns that fill none go the portable way of Tiles<type>.
+// A format's words hold the codes of four columns, as those of the planes do (kernels/layout.h), so nothing but shifts
+// and masks is left. Whole blocks of sixteen rows are packed here; rows and columns that fill none go the portable way
+// of Tiles<type>.
 #include "kernels/isa/pack_tile.h"
 
 #include "kernels/interleaved.h"
@@ -16,8 +18,9 @@ namespace CKDIST_ISA {
 #if defined(__AVX2__) || defined(CKDIST_NEON)
 namespace {
 
-constexpr int kLine = 64;             // bytes of a vector of all rows, and of a cache line
-constexpr int kStripBytes = 8 << 10;  // of a row, while as many of what comes next are fetched: both fit the L2 cache with what is packed
+constexpr int kLine = 64;  // bytes of a vector of all rows, and of a cache line
+constexpr int kStripBytes =
+    8 << 10;  // of a row, while as many of what comes next are fetched: both fit the L2 cache with what is packed
 
 // Where kWordRows rows, from `row` on, of one block are stored and where they go.
 struct BlockRows {
@@ -44,7 +47,8 @@ CKDIST_INLINE Words minus_32(Words bytes) {
   return bytes | sign << 1 | sign << 2;
 }
 
-// Bit 4 i + j of every word becomes bit 8 j + i: the numbers' bits i2 i1 i0 j1 j0 become j1 j0 i2 i1 i0 by four exchanges of two.
+// Bit 4 i + j of every word becomes bit 8 j + i: the numbers' bits i2 i1 i0 j1 j0 become j1 j0 i2 i1 i0 by four
+// exchanges of two.
 CKDIST_INLINE Words bits_by_column(Words w) {
   const auto exchange = [&w](int shift, uint32_t mask) {
     const Words differ = (w >> shift ^ w) & mask;
@@ -61,7 +65,10 @@ CKDIST_INLINE Words bits_by_column(Words w) {
 template <Type type>
 CKDIST_INLINE void pack_group(const BlockRows& b, int group) {
   constexpr BlockLayout layout = layout_of(type);
-  constexpr int codes_at = type == Type::mxfp4 ? 1 : layout.high_bits ? (layout.minimum ? 8 : 6) : layout.minimum ? 4 : 2;
+  constexpr int codes_at = type == Type::mxfp4 ? 1
+                           : layout.high_bits  ? (layout.minimum ? 8 : 6)
+                           : layout.minimum    ? 4
+                                               : 2;
   uint8_t* const planes = plane_of<type>(b, group);
   if constexpr (type == Type::q8_0) {
     Words words[8];
@@ -73,14 +80,17 @@ CKDIST_INLINE void pack_group(const BlockRows& b, int group) {
     load_turned<1>(b.rows, b.at + codes_at, words);
     store_lines<4>(planes, words);
   }
-  if constexpr (layout.high_bits) store(planes + layout.low_bytes(), bits_by_column(load_word(b.rows, b.at + codes_at - 4)));
+  if constexpr (layout.high_bits)
+    store(planes + layout.low_bytes(), bits_by_column(load_word(b.rows, b.at + codes_at - 4)));
   if constexpr (layout.scales == ScaleKind::exponent) {
-    for (int row = 0; row < kWordRows; ++row) b.block[layout.group_scales() + group * kTileRows + b.row + row] = b.rows[row][b.at];
+    for (int row = 0; row < kWordRows; ++row)
+      b.block[layout.group_scales() + group * kTileRows + b.row + row] = b.rows[row][b.at];
     return;
   }
   const int half = 2 * (group * kTileRows + b.row);
   copy_halves(b.rows, b.at, b.block + layout.group_scales() + half);
-  if constexpr (layout.minimum) copy_halves(b.rows, b.at + 2, b.block + layout.group_minima() + half, 0x8000);  // added there, subtracted here
+  if constexpr (layout.minimum)
+    copy_halves(b.rows, b.at + 2, b.block + layout.group_minima() + half, 0x8000);  // added there, subtracted here
 }
 
 // q4_k and q5_k: block scales, 6-bit scales and minima, [high bits], low nibbles of 64 columns in 32 bytes.
@@ -104,7 +114,8 @@ CKDIST_INLINE void pack_nibbles_k(const BlockRows& b) {
     turn_fields<1>(words);
     for (int group = 0; group < 8; ++group) store(plane_of<type>(b, group) + layout.low_bytes(), words[group]);
   }
-  Words head[4];  // block scales; six bits each of scales and minima 0..3, with top bits of 4..7; the other bits of 4..7
+  Words
+      head[4];  // block scales; six bits each of scales and minima 0..3, with top bits of 4..7; the other bits of 4..7
   load_turned<1>(b.rows, b.at, head);
   store_low_halves(b.block + layout.block_scale() + 2 * b.row, head[0]);
   store_low_halves(b.block + layout.block_minimum() + 2 * b.row, head[0] >> 16);
@@ -116,7 +127,8 @@ CKDIST_INLINE void pack_nibbles_k(const BlockRows& b) {
   store(minima + 4 * kTileRows, (head[3] >> 4 & 0x0f0f0f0fu) | (head[2] >> 2 & 0x30303030u));
 }
 
-// Low nibbles of 64 columns in 64 bytes twice over, two high bits of four times 32 columns in 32 bytes; so for each half.
+// Low nibbles of 64 columns in 64 bytes twice over, two high bits of four times 32 columns in 32 bytes; so for each
+// half.
 CKDIST_INLINE void pack_q6_k(const BlockRows& b) {
   constexpr Type type = Type::q6_k;
   constexpr BlockLayout layout = layout_of(type);
@@ -173,10 +185,12 @@ CKDIST_INLINE void pack_q3_k(const BlockRows& b) {
   load_turned<2>(b.rows, b.at, high);
   turn_fields<1>(high);
   for (int group = 0; group < 8; ++group) store(plane_of<type>(b, group) + layout.low_bytes(), high[group]);
-  // Twelve bytes of scales and the block's, behind two bytes of codes: nibbles of scales i and i + 8, two bits of i, i + 4, i + 8, i + 12.
+  // Twelve bytes of scales and the block's, behind two bytes of codes: nibbles of scales i and i + 8, two bits of i, i
+  // + 4, i + 8, i + 12.
   Words tail[4];
   load_turned<1>(b.rows, b.at + 94, tail);
-  const Words low[2] = {tail[0] >> 16 | tail[1] << 16, tail[1] >> 16 | tail[2] << 16}, top = tail[2] >> 16 | tail[3] << 16;
+  const Words low[2] = {tail[0] >> 16 | tail[1] << 16, tail[1] >> 16 | tail[2] << 16},
+              top = tail[2] >> 16 | tail[3] << 16;
   for (int i = 0; i < 4; ++i) {
     const Words scales = (low[i % 2] >> (i / 2 * 4) & 0x0f0f0f0fu) | (top >> (2 * i) & 0x03030303u) << 4;
     store_bytes(b.block + layout.group_scales() + b.row + 4 * kTileRows * i, minus_32(scales));
@@ -215,8 +229,10 @@ CKDIST_INLINE void pack_words(const BlockRows& b) {
     load_turned<1>(b.rows, b.at + layout.words_at + 16 * four, words);
     store_lines<4>(b.block + kLine * 4 * four + 4 * b.row, words);
   }
-  for (int i = 4 * fours; i < layout.words; ++i) store(b.block + kLine * i + 4 * b.row, load_word(b.rows, b.at + layout.words_at + 4 * i));
-  if constexpr (layout.scale_at >= 0) copy_halves(b.rows, b.at + layout.scale_at, b.block + layout.scales() + 2 * b.row);
+  for (int i = 4 * fours; i < layout.words; ++i)
+    store(b.block + kLine * i + 4 * b.row, load_word(b.rows, b.at + layout.words_at + 4 * i));
+  if constexpr (layout.scale_at >= 0)
+    copy_halves(b.rows, b.at + layout.scale_at, b.block + layout.scales() + 2 * b.row);
 }
 
 // Columns and bytes that are packed at a time: a packed block, or a few columns of floats.
@@ -225,8 +241,12 @@ struct Unit {
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int columns = layout.columns ? layout.columns : kFloatColumnPad;
   static constexpr int stored_bytes = columns / type_traits(type).block_elements * type_traits(type).block_bytes;
-  static constexpr int used = is_interleaved(type) ? interleaved_of(type).scales() + (interleaved_of(type).scale_at < 0 ? 0 : 2 * kTileRows) : layout.used();
-  static constexpr int bytes = is_interleaved(type) ? interleaved_of(type).bytes() : layout.columns ? layout.bytes() : kTileRows * stored_bytes;
+  static constexpr int used =
+      is_interleaved(type) ? interleaved_of(type).scales() + (interleaved_of(type).scale_at < 0 ? 0 : 2 * kTileRows)
+                           : layout.used();
+  static constexpr int bytes = is_interleaved(type) ? interleaved_of(type).bytes()
+                               : layout.columns     ? layout.bytes()
+                                                    : kTileRows * stored_bytes;
 };
 
 template <Type type>
@@ -264,8 +284,8 @@ CKDIST_INLINE void pack_unit(const BlockRows& b) {
   }
 }
 
-// The bytes [at, at + bytes) of every row, brought to the L2 cache a few lines at a time. Row after row, each in one go: that is what
-// the hardware's own prefetching follows, and sixteen rows at once are more than it does.
+// The bytes [at, at + bytes) of every row, brought to the L2 cache a few lines at a time. Row after row, each in one
+// go: that is what the hardware's own prefetching follows, and sixteen rows at once are more than it does.
 struct Fetch {
   const uint8_t* const* rows;
   int64_t at, bytes;
@@ -287,11 +307,13 @@ template <Type type>
 void pack_tile(const uint8_t* const* source_rows, int rows, int64_t cols, uint8_t* tile) {
   using U = Unit<type>;
   const int64_t units = rows == kTileRows ? cols / U::columns : 0;
-  const int64_t strips = (units * U::stored_bytes + kStripBytes - 1) / kStripBytes, strip = strips ? (units + strips - 1) / strips : 0;
+  const int64_t strips = (units * U::stored_bytes + kStripBytes - 1) / kStripBytes,
+                strip = strips ? (units + strips - 1) / strips : 0;
   for (int64_t begin = 0, end; begin < units; begin = end) {
     end = units - begin > strip ? begin + strip : units;
     // What comes next: more columns, or the next tile, if its rows go on as these do.
-    Fetch next = {source_rows, end * U::stored_bytes, (units - end > strip ? strip : units - end) * U::stored_bytes, 0, 0};
+    Fetch next = {source_rows, end * U::stored_bytes, (units - end > strip ? strip : units - end) * U::stored_bytes, 0,
+                  0};
     if (end == units) {
       next.at = source_rows[kTileRows - 1] - source_rows[0] + (source_rows[1] - source_rows[0]);
       next.bytes = strip * U::stored_bytes;
@@ -299,9 +321,11 @@ void pack_tile(const uint8_t* const* source_rows, int rows, int64_t cols, uint8_
     const int64_t lines = (kTileRows * ((next.bytes + kLine - 1) / kLine) + end - begin - 1) / (end - begin);
     for (int64_t unit = begin; unit < end; ++unit, tile += U::bytes) {
       fetch_lines(next, lines);
-      for (int row = 0; row < kTileRows; row += kWordRows) pack_unit<type>({source_rows + row, unit * U::stored_bytes, tile, row});
+      for (int row = 0; row < kTileRows; row += kWordRows)
+        pack_unit<type>({source_rows + row, unit * U::stored_bytes, tile, row});
       if constexpr (U::layout.columns) {
-        if constexpr (!is_interleaved(type)) std::memset(tile + U::layout.head(), 0, U::layout.planes() - U::layout.head());
+        if constexpr (!is_interleaved(type))
+          std::memset(tile + U::layout.head(), 0, U::layout.planes() - U::layout.head());
         std::memset(tile + U::used, 0, U::bytes - U::used);
       }
     }

@@ -18,7 +18,9 @@ enum class Form {
 template <Form form>
 constexpr int kUnit = form == Form::bf16 ? 2 : 1;  // elements of a word
 
-CKDIST_INLINE Vec load_some(const float* p, int64_t n) { return n >= kLanes ? load(p) : n > 0 ? load_n(p, static_cast<int>(n)) : set(0.0f); }
+CKDIST_INLINE Vec load_some(const float* p, int64_t n) {
+  return n >= kLanes ? load(p) : n > 0 ? load_n(p, static_cast<int>(n)) : set(0.0f);
+}
 CKDIST_INLINE Vec load_some(const uint16_t* p, int64_t n) {
   if (n >= kLanes) return load_bf16(p);
   uint16_t some[kLanes] = {};
@@ -40,7 +42,8 @@ CKDIST_INLINE Vec pairs_along(const uint16_t* p, int64_t n) {
 CKDIST_INLINE __m512i halves(const float* p, int64_t n) { return _mm512_cvtepu16_epi32(to_bf16(load_some(p, n))); }
 CKDIST_INLINE __m512i halves(const uint16_t* p, int64_t n) {
   const __mmask16 some = static_cast<__mmask16>((1u << (n < kLanes ? n : kLanes)) - 1);
-  return _mm512_cvtepu16_epi32(n >= kLanes ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)) : _mm256_maskz_loadu_epi16(some, p));
+  return _mm512_cvtepu16_epi32(n >= kLanes ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))
+                                           : _mm256_maskz_loadu_epi16(some, p));
 }
 // Of two rows, element by element.
 template <class Element>
@@ -57,10 +60,8 @@ CKDIST_INLINE Vec along(const Element* p, int64_t n) {
 #if defined(__AVX512BF16__)
   if constexpr (form == Form::bf16) return pairs_along(p, n);
 #endif
-  if constexpr (form == Form::widened && sizeof(Element) == 4)
-    return rounded_to_bf16(load_some(p, n));
-  else
-    return load_some(p, n);
+  if constexpr (form == Form::widened && sizeof(Element) == 4) return rounded_to_bf16(load_some(p, n));
+  else return load_some(p, n);
 }
 
 // Word i of what a word's rows from x on hold in n columns; rows beyond `left` are zeros.
@@ -76,7 +77,8 @@ CKDIST_INLINE Vec row_words(const Element* x, int64_t stride, int64_t left, int6
 
 CKDIST_INLINE void store_words(uint8_t* p, Vec a) { store(reinterpret_cast<float*>(p), a); }
 
-// Floats are weights, which come from memory: those of the next tile, and those of a few rows ahead, are fetched to the L2 cache meanwhile.
+// Floats are weights, which come from memory: those of the next tile, and those of a few rows ahead, are fetched to the
+// L2 cache meanwhile.
 constexpr int64_t kFetchRows = 32;
 CKDIST_INLINE void fetch(const float* p, int lines) {
   for (int i = 0; i < lines; ++i) __builtin_prefetch(p + i * kLanes, 0, 2);

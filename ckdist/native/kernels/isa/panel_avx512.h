@@ -15,7 +15,9 @@ namespace {
 constexpr int kPanelTiles = 3, kPanelTokens = 8;
 constexpr int kPanelSizes[4] = {1, 2, 4, kPanelTokens};
 
-inline __m512 read_halves(const uint8_t* at) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))); }
+inline __m512 read_halves(const uint8_t* at) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+}
 
 #if defined(__AVX512BF16__)
 constexpr bool kBf16Dot = true;
@@ -42,7 +44,8 @@ inline __m512i read_column(const uint8_t* tile, int word) {
 template <Type type>
 inline __m512 multiply_add(__m512 sum, __m512i weights, __m512i x) {
 #if defined(__AVX512BF16__)
-  if constexpr (type == Type::bf16) return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(weights), reinterpret_cast<__m512bh>(x));
+  if constexpr (type == Type::bf16)
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(weights), reinterpret_cast<__m512bh>(x));
 #endif
   return _mm512_fmadd_ps(_mm512_castsi512_ps(weights), _mm512_castsi512_ps(x), sum);
 }
@@ -51,7 +54,8 @@ inline __m512 multiply_add(__m512 sum, __m512i weights, __m512i x) {
 // take(token, tile, rows, sum) of every tile, of whose rows `last` exist in the last, after a fetch(token, tile) at the
 // beginning and an ahead() in every step.
 template <Type type, int tiles, int tokens, int step, class Result>
-void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_stride, int64_t words, int last, const Result& given) {
+void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_stride, int64_t words, int last,
+           const Result& given) {
   Result result = given;  // in registers, as no store can change it
   __m512 sums[tokens][tiles];
 #pragma GCC unroll 8
@@ -62,7 +66,8 @@ void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_
       result.fetch(t, i);
     }
   constexpr int run = type == Type::bf16 && !kBf16Dot ? 2 : 1;  // words at once, of which `words` is a multiple
-  for (const uint8_t* const end = tile + kVectorBytes<type> * words; tile < end; tile += run * kVectorBytes<type>, x += run * step) {
+  for (const uint8_t* const end = tile + kVectorBytes<type> * words; tile < end;
+       tile += run * kVectorBytes<type>, x += run * step) {
     result.ahead();
 #pragma GCC unroll 2
     for (int w = 0; w < run; ++w) {
@@ -74,7 +79,8 @@ void panel(const uint8_t* tile, int64_t tile_bytes, const uint8_t* x, int64_t x_
         int32_t bits;
         std::memcpy(&bits, x + t * x_stride + w * step, sizeof bits);
 #pragma GCC unroll 3
-        for (int i = 0; i < tiles; ++i) sums[t][i] = multiply_add<type>(sums[t][i], weights[i], _mm512_set1_epi32(bits));
+        for (int i = 0; i < tiles; ++i)
+          sums[t][i] = multiply_add<type>(sums[t][i], weights[i], _mm512_set1_epi32(bits));
       }
     }
   }

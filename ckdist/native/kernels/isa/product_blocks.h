@@ -3,7 +3,9 @@
 #include "kernels/isa/product_output.h"
 
 namespace ckdist {
-namespace CKDIST_VECTORS { extern const LinearKernel f32_kernel; }
+namespace CKDIST_VECTORS {
+extern const LinearKernel f32_kernel;
+}
 namespace CKDIST_ISA {
 
 extern const LinearKernel bf16_kernel;
@@ -18,10 +20,8 @@ constexpr int64_t kTokensOfBlock = form == Form::widened ? 32 : INT64_MAX;  // w
 
 template <Form form>
 const LinearKernel& linear_kernel() {
-  if constexpr (form == Form::bf16)
-    return bf16_kernel;
-  else
-    return CKDIST_VECTORS::f32_kernel;
+  if constexpr (form == Form::bf16) return bf16_kernel;
+  else return CKDIST_VECTORS::f32_kernel;
 }
 
 // One block of columns of a matrix.
@@ -88,7 +88,9 @@ void outer(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uin
   for (int64_t token = 0; token < tokens; token += kTileRows, x_tiles += x_tile_bytes) {
     for (int64_t word = 0; word < words; word += kLanes) {
       Vec block[kLanes];
-      for (int i = 0; i < kLanes; ++i) block[i] = word + i < words ? load(reinterpret_cast<const float*>(x_tiles) + (word + i) * kTileRows) : set(0.0f);
+      for (int i = 0; i < kLanes; ++i)
+        block[i] =
+            word + i < words ? load(reinterpret_cast<const float*>(x_tiles) + (word + i) * kTileRows) : set(0.0f);
       transpose(block);
       for (int t = 0; t < kTileRows; ++t) store(rows + t * row + word, block[t]);
     }

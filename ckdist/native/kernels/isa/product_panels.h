@@ -21,8 +21,8 @@ struct Ahead {
   [[gnu::always_inline]] void step() { __builtin_prefetch(at, 0, 2), at += 64; }
 };
 
-// The rows of the tokens behind those of a panel, where rows lie one behind the other: of `rows`, the part that falls to the panel that begins with
-// `tile`; `none` is what the panel reads anyway.
+// The rows of the tokens behind those of a panel, where rows lie one behind the other: of `rows`, the part that falls
+// to the panel that begins with `tile`; `none` is what the panel reads anyway.
 CKDIST_INLINE Ahead next_rows(const uint8_t* rows, int64_t x_stride, int64_t row_bytes, int64_t tile, int64_t words,
                               const uint8_t* none) {
   const int64_t begin = tile / kPanelTiles * 64 * words;
@@ -36,7 +36,9 @@ struct Sum {
   bool add;
   Ahead next;
   [[gnu::always_inline]] void ahead() { next.step(); }
-  [[gnu::always_inline]] void fetch(int64_t token, int64_t tile) const { __builtin_prefetch(y + token * y_stride + tile * kTileRows, 1); }
+  [[gnu::always_inline]] void fetch(int64_t token, int64_t tile) const {
+    __builtin_prefetch(y + token * y_stride + tile * kTileRows, 1);
+  }
   [[gnu::always_inline]] void take(int64_t token, int64_t tile, int rows, Vec sum) const {
     float* const at = y + token * y_stride + tile * kTileRows;
     store_n(at, add ? sum + load_n(at, rows) : sum, rows);
@@ -79,8 +81,8 @@ CKDIST_INLINE Panel<End> panel_of(int64_t tiles, int size) {
   return kPanelOf<kTiles<form>, 1, step, End>[size];
 }
 
-// Calls body(token, index of kPanelSizes, ...) for groups of tokens, which do not cross multiples of `within`, each with
-// body(tile, count, rows of the last) for groups of tiles.
+// Calls body(token, index of kPanelSizes, ...) for groups of tokens, which do not cross multiples of `within`, each
+// with body(tile, count, rows of the last) for groups of tiles.
 template <class Body>
 CKDIST_INLINE void each_panel(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, int64_t tokens,
                               int64_t within, Body&& body) {

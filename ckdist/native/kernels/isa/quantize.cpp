@@ -1,5 +1,5 @@
-// float32 rows into blocks. The search for Q4_K's scales and minima takes sixteen groups at a time, two blocks, a group to a lane:
-// every sum runs in an order of its own, the same on every ISA.
+// float32 rows into blocks. The search for Q4_K's scales and minima takes sixteen groups at a time, two blocks, a group
+// to a lane: every sum runs in an order of its own, the same on every ISA.
 #include "kernels/quantize.h"
 
 #include "kernels/half.h"
@@ -62,17 +62,23 @@ bool quantize_q8_0(const float* x, int64_t cols, uint8_t* out) {
 }
 
 // Element i of sixteen groups.
-struct Groups { Vec at[kGroup]; };
+struct Groups {
+  Vec at[kGroup];
+};
 
 // Values as scale * code - minimum, both not negative.
-struct Fit { Vec scale, minimum, error; };
+struct Fit {
+  Vec scale, minimum, error;
+};
 
 // A sum over a group runs in eight chains.
 constexpr int kChains = 8;
 
 CKDIST_INLINE Vec total(const Vec* s) { return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7])); }
 
-CKDIST_INLINE Vec nearest_code(Vec value) { return truncate(min(max(value, set(0.0f)), set(kLargestCode)) + set(0.5f)); }
+CKDIST_INLINE Vec nearest_code(Vec value) {
+  return truncate(min(max(value, set(0.0f)), set(kLargestCode)) + set(0.5f));
+}
 CKDIST_INLINE Vec inverse_of(Vec scale) { return select(less(set(0.0f), scale), set(1.0f) / scale, set(0.0f)); }
 
 // The weighted squared error of the best codes for a scale and a minimum.
@@ -90,9 +96,12 @@ Vec error_of(const Groups& x, const Groups& weight, Vec scale, Vec minimum) {
 }
 
 // What least squares needs of the values, whatever the codes.
-struct Moments { Vec w, wx; };
+struct Moments {
+  Vec w, wx;
+};
 
-// The least squares solution for the codes that a range gives: two normal equations; a minimum below zero is held at zero.
+// The least squares solution for the codes that a range gives: two normal equations; a minimum below zero is held at
+// zero.
 Fit solve(const Groups& x, const Groups& weight, const Moments& moments, Vec low, Vec inverse) {
   Vec wq_chains[kChains], wqq_chains[kChains], wqx_chains[kChains];
   const Vec none = set(0.0f);
@@ -132,7 +141,8 @@ Fit fit_groups(const Groups& x, const Groups& weight) {
     Fit fit = solve(x, weight, moments, low, set(steps) / range);
     fit.error = error_of(x, weight, fit.scale, fit.minimum);
     const Mask better = less(fit.error, best.error);
-    best = {select(better, fit.scale, best.scale), select(better, fit.minimum, best.minimum), select(better, fit.error, best.error)};
+    best = {select(better, fit.scale, best.scale), select(better, fit.minimum, best.minimum),
+            select(better, fit.error, best.error)};
   }
   const Mask any = less(set(0.0f), range);
   return {select(any, best.scale, set(0.0f)), select(any, best.minimum, set(0.0f)), best.error};
@@ -141,7 +151,8 @@ Fit fit_groups(const Groups& x, const Groups& weight) {
 CKDIST_INLINE Vec bounded_scale(Vec value) { return min(max(value, set(0.0f)), set(kLargestScale)); }
 
 // 6-bit scales and minima near the wanted ones, that together err least.
-void round_fit(const Groups& x, const Groups& weight, const Fit& fit, Vec scale_step, Vec minimum_step, Vec* scale, Vec* minimum) {
+void round_fit(const Groups& x, const Groups& weight, const Fit& fit, Vec scale_step, Vec minimum_step, Vec* scale,
+               Vec* minimum) {
   const Vec none = set(0.0f), half = set(0.5f);
   const Vec s = select(less(none, scale_step), truncate(fit.scale / scale_step + half), none);
   const Vec m = select(less(none, minimum_step), truncate(fit.minimum / minimum_step + half), none);
@@ -168,7 +179,8 @@ void weigh(const Groups& x, Groups& weight) {
   for (int i = 0; i < kGroup; ++i) weight.at[i] = load(mean) + abs(x.at[i]);
 }
 
-void write_block(const uint8_t* scales, const uint8_t* minima, uint16_t scale_half, uint16_t minimum_half, uint8_t* out) {
+void write_block(const uint8_t* scales, const uint8_t* minima, uint16_t scale_half, uint16_t minimum_half,
+                 uint8_t* out) {
   write16(out, scale_half);
   write16(out + 2, minimum_half);
   for (int i = 0; i < 4; ++i) {
@@ -180,7 +192,8 @@ void write_block(const uint8_t* scales, const uint8_t* minima, uint16_t scale_ha
 
 // Two blocks, that may be the same one.
 bool quantize_blocks_q4_k(const float* const (&x)[2], uint8_t* const (&out)[2]) {
-  // The search squares its values and multiplies the squares; in units of the largest value none can overflow or vanish.
+  // The search squares its values and multiplies the squares; in units of the largest value none can overflow or
+  // vanish.
   float units[2], unit_lanes[kLanes];
   for (int b = 0; b < 2; ++b) {
     const float largest = largest_magnitude(x[b], kBlock);
@@ -191,7 +204,8 @@ bool quantize_blocks_q4_k(const float* const (&x)[2], uint8_t* const (&out)[2]) 
   Groups values, weights;
   for (int part = 0; part < kGroup / kLanes; ++part) {
     Vec(&turned)[kLanes] = reinterpret_cast<Vec(&)[kLanes]>(values.at[part * kLanes]);
-    for (int lane = 0; lane < kLanes; ++lane) turned[lane] = load(x[lane / kGroups] + lane % kGroups * kGroup + part * kLanes);
+    for (int lane = 0; lane < kLanes; ++lane)
+      turned[lane] = load(x[lane / kGroups] + lane % kGroups * kGroup + part * kLanes);
     transpose(turned);
     for (Vec& v : turned) v = v / load(unit_lanes);
   }
@@ -222,7 +236,8 @@ bool quantize_blocks_q4_k(const float* const (&x)[2], uint8_t* const (&out)[2]) 
     bytes[0][lane] = static_cast<uint8_t>(static_cast<int>(scales[lane]));
     bytes[1][lane] = static_cast<uint8_t>(static_cast<int>(minima[lane]));
   }
-  for (int b = 0; b < 2; ++b) write_block(bytes[0] + b * kGroups, bytes[1] + b * kGroups, scale_halves[b], minimum_halves[b], out[b]);
+  for (int b = 0; b < 2; ++b)
+    write_block(bytes[0] + b * kGroups, bytes[1] + b * kGroups, scale_halves[b], minimum_halves[b], out[b]);
   for (int part = 0; part < kGroup / kLanes; ++part) {
     Vec codes[kLanes];
     for (int i = 0; i < kLanes; ++i) codes[i] = nearest_code((values.at[part * kLanes + i] + shift) * inverse);
@@ -242,14 +257,17 @@ bool quantize_q4_k(const float* x, int64_t cols, uint8_t* out) {
   const int64_t blocks = cols / kBlock;
   for (int64_t block = 0; block < blocks; block += 2) {
     const int64_t other = block + 1 < blocks ? block + 1 : block;
-    if (!quantize_blocks_q4_k({x + block * kBlock, x + other * kBlock}, {out + block * kBlockBytes, out + other * kBlockBytes})) return false;
+    if (!quantize_blocks_q4_k({x + block * kBlock, x + other * kBlock},
+                              {out + block * kBlockBytes, out + other * kBlockBytes}))
+      return false;
   }
   return true;
 }
 
 }  // namespace
 
-extern const QuantizeKernel quantize_kernel = {quantize_float<half_of_float>, quantize_float<bf16_of_float>, quantize_q8_0, quantize_q4_k};
+extern const QuantizeKernel quantize_kernel = {quantize_float<half_of_float>, quantize_float<bf16_of_float>,
+                                               quantize_q8_0, quantize_q4_k};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

@@ -9,10 +9,13 @@ namespace {
 
 // 64 elements, as the folds take them.
 constexpr int kVecs = 4, kBlock = kVecs * kLanes;
-struct Block { Vec v[kVecs]; };
+struct Block {
+  Vec v[kVecs];
+};
 
 constexpr int64_t kLine = 64;
-constexpr int64_t kLong = 4096;  // elements: as many are worth a beginning one by one, so that vectors do not cross cache lines
+constexpr int64_t kLong =
+    4096;  // elements: as many are worth a beginning one by one, so that vectors do not cross cache lines
 
 // Bytes from `p` to the next cache line.
 CKDIST_INLINE int64_t to_line(const void* p) { return static_cast<int64_t>(-reinterpret_cast<uintptr_t>(p) % kLine); }
@@ -35,7 +38,9 @@ CKDIST_INLINE Vec combine(Vec a, Vec b) {
   return keep_nan(a, min(a, b));
 }
 
-CKDIST_INLINE uint16_t to_bf16_flushed(float x) { return bits_of(x) & 0x7f800000 ? to_bf16(x) : static_cast<uint16_t>(bits_of(x) >> 16 & 0x8000); }
+CKDIST_INLINE uint16_t to_bf16_flushed(float x) {
+  return bits_of(x) & 0x7f800000 ? to_bf16(x) : static_cast<uint16_t>(bits_of(x) >> 16 & 0x8000);
+}
 
 // How a type lies in memory: blocks are read, packed once, and stored wherever they go.
 struct F32 {
@@ -54,7 +59,9 @@ struct F32 {
   CKDIST_INLINE float widen(float x) { return x; }
 };
 
-struct Halves { uint16_t bits[kBlock]; };
+struct Halves {
+  uint16_t bits[kBlock];
+};
 
 CKDIST_INLINE void write_halves(uint16_t* p, const Halves& h) { std::memcpy(p, h.bits, sizeof h.bits); }
 
@@ -80,7 +87,9 @@ struct BF16 {
 // blocks hold no denormals.
 template <bool flushed>
 struct BF16Pairs : BF16 {
-  struct Packed { Vec v[kVecs / 2]; };
+  struct Packed {
+    Vec v[kVecs / 2];
+  };
   CKDIST_INLINE Block read(const uint16_t* p) {
     Block block;
     for (int i = 0; i < kVecs; i += 2) load_pairs_bf16(p + i * kLanes, block.v + i, block.v + i + 1);
@@ -113,9 +122,12 @@ struct F16 {
     for (int i = 0; i < kVecs; i++) {
       uint16_t* const to = packed.bits + i * kLanes;
 #if defined(__AVX512F__)
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(block.v[i].v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                          _mm512_cvtps_ph(block.v[i].v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #elif defined(__AVX2__)
-      for (int j = 0; j < kParts; j++) _mm_storeu_si128(reinterpret_cast<__m128i*>(to + j * kPartLanes), _mm256_cvtps_ph(block.v[i].v[j], _MM_FROUND_TO_NEAREST_INT));
+      for (int j = 0; j < kParts; j++)
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + j * kPartLanes),
+                         _mm256_cvtps_ph(block.v[i].v[j], _MM_FROUND_TO_NEAREST_INT));
 #else
       store_f16(to, block.v[i]);
 #endif
@@ -136,7 +148,8 @@ CKDIST_INLINE float combine_one(float a, float b) {
 }
 
 template <class In, class Out, ReduceOp op, int parts_known>
-CKDIST_INLINE int64_t fold_blocks(typename Out::Value* const* outs, int out_count, const typename In::Value* const* parts, int part_count, int64_t i, int64_t n) {
+CKDIST_INLINE int64_t fold_blocks(typename Out::Value* const* outs, int out_count,
+                                  const typename In::Value* const* parts, int part_count, int64_t i, int64_t n) {
   const int count = parts_known ? parts_known : part_count;
   for (; i + kBlock <= n; i += kBlock) {
     Block sum = In::read(parts[0] + i);
@@ -167,7 +180,8 @@ void fold(void* const* outs_in, int out_count, const void* const* parts_in, int 
     }
   };
   if (n >= kLong) fold_to(to_line(outs[0]) / static_cast<int64_t>(sizeof(To)));
-  i = part_count == 2 ? fold_blocks<In, Out, op, 2>(outs, out_count, parts, part_count, i, n) : fold_blocks<In, Out, op, 0>(outs, out_count, parts, part_count, i, n);
+  i = part_count == 2 ? fold_blocks<In, Out, op, 2>(outs, out_count, parts, part_count, i, n)
+                      : fold_blocks<In, Out, op, 0>(outs, out_count, parts, part_count, i, n);
   fold_to(n);
 }
 
@@ -197,7 +211,8 @@ void fold_ints(void* const* outs, int out_count, const void* const* parts, int p
     for (int p = 1; p < part_count; p++) {
       const Int* x = static_cast<const Int*>(parts[p]) + i;
       for (int64_t j = 0; j < m; j++) {
-        if constexpr (op == ReduceOp::sum) sum[j] = static_cast<Int>(static_cast<Unsigned>(static_cast<Unsigned>(sum[j]) + static_cast<Unsigned>(x[j])));
+        if constexpr (op == ReduceOp::sum)
+          sum[j] = static_cast<Int>(static_cast<Unsigned>(static_cast<Unsigned>(sum[j]) + static_cast<Unsigned>(x[j])));
         else if constexpr (op == ReduceOp::max) sum[j] = sum[j] > x[j] ? sum[j] : x[j];
         else sum[j] = sum[j] < x[j] ? sum[j] : x[j];
       }
@@ -270,12 +285,15 @@ void take(void* out, void* in, int64_t bytes) {
 }  // namespace
 
 extern const ReduceKernel reduce_kernel = {
-    {CKDIST_OPS(fold, F32, F32), {fold_bf16<ReduceOp::sum>, fold_bf16<ReduceOp::max>, fold_bf16<ReduceOp::min>}, CKDIST_OPS(fold, F16, F16), CKDIST_OPS(fold_ints, int32_t, uint32_t),
+    {CKDIST_OPS(fold, F32, F32),
+     {fold_bf16<ReduceOp::sum>, fold_bf16<ReduceOp::max>, fold_bf16<ReduceOp::min>},
+     CKDIST_OPS(fold, F16, F16),
+     CKDIST_OPS(fold_ints, int32_t, uint32_t),
      CKDIST_OPS(fold_ints, int8_t, uint8_t)},
-    {CKDIST_OPS(fold, F32, F32), CKDIST_OPS(fold, BF16, F32), CKDIST_OPS(fold, F16, F32), CKDIST_OPS(fold_ints, int32_t, uint32_t),
-     CKDIST_OPS(fold_ints, int8_t, uint8_t)},
-    {CKDIST_OPS(fold, F32, F32), CKDIST_OPS(fold, F32, BF16), CKDIST_OPS(fold, F32, F16), CKDIST_OPS(fold_ints, int32_t, uint32_t),
-     CKDIST_OPS(fold_ints, int8_t, uint8_t)},
+    {CKDIST_OPS(fold, F32, F32), CKDIST_OPS(fold, BF16, F32), CKDIST_OPS(fold, F16, F32),
+     CKDIST_OPS(fold_ints, int32_t, uint32_t), CKDIST_OPS(fold_ints, int8_t, uint8_t)},
+    {CKDIST_OPS(fold, F32, F32), CKDIST_OPS(fold, F32, BF16), CKDIST_OPS(fold, F32, F16),
+     CKDIST_OPS(fold_ints, int32_t, uint32_t), CKDIST_OPS(fold_ints, int8_t, uint8_t)},
     take,
     exchange,
     copy_twice,

@@ -35,9 +35,13 @@ CKDIST_INLINE void each(int64_t n, Body&& body) {
 
 void gated(GateFunction function, Row gate, Row up, int64_t n, Row out) {
   if (function == GateFunction::silu)
-    each(n, [&](int64_t i, int lanes) { store_row(out, i, lanes, silu(load_row(gate, i, lanes)) * load_row(up, i, lanes)); });
+    each(n, [&](int64_t i, int lanes) {
+      store_row(out, i, lanes, silu(load_row(gate, i, lanes)) * load_row(up, i, lanes));
+    });
   else
-    each(n, [&](int64_t i, int lanes) { store_row(out, i, lanes, gelu_tanh(load_row(gate, i, lanes)) * load_row(up, i, lanes)); });
+    each(n, [&](int64_t i, int lanes) {
+      store_row(out, i, lanes, gelu_tanh(load_row(gate, i, lanes)) * load_row(up, i, lanes));
+    });
 }
 
 void gated_grad(GateFunction function, Row gate, Row up, Row dy, int64_t n, Row d_gate, Row d_up) {
@@ -65,7 +69,8 @@ void gated_grad(GateFunction function, Row gate, Row up, Row dy, int64_t n, Row 
 void rope(Row x, const float* cos, const float* sin, bool back, int64_t head_dim, int64_t n, Row out) {
   const int64_t half = head_dim / 2;
   each(half, [&](int64_t i, int lanes) {
-    const Vec c = lanes == kLanes ? load(cos + i) : load_n(cos + i, lanes), angle = lanes == kLanes ? load(sin + i) : load_n(sin + i, lanes);
+    const Vec c = lanes == kLanes ? load(cos + i) : load_n(cos + i, lanes),
+              angle = lanes == kLanes ? load(sin + i) : load_n(sin + i, lanes);
     const Vec s = back ? set(0.0f) - angle : angle;
     for (int64_t at = i; at < n; at += head_dim) {
       const Vec a = load_row(x, at, lanes), b = load_row(x, at + half, lanes);

@@ -24,7 +24,9 @@
 
 namespace ckdist {
 namespace CKDIST_VECTORS {}
-namespace CKDIST_ISA { using namespace CKDIST_VECTORS; }
+namespace CKDIST_ISA {
+using namespace CKDIST_VECTORS;
+}
 
 namespace CKDIST_VECTORS {
 
@@ -51,7 +53,7 @@ CKDIST_INLINE float from_f16(uint16_t half) {
   return x;
 #else
   const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fff) << 13;  // the exponent is short of 112
-  const uint32_t special = magnitude >= 0x0f800000 ? 0x7f800000 : 0;     // infinity and NaN
+  const uint32_t special = magnitude >= 0x0f800000 ? 0x7f800000 : 0;      // infinity and NaN
   return float_of(bits_of(float_of(magnitude) * 0x1p112f) | special | static_cast<uint32_t>(half & 0x8000) << 16);
 #endif
 }
@@ -67,8 +69,8 @@ CKDIST_INLINE uint16_t to_f16(float x) {
   const uint32_t sign = bits_of(x) >> 16 & 0x8000;
   uint32_t magnitude = bits_of(x) & 0x7fffffff;
   if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
-  if (magnitude >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);                       // 65536 and beyond
-  if (magnitude < 0x38800000)                                                                     // subnormal: units of 2^-24
+  if (magnitude >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);  // 65536 and beyond
+  if (magnitude < 0x38800000)                                                // subnormal: units of 2^-24
     return static_cast<uint16_t>(sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f)));
   magnitude += 0xfff + (magnitude >> 13 & 1);
   return static_cast<uint16_t>(sign | ((magnitude >> 13) - (112 << 10)));
@@ -82,13 +84,21 @@ CKDIST_INLINE uint16_t to_bf16(float x) {
 
 #if defined(__AVX512F__)
 
-struct Vec { __m512 v; };
-struct Mask { __mmask16 m; };
+struct Vec {
+  __m512 v;
+};
+struct Mask {
+  __mmask16 m;
+};
 
 CKDIST_INLINE Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
-CKDIST_INLINE Vec load_n(const float* p, int n) { return {_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p)}; }
+CKDIST_INLINE Vec load_n(const float* p, int n) {
+  return {_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p)};
+}
 CKDIST_INLINE void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
-CKDIST_INLINE void store_n(float* p, Vec a, int n) { _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), a.v); }
+CKDIST_INLINE void store_n(float* p, Vec a, int n) {
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), a.v);
+}
 CKDIST_INLINE Vec set(float x) { return {_mm512_set1_ps(x)}; }
 CKDIST_INLINE Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 CKDIST_INLINE Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
@@ -99,7 +109,9 @@ CKDIST_INLINE Vec fnma(Vec a, Vec b, Vec c) { return {_mm512_fnmadd_ps(a.v, b.v,
 CKDIST_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }                  // b where either is NaN
 CKDIST_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }                  // likewise
 CKDIST_INLINE Vec abs(Vec a) { return {_mm512_abs_ps(a.v)}; }
-CKDIST_INLINE Vec truncate(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)}; }  // |a| < 2^31
+CKDIST_INLINE Vec truncate(Vec a) {
+  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};
+}  // |a| < 2^31
 CKDIST_INLINE Mask less(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
 CKDIST_INLINE Vec select(Mask m, Vec a, Vec b) { return {_mm512_mask_blend_ps(m.m, b.v, a.v)}; }
 CKDIST_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
@@ -120,7 +132,8 @@ CKDIST_INLINE Vec load_bf16(const uint16_t* p) {
 }
 // Rounded to bfloat16, nearest even, in the upper half of every lane; a NaN stays one. The lower half is anything.
 CKDIST_INLINE __m512i round_bf16(Vec a) {
-  const __m512i bits = _mm512_castps_si512(a.v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i bits = _mm512_castps_si512(a.v),
+                odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
   return _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x00400000));
 }
@@ -153,7 +166,8 @@ CKDIST_INLINE Vec to_bf16_pairs(Vec a, Vec b) {
   return {_mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32(round_bf16(a), 16), upper))};
 #endif
 }
-// The same, where no lane is a NaN; denormals become zeros, as the CPUs' own conversion has it. `flushed`: there are none.
+// The same, where no lane is a NaN; denormals become zeros, as the CPUs' own conversion has it. `flushed`: there are
+// none.
 template <bool flushed>
 CKDIST_INLINE Vec numbers_to_bf16_pairs(Vec a, Vec b) {
 #if defined(__AVX512BF16__)
@@ -193,7 +207,8 @@ CKDIST_INLINE Vec flush(Vec a) {
   return a;
 #else
   const __mmask16 small = _mm512_testn_epi32_mask(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7f800000));
-  return {_mm512_castsi512_ps(_mm512_mask_and_epi32(_mm512_castps_si512(a.v), small, _mm512_castps_si512(a.v), _mm512_set1_epi32(INT32_MIN)))};
+  return {_mm512_castsi512_ps(
+      _mm512_mask_and_epi32(_mm512_castps_si512(a.v), small, _mm512_castps_si512(a.v), _mm512_set1_epi32(INT32_MIN)))};
 #endif
 }
 CKDIST_INLINE Vec load_i8(const int8_t* p) {
@@ -221,8 +236,10 @@ CKDIST_INLINE void transpose(Vec (&tile)[kLanes]) {
     }
   }
   for (int i = 0; i < 4; ++i) {  // fours[4 a + i]: rows 4 a .. 4 a + 3 of the columns i, 4 + i, 8 + i, 12 + i
-    const __m512 a = _mm512_shuffle_f32x4(fours[i], fours[4 + i], 0x88), b = _mm512_shuffle_f32x4(fours[8 + i], fours[12 + i], 0x88);
-    const __m512 c = _mm512_shuffle_f32x4(fours[i], fours[4 + i], 0xDD), d = _mm512_shuffle_f32x4(fours[8 + i], fours[12 + i], 0xDD);
+    const __m512 a = _mm512_shuffle_f32x4(fours[i], fours[4 + i], 0x88),
+                 b = _mm512_shuffle_f32x4(fours[8 + i], fours[12 + i], 0x88);
+    const __m512 c = _mm512_shuffle_f32x4(fours[i], fours[4 + i], 0xDD),
+                 d = _mm512_shuffle_f32x4(fours[8 + i], fours[12 + i], 0xDD);
     tile[i].v = _mm512_shuffle_f32x4(a, b, 0x88);
     tile[8 + i].v = _mm512_shuffle_f32x4(a, b, 0xDD);
     tile[4 + i].v = _mm512_shuffle_f32x4(c, d, 0x88);
@@ -255,9 +272,12 @@ CKDIST_INLINE Part part_copy_sign(Part magnitude, Part sign) {
   return _mm256_or_ps(_mm256_andnot_ps(bit, magnitude), _mm256_and_ps(bit, sign));
 }
 CKDIST_INLINE Part part_add_exponent(Part a, Part power) {
-  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(power), 23)));
+  return _mm256_castsi256_ps(
+      _mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(power), 23)));
 }
-CKDIST_INLINE Part part_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+CKDIST_INLINE Part part_f16(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
 CKDIST_INLINE Part part_bf16(const uint16_t* p) {
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
@@ -269,7 +289,8 @@ CKDIST_INLINE void part_store_f16(uint16_t* p, Part a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
 }
 CKDIST_INLINE __m256i part_round_bf16(Part a) {
-  const __m256i bits = _mm256_castps_si256(a), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i bits = _mm256_castps_si256(a),
+                odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
   const __m256 quiet = _mm256_castsi256_ps(_mm256_or_si256(bits, _mm256_set1_epi32(0x00400000)));
   return _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded), quiet, _mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
@@ -282,8 +303,8 @@ CKDIST_INLINE void part_load_pairs(const uint16_t* p, Part* even, Part* odd) {
 CKDIST_INLINE Part part_pairs(Part a, Part b) {
   return _mm256_castsi256_ps(_mm256_blend_epi16(_mm256_srli_epi32(part_round_bf16(a), 16), part_round_bf16(b), 0xaa));
 }
-// Upper halves are whole numbers of 16 bits, which go up by 1 where the lower ones are more than a half, or a half and the
-// upper one is odd.
+// Upper halves are whole numbers of 16 bits, which go up by 1 where the lower ones are more than a half, or a half and
+// the upper one is odd.
 template <bool flushed>
 CKDIST_INLINE Part part_number_pairs(Part a, Part b) {
   const __m256i low = _mm256_castps_si256(a), high = _mm256_castps_si256(b), one = _mm256_set1_epi16(1);
@@ -344,8 +365,8 @@ CKDIST_INLINE PartBits part_u16(const uint16_t* p) {
 }
 CKDIST_INLINE Part part_f16(const uint16_t* p) {
   const PartBits half = part_u16(p);
-  const PartBits magnitude = (half & 0x7fff) << 13;                                   // the exponent is short of 112
-  const PartBits special = (PartBits)(magnitude >= 0x0f800000) & 0x7f800000;          // infinity and NaN
+  const PartBits magnitude = (half & 0x7fff) << 13;                           // the exponent is short of 112
+  const PartBits special = (PartBits)(magnitude >= 0x0f800000) & 0x7f800000;  // infinity and NaN
   const Part scaled = (Part)magnitude * 0x1p112f;
   return (Part)((PartBits)scaled | special | ((half & 0x8000) << 16));
 }
@@ -373,14 +394,18 @@ CKDIST_INLINE void part_load_pairs(const uint16_t* p, Part* even, Part* odd) {
   std::memcpy(&pairs, p, sizeof pairs);
   *even = (Part)(pairs << 16), *odd = (Part)(pairs & 0xffff0000);
 }
-CKDIST_INLINE Part part_pairs(Part a, Part b) { return (Part)(part_round_bf16(a) >> 16 | (part_round_bf16(b) & 0xffff0000)); }
+CKDIST_INLINE Part part_pairs(Part a, Part b) {
+  return (Part)(part_round_bf16(a) >> 16 | (part_round_bf16(b) & 0xffff0000));
+}
 CKDIST_INLINE Part part_rounded_to_bf16(Part a) { return (Part)(part_round_bf16(a) & 0xffff0000); }
 CKDIST_INLINE Part part_flush(Part a) {
   const PartBits bits = (PartBits)a;
   return (Part)((bits & 0x7f800000) == 0 ? bits & 0x80000000 : bits);
 }
 template <bool>
-CKDIST_INLINE Part part_number_pairs(Part a, Part b) { return part_pairs(part_flush(a), part_flush(b)); }
+CKDIST_INLINE Part part_number_pairs(Part a, Part b) {
+  return part_pairs(part_flush(a), part_flush(b));
+}
 CKDIST_INLINE bool part_any_nan(Part, Part) { return false; }  // part_number_pairs keeps them
 CKDIST_INLINE void part_store_i8(int8_t* p, Part a) {
   for (int i = 0; i < kPartLanes; ++i) p[i] = static_cast<int8_t>(a[i] == a[i] ? __builtin_lrintf(a[i]) : 0);
@@ -390,11 +415,15 @@ CKDIST_INLINE void part_store_i8(int8_t* p, Part a) {
 
 constexpr int kParts = kLanes / kPartLanes;
 
-struct Vec { Part v[kParts]; };
-struct Mask { PartMask m[kParts]; };
+struct Vec {
+  Part v[kParts];
+};
+struct Mask {
+  PartMask m[kParts];
+};
 
-#define CKDIST_EACH_PART(expression)          \
-  Vec out;                                    \
+#define CKDIST_EACH_PART(expression)                        \
+  Vec out;                                                  \
   for (int i = 0; i < kParts; ++i) out.v[i] = (expression); \
   return out
 
@@ -421,8 +450,8 @@ CKDIST_INLINE Vec operator*(Vec a, Vec b) { CKDIST_EACH_PART(a.v[i] * b.v[i]); }
 CKDIST_INLINE Vec operator/(Vec a, Vec b) { CKDIST_EACH_PART(a.v[i] / b.v[i]); }
 CKDIST_INLINE Vec fma(Vec a, Vec b, Vec c) { CKDIST_EACH_PART(part_fma(a.v[i], b.v[i], c.v[i])); }    // a b + c
 CKDIST_INLINE Vec fnma(Vec a, Vec b, Vec c) { CKDIST_EACH_PART(part_fnma(a.v[i], b.v[i], c.v[i])); }  // c - a b
-CKDIST_INLINE Vec min(Vec a, Vec b) { CKDIST_EACH_PART(part_min(a.v[i], b.v[i])); }                   // b where either is NaN
-CKDIST_INLINE Vec max(Vec a, Vec b) { CKDIST_EACH_PART(part_max(a.v[i], b.v[i])); }                   // likewise
+CKDIST_INLINE Vec min(Vec a, Vec b) { CKDIST_EACH_PART(part_min(a.v[i], b.v[i])); }  // b where either is NaN
+CKDIST_INLINE Vec max(Vec a, Vec b) { CKDIST_EACH_PART(part_max(a.v[i], b.v[i])); }  // likewise
 CKDIST_INLINE Vec copy_sign(Vec a, Vec sign) { CKDIST_EACH_PART(part_copy_sign(a.v[i], sign.v[i])); }
 CKDIST_INLINE Vec abs(Vec a) { return copy_sign(a, set(0.0f)); }
 CKDIST_INLINE Vec truncate(Vec a) { CKDIST_EACH_PART(part_truncate(a.v[i])); }  // |a| < 2^31
@@ -454,7 +483,9 @@ CKDIST_INLINE Vec to_bf16_pairs(Vec a, Vec b) { CKDIST_EACH_PART(part_pairs(a.v[
 // The same, where no lane is a NaN; denormals become zeros, as the CPUs' own conversion to bfloat16 has it. `flushed`:
 // there are none.
 template <bool flushed>
-CKDIST_INLINE Vec numbers_to_bf16_pairs(Vec a, Vec b) { CKDIST_EACH_PART(part_number_pairs<flushed>(a.v[i], b.v[i])); }
+CKDIST_INLINE Vec numbers_to_bf16_pairs(Vec a, Vec b) {
+  CKDIST_EACH_PART(part_number_pairs<flushed>(a.v[i], b.v[i]));
+}
 CKDIST_INLINE bool any_nan(Vec a, Vec b) {
   bool any = false;
   for (int i = 0; i < kParts; ++i) any |= part_any_nan(a.v[i], b.v[i]);

@@ -64,7 +64,9 @@ CKDIST_INLINE Part part_flush(Part a) {
 }
 CKDIST_INLINE Part part_rounded_to_bf16(Part a) { return part_of_bits(vshll_n_u16(part_to_bf16(a), 16)); }
 template <bool>
-CKDIST_INLINE Part part_number_pairs(Part a, Part b) { return part_pairs(part_flush(a), part_flush(b)); }
+CKDIST_INLINE Part part_number_pairs(Part a, Part b) {
+  return part_pairs(part_flush(a), part_flush(b));
+}
 CKDIST_INLINE bool part_any_nan(Part, Part) { return false; }  // part_number_pairs keeps them
 CKDIST_INLINE void part_store_i8(int8_t* p, Part a) {
   const int16x4_t halves = vqmovn_s32(vcvtnq_s32_f32(a));

@@ -40,11 +40,13 @@ CKDIST_INLINE void store_columns(uint8_t* at, Vec a, Vec b) {
 }
 
 template <bool narrow, bool cap>
-float row_of(const float* x, int64_t n, int64_t first, int64_t last, float factor, float limit, float* inverse, uint8_t* out) {
+float row_of(const float* x, int64_t n, int64_t first, int64_t last, float factor, float limit, float* inverse,
+             uint8_t* out) {
   const float scale = cap ? 1.0f : factor;
   const auto score = [&](int64_t i) { return cap ? capped(load(x + i), factor, limit) : load(x + i); };
   Vec most = set(-__builtin_inff());
-  for (int64_t i = first / kLanes * kLanes; i < last; i += kLanes) most = max(visible(score(i), i, first, last, -__builtin_inff()), most);
+  for (int64_t i = first / kLanes * kLanes; i < last; i += kLanes)
+    most = max(visible(score(i), i, first, last, -__builtin_inff()), most);
   const float shift = scale * reduce_max(most);
   const Vec unit = set(scale * kUnit<narrow>);
   Vec total = set(0.0f);
@@ -59,7 +61,9 @@ float row_of(const float* x, int64_t n, int64_t first, int64_t last, float facto
 }
 
 float row(const float* x, int64_t n, int64_t first, int64_t last, float scale, float cap, float* inverse, Row out) {
-  const auto of = out.narrow ? cap ? row_of<true, true> : row_of<true, false> : cap ? row_of<false, true> : row_of<false, false>;
+  const auto of = out.narrow ? cap ? row_of<true, true> : row_of<true, false>
+                  : cap      ? row_of<false, true>
+                             : row_of<false, false>;
   return of(x, n, first, last, scale, cap, inverse, out.at);
 }
 
@@ -96,8 +100,10 @@ void gradient_of(const SoftmaxGradient& given, const Query* queries) {
     const float *const x = g.products + q * g.stride, *const y = g.dp + q * g.stride;
     const Vec scale = set(g.scale), unit = set(cap ? kUnit<narrow> : g.scale * kUnit<narrow>);
     Vec shift[2], delta[2];
-    for (int i = 0; i < 2; ++i) shift[i] = set(-queries[q + i].log_sum_exp * kUnit<narrow>), delta[i] = set(-queries[q + i].delta * g.scale);
-    uint8_t *const rows = g.ds + q * g.ds_stride, *p_turned = g.p_turned + q * kLanes * element, *ds_turned = g.ds_turned + q * kLanes * element;
+    for (int i = 0; i < 2; ++i)
+      shift[i] = set(-queries[q + i].log_sum_exp * kUnit<narrow>), delta[i] = set(-queries[q + i].delta * g.scale);
+    uint8_t *const rows = g.ds + q * g.ds_stride, *p_turned = g.p_turned + q * kLanes * element,
+                   *ds_turned = g.ds_turned + q * kLanes * element;
     for (int64_t key = 0; key < g.keys; key += kLanes, p_turned += g.tile_bytes, ds_turned += g.tile_bytes) {
       Vec p[2], ds[2];
       for (int i = 0; i < 2; ++i) {
@@ -117,7 +123,9 @@ void gradient_of(const SoftmaxGradient& given, const Query* queries) {
 }
 
 void gradient(const SoftmaxGradient& g, const Query* queries) {
-  const auto of = g.narrow ? g.cap ? gradient_of<true, true> : gradient_of<true, false> : g.cap ? gradient_of<false, true> : gradient_of<false, false>;
+  const auto of = g.narrow ? g.cap ? gradient_of<true, true> : gradient_of<true, false>
+                  : g.cap  ? gradient_of<false, true>
+                           : gradient_of<false, false>;
   of(g, queries);
 }
 

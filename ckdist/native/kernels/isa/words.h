@@ -1,4 +1,5 @@
-// A word of 32 bits from each of as many rows of a tile as a register holds: what stored rows are interleaved with. Private to isa/.
+// A word of 32 bits from each of as many rows of a tile as a register holds: what stored rows are interleaved with.
+// Private to isa/.
 #pragma once
 #include <cstdint>
 
@@ -18,7 +19,9 @@ CKDIST_INLINE void store(uint8_t* p, Words a) { _mm512_storeu_si512(p, (__m512i)
 CKDIST_INLINE Words merge(uint32_t mask, Words a, Words b) {
   return (Words)_mm512_ternarylogic_epi32(_mm512_set1_epi32(static_cast<int>(mask)), (__m512i)a, (__m512i)b, 0xCA);
 }
-CKDIST_INLINE void store_low_halves(uint8_t* p, Words a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16((__m512i)a)); }
+CKDIST_INLINE void store_low_halves(uint8_t* p, Words a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16((__m512i)a));
+}
 // Byte g of every word, at p + g * kTileRows.
 CKDIST_INLINE void store_bytes(uint8_t* p, Words a) {
   const __m512i byte_of_fours = _mm512_set4_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400);
@@ -74,12 +77,15 @@ typedef uint32_t Words __attribute__((vector_size(32)));
 CKDIST_INLINE void store(uint8_t* p, Words a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)a); }
 CKDIST_INLINE Words merge(uint32_t mask, Words a, Words b) { return (a & mask) | (b & ~mask); }
 CKDIST_INLINE void store_low_halves(uint8_t* p, Words a) {
-  const __m256i halves = _mm256_packus_epi32(_mm256_and_si256((__m256i)a, _mm256_set1_epi32(0xffff)), _mm256_setzero_si256());
+  const __m256i halves =
+      _mm256_packus_epi32(_mm256_and_si256((__m256i)a, _mm256_set1_epi32(0xffff)), _mm256_setzero_si256());
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08)));
 }
 CKDIST_INLINE void store_bytes(uint8_t* p, Words a) {
-  const __m256i byte_of_fours = _mm256_setr_epi32(0x0c080400, 0x0d090501, 0x0e0a0602, 0x0f0b0703, 0x0c080400, 0x0d090501, 0x0e0a0602, 0x0f0b0703);
-  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8((__m256i)a, byte_of_fours), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  const __m256i byte_of_fours =
+      _mm256_setr_epi32(0x0c080400, 0x0d090501, 0x0e0a0602, 0x0f0b0703, 0x0c080400, 0x0d090501, 0x0e0a0602, 0x0f0b0703);
+  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8((__m256i)a, byte_of_fours),
+                                                    _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   const __m128i low = _mm256_castsi256_si128(bytes), high = _mm256_extracti128_si256(bytes, 1);
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), low);
   _mm_storeh_pd(reinterpret_cast<double*>(p + kTileRows), _mm_castsi128_pd(low));
@@ -95,8 +101,8 @@ CKDIST_INLINE __m256i load_rows(const uint8_t* const* rows, int64_t at) {
 
 #endif
 
-// 16 * chunks bytes of every row from `at` on: out[i] is word i of all rows. No other byte is read; each row's are read together,
-// as rows that lie a power of two apart would push each other out of the cache.
+// 16 * chunks bytes of every row from `at` on: out[i] is word i of all rows. No other byte is read; each row's are read
+// together, as rows that lie a power of two apart would push each other out of the cache.
 template <int chunks>
 CKDIST_INLINE void load_turned(const uint8_t* const* rows, int64_t at, Words* out) {
   decltype(load_rows(rows, at)) fours[4][chunks];  // [i]: rows i, 4 + i, 8 + i, 12 + i, a lane each
@@ -106,8 +112,10 @@ CKDIST_INLINE void load_turned(const uint8_t* const* rows, int64_t at, Words* ou
     for (int c = 0; c < chunks; ++c) fours[i][c] = load_rows(rows + i, at + 16 * c);
 #pragma GCC unroll 4
   for (int c = 0; c < chunks; ++c) {
-    const auto low01 = CKDIST_UNPACK(lo_epi32, fours[0][c], fours[1][c]), high01 = CKDIST_UNPACK(hi_epi32, fours[0][c], fours[1][c]);
-    const auto low23 = CKDIST_UNPACK(lo_epi32, fours[2][c], fours[3][c]), high23 = CKDIST_UNPACK(hi_epi32, fours[2][c], fours[3][c]);
+    const auto low01 = CKDIST_UNPACK(lo_epi32, fours[0][c], fours[1][c]),
+               high01 = CKDIST_UNPACK(hi_epi32, fours[0][c], fours[1][c]);
+    const auto low23 = CKDIST_UNPACK(lo_epi32, fours[2][c], fours[3][c]),
+               high23 = CKDIST_UNPACK(hi_epi32, fours[2][c], fours[3][c]);
     out[4 * c] = (Words)CKDIST_UNPACK(lo_epi64, low01, low23);
     out[4 * c + 1] = (Words)CKDIST_UNPACK(hi_epi64, low01, low23);
     out[4 * c + 2] = (Words)CKDIST_UNPACK(lo_epi64, high01, high23);
