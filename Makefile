@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 RANKS ?= 2
 PORT ?= 8080
 MODEL ?= smollm2
+WERROR ?= OFF
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 CMAKE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 
@@ -41,7 +42,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 native: $(LIBRARY)
 
 $(LIBRARY): $(SOURCES) | $(VENV)/.ready
-	@$(CMAKE) -S . -B build/native >/dev/null
+	@$(CMAKE) -S . -B build/native -DCKDIST_WERROR=$(WERROR) >/dev/null
 	@$(BIN)/cmake --build build/native --parallel $(JOBS)
 	@touch $@
 
@@ -71,14 +72,14 @@ tidy: $(VENV)/.lint
 	@$(CMAKE) -S . -B build/tidy -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
 	git ls-files 'ckdist/native/*.cpp' | grep -v kernels/isa | xargs -P $(JOBS) -n 4 $(BIN)/clang-tidy -p build/tidy --quiet
 
-# Tests in tests/ranks/mpi are the ranks' own code: on one rank within pytest's run, on others under one mpirun each.
-MPI_PYTEST = $(BIN)/python -m tests.support.mpi_pytest tests/ranks/mpi
+# Tests in tests/ranks/under_mpirun are the ranks' own code: on one rank within pytest's run, on others under one mpirun each.
+MPI_PYTEST = $(BIN)/python -m tests.support.mpi_pytest tests/ranks/under_mpirun
 test: setup test-native
 	$(BIN)/python -m pytest
 	mpirun -n 2 $(MPI_PYTEST)
 	mpirun -n 3 $(MPI_PYTEST)
-	mpirun -n 5 $(MPI_PYTEST) --deselect tests/ranks/mpi/test_golden.py
-	mpirun -n 7 $(MPI_PYTEST) --deselect tests/ranks/mpi/test_golden.py
+	mpirun -n 5 $(MPI_PYTEST) --deselect tests/ranks/under_mpirun/test_golden.py
+	mpirun -n 7 $(MPI_PYTEST) --deselect tests/ranks/under_mpirun/test_golden.py
 
 # C++ unit tests of the native library; doctest (Debian and Ubuntu: doctest-dev) is one header.
 test-native: setup
@@ -109,7 +110,7 @@ test-tsan: setup
 # RDMA devices and two NUMA nodes in an emulated machine; as root it fetches what it needs.
 test-vm: setup
 	$(BIN)/python -m tests.vm.machine
-	@$(CMAKE) -S . -B build/native >/dev/null
+	@$(CMAKE) -S . -B build/native -DCKDIST_WERROR=$(WERROR) >/dev/null
 	@$(BIN)/cmake --build build/native --parallel $(JOBS)
 	$(BIN)/python -m pytest -q -rs -p no:cacheprovider tests/vm/suite.py
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 RESET = "\x1b[0m"
+WIDEST = 1000  # columns
 STYLES = {"error": "\x1b[1;31m", "strong": "\x1b[1m", "quiet": "\x1b[2m", "user": "\x1b[1;36m"}
 
 
@@ -31,14 +32,18 @@ def styled(text: str, style: str, stream: TextIO | None) -> str:
     return f"{STYLES[style]}{text}{RESET}" if has_colours(stream) else text
 
 
-def console(stream: TextIO) -> "Console":
-    """A console of rich over `stream`, without guesses at what in a text is a number or a path."""
+def console(stream: TextIO, columns: int | None = None) -> "Console":
+    """A console of rich over `stream`, without guesses at what in a text is a number or a path.
+
+    `columns`: of what is no terminal, or one that does not tell its size, as mpirun's; None: rich's own, 80.
+    """
     from rich.console import Console
 
-    width = height = None
+    width, height = columns, None
     if is_terminal(stream):
         with contextlib.suppress(OSError, ValueError):  # rich takes 80 columns for a dumb terminal, however wide it is
-            width, height = (size or None for size in os.get_terminal_size(stream.fileno()))
+            size = os.get_terminal_size(stream.fileno())
+            width, height = size.columns or columns, size.lines or None
     plain = not has_colours(stream)
     return Console(file=stream, width=width, height=height, no_color=plain, highlight=False, markup=False)
 
@@ -55,4 +60,4 @@ def print_table(names: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console(sys.stdout).print(table)
+    console(sys.stdout, WIDEST).print(table)

@@ -54,7 +54,7 @@ struct HostRanks::Header {
   Signal message;  // messages published
   int64_t message_ints;
   char data_path[56];
-  Line lines[];
+  __extension__ Line lines[];
 };
 
 HostRanks::HostRanks(const std::string& path, int index, std::vector<int> ranks, int spins, double timeout_s)

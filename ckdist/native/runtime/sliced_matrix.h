@@ -21,7 +21,7 @@ class SlicedMatrix {
   // Lies in the arena. All zeros: every slice is stored, once `left` is their number.
   struct States {
     uint32_t left;  // slices that are not ready
-    uint8_t of[];
+    __extension__ uint8_t of[];
   };
   static int64_t tiles_each(const Matrix& shape) {
     return shape.tile_bytes ? std::max<int64_t>(1, kSliceBytes / shape.tile_bytes) : 1;

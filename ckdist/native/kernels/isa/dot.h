@@ -179,6 +179,7 @@ inline void multiply_halves(Lanes* sum, Lanes* carried, const Lanes (*codes)[ste
   }
 #else
   constexpr int run = steps_before_widening<type>() < steps ? steps_before_widening<type>() : steps;
+  static_assert(!pairs || run == steps, "what is carried is the sum of all steps");
 #pragma GCC unroll 8
   for (int s = 0; s < steps; s += run) {
     Lanes first, second, both[2];
@@ -200,12 +201,12 @@ inline void multiply_halves(Lanes* sum, Lanes* carried, const Lanes (*codes)[ste
           : "x"(codes[0][i]), "x"(codes[1][i]), "m"(CKDIST_WORD(x + 4 * i)));
     if constexpr (pairs && piece == 0) {
       carried[0] = both[0], carried[1] = both[1];
-      return;
-    }
+    } else {
 #pragma GCC unroll 2
-    for (int h = 0; h < 2; ++h) {
-      if constexpr (pairs) both[h] = _mm256_add_epi16(both[h], carried[h]);
-      sum[h] = _mm256_add_epi32(sum[h], _mm256_madd_epi16(both[h], factor[h]));
+      for (int h = 0; h < 2; ++h) {
+        if constexpr (pairs) both[h] = _mm256_add_epi16(both[h], carried[h]);
+        sum[h] = _mm256_add_epi32(sum[h], _mm256_madd_epi16(both[h], factor[h]));
+      }
     }
   }
 #endif
