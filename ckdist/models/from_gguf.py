@@ -148,8 +148,8 @@ def _rope(f: Fields, family: str, head_dim: int, factors: np.ndarray | None) -> 
         original = f.integer(
             "rope.scaling.original_context_length", f.integer("context_length"), high=architectures.MAX_POSITION
         )
-        betas = (f.number(f"rope.scaling.yarn_beta_{end}", default) for end, default in (("fast", 32.0), ("slow", 1.0)))
-        frequencies = rope.yarn(frequencies, theta, factor, original, *betas)
+        fast, slow = f.number("rope.scaling.yarn_beta_fast", 32.0), f.number("rope.scaling.yarn_beta_slow", 1.0)
+        frequencies = rope.yarn(frequencies, theta, factor, original, fast, slow)
         magnitude *= rope.yarn_magnitude(factor)
     elif kind != "none":
         raise rope.unknown_scaling(f.where, kind)
