@@ -34,7 +34,7 @@ class Emitter:
         inferred = OPS[op].infer(inputs, weights, attrs)
         outputs = tuple(
             Value(self._fresh(name), dims, partial=partial)
-            for name, (dims, partial) in zip(names or [op] * len(inferred), inferred)
+            for name, (dims, partial) in zip(names or [op] * len(inferred), inferred, strict=True)
         )
         self.instrs.append(Instr(op, inputs, outputs, weights, attrs))
         return outputs

@@ -88,8 +88,8 @@ class Interpreter:
                 attrs = {**instr.attrs, "weights": instr.weights, "inputs": instr.inputs}
                 results = [
                     op.reference(c, x, [None if w is None else weights[w] for w in instr.weights], attrs)
-                    for c, x, weights in zip(self.contexts, operands, self.weights)
+                    for c, x, weights in zip(self.contexts, operands, self.weights, strict=True)
                 ]
-            for v, arrays in zip(values, results):
+            for v, arrays in zip(values, results, strict=True):
                 v.update(zip((o.name for o in instr.outputs), arrays, strict=True))
         return [[v[o.name] for o in self.program.outputs] for v in values]
