@@ -1,8 +1,8 @@
 """The dense decoder, once, for every family: Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3.
 
 Families differ in numbers and in which norms exist (`ModelSpec`), not in code. Where work is sharded is the layout's
-affair: a `g.reduce` stands where a result may be partial, `g.to_heads` where tokens may be sharded, and both vanish where
-they are not needed.
+affair: a `g.reduce` stands where a result may be partial, `g.to_heads` where tokens may be sharded, and both vanish
+where they are not needed.
 """
 
 from collections.abc import Callable

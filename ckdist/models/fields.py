@@ -71,6 +71,7 @@ class Fields:
         return value
 
     def _get(self, name: str, default: Any) -> Any:
+        """The raw value, or `default`. ModelFileError where a required field is missing."""
         value = self.values.get(name)
         if value is not None:
             return value

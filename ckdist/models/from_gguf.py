@@ -93,6 +93,7 @@ def _per_layer(f: Fields, name: str, high: int) -> int:
 
 
 def _head_dim(f: Fields, hidden_size: int, num_heads: int) -> int:
+    """Elements of a head. ModelFileError where queries, values and rotation differ in it."""
     if not f.has("attention.key_length") and hidden_size % num_heads:
         raise f.error(
             "embedding_length",
@@ -108,6 +109,7 @@ def _head_dim(f: Fields, hidden_size: int, num_heads: int) -> int:
 
 
 def _attention_scale(f: Fields, family: str, num_layers: int, hidden_size: int, num_heads: int, head_dim: int) -> float:
+    """The factor on q.k."""
     # The 27B models of both Gemma generations scale by the width per head, all others by head_dim; GGUF does not say.
     if (family, num_layers) in (("gemma2", 46), ("gemma3", 62)):
         return f.number("attention.scale", (hidden_size // num_heads) ** -0.5)

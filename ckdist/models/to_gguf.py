@@ -61,6 +61,7 @@ def gguf_metadata(
 
 
 def _named(family: str, values: Mapping[str, object]) -> dict[str, object]:
+    """The keys with the family before each, and the family itself."""
     return {"general.architecture": family, **{f"{family}.{name}": value for name, value in values.items()}}
 
 

@@ -101,6 +101,7 @@ class _Backward:
         return total and self._whole(total)
 
     def _whole(self, value: Value) -> Value:
+        """The value, summed over the ranks where it is partial."""
         return (
             self.g.emit("all_reduce", (value,), names=[value.name.rpartition(".")[0]], axis=value.partial)[0]
             if value.partial
@@ -124,6 +125,7 @@ class _Backward:
             self.again.update((old, new) for old, new in zip(instr.outputs, outputs, strict=True) if old not in kept)
 
     def _now(self, value: Value) -> Value:
+        """What a value is called now: its copy where its block was run again."""
         return self.again.get(value, value)
 
 

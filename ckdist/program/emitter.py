@@ -40,5 +40,6 @@ class Emitter:
         return outputs
 
     def _fresh(self, name: str) -> str:
+        """`name` with a number that no other value of that name has."""
         count = self._names[name] = self._names.get(name, -1) + 1
         return f"{name}.{count}"

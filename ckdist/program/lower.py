@@ -66,7 +66,6 @@ class _Lowering:
             if first_layer in instr.outputs:
                 self.layer_steps = len(self.steps)
         arena_bytes = self._place()
-        tokens_cut = len(self.peers) > 1
         return Lowered(
             self.steps,
             self.buffers,
@@ -75,7 +74,7 @@ class _Lowering:
             arena_bytes,
             self.exchange_floats,
             self.layer_steps,
-            tokens_cut,
+            len(self.peers) > 1,
         )
 
     # Operands
@@ -433,8 +432,7 @@ class _Lowering:
 
     def _reader(self, value: Value) -> Instr | None:
         """The first reader of a value, or None."""
-        readers = self.readers.get(value.name, [])
-        return readers[0] if readers else None
+        return next(iter(self.readers.get(value.name, ())), None)
 
     # Memory
 
@@ -454,6 +452,7 @@ class _Lowering:
         return total
 
     def _bytes(self, buffer: Buffer) -> int:
+        """Bytes of a buffer in the arena, a multiple of ROW_ALIGN."""
         if buffer.kind == "arena":
             row = 4 * buffer.width
         else:
@@ -473,10 +472,12 @@ def _consecutive(known: list[Key], keys: list[Key]) -> int:
 
 
 def _taken(value: Value) -> bool:
+    """Whether a value's rows are outputs, not tokens."""
     return value.dims[0].name == "outputs"
 
 
 def _several(count: int) -> list[int]:
+    """The `counts` of an operand that stands for `count`; none for one."""
     return [count] if count > 1 else []
 
 

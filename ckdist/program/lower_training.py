@@ -209,12 +209,15 @@ class _Lowering:
     # Instructions, by op
 
     def _embed(self, i: Instr) -> None:
+        """One step."""
         self._step("embed", i, [], parameters=[self.parameters[i.weight(0)]])
 
     def _scale(self, i: Instr) -> None:
+        """One step."""
         self._step("scale", i, floats=[i.attrs["factor"]])
 
     def _add(self, i: Instr) -> None:
+        """One step; none for gradients of weights, or where the step of an operand can add the other."""
         if i.outputs[0] in self.of_weight:
             return
         a, b = (self.values[v] for v in i.inputs)
@@ -238,12 +241,14 @@ class _Lowering:
         return False
 
     def _all_reduce(self, i: Instr) -> None:
+        """No step: `reduced` says when. LayoutError for a value inside of the layers."""
         if i.inputs[0].dims and i.inputs[0] not in self.of_weight:
             raise LayoutError(
                 f"training computes on whole values; only gradients of weights and the loss are reduced: {i}"
             )
 
     def _rms_norm(self, i: Instr) -> None:
+        """One step."""
         self._step(
             "rms_norm",
             i,
@@ -253,6 +258,7 @@ class _Lowering:
         )
 
     def _rms_norm_grad(self, i: Instr) -> None:
+        """One step; the gradient by the weight is added to its place."""
         self._step(
             "rms_norm_grad",
             i,
@@ -264,10 +270,12 @@ class _Lowering:
         )
 
     def _linear(self, i: Instr) -> None:
+        """One step for all its matrices."""
         biases = [-1 if b is None else self.parameters[b] for b in i.weights[len(i.weights) // 2 :]]
         self._step("linear", i, operands=True, packs=[self._pack(False, w) for w in i.matrices], parameters=biases)
 
     def _linear_grad(self, i: Instr) -> None:
+        """One step; gradients that do not lie side by side are copied first."""
         row = [self.values[v] for v in i.inputs]
         if len(row) > 1 and row not in self.rows:  # floats, or beside others elsewhere
             sources, row = row, [self._place(self.placed[index].width, True) for index in row]
@@ -285,21 +293,27 @@ class _Lowering:
         )
 
     def _linear_weight_grad(self, i: Instr) -> None:
+        """One step that adds to the gradients' places."""
         self._step("linear_weight_grad", i, outputs=[], operands=True, gradients=[self.of_weight[o] for o in i.outputs])
 
     def _bias_grad(self, i: Instr) -> None:
+        """One step that adds to the gradients' places."""
         self._step("bias_grad", i, outputs=[], gradients=[self.of_weight[o] for o in i.outputs])
 
     def _rope(self, i: Instr, back: int = 0) -> None:
+        """One step, forth or back."""
         self._step("rope", i, ints=[ROPE_TABLES[i.attrs["table"]], back])
 
     def _rope_grad(self, i: Instr) -> None:
+        """The rotation back."""
         self._rope(i, 1)
 
     def _attend_packed(self, i: Instr) -> None:
+        """One step."""
         self._step("attend", i, operands=True, ints=[i.attrs["window"]], floats=[i.attrs["scale"], i.attrs["soft_cap"]])
 
     def _attend_grad(self, i: Instr) -> None:
+        """One step."""
         q, k, v, o, lse, d_o = i.inputs
         inputs = [
             self._operand(q),
@@ -317,15 +331,18 @@ class _Lowering:
         )
 
     def _gated(self, i: Instr) -> None:
+        """One step."""
         self._step("gated", i, ints=[GATES[i.attrs["function"]]])
 
     def _gated_grad(self, i: Instr) -> None:
+        """One step."""
         self._step("gated_grad", i, ints=[GATES[i.attrs["function"]]])
 
     def _one(self, i: Instr) -> None:
-        pass  # the gradients are those of the loss itself
+        """No step: the gradients are those of the loss itself."""
 
     def _cross_entropy(self, i: Instr) -> None:
+        """One step; none where that of its gradient computes the loss too."""
         if i.outputs[1] not in self.readers:  # else its gradient computes it too
             self._step(
                 "cross_entropy",
@@ -338,6 +355,7 @@ class _Lowering:
             )
 
     def _cross_entropy_grad(self, i: Instr) -> None:
+        """One step for the loss and its gradients."""
         head = i.weight(0)
         self._step(
             "cross_entropy",
@@ -351,6 +369,7 @@ class _Lowering:
         )
 
     def _embed_grad(self, i: Instr) -> None:
+        """One step that adds to the table's place."""
         self._step("embed_grad", i, i.inputs[1:], [], gradients=[self.of_weight[i.outputs[0]]])
 
     # Gradients, as soon as they are complete

@@ -109,4 +109,5 @@ class Lowered:
 
 
 def _names(name: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The names of a matrix, one or several."""
     return name if isinstance(name, tuple) else (name,)

@@ -35,6 +35,7 @@ def rope(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) ->
 
 @vjp("rope")
 def rope_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """Rotates the gradient back."""
     return [*g.emit("rope_grad", (grads[0],), names=["d_rope"], table=instr.attrs["table"])]
 
 
@@ -55,6 +56,7 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
 
 
 def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As the queries; LayoutError where heads and kv_heads do not fit together."""
     q, k, v = inputs[:3]
     whole("attend", *inputs)
     same("attend", k, v)
@@ -113,6 +115,7 @@ def attend(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) 
 
 
 def infer_attend_packed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As `attend`, and a number for each token and head."""
     (output,) = infer_attend(inputs, weights, attrs)
     tokens, heads = inputs[0].dims
     return [output, ((tokens, replace(heads, width=1)), None)]
@@ -138,6 +141,7 @@ def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 @vjp("attend_packed")
 def attend_packed_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
+    """One instruction for all three gradients. LayoutError for one through the log-sum-exp."""
     if grads[0] is None or grads[1] is not None:
         raise LayoutError(
             f"attend_packed has no gradient through its log-sum-exp %{instr.outputs[1].name}; only through its result"
@@ -147,6 +151,7 @@ def attend_packed_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list
 
 
 def infer_attend_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As q, k and v; LayoutError where ranks share a kv-head."""
     q, k, v, o, _, do = inputs
     infer_attend(inputs, weights, attrs)
     same("attend_grad", q, o, do)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # which imports the ops
 
 
 def infer_all_reduce(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The same, whole."""
     return [(inputs[0].dims, None)]
 
 
@@ -30,10 +31,12 @@ def all_reduce(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Att
 
 @vjp("all_reduce")
 def all_reduce_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """The gradient itself: that of a partial value is whole."""
     return [grads[0]]
 
 
 def infer_all_gather(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The same, sharded over the axis no more."""
     whole("all_gather", inputs[0])
     return [(tuple(replace(d, axis=None) if d.axis == attrs["axis"] else d for d in inputs[0].dims), None)]
 
@@ -52,12 +55,14 @@ def all_gather(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Att
 
 @vjp("all_gather")
 def all_gather_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """This rank's part of the gradient. LayoutError where the rows were sharded."""
     if not instr.inputs[0].dims[-1].axis:
         raise LayoutError(f"all_gather has no gradient over {instr.inputs[0].dims[0].name}; only over a last dimension")
     return [*g.emit("shard", (grads[0],), names=["d_all"], dim=instr.inputs[0].dims[-1])]
 
 
 def infer_shard(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The same, with `dim` as its last dimension."""
     whole("shard", inputs[0])
     uncut("shard", inputs[0])
     return [((*inputs[0].dims[:-1], attrs["dim"]), None)]

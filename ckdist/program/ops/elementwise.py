@@ -31,11 +31,13 @@ GELU_SCALE, GELU_CUBIC = 0.7978845608028654, 0.044715
 
 @op("scale", unchanged)
 def scale(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """X * factor."""
     return [inputs[0] * np.float32(attrs["factor"])]
 
 
 @vjp("scale")
 def scale_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """The gradient times the factor."""
     return [*g.emit("scale", (grads[0],), names=["d_scale"], factor=instr.attrs["factor"])]
 
 
@@ -48,6 +50,7 @@ def soft_cap(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
 
 @vjp("soft_cap")
 def soft_cap_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """From the result, which is there already."""
     return [*g.emit("soft_cap_grad", (instr.outputs[0], grads[0]), names=["d_soft_cap"], cap=instr.attrs["cap"])]
 
 
@@ -69,12 +72,14 @@ def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
 
 @vjp("gated")
 def gated_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """One instruction for both gradients."""
     return list(
         g.emit("gated_grad", (*instr.inputs, grads[0]), names=["d_gate", "d_up"], function=instr.attrs["function"])
     )
 
 
 def infer_gated_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """Two values as the operands."""
     return unchanged_whole("gated_grad")(inputs, weights, attrs) * 2
 
 
@@ -92,6 +97,7 @@ def gated_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 
 def infer_add(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As the operands; LayoutError where they differ, or where one alone is partial."""
     a, b = inputs
     same("add", a, b)
     if a.partial != b.partial:
@@ -107,10 +113,12 @@ def add(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> 
 
 @vjp("add")
 def add_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """The gradient, twice."""
     return [grads[0], grads[0]]
 
 
 def infer_take(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The same with outputs for tokens; LayoutError where these are sharded otherwise."""
     whole("take", inputs[0])
     tokens, outputs = inputs[0].dims[0], attrs["dim"]
     if tokens.axis != outputs.axis:
@@ -126,10 +134,12 @@ def take(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) ->
 
 @vjp("take")
 def take_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """Each row of the gradient at its token."""
     return [*g.emit("take_grad", (grads[0],), names=["d_take"], dim=instr.inputs[0].dims[0])]
 
 
 def infer_take_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The same with tokens for outputs; LayoutError where these are sharded."""
     whole("take_grad", inputs[0])
     if attrs["dim"].axis:
         raise LayoutError(f"take_grad needs all of {attrs['dim'].name}, but it is cut over {attrs['dim'].axis}")

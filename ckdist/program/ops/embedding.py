@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # which imports the ops
 
 
 def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """(tokens, hidden), partial where the vocabulary is sharded; LayoutError where tokens are as well."""
     (ids,), (table,) = inputs, weights
     if ids.dims[0].axis and ids.dims[0].axis == table.dims[0].axis:
         raise LayoutError(
@@ -36,11 +37,13 @@ def embed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
 
 @vjp("embed")
 def embed_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """A gradient by the table alone."""
     table = instr.weight(0)
     return [None, *g.emit("embed_grad", (instr.inputs[0], grads[0]), names=[f"d_{table.name}"], vocab=table.dims[0])]
 
 
 def infer_embed_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As the table, partial where tokens are sharded."""
     ids, dy = inputs
     whole("embed_grad", dy)
     return [((attrs["vocab"], dy.dims[-1]), ids.dims[0].axis)]

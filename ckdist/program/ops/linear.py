@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # which imports the ops
 
 
 def infer_linear(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """A value for each matrix, partial where its columns are sharded; LayoutError where the input does not fit."""
     (x,) = inputs
     whole("linear", x)
     matrices = weights[: len(weights) // 2]
@@ -48,6 +49,7 @@ def linear(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None
 
 @vjp("linear")
 def linear_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
+    """At most three instructions, for the gradients of the input, of matrices and of biases."""
     count = len(instr.weights) // 2
     outputs = {i: gradient for i, gradient in enumerate(grads) if gradient is not None}
     results: Gradients = [None] * len(wanted)  # of x, the matrices, the biases
@@ -71,6 +73,7 @@ def linear_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool])
 
 
 def infer_linear_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As the input, partial where the rows of the matrices are sharded; LayoutError where a gradient does not fit."""
     whole("linear_grad", *inputs)
     for dy, w in zip(inputs, weights, strict=True):
         if dy.dims[-1] != w.dims[0]:
@@ -85,6 +88,7 @@ def linear_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 
 def infer_linear_weight_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As each matrix, partial where tokens are sharded."""
     x, *dys = inputs
     whole("linear_weight_grad", *inputs)
     return [((dy.dims[-1], x.dims[-1]), x.dims[0].axis) for dy in dys]
@@ -98,6 +102,7 @@ def linear_weight_grad(context: RankContext, inputs: Arrays, weights: Arrays, at
 
 
 def infer_bias_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As each bias, partial where tokens are sharded."""
     whole("bias_grad", *inputs)
     return [((dy.dims[-1],), dy.dims[0].axis) for dy in inputs]
 
@@ -109,6 +114,7 @@ def bias_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attr
 
 
 def infer_low_rank(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As the values that it adds to; LayoutError where A and B do not lead there."""
     x, *ys = inputs
     whole("low_rank", x)
     for y, a, b in zip(ys, weights[: len(ys)], weights[len(ys) :], strict=True):

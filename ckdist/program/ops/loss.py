@@ -14,6 +14,10 @@ if TYPE_CHECKING:  # which imports the ops
 
 
 def infer_cross_entropy(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The loss, partial where tokens are sharded, and a number for each token.
+
+    LayoutError where the operands do not fit, or the matrix is sharded.
+    """
     (x, targets), (head,) = inputs[:2], weights
     whole("cross_entropy", *inputs)
     vocab, hidden = head.dims
@@ -52,6 +56,7 @@ def cap(logits: np.ndarray, soft_cap: float) -> np.ndarray:
 
 @vjp("cross_entropy")
 def cross_entropy_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
+    """One instruction for the gradients of x and of the matrix. LayoutError for one through the log-sum-exp."""
     if grads[0] is None or grads[1] is not None:
         raise LayoutError(
             f"cross_entropy has no gradient through its log-sum-exp %{instr.outputs[1].name}; only through the loss"
@@ -67,6 +72,7 @@ def cross_entropy_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list
 
 
 def infer_cross_entropy_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As x, and as the matrix where its gradient is wanted."""
     x, _, _, d_loss = inputs
     (_, partial), _ = infer_cross_entropy(inputs, weights, attrs)
     if d_loss.dims:
@@ -96,6 +102,7 @@ def cross_entropy_grad(context: RankContext, inputs: Arrays, weights: Arrays, at
 
 
 def infer_one(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """A number."""
     return [((), None)]
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # which imports the ops
 
 
 def infer_rms_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As x; LayoutError where the weight has another size."""
     x, (w,) = inputs[0], weights
     whole("rms_norm", *inputs)
     if w.dims[-1].elements != x.dims[-1].width:  # not a norm per head
@@ -51,6 +52,7 @@ def inverse_rms(rows: np.ndarray, eps: float) -> np.ndarray:
 
 @vjp("rms_norm")
 def rms_norm_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """One instruction for the gradients of x and of the weight."""
     w, names = instr.weight(0), ["d_norm"]
     if wanted[1]:
         names.append(f"d_{w.name}")
@@ -61,6 +63,7 @@ def rms_norm_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bo
 
 
 def infer_rms_norm_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As x, and as the weight where its gradient is wanted."""
     (x, dy), (w,) = inputs, weights
     same("rms_norm_grad", x, dy)
     outputs = infer_rms_norm(inputs, weights, attrs)

@@ -31,9 +31,9 @@ class Op:
     A collective's reference takes and returns one entry per rank in place of each array.
 
     `vjp(g, instr, grads, wanted)` -> list of gradients: it emits on `g` what turns the gradients of `instr`'s outputs
-    (`grads`; None where nothing reads one of several outputs) into those of its operands, inputs then weights; `wanted` says which
-    of them, the others are None. The gradient of a value that is partial over an axis is whole over it: what every rank
-    adds to the sum counts alike.
+    (`grads`; None where nothing reads one of several outputs) into those of its operands, inputs then weights;
+    `wanted` says which of them, the others are None. The gradient of a value that is partial over an axis is whole over
+    it: what every rank adds to the sum counts alike.
     """
 
     name: str
@@ -50,6 +50,7 @@ def op(name: str, infer: Callable[..., Inferred], collective: bool = False) -> C
     """Registers the decorated function as the reference of op `name`."""
 
     def register(reference: Reference) -> Reference:
+        """Registers and returns it."""
         OPS[name] = Op(name, infer, reference, collective=collective)
         return reference
 
@@ -60,6 +61,7 @@ def vjp(name: str) -> Callable[[Vjp], Vjp]:
     """Registers the decorated function as the vjp of op `name`."""
 
     def register(function: Vjp) -> Vjp:
+        """Registers and returns it."""
         OPS[name] = replace(OPS[name], vjp=function)
         return function
 
@@ -120,6 +122,7 @@ def unchanged_whole(name: str) -> Callable[[Values, Weights, Attrs], Inferred]:
     """The `infer` of an op that works element by element on whole values of the same dimensions."""
 
     def infer(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+        """The same dimensions, whole. LayoutError where an operand is partial or differs."""
         whole(name, *inputs)
         same(name, *inputs)
         return [(inputs[0].dims, None)]
