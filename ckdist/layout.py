@@ -1,6 +1,6 @@
-"""How work is cut over ranks: a mesh of axes, and one small table that says which named dimension each axis cuts.
+"""How work is sharded over ranks: a mesh of axes, and one small table that says which named dimension each axis shards.
 
-One rule cuts everything, for any number of ranks: contiguous ranges of whole units, as even as can be; a rank may get
+One rule shards everything, for any number of ranks: contiguous ranges of whole units, as even as can be; a rank may get
 nothing. Key-value heads follow the query heads that need them, so they are replicated where there are fewer than ranks.
 """
 
@@ -29,12 +29,12 @@ def cut(size: int, parts: int, unit: int = 1) -> list[Range]:
 
 @dataclass(frozen=True)
 class Dim:
-    """A named dimension of `size` items of `width` elements each: heads=16x128 is 2048 elements that are cut head by
-    head.
+    """A named dimension of `size` items of `width` elements each: heads=16x128 is 2048 elements that are sharded head
+    by head.
 
-    `size` is None for the one symbolic dimension, tokens. `axis` is the mesh axis that cuts it, or None. `unit` is the
-    number of items that stay together. `leader`, for a dimension that follows another's cut, is (size, unit, items of
-    the leader per own item).
+    `size` is None for the one symbolic dimension, tokens. `axis` is the mesh axis that shards it, or None. `unit` is
+    the number of items that stay together. `leader`, for a dimension that follows another's sharding, is (size, unit,
+    items of the leader per own item).
     """
 
     name: str
@@ -131,13 +131,13 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which mesh axis cuts which named dimension; a dimension that is not named is whole on every rank."""
+    """Which mesh axis shards which named dimension; a dimension that is not named is whole on every rank."""
 
     name: str
     cuts: Mapping[str, str]
 
     def axis(self, dim: str, mesh: Mesh) -> str | None:
-        """The axis that cuts `dim`; None where none does, or only one rank is along it.
+        """The axis that shards `dim`; None where none does, or only one rank is along it.
 
         LayoutError where the mesh lacks the axis.
         """
@@ -153,11 +153,11 @@ SINGLE = Layout("SINGLE", {})
 TENSOR = Layout("TENSOR", {"heads": "tp", "kv_heads": "tp", "ffn": "tp", "vocab": "tp"})
 DATA = Layout("DATA", {"tokens": "dp"})
 # Prefill: each rank has its share of a step's tokens and whole matrices; the logits of the few tokens that want them
-# are cut as in TENSOR.
+# are sharded as in TENSOR.
 TOKEN = Layout("TOKEN", {"tokens": "tp", "outputs": "tp", "vocab": "tp"})
 
-# The same where ranks are on several hosts (axes host and local): tokens are cut over a host's ranks, and matrices over
-# the hosts.
+# The same where ranks are on several hosts (axes host and local): tokens are sharded over a host's ranks, and matrices
+# over the hosts.
 TOKEN_IN_HOSTS = Layout(
     "TOKEN in hosts",
     {"tokens": "local", "outputs": "local", "heads": "host", "kv_heads": "host", "ffn": "host", "vocab": "tp"},
@@ -202,11 +202,11 @@ FFN_UNIT = 32  # columns of the down projection that stay together: the smallest
 
 
 def head_dims(spec: DecoderSizes, axis: str | None, mesh: Mesh) -> tuple[Dim, Dim]:
-    """Heads and kv_heads, cut over `axis`.
+    """Heads and kv_heads, sharded over `axis`.
 
-    Query heads are cut by whole groups (those that share a kv-head) while there are at least as many groups as ranks in
-    all, else head by head, and then a kv-head is held by every rank that has one of its query heads. So what a host has
-    are the shares of its ranks.
+    Query heads are sharded by whole groups (those that share a kv-head) while there are at least as many groups as
+    ranks in all, else head by head, and then a kv-head is held by every rank that has one of its query heads. So what a
+    host has are the shares of its ranks.
     """
     group = spec.num_heads // spec.num_kv_heads
     unit = group if axis is None or spec.num_kv_heads >= mesh.size(WHOLE) else 1

@@ -1,8 +1,8 @@
 """Backward as a transform: a program that ends in a loss becomes one that also gives the loss's gradients by weights.
 
 The instructions are walked in reverse, each op's vjp says what goes back through it, and gradients that meet are added.
-Where a gradient comes out partial (a weight's, where the tokens are cut; a value's, where a linear's outputs are), an
-all_reduce follows as soon as the gradient is complete, so that it can overlap the rest. Nothing is computed that no
+Where a gradient comes out partial (a weight's, where the tokens are sharded; a value's, where a linear's outputs are),
+an all_reduce follows as soon as the gradient is complete, so that it can overlap the rest. Nothing is computed that no
 gradient in `wrt` needs.
 """
 

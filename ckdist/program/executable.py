@@ -39,8 +39,8 @@ class Limits:
 @dataclass(frozen=True)
 class Phase:
     """A lowered program and what it reads: `matrices[i]` is the address of the native matrix for
-    `lowered.matrices[i]`, `vectors[i]` that of the float32 elements for `lowered.vectors[i]`; whoever made them
-    keeps them alive.
+    `lowered.matrices[i]`, `vectors[i]` that of the float32 elements for `lowered.vectors[i]`; their maker keeps
+    them alive.
     """
 
     lowered: Lowered

@@ -5,10 +5,10 @@ activations (`prepare`), all matrices that read one input + bias + gate (`linear
 attention (`attend`). An all_reduce becomes no step: the ranks' parts are read in place by the `prepare` that follows.
 Matching is local and total: an instruction that fits no pattern is an error here, before the first token.
 
-Where tokens are cut, a whole matrix is read through the shards that the ranks of the host hold for decode: side by side
-where its rows are cut, as a sum of products, in the order of the ranks, where its columns are. The sum's order and the
-products are those of TENSOR, so both give the same bits. An all_to_all becomes no step either: queries, keys and values
-are read where their tokens' rank wrote them, outputs of attention where their heads' rank did.
+Where tokens are sharded, a whole matrix is read through the shards that the ranks of the host hold for decode: side by
+side where its rows are sharded, as a sum of products, in the order of the ranks, where its columns are. The sum's order
+and the products are those of TENSOR, so both give the same bits. An all_to_all becomes no step either: queries, keys
+and values are read where their tokens' rank wrote them, outputs of attention where their heads' rank did.
 """
 
 from collections.abc import Callable, Mapping
@@ -108,7 +108,7 @@ class _Lowering:
         return results
 
     def _shares(self, dim: Dim) -> list[Range]:
-        """The elements of a dimension that the weights of each rank have: this rank's, where decode cuts it
+        """The elements of a dimension that the weights of each rank have: this rank's, where decode shards it
         likewise, else those of the ranks that share the tokens.
         """
         stored = self.stored.get(dim.name, dim)
@@ -267,7 +267,7 @@ class _Lowering:
         matrices, biases = i.matrices, i.weights[len(i.weights) // 2 :]
         out_dim, in_dim = matrices[0].dims
         columns = self._shares(in_dim)
-        added = len(set(columns)) > 1  # shards of a whole matrix whose columns are cut
+        added = len(set(columns)) > 1  # shards of a whole matrix whose columns are sharded
         taken, own = _taken(i.inputs[0]), _taken(i.inputs[0]) and i.inputs[0].dims[0].axis is not None
         inputs = self._prepare(i.inputs[0], taken, own, [w.name for w in matrices], columns if added else columns[:1])
         reader = self._reader(i.outputs[0])
@@ -491,7 +491,7 @@ def lower(
 ) -> Lowered:
     """The steps of this rank.
 
-    `stored`, for a program whose tokens are cut: the dimensions as they are cut in the ranks' memory.
+    `stored`, for a program whose tokens are sharded: the dimensions as they are sharded in the ranks' memory.
 
     `formats(weight name)` is the activation format (0 f32, 1 bf16, 2 q8) that its kernel reads, `block_columns(weight
     name)` the columns of one of its blocks. Raises LayoutError for a program that the replay has no step for.

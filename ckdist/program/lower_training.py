@@ -73,7 +73,7 @@ class PlacedValue:
 
 @dataclass
 class LoweredTraining:
-    """`packs[i]` is (turned, parameters that lie side by side)."""
+    """`packs[i]` is (transposed, parameters that lie side by side)."""
 
     steps: list[TrainingStep]
     loss_steps: list[TrainingStep]
@@ -202,9 +202,9 @@ class _Lowering:
             self.emitted.append(TrainingStep("operand", [index], [self.operands[value]]))
         return self.operands[value]
 
-    def _pack(self, turned: bool, *weights: Weight) -> int:
+    def _pack(self, transposed: bool, *weights: Weight) -> int:
         """The index of the pack in which these weights lie side by side."""
-        return self.packs.setdefault((turned, tuple(self.parameters[w] for w in weights)), len(self.packs))
+        return self.packs.setdefault((transposed, tuple(self.parameters[w] for w in weights)), len(self.packs))
 
     # Instructions, by op
 

@@ -72,7 +72,7 @@ class Step:
 @dataclass
 class Lowered:
     """`matrices[i]` is (weight name, rows, columns) and `vectors[i]` (weight name, elements), as [begin, end): this
-    rank's, or where tokens are cut any rank's. `exchange_floats`: what a slot holds at most, on any rank.
+    rank's, or where tokens are sharded any rank's. `exchange_floats`: what a slot holds at most, on any rank.
     `layer_steps`: those up to the end of the first layer. `tokens_cut`: every rank has its share of a step's tokens.
 
     Where a matrix's name is a tuple of names, they lie one below the other, each with rows of zeros up to a multiple of

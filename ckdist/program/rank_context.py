@@ -23,7 +23,7 @@ class RankContext:
         return dim.share(self.mesh)
 
     def rows(self, axis: str | None, count: int) -> Range:
-        """Which of `count` rows cut over `axis` are this rank's, [begin, end)."""
+        """Which of `count` rows sharded over `axis` are this rank's, [begin, end)."""
         return self.share(Dim("tokens", count, axis=axis))
 
     def adds_bias(self, in_dim: Dim) -> bool:

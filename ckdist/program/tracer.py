@@ -42,9 +42,9 @@ class Tracer(Emitter):
         return Weight(name, tuple(self.dims[d] for d in dims))
 
     def embed(self, ids: Value, table: Weight) -> Value:
-        """(tokens,) ids -> (tokens, hidden); partial where the vocabulary is cut.
+        """(tokens,) ids -> (tokens, hidden); partial where the vocabulary is sharded.
 
-        Ranks that cut the tokens read each other's parts of the table.
+        Ranks that shard the tokens read each other's parts of the table.
         """
         if axis := ids.dims[0].axis:
             rows, columns = table.dims
@@ -89,7 +89,7 @@ class Tracer(Emitter):
 
     def to_heads(self, q: Value, k: Value, v: Value) -> tuple[Value, Value, Value]:
         """From own tokens of all heads to all tokens of own heads, as the cache holds them: an exchange only where
-        tokens are cut.
+        tokens are sharded.
         """
         axis = self.dims["tokens"].axis
         if not axis:
@@ -137,7 +137,7 @@ class Tracer(Emitter):
         return self._emit("all_reduce", (x,), names=["sum"], axis=x.partial) if x.partial else x
 
     def gather(self, x: Value) -> Value:
-        """An all_gather where a dimension is cut; else nothing."""
+        """An all_gather where a dimension is sharded; else nothing."""
         axis = next((d.axis for d in x.dims if d.axis), None)
         return self._emit("all_gather", (x,), names=["all"], axis=axis) if axis else x
 
@@ -184,7 +184,7 @@ class LowRankTracer(Tracer):
 class TrainingTracer(Tracer):
     """`g` in a loss: sequences are packed and there is no cache.
 
-    Where tokens are cut, they are so between sequences.
+    Where tokens are sharded, they are so between sequences.
     """
 
     def to_heads(self, q: Value, k: Value, v: Value) -> tuple[Value, Value, Value]:
@@ -202,7 +202,10 @@ class TrainingTracer(Tracer):
         return self.emit("attend_packed", (q, k, v), names=names, scale=scale, soft_cap=soft_cap, window=window)[0]
 
     def cross_entropy(self, x: Value, targets: Value, head: Weight, soft_cap: float) -> Value:
-        """The sum over the tokens with a target of the losses of soft_cap(x @ head.T); partial where tokens are cut."""
+        """The sum of the losses of soft_cap(x @ head.T) over the tokens with a target.
+
+        Partial where tokens are sharded.
+        """
         return self.emit("cross_entropy", (x, targets), (head,), ["loss", "lse"], soft_cap=soft_cap)[0]
 
 

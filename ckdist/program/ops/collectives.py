@@ -1,6 +1,6 @@
 """The collectives: what ranks do together.
 
-Their gradients need at most a cut, for a gradient of a partial value is whole.
+Their gradients need at most a `shard`, for a gradient of a partial value is whole.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def infer_all_gather(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
 
 @op("all_gather", infer_all_gather, collective=True)
 def all_gather(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attrs) -> list[Arrays]:
-    """The ranks' parts of the dimension that is cut side by side."""
+    """The ranks' parts of the dimension that is sharded, side by side."""
     dims = attrs["inputs"][0].dims
     return in_groups(
         contexts,
@@ -77,15 +77,15 @@ def shard(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
 
 
 def infer_all_to_all(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """Of values (tokens, n) where the axis cuts one of both dimensions: it cuts the other afterwards.
+    """Of values (tokens, n) where the axis shards one of both dimensions: it shards the other afterwards.
 
-    Where another axis cuts n as well, the axis of both stands for it there.
+    Where another axis shards n as well, the axis of both stands for it there.
     """
     results: Inferred = []
     for x, to in zip(inputs, attrs["to"], strict=True):
         whole("all_to_all", x)
         rows, last = x.dims
-        # of n: the cut besides, and with the axis
+        # of n: the sharding besides, and with the axis
         axis, less, more = attrs["axis"], *((last.axis, to.axis) if rows.axis else (to.axis, last.axis))
         if rows.axis not in (None, axis) or (
             more != axis if less is None else more in (None, less, axis) or less == axis

@@ -128,7 +128,7 @@ def infer_take(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 @op("take", infer_take)
 def take(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """The rows whose logits are wanted; of cut tokens, this rank's."""
+    """The rows whose logits are wanted; of sharded tokens, this rank's."""
     return [inputs[0][context.output_tokens]]
 
 

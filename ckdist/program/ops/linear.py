@@ -33,7 +33,7 @@ def infer_linear(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 def linear(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
     """X @ w.T + bias for each (w, bias).
 
-    Where the input is cut, the result is partial and the first rank adds the bias.
+    Where the input is sharded, the result is partial and the first rank adds the bias.
     """
     (x,) = inputs
     count = len(weights) // 2
@@ -83,7 +83,7 @@ def infer_linear_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
 
 @op("linear_grad", infer_linear_grad)
 def linear_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Dx = sum of dy @ w over the matrices; partial where the outputs are cut."""
+    """Dx = sum of dy @ w over the matrices; partial where the outputs are sharded."""
     return [total(dy @ w for dy, w in zip(inputs, weights, strict=True))]
 
 
@@ -96,7 +96,7 @@ def infer_linear_weight_grad(inputs: Values, weights: Weights, attrs: Attrs) -> 
 
 @op("linear_weight_grad", infer_linear_weight_grad)
 def linear_weight_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Dw = dy.T @ x, (out, in), for each dy; partial where the tokens are cut."""
+    """Dw = dy.T @ x, (out, in), for each dy; partial where the tokens are sharded."""
     x, *dys = inputs
     return [dy.T @ x for dy in dys]
 
@@ -133,7 +133,7 @@ def infer_low_rank(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 def low_rank(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Y + scale * (x @ a.T) @ b.T for each y: LoRA beside a linear of x.
 
-    Where x is cut, it adds a part to a part. arXiv:2106.09685.
+    Where x is sharded, it adds a part to a part. arXiv:2106.09685.
     """
     x, *ys = inputs
     pairs = zip(ys, weights[: len(ys)], weights[len(ys) :], strict=True)

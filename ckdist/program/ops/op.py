@@ -78,7 +78,7 @@ def whole(instr: str, *values: Value) -> None:
 
 
 def uncut(instr: str, value: Value) -> None:
-    """Refuses a value whose last dimension is cut."""
+    """Refuses a value whose last dimension is sharded."""
     if value.dims[-1].axis:
         raise LayoutError(
             f"{instr} needs all of {value.dims[-1].name}, but %{value.name} has it cut over {value.dims[-1].axis}"
