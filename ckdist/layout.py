@@ -1,12 +1,14 @@
-"""How work is cut over ranks: a mesh of axes, and one small table that says which named dimension each axis cuts.
+"""How work is sharded over ranks: a mesh of axes, and one small table that says which named dimension each axis shards.
 
-One rule cuts everything, for any number of ranks: contiguous ranges of whole units, as even as can be; a rank may get
+One rule shards everything, for any number of ranks: contiguous ranges of whole units, as even as can be; a rank may get
 nothing. Key-value heads follow the query heads that need them, so they are replicated where there are fewer than ranks.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ckdist.errors import LayoutError
 
@@ -22,17 +24,17 @@ def cut(size: int, parts: int, unit: int = 1) -> list[Range]:
     """
     units = -(-size // unit)
     bounds = [min(size, unit * -(-units * i // parts)) for i in range(parts + 1)]
-    return list(zip(bounds[:-1], bounds[1:]))
+    return list(itertools.pairwise(bounds))
 
 
 @dataclass(frozen=True)
 class Dim:
-    """A named dimension of `size` items of `width` elements each: heads=16x128 is 2048 elements that are cut head by
-    head.
+    """A named dimension of `size` items of `width` elements each: heads=16x128 is 2048 elements that are sharded head
+    by head.
 
-    `size` is None for the one symbolic dimension, tokens. `axis` is the mesh axis that cuts it, or None. `unit` is the
-    number of items that stay together. `leader`, for a dimension that follows another's cut, is (size, unit, items of
-    the leader per own item).
+    `size` is None for the one symbolic dimension, tokens. `axis` is the mesh axis that shards it, or None. `unit` is
+    the number of items that stay together. `leader`, for a dimension that follows another's sharding, is (size, unit,
+    items of the leader per own item).
     """
 
     name: str
@@ -43,24 +45,37 @@ class Dim:
     leader: tuple[int, int, int] | None = None
 
     @property
-    def elements(self) -> int | None:
-        return None if self.size is None else self.size * self.width
+    def count(self) -> int:
+        """Items of the whole dimension. LayoutError for the symbolic one."""
+        if self.size is None:
+            raise LayoutError(f"the number of {self.name} is known only in a step")
+        return self.size
+
+    @property
+    def elements(self) -> int:
+        """Elements of the whole dimension. LayoutError for the symbolic one."""
+        return self.count * self.width
 
     def share(self, mesh: "Mesh") -> Range:
-        """This rank's items, [begin, end)."""
+        """This rank's items, [begin, end). LayoutError for the symbolic dimension."""
         if self.axis is None:
-            return 0, self.size
+            return 0, self.count
         parts, index = mesh.size(self.axis), mesh.index(self.axis)
         if self.leader is None:
-            return cut(self.size, parts, self.unit)[index]
+            return cut(self.count, parts, self.unit)[index]
         size, unit, group = self.leader
         begin, end = cut(size, parts, unit)[index]
         return (begin // group, -(-end // group)) if begin < end else (begin // group, begin // group)
 
+    def span(self, mesh: "Mesh") -> Range:
+        """This rank's elements, [begin, end)."""
+        begin, end = self.share(mesh)
+        return begin * self.width, end * self.width
+
     def local(self, mesh: "Mesh") -> int:
         """Elements that this rank holds."""
-        begin, end = self.share(mesh)
-        return (end - begin) * self.width
+        begin, end = self.span(mesh)
+        return end - begin
 
     def __str__(self) -> str:
         size = "" if self.size is None else f"={self.size}" + (f"x{self.width}" if self.width > 1 else "")
@@ -78,7 +93,7 @@ class Mesh:
     rank: int = 0
 
     def parts(self, axis: str) -> tuple[str, ...]:
-        """The axes that `axis` stands for: itself, or all."""
+        """The axes that `axis` stands for: itself, or all. LayoutError where the mesh has no such axis."""
         if axis in self.axes:
             return (axis,)
         if axis == WHOLE:
@@ -98,9 +113,10 @@ class Mesh:
             if name == axis:
                 return self.rank // stride % self.axes[name]
             stride *= self.axes[name]
+        raise LayoutError(f"mesh has no axis {axis!r}; it has {', '.join(self.axes)}")
 
     def without(self, axis: str | None, taken: str) -> str | None:
-        """What of `axis` is left beside the axis `taken`: one axis, or None."""
+        """What of `axis` is left beside the axis `taken`: one axis, or None. LayoutError where it would be several."""
         rest = [name for name in self.parts(axis) if name != taken] if axis else []
         if len(rest) > 1:
             raise LayoutError(f"{axis} without {taken} is {' and '.join(rest)}: an array is cut over one axis")
@@ -115,12 +131,16 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which mesh axis cuts which named dimension; a dimension that is not named is whole on every rank."""
+    """Which mesh axis shards which named dimension; a dimension that is not named is whole on every rank."""
 
     name: str
     cuts: Mapping[str, str]
 
     def axis(self, dim: str, mesh: Mesh) -> str | None:
+        """The axis that shards `dim`; None where none does, or only one rank is along it.
+
+        LayoutError where the mesh lacks the axis.
+        """
         axis = self.cuts.get(dim)
         if axis is not None and axis not in mesh.axes and axis != WHOLE:
             raise LayoutError(
@@ -133,25 +153,60 @@ SINGLE = Layout("SINGLE", {})
 TENSOR = Layout("TENSOR", {"heads": "tp", "kv_heads": "tp", "ffn": "tp", "vocab": "tp"})
 DATA = Layout("DATA", {"tokens": "dp"})
 # Prefill: each rank has its share of a step's tokens and whole matrices; the logits of the few tokens that want them
-# are cut as in TENSOR.
+# are sharded as in TENSOR.
 TOKEN = Layout("TOKEN", {"tokens": "tp", "outputs": "tp", "vocab": "tp"})
 
-# The same where ranks are on several hosts (axes host and local): tokens are cut over a host's ranks, and matrices over
-# the hosts.
+# The same where ranks are on several hosts (axes host and local): tokens are sharded over a host's ranks, and matrices
+# over the hosts.
 TOKEN_IN_HOSTS = Layout(
     "TOKEN in hosts",
     {"tokens": "local", "outputs": "local", "heads": "host", "kv_heads": "host", "ffn": "host", "vocab": "tp"},
 )
 
+
+class DecoderSizes(Protocol):
+    """The sizes of a dense decoder that a layout divides, as a `ModelSpec` has them."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embeddings."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Elements of a token between layers."""
+        ...
+
+    @property
+    def intermediate_size(self) -> int:
+        """Columns of the down projection."""
+        ...
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads."""
+        ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key-value heads."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head."""
+        ...
+
+
 FFN_UNIT = 32  # columns of the down projection that stay together: the smallest quantisation block
 
 
-def head_dims(spec, axis: str | None, mesh: Mesh) -> tuple[Dim, Dim]:
-    """Heads and kv_heads, cut over `axis`.
+def head_dims(spec: DecoderSizes, axis: str | None, mesh: Mesh) -> tuple[Dim, Dim]:
+    """Heads and kv_heads, sharded over `axis`.
 
-    Query heads are cut by whole groups (those that share a kv-head) while there are at least as many groups as ranks in
-    all, else head by head, and then a kv-head is held by every rank that has one of its query heads. So what a host has
-    are the shares of its ranks.
+    Query heads are sharded by whole groups (those that share a kv-head) while there are at least as many groups as
+    ranks in all, else head by head, and then a kv-head is held by every rank that has one of its query heads. So what a
+    host has are the shares of its ranks.
     """
     group = spec.num_heads // spec.num_kv_heads
     unit = group if axis is None or spec.num_kv_heads >= mesh.size(WHOLE) else 1
@@ -159,7 +214,7 @@ def head_dims(spec, axis: str | None, mesh: Mesh) -> tuple[Dim, Dim]:
     return heads, Dim("kv_heads", spec.num_kv_heads, spec.head_dim, axis, leader=(spec.num_heads, unit, group))
 
 
-def model_dims(spec, layout: Layout, mesh: Mesh) -> dict[str, Dim]:
+def model_dims(spec: DecoderSizes, layout: Layout, mesh: Mesh) -> dict[str, Dim]:
     """The named dimensions of a dense decoder under a layout."""
     heads, kv_heads = head_dims(spec, layout.axis("heads", mesh), mesh)
     return {

@@ -9,12 +9,19 @@ tokens on is chosen later (`engine/prefill.py`).
 import logging
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ckdist import native, topology
+from ckdist.config import EngineConfig
 from ckdist.errors import CapacityError, ConfigError
 from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, WHOLE, Layout, Mesh
+from ckdist.models.spec import ModelSpec
 from ckdist.program.batch import BLOCK_TOKENS
+from ckdist.program.decoder_spec import DecoderSpec
 from ckdist.program.executable import KV_TYPES, Limits, kv_bytes_per_block
+
+if TYPE_CHECKING:
+    from ckdist.comm.protocol import World
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +31,7 @@ RESERVE = 256 << 20  # bytes per rank for everything that is neither weights nor
 
 # polls of a flag before a thread sleeps: some 100 µs, longer than a barrier of ranks that have cores of their own
 SPINS = 20000
-SPINS_CROWDED = 20  # where threads outnumber CPUs, whoever waits must make room
+SPINS_CROWDED = 20  # where threads outnumber CPUs, a thread that waits must make room
 
 
 @dataclass(frozen=True)
@@ -53,14 +60,16 @@ class Plan:
         kv = (
             f"{self.limits.num_blocks * BLOCK_TOKENS} tokens of {self.limits.kv_type} cache in blocks of {BLOCK_TOKENS}"
         )
-        return f"{layout}; {self.threads} threads ({self.threads_batch} with prompts); {kv}; context {self.limits.context_length}"
+        threads = f"{self.threads} threads ({self.threads_batch} with prompts)"
+        return f"{layout}; {threads}; {kv}; context {self.limits.context_length}"
 
 
 def gigabytes(n: float) -> str:
+    """Bytes as a text in the unit that suits them."""
     return f"{n / 2**30:.2f} GiB" if n >= 2**28 else f"{n / 2**20:.1f} MiB" if n >= 2**20 else f"{n / 2**10:.1f} KiB"
 
 
-def layouts_for(config, world) -> tuple[Layout, Layout, Mesh]:
+def layouts_for(config: EngineConfig, world: "World") -> tuple[Layout, Layout, Mesh]:
     """The layouts of prefill and decode; every rank takes part in both.
 
     ConfigError where --prefill token is impossible.
@@ -88,36 +97,44 @@ def layouts_for(config, world) -> tuple[Layout, Layout, Mesh]:
     return by_token, TENSOR, mesh
 
 
-def _apart(world) -> str:
-    """Why the ranks of several hosts cannot cut tokens inside each host; "" where they can."""
+def _apart(world: "World") -> str:
+    """Why the ranks of several hosts cannot shard tokens inside each host; "" where they can."""
     hosts = list(dict.fromkeys(world.hosts))
     counts = [world.hosts.count(host) for host in hosts]
     if max(counts) == 1:
         return f"these are on {len(hosts)} hosts"
     if len(set(counts)) > 1:
-        return f"these are on {len(hosts)} hosts with {', '.join(map(str, counts))} ranks each; start as many on every host"
+        ranks = ", ".join(map(str, counts))
+        return f"these are on {len(hosts)} hosts with {ranks} ranks each; start as many on every host"
     if list(world.hosts) != [host for host in hosts for _ in range(counts[0])]:
         return "the ranks of a host do not follow one another; let the launcher fill one host after the other"
     return ""
 
 
-def kv_type(config) -> str:
+def kv_type(config: EngineConfig) -> str:
     """The cache's type. ConfigError unless keys and values have the same known one."""
     if config.cache_type_k != config.cache_type_v:
         raise ConfigError(
-            f"--cache-type-k {config.cache_type_k} and --cache-type-v {config.cache_type_v} differ: give both the same type"
+            f"--cache-type-k {config.cache_type_k} and --cache-type-v {config.cache_type_v} differ: "
+            "give both the same type"
         )
     if config.cache_type_k not in KV_TYPES:
         raise ConfigError(f"--cache-type-k {config.cache_type_k} is not known: use one of {', '.join(KV_TYPES)}")
     return config.cache_type_k
 
 
-def rope_bytes_per_position(spec) -> int:
+def rope_bytes_per_position(spec: DecoderSpec) -> int:
     """Bytes of the cosines and sines of one position, over all tables of the model."""
     return (1 if spec.rope_local is None else 2) * spec.head_dim * 4
 
 
-def make_plan(config, spec, world, weight_bytes: int, layouts: tuple[Layout, Layout, Mesh]) -> Plan:
+def make_plan(
+    config: EngineConfig,
+    spec: ModelSpec,
+    world: "World",
+    weight_bytes: int,
+    layouts: tuple[Layout, Layout, Mesh],
+) -> Plan:
     """The plan for this rank; a collective call, every rank gets the same limits.
 
     `weight_bytes`: what this rank's shard takes; `layouts`: from `layouts_for`. Raises CapacityError when weights or
@@ -133,12 +150,14 @@ def make_plan(config, spec, world, weight_bytes: int, layouts: tuple[Layout, Lay
     room = free - weight_bytes
     if room < per_block:
         raise CapacityError(
-            f"the weights of rank {world.rank} take {gigabytes(weight_bytes)}, but {gigabytes(max(0, free))} are free for it: use more ranks on more hosts or a smaller quantisation"
+            f"the weights of rank {world.rank} take {gigabytes(weight_bytes)}, but {gigabytes(max(0, free))} are free "
+            "for it: use more ranks on more hosts or a smaller quantisation"
         )
     context = config.ctx_size or min(spec.max_position, DEFAULT_CONTEXT)
     if context > spec.max_position:
         raise CapacityError(
-            f"--ctx-size {context} is more than the {spec.max_position} positions of the model: --ctx-size {spec.max_position} is its longest"
+            f"--ctx-size {context} is more than the {spec.max_position} positions of the model: "
+            f"--ctx-size {spec.max_position} is its longest"
         )
     rope = rope_bytes_per_position(spec)
     limit = config.kv_memory or sys.maxsize
@@ -159,7 +178,8 @@ def make_plan(config, spec, world, weight_bytes: int, layouts: tuple[Layout, Lay
             else f"give --kv-memory at least {per_block}, which holds {BLOCK_TOKENS} tokens"
         )
         raise CapacityError(
-            f"one sequence of --ctx-size {context} needs {gigabytes(needed)} for its {cache} cache on each rank, and {gigabytes(there)} are there for it: {remedy}"
+            f"one sequence of --ctx-size {context} needs {gigabytes(needed)} for its {cache} cache "
+            f"on each rank, and {gigabytes(there)} are there for it: {remedy}"
         )
     # All sequences at full length, if memory allows; what is given with --kv-memory is used whole.
     total = most if config.kv_memory else min(config.parallel * context, max(context, int(most * KV_SHARE)), most)

@@ -1,5 +1,7 @@
 """The known model families by the names that files give them, and the checks that every ModelSpec passes."""
 
+from collections.abc import Iterable
+
 from ckdist.errors import ArchitectureError, ModelFileError
 from ckdist.models.spec import ModelSpec
 
@@ -32,7 +34,7 @@ MAX_VOCAB = 1 << 24
 MAX_POSITION = 1 << 30
 
 
-def unknown(where: str, name: str, known) -> ArchitectureError:
+def unknown(where: str, name: str, known: Iterable[str]) -> ArchitectureError:
     """The error for a family that is not known."""
     return ArchitectureError(
         f"{where}: architecture {name[:100]!r} is not known; the known ones are {', '.join(known)}"

@@ -1,19 +1,26 @@
 """The dense decoder, once, for every family: Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3.
 
-Families differ in numbers and in which norms exist (`ModelSpec`), not in code. Where work is cut is the layout's
-affair: a `g.reduce` stands where a result may be partial, `g.to_heads` where tokens may be cut, and both vanish where
-they are not needed.
+Families differ in numbers and in which norms exist (`ModelSpec`), not in code. Where work is sharded is the layout's
+affair: a `g.reduce` stands where a result may be partial, `g.to_heads` where tokens may be sharded, and both vanish
+where they are not needed.
 """
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from ckdist.models.spec import ModelSpec
+from ckdist.program.program import Value, Weight
+from ckdist.program.tracer import Tracer, TrainingTracer
+
+Rows: TypeAlias = Callable[[Value], Value]  # chooses rows of a value
 
 
-def every(x):
+def every(x: Value) -> Value:
     """All rows."""
     return x
 
 
-def attention(g, x, spec: ModelSpec, layer: int, rows=every):
+def attention(g: Tracer, x: Value, spec: ModelSpec, layer: int, rows: Rows = every) -> Value:
     """Grouped-query attention with rotary positions. x: (tokens, hidden), normalised.
 
     `rows` chooses those whose results are wanted.
@@ -49,7 +56,7 @@ def attention(g, x, spec: ModelSpec, layer: int, rows=every):
     return g.reduce(g.linear(rows(g.to_tokens(o)), w("o_proj.weight", "hidden", "heads"), bias=o_bias, names=["attn"]))
 
 
-def mlp(g, x, spec: ModelSpec, layer: int):
+def mlp(g: Tracer, x: Value, spec: ModelSpec, layer: int) -> Value:
     """Gated feed-forward. x: (tokens, hidden), normalised."""
     w = lambda name, *dims: g.weight(f"model.layers.{layer}.mlp.{name}", *dims)
     bias = (w("gate_proj.bias", "ffn"), w("up_proj.bias", "ffn")) if spec.mlp_bias else ()
@@ -64,7 +71,7 @@ def mlp(g, x, spec: ModelSpec, layer: int):
     )
 
 
-def block(g, x, spec: ModelSpec, layer: int, rows=every):
+def block(g: Tracer, x: Value, spec: ModelSpec, layer: int, rows: Rows = every) -> Value:
     """One layer: x + attention(norm(x)), then x + mlp(norm(x)); Gemma also norms what is added.
 
     Of the rows that `rows` chooses.
@@ -80,7 +87,7 @@ def block(g, x, spec: ModelSpec, layer: int, rows=every):
     return g.add(x, mlp(g, norm(x, "post_attention_layernorm"), spec, layer))
 
 
-def hidden(g, ids, spec: ModelSpec, rows=every):
+def hidden(g: Tracer, ids: Value, spec: ModelSpec, rows: Rows = every) -> Value:
     """(tokens,) ids -> (tokens, hidden) after the last layer, not yet normalised.
 
     `rows` chooses those that the last layer makes.
@@ -92,18 +99,18 @@ def hidden(g, ids, spec: ModelSpec, rows=every):
     return x
 
 
-def head(g, spec: ModelSpec):
+def head(g: Tracer, spec: ModelSpec) -> Weight:
     """The output projection: the embeddings where they are tied."""
     return g.weight("model.embed_tokens.weight" if spec.tie_embeddings else "lm_head.weight", "vocab", "hidden")
 
 
-def forward(g, ids, spec: ModelSpec):
+def forward(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
     """(tokens,) ids -> (outputs, vocab) logits of the tokens that the batch asks for."""
     x = g.rms_norm(g.gather(hidden(g, ids, spec, g.take)), g.weight("model.norm.weight", "hidden"), spec.norm_eps)
     return g.gather(g.soft_cap(g.linear(x, head(g, spec), names=["logits"]), spec.logit_soft_cap))
 
 
-def loss(g, ids, targets, spec: ModelSpec):
+def loss(g: TrainingTracer, ids: Value, targets: Value, spec: ModelSpec) -> Value:
     """(tokens,) ids and targets, -1 where there is none -> the sum of the tokens' losses, over all ranks."""
     x = g.rms_norm(hidden(g, ids, spec), g.weight("model.norm.weight", "hidden"), spec.norm_eps)
     return g.reduce(g.cross_entropy(x, targets, head(g, spec), spec.logit_soft_cap))

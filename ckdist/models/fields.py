@@ -30,12 +30,15 @@ class Fields:
         return Fields(value, self.where, f"{self.prefix}{name}.")
 
     def error(self, name: str, value: Any, wanted: str) -> ModelFileError:
+        """The error for a field that is not what is `wanted`."""
         return ModelFileError(f"{self.where}: {self.prefix}{name} is {repr(value)[:200]}; it must be {wanted}")
 
     def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
         return self.values.get(name) is not None
 
     def integer(self, name: str, default: Any = _MISSING, low: int = 1, high: int = 1 << 20) -> int:
+        """A whole number from `low` to `high`; a float that is whole counts."""
         value = self._get(name, default)
         if value is default:
             return value
@@ -54,18 +57,21 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
+        """True or false."""
         value = self._get(name, default)
         if type(value) is not bool:
             raise self.error(name, value, "true or false")
         return value
 
     def text(self, name: str, default: Any = _MISSING) -> str:
+        """A string."""
         value = self._get(name, default)
         if value is not default and not isinstance(value, str):
             raise self.error(name, value, "a string")
         return value
 
     def _get(self, name: str, default: Any) -> Any:
+        """The raw value, or `default`. ModelFileError where a required field is missing."""
         value = self.values.get(name)
         if value is not None:
             return value

@@ -77,6 +77,7 @@ def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
 
 
 def _family(f: Fields) -> str:
+    """The model family by its names in the file. ArchitectureError where it is not known."""
     names = f.values.get("architectures")
     if names is not None and not (isinstance(names, list) and names and isinstance(names[0], str)):
         raise f.error("architectures", names, "a list of names")
@@ -91,6 +92,7 @@ def _family(f: Fields) -> str:
 
 
 def _activation(f: Fields, gemma: bool) -> str:
+    """The gate's function. ModelFileError where it is not known."""
     field = "hidden_activation" if gemma else "hidden_act"  # Gemma's hidden_act is not what it computes
     name = f.text(field, "gelu_pytorch_tanh" if gemma else "silu")
     if name not in ACTIVATIONS:
@@ -99,6 +101,7 @@ def _activation(f: Fields, gemma: bool) -> str:
 
 
 def _soft_cap(f: Fields, name: str, family: str, gemma2_default: float) -> float:
+    """A soft cap on logits; 0 where there is none."""
     if family not in ("gemma2", "gemma3"):
         return 0.0
     absent = gemma2_default if family == "gemma2" and name not in f.values else 0.0  # a null there means none

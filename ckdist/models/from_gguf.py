@@ -93,6 +93,7 @@ def _per_layer(f: Fields, name: str, high: int) -> int:
 
 
 def _head_dim(f: Fields, hidden_size: int, num_heads: int) -> int:
+    """Elements of a head. ModelFileError where queries, values and rotation differ in it."""
     if not f.has("attention.key_length") and hidden_size % num_heads:
         raise f.error(
             "embedding_length",
@@ -108,6 +109,7 @@ def _head_dim(f: Fields, hidden_size: int, num_heads: int) -> int:
 
 
 def _attention_scale(f: Fields, family: str, num_layers: int, hidden_size: int, num_heads: int, head_dim: int) -> float:
+    """The factor on q.k."""
     # The 27B models of both Gemma generations scale by the width per head, all others by head_dim; GGUF does not say.
     if (family, num_layers) in (("gemma2", 46), ("gemma3", 62)):
         return f.number("attention.scale", (hidden_size // num_heads) ** -0.5)
@@ -148,8 +150,8 @@ def _rope(f: Fields, family: str, head_dim: int, factors: np.ndarray | None) -> 
         original = f.integer(
             "rope.scaling.original_context_length", f.integer("context_length"), high=architectures.MAX_POSITION
         )
-        betas = (f.number(f"rope.scaling.yarn_beta_{end}", default) for end, default in (("fast", 32.0), ("slow", 1.0)))
-        frequencies = rope.yarn(frequencies, theta, factor, original, *betas)
+        fast, slow = f.number("rope.scaling.yarn_beta_fast", 32.0), f.number("rope.scaling.yarn_beta_slow", 1.0)
+        frequencies = rope.yarn(frequencies, theta, factor, original, fast, slow)
         magnitude *= rope.yarn_magnitude(factor)
     elif kind != "none":
         raise rope.unknown_scaling(f.where, kind)

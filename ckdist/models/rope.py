@@ -42,7 +42,8 @@ def yarn(
     """Interpolation of slow dimensions, extrapolation of fast ones. Peng et al. 2023, arXiv:2309.00071, section 3.2."""
     head_dim = 2 * len(frequencies)
 
-    def dimension(rotations: float) -> float:  # that turns so often over the original context
+    def dimension(rotations: float) -> float:
+        """The dimension that turns so often over the original context."""
         return head_dim * math.log(original_context / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = dimension(beta_fast), dimension(beta_slow)

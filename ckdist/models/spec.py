@@ -1,6 +1,6 @@
 """What a dense decoder is, in numbers: read from `config.json` or GGUF metadata, used by the forward and the planner.
 
-It says nothing about where weights lie or how work is cut.
+It says nothing about where weights lie or how work is sharded.
 """
 
 from dataclasses import dataclass, field

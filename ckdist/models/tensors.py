@@ -16,6 +16,7 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, hidden)}
 
     def linear(name: str, rows: int, cols: int, bias: bool) -> None:
+        """Adds a matrix of (rows, cols) and its bias."""
         shapes[f"{name}.weight"] = (rows, cols)
         if bias:
             shapes[f"{name}.bias"] = (rows,)

@@ -1,6 +1,7 @@
 """A ModelSpec as GGUF metadata: the way back of `from_gguf`. It writes no file."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from ckdist.models.spec import ModelSpec, RopeSpec
 
 
 def gguf_metadata(
-    spec: ModelSpec, rope_theta: float, rope_local_theta: float, where: str, scaling: Mapping[str, object] | None = None
+    spec: ModelSpec, rope_theta: float, rope_local_theta: float, where: str, scaling: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, object], np.ndarray | None]:
     """Keys and values, and the factors of `rope_freqs.weight` (head_dim / 2,) where the model needs them.
 
@@ -21,11 +22,13 @@ def gguf_metadata(
     family = "llama" if spec.architecture == "mistral" else spec.architecture
     if spec.architecture == "mistral" and spec.sliding_window:
         raise ArchitectureError(
-            f"{where}: a Mistral with a sliding window ({spec.sliding_window}) has no GGUF form that readers honour; set sliding_window to null if sequences stay shorter"
+            f"{where}: a Mistral with a sliding window ({spec.sliding_window}) "
+            "has no GGUF form that readers honour; set sliding_window to null if sequences stay shorter"
         )
     if spec.architecture.startswith("qwen") and spec.sliding_window:
         raise ArchitectureError(
-            f"{where}: a sliding window ({spec.sliding_window}) of {spec.architecture} has no GGUF form; set use_sliding_window to false"
+            f"{where}: a sliding window ({spec.sliding_window}) of {spec.architecture} has no GGUF form; "
+            "set use_sliding_window to false"
         )
     values: dict[str, object] = {
         "block_count": spec.num_layers,
@@ -58,15 +61,16 @@ def gguf_metadata(
 
 
 def _named(family: str, values: Mapping[str, object]) -> dict[str, object]:
+    """The keys with the family before each, and the family itself."""
     return {"general.architecture": family, **{f"{family}.{name}": value for name, value in values.items()}}
 
 
-def _yarn(spec: ModelSpec, theta: float, where: str, scaling: Mapping[str, object]) -> dict[str, object]:
+def _yarn(spec: ModelSpec, theta: float, where: str, scaling: Mapping[str, Any]) -> dict[str, object]:
     """YaRN by its own fields; its magnitude is that of the factor times attn_factor."""
     original = int(scaling.get("original_max_position_embeddings") or spec.max_position)
     factor = float(scaling.get("factor") or spec.max_position / original)
-    betas = [float(scaling.get(name) or default) for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0))]
-    expected = rope.yarn(rope.plain(spec.head_dim, theta), theta, factor, original, *betas)
+    fast, slow = float(scaling.get("beta_fast") or 32.0), float(scaling.get("beta_slow") or 1.0)
+    expected = rope.yarn(rope.plain(spec.head_dim, theta), theta, factor, original, fast, slow)
     if not np.allclose(expected, spec.rope.inverse_frequencies, rtol=1e-5):
         raise ArchitectureError(
             f"{where}: a YaRN rotation that does not round to whole dimensions (truncate: false) has no GGUF form"
@@ -79,7 +83,7 @@ def _yarn(spec: ModelSpec, theta: float, where: str, scaling: Mapping[str, objec
     }
     return {
         f"rope.scaling.{name}": value
-        for name, value in {**keys, "yarn_beta_fast": betas[0], "yarn_beta_slow": betas[1]}.items()
+        for name, value in {**keys, "yarn_beta_fast": fast, "yarn_beta_slow": slow}.items()
     }
 
 

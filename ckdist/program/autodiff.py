@@ -1,13 +1,14 @@
 """Backward as a transform: a program that ends in a loss becomes one that also gives the loss's gradients by weights.
 
 The instructions are walked in reverse, each op's vjp says what goes back through it, and gradients that meet are added.
-Where a gradient comes out partial (a weight's, where the tokens are cut; a value's, where a linear's outputs are), an
-all_reduce follows as soon as the gradient is complete, so that it can overlap the rest. Nothing is computed that no
+Where a gradient comes out partial (a weight's, where the tokens are sharded; a value's, where a linear's outputs are),
+an all_reduce follows as soon as the gradient is complete, so that it can overlap the rest. Nothing is computed that no
 gradient in `wrt` needs.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from ckdist.errors import LayoutError
 from ckdist.program.emitter import Emitter
@@ -33,13 +34,13 @@ class _Backward:
         self.program, self.loss, self.wrt = program, loss, tuple(wrt)
         values = [*program.inputs, *(o for i in program.instrs for o in i.outputs)]
         self.g = Emitter(values)
-        self.active = set(self.wrt)  # weights and values through which a gradient flows
+        self.active: set[Value | Weight | None] = set(self.wrt)  # weights and values through which a gradient flows
         for instr in program.instrs:
             if not self.active.isdisjoint((*instr.inputs, *instr.weights)):
                 self.active.update(instr.outputs)
         self.contributions: dict[Value | Weight, list[Value]] = {}
         self.gradients: dict[Weight, Value] = {}
-        self.first_use = {}
+        self.first_use: dict[Weight | None, int] = {}
         for index, instr in enumerate(program.instrs):
             for w in instr.weights:
                 self.first_use.setdefault(w, index)
@@ -47,6 +48,7 @@ class _Backward:
         self.again: dict[Value, Value] = {}  # values of blocks that were run again
 
     def run(self) -> Program:
+        """The program with its backward pass; see `backward`."""
         if self.loss in self.active:
             self.contributions[self.loss] = [*self.g.emit("one", (), names=["d_loss"])]
         for index in reversed(range(len(self.program.instrs))):
@@ -55,10 +57,10 @@ class _Backward:
                 self._run_again(*self.blocks[index])
             self._through(instr)
             for w in dict.fromkeys(instr.weights):
-                if w in self.wrt and self.first_use[w] == index:
-                    self.gradients[w] = self._complete(w)
+                if w in self.wrt and self.first_use[w] == index and (gradient := self._complete(w)) is not None:
+                    self.gradients[w] = gradient
         for w in self.wrt:
-            if self.gradients.get(w) is None:
+            if w not in self.gradients:
                 raise LayoutError(
                     f"%{self.loss.name} does not depend on {w}: leave it out of the weights that are trained"
                 )
@@ -80,7 +82,7 @@ class _Backward:
         seen = replace(instr, inputs=tuple(map(self._now, instr.inputs)), outputs=tuple(map(self._now, instr.outputs)))
         results = vjp(self.g, seen, grads, [o in self.active for o in operands])
         for operand, gradient in zip(operands, results, strict=True):
-            if gradient is not None and operand in self.active:
+            if operand is not None and gradient is not None and operand in self.active:
                 self.contributions.setdefault(operand, []).append(gradient)
 
     def _complete(self, of: Value | Weight) -> Value | None:
@@ -99,6 +101,7 @@ class _Backward:
         return total and self._whole(total)
 
     def _whole(self, value: Value) -> Value:
+        """The value, summed over the ranks where it is partial."""
         return (
             self.g.emit("all_reduce", (value,), names=[value.name.rpartition(".")[0]], axis=value.partial)[0]
             if value.partial
@@ -111,7 +114,7 @@ class _Backward:
         """Index of a block's last instruction -> the range of its instructions, for every block but the last."""
         made_at = {o: index for index, instr in enumerate(self.program.instrs) for o in instr.outputs}
         ends = [made_at.get(b, -1) + 1 for b in self.program.boundaries]
-        return {end - 1: (begin, end) for begin, end in zip(ends[:-2], ends[1:-1]) if begin < end}
+        return {end - 1: (begin, end) for begin, end in pairwise(ends[:-1]) if begin < end}
 
     def _run_again(self, begin: int, end: int) -> None:
         """Emits the block's instructions anew; what no gradient reads is dropped at the end."""
@@ -119,9 +122,10 @@ class _Backward:
         for instr in self.program.instrs[begin:end]:
             names = [o.name.rpartition(".")[0] for o in instr.outputs]
             outputs = self.g.emit(instr.op, tuple(map(self._now, instr.inputs)), instr.weights, names, **instr.attrs)
-            self.again.update((old, new) for old, new in zip(instr.outputs, outputs) if old not in kept)
+            self.again.update((old, new) for old, new in zip(instr.outputs, outputs, strict=True) if old not in kept)
 
     def _now(self, value: Value) -> Value:
+        """What a value is called now: its copy where its block was run again."""
         return self.again.get(value, value)
 
 

@@ -1,6 +1,7 @@
 """Appending instructions: fresh names, inferred dimensions. What tracing a forward and transforming a program share."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ckdist.program.ops import OPS
 from ckdist.program.program import Instr, Value, Weight
@@ -18,20 +19,27 @@ class Emitter:
                 self._names[name] = max(self._names.get(name, -1), int(count))
 
     def emit(
-        self, op: str, inputs: tuple[Value, ...], weights: tuple[Weight | None, ...] = (), names=None, **attrs
+        self,
+        op: str,
+        inputs: Sequence[Value],
+        weights: Sequence[Weight | None] = (),
+        names: Sequence[str] | None = None,
+        **attrs: Any,
     ) -> tuple[Value, ...]:
         """Appends an instruction; its outputs, called after `names` (default: the op).
 
         LayoutError where `infer` refuses.
         """
+        inputs, weights = tuple(inputs), tuple(weights)
         inferred = OPS[op].infer(inputs, weights, attrs)
         outputs = tuple(
             Value(self._fresh(name), dims, partial=partial)
-            for name, (dims, partial) in zip(names or [op] * len(inferred), inferred)
+            for name, (dims, partial) in zip(names or [op] * len(inferred), inferred, strict=True)
         )
         self.instrs.append(Instr(op, inputs, outputs, weights, attrs))
         return outputs
 
     def _fresh(self, name: str) -> str:
+        """`name` with a number that no other value of that name has."""
         count = self._names[name] = self._names.get(name, -1) + 1
         return f"{name}.{count}"

@@ -4,13 +4,18 @@ stop.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ckdist import native
 from ckdist.layout import Layout, Mesh, model_dims
 from ckdist.program.batch import BLOCK_TOKENS, Batch
+from ckdist.program.decoder_spec import DecoderSpec, Rotation
 from ckdist.program.lowered import Lowered
+
+if TYPE_CHECKING:  # a program is bound to a group without what opens one
+    from ckdist.comm.group import Group
 
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i16": 25, "bf16": 30}
 _KINDS = {"arena": 0, "slot": 1, "logits": 2, "activations": 3, "tokens": 4, "columns": 5, "outputs": 6, "sums": 7}
@@ -34,8 +39,8 @@ class Limits:
 @dataclass(frozen=True)
 class Phase:
     """A lowered program and what it reads: `matrices[i]` is the address of the native matrix for
-    `lowered.matrices[i]`, `vectors[i]` that of the float32 elements for `lowered.vectors[i]`; whoever made them
-    keeps them alive.
+    `lowered.matrices[i]`, `vectors[i]` that of the float32 elements for `lowered.vectors[i]`; their maker keeps
+    them alive.
     """
 
     lowered: Lowered
@@ -58,7 +63,7 @@ class Times:
     moved: int
 
 
-def heads_per_kv(spec, layout: Layout, mesh: Mesh) -> np.ndarray:
+def heads_per_kv(spec: DecoderSpec, layout: Layout, mesh: Mesh) -> np.ndarray:
     """int32 (local kv-heads,): how many of this rank's query heads share each of its kv-heads."""
     dims = model_dims(spec, layout, mesh)
     group = spec.num_heads // spec.num_kv_heads
@@ -67,7 +72,7 @@ def heads_per_kv(spec, layout: Layout, mesh: Mesh) -> np.ndarray:
     return np.array([min(end, (kv + 1) * group) - max(begin, kv * group) for kv in range(first, last)], np.int32)
 
 
-def kv_bytes_per_block(spec, layout: Layout, mesh: Mesh, kv_type: str) -> int:
+def kv_bytes_per_block(spec: DecoderSpec, layout: Layout, mesh: Mesh, kv_type: str) -> int:
     """Bytes that one block of BLOCK_TOKENS positions takes on this rank, over all layers."""
     one = native.check(native.lib.ckdist_kv_block_bytes(KV_TYPES[kv_type], spec.head_dim))
     return one * len(heads_per_kv(spec, layout, mesh)) * spec.num_layers
@@ -86,16 +91,16 @@ class Executable:
     def __init__(
         self,
         phases: Sequence[Phase],
-        spec,
+        spec: DecoderSpec,
         layout: Layout,
         mesh: Mesh,
-        group,
+        group: "Group",
         limits: Limits,
-        threads,
-        threads_batch,
-        cpus,
-        spins,
-        loader=None,
+        threads: int,
+        threads_batch: int,
+        cpus: Sequence[int],
+        spins: int,
+        loader: native.CData | None = None,
     ):
         self.spec, self.limits, self.group = spec, limits, group
         self.max_tokens, self.max_sequences = limits.max_tokens, limits.max_sequences
@@ -110,7 +115,7 @@ class Executable:
         self.prefill_tokens = [0] * len(phases)  # of steps with prompts, by phase
         self.layer_steps = [phase.lowered.layer_steps for phase in phases]
         self.labels = [phase.lowered.labels() for phase in phases]
-        self._keep = [group, loader]
+        self._keep: list[Any] = [group, loader]
         self._loader = native.ffi.NULL if loader is None else loader
         program = self._program(phases, layout, mesh)
         out = native.ffi.new("struct ckdist_executable **")
@@ -120,14 +125,16 @@ class Executable:
         self._handle = out[0]
         self.failed = False  # in a step: the other ranks have given up as well
         self._message, self._message_address = np.zeros(0, np.int32), native.ffi.NULL
-        self._logits = None  # (max_tokens, vocab): where the group gathers them
+        self._logits: np.ndarray | None = None  # (max_tokens, vocab): where the group gathers them
 
-    def _array(self, values, dtype: str):
+    def _array(self, values: Sequence[Any], dtype: str) -> native.CData:
+        """A C array that lives as long as this does."""
         array = native.ffi.new(dtype + "[]", values)
         self._keep.append(array)
         return array
 
-    def _phase(self, phase: Phase) -> dict:
+    def _phase(self, phase: Phase) -> dict[str, Any]:
+        """The fields of a `struct ckdist_phase`."""
         ffi, lowered = native.ffi, phase.lowered
         pad = lambda values, n, fill: [*values, *[fill] * (n - len(values))]
         steps = [
@@ -171,10 +178,11 @@ class Executable:
             "tokens_cut": lowered.tokens_cut,
         }
 
-    def _program(self, phases, layout, mesh):
+    def _program(self, phases: Sequence[Phase], layout: Layout, mesh: Mesh) -> native.CData:
+        """The `struct ckdist_program *` of the phases; what it points to lives as long as this does."""
         ffi, spec, limits = native.ffi, self.spec, self.limits
         shared = heads_per_kv(spec, layout, mesh)
-        cos, sin = zip(*(self._rope(r) for r in (spec.rope, spec.rope_local)))
+        cos, sin = zip(*(self._rope(r) for r in (spec.rope, spec.rope_local)), strict=True)
         return ffi.new(
             "struct ckdist_program *",
             {
@@ -200,18 +208,19 @@ class Executable:
             },
         )
 
-    def _rope(self, rope):
+    def _rope(self, rope: Rotation | None) -> tuple[native.CData, native.CData]:
         """Cos and sin of every position: float32 (context_length, head_dim / 2) each."""
         if rope is None:
             return native.ffi.NULL, native.ffi.NULL
-        tables = [np.empty((self.limits.context_length, len(rope.inverse_frequencies)), np.float32) for _ in range(2)]
+        shape = self.limits.context_length, len(rope.inverse_frequencies)
+        tables = np.empty(shape, np.float32), np.empty(shape, np.float32)
         for begin in range(0, self.limits.context_length, _ROPE_ROWS):
             positions = np.arange(begin, min(begin + _ROPE_ROWS, self.limits.context_length), dtype=np.float32)
             angles = positions[:, None] * rope.inverse_frequencies.astype(np.float32)
-            for table, function in zip(tables, (np.cos, np.sin)):
+            for table, function in zip(tables, (np.cos, np.sin), strict=True):
                 np.multiply(function(angles), np.float32(rope.magnitude), out=table[begin : begin + _ROPE_ROWS])
         self._keep.append(tables)
-        return [native.pointer(t, "float *") for t in tables]
+        return native.pointer(tables[0], "float *"), native.pointer(tables[1], "float *")
 
     def run(self, batch: Batch) -> np.ndarray:
         """Runs one step on all ranks, from rank 0; float32 (outputs, vocab) logits, valid until the next run.
@@ -236,6 +245,7 @@ class Executable:
         self._run(batch, phase, self.layer_steps[phase])
 
     def _run(self, batch: Batch, phase: int, steps: int = 0) -> int:
+        """Publishes and runs a step, or its first `steps` ones unless 0; returns the number of its outputs."""
         tokens, runs, outputs = len(batch.token_ids), len(batch.runs), len(batch.output_tokens)
         size = _HEADER + tokens + 3 * runs + len(batch.block_tables) + outputs
         if len(self._message) < size:
@@ -268,11 +278,12 @@ class Executable:
         native.check(native.lib.ckdist_executable_stop(self._handle))
 
     def times(self, reset: bool = False) -> Times:
+        """What was measured since the start or the last `reset`."""
         out = native.ffi.new("struct ckdist_times *")
         native.lib.ckdist_executable_times(self._handle, out, reset)
         return Times(out.total, out.barrier, out.exchange, out.runs, out.moved)
 
-    def trace(self, handle) -> None:
+    def trace(self, handle: native.CData) -> None:
         """From now on every thread writes what it does to the native trace `handle`, which outlives this."""
         native.check(native.lib.ckdist_executable_trace(self._handle, handle))
 
@@ -282,7 +293,7 @@ class Executable:
         return native.lib.ckdist_executable_kv_bytes(self._handle)
 
     @property
-    def kv(self):
+    def kv(self) -> native.CData:
         """Where this rank's cache lies."""
         return native.lib.ckdist_executable_kv(self._handle)
 

@@ -5,57 +5,38 @@ activations (`prepare`), all matrices that read one input + bias + gate (`linear
 attention (`attend`). An all_reduce becomes no step: the ranks' parts are read in place by the `prepare` that follows.
 Matching is local and total: an instruction that fits no pattern is an error here, before the first token.
 
-Where tokens are cut, a whole matrix is read through the shards that the ranks of the host hold for decode: side by side
-where its rows are cut, as a sum of products, in the order of the ranks, where its columns are. The sum's order and the
-products are those of TENSOR, so both give the same bits. An all_to_all becomes no step either: queries, keys and values
-are read where their tokens' rank wrote them, outputs of attention where their heads' rank did.
+Where tokens are sharded, a whole matrix is read through the shards that the ranks of the host hold for decode: side by
+side where its rows are sharded, as a sum of products, in the order of the ranks, where its columns are. The sum's order
+and the products are those of TENSOR, so both give the same bits. An all_to_all becomes no step either: queries, keys
+and values are read where their tokens' rank wrote them, outputs of attention where their heads' rank did.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from ckdist import native
 from ckdist.errors import LayoutError
-from ckdist.layout import Dim, Mesh
+from ckdist.layout import Dim, Mesh, Range
 from ckdist.program.arena import first_fit
-from ckdist.program.lowered import GATES, RANK_UNIT, ROPE_TABLES, SLOTS, Buffer, Lowered, Step
+from ckdist.program.lowered import GATES, RANK_UNIT, ROPE_TABLES, SLOTS, Buffer, Lowered, MatrixKey, Step, VectorKey
+from ckdist.program.pending import Head, Normed, Pending, Residual
 from ckdist.program.program import Instr, Program, Value, Weight
 
 ROW_ALIGN = 64
 
-
-@dataclass
-class _Residual:
-    """x + norm(sum of y), not yet written anywhere: it becomes a buffer in the prepare of its first reader."""
-
-    x: int  # buffer or -1
-    y: int  # buffer
-    post_norm: int = -1
-    eps: float = 0.0
-    stored: int = -1
-
-
-@dataclass
-class _Normed:
-    residual: _Residual
-    norm: int
-    eps: float
-    read_again: bool  # the residual, by an add
-
-
-@dataclass
-class _Head:
-    """q, k or v of a layer on its way to attention."""
-
-    buffer: int
-    norm: int = -1
-    eps: float = 0.0
-    table: str = ""
+Key = TypeVar("Key", MatrixKey, VectorKey)
 
 
 class _Lowering:
     def __init__(
-        self, program: Program, mesh: Mesh, formats, block_columns, max_tokens: int, stored: Mapping[str, Dim]
+        self,
+        program: Program,
+        mesh: Mesh,
+        formats: Callable[[str], int],
+        block_columns: Callable[[str], int],
+        max_tokens: int,
+        stored: Mapping[str, Dim],
     ):
         self.program, self.mesh, self.max_tokens, self.stored = program, mesh, max_tokens, stored
         self.formats, self.block_columns = formats, block_columns
@@ -64,9 +45,9 @@ class _Lowering:
         self.own_tokens = -(-max_tokens // len(self.peers))
         self.steps: list[Step] = []
         self.buffers: list[Buffer] = []
-        self.matrices: list[tuple] = []
-        self.vectors: list[tuple] = []
-        self.values: dict[str, object] = {}  # program value -> buffer index or one of the pending forms
+        self.matrices: list[MatrixKey] = []
+        self.vectors: list[VectorKey] = []
+        self.values: dict[str, Pending] = {}  # of the program, by name
         self.slots = self.layer_steps = 0
         self.exchange_floats = 1
         self.readers: dict[str, list[Instr]] = {}
@@ -75,13 +56,16 @@ class _Lowering:
                 self.readers.setdefault(v.name, []).append(instr)
 
     def run(self) -> Lowered:
+        """The steps of the whole program; see `lower`."""
         first_layer = self.program.boundaries[1] if len(self.program.boundaries) > 1 else None
         for instr in self.program.instrs:
-            getattr(self, instr.op)(instr)
+            handler = getattr(self, instr.op, None)
+            if handler is None:
+                raise LayoutError(f"cannot lower {instr.op}: {instr}")
+            handler(instr)
             if first_layer in instr.outputs:
                 self.layer_steps = len(self.steps)
         arena_bytes = self._place()
-        tokens_cut = len(self.peers) > 1
         return Lowered(
             self.steps,
             self.buffers,
@@ -90,12 +74,13 @@ class _Lowering:
             arena_bytes,
             self.exchange_floats,
             self.layer_steps,
-            tokens_cut,
+            len(self.peers) > 1,
         )
 
     # Operands
 
-    def _buffer(self, kind: str, width: int, **more) -> int:
+    def _buffer(self, kind: str, width: int, **more: Any) -> int:
+        """Adds a buffer; returns its index."""
         self.buffers.append(Buffer(kind, width, **more))
         return len(self.buffers) - 1
 
@@ -114,7 +99,7 @@ class _Lowering:
             self.exchange_floats = max(self.exchange_floats, self.max_tokens * widths[0])
         elif instr.outputs[0].partial:
             results = [self._slot(widths[0], rows, taken=taken)]
-        elif self._reader(instr.outputs[0]).op == "all_to_all":  # side by side in one row
+        elif self._next(instr.outputs[0]).op == "all_to_all":  # side by side in one row
             widths = [sum(end - begin for begin, end in self._pieces(v.dims[-1])) for v in instr.outputs]
             results = [self._slot(sum(widths), rows, lead=sum(widths[:i])) for i in range(len(widths))]
         else:
@@ -122,47 +107,67 @@ class _Lowering:
         self.slots += 1
         return results
 
-    def _shares(self, dim: Dim) -> list[tuple[int, int]]:
-        """The elements of a dimension that the weights of each rank have: this rank's, where decode cuts it
+    def _shares(self, dim: Dim) -> list[Range]:
+        """The elements of a dimension that the weights of each rank have: this rank's, where decode shards it
         likewise, else those of the ranks that share the tokens.
         """
         stored = self.stored.get(dim.name, dim)
         meshes = [self.mesh] if dim.axis == stored.axis else self.peers
-        return [tuple(edge * stored.width for edge in stored.share(mesh)) for mesh in meshes]
+        return [stored.span(mesh) for mesh in meshes]
 
-    def _pieces(self, dim: Dim) -> list[tuple[int, int]]:
+    def _pieces(self, dim: Dim) -> list[Range]:
         """Shares that cover a dimension: each once where ranks have the same one, and no empty ones unless there is
         no other.
         """
         shares = dict.fromkeys(self._shares(dim))
         return [s for s in shares if s[0] < s[1]] or list(shares)[:1]
 
-    def _matrices(self, keys: list[tuple]) -> int:
+    def _matrices(self, keys: list[MatrixKey]) -> int:
         """The first index of matrices that stand one after another."""
         return _consecutive(self.matrices, keys)
 
-    def _vectors(self, w: Weight | None, shares: list[tuple[int, int]]) -> int:
-        if w is None:
-            return -1
-        return _consecutive(self.vectors, [(w.name, share) for share in shares])
+    def _vectors(self, w: Weight | None, shares: list[Range]) -> int:
+        """The first index of a vector's shares; -1 where there is no vector."""
+        return -1 if w is None else _consecutive(self.vectors, [(w.name, share) for share in shares])
 
     def _vector(self, w: Weight | None) -> int:
-        return (
-            -1
-            if w is None
-            else self._vectors(w, [tuple(edge * w.dims[0].width for edge in w.dims[0].share(self.mesh))])
-        )
+        """The index of this rank's part of a vector; -1 where there is none."""
+        return -1 if w is None else self._vectors(w, [w.dims[0].span(self.mesh)])
+
+    def _at(self, value: Value) -> int:
+        """The buffer of a value that has one. LayoutError where it is not written anywhere yet."""
+        found = self.values[value.name]
+        if not isinstance(found, int):
+            raise LayoutError(f"cannot lower %{value.name}: its reader needs it in memory")
+        return found
+
+    def _head(self, value: Value) -> Head:
+        """A value on its way to attention. LayoutError where it is none."""
+        found = self.values[value.name]
+        if not isinstance(found, Head):
+            raise LayoutError(f"cannot lower attention whose %{value.name} was not rotated")
+        return found
+
+    def _residual(self, value: Value) -> Residual:
+        """A value as a residual. LayoutError where it is normed already."""
+        found = self.values[value.name]
+        if isinstance(found, int):
+            return Residual(-1, found, stored=self._stored(found))
+        if not isinstance(found, Residual):
+            raise LayoutError(f"cannot lower %{value.name}: it was normed, and its reader needs it as it was")
+        return found
 
     # Instructions, by op name
 
     def embed(self, i: Instr) -> None:
+        """A step of its own, with the scale that follows."""
         # Only one rank's part of a row is not zero, so the scale that follows the sum may as well precede it.
-        reader = self._reader(i.outputs[0])
+        reader = self._next(i.outputs[0])
         if reader.op == "all_reduce":
-            reader = self._reader(reader.outputs[0])
+            reader = self._next(reader.outputs[0])
         factor = reader.attrs["factor"] if reader.op == "scale" else 1.0
         (out,) = self._outputs(i)
-        table = i.weights[0]
+        table = i.weight(0)
         pieces, columns = self._pieces(table.dims[0]), (0, table.dims[1].elements)
         matrix = self._matrices([(table.name, rows, columns) for rows in pieces])
         self.steps.append(
@@ -178,17 +183,19 @@ class _Lowering:
         self.values[i.outputs[0].name] = out
 
     def all_reduce(self, i: Instr) -> None:
+        """No step: the ranks' parts are read in place."""
         self.values[i.outputs[0].name] = self.values[i.inputs[0].name]
 
     def all_gather(self, i: Instr) -> None:
+        """A step where tokens are sharded; else none."""
         source = self.values[i.inputs[0].name]
         if i.inputs[0].dims[0].axis:
-            source = self._share(source, i.inputs[0].dims[-1].elements)
+            source = self._gather_rows(i.inputs[0])
         self.values[i.outputs[0].name] = source  # logits are written where rank 0 reads them
 
-    def _share(self, source, width: int) -> int:
+    def _gather_rows(self, value: Value) -> int:
         """Emits what puts the rows of outputs where all ranks read them; returns the buffer of all."""
-        r = source if isinstance(source, _Residual) else _Residual(-1, source, stored=self._stored(source))
+        r, width = self._residual(value), value.dims[-1].elements
         out = self._slot(width, self.max_tokens)
         self.slots += 1
         step = Step("share", x=r.x, y=r.y, outputs=[out], vectors=[r.post_norm], floats=[r.eps])
@@ -198,10 +205,11 @@ class _Lowering:
         return self._buffer("outputs", width, place=self.buffers[out].place, rows=self.max_tokens, taken=True)
 
     def all_to_all(self, i: Instr) -> None:
-        for x, y in zip(i.inputs, i.outputs):
-            slot = self.buffers[self.values[x.name]]
+        """No step: each reader finds the rows in their rank's slot."""
+        for x, y in zip(i.inputs, i.outputs, strict=True):
+            slot = self.buffers[self._at(x)]
             if x.dims[0].axis:  # to all tokens of own heads
-                own = tuple(edge * y.dims[-1].width for edge in y.dims[-1].share(self.mesh))
+                own = y.dims[-1].span(self.mesh)
                 pieces = self._pieces(x.dims[-1])
                 before = sum(end - begin for begin, end in pieces[: pieces.index(own)]) if own in pieces else 0
                 view = replace(slot, kind="tokens", lead=slot.lead + before)
@@ -211,27 +219,30 @@ class _Lowering:
             self.values[y.name] = len(self.buffers) - 1
 
     def scale(self, i: Instr) -> None:
+        """No step: `embed` has scaled."""
         self.values[i.outputs[0].name] = self.values[i.inputs[0].name]
 
     def soft_cap(self, i: Instr) -> None:
+        """No step: the linear before it caps."""
         self.steps[-1].floats[1] = i.attrs["cap"]
         self.values[i.outputs[0].name] = self.values[i.inputs[0].name]
 
     def take(self, i: Instr) -> None:
-        self.values[i.outputs[0].name] = self.values[i.inputs[0].name]  # whoever reads it finds the rows
+        """No step: the reader finds the rows."""
+        self.values[i.outputs[0].name] = self.values[i.inputs[0].name]
 
     def rms_norm(self, i: Instr) -> None:
-        source, norm = self.values[i.inputs[0].name], self._vector(i.weights[0])
-        eps, reader = i.attrs["eps"], self._reader(i.outputs[0])
+        """No step: its reader norms."""
+        source, norm = i.inputs[0], self._vector(i.weights[0])
+        eps, reader = i.attrs["eps"], self._next(i.outputs[0])
         if reader.op == "rope":
-            result = _Head(source, norm, eps)
+            result = Head(self._at(source), norm, eps)
         elif reader.op == "add":
-            result = _Residual(-1, source, norm, eps)
+            result = Residual(-1, self._at(source), norm, eps)
         elif reader.op == "linear":
-            residual = source if isinstance(source, _Residual) else _Residual(-1, source, stored=self._stored(source))
-            result = _Normed(residual, norm, eps, len(self.readers[i.inputs[0].name]) > 1)
-            if isinstance(source, int):
-                self.values[i.inputs[0].name] = residual  # the next add finds where it was stored
+            residual = self._residual(source)
+            result = Normed(residual, norm, eps, len(self.readers[source.name]) > 1)
+            self.values[source.name] = residual  # the next add finds where it was stored
         else:
             raise LayoutError(f"cannot lower rms_norm read by {reader.op}: {i}")
         self.values[i.outputs[0].name] = result
@@ -241,21 +252,24 @@ class _Lowering:
         return buffer if self.buffers[buffer].kind == "arena" else -1
 
     def add(self, i: Instr) -> None:
+        """No step: the next `prepare` adds."""
         x, y = (self.values[v.name] for v in i.inputs)
-        if not isinstance(x, _Residual) or x.stored < 0:
+        if not isinstance(x, Residual) or x.stored < 0:
             raise LayoutError(f"cannot lower an add whose first operand was not normed before: {i}")
         if isinstance(y, int):
-            y = _Residual(-1, y)
-        self.values[i.outputs[0].name] = _Residual(x.stored, y.y, y.post_norm, y.eps)
+            y = Residual(-1, y)
+        if not isinstance(y, Residual):
+            raise LayoutError(f"cannot lower an add whose second operand is not a sum: {i}")
+        self.values[i.outputs[0].name] = Residual(x.stored, y.y, y.post_norm, y.eps)
 
     def linear(self, i: Instr) -> None:
-        matrices, biases = i.weights[: len(i.weights) // 2], i.weights[len(i.weights) // 2 :]
+        """What prepares its input, and a step for all its matrices."""
+        matrices, biases = i.matrices, i.weights[len(i.weights) // 2 :]
         out_dim, in_dim = matrices[0].dims
-        source = self.values[i.inputs[0].name]
         columns = self._shares(in_dim)
-        added = len(set(columns)) > 1  # shards of a whole matrix whose columns are cut
+        added = len(set(columns)) > 1  # shards of a whole matrix whose columns are sharded
         taken, own = _taken(i.inputs[0]), _taken(i.inputs[0]) and i.inputs[0].dims[0].axis is not None
-        inputs = self._prepare(source, taken, own, [w.name for w in matrices], columns if added else columns[:1])
+        inputs = self._prepare(i.inputs[0], taken, own, [w.name for w in matrices], columns if added else columns[:1])
         reader = self._reader(i.outputs[0])
         final = reader is None or reader.op in ("soft_cap", "all_gather")
         if final:
@@ -266,17 +280,19 @@ class _Lowering:
         if reader is not None and reader.op == "gated":
             step.ints = [1, GATES[reader.attrs["function"]]]
         adds_bias = in_dim.axis is None or self.mesh.index(in_dim.axis) == 0
-        for w, bias in zip(matrices, biases):
+        for w, bias in zip(matrices, biases, strict=True):
             pieces = columns if added else self._pieces(w.dims[0])
-            keys = [(w.name, (0, w.dims[0].elements), p) if added else (w.name, p, columns[0]) for p in pieces]
+            keys: list[MatrixKey] = [
+                (w.name, (0, w.dims[0].elements), p) if added else (w.name, p, columns[0]) for p in pieces
+            ]
             step.matrices.append(self._matrices(keys))
             step.vectors.append((self._vector(bias) if added else self._vectors(bias, pieces)) if adds_bias else -1)
             step.counts += [len(pieces)] if self.stored else []
         step.ints += [1] if added else []
         self.steps.append(step)
-        self.values.update((v.name, out) for v, out in zip(i.outputs, outputs))
+        self.values.update((v.name, out) for v, out in zip(i.outputs, outputs, strict=True))
 
-    def _prepare(self, source, taken: bool, own: bool, names: list[str], shares: list[tuple[int, int]]) -> list[int]:
+    def _prepare(self, value: Value, taken: bool, own: bool, names: list[str], shares: list[Range]) -> list[int]:
         """Emits the prepare of a linear's input; returns each matrix's activation buffer, the first of one for each
         share of the columns.
         """
@@ -289,7 +305,8 @@ class _Lowering:
             counts=_several(len(shares)),
             floats=[0.0],
         )
-        if isinstance(source, _Normed):
+        source = self.values[value.name]
+        if isinstance(source, Normed):
             r = source.residual
             step.vectors = [r.post_norm, source.norm]
             step.floats = [source.eps]
@@ -302,11 +319,11 @@ class _Lowering:
                         "arena", self.buffers[r.y].width, rows=self.own_tokens, taken=taken
                     )
         else:
-            step.y = source
+            step.y = self._at(value)
         self.steps.append(step)
         return [self._activations(step, name, shares) for name in names]
 
-    def _activations(self, prepare: Step, name: str, shares: list[tuple[int, int]]) -> int:
+    def _activations(self, prepare: Step, name: str, shares: list[Range]) -> int:
         """The buffers, of one for each share of the columns the first, in which `prepare` leaves what matrix `name`
         reads: whole blocks of its type.
         """
@@ -342,9 +359,10 @@ class _Lowering:
         if base.op != "linear" or prepare.op != "prepare":
             raise LayoutError(f"cannot lower a low_rank that does not follow its linear: {i}")
         count = len(i.outputs)
-        a, b = i.weights[:count], i.weights[count:]
+        weights = [i.weight(index) for index in range(2 * count)]
+        a, b = weights[:count], weights[count:]
         columns = self._shares(a[0].dims[1])[0]
-        rows = sum(-(-w.dims[0].size // RANK_UNIT) * RANK_UNIT for w in a)
+        rows = sum(-(-w.dims[0].count // RANK_UNIT) * RANK_UNIT for w in a)
         taken = base.outputs_only
         low = self._buffer("arena", rows, taken=taken)
         outputs = list(base.outputs)
@@ -357,10 +375,9 @@ class _Lowering:
         second = Step("prepare", taken, outputs=[-1, -1, -1, -1], y=low, vectors=[-1, -1], floats=[0.0])
         self.steps.append(second)
         inputs, matrices = [self._activations(second, b[0].name, [(0, rows)])], [-1] * len(outputs)
-        for value, w in zip(i.inputs[1:], b):
-            matrices[outputs.index(self.values[value.name])] = self._matrices(
-                [(w.name, *(self._shares(dim)[0] for dim in w.dims))]
-            )
+        for value, w in zip(i.inputs[1:], b, strict=True):
+            low_rows, low_columns = (self._shares(dim)[0] for dim in w.dims)
+            matrices[outputs.index(self._at(value))] = self._matrices([(w.name, low_rows, low_columns)])
         self.steps.append(
             Step(
                 "low_rank",
@@ -371,21 +388,24 @@ class _Lowering:
                 ints=[1, GATES[gates[0]]] if gates else [0, 0],
             )
         )
-        self.values.update((v.name, self.values[old.name]) for old, v in zip(i.inputs[1:], i.outputs))
+        self.values.update((v.name, self.values[old.name]) for old, v in zip(i.inputs[1:], i.outputs, strict=True))
 
     def gated(self, i: Instr) -> None:
+        """No step: the linear before it multiplies."""
         self.values[i.outputs[0].name] = self.values[i.inputs[0].name]
 
     def rope(self, i: Instr) -> None:
+        """No step: attention rotates."""
         source = self.values[i.inputs[0].name]
-        head = source if isinstance(source, _Head) else _Head(source)
-        self.values[i.outputs[0].name] = _Head(head.buffer, head.norm, head.eps, i.attrs["table"])
+        head = source if isinstance(source, Head) else Head(self._at(i.inputs[0]))
+        self.values[i.outputs[0].name] = Head(head.buffer, head.norm, head.eps, i.attrs["table"])
 
     def attend(self, i: Instr) -> None:
-        q, k, v = (self.values[value.name] for value in i.inputs)
+        """One step with norms, rotation and cache."""
+        q, k, v = self._head(i.inputs[0]), self._head(i.inputs[1]), self._at(i.inputs[2])
         heads, a, rotated = i.outputs[0].dims[-1], i.attrs, -1
         width = heads.local(self.mesh)
-        if self._reader(i.outputs[0]).op == "all_to_all":
+        if self._next(i.outputs[0]).op == "all_to_all":
             rotated = self._buffer("arena", width)
             out = self._slot(width, self.max_tokens, max(heads.local(mesh) for mesh in self.peers))
             self.slots += 1
@@ -403,9 +423,16 @@ class _Lowering:
         )
         self.values[i.outputs[0].name] = out
 
+    def _next(self, value: Value) -> Instr:
+        """The first reader of a value. LayoutError where it has none."""
+        reader = self._reader(value)
+        if reader is None:
+            raise LayoutError(f"cannot lower %{value.name}: nothing reads it")
+        return reader
+
     def _reader(self, value: Value) -> Instr | None:
-        readers = self.readers.get(value.name, [])
-        return readers[0] if readers else None
+        """The first reader of a value, or None."""
+        return next(iter(self.readers.get(value.name, ())), None)
 
     # Memory
 
@@ -417,7 +444,7 @@ class _Lowering:
         """
         uses, phase = [], 0
         for step in self.steps:
-            uses += [(phase, b) for b in _operands(step) if b >= 0 and self.buffers[b].kind in ("arena", "activations")]
+            uses += [(phase, b) for b in step.operands() if b >= 0 and self.buffers[b].kind in ("arena", "activations")]
             phase += step.op != "prepare"
         offsets, total = first_fit(uses, lambda b: self._bytes(self.buffers[b]))
         for b, offset in offsets.items():
@@ -425,6 +452,7 @@ class _Lowering:
         return total
 
     def _bytes(self, buffer: Buffer) -> int:
+        """Bytes of a buffer in the arena, a multiple of ROW_ALIGN."""
         if buffer.kind == "arena":
             row = 4 * buffer.width
         else:
@@ -432,7 +460,7 @@ class _Lowering:
         return -(-row * (buffer.rows or self.max_tokens) // ROW_ALIGN) * ROW_ALIGN
 
 
-def _consecutive(known: list[tuple], keys: list[tuple]) -> int:
+def _consecutive(known: list[Key], keys: list[Key]) -> int:
     """Where `keys` stand one after another in `known`; they are added where they do not.
 
     Only a single one is worth looking for.
@@ -444,27 +472,26 @@ def _consecutive(known: list[tuple], keys: list[tuple]) -> int:
 
 
 def _taken(value: Value) -> bool:
+    """Whether a value's rows are outputs, not tokens."""
     return value.dims[0].name == "outputs"
 
 
 def _several(count: int) -> list[int]:
+    """The `counts` of an operand that stands for `count`; none for one."""
     return [count] if count > 1 else []
 
 
-def _operands(step: Step) -> list[int]:
-    """Every buffer that a step reads or writes, -1 among them."""
-    more = range(1, step.counts[0]) if step.counts else ()
-    prepared = [first + k for first in step.outputs[1:] if first >= 0 for k in more] if step.op == "prepare" else []
-    added = [step.inputs[0] + k for k in more] if step.op == "linear" and any(step.ints[2:3]) else []
-    return [step.x, step.y, *step.inputs, *step.outputs, *prepared, *added]
-
-
 def lower(
-    program: Program, mesh: Mesh, formats, block_columns, max_tokens: int, stored: Mapping[str, Dim] | None = None
+    program: Program,
+    mesh: Mesh,
+    formats: Callable[[str], int],
+    block_columns: Callable[[str], int],
+    max_tokens: int,
+    stored: Mapping[str, Dim] | None = None,
 ) -> Lowered:
     """The steps of this rank.
 
-    `stored`, for a program whose tokens are cut: the dimensions as they are cut in the ranks' memory.
+    `stored`, for a program whose tokens are sharded: the dimensions as they are sharded in the ranks' memory.
 
     `formats(weight name)` is the activation format (0 f32, 1 bf16, 2 q8) that its kernel reads, `block_columns(weight
     name)` the columns of one of its blocks. Raises LayoutError for a program that the replay has no step for.

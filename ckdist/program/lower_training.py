@@ -13,6 +13,7 @@ floats. Gradients that one product reads lie side by side.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Mesh
@@ -21,6 +22,7 @@ from ckdist.program.lowered import GATES, ROPE_TABLES
 from ckdist.program.program import Instr, Program, Value, Weight
 
 ALIGN = 64
+UNPLACED = -1  # a value of a row, before the step that makes it
 ALIGNMENT = 16  # floats between the beginnings of parameters: a cache line
 BUCKET_BYTES = 1 << 20  # a shorter stretch of gradients waits for its neighbours
 FLOAT_RESULTS = {"embed", "scale", "add", "cross_entropy_grad"}  # ops of which every value is in floats,
@@ -52,6 +54,7 @@ class Parameter:
 
     @property
     def end(self) -> int:
+        """One after its last float."""
         return self.offset + self.rows * self.columns
 
 
@@ -70,7 +73,7 @@ class PlacedValue:
 
 @dataclass
 class LoweredTraining:
-    """`packs[i]` is (turned, parameters that lie side by side)."""
+    """`packs[i]` is (transposed, parameters that lie side by side)."""
 
     steps: list[TrainingStep]
     loss_steps: list[TrainingStep]
@@ -89,7 +92,7 @@ class LoweredTraining:
 class _Lowering:
     def __init__(self, wrt: Sequence[Weight], weights: Sequence[Weight], mesh: Mesh, operand_bytes: int):
         self.mesh, self.operand_bytes = mesh, operand_bytes
-        self.packs: dict[tuple, int] = {}
+        self.packs: dict[tuple[bool, tuple[int, ...]], int] = {}
         self.placed: list[PlacedValue] = []
         self.rows: list[list[int]] = []  # values that lie side by side; most are alone
         self.parameters: dict[Weight, int] = {}
@@ -107,19 +110,21 @@ class _Lowering:
         """The steps of one program. Values are numbered on from those of programs before it."""
         self.emitted: list[TrainingStep] = []
         self.values: dict[Value, int] = {}
-        self.of_weight = {}  # value -> the parameter of whose gradient it is a part
-        for weight, output in zip(self.wrt, program.outputs[1:]):
+        self.of_weight: dict[Value, int] = {}  # value -> the parameter of whose gradient it is a part
+        for weight, output in zip(self.wrt, program.outputs[1:], strict=False):
             self._claim(output, self.parameters[weight], {o: i for i in program.instrs for o in i.outputs})
         self.readers: dict[Value, list[Instr]] = {}
         for instr in program.instrs:
             for v in instr.inputs:
                 self.readers.setdefault(v, []).append(instr)
         made_by = {o: i for i in program.instrs for o in i.outputs}
-        self.beside: dict[Value, tuple[list, int]] = {}  # the row that a value shares with others, and its place there
+        self.beside: dict[
+            Value, tuple[list[int], int]
+        ] = {}  # the row that a value shares with others, and its place there
         for instr in program.instrs:
             together = instr.op == "linear_grad" and len(instr.inputs) > 1
             if together and all(v not in self.beside and self._is_operand(v, made_by[v]) for v in instr.inputs):
-                self.rows.append([None] * len(instr.inputs))
+                self.rows.append([UNPLACED] * len(instr.inputs))
                 self.beside |= {v: (self.rows[-1], at) for at, v in enumerate(instr.inputs)}
         self.operands: dict[Value, int] = {}  # operands made of values in floats
         for instr in program.instrs:
@@ -135,6 +140,7 @@ class _Lowering:
         return self.emitted
 
     def _claim(self, value: Value, parameter: int, made_by: dict[Value, Instr]) -> None:
+        """Says that a value, and what is added up to it, are parts of a parameter's gradient."""
         instr = made_by[value]
         self.of_weight[value] = parameter
         if instr.op in ("add", "all_reduce"):
@@ -143,27 +149,40 @@ class _Lowering:
 
     # Operands
 
-    def _step(self, op: str, instr: Instr, inputs=None, outputs=None, operands: bool = False, **more) -> None:
+    def _step(
+        self,
+        op: str,
+        instr: Instr,
+        inputs: Sequence[Value] | None = None,
+        outputs: Sequence[Value] | None = None,
+        operands: bool = False,
+        **more: Any,
+    ) -> None:
+        """Emits a step that reads and writes the instruction's values, or those that are given instead."""
         inputs = instr.inputs if inputs is None else inputs
         sources = [self._operand(v) if operands else self.values[v] for v in inputs]
         results = [self._output(v, instr) for v in (instr.outputs if outputs is None else outputs)]
         self.emitted.append(TrainingStep(op, sources, results, **more))
 
     def _place(self, width: int, operand: bool) -> int:
+        """A new value of `width` elements a token; returns its index."""
         self.placed.append(PlacedValue(width, -(-width // 16) * 16, operand))
         return len(self.placed) - 1
 
     def _alone(self, width: int, operand: bool) -> int:
+        """A new value in a row of its own; returns its index."""
         self.rows.append([self._place(width, operand)])
         return self.rows[-1][0]
 
     def _is_operand(self, value: Value, made_by: Instr) -> bool:
+        """Whether a value's rows stand as products read them."""
         if made_by.op == "attend_packed" and value is made_by.outputs[1]:
             return False
         floats = made_by.op in FLOAT_RESULTS or any(r.op in FLOAT_READERS for r in self.readers.get(value, ()))
         return self.operand_bytes == 4 or not floats
 
     def _output(self, value: Value, instr: Instr) -> int:
+        """The index of a value that `instr` makes, in its row."""
         width = value.dims[-1].local(self.mesh)
         if value in self.beside:
             row, at = self.beside[value]
@@ -183,18 +202,22 @@ class _Lowering:
             self.emitted.append(TrainingStep("operand", [index], [self.operands[value]]))
         return self.operands[value]
 
-    def _pack(self, turned: bool, *weights: Weight) -> int:
-        return self.packs.setdefault((turned, tuple(self.parameters[w] for w in weights)), len(self.packs))
+    def _pack(self, transposed: bool, *weights: Weight) -> int:
+        """The index of the pack in which these weights lie side by side."""
+        return self.packs.setdefault((transposed, tuple(self.parameters[w] for w in weights)), len(self.packs))
 
     # Instructions, by op
 
     def _embed(self, i: Instr) -> None:
-        self._step("embed", i, [], parameters=[self.parameters[i.weights[0]]])
+        """One step."""
+        self._step("embed", i, [], parameters=[self.parameters[i.weight(0)]])
 
     def _scale(self, i: Instr) -> None:
+        """One step."""
         self._step("scale", i, floats=[i.attrs["factor"]])
 
     def _add(self, i: Instr) -> None:
+        """One step; none for gradients of weights, or where the step of an operand can add the other."""
         if i.outputs[0] in self.of_weight:
             return
         a, b = (self.values[v] for v in i.inputs)
@@ -218,65 +241,79 @@ class _Lowering:
         return False
 
     def _all_reduce(self, i: Instr) -> None:
+        """No step: `reduced` says when. LayoutError for a value inside of the layers."""
         if i.inputs[0].dims and i.inputs[0] not in self.of_weight:
             raise LayoutError(
                 f"training computes on whole values; only gradients of weights and the loss are reduced: {i}"
             )
 
     def _rms_norm(self, i: Instr) -> None:
+        """One step."""
         self._step(
             "rms_norm",
             i,
-            parameters=[self.parameters[i.weights[0]]],
-            ints=[i.weights[0].dims[0].elements],
+            parameters=[self.parameters[i.weight(0)]],
+            ints=[i.weight(0).dims[0].elements],
             floats=[i.attrs["eps"]],
         )
 
     def _rms_norm_grad(self, i: Instr) -> None:
+        """One step; the gradient by the weight is added to its place."""
         self._step(
             "rms_norm_grad",
             i,
             outputs=i.outputs[:1],
-            parameters=[self.parameters[i.weights[0]]],
+            parameters=[self.parameters[i.weight(0)]],
             gradients=[self.of_weight[o] for o in i.outputs[1:]],
-            ints=[i.weights[0].dims[0].elements],
+            ints=[i.weight(0).dims[0].elements],
             floats=[i.attrs["eps"]],
         )
 
     def _linear(self, i: Instr) -> None:
-        count = len(i.weights) // 2
-        biases = [-1 if b is None else self.parameters[b] for b in i.weights[count:]]
-        self._step(
-            "linear", i, operands=True, packs=[self._pack(False, w) for w in i.weights[:count]], parameters=biases
-        )
+        """One step for all its matrices."""
+        biases = [-1 if b is None else self.parameters[b] for b in i.weights[len(i.weights) // 2 :]]
+        self._step("linear", i, operands=True, packs=[self._pack(False, w) for w in i.matrices], parameters=biases)
 
     def _linear_grad(self, i: Instr) -> None:
+        """One step; gradients that do not lie side by side are copied first."""
         row = [self.values[v] for v in i.inputs]
         if len(row) > 1 and row not in self.rows:  # floats, or beside others elsewhere
             sources, row = row, [self._place(self.placed[index].width, True) for index in row]
             self.rows.append(row)
-            self.emitted += [TrainingStep("operand", [source], [operand]) for source, operand in zip(sources, row)]
+            self.emitted += [
+                TrainingStep("operand", [source], [operand]) for source, operand in zip(sources, row, strict=True)
+            ]
         elif len(row) == 1:
             row = [self._operand(i.inputs[0])]
         results = [self._output(i.outputs[0], i)]
-        self.emitted.append(TrainingStep("linear_grad", row, results, packs=[self._pack(True, *i.weights)]))
+        self.emitted.append(
+            TrainingStep(
+                "linear_grad", row, results, packs=[self._pack(True, *(i.weight(n) for n in range(len(i.weights))))]
+            )
+        )
 
     def _linear_weight_grad(self, i: Instr) -> None:
+        """One step that adds to the gradients' places."""
         self._step("linear_weight_grad", i, outputs=[], operands=True, gradients=[self.of_weight[o] for o in i.outputs])
 
     def _bias_grad(self, i: Instr) -> None:
+        """One step that adds to the gradients' places."""
         self._step("bias_grad", i, outputs=[], gradients=[self.of_weight[o] for o in i.outputs])
 
     def _rope(self, i: Instr, back: int = 0) -> None:
+        """One step, forth or back."""
         self._step("rope", i, ints=[ROPE_TABLES[i.attrs["table"]], back])
 
     def _rope_grad(self, i: Instr) -> None:
+        """The rotation back."""
         self._rope(i, 1)
 
     def _attend_packed(self, i: Instr) -> None:
+        """One step."""
         self._step("attend", i, operands=True, ints=[i.attrs["window"]], floats=[i.attrs["scale"], i.attrs["soft_cap"]])
 
     def _attend_grad(self, i: Instr) -> None:
+        """One step."""
         q, k, v, o, lse, d_o = i.inputs
         inputs = [
             self._operand(q),
@@ -294,15 +331,18 @@ class _Lowering:
         )
 
     def _gated(self, i: Instr) -> None:
+        """One step."""
         self._step("gated", i, ints=[GATES[i.attrs["function"]]])
 
     def _gated_grad(self, i: Instr) -> None:
+        """One step."""
         self._step("gated_grad", i, ints=[GATES[i.attrs["function"]]])
 
     def _one(self, i: Instr) -> None:
-        pass  # the gradients are those of the loss itself
+        """No step: the gradients are those of the loss itself."""
 
     def _cross_entropy(self, i: Instr) -> None:
+        """One step; none where that of its gradient computes the loss too."""
         if i.outputs[1] not in self.readers:  # else its gradient computes it too
             self._step(
                 "cross_entropy",
@@ -310,12 +350,13 @@ class _Lowering:
                 i.inputs[:1],
                 [],
                 operands=True,
-                packs=[self._pack(False, i.weights[0])],
+                packs=[self._pack(False, i.weight(0))],
                 floats=[i.attrs["soft_cap"]],
             )
 
     def _cross_entropy_grad(self, i: Instr) -> None:
-        head = i.weights[0]
+        """One step for the loss and its gradients."""
+        head = i.weight(0)
         self._step(
             "cross_entropy",
             i,
@@ -328,6 +369,7 @@ class _Lowering:
         )
 
     def _embed_grad(self, i: Instr) -> None:
+        """One step that adds to the table's place."""
         self._step("embed_grad", i, i.inputs[1:], [], gradients=[self.of_weight[i.outputs[0]]])
 
     # Gradients, as soon as they are complete
@@ -335,7 +377,8 @@ class _Lowering:
     def reduced(self, steps: list[TrainingStep]) -> list[TrainingStep]:
         """`steps` with reduces between them; every gradient is in one, and they are the same on every rank."""
         last = {p: index for index, step in enumerate(steps) for p in step.gradients}
-        waiting, result = set(), []
+        waiting: set[int] = set()
+        result: list[TrainingStep] = []
         for index, step in enumerate(steps):
             result.append(step)
             waiting |= {p for p in step.gradients if last[p] == index}
@@ -361,7 +404,8 @@ class _Lowering:
                 # no multiple of a large power of two, or rows share sets of the caches
                 v.stride = (-(-used // ALIGN) | 1) * ALIGN
         offsets, total = first_fit(uses, lambda r: max_tokens * self.placed[self.rows[r][0]].stride)
-        for r, offset in offsets.items():
+        for r, begin in offsets.items():
+            offset = begin
             for v in self.rows[r]:
                 self.placed[v].offset = offset
                 offset += self.placed[v].room * (self.operand_bytes if self.placed[v].operand else 4)

@@ -4,11 +4,17 @@ weights they work on.
 
 import re
 from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ckdist.layout import Range
 
 GATES = {"silu": 0, "gelu_tanh": 1}
 ROPE_TABLES = {"global": 0, "local": 1}
 RANK_UNIT = 16  # low ranks are computed in whole tiles, and the next matrix reads them at the beginning of a cache line
 SLOTS = 2  # partial values alternate between this many exchange buffers
+
+MatrixKey: TypeAlias = tuple[str | tuple[str, ...], Range, Range]  # name or names, rows, columns
+VectorKey: TypeAlias = tuple[str, Range]  # name, elements
 
 
 @dataclass(frozen=True)
@@ -54,11 +60,19 @@ class Step:
     ints: list[int] = field(default_factory=list)
     floats: list[float] = field(default_factory=list)
 
+    def operands(self) -> list[int]:
+        """Every buffer that the step reads or writes, -1 among them."""
+        more = range(1, self.counts[0]) if self.counts else ()
+        prepares, adds = self.op == "prepare", self.op == "linear" and any(self.ints[2:3])
+        prepared = [first + k for first in self.outputs[1:] if first >= 0 for k in more] if prepares else []
+        added = [self.inputs[0] + k for k in more] if adds else []
+        return [self.x, self.y, *self.inputs, *self.outputs, *prepared, *added]
+
 
 @dataclass
 class Lowered:
     """`matrices[i]` is (weight name, rows, columns) and `vectors[i]` (weight name, elements), as [begin, end): this
-    rank's, or where tokens are cut any rank's. `exchange_floats`: what a slot holds at most, on any rank.
+    rank's, or where tokens are sharded any rank's. `exchange_floats`: what a slot holds at most, on any rank.
     `layer_steps`: those up to the end of the first layer. `tokens_cut`: every rank has its share of a step's tokens.
 
     Where a matrix's name is a tuple of names, they lie one below the other, each with rows of zeros up to a multiple of
@@ -67,8 +81,8 @@ class Lowered:
 
     steps: list[Step]
     buffers: list[Buffer]
-    matrices: list[tuple[str, tuple[int, int], tuple[int, int]]]
-    vectors: list[tuple[str, tuple[int, int]]]
+    matrices: list[MatrixKey]
+    vectors: list[VectorKey]
     arena_bytes: int
     exchange_floats: int
     layer_steps: int
@@ -94,5 +108,6 @@ class Lowered:
         return "\n".join(lines) + "\n"
 
 
-def _names(name) -> tuple[str, ...]:
+def _names(name: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The names of a matrix, one or several."""
     return name if isinstance(name, tuple) else (name,)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 
 
@@ -56,6 +57,18 @@ class Instr:
     outputs: tuple[Value, ...]
     weights: tuple[Weight | None, ...] = ()
     attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    def weight(self, index: int) -> Weight:
+        """The weight at `index`. LayoutError where it is absent, as a linear's bias may be."""
+        found = self.weights[index]
+        if found is None:
+            raise LayoutError(f"{self.op} needs its weight {index}: {self}")
+        return found
+
+    @property
+    def matrices(self) -> tuple[Weight, ...]:
+        """A linear's weights without their biases."""
+        return tuple(self.weight(index) for index in range(len(self.weights) // 2))
 
     def __str__(self) -> str:
         operands = [f"%{v.name}" for v in self.inputs] + ["-" if w is None else str(w) for w in self.weights]

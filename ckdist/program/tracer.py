@@ -4,48 +4,84 @@ Every method appends one instruction (or none, where a layout does not need it) 
 ambient state: what is recorded is what was called on this object.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar, overload
 
 from ckdist.layout import WHOLE, Dim, Layout, Mesh, head_dims, model_dims
+from ckdist.program.decoder_spec import DecoderSpec
 from ckdist.program.emitter import Emitter
 from ckdist.program.program import Program, Value, Weight
+
+Spec = TypeVar("Spec", bound=DecoderSpec)
 
 
 class Tracer(Emitter):
     """`g` in a forward. `g.dims` are the model's named dimensions under the layout."""
 
-    def __init__(self, spec, layout: Layout, mesh: Mesh):
+    def __init__(self, spec: DecoderSpec, layout: Layout, mesh: Mesh):
         super().__init__()
         self.spec, self.mesh = spec, mesh
         self.dims = model_dims(spec, layout, mesh)
         self.boundaries: list[Value] = []
 
-    def _emit(self, op: str, inputs: tuple[Value, ...], weights: tuple[Weight | None, ...] = (), names=None, **attrs):
-        """As `emit`, but one output is not a tuple."""
-        outputs = self.emit(op, inputs, weights, names, **attrs)
-        return outputs if len(outputs) > 1 else outputs[0]
+    def _emit(
+        self,
+        op: str,
+        inputs: Sequence[Value],
+        weights: Sequence[Weight] = (),
+        names: Sequence[str] | None = None,
+        **attrs: Any,
+    ) -> Value:
+        """As `emit`, for an op of one output."""
+        (output,) = self.emit(op, inputs, weights, names, **attrs)
+        return output
 
     def weight(self, name: str, *dims: str) -> Weight:
         """The weight `name` with the model's named dimensions."""
         return Weight(name, tuple(self.dims[d] for d in dims))
 
     def embed(self, ids: Value, table: Weight) -> Value:
-        """(tokens,) ids -> (tokens, hidden); partial where the vocabulary is cut.
+        """(tokens,) ids -> (tokens, hidden); partial where the vocabulary is sharded.
 
-        Ranks that cut the tokens read each other's parts of the table.
+        Ranks that shard the tokens read each other's parts of the table.
         """
         if axis := ids.dims[0].axis:
             rows, columns = table.dims
             table = Weight(table.name, (replace(rows, axis=self.mesh.without(rows.axis, axis)), columns))
         return self._emit("embed", (ids,), (table,))
 
-    def linear(self, x: Value, *weights: Weight, bias=(), names=None):
+    @overload
+    def linear(
+        self, x: Value, weight: Weight, /, *, bias: Sequence[Weight] = (), names: Sequence[str] | None = None
+    ) -> Value: ...
+
+    @overload
+    def linear(
+        self,
+        x: Value,
+        weight: Weight,
+        second: Weight,
+        /,
+        *more: Weight,
+        bias: Sequence[Weight] = (),
+        names: Sequence[str] | None = None,
+    ) -> tuple[Value, ...]: ...
+
+    def linear(
+        self, x: Value, *weights: Weight, bias: Sequence[Weight] = (), names: Sequence[str] | None = None
+    ) -> Value | tuple[Value, ...]:
+        """As `linears`, but one output is not a tuple."""
+        outputs = self.linears(x, weights, bias, names)
+        return outputs[0] if len(weights) == 1 else outputs
+
+    def linears(
+        self, x: Value, weights: Sequence[Weight], bias: Sequence[Weight] = (), names: Sequence[str] | None = None
+    ) -> tuple[Value, ...]:
         """X @ w.T (+ bias) for each weight, all read from one prepared input; partial where the input dimension is
-        cut.
+        sharded.
         """
-        biases = tuple(bias) or (None,) * len(weights)
-        return self._emit("linear", (x,), (*weights, *biases), names=names)
+        return self.emit("linear", (x,), (*weights, *(bias or [None] * len(weights))), names)
 
     def rms_norm(self, x: Value, w: Weight, eps: float) -> Value:
         """Over the last dimension, or per head where `w` has one head's size."""
@@ -53,13 +89,15 @@ class Tracer(Emitter):
 
     def to_heads(self, q: Value, k: Value, v: Value) -> tuple[Value, Value, Value]:
         """From own tokens of all heads to all tokens of own heads, as the cache holds them: an exchange only where
-        tokens are cut.
+        tokens are sharded.
         """
         axis = self.dims["tokens"].axis
         if not axis:
             return q, k, v
         heads, kv_heads = head_dims(self.spec, WHOLE if self.dims["heads"].axis else axis, self.mesh)
-        return self._emit("all_to_all", (q, k, v), names=["q", "k", "v"], axis=axis, to=(heads, kv_heads, kv_heads))
+        to = (heads, kv_heads, kv_heads)
+        q, k, v = self.emit("all_to_all", (q, k, v), names=["q", "k", "v"], axis=axis, to=to)
+        return q, k, v
 
     def to_tokens(self, o: Value) -> Value:
         """Back from all tokens of own heads to own tokens of all heads."""
@@ -79,6 +117,7 @@ class Tracer(Emitter):
         return self._emit("gated", (gate, up), names=["act"], function=function)
 
     def add(self, x: Value, y: Value) -> Value:
+        """The sum of two values of the same dimensions."""
         return self._emit("add", (x, y), names=["x"])
 
     def scale(self, x: Value, factor: float) -> Value:
@@ -98,7 +137,7 @@ class Tracer(Emitter):
         return self._emit("all_reduce", (x,), names=["sum"], axis=x.partial) if x.partial else x
 
     def gather(self, x: Value) -> Value:
-        """An all_gather where a dimension is cut; else nothing."""
+        """An all_gather where a dimension is sharded; else nothing."""
         axis = next((d.axis for d in x.dims if d.axis), None)
         return self._emit("all_gather", (x,), names=["all"], axis=axis) if axis else x
 
@@ -114,18 +153,19 @@ class LowRankTracer(Tracer):
     `ranks` has the rank of every linear layer, by its name without ".weight", that it adds to.
     """
 
-    def __init__(self, ranks: Mapping[str, int], factor: float, spec, layout: Layout, mesh: Mesh):
+    def __init__(self, ranks: Mapping[str, int], factor: float, spec: DecoderSpec, layout: Layout, mesh: Mesh):
         super().__init__(spec, layout, mesh)
         self.ranks, self.factor = ranks, factor
 
-    def linear(self, x: Value, *weights: Weight, bias=(), names=None):
+    def linears(
+        self, x: Value, weights: Sequence[Weight], bias: Sequence[Weight] = (), names: Sequence[str] | None = None
+    ) -> tuple[Value, ...]:
         """W x + factor * B (A x) for each weight that has A and B."""
-        made = super().linear(x, *weights, bias=bias, names=names)
-        outputs = list(made) if len(weights) > 1 else [made]
+        outputs = list(super().linears(x, weights, bias, names))
         stems = [w.name.removesuffix(".weight") for w in weights]
         chosen = [i for i, stem in enumerate(stems) if stem in self.ranks]
         if not chosen:
-            return made
+            return tuple(outputs)
         dims = {i: Dim("rank", self.ranks[stems[i]]) for i in chosen}
         a = (Weight(f"{stems[i]}.lora_A.weight", (dims[i], weights[i].dims[1])) for i in chosen)
         b = (Weight(f"{stems[i]}.lora_B.weight", (weights[i].dims[0], dims[i])) for i in chosen)
@@ -136,35 +176,46 @@ class LowRankTracer(Tracer):
             [f"{stems[i].rpartition('.')[2]}_lora" for i in chosen],
             scale=self.factor,
         )
-        for i, value in zip(chosen, adapted):
+        for i, value in zip(chosen, adapted, strict=True):
             outputs[i] = value
-        return tuple(outputs) if len(weights) > 1 else outputs[0]
+        return tuple(outputs)
 
 
 class TrainingTracer(Tracer):
     """`g` in a loss: sequences are packed and there is no cache.
 
-    Where tokens are cut, they are so between sequences.
+    Where tokens are sharded, they are so between sequences.
     """
 
     def to_heads(self, q: Value, k: Value, v: Value) -> tuple[Value, Value, Value]:
+        """Nothing: a rank has all heads of its tokens."""
         return q, k, v
 
     def to_tokens(self, o: Value) -> Value:
+        """Nothing, as `to_heads`."""
         return o
 
     def attend(self, q: Value, k: Value, v: Value, *, layer: int, scale: float, soft_cap: float, window: int) -> Value:
         """Causal attention within each of the batch's sequences."""
-        return self.emit("attend_packed", (q, k, v), names=["o", "lse"], scale=scale, soft_cap=soft_cap, window=window)[
-            0
-        ]
+        del layer  # there is no cache to choose
+        names = ["o", "lse"]
+        return self.emit("attend_packed", (q, k, v), names=names, scale=scale, soft_cap=soft_cap, window=window)[0]
 
     def cross_entropy(self, x: Value, targets: Value, head: Weight, soft_cap: float) -> Value:
-        """The sum over the tokens with a target of the losses of soft_cap(x @ head.T); partial where tokens are cut."""
+        """The sum of the losses of soft_cap(x @ head.T) over the tokens with a target.
+
+        Partial where tokens are sharded.
+        """
         return self.emit("cross_entropy", (x, targets), (head,), ["loss", "lse"], soft_cap=soft_cap)[0]
 
 
-def trace(forward, spec, layout: Layout, mesh: Mesh, tracer=Tracer) -> Program:
+def trace(
+    forward: Callable[[Tracer, Value, Spec], Value],
+    spec: Spec,
+    layout: Layout,
+    mesh: Mesh,
+    tracer: Callable[[Spec, Layout, Mesh], Tracer] = Tracer,
+) -> Program:
     """The program of `forward(g, ids, spec)` under a layout.
 
     LayoutError where the forward lacks a collective that it needs.
@@ -174,7 +225,13 @@ def trace(forward, spec, layout: Layout, mesh: Mesh, tracer=Tracer) -> Program:
     return Program((ids,), (forward(g, ids, spec),), tuple(g.instrs), tuple(g.boundaries))
 
 
-def trace_loss(loss, spec, layout: Layout, mesh: Mesh, tracer=TrainingTracer) -> Program:
+def trace_loss(
+    loss: Callable[[TrainingTracer, Value, Value, Spec], Value],
+    spec: Spec,
+    layout: Layout,
+    mesh: Mesh,
+    tracer: Callable[[Spec, Layout, Mesh], TrainingTracer] = TrainingTracer,
+) -> Program:
     """The program of `loss(g, ids, targets, spec)`: the sum of the losses over all ranks' tokens.
 
     What `backward` starts from.

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from ckdist.errors import LayoutError
 from ckdist.layout import SINGLE, TENSOR, TOKEN, Mesh, model_dims
-from ckdist.models.decoder import forward
+from ckdist.models.decoder import forward, loss
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.lower import lower
-from ckdist.program.tracer import trace
+from ckdist.program.tracer import trace, trace_loss
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 from tests.support.specs import FAMILIES, spec, weights_of
 
@@ -86,3 +87,11 @@ def test_buffers_that_live_together_do_not_overlap(ranks, layout):
                     ]
                     assert end <= first or last <= begin
         assert all(lowered.buffers[b].place < lowered.arena_bytes for b in arena)
+
+
+def test_what_has_no_step_is_an_error_of_the_layout():
+    """A loss is lowered by `lower_training`, and what generates has no step for it."""
+    mesh = Mesh({"tp": 1})
+    program = trace_loss(loss, spec(), SINGLE, mesh)
+    with pytest.raises(LayoutError, match="cannot lower attend_packed"):
+        lower(program, mesh, formats=lambda name: 0, block_columns=lambda name: 1, max_tokens=8)

@@ -1,27 +1,46 @@
 """rope, attend over a cache, attend over packed sequences, and the gradients of what training uses."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import op, same, unchanged_whole, vjp, whole
+from ckdist.program.ops.op import (
+    Arrays,
+    Attrs,
+    Gradients,
+    Inferred,
+    Values,
+    Weights,
+    op,
+    same,
+    unchanged_whole,
+    vjp,
+    whole,
+)
+from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
+
+if TYPE_CHECKING:  # which imports the ops
+    from ckdist.program.emitter import Emitter
 
 
 @op("rope", unchanged_whole("rope"))
-def rope(context, inputs, weights, attrs):
+def rope(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Rotates the halves of every head by position times frequency. Su et al. 2021, arXiv:2104.09864."""
     cos, sin = context.rope_tables(attrs["table"])  # (tokens, head_dim / 2)
     return [rotate(inputs[0], cos, sin)]
 
 
 @vjp("rope")
-def rope_vjp(g, instr, grads, wanted):
+def rope_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """Rotates the gradient back."""
     return [*g.emit("rope_grad", (grads[0],), names=["d_rope"], table=instr.attrs["table"])]
 
 
 @op("rope_grad", unchanged_whole("rope_grad"))
-def rope_grad(context, inputs, weights, attrs):
+def rope_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The rotation back; yarn's magnitude stays a factor."""
     cos, sin = context.rope_tables(attrs["table"])
     return [rotate(inputs[0], cos, -sin)]
@@ -36,12 +55,13 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     return np.stack([a * c - b * s, b * c + a * s], axis=2).reshape(x.shape)
 
 
-def infer_attend(inputs, weights, attrs):
+def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As the queries; LayoutError where heads and kv_heads do not fit together."""
     q, k, v = inputs[:3]
     whole("attend", *inputs)
     same("attend", k, v)
     heads, kv_heads = q.dims[-1], k.dims[-1]
-    if heads.size % kv_heads.size:
+    if heads.count % kv_heads.count:
         raise LayoutError(f"attend: num_heads ({heads.size}) is not a multiple of num_kv_heads ({kv_heads.size})")
     if heads.axis != kv_heads.axis:
         raise LayoutError(
@@ -56,10 +76,10 @@ class Heads:
     What attend and its gradient share.
     """
 
-    def __init__(self, context, attrs):
+    def __init__(self, context: RankContext, attrs: Attrs):
         q_dim, kv_dim = (value.dims[-1] for value in attrs["inputs"][:2])
         self.head_dim, self.attrs = q_dim.width, attrs
-        group, kv_begin = q_dim.size // kv_dim.size, context.share(kv_dim)[0]
+        group, kv_begin = q_dim.count // kv_dim.count, context.share(kv_dim)[0]
         self.kv_heads = [head // group - kv_begin for head in range(*context.share(q_dim))]
 
     def split(self, x: np.ndarray) -> np.ndarray:
@@ -81,7 +101,7 @@ class Heads:
 
 
 @op("attend", infer_attend)
-def attend(context, inputs, weights, attrs):
+def attend(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Causal grouped-query attention over the cache, which the call extends. Vaswani et al. 2017, arXiv:1706.03762."""
     heads = Heads(context, attrs)
     q, k, v = map(heads.split, inputs)  # (tokens, heads, head_dim)
@@ -94,14 +114,15 @@ def attend(context, inputs, weights, attrs):
     return [out.reshape(inputs[0].shape)]
 
 
-def infer_attend_packed(inputs, weights, attrs):
+def infer_attend_packed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As `attend`, and a number for each token and head."""
     (output,) = infer_attend(inputs, weights, attrs)
     tokens, heads = inputs[0].dims
     return [output, ((tokens, replace(heads, width=1)), None)]
 
 
 @op("attend_packed", infer_attend_packed)
-def attend_packed(context, inputs, weights, attrs):
+def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Causal grouped-query attention within each of the packed sequences; also the log of the sum of exp(score),
     (tokens, heads).
     """
@@ -119,8 +140,9 @@ def attend_packed(context, inputs, weights, attrs):
 
 
 @vjp("attend_packed")
-def attend_packed_vjp(g, instr, grads, wanted):
-    if grads[1] is not None:
+def attend_packed_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
+    """One instruction for all three gradients. LayoutError for one through the log-sum-exp."""
+    if grads[0] is None or grads[1] is not None:
         raise LayoutError(
             f"attend_packed has no gradient through its log-sum-exp %{instr.outputs[1].name}; only through its result"
         )
@@ -128,21 +150,23 @@ def attend_packed_vjp(g, instr, grads, wanted):
     return list(g.emit("attend_grad", operands, names=["d_q", "d_k", "d_v"], **instr.attrs))
 
 
-def infer_attend_grad(inputs, weights, attrs):
+def infer_attend_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As q, k and v; LayoutError where ranks share a kv-head."""
     q, k, v, o, _, do = inputs
     infer_attend(inputs, weights, attrs)
     same("attend_grad", q, o, do)
     heads, kv_heads = q.dims[-1], k.dims[-1]
-    if heads.axis and heads.unit * kv_heads.size % heads.size:
+    if heads.axis and heads.unit * kv_heads.count % heads.count:
         raise LayoutError(
-            f"attend_grad: {kv_heads.size} kv_heads cut over {heads.axis} are shared by its ranks, and a shared head's gradient is on neither; "
+            f"attend_grad: {kv_heads.size} kv_heads cut over {heads.axis} are shared by its ranks, "
+            f"and a shared head's gradient is on neither; "
             f"give {heads.axis} at most {kv_heads.size} ranks"
         )
     return [(q.dims, None), (k.dims, None), (v.dims, None)]
 
 
 @op("attend_grad", infer_attend_grad)
-def attend_grad(context, inputs, weights, attrs):
+def attend_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """From p = exp(score - log_sum_exp): dv = p.T @ do, ds = p * (do @ v.T - rowsum(do * o)).
 
     Dao et al. 2022, arXiv:2205.14135.

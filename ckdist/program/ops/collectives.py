@@ -1,39 +1,49 @@
 """The collectives: what ranks do together.
 
-Their gradients need at most a cut, for a gradient of a partial value is whole.
+Their gradients need at most a `shard`, for a gradient of a partial value is whole.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import op, uncut, vjp, whole
+from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, op, total, uncut, vjp, whole
+from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
+
+if TYPE_CHECKING:  # which imports the ops
+    from ckdist.program.emitter import Emitter
 
 
-def infer_all_reduce(inputs, weights, attrs):
+def infer_all_reduce(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The same, whole."""
     return [(inputs[0].dims, None)]
 
 
 @op("all_reduce", infer_all_reduce, collective=True)
-def all_reduce(contexts, inputs, attrs):
+def all_reduce(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attrs) -> list[Arrays]:
     """The sum over the ranks of the axis in the order of ranks, in float32."""
-    return in_groups(contexts, inputs, attrs["axis"], sum)
+    return in_groups(contexts, inputs, attrs["axis"], total)
 
 
 @vjp("all_reduce")
-def all_reduce_vjp(g, instr, grads, wanted):
+def all_reduce_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """The gradient itself: that of a partial value is whole."""
     return [grads[0]]
 
 
-def infer_all_gather(inputs, weights, attrs):
+def infer_all_gather(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The same, sharded over the axis no more."""
     whole("all_gather", inputs[0])
     return [(tuple(replace(d, axis=None) if d.axis == attrs["axis"] else d for d in inputs[0].dims), None)]
 
 
 @op("all_gather", infer_all_gather, collective=True)
-def all_gather(contexts, inputs, attrs):
-    """The ranks' parts of the dimension that is cut side by side."""
+def all_gather(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attrs) -> list[Arrays]:
+    """The ranks' parts of the dimension that is sharded, side by side."""
     dims = attrs["inputs"][0].dims
     return in_groups(
         contexts,
@@ -44,36 +54,38 @@ def all_gather(contexts, inputs, attrs):
 
 
 @vjp("all_gather")
-def all_gather_vjp(g, instr, grads, wanted):
+def all_gather_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """This rank's part of the gradient. LayoutError where the rows were sharded."""
     if not instr.inputs[0].dims[-1].axis:
         raise LayoutError(f"all_gather has no gradient over {instr.inputs[0].dims[0].name}; only over a last dimension")
     return [*g.emit("shard", (grads[0],), names=["d_all"], dim=instr.inputs[0].dims[-1])]
 
 
-def infer_shard(inputs, weights, attrs):
+def infer_shard(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The same, with `dim` as its last dimension."""
     whole("shard", inputs[0])
     uncut("shard", inputs[0])
     return [((*inputs[0].dims[:-1], attrs["dim"]), None)]
 
 
 @op("shard", infer_shard)
-def shard(context, inputs, weights, attrs):
+def shard(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """This rank's part of the last dimension."""
     dim = attrs["dim"]
     begin, end = context.share(dim)
     return [inputs[0][..., begin * dim.width : end * dim.width]]
 
 
-def infer_all_to_all(inputs, weights, attrs):
-    """Of values (tokens, n) where the axis cuts one of both dimensions: it cuts the other afterwards.
+def infer_all_to_all(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """Of values (tokens, n) where the axis shards one of both dimensions: it shards the other afterwards.
 
-    Where another axis cuts n as well, the axis of both stands for it there.
+    Where another axis shards n as well, the axis of both stands for it there.
     """
-    results = []
+    results: Inferred = []
     for x, to in zip(inputs, attrs["to"], strict=True):
         whole("all_to_all", x)
         rows, last = x.dims
-        # of n: the cut besides, and with the axis
+        # of n: the sharding besides, and with the axis
         axis, less, more = attrs["axis"], *((last.axis, to.axis) if rows.axis else (to.axis, last.axis))
         if rows.axis not in (None, axis) or (
             more != axis if less is None else more in (None, less, axis) or less == axis
@@ -88,18 +100,15 @@ def infer_all_to_all(inputs, weights, attrs):
 
 
 @op("all_to_all", infer_all_to_all, collective=True)
-def all_to_all(contexts, inputs, attrs):
+def all_to_all(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attrs) -> list[Arrays]:
     """From own rows of all columns to all rows of own columns, or back."""
     columns = lambda c, of, dim: slice(*((edge - c.share(of)[0]) * dim.width for edge in c.share(dim)))
-    results = [[] for _ in contexts]
-    for i, (x, to) in enumerate(zip(attrs["inputs"], attrs["to"])):
-        gathered = in_groups(
-            contexts,
-            [[own[i]] for own in inputs],
-            attrs["axis"],
-            lambda parts: np.concatenate(parts, axis=0 if x.dims[0].axis else 1),
-        )
-        for c, own, (whole_value,) in zip(contexts, results, gathered):
+    side_by_side = {0: lambda parts: np.concatenate(parts, axis=0), 1: lambda parts: np.concatenate(parts, axis=1)}
+    results: list[Arrays] = [[] for _ in contexts]
+    for i, (x, to) in enumerate(zip(attrs["inputs"], attrs["to"], strict=True)):
+        joined = side_by_side[0 if x.dims[0].axis else 1]
+        gathered = in_groups(contexts, [[own[i]] for own in inputs], attrs["axis"], joined)
+        for c, own, (whole_value,) in zip(contexts, results, gathered, strict=True):
             own.append(
                 whole_value[:, columns(c, x.dims[1], to)]
                 if x.dims[0].axis
@@ -108,10 +117,13 @@ def all_to_all(contexts, inputs, attrs):
     return results
 
 
-def in_groups(contexts, inputs, axis: str, combine) -> list[list[np.ndarray]]:
+def in_groups(
+    contexts: Sequence[RankContext], inputs: list[Arrays], axis: str, combine: Callable[[Arrays], np.ndarray]
+) -> list[Arrays]:
     """For every rank what `combine` makes of the values of the ranks that differ along `axis` alone, in their order."""
     places = [tuple(c.mesh.index(a) for a in c.mesh.axes if a not in c.mesh.parts(axis)) for c in contexts]
     results = {
-        place: combine([own for (own,), other in zip(inputs, places) if other == place]) for place in set(places)
+        place: combine([own for (own,), other in zip(inputs, places, strict=True) if other == place])
+        for place in set(places)
     }
     return [[results[place]] for place in places]

@@ -1,45 +1,68 @@
 """Ops that work element by element or row by row: scale, soft_cap, gated, add, take, and their gradients."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import op, same, unchanged, unchanged_whole, vjp, whole
+from ckdist.program.ops.op import (
+    Arrays,
+    Attrs,
+    Gradients,
+    Inferred,
+    Values,
+    Weights,
+    op,
+    same,
+    unchanged,
+    unchanged_whole,
+    vjp,
+    whole,
+)
+from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
+
+if TYPE_CHECKING:  # which imports the ops
+    from ckdist.program.emitter import Emitter
 
 # sqrt(2 / pi) and the factor of the cube in the tanh form of GELU
 GELU_SCALE, GELU_CUBIC = 0.7978845608028654, 0.044715
 
 
 @op("scale", unchanged)
-def scale(context, inputs, weights, attrs):
+def scale(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """X * factor."""
     return [inputs[0] * np.float32(attrs["factor"])]
 
 
 @vjp("scale")
-def scale_vjp(g, instr, grads, wanted):
+def scale_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """The gradient times the factor."""
     return [*g.emit("scale", (grads[0],), names=["d_scale"], factor=instr.attrs["factor"])]
 
 
 @op("soft_cap", unchanged_whole("soft_cap"))
-def soft_cap(context, inputs, weights, attrs):
+def soft_cap(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Cap * tanh(x / cap). Gemma 2, arXiv:2408.00118, section 2."""
     cap = np.float32(attrs["cap"])
     return [cap * np.tanh(inputs[0] / cap)]
 
 
 @vjp("soft_cap")
-def soft_cap_vjp(g, instr, grads, wanted):
+def soft_cap_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """From the result, which is there already."""
     return [*g.emit("soft_cap_grad", (instr.outputs[0], grads[0]), names=["d_soft_cap"], cap=instr.attrs["cap"])]
 
 
 @op("soft_cap_grad", unchanged_whole("soft_cap_grad"))
-def soft_cap_grad(context, inputs, weights, attrs):
+def soft_cap_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """From the result y: dy * (1 - (y / cap)^2)."""
     y, dy = inputs
     return [dy * (1 - (y / np.float32(attrs["cap"])) ** 2)]
 
 
 @op("gated", unchanged_whole("gated"))
-def gated(context, inputs, weights, attrs):
+def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """f(gate) * up with f SiLU or the tanh form of GELU. Shazeer 2020, arXiv:2002.05202."""
     gate, up = inputs
     if attrs["function"] == "silu":
@@ -48,18 +71,20 @@ def gated(context, inputs, weights, attrs):
 
 
 @vjp("gated")
-def gated_vjp(g, instr, grads, wanted):
+def gated_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """One instruction for both gradients."""
     return list(
         g.emit("gated_grad", (*instr.inputs, grads[0]), names=["d_gate", "d_up"], function=instr.attrs["function"])
     )
 
 
-def infer_gated_grad(inputs, weights, attrs):
+def infer_gated_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """Two values as the operands."""
     return unchanged_whole("gated_grad")(inputs, weights, attrs) * 2
 
 
 @op("gated_grad", infer_gated_grad)
-def gated_grad(context, inputs, weights, attrs):
+def gated_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """d_gate = dy * up * f'(gate), d_up = dy * f(gate)."""
     gate, up, dy = inputs
     if attrs["function"] == "silu":
@@ -71,7 +96,8 @@ def gated_grad(context, inputs, weights, attrs):
     return [dy * up * slope, dy * 0.5 * gate * (1 + tanh)]
 
 
-def infer_add(inputs, weights, attrs):
+def infer_add(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As the operands; LayoutError where they differ, or where one alone is partial."""
     a, b = inputs
     same("add", a, b)
     if a.partial != b.partial:
@@ -80,17 +106,19 @@ def infer_add(inputs, weights, attrs):
 
 
 @op("add", infer_add)
-def add(context, inputs, weights, attrs):
+def add(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The sum; of two values that are partial over the same axis, partial over it."""
     return [inputs[0] + inputs[1]]
 
 
 @vjp("add")
-def add_vjp(g, instr, grads, wanted):
+def add_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """The gradient, twice."""
     return [grads[0], grads[0]]
 
 
-def infer_take(inputs, weights, attrs):
+def infer_take(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The same with outputs for tokens; LayoutError where these are sharded otherwise."""
     whole("take", inputs[0])
     tokens, outputs = inputs[0].dims[0], attrs["dim"]
     if tokens.axis != outputs.axis:
@@ -99,17 +127,19 @@ def infer_take(inputs, weights, attrs):
 
 
 @op("take", infer_take)
-def take(context, inputs, weights, attrs):
-    """The rows whose logits are wanted; of cut tokens, this rank's."""
+def take(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The rows whose logits are wanted; of sharded tokens, this rank's."""
     return [inputs[0][context.output_tokens]]
 
 
 @vjp("take")
-def take_vjp(g, instr, grads, wanted):
+def take_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """Each row of the gradient at its token."""
     return [*g.emit("take_grad", (grads[0],), names=["d_take"], dim=instr.inputs[0].dims[0])]
 
 
-def infer_take_grad(inputs, weights, attrs):
+def infer_take_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The same with tokens for outputs; LayoutError where these are sharded."""
     whole("take_grad", inputs[0])
     if attrs["dim"].axis:
         raise LayoutError(f"take_grad needs all of {attrs['dim'].name}, but it is cut over {attrs['dim'].axis}")
@@ -117,7 +147,7 @@ def infer_take_grad(inputs, weights, attrs):
 
 
 @op("take_grad", infer_take_grad)
-def take_grad(context, inputs, weights, attrs):
+def take_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Each row at its token; zeros at the tokens whose logits are not wanted."""
     (dy,) = inputs
     dx = np.zeros((len(context.positions), *dy.shape[1:]), dy.dtype)  # (tokens, n)

@@ -1,22 +1,31 @@
 """embed and its gradient."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import op, vjp, whole
+from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, op, vjp, whole
+from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
+
+if TYPE_CHECKING:  # which imports the ops
+    from ckdist.program.emitter import Emitter
 
 
-def infer_embed(inputs, weights, attrs):
+def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """(tokens, hidden), partial where the vocabulary is sharded; LayoutError where tokens are as well."""
     (ids,), (table,) = inputs, weights
     if ids.dims[0].axis and ids.dims[0].axis == table.dims[0].axis:
         raise LayoutError(
-            f"embed: tokens and {table} are both cut over {ids.dims[0].axis}, so no rank has the rows of its tokens; read the table whole"
+            f"embed: tokens and {table} are both cut over {ids.dims[0].axis}, "
+            "so no rank has the rows of its tokens; read the table whole"
         )
     return [((ids.dims[0], table.dims[1]), table.dims[0].axis)]
 
 
 @op("embed", infer_embed)
-def embed(context, inputs, weights, attrs):
+def embed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Rows of the table; zeros for ids of another rank's part of the vocabulary."""
     (ids,), (table,) = inputs, weights
     begin, end = context.share(attrs["weights"][0].dims[0])
@@ -27,19 +36,21 @@ def embed(context, inputs, weights, attrs):
 
 
 @vjp("embed")
-def embed_vjp(g, instr, grads, wanted):
-    table = instr.weights[0]
+def embed_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """A gradient by the table alone."""
+    table = instr.weight(0)
     return [None, *g.emit("embed_grad", (instr.inputs[0], grads[0]), names=[f"d_{table.name}"], vocab=table.dims[0])]
 
 
-def infer_embed_grad(inputs, weights, attrs):
+def infer_embed_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As the table, partial where tokens are sharded."""
     ids, dy = inputs
     whole("embed_grad", dy)
     return [((attrs["vocab"], dy.dims[-1]), ids.dims[0].axis)]
 
 
 @op("embed_grad", infer_embed_grad)
-def embed_grad(context, inputs, weights, attrs):
+def embed_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Each token's row is added to that of its id, in the order of the tokens; a rank does so for its own part of
     the vocabulary.
     """

@@ -1,12 +1,23 @@
 """cross_entropy fused with the output projection, its gradient, and the one that a backward pass begins with."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import op, vjp, whole
+from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, op, vjp, whole
+from ckdist.program.program import Instr
+from ckdist.program.rank_context import RankContext
+
+if TYPE_CHECKING:  # which imports the ops
+    from ckdist.program.emitter import Emitter
 
 
-def infer_cross_entropy(inputs, weights, attrs):
+def infer_cross_entropy(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The loss, partial where tokens are sharded, and a number for each token.
+
+    LayoutError where the operands do not fit, or the matrix is sharded.
+    """
     (x, targets), (head,) = inputs[:2], weights
     whole("cross_entropy", *inputs)
     vocab, hidden = head.dims
@@ -14,7 +25,8 @@ def infer_cross_entropy(inputs, weights, attrs):
         raise LayoutError(f"cross_entropy: %{x.name} ends in [{x.dims[-1]}], {head} reads [{hidden}]")
     if vocab.axis or hidden.axis:
         raise LayoutError(
-            f"cross_entropy needs all of {vocab.name} and {hidden.name}, but {head} is cut over {vocab.axis or hidden.axis}"
+            f"cross_entropy needs all of {vocab.name} and {hidden.name}, "
+            f"but {head} is cut over {vocab.axis or hidden.axis}"
         )
     if x.dims[:1] != targets.dims:
         raise LayoutError(
@@ -24,7 +36,7 @@ def infer_cross_entropy(inputs, weights, attrs):
 
 
 @op("cross_entropy", infer_cross_entropy)
-def cross_entropy(context, inputs, weights, attrs):
+def cross_entropy(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The sum over the tokens with a target (not -1) of log_sum_exp(logits) - logits[target], and log_sum_exp,
     (tokens,), 0 elsewhere.
     """
@@ -38,16 +50,18 @@ def cross_entropy(context, inputs, weights, attrs):
 
 
 def cap(logits: np.ndarray, soft_cap: float) -> np.ndarray:
+    """Logits with the soft cap, where it is not 0."""
     return soft_cap * np.tanh(logits / soft_cap) if soft_cap else logits
 
 
 @vjp("cross_entropy")
-def cross_entropy_vjp(g, instr, grads, wanted):
-    if grads[1] is not None:
+def cross_entropy_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
+    """One instruction for the gradients of x and of the matrix. LayoutError for one through the log-sum-exp."""
+    if grads[0] is None or grads[1] is not None:
         raise LayoutError(
             f"cross_entropy has no gradient through its log-sum-exp %{instr.outputs[1].name}; only through the loss"
         )
-    (x, targets), (head,), names = instr.inputs, instr.weights, ["d_logits"]
+    (x, targets), head, names = instr.inputs, instr.weight(0), ["d_logits"]
     if wanted[2]:
         names.append(f"d_{head.name}")
     operands = (x, targets, instr.outputs[1], grads[0])
@@ -57,19 +71,20 @@ def cross_entropy_vjp(g, instr, grads, wanted):
     return [dx, None, *(dw or [None])]
 
 
-def infer_cross_entropy_grad(inputs, weights, attrs):
+def infer_cross_entropy_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As x, and as the matrix where its gradient is wanted."""
     x, _, _, d_loss = inputs
     (_, partial), _ = infer_cross_entropy(inputs, weights, attrs)
     if d_loss.dims:
         raise LayoutError(
             f"cross_entropy_grad needs a number, but %{d_loss.name} is [{', '.join(map(str, d_loss.dims))}]"
         )
-    outputs = [(x.dims, None)]
-    return outputs + [(weights[0].dims, partial)] if attrs["weight_grad"] else outputs
+    outputs: Inferred = [(x.dims, None)]
+    return [*outputs, (weights[0].dims, partial)] if attrs["weight_grad"] else outputs
 
 
 @op("cross_entropy_grad", infer_cross_entropy_grad)
-def cross_entropy_grad(context, inputs, weights, attrs):
+def cross_entropy_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """With d = d_loss * (softmax(logits) - onehot(target)), 0 without a target: dx = d @ head; with `weight_grad`
     also d.T @ x.
     """
@@ -86,7 +101,12 @@ def cross_entropy_grad(context, inputs, weights, attrs):
     return [dx, d.T @ x[rows]] if attrs["weight_grad"] else [dx]
 
 
-@op("one", lambda inputs, weights, attrs: [((), None)])
-def one(context, inputs, weights, attrs):
+def infer_one(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """A number."""
+    return [((), None)]
+
+
+@op("one", infer_one)
+def one(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The number 1: the gradient of the loss by itself."""
-    return [np.float32(1)]
+    return [np.ones((), np.float32)]

@@ -1,12 +1,33 @@
 """rms_norm over rows or heads, and its gradient."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import op, same, summed_over, uncut, vjp, whole
+from ckdist.program.ops.op import (
+    Arrays,
+    Attrs,
+    Gradients,
+    Inferred,
+    Values,
+    Weights,
+    op,
+    same,
+    summed_over,
+    uncut,
+    vjp,
+    whole,
+)
+from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
+
+if TYPE_CHECKING:  # which imports the ops
+    from ckdist.program.emitter import Emitter
 
 
-def infer_rms_norm(inputs, weights, attrs):
+def infer_rms_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As x; LayoutError where the weight has another size."""
     x, (w,) = inputs[0], weights
     whole("rms_norm", *inputs)
     if w.dims[-1].elements != x.dims[-1].width:  # not a norm per head
@@ -17,7 +38,7 @@ def infer_rms_norm(inputs, weights, attrs):
 
 
 @op("rms_norm", infer_rms_norm)
-def rms_norm(context, inputs, weights, attrs):
+def rms_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """X / sqrt(mean(x^2) + eps) * w over the last dimension, or per head. Zhang & Sennrich 2019, arXiv:1910.07467."""
     (x,), (w,) = inputs, weights
     rows = x.reshape(-1, w.shape[-1])  # (tokens * groups, n)
@@ -30,8 +51,9 @@ def inverse_rms(rows: np.ndarray, eps: float) -> np.ndarray:
 
 
 @vjp("rms_norm")
-def rms_norm_vjp(g, instr, grads, wanted):
-    (w,), names = instr.weights, ["d_norm"]
+def rms_norm_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """One instruction for the gradients of x and of the weight."""
+    w, names = instr.weight(0), ["d_norm"]
     if wanted[1]:
         names.append(f"d_{w.name}")
     dx, *dw = g.emit(
@@ -40,15 +62,16 @@ def rms_norm_vjp(g, instr, grads, wanted):
     return [dx, *(dw or [None])]
 
 
-def infer_rms_norm_grad(inputs, weights, attrs):
+def infer_rms_norm_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As x, and as the weight where its gradient is wanted."""
     (x, dy), (w,) = inputs, weights
     same("rms_norm_grad", x, dy)
     outputs = infer_rms_norm(inputs, weights, attrs)
-    return outputs + [(w.dims, summed_over("rms_norm_grad", *x.dims))] if attrs["weight_grad"] else outputs
+    return [*outputs, (w.dims, summed_over("rms_norm_grad", *x.dims))] if attrs["weight_grad"] else outputs
 
 
 @op("rms_norm_grad", infer_rms_norm_grad)
-def rms_norm_grad(context, inputs, weights, attrs):
+def rms_norm_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """With r = 1 / rms(x) and n = x * r: dx = r * (dy * w - n * mean(dy * w * n)); with `weight_grad` also dw = sum
     of dy * n.
     """

@@ -2,11 +2,25 @@
 back through it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.program import Value
+from ckdist.layout import Dim
+from ckdist.program.program import Value, Weight
+
+Values: TypeAlias = tuple[Value, ...]
+Weights: TypeAlias = tuple[Weight, ...]  # a linear's biases, which may be absent, are not read by `infer`
+Attrs: TypeAlias = Mapping[str, Any]
+Inferred: TypeAlias = list[tuple[tuple[Dim, ...], str | None]]  # (dims, partial) of every output
+Arrays: TypeAlias = list[np.ndarray]
+Gradients: TypeAlias = list[Value | None]
+
+Reference = TypeVar("Reference", bound=Callable[..., Any])
+Vjp = TypeVar("Vjp", bound=Callable[..., Gradients])
 
 
 @dataclass(frozen=True)
@@ -17,35 +31,37 @@ class Op:
     A collective's reference takes and returns one entry per rank in place of each array.
 
     `vjp(g, instr, grads, wanted)` -> list of gradients: it emits on `g` what turns the gradients of `instr`'s outputs
-    (`grads`; None where nothing reads an output) into those of its operands, inputs then weights; `wanted` says which
-    of them, the others are None. The gradient of a value that is partial over an axis is whole over it: what every rank
-    adds to the sum counts alike.
+    (`grads`; None where nothing reads one of several outputs) into those of its operands, inputs then weights;
+    `wanted` says which of them, the others are None. The gradient of a value that is partial over an axis is whole over
+    it: what every rank adds to the sum counts alike.
     """
 
     name: str
-    infer: Callable
-    reference: Callable
-    vjp: Callable | None = None
+    infer: Callable[..., Inferred]
+    reference: Callable[..., list[Any]]
+    vjp: Callable[..., Gradients] | None = None
     collective: bool = False
 
 
 OPS: dict[str, Op] = {}
 
 
-def op(name: str, infer: Callable, collective: bool = False):
+def op(name: str, infer: Callable[..., Inferred], collective: bool = False) -> Callable[[Reference], Reference]:
     """Registers the decorated function as the reference of op `name`."""
 
-    def register(reference):
+    def register(reference: Reference) -> Reference:
+        """Registers and returns it."""
         OPS[name] = Op(name, infer, reference, collective=collective)
         return reference
 
     return register
 
 
-def vjp(name: str):
+def vjp(name: str) -> Callable[[Vjp], Vjp]:
     """Registers the decorated function as the vjp of op `name`."""
 
-    def register(function):
+    def register(function: Vjp) -> Vjp:
+        """Registers and returns it."""
         OPS[name] = replace(OPS[name], vjp=function)
         return function
 
@@ -62,7 +78,7 @@ def whole(instr: str, *values: Value) -> None:
 
 
 def uncut(instr: str, value: Value) -> None:
-    """Refuses a value whose last dimension is cut."""
+    """Refuses a value whose last dimension is sharded."""
     if value.dims[-1].axis:
         raise LayoutError(
             f"{instr} needs all of {value.dims[-1].name}, but %{value.name} has it cut over {value.dims[-1].axis}"
@@ -75,29 +91,38 @@ def same(instr: str, *values: Value) -> None:
     for b in values[1:]:
         if a.dims != b.dims:
             raise LayoutError(
-                f"{instr} needs equal dimensions: %{a.name} is [{', '.join(map(str, a.dims))}], %{b.name} [{', '.join(map(str, b.dims))}]"
+                f"{instr} needs equal dimensions: %{a.name} is [{', '.join(map(str, a.dims))}], "
+                f"%{b.name} [{', '.join(map(str, b.dims))}]"
             )
 
 
-def summed_over(instr: str, *dims) -> str | None:
+def total(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """The sum of one or more arrays of one shape, in their order, from zero."""
+    first, *more = arrays
+    return sum(more, start=0 + first)
+
+
+def summed_over(instr: str, *dims: Dim) -> str | None:
     """The axis over which a sum over `dims` comes out partial, or None. A value is partial over one axis at most."""
-    axes = {d.axis for d in dims} - {None}
+    axes = {d.axis for d in dims if d.axis is not None}
     if len(axes) > 1:
         raise LayoutError(
-            f"{instr} sums over {' and '.join(d.name for d in dims)}, which are cut over {' and '.join(sorted(axes))}; cut one of them"
+            f"{instr} sums over {' and '.join(d.name for d in dims)}, "
+            f"which are cut over {' and '.join(sorted(axes))}; cut one of them"
         )
     return axes.pop() if axes else None
 
 
-def unchanged(inputs, weights, attrs):
+def unchanged(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The `infer` of an op of one value that may be partial."""
     return [(inputs[0].dims, inputs[0].partial)]
 
 
-def unchanged_whole(name: str):
+def unchanged_whole(name: str) -> Callable[[Values, Weights, Attrs], Inferred]:
     """The `infer` of an op that works element by element on whole values of the same dimensions."""
 
-    def infer(inputs, weights, attrs):
+    def infer(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+        """The same dimensions, whole. LayoutError where an operand is partial or differs."""
         whole(name, *inputs)
         same(name, *inputs)
         return [(inputs[0].dims, None)]

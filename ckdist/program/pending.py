@@ -1,0 +1,38 @@
+"""Values that lowering has seen and no step has written yet: the step of their reader does."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass
+class Residual:
+    """x + norm(sum of y), not yet written anywhere: it becomes a buffer in the prepare of its first reader."""
+
+    x: int  # buffer or -1
+    y: int  # buffer
+    post_norm: int = -1
+    eps: float = 0.0
+    stored: int = -1
+
+
+@dataclass
+class Normed:
+    """A residual's norm, which the prepare of its reader computes."""
+
+    residual: Residual
+    norm: int
+    eps: float
+    read_again: bool  # the residual, by an add
+
+
+@dataclass
+class Head:
+    """q, k or v of a layer on its way to attention."""
+
+    buffer: int
+    norm: int = -1
+    eps: float = 0.0
+    table: str = ""
+
+
+Pending: TypeAlias = int | Residual | Normed | Head  # where a value is: its buffer, or what will write it
