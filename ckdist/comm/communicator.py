@@ -22,7 +22,7 @@ from ckdist.comm.thresholds import Thresholds, load_thresholds
 from ckdist.comm.transport import before_mpi_ends, open_transport
 from ckdist.comm.window import Window
 from ckdist.errors import ConfigError
-from ckdist.native.foreign import CData
+from ckdist.native import CData
 
 ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2, "int32": 3, "int8": 4, "uint8": 5}
 OPERATIONS = {"sum": 0, "max": 1, "min": 2}

@@ -10,7 +10,7 @@ from ckdist.comm.protocol import World, has_mpi
 from ckdist.comm.thresholds import Thresholds, load_thresholds
 from ckdist.comm.transport import before_mpi_ends
 from ckdist.comm.wires import open_wire
-from ckdist.native.foreign import CData
+from ckdist.native import CData
 
 log = logging.getLogger(__name__)
 lib, ffi = native.lib, native.ffi

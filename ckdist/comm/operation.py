@@ -8,7 +8,7 @@ from ckdist import native
 
 if TYPE_CHECKING:
     from ckdist.comm.communicator import Communicator
-    from ckdist.native.foreign import CData
+    from ckdist.native import CData
 
 Result = TypeVar("Result")
 

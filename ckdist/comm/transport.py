@@ -9,7 +9,7 @@ from ckdist.comm.mesh import connect_mesh
 from ckdist.comm.protocol import Log, MpiRanks, World, has_mpi
 from ckdist.comm.verbs import verbs_wire
 from ckdist.errors import ConfigError
-from ckdist.native.foreign import CData
+from ckdist.native import CData
 
 ffi, lib = native.ffi, native.lib
 

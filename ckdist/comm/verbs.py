@@ -19,7 +19,7 @@ from ckdist import native
 from ckdist.comm.mesh import connect_mesh
 from ckdist.comm.protocol import World
 from ckdist.errors import CkdistError, ConfigError
-from ckdist.native.foreign import CData
+from ckdist.native import CData
 from ckdist.topology import this_machine
 from ckdist.topology.binding import own_cpus
 

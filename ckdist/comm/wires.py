@@ -17,7 +17,7 @@ from ckdist.comm.protocol import World, has_mpi
 from ckdist.comm.tcp_world import INTERFACE_VARIABLE
 from ckdist.comm.transport import open_transport
 from ckdist.errors import CkdistError, CommError, ConfigError, UserError
-from ckdist.native.foreign import CData
+from ckdist.native import CData
 
 ORDER = ("verbs", "mpi", "tcp")
 SMALL, LARGE = (16 << 10, 40), (1 << 20, 5)  # bytes and calls of a measured exchange

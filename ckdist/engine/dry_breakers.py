@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from ckdist import native
 from ckdist.errors import RequestError
-from ckdist.native.foreign import CData
+from ckdist.native import CData
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_BREAKERS = 64

@@ -31,7 +31,7 @@ from ckdist.errors import ConfigError
 from ckdist.layout import Dim, Mesh, model_dims
 from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
-from ckdist.native.foreign import CData
+from ckdist.native import CData
 from ckdist.overrides import metadata_overrides
 from ckdist.planner import Plan, gigabytes, layouts_for, make_plan
 from ckdist.program.executable import Executable, Phase

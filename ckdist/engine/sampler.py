@@ -11,7 +11,7 @@ import numpy as np
 from ckdist import errors, native
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.sampling_state import SamplingState
-from ckdist.native.foreign import CData
+from ckdist.native import CData
 
 MAX_TOP = 20  # most alternatives that log-probabilities are given for
 MAX_WINDOW = 2**31 - 1  # tokens

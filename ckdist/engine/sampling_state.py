@@ -9,7 +9,7 @@ import numpy as np
 from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import RequestError
-from ckdist.native.foreign import CData
+from ckdist.native import CData
 
 
 @dataclass

@@ -19,7 +19,7 @@ from ckdist import __version__, native
 from ckdist.comm.protocol import World
 from ckdist.comm.world import together
 from ckdist.errors import ConfigError
-from ckdist.native.foreign import CData
+from ckdist.native import CData
 
 log = logging.getLogger(__name__)
 lib, ffi = native.lib, native.ffi

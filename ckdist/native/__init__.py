@@ -9,17 +9,21 @@ one.
 import os
 import pathlib
 import re
+from typing import Any, TypeAlias
 
 import cffi
+import numpy as np
 
 from ckdist import errors
 
 HERE = pathlib.Path(__file__).parent
 LIBRARY = pathlib.Path(os.environ.get("CKDIST_LIBRARY") or HERE / "libckdist.so")
-ffi = cffi.FFI()
+CData: TypeAlias = Any  # what cffi makes of the headers at load: no checker can see their functions and fields
+ffi: CData = cffi.FFI()
 
 
-def _load():
+def _load() -> CData:
+    """The library, its declarations read. NativeError where it is missing."""
     if not LIBRARY.exists():
         raise errors.NativeError(f"{LIBRARY} is missing: run `make setup`, or install ckdist with pip")
     for header in sorted((HERE / "api").glob("*.h")):
@@ -29,7 +33,7 @@ def _load():
     return ffi.dlopen(str(LIBRARY))
 
 
-lib = _load()
+lib: CData = _load()
 
 _ERRORS = {
     1: errors.NativeError,
@@ -48,8 +52,11 @@ def check(status: int) -> int:
     raise _ERRORS.get(-status, errors.NativeError)(message)
 
 
-def pointer(array, ctype: str = "void *"):
-    """The address of a numpy array's first element, as `ctype`; the array must be C-contiguous and outlive the call."""
+def pointer(array: np.ndarray, ctype: str = "void *") -> CData:
+    """The address of a numpy array's first element, as `ctype`; the array must outlive the call.
+
+    Raises ValueError for an array that is not C-contiguous.
+    """
     if not array.flags.c_contiguous:
         raise ValueError("a native call needs a C-contiguous array")
     return ffi.cast(ctype, array.ctypes.data)

@@ -7,7 +7,7 @@ It checks each field and those that belong together; files and models are looked
 import difflib
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any
 
 from ckdist.errors import ConfigError
@@ -32,9 +32,9 @@ def setting(
     kind: type | None = None,
 ) -> Any:
     """A field with its meaning and range. `kind` is what it is made of where the default does not say."""
-    metadata = dict(help=help, low=low, high=high, choices=choices, kind=kind or type(default))
+    metadata = {"help": help, "low": low, "high": high, "choices": choices, "kind": kind or type(default)}
     return (
-        field(default_factory=dict, metadata=metadata)
+        field(default_factory=dict[str, Any], metadata=metadata)
         if isinstance(default, dict)
         else field(default=default, metadata=metadata)
     )
@@ -46,7 +46,7 @@ class TrainConfig:
 
     output_dir: str = setting("", "folder of the trained model, its checkpoints, metrics and token cache")
     model_name_or_path: str = setting("", "model to go on from: a folder with safetensors, or hf:owner/repo")
-    model_config: dict = setting({}, "a model from nothing: the fields of a Hugging Face config.json")
+    model_config: dict[str, Any] = setting({}, "a model from nothing: the fields of a Hugging Face config.json")
     tokenizer_name: str = setting(
         "", "folder of a tokenizer (default: the model's own; from nothing, one is trained on the data)"
     )
@@ -124,7 +124,7 @@ class TrainConfig:
     )
     report_to: tuple[str, ...] = setting((), "tensorboard, beside metrics.jsonl", choices=("tensorboard",), kind=str)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for item in fields(self):
             object.__setattr__(self, item.name, _checked(item, getattr(self, item.name)))
         for name in ("output_dir", "train_file"):
@@ -133,7 +133,8 @@ class TrainConfig:
         if bool(self.model_name_or_path) == bool(self.model_config):
             given = "both are" if self.model_config else "neither is"
             raise ConfigError(
-                f"model_name_or_path (a model to go on from) or model_config (one from nothing) is needed, and {given} given"
+                f"model_name_or_path (a model to go on from) or model_config (one from nothing) is needed, "
+                f"and {given} given"
             )
         if self.lora_r and not self.model_name_or_path:
             raise ConfigError(f"lora_r ({self.lora_r}) needs a model to go on from: set model_name_or_path")
@@ -141,16 +142,17 @@ class TrainConfig:
             raise ConfigError(f"resume ({self.resume!r}) must be auto, never, or a checkpoint's folder")
 
     def as_dict(self) -> dict[str, Any]:
+        """Its fields by name."""
         return asdict(self)
 
 
-def _checked(item, value: Any) -> Any:
+def _checked(item: Field[Any], value: Any) -> Any:
     """`value` as the field wants it (whole numbers as float, lists as tuples); ConfigError where it is another thing
     or out of range.
     """
     meta, name, kind = item.metadata, item.name, item.metadata["kind"]
     if isinstance(item.default, tuple):
-        parts = (value,) if isinstance(value, str) else value
+        parts: Any = (value,) if isinstance(value, str) else value
         if not isinstance(parts, (list, tuple)) or not all(isinstance(part, kind) for part in parts):
             raise ConfigError(f"{name} ({value!r}) must be a list of texts")
         value = tuple(parts)

@@ -13,8 +13,10 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ckdist.errors import ConfigError, EngineError, RequestError
 from ckdist.progress import ProgressBar
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 VERSION = 1
 BATCH_CHARACTERS = 4 << 20  # that are tokenised at once, on all cores
 SHOWN_BAD_LINES = 5
+
+Waiting: TypeAlias = tuple[Document, str, list[tuple[int, int]] | None]  # its text, and the spans that are learned
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class TokenCache:
 
     @property
     def documents(self) -> int:
+        """How many there are."""
         return len(self.starts) - 1
 
 
@@ -54,7 +59,11 @@ def open_cache(
     if not (folder / "meta.json").is_file():
         _make(folder, files, tokenizer, text_column, bad_lines, progress)
     meta = json.loads((folder / "meta.json").read_text())
-    load = lambda name, dtype, size: np.memmap(folder / name, dtype, "r", shape=(size,))
+
+    def load(name: str, dtype: DTypeLike, size: int) -> np.ndarray:
+        """A file of the cache, mapped."""
+        return np.memmap(folder / name, dtype, "r", shape=(size,))
+
     tokens = load("tokens.bin", meta["dtype"], meta["tokens"])
     starts = load("starts.bin", np.int64, meta["documents"] + 1)
     learned = load("learned.bin", np.uint8, meta["tokens"]) if meta["chats"] else None
@@ -98,7 +107,7 @@ def _make(
             raise ConfigError(f"the {len(files)} files of {files[0]} ... hold no text")
         writer.finish()
         try:
-            os.rename(temporary, folder)
+            temporary.rename(folder)
         except OSError:  # another host made it in the meantime
             if not (folder / "meta.json").is_file():
                 raise
@@ -114,21 +123,22 @@ def _make(
 class _Writer:
     """The files of a cache as they grow."""
 
-    def __init__(self, folder: Path, vocab_size: int):
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        """Begins in an empty folder."""
         self.folder = folder
         self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
         self.tokens = self.documents = self.skipped = 0
         self.chats = False
         self.digest = hashlib.sha256()
 
-    def __enter__(self):
+    def __enter__(self) -> "_Writer":
         self._tokens, self._starts, self._learned = (
             open(self.folder / f"{name}.bin", "wb") for name in ("tokens", "starts", "learned")
         )
         self._starts.write(np.int64(0).tobytes())
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         for file in (self._tokens, self._starts, self._learned):
             file.close()
 
@@ -192,7 +202,7 @@ def _encoded(
     documents: Iterable[Document], tokenizer: Tokenizer, bad_lines: str, writer: _Writer
 ) -> Iterator[tuple[list[int], np.ndarray | None]]:
     """Ids and, of chats, which are learned; batches are tokenised on all cores."""
-    waiting: list[tuple[Document, str, list[tuple[int, int]] | None]] = []
+    waiting: list[Waiting] = []
     size = 0
     for document in documents:
         try:
@@ -210,12 +220,13 @@ def _encoded(
     yield from _encode_batch(waiting, tokenizer)
 
 
-def _encode_batch(waiting, tokenizer: Tokenizer):
+def _encode_batch(waiting: list[Waiting], tokenizer: Tokenizer) -> Iterator[tuple[list[int], np.ndarray | None]]:
+    """As `_encoded`, of some documents at once."""
     ending = end_of_text(tokenizer)
     encodings = (
         tokenizer.backend.encode_batch([text for _, text, _ in waiting], add_special_tokens=False) if waiting else []
     )
-    for (document, _, spans), encoding in zip(waiting, encodings):
+    for (document, _, spans), encoding in zip(waiting, encodings, strict=False):
         ids = encoding.ids
         if spans is not None:
             begins = np.array([begin for begin, _ in encoding.offsets], np.int64)
@@ -232,7 +243,7 @@ def _encode_batch(waiting, tokenizer: Tokenizer):
             yield ids, None
 
 
-def _chat_text(messages: list, tokenizer: Tokenizer) -> tuple[str, list[tuple[int, int]]]:
+def _chat_text(messages: list[Any], tokenizer: Tokenizer) -> tuple[str, list[tuple[int, int]]]:
     """A chat as its template writes it, and the spans of characters that the assistant says.
 
     RequestError where they cannot be told.
@@ -250,7 +261,8 @@ def _chat_text(messages: list, tokenizer: Tokenizer) -> tuple[str, list[tuple[in
         )
         if not (after.startswith(before) and text.startswith(after)):
             raise RequestError(
-                f"its template does not write messages[{index}] behind those before it, so the assistant's words cannot be told apart"
+                f"its template does not write messages[{index}] behind those before it, "
+                "so the assistant's words cannot be told apart"
             )
         spans.append((len(before), len(after)))
     return text, spans
