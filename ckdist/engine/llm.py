@@ -55,6 +55,7 @@ class LLM:
         model = load_model(EngineConfig(model=resolve(None if path is None else str(path), world), **settings), world)
 
         def leave() -> None:
+            """Ends this rank, together with the others."""
             model.close()
             world.close()
 

@@ -6,7 +6,7 @@ It checks each field and those that belong together; files and models are looked
 
 import difflib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any
 
@@ -151,16 +151,17 @@ def _checked(item: Field[Any], value: Any) -> Any:
     or out of range.
     """
     meta, name, kind = item.metadata, item.name, item.metadata["kind"]
+    every: tuple[Any, ...] | None = None
     if isinstance(item.default, tuple):
-        parts: Any = (value,) if isinstance(value, str) else value
-        if not isinstance(parts, (list, tuple)) or not all(isinstance(part, kind) for part in parts):
+        parts = _tuple(value)
+        if parts is None or not all(isinstance(part, kind) for part in parts):
             raise ConfigError(f"{name} ({value!r}) must be a list of texts")
-        value = tuple(parts)
+        value = every = parts
     elif kind is float and type(value) is int:
         value = float(value)
     elif type(value) is not kind:
         raise ConfigError(f"{name} ({value!r}) must be {_KINDS[kind]}")
-    for part in value if isinstance(value, tuple) else (value,):
+    for part in (value,) if every is None else every:
         if meta["choices"] and part not in meta["choices"]:
             raise ConfigError(
                 f"{name} ({part}) must be {'one of ' if len(meta['choices']) > 1 else ''}{', '.join(meta['choices'])}"
@@ -168,6 +169,16 @@ def _checked(item: Field[Any], value: Any) -> Any:
         if meta["low"] is not None and not meta["low"] <= part <= meta["high"]:
             raise ConfigError(f"{name} ({part}) must be from {meta['low']} to {meta['high']}")
     return value
+
+
+def _tuple(value: Any) -> tuple[Any, ...] | None:
+    """A text, or a list, as a tuple; None for anything else."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, (list, tuple)):
+        return None
+    parts: Sequence[Any] = value
+    return tuple(parts)
 
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a table"}
@@ -197,7 +208,7 @@ def load_config(path: str, overrides: Iterable[str] = ()) -> TrainConfig:
     ConfigError for what is wrong in either.
     """
     try:
-        values = tomllib.loads(read_text_file(path, path, MAX_CONFIG_BYTES))
+        values: dict[str, Any] = tomllib.loads(read_text_file(path, path, MAX_CONFIG_BYTES))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
     for override in overrides:
@@ -211,13 +222,14 @@ def _override(values: dict[str, Any], text: str) -> None:
     if not equals or not name.strip():
         raise ConfigError(f"--set {text!r:.80} must be field=value")
     try:
-        value = tomllib.loads(f"value = {written}")["value"]
+        value: Any = tomllib.loads(f"value = {written}")["value"]
     except (ValueError, RecursionError):
         value = written.strip()
-    table = values
+    table: dict[str, Any] = values
     *outer, last = name.strip().split(".")
     for part in outer:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
+        inner: Any = table.setdefault(part, {})
+        if not isinstance(inner, dict):
             raise ConfigError(f"--set {text!r:.80}: {part} is not a table")
+        table = inner
     table[last] = value

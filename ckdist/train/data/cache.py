@@ -92,6 +92,7 @@ def end_of_text(tokenizer: Tokenizer) -> int | None:
 def _make(
     folder: Path, files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str, progress: bool
 ) -> None:
+    """Makes a cache in `folder`. ConfigError for what the user can mend, EngineError where it cannot be written."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".tokens-", dir=folder.parent))
@@ -143,6 +144,7 @@ class _Writer:
             file.close()
 
     def add(self, ids: list[int], learned: np.ndarray | None) -> None:
+        """One document's tokens. `learned`: bool (tokens,), of a chat. OSError where the disk is full."""
         data = np.asarray(ids, self.dtype).tobytes()
         flags = np.ones(len(ids), np.uint8) if learned is None else learned.astype(np.uint8)
         self.chats |= learned is not None
@@ -154,25 +156,27 @@ class _Writer:
         self.digest.update(data + flags.tobytes())
 
     def skip(self, bad: BadLine) -> None:
+        """Counts a bad line, and logs the first SHOWN_BAD_LINES."""
         self.skipped += 1
         if self.skipped <= SHOWN_BAD_LINES:
             log.warning("left out: %s %s", bad.where, bad.why)
 
     def finish(self) -> None:
+        """Writes meta.json and syncs all files. OSError where that cannot be."""
         if self.skipped:
             log.warning("%d lines in all were left out", self.skipped)
         if not self.chats:
-            os.unlink(self.folder / "learned.bin")
-        meta = dict(
-            version=VERSION,
-            documents=self.documents,
-            tokens=self.tokens,
-            dtype=self.dtype.name,
-            chats=self.chats,
-            skipped=self.skipped,
-        )
-        for name in os.listdir(self.folder):  # on the disk before the folder has its name
-            with open(self.folder / name, "rb") as file:
+            (self.folder / "learned.bin").unlink()
+        meta = {
+            "version": VERSION,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "dtype": self.dtype.name,
+            "chats": self.chats,
+            "skipped": self.skipped,
+        }
+        for path in self.folder.iterdir():  # on the disk before the folder has its name
+            with open(path, "rb") as file:
                 os.fsync(file.fileno())
         with open(self.folder / "meta.json", "w") as file:
             json.dump(meta | {"digest": self.digest.hexdigest()}, file)
@@ -181,12 +185,14 @@ class _Writer:
 
 
 def _refuse(bad: BadLine, bad_lines: str, writer: _Writer) -> None:
+    """Counts a bad line, or ConfigError where `bad_lines` is error."""
     if bad_lines == "error":
         raise ConfigError(f'{bad.where} {bad.why}; mend it, or leave such lines out with bad_lines = "skip"')
     writer.skip(bad)
 
 
 def _read(files: list[Path], text_column: str, bad_lines: str, writer: _Writer, progress: bool) -> Iterator[Document]:
+    """The documents of all files, with a progress bar; ConfigError as `read_documents` and `_refuse`."""
     total = sum(file.stat().st_size for file in files)
     with ProgressBar(total, "B", "tokenising", progress) as bar:
         for file in files:
