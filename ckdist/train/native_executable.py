@@ -97,7 +97,8 @@ class NativeExecutable:
     ) -> None:
         """`max_tokens`: of a batch. `load(name)`: a weight's first value.
 
-        `recompute`: keeps of each layer only its input, and computes it again. `cpus`: one for each thread, or none. `spins`: polls before a waiting thread sleeps. Raises ConfigError.
+        `recompute`: keeps of each layer only its input, and computes it again.
+        `cpus`: one for each thread, or none. `spins`: polls before a waiting thread sleeps. Raises ConfigError.
         """
         if dtype not in DTYPES:
             raise ConfigError(f"training cannot multiply in {dtype!r}; use {' or '.join(DTYPES)}")
