@@ -7,18 +7,22 @@ after one every later call on the communicator gives it again. Ranks tell one an
 called, so a loss is known before the next call; `check_peers` asks.
 """
 
-import ctypes
 import os
 import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ckdist import native
-from ckdist.comm.host_name import machine_name
-from ckdist.comm.mesh import connect_mesh
+from ckdist.comm.operation import Operation
+from ckdist.comm.protocol import Log, World, has_mpi
 from ckdist.comm.thresholds import Thresholds, load_thresholds
-from ckdist.comm.verbs import verbs_wire
+from ckdist.comm.transport import before_mpi_ends, open_transport
+from ckdist.comm.window import Window
 from ckdist.errors import ConfigError
+from ckdist.native import CData
 
 ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2, "int32": 3, "int8": 4, "uint8": 5}
 OPERATIONS = {"sum": 0, "max": 1, "min": 2}
@@ -26,100 +30,28 @@ TRANSPORTS = ("auto", "tcp", "mpi", "verbs")
 ARENA_BYTES = 4 << 30  # of addresses; memory is used as it is allocated
 _PATIENT_POLLS, _CROWDED_POLLS = 20000, 50
 
+Result = TypeVar("Result")
+
 ffi, lib = native.ffi, native.lib
 
 
 def _element(array: np.ndarray, dtype: str | None) -> int:
+    """The native number of an array's elements. ConfigError where they cannot be exchanged as `dtype`."""
     name = dtype or array.dtype.name
     if name not in ELEMENTS:
         raise ConfigError(f"arrays of {name} cannot be exchanged; use one of {', '.join(ELEMENTS)}")
     if name == "bfloat16" and array.dtype.itemsize != 2:
         raise ConfigError(f"bfloat16 travels in arrays of uint16, not of {array.dtype.name}")
-    if name != "bfloat16" and array.dtype.name != name:
+    if name not in ("bfloat16", array.dtype.name):
         raise ConfigError(f"an array of {array.dtype.name} was called {name}")
     return ELEMENTS[name]
 
 
 def _operation(op: str) -> int:
+    """The native number of a reduction. ConfigError for an unknown one."""
     if op not in OPERATIONS:
         raise ConfigError(f"{op!r} is not a reduction; use one of {', '.join(OPERATIONS)}")
     return OPERATIONS[op]
-
-
-class Operation:
-    """Something under way. `wait` returns its result; the arrays it uses stay alive until then."""
-
-    def __init__(self, communicator: "Communicator", handle, result, *used):
-        self._communicator, self._handle, self._result = communicator, handle, result
-        self._used = (result, *used)
-        communicator._under_way.add(self)
-
-    def test(self) -> bool:
-        """Is it complete? Never blocks; messages make progress in it."""
-        if self._handle is not None and native.check(lib.ckdist_operation_test(self._handle)):
-            self._finish()
-        return self._handle is None
-
-    def wait(self):
-        """Its result, once complete. CommError when a peer is lost."""
-        if self._handle is not None:
-            try:
-                native.check(lib.ckdist_operation_wait(self._handle))
-            finally:
-                self._finish()
-        return self._result
-
-    def _finish(self) -> None:
-        self._handle = None
-        self._communicator._under_way.discard(self)
-
-
-class Window:
-    """Memory of every rank that the others put to and get from; `notify` counts in one of a rank's slots, `wait` for a
-    count.
-
-    Between ranks of one host an array from `allocate` is written and read in place, and its owner may do what it likes.
-    Any other array is served by its owner while that waits in a call of its communicator: a `get` from a rank that only
-    computes takes until its next call (or the timeout), and what was `put` to it is there when its `wait` returns.
-    """
-
-    def __init__(self, communicator: "Communicator", number: int, array: np.ndarray):
-        self._communicator, self.number, self.array = communicator, number, array
-        native.check(lib.ckdist_expose(communicator._handle, number, native.pointer(array), array.nbytes))
-
-    def put(self, data: np.ndarray, rank: int, offset: int = 0) -> Operation:
-        """Writes `data` at byte `offset` of `rank`'s array; complete when `data` may change.
-
-        `notify` tells the rank.
-        """
-        return self._communicator._start(
-            lambda out: lib.ckdist_iput(
-                self._communicator._handle, rank, self.number, offset, native.pointer(data), data.nbytes, out
-            ),
-            None,
-            data,
-            self,
-        )
-
-    def get(self, out: np.ndarray, rank: int, offset: int = 0) -> Operation:
-        """Reads `out` from byte `offset` of `rank`'s array."""
-        return self._communicator._start(
-            lambda o: lib.ckdist_iget(
-                self._communicator._handle, rank, self.number, offset, native.pointer(out), out.nbytes, o
-            ),
-            out,
-            self,
-        )
-
-    def notify(self, rank: int, slot: int = 0) -> Operation:
-        """Adds one to a counter of `rank`, after everything put to it before."""
-        return self._communicator._start(
-            lambda out: lib.ckdist_inotify(self._communicator._handle, rank, self.number, slot, out), None, self
-        )
-
-    def wait(self, count: int, slot: int = 0) -> None:
-        """Returns when this rank's counter has reached `count`."""
-        native.check(lib.ckdist_await_notified(self._communicator._handle, self.number, slot, count))
 
 
 class Communicator:
@@ -128,15 +60,21 @@ class Communicator:
     All ranks make the same collective calls in the same order. `wait=False` returns an Operation at once.
     """
 
-    def __init__(self, handle, family: "weakref.WeakSet[Communicator]"):
+    def __init__(self, handle: CData, family: "weakref.WeakSet[Communicator]") -> None:
+        """`handle`: a native ckdist_communicator, which this owns."""
         self._handle, self._family = handle, family  # the communicators that were split from the same one
         family.add(self)
-        self._under_way: set[Operation] = set()
+        self.under_way: set[Operation[Any]] = set()  # operations, which add and remove themselves
         self._windows = 0
         self.rank, self.size = lib.ckdist_communicator_rank(handle), lib.ckdist_communicator_size(handle)
         self.transport = ffi.string(lib.ckdist_communicator_transport(handle)).decode()
 
-    def allocate(self, shape, dtype="float32") -> np.ndarray:
+    @property
+    def handle(self) -> CData:
+        """The native communicator, for what calls the library itself; None once closed."""
+        return self._handle
+
+    def allocate(self, shape: int | Sequence[int], dtype: DTypeLike = "float32") -> np.ndarray:
         """Zeros in this rank's shared arena; an array of uint16 for bfloat16."""
         kind = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
         size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
@@ -148,9 +86,30 @@ class Communicator:
         place = ffi.gc(ffi.cast("char *", out[0]), lambda p: lib.ckdist_communicator_release(handle, p))
         return np.frombuffer(ffi.buffer(place, max(size, 1)), np.uint8)[:size].view(kind).reshape(shape)
 
+    @overload
+    def all_reduce(
+        self,
+        x: np.ndarray,
+        op: str = ...,
+        out: np.ndarray | None = ...,
+        dtype: str | None = ...,
+        wait: Literal[True] = True,
+    ) -> np.ndarray: ...
+
+    @overload
+    def all_reduce(
+        self,
+        x: np.ndarray,
+        op: str = ...,
+        out: np.ndarray | None = ...,
+        dtype: str | None = ...,
+        *,
+        wait: Literal[False],
+    ) -> Operation[np.ndarray]: ...
+
     def all_reduce(
         self, x: np.ndarray, op: str = "sum", out: np.ndarray | None = None, dtype: str | None = None, wait: bool = True
-    ):
+    ) -> np.ndarray | Operation[np.ndarray]:
         """The sum (max, min) of all ranks' x, on every rank; `out` may be x."""
         out = np.empty_like(x) if out is None else out
         self._same(out, x.size, x.dtype, "out")
@@ -163,15 +122,38 @@ class Communicator:
             x,
         )
 
+    @overload
     def reduce_scatter(
         self,
         x: np.ndarray,
-        counts=None,
+        counts: Sequence[int] | None = ...,
+        op: str = ...,
+        out: np.ndarray | None = ...,
+        dtype: str | None = ...,
+        wait: Literal[True] = True,
+    ) -> np.ndarray: ...
+
+    @overload
+    def reduce_scatter(
+        self,
+        x: np.ndarray,
+        counts: Sequence[int] | None = ...,
+        op: str = ...,
+        out: np.ndarray | None = ...,
+        dtype: str | None = ...,
+        *,
+        wait: Literal[False],
+    ) -> Operation[np.ndarray]: ...
+
+    def reduce_scatter(
+        self,
+        x: np.ndarray,
+        counts: Sequence[int] | None = None,
         op: str = "sum",
         out: np.ndarray | None = None,
         dtype: str | None = None,
         wait: bool = True,
-    ):
+    ) -> np.ndarray | Operation[np.ndarray]:
         """This rank's part, counts[rank] elements, of what all_reduce would give; equal parts by default."""
         counts = self._counts(counts, x.size)
         out = np.empty(counts[self.rank], x.dtype) if out is None else out
@@ -185,24 +167,66 @@ class Communicator:
             x,
         )
 
-    def all_gather(self, x: np.ndarray, counts=None, out: np.ndarray | None = None, wait: bool = True):
+    @overload
+    def all_gather(
+        self,
+        x: np.ndarray,
+        counts: Sequence[int] | None = ...,
+        out: np.ndarray | None = ...,
+        wait: Literal[True] = True,
+    ) -> np.ndarray: ...
+
+    @overload
+    def all_gather(
+        self, x: np.ndarray, counts: Sequence[int] | None = ..., out: np.ndarray | None = ..., *, wait: Literal[False]
+    ) -> Operation[np.ndarray]: ...
+
+    def all_gather(
+        self, x: np.ndarray, counts: Sequence[int] | None = None, out: np.ndarray | None = None, wait: bool = True
+    ) -> np.ndarray | Operation[np.ndarray]:
         """All ranks' x, one after the other; counts[r] elements of rank r, as many as here by default."""
-        counts = [x.size] * self.size if counts is None else self._counts(counts, sum(counts))
-        self._same(x, counts[self.rank], x.dtype, "x")
-        out = np.empty(sum(counts), x.dtype) if out is None else out
-        self._same(out, sum(counts), x.dtype, "out")
+        parts = [x.size] * self.size if counts is None else self._counts(counts, sum(counts))
+        self._same(x, parts[self.rank], x.dtype, "x")
+        out = np.empty(sum(parts), x.dtype) if out is None else out
+        self._same(out, sum(parts), x.dtype, "out")
         return self._run(
             lambda o: lib.ckdist_all_gather(
-                self._handle, native.pointer(x), native.pointer(out), self._bytes(counts, x), o
+                self._handle, native.pointer(x), native.pointer(out), self._bytes(parts, x), o
             ),
             wait,
             out,
             x,
         )
 
+    @overload
     def all_to_all(
-        self, x: np.ndarray, send_counts=None, recv_counts=None, out: np.ndarray | None = None, wait: bool = True
-    ):
+        self,
+        x: np.ndarray,
+        send_counts: Sequence[int] | None = ...,
+        recv_counts: Sequence[int] | None = ...,
+        out: np.ndarray | None = ...,
+        wait: Literal[True] = True,
+    ) -> np.ndarray: ...
+
+    @overload
+    def all_to_all(
+        self,
+        x: np.ndarray,
+        send_counts: Sequence[int] | None = ...,
+        recv_counts: Sequence[int] | None = ...,
+        out: np.ndarray | None = ...,
+        *,
+        wait: Literal[False],
+    ) -> Operation[np.ndarray]: ...
+
+    def all_to_all(
+        self,
+        x: np.ndarray,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        out: np.ndarray | None = None,
+        wait: bool = True,
+    ) -> np.ndarray | Operation[np.ndarray]:
         """To every rank r the r-th part of x (send_counts[r] elements), from every rank its part for this one."""
         send = self._counts(send_counts, x.size)
         receive = send if recv_counts is None else self._counts(recv_counts, sum(recv_counts))
@@ -221,31 +245,45 @@ class Communicator:
             x,
         )
 
-    def broadcast(self, x: np.ndarray, root: int = 0, wait: bool = True):
+    @overload
+    def broadcast(self, x: np.ndarray, root: int = ..., wait: Literal[True] = True) -> np.ndarray: ...
+
+    @overload
+    def broadcast(self, x: np.ndarray, root: int = ..., *, wait: Literal[False]) -> Operation[np.ndarray]: ...
+
+    def broadcast(self, x: np.ndarray, root: int = 0, wait: bool = True) -> np.ndarray | Operation[np.ndarray]:
         """The root's x, written into every rank's."""
         self._same(x, x.size, x.dtype, "x")
         return self._run(lambda o: lib.ckdist_broadcast(self._handle, native.pointer(x), x.nbytes, root, o), wait, x)
 
-    def barrier(self, wait: bool = True):
+    @overload
+    def barrier(self, wait: Literal[True] = True) -> None: ...
+
+    @overload
+    def barrier(self, *, wait: Literal[False]) -> Operation[None]: ...
+
+    def barrier(self, wait: bool = True) -> Operation[None] | None:
         """Returns when all ranks have come."""
         return self._run(lambda o: lib.ckdist_barrier(self._handle, o), wait, None)
 
     def send(self, x: np.ndarray, rank: int, tag: int = 0) -> None:
+        """Sends x to `rank`; returns when x may change. `tag`: 0 to 1023."""
         self.isend(x, rank, tag).wait()
 
     def recv(self, x: np.ndarray, rank: int, tag: int = 0) -> np.ndarray:
+        """Receives into x a message of exactly its size from `rank`, and returns x."""
         return self.irecv(x, rank, tag).wait()
 
-    def isend(self, x: np.ndarray, rank: int, tag: int = 0) -> Operation:
+    def isend(self, x: np.ndarray, rank: int, tag: int = 0) -> Operation[None]:
         """Sends x, which stays as it is until the operation is complete. `tag`: 0 to 1023."""
-        return self._start(
+        return self.start(
             lambda out: lib.ckdist_isend(self._handle, rank, tag, native.pointer(x), x.nbytes, out), None, x
         )
 
-    def irecv(self, x: np.ndarray, rank: int, tag: int = 0) -> Operation:
+    def irecv(self, x: np.ndarray, rank: int, tag: int = 0) -> Operation[np.ndarray]:
         """Receives into x a message of exactly its size; messages of one rank with one tag come in their order."""
         self._same(x, x.size, x.dtype, "x")
-        return self._start(lambda out: lib.ckdist_irecv(self._handle, rank, tag, native.pointer(x), x.nbytes, out), x)
+        return self.start(lambda out: lib.ckdist_irecv(self._handle, rank, tag, native.pointer(x), x.nbytes, out), x)
 
     def window(self, array: np.ndarray) -> Window:
         """Shows `array` to all ranks. A collective call, in the same order everywhere; sizes may differ."""
@@ -277,12 +315,13 @@ class Communicator:
 
         A process that ends without is taken for one that died.
         """
-        self._under_way.clear()
+        self.under_way.clear()
         if self._handle is not None:
             native.check(lib.ckdist_communicator_leave(self._handle))
         self._handle = None
 
-    def _counts(self, counts, total: int) -> list[int]:
+    def _counts(self, counts: Sequence[int] | None, total: int) -> list[int]:
+        """`counts`, or equal parts of `total`; ConfigError where they are not one for each rank, or another sum."""
         if counts is None:
             if total % self.size:
                 raise ConfigError(f"{total} elements cannot be cut evenly over {self.size} ranks: give counts")
@@ -294,10 +333,12 @@ class Communicator:
 
     @staticmethod
     def _bytes(counts: list[int], x: np.ndarray) -> list[int]:
+        """Elements of x as bytes."""
         return [n * x.itemsize for n in counts]
 
     @staticmethod
-    def _same(array: np.ndarray, size: int, dtype, name: str) -> None:
+    def _same(array: np.ndarray, size: int, dtype: np.dtype[Any], name: str) -> None:
+        """ConfigError where `array` is not a contiguous one of so many elements of this type."""
         if (
             array.size != size
             or array.dtype != dtype
@@ -306,20 +347,24 @@ class Communicator:
         ):
             raise ConfigError(f"{name} must be a contiguous array of {size} {dtype}, not of {array.size} {array.dtype}")
 
-    def _run(self, call, wait: bool, result, *used):
+    def _run(
+        self, call: Callable[[CData], int], wait: bool, result: Result, *used: object
+    ) -> Result | Operation[Result]:
+        """Makes a native call, which writes no operation where it is given none, and then waits itself."""
         if wait:
             native.check(call(ffi.NULL))
             return result
-        return self._start(call, result, *used)
+        return self.start(call, result, *used)
 
-    def _start(self, call, result, *used) -> Operation:
+    def start(self, call: Callable[[CData], int], result: Result, *used: object) -> Operation[Result]:
+        """Begins a native call, which writes its ckdist_operation to what it is given."""
         out = ffi.new("struct ckdist_operation **")
         native.check(call(out))
         return Operation(self, ffi.gc(out[0], lib.ckdist_operation_free), result, *used)
 
 
 def open_communicator(
-    world,
+    world: World,
     transport: str = "auto",
     *,
     timeout: float = 30.0,
@@ -328,7 +373,7 @@ def open_communicator(
     lanes: int = 1,
     interface: str | None = None,
     thresholds: Thresholds | None = None,
-    log=None,
+    log: Log | None = None,
 ) -> Communicator:
     """The communicator of all ranks of a world. A collective call.
 
@@ -341,10 +386,9 @@ def open_communicator(
     one_host = len(set(world.hosts)) == 1
     local = [r for r, host in enumerate(world.hosts) if host == world.hosts[world.rank]]
     share = share and not (one_host and transport != "auto")
-    has_mpi = hasattr(world, "mpi")
     if transport == "auto":
-        transport = "mpi" if has_mpi else "tcp"
-    elif transport == "mpi" and not has_mpi:
+        transport = "mpi" if has_mpi(world) else "tcp"
+    elif transport == "mpi" and not has_mpi(world):
         raise ConfigError("transport mpi was demanded, but no MPI launcher started this process: use mpirun")
     crowded = len(local) > (os.cpu_count() or 1)
     spins = _CROWDED_POLLS if crowded else _PATIENT_POLLS
@@ -352,7 +396,7 @@ def open_communicator(
     if share:
         memory, meeting = _share(world, local, arena_bytes, spins, timeout)
     if not (share and one_host):
-        wire = _wire(world, transport, interface, lanes, timeout, log)
+        wire = open_transport(world, transport, interface, lanes, timeout, log)
     if transport == "verbs" and not share:
         memory = _own_memory(arena_bytes)
     limits = Thresholds(*world.broadcast(list(thresholds or load_thresholds())))
@@ -373,81 +417,37 @@ def open_communicator(
         )
     )
     world.gather(None)  # the segments are open everywhere
-    family = weakref.WeakSet()
-    if wire and transport == "mpi":
+    family: weakref.WeakSet[Communicator] = weakref.WeakSet()
+    if wire and transport == "mpi" and has_mpi(world):
         before_mpi_ends(world, lambda: [c.close() for c in list(family)])
     return Communicator(ffi.gc(out[0], lib.ckdist_communicator_free), family)
 
 
-def _share(world, local: list[int], arena_bytes: int, spins: int, timeout: float):
-    """The arenas and the meeting of this host's ranks; the first of them makes both."""
-    memory, meeting = ffi.new("struct ckdist_host_memory **"), ffi.new("struct ckdist_meeting **")
-    index, paths = local.index(world.rank), []
-    for first in (True, False):
-        if first == (index == 0):
-            path = [ffi.NULL, ffi.NULL] if first else [ffi.new("char[]", p.encode()) for p in paths[local[0]]]
-            native.check(lib.ckdist_host_memory_new(path[0], index, len(local), arena_bytes, memory))
-            held = ffi.gc(memory[0], lib.ckdist_host_memory_free)
-            native.check(lib.ckdist_meeting_new(path[1], index, len(local), local, spins, timeout, meeting))
-            met = ffi.gc(meeting[0], lib.ckdist_meeting_free)
-        if first:
-            own = (
-                [
-                    ffi.string(lib.ckdist_host_memory_path(held)).decode(),
-                    ffi.string(lib.ckdist_meeting_path(met)).decode(),
-                ]
-                if index == 0
-                else None
-            )
-            paths = world.gather(own)
-    return held, met
+def _share(world: World, local: list[int], arena_bytes: int, spins: int, timeout: float) -> tuple[CData, CData]:
+    """The arenas and the shared-memory rendezvous of this host's ranks; the first of them makes both."""
+    if local[0] == world.rank:
+        memory, rendezvous = _open_shared(None, world.rank, local, arena_bytes, spins, timeout)
+        paths = [lib.ckdist_host_memory_path(memory), lib.ckdist_meeting_path(rendezvous)]
+        world.gather([ffi.string(path).decode() for path in paths])
+        return memory, rendezvous
+    return _open_shared(world.gather(None)[local[0]], world.rank, local, arena_bytes, spins, timeout)
 
 
-def _own_memory(arena_bytes: int):
+def _open_shared(
+    paths: list[str] | None, rank: int, local: list[int], arena_bytes: int, spins: int, timeout: float
+) -> tuple[CData, CData]:
+    """The arenas and the rendezvous at `paths`, or new ones."""
+    memory, rendezvous = ffi.new("struct ckdist_host_memory **"), ffi.new("struct ckdist_meeting **")
+    index = local.index(rank)
+    path = [ffi.NULL, ffi.NULL] if paths is None else [ffi.new("char[]", p.encode()) for p in paths]
+    native.check(lib.ckdist_host_memory_new(path[0], index, len(local), arena_bytes, memory))
+    held = ffi.gc(memory[0], lib.ckdist_host_memory_free)
+    native.check(lib.ckdist_meeting_new(path[1], index, len(local), local, spins, timeout, rendezvous))
+    return held, ffi.gc(rendezvous[0], lib.ckdist_meeting_free)
+
+
+def _own_memory(arena_bytes: int) -> CData:
     """An arena of this rank alone, for a wire that must know memory."""
     out = ffi.new("struct ckdist_host_memory **")
     native.check(lib.ckdist_host_memory_new(ffi.NULL, 0, 1, arena_bytes, out))
     return ffi.gc(out[0], lib.ckdist_host_memory_free)
-
-
-def _wire(world, transport: str, interface: str | None, lanes: int, timeout: float, log):
-    if transport == "verbs":
-        wire = verbs_wire(world, interface, timeout)
-    else:
-        wire = _wire_mpi(world, timeout) if transport == "mpi" else _wire_tcp(world, interface, lanes, timeout, log)
-    if len(set(world.hosts)) > 1:
-        names = [ffi.new("char[]", machine_name(host).encode()) for host in world.hosts]
-        native.check(lib.ckdist_wire_name_hosts(wire, names))
-    return wire
-
-
-def _wire_tcp(world, interface: str | None, lanes: int, timeout: float, log):
-    out = ffi.new("struct ckdist_wire **")
-    native.check(
-        lib.ckdist_wire_tcp(world.rank, world.size, lanes, connect_mesh(world, interface, lanes, log), timeout, out)
-    )
-    return ffi.gc(out[0], lib.ckdist_wire_free)
-
-
-def before_mpi_ends(world, action) -> None:
-    """MPI calls `action` before it ends, whoever ends it: no thread may be in a call of MPI then."""
-    world.mpi.COMM_SELF.Set_attr(world.mpi.Comm.Create_keyval(delete_fn=lambda *_: action()), None)
-
-
-def _wire_mpi(world, timeout: float):
-    if world.mpi.Query_thread() < world.mpi.THREAD_MULTIPLE:
-        raise ConfigError(
-            f"this MPI allows thread level {world.mpi.Query_thread()}, and {world.mpi.THREAD_MULTIPLE} (MPI_THREAD_MULTIPLE) is needed: use a build of MPI with it, or --transport tcp"
-        )
-    library = ctypes.CDLL(world.mpi.__file__)  # finds the MPI library that mpi4py itself is linked to
-    calls = [
-        ffi.cast("void *", ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
-        for name in ("MPI_Isend", "MPI_Irecv", "MPI_Test", "MPI_Iprobe", "MPI_Get_count")
-    ]
-    comm = world.comm.Dup()
-    handle = lambda value: ffi.cast("void *", value.handle)
-    out = ffi.new("struct ckdist_wire **")
-    native.check(
-        lib.ckdist_wire_mpi(*calls, handle(world.mpi.BYTE), handle(comm), world.rank, world.size, timeout, out)
-    )
-    return ffi.gc(out[0], lib.ckdist_wire_free)

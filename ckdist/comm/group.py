@@ -2,12 +2,15 @@
 
 import logging
 import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ckdist import native
-from ckdist.comm.communicator import before_mpi_ends
+from ckdist.comm.protocol import World, has_mpi
 from ckdist.comm.thresholds import Thresholds, load_thresholds
+from ckdist.comm.transport import before_mpi_ends
 from ckdist.comm.wires import open_wire
+from ckdist.native import CData
 
 log = logging.getLogger(__name__)
 lib, ffi = native.lib, native.ffi
@@ -18,7 +21,7 @@ class Group:
     """A native group. `kind` says what joins the ranks: shared memory, a wire's name, or both."""
 
     kind: str
-    handle: object
+    handle: CData
 
     def check_peers(self) -> None:
         """CommError when a peer is known to be dead, or silent for longer than the timeout; for a rank between
@@ -27,7 +30,7 @@ class Group:
         native.check(lib.ckdist_group_check_peers(self.handle))
 
 
-def open_group(world, spins: int, timeout: float, transport: str = "auto") -> Group:
+def open_group(world: World, spins: int, timeout: float, transport: str = "auto") -> Group:
     """The group of all ranks of a world; a collective call.
 
     `auto`: shared memory inside each host, and between hosts the wire that measures fastest. A transport that is named
@@ -58,13 +61,13 @@ def open_group(world, spins: int, timeout: float, transport: str = "auto") -> Gr
             wire.handle, path, world.rank, world.size, host_of, *sizes, spins, timeout, out
         ),
     )
-    if wire.name == "mpi":
+    if wire.name == "mpi" and has_mpi(world):
         held = weakref.ref(handle)
         before_mpi_ends(world, lambda: held() and lib.ckdist_group_leave(held()))
     return Group(f"shared memory and {wire.name}" if len(set(hosts)) < world.size else wire.name, handle)
 
 
-def _met(world, hosts, make):
+def _met(world: World, hosts: Iterable[object], make: Callable[[CData, CData], int]) -> CData:
     """Makes this rank's handle: a host's first rank before the others, which get its memory's path."""
     hosts = list(hosts)
     first = hosts.index(hosts[world.rank])

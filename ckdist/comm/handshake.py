@@ -17,10 +17,12 @@ import struct
 import threading
 import time
 from dataclasses import dataclass
+from typing import Any
 
+from ckdist.comm.protocol import Log, World
 from ckdist.errors import CommError, ConfigError
 
-SECRET_VARIABLE = "CKDIST_JOB_SECRET_FILE"
+SECRET_VARIABLE = "CKDIST_JOB_SECRET_FILE"  # noqa: S105, the name of a variable
 MIN_SECRET = 16
 REMEDY = "`(umask 077; head -c 32 /dev/urandom | base64 > FILE)`"
 _MAGIC = b"ckdist1\n"
@@ -65,7 +67,7 @@ def read_secret(path: str | None = None) -> bytes:
     return secret
 
 
-def job_secret(world) -> bytes:
+def job_secret(world: World) -> bytes:
     """The secret that all ranks of `world` hold. A collective call.
 
     A world without one has rank 0 draw it, which is as safe as that world's own messages.
@@ -94,10 +96,12 @@ def receive_exactly(connection: socket.socket, size: int, deadline: float) -> by
 
 
 def _proof(secret: bytes, role: bytes, client: bytes, server: bytes) -> bytes:
+    """What proves to the other end that this one knows the secret."""
     return hmac.new(secret, role + client + server, hashlib.sha256).digest()
 
 
 def _hello(purpose: Purpose) -> bytes:
+    """The first bytes of a connection, with a fresh nonce."""
     return _HELLO.pack(_MAGIC, secrets.token_bytes(32), purpose.kind, purpose.source, purpose.target, purpose.lane)
 
 
@@ -154,7 +158,10 @@ class Listener:
     Strangers are dropped with a line each, as long as they are few.
     """
 
-    def __init__(self, address: str, port: int, rank: int, secret: bytes, patience: float = 10.0, log=None):
+    def __init__(
+        self, address: str, port: int, rank: int, secret: bytes, patience: float = 10.0, log: Log | None = None
+    ) -> None:
+        """Listens at `address` for rank `rank`; ConfigError where it cannot. `patience`: seconds for a proof."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.rank, self.secret, self.patience, self.log = rank, secret, patience, log
         self.socket = socket.socket(family, socket.SOCK_STREAM)
@@ -176,6 +183,7 @@ class Listener:
         threading.Thread(target=self._accept, daemon=True, name="ckdist-listener").start()
 
     def _accept(self) -> None:
+        """A thread: takes connections until `close`."""
         while True:
             try:
                 connection, peer = self.socket.accept()
@@ -192,7 +200,8 @@ class Listener:
                     oldest.shutdown(socket.SHUT_RDWR)  # which ends its thread
             threading.Thread(target=self._meet, args=(connection, peer), daemon=True).start()
 
-    def _meet(self, connection: socket.socket, peer) -> None:
+    def _meet(self, connection: socket.socket, peer: tuple[Any, ...]) -> None:
+        """A thread for one connection: keeps it once it is proven, else drops it. `peer`: its address."""
         try:
             begun = time.monotonic()
             client = receive_exactly(connection, _HELLO.size, begun + min(_FIRST_SECONDS, self.patience))
@@ -226,6 +235,7 @@ class Listener:
                 self._strangers.pop(connection, None)
 
     def _tell(self, line: str) -> None:
+        """Logs a dropped connection, of the first _DROPPED_LINES."""
         with self._changed:
             self._dropped += 1
             count = self._dropped
@@ -256,12 +266,11 @@ class Listener:
             return self._proven.popitem()
 
     def close(self) -> None:
+        """Listens no more; connections that nobody took are closed."""
         with self._changed:
             self._closed = True
             for connection in self._proven.values():
                 connection.close()
-        try:
+        with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self.socket.close()

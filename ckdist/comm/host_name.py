@@ -1,6 +1,6 @@
 """What a host is called among the ranks of a job."""
 
-import os
+import contextlib
 import pathlib
 import socket
 
@@ -14,12 +14,10 @@ def host_name() -> str:
     parts = [socket.gethostname()]
     for what in (
         lambda: pathlib.Path("/proc/sys/kernel/random/boot_id").read_text()[:8],
-        lambda: os.readlink("/proc/self/ns/pid"),
+        lambda: str(pathlib.Path("/proc/self/ns/pid").readlink()),
     ):
-        try:
+        with contextlib.suppress(OSError):
             parts.append(what())
-        except OSError:
-            pass
     return "/".join(parts)
 
 

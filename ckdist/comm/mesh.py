@@ -7,6 +7,7 @@ import time
 import psutil
 
 from ckdist.comm.handshake import Listener, Purpose, connect, job_secret
+from ckdist.comm.protocol import Log, World
 from ckdist.comm.tcp_world import INTERFACE_VARIABLE, address_of
 from ckdist.errors import ConfigError
 
@@ -15,7 +16,9 @@ MAX_LANES = 16
 CONNECT_SECONDS = 30.0
 
 
-def connect_mesh(world, interface: str | None, lanes: int, log=None, seconds: float = CONNECT_SECONDS) -> list[int]:
+def connect_mesh(
+    world: World, interface: str | None, lanes: int, log: Log | None = None, seconds: float = CONNECT_SECONDS
+) -> list[int]:
     """File descriptors (size * (lanes + 1)), those of this rank itself -1, the last to every rank for signs of life
     alone. A collective call.
 
@@ -26,10 +29,11 @@ def connect_mesh(world, interface: str | None, lanes: int, log=None, seconds: fl
     if not 0 <= lanes <= MAX_LANES:
         raise ConfigError(f"{lanes} connections between two ranks; use up to {MAX_LANES}")
     secret = job_secret(world)
-    shared = None if interface or hasattr(world, "address") else common_address(world)
-    listener, problem = None, ""
+    reached = getattr(world, "address", None)  # by the master
+    found = reached if interface or reached is not None else common_address(world)
+    listener, address, problem = None, "", ""
     try:
-        address = address_of(interface) if interface else shared or world.address
+        address = address_of(interface) if interface else str(found)
         listener = Listener(address, 0, world.rank, secret, log=log)
     except ConfigError as error:
         problem = str(error)
@@ -37,6 +41,7 @@ def connect_mesh(world, interface: str | None, lanes: int, log=None, seconds: fl
         told = world.gather(list(listener.address) if listener else problem)
         if refused := [(rank, t) for rank, t in enumerate(told) if isinstance(t, str)]:
             raise ConfigError(f"rank {refused[0][0]}: {refused[0][1]}")
+        assert listener is not None  # or this rank's problem was among the refused
         deadline = time.monotonic() + seconds
         connections = {}
         for peer in range(world.rank):
@@ -57,7 +62,7 @@ def connect_mesh(world, interface: str | None, lanes: int, log=None, seconds: fl
     ]
 
 
-def common_address(world) -> str:
+def common_address(world: World) -> str:
     """This rank's IPv4 address on the fastest network that all hosts are on, each with an address of its own; a
     collective call.
 
@@ -78,11 +83,12 @@ def common_address(world) -> str:
         return "127.0.0.1"
     networks = []
     for network in ranks[0]:
-        there = {host: r[network] for host, r in zip(world.hosts, ranks) if network in r}
+        there = {host: r[network] for host, r in zip(world.hosts, ranks, strict=True) if network in r}
         if len(there) == len(set(world.hosts)) == len({address for address, _ in there.values()}):
             networks.append((-min(speed for _, speed in there.values()), network))
     if not networks:
         raise ConfigError(
-            f"no network has all hosts on it: name the interface or address to use in {INTERFACE_VARIABLE} on every host"
+            f"no network has all hosts on it: name the interface or address to use in "
+            f"{INTERFACE_VARIABLE} on every host"
         )
     return own[min(networks)[1]][0]

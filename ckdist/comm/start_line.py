@@ -5,6 +5,7 @@ rank that is stopped or cut off meanwhile is noticed by its silence. What comes 
 """
 
 import collections
+import contextlib
 import select
 import socket
 import struct
@@ -30,7 +31,8 @@ class StartLine:
     `quiet`: seconds in which the peer may not have begun to show that it lives.
     """
 
-    def __init__(self, peer: int, connection: socket.socket, quiet: float = 0.0):
+    def __init__(self, peer: int, connection: socket.socket, quiet: float = 0.0) -> None:
+        """Takes over `connection`, and begins to show and to watch for heartbeats."""
         self.peer, self.connection = peer, connection
         self.messages: collections.deque[bytes] = collections.deque()
         self.end: str | None = None  # why nothing more comes
@@ -54,20 +56,21 @@ class StartLine:
         """CommError when the peer has shown no sign of life for too long."""
         if (silent := time.monotonic() - self.heard) > SILENT_SECONDS:
             raise CommError(
-                f"rank {self.peer} was lost at start-up: it has not been heard of for {silent:.0f} s, so it is stopped or cut off"
+                f"rank {self.peer} was lost at start-up: it has not been heard of for {silent:.0f} s, "
+                "so it is stopped or cut off"
             )
 
     def close(self) -> None:
+        """Ends the thread and the connection."""
         self._closed = True
-        try:
+        with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self.connection.close()
 
     def _run(self) -> None:
+        """The thread: sends heartbeats and reads what comes; `end` says why it ended."""
         buffer, beat, looked = bytearray(), 0.0, time.monotonic()
         try:
             while not self._closed:
@@ -91,7 +94,7 @@ class StartLine:
                 _changed.notify_all()
 
     def _beat(self) -> None:
-        # Someone who sends shows that this rank lives as well.
+        """Sends a heartbeat, unless a message is being sent, which shows as well that this rank lives."""
         if self._sending.acquire(blocking=False):
             try:
                 if select.select([], [self.connection], [], 0)[1]:

@@ -12,11 +12,14 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Collection
+from typing import Any
 
 import msgpack
 
 from ckdist.comm.handshake import Listener, Purpose, connect, read_secret
 from ckdist.comm.host_name import host_name
+from ckdist.comm.protocol import Log
 from ckdist.comm.start_line import StartLine, receive
 from ckdist.errors import CommError, ConfigError
 
@@ -37,13 +40,14 @@ def is_started() -> bool:
     missing = [name for name in VARIABLES if not os.environ.get(name)]
     if missing and any(os.environ.get(name) for name in VARIABLES[:2]):
         raise ConfigError(
-            f"{', '.join(missing)} missing beside {', '.join(n for n in VARIABLES if n not in missing)}: set all of {', '.join(VARIABLES)} on every rank, or none"
+            f"{', '.join(missing)} missing beside {', '.join(n for n in VARIABLES if n not in missing)}: "
+            f"set all of {', '.join(VARIABLES)} on every rank, or none"
         )
     return not missing and _environment()[:2] != (0, 1)
 
 
 def address_of(interface: str) -> str:
-    """The address of a network interface (`eth0`), or the address itself."""
+    """The address of a network interface (`eth0`), or the address itself; ConfigError where it is neither."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
@@ -51,7 +55,7 @@ def address_of(interface: str) -> str:
         except OSError:
             pass
     try:
-        return socket.getaddrinfo(interface, None, type=socket.SOCK_STREAM)[0][4][0]
+        return str(socket.getaddrinfo(interface, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
         names = ", ".join(name for _, name in socket.if_nameindex())
         raise ConfigError(
@@ -60,6 +64,7 @@ def address_of(interface: str) -> str:
 
 
 def _resolve(name: str) -> str:
+    """The address of a host; ConfigError where it is not known."""
     try:
         return socket.gethostbyname(name)
     except OSError as error:
@@ -67,6 +72,7 @@ def _resolve(name: str) -> str:
 
 
 def _environment() -> tuple[int, int, str, int]:
+    """Rank, size, and rank 0's address and port, as the launcher says; ConfigError for what is no number."""
     values = {name: os.environ.get(name, "") for name in VARIABLES}
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
         if not values[name].isdigit() or len(values[name]) > 6:
@@ -77,6 +83,7 @@ def _environment() -> tuple[int, int, str, int]:
 
 
 def _start_seconds() -> float:
+    """How long ranks wait for one another; ConfigError where the variable is not a number of seconds."""
     text = os.environ.get(TIMEOUT_VARIABLE) or str(START_SECONDS)
     try:
         seconds = float(text)
@@ -85,6 +92,13 @@ def _start_seconds() -> float:
     if not 0 < seconds < 1e6:
         raise ConfigError(f"{TIMEOUT_VARIABLE} ({text!r}) must be a number of seconds")
     return seconds
+
+
+def packed(value: Any) -> bytes:
+    """`value` as msgpack."""
+    data = msgpack.packb(value)
+    assert data is not None  # as with every Packer that flushes itself
+    return data
 
 
 class TcpWorld:
@@ -100,11 +114,18 @@ class TcpWorld:
         interface: str | None = None,
         timeout: float = START_SECONDS,
         host: str | None = None,
-        log=None,
-    ):
+        log: Log | None = None,
+    ) -> None:
+        """Joins the job; a collective call.
+
+        `master`, `port`: where rank 0 listens. `interface`: name or address that this rank uses. `timeout`: seconds
+        until all have come. `host`: the name of this rank's host, where it is not the machine's. `log`: takes a line
+        for each stranger. Raises ConfigError for what the user can mend, CommError where ranks are missing.
+        """
         if not 0 < size <= MAX_RANKS or not 0 <= rank < size:
             raise ConfigError(
-                f"RANK ({rank}) of WORLD_SIZE ({size}) is not possible: ranks count from 0, and at most {MAX_RANKS} are supported"
+                f"RANK ({rank}) of WORLD_SIZE ({size}) is not possible: "
+                f"ranks count from 0, and at most {MAX_RANKS} are supported"
             )
         if not 0 < port < 65536:
             raise ConfigError(f"MASTER_PORT ({port}) must be from 1 to 65535")
@@ -125,7 +146,7 @@ class TcpWorld:
         same = [r for r, name in enumerate(self.hosts) if name == self.hosts[rank]]
         self.local_rank, self.local_size = same.index(rank), len(same)
 
-    def _assemble(self, port: int, timeout: float, log) -> None:
+    def _assemble(self, port: int, timeout: float, log: Log | None) -> None:
         """Rank 0 takes the others as they come, and tells those who came when it cannot go on."""
         listener = Listener(self.address, port, 0, self.secret, log=log)
         deadline, problem, came_so_far = time.monotonic() + timeout, None, {}
@@ -136,14 +157,17 @@ class TcpWorld:
                     missing = [r for r in range(1, self.size) if r not in came_so_far]
                     names = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
                     problem = CommError(
-                        f"{names} of {self.size} did not come to {self.address}:{port} within {timeout:.0f} s: start all with the same MASTER_ADDR, MASTER_PORT and job secret, or wait longer with {TIMEOUT_VARIABLE}"
+                        f"{names} of {self.size} did not come to {self.address}:{port} within {timeout:.0f} s: "
+                        "start all with the same MASTER_ADDR, MASTER_PORT and job secret, "
+                        f"or wait longer with {TIMEOUT_VARIABLE}"
                     )
                     break
                 purpose, connection = came
                 rank, size = purpose.source, purpose.lane
                 if size != self.size:
                     problem = ConfigError(
-                        f"rank {rank} was started with WORLD_SIZE {size} and rank 0 with WORLD_SIZE {self.size}: give all ranks the same"
+                        f"rank {rank} was started with WORLD_SIZE {size} and rank 0 with WORLD_SIZE {self.size}: "
+                        "give all ranks the same"
                     )
                 elif rank in came_so_far or not 0 < rank < size:
                     problem = ConfigError(f"RANK {rank} of WORLD_SIZE {size} came twice: give every process its own")
@@ -161,13 +185,13 @@ class TcpWorld:
             raise problem
 
     @classmethod
-    def from_environment(cls, log=None) -> "TcpWorld":
+    def from_environment(cls, log: Log | None = None) -> "TcpWorld":
         """The world that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe, with the secret that
         CKDIST_JOB_SECRET_FILE names.
         """
         return cls(*_environment(), read_secret(), os.environ.get(INTERFACE_VARIABLE), _start_seconds(), log=log)
 
-    def broadcast(self, value=None):
+    def broadcast(self, value: Any = None) -> Any:
         """Rank 0's msgpack-able value, on every rank."""
         if self.rank == 0:
             for peer in self._lines:
@@ -175,21 +199,24 @@ class TcpWorld:
             return value
         return self._receive([0])[0]
 
-    def gather_all(self, value) -> list:
+    def gather_all(self, value: Any) -> list[Any]:
         """Every rank's msgpack-able value, on every rank, in rank order."""
         if self.rank == 0:
-            return self.broadcast([value] + self._receive(range(1, self.size)))
+            values = [value, *self._receive(range(1, self.size))]
+            self.broadcast(values)
+            return values
         self._send(0, value)
         (values,) = self._receive([0])
         if not isinstance(values, list) or len(values) != self.size:
             raise CommError(
-                f"rank 0 sent something other than the values of {self.size} ranks: start all ranks with the same version"
+                f"rank 0 sent something other than the values of {self.size} ranks: "
+                "start all ranks with the same version"
             )
         return values
 
     gather = gather_all
 
-    def collect(self, value, seconds: float) -> list | None:
+    def collect(self, value: Any, seconds: float) -> list[Any] | None:
         """On rank 0 every rank's msgpack-able value, None for a rank whose has not come within `seconds`; others get
         nothing.
         """
@@ -207,16 +234,18 @@ class TcpWorld:
         return values
 
     def close(self) -> None:
+        """Ends the connections to the other ranks."""
         for line in self._lines.values():
             line.close()
 
-    def _send(self, peer: int, value) -> None:
+    def _send(self, peer: int, value: Any) -> None:
+        """Sends a msgpack-able value; CommError where the peer is lost."""
         try:
-            self._lines[peer].send(msgpack.packb(value))
+            self._lines[peer].send(packed(value))
         except OSError as error:
             raise CommError(f"rank {peer} was lost at start-up: {error}") from None
 
-    def _receive(self, peers, seconds: float = LOAD_SECONDS) -> list:
+    def _receive(self, peers: Collection[int], seconds: float = LOAD_SECONDS) -> list[Any]:
         """The next value of each. When one is lost, rank 0 tells those who wait for it."""
         try:
             return [

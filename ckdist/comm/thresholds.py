@@ -39,6 +39,7 @@ def load_thresholds() -> Thresholds:
 
 
 def save_thresholds(thresholds: Thresholds) -> pathlib.Path:
+    """Keeps them for later starts. The file; OSError where it cannot be written, RuntimeError without a home."""
     path = thresholds_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(thresholds._asdict(), indent=1) + "\n")

@@ -10,13 +10,16 @@ import os
 import pathlib
 import re
 import socket
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from ckdist import native
 from ckdist.comm.mesh import connect_mesh
+from ckdist.comm.protocol import World
 from ckdist.errors import CkdistError, ConfigError
+from ckdist.native import CData
 from ckdist.topology import this_machine
 from ckdist.topology.binding import own_cpus
 
@@ -57,11 +60,12 @@ class Choice:
     port: int
     gid: Gid
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.device} port {self.port}, GID {self.gid.index} ({self.gid.version}, {self.gid.address})"
 
 
 def _read(path: pathlib.Path, default: str = "") -> str:
+    """A file of sysfs, or `default` where it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:  # an empty table entry is a file that cannot be read
@@ -80,9 +84,10 @@ def devices(root: str = "/") -> tuple[Port, ...]:
     return tuple(found)
 
 
-def _gids(port: pathlib.Path, infiniband: bool):
+def _gids(port: pathlib.Path, infiniband: bool) -> Iterator[Gid]:
+    """The entries of a port's table that stand for an address."""
     attributes = port / "gid_attrs"
-    for index in sorted(int(name) for name in os.listdir(port / "gids")):
+    for index in sorted(int(entry.name) for entry in (port / "gids").iterdir()):
         text = _read_entry(f"{port}/gids/{index}")
         if _NO_INTERFACE.fullmatch(text):
             continue
@@ -136,7 +141,8 @@ def choose(
     if not ports:
         raise ConfigError("this machine has no RDMA device")
     have = ", ".join(
-        f"{p.device} ({'active' if p.active else 'down'}: {', '.join(sorted({g.address for g in p.gids})) or 'no address'})"
+        f"{p.device} ({'active' if p.active else 'down'}: "
+        f"{', '.join(sorted({g.address for g in p.gids})) or 'no address'})"
         for p in ports
     )
     raise ConfigError(
@@ -181,7 +187,7 @@ def verbs_works(interface: str | None = None) -> tuple[bool, str]:
         return False, str(error)
 
 
-def verbs_wire(world, interface: str | None = None, timeout: float = 30.0):
+def verbs_wire(world: World, interface: str | None = None, timeout: float = 30.0) -> CData:
     """The native wire (struct ckdist_wire *) between all ranks of a world, tried with one message around them all.
 
     A collective call.
@@ -189,10 +195,10 @@ def verbs_wire(world, interface: str | None = None, timeout: float = 30.0):
     `interface`: name or address of a network interface, or name of an RDMA device; default: an active port near this
     rank's NUMA node. ConfigError, on all ranks alike, when it does not work on any of them.
     """
-    transport, choice, why = None, "", ""
-    addresses = [b""] * world.size
+    transport: Transport | None = None
+    choice = why = ""
 
-    def agreed(step) -> None:
+    def agreed(step: Callable[[], None]) -> None:
         """Runs one step here and learns how it went everywhere."""
         nonlocal why
         try:
@@ -202,33 +208,35 @@ def verbs_wire(world, interface: str | None = None, timeout: float = 30.0):
         for rank, (other, used) in enumerate(world.gather([why, choice])):
             if other:
                 raise ConfigError(
-                    f"verbs does not work on rank {rank} ({world.hosts[rank].split('/')[0]}{', ' + used if used else ''}): {other}"
+                    f"verbs does not work on rank {rank} "
+                    f"({world.hosts[rank].split('/')[0]}{', ' + used if used else ''}): {other}"
                 )
 
     def open_port() -> None:
+        """Opens the port that this rank uses."""
         nonlocal transport, choice
         chosen = own_choice(interface)
         choice = str(chosen)
         transport = Transport(chosen, world.rank, world.size, timeout)
 
-    def exchange() -> None:
-        addresses[:] = world.gather(transport.address())
+    agreed(open_port)
+    opened = transport
+    assert opened is not None  # or `agreed` has raised
+    addresses = world.gather(opened.address())
 
     def around() -> None:
         """To the next rank, from the one before: a firewall between two that are connected is found here."""
         after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
         if world.size > 1:
-            sending = transport.isend(after, START_TAG, np.ones(1, np.uint8))
-            transport.recv(before, START_TAG, np.empty(1, np.uint8))
-            transport.wait(sending, after, "start-up")
+            sending = opened.isend(after, START_TAG, np.ones(1, np.uint8))
+            opened.recv(before, START_TAG, np.empty(1, np.uint8))
+            opened.wait(sending, after, "start-up")
 
-    agreed(open_port)
-    exchange()
-    agreed(lambda: transport.connect(addresses))
+    agreed(lambda: opened.connect(addresses))
     agreed(around)
     signs_of_life = connect_mesh(world, None, 0)
     out = native.ffi.new("struct ckdist_wire **")
-    native.check(native.lib.ckdist_wire_verbs(transport.handle, world.size, signs_of_life, out))
+    native.check(native.lib.ckdist_wire_verbs(opened.handle, world.size, signs_of_life, out))
     return native.ffi.gc(out[0], native.lib.ckdist_wire_free)
 
 
@@ -240,7 +248,8 @@ class Transport:
     complete; waiting raises CommError, naming the peer, after `timeout` seconds or when it is known to be gone.
     """
 
-    def __init__(self, choice: Choice, rank: int, size: int, timeout: float):
+    def __init__(self, choice: Choice, rank: int, size: int, timeout: float) -> None:
+        """Opens `choice` on rank `rank` of `size`. `timeout`: seconds that any wait may take. Raises CommError."""
         self.rank, self.size = rank, size
         out = native.ffi.new("struct ckdist_verbs **")
         native.check(
@@ -251,61 +260,78 @@ class Transport:
         self.handle = native.ffi.gc(out[0], native.lib.ckdist_verbs_free)
 
     def address(self) -> bytes:
+        """What the other ranks must know to connect."""
         own = np.zeros(native.lib.ckdist_verbs_address_bytes(self.size), np.uint8)
         native.check(native.lib.ckdist_verbs_address(self.handle, native.pointer(own, "uint8_t *")))
         return own.tobytes()
 
     def connect(self, addresses: list[bytes]) -> None:
+        """Connects to all ranks, by their `address` in rank order; ConfigError where these are of another build."""
         bytes_each = native.lib.ckdist_verbs_address_bytes(self.size)
         if len(addresses) != self.size or any(len(a) != bytes_each for a in addresses):
             raise ConfigError(
-                f"the ranks' verbs addresses are not {self.size} of {bytes_each} bytes: start all ranks with the same version"
+                f"the ranks' verbs addresses are not {self.size} of {bytes_each} bytes: "
+                "start all ranks with the same version"
             )
         native.check(native.lib.ckdist_verbs_connect(self.handle, b"".join(addresses)))
 
     def isend(self, peer: int, tag: int, data: np.ndarray) -> int:
+        """Begins to send `data` to `peer`; a request for `wait`."""
         return self._begin(native.lib.ckdist_verbs_isend, peer, tag, native.pointer(data), data.nbytes)
 
     def irecv(self, peer: int, tag: int, data: np.ndarray) -> int:
+        """Begins to receive into `data` a message of its size from `peer`; a request for `wait`."""
         return self._begin(native.lib.ckdist_verbs_irecv, peer, tag, native.pointer(data), data.nbytes)
 
     def iput(self, peer: int, window: int, offset: int, data: np.ndarray) -> int:
+        """Begins to write `data` at byte `offset` of `peer`'s window; a request for `wait`."""
         return self._begin(native.lib.ckdist_verbs_iput, peer, window, offset, native.pointer(data), data.nbytes)
 
     def iget(self, peer: int, window: int, offset: int, data: np.ndarray) -> int:
+        """Begins to read `data` from byte `offset` of `peer`'s window; a request for `wait`."""
         return self._begin(native.lib.ckdist_verbs_iget, peer, window, offset, native.pointer(data), data.nbytes)
 
     def inotify(self, peer: int, window: int, slot: int) -> int:
+        """Begins to add one to a slot of `peer`'s window, after what was put before; a request for `wait`."""
         return self._begin(native.lib.ckdist_verbs_inotify, peer, window, slot)
 
     def notified(self, window: int, slot: int) -> int:
+        """How often peers have notified a slot of this rank's window."""
         count = native.ffi.new("uint64_t *")
         native.check(native.lib.ckdist_verbs_notified(self.handle, window, slot, count))
         return count[0]
 
     def register(self, data: np.ndarray) -> None:
+        """Makes memory known to the device, so that messages in it are not copied."""
         native.check(native.lib.ckdist_verbs_register(self.handle, native.pointer(data), data.nbytes))
 
     def expose(self, window: int, data: np.ndarray) -> None:
+        """Shows `data` to all ranks as window `window`."""
         native.check(native.lib.ckdist_verbs_expose(self.handle, window, native.pointer(data), data.nbytes))
 
     def wait(self, request: int, peer: int, what: str = "wait") -> None:
+        """Returns when `request` is complete; CommError, which says `what`, when `peer` is lost or late."""
         native.check(native.lib.ckdist_verbs_wait(self.handle, request, peer, what.encode()))
 
     def send(self, peer: int, tag: int, data: np.ndarray) -> None:
+        """Sends `data` to `peer`; returns when it may change."""
         self.wait(self.isend(peer, tag, data), peer, "send")
 
     def recv(self, peer: int, tag: int, data: np.ndarray) -> np.ndarray:
+        """Receives into `data` a message of its size from `peer`, and returns it."""
         self.wait(self.irecv(peer, tag, data), peer, "recv")
         return data
 
     def abandon(self, reason: str) -> None:
+        """Tells all ranks that this one gives up, and why."""
         native.check(native.lib.ckdist_verbs_abandon(self.handle, reason.encode()))
 
     def close(self) -> None:
+        """Closes the connections and the device."""
         native.ffi.release(self.handle)
 
-    def _begin(self, call, *arguments) -> int:
+    def _begin(self, call: Callable[..., int], *arguments: object) -> int:
+        """Makes a native call that begins a request; the request's number."""
         request = native.ffi.new("uint64_t *")
         native.check(call(self.handle, *arguments, request))
         return request[0]

@@ -1,23 +1,30 @@
-"""What joins ranks between hosts: opens the wire that was asked for, or of all that work on every rank the one that
-measures fastest.
+"""What joins ranks between hosts: opens the transport that was asked for, or of all that work on every rank the one
+that measures fastest.
 
 Fastest is the smallest product of two medians, a small exchange as decoding has it and a large one as prompts have it,
 both of the slowest of the hosts measured. A wire that is ahead by less than the measurement's noise does not displace
 one before it in the order below, so that a job meets the same one run after run. Results never depend on the choice.
 """
 
+import functools
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ckdist import native
-from ckdist.comm import communicator
+from ckdist.comm.protocol import World, has_mpi
 from ckdist.comm.tcp_world import INTERFACE_VARIABLE
+from ckdist.comm.transport import open_transport
 from ckdist.errors import CkdistError, CommError, ConfigError, UserError
+from ckdist.native import CData
 
 ORDER = ("verbs", "mpi", "tcp")
 SMALL, LARGE = (16 << 10, 40), (1 << 20, 5)  # bytes and calls of a measured exchange
 NOISE = 0.1
 MEASURED_HOSTS = 8
+
+Result = TypeVar("Result")
 
 lib, ffi = native.lib, native.ffi
 
@@ -27,43 +34,46 @@ class Wire:
     """`handle` belongs to the group that is made of it. `reason`: one line that says why it was chosen."""
 
     name: str
-    handle: object
+    handle: CData
     reason: str
 
 
-def open_wire(world, wanted: str, timeout: float) -> Wire:
+def open_wire(world: World, wanted: str, timeout: float) -> Wire:
     """The wire `wanted` ("auto": the fastest that works everywhere); a collective call with the same result on every
     rank.
 
     A wire that was named and does not work is a ConfigError where the user can mend it, else a CommError.
     """
-    candidates = [wanted] if wanted != "auto" else [name for name in ORDER if name != "mpi" or hasattr(world, "mpi")]
-    opened, refused = {}, {}
+    candidates = [wanted] if wanted != "auto" else [name for name in ORDER if name != "mpi" or has_mpi(world)]
+    opened: dict[str, CData] = {}
+    refused: dict[str, CkdistError] = {}
     for name in candidates:
-        handle, error = _everywhere(world, lambda: _open(world, name, timeout))
+        handle, error = _everywhere(world, functools.partial(_open, world, name, timeout))
         if error is None:
             opened[name] = handle
         else:
             refused[name] = error
     if not opened:
-        raise type(error)(
+        name, error = list(refused.items())[-1]
+        problem = (
             f"--transport {_why_not(wanted, error)}; leave it out, or use another"
             if wanted != "auto"
             else f"nothing joins the hosts: {_why_not(name, error)}"
         )
-    times = {}
+        raise ConfigError(problem) if isinstance(error, ConfigError) else CommError(problem)
+    times: dict[str, list[float]] = {}
     for name, handle in opened.items() if len(opened) > 1 else ():
-        slowest, error = _everywhere(world, lambda: _measure(world, handle))
-        if error is None:
+        slowest, error = _everywhere(world, functools.partial(_measure, world, handle))
+        if slowest is not None:
             times[name] = slowest
-        else:
+        elif error is not None:
             refused[name] = error
     times = world.broadcast(times)
     if len(opened) > 1 and not times:
-        raise CommError(f"nothing joins the hosts: {error}")
-    chosen = None
-    for name in times or opened:
-        if chosen is None or _product(times[name]) < _product(times[chosen]) * (1 - NOISE):
+        raise CommError(f"nothing joins the hosts: {refused[list(opened)[-1]]}")
+    chosen, *others = times or opened
+    for name in others:
+        if _product(times[name]) < _product(times[chosen]) * (1 - NOISE):
             chosen = name
     for name, handle in opened.items():
         if name != chosen:
@@ -71,19 +81,23 @@ def open_wire(world, wanted: str, timeout: float) -> Wire:
     return Wire(chosen, opened[chosen], _reason(chosen, wanted, times, refused))
 
 
-def _product(times) -> float:
+def _product(times: Sequence[float]) -> float:
+    """What transports are compared by."""
     return times[0] * times[1]
 
 
 def _why_not(name: str, error: CkdistError) -> str:
+    """The error, which names the transport."""
     return str(error) if str(error).startswith(name) else f"{name} does not work: {error}"
 
 
-def _reason(chosen: str, wanted: str, times: dict, refused: dict) -> str:
+def _reason(chosen: str, wanted: str, times: Mapping[str, Sequence[float]], refused: Mapping[str, CkdistError]) -> str:
+    """Why `chosen` was chosen, in one line."""
     if wanted != "auto":
         return f"{chosen} between ranks, as demanded"
     told = [
-        f"{name}: {times[name][0] * 1e6:.0f} µs for {SMALL[0] >> 10} KiB, {times[name][1] * 1e3:.2f} ms for {LARGE[0] >> 20} MiB"
+        f"{name}: {times[name][0] * 1e6:.0f} µs for {SMALL[0] >> 10} KiB, "
+        f"{times[name][1] * 1e3:.2f} ms for {LARGE[0] >> 20} MiB"
         for name in sorted(times, key=lambda n: n != chosen)
     ]
     told += [_why_not(name, error) for name, error in refused.items()]
@@ -92,7 +106,7 @@ def _reason(chosen: str, wanted: str, times: dict, refused: dict) -> str:
     )
 
 
-def _everywhere(world, action):
+def _everywhere(world: World, action: Callable[[], Result]) -> tuple[Result | None, CkdistError | None]:
     """The action's result and None, or None and the error of the first rank where it failed; the same on every rank."""
     result, error = None, None
     try:
@@ -113,18 +127,20 @@ def _everywhere(world, action):
     return None, (ConfigError if user else CommError)(text if alike else f"rank {rank}: {text}")
 
 
-def _open(world, name: str, timeout: float):
+def _open(world: World, name: str, timeout: float) -> CData:
+    """The transport `name`; ConfigError or CommError where it does not work."""
     if name == "mpi":
-        if not hasattr(world, "mpi"):
+        if not has_mpi(world):
             raise ConfigError("no MPI launcher started this process: use mpirun")
         if world.mpi.Query_thread() < world.mpi.THREAD_SERIALIZED:
             raise ConfigError(
-                f"this MPI allows thread level {world.mpi.Query_thread()}, and {world.mpi.THREAD_SERIALIZED} (MPI_THREAD_SERIALIZED) is needed: use a build of MPI with it"
+                f"this MPI allows thread level {world.mpi.Query_thread()}, and {world.mpi.THREAD_SERIALIZED} "
+                "(MPI_THREAD_SERIALIZED) is needed: use a build of MPI with it"
             )
-    return communicator._wire(world, name, os.environ.get(INTERFACE_VARIABLE), 1, timeout, None)
+    return open_transport(world, name, os.environ.get(INTERFACE_VARIABLE), 1, timeout, None)
 
 
-def _measure(world, handle) -> list[float]:
+def _measure(world: World, handle: CData) -> list[float]:
     """Seconds of a small and of a large exchange of rank 0 with other hosts' first ranks, the slowest of each; zeros
     elsewhere.
     """

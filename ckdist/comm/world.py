@@ -12,6 +12,8 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 import msgpack
 import numpy as np
@@ -20,6 +22,7 @@ from ckdist.comm import tcp_world
 from ckdist.comm.handshake import SECRET_VARIABLE, read_secret
 from ckdist.comm.host_name import host_name
 from ckdist.comm.mesh import connect_mesh
+from ckdist.comm.protocol import World
 from ckdist.comm.start_line import BEAT_SECONDS, StartLine
 from ckdist.errors import CkdistError, CommError, ConfigError, UserError
 
@@ -30,6 +33,8 @@ LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCA
 WATCH_SECONDS = 10.0  # until ranks that MPI has joined have reached one another beside it, too
 COLLECT_TAG = 77
 
+Result = TypeVar("Result")
+
 
 class SingleWorld:
     """One rank, no launcher."""
@@ -37,23 +42,27 @@ class SingleWorld:
     rank, size, local_rank, local_size = 0, 1, 0, 1
     hosts = (socket.gethostname(),)
 
-    def broadcast(self, value=None):
+    def broadcast(self, value: Any = None) -> Any:
+        """`value` as it is."""
         return value
 
-    def gather(self, value):
+    def gather(self, value: Any) -> list[Any]:
+        """The only rank's value."""
         return [value]
 
-    def collect(self, value, seconds: float):
+    def collect(self, value: Any, seconds: float) -> list[Any]:  # noqa: ARG002, a World's signature
+        """The only rank's value."""
         return [value]
 
     def close(self) -> None:
-        pass
+        """There is nobody to wait for."""
 
 
 class MpiWorld:
     """The ranks of an MPI job."""
 
-    def __init__(self):
+    def __init__(self) -> None:
+        """Starts MPI; a collective call. ImportError where mpi4py does not load."""
         import mpi4py
 
         # A rank that fails must be able to end while its peers are gone: finalising is done by close(), on the good
@@ -86,10 +95,11 @@ class MpiWorld:
         """Connections on which ranks show that they live while they load: MPI tells of a rank that died, not of one
         that is stopped.
         """
-        sockets, problem = [], None
+        sockets: list[socket.socket | None] = []
+        problem = None
         try:
             sockets = [
-                fd >= 0 and socket.socket(fileno=fd)
+                socket.socket(fileno=fd) if fd >= 0 else None
                 for fd in connect_mesh(self, os.environ.get(tcp_world.INTERFACE_VARIABLE), 0, seconds=WATCH_SECONDS)
             ]
         except CkdistError as error:
@@ -102,35 +112,37 @@ class MpiWorld:
             return
         self._lines = [StartLine(peer, connection) for peer, connection in enumerate(sockets) if connection]
 
-    def broadcast(self, value=None):
+    def broadcast(self, value: Any = None) -> Any:
         """Rank 0's msgpack-able value, on every rank."""
-        data = np.frombuffer(msgpack.packb(value), np.uint8) if self.rank == 0 else None
+        data = np.frombuffer(tcp_world.packed(value), np.uint8) if self.rank == 0 else None
         size = np.array([0 if data is None else data.size], np.int64)
         self._complete(self.comm.Ibcast(size))
         buffer = np.empty(int(size[0]), np.uint8) if data is None else data.copy()
         self._complete(self.comm.Ibcast(buffer))
         return msgpack.unpackb(buffer.tobytes(), strict_map_key=False)
 
-    def gather_all(self, value) -> list:
+    def gather_all(self, value: Any) -> list[Any]:
         """Every rank's msgpack-able value, on every rank, in rank order."""
-        data = np.frombuffer(msgpack.packb(value), np.uint8)
+        data = np.frombuffer(tcp_world.packed(value), np.uint8)
         sizes = np.empty(self.size, np.int64)
         self._complete(self.comm.Iallgather(np.array([data.size], np.int64), sizes))
         joined = np.empty(int(sizes.sum()), np.uint8)
         self._complete(self.comm.Iallgatherv(data, [joined, sizes.astype(np.int32)]))
         ends = np.cumsum(sizes)
-        return [msgpack.unpackb(joined[e - s : e].tobytes(), strict_map_key=False) for s, e in zip(sizes, ends)]
+        return [
+            msgpack.unpackb(joined[e - s : e].tobytes(), strict_map_key=False) for s, e in zip(sizes, ends, strict=True)
+        ]
 
     gather = gather_all
 
-    def collect(self, value, seconds: float) -> list | None:
+    def collect(self, value: Any, seconds: float) -> list[Any] | None:
         """On rank 0 every rank's msgpack-able value, None for a rank whose has not come within `seconds`; others get
         nothing.
         """
         deadline = time.monotonic() + seconds
         if self.rank:
             # MPI may read it for longer than is waited here
-            self._collected = np.frombuffer(msgpack.packb(value), np.uint8)
+            self._collected = np.frombuffer(tcp_world.packed(value), np.uint8)
             with contextlib.suppress(CommError):  # whoever is lost, this is the end
                 self._complete(self.comm.Isend(self._collected, 0, COLLECT_TAG), deadline)
             return None
@@ -155,7 +167,7 @@ class MpiWorld:
         for line in self._lines:
             line.close()
 
-    def _complete(self, request, deadline: float = math.inf) -> bool:
+    def _complete(self, request: Any, deadline: float = math.inf) -> bool:
         """Waits for a call without taking the core from a rank of this host that still has work, such as loading;
         False at the deadline.
         """
@@ -183,7 +195,7 @@ def _leave_tcp_alone() -> None:
         os.environ.setdefault("OMPI_MCA_btl", "^tcp")
 
 
-def start_world():
+def start_world() -> World:
     """The world this process was started in.
 
     An MPI launcher comes first: its ranks have what RANK and the like would tell.
@@ -198,36 +210,34 @@ def start_world():
         ) from None
 
 
-def agree(world, what: str, value: str) -> None:
+def agree(world: World, what: str, value: str) -> None:
     """CommError on every rank unless all have the same `value`."""
     values = world.gather(value)
     for rank, other in enumerate(values):
         if other != values[0]:
             raise CommError(
-                f"rank {rank} has a different {what} ({other[:16]}) than rank 0 ({values[0][:16]}): start all ranks with the same model, flags and version"
+                f"rank {rank} has a different {what} ({other[:16]}) than rank 0 ({values[0][:16]}): "
+                "start all ranks with the same model, flags and version"
             )
 
 
-def together(world, action):
+def together(world: World, action: Callable[[], Result]) -> Result:
     """The action's result, once it has worked on every rank.
 
     Where it failed anywhere all ranks raise: their own error, or the first of the others'.
     """
-    result, error = None, None
     try:
         result = action()
-    except CkdistError as problem:
-        error = problem
-    told = world.gather([error and str(error), isinstance(error, UserError)])
-    failures = [(rank, text, user) for rank, (text, user) in enumerate(told) if text]
-    if error:
-        raise error
-    for rank, text, user in failures:
-        raise (ConfigError if user else CommError)(f"rank {rank}: {text}")
+    except CkdistError as error:
+        world.gather([str(error), isinstance(error, UserError)])
+        raise
+    for rank, (text, user) in enumerate(world.gather([None, False])):
+        if text:
+            raise (ConfigError if user else CommError)(f"rank {rank}: {text}")
     return result
 
 
-def leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
     """Ends this process at once after a failure: peers may be gone, so nothing may wait for them."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -9,7 +9,8 @@ from ckdist.program.batch import BLOCK_TOKENS, Batch
 class BatchBuilder:
     """Takes runs one by one. The arrays of a built Batch are views that hold until `clear`."""
 
-    def __init__(self, max_tokens: int, max_sequences: int, max_outputs: int, max_positions: int):
+    def __init__(self, max_tokens: int, max_sequences: int, max_outputs: int, max_positions: int) -> None:
+        """Sizes of the largest step; `max_positions` of one sequence."""
         self._token_ids = np.empty(max_tokens, np.int32)
         self._runs = np.empty((max_sequences, 3), np.int32)
         self._block_tables = np.empty(max_sequences * -(-max_positions // BLOCK_TOKENS), np.int32)
@@ -17,6 +18,7 @@ class BatchBuilder:
         self.clear()
 
     def clear(self) -> None:
+        """Begins a new step."""
         self.tokens = self.outputs = self._blocks = 0
         self._rows: list[tuple[int, int, int]] = []
 
@@ -35,6 +37,7 @@ class BatchBuilder:
         self.tokens, self._blocks, self.outputs = end, block + blocks, self.outputs + outputs
 
     def build(self) -> Batch:
+        """The step's Batch."""
         runs = self._runs[: len(self._rows)]
         runs[:] = self._rows
         return Batch(

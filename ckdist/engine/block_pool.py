@@ -21,7 +21,7 @@ TOKEN_BYTES = 4  # of an int32
 class BlockPool:
     """`num_blocks` blocks of BLOCK_TOKENS positions, with reference counts."""
 
-    def __init__(self, num_blocks: int):
+    def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # nothing worth keeping in them; the last is taken first
@@ -77,7 +77,9 @@ class BlockPool:
             block = self._free.pop()
         else:
             block, _ = self._idle.popitem(last=False)
-            del self._shared[self._keys[block]]
+            key = self._keys[block]
+            assert key is not None  # of an idle block
+            del self._shared[key]
             self._keys[block] = None
         self._references[block] = 1
         return block

@@ -8,10 +8,12 @@ While the engine has work the loop looks at the socket between steps; while it h
 
 import logging
 import os
+import pathlib
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import zmq
 
@@ -35,7 +37,7 @@ MAX_SOCKET_PATH = 107  # bytes, sun_path of unix(7)
 
 def socket_address(directory: str) -> str:
     """The zmq address of the engine's socket in `directory`."""
-    return f"ipc://{os.path.join(directory, SOCKET)}"
+    return f"ipc://{pathlib.Path(directory, SOCKET)}"
 
 
 class Coordinator:
@@ -45,7 +47,9 @@ class Coordinator:
     long step runs, until that has lasted `step_limit` seconds. The socket belongs to whoever holds the lock.
     """
 
-    def __init__(self, directory: str, model: dict, *, step_limit: float = 120.0, drain_seconds: float = 60.0):
+    def __init__(
+        self, directory: str, model: dict[str, Any], *, step_limit: float = 120.0, drain_seconds: float = 60.0
+    ) -> None:
         """directory: exists, is the user's own and closed to others. model: sent with every status; `run` adds
         vocab_size and context_length.
 
@@ -89,7 +93,7 @@ class Coordinator:
             self._model = {**self._model, "vocab_size": engine.vocab_size, "context_length": engine.max_positions}
             try:
                 self._enter("ready")
-                while self._turn(check_peers):
+                while self._turn(engine, check_peers):
                     pass
             # the latter: of a model's file that has changed while it is served from
             except (EngineError, UserError) as error:
@@ -113,12 +117,11 @@ class Coordinator:
     def __enter__(self) -> "Coordinator":
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _turn(self, check_peers: Callable[[], None] | None) -> bool:
+    def _turn(self, engine: Engine, check_peers: Callable[[], None] | None) -> bool:
         """Messages, then one step; False when drained."""
-        engine = self._engine
         if not engine.has_work and self.state != "draining":
             self._socket.poll(max(0, int(1000 * (self._last_beat + BEAT_SECONDS - time.monotonic()))))
             if check_peers is not None:
@@ -131,7 +134,7 @@ class Coordinator:
             self._drain_end = time.monotonic() + self._drain_seconds
             self._enter("draining")
         if engine.has_work:
-            outputs = self._step()
+            outputs = self._step(engine)
             begin = time.monotonic_ns()
             for output in outputs:
                 self._send_output(output)
@@ -144,17 +147,18 @@ class Coordinator:
             return engine.has_work
         return True
 
-    def _step(self) -> list[Output]:
+    def _step(self, engine: Engine) -> list[Output]:
         """One step, during which the thread may have the socket."""
         self._step_begin = time.monotonic()
         self._lock.release()
         try:
-            return self._engine.step()
+            return engine.step()
         finally:
             self._lock.acquire()
             self._step_begin = None
 
     def _speak(self) -> None:
+        """The thread: answers while there is no engine, and sends the status when it is due."""
         while not self._closed.wait(BEAT_SECONDS / 4 if self._engine is None else BEAT_SECONDS):
             if self._lock.acquire(blocking=False):
                 try:
@@ -166,8 +170,9 @@ class Coordinator:
                     self._lock.release()
 
     def _receive(self) -> None:
+        """Handles the messages that have come, of at most MESSAGES_PER_STEP."""
         for _ in range(MESSAGES_PER_STEP):
-            if not self._socket.get(zmq.EVENTS) & zmq.POLLIN:
+            if not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 return
             peer, *frames = self._socket.recv_multipart()
             if peer not in self._peers and len(self._peers) < MAX_PEERS:
@@ -178,7 +183,7 @@ class Coordinator:
 
     def _handle(self, peer: bytes, frames: list[bytes]) -> None:
         """Does what one message asks; whatever is wrong with it becomes an error message."""
-        id = None
+        request_id = None
         try:
             if len(frames) != 1:
                 raise RequestError(f"a message has one frame, not {len(frames)}")
@@ -187,16 +192,16 @@ class Coordinator:
             # msgpack's own errors are ValueErrors
             except (ValueError, TypeError, RecursionError, MemoryError) as error:
                 raise RequestError(f"message is not valid: {str(error)[:200]}") from None
-            id = message.get("id")
-            if not isinstance(id, str) or len(id) > MAX_ID_CHARS:
-                id = None
+            request_id = message.get("id")
+            if not isinstance(request_id, str) or len(request_id) > MAX_ID_CHARS:
+                request_id = None
             match message["op"]:
                 case "submit":
                     self._submit(peer, message)
                 case "abort":
-                    if id is None:
+                    if request_id is None:
                         raise RequestError("abort needs the id of a request", "id")
-                    output = self._engine.abort((peer, id)) if self._engine is not None else None
+                    output = self._engine.abort((peer, request_id)) if self._engine is not None else None
                     if output is not None:
                         self._send_output(output)
                 case "drain":
@@ -208,22 +213,23 @@ class Coordinator:
                         f"unknown op {op[:40]!r}; the known ones are hello, submit, abort and drain", "op"
                     )
         except EngineBusy as error:
-            self._send_error(peer, id, str(error), error.field, 429)
+            self._send_error(peer, request_id, str(error), error.field, 429)
         except RequestError as error:
-            self._send_error(peer, id, str(error), error.field, 400)
+            self._send_error(peer, request_id, str(error), error.field, 400)
         except Exception as error:  # a mistake of ours in reading one message must not end everybody's requests
             log.exception("a message could not be handled")
             self._send_error(
                 peer,
-                id,
+                request_id,
                 f"the message could not be handled: {type(error).__name__}; this is a bug, please report it",
                 None,
                 500,
             )
 
-    def _submit(self, peer: bytes, message: dict) -> None:
+    def _submit(self, peer: bytes, message: dict[str, Any]) -> None:
+        """Queues a request. Raises RequestError or EngineBusy where that cannot be."""
         request = parse_submit(message)
-        if self.state != "ready" or self._drain_requested:
+        if self._engine is None or self.state != "ready" or self._drain_requested:
             what = (
                 "is still loading; try again when /health says ready"
                 if self.state == "loading"
@@ -236,6 +242,7 @@ class Coordinator:
             self._engine.add((peer, request.id), request.prompt, request.params)
 
     def _enter(self, state: str, error: str | None = None) -> None:
+        """Goes to a state, and tells every peer."""
         self.state, self.error = state, error
         self._last_beat = 0.0
         self._beat()
@@ -249,32 +256,44 @@ class Coordinator:
                 self._send(peer, status)
 
     def _status(self) -> bytes:
+        """The status message."""
         stats = self._engine.stats() if self._engine is not None else {}
         return encode({"op": "status", "state": self.state, "error": self.error, "model": self._model, "stats": stats})
 
     def _fail(self, error: CkdistError) -> None:
+        """Ends everything with an error: 503 where a rank is lost, else 500."""
         self._fail_requests(str(error), 503 if isinstance(error, CommError) else 500)
         self._enter("failed", str(error))
 
     def _fail_requests(self, message: str, status: int) -> None:
-        for peer, id in self._engine.ids:
-            self._engine.abort((peer, id))
-            self._send_error(peer, id, message, None, status)
+        """Ends every request with an error of this HTTP status."""
+        engine = self._engine
+        if engine is None:
+            return
+        for key in engine.ids:
+            engine.abort(key)
+            self._send_error(*_peer_and_id(key), message, None, status)
 
     def _send_output(self, output: Output) -> None:
-        peer, id = output.id
+        """Sends what a step brought for one request to the peer that asked for it."""
+        peer, request_id = _peer_and_id(output.id)
         if output.error is not None:
-            self._send_error(peer, id, output.error, None, 500)
+            self._send_error(peer, request_id, output.error, None, 500)
             return
         message = {
-            "op": "tokens", "id": id, "tokens": output.tokens, "logprobs": output.logprobs, "finish_reason": output.finish_reason,
-            "prompt_tokens": output.prompt_tokens, "cached_tokens": output.cached_tokens, "prompt_logprobs": None if output.prompt_logprobs is None else pack_scores(output.prompt_logprobs),
+            "op": "tokens", "id": request_id, "tokens": output.tokens, "logprobs": output.logprobs,
+            "finish_reason": output.finish_reason,
+            "prompt_tokens": output.prompt_tokens, "cached_tokens": output.cached_tokens,
+            "prompt_logprobs": None if output.prompt_logprobs is None else pack_scores(output.prompt_logprobs),
             "stop_token": output.stop_token,
         }  # fmt: skip
         self._send(peer, encode(message))
 
-    def _send_error(self, peer: bytes, id: str | None, message: str, field: str | None, status: int) -> None:
-        self._send(peer, encode({"op": "error", "id": id, "message": message, "field": field, "status": status}))
+    def _send_error(self, peer: bytes, request_id: str | None, message: str, field: str | None, status: int) -> None:
+        """Sends an error message; `status` as of HTTP."""
+        self._send(
+            peer, encode({"op": "error", "id": request_id, "message": message, "field": field, "status": status})
+        )
 
     def _send(self, peer: bytes, data: bytes) -> None:
         """To a peer that is gone or does not read nothing is sent any more, and its requests end."""
@@ -288,16 +307,28 @@ class Coordinator:
 
     def _abandon(self, peer: bytes) -> None:
         """Ends what a peer that is gone, or was started again, has asked for."""
-        for id in self._engine.ids if self._engine is not None else ():
-            if id[0] == peer:
-                self._engine.abort(id)
+        engine = self._engine
+        if engine is None:
+            return
+        for key in engine.ids:
+            if _peer_and_id(key)[0] == peer:
+                engine.abort(key)
+
+
+def _peer_and_id(key: Hashable) -> tuple[bytes, str]:
+    """Who asked for the request that the engine knows by `key`, and what they call it."""
+    assert isinstance(key, tuple)
+    peer, request_id = key
+    return peer, request_id
 
 
 def _check_directory(directory: str) -> None:
+    """ConfigError where `directory` is not this user's alone, or its name too long for a socket."""
     path = socket_address(directory).removeprefix("ipc://")
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise ConfigError(
-            f"socket path {path} has {len(os.fsencode(path))} bytes, of at most {MAX_SOCKET_PATH}; use a shorter temporary directory"
+            f"socket path {path} has {len(os.fsencode(path))} bytes, of at most {MAX_SOCKET_PATH}; "
+            "use a shorter temporary directory"
         )
     try:
         info = os.lstat(directory)
@@ -305,5 +336,6 @@ def _check_directory(directory: str) -> None:
         raise ConfigError(f"directory {directory} for the engine's socket cannot be used: {error.strerror}") from None
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
         raise ConfigError(
-            f"directory {directory} for the engine's socket must be the user's own with mode 700, not {stat.S_IMODE(info.st_mode):o}"
+            f"directory {directory} for the engine's socket must be the user's own with mode 700, "
+            f"not {stat.S_IMODE(info.st_mode):o}"
         )

@@ -6,9 +6,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ckdist import native
 from ckdist.errors import RequestError
+from ckdist.native import CData
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_BREAKERS = 64
@@ -29,6 +31,7 @@ class _Pieces:
 
     @classmethod
     def of(cls, pieces: Sequence[bytes]) -> "_Pieces":
+        """The tokens of a vocabulary, as bytes."""
         lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
         singles = np.flatnonzero(lengths == 1)[::-1].tolist()  # of equal ones the first counts
         begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
@@ -38,13 +41,14 @@ class _Pieces:
 class DryBreakers:
     """Finds where tokens contain or begin breakers, in a thread of its own. It remembers the last MAX_KEPT sets."""
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """`tokenizer`: of the vocabulary; its tokens are read with the first request."""
         self._tokenizer = tokenizer
-        self._kept: OrderedDict[tuple[str, ...], Future] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, ...], Future[CData]] = OrderedDict()
         self._pieces: _Pieces | None = None
         self._thread = ThreadPoolExecutor(1, "ckdist-breakers")  # which starts with the first request
 
-    def find(self, breakers: Sequence[str]) -> Future:
+    def find(self, breakers: Sequence[str]) -> Future[CData]:
         """Of a native ckdist_dry_breakers. Raises RequestError for breakers that `check_breakers` refuses."""
         breakers = tuple(dict.fromkeys(breakers))
         found = self._kept.get(breakers)
@@ -65,11 +69,12 @@ class DryBreakers:
             return True
         return len(self._kept) < MAX_KEPT or any(found.done() for found in self._kept.values())
 
-    def _open(self, breakers: list[bytes]):
+    def _open(self, breakers: list[bytes]) -> CData:
+        """A native ckdist_dry_breakers; NativeError where it cannot be made."""
         if self._pieces is None:
             self._pieces = _Pieces.of(self._tokenizer.pieces)
         pieces = self._pieces
-        tails = self._tails([breaker[i:] for breaker in breakers for i in range(1, len(breaker))])
+        tails = self._tails(pieces, [breaker[i:] for breaker in breakers for i in range(1, len(breaker))])
         text, text_begins = _join(breakers, np.uint8)
         tail_tokens, tail_begins = _join(tails, np.int32)
         handle = native.lib.ckdist_dry_breakers_open(
@@ -82,7 +87,7 @@ class DryBreakers:
             native.check(-5)
         return native.ffi.gc(handle, native.lib.ckdist_dry_breakers_close)
 
-    def _tails(self, ends: list[bytes]) -> list[list[int]]:
+    def _tails(self, pieces: _Pieces, ends: list[bytes]) -> list[list[int]]:
         """The tokens of each end of a breaker; one that begins inside a character begins with tokens of single bytes.
 
         [-1] where the vocabulary lacks one.
@@ -90,7 +95,7 @@ class DryBreakers:
         tails = []
         for end in ends:
             begin = next((i for i, byte in enumerate(end) if byte & 0xC0 != 0x80), len(end))
-            lead = [self._pieces.byte_tokens.get(byte, -1) for byte in end[:begin]]
+            lead = [pieces.byte_tokens.get(byte, -1) for byte in end[:begin]]
             ids = self._tokenizer.encode(end[begin:].decode(), add_special=False)
             tails.append([-1] if -1 in lead else [*lead, *ids])
         return tails
@@ -117,7 +122,7 @@ def check_breakers(breakers: Sequence[str]) -> list[bytes]:
     return encoded
 
 
-def _join(parts: Sequence[Sequence[int]], dtype) -> tuple[np.ndarray, np.ndarray]:
+def _join(parts: Sequence[Sequence[int]], dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
     """The parts one after the other, and where each begins and ends, int64 (parts + 1,)."""
     begins = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     return np.array([value for part in parts for value in part] or [0], dtype), begins

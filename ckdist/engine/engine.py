@@ -6,21 +6,24 @@ nothing of text, sockets or clocks other than for its counters; it is used by on
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ckdist.engine.block_pool import BlockPool
 from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.histogram import Histogram
-from ckdist.engine.request import check_prompt, check_sampling
-from ckdist.engine.sampler import SampleRow
+from ckdist.engine.protocol import StepExecutable, TokenSampler
+from ckdist.engine.request import Tokens, check_prompt, check_sampling
+from ckdist.engine.sampler import Sample, SampleRow
 from ckdist.engine.sampling import SamplingParams
-from ckdist.engine.sampling_state import sampling_state
+from ckdist.engine.sampling_state import SamplingState, sampling_state
 from ckdist.engine.scheduler import EngineBusy, Run, Scheduler
 from ckdist.engine.sequence import Sequence
+from ckdist.engine.trace import Lane
 from ckdist.errors import CkdistError, RequestError
 from ckdist.native import lib
 from ckdist.program.batch import BLOCK_TOKENS, Batch
@@ -40,11 +43,11 @@ class Output:
 
     id: Hashable
     tokens: list[int]
-    logprobs: list | None
+    logprobs: list[Any] | None
     finish_reason: str | None  # None, "stop", "length", "abort", "error"
     prompt_tokens: int
     cached_tokens: int
-    prompt_logprobs: list | None = None
+    prompt_logprobs: list[Any] | None = None
     error: str | None = None  # what went wrong with this sequence alone
     stop_token: int | None = None  # of `stop_token_ids`, which ended the sequence; None for EOS
 
@@ -53,16 +56,16 @@ class Engine:
     """Continuous batching over one executable."""
 
     def __init__(
-        self, executable, sampler, eos_token_ids: Collection[int] = (), *, max_waiting: int = 512,
-        max_outputs: int | None = None, prefix_reuse: bool = True, more_stats: Callable[[], dict] = dict, lane=None,
+        self, executable: StepExecutable, sampler: TokenSampler, eos_token_ids: Collection[int] = (), *,
+        max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True,
+        more_stats: Callable[[], Mapping[str, float | str]] = dict, lane: Lane | None = None,
         dry_breakers: DryBreakers | None = None,
-    ):  # fmt: skip
-        """executable: run(Batch) -> float32 (outputs, vocab); num_blocks, max_tokens, max_sequences, vocab_size,
-        context_length. sampler: `sample(logits, rows)` and `logprobs(logits, targets, top)`, as in
-        `ckdist.engine.sampler`. eos_token_ids: end a sequence unless `ignore_eos`. max_outputs: rows of logits of
-        one step, where fewer than its tokens. more_stats: numbers that `stats` gives besides the engine's own. lane:
-        of a trace (`ckdist.engine.trace`), where there is one. dry_breakers: of the vocabulary; without, requests
-        for DRY with sequence breakers are refused.
+    ) -> None:  # fmt: skip
+        """eos_token_ids: end a sequence unless `ignore_eos`. max_waiting: length of the queue.
+
+        max_outputs: rows of logits of one step, where fewer than its tokens. more_stats: numbers that `stats` gives
+        besides the engine's own. lane: of a trace, where there is one. dry_breakers: of the vocabulary; without,
+        requests for DRY with sequence breakers are refused.
         """
         self.executable, self.sampler, self.eos_token_ids = executable, sampler, frozenset(eos_token_ids)
         self.vocab_size, self._more_stats, self.lane = executable.vocab_size, more_stats, lane
@@ -85,6 +88,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
+        """Whether any sequence waits or runs."""
         return bool(self._sequences)
 
     @property
@@ -97,7 +101,7 @@ class Engine:
         """Of the sequences that are not finished."""
         return list(self._sequences)
 
-    def add(self, id: Hashable, prompt: list[int], params: SamplingParams) -> None:
+    def add(self, id: Hashable, prompt: Tokens, params: SamplingParams) -> None:
         """Queues a request.
 
         Raises RequestError for wrong fields or a prompt that cannot fit, EngineBusy when the queue is full.
@@ -108,22 +112,23 @@ class Engine:
         most = self.max_positions - (params.max_tokens > 0)
         if len(prompt) > most:
             raise RequestError(
-                f"prompt of {len(prompt)} tokens does not fit {self._room}, which takes {most} and the output; shorten the prompt or raise --ctx-size",
+                f"prompt of {len(prompt)} tokens does not fit {self._room}, "
+                f"which takes {most} and the output; shorten the prompt or raise --ctx-size",
                 "prompt",
             )
-        prompt = check_prompt(prompt, self.vocab_size)
+        ids = check_prompt(prompt, self.vocab_size)
         seed = secrets.randbits(63) if params.seed is None else params.seed % 2**64
         self.scheduler.check_room()
-        if "dry" in params.active_samplers and self._dry_breakers is not None:
-            if not self._dry_breakers.has_room(params.dry_sequence_breakers):
-                raise EngineBusy("too many sets of dry_sequence_breakers are being prepared; try again later")
+        breakers = self._dry_breakers if "dry" in params.active_samplers else None
+        if breakers is not None and not breakers.has_room(params.dry_sequence_breakers):
+            raise EngineBusy("too many sets of dry_sequence_breakers are being prepared; try again later")
         state = sampling_state(params, self.eos_token_ids, self.vocab_size, self._dry_breakers)
-        capacity = min(len(prompt) + params.max_tokens, self.max_positions)
-        sequence = Sequence(id, prompt, params, seed, capacity, time.monotonic(), state)
+        capacity = min(len(ids) + params.max_tokens, self.max_positions)
+        sequence = Sequence(id, ids, params, seed, capacity, time.monotonic(), state)
         self.scheduler.add(sequence)
         self._sequences[id] = sequence
         self._requests += 1
-        self._prompt_tokens += len(prompt)
+        self._prompt_tokens += len(ids)
 
     def step(self) -> list[Output]:
         """Runs one batch. Raises EngineError when a rank is lost; the sequences are then lost as well."""
@@ -149,8 +154,9 @@ class Engine:
     def _wait_for_breakers(self) -> None:
         """Waits a moment for the head of the queue, where it is that which nothing can be done without."""
         waiting = self.scheduler.waiting
-        if waiting and not waiting[0].is_ready:
-            wait([waiting[0].sampling_state.breakers], timeout=0.01)
+        state = waiting[0].sampling_state if waiting else None
+        if state is not None and state.breakers is not None and not state.is_ready:
+            wait([state.breakers], timeout=0.01)
 
     def abort(self, id: Hashable) -> Output | None:
         """Ends a sequence and frees its blocks at once. None when there is none of that id."""
@@ -177,7 +183,7 @@ class Engine:
             **self._more_stats(),
         }
 
-    def logits(self, token_ids: list[int]) -> Iterator[np.ndarray]:
+    def logits(self, token_ids: Tokens) -> Iterator[np.ndarray]:
         """The logits of every position, in chunks: float32 (tokens, vocab), each valid until the next.
 
         Runs beside whatever else runs, in blocks of its own; raises RequestError when there are not enough of them.
@@ -188,7 +194,8 @@ class Engine:
         needed = -(-len(ids) // BLOCK_TOKENS)
         if needed > self.pool.available:
             raise RequestError(
-                f"{len(ids)} tokens need {needed} blocks of the KV cache and {self.pool.available} are free; wait or raise --ctx-size",
+                f"{len(ids)} tokens need {needed} blocks of the KV cache and {self.pool.available} are free; "
+                "wait or raise --ctx-size",
                 "prompt",
             )
         table = [self.pool.allocate() for _ in range(needed)]
@@ -205,6 +212,7 @@ class Engine:
             self.pool.release(table)
 
     def _outputs(self, runs: list[Run], logits: np.ndarray) -> list[Output]:
+        """What a step's logits, float32 (outputs, vocab), bring for its sequences."""
         outputs: list[Output] = []
         sequences: list[Sequence] = []
         rows: list[SampleRow] = []
@@ -225,7 +233,7 @@ class Engine:
                 outputs.append(self._extend(sequence, sample))
         return outputs
 
-    def _sample(self, logits: np.ndarray, rows: list[SampleRow]) -> list:
+    def _sample(self, logits: np.ndarray, rows: list[SampleRow]) -> list[Sample] | list[Sample | CkdistError]:
         """One sample per row, or the error of a row whose logits allow none, which must not take the others with it."""
         try:
             return self.sampler.sample(logits, rows)
@@ -236,7 +244,7 @@ class Engine:
                 else [self._sample(logits[i : i + 1], rows[i : i + 1])[0] for i in range(len(rows))]
             )
 
-    def _extend(self, sequence: Sequence, sample) -> Output:
+    def _extend(self, sequence: Sequence, sample: Sample | CkdistError) -> Output:
         """Adds a sampled token to its sequence, or ends the sequence by it."""
         if isinstance(sample, CkdistError):
             return self._output(sequence, [], None, "error", str(sample))
@@ -246,16 +254,16 @@ class Engine:
             return replace(self._output(sequence, [], None if params.logprobs is None else [], "stop"), stop_token=stop)
         sequence.append(token)
         if sequence.sampling_state is not None:
-            self._keep_state(sequence, sample)
+            self._keep_state(sequence, sequence.sampling_state, sample)
         self._generated_tokens += 1
         full = sequence.length == len(sequence.tokens)
         logprobs = None if params.logprobs is None else [_entry(sample)]
         return self._output(sequence, [token], logprobs, "length" if full else None)
 
-    def _keep_state(self, sequence: Sequence, sample) -> None:
+    def _keep_state(self, sequence: Sequence, state: SamplingState, sample: Sample) -> None:
         """What sampling must know of the token just appended, and forgets of what it no longer needs."""
-        state, params = sequence.sampling_state, sequence.params
-        if params.mirostat:
+        params = sequence.params
+        if sample.mirostat_mu is not None:  # where `params.mirostat` is on
             state.mirostat_mu = sample.mirostat_mu
         if state.banned is not None and len(sequence.output) >= params.min_tokens:
             state.banned = None
@@ -266,10 +274,11 @@ class Engine:
         self,
         sequence: Sequence,
         tokens: list[int],
-        logprobs: list | None,
+        logprobs: list[Any] | None,
         finish_reason: str | None,
         error: str | None = None,
     ) -> Output:
+        """An output of a sequence, which ends with a `finish_reason`."""
         cached = sequence.cached_tokens or 0
         # the first output
         if sequence.length - len(sequence.prompt) == len(tokens) and finish_reason not in ("abort", "error"):
@@ -293,24 +302,24 @@ class Engine:
         sequence = run.sequence
         begin = run.first + run.tokens - run.rows  # the first position with logits
         end = min(run.first + run.tokens, len(sequence.prompt) - 1)
-        if end > begin:
+        top, scores = sequence.params.prompt_logprobs, sequence.prompt_logprobs
+        if end > begin and top is not None and scores is not None:  # as with every sequence whose prompt is scored
             targets = sequence.tokens[begin + 1 : end + 1]
             try:
-                samples = self.sampler.logprobs(
-                    logits[run.row : run.row + end - begin], targets, sequence.params.prompt_logprobs
-                )
+                samples = self.sampler.logprobs(logits[run.row : run.row + end - begin], targets, top)
             except CkdistError as error:
                 return str(error)
-            sequence.prompt_logprobs.extend(_entry(sample) for sample in samples)
+            scores.extend(_entry(sample) for sample in samples)
             sequence.scored = end
         return None
 
 
 def _row(sequence: Sequence) -> SampleRow:
+    """What decides the next token of a sequence."""
     s = sequence
     return SampleRow(s.params, s.seed, s.length, s.prompt, s.output, s.sampling_state)
 
 
-def _entry(sample) -> list:
+def _entry(sample: Sample) -> list[Any]:
     """A logprobs entry of an Output."""
     return [sample.logprob, [list(pair) for pair in sample.top]]

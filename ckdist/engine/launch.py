@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import pathlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import psutil
@@ -15,19 +16,22 @@ import psutil
 from ckdist import __version__, native
 from ckdist.comm.group import open_group
 from ckdist.comm.host_name import machine_name
+from ckdist.comm.protocol import World
 from ckdist.comm.world import agree, together
+from ckdist.config import EngineConfig
 from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.engine import Engine
 from ckdist.engine.layer_costs import key_of
 from ckdist.engine.prefill import PrefillChoice, choose_prefill
 from ckdist.engine.prefill_cost import LayerModel, rank_places
 from ckdist.engine.sampler import Sampler
-from ckdist.engine.trace import Trace
+from ckdist.engine.trace import Labels, Trace
 from ckdist.engine.work import Work, total_work, work_of
 from ckdist.errors import ConfigError
-from ckdist.layout import Mesh, model_dims
+from ckdist.layout import Dim, Mesh, model_dims
 from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
+from ckdist.native import CData
 from ckdist.overrides import metadata_overrides
 from ckdist.planner import Plan, gigabytes, layouts_for, make_plan
 from ckdist.program.executable import Executable, Phase
@@ -41,7 +45,7 @@ from ckdist.topology import bind_memory, default_threads, huge_pages, is_bound, 
 from ckdist.topology.tree import format_cpu_list
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.dtypes import BY_NUMBER
-from ckdist.weights.handles import MatrixHandle
+from ckdist.weights.handles import MatrixHandle, VectorHandle
 from ckdist.weights.host_shards import HostShards
 from ckdist.weights.loader import ShardLoader
 from ckdist.weights.low_rank import Adapter, PackedMatrix, is_low_rank
@@ -59,7 +63,7 @@ class Model:
     outlive `executable`.
     """
 
-    world: object
+    world: World
     checkpoint: Checkpoint
     spec: ModelSpec
     plan: Plan
@@ -99,7 +103,10 @@ class Model:
             self.loader.filled.fraction,
         ]
         lines = [
-            "rank  host              node  cpus            weights    kv cache   resident   pages here / elsewhere  huge pages"
+            (
+                "rank  host              node  cpus            weights    kv cache   resident   "
+                "pages here / elsewhere  huge pages"
+            )
         ]
         rows = self.world.gather(row)
         for rank, (host, node, cpus, sizes, pages, *_) in enumerate(rows):
@@ -117,11 +124,13 @@ class Model:
         }
         if (packed := min(row[-1] for row in rows)) < 1:
             lines.append(
-                f"{100 * packed:.0f} % of the weights are packed so far; pages that nothing was written to yet are not in the map"
+                f"{100 * packed:.0f} % of the weights are packed so far; "
+                "pages that nothing was written to yet are not in the map"
             )
         if not p.cpus:
             lines.append(
-                f"{max(self.plan.threads, self.plan.threads_batch)} threads have fewer CPUs here, so none is pinned; fewer threads (-t), or mpirun --bind-to none, may be faster"
+                f"{max(self.plan.threads, self.plan.threads_batch)} threads have fewer CPUs here, "
+                "so none is pinned; fewer threads (-t), or mpirun --bind-to none, may be faster"
             )
         return "\n".join([*lines, *sorted(notes)])
 
@@ -138,7 +147,7 @@ class Model:
         self.loader.close()
 
     @contextlib.contextmanager
-    def traced(self):
+    def traced(self) -> Iterator[None]:
         """Whatever ends what happens within, rank 0's part of a trace is written."""
         try:
             yield
@@ -147,13 +156,19 @@ class Model:
                 self.trace.save_own(self._labels())
             raise
 
-    def _labels(self) -> list[tuple]:
+    def _labels(self) -> Labels:
         """By phase of the executable: what a batch with prompts is called, and its steps' names and layers."""
         names = ["prefill"] if self.world.size == 1 else ["prefill by tensors", "prefill by tokens"]
-        return list(zip(names, self.executable.labels))
+        return list(zip(names, self.executable.labels, strict=False))
 
 
-def load_model(config, world, progress: bool = False, measure: bool = False, fill=None) -> Model:
+def load_model(
+    config: EngineConfig,
+    world: World,
+    progress: bool = False,
+    measure: bool = False,
+    fill: Callable[[ShardLoader], object] | None = None,
+) -> Model:
     """This rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
     `measure`: what prefill costs token-parallel is measured, even if it was before. `fill(loader)`: packs its weights,
@@ -210,7 +225,9 @@ def load_model(config, world, progress: bool = False, measure: bool = False, fil
     loader.open(shared=token_program is not None)
     phases, shards = [Phase(lowered, [m.address for m in matrices], [v.address for v in vectors])], None
     if token_program is not None:
-        shards = HostShards(world, loader, lowered, matrices, vectors)
+        handles = [m for m in matrices if isinstance(m, MatrixHandle)]
+        assert len(handles) == len(matrices)  # an adapter has no token-parallel program
+        shards = HostShards(world, loader, lowered, handles, vectors)
         tokens_cut = lower_for(loader, token_program, mesh, max_tokens, model_dims(spec, decode, mesh))
         phases.append(
             Phase(
@@ -266,7 +283,9 @@ def load_model(config, world, progress: bool = False, measure: bool = False, fil
     )
 
 
-def lower_for(loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int, stored=None) -> Lowered:
+def lower_for(
+    loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int, stored: Mapping[str, Dim] | None = None
+) -> Lowered:
     """The program's steps for weights as the loader packs them."""
     return lower(
         program,
@@ -278,12 +297,13 @@ def lower_for(loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int
     )
 
 
-def layer_models(world, plan: Plan, loader: ShardLoader, programs: list[Program]) -> list[LayerModel]:
+def layer_models(world: World, plan: Plan, loader: ShardLoader, programs: list[Program]) -> list[LayerModel]:
     """What this rank's layer of each program is predicted to cost; a collective call."""
     places = rank_places(world, plan.placement, plan.threads_batch)
     isa = native.isa()
 
     def weight(name: str) -> tuple[float, int]:
+        """Bytes per element of a matrix, and the activation format that it is multiplied with."""
         number = packed_type(loader, name)
         block = native.lib.ckdist_type_block_bytes(number) / native.lib.ckdist_type_block_elements(number)
         return block, native.lib.ckdist_activation_format(native.ffi.NULL, number)
@@ -303,19 +323,20 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
     return engine, tokenizer
 
 
-def fill_shard(loader: ShardLoader, config, world, progress: bool, trace) -> None:
+def fill_shard(loader: ShardLoader, config: EngineConfig, world: World, progress: bool, trace: CData | None) -> None:
     """Packs everything, or begins to, as --reorganize says."""
     if config.reorganize != "off" and not config.quantize:
         # With -v alone, since it comes when it comes, in the middle of a text; and once for a job: rank 0 reads the
         # weights of all ranks of its host.
         tell = (lambda filled: log.debug("%s", filled)) if world.rank == 0 else None
-        return loader.reorganize(config.reorganize, trace=trace, tell=tell)
+        loader.reorganize(config.reorganize, trace=trace, tell=tell)
+        return
     if config.reorganize != "off" and world.rank == 0:
         log.debug("--quantize changes the weights, so all of them are packed before anything runs")
     loader.load(progress, trace)
 
 
-def loading_threads(config, world) -> int:
+def loading_threads(config: EngineConfig, world: World) -> int:
     """Threads that read and pack weights: those that will run, as far as there are cores for them."""
     return min(max(config.threads or 0, config.threads_batch or 0), os.cpu_count() or 1) or default_threads(world)
 
@@ -329,7 +350,8 @@ def check_quantize(loader: ShardLoader, lowered: Lowered) -> None:
         return
     types = ", ".join(sorted({BY_NUMBER[source.type].name for source in sources.values()}))
     raise ConfigError(
-        f"--quantize {loader.quantize} changes nothing in {loader.checkpoint.path}, whose matrices are {types}: it packs rows of F32, F16 or BF16 that its blocks divide; leave it out"
+        f"--quantize {loader.quantize} changes nothing in {loader.checkpoint.path}, whose matrices are {types}: "
+        "it packs rows of F32, F16 or BF16 that its blocks divide; leave it out"
     )
 
 
@@ -338,13 +360,16 @@ def packed_type(loader: ShardLoader, name: str) -> int:
     return PackedMatrix.type if is_low_rank(name) else loader.type_of(name)
 
 
-def plan_shard(loader: ShardLoader, lowered: Lowered, adapter: Adapter | None = None):
+def plan_shard(
+    loader: ShardLoader, lowered: Lowered, adapter: Adapter | None = None
+) -> tuple[list[MatrixHandle | PackedMatrix], list[VectorHandle]]:
     """Asks the loader for this rank's part of every weight of a lowered program, and the adapter for its own;
     columns widen to whole blocks.
     """
-    matrices = []
+    matrices: list[MatrixHandle | PackedMatrix] = []
     for name, rows, (begin, end) in lowered.matrices:
         if is_low_rank(name):
+            assert adapter is not None  # of a program that it was traced with
             matrices.append(
                 adapter.stacked(name, (begin, end)) if isinstance(name, tuple) else adapter.rows(name, rows)
             )

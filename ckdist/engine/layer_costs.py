@@ -20,13 +20,16 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ckdist import __version__, native
 from ckdist.comm.host_name import machine_name
+from ckdist.comm.protocol import World
 from ckdist.comm.thresholds import cache_folder
 from ckdist.engine.paired_test import FASTER, LOOKS, NO_FASTER, NOISY, look, median_within
+from ckdist.planner import Plan
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 from ckdist.program.executable import DECODE, PREFILL, Executable
 from ckdist.topology import this_machine
@@ -66,7 +69,7 @@ class LayerCosts:
         is as expected. maxsize: none.
         """
         found = sys.maxsize
-        for size, verdict in reversed(list(zip(self.sizes, self.verdicts))):
+        for size, verdict in reversed(list(zip(self.sizes, self.verdicts, strict=True))):
             if verdict == FASTER or (verdict == NOISY and found < sys.maxsize):
                 found = size
             else:
@@ -106,13 +109,13 @@ def measure(
         if rows[-1][-1] not in (FASTER, NOISY) or rows[0][-1] != FASTER:
             break
     executable.times(reset=True)
-    sizes, tensor, token, tensor_bytes, token_bytes, ratios, pairs, verdicts = zip(*sorted(rows))
+    sizes, tensor, token, tensor_bytes, token_bytes, ratios, pairs, verdicts = zip(*sorted(rows), strict=True)
     return LayerCosts(sizes, (tensor, token), (tensor_bytes, token_bytes), ratios, pairs, verdicts)
 
 
 def _measure_size(
     executable: Executable, size: int, gain: float | None, seconds: float, clock: Callable[[], float]
-) -> tuple:
+) -> tuple[Any, ...]:
     """Size, median seconds and bytes both ways, ratios, pairs and verdict, after pairs that take at most so many
     seconds. Pairs in which another process took a core away from this rank do not count.
     """
@@ -163,7 +166,7 @@ def _layer(executable: Executable, prompt: Batch, phase: int) -> tuple[float, in
     return times.total, times.moved
 
 
-def key_of(world, plan, executable: Executable, program: str, types: list[int]) -> dict:
+def key_of(world: World, plan: Plan, executable: Executable, program: str, types: list[int]) -> dict[str, Any]:
     """All that costs depend on: machines, ranks and their places, build, and the model's shape and types; a collective
     call.
     """
@@ -184,11 +187,12 @@ def key_of(world, plan, executable: Executable, program: str, types: list[int]) 
     }
 
 
-def path_of(key: dict) -> pathlib.Path:
+def path_of(key: dict[str, Any]) -> pathlib.Path:
+    """The file of the costs for `key`. RuntimeError where a user has no home."""
     return cache_folder() / "prefill" / f"{hashlib.sha256(_json(key).encode()).hexdigest()[:32]}.json"
 
 
-def load_costs(key: dict) -> LayerCosts | None:
+def load_costs(key: dict[str, Any]) -> LayerCosts | None:
     """What was kept for `key`; None where nothing was, or what is there does not make sense."""
     try:
         with open(path_of(key), encoding="utf-8") as file:
@@ -200,34 +204,39 @@ def load_costs(key: dict) -> LayerCosts | None:
         return None
 
 
-def save_costs(key: dict, costs: LayerCosts) -> pathlib.Path | None:
+def save_costs(key: dict[str, Any], costs: LayerCosts) -> pathlib.Path | None:
     """Where they are kept now; None where that cannot be, or where another measurement might say otherwise."""
     if not costs.certain:
         return None
+    temporary = None
     try:
         path = path_of(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")
         temporary.write_text(_json({"key": key, "costs": dataclasses.asdict(costs)}), encoding="utf-8")
-        os.replace(temporary, path)
+        temporary.replace(path)
         for old in sorted(path.parent.glob("*.json"), key=os.path.getmtime)[:-KEPT_FILES]:
             old.unlink()
         return path
     except (OSError, RuntimeError):  # RuntimeError: there is no home
-        with contextlib.suppress(OSError, NameError):
-            temporary.unlink()
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
         return None
 
 
-def _json(value) -> str:
+def _json(value: Any) -> str:
+    """One text for one value."""
     return json.dumps(value, sort_keys=True)
 
 
-def _frozen(value):
+def _frozen(value: Any) -> Any:
+    """Lists as tuples, also within one another."""
     return tuple(_frozen(part) for part in value) if isinstance(value, list) else value
 
 
 def _sound(costs: LayerCosts) -> bool:
+    """Whether what a file said can have been measured."""
     count = len(costs.sizes)
     rows = [*costs.seconds, *costs.moved, costs.ratios, costs.pairs, costs.verdicts]
     numbers = [

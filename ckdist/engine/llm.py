@@ -1,7 +1,8 @@
 """The offline front end: prompts in, completions out, in one process with rank 0's engine. No server, no sockets."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from ckdist.comm.world import start_world
 from ckdist.config import EngineConfig
 from ckdist.engine.engine import Engine, Output
 from ckdist.engine.launch import load_model, make_engine
+from ckdist.engine.protocol import TextTokenizer
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.text import TextStream, check_stop
 from ckdist.errors import EngineError, RequestError
@@ -25,18 +27,21 @@ class Completion:
     """
 
     text: str = ""
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list[int])
     finish_reason: str | None = None
-    logprobs: list | None = None
+    logprobs: list[Any] | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    prompt_logprobs: list | None = None
+    prompt_logprobs: list[Any] | None = None
+
+
+Work: TypeAlias = tuple[str | Sequence[int], SamplingParams, Completion]  # a prompt, and what comes of it
 
 
 class LLM:
     """Generates over an Engine, whose only user it is."""
 
-    def __init__(self, path: str | None = None, **settings):
+    def __init__(self, path: str | None = None, **settings: Any) -> None:
         """Loads the model at `path`: a GGUF file, a folder with safetensors, or a name as `-m` takes it, which is
         fetched.
 
@@ -49,7 +54,8 @@ class LLM:
         world = start_world()
         model = load_model(EngineConfig(model=resolve(None if path is None else str(path), world), **settings), world)
 
-        def leave():
+        def leave() -> None:
+            """Ends this rank, together with the others."""
             model.close()
             world.close()
 
@@ -60,17 +66,18 @@ class LLM:
         self._attach(*make_engine(model), leave)
 
     @classmethod
-    def from_engine(cls, engine: Engine, tokenizer, close: Callable[[], None] | None = None) -> "LLM":
+    def from_engine(cls, engine: Engine, tokenizer: TextTokenizer, close: Callable[[], None] | None = None) -> "LLM":
         """An LLM over an engine that exists already.
 
-        tokenizer: `encode(text) -> list[int]`, `decoder()`. close: called once by `close`, frees what the engine stands
+        close: called once by `close`, frees what the engine stands
         on.
         """
         llm = cls.__new__(cls)
-        llm._attach(engine, tokenizer, close)
+        llm._attach(engine, tokenizer, close)  # noqa: SLF001, its own
         return llm
 
-    def _attach(self, engine: Engine, tokenizer, close: Callable[[], None] | None) -> None:
+    def _attach(self, engine: Engine, tokenizer: TextTokenizer, close: Callable[[], None] | None) -> None:
+        """Takes what a constructor has made."""
         self.engine, self.tokenizer, self._close = engine, tokenizer, close
         self._next_id = 0
 
@@ -86,15 +93,14 @@ class LLM:
         """
         if isinstance(prompts, str):
             prompts = [prompts]
-        many = isinstance(sampling, Sequence)
-        if many and len(sampling) != len(prompts):
+        if isinstance(sampling, Sequence) and len(sampling) != len(prompts):
             raise RequestError(
                 f"{len(sampling)} sampling parameters for {len(prompts)} prompts; give one, or one for each", "sampling"
             )
         stops = check_stop(stop)
         completions = [Completion() for _ in prompts]
         work = (
-            (prompt, (sampling[i] if many else sampling) or SamplingParams(), completions[i])
+            (prompt, (sampling[i] if isinstance(sampling, Sequence) else sampling) or SamplingParams(), completions[i])
             for i, prompt in enumerate(prompts)
         )
         for _ in self._run(work, stops):
@@ -130,14 +136,14 @@ class LLM:
     def __enter__(self) -> "LLM":
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _run(self, work: Iterator[tuple], stops: tuple[str, ...]) -> Iterator[tuple[Completion, str]]:
+    def _run(self, work: Iterator[Work], stops: tuple[str, ...]) -> Iterator[tuple[Completion, str]]:
         """Feeds the queue as far as it takes requests, steps until all are done; yields the text that each step
         brings.
         """
-        running: dict[int, tuple[Completion, TextStream]] = {}
+        running: dict[Hashable, tuple[Completion, TextStream]] = {}
         try:
             while True:
                 while self.engine.has_queue_room and (item := next(work, None)) is not None:
@@ -159,8 +165,8 @@ class LLM:
                         del running[output.id]
                     yield completion, piece
         finally:
-            for id in running:
-                self.engine.abort(id)
+            for key in running:
+                self.engine.abort(key)
 
 
 def _take(completion: Completion, text: TextStream, output: Output) -> str:

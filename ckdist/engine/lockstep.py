@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ckdist.engine.protocol import StepExecutable
 from ckdist.errors import CapacityError
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 
@@ -12,10 +13,12 @@ class LockstepSequences:
     CapacityError where the executable was not sized for so many.
     """
 
-    def __init__(self, executable, count: int):
-        if count > min(executable.max_sequences, executable.max_tokens):
+    def __init__(self, executable: StepExecutable, count: int) -> None:
+        """`count` empty sequences."""
+        most = min(executable.max_sequences, executable.max_tokens)
+        if count > most:
             raise CapacityError(
-                f"{count} sequences at once, and the buffers are sized for {min(executable.max_sequences, executable.max_tokens)}: use --parallel {count}"
+                f"{count} sequences at once, and the buffers are sized for {most}: use --parallel {count}"
             )
         self.executable, self.count = executable, count
         self.length = 0
@@ -56,9 +59,11 @@ class LockstepSequences:
         return logits
 
     def _blocks(self, length: int) -> int:
+        """Blocks of a sequence of so many tokens; CapacityError where there are not as many."""
         blocks = -(-length // BLOCK_TOKENS)
         if blocks > self._tables.shape[1] or length > self.executable.context_length:
             raise CapacityError(
-                f"{self.count} sequences of {length} tokens do not fit a cache of {self.executable.num_blocks * BLOCK_TOKENS}: use a larger --kv-memory or fewer"
+                f"{self.count} sequences of {length} tokens do not fit a cache of "
+                f"{self.executable.num_blocks * BLOCK_TOKENS}: use a larger --kv-memory or fewer"
             )
         return blocks

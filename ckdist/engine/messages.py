@@ -6,16 +6,19 @@ To rank 0 (DEALER -> ROUTER), `op` is one of
     abort    id
     drain    -                        finish what runs, take nothing new, then end
 From rank 0
-    status   state ("loading" | "ready" | "draining" | "failed"), error (str or null), model (map; vocab_size and context_length once ready), stats (map of numbers);
+    status   state ("loading" | "ready" | "draining" | "failed"), error (str or null), model (map;
+             vocab_size and context_length once ready), stats (map of numbers);
              sent on every change and at least once a second: its absence for `STALE_SECONDS` means the engine is stuck
-    tokens   id, tokens (new token ids), logprobs (one entry per token, or null), finish_reason (null | "stop" | "length" | "abort"),
-             prompt_tokens, cached_tokens, prompt_logprobs (once, with the first tokens, or null), stop_token (of stop_token_ids, or null)
+    tokens   id, tokens (new token ids), logprobs (one entry per token, or null),
+             finish_reason (null | "stop" | "length" | "abort"), prompt_tokens, cached_tokens,
+             prompt_logprobs (once, with the first tokens, or null), stop_token (of stop_token_ids, or null)
              A logprobs entry is [chosen_logprob, [[token, logprob], ...]]; prompt_logprobs is a map: see `pack_scores`.
     error    id, message, field (str or null), status (an HTTP status: 400, 429, 500, 503)
 The stop token itself (EOS or a stop id) is not among `tokens`. Stop strings are the HTTP process's business: it aborts.
 """
 
 from array import array
+from typing import Any
 
 import msgpack
 
@@ -23,12 +26,14 @@ MAX_MESSAGE_BYTES = 64 << 20
 STALE_SECONDS = 5.0
 
 
-def encode(message: dict) -> bytes:
+def encode(message: dict[str, Any]) -> bytes:
     """One message as msgpack bytes."""
-    return msgpack.packb(message, use_bin_type=True)
+    data = msgpack.packb(message, use_bin_type=True)
+    assert data is not None  # as with every Packer that flushes itself
+    return data
 
 
-def decode(data: bytes) -> dict:
+def decode(data: bytes) -> dict[str, Any]:
     """The message in `data`; ValueError when it is not a map with a string `op`, or is too large."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise ValueError(f"message of {len(data)} bytes is larger than {MAX_MESSAGE_BYTES}")
@@ -38,7 +43,7 @@ def decode(data: bytes) -> dict:
     return message
 
 
-def pack_scores(entries: list) -> dict[str, bytes | int]:
+def pack_scores(entries: list[Any]) -> dict[str, bytes | int]:
     """The log probabilities of a prompt as blocks of numbers: of a long one they are millions, too many to unpack at
     once.
 
@@ -59,7 +64,8 @@ def pack_scores(entries: list) -> dict[str, bytes | int]:
 class PromptScores:
     """What `pack_scores` packed, an entry at a time. ValueError for what it cannot have made."""
 
-    def __init__(self, packed: dict):
+    def __init__(self, packed: dict[str, Any]) -> None:
+        """`packed`: what `pack_scores` gave, or what a peer says it gave."""
         self._width = packed["width"]
         self._chosen, self._logprobs = (memoryview(packed[name]).cast("d") for name in ("chosen", "logprobs"))
         self._tokens = memoryview(packed["tokens"]).cast("i")
@@ -71,11 +77,11 @@ class PromptScores:
     def __len__(self) -> int:
         return len(self._chosen) + 1
 
-    def __getitem__(self, index: int) -> list | None:
+    def __getitem__(self, index: int) -> list[Any] | None:
         if index == 0:
             return None
         begin, end = (index - 1) * self._width, index * self._width
         return [
             self._chosen[index - 1],
-            [list(pair) for pair in zip(self._tokens[begin:end], self._logprobs[begin:end])],
+            [list(pair) for pair in zip(self._tokens[begin:end], self._logprobs[begin:end], strict=True)],
         ]

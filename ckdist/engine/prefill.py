@@ -7,8 +7,12 @@ bits either way, so the answer is one of speed alone.
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
+from ckdist.comm.protocol import World
+from ckdist.config import EngineConfig
 from ckdist.engine.layer_costs import LayerCosts, load_costs, measure, save_costs, sizes_of
 from ckdist.engine.paired_test import NOISY, UNSEEN
 from ckdist.engine.prefill_cost import LayerModel
@@ -42,25 +46,26 @@ class PrefillChoice:
         prompts went either way.
         """
         counts = dict(enumerate(executable.prefill_tokens))
-        numbers = {
+        numbers: dict[str, float | str] = {
             "prefill_choice_info": self.reason,
             "prefill_by_token_from": 0 if self.from_tokens == sys.maxsize else self.from_tokens,
             "prefill_by_token_tokens_total": counts.get(PREFILL, 0),
             "prefill_by_tensor_tokens_total": counts.get(DECODE, 0),
         }
-        for phase, name in ((PREFILL, "token"), (DECODE, "tensor")) if self.costs else ():
-            numbers[f"prefill_by_{name}_layer_seconds"] = self.costs.seconds[phase][-1]
-            numbers[f"prefill_by_{name}_layer_bytes"] = self.costs.moved[phase][-1]
+        if self.costs is not None:
+            for phase, name in ((PREFILL, "token"), (DECODE, "tensor")):
+                numbers[f"prefill_by_{name}_layer_seconds"] = self.costs.seconds[phase][-1]
+                numbers[f"prefill_by_{name}_layer_bytes"] = self.costs.moved[phase][-1]
         return numbers
 
 
 def choose_prefill(
-    config,
-    world,
+    config: EngineConfig,
+    world: World,
     executable: Executable,
     models: list[LayerModel],
-    key_of: Callable[[], dict],
-    held,
+    key_of: Callable[[], dict[str, Any]],
+    held: Callable[[], AbstractContextManager[Any]],
     anew: bool = False,
     crowded: bool = False,
 ) -> PrefillChoice:
@@ -99,13 +104,15 @@ def choose_prefill(
     return choice
 
 
-def predicted_gains(world, models: list[LayerModel], sizes: list[int]) -> dict[int, float]:
+def predicted_gains(world: World, models: list[LayerModel], sizes: list[int]) -> dict[int, float]:
     """For each size what share of the time the slowest rank saves token-parallel, negative where it loses; a collective
     call.
     """
     rows = world.gather([[model.seconds(size) for size in sizes] for model in models])
-    tensor, token = ([max(times) for times in zip(*(row[phase] for row in rows))] for phase in (DECODE, PREFILL))
-    return {size: 1 - b / a for size, a, b in zip(sizes, tensor, token)}
+    tensor, token = (
+        [max(times) for times in zip(*(row[phase] for row in rows), strict=True)] for phase in (DECODE, PREFILL)
+    )
+    return {size: 1 - b / a for size, a, b in zip(sizes, tensor, token, strict=True)}
 
 
 def promising(gains: dict[int, float]) -> dict[int, float]:
@@ -138,7 +145,7 @@ def choose(gains: dict[int, float], costs: LayerCosts | None, kept: bool, crowde
     else:
         doubt = ", within the noise" if costs.verdicts[-1] == UNSEEN else ""
         reason = f"tensor-parallel ({measured.format('token-parallel ')}{doubt})"
-    rows = zip(costs.sizes, *costs.seconds, *costs.moved, costs.ratios, costs.pairs, costs.verdicts)
+    rows = zip(costs.sizes, *costs.seconds, *costs.moved, costs.ratios, costs.pairs, costs.verdicts, strict=True)
     details = "; ".join(
         f"{size} tokens {verdict}, ratio {ratio:.3f} ({low:.3f} to {high:.3f}) of {pairs} pairs, "
         f"a layer {token * 1e3:.2f} ms with {token_bytes / 1e6:.2f} MB "
@@ -155,7 +162,7 @@ def percent(gain: float) -> str:
     return f"{abs(gain) * 100:.0f} % {'slower' if gain < 0 else 'faster'}"
 
 
-def _only_tensor(config, world) -> str:
+def _only_tensor(config: EngineConfig, world: World) -> str:
     """Why there is nothing to choose."""
     if world.size == 1:
         return "on one rank"
@@ -168,7 +175,8 @@ def _only_tensor(config, world) -> str:
     )
 
 
-def _tuples(value):
+def _tuples(value: Any) -> Any:
+    """Lists as tuples, also within one another."""
     return tuple(_tuples(part) for part in value) if isinstance(value, (list, tuple)) else value
 
 

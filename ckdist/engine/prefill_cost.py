@@ -9,6 +9,7 @@ and what every rank repeats. It chooses nothing.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ckdist.comm.protocol import World
 from ckdist.layout import Dim, Mesh
 from ckdist.program.program import Instr, Program
 from ckdist.topology import Machine, Placement, this_machine
@@ -58,7 +59,7 @@ def place_of(machine: Machine, host: str, placement: Placement, threads: int) ->
     return RankPlace(host, placement.node, cpu.l3 if cpu else -1, threads, distances)
 
 
-def rank_places(world, placement: Placement, threads: int) -> list[RankPlace]:
+def rank_places(world: World, placement: Placement, threads: int) -> list[RankPlace]:
     """Of all ranks, in their order; a collective call. `threads`: of this one, with prompts."""
     own = place_of(this_machine(), world.hosts[world.rank], placement, threads)
     return [RankPlace(*row) for row in world.gather([own.host, own.node, own.l3, own.threads, dict(own.distances)])]
@@ -78,7 +79,7 @@ class LayerModel:
         places: list[RankPlace],
         isa: str,
         weight: Callable[[str], tuple[float, int]],
-    ):
+    ) -> None:
         self.layer, self.mesh, self.places, self.weight = one_layer(program), mesh, places, weight
         self.own = places[mesh.rank]
         self.operations = OPERATIONS.get(isa, OPERATIONS["avx2"])
@@ -93,6 +94,7 @@ class LayerModel:
         return sum(count for instr in self.layer for _, count in self._reads(instr, tokens))
 
     def _seconds(self, instr: Instr, tokens: int) -> float:
+        """Of one instruction."""
         threads = self.own.threads
         match instr.op:
             case "linear":
@@ -108,20 +110,22 @@ class LayerModel:
         return floats / (threads * ELEMENTWISE)
 
     def _product(self, instr: Instr, tokens: int) -> float:
+        """Seconds of a product: the longer of reading and computing, and a part of the shorter."""
         rows_dim = instr.inputs[0].dims[0]
         rows = max(LEAST_ROWS, self._rows(rows_dim, tokens))
-        owners = [self.places[m.rank] for m in self.mesh.along(rows_dim.axis)] if rows_dim.axis else [self.own]
+        sources = [self.places[m.rank] for m in self.mesh.along(rows_dim.axis)] if rows_dim.axis else [self.own]
         rate = min(THREAD_READ * self.own.threads, NODE_READ / self.neighbours)
-        slower = sum(map(self.own.factor, owners)) / len(owners)
+        slower = sum(map(self.own.factor, sources)) / len(sources)
         computed = read = 0.0
         for matrix in (w for w in instr.weights if w is not None and len(w.dims) == 2):
             elements = matrix.dims[0].local(self.mesh) * matrix.dims[1].local(self.mesh)
-            element_bytes, format = self.weight(matrix.name)
-            computed += 2.0 * rows * elements / (self.own.threads * self.operations[format])
+            element_bytes, number = self.weight(matrix.name)
+            computed += 2.0 * rows * elements / (self.own.threads * self.operations[number])
             read += elements * element_bytes * slower / rate
         return max(computed, read) + OVERLAP_LOSS * min(computed, read)
 
     def _exchange(self, instr: Instr, tokens: int) -> float:
+        """Seconds of a collective."""
         reads = self._reads(instr, tokens)
         seconds = BARRIER * max((self.own.factor(peer) for peer, _ in reads), default=0.0)
         for peer, count in reads:
@@ -131,7 +135,9 @@ class LayerModel:
             seconds += sum(count for _, count in reads) / 4 / (self.own.threads * ELEMENTWISE)
             hosts = len({self.places[m].host for m in self._members(instr)})
             if hosts > 1:
-                sent = 2 * (hosts - 1) / hosts * tokens * instr.outputs[0].dims[1].elements * 4
+                width = instr.outputs[0].dims[1].elements
+                assert width is not None  # of tokens alone the number is not known
+                sent = 2 * (hosts - 1) / hosts * tokens * width * 4
                 seconds += WIRE_SECONDS + sent / WIRE
         return seconds
 

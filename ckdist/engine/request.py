@@ -1,8 +1,9 @@
 """A request as it arrives: every field checked before anything trusts it. It neither tokenises nor queues."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,6 +19,8 @@ MAX_STOP_TOKENS = 256
 MAX_TOKENS = 2**31 - 1
 MAX_SAMPLERS = 32
 
+Tokens: TypeAlias = Sequence[int] | np.ndarray  # token ids, (tokens,)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -25,15 +28,15 @@ class Request:
     that.
     """
 
-    id: Hashable
+    id: str
     prompt: np.ndarray  # int32 (tokens,)
     params: SamplingParams
 
 
-def parse_submit(message: Mapping) -> Request:
+def parse_submit(message: Mapping[str, Any]) -> Request:
     """The request in a `submit` message. Raises RequestError that names the field."""
-    id, prompt, sampling = message.get("id"), message.get("prompt"), message.get("sampling", {})
-    if not isinstance(id, str) or not 1 <= len(id) <= MAX_ID_CHARS:
+    key, prompt, sampling = message.get("id"), message.get("prompt"), message.get("sampling", {})
+    if not isinstance(key, str) or not 1 <= len(key) <= MAX_ID_CHARS:
         raise RequestError(f"id must be a string of 1 to {MAX_ID_CHARS} characters", "id")
     if not isinstance(prompt, bytes) or len(prompt) % 4:
         raise RequestError("prompt must be token ids as int32 bytes", "prompt")
@@ -48,10 +51,10 @@ def parse_submit(message: Mapping) -> Request:
     for name in ("stop_token_ids", "dry_sequence_breakers", "samplers"):
         if isinstance(sampling.get(name), list):
             sampling = {**sampling, name: tuple(sampling[name])}
-    return Request(id, np.frombuffer(prompt, "<i4"), SamplingParams(**sampling))
+    return Request(key, np.frombuffer(prompt, "<i4"), SamplingParams(**sampling))
 
 
-def check_prompt(prompt: Sequence[int], vocab_size: int) -> np.ndarray:
+def check_prompt(prompt: Tokens, vocab_size: int) -> np.ndarray:
     """The prompt as int32 (tokens,). Raises RequestError for what is not a token id."""
     if len(prompt) == 0:
         raise RequestError("prompt is empty; give at least one token", "prompt")
@@ -128,15 +131,18 @@ def _check_llama_cpp(params: SamplingParams) -> None:
 
 
 def _strings(name: str, value: object, most: int) -> None:
+    """RequestError unless `value` is a list of at most so many strings."""
     if not isinstance(value, (tuple, list)) or len(value) > most or not all(isinstance(part, str) for part in value):
         raise RequestError(f"{name} must be a list of at most {most} strings", name)
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:
+    """RequestError unless `value` is an integer within the bounds."""
     if type(value) is not int or not low <= value <= high:
         raise RequestError(f"{name} must be an integer from {low} to {high}, not {str(value)[:40]}", name)
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
-    if type(value) not in (int, float) or not isfinite(value) or not low <= value <= high:
+    """RequestError unless `value` is a finite number within the bounds."""
+    if (type(value) is not int and type(value) is not float) or not isfinite(value) or not low <= value <= high:
         raise RequestError(f"{name} must be a number from {low:g} to {high:g}, not {str(value)[:40]}", name)

@@ -4,13 +4,14 @@ It holds no state of sequences: the same row and logits give the same token, who
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ckdist import errors, native
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.sampling_state import SamplingState
+from ckdist.native import CData
 
 MAX_TOP = 20  # most alternatives that log-probabilities are given for
 MAX_WINDOW = 2**31 - 1  # tokens
@@ -40,8 +41,8 @@ class SampleRow(NamedTuple):
     params: SamplingParams
     seed: int = 0
     position: int = 0
-    prompt_tokens: Sequence[int] = ()
-    output_tokens: Sequence[int] = ()
+    prompt_tokens: Sequence[int] | np.ndarray = ()
+    output_tokens: Sequence[int] | np.ndarray = ()
     state: SamplingState | None = None
 
 
@@ -64,7 +65,8 @@ class Sampler:
     sampled row does: results are cffi's, and addresses are those of buffers.
     """
 
-    def __init__(self, vocab_size: int):
+    def __init__(self, vocab_size: int) -> None:
+        """`vocab_size`: columns of the logits. NativeError where it is none."""
         handle = native.lib.ckdist_sampler_open(vocab_size)
         if not handle:
             native.check(-5)
@@ -87,7 +89,7 @@ class Sampler:
         out = native.ffi.new("struct ckdist_sampled_token[]", len(rows))
         native.check(native.lib.ckdist_sample(self._handle, address, stride, len(rows), sampling, out))
         del alive  # the arrays that `sampling` points into were needed until here
-        return [_read(sample, row.params) for sample, row in zip(out, rows)]
+        return [_read(sample, row.params) for sample, row in zip(out, rows, strict=True)]
 
     def logprobs(self, logits: np.ndarray, targets: np.ndarray, top: int = 0) -> list[Sample]:
         """The log-probability of one given token per row, and of the `top` most likely ones.
@@ -104,7 +106,8 @@ class Sampler:
         )
         return [Sample(sample.token, sample.logprob, _top(sample)) for sample in out]
 
-    def _address(self, logits: np.ndarray, rows: int):
+    def _address(self, logits: np.ndarray, rows: int) -> tuple[CData, int]:
+        """Where the logits lie, and floats from one row to the next; NativeError where they are not (rows, vocab)."""
         if (
             logits.dtype != _FLOAT32
             or logits.ndim != 2
@@ -112,19 +115,21 @@ class Sampler:
             or logits.strides[1] != 4
         ):
             raise errors.NativeError(
-                f"logits are {logits.dtype} {logits.shape}; the sampler needs float32 ({rows}, {self._vocab_size}) with dense rows"
+                f"logits are {logits.dtype} {logits.shape}; "
+                f"the sampler needs float32 ({rows}, {self._vocab_size}) with dense rows"
             )
         return native.ffi.from_buffer("float *", logits[:1]), logits.strides[0] // 4
 
 
-def _fill(out, row: SampleRow) -> list:
+def _fill(out: CData, row: SampleRow) -> list[Any]:
     """Writes a row into a struct ckdist_sampling; returns what owns the memory that it points to."""
     params, state = row.params, row.state
     out.top_logprobs = -1 if params.logprobs is None else params.logprobs
     out.seed, out.position = row.seed & 0xFFFF_FFFF_FFFF_FFFF, row.position
-    alive = []
+    alive: list[Any] = []
 
-    def tokens(values):
+    def tokens(values: Sequence[int] | np.ndarray) -> tuple[CData, int]:
+        """Address and number of int32 values, which are kept alive."""
         array = np.ascontiguousarray(values, np.int32)
         alive.append(array)
         return native.pointer(array, "int32_t *"), len(array)
@@ -172,7 +177,7 @@ def _fill(out, row: SampleRow) -> list:
     return alive
 
 
-def _read(sample, params: SamplingParams) -> Sample:
+def _read(sample: CData, params: SamplingParams) -> Sample:
     """A struct ckdist_sampled_token."""
     mu = sample.mirostat_mu if params.mirostat else None
     if params.logprobs is None:
@@ -180,6 +185,7 @@ def _read(sample, params: SamplingParams) -> Sample:
     return Sample(sample.token, sample.logprob, _top(sample), mu)
 
 
-def _top(sample) -> tuple[tuple[int, float], ...]:
+def _top(sample: CData) -> tuple[tuple[int, float], ...]:
+    """The most likely tokens of a struct ckdist_sampled_token, with their log probabilities."""
     n = sample.top_count
-    return tuple(zip(sample.top_tokens[0:n], sample.top_logprobs[0:n]))
+    return tuple(zip(sample.top_tokens[0:n], sample.top_logprobs[0:n], strict=True))

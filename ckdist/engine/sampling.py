@@ -5,7 +5,8 @@ from functools import cached_property
 
 from ckdist.config import DRY_BREAKERS, SAMPLERS
 
-TEMPERATURE_FIRST = ("penalties", "dry", "temperature", "top_k", "top_p", "min_p")  # vLLM's and Hugging Face's order
+# vLLM's and Hugging Face's order
+TEMPERATURE_FIRST: tuple[str, ...] = ("penalties", "dry", "temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # divides positive, multiplies negative logits of tokens seen in prompt or output
     presence_penalty: float = 0.0  # of tokens seen in the output
     frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = field(default_factory=dict)
+    logit_bias: dict[int, float] = field(default_factory=dict[int, float])
     seed: int | None = None  # None: drawn when the request is made
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False

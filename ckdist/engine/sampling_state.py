@@ -9,16 +9,18 @@ import numpy as np
 from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import RequestError
+from ckdist.native import CData
 
 
 @dataclass
 class SamplingState:
-    """`banned`: int32, token ids that may not be drawn yet; `breakers`: the future of a native ckdist_dry_breakers;
+    """`banned`: int32, token ids that may not be drawn yet; `breakers`: the future of a native ckdist_dry_breakers.
+
     `mirostat_mu`: the surprise, in bits, up to which the next token is drawn.
     """
 
     banned: np.ndarray | None = None
-    breakers: Future | None = None
+    breakers: Future[CData] | None = None
     mirostat_mu: float = 0.0
 
     @property

@@ -18,13 +18,14 @@ from ckdist.program.batch import BLOCK_TOKENS, Batch
 MIN_AWAITED_BLOCKS = 4
 
 
-class EngineBusy(RequestError):
+class EngineBusy(RequestError):  # noqa: N818, a state and no fault
     """The queue is full; the request may be sent again later (HTTP 429)."""
 
 
 class Run(NamedTuple):
-    """A sequence's part of a step: positions [first, first + tokens), of which the last `rows` give logits from
-    `row` on.
+    """A sequence's part of a step: positions [first, first + tokens).
+
+    The last `rows` of them give logits, from `row` on.
     """
 
     sequence: Sequence
@@ -61,7 +62,7 @@ class Scheduler:
         max_outputs: int,
         max_waiting: int,
         prefix_reuse: bool = True,
-    ):
+    ) -> None:
         """Of one step: `max_tokens`, `max_outputs`. Of one sequence: `max_positions`.
 
         `max_waiting`: length of the queue.
@@ -85,7 +86,7 @@ class Scheduler:
             )
 
     def add(self, sequence: Sequence) -> None:
-        """Raises EngineBusy when the queue is full."""
+        """Queues a sequence. Raises EngineBusy when the queue is full."""
         self.check_room()
         self.waiting.append(sequence)
 
@@ -195,16 +196,19 @@ class Scheduler:
         return True
 
     def _append_block(self, sequence: Sequence) -> None:
+        """Gives a sequence one more block; there is one."""
         sequence.block_table[sequence.num_blocks] = self.pool.allocate()
         sequence.num_blocks += 1
 
     def _share_block(self, sequence: Sequence) -> None:
+        """Makes the next full block of a sequence known to the pool."""
         index, table = sequence.shared_blocks, sequence.block_table
         tokens = sequence.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS].tobytes()
         table[index] = self.pool.share(int(table[index]), int(table[index - 1]) if index else ROOT, tokens)
         sequence.shared_blocks += 1
 
     def _release(self, sequence: Sequence) -> None:
+        """Gives back all blocks of a sequence."""
         self.pool.release(sequence.block_table[: sequence.num_blocks].tolist())
         sequence.num_blocks = sequence.shared_blocks = sequence.computed = 0
 

@@ -3,17 +3,21 @@
 It decides nothing: the scheduler moves it, the engine extends it.
 """
 
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
+from ckdist.engine.request import Tokens
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.sampling_state import SamplingState
 from ckdist.program.batch import BLOCK_TOKENS
 
 
 class State(Enum):
+    """Where the scheduler has a sequence."""
+
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -48,9 +52,9 @@ class Sequence:
     )  # fmt: skip
 
     def __init__(
-        self, id: Hashable, prompt: Collection[int], params: SamplingParams, seed: int, capacity: int, arrival: float,
+        self, id: Hashable, prompt: Tokens, params: SamplingParams, seed: int, capacity: int, arrival: float,
         sampling_state: SamplingState | None = None,
-    ):  # fmt: skip
+    ) -> None:  # fmt: skip
         """`capacity`: the most tokens, prompt and output together, that it may ever have."""
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
         self.sampling_state = sampling_state
@@ -66,9 +70,10 @@ class Sequence:
         self.cached_tokens: int | None = None  # prompt tokens found in the cache when it was first admitted
         scores = params.prompt_logprobs is not None
         self.scored = 0 if scores else len(prompt) - 1
-        self.prompt_logprobs: list | None = [None] if scores else None  # nothing comes before the first token
+        self.prompt_logprobs: list[Any] | None = [None] if scores else None  # nothing comes before the first token
 
     def append(self, token: int) -> None:
+        """Adds a token to the output; there is room for it."""
         self.tokens[self.length] = token
         self.length += 1
 
@@ -79,7 +84,7 @@ class Sequence:
 
     @property
     def output(self) -> np.ndarray:
-        """int32 (length - prompt,)"""
+        """The tokens after the prompt: int32 (length - prompt,)."""
         return self.tokens[len(self.prompt) : self.length]
 
     @property

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from ckdist.engine.protocol import StepExecutable
+from ckdist.engine.request import Tokens
 from ckdist.errors import CapacityError
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 
@@ -9,12 +11,13 @@ from ckdist.program.batch import BLOCK_TOKENS, Batch
 class SingleSequence:
     """Owns the executable's whole cache while it lives: blocks 0, 1, 2 ... in order."""
 
-    def __init__(self, executable):
+    def __init__(self, executable: StepExecutable) -> None:
+        """Begins an empty sequence."""
         self.executable = executable
         self.length = 0
         self._blocks = np.arange(executable.num_blocks, dtype=np.int32)
 
-    def feed(self, token_ids, outputs: str = "all") -> np.ndarray:
+    def feed(self, token_ids: Tokens, outputs: str = "all") -> np.ndarray:
         """Continues the sequence by `token_ids` in chunks of the executable's `max_tokens`.
 
         Returns float32 logits: (tokens, vocab) for outputs "all", (1, vocab) for "last", (0, vocab) for "none".
@@ -24,7 +27,8 @@ class SingleSequence:
         limit = min(self.executable.context_length, self.executable.num_blocks * BLOCK_TOKENS)
         if self.length + len(ids) > limit:
             raise CapacityError(
-                f"{self.length + len(ids)} tokens do not fit a context of {limit}: use --ctx-size {self.length + len(ids)} or a shorter text"
+                f"{self.length + len(ids)} tokens do not fit a context of {limit}: "
+                f"use --ctx-size {self.length + len(ids)} or a shorter text"
             )
         kept, logits = [], np.zeros((0, self.executable.vocab_size), np.float32)
         for begin in range(0, len(ids), self.executable.max_tokens):

@@ -33,7 +33,7 @@ def remove_dead(parent: pathlib.Path) -> None:
             if (
                 stat.S_ISDIR(info.st_mode)
                 and info.st_uid == os.geteuid()
-                and os.listdir(folder) == [SOCKET]
+                and [entry.name for entry in folder.iterdir()] == [SOCKET]
                 and _is_dead(folder / SOCKET)
             ):
                 (folder / SOCKET).unlink()
@@ -41,6 +41,7 @@ def remove_dead(parent: pathlib.Path) -> None:
 
 
 def _is_dead(path: pathlib.Path) -> bool:
+    """Whether `path` is a socket at which nobody listens."""
     if not stat.S_ISSOCK(path.lstat().st_mode):
         return False
     with socket.socket(socket.AF_UNIX) as probe:

@@ -7,6 +7,7 @@ the longest: so the text depends on its characters alone, not on how tokens cut 
 
 from collections.abc import Sequence
 
+from ckdist.engine.protocol import TextDecoder
 from ckdist.errors import RequestError
 
 MAX_STOP_STRINGS = 16
@@ -29,7 +30,7 @@ def check_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 class StopString:
     """Follows one stop string through a text, a character at a time (Knuth, Morris, Pratt 1977)."""
 
-    def __init__(self, string: str):
+    def __init__(self, string: str) -> None:
         self.string = string
         self.matched = 0  # the longest end of the text so far that begins the string
         self._fallback = [0] * (len(string) + 1)  # [n]: the longest proper end of string[:n] that begins the string
@@ -52,11 +53,11 @@ class StopString:
 class TextStream:
     """The text of one sequence, token by token.
 
-    decoder: `step(token) -> str`, never half a character, and `flush() -> str`, what is left at the end.
     include_stop: the text ends with the stop string and not before it.
     """
 
-    def __init__(self, decoder, stop: Sequence[str] = (), include_stop: bool = False):
+    def __init__(self, decoder: TextDecoder, stop: Sequence[str] = (), include_stop: bool = False) -> None:
+        """`stop`: the stop strings, of which the first that is complete ends the text."""
         self._decoder, self._include_stop = decoder, include_stop
         self._stops = [StopString(string) for string in stop]
         self._held = ""
@@ -76,6 +77,7 @@ class TextStream:
         return text
 
     def _push(self, piece: str) -> str:
+        """What may be given out once `piece` has come; the rest is held back."""
         if not self._stops:
             return piece
         text, begin = self._held + piece, len(self._held)

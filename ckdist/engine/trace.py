@@ -8,15 +8,18 @@ else.
 import contextlib
 import json
 import logging
-import os
 import pathlib
 import time
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ckdist import __version__, native
+from ckdist.comm.protocol import World
 from ckdist.comm.world import together
 from ckdist.errors import ConfigError
+from ckdist.native import CData
 
 log = logging.getLogger(__name__)
 lib, ffi = native.lib, native.ffi
@@ -27,6 +30,9 @@ CLOCK_ROUNDS = 32
 GATHER_SECONDS = 20.0  # until the other ranks have sent their lanes
 EVENT = np.dtype([("begin", "<i8"), ("end", "<i8"), ("kind", "<i4"), ("args", "<i4", 3)])  # struct ckdist_trace_event
 BATCH = ("tokens", "sequences")
+
+# By phase of an executable: its name, and for each step of the replay its name and layer (None: of none).
+Labels: TypeAlias = Sequence[tuple[str, Sequence[tuple[str, int | None]]]]
 
 # By the numbers of native/api/trace.h: name, category, what its arguments are. Those of a replay name their step or
 # phase instead.
@@ -53,17 +59,19 @@ IN_STEP = (lib.ckdist_trace_step, lib.ckdist_trace_barrier, lib.ckdist_trace_exc
 class Lane:
     """Where one thread of Python's writes; times are of `time.monotonic_ns`."""
 
-    def __init__(self, handle):
+    def __init__(self, handle: CData) -> None:
+        """`handle`: a native ckdist_trace_lane, which its trace owns."""
         self._handle = handle
 
     def add(self, kind: int, begin: int, end: int, first: int = 0, second: int = 0) -> None:
+        """Writes an event of `kind` from `begin` to `end`, in ns, with up to two arguments."""
         lib.ckdist_trace_add(self._handle, kind, begin, end, first, second, 0)
 
 
 class Trace:
     """One rank's lanes. `handle` is the native trace; `main` the lane of the rank's first thread outside of steps."""
 
-    def __init__(self, path: str, world, threads: int):
+    def __init__(self, path: str, world: World, threads: int) -> None:
         """A collective call. ConfigError on every rank where rank 0 cannot write `path`.
 
         `threads`: of each rank, for the size of the lanes.
@@ -79,39 +87,38 @@ class Trace:
         self._written = False
 
     def lane(self, name: str) -> Lane:
+        """A new lane for one thread."""
         out = ffi.new("struct ckdist_trace_lane **")
         native.check(lib.ckdist_trace_add_lane(self.handle, name.encode(), out))
         return Lane(out[0])
 
     @contextlib.contextmanager
-    def span(self, kind: int):
+    def span(self, kind: int) -> Iterator[None]:
         """An event of the main lane around what happens within."""
         begin = time.monotonic_ns()
         yield
         self.main.add(kind, begin, time.monotonic_ns())
 
-    def save(self, labels) -> None:
-        """Gathers all ranks' lanes and writes the file on rank 0; a collective call that a lost rank only delays.
-
-        `labels` as in `_events`.
-        """
+    def save(self, labels: Labels) -> None:
+        """Gathers all ranks' lanes and writes the file on rank 0; a collective call that a lost rank only delays."""
         if not self._written:
             self._written = True
             self._write(self.world.collect(self._lanes(), GATHER_SECONDS), labels)
 
-    def save_own(self, labels) -> None:
+    def save_own(self, labels: Labels) -> None:
         """Writes what rank 0 has itself: of a job that failed, whose ranks may be gone."""
         if not self._written and self.world.rank == 0:
             self._written = True
             self._write([self._lanes()] + [None] * (self.world.size - 1), labels)
 
     def _check(self) -> None:
+        """ConfigError where the file cannot be written."""
         try:
             if self.path.is_dir():
                 raise IsADirectoryError(0, "it is a folder")
             with open(self._temporary, "wb"):
                 pass
-            os.unlink(self._temporary)
+            self._temporary.unlink()
         except (OSError, ValueError) as error:  # ValueError: a null byte in the path
             raise ConfigError(
                 f"cannot write --trace {self.path}: {getattr(error, 'strerror', None) or error}"
@@ -119,9 +126,10 @@ class Trace:
 
     @property
     def _temporary(self) -> pathlib.Path:
+        """The file's name until it is whole."""
         return self.path.with_name(f"{self.path.name}.tmp")
 
-    def _lanes(self) -> dict:
+    def _lanes(self) -> dict[str, Any]:
         """This rank's, as msgpack takes them."""
         lanes, room, dropped = [], np.empty(LANE_EVENTS[1], EVENT), ffi.new("int64_t *")
         for i in range(lib.ckdist_trace_lanes(self.handle)):
@@ -131,21 +139,21 @@ class Trace:
             )
         return {"lanes": lanes, "clock": self.clock, "error": self.clock_error}
 
-    def _write(self, ranks: list[dict | None], labels) -> None:
+    def _write(self, ranks: list[dict[str, Any] | None] | None, labels: Labels) -> None:
         """A trace is worth no failure of what was traced: where it cannot be written that is said, and no more."""
-        if self.world.rank != 0:
+        if self.world.rank != 0 or ranks is None:
             return
         try:
             with open(self._temporary, "w", encoding="ascii", buffering=1 << 20) as file:
                 file.writelines(_text(ranks, self.world.hosts, labels))
-            os.replace(self._temporary, self.path)
+            self._temporary.replace(self.path)
         except OSError as error:
             log.warning("the trace could not be written to %s: %s", self.path, error.strerror or error)
             with contextlib.suppress(OSError):
-                os.unlink(self._temporary)
+                self._temporary.unlink()
 
 
-def clock_offset(world) -> tuple[int, int]:
+def clock_offset(world: World) -> tuple[int, int]:
     """What to add to this rank's time.monotonic_ns() to have rank 0's, and how wrong that may be; a collective call.
 
     Ranks of one host have one clock. Else as NTP does it: the reading that came back soonest lies in the middle of the
@@ -159,12 +167,14 @@ def clock_offset(world) -> tuple[int, int]:
         world.broadcast(None)
         readings = world.gather(time.monotonic_ns())
         error = (time.monotonic_ns() - begin) // 2
-        best = [[begin + error - reading, error] if error < b[1] else b for reading, b in zip(readings, best)]
+        best = [
+            [begin + error - reading, error] if error < b[1] else b for reading, b in zip(readings, best, strict=True)
+        ]
     offset, error = world.broadcast(best)[world.rank]
     return (0, 0) if world.hosts[world.rank] == world.hosts[0] else (offset, error)
 
 
-def _text(ranks: list[dict | None], hosts, labels):
+def _text(ranks: list[dict[str, Any] | None], hosts: Sequence[str], labels: Labels) -> Iterator[str]:
     """The file, line by line: the JSON object of the Trace Event Format.
 
     Times are microseconds since the first event.
@@ -193,8 +203,8 @@ def _text(ranks: list[dict | None], hosts, labels):
     yield f'\n],"otherData":{json.dumps(about)}}}\n'
 
 
-def _events(rank: int, lane: int, events: np.ndarray, zero: int, labels):
-    """`labels[phase]`: a name, and for each step of the replay its name and layer (None: of none)."""
+def _events(rank: int, lane: int, events: np.ndarray, zero: int, labels: Labels) -> Iterator[str]:
+    """Lines of the events of one lane, EVENT (events,); `zero`: ns of the first of all, in the lane's clock."""
     # What encloses others stands before them, as readers that build a tree want it; it is written after them.
     order = np.lexsort((-np.arange(len(events)), -events["end"], events["begin"]))
     steps = [[(name, "" if layer is None else f'"layer":{layer},') for name, layer in steps] for _, steps in labels]
@@ -205,10 +215,12 @@ def _events(rank: int, lane: int, events: np.ndarray, zero: int, labels):
             shown = f'{layer}"step":{args[0]}'
             name = what if kind == lib.ckdist_trace_step else name
         else:
-            shown = ",".join(f'"{n}":{v}' for n, v in zip(names, args))
+            shown = ",".join(f'"{n}":{v}' for n, v in zip(names, args, strict=False))
             if kind == lib.ckdist_trace_prefill:
                 name = labels[args[2]][0]
-        yield f',\n{{"ph":"X","pid":{rank},"tid":{lane},"ts":{(begin - zero) / 1e3:.3f},"dur":{(end - begin) / 1e3:.3f},"name":"{name}","cat":"{category}","args":{{{shown}}}}}'
+        when = f'"ts":{(begin - zero) / 1e3:.3f},"dur":{(end - begin) / 1e3:.3f}'
+        what = f'"name":"{name}","cat":"{category}","args":{{{shown}}}'
+        yield f',\n{{"ph":"X","pid":{rank},"tid":{lane},{when},{what}}}'
 
 
 __all__ = ["KINDS", "Lane", "Trace", "clock_offset"]

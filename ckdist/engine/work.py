@@ -1,9 +1,36 @@
 """What a step of a lowered program must read and compute at least: the numbers that bounds on its speed are made of."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ckdist import native
+from ckdist.comm.protocol import World
 from ckdist.program.lowered import Lowered
+
+
+class Matrix(Protocol):
+    """A rank's part of a matrix as it is packed."""
+
+    @property
+    def type(self) -> int:
+        """The ggml number of its elements."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Outputs."""
+        ...
+
+    @property
+    def cols(self) -> int:
+        """Inputs."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """Of the packed weights."""
+        ...
 
 
 @dataclass
@@ -33,7 +60,7 @@ class Work:
         }
 
 
-def work_of(lowered: Lowered, matrices) -> Work:
+def work_of(lowered: Lowered, matrices: Sequence[Matrix]) -> Work:
     """The work of this rank's products; `matrices[i]` is the loaded handle of `lowered.matrices[i]`."""
     work = Work()
     for step in lowered.steps:
@@ -42,12 +69,12 @@ def work_of(lowered: Lowered, matrices) -> Work:
         kind = work.per_output if step.outputs_only else work.per_token
         for index in (i for i in step.matrices if i >= 0):
             matrix = matrices[index]
-            format = native.lib.ckdist_activation_format(native.ffi.NULL, matrix.type)
-            kind[format] = kind.get(format, 0.0) + 2.0 * matrix.rows * matrix.cols
+            number = native.lib.ckdist_activation_format(native.ffi.NULL, matrix.type)
+            kind[number] = kind.get(number, 0.0) + 2.0 * matrix.rows * matrix.cols
             work.bytes += matrix.bytes
     return work
 
 
-def total_work(world, own: Work) -> Work:
+def total_work(world: World, own: Work) -> Work:
     """The work of all ranks; a collective call."""
     return sum((Work(*fields) for fields in world.gather([own.bytes, own.per_token, own.per_output])), Work())

@@ -4,14 +4,30 @@
 >>> ckdist.train(ckdist.TrainConfig(output_dir="out", train_file=("notes.txt",), model_name_or_path="model"))
 """
 
+from __future__ import annotations
+
 import sys
 import types
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckdist.train.config import TrainConfig
+    from ckdist.train.report import StepReport
+    from ckdist.train.source import BatchSource
 
 
 class _Training(types.ModuleType):
     """The package, which is called as what it does: `ckdist.train(config)` is `ckdist.train.trainer.train(config)`."""
 
-    def __call__(self, config, on_step=None, batches=None):
+    def __call__(
+        self,
+        config: TrainConfig,
+        on_step: Callable[[StepReport], None] | None = None,
+        batches: BatchSource | None = None,
+    ) -> StepReport | None:
+        """As `ckdist.train.trainer.train`, with its world and executable."""
         from ckdist.train.trainer import train
 
         return train(config, on_step, batches)

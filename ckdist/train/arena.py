@@ -7,6 +7,12 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ckdist.program.lower_training import ALIGNMENT
+from ckdist.program.program import Weight
+
+
+def shape_of(weight: Weight) -> tuple[int, ...]:
+    """The shape of a weight, of whose dimensions all are known."""
+    return tuple(d.elements for d in weight.dims if d.elements is not None)
 
 
 class Arena(Mapping[str, np.ndarray]):
@@ -15,7 +21,8 @@ class Arena(Mapping[str, np.ndarray]):
     What lies between arrays, up to a cache line, stays zero.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], flat: np.ndarray | None = None):
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], flat: np.ndarray | None = None) -> None:
+        """`flat`: memory of the right size to lie in; default: new, zeros."""
         self.shapes = dict(shapes)
         self.places: dict[str, tuple[int, int]] = {}  # name -> [begin, end) in flat
         at = 0

@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -53,7 +54,8 @@ class TrainState:
 class Folder:
     """The checkpoints of one training. Rank 0 alone holds it; it is locked against a second training."""
 
-    def __init__(self, output_dir: Path):
+    def __init__(self, output_dir: Path) -> None:
+        """Makes and locks `output_dir`; ConfigError where that cannot be."""
         self.path = output_dir
         try:
             output_dir.mkdir(parents=True, exist_ok=True)
@@ -69,6 +71,7 @@ class Folder:
             shutil.rmtree(left, ignore_errors=True)
 
     def close(self) -> None:
+        """Lets another training have the folder."""
         os.close(self._lock)
 
     def steps(self) -> list[int]:
@@ -77,6 +80,7 @@ class Folder:
         return sorted(int(match[1]) for match in found if match)
 
     def at(self, step: int) -> Path:
+        """The folder of the checkpoint after `step` steps."""
         return self.path / f"checkpoint-{step}"
 
     def choose(self, resume: str) -> Path | None:
@@ -87,7 +91,8 @@ class Folder:
         if resume == "never":
             if found := self.steps():
                 raise ConfigError(
-                    f"resume is never, and {self.path} has {self.at(found[-1]).name} of an earlier training: remove it, or set another output_dir"
+                    f"resume is never, and {self.path} has {self.at(found[-1]).name} of an earlier training: "
+                    "remove it, or set another output_dir"
                 )
             return None
         if resume != "auto":
@@ -119,7 +124,7 @@ class Folder:
             sync_folder(temporary)
             if target.exists():  # a run that went on from an earlier one comes by again
                 self._remove(target)
-            os.rename(temporary, target)
+            temporary.rename(target)
             sync_folder(self.path)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -143,7 +148,7 @@ class Folder:
     def _remove(self, checkpoint: Path) -> None:
         """It loses its name first, so that half of it is never taken for whole."""
         doomed = self.path / f"{_TEMPORARY}removed.{checkpoint.name}.{os.getpid()}"
-        os.rename(checkpoint, doomed)
+        checkpoint.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
 
@@ -158,6 +163,7 @@ def write_synced(path: Path, data: bytes) -> str:
 
 
 def sync_folder(path: Path) -> None:
+    """Makes the names in a folder last through a loss of power. OSError where that cannot be."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -185,23 +191,26 @@ def verify(checkpoint: Path) -> TrainState:
         raise ModelFileError(f"{checkpoint} is corrupt: {STATE} has no checksums")
     for name, expected in checksums.items():
         try:
-            with open(checkpoint / os.path.basename(name), "rb") as file:
+            with open(checkpoint / Path(name).name, "rb") as file:
                 found = _digest(file)
         except OSError as error:
             raise ModelFileError(f"{checkpoint} is corrupt: {name} cannot be read ({error.strerror})") from None
         if found != expected:
             raise ModelFileError(
-                f"{checkpoint} is corrupt: the SHA-256 of {name} begins with {found[:12]}, and must with {str(expected)[:12]}"
+                f"{checkpoint} is corrupt: the SHA-256 of {name} begins with {found[:12]}, "
+                f"and must with {str(expected)[:12]}"
             )
     known = TrainState.__dataclass_fields__
     if set(values) != set(known) or not all(type(values[name]) is type(item.default) for name, item in known.items()):
         raise ModelFileError(
-            f"{checkpoint} is of another version: {STATE} has {', '.join(sorted(set(values) ^ set(known))) or 'fields of other types'}"
+            f"{checkpoint} is of another version: {STATE} has "
+            f"{', '.join(sorted(set(values) ^ set(known))) or 'fields of other types'}"
         )
     return TrainState(**values)
 
 
-def _digest(file) -> str:
+def _digest(file: BinaryIO) -> str:
+    """The hex SHA-256 of what is left of a file."""
     digest = hashlib.sha256()
     while block := file.read(1 << 20):
         digest.update(block)
@@ -211,15 +220,18 @@ def _digest(file) -> str:
 class SavedTensors:
     """The tensors of one of a checkpoint's files, mapped into memory."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path) -> None:
+        """Maps the file; ModelFileError where it is no safetensors file."""
         self.path, self.stored = path, read_safetensors(path)
         self._bytes = np.memmap(path, np.uint8, "r")
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """The float32 tensor `name`, mapped; ModelFileError where it is not there in this shape."""
         tensor: StoredTensor | None = self.stored.get(name)
         if tensor is None or tensor.dtype != "F32" or tensor.shape != shape:
             found = "not there" if tensor is None else f"{tensor.dtype} {tensor.shape}"
             raise ModelFileError(
-                f"{self.path}: {name} is {found}, and the model of this configuration has F32 {shape}: set the same model as before, or another output_dir"
+                f"{self.path}: {name} is {found}, and the model of this configuration has F32 {shape}: "
+                "set the same model as before, or another output_dir"
             )
         return self._bytes[tensor.offset : tensor.offset + tensor.nbytes].view(np.float32).reshape(shape)

@@ -6,8 +6,8 @@ It checks each field and those that belong together; files and models are looked
 
 import difflib
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any
 
 from ckdist.errors import ConfigError
@@ -32,9 +32,9 @@ def setting(
     kind: type | None = None,
 ) -> Any:
     """A field with its meaning and range. `kind` is what it is made of where the default does not say."""
-    metadata = dict(help=help, low=low, high=high, choices=choices, kind=kind or type(default))
+    metadata = {"help": help, "low": low, "high": high, "choices": choices, "kind": kind or type(default)}
     return (
-        field(default_factory=dict, metadata=metadata)
+        field(default_factory=dict[str, Any], metadata=metadata)
         if isinstance(default, dict)
         else field(default=default, metadata=metadata)
     )
@@ -46,7 +46,7 @@ class TrainConfig:
 
     output_dir: str = setting("", "folder of the trained model, its checkpoints, metrics and token cache")
     model_name_or_path: str = setting("", "model to go on from: a folder with safetensors, or hf:owner/repo")
-    model_config: dict = setting({}, "a model from nothing: the fields of a Hugging Face config.json")
+    model_config: dict[str, Any] = setting({}, "a model from nothing: the fields of a Hugging Face config.json")
     tokenizer_name: str = setting(
         "", "folder of a tokenizer (default: the model's own; from nothing, one is trained on the data)"
     )
@@ -124,7 +124,7 @@ class TrainConfig:
     )
     report_to: tuple[str, ...] = setting((), "tensorboard, beside metrics.jsonl", choices=("tensorboard",), kind=str)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for item in fields(self):
             object.__setattr__(self, item.name, _checked(item, getattr(self, item.name)))
         for name in ("output_dir", "train_file"):
@@ -133,7 +133,8 @@ class TrainConfig:
         if bool(self.model_name_or_path) == bool(self.model_config):
             given = "both are" if self.model_config else "neither is"
             raise ConfigError(
-                f"model_name_or_path (a model to go on from) or model_config (one from nothing) is needed, and {given} given"
+                f"model_name_or_path (a model to go on from) or model_config (one from nothing) is needed, "
+                f"and {given} given"
             )
         if self.lora_r and not self.model_name_or_path:
             raise ConfigError(f"lora_r ({self.lora_r}) needs a model to go on from: set model_name_or_path")
@@ -141,24 +142,26 @@ class TrainConfig:
             raise ConfigError(f"resume ({self.resume!r}) must be auto, never, or a checkpoint's folder")
 
     def as_dict(self) -> dict[str, Any]:
+        """Its fields by name."""
         return asdict(self)
 
 
-def _checked(item, value: Any) -> Any:
+def _checked(item: Field[Any], value: Any) -> Any:
     """`value` as the field wants it (whole numbers as float, lists as tuples); ConfigError where it is another thing
     or out of range.
     """
     meta, name, kind = item.metadata, item.name, item.metadata["kind"]
+    every: tuple[Any, ...] | None = None
     if isinstance(item.default, tuple):
-        parts = (value,) if isinstance(value, str) else value
-        if not isinstance(parts, (list, tuple)) or not all(isinstance(part, kind) for part in parts):
+        parts = _tuple(value)
+        if parts is None or not all(isinstance(part, kind) for part in parts):
             raise ConfigError(f"{name} ({value!r}) must be a list of texts")
-        value = tuple(parts)
+        value = every = parts
     elif kind is float and type(value) is int:
         value = float(value)
     elif type(value) is not kind:
         raise ConfigError(f"{name} ({value!r}) must be {_KINDS[kind]}")
-    for part in value if isinstance(value, tuple) else (value,):
+    for part in (value,) if every is None else every:
         if meta["choices"] and part not in meta["choices"]:
             raise ConfigError(
                 f"{name} ({part}) must be {'one of ' if len(meta['choices']) > 1 else ''}{', '.join(meta['choices'])}"
@@ -166,6 +169,16 @@ def _checked(item, value: Any) -> Any:
         if meta["low"] is not None and not meta["low"] <= part <= meta["high"]:
             raise ConfigError(f"{name} ({part}) must be from {meta['low']} to {meta['high']}")
     return value
+
+
+def _tuple(value: Any) -> tuple[Any, ...] | None:
+    """A text, or a list, as a tuple; None for anything else."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, (list, tuple)):
+        return None
+    parts: Sequence[Any] = value
+    return tuple(parts)
 
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a table"}
@@ -195,7 +208,7 @@ def load_config(path: str, overrides: Iterable[str] = ()) -> TrainConfig:
     ConfigError for what is wrong in either.
     """
     try:
-        values = tomllib.loads(read_text_file(path, path, MAX_CONFIG_BYTES))
+        values: dict[str, Any] = tomllib.loads(read_text_file(path, path, MAX_CONFIG_BYTES))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
     for override in overrides:
@@ -209,13 +222,14 @@ def _override(values: dict[str, Any], text: str) -> None:
     if not equals or not name.strip():
         raise ConfigError(f"--set {text!r:.80} must be field=value")
     try:
-        value = tomllib.loads(f"value = {written}")["value"]
+        value: Any = tomllib.loads(f"value = {written}")["value"]
     except (ValueError, RecursionError):
         value = written.strip()
-    table = values
+    table: dict[str, Any] = values
     *outer, last = name.strip().split(".")
     for part in outer:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
+        inner: Any = table.setdefault(part, {})
+        if not isinstance(inner, dict):
             raise ConfigError(f"--set {text!r:.80}: {part} is not a table")
+        table = inner
     table[last] = value

@@ -22,9 +22,12 @@ class TrainingExecutable(Protocol):
 
         With `reduce`, a collective call, `gradients` is then the sum over all ranks.
         """
+        ...
 
     def loss(self, batch: PackedBatch) -> float:
         """This rank's sum of losses, forward alone."""
+        ...
 
     def zero_grad(self) -> None:
         """The next `forward_backward` begins its gradients anew; what `gradients` hold until then says nothing."""
+        ...

@@ -19,7 +19,8 @@ from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_sa
 
 _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "tokenizer.model", "vocab.json", "merges.txt",
     "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
 
@@ -41,7 +42,7 @@ def write_folder(
         }
     for name in TOKENIZER_FILES:
         source = model.tokenizer_folder / name
-        if source.is_file() and not (out / name).resolve() == source.resolve():
+        if source.is_file() and (out / name).resolve() != source.resolve():
             shutil.copyfile(source, out / f"{name}.tmp")
             (out / f"{name}.tmp").replace(out / name)
     dtype = _TYPES[save_dtype]
@@ -59,4 +60,5 @@ def write_folder(
 
 
 def _stored(model: TrainedModel, name: str, array: np.ndarray) -> np.ndarray:
+    """A weight as a file of its family has it."""
     return array - np.float32(1) if safetensors_norm_less_one(model.spec.architecture, name) else array

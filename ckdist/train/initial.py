@@ -13,6 +13,7 @@ _RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
 
 def generator_of(name: str, seed: int) -> np.random.Generator:
+    """What draws the first values of weight `name`."""
     return np.random.default_rng((seed, zlib.crc32(name.encode())))
 
 

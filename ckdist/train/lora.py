@@ -6,12 +6,14 @@ multiplies.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from ckdist.layout import Dim
-from ckdist.program.program import Weight
+from ckdist.layout import Dim, Layout, Mesh
+from ckdist.models.spec import ModelSpec
+from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import TrainingTracer
 from ckdist.train.checkpoint import write_synced
 from ckdist.train.initial import generator_of
@@ -30,13 +32,17 @@ def initial_matrix(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 class LoraTracer(TrainingTracer):
     """Traces w x + scale * B (A x) where the forward says w x of a target."""
 
-    def __init__(self, lora: Lora, spec, layout, mesh):
+    def __init__(self, lora: Lora, spec: ModelSpec, layout: Layout, mesh: Mesh) -> None:
+        """`lora`: which linears get the path, and of what rank."""
         super().__init__(spec, layout, mesh)
         self.lora = lora
 
-    def linear(self, x, *weights, bias=(), names=None):
-        outputs = super().linear(x, *weights, bias=bias, names=names)
-        outputs = list(outputs) if len(weights) > 1 else [outputs]
+    def linear(
+        self, x: Value, *weights: Weight, bias: Sequence[Weight | None] = (), names: Sequence[str] | None = None
+    ) -> Value | tuple[Value, ...]:
+        """W x + scale * B (A x) for each weight that is a target."""
+        made = super().linear(x, *weights, bias=bias, names=names)
+        outputs = list(made) if isinstance(made, tuple) else [made]
         rank = Dim("lora", self.lora.rank)
         for index, w in enumerate(weights):
             stem = w.name.removesuffix(".weight")
@@ -45,12 +51,18 @@ class LoraTracer(TrainingTracer):
                     Weight(f"{stem}.lora_A.weight", (rank, w.dims[1])),
                     Weight(f"{stem}.lora_B.weight", (w.dims[0], rank)),
                 )
-                low = self.scale(super().linear(x, a, names=["lora_a"]), self.lora.scale)  # (tokens, rank)
-                outputs[index] = self.add(outputs[index], super().linear(low, b, names=["lora_b"]))
+                low = self.scale(self._product(x, a, "lora_a"), self.lora.scale)  # (tokens, rank)
+                outputs[index] = self.add(outputs[index], self._product(low, b, "lora_b"))
         return tuple(outputs) if len(weights) > 1 else outputs[0]
 
+    def _product(self, x: Value, weight: Weight, name: str) -> Value:
+        """X times one weight, without a path of its own."""
+        made = super().linear(x, weight, names=[name])
+        assert isinstance(made, Value)
+        return made
 
-def save_adapter(folder: Path, lora: Lora, base: str, parameters: dict[str, np.ndarray]) -> None:
+
+def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, np.ndarray]) -> None:
     """adapter_config.json and adapter_model.safetensors as PEFT reads them; `parameters` by their names in the
     program.
     """

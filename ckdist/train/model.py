@@ -5,7 +5,6 @@ belong to it.
 import functools
 import json
 import math
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,9 @@ from ckdist.program.tracer import TrainingTracer, trace_loss
 from ckdist.tokens.confined import load_tried
 from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.train.arena import shape_of
 from ckdist.train.checkpoint import write_synced
+from ckdist.train.config import TrainConfig
 from ckdist.train.data.documents import BadLine, find_files, read_documents
 from ckdist.train.initial import initial_weight
 from ckdist.train.lora import LoraTracer, initial_matrix
@@ -55,7 +56,8 @@ class TrainedModel:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {w.name: tuple(d.elements for d in w.dims) for w in self.weights}
+        """Of the trained weights, by name."""
+        return {w.name: shape_of(w) for w in self.weights}
 
     def operations(self, tokens: float, target_tokens: float) -> float:
         """Multiplications and additions of the matrix products, forward and backward, without attention's own.
@@ -69,11 +71,11 @@ class TrainedModel:
                 continue
             count = target_tokens if step.op == "cross_entropy" else tokens
             matrices = [w for w in step.weights if w is not None and len(w.dims) == 2]
-            total += count * sum((6 if w in trained else 4) * math.prod(d.elements for d in w.dims) for w in matrices)
+            total += count * sum((6 if w in trained else 4) * math.prod(shape_of(w)) for w in matrices)
         return total
 
 
-def open_model(config) -> TrainedModel:
+def open_model(config: TrainConfig) -> TrainedModel:
     """The model that a TrainConfig names or describes.
 
     ConfigError, ModelFileError or ArchitectureError for what the user can mend.
@@ -81,7 +83,8 @@ def open_model(config) -> TrainedModel:
     checkpoint = open_checkpoint(config.model_name_or_path) if config.model_name_or_path else None
     if checkpoint is not None and checkpoint.format != "safetensors" and not config.lora_r:
         raise ConfigError(
-            f"{config.model_name_or_path} is a GGUF, whose weights cannot all be trained: give a folder with safetensors, or set lora_r"
+            f"{config.model_name_or_path} is a GGUF, whose weights cannot all be trained: "
+            "give a folder with safetensors, or set lora_r"
         )
     values = (
         dict(checkpoint.metadata)
@@ -97,10 +100,11 @@ def open_model(config) -> TrainedModel:
     tracer = functools.partial(LoraTracer, lora) if lora else TrainingTracer
     program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)
     weights = tuple(w for w in program.weights if not lora or ".lora_" in w.name)
-    shapes = {w.name: tuple(d.elements for d in w.dims) for w in program.weights}
+    shapes = {w.name: shape_of(w) for w in program.weights}
     std = float(values.get("initializer_range", INITIALIZER_RANGE))
 
     def load(name: str) -> np.ndarray:
+        """The first value of a weight, float32."""
         if ".lora_" in name:
             return initial_matrix(name, shapes[name], config.seed)
         if checkpoint is None:
@@ -113,7 +117,7 @@ def open_model(config) -> TrainedModel:
     return TrainedModel(spec, values, program, weights, load, lora, tracer, folder)
 
 
-def open_tokenizer(config, model: TrainedModel, make: bool) -> Tokenizer:
+def open_tokenizer(config: TrainConfig, model: TrainedModel, make: bool) -> Tokenizer:
     """The tokenizer of `model`.
 
     From nothing and without tokenizer_name it is trained on the data by who is told to `make` it.
@@ -125,18 +129,22 @@ def open_tokenizer(config, model: TrainedModel, make: bool) -> Tokenizer:
     tokenizer = tokenizer_of(folder) if trained_here else load_tried(folder)
     if tokenizer.vocab_size > model.spec.vocab_size:
         raise ConfigError(
-            f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, and the model's vocab_size is {model.spec.vocab_size}: set model_config.vocab_size"
+            f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, "
+            f"and the model's vocab_size is {model.spec.vocab_size}: set model_config.vocab_size"
         )
     return tokenizer
 
 
-def _make_tokenizer(config, folder: Path, vocab_size: int) -> None:
+def _make_tokenizer(config: TrainConfig, folder: Path, vocab_size: int) -> None:
+    """Trains a tokenizer on the data and writes its files; ConfigError where that cannot be."""
+
     def texts() -> Iterator[str]:
+        """What it is trained on."""
         for file in find_files(config.train_file):
             for document in read_documents(file, config.text_column):
                 if isinstance(document, BadLine):
                     continue  # is reported when the data is tokenised
-                yield document.text or "\n".join(str(m.get("content") or "") for m in document.messages)
+                yield document.text or "\n".join(str(m.get("content") or "") for m in document.messages or ())
 
     made = train_tokenizer(texts(), vocab_size)
     try:
@@ -146,9 +154,9 @@ def _make_tokenizer(config, folder: Path, vocab_size: int) -> None:
             temporary / "tokenizer_config.json", json.dumps(tokenizer_config(config.max_length), indent=2).encode()
         )
         write_synced(temporary / "tokenizer.json", made.to_str().encode())
-        os.chmod(temporary, 0o755)
+        temporary.chmod(0o755)
         try:
-            os.rename(temporary, folder)
+            temporary.rename(folder)
         except OSError:  # another host, on the same file system, was faster
             if not (folder / "tokenizer.json").is_file():
                 raise

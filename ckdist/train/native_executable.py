@@ -3,18 +3,21 @@
 import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ckdist import native
+from ckdist.comm.communicator import Communicator
 from ckdist.errors import ConfigError
 from ckdist.layout import DATA, Mesh
 from ckdist.models.decoder import loss as loss_of
-from ckdist.models.spec import ModelSpec
+from ckdist.models.spec import ModelSpec, RopeSpec
+from ckdist.native import CData
 from ckdist.program.autodiff import backward
-from ckdist.program.lower_training import LoweredTraining, lower_training
+from ckdist.program.lower_training import LoweredTraining, TrainingStep, lower_training
 from ckdist.program.tracer import TrainingTracer, trace_loss
-from ckdist.train.arena import Arena
+from ckdist.train.arena import Arena, shape_of
 from ckdist.train.batch import PackedBatch
 
 DTYPES = ("float32", "bfloat16")
@@ -85,13 +88,18 @@ class NativeExecutable:
         load: Callable[[str], np.ndarray],
         dtype: str = "float32",
         threads: int = 1,
-        communicator=None,
+        communicator: Communicator | None = None,
         trained: Sequence[str] | None = None,
         recompute: bool = False,
         cpus: Sequence[int] = (),
         spins: int = 2000,
-        tracer=TrainingTracer,
-    ):
+        tracer: Callable[..., TrainingTracer] = TrainingTracer,
+    ) -> None:
+        """`max_tokens`: of a batch. `load(name)`: a weight's first value.
+
+        `recompute`: keeps of each layer only its input, and computes it again.
+        `cpus`: one for each thread, or none. `spins`: polls before a waiting thread sleeps. Raises ConfigError.
+        """
         if dtype not in DTYPES:
             raise ConfigError(f"training cannot multiply in {dtype!r}; use {' or '.join(DTYPES)}")
         self.spec, self.max_tokens, self.dtype, self.threads, self.communicator = (
@@ -112,35 +120,41 @@ class NativeExecutable:
         operand_bytes = 2 if dtype == "bfloat16" else 4
         lowered = self.lowered = lower_training(program, self.program, wrt, mesh, max_tokens, operand_bytes)
         self._frozen, self._pages = _once_read(lowered), None
-        every = {place.name: tuple(d.elements for d in weights[place.name].dims) for place in lowered.parameters}
+        every = {place.name: shape_of(weights[place.name]) for place in lowered.parameters}
         if self._frozen:
             self._pages = mmap.mmap(-1, 4 * lowered.floats, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._every = Arena(every, np.frombuffer(self._pages, np.float32) if self._pages else None)
         for name, view in self._every.items():
             view[:] = load(name)
-        shared = communicator is not None and communicator.size > 1  # then gradients lie where peers read them in place
+        # Gradients lie where peers read them in place.
+        shared = communicator if communicator is not None and communicator.size > 1 else None
         shapes = {w.name: self._every.shapes[w.name] for w in wrt}
         self.parameters = Arena(shapes, self._every.flat[: lowered.trained_floats])
-        self.gradients = Arena(shapes, communicator.allocate(lowered.trained_floats) if shared else None)
+        self.gradients = Arena(shapes, shared.allocate(lowered.trained_floats) if shared else None)
         self.gradients.flat[:] = 0
-        self._keep = []
+        self._keep: list[Any] = []
         out = native.ffi.new("struct ckdist_training **")
-        handle = communicator._handle if communicator else native.ffi.NULL
+        handle = communicator.handle if communicator else native.ffi.NULL
         cpu_array = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
         native.check(native.lib.ckdist_training_new(self._native(lowered), handle, threads, cpu_array, spins, out))
         self._handle = out[0]
         self._cleared = False  # what the gradients hold does not count
 
-    def _array(self, values, dtype: str):
+    def _array(self, values: Sequence[Any], dtype: str) -> CData:
+        """A native array, kept alive."""
         array = native.ffi.new(dtype + "[]", values)
         self._keep.append(array)
         return array
 
-    def _native(self, lowered: LoweredTraining):
-        def pad(values, n, fill=-1):
+    def _native(self, lowered: LoweredTraining) -> CData:
+        """The struct ckdist_training_program."""
+
+        def pad(values: Sequence[float], n: int, fill: float = -1) -> list[float]:
+            """So many values, of which the last are `fill`."""
             return [*values, *[fill] * (n - len(values))]
 
-        def steps(those):
+        def steps(those: Sequence[TrainingStep]) -> CData:
+            """An array of struct ckdist_training_step."""
             return self._array(
                 [
                     {
@@ -159,7 +173,7 @@ class NativeExecutable:
             )
 
         spec = self.spec
-        cos, sin = zip(*(self._rope(r) for r in (spec.rope, spec.rope_local)))
+        cos, sin = zip(*(self._rope(r) for r in (spec.rope, spec.rope_local)), strict=True)
         return native.ffi.new(
             "struct ckdist_training_program *",
             {
@@ -200,7 +214,7 @@ class NativeExecutable:
             },
         )
 
-    def _rope(self, rope):
+    def _rope(self, rope: RopeSpec | None) -> Sequence[CData]:
         """Cos and sin of every position: float32 (max_tokens, head_dim / 2) each."""
         if rope is None:
             return native.ffi.NULL, native.ffi.NULL
@@ -222,12 +236,14 @@ class NativeExecutable:
         return self._run(batch, False, False)
 
     def _run(self, batch: PackedBatch, gradients: bool, reduce: bool) -> float:
+        """The sum of losses, forward alone or with gradients; the errors of `forward_backward`."""
         ids, targets, starts = (
             np.ascontiguousarray(a, np.int32) for a in (batch.token_ids, batch.targets, batch.starts)
         )
         if len(ids) != len(targets):
             raise ConfigError(
-                f"a batch has {len(ids)} tokens and {len(targets)} targets; pass one target per token, -1 where there is none"
+                f"a batch has {len(ids)} tokens and {len(targets)} targets; "
+                "pass one target per token, -1 where there is none"
             )
         if len(starts) < 2:
             raise ConfigError(
@@ -241,8 +257,9 @@ class NativeExecutable:
         )
         out = native.ffi.new("double *")
         native.check(native.lib.ckdist_training_run(self._handle, given, gradients, self._cleared, reduce, out))
-        for begin, end in self._frozen:  # they are packed for good: their pages go back
-            self._pages.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+        if self._pages is not None:
+            for begin, end in self._frozen:  # they are packed for good: their pages go back
+                self._pages.madvise(mmap.MADV_DONTNEED, begin, end - begin)
         self._frozen = []
         self._cleared = self._cleared and not gradients
         return out[0]
@@ -257,10 +274,11 @@ class NativeExecutable:
         """
         out = native.ffi.new("double[19]")
         native.lib.ckdist_training_times(self._handle, out)
-        return dict(zip((*_OPS, "pack"), out))
+        return dict(zip((*_OPS, "pack"), out, strict=True))
 
     @property
     def bytes(self) -> TrainingBytes:
+        """What this holds beside parameters and gradients."""
         out = native.ffi.new("int64_t[3]")
         native.lib.ckdist_training_bytes(self._handle, out)
         return TrainingBytes(*out)

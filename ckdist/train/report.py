@@ -8,9 +8,9 @@ import importlib.util
 import json
 import logging
 import math
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ckdist.errors import ConfigError
 from ckdist.progress import ProgressBar
@@ -47,16 +47,17 @@ class StepReport:
 class Report:
     """Rank 0's. `start` is the step that the training goes on from: later lines of an earlier run are dropped."""
 
-    def __init__(self, output_dir: Path, start: int, steps: int, report_to: tuple[str, ...] = ()):
+    def __init__(self, output_dir: Path, start: int, steps: int, report_to: tuple[str, ...] = ()) -> None:
+        """Opens metrics.jsonl in `output_dir`; OSError where that cannot be."""
         self.folder = output_dir
         kept = [line for line in self._lines() if line.get("step", 0) <= start]
         (output_dir / f"{METRICS}.tmp").write_text("".join(json.dumps(line) + "\n" for line in kept))
         (output_dir / f"{METRICS}.tmp").replace(output_dir / METRICS)
-        self._file = open(output_dir / METRICS, "a", buffering=1)
+        self._file = open(output_dir / METRICS, "a", buffering=1)  # noqa: SIM115, until `close`
         self._board = _tensorboard(output_dir, start) if "tensorboard" in report_to else None
         self._bar = ProgressBar(steps, "step", "training", leave=True, start=start)
 
-    def _lines(self) -> list[dict]:
+    def _lines(self) -> list[dict[str, Any]]:
         """What is there of earlier runs; a line that was cut off by a full disk or a kill is left out."""
         lines = []
         path = self.folder / METRICS
@@ -107,6 +108,7 @@ class Report:
             self._bar.say(text)
 
     def close(self) -> None:
+        """Ends the bar and the files, and draws the picture."""
         self._bar.close()
         with contextlib.suppress(OSError):  # what could not be written before
             self._file.close()
@@ -115,6 +117,7 @@ class Report:
         self._draw()
 
     def _draw(self) -> None:
+        """Draws the losses, where matplotlib is installed."""
         try:
             figure = importlib.import_module("matplotlib.figure").Figure(figsize=(8, 5), layout="constrained")
         except ImportError:
@@ -126,7 +129,7 @@ class Report:
             points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
             if points:
                 axes.plot(
-                    *zip(*points),
+                    *zip(*points, strict=True),
                     style,
                     label={"loss": "training", "eval_loss": "validation"}[name],
                     linewidth=1,
@@ -139,7 +142,7 @@ class Report:
             axes.legend()
         try:
             figure.savefig(self.folder / f".{PICTURE}", format="svg")
-            os.replace(self.folder / f".{PICTURE}", self.folder / PICTURE)
+            (self.folder / f".{PICTURE}").replace(self.folder / PICTURE)
         except OSError as error:
             (self.folder / f".{PICTURE}").unlink(missing_ok=True)
             log.warning("no picture of the loss: %s", error.strerror)
@@ -157,7 +160,8 @@ def check_report_to(report_to: tuple[str, ...]) -> None:
         raise ConfigError("report_to tensorboard needs tensorboardX: pip install 'ckdist[train]'")
 
 
-def _tensorboard(output_dir: Path, start: int):
+def _tensorboard(output_dir: Path, start: int) -> Any:
+    """A writer for TensorBoard, which drops what an earlier run wrote after `start`."""
     return importlib.import_module("tensorboardX").SummaryWriter(
         str(output_dir / "tensorboard"), purge_step=start + 1 if start else None
     )

@@ -6,6 +6,8 @@ WSD: Hu et al. 2024, arXiv:2404.06395. A rate depends on the step alone, so ther
 import math
 from dataclasses import dataclass
 
+from ckdist.train.config import TrainConfig
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -19,7 +21,8 @@ class Schedule:
     min_ratio: float = 0.0
 
     @classmethod
-    def of(cls, config, steps: int) -> "Schedule":
+    def of(cls, config: TrainConfig, steps: int) -> "Schedule":
+        """The schedule of a training of so many steps."""
         warmup = config.warmup_steps or math.ceil(config.warmup_ratio * steps)
         return cls(
             config.lr_scheduler_type,
@@ -31,6 +34,7 @@ class Schedule:
         )
 
     def rate(self, step: int) -> float:
+        """The learning rate of a step, from 0."""
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         return self.peak * (self.min_ratio + (1 - self.min_ratio) * self._height(step))

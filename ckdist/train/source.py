@@ -8,17 +8,23 @@ secret and fresh nonces of all ranks, so that neither what was changed on its wa
 import hashlib
 import hmac
 import secrets
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from ckdist.comm.handshake import job_secret
+from ckdist.comm.protocol import World
 from ckdist.comm.tcp_world import TcpWorld
 from ckdist.comm.world import MpiWorld
 from ckdist.errors import CommError, ConfigError
+from ckdist.train.batch import PackedBatch
 
 MAX_BYTES = 32 << 20
 NONCE_BYTES = 32
 
+BatchSource: TypeAlias = Callable[[int, int, int], list[PackedBatch]]  # step, rank, size
 
-def share_source(world, source):
+
+def share_source(world: World, source: BatchSource | None) -> BatchSource | None:
     """Rank 0's source (or None) on every rank. A collective call."""
     if world.size == 1:
         return source
@@ -54,7 +60,7 @@ def share_source(world, source):
     return _cloudpickle().loads(data)
 
 
-def _key(world) -> bytes:
+def _key(world: World) -> bytes:
     """The key of this job's code, on every rank. A collective call."""
     own = secrets.token_bytes(NONCE_BYTES)
     nonces = world.gather(own)
@@ -66,10 +72,12 @@ def _key(world) -> bytes:
 
 
 def _code(key: bytes, data: bytes) -> bytes:
+    """The HMAC-SHA256 of the pickled source."""
     return hmac.digest(key, data, hashlib.sha256)
 
 
-def _cloudpickle():
+def _cloudpickle() -> Any:
+    """The module; ConfigError where it is not installed."""
     try:
         import cloudpickle
     except ImportError:

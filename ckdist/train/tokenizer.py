@@ -1,6 +1,7 @@
 """A byte-level BPE tokenizer for a model from nothing, trained on its data, as the files of a Hugging Face folder."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, processors, trainers
@@ -47,7 +48,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokeniz
     return tokenizer
 
 
-def _sample(texts: Iterable[str]) -> Iterable[str]:
+def _sample(texts: Iterable[str]) -> Iterator[str]:
+    """The first SAMPLE_CHARACTERS of the texts."""
     left = SAMPLE_CHARACTERS
     for text in texts:
         yield text[:left]
@@ -56,7 +58,7 @@ def _sample(texts: Iterable[str]) -> Iterable[str]:
             return
 
 
-def tokenizer_config(max_length: int) -> dict:
+def tokenizer_config(max_length: int) -> dict[str, Any]:
     """tokenizer_config.json of such a tokenizer."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

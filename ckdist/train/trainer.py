@@ -6,13 +6,15 @@ Every function here is called by all ranks together. Who computes gradients is a
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
-from ckdist.comm.communicator import ARENA_BYTES, open_communicator
+from ckdist.comm.communicator import ARENA_BYTES, Communicator, open_communicator
+from ckdist.comm.protocol import World
 from ckdist.comm.world import agree, start_world
 from ckdist.errors import CommError, ConfigError
 from ckdist.hub.resolve import resolve
@@ -35,22 +37,29 @@ from ckdist.train.optimizer import Optimizer
 from ckdist.train.reference import ReferenceExecutable
 from ckdist.train.report import Report, StepReport, check_report_to
 from ckdist.train.schedule import Schedule
-from ckdist.train.source import share_source
+from ckdist.train.source import BatchSource, share_source
 
 log = logging.getLogger(__name__)
 
 EVAL_ROWS = 256  # of max_length that a validation loss is taken on, at most
 PEAK_FORMATS = {True: 1, False: 0}  # bf16 -> activation format of the products
 
+# What makes the executable: of the model, configuration, communicator, threads and their CPUs.
+MakeExecutable: TypeAlias = Callable[
+    [TrainedModel, TrainConfig, Communicator | None, int, Sequence[int]], TrainingExecutable
+]
+OnStep: TypeAlias = Callable[[StepReport], None]
+ShouldStop: TypeAlias = Callable[[], bool]
+
 
 def train(
     config: TrainConfig,
-    on_step: Callable[[StepReport], None] | None = None,
-    batches=None,
+    on_step: OnStep | None = None,
+    batches: BatchSource | None = None,
     *,
-    world=None,
-    make_executable=None,
-    should_stop=None,
+    world: World | None = None,
+    make_executable: MakeExecutable | None = None,
+    should_stop: ShouldStop | None = None,
 ) -> StepReport | None:
     """Trains as `config` says and writes the model to its output_dir; the last step's report, None where nothing was
     left to do.
@@ -60,21 +69,22 @@ def train(
     the step, with a checkpoint. Raises ConfigError, ModelFileError and the like for what the user can mend; CommError
     where a rank is lost.
     """
-    own_world = world is None
-    world = start_world() if own_world else world
-    trainer = Trainer(config, world, share_source(world, batches), make_executable or native_executable)
+    ranks = start_world() if world is None else world
+    trainer = Trainer(config, ranks, share_source(ranks, batches), make_executable or native_executable)
     try:
         last = trainer.run(on_step, should_stop)
     except BaseException as error:
         trainer.fail(error)
         raise
     trainer.close()
-    if own_world:
-        world.close()
+    if world is None:
+        ranks.close()
     return last
 
 
-def native_executable(model: TrainedModel, config: TrainConfig, communicator, threads: int, cpus) -> TrainingExecutable:
+def native_executable(
+    model: TrainedModel, config: TrainConfig, communicator: Communicator | None, threads: int, cpus: Sequence[int]
+) -> TrainingExecutable:
     """What computes the gradients."""
     tokens = config.per_device_train_batch_size * config.max_length
     dtype = "bfloat16" if config.bf16 else "float32"
@@ -94,7 +104,11 @@ def native_executable(model: TrainedModel, config: TrainConfig, communicator, th
 
 
 def reference_executable(
-    model: TrainedModel, config: TrainConfig, communicator, threads: int, cpus
+    model: TrainedModel,
+    config: TrainConfig,
+    communicator: Communicator | None,
+    threads: int,  # noqa: ARG001, numpy's own
+    cpus: Sequence[int],  # noqa: ARG001
 ) -> TrainingExecutable:
     """The definition of what training computes, in numpy."""
     return ReferenceExecutable(
@@ -105,21 +119,28 @@ def reference_executable(
 class Trainer:
     """One rank of a training. `state` says where it stands."""
 
-    def __init__(self, config: TrainConfig, world, source, make_executable):
+    def __init__(
+        self, config: TrainConfig, world: World, source: BatchSource | None, make_executable: MakeExecutable
+    ) -> None:
+        """Opens everything that a training needs; a collective call with the errors of `train`."""
         check_report_to(config.report_to)
         self.config, self.world = config, world
-        self.output, self.folder, self.report, self.communicator = Path(config.output_dir), None, None, None
+        self.output = Path(config.output_dir)
+        self.folder: Folder | None = None  # of rank 0
+        self.report: Report | None = None  # of rank 0
+        self.communicator: Communicator | None = None
         try:
             self._open(source, make_executable)
         except BaseException as error:
             self.fail(error)
             raise
 
-    def _open(self, source, make_executable) -> None:
+    def _open(self, source: BatchSource | None, make_executable: MakeExecutable) -> None:
+        """What `__init__` does, within what lets go after an error."""
         config, world = self.config, self.world
         agree(world, "configuration", repr(config))
         self.folder = Folder(self.output) if world.rank == 0 else None
-        resumed = world.broadcast(str(self.folder.choose(config.resume) or "") if world.rank == 0 else None)
+        resumed = world.broadcast(str(self.folder.choose(config.resume) or "") if self.folder is not None else None)
         base = resolve(config.model_name_or_path or None, world) or ""
         self.model = open_model(replace(config, model_name_or_path=base))
         if world.local_rank == 0:
@@ -157,13 +178,15 @@ class Trainer:
 
     # Data
 
-    def _own_batches(self, source) -> OwnBatches:
+    def _own_batches(self, source: BatchSource) -> OwnBatches:
+        """Steps of a user's source; ConfigError where nothing says how many."""
         if self.config.max_steps < 0:
             raise ConfigError("a batch source of one's own has no end: set max_steps")
         tokens = self.config.per_device_train_batch_size * self.config.max_length
         return OwnBatches(source, self.world.rank, self.world.size, tokens)
 
     def _file_batches(self) -> FileBatches:
+        """Steps over the text files; sets what is validated on."""
         c = self.config
         cache = self._open_cache(c.train_file)
         documents, held = split(cache, 0 if c.validation_file else c.validation_split_percentage, c.seed)
@@ -210,21 +233,25 @@ class Trainer:
                 )
             if self.state.seed != c.seed:
                 raise ConfigError(
-                    f"{folder} was trained with seed {self.state.seed}, and seed is {c.seed}: set the same, or another output_dir"
+                    f"{folder} was trained with seed {self.state.seed}, and seed is {c.seed}: "
+                    "set the same, or another output_dir"
                 )
             self._load(folder)
         elif self.communicator is not None:
             self.communicator.broadcast(self.executable.parameters.flat)
         self.batches.position = Position(self.state.epoch, self.state.row)
-        rows = getattr(self.batches, "rows_of_step", 0)
+        rows = self.batches.rows_of_step if isinstance(self.batches, FileBatches) else 0
         planned = f"{c.max_steps} {c.num_train_epochs}"
         if (rows, planned) != (self.state.rows_of_step, self.state.planned):
-            steps = c.max_steps if c.max_steps >= 0 else self.state.step + self.batches.steps_left(c.num_train_epochs)
+            steps = c.max_steps
+            if steps < 0 and isinstance(self.batches, FileBatches):
+                steps = self.state.step + self.batches.steps_left(c.num_train_epochs)
             self.state = replace(self.state, steps=steps, rows_of_step=rows, planned=planned)
         if folder is not None and self.world.rank == 0:
             log.info("going on from %s: %d of %d steps are done", folder, self.state.step, self.state.steps)
 
     def _load(self, folder: Path) -> None:
+        """Takes weights and optimizer state from a checkpoint that rank 0 reads."""
         parameters = self.executable.parameters
         optimizer = SavedTensors(folder / saved.OPTIMIZER) if self.world.rank == 0 else None
         weights = SavedTensors(folder / saved.WEIGHTS) if self.world.rank == 0 else None
@@ -247,20 +274,28 @@ class Trainer:
         """A checkpoint, written by rank 0."""
         states = list(self.optimizer.state)
         gathered = {f"{name}.": self.optimizer.gather(name) for name in states}
-        if self.world.rank == 0:
+        whole = {name: arena for name, arena in gathered.items() if arena is not None}  # on rank 0 all
+        if self.folder is not None:
 
             def write(folder: Path) -> dict[str, str]:
+                """The files of a checkpoint; their checksums."""
                 return {
                     saved.WEIGHTS: saved.write_arena(folder / saved.WEIGHTS, {"": self.executable.parameters}),
-                    saved.OPTIMIZER: saved.write_arena(folder / saved.OPTIMIZER, gathered),
+                    saved.OPTIMIZER: saved.write_arena(folder / saved.OPTIMIZER, whole),
                 }
 
             path = self.folder.save(self.state, write, self.config.save_total_limit)
-            self.report.say(f"saved {path}")
+            self._say(f"saved {path}")
+
+    def _say(self, text: str) -> None:
+        """A line above the bar, on rank 0."""
+        if self.report is not None:
+            self.report.say(text)
 
     # The loop
 
-    def run(self, on_step, should_stop) -> StepReport | None:
+    def run(self, on_step: OnStep | None, should_stop: ShouldStop | None) -> StepReport | None:
+        """Trains to the end, or until `should_stop`; the last step's report. Raises the errors of `train`."""
         c, last, stop, unsaved = self.config, None, False, False
         while self.state.step < self.state.steps and not stop:
             last, stop = self._step(should_stop)
@@ -284,7 +319,8 @@ class Trainer:
         self.world.gather(None)  # all leave together
         return last
 
-    def _step(self, should_stop) -> tuple[StepReport, bool]:
+    def _step(self, should_stop: ShouldStop | None) -> tuple[StepReport, bool]:
+        """One step, and whether any rank wants to stop after it."""
         began = time.perf_counter()
         batches = self.batches.take()
         self.executable.zero_grad()
@@ -302,13 +338,14 @@ class Trainer:
         seconds = time.perf_counter() - began
         gflops = self.model.operations(every, tokens) / seconds / 1e9
         report = StepReport(
-            self.state.step, self.state.steps, self._epoch(), loss / max(tokens, 1), rate, result.grad_norm, result.skipped,
-            int(tokens), int(every), seconds, every / seconds, tokens / seconds, gflops,
+            self.state.step, self.state.steps, self._epoch(), loss / max(tokens, 1), rate, result.grad_norm,
+            result.skipped, int(tokens), int(every), seconds, every / seconds, tokens / seconds, gflops,
             gflops * 1e9 / self.peak if self.peak else 0.0,
         )  # fmt: skip
         return report, bool(stops)
 
     def _advance(self, tokens: int, skipped: bool) -> None:
+        """The state after a step."""
         s, at = self.state, self.batches.position
         self.state = replace(
             s,
@@ -321,6 +358,7 @@ class Trainer:
         )
 
     def _epoch(self) -> float:
+        """How many epochs are done, with the part of the one under way."""
         if isinstance(self.batches, OwnBatches):
             return 0.0
         at = self.batches.position
@@ -329,6 +367,7 @@ class Trainer:
     def evaluate(self) -> float:
         """The mean loss over the held-out tokens."""
         loss, tokens = 0.0, 0
+        assert self.validation is not None  # or it is not called
         for batch in validation_batches(
             self.validation, self.world.rank, self.world.size, self.config.per_device_train_batch_size, EVAL_ROWS
         ):
@@ -345,6 +384,7 @@ class Trainer:
         return self.communicator.all_gather(own).reshape(self.world.size, -1).sum(axis=0).tolist()
 
     def _write_model(self) -> None:
+        """Writes the finished model, or its adapter, on rank 0."""
         if self.world.rank == 0:
             out = self.output / ("adapter" if self.model.lora else "model")
             if self.model.lora:
@@ -352,7 +392,7 @@ class Trainer:
                 save_adapter(out, self.model.lora, base, self.executable.parameters)
             else:
                 write_folder(out, self.model, self.executable.parameters, self.tokenizer, self.config.save_dtype)
-            self.report.say(
+            self._say(
                 f"the {out.name} is in {out}"
                 + (f"; {self.state.skipped_steps} steps were skipped" if self.state.skipped_steps else "")
             )
@@ -365,6 +405,7 @@ class Trainer:
         self.close()
 
     def close(self) -> None:
+        """Ends the report and lets the folder and the other ranks go."""
         if self.report is not None:
             self.report.close()
         if self.folder is not None:

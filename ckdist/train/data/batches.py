@@ -44,12 +44,14 @@ class FileBatches:
 
     def __init__(
         self, rows: Rows, rank: int, size: int, per_device: int, accumulation: int, position: Position = Position()
-    ):
+    ) -> None:
+        """`per_device`: rows that a rank computes at once; `accumulation`: how often in a step."""
         self.rows, self.rank, self.size, self.per_device, self.accumulation = rows, rank, size, per_device, accumulation
         self.position = position
 
     @property
     def rows_of_step(self) -> int:
+        """Of all ranks."""
         return self.size * self.per_device * self.accumulation
 
     def steps_left(self, epochs: float) -> int:
@@ -75,14 +77,13 @@ class FileBatches:
         return [self._batch(epoch, first, shares[index * self.size + self.rank]) for index in range(micro)]
 
     def _batch(self, epoch: int, first: int, share: tuple[int, int]) -> PackedBatch:
+        """Rows [begin, end) of `share`, counted from `first`, as a batch."""
         rows = [self.rows.row(epoch, first + index) for index in range(*share)]
         return pack(rows, self.per_device, self.rows.length)
 
 
 class OwnBatches:
-    """Steps from a user's function: source(step, rank, size) -> list of PackedBatch, the same for the same
-    arguments.
-    """
+    """Steps from a user's function, source(step, rank, size), which gives the same for the same arguments."""
 
     def __init__(
         self,
@@ -91,10 +92,12 @@ class OwnBatches:
         size: int,
         tokens: int,
         position: Position = Position(),
-    ):
+    ) -> None:
+        """`tokens`: of a batch, which is filled up to as many."""
         self.source, self.rank, self.size, self.tokens, self.position = source, rank, size, tokens, position
 
     def take(self) -> list[PackedBatch]:
+        """This rank's batches of the next step; ConfigError where the source gave what is no batch."""
         batches = list(self.source(self.position.row, self.rank, self.size))
         self.position = Position(0, self.position.row + 1)
         return [
@@ -103,6 +106,7 @@ class OwnBatches:
         ]
 
     def _filled(self, batch: PackedBatch) -> PackedBatch:
+        """The batch with a sequence without targets at its end, so that it has all tokens."""
         ids, targets, starts = (np.asarray(array, np.int32) for array in (batch.token_ids, batch.targets, batch.starts))
         size = len(ids)
         if (
@@ -114,7 +118,8 @@ class OwnBatches:
             or (np.diff(starts) <= 0).any()
         ):
             raise ConfigError(
-                f"the batch source gave {size} token_ids, {len(targets)} targets and starts {starts.tolist()[:8]}; at most {self.tokens} of both, and starts from 0 up to their number, are possible"
+                f"the batch source gave {size} token_ids, {len(targets)} targets and starts {starts.tolist()[:8]}; "
+                f"at most {self.tokens} of both, and starts from 0 up to their number, are possible"
             )
         if size == self.tokens:
             return PackedBatch(ids, targets, starts)

@@ -13,8 +13,10 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ckdist.errors import ConfigError, EngineError, RequestError
 from ckdist.progress import ProgressBar
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 VERSION = 1
 BATCH_CHARACTERS = 4 << 20  # that are tokenised at once, on all cores
 SHOWN_BAD_LINES = 5
+
+Waiting: TypeAlias = tuple[Document, str, list[tuple[int, int]] | None]  # its text, and the spans that are learned
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class TokenCache:
 
     @property
     def documents(self) -> int:
+        """How many there are."""
         return len(self.starts) - 1
 
 
@@ -54,7 +59,11 @@ def open_cache(
     if not (folder / "meta.json").is_file():
         _make(folder, files, tokenizer, text_column, bad_lines, progress)
     meta = json.loads((folder / "meta.json").read_text())
-    load = lambda name, dtype, size: np.memmap(folder / name, dtype, "r", shape=(size,))
+
+    def load(name: str, dtype: DTypeLike, size: int) -> np.ndarray:
+        """A file of the cache, mapped."""
+        return np.memmap(folder / name, dtype, "r", shape=(size,))
+
     tokens = load("tokens.bin", meta["dtype"], meta["tokens"])
     starts = load("starts.bin", np.int64, meta["documents"] + 1)
     learned = load("learned.bin", np.uint8, meta["tokens"]) if meta["chats"] else None
@@ -83,6 +92,7 @@ def end_of_text(tokenizer: Tokenizer) -> int | None:
 def _make(
     folder: Path, files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str, progress: bool
 ) -> None:
+    """Makes a cache in `folder`. ConfigError for what the user can mend, EngineError where it cannot be written."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".tokens-", dir=folder.parent))
@@ -98,7 +108,7 @@ def _make(
             raise ConfigError(f"the {len(files)} files of {files[0]} ... hold no text")
         writer.finish()
         try:
-            os.rename(temporary, folder)
+            temporary.rename(folder)
         except OSError:  # another host made it in the meantime
             if not (folder / "meta.json").is_file():
                 raise
@@ -114,25 +124,27 @@ def _make(
 class _Writer:
     """The files of a cache as they grow."""
 
-    def __init__(self, folder: Path, vocab_size: int):
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        """Begins in an empty folder."""
         self.folder = folder
         self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
         self.tokens = self.documents = self.skipped = 0
         self.chats = False
         self.digest = hashlib.sha256()
 
-    def __enter__(self):
+    def __enter__(self) -> "_Writer":
         self._tokens, self._starts, self._learned = (
             open(self.folder / f"{name}.bin", "wb") for name in ("tokens", "starts", "learned")
         )
         self._starts.write(np.int64(0).tobytes())
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         for file in (self._tokens, self._starts, self._learned):
             file.close()
 
     def add(self, ids: list[int], learned: np.ndarray | None) -> None:
+        """One document's tokens. `learned`: bool (tokens,), of a chat. OSError where the disk is full."""
         data = np.asarray(ids, self.dtype).tobytes()
         flags = np.ones(len(ids), np.uint8) if learned is None else learned.astype(np.uint8)
         self.chats |= learned is not None
@@ -144,25 +156,27 @@ class _Writer:
         self.digest.update(data + flags.tobytes())
 
     def skip(self, bad: BadLine) -> None:
+        """Counts a bad line, and logs the first SHOWN_BAD_LINES."""
         self.skipped += 1
         if self.skipped <= SHOWN_BAD_LINES:
             log.warning("left out: %s %s", bad.where, bad.why)
 
     def finish(self) -> None:
+        """Writes meta.json and syncs all files. OSError where that cannot be."""
         if self.skipped:
             log.warning("%d lines in all were left out", self.skipped)
         if not self.chats:
-            os.unlink(self.folder / "learned.bin")
-        meta = dict(
-            version=VERSION,
-            documents=self.documents,
-            tokens=self.tokens,
-            dtype=self.dtype.name,
-            chats=self.chats,
-            skipped=self.skipped,
-        )
-        for name in os.listdir(self.folder):  # on the disk before the folder has its name
-            with open(self.folder / name, "rb") as file:
+            (self.folder / "learned.bin").unlink()
+        meta = {
+            "version": VERSION,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "dtype": self.dtype.name,
+            "chats": self.chats,
+            "skipped": self.skipped,
+        }
+        for path in self.folder.iterdir():  # on the disk before the folder has its name
+            with open(path, "rb") as file:
                 os.fsync(file.fileno())
         with open(self.folder / "meta.json", "w") as file:
             json.dump(meta | {"digest": self.digest.hexdigest()}, file)
@@ -171,12 +185,14 @@ class _Writer:
 
 
 def _refuse(bad: BadLine, bad_lines: str, writer: _Writer) -> None:
+    """Counts a bad line, or ConfigError where `bad_lines` is error."""
     if bad_lines == "error":
         raise ConfigError(f'{bad.where} {bad.why}; mend it, or leave such lines out with bad_lines = "skip"')
     writer.skip(bad)
 
 
 def _read(files: list[Path], text_column: str, bad_lines: str, writer: _Writer, progress: bool) -> Iterator[Document]:
+    """The documents of all files, with a progress bar; ConfigError as `read_documents` and `_refuse`."""
     total = sum(file.stat().st_size for file in files)
     with ProgressBar(total, "B", "tokenising", progress) as bar:
         for file in files:
@@ -192,7 +208,7 @@ def _encoded(
     documents: Iterable[Document], tokenizer: Tokenizer, bad_lines: str, writer: _Writer
 ) -> Iterator[tuple[list[int], np.ndarray | None]]:
     """Ids and, of chats, which are learned; batches are tokenised on all cores."""
-    waiting: list[tuple[Document, str, list[tuple[int, int]] | None]] = []
+    waiting: list[Waiting] = []
     size = 0
     for document in documents:
         try:
@@ -210,12 +226,13 @@ def _encoded(
     yield from _encode_batch(waiting, tokenizer)
 
 
-def _encode_batch(waiting, tokenizer: Tokenizer):
+def _encode_batch(waiting: list[Waiting], tokenizer: Tokenizer) -> Iterator[tuple[list[int], np.ndarray | None]]:
+    """As `_encoded`, of some documents at once."""
     ending = end_of_text(tokenizer)
     encodings = (
         tokenizer.backend.encode_batch([text for _, text, _ in waiting], add_special_tokens=False) if waiting else []
     )
-    for (document, _, spans), encoding in zip(waiting, encodings):
+    for (document, _, spans), encoding in zip(waiting, encodings, strict=False):
         ids = encoding.ids
         if spans is not None:
             begins = np.array([begin for begin, _ in encoding.offsets], np.int64)
@@ -232,7 +249,7 @@ def _encode_batch(waiting, tokenizer: Tokenizer):
             yield ids, None
 
 
-def _chat_text(messages: list, tokenizer: Tokenizer) -> tuple[str, list[tuple[int, int]]]:
+def _chat_text(messages: list[Any], tokenizer: Tokenizer) -> tuple[str, list[tuple[int, int]]]:
     """A chat as its template writes it, and the spans of characters that the assistant says.
 
     RequestError where they cannot be told.
@@ -250,7 +267,8 @@ def _chat_text(messages: list, tokenizer: Tokenizer) -> tuple[str, list[tuple[in
         )
         if not (after.startswith(before) and text.startswith(after)):
             raise RequestError(
-                f"its template does not write messages[{index}] behind those before it, so the assistant's words cannot be told apart"
+                f"its template does not write messages[{index}] behind those before it, "
+                "so the assistant's words cannot be told apart"
             )
         spans.append((len(before), len(after)))
     return text, spans

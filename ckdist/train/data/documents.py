@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from ckdist.errors import ConfigError
 
@@ -24,7 +25,7 @@ class Document:
 
     where: str  # file:line
     text: str = ""
-    messages: list | None = None
+    messages: list[Any] | None = None
     begins: bool = True
     ends: bool = True
 
@@ -49,7 +50,8 @@ def find_files(patterns: Iterable[str]) -> list[Path]:
         ]
         if not matches:
             raise ConfigError(
-                f"train_file or validation_file {pattern!r} finds no file here ({os.getcwd()}); give names or patterns as data/*.txt"
+                f"train_file or validation_file {pattern!r} finds no file here ({Path.cwd()}); "
+                "give names or patterns as data/*.txt"
             )
         found.update(dict.fromkeys(matches))
     return list(found)
@@ -69,6 +71,7 @@ def read_documents(path: Path, text_column: str) -> Iterator[Document | BadLine]
 
 
 def _text(path: Path) -> Iterator[Document | BadLine]:
+    """A text file, in pieces."""
     piece, size, first, begins = [], 0, 1, True
     with open(path, "rb") as file:
         for number, raw in enumerate(_lines(file), 1):
@@ -87,6 +90,7 @@ def _text(path: Path) -> Iterator[Document | BadLine]:
 
 
 def _json_lines(path: Path, text_column: str) -> Iterator[Document | BadLine]:
+    """A file of JSON objects, one a line."""
     with open(path, "rb") as file:
         for number, raw in enumerate(_lines(file), 1):
             if not raw.strip():
@@ -99,13 +103,14 @@ def _json_lines(path: Path, text_column: str) -> Iterator[Document | BadLine]:
             yield _record(record, f"{path}:{number}", text_column)
 
 
-def _lines(file) -> Iterator[bytes]:
+def _lines(file: BinaryIO) -> Iterator[bytes]:
     """Lines, of which an endless one is cut."""
     while line := file.readline(MAX_LINE_BYTES):
         yield line
 
 
 def _parquet(path: Path, text_column: str) -> Iterator[Document | BadLine]:
+    """A Parquet file, row by row; ConfigError without pyarrow, or where it cannot be read."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -127,7 +132,7 @@ def _parquet(path: Path, text_column: str) -> Iterator[Document | BadLine]:
         raise ConfigError(f"{path} is not Parquet that can be read: {' '.join(str(error).split())[:200]}") from None
 
 
-def _record(record, where: str, text_column: str) -> Document | BadLine:
+def _record(record: object, where: str, text_column: str) -> Document | BadLine:
     """One JSON object or row: `messages` go before the text."""
     if not isinstance(record, dict):
         return BadLine(where, f"is a {type(record).__name__}, not an object")

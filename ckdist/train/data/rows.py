@@ -8,29 +8,32 @@ two numbers.
 """
 
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 
 from ckdist.train.data.cache import TokenCache
 
 OPEN_ROWS = 64  # that a chat or a piece of a text is tried in
-Pieces = list[tuple[int, int, int]]  # begin, end of tokens in the cache, and where the document ends
+Pieces: TypeAlias = list[tuple[int, int, int]]  # begin, end of tokens in the cache, and where the document ends
 
 
 class Rows:
     """The rows of some of a cache's documents. `shuffle` off: in their own order, for validation."""
 
-    def __init__(self, cache: TokenCache, documents: np.ndarray, length: int, seed: int, shuffle: bool = True):
+    def __init__(self, cache: TokenCache, documents: np.ndarray, length: int, seed: int, shuffle: bool = True) -> None:
+        """`documents`: which, (documents,); `length`: tokens of a row."""
         self.cache, self.documents, self.length, self.seed, self.shuffle = cache, documents, length, seed, shuffle
         self.whole = cache.learned is not None
-        self._epoch = lru_cache(maxsize=2)(self._lay_out)
+        self._whole_rows = lru_cache(maxsize=2)(lambda epoch: self._pack(self._order(epoch)))
+        self._ends = lru_cache(maxsize=2)(self._lay_out)
         self._places = lru_cache(maxsize=2)(
             lambda epoch: np.random.default_rng((seed, epoch, 1)).permutation(self.count(epoch))
         )
 
     def count(self, epoch: int) -> int:
         """Rows of an epoch."""
-        return len(self._epoch(epoch)) if self.whole else -(-int(self._epoch(epoch)[1][-1]) // self.length)
+        return len(self._whole_rows(epoch)) if self.whole else -(-int(self._ends(epoch)[1][-1]) // self.length)
 
     def row(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray, list[int]]:
         """Ids and targets, int32, at most (length,), and where the row's sequences begin."""
@@ -49,10 +52,11 @@ class Rows:
         return np.concatenate(ids), np.concatenate(targets), starts
 
     def _pieces(self, epoch: int, index: int) -> Pieces:
+        """What a row is made of."""
         index = int(self._places(epoch)[index]) if self.shuffle else index
         if self.whole:
-            return self._epoch(epoch)[index]
-        order, ends = self._epoch(epoch)
+            return self._whole_rows(epoch)[index]
+        order, ends = self._ends(epoch)
         begin, until, pieces = index * self.length, min((index + 1) * self.length, int(ends[-1])), []
         at = int(np.searchsorted(ends, begin, side="right"))
         while begin < until:
@@ -62,15 +66,17 @@ class Rows:
             begin, at = stop, at + 1
         return pieces
 
-    def _lay_out(self, epoch: int):
+    def _order(self, epoch: int) -> np.ndarray:
+        """The documents in an epoch's order, (documents,)."""
         order = self.documents
         if self.shuffle:
             order = order[np.random.default_rng((self.seed, epoch)).permutation(len(order))]
-        return (
-            self._pack(order)
-            if self.whole
-            else (order, np.cumsum(self.cache.starts[order + 1] - self.cache.starts[order]))
-        )
+        return order
+
+    def _lay_out(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The documents in an epoch's order, and where each ends among its tokens, both (documents,)."""
+        order = self._order(epoch)
+        return order, np.cumsum(self.cache.starts[order + 1] - self.cache.starts[order])
 
     def _pack(self, order: np.ndarray) -> list[Pieces]:
         """Pieces of each row: first fit among the rows that were opened last."""
@@ -92,7 +98,8 @@ class Rows:
     def _cut(self, document: int) -> Pieces:
         """A chat's beginning, or all of a text, whose every token is learned."""
         begin, last = int(self.cache.starts[document]), int(self.cache.starts[document + 1])
-        until = last if self.cache.learned[begin:last].all() else begin + 1
+        learned = self.cache.learned
+        until = last if learned is None or learned[begin:last].all() else begin + 1
         return [(at, min(at + self.length, last), last) for at in range(begin, until, self.length)]
 
 

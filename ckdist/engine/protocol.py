@@ -1,0 +1,78 @@
+"""What the engine asks of the parts that it brings together: an executable, a sampler, a tokenizer."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ckdist.engine.sampler import Sample, SampleRow
+from ckdist.program.batch import Batch
+
+
+class StepExecutable(Protocol):
+    """Runs steps over a KV cache (`ckdist.program.executable`)."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache, of BLOCK_TOKENS positions each."""
+        ...
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of a step."""
+        ...
+
+    @property
+    def max_sequences(self) -> int:
+        """Most sequences of a step."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Most positions of one sequence."""
+        ...
+
+    def run(self, batch: Batch, /) -> np.ndarray:
+        """Runs one step; float32 (outputs, vocab) logits, valid until the next. Raises EngineError."""
+        ...
+
+
+class TokenSampler(Protocol):
+    """Chooses tokens (`ckdist.engine.sampler`)."""
+
+    def sample(self, logits: np.ndarray, rows: Sequence[SampleRow], /) -> list[Sample]:
+        """One token per row of float32 (rows, vocab) logits. Raises CkdistError for a row that allows none."""
+        ...
+
+    def logprobs(self, logits: np.ndarray, targets: np.ndarray, top: int, /) -> list[Sample]:
+        """Log probabilities of int32 (rows,) targets, and of the `top` most likely tokens."""
+        ...
+
+
+class TextDecoder(Protocol):
+    """Turns the tokens of one text into characters."""
+
+    def step(self, token: int, /) -> str:
+        """The characters that are complete with this token, never half of one."""
+        ...
+
+    def flush(self) -> str:
+        """What is left at the end."""
+        ...
+
+
+class TextTokenizer(Protocol):
+    """Turns texts into tokens and back."""
+
+    def encode(self, text: str, /) -> list[int]:
+        """The token ids of a text."""
+        ...
+
+    def decoder(self) -> TextDecoder:
+        """A decoder for one text."""
+        ...
