@@ -8,6 +8,7 @@ line's round trip.
 
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 
@@ -91,7 +92,7 @@ def buffers(
     ]
 
 
-def rows(communicator: Communicator, repetitions: int) -> list[dict]:
+def rows(communicator: Communicator, repetitions: int) -> list[dict[str, Any]]:
     watch = Stopwatch(communicator)
     shared = communicator.transport == "shared memory"
     result = []
@@ -145,7 +146,7 @@ def tune(world, repetitions: int) -> Thresholds:
         chosen = 0
         for size in TUNED:
             data = [buffer(w.communicator, size, "float32", placed=True) for w in (large, small)]
-            times: tuple[list, list] = ([], [])
+            times: tuple[list[Any], list[Any]] = ([], [])
             for _ in range(repetitions):  # by turns
                 for w, x, t in zip((large, small), data, times):
                     t.append(w.all_reduce(x, "float32"))

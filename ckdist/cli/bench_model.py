@@ -15,6 +15,7 @@ import logging
 import statistics
 import sys
 import time
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ SWEET_SPOT = 0.95  # of the best decode
 SWEEP_GENERATED = 4  # a sweep generates a fourth of what it prefills, as llama-sweep-bench does
 
 
-def gist(row: dict) -> dict:
+def gist(row: dict[str, Any]) -> dict[str, Any]:
     """What a person reads of a row: the medians, and the share of its bound and of waiting for threads and ranks in
     per cent.
     """
@@ -97,7 +98,7 @@ class ModelBench:
         sequence.feed(self.tokens(depth), outputs="none")
         return sequence
 
-    def prompt(self, count: int, depth: int = 0) -> dict:
+    def prompt(self, count: int, depth: int = 0) -> dict[str, Any]:
         self.check(count + depth, "--n-prompt" if not depth else "--n-prompt plus --n-depth")
         ids, sequence = self.tokens(count), self.at_depth(depth)
 
@@ -107,7 +108,7 @@ class ModelBench:
 
         return self.row(run, count, 0, depth)
 
-    def generate(self, count: int, sequences: int = 1, depth: int = 0) -> dict:
+    def generate(self, count: int, sequences: int = 1, depth: int = 0) -> dict[str, Any]:
         self.check(count + depth, "--n-gen" if not depth else "--n-gen plus --n-depth")
         ids = self.tokens(count, sequences)
         batch = LockstepSequences(self.executable, sequences)
@@ -120,7 +121,7 @@ class ModelBench:
 
         return self.row(run, 0, count, depth, sequences)
 
-    def row(self, run, n_prompt: int, n_gen: int, depth: int = 0, sequences: int = 1) -> dict:
+    def row(self, run, n_prompt: int, n_gen: int, depth: int = 0, sequences: int = 1) -> dict[str, Any]:
         self.executable.times(reset=True)
         before = list(self.executable.prefill_tokens)
         predicted = self.model.prefill.predicted(self.steps(n_prompt), self.model.spec.num_layers) if n_prompt else None
@@ -205,7 +206,7 @@ class ModelBench:
             / BLOCK_TOKENS
         )
 
-    def rows(self) -> list[dict]:
+    def rows(self) -> list[dict[str, Any]]:
         depth = self.config.n_depth
         rows = [self.prompt(n, d) for d in depth for n in self.config.n_prompt if n]
         return rows + [
@@ -221,7 +222,7 @@ class ModelBench:
         generations = len(config.n_parallel) * sum(n > 0 for n in config.n_gen)
         return len(config.n_depth) * (sum(n > 0 for n in config.n_prompt) + generations)
 
-    def context_sweep(self) -> list[dict]:
+    def context_sweep(self) -> list[dict[str, Any]]:
         """llama-sweep-bench's table: a chunk of prompt, and a fourth of it generated, over a growing context."""
         chunk = min(self.executable.max_tokens, self.executable.context_length)
         rows = []
@@ -245,7 +246,7 @@ class ModelBench:
             )
         return rows
 
-    def thread_sweep(self) -> list[dict]:
+    def thread_sweep(self) -> list[dict[str, Any]]:
         """Decode by thread count, from one to all; `sweet_spot` marks the fewest threads within 5 per cent of the
         best.
         """

@@ -14,6 +14,7 @@ import sys
 import textwrap
 import threading
 import time
+from typing import Any
 
 import psutil
 
@@ -39,7 +40,7 @@ def time_left() -> float:
     return SECONDS - (time.time() - psutil.Process().create_time())
 
 
-def measure(seconds: float = MEASURE_SECONDS, limit: float = MEASURE_LIMIT) -> list[dict]:
+def measure(seconds: float = MEASURE_SECONDS, limit: float = MEASURE_LIMIT) -> list[dict[str, Any]]:
     """What `ckdist.cli.node_speed` measured within `limit` seconds, start-up included."""
     command = [sys.executable, "-m", "ckdist.cli.node_speed", str(seconds)]
     try:
@@ -175,7 +176,7 @@ def placement_lines(machine: Machine) -> list[str]:
     return table(rows)
 
 
-def speed_lines(machine: Machine, rows: list[dict]) -> list[str]:
+def speed_lines(machine: Machine, rows: list[dict[str, Any]]) -> list[str]:
     reads = {(row["node"], row["memory"]): row["rate"] for row in rows if row["what"] == "read"}
     products = {(row["node"], row["type"]): row["rate"] for row in rows if row["what"] == "gemm"}
     if not reads and not products:
@@ -240,7 +241,7 @@ def advice_lines(advice: tuple[Advice, ...], width: int) -> list[str]:
 
 
 def text_of(
-    machine: Machine, found: list[Capability], speed: list[dict], advice: tuple[Advice, ...], width: int
+    machine: Machine, found: list[Capability], speed: list[dict[str, Any]], advice: tuple[Advice, ...], width: int
 ) -> str:
     sections = [
         ("Machine", machine_lines(machine, width)),

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -106,7 +107,7 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
                 temporary.unlink(missing_ok=True)
 
 
-def rope_scaling(checkpoint: Checkpoint) -> dict:
+def rope_scaling(checkpoint: Checkpoint) -> dict[str, Any]:
     """How the rotation of full layers is scaled, as config.json has it."""
     config = checkpoint.metadata.get("text_config") or checkpoint.metadata
     found = config.get("rope_parameters") or config.get("rope_scaling") or {}

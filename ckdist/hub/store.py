@@ -15,6 +15,7 @@ import pathlib
 import shutil
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from ckdist.comm.thresholds import cache_folder
 from ckdist.errors import ConfigError, FetchError
@@ -126,7 +127,7 @@ class Store:
                 time.sleep(0.1)
             yield
 
-    def _recorded(self, model: NamedModel) -> tuple | None:
+    def _recorded(self, model: NamedModel) -> tuple[Any, ...] | None:
         try:
             record = json.loads((self.folder / f"{model.name}.json").read_text())
             return record["sha256"], record["bytes"], record["mtime_ns"]

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
+from typing import Any
 
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -32,7 +33,9 @@ class ClientGone(Exception):
     """The client has closed its connection; nobody is left to answer."""
 
 
-def json_answer(content: dict | list, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_answer(
+    content: dict[str, Any] | list[Any], status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
     return Response(to_json(content), status, headers, "application/json")
 
 
@@ -60,17 +63,17 @@ def problem_answer(problem: Problem, more_headers: dict[str, str] | None = None)
     return json_answer(problem.body(), problem.status, headers)
 
 
-def event(content: dict) -> bytes:
+def event(content: dict[str, Any]) -> bytes:
     """One server-sent event."""
     return b"data: %b\n\n" % to_json(content)
 
 
-async def event_in_turns(content: dict) -> bytes:
+async def event_in_turns(content: dict[str, Any]) -> bytes:
     """One that may be long."""
     return b"data: %b\n\n" % await to_json_in_turns(content)
 
 
-async def while_connected(receive: Receive, work: Awaitable, progress_at: Callable[[], float], timeout: float):
+async def while_connected(receive: Receive, work: Awaitable[Any], progress_at: Callable[[], float], timeout: float):
     """The result of `work`, which is cancelled when the client goes away (ClientGone) or when nothing has
     progressed for `timeout` seconds (Problem 504).
     """

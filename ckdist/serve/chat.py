@@ -17,7 +17,7 @@ class ChatAnswer:
         self.run, self.tokenizer, self.work = run, tokenizer, run.work
         self.head = new_head("chat.completion", "chatcmpl", source)
 
-    async def whole(self) -> dict:
+    async def whole(self) -> dict[str, Any]:
         """The `chat.completion` object."""
         choices = [
             {
@@ -64,15 +64,15 @@ class ChatAnswer:
     def _token_ids(self, piece: Piece) -> dict[str, Any]:
         return {"token_ids": piece.tokens} if self.work.token_ids else {}
 
-    def _logprobs(self, scores: list[TokenScore]) -> dict | None:
+    def _logprobs(self, scores: list[TokenScore]) -> dict[str, Any] | None:
         if not self.work.logprobs:
             return None
         return {"content": each(self._score, scores), "refusal": None}
 
-    def _score(self, item: TokenScore) -> dict:
+    def _score(self, item: TokenScore) -> dict[str, Any]:
         top = [self._entry(token, logprob) for token, logprob in item.top]
         return {**self._entry(item.token, item.logprob), "top_logprobs": top}
 
-    def _entry(self, token: int, logprob: float | None) -> dict:
+    def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         piece = self.tokenizer.token_bytes(token)
         return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}

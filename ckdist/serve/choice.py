@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ckdist.engine.text import TextStream
 from ckdist.serve.requests.prepared import Prepared
@@ -57,7 +58,7 @@ class Choice:
         self._waiting: deque[tuple[int, int, TokenScore]] = deque()  # with the begin and end of each token's text
         self.finish_reason: str | None = None
 
-    def take(self, message: dict) -> Piece:
+    def take(self, message: dict[str, Any]) -> Piece:
         """The growth that a message brings. Once `finish_reason` is set the choice is complete."""
         text = ""
         tokens, logprobs, taken = message["tokens"], message.get("logprobs"), self.tokens

@@ -17,7 +17,7 @@ class CompletionAnswer:
         self.run, self.tokenizer, self.work = run, tokenizer, run.work
         self.head = new_head("text_completion", "cmpl", source)
 
-    async def whole(self) -> dict:
+    async def whole(self) -> dict[str, Any]:
         """The `text_completion` object; choice `i` continues prompt `i // n`."""
         choices = [{**self._choice(piece), **self._prompt_ids(piece.choice)} for piece in await self.run.whole()]
         return {**self.head, "choices": choices, "usage": self.run.usage(), "timings": self.run.timings()}
@@ -44,7 +44,7 @@ class CompletionAnswer:
     def _prompt_ids(self, choice: int) -> dict[str, Any]:
         return {"prompt_token_ids": self.work.prompt_tokens(choice)} if self.work.token_ids else {}
 
-    def _logprobs(self, scores: list[TokenScore]) -> dict | None:
+    def _logprobs(self, scores: list[TokenScore]) -> dict[str, Any] | None:
         if not self.work.logprobs:
             return None
         return {

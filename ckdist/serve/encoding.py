@@ -23,15 +23,15 @@ class Turns:
             self._begun = time.monotonic()
 
 
-def each(function: Callable[[Any], Any], items: Sequence) -> Sequence:
+def each(function: Callable[[Any], Any], items: Sequence[Any]) -> Sequence[Any]:
     """`function` of every item, as a list; of many as an `Each`, which only `to_json_in_turns` can write."""
     return [function(item) for item in items] if len(items) <= TURN_ITEMS else Each(function, items)
 
 
-class Each(Sequence):
+class Each(Sequence[Any]):
     """`function` of every item, made when it is asked for."""
 
-    def __init__(self, function: Callable[[Any], Any], items: Sequence):
+    def __init__(self, function: Callable[[Any], Any], items: Sequence[Any]):
         self._function, self._items = function, items
 
     def __len__(self) -> int:
@@ -43,12 +43,12 @@ class Each(Sequence):
         return self._function(self._items[index])
 
 
-def to_json(content: dict | list) -> bytes:
+def to_json(content: dict[str, Any] | list[Any]) -> bytes:
     """At once, for what is short."""
     return ENCODER.encode(content).encode("utf-8")
 
 
-async def to_json_in_turns(content: dict | list) -> bytes:
+async def to_json_in_turns(content: dict[str, Any] | list[Any]) -> bytes:
     """The same bytes; `content` may hold an `Each` in the place of a list."""
     turns, parts = Turns(), []
     for text in _texts(content):

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections import deque
 from dataclasses import asdict
+from typing import Any
 
 import zmq
 
@@ -33,8 +34,8 @@ class Generation:
     def __init__(self, client: "EngineClient"):
         self._client = client
         self._ids: dict[str, int] = {}  # of the sequences that run
-        self._arrived: deque[tuple[int, dict]] = deque()
-        self._waiter: asyncio.Future | None = None
+        self._arrived: deque[tuple[int, dict[str, Any]]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
         self._problem: Problem | None = None
         self.progress_at = time.monotonic()
 
@@ -59,7 +60,7 @@ class Generation:
             del self._ids[sequence_id]
             self._client._abort(sequence_id)
 
-    async def next(self) -> list[tuple[int, dict]]:
+    async def next(self) -> list[tuple[int, dict[str, Any]]]:
         """All `tokens` messages that have arrived since the last call, at least one, each with its sequence's number.
 
         Problem when the engine refused a sequence, failed or fell silent.
@@ -74,7 +75,7 @@ class Generation:
         self.progress_at = time.monotonic()
         return arrived
 
-    def _deliver(self, sequence_id: str, message: dict) -> None:
+    def _deliver(self, sequence_id: str, message: dict[str, Any]) -> None:
         number = self._ids[sequence_id]
         if message["finish_reason"] is not None:
             del self._ids[sequence_id]
@@ -99,7 +100,7 @@ class EngineClient:
 
     def __init__(self, endpoint: str, stale_seconds: float = messages.STALE_SECONDS):
         self.endpoint, self.stale_seconds = endpoint, stale_seconds
-        self.model: dict = {}
+        self.model: dict[str, Any] = {}
         self.stats: dict[str, float | str] = {}
         self.error: str | None = None
         self.on_state = lambda state: None
@@ -187,7 +188,7 @@ class EngineClient:
         if self._generations.pop(sequence_id, None) is not None:
             self._send({"op": "abort", "id": sequence_id})
 
-    def _send(self, message: dict) -> bool:
+    def _send(self, message: dict[str, Any]) -> bool:
         try:
             self._socket.send(messages.encode(message), zmq.NOBLOCK)
         except zmq.Again:
@@ -210,7 +211,7 @@ class EngineClient:
                 log.error("a message from rank 0 is ignored: %s: %s", type(error).__name__, error)
         self._loop.call_soon(self._drain_socket)
 
-    def _handle(self, message: dict) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         self._heard_at = time.monotonic()
         op = message["op"]
         if op == "tokens":

@@ -22,7 +22,7 @@ class LlamaCompletionAnswer:
     def __init__(self, run: Run, tokenizer, source: Source):
         self.run, self.tokenizer, self.work, self.source = run, tokenizer, run.work, source
 
-    async def whole(self) -> dict | list[dict]:
+    async def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
         """The answer, or a list of one for each choice."""
         answers = []
         for piece in await self.run.whole():

@@ -4,6 +4,7 @@ both under the names that other servers' dashboards read.
 
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import (
@@ -34,7 +35,9 @@ STATES = ("loading", "ready", "draining", "failed", "stale")
 class Metrics:
     """One registry; counters are fields, named for what they count."""
 
-    def __init__(self, model: str, state: Callable[[], str], active: Callable[[], int], stats: Callable[[], dict]):
+    def __init__(
+        self, model: str, state: Callable[[], str], active: Callable[[], int], stats: Callable[[], dict[str, Any]]
+    ):
         self.model, self._state, self._active, self._stats = model, state, active, stats
         self.registry = CollectorRegistry()
         own = dict(registry=self.registry)
@@ -79,7 +82,7 @@ class Metrics:
         """The text exposition format."""
         return generate_latest(self.registry)
 
-    def describe(self) -> list:
+    def describe(self) -> list[Any]:
         return []  # what rank 0 sends is not known beforehand
 
     def collect(self) -> Iterator[Metric]:
@@ -95,7 +98,7 @@ class Metrics:
         yield from llama_families(self, stats)
 
 
-def _families(stats: dict) -> Iterator[Metric]:
+def _families(stats: dict[str, Any]) -> Iterator[Metric]:
     """Rank 0's numbers: `X_total` counts, `X_le_BOUND` with `X_sum` and `X_count` are a histogram, others are gauges;
     and its texts, `X_info`.
     """

@@ -153,7 +153,7 @@ class HttpProcess:
         self._listener.close()
         return self.poll()
 
-    def _spawn(self) -> tuple[subprocess.Popen, FailureDetector]:
+    def _spawn(self) -> tuple[subprocess.Popen[bytes], FailureDetector]:
         reading, writing = os.pipe()
         process = subprocess.Popen(
             [sys.executable, "-m", "ckdist.serve"],

@@ -6,6 +6,7 @@ import math
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import Any
 
 from ckdist.engine.messages import PromptScores
 from ckdist.serve.encoding import TURN_ITEMS, Turns
@@ -20,7 +21,7 @@ class TokenScore:
 
     __slots__ = ("_alternatives", "logprob", "offset", "token")
 
-    def __init__(self, token: int, logprob: float | None, top: Iterable[Iterable], offset: int):
+    def __init__(self, token: int, logprob: float | None, top: Iterable[Iterable[Any]], offset: int):
         self.token, self.logprob, self.offset = token, logprob, offset
         self._alternatives = tuple(chain.from_iterable(top))
 
@@ -30,7 +31,7 @@ class TokenScore:
         return list(zip(self._alternatives[::2], self._alternatives[1::2]))
 
 
-class EchoedScores(Sequence):
+class EchoedScores(Sequence[Any]):
     """The scores of a prompt, each made when it is asked for, and behind them those of the tokens that followed it."""
 
     def __init__(
@@ -53,7 +54,7 @@ class EchoedScores(Sequence):
         return self._following[index - len(self._prompt)]
 
 
-def score(token: int, entry: list | None, offset: int) -> TokenScore:
+def score(token: int, entry: list[Any] | None, offset: int) -> TokenScore:
     """A logprobs entry of the engine, with infinities made finite; None is the first token of a prompt."""
     if entry is None:
         return TokenScore(token, None, (), offset)
@@ -62,7 +63,7 @@ def score(token: int, entry: list | None, offset: int) -> TokenScore:
 
 
 async def score_prompt(
-    decoder, prompt: Sequence[int], packed: dict, length: int, following: list[TokenScore]
+    decoder, prompt: Sequence[int], packed: dict[str, Any], length: int, following: list[TokenScore]
 ) -> EchoedScores:
     """The prompt's own tokens before `following`, in turns with the loop's other work; `decoder` is a new one, and
     offsets stay within a prompt text of `length` characters. ValueError where the engine did not score each token.

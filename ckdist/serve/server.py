@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import time
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -102,7 +103,7 @@ class HttpServer:
     def _count_signal(self) -> None:
         self.signals += 1
 
-    async def _watch(self, loading: asyncio.Task) -> int:
+    async def _watch(self, loading: asyncio.Task[Any]) -> int:
         """Until there is a reason to end; returns the exit code."""
         while True:
             if loading is not None and loading.done():

@@ -105,7 +105,7 @@ class Service:
         return prepared
 
     async def answer(
-        self, request: Request, prepared: Prepared, form: Callable, end: bytes = END_OF_STREAM
+        self, request: Request, prepared: Prepared, form: Callable[..., Any], end: bytes = END_OF_STREAM
     ) -> Response:
         """The answer as JSON, or as the stream that was asked for. `form` is the class of the answer; `end` ends its
         stream.

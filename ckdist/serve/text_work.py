@@ -12,6 +12,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import astuple
+from typing import Any
 
 from ckdist.errors import EngineError
 from ckdist.serve.encoding import Turns
@@ -44,7 +45,7 @@ class Worker:
         connection.setblocking(False)
         self.number, self.connection = number, connection
 
-    async def ask(self, head: dict, body: bytes) -> tuple[dict, list[bytes]]:
+    async def ask(self, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], list[bytes]]:
         """The answer's map, and its body in parts. EOFError or OSError when the worker ends before it has answered."""
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self.connection, frames.pack(head, len(body)))
@@ -85,7 +86,7 @@ class TextWork:
     def __init__(self, model: str, overrides: Overrides = None):
         self.model, self.overrides = model, overrides
         self._zygote: Zygote | None = None
-        self._running: set[asyncio.Task] = set()
+        self._running: set[asyncio.Task[Any]] = set()
 
     @property
     def ended(self) -> bool:
@@ -147,7 +148,7 @@ class TextWork:
 
     async def _work(
         self, worker: Worker, lane: Lane, kind: str, body: bytes, facts: ModelFacts
-    ) -> tuple[dict, list[bytes]]:
+    ) -> tuple[dict[str, Any], list[bytes]]:
         """The worker's answer. A worker that has done a long body is replaced: it has grown."""
         limits = Limits(CPU_SECONDS + CPU_SECONDS_PER_MB * len(body) / 1e6, MEMORY + MEMORY_PER_BYTE * len(body))
         head = {"kind": kind, "facts": astuple(facts), "limits": astuple(limits)}

@@ -9,6 +9,7 @@ allow it refuses such text before it renders.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from jinja2.exceptions import TemplateError
 
@@ -105,7 +106,7 @@ class ChatTemplate:
             self._traits[name] = traits
             self._compile(name)
 
-    def _continued(self, name: str, messages: list, tools: list | None, variables: dict) -> str:
+    def _continued(self, name: str, messages: list[Any], tools: list[Any] | None, variables: dict[str, Any]) -> str:
         """The prompt up to the end of the last message's own text."""
         last = messages[-1]
         text = joined_text(last["content"])
@@ -123,7 +124,12 @@ class ChatTemplate:
         )  # it leaves out what an assistant said last
 
     def _render(
-        self, name: str, messages: list, add_generation_prompt: bool, tools: list | None, variables: dict
+        self,
+        name: str,
+        messages: list[Any],
+        add_generation_prompt: bool,
+        tools: list[Any] | None,
+        variables: dict[str, Any],
     ) -> str:
         context = {**self.special_tokens, **variables, "messages": messages, "tools": tools}
         context |= {"documents": variables.get("documents"), "add_generation_prompt": add_generation_prompt}

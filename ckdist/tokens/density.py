@@ -1,6 +1,7 @@
 """How few tokens a text can have: what lets a text be refused by its size, before it is tokenised."""
 
 import json
+from typing import Any
 
 from ckdist.tokens.pieces import BYTE_ALPHABET
 
@@ -24,11 +25,11 @@ def most_bytes_per_token(backend, pieces) -> int | None:
     return max(1, shrinks * max(map(len, pieces), default=1))
 
 
-def _state(part) -> dict | None:
+def _state(part) -> dict[str, Any] | None:
     return None if part is None else json.loads(part.__getstate__())
 
 
-def _shrinks(normalizer: dict | None) -> int | None:
+def _shrinks(normalizer: dict[str, Any] | None) -> int | None:
     """How many times shorter a text may become; None for any."""
     if normalizer is None:
         return 1
@@ -47,7 +48,7 @@ def _shrinks(normalizer: dict | None) -> int | None:
     return KEEPING_NORMALIZERS.get(kind)
 
 
-def _keeps_all(pre_tokenizer: dict | None) -> bool:
+def _keeps_all(pre_tokenizer: dict[str, Any] | None) -> bool:
     if pre_tokenizer is None:
         return True
     kind = pre_tokenizer.get("type")

@@ -2,28 +2,29 @@
 
 import socket
 import struct
+from typing import Any
 
 import msgpack
 
 SIZES = struct.Struct("<IQ")  # of the map and of the body
 
 
-def pack(head: dict, body_size: int) -> bytes:
+def pack(head: dict[str, Any], body_size: int) -> bytes:
     """What goes before the body."""
     packed = msgpack.packb(head)
     return SIZES.pack(len(packed), body_size) + packed
 
 
-def unpack_head(data: bytes | bytearray) -> dict:
+def unpack_head(data: bytes | bytearray) -> dict[str, Any]:
     return msgpack.unpackb(data, strict_map_key=False)
 
 
-def send(connection: socket.socket, head: dict, body: bytes) -> None:
+def send(connection: socket.socket, head: dict[str, Any], body: bytes) -> None:
     connection.sendall(pack(head, len(body)))
     connection.sendall(body)
 
 
-def receive(connection: socket.socket) -> tuple[dict, bytes] | None:
+def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes] | None:
     """The next map and body; None when the other side has closed."""
     sizes = _exactly(connection, SIZES.size)
     if sizes is None:

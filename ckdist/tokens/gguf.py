@@ -6,6 +6,7 @@ It reads the plain dictionary of keys to Python values; parsing the file is `ckd
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -124,7 +125,7 @@ def _read_vocabulary(metadata: Mapping[str, object], kind: str) -> _Vocabulary:
     return _Vocabulary(tokens, types, scores, merges, metadata)
 
 
-def _array(metadata: Mapping[str, object], name: str, kind: type) -> list:
+def _array(metadata: Mapping[str, object], name: str, kind: type) -> list[Any]:
     values = metadata.get(f"tokenizer.ggml.{name}", [])
     if isinstance(values, np.ndarray):  # how the reader gives arrays of numbers
         values = values.tolist()

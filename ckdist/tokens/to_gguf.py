@@ -6,6 +6,7 @@ metadata must give the same ids for varied text, or it is an error.
 
 import json
 from pathlib import Path
+from typing import Any
 
 from ckdist.errors import ModelFileError
 from ckdist.tokens.confined import load_tried
@@ -61,7 +62,9 @@ def tokenizer_metadata(folder: Path, vocab_size: int) -> dict[str, object]:
     return metadata
 
 
-def _tokens(tokenizer: Tokenizer, vocab_size: int, described: dict, byte_level: bool) -> tuple[list[str], list[int]]:
+def _tokens(
+    tokenizer: Tokenizer, vocab_size: int, described: dict[str, Any], byte_level: bool
+) -> tuple[list[str], list[int]]:
     """Texts and types of all rows; rows beyond the vocabulary stand for nothing."""
     if tokenizer.vocab_size > vocab_size:
         raise ModelFileError(f"the tokenizer has {tokenizer.vocab_size} tokens, and the model {vocab_size}")

@@ -8,6 +8,7 @@ rules are llama-server's: what a template has no place for goes where it has one
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Message = dict[str, object]
 
@@ -47,7 +48,7 @@ class Traits:
     empty_content: bool = True
 
 
-def find_traits(render: Callable[[list[Message], list | None], str | None], source: str) -> Traits:
+def find_traits(render: Callable[[list[Message], list[Any] | None], str | None], source: str) -> Traits:
     """`render(messages, tools)` is the prompt, None where the template refuses. `source` is the template's text."""
 
     def prompt_of(messages: list[Message]) -> str:
@@ -232,5 +233,5 @@ def _beside(first: str, second: str) -> str:
     return f"{first}\n{second}" if first else second
 
 
-def _as_parts(content: object) -> list:
+def _as_parts(content: object) -> list[Any]:
     return content if isinstance(content, list) else [{"type": "text", "text": content}]

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import msgpack
 
@@ -20,7 +21,7 @@ MAX_VOCAB = 4 << 20  # tokens
 MAX_PIECES_BYTES = 256 << 20
 
 
-class Pieces(Sequence):
+class Pieces(Sequence[Any]):
     """The bytes of every token, end to end in one block: a list of a million `bytes` would take a hundred MB."""
 
     def __init__(self, block: bytes, lengths: Sequence[int]):

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from dataclasses import asdict
+from typing import Any
 
 import msgpack
 
@@ -60,7 +61,7 @@ def _named(name: str | None):
     return getattr(importlib.import_module(module), function)
 
 
-def _load(model: str, overrides: dict, limits: Limits):
+def _load(model: str, overrides: dict[str, Any], limits: Limits):
     confinement = Confinement()
     confinement.arm(limits)
     try:

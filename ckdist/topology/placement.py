@@ -8,6 +8,7 @@ only says what to do.
 import itertools
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from ckdist.topology.binding import own_cpus
 from ckdist.topology.machine import Machine, this_machine
@@ -164,7 +165,7 @@ def _divide_node(machine: Machine, cpus: list[int], ranks: int) -> list[list[int
     return [sum(cores + slow[end - count : end], []) for cores, count, end in zip(fast, counts, ends)]
 
 
-def _cuts(items: list, parts: int) -> list[list]:
+def _cuts(items: list[Any], parts: int) -> list[list[Any]]:
     """Contiguous parts, as even as can be."""
     return [items[len(items) * i // parts : len(items) * (i + 1) // parts] for i in range(parts)]
 

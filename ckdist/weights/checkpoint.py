@@ -85,7 +85,7 @@ class Checkpoint:
         return sum({source.name: source.nbytes for source in self.tensors.values()}.values())
 
 
-def open_checkpoint(path: str | os.PathLike, overrides: Mapping[str, Any] | None = None) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> Checkpoint:
     """The model at `path`: a GGUF file, with `overrides` put over its metadata, or a folder with config.json and
     safetensors files.
 

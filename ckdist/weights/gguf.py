@@ -66,7 +66,9 @@ class GgufModel:
     tensors: dict[str, GgufTensor] = field(repr=False)
 
 
-def read_gguf(path: str | os.PathLike, overrides: Mapping[str, int | float | bool | str] | None = None) -> GgufModel:
+def read_gguf(
+    path: str | os.PathLike[str], overrides: Mapping[str, int | float | bool | str] | None = None
+) -> GgufModel:
     """Read the GGUF model at `path`; any part of a split model finds the others beside it.
 
     `overrides` are put over the metadata, whether a key is there or not. Raises ModelFileError: one line with the file,

@@ -6,6 +6,7 @@ files. It does not load, and does not know which shard goes where in a matrix.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from ckdist.native import ffi
 from ckdist.program.lowered import Lowered
@@ -44,8 +45,8 @@ class HostShards:
             for (name, row_range, columns), handle in zip(lowered.matrices, matrices)
         }
         # part of a weight -> rank, place there and columns that it has, the own rank first
-        self._places: dict[tuple, tuple] = {}
-        self._addresses: dict[tuple, int] = {}
+        self._places: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._addresses: dict[tuple[Any, ...], int] = {}
         for rank in (world.rank, *others):
             for name, row_range, columns, place, stored in rows[rank][2]:
                 self._places.setdefault((name, tuple(row_range), tuple(columns)), (rank, place, stored))

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class ShardLoader:
         self._files = {
             path: i for i, path in enumerate(sorted({source.file for source in checkpoint.tensors.values()}))
         }
-        self._planned: dict[tuple, MatrixHandle | VectorHandle] = {}
+        self._planned: dict[tuple[Any, ...], MatrixHandle | VectorHandle] = {}
         self._open = False
         self._reporter: threading.Thread | None = None
         paths = [ffi.new("char[]", str(path).encode(errors="surrogateescape")) for path in self._files]

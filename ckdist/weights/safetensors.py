@@ -37,7 +37,7 @@ class StoredTensor:
     nbytes: int
 
 
-def read_folder(folder: str | os.PathLike) -> dict[str, StoredTensor]:
+def read_folder(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
     """The tensors of `model.safetensors`, or of the files that `model.safetensors.index.json` names, in `folder`.
 
     Raises ModelFileError when neither is there, a file is missing or damaged, or the index names a tensor or file that
@@ -76,7 +76,7 @@ def read_folder(folder: str | os.PathLike) -> dict[str, StoredTensor]:
     return tensors
 
 
-def read_safetensors(path: str | os.PathLike) -> dict[str, StoredTensor]:
+def read_safetensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file; ModelFileError when its header lies about the file."""
     path = pathlib.Path(path)
     try:

@@ -1,5 +1,7 @@
 """OpenAI's API."""
 
+from typing import Any
+
 from fastapi import Request
 from fastapi.responses import Response
 
@@ -31,7 +33,7 @@ async def completions(service: Service, request: Request) -> Response:
     return await service.answer(request, await service.prepare("completion", request), CompletionAnswer)
 
 
-def _model(service: Service) -> dict:
+def _model(service: Service) -> dict[str, Any]:
     name, known = service.settings.model_name, service.known_model
     model = {"id": name, "object": "model", "created": service.created, "owned_by": "ckdist", "root": name}
     return {**model, "parent": None, "max_model_len": known.get("context_length"), "meta": known}

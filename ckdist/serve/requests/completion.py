@@ -83,7 +83,7 @@ def _prompt(prompt: Any, name: str, vocab_size: int) -> Prompt:
     raise RequestError(message, "prompt", "invalid_type")
 
 
-def _token_prompt(prompt: list, name: str, vocab_size: int) -> Prompt:
+def _token_prompt(prompt: list[Any], name: str, vocab_size: int) -> Prompt:
     check_token_ids([part for part in prompt if not isinstance(part, str)], name, vocab_size)
     return tuple(prompt)
 

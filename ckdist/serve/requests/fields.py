@@ -115,7 +115,7 @@ def in_range(value, name: str, low, high):
     return value
 
 
-def check_token_ids(values: list, name: str, vocab_size: int) -> tuple[int, ...]:
+def check_token_ids(values: list[Any], name: str, vocab_size: int) -> tuple[int, ...]:
     """`values` when all are whole numbers of the vocabulary."""
     for value in values:
         if type(value) is not int or not 0 <= value < vocab_size:

@@ -5,6 +5,7 @@ What the fields mean is not looked at.
 """
 
 import json
+from typing import Any
 
 from ckdist.serve.problems import Problem
 
@@ -12,7 +13,7 @@ MAX_DEPTH = 64
 MAX_DIGITS = 40
 
 
-def parse_object(data: bytes) -> dict:
+def parse_object(data: bytes) -> dict[str, Any]:
     """JSON bytes as a dict, checked as the module says."""
     try:
         value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, parse_int=_bounded_int)
