@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.samples import Sample
 
 if TYPE_CHECKING:
     from ckdist.serve.metrics import Metrics
@@ -100,7 +101,7 @@ def _renamed(own: MetricWrapperBase, name: str, labels: dict[str, str]) -> Metri
     return copy
 
 
-def _samples(own: MetricWrapperBase, suffix: str) -> list[Any]:
+def _samples(own: MetricWrapperBase, suffix: str) -> list[Sample]:
     return [sample for family in own.collect() for sample in family.samples if sample.name.endswith(suffix)]
 
 

@@ -14,10 +14,11 @@ TURN_SECONDS = 0.002
 class Turns:
     """Gives way to the loop's other work once its turn has lasted."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._begun = time.monotonic()
 
     async def end(self) -> None:
+        """The end of a small piece of work, which may be the turn's."""
         if time.monotonic() - self._begun > TURN_SECONDS:
             await asyncio.sleep(0)
             self._begun = time.monotonic()
@@ -37,7 +38,7 @@ class Each(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._items)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self._function(item) for item in self._items[index]]
         return self._function(self._items[index])

@@ -13,7 +13,7 @@ TYPES = {
 CODES = {429: "rate_limit_exceeded"}
 
 
-class Problem(CkdistError):
+class Problem(CkdistError):  # noqa: N818 - RFC 9457's word
     """A request is answered with `status` and `message`.
 
     `field` is the offending field of the request; `code` is OpenAI's word for the fault, null in the answer where there
@@ -51,6 +51,7 @@ class Problem(CkdistError):
         return dict(vars(self))
 
     def body(self) -> dict[str, Any]:
+        """The answer's JSON: OpenAI's error object."""
         kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         code = self.code or CODES.get(self.status)
         return {"error": {"message": self.message, "type": kind, "param": self.field, "code": code, **self.details}}

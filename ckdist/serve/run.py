@@ -13,12 +13,15 @@ from ckdist.serve.requests.prepared import Prepared, unpack_tokens
 from ckdist.serve.requests.sampling import for_choice
 from ckdist.serve.scores import score_prompt
 from ckdist.serve.timings import timings_of
+from ckdist.tokens.vocabulary import Vocabulary
 
 
 class Run:
     """Submits on entering its `with` block, aborts what is left on leaving it."""
 
-    def __init__(self, client: EngineClient, tokenizer, metrics: Metrics, work: Prepared, max_sequences: int):
+    def __init__(
+        self, client: EngineClient, tokenizer: Vocabulary, metrics: Metrics, work: Prepared, max_sequences: int
+    ):
         self.work, self.max_sequences = work, max_sequences
         self._client, self._tokenizer, self._metrics = client, tokenizer, metrics
         self._generation = client.generation()
@@ -38,6 +41,7 @@ class Run:
 
     @property
     def progress_at(self) -> float:
+        """When the last tokens came, in seconds of time.monotonic."""
         return self._generation.progress_at
 
     def __enter__(self) -> "Run":
@@ -64,7 +68,7 @@ class Run:
             raise
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._generation.__exit__()
         metrics = self._metrics
         if self._choices:

@@ -6,10 +6,11 @@ import math
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, overload
 
 from ckdist.engine.messages import PromptScores
 from ckdist.serve.encoding import TURN_ITEMS, Turns
+from ckdist.tokens.stream import StreamDecoder
 
 LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI's clients know this number
 
@@ -28,10 +29,10 @@ class TokenScore:
     @property
     def top(self) -> list[tuple[int, float]]:
         """The most likely tokens in this one's place, with their log-probabilities."""
-        return list(zip(self._alternatives[::2], self._alternatives[1::2]))
+        return list(zip(self._alternatives[::2], self._alternatives[1::2], strict=True))
 
 
-class EchoedScores(Sequence[Any]):
+class EchoedScores(Sequence[TokenScore]):
     """The scores of a prompt, each made when it is asked for, and behind them those of the tokens that followed it."""
 
     def __init__(
@@ -46,7 +47,11 @@ class EchoedScores(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._prompt) + len(self._following)
 
-    def __getitem__(self, index):
+    @overload
+    def __getitem__(self, index: int) -> TokenScore: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TokenScore]: ...
+    def __getitem__(self, index: int | slice) -> TokenScore | list[TokenScore]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if index < len(self._prompt):
@@ -63,7 +68,7 @@ def score(token: int, entry: list[Any] | None, offset: int) -> TokenScore:
 
 
 async def score_prompt(
-    decoder, prompt: Sequence[int], packed: dict[str, Any], length: int, following: list[TokenScore]
+    decoder: StreamDecoder, prompt: Sequence[int], packed: dict[str, Any], length: int, following: list[TokenScore]
 ) -> EchoedScores:
     """The prompt's own tokens before `following`, in turns with the loop's other work; `decoder` is a new one, and
     offsets stay within a prompt text of `length` characters. ValueError where the engine did not score each token.

@@ -19,6 +19,7 @@ from ckdist.serve.encoding import Turns
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
 from ckdist.serve.requests.task import MAX_ANSWER, too_much
+from ckdist.serve.settings import LOG_FORMAT
 from ckdist.tokens import frames
 from ckdist.tokens.confined import Overrides, Zygote
 from ckdist.tokens.limits import Limits
@@ -97,7 +98,7 @@ class TextWork:
         """The model's vocabulary, once workers can be had. ModelFileError for a tokenizer that does not load within
         limits.
         """
-        self._zygote = Zygote(self.model, self.overrides, HANDLER)
+        self._zygote = Zygote(self.model, self.overrides, HANDLER, log_format=LOG_FORMAT)
         vocabulary = await asyncio.to_thread(self._zygote.load)
         self._idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()  # the last one used has the warmest caches
         self._short, self._long = Lane(WORKERS, MAX_WAITING), Lane(LONG_AT_ONCE, MAX_WAITING_LONG)
@@ -106,6 +107,7 @@ class TextWork:
         return vocabulary
 
     def close(self) -> None:
+        """Ends what runs, and the processes."""
         for task in self._running:
             task.cancel()
         if self._zygote is not None:
@@ -136,7 +138,7 @@ class TextWork:
             head, content = await asyncio.shield(task)
         except asyncio.CancelledError:
             if lane is self._long:
-                self._zygote.kill(worker.number)
+                self._started().kill(worker.number)
             raise
         if "prepared" in head:
             return Prepared.from_map(head["prepared"])
@@ -166,11 +168,16 @@ class TextWork:
             if stays:
                 self._idle.put_nowait(worker)
             else:
-                self._zygote.kill(worker.number)
+                self._started().kill(worker.number)
                 worker.connection.close()
                 self._fork()
             lane.turn.release()
 
     def _fork(self) -> None:
         with contextlib.suppress(EngineError):  # `ended` says so
-            self._idle.put_nowait(Worker(*self._zygote.fork()))
+            self._idle.put_nowait(Worker(*self._started().fork()))
+
+    def _started(self) -> Zygote:
+        """The process that `start` has started."""
+        assert self._zygote is not None, "`start` comes before requests"
+        return self._zygote

@@ -2,7 +2,7 @@
 
 import socket
 import struct
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 
@@ -11,15 +11,22 @@ SIZES = struct.Struct("<IQ")  # of the map and of the body
 
 def pack(head: dict[str, Any], body_size: int) -> bytes:
     """What goes before the body."""
-    packed = msgpack.packb(head)
-    return SIZES.pack(len(packed), body_size) + packed
+    data = packed(head)
+    return SIZES.pack(len(data), body_size) + data
+
+
+def packed(value: Any) -> bytes:
+    """`value` as msgpack."""
+    return cast("bytes", msgpack.packb(value))  # the library has no types
 
 
 def unpack_head(data: bytes | bytearray) -> dict[str, Any]:
+    """The map that `data` is."""
     return msgpack.unpackb(data, strict_map_key=False)
 
 
 def send(connection: socket.socket, head: dict[str, Any], body: bytes) -> None:
+    """Sends a map and a body."""
     connection.sendall(pack(head, len(body)))
     connection.sendall(body)
 

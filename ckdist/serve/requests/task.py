@@ -12,6 +12,7 @@ from ckdist.serve.encoding import to_json
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.prepare import prepare
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
+from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_ANSWER = 64 << 20  # bytes
 
@@ -23,7 +24,7 @@ FIELDS = {
 }  # where a kind of request has its text
 
 
-def run(tokenizer, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+def run(tokenizer: Tokenizer, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
     """`head` has kind and facts. The answer's map has one of prepared (a `Prepared` as a map), problem, or json (the
     body is an answer).
     """
