@@ -751,6 +751,5 @@ def check_field(item: Field[Any], value: Any) -> None:
             continue
         if isinstance(part, bool) or not isinstance(part, (int, float)):
             raise ConfigError(f"{name} ({part!r}) must be a number")
-        # NaN is in no range.
-        if (low is not None and part < low) or (high is not None and part > high) or part != part:
+        if not ((low is None or low <= part) and (high is None or part <= high)):
             raise ConfigError(f"{name} ({part}) must be from {low} to {high}")

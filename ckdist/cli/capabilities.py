@@ -149,7 +149,8 @@ def tcp() -> tuple[bool, str]:
                 and name in up
                 and up[name].isup
             ):
-                named.append(f"{name} {address.address}" + (f" {up[name].speed} Mbit/s" if up[name].speed > 0 else ""))
+                speed = f" {up[name].speed} Mbit/s" if up[name].speed > 0 else ""
+                named.append(f"{name} {address.address}{speed}")
     return works, why or "; ".join(named[:4]) or "loopback only"
 
 
@@ -160,7 +161,7 @@ def verbs(machine: Machine, timeout: float = TIMEOUT) -> tuple[bool, str]:
         return False, "no RDMA device"
     if not active:
         return False, f"no active port on {', '.join(sorted({port.device for port in machine.rdma}))}"
-    if not any(os.access(path, os.R_OK | os.W_OK) for path in glob.glob("/dev/infiniband/uverbs*")):
+    if not any(os.access(path, os.R_OK | os.W_OK) for path in glob.glob("/dev/infiniband/uverbs*")):  # noqa: PTH207
         return False, f"{active}: /dev/infiniband/uverbs* cannot be opened"
     tried = (
         "from ckdist.comm.verbs import verbs_works; works, about = verbs_works(); "
@@ -196,9 +197,9 @@ def mpirun(timeout: float = TIMEOUT) -> tuple[bool, str]:
     path = shutil.which("mpirun")
     if "OMPI_COMM_WORLD_SIZE" in os.environ or "PMI_SIZE" in os.environ:
         return True, "this process is one of its ranks"
-    beside = shutil.which("mpirun", path=os.path.dirname(sys.executable))
+    beside = shutil.which("mpirun", path=os.path.dirname(sys.executable))  # noqa: PTH120
     if not path and beside:
-        return False, f"not on the PATH: export PATH={os.path.dirname(beside)}:$PATH"
+        return False, f"not on the PATH: export PATH={os.path.dirname(beside)}:$PATH"  # noqa: PTH120
     if not path:
         return False, "not on the PATH: pip install 'ckdist[mpi]', or load your cluster's MPI"
     code, text = run_briefly([path, "-n", "1", "true"], timeout)

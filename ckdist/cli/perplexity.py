@@ -54,7 +54,7 @@ class LogitsFile:
     def __init__(self, path: str, shape: tuple[int, int]):
         self.path, self.temporary = path, f"{path}.tmp"
         try:
-            if os.path.isdir(path):
+            if os.path.isdir(path):  # noqa: PTH112 - False as well where it may not be looked at
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             self.array = np.lib.format.open_memmap(self.temporary, "w+", np.float32, shape)
             with open(self.temporary, "r+b") as file:

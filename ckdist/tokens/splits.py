@@ -15,7 +15,8 @@ from ckdist.errors import ModelFileError
 
 NAMING = (
     "name the model's own with --override-kv tokenizer.ggml.pre=str:NAME; "
-    "names are those of llama.cpp, as llama-bpe for Llama 3, qwen2 for Qwen 2 to 3, tekken for Mistral Nemo, smollm, gpt-2, falcon"
+    "names are those of llama.cpp, as llama-bpe for Llama 3, qwen2 for Qwen 2 to 3, "
+    "tekken for Mistral Nemo, smollm, gpt-2, falcon"
 )
 
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -73,7 +74,8 @@ QWEN2 = Split((f"{CONTRACTIONS}|{WORDS}|\\p{{N}}|{TAIL}",), composes=True)
 ONE_DIGIT = Split(QWEN2.patterns)
 QWEN35 = Split(
     (
-        rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{SPACES}",
+        rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+        rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{SPACES}",
     ),
     composes=True,
 )

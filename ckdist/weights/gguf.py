@@ -38,7 +38,8 @@ _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.ggu
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {  # value type -> little-endian numpy type
     0: np.dtype("<u1"), 1: np.dtype("<i1"), 2: np.dtype("<u2"), 3: np.dtype("<i2"), 4: np.dtype("<u4"),
-    5: np.dtype("<i4"), 6: np.dtype("<f4"), 7: np.dtype("?"), 10: np.dtype("<u8"), 11: np.dtype("<i8"), 12: np.dtype("<f8"),
+    5: np.dtype("<i4"), 6: np.dtype("<f4"), 7: np.dtype("?"), 10: np.dtype("<u8"),
+    11: np.dtype("<i8"), 12: np.dtype("<f8"),
 }  # fmt: skip
 
 
