@@ -74,8 +74,10 @@ QWEN2 = Split((f"{CONTRACTIONS}|{WORDS}|\\p{{N}}|{TAIL}",), composes=True)
 ONE_DIGIT = Split(QWEN2.patterns)
 QWEN35 = Split(
     (
-        rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-        rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{SPACES}",
+        (
+            rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+            rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{SPACES}"
+        ),
     ),
     composes=True,
 )
