@@ -4,11 +4,19 @@
 >>> LLM("model.gguf", threads=2).generate(["def main("], SamplingParams(max_tokens=32, temperature=0))
 """
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckdist import train
+    from ckdist.engine.llm import LLM
+    from ckdist.engine.sampling import SamplingParams
+    from ckdist.train.config import TrainConfig
+
 __version__ = "0.1.0"
 __all__ = ["LLM", "SamplingParams", "TrainConfig", "__version__", "train"]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     """Loads the engine when it is first asked for, so that `ckdist --help` need not."""
     if name == "LLM":
         from ckdist.engine.llm import LLM

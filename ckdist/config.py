@@ -9,9 +9,9 @@ meaning is the same.
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, cast
 
 from ckdist.errors import ConfigError
 from ckdist.overrides import metadata_overrides
@@ -27,12 +27,14 @@ BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def integer(text: str) -> int:
+    """A whole number of at most 18 digits. ValueError for all else."""
     if not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII):
         raise ValueError("is not a whole number")
     return int(text)
 
 
 def real(text: str) -> float:
+    """A finite number. ValueError for all else."""
     try:
         value = float(text)
     except ValueError:
@@ -105,7 +107,10 @@ class EngineConfig:
         "--override-kv",
         repeat=True,
         metavar="KEY=TYPE:VALUE",
-        help="set a value of the GGUF file's metadata anew, as tokenizer.ggml.pre=str:qwen2; types: int, float, bool, str; several with commas or flags",
+        help=(
+            "set a value of the GGUF file's metadata anew, as tokenizer.ggml.pre=str:qwen2; types: int, float, "
+            "bool, str; several with commas or flags"
+        ),
     )
     ctx_size: int = option(
         0,
@@ -205,13 +210,19 @@ class EngineConfig:
         "auto",
         "--prefill",
         choices=("auto", "token", "tensor"),
-        help="what ranks divide of a prompt: its tokens, with whole matrices, or the matrices; auto: as predicted and measured",
+        help=(
+            "what ranks divide of a prompt: its tokens, with whole matrices, or the matrices; auto: as predicted "
+            "and measured"
+        ),
     )
     reorganize: str = option(
         "auto",
         "--reorganize",
         choices=("auto", "dsa", "threads", "off"),
-        help="answer from the model's file while weights are packed, by a DSA queue or by threads; off: pack everything first",
+        help=(
+            "answer from the model's file while weights are packed, by a DSA queue or by threads; off: pack "
+            "everything first"
+        ),
     )
     trace: str | None = option(
         None,
@@ -221,7 +232,7 @@ class EngineConfig:
     )
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for item in fields(self):
             check_field(item, getattr(self, item.name))
         if self.model == "":
@@ -235,7 +246,8 @@ class EngineConfig:
         metadata_overrides(self.override_kv)
         if self.quantize and self.reorganize in ("dsa", "threads"):
             raise ConfigError(
-                f"--reorganize {self.reorganize} serves weights as they are stored, and --quantize {self.quantize} changes them: leave one of the two out"
+                f"--reorganize {self.reorganize} serves weights as they are stored, and --quantize {self.quantize} "
+                "changes them: leave one of the two out"
             )
 
 
@@ -263,14 +275,20 @@ class ServeConfig(EngineConfig):
         "--cors-origin",
         repeat=True,
         metavar="ORIGIN",
-        help="web pages of this origin may use the server, as https://chat.example:3000; * is all; may be given several times",
+        help=(
+            "web pages of this origin may use the server, as https://chat.example:3000; * is all; may be given "
+            "several times"
+        ),
     )
     allowed_host: tuple[str, ...] = option(
         (),
         "--allowed-host",
         repeat=True,
         metavar="NAME",
-        help="name by which clients may call a server on loopback, beside localhost and addresses; may be given several times",
+        help=(
+            "name by which clients may call a server on loopback, beside localhost and addresses; may be given "
+            "several times"
+        ),
     )
     max_queue: int = option(
         128,
@@ -306,7 +324,7 @@ class ServeConfig(EngineConfig):
         help="how long running requests may finish after SIGTERM",
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         for origin in self.cors_origin:
             if origin not in ("*", "null") and not re.fullmatch(
@@ -419,7 +437,10 @@ class SamplingConfig(EngineConfig):
         low=-1,
         high=(1 << 31) - 1,
         metavar="N",
-        help="last tokens of prompt and output that the penalties look at; -1: all, 0: none (default: all for --repeat-penalty, the output for the others)",
+        help=(
+            "last tokens of prompt and output that the penalties look at; -1: all, 0: none (default: all for "
+            "--repeat-penalty, the output for the others)"
+        ),
     )
     dry_multiplier: float = option(
         0.0,
@@ -463,7 +484,10 @@ class SamplingConfig(EngineConfig):
         parse=escaped,
         repeat=True,
         metavar="TEXT",
-        help=r"DRY counts no repetition across this text; may be given several times, none: no text (default: \n, colon, quote, asterisk)",
+        help=(
+            r"DRY counts no repetition across this text; may be given several times, none: no text (default: \n, "
+            r"colon, quote, asterisk)"
+        ),
     )
     mirostat: int = option(
         0,
@@ -503,7 +527,11 @@ class SamplingConfig(EngineConfig):
         "--samplers",
         parse=sampler_list,
         metavar="A;B;C",
-        help="apply these samplers, in this order: names as in llama-cli (default: penalties, dry, temperature, top_k, top_p, min_p; with --typical, --top-nsigma, --xtc-probability or --dynatemp-range, temperature comes last)",
+        help=(
+            "apply these samplers, in this order: names as in llama-cli (default: penalties, dry, temperature, "
+            "top_k, top_p, min_p; with --typical, --top-nsigma, --xtc-probability or --dynatemp-range, "
+            "temperature comes last)"
+        ),
     )
     seed: int | None = option(
         None,
@@ -544,7 +572,7 @@ class ChatConfig(SamplingConfig):
         None, "--api-key", metavar="KEY", secret=True, help="key that the server of --url wants"
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.url is not None and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", self.url):
             raise ConfigError(f"--url ({self.url}) must be http://HOST:PORT or https://HOST:PORT")
@@ -579,7 +607,7 @@ class PerplexityConfig(EngineConfig):
     )
     json: bool = option(False, "--json", help="print one JSON object")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if (self.file is None) == (self.token_ids is None):
             given = "neither" if self.file is None else "both"
@@ -594,7 +622,9 @@ class BenchConfig(EngineConfig):
     tune: bool = option(
         False,
         "--tune",
-        help="measure anew what is kept for later runs; comm: which algorithm suits which size, model: how prefill runs",
+        help=(
+            "measure anew what is kept for later runs; comm: which algorithm suits which size, model: how prefill runs"
+        ),
     )
     n_prompt: tuple[int, ...] = option(
         (512,),
@@ -646,7 +676,7 @@ class BenchConfig(EngineConfig):
     )
     output: str = option("md", "-o", "--output", choices=("json", "md", "csv"), help="format of the rows")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.target == "model" and not self.sweep and not any((*self.n_prompt, *self.n_gen)):
             raise ConfigError("--n-prompt 0 and --n-gen 0 leave nothing to measure: give one of them")
@@ -706,19 +736,20 @@ class DoctorConfig:
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
 
-def check_field(item, value) -> None:
+def check_field(item: Field[Any], value: Any) -> None:
     """ConfigError when `value` is outside of what `item` (a dataclass field made by `option`) allows."""
     limits = item.metadata
     name = limits["flags"][-1]
     if value is None and item.default is None:
         return
-    for part in value if isinstance(value, (tuple, list)) else (value,):
-        choices, low, high = limits["choices"], limits["low"], limits["high"]
+    parts = cast("Sequence[Any]", value if isinstance(value, (tuple, list)) else (value,))
+    choices, low, high = limits["choices"], limits["low"], limits["high"]
+    for part in parts:
         if choices is not None and part not in choices:
             raise ConfigError(f"{name} ({part}) must be one of {', '.join(choices)}")
         if low is None and high is None:
             continue
         if isinstance(part, bool) or not isinstance(part, (int, float)):
             raise ConfigError(f"{name} ({part!r}) must be a number")
-        if not low <= part <= high:
+        if not ((low is None or low <= part) and (high is None or part <= high)):
             raise ConfigError(f"{name} ({part}) must be from {low} to {high}")

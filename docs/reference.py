@@ -21,8 +21,8 @@ from ckdist.engine.llm import LLM
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.paths import absent, llama_server, openai, status, tokens
 from ckdist.serve.problems import TYPES
-from ckdist.serve.requests.asked import MAX_TOKENS_NAMES
 from ckdist.serve.requests.names import INERT, NEUTRAL
+from ckdist.serve.requests.params import MAX_TOKENS_NAMES
 from ckdist.serve.requests.sampling import INTEGERS, NUMBERS
 from ckdist.train.config import TrainConfig
 

@@ -6,13 +6,16 @@ never guessed from a prefix and a value may begin with a dash. It runs nothing a
 
 import argparse
 import difflib
-from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import Field, fields
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ckdist.errors import ConfigError
 
-Config = TypeVar("Config")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Config = TypeVar("Config", bound="DataclassInstance")
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -49,7 +52,12 @@ def parser_for(config_class: type, prog: str) -> CommandParser:
                 *meta["flags"], dest=item.name, action="store_true", default=item.default, help=meta["help"]
             )
             continue
-        settings = dict(default=item.default, type=_reader(meta["parse"]), metavar=meta["metavar"], help=_help(item))
+        settings: dict[str, Any] = {
+            "default": item.default,
+            "type": _reader(meta["parse"]),
+            "metavar": meta["metavar"],
+            "help": _help(item),
+        }
         if meta["choices"]:
             settings["choices"] = meta["choices"]
         if meta["repeat"]:
@@ -73,7 +81,8 @@ def parse_arguments(config_class: type[Config], arguments: Sequence[str], prog: 
         values = vars(parser.parse_args(_pair(parser, arguments)))
         for item in fields(config_class):
             if item.metadata["repeat"]:
-                values[item.name] = tuple(values[item.name] or item.default)
+                default: Any = item.default
+                values[item.name] = tuple(values[item.name] or default)
         return config_class(**values)
     except ConfigError as error:
         raise ConfigError(_one_line(str(error))) from None
@@ -105,8 +114,8 @@ def _pair(parser: CommandParser, arguments: Sequence[str]) -> list[str]:
     return paired
 
 
-def _nearest(flag: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(flag, known, n=1, cutoff=0.5)
+def _nearest(flag: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(flag, list(known), n=1, cutoff=0.5)
     return f", did you mean {close[0]}?" if close else ""
 
 
@@ -115,8 +124,9 @@ def _one_line(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def _reader(parse):
-    def read(text: str):
+def _reader(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        """What `parse` makes of a flag's value, its ValueError as argparse's."""
         try:
             return parse(text)
         except ValueError as error:
@@ -125,11 +135,11 @@ def _reader(parse):
     return read
 
 
-def _help(item) -> str:
+def _help(item: Field[Any]) -> str:
     text = item.metadata["help"].replace("%", "%%")
     if item.default in (None, "", ()) or "default" in text:
         return text
-    default = item.default
+    default: Any = item.default
     if isinstance(default, tuple):
         default = ",".join(str(part) for part in default)
     elif item.metadata["parse"].__name__ == "byte_size":

@@ -7,4 +7,5 @@ TARGETS = {"model": bench_model.run, "machine": bench_machine.run, "comm": bench
 
 
 def run(config: BenchConfig) -> int:
+    """Measures what `target` says; 0."""
     return TARGETS[config.target](config)

@@ -8,6 +8,9 @@ line's round trip.
 
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +19,8 @@ from ckdist.cli.rows import write_rows
 from ckdist.comm.communicator import ELEMENTS, Communicator, open_communicator
 from ckdist.comm.thresholds import Thresholds, load_thresholds, save_thresholds
 from ckdist.comm.world import start_world
+from ckdist.config import BenchConfig
+from ckdist.topology.world import World
 
 SIZES = tuple(4 << k for k in range(10, 25, 2))  # bytes: 4 KiB to 64 MiB
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
@@ -32,6 +37,7 @@ class Stopwatch:
         self._out = native.ffi.new("double *")
 
     def collective(self, operation: str, data: np.ndarray, out: np.ndarray, dtype: str) -> float:
+        """Of one of COLLECTIVES from `data` to `out`."""
         larger = max(data.size, out.size)
         calls = int(np.clip(BATCH_BYTES // max(1, larger * data.itemsize), *BATCH_CALLS))
         native.check(
@@ -49,9 +55,11 @@ class Stopwatch:
         return self._out[0]
 
     def all_reduce(self, data: np.ndarray, dtype: str) -> float:
+        """Of an all-reduce in place."""
         return self.collective("all_reduce", data, data, dtype)
 
     def barrier(self) -> float:
+        """Of a barrier."""
         native.check(native.lib.ckdist_time_barrier(self.communicator._handle, 500, self._out))
         return self._out[0]
 
@@ -63,13 +71,15 @@ class Stopwatch:
         native.check(native.lib.ckdist_time_round_trip(self.communicator._handle, 1000, self._out))
         return self._out[0]
 
-    def median(self, measure, repetitions: int) -> float:
+    def median(self, measure: Callable[[], float], repetitions: int) -> float:
         """Rank 0's median: a rank that waits for another sees the same time, and one number must stand for all."""
         value = np.array([statistics.median(measure() for _ in range(repetitions))], np.float32)
-        return float(self.communicator.broadcast(value)[0])
+        self.communicator.broadcast(value)  # in place
+        return float(value[0])
 
 
 def buffer(communicator: Communicator, size: int, dtype: str, placed: bool) -> np.ndarray:
+    """Zeros of `size` bytes; `placed` in memory that the ranks of a host share."""
     elements = size // (4 if dtype == "float32" else 2)
     return (
         communicator.allocate(elements, dtype)
@@ -91,7 +101,8 @@ def buffers(
     ]
 
 
-def rows(communicator: Communicator, repetitions: int) -> list[dict]:
+def rows(communicator: Communicator, repetitions: int) -> list[dict[str, Any]]:
+    """A row for the barrier, and for each operation, size, type and place of buffers; a collective call."""
     watch = Stopwatch(communicator)
     shared = communicator.transport == "shared memory"
     result = []
@@ -115,7 +126,7 @@ def rows(communicator: Communicator, repetitions: int) -> list[dict]:
                 for placed in (True, False) if shared else (False,):
                     given = buffers(communicator, operation, size, dtype, placed)
                     trip = watch.median(watch.round_trip, 3) if shared else None
-                    seconds = watch.median(lambda: watch.collective(operation, *given, dtype), repetitions)
+                    seconds = watch.median(partial(watch.collective, operation, *given, dtype), repetitions)
                     result.append(
                         {
                             **base,
@@ -131,7 +142,7 @@ def rows(communicator: Communicator, repetitions: int) -> list[dict]:
     return result
 
 
-def tune(world, repetitions: int) -> Thresholds:
+def tune(world: World, repetitions: int) -> Thresholds:
     """The thresholds that suit this machine and this number of ranks: up to the largest size where the small
     algorithm wins.
     """
@@ -145,9 +156,9 @@ def tune(world, repetitions: int) -> Thresholds:
         chosen = 0
         for size in TUNED:
             data = [buffer(w.communicator, size, "float32", placed=True) for w in (large, small)]
-            times: tuple[list, list] = ([], [])
+            times: tuple[list[Any], list[Any]] = ([], [])
             for _ in range(repetitions):  # by turns
-                for w, x, t in zip((large, small), data, times):
+                for w, x, t in zip((large, small), data, times, strict=True):
                     t.append(w.all_reduce(x, "float32"))
             if not world.broadcast(statistics.median(times[1]) < statistics.median(times[0])):
                 break
@@ -156,7 +167,8 @@ def tune(world, repetitions: int) -> Thresholds:
     return Thresholds(**best)
 
 
-def run(config) -> int:
+def run(config: BenchConfig) -> int:
+    """Measures, or with --tune chooses the thresholds; rank 0 prints rows; 0."""
     world = start_world()
     if config.tune:
         start = time.monotonic()

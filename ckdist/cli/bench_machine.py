@@ -4,7 +4,10 @@ The first row is that of the level of instructions whose kernels run; of the oth
 tells the arithmetic.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from ckdist import native
 from ckdist.cli.node_speed import read_bandwidth
@@ -15,6 +18,7 @@ from ckdist.planner import SPINS
 from ckdist.topology import default_threads, place
 from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
 from ckdist.topology.instructions import reason
+from ckdist.topology.world import World
 
 
 @dataclass(frozen=True)
@@ -29,62 +33,63 @@ class Bounds:
         it can take.
         """
         read = bytes_read / self.read_bandwidth
-        computed = sum(count / self.arithmetic[format] for format, count in operations.items())
+        computed = sum(count / self.arithmetic[form] for form, count in operations.items())
         return ("bandwidth", read) if read >= computed else ("arithmetic", computed)
 
 
-def together(world, measure) -> float:
+def together(world: World, measure: Callable[[], float]) -> float:
     """The sum of what all ranks measure at once; a collective call."""
     world.gather(None)  # start together
     return sum(world.gather(measure()))
 
 
-def measure_arithmetic(world, threads: int, cpus, isa: str | None = None) -> dict[int, float]:
+def measure_arithmetic(world: World, threads: int, cpus: Sequence[int], isa: str | None = None) -> dict[int, float]:
     """Operations per second of all ranks by activation format, on a level of instructions (None: the chosen one).
 
     A collective call.
     """
-    return {format: together(world, lambda: arithmetic_rate(threads, cpus, format, isa)) for format in ARITHMETIC}
+    return {form: together(world, partial(arithmetic_rate, threads, cpus, form, isa)) for form in ARITHMETIC}
 
 
-def measure_bounds(world, threads: int, cpus) -> Bounds:
+def measure_bounds(world: World, threads: int, cpus: Sequence[int]) -> Bounds:
     """The limits of all ranks at work at once; a collective call."""
     return Bounds(together(world, lambda: read_bandwidth(threads, cpus)), measure_arithmetic(world, threads, cpus))
 
 
 def run(config: BenchConfig) -> int:
+    """Measures on all ranks; rank 0 prints a row for each level of instructions; 0."""
     world = start_world()
     threads = config.threads or default_threads(world)
     cpus = place(world, threads).cpus
     row = {"isa": native.isa(), "isa_reason": reason(), "ranks": world.size, "n_threads": threads}
     if world.rank == 0:
         row |= {"read_bandwidth_1": read_bandwidth(1, cpus[:1]), "read_bandwidth": 0.0}
-        row |= {f"{name}_1": arithmetic_rate(1, cpus[:1], format) for format, name in ARITHMETIC.items()}
+        row |= {f"{name}_1": arithmetic_rate(1, cpus[:1], form) for form, name in ARITHMETIC.items()}
     bounds = measure_bounds(world, threads, cpus)
     others = [isa for isa, lacks in native.isas().items() if not lacks and isa != native.isa()]
     rates = {isa: measure_arithmetic(world, threads, cpus, isa) for isa in others}
     if world.rank == 0:
         row |= {"read_bandwidth": bounds.read_bandwidth} | {
-            name: bounds.arithmetic[format] for format, name in ARITHMETIC.items()
+            name: bounds.arithmetic[form] for form, name in ARITHMETIC.items()
         }
         row["barrier"] = _measured("ckdist_barrier_seconds", threads, _pins(cpus, threads), SPINS)
         if threads > 1:
             row["line_round_trip"] = _measured("ckdist_line_round_trip", _pins(cpus, 2), 21)
         rows = [row]
         for isa in others:
-            alone = {f"{name}_1": arithmetic_rate(1, cpus[:1], format, isa) for format, name in ARITHMETIC.items()}
-            of_all = {name: rates[isa][format] for format, name in ARITHMETIC.items()}
+            alone = {f"{name}_1": arithmetic_rate(1, cpus[:1], form, isa) for form, name in ARITHMETIC.items()}
+            of_all = {name: rates[isa][form] for form, name in ARITHMETIC.items()}
             rows.append(row | {"isa": isa, "isa_reason": "CKDIST_ISA chooses it"} | alone | of_all)
         write_rows(rows, config.output)
     world.close()
     return 0
 
 
-def _pins(cpus, threads: int):
+def _pins(cpus: Sequence[int], threads: int) -> Any:
     return native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
 
 
-def _measured(function: str, *arguments) -> float:
+def _measured(function: str, *arguments: Any) -> float:
     out = native.ffi.new("double *")
     native.check(getattr(native.lib, function)(*arguments, out))
     return out[0]

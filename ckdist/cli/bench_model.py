@@ -15,6 +15,8 @@ import logging
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from ckdist.cli.rows import write_rows
 from ckdist.cli.session import longer_context, model_session, packed_first
 from ckdist.comm.world import start_world
 from ckdist.config import BenchConfig
+from ckdist.engine.launch import Model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
@@ -39,7 +42,7 @@ SWEET_SPOT = 0.95  # of the best decode
 SWEEP_GENERATED = 4  # a sweep generates a fourth of what it prefills, as llama-sweep-bench does
 
 
-def gist(row: dict) -> dict:
+def gist(row: dict[str, Any]) -> dict[str, Any]:
     """What a person reads of a row: the medians, and the share of its bound and of waiting for threads and ranks in
     per cent.
     """
@@ -60,7 +63,7 @@ def gist(row: dict) -> dict:
     }
 
 
-def measure(run, repetitions: int) -> list[float]:
+def measure(run: Callable[[], float | None], repetitions: int) -> list[float]:
     """Seconds of each of `repetitions` calls, after one that does not count; `run` returns its own, or None for the
     whole call.
     """
@@ -76,19 +79,22 @@ def measure(run, repetitions: int) -> list[float]:
 class ModelBench:
     """Rows for one loaded model on rank 0. A bar tells of each that is measured, and is not drawn while one is."""
 
-    def __init__(self, model, config: BenchConfig, bounds: Bounds):
+    def __init__(self, model: Model, config: BenchConfig, bounds: Bounds):
         self.model, self.config, self.bounds = model, config, bounds
         self.executable = model.executable
         self.rng = np.random.default_rng(0)
         self.bar = ProgressBar(self.measurements(), "row", "measuring")
 
     def tokens(self, *shape: int) -> np.ndarray:
+        """Random ids, int32 of `shape`."""
         return self.rng.integers(0, self.model.spec.vocab_size, shape, dtype=np.int32)
 
     def check(self, count: int, flag: str) -> None:
+        """ConfigError, which names `flag`, where `count` tokens do not fit the context."""
         if count > self.executable.context_length:
             raise ConfigError(
-                f"{flag} {count} is longer than the context of {self.executable.context_length}: {longer_context(count, self.model.spec)}"
+                f"{flag} {count} is longer than the context of {self.executable.context_length}: "
+                f"{longer_context(count, self.model.spec)}"
             )
 
     def at_depth(self, depth: int) -> SingleSequence:
@@ -97,30 +103,37 @@ class ModelBench:
         sequence.feed(self.tokens(depth), outputs="none")
         return sequence
 
-    def prompt(self, count: int, depth: int = 0) -> dict:
+    def prompt(self, count: int, depth: int = 0) -> dict[str, Any]:
+        """The row of a prompt of `count` tokens behind `depth` others. ConfigError where they do not fit."""
         self.check(count + depth, "--n-prompt" if not depth else "--n-prompt plus --n-depth")
         ids, sequence = self.tokens(count), self.at_depth(depth)
 
-        def run():
+        def run() -> None:
+            """The prompt, once."""
             sequence.length = depth
             sequence.feed(ids, outputs="last")
 
         return self.row(run, count, 0, depth)
 
-    def generate(self, count: int, sequences: int = 1, depth: int = 0) -> dict:
+    def generate(self, count: int, sequences: int = 1, depth: int = 0) -> dict[str, Any]:
+        """The row of `count` tokens of each of `sequences` behind `depth` others. ConfigError where they do not fit."""
         self.check(count + depth, "--n-gen" if not depth else "--n-gen plus --n-depth")
         ids = self.tokens(count, sequences)
         batch = LockstepSequences(self.executable, sequences)
         batch.fill(self.tokens(depth))
 
-        def run():
+        def run() -> None:
+            """All steps, once."""
             batch.length = depth
             for step in ids:
                 batch.step(step)
 
         return self.row(run, 0, count, depth, sequences)
 
-    def row(self, run, n_prompt: int, n_gen: int, depth: int = 0, sequences: int = 1) -> dict:
+    def row(
+        self, run: Callable[[], None], n_prompt: int, n_gen: int, depth: int = 0, sequences: int = 1
+    ) -> dict[str, Any]:
+        """The row of what `run` does: prefill where `n_prompt`, else decode."""
         self.executable.times(reset=True)
         before = list(self.executable.prefill_tokens)
         predicted = self.model.prefill.predicted(self.steps(n_prompt), self.model.spec.num_layers) if n_prompt else None
@@ -174,9 +187,11 @@ class ModelBench:
         """Those that prefilled since the executable's `prefill_tokens` were `before`: chunks of different sizes may
         be cut differently.
         """
-        used = [now > then for now, then in zip(self.executable.prefill_tokens, before)]
+        used = [now > then for now, then in zip(self.executable.prefill_tokens, before, strict=True)]
         return "+".join(
-            layout.name for layout, ran in zip((self.model.plan.decode, self.model.plan.prefill), used) if ran
+            layout.name
+            for layout, ran in zip((self.model.plan.decode, self.model.plan.prefill), used, strict=False)
+            if ran
         )
 
     def bound(self, n_prompt: int, n_gen: int, depth: int, sequences: int) -> tuple[str, float]:
@@ -198,6 +213,7 @@ class ModelBench:
 
     @property
     def kv_bytes_per_token(self) -> float:
+        """Bytes of cache of one token, on all ranks together."""
         plan = self.model.plan
         return (
             self.model.world.size
@@ -205,7 +221,8 @@ class ModelBench:
             / BLOCK_TOKENS
         )
 
-    def rows(self) -> list[dict]:
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each prompt length and generated length that was asked for, at each depth."""
         depth = self.config.n_depth
         rows = [self.prompt(n, d) for d in depth for n in self.config.n_prompt if n]
         return rows + [
@@ -221,7 +238,7 @@ class ModelBench:
         generations = len(config.n_parallel) * sum(n > 0 for n in config.n_gen)
         return len(config.n_depth) * (sum(n > 0 for n in config.n_prompt) + generations)
 
-    def context_sweep(self) -> list[dict]:
+    def context_sweep(self) -> list[dict[str, Any]]:
         """llama-sweep-bench's table: a chunk of prompt, and a fourth of it generated, over a growing context."""
         chunk = min(self.executable.max_tokens, self.executable.context_length)
         rows = []
@@ -245,7 +262,7 @@ class ModelBench:
             )
         return rows
 
-    def thread_sweep(self) -> list[dict]:
+    def thread_sweep(self) -> list[dict[str, Any]]:
         """Decode by thread count, from one to all; `sweet_spot` marks the fewest threads within 5 per cent of the
         best.
         """
@@ -260,6 +277,7 @@ class ModelBench:
 
 
 def run(config: BenchConfig) -> int:
+    """Measures a model; rank 0 prints the rows; 0."""
     config = dataclasses.replace(packed_first(config), parallel=max(config.parallel, *config.n_parallel))
     world = start_world()
     threads = config.threads or default_threads(world)

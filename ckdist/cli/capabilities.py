@@ -1,4 +1,4 @@
-"""Which transports, movers, launchers and kernels work on this machine: each is tried, all at once, and whoever has not
+"""Which transports, movers, launchers and kernels work on this machine: each is tried, all at once, and what has not
 answered in time is left behind.
 
 What may crash, hang or leave traces (an MPI library, a launcher, a driver) is tried in a process of its own.
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import psutil
@@ -57,17 +58,19 @@ def run_briefly(command: list[str], timeout: float = TIMEOUT) -> tuple[int, str]
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.stdout.close()  # not read to its end: what went into a session of its own may still hold it
+        if process.stdout is not None:
+            process.stdout.close()  # not read to its end: what went into a session of its own may still hold it
         process.wait()
 
 
 def last_line(text: str, most: int = 100) -> str:
+    """The last line of `text` that is not blank, at most `most` characters of it."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")[:most]
 
 
 def capabilities(machine: Machine, timeout: float = TIMEOUT) -> list[Capability]:
     """Everything, in the order in which it is shown, within a little more than `timeout` seconds."""
-    tries = {
+    tries: dict[tuple[str, str], Callable[[], tuple[bool, str]]] = {
         ("transport", "shared memory"): shared_memory,
         ("transport", "MPI"): lambda: mpi(timeout),
         ("transport", "TCP"): tcp,
@@ -78,16 +81,17 @@ def capabilities(machine: Machine, timeout: float = TIMEOUT) -> list[Capability]
         ("launcher", "torchrun-style"): torchrun,
     }
 
-    found = {}
+    found: dict[tuple[str, str], Capability] = {}
 
-    def attempt(key) -> None:
+    def attempt(group: str, name: str) -> None:
+        """Tries one; what it raises is why it does not work."""
         try:
-            found[key] = Capability(*key, *tries[key]())
+            found[group, name] = Capability(group, name, *tries[group, name]())
         except Exception as error:  # one broken installation must not hide the rest of the machine
-            found[key] = Capability(*key, False, last_line(f"{type(error).__name__}: {error}"))
+            found[group, name] = Capability(group, name, False, last_line(f"{type(error).__name__}: {error}"))
 
     end = time.monotonic() + timeout + GRACE
-    threads = [threading.Thread(target=attempt, args=(key,), daemon=True) for key in tries]
+    threads = [threading.Thread(target=attempt, args=key, daemon=True) for key in tries]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -97,6 +101,7 @@ def capabilities(machine: Machine, timeout: float = TIMEOUT) -> list[Capability]
 
 
 def shared_memory() -> tuple[bool, str]:
+    """A group of one rank is made."""
     out = native.ffi.new("struct ckdist_group **")
     try:
         native.check(native.lib.ckdist_host_group(native.ffi.NULL, 0, 1, 10, 1.0, out))
@@ -107,13 +112,17 @@ def shared_memory() -> tuple[bool, str]:
 
 
 def mpi(timeout: float = TIMEOUT) -> tuple[bool, str]:
+    """mpi4py is loaded, in a process of its own."""
     if importlib.util.find_spec("mpi4py") is None:
         return False, "mpi4py is not installed: pip install 'ckdist[mpi]'"
     code, text = run_briefly(
         [
             sys.executable,
             "-c",
-            "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0])",
+            (
+                "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
+                "print(MPI.Get_library_version().splitlines()[0])"
+            ),
         ],
         timeout,
     )
@@ -140,7 +149,8 @@ def tcp() -> tuple[bool, str]:
                 and name in up
                 and up[name].isup
             ):
-                named.append(f"{name} {address.address}" + (f" {up[name].speed} Mbit/s" if up[name].speed > 0 else ""))
+                speed = f" {up[name].speed} Mbit/s" if up[name].speed > 0 else ""
+                named.append(f"{name} {address.address}{speed}")
     return works, why or "; ".join(named[:4]) or "loopback only"
 
 
@@ -151,9 +161,12 @@ def verbs(machine: Machine, timeout: float = TIMEOUT) -> tuple[bool, str]:
         return False, "no RDMA device"
     if not active:
         return False, f"no active port on {', '.join(sorted({port.device for port in machine.rdma}))}"
-    if not any(os.access(path, os.R_OK | os.W_OK) for path in glob.glob("/dev/infiniband/uverbs*")):
+    if not any(os.access(path, os.R_OK | os.W_OK) for path in glob.glob("/dev/infiniband/uverbs*")):  # noqa: PTH207
         return False, f"{active}: /dev/infiniband/uverbs* cannot be opened"
-    tried = "from ckdist.comm.verbs import verbs_works; works, about = verbs_works(); print(about); raise SystemExit(not works)"
+    tried = (
+        "from ckdist.comm.verbs import verbs_works; works, about = verbs_works(); "
+        "print(about); raise SystemExit(not works)"
+    )
     began = time.monotonic()
     code, text = run_briefly([sys.executable, "-c", tried], timeout)
     about = f"{active}: {text}" if code == 124 else last_line(text)
@@ -172,20 +185,21 @@ def dsa(machine: Machine, timeout: float = TIMEOUT) -> tuple[bool, str]:
     if not machine.dsa:
         return False, "no DSA device that the idxd driver knows"
     tried = (
-        "from ckdist.native import check, ffi, lib; about = ffi.new('char[]', 1000); works = check(lib.ckdist_try_dsa(about, 1000)); "
-        "print(ffi.string(about).decode()); raise SystemExit(not works)"
+        "from ckdist.native import check, ffi, lib; about = ffi.new('char[]', 1000); "
+        "works = check(lib.ckdist_try_dsa(about, 1000)); print(ffi.string(about).decode()); raise SystemExit(not works)"
     )
     code, text = run_briefly([sys.executable, "-c", tried], timeout)
     return code == 0, text if code == 124 else last_line(text, 400)
 
 
 def mpirun(timeout: float = TIMEOUT) -> tuple[bool, str]:
+    """One process is started by it, unless it has started this one."""
     path = shutil.which("mpirun")
     if "OMPI_COMM_WORLD_SIZE" in os.environ or "PMI_SIZE" in os.environ:
         return True, "this process is one of its ranks"
-    beside = shutil.which("mpirun", path=os.path.dirname(sys.executable))
+    beside = shutil.which("mpirun", path=os.path.dirname(sys.executable))  # noqa: PTH120
     if not path and beside:
-        return False, f"not on the PATH: export PATH={os.path.dirname(beside)}:$PATH"
+        return False, f"not on the PATH: export PATH={os.path.dirname(beside)}:$PATH"  # noqa: PTH120
     if not path:
         return False, "not on the PATH: pip install 'ckdist[mpi]', or load your cluster's MPI"
     code, text = run_briefly([path, "-n", "1", "true"], timeout)
@@ -195,6 +209,7 @@ def mpirun(timeout: float = TIMEOUT) -> tuple[bool, str]:
 
 
 def srun() -> tuple[bool, str]:
+    """Whether this shell has an allocation of Slurm's."""
     path = shutil.which("srun")
     if not path:
         return False, "no Slurm here"
@@ -204,6 +219,7 @@ def srun() -> tuple[bool, str]:
 
 
 def torchrun() -> tuple[bool, str]:
+    """Whether the variables of its kind are set, and a secret can be read where one is named."""
     missing = [name for name in TORCHRUN if name not in os.environ]
     if len(missing) == len(TORCHRUN):
         return False, f"{', '.join(TORCHRUN)} are not set"

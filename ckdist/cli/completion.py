@@ -131,9 +131,8 @@ def fish() -> str:
                 kind = "-l" if name.startswith("--") else "-s" if len(name) == 2 else "-o"
                 words.append(f"{kind} {name.lstrip('-')}")
             if argument.values:
-                words.append(
-                    f"{'-r ' if argument.files else '-x ' if argument.names else '-f '}-a {quoted_for_fish(' '.join(argument.values))}"
-                )
+                kind = "-r " if argument.files else "-x " if argument.names else "-f "
+                words.append(f"{kind}-a {quoted_for_fish(' '.join(argument.values))}")
             elif argument.takes_value and argument.names:
                 words.append("-r")
             elif not argument.names:

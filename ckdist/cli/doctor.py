@@ -14,6 +14,7 @@ import sys
 import textwrap
 import threading
 import time
+from typing import Any
 
 import psutil
 
@@ -39,7 +40,7 @@ def time_left() -> float:
     return SECONDS - (time.time() - psutil.Process().create_time())
 
 
-def measure(seconds: float = MEASURE_SECONDS, limit: float = MEASURE_LIMIT) -> list[dict]:
+def measure(seconds: float = MEASURE_SECONDS, limit: float = MEASURE_LIMIT) -> list[dict[str, Any]]:
     """What `ckdist.cli.node_speed` measured within `limit` seconds, start-up included."""
     command = [sys.executable, "-m", "ckdist.cli.node_speed", str(seconds)]
     try:
@@ -52,7 +53,7 @@ def measure(seconds: float = MEASURE_SECONDS, limit: float = MEASURE_LIMIT) -> l
     timer.start()
     rows = []
     with process:
-        for line in process.stdout:
+        for line in process.stdout or ():
             try:
                 rows.append(json.loads(line))
             except ValueError:
@@ -62,6 +63,7 @@ def measure(seconds: float = MEASURE_SECONDS, limit: float = MEASURE_LIMIT) -> l
 
 
 def gib(size: int | None) -> str:
+    """`size` bytes for people; "?" where it is not known."""
     if not size:
         return "?"
     return f"{size / 2**30:.1f} GiB" if size >= 2**28 else f"{size >> 20} MiB" if size >= 2**20 else f"{size >> 10} KiB"
@@ -70,7 +72,9 @@ def gib(size: int | None) -> str:
 def table(rows: list[list[str]]) -> list[str]:
     """Rows with columns of equal width."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 def facts(rows: list[tuple[str, str]], width: int) -> list[str]:
@@ -84,6 +88,7 @@ def facts(rows: list[tuple[str, str]], width: int) -> list[str]:
 
 
 def machine_lines(machine: Machine, width: int) -> list[str]:
+    """What the machine is made of, and its nodes."""
     siblings = max((cpu.sibling for cpu in machine.cpus), default=0) + 1
     slow = len({cpu.core for cpu in machine.cpus if cpu.efficient})
     l2, l3 = len({cpu.l2 for cpu in machine.cpus}), len({cpu.l3 for cpu in machine.cpus if cpu.l3 >= 0})
@@ -104,7 +109,11 @@ def machine_lines(machine: Machine, width: int) -> list[str]:
         ("isa", ", ".join(machine.features) or "nothing beyond the baseline"),
         (
             "memory",
-            f"{gib(memory.total)}, {gib(memory.available)} available; swap used {gib(memory.swap_used) if memory.swap_used else 'none'}; transparent huge pages {memory.transparent or 'absent'}",
+            (
+                f"{gib(memory.total)}, {gib(memory.available)} available; "
+                f"swap used {gib(memory.swap_used) if memory.swap_used else 'none'}; "
+                f"transparent huge pages {memory.transparent or 'absent'}"
+            ),
         ),
     ]
     rows += [("offline", f"CPUs {format_cpu_list(machine.offline)}")] if machine.offline else []
@@ -137,16 +146,19 @@ def machine_lines(machine: Machine, width: int) -> list[str]:
 
 
 def dsa_line(device: DsaDevice) -> str:
+    """One accelerator and its queues."""
     queues = ", ".join(
         f"{q.name} ({q.state}, {q.mode}, {q.kind}, {gib(q.max_transfer)} at a time, batches of {q.max_batch or 1})"
         for q in device.queues
         if q.kind != "none"
     )
     memory = "" if device.shared_memory else ", no shared virtual memory"
-    return f"{device.name}: {device.state}, node {'?' if device.node is None else device.node}{memory}; {queues or 'no queue'}"
+    node = "?" if device.node is None else device.node
+    return f"{device.name}: {device.state}, node {node}{memory}; {queues or 'no queue'}"
 
 
 def binding_lines(machine: Machine, width: int) -> list[str]:
+    """What this process may use, and who started it."""
     binding, group = machine.binding, machine.control_group
     limits = [f"memory {gib(group.memory)} ({gib(group.memory_used)} used)"] if group.memory else []
     limits += [f"{group.quota:.1f} CPUs' worth of time"] if group.quota is not None else []
@@ -175,7 +187,8 @@ def placement_lines(machine: Machine) -> list[str]:
     return table(rows)
 
 
-def speed_lines(machine: Machine, rows: list[dict]) -> list[str]:
+def speed_lines(machine: Machine, rows: list[dict[str, Any]]) -> list[str]:
+    """What `measure` found, by node."""
     reads = {(row["node"], row["memory"]): row["rate"] for row in rows if row["what"] == "read"}
     products = {(row["node"], row["type"]): row["rate"] for row in rows if row["what"] == "gemm"}
     if not reads and not products:
@@ -218,12 +231,14 @@ def remote_penalty(reads: dict[tuple[int, int], float]) -> float | None:
 
 
 def capability_lines(found: list[Capability], width: int) -> list[str]:
+    """What works, and why the rest does not."""
     return facts(
         [(f"{one.group:<10s} {one.name:<15s} {'yes' if one.works else 'no':<3s}", one.about) for one in found], width
     )
 
 
 def advice_lines(advice: tuple[Advice, ...], width: int) -> list[str]:
+    """What to change, each with its command."""
     if not advice:
         return ["  nothing"]
     lines = []
@@ -240,8 +255,9 @@ def advice_lines(advice: tuple[Advice, ...], width: int) -> list[str]:
 
 
 def text_of(
-    machine: Machine, found: list[Capability], speed: list[dict], advice: tuple[Advice, ...], width: int
+    machine: Machine, found: list[Capability], speed: list[dict[str, Any]], advice: tuple[Advice, ...], width: int
 ) -> str:
+    """The whole report, in lines of at most `width` characters where words allow."""
     sections = [
         ("Machine", machine_lines(machine, width)),
         ("This process", binding_lines(machine, width)),
@@ -255,6 +271,7 @@ def text_of(
 
 
 def run(config: DoctorConfig) -> int:
+    """Prints the report, or one JSON object; 0."""
     if launched_rank():
         return 0
     machine = this_machine()

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -81,13 +82,13 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
     metadata |= {"general.file_type": FILE_TYPES[type_name], "general.quantization_version": 2}
     metadata |= tokenizer_metadata(pathlib.Path(source), spec.vocab_size)
     tensors = []
-    for name, tensor in checkpoint.tensors.items():
-        if name == OUTPUT and spec.tie_embeddings:
+    for weight, tensor in checkpoint.tensors.items():
+        if weight == OUTPUT and spec.tie_embeddings:
             continue
-        kind = type_of(name, tensor.shape, TYPES[type_name])
-        head_rows = spec.head_dim if names.gguf_rows_interleaved(str(metadata["general.architecture"]), name) else 0
+        kind = type_of(weight, tensor.shape, TYPES[type_name])
+        head_rows = spec.head_dim if names.gguf_rows_interleaved(str(metadata["general.architecture"]), weight) else 0
         data = functools.partial(tensor_data, tensor, kind, head_rows)
-        tensors.append(GgufTensorToWrite(names.to_gguf(name, spec.post_norms), kind, tensor.shape, data))
+        tensors.append(GgufTensorToWrite(names.to_gguf(weight, spec.post_norms), kind, tensor.shape, data))
     if factors is not None:
         tensors.append(
             GgufTensorToWrite("rope_freqs.weight", dtypes.F32, factors.shape, lambda: factors.view(np.uint8))
@@ -97,7 +98,7 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
         watched = [t._replace(data=lambda t=t: (bar.update(1), t.data())[1]) for t in tensors]
         try:
             size = write_gguf(temporary, metadata, watched)
-            os.replace(temporary, path)
+            temporary.replace(path)
             return size
         except OSError as error:
             raise EngineError(f"{target} could not be written: {error.strerror or error}") from None
@@ -106,7 +107,7 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
                 temporary.unlink(missing_ok=True)
 
 
-def rope_scaling(checkpoint: Checkpoint) -> dict:
+def rope_scaling(checkpoint: Checkpoint) -> dict[str, Any]:
     """How the rotation of full layers is scaled, as config.json has it."""
     config = checkpoint.metadata.get("text_config") or checkpoint.metadata
     found = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -127,6 +128,7 @@ def rope_thetas(checkpoint: Checkpoint) -> tuple[float, float]:
 
 
 def run(command: ExportCommand) -> int:
+    """Writes the file; 0. ConfigError where it is not said what to export, and where."""
     if not command.gguf or command.source is None or command.target is None:
         raise ConfigError("what to export, and where? ckdist export --gguf IN OUT.gguf")
     source = resolve(command.source)

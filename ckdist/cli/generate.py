@@ -20,6 +20,7 @@ def sampling_of(config: SamplingConfig) -> SamplingParams:
 
 
 def run(config: GenerateConfig) -> int:
+    """Prints the prompt and what follows it; 0."""
     with model_session(config) as model:
         if model is None:
             return 0

@@ -24,15 +24,17 @@ def rows() -> list[tuple[str, str, str, str]]:
 
 
 def megabytes(size: int) -> str:
+    """`size` bytes for people."""
     return f"{size / 1e6:.1f} MB"
 
 
-def run(command: ListCommand) -> int:
+def run(_command: ListCommand) -> int:
+    """Prints the table; 0."""
     if is_terminal(sys.stdout):
         print_table(("name", "size", "licence", "path"), rows(), right=("size",))
         return 0
     table = [("name", "size", "licence", "path"), *rows()]
     widths = [max(len(row[column]) for row in table) for column in range(3)]
     for row in table:
-        print("  ".join([*(text.ljust(width) for text, width in zip(row, widths)), row[3]]))
+        print("  ".join([*(text.ljust(width) for text, width in zip(row[:3], widths, strict=True)), row[3]]))
     return 0

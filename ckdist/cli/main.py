@@ -34,6 +34,7 @@ RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK")
 
 
 def usage() -> str:
+    """What `ckdist --help` prints."""
     lines = [
         f"ckdist {__version__}: serve and train large language models on CPU servers",
         "",
@@ -105,8 +106,9 @@ def main(arguments: list[str] | None = None) -> int:
         code = 1
     if code:
         # A failed rank's peers may be gone: nothing may wait for them on the way out.
-        with contextlib.suppress(OSError, AttributeError):  # the reader has gone, or there was none
-            sys.stdout.flush()
+        with contextlib.suppress(OSError):  # the reader has gone
+            if sys.stdout is not None:
+                sys.stdout.flush()
         os._exit(code)
     return 0
 

@@ -10,6 +10,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +28,7 @@ REPEATS = 3
 READ_BYTES = 256 << 20  # per thread; far beyond most caches
 
 
-def read_bandwidth(threads: int, cpus=(), repeats: int = 5, bytes_each: int = READ_BYTES) -> float:
+def read_bandwidth(threads: int, cpus: Sequence[int] = (), repeats: int = 5, bytes_each: int = READ_BYTES) -> float:
     """Bytes per second that `threads` threads of this process read from memory together, the best of `repeats`
     passes.
     """
@@ -116,12 +118,13 @@ def multiply_on(cpus: list[int], kind: str, seconds: float) -> float:
     rates = [0.0] * len(cpus)
 
     def work(index: int) -> None:
+        """One thread: multiplies on its CPU from the moment on when all are ready."""
         os.sched_setaffinity(0, {cpus[index]})
         own_tiles, own_x = tiles.copy(), x.copy()  # touched here first
         y = np.zeros((GEMM_TOKENS, GEMM_ROWS), np.float32)  # (tokens, rows)
         once = lambda: lib.ckdist_multiply(
-            native.ffi.NULL, number, GEMM_ROWS, GEMM_COLS, pointer(own_tiles, "uint8_t *"), tiles.size, 0, GEMM_ROWS // 16,
-            pointer(own_x, "uint8_t *"), x.size, GEMM_TOKENS, pointer(y, "float *"),
+            native.ffi.NULL, number, GEMM_ROWS, GEMM_COLS, pointer(own_tiles, "uint8_t *"), tiles.size,
+            0, GEMM_ROWS // 16, pointer(own_x, "uint8_t *"), x.size, GEMM_TOKENS, pointer(y, "float *"),
         )  # fmt: skip
         once()
         start.wait()
@@ -139,7 +142,7 @@ def multiply_on(cpus: list[int], kind: str, seconds: float) -> float:
     return sum(rates)
 
 
-def measurements(machine: Machine, seconds: float):
+def measurements(machine: Machine, seconds: float) -> Iterator[dict[str, Any]]:
     """Yields what there is to measure, most wanted first: local reads, products, then reads across nodes, as time
     allows.
     """
@@ -150,7 +153,8 @@ def measurements(machine: Machine, seconds: float):
     local = [(node, node) for node in by_node if node in readable]
     remote = [(cpus, memory) for cpus in by_node for memory in readable if cpus != memory]
 
-    def read(pair):
+    def read(pair: tuple[int, Any]) -> dict[str, Any]:
+        """By the CPUs of one node, of the memory of another or the same."""
         return {
             "what": "read",
             "node": pair[0],
@@ -158,10 +162,11 @@ def measurements(machine: Machine, seconds: float):
             "rate": read_node(machine, by_node[pair[0]], pair[1]),
         }
 
-    def multiply(pair):
+    def multiply(pair: tuple[int, Any]) -> dict[str, Any]:
+        """On the CPUs of a node, in one of GEMM_TYPES."""
         return {"what": "gemm", "node": pair[0], "type": pair[1], "rate": multiply_on(by_node[pair[0]], pair[1], each)}
 
-    jobs = (
+    jobs: list[tuple[Callable[[tuple[int, Any]], dict[str, Any]], tuple[int, Any]]] = (
         [(read, pair) for pair in local]
         + [(multiply, (node, kind)) for node in by_node for kind in GEMM_TYPES]
         + [(read, pair) for pair in remote]

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import pathlib
 
 import numpy as np
 
@@ -12,8 +13,10 @@ from ckdist.comm.world import start_world
 from ckdist.config import PerplexityConfig
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
+from ckdist.program.executable import Executable
 from ckdist.text_file import read_text_file
 from ckdist.tokens.confined import load_tried
+from ckdist.weights.checkpoint import Checkpoint
 
 MAX_TEXT_BYTES = 1 << 28
 
@@ -25,7 +28,7 @@ def log_likelihoods(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return x[np.arange(len(targets)), targets] - top - np.log(np.exp(x - top[:, None]).sum(axis=1))
 
 
-def tokens_of(config: PerplexityConfig, text: str | None, checkpoint, vocab_size: int) -> np.ndarray:
+def tokens_of(config: PerplexityConfig, text: str | None, checkpoint: Checkpoint, vocab_size: int) -> np.ndarray:
     """The ids of `text`, or those of --token-ids: int32 (tokens,).
 
     ConfigError for too few ids or one outside the vocabulary.
@@ -51,7 +54,7 @@ class LogitsFile:
     def __init__(self, path: str, shape: tuple[int, int]):
         self.path, self.temporary = path, f"{path}.tmp"
         try:
-            if os.path.isdir(path):
+            if os.path.isdir(path):  # noqa: PTH112 - False as well where it may not be looked at
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             self.array = np.lib.format.open_memmap(self.temporary, "w+", np.float32, shape)
             with open(self.temporary, "r+b") as file:
@@ -63,20 +66,22 @@ class LogitsFile:
             ) from None
 
     def discard(self) -> None:
+        """Removes what was written so far."""
         with contextlib.suppress(OSError, ValueError):
-            os.unlink(self.temporary)
+            pathlib.Path(self.temporary).unlink()
 
     def __enter__(self) -> np.ndarray:
         return self.array
 
-    def __exit__(self, kind, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            return self.discard()
+            self.discard()
+            return
         self.array.flush()
-        os.replace(self.temporary, self.path)
+        pathlib.Path(self.temporary).replace(self.path)
 
 
-def score(executable, ids: np.ndarray, logits_file=None) -> np.ndarray:
+def score(executable: Executable, ids: np.ndarray, logits_file: np.ndarray | None = None) -> np.ndarray:
     """Log-likelihoods of ids[1:], float64, in windows of the context; the first half of every later window is only
     read.
 
@@ -105,6 +110,7 @@ def score(executable, ids: np.ndarray, logits_file=None) -> np.ndarray:
 
 
 def run(config: PerplexityConfig) -> int:
+    """Prints the perplexity of a text, and writes its logits where that is asked for; 0."""
     world = start_world()
     text = (
         read_text_file(config.file, f"--file {config.file}", MAX_TEXT_BYTES, "replace")
@@ -120,7 +126,8 @@ def run(config: PerplexityConfig) -> int:
             context = model.executable.context_length
             if len(ids) > context:
                 raise ConfigError(
-                    f"--save-logits of {len(ids)} tokens needs a context of as many, and it is {context}: {longer_context(len(ids), model.spec)}"
+                    f"--save-logits of {len(ids)} tokens needs a context of as many, and it is {context}: "
+                    f"{longer_context(len(ids), model.spec)}"
                 )
             saved = LogitsFile(config.save_logits, (len(ids), model.spec.vocab_size))
         with saved as logits:

@@ -4,11 +4,12 @@ import csv
 import io
 import json
 import sys
+from typing import Any
 
 from ckdist.terminal import is_terminal, print_table
 
 
-def write_rows(rows: list[dict], output: str) -> None:
+def write_rows(rows: list[dict[str, Any]], output: str) -> None:
     """Prints `rows`; lists and dicts within them appear in json alone."""
     if output == "json":
         print(json.dumps(rows, indent=1))

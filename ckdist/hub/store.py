@@ -15,6 +15,7 @@ import pathlib
 import shutil
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from ckdist.comm.thresholds import cache_folder
 from ckdist.errors import ConfigError, FetchError
@@ -46,6 +47,7 @@ class Store:
         self.folder = folder or store_folder()
 
     def path(self, model: NamedModel) -> pathlib.Path:
+        """Where the model is, or would be."""
         return self.folder / f"{model.name}.gguf"
 
     def has(self, model: NamedModel) -> bool:
@@ -83,7 +85,7 @@ class Store:
             )
         with open(file, "rb") as done:
             os.fsync(done.fileno())
-        os.replace(file, self.path(model))
+        file.replace(self.path(model))
         self._record(model)
 
     @contextlib.contextmanager
@@ -126,7 +128,7 @@ class Store:
                 time.sleep(0.1)
             yield
 
-    def _recorded(self, model: NamedModel) -> tuple | None:
+    def _recorded(self, model: NamedModel) -> tuple[Any, ...] | None:
         try:
             record = json.loads((self.folder / f"{model.name}.json").read_text())
             return record["sha256"], record["bytes"], record["mtime_ns"]
@@ -140,12 +142,13 @@ class Store:
             temporary.write_text(
                 json.dumps({"sha256": model.sha256, "bytes": now.st_size, "mtime_ns": now.st_mtime_ns}) + "\n"
             )
-            os.replace(temporary, self.folder / f"{model.name}.json")
+            temporary.replace(self.folder / f"{model.name}.json")
         finally:
             temporary.unlink(missing_ok=True)
 
 
 def sha256_of(path: pathlib.Path) -> str:
+    """The hex SHA-256 of a file's bytes. OSError where it cannot be read."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(CHUNK):

@@ -101,7 +101,7 @@ def download(
     return [_file_of(wheel, folder) for wheel in wheels]
 
 
-def _watch(pip: subprocess.Popen, work: pathlib.Path, bar: ProgressBar, what: str) -> None:
+def _watch(pip: subprocess.Popen[bytes], work: pathlib.Path, bar: ProgressBar, what: str) -> None:
     """Until pip has ended; the bar follows the bytes that lie in its working folder."""
     came, changed = 0, time.monotonic()
     while True:

@@ -5,20 +5,22 @@ import contextlib
 import gc
 import logging
 import os
+import pathlib
 import socket
 import sys
 
 from ckdist.serve.server import HttpServer
-from ckdist.serve.settings import HttpSettings
+from ckdist.serve.settings import LOG_FORMAT, HttpSettings
 
 MAX_SETTINGS_BYTES = 1 << 20
 
 
 def main() -> int:
+    """Runs the HTTP process; its exit code (see `HttpServer`)."""
     settings = HttpSettings.from_json(sys.stdin.buffer.read(MAX_SETTINGS_BYTES))
     logging.basicConfig(
         level=logging.INFO if settings.verbose else logging.WARNING,
-        format="%(asctime)s http %(levelname)s: %(message)s",
+        format=LOG_FORMAT,
     )
     with contextlib.suppress(AttributeError, OSError):
         # Rank 0 is bound to its own cores, where its compute threads run; this process goes where there is room.
@@ -34,11 +36,11 @@ def main() -> int:
 
 def remove_endpoint(endpoint: str) -> None:
     """The socket of a rank 0 that was killed, as by a launcher's Ctrl-C, and the folder in which nothing else was."""
-    path = endpoint.removeprefix("ipc://")
+    path = pathlib.Path(endpoint.removeprefix("ipc://"))
     with contextlib.suppress(OSError):
-        os.unlink(path)
+        path.unlink()
     with contextlib.suppress(OSError):
-        os.rmdir(os.path.dirname(path))
+        path.parent.rmdir()
 
 
 sys.exit(main())

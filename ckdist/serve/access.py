@@ -31,6 +31,7 @@ class Access:
         self.under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, as ASGI has it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -39,6 +40,7 @@ class Access:
         for_pages = self.origins.headers(headers)
 
         async def watch(message: Message) -> None:
+            """Notes the status, and adds the headers for web pages."""
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -79,4 +81,4 @@ class Access:
         kind, _, key = headers.get(b"authorization", b"").partition(b" ")
         given = [headers.get(b"x-api-key", b"")] + [key.strip()] * (kind.lower() == b"bearer")
         # Every key is compared, and each in constant time, so that the time taken tells nothing about any of them.
-        return any([hmac.compare_digest(key, known) for key in given for known in self.keys])
+        return any([hmac.compare_digest(key, known) for key in given for known in self.keys])  # noqa: C419

@@ -5,8 +5,9 @@ away.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from typing import Any, TypeVar
 
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -28,11 +29,17 @@ END_OF_STREAM = b"data: [DONE]\n\n"
 log = logging.getLogger(__name__)
 
 
-class ClientGone(Exception):
+Result = TypeVar("Result")
+
+
+class ClientGone(Exception):  # noqa: N818 - it is no error
     """The client has closed its connection; nobody is left to answer."""
 
 
-def json_answer(content: dict | list, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_answer(
+    content: dict[str, Any] | list[Any], status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """`content` as a short JSON answer."""
     return Response(to_json(content), status, headers, "application/json")
 
 
@@ -45,7 +52,8 @@ class LongAnswer(Response):
         self.parts = parts
         super().__init__(b"", 200, {"content-length": str(sum(map(len, parts)))}, "application/json")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
+        """Sends the answer in parts of PART_BYTES."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         turns = Turns()
         for part in self.parts:
@@ -55,22 +63,25 @@ class LongAnswer(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def problem_answer(problem: Problem, more_headers: dict[str, str] | None = None) -> Response:
+def problem_answer(problem: Problem, more_headers: Mapping[str, str] | None = None) -> Response:
+    """`problem` in OpenAI's shape, with the headers that belong to its status."""
     headers = {**PROBLEM_HEADERS.get(problem.status, {}), **(more_headers or {})}
     return json_answer(problem.body(), problem.status, headers)
 
 
-def event(content: dict) -> bytes:
+def event(content: dict[str, Any]) -> bytes:
     """One server-sent event."""
     return b"data: %b\n\n" % to_json(content)
 
 
-async def event_in_turns(content: dict) -> bytes:
+async def event_in_turns(content: dict[str, Any]) -> bytes:
     """One that may be long."""
     return b"data: %b\n\n" % await to_json_in_turns(content)
 
 
-async def while_connected(receive: Receive, work: Awaitable, progress_at: Callable[[], float], timeout: float):
+async def while_connected(
+    receive: Receive, work: Awaitable[Result], progress_at: Callable[[], float], timeout: float
+) -> Result:
     """The result of `work`, which is cancelled when the client goes away (ClientGone) or when nothing has
     progressed for `timeout` seconds (Problem 504).
     """
@@ -106,7 +117,11 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, events: AsyncIterator[bytes], progress_at: Callable[[], float], timeout: float, end: bytes = END_OF_STREAM
+        self,
+        events: AsyncGenerator[bytes, None],
+        progress_at: Callable[[], float],
+        timeout: float,
+        end: bytes = END_OF_STREAM,
     ):
         self.events, self.progress_at, self.timeout, self.end = events, progress_at, timeout, end
         self.background = None
@@ -114,6 +129,7 @@ class EventStream(Response):
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the events; ends when the client has gone, or with the last event."""
         try:
             await while_connected(
                 receive, self._send_all(send), lambda: max(self._sent_at, self.progress_at()), self.timeout

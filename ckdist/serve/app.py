@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from ckdist.errors import CkdistError
 from ckdist.serve.access import Access
@@ -22,7 +22,9 @@ CODES = {404: "unknown_url", 405: "method_not_supported"}
 
 def create_app(service: Service) -> Access:
     """The ASGI application over `service`."""
-    routes = [Route(path.name, partial(path.handle, service), methods=list(path.methods)) for path in PATHS]
+    routes: list[BaseRoute] = [
+        Route(path.name, partial(path.handle, service), methods=list(path.methods)) for path in PATHS
+    ]
     app = FastAPI(
         title="ckdist", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, routes=routes
     )
@@ -31,14 +33,17 @@ def create_app(service: Service) -> Access:
 
 
 def _add_error_answers(app: FastAPI) -> None:
-    async def refuse(request: Request, error: Exception) -> Response:
+    async def refuse(_request: Request, error: Exception) -> Response:
+        """An error of the tree as its answer, another as 500."""
         return problem_answer(Problem.of(error))
 
     async def refuse_path(request: Request, error: HTTPException) -> Response:
+        """A path or method that there is not."""
         message = f"{request.method} {request.url.path[:200]!r}: {error.detail}"
         return problem_answer(Problem(error.status_code, message, code=CODES.get(error.status_code)), error.headers)
 
-    async def nobody_listens(request: Request, error: Exception) -> Response:
+    async def nobody_listens(_request: Request, _error: Exception) -> Response:
+        """What the metrics count; nobody gets it."""
         return Response(status_code=499)
 
     answers = {CkdistError: refuse, Exception: refuse, HTTPException: refuse_path}

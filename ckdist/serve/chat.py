@@ -1,6 +1,6 @@
 """The answers of /v1/chat/completions, whole and streamed, in OpenAI's shapes."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from ckdist.serve.choice import Piece
@@ -8,16 +8,17 @@ from ckdist.serve.encoding import each
 from ckdist.serve.openai_answer import Source, end_of, events, new_head, usage_event
 from ckdist.serve.run import Run
 from ckdist.serve.scores import TokenScore
+from ckdist.tokens.vocabulary import Vocabulary
 
 
 class ChatAnswer:
     """One answer under way: the fields that all its parts share."""
 
-    def __init__(self, run: Run, tokenizer, source: Source):
+    def __init__(self, run: Run, tokenizer: Vocabulary, source: Source):
         self.run, self.tokenizer, self.work = run, tokenizer, run.work
         self.head = new_head("chat.completion", "chatcmpl", source)
 
-    async def whole(self) -> dict:
+    async def whole(self) -> dict[str, Any]:
         """The `chat.completion` object."""
         choices = [
             {
@@ -32,7 +33,7 @@ class ChatAnswer:
         end = {"usage": self.run.usage(), "timings": self.run.timings()}
         return {**self.head, "choices": choices, **self._prompt_ids(), **end}
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """`chat.completion.chunk` objects as server-sent events."""
         self.head["object"] = "chat.completion.chunk"
         begun: set[int] = set()
@@ -64,15 +65,15 @@ class ChatAnswer:
     def _token_ids(self, piece: Piece) -> dict[str, Any]:
         return {"token_ids": piece.tokens} if self.work.token_ids else {}
 
-    def _logprobs(self, scores: list[TokenScore]) -> dict | None:
+    def _logprobs(self, scores: Sequence[TokenScore]) -> dict[str, Any] | None:
         if not self.work.logprobs:
             return None
         return {"content": each(self._score, scores), "refusal": None}
 
-    def _score(self, item: TokenScore) -> dict:
+    def _score(self, item: TokenScore) -> dict[str, Any]:
         top = [self._entry(token, logprob) for token, logprob in item.top]
         return {**self._entry(item.token, item.logprob), "top_logprobs": top}
 
-    def _entry(self, token: int, logprob: float | None) -> dict:
+    def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         piece = self.tokenizer.token_bytes(token)
         return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}

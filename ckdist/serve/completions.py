@@ -1,6 +1,6 @@
 """The answers of /v1/completions, whole and streamed, in OpenAI's shapes."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from ckdist.serve.choice import Piece
@@ -8,21 +8,22 @@ from ckdist.serve.encoding import each
 from ckdist.serve.openai_answer import Source, end_of, events, new_head, usage_event
 from ckdist.serve.run import Run
 from ckdist.serve.scores import TokenScore
+from ckdist.tokens.vocabulary import Vocabulary
 
 
 class CompletionAnswer:
     """One answer under way: the fields that all its parts share."""
 
-    def __init__(self, run: Run, tokenizer, source: Source):
+    def __init__(self, run: Run, tokenizer: Vocabulary, source: Source):
         self.run, self.tokenizer, self.work = run, tokenizer, run.work
         self.head = new_head("text_completion", "cmpl", source)
 
-    async def whole(self) -> dict:
+    async def whole(self) -> dict[str, Any]:
         """The `text_completion` object; choice `i` continues prompt `i // n`."""
         choices = [{**self._choice(piece), **self._prompt_ids(piece.choice)} for piece in await self.run.whole()]
         return {**self.head, "choices": choices, "usage": self.run.usage(), "timings": self.run.timings()}
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Chunks as server-sent events."""
         begun: set[int] = set()
         with self.run as run:
@@ -44,7 +45,7 @@ class CompletionAnswer:
     def _prompt_ids(self, choice: int) -> dict[str, Any]:
         return {"prompt_token_ids": self.work.prompt_tokens(choice)} if self.work.token_ids else {}
 
-    def _logprobs(self, scores: list[TokenScore]) -> dict | None:
+    def _logprobs(self, scores: Sequence[TokenScore]) -> dict[str, Any] | None:
         if not self.work.logprobs:
             return None
         return {
@@ -65,7 +66,7 @@ class CompletionAnswer:
         return top
 
     def _token(self, token: int) -> str:
-        """A token as text; one that is no whole UTF-8 is written as OpenAI does, `bytes:\\xe2\\x82`."""
+        r"""A token as text; one that is no whole UTF-8 is written as OpenAI does, `bytes:\xe2\x82`."""
         piece = self.tokenizer.token_bytes(token)
         try:
             return piece.decode("utf-8")

@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar
+from typing import cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -29,12 +30,14 @@ class Connection(asyncio.Protocol):
         self.silent_since = 0.0
         self.requests = 0  # that have come on it
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        self.transport = transport
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is there."""
+        self.transport = cast("asyncio.Transport", transport)  # as every stream protocol's is
         self.inner.connection_made(transport)
         self.pool.add(self)
 
     def data_received(self, data: bytes) -> None:
+        """Bytes of the client's."""
         before = _current.set(self)  # a request's task starts in here, and inherits it
         try:
             self.inner.data_received(data)
@@ -42,17 +45,26 @@ class Connection(asyncio.Protocol):
             _current.reset(before)
 
     def eof_received(self) -> bool | None:
+        """The client sends no more; True keeps the connection open."""
         return self.inner.eof_received()
 
     def pause_writing(self) -> None:
+        """The client reads too slowly."""
         self.inner.pause_writing()
 
     def resume_writing(self) -> None:
+        """The client has caught up."""
         self.inner.resume_writing()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
         self.pool.discard(self)
-        self.inner.connection_lost(error)
+        self.inner.connection_lost(exc)
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        if self.transport is not None:
+            self.transport.abort()
 
 
 class ConnectionPool:
@@ -82,6 +94,7 @@ class ConnectionPool:
         """`app`, with each request's connection marked as not silent until the request is answered."""
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            """One request of `app`'s."""
             connection = _current.get()
             self._begin(connection)
             try:
@@ -97,9 +110,10 @@ class ConnectionPool:
         self._silent[connection] = None
         if len(self) > self.places:
             longest, _ = self._silent.popitem(last=False)
-            longest.transport.abort()
+            longest.abort()
 
     def discard(self, connection: Connection) -> None:
+        """Forgets a connection that is gone."""
         self._silent.pop(connection, None)
         self._busy.discard(connection)
 
@@ -114,7 +128,7 @@ class ConnectionPool:
                 break
         for connection in late:
             del self._silent[connection]
-            connection.transport.abort()
+            connection.abort()
 
     def _begin(self, connection: Connection) -> None:
         connection.requests += 1

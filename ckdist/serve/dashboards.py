@@ -5,10 +5,11 @@ units.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.samples import Sample
 
 if TYPE_CHECKING:
     from ckdist.serve.metrics import Metrics
@@ -31,7 +32,7 @@ VLLM = {
 REASONS = ("stop", "length", "abort")
 
 
-def vllm_families(metrics: Metrics, stats: dict) -> Iterator[Metric]:
+def vllm_families(metrics: Metrics, stats: dict[str, Any]) -> Iterator[Metric]:
     """`stats` are rank 0's numbers. Every sample has the labels model_name and engine."""
     labels = {"model_name": metrics.model, "engine": "0"}
     for name, own in VLLM.items():
@@ -54,7 +55,7 @@ def vllm_families(metrics: Metrics, stats: dict) -> Iterator[Metric]:
         yield _gauge(name, text, value, labels)
 
 
-def llama_families(metrics: Metrics, stats: dict) -> Iterator[Metric]:
+def llama_families(metrics: Metrics, stats: dict[str, Any]) -> Iterator[Metric]:
     """Without labels, as llama-server gives them."""
     prompt_tokens, tokens = (
         _samples(own, "_total")[0].value for own in (metrics.prompt_tokens, metrics.generated_tokens)
@@ -100,7 +101,7 @@ def _renamed(own: MetricWrapperBase, name: str, labels: dict[str, str]) -> Metri
     return copy
 
 
-def _samples(own: MetricWrapperBase, suffix: str) -> list:
+def _samples(own: MetricWrapperBase, suffix: str) -> list[Sample]:
     return [sample for family in own.collect() for sample in family.samples if sample.name.endswith(suffix)]
 
 
@@ -116,11 +117,11 @@ def _gauge(name: str, text: str, value: float, labels: dict[str, str]) -> Metric
     return family
 
 
-def _number(stats: dict, name: str) -> float:
+def _number(stats: dict[str, Any], name: str) -> float:
     value = stats.get(name, 0)
     return float(value) if type(value) in (int, float) else 0.0
 
 
-def _cache_usage(stats: dict) -> float:
+def _cache_usage(stats: dict[str, Any]) -> float:
     blocks = _number(stats, "blocks")
     return _number(stats, "blocks_used") / blocks if blocks else 0.0

@@ -14,41 +14,42 @@ TURN_SECONDS = 0.002
 class Turns:
     """Gives way to the loop's other work once its turn has lasted."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._begun = time.monotonic()
 
     async def end(self) -> None:
+        """The end of a small piece of work, which may be the turn's."""
         if time.monotonic() - self._begun > TURN_SECONDS:
             await asyncio.sleep(0)
             self._begun = time.monotonic()
 
 
-def each(function: Callable[[Any], Any], items: Sequence) -> Sequence:
+def each(function: Callable[[Any], Any], items: Sequence[Any]) -> Sequence[Any]:
     """`function` of every item, as a list; of many as an `Each`, which only `to_json_in_turns` can write."""
     return [function(item) for item in items] if len(items) <= TURN_ITEMS else Each(function, items)
 
 
-class Each(Sequence):
+class Each(Sequence[Any]):
     """`function` of every item, made when it is asked for."""
 
-    def __init__(self, function: Callable[[Any], Any], items: Sequence):
+    def __init__(self, function: Callable[[Any], Any], items: Sequence[Any]):
         self._function, self._items = function, items
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self._function(item) for item in self._items[index]]
         return self._function(self._items[index])
 
 
-def to_json(content: dict | list) -> bytes:
+def to_json(content: dict[str, Any] | list[Any]) -> bytes:
     """At once, for what is short."""
     return ENCODER.encode(content).encode("utf-8")
 
 
-async def to_json_in_turns(content: dict | list) -> bytes:
+async def to_json_in_turns(content: dict[str, Any] | list[Any]) -> bytes:
     """The same bytes; `content` may hold an `Each` in the place of a list."""
     turns, parts = Turns(), []
     for text in _texts(content):

@@ -9,7 +9,9 @@ import logging
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 import zmq
 
@@ -33,33 +35,34 @@ class Generation:
     def __init__(self, client: "EngineClient"):
         self._client = client
         self._ids: dict[str, int] = {}  # of the sequences that run
-        self._arrived: deque[tuple[int, dict]] = deque()
-        self._waiter: asyncio.Future | None = None
+        self._arrived: deque[tuple[int, dict[str, Any]]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
         self._problem: Problem | None = None
         self.progress_at = time.monotonic()
 
     def __enter__(self) -> "Generation":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         for number in list(self._ids.values()):
             self.abort(number)
 
     @property
     def running(self) -> int:
+        """Sequences that have not finished."""
         return len(self._ids)
 
     def submit(self, number: int, prompt: bytes, sampling: SamplingParams) -> None:
         """Start sequence `number`. Problem 503 when the engine takes nothing."""
-        self._ids[self._client._submit(self, prompt, sampling)] = number
+        self._ids[self._client.submit(self, prompt, sampling)] = number
 
     def abort(self, number: int) -> None:
         """End sequence `number`; its messages that are still on the way are dropped."""
         for sequence_id in [key for key, value in self._ids.items() if value == number]:
             del self._ids[sequence_id]
-            self._client._abort(sequence_id)
+            self._client.abort(sequence_id)
 
-    async def next(self) -> list[tuple[int, dict]]:
+    async def next(self) -> list[tuple[int, dict[str, Any]]]:
         """All `tokens` messages that have arrived since the last call, at least one, each with its sequence's number.
 
         Problem when the engine refused a sequence, failed or fell silent.
@@ -74,15 +77,18 @@ class Generation:
         self.progress_at = time.monotonic()
         return arrived
 
-    def _deliver(self, sequence_id: str, message: dict) -> None:
+    def deliver(self, sequence_id: str, message: dict[str, Any]) -> None:
+        """A `tokens` message of one of the sequences, from the client."""
         number = self._ids[sequence_id]
         if message["finish_reason"] is not None:
             del self._ids[sequence_id]
         self._arrived.append((number, message))
         self._wake()
 
-    def _fail(self, problem: Problem, finished: str | None = None) -> None:
-        self._ids.pop(finished, None)
+    def fail(self, problem: Problem, finished: str | None = None) -> None:
+        """`next` raises `problem` from now on; sequence `finished` has ended with it."""
+        if finished is not None:
+            self._ids.pop(finished, None)
         self._problem = problem
         self._wake()
 
@@ -99,10 +105,10 @@ class EngineClient:
 
     def __init__(self, endpoint: str, stale_seconds: float = messages.STALE_SECONDS):
         self.endpoint, self.stale_seconds = endpoint, stale_seconds
-        self.model: dict = {}
+        self.model: dict[str, Any] = {}
         self.stats: dict[str, float | str] = {}
         self.error: str | None = None
-        self.on_state = lambda state: None
+        self.on_state: Callable[[str], None] = lambda _: None
         self._reported = "loading"
         self._announced = "loading"
         self._heard_at: float | None = None
@@ -111,6 +117,7 @@ class EngineClient:
         self._drain_pending = False
 
     def start(self) -> None:
+        """Connects to rank 0, whose status comes unasked from then on."""
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.DEALER)
@@ -120,13 +127,14 @@ class EngineClient:
         self._socket.setsockopt(zmq.RCVHWM, 0)  # bounded by the sequences; at a mark the ROUTER would drop tokens
         self._socket.setsockopt(zmq.MAXMSGSIZE, messages.MAX_MESSAGE_BYTES)
         self._socket.connect(self.endpoint)
-        self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._drain_socket)
+        self._loop.add_reader(self._socket.fileno(), self._drain_socket)
         self._send({"op": "hello"})
         self._ticker = self._loop.call_soon(self._tick)
 
     def close(self) -> None:
+        """Ends the connection; what was sent has 0.2 seconds to leave."""
         self._ticker.cancel()
-        self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
+        self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         self._context.term()
 
@@ -160,6 +168,7 @@ class EngineClient:
         return Problem(503, reasons[state])
 
     def generation(self) -> Generation:
+        """A new one, without sequences."""
         return Generation(self)
 
     def drain(self) -> None:
@@ -173,7 +182,8 @@ class EngineClient:
         self._lost = reason
         self._announce()
 
-    def _submit(self, generation: Generation, prompt: bytes, sampling: SamplingParams) -> str:
+    def submit(self, generation: Generation, prompt: bytes, sampling: SamplingParams) -> str:
+        """Starts a sequence for `generation`; its id. Problem 503 when the engine takes nothing."""
         problem = self.unavailable()
         if problem is not None:
             raise problem
@@ -183,11 +193,12 @@ class EngineClient:
         self._generations[sequence_id] = generation
         return sequence_id
 
-    def _abort(self, sequence_id: str) -> None:
+    def abort(self, sequence_id: str) -> None:
+        """Ends a sequence; one that has ended is none."""
         if self._generations.pop(sequence_id, None) is not None:
             self._send({"op": "abort", "id": sequence_id})
 
-    def _send(self, message: dict) -> bool:
+    def _send(self, message: dict[str, Any]) -> bool:
         try:
             self._socket.send(messages.encode(message), zmq.NOBLOCK)
         except zmq.Again:
@@ -210,7 +221,7 @@ class EngineClient:
                 log.error("a message from rank 0 is ignored: %s: %s", type(error).__name__, error)
         self._loop.call_soon(self._drain_socket)
 
-    def _handle(self, message: dict) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         self._heard_at = time.monotonic()
         op = message["op"]
         if op == "tokens":
@@ -221,7 +232,7 @@ class EngineClient:
                 raise ValueError(f"tokens of sequence {message['id']} are malformed")
             if message["finish_reason"] is not None:
                 del self._generations[message["id"]]
-            generation._deliver(message["id"], message)
+            generation.deliver(message["id"], message)
         elif op == "status":
             if message["state"] not in STATES:
                 raise ValueError(f"unknown state {message['state']!r}")
@@ -235,7 +246,7 @@ class EngineClient:
                 problem = Problem(
                     status if status in (400, 429, 503) else 500, str(message["message"]), message.get("field")
                 )
-                generation._fail(problem, message["id"])
+                generation.fail(problem, message["id"])
         else:
             raise ValueError(f"unknown op {op!r}")
 
@@ -247,10 +258,10 @@ class EngineClient:
         self._ticker = self._loop.call_later(TICK_SECONDS, self._tick)
 
     def _announce(self) -> None:
-        state = self.state
-        if state in ("failed", "stale"):
+        state, problem = self.state, self.unavailable()
+        if state in ("failed", "stale") and problem is not None:
             for generation in set(self._generations.values()):
-                generation._fail(self.unavailable())
+                generation.fail(problem)
         if state != self._announced:
             self._announced = state
             self.on_state(state)

@@ -25,6 +25,7 @@ class Heartbeat:
             os.set_inheritable(descriptor, False)  # or a child's copy would keep the pipe open
 
     async def run(self) -> None:
+        """A sign of life every BEAT_SECONDS, until it is cancelled."""
         while self.descriptor >= 0:
             with contextlib.suppress(OSError):  # rank 0 does not read, or is gone: the watch over it is elsewhere
                 os.write(self.descriptor, LOADED if self.loaded() else LOADING)
@@ -59,4 +60,5 @@ class FailureDetector:
         return now > self.deadline
 
     def close(self) -> None:
+        """Closes the pipe."""
         os.close(self.descriptor)

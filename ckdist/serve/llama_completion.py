@@ -1,7 +1,7 @@
 """The answers of llama-server's own /completion, whole and streamed."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from ckdist.serve.answer import event_in_turns
@@ -12,6 +12,7 @@ from ckdist.serve.openai_answer import Source
 from ckdist.serve.requests.sampling import for_choice
 from ckdist.serve.run import Run
 from ckdist.serve.scores import TokenScore
+from ckdist.tokens.vocabulary import Vocabulary
 
 STOP_TYPES = {"length": "limit"}
 
@@ -19,10 +20,10 @@ STOP_TYPES = {"length": "limit"}
 class LlamaCompletionAnswer:
     """One answer under way. Choices are numbered as in /v1/completions; several of them are a list of answers."""
 
-    def __init__(self, run: Run, tokenizer, source: Source):
+    def __init__(self, run: Run, tokenizer: Vocabulary, source: Source):
         self.run, self.tokenizer, self.work, self.source = run, tokenizer, run.work, source
 
-    async def whole(self) -> dict | list[dict]:
+    async def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
         """The answer, or a list of one for each choice."""
         answers = []
         for piece in await self.run.whole():
@@ -30,7 +31,7 @@ class LlamaCompletionAnswer:
             answers.append(self._final(piece, piece.text, tokens, len(piece.tokens), "\n" in piece.text))
         return answers[0] if len(answers) == 1 else answers
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Pieces as server-sent events; the last of each choice has no text and everything else."""
         tokens: Counter[int] = Counter()
         lines: set[int] = set()
@@ -79,7 +80,7 @@ class LlamaCompletionAnswer:
             "prompt": work.texts[prompt],
             "has_new_line": has_line,
             "truncated": False,
-            "stop_type": STOP_TYPES.get(piece.finish_reason) or ("eos" if reason is None else "word"),
+            "stop_type": STOP_TYPES.get(piece.finish_reason or "") or ("eos" if reason is None else "word"),
             "stopping_word": self.tokenizer.token_text(reason) if isinstance(reason, int) else reason or "",
             "tokens_cached": self.run.cached_tokens[prompt],
             **self._probabilities(piece.scores),
@@ -87,7 +88,7 @@ class LlamaCompletionAnswer:
         }
         return chosen(whole, work.response_fields) if work.response_fields else whole
 
-    def _probabilities(self, scores: list[TokenScore]) -> dict[str, Any]:
+    def _probabilities(self, scores: Sequence[TokenScore]) -> dict[str, Any]:
         if not self.work.logprobs or not scores:
             return {}
         return {"completion_probabilities": each(self._score, scores)}

@@ -3,7 +3,8 @@ both under the names that other servers' dashboards read.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import (
@@ -13,6 +14,7 @@ from prometheus_client.core import (
     InfoMetricFamily,
     Metric,
 )
+from prometheus_client.registry import Collector
 
 from ckdist.serve.dashboards import llama_families, vllm_families
 
@@ -31,47 +33,64 @@ COUNTED_HERE = (
 STATES = ("loading", "ready", "draining", "failed", "stale")
 
 
-class Metrics:
+class Metrics(Collector):
     """One registry; counters are fields, named for what they count."""
 
-    def __init__(self, model: str, state: Callable[[], str], active: Callable[[], int], stats: Callable[[], dict]):
+    def __init__(
+        self, model: str, state: Callable[[], str], active: Callable[[], int], stats: Callable[[], dict[str, Any]]
+    ):
         self.model, self._state, self._active, self._stats = model, state, active, stats
-        self.registry = CollectorRegistry()
-        own = dict(registry=self.registry)
-        self.requests = Counter("ckdist_requests", "Answered HTTP requests", ["path", "status"], **own)
+        registry = self.registry = CollectorRegistry()
+
+        self.requests = Counter("ckdist_requests", "Answered HTTP requests", ["path", "status"], registry=registry)
         self.aborts = Counter(
-            "ckdist_aborted_requests", "Requests that ended before all their choices were complete", **own
+            "ckdist_aborted_requests", "Requests that ended before all their choices were complete", registry=registry
         )
-        self.prompt_tokens = Counter("ckdist_prompt_tokens", "Prompt tokens of requests that got an answer", **own)
-        self.cached_tokens = Counter("ckdist_cached_tokens", "Prompt tokens found in the prefix cache", **own)
-        self.generated_tokens = Counter("ckdist_generated_tokens", "Generated tokens", **own)
+        self.prompt_tokens = Counter(
+            "ckdist_prompt_tokens", "Prompt tokens of requests that got an answer", registry=registry
+        )
+        self.cached_tokens = Counter(
+            "ckdist_cached_tokens", "Prompt tokens found in the prefix cache", registry=registry
+        )
+        self.generated_tokens = Counter("ckdist_generated_tokens", "Generated tokens", registry=registry)
         self.first_token_seconds = Histogram(
-            "ckdist_time_to_first_token_seconds", "From submit to the first token", buckets=WAIT_SECONDS, **own
+            "ckdist_time_to_first_token_seconds",
+            "From submit to the first token",
+            buckets=WAIT_SECONDS,
+            registry=registry,
         )
         self.token_seconds = Histogram(
             "ckdist_time_per_output_token_seconds",
             "Mean time between tokens of a request",
             buckets=TOKEN_SECONDS,
-            **own,
+            registry=registry,
         )
         self.request_seconds = Histogram(
-            "ckdist_request_seconds", "Whole time of a request", ["path"], buckets=WAIT_SECONDS, **own
+            "ckdist_request_seconds", "Whole time of a request", ["path"], buckets=WAIT_SECONDS, registry=registry
         )
-        self.finished = Counter("ckdist_finished_sequences", "Choices that came to their ends", ["reason"], **own)
+        self.finished = Counter(
+            "ckdist_finished_sequences", "Choices that came to their ends", ["reason"], registry=registry
+        )
         self.generation_seconds = Histogram(
-            "ckdist_generation_seconds", "From submit to the last token of a request", buckets=WAIT_SECONDS, **own
+            "ckdist_generation_seconds",
+            "From submit to the last token of a request",
+            buckets=WAIT_SECONDS,
+            registry=registry,
         )
         self.decode_seconds = Histogram(
-            "ckdist_decode_seconds", "From the first token of a request to its last", buckets=WAIT_SECONDS, **own
+            "ckdist_decode_seconds",
+            "From the first token of a request to its last",
+            buckets=WAIT_SECONDS,
+            registry=registry,
         )
         self.inter_token_seconds = Histogram(
-            "ckdist_inter_token_seconds", "Between two tokens of a choice", buckets=TOKEN_SECONDS, **own
+            "ckdist_inter_token_seconds", "Between two tokens of a choice", buckets=TOKEN_SECONDS, registry=registry
         )
         self.request_prompt_tokens = Histogram(
-            "ckdist_request_prompt_tokens", "Prompt tokens of a request", buckets=TOKENS, **own
+            "ckdist_request_prompt_tokens", "Prompt tokens of a request", buckets=TOKENS, registry=registry
         )
         self.request_generated_tokens = Histogram(
-            "ckdist_request_generated_tokens", "Generated tokens of a request", buckets=TOKENS, **own
+            "ckdist_request_generated_tokens", "Generated tokens of a request", buckets=TOKENS, registry=registry
         )
         self.registry.register(self)
 
@@ -79,7 +98,8 @@ class Metrics:
         """The text exposition format."""
         return generate_latest(self.registry)
 
-    def describe(self) -> list:
+    def describe(self) -> Iterable[Metric]:
+        """Nothing; the registry asks."""
         return []  # what rank 0 sends is not known beforehand
 
     def collect(self) -> Iterator[Metric]:
@@ -95,7 +115,7 @@ class Metrics:
         yield from llama_families(self, stats)
 
 
-def _families(stats: dict) -> Iterator[Metric]:
+def _families(stats: dict[str, Any]) -> Iterator[Metric]:
     """Rank 0's numbers: `X_total` counts, `X_le_BOUND` with `X_sum` and `X_count` are a histogram, others are gauges;
     and its texts, `X_info`.
     """
@@ -105,9 +125,9 @@ def _families(stats: dict) -> Iterator[Metric]:
         if type(value) in (int, float) and NAME.fullmatch(name) and name not in COUNTED_HERE
     }
     buckets: dict[str, list[tuple[str, float]]] = {}
-    for name in [name for name in numbers if BUCKET.fullmatch(name)]:
-        base, bound = BUCKET.fullmatch(name).groups()
-        buckets.setdefault(base, []).append((bound, numbers.pop(name)))
+    for match in [match for name in numbers if (match := BUCKET.fullmatch(name))]:
+        base, bound = match.groups()
+        buckets.setdefault(base, []).append((bound, numbers.pop(match[0])))
     for base, counts in buckets.items():
         counts.append(("+Inf", numbers.pop(f"{base}_count", counts[-1][1])))
         yield HistogramMetricFamily(

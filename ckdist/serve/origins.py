@@ -103,7 +103,7 @@ class Origins:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
             return False
-        if name in self.hosts or name.endswith(OWN_SUFFIXES):
+        if (self.hosts is not None and name in self.hosts) or name.endswith(OWN_SUFFIXES):
             return True
         try:  # rebinding needs a name
             ipaddress.ip_address(name)
@@ -113,6 +113,7 @@ class Origins:
 
 
 def is_preflight(method: str, headers: dict[bytes, bytes]) -> bool:
+    """Is it a browser's question whether a page may send a request?"""
     return method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers
 
 

@@ -1,5 +1,7 @@
 """Answers that are not 200: one exception, and the JSON shape in which OpenAI's clients expect it."""
 
+from typing import Any
+
 from ckdist.errors import CkdistError, RequestError, UserError
 
 TYPES = {
@@ -11,7 +13,7 @@ TYPES = {
 CODES = {429: "rate_limit_exceeded"}
 
 
-class Problem(CkdistError):
+class Problem(CkdistError):  # noqa: N818 - RFC 9457's word
     """A request is answered with `status` and `message`.
 
     `field` is the offending field of the request; `code` is OpenAI's word for the fault, null in the answer where there
@@ -44,11 +46,12 @@ class Problem(CkdistError):
             return cls(500, str(error))
         return cls(500, "internal error; the server's log has the details")
 
-    def to_map(self) -> dict:
+    def to_map(self) -> dict[str, Any]:
         """For another process, as msgpack takes it; `Problem(**map)` is the same one."""
         return dict(vars(self))
 
-    def body(self) -> dict:
+    def body(self) -> dict[str, Any]:
+        """The answer's JSON: OpenAI's error object."""
         kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         code = self.code or CODES.get(self.status)
         return {"error": {"message": self.message, "type": kind, "param": self.field, "code": code, **self.details}}

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -105,13 +106,14 @@ class HttpProcess:
             timeout=config.timeout,
             drain_timeout=config.drain_timeout,
             strict_fields=config.strict_fields,
-            adapter=os.path.basename(os.path.abspath(config.lora)) if config.lora else None,
+            adapter=pathlib.Path(os.path.abspath(config.lora)).name if config.lora else None,  # noqa: PTH100 - no links
             verbose=config.verbose,
         )
         return cls(settings, listener)
 
     @property
     def pid(self) -> int:
+        """The process's number; another one once it was started again."""
         return self._process.pid
 
     def poll(self) -> int | None:
@@ -151,9 +153,11 @@ class HttpProcess:
             self._kill()
             self._keeper.join()
         self._listener.close()
-        return self.poll()
+        code = self.poll()
+        assert code is not None, "the keeper ends after the process"
+        return code
 
-    def _spawn(self) -> tuple[subprocess.Popen, FailureDetector]:
+    def _spawn(self) -> tuple[subprocess.Popen[bytes], FailureDetector]:
         reading, writing = os.pipe()
         process = subprocess.Popen(
             [sys.executable, "-m", "ckdist.serve"],
@@ -163,6 +167,7 @@ class HttpProcess:
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
         )
         os.close(writing)
+        assert process.stdin is not None
         try:
             process.stdin.write(dataclasses.replace(self._settings, heartbeat=writing).to_json())
             process.stdin.close()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from typing import Any
 
 from ckdist.serve.choice import Choice, Growth, Piece
 from ckdist.serve.encoding import Turns
@@ -12,12 +13,15 @@ from ckdist.serve.requests.prepared import Prepared, unpack_tokens
 from ckdist.serve.requests.sampling import for_choice
 from ckdist.serve.scores import score_prompt
 from ckdist.serve.timings import timings_of
+from ckdist.tokens.vocabulary import Vocabulary
 
 
 class Run:
     """Submits on entering its `with` block, aborts what is left on leaving it."""
 
-    def __init__(self, client: EngineClient, tokenizer, metrics: Metrics, work: Prepared, max_sequences: int):
+    def __init__(
+        self, client: EngineClient, tokenizer: Vocabulary, metrics: Metrics, work: Prepared, max_sequences: int
+    ):
         self.work, self.max_sequences = work, max_sequences
         self._client, self._tokenizer, self._metrics = client, tokenizer, metrics
         self._generation = client.generation()
@@ -37,6 +41,7 @@ class Run:
 
     @property
     def progress_at(self) -> float:
+        """When the last tokens came, in seconds of time.monotonic."""
         return self._generation.progress_at
 
     def __enter__(self) -> "Run":
@@ -63,7 +68,7 @@ class Run:
             raise
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._generation.__exit__()
         metrics = self._metrics
         if self._choices:
@@ -104,7 +109,7 @@ class Run:
                     grown[piece.choice].add(piece)
         return [growth.piece() for growth in grown]
 
-    def usage(self) -> dict:
+    def usage(self) -> dict[str, Any]:
         """OpenAI's usage object, of what has arrived so far."""
         return {
             "prompt_tokens": self._prompt_tokens,
@@ -113,14 +118,14 @@ class Run:
             "prompt_tokens_details": {"cached_tokens": sum(self.cached_tokens)},
         }
 
-    def timings(self) -> dict:
+    def timings(self) -> dict[str, Any]:
         """llama-server's timings object, of what has arrived so far."""
         prompt_seconds, seconds = self._first_at - self._begun_at, self._last_at - self._first_at
         return timings_of(
             self._prompt_tokens, sum(self.cached_tokens), prompt_seconds, self._completion_tokens, seconds
         )
 
-    async def _grow(self, choice: Choice, message: dict) -> Piece:
+    async def _grow(self, choice: Choice, message: dict[str, Any]) -> Piece:
         before = choice.tokens
         piece = choice.take(message)
         self._count(choice.number, choice.tokens - before, message)
@@ -135,7 +140,7 @@ class Run:
             self._generation.abort(choice.number)  # nothing to abort, unless a stop string ended it
         return piece
 
-    async def _prepend_prompt(self, piece: Piece, message: dict) -> None:
+    async def _prepend_prompt(self, piece: Piece, message: dict[str, Any]) -> None:
         if not self.work.echo:
             return
         prompt = piece.choice // self.work.n
@@ -145,7 +150,7 @@ class Run:
             tokens, packed = unpack_tokens(self.work.prompts[prompt]), message["prompt_logprobs"]
             piece.scores = await score_prompt(self._tokenizer.decoder(), tokens, packed, len(text), list(piece.scores))
 
-    def _count(self, number: int, tokens: int, message: dict) -> None:
+    def _count(self, number: int, tokens: int, message: dict[str, Any]) -> None:
         self._last_at = time.monotonic()
         self._completion_tokens += tokens
         self._metrics.generated_tokens.inc(tokens)

@@ -6,9 +6,11 @@ import math
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import Any, overload
 
 from ckdist.engine.messages import PromptScores
 from ckdist.serve.encoding import TURN_ITEMS, Turns
+from ckdist.tokens.stream import StreamDecoder
 
 LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI's clients know this number
 
@@ -20,17 +22,17 @@ class TokenScore:
 
     __slots__ = ("_alternatives", "logprob", "offset", "token")
 
-    def __init__(self, token: int, logprob: float | None, top: Iterable[Iterable], offset: int):
+    def __init__(self, token: int, logprob: float | None, top: Iterable[Iterable[Any]], offset: int):
         self.token, self.logprob, self.offset = token, logprob, offset
         self._alternatives = tuple(chain.from_iterable(top))
 
     @property
     def top(self) -> list[tuple[int, float]]:
         """The most likely tokens in this one's place, with their log-probabilities."""
-        return list(zip(self._alternatives[::2], self._alternatives[1::2]))
+        return list(zip(self._alternatives[::2], self._alternatives[1::2], strict=True))
 
 
-class EchoedScores(Sequence):
+class EchoedScores(Sequence[TokenScore]):
     """The scores of a prompt, each made when it is asked for, and behind them those of the tokens that followed it."""
 
     def __init__(
@@ -45,7 +47,11 @@ class EchoedScores(Sequence):
     def __len__(self) -> int:
         return len(self._prompt) + len(self._following)
 
-    def __getitem__(self, index):
+    @overload
+    def __getitem__(self, index: int) -> TokenScore: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TokenScore]: ...
+    def __getitem__(self, index: int | slice) -> TokenScore | list[TokenScore]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if index < len(self._prompt):
@@ -53,7 +59,7 @@ class EchoedScores(Sequence):
         return self._following[index - len(self._prompt)]
 
 
-def score(token: int, entry: list | None, offset: int) -> TokenScore:
+def score(token: int, entry: list[Any] | None, offset: int) -> TokenScore:
     """A logprobs entry of the engine, with infinities made finite; None is the first token of a prompt."""
     if entry is None:
         return TokenScore(token, None, (), offset)
@@ -62,7 +68,7 @@ def score(token: int, entry: list | None, offset: int) -> TokenScore:
 
 
 async def score_prompt(
-    decoder, prompt: Sequence[int], packed: dict, length: int, following: list[TokenScore]
+    decoder: StreamDecoder, prompt: Sequence[int], packed: dict[str, Any], length: int, following: list[TokenScore]
 ) -> EchoedScores:
     """The prompt's own tokens before `following`, in turns with the loop's other work; `decoder` is a new one, and
     offsets stay within a prompt text of `length` characters. ValueError where the engine did not score each token.

@@ -13,6 +13,8 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Iterator
+from typing import cast
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -24,6 +26,7 @@ from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.heartbeat import Heartbeat
 from ckdist.serve.service import Service
 from ckdist.serve.settings import BACKLOG, HttpSettings
+from ckdist.tokens.vocabulary import Vocabulary
 
 WATCH_SECONDS = 0.1
 SHUTDOWN_SECONDS = 2
@@ -37,10 +40,12 @@ class Uvicorn(uvicorn.Server):
     """uvicorn without its signal handlers, and with a longer queue of connections than it accepts in one turn."""
 
     @contextlib.contextmanager
-    def capture_signals(self):
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals to `HttpServer`."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens with a queue of BACKLOG connections."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
@@ -64,7 +69,8 @@ class HttpServer:
             uvicorn.Config(
                 self.connections.watched(create_app(self.service)),
                 loop="asyncio",
-                http=self.connections.protocol(H11Protocol),
+                # uvicorn calls what it is given: a function does as well as a class.
+                http=cast("type[asyncio.Protocol]", self.connections.protocol(H11Protocol)),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -72,13 +78,14 @@ class HttpServer:
                 proxy_headers=False,
                 server_header=False,
                 backlog=ACCEPTS,
-                timeout_keep_alive=settings.silence,
+                timeout_keep_alive=cast("int", settings.silence),  # it goes to call_later, which takes fractions
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             )
         )
 
     async def run(self) -> int:
+        """Serves until there is a reason to end; the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._count_signal)
@@ -102,12 +109,13 @@ class HttpServer:
     def _count_signal(self) -> None:
         self.signals += 1
 
-    async def _watch(self, loading: asyncio.Task) -> int:
-        """Until there is a reason to end; returns the exit code."""
+    async def _watch(self, begun: asyncio.Task[Vocabulary]) -> int:
+        """Until there is a reason to end; returns the exit code. `begun` loads the tokenizer."""
+        loading: asyncio.Task[Vocabulary] | None = begun
         while True:
             if loading is not None and loading.done():
-                if loading.exception() is not None:
-                    return await self._give_up(f"the tokenizer does not load: {_reason(loading.exception())}")
+                if (error := loading.exception()) is not None:
+                    return await self._give_up(f"the tokenizer does not load: {_reason(error)}")
                 self.service.tokenizer, loading = loading.result(), None
                 gc.collect()
                 gc.freeze()  # what stays for good is not looked at again: a collection stops the event loop
@@ -146,7 +154,7 @@ class HttpServer:
         log.error("%s", reason)
         self.client.lose(reason)
         end = time.monotonic() + self.settings.linger
-        while time.monotonic() < end and not self.signals:
+        while time.monotonic() < end and not self.signals:  # noqa: ASYNC110 - it has a time limit
             await asyncio.sleep(WATCH_SECONDS)
         return 1
 

@@ -6,8 +6,8 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Protocol
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -25,11 +25,24 @@ from ckdist.serve.requests.prepared import ModelFacts, Prepared
 from ckdist.serve.run import Run
 from ckdist.serve.settings import HttpSettings
 from ckdist.serve.text_work import TextWork
+from ckdist.tokens.vocabulary import Vocabulary
 
 MODEL_FACTS = ("architecture", "vocab_size", "context_length", "num_parameters", "size_bytes")
 MAX_NAMES = 1000  # of unknown fields that are remembered
 
 log = logging.getLogger(__name__)
+
+
+class Answer(Protocol):
+    """The answer to one request, in the shape of one API."""
+
+    async def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
+        """All of it, once it is complete."""
+        ...
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """Its parts as server-sent events, as they come."""
+        ...
 
 
 class Service:
@@ -38,7 +51,7 @@ class Service:
     def __init__(self, settings: HttpSettings, client: EngineClient):
         self.settings, self.client = settings, client
         self.text = TextWork(settings.model, settings.overrides)
-        self.tokenizer = None
+        self.tokenizer: Vocabulary | None = None
         self.draining = False
         self.created = int(time.time())
         self.metrics = Metrics(settings.model_name, lambda: self.state, lambda: client.active, lambda: client.stats)
@@ -46,6 +59,7 @@ class Service:
 
     @property
     def state(self) -> str:
+        """The engine's state; loading too while the tokenizer does, draining once this process is told to end."""
         state = self.client.state
         if state == "ready" and self.draining:
             return "draining"
@@ -56,7 +70,7 @@ class Service:
     @property
     def vocab_size(self) -> int:
         """Rows of the model's embedding; a tokenizer may know fewer tokens."""
-        return int(self.client.model.get("vocab_size") or self.tokenizer.vocab_size)
+        return int(self.client.model.get("vocab_size") or self.loaded_tokenizer().vocab_size)
 
     @property
     def context_length(self) -> int:
@@ -71,13 +85,19 @@ class Service:
         if self.draining:
             raise Problem(503, "the server is shutting down")
         problem = self.client.unavailable()
-        if problem is None and self.tokenizer is None:
-            problem = Problem(503, "the tokenizer is loading; try again soon")
         if problem is not None:
             raise problem
+        self.loaded_tokenizer()
+
+    def loaded_tokenizer(self) -> Vocabulary:
+        """The tokenizer's vocabulary. Problem 503 while it loads, as again after its process has ended."""
+        if self.tokenizer is None:
+            raise Problem(503, "the tokenizer is loading; try again soon")
+        return self.tokenizer
 
     @property
     def facts(self) -> ModelFacts:
+        """What preparing a request needs to know."""
         settings = self.settings
         return ModelFacts(settings.model_name, self.vocab_size, self.context_length, settings.strict_fields)
 
@@ -88,30 +108,43 @@ class Service:
 
     @property
     def source(self) -> Source:
+        """Who answers."""
         digest = hashlib.blake2b(json.dumps([self.settings.model_name, self.known_model]).encode(), digest_size=4)
         return Source(self.settings.model_name, f"ckdist-{__version__}-{digest.hexdigest()}")
 
-    async def prepare(self, kind: str, request: Request, body: bytes | None = None) -> Prepared | list[bytes]:
-        """What the request's body, or the one given, comes to (see `TextWork.prepare`), once the server is ready for
-        it.
-        """
+    async def prepare(self, kind: str, request: Request) -> Prepared:
+        """The request's body, made ready for the engine (see `TextWork.prepare`); `kind` is one that needs it."""
+        prepared = await self._text_work(kind, request, None)
+        assert isinstance(prepared, Prepared), f"{kind} needs no engine"
+        self._report(prepared.ignored)
+        return prepared
+
+    async def finished(self, kind: str, request: Request, body: bytes | None = None) -> list[bytes]:
+        """The answer to the request's body, or to the one given, as JSON in parts; `kind` is one without the engine."""
+        parts = await self._text_work(kind, request, body)
+        assert not isinstance(parts, Prepared), f"{kind} needs the engine"
+        return parts
+
+    async def _text_work(self, kind: str, request: Request, body: bytes | None) -> Prepared | list[bytes]:
         self.check_ready()
         if body is None:
             body = await read_body(request, self.settings.max_body)
         begun, work = time.monotonic(), self.text.prepare(kind, body, self.facts)
-        prepared = await while_connected(request.receive, work, lambda: begun, self.settings.timeout)
-        if isinstance(prepared, Prepared):
-            self._report(prepared.ignored)
-        return prepared
+        return await while_connected(request.receive, work, lambda: begun, self.settings.timeout)
 
     async def answer(
-        self, request: Request, prepared: Prepared, form: Callable, end: bytes = END_OF_STREAM
+        self,
+        request: Request,
+        prepared: Prepared,
+        form: Callable[[Run, Vocabulary, Source], Answer],
+        end: bytes = END_OF_STREAM,
     ) -> Response:
         """The answer as JSON, or as the stream that was asked for. `form` is the class of the answer; `end` ends its
         stream.
         """
-        run = Run(self.client, self.tokenizer, self.metrics, prepared, self.settings.max_sequences)
-        answer, timeout = form(run, self.tokenizer, self.source), self.settings.timeout
+        tokenizer = self.loaded_tokenizer()  # its process may have ended since the request was prepared
+        run = Run(self.client, tokenizer, self.metrics, prepared, self.settings.max_sequences)
+        answer, timeout = form(run, tokenizer, self.source), self.settings.timeout
         if prepared.stream:
             return EventStream(answer.events(), lambda: run.progress_at, timeout, end)
         whole = await while_connected(request.receive, answer.whole(), lambda: run.progress_at, timeout)

@@ -4,12 +4,14 @@ argv.
 
 import json
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from ckdist.config import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
 
 BACKLOG = 4096  # connections that wait to be accepted
+LOG_FORMAT = "%(asctime)s http %(levelname)s: %(message)s"  # of this process and of those that it starts
 MAX_KEYS = 1000
 MAX_KEY_FILE_BYTES = 1 << 18
 
@@ -42,12 +44,17 @@ class HttpSettings:
     verbose: bool = False
 
     def to_json(self) -> bytes:
+        """The settings for standard input of the HTTP process."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> "HttpSettings":
-        values = json.loads(data)
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        """The way back of `to_json`."""
+        given: dict[str, Any] = json.loads(data)
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+        }
+        return cls(**values)
 
 
 def read_api_keys(config: ServeConfig) -> tuple[str, ...]:

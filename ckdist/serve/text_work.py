@@ -12,12 +12,14 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import astuple
+from typing import Any
 
 from ckdist.errors import EngineError
 from ckdist.serve.encoding import Turns
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
 from ckdist.serve.requests.task import MAX_ANSWER, too_much
+from ckdist.serve.settings import LOG_FORMAT
 from ckdist.tokens import frames
 from ckdist.tokens.confined import Overrides, Zygote
 from ckdist.tokens.limits import Limits
@@ -44,7 +46,7 @@ class Worker:
         connection.setblocking(False)
         self.number, self.connection = number, connection
 
-    async def ask(self, head: dict, body: bytes) -> tuple[dict, list[bytes]]:
+    async def ask(self, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], list[bytes]]:
         """The answer's map, and its body in parts. EOFError or OSError when the worker ends before it has answered."""
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self.connection, frames.pack(head, len(body)))
@@ -85,7 +87,7 @@ class TextWork:
     def __init__(self, model: str, overrides: Overrides = None):
         self.model, self.overrides = model, overrides
         self._zygote: Zygote | None = None
-        self._running: set[asyncio.Task] = set()
+        self._running: set[asyncio.Task[Any]] = set()
 
     @property
     def ended(self) -> bool:
@@ -96,7 +98,7 @@ class TextWork:
         """The model's vocabulary, once workers can be had. ModelFileError for a tokenizer that does not load within
         limits.
         """
-        self._zygote = Zygote(self.model, self.overrides, HANDLER)
+        self._zygote = Zygote(self.model, self.overrides, HANDLER, log_format=LOG_FORMAT)
         vocabulary = await asyncio.to_thread(self._zygote.load)
         self._idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()  # the last one used has the warmest caches
         self._short, self._long = Lane(WORKERS, MAX_WAITING), Lane(LONG_AT_ONCE, MAX_WAITING_LONG)
@@ -105,6 +107,7 @@ class TextWork:
         return vocabulary
 
     def close(self) -> None:
+        """Ends what runs, and the processes."""
         for task in self._running:
             task.cancel()
         if self._zygote is not None:
@@ -135,7 +138,7 @@ class TextWork:
             head, content = await asyncio.shield(task)
         except asyncio.CancelledError:
             if lane is self._long:
-                self._zygote.kill(worker.number)
+                self._started().kill(worker.number)
             raise
         if "prepared" in head:
             return Prepared.from_map(head["prepared"])
@@ -147,7 +150,7 @@ class TextWork:
 
     async def _work(
         self, worker: Worker, lane: Lane, kind: str, body: bytes, facts: ModelFacts
-    ) -> tuple[dict, list[bytes]]:
+    ) -> tuple[dict[str, Any], list[bytes]]:
         """The worker's answer. A worker that has done a long body is replaced: it has grown."""
         limits = Limits(CPU_SECONDS + CPU_SECONDS_PER_MB * len(body) / 1e6, MEMORY + MEMORY_PER_BYTE * len(body))
         head = {"kind": kind, "facts": astuple(facts), "limits": astuple(limits)}
@@ -165,11 +168,16 @@ class TextWork:
             if stays:
                 self._idle.put_nowait(worker)
             else:
-                self._zygote.kill(worker.number)
+                self._started().kill(worker.number)
                 worker.connection.close()
                 self._fork()
             lane.turn.release()
 
     def _fork(self) -> None:
         with contextlib.suppress(EngineError):  # `ended` says so
-            self._idle.put_nowait(Worker(*self._zygote.fork()))
+            self._idle.put_nowait(Worker(*self._started().fork()))
+
+    def _started(self) -> Zygote:
+        """The process that `start` has started."""
+        assert self._zygote is not None, "`start` comes before requests"
+        return self._zygote

@@ -9,12 +9,17 @@ allow it refuses such text before it renders.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from jinja2 import Template
 from jinja2.exceptions import TemplateError
 
 from ckdist.errors import ModelFileError, RequestError
 from ckdist.tokens.sandbox import ChatEnvironment
-from ckdist.tokens.traits import Traits, adapt, find_traits, joined_text
+from ckdist.tokens.traits import Message, Traits, adapt, find_traits, joined_text
+
+if TYPE_CHECKING:
+    from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_TEMPLATE = 256 << 10  # characters
 MAX_OUTPUT = 16 << 20  # characters
@@ -45,7 +50,9 @@ class ChatTemplate:
                     f"chat template {name!r} has {len(source)} characters; at most {MAX_TEMPLATE} are allowed"
                 )
         self._environment = ChatEnvironment()
-        self._compiled, self._traits, self._refused = {}, {}, {}
+        self._compiled: dict[str, Template] = {}
+        self._traits: dict[str, Traits] = {}
+        self._refused: dict[str, str] = {}  # by name, why a template is not used
 
     def render(
         self,
@@ -85,7 +92,8 @@ class ChatTemplate:
         """What template `name` can take."""
         if name not in self._traits:
 
-            def render(messages, tools):
+            def render(messages: list[Message], tools: list[dict[str, Any]] | None) -> str | None:
+                """The prompt; None where the template refuses."""
                 try:
                     return self._render(name, messages, True, tools, {})
                 except RequestError:
@@ -105,7 +113,7 @@ class ChatTemplate:
             self._traits[name] = traits
             self._compile(name)
 
-    def _continued(self, name: str, messages: list, tools: list | None, variables: dict) -> str:
+    def _continued(self, name: str, messages: list[Any], tools: list[Any] | None, variables: dict[str, Any]) -> str:
         """The prompt up to the end of the last message's own text."""
         last = messages[-1]
         text = joined_text(last["content"])
@@ -123,7 +131,12 @@ class ChatTemplate:
         )  # it leaves out what an assistant said last
 
     def _render(
-        self, name: str, messages: list, add_generation_prompt: bool, tools: list | None, variables: dict
+        self,
+        name: str,
+        messages: list[Any],
+        add_generation_prompt: bool,
+        tools: list[Any] | None,
+        variables: dict[str, Any],
     ) -> str:
         context = {**self.special_tokens, **variables, "messages": messages, "tools": tools}
         context |= {"documents": variables.get("documents"), "add_generation_prompt": add_generation_prompt}
@@ -144,7 +157,7 @@ class ChatTemplate:
             raise RequestError(f"the chat template fails on the messages: {_one_line(error)}", "messages") from None
         return "".join(parts)
 
-    def _compile(self, name: str):
+    def _compile(self, name: str) -> Template:
         if name in self._refused:
             raise RequestError(self._refused[name], "messages")
         if name not in self._compiled:
@@ -156,7 +169,7 @@ class ChatTemplate:
         return self._compiled[name]
 
 
-def with_template(tokenizer):
+def with_template(tokenizer: "Tokenizer") -> "Tokenizer":
     """`tokenizer` with a chat template: a model that has none gets chatml, as in llama-server."""
     if tokenizer.chat_template is not None:
         return tokenizer

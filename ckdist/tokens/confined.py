@@ -5,6 +5,7 @@ comes back is a `Vocabulary`. Text of strangers is tokenised in workers. A comma
 at full speed, may use the tokenizer in its own process once it has passed here.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 import msgpack
 
@@ -24,6 +26,7 @@ from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.vocabulary import MAX_PIECES_BYTES, Vocabulary
 
 Overrides = Mapping[str, int | float | bool | str] | None  # of a GGUF file's metadata
+COMMAND_LOG_FORMAT = "%(message)s"  # as `ckdist` writes its own log
 MAX_RESULT = MAX_PIECES_BYTES + (64 << 20)
 
 
@@ -45,29 +48,32 @@ class Zygote:
     """
 
     def __init__(
-        self, model: str | Path, overrides: Overrides = None, handler: str | None = None, limits: Limits | None = None
+        self,
+        model: str | Path,
+        overrides: Overrides = None,
+        handler: str | None = None,
+        limits: Limits | None = None,
+        log_format: str = COMMAND_LOG_FORMAT,
     ):
         """`handler`: `module:function` that workers call, (tokenizer, head, body) to (head, body); None where no worker
-        is forked.
+        is forked. `log_format`: of what the process and its workers log, as of logging.Formatter.
         """
         self.model, self.limits = str(model), limits or loading_limits(model)
         self._number = 0
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        root = logging.getLogger()
-        formats = [h.formatter._fmt for h in root.handlers if h.formatter is not None]
         settings = {
             "parent": os.getpid(),
             "model": self.model,
             "overrides": dict(overrides or {}),
             "handler": handler,
             "limits": [self.limits.cpu, self.limits.memory],
-            "level": root.getEffectiveLevel(),
-            "format": formats[0] if formats else logging.BASIC_FORMAT,
+            "level": logging.getLogger().getEffectiveLevel(),
+            "format": log_format,
         }
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "ckdist.tokens.zygote"],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 env={
                     **os.environ,
@@ -80,7 +86,7 @@ class Zygote:
 
     def load(self) -> Vocabulary:
         """ModelFileError for a tokenizer that cannot be loaded within the limits."""
-        with self.process.stdout as output:
+        with self._output as output:
             data = output.read(MAX_RESULT + 1)
         try:
             result = msgpack.unpackb(data, max_bin_len=MAX_RESULT)
@@ -111,21 +117,26 @@ class Zygote:
 
     def kill(self, number: int) -> None:
         """Worker `number` ends, whatever it does."""
-        try:
+        with contextlib.suppress(OSError):  # the zygote has ended, and its workers with it
             self.control.send(b"K%d" % number)
-        except OSError:
-            pass  # the zygote has ended, and its workers with it
 
     def close(self) -> None:
+        """Ends the process, and its workers with it."""
         self.control.close()
-        self.process.stdout.close()
+        self._output.close()
         self.process.kill()
         self.process.wait()
+
+    @property
+    def _output(self) -> IO[bytes]:
+        """Where the process writes the vocabulary."""
+        assert self.process.stdout is not None
+        return self.process.stdout
 
     def __enter__(self) -> "Zygote":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -1,6 +1,10 @@
 """How few tokens a text can have: what lets a text be refused by its size, before it is tokenised."""
 
 import json
+from collections.abc import Sequence
+from typing import Any
+
+import tokenizers
 
 from ckdist.tokens.pieces import BYTE_ALPHABET
 
@@ -9,7 +13,7 @@ KEEPING_NORMALIZERS = {"Prepend": 1, "NFC": COMPOSING}
 KEEPING_SPLITS = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"}
 
 
-def most_bytes_per_token(backend, pieces) -> int | None:
+def most_bytes_per_token(backend: tokenizers.Tokenizer, pieces: Sequence[bytes]) -> int | None:
     """No text has fewer tokens than its UTF-8 bytes divided by this: the longest token's bytes, times what the
     normaliser may shrink.
 
@@ -24,11 +28,11 @@ def most_bytes_per_token(backend, pieces) -> int | None:
     return max(1, shrinks * max(map(len, pieces), default=1))
 
 
-def _state(part) -> dict | None:
+def _state(part: Any) -> dict[str, Any] | None:
     return None if part is None else json.loads(part.__getstate__())
 
 
-def _shrinks(normalizer: dict | None) -> int | None:
+def _shrinks(normalizer: dict[str, Any] | None) -> int | None:
     """How many times shorter a text may become; None for any."""
     if normalizer is None:
         return 1
@@ -44,10 +48,10 @@ def _shrinks(normalizer: dict | None) -> int | None:
     if kind == "Replace":
         pattern = normalizer["pattern"].get("String")
         return 1 if pattern and len(normalizer["content"]) >= len(pattern) else None
-    return KEEPING_NORMALIZERS.get(kind)
+    return KEEPING_NORMALIZERS.get(str(kind))
 
 
-def _keeps_all(pre_tokenizer: dict | None) -> bool:
+def _keeps_all(pre_tokenizer: dict[str, Any] | None) -> bool:
     if pre_tokenizer is None:
         return True
     kind = pre_tokenizer.get("type")
@@ -56,7 +60,7 @@ def _keeps_all(pre_tokenizer: dict | None) -> bool:
     return kind in KEEPING_SPLITS or (kind in ("Split", "Punctuation") and pre_tokenizer.get("behavior") != "Removed")
 
 
-def _reaches_all_bytes(backend) -> bool:
+def _reaches_all_bytes(backend: tokenizers.Tokenizer) -> bool:
     of_bytes = "ByteLevel" in json.dumps(_state(backend.decoder))
     names = BYTE_ALPHABET if of_bytes else (f"<0x{byte:02X}>" for byte in range(256))
     return all(backend.token_to_id(name) is not None for name in names) and (

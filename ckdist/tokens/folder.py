@@ -4,6 +4,7 @@ rules.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -88,7 +89,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
         ) from None
 
 
-def _read_json(path: Path) -> dict:
+def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
@@ -121,7 +122,7 @@ def _first_id(backend: tokenizers.Tokenizer, text: str, *configured: object) -> 
     return next((token_id for value in configured for token_id in _ids(value)), None)
 
 
-def _rule(config: dict, name: str) -> bool | None:
+def _rule(config: dict[str, Any], name: str) -> bool | None:
     """Whether to add the token: what the configuration says, else what its class does, else None (as the
     post-processor does).
     """
@@ -181,13 +182,13 @@ def _pieces(backend: tokenizers.Tokenizer, path: Path) -> tuple[list[bytes], boo
     return pieces, strips
 
 
-def _decoder_steps(decoder: dict) -> list[dict]:
+def _decoder_steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
     if decoder.get("type") != "Sequence":
         return [decoder]
     return [step for inner in decoder.get("decoders", []) for step in _decoder_steps(inner)]
 
 
-def _chat_templates(folder: Path, config: dict) -> dict[str, str]:
+def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Templates by name. A file of its own goes before the one in tokenizer_config.json."""
     found = config.get("chat_template")
     templates = {}

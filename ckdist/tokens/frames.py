@@ -2,28 +2,36 @@
 
 import socket
 import struct
+from typing import Any, cast
 
 import msgpack
 
 SIZES = struct.Struct("<IQ")  # of the map and of the body
 
 
-def pack(head: dict, body_size: int) -> bytes:
+def pack(head: dict[str, Any], body_size: int) -> bytes:
     """What goes before the body."""
-    packed = msgpack.packb(head)
-    return SIZES.pack(len(packed), body_size) + packed
+    data = packed(head)
+    return SIZES.pack(len(data), body_size) + data
 
 
-def unpack_head(data: bytes | bytearray) -> dict:
+def packed(value: Any) -> bytes:
+    """`value` as msgpack."""
+    return cast("bytes", msgpack.packb(value))  # the library has no types
+
+
+def unpack_head(data: bytes | bytearray) -> dict[str, Any]:
+    """The map that `data` is."""
     return msgpack.unpackb(data, strict_map_key=False)
 
 
-def send(connection: socket.socket, head: dict, body: bytes) -> None:
+def send(connection: socket.socket, head: dict[str, Any], body: bytes) -> None:
+    """Sends a map and a body."""
     connection.sendall(pack(head, len(body)))
     connection.sendall(body)
 
 
-def receive(connection: socket.socket) -> tuple[dict, bytes] | None:
+def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes] | None:
     """The next map and body; None when the other side has closed."""
     sizes = _exactly(connection, SIZES.size)
     if sizes is None:

@@ -6,6 +6,7 @@ It reads the plain dictionary of keys to Python values; parsing the file is `ckd
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -25,9 +26,9 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 # Many files name only one end token, though the chat format ends turns with another. These control tokens always end a
 # turn; some files call them user-defined, which would let them into what is plain text.
 END_OF_TURN = {
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]",
-    "[EOS]", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<turn|>", "<|tool_response>", "<end_of_utterance>", "[e~[",
-    "<｜end▁of▁sentence｜>",
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
+    "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|return|>", "<|call|>", "<|flush|>",
+    "<|calls|>", "<turn|>", "<|tool_response>", "<end_of_utterance>", "[e~[", "<｜end▁of▁sentence｜>",  # noqa: RUF001
 }  # fmt: skip
 # beside these, <|end|> only ends one of an answer's messages
 GOES_ON = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
@@ -47,9 +48,10 @@ class _Vocabulary:
     types: list[int]
     scores: list[float]
     merges: list[tuple[str, str]]
-    metadata: Mapping[str, object]
+    metadata: Mapping[str, Any]
 
     def flag(self, name: str, default: bool) -> bool:
+        """The switch under `name`. ModelFileError for another type."""
         value = self.metadata.get(f"tokenizer.ggml.{name}", default)
         if not isinstance(value, (bool, int)):
             raise ModelFileError(f"tokenizer.ggml.{name} is {value!r:.40}, not true or false")
@@ -62,6 +64,7 @@ class _Vocabulary:
         return value if known else None
 
     def of_type(self, *types: int) -> list[int]:
+        """The ids of the tokens of these types."""
         return [i for i, kind in enumerate(self.types) if kind in types]
 
 
@@ -105,7 +108,10 @@ def _read_vocabulary(metadata: Mapping[str, object], kind: str) -> _Vocabulary:
     for name, values in (("token_type", types), ("scores", scores)):
         if len(values) != len(tokens):
             raise ModelFileError(f"tokenizer.ggml.{name} has {len(values)} entries for {len(tokens)} tokens")
-    types = [CONTROL if kind == USER_DEFINED and token in END_OF_TURN else kind for token, kind in zip(tokens, types)]
+    types = [
+        CONTROL if kind == USER_DEFINED and token in END_OF_TURN else kind
+        for token, kind in zip(tokens, types, strict=True)
+    ]
     if not all(map(math.isfinite, scores)):
         raise ModelFileError("tokenizer.ggml.scores has entries that are not finite numbers")
     known, stored, merges = set(tokens), _array(metadata, "merges", str), []
@@ -124,7 +130,7 @@ def _read_vocabulary(metadata: Mapping[str, object], kind: str) -> _Vocabulary:
     return _Vocabulary(tokens, types, scores, merges, metadata)
 
 
-def _array(metadata: Mapping[str, object], name: str, kind: type) -> list:
+def _array(metadata: Mapping[str, object], name: str, kind: type) -> list[Any]:
     values = metadata.get(f"tokenizer.ggml.{name}", [])
     if isinstance(values, np.ndarray):  # how the reader gives arrays of numbers
         values = values.tolist()
@@ -224,7 +230,8 @@ def _sentencepiece_unigram(v: _Vocabulary) -> Tokenizer:
     # Only normal tokens may be found in text; -1e9 keeps their ids and takes the others out of every best path.
     findable = {NORMAL, USER_DEFINED}
     scored = [
-        (token, float(score) if kind in findable else -1e9) for token, score, kind in zip(v.tokens, v.scores, v.types)
+        (token, float(score) if kind in findable else -1e9)
+        for token, score, kind in zip(v.tokens, v.scores, v.types, strict=True)
     ]
     model = models.Unigram(scored, unk_id=unknown, byte_fallback=BYTE in v.types)
     return _sentencepiece(
@@ -327,7 +334,7 @@ def _finish(
         prefix=(bos,) if bos is not None and v.flag("add_bos_token", adds_bos) else (),
         suffix=(eos,) if eos is not None and v.flag("add_eos_token", adds_eos) else (),
         bos_token_id=bos,
-        eos_token_ids=frozenset(ends - {None}),
+        eos_token_ids=frozenset(token for token in ends if token is not None),
         strips_prefix_space=strips_prefix_space,
         chat_template=ChatTemplate(templates, {name: v.tokens[i] for name, i in named.items() if i is not None})
         if templates
@@ -338,4 +345,4 @@ def _finish(
 def _chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
     prefix = "tokenizer.chat_template"
     names = {prefix: "default"} | {key: key[len(prefix) + 1 :] for key in metadata if key.startswith(prefix + ".")}
-    return {name: metadata[key] for key, name in names.items() if isinstance(metadata.get(key), str)}
+    return {name: text for key, name in names.items() if isinstance(text := metadata.get(key), str)}

@@ -38,7 +38,7 @@ class Confinement:
     task.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._used = {resource.RLIMIT_AS: 0, resource.RLIMIT_DATA: 0}
         with open("/proc/self/status", encoding="ascii", errors="replace") as file:
             for line in file:

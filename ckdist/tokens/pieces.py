@@ -33,4 +33,5 @@ def sentencepiece_bytes(piece: str) -> bytes:
 
 
 def text_bytes(text: str) -> bytes:
+    """A token that is plain text, in bytes."""
     return text.encode("utf-8", "replace")  # a lone surrogate in a hostile vocabulary becomes '?'

@@ -4,6 +4,7 @@ with limits: a pattern that never ends is ended by them.
 
 import json
 import time
+from typing import Any
 
 from ckdist.errors import ModelFileError, RequestError
 from ckdist.tokens.tokenizer import Tokenizer
@@ -57,7 +58,7 @@ def _rules(tokenizer: Tokenizer) -> str:
     return "".join(_texts(json.loads(part.__getstate__())) for part in parts if part is not None)
 
 
-def _texts(value) -> str:
+def _texts(value: Any) -> str:
     if isinstance(value, dict):
         return "".join(_texts(part) for key, part in value.items() if key != "type")
     if isinstance(value, list):

@@ -7,18 +7,22 @@ rendered in a process with limits (`ckdist.tokens.confined`).
 
 import json
 from datetime import datetime
+from typing import Any, NoReturn
 
+from jinja2 import nodes
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class GenerationTag(Extension):
     """`{% generation %}` marks what the assistant says, for training; when rendering it is only its body."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
-    def parse(self, parser):
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        """The tag's body."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -26,17 +30,23 @@ class GenerationTag(Extension):
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """Trimmed blocks, loop controls, `tojson`, `raise_exception`, `strftime_now`, the generation tag."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
         self.filters["tojson"] = _tojson
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
 
 
-def _tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # Plain JSON: jinja2's own would escape <, > and & for HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _raise_exception(message) -> None:
+def _raise_exception(message: object) -> NoReturn:
     raise TemplateError(str(message)[:500])

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - the characters of many scripts are what this file is about
 r"""How byte-level BPE vocabularies split a text before they merge, by the names that GGUF gives under
 `tokenizer.ggml.pre`.
 
@@ -13,8 +14,9 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from ckdist.errors import ModelFileError
 
 NAMING = (
-    "name the model's own with --override-kv tokenizer.ggml.pre=str:NAME; names are those of llama.cpp, as llama-bpe for Llama 3, "
-    "qwen2 for Qwen 2 to 3, tekken for Mistral Nemo, smollm, gpt-2, falcon"
+    "name the model's own with --override-kv tokenizer.ggml.pre=str:NAME; "
+    "names are those of llama.cpp, as llama-bpe for Llama 3, qwen2 for Qwen 2 to 3, "
+    "tekken for Mistral Nemo, smollm, gpt-2, falcon"
 )
 
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -49,12 +51,16 @@ class Split:
     mask: str = ""  # the special token that takes the spaces before it
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
+        """The `tokenizers` library's object that splits so."""
+        steps: list[pre_tokenizers.PreTokenizer] = [
+            pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns
+        ]
         if not self.visible_space:
             steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         return pre_tokenizers.Sequence(steps)
 
     def normalizer(self) -> normalizers.Normalizer | None:
+        """What is done to a text before it is split; None: nothing."""
         return normalizers.NFC() if self.composes else None
 
 
@@ -68,7 +74,10 @@ QWEN2 = Split((f"{CONTRACTIONS}|{WORDS}|\\p{{N}}|{TAIL}",), composes=True)
 ONE_DIGIT = Split(QWEN2.patterns)
 QWEN35 = Split(
     (
-        rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{SPACES}",
+        (
+            rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+            rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{SPACES}"
+        ),
     ),
     composes=True,
 )
@@ -79,9 +88,11 @@ DEEPSEEK_CODER = Split((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一�
 DEEPSEEK_LLM = Split(
     (
         r"[\r\n]",
-        r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-"
-        r"ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\x{1F7D}ᾀ-ᾴᾶ-ᾼ\x{1FBE}ῂ-ῄῆ-ῌῐ-\x{1FD3}ῖ-\x{1FDB}ῠ-Ῥῲ-ῴῶ-ῼ"
-        r"ℂℇℊ-ℓℕℙ-ℝℤ\x{2126}ℨ\x{212A}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
+        (
+            r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-"
+            r"ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\x{1F7D}ᾀ-ᾴᾶ-ᾼ\x{1FBE}ῂ-ῄῆ-ῌῐ-\x{1FD3}ῖ-\x{1FDB}ῠ-Ῥῲ-ῴῶ-ῼ"
+            r"ℂℇℊ-ℓℕℙ-ℝℤ\x{2126}ℨ\x{212A}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+"
+        ),
         r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
         r"\s+$",
         "[一-龥ࠀ-一가-퟿]+",
@@ -130,8 +141,10 @@ TINY_AYA = Split((r"(?<!\d)(?>\d+)\b", r"(?<!\d{3})(?:\d{3})+(?![\s\S])", r"\G\d
 _HAN_UPPER, _HAN_LOWER = (rf"[{letters}&&[^\p{{Han}}]]" for letters in (UPPER, LOWER))
 KIMI = Split(
     (
-        rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{_HAN_UPPER}*{_HAN_LOWER}+{CONTRACTIONS}?"
-        rf"|[^\r\n\p{{L}}\p{{N}}]?{_HAN_UPPER}+{_HAN_LOWER}*{CONTRACTIONS}?|\p{{N}}{{1,3}}|{TAIL}",
+        (
+            rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{_HAN_UPPER}*{_HAN_LOWER}+{CONTRACTIONS}?"
+            rf"|[^\r\n\p{{L}}\p{{N}}]?{_HAN_UPPER}+{_HAN_LOWER}*{CONTRACTIONS}?|\p{{N}}{{1,3}}|{TAIL}"
+        ),
     )
 )
 # Published as \p{N}+ and then (?=(\d{3})+(?!\d)).
@@ -140,8 +153,10 @@ BAILING = Split((rf"'(?i:[sdmt]|ll|ve|re)|{WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+
 SEED_CODER = Split((rf"{CONTRACTIONS}|{WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|{SPACES}",))
 EXAONE_MOE = Split(
     (
-        rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
-        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|{SPACES}",
+        (
+            rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+            rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|{SPACES}"
+        ),
     )
 )
 MINICPM5 = Split((r"\p{N}{1,3}", rf"{CONTRACTIONS}|{WORDS}|\p{{N}}+|{TAIL}"), whole_words=True)

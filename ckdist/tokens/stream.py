@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import codecs
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckdist.tokens.vocabulary import Vocabulary
 
 
 class StreamDecoder:
     """Holds at most three bytes of an unfinished character, so a step costs what its token is long."""
 
-    def __init__(self, vocabulary, skip_special: bool = True):
-        """`vocabulary`: a `Vocabulary`."""
+    def __init__(self, vocabulary: Vocabulary, skip_special: bool = True):
+        """With `skip_special` control tokens give no text."""
         self._vocabulary = vocabulary
         self._skipped = vocabulary.special_ids if skip_special else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")

@@ -6,6 +6,7 @@ metadata must give the same ids for varied text, or it is an error.
 
 import json
 from pathlib import Path
+from typing import Any
 
 from ckdist.errors import ModelFileError
 from ckdist.tokens.confined import load_tried
@@ -38,7 +39,7 @@ def tokenizer_metadata(folder: Path, vocab_size: int) -> dict[str, object]:
     tokens, types = _tokens(tokenizer, vocab_size, described, byte_level)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     metadata: dict[str, object] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
-    metadata |= {f"tokenizer.ggml.{name}": value for name, value in _special(tokenizer, folder).items()}
+    metadata |= {f"tokenizer.ggml.{name}": value for name, value in _special(tokenizer).items()}
     if tokenizer.chat_template and "default" in tokenizer.chat_template.sources:
         metadata["tokenizer.chat_template"] = tokenizer.chat_template.sources["default"]
     if byte_level:
@@ -61,7 +62,9 @@ def tokenizer_metadata(folder: Path, vocab_size: int) -> dict[str, object]:
     return metadata
 
 
-def _tokens(tokenizer: Tokenizer, vocab_size: int, described: dict, byte_level: bool) -> tuple[list[str], list[int]]:
+def _tokens(
+    tokenizer: Tokenizer, vocab_size: int, described: dict[str, Any], byte_level: bool
+) -> tuple[list[str], list[int]]:
     """Texts and types of all rows; rows beyond the vocabulary stand for nothing."""
     if tokenizer.vocab_size > vocab_size:
         raise ModelFileError(f"the tokenizer has {tokenizer.vocab_size} tokens, and the model {vocab_size}")
@@ -77,7 +80,7 @@ def _tokens(tokenizer: Tokenizer, vocab_size: int, described: dict, byte_level: 
     return tokens, types
 
 
-def _special(tokenizer: Tokenizer, folder: Path) -> dict[str, object]:
+def _special(tokenizer: Tokenizer) -> dict[str, object]:
     bos, ends = tokenizer.bos_token_id, sorted(tokenizer.eos_token_ids)
     values: dict[str, object] = {"add_bos_token": bool(tokenizer.prefix), "add_eos_token": bool(tokenizer.suffix)}
     if bos is not None:
@@ -105,11 +108,12 @@ def _split_name(tokenizer: Tokenizer, metadata: dict[str, object], whole_words: 
     for name, split in SPLITS.items():
         if not split.visible_space:
             names.setdefault(split, name)
-    for split, name in sorted(names.items(), key=lambda item: item[0].whole_words != whole_words):
+    for _, name in sorted(names.items(), key=lambda item: item[0].whole_words != whole_words):
         if _agree(tokenizer, metadata | {"tokenizer.ggml.pre": name}):
             return name
     raise ModelFileError(
-        f"{folder / 'tokenizer.json'} splits text in a way that GGUF has no name for; known: {', '.join(names.values())}"
+        f"{folder / 'tokenizer.json'} splits text in a way that GGUF has no name for; "
+        f"known: {', '.join(names.values())}"
     )
 
 

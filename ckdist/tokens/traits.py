@@ -8,8 +8,9 @@ rules are llama-server's: what a template has no place for goes where it has one
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-Message = dict[str, object]
+Message = dict[str, Any]
 
 USER, ASSISTANT, SYSTEM, RESULT, KEY, VALUE, TOOL = (
     "userprobe",
@@ -47,10 +48,11 @@ class Traits:
     empty_content: bool = True
 
 
-def find_traits(render: Callable[[list[Message], list | None], str | None], source: str) -> Traits:
+def find_traits(render: Callable[[list[Message], list[Any] | None], str | None], source: str) -> Traits:
     """`render(messages, tools)` is the prompt, None where the template refuses. `source` is the template's text."""
 
     def prompt_of(messages: list[Message]) -> str:
+        """The prompt without tools, or else with them; empty where both are refused."""
         return render(messages, None) or render(messages, TOOLS) or ""  # some are for chats with tools alone
 
     text = USER in prompt_of([user(USER)])
@@ -65,6 +67,7 @@ def find_traits(render: Callable[[list[Message], list | None], str | None], sour
     )
 
     def with_tools(arguments: object, call_content: object) -> str:
+        """The prompt of a chat in which a tool is called."""
         calls = [{"id": "call00001", "type": "function", "function": {"name": TOOL, "arguments": arguments}}]
         history = [
             user(content),
@@ -102,6 +105,7 @@ def find_traits(render: Callable[[list[Message], list | None], str | None], sour
 
 
 def user(content: object) -> Message:
+    """A message of the user's."""
     return {"role": "user", "content": content}
 
 
@@ -114,10 +118,10 @@ def adapt(messages: Sequence[Mapping[str, object]], traits: Traits) -> list[Mess
     ]
     adapted = _without_developer(adapted) if not traits.developer else adapted
     adapted = _without_results(adapted, traits) if not traits.tool_results else adapted
-    return _without_system(adapted, traits) if not traits.system else adapted
+    return _without_system(adapted) if not traits.system else adapted
 
 
-def joined_text(content: object) -> str:
+def joined_text(content: Any) -> str:
     """Content as one text; parts are joined by newlines, as llama-server and vLLM do."""
     if isinstance(content, list):
         return "\n".join(part["text"] for part in content)
@@ -152,9 +156,11 @@ def _with_calls(message: Message, traits: Traits) -> Message:
     }
 
 
-def _with_arguments(call: Mapping[str, object], as_object: bool) -> Mapping[str, object]:
+def _with_arguments(call: Mapping[str, Any], as_object: bool) -> Mapping[str, Any]:
     function = call.get("function")
-    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
     if as_object and isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
@@ -171,7 +177,8 @@ def _without_developer(messages: list[Message]) -> list[Message]:
     first.
     """
     result: list[Message] = []
-    for message in messages:
+    for given in messages:
+        message = given
         if message["role"] == "developer":
             message = {**message, "role": "system"}
             if result and result[-1]["role"] == "system":
@@ -184,7 +191,8 @@ def _without_developer(messages: list[Message]) -> list[Message]:
 def _without_results(messages: list[Message], traits: Traits) -> list[Message]:
     """Results of tools as what the user says."""
     result: list[Message] = []
-    for message in messages:
+    for given in messages:
+        message = given
         if message["role"] == "tool":
             told = {name: message[name] for name in ("name", "tool_call_id") if message.get(name)} | {
                 "content": joined_text(message["content"])
@@ -194,11 +202,12 @@ def _without_results(messages: list[Message], traits: Traits) -> list[Message]:
     return result
 
 
-def _without_system(messages: list[Message], traits: Traits) -> list[Message]:
+def _without_system(messages: list[Message]) -> list[Message]:
     """System messages at the head of the user's next turn."""
     result: list[Message] = []
     pending: object = None
-    for message in messages:
+    for given in messages:
+        message = given
         if message["role"] == "system":
             pending = message["content"] if pending is None else _merged(pending, message["content"])
             continue
@@ -222,7 +231,7 @@ def _append_turn(messages: list[Message], message: Message) -> None:
         messages.append(message)
 
 
-def _merged(first: object, second: object) -> object:
+def _merged(first: Any, second: Any) -> str | list[Any]:
     if isinstance(first, list) or isinstance(second, list):
         return [*_as_parts(first), *_as_parts(second)]
     return _beside(first, second)
@@ -232,5 +241,5 @@ def _beside(first: str, second: str) -> str:
     return f"{first}\n{second}" if first else second
 
 
-def _as_parts(content: object) -> list:
+def _as_parts(content: object) -> list[Any]:
     return content if isinstance(content, list) else [{"type": "text", "text": content}]

@@ -14,13 +14,14 @@ from itertools import accumulate
 import msgpack
 
 from ckdist.errors import EngineError
+from ckdist.tokens.frames import packed
 from ckdist.tokens.stream import StreamDecoder
 
 MAX_VOCAB = 4 << 20  # tokens
 MAX_PIECES_BYTES = 256 << 20
 
 
-class Pieces(Sequence):
+class Pieces(Sequence[bytes]):
     """The bytes of every token, end to end in one block: a list of a million `bytes` would take a hundred MB."""
 
     def __init__(self, block: bytes, lengths: Sequence[int]):
@@ -29,7 +30,8 @@ class Pieces(Sequence):
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def __getitem__(self, token: int) -> bytes:
+    # Tokens are asked for one at a time: there are no slices.
+    def __getitem__(self, token: int) -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride]
         if not 0 <= token < len(self):
             raise IndexError(token)
         return self._block[self._ends[token] : self._ends[token + 1]]
@@ -74,7 +76,7 @@ class Vocabulary:
 
     def to_bytes(self) -> bytes:
         """This part of a tokenizer, for another process."""
-        return msgpack.packb(
+        return packed(
             {
                 "block": b"".join(self.pieces),
                 "lengths": array("I", map(len, self.pieces)).tobytes(),

@@ -13,9 +13,9 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
-
-import msgpack
+from typing import Any
 
 from ckdist.errors import UserError
 from ckdist.tokens import frames
@@ -23,7 +23,10 @@ from ckdist.tokens.chat import ChatTemplate, with_template
 from ckdist.tokens.limits import Confinement, Limits, die_with_parent, give_up_privileges, start_nothing
 from ckdist.tokens.probe import REMEDY, probe
 from ckdist.tokens.source import tokenizer_of
+from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.traits import Traits
+
+Handler = Callable[[Tokenizer, dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
 
 REAP_SECONDS = 0.5
 TRYING = Limits(cpu=1.0, memory=512 << 20)  # for a chat template: published ones take a tenth
@@ -31,6 +34,7 @@ FORK, KILL = b"F", b"K"  # followed by the worker's number; FORK brings the work
 
 
 def main() -> None:
+    """Loads the tokenizer, says what came of it, and forks workers until the owner closes its side."""
     control = socket.socket(fileno=0)
     settings = json.loads(control.recv(1 << 16))
     die_with_parent(settings["parent"])
@@ -44,7 +48,8 @@ def main() -> None:
     result, tokenizer = _load(settings["model"], settings["overrides"], Limits(*settings["limits"]))
     if tokenizer is not None and handler is not None:
         tokenizer = with_template(tokenizer)
-        _try_templates(tokenizer.chat_template)
+        if tokenizer.chat_template is not None:
+            _try_templates(tokenizer.chat_template)
     with os.fdopen(os.dup(1), "wb") as output:
         os.dup2(null, 1)
         output.write(result)
@@ -52,7 +57,7 @@ def main() -> None:
         _fork_on_demand(control, tokenizer, handler)
 
 
-def _named(name: str | None):
+def _named(name: str | None) -> Handler | None:
     """The function `module:function`: (tokenizer, head, body) to (head, body)."""
     if name is None:
         return None
@@ -60,19 +65,20 @@ def _named(name: str | None):
     return getattr(importlib.import_module(module), function)
 
 
-def _load(model: str, overrides: dict, limits: Limits):
+def _load(model: str, overrides: dict[str, Any], limits: Limits) -> tuple[bytes, Tokenizer | None]:
+    """The message to the owner, and the tokenizer where it loaded."""
     confinement = Confinement()
     confinement.arm(limits)
     try:
         tokenizer = tokenizer_of(model, overrides)
         probe(tokenizer, model)
         _ = tokenizer.most_bytes_per_token  # kept for the workers
-        return msgpack.packb({"vocabulary": tokenizer.to_bytes()}), tokenizer
+        return frames.packed({"vocabulary": tokenizer.to_bytes()}), tokenizer
     except UserError as error:
-        return msgpack.packb({"refused": str(error)}), None
+        return frames.packed({"refused": str(error)}), None
     except BaseException as error:  # a panic in the library is a BaseException
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return msgpack.packb({"refused": f"the tokenizer of {model} does not load ({why}); {REMEDY}"}), None
+        return frames.packed({"refused": f"the tokenizer of {model} does not load ({why}); {REMEDY}"}), None
     finally:
         confinement.disarm()
 
@@ -86,7 +92,7 @@ def _try_templates(template: ChatTemplate) -> None:
         template.adopt(name, None if found is None else Traits(**found))
 
 
-def _in_child(function, limits: Limits):
+def _in_child(function: Callable[[], Any], limits: Limits) -> Any:
     """What `function` gives, as JSON can say it, in a child process with limits; None when they ended it."""
     reading, writing = os.pipe()
     zygote, pid = os.getpid(), os.fork()
@@ -104,7 +110,7 @@ def _in_child(function, limits: Limits):
     return json.loads(data) if data else None
 
 
-def _fork_on_demand(control: socket.socket, tokenizer, handler) -> None:
+def _fork_on_demand(control: socket.socket, tokenizer: Tokenizer, handler: Handler) -> None:
     """Until the owner closes its side."""
     workers: dict[int, int] = {}  # number: process
     gc.collect()
@@ -142,7 +148,7 @@ def _reap(workers: dict[int, int]) -> None:
             del workers[number]
 
 
-def _work(connection: socket.socket, tokenizer, handler) -> None:
+def _work(connection: socket.socket, tokenizer: Tokenizer, handler: Handler) -> None:
     """One task after the other, each under the limits that come with it, until the owner closes its side."""
     connection.setblocking(True)
     confinement = Confinement()

@@ -1,6 +1,8 @@
 """What keeps a machine from its speed, and the command that changes it. Reads settings, changes none."""
 
+import os
 import resource
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ckdist.topology.machine import Machine
@@ -18,7 +20,7 @@ class Advice:
     command: str
 
 
-def advise(machine: Machine, root="/", memlock: int | None = None) -> tuple[Advice, ...]:
+def advise(machine: Machine, root: str | os.PathLike[str] = "/", memlock: int | None = None) -> tuple[Advice, ...]:
     """What to change on `machine`, read below `root`. `memlock`: the limit in bytes; None: this process's."""
     tree = Tree(root)
     if memlock is None:
@@ -33,7 +35,7 @@ def advise(machine: Machine, root="/", memlock: int | None = None) -> tuple[Advi
     return tuple(found)
 
 
-def _memory(tree: Tree, machine: Machine, memlock: int):
+def _memory(tree: Tree, machine: Machine, memlock: int) -> Iterator[Advice]:
     if machine.memory.transparent == "never":
         yield Advice(
             "transparent huge pages are off",
@@ -67,7 +69,7 @@ def _memory(tree: Tree, machine: Machine, memlock: int):
         )
 
 
-def _cpus(tree: Tree, machine: Machine):
+def _cpus(tree: Tree, machine: Machine) -> Iterator[Advice]:
     governors = {tree.text(f"sys/devices/system/cpu/cpu{cpu.number}/cpufreq/scaling_governor") for cpu in machine.cpus}
     for governor in sorted(governors & set(SLEEPY)):
         yield Advice(
@@ -90,13 +92,14 @@ def _cpus(tree: Tree, machine: Machine):
         )
 
 
-def _limits(machine: Machine):
+def _limits(machine: Machine) -> Iterator[Advice]:
     group, allowed = machine.control_group, machine.binding.cpus
     if group.quota is not None and group.quota < len(machine.cores(allowed)):
         yield Advice(
             f"a control group gives {group.quota:.1f} CPUs' worth of time to {len(machine.cores(allowed))} cores",
             "threads are stopped in the middle of a step, and the others wait",
-            f"ckdist serve -t {max(1, int(group.quota))}  # or docker update --cpus {len(machine.cores(allowed))} CONTAINER",
+            f"ckdist serve -t {max(1, int(group.quota))}"
+            f"  # or docker update --cpus {len(machine.cores(allowed))} CONTAINER",
         )
     if group.memory is not None and machine.memory.total and group.memory < machine.memory.total * 0.9:
         yield Advice(
@@ -108,13 +111,14 @@ def _limits(machine: Machine):
         mine = set(node.cpus) & set(allowed)
         if mine and len(machine.cores(mine)) < len(machine.cores(node.cpus)) and not machine.binding.launcher:
             yield Advice(
-                f"{len(machine.cores(mine))} of {len(machine.cores(node.cpus))} cores of node {node.number} may be used",
+                f"{len(machine.cores(mine))} of {len(machine.cores(node.cpus))} cores "
+                f"of node {node.number} may be used",
                 "its ranks are slower than others, and the slowest sets the pace",
                 "docker update --cpuset-cpus 0-N CONTAINER  # or taskset, numactl: whole nodes",
             )
 
 
-def _nodes(tree: Tree, machine: Machine):
+def _nodes(tree: Tree, machine: Machine) -> Iterator[Advice]:
     own = [node for node in machine.nodes if node.cpus]
     if machine.simple and len(machine.packages) > 1:
         yield Advice(
@@ -143,7 +147,7 @@ def _nodes(tree: Tree, machine: Machine):
         )
 
 
-def _devices(machine: Machine):
+def _devices(machine: Machine) -> Iterator[Advice]:
     if machine.dsa and not any(
         queue.kind == "user" and queue.state == "enabled" for device in machine.dsa for queue in device.queues
     ):
@@ -151,6 +155,8 @@ def _devices(machine: Machine):
         yield Advice(
             f"{name} copies for no program: it has no enabled work queue of type user",
             "weights are moved into place by the cores",
-            f"sudo accel-config config-wq {name}/wq{number}.0 -g 0 -m shared -y user -n ckdist -d user -s 16 -t 15 -p 10 -c 32 && sudo accel-config config-engine "
-            f"{name}/engine{number}.0 -g 0 && sudo accel-config enable-device {name} && sudo accel-config enable-wq {name}/wq{number}.0",
+            f"sudo accel-config config-wq {name}/wq{number}.0 -g 0 -m shared -y user -n ckdist -d user "
+            "-s 16 -t 15 -p 10 -c 32 "
+            f"&& sudo accel-config config-engine {name}/engine{number}.0 -g 0 "
+            f"&& sudo accel-config enable-device {name} && sudo accel-config enable-wq {name}/wq{number}.0",
         )

@@ -2,6 +2,7 @@
 
 import functools
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ckdist import native
@@ -56,7 +57,7 @@ def own_cpus() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
-def read_binding(tree: Tree, environment, cpus: tuple[int, ...] | None = None) -> Binding:
+def read_binding(tree: Tree, environment: Mapping[str, str], cpus: tuple[int, ...] | None = None) -> Binding:
     """`cpus`: None for this process's own; a recorded tree has them in its proc/self/status."""
     status = tree.keyed("proc/self/status")
     listed = _numbers(status.get("Cpus_allowed_list", ""))

@@ -2,6 +2,7 @@
 group above.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ckdist.topology.tree import Tree, parse_cpu_list
@@ -21,6 +22,7 @@ class ControlGroup:
 
 
 def read_control_group(tree: Tree) -> ControlGroup:
+    """The limits of this process's groups."""
     groups: dict[str, str] = {}  # controller -> path; "" is version 2
     for line in tree.text("proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -29,12 +31,12 @@ def read_control_group(tree: Tree) -> ControlGroup:
             groups.update((controller, path) for controller in controllers.split(","))
     memory: list[tuple[int, int | None]] = []
     quotas: list[float] = []
-    for folder in _up(tree, groups, "memory"):
+    for folder in _up(groups, "memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             bound = tree.number(f"{folder}/{limit}")
             if bound is not None and bound < NO_LIMIT:
                 memory.append((bound, tree.number(f"{folder}/{used}")))
-    for folder in _up(tree, groups, "cpu"):
+    for folder in _up(groups, "cpu"):
         words = tree.text(f"{folder}/cpu.max").split() or [
             tree.text(f"{folder}/cpu.cfs_{what}_us") for what in ("quota", "period")
         ]
@@ -46,7 +48,7 @@ def read_control_group(tree: Tree) -> ControlGroup:
     )
 
 
-def _up(tree: Tree, groups: dict[str, str], controller: str):
+def _up(groups: dict[str, str], controller: str) -> Iterator[str]:
     """Folders of this process's group and of those above it, wherever the controller is mounted."""
     for mount, path in (
         ("sys/fs/cgroup", groups.get("")),
@@ -63,7 +65,7 @@ def _up(tree: Tree, groups: dict[str, str], controller: str):
 
 def _list(tree: Tree, groups: dict[str, str], what: str) -> tuple[int, ...] | None:
     """The nearest group's list of CPUs or memory nodes that is in force."""
-    for folder in _up(tree, groups, "cpuset"):
+    for folder in _up(groups, "cpuset"):
         for name in (f"cpuset.{what}.effective", f"cpuset.effective_{what}", f"cpuset.{what}"):
             text = tree.text(f"{folder}/{name}")
             try:

@@ -92,11 +92,11 @@ def cache_bytes(tree: Tree, cpu: int, level: int) -> int:
     return 0
 
 
-def _slow(tree: Tree, numbers: frozenset[int]) -> set[int]:
+def _slow(tree: Tree, numbers: frozenset[int]) -> frozenset[int]:
     """The efficient cores of a hybrid machine: by the kernel's own list of them (x86), or by capacity (ARM)."""
-    listed = set(tree.cpu_list("sys/devices/cpu_atom/cpus")) & numbers
+    listed = numbers & frozenset(tree.cpu_list("sys/devices/cpu_atom/cpus"))
     if listed and listed != numbers:
         return listed
     capacity = {n: tree.number(f"{SYSTEM}/cpu{n}/cpu_capacity") or 0 for n in numbers}
     greatest = max(capacity.values(), default=0)
-    return {n for n, c in capacity.items() if 0 < c < SLOW * greatest}
+    return frozenset(n for n, c in capacity.items() if 0 < c < SLOW * greatest)

@@ -52,19 +52,21 @@ def _count(tree: Tree, path: str) -> int | None:
 
 
 def read_rdma(tree: Tree) -> tuple[RdmaPort, ...]:
+    """The ports of all RDMA devices."""
     ports = []
     for device in tree.names("sys/class/infiniband"):
         folder = f"sys/class/infiniband/{device}"
         node = _count(tree, f"{folder}/device/numa_node")
         for port in map(int, filter(str.isdecimal, tree.names(f"{folder}/ports"))):
-            word = lambda name: tree.text(f"{folder}/ports/{port}/{name}")[:40]
-            ports.append(
-                RdmaPort(device, port, node, word("state").rpartition(":")[2].strip(), word("link_layer"), word("rate"))
+            state, link, rate = (
+                tree.text(f"{folder}/ports/{port}/{name}")[:40] for name in ("state", "link_layer", "rate")
             )
+            ports.append(RdmaPort(device, port, node, state.rpartition(":")[2].strip(), link, rate))
     return tuple(ports)
 
 
 def read_dsa(tree: Tree) -> tuple[DsaDevice, ...]:
+    """The accelerators that the idxd driver knows, with their queues."""
     bus = "sys/bus/dsa/devices"
     devices = []
     for number in tree.numbered(bus, "dsa"):  # its other devices (iax) and their queues do not copy

@@ -4,6 +4,7 @@
 
 import functools
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ckdist import native
@@ -70,13 +71,15 @@ class Machine:
 
     @functools.cached_property
     def by_number(self) -> dict[int, Cpu]:
+        """The CPUs by their numbers."""
         return {cpu.number: cpu for cpu in self.cpus}
 
     @functools.cached_property
     def packages(self) -> tuple[int, ...]:
+        """The packages (sockets) with CPUs, ascending."""
         return tuple(sorted({cpu.package for cpu in self.cpus}))
 
-    def cores(self, cpus=None) -> tuple[int, ...]:
+    def cores(self, cpus: Collection[int] | None = None) -> tuple[int, ...]:
         """The physical cores of some CPUs, or of all."""
         return tuple(sorted({cpu.core for cpu in self.cpus if cpus is None or cpu.number in cpus}))
 
@@ -108,7 +111,11 @@ class Machine:
         return (node.distances if node else {}).get(b, 10 if a == b else 20)
 
 
-def read_machine(root="/", environment=None, cpus: tuple[int, ...] | None = None) -> Machine:
+def read_machine(
+    root: str | os.PathLike[str] = "/",
+    environment: Mapping[str, str] | None = None,
+    cpus: tuple[int, ...] | None = None,
+) -> Machine:
     """The machine below `root`. `cpus`: what this process may use; None: what its status file says.
 
     Never fails on what it reads.
@@ -129,7 +136,10 @@ def read_machine(root="/", environment=None, cpus: tuple[int, ...] | None = None
         simple = f"{strays} of {len(online)} CPUs are on no NUMA node: they are taken to be on node {told[0].number}"
         online = tuple(cpu if cpu.number in node_of else Cpu(**{**vars(cpu), "node": told[0].number}) for cpu in online)
     elif len(told) == 1 and len({cpu.package for cpu in online}) > 1:
-        simple = f"{len({cpu.package for cpu in online})} packages show one NUMA node: node interleaving is on in the firmware, and memory cannot be local"
+        simple = (
+            f"{len({cpu.package for cpu in online})} packages show one NUMA node: "
+            "node interleaving is on in the firmware, and memory cannot be local"
+        )
     first = online[0].number if online else 0
     rows = tree.text("proc/cpuinfo").split("\n\n")[0]
     about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in rows.splitlines())}

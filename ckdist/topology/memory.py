@@ -56,7 +56,7 @@ def _read_node(tree: Tree, number: int, numbers: list[int]) -> Node:
     words = tree.text(f"{folder}/distance").split()
     # One distance per node that is there, in their order; any other count tells nothing.
     told = len(words) == len(numbers) and all(w.isascii() and w.isdigit() and len(w) < 6 for w in words)
-    distances = dict(zip(numbers, map(int, words))) if told else {}
+    distances = dict(zip(numbers, map(int, words), strict=True)) if told else {}
     return Node(
         number,
         tree.cpu_list(f"{folder}/cpulist"),
@@ -80,6 +80,7 @@ def _huge_pages(tree: Tree, folder: str) -> tuple[HugePages, ...]:
 
 
 def read_memory(tree: Tree) -> Memory:
+    """The memory of the whole machine, in bytes."""
     rows = tree.keyed("proc/meminfo")
     size = lambda name: kilobytes(rows.get(name, ""))
     modes = tree.text("sys/kernel/mm/transparent_hugepage/enabled").split()

@@ -2,7 +2,9 @@
 
 import errno
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ckdist import native
 from ckdist.topology.machine import this_machine
@@ -31,9 +33,9 @@ def bind_memory(placement: Placement) -> None:
     native.check(native.lib.ckdist_place_memory(list(placement.memory), len(placement.memory), placement.sharers))
 
 
-def is_bound(address) -> bool:
+def is_bound(address: Any) -> bool:
     """Whether memory that was made after `bind_memory` has a policy, where the machine has nodes to choose from:
-    many containers forbid it.
+    many containers forbid it. `address`: a native pointer.
     """
     return len(this_machine().nodes) < 2 or native.lib.ckdist_memory_policy(address) > 0
 
@@ -58,21 +60,19 @@ class Huge:
         return (", ".join(words) or "none") if self.resident else "unknown"
 
 
-def huge_pages(blocks, smaps: str = "/proc/self/smaps") -> Huge:
-    """What the kernel says of blocks (address, bytes) of this process.
+def huge_pages(blocks: Iterable[tuple[Any, int]], smaps: str = "/proc/self/smaps") -> Huge:
+    """What the kernel says of blocks (native pointer, bytes) of this process.
 
     A block that is part of a mapping has its part of the mapping's pages.
     """
     blocks = [(int(native.ffi.cast("uintptr_t", address)), size) for address, size in blocks]
-    reserved = transparent = resident = 0.0
-    first = last = 0
+    reserved = transparent = resident = inside = 0.0  # inside: the part of a mapping that is in the blocks
     try:
         with open(smaps) as file:
             for line in file:
                 name, _, rest = line.partition(" ")
                 if not name.endswith(":"):
-                    first, _, last = name.partition("-")
-                    first, last = int(first, 16), int(last, 16)
+                    first, last = (int(end, 16) for end in name.split("-"))
                     inside = sum(max(0, min(last, begin + size) - max(first, begin)) for begin, size in blocks) / max(
                         1, last - first
                     )
@@ -93,10 +93,10 @@ def huge_pages(blocks, smaps: str = "/proc/self/smaps") -> Huge:
     return Huge(round(reserved), round(transparent), round(resident))
 
 
-def sample_pages(address, size: int, nodes: tuple[int, ...], touch: bool = False, samples: int = SAMPLES) -> Pages:
+def sample_pages(address: Any, size: int, nodes: tuple[int, ...], touch: bool = False, samples: int = SAMPLES) -> Pages:
     """Asks the kernel where pages spread over `size` bytes at `address` lie.
 
-    `touch`: those that do not exist yet are made.
+    `address`: a native pointer. `touch`: those that do not exist yet are made.
     """
     if not size:
         return Pages(0, 0)

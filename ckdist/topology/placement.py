@@ -5,12 +5,17 @@ them CPUs of their own keep those; ranks that were given the same CPUs divide th
 only says what to do.
 """
 
+import contextlib
 import itertools
 import os
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ckdist.topology.binding import own_cpus
 from ckdist.topology.machine import Machine, this_machine
+from ckdist.topology.world import World
+
+Item = TypeVar("Item")
 
 FRONT_END_CORES = 8  # a share of at least so many physical cores gives one up to the front end, on rank 0's node
 
@@ -37,6 +42,7 @@ class Placement:
 
     @property
     def node(self) -> int:
+        """The first of its nodes."""
         return self.nodes[0] if self.nodes else 0
 
     def enter(self) -> None:
@@ -44,13 +50,11 @@ class Placement:
         there even where the kernel refuses to bind memory.
         """
         if self.share != own_cpus():
-            try:
+            with contextlib.suppress(OSError):  # a CPU went offline meanwhile: the kernel's choice stands
                 os.sched_setaffinity(0, self.share)
-            except OSError:
-                pass  # a CPU went offline meanwhile: the kernel's choice stands
 
 
-def place(world, threads: int | None = None) -> Placement:
+def place(world: World, threads: int | None = None) -> Placement:
     """This rank's place, for `threads` threads (None: `default_threads`); a collective call."""
     masks = _masks(world)
     machine = this_machine()
@@ -58,16 +62,16 @@ def place(world, threads: int | None = None) -> Placement:
     return place_rank(machine, masks, world.local_rank, wanted)
 
 
-def default_threads(world) -> int:
+def default_threads(world: World) -> int:
     """Threads of a rank that was not told: one per fast physical core of its share; a collective call."""
     machine = this_machine()
     return threads_of(machine, shares(machine, _masks(world))[world.local_rank], world.rank == 0)
 
 
-def _masks(world) -> list[tuple[int, ...]]:
+def _masks(world: World) -> list[tuple[int, ...]]:
     """The CPUs that each rank of this host was given, in local rank order."""
     everyone = world.gather(list(own_cpus()))
-    return [tuple(mask) for mask, host in zip(everyone, world.hosts) if host == world.hosts[world.rank]]
+    return [tuple(mask) for mask, host in zip(everyone, world.hosts, strict=True) if host == world.hosts[world.rank]]
 
 
 def threads_of(machine: Machine, share: tuple[int, ...], front_end: bool) -> int:
@@ -99,7 +103,7 @@ def shares(machine: Machine, masks: list[tuple[int, ...]]) -> list[tuple[int, ..
     result: list[tuple[int, ...]] = [()] * len(masks)
     for mask in dict.fromkeys(masks):
         ranks = [rank for rank, other in enumerate(masks) if other == mask]
-        for rank, share in zip(ranks, _divide(machine, mask, len(ranks))):
+        for rank, share in zip(ranks, _divide(machine, mask, len(ranks)), strict=True):
             result[rank] = tuple(sorted(share))
     return result
 
@@ -113,12 +117,12 @@ def _divide(machine: Machine, mask: tuple[int, ...], ranks: int) -> list[list[in
         nodes.setdefault(_node(machine, cpu), []).append(cpu)
     cpus = list(nodes.values())
     if ranks < len(cpus):
-        return [sum(part, []) for part in _cuts(cpus, ranks)]
+        return [list(itertools.chain(*part)) for part in _cuts(cpus, ranks)]
     cores = [len(machine.cores(group)) for group in cpus]
     if sum(cores) < ranks:  # hardware threads, then
         cores = [len(group) for group in cpus]
     counts = ranks_per_node(cores, ranks)
-    return [share for group, count in zip(cpus, counts) for share in _divide_node(machine, group, count)]
+    return [share for group, count in zip(cpus, counts, strict=True) for share in _divide_node(machine, group, count)]
 
 
 def ranks_per_node(cores: list[int], ranks: int) -> list[int]:
@@ -161,10 +165,13 @@ def _divide_node(machine: Machine, cpus: list[int], ranks: int) -> list[list[int
     for _ in slow:  # each to a rank with the fewest cores
         counts[min(range(ranks), key=lambda i: len(fast[i]) + counts[i])] += 1
     ends = list(itertools.accumulate(counts))
-    return [sum(cores + slow[end - count : end], []) for cores, count, end in zip(fast, counts, ends)]
+    return [
+        list(itertools.chain(*cores, *slow[end - count : end]))
+        for cores, count, end in zip(fast, counts, ends, strict=True)
+    ]
 
 
-def _cuts(items: list, parts: int) -> list[list]:
+def _cuts(items: list[Item], parts: int) -> list[list[Item]]:
     """Contiguous parts, as even as can be."""
     return [items[len(items) * i // parts : len(items) * (i + 1) // parts] for i in range(parts)]
 
@@ -175,7 +182,8 @@ def threads_first(machine: Machine, share: tuple[int, ...]) -> list[int]:
     """
     within: dict[int, int] = {}
 
-    def key(number: int):
+    def key(number: int) -> tuple[int, bool, int]:
+        """Where a CPU stands in the order."""
         cpu = machine.by_number.get(number)
         core = cpu.core if cpu else number
         # Counted among those of the share: a cpuset may hold only the second thread of a core.
@@ -216,7 +224,10 @@ def _note(machine: Machine, masks: list[tuple[int, ...]], everyone: list[tuple[i
         return machine.simple
     used = machine.cores({cpu for share in everyone for cpu in share})
     if len(set(masks)) > 1 and 2 * len(used) <= len(machine.cores()):
-        return f"the launcher bound the ranks to {len(used)} of {len(machine.cores())} cores: mpirun --bind-to none lets ckdist divide them all"
+        return (
+            f"the launcher bound the ranks to {len(used)} of {len(machine.cores())} cores: "
+            "mpirun --bind-to none lets ckdist divide them all"
+        )
     own = [node for node in machine.nodes if node.cpus]
     if len(own) > len(masks):
         ranks = "one rank" if len(masks) == 1 else f"{len(masks)} ranks"

@@ -3,8 +3,10 @@
 What is missing, unreadable or garbage reads as nothing, never as an error.
 """
 
+import os
 import pathlib
 import re
+from collections.abc import Iterable
 
 MAX_CPUS = 1 << 16  # far beyond the kernel's 8192: a list with more is not one
 MAX_TEXT = 1 << 22  # /proc/cpuinfo of a thousand CPUs is some 2 MB
@@ -21,7 +23,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
-def format_cpu_list(numbers) -> str:
+def format_cpu_list(numbers: Iterable[int]) -> str:
     """The shortest kernel list of some numbers: "0-3,8"."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
@@ -35,7 +37,7 @@ def format_cpu_list(numbers) -> str:
 class Tree:
     """Files below `root`; paths are given as they are on a running system, without the leading slash."""
 
-    def __init__(self, root="/"):
+    def __init__(self, root: str | os.PathLike[str] = "/"):
         self.root = pathlib.Path(root)
 
     def text(self, path: str) -> str:

@@ -85,7 +85,7 @@ class Checkpoint:
         return sum({source.name: source.nbytes for source in self.tensors.values()}.values())
 
 
-def open_checkpoint(path: str | os.PathLike, overrides: Mapping[str, Any] | None = None) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> Checkpoint:
     """The model at `path`: a GGUF file, with `overrides` put over its metadata, or a folder with config.json and
     safetensors files.
 
@@ -98,7 +98,8 @@ def open_checkpoint(path: str | os.PathLike, overrides: Mapping[str, Any] | None
         if path.is_dir():
             if overrides:
                 raise ConfigError(
-                    f"{FLAG} sets metadata of GGUF files, and {path} is a folder: change its config.json, or give a GGUF file"
+                    f"{FLAG} sets metadata of GGUF files, and {path} is a folder: "
+                    "change its config.json, or give a GGUF file"
                 )
             return _open_folder(path)
         if path.exists() and not path.is_file():  # a pipe would block
@@ -148,7 +149,8 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
     if isinstance(quantization := config.get("quantization_config"), dict):
         method = str(quantization.get("quant_method"))
         raise ModelFileError(
-            f"{path} is quantised by {method[:40]!r}, which is not read; take the model as it was before, or a GGUF file of it"
+            f"{path} is quantised by {method[:40]!r}, which is not read; "
+            "take the model as it was before, or a GGUF file of it"
         )
     wanted = {*tensor_shapes(spec), OUTPUT}
     found: dict[str, TensorSource] = {}

@@ -5,6 +5,8 @@ function `b` is uint8 (blocks, block_bytes) and the result float32 (blocks, bloc
 structs. Grids stand in the native library alone, whose plain code reads them.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ckdist.errors import ModelFileError
@@ -180,8 +182,9 @@ def _tq2_0(b: np.ndarray) -> np.ndarray:
     return _f16(b[:, 64:]) * (_two_bits(b[:, :64]).reshape(-1, 256).astype(np.float32) - 1)
 
 
-def _grid_blocks(tensor_type: dtypes.TensorType):
+def _grid_blocks(tensor_type: dtypes.TensorType) -> Callable[[np.ndarray], np.ndarray]:
     def read(b: np.ndarray) -> np.ndarray:
+        """uint8 (blocks, block_bytes) to float32 (blocks, block_elements)."""
         out = np.empty((len(b), tensor_type.block_elements), np.float32)
         check(
             lib.ckdist_dequantize(
@@ -195,7 +198,7 @@ def _grid_blocks(tensor_type: dtypes.TensorType):
 
 _FUNCTIONS = {
     dtypes.F32: _f32_blocks, dtypes.F16: _f16, dtypes.BF16: _bf16_blocks, dtypes.Q4_0: _q4_0, dtypes.Q4_1: _q4_1,
-    dtypes.Q5_0: _q5_0, dtypes.Q5_1: _q5_1, dtypes.Q8_0: _q8_0, dtypes.Q2_K: _q2_k, dtypes.Q3_K: _q3_k, dtypes.Q4_K: _q4_k,
-    dtypes.Q5_K: _q5_k, dtypes.Q6_K: _q6_k, dtypes.IQ4_NL: _iq4_nl, dtypes.IQ4_XS: _iq4_xs,
+    dtypes.Q5_0: _q5_0, dtypes.Q5_1: _q5_1, dtypes.Q8_0: _q8_0, dtypes.Q2_K: _q2_k, dtypes.Q3_K: _q3_k,
+    dtypes.Q4_K: _q4_k, dtypes.Q5_K: _q5_k, dtypes.Q6_K: _q6_k, dtypes.IQ4_NL: _iq4_nl, dtypes.IQ4_XS: _iq4_xs,
     dtypes.MXFP4: _mxfp4, dtypes.TQ1_0: _tq1_0, dtypes.TQ2_0: _tq2_0, **{t: _grid_blocks(t) for t in dtypes.GRIDS},
 }  # fmt: skip

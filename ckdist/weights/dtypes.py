@@ -49,7 +49,8 @@ MXFP4 = TensorType(39, "MXFP4", 32, 17)
 
 GRIDS = (IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S)  # types whose codes index a grid
 KNOWN = (
-    F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, *GRIDS, IQ4_NL, IQ4_XS, MXFP4, TQ1_0, TQ2_0,
+    F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, *GRIDS, IQ4_NL, IQ4_XS, MXFP4,
+    TQ1_0, TQ2_0,
 )  # fmt: skip
 BY_NUMBER = {t.number: t for t in KNOWN}
 FLOATS = (F32, F16, BF16)

@@ -13,7 +13,10 @@ class LoadReport:
 
     def __str__(self) -> str:
         rate = self.source_bytes / 1e9 / max(self.seconds, 1e-9)
-        return f"loaded {self.source_bytes / 1e9:.2f} GB into {self.arena_bytes / 1e9:.2f} GB in {self.seconds:.2f} s, {rate:.2f} GB/s"
+        return (
+            f"loaded {self.source_bytes / 1e9:.2f} GB into {self.arena_bytes / 1e9:.2f} GB "
+            f"in {self.seconds:.2f} s, {rate:.2f} GB/s"
+        )
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Filled:
 
     @property
     def fraction(self) -> float:
+        """The part of the bytes that is ready, from 0 to 1."""
         return self.ready / self.bytes if self.bytes else 1.0
 
     def stats(self) -> dict[str, float]:

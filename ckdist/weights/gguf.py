@@ -37,8 +37,9 @@ _CHUNK = 1 << 20
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {  # value type -> little-endian numpy type
-    0: np.dtype("<u1"), 1: np.dtype("<i1"), 2: np.dtype("<u2"), 3: np.dtype("<i2"), 4: np.dtype("<u4"), 5: np.dtype("<i4"),
-    6: np.dtype("<f4"), 7: np.dtype("?"), 10: np.dtype("<u8"), 11: np.dtype("<i8"), 12: np.dtype("<f8"),
+    0: np.dtype("<u1"), 1: np.dtype("<i1"), 2: np.dtype("<u2"), 3: np.dtype("<i2"), 4: np.dtype("<u4"),
+    5: np.dtype("<i4"), 6: np.dtype("<f4"), 7: np.dtype("?"), 10: np.dtype("<u8"),
+    11: np.dtype("<i8"), 12: np.dtype("<f8"),
 }  # fmt: skip
 
 
@@ -66,7 +67,9 @@ class GgufModel:
     tensors: dict[str, GgufTensor] = field(repr=False)
 
 
-def read_gguf(path: str | os.PathLike, overrides: Mapping[str, int | float | bool | str] | None = None) -> GgufModel:
+def read_gguf(
+    path: str | os.PathLike[str], overrides: Mapping[str, int | float | bool | str] | None = None
+) -> GgufModel:
     """Read the GGUF model at `path`; any part of a split model finds the others beside it.
 
     `overrides` are put over the metadata, whether a key is there or not. Raises ModelFileError: one line with the file,
@@ -79,7 +82,8 @@ def read_gguf(path: str | os.PathLike, overrides: Mapping[str, int | float | boo
             names = {int: "int", float: "float", bool: "bool", str: "str"}
             there = names.get(type(stored), "an array")
             raise ConfigError(
-                f"{FLAG} {key} is of type {names[type(value)]}, but in {path} it is {there}: only a value of the same type can replace it"
+                f"{FLAG} {key} is of type {names[type(value)]}, but in {path} it is {there}: "
+                "only a value of the same type can replace it"
             )
     return replace(model, metadata={**model.metadata, **(overrides or {})})
 
@@ -102,6 +106,7 @@ def _read_model(path: pathlib.Path) -> GgufModel:
     if missing is not None:
         raise ModelFileError(f"{missing} is missing: {path.name} is one of {count} parts, and all of them are needed")
     merged: dict[str, GgufTensor] = {}
+    first_metadata = metadata
     for i, part in enumerate(parts):
         part_metadata, part_tensors = (metadata, tensors) if part == path else _read_file(part)
         if (part_metadata.get("split.no"), part_metadata.get("split.count")) != (i, count):
@@ -134,9 +139,11 @@ class _Cursor:
         self.objects = 0  # elements of arrays of strings and of arrays, so far
 
     def fail(self, message: str) -> ModelFileError:
+        """The error to raise, which names the file."""
         return ModelFileError(f"{self.path}: {message}")
 
     def tell(self) -> int:
+        """The position, in bytes from the start of the file."""
         return self.start + self.pos
 
     def need(self, count: int, what: str) -> None:
@@ -158,15 +165,18 @@ class _Cursor:
             raise self.fail(f"{what} ends at byte {end}, but only {self.start + len(self.window)} bytes could be read")
 
     def take(self, count: int, what: str) -> bytes:
+        """The next `count` bytes."""
         self.need(count, what)
         taken = self.window[self.pos : self.pos + count]
         self.pos += count
         return taken
 
     def u32(self, what: str) -> int:
+        """The next 4 bytes as a number."""
         return int.from_bytes(self.take(4, what), "little")
 
     def u64(self, what: str) -> int:
+        """The next 8 bytes as a number."""
         return int.from_bytes(self.take(8, what), "little")
 
     def count(self, limit: int, what: str) -> int:
@@ -177,10 +187,12 @@ class _Cursor:
         return n
 
     def string(self, limit: int, what: str) -> str:
+        """A length of at most `limit`, and so many bytes of UTF-8."""
         n = self.count(limit, f"the length of {what}")
         return self.decode(self.take(n, what), what)
 
     def decode(self, data: bytes, what: str) -> str:
+        """`data` as UTF-8."""
         try:
             return data.decode()
         except UnicodeDecodeError as e:
@@ -222,6 +234,7 @@ class _Cursor:
         return raw != b"\0" if kind == _BOOL else np.frombuffer(raw, dtype)[0].item()
 
     def array(self, what: str, depth: int) -> Any:
+        """An array: of numbers as numpy's, of strings or arrays as a list."""
         if depth > MAX_ARRAY_DEPTH:
             raise self.fail(f"{what} is nested {depth} deep, more than the {MAX_ARRAY_DEPTH} allowed")
         kind = self.u32(f"the element type of {what}")
@@ -230,8 +243,8 @@ class _Cursor:
         smallest = dtype.itemsize if dtype is not None else 8 if kind == _STRING else 12
         if n * smallest > self.size - self.tell():
             raise self.fail(
-                f"{what} has {n} elements of at least {smallest} bytes, but only {self.size - self.tell()} bytes follow: "
-                "the file is truncated or damaged"
+                f"{what} has {n} elements of at least {smallest} bytes, "
+                f"but only {self.size - self.tell()} bytes follow: the file is truncated or damaged"
             )
         if dtype is not None:
             raw = self.take(n * dtype.itemsize, what)
@@ -262,7 +275,7 @@ def _read_header(c: _Cursor) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     if version not in (2, 3):
         if int.from_bytes(version.to_bytes(4, "little"), "big") in (2, 3):
             raise c.fail(
-                "this GGUF file is big-endian (its version reads 0x%08x): convert it to little-endian" % version
+                f"this GGUF file is big-endian (its version reads 0x{version:08x}): convert it to little-endian"
             )
         raise c.fail(f"GGUF version {version} is not known; the known ones are 2 and 3")
     tensor_count = c.count(MAX_TENSORS, "the number of tensors")

@@ -46,7 +46,7 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Sequence[GgufTe
         for t in tensors:
             data = t.data()
             assert data.nbytes == _size(t), f"{t.name} has {data.nbytes} bytes, not {_size(t)}"
-            file.write(memoryview(np.ascontiguousarray(data).reshape(-1)))
+            file.write(np.ascontiguousarray(data).reshape(-1).data)
             file.write(bytes(_padded(data.nbytes) - data.nbytes))
         file.flush()
         os.fsync(file.fileno())

@@ -3,15 +3,20 @@
 Handles live as long as their loader.
 """
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from ckdist.native import ffi, lib
+
+if TYPE_CHECKING:
+    from ckdist.weights.loader import ShardLoader
 
 
 class MatrixHandle:
     """One planned matrix: rows x cols of `type` (ggml number), packed; where it lies once the loader is open."""
 
-    def __init__(self, loader, index: int, type_number: int, rows: int, columns: tuple[int, int]):
+    def __init__(self, loader: "ShardLoader", index: int, type_number: int, rows: int, columns: tuple[int, int]):
         self._loader = loader  # keeps the arena alive
         self._index = index
         self.type = type_number
@@ -39,14 +44,14 @@ class MatrixHandle:
         states = lib.ckdist_loader_states_offset(self._loader.native_open(), self._index)
         return [matrix.type, matrix.rows, matrix.cols, matrix.tile_bytes, self._loader.offset_of(matrix.tiles), states]
 
-    def _struct(self):
+    def _struct(self) -> Any:
         return lib.ckdist_loader_matrix(self._loader.native_open(), self._index)
 
 
 class VectorHandle:
     """One planned vector of `size` float32; where it lies once the loader is open."""
 
-    def __init__(self, loader, index: int, size: int):
+    def __init__(self, loader: "ShardLoader", index: int, size: int):
         self._loader = loader
         self._index = index
         self.size = size
@@ -64,7 +69,7 @@ class VectorHandle:
 
     def numpy(self) -> np.ndarray:
         """A copy, float32 (size,)."""
-        return np.frombuffer(ffi.buffer(self._pointer(), self.bytes), np.float32).copy()
+        return np.frombuffer(bytearray(ffi.buffer(self._pointer(), self.bytes)), np.float32)
 
-    def _pointer(self):
+    def _pointer(self) -> Any:
         return lib.ckdist_loader_vector(self._loader.native_open(), self._index)

@@ -6,9 +6,11 @@ files. It does not load, and does not know which shard goes where in a matrix.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from ckdist.native import ffi
 from ckdist.program.lowered import Lowered
+from ckdist.topology.world import World
 from ckdist.weights.handles import MatrixHandle, VectorHandle
 from ckdist.weights.loader import ShardLoader
 
@@ -22,7 +24,7 @@ class HostShards:
 
     def __init__(
         self,
-        world,
+        world: World,
         loader: ShardLoader,
         lowered: Lowered,
         matrices: Sequence[MatrixHandle],
@@ -34,23 +36,23 @@ class HostShards:
                 [name, rows, columns, handle.place, handle.columns]
                 for (name, rows, columns), handle in zip(lowered.matrices, matrices, strict=True)
             ],
-            [[name, share, handle.place] for (name, share), handle in zip(lowered.vectors, vectors, strict=True)],
+            [[name, part, handle.place] for (name, part), handle in zip(lowered.vectors, vectors, strict=True)],
         ]
         rows = world.gather([loader.path, loader.planned_bytes, *own])
         others = [r for r, host in enumerate(world.hosts) if host == world.hosts[world.rank] and r != world.rank]
         self._peers = {rank: loader.add_peer(*rows[rank][:2]) for rank in others}
         self._own = {
             (name, tuple(row_range), tuple(columns)): handle
-            for (name, row_range, columns), handle in zip(lowered.matrices, matrices)
+            for (name, row_range, columns), handle in zip(lowered.matrices, matrices, strict=True)
         }
         # part of a weight -> rank, place there and columns that it has, the own rank first
-        self._places: dict[tuple, tuple] = {}
-        self._addresses: dict[tuple, int] = {}
+        self._places: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._addresses: dict[tuple[Any, ...], int] = {}
         for rank in (world.rank, *others):
             for name, row_range, columns, place, stored in rows[rank][2]:
                 self._places.setdefault((name, tuple(row_range), tuple(columns)), (rank, place, stored))
-            for name, share, place in rows[rank][3]:
-                self._places.setdefault((name, tuple(share)), (rank, place))
+            for name, local_range, place in rows[rank][3]:
+                self._places.setdefault((name, tuple(local_range)), (rank, place))
         world.gather(None)  # a rank that leaves early takes its arena's path with it
 
     def matrix(self, name: str, rows: tuple[int, int], columns: tuple[int, int]) -> int:
@@ -65,8 +67,8 @@ class HostShards:
                 self._addresses[key] = int(ffi.cast("intptr_t", matrix))
         return self._addresses[key]
 
-    def vector(self, name: str, share: tuple[int, int]) -> int:
+    def vector(self, name: str, local_range: tuple[int, int]) -> int:
         """The address of the first float."""
-        rank, offset = self._places[name, share]
+        rank, offset = self._places[name, local_range]
         arena = self._loader.peer_arena(self._peers[rank]) if rank in self._peers else self._loader.arena
         return int(ffi.cast("intptr_t", ffi.cast("char *", arena) + offset))

@@ -12,7 +12,7 @@ MAX_ITEMS = 1 << 22  # counted as commas, which bounds the memory of the parsed 
 _MAX_DIGITS = 30
 
 
-def read_json_object(path: str | os.PathLike) -> dict[str, Any]:
+def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The JSON object in the file at `path`; ModelFileError when it is not one, or is larger than MAX_BYTES."""
     path = pathlib.Path(path)
     try:

@@ -10,7 +10,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -47,7 +48,8 @@ class ShardLoader:
         self._files = {
             path: i for i, path in enumerate(sorted({source.file for source in checkpoint.tensors.values()}))
         }
-        self._planned: dict[tuple, MatrixHandle | VectorHandle] = {}
+        self._matrices: dict[tuple[Any, ...], MatrixHandle] = {}  # by what was planned
+        self._vectors: dict[tuple[Any, ...], VectorHandle] = {}
         self._open = False
         self._reporter: threading.Thread | None = None
         paths = [ffi.new("char[]", str(path).encode(errors="surrogateescape")) for path in self._files]
@@ -58,7 +60,7 @@ class ShardLoader:
     def type_of(self, name: str) -> int:
         """The ggml number of the type in which matrix `name` will be packed; column cuts are whole blocks of it."""
         source = self.checkpoint.tensors[name]
-        wanted = QUANTIZATIONS.get(self.quantize)
+        wanted = None if self.quantize is None else QUANTIZATIONS[self.quantize]
         if wanted is None or dtypes.BY_NUMBER[source.type] not in dtypes.FLOATS:
             return source.type
         if wanted is dtypes.Q4_K and (name in (EMBEDDING, OUTPUT) or source.shape[1] % wanted.block_elements):
@@ -74,12 +76,12 @@ class ShardLoader:
         columns are not whole blocks of `type_of(name)`.
         """
         source = self.checkpoint.tensors[name]
-        rows, cols = source.shape
+        _, cols = source.shape
         ranges = tuple((int(begin), int(end)) for begin, end in row_ranges)
         begin, end = (0, cols) if col_range is None else map(int, col_range)
         key = (source.name, ranges, begin, end)
-        if key in self._planned:
-            return self._planned[key]
+        if key in self._matrices:
+            return self._matrices[key]
         packed = dtypes.BY_NUMBER[self.type_of(name)]
         block = max(packed.block_elements, dtypes.BY_NUMBER[source.type].block_elements)
         if begin % block or end % block:
@@ -90,18 +92,22 @@ class ShardLoader:
         plan, _keep = self._matrix_plan(name, ranges, begin, end)
         index = check(lib.ckdist_loader_add_matrix(self._native, plan))
         handle = MatrixHandle(self, index, packed.number, sum(e - b for b, e in ranges), (begin, end))
-        self._planned[key] = handle
+        self._matrices[key] = handle
         return handle
 
-    def _matrix_plan(self, name: str, ranges, begin: int, end: int):
+    def _matrix_plan(
+        self, name: str, ranges: Sequence[tuple[int, int]], begin: int, end: int
+    ) -> tuple[Any, tuple[Any, ...]]:
         """The native plan of a part, and what must stay alive with it."""
         source = self.checkpoint.tensors[name]
         rows, cols = source.shape
         range_array, name_bytes = np.array(ranges, np.int64).reshape(-1, 2), ffi.new("char[]", name.encode())
         plan = ffi.new("struct ckdist_matrix_plan *", {
-            "name": name_bytes, "file": self._files[source.file], "source_type": source.type, "packed_type": self.type_of(name),
-            "head_rows": source.head_rows, "offset": source.offset, "rows": rows, "cols": cols, "col_begin": begin, "col_end": end,
-            "row_ranges": pointer(range_array, "int64_t *"), "range_count": len(ranges), "cold": name == EMBEDDING and self._untied,
+            "name": name_bytes, "file": self._files[source.file],
+            "source_type": source.type, "packed_type": self.type_of(name), "head_rows": source.head_rows,
+            "offset": source.offset, "rows": rows, "cols": cols, "col_begin": begin, "col_end": end,
+            "row_ranges": pointer(range_array, "int64_t *"), "range_count": len(ranges),
+            "cold": name == EMBEDDING and self._untied,
         })  # fmt: skip
         return plan, (range_array, name_bytes)
 
@@ -117,15 +123,16 @@ class ShardLoader:
         (size,) = source.shape
         end = size if end is None else end
         key = (source.name, int(begin), int(end))
-        if key in self._planned:
-            return self._planned[key]
+        if key in self._vectors:
+            return self._vectors[key]
         name_bytes = ffi.new("char[]", name.encode())
         plan = ffi.new("struct ckdist_vector_plan *", {
-            "name": name_bytes, "file": self._files[source.file], "source_type": source.type, "head_rows": source.head_rows,
-            "plus_one": source.plus_one, "offset": source.offset, "size": size, "begin": begin, "end": end,
+            "name": name_bytes, "file": self._files[source.file],
+            "source_type": source.type, "head_rows": source.head_rows, "plus_one": source.plus_one,
+            "offset": source.offset, "size": size, "begin": begin, "end": end,
         })  # fmt: skip
         handle = VectorHandle(self, check(lib.ckdist_loader_add_vector(self._native, plan)), end - begin)
-        self._planned[key] = handle
+        self._vectors[key] = handle
         return handle
 
     @property
@@ -134,14 +141,14 @@ class ShardLoader:
         return lib.ckdist_loader_arena_bytes(self._native)
 
     @property
-    def arena(self):
+    def arena(self) -> Any:
         """Where the weights lie; null before `open`."""
         return lib.ckdist_loader_arena(self._native)
 
     @property
     def path(self) -> str:
         """By which other ranks of this host open the arena, once it is open to be shared; else empty."""
-        return ffi.string(lib.ckdist_loader_path(self._native)).decode()
+        return _text(lib.ckdist_loader_path(self._native))
 
     def open(self, shared: bool = False) -> None:
         """Makes the arena and reads the vectors; call it once.
@@ -159,13 +166,13 @@ class ShardLoader:
         """
         return check(lib.ckdist_loader_add_peer(self._native, ffi.new("char[]", path.encode()), arena_bytes))
 
-    def peer_arena(self, peer: int):
+    def peer_arena(self, peer: int) -> Any:
         """Where a peer's arena lies."""
         return lib.ckdist_loader_peer_arena(self._native, peer)
 
     def add_peer_matrix(
         self, peer: int, name: str, row_range: tuple[int, int], col_range: tuple[int, int], place: Sequence[int]
-    ):
+    ) -> Any:
         """The native `struct ckdist_matrix` of a part that a peer packs at `place` of its arena; before `load` or
         `reorganize`.
         """
@@ -174,7 +181,7 @@ class ShardLoader:
         check(lib.ckdist_loader_add_peer_matrix(self._native, peer, plan, *place[4:], out))
         return out[0]
 
-    def load(self, progress: bool = True, trace=None) -> LoadReport:
+    def load(self, progress: bool = True, trace: Any = None) -> LoadReport:
         """Packs everything that was planned, and waits for it; call it once.
 
         `progress`: show a bar, on a terminal. `trace`: the native trace in which its threads get lanes. Raises
@@ -195,7 +202,7 @@ class ShardLoader:
         return report
 
     def reorganize(
-        self, mover: str = "auto", until: float = 1.0, trace=None, tell: Callable[[Filled], None] | None = None
+        self, mover: str = "auto", until: float = 1.0, trace: Any = None, tell: Callable[[Filled], None] | None = None
     ) -> None:
         """Begins to pack everything while executables that know this loader run; call it once, after `open`.
 
@@ -207,7 +214,7 @@ class ShardLoader:
         self._reporter = threading.Thread(target=self._report, args=[tell], name="reorganized", daemon=True)
         self._reporter.start()
 
-    def _fill(self, background: bool, mover: str, until: float, trace) -> None:
+    def _fill(self, background: bool, mover: str, until: float, trace: Any) -> None:
         self._trace = trace
         way = [self.threads, background, MOVERS[mover], until, ffi.NULL if trace is None else trace]
         check(lib.ckdist_loader_fill(self._native, ffi.new("struct ckdist_filling *", way)))
@@ -222,7 +229,7 @@ class ShardLoader:
         check(lib.ckdist_loader_check(self._native))
 
     @contextlib.contextmanager
-    def held(self):
+    def held(self) -> Iterator[None]:
         """Within, filling in the background stands still, but for what steps keep: for what is to be measured."""
         lib.ckdist_loader_hold(self._native, True)
         try:
@@ -240,9 +247,9 @@ class ShardLoader:
     def filled(self) -> Filled:
         """How far filling is."""
         out = self._filled()
-        return Filled(out.bytes, out.ready, out.kept, out.seconds, bool(out.finished), ffi.string(out.mover).decode())
+        return Filled(out.bytes, out.ready, out.kept, out.seconds, bool(out.finished), _text(out.mover))
 
-    def _filled(self):
+    def _filled(self) -> Any:
         out = ffi.new("struct ckdist_filled *")
         lib.ckdist_loader_filled(self._native, out)
         return out
@@ -253,21 +260,21 @@ class ShardLoader:
             pass
         out = self._filled()
         if out.trouble[0] != b"\0":
-            log.warning("%s", ffi.string(out.trouble).decode())
+            log.warning("%s", _text(out.trouble))
         if status > 0 and out.finished and tell:
             tell(self.filled)
 
-    def offset_of(self, pointer) -> int:
+    def offset_of(self, pointer: Any) -> int:
         """Bytes from the beginning of the arena to what lies in it."""
         return int(ffi.cast("char *", pointer) - ffi.cast("char *", self.arena))
 
-    def native_open(self):
+    def native_open(self) -> Any:
         """The native loader, once it is open; before, handles have no address."""
         assert self._open, "open() comes before the addresses of what is planned"
         return self._native
 
     @property
-    def handle(self):
+    def handle(self) -> Any:
         """The native loader, for an executable that runs while it fills."""
         return self._native
 
@@ -276,3 +283,8 @@ class ShardLoader:
         models.
         """
         return read_tensor(self.checkpoint.tensors[name])
+
+
+def _text(pointer: Any) -> str:
+    """The string at a native `char *`."""
+    return cast("bytes", ffi.string(pointer)).decode()  # of chars it is bytes

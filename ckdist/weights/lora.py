@@ -17,8 +17,17 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 # Fields of adapter_config.json that change what an adapter means, and the value with which it means what is computed
 # here.
-_PLAIN = {"peft_type": "LORA", "bias": "none", "fan_in_fan_out": False, "use_rslora": False, "use_dora": False, "lora_bias": False,
-          "modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {}}  # fmt: skip
+_PLAIN = {
+    "peft_type": "LORA",
+    "bias": "none",
+    "fan_in_fan_out": False,
+    "use_rslora": False,
+    "use_dora": False,
+    "lora_bias": False,
+    "modules_to_save": None,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+}
 _NOTHING = (None, [], {}, False, "none")
 
 
@@ -30,7 +39,7 @@ class Lora:
     alpha: float
     targets: tuple[str, ...]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         unknown = [name for name in self.targets if name not in MODULES]
         if unknown or not self.targets:
             raise ConfigError(
@@ -39,6 +48,7 @@ class Lora:
 
     @property
     def scale(self) -> float:
+        """What the product of the matrices is multiplied by."""
         return self.alpha / self.rank
 
 
@@ -55,7 +65,8 @@ def load_adapter(folder: Path) -> tuple[Lora, dict[str, np.ndarray]]:
         if value != plain and not (plain in _NOTHING and value in _NOTHING):
             raise ModelFileError(f"{file}: {name} is {value!r:.60}; only {plain!r} is supported")
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not math.isfinite(alpha):
+    alpha = alpha if isinstance(alpha, (int, float)) and not isinstance(alpha, bool) else math.nan
+    if type(rank) is not int or rank < 1 or not math.isfinite(alpha):
         raise ModelFileError(f"{file} must have r, a whole number, and lora_alpha, a finite number")
     sources = {
         name.removeprefix(PREFIX).replace(".default.", "."): tensor
@@ -85,7 +96,8 @@ def load_adapter(folder: Path) -> tuple[Lora, dict[str, np.ndarray]]:
 def _read(tensor: StoredTensor) -> np.ndarray:
     if tensor.dtype not in SAFETENSORS_TYPES:
         raise ModelFileError(
-            f"{tensor.file}: tensor {tensor.name!r:.120} has dtype {tensor.dtype}; the known ones are {', '.join(SAFETENSORS_TYPES)}"
+            f"{tensor.file}: tensor {tensor.name!r:.120} has dtype {tensor.dtype}; "
+            f"the known ones are {', '.join(SAFETENSORS_TYPES)}"
         )
     return read_tensor(
         TensorSource(tensor.name, SAFETENSORS_TYPES[tensor.dtype].number, tensor.shape, tensor.file, tensor.offset)

@@ -75,7 +75,8 @@ class Adapter:
                 )
             if tensor.shape != dims[name]:
                 raise ModelFileError(
-                    f"{self.folder}: {name} has shape {list(tensor.shape)}, and the model needs {list(dims[name])}: it was trained on another model"
+                    f"{self.folder}: {name} has shape {list(tensor.shape)}, and the model needs {list(dims[name])}: "
+                    "it was trained on another model"
                 )
 
     def stacked(self, names: Sequence[str], columns: tuple[int, int]) -> PackedMatrix:

@@ -6,7 +6,7 @@ Format: https://github.com/huggingface/safetensors#format. Every length, offset 
 import os
 import pathlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from ckdist.errors import ModelFileError
 from ckdist.weights.json_file import parse_json_object, read_json_object
@@ -37,7 +37,7 @@ class StoredTensor:
     nbytes: int
 
 
-def read_folder(folder: str | os.PathLike) -> dict[str, StoredTensor]:
+def read_folder(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
     """The tensors of `model.safetensors`, or of the files that `model.safetensors.index.json` names, in `folder`.
 
     Raises ModelFileError when neither is there, a file is missing or damaged, or the index names a tensor or file that
@@ -67,7 +67,8 @@ def read_folder(folder: str | os.PathLike) -> dict[str, StoredTensor]:
     for name, file in weight_map.items():
         if name not in stored[file]:
             raise ModelFileError(
-                f"{index_path} says that tensor {name!r} is in {file}, but it is not among the {len(stored[file])} there"
+                f"{index_path} says that tensor {name!r} is in {file}, "
+                f"but it is not among the {len(stored[file])} there"
             )
         tensors[name] = stored[file][name]
     for file in stored.values():
@@ -76,7 +77,7 @@ def read_folder(folder: str | os.PathLike) -> dict[str, StoredTensor]:
     return tensors
 
 
-def read_safetensors(path: str | os.PathLike) -> dict[str, StoredTensor]:
+def read_safetensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file; ModelFileError when its header lies about the file."""
     path = pathlib.Path(path)
     try:
@@ -85,7 +86,8 @@ def read_safetensors(path: str | os.PathLike) -> dict[str, StoredTensor]:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > size - 8:
                 raise ModelFileError(
-                    f"{path}: the header has {length} bytes, but the file has {size}: it is truncated or not safetensors"
+                    f"{path}: the header has {length} bytes, but the file has {size}: "
+                    "it is truncated or not safetensors"
                 )
             if length > MAX_HEADER_BYTES:
                 raise ModelFileError(f"{path}: the header has {length} bytes, more than the {MAX_HEADER_BYTES} allowed")
@@ -102,12 +104,14 @@ def read_safetensors(path: str | os.PathLike) -> dict[str, StoredTensor]:
         if tensor.offset != end:
             way = "before" if tensor.offset < end else "and not where"
             raise ModelFileError(
-                f"{path}: tensor {tensor.name!r} begins at byte {tensor.offset}, {way} {last!r} ends at {end}: it is damaged"
+                f"{path}: tensor {tensor.name!r} begins at byte {tensor.offset}, {way} {last!r} ends at {end}: "
+                "it is damaged"
             )
         end, last = tensor.offset + tensor.nbytes, tensor.name
     if end != size:
         raise ModelFileError(
-            f"{path}: {last!r} ends at byte {end}, but the file has {size} bytes: it is damaged, since tensors must fill it"
+            f"{path}: {last!r} ends at byte {end}, but the file has {size} bytes: "
+            "it is damaged, since tensors must fill it"
         )
     return tensors
 
@@ -139,5 +143,5 @@ def _stored(path: pathlib.Path, name: str, entry: Any, data_start: int, size: in
     return StoredTensor(name, dtype, tuple(shape), path, data_start + begin, nbytes)
 
 
-def _is_integers(value: Any) -> bool:
+def _is_integers(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(n) is int for n in value)

@@ -40,8 +40,10 @@ def write_safetensors(path: Path, tensors: Iterable[TensorToWrite], metadata: di
     digest = hashlib.sha256()
     with open(path, "wb", buffering=0) as file:
         for data in (len(text).to_bytes(8, "little") + text, *(t.data for t in tensors)):
-            raw = memoryview(
-                data if isinstance(data, bytes) else np.ascontiguousarray(data()).reshape(-1).view(np.uint8)
+            raw = (
+                memoryview(data)
+                if isinstance(data, bytes)
+                else np.ascontiguousarray(data()).reshape(-1).view(np.uint8).data
             )
             for begin in range(0, len(raw), _CHUNK):
                 part = raw[begin : begin + _CHUNK]

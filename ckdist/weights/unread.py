@@ -42,7 +42,8 @@ def notes_on_unread(
             unknown.append(name)
     if unknown:
         raise ModelFileError(
-            f"{where}: {_shown(unknown)} in a {family} model of {layers} layers: without what the file computes with them its answers would be wrong; "
+            f"{where}: {_shown(unknown)} in a {family} model of {layers} layers: "
+            "without what the file computes with them its answers would be wrong; "
             "take a conversion of the model that has no such tensors"
         )
     return tuple(f"{what}: {len(found)} tensors, as {found[0]!r}, stay unused" for what, found in beside.items())

@@ -40,6 +40,7 @@ NAMES = {
 
 
 async def refuse(service: Service, request: Request) -> Response:
+    """Raises Problem 404, which says what to use instead."""
     path = request.url.path[:200]
     reason = next((why for name, why in NAMES.items() if _matches(name, path)), "use /v1/chat/completions")
     raise Problem(404, f"{path!r} is not supported by this server: {reason}", code="unsupported_endpoint")

@@ -18,6 +18,7 @@ NO_END = b""  # llama-server's own streams end with the last event
 
 
 async def completion(service: Service, request: Request) -> Response:
+    """The continuation of one or more prompts."""
     prepared = await service.prepare("llama_completion", request)
     return await service.answer(request, prepared, LlamaCompletionAnswer, NO_END)
 
@@ -35,7 +36,7 @@ async def props(service: Service, request: Request) -> Response:
         "build_info": f"ckdist {__version__}",
         "is_sleeping": False,
     }
-    return LongAnswer(await service.prepare("tokenizer_facts", request, to_json(known)))
+    return LongAnswer(await service.finished("tokenizer_facts", request, to_json(known)))
 
 
 async def slots(service: Service, request: Request) -> Response:
@@ -53,11 +54,13 @@ async def slots(service: Service, request: Request) -> Response:
 
 
 async def lora_adapters(service: Service, request: Request) -> Response:
+    """The adapter that the model was loaded with, if any."""
     adapter = service.settings.adapter
     return json_answer([] if adapter is None else [{"id": 0, "path": adapter, "scale": 1.0}])
 
 
 async def change_lora_adapters(service: Service, request: Request) -> Response:
+    """Raises Problem 400."""
     raise Problem(400, "the scale of an adapter is fixed while the server runs", "scale", "unsupported_parameter")
 
 

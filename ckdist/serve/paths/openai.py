@@ -1,5 +1,7 @@
 """OpenAI's API."""
 
+from typing import Any
+
 from fastapi import Request
 from fastapi.responses import Response
 
@@ -12,10 +14,12 @@ from ckdist.serve.service import Service
 
 
 async def models(service: Service, request: Request) -> Response:
+    """The list of the one model."""
     return json_answer({"object": "list", "data": [_model(service)]})
 
 
 async def model(service: Service, request: Request) -> Response:
+    """The model of the path's name. Problem 404 for another."""
     name, own = request.path_params["name"], service.settings.model_name
     if name != own:
         message = f"there is no model {name[:200]!r}; this server has {own!r}"
@@ -24,14 +28,16 @@ async def model(service: Service, request: Request) -> Response:
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
+    """The answer to a chat."""
     return await service.answer(request, await service.prepare("chat", request), ChatAnswer)
 
 
 async def completions(service: Service, request: Request) -> Response:
+    """The continuation of one or more prompts."""
     return await service.answer(request, await service.prepare("completion", request), CompletionAnswer)
 
 
-def _model(service: Service) -> dict:
+def _model(service: Service) -> dict[str, Any]:
     name, known = service.settings.model_name, service.known_model
     model = {"id": name, "object": "model", "created": service.created, "owned_by": "ckdist", "root": name}
     return {**model, "parent": None, "max_model_len": known.get("context_length"), "meta": known}

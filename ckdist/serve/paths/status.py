@@ -11,15 +11,18 @@ from ckdist.serve.service import Service
 
 
 async def health(service: Service, request: Request) -> Response:
+    """200 once requests are answered, else Problem 503."""
     service.check_ready()
     return json_answer({"status": "ok"})
 
 
 async def metrics(service: Service, request: Request) -> Response:
+    """The numbers for Prometheus."""
     return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
 async def version(service: Service, request: Request) -> Response:
+    """This program's version."""
     return json_answer({"version": __version__})
 
 

@@ -10,22 +10,25 @@ from ckdist.serve.service import Service
 
 
 async def tokenize(service: Service, request: Request) -> Response:
-    return LongAnswer(await service.prepare("tokenize", request))
+    """The token ids of a text or a chat."""
+    return LongAnswer(await service.finished("tokenize", request))
 
 
 async def detokenize(service: Service, request: Request) -> Response:
-    return LongAnswer(await service.prepare("detokenize", request))
+    """The text of token ids."""
+    return LongAnswer(await service.finished("detokenize", request))
 
 
 async def apply_template(service: Service, request: Request) -> Response:
-    return LongAnswer(await service.prepare("apply_template", request))
+    """A chat as the text that the model would continue."""
+    return LongAnswer(await service.finished("apply_template", request))
 
 
 async def tokenizer_info(service: Service, request: Request) -> Response:
     """vLLM's: what a client needs that has no tokenizer of its own."""
     service.check_ready()
     known = {"model_max_length": service.context_length}
-    return LongAnswer(await service.prepare("tokenizer_facts", request, to_json(known)))
+    return LongAnswer(await service.finished("tokenizer_facts", request, to_json(known)))
 
 
 PATHS = (

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.serve.requests.asked import MAX_LOGPROBS, Asked, read_asked
 from ckdist.serve.requests.fields import Fields
 from ckdist.serve.requests.json_body import kind_of
+from ckdist.serve.requests.params import MAX_LOGPROBS, RequestParams, read_params
 from ckdist.serve.requests.prepared import ModelFacts
 from ckdist.serve.requests.thinking import read_template_variables
 from ckdist.tokens.tokenizer import Tokenizer
@@ -19,7 +19,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 class ChatRequest:
     """`messages` are ready for a chat template; `template_kwargs` are its further variables."""
 
-    asked: Asked
+    params: RequestParams
     messages: list[dict[str, Any]]
     template_kwargs: dict[str, Any]
     add_generation_prompt: bool
@@ -31,13 +31,12 @@ def parse_chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) ->
     fields = Fields(body)
     _refuse_tools(fields)
     _refuse_other_answers(fields)
-    request = dict(
-        messages=_messages(fields),
-        template_kwargs=read_template_variables(fields) | _continuation(fields),
-        add_generation_prompt=fields.switch("add_generation_prompt", True),
-        add_special_tokens=fields.switch("add_special_tokens"),
-    )
-    return ChatRequest(asked=read_asked(fields, tokenizer, facts, _logprobs(fields), least_tokens=1), **request)
+    messages = _messages(fields)
+    variables = read_template_variables(fields) | _continuation(fields)
+    add_generation_prompt = fields.switch("add_generation_prompt", True)
+    add_special_tokens = fields.switch("add_special_tokens")
+    params = read_params(fields, tokenizer, facts, _logprobs(fields), least_tokens=1)
+    return ChatRequest(params, messages, variables, add_generation_prompt, add_special_tokens)
 
 
 def _continuation(fields: Fields) -> dict[str, Any]:

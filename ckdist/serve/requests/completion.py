@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.serve.requests.asked import MAX_LOGPROBS, Asked, read_asked
 from ckdist.serve.requests.fields import Fields, check_token_ids
 from ckdist.serve.requests.json_body import kind_of
+from ckdist.serve.requests.params import MAX_LOGPROBS, RequestParams, read_params
 from ckdist.serve.requests.prepared import ModelFacts
 from ckdist.serve.requests.prompt import tokenise
 from ckdist.tokens.tokenizer import Tokenizer
@@ -21,7 +21,7 @@ Prompt = str | tuple[int | str, ...]  # a mixed one is llama-server's: texts bet
 class CompletionRequest:
     """Each of `prompts` is continued; `add_special` is whether a text gets the model's BOS and EOS."""
 
-    asked: Asked
+    params: RequestParams
     prompts: tuple[Prompt, ...]
     echo: bool
     add_special: bool
@@ -33,13 +33,10 @@ def parse_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFac
     for name, remedy in (("suffix", "leave it out"), ("messages", "use /v1/chat/completions"), ("tools", "use a chat")):
         if fields.value(name, str, list):
             raise RequestError(f"{name} is not supported in a completion; {remedy}", name, "unsupported_parameter")
-    request = dict(
-        prompts=read_prompts(fields, facts.vocab_size),
-        echo=fields.switch("echo"),
-        add_special=fields.switch("add_special_tokens", True),
-    )
-    asked = read_asked(fields, tokenizer, facts, _logprobs(fields), default_tokens=DEFAULT_MAX_TOKENS)
-    return CompletionRequest(asked=asked, **request)
+    prompts = read_prompts(fields, facts.vocab_size)
+    echo, add_special = fields.switch("echo"), fields.switch("add_special_tokens", True)
+    params = read_params(fields, tokenizer, facts, _logprobs(fields), default_tokens=DEFAULT_MAX_TOKENS)
+    return CompletionRequest(params, prompts, echo, add_special)
 
 
 def read_prompts(fields: Fields, vocab_size: int) -> tuple[Prompt, ...]:
@@ -64,8 +61,8 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, add_special: bool, facts
         return tokenise(tokenizer, prompt, add_special, facts, "prompt")
     tokens: list[int] = []
     for index, part in enumerate(prompt):
-        is_text, is_first = isinstance(part, str), add_special and index == 0
-        tokens += tokenise(tokenizer, part, is_first, facts, "prompt") if is_text else [part]
+        is_first = add_special and index == 0
+        tokens += tokenise(tokenizer, part, is_first, facts, "prompt") if isinstance(part, str) else [part]
     return tokens
 
 
@@ -83,7 +80,7 @@ def _prompt(prompt: Any, name: str, vocab_size: int) -> Prompt:
     raise RequestError(message, "prompt", "invalid_type")
 
 
-def _token_prompt(prompt: list, name: str, vocab_size: int) -> Prompt:
+def _token_prompt(prompt: list[Any], name: str, vocab_size: int) -> Prompt:
     check_token_ids([part for part in prompt if not isinstance(part, str)], name, vocab_size)
     return tuple(prompt)
 

@@ -9,7 +9,7 @@ import difflib
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.json_body import kind_of
@@ -18,6 +18,7 @@ MAX_NAME = 64  # characters of a field's name that are shown
 MAX_IGNORED = 64  # names of one request that are reported
 
 Names = str | tuple[str, ...]
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,28 @@ class Fields:
         """The field when it is one of `types`, None when absent or null."""
         return self._find(names, types)[1]
 
+    @overload
+    def text(self, names: Names, default: str) -> str: ...
+    @overload
+    def text(self, names: Names, default: None = None) -> str | None: ...
     def text(self, names: Names, default: str | None = None) -> str | None:
+        """A string. RequestError for another type."""
         value = self.value(names, str)
         return default if value is None else value
 
     def switch(self, names: Names, default: bool = False) -> bool:
+        """A boolean. RequestError for another type."""
         value = self.value(names, bool)
         return default if value is None else value
 
+    @overload
+    def integer(self, names: Names, default: int, low: int, high: int) -> int: ...
+    @overload
+    def integer(self, names: Names, default: None, low: int, high: int) -> int | None: ...
+    @overload
+    def integer(self, names: Names, default: int | None, low: int, high: int) -> int | None: ...
     def integer(self, names: Names, default: int | None, low: int, high: int) -> int | None:
-        """A whole number, which JSON may write as 3 or 3.0."""
+        """A whole number from `low` to `high`, which JSON may write as 3 or 3.0. RequestError for all else."""
         name, value = self._find(names, (int, float), "a whole number")
         if value is None:
             return default
@@ -63,10 +76,12 @@ class Fields:
         return in_range(value, name, low, high)
 
     def number(self, names: Names, default: float, low: float, high: float) -> float:
+        """A number from `low` to `high`. RequestError for all else."""
         name, value = self._find(names, (int, float))
         return default if value is None else float(in_range(value, name, low, high))
 
     def token_ids(self, names: Names, vocab_size: int, most: int) -> tuple[int, ...]:
+        """At most `most` ids below `vocab_size`, none where the field is absent. RequestError for all else."""
         name, value = self._find(names, (list,))
         if value is None:
             return ()
@@ -109,13 +124,14 @@ class Fields:
         return names[0], None
 
 
-def in_range(value, name: str, low, high):
+def in_range(value: Number, name: str, low: float, high: float) -> Number:
+    """`value`, which stands under `name`; RequestError unless it is from `low` to `high`."""
     if not math.isfinite(value) or not low <= value <= high:
         raise RequestError(f"{name} ({value}) must be from {low} to {high}", name, "invalid_value")
     return value
 
 
-def check_token_ids(values: list, name: str, vocab_size: int) -> tuple[int, ...]:
+def check_token_ids(values: list[Any], name: str, vocab_size: int) -> tuple[int, ...]:
     """`values` when all are whole numbers of the vocabulary."""
     for value in values:
         if type(value) is not int or not 0 <= value < vocab_size:

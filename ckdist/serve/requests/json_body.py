@@ -5,6 +5,7 @@ What the fields mean is not looked at.
 """
 
 import json
+from typing import Any, NoReturn
 
 from ckdist.serve.problems import Problem
 
@@ -12,7 +13,7 @@ MAX_DEPTH = 64
 MAX_DIGITS = 40
 
 
-def parse_object(data: bytes) -> dict:
+def parse_object(data: bytes) -> dict[str, Any]:
     """JSON bytes as a dict, checked as the module says."""
     try:
         value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, parse_int=_bounded_int)
@@ -28,7 +29,7 @@ def parse_object(data: bytes) -> dict:
     return value
 
 
-def kind_of(value) -> str:
+def kind_of(value: object) -> str:
     """JSON's word for the type of `value`."""
     if value is None:
         return "null"
@@ -37,8 +38,9 @@ def kind_of(value) -> str:
     ]
 
 
-def _check(value, may_hold_surrogates: bool) -> None:
-    level, depth = [value], 0
+def _check(value: dict[str, Any], may_hold_surrogates: bool) -> None:
+    level: list[Any] = [value]
+    depth = 0
     while level:
         depth += 1
         if depth > MAX_DEPTH:
@@ -66,5 +68,5 @@ def _bounded_int(text: str) -> int:
     return int(text)
 
 
-def _refuse_constant(name: str):
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")

@@ -5,9 +5,9 @@ from typing import Any
 
 from ckdist.config import SAMPLERS
 from ckdist.errors import RequestError
-from ckdist.serve.requests.asked import MAX_LOGPROBS, Asked, read_asked
 from ckdist.serve.requests.completion import Prompt, read_prompts
 from ckdist.serve.requests.fields import Fields
+from ckdist.serve.requests.params import MAX_LOGPROBS, RequestParams, read_params
 from ckdist.serve.requests.prepared import ModelFacts
 from ckdist.serve.requests.sampling import LLAMA_RANDOM_SEED
 from ckdist.tokens.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ class LlamaCompletionRequest:
     none: all.
     """
 
-    asked: Asked
+    params: RequestParams
     prompts: tuple[Prompt, ...]
     response_fields: tuple[str, ...]
 
@@ -41,12 +41,12 @@ def parse_llama_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: Mo
     for name in ("suffix", "input_prefix", "input_suffix", "tools", "messages"):
         if fields.value(name, str, list):
             raise RequestError(f"{name} is not supported here; leave it out", name, "unsupported_parameter")
-    request = dict(prompts=read_prompts(fields, facts.vocab_size), response_fields=_response_fields(fields))
+    prompts, response_fields = read_prompts(fields, facts.vocab_size), _response_fields(fields)
     logprobs = fields.integer(("n_probs", "logprobs"), 0, 0, MAX_LOGPROBS) or None
-    asked = read_asked(fields, tokenizer, facts, logprobs, sampling_defaults=SAMPLING_DEFAULTS)
-    if asked.sampling.seed == LLAMA_RANDOM_SEED:
-        asked = replace(asked, sampling=replace(asked.sampling, seed=None))
-    return LlamaCompletionRequest(asked=asked, **request)
+    params = read_params(fields, tokenizer, facts, logprobs, sampling_defaults=SAMPLING_DEFAULTS)
+    if params.sampling.seed == LLAMA_RANDOM_SEED:
+        params = replace(params, sampling=replace(params.sampling, seed=None))
+    return LlamaCompletionRequest(params, prompts, response_fields)
 
 
 def _response_fields(fields: Fields) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 out.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,25 +22,30 @@ def prepare(kind: str, body: bytes, tokenizer: Tokenizer, facts: ModelFacts) -> 
 
 
 def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
+    """A body of /v1/chat/completions, ready for the engine."""
     request = parse_chat(body, tokenizer, facts)
     text = _rendered(request, tokenizer)
     tokens = tokenise(tokenizer, text, request.add_special_tokens, facts, "messages")
-    return request.asked.prepared([tokens], facts, "messages")
+    return request.params.prepared([tokens], facts, "messages")
 
 
 def completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
+    """A body of /v1/completions, ready for the engine."""
     request = parse_completion(body, tokenizer, facts)
     prompts = [encode_prompt(prompt, tokenizer, request.add_special, facts) for prompt in request.prompts]
-    pairs = zip(request.prompts, prompts)
+    pairs = zip(request.prompts, prompts, strict=True)
     texts = tuple(prompt_text(prompt, tokens, tokenizer) for prompt, tokens in pairs) if request.echo else ()
-    return request.asked.prepared(prompts, facts, "prompt", echo=request.echo, texts=texts)
+    return request.params.prepared(prompts, facts, "prompt", echo=request.echo, texts=texts)
 
 
 def llama_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
+    """A body of /completion, ready for the engine."""
     request = parse_llama_completion(body, tokenizer, facts)
     prompts = [encode_prompt(prompt, tokenizer, True, facts) for prompt in request.prompts]
-    texts = tuple(prompt_text(prompt, tokens, tokenizer) for prompt, tokens in zip(request.prompts, prompts))
-    prepared = request.asked.prepared(prompts, facts, "prompt", texts=texts, response_fields=request.response_fields)
+    texts = tuple(
+        prompt_text(prompt, tokens, tokenizer) for prompt, tokens in zip(request.prompts, prompts, strict=True)
+    )
+    prepared = request.params.prepared(prompts, facts, "prompt", texts=texts, response_fields=request.response_fields)
     return replace(prepared, token_ids=prepared.token_ids or prepared.stream)  # the pieces of a stream always have them
 
 
@@ -52,7 +58,7 @@ def _rendered(request: ChatRequest, tokenizer: Tokenizer) -> str:
     return render_chat(tokenizer, request.messages, request.add_generation_prompt, request.template_kwargs)
 
 
-KINDS = {
+KINDS: dict[str, Callable[[dict[str, Any], Tokenizer, ModelFacts], Prepared | dict[str, Any]]] = {
     "chat": chat,
     "completion": completion,
     "llama_completion": llama_completion,

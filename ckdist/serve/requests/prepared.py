@@ -68,6 +68,7 @@ class Prepared:
 
     @classmethod
     def from_map(cls, fields: dict[str, Any]) -> Prepared:
+        """The way back of `to_map`."""
         sampling = SamplingParams(**_with_tuples(fields["sampling"], SamplingParams))
         return cls(**{**_with_tuples(fields, cls), "sampling": sampling})
 
@@ -79,8 +80,10 @@ def _with_tuples(values: dict[str, Any], kind: type) -> dict[str, Any]:
 
 
 def pack_tokens(tokens: Iterable[int]) -> bytes:
+    """Token ids as int32, little-endian."""
     return array("i", tokens).tobytes()
 
 
 def unpack_tokens(prompt: bytes) -> Sequence[int]:
+    """The way back of `pack_tokens`, without a copy."""
     return memoryview(prompt).cast("i")

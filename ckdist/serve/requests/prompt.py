@@ -4,14 +4,19 @@ from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.tokens.tokenizer import Tokenizer
 
 
-def render_chat(tokenizer, messages: list[dict[str, Any]], add_generation_prompt: bool, kwargs: dict[str, Any]) -> str:
-    """A chat as text. RequestError when the template refuses."""
-    return tokenizer.chat_template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
+def render_chat(
+    tokenizer: Tokenizer, messages: list[dict[str, Any]], add_generation_prompt: bool, kwargs: dict[str, Any]
+) -> str:
+    """A chat as text; the tokenizer has a template (see `with_template`). RequestError when the template refuses."""
+    template = tokenizer.chat_template
+    assert template is not None, "with_template gives every served model one"
+    return template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
 
 
-def tokenise(tokenizer, text: str, add_special: bool, facts: ModelFacts, field: str) -> list[int]:
+def tokenise(tokenizer: Tokenizer, text: str, add_special: bool, facts: ModelFacts, field: str) -> list[int]:
     """The ids of `text`. RequestError, without any work, for one that has more bytes than any text that fits the
     context.
     """

@@ -71,13 +71,13 @@ CANONICAL_SAMPLERS = {alias: name for name, aliases in ALIASES.items() for alias
 def read_sampling(fields: Fields, tokenizer: Tokenizer, vocab_size: int, defaults: dict[str, Any]) -> SamplingParams:
     """How tokens are chosen. `defaults` are fields of SamplingParams that this kind of request sets otherwise.
 
-    `max_tokens` and what is asked of log-probabilities are read elsewhere.
+    `max_tokens` and what a request wants of log-probabilities are read elsewhere.
     """
     unset = SamplingParams(**defaults)
-    numbers = {
+    numbers: dict[str, Any] = {
         name: fields.number(names, getattr(unset, name), low, high) for name, (names, low, high) in NUMBERS.items()
     }
-    integers = {
+    integers: dict[str, Any] = {
         name: fields.integer(names, getattr(unset, name), low, high) for name, (names, low, high) in INTEGERS.items()
     }
     seed = fields.integer("seed", None, -(1 << 63), (1 << 64) - 1)

@@ -5,11 +5,14 @@ Only what is raised on purpose is told to the client; a panic of the tokenizers 
 text's fault.
 """
 
+from typing import Any
+
 from ckdist.errors import CkdistError, RequestError
 from ckdist.serve.encoding import to_json
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.prepare import prepare
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
+from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_ANSWER = 64 << 20  # bytes
 
@@ -21,7 +24,7 @@ FIELDS = {
 }  # where a kind of request has its text
 
 
-def run(tokenizer, head: dict, body: bytes) -> tuple[dict, bytes]:
+def run(tokenizer: Tokenizer, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
     """`head` has kind and facts. The answer's map has one of prepared (a `Prepared` as a map), problem, or json (the
     body is an answer).
     """

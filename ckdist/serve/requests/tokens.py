@@ -32,7 +32,7 @@ def tokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> d
         text = render_chat(tokenizer, request.messages, request.add_generation_prompt, request.template_kwargs)
     else:
         fields.finish(NEUTRAL, INERT, facts.strict_fields)
-        text = content if content is not None else prompt
+        text = content if content is not None else prompt or ""
     if (with_pieces or with_texts) and len(text) > MAX_CHARACTERS_IN_PIECES:
         raise RequestError(
             f"the text has {len(text)} characters, and with_pieces and return_token_strs take at most "
@@ -59,7 +59,7 @@ def detokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) ->
     return {"content": text, "prompt": text}
 
 
-def tokenizer_facts(known: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
+def tokenizer_facts(known: dict[str, Any], tokenizer: Tokenizer, _facts: ModelFacts) -> dict[str, Any]:
     """`known` with the chat template, and the texts of BOS and EOS, under the names of /props and vLLM's
     /tokenizer_info.
     """

@@ -24,7 +24,7 @@ UNLIMITED = (-1, -2)  # llama.cpp's and Ollama's words for "until the context is
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestParams:
     """The shared fields. `max_tokens` is None where the context alone is the limit; `logprobs` is the number of
     alternatives per token, None without logprobs; `ignored` has the names that nobody knows.
     """
@@ -54,7 +54,7 @@ class Asked:
         return Prepared(prompts=[pack_tokens(tokens) for tokens in prompts], **own, **more)
 
 
-def read_asked(
+def read_params(
     fields: Fields,
     tokenizer: Tokenizer,
     facts: ModelFacts,
@@ -62,7 +62,7 @@ def read_asked(
     least_tokens: int = 0,
     default_tokens: int | None = None,
     sampling_defaults: dict[str, Any] | None = None,
-) -> Asked:
+) -> RequestParams:
     """The shared fields. It comes last: every field that the caller reads itself must have been read, `logprobs` among
     them.
 
@@ -75,7 +75,7 @@ def read_asked(
         raise RequestError(message, "min_tokens", "invalid_value")
     stream = fields.switch("stream")
     options = Fields(fields.value("stream_options", dict) or {})
-    return Asked(
+    return RequestParams(
         sampling=sampling,
         max_tokens=max_tokens,
         stops=_stops(fields),
