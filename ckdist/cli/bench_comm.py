@@ -17,10 +17,10 @@ import numpy as np
 from ckdist import native
 from ckdist.cli.rows import write_rows
 from ckdist.comm.communicator import ELEMENTS, Communicator, open_communicator
+from ckdist.comm.protocol import World
 from ckdist.comm.thresholds import Thresholds, load_thresholds, save_thresholds
 from ckdist.comm.world import start_world
 from ckdist.config import BenchConfig
-from ckdist.topology.world import World
 
 SIZES = tuple(4 << k for k in range(10, 25, 2))  # bytes: 4 KiB to 64 MiB
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
@@ -42,7 +42,7 @@ class Stopwatch:
         calls = int(np.clip(BATCH_BYTES // max(1, larger * data.itemsize), *BATCH_CALLS))
         native.check(
             native.lib.ckdist_time_collective(
-                self.communicator._handle,
+                self.communicator.handle,
                 COLLECTIVES.index(operation),
                 native.pointer(data),
                 native.pointer(out),
@@ -60,7 +60,7 @@ class Stopwatch:
 
     def barrier(self) -> float:
         """Of a barrier."""
-        native.check(native.lib.ckdist_time_barrier(self.communicator._handle, 500, self._out))
+        native.check(native.lib.ckdist_time_barrier(self.communicator.handle, 500, self._out))
         return self._out[0]
 
     def round_trip(self) -> float:
@@ -68,7 +68,7 @@ class Stopwatch:
 
         CommError where one is too late.
         """
-        native.check(native.lib.ckdist_time_round_trip(self.communicator._handle, 1000, self._out))
+        native.check(native.lib.ckdist_time_round_trip(self.communicator.handle, 1000, self._out))
         return self._out[0]
 
     def median(self, measure: Callable[[], float], repetitions: int) -> float:

@@ -12,13 +12,13 @@ from typing import Any
 from ckdist import native
 from ckdist.cli.node_speed import read_bandwidth
 from ckdist.cli.rows import write_rows
+from ckdist.comm.protocol import World
 from ckdist.comm.world import start_world
 from ckdist.config import BenchConfig
 from ckdist.planner import SPINS
 from ckdist.topology import default_threads, place
 from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
 from ckdist.topology.instructions import reason
-from ckdist.topology.world import World
 
 
 @dataclass(frozen=True)

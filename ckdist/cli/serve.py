@@ -14,6 +14,7 @@ import socket
 
 from ckdist.cli.session import dismissing
 from ckdist.cli.start_lines import start_lines
+from ckdist.comm.protocol import World
 from ckdist.comm.world import start_world, together
 from ckdist.config import ServeConfig
 from ckdist.engine.coordinator import Coordinator
@@ -23,7 +24,6 @@ from ckdist.errors import EngineError
 from ckdist.hub.resolve import resolve
 from ckdist.serve.origins import is_loopback
 from ckdist.serve.process import HttpProcess, listen
-from ckdist.topology.world import World
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the last is passed on by mpirun, which goes on itself
 DRAINED_VARIABLE = "CKDIST_DRAINED"  # set by launch/drained, under which mpirun can be sent SIGTERM

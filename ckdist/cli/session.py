@@ -5,13 +5,13 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TypeVar
 
+from ckdist.comm.protocol import World
 from ckdist.comm.world import start_world
 from ckdist.config import EngineConfig
 from ckdist.engine.launch import Model, load_model
 from ckdist.errors import CkdistError, UserError
 from ckdist.hub.resolve import resolve
 from ckdist.models.spec import ModelSpec
-from ckdist.topology.world import World
 
 Config = TypeVar("Config", bound=EngineConfig)
 

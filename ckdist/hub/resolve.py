@@ -4,13 +4,13 @@ import os
 from typing import overload
 
 from ckdist.comm.host_name import machine_name
+from ckdist.comm.protocol import World
 from ckdist.comm.world import SingleWorld
 from ckdist.errors import CkdistError, ConfigError, FetchError, UserError
 from ckdist.hub.catalogue import CATALOGUE
 from ckdist.hub.fetch import fetch
 from ckdist.hub.repository import PREFIX, fetch_repository
 from ckdist.hub.store import Store
-from ckdist.topology.world import World
 
 
 def known_names() -> str:

@@ -11,9 +11,9 @@ import os
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ckdist.comm.protocol import World
 from ckdist.topology.binding import own_cpus
 from ckdist.topology.machine import Machine, this_machine
-from ckdist.topology.world import World
 
 Item = TypeVar("Item")
 

@@ -37,12 +37,11 @@ class LoraTracer(TrainingTracer):
         super().__init__(spec, layout, mesh)
         self.lora = lora
 
-    def linear(
-        self, x: Value, *weights: Weight, bias: Sequence[Weight | None] = (), names: Sequence[str] | None = None
-    ) -> Value | tuple[Value, ...]:
+    def linears(
+        self, x: Value, weights: Sequence[Weight], bias: Sequence[Weight] = (), names: Sequence[str] | None = None
+    ) -> tuple[Value, ...]:
         """W x + scale * B (A x) for each weight that is a target."""
-        made = super().linear(x, *weights, bias=bias, names=names)
-        outputs = list(made) if isinstance(made, tuple) else [made]
+        outputs = list(super().linears(x, weights, bias, names))
         rank = Dim("lora", self.lora.rank)
         for index, w in enumerate(weights):
             stem = w.name.removesuffix(".weight")
@@ -53,13 +52,11 @@ class LoraTracer(TrainingTracer):
                 )
                 low = self.scale(self._product(x, a, "lora_a"), self.lora.scale)  # (tokens, rank)
                 outputs[index] = self.add(outputs[index], self._product(low, b, "lora_b"))
-        return tuple(outputs) if len(weights) > 1 else outputs[0]
+        return tuple(outputs)
 
     def _product(self, x: Value, weight: Weight, name: str) -> Value:
         """X times one weight, without a path of its own."""
-        made = super().linear(x, weight, names=[name])
-        assert isinstance(made, Value)
-        return made
+        return super().linears(x, (weight,), (), (name,))[0]
 
 
 def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, np.ndarray]) -> None:

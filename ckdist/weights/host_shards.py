@@ -8,9 +8,9 @@ files. It does not load, and does not know which shard goes where in a matrix.
 from collections.abc import Sequence
 from typing import Any
 
+from ckdist.comm.protocol import World
 from ckdist.native import ffi
 from ckdist.program.lowered import Lowered
-from ckdist.topology.world import World
 from ckdist.weights.handles import MatrixHandle, VectorHandle
 from ckdist.weights.loader import ShardLoader
 

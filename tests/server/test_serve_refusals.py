@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckdist.serve.requests.params import MAX_TOKENS_NAMES
 from ckdist.serve.requests.names import NEUTRAL
+from ckdist.serve.requests.params import MAX_TOKENS_NAMES
 from ckdist.serve.requests.sampling import INTEGERS, NUMBERS
 from tests.support.served import serving
 
