@@ -232,7 +232,7 @@ def load_model(
         phases.append(
             Phase(
                 tokens_cut,
-                [shards.matrix(*m) for m in tokens_cut.matrices],
+                [shards.matrix(str(name), rows, columns) for name, rows, columns in tokens_cut.matrices],
                 [shards.vector(*v) for v in tokens_cut.vectors],
             )
         )
@@ -345,7 +345,8 @@ def check_quantize(loader: ShardLoader, lowered: Lowered) -> None:
     """ConfigError when --quantize would change no weight: they are quantised already, or no row is made of whole
     blocks.
     """
-    sources = {name: loader.checkpoint.tensors[name] for name, _, _ in lowered.matrices if not is_low_rank(name)}
+    names = [name for name, _, _ in lowered.matrices if isinstance(name, str) and not is_low_rank(name)]
+    sources = {name: loader.checkpoint.tensors[name] for name in names}
     if loader.quantize is None or any(loader.type_of(name) != source.type for name, source in sources.items()):
         return
     types = ", ".join(sorted({BY_NUMBER[source.type].name for source in sources.values()}))
@@ -355,9 +356,9 @@ def check_quantize(loader: ShardLoader, lowered: Lowered) -> None:
     )
 
 
-def packed_type(loader: ShardLoader, name: str) -> int:
-    """The ggml number of the type that matrix `name` of a program is multiplied in."""
-    return PackedMatrix.type if is_low_rank(name) else loader.type_of(name)
+def packed_type(loader: ShardLoader, name: str | tuple[str, ...]) -> int:
+    """The ggml number of the type that matrix `name` of a program is multiplied in; several names are an adapter's."""
+    return PackedMatrix.type if isinstance(name, tuple) or is_low_rank(name) else loader.type_of(name)
 
 
 def plan_shard(
@@ -368,7 +369,7 @@ def plan_shard(
     """
     matrices: list[MatrixHandle | PackedMatrix] = []
     for name, rows, (begin, end) in lowered.matrices:
-        if is_low_rank(name):
+        if isinstance(name, tuple) or is_low_rank(name):
             assert adapter is not None  # of a program that it was traced with
             matrices.append(
                 adapter.stacked(name, (begin, end)) if isinstance(name, tuple) else adapter.rows(name, rows)

@@ -7,6 +7,7 @@ import numpy as np
 
 from ckdist.engine.sampler import Sample, SampleRow
 from ckdist.program.batch import Batch
+from ckdist.tokens.chat import ChatTemplate
 
 
 class StepExecutable(Protocol):
@@ -69,8 +70,13 @@ class TextDecoder(Protocol):
 class TextTokenizer(Protocol):
     """Turns texts into tokens and back."""
 
-    def encode(self, text: str, /) -> list[int]:
-        """The token ids of a text."""
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """What renders a chat as a text; None where the model has no such template."""
+        ...
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """The token ids of a text, with BOS and the like where `add_special` says so."""
         ...
 
     def decoder(self) -> TextDecoder:

@@ -12,7 +12,7 @@ from ckdist.program.program import Weight
 
 def shape_of(weight: Weight) -> tuple[int, ...]:
     """The shape of a weight, of whose dimensions all are known."""
-    return tuple(d.elements for d in weight.dims if d.elements is not None)
+    return tuple(d.elements for d in weight.dims)
 
 
 class Arena(Mapping[str, np.ndarray]):
