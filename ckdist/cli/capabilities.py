@@ -101,11 +101,11 @@ def capabilities(machine: Machine, timeout: float = TIMEOUT) -> list[Capability]
 
 
 def shared_memory() -> tuple[bool, str]:
-    """A group of one rank is made."""
-    out = native.ffi.new("struct ckdist_group **")
+    """The rendezvous of one rank is made."""
+    out = native.ffi.new("struct ckdist_meeting **")
     try:
-        native.check(native.lib.ckdist_host_group(native.ffi.NULL, 0, 1, 10, 1.0, out))
-        native.lib.ckdist_group_free(out[0])
+        native.check(native.lib.ckdist_meeting_new(native.ffi.NULL, 0, 1, [0], 10, 1.0, out))
+        native.lib.ckdist_meeting_free(out[0])
         return True, "memfd, inside one host"
     except CkdistError as error:
         return False, str(error)

@@ -44,9 +44,7 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
     batch = f" ({plan.threads_batch} with prompts)" if plan.threads_batch != plan.threads else ""
     where = f"1 rank × {threads}{batch}"  # noqa: RUF001
     if world.size > 1:
-        where = (
-            f"{world.size} ranks × {threads}{batch} on {hosts} host{'s' * (hosts > 1)} ({model.executable.group.kind})"
-        )
+        where = f"{world.size} ranks × {threads}{batch} on {hosts} host{'s' * (hosts > 1)} ({model.executable.communicator.transport})"
     isa = native.isa()
     tokens = plan.limits.num_blocks * BLOCK_TOKENS
     lines = [

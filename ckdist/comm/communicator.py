@@ -7,6 +7,7 @@ after one every later call on the communicator gives it again. Ranks tell one an
 called, so a loss is known before the next call; `check_peers` asks.
 """
 
+import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,8 +20,9 @@ from ckdist import native
 from ckdist.comm.operation import Operation
 from ckdist.comm.protocol import Log, World, has_mpi
 from ckdist.comm.thresholds import Thresholds, load_thresholds
-from ckdist.comm.transport import before_mpi_ends, open_transport
+from ckdist.comm.transport import before_mpi_ends
 from ckdist.comm.window import Window
+from ckdist.comm.wires import open_wire
 from ckdist.errors import ConfigError
 from ckdist.native import CData
 
@@ -31,6 +33,8 @@ ARENA_BYTES = 4 << 30  # of addresses; memory is used as it is allocated
 _PATIENT_POLLS, _CROWDED_POLLS = 20000, 50
 
 Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
 
 ffi, lib = native.ffi, native.lib
 
@@ -368,6 +372,7 @@ def open_communicator(
     transport: str = "auto",
     *,
     timeout: float = 30.0,
+    spins: int | None = None,
     share: bool = True,
     arena_bytes: int = ARENA_BYTES,
     lanes: int = 1,
@@ -377,28 +382,30 @@ def open_communicator(
 ) -> Communicator:
     """The communicator of all ranks of a world. A collective call.
 
-    `auto`: shared memory inside a host, and between hosts MPI where it started the job, else TCP. A transport that is
-    named is used between hosts, and on a single host instead of shared memory. `share=False`: no shared memory at all.
-    `interface`: name or address that tcp and verbs use; verbs takes an RDMA device's name too.
+    `auto`: shared memory inside a host, and between hosts the transport that measures fastest (`open_wire`). A
+    transport that is named is used between hosts, and on a single host instead of shared memory. `timeout`: seconds
+    that any wait for a peer may take. `spins`: polls of a flag before a waiting thread sleeps; by default many, or few
+    where ranks outnumber CPUs. `share=False`: no shared memory at all. `interface`: name or address that tcp and verbs
+    use (default: CKDIST_INTERFACE); verbs takes an RDMA device's name too. Raises ConfigError or CommError on every
+    rank alike.
     """
     if transport not in TRANSPORTS:
         raise ConfigError(f"--transport ({transport}) must be one of {', '.join(TRANSPORTS)}")
+    world.gather(None)  # ranks load for different times; from here on the timeout counts
     one_host = len(set(world.hosts)) == 1
     local = [r for r, host in enumerate(world.hosts) if host == world.hosts[world.rank]]
-    share = share and not (one_host and transport != "auto")
-    if transport == "auto":
-        transport = "mpi" if has_mpi(world) else "tcp"
-    elif transport == "mpi" and not has_mpi(world):
-        raise ConfigError("transport mpi was demanded, but no MPI launcher started this process: use mpirun")
-    crowded = len(local) > (os.cpu_count() or 1)
-    spins = _CROWDED_POLLS if crowded else _PATIENT_POLLS
-    memory, meeting, wire = ffi.NULL, ffi.NULL, ffi.NULL
+    share = share and (world.size == 1 or not one_host or transport == "auto")
+    if spins is None:
+        spins = _CROWDED_POLLS if len(local) > (os.cpu_count() or 1) else _PATIENT_POLLS
+    memory, meeting, wire = ffi.NULL, ffi.NULL, None
     if share:
         memory, meeting = _share(world, local, arena_bytes, spins, timeout)
     if not (share and one_host):
-        wire = open_transport(world, transport, interface, lanes, timeout, log)
-    if transport == "verbs" and not share:
-        memory = _own_memory(arena_bytes)
+        wire = open_wire(world, transport, timeout, interface, lanes, log)
+        if world.rank == 0:
+            logger.debug("%s", wire.reason)
+        if wire.name == "verbs" and not share:
+            memory = _own_memory(arena_bytes)
     limits = Thresholds(*world.broadcast(list(thresholds or load_thresholds())))
     host_of = [world.hosts.index(host) for host in world.hosts]
     out = ffi.new("struct ckdist_communicator **")
@@ -409,7 +416,7 @@ def open_communicator(
             host_of,
             memory,
             meeting,
-            wire,
+            wire.handle if wire else ffi.NULL,
             ffi.new("struct ckdist_thresholds *", list(limits)),
             spins,
             timeout,
@@ -418,7 +425,7 @@ def open_communicator(
     )
     world.gather(None)  # the segments are open everywhere
     family: weakref.WeakSet[Communicator] = weakref.WeakSet()
-    if wire and transport == "mpi" and has_mpi(world):
+    if wire and wire.name == "mpi" and has_mpi(world):
         before_mpi_ends(world, lambda: [c.close() for c in list(family)])
     return Communicator(ffi.gc(out[0], lib.ckdist_communicator_free), family)
 

@@ -50,7 +50,7 @@ def _wire_mpi(world: MpiRanks, timeout: float) -> CData:
     if world.mpi.Query_thread() < world.mpi.THREAD_MULTIPLE:
         raise ConfigError(
             f"this MPI allows thread level {world.mpi.Query_thread()}, and {world.mpi.THREAD_MULTIPLE} "
-            "(MPI_THREAD_MULTIPLE) is needed: use a build of MPI with it, or --transport tcp"
+            "(MPI_THREAD_MULTIPLE) is needed, for signs of life are sent from a thread: use a build of MPI with it"
         )
     library = ctypes.CDLL(world.mpi.__file__)  # finds the MPI library that mpi4py itself is linked to
     calls = [

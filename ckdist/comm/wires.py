@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ckdist import native
-from ckdist.comm.protocol import World, has_mpi
+from ckdist.comm.protocol import Log, World, has_mpi
 from ckdist.comm.tcp_world import INTERFACE_VARIABLE
 from ckdist.comm.transport import open_transport
 from ckdist.errors import CkdistError, CommError, ConfigError, UserError
@@ -31,14 +31,16 @@ lib, ffi = native.lib, native.ffi
 
 @dataclass(frozen=True)
 class Wire:
-    """`handle` belongs to the group that is made of it. `reason`: one line that says why it was chosen."""
+    """`handle` belongs to the communicator that is made of it. `reason`: one line that says why it was chosen."""
 
     name: str
     handle: CData
     reason: str
 
 
-def open_wire(world: World, wanted: str, timeout: float) -> Wire:
+def open_wire(
+    world: World, wanted: str, timeout: float, interface: str | None = None, lanes: int = 1, log: Log | None = None
+) -> Wire:
     """The wire `wanted` ("auto": the fastest that works everywhere); a collective call with the same result on every
     rank.
 
@@ -48,7 +50,7 @@ def open_wire(world: World, wanted: str, timeout: float) -> Wire:
     opened: dict[str, CData] = {}
     refused: dict[str, CkdistError] = {}
     for name in candidates:
-        handle, error = _everywhere(world, functools.partial(_open, world, name, timeout))
+        handle, error = _everywhere(world, functools.partial(_open, world, name, timeout, interface, lanes, log))
         if error is None:
             opened[name] = handle
         else:
@@ -127,17 +129,12 @@ def _everywhere(world: World, action: Callable[[], Result]) -> tuple[Result | No
     return None, (ConfigError if user else CommError)(text if alike else f"rank {rank}: {text}")
 
 
-def _open(world: World, name: str, timeout: float) -> CData:
+def _open(world: World, name: str, timeout: float, interface: str | None, lanes: int, log: Log | None) -> CData:
     """The transport `name`; ConfigError or CommError where it does not work."""
     if name == "mpi":
         if not has_mpi(world):
             raise ConfigError("no MPI launcher started this process: use mpirun")
-        if world.mpi.Query_thread() < world.mpi.THREAD_SERIALIZED:
-            raise ConfigError(
-                f"this MPI allows thread level {world.mpi.Query_thread()}, and {world.mpi.THREAD_SERIALIZED} "
-                "(MPI_THREAD_SERIALIZED) is needed: use a build of MPI with it"
-            )
-    return open_transport(world, name, os.environ.get(INTERFACE_VARIABLE), 1, timeout, None)
+    return open_transport(world, name, interface or os.environ.get(INTERFACE_VARIABLE), lanes, timeout, log)
 
 
 def _measure(world: World, handle: CData) -> list[float]:

@@ -2,7 +2,7 @@
 
 mpi4py starts the world under any MPI launcher; without one, RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT do
 (`tcp_world`); without these the world has one rank. What is exchanged here is msgpack, never pickle. The traffic of
-every step goes through a native group (`ckdist.comm.group`), not through this.
+every step goes through a native communicator (`ckdist.comm.communicator`), not through this.
 """
 
 import contextlib

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import psutil
 
 from ckdist import __version__, native
-from ckdist.comm.group import open_group
+from ckdist.comm.communicator import open_communicator
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.protocol import World
 from ckdist.comm.world import agree, together
@@ -52,6 +52,7 @@ from ckdist.weights.low_rank import Adapter, PackedMatrix, is_low_rank
 
 log = logging.getLogger(__name__)
 
+ARENA_BYTES = 64 << 20  # of the communicator's shared memory: the replay's buffers are its own
 BUNDLED = pathlib.Path(__file__).parent.parent / "models" / "bundled"
 
 
@@ -144,6 +145,7 @@ class Model:
         if self.trace is not None:
             self.trace.save(self._labels())
         self.executable.close()
+        self.executable.communicator.close()
         self.loader.close()
 
     @contextlib.contextmanager
@@ -238,13 +240,15 @@ def load_model(
         )
     with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
         fill(loader) if fill else fill_shard(loader, config, world, progress, tracing and tracing.handle)
-    group = open_group(world, plan.spins, config.comm_timeout, config.transport)
+    communicator = open_communicator(
+        world, config.transport, timeout=config.comm_timeout, spins=plan.spins, arena_bytes=ARENA_BYTES
+    )
     executable = Executable(
         phases,
         spec,
         plan.decode,
         plan.mesh,
-        group,
+        communicator,
         plan.limits,
         plan.threads,
         plan.threads_batch,

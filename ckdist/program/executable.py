@@ -14,8 +14,8 @@ from ckdist.program.batch import BLOCK_TOKENS, Batch
 from ckdist.program.decoder_spec import DecoderSpec, Rotation
 from ckdist.program.lowered import Lowered
 
-if TYPE_CHECKING:  # a program is bound to a group without what opens one
-    from ckdist.comm.group import Group
+if TYPE_CHECKING:  # a program is bound to ranks without what opens their communicator
+    from ckdist.comm.communicator import Communicator
 
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i16": 25, "bf16": 30}
 _KINDS = {"arena": 0, "slot": 1, "logits": 2, "activations": 3, "tokens": 4, "columns": 5, "outputs": 6, "sums": 7}
@@ -94,7 +94,7 @@ class Executable:
         spec: DecoderSpec,
         layout: Layout,
         mesh: Mesh,
-        group: "Group",
+        communicator: "Communicator",
         limits: Limits,
         threads: int,
         threads_batch: int,
@@ -102,7 +102,7 @@ class Executable:
         spins: int,
         loader: native.CData | None = None,
     ):
-        self.spec, self.limits, self.group = spec, limits, group
+        self.spec, self.limits, self.communicator = spec, limits, communicator
         self.max_tokens, self.max_sequences = limits.max_tokens, limits.max_sequences
         self.num_blocks, self.context_length, self.vocab_size = (
             limits.num_blocks,
@@ -115,17 +115,17 @@ class Executable:
         self.prefill_tokens = [0] * len(phases)  # of steps with prompts, by phase
         self.layer_steps = [phase.lowered.layer_steps for phase in phases]
         self.labels = [phase.lowered.labels() for phase in phases]
-        self._keep: list[Any] = [group, loader]
+        self._keep: list[Any] = [communicator, loader]
         self._loader = native.ffi.NULL if loader is None else loader
         program = self._program(phases, layout, mesh)
         out = native.ffi.new("struct ckdist_executable **")
         pool = max(threads, threads_batch)
         cpu_array = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= pool else native.ffi.NULL
-        native.check(native.lib.ckdist_executable_new(program, group.handle, pool, cpu_array, spins, out))
+        native.check(native.lib.ckdist_executable_new(program, communicator.handle, pool, cpu_array, spins, out))
         self._handle = out[0]
         self.failed = False  # in a step: the other ranks have given up as well
         self._message, self._message_address = np.zeros(0, np.int32), native.ffi.NULL
-        self._logits: np.ndarray | None = None  # (max_tokens, vocab): where the group gathers them
+        self._logits: np.ndarray | None = None  # (max_tokens, vocab): where the ranks gather them
 
     def _array(self, values: Sequence[Any], dtype: str) -> native.CData:
         """A C array that lives as long as this does."""
@@ -271,7 +271,7 @@ class Executable:
 
     def check_peers(self) -> None:
         """CommError when a peer is known to be dead; for the times when no step runs."""
-        self.group.check_peers()
+        self.communicator.check_peers()
 
     def stop(self) -> None:
         """Rank 0: the other ranks return from work()."""

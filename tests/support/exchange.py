@@ -1,5 +1,5 @@
-"""What a group of ranks must do, as one program that every rank runs: sums bit for bit, messages in order, logits in
-place.
+"""What the steps of ranks must do, as one program that every rank runs: sums bit for bit, batches and messages in order,
+logits in place.
 
 Ranks are threads or processes; every rank draws the same sizes from one seed and its own numbers from another.
 """
@@ -7,6 +7,7 @@ Ranks are threads or processes; every rank draws the same sizes from one seed an
 import numpy as np
 
 from ckdist import native
+from tests.support.steps import Steps
 
 lib, ffi = native.lib, native.ffi
 # values larger than what goes whole to every host, messages of several frames
@@ -35,45 +36,46 @@ def added(parts: list[np.ndarray], hosts) -> np.ndarray:
     return total
 
 
-def exchange(handle, rank: int, size: int, rounds: int, seed: int = 1, hosts=None) -> None:
-    """Runs `rounds` rounds of messages, reduces and a gather; AssertionError on the first wrong bit.
+def exchange(communicator, rounds: int, seed: int = 1, hosts=None) -> None:
+    """Runs `rounds` rounds of batches, sums, messages and a gather; AssertionError on the first wrong bit.
 
     `hosts`: of the ranks; one by default.
     """
+    rank, size = communicator.rank, communicator.size
     hosts = hosts or [0] * size
     sizes = np.random.default_rng(seed)
     first = [VOCAB * r // size for r in range(size + 1)]
     if size > 2:
         first[1] = 0  # rank 0 has no columns
     columns = first[rank + 1] - first[rank]
-    native.check(lib.ckdist_group_reserve(handle, FLOATS, ROWS, VOCAB, first[rank], columns, INTS))
-    parts, message, ints = ffi.new("const float *[256]"), ffi.new("const int32_t **"), ffi.new("int64_t *")
+    steps = Steps(communicator, FLOATS, ROWS, VOCAB, first[rank], columns, INTS)
+    handle, summands = steps.handle, ffi.new("const float *[256]")
     stride, exchanges = ffi.new("int64_t *"), 0
     for _ in range(rounds):
         for _ in range(sizes.integers(1, 4)):
             expected = sizes.integers(-(2**31), 2**31, sizes.integers(1, INTS + 1)).astype(np.int32)
             if rank == 0:
-                native.check(lib.ckdist_group_publish(handle, native.pointer(expected, "int32_t *"), len(expected)))
+                steps.publish(expected)
             else:
-                native.check(lib.ckdist_group_receive(handle, message, ints))
-                assert np.array_equal(np.frombuffer(ffi.buffer(message[0], ints[0] * 4), np.int32), expected)
+                assert steps.receive() == expected.tolist()
         for n in range(sizes.integers(0, 5)):
             slot, exchanges = n % 2, exchanges + 1
             floats = int(np.exp(sizes.uniform(0, np.log(FLOATS))))
-            view(lib.ckdist_group_partial(handle, slot), floats)[:] = numbers(rank, exchanges, floats)
-            native.check(lib.ckdist_group_reduce(handle, slot, floats, n))
+            view(lib.ckdist_steps_partial(handle, slot), floats)[:] = numbers(rank, exchanges, floats)
+            steps.all_reduce(slot, floats, n)
             total = None
-            for p in range(lib.ckdist_group_parts(handle, slot, parts)):
-                part = view(parts[p], floats)
+            for p in range(lib.ckdist_steps_summands(handle, slot, summands)):
+                part = view(summands[p], floats)
                 total = part.copy() if total is None else total + part
             expected = added([numbers(r, exchanges, floats) for r in range(size)], hosts)
             assert np.array_equal(total.view(np.int32), expected.view(np.int32)), f"sum of {floats}"
+        around(steps, rank, size, int(np.exp(sizes.uniform(0, np.log(FLOATS)))))
         rows = int(sizes.integers(0, ROWS + 1))
         exchanges += 1
-        own = lib.ckdist_group_logits(handle, stride)
+        own = lib.ckdist_steps_logits(handle, stride)
         whole = np.concatenate(
             [
-                numbers(r, exchanges, rows * (first[r + 1] - first[r])).reshape(rows, -1)
+                numbers(r, exchanges, rows * (first[r + 1] - first[r])).reshape(rows, first[r + 1] - first[r])
                 for r in range(size)
                 if first[r + 1] > first[r]
             ],
@@ -81,11 +83,20 @@ def exchange(handle, rank: int, size: int, rounds: int, seed: int = 1, hosts=Non
         )
         for t in range(rows if columns else 0):
             view(own + t * stride[0], columns)[:] = whole[t, first[rank] : first[rank + 1]]
-        native.check(lib.ckdist_group_gather(handle, rows, 9))
+        steps.gather_logits(rows, 9)
         if rank == 0 and rows:
-            assert np.array_equal(view(lib.ckdist_group_gathered(handle), rows * VOCAB).reshape(rows, VOCAB), whole)
+            assert np.array_equal(view(lib.ckdist_steps_gathered(handle), rows * VOCAB).reshape(rows, VOCAB), whole)
     if rank == 0:
-        native.check(lib.ckdist_group_publish(handle, ffi.NULL, 0))
+        steps.publish(None)
     else:
-        native.check(lib.ckdist_group_receive(handle, message, ints))
-        assert ints[0] == 0
+        assert steps.receive() == []
+
+
+def around(steps: Steps, rank: int, size: int, floats: int) -> None:
+    """A message from rank to rank, as stages of a pipeline send them: the last has it from all before it."""
+    if size == 1:
+        return
+    if rank:
+        assert np.array_equal(steps.recv(np.empty(floats, np.float32), rank - 1), numbers(rank - 1, 0, floats))
+    if rank + 1 < size:
+        steps.send(numbers(rank, 0, floats), rank + 1)

@@ -43,6 +43,9 @@ CKDIST_EXPORT int ckdist_wire_verbs(struct ckdist_verbs* verbs, int32_t size, co
                                     struct ckdist_wire** out);
 /* The machine of each rank, which errors about it name; before anything is made of the wire. */
 CKDIST_EXPORT int ckdist_wire_name_hosts(struct ckdist_wire* wire, const char* const* hosts);
+/* Seconds of one exchange of `bytes` with `peer`, which makes the same call: the median of `calls`. Not once a
+ * communicator has the wire. */
+CKDIST_EXPORT int ckdist_wire_time(struct ckdist_wire* wire, int32_t peer, int64_t bytes, int32_t calls, double* out);
 CKDIST_EXPORT void ckdist_wire_free(struct ckdist_wire* wire);
 
 /* host_of: a number per rank, equal on one host. memory and meeting (which the communicator takes over) or null; wire

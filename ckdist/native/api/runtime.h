@@ -1,7 +1,7 @@
 #ifndef CKDIST_API_RUNTIME_H
 #define CKDIST_API_RUNTIME_H
 #include <stdint.h>
-#include "api/group.h"
+#include "api/communicator.h"
 #include "api/loader.h"
 #include "api/trace.h"
 #ifdef __cplusplus
@@ -93,7 +93,7 @@ struct ckdist_executable;
 
 /* `cpus`: one per thread or null; `spins`: polls before a waiting thread sleeps. The program's arrays must outlive the
  * executable. */
-CKDIST_EXPORT int ckdist_executable_new(const struct ckdist_program* program, struct ckdist_group* group,
+CKDIST_EXPORT int ckdist_executable_new(const struct ckdist_program* program, struct ckdist_communicator* communicator,
                                         int32_t threads, const int32_t* cpus, int32_t spins,
                                         struct ckdist_executable** out);
 CKDIST_EXPORT void ckdist_executable_free(struct ckdist_executable* executable);

@@ -10,6 +10,7 @@
 #include "comm/mpi_transport.h"
 #include "comm/tcp.h"
 #include "comm/timing.h"
+#include "comm/wire_time.h"
 #include "core/error.h"
 
 using namespace ckdist;
@@ -115,6 +116,9 @@ int ckdist_wire_name_hosts(ckdist_wire* wire, const char* const* hosts) {
     transport.hosts.assign(hosts, hosts + transport.size);
   });
 }
+int ckdist_wire_time(ckdist_wire* wire, int32_t peer, int64_t bytes, int32_t calls, double* out) {
+  return guard([&] { *out = time_exchange(*wire->wire->transport, peer, bytes, calls); });
+}
 void ckdist_wire_free(ckdist_wire* wire) { delete wire; }
 
 int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of, ckdist_host_memory* memory,
@@ -149,7 +153,7 @@ int ckdist_communicator_abandon(ckdist_communicator* c, const char* reason) {
 int ckdist_communicator_leave(ckdist_communicator* c) {
   return guard([&] { c->communicator->leave(); });
 }
-const char* ckdist_communicator_transport(ckdist_communicator* c) { return c->communicator->transport(); }
+const char* ckdist_communicator_transport(ckdist_communicator* c) { return c->communicator->transport().c_str(); }
 int32_t ckdist_communicator_rank(ckdist_communicator* c) { return c->communicator->rank; }
 int32_t ckdist_communicator_size(ckdist_communicator* c) { return c->communicator->size; }
 int ckdist_communicator_split(ckdist_communicator* c, int32_t color, int32_t key, ckdist_communicator** out) {

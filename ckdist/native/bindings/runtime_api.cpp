@@ -1,7 +1,7 @@
 #include "core/export.h"
 
 #include "api/runtime.h"
-#include "bindings/group_handle.h"
+#include "bindings/communicator_handle.h"
 #include "bindings/loader_handle.h"
 #include "bindings/trace_handle.h"
 #include "core/error.h"
@@ -15,11 +15,11 @@ struct ckdist_executable : Executable {
 
 extern "C" {
 
-int ckdist_executable_new(const ckdist_program* program, ckdist_group* group, int32_t threads, const int32_t* cpus,
-                          int32_t spins, ckdist_executable** out) {
+int ckdist_executable_new(const ckdist_program* program, ckdist_communicator* communicator, int32_t threads,
+                          const int32_t* cpus, int32_t spins, ckdist_executable** out) {
   return guard([&] {
     Reorganizer* const reorganizer = program->loader ? program->loader->loader.reorganizer() : nullptr;
-    *out = new ckdist_executable(*program, *group->group, reorganizer, threads,
+    *out = new ckdist_executable(*program, *communicator->communicator, reorganizer, threads,
                                  cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>(), spins);
   });
 }

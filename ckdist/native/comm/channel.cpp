@@ -2,6 +2,10 @@
 
 #include <sched.h>
 
+#include <algorithm>
+#include <cstring>
+#include <string>
+
 #include "comm/pulse.h"
 #include "comm/stream_transport.h"
 #include "core/error.h"
@@ -9,20 +13,19 @@
 namespace ckdist {
 
 namespace {
-constexpr int64_t kSpinNs = 50'000;
-constexpr int64_t kSleepNs = 200'000;
 constexpr int kMaxContexts = 2000;  // tags up to 2^21: every MPI that is in use allows these
 }  // namespace
 
 Channel::Channel(std::shared_ptr<Wire> wire, int context, std::vector<int> ranks, std::vector<int> names, int rank,
-                 std::shared_ptr<const Pulse> pulse)
+                 std::shared_ptr<Pulse> pulse, const Patience& patience)
     : rank(rank),
       size(int(ranks.size())),
       wire_(std::move(wire)),
       context_(context),
       ranks_(std::move(ranks)),
       names_(std::move(names)),
-      pulse_(std::move(pulse)) {
+      pulse_(std::move(pulse)),
+      patience_(patience) {
   if (context >= kMaxContexts)
     fail(Status::config, "%d communicators were made by split; at most %d are possible in one job", context,
          kMaxContexts);
@@ -48,32 +51,56 @@ bool Channel::test(Pending& pending) {
   return true;
 }
 
-void Channel::wait(Pending pending, const char* what) {
-  if (test(pending)) return;
-  // A slow link is no lost peer: the time counts from the last byte that this rank, or the peer, moved.
-  const auto moved = [&] {
-    return wire_->transport->moved.load(std::memory_order_relaxed) + pulse_->moved(names_[pending.peer]);
-  };
-  int64_t start = now_ns();
-  uint64_t seen = moved();
-  while (!test(pending)) {
-    const int64_t now = now_ns();
-    if (now - start < kSpinNs) {
-      cpu_pause();
-      continue;
-    }
-    if (const uint64_t count = moved(); count != seen) seen = count, start = now - kSpinNs;
-    if (now - start > timeout_ns())
-      fail(Status::comm, "%s did not answer within %.0f s in %s over %s",
-           wire_->transport->who(names_[pending.peer]).c_str(), timeout_ns() / 1e9, what, name());
-    pulse_->check(what);
-    idle(kSleepNs);
+uint64_t Channel::moved(int peer) const {
+  return wire_->transport->moved.load(std::memory_order_relaxed) + pulse_->moved(names_[peer]);
+}
+
+// In their order: a transport moves all of them, whichever is asked about.
+void Channel::wait(Pending* pending, size_t count, const CallName& call) {
+  try {
+    for (size_t i = 0; i < count; i++)
+      if (!test(pending[i])) wait(pending[i], pending + i, count - i, call);
+  } catch (const Error& error) {
+    if (std::strstr(error.what(), call.text().c_str())) throw;
+    fail(error.status(), "%.400s%.60s", error.what(), call.context().c_str());
   }
 }
 
-void Channel::wait(std::vector<Pending>& pending, const char* what) {
-  for (const Pending& p : pending) wait(p, what);
-  pending.clear();
+void Channel::wait(Pending& pending, const Pending* all, size_t count, const CallName& call) {
+  Waited waited, quiet;
+  uint64_t seen = moved(pending.peer);
+  bool told = false;
+  while (!test(pending)) {
+    const int64_t ns = waited.ns();
+    if (ns < patience_.spin_ns) {
+      cpu_pause();
+      continue;
+    }
+    if (ns < patience_.yield_ns) {
+      sched_yield();
+      continue;
+    }
+    if (const uint64_t count = moved(pending.peer); count != seen) seen = count, quiet = {};
+    if (quiet.ns() > timeout_ns() / 2 && !told) pulse_->wait_for(names_[pending.peer]), told = true;
+    if (quiet.ns() > timeout_ns() + wire_grace_ns(timeout_ns())) fail_late(all, count, call);
+    idle(patience_.nap_ns);
+  }
+  if (told) pulse_->wait_for(-1);
+}
+
+// Names every rank that owes something, or whom it waits for itself.
+void Channel::fail_late(const Pending* pending, size_t count, const CallName& call) {
+  std::vector<int> named;
+  std::string ranks;
+  for (size_t i = 0; i < count; i++) {
+    Pending message = pending[i];
+    const int lost = pulse_->blame(names_[message.peer]);
+    if (std::find(named.begin(), named.end(), lost) != named.end() || (i && test(message))) continue;
+    ranks += (named.empty() ? "" : ", ") + wire_->transport->who(lost);
+    named.push_back(lost);
+  }
+  fail(Status::comm, "%s%.200s did not answer within %.0f s%s", named.size() > 1 ? "one of " : "", ranks.c_str(),
+       double(timeout_ns()) / 1e9, call.context().c_str());
 }
 
 void Channel::idle(int64_t ns) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/transport.h"
+#include "comm/waiting.h"
 
 namespace ckdist {
 
@@ -55,7 +56,7 @@ class Channel {
 
   // ranks: the transport's numbers of this group's ranks; names: the job's.
   Channel(std::shared_ptr<Wire> wire, int context, std::vector<int> ranks, std::vector<int> names, int rank,
-          std::shared_ptr<const Pulse> pulse);
+          std::shared_ptr<Pulse> pulse, const Patience& patience);
 
   const int rank, size;
   int64_t timeout_ns() const { return wire_->transport->timeout_ns; }
@@ -70,8 +71,14 @@ class Channel {
     mark_ = uint32_t(signature ^ signature >> 32) | 1;
   }  // of the collective whose messages follow
   bool test(Pending& pending);
-  void wait(Pending pending, const char* what);
-  void wait(std::vector<Pending>& pending, const char* what);  // for all; leaves none
+  // `call` stands in errors. A slow link is no lost peer: time counts from the last byte that this rank, or the peer,
+  // moved.
+  void wait(Pending pending, const CallName& call) { wait(&pending, 1, call); }
+  void wait(std::vector<Pending>& pending, const CallName& call) {  // for all; leaves none
+    wait(pending.data(), pending.size(), call);
+    pending.clear();
+  }
+  const Patience& patience() const { return patience_; }
 
   void expose(int window, void* base, int64_t bytes);
   Pending iput(int peer, int window, int64_t offset, const void* data, int64_t bytes);
@@ -84,6 +91,10 @@ class Channel {
   void forget_memory(void* base);
 
  private:
+  void wait(Pending* pending, size_t count, const CallName& call);
+  void wait(Pending& pending, const Pending* others, size_t count, const CallName& call);
+  uint64_t moved(int peer) const;
+  [[noreturn]] void fail_late(const Pending* pending, size_t count, const CallName& call);
   int on_wire(int tag) const { return kFirstTag + context_ * kPurposes + tag; }
   int window_on_wire(int window) const { return context_ * kUserTags + window; }
 
@@ -93,7 +104,8 @@ class Channel {
   int context_;
   uint32_t mark_ = 0;
   std::vector<int> ranks_, names_;
-  std::shared_ptr<const Pulse> pulse_;
+  std::shared_ptr<Pulse> pulse_;
+  const Patience patience_;
 };
 
 }  // namespace ckdist

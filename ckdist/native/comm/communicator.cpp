@@ -14,6 +14,15 @@ namespace ckdist {
 
 namespace {
 
+constexpr Patience kPatience{50'000, 50'000, 200'000};
+// A step's messages are short, and a rank that sleeps is late for the next barrier.
+constexpr int64_t kStepYieldNs = 1'000'000, kStepNapNs = 1'000'000;
+constexpr int64_t kPollNs = 10;  // of a flag; a transport's polls take ten to fifty times as long
+
+struct Path {  // of a segment, for ranks of the same host
+  char text[64];
+};
+
 std::vector<int> ranks_or_all(const std::vector<int>& ranks, size_t size) {
   if (!ranks.empty()) return ranks;
   std::vector<int> all(size);
@@ -42,10 +51,12 @@ Communicator::Communicator(Parts given)
   parts_.pulse->join();
   if (parts_.meeting) parts_.meeting->watch(parts_.pulse.get());
   channel_ = std::make_shared<Channel>(parts_.wire, parts_.context, ranks_or_all(parts_.wire_ranks, size_t(size)),
-                                       parts_.names, rank, parts_.pulse);
+                                       parts_.names, rank, parts_.pulse, kPatience);
+  const bool hybrid = !one_host && parts_.meeting && int(order_.hosts().size()) < size;
+  transport_ = std::string(hybrid ? "shared memory and " : "") + channel_->name();
   if (one_host)
     collectives_ = std::make_unique<HostCollectives>(*parts_.meeting, parts_.memory, parts_.arenas, parts_.thresholds);
-  else if (parts_.meeting && int(order_.hosts().size()) < size)
+  else if (hybrid)
     collectives_ = std::make_unique<HybridCollectives>(channel_, order_, parts_.thresholds, *parts_.meeting,
                                                        parts_.memory, parts_.arenas);
   else collectives_ = std::make_unique<FlatCollectives>(channel_, order_, parts_.thresholds);
@@ -157,7 +168,7 @@ void Communicator::Operation::wait() {
     if (!error.empty()) fail(Status::comm, "%s", error.c_str());
     return;
   }
-  if (!done) c.guarded([&] { c.channel_->wait(pending, "a message"); });
+  if (!done) c.guarded([&] { c.channel_->wait(pending, {"a message"}); });
   done = true;
 }
 
@@ -250,21 +261,28 @@ void Communicator::await_notified(int window, int slot, uint64_t count) {
   });
 }
 
+template <class T>
+std::vector<T> Communicator::gather(const T& own) {
+  std::vector<T> all(size);
+  const std::vector<int64_t> bytes(size, sizeof(T));
+  run([&](Collectives& c) { c.all_gather(&own, all.data(), bytes.data()); });
+  return all;
+}
+
+// For messages that meet no others; the same on all ranks.
+int Communicator::next_context() {
+  const std::vector<int> made = gather(parts_.wire->contexts);
+  const int context = *std::max_element(made.begin(), made.end());
+  parts_.wire->contexts = context + 1;
+  return context;
+}
+
 std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   struct Member {
-    int32_t color, key, rank, arena, contexts;
+    int32_t color, key, rank, arena;
   };
-  struct Path {
-    char text[64];
-  };
-  const int own_arena = parts_.memory ? parts_.memory->index : 0;
-  const Member mine{color, key, rank, own_arena, parts_.wire->contexts};
-  std::vector<Member> all(size);
-  const std::vector<int64_t> member_bytes(size, sizeof(Member)), path_bytes(size, sizeof(Path));
-  run([&](Collectives& c) { c.all_gather(&mine, all.data(), member_bytes.data()); });
-  int context = 0;
-  for (const Member& m : all) context = std::max(context, m.contexts);
-  parts_.wire->contexts = context + 1;
+  const std::vector<Member> all = gather(Member{color, key, rank, parts_.memory ? parts_.memory->index : 0});
+  const int context = next_context();
 
   std::vector<Member> members;
   std::copy_if(all.begin(), all.end(), std::back_inserter(members),
@@ -288,19 +306,43 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
     parts.meeting = std::make_shared<Meeting>("", 0, names, parts_.spins, parts_.timeout_s);
     std::strncpy(path.text, parts.meeting->path().c_str(), sizeof path.text - 1);
   }
-  std::vector<Path> paths(size);
-  run([&](Collectives& c) { c.all_gather(&path, paths.data(), path_bytes.data()); });
-  if (!members.empty() && parts_.memory && place > 0) {
-    Path& first = paths[members[here[0]].rank];
-    first.text[sizeof first.text - 1] = 0;
-    parts.meeting = std::make_shared<Meeting>(first.text, place, names, parts_.spins, parts_.timeout_s);
-  }
+  const std::vector<Path> paths = gather(path);
+  if (!members.empty() && parts_.memory && place > 0)
+    parts.meeting =
+        std::make_shared<Meeting>(paths[members[here[0]].rank].text, place, names, parts_.spins, parts_.timeout_s);
   run([](Collectives& c) { c.barrier(); });  // the segments are open everywhere
   if (members.empty()) return nullptr;
   parts.memory = parts_.memory, parts.own_memory = parts_.own_memory, parts.wire = parts_.wire, parts.context = context;
   parts.pulse = parts_.pulse;
   parts.thresholds = parts_.thresholds, parts.spins = parts_.spins, parts.timeout_s = parts_.timeout_s;
   return std::make_unique<Communicator>(std::move(parts));
+}
+
+std::unique_ptr<StepCommunicator> Communicator::steps(const StepSizes& sizes) {
+  const int hosts = int(order_.hosts().size());
+  if (!parts_.meeting && hosts > 1 && hosts < size)
+    fail(Status::config, "%d ranks on %d hosts share no memory: steps need it inside each host", size, hosts);
+  std::vector<int> each(size);
+  std::iota(each.begin(), each.end(), 0);
+  const Order order = parts_.meeting ? order_ : Order(each);  // without shared memory every rank is a host
+  const int first = order.hosts()[order.host_of(rank)][0];
+  const int64_t bytes = StepCommunicator::memory_bytes(order, rank, parts_.thresholds, sizes);
+  std::unique_ptr<Segment> memory;
+  Path path{};
+  if (first == rank) {
+    memory = std::make_unique<Segment>(bytes);
+    std::strncpy(path.text, memory->path().c_str(), sizeof path.text - 1);
+  }
+  const std::vector<Path> paths = gather(path);
+  if (first != rank) memory = std::make_unique<Segment>(paths[first].text, bytes);
+  const Patience patience{parts_.spins * kPollNs, kStepYieldNs, kStepNapNs};
+  return std::make_unique<StepCommunicator>(
+      StepCommunicator::Parts{
+          order, rank, parts_.meeting,
+          std::make_unique<Channel>(parts_.wire, next_context(), ranks_or_all(parts_.wire_ranks, size_t(size)),
+                                    parts_.names, rank, parts_.pulse, patience),
+          collectives_.get(), parts_.thresholds, gather(StepCommunicator::Columns{sizes.first_column, sizes.columns})},
+      std::move(*memory), sizes);
 }
 
 double Communicator::round_trip(int calls) {

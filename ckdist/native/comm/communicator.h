@@ -19,11 +19,11 @@
 
 #include "comm/channel.h"
 #include "comm/collectives.h"
-#include "comm/group.h"
 #include "comm/host_memory.h"
 #include "comm/meeting.h"
 #include "comm/order.h"
 #include "comm/pulse.h"
+#include "comm/step_communicator.h"
 
 namespace ckdist {
 
@@ -52,7 +52,8 @@ class Communicator {
   ~Communicator();
 
   const int rank, size;
-  const char* transport() const { return channel_->name(); }
+  // "shared memory", "tcp", "shared memory and tcp".
+  const std::string& transport() const { return transport_; }
 
   // The collectives, as comm/collectives.h has them: within `body`, on the calling thread.
   void run(const std::function<void(Collectives&)>& body);
@@ -73,6 +74,9 @@ class Communicator {
   // call.
   std::unique_ptr<Communicator> split(int color, int key);
 
+  // What a replay uses of this communicator, which must outlive it. A collective call.
+  std::unique_ptr<StepCommunicator> steps(const StepSizes& sizes);
+
   void* allocate(
       int64_t bytes);  // in this rank's arena, where peers or the wire reach it in place; null where there is none
   void release(void* data);
@@ -86,6 +90,9 @@ class Communicator {
   auto guarded(Body&& body);
   void work();
   void check_peer(int peer, int tag) const;
+  int next_context();
+  template <class T>
+  std::vector<T> gather(const T& own);
   std::shared_ptr<Operation> message(const std::function<Channel::Pending()>& start);
 
   struct Place {
@@ -96,6 +103,7 @@ class Communicator {
   Parts parts_;
   Order order_;
   std::shared_ptr<Channel> channel_;
+  std::string transport_;
   std::unique_ptr<Collectives> collectives_;
   std::mutex running_;  // one collective at a time
   // Looked at without the lock, so that the calls of those who use neither cost nothing.

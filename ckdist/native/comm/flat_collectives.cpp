@@ -1,7 +1,6 @@
 #include "comm/flat_collectives.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <numeric>
 
@@ -22,47 +21,45 @@ int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts
 }  // namespace
 
 FlatCollectives::FlatCollectives(std::shared_ptr<Channel> channel, const Order& order, const Thresholds& thresholds)
-    : channel_(std::move(channel)), order_(order), thresholds_(thresholds) {}
+    : channel_(std::move(channel)), order_(order), thresholds_(thresholds), parts_(size_t(order.size())) {}
 
-const char* FlatCollectives::begin(const char* name, uint64_t signature) {
+CallName FlatCollectives::begin(const char* name, uint64_t signature) {
   channel_->mark(signature + calls_);
-  std::snprintf(what_, sizeof what_, "%s %llu", name, static_cast<unsigned long long>(++calls_));
   pending_.clear();
-  return what_;
+  return {name, int64_t(++calls_)};
 }
 
 // blocks: (size, bytes), this rank's first, then those of the ranks after it, around. After step d a rank holds 2 d
 // blocks.
-void FlatCollectives::gather_doubling(uint8_t* blocks, int64_t bytes, const char* what) {
+void FlatCollectives::gather_doubling(uint8_t* blocks, int64_t bytes, const CallName& call) {
   const int size = channel_->size, rank = channel_->rank;
   for (int d = 1; d < size; d *= 2) {
     const int64_t some = std::min(d, size - d) * bytes;
     pending_.push_back(channel_->irecv((rank + d) % size, kTag, blocks + d * bytes, some));
     pending_.push_back(channel_->isend((rank + size - d) % size, kTag, blocks, some));
-    channel_->wait(pending_, what);
+    channel_->wait(pending_, call);
   }
 }
 
 void FlatCollectives::all_reduce(const void* in, void* out, int64_t n, Element e, ReduceOp op) {
-  const char* what = begin("all_reduce", signature(Call::reduce, n, reduction(e, op)));
+  const CallName call = begin("all_reduce", signature(Call::reduce, n, reduction(e, op)));
   const int size = channel_->size, rank = channel_->rank;
   const int64_t element = element_bytes(e), bytes = n * element;
-  std::vector<const void*> parts(size);
   if (bytes <= (size == 2 ? std::max(thresholds_.wire_direct_bytes, kTwoRanks) : thresholds_.wire_direct_bytes)) {
     scratch_.resize(size_t(std::max<int64_t>(1, size * bytes)));
     if (bytes) std::memcpy(scratch_.data(), in, size_t(bytes));
     const auto block = [&](int r) { return scratch_.data() + (r - rank + size) % size * bytes; };
     if (size > kFewRanks) {
-      gather_doubling(scratch_.data(), bytes, what);
+      gather_doubling(scratch_.data(), bytes, call);
     } else {
       for (int k = 1; k < size; k++)
         pending_.push_back(channel_->irecv((rank + k) % size, kTag, block((rank + k) % size), bytes));
       for (int k = 1; k < size; k++)
         pending_.push_back(channel_->isend((rank + k) % size, kTag, scratch_.data(), bytes));
-      channel_->wait(pending_, what);
+      channel_->wait(pending_, call);
     }
-    for (int r = 0; r < size; r++) parts[r] = block(r);
-    order_.fold_ranks(e, op, &out, 1, parts.data(), n);
+    for (int r = 0; r < size; r++) parts_[r] = block(r);
+    order_.fold_ranks(e, op, &out, 1, parts_.data(), n);
     return;
   }
   for (int64_t first = 0; first < n; first += kSegment / element) {
@@ -81,23 +78,23 @@ void FlatCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
       pending_.push_back(
           channel_->isend(r, kTag, from + begin_of(r) * element, (begin_of(r + 1) - begin_of(r)) * element));
     }
-    channel_->wait(pending_, what);
+    channel_->wait(pending_, call);
     for (int r = 0; r < size; r++)
-      parts[r] = r == rank ? from + begin_of(rank) * element : scratch_.data() + r * mine * element;
+      parts_[r] = r == rank ? from + begin_of(rank) * element : scratch_.data() + r * mine * element;
     void* result = to + begin_of(rank) * element;
-    order_.fold_ranks(e, op, &result, 1, parts.data(), mine);
+    order_.fold_ranks(e, op, &result, 1, parts_.data(), mine);
     for (int k = 1; k < size; k++) {
       const int r = (rank + k) % size;
       pending_.push_back(
           channel_->irecv(r, kTag, to + begin_of(r) * element, (begin_of(r + 1) - begin_of(r)) * element));
     }
     for (int k = 1; k < size; k++) pending_.push_back(channel_->isend((rank + k) % size, kTag, result, mine * element));
-    channel_->wait(pending_, what);
+    channel_->wait(pending_, call);
   }
 }
 
 void FlatCollectives::reduce_scatter(const void* in, void* out, const int64_t* counts, Element e, ReduceOp op) {
-  const char* what =
+  const CallName call =
       begin("reduce_scatter", signature(Call::reduce_scatter, sum_before(counts, channel_->size), reduction(e, op)));
   const int size = channel_->size, rank = channel_->rank;
   const int64_t element = element_bytes(e), mine = counts[rank];
@@ -111,18 +108,17 @@ void FlatCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
     const int r = (rank + k) % size;
     pending_.push_back(channel_->isend(r, kTag, from + sum_before(counts, r) * element, counts[r] * element));
   }
-  channel_->wait(pending_, what);
-  std::vector<const void*> parts(size);
-  for (int r = 0; r < size; r++) parts[r] = scratch_.data() + r * mine * element;
+  channel_->wait(pending_, call);
+  for (int r = 0; r < size; r++) parts_[r] = scratch_.data() + r * mine * element;
   // `out` may be `in`, whose part for this rank may lie elsewhere in it.
   if (mine)
     std::memcpy(scratch_.data() + rank * mine * element, from + sum_before(counts, rank) * element,
                 size_t(mine * element));
-  order_.fold_ranks(e, op, &out, 1, parts.data(), mine);
+  order_.fold_ranks(e, op, &out, 1, parts_.data(), mine);
 }
 
 void FlatCollectives::all_gather(const void* in, void* out, const int64_t* bytes) {
-  const char* what = begin("all_gather", signature(Call::gather, sum_before(bytes, channel_->size)));
+  const CallName call = begin("all_gather", signature(Call::gather, sum_before(bytes, channel_->size)));
   const int size = channel_->size, rank = channel_->rank;
   uint8_t* to = static_cast<uint8_t*>(out);
   uint8_t* own = to + sum_before(bytes, rank);
@@ -132,15 +128,14 @@ void FlatCollectives::all_gather(const void* in, void* out, const int64_t* bytes
     pending_.push_back(channel_->irecv(r, kTag, to + sum_before(bytes, r), bytes[r]));
   }
   for (int k = 1; k < size; k++) pending_.push_back(channel_->isend((rank + k) % size, kTag, own, bytes[rank]));
-  channel_->wait(pending_, what);
+  channel_->wait(pending_, call);
 }
 
 void FlatCollectives::all_to_all(const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes) {
-  const char* what = begin("all_to_all", signature(Call::all_to_all, 0));
+  const CallName call = begin("all_to_all", signature(Call::all_to_all, 0));
   const int size = channel_->size, rank = channel_->rank;
   const uint8_t* from = static_cast<const uint8_t*>(in);
-  std::vector<uint8_t> held;
-  if (in == out) held.assign(from, from + sum_before(send_bytes, size)), from = held.data();
+  if (in == out) held_.assign(from, from + sum_before(send_bytes, size)), from = held_.data();
   uint8_t* to = static_cast<uint8_t*>(out);
   for (int k = 1; k < size; k++) {
     const int r = (rank + k) % size;
@@ -152,26 +147,26 @@ void FlatCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
   }
   if (send_bytes[rank])
     std::memcpy(to + sum_before(recv_bytes, rank), from + sum_before(send_bytes, rank), size_t(send_bytes[rank]));
-  channel_->wait(pending_, what);
+  channel_->wait(pending_, call);
 }
 
 // A binomial tree: in every step, who has the data sends it to one who has not.
 void FlatCollectives::broadcast(void* data, int64_t bytes, int root) {
-  const char* what = begin("broadcast", signature(Call::broadcast, bytes, root));
+  const CallName call = begin("broadcast", signature(Call::broadcast, bytes, root));
   const int size = channel_->size, place = (channel_->rank - root + size) % size;
   int step = 1;
   while (step <= place) step *= 2;  // this rank's data comes in the step before
-  if (place) channel_->wait(channel_->irecv((place - step / 2 + root) % size, kTag, data, bytes), what);
+  if (place) channel_->wait(channel_->irecv((place - step / 2 + root) % size, kTag, data, bytes), call);
   for (; place + step < size; step *= 2)
     pending_.push_back(channel_->isend((place + step + root) % size, kTag, data, bytes));
-  channel_->wait(pending_, what);
+  channel_->wait(pending_, call);
 }
 
 void FlatCollectives::barrier() {
-  const char* what = begin("barrier", signature(Call::barrier, 0));
+  const CallName call = begin("barrier", signature(Call::barrier, 0));
   scratch_.resize(std::max<size_t>(scratch_.size(), size_t(channel_->size)));
   std::fill_n(scratch_.begin(), channel_->size, uint8_t(0));
-  gather_doubling(scratch_.data(), 1, what);
+  gather_doubling(scratch_.data(), 1, call);
 }
 
 }  // namespace ckdist

@@ -23,20 +23,21 @@ class FlatCollectives : public Collectives {
   void barrier() override;
 
  protected:
-  // Names a call in error messages, "all_reduce 17", and marks its messages.
-  const char* begin(const char* name, uint64_t signature);
+  // Names a call in errors, and marks its messages.
+  CallName begin(const char* name, uint64_t signature);
 
   std::shared_ptr<Channel> channel_;
   const Order order_;
   const Thresholds thresholds_;
   std::vector<Channel::Pending> pending_;
-  std::vector<uint8_t> scratch_;
+  // These grow to what the largest call needs.
+  std::vector<uint8_t> scratch_, held_;
+  std::vector<const void*> parts_;
 
  private:
-  void gather_doubling(uint8_t* blocks, int64_t bytes, const char* what);
+  void gather_doubling(uint8_t* blocks, int64_t bytes, const CallName& call);
 
   uint64_t calls_ = 0;
-  char what_[64];
 };
 
 }  // namespace ckdist

@@ -230,8 +230,8 @@ void HostCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
   meeting_.await(epoch);
   if (all_placed(epoch, false)) {
     // `out` may be `in`: what this rank writes there must not be what a peer still reads.
-    std::vector<uint8_t> held(in == out ? size_t(counts[index] * element) : 0);
-    void* to = in == out ? held.data() : out;
+    held_.resize(in == out ? size_t(counts[index] * element) : 0);
+    void* to = in == out ? held_.data() : out;
     taken_.resize(size_t(size * kTaken));
     for (int64_t done = 0; done < counts[index]; done += kTaken / element) {
       const int64_t m = std::min(kTaken / element, counts[index] - done);
@@ -244,11 +244,11 @@ void HostCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
       order_.fold_ranks(e, op, &at, 1, parts_.data(), m);
     }
     meeting_.meet();
-    if (to != out) std::memcpy(out, to, held.size());
+    if (to != out) std::memcpy(out, to, held_.size());
     return;
   }
-  std::vector<uint8_t> held(in == out ? size_t(counts[index] * element) : 0);
-  uint8_t* result = in == out ? held.data() : static_cast<uint8_t*>(out);
+  held_.resize(in == out ? size_t(counts[index] * element) : 0);
+  uint8_t* result = in == out ? held_.data() : static_cast<uint8_t*>(out);
   const int64_t cell = kSlot / size / kLine * kLine, per_cell = cell / element,
                 longest = *std::max_element(counts, counts + size);
   for (int64_t done = 0; done < longest; done += per_cell) {
@@ -265,7 +265,7 @@ void HostCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
     outs_[index] = result + done * element;
     order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), part(index));
   }
-  if (in == out && !held.empty()) std::memcpy(out, held.data(), held.size());
+  if (in == out && !held_.empty()) std::memcpy(out, held_.data(), held_.size());
 }
 
 uint32_t HostCollectives::meet(const Meeting::Record& own, bool feel) {
@@ -342,8 +342,8 @@ void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
   // Of every slot, a part for each rank, so long:
   const int64_t pitch = kPiece / size / kLine * kLine, most = pitch - kLine;
   const uint8_t* const from = static_cast<const uint8_t*>(in);
-  std::vector<uint8_t> held(in == out ? size_t(sum_before(recv_bytes, size)) : 0);
-  uint8_t* const to = in == out ? held.data() : static_cast<uint8_t*>(out);
+  held_.resize(in == out ? size_t(sum_before(recv_bytes, size)) : 0);
+  uint8_t* const to = in == out ? held_.data() : static_cast<uint8_t*>(out);
   const auto larger = [&](const int64_t* some) { return *std::max_element(some, some + size); };
   const int64_t own_longest = std::max(larger(send_bytes), larger(recv_bytes));
   const Meeting::Record elsewhere{moved(in, own_longest), -1, signature(Call::all_to_all, 0)};
@@ -409,7 +409,7 @@ void HostCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
     stage(done);
     meeting_.await(now = meeting_.post(elsewhere));
   }
-  if (!held.empty()) std::memcpy(out, held.data(), held.size());
+  if (!held_.empty()) std::memcpy(out, held_.data(), held_.size());
 }
 
 void HostCollectives::broadcast(void* data, int64_t bytes, int root) {

@@ -61,7 +61,7 @@ class HostCollectives : public Collectives {
   std::vector<const void*> parts_;
   std::vector<void*> outs_;
   std::vector<int64_t> shifts_;
-  std::vector<uint8_t> taken_;
+  std::vector<uint8_t> taken_, held_;  // these grow to what the largest call needs
 };
 
 }  // namespace ckdist

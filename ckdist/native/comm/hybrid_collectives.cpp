@@ -23,6 +23,7 @@ HybridCollectives::HybridCollectives(std::shared_ptr<Channel> channel, const Ord
       index_(order.index_of(channel_->rank)),
       room_(static_cast<uint8_t*>(memory_->allocate(kSegment))),
       room_offset_(memory_->offset(room_, kSegment)) {
+  outs_.resize(size_t(meeting_.size));
   owners_ = order.size();
   for (const auto& host : order.hosts()) owners_ = std::min(owners_, int(host.size()));
 }
@@ -30,7 +31,7 @@ HybridCollectives::HybridCollectives(std::shared_ptr<Channel> channel, const Ord
 HybridCollectives::~HybridCollectives() { memory_->release(room_); }
 
 // partials: (hosts, bytes), this host's own filled in; the others' come from the ranks with place `index` there.
-void HybridCollectives::exchange(uint8_t* partials, int64_t bytes, int index, const char* what) {
+void HybridCollectives::exchange(uint8_t* partials, int64_t bytes, int index, const CallName& call) {
   const int hosts = int(order_.hosts().size());
   for (int k = 1; k < hosts; k++) {
     const int h = (host_ + k) % hosts;
@@ -40,36 +41,34 @@ void HybridCollectives::exchange(uint8_t* partials, int64_t bytes, int index, co
     const int h = (host_ + k) % hosts;
     pending_.push_back(channel_->isend(order_.hosts()[h][index], Channel::kHosts, partials + host_ * bytes, bytes));
   }
-  channel_->wait(pending_, what);
+  channel_->wait(pending_, call);
 }
 
 void HybridCollectives::all_reduce(const void* in, void* out, int64_t n, Element e, ReduceOp op) {
-  const uint64_t call = signature(Call::reduce, n, reduction(e, op));
-  const char* what = begin("all_reduce", call);
+  const uint64_t mark = signature(Call::reduce, n, reduction(e, op));
+  const CallName call = begin("all_reduce", mark);
   meeting_.begin("all_reduce");
   const int hosts = int(order_.hosts().size()), local = meeting_.size;
   const int64_t element = element_bytes(e), bytes = n * element, part = element_bytes(order_.partial(e));
   const int owners = bytes <= thresholds_.leaders_bytes ? 1 : owners_;
   const bool placed = memory_->offset(in, bytes) >= 0 && memory_->offset(out, bytes) >= 0;
-  std::vector<const void*> parts(std::max(local, hosts));
-  std::vector<void*> outs(local);
   for (int64_t first = 0; first == 0 || first < n; first += kSegment / element) {
     const int64_t m = std::min(n - first, kSegment / element);
     const uint8_t* from = static_cast<const uint8_t*>(in) + first * element;
     uint8_t* to = static_cast<uint8_t*>(out) + first * element;
     if (!placed && m) std::memcpy(room_, from, size_t(m * element));
     const uint32_t epoch = meeting_.post(
-        {placed ? memory_->offset(from, 0) : room_offset_, placed ? memory_->offset(to, 0) : room_offset_, call});
+        {placed ? memory_->offset(from, 0) : room_offset_, placed ? memory_->offset(to, 0) : room_offset_, mark});
     meeting_.await(epoch);
     if (index_ < owners) {
       const int64_t begin = m * index_ / owners, mine = m * (index_ + 1) / owners - begin;
       partials_.resize(size_t(std::max<int64_t>(1, hosts * mine * part)));
-      for (int i = 0; i < local; i++) parts[i] = peer(i, meeting_.record(i, epoch).in) + begin * element;
-      order_.fold_host(e, op, partials_.data() + host_ * mine * part, parts.data(), local, mine);
-      exchange(partials_.data(), mine * part, index_, what);
-      for (int h = 0; h < hosts; h++) parts[h] = partials_.data() + h * mine * part;
-      for (int i = 0; i < local; i++) outs[i] = peer(i, meeting_.record(i, epoch).out) + begin * element;
-      order_.fold_hosts(e, op, outs.data(), local, parts.data(), mine);
+      for (int i = 0; i < local; i++) parts_[i] = peer(i, meeting_.record(i, epoch).in) + begin * element;
+      order_.fold_host(e, op, partials_.data() + host_ * mine * part, parts_.data(), local, mine);
+      exchange(partials_.data(), mine * part, index_, call);
+      for (int h = 0; h < hosts; h++) parts_[h] = partials_.data() + h * mine * part;
+      for (int i = 0; i < local; i++) outs_[i] = peer(i, meeting_.record(i, epoch).out) + begin * element;
+      order_.fold_hosts(e, op, outs_.data(), local, parts_.data(), mine);
     }
     meeting_.meet();
     if (!placed && m) std::memcpy(to, room_, size_t(m * element));
@@ -78,28 +77,27 @@ void HybridCollectives::all_reduce(const void* in, void* out, int64_t n, Element
 
 // One rank of each host, the same for all hosts, folds the host's part of a slice and sends it to the slice's owner.
 void HybridCollectives::reduce_scatter(const void* in, void* out, const int64_t* counts, Element e, ReduceOp op) {
-  const uint64_t call = signature(Call::reduce_scatter, sum_before(counts, channel_->size), reduction(e, op));
-  const char* what = begin("reduce_scatter", call);
+  const uint64_t mark = signature(Call::reduce_scatter, sum_before(counts, channel_->size), reduction(e, op));
+  const CallName call = begin("reduce_scatter", mark);
   meeting_.begin("reduce_scatter");
   const int hosts = int(order_.hosts().size()), local = meeting_.size, rank = channel_->rank;
   const int64_t element = element_bytes(e), part = element_bytes(order_.partial(e));
   const int64_t most = kSegment / channel_->size / element;  // elements of every rank's slice in one segment
   const int64_t longest = *std::max_element(counts, counts + channel_->size);
-  std::vector<uint8_t> result(size_t(counts[rank] * element));
-  std::vector<const void*> parts(std::max(local, hosts));
+  held_.resize(size_t(counts[rank] * element));
   for (int64_t first = 0; first < longest; first += most) {
     const auto count = [&](int r) { return std::clamp<int64_t>(counts[r] - first, 0, most); };
     for (int r = 0; r < channel_->size; r++) {
       const uint8_t* from = static_cast<const uint8_t*>(in) + (sum_before(counts, r) + first) * element;
       if (count(r)) std::memcpy(room_ + r * most * element, from, size_t(count(r) * element));
     }
-    const uint32_t epoch = meeting_.post({room_offset_, -1, call});
+    const uint32_t epoch = meeting_.post({room_offset_, -1, mark});
     meeting_.await(epoch);
-    std::vector<std::vector<uint8_t>> sums(channel_->size);
-    const auto folded = [&](int r) {
-      sums[r].resize(size_t(std::max<int64_t>(1, count(r) * part)));
-      for (int i = 0; i < local; i++) parts[i] = peer(i, meeting_.record(i, epoch).in) + r * most * element;
-      order_.fold_host(e, op, sums[r].data(), parts.data(), local, count(r));
+    scratch_.resize(size_t(channel_->size * most * part));
+    const auto sum = [&](int r) { return scratch_.data() + r * most * part; };
+    const auto fold = [&](int r) {
+      for (int i = 0; i < local; i++) parts_[i] = peer(i, meeting_.record(i, epoch).in) + r * most * element;
+      order_.fold_host(e, op, sum(r), parts_.data(), local, count(r));
     };
     const auto folder = [&](int r, int h) { return order_.hosts()[h][order_.index_of(r) % order_.hosts()[h].size()]; };
     partials_.resize(size_t(std::max<int64_t>(1, hosts * count(rank) * part)));
@@ -109,24 +107,24 @@ void HybridCollectives::reduce_scatter(const void* in, void* out, const int64_t*
                                            count(rank) * part));
     for (int r = 0; r < channel_->size; r++) {
       if (r != rank && (order_.host_of(r) == host_ || folder(r, host_) != rank)) continue;
-      folded(r);
-      if (r != rank) pending_.push_back(channel_->isend(r, Channel::kHosts, sums[r].data(), count(r) * part));
+      fold(r);
+      if (r != rank) pending_.push_back(channel_->isend(r, Channel::kHosts, sum(r), count(r) * part));
     }
-    channel_->wait(pending_, what);
-    std::memcpy(partials_.data() + host_ * count(rank) * part, sums[rank].data(), size_t(count(rank) * part));
-    for (int h = 0; h < hosts; h++) parts[h] = partials_.data() + h * count(rank) * part;
-    void* to = result.data() + first * element;
-    order_.fold_hosts(e, op, &to, 1, parts.data(), count(rank));
+    channel_->wait(pending_, call);
+    std::memcpy(partials_.data() + host_ * count(rank) * part, sum(rank), size_t(count(rank) * part));
+    for (int h = 0; h < hosts; h++) parts_[h] = partials_.data() + h * count(rank) * part;
+    void* to = held_.data() + first * element;
+    order_.fold_hosts(e, op, &to, 1, parts_.data(), count(rank));
     meeting_.meet();
   }
-  if (!result.empty()) std::memcpy(out, result.data(), result.size());
+  if (!held_.empty()) std::memcpy(out, held_.data(), held_.size());
 }
 
 // Every part crosses to each other host once, to one rank there, and everyone reads it from that rank's room.
 void HybridCollectives::all_gather(const void* in, void* out, const int64_t* bytes) {
   const int size = channel_->size, rank = channel_->rank, hosts = int(order_.hosts().size());
-  const uint64_t call = signature(Call::gather, sum_before(bytes, size));
-  const char* what = begin("all_gather", call);
+  const uint64_t mark = signature(Call::gather, sum_before(bytes, size));
+  const CallName call = begin("all_gather", mark);
   meeting_.begin("all_gather");
   const int64_t most = kSegment / size, longest = *std::max_element(bytes, bytes + size);
   uint8_t* const to = static_cast<uint8_t*>(out);
@@ -145,8 +143,8 @@ void HybridCollectives::all_gather(const void* in, void* out, const int64_t* byt
         pending_.push_back(channel_->isend(order_.hosts()[h][place_on(rank, h)], Channel::kHosts,
                                            own + std::min(first, bytes[rank]), some(rank)));
     if (some(rank)) std::memcpy(room_ + rank * most, own + first, size_t(some(rank)));
-    channel_->wait(pending_, what);
-    const uint32_t epoch = meeting_.post({room_offset_, -1, call});
+    channel_->wait(pending_, call);
+    const uint32_t epoch = meeting_.post({room_offset_, -1, mark});
     meeting_.await(epoch);
     for (int r = 0; r < size; r++)
       if (r != rank && some(r))
@@ -161,14 +159,13 @@ void HybridCollectives::all_gather(const void* in, void* out, const int64_t* byt
 // behind them how much goes to whom.
 void HybridCollectives::all_to_all(const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes) {
   const int size = channel_->size, local = meeting_.size;
-  const uint64_t call = signature(Call::all_to_all, 0);
-  const char* what = begin("all_to_all", call);
+  const uint64_t mark = signature(Call::all_to_all, 0);
+  const CallName call = begin("all_to_all", mark);
   meeting_.begin("all_to_all");
   const auto& here = order_.hosts()[host_];
   const int64_t cell = (kSegment / local - int64_t(sizeof(int64_t))) / 64 * 64;
   const uint8_t* from = static_cast<const uint8_t*>(in);
-  std::vector<uint8_t> held;
-  if (in == out) held.assign(from, from + sum_before(send_bytes, size)), from = held.data();
+  if (in == out) held_.assign(from, from + sum_before(send_bytes, size)), from = held_.data();
   uint8_t* const to = static_cast<uint8_t*>(out);
   int64_t* const table = reinterpret_cast<int64_t*>(room_ + local * cell);
   for (int r = 0; r < size; r++)
@@ -184,7 +181,7 @@ void HybridCollectives::all_to_all(const void* in, const int64_t* send_bytes, vo
     for (int i = 0; i < local; i++)
       if (const int64_t n = some(send_bytes[here[i]]))
         std::memcpy(room_ + i * cell, from + sum_before(send_bytes, here[i]) + first, size_t(n));
-    const uint32_t epoch = meeting_.post({room_offset_, longest, call});
+    const uint32_t epoch = meeting_.post({room_offset_, longest, mark});
     meeting_.await(epoch);
     for (int i = 0; i < local; i++) {
       const uint8_t* const room = peer(i, meeting_.record(i, epoch).in);
@@ -200,13 +197,13 @@ void HybridCollectives::all_to_all(const void* in, const int64_t* send_bytes, vo
     }
     meeting_.meet();
   }
-  channel_->wait(pending_, what);
+  channel_->wait(pending_, call);
 }
 
 // The root's host passes it on to the first rank of every other host; inside, everyone reads it from one room.
 void HybridCollectives::broadcast(void* data, int64_t bytes, int root) {
-  const uint64_t call = signature(Call::broadcast, bytes, root);
-  const char* what = begin("broadcast", call);
+  const uint64_t mark = signature(Call::broadcast, bytes, root);
+  const CallName call = begin("broadcast", mark);
   meeting_.begin("broadcast");
   const int hosts = int(order_.hosts().size()), root_host = order_.host_of(root);
   const int source = host_ == root_host ? order_.index_of(root) : 0;
@@ -220,10 +217,10 @@ void HybridCollectives::broadcast(void* data, int64_t bytes, int root) {
       } else {
         pending_.push_back(channel_->irecv(root, Channel::kHosts, at, m));
       }
-      channel_->wait(pending_, what);
+      channel_->wait(pending_, call);
       if (m) std::memcpy(room_, at, size_t(m));
     }
-    const uint32_t epoch = meeting_.post({room_offset_, -1, call});
+    const uint32_t epoch = meeting_.post({room_offset_, -1, mark});
     meeting_.await(epoch);
     if (index_ != source && m) std::memcpy(at, peer(source, meeting_.record(source, epoch).in), size_t(m));
     meeting_.meet();
@@ -231,12 +228,12 @@ void HybridCollectives::broadcast(void* data, int64_t bytes, int root) {
 }
 
 void HybridCollectives::barrier() {
-  const uint64_t call = signature(Call::barrier, 0);
-  const char* what = begin("barrier", call);
+  const uint64_t mark = signature(Call::barrier, 0);
+  const CallName call = begin("barrier", mark);
   meeting_.begin("barrier");
-  meeting_.await(meeting_.post({-1, -1, call}));
+  meeting_.await(meeting_.post({-1, -1, mark}));
   partials_.resize(order_.hosts().size());
-  if (index_ == 0) exchange(partials_.data(), 1, 0, what);
+  if (index_ == 0) exchange(partials_.data(), 1, 0, call);
   meeting_.meet();
 }
 

@@ -27,7 +27,7 @@ class HybridCollectives : public FlatCollectives {
   static constexpr int64_t kSegment = 4 << 20;
 
   uint8_t* peer(int i, int64_t offset) const { return memory_->arena(arenas_[i]) + offset; }
-  void exchange(uint8_t* partials, int64_t bytes, int index, const char* what);
+  void exchange(uint8_t* partials, int64_t bytes, int index, const CallName& call);
 
   Meeting& meeting_;
   std::shared_ptr<HostMemory> memory_;
@@ -36,6 +36,7 @@ class HybridCollectives : public FlatCollectives {
   uint8_t* room_;              // kSegment bytes in this rank's arena, for buffers that lie elsewhere
   int64_t room_offset_;
   std::vector<uint8_t> partials_;
+  std::vector<void*> outs_;
 };
 
 }  // namespace ckdist

@@ -19,20 +19,19 @@ constexpr int64_t kServeNs = 1'000'000;    // between two looks at what peers as
 constexpr int64_t kPieceBytes = 16 << 10;  // of a pipe: writer and reader copy at the same time, one behind the other
 constexpr int kBellPolls = 2000;
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+bool reached(const ShmFlag& flag, uint32_t count) {
+  return int32_t(flag.count.load(std::memory_order_acquire) - count) >= 0;
+}
 }  // namespace
 
-struct Meeting::Flag {  // as core/futex.h's Signal, with what it announces on the same line
-  std::atomic<uint32_t> count, sleepers;
-};
-
 struct Meeting::Line {
-  struct alignas(64) Arrival : Flag {
+  struct alignas(64) Arrival : ShmFlag {
     Record records[2];
   } arrival;
   Signal bell;  // rung when one of the rank's pipes changed
   alignas(64) std::atomic<uint32_t> mark;
   alignas(64) std::atomic<uint64_t> start, beats, moved;
-  std::atomic<int32_t> pid, abandoned, left;
+  std::atomic<int32_t> pid, abandoned, left, waits_for;
   char reason[420];  // why it gave up; written before `abandoned`
 };
 
@@ -46,7 +45,7 @@ struct Meeting::Parcel {
   // As buffers in arenas begin: a load that agrees with an earlier store in the lower twelve bits of its address waits
   // for it.
   alignas(4096) uint8_t data[kParcelBytes];
-  struct alignas(64) Label : Flag {
+  struct alignas(64) Label : ShmFlag {
     uint64_t signature;
   } label;
 };
@@ -68,6 +67,7 @@ Meeting::Meeting(const std::string& path, int index, const std::vector<int>& ran
   pipes_ = slots_ + size * Segment::kHugePage;
   parcels_ = pipes_ + round_up(int64_t(size) * size * int64_t(sizeof(Pipe)), 4096);
   Line& own = line(index);
+  own.waits_for = -1;
   own.start = process_start(getpid());
   own.pid = getpid();
   std::memset(slot(index, 0), 0, Segment::kHugePage);  // first touch by the owner
@@ -86,11 +86,9 @@ void Meeting::check_alive(int i) const {
   const Line& peer = line(i);
   const int pid = peer.pid;
   if (peer.abandoned)
-    fail(Status::comm, "rank %d (pid %d) gave up before %s %llu was done: %s", ranks_[i], pid, name_,
-         (unsigned long long)calls_, peer.reason);
+    fail(Status::comm, "rank %d (pid %d) gave up: %s%s", ranks_[i], pid, peer.reason, call_.context().c_str());
   if (pid && process_start(pid) != peer.start)
-    fail(Status::comm, "rank %d (pid %d) died before %s %llu was done", ranks_[i], pid, name_,
-         (unsigned long long)calls_);
+    fail(Status::comm, "rank %d (pid %d) died%s", ranks_[i], pid, call_.context().c_str());
 }
 
 void Meeting::check_given_up() const {
@@ -102,14 +100,14 @@ uint32_t Meeting::post(const Record& record) {
   own_ = record;
   Line::Arrival& own = line(index).arrival;
   own.records[++epoch_ % 2] = record;
-  raise(own, epoch_);
+  own.raise(epoch_);
   return epoch_;
 }
 
-void Meeting::await(uint32_t epoch) {
+void Meeting::await(uint32_t epoch, int64_t grace_ns, Idle idle) {
   for (int k = 1; k < size; k++) {
     const int i = (index + k) % size;
-    await(line(i).arrival, epoch, i);
+    await(line(i).arrival, epoch, i, grace_ns, idle);
     if (record(i, epoch).signature != own_.signature) fail_other_call(i);
   }
 }
@@ -123,7 +121,7 @@ void Meeting::give(int i, const void* data, int64_t bytes) {
   Parcel& to = parcel(index, i, parcels_sent_);
   if (bytes) std::memcpy(to.data, data, size_t(bytes));
   to.label.signature = own_.signature;
-  raise(to.label, parcels_sent_);
+  to.label.raise(parcels_sent_);
 }
 
 uint8_t* Meeting::await_parcel(int i) {
@@ -133,20 +131,27 @@ uint8_t* Meeting::await_parcel(int i) {
   return from.data;
 }
 
-void Meeting::raise(Flag& flag, uint32_t count) {
-  flag.count.store(count,
-                   std::memory_order_seq_cst);  // ordered before the look at sleepers, or a sleeper could be missed
-  if (flag.sleepers.load(std::memory_order_seq_cst))
-    syscall(SYS_futex, &flag.count, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+void ShmFlag::raise(uint32_t reached) {
+  count.store(reached, std::memory_order_seq_cst);  // ordered before the look at sleepers, or one could be missed
+  if (sleepers.load(std::memory_order_seq_cst)) syscall(SYS_futex, &count, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void Meeting::await(Flag& flag, uint32_t count, int i) {
-  const auto there = [&] { return int32_t(flag.count.load(std::memory_order_acquire) - count) >= 0; };
-  for (int polls = 0; !there() && polls < spins_; polls++)
-    cpu_pause();  // from the first: without, a barrier takes a fifth longer
+void Meeting::await(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns, Idle idle) {
+  for (int polls = 0; polls < spins_; polls++) {
+    if (reached(flag, count)) return;
+    idle();  // from the first: without, a barrier takes a fifth longer
+  }
+  if (!reached(flag, count)) sleep_until(flag, count, i, grace_ns);
+}
+
+void Meeting::sleep_until(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns) {
+  const auto there = [&] { return reached(flag, count); };
   const auto peer_moved = [&] { return pulse_ ? pulse_->moved(ranks_[i]) : 0; };
-  uint64_t moved = 0;
-  for (int64_t start = 0, looked = 0; !there();) {
+  Waited quiet;
+  int64_t looked = 0;
+  uint64_t moved = peer_moved();
+  bool told = false;
+  while (!there()) {
     const uint32_t seen = flag.count.load(std::memory_order_acquire);
     const timespec tick{0, serve_ ? kServeNs : kTickNs};
     flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -155,10 +160,9 @@ void Meeting::await(Flag& flag, uint32_t count, int i) {
     flag.sleepers.fetch_sub(1, std::memory_order_relaxed);
     if (there()) break;
     if (serve_) serve_();
-    const int64_t now = now_ns();
-    if (!start) start = now, moved = peer_moved();
-    if (pulse_ && pulse_->lost()) pulse_->check((name_ + (" " + std::to_string(calls_))).c_str());
-    if (const uint64_t got = peer_moved(); got != moved) moved = got, start = now;  // its bytes flow: it is on its way
+    if (pulse_ && pulse_->lost()) pulse_->check(call_);
+    if (const uint64_t got = peer_moved(); got != moved) moved = got, quiet = {};  // its bytes flow: it is on its way
+    const int64_t ns = quiet.ns(), now = now_ns();
     if (now - looked < kTickNs) continue;
     looked = now;
     check_alive(i);
@@ -168,17 +172,26 @@ void Meeting::await(Flag& flag, uint32_t count, int i) {
         int32_t(line(i).arrival.count.load(std::memory_order_acquire) - epoch_) > 0 ||
         int32_t(parcel(i, index, parcels_sent_ + 1).label.count.load(std::memory_order_acquire) - parcels_sent_) > 0;
     if (elsewhere && !there()) fail_other_call(i);
-    if (now - start > timeout_ns_)
-      fail(Status::comm, "rank %d (pid %d) did not come to %s %llu within %.0f s", ranks_[i], line(i).pid.load(), name_,
-           (unsigned long long)calls_, timeout_ns_ / 1e9);
+    if (grace_ns == kForever || ns < timeout_ns_ / 2) continue;
+    if (pulse_ && !told) pulse_->wait_for(ranks_[i]), told = true;
+    if (ns > timeout_ns_ + grace_ns) fail_late(i);
   }
+  if (told) pulse_->wait_for(-1);
+}
+
+void Meeting::fail_late(int i) const {
+  if (const int lost = pulse_ ? pulse_->blame(ranks_[i]) : ranks_[i]; lost != ranks_[i])
+    fail(Status::comm, "rank %d did not answer within %.0f s%s", lost, double(timeout_ns_) / 1e9,
+         call_.context().c_str());
+  fail(Status::comm, "rank %d (pid %d) did not answer within %.0f s%s", ranks_[i], line(i).pid.load(),
+       double(timeout_ns_) / 1e9, call_.context().c_str());
 }
 
 void Meeting::fail_other_call(int i) const {
   fail(Status::comm,
-       "rank %d called another collective, or another size, where this rank called %s %llu: all ranks must make the "
-       "same calls in the same order",
-       ranks_[i], name_, (unsigned long long)calls_);
+       "rank %d called another collective, or another size, where this rank called %s: all ranks must make the same "
+       "calls in the same order",
+       ranks_[i], call_.text().c_str());
 }
 
 double Meeting::round_trip(int calls) {
@@ -210,8 +223,9 @@ int64_t Meeting::fetch_mark(int i) const {
   return marked ? ns : -1;
 }
 
-void Meeting::beat(uint64_t moved) {
+void Meeting::beat(uint64_t moved, int waits_for) {
   Line& own = line(index);
+  own.waits_for.store(waits_for, std::memory_order_relaxed);
   own.moved.store(moved, std::memory_order_relaxed);
   own.beats.fetch_add(1, std::memory_order_relaxed);
 }
@@ -221,7 +235,7 @@ void Meeting::leave() { line(index).left = 1; }
 Meeting::Life Meeting::life(int i) const {
   const Line& l = line(i);
   const bool left = l.left;  // looked at first: who leaves beats no more
-  return {l.pid, l.start, l.beats, l.moved, l.abandoned != 0, left};
+  return {l.pid, l.start, l.beats, l.moved, l.waits_for, l.abandoned != 0, left};
 }
 
 std::string Meeting::reason(int i) const {

@@ -17,10 +17,16 @@
 #include <vector>
 
 #include "comm/segment.h"
+#include "comm/waiting.h"
 
 namespace ckdist {
 
 class Pulse;
+
+struct ShmFlag {  // as core/futex.h's Signal, with what it announces on the same cache line
+  std::atomic<uint32_t> count, sleepers;
+  void raise(uint32_t count);
+};
 
 class Meeting {
  public:
@@ -29,6 +35,7 @@ class Meeting {
       Segment::kHugePage / kSlots / 4096 * 4096;  // a rank's slots are one huge page, where it can be had
   static constexpr int64_t kPipeBytes = 64 << 10;
   static constexpr int64_t kParcelBytes = 32 << 10;
+  static constexpr int64_t kForever = -1;  // as a grace: no timeout, for a rank that waits for work
 
   struct Record {        // what a rank tells its peers when it arrives
     int64_t in, out;     // offsets in its arena; negative: elsewhere
@@ -45,14 +52,20 @@ class Meeting {
   uint32_t next() const { return epoch_ + 1; }
   uint8_t* slot(int i, uint32_t epoch) const { return slots_ + i * Segment::kHugePage + epoch % kSlots * kSlotBytes; }
 
-  // `name` and the count of calls stand in error messages.
-  void begin(const char* name) { name_ = name, calls_++; }
+  // The call's name and number stand in errors.
+  void begin(const char* name) { call_ = {name, int64_t(++calls_)}; }
+  void name_call(const CallName& call) { call_ = call; }
   uint64_t calls() const { return calls_; }    // begun, on all ranks alike
   int name(int i) const { return ranks_[i]; }  // the job's number of rank i
   uint32_t post(const Record& record);
-  void await(uint32_t epoch);  // until all peers have posted it; their signatures must equal this rank's
+  // Until all peers have posted it; their signatures must equal this rank's. `grace_ns`: what a peer may take beyond
+  // the timeout, because it waits for other hosts itself; `idle` is called between polls.
+  void await(uint32_t epoch, int64_t grace_ns = 0, Idle idle = {});
   void meet() { await(post(own_)); }
   const Record& record(int i, uint32_t epoch) const;
+
+  // Until a flag of rank i, in memory that these ranks share, has reached `count`.
+  void await(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns = 0, Idle idle = {});
 
   // One parcel for every peer and from every peer: a peer's lies at await_parcel(i), and stays until the parcel after
   // the next.
@@ -71,13 +84,14 @@ class Meeting {
   struct Life {
     int pid;
     uint64_t start, beats, moved;
+    int waits_for;
     bool abandoned, left;
   };
-  void beat(uint64_t moved);
+  void beat(uint64_t moved, int waits_for);
   void leave();
   Life life(int i) const;
-  std::string reason(int i) const;                    // why it gave up
-  void watch(const Pulse* pulse) { pulse_ = pulse; }  // looked at while a rank waits
+  std::string reason(int i) const;              // why it gave up
+  void watch(Pulse* pulse) { pulse_ = pulse; }  // looked at while a rank waits
 
   // Bytes from rank i to this one, and from this one to rank i; both return how many went through.
   int64_t pipe_write(int i, const void* data, int64_t bytes);
@@ -97,10 +111,9 @@ class Meeting {
   Pipe& pipe(int from, int to) const;
   Parcel& parcel(int from, int to, uint32_t count) const;
   void ring(int i) const;  // tells rank i that a pipe changed
-  struct Flag;
-  static void raise(Flag& flag, uint32_t count);
-  void await(Flag& flag, uint32_t count, int i);
+  void sleep_until(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns);
   [[noreturn]] void fail_other_call(int i) const;
+  [[noreturn]] void fail_late(int i) const;
 
   std::vector<int> ranks_;
   int spins_;
@@ -113,9 +126,9 @@ class Meeting {
   uint32_t heard_ = 0;
   Record own_{-1, -1, 0};
   std::function<void()> serve_;
-  const Pulse* pulse_ = nullptr;
+  Pulse* pulse_ = nullptr;
   std::once_flag abandoned_;
-  const char* name_ = "start-up";
+  CallName call_{"start-up"};
   uint64_t calls_ = 0;
 };
 

@@ -12,6 +12,8 @@
 
 namespace ckdist {
 
+constexpr int kMaxRanks = 256;
+
 class Order {
  public:
   explicit Order(const std::vector<int>& host_of_rank);  // any numbers, equal for ranks of one host

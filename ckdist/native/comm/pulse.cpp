@@ -40,7 +40,7 @@ Pulse::Pulse(int rank, int size, std::shared_ptr<Meeting> meeting, std::vector<i
       peers_[r].gone = true;  // such a transport watches its peers itself
   }
   peers_[rank].gone = true;
-  thread_ = std::thread([this] { run(); });
+  if (size > 1) thread_ = std::thread([this] { run(); });
 }
 
 Pulse::~Pulse() {
@@ -50,8 +50,8 @@ Pulse::~Pulse() {
   close(wake_);
 }
 
-void Pulse::fail_with_reason(const char* what) const {
-  fail(Status::comm, "%.400s%s%.60s%s", reason_.c_str(), what ? " (in " : "", what ? what : "", what ? ")" : "");
+void Pulse::fail_with_reason(const CallName& call) const {
+  fail(Status::comm, "%.400s%.60s", reason_.c_str(), call.context().c_str());
 }
 
 void Pulse::verdict(int r, const char* what) {
@@ -88,7 +88,7 @@ void Pulse::tell(Kind kind, const char* text) {
               {}};
   std::memcpy(frame.text, text, frame.text_bytes);
   if (meeting_) {
-    if (kind == kBeat) meeting_->beat(frame.moved);
+    if (kind == kBeat) meeting_->beat(frame.moved, frame.waits_for);
     if (kind == kLeft) meeting_->leave();
     if (kind == kGaveUp) meeting_->abandon(text);
   }
@@ -121,6 +121,7 @@ void Pulse::look_local(int r) {
     if (life.beats != p.beats) p.heard_ns = now_ns();
     p.beats = life.beats;
     p.moved.store(life.moved, std::memory_order_relaxed);
+    p.waits_for.store(life.waits_for, std::memory_order_relaxed);
     if (life.pid == getpid()) return;
     pollfd ended{p.process, POLLIN, 0};
     if (p.process < 0) p.process = int(syscall(kPidfdOpen, life.pid, 0));

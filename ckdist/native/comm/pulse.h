@@ -28,9 +28,9 @@ class Pulse {
         double timeout_s);
   ~Pulse();
 
-  // Throws when a rank is lost; `what`: the operation that waits, "all_reduce 17".
-  void check(const char* what = nullptr) const {
-    if (lost()) fail_with_reason(what);
+  // Throws when a rank is lost; `call`: the one that waits.
+  void check(const CallName& call = {}) const {
+    if (lost()) fail_with_reason(call);
   }
   bool lost() const { return lost_.load(std::memory_order_acquire); }
   const char* reason() const { return reason_.c_str(); }  // once lost
@@ -88,7 +88,7 @@ class Pulse {
   void look_wire(int r);
   void tell(Kind kind, const char* text);
   void verdict(int r, const char* what);
-  [[noreturn]] void fail_with_reason(const char* what) const;
+  [[noreturn]] void fail_with_reason(const CallName& call) const;
   bool on_wire(int r) const { return r != rank_ && peers_[r].local < 0 && peers_[r].socket < 0; }
 
   const int rank_;

@@ -19,7 +19,7 @@ void Executable::rotate_and_store(int thread, const ckdist_step& step, int run, 
     rotated_key = workers_[thread].row;
     q = peer_row(step.out[0], token) + head, key = peer_row(step.out[1], token) + kv_column,
     value = peer_row(step.out[2], token) + kv_column;
-    if (owner(token) != group_.local_rank)
+    if (owner(token) != ranks_->local_rank)
       workers_[thread].moved += (program_.heads_per_kv[kv_head] + 2) * head_dim * 4;
   } else {
     q = rotated = floats(step.out[0], &stride) + token * stride + head;

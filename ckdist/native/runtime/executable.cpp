@@ -14,11 +14,11 @@ namespace {
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 }  // namespace
 
-Executable::Executable(const ckdist_program& program, Group& group, Reorganizer* reorganizer, int threads,
+Executable::Executable(const ckdist_program& program, Communicator& communicator, Reorganizer* reorganizer, int threads,
                        std::vector<int> cpus, int spins)
     : program_(program),
       phases_(program.phases, program.phases + program.phase_count),
-      group_(group),
+      communicator_(communicator),
       kernels_(kernels()),
       reorganizer_(reorganizer && !reorganizer->finished() ? reorganizer : nullptr),
       workers_(threads),
@@ -93,18 +93,18 @@ Executable::Executable(const ckdist_program& program, Group& group, Reorganizer*
       threads > 1 ? program.kv_heads * (program.blocks * kBlockTokens / kSpan + 2 * program.max_sequences) : 0;
   part_arena_.emplace(std::max<int64_t>(part_count_ * part_bytes_, 64), "parts of attention");
   merged_.reset(new std::atomic<int64_t>[std::max<int64_t>(program.max_sequences * program.kv_heads, 1)]());
-  GroupSizes sizes{};
+  StepSizes sizes{};
   sizes.partial_floats = program.exchange_floats;
   sizes.logit_rows = program.max_outputs, sizes.vocab = program.vocab;
   for (const ckdist_value* v = phases_[0].values; v != phases_[0].values + phases_[0].value_count;
        v++)  // the same in every phase
     if (v->kind == ckdist_in_logits) sizes.first_column = v->place, sizes.columns = v->width;
-  sizes.message_ints = BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
-                       program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs;
-  group_.reserve(sizes);
+  sizes.batch_ints = BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
+                     program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs;
+  ranks_ = communicator_.steps(sizes);
   for (int slot = 0; slot < kSlots; slot++) {
     peers_[slot].resize(kMaxRanks);
-    group_.peers(slot, peers_[slot].data());
+    ranks_->peers(slot, peers_[slot].data());
   }
 }
 
@@ -115,11 +115,11 @@ uint8_t* Executable::kv(int layer, int kv_head) const {
 float* Executable::floats(int value, int64_t* stride) {
   const ckdist_value& v = this->value(value);
   *stride = v.width;
-  if (v.kind == ckdist_in_slot) return group_.partial(int(v.place)) + v.lead;
+  if (v.kind == ckdist_in_slot) return ranks_->partial(int(v.place)) + v.lead;
   if (v.kind == ckdist_in_sums)
-    return group_.host_partial(int(v.place), (v.taken ? batch_.outputs : batch_.tokens) * v.width) +
+    return ranks_->host_partial(int(v.place), (v.taken ? batch_.outputs : batch_.tokens) * v.width) +
            (v.taken ? own_output_ : own_) * v.width;
-  if (v.kind == ckdist_in_logits) return group_.logits(stride);
+  if (v.kind == ckdist_in_logits) return ranks_->logits(stride);
   return reinterpret_cast<float*>(arena_->data() + v.place);
 }
 
@@ -130,12 +130,12 @@ void Executable::meet(int thread, int index) {
 // The end of every batch: nobody sees what was computed from a file that had changed by then.
 void Executable::gather(int64_t rows, int step) {
   if (reorganizing_) reorganizer_->check();
-  group_.gather(rows, step);
+  ranks_->gather_logits(rows, step);
 }
 
 // Where a file has changed, that is why, whichever rank noticed first: then this throws.
 void Executable::give_up(const char* reason) {
-  group_.abandon(reason);
+  communicator_.abandon(reason);
   if (reorganizer_ && !reorganizer_->finished()) reorganizer_->check();
 }
 
@@ -146,11 +146,11 @@ void Executable::finish(int thread, int index, int64_t rows) {
   if (out.kind == ckdist_in_logits) meet(thread, index, true, [&](Idle) { gather(rows, index); });
   else if (out.kind == ckdist_in_sums)
     meet(thread, index, true, [&](Idle idle) {
-      group_.reduce_hosts(int(out.place), (out.taken ? batch_.outputs : batch_.tokens) * out.width, index, idle);
+      ranks_->all_reduce_hosts(int(out.place), (out.taken ? batch_.outputs : batch_.tokens) * out.width, index, idle);
     });
   else if (out.kind != ckdist_in_slot) meet(thread, index);
-  else if (phase_->tokens_cut) meet(thread, index, true, [&](Idle idle) { group_.exchange(index, idle); });
-  else meet(thread, index, true, [&](Idle idle) { group_.reduce(int(out.place), rows * out.width, index, idle); });
+  else if (phase_->tokens_cut) meet(thread, index, true, [&](Idle idle) { ranks_->all_gather(index, idle); });
+  else meet(thread, index, true, [&](Idle idle) { ranks_->all_reduce(int(out.place), rows * out.width, index, idle); });
 }
 
 void Executable::run(const int32_t* message, int64_t ints) {
@@ -160,16 +160,16 @@ void Executable::run(const int32_t* message, int64_t ints) {
   if (batch.phase < 0 || batch.phase >= int(phases_.size()) || batch.steps < 0 ||
       batch.steps > phases_[batch.phase].step_count)
     fail(Status::native, "a batch asks for %d steps of phase %d of %zu", batch.steps, batch.phase, phases_.size());
-  if (group_.size > 1 && group_.rank == 0) {
+  if (ranks_->size > 1 && ranks_->rank == 0) {
     TraceLane* const lane = workers_[0].lane;
     const int64_t begin = lane ? now_ns() : 0;
-    group_.publish(message, ints);
+    ranks_->publish(message, ints);
     if (lane) lane->add(ckdist_trace_publish, begin, now_ns(), int32_t(batch.tokens), int32_t(batch.runs), batch.phase);
   }
   batch_ = batch;
   phase_ = &phases_[batch.phase];
-  own_ = phase_->tokens_cut ? share(group_.local_rank) : 0;
-  own_tokens_ = phase_->tokens_cut ? share(group_.local_rank + 1) - own_ : batch_.tokens;
+  own_ = phase_->tokens_cut ? share(ranks_->local_rank) : 0;
+  own_tokens_ = phase_->tokens_cut ? share(ranks_->local_rank + 1) - own_ : batch_.tokens;
   const int32_t* const outputs = batch.output_tokens;
   own_output_ = std::lower_bound(outputs, outputs + batch.outputs, own_) - outputs;
   own_outputs_ = std::lower_bound(outputs, outputs + batch.outputs, own_ + own_tokens_) - outputs - own_output_;
@@ -202,7 +202,7 @@ void Executable::work() {
   try {
     for (;;) {
       int64_t ints = 0;
-      const int32_t* message = group_.receive(&ints);
+      const int32_t* message = ranks_->receive(&ints);
       if (ints == 0) return;
       run(message, ints);
     }
@@ -213,7 +213,7 @@ void Executable::work() {
 }
 
 void Executable::stop() {
-  if (group_.size > 1) group_.publish(nullptr, 0);
+  if (ranks_->size > 1) ranks_->publish(nullptr, 0);
 }
 
 void Executable::trace(Trace& trace) {

@@ -13,7 +13,7 @@
 #include "core/export.h"
 
 #include "api/runtime.h"
-#include "comm/group.h"
+#include "comm/communicator.h"
 #include "core/arena.h"
 #include "core/trace.h"
 #include "kernels/kernels.h"
@@ -26,13 +26,13 @@ namespace ckdist {
 class Executable {
  public:
   // `reorganizer`: of matrices that are not all packed yet; null where all are.
-  Executable(const ckdist_program& program, Group& group, Reorganizer* reorganizer, int threads, std::vector<int> cpus,
-             int spins);
+  Executable(const ckdist_program& program, Communicator& communicator, Reorganizer* reorganizer, int threads,
+             std::vector<int> cpus, int spins);
 
   void run(const int32_t* message, int64_t ints);
   void work();
   void stop();
-  const float* logits() { return group_.gathered(); }
+  const float* logits() { return ranks_->gathered(); }
   const uint8_t* kv_data() const { return kv_arena_->data(); }
   int64_t kv_bytes() const { return kv_bytes_; }
   ckdist_times times(bool reset);
@@ -120,8 +120,8 @@ class Executable {
   Split split_of(const ckdist_step& step);
 
   // Of the batch's tokens the first that is a local rank's own, where they are cut; and whose a token is.
-  int64_t share(int rank) const { return (batch_.tokens * rank + group_.local_size - 1) / group_.local_size; }
-  int owner(int64_t token) const { return int(token * group_.local_size / batch_.tokens); }
+  int64_t share(int rank) const { return (batch_.tokens * rank + ranks_->local_size - 1) / ranks_->local_size; }
+  int owner(int64_t token) const { return int(token * ranks_->local_size / batch_.tokens); }
 
   int64_t rows(const ckdist_step& step) const {
     return !step.outputs_only ? own_tokens_ : step.own ? own_outputs_ : batch_.outputs;
@@ -190,7 +190,8 @@ class Executable {
   const ckdist_program program_;
   std::vector<ckdist_phase> phases_;
   const ckdist_phase* phase_ = nullptr;  // of the batch
-  Group& group_;
+  Communicator& communicator_;
+  std::unique_ptr<StepCommunicator> ranks_;
   const Kernels& kernels_;
   Reorganizer* const reorganizer_;
   int64_t phase_bytes_[kMaxPhases];  // of the matrices that a step reads

@@ -78,7 +78,7 @@ const float* Executable::residual_row(int thread, const ckdist_step& step, int64
   int count = 1;
   int64_t stride;
   if (y.kind == ckdist_in_slot || y.kind == ckdist_in_sums) {
-    count = group_.parts(int(y.place), parts);
+    count = ranks_->summands(int(y.place), parts);
     for (int p = 0; p < count; p++)
       parts[p] += (y.kind == ckdist_in_sums ? (y.taken ? own_output_ + out_row : own_ + in_row)
                    : y.taken                ? out_row
@@ -88,7 +88,7 @@ const float* Executable::residual_row(int thread, const ckdist_step& step, int64
   } else if (y.kind == ckdist_in_outputs) {
     const int rank = owner(batch_.output_tokens[out_row]);
     parts[0] = peers_[y.place][rank] + out_row * n;
-    worker.moved += rank == group_.local_rank ? 0 : n * 4;
+    worker.moved += rank == ranks_->local_rank ? 0 : n * 4;
   } else {
     parts[0] = floats(step.y, &stride) + (y.taken ? out_row : in_row) * n;
   }
@@ -122,7 +122,7 @@ void Executable::prepare_row(int thread, const ckdist_step& step, int64_t out_ro
       const ckdist_value& a = value(step.out[1 + f] + c);
       if (y.kind == ckdist_in_columns) {
         part = peers_[y.place][c] + (own_ + in_row) * a.floats;
-        worker.moved += c == group_.local_rank ? 0 : a.floats * 4;
+        worker.moved += c == ranks_->local_rank ? 0 : a.floats * 4;
       }
       uint8_t* base = replicated(step) ? worker.activations[f] : arena_->data() + a.place;
       if (a.width > 0)

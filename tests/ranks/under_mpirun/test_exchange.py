@@ -1,13 +1,14 @@
-"""Step communicators of processes, over every transport: sums bit for bit, messages in order, logits in place."""
+"""Step communicators of processes, over every transport: sums bit for bit, batches in order, logits in place."""
 
-from ckdist.comm.group import open_group
+from ckdist.comm.communicator import open_communicator
 from tests.support.exchange import exchange
+from tests.support.steps import ARENA_BYTES
 
 KINDS = {"auto": "shared memory", "mpi": "mpi", "tcp": "tcp"}
 
 
 def test_exchange(world, transports):
     for transport in transports:
-        group = open_group(world, 20, 20.0, transport)
-        exchange(group.handle, world.rank, world.size, 40)
-        assert world.size == 1 or group.kind == KINDS[transport]
+        communicator = open_communicator(world, transport, timeout=20.0, spins=20, arena_bytes=ARENA_BYTES)
+        exchange(communicator, 40)
+        assert world.size == 1 or communicator.transport == KINDS[transport]

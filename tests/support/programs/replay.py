@@ -1,11 +1,11 @@
-"""A rank program: the native replay of small random models against the numpy interpreter, over every kind of group."""
+"""A rank program: the native replay of small random models against the numpy interpreter, over every transport."""
 
 import sys
 
 import numpy as np
 
 from ckdist import native
-from ckdist.comm.group import open_group
+from ckdist.comm.communicator import open_communicator
 from ckdist.comm.world import start_world
 from ckdist.config import EngineConfig
 from ckdist.engine.single import SingleSequence
@@ -17,6 +17,7 @@ from ckdist.program.interpreter import Interpreter
 from ckdist.program.lower import lower
 from ckdist.program.tracer import trace
 from tests.support.specs import FAMILIES, spec, weights_of
+from tests.support.steps import ARENA_BYTES
 
 lib, ffi = native.lib, native.ffi
 F32 = 0
@@ -68,9 +69,11 @@ def build(world, family: str, transport: str, threads: int, chunk: int, blocks: 
     phases = [phase_of(program, mesh, weights, chunk)]
     if prefill is not layout:
         phases.append(phase_of(trace(forward, s, prefill, mesh), mesh, weights, chunk, model_dims(s, layout, mesh)))
-    group = open_group(world, 20, 10.0, transport)
+    communicator = open_communicator(world, transport, timeout=10.0, spins=20, arena_bytes=ARENA_BYTES)
     limits = Limits(chunk, 4, 16 * blocks, blocks, kv_type)
-    executable = Executable([phase for phase, _ in phases], s, layout, mesh, group, limits, threads, threads, (), 20)
+    executable = Executable(
+        [phase for phase, _ in phases], s, layout, mesh, communicator, limits, threads, threads, (), 20
+    )
     return s, mesh, program, weights, executable, phases
 
 

@@ -1,5 +1,5 @@
 """`thread_ranks.py RANKS THREADS`: the replay against the interpreter with ranks as threads of one process, on one host
-and over a wire; and a group of several hosts that exchanges, idles with its signs of life, and loses a rank.
+and over a wire; and ranks of several hosts that exchange, idle with their heartbeats, and lose one.
 
 Built with -fsanitize=thread, the library then tells of every race between ranks and between their threads.
 """
@@ -7,12 +7,12 @@ Built with -fsanitize=thread, the library then tells of every race between ranks
 import sys
 import time
 
-from ckdist import native
-from ckdist.comm.group import open_group
+from ckdist.comm.communicator import open_communicator
 from ckdist.errors import CommError
 from tests.support.exchange import exchange
 from tests.support.programs.replay import check
 from tests.support.specs import FAMILIES
+from tests.support.steps import ARENA_BYTES, open_steps
 from tests.support.thread_ranks import run_threads
 from tests.support.thread_world import run_ranks_as_threads
 
@@ -28,28 +28,26 @@ TIMEOUT = 20.0  # the sanitizer makes everything slower; a beat comes each secon
 
 
 def over_hosts(world) -> None:
-    group = open_group(world, 20, TIMEOUT)
-    exchange(group.handle, world.rank, world.size, 10, hosts=world.hosts)
+    communicator = open_communicator(world, timeout=TIMEOUT, spins=20, arena_bytes=ARENA_BYTES)
+    exchange(communicator, 10, hosts=world.hosts)
 
 
 def idle_then_lost(world) -> None:
-    """Two seconds of signs of life alone, then the last rank gives up: all others are told, wherever they wait."""
-    lib, ffi = native.lib, native.ffi
-    group = open_group(world, 20, TIMEOUT)
-    native.check(lib.ckdist_group_reserve(group.handle, 16, 1, 1, 0, 0, 1))
+    """Two seconds of heartbeats alone, then the last rank gives up: all others are told, wherever they wait."""
+    steps = open_steps(world, timeout=TIMEOUT)
     if world.rank == world.size - 1:
         time.sleep(2)
-        return lib.ckdist_group_abandon(group.handle, b"meant to fail")
+        return steps.abandon("meant to fail")
     try:
         if world.rank:
-            native.check(lib.ckdist_group_receive(group.handle, ffi.new("const int32_t **"), ffi.new("int64_t *")))
+            steps.receive()
         while True:
-            group.check_peers()
+            steps.check_peers()
             time.sleep(0.01)
     except CommError as error:
         if "meant to fail" not in str(error):
             raise
-        lib.ckdist_group_abandon(group.handle, str(error).encode())
+        steps.abandon(str(error))
 
 
 for hosts in {1: (), 3: ("abc", "aab"), 7: ("aabbcca",)}[ranks]:

@@ -1,21 +1,27 @@
 // Ranks as threads, each with a pool of threads, meeting thousands of times: to be built with -fsanitize=thread, which
 // sees every access that no barrier, flag or slot rule orders.
 //
-//   meeting RANKS THREADS ROUNDS      exits with 1 and a line on a wrong number
+//   steps RANKS THREADS ROUNDS      exits with 1 and a line on a wrong number
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
 #include <thread>
 #include <vector>
 
-#include "comm/host_group.h"
+#include "comm/pipes.h"
+#include "comm/pulse.h"
+#include "comm/step_communicator.h"
 #include "core/error.h"
+#include "kernels/kernels.h"
 #include "runtime/pool.h"
 
 using namespace ckdist;
 
 namespace ckdist {
 void set_last_error(const char*) {}
+const Kernels& kernels() { std::abort(); }    // the ranks of one host fold nothing
+int64_t available_memory() { std::abort(); }  // nor allocate
 }  // namespace ckdist
 
 namespace {
@@ -36,11 +42,40 @@ float number(uint32_t rank, uint32_t round, uint32_t i) { return float(mix(rank,
   std::_Exit(1);
 }
 
-void work(const std::string& path, HostGroup* first, int rank, int ranks, int threads, int rounds) {
-  std::unique_ptr<HostGroup> own(first ? nullptr : new HostGroup(path, rank, ranks, kSpins, kTimeout));
-  HostGroup& group = first ? *first : *own;
-  const int64_t begin = kVocab * rank / ranks, columns = kVocab * (rank + 1) / ranks - begin;
-  group.reserve({kFloats, kRows, kVocab, begin, columns, kInts});
+// What ranks of one host share: the first makes it.
+struct Shared {
+  std::shared_ptr<Meeting> meeting;
+  Segment memory;
+};
+
+StepSizes sizes_of(int rank, int ranks) {
+  const int64_t begin = kVocab * rank / ranks;
+  return {kFloats, kRows, kVocab, begin, kVocab * (rank + 1) / ranks - begin, kInts};
+}
+
+Shared share(int rank, int ranks, const Shared* first) {
+  std::vector<int> all(ranks);
+  std::iota(all.begin(), all.end(), 0);
+  const int64_t bytes =
+      StepCommunicator::memory_bytes(Order(std::vector<int>(ranks, 0)), rank, Thresholds{}, sizes_of(rank, ranks));
+  return {std::make_shared<Meeting>(first ? first->meeting->path() : "", rank, all, kSpins, kTimeout),
+          first ? Segment(first->memory.path(), bytes) : Segment(bytes)};
+}
+
+void work(const Shared& shared, int rank, int ranks, int threads, int rounds) {
+  std::vector<int> all(ranks);
+  std::iota(all.begin(), all.end(), 0);
+  const auto wire = std::make_shared<Wire>(std::make_unique<Pipes>(*shared.meeting, nullptr, all, kTimeout));
+  const auto pulse = std::make_shared<Pulse>(rank, ranks, shared.meeting, all, wire, kTimeout);
+  pulse->join();
+  shared.meeting->watch(pulse.get());
+  std::vector<StepCommunicator::Columns> every(ranks);
+  for (int r = 0; r < ranks; r++) every[r] = {sizes_of(r, ranks).first_column, sizes_of(r, ranks).columns};
+  const auto [begin, columns] = every[rank];
+  StepCommunicator steps({Order(std::vector<int>(ranks, 0)), rank, shared.meeting,
+                          std::make_unique<Channel>(wire, 1, all, all, rank, pulse, Patience{1000, 1000, 100'000}),
+                          nullptr, Thresholds{}, every},
+                         shared.memory, sizes_of(rank, ranks));
   Pool pool(threads, {}, kSpins);
   for (int round = 0; round < rounds; round++) {
     for (int burst = 0; burst < 1 + round % 3; burst++) {
@@ -48,8 +83,8 @@ void work(const std::string& path, HostGroup* first, int rank, int ranks, int th
       int64_t ints = 1 + mix(round, burst, 1) % kInts;
       for (int i = 0; i < kInts; i++) message[i] = int32_t(mix(round, burst, i));
       const int32_t* got = message;
-      if (rank == 0) group.publish(message, ints);
-      else got = group.receive(&ints);
+      if (rank == 0) steps.publish(message, ints);
+      else got = steps.receive(&ints);
       if (ints != 1 + int64_t(mix(round, burst, 1) % kInts)) wrong("length of a message", rank, round);
       for (int i = 0; i < ints; i++)
         if (got[i] != int32_t(mix(round, burst, i))) wrong("message", rank, round);
@@ -60,10 +95,10 @@ void work(const std::string& path, HostGroup* first, int rank, int ranks, int th
       for (int n = 0; n < reduces; n++) {
         const int slot = n % kSlots;
         const int64_t floats = 1 + mix(round, n, 5) % kFloats;
-        for (int64_t i = thread; i < floats; i += active) group.partial(slot)[i] = number(rank, round * 4 + n, i);
-        pool.barrier([&] { group.reduce(slot, floats, n, {}); });
+        for (int64_t i = thread; i < floats; i += active) steps.partial(slot)[i] = number(rank, round * 4 + n, i);
+        pool.barrier([&] { steps.all_reduce(slot, floats, n); });
         const float* parts[kMaxRanks];
-        const int count = group.parts(slot, parts);
+        const int count = steps.summands(slot, parts);
         for (int64_t i = (thread + 1) % active; i < floats; i += active) {
           float sum = 0, expected = 0;
           for (int r = 0; r < count; r++) sum += parts[r][i];
@@ -73,24 +108,25 @@ void work(const std::string& path, HostGroup* first, int rank, int ranks, int th
       }
       const int64_t rows = 1 + mix(round, 6, 0) % kRows;
       int64_t stride;
-      float* logits = group.logits(&stride);
+      float* logits = steps.logits(&stride);
       for (int64_t t = thread; t < rows; t += active)
         for (int64_t c = 0; c < columns; c++) logits[t * stride + c] = number(round, t, begin + c);
-      pool.barrier([&] { group.gather(rows, reduces); });
+      pool.barrier([&] { steps.gather_logits(rows, reduces); });
     });
     const int64_t rows = 1 + mix(round, 6, 0) % kRows;
     for (int64_t t = 0; rank == 0 && t < rows; t++)
       for (int64_t c = 0; c < kVocab; c++)
-        if (group.gathered()[t * kVocab + c] != number(round, t, c)) wrong("row of logits", rank, round);
+        if (steps.gathered()[t * kVocab + c] != number(round, t, c)) wrong("row of logits", rank, round);
   }
   // The last rank fails: every other one must be told, in all of its threads.
   try {
     pool.run(threads, [&](int thread) {
       if (rank == ranks - 1 && thread == threads - 1) fail(Status::native, "meant to fail");
-      pool.barrier([&] { group.reduce(0, 1, 0, {}); });
+      pool.barrier([&] { steps.all_reduce(0, 1, 0); });
     });
     wrong("outcome of a failed step", rank, rounds);
-  } catch (const Error& error) { group.abandon(error.what()); }
+  } catch (const Error& error) { pulse->give_up(error.what()); }
+  pulse->leave();
 }
 
 }  // namespace
@@ -98,10 +134,10 @@ void work(const std::string& path, HostGroup* first, int rank, int ranks, int th
 int main(int count, char** words) {
   if (count != 4) return 2;
   const int ranks = std::atoi(words[1]), threads = std::atoi(words[2]), rounds = std::atoi(words[3]);
-  HostGroup first("", 0, ranks, kSpins, kTimeout);
+  const Shared first = share(0, ranks, nullptr);
   std::vector<std::thread> others;
   for (int r = 1; r < ranks; r++)
-    others.emplace_back([&, r] { work(first.path(), nullptr, r, ranks, threads, rounds); });
-  work("", &first, 0, ranks, threads, rounds);
+    others.emplace_back([&, r] { work(share(r, ranks, &first), r, ranks, threads, rounds); });
+  work(first, 0, ranks, threads, rounds);
   for (std::thread& t : others) t.join();
 }

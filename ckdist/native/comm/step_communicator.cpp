@@ -1,0 +1,334 @@
+#include "comm/step_communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "comm/signature.h"
+#include "core/error.h"
+
+namespace ckdist {
+
+namespace {
+
+constexpr int64_t kPageFloats = 1024;
+constexpr int64_t kBusyIdleNs = 1'000'000;    // a rank without work looks as often for its next batch
+constexpr int64_t kBusyNs = 2'000'000;        // for so long
+constexpr int64_t kIdleNs = 50'000'000;       // then so
+constexpr int64_t kLongIdleNs = 200'000'000;  // and so once it has had nothing to do for so long
+
+int64_t padded(int64_t floats) { return (floats + kPageFloats - 1) / kPageFloats * kPageFloats; }
+int64_t cut(int64_t floats, int i, int count) { return floats * i / count; }
+
+int smallest_host(const Order& order) {
+  int least = order.size();
+  for (const auto& host : order.hosts()) least = std::min(least, int(host.size()));
+  return least;
+}
+
+}  // namespace
+
+struct StepCommunicator::Mailbox {
+  alignas(64) ShmFlag batches;  // published
+  int64_t ints;                 // of the last
+  struct alignas(64) Taken : ShmFlag {};
+  static int64_t bytes(int ranks, int64_t ints) {
+    return int64_t(sizeof(Mailbox)) + ranks * int64_t(sizeof(Taken)) + ints * 4;
+  }
+  Taken& taken(int i) { return reinterpret_cast<Taken*>(this + 1)[i]; }
+  int32_t* batch(int ranks) { return reinterpret_cast<int32_t*>(&taken(ranks)); }
+};
+
+struct StepCommunicator::Layout {
+  int64_t value, kept, slice;  // floats of a value; of one that every host keeps; of one rank's slice
+  int64_t partials, sums, totals, slices, folded, logits, mailbox;
+  int64_t floats() const { return partials + sums + totals + slices + folded + logits; }  // that the transport moves
+
+  Layout(const Order& order, int rank, const Thresholds& thresholds, const StepSizes& sizes) {
+    const int hosts = int(order.hosts().size()), local = int(order.hosts()[order.host_of(rank)].size());
+    const bool several = hosts > 1, many = hosts > 2;
+    value = padded(sizes.partial_floats);
+    kept = many ? padded(std::min(sizes.partial_floats, thresholds.wire_direct_bytes / 4)) : several ? value : 0;
+    slice = many ? padded(sizes.partial_floats / smallest_host(order) / hosts + 2) : 0;
+    partials = local * kSlots * value;
+    sums = kSlots * hosts * kept;
+    totals = many ? kSlots * value : 0;
+    slices = local * hosts * slice;
+    folded = many && local > 1 ? value : 0;
+    logits = padded(sizes.logit_rows * sizes.vocab);
+    mailbox = padded(Mailbox::bytes(local, sizes.batch_ints) / 4 + 1);
+  }
+};
+
+int64_t StepCommunicator::memory_bytes(const Order& order, int rank, const Thresholds& thresholds,
+                                       const StepSizes& sizes) {
+  const Layout layout(order, rank, thresholds, sizes);
+  return (layout.floats() + layout.mailbox) * 4;
+}
+
+StepCommunicator::StepCommunicator(Parts parts, Segment memory, const StepSizes& sizes)
+    : rank(parts.rank),
+      size(parts.order.size()),
+      local_rank(parts.order.index_of(rank)),
+      local_size(int(parts.order.hosts()[parts.order.host_of(rank)].size())),
+      parts_(std::move(parts)),
+      host_(parts_.order.host_of(rank)),
+      host_count_(int(hosts().size())),
+      leaders_(smallest_host(parts_.order)),
+      grace_ns_(host_count_ > 1 ? 2 * wire_grace_ns(parts_.channel->timeout_ns()) : 0),
+      memory_(std::move(memory)),
+      sizes_(sizes),
+      batch_(size_t(sizes.batch_ints)) {
+  for (int r = 0; r < size; r++) {
+    const auto [first, count] = parts_.columns[r];
+    if (first < 0 || count < 0 || first > sizes.vocab || count > sizes.vocab - first)
+      fail(Status::comm, "rank %d has logits [%lld, %lld) of %lld", r, (long long)first, (long long)(first + count),
+           (long long)sizes.vocab);
+  }
+  const Layout layout(parts_.order, rank, parts_.thresholds, sizes);
+  padded_ = layout.value, kept_floats_ = layout.kept, slice_floats_ = layout.slice;
+  float* at = reinterpret_cast<float*>(memory_.data());
+  const auto take = [&](int64_t n) { return std::exchange(at, at + n); };
+  partials_ = take(layout.partials);
+  for (float*& sums : sums_) sums = take(layout.sums / kSlots);
+  for (float*& total : total_) total = take(layout.totals / kSlots);
+  slices_ = take(layout.slices) + local_rank * host_count_ * slice_floats_;
+  folded_ = take(layout.folded);
+  logits_ = take(layout.logits);
+  mailbox_ = reinterpret_cast<Mailbox*>(at);
+  if (host_count_ > 1) registered_ = parts_.channel->register_memory(memory_.data(), layout.floats() * 4);
+  std::memset(partial(0), 0, size_t(kSlots * padded_ * 4));  // first touch by the owner
+  pending_.reserve(size_t(size) * (kRowsAtOnce + 4));
+  later_.reserve(size_t(size) * (kRowsAtOnce + 4));
+  meet(kStart, grace_ns_, {});
+  step_ = kBetween;
+}
+
+StepCommunicator::~StepCommunicator() {
+  if (registered_) parts_.channel->forget_memory(memory_.data());
+}
+
+CallName StepCommunicator::call() const {
+  if (step_ == kStart) return {"the start of steps"};
+  if (step_ == kBetween) return {"the wait for a batch"};
+  return {"step", step_};
+}
+
+void StepCommunicator::meet(int step, int64_t grace_ns, Idle idle) {
+  step_ = step;
+  if (!parts_.meeting) return;
+  Meeting& meeting = *parts_.meeting;
+  meeting.name_call(call());
+  meeting.await(meeting.post({-1, -1, signature(Call::step, step)}), grace_ns, idle);
+}
+
+void StepCommunicator::begin_send(int peer, Tag tag, const void* data, int64_t bytes) {
+  if (bytes > 0) pending_.push_back(parts_.channel->isend(peer, tag, data, bytes));
+}
+
+void StepCommunicator::begin_receive(int peer, Tag tag, void* data, int64_t bytes) {
+  if (bytes > 0) pending_.push_back(parts_.channel->irecv(peer, tag, data, bytes));
+}
+
+void StepCommunicator::wait() { parts_.channel->wait(pending_, call()); }
+
+// ---- batches
+
+void StepCommunicator::publish(const int32_t* batch, int64_t ints) {
+  if (ints > sizes_.batch_ints)
+    fail(Status::native, "a batch of %lld ints is larger than the %lld reserved", (long long)ints,
+         (long long)sizes_.batch_ints);
+  step_ = 0;
+  put_into_mailbox(batch, ints);
+  const int64_t first = std::min(ints, kHeadInts - 1);
+  head_[0] = int32_t(ints);
+  if (ints) std::memcpy(head_ + 1, batch, size_t(first * 4));
+  for (int h = 1; h < host_count_; h++) {
+    begin_send(leader(h), kHead, head_, sizeof head_);
+    begin_send(leader(h), kBody, batch + first, (ints - first) * 4);
+  }
+  wait();
+}
+
+// A host's leader hears from rank 0, the others from it.
+const int32_t* StepCommunicator::receive(int64_t* ints) {
+  if (local_rank != 0) return take_from_mailbox(ints);
+  wait_for_batch();
+  step_ = 0;
+  *ints = head_[0];
+  if (*ints < 0 || *ints > sizes_.batch_ints)
+    fail(Status::comm, "rank 0 announced a batch of %d ints; at most %lld are taken", head_[0],
+         (long long)sizes_.batch_ints);
+  const int64_t first = std::min(*ints, kHeadInts - 1);
+  std::memcpy(batch_.data(), head_ + 1, size_t(first * 4));
+  begin_receive(0, kBody, batch_.data() + first, (*ints - first) * 4);
+  wait();
+  put_into_mailbox(batch_.data(), *ints);
+  return batch_.data();
+}
+
+void StepCommunicator::put_into_mailbox(const int32_t* batch, int64_t ints) {
+  if (local_size == 1) return;
+  for (int i = 1; i < local_size; i++) parts_.meeting->await(mailbox_->taken(i), batches_, i);  // it holds one batch
+  if (ints) std::memcpy(mailbox_->batch(local_size), batch, size_t(ints * 4));
+  mailbox_->ints = ints;
+  mailbox_->batches.raise(++batches_);
+}
+
+const int32_t* StepCommunicator::take_from_mailbox(int64_t* ints) {
+  step_ = kBetween;
+  parts_.meeting->name_call(call());
+  parts_.meeting->await(mailbox_->batches, ++batches_, 0, Meeting::kForever);
+  step_ = 0;
+  *ints = mailbox_->ints;
+  std::memcpy(batch_.data(), mailbox_->batch(local_size), size_t(*ints * 4));
+  mailbox_->taken(local_rank).raise(batches_);
+  return batch_.data();
+}
+
+void StepCommunicator::wait_for_batch() {
+  Channel& channel = *parts_.channel;
+  Channel::Pending head = channel.irecv(0, kHead, head_, sizeof head_);
+  Waited waited;
+  while (!channel.test(head)) {
+    const int64_t ns = waited.ns();
+    if (ns < channel.patience().spin_ns) continue;
+    channel.idle(ns < kBusyNs ? kBusyIdleNs : ns < kLongIdleNs ? kIdleNs : kLongIdleNs);
+  }
+}
+
+// ---- sums
+
+float* StepCommunicator::sum(int slot, int host) const {
+  return host == host_ && local_size == 1 ? part(slot, 0) : sums_[slot] + host * kept_floats_;
+}
+
+bool StepCommunicator::large(int64_t floats) const {
+  return host_count_ > 2 && floats * 4 > parts_.thresholds.wire_direct_bytes;
+}
+
+void StepCommunicator::peers(int slot, const float** out) const {
+  for (int i = 0; i < local_size; i++) out[i] = part(slot, i);
+}
+
+int StepCommunicator::summands(int slot, const float** out) const {
+  if (host_count_ == 1) return peers(slot, out), local_size;
+  if (whole_[slot]) return out[0] = total_[slot], 1;
+  for (int h = 0; h < host_count_; h++) out[h] = sum(slot, h);
+  return host_count_;
+}
+
+void StepCommunicator::all_reduce(int slot, int64_t floats, int step, Idle idle) {
+  if (host_count_ == 1) meet(step, 0, idle);
+  else sum_hosts(slot, floats, step, idle, false);
+}
+
+float* StepCommunicator::host_partial(int slot, int64_t floats) {
+  if (host_count_ == 1) fail(Status::native, "one host has no values that are partial over hosts");
+  if (local_size == 1) return part(slot, 0);
+  return large(floats) ? folded_ : sum(slot, host_);
+}
+
+void StepCommunicator::all_reduce_hosts(int slot, int64_t floats, int step, Idle idle) {
+  if (host_count_ > 1) sum_hosts(slot, floats, step, idle, true);
+}
+
+void StepCommunicator::sum_hosts(int slot, int64_t floats, int step, Idle idle, bool folded) {
+  whole_[slot] = large(floats);
+  const int leaders = floats * 4 <= parts_.thresholds.leaders_bytes ? 1 : leaders_;
+  const bool leads = local_rank < leaders;
+  const int64_t begin = cut(floats, local_rank, leaders), end = cut(floats, local_rank + 1, leaders);
+  // All ranks of this host are in the exchange before this one or in this one, so nobody reads what the slot held two
+  // before.
+  for (int k = 1; leads && !whole_[slot] && k < host_count_; k++)
+    begin_receive(same_place(other(k)), kSum, sum(slot, other(k)) + begin, (end - begin) * 4);
+  meet(step, 0, idle);
+  if (leads && whole_[slot]) {
+    add_slices(slot, begin, end, folded);
+  } else if (leads) {
+    float* own = sum(slot, host_) + begin;
+    if (local_size > 1 && !folded) fold_own(slot, begin, end, own);
+    for (int k = 1; k < host_count_; k++) begin_send(same_place(other(k)), kSum, own, (end - begin) * 4);
+    wait();
+  }
+  meet(step, grace_ns_, idle);
+}
+
+// out: of `begin` on, what this host's ranks bring to the value.
+void StepCommunicator::fold_own(int slot, int64_t begin, int64_t end, float* out) {
+  const void* parts[kMaxRanks];
+  for (int i = 0; i < local_size; i++) parts[i] = part(slot, i) + begin;
+  parts_.order.fold_host(Element::f32, ReduceOp::sum, out, parts, local_size, end - begin);
+}
+
+// Of the ranks of one local rank, each adds one slice of [begin, end) and gives it to the others.
+void StepCommunicator::add_slices(int slot, int64_t begin, int64_t end, bool folded) {
+  const auto from = [&](int h) { return begin + cut(end - begin, h, host_count_); };
+  const auto bytes = [&](int h) { return (from(h + 1) - from(h)) * 4; };
+  for (int k = 1; k < host_count_; k++)
+    begin_receive(same_place(other(k)), kTotal, total_[slot] + from(other(k)), bytes(other(k)));
+  std::swap(pending_, later_);  // they cannot send these before they have this host's slice
+  for (int k = 1; k < host_count_; k++)
+    begin_receive(same_place(other(k)), kSlice, slices_ + other(k) * slice_floats_, bytes(host_));
+  const float* own = local_size > 1 ? folded_ : part(slot, 0);
+  if (local_size > 1 && !folded) fold_own(slot, begin, end, folded_ + begin);
+  for (int k = 1; k < host_count_; k++) begin_send(same_place(other(k)), kSlice, own + from(other(k)), bytes(other(k)));
+  wait();
+  const void* sums[kMaxRanks];
+  for (int h = 0; h < host_count_; h++) sums[h] = h == host_ ? own + from(h) : slices_ + h * slice_floats_;
+  void* out = total_[slot] + from(host_);
+  parts_.order.fold_hosts(Element::f32, ReduceOp::sum, &out, 1, sums, from(host_ + 1) - from(host_));
+  std::swap(pending_, later_);
+  for (int k = 1; k < host_count_; k++) begin_send(same_place(other(k)), kTotal, out, bytes(host_));
+  wait();
+}
+
+// ---- logits
+
+float* StepCommunicator::logits(int64_t* stride) {
+  *stride = sizes_.vocab;
+  return logits_ + sizes_.first_column;
+}
+
+// Row by row, straight into place: no rank needs a second copy of the logits.
+void StepCommunicator::gather_logits(int64_t rows, int step) {
+  meet(step, 0, {});  // also: this host's ranks have read all values of this step
+  for (int64_t begin = 0; host_count_ > 1 && begin < rows; begin += kRowsAtOnce) {
+    for (int64_t t = begin; t < std::min(rows, begin + kRowsAtOnce); t++) {
+      float* row = logits_ + t * sizes_.vocab;
+      if (host_ != 0) begin_send(0, kLogits, row + sizes_.first_column, sizes_.columns * 4);
+      for (int r = 1; rank == 0 && r < size; r++)
+        if (parts_.order.host_of(r) != 0)
+          begin_receive(r, kLogits, row + parts_.columns[r].first, parts_.columns[r].count * 4);
+    }
+    wait();
+  }
+  step_ = kBetween;
+}
+
+// ---- messages
+
+Channel::Pending StepCommunicator::isend(int peer, const void* data, int64_t bytes) {
+  return parts_.channel->isend(peer, kMessage, data, bytes);
+}
+
+Channel::Pending StepCommunicator::irecv(int peer, void* data, int64_t bytes) {
+  return parts_.channel->irecv(peer, kMessage, data, bytes);
+}
+
+void StepCommunicator::wait(Channel::Pending& message, int step) {
+  step_ = step;
+  parts_.channel->wait(message, call());
+}
+
+void StepCommunicator::send(int peer, const void* data, int64_t bytes, int step) {
+  Channel::Pending message = isend(peer, data, bytes);
+  wait(message, step);
+}
+
+void StepCommunicator::recv(int peer, void* data, int64_t bytes, int step) {
+  Channel::Pending message = irecv(peer, data, bytes);
+  wait(message, step);
+}
+
+}  // namespace ckdist
