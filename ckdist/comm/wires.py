@@ -70,8 +70,7 @@ def open_wire(
             times[name] = slowest
         elif error is not None:
             refused[name] = error
-    times = world.broadcast(times)
-    if len(opened) > 1 and not times:
+    if len(opened) > 1 and not (times := world.broadcast(times)):
         raise CommError(f"nothing joins the hosts: {refused[list(opened)[-1]]}")
     chosen, *others = times or opened
     for name in others:
@@ -131,9 +130,8 @@ def _everywhere(world: World, action: Callable[[], Result]) -> tuple[Result | No
 
 def _open(world: World, name: str, timeout: float, interface: str | None, lanes: int, log: Log | None) -> CData:
     """The transport `name`; ConfigError or CommError where it does not work."""
-    if name == "mpi":
-        if not has_mpi(world):
-            raise ConfigError("no MPI launcher started this process: use mpirun")
+    if name == "mpi" and not has_mpi(world):
+        raise ConfigError("no MPI launcher started this process: use mpirun")
     return open_transport(world, name, interface or os.environ.get(INTERFACE_VARIABLE), lanes, timeout, log)
 
 

@@ -404,8 +404,10 @@ class TestHandshake:
 
         def hostile():
             world = TcpWorld(1, 2, "127.0.0.1", port, b"s" * 16, timeout=10)
+            world.gather(None)
             (address, _) = world.gather(["127.0.0.1", 1])
             data, pulse = (connect(tuple(address), Purpose(b"data", 1, 0, lane), b"s" * 16, 5) for lane in (0, 1))
+            world.gather(["", False])  # its transport is open
             world.broadcast()
             world.gather(None)
             data.sendall(os.urandom(4096))
