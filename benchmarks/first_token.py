@@ -1,6 +1,6 @@
 """Time from the start of a process to its first token, with weights packed before anything runs and while it runs.
 
-`python benchmarks/first_token.py MODEL.gguf` runs `--reorganize off` and `threads` in turn, on one rank and on two,
+`python benchmarks/first_token.py MODEL.gguf` runs `--repack off` and `threads` in turn, on one rank and on two,
 with the model's file in the system's cache and, where this user may drop it, without. It prints medians, less the time
 in which the process got memory from its machine (`prime`): seconds to the first token, the part of it that loading
 everything took, the time until everything was packed, and the longest gap between two tokens while that went on, over
@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 RANK_PROGRAM = "rank"
 
 
-def rank_program(model_path: str, reorganize: str, threads: int, prompt_tokens: int, tokens: int) -> None:
+def rank_program(model_path: str, repack: str, threads: int, prompt_tokens: int, tokens: int) -> None:
     """What one rank does: greedy text of one prompt; rank 0 prints when each token came, and what memory is held in
     the end.
     """
@@ -34,9 +34,7 @@ def rank_program(model_path: str, reorganize: str, threads: int, prompt_tokens: 
 
     world = start_world()
     primed = prime(os.path.getsize(model_path) * 5 // 4 // world.size)
-    model = load_model(
-        EngineConfig(model=model_path, reorganize=reorganize, threads=threads, ctx_size=2048, parallel=1), world
-    )
+    model = load_model(EngineConfig(model=model_path, repack=repack, threads=threads, ctx_size=2048, parallel=1), world)
     loaded = time.monotonic()
     if world.rank == 0:
         sequence, rng = SingleSequence(model.executable), np.random.default_rng(0)
@@ -102,13 +100,13 @@ def cached_bytes(path: str) -> int:
     return int(done.stdout) if done.returncode == 0 else -1
 
 
-def run(path: str, reorganize: str, ranks: int, options) -> dict:
+def run(path: str, repack: str, ranks: int, options) -> dict:
     words = [
         sys.executable,
         __file__,
         RANK_PROGRAM,
         path,
-        reorganize,
+        repack,
         str(max(1, options.threads // ranks)),
         str(options.prompt),
         str(options.tokens),
@@ -159,7 +157,7 @@ def main() -> None:
     options = parser.parse_args()
     size = os.path.getsize(options.model)
     print(
-        "| cache | ranks | reorganize | first token, s | ready to run, s | all packed, s | by steps | gap, ms | longest / median | gaps meanwhile | memory / checkpoint | file in cache |"
+        "| cache | ranks | repack | first token, s | ready to run, s | all packed, s | by steps | gap, ms | longest / median | gaps meanwhile | memory / checkpoint | file in cache |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for cache in options.cache:

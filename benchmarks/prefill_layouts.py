@@ -1,4 +1,4 @@
-"""Prefill with tokens cut beside prefill with tensors cut, on the same ranks: alternating turns, medians, bytes moved,
+"""Token-parallel prefill beside tensor-parallel prefill, on the same ranks: alternating turns, medians, bytes moved,
 and the transition.
 
     mpirun -n 2 python benchmarks/prefill_layouts.py -m MODEL.gguf [-t 1] [-p 512,2048] [-r 5]
@@ -121,7 +121,7 @@ def main() -> None:
     prompts = [int(n) for n in arguments.n_prompt.split(",")]
     world = start_world()
     if world.size == 1:
-        raise SystemExit("one rank has nothing to cut: run under mpirun -n 2 or more")
+        raise SystemExit("one rank has nothing to shard: run under mpirun -n 2 or more")
     model = load_model(
         EngineConfig(
             model=arguments.model, threads=arguments.threads, ctx_size=max([*prompts, PROMPT + DECODED]), parallel=1

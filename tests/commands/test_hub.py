@@ -122,7 +122,7 @@ def test_an_index_that_gives_something_else(store, monkeypatch, wheels, line):
 def test_a_cut_connection(store, monkeypatch):
     with index(monkeypatch, *WHEELS) as server:
         server.cut = 20_000  # pip goes on from there a few times, and gets no further than this each time
-        with pytest.raises(FetchError, match="the connection was cut, .*; try again"):
+        with pytest.raises(FetchError, match="the connection broke, .*; try again"):
             fetch(MODEL, store)
         assert kept(store) == []
         server.cut = None

@@ -5,7 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckdist.cli.arguments import parse_arguments, parser_for
-from ckdist.config import BenchConfig, EngineConfig, GenerateConfig, PerplexityConfig, ServeConfig, byte_size
+from ckdist.config import (
+    BenchConfig,
+    EngineConfig,
+    GenerateConfig,
+    PerplexityConfig,
+    ServeConfig,
+    byte_size,
+    present_names,
+)
 from ckdist.errors import ConfigError
 
 COMMANDS = (ServeConfig, GenerateConfig, PerplexityConfig, BenchConfig)
@@ -29,6 +37,14 @@ def test_llama_server_names():
 def test_defaults_are_those_of_the_fields():
     for config_class in (ServeConfig, GenerateConfig, BenchConfig):
         assert parse(config_class, "") == config_class()
+
+
+def test_a_flag_keeps_its_former_name_for_one_release():
+    assert parse(ServeConfig, "--reorganize off") == parse(ServeConfig, "--repack=off") == ServeConfig(repack="off")
+    assert "reorganize" not in parser_for(ServeConfig, "x").format_help()
+    assert present_names(EngineConfig, {"reorganize": "off", "threads": 1}) == {"repack": "off", "threads": 1}
+    with pytest.raises(ConfigError, match="--repack.*'on'"):
+        parse(ServeConfig, "--reorganize on")
 
 
 def test_lists_repeats_and_values_with_dashes():

@@ -1,4 +1,4 @@
-"""Prefill with tokens cut over ranks: the bits of TENSOR in every situation, the bytes that it moves, and when it is
+"""Prefill with tokens sharded over ranks: the bits of TENSOR in every situation, the bytes that it moves, and when it is
 chosen.
 """
 
@@ -67,7 +67,7 @@ def situations(executable) -> list[np.ndarray]:
 
 
 def both_ways(executable):
-    """Logits with tensors cut and with tokens cut, and how many tokens went either way."""
+    """Logits of tensor-parallel and token-parallel prefill, and how many tokens went either way."""
     executable.prefill_from = sys.maxsize
     expected = situations(executable)
     executable.prefill_from = 0
@@ -111,7 +111,7 @@ def test_bits_are_those_of_tensor(family, ranks, threads, numbers):
 )
 @pytest.mark.parametrize("least", [0, 1 << 20])
 def test_bits_are_those_of_tensor_over_hosts(family, hosts, threads, numbers, least, tmp_path, monkeypatch):
-    """Tokens cut over the ranks of each host, tensors over hosts; `least`: bytes up to which sums go whole to every
+    """Tokens sharded over the ranks of each host, tensors over hosts; `least`: bytes up to which sums go whole to every
     host, through one rank of each.
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -141,7 +141,7 @@ def test_mistakes_are_one_line(tmp_path):
         assert expected in line, line
 
 
-def test_a_wire_that_cannot_be_is_the_users_mistake(tmp_path):
+def test_an_impossible_transport_is_the_users_mistake(tmp_path):
     port, path = free_port(), secret(tmp_path)
     lines = refused(
         *(start(rank, 2, port, *GENERATE, "--transport", "mpi", CKDIST_JOB_SECRET_FILE=path) for rank in range(2))

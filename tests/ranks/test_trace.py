@@ -61,7 +61,7 @@ def test_a_lane_keeps_the_newest_while_another_thread_reads():
     out = ffi.new("struct ckdist_trace **")
     native.check(lib.ckdist_trace_new(1000, out))
     handle, lane = ffi.gc(out[0], lib.ckdist_trace_free), ffi.new("struct ckdist_trace_lane **")
-    native.check(lib.ckdist_trace_add_lane(handle, b"mover", lane))
+    native.check(lib.ckdist_trace_add_lane(handle, b"copy engine", lane))
     total = 60000
 
     def copies():

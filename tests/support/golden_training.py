@@ -20,7 +20,7 @@ def batches() -> list[PackedBatch]:
         return [PackedBatch(*rows) for rows in zip(stored["token_ids"], stored["targets"], stored["starts"])]
 
 
-def cut(batch: PackedBatch, ranks: int) -> list[PackedBatch]:
+def split(batch: PackedBatch, ranks: int) -> list[PackedBatch]:
     """Every rank's sequences of a batch, dealt in turn: uneven in sequences, tokens and targets."""
     sequences = list(zip(batch.starts[:-1], batch.starts[1:]))
     own = [sequences[rank::ranks] for rank in range(ranks)]

@@ -147,7 +147,7 @@ class Hosts(contextlib.AbstractContextManager):
         return found
 
     def carried(self) -> int:
-        """Bytes that crossed the wire so far, both ways."""
+        """Bytes that crossed the link so far, both ways."""
         link = json.loads(run("ip", "-n", self.namespaces[0], "-s", "-j", "link", "show", self.links[0]))[0]
         return link["stats64"]["rx"]["bytes"] + link["stats64"]["tx"]["bytes"]
 

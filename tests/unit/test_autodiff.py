@@ -14,7 +14,7 @@ from ckdist.program.program import Weight
 from ckdist.program.tracer import trace, trace_loss
 from ckdist.train.batch import PackedBatch
 from tests.support import golden_training
-from tests.support.golden_training import AdamW, cut, gradient_errors
+from tests.support.golden_training import AdamW, gradient_errors, split
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 from tests.support.specs import FAMILIES, spec
 
@@ -87,7 +87,7 @@ def test_the_cut_of_a_batch_does_not_matter(family, ranks):
     s, weights = tiny(family)
     batch = random_batch((5, 1, 7, 4, 2))
     expected, (alone,) = step(s, weights, [batch])
-    total, gradients = step(s, weights, cut(batch, ranks))
+    total, gradients = step(s, weights, split(batch, ranks))
     assert total == pytest.approx(expected, rel=1e-6)
     for own in gradients:
         assert_same(own, alone)
@@ -99,7 +99,7 @@ def test_the_loss_curve_is_the_same_over_ranks(ranks):
     batches, optimizer, losses = golden_training.batches(), AdamW(weights), []
     for number in range(len(golden["losses"])):
         batch = batches[number % len(batches)]
-        total, gradients = step(s, weights, cut(batch, ranks))
+        total, gradients = step(s, weights, split(batch, ranks))
         targets = np.count_nonzero(batch.targets >= 0)
         losses.append(total / targets)
         optimizer.step({name: gradient / np.float32(targets) for name, gradient in gradients[0].items()})
@@ -111,7 +111,7 @@ def test_packed_sequences_equal_separate_ones(family):
     s, weights = tiny(family)
     batch = random_batch()
     total, (packed,) = step(s, weights, [batch])
-    separate = [step(s, weights, [part]) for part in cut(batch, len(batch.starts) - 1)]
+    separate = [step(s, weights, [part]) for part in split(batch, len(batch.starts) - 1)]
     assert total == pytest.approx(sum(part for part, _ in separate), rel=1e-6)
     assert_same(packed, {name: sum(gradients[0][name] for _, gradients in separate) for name in packed})
 
@@ -119,7 +119,7 @@ def test_packed_sequences_equal_separate_ones(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_blocks_that_run_again_give_the_same_bits(family):
     s, weights = tiny(family)
-    batches = cut(random_batch(), 2)
+    batches = split(random_batch(), 2)
     expected, kept = step(s, weights, batches)
     total, again = step(s, weights, batches, recompute=True)
     assert total == expected
@@ -150,7 +150,7 @@ def test_recompute_keeps_boundaries_alone():
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_tensors_cut(family, ranks):
-    """Heads and ffn cut: each rank has its part of the gradients, and what is whole is whole."""
+    """Heads and ffn sharded: each rank has its part of the gradients, and what is whole is whole."""
     s, weights = tiny(family)
     batch, mesh = random_batch(), Mesh({"tp": ranks})
     expected, (alone,) = step(s, weights, [batch])
@@ -172,7 +172,7 @@ def test_tokens_and_tensors_cut_at_once():
     both = Layout("BOTH", {**DATA.cuts, **HEADS_AND_FFN.cuts})
     batch, mesh = random_batch(), Mesh({"dp": 2, "tp": 3})
     expected, (alone,) = step(s, weights, [batch])
-    halves = cut(batch, 2)
+    halves = split(batch, 2)
     total, parts = step(s, weights, [halves[rank // 3] for rank in range(6)], both, mesh)
     assert total == pytest.approx(expected, rel=1e-5)
     joined = np.concatenate([own["model.layers.1.mlp.up_proj.weight"] for own in parts[3:]])
@@ -182,7 +182,7 @@ def test_tokens_and_tensors_cut_at_once():
 
 
 def test_gathered_values_have_gradients():
-    """A cut result gathered before it is used again: each rank takes back its part."""
+    """A sharded result gathered before it is used again: each rank takes back its part."""
 
     def gathers(g, ids, targets, s):
         x = g.reduce(g.embed(ids, g.weight("table", "vocab", "hidden")))

@@ -1,4 +1,4 @@
-"""The one rule that cuts dimensions, and the placement rules that refuse a forward without its collectives."""
+"""The one rule that shards dimensions, and the placement rules that refuse a forward without its collectives."""
 
 import pytest
 from hypothesis import given

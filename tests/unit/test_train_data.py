@@ -119,7 +119,7 @@ def pairs(batches) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("chats", [0, 20, 50])
 @pytest.mark.parametrize("ranks, per_device, accumulation", [(1, 3, 1), (2, 2, 2), (3, 1, 2), (5, 1, 4)])
-def test_an_epoch_is_every_pair_once_whoever_reads_it(ranks, per_device, accumulation, chats):
+def test_an_epoch_is_every_pair_once_on_any_number_of_ranks(ranks, per_device, accumulation, chats):
     lengths = np.random.default_rng(0).integers(1, 60, 50)
     cache = made_up(lengths, chats)
     documents = list(zip(cache.starts[:-1], cache.starts[1:]))

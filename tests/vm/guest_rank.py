@@ -167,7 +167,7 @@ def expect_loss(t, peer, limit, *words):
 
 
 def port_down(t, rank, peer, exchange):
-    """The wire is taken down while both wait; both end within the timeout."""
+    """The link is taken down while both wait; both end within the timeout."""
     exchange(b"")
     if rank == 0:
         time.sleep(0.3)

@@ -59,7 +59,7 @@ def build(world, family: str, transport: str, threads: int, chunk: int, blocks: 
     """The spec, mesh, program and weights of a random model, its executable on this rank, and what must stay alive with
     that.
 
-    Ranks that share memory have a second phase, in which tokens are cut.
+    Ranks that share memory have a second phase, in which tokens are sharded.
     """
     s = spec(**FAMILIES[family], **numbers)
     prefill, layout, mesh = layouts_for(EngineConfig(transport=transport), world)

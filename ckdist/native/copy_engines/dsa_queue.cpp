@@ -1,4 +1,4 @@
-#include "movers/dsa_queue.h"
+#include "copy_engines/dsa_queue.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -17,7 +17,7 @@
 #include <thread>
 
 #include "core/number_file.h"
-#include "movers/intrinsics.h"
+#include "copy_engines/intrinsics.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
