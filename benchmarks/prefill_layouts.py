@@ -54,7 +54,7 @@ def compare(model, prompts: list[int], rounds: int) -> None:
             for name in list(LAYOUTS)[:: 1 if turn % 2 else -1]:
                 executable.prefill_from = LAYOUTS[name]
                 taken[name].append(prefill(executable, ids)[0])
-        ratios = [tensor / token for token, tensor in zip(taken["TOKEN"][1:], taken["TENSOR"][1:])]
+        ratios = [tensor / token for token, tensor in zip(taken["TOKEN"][1:], taken["TENSOR"][1:], strict=True)]
         token, tensor = (count / statistics.median(taken[name][1:]) for name in ("TOKEN", "TENSOR"))
         spread = f"{min(ratios):.3f} to {max(ratios):.3f}, {rounds} rounds"
         print(

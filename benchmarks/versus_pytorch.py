@@ -307,7 +307,7 @@ def arithmetic_rate(dtype: str, threads: int, level: str) -> float:
 
 
 def ratio(first: Side, side: Side) -> str:
-    of = lambda key: statistics.median(b[key] / a[key] for a, b in zip(first.rows, side.rows))
+    of = lambda key: statistics.median(b[key] / a[key] for a, b in zip(first.rows, side.rows, strict=True))
     alone = all(len(s.processes) * s.threads == 1 for s in (first, side))
     seconds = f"{of('seconds'):.2f}" + (f" ({of('cpu'):.2f} in CPU seconds)" if alone else "")
     return f"{first.text} / {side.text}: {seconds}, memory {first.rows[-1]['mib'] / side.rows[-1]['mib']:.2f}"
@@ -318,7 +318,7 @@ def compare(options, level: str, secret: str) -> None:
     sides, rates = [], []
     try:
         for text in options.sides.split(","):
-            sides.append(Side(text, options, level, secret))
+            sides.append(Side(text, options, level, secret))  # noqa: PERF401 - those made so far are ended below
         for number in range(WARM_UP + options.rounds):
             rates.append(arithmetic_rate(options.dtype, max(len(s.processes) * s.threads for s in sides), level))
             for side in sides:
@@ -366,11 +366,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.work:
         name, _, sizes = options.work.partition(":")
-        return work(name.partition("@")[0], *map(int, sizes.split("x")), options.model, options.dtype)
+        work(name.partition("@")[0], *map(int, sizes.split("x")), options.model, options.dtype)
+        return
     levels = options.levels.split(",")
     if any(level and level not in LEVELS for level in levels):
         raise SystemExit(f"--levels takes {', '.join(LEVELS)}; not {options.levels!r}")
-    secret = tempfile.NamedTemporaryFile()  # of this run's ranks
+    secret = tempfile.NamedTemporaryFile()  # noqa: SIM115 - of this run's ranks
     secret.write(os.urandom(32))
     secret.flush()
     for level in levels:

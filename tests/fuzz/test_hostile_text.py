@@ -199,7 +199,7 @@ def test_nothing_long_runs_on_the_event_loop(tmp_path):
             longest.append(time.thread_time() - begun)
 
     async def scenario():
-        endpoint, url = f"ipc://{tmp_path}/engine", "http://127.0.0.1:%d" % listener.getsockname()[1]
+        endpoint, url = f"ipc://{tmp_path}/engine", f"http://127.0.0.1:{listener.getsockname()[1]}"
         folder = write_tokenizer(tmp_path)
         settings = HttpSettings(
             endpoint=endpoint, model=str(folder), model_name="bytes", listener=-1, parent=os.getppid(), max_body=9 << 20
@@ -211,7 +211,7 @@ def test_nothing_long_runs_on_the_event_loop(tmp_path):
         )
         results = {}
         async for line in client.stdout:
-            name, status, seconds, size, begin = json.loads(line)
+            name, status, _seconds, size, begin = json.loads(line)
             results.setdefault(name, []).append((status, begin, size, max(longest, default=0)))
             longest.clear()
         watching.cancel()
@@ -222,7 +222,7 @@ def test_nothing_long_runs_on_the_event_loop(tmp_path):
     results, code = asyncio.run(scenario())
     assert code == 0 and results.pop("ready")
     assert {name: {status for status, *_ in answers} for name, answers in results.items()} == {
-        **dict.fromkeys(results, {200}), "token ids": {400}, "text": {400}, "six texts": {400},
+        **{name: {200} for name in results}, "token ids": {400}, "text": {400}, "six texts": {400},
     }  # fmt: skip
     for name, answers in results.items():
         if name in ("token ids", "text", "six texts"):

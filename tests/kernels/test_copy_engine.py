@@ -68,15 +68,15 @@ class TestStreams:
     @pytest.mark.parametrize("vector_bytes", (16, 32, 64))
     def test_odd_sizes_at_odd_places(self, engines, vector_bytes):
         data = random_bytes(4096, vector_bytes)
-        for bytes in (0, 1, 15, 63, 64, 65, 127, 128, 129, 1000, 3001):
+        for size in (0, 1, 15, 63, 64, 65, 127, 128, 129, 1000, 3001):
             for to in (0, 1, 31, 63):
                 for start in (0, 7, 64):
                     out = np.full(4096 + 128, 0xEE, np.uint8)
                     base = -out.ctypes.data % LINE + to
-                    if not engines.stream_copy(vector_bytes, at(out, base), at(data, start), ctypes.c_int64(bytes)):
+                    if not engines.stream_copy(vector_bytes, at(out, base), at(data, start), ctypes.c_int64(size)):
                         pytest.skip("not on this CPU")
                     expected = np.full_like(out, 0xEE)
-                    expected[base : base + bytes] = data[start : start + bytes]
+                    expected[base : base + size] = data[start : start + size]
                     np.testing.assert_array_equal(out, expected)
 
     def test_widest(self, engines):

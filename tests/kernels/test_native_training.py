@@ -36,7 +36,7 @@ def reference(spec, weights, batch):
     program = trace_loss(loss_of, spec, DATA, mesh)
     gradients = backward(program, program.outputs[0], program.weights)
     loss, *values = Interpreter(gradients, spec, mesh, weights.__getitem__, np.float64).run_packed([batch])[0]
-    return loss, dict(zip((w.name for w in program.weights), values))
+    return loss, dict(zip((w.name for w in program.weights), values, strict=True))
 
 
 def errors(gradients, expected) -> dict[str, float]:

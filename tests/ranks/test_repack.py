@@ -177,7 +177,7 @@ def test_memory_that_is_promised_is_taken(tmp_path):
         loader.add_matrix(WEIGHT, [(0, rows)])
         loaders.append(loader)
     loaders[0].open()
-    with pytest.raises(CapacityError, match="the weights need .* GB of memory, and .* GB are available"):
+    with pytest.raises(CapacityError, match=r"the weights need .* GB of memory, and .* GB are available"):
         loaders[1].open()
     del loaders[0]
     gc.collect()  # handles and loaders know each other

@@ -87,7 +87,7 @@ def both_ways(executable):
 )
 def test_bits_are_those_of_tensor(family, ranks, threads, numbers):
     def rank(world):
-        *_, executable, keep = build(world, family, "auto", threads, 16, 12, "i16", **numbers)
+        *_, executable, _keep = build(world, family, "auto", threads, 16, 12, "i16", **numbers)
 
         result = driven(world, executable, both_ways)
         executable.close()
@@ -118,7 +118,7 @@ def test_bits_are_those_of_tensor_over_hosts(family, hosts, threads, numbers, le
     save_thresholds(Thresholds(least, least, least))
 
     def rank(world):
-        *_, executable, keep = build(world, family, "tcp", threads, 16, 12, "i16", **numbers)
+        *_, executable, _keep = build(world, family, "tcp", threads, 16, 12, "i16", **numbers)
         assert executable.phases == 2
 
         result = driven(world, executable, both_ways)
@@ -140,7 +140,7 @@ def test_bytes_moved_are_those_of_the_formula(ranks, tokens):
     """
 
     def rank(world):
-        spec, *_, executable, keep = build(world, "llama", "auto", 2, 16, 4, "f32", kv_heads=6)
+        spec, *_, executable, _keep = build(world, "llama", "auto", 2, 16, 4, "f32", kv_heads=6)
         counts = []
         for prefill_from in (0, sys.maxsize):
             executable.prefill_from = prefill_from
@@ -165,7 +165,7 @@ def texts(engine) -> tuple[list[list[int]], dict]:
     """
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 180, n).tolist() for n in (50, 1, 2, 37)]
-    prompts += [prompts[0][:40] + [9, 8, 7], prompts[0]]
+    prompts += [[*prompts[0][:40], 9, 8, 7], prompts[0]]
     found = {}
     for ids in ((0, 1, 2), (3, 4), (5,)):
         for i in ids:

@@ -31,7 +31,7 @@ def step(s, weights, batches, layout=DATA, mesh=None, wrt=None, **more):
     trained = [w for w in program.weights if wrt is None or w.name in wrt]
     both = Interpreter(backward(program, program.outputs[0], trained, **more), s, mesh, weights.get).run_packed(batches)
     assert len({float(total) for total, *_ in both}) == 1  # the loss is whole on every rank
-    return both[0][0], [dict(zip((w.name for w in trained), gradients)) for _, *gradients in both]
+    return both[0][0], [dict(zip((w.name for w in trained), gradients, strict=True)) for _, *gradients in both]
 
 
 def random_batch(lengths=(5, 1, 7), vocab=30, seed=2):
@@ -71,12 +71,12 @@ def test_gradients_and_steps_agree_with_pytorch(family):
             for dtype, tolerance in ((np.float64, 3e-6), (np.float32, 1e-5)):
                 ((total, *gradients),) = Interpreter(program, s, ALONE, weights.get, dtype).run_packed([batch])
                 assert total == pytest.approx(golden["loss"], rel=tolerance)
-                errors = gradient_errors(golden, dict(zip(names, gradients)))
+                errors = gradient_errors(golden, dict(zip(names, gradients, strict=True)))
                 assert max(errors.values()) < tolerance, errors
         ((total, *gradients),) = Interpreter(program, s, ALONE, weights.get).run_packed([batch])
         targets = np.count_nonzero(batch.targets >= 0)
         losses.append(total / targets)
-        optimizer.step({name: gradient / np.float32(targets) for name, gradient in zip(names, gradients)})
+        optimizer.step({name: gradient / np.float32(targets) for name, gradient in zip(names, gradients, strict=True)})
     np.testing.assert_allclose(losses, golden["losses"], rtol=1e-5)
 
 
@@ -204,7 +204,7 @@ def test_gathered_values_have_gradients():
         results.append(Interpreter(program, s, mesh, weights.get).run_packed([batch] * ranks))
     (whole,), cut_up = results
     joined = [cut_up[0][1], np.concatenate([own[2] for own in cut_up]), cut_up[0][3]]
-    assert_same(dict(zip("tuh", joined)), dict(zip("tuh", whole[1:])))
+    assert_same(dict(zip("tuh", joined, strict=True)), dict(zip("tuh", whole[1:], strict=True)))
 
 
 def test_only_what_the_trained_weights_need_is_computed():
@@ -228,17 +228,17 @@ def test_only_what_the_trained_weights_need_is_computed():
 def test_errors_name_the_op():
     s = spec(**TINY)
     program = trace(forward, s, SINGLE, Mesh({"tp": 1}))
-    with pytest.raises(LayoutError, match="backward needs a loss that is one whole number, but it is %logits.0"):
+    with pytest.raises(LayoutError, match=r"backward needs a loss that is one whole number, but it is %logits.0"):
         backward(program, program.outputs[0], program.weights)
     program = trace_loss(loss, s, DATA, ALONE)
     other = Weight("model.layers.9.up", (Dim("hidden", 64),))
-    with pytest.raises(LayoutError, match="does not depend on @model.layers.9.up"):
+    with pytest.raises(LayoutError, match=r"does not depend on @model.layers.9.up"):
         backward(program, program.outputs[0], [other])
     with pytest.raises(LayoutError, match="cross_entropy needs all of vocab and hidden"):
         trace_loss(loss, s, Layout("VOCAB", {"vocab": "tp"}), Mesh({"tp": 2}))
     shared = spec(heads=6, kv_heads=2, head_dim=4)
     program = trace_loss(loss, shared, HEADS_AND_FFN, Mesh({"tp": 3}))
-    with pytest.raises(LayoutError, match="attend_grad: 2 kv_heads cut over tp are shared.*at most 2 ranks"):
+    with pytest.raises(LayoutError, match=r"attend_grad: 2 kv_heads cut over tp are shared.*at most 2 ranks"):
         backward(program, program.outputs[0], program.weights)
 
 

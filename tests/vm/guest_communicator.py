@@ -1,4 +1,4 @@
-"""Guest program: communicators over verbs, their ranks on rxe0 and rxe1 in turn. `guest_communicator.py CASE...`"""
+"""Guest program: communicators over verbs, their ranks on rxe0 and rxe1 in turn: `guest_communicator.py CASE...`."""
 
 import os
 import pathlib

@@ -128,7 +128,7 @@ class Peer:
             self.poll()
 
     def data(self, offset, count):
-        return dict(num_sge=1, sg=[SGE(self.memory.buf + offset, count, self.memory.lkey)])
+        return {"num_sge": 1, "sg": [SGE(self.memory.buf + offset, count, self.memory.lkey)]}
 
     def send(self, kind, tag=0, id=0, answer=0, key=0, address=0, size=0, behind=b"", lie=0):
         while self.credits < 2:

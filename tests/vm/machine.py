@@ -99,9 +99,8 @@ class Machine:
             "-append",
             f"console=ttyS0 quiet panic=-1 mitigations=off rdinit=/init guest.modules={PARTS}/kernel/lib/modules",
         ]
-        self.process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=open(self.share / "qemu", "wb")
-        )
+        with open(self.share / "qemu", "wb") as said:
+            self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said)
         self._await("up", BOOT_SECONDS)
 
     def run(

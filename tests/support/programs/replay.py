@@ -76,7 +76,7 @@ def build(world, family: str, transport: str, threads: int, chunk: int, blocks: 
 
 def check(world, family: str, transport: str, threads: int, chunk: int) -> float:
     """Largest difference of logits over a prompt and what follows it from the cache."""
-    s, mesh, program, weights, executable, keep = build(world, family, transport, threads, chunk, 8, "f32")
+    s, mesh, program, weights, executable, _keep = build(world, family, transport, threads, chunk, 8, "f32")
     worst = 0.0
     if world.rank == 0:
         expected, sequence = Interpreter(program, s, mesh, weights.get), SingleSequence(executable)
