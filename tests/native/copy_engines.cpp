@@ -1,8 +1,8 @@
 // What a test needs of the copy engines, compiled beside them, from Python.
 #include <cstdio>
 
-#include "core/error.h"
 #include "copy_engines/dsa_queue.h"
+#include "core/error.h"
 #include "software_dsa.h"
 
 using namespace ckdist;
@@ -34,8 +34,8 @@ int stream_copy(int vector_bytes, uint8_t* to, const uint8_t* from, int64_t byte
 }
 int widest_stream_bytes(void) { return widest_stream().vector_bytes; }
 
-// An engine over a device in software; its limits are those of the device, but for `believed_transfer` where that is not
-// 0.
+// An engine over a device in software; its limits are those of the device, but for `believed_transfer` where that is
+// not 0.
 Bench* bench_open(int64_t max_transfer, int64_t max_batch, int64_t credits, int block_on_fault,
                   int64_t believed_transfer, int64_t copy_ns) {
   Bench* bench = new Bench();
@@ -45,7 +45,8 @@ Bench* bench_open(int64_t max_transfer, int64_t max_batch, int64_t credits, int 
   bench->device.block_on_fault = block_on_fault != 0;
   const DsaQueueLimits limits{"wq0.1", believed_transfer ? believed_transfer : max_transfer, max_batch, credits,
                               block_on_fault != 0};
-  bench->engine = std::make_unique<DsaEngine>(std::make_unique<SoftwarePortal>(&bench->device), limits, copy_ns, copy_ns);
+  bench->engine =
+      std::make_unique<DsaEngine>(std::make_unique<SoftwarePortal>(&bench->device), limits, copy_ns, copy_ns);
   return bench;
 }
 void bench_close_engine(Bench* bench) { bench->engine.reset(); }

@@ -4,8 +4,8 @@
 
 #include <cstdio>
 
-#include "core/error.h"
 #include "copy_engines/copy_engine.h"
+#include "core/error.h"
 
 using namespace ckdist;
 

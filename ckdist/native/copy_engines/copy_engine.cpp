@@ -3,10 +3,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "core/error.h"
-#include "core/numa.h"
 #include "copy_engines/dsa_queue.h"
 #include "copy_engines/stream_engine.h"
+#include "core/error.h"
+#include "core/numa.h"
 
 namespace ckdist {
 namespace {

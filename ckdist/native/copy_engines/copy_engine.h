@@ -1,5 +1,5 @@
-// Copies packed weights into their place: a CopyEngine begins them and, where the machine has a device for it, leaves them
-// to it.
+// Copies packed weights into their place: a CopyEngine begins them and, where the machine has a device for it, leaves
+// them to it.
 //
 // Two kinds: streaming stores of the calling thread (stream_engine.h) and a work queue of an Intel Data Streaming
 // Accelerator (dsa_engine.h). An engine belongs to one thread; a machine's threads have one each.

@@ -8,8 +8,8 @@
 #include <memory>
 #include <string>
 
-#include "copy_engines/dsa_format.h"
 #include "copy_engines/copy_engine.h"
+#include "copy_engines/dsa_format.h"
 #include "copy_engines/stream_engine.h"
 
 namespace ckdist {
@@ -45,7 +45,7 @@ class DsaEngine final : public CopyEngine {
   static constexpr int64_t kCopyNs = 2'000'000'000, kCloseNs = 5'000'000'000;
 
   DsaEngine(std::unique_ptr<DsaPortal> portal, const DsaQueueLimits& limits, int64_t copy_ns = kCopyNs,
-           int64_t close_ns = kCloseNs);
+            int64_t close_ns = kCloseNs);
   ~DsaEngine() override;
 
   const char* name() const override { return name_.c_str(); }

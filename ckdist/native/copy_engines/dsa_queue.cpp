@@ -16,8 +16,8 @@
 #include <mutex>
 #include <thread>
 
-#include "core/number_file.h"
 #include "copy_engines/intrinsics.h"
+#include "core/number_file.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "core/error.h"
 #include "copy_engines/stream_engine.h"
+#include "core/error.h"
 
 namespace ckdist {
 
