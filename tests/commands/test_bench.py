@@ -31,6 +31,7 @@ def bench(monkeypatch, capfd):
     return run
 
 
+@pytest.mark.alone
 def test_machine(bench):
     rows = json.loads(bench("machine", "-t", 2, "-o", "json"))
     assert [row["isa"] for row in rows] == [

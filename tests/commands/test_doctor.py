@@ -212,6 +212,7 @@ class TestTrying:
 
 
 class TestCommand:
+    @pytest.mark.alone
     def test_json_within_ten_seconds_on_a_busy_machine(self):
         busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * (os.cpu_count() or 1))]
         try:

@@ -121,6 +121,7 @@ def chat(text, **fields):
     return {"messages": [{"role": "user", "content": text}], **fields}
 
 
+@pytest.mark.alone
 def test_a_template_that_explodes_is_a_400_in_a_second(served):
     engine, http = served
 
@@ -145,6 +146,7 @@ def test_a_template_that_explodes_is_a_400_in_a_second(served):
 @pytest.mark.parametrize(
     "template", ["{{ " + "~".join(["'a'"] * 60_000) + " }}", "{{ ([[1]] * 4000000) | sum(start=[]) | length }}"]
 )
+@pytest.mark.alone
 def test_a_template_that_never_ends_leaves_completions_working(template):
     with serving(template=template) as (_, http):
         begun = time.monotonic()
@@ -153,6 +155,7 @@ def test_a_template_that_never_ends_leaves_completions_working(template):
         assert httpx.post(f"{http.url}/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
 
 
+@pytest.mark.alone
 def test_long_prompts_take_turns_and_end_with_their_clients(served):
     """Six at once, which no rule of size refuses: others wait under a second, and the HTTP process stays small."""
     engine, http = served
@@ -186,6 +189,7 @@ def test_long_prompts_take_turns_and_end_with_their_clients(served):
     assert max(waits.values()) < PATIENCE and most < 1 << 30, (waits, most)
 
 
+@pytest.mark.alone
 def test_nothing_long_runs_on_the_event_loop(tmp_path):
     """The CPU time between two turns of the loop, while clients send what takes seconds; wall time would measure the
     machine's other work.

@@ -88,6 +88,7 @@ def test_64_mib_of_every_type(hosts, tmp_path):
 
 
 @pytest.mark.parametrize("transport", ["tcp", "mpi"])
+@pytest.mark.alone
 def test_slow_link(hosts, tmp_path, transport):
     """100 Mbit/s: near what the link gives, and nobody takes a message that is on its way for a lost rank."""
     for namespace, link in zip(hosts.namespaces, hosts.links, strict=True):

@@ -176,6 +176,7 @@ def test_server_answers_and_drains(hosts, launcher, tmp_path):
     assert hosts.wait_empty(1) == []
 
 
+@pytest.mark.alone
 def test_the_faster_transport_is_chosen(hosts):
     """MPI's TCP is told to use little buffers, which the larger exchange notices; the line says what was measured."""
     code, output = hosts.run(
