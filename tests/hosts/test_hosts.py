@@ -63,7 +63,7 @@ class Output:
             thread.join(5)
         return codes
 
-    def wait_for(self, pattern: str, count: int = 1, seconds: float = 20) -> str:
+    def wait_for(self, pattern: str, count: int = 1, seconds: float = 60) -> str:
         """The first match of `pattern`, once it has come `count` times."""
         end = time.monotonic() + seconds
         while len(found := re.findall(pattern, self.text())) < count:

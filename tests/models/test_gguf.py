@@ -190,9 +190,9 @@ def test_large_vocabulary_is_read_fast(tmp_path):
     path.write_bytes(file_of([tokens, merges, scores]))
     seconds = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         model = read_gguf(path)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
     assert model.metadata["tokens"][-1] == "token149999é" and model.metadata["merges"][279_999] == "ab279999 cd279999"
     assert model.metadata["scores"].shape == (150_000,)
     assert min(seconds) < 0.6, seconds  # 0.15 s on an idle core

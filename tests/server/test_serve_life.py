@@ -250,6 +250,7 @@ def test_the_port_is_free_once_the_process_ends():
         listen("127.0.0.1", port).close()
 
 
+@pytest.mark.alone
 def test_silent_clients_are_let_go(tmp_path):
     """Those that never say a word, and those that never end a head; not one that asks now and then."""
     write_tokenizer(tmp_path)
