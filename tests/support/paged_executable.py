@@ -44,7 +44,7 @@ class PagedExecutable:
         for tokens, first, blocks in batch.runs.tolist():  # all keys are written before any is read, as layers do
             prefix = self.cache[batch.block_tables[block : block + blocks]].reshape(-1)
             for output in batch.output_tokens[(batch.output_tokens >= begin) & (batch.output_tokens < begin + tokens)]:
-                rows.append(prefix_logits(prefix[: first + int(output) - begin + 1], self.vocab_size))
+                rows.append(prefix_logits(prefix[: first + int(output) - begin + 1], self.vocab_size))  # noqa: PERF401
             begin, block = begin + tokens, block + blocks
         self.batches.append(batch.runs[:, :2].tolist())
         self.outputs.append(len(rows))
@@ -73,7 +73,7 @@ class PlainSampler:
     def sample(self, logits, rows):
         assert len(logits) == len(rows)
         samples = []
-        for values, row in zip(logits, rows):
+        for values, row in zip(logits, rows, strict=True):
             assert row.position == len(row.prompt_tokens) + len(row.output_tokens)
             noise = np.random.default_rng((row.seed, row.position)).gumbel(size=len(values)) * row.params.temperature
             token = int(np.argmax(values + noise))

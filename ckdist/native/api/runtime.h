@@ -8,9 +8,10 @@
 extern "C" {
 #endif
 
-/* Lowered programs: steps over values, as the lowering in Python makes them. Where tokens are cut, every rank of a host
-   has its own share [ceil(tokens * rank / size), ceil(tokens * (rank + 1) / size)) of a batch's tokens, counted among
-   the host's ranks, and `count` says how many ranks' shards, which stand one after another, a matrix is made of. */
+/* Lowered programs: steps over values, as the lowering in Python makes them. Where tokens are sharded, every rank of a
+   host has its own share [ceil(tokens * rank / size), ceil(tokens * (rank + 1) / size)) of a batch's tokens, counted
+   among the host's ranks, and `count` says how many ranks' shards, which stand one after another, a matrix is made of.
+ */
 
 enum {
   ckdist_step_embed =
@@ -26,8 +27,9 @@ enum {
                          layer, i[1]: rope table, i[2]: window; vector[0], vector[1]: q and k norms; x: where rotated
                          queries go unless they stay; f[0]: eps, f[1]: scale, f[2]: soft cap */
   ckdist_step_share = 4, /* out[0] (slot), row i = r of `prepare` of the i-th output's token, by the rank that has it */
-  ckdist_step_low_rank = 5 /* out[m] += matrix[m] times in[0] (activations), of which those with a matrix read one
-                         stretch of columns after the other; i[0], i[1]: as in linear; only where tokens are not cut */
+  ckdist_step_low_rank =
+      5 /* out[m] += matrix[m] times in[0] (activations), of which those with a matrix read one
+      stretch of columns after the other; i[0], i[1]: as in linear; only where tokens are not sharded */
 };
 enum {
   ckdist_in_arena = 0,

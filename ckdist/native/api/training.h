@@ -82,7 +82,7 @@ struct ckdist_training_batch {
 };
 
 struct ckdist_training;
-/* communicator: of the ranks that cut the batch, or null. cpus: one per thread, or null. What the program names must
+/* communicator: of the ranks that share the batch, or null. cpus: one per thread, or null. What the program names must
  * outlive it. */
 CKDIST_EXPORT int ckdist_training_new(const struct ckdist_training_program* program,
                                       struct ckdist_communicator* communicator, int32_t threads, const int32_t* cpus,

@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "copy_engines/stream_engine.h"
 #include "core/error.h"
-#include "movers/stream_mover.h"
 
 namespace ckdist {
 
@@ -80,7 +80,7 @@ Executable::Executable(const ckdist_program& program, Communicator& communicator
     Worker& w = workers_[t];
     uint8_t* p = at;
     w.tiles = p, p += slice;
-    if (slice) w.mover = std::make_unique<StreamMover>();
+    if (slice) w.mover = std::make_unique<StreamEngine>();
     w.scratch = p, p += scratch;
     w.row = reinterpret_cast<float*>(p), p += row;
     w.product = reinterpret_cast<float*>(p), p += product;

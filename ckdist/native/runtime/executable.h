@@ -78,7 +78,7 @@ class Executable {
     float* sums;                   // (kLowTokens, kLowTiles * kTileRows): what a low rank adds
     uint8_t* activations[3];       // kReplicatedRows rows per format
     uint8_t* tiles;                // of a slice that was not packed yet
-    std::unique_ptr<Mover> mover;  // of those that are kept; null where all are packed
+    std::unique_ptr<CopyEngine> mover;  // of those that are kept; null where all are packed
     Ahead ahead;
     int64_t moved = 0;          // bytes read of other ranks' memory in this batch
     TraceLane* lane = nullptr;  // where it is traced
