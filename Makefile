@@ -36,7 +36,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module: install it (Debian and Ubuntu: apt-get install python3-venv)"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(INSTALL) --editable '.[build,mpi,test]'
+	$(INSTALL) --editable '.[build,mpi,test,train]'
 	@touch $@
 
 native: $(LIBRARY)

@@ -8,9 +8,9 @@
 #include "bindings/loader_handle.h"
 #include "bindings/trace_handle.h"
 
+using ckdist::CopyEngineChoice;
 using ckdist::Loader;
 using ckdist::Matrix;
-using ckdist::CopyEngineChoice;
 using ckdist::Reorganizer;
 using ckdist::RowRange;
 using ckdist::StoredMatrix;
@@ -116,8 +116,8 @@ int ckdist_loader_add_peer_matrix(ckdist_loader* loader, int peer, const ckdist_
 
 int ckdist_loader_fill(ckdist_loader* loader, const ckdist_filling* filling) {
   return ckdist::guard([&] {
-    loader->loader.fill({filling->threads, filling->background != 0, static_cast<CopyEngineChoice>(filling->copy_engine),
-                         filling->until, filling->trace});
+    loader->loader.fill({filling->threads, filling->background != 0,
+                         static_cast<CopyEngineChoice>(filling->copy_engine), filling->until, filling->trace});
   });
 }
 

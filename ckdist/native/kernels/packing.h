@@ -1,5 +1,5 @@
-// Float values on their way into a matrix product: packed as the matrix, or prepared as the activations, transposed where
-// needed.
+// Float values on their way into a matrix product: packed as the matrix, or prepared as the activations, transposed
+// where needed.
 //
 // The layouts are those of kernels/linear.h for Type::f32 with activations in float32 and Type::bf16 with activations
 // in bfloat16; of bfloat16 without its dot product (kernels/product.h), tiles of floats that were rounded to bfloat16.

@@ -71,13 +71,13 @@ class Executable {
     const uint8_t *at, *end;
   };  // of the product whose weights are being fetched, what is still to come
 
-  struct alignas(64) Worker {      // one thread's private memory
-    uint8_t* scratch;              // attention
-    float* row;                    // one residual row, or a rotated key
-    float* product;                // (kAddedTokens, kAddedTiles * kTileRows)
-    float* sums;                   // (kLowTokens, kLowTiles * kTileRows): what a low rank adds
-    uint8_t* activations[3];       // kReplicatedRows rows per format
-    uint8_t* tiles;                // of a slice that was not packed yet
+  struct alignas(64) Worker {           // one thread's private memory
+    uint8_t* scratch;                   // attention
+    float* row;                         // one residual row, or a rotated key
+    float* product;                     // (kAddedTokens, kAddedTiles * kTileRows)
+    float* sums;                        // (kLowTokens, kLowTiles * kTileRows): what a low rank adds
+    uint8_t* activations[3];            // kReplicatedRows rows per format
+    uint8_t* tiles;                     // of a slice that was not packed yet
     std::unique_ptr<CopyEngine> mover;  // of those that are kept; null where all are packed
     Ahead ahead;
     int64_t moved = 0;          // bytes read of other ranks' memory in this batch

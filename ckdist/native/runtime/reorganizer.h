@@ -14,9 +14,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "copy_engines/copy_engine.h"
 #include "core/error.h"
 #include "core/trace.h"
-#include "copy_engines/copy_engine.h"
 #include "runtime/sliced_matrix.h"
 
 namespace ckdist {

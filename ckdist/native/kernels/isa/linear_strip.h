@@ -1,5 +1,5 @@
-// How a product is tiled: strips of one tile or a few, over all columns, against a few tokens. The ISA's file says how a
-// strip is computed.
+// How a product is tiled: strips of one tile or a few, over all columns, against a few tokens. The ISA's file says how
+// a strip is computed.
 //
 // A Product<type> offers
 //   kBlockColumns    the unit in which a strip counts columns
