@@ -18,7 +18,8 @@ from typing import Any
 from ckdist.errors import LayoutError
 from ckdist.layout import Mesh
 from ckdist.program.arena import first_fit
-from ckdist.program.lowered import GATES, ROPE_TABLES
+from ckdist.program.ops.attention import ROPE_TABLES
+from ckdist.program.ops.elementwise import GATES
 from ckdist.program.program import Instr, Program, Value, Weight
 
 ALIGN = 64

@@ -34,7 +34,7 @@ from ckdist.train.lora import LoraTracer, initial_matrix
 from ckdist.train.tokenizer import tokenizer_config, train_tokenizer
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
-from ckdist.weights.lora import Lora
+from ckdist.weights.adapter import Lora
 
 INITIALIZER_RANGE = 0.02
 

@@ -16,7 +16,7 @@ from ckdist.train.model import open_model
 from ckdist.train.trainer import native_executable, reference_executable, train
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
-from ckdist.weights.lora import MODULES, Lora, load_adapter
+from ckdist.weights.adapter import MODULES, Lora, load_adapter
 from tests.support.launcher import run_ranks
 from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import config

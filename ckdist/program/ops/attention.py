@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.program.ops.op import (
     Arrays,
@@ -13,6 +14,7 @@ from ckdist.program.ops.op import (
     Inferred,
     Values,
     Weights,
+    lower,
     op,
     same,
     unchanged_whole,
@@ -21,9 +23,14 @@ from ckdist.program.ops.op import (
 )
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
+from ckdist.program.step import ABSENT, ValueIndex
 
-if TYPE_CHECKING:  # which imports the ops
+ROPE_TABLES = native.numbers("ckdist_rope_table", "ckdist_rope_")
+
+if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
+    from ckdist.program.fusion import Group
+    from ckdist.program.lower import Lowering
 
 
 @op("rope", unchanged_whole("rope"))
@@ -112,6 +119,42 @@ def attend(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) 
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
         out[:, h] = p / p.sum(axis=-1, keepdims=True) @ v_all[:, kv]
     return [out.reshape(inputs[0].shape)]
+
+
+@lower("attend", "inference")
+def lower_attend(lowering: "Lowering", group: "Group") -> None:
+    """One step with norms, rotation and cache."""
+    instr, attrs = group.instr, group.instr.attrs
+    q_rope, k_rope, q_norm, k_norm = group.parts["q_rope"], group.parts["k_rope"], group["q_norm"], group["k_norm"]
+    q, k = ((norm or rope).inputs[0] for norm, rope in ((q_norm, q_rope), (k_norm, k_rope)))
+    (out,) = instr.outputs
+    heads, rotated = out.dims[-1], ValueIndex(ABSENT)
+    width = heads.local(lowering.mesh)
+    reader = lowering.graph.reader(out)
+    if reader is not None and reader.op == "all_to_all":
+        rotated = lowering.buffer("arena", width)
+        most = max(heads.local(mesh) for mesh in lowering.peers)
+        place = lowering.slot(width, lowering.max_tokens, most)
+        lowering.next_slot()
+    else:
+        place = lowering.buffer("arena", width)
+    lowering.at[out.name] = place
+    lowering.emit(
+        "attend",
+        q=lowering.place_of(q),
+        k=lowering.place_of(k),
+        v=lowering.place_of(instr.inputs[2]),
+        out=place,
+        rotated=rotated,
+        q_norm=lowering.vector(q_norm.weights[0] if q_norm else None),
+        k_norm=lowering.vector(k_norm.weights[0] if k_norm else None),
+        layer=attrs["layer"],
+        rope_table=ROPE_TABLES[q_rope.attrs["table"]],
+        window=attrs["window"],
+        eps=q_norm.attrs["eps"] if q_norm else 0.0,
+        scale=attrs["scale"],
+        soft_cap=attrs["soft_cap"],
+    )
 
 
 def infer_attend_packed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:

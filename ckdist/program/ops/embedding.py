@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, op, vjp, whole
+from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, vjp, whole
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 
-if TYPE_CHECKING:  # which imports the ops
+if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
+    from ckdist.program.fusion import Group
+    from ckdist.program.lower import Lowering
 
 
 def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -33,6 +35,24 @@ def embed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
     rows = np.zeros((len(ids), table.shape[1]), table.dtype)  # (tokens, hidden)
     rows[mine] = table[ids[mine] - begin]
     return [rows]
+
+
+@lower("embed", "inference")
+def lower_embed(lowering: "Lowering", group: "Group") -> None:
+    """A step, with the scale that follows."""
+    instr, scale = group.instr, group["scale"]
+    table, out = instr.weight(0), instr.outputs[0]
+    pieces, columns = lowering.pieces(table.dims[0]), (0, table.dims[1].elements)
+    (lowering.at[out.name],) = lowering.results([out])
+    lowering.emit(
+        "embed",
+        out=lowering.at[out.name],
+        table=lowering.matrix([(table.name, rows, columns) for rows in pieces]),
+        first_row=pieces[0][0],
+        scale=scale.attrs["factor"] if scale else 1.0,
+    )
+    if scale:
+        lowering.stands_for(scale.outputs[0], out)
 
 
 @vjp("embed")
