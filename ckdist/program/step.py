@@ -36,6 +36,24 @@ class VectorIndex(Index):
     letter = "n"
 
 
+class ParameterIndex(Index):
+    """Of the parameters of training."""
+
+    letter = "p"
+
+
+class GradientIndex(Index):
+    """Of the parameters, to whose gradient a step adds."""
+
+    letter = "g"
+
+
+class PackIndex(Index):
+    """Of the packed matrices of training."""
+
+    letter = "k"
+
+
 AnyIndex = TypeVar("AnyIndex", bound=Index)
 
 
@@ -131,4 +149,17 @@ def _text(value: Any) -> str:
     return f"{value:g}" if value not in (ABSENT, 0.0) or (isinstance(value, int) and value == 0) else ""
 
 
-__all__ = ["ABSENT", "NO_SPAN", "Index", "MatrixIndex", "Span", "Step", "ValueIndex", "VectorIndex", "native_steps"]
+__all__ = [
+    "ABSENT",
+    "NO_SPAN",
+    "GradientIndex",
+    "Index",
+    "MatrixIndex",
+    "PackIndex",
+    "ParameterIndex",
+    "Span",
+    "Step",
+    "ValueIndex",
+    "VectorIndex",
+    "native_steps",
+]

@@ -15,6 +15,24 @@ enum ckdist_step_kind {
   ckdist_step_linear,
   ckdist_step_attend,
   ckdist_step_gather_rows,
+  ckdist_step_lookup, /* training */
+  ckdist_step_convert,
+  ckdist_step_scale,
+  ckdist_step_add,
+  ckdist_step_rms_norm,
+  ckdist_step_rms_norm_grad,
+  ckdist_step_matmul,
+  ckdist_step_matmul_grad,
+  ckdist_step_weight_grad,
+  ckdist_step_bias_grad,
+  ckdist_step_rope,
+  ckdist_step_attend_packed,
+  ckdist_step_attend_grad,
+  ckdist_step_gated,
+  ckdist_step_gated_grad,
+  ckdist_step_cross_entropy,
+  ckdist_step_embed_grad,
+  ckdist_step_reduce_gradients,
   ckdist_step_kinds
 };
 
@@ -55,6 +73,8 @@ struct ckdist_value {
   int64_t offset;   /* arena: bytes; slot and what is read there: its index; logits: the first column */
   int64_t lead;     /* columns before the value's own */
   int64_t floats;   /* activations: columns of their own */
+  int64_t room;     /* training: elements that a row has place for, zeros behind the width */
+  int64_t stride;   /* training: bytes from row to row */
 };
 
 /* out = scale * rows of the table's shards; zeros for ids of another rank's part of the vocabulary */
@@ -112,6 +132,128 @@ struct ckdist_gather_rows_step {
   struct ckdist_step step;
   int32_t x, y, post_norm, out;
   float post_eps;
+};
+
+/* Of training. Steps read and write activations and floats alike, but for products: what they multiply are activations.
+   A gradient is added to what its parameter's place holds; one that is `fresh` has nothing there yet. */
+
+/* out = rows of a parameter */
+struct ckdist_lookup_step {
+  struct ckdist_step step;
+  int32_t out, table;
+};
+
+/* out = x */
+struct ckdist_convert_step {
+  struct ckdist_step step;
+  int32_t x, out;
+};
+
+struct ckdist_scale_step {
+  struct ckdist_step step;
+  int32_t x, out;
+  float factor;
+};
+
+struct ckdist_add_step {
+  struct ckdist_step step;
+  int32_t x, y, out;
+};
+
+/* Over `size` elements each. */
+struct ckdist_rms_norm_step {
+  struct ckdist_step step;
+  int32_t x, out, weight;
+  int64_t size;
+  float eps;
+};
+
+/* dx = the gradient (+ residual) */
+struct ckdist_rms_norm_grad_step {
+  struct ckdist_step step;
+  int32_t x, dy, residual, dx, weight, weight_grad;
+  int64_t size;
+  float eps;
+};
+
+/* out = x times a pack + bias (+ residual) */
+struct ckdist_matmul {
+  int32_t pack, out, bias, residual;
+};
+struct ckdist_matmul_step {
+  struct ckdist_step step;
+  int32_t x, count;
+  const struct ckdist_matmul* products; /* at most 4 */
+};
+
+/* dx = dy, which lie side by side, times a pack. */
+struct ckdist_matmul_grad_step {
+  struct ckdist_step step;
+  int32_t count;
+  const int32_t* dy;
+  int32_t pack, dx;
+};
+
+/* gradient += dy transposed times x */
+struct ckdist_gradient {
+  int32_t dy, gradient, fresh;
+};
+struct ckdist_weight_grad_step {
+  struct ckdist_step step;
+  int32_t x, count;
+  const struct ckdist_gradient* gradients; /* at most 4 */
+};
+
+/* gradient += the sum over the tokens of dy */
+struct ckdist_bias_grad_step {
+  struct ckdist_step step;
+  int32_t count;
+  const struct ckdist_gradient* gradients;
+};
+
+struct ckdist_rope_step {
+  struct ckdist_step step;
+  int32_t x, out, table, back;
+};
+
+/* Within packed sequences; also the log of the sum of exp(score), (tokens, heads). */
+struct ckdist_attend_packed_step {
+  struct ckdist_step step;
+  int32_t q, k, v, out, log_sum_exp, window;
+  float scale, soft_cap;
+};
+struct ckdist_attend_grad_step {
+  struct ckdist_step step;
+  int32_t q, k, v, out, log_sum_exp, d_out, dq, dk, dv, window;
+  float scale, soft_cap;
+};
+
+struct ckdist_gated_step {
+  struct ckdist_step step;
+  int32_t gate, up, out, function; /* enum ckdist_gate */
+};
+struct ckdist_gated_grad_step {
+  struct ckdist_step step;
+  int32_t gate, up, dy, d_gate, d_up, function;
+};
+
+/* The loss of x times the pack `head`; dx by the pack `head_transposed`; the gradient of the head. */
+struct ckdist_cross_entropy_step {
+  struct ckdist_step step;
+  int32_t x, dx, head, head_transposed, gradient, fresh;
+  float soft_cap;
+};
+
+/* gradient += rows of dy */
+struct ckdist_embed_grad_step {
+  struct ckdist_step step;
+  int32_t dy, gradient;
+};
+
+/* Begins the all_reduce of the gradients' floats [begin, end). */
+struct ckdist_reduce_gradients_step {
+  struct ckdist_step step;
+  int64_t begin, end;
 };
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
 """rope, attend over a cache, attend over packed sequences, and the gradients of what training uses."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
+    from ckdist.program.lower_training import TrainingLowering
 
 
 @op("rope", unchanged_whole("rope"))
@@ -38,6 +39,18 @@ def rope(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) ->
     """Rotates the halves of every head by position times frequency. Su et al. 2021, arXiv:2104.09864."""
     cos, sin = context.rope_tables(attrs["table"])  # (tokens, head_dim / 2)
     return [rotate(inputs[0], cos, sin)]
+
+
+@lower("rope", "training")
+def lower_rope(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    _rotation(lowering, instr, back=False)
+
+
+def _rotation(lowering: "TrainingLowering", instr: Instr, back: bool) -> None:
+    """A step that rotates, or rotates back."""
+    x, table = lowering.value(instr.inputs[0]), ROPE_TABLES[instr.attrs["table"]]
+    lowering.emit("rope", x=x, out=lowering.output(instr.outputs[0]), table=table, back=back)
 
 
 @vjp("rope")
@@ -51,6 +64,12 @@ def rope_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attr
     """The rotation back; yarn's magnitude stays a factor."""
     cos, sin = context.rope_tables(attrs["table"])
     return [rotate(inputs[0], cos, -sin)]
+
+
+@lower("rope_grad", "training")
+def lower_rope_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    _rotation(lowering, instr, back=True)
 
 
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
@@ -182,6 +201,19 @@ def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
     return [out.reshape(inputs[0].shape), log_sum_exp]
 
 
+@lower("attend_packed", "training")
+def lower_attend_packed(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    q, k, v = map(lowering.operand, instr.inputs)
+    out, log_sum_exp = map(lowering.output, instr.outputs)
+    lowering.emit("attend_packed", q=q, k=k, v=v, out=out, log_sum_exp=log_sum_exp, **_scores(instr))
+
+
+def _scores(instr: Instr) -> dict[str, Any]:
+    """What attention's scores depend on."""
+    return {name: instr.attrs[name] for name in ("window", "scale", "soft_cap")}
+
+
 @vjp("attend_packed")
 def attend_packed_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
     """One instruction for all three gradients. LayoutError for one through the log-sum-exp."""
@@ -230,3 +262,14 @@ def attend_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
             dq[s, h] = ds @ k[s, kv]
             dk[s, kv] += ds.T @ q[s, h]
     return [dq.reshape(inputs[0].shape), dk.reshape(inputs[1].shape), dv.reshape(inputs[2].shape)]
+
+
+@lower("attend_grad", "training")
+def lower_attend_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    q, k, v, o, lse, d_o = instr.inputs
+    inputs = {
+        name: lowering.operand(value) for name, value in (("q", q), ("k", k), ("v", v), ("out", o), ("d_out", d_o))
+    }
+    dq, dk, dv = map(lowering.output, instr.outputs)
+    lowering.emit("attend_grad", **inputs, log_sum_exp=lowering.value(lse), dq=dq, dk=dk, dv=dv, **_scores(instr))

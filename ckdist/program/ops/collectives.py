@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
+    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_all_reduce(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -48,6 +49,16 @@ def all_reduce(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Att
 def lower_all_reduce(lowering: "Lowering", group: "Group") -> None:
     """No step: the ranks' summands are read in place."""
     lowering.stands_for(group.instr.outputs[0], group.instr.inputs[0])
+
+
+@lower("all_reduce", "training")
+def lower_training_reduce(lowering: "TrainingLowering", instr: Instr) -> None:
+    """No step: `TrainingLowering.reduced` says when. LayoutError for a value inside of the layers."""
+    (value,) = instr.inputs
+    if value.dims and value not in lowering.names.of_weight:
+        raise LayoutError(
+            f"training computes on whole values; only gradients of weights and the loss are reduced: {instr}"
+        )
 
 
 @vjp("all_reduce")

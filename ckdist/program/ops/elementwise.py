@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
+    from ckdist.program.lower_training import TrainingLowering
 
 GATES = native.numbers("ckdist_gate", "ckdist_gate_")
 # sqrt(2 / pi) and the factor of the cube in the tanh form of GELU
@@ -38,6 +39,13 @@ GELU_SCALE, GELU_CUBIC = 0.7978845608028654, 0.044715
 def scale(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """X * factor."""
     return [inputs[0] * np.float32(attrs["factor"])]
+
+
+@lower("scale", "training")
+def lower_scale(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    (x,), (out,) = instr.inputs, instr.outputs
+    lowering.emit("scale", x=lowering.value(x), out=lowering.output(out), factor=instr.attrs["factor"])
 
 
 @vjp("scale")
@@ -75,6 +83,14 @@ def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
     return [0.5 * gate * (1 + np.tanh(np.float32(GELU_SCALE) * (gate + np.float32(GELU_CUBIC) * gate**3))) * up]
 
 
+@lower("gated", "training")
+def lower_gated(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    gate, up = map(lowering.value, instr.inputs)
+    function = GATES[instr.attrs["function"]]
+    lowering.emit("gated", gate=gate, up=up, out=lowering.output(instr.outputs[0]), function=function)
+
+
 @vjp("gated")
 def gated_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """One instruction for both gradients."""
@@ -101,6 +117,15 @@ def gated_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
     return [dy * up * slope, dy * 0.5 * gate * (1 + tanh)]
 
 
+@lower("gated_grad", "training")
+def lower_gated_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    gate, up, dy = map(lowering.value, instr.inputs)
+    d_gate, d_up = map(lowering.output, instr.outputs)
+    function = GATES[instr.attrs["function"]]
+    lowering.emit("gated_grad", gate=gate, up=up, dy=dy, d_gate=d_gate, d_up=d_up, function=function)
+
+
 def infer_add(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """As the operands; LayoutError where they differ, or where one alone is partial."""
     a, b = inputs
@@ -114,6 +139,16 @@ def infer_add(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 def add(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The sum; of two values that are partial over the same axis, partial over it."""
     return [inputs[0] + inputs[1]]
+
+
+@lower("add", "training")
+def lower_add(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step; none for gradients of weights, or where the step of an operand adds the other."""
+    (out,) = instr.outputs
+    if out in lowering.names.of_weight or lowering.is_fused(instr):
+        return
+    x, y = map(lowering.value, instr.inputs)
+    lowering.emit("add", x=x, y=y, out=lowering.output(out))
 
 
 @vjp("add")

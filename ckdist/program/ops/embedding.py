@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
+    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -55,6 +56,12 @@ def lower_embed(lowering: "Lowering", group: "Group") -> None:
         lowering.stands_for(scale.outputs[0], out)
 
 
+@lower("embed", "training")
+def lookup(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    lowering.emit("lookup", out=lowering.output(instr.outputs[0]), table=lowering.parameter(instr.weight(0)))
+
+
 @vjp("embed")
 def embed_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """A gradient by the table alone."""
@@ -80,3 +87,11 @@ def embed_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
     table = np.zeros((end - begin, dy.shape[1]), dy.dtype)  # (vocab, hidden)
     np.add.at(table, ids[mine] - begin, dy[mine])
     return [table]
+
+
+@lower("embed_grad", "training")
+def lower_embed_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step that adds to the table's place."""
+    table = instr.outputs[0]
+    lowering.is_fresh(table)
+    lowering.emit("embed_grad", dy=lowering.value(instr.inputs[1]), gradient=lowering.gradient(table))

@@ -1,6 +1,6 @@
 """linear with several matrices over one input, and its three gradients: of the input, of the matrices, of the biases."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
+    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_linear(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -113,6 +114,23 @@ def _results(lowering: "Lowering", group: "Group") -> list[ValueIndex]:
     return results
 
 
+@lower("linear", "training")
+def lower_matmul(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step for all matrices."""
+    x = lowering.operand(instr.inputs[0])
+    biases = instr.weights[len(instr.weights) // 2 :]
+    products = [
+        {
+            "pack": lowering.pack(False, w),
+            "out": lowering.output(out),
+            "bias": lowering.parameter(bias),
+            "residual": lowering.residual(out),
+        }
+        for w, bias, out in zip(instr.matrices, biases, instr.outputs, strict=True)
+    ]
+    lowering.emit("matmul", x=x, count=len(products), products=products)
+
+
 @vjp("linear")
 def linear_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
     """At most three instructions, for the gradients of the input, of matrices and of biases."""
@@ -153,6 +171,15 @@ def linear_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
     return [total(dy @ w for dy, w in zip(inputs, weights, strict=True))]
 
 
+@lower("linear_grad", "training")
+def lower_linear_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step; gradients that do not lie side by side are copied first."""
+    dy = lowering.side_by_side(instr.inputs)
+    weights = [instr.weight(n) for n in range(len(instr.weights))]
+    dx = lowering.output(instr.outputs[0])
+    lowering.emit("matmul_grad", count=len(dy), dy=dy, pack=lowering.pack(True, *weights), dx=dx)
+
+
 def infer_linear_weight_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """As each matrix, partial where tokens are sharded."""
     x, *dys = inputs
@@ -167,6 +194,21 @@ def linear_weight_grad(context: RankContext, inputs: Arrays, weights: Arrays, at
     return [dy.T @ x for dy in dys]
 
 
+@lower("linear_weight_grad", "training")
+def lower_weight_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step that adds to the gradients' places."""
+    x, *dys = map(lowering.operand, instr.inputs)
+    lowering.emit("weight_grad", x=x, count=len(dys), gradients=_gradients(lowering, instr, dys))
+
+
+def _gradients(lowering: "TrainingLowering", instr: Instr, dys: list[ValueIndex]) -> list[dict[str, Any]]:
+    """To which place each dy is added."""
+    return [
+        {"dy": dy, "gradient": lowering.gradient(out), "fresh": lowering.is_fresh(out)}
+        for dy, out in zip(dys, instr.outputs, strict=True)
+    ]
+
+
 def infer_bias_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """As each bias, partial where tokens are sharded."""
     whole("bias_grad", *inputs)
@@ -177,3 +219,10 @@ def infer_bias_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 def bias_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The sum over the tokens of each dy."""
     return [dy.sum(axis=0) for dy in inputs]
+
+
+@lower("bias_grad", "training")
+def lower_bias_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step that adds to the gradients' places."""
+    dys = [lowering.value(v) for v in instr.inputs]
+    lowering.emit("bias_grad", count=len(dys), gradients=_gradients(lowering, instr, dys))
