@@ -66,14 +66,14 @@ def compare(model, prompts: list[int], rounds: int) -> None:
 def bytes_moved(model, name: str, tokens: int) -> float:
     """Of all ranks per layer, in one step without logits; a collective call."""
     executable, world = model.executable, model.world
-    executable.times(reset=True)
+    executable.stats(reset=True)
     if world.rank == 0:
         executable.prefill_from = LAYOUTS[name]
         SingleSequence(executable).feed(np.arange(tokens), outputs="none")
         executable.stop()
     else:
         executable.work()
-    return sum(world.gather(executable.times().moved)) / model.spec.num_layers
+    return sum(world.gather(executable.stats().moved)) / model.spec.num_layers
 
 
 def record(model, path: str) -> None:

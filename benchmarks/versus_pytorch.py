@@ -73,6 +73,7 @@ def ckdist_step(model, dtype: str, ranks: int, threads: int):
     from ckdist.comm.communicator import open_communicator
     from ckdist.comm.world import SingleWorld, start_world
     from ckdist.models.spec import ModelSpec, RopeSpec
+    from ckdist.program.pool import ThreadPool
     from ckdist.topology.placement import place
     from ckdist.train.batch import PackedBatch
     from ckdist.train.native_executable import NativeExecutable
@@ -96,13 +97,13 @@ def ckdist_step(model, dtype: str, ranks: int, threads: int):
         attention_scale=HEAD_DIM**-0.5,
     )
     world = start_world() if ranks > 1 else SingleWorld()
-    placement = place(world, threads)
+    pool = ThreadPool(threads, place(world, threads).cpus)
     parameters = 2 * vocab * hidden + layers * (4 * hidden * hidden + 3 * hidden * intermediate + 2 * hidden) + hidden
     communicator = open_communicator(world, arena_bytes=8 * parameters + (64 << 20)) if ranks > 1 else None
     tokens = length * sequences // ranks
     rng = np.random.default_rng(0)
     load = lambda name: 1.0 if name.endswith("norm.weight") else 0.02
-    executable = NativeExecutable(spec, tokens, load, dtype, threads, communicator, cpus=placement.cpus)
+    executable = NativeExecutable(spec, tokens, load, dtype, pool, communicator)
     for w in executable.parameters.values():
         if w.ndim == 2:
             w *= rng.standard_normal(w.shape, np.float32)
@@ -115,7 +116,7 @@ def ckdist_step(model, dtype: str, ranks: int, threads: int):
         max_grad_norm=0,
         zero_stage=0,
     )
-    optimizer = Optimizer(config, executable.parameters, executable.gradients, communicator, threads, placement.cpus)
+    optimizer = Optimizer(config, executable.parameters, executable.gradients, communicator, pool)
     ids = np.random.default_rng(world.rank).integers(0, vocab, tokens + 1).astype(np.int32)
     batch = PackedBatch(ids[:-1], ids[1:], np.arange(0, tokens + 1, length, dtype=np.int32))
 
@@ -125,7 +126,7 @@ def ckdist_step(model, dtype: str, ranks: int, threads: int):
         optimizer.step(RATE, tokens * ranks)
         return loss / tokens
 
-    return step, parameters, lambda: executable.times()["reduce"]
+    return step, parameters, lambda: executable.times()["reduce_gradients"]
 
 
 def pytorch_step(model, dtype: str, ranks: int, threads: int, compiled: bool):

@@ -18,7 +18,7 @@ from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, WHOLE, Layout, 
 from ckdist.models.spec import ModelSpec
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.decoder_spec import DecoderSpec
-from ckdist.program.executable import KV_TYPES, Limits, kv_bytes_per_block
+from ckdist.program.executable import KV_TYPES, CacheConfig, kv_bytes_per_block
 
 if TYPE_CHECKING:
     from ckdist.comm.protocol import World
@@ -41,7 +41,7 @@ class Plan:
     mesh: Mesh
     prefill: Layout
     decode: Layout
-    limits: Limits
+    cache: CacheConfig
     threads: int
     threads_batch: int
     spins: int
@@ -57,11 +57,9 @@ class Plan:
         ranks = self.mesh.size(WHOLE)
         names = " and ".join(dict.fromkeys([self.decode.name, self.prefill.name]))
         layout = f"layouts {names} over {ranks} ranks" if ranks > 1 else "one rank"
-        kv = (
-            f"{self.limits.num_blocks * BLOCK_TOKENS} tokens of {self.limits.kv_type} cache in blocks of {BLOCK_TOKENS}"
-        )
+        kv = f"{self.cache.num_blocks * BLOCK_TOKENS} tokens of {self.cache.kv_type} cache in blocks of {BLOCK_TOKENS}"
         threads = f"{self.threads} threads ({self.threads_batch} with prompts)"
-        return f"{layout}; {threads}; {kv}; context {self.limits.context_length}"
+        return f"{layout}; {threads}; {kv}; context {self.cache.context_length}"
 
 
 def gigabytes(n: float) -> str:
@@ -75,8 +73,6 @@ def layouts_for(config: EngineConfig, world: "World") -> tuple[Layout, Layout, M
     ConfigError where --prefill token is impossible.
     """
     mesh = Mesh({WHOLE: world.size}, world.rank)
-    if config.lora and config.prefill == "token":
-        raise ConfigError("--prefill token does not run the adapter of --lora: use --prefill auto or tensor")
     if world.size == 1:
         return SINGLE, SINGLE, mesh
     by_token, apart = TOKEN, ""
@@ -88,9 +84,7 @@ def layouts_for(config: EngineConfig, world: "World") -> tuple[Layout, Layout, M
         raise ConfigError(f"--prefill token needs ranks that share memory, and {apart}: use --prefill auto or tensor")
     if apart and config.prefill == "auto" and world.rank == 0:
         log.debug("prefill is tensor-parallel: token-parallel needs ranks that share memory, and %s", apart)
-    elif config.lora and config.prefill == "auto" and world.rank == 0:
-        log.debug("prefill is tensor-parallel: the adapter of --lora does not run token-parallel")
-    if apart or config.lora or config.prefill == "tensor":
+    if apart or config.prefill == "tensor":
         return TENSOR, TENSOR, mesh
     if by_token is TOKEN_IN_HOSTS:
         mesh = Mesh({"host": len(set(world.hosts)), "local": world.local_size}, world.rank)
@@ -135,7 +129,7 @@ def make_plan(
     weight_bytes: int,
     layouts: tuple[Layout, Layout, Mesh],
 ) -> Plan:
-    """The plan for this rank; a collective call, every rank gets the same limits.
+    """The plan for this rank; a collective call, every rank gets the same cache.
 
     `weight_bytes`: what this rank's shard takes; `layouts`: from `layouts_for`. Raises CapacityError when weights or
     cache do not fit the memory that is free, with what would.
@@ -185,12 +179,12 @@ def make_plan(
     total = most if config.kv_memory else min(config.parallel * context, max(context, int(most * KV_SHARE)), most)
     context = min(context, total)
     blocks = -(-total // BLOCK_TOKENS)
-    limits = Limits(min(config.ubatch_size, config.batch_size), config.parallel, context, blocks, cache)
+    cache_config = CacheConfig(min(config.ubatch_size, config.batch_size), config.parallel, context, blocks, cache)
     return Plan(
         mesh,
         prefill,
         layout,
-        limits,
+        cache_config,
         threads,
         threads_batch,
         SPINS_CROWDED if crowded else SPINS,

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 WANTED = (
     "native/libckdist.so",
     "native/api/core.h",
-    "native/api/runtime.h",
+    "native/api/executable.h",
     "models/bundled/config.json",
     "models/bundled/tokenizer.json",
     "models/bundled/README.md",

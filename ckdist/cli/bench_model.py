@@ -134,12 +134,12 @@ class ModelBench:
         self, run: Callable[[], None], n_prompt: int, n_gen: int, depth: int = 0, sequences: int = 1
     ) -> dict[str, Any]:
         """The row of what `run` does: prefill where `n_prompt`, else decode."""
-        self.executable.times(reset=True)
+        self.executable.stats(reset=True)
         before = list(self.executable.prefill_tokens)
         predicted = self.model.prefill.predicted(self.steps(n_prompt), self.model.spec.num_layers) if n_prompt else None
         seconds = measure(run, self.config.repetitions)
         self.bar.update(1)
-        times = self.executable.times()
+        times = self.executable.stats()
         tokens = (n_prompt or n_gen) * sequences
         rates = [tokens / s for s in seconds]
         plan, world = self.model.plan, self.model.world
@@ -155,9 +155,9 @@ class ModelBench:
             "layout": self.layouts(before) if n_prompt else plan.decode.name,
             "layout_choice": dataclasses.asdict(self.model.prefill),
             "n_threads": self.executable.threads_batch if n_prompt else self.executable.threads,
-            "n_ubatch": plan.limits.max_tokens,
-            "type_k": plan.limits.kv_type,
-            "type_v": plan.limits.kv_type,
+            "n_ubatch": plan.cache.max_tokens,
+            "type_k": plan.cache.kv_type,
+            "type_v": plan.cache.kv_type,
             "n_prompt": n_prompt,
             "n_gen": n_gen,
             "n_depth": depth,
@@ -217,7 +217,7 @@ class ModelBench:
         plan = self.model.plan
         return (
             self.model.world.size
-            * kv_bytes_per_block(self.model.spec, plan.decode, plan.mesh, plan.limits.kv_type)
+            * kv_bytes_per_block(self.model.spec, plan.decode, plan.mesh, plan.cache.kv_type)
             / BLOCK_TOKENS
         )
 

@@ -46,7 +46,7 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
     if world.size > 1:
         where = f"{world.size} ranks × {threads}{batch} on {hosts} host{'s' * (hosts > 1)} ({model.executable.communicator.transport})"
     isa = native.isa()
-    tokens = plan.limits.num_blocks * BLOCK_TOKENS
+    tokens = plan.cache.num_blocks * BLOCK_TOKENS
     lines = [
         f"{name}: {model.spec.architecture}, {parameters(model)}; {where}",
         (

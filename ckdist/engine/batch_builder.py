@@ -14,7 +14,7 @@ class BatchBuilder:
         self._token_ids = np.empty(max_tokens, np.int32)
         self._runs = np.empty((max_sequences, 3), np.int32)
         self._block_tables = np.empty(max_sequences * -(-max_positions // BLOCK_TOKENS), np.int32)
-        self._output_tokens = np.empty(max_outputs, np.int32)
+        self._logits_indices = np.empty(max_outputs, np.int32)
         self.clear()
 
     def clear(self) -> None:
@@ -30,9 +30,9 @@ class BatchBuilder:
         self._token_ids[begin:end] = sequence.tokens[first : first + tokens]
         self._block_tables[block : block + blocks] = sequence.block_table[:blocks]
         if outputs == 1:
-            self._output_tokens[self.outputs] = end - 1
+            self._logits_indices[self.outputs] = end - 1
         else:
-            self._output_tokens[self.outputs : self.outputs + outputs] = range(end - outputs, end)
+            self._logits_indices[self.outputs : self.outputs + outputs] = range(end - outputs, end)
         self._rows.append((tokens, first, blocks))
         self.tokens, self._blocks, self.outputs = end, block + blocks, self.outputs + outputs
 
@@ -44,5 +44,5 @@ class BatchBuilder:
             self._token_ids[: self.tokens],
             runs,
             self._block_tables[: self._blocks],
-            self._output_tokens[: self.outputs],
+            self._logits_indices[: self.outputs],
         )

@@ -145,7 +145,7 @@ class Engine:
         end = time.monotonic_ns()
         self._step_seconds.observe((end - begin) * 1e-9)
         if self.lane is not None:
-            size = len(step.batch.token_ids), len(step.batch.runs)
+            size = len(step.batch.token_ids), len(step.batch.chunks)
             self.lane.add(lib.ckdist_trace_schedule, begin, scheduled, *size)
             self.lane.add(lib.ckdist_trace_run, scheduled, ran, *size)
             self.lane.add(lib.ckdist_trace_sample, ran, end, len(outputs))

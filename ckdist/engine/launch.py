@@ -34,7 +34,7 @@ from ckdist.models.spec import ModelSpec
 from ckdist.native import CData
 from ckdist.overrides import metadata_overrides
 from ckdist.planner import Plan, gigabytes, layouts_for, make_plan
-from ckdist.program.executable import Executable, Phase
+from ckdist.program.executable import Executable, ExecutionPlan
 from ckdist.program.lower import lower
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
@@ -43,12 +43,12 @@ from ckdist.tokens.confined import load_tried
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.topology import bind_memory, default_threads, huge_pages, is_bound, sample_pages
 from ckdist.topology.tree import format_cpu_list
+from ckdist.weights.adapter import Adapter, PackedMatrix, is_low_rank
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.dtypes import BY_NUMBER
 from ckdist.weights.handles import MatrixHandle, VectorHandle
 from ckdist.weights.host_shards import HostShards
 from ckdist.weights.loader import ShardLoader
-from ckdist.weights.low_rank import Adapter, PackedMatrix, is_low_rank
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class Model:
             raise
 
     def _labels(self) -> Labels:
-        """By phase of the executable: what a batch with prompts is called, and its steps' names and layers."""
+        """By plan of the executable: what a batch with prompts is called, and its steps' names and layers."""
         names = ["prefill"] if self.world.size == 1 else ["prefill by tensors", "prefill by tokens"]
         return list(zip(names, self.executable.labels, strict=False))
 
@@ -187,16 +187,11 @@ def load_model(
     spec = checkpoint.spec
     layouts = prefill, decode, mesh = layouts_for(config, world)
     adapter = Adapter(pathlib.Path(config.lora)) if config.lora else None
-    program = trace(
-        forward,
-        spec,
-        decode,
-        mesh,
-        functools.partial(LowRankTracer, adapter.ranks, adapter.factor) if adapter else Tracer,
-    )
+    tracer = functools.partial(LowRankTracer, adapter.ranks, adapter.factor) if adapter else Tracer
+    program = trace(forward, spec, decode, mesh, tracer)
     if adapter:
         adapter.check(program)
-    token_program = trace(forward, spec, prefill, mesh) if prefill is not decode else None
+    token_program = trace(forward, spec, prefill, mesh, tracer) if prefill is not decode else None
     settings = [
         __version__,
         config.quantize or "",
@@ -220,22 +215,24 @@ def load_model(
     lowered = lower_for(loader, program, mesh, max_tokens)
     matrices, vectors = plan_shard(loader, lowered, adapter)
     check_quantize(loader, lowered)
-    weight_bytes = loader.planned_bytes + sum(m.bytes for m in matrices if isinstance(m, PackedMatrix))
+    weight_bytes = loader.planned_bytes + (adapter.bytes if adapter else 0)
     plan = make_plan(config, spec, world, weight_bytes, layouts)
     plan.placement.enter()
     bind_memory(plan.placement)
     loader.open(shared=token_program is not None)
-    phases, shards = [Phase(lowered, [m.address for m in matrices], [v.address for v in vectors])], None
+    plans, shards = [ExecutionPlan(lowered, [m.address for m in matrices], [v.address for v in vectors])], None
     if token_program is not None:
-        handles = [m for m in matrices if isinstance(m, MatrixHandle)]
-        assert len(handles) == len(matrices)  # an adapter has no token-parallel program
-        shards = HostShards(world, loader, lowered, handles, vectors)
-        tokens_cut = lower_for(loader, token_program, mesh, max_tokens, model_dims(spec, decode, mesh))
-        phases.append(
-            Phase(
-                tokens_cut,
-                [shards.matrix(str(name), rows, columns) for name, rows, columns in tokens_cut.matrices],
-                [shards.vector(*v) for v in tokens_cut.vectors],
+        handles = {k: m for k, m in zip(lowered.matrices, matrices, strict=True) if isinstance(m, MatrixHandle)}
+        shards = HostShards(world, loader, handles, dict(zip(lowered.vectors, vectors, strict=True)))
+        by_token = lower_for(loader, token_program, mesh, max_tokens, model_dims(spec, decode, mesh))
+        plans.append(
+            ExecutionPlan(
+                by_token,
+                [
+                    adapter.matrix(*key).address if adapter and is_low_rank(key[0]) else shards.matrix(*key)
+                    for key in by_token.matrices
+                ],
+                [shards.vector(*key) for key in by_token.vectors],
             )
         )
     with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
@@ -244,12 +241,12 @@ def load_model(
         world, config.transport, timeout=config.comm_timeout, spins=plan.spins, arena_bytes=ARENA_BYTES
     )
     executable = Executable(
-        phases,
+        plans,
         spec,
         plan.decode,
         plan.mesh,
         communicator,
-        plan.limits,
+        plan.cache,
         plan.threads,
         plan.threads_batch,
         plan.placement.cpus,
@@ -259,7 +256,7 @@ def load_model(
     if world.rank == 0:
         log.debug("%s", plan)
     with tracing.span(native.lib.ckdist_trace_choose) if tracing else contextlib.nullcontext():
-        types = [packed_type(loader, name) for name, *_ in lowered.matrices if "layers.0." in str(name)]
+        types = [packed_type(loader, name) for name, *_ in lowered.matrices if "layers.0." in name]
         costs = layer_models(world, plan, loader, [program, token_program]) if token_program is not None else []
         key = lambda: key_of(world, plan, executable, program.digest(), types)
         choice = choose_prefill(config, world, executable, costs, key, loader.held, measure, plan.crowded)
@@ -349,7 +346,7 @@ def check_quantize(loader: ShardLoader, lowered: Lowered) -> None:
     """ConfigError when --quantize would change no weight: they are quantised already, or no row is made of whole
     blocks.
     """
-    names = [name for name, _, _ in lowered.matrices if isinstance(name, str) and not is_low_rank(name)]
+    names = [name for name, _, _ in lowered.matrices if not is_low_rank(name)]
     sources = {name: loader.checkpoint.tensors[name] for name in names}
     if loader.quantize is None or any(loader.type_of(name) != source.type for name, source in sources.items()):
         return
@@ -360,9 +357,9 @@ def check_quantize(loader: ShardLoader, lowered: Lowered) -> None:
     )
 
 
-def packed_type(loader: ShardLoader, name: str | tuple[str, ...]) -> int:
-    """The ggml number of the type that matrix `name` of a program is multiplied in; several names are an adapter's."""
-    return PackedMatrix.type if isinstance(name, tuple) or is_low_rank(name) else loader.type_of(name)
+def packed_type(loader: ShardLoader, name: str) -> int:
+    """The ggml number of the type that matrix `name` of a program is multiplied in."""
+    return PackedMatrix.type if is_low_rank(name) else loader.type_of(name)
 
 
 def plan_shard(
@@ -373,11 +370,9 @@ def plan_shard(
     """
     matrices: list[MatrixHandle | PackedMatrix] = []
     for name, rows, (begin, end) in lowered.matrices:
-        if isinstance(name, tuple) or is_low_rank(name):
+        if is_low_rank(name):
             assert adapter is not None  # of a program that it was traced with
-            matrices.append(
-                adapter.stacked(name, (begin, end)) if isinstance(name, tuple) else adapter.rows(name, rows)
-            )
+            matrices.append(adapter.matrix(name, rows, (begin, end)))
             continue
         block = native.lib.ckdist_type_block_elements(loader.type_of(name))
         columns = (begin // block * block, -(-end // block) * block) if end > begin else (0, 0)

@@ -108,7 +108,7 @@ def measure(
         rows.append(_measure_size(executable, size, gain, (end - clock()) / 2, clock))
         if rows[-1][-1] not in (FASTER, NOISY) or rows[0][-1] != FASTER:
             break
-    executable.times(reset=True)
+    executable.stats(reset=True)
     sizes, tensor, token, tensor_bytes, token_bytes, ratios, pairs, verdicts = zip(*sorted(rows), strict=True)
     return LayerCosts(sizes, (tensor, token), (tensor_bytes, token_bytes), ratios, pairs, verdicts)
 
@@ -160,9 +160,9 @@ def _prompt(executable: Executable, size: int) -> Batch:
 
 def _layer(executable: Executable, prompt: Batch, phase: int) -> tuple[float, int]:
     """Seconds of the first layer, and the bytes that it reads of other ranks."""
-    executable.times(reset=True)
+    executable.stats(reset=True)
     executable.run_layer(prompt, phase)
-    times = executable.times()
+    times = executable.stats()
     return times.total, times.moved
 
 
@@ -182,7 +182,7 @@ def key_of(world: World, plan: Plan, executable: Executable, program: str, types
         "places": places,
         "program": program,
         "types": types,
-        "cache_type": plan.limits.kv_type,
+        "cache_type": plan.cache.kv_type,
         "tokens": largest_step(executable),
     }
 

@@ -71,12 +71,12 @@ def choose_prefill(
 ) -> PrefillChoice:
     """Sets the executable's `prefill_from`; a collective call, before anything is in the cache.
 
-    `models`: this rank's, of the executable's phases. What is kept for `key_of()` (as of `layer_costs`) comes first;
+    `models`: this rank's, of the executable's plans. What is kept for `key_of()` (as of `layer_costs`) comes first;
     then sizes for which the models predict too little are not asked about, and the others are measured, or with `anew`
     all are. Within `held()` this rank does nothing beside. `crowded`: threads share cores, wait for one another as the
     system pleases, and are measured with `anew` alone.
     """
-    if executable.phases == 1:
+    if executable.plans == 1:
         return PrefillChoice(sys.maxsize, _only_tensor(config, world))
     if config.prefill == "token":
         executable.prefill_from = 0
@@ -168,11 +168,7 @@ def _only_tensor(config: EngineConfig, world: World) -> str:
         return "on one rank"
     if config.prefill == "tensor":
         return "tensor-parallel, as --prefill says"
-    return (
-        "tensor-parallel (--lora needs it)"
-        if config.lora
-        else "tensor-parallel (token-parallel needs ranks that share memory, evenly over hosts)"
-    )
+    return "tensor-parallel (token-parallel needs ranks that share memory, evenly over hosts)"
 
 
 def _tuples(value: Any) -> Any:

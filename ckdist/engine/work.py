@@ -7,6 +7,7 @@ from typing import Protocol
 from ckdist import native
 from ckdist.comm.protocol import World
 from ckdist.program.lowered import Lowered
+from ckdist.program.step import MatrixIndex
 
 
 class Matrix(Protocol):
@@ -64,10 +65,10 @@ def work_of(lowered: Lowered, matrices: Sequence[Matrix]) -> Work:
     """The work of this rank's products; `matrices[i]` is the loaded handle of `lowered.matrices[i]`."""
     work = Work()
     for step in lowered.steps:
-        if step.op not in ("linear", "low_rank"):
+        if step.kind != "linear":
             continue
-        kind = work.per_output if step.outputs_only else work.per_token
-        for index in (i for i in step.matrices if i >= 0):
+        kind = work.per_token if step.rows == "tokens" else work.per_output
+        for index in step.operands(MatrixIndex):
             matrix = matrices[index]
             number = native.lib.ckdist_activation_format(native.ffi.NULL, matrix.type)
             kind[number] = kind.get(number, 0.0) + 2.0 * matrix.rows * matrix.cols

@@ -106,7 +106,9 @@ def head(g: Tracer, spec: ModelSpec) -> Weight:
 
 def forward(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
     """(tokens,) ids -> (outputs, vocab) logits of the tokens that the batch asks for."""
-    x = g.rms_norm(g.gather(hidden(g, ids, spec, g.take)), g.weight("model.norm.weight", "hidden"), spec.norm_eps)
+    x = g.rms_norm(
+        g.gather(hidden(g, ids, spec, g.select_rows)), g.weight("model.norm.weight", "hidden"), spec.norm_eps
+    )
     return g.gather(g.soft_cap(g.linear(x, head(g, spec), names=["logits"]), spec.logit_soft_cap))
 
 

@@ -9,6 +9,7 @@ one.
 import os
 import pathlib
 import re
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import cffi
@@ -60,6 +61,52 @@ def pointer(array: np.ndarray, ctype: str = "void *") -> CData:
     if not array.flags.c_contiguous:
         raise ValueError("a native call needs a C-contiguous array")
     return ffi.cast(ctype, array.ctypes.data)
+
+
+def numbers(enum: str, prefix: str) -> dict[str, int]:
+    """The numbers of a header's `enum`, by their names without `prefix`, in the order of the header."""
+    return {name.removeprefix(prefix): number for number, name in ffi.typeof(f"enum {enum}").elements.items()}
+
+
+def dtype(struct: str) -> np.dtype:
+    """The numpy type of a header's struct of numbers and arrays of numbers."""
+    names, formats, offsets = [], [], []
+    for name, field in ffi.typeof(f"struct {struct}").fields:
+        item = field.type.item if field.type.kind == "array" else field.type
+        number = np.dtype(f"{'f' if item.cname in ('float', 'double') else 'i'}{ffi.sizeof(item)}")
+        names.append(name)
+        formats.append((number, (field.type.length,)) if field.type.kind == "array" else number)
+        offsets.append(field.offset)
+    return np.dtype(
+        {"names": names, "formats": formats, "offsets": offsets, "itemsize": ffi.sizeof(f"struct {struct}")}
+    )
+
+
+def struct(ctype: str, fields: Mapping[str, Any], keep: list[Any]) -> CData:
+    """A new struct with `fields` by name, 0 where one is not given; a list for a pointer becomes an array of so many.
+
+    What it and its arrays lie in is added to `keep`.
+    """
+    made = ffi.new(f"{ctype} *", _native_form(ffi.typeof(ctype), fields, keep))
+    keep.append(made)
+    return made
+
+
+def _native_form(ctype: CData, value: Any, keep: list[Any]) -> Any:
+    """A field's value as cffi takes it."""
+    if isinstance(value, Mapping):
+        types = {name: field.type for name, field in ctype.fields}
+        unknown = [name for name in value if name not in types]
+        if unknown:
+            raise errors.NativeError(f"{ctype.cname} has no field {unknown[0]!r}; it has {', '.join(types)}")
+        return {name: _native_form(types[name], part, keep) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_native_form(ctype.item, part, keep) for part in value]
+        if ctype.kind == "array":
+            return items
+        keep.append(ffi.new(f"{ctype.item.cname}[]", items))
+        return keep[-1]
+    return value
 
 
 def isa() -> str:

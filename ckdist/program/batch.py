@@ -4,17 +4,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-BLOCK_TOKENS = 16  # positions of one KV block
+from ckdist import native
+
+BLOCK_TOKENS: int = native.lib.ckdist_block_tokens  # positions of one block of the cache
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Runs of consecutive tokens, one run per sequence, laid end to end.
+    """Chunks of consecutive tokens, one per sequence, laid end to end.
 
-    Before a step every run's block table covers its last position; the step writes the run's keys and values there.
+    Before a step every chunk's block table covers its last position; the step writes the chunk's keys and values there.
     """
 
     token_ids: np.ndarray  # int32 (tokens,)
-    runs: np.ndarray  # int32 (sequences, 3): number of tokens, position of the first, number of blocks
-    block_tables: np.ndarray  # int32 (sum of blocks,): the runs' tables end to end
-    output_tokens: np.ndarray  # int32 (outputs,): indices into token_ids whose logits are wanted, ascending
+    chunks: np.ndarray  # int32 (sequences, 3), as struct ckdist_sequence_chunk: tokens, first position, blocks
+    block_tables: np.ndarray  # int32 (sum of blocks,): the chunks' tables end to end
+    logits_indices: np.ndarray  # int32 (selected,): indices into token_ids whose logits are wanted, ascending

@@ -1,4 +1,4 @@
-"""The native replay of lowered programs, seen from Python: rank 0 runs batches, the other ranks work until told to
+"""The executor of lowered programs that serve, seen from Python: rank 0 runs batches, the other ranks work until told to
 stop.
 """
 
@@ -13,21 +13,22 @@ from ckdist.layout import Layout, Mesh, model_dims
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 from ckdist.program.decoder_spec import DecoderSpec, Rotation
 from ckdist.program.lowered import Lowered
+from ckdist.program.pool import ThreadPool
+from ckdist.program.step import native_steps
 
 if TYPE_CHECKING:  # a program is bound to ranks without what opens their communicator
     from ckdist.comm.communicator import Communicator
 
-KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i16": 25, "bf16": 30}
-_KINDS = {"arena": 0, "slot": 1, "logits": 2, "activations": 3, "tokens": 4, "columns": 5, "outputs": 6, "sums": 7}
+KV_TYPES = native.numbers("ckdist_cache_type", "ckdist_cache_")
+_PLACES = native.numbers("ckdist_place", "ckdist_place_")
 _ROPE_ROWS = 4096  # that are computed at a time, so that a long context costs little more than its tables
-_OPS = {"embed": 0, "prepare": 1, "linear": 2, "attend": 3, "share": 4, "low_rank": 5}
-_HEADER = 7  # ints of a batch's message before its arrays
-DECODE, PREFILL = 0, 1  # phases
+_HEADER = native.ffi.sizeof("struct ckdist_batch_header") // 4  # ints of a batch's message before its arrays
+DECODE, PREFILL = 0, 1  # execution plans
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What the buffers are sized for."""
+class CacheConfig:
+    """What cache and buffers are sized for."""
 
     max_tokens: int  # per step
     max_sequences: int
@@ -37,7 +38,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Phase:
+class ExecutionPlan:
     """A lowered program and what it reads: `matrices[i]` is the address of the native matrix for
     `lowered.matrices[i]`, `vectors[i]` that of the float32 elements for `lowered.vectors[i]`; their maker keeps
     them alive.
@@ -49,7 +50,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Times:
+class StepStats:
     """Seconds of this rank's first thread: in all steps, waiting at its own barriers, and in exchanges with other
     ranks.
 
@@ -90,41 +91,40 @@ class Executable:
 
     def __init__(
         self,
-        phases: Sequence[Phase],
+        plans: Sequence[ExecutionPlan],
         spec: DecoderSpec,
         layout: Layout,
         mesh: Mesh,
         communicator: "Communicator",
-        limits: Limits,
+        config: CacheConfig,
         threads: int,
         threads_batch: int,
         cpus: Sequence[int],
         spins: int,
         loader: native.CData | None = None,
     ):
-        self.spec, self.limits, self.communicator = spec, limits, communicator
-        self.max_tokens, self.max_sequences = limits.max_tokens, limits.max_sequences
+        self.spec, self.config, self.communicator = spec, config, communicator
+        self.max_tokens, self.max_sequences = config.max_tokens, config.max_sequences
         self.num_blocks, self.context_length, self.vocab_size = (
-            limits.num_blocks,
-            limits.context_length,
+            config.num_blocks,
+            config.context_length,
             spec.vocab_size,
         )
         self.threads, self.threads_batch = threads, threads_batch
-        self.phases = len(phases)
+        self.plans = len(plans)
         self.prefill_from = 0
-        self.prefill_tokens = [0] * len(phases)  # of steps with prompts, by phase
-        self.layer_steps = [phase.lowered.layer_steps for phase in phases]
-        self.labels = [phase.lowered.labels() for phase in phases]
+        self.prefill_tokens = [0] * len(plans)  # of steps with prompts, by plan
+        self.layer_steps = [plan.lowered.layer_steps for plan in plans]
+        self.labels = [plan.lowered.labels() for plan in plans]
         self._keep: list[Any] = [communicator, loader]
         self._loader = native.ffi.NULL if loader is None else loader
-        program = self._program(phases, layout, mesh)
+        self.pool = ThreadPool(max(threads, threads_batch), cpus, spins)
+        program = self._program(plans, layout, mesh)
         out = native.ffi.new("struct ckdist_executable **")
-        pool = max(threads, threads_batch)
-        cpu_array = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= pool else native.ffi.NULL
-        native.check(native.lib.ckdist_executable_new(program, communicator.handle, pool, cpu_array, spins, out))
+        native.check(native.lib.ckdist_executable_new(program, communicator.handle, self.pool.handle, out))
         self._handle = out[0]
         self.failed = False  # in a step: the other ranks have given up as well
-        self._message, self._message_address = np.zeros(0, np.int32), native.ffi.NULL
+        self._message, self._message_address, self._header = np.zeros(0, np.int32), native.ffi.NULL, native.ffi.NULL
         self._logits: np.ndarray | None = None  # (max_tokens, vocab): where the ranks gather them
 
     def _array(self, values: Sequence[Any], dtype: str) -> native.CData:
@@ -133,75 +133,57 @@ class Executable:
         self._keep.append(array)
         return array
 
-    def _phase(self, phase: Phase) -> dict[str, Any]:
-        """The fields of a `struct ckdist_phase`."""
-        ffi, lowered = native.ffi, phase.lowered
-        pad = lambda values, n, fill: [*values, *[fill] * (n - len(values))]
-        steps = [
-            {
-                "op": _OPS[s.op],
-                "outputs_only": s.outputs_only,
-                "own": s.own,
-                "x": s.x,
-                "y": s.y,
-                "in": pad(s.inputs, 4, -1),
-                "out": pad(s.outputs, 4, -1),
-                "matrix": pad(s.matrices, 4, -1),
-                "vector": pad(s.vectors, 4, -1),
-                "count": pad(s.counts, 4, 1),
-                "i": pad(s.ints, 4, 0),
-                "f": pad(s.floats, 4, 0.0),
-            }
-            for s in lowered.steps
-        ]
+    def _plan(self, plan: ExecutionPlan) -> dict[str, Any]:
+        """The fields of a `struct ckdist_execution_plan`."""
+        ffi, lowered = native.ffi, plan.lowered
         values = [
             {
-                "kind": _KINDS[b.kind],
+                "place": _PLACES[b.place],
                 "format": b.format,
+                "selected": b.selected,
                 "width": b.width,
-                "place": b.place,
+                "offset": b.offset,
                 "lead": b.lead,
                 "floats": b.floats,
-                "taken": b.taken,
             }
             for b in lowered.buffers
         ]
         return {
-            "steps": self._array(steps, "struct ckdist_step"),
-            "step_count": len(steps),
+            "steps": native_steps(lowered.steps, self._keep),
+            "step_count": len(lowered.steps),
             "values": self._array(values, "struct ckdist_value"),
             "value_count": len(values),
-            "matrices": self._array([ffi.cast("void *", m) for m in phase.matrices], "const void *"),
-            "matrix_count": len(phase.matrices),
-            "vectors": self._array([ffi.cast("float *", v) for v in phase.vectors], "const float *"),
-            "vector_count": len(phase.vectors),
-            "tokens_cut": lowered.tokens_cut,
+            "matrices": self._array([ffi.cast("void *", m) for m in plan.matrices], "const void *"),
+            "matrix_count": len(plan.matrices),
+            "vectors": self._array([ffi.cast("float *", v) for v in plan.vectors], "const float *"),
+            "vector_count": len(plan.vectors),
+            "tokens_sharded": lowered.tokens_sharded,
         }
 
-    def _program(self, phases: Sequence[Phase], layout: Layout, mesh: Mesh) -> native.CData:
-        """The `struct ckdist_program *` of the phases; what it points to lives as long as this does."""
-        ffi, spec, limits = native.ffi, self.spec, self.limits
+    def _program(self, plans: Sequence[ExecutionPlan], layout: Layout, mesh: Mesh) -> native.CData:
+        """The `struct ckdist_program *` of the plans; what it points to lives as long as this does."""
+        ffi, spec, config = native.ffi, self.spec, self.config
         shared = heads_per_kv(spec, layout, mesh)
         cos, sin = zip(*(self._rope(r) for r in (spec.rope, spec.rope_local)), strict=True)
         return ffi.new(
             "struct ckdist_program *",
             {
-                "phases": self._array([self._phase(phase) for phase in phases], "struct ckdist_phase"),
-                "phase_count": len(phases),
-                "arena_bytes": max(phase.lowered.arena_bytes for phase in phases),
-                "max_tokens": limits.max_tokens,
-                "max_sequences": limits.max_sequences,
-                "max_outputs": limits.max_tokens,
-                "context_length": limits.context_length,
+                "plans": self._array([self._plan(plan) for plan in plans], "struct ckdist_execution_plan"),
+                "plan_count": len(plans),
+                "arena_bytes": max(plan.lowered.arena_bytes for plan in plans),
+                "max_tokens": config.max_tokens,
+                "max_sequences": config.max_sequences,
+                "max_outputs": config.max_tokens,
+                "context_length": config.context_length,
                 "vocab": spec.vocab_size,
-                "exchange_floats": max(phase.lowered.exchange_floats for phase in phases),
-                "kv_type": KV_TYPES[limits.kv_type],
+                "exchange_floats": max(plan.lowered.exchange_floats for plan in plans),
+                "kv_type": KV_TYPES[config.kv_type],
                 "layers": spec.num_layers,
                 "head_dim": spec.head_dim,
                 "heads": int(shared.sum()),
                 "kv_heads": len(shared),
                 "heads_per_kv": self._array(shared.tolist(), "int32_t"),
-                "blocks": limits.num_blocks,
+                "blocks": config.num_blocks,
                 "rope_cos": cos,
                 "rope_sin": sin,
                 "loader": self._loader,
@@ -212,10 +194,10 @@ class Executable:
         """Cos and sin of every position: float32 (context_length, head_dim / 2) each."""
         if rope is None:
             return native.ffi.NULL, native.ffi.NULL
-        shape = self.limits.context_length, len(rope.inverse_frequencies)
+        shape = self.config.context_length, len(rope.inverse_frequencies)
         tables = np.empty(shape, np.float32), np.empty(shape, np.float32)
-        for begin in range(0, self.limits.context_length, _ROPE_ROWS):
-            positions = np.arange(begin, min(begin + _ROPE_ROWS, self.limits.context_length), dtype=np.float32)
+        for begin in range(0, self.config.context_length, _ROPE_ROWS):
+            positions = np.arange(begin, min(begin + _ROPE_ROWS, self.config.context_length), dtype=np.float32)
             angles = positions[:, None] * rope.inverse_frequencies.astype(np.float32)
             for table, function in zip(tables, (np.cos, np.sin), strict=True):
                 np.multiply(function(angles), np.float32(rope.magnitude), out=table[begin : begin + _ROPE_ROWS])
@@ -223,47 +205,49 @@ class Executable:
         return native.pointer(tables[0], "float *"), native.pointer(tables[1], "float *")
 
     def run(self, batch: Batch) -> np.ndarray:
-        """Runs one step on all ranks, from rank 0; float32 (outputs, vocab) logits, valid until the next run.
+        """Runs one step on all ranks, from rank 0; float32 (selected, vocab) logits, valid until the next run.
 
         Raises CommError when a rank died or stalled, naming it and the step.
         """
-        tokens, prompts = len(batch.token_ids), len(batch.token_ids) > len(batch.runs)
-        phase = self.phases - 1 if prompts and tokens >= self.prefill_from else DECODE
-        self.prefill_tokens[phase] += prompts * tokens
-        outputs = self._run(batch, phase)
+        tokens, prompts = len(batch.token_ids), len(batch.token_ids) > len(batch.chunks)
+        plan = self.plans - 1 if prompts and tokens >= self.prefill_from else DECODE
+        self.prefill_tokens[plan] += prompts * tokens
+        selected = self._run(batch, plan)
         if self._logits is None:
             buffer = native.ffi.buffer(
                 native.lib.ckdist_executable_logits(self._handle), self.max_tokens * self.vocab_size * 4
             )
             self._logits = np.frombuffer(buffer, np.float32).reshape(self.max_tokens, self.vocab_size)
-        return self._logits[:outputs]
+        return self._logits[:selected]
 
-    def run_layer(self, batch: Batch, phase: int) -> None:
+    def run_layer(self, batch: Batch, plan: int) -> None:
         """Runs a step to the end of the first layer, to see how long that takes; the batch's blocks then hold
         nothing of use.
         """
-        self._run(batch, phase, self.layer_steps[phase])
+        self._run(batch, plan, self.layer_steps[plan])
 
-    def _run(self, batch: Batch, phase: int, steps: int = 0) -> int:
-        """Publishes and runs a step, or its first `steps` ones unless 0; returns the number of its outputs."""
-        tokens, runs, outputs = len(batch.token_ids), len(batch.runs), len(batch.output_tokens)
-        size = _HEADER + tokens + 3 * runs + len(batch.block_tables) + outputs
+    def _run(self, batch: Batch, plan: int, steps: int = 0) -> int:
+        """Publishes and runs a plan, or its first `steps` steps unless 0; returns the number of rows of logits."""
+        tokens, sequences, selected = len(batch.token_ids), len(batch.chunks), len(batch.logits_indices)
+        size = _HEADER + tokens + 3 * sequences + len(batch.block_tables) + selected
         if len(self._message) < size:
             self._message = np.zeros(2 * size, np.int32)
             self._message_address = native.pointer(self._message, "int32_t *")
-        threads = self.threads if tokens == runs else self.threads_batch
+            self._header = native.ffi.cast("struct ckdist_batch_header *", self._message_address)
         # One call of numpy: between two steps the caches hold weights, and every line of code that runs is fetched
         # anew.
-        for i, number in enumerate((tokens, runs, len(batch.block_tables), outputs, threads, phase, steps)):
-            self._message_address[i] = number
+        header = self._header
+        header.tokens, header.sequences, header.selected = tokens, sequences, selected
+        header.blocks, header.plan, header.steps = len(batch.block_tables), plan, steps
+        header.threads = self.threads if tokens == sequences else self.threads_batch
         np.concatenate(
-            (batch.token_ids, batch.runs.reshape(-1), batch.block_tables, batch.output_tokens),
+            (batch.token_ids, batch.chunks.reshape(-1), batch.block_tables, batch.logits_indices),
             out=self._message[_HEADER:size],
         )
         status = native.lib.ckdist_executable_run(self._handle, self._message_address, size)
         self.failed |= status < 0
         native.check(status)
-        return outputs
+        return selected
 
     def work(self) -> None:
         """Ranks other than 0: runs every batch that rank 0 publishes; returns when rank 0 stops."""
@@ -277,11 +261,11 @@ class Executable:
         """Rank 0: the other ranks return from work()."""
         native.check(native.lib.ckdist_executable_stop(self._handle))
 
-    def times(self, reset: bool = False) -> Times:
+    def stats(self, reset: bool = False) -> StepStats:
         """What was measured since the start or the last `reset`."""
-        out = native.ffi.new("struct ckdist_times *")
-        native.lib.ckdist_executable_times(self._handle, out, reset)
-        return Times(out.total, out.barrier, out.exchange, out.runs, out.moved)
+        out = native.ffi.new("struct ckdist_step_stats *")
+        native.lib.ckdist_executable_stats(self._handle, out, reset)
+        return StepStats(out.total, out.barrier, out.exchange, out.runs, out.moved)
 
     def trace(self, handle: native.CData) -> None:
         """From now on every thread writes what it does to the native trace `handle`, which outlives this."""
@@ -307,11 +291,12 @@ class Executable:
 __all__ = [
     "BLOCK_TOKENS",
     "DECODE",
+    "KV_TYPES",
     "PREFILL",
+    "CacheConfig",
     "Executable",
-    "Limits",
-    "Phase",
-    "Times",
+    "ExecutionPlan",
+    "StepStats",
     "heads_per_kv",
     "kv_bytes_per_block",
 ]

@@ -64,7 +64,7 @@ class Interpreter:
         for context in self.contexts:
             begin, end = context.rows(axis, len(ids))
             context.positions = self.length + np.arange(len(ids))
-            context.output_tokens = wanted[(wanted >= begin) & (wanted < end)] - begin
+            context.logits_indices = wanted[(wanted >= begin) & (wanted < end)] - begin
             inputs.append([ids[begin:end]])
         self.length += len(ids)
         return self.evaluate(inputs)[0][0]

@@ -26,6 +26,18 @@ class Value:
     dtype: str = "f32"
     partial: str | None = None
 
+    @property
+    def selected(self) -> bool:
+        """Whether its rows are those whose logits are wanted, not tokens."""
+        return self.dims[0].name == "outputs"
+
+    @property
+    def rows(self) -> str:
+        """Which rows it has, by the names of a step's: tokens, selected, or local_selected where they are sharded."""
+        if not self.selected:
+            return "tokens"
+        return "local_selected" if self.dims[0].axis is not None else "selected"
+
     def __str__(self) -> str:
         return f"%{self.name}: {self.dtype}[{', '.join(map(str, self.dims))}]" + (
             f" partial({self.partial})" if self.partial else ""

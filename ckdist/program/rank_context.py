@@ -15,7 +15,7 @@ class RankContext:
         self.mesh, self.spec = mesh, spec
         self.cache: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # layer -> K, V: (positions, kv_heads, head_dim)
         self.positions = np.zeros(0, np.int_)  # of the step's tokens in their sequences
-        self.output_tokens = np.zeros(0, np.int_)  # of the step's tokens, whose logits are wanted
+        self.logits_indices = np.zeros(0, np.int_)  # of the step's tokens, whose logits are wanted
         self.starts = np.zeros(1, np.int32)  # where the packed sequences begin, and where the last one ends
 
     def share(self, dim: Dim) -> Range:

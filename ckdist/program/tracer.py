@@ -128,9 +128,9 @@ class Tracer(Emitter):
         """Cap * tanh(x / cap); nothing where the cap is 0."""
         return x if cap == 0.0 else self._emit("soft_cap", (x,), cap=cap)
 
-    def take(self, x: Value) -> Value:
+    def select_rows(self, x: Value) -> Value:
         """The rows whose logits are wanted: (tokens, n) -> (outputs, n)."""
-        return self._emit("take", (x,), dim=self.dims["outputs"])
+        return self._emit("select_rows", (x,), dim=self.dims["outputs"])
 
     def reduce(self, x: Value) -> Value:
         """An all_reduce where x is partial; else nothing."""

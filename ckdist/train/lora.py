@@ -17,7 +17,7 @@ from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import TrainingTracer
 from ckdist.train.checkpoint import write_synced
 from ckdist.train.initial import generator_of
-from ckdist.weights.lora import CONFIG, PREFIX, WEIGHTS, Lora
+from ckdist.weights.adapter import CONFIG, PREFIX, WEIGHTS, Lora
 from ckdist.weights.safetensors_writer import TensorToWrite, write_safetensors
 
 

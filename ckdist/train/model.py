@@ -32,9 +32,9 @@ from ckdist.train.data.documents import BadLine, find_files, read_documents
 from ckdist.train.initial import initial_weight
 from ckdist.train.lora import LoraTracer, initial_matrix
 from ckdist.train.tokenizer import tokenizer_config, train_tokenizer
+from ckdist.weights.adapter import Lora
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
-from ckdist.weights.lora import Lora
 
 INITIALIZER_RANGE = 0.02
 

@@ -15,32 +15,15 @@ from ckdist.models.decoder import loss as loss_of
 from ckdist.models.spec import ModelSpec, RopeSpec
 from ckdist.native import CData
 from ckdist.program.autodiff import backward
-from ckdist.program.lower_training import LoweredTraining, TrainingStep, lower_training
+from ckdist.program.lower_training import LoweredTraining, PlacedValue, lower_training
+from ckdist.program.pool import ThreadPool
+from ckdist.program.step import ParameterIndex, native_steps
 from ckdist.program.tracer import TrainingTracer, trace_loss
 from ckdist.train.arena import Arena, shape_of
 from ckdist.train.batch import PackedBatch
 
 DTYPES = ("float32", "bfloat16")
-_OPS = [
-    "embed",
-    "scale",
-    "add",
-    "rms_norm",
-    "rms_norm_grad",
-    "linear",
-    "linear_grad",
-    "linear_weight_grad",
-    "bias_grad",
-    "rope",
-    "attend",
-    "attend_grad",
-    "gated",
-    "gated_grad",
-    "cross_entropy",
-    "embed_grad",
-    "reduce",
-    "operand",
-]
+_KINDS = native.numbers("ckdist_step_kind", "ckdist_step_")
 
 
 @dataclass(frozen=True)
@@ -54,17 +37,15 @@ class TrainingBytes:
 
 def _once_read(lowered: LoweredTraining) -> list[tuple[int, int]]:
     """Whole pages, as bytes [begin, end), of the matrices that are not trained and that only packing reads."""
-    read = {p for s in (*lowered.steps, *lowered.loss_steps) if s.op == "embed" for p in s.parameters}
-    read |= {
-        p
-        for _, side in lowered.packs
-        if any(lowered.parameters[q].offset < lowered.trained_floats for q in side)
-        for p in side
-    }
+    steps = (*lowered.steps, *lowered.loss_steps)
+    read = {int(p) for step in steps if step.kind == "lookup" for p in step.operands(ParameterIndex)}
+    for _, side in lowered.packs:
+        if any(lowered.parameters[q].offset < lowered.trained_floats for q in side):
+            read |= set(side)
     frozen = [
         p
         for i, p in enumerate(lowered.parameters)
-        if p.offset >= lowered.trained_floats and p.rows > 1 and i not in read
+        if p.offset >= lowered.trained_floats and p.rows > 1 and not p.stored and i not in read
     ]
     pages = [
         (-(-4 * p.offset // mmap.PAGESIZE) * mmap.PAGESIZE, 4 * p.end // mmap.PAGESIZE * mmap.PAGESIZE) for p in frozen
@@ -87,28 +68,20 @@ class NativeExecutable:
         max_tokens: int,
         load: Callable[[str], np.ndarray],
         dtype: str = "float32",
-        threads: int = 1,
+        pool: ThreadPool | None = None,
         communicator: Communicator | None = None,
         trained: Sequence[str] | None = None,
         recompute: bool = False,
-        cpus: Sequence[int] = (),
-        spins: int = 2000,
         tracer: Callable[..., TrainingTracer] = TrainingTracer,
     ) -> None:
-        """`max_tokens`: of a batch. `load(name)`: a weight's first value.
+        """`max_tokens`: of a batch. `load(name)`: a weight's first value. `pool`: the threads; default: one.
 
-        `recompute`: keeps of each layer only its input, and computes it again.
-        `cpus`: one for each thread, or none. `spins`: polls before a waiting thread sleeps. Raises ConfigError.
+        `recompute`: keeps of each layer only its input, and computes it again. Raises ConfigError.
         """
         if dtype not in DTYPES:
             raise ConfigError(f"training cannot multiply in {dtype!r}; use {' or '.join(DTYPES)}")
-        self.spec, self.max_tokens, self.dtype, self.threads, self.communicator = (
-            spec,
-            max_tokens,
-            dtype,
-            threads,
-            communicator,
-        )
+        self.spec, self.max_tokens, self.dtype, self.communicator = spec, max_tokens, dtype, communicator
+        self.pool = pool or ThreadPool(1)
         mesh = Mesh({"dp": communicator.size if communicator else 1}, communicator.rank if communicator else 0)
         program = trace_loss(loss_of, spec, DATA, mesh, tracer)
         weights = {w.name: w for w in program.weights}
@@ -135,8 +108,7 @@ class NativeExecutable:
         self._keep: list[Any] = []
         out = native.ffi.new("struct ckdist_training **")
         handle = communicator.handle if communicator else native.ffi.NULL
-        cpu_array = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
-        native.check(native.lib.ckdist_training_new(self._native(lowered), handle, threads, cpu_array, spins, out))
+        native.check(native.lib.ckdist_training_new(self._native(lowered), handle, self.pool.handle, out))
         self._handle = out[0]
         self._cleared = False  # what the gradients hold does not count
 
@@ -148,54 +120,30 @@ class NativeExecutable:
 
     def _native(self, lowered: LoweredTraining) -> CData:
         """The struct ckdist_training_program."""
-
-        def pad(values: Sequence[float], n: int, fill: float = -1) -> list[float]:
-            """So many values, of which the last are `fill`."""
-            return [*values, *[fill] * (n - len(values))]
-
-        def steps(those: Sequence[TrainingStep]) -> CData:
-            """An array of struct ckdist_training_step."""
-            return self._array(
-                [
-                    {
-                        "op": _OPS.index(s.op),
-                        "in": pad(s.inputs, 6),
-                        "out": pad(s.outputs, 4),
-                        "pack": pad(s.packs, 4),
-                        "parameter": pad(s.parameters, 4),
-                        "gradient": pad(s.gradients, 4),
-                        "i": pad(s.ints, 2, 0),
-                        "f": pad(s.floats, 2, 0.0),
-                    }
-                    for s in those
-                ],
-                "struct ckdist_training_step",
-            )
-
         spec = self.spec
         cos, sin = zip(*(self._rope(r) for r in (spec.rope, spec.rope_local)), strict=True)
         return native.ffi.new(
             "struct ckdist_training_program *",
             {
-                "steps": steps(lowered.steps),
-                "loss_steps": steps(lowered.loss_steps),
+                "steps": native_steps(lowered.steps, self._keep),
+                "loss_steps": native_steps(lowered.loss_steps, self._keep),
                 "step_count": len(lowered.steps),
                 "loss_step_count": len(lowered.loss_steps),
-                "values": self._array(
-                    [
-                        {"offset": v.offset, "width": v.width, "room": v.room, "stride": v.stride, "operand": v.operand}
-                        for v in lowered.values
-                    ],
-                    "struct ckdist_training_value",
-                ),
+                "values": self._array([self._value(v) for v in lowered.values], "struct ckdist_value"),
                 "value_count": len(lowered.values),
                 "parameters": self._array(
-                    [{"offset": p.offset, "rows": p.rows, "cols": p.columns} for p in lowered.parameters],
+                    [
+                        {"offset": p.offset, "rows": p.rows, "cols": p.columns, "cleared": i in lowered.cleared}
+                        for i, p in enumerate(lowered.parameters)
+                    ],
                     "struct ckdist_training_parameter",
                 ),
                 "parameter_count": len(lowered.parameters),
                 "packs": self._array(
-                    [{"turned": turned, "count": len(of), "parameter": pad(of, 4)} for turned, of in lowered.packs],
+                    [
+                        {"transposed": transposed, "count": len(of), "parameters": self._array(of, "int32_t")}
+                        for transposed, of in lowered.packs
+                    ],
                     "struct ckdist_training_pack",
                 ),
                 "pack_count": len(lowered.packs),
@@ -213,6 +161,12 @@ class NativeExecutable:
                 "gradient_arena": native.pointer(self.gradients.flat, "float *"),
             },
         )
+
+    @staticmethod
+    def _value(v: PlacedValue) -> dict[str, int]:
+        """The fields of a struct ckdist_value."""
+        place = native.lib.ckdist_place_activations if v.operand else native.lib.ckdist_place_arena
+        return {"place": place, "offset": v.offset, "width": v.width, "room": v.room, "stride": v.stride}
 
     def _rope(self, rope: RopeSpec | None) -> Sequence[CData]:
         """Cos and sin of every position: float32 (max_tokens, head_dim / 2) each."""
@@ -269,12 +223,15 @@ class NativeExecutable:
         self._cleared = True
 
     def times(self) -> dict[str, float]:
-        """Seconds of the last run by op, and, as a part of these, of packing the weights; "reduce" is what was
-        waited for other ranks.
+        """Seconds of the last run by kind of step, and, as a part of these, of packing the weights; "reduce_gradients"
+        is what was waited for other ranks.
         """
-        out = native.ffi.new("double[19]")
+        out = native.ffi.new(f"double[{_KINDS['kinds'] + 1}]")
         native.lib.ckdist_training_times(self._handle, out)
-        return dict(zip((*_OPS, "pack"), out, strict=True))
+        return {
+            **{name: out[number] for name, number in _KINDS.items() if name != "kinds"},
+            "pack": out[_KINDS["kinds"]],
+        }
 
     @property
     def bytes(self) -> TrainingBytes:

@@ -7,7 +7,6 @@ gathered.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +14,11 @@ import numpy as np
 from ckdist import native
 from ckdist.comm.communicator import Communicator
 from ckdist.layout import cut
+from ckdist.program.pool import ThreadPool
 from ckdist.train.arena import ALIGNMENT, Arena
 from ckdist.train.config import TrainConfig
 
 ffi, lib = native.ffi, native.lib
-SPINS = 2000
 STATES = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 SAVE_TAG = 1000
 
@@ -49,10 +48,9 @@ class Optimizer:
         parameters: Arena,
         gradients: Arena,
         communicator: Communicator | None = None,
-        threads: int = 1,
-        cpus: Sequence[int] = (),
+        pool: ThreadPool | None = None,
     ) -> None:
-        """`cpus`: one for each thread, or none. NativeError where threads cannot be started."""
+        """`pool`: the threads; default: one."""
         self.config, self.parameters, self.gradients = config, parameters, gradients
         several = communicator if communicator is not None and communicator.size > 1 else None
         self._sharing = several if config.zero_stage else None  # the ranks that the state is sharded over
@@ -62,9 +60,9 @@ class Optimizer:
         self.state = {name: np.zeros(self.end - self.begin, np.float32) for name in STATES[config.optim]}
         self.steps = 0  # that changed the parameters
         self._ends, self._decays = self._parts()
-        pins = ffi.new("int32_t[]", list(cpus[:threads])) if len(cpus) >= threads else ffi.NULL
+        self._pool = pool or ThreadPool(1)
         out = ffi.new("struct ckdist_optimizer **")
-        native.check(lib.ckdist_optimizer_new(ffi.NULL, threads, pins, SPINS, out))
+        native.check(lib.ckdist_optimizer_new(ffi.NULL, self._pool.handle, out))
         self._native = ffi.gc(out[0], lib.ckdist_optimizer_free)
 
     @property

@@ -6,7 +6,7 @@ Every function here is called by all ranks together. Who computes gradients is a
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -18,6 +18,7 @@ from ckdist.comm.protocol import World
 from ckdist.comm.world import agree, start_world
 from ckdist.errors import CommError, ConfigError
 from ckdist.hub.resolve import resolve
+from ckdist.program.pool import ThreadPool
 from ckdist.topology import default_threads, place
 from ckdist.topology.arithmetic import arithmetic_rate
 from ckdist.train import checkpoint as saved
@@ -44,10 +45,8 @@ log = logging.getLogger(__name__)
 EVAL_ROWS = 256  # of max_length that a validation loss is taken on, at most
 PEAK_FORMATS = {True: 1, False: 0}  # bf16 -> activation format of the products
 
-# What makes the executable: of the model, configuration, communicator, threads and their CPUs.
-MakeExecutable: TypeAlias = Callable[
-    [TrainedModel, TrainConfig, Communicator | None, int, Sequence[int]], TrainingExecutable
-]
+# What makes the executable: of the model, configuration, communicator and threads.
+MakeExecutable: TypeAlias = Callable[[TrainedModel, TrainConfig, Communicator | None, ThreadPool], TrainingExecutable]
 OnStep: TypeAlias = Callable[[StepReport], None]
 ShouldStop: TypeAlias = Callable[[], bool]
 
@@ -83,7 +82,7 @@ def train(
 
 
 def native_executable(
-    model: TrainedModel, config: TrainConfig, communicator: Communicator | None, threads: int, cpus: Sequence[int]
+    model: TrainedModel, config: TrainConfig, communicator: Communicator | None, pool: ThreadPool
 ) -> TrainingExecutable:
     """What computes the gradients."""
     tokens = config.per_device_train_batch_size * config.max_length
@@ -94,11 +93,10 @@ def native_executable(
         tokens,
         model.load,
         dtype,
-        threads,
+        pool,
         communicator,
         trained,
         config.activation_checkpointing,
-        cpus,
         tracer=model.tracer,
     )
 
@@ -107,8 +105,7 @@ def reference_executable(
     model: TrainedModel,
     config: TrainConfig,
     communicator: Communicator | None,
-    threads: int,  # noqa: ARG001, numpy's own
-    cpus: Sequence[int],  # noqa: ARG001
+    pool: ThreadPool,  # noqa: ARG001, numpy has its own
 ) -> TrainingExecutable:
     """The definition of what training computes, in numpy."""
     return ReferenceExecutable(
@@ -158,14 +155,14 @@ class Trainer:
                 arena_bytes=ARENA_BYTES + 2 * gradients,
                 log=log.warning,
             )
-        self.executable = make_executable(self.model, config, self.communicator, self.threads, self.placement.cpus)
+        self.pool = ThreadPool(self.threads, self.placement.cpus)
+        self.executable = make_executable(self.model, config, self.communicator, self.pool)
         self.optimizer = Optimizer(
             config,
             self.executable.parameters,
             self.executable.gradients,
             self.communicator,
-            self.threads,
-            self.placement.cpus,
+            self.pool,
         )
         self.state = TrainState(seed=config.seed)
         self.validation: Rows | None = None

@@ -1,16 +1,16 @@
 """The weights of a host, once: every rank's packed shard, mapped by all of the host's ranks.
 
-Decode reads a rank's own shard; a program whose tokens are cut reads whole matrices through everybody's. Nothing is
+Decode reads a rank's own shard; a program whose tokens are sharded reads whole matrices through everybody's. Nothing is
 copied: what a rank adds are page tables. What a rank has not packed yet the others read from their own mappings of the
 files. It does not load, and does not know which shard goes where in a matrix.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ckdist.comm.protocol import World
 from ckdist.native import ffi
-from ckdist.program.lowered import Lowered
+from ckdist.program.lowered import MatrixKey, VectorKey
 from ckdist.weights.handles import MatrixHandle, VectorHandle
 from ckdist.weights.loader import ShardLoader
 
@@ -18,33 +18,26 @@ from ckdist.weights.loader import ShardLoader
 class HostShards:
     """Finds any part of a weight that some rank of the host has loaded. A collective call of all ranks of the world.
 
-    `loader` is open to be shared, and nothing is filled yet; `matrices` and `vectors` are its handles of what `lowered`
-    names. Addresses are valid while the object and the loader live.
+    `loader` is open to be shared, and nothing is filled yet; `matrices` and `vectors` are its handles, by the
+    keys of the lowered program that decodes. Addresses are valid while the object and the loader live.
     """
 
     def __init__(
         self,
         world: World,
         loader: ShardLoader,
-        lowered: Lowered,
-        matrices: Sequence[MatrixHandle],
-        vectors: Sequence[VectorHandle],
+        matrices: Mapping[MatrixKey, MatrixHandle],
+        vectors: Mapping[VectorKey, VectorHandle],
     ):
         self._loader = loader
         own = [
-            [
-                [name, rows, columns, handle.place, handle.columns]
-                for (name, rows, columns), handle in zip(lowered.matrices, matrices, strict=True)
-            ],
-            [[name, part, handle.place] for (name, part), handle in zip(lowered.vectors, vectors, strict=True)],
+            [[*key, handle.place, handle.columns] for key, handle in matrices.items()],
+            [[*key, handle.place] for key, handle in vectors.items()],
         ]
         rows = world.gather([loader.path, loader.planned_bytes, *own])
         others = [r for r, host in enumerate(world.hosts) if host == world.hosts[world.rank] and r != world.rank]
         self._peers = {rank: loader.add_peer(*rows[rank][:2]) for rank in others}
-        self._own = {
-            (name, tuple(row_range), tuple(columns)): handle
-            for (name, row_range, columns), handle in zip(lowered.matrices, matrices, strict=True)
-        }
+        self._own = dict(matrices)
         # part of a weight -> rank, place there and columns that it has, the own rank first
         self._places: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._addresses: dict[tuple[Any, ...], int] = {}

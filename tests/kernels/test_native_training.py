@@ -16,6 +16,7 @@ from ckdist.layout import DATA, Mesh
 from ckdist.models.decoder import loss as loss_of
 from ckdist.program.autodiff import backward
 from ckdist.program.interpreter import Interpreter
+from ckdist.program.pool import ThreadPool
 from ckdist.program.tracer import trace_loss
 from ckdist.train.batch import PackedBatch
 from ckdist.train.native_executable import NativeExecutable
@@ -48,7 +49,7 @@ def errors(gradients, expected) -> dict[str, float]:
 
 def check(spec, weights, batch, dtype="float32", **more) -> None:
     loss, gradients = reference(spec, weights, batch)
-    e = NativeExecutable(spec, len(batch.token_ids), weights.__getitem__, dtype=dtype, threads=2, **more)
+    e = NativeExecutable(spec, len(batch.token_ids), weights.__getitem__, dtype=dtype, pool=ThreadPool(2), **more)
     assert e.forward_backward(batch) == pytest.approx(loss, rel=LOSS_ERROR[dtype])
     assert e.loss(batch) == pytest.approx(loss, rel=LOSS_ERROR[dtype])
     found = errors(e.gradients, gradients)
@@ -121,7 +122,7 @@ def test_threads_and_repetition_change_no_bit(dtype):
     batch = random_batch([131, 17, 30], 51)
     results = []
     for threads in (1, 2, 3):
-        e = NativeExecutable(spec, 200, weights.__getitem__, dtype=dtype, threads=threads)
+        e = NativeExecutable(spec, 200, weights.__getitem__, dtype=dtype, pool=ThreadPool(threads))
         for _ in range(2):
             e.zero_grad()
             results.append((e.forward_backward(batch), e.gradients.flat.copy()))
@@ -136,9 +137,9 @@ def test_threads_and_repetition_change_no_bit(dtype):
 ON_A_LEVEL = """
 import sys
 import numpy as np
-from tests.kernels.test_native_training import NativeExecutable, random_batch, random_model
+from tests.kernels.test_native_training import NativeExecutable, ThreadPool, random_batch, random_model
 spec, weights = random_model(attention_soft_cap=3.0)
-e = NativeExecutable(spec, 541, weights.__getitem__, dtype=sys.argv[1], threads=2)
+e = NativeExecutable(spec, 541, weights.__getitem__, dtype=sys.argv[1], pool=ThreadPool(2))
 loss = e.forward_backward(random_batch([131, 410], 51))
 np.save(sys.argv[2], np.append(e.gradients.flat.astype(np.float64), loss))
 """

@@ -5,6 +5,7 @@ import pytest
 
 from ckdist import native
 from ckdist.comm.communicator import open_communicator
+from ckdist.program.pool import ThreadPool
 from ckdist.train.arena import Arena
 from ckdist.train.config import TrainConfig
 from ckdist.train.optimizer import Optimizer
@@ -38,7 +39,9 @@ def taken(kind: str, stored, threads: int = 1, world=None) -> tuple[Optimizer, A
     parameters, gradients = Arena(SHAPES), Arena(SHAPES)
     for name, view in parameters.items():
         view[:] = stored[f"first/{name}"]
-    optimizer = Optimizer(config(optim=kind, zero_stage=int(ranks > 1)), parameters, gradients, communicator, threads)
+    optimizer = Optimizer(
+        config(optim=kind, zero_stage=int(ranks > 1)), parameters, gradients, communicator, ThreadPool(threads)
+    )
     for step in range(STEPS):
         for name, view in gradients.items():
             view[:] = stored[f"gradient{step}/{name}"] * (16 / ranks)  # sums over 16 tokens
@@ -80,7 +83,8 @@ def native_pass(isa: str | None, threads: int, n: int = 100_003):
     v = np.abs(v)
     ffi, lib = native.ffi, native.lib
     out = ffi.new("struct ckdist_optimizer **")
-    native.check(lib.ckdist_optimizer_new(ffi.NULL if isa is None else isa.encode(), threads, ffi.NULL, 100, out))
+    pool = ThreadPool(threads, spins=100)
+    native.check(lib.ckdist_optimizer_new(ffi.NULL if isa is None else isa.encode(), pool.handle, out))
     handle = ffi.gc(out[0], lib.ckdist_optimizer_free)
     total = ffi.new("double *")
     native.check(lib.ckdist_optimizer_sum_squares(handle, native.pointer(g, "float *"), n, total))

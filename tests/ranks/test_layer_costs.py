@@ -249,7 +249,7 @@ class Simulated:
         self.now = self.took = 0.0
         self.runs = []
 
-    def times(self, reset=False):
+    def stats(self, reset=False):
         return None if reset else types.SimpleNamespace(total=self.took, moved=7)
 
     def run_layer(self, batch, phase):

@@ -10,13 +10,14 @@ from ckdist import LLM, SamplingParams
 from ckdist.cli.export import export_gguf
 from ckdist.engine.launch import BUNDLED
 from ckdist.errors import ConfigError, ModelFileError
+from ckdist.program.pool import ThreadPool
 from ckdist.train.batch import PackedBatch
 from ckdist.train.lora import save_adapter
 from ckdist.train.model import open_model
 from ckdist.train.trainer import native_executable, reference_executable, train
+from ckdist.weights.adapter import MODULES, Lora, load_adapter
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
-from ckdist.weights.lora import MODULES, Lora, load_adapter
 from tests.support.launcher import run_ranks
 from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import config
@@ -53,8 +54,8 @@ def adapting(base, folder, **fields):
 def test_it_begins_as_the_base_and_adds_what_peft_defines(base, tmp_path):
     c = adapting(base, tmp_path)
     model = open_model(c)
-    adapted = reference_executable(model, c, None, 1, ())
-    plain = reference_executable(open_model(adapting(base, tmp_path, lora_r=0)), c, None, 1, ())
+    adapted = reference_executable(model, c, None, ThreadPool(1))
+    plain = reference_executable(open_model(adapting(base, tmp_path, lora_r=0)), c, None, ThreadPool(1))
     assert len(adapted.parameters) == 2 * 2 * model.spec.num_layers and all(
         ".lora_" in name for name in adapted.parameters
     )
@@ -87,7 +88,7 @@ def test_what_is_native_is_what_is_defined(base, tmp_path, kind):
         base = str(tmp_path / "base.gguf")
     c = adapting(base, tmp_path, lora_target_modules=MODULES, lora_r=3, activation_checkpointing=True)
     model = open_model(c)
-    native, reference = (make(model, c, None, 2, ()) for make in (native_executable, reference_executable))
+    native, reference = (make(model, c, None, ThreadPool(2)) for make in (native_executable, reference_executable))
     rng = np.random.default_rng(0)
     for _ in range(2):  # the second has other adapters on the base that was packed in the first
         for name, view in native.parameters.items():

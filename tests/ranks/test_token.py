@@ -119,7 +119,7 @@ def test_bits_are_those_of_tensor_over_hosts(family, hosts, threads, numbers, le
 
     def rank(world):
         *_, executable, _keep = build(world, family, "tcp", threads, 16, 12, "i16", **numbers)
-        assert executable.phases == 2
+        assert executable.plans == 2
 
         result = driven(world, executable, both_ways)
         executable.close()
@@ -144,9 +144,9 @@ def test_bytes_moved_are_those_of_the_formula(ranks, tokens):
         counts = []
         for prefill_from in (0, sys.maxsize):
             executable.prefill_from = prefill_from
-            executable.times(reset=True)
+            executable.stats(reset=True)
             driven(world, executable, lambda e: SingleSequence(e).feed(np.arange(tokens), outputs="none"))
-            counts.append(executable.times().moved)
+            counts.append(executable.stats().moved)
         executable.close()
         return spec, counts
 

@@ -207,7 +207,7 @@ def test_ranks_and_threads_of_a_job(tmp_path):
                 kinds["attend"] == LAYERS
                 and kinds["linear"] == 4 * LAYERS + 1
                 and kinds["embed"] == 1
-                and kinds["prepare"] >= 3 * LAYERS
+                and kinds["norm_quantize"] >= 3 * LAYERS
             )
             assert [e["args"]["layer"] for e in ops if e["name"] == "linear gate_proj up_proj"] == list(range(LAYERS))
         waits = [(event, parents) for event, parents in tree if event["cat"] == "wait"]

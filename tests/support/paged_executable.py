@@ -24,14 +24,14 @@ class PagedExecutable:
     def run(self, batch: Batch) -> np.ndarray:
         if self.failure is not None:
             raise self.failure
-        for array in (batch.token_ids, batch.runs, batch.block_tables, batch.output_tokens):
+        for array in (batch.token_ids, batch.chunks, batch.block_tables, batch.logits_indices):
             assert array.dtype == np.int32
-        assert 0 < len(batch.token_ids) <= self.max_tokens and 0 < len(batch.runs) <= self.max_sequences
-        assert batch.runs[:, 0].sum() == len(batch.token_ids) and batch.runs[:, 2].sum() == len(batch.block_tables)
-        assert (np.diff(batch.output_tokens) > 0).all()
+        assert 0 < len(batch.token_ids) <= self.max_tokens and 0 < len(batch.chunks) <= self.max_sequences
+        assert batch.chunks[:, 0].sum() == len(batch.token_ids) and batch.chunks[:, 2].sum() == len(batch.block_tables)
+        assert (np.diff(batch.logits_indices) > 0).all()
         begin = block = 0
         rows = []
-        for tokens, first, blocks in batch.runs.tolist():
+        for tokens, first, blocks in batch.chunks.tolist():
             table = batch.block_tables[block : block + blocks]
             assert len(set(table.tolist())) == blocks and table.min() >= 0 and table.max() < self.num_blocks
             assert first + tokens <= min(blocks * BLOCK_TOKENS, self.context_length)
@@ -41,12 +41,14 @@ class PagedExecutable:
             ]
             begin, block = begin + tokens, block + blocks
         begin = block = 0
-        for tokens, first, blocks in batch.runs.tolist():  # all keys are written before any is read, as layers do
+        for tokens, first, blocks in batch.chunks.tolist():  # all keys are written before any is read, as layers do
             prefix = self.cache[batch.block_tables[block : block + blocks]].reshape(-1)
-            for output in batch.output_tokens[(batch.output_tokens >= begin) & (batch.output_tokens < begin + tokens)]:
-                rows.append(prefix_logits(prefix[: first + int(output) - begin + 1], self.vocab_size))  # noqa: PERF401
+            for output in batch.logits_indices[
+                (batch.logits_indices >= begin) & (batch.logits_indices < begin + tokens)
+            ]:
+                rows.append(prefix_logits(prefix[: first + int(output) - begin + 1], self.vocab_size))
             begin, block = begin + tokens, block + blocks
-        self.batches.append(batch.runs[:, :2].tolist())
+        self.batches.append(batch.chunks[:, :2].tolist())
         self.outputs.append(len(rows))
         return np.array(rows, np.float32).reshape(-1, self.vocab_size)
 

@@ -189,7 +189,7 @@ def test_logits_that_are_no_numbers_end_one_sequence_alone():
     class Broken(PagedExecutable):
         def run(self, batch):
             logits = super().run(batch)
-            logits[[batch.token_ids[i] == 13 for i in batch.output_tokens]] = np.nan
+            logits[[batch.token_ids[i] == 13 for i in batch.logits_indices]] = np.nan
             return logits
 
     engine = Engine(Broken(), Careful())

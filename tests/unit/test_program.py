@@ -8,6 +8,7 @@ from ckdist.layout import SINGLE, TENSOR, TOKEN, Mesh, model_dims
 from ckdist.models.decoder import forward, loss
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.lower import lower
+from ckdist.program.step import ValueIndex
 from ckdist.program.tracer import trace, trace_loss
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 from tests.support.specs import FAMILIES, spec, weights_of
@@ -74,24 +75,24 @@ def test_buffers_that_live_together_do_not_overlap(ranks, layout):
         )
         phase, life = 0, {}
         for step in lowered.steps:
-            for b in (b for b in [step.x, step.y, *step.inputs, *step.outputs] if b >= 0):
+            for b in step.operands(ValueIndex):
                 life[b] = (life.get(b, (phase,))[0], phase)
-            phase += step.op != "prepare"
-        arena = [b for b in life if lowered.buffers[b].kind == "arena" and lowered.buffers[b].width]
+            phase += step.kind != "norm_quantize"
+        arena = [b for b in life if lowered.buffers[b].place == "arena" and lowered.buffers[b].width]
         for i, a in enumerate(arena):
             for b in arena[:i]:
                 if life[a][0] <= life[b][1] and life[b][0] <= life[a][1]:
                     (begin, end), (first, last) = [
-                        (o.place, o.place + 4 * (o.rows or 8) * o.width)
+                        (o.offset, o.offset + 4 * (o.rows or 8) * o.width)
                         for o in (lowered.buffers[a], lowered.buffers[b])
                     ]
                     assert end <= first or last <= begin
-        assert all(lowered.buffers[b].place < lowered.arena_bytes for b in arena)
+        assert all(lowered.buffers[b].offset < lowered.arena_bytes for b in arena)
 
 
 def test_what_has_no_step_is_an_error_of_the_layout():
     """A loss is lowered by `lower_training`, and what generates has no step for it."""
     mesh = Mesh({"tp": 1})
     program = trace_loss(loss, spec(), SINGLE, mesh)
-    with pytest.raises(LayoutError, match="cannot lower attend_packed"):
+    with pytest.raises(LayoutError, match="cannot lower rope"):
         lower(program, mesh, formats=lambda name: 0, block_columns=lambda name: 1, max_tokens=8)

@@ -72,7 +72,7 @@ CASES = {
     "gated silu": ("gated", values(FFN, FFN), (), {"function": "silu"}),
     "gated gelu": ("gated", values(FFN, FFN), (), {"function": "gelu_tanh"}),
     "add": ("add", values(FFN, FFN), (), {}),
-    "take": ("take", values(HIDDEN), (), {"dim": OUTPUTS}),
+    "select_rows": ("select_rows", values(HIDDEN), (), {"dim": OUTPUTS}),
     "cross_entropy": ("cross_entropy", (*values(HIDDEN), TARGETS), (weight("head", VOCAB, HIDDEN),), {"soft_cap": 0.0}),
     "cross_entropy capped": (
         "cross_entropy",
@@ -89,7 +89,7 @@ def evaluate(program, arrays, weights, mesh=None):
     s = replace(spec(head_dim=4), rope=replace(spec(head_dim=4).rope, magnitude=1.3))
     interpreter = Interpreter(program, s, mesh or Mesh({"tp": 1}), weights.get, np.float64)
     for context in interpreter.contexts:
-        context.starts, context.output_tokens = STARTS, np.array([0, 4, 8])
+        context.starts, context.logits_indices = STARTS, np.array([0, 4, 8])
         context.positions = np.arange(9) - np.repeat(STARTS[:-1], np.diff(STARTS))
     return interpreter.evaluate([[arrays[v.name] for v in program.inputs]])[0]
 

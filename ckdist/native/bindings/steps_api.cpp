@@ -1,6 +1,6 @@
 #include "core/export.h"
 
-#include "api/steps.h"
+#include "api/step_communicator.h"
 #include "bindings/communicator_handle.h"
 #include "core/error.h"
 

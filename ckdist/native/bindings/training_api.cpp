@@ -2,8 +2,9 @@
 
 #include "api/training.h"
 #include "bindings/communicator_handle.h"
+#include "bindings/pool_handle.h"
 #include "core/error.h"
-#include "train/training.h"
+#include "runtime/training.h"
 
 using namespace ckdist;
 
@@ -13,12 +14,10 @@ struct ckdist_training : Training {
 
 extern "C" {
 
-int ckdist_training_new(const ckdist_training_program* program, ckdist_communicator* communicator, int32_t threads,
-                        const int32_t* cpus, int32_t spins, ckdist_training** out) {
+int ckdist_training_new(const ckdist_training_program* program, ckdist_communicator* communicator, ckdist_pool* pool,
+                        ckdist_training** out) {
   return guard([&] {
-    if (threads < 1) fail(Status::config, "%d threads cannot train; give at least 1", threads);
-    *out = new ckdist_training(*program, communicator ? communicator->communicator.get() : nullptr, threads,
-                               cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>(), spins);
+    *out = new ckdist_training(*program, communicator ? communicator->communicator.get() : nullptr, pool->pool);
   });
 }
 void ckdist_training_free(ckdist_training* training) { delete training; }

@@ -1,11 +1,18 @@
-"""The ops: what each infers from its operands' dimensions, its definition in numpy, and its gradient.
+"""The ops, a file each or one for those that belong together: what each infers from its operands' dimensions, its
+definition in numpy, its gradient, and its steps.
 
 `infer` holds the placement rules: it says where a result is sharded or partial, and refuses what would need a
 collective that the forward did not write. `reference` is the op's meaning on one rank's arrays; collectives get every
-rank's. Gradients are ops like the others: `vjp` says which of them go back through an op.
+rank's. Gradients are ops like the others: `vjp` says which of them go back through an op. `lower` emits the steps that
+the executor runs.
 """
 
-from ckdist.program.ops import attention, collectives, elementwise, embedding, linear, loss, norm
+import importlib
+import pkgutil
+
 from ckdist.program.ops.op import OPS, Op
 
-__all__ = ["OPS", "Op", "attention", "collectives", "elementwise", "embedding", "linear", "loss", "norm"]
+for _module in pkgutil.iter_modules(__path__):  # every file of this folder registers its ops
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["OPS", "Op"]

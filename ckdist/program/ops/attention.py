@@ -1,10 +1,11 @@
 """rope, attend over a cache, attend over packed sequences, and the gradients of what training uses."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.program.ops.op import (
     Arrays,
@@ -13,6 +14,7 @@ from ckdist.program.ops.op import (
     Inferred,
     Values,
     Weights,
+    lower,
     op,
     same,
     unchanged_whole,
@@ -21,9 +23,15 @@ from ckdist.program.ops.op import (
 )
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
+from ckdist.program.step import ABSENT, ValueIndex
 
-if TYPE_CHECKING:  # which imports the ops
+ROPE_TABLES = native.numbers("ckdist_rope_table", "ckdist_rope_")
+
+if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
+    from ckdist.program.fusion import Group
+    from ckdist.program.lower import Lowering
+    from ckdist.program.lower_training import TrainingLowering
 
 
 @op("rope", unchanged_whole("rope"))
@@ -31,6 +39,18 @@ def rope(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) ->
     """Rotates the halves of every head by position times frequency. Su et al. 2021, arXiv:2104.09864."""
     cos, sin = context.rope_tables(attrs["table"])  # (tokens, head_dim / 2)
     return [rotate(inputs[0], cos, sin)]
+
+
+@lower("rope", "training")
+def lower_rope(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    _rotation(lowering, instr, back=False)
+
+
+def _rotation(lowering: "TrainingLowering", instr: Instr, back: bool) -> None:
+    """A step that rotates, or rotates back."""
+    x, table = lowering.value(instr.inputs[0]), ROPE_TABLES[instr.attrs["table"]]
+    lowering.emit("rope", x=x, out=lowering.output(instr.outputs[0]), table=table, back=back)
 
 
 @vjp("rope")
@@ -44,6 +64,12 @@ def rope_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attr
     """The rotation back; yarn's magnitude stays a factor."""
     cos, sin = context.rope_tables(attrs["table"])
     return [rotate(inputs[0], cos, -sin)]
+
+
+@lower("rope_grad", "training")
+def lower_rope_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    _rotation(lowering, instr, back=True)
 
 
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
@@ -114,6 +140,42 @@ def attend(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) 
     return [out.reshape(inputs[0].shape)]
 
 
+@lower("attend", "inference")
+def lower_attend(lowering: "Lowering", group: "Group") -> None:
+    """One step with norms, rotation and cache."""
+    instr, attrs = group.instr, group.instr.attrs
+    q_rope, k_rope, q_norm, k_norm = group.parts["q_rope"], group.parts["k_rope"], group["q_norm"], group["k_norm"]
+    q, k = ((norm or rope).inputs[0] for norm, rope in ((q_norm, q_rope), (k_norm, k_rope)))
+    (out,) = instr.outputs
+    heads, rotated = out.dims[-1], ValueIndex(ABSENT)
+    width = heads.local(lowering.mesh)
+    reader = lowering.graph.reader(out)
+    if reader is not None and reader.op == "all_to_all":
+        rotated = lowering.buffer("arena", width)
+        most = max(heads.local(mesh) for mesh in lowering.peers)
+        place = lowering.slot(width, lowering.max_tokens, most)
+        lowering.next_slot()
+    else:
+        place = lowering.buffer("arena", width)
+    lowering.at[out.name] = place
+    lowering.emit(
+        "attend",
+        q=lowering.place_of(q),
+        k=lowering.place_of(k),
+        v=lowering.place_of(instr.inputs[2]),
+        out=place,
+        rotated=rotated,
+        q_norm=lowering.vector(q_norm.weights[0] if q_norm else None),
+        k_norm=lowering.vector(k_norm.weights[0] if k_norm else None),
+        layer=attrs["layer"],
+        rope_table=ROPE_TABLES[q_rope.attrs["table"]],
+        window=attrs["window"],
+        eps=q_norm.attrs["eps"] if q_norm else 0.0,
+        scale=attrs["scale"],
+        soft_cap=attrs["soft_cap"],
+    )
+
+
 def infer_attend_packed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """As `attend`, and a number for each token and head."""
     (output,) = infer_attend(inputs, weights, attrs)
@@ -137,6 +199,19 @@ def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
             out[s, h] = np.exp(scores - log_sum) @ v[s, kv]
             log_sum_exp[s, h] = log_sum[:, 0]
     return [out.reshape(inputs[0].shape), log_sum_exp]
+
+
+@lower("attend_packed", "training")
+def lower_attend_packed(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    q, k, v = map(lowering.operand, instr.inputs)
+    out, log_sum_exp = map(lowering.output, instr.outputs)
+    lowering.emit("attend_packed", q=q, k=k, v=v, out=out, log_sum_exp=log_sum_exp, **_scores(instr))
+
+
+def _scores(instr: Instr) -> dict[str, Any]:
+    """What attention's scores depend on."""
+    return {name: instr.attrs[name] for name in ("window", "scale", "soft_cap")}
 
 
 @vjp("attend_packed")
@@ -187,3 +262,14 @@ def attend_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
             dq[s, h] = ds @ k[s, kv]
             dk[s, kv] += ds.T @ q[s, h]
     return [dq.reshape(inputs[0].shape), dk.reshape(inputs[1].shape), dv.reshape(inputs[2].shape)]
+
+
+@lower("attend_grad", "training")
+def lower_attend_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    q, k, v, o, lse, d_o = instr.inputs
+    inputs = {
+        name: lowering.operand(value) for name, value in (("q", q), ("k", k), ("v", v), ("out", o), ("d_out", d_o))
+    }
+    dq, dk, dv = map(lowering.output, instr.outputs)
+    lowering.emit("attend_grad", **inputs, log_sum_exp=lowering.value(lse), dq=dq, dk=dk, dv=dv, **_scores(instr))

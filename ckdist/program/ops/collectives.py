@@ -10,12 +10,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, op, total, uncut, vjp, whole
+from ckdist.program.ops.op import (
+    Arrays,
+    Attrs,
+    Gradients,
+    Inferred,
+    Values,
+    Weights,
+    lower,
+    op,
+    total,
+    uncut,
+    vjp,
+    whole,
+)
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 
-if TYPE_CHECKING:  # which imports the ops
+if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
+    from ckdist.program.fusion import Group
+    from ckdist.program.lower import Lowering
+    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_all_reduce(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -27,6 +43,22 @@ def infer_all_reduce(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
 def all_reduce(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attrs) -> list[Arrays]:
     """The sum over the ranks of the axis in the order of ranks, in float32."""
     return in_groups(contexts, inputs, attrs["axis"], total)
+
+
+@lower("all_reduce", "inference")
+def lower_all_reduce(lowering: "Lowering", group: "Group") -> None:
+    """No step: the ranks' summands are read in place."""
+    lowering.stands_for(group.instr.outputs[0], group.instr.inputs[0])
+
+
+@lower("all_reduce", "training")
+def lower_training_reduce(lowering: "TrainingLowering", instr: Instr) -> None:
+    """No step: `TrainingLowering.reduced` says when. LayoutError for a value inside of the layers."""
+    (value,) = instr.inputs
+    if value.dims and value not in lowering.names.of_weight:
+        raise LayoutError(
+            f"training computes on whole values; only gradients of weights and the loss are reduced: {instr}"
+        )
 
 
 @vjp("all_reduce")
@@ -51,6 +83,23 @@ def all_gather(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Att
         attrs["axis"],
         lambda parts: np.concatenate(parts, axis=[d.axis for d in dims].index(attrs["axis"])),
     )
+
+
+@lower("all_gather", "inference")
+def lower_all_gather(lowering: "Lowering", group: "Group") -> None:
+    """Where tokens are sharded a step that puts the rows where all ranks read them. Else none: logits are written where
+    rank 0 reads them.
+    """
+    (value,), (out,) = group.instr.inputs, group.instr.outputs
+    if not value.dims[0].axis:
+        lowering.stands_for(out, value)
+        return
+    width = value.dims[-1].elements
+    slot = lowering.slot(width, lowering.max_tokens)
+    lowering.next_slot()
+    lowering.emit("gather_rows", **lowering.residual(value).fields(), out=slot)
+    offset = lowering.buffers[slot].offset
+    lowering.at[out.name] = lowering.buffer("outputs", width, offset=offset, rows=lowering.max_tokens, selected=True)
 
 
 @vjp("all_gather")
@@ -115,6 +164,21 @@ def all_to_all(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Att
                 else whole_value[slice(*c.rows(attrs["axis"], len(whole_value)))]
             )
     return results
+
+
+@lower("all_to_all", "inference")
+def lower_all_to_all(lowering: "Lowering", group: "Group") -> None:
+    """No step: each reader finds the rows in their rank's slot."""
+    for x, y in zip(group.instr.inputs, group.instr.outputs, strict=True):
+        slot = lowering.buffers[lowering.place_of(x)]
+        if x.dims[0].axis:  # to all tokens of local heads
+            local = y.dims[-1].span(lowering.mesh)
+            pieces = lowering.pieces(x.dims[-1])
+            before = sum(end - begin for begin, end in pieces[: pieces.index(local)]) if local in pieces else 0
+            view = replace(slot, place="tokens", lead=slot.lead + before)
+        else:
+            view = replace(slot, place="columns", width=y.dims[-1].local(lowering.mesh), rows=lowering.local_tokens)
+        lowering.at[y.name] = lowering.buffer(**vars(view))
 
 
 def in_groups(

@@ -1,9 +1,10 @@
-"""Ops that work element by element or row by row: scale, soft_cap, gated, add, take, and their gradients."""
+"""Ops that work element by element or row by row: scale, soft_cap, gated, add, select_rows, and their gradients."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.program.ops.op import (
     Arrays,
@@ -12,6 +13,7 @@ from ckdist.program.ops.op import (
     Inferred,
     Values,
     Weights,
+    lower,
     op,
     same,
     unchanged,
@@ -22,9 +24,13 @@ from ckdist.program.ops.op import (
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 
-if TYPE_CHECKING:  # which imports the ops
+if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
+    from ckdist.program.fusion import Group
+    from ckdist.program.lower import Lowering
+    from ckdist.program.lower_training import TrainingLowering
 
+GATES = native.numbers("ckdist_gate", "ckdist_gate_")
 # sqrt(2 / pi) and the factor of the cube in the tanh form of GELU
 GELU_SCALE, GELU_CUBIC = 0.7978845608028654, 0.044715
 
@@ -33,6 +39,13 @@ GELU_SCALE, GELU_CUBIC = 0.7978845608028654, 0.044715
 def scale(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """X * factor."""
     return [inputs[0] * np.float32(attrs["factor"])]
+
+
+@lower("scale", "training")
+def lower_scale(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    (x,), (out,) = instr.inputs, instr.outputs
+    lowering.emit("scale", x=lowering.value(x), out=lowering.output(out), factor=instr.attrs["factor"])
 
 
 @vjp("scale")
@@ -70,6 +83,14 @@ def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
     return [0.5 * gate * (1 + np.tanh(np.float32(GELU_SCALE) * (gate + np.float32(GELU_CUBIC) * gate**3))) * up]
 
 
+@lower("gated", "training")
+def lower_gated(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    gate, up = map(lowering.value, instr.inputs)
+    function = GATES[instr.attrs["function"]]
+    lowering.emit("gated", gate=gate, up=up, out=lowering.output(instr.outputs[0]), function=function)
+
+
 @vjp("gated")
 def gated_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """One instruction for both gradients."""
@@ -96,6 +117,15 @@ def gated_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
     return [dy * up * slope, dy * 0.5 * gate * (1 + tanh)]
 
 
+@lower("gated_grad", "training")
+def lower_gated_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    gate, up, dy = map(lowering.value, instr.inputs)
+    d_gate, d_up = map(lowering.output, instr.outputs)
+    function = GATES[instr.attrs["function"]]
+    lowering.emit("gated_grad", gate=gate, up=up, dy=dy, d_gate=d_gate, d_up=d_up, function=function)
+
+
 def infer_add(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """As the operands; LayoutError where they differ, or where one alone is partial."""
     a, b = inputs
@@ -111,45 +141,63 @@ def add(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> 
     return [inputs[0] + inputs[1]]
 
 
+@lower("add", "training")
+def lower_add(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step; none for gradients of weights, or where the step of an operand adds the other."""
+    (out,) = instr.outputs
+    if out in lowering.names.of_weight or lowering.is_fused(instr):
+        return
+    x, y = map(lowering.value, instr.inputs)
+    lowering.emit("add", x=x, y=y, out=lowering.output(out))
+
+
 @vjp("add")
 def add_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """The gradient, twice."""
     return [grads[0], grads[0]]
 
 
-def infer_take(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+def infer_select_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The same with outputs for tokens; LayoutError where these are sharded otherwise."""
-    whole("take", inputs[0])
+    whole("select_rows", inputs[0])
     tokens, outputs = inputs[0].dims[0], attrs["dim"]
     if tokens.axis != outputs.axis:
-        raise LayoutError(f"take: tokens are cut over {tokens.axis}, outputs over {outputs.axis}; cut both or neither")
+        raise LayoutError(
+            f"select_rows: tokens are cut over {tokens.axis}, outputs over {outputs.axis}; cut both or neither"
+        )
     return [((attrs["dim"], *inputs[0].dims[1:]), None)]
 
 
-@op("take", infer_take)
-def take(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+@op("select_rows", infer_select_rows)
+def select_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The rows whose logits are wanted; of sharded tokens, this rank's."""
-    return [inputs[0][context.output_tokens]]
+    return [inputs[0][context.logits_indices]]
 
 
-@vjp("take")
-def take_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+@lower("select_rows", "inference")
+def lower_select_rows(lowering: "Lowering", group: "Group") -> None:
+    """No step: the reader finds the rows."""
+    lowering.stands_for(group.instr.outputs[0], group.instr.inputs[0])
+
+
+@vjp("select_rows")
+def select_rows_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """Each row of the gradient at its token."""
-    return [*g.emit("take_grad", (grads[0],), names=["d_take"], dim=instr.inputs[0].dims[0])]
+    return [*g.emit("select_rows_grad", (grads[0],), names=["d_select_rows"], dim=instr.inputs[0].dims[0])]
 
 
-def infer_take_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+def infer_select_rows_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The same with tokens for outputs; LayoutError where these are sharded."""
-    whole("take_grad", inputs[0])
+    whole("select_rows_grad", inputs[0])
     if attrs["dim"].axis:
-        raise LayoutError(f"take_grad needs all of {attrs['dim'].name}, but it is cut over {attrs['dim'].axis}")
+        raise LayoutError(f"select_rows_grad needs all of {attrs['dim'].name}, but it is cut over {attrs['dim'].axis}")
     return [((attrs["dim"], *inputs[0].dims[1:]), None)]
 
 
-@op("take_grad", infer_take_grad)
-def take_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+@op("select_rows_grad", infer_select_rows_grad)
+def select_rows_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Each row at its token; zeros at the tokens whose logits are not wanted."""
     (dy,) = inputs
     dx = np.zeros((len(context.positions), *dy.shape[1:]), dy.dtype)  # (tokens, n)
-    np.add.at(dx, context.output_tokens, dy)
+    np.add.at(dx, context.logits_indices, dy)
     return [dx]

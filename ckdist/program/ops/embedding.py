@@ -5,12 +5,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, op, vjp, whole
+from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, vjp, whole
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 
-if TYPE_CHECKING:  # which imports the ops
+if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
+    from ckdist.program.fusion import Group
+    from ckdist.program.lower import Lowering
+    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -33,6 +36,30 @@ def embed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
     rows = np.zeros((len(ids), table.shape[1]), table.dtype)  # (tokens, hidden)
     rows[mine] = table[ids[mine] - begin]
     return [rows]
+
+
+@lower("embed", "inference")
+def lower_embed(lowering: "Lowering", group: "Group") -> None:
+    """A step, with the scale that follows."""
+    instr, scale = group.instr, group["scale"]
+    table, out = instr.weight(0), instr.outputs[0]
+    pieces, columns = lowering.pieces(table.dims[0]), (0, table.dims[1].elements)
+    (lowering.at[out.name],) = lowering.results([out])
+    lowering.emit(
+        "embed",
+        out=lowering.at[out.name],
+        table=lowering.matrix([(table.name, rows, columns) for rows in pieces]),
+        first_row=pieces[0][0],
+        scale=scale.attrs["factor"] if scale else 1.0,
+    )
+    if scale:
+        lowering.stands_for(scale.outputs[0], out)
+
+
+@lower("embed", "training")
+def lookup(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    lowering.emit("lookup", out=lowering.output(instr.outputs[0]), table=lowering.parameter(instr.weight(0)))
 
 
 @vjp("embed")
@@ -60,3 +87,11 @@ def embed_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
     table = np.zeros((end - begin, dy.shape[1]), dy.dtype)  # (vocab, hidden)
     np.add.at(table, ids[mine] - begin, dy[mine])
     return [table]
+
+
+@lower("embed_grad", "training")
+def lower_embed_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step that adds to the table's place."""
+    table = instr.outputs[0]
+    lowering.is_fresh(table)
+    lowering.emit("embed_grad", dy=lowering.value(instr.inputs[1]), gradient=lowering.gradient(table))

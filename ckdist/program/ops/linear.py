@@ -1,18 +1,22 @@
-"""linear with several matrices over one input, its three gradients (of the input, of the matrices, of the biases),
-and what low ranks add to it.
-"""
+"""linear with several matrices over one input, and its three gradients: of the input, of the matrices, of the biases."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, op, total, vjp, whole
+from ckdist.program.ops.elementwise import GATES
+from ckdist.program.ops.low_rank import lower_low_rank
+from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, total, vjp, whole
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
+from ckdist.program.step import ABSENT, NO_SPAN, ValueIndex, VectorIndex
 
-if TYPE_CHECKING:  # which imports the ops
+if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
+    from ckdist.program.fusion import Group
+    from ckdist.program.lower import Lowering
+    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_linear(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -45,6 +49,86 @@ def linear(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None
             y = y + bias
         results.append(y)
     return results
+
+
+@lower("linear", "inference")
+def lower_linear(lowering: "Lowering", group: "Group") -> None:
+    """A step for all matrices, with the low-rank addition, gate or soft cap behind them; before it what makes their
+    input.
+    """
+    instr, low_rank, gated, cap = group.instr, group["low_rank"], group["gated"], group["soft_cap"]
+    x, in_dim = instr.inputs[0], instr.matrices[0].dims[1]
+    columns = lowering.columns(x)
+    summed = len(columns) > 1  # shards of a whole matrix whose columns are sharded
+    adds_bias = in_dim.axis is None or lowering.mesh.index(in_dim.axis) == 0
+    activations = [lowering.activations(x, w.name) for w in instr.matrices]
+    low = lower_low_rank(lowering, instr, low_rank) if low_rank else {}
+    results = _results(lowering, group)
+    products = []
+    for w, bias, span, out in zip(
+        instr.matrices, instr.weights[len(instr.weights) // 2 :], activations, results, strict=True
+    ):
+        pieces = columns if summed else lowering.pieces(w.dims[0])
+        rows = (0, w.dims[0].elements)
+        vector = lowering.vector(bias) if summed else lowering.shard_vectors(bias, pieces)
+        added = low.get(w.name)
+        products.append(
+            {
+                "x": span,
+                "out": out,
+                "weight": lowering.matrix(
+                    [(w.name, rows, piece) if summed else (w.name, piece, columns[0]) for piece in pieces]
+                ),
+                "bias": vector if adds_bias else VectorIndex(ABSENT),
+                "low": added.values if added else NO_SPAN,
+                "low_weight": added.matrices(lowering, [rows] if summed else pieces) if added else NO_SPAN,
+            }
+        )
+    lowering.emit(
+        "linear",
+        x.rows,
+        count=len(products),
+        products=products,
+        summed=summed,
+        gate=GATES[gated.attrs["function"] if gated else "none"],
+        soft_cap=cap.attrs["cap"] if cap else 0.0,
+    )
+
+
+def _results(lowering: "Lowering", group: "Group") -> list[ValueIndex]:
+    """Where the products go: the buffers of the linear's values, and of those that the group makes of them."""
+    instr, low_rank = group.instr, group["low_rank"]
+    adapted = dict(zip((v.name for v in low_rank.inputs[1:]), low_rank.outputs, strict=True)) if low_rank else {}
+    values = [adapted.get(v.name, v) for v in instr.outputs]
+    follows = group["gated"] or group["soft_cap"]
+    last = follows.outputs[0] if follows else values[0]
+    reader = lowering.graph.reader(last)
+    if reader is None or reader.op == "all_gather":
+        dim = values[0].dims[-1]
+        results = [lowering.buffer("logits", dim.local(lowering.mesh), offset=dim.share(lowering.mesh)[0])]
+    else:
+        results = lowering.results(values)
+    for value, plain, out in zip(values, instr.outputs, results, strict=True):
+        lowering.at[value.name] = lowering.at[plain.name] = out
+    lowering.at[last.name] = results[0]
+    return results
+
+
+@lower("linear", "training")
+def lower_matmul(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step for all matrices."""
+    x = lowering.operand(instr.inputs[0])
+    biases = instr.weights[len(instr.weights) // 2 :]
+    products = [
+        {
+            "pack": lowering.pack(False, w),
+            "out": lowering.output(out),
+            "bias": lowering.parameter(bias),
+            "residual": lowering.residual(out),
+        }
+        for w, bias, out in zip(instr.matrices, biases, instr.outputs, strict=True)
+    ]
+    lowering.emit("matmul", x=x, count=len(products), products=products)
 
 
 @vjp("linear")
@@ -87,6 +171,15 @@ def linear_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
     return [total(dy @ w for dy, w in zip(inputs, weights, strict=True))]
 
 
+@lower("linear_grad", "training")
+def lower_linear_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step; gradients that do not lie side by side are copied first."""
+    dy = lowering.side_by_side(instr.inputs)
+    weights = [instr.weight(n) for n in range(len(instr.weights))]
+    dx = lowering.output(instr.outputs[0])
+    lowering.emit("matmul_grad", count=len(dy), dy=dy, pack=lowering.pack(True, *weights), dx=dx)
+
+
 def infer_linear_weight_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """As each matrix, partial where tokens are sharded."""
     x, *dys = inputs
@@ -101,6 +194,21 @@ def linear_weight_grad(context: RankContext, inputs: Arrays, weights: Arrays, at
     return [dy.T @ x for dy in dys]
 
 
+@lower("linear_weight_grad", "training")
+def lower_weight_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step that adds to the gradients' places."""
+    x, *dys = map(lowering.operand, instr.inputs)
+    lowering.emit("weight_grad", x=x, count=len(dys), gradients=_gradients(lowering, instr, dys))
+
+
+def _gradients(lowering: "TrainingLowering", instr: Instr, dys: list[ValueIndex]) -> list[dict[str, Any]]:
+    """To which place each dy is added."""
+    return [
+        {"dy": dy, "gradient": lowering.gradient(out), "fresh": lowering.is_fresh(out)}
+        for dy, out in zip(dys, instr.outputs, strict=True)
+    ]
+
+
 def infer_bias_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """As each bias, partial where tokens are sharded."""
     whole("bias_grad", *inputs)
@@ -113,28 +221,8 @@ def bias_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attr
     return [dy.sum(axis=0) for dy in inputs]
 
 
-def infer_low_rank(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the values that it adds to; LayoutError where A and B do not lead there."""
-    x, *ys = inputs
-    whole("low_rank", x)
-    for y, a, b in zip(ys, weights[: len(ys)], weights[len(ys) :], strict=True):
-        if (a.dims[1], a.dims[0], b.dims[0]) != (x.dims[-1], b.dims[1], y.dims[-1]):
-            raise LayoutError(
-                f"low_rank: {a} and {b} do not lead from [{x.dims[-1]}] of %{x.name} to [{y.dims[-1]}] of %{y.name}"
-            )
-        if a.dims[1].axis != y.partial:
-            raise LayoutError(
-                f"low_rank adds what is partial over {a.dims[1].axis} to %{y.name}, which is partial over {y.partial}"
-            )
-    return [(y.dims, y.partial) for y in ys]
-
-
-@op("low_rank", infer_low_rank)
-def low_rank(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Y + scale * (x @ a.T) @ b.T for each y: LoRA beside a linear of x.
-
-    Where x is sharded, it adds a part to a part. arXiv:2106.09685.
-    """
-    x, *ys = inputs
-    pairs = zip(ys, weights[: len(ys)], weights[len(ys) :], strict=True)
-    return [y + np.float32(attrs["scale"]) * ((x @ a.T) @ b.T) for y, a, b in pairs]
+@lower("bias_grad", "training")
+def lower_bias_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step that adds to the gradients' places."""
+    dys = [lowering.value(v) for v in instr.inputs]
+    lowering.emit("bias_grad", count=len(dys), gradients=_gradients(lowering, instr, dys))

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, op, vjp, whole
+from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, vjp, whole
 from ckdist.program.program import Instr
 from ckdist.program.rank_context import RankContext
+from ckdist.program.step import ABSENT, GradientIndex, PackIndex, ValueIndex
 
-if TYPE_CHECKING:  # which imports the ops
+if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
+    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_cross_entropy(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -52,6 +54,23 @@ def cross_entropy(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 def cap(logits: np.ndarray, soft_cap: float) -> np.ndarray:
     """Logits with the soft cap, where it is not 0."""
     return soft_cap * np.tanh(logits / soft_cap) if soft_cap else logits
+
+
+@lower("cross_entropy", "training")
+def lower_cross_entropy(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step; none where that of its gradient computes the loss too."""
+    if instr.outputs[1] in lowering.names.readers:
+        return
+    lowering.emit(
+        "cross_entropy",
+        x=lowering.operand(instr.inputs[0]),
+        dx=ValueIndex(ABSENT),
+        head=lowering.pack(False, instr.weight(0)),
+        head_transposed=PackIndex(ABSENT),
+        gradient=GradientIndex(ABSENT),
+        fresh=False,
+        soft_cap=instr.attrs["soft_cap"],
+    )
 
 
 @vjp("cross_entropy")
@@ -101,6 +120,22 @@ def cross_entropy_grad(context: RankContext, inputs: Arrays, weights: Arrays, at
     return [dx, d.T @ x[rows]] if attrs["weight_grad"] else [dx]
 
 
+@lower("cross_entropy_grad", "training")
+def lower_cross_entropy_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step for the loss and its gradients."""
+    head, (dx, *d_head) = instr.weight(0), instr.outputs
+    lowering.emit(
+        "cross_entropy",
+        x=lowering.operand(instr.inputs[0]),
+        dx=lowering.output(dx),
+        head=lowering.pack(False, head),
+        head_transposed=lowering.pack(True, head),
+        gradient=lowering.gradient(d_head[0]) if d_head else GradientIndex(ABSENT),
+        fresh=bool(d_head) and lowering.is_fresh(d_head[0]),
+        soft_cap=instr.attrs["soft_cap"],
+    )
+
+
 def infer_one(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """A number."""
     return [((), None)]
@@ -110,3 +145,8 @@ def infer_one(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 def one(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The number 1: the gradient of the loss by itself."""
     return [np.ones((), np.float32)]
+
+
+@lower("one", "training")
+def lower_one(lowering: "TrainingLowering", instr: Instr) -> None:
+    """No step: the gradients are those of the loss itself."""

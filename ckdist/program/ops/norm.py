@@ -12,6 +12,7 @@ from ckdist.program.ops.op import (
     Inferred,
     Values,
     Weights,
+    lower,
     op,
     same,
     summed_over,
@@ -21,9 +22,11 @@ from ckdist.program.ops.op import (
 )
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
+from ckdist.program.step import ABSENT, GradientIndex
 
-if TYPE_CHECKING:  # which imports the ops
+if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
+    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_rms_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -48,6 +51,14 @@ def rms_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
 def inverse_rms(rows: np.ndarray, eps: float) -> np.ndarray:
     """(rows, n) -> (rows, 1)."""
     return 1 / np.sqrt(np.mean(rows * rows, axis=-1, keepdims=True) + np.float32(eps))
+
+
+@lower("rms_norm", "training")
+def lower_rms_norm(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    (x,), w = map(lowering.value, instr.inputs), instr.weight(0)
+    out, size = lowering.output(instr.outputs[0]), w.dims[0].elements
+    lowering.emit("rms_norm", x=x, out=out, weight=lowering.parameter(w), size=size, eps=instr.attrs["eps"])
 
 
 @vjp("rms_norm")
@@ -81,3 +92,24 @@ def rms_norm_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
     n, dn = rows * r, dy_rows * w
     dx = (r * (dn - n * np.mean(dn * n, axis=-1, keepdims=True))).reshape(x.shape)
     return [dx, (dy_rows * n).sum(axis=0)] if attrs["weight_grad"] else [dx]
+
+
+@lower("rms_norm_grad", "training")
+def lower_rms_norm_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step, which adds the gradient by the weight to its place."""
+    (x, dy), w = map(lowering.value, instr.inputs), instr.weight(0)
+    gradient = GradientIndex(ABSENT)
+    for d_weight in instr.outputs[1:]:
+        lowering.is_fresh(d_weight)
+        gradient = lowering.gradient(d_weight)
+    lowering.emit(
+        "rms_norm_grad",
+        x=x,
+        dy=dy,
+        residual=lowering.residual(instr.outputs[0]),
+        dx=lowering.output(instr.outputs[0]),
+        weight=lowering.parameter(w),
+        weight_grad=gradient,
+        size=w.dims[0].elements,
+        eps=instr.attrs["eps"],
+    )

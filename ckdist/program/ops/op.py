@@ -1,9 +1,9 @@
-"""What an op is: inference of dimensions and placement, a definition in numpy, and the rule by which a gradient goes
-back through it.
+"""What an op is: inference of dimensions and placement, a definition in numpy, the rule by which a gradient goes back
+through it, and how it becomes steps.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ Gradients: TypeAlias = list[Value | None]
 
 Reference = TypeVar("Reference", bound=Callable[..., Any])
 Vjp = TypeVar("Vjp", bound=Callable[..., Gradients])
+Lower = TypeVar("Lower", bound=Callable[..., None])
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Op:
     (`grads`; None where nothing reads one of several outputs) into those of its operands, inputs then weights;
     `wanted` says which of them, the others are None. The gradient of a value that is partial over an axis is whole over
     it: what every rank adds to the sum counts alike.
+
+    `lower["inference"](lowering, group)` and `lower["training"](lowering, instr)` emit the steps of each set.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Op:
     reference: Callable[..., list[Any]]
     vjp: Callable[..., Gradients] | None = None
     collective: bool = False
+    lower: Mapping[str, Callable[..., None]] = field(default_factory=dict)
 
 
 OPS: dict[str, Op] = {}
@@ -63,6 +67,17 @@ def vjp(name: str) -> Callable[[Vjp], Vjp]:
     def register(function: Vjp) -> Vjp:
         """Registers and returns it."""
         OPS[name] = replace(OPS[name], vjp=function)
+        return function
+
+    return register
+
+
+def lower(name: str, step_set: str) -> Callable[[Lower], Lower]:
+    """Registers the decorated function as what lowers op `name` to a set of steps: "inference" or "training"."""
+
+    def register(function: Lower) -> Lower:
+        """Registers and returns it."""
+        OPS[name] = replace(OPS[name], lower={**OPS[name].lower, step_set: function})
         return function
 
     return register

@@ -12,7 +12,7 @@ from ckdist.engine.single import SingleSequence
 from ckdist.layout import model_dims
 from ckdist.models.decoder import forward
 from ckdist.planner import layouts_for
-from ckdist.program.executable import Executable, Limits, Phase
+from ckdist.program.executable import CacheConfig, Executable, ExecutionPlan
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.lower import lower
 from ckdist.program.tracer import trace
@@ -50,7 +50,7 @@ def phase_of(program, mesh, weights, chunk: int, stored=None):
     lowered = lower(program, mesh, lambda name: 0, lambda name: 1, chunk, stored)
     keep = [packed(np.ascontiguousarray(weights[name][r[0] : r[1], c[0] : c[1]])) for name, r, c in lowered.matrices]
     vectors = [np.ascontiguousarray(weights[name][begin:end]) for name, (begin, end) in lowered.vectors]
-    return Phase(lowered, [int(ffi.cast("intptr_t", m)) for m, _ in keep], [v.ctypes.data for v in vectors]), (
+    return ExecutionPlan(lowered, [int(ffi.cast("intptr_t", m)) for m, _ in keep], [v.ctypes.data for v in vectors]), (
         keep,
         vectors,
     )
@@ -70,9 +70,9 @@ def build(world, family: str, transport: str, threads: int, chunk: int, blocks: 
     if prefill is not layout:
         phases.append(phase_of(trace(forward, s, prefill, mesh), mesh, weights, chunk, model_dims(s, layout, mesh)))
     communicator = open_communicator(world, transport, timeout=10.0, spins=20, arena_bytes=ARENA_BYTES)
-    limits = Limits(chunk, 4, 16 * blocks, blocks, kv_type)
+    config = CacheConfig(chunk, 4, 16 * blocks, blocks, kv_type)
     executable = Executable(
-        [phase for phase, _ in phases], s, layout, mesh, communicator, limits, threads, threads, (), 20
+        [phase for phase, _ in phases], s, layout, mesh, communicator, config, threads, threads, (), 20
     )
     return s, mesh, program, weights, executable, phases
 

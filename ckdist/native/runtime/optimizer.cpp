@@ -1,6 +1,7 @@
-#include "train/optimizer.h"
+#include "runtime/optimizer.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ckdist {
 namespace {
@@ -10,14 +11,13 @@ constexpr int64_t kLine = 16;        // floats of a cache line, where the thread
 
 }  // namespace
 
-Optimizer::Optimizer(const Kernels& kernels, int threads, std::vector<int> cpus, int spins)
-    : kernels_(kernels), pool_(threads, std::move(cpus), spins) {}
+Optimizer::Optimizer(const Kernels& kernels, std::shared_ptr<Pool> pool) : kernels_(kernels), pool_(std::move(pool)) {}
 
 double Optimizer::sum_squares(const float* x, int64_t n) {
   const int64_t blocks = (n + kBlock - 1) / kBlock;
   sums_.assign(blocks, 0.0);
-  const int threads = pool_.size();
-  pool_.run(threads, [&](int thread) {
+  const int threads = pool_->size();
+  pool_->run(threads, [&](int thread) {
     for (int64_t b = blocks * thread / threads; b < blocks * (thread + 1) / threads; ++b)
       sums_[b] = kernels_.optimizer.sum_squares(x + b * kBlock, std::min(kBlock, n - b * kBlock));
   });
@@ -28,11 +28,11 @@ double Optimizer::sum_squares(const float* x, int64_t n) {
 
 template <class Numbers, class Update>
 void Optimizer::each(Numbers numbers, const Segments& segments, int64_t n, Update&& update) {
-  const int threads = pool_.size();
+  const int threads = pool_->size();
   const int64_t lines = (n + kLine - 1) / kLine;
   Numbers kept = numbers;
   kept.keep = 1.0f;
-  pool_.run(threads, [&](int thread) {
+  pool_->run(threads, [&](int thread) {
     int64_t at = lines * thread / threads * kLine;
     const int64_t end = std::min(n, lines * (thread + 1) / threads * kLine);
     int64_t s = std::upper_bound(segments.ends, segments.ends + segments.count, at) - segments.ends;

@@ -1,6 +1,7 @@
-// One pass over an arena of parameters by the threads of a rank. The arena is cut into segments that are decayed or
-// not.
+// One pass over an arena of parameters by the threads of a rank. The arena is divided into segments that are decayed
+// or not.
 #pragma once
+#include <memory>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -17,7 +18,7 @@ struct Segments {
 
 class Optimizer {
  public:
-  Optimizer(const Kernels& kernels, int threads, std::vector<int> cpus, int spins);
+  Optimizer(const Kernels& kernels, std::shared_ptr<Pool> pool);
 
   // The sum of x[i]^2, whose bits depend on x alone: of the number of threads they do not. Infinite or NaN where any x
   // is.
@@ -32,7 +33,7 @@ class Optimizer {
   void each(Numbers numbers, const Segments& segments, int64_t n, Update&& update);
 
   const Kernels& kernels_;
-  Pool pool_;
+  const std::shared_ptr<Pool> pool_;
   std::vector<double> sums_;
 };
 

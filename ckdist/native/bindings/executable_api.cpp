@@ -1,26 +1,26 @@
 #include "core/export.h"
 
-#include "api/runtime.h"
+#include "api/executable.h"
 #include "bindings/communicator_handle.h"
 #include "bindings/loader_handle.h"
+#include "bindings/pool_handle.h"
 #include "bindings/trace_handle.h"
 #include "core/error.h"
-#include "runtime/executable.h"
+#include "runtime/inference.h"
 
 using namespace ckdist;
 
-struct ckdist_executable : Executable {
-  using Executable::Executable;
+struct ckdist_executable : Inference {
+  using Inference::Inference;
 };
 
 extern "C" {
 
-int ckdist_executable_new(const ckdist_program* program, ckdist_communicator* communicator, int32_t threads,
-                          const int32_t* cpus, int32_t spins, ckdist_executable** out) {
+int ckdist_executable_new(const ckdist_program* program, ckdist_communicator* communicator, ckdist_pool* pool,
+                          ckdist_executable** out) {
   return guard([&] {
     Reorganizer* const reorganizer = program->loader ? program->loader->loader.reorganizer() : nullptr;
-    *out = new ckdist_executable(*program, *communicator->communicator, reorganizer, threads,
-                                 cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>(), spins);
+    *out = new ckdist_executable(*program, *communicator->communicator, reorganizer, pool->pool);
   });
 }
 void ckdist_executable_free(ckdist_executable* executable) { delete executable; }
@@ -36,8 +36,8 @@ int ckdist_executable_stop(ckdist_executable* executable) {
 const float* ckdist_executable_logits(ckdist_executable* executable) { return executable->logits(); }
 const void* ckdist_executable_kv(ckdist_executable* executable) { return executable->kv_data(); }
 int64_t ckdist_executable_kv_bytes(ckdist_executable* executable) { return executable->kv_bytes(); }
-void ckdist_executable_times(ckdist_executable* executable, ckdist_times* out, int32_t reset) {
-  *out = executable->times(reset);
+void ckdist_executable_stats(ckdist_executable* executable, ckdist_step_stats* out, int32_t reset) {
+  *out = executable->stats(reset);
 }
 int ckdist_executable_trace(ckdist_executable* executable, ckdist_trace* trace) {
   return guard([&] { executable->trace(*trace); });

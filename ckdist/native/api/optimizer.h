@@ -1,16 +1,15 @@
-#ifndef CKDIST_API_TRAIN_H
-#define CKDIST_API_TRAIN_H
+#ifndef CKDIST_API_OPTIMIZER_H
+#define CKDIST_API_OPTIMIZER_H
 #include <stdint.h>
+#include "api/pool.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 struct ckdist_optimizer;
 
-/* The threads that update parameters. `isa` names the kernels; null: those chosen at load. `cpus`: one per thread, or
- * null. */
-CKDIST_EXPORT int ckdist_optimizer_new(const char* isa, int32_t threads, const int32_t* cpus, int32_t spins,
-                                       struct ckdist_optimizer** out);
+/* What updates parameters with a pool's threads. `isa` names the kernels; null: those chosen at load. */
+CKDIST_EXPORT int ckdist_optimizer_new(const char* isa, struct ckdist_pool* pool, struct ckdist_optimizer** out);
 CKDIST_EXPORT void ckdist_optimizer_free(struct ckdist_optimizer* optimizer);
 
 /* Sum of x[i]^2 in double, in an order that depends on n alone. Not finite where any x is not. */

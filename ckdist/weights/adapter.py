@@ -1,4 +1,6 @@
-"""LoRA's matrices in PEFT's format: adapter_config.json and adapter_model.safetensors."""
+"""LoRA's matrices (Hu et al. 2021, arXiv:2106.09685) in PEFT's format, adapter_config.json and
+adapter_model.safetensors, and as a step multiplies with them: packed in float32, in this process's memory.
+"""
 
 import math
 from dataclasses import dataclass
@@ -7,12 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from ckdist.errors import ConfigError, ModelFileError
+from ckdist.native import check, ffi, lib
+from ckdist.program.program import Program
 from ckdist.weights.checkpoint import SAFETENSORS_TYPES, TensorSource
 from ckdist.weights.dequantize import read_tensor
+from ckdist.weights.dtypes import F32
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.safetensors import StoredTensor, read_safetensors
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+CACHE_LINE = 64
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 # Fields of adapter_config.json that change what an adapter means, and the value with which it means what is computed
@@ -102,3 +108,93 @@ def _read(tensor: StoredTensor) -> np.ndarray:
     return read_tensor(
         TensorSource(tensor.name, SAFETENSORS_TYPES[tensor.dtype].number, tensor.shape, tensor.file, tensor.offset)
     )
+
+
+class PackedMatrix:
+    """float32 (rows, cols) as tiles; what stands for a loader's MatrixHandle."""
+
+    type = F32.number
+
+    def __init__(self, values: np.ndarray):
+        self.rows, self.cols = values.shape
+        tile_bytes = lib.ckdist_tile_bytes(ffi.NULL, self.type, self.cols)
+        self.bytes = -(-self.rows // 16) * tile_bytes
+        self._memory = np.zeros(self.bytes + CACHE_LINE, np.uint8)
+        shift = -self._memory.ctypes.data % CACHE_LINE
+        tiles, source = self._memory[shift : shift + self.bytes], np.ascontiguousarray(values, np.float32)
+        address = ffi.cast("uint8_t *", tiles.ctypes.data)
+        check(
+            lib.ckdist_pack(
+                ffi.NULL,
+                self.type,
+                self.rows,
+                self.cols,
+                ffi.cast("uint8_t *", source.ctypes.data),
+                source.nbytes,
+                address,
+                self.bytes,
+            )
+        )
+        self._struct = ffi.new(
+            "struct ckdist_matrix *",
+            {"type": self.type, "rows": self.rows, "cols": self.cols, "tile_bytes": tile_bytes, "tiles": address},
+        )
+
+    @property
+    def address(self) -> int:
+        """Of the native `struct ckdist_matrix`."""
+        return int(ffi.cast("intptr_t", self._struct))
+
+
+class Adapter:
+    """The adapter in `folder`.
+
+    `ranks` has the rank of each linear layer that it adds to; `factor` is what its products are multiplied by.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        lora, self._tensors = load_adapter(folder)
+        self.factor = lora.scale
+        self._packed: dict[tuple[str, tuple[int, int], tuple[int, int]], PackedMatrix] = {}
+        self.ranks = {
+            name.removesuffix(".lora_A.weight"): lora.rank for name in self._tensors if name.endswith(".lora_A.weight")
+        }
+
+    def check(self, program: Program) -> None:
+        """ModelFileError unless `program` has all of the adapter's layers, in its sizes."""
+        dims = {w.name: tuple(d.elements for d in w.dims) for w in program.weights}
+        for name, tensor in self._tensors.items():
+            if name not in dims:
+                raise ModelFileError(
+                    f"{self.folder} has {name}, and the model has no such layer: it was trained on another model"
+                )
+            if tensor.shape != dims[name]:
+                raise ModelFileError(
+                    f"{self.folder}: {name} has shape {list(tensor.shape)}, and the model needs {list(dims[name])}: "
+                    "it was trained on another model"
+                )
+
+    def matrix(self, name: str, rows: tuple[int, int], columns: tuple[int, int]) -> PackedMatrix:
+        """Rows and columns [begin, end) of a matrix, with zeros where these go beyond it; B is times the factor.
+
+        The same part is packed once.
+        """
+        key = name, rows, columns
+        if key not in self._packed:
+            part = self._tensors[name][slice(*rows), slice(*columns)]
+            if ".lora_B." in name:
+                part = part * np.float32(self.factor)
+            missing = [(0, end - begin - n) for (begin, end), n in zip((rows, columns), part.shape, strict=True)]
+            self._packed[key] = PackedMatrix(np.pad(part, missing))
+        return self._packed[key]
+
+    @property
+    def bytes(self) -> int:
+        """Of what was packed."""
+        return sum(matrix.bytes for matrix in self._packed.values())
+
+
+def is_low_rank(name: str) -> bool:
+    """Whether a lowered program's matrix is an adapter's and not the model's."""
+    return ".lora_" in name

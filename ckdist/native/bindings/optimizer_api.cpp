@@ -1,11 +1,12 @@
 #include "core/export.h"
 
-#include "api/train.h"
+#include "api/optimizer.h"
 
 #include <cmath>
 
 #include "bindings/isa_choice.h"
-#include "train/optimizer.h"
+#include "bindings/pool_handle.h"
+#include "runtime/optimizer.h"
 
 using namespace ckdist;
 
@@ -33,13 +34,8 @@ Segments checked(const ckdist_update* u) {
 
 extern "C" {
 
-int ckdist_optimizer_new(const char* isa, int32_t threads, const int32_t* cpus, int32_t spins,
-                         struct ckdist_optimizer** out) {
-  return guard([&] {
-    if (threads < 1) fail(Status::config, "%d threads: at least 1 is needed", threads);
-    *out = new ckdist_optimizer{
-        {kernels_by_name(isa), threads, cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>(), spins}};
-  });
+int ckdist_optimizer_new(const char* isa, struct ckdist_pool* pool, struct ckdist_optimizer** out) {
+  return guard([&] { *out = new ckdist_optimizer{{kernels_by_name(isa), pool->pool}}; });
 }
 
 void ckdist_optimizer_free(struct ckdist_optimizer* optimizer) { delete optimizer; }

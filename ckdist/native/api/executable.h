@@ -1,0 +1,99 @@
+#ifndef CKDIST_API_EXECUTABLE_H
+#define CKDIST_API_EXECUTABLE_H
+#include <stdint.h>
+#include "api/communicator.h"
+#include "api/loader.h"
+#include "api/pool.h"
+#include "api/steps.h"
+#include "api/trace.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One of the programs that run on the same cache, lowered for this rank. */
+struct ckdist_execution_plan {
+  const struct ckdist_step* const* steps;
+  int32_t step_count;
+  const struct ckdist_value* values;
+  int32_t value_count;
+  const void* const* matrices; /* struct ckdist_matrix of the loader */
+  int32_t matrix_count;
+  const float* const* vectors;
+  int32_t vector_count;
+  /* Every rank of a host has a range [ceil(tokens * rank / size), ceil(tokens * (rank + 1) / size)) of a batch's
+     tokens, counted among the host's ranks. */
+  int32_t tokens_sharded;
+};
+
+struct ckdist_program {
+  const struct ckdist_execution_plan* plans; /* at most 8 */
+  int32_t plan_count;
+  int64_t arena_bytes; /* of the largest plan */
+  int64_t max_tokens, max_sequences, max_outputs, context_length;
+  int64_t vocab;           /* of all ranks */
+  int64_t exchange_floats; /* of one value that other ranks read, the same on every rank */
+  /* attention; kv_type: enum ckdist_cache_type */
+  int32_t kv_type, layers, head_dim, heads, kv_heads; /* of this rank */
+  const int32_t* heads_per_kv;                        /* (kv_heads,) query heads that share each local kv-head */
+  int64_t blocks;
+  const float* rope_cos[2]; /* (context_length, head_dim / 2); [1] null where there is one table */
+  const float* rope_sin[2];
+  struct ckdist_loader* loader; /* of matrices that are not all packed, filling; null: all are */
+};
+
+struct ckdist_executable;
+
+struct ckdist_batch_header {
+  int32_t tokens, sequences, blocks, selected; /* the lengths of the arrays that follow; blocks: of all sequences */
+  int32_t threads;                             /* to use, at most those of the pool */
+  int32_t plan, steps;                         /* to walk, and how many of it; 0: all */
+};
+/* Consecutive tokens of one sequence. */
+struct ckdist_sequence_chunk {
+  int32_t tokens, first_position, blocks;
+};
+enum { ckdist_block_tokens = 16 }; /* positions of one block of the cache */
+
+/* The program's arrays must outlive the executable. */
+CKDIST_EXPORT int ckdist_executable_new(const struct ckdist_program* program, struct ckdist_communicator* communicator,
+                                        struct ckdist_pool* pool, struct ckdist_executable** out);
+CKDIST_EXPORT void ckdist_executable_free(struct ckdist_executable* executable);
+
+/* Runs one batch on all ranks; called on rank 0. message: struct ckdist_batch_header, then the arrays of Batch in their
+   order, int32. */
+CKDIST_EXPORT int ckdist_executable_run(struct ckdist_executable* executable, const int32_t* message, int64_t ints);
+/* The other ranks: runs every batch that rank 0 publishes until it asks to stop. */
+CKDIST_EXPORT int ckdist_executable_work(struct ckdist_executable* executable);
+/* Rank 0: lets the others return from ckdist_executable_work. */
+CKDIST_EXPORT int ckdist_executable_stop(struct ckdist_executable* executable);
+CKDIST_EXPORT const float* ckdist_executable_logits(struct ckdist_executable* executable);
+CKDIST_EXPORT int64_t ckdist_executable_kv_bytes(struct ckdist_executable* executable);
+CKDIST_EXPORT const void* ckdist_executable_kv(struct ckdist_executable* executable);
+
+/* Seconds of thread 0 since the last reset: in steps, waiting at barriers inside the rank, and in exchanges with other
+   ranks. moved: bytes that this rank's threads read of other ranks' memory, between the layers' parts. */
+struct ckdist_step_stats {
+  double total, barrier, exchange;
+  int64_t runs, moved;
+};
+CKDIST_EXPORT void ckdist_executable_stats(struct ckdist_executable* executable, struct ckdist_step_stats* out,
+                                           int32_t reset);
+
+/* From now on every thread writes what it does to a lane of its own ("thread 0"). Not while a batch runs; the trace
+ * outlives the executable. */
+CKDIST_EXPORT int ckdist_executable_trace(struct ckdist_executable* executable, struct ckdist_trace* trace);
+
+enum ckdist_cache_type {
+  ckdist_cache_f32 = 0,
+  ckdist_cache_f16 = 1,
+  ckdist_cache_q8_0 = 8,
+  ckdist_cache_i16 = 25,
+  ckdist_cache_bf16 = 30
+};
+/* Bytes of one block of `kv_type` for one kv-head of one layer. */
+CKDIST_EXPORT int64_t ckdist_kv_block_bytes(int32_t kv_type, int32_t head_dim);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+#endif

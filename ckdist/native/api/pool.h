@@ -1,0 +1,19 @@
+#ifndef CKDIST_API_POOL_H
+#define CKDIST_API_POOL_H
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A rank's threads, which executables and an optimizer share; one of them works at a time. The thread that calls is the
+   first of them. */
+struct ckdist_pool;
+
+/* `cpus`: one per thread, or null; `spins`: polls before a waiting thread sleeps. */
+CKDIST_EXPORT int ckdist_pool_new(int32_t threads, const int32_t* cpus, int32_t spins, struct ckdist_pool** out);
+CKDIST_EXPORT void ckdist_pool_free(struct ckdist_pool* pool);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+#endif

@@ -1,0 +1,20 @@
+#include "core/export.h"
+
+#include "api/pool.h"
+#include "bindings/pool_handle.h"
+#include "core/error.h"
+
+using namespace ckdist;
+
+extern "C" {
+
+int ckdist_pool_new(int32_t threads, const int32_t* cpus, int32_t spins, struct ckdist_pool** out) {
+  return guard([&] {
+    if (threads < 1) fail(Status::config, "%d threads: at least 1 is needed", threads);
+    *out = new ckdist_pool{
+        std::make_shared<Pool>(threads, cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>(), spins)};
+  });
+}
+void ckdist_pool_free(struct ckdist_pool* pool) { delete pool; }
+
+}  // extern "C"

@@ -1,0 +1,8 @@
+#pragma once
+#include <memory>
+
+#include "runtime/pool.h"
+
+struct ckdist_pool {
+  std::shared_ptr<ckdist::Pool> pool;
+};

@@ -1,0 +1,178 @@
+// One rank's threads on their way through a list of steps: where steps are dispatched, wait, are timed and traced.
+//
+// What steps work on is the affair of `Inference` and `Training`. Nothing is allocated between the first step and the
+// last.
+#pragma once
+#include <array>
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/export.h"
+
+#include "api/executable.h"
+#include "api/steps.h"
+#include "core/arena.h"
+#include "core/trace.h"
+#include "runtime/pool.h"
+
+namespace ckdist {
+
+class Executor;
+
+// What a waiting thread fetches to its caches: the start of what it reads next.
+struct Ahead {
+  int step = -1;
+  const uint8_t *at = nullptr, *end = nullptr;
+};
+
+// A kind of step. Each file of runtime/steps registers its own (see `RegisteredKind`).
+struct StepKind {
+  void (*run)(Executor& executor, int thread, int index, const ckdist_step& step);
+  // Bytes of a thread's own memory, and of the workspace that all threads share.
+  int64_t (*thread_bytes)(const Executor& executor, const ckdist_step& step);
+  int64_t (*workspace_bytes)(const Executor& executor, const ckdist_step& step);
+  // Finds the weights that a thread reads first; null where there are none.
+  void (*ahead)(Executor& executor, int thread, const ckdist_step& step, Ahead& ahead);
+};
+// By ckdist_step_kind. Throws for a kind that no file has registered.
+const StepKind& step_kind(int32_t kind);
+void add_step_kind(int32_t kind, const StepKind& that);
+
+// One thread's walk through one step: what a kind of step derives from. It has `void run()`, and may hide what stands
+// here; with kReadsAhead it has `static void ahead(Owner&, int thread, const Fields&, Ahead&)`.
+template <class OwnerType, class FieldsType>
+struct StepRun {
+  using Owner = OwnerType;
+  using Fields = FieldsType;
+  Owner& r;
+  const int thread, index;
+  const Fields& step;
+
+  static int64_t thread_bytes(const Owner&, const Fields&) { return 0; }
+  static int64_t workspace_bytes(const Owner&, const Fields&) { return 0; }
+  static constexpr bool kReadsAhead = false;
+};
+
+// Steps of the kind are run by `Run`.
+template <class Run>
+struct RegisteredKind {
+  using Owner = typename Run::Owner;
+  using Fields = typename Run::Fields;
+  static const Fields& fields(const ckdist_step& step) { return reinterpret_cast<const Fields&>(step); }
+
+  explicit RegisteredKind(ckdist_step_kind kind) {
+    StepKind that{[](Executor& e, int thread, int index, const ckdist_step& s) {
+                    Run{{static_cast<Owner&>(e), thread, index, fields(s)}}.run();
+                  },
+                  [](const Executor& e, const ckdist_step& s) {
+                    return Run::thread_bytes(static_cast<const Owner&>(e), fields(s));
+                  },
+                  [](const Executor& e, const ckdist_step& s) {
+                    return Run::workspace_bytes(static_cast<const Owner&>(e), fields(s));
+                  },
+                  nullptr};
+    if constexpr (Run::kReadsAhead)
+      that.ahead = [](Executor& e, int thread, const ckdist_step& s, Ahead& ahead) {
+        Run::ahead(static_cast<Owner&>(e), thread, fields(s), ahead);
+      };
+    add_step_kind(kind, that);
+  }
+};
+
+// Gives out memory from `at` on; from null it only counts.
+struct Carver {
+  uint8_t* base = nullptr;
+  int64_t used = 0;
+  uint8_t* bytes(int64_t n) {
+    uint8_t* const at = base ? base + used : nullptr;
+    used += (n + 63) / 64 * 64;
+    return at;
+  }
+  float* floats(int64_t n) { return reinterpret_cast<float*>(bytes(4 * n)); }
+};
+
+class Executor {
+ public:
+  explicit Executor(std::shared_ptr<Pool> pool);
+
+  int threads() const { return pool_->size(); }
+  int active() const { return active_; }  // threads that walk
+  // Of a thread alone, and of all: what steps carve. A step finds there what it left itself, and no other's.
+  uint8_t* memory(int thread) const { return memory_->data() + thread * memory_bytes_; }
+  uint8_t* workspace() const { return workspace_->data(); }
+  int64_t workspace_bytes() const { return workspace_bytes_; }
+
+  // From now on every thread writes what it does to a lane of its own. Not while steps run; the trace outlives this.
+  void trace(Trace& trace);
+  TraceLane* lane(int thread) const { return threads_[thread].lane; }
+
+  // The active threads meet. The last to arrive runs `last(idle)` before anyone goes on; `exchange`: with other ranks.
+  template <class Last>
+  void meet(int thread, int index, bool exchange, Last&& last) {
+    Thread& own = threads_[thread];
+    const bool timed = thread == 0 || own.lane != nullptr;
+    const int64_t start = timed ? now_ns() : 0;
+    find_ahead(thread, index);
+    const Idle idle = {fetch_ahead, &own.ahead};
+    pool_->barrier([&] { last(idle); }, idle);
+    if (!timed) return;
+    const int64_t end = now_ns();
+    if (thread == 0) (exchange ? stats_.exchange : stats_.barrier) += double(end - start) * 1e-9;
+    if (own.lane != nullptr)
+      own.lane->add(exchange ? ckdist_trace_exchange : ckdist_trace_barrier, start, end, index, list_->number);
+  }
+  void meet(int thread, int index) {
+    meet(thread, index, false, [](Idle) {});
+  }
+
+  // body(item) for every item, by the threads that are free; returns when all are done.
+  template <class Body>
+  void parallel_for(int thread, int index, int64_t items, Body&& body) {
+    for (int64_t item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items;) body(item);
+    meet(thread, index, false, [this](Idle) { next_.store(0, std::memory_order_relaxed); });
+  }
+
+ protected:
+  // Steps with their kinds, in the order in which they run.
+  struct StepList {
+    std::vector<const ckdist_step*> steps;
+    std::vector<const StepKind*> kinds;
+    std::vector<int> next_ahead;  // after each step the next that reads weights, or -1
+    int number = 0;
+    StepList(const ckdist_step* const* steps, int count, int number);
+  };
+  // Before the first walk: counts what the steps of a list need; then makes the threads' memory and the workspace.
+  void reserve(const StepList& list);
+  void make_room();
+  // Steps [0, count) of a list by one thread; of the first thread it counts the seconds by kind where `by_kind`.
+  void walk(int thread, int count, bool by_kind = false);
+
+  struct alignas(64) Thread {
+    Ahead ahead;
+    TraceLane* lane = nullptr;
+  };
+  std::shared_ptr<Pool> pool_;
+  std::vector<Thread> threads_;
+  const StepList* list_ = nullptr;  // that is walked
+  int active_ = 1;
+  ckdist_step_stats stats_{};
+  std::array<double, ckdist_step_kinds> seconds_{};
+
+ private:
+  void find_ahead(int thread, int index) {
+    Ahead& ahead = threads_[thread].ahead;
+    const int next = list_->next_ahead[index];
+    if (ahead.step == next) return;
+    ahead = {next, nullptr, nullptr};
+    if (next >= 0) list_->kinds[next]->ahead(*this, thread, *list_->steps[next], ahead);
+  }
+  static void fetch_ahead(void* ahead);
+
+  int64_t memory_bytes_ = 0, workspace_bytes_ = 0;
+  std::optional<Arena> memory_, workspace_;
+  alignas(64) std::atomic<int64_t> next_{0};  // item of `parallel_for`
+};
+
+}  // namespace ckdist

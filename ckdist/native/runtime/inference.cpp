@@ -1,0 +1,233 @@
+#include "runtime/inference.h"
+
+#include <cstddef>
+#include <utility>
+
+#include "copy_engines/stream_engine.h"
+#include "core/error.h"
+
+namespace ckdist {
+
+namespace {
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+}  // namespace
+
+Inference::Inference(const ckdist_program& that, Communicator& communicator, Reorganizer* reorganizer,
+                     std::shared_ptr<Pool> pool)
+    : Executor(std::move(pool)),
+      program(that),
+      communicator(communicator),
+      kernels(ckdist::kernels()),
+      plans_(that.plans, that.plans + that.plan_count),
+      reorganizer_(reorganizer && !reorganizer->finished() ? reorganizer : nullptr),
+      workers_(threads()) {
+  if (plans_.empty() || plans_.size() > kMaxPlans)
+    fail(Status::native, "%d plans; one to %d are possible", program.plan_count, kMaxPlans);
+  arena_.emplace(program.arena_bytes, "activations");
+  make_cache();
+  make_lists();
+  make_workers();
+  reserve_exchange();
+}
+
+void Inference::make_cache() {
+  for (int h = 0, head = 0; h < program.kv_heads; h++) {
+    first_head.push_back(head);
+    head += program.heads_per_kv[h];
+    max_heads_per_kv = std::max(max_heads_per_kv, int(program.heads_per_kv[h]));
+  }
+  kv_head_bytes = kernels.attention.block_bytes(KvType(program.kv_type), program.head_dim);
+  kv_block_bytes = kv_head_bytes * program.kv_heads;
+  kv_bytes_ = kv_block_bytes * program.layers * program.blocks;
+  kv_arena_.emplace(kv_bytes_, "the KV cache");
+}
+
+void Inference::make_lists() {
+  for (size_t p = 0; p < plans_.size(); p++) {
+    const ckdist_execution_plan& those = plans_[p];
+    plan = &those;  // kinds ask for their values
+    most_steps_ = std::max(most_steps_, those.step_count);
+    lists_.emplace_back(those.steps, those.step_count, int(p));
+    token_steps_[p] = 0;
+    while (token_steps_[p] < those.step_count && those.steps[token_steps_[p]]->rows == ckdist_rows_tokens)
+      token_steps_[p]++;
+    reserve(lists_.back());
+  }
+  make_room();
+  counters_.reset(new std::atomic<int64_t>[threads() * most_steps_]);
+}
+
+void Inference::make_workers() {
+  int64_t activation_bytes[3] = {64, 64, 64}, slice = 0;
+  for (size_t p = 0; p < plans_.size(); p++) {
+    plan = &plans_[p];
+    for (const ckdist_value* v = plan->values; v != plan->values + plan->value_count; v++)
+      if (v->place == ckdist_place_activations)
+        activation_bytes[v->format] = std::max(activation_bytes[v->format], activation_stride(*v));
+    plan_bytes_[p] = 0;
+    for (int m = 0; m < plan->matrix_count; m++) {
+      plan_bytes_[p] += matrix(m).tile_count() * matrix(m).tile_bytes;
+      if (reorganizer_ && weight(m).sliced) slice = std::max(slice, round_up(weight(m).sliced->largest_bytes(), 4096));
+    }
+  }
+  int64_t each = slice;
+  for (const int64_t bytes : activation_bytes) each += kReplicatedRows * bytes;
+  each = round_up(each, 4096);
+  worker_arena_.emplace(each * threads(), "the threads' activations");
+  uint8_t* at = worker_arena_->data();
+  for (Worker& w : workers_) {
+    uint8_t* p = at;
+    w.slice = p, p += slice;
+    if (slice) w.copy_engine = std::make_unique<StreamEngine>();
+    for (int f = 0; f < 3; f++) w.activations[f] = p, p += kReplicatedRows * activation_bytes[f];
+    at += each;
+  }
+}
+
+void Inference::reserve_exchange() {
+  StepSizes sizes{};
+  sizes.partial_floats = program.exchange_floats;
+  sizes.logit_rows = program.max_outputs, sizes.vocab = program.vocab;
+  for (const ckdist_value* v = plans_[0].values; v != plans_[0].values + plans_[0].value_count;
+       v++)  // the same in every plan
+    if (v->place == ckdist_place_logits) sizes.first_column = v->offset, sizes.columns = v->width;
+  sizes.batch_ints = BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
+                     program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs;
+  ranks = communicator.steps(sizes);
+  for (int slot = 0; slot < kSlots; slot++) {
+    peers_[slot].resize(kMaxRanks);
+    ranks->peers(slot, peers_[slot].data());
+  }
+}
+
+float* Inference::floats(int index, int64_t* stride) {
+  const ckdist_value& v = value(index);
+  *stride = v.width;
+  if (v.place == ckdist_place_slot) return ranks->partial(int(v.offset)) + v.lead;
+  if (v.place == ckdist_place_sums)
+    return ranks->host_partial(int(v.offset), (v.selected ? batch.selected : batch.tokens) * v.width) +
+           (v.selected ? first_selected : first_token) * v.width;
+  if (v.place == ckdist_place_logits) return ranks->logits(stride);
+  return reinterpret_cast<float*>(arena_->data() + v.offset);
+}
+
+// The end of every batch: nobody sees what was computed from a file that had changed by then.
+void Inference::gather(int64_t rows, int step) {
+  if (packing) reorganizer_->check();
+  ranks->gather_logits(rows, step);
+}
+
+// Where a file has changed, that is why, whichever rank noticed first: then this throws.
+void Inference::give_up(const char* reason) {
+  communicator.abandon(reason);
+  if (reorganizer_ && !reorganizer_->finished()) reorganizer_->check();
+}
+
+void Inference::finish(int thread, int index, int out, int64_t rows) {
+  const ckdist_value& v = value(out);
+  if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { gather(rows, index); });
+  else if (v.place == ckdist_place_sums)
+    meet(thread, index, true, [&](Idle idle) {
+      ranks->all_reduce_hosts(int(v.offset), (v.selected ? batch.selected : batch.tokens) * v.width, index, idle);
+    });
+  else if (v.place != ckdist_place_slot) meet(thread, index);
+  else if (plan->tokens_sharded) meet(thread, index, true, [&](Idle idle) { ranks->all_gather(index, idle); });
+  else meet(thread, index, true, [&](Idle idle) { ranks->all_reduce(int(v.offset), rows * v.width, index, idle); });
+}
+
+void Inference::run(const int32_t* message, int64_t ints) {
+  const BatchView those = BatchView::parse(message, ints, program.max_tokens, program.max_sequences,
+                                           program.max_outputs, program.context_length, program.blocks, program.vocab);
+  if (those.plan < 0 || those.plan >= int(plans_.size()) || those.steps < 0 ||
+      those.steps > plans_[those.plan].step_count)
+    fail(Status::native, "a batch asks for %d steps of plan %d of %zu", those.steps, those.plan, plans_.size());
+  if (ranks->size > 1 && ranks->rank == 0) {
+    TraceLane* const lane = this->lane(0);
+    const int64_t begin = lane ? now_ns() : 0;
+    ranks->publish(message, ints);
+    if (lane)
+      lane->add(ckdist_trace_publish, begin, now_ns(), int32_t(those.tokens), int32_t(those.sequences), those.plan);
+  }
+  begin(those);
+  const int64_t start = now_ns();
+  packing = reorganizer_ && !reorganizer_->finished();
+  if (packing) {
+    const bool prompts =
+        batch.tokens > batch.sequences || std::any_of(batch.chunks, batch.chunks + batch.sequences,
+                                                      [](const BatchView::Chunk& c) { return c.first_position == 0; });
+    reorganizer_->begin_step(plan_bytes_[batch.plan] / (prompts ? 1 : kKeptShare));
+  }
+  try {
+    pool_->run(active_, [this](int thread) { replay(thread); });
+    if (packing) reorganizer_->end_step();
+  } catch (const std::exception& e) {
+    give_up(e.what());
+    throw;
+  }
+  stats_.total += double(now_ns() - start) * 1e-9;
+  stats_.runs++;
+  for (Worker& w : workers_) stats_.moved += std::exchange(w.moved, 0);
+}
+
+// What steps ask of the batch.
+void Inference::begin(const BatchView& those) {
+  batch = those;
+  plan = &plans_[batch.plan];
+  list_ = &lists_[batch.plan];
+  first_token = plan->tokens_sharded ? first_token_of(ranks->local_rank) : 0;
+  local_tokens = plan->tokens_sharded ? first_token_of(ranks->local_rank + 1) - first_token : batch.tokens;
+  const int32_t* const selected = batch.selected_tokens;
+  first_selected = std::lower_bound(selected, selected + batch.selected, first_token) - selected;
+  local_selected =
+      std::lower_bound(selected, selected + batch.selected, first_token + local_tokens) - selected - first_selected;
+  active_ = std::min(std::max(batch.threads, 1), threads());
+  for (Thread& thread : threads_) thread.ahead.step = -1;
+  const int owners = batch.tokens > batch.sequences || batch.tokens >= kThreadRows ? active_ : 1;
+  for (int o = 0; o < owners; o++)
+    for (int i = 0; i < plan->step_count; i++) counters_[o * most_steps_ + i].store(0, std::memory_order_relaxed);
+}
+
+void Inference::work() {
+  try {
+    for (;;) {
+      int64_t ints = 0;
+      const int32_t* message = ranks->receive(&ints);
+      if (ints == 0) return;
+      run(message, ints);
+    }
+  } catch (const std::exception& e) {
+    give_up(e.what());
+    throw;
+  }
+}
+
+void Inference::stop() {
+  if (ranks->size > 1) ranks->publish(nullptr, 0);
+}
+
+ckdist_step_stats Inference::stats(bool reset) {
+  const ckdist_step_stats s = stats_;
+  if (reset) stats_ = {};
+  return s;
+}
+
+void Inference::replay(int thread) {
+  const int steps = batch.steps > 0 ? batch.steps : batch.selected > 0 ? plan->step_count : token_steps_[batch.plan];
+  const int64_t begin = lane(thread) ? now_ns() : 0;
+  walk(thread, steps);
+  if (steps < plan->step_count) meet(thread, steps - 1, true, [&](Idle) { gather(0, steps); });  // as every batch ends
+  if (lane(thread)) trace_batch(thread, begin);
+}
+
+void Inference::trace_batch(int thread, int64_t begin) {
+  TraceLane& lane = *this->lane(thread);
+  const int64_t end = now_ns();
+  const int32_t tokens = int32_t(batch.tokens), sequences = int32_t(batch.sequences);
+  const bool decode = tokens == sequences;
+  lane.add(decode ? ckdist_trace_decode : ckdist_trace_prefill, begin, end, tokens, sequences, batch.plan);
+  if (thread != 0) return;
+  if (decode && prefilled_ != 0) lane.add(ckdist_trace_transition, prefilled_, begin, tokens, sequences);
+  prefilled_ = plan->tokens_sharded ? end : 0;
+}
+
+}  // namespace ckdist

@@ -1,0 +1,169 @@
+// What the steps of serving work on: programs that share one cache, their values, weights and the batch that runs.
+//
+// The number of tokens is data: buffers are sized once for the largest batch, and small batches take a path with fewer
+// barriers (see `replicated`).
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "kernels/kernels.h"
+#include "runtime/batch.h"
+#include "runtime/executor.h"
+#include "runtime/reorganizer.h"
+
+namespace ckdist {
+
+struct Range {
+  int64_t begin, end;
+};
+
+class Inference : public Executor {
+ public:
+  // `reorganizer`: of matrices that are not all packed yet; null where all are.
+  Inference(const ckdist_program& program, Communicator& communicator, Reorganizer* reorganizer,
+            std::shared_ptr<Pool> pool);
+
+  void run(const int32_t* message, int64_t ints);
+  void work();
+  void stop();
+  const float* logits() { return ranks->gathered(); }
+  const uint8_t* kv_data() const { return kv_arena_->data(); }
+  int64_t kv_bytes() const { return kv_bytes_; }
+  ckdist_step_stats stats(bool reset);
+
+  // Batches of at most this many rows are quantized by every thread for itself, which saves a barrier; larger ones once
+  // for all.
+  static constexpr int kReplicatedRows = 2;
+  static constexpr int kFewRows = 16;  // products of at most so many are bound by memory
+  // From so many rows a thread on, products are divided by rows and not by weights: what a thread wrote it reads again,
+  // from its own caches.
+  static constexpr int64_t kThreadRows = 64;
+
+  // Of the job and the program.
+  const ckdist_program program;
+  Communicator& communicator;
+  std::unique_ptr<StepCommunicator> ranks;
+  const Kernels& kernels;
+  std::vector<int> first_head;  // of each local kv-head
+  int max_heads_per_kv = 1;
+  int64_t kv_head_bytes = 0, kv_block_bytes = 0;
+
+  // Of the batch.
+  BatchView batch;
+  const ckdist_execution_plan* plan = nullptr;
+  int64_t first_token = 0, local_tokens = 0;       // of the batch's tokens this rank's: the first, and how many
+  int64_t first_selected = 0, local_selected = 0;  // of its selected tokens those among them
+  bool packing = false;                            // it reads matrices that are not all packed
+  Reorganizer* reorganizer() const { return reorganizer_; }
+
+  // Of the batch's tokens the first that is a local rank's own, where they are sharded; and whose a token is.
+  int64_t first_token_of(int rank) const { return (batch.tokens * rank + ranks->local_size - 1) / ranks->local_size; }
+  int rank_of(int64_t token) const { return int(token * ranks->local_size / batch.tokens); }
+
+  int64_t rows(const ckdist_step& step) const {
+    return step.rows == ckdist_rows_tokens     ? local_tokens
+           : step.rows == ckdist_rows_selected ? batch.selected
+                                               : local_selected;
+  }
+  // The row among local tokens, or all, of row r of a step.
+  int64_t token_row(const ckdist_step& step, int64_t r) const {
+    return step.rows == ckdist_rows_tokens     ? r
+           : step.rows == ckdist_rows_selected ? batch.selected_tokens[r]
+                                               : batch.selected_tokens[first_selected + r] - first_token;
+  }
+  // Every thread makes the activations of all rows for itself. Sharded rows are for several shards.
+  bool replicated(const ckdist_step& step) const {
+    return rows(step) <= kReplicatedRows &&
+           (step.rows == ckdist_rows_selected || (step.rows == ckdist_rows_tokens && !plan->tokens_sharded));
+  }
+  // Of n rows those of a thread: where there are many, in the units of products.
+  int64_t row_begin(int thread, int64_t n) const {
+    return thread == active() || n < kThreadRows * active() ? n * thread / active() : n * thread / active() / 16 * 16;
+  }
+  Range rows_of(int thread, int64_t n) const { return {row_begin(thread, n), row_begin(thread + 1, n)}; }
+
+  const ckdist_value& value(int index) const { return plan->values[index]; }
+  float* floats(int value, int64_t* stride);               // row 0 of a float value, and the floats from row to row
+  const float* peer_row(int index, int64_t token) const {  // of a value in the slot of the token's rank
+    const ckdist_value& v = value(index);
+    const int rank = rank_of(token);
+    return peers_[v.offset][rank] + (token - first_token_of(rank)) * v.width + v.lead;
+  }
+  const float* peer_slot(const ckdist_value& v, int rank) const { return peers_[v.offset][rank]; }
+  static int64_t activation_stride(const ckdist_value& v) {
+    return ActivationRow::bytes(ActivationFormat(v.format), v.width);
+  }
+  // Row 0 of activations, as norm_quantize left them for steps of the same rows.
+  uint8_t* activations(int thread, const ckdist_step& step, int index) {
+    const ckdist_value& a = value(index);
+    return replicated(step) ? workers_[thread].activations[a.format] : arena_->data() + a.offset;
+  }
+  const Weight& weight(int index) const { return *static_cast<const Weight*>(plan->matrices[index]); }
+  const Matrix& matrix(int index) const { return weight(index).matrix; }
+  const float* vector(int index) const { return plan->vectors[index]; }
+  uint8_t* kv(int layer, int kv_head) const {
+    return kv_arena_->data() + layer * program.blocks * kv_block_bytes + kv_head * kv_head_bytes;
+  }
+
+  uint8_t* slice(int thread) { return workers_[thread].slice; }  // room for a slice that was not packed yet
+  CopyEngine& copy_engine(int thread) { return *workers_[thread].copy_engine; }
+  void count_moved(int thread, int64_t bytes) { workers_[thread].moved += bytes; }
+
+  // The next item of a step whose items go to whichever thread is free.
+  int64_t next_item(int index) { return counters_[index].fetch_add(1); }
+  // work(item) for items that are divided evenly over the threads; who is done takes of what others have left.
+  template <class Work>
+  void for_each_item(int thread, int index, int64_t items, Work&& work) {
+    for (int o = 0; o < active(); o++) {
+      const int owner = (thread + o) % active();
+      const int64_t begin = items * owner / active(), end = items * (owner + 1) / active();
+      for (int64_t i; (i = begin + counters_[owner * most_steps_ + index].fetch_add(1)) < end;) work(i);
+    }
+  }
+  // The end of a step that wrote `rows` rows of the value `out`: what other ranks are to read is met for over all of
+  // them, anything else among this rank's threads.
+  void finish(int thread, int index, int out, int64_t rows);
+
+ private:
+  static constexpr int kMaxPlans = 8;
+  // Of what a step without prompts reads it packs at most one part in so many for good; a step with prompts packs all
+  // that it meets.
+  static constexpr int64_t kKeptShare = 16;
+
+  struct alignas(64) Worker {  // one thread's memory beside its steps'
+    uint8_t* activations[3];   // kReplicatedRows rows per format
+    uint8_t* slice;
+    std::unique_ptr<CopyEngine> copy_engine;  // of slices that are kept; null where all are packed
+    int64_t moved = 0;                        // bytes read of other ranks' memory in this batch
+  };
+
+  void make_lists();
+  void make_cache();
+  void make_workers();
+  void reserve_exchange();
+  void begin(const BatchView& batch);
+  void replay(int thread);
+  void trace_batch(int thread, int64_t begin);
+  void gather(int64_t rows, int step);
+  void give_up(const char* reason);
+
+  std::vector<ckdist_execution_plan> plans_;
+  std::vector<StepList> lists_;
+  Reorganizer* const reorganizer_;
+  int64_t plan_bytes_[kMaxPlans];  // of the matrices that a step reads
+  int token_steps_[kMaxPlans];     // steps before those of selected rows alone
+  int most_steps_ = 0;             // of a plan
+  int64_t kv_bytes_ = 0;
+  std::optional<Arena> arena_, kv_arena_, worker_arena_;
+  std::vector<Worker> workers_;
+  std::vector<const float*> peers_[kSlots];           // the slots of the ranks that share memory
+  std::unique_ptr<std::atomic<int64_t>[]> counters_;  // (threads, most_steps): next item of each step that shares work
+                                                      // out dynamically, of all or of a thread's
+  int64_t prefilled_ = 0;  // when the batch before ended, where that was a token-parallel prefill
+};
+
+}  // namespace ckdist

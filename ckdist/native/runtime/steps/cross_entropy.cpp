@@ -1,0 +1,161 @@
+// Output projection, log-softmax and both gradients in one step, over chunks of tokens: the logits of a whole batch
+// never exist. Who computes some of a few tokens' logits also makes exp(logit - the largest of these) of them, while
+// they are in the cache; what the parts have in common is found when all are there. Where many tokens have no target,
+// as in chats, those that have one are gathered first.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/half.h"
+#include "runtime/steps/packs.h"
+#include "runtime/steps/products.h"
+
+namespace ckdist {
+namespace {
+
+constexpr int64_t kLogitBytes = 32 << 20;  // of gradients by logits
+
+struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
+  using Packs = StepPacks<2>;
+  // Of a chunk of tokens, and of the parts in which their logits are computed.
+  struct Space {
+    uint8_t *d, *x_transposed, *x, *dx;
+    float *largest, *sums, *logits;
+  };
+
+  static Packs packs(const Training& r, const Fields& step, Carver& c) {
+    Packs packs;
+    packs.add(r, c, step.head);
+    if (step.dx >= 0) packs.add(r, c, step.head_transposed);
+    return packs;
+  }
+  static int64_t thread_bytes(const Training& r, const Fields& step) {
+    return std::max({Products::thread_bytes(r), pack_thread_bytes(r, step.head), r.row_buffers_bytes()});
+  }
+  static int64_t workspace_bytes(const Training& r, const Fields& step) {
+    Carver c;
+    loss_space(c, r, step), packs(r, step, c);
+    return c.used;
+  }
+
+  // Tokens whose gradients by logits exist at once.
+  static int64_t loss_chunk(const Training& r) {
+    return std::min(
+        std::max<int64_t>(kLogitBytes / Training::stride(r.program.vocab, r.element_bytes()) / Products::kTokens, 1) *
+            Products::kTokens,
+        r.program.max_tokens);
+  }
+
+  static Space loss_space(Carver& c, const Training& r, const Fields& step) {
+    const int64_t chunk = loss_chunk(r), hidden = r.width(step.x),
+                  columns = Products::item_tiles(r, r.packed(step.head)) * kTileRows;
+    const int64_t parts = (r.program.vocab + columns - 1) / columns;
+    Space s{};
+    if (step.dx >= 0 || step.gradient >= 0) s.d = c.bytes(chunk * Training::stride(r.program.vocab, r.element_bytes()));
+    if (step.gradient >= 0) s.x_transposed = c.bytes((hidden + 15) / 16 * r.tile_bytes(chunk));
+    s.x = c.bytes(chunk * r.row_stride(step.x));
+    if (step.dx >= 0) s.dx = c.bytes(chunk * r.row_stride(step.dx));
+    s.largest = c.floats(chunk * parts), s.sums = c.floats(chunk * parts), s.logits = c.floats(chunk);
+    return s;
+  }
+
+  // Of n tokens: s.largest and s.sums of every part of the logits, (tokens, parts), s.logits of the targets, and s.d
+  // relative to the parts' largest.
+  void logits(const Matrix& head, const Space& s, const Operand& x, int64_t first, int64_t n) {
+    const int64_t tiles = Products::item_tiles(r, head), parts = (head.tile_count() + tiles - 1) / tiles,
+                  token_parts = (n + Products::kTokens - 1) / Products::kTokens;
+    const int64_t row = (tiles + 1) * kTileRows, d_stride = Training::stride(r.program.vocab, r.element_bytes());
+    parallel_for(parts * token_parts, [&](int64_t item) {
+      const int64_t part = item / token_parts, begin = item % token_parts * Products::kTokens,
+                    end = std::min(begin + Products::kTokens, n);
+      const int64_t tile = part * tiles, last = std::min(tile + tiles, head.tile_count()), column = tile * kTileRows;
+      const int64_t columns = std::min(last * kTileRows, r.program.vocab) - column;
+      float* const sums = reinterpret_cast<float*>(r.memory(thread));  // (tokens, columns)
+      Matrix some = head;
+      some.rows = columns, some.tiles += tile * head.tile_bytes;
+      r.product.multiply(some, 0, last - tile, x.row(begin), x.stride, end - begin, sums, row, false);
+      for (int64_t t = begin; t < end; ++t) {
+        const float* const of = sums + (t - begin) * row;
+        const int64_t own_target = r.batch.targets[r.learned(first + t)], target = own_target - column;
+        if (own_target < 0) continue;
+        if (target >= 0 && target < columns) s.logits[t] = of[target];
+        const Row d{s.d ? s.d + t * d_stride + column * r.element_bytes() : nullptr, r.narrow_values};
+        s.sums[t * parts + part] = r.kernels.softmax.part(of, columns, step.soft_cap, s.largest + t * parts + part, d);
+      }
+    });
+  }
+
+  // The loss of one token, and its row of s.d.
+  void loss_of(int64_t parts, int64_t columns, const Space& s, int64_t first, int64_t token) {
+    const int64_t vocab = r.program.vocab, of = r.learned(first + token), target = r.batch.targets[of];
+    const Row d{s.d ? s.d + token * Training::stride(vocab, r.element_bytes()) : nullptr, r.narrow_values};
+    if (target < 0) {
+      if (d.at) std::fill_n(d.at, Training::stride(vocab, r.element_bytes()), uint8_t{0});
+      return;
+    }
+    const float *const largest = s.largest + token * parts, *const sums = s.sums + token * parts;
+    const float most = *std::max_element(largest, largest + parts), cap = step.soft_cap;
+    double sum = 0;
+    for (int64_t part = 0; part < parts; ++part) sum += sums[part] * std::exp(double(largest[part]) - most);
+    const float logit = cap == 0 ? s.logits[token] : cap * std::tanh(s.logits[token] / cap);
+    const double log_sum_exp = most + std::log(sum);
+    r.losses[of] = log_sum_exp - logit;
+    if (!d.at) return;
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t column = part * columns;
+      const Row some{d.at + column * r.element_bytes(), d.narrow};
+      r.kernels.row.scale(some, float(std::exp(largest[part] - log_sum_exp)), std::min(columns, vocab - column), some);
+    }
+    const float slope = cap == 0 ? 1 : 1 - logit / cap * (logit / cap),
+                own = float(std::expm1(logit - log_sum_exp)) * slope;
+    if (d.narrow) reinterpret_cast<uint16_t*>(d.at)[target] = bf16_of_float(own);
+    else reinterpret_cast<float*>(d.at)[target] = own;
+    std::fill_n(d.at + vocab * r.element_bytes(), (Training::padded(vocab) - vocab) * r.element_bytes(), uint8_t{0});
+  }
+
+  void run() {
+    Carver c{r.workspace()};
+    const Space s = loss_space(c, r, step);
+    const Packs those = packs(r, step, c);
+    make_packs(r, thread, index, those);
+    const int64_t chunk = loss_chunk(r), hidden = r.width(step.x), vocab = r.program.vocab;
+    const int64_t columns = Products::item_tiles(r, those.matrix[0]) * kTileRows,
+                  parts = (vocab + columns - 1) / columns;
+    const Operand d{s.d, Training::stride(vocab, r.element_bytes())};
+    const int64_t count = int64_t(r.batch.learned.size());
+    const bool all = r.all_learned();
+    Products products(r, thread, index);
+    if (step.dx >= 0 && !all)
+      each_token([&](int64_t t) {
+        if (r.batch.targets[t] < 0) std::fill_n(r.operand(step.dx, t).at, r.row_bytes(step.dx), uint8_t{0});
+      });
+    for (int64_t first = 0; first < count; first += chunk) {
+      const int64_t n = std::min(chunk, count - first);
+      const Operand x = all ? r.operand(step.x, first) : Operand{s.x, r.row_stride(step.x)};
+      if (!all)
+        parallel_for(n, [&](int64_t token) {
+          std::copy_n(r.operand(step.x, r.learned(first + token)).at, r.row_bytes(step.x), x.row(token));
+        });
+      logits(those.matrix[0], s, x, first, n);
+      parallel_for(n, [&](int64_t token) { loss_of(parts, columns, s, first, token); });
+      if (step.dx >= 0) {
+        Product dx{those.matrix[1], d, n, step.dx, nullptr, -1, first};
+        if (!all) dx.to = {s.dx, r.row_stride(step.dx)};
+        products.multiply(&dx, 1);
+        if (!all)
+          parallel_for(n, [&](int64_t token) {
+            std::copy_n(dx.to.row(token), r.row_bytes(step.dx), r.operand(step.dx, r.learned(first + token)).at);
+          });
+      }
+      if (step.gradient >= 0) {
+        products.transpose_all(x, hidden, n, s.x_transposed);
+        const Outer outer{d, vocab, r.gradient(step.gradient), first > 0 || r.adds(step.fresh)};
+        products.add_outer(r.matrix(hidden, n, s.x_transposed), n, &outer, 1);
+      }
+    }
+  }
+};
+
+const RegisteredKind<CrossEntropy> kKind(ckdist_step_cross_entropy);
+
+}  // namespace
+}  // namespace ckdist

@@ -1,0 +1,239 @@
+// All matrices that read one input, with their biases, low-rank additions, gate and soft cap.
+#include "runtime/shares.h"
+#include "runtime/steps/packed_weight.h"
+
+namespace ckdist {
+namespace {
+
+constexpr int64_t kPieceBytes = 384 << 10,
+                  kLeastPieces = 8;  // of a product's weights that a thread takes at a time: what its L2 cache holds
+constexpr int64_t kGatedRows = 64;   // that a gate joins at a time, while the L2 cache has both
+constexpr int64_t kAheadBytes = 256 << 10;  // of a product's weights that are fetched before it begins
+// A product that is added to another is made of so many tokens and tiles at a time: it stays in the L2 cache.
+constexpr int64_t kSummedTokens = 256, kSummedTiles = 8;
+constexpr int64_t kLowTokens = 16, kLowTiles = 8;  // that a low-rank product has at a time
+
+struct Linear : StepRun<Inference, ckdist_linear_step> {
+  using Product = ckdist_product;
+  static constexpr bool kReadsAhead = true;
+
+  static int64_t thread_bytes(const Inference&, const Fields& step) {
+    Carver c;
+    room(c, step);
+    return c.used;
+  }
+
+  void run() {
+    const int64_t n = r.rows(step.step), bytes = weight_bytes(r, step);
+    if (n > 0 && bytes > 0) {
+      if (n >= Inference::kThreadRows * r.active() && !r.packing) {  // else every thread would pack all weights
+        const int64_t pieces = std::max((bytes + kPieceBytes - 1) / kPieceBytes, kLeastPieces);
+        r.for_each_item(thread, index, pieces * r.active(), [&](int64_t item) {
+          multiply_bytes(bytes * (item % pieces) / pieces, bytes * (item % pieces + 1) / pieces,
+                         r.rows_of(int(item / pieces), n));
+        });
+      } else {
+        const Shares shares(bytes, r.active(), n <= Inference::kFewRows);
+        for (int64_t piece = thread; piece < shares.pieces(); piece = r.active() + r.next_item(index))
+          multiply_bytes(shares.begin(piece), shares.begin(piece + 1), {0, n});
+      }
+    }
+    if (bytes == 0) clear(n);
+    r.finish(thread, index, step.products[0].out, n);
+  }
+
+  // Where this rank has no columns of the matrices its part of a sum is zero.
+  void clear(int64_t n) {
+    for (int m = 0; m < step.count; m++) {
+      const ckdist_value& v = r.value(step.products[m].out);
+      if (v.place == ckdist_place_logits || (v.place == ckdist_place_slot && r.plan->tokens_sharded)) continue;
+      int64_t stride;
+      float* const y = r.floats(step.products[m].out, &stride);
+      for (int64_t t = thread; t < n; t += r.active()) std::fill(y + t * stride, y + (t + 1) * stride, 0.f);
+    }
+  }
+
+  static int64_t weight_bytes(const Inference& r, const Fields& step) {
+    int64_t bytes = 0;
+    for (int m = 0; m < step.count; m++) {
+      const ckdist_span& w = step.products[m].weight;
+      for (int s = w.first; s < w.first + w.count; s++) bytes += r.matrix(s).tile_count() * r.matrix(s).tile_bytes;
+    }
+    return bytes;
+  }
+
+  // Calls visit(m, s, column, first tile, end) for the tiles of shards whose middle lies in bytes [from, to) of a
+  // step's matrices laid end to end; those of a gated step lie tile beside tile, and so do shards that are summed.
+  // `column`: the rows of the shards before.
+  template <class Visit>
+  static void each_range(const Inference& r, const Fields& step, int64_t from, int64_t to, Visit&& visit) {
+    const bool gated = step.gate != ckdist_gate_none;
+    int64_t offset = 0;
+    for (int m = 0; m < (gated ? 1 : step.count); m++) {
+      const ckdist_span& shards = step.products[m].weight;
+      int64_t column = 0;
+      for (int s = 0; s < (step.summed ? 1 : shards.count); s++) {
+        const Matrix& w = r.matrix(shards.first + s);
+        int64_t tile_bytes = w.tile_bytes;
+        if (gated) tile_bytes += r.matrix(step.products[1].weight.first + s).tile_bytes;
+        for (int more = 1; step.summed && more < shards.count; more++)
+          tile_bytes += r.matrix(shards.first + more).tile_bytes;
+        const auto boundary = [&](int64_t at) {
+          return tile_bytes ? std::clamp<int64_t>((at - offset + tile_bytes / 2) / tile_bytes, 0, w.tile_count()) : 0;
+        };
+        if (boundary(from) < boundary(to)) visit(m, s, column, boundary(from), boundary(to));
+        offset += tile_bytes * w.tile_count();
+        column += w.rows;
+      }
+    }
+  }
+
+  // While a thread waits in a step of few tokens, memory would idle: it brings the start of its first piece of the next
+  // product to the L2 cache, as far as it gets.
+  static void ahead(Inference& r, int thread, const Fields& step, Ahead& ahead) {
+    if (r.rows(step.step) > Inference::kFewRows) return;
+    const int64_t bytes = weight_bytes(r, step);
+    if (bytes == 0) return;  // nothing of these matrices is this rank's
+    const Shares shares(bytes, r.active(), true);
+    each_range(r, step, shares.begin(thread), shares.begin(thread + 1),
+               [&](int m, int s, int64_t, int64_t begin, int64_t end) {
+                 if (ahead.at != nullptr) return;
+                 const Weight& weight = r.weight(step.products[m].weight.first + s);
+                 const Matrix& w = weight.matrix;
+                 if (weight.sliced && !weight.sliced->whole()) {
+                   const int64_t slice = weight.sliced->slice_of(begin);
+                   end = weight.sliced->ready(slice) ? std::min(end, weight.sliced->begin(slice + 1)) : begin;
+                 }
+                 ahead.at = w.tiles + begin * w.tile_bytes;
+                 ahead.end = ahead.at + std::min((end - begin) * w.tile_bytes, kAheadBytes);
+               });
+  }
+
+  void multiply_bytes(int64_t from, int64_t to, Range rows) {
+    each_range(r, step, from, to, [&](int m, int s, int64_t column, int64_t begin, int64_t end) {
+      if (step.summed) multiply_summed(step.products[m], {begin, end}, rows);
+      else if (step.gate != ckdist_gate_none) multiply_gated(s, column, {begin, end}, rows);
+      else multiply(step.products[m], s, column, {begin, end}, rows);
+    });
+  }
+
+  // Tiles of one shard times rows of the activations `x`: y[row][0] is the first tile's first.
+  void product(const Weight& weight, int x, Range tiles, Range rows, float* y, int64_t stride) {
+    const int64_t x_stride = Inference::activation_stride(r.value(x));
+    const uint8_t* const at = r.activations(thread, step.step, x) + rows.begin * x_stride;
+    each_packed(r, thread, weight, tiles.begin, tiles.end, [&](const Matrix& part, int64_t first) {
+      r.kernels.linear[int(part.type)].multiply(part, 0, part.tile_count(), at, x_stride, rows.end - rows.begin,
+                                                y + (first - tiles.begin) * kTileRows, stride);
+    });
+  }
+
+  // Tiles of shard s, whose first row is column `column` of the result.
+  void multiply(const Product& p, int s, int64_t column, Range tiles, Range rows) {
+    const Weight& weight = r.weight(p.weight.first + s);
+    const int64_t from = tiles.begin * kTileRows, to = std::min(tiles.end * kTileRows, weight.matrix.rows);
+    int64_t stride;
+    float* const y = r.floats(p.out, &stride) + rows.begin * stride + column + from;
+    product(weight, p.x.first, tiles, rows, y, stride);
+    if (p.bias >= 0) add_bias(r.vector(p.bias + s) + from, to - from, rows, y, stride);
+    if (p.low.count > 0) add_low(r.matrix(p.low_weight.first + s), p.low.first, tiles, rows, y, stride);
+    if (step.soft_cap != 0.f)
+      for (int64_t t = 0; t < rows.end - rows.begin; t++)
+        r.kernels.elementwise.soft_cap(y + t * stride, step.soft_cap, to - from);
+  }
+
+  void add_bias(const float* bias, int64_t n, Range rows, float* y, int64_t stride) const {
+    for (int64_t t = 0; t < rows.end - rows.begin; t++) r.kernels.elementwise.add(bias, n, y + t * stride);
+  }
+
+  // y += rows of `low` times tiles of a matrix B.
+  void add_low(const Matrix& w, int low, Range tiles, Range rows, float* y, int64_t stride) {
+    Carver c{r.memory(thread)};
+    float* const sums = room(c, step).sums;
+    int64_t x_stride;
+    const float* const x = r.floats(low, &x_stride);
+    for (int64_t tile = tiles.begin; tile < tiles.end; tile += kLowTiles) {
+      const int64_t last = std::min(tile + kLowTiles, tiles.end), from = tile * kTileRows,
+                    width = std::min(last * kTileRows, w.rows) - from;
+      const Matrix part{w.type, width, w.cols, w.tile_bytes, w.tiles + tile * w.tile_bytes};
+      for (int64_t row = rows.begin; row < rows.end; row += kLowTokens) {
+        const int64_t n = std::min(kLowTokens, rows.end - row);
+        r.kernels.linear[int(w.type)].multiply(part, 0, last - tile,
+                                               reinterpret_cast<const uint8_t*>(x + row * x_stride), x_stride * 4, n,
+                                               sums, kLowTiles * kTileRows);
+        float* const to = y + (row - rows.begin) * stride + from - tiles.begin * kTileRows;
+        for (int64_t t = 0; t < n; t++)
+          r.kernels.elementwise.add(sums + t * kLowTiles * kTileRows, width, to + t * stride);
+      }
+    }
+  }
+
+  // Tiles of gate and up, and what joins them. Of many rows a few with a few tiles at a time; few read long stretches
+  // of weights, and weights that are not packed are packed once for all rows.
+  void multiply_gated(int s, int64_t column, Range tiles, Range rows) {
+    const Product &gate = step.products[0], &up = step.products[1];
+    const Matrix& w = r.matrix(gate.weight.first + s);
+    const bool divided = rows.end - rows.begin > Inference::kFewRows && !r.packing;
+    const int64_t pair_bytes = w.tile_bytes + r.matrix(up.weight.first + s).tile_bytes;
+    const int64_t tiles_each = divided ? std::max<int64_t>(kPieceBytes / pair_bytes, 1) : tiles.end - tiles.begin;
+    const int64_t rows_each = divided ? kGatedRows : rows.end - rows.begin;
+    int64_t gate_stride, up_stride;
+    float* const g = r.floats(gate.out, &gate_stride) + column;
+    const float* const u = r.floats(up.out, &up_stride) + column;
+    for (int64_t tile = tiles.begin; tile < tiles.end; tile += tiles_each) {
+      const Range some_tiles = {tile, std::min(tile + tiles_each, tiles.end)};
+      const int64_t from = some_tiles.begin * kTileRows, to = std::min(some_tiles.end * kTileRows, w.rows);
+      for (int64_t row = rows.begin; row < rows.end; row += rows_each) {
+        const Range some_rows = {row, std::min(row + rows_each, rows.end)};
+        for (int m = 0; m < 2; m++) multiply(step.products[m], s, column, some_tiles, some_rows);
+        for (int64_t t = some_rows.begin; t < some_rows.end; t++)
+          r.kernels.elementwise.gated(GateFunction(step.gate), g + t * gate_stride + from, u + t * up_stride + from,
+                                      to - from, g + t * gate_stride + from);
+      }
+    }
+  }
+
+  // Tiles of a matrix whose shards are of the columns: their products, in the order in which a sum over ranks has them.
+  void multiply_summed(const Product& p, Range tiles, Range rows) {
+    Carver c{r.memory(thread)};
+    float* const sum = room(c, step).product;
+    int64_t stride;
+    float* const out = r.floats(p.out, &stride);
+    for (int64_t tile = tiles.begin; tile < tiles.end; tile += kSummedTiles) {
+      const Range some_tiles = {tile, std::min(tile + kSummedTiles, tiles.end)};
+      const int64_t from = tile * kTileRows,
+                    width = std::min(some_tiles.end * kTileRows, r.matrix(p.weight.first).rows) - from;
+      for (int64_t row = rows.begin; row < rows.end; row += kSummedTokens) {
+        const Range some_rows = {row, std::min(row + kSummedTokens, rows.end)};
+        float* const y = out + row * stride + from;
+        bool first = true;
+        for (int s = 0; s < p.weight.count; s++) {
+          if (r.matrix(p.weight.first + s).cols == 0) continue;
+          float* const to = first ? y : sum;
+          const int64_t to_stride = first ? stride : width;
+          product(r.weight(p.weight.first + s), p.x.first + s, some_tiles, some_rows, to, to_stride);
+          if (first && p.bias >= 0) add_bias(r.vector(p.bias) + from, width, some_rows, y, stride);
+          if (p.low.count > 0)
+            add_low(r.matrix(p.low_weight.first), p.low.first + s, some_tiles, some_rows, to, to_stride);
+          for (int64_t t = 0; !first && t < some_rows.end - some_rows.begin; t++)
+            r.kernels.elementwise.add(sum + t * width, width, y + t * stride);
+          first = false;
+        }
+      }
+    }
+  }
+
+  struct Room {
+    float *product, *sums;  // (kSummedTokens, kSummedTiles * kTileRows), (kLowTokens, kLowTiles * kTileRows)
+  };
+  static Room room(Carver& c, const Fields& step) {
+    bool low = false;
+    for (int m = 0; m < step.count; m++) low |= step.products[m].low.count > 0;
+    return {step.summed ? c.floats(kSummedTokens * kSummedTiles * kTileRows) : nullptr,
+            low ? c.floats(kLowTokens * kLowTiles * kTileRows) : nullptr};
+  }
+};
+
+const RegisteredKind<Linear> kKind(ckdist_step_linear);
+
+}  // namespace
+}  // namespace ckdist

@@ -1,0 +1,94 @@
+// Products with matrices, and their gradients by the input and by the matrices.
+#include <algorithm>
+
+#include "runtime/steps/packs.h"
+#include "runtime/steps/products.h"
+
+namespace ckdist {
+namespace {
+
+template <class Fields>
+struct ProductRun : TrainingRun<Fields> {
+  Products products() const { return {this->r, this->thread, this->index}; }
+};
+
+struct Matmul : ProductRun<ckdist_matmul_step> {
+  using Packs = StepPacks<Products::kMost>;
+  static Packs packs(const Training& r, const Fields& step, Carver& c) {
+    Packs packs;
+    for (int m = 0; m < step.count; ++m) packs.add(r, c, step.products[m].pack);
+    return packs;
+  }
+  static int64_t thread_bytes(const Training& r, const Fields& step) {
+    int64_t bytes = Products::thread_bytes(r);
+    for (int m = 0; m < step.count; ++m) bytes = std::max(bytes, pack_thread_bytes(r, step.products[m].pack));
+    return bytes;
+  }
+  static int64_t workspace_bytes(const Training& r, const Fields& step) {
+    Carver c;
+    packs(r, step, c);
+    return c.used;
+  }
+
+  void run() {
+    Carver c{r.workspace()};
+    const Packs those = packs(r, step, c);
+    make_packs(r, thread, index, those);
+    Product made[Products::kMost];
+    for (int m = 0; m < step.count; ++m) {
+      const ckdist_matmul& p = step.products[m];
+      made[m] = {those.matrix[m], r.operand(step.x), r.batch.tokens, p.out, p.bias < 0 ? nullptr : r.parameter(p.bias),
+                 p.residual};
+    }
+    products().multiply(made, step.count);
+  }
+};
+
+struct MatmulGrad : ProductRun<ckdist_matmul_grad_step> {
+  static StepPacks<1> packs(const Training& r, const Fields& step, Carver& c) {
+    StepPacks<1> packs;
+    packs.add(r, c, step.pack);
+    return packs;
+  }
+  static int64_t thread_bytes(const Training& r, const Fields& step) {
+    return std::max(Products::thread_bytes(r), pack_thread_bytes(r, step.pack));
+  }
+  static int64_t workspace_bytes(const Training& r, const Fields& step) {
+    Carver c;
+    packs(r, step, c);
+    return c.used;
+  }
+
+  void run() {
+    Carver c{r.workspace()};
+    const StepPacks<1> those = packs(r, step, c);
+    make_packs(r, thread, index, those);
+    const Product product{those.matrix[0], r.operand(step.dy[0]), r.batch.tokens, step.dx};
+    products().multiply(&product, 1);
+  }
+};
+
+struct WeightGrad : ProductRun<ckdist_weight_grad_step> {
+  static int64_t thread_bytes(const Training& r, const Fields&) { return Products::thread_bytes(r); }
+  static int64_t workspace_bytes(const Training& r, const Fields& step) {
+    return (r.width(step.x) + 15) / 16 * r.tile_bytes(r.program.max_tokens);
+  }
+
+  void run() {
+    const int64_t cols = r.width(step.x), tokens = r.batch.tokens;
+    products().transpose_all(r.operand(step.x), cols, tokens, r.workspace());
+    Outer outers[Products::kMost];
+    for (int i = 0; i < step.count; ++i) {
+      const ckdist_gradient& g = step.gradients[i];
+      outers[i] = {r.operand(g.dy), r.width(g.dy), r.gradient(g.gradient), r.adds(g.fresh)};
+    }
+    products().add_outer(r.matrix(cols, tokens, r.workspace()), tokens, outers, step.count);
+  }
+};
+
+const RegisteredKind<Matmul> kMatmul(ckdist_step_matmul);
+const RegisteredKind<MatmulGrad> kMatmulGrad(ckdist_step_matmul_grad);
+const RegisteredKind<WeightGrad> kWeightGrad(ckdist_step_weight_grad);
+
+}  // namespace
+}  // namespace ckdist

@@ -1,0 +1,69 @@
+// The residual's sum, its norm, and the activations that the products behind it read.
+#include "runtime/steps/residual.h"
+
+namespace ckdist {
+namespace {
+
+struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
+  static int64_t thread_bytes(const Inference& r, const Fields& step) { return Residual::row_bytes(r, step.y); }
+
+  void run() {
+    const int64_t n = r.rows(step.step);
+    if (r.replicated(step.step)) {
+      // Every thread makes every row for itself; one of them also keeps the residual for later steps.
+      for (int64_t row = 0; row < n; row++) make_row(row, row % r.active() == thread);
+      return;
+    }
+    const Range own = r.rows_of(thread, n);
+    for (int64_t row = own.begin; row < own.end; row++) make_row(row, true);
+    r.meet(thread, index);
+  }
+
+  void make_row(int64_t out_row, bool keep) {
+    const ckdist_value& y = r.value(step.y);
+    const int64_t in_row = r.token_row(step.step, out_row);
+    if (y.place == ckdist_place_columns) return quantize_columns(y, out_row, in_row);
+    float* const room = reinterpret_cast<float*>(r.memory(thread));
+    const ElementwiseKernel& k = r.kernels.elementwise;
+    const float* s = Residual{r, thread, step.x, step.y, step.post_norm, step.post_eps, room}.read(out_row, in_row);
+    int64_t stride;
+    if (step.sum >= 0 && keep) std::copy(s, s + y.width, r.floats(step.sum, &stride) + out_row * y.width);
+    if (step.norm >= 0) k.rms_norm(s, r.vector(step.norm), step.eps, y.width, room), s = room;
+    each_shard([&](int, const ckdist_value& a, uint8_t* base, const float* part) { quantize(a, part, base, out_row); },
+               s);
+  }
+
+  // Of a row whose columns are in the slots of several ranks.
+  void quantize_columns(const ckdist_value& y, int64_t out_row, int64_t in_row) {
+    each_shard(
+        [&](int rank, const ckdist_value& a, uint8_t* base, const float*) {
+          quantize(a, r.peer_slot(y, rank) + (r.first_token + in_row) * a.floats, base, out_row);
+          r.count_moved(thread, rank == r.ranks->local_rank ? 0 : a.floats * 4);
+        },
+        nullptr);
+  }
+
+  // visit(shard, activations, row 0 of them, the shard's floats in `s`) for every format and shard.
+  template <class Visit>
+  void each_shard(Visit&& visit, const float* s) {
+    for (const ckdist_span& shards : step.activations) {
+      const float* part = s;
+      for (int c = 0; c < shards.count; c++) {
+        const ckdist_value& a = r.value(shards.first + c);
+        visit(c, a, r.activations(thread, step.step, shards.first + c), part);
+        if (part) part += a.floats;
+      }
+    }
+  }
+
+  void quantize(const ckdist_value& a, const float* x, uint8_t* base, int64_t row) const {
+    if (a.width > 0)
+      r.kernels.elementwise.prepare(ActivationFormat(a.format), x, a.floats, a.lead, a.width,
+                                    base + row * Inference::activation_stride(a));
+  }
+};
+
+const RegisteredKind<NormQuantize> kKind(ckdist_step_norm_quantize);
+
+}  // namespace
+}  // namespace ckdist

@@ -1,0 +1,70 @@
+// What attention within packed sequences and its gradient have in common (Dao et al. 2022, arXiv:2205.14135). An item
+// is one kv-head of one sequence with all query heads that share it, so nothing is written twice. All products are
+// those of packed tiles; blocks of keys that no query of a block sees are left out.
+#pragma once
+#include <algorithm>
+
+#include "runtime/training.h"
+
+namespace ckdist {
+
+inline int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
+inline int64_t tiles_of(int64_t n) { return (n + 15) / 16; }
+
+template <class Fields>
+struct PackedAttention : TrainingRun<Fields> {
+  static constexpr int kQueries = 16;  // of a block
+
+  // body(item) for every (sequence, kv-head) that has tokens.
+  template <class Body>
+  void each_head(Body&& body) {
+    const int64_t sequences = int64_t(this->r.batch.starts.size()) - 1, kv_heads = this->r.program.kv_heads;
+    this->parallel_for(sequences * kv_heads, [&](int64_t item) {
+      const int64_t sequence = item / kv_heads;
+      if (this->r.batch.starts[sequence + 1] != this->r.batch.starts[sequence]) body(item);
+    });
+  }
+  // Of a query the first key that it sees.
+  int64_t first_seen(int64_t query) const {
+    return this->step.window ? std::max<int64_t>(0, query - this->step.window + 1) : 0;
+  }
+
+  // A head's part of some rows, a few lines each and far apart, comes to the cache while others are multiplied: what
+  // waits for one row after the other waits long. From memory to the L2 cache, or to the L1 cache where it is written
+  // next.
+  void fetch(const Operand& x, int64_t rows) const {
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t at = 0; at < this->r.program.head_dim * this->r.element_bytes(); at += 64)
+        __builtin_prefetch(x.row(row) + at, 0, 2);
+  }
+  void fetch_to_write(const Operand& x, int64_t rows) const {
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t at = 0; at < this->r.program.head_dim * this->r.element_bytes(); at += 64)
+        __builtin_prefetch(x.row(row) + at, 1);
+  }
+
+  // The same of keys and values [at, at + kQueries) of the item that this thread will have next, if all take as long.
+  void fetch_next(int64_t item, int64_t at) const {
+    const int64_t next = item + this->r.threads(), sequence = next / this->r.program.kv_heads;
+    if (sequence + 1 >= int64_t(this->r.batch.starts.size())) return;
+    const int64_t rows =
+        std::clamp<int64_t>(this->r.batch.starts[sequence + 1] - this->r.batch.starts[sequence] - at, 0, kQueries);
+    for (const int32_t of : {this->step.k, this->step.v})
+      fetch(this->r.head_of(of, this->r.batch.starts[sequence] + at, next % this->r.program.kv_heads), rows);
+  }
+
+  // Rows of an operand as a matrix, and transposed.
+  void pack_rows(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const {
+    for (int64_t tile = 0; tile < tiles_of(rows); ++tile)
+      this->r.packing.operand_rows(x.row(tile * 16), x.stride, int(std::min<int64_t>(16, rows - tile * 16)), cols,
+                                   to + tile * this->r.tile_bytes(cols));
+  }
+  void pack_columns(const Operand& x, int64_t rows, int64_t cols, uint8_t* to) const {
+    for (int64_t tile = 0; tile < tiles_of(cols); tile += 2)
+      this->r.packing.operand_columns(x.at + tile * 16 * this->r.element_bytes(), x.stride,
+                                      int(std::min<int64_t>(32, cols - tile * 16)), rows,
+                                      to + tile * this->r.tile_bytes(rows), this->r.tile_bytes(rows));
+  }
+};
+
+}  // namespace ckdist

@@ -1,0 +1,53 @@
+// Tiles of a weight as products read them: the arena's where they are ready, else packed here.
+#pragma once
+#include <algorithm>
+
+#include "runtime/inference.h"
+
+namespace ckdist {
+
+// Calls product(part, first) for parts of tiles [begin, end) that follow one another, each a matrix of packed tiles of
+// which the first is tile `first` of the weight. What is not ready is packed a slice at a time, for this product alone
+// or to stay.
+template <class Product>
+void each_packed(Inference& r, int thread, const Weight& weight, int64_t begin, int64_t end, Product&& product) {
+  const auto part = [&](const uint8_t* tiles, int64_t from, int64_t to) {
+    const Matrix& w = weight.matrix;
+    product(Matrix{w.type, std::min((to - from) * kTileRows, w.rows - from * kTileRows), w.cols, w.tile_bytes, tiles},
+            from);
+  };
+  const SlicedMatrix* const sliced = weight.sliced;
+  const int64_t tile_bytes = weight.matrix.tile_bytes;
+  if (!sliced || sliced->whole()) return part(weight.matrix.tiles + begin * tile_bytes, begin, end);
+  uint8_t* const room = r.slice(thread);
+  for (int64_t tile = begin, next; tile < end; tile = next) {
+    int64_t slice = sliced->slice_of(tile);
+    next = std::min(end, sliced->begin(slice + 1));
+    if (sliced->ready(slice)) {
+      while (next < end && sliced->ready(++slice)) next = std::min(end, sliced->begin(slice + 1));
+      part(weight.matrix.tiles + tile * tile_bytes, tile, next);
+    } else if (r.reorganizer()->claim(*sliced, slice)) {
+      sliced->stored().pack(sliced->begin(slice), sliced->begin(slice + 1), room);
+      part(room + (tile - sliced->begin(slice)) * tile_bytes, tile, next);
+      r.reorganizer()->keep(*sliced, slice, room, r.copy_engine(thread));
+    } else {
+      sliced->stored().pack(tile, next, room);
+      part(room, tile, next);
+    }
+  }
+}
+
+// One row of a weight in float32.
+inline void unpack_row(Inference& r, int thread, const Weight& weight, int64_t row, float* out) {
+  const Matrix& w = weight.matrix;
+  const LinearKernel& kernel = r.kernels.linear[int(w.type)];
+  const SlicedMatrix* const sliced = weight.sliced;
+  if (sliced && !sliced->whole() && !sliced->ready(sliced->slice_of(row / kTileRows))) {
+    sliced->stored().pack_row(row, r.slice(thread));
+    kernel.unpack_row(r.slice(thread), 0, w.cols, out);
+  } else {
+    kernel.unpack_row(w.tiles + row / kTileRows * w.tile_bytes, int(row % kTileRows), w.cols, out);
+  }
+}
+
+}  // namespace ckdist

@@ -1,0 +1,127 @@
+#include "runtime/steps/products.h"
+
+#include <algorithm>
+
+namespace ckdist {
+
+namespace {
+constexpr int64_t kTileBytes = 384 << 10;  // of the tiles of one item of a product: they stay in the L2 cache
+constexpr int64_t kMaxTiles = 32;          // of such an item at most
+constexpr int64_t kOuterRows = 64,
+                  kSumTiles = 24;    // of a gradient's part: so much of both factors stays in the L2 cache
+constexpr int64_t kTransposed = 64;  // tokens that are transposed at a time
+
+int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
+}  // namespace
+
+// Tiles of one item of a product: as many as stay in the L2 cache, as even as can be, in threes, as the kernel takes
+// them. Of tiles so long that few of them would, a block of the columns stays, and more tiles share what is read of the
+// tokens.
+int64_t Products::item_tiles(const Training& r, const Matrix& matrix) {
+  const int64_t all = matrix.tile_count(), fitting = kTileBytes / (matrix.cols * r.column_bytes());
+  int64_t tiles = fitting < 3 ? kMaxTiles : std::min(fitting, kMaxTiles);
+  tiles = (all + (all + tiles - 1) / tiles - 1) / ((all + tiles - 1) / tiles);
+  return std::min((tiles + 2) / 3 * 3, all);
+}
+
+int64_t Products::thread_bytes(const Training& r) {
+  return std::max(kTokens * (kMaxTiles + 1) * kTileRows * 4, kOuterRows / kTileRows * r.tile_bytes(kOuterColumns));
+}
+
+void Products::multiply(const Product* products, int n) {
+  struct Parts {
+    int64_t tiles, by_tiles, by_tokens;
+  } parts[kMost];
+  int64_t items = 0;
+  for (int p = 0; p < n; ++p) {
+    Parts& c = parts[p];
+    const int64_t all = products[p].matrix.tile_count();
+    c.tiles = item_tiles(r_, products[p].matrix);
+    c.by_tiles = (all + c.tiles - 1) / c.tiles, c.by_tokens = (products[p].tokens + kTokens - 1) / kTokens;
+    items += c.by_tiles * c.by_tokens;
+  }
+  r_.parallel_for(thread_, index_, items, [&](int64_t item) {
+    int p = 0;
+    for (; item >= parts[p].by_tiles * parts[p].by_tokens; ++p) item -= parts[p].by_tiles * parts[p].by_tokens;
+    const Product& product = products[p];
+    const Parts& c = parts[p];
+    const int64_t tile = item / c.by_tokens * c.tiles, token = item % c.by_tokens * kTokens, column = tile * kTileRows;
+    const int64_t tiles = std::min(c.tiles, product.matrix.tile_count() - tile),
+                  tokens = std::min(kTokens, product.tokens - token);
+    const int64_t columns = std::min(tiles * kTileRows, product.matrix.rows - column), first = product.first + token;
+    const Operand y =
+        product.to.at ? Operand{product.to.row(token), product.to.stride} : r_.operand(product.out, first);
+    ProductOutput out{y.at + column * r_.bytes_of(product.out), y.stride, r_.narrow(product.out)};
+    if (product.bias) out.bias = product.bias + column;
+    if (product.residual >= 0)
+      out.residual = r_.floats(product.residual, first) + column,
+      out.residual_stride = r_.value(product.residual).stride / 4;
+    Matrix part = product.matrix;
+    part.rows = columns, part.tiles += tile * part.tile_bytes;
+    r_.product.produce(part, product.x.row(token), product.x.stride, tokens,
+                       reinterpret_cast<float*>(r_.memory(thread_)), out);
+    const int64_t end = round16(r_.width(product.out)), room = r_.value(product.out).room;
+    if (column + columns == r_.width(product.out) && room > end)
+      for (int64_t t = 0; t < tokens; ++t)
+        std::fill_n(y.row(t) + end * r_.bytes_of(product.out), (room - end) * r_.bytes_of(product.out), uint8_t{0});
+  });
+}
+
+// x, (tokens, width), transposed: rows of a matrix whose columns are the tokens. A few tokens at a time, so that their
+// rows stay in the L1 cache from tile to tile.
+void Products::transpose(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles, int64_t tile_bytes) const {
+  for (int64_t first = 0; first < tokens; first += kTransposed)
+    for (int64_t at = 0; at < width; at += 2 * kTileRows)
+      r_.packing.operand_columns(x.row(first) + at * r_.element_bytes(), x.stride,
+                                 int(std::min<int64_t>(2 * kTileRows, width - at)),
+                                 std::min<int64_t>(kTransposed, tokens - first),
+                                 tiles + at / kTileRows * tile_bytes + first * r_.column_bytes(), tile_bytes);
+}
+
+void Products::transpose_matrix(const Operand& x, int64_t width, int64_t tokens, int64_t item, uint8_t* tiles) const {
+  const int64_t at = item * Training::kColumns;
+  transpose({x.at + at * r_.element_bytes(), x.stride}, std::min<int64_t>(Training::kColumns, width - at), tokens,
+            tiles + at / kTileRows * r_.tile_bytes(tokens), r_.tile_bytes(tokens));
+}
+
+void Products::transpose_all(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles) {
+  r_.parallel_for(thread_, index_, (width + Training::kColumns - 1) / Training::kColumns,
+                  [&](int64_t item) { transpose_matrix(x, width, tokens, item, tiles); });
+}
+
+// gradient (+)= dy transposed times x, of each dy over one x. Who transposes a few columns of dy also multiplies them,
+// while they are in the L2 cache.
+void Products::add_outer(const Matrix& x, int64_t tokens, const Outer* outers, int n) {
+  int64_t items[kMost + 1] = {0};
+  for (int i = 0; i < n; ++i) items[i + 1] = items[i] + (outers[i].width + kOuterRows - 1) / kOuterRows;
+  const int64_t parts = std::clamp<int64_t>(8 * r_.threads() / std::max<int64_t>(items[n], 1), 1,
+                                            (x.tile_count() + kSumTiles - 1) / kSumTiles);
+  r_.parallel_for(thread_, index_, items[n] * parts, [&](int64_t index) {
+    const int64_t item = index / parts, part = index % parts;
+    int i = 0;
+    while (item >= items[i + 1]) ++i;
+    outer_item(x, tokens, outers[i], (item - items[i]) * kOuterRows, x.tile_count() * part / parts,
+               x.tile_count() * (part + 1) / parts);
+  });
+}
+
+// kOuterRows columns of dy from `at` on, times tiles [begin, end) of x.
+void Products::outer_item(const Matrix& x, int64_t tokens, const Outer& outer, int64_t at, int64_t begin, int64_t end) {
+  const int64_t rows = std::min(kOuterRows, outer.width - at), dy_bytes = r_.tile_bytes(kOuterColumns);
+  uint8_t* const dy = r_.memory(thread_);
+  for (int64_t first = 0; first < tokens; first += kOuterColumns) {
+    Matrix some = x;
+    some.cols = std::min(kOuterColumns, tokens - first), some.tiles += first * r_.column_bytes();
+    transpose({outer.dy.row(first) + at * r_.element_bytes(), outer.dy.stride}, rows, some.cols, dy, dy_bytes);
+    const int64_t after = first + kOuterColumns < tokens ? first + kOuterColumns : 0;
+    for (int64_t tile = begin; tile < end; tile += kSumTiles) {
+      const uint8_t* const next = tile + kSumTiles < end
+                                      ? some.tiles + kSumTiles * x.tile_bytes
+                                      : x.tiles + after * r_.column_bytes() - (tile - begin) * x.tile_bytes;
+      r_.product.outer(some, tile, std::min(tile + kSumTiles, end), dy, dy_bytes, rows, outer.gradient + at * x.rows,
+                       x.rows, outer.add || first > 0, next);
+    }
+  }
+}
+
+}  // namespace ckdist

@@ -1,0 +1,107 @@
+// Steps of training whose rows are computed one by one: no row asks for another.
+#include <algorithm>
+
+#include "runtime/training.h"
+
+namespace ckdist {
+namespace {
+
+struct Lookup : TrainingRun<ckdist_lookup_step> {
+  // The table's row of an id: as the arena has it, or unpacked.
+  void run() {
+    const int64_t n = r.width(step.out);
+    const Weight* const packed = r.packed_parameter(step.table);
+    each_token([&](int64_t t) {
+      float* const out = r.write(step.out, t, row_buffer(3));
+      const int64_t id = r.batch.token_ids[t];
+      if (packed) {
+        const Matrix& m = packed->matrix;
+        r.kernels.linear[int(m.type)].unpack_row(m.tiles + id / kTileRows * m.tile_bytes, int(id % kTileRows), n, out);
+      } else {
+        std::copy_n(r.parameter(step.table) + id * n, n, out);
+      }
+      r.written(step.out, t, out);
+    });
+  }
+};
+
+struct Convert : TrainingRun<ckdist_convert_step> {
+  void run() {
+    each_token([&](int64_t t) { r.store(step.out, t, 0, r.read(step.x, t, row_buffer(0)), r.width(step.out)); });
+  }
+};
+
+struct Scale : TrainingRun<ckdist_scale_step> {
+  void run() {
+    each_token([&](int64_t t) {
+      r.kernels.row.scale(r.row(step.x, t), step.factor, r.width(step.out), r.row(step.out, t));
+      r.pad(step.out, t);
+    });
+  }
+};
+
+struct Add : TrainingRun<ckdist_add_step> {
+  void run() {
+    each_token([&](int64_t t) {
+      float* const out = r.write(step.out, t, row_buffer(3));
+      const float* const y = r.read(step.y, t, row_buffer(1));
+      r.kernels.elementwise.sum_parts(r.read(step.x, t, row_buffer(0)), &y, 1, r.width(step.out), out);
+      r.written(step.out, t, out);
+    });
+  }
+};
+
+struct RmsNorm : TrainingRun<ckdist_rms_norm_step> {
+  void run() {
+    each_token([&](int64_t t) {
+      float* const out = r.write(step.out, t, row_buffer(3));
+      const float* const x = r.read(step.x, t, row_buffer(0));
+      for (int64_t at = 0; at < r.width(step.out); at += step.size)
+        r.kernels.elementwise.rms_norm(x + at, r.parameter(step.weight), step.eps, step.size, out + at);
+      r.written(step.out, t, out);
+    });
+  }
+};
+
+struct Rope : TrainingRun<ckdist_rope_step> {
+  void run() {
+    each_token([&](int64_t t) {
+      const int64_t at = r.batch.positions[t] * (r.program.head_dim / 2);
+      r.kernels.row.rope(r.row(step.x, t), r.program.rope_cos[step.table] + at, r.program.rope_sin[step.table] + at,
+                         step.back, r.program.head_dim, r.width(step.out), r.row(step.out, t));
+      r.pad(step.out, t);
+    });
+  }
+};
+
+struct Gated : TrainingRun<ckdist_gated_step> {
+  void run() {
+    each_token([&](int64_t t) {
+      r.kernels.row.gated(GateFunction(step.function), r.row(step.gate, t), r.row(step.up, t), r.width(step.out),
+                          r.row(step.out, t));
+      r.pad(step.out, t);
+    });
+  }
+};
+
+struct GatedGrad : TrainingRun<ckdist_gated_grad_step> {
+  void run() {
+    each_token([&](int64_t t) {
+      r.kernels.row.gated_grad(GateFunction(step.function), r.row(step.gate, t), r.row(step.up, t), r.row(step.dy, t),
+                               r.width(step.d_gate), r.row(step.d_gate, t), r.row(step.d_up, t));
+      r.pad(step.d_gate, t), r.pad(step.d_up, t);
+    });
+  }
+};
+
+const RegisteredKind<Lookup> kLookup(ckdist_step_lookup);
+const RegisteredKind<Convert> kConvert(ckdist_step_convert);
+const RegisteredKind<Scale> kScale(ckdist_step_scale);
+const RegisteredKind<Add> kAdd(ckdist_step_add);
+const RegisteredKind<RmsNorm> kRmsNorm(ckdist_step_rms_norm);
+const RegisteredKind<Rope> kRope(ckdist_step_rope);
+const RegisteredKind<Gated> kGated(ckdist_step_gated);
+const RegisteredKind<GatedGrad> kGatedGrad(ckdist_step_gated_grad);
+
+}  // namespace
+}  // namespace ckdist

@@ -1,0 +1,103 @@
+// Gradients that are sums over the tokens of rows: of norms, biases and embeddings. Chunks of tokens are summed by
+// themselves, and then in order, so the bits do not depend on threads.
+#include <algorithm>
+
+#include "runtime/training.h"
+
+namespace ckdist {
+namespace {
+
+int64_t chunks(int64_t tokens) { return (tokens + Training::kSumRows - 1) / Training::kSumRows; }
+
+// Of steps that sum to vectors: partial sums of the chunks, (chunks, n), in the workspace.
+template <class Fields>
+struct VectorGradient : TrainingRun<Fields> {
+  float* partial() const { return reinterpret_cast<float*>(this->r.workspace()); }
+
+  // body(first token, end, chunk's sums) for every chunk; the sums are added to the gradient in order.
+  template <class Body>
+  void sum_chunks(int64_t n, int32_t gradient, Body&& body) {
+    Training& r = this->r;
+    this->parallel_for(chunks(r.batch.tokens), [&](int64_t chunk) {
+      float* const sums = gradient < 0 ? nullptr : partial() + chunk * n;
+      if (sums) std::fill(sums, sums + n, 0.f);
+      const int64_t first = chunk * Training::kSumRows;
+      body(first, std::min<int64_t>(first + Training::kSumRows, r.batch.tokens), sums);
+    });
+    if (gradient < 0) return;
+    this->parallel_for((n + Training::kColumns - 1) / Training::kColumns, [&](int64_t item) {
+      const int64_t at = item * Training::kColumns, columns = std::min<int64_t>(Training::kColumns, n - at);
+      for (int64_t chunk = 1; chunk < chunks(r.batch.tokens); ++chunk)
+        r.kernels.elementwise.add(partial() + chunk * n + at, columns, partial() + at);
+      r.kernels.elementwise.add(partial() + at, columns, r.gradient(gradient) + at);
+    });
+  }
+};
+
+struct RmsNormGrad : VectorGradient<ckdist_rms_norm_grad_step> {
+  static int64_t workspace_bytes(const Training& r, const Fields& step) {
+    return chunks(r.program.max_tokens) * step.size * 4;
+  }
+
+  void run() {
+    const int64_t row = r.width(step.x);
+    sum_chunks(step.size, step.weight_grad, [&](int64_t first, int64_t end, float* dw) {
+      for (int64_t t = first; t < end; ++t) {
+        const float* const x = r.read(step.x, t, row_buffer(0));
+        const float* const dy = r.read(step.dy, t, row_buffer(1));
+        float* const dx = r.write(step.dx, t, row_buffer(2));
+        for (int64_t at = 0; at < row; at += step.size)
+          r.kernels.gradient.rms_norm(x + at, dy + at, r.parameter(step.weight), step.eps, step.size, dx + at, dw);
+        if (step.residual >= 0) r.kernels.elementwise.add(r.read(step.residual, t, row_buffer(3)), row, dx);
+        r.written(step.dx, t, dx);
+      }
+    });
+  }
+};
+
+struct BiasGrad : VectorGradient<ckdist_bias_grad_step> {
+  static int64_t workspace_bytes(const Training& r, const Fields& step) {
+    int64_t bytes = 0;
+    for (int m = 0; m < step.count; ++m)
+      bytes = std::max(bytes, chunks(r.program.max_tokens) * r.width(step.gradients[m].dy) * 4);
+    return bytes;
+  }
+
+  void run() {
+    for (int m = 0; m < step.count; ++m) {
+      const ckdist_gradient& of = step.gradients[m];
+      sum_chunks(r.width(of.dy), of.gradient, [&](int64_t first, int64_t end, float* sums) {
+        for (int64_t t = first; t < end; ++t)
+          r.kernels.elementwise.add(r.read(of.dy, t, row_buffer(0)), r.width(of.dy), sums);
+      });
+    }
+  }
+};
+
+// Tokens in order, for a few columns each: rows of one id meet in one item.
+struct EmbedGrad : TrainingRun<ckdist_embed_grad_step> {
+  void run() {
+    const int64_t n = r.width(step.dy);
+    float* const table = r.gradient(step.gradient);
+    parallel_for((n + Training::kColumns - 1) / Training::kColumns, [&](int64_t item) {
+      const int64_t at = item * Training::kColumns, columns = std::min<int64_t>(Training::kColumns, n - at);
+      for (int64_t t = 0; t < r.batch.tokens; ++t)
+        r.kernels.elementwise.add(r.floats(step.dy, t) + at, columns, table + r.batch.token_ids[t] * n + at);
+    });
+  }
+};
+
+// Begins a sum over ranks. What it reads was finished at the last barrier, and no step that follows writes it.
+struct ReduceGradients : TrainingRun<ckdist_reduce_gradients_step> {
+  void run() {
+    if (thread == 0) r.begin_reduce(step.begin, step.end);
+  }
+};
+
+const RegisteredKind<RmsNormGrad> kRmsNormGrad(ckdist_step_rms_norm_grad);
+const RegisteredKind<BiasGrad> kBiasGrad(ckdist_step_bias_grad);
+const RegisteredKind<EmbedGrad> kEmbedGrad(ckdist_step_embed_grad);
+const RegisteredKind<ReduceGradients> kReduceGradients(ckdist_step_reduce_gradients);
+
+}  // namespace
+}  // namespace ckdist

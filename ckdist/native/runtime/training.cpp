@@ -1,0 +1,171 @@
+#include "runtime/training.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/error.h"
+#include "core/futex.h"
+#include "runtime/steps/packs.h"
+
+namespace ckdist {
+
+Training::Training(const ckdist_training_program& that, Communicator* communicator, std::shared_ptr<Pool> pool)
+    : Executor(std::move(pool)),
+      program(that),
+      kernels(ckdist::kernels()),
+      narrow_values(that.bf16),
+      packing(narrow_values ? kernels.pack.bf16 : kernels.pack.f32),
+      product(narrow_values ? kernels.product.bf16 : kernels.product.f32),
+      tile_type(product.tiles),
+      scratch_product(tile_type == Type::bf16 ? kernels.product.bf16 : kernels.product.f32),
+      losses(that.max_tokens),
+      communicator_(communicator),
+      steps_(that.steps, that.step_count, 0),
+      loss_steps_(that.loss_steps, that.loss_step_count, 1) {
+  active_ = threads();
+  for (int v = 0; v < program.value_count; ++v)
+    row_floats_ = std::max(row_floats_, (width(v) + 15) / 16 * 16 + 80);  // not 4096 bytes apart: loads would wait
+                                                                          // for stores
+  make_packs();
+  find_cleared();
+  reserve(steps_), reserve(loss_steps_);
+  make_room();
+  arena_.emplace(program.arena_bytes, "activations");
+}
+
+void Training::make_packs() {
+  for (int index = 0; index < program.pack_count; ++index) {
+    const ckdist_training_pack& p = pack(index);
+    int64_t rows = shape(p.parameters[0]).rows, cols = shape(p.parameters[0]).cols;
+    if (p.transposed) {
+      rows = cols, cols = 0;
+      for (int m = 0; m < p.count; ++m) cols += (shape(p.parameters[m]).rows + 15) / 16 * 16;
+    }
+    packed_.push_back(matrix(rows, cols, nullptr));
+    if (std::all_of(p.parameters, p.parameters + p.count,
+                    [&](int32_t w) { return !packed_parameter(w) && shape(w).offset >= program.trained_floats; }))
+      frozen_.push_back(index), frozen_bytes_ += bytes_of(packed_.back());
+  }
+  std::stable_sort(frozen_.begin(), frozen_.end(),
+                   [&](int32_t a, int32_t b) { return pack(a).parameters[0] < pack(b).parameters[0]; });
+  frozen_arena_.emplace(std::max<int64_t>(frozen_bytes_, 64), "packed weights");
+  Carver carver{frozen_arena_->data()};
+  for (const int32_t index : frozen_) packed_[index].tiles = carver.bytes(bytes_of(packed_[index]));
+}
+
+// Of the gradients those to which the first step that has them adds: a product over all tokens overwrites instead.
+void Training::find_cleared() {
+  for (int i = 0; i < program.parameter_count; ++i)
+    if (shape(i).cleared) cleared_.push_back(i);
+}
+
+void Training::check(const ckdist_training_batch& b) const {
+  const auto text = [](int64_t n) { return static_cast<long long>(n); };
+  if (b.tokens < 1 || b.tokens > program.max_tokens)
+    fail(Status::config, "a batch of %lld tokens does not fit an executable for %lld; pass 1 to %lld", text(b.tokens),
+         text(program.max_tokens), text(program.max_tokens));
+  for (int64_t t = 0; t < b.tokens; ++t) {
+    if (b.token_ids[t] < 0 || b.token_ids[t] >= program.vocab)
+      fail(Status::config, "token %lld has id %d; the vocabulary has ids 0 to %lld", text(t), b.token_ids[t],
+           text(program.vocab - 1));
+    if (b.targets[t] < -1 || b.targets[t] >= program.vocab)
+      fail(Status::config, "token %lld has target %d; the vocabulary has ids 0 to %lld, and -1 is no target", text(t),
+           b.targets[t], text(program.vocab - 1));
+  }
+  if (b.sequences < 1 || b.starts[0] != 0 || b.starts[b.sequences] != b.tokens)
+    fail(Status::config, "the starts of %lld sequences must go from 0 to %lld, the number of tokens", text(b.sequences),
+         text(b.tokens));
+  for (int64_t s = 0; s < b.sequences; ++s)
+    if (b.starts[s + 1] < b.starts[s])
+      fail(Status::config, "sequence %lld starts at %d and ends before it, at %d", text(s), b.starts[s],
+           b.starts[s + 1]);
+}
+
+// Sequences without a target, as they fill up batches, are left out: they add nothing to the loss. One token stays at
+// least.
+void Training::take(const ckdist_training_batch& b) {
+  batch.token_ids.clear(), batch.targets.clear(), batch.positions.clear(), batch.learned.clear();
+  batch.starts.assign(1, 0);
+  const auto append = [&](int64_t begin, int64_t end) {
+    batch.token_ids.insert(batch.token_ids.end(), b.token_ids + begin, b.token_ids + end);
+    batch.targets.insert(batch.targets.end(), b.targets + begin, b.targets + end);
+    for (int64_t t = begin; t < end; ++t) batch.positions.push_back(int32_t(t - begin));
+    batch.starts.push_back(int32_t(batch.token_ids.size()));
+  };
+  for (int64_t s = 0; s < b.sequences; ++s)
+    if (std::any_of(b.targets + b.starts[s], b.targets + b.starts[s + 1], [](int32_t target) { return target >= 0; }))
+      append(b.starts[s], b.starts[s + 1]);
+  if (batch.token_ids.empty()) append(0, 1);
+  batch.tokens = int64_t(batch.token_ids.size());
+  for (int64_t t = 0; t < batch.tokens; ++t)
+    if (batch.targets[t] >= 0) batch.learned.push_back(int32_t(t));
+  if (int64_t(batch.learned.size()) > batch.tokens - batch.tokens / kLeastSaved || batch.learned.empty()) {
+    batch.learned.resize(batch.tokens);
+    std::iota(batch.learned.begin(), batch.learned.end(), 0);
+  }
+  std::fill_n(losses.begin(), batch.tokens, 0.0);
+}
+
+double Training::run(const ckdist_training_batch& those, bool backward, bool clear, bool reduce) {
+  check(those);
+  take(those);
+  backward_ = backward, clear_ = backward && clear, reduce_ = reduce && communicator_ && communicator_->size > 1;
+  list_ = backward_ ? &steps_ : &loss_steps_;
+  seconds_.fill(0), pack_seconds_ = 0;
+  operations_.clear();
+  pool_->run(active_, [this](int thread) { replay(thread); });
+  const int64_t start = now_ns();
+  for (const auto& operation : operations_) operation->wait();
+  frozen_packed_ = true;
+  seconds_[ckdist_step_reduce_gradients] += double(now_ns() - start) * 1e-9;
+  double loss = 0;
+  for (int64_t t = 0; t < batch.tokens; ++t) loss += losses[t];
+  return loss;
+}
+
+std::array<double, ckdist_step_kinds + 1> Training::times() const {
+  std::array<double, ckdist_step_kinds + 1> times;
+  std::copy(seconds_.begin(), seconds_.end(), times.begin());
+  times.back() = pack_seconds_;
+  return times;
+}
+
+void Training::replay(int thread) {
+  if (!frozen_packed_)
+    for (const int32_t index : frozen_) make_pack(*this, thread, 0, &index, &packed_[index], 1);
+  if (clear_) clear(thread);
+  walk(thread, int(list_->steps.size()), true);
+}
+
+void Training::clear(int thread) {
+  parallel_for(thread, 0, int64_t(cleared_.size()), [&](int64_t item) {
+    std::fill_n(gradient(cleared_[item]), shape(cleared_[item]).rows * shape(cleared_[item]).cols, 0.f);
+  });
+}
+
+void Training::begin_reduce(int64_t begin, int64_t end) {
+  if (!reduce_) return;
+  float* const g = program.gradient_arena + begin;
+  const int64_t n = end - begin;
+  operations_.push_back(
+      communicator_->begin([g, n](Collectives& c) { c.all_reduce(g, g, n, Element::f32, ReduceOp::sum); }));
+}
+
+void Training::store(int index, int64_t token, int64_t column, const float* x, int64_t n) const {
+  const ckdist_value& v = value(index);
+  const int64_t end = column + n == v.width ? v.room : column + n;
+  uint8_t* const row = operand(index, token).at;
+  if (narrow(index)) return packing.convert(x, n, end - column, row + column * element_bytes());
+  float* const to = reinterpret_cast<float*>(row) + column;
+  if (x != to) std::copy_n(x, n, to);
+  if (is_operand(index)) std::fill(to + n, to + (end - column), 0.f);
+}
+
+// Zeros behind the width of an operand.
+void Training::pad(int index, int64_t token) const {
+  const ckdist_value& v = value(index);
+  if (is_operand(index))
+    std::fill_n(operand(index, token).at + v.width * bytes_of(index), (v.room - v.width) * bytes_of(index), uint8_t{0});
+}
+
+}  // namespace ckdist
