@@ -42,7 +42,7 @@ class Ckdist:
         sys.path.insert(0, str(ROOT))
         from ckdist.cli.bench_comm import Stopwatch, buffers
         from ckdist.comm.communicator import open_communicator
-        from ckdist.comm.tcp_world import TcpWorld
+        from ckdist.comm.bootstrap.tcp_world import TcpWorld
 
         self.world = TcpWorld.from_environment()
         self.communicator = open_communicator(self.world)

@@ -160,7 +160,7 @@ def tune(world: World, repetitions: int) -> Thresholds:
     algorithm wins.
     """
     best = load_thresholds()._asdict()
-    for field, transport in (("direct_bytes", "auto"), ("wire_direct_bytes", "tcp"), ("leaders_bytes", "auto")):
+    for field, transport in (("direct_bytes", "auto"), ("transport_direct_bytes", "tcp"), ("leaders_bytes", "auto")):
         hosts = len(set(world.hosts))
         if (field == "direct_bytes" and hosts > 1) or (field == "leaders_bytes" and hosts in (1, world.size)):
             continue

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import psutil
 
 from ckdist import native
-from ckdist.comm.handshake import read_secret
+from ckdist.comm.bootstrap.handshake import read_secret
 from ckdist.errors import CkdistError, ConfigError
 from ckdist.topology import Machine
 from ckdist.topology.instructions import reason
@@ -102,10 +102,10 @@ def capabilities(machine: Machine, timeout: float = TIMEOUT) -> list[Capability]
 
 def shared_memory() -> tuple[bool, str]:
     """The rendezvous of one rank is made."""
-    out = native.ffi.new("struct ckdist_meeting **")
+    out = native.ffi.new("struct ckdist_rendezvous **")
     try:
-        native.check(native.lib.ckdist_meeting_new(native.ffi.NULL, 0, 1, [0], 10, 1.0, out))
-        native.lib.ckdist_meeting_free(out[0])
+        native.check(native.lib.ckdist_rendezvous_new(native.ffi.NULL, 0, 1, [0], 10, 1.0, out))
+        native.lib.ckdist_rendezvous_free(out[0])
         return True, "memfd, inside one host"
     except CkdistError as error:
         return False, str(error)
@@ -164,7 +164,7 @@ def verbs(machine: Machine, timeout: float = TIMEOUT) -> tuple[bool, str]:
     if not any(os.access(path, os.R_OK | os.W_OK) for path in glob.glob("/dev/infiniband/uverbs*")):  # noqa: PTH207
         return False, f"{active}: /dev/infiniband/uverbs* cannot be opened"
     tried = (
-        "from ckdist.comm.verbs import verbs_works; works, about = verbs_works(); "
+        "from ckdist.comm.transports.verbs import verbs_works; works, about = verbs_works(); "
         "print(about); raise SystemExit(not works)"
     )
     began = time.monotonic()

@@ -1,7 +1,7 @@
 """The ranks of a job, or some of them, as numpy sees them: the verbs of MPI and NCCL, the same as in native code.
 
 Arrays go in and come out; bfloat16 travels as uint16 with dtype="bfloat16". Reductions give the same bits on every
-transport, run after run (native/comm/order.h). Arrays from `allocate` lie where peers on the same host read them in
+transport, run after run (native/comm/algorithms/order.h). Arrays from `allocate` lie where peers on the same host read them in
 place. Every wait ends within `timeout` seconds; a rank that died, gave up or stalls is a CommError that names it, and
 after one every later call on the communicator gives it again. Ranks tell one another that they live while nothing is
 called, so a loss is known before the next call; `check_peers` asks.
@@ -20,9 +20,9 @@ from ckdist import native
 from ckdist.comm.operation import Operation
 from ckdist.comm.protocol import Log, World, has_mpi
 from ckdist.comm.thresholds import Thresholds, load_thresholds
-from ckdist.comm.transport import before_mpi_ends
+from ckdist.comm.transports.opening import before_mpi_ends
 from ckdist.comm.window import Window
-from ckdist.comm.wires import open_wire
+from ckdist.comm.transports.choice import choose_transport
 from ckdist.errors import ConfigError
 from ckdist.native import CData
 
@@ -382,7 +382,7 @@ def open_communicator(
 ) -> Communicator:
     """The communicator of all ranks of a world. A collective call.
 
-    `auto`: shared memory inside a host, and between hosts the transport that measures fastest (`open_wire`). A
+    `auto`: shared memory inside a host, and between hosts the transport that measures fastest (`choose_transport`). A
     transport that is named is used between hosts, and on a single host instead of shared memory. `timeout`: seconds
     that any wait for a peer may take. `spins`: polls of a flag before a waiting thread sleeps; by default many, or few
     where ranks outnumber CPUs. `share=False`: no shared memory at all. `interface`: name or address that tcp and verbs
@@ -397,14 +397,14 @@ def open_communicator(
     share = share and (world.size == 1 or not one_host or transport == "auto")
     if spins is None:
         spins = _CROWDED_POLLS if len(local) > (os.cpu_count() or 1) else _PATIENT_POLLS
-    memory, meeting, wire = ffi.NULL, ffi.NULL, None
+    memory, rendezvous, chosen = ffi.NULL, ffi.NULL, None
     if share:
-        memory, meeting = _share(world, local, arena_bytes, spins, timeout)
+        memory, rendezvous = _share(world, local, arena_bytes, spins, timeout)
     if not (share and one_host):
-        wire = open_wire(world, transport, timeout, interface, lanes, log)
+        chosen = choose_transport(world, transport, timeout, interface, lanes, log)
         if world.rank == 0:
-            logger.debug("%s", wire.reason)
-        if wire.name == "verbs" and not share:
+            logger.debug("%s", chosen.reason)
+        if chosen.name == "verbs" and not share:
             memory = _own_memory(arena_bytes)
     limits = Thresholds(*world.broadcast(list(thresholds or load_thresholds())))
     host_of = [world.hosts.index(host) for host in world.hosts]
@@ -415,8 +415,8 @@ def open_communicator(
             world.size,
             host_of,
             memory,
-            meeting,
-            wire.handle if wire else ffi.NULL,
+            rendezvous,
+            chosen.handle if chosen else ffi.NULL,
             ffi.new("struct ckdist_thresholds *", list(limits)),
             spins,
             timeout,
@@ -425,7 +425,7 @@ def open_communicator(
     )
     world.gather(None)  # the segments are open everywhere
     family: weakref.WeakSet[Communicator] = weakref.WeakSet()
-    if wire and wire.name == "mpi" and has_mpi(world):
+    if chosen and chosen.name == "mpi" and has_mpi(world):
         before_mpi_ends(world, lambda: [c.close() for c in list(family)])
     return Communicator(ffi.gc(out[0], lib.ckdist_communicator_free), family)
 
@@ -434,7 +434,7 @@ def _share(world: World, local: list[int], arena_bytes: int, spins: int, timeout
     """The arenas and the shared-memory rendezvous of this host's ranks; the first of them makes both."""
     if local[0] == world.rank:
         memory, rendezvous = _open_shared(None, world.rank, local, arena_bytes, spins, timeout)
-        paths = [lib.ckdist_host_memory_path(memory), lib.ckdist_meeting_path(rendezvous)]
+        paths = [lib.ckdist_host_memory_path(memory), lib.ckdist_rendezvous_path(rendezvous)]
         world.gather([ffi.string(path).decode() for path in paths])
         return memory, rendezvous
     return _open_shared(world.gather(None)[local[0]], world.rank, local, arena_bytes, spins, timeout)
@@ -444,17 +444,17 @@ def _open_shared(
     paths: list[str] | None, rank: int, local: list[int], arena_bytes: int, spins: int, timeout: float
 ) -> tuple[CData, CData]:
     """The arenas and the rendezvous at `paths`, or new ones."""
-    memory, rendezvous = ffi.new("struct ckdist_host_memory **"), ffi.new("struct ckdist_meeting **")
+    memory, rendezvous = ffi.new("struct ckdist_host_memory **"), ffi.new("struct ckdist_rendezvous **")
     index = local.index(rank)
     path = [ffi.NULL, ffi.NULL] if paths is None else [ffi.new("char[]", p.encode()) for p in paths]
     native.check(lib.ckdist_host_memory_new(path[0], index, len(local), arena_bytes, memory))
     held = ffi.gc(memory[0], lib.ckdist_host_memory_free)
-    native.check(lib.ckdist_meeting_new(path[1], index, len(local), local, spins, timeout, rendezvous))
-    return held, ffi.gc(rendezvous[0], lib.ckdist_meeting_free)
+    native.check(lib.ckdist_rendezvous_new(path[1], index, len(local), local, spins, timeout, rendezvous))
+    return held, ffi.gc(rendezvous[0], lib.ckdist_rendezvous_free)
 
 
 def _own_memory(arena_bytes: int) -> CData:
-    """An arena of this rank alone, for a wire that must know memory."""
+    """An arena of this rank alone, for a transport with registered memory."""
     out = ffi.new("struct ckdist_host_memory **")
     native.check(lib.ckdist_host_memory_new(ffi.NULL, 0, 1, arena_bytes, out))
     return ffi.gc(out[0], lib.ckdist_host_memory_free)

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 
 class Thresholds(NamedTuple):
-    """In bytes, as native/comm/collectives.h explains them. The same on all ranks: rank 0's are taken."""
+    """In bytes, as native/comm/algorithms/collectives.h explains them. The same on all ranks: rank 0's are taken."""
 
     direct_bytes: int = 8 << 10
-    wire_direct_bytes: int = 32 << 10
+    transport_direct_bytes: int = 32 << 10
     leaders_bytes: int = 32 << 10
 
 

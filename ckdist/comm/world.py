@@ -18,12 +18,12 @@ from typing import Any, NoReturn, TypeVar
 import msgpack
 import numpy as np
 
-from ckdist.comm import tcp_world
-from ckdist.comm.handshake import SECRET_VARIABLE, read_secret
+from ckdist.comm.bootstrap import tcp_world
+from ckdist.comm.bootstrap.handshake import SECRET_VARIABLE, read_secret
 from ckdist.comm.host_name import host_name
-from ckdist.comm.mesh import connect_mesh
+from ckdist.comm.bootstrap.sockets import connect_ranks
 from ckdist.comm.protocol import World
-from ckdist.comm.start_line import BEAT_SECONDS, StartLine
+from ckdist.comm.bootstrap.connection import HEARTBEAT_SECONDS, BootstrapConnection
 from ckdist.errors import CkdistError, CommError, ConfigError, UserError
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class MpiWorld:
 
         self.mpi, self.comm = MPI, MPI.COMM_WORLD
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
-        self._lines: list[StartLine] = []
+        self._connections: list[BootstrapConnection] = []
         self.hosts = tuple(self.gather_all(host_name()))
         same = [r for r, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
         self.local_rank, self.local_size = same.index(self.rank), len(same)
@@ -100,7 +100,7 @@ class MpiWorld:
         try:
             sockets = [
                 socket.socket(fileno=fd) if fd >= 0 else None
-                for fd in connect_mesh(self, os.environ.get(tcp_world.INTERFACE_VARIABLE), 0, seconds=WATCH_SECONDS)
+                for fd in connect_ranks(self, os.environ.get(tcp_world.INTERFACE_VARIABLE), 0, seconds=WATCH_SECONDS)
             ]
         except CkdistError as error:
             problem = str(error)
@@ -110,7 +110,9 @@ class MpiWorld:
             if self.rank == 0:
                 log.warning("a rank that is stopped while it loads will not be noticed: %s", problems[0])
             return
-        self._lines = [StartLine(peer, connection) for peer, connection in enumerate(sockets) if connection]
+        self._connections = [
+            BootstrapConnection(peer, connection) for peer, connection in enumerate(sockets) if connection
+        ]
 
     def broadcast(self, value: Any = None) -> Any:
         """Rank 0's msgpack-able value, on every rank."""
@@ -164,24 +166,24 @@ class MpiWorld:
     def close(self) -> None:
         """All ranks leave together."""
         self.mpi.Finalize()
-        for line in self._lines:
-            line.close()
+        for connection in self._connections:
+            connection.close()
 
     def _complete(self, request: Any, deadline: float = math.inf) -> bool:
         """Waits for a call without taking the core from a rank of this host that still has work, such as loading;
         False at the deadline.
         """
-        pause, look = 0.0, time.monotonic() + BEAT_SECONDS
+        pause, look = 0.0, time.monotonic() + HEARTBEAT_SECONDS
         while not request.Test():
             time.sleep(pause)
             pause = min(pause + 1e-5, 2e-3)
             now = time.monotonic()
             if now > deadline:
                 return False
-            if self._lines and now > look:
-                look = now + BEAT_SECONDS
-                for line in self._lines:
-                    line.check()
+            if self._connections and now > look:
+                look = now + HEARTBEAT_SECONDS
+                for connection in self._connections:
+                    connection.check()
         return True
 
 

@@ -11,9 +11,9 @@ import secrets
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from ckdist.comm.handshake import job_secret
+from ckdist.comm.bootstrap.handshake import job_secret
 from ckdist.comm.protocol import World
-from ckdist.comm.tcp_world import TcpWorld
+from ckdist.comm.bootstrap.tcp_world import TcpWorld
 from ckdist.comm.world import MpiWorld
 from ckdist.errors import CommError, ConfigError
 from ckdist.train.batch import PackedBatch

@@ -1,5 +1,5 @@
-// Ranks as threads, each with a pool of threads, meeting thousands of times: to be built with -fsanitize=thread, which
-// sees every access that no barrier, flag or slot rule orders.
+// Ranks as threads, each with a pool of threads, rendezvous thousands of times: to be built with -fsanitize=thread,
+// which sees every access that no barrier, flag or slot rule orders.
 //
 //   steps RANKS THREADS ROUNDS      exits with 1 and a line on a wrong number
 #include <cstdio>
@@ -9,9 +9,9 @@
 #include <thread>
 #include <vector>
 
-#include "comm/pipes.h"
-#include "comm/pulse.h"
+#include "comm/failure/failure_detector.h"
 #include "comm/step_communicator.h"
+#include "comm/transports/shm_transport.h"
 #include "core/error.h"
 #include "kernels/kernels.h"
 #include "runtime/pool.h"
@@ -44,7 +44,7 @@ float number(uint32_t rank, uint32_t round, uint32_t i) { return float(mix(rank,
 
 // What ranks of one host share: the first makes it.
 struct Shared {
-  std::shared_ptr<Meeting> meeting;
+  std::shared_ptr<ShmRendezvous> rendezvous;
   Segment memory;
 };
 
@@ -58,24 +58,25 @@ Shared share(int rank, int ranks, const Shared* first) {
   std::iota(all.begin(), all.end(), 0);
   const int64_t bytes =
       StepCommunicator::memory_bytes(Order(std::vector<int>(ranks, 0)), rank, Thresholds{}, sizes_of(rank, ranks));
-  return {std::make_shared<Meeting>(first ? first->meeting->path() : "", rank, all, kSpins, kTimeout),
+  return {std::make_shared<ShmRendezvous>(first ? first->rendezvous->path() : "", rank, all, kSpins, kTimeout),
           first ? Segment(first->memory.path(), bytes) : Segment(bytes)};
 }
 
 void work(const Shared& shared, int rank, int ranks, int threads, int rounds) {
   std::vector<int> all(ranks);
   std::iota(all.begin(), all.end(), 0);
-  const auto wire = std::make_shared<Wire>(std::make_unique<Pipes>(*shared.meeting, nullptr, all, kTimeout));
-  const auto pulse = std::make_shared<Pulse>(rank, ranks, shared.meeting, all, wire, kTimeout);
-  pulse->join();
-  shared.meeting->watch(pulse.get());
+  const auto transport = std::make_shared<ShmTransport>(*shared.rendezvous, nullptr, all, kTimeout);
+  const auto detector = std::make_shared<FailureDetector>(rank, ranks, shared.rendezvous, all, transport, kTimeout);
+  detector->join();
+  shared.rendezvous->watch(detector.get());
   std::vector<StepCommunicator::Columns> every(ranks);
   for (int r = 0; r < ranks; r++) every[r] = {sizes_of(r, ranks).first_column, sizes_of(r, ranks).columns};
   const auto [begin, columns] = every[rank];
-  StepCommunicator steps({Order(std::vector<int>(ranks, 0)), rank, shared.meeting,
-                          std::make_unique<Channel>(wire, 1, all, all, rank, pulse, Patience{1000, 1000, 100'000}),
-                          nullptr, Thresholds{}, every},
-                         shared.memory, sizes_of(rank, ranks));
+  StepCommunicator steps(
+      {Order(std::vector<int>(ranks, 0)), rank, shared.rendezvous,
+       std::make_unique<Channel>(transport, 1, all, all, rank, detector, Patience{1000, 1000, 100'000}), nullptr,
+       Thresholds{}, every},
+      shared.memory, sizes_of(rank, ranks));
   Pool pool(threads, {}, kSpins);
   for (int round = 0; round < rounds; round++) {
     for (int burst = 0; burst < 1 + round % 3; burst++) {
@@ -125,8 +126,8 @@ void work(const Shared& shared, int rank, int ranks, int threads, int rounds) {
       pool.barrier([&] { steps.all_reduce(0, 1, 0); });
     });
     wrong("outcome of a failed step", rank, rounds);
-  } catch (const Error& error) { pulse->give_up(error.what()); }
-  pulse->leave();
+  } catch (const Error& error) { detector->give_up(error.what()); }
+  detector->leave();
 }
 
 }  // namespace

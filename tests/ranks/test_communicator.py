@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from ckdist.comm.communicator import open_communicator
-from ckdist.comm.handshake import Listener, Purpose, connect, job_secret, read_secret
-from ckdist.comm.mesh import connect_mesh
-from ckdist.comm.tcp_world import TcpWorld
+from ckdist.comm.bootstrap.handshake import Listener, Purpose, connect, job_secret, read_secret
+from ckdist.comm.bootstrap.sockets import connect_ranks
+from ckdist.comm.bootstrap.tcp_world import TcpWorld
 from ckdist.errors import CommError, ConfigError
 from tests.support.collective_jobs import WRONG_CALLS, options, start_program
 from tests.support.launcher import mpirun, run_ranks
@@ -360,7 +360,7 @@ class TestHandshake:
                 if absent == 0
                 else "rank 1 did not join rank 0 in time",
             ):
-                connect_mesh(world, None, 1, seconds=1)
+                connect_ranks(world, None, 1, seconds=1)
             assert time.monotonic() - start < 5
 
         run_threads(2, body)

@@ -177,18 +177,14 @@ def steps_of_threads(tmp_path_factory):
     """tests/native/steps.cpp under ThreadSanitizer."""
     binary = tmp_path_factory.mktemp("steps") / "steps"
     native_folder = ROOT / "ckdist/native"
-    names = (
-        "step_communicator",
-        "channel",
-        "pulse",
-        "meeting",
-        "process",
-        "segment",
-        "order",
-        "transport",
-        "host_memory",
-    )
-    sources = [native_folder / f"comm/{name}.cpp" for name in (*names, "stream_transport")]
+    rooms = {
+        "": ("step_communicator", "channel"),
+        "algorithms": ("order",),
+        "bootstrap": ("host_memory", "segment", "shm_rendezvous"),
+        "failure": ("failure_detector", "process"),
+        "transports": ("stream_transport", "transport"),
+    }
+    sources = [native_folder / "comm" / room / f"{name}.cpp" for room, names in rooms.items() for name in names]
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         pytest.skip("no C++ compiler")

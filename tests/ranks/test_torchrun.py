@@ -172,10 +172,10 @@ def test_torchruns_agent_keeps_its_port(tmp_path):
 
 STOPS_WHILE_LOADING = """
 import os, signal, sys
-from ckdist.comm import start_line
+from ckdist.comm.bootstrap import connection
 from ckdist.comm.world import leave, start_world
 from ckdist.errors import CommError
-start_line.SILENT_SECONDS = 2.0
+connection.SILENT_SECONDS = 2.0
 world = start_world()
 if world.rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)

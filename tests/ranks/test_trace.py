@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ckdist import native
-from ckdist.comm.tcp_world import TcpWorld
+from ckdist.comm.bootstrap.tcp_world import TcpWorld
 from ckdist.comm.world import SingleWorld
 from ckdist.engine import trace as traces
 from ckdist.engine.trace import EVENT, Trace, clock_offset

@@ -7,7 +7,7 @@ import pathlib
 import cloudpickle
 import pytest
 
-from ckdist.comm.tcp_world import TcpWorld
+from ckdist.comm.bootstrap.tcp_world import TcpWorld
 from ckdist.errors import CommError
 from ckdist.train.source import share_source
 

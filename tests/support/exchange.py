@@ -26,7 +26,7 @@ def view(address, count: int) -> np.ndarray:
 
 
 def added(parts: list[np.ndarray], hosts) -> np.ndarray:
-    """The ranks' parts in the order of native/comm/order.h: those of a host, then the hosts' sums."""
+    """The ranks' parts in the order of native/comm/algorithms/order.h: those of a host, then the hosts' sums."""
     sums: dict = {}
     for part, host in zip(parts, hosts, strict=True):
         sums[host] = sums[host] + part if host in sums else part

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from ckdist.comm import verbs
+from ckdist.comm.transports import verbs
 from ckdist.comm.communicator import open_communicator
 from ckdist.errors import CkdistError, ConfigError
 from tests.support.thread_ranks import run_threads
@@ -119,10 +119,10 @@ def test_a_device_that_is_not_there_is_refused(roce):
     """Whether the library, the headers at build time or the device is missing: one line, no crash."""
     choice = verbs.Choice("no_such_device", 1, verbs.Gid(0, "RoCE v2", "10.0.0.1", "eth0"))
     with pytest.raises(CkdistError) as caught:
-        verbs.Transport(choice, 0, 2, 5.0)
+        verbs.VerbsTransport(choice, 0, 2, 5.0)
     assert "\n" not in str(caught.value)
     with pytest.raises(CkdistError):
-        verbs.Transport(choice, 2, 2, 5.0)
+        verbs.VerbsTransport(choice, 2, 2, 5.0)
 
 
 @pytest.mark.skipif(bool(verbs.devices()), reason="there is an RDMA device")
@@ -139,7 +139,7 @@ def test_a_world_without_devices_is_refused_on_all_ranks():
 
 def test_it_builds_without_the_headers():
     compiler = shutil.which("c++") or pytest.skip("no compiler")
-    for source in sorted(NATIVE.glob("comm/verbs*.cpp")):
+    for source in sorted(NATIVE.glob("comm/transports/verbs*.cpp")):
         command = [
             compiler,
             "-std=c++17",

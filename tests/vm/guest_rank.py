@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from ckdist.comm import verbs
+from ckdist.comm.transports import verbs
 from ckdist.errors import CommError
 
 ADDRESSES = ("10.9.0.1", "10.9.0.2")
@@ -49,7 +49,7 @@ def open_rank(rank, end, timeout=TIMEOUT):
     choice = verbs.choose(devices(), ADDRESSES[rank])
     assert choice.device == f"rxe{rank}" and choice.gid.version == "RoCE v2", choice
     exchange = exchange_over(end, rank)
-    transport = verbs.Transport(choice, rank, 2, timeout)
+    transport = verbs.VerbsTransport(choice, rank, 2, timeout)
     transport.connect(exchange(transport.address()))
     exchange(b"")  # nobody writes before all are connected
     return transport, exchange

@@ -8,13 +8,13 @@ extern "C" {
 /* elements: 0 float32, 1 bfloat16, 2 float16, 3 int32, 4 int8, 5 bytes; operations: 0 sum, 1 max, 2 min */
 
 struct ckdist_host_memory;
-struct ckdist_meeting;
-struct ckdist_wire;
+struct ckdist_rendezvous;
+struct ckdist_transport;
 struct ckdist_communicator;
 struct ckdist_operation;
 
 struct ckdist_thresholds {
-  int64_t direct_bytes, wire_direct_bytes, leaders_bytes;
+  int64_t direct_bytes, transport_direct_bytes, leaders_bytes;
 };
 
 /* What ranks of one host share. The first passes no path; the others pass what ..._path gives there, while the first
@@ -23,38 +23,41 @@ CKDIST_EXPORT int ckdist_host_memory_new(const char* path, int32_t index, int32_
                                          struct ckdist_host_memory** out);
 CKDIST_EXPORT const char* ckdist_host_memory_path(struct ckdist_host_memory* memory);
 CKDIST_EXPORT void ckdist_host_memory_free(struct ckdist_host_memory* memory);
-CKDIST_EXPORT int ckdist_meeting_new(const char* path, int32_t index, int32_t count, const int32_t* ranks,
-                                     int32_t spins, double timeout_s, struct ckdist_meeting** out);
-CKDIST_EXPORT const char* ckdist_meeting_path(struct ckdist_meeting* meeting);
-CKDIST_EXPORT void ckdist_meeting_free(struct ckdist_meeting* meeting);
+CKDIST_EXPORT int ckdist_rendezvous_new(const char* path, int32_t index, int32_t count, const int32_t* ranks,
+                                        int32_t spins, double timeout_s, struct ckdist_rendezvous** out);
+CKDIST_EXPORT const char* ckdist_rendezvous_path(struct ckdist_rendezvous* rendezvous);
+CKDIST_EXPORT void ckdist_rendezvous_free(struct ckdist_rendezvous* rendezvous);
 
 /* What joins ranks of any hosts. sockets: (size, lanes + 1), connected and authenticated, the last of each for signs of
-   life alone; they belong to the wire from here on. */
-CKDIST_EXPORT int ckdist_wire_tcp(int32_t rank, int32_t size, int32_t lanes, const int32_t* sockets, double timeout_s,
-                                  struct ckdist_wire** out);
+   life alone; they belong to the transport from here on. */
+CKDIST_EXPORT int ckdist_transport_tcp(int32_t rank, int32_t size, int32_t lanes, const int32_t* sockets,
+                                       double timeout_s, struct ckdist_transport** out);
 /* Addresses of MPI_Isend, MPI_Irecv, MPI_Test, MPI_Iprobe and MPI_Get_count, and the values of MPI_BYTE and of a
  * communicator. */
-CKDIST_EXPORT int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* get_count, void* byte,
-                                  void* comm, int32_t rank, int32_t size, double timeout_s, struct ckdist_wire** out);
-/* A connected verbs transport (verbs.h), which becomes the wire's: the handle is empty afterwards and is still to be
- * freed. */
+CKDIST_EXPORT int ckdist_transport_mpi(void* isend, void* irecv, void* test, void* iprobe, void* get_count, void* byte,
+                                       void* comm, int32_t rank, int32_t size, double timeout_s,
+                                       struct ckdist_transport** out);
+/* A connected verbs transport (verbs.h), which becomes the transport's: the handle is empty afterwards and is still to
+ * be freed. */
 struct ckdist_verbs;
-CKDIST_EXPORT int ckdist_wire_verbs(struct ckdist_verbs* verbs, int32_t size, const int32_t* sockets,
-                                    struct ckdist_wire** out);
-/* The machine of each rank, which errors about it name; before anything is made of the wire. */
-CKDIST_EXPORT int ckdist_wire_name_hosts(struct ckdist_wire* wire, const char* const* hosts);
+CKDIST_EXPORT int ckdist_transport_verbs(struct ckdist_verbs* verbs, const int32_t* sockets,
+                                         struct ckdist_transport** out);
+/* The machine of each rank, which errors about it name; before anything is made of the transport. */
+CKDIST_EXPORT int ckdist_transport_name_hosts(struct ckdist_transport* transport, const char* const* hosts);
 /* Seconds of one exchange of `bytes` with `peer`, which makes the same call: the median of `calls`. Not once a
- * communicator has the wire. */
-CKDIST_EXPORT int ckdist_wire_time(struct ckdist_wire* wire, int32_t peer, int64_t bytes, int32_t calls, double* out);
-CKDIST_EXPORT void ckdist_wire_free(struct ckdist_wire* wire);
+ * communicator has the transport. */
+CKDIST_EXPORT int ckdist_transport_time(struct ckdist_transport* transport, int32_t peer, int64_t bytes, int32_t calls,
+                                        double* out);
+CKDIST_EXPORT void ckdist_transport_free(struct ckdist_transport* transport);
 
-/* host_of: a number per rank, equal on one host. memory and meeting (which the communicator takes over) or null; wire
-   or null. Memory without a meeting is this rank's alone: what is allocated there is told to the wire once. The memory
-   and the wire may be freed by the caller while communicators still use them. */
+/* host_of: a number per rank, equal on one host. memory and rendezvous (which the communicator takes over) or null;
+   transport or null. Memory without a rendezvous is this rank's alone: what is allocated there is told to the transport
+   once. The memory and the transport may be freed by the caller while communicators still use them. */
 CKDIST_EXPORT int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of,
-                                          struct ckdist_host_memory* memory, struct ckdist_meeting* meeting,
-                                          struct ckdist_wire* wire, const struct ckdist_thresholds* thresholds,
-                                          int32_t spins, double timeout_s, struct ckdist_communicator** out);
+                                          struct ckdist_host_memory* memory, struct ckdist_rendezvous* rendezvous,
+                                          struct ckdist_transport* transport,
+                                          const struct ckdist_thresholds* thresholds, int32_t spins, double timeout_s,
+                                          struct ckdist_communicator** out);
 CKDIST_EXPORT void ckdist_communicator_free(struct ckdist_communicator* communicator);
 CKDIST_EXPORT int ckdist_communicator_check_peers(struct ckdist_communicator* communicator);
 CKDIST_EXPORT int ckdist_communicator_abandon(struct ckdist_communicator* communicator, const char* reason);

@@ -6,11 +6,11 @@
 #include <numeric>
 
 #include "bindings/communicator_handle.h"
-#include "bindings/wire_handle.h"
-#include "comm/mpi_transport.h"
-#include "comm/tcp.h"
-#include "comm/timing.h"
-#include "comm/wire_time.h"
+#include "bindings/transport_handle.h"
+#include "comm/algorithms/timing.h"
+#include "comm/transports/exchange_time.h"
+#include "comm/transports/mpi_transport.h"
+#include "comm/transports/tcp_transport.h"
 #include "core/error.h"
 
 using namespace ckdist;
@@ -18,8 +18,8 @@ using namespace ckdist;
 struct ckdist_host_memory {
   std::shared_ptr<HostMemory> memory;
 };
-struct ckdist_meeting {
-  std::unique_ptr<Meeting> meeting;
+struct ckdist_rendezvous {
+  std::unique_ptr<ShmRendezvous> rendezvous;
 };
 struct ckdist_operation {
   std::shared_ptr<Communicator::Operation> operation;
@@ -73,72 +73,71 @@ int ckdist_host_memory_new(const char* path, int32_t index, int32_t count, int64
 }
 const char* ckdist_host_memory_path(ckdist_host_memory* memory) { return memory->memory->path().c_str(); }
 void ckdist_host_memory_free(ckdist_host_memory* memory) { delete memory; }
-int ckdist_meeting_new(const char* path, int32_t index, int32_t count, const int32_t* ranks, int32_t spins,
-                       double timeout_s, ckdist_meeting** out) {
+int ckdist_rendezvous_new(const char* path, int32_t index, int32_t count, const int32_t* ranks, int32_t spins,
+                          double timeout_s, ckdist_rendezvous** out) {
   return guard([&] {
-    *out = new ckdist_meeting{
-        std::make_unique<Meeting>(path ? path : "", index, std::vector<int>(ranks, ranks + count), spins, timeout_s)};
+    *out = new ckdist_rendezvous{std::make_unique<ShmRendezvous>(
+        path ? path : "", index, std::vector<int>(ranks, ranks + count), spins, timeout_s)};
   });
 }
-const char* ckdist_meeting_path(ckdist_meeting* meeting) { return meeting->meeting->path().c_str(); }
-void ckdist_meeting_free(ckdist_meeting* meeting) { delete meeting; }
+const char* ckdist_rendezvous_path(ckdist_rendezvous* rendezvous) { return rendezvous->rendezvous->path().c_str(); }
+void ckdist_rendezvous_free(ckdist_rendezvous* rendezvous) { delete rendezvous; }
 
-int ckdist_wire_tcp(int32_t rank, int32_t size, int32_t lanes, const int32_t* sockets, double timeout_s,
-                    ckdist_wire** out) {
+int ckdist_transport_tcp(int32_t rank, int32_t size, int32_t lanes, const int32_t* sockets, double timeout_s,
+                         ckdist_transport** out) {
   return guard([&] {
-    std::vector<int> data, pulse;
-    for (int i = 0; i < size * (lanes + 1); i++) (i % (lanes + 1) < lanes ? data : pulse).push_back(sockets[i]);
-    *out = new ckdist_wire{
-        std::make_shared<Wire>(std::make_unique<Tcp>(rank, size, lanes, data.data(), timeout_s), std::move(pulse))};
+    std::vector<int> data, heartbeats;
+    for (int i = 0; i < size * (lanes + 1); i++) (i % (lanes + 1) < lanes ? data : heartbeats).push_back(sockets[i]);
+    auto tcp = std::make_shared<TcpTransport>(rank, size, lanes, data.data(), timeout_s);
+    tcp->heartbeat_sockets = std::move(heartbeats);
+    *out = new ckdist_transport{std::move(tcp)};
   });
 }
-int ckdist_wire_mpi(void* isend, void* irecv, void* test, void* iprobe, void* get_count, void* byte, void* comm,
-                    int32_t rank, int32_t size, double timeout_s, ckdist_wire** out) {
+int ckdist_transport_mpi(void* isend, void* irecv, void* test, void* iprobe, void* get_count, void* byte, void* comm,
+                         int32_t rank, int32_t size, double timeout_s, ckdist_transport** out) {
   return guard([&] {
     const MpiCalls calls{reinterpret_cast<decltype(MpiCalls::isend)>(isend),
                          reinterpret_cast<decltype(MpiCalls::irecv)>(irecv),
                          reinterpret_cast<decltype(MpiCalls::test)>(test), byte, comm};
-    *out = new ckdist_wire{std::make_shared<Wire>(
-        std::make_unique<MpiTransport>(calls, reinterpret_cast<MpiTransport::Probe>(iprobe),
-                                       reinterpret_cast<MpiTransport::GetCount>(get_count), rank, size, timeout_s))};
+    *out = new ckdist_transport{std::make_shared<MpiTransport>(calls, reinterpret_cast<MpiTransport::Probe>(iprobe),
+                                                               reinterpret_cast<MpiTransport::GetCount>(get_count),
+                                                               rank, size, timeout_s)};
   });
 }
-int ckdist_wire_verbs(ckdist_verbs* verbs, int32_t size, const int32_t* sockets, ckdist_wire** out) {
+int ckdist_transport_verbs(ckdist_verbs* verbs, const int32_t* sockets, ckdist_transport** out) {
   return guard([&] {
-    if (!verbs->transport) fail(Status::native, "the verbs transport is a wire already");
-    *out =
-        new ckdist_wire{std::make_shared<Wire>(std::move(verbs->transport), std::vector<int>(sockets, sockets + size))};
+    if (!verbs->transport) fail(Status::native, "the verbs transport was given away already");
+    verbs->transport->heartbeat_sockets.assign(sockets, sockets + verbs->transport->size);
+    *out = new ckdist_transport{std::move(verbs->transport)};
   });
 }
-int ckdist_wire_name_hosts(ckdist_wire* wire, const char* const* hosts) {
-  return guard([&] {
-    Transport& transport = *wire->wire->transport;
-    transport.hosts.assign(hosts, hosts + transport.size);
-  });
+int ckdist_transport_name_hosts(ckdist_transport* t, const char* const* hosts) {
+  return guard([&] { t->transport->hosts.assign(hosts, hosts + t->transport->size); });
 }
-int ckdist_wire_time(ckdist_wire* wire, int32_t peer, int64_t bytes, int32_t calls, double* out) {
-  return guard([&] { *out = time_exchange(*wire->wire->transport, peer, bytes, calls); });
+int ckdist_transport_time(ckdist_transport* t, int32_t peer, int64_t bytes, int32_t calls, double* out) {
+  return guard([&] { *out = time_exchange(*t->transport, peer, bytes, calls); });
 }
-void ckdist_wire_free(ckdist_wire* wire) { delete wire; }
+void ckdist_transport_free(ckdist_transport* transport) { delete transport; }
 
 int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of, ckdist_host_memory* memory,
-                            ckdist_meeting* meeting, ckdist_wire* wire, const ckdist_thresholds* thresholds,
-                            int32_t spins, double timeout_s, ckdist_communicator** out) {
+                            ckdist_rendezvous* rendezvous, ckdist_transport* transport,
+                            const ckdist_thresholds* thresholds, int32_t spins, double timeout_s,
+                            ckdist_communicator** out) {
   return guard([&] {
     if (rank < 0 || rank >= size) fail(Status::config, "rank %d of %d is not possible", rank, size);
     Communicator::Parts parts;
     parts.rank = rank;
     parts.host_of.assign(host_of, host_of + size);
-    if (memory && meeting) {
+    if (memory && rendezvous) {
       parts.memory = memory->memory;
-      parts.meeting = std::move(meeting->meeting);
-      parts.arenas.resize(parts.meeting->size);
+      parts.rendezvous = std::move(rendezvous->rendezvous);
+      parts.arenas.resize(parts.rendezvous->size);
       std::iota(parts.arenas.begin(), parts.arenas.end(), 0);
     } else if (memory) {
       parts.own_memory = memory->memory;
     }
-    if (wire) parts.wire = wire->wire;
-    parts.thresholds = {thresholds->direct_bytes, thresholds->wire_direct_bytes, thresholds->leaders_bytes};
+    if (transport) parts.transport = transport->transport;
+    parts.thresholds = {thresholds->direct_bytes, thresholds->transport_direct_bytes, thresholds->leaders_bytes};
     parts.spins = spins, parts.timeout_s = timeout_s;
     *out = new ckdist_communicator{std::make_unique<Communicator>(std::move(parts))};
   });

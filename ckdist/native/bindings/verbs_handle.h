@@ -2,7 +2,7 @@
 #pragma once
 #include <memory>
 
-#include "comm/verbs.h"
+#include "comm/transports/verbs.h"
 
 struct ckdist_verbs {
   std::unique_ptr<ckdist::Verbs> transport;

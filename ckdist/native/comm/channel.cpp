@@ -6,8 +6,8 @@
 #include <cstring>
 #include <string>
 
-#include "comm/pulse.h"
-#include "comm/stream_transport.h"
+#include "comm/failure/failure_detector.h"
+#include "comm/transports/stream_transport.h"
 #include "core/error.h"
 
 namespace ckdist {
@@ -16,15 +16,15 @@ namespace {
 constexpr int kMaxContexts = 2000;  // tags up to 2^21: every MPI that is in use allows these
 }  // namespace
 
-Channel::Channel(std::shared_ptr<Wire> wire, int context, std::vector<int> ranks, std::vector<int> names, int rank,
-                 std::shared_ptr<Pulse> pulse, const Patience& patience)
+Channel::Channel(std::shared_ptr<Transport> transport, int context, std::vector<int> ranks, std::vector<int> names,
+                 int rank, std::shared_ptr<FailureDetector> detector, const Patience& patience)
     : rank(rank),
       size(int(ranks.size())),
-      wire_(std::move(wire)),
+      transport_(std::move(transport)),
       context_(context),
       ranks_(std::move(ranks)),
       names_(std::move(names)),
-      pulse_(std::move(pulse)),
+      detector_(std::move(detector)),
       patience_(patience) {
   if (context >= kMaxContexts)
     fail(Status::config, "%d communicators were made by split; at most %d are possible in one job", context,
@@ -32,27 +32,27 @@ Channel::Channel(std::shared_ptr<Wire> wire, int context, std::vector<int> ranks
 }
 
 Channel::Pending Channel::isend(int peer, int tag, const void* data, int64_t bytes) {
-  Turn turn(*wire_);
-  wire_->transport->mark = mark_of(tag);
-  return {wire_->transport->isend(ranks_[peer], on_wire(tag), data, bytes), peer};
+  Turn turn(*transport_);
+  transport_->mark = mark_of(tag);
+  return {transport_->isend(ranks_[peer], transport_tag(tag), data, bytes), peer};
 }
 
 Channel::Pending Channel::irecv(int peer, int tag, void* data, int64_t bytes) {
-  Turn turn(*wire_);
-  wire_->transport->mark = mark_of(tag);
-  return {wire_->transport->irecv(ranks_[peer], on_wire(tag), data, bytes), peer};
+  Turn turn(*transport_);
+  transport_->mark = mark_of(tag);
+  return {transport_->irecv(ranks_[peer], transport_tag(tag), data, bytes), peer};
 }
 
 bool Channel::test(Pending& pending) {
   if (!pending.request) return true;
-  Turn turn(*wire_);
-  if (!wire_->transport->test(pending.request)) return false;
+  Turn turn(*transport_);
+  if (!transport_->test(pending.request)) return false;
   pending.request = 0;
   return true;
 }
 
 uint64_t Channel::moved(int peer) const {
-  return wire_->transport->moved.load(std::memory_order_relaxed) + pulse_->moved(names_[peer]);
+  return transport_->moved.load(std::memory_order_relaxed) + detector_->moved(names_[peer]);
 }
 
 // In their order: a transport moves all of them, whichever is asked about.
@@ -81,11 +81,11 @@ void Channel::wait(Pending& pending, const Pending* all, size_t count, const Cal
       continue;
     }
     if (const uint64_t count = moved(pending.peer); count != seen) seen = count, quiet = {};
-    if (quiet.ns() > timeout_ns() / 2 && !told) pulse_->wait_for(names_[pending.peer]), told = true;
-    if (quiet.ns() > timeout_ns() + wire_grace_ns(timeout_ns())) fail_late(all, count, call);
+    if (quiet.ns() > timeout_ns() / 2 && !told) detector_->wait_for(names_[pending.peer]), told = true;
+    if (quiet.ns() > timeout_ns() + peer_grace_ns(timeout_ns())) fail_late(all, count, call);
     idle(patience_.nap_ns);
   }
-  if (told) pulse_->wait_for(-1);
+  if (told) detector_->wait_for(-1);
 }
 
 // Names every rank that owes something, or whom it waits for itself.
@@ -94,9 +94,9 @@ void Channel::fail_late(const Pending* pending, size_t count, const CallName& ca
   std::string ranks;
   for (size_t i = 0; i < count; i++) {
     Pending message = pending[i];
-    const int lost = pulse_->blame(names_[message.peer]);
+    const int lost = detector_->blame(names_[message.peer]);
     if (std::find(named.begin(), named.end(), lost) != named.end() || (i && test(message))) continue;
-    ranks += (named.empty() ? "" : ", ") + wire_->transport->who(lost);
+    ranks += (named.empty() ? "" : ", ") + transport_->who(lost);
     named.push_back(lost);
   }
   fail(Status::comm, "%s%.200s did not answer within %.0f s%s", named.size() > 1 ? "one of " : "", ranks.c_str(),
@@ -104,49 +104,49 @@ void Channel::fail_late(const Pending* pending, size_t count, const CallName& ca
 }
 
 void Channel::idle(int64_t ns) {
-  pulse_->check();
-  Turn turn(*wire_);
-  wire_->transport->idle(ns);
+  detector_->check();
+  Turn turn(*transport_);
+  transport_->idle(ns);
 }
 
 void Channel::abandon(const char* reason) {
-  Turn turn(*wire_);
-  wire_->transport->abandon(reason);
+  Turn turn(*transport_);
+  transport_->abandon(reason);
 }
 
 bool Channel::register_memory(void* base, int64_t bytes) {
-  Turn turn(*wire_);
-  return wire_->transport->register_memory(base, bytes);
+  Turn turn(*transport_);
+  return transport_->register_memory(base, bytes);
 }
 
 void Channel::forget_memory(void* base) {
-  Turn turn(*wire_);
-  wire_->transport->forget_memory(base);
+  Turn turn(*transport_);
+  transport_->forget_memory(base);
 }
 
 void Channel::expose(int window, void* base, int64_t bytes) {
-  Turn turn(*wire_);
-  wire_->transport->expose(window_on_wire(window), base, bytes);
+  Turn turn(*transport_);
+  transport_->expose(transport_window(window), base, bytes);
 }
 
 Channel::Pending Channel::iput(int peer, int window, int64_t offset, const void* data, int64_t bytes) {
-  Turn turn(*wire_);
-  return {wire_->transport->iput(ranks_[peer], window_on_wire(window), offset, data, bytes), peer};
+  Turn turn(*transport_);
+  return {transport_->iput(ranks_[peer], transport_window(window), offset, data, bytes), peer};
 }
 
 Channel::Pending Channel::iget(int peer, int window, int64_t offset, void* data, int64_t bytes) {
-  Turn turn(*wire_);
-  return {wire_->transport->iget(ranks_[peer], window_on_wire(window), offset, data, bytes), peer};
+  Turn turn(*transport_);
+  return {transport_->iget(ranks_[peer], transport_window(window), offset, data, bytes), peer};
 }
 
 Channel::Pending Channel::inotify(int peer, int window, int slot) {
-  Turn turn(*wire_);
-  return {wire_->transport->inotify(ranks_[peer], window_on_wire(window), slot), peer};
+  Turn turn(*transport_);
+  return {transport_->inotify(ranks_[peer], transport_window(window), slot), peer};
 }
 
 uint64_t Channel::notified(int window, int slot) {
-  Turn turn(*wire_);
-  return wire_->transport->notified(window_on_wire(window), slot);
+  Turn turn(*transport_);
+  return transport_->notified(transport_window(window), slot);
 }
 
 }  // namespace ckdist

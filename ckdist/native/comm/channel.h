@@ -1,48 +1,16 @@
-// A group of ranks as its algorithms see it: ranks counted from 0 within the group, messages that meet no other
-// group's.
+// A communicator's messages as its algorithms see them: ranks counted from 0 within the communicator, tags that meet no
+// other communicator's.
 //
-// Groups share one transport, which one thread uses at a time: every call takes its turn, and turns are fair, so a
-// thread that waits for a long operation keeps nobody from beginning another.
 #pragma once
-#include <sched.h>
-#include <unistd.h>
-
-#include <atomic>
 #include <memory>
 #include <vector>
 
-#include "comm/transport.h"
-#include "comm/waiting.h"
+#include "comm/failure/waiting.h"
+#include "comm/transports/transport.h"
 
 namespace ckdist {
 
-class Pulse;
-
-struct Wire {
-  // pulse_sockets: by rank, a connection for signs of life alone, or none; they belong to the wire from here on.
-  explicit Wire(std::unique_ptr<Transport> transport, std::vector<int> pulse_sockets = {})
-      : transport(std::move(transport)), pulse_sockets(std::move(pulse_sockets)) {}
-  ~Wire() {
-    for (const int fd : pulse_sockets)
-      if (fd >= 0) close(fd);
-  }
-  const std::unique_ptr<Transport> transport;
-  const std::vector<int> pulse_sockets;
-  std::atomic<uint32_t> next{0}, serving{0};
-  int contexts = 1;  // groups made so far; agreed when a group is made
-};
-
-// Leave to use a wire's transport, for as long as it lives.
-struct Turn {
-  explicit Turn(Wire& wire) : wire(wire) {
-    const uint32_t own = wire.next.fetch_add(1);
-    for (int i = 0; wire.serving.load(std::memory_order_acquire) != own; i++)
-      if (i > 100) sched_yield();
-      else cpu_pause();
-  }
-  ~Turn() { wire.serving.fetch_add(1, std::memory_order_release); }
-  Wire& wire;
-};
+class FailureDetector;
 
 class Channel {
  public:
@@ -54,15 +22,15 @@ class Channel {
     int peer;
   };
 
-  // ranks: the transport's numbers of this group's ranks; names: the job's.
-  Channel(std::shared_ptr<Wire> wire, int context, std::vector<int> ranks, std::vector<int> names, int rank,
-          std::shared_ptr<Pulse> pulse, const Patience& patience);
+  // ranks: the transport's numbers of these ranks; names: the job's.
+  Channel(std::shared_ptr<Transport> transport, int context, std::vector<int> ranks, std::vector<int> names, int rank,
+          std::shared_ptr<FailureDetector> detector, const Patience& patience);
 
   const int rank, size;
-  int64_t timeout_ns() const { return wire_->transport->timeout_ns; }
-  const std::shared_ptr<Wire>& wire() const { return wire_; }
+  int64_t timeout_ns() const { return transport_->timeout_ns; }
+  const std::shared_ptr<Transport>& transport() const { return transport_; }
   const std::vector<int>& ranks() const { return ranks_; }
-  const char* name() const { return wire_->transport->name(); }
+  const char* name() const { return transport_->name(); }
 
   // `tag`: one of the user's, or a Purpose.
   Pending isend(int peer, int tag, const void* data, int64_t bytes);
@@ -95,16 +63,16 @@ class Channel {
   void wait(Pending& pending, const Pending* others, size_t count, const CallName& call);
   uint64_t moved(int peer) const;
   [[noreturn]] void fail_late(const Pending* pending, size_t count, const CallName& call);
-  int on_wire(int tag) const { return kFirstTag + context_ * kPurposes + tag; }
-  int window_on_wire(int window) const { return context_ * kUserTags + window; }
+  int transport_tag(int tag) const { return kFirstTag + context_ * kPurposes + tag; }
+  int transport_window(int window) const { return context_ * kUserTags + window; }
 
-  std::shared_ptr<Wire> wire_;
+  std::shared_ptr<Transport> transport_;
   uint32_t mark_of(int tag) const { return tag < kUserTags ? 0 : mark_; }
 
   int context_;
   uint32_t mark_ = 0;
   std::vector<int> ranks_, names_;
-  std::shared_ptr<Pulse> pulse_;
+  std::shared_ptr<FailureDetector> detector_;
   const Patience patience_;
 };
 

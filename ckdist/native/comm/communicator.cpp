@@ -4,10 +4,10 @@
 #include <cstring>
 #include <numeric>
 
-#include "comm/flat_collectives.h"
-#include "comm/host_collectives.h"
-#include "comm/hybrid_collectives.h"
-#include "comm/pipes.h"
+#include "comm/algorithms/flat_collectives.h"
+#include "comm/algorithms/hierarchical_collectives.h"
+#include "comm/algorithms/shm_collectives.h"
+#include "comm/transports/shm_transport.h"
 #include "core/error.h"
 
 namespace ckdist {
@@ -35,30 +35,33 @@ std::vector<int> ranks_or_all(const std::vector<int>& ranks, size_t size) {
 Communicator::Communicator(Parts given)
     : rank(given.rank), size(int(given.host_of.size())), parts_(std::move(given)), order_(parts_.host_of) {
   if (size > kMaxRanks) fail(Status::config, "%d ranks; at most %d are supported", size, kMaxRanks);
-  const bool one_host = order_.hosts().size() == 1 && parts_.meeting;
-  if (one_host && !parts_.wire_ranks.empty()) parts_.wire = nullptr;
-  if (!parts_.wire && !one_host)
-    fail(Status::config, "ranks on %zu hosts need a wire between them", order_.hosts().size());
-  if (!parts_.wire || one_host)
-    parts_.wire = std::make_shared<Wire>(
-        std::make_unique<Pipes>(*parts_.meeting, parts_.memory, parts_.arenas, parts_.timeout_s)),
-    parts_.context = 0, parts_.wire_ranks.clear();
+  const bool one_host = order_.hosts().size() == 1 && parts_.rendezvous;
+  if (one_host && !parts_.transport_ranks.empty()) parts_.transport = nullptr;
+  if (!parts_.transport && !one_host)
+    fail(Status::config, "ranks on %zu hosts need a transport between them", order_.hosts().size());
+  if (!parts_.transport || one_host)
+    parts_.transport =
+        std::make_shared<ShmTransport>(*parts_.rendezvous, parts_.memory, parts_.arenas, parts_.timeout_s),
+    parts_.context = 0, parts_.transport_ranks.clear();
   parts_.names = ranks_or_all(parts_.names, size_t(size));
-  if (!parts_.pulse) {
-    const std::vector<int> local = parts_.meeting ? order_.hosts()[order_.host_of(rank)] : std::vector<int>{};
-    parts_.pulse = std::make_shared<Pulse>(rank, size, parts_.meeting, local, parts_.wire, parts_.timeout_s);
+  if (!parts_.detector) {
+    const std::vector<int> local = parts_.rendezvous ? order_.hosts()[order_.host_of(rank)] : std::vector<int>{};
+    parts_.detector =
+        std::make_shared<FailureDetector>(rank, size, parts_.rendezvous, local, parts_.transport, parts_.timeout_s);
   }
-  parts_.pulse->join();
-  if (parts_.meeting) parts_.meeting->watch(parts_.pulse.get());
-  channel_ = std::make_shared<Channel>(parts_.wire, parts_.context, ranks_or_all(parts_.wire_ranks, size_t(size)),
-                                       parts_.names, rank, parts_.pulse, kPatience);
-  const bool hybrid = !one_host && parts_.meeting && int(order_.hosts().size()) < size;
+  parts_.detector->join();
+  if (parts_.rendezvous) parts_.rendezvous->watch(parts_.detector.get());
+  channel_ =
+      std::make_shared<Channel>(parts_.transport, parts_.context, ranks_or_all(parts_.transport_ranks, size_t(size)),
+                                parts_.names, rank, parts_.detector, kPatience);
+  const bool hybrid = !one_host && parts_.rendezvous && int(order_.hosts().size()) < size;
   transport_ = std::string(hybrid ? "shared memory and " : "") + channel_->name();
   if (one_host)
-    collectives_ = std::make_unique<HostCollectives>(*parts_.meeting, parts_.memory, parts_.arenas, parts_.thresholds);
+    collectives_ =
+        std::make_unique<ShmCollectives>(*parts_.rendezvous, parts_.memory, parts_.arenas, parts_.thresholds);
   else if (hybrid)
-    collectives_ = std::make_unique<HybridCollectives>(channel_, order_, parts_.thresholds, *parts_.meeting,
-                                                       parts_.memory, parts_.arenas);
+    collectives_ = std::make_unique<HierarchicalCollectives>(channel_, order_, parts_.thresholds, *parts_.rendezvous,
+                                                             parts_.memory, parts_.arenas);
   else collectives_ = std::make_unique<FlatCollectives>(channel_, order_, parts_.thresholds);
 }
 
@@ -74,12 +77,12 @@ Communicator::~Communicator() {
 }
 
 void Communicator::leave() {
-  if (!left_.exchange(true)) parts_.pulse->leave();
+  if (!left_.exchange(true)) parts_.detector->leave();
 }
 
 template <class Body>
 auto Communicator::guarded(Body&& body) {
-  if (parts_.pulse->lost() && !failed_) abandon(parts_.pulse->reason());
+  if (parts_.detector->lost() && !failed_) abandon(parts_.detector->reason());
   if (failed_) {
     std::lock_guard<std::mutex> lock(mutex_);
     fail(Status::comm, "%s", failure_.c_str());
@@ -99,8 +102,8 @@ void Communicator::abandon(const char* reason) {
     failure_ = reason;
     failed_ = true;
   }
-  parts_.pulse->give_up(reason);
-  if (parts_.meeting) parts_.meeting->abandon(reason);
+  parts_.detector->give_up(reason);
+  if (parts_.rendezvous) parts_.rendezvous->abandon(reason);
   channel_->abandon(reason);
 }
 
@@ -204,7 +207,8 @@ void Communicator::expose(int window, void* base, int64_t bytes) {
   std::vector<Place> places(size);
   const std::vector<int64_t> place_bytes(size, sizeof(Place));
   run([&](Collectives& c) { c.all_gather(&own, places.data(), place_bytes.data()); });
-  if (parts_.meeting) parts_.meeting->serve_with([channel = channel_.get(), window] { channel->notified(window, 0); });
+  if (parts_.rendezvous)
+    parts_.rendezvous->serve_with([channel = channel_.get(), window] { channel->notified(window, 0); });
   std::lock_guard<std::mutex> lock(mutex_);
   windows_[window] = std::move(places);
 }
@@ -271,9 +275,9 @@ std::vector<T> Communicator::gather(const T& own) {
 
 // For messages that meet no others; the same on all ranks.
 int Communicator::next_context() {
-  const std::vector<int> made = gather(parts_.wire->contexts);
+  const std::vector<int> made = gather(parts_.transport->contexts);
   const int context = *std::max_element(made.begin(), made.end());
-  parts_.wire->contexts = context + 1;
+  parts_.transport->contexts = context + 1;
   return context;
 }
 
@@ -294,7 +298,7 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
     const int r = int(parts.host_of.size());
     if (m.rank == rank) parts.rank = r;
     parts.host_of.push_back(parts_.host_of[m.rank]);
-    parts.wire_ranks.push_back(channel_->ranks()[m.rank]);
+    parts.transport_ranks.push_back(channel_->ranks()[m.rank]);
     parts.names.push_back(parts_.names[m.rank]);
     if (parts_.host_of[m.rank] != parts_.host_of[rank]) continue;
     here.push_back(r), names.push_back(parts_.names[m.rank]);
@@ -303,28 +307,29 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   Path path{};
   const int place = int(std::find(here.begin(), here.end(), parts.rank) - here.begin());
   if (!members.empty() && parts_.memory && place == 0) {
-    parts.meeting = std::make_shared<Meeting>("", 0, names, parts_.spins, parts_.timeout_s);
-    std::strncpy(path.text, parts.meeting->path().c_str(), sizeof path.text - 1);
+    parts.rendezvous = std::make_shared<ShmRendezvous>("", 0, names, parts_.spins, parts_.timeout_s);
+    std::strncpy(path.text, parts.rendezvous->path().c_str(), sizeof path.text - 1);
   }
   const std::vector<Path> paths = gather(path);
   if (!members.empty() && parts_.memory && place > 0)
-    parts.meeting =
-        std::make_shared<Meeting>(paths[members[here[0]].rank].text, place, names, parts_.spins, parts_.timeout_s);
+    parts.rendezvous = std::make_shared<ShmRendezvous>(paths[members[here[0]].rank].text, place, names, parts_.spins,
+                                                       parts_.timeout_s);
   run([](Collectives& c) { c.barrier(); });  // the segments are open everywhere
   if (members.empty()) return nullptr;
-  parts.memory = parts_.memory, parts.own_memory = parts_.own_memory, parts.wire = parts_.wire, parts.context = context;
-  parts.pulse = parts_.pulse;
+  parts.memory = parts_.memory, parts.own_memory = parts_.own_memory, parts.transport = parts_.transport,
+  parts.context = context;
+  parts.detector = parts_.detector;
   parts.thresholds = parts_.thresholds, parts.spins = parts_.spins, parts.timeout_s = parts_.timeout_s;
   return std::make_unique<Communicator>(std::move(parts));
 }
 
 std::unique_ptr<StepCommunicator> Communicator::steps(const StepSizes& sizes) {
   const int hosts = int(order_.hosts().size());
-  if (!parts_.meeting && hosts > 1 && hosts < size)
+  if (!parts_.rendezvous && hosts > 1 && hosts < size)
     fail(Status::config, "%d ranks on %d hosts share no memory: steps need it inside each host", size, hosts);
   std::vector<int> each(size);
   std::iota(each.begin(), each.end(), 0);
-  const Order order = parts_.meeting ? order_ : Order(each);  // without shared memory every rank is a host
+  const Order order = parts_.rendezvous ? order_ : Order(each);  // without shared memory every rank is a host
   const int first = order.hosts()[order.host_of(rank)][0];
   const int64_t bytes = StepCommunicator::memory_bytes(order, rank, parts_.thresholds, sizes);
   std::unique_ptr<Segment> memory;
@@ -337,18 +342,19 @@ std::unique_ptr<StepCommunicator> Communicator::steps(const StepSizes& sizes) {
   if (first != rank) memory = std::make_unique<Segment>(paths[first].text, bytes);
   const Patience patience{parts_.spins * kPollNs, kStepYieldNs, kStepNapNs};
   return std::make_unique<StepCommunicator>(
-      StepCommunicator::Parts{
-          order, rank, parts_.meeting,
-          std::make_unique<Channel>(parts_.wire, next_context(), ranks_or_all(parts_.wire_ranks, size_t(size)),
-                                    parts_.names, rank, parts_.pulse, patience),
-          collectives_.get(), parts_.thresholds, gather(StepCommunicator::Columns{sizes.first_column, sizes.columns})},
+      StepCommunicator::Parts{order, rank, parts_.rendezvous,
+                              std::make_unique<Channel>(parts_.transport, next_context(),
+                                                        ranks_or_all(parts_.transport_ranks, size_t(size)),
+                                                        parts_.names, rank, parts_.detector, patience),
+                              collectives_.get(), parts_.thresholds,
+                              gather(StepCommunicator::Columns{sizes.first_column, sizes.columns})},
       std::move(*memory), sizes);
 }
 
 double Communicator::round_trip(int calls) {
-  if (!parts_.meeting) fail(Status::config, "no memory is shared here: there is no cache line to pass");
+  if (!parts_.rendezvous) fail(Status::config, "no memory is shared here: there is no cache line to pass");
   std::lock_guard<std::mutex> turn(running_);
-  return guarded([&] { return parts_.meeting->round_trip(calls); });
+  return guarded([&] { return parts_.rendezvous->round_trip(calls); });
 }
 
 void* Communicator::allocate(int64_t bytes) {

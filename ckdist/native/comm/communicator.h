@@ -1,10 +1,10 @@
-// What the rest of the code sees of other ranks: the verbs of MPI and NCCL, blocking and not, over whatever joins the
-// ranks.
+// All that meets other ranks, in serving and in training: the operations of MPI and NCCL, blocking and not, over any
+// transport.
 //
-// One host: shared memory. Several hosts: a wire between them, and shared memory inside each. Or the wire alone. All
-// give the same bits (comm/order.h). Collectives that were begun without waiting run one after the other, in the order
-// of their beginning, on a thread of the communicator; a blocking one waits for them. Messages and windows are
-// independent of both.
+// One host: shared memory. Several hosts: a transport between them, and shared memory inside each. Or the transport
+// alone. All give the same bits (comm/algorithms/order.h). Non-blocking collectives run one after the other, in the
+// order in which they were begun, on a thread of the communicator; a blocking one waits for them. Messages and windows
+// are independent of both. A replay uses a view without allocations (comm/step_communicator.h).
 //
 // After the first failure a communicator tells its peers, and gives the same error to every later call.
 #pragma once
@@ -17,12 +17,12 @@
 #include <mutex>
 #include <thread>
 
+#include "comm/algorithms/collectives.h"
+#include "comm/algorithms/order.h"
+#include "comm/bootstrap/host_memory.h"
+#include "comm/bootstrap/shm_rendezvous.h"
 #include "comm/channel.h"
-#include "comm/collectives.h"
-#include "comm/host_memory.h"
-#include "comm/meeting.h"
-#include "comm/order.h"
-#include "comm/pulse.h"
+#include "comm/failure/failure_detector.h"
 #include "comm/step_communicator.h"
 
 namespace ckdist {
@@ -34,16 +34,16 @@ class Communicator {
   struct Parts {
     int rank = 0;
     std::vector<int> host_of;            // by rank
-    std::shared_ptr<HostMemory> memory;  // null: nothing is shared, the wire alone
+    std::shared_ptr<HostMemory> memory;  // null: nothing is shared, the transport alone
     std::vector<int> arenas;             // of this host's ranks, in rank order
     std::shared_ptr<HostMemory>
-        own_memory;  // without memory: an arena of this rank alone, for a wire that must know memory; or null
-    std::shared_ptr<Meeting> meeting;  // of this host's ranks; with memory
-    std::shared_ptr<Wire> wire;        // null: one host
+        own_memory;  // without memory: an arena of this rank alone, for a transport that must know memory; or null
+    std::shared_ptr<ShmRendezvous> rendezvous;  // of this host's ranks; with memory
+    std::shared_ptr<Transport> transport;       // null: one host
     int context = 0;
-    std::vector<int> wire_ranks;   // by rank
-    std::vector<int> names;        // the job's numbers, by rank; with a pulse
-    std::shared_ptr<Pulse> pulse;  // null: this is the job's first communicator, which makes it
+    std::vector<int> transport_ranks;           // by rank
+    std::vector<int> names;                     // the job's numbers, by rank; with a detector
+    std::shared_ptr<FailureDetector> detector;  // null: this is the job's first communicator, which makes it
     Thresholds thresholds;
     int spins = 0;
     double timeout_s = 30;
@@ -55,7 +55,7 @@ class Communicator {
   // "shared memory", "tcp", "shared memory and tcp".
   const std::string& transport() const { return transport_; }
 
-  // The collectives, as comm/collectives.h has them: within `body`, on the calling thread.
+  // The collectives, as comm/algorithms/collectives.h has them: within `body`, on the calling thread.
   void run(const std::function<void(Collectives&)>& body);
   std::shared_ptr<Operation> begin(std::function<void(Collectives&)> body);
 
@@ -78,7 +78,7 @@ class Communicator {
   std::unique_ptr<StepCommunicator> steps(const StepSizes& sizes);
 
   void* allocate(
-      int64_t bytes);  // in this rank's arena, where peers or the wire reach it in place; null where there is none
+      int64_t bytes);  // in this rank's arena, where peers or the transport reach it in place; null where there is none
   void release(void* data);
   void abandon(const char* reason);
   void check_peers();  // throws when a rank of the job is lost; between calls, for who waits for something else

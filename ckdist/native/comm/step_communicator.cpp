@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/signature.h"
+#include "comm/algorithms/signature.h"
 #include "core/error.h"
 
 namespace ckdist {
@@ -18,7 +18,7 @@ constexpr int64_t kIdleNs = 50'000'000;       // then so
 constexpr int64_t kLongIdleNs = 200'000'000;  // and so once it has had nothing to do for so long
 
 int64_t padded(int64_t floats) { return (floats + kPageFloats - 1) / kPageFloats * kPageFloats; }
-int64_t cut(int64_t floats, int i, int count) { return floats * i / count; }
+int64_t slice_begin(int64_t floats, int i, int count) { return floats * i / count; }
 
 int smallest_host(const Order& order) {
   int least = order.size();
@@ -48,7 +48,7 @@ struct StepCommunicator::Layout {
     const int hosts = int(order.hosts().size()), local = int(order.hosts()[order.host_of(rank)].size());
     const bool several = hosts > 1, many = hosts > 2;
     value = padded(sizes.partial_floats);
-    kept = many ? padded(std::min(sizes.partial_floats, thresholds.wire_direct_bytes / 4)) : several ? value : 0;
+    kept = many ? padded(std::min(sizes.partial_floats, thresholds.transport_direct_bytes / 4)) : several ? value : 0;
     slice = many ? padded(sizes.partial_floats / smallest_host(order) / hosts + 2) : 0;
     partials = local * kSlots * value;
     sums = kSlots * hosts * kept;
@@ -75,7 +75,7 @@ StepCommunicator::StepCommunicator(Parts parts, Segment memory, const StepSizes&
       host_(parts_.order.host_of(rank)),
       host_count_(int(hosts().size())),
       leaders_(smallest_host(parts_.order)),
-      grace_ns_(host_count_ > 1 ? 2 * wire_grace_ns(parts_.channel->timeout_ns()) : 0),
+      grace_ns_(host_count_ > 1 ? 2 * peer_grace_ns(parts_.channel->timeout_ns()) : 0),
       memory_(std::move(memory)),
       sizes_(sizes),
       batch_(size_t(sizes.batch_ints)) {
@@ -116,10 +116,10 @@ CallName StepCommunicator::call() const {
 
 void StepCommunicator::meet(int step, int64_t grace_ns, Idle idle) {
   step_ = step;
-  if (!parts_.meeting) return;
-  Meeting& meeting = *parts_.meeting;
-  meeting.name_call(call());
-  meeting.await(meeting.post({-1, -1, signature(Call::step, step)}), grace_ns, idle);
+  if (!parts_.rendezvous) return;
+  ShmRendezvous& rendezvous = *parts_.rendezvous;
+  rendezvous.name_call(call());
+  rendezvous.await(rendezvous.post({-1, -1, signature(Call::step, step)}), grace_ns, idle);
 }
 
 void StepCommunicator::begin_send(int peer, Tag tag, const void* data, int64_t bytes) {
@@ -169,7 +169,7 @@ const int32_t* StepCommunicator::receive(int64_t* ints) {
 
 void StepCommunicator::put_into_mailbox(const int32_t* batch, int64_t ints) {
   if (local_size == 1) return;
-  for (int i = 1; i < local_size; i++) parts_.meeting->await(mailbox_->taken(i), batches_, i);  // it holds one batch
+  for (int i = 1; i < local_size; i++) parts_.rendezvous->await(mailbox_->taken(i), batches_, i);  // it holds one batch
   if (ints) std::memcpy(mailbox_->batch(local_size), batch, size_t(ints * 4));
   mailbox_->ints = ints;
   mailbox_->batches.raise(++batches_);
@@ -177,8 +177,8 @@ void StepCommunicator::put_into_mailbox(const int32_t* batch, int64_t ints) {
 
 const int32_t* StepCommunicator::take_from_mailbox(int64_t* ints) {
   step_ = kBetween;
-  parts_.meeting->name_call(call());
-  parts_.meeting->await(mailbox_->batches, ++batches_, 0, Meeting::kForever);
+  parts_.rendezvous->name_call(call());
+  parts_.rendezvous->await(mailbox_->batches, ++batches_, 0, ShmRendezvous::kForever);
   step_ = 0;
   *ints = mailbox_->ints;
   std::memcpy(batch_.data(), mailbox_->batch(local_size), size_t(*ints * 4));
@@ -204,7 +204,7 @@ float* StepCommunicator::sum(int slot, int host) const {
 }
 
 bool StepCommunicator::large(int64_t floats) const {
-  return host_count_ > 2 && floats * 4 > parts_.thresholds.wire_direct_bytes;
+  return host_count_ > 2 && floats * 4 > parts_.thresholds.transport_direct_bytes;
 }
 
 void StepCommunicator::peers(int slot, const float** out) const {
@@ -213,7 +213,7 @@ void StepCommunicator::peers(int slot, const float** out) const {
 
 int StepCommunicator::summands(int slot, const float** out) const {
   if (host_count_ == 1) return peers(slot, out), local_size;
-  if (whole_[slot]) return out[0] = total_[slot], 1;
+  if (reduced_[slot]) return out[0] = total_[slot], 1;
   for (int h = 0; h < host_count_; h++) out[h] = sum(slot, h);
   return host_count_;
 }
@@ -234,20 +234,20 @@ void StepCommunicator::all_reduce_hosts(int slot, int64_t floats, int step, Idle
 }
 
 void StepCommunicator::sum_hosts(int slot, int64_t floats, int step, Idle idle, bool folded) {
-  whole_[slot] = large(floats);
+  reduced_[slot] = large(floats);
   const int leaders = floats * 4 <= parts_.thresholds.leaders_bytes ? 1 : leaders_;
   const bool leads = local_rank < leaders;
-  const int64_t begin = cut(floats, local_rank, leaders), end = cut(floats, local_rank + 1, leaders);
+  const int64_t begin = slice_begin(floats, local_rank, leaders), end = slice_begin(floats, local_rank + 1, leaders);
   // All ranks of this host are in the exchange before this one or in this one, so nobody reads what the slot held two
   // before.
-  for (int k = 1; leads && !whole_[slot] && k < host_count_; k++)
+  for (int k = 1; leads && !reduced_[slot] && k < host_count_; k++)
     begin_receive(same_place(other(k)), kSum, sum(slot, other(k)) + begin, (end - begin) * 4);
   meet(step, 0, idle);
-  if (leads && whole_[slot]) {
+  if (leads && reduced_[slot]) {
     add_slices(slot, begin, end, folded);
   } else if (leads) {
     float* own = sum(slot, host_) + begin;
-    if (local_size > 1 && !folded) fold_own(slot, begin, end, own);
+    if (local_size > 1 && !folded) fold_local(slot, begin, end, own);
     for (int k = 1; k < host_count_; k++) begin_send(same_place(other(k)), kSum, own, (end - begin) * 4);
     wait();
   }
@@ -255,7 +255,7 @@ void StepCommunicator::sum_hosts(int slot, int64_t floats, int step, Idle idle, 
 }
 
 // out: of `begin` on, what this host's ranks bring to the value.
-void StepCommunicator::fold_own(int slot, int64_t begin, int64_t end, float* out) {
+void StepCommunicator::fold_local(int slot, int64_t begin, int64_t end, float* out) {
   const void* parts[kMaxRanks];
   for (int i = 0; i < local_size; i++) parts[i] = part(slot, i) + begin;
   parts_.order.fold_host(Element::f32, ReduceOp::sum, out, parts, local_size, end - begin);
@@ -263,7 +263,7 @@ void StepCommunicator::fold_own(int slot, int64_t begin, int64_t end, float* out
 
 // Of the ranks of one local rank, each adds one slice of [begin, end) and gives it to the others.
 void StepCommunicator::add_slices(int slot, int64_t begin, int64_t end, bool folded) {
-  const auto from = [&](int h) { return begin + cut(end - begin, h, host_count_); };
+  const auto from = [&](int h) { return begin + slice_begin(end - begin, h, host_count_); };
   const auto bytes = [&](int h) { return (from(h + 1) - from(h)) * 4; };
   for (int k = 1; k < host_count_; k++)
     begin_receive(same_place(other(k)), kTotal, total_[slot] + from(other(k)), bytes(other(k)));
@@ -271,7 +271,7 @@ void StepCommunicator::add_slices(int slot, int64_t begin, int64_t end, bool fol
   for (int k = 1; k < host_count_; k++)
     begin_receive(same_place(other(k)), kSlice, slices_ + other(k) * slice_floats_, bytes(host_));
   const float* own = local_size > 1 ? folded_ : part(slot, 0);
-  if (local_size > 1 && !folded) fold_own(slot, begin, end, folded_ + begin);
+  if (local_size > 1 && !folded) fold_local(slot, begin, end, folded_ + begin);
   for (int k = 1; k < host_count_; k++) begin_send(same_place(other(k)), kSlice, own + from(other(k)), bytes(other(k)));
   wait();
   const void* sums[kMaxRanks];

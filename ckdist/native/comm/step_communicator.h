@@ -3,7 +3,7 @@
 //
 // Communicator::steps makes it, once. Afterwards nothing is allocated here, and all buffers are registered with the
 // transport. One thread of a rank calls it at a time, and no collective of the communicator runs meanwhile. A step
-// begins with a batch and ends with gather_logits. Sums run in float32 in the order of comm/order.h.
+// begins with a batch and ends with gather_logits. Sums run in float32 in the order of comm/algorithms/order.h.
 //
 // Inside a host, ranks write partial values where all of them can read: an all_reduce is one barrier, and readers add
 // the summands in place. Each rank's buffers are touched first by their owner, so their pages lie on its node.
@@ -16,11 +16,11 @@
 #include <memory>
 #include <vector>
 
+#include "comm/algorithms/collectives.h"
+#include "comm/algorithms/order.h"
+#include "comm/bootstrap/segment.h"
+#include "comm/bootstrap/shm_rendezvous.h"
 #include "comm/channel.h"
-#include "comm/collectives.h"
-#include "comm/meeting.h"
-#include "comm/order.h"
-#include "comm/segment.h"
 
 namespace ckdist {
 
@@ -41,8 +41,8 @@ class StepCommunicator {
   struct Parts {
     Order order;
     int rank;
-    std::shared_ptr<Meeting> meeting;  // of this host's ranks; null: nothing is shared
-    std::unique_ptr<Channel> channel;  // of these messages alone
+    std::shared_ptr<ShmRendezvous> rendezvous;  // of this host's ranks; null: nothing is shared
+    std::unique_ptr<Channel> channel;           // of these messages alone
     Collectives* collectives;
     Thresholds thresholds;
     std::vector<Columns> columns;  // of the logits, by rank
@@ -122,7 +122,7 @@ class StepCommunicator {
   void wait_for_batch();
   // `folded`: this host's part stands at host_partial() already.
   void sum_hosts(int slot, int64_t floats, int step, Idle idle, bool folded);
-  void fold_own(int slot, int64_t begin, int64_t end, float* out);
+  void fold_local(int slot, int64_t begin, int64_t end, float* out);
   void add_slices(int slot, int64_t begin, int64_t end, bool folded);
 
   Parts parts_;
@@ -141,7 +141,7 @@ class StepCommunicator {
   float* total_[kSlots] = {};  // the whole value, of a large one of three and more hosts
   float* folded_ = nullptr;    // this host's sum of such a value
   float* slices_ = nullptr;    // (hosts, slice_floats_): this rank's slice of the hosts' sums
-  bool whole_[kSlots] = {};    // the value is in total_
+  bool reduced_[kSlots] = {};  // the value is in total_
   float* logits_ = nullptr;    // (rows, vocab): on rank 0's host everything, elsewhere the ranks' own columns
   Mailbox* mailbox_ = nullptr;
   uint32_t batches_ = 0;        // published, or received

@@ -25,7 +25,7 @@ struct ReduceKernel {
   Fold widen[kReduceTypes][kReduceOps];   // 16-bit parts, float32 outs; other types as `fold`
   Fold narrow[kReduceTypes][kReduceOps];  // float32 parts, 16-bit outs; other types as `fold`
   // Copies, and writes every cache line of `in` as it was, so that it becomes this core's own: see
-  // comm/host_collectives.h.
+  // comm/algorithms/shm_collectives.h.
   void (*take)(void* out, void* in, int64_t bytes);
   // Copies `line` to `out` and `in` to `line`.
   void (*exchange)(void* out, void* line, const void* in, int64_t bytes);

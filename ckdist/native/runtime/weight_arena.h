@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/segment.h"
+#include "comm/bootstrap/segment.h"
 #include "core/arena.h"
 
 namespace ckdist {

@@ -4,7 +4,7 @@
 
 #include <doctest/doctest.h>
 
-#include "comm/order.h"
+#include "comm/algorithms/order.h"
 #include "core/error.h"
 #include "kernels/half.h"
 

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 from ckdist.comm.communicator import open_communicator
-from ckdist.comm.tcp_world import TcpWorld, is_started
+from ckdist.comm.bootstrap.tcp_world import TcpWorld, is_started
 from ckdist.comm.world import MpiWorld
 
 DTYPES = ("float32", "bfloat16", "float16", "int32", "int8")

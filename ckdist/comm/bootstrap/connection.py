@@ -1,0 +1,145 @@
+"""A connection between two ranks at start-up: messages with capped sizes, and heartbeats beside them.
+
+A thread reads what comes and sends a heartbeat once a second, also while this process loads a model for an hour. So a
+rank that is stopped or cut off meanwhile is noticed by its silence. What comes is kept until `receive` asks for it.
+"""
+
+import collections
+import contextlib
+import select
+import socket
+import struct
+import threading
+import time
+
+from ckdist.errors import CommError
+
+MAX_MESSAGE = 64 << 20
+HEARTBEAT_SECONDS = 1.0
+SILENT_SECONDS = 30.0  # without a heartbeat, then a rank is lost
+SEND_SECONDS = 120.0
+KEEP_ALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 5}
+_LENGTH = struct.Struct("!I")  # 0: a heartbeat
+_LAST = 1 << 31  # with a length: the sender gives up, and the message says why
+
+_changed = threading.Condition()  # of all connections of this process
+
+
+class BootstrapConnection:
+    """This rank's end of its connection to rank `peer`.
+
+    `quiet`: seconds in which the peer may not have begun to show that it lives.
+    """
+
+    def __init__(self, peer: int, connection: socket.socket, quiet: float = 0.0) -> None:
+        """Takes over `connection`, and begins to show and to watch for heartbeats."""
+        self.peer, self.connection = peer, connection
+        self.messages: collections.deque[bytes] = collections.deque()
+        self.end: str | None = None  # why nothing more comes
+        self.heard = time.monotonic() + quiet
+        self._sending, self._closed = threading.Lock(), False
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEP_ALIVE.items():
+            connection.setsockopt(socket.IPPROTO_TCP, name, value)
+        connection.settimeout(SEND_SECONDS)
+        self._thread = threading.Thread(target=self._run, daemon=True, name=f"ckdist-bootstrap-{peer}")
+        self._thread.start()
+
+    def send(self, data: bytes, last: bool = False) -> None:
+        """Sends one message; OSError when that is not possible. `last`: it says why this rank gives up."""
+        if len(data) > MAX_MESSAGE:
+            raise CommError(f"a start-up message of {len(data)} bytes; at most {MAX_MESSAGE} can be sent")
+        with self._sending:
+            self.connection.sendall(_LENGTH.pack(len(data) | (_LAST if last else 0)) + data)
+
+    def check(self) -> None:
+        """CommError when no heartbeat of the peer has come for too long."""
+        if (silent := time.monotonic() - self.heard) > SILENT_SECONDS:
+            raise CommError(
+                f"rank {self.peer} was lost at start-up: it has not been heard of for {silent:.0f} s, "
+                "so it is stopped or cut off"
+            )
+
+    def close(self) -> None:
+        """Ends the thread and the connection."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self.connection.close()
+
+    def _run(self) -> None:
+        """The thread: sends heartbeats and reads what comes; `end` says why it ended."""
+        buffer, next_heartbeat, looked = bytearray(), 0.0, time.monotonic()
+        try:
+            while not self._closed:
+                now = time.monotonic()
+                if now - looked > 3 * HEARTBEAT_SECONDS:
+                    # this process itself did not run: what the peer did meanwhile is not known
+                    self.heard = max(self.heard, now)
+                looked = now
+                if now >= next_heartbeat:
+                    next_heartbeat = now + HEARTBEAT_SECONDS
+                    self._send_heartbeat()
+                if select.select([self.connection], [], [], max(0.0, next_heartbeat - now))[0]:
+                    data = self.connection.recv(1 << 16)
+                    if not data:
+                        raise OSError("it closed its connection")
+                    buffer += data
+                    self._take(buffer)
+        except (OSError, ValueError) as error:
+            with _changed:
+                self.end = self.end or str(error)
+                _changed.notify_all()
+
+    def _send_heartbeat(self) -> None:
+        """Sends a heartbeat, unless a message is being sent, which shows as well that this rank lives."""
+        if self._sending.acquire(blocking=False):
+            try:
+                if select.select([], [self.connection], [], 0)[1]:
+                    self.connection.sendall(_LENGTH.pack(0))
+            except OSError:
+                pass  # the peer's last words may still be there to be read
+            finally:
+                self._sending.release()
+
+    def _take(self, buffer: bytearray) -> None:
+        """Moves whole messages out of the buffer."""
+        with _changed:
+            self.heard = max(self.heard, time.monotonic())
+            while len(buffer) >= _LENGTH.size:
+                (size,) = _LENGTH.unpack_from(buffer)
+                last, size = size & _LAST, size & ~_LAST
+                if size > MAX_MESSAGE:
+                    raise ValueError(f"it announced {size} bytes, and at most {MAX_MESSAGE} are taken")
+                if len(buffer) < _LENGTH.size + size:
+                    break
+                data = bytes(buffer[_LENGTH.size : _LENGTH.size + size])
+                del buffer[: _LENGTH.size + size]
+                if last:
+                    raise ValueError(
+                        "it gave up: " + "".join(c if c.isprintable() else "?" for c in data.decode(errors="replace"))
+                    )
+                if size:
+                    self.messages.append(data)
+            _changed.notify_all()
+
+
+def receive(connections: dict[int, BootstrapConnection], seconds: float) -> list[bytes]:
+    """The next message of every connection, in their order.
+
+    CommError, which names the rank, as soon as one of them is known to be lost.
+    """
+    deadline = time.monotonic() + seconds
+    with _changed:
+        while missing := [c for c in connections.values() if not c.messages]:
+            now = time.monotonic()
+            for connection in missing:
+                if connection.end is not None:
+                    raise CommError(f"rank {connection.peer} was lost at start-up: {connection.end}")
+                connection.check()
+            if now > deadline:
+                raise CommError(f"rank {missing[0].peer} was lost at start-up: it said nothing for {seconds:.0f} s")
+            _changed.wait(min(HEARTBEAT_SECONDS, deadline - now + 0.01))
+        return [c.messages.popleft() for c in connections.values()]

@@ -1,0 +1,154 @@
+"""Which transport joins hosts: the one that was named, or of all that work on every rank the one that measures fastest.
+
+Fastest is the smallest product of two medians, a small exchange as decoding has it and a large one as prompts have it,
+both of the slowest of the hosts measured. A transport that is ahead by less than the measurement's noise does not
+displace one before it in the order below, so that a job has the same one run after run. Results never depend on the
+choice.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ckdist import native
+from ckdist.comm.protocol import Log, World, has_mpi
+from ckdist.comm.bootstrap.tcp_world import INTERFACE_VARIABLE
+from ckdist.comm.transports.opening import open_transport
+from ckdist.errors import CkdistError, CommError, ConfigError, UserError
+from ckdist.native import CData
+
+ORDER = ("verbs", "mpi", "tcp")
+SMALL, LARGE = (16 << 10, 40), (1 << 20, 5)  # bytes and calls of a measured exchange
+NOISE = 0.1
+MEASURED_HOSTS = 8
+
+Result = TypeVar("Result")
+
+lib, ffi = native.lib, native.ffi
+
+
+@dataclass(frozen=True)
+class ChosenTransport:
+    """`handle` belongs to the communicator that is made of it. `reason`: one line that says why it was chosen."""
+
+    name: str
+    handle: CData
+    reason: str
+
+
+def choose_transport(
+    world: World, wanted: str, timeout: float, interface: str | None = None, lanes: int = 1, log: Log | None = None
+) -> ChosenTransport:
+    """The transport `wanted` ("auto": the fastest that works everywhere); a collective call with the same result on every
+    rank.
+
+    A transport that was named and does not work is a ConfigError where the user can mend it, else a CommError.
+    """
+    candidates = [wanted] if wanted != "auto" else [name for name in ORDER if name != "mpi" or has_mpi(world)]
+    opened: dict[str, CData] = {}
+    refused: dict[str, CkdistError] = {}
+    for name in candidates:
+        handle, error = _everywhere(world, functools.partial(_open, world, name, timeout, interface, lanes, log))
+        if error is None:
+            opened[name] = handle
+        else:
+            refused[name] = error
+    if not opened:
+        name, error = list(refused.items())[-1]
+        problem = (
+            f"--transport {_why_not(wanted, error)}; leave it out, or use another"
+            if wanted != "auto"
+            else f"nothing joins the hosts: {_why_not(name, error)}"
+        )
+        raise ConfigError(problem) if isinstance(error, ConfigError) else CommError(problem)
+    times: dict[str, list[float]] = {}
+    for name, handle in opened.items() if len(opened) > 1 else ():
+        slowest, error = _everywhere(world, functools.partial(_measure, world, handle))
+        if slowest is not None:
+            times[name] = slowest
+        elif error is not None:
+            refused[name] = error
+    if len(opened) > 1 and not (times := world.broadcast(times)):
+        raise CommError(f"nothing joins the hosts: {refused[list(opened)[-1]]}")
+    chosen, *others = times or opened
+    for name in others:
+        if _product(times[name]) < _product(times[chosen]) * (1 - NOISE):
+            chosen = name
+    for name, handle in opened.items():
+        if name != chosen:
+            ffi.release(handle)
+    return ChosenTransport(chosen, opened[chosen], _reason(chosen, wanted, times, refused))
+
+
+def _product(times: Sequence[float]) -> float:
+    """What transports are compared by."""
+    return times[0] * times[1]
+
+
+def _why_not(name: str, error: CkdistError) -> str:
+    """The error, which names the transport."""
+    return str(error) if str(error).startswith(name) else f"{name} does not work: {error}"
+
+
+def _reason(chosen: str, wanted: str, times: Mapping[str, Sequence[float]], refused: Mapping[str, CkdistError]) -> str:
+    """Why `chosen` was chosen, in one line."""
+    if wanted != "auto":
+        return f"{chosen} between ranks, as demanded"
+    told = [
+        f"{name}: {times[name][0] * 1e6:.0f} µs for {SMALL[0] >> 10} KiB, "
+        f"{times[name][1] * 1e3:.2f} ms for {LARGE[0] >> 20} MiB"
+        for name in sorted(times, key=lambda n: n != chosen)
+    ]
+    told += [_why_not(name, error) for name, error in refused.items()]
+    return f"{chosen} between hosts, {'the fastest' if times else 'nothing else is there'}" + (
+        f" ({'; '.join(told)})" if told else ""
+    )
+
+
+def _everywhere(world: World, action: Callable[[], Result]) -> tuple[Result | None, CkdistError | None]:
+    """The action's result and None, or None and the error of the first rank where it failed; the same on every rank."""
+    result, error = None, None
+    try:
+        result = action()
+    except CkdistError as problem:
+        error = problem
+    failures = [
+        (rank, text, user)
+        for rank, (text, user) in enumerate(world.gather([error and str(error), isinstance(error, UserError)]))
+        if text
+    ]
+    if not failures:
+        return result, None
+    if result is not None and not isinstance(result, list):
+        ffi.release(result)
+    rank, text, user = failures[0]
+    alike = len(failures) == world.size and len({text for _, text, _ in failures}) == 1
+    return None, (ConfigError if user else CommError)(text if alike else f"rank {rank}: {text}")
+
+
+def _open(world: World, name: str, timeout: float, interface: str | None, lanes: int, log: Log | None) -> CData:
+    """The transport `name`; ConfigError or CommError where it does not work."""
+    if name == "mpi" and not has_mpi(world):
+        raise ConfigError("no MPI launcher started this process: use mpirun")
+    return open_transport(world, name, interface or os.environ.get(INTERFACE_VARIABLE), lanes, timeout, log)
+
+
+def _measure(world: World, handle: CData) -> list[float]:
+    """Seconds of a small and of a large exchange of rank 0 with other hosts' first ranks, the slowest of each; zeros
+    elsewhere.
+    """
+    leaders = (
+        [world.hosts.index(host) for host in dict.fromkeys(world.hosts)]
+        if len(set(world.hosts)) > 1
+        else list(range(world.size))
+    )
+    slowest, out = [0.0, 0.0], ffi.new("double *")
+    for leader in leaders[1 : 1 + MEASURED_HOSTS]:
+        if world.rank not in (0, leader):
+            continue
+        for i, (size, calls) in enumerate((SMALL, LARGE)):
+            native.check(lib.ckdist_transport_time(handle, leader if world.rank == 0 else 0, size, calls, out))
+            slowest[i] = max(slowest[i], out[0])
+    return slowest

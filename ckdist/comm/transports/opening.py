@@ -1,0 +1,68 @@
+"""The native transports that carry bytes between ranks: over TCP, MPI and verbs."""
+
+import ctypes
+from collections.abc import Callable
+
+from ckdist import native
+from ckdist.comm.host_name import machine_name
+from ckdist.comm.bootstrap.sockets import connect_ranks
+from ckdist.comm.protocol import Log, MpiRanks, World, has_mpi
+from ckdist.comm.transports.verbs import open_verbs
+from ckdist.errors import ConfigError
+from ckdist.native import CData
+
+ffi, lib = native.ffi, native.lib
+
+
+def open_transport(
+    world: World, transport: str, interface: str | None, lanes: int, timeout: float, log: Log | None
+) -> CData:
+    """A native ckdist_transport between all ranks: mpi, verbs or tcp. A collective call; ConfigError or CommError."""
+    if transport == "verbs":
+        opened = open_verbs(world, interface, timeout)
+    elif transport == "mpi":
+        assert has_mpi(world)
+        opened = _open_mpi(world, timeout)
+    else:
+        opened = _open_tcp(world, interface, lanes, timeout, log)
+    if len(set(world.hosts)) > 1:
+        names = [ffi.new("char[]", machine_name(host).encode()) for host in world.hosts]
+        native.check(lib.ckdist_transport_name_hosts(opened, names))
+    return opened
+
+
+def _open_tcp(world: World, interface: str | None, lanes: int, timeout: float, log: Log | None) -> CData:
+    """A native ckdist_transport over TCP connections between every two ranks."""
+    out = ffi.new("struct ckdist_transport **")
+    native.check(
+        lib.ckdist_transport_tcp(
+            world.rank, world.size, lanes, connect_ranks(world, interface, lanes, log), timeout, out
+        )
+    )
+    return ffi.gc(out[0], lib.ckdist_transport_free)
+
+
+def before_mpi_ends(world: MpiRanks, action: Callable[[], object]) -> None:
+    """MPI calls `action` before it ends, whoever ends it: no thread may be in a call of MPI then."""
+    world.mpi.COMM_SELF.Set_attr(world.mpi.Comm.Create_keyval(delete_fn=lambda *_: action()), None)
+
+
+def _open_mpi(world: MpiRanks, timeout: float) -> CData:
+    """A native ckdist_transport over MPI. ConfigError where MPI does not allow calls from several threads."""
+    if world.mpi.Query_thread() < world.mpi.THREAD_MULTIPLE:
+        raise ConfigError(
+            f"this MPI allows thread level {world.mpi.Query_thread()}, and {world.mpi.THREAD_MULTIPLE} "
+            "(MPI_THREAD_MULTIPLE) is needed, for heartbeats are sent from a thread: use a build of MPI with it"
+        )
+    library = ctypes.CDLL(world.mpi.__file__)  # finds the MPI library that mpi4py itself is linked to
+    calls = [
+        ffi.cast("void *", ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
+        for name in ("MPI_Isend", "MPI_Irecv", "MPI_Test", "MPI_Iprobe", "MPI_Get_count")
+    ]
+    comm = world.comm.Dup()
+    handle = lambda value: ffi.cast("void *", value.handle)
+    out = ffi.new("struct ckdist_transport **")
+    native.check(
+        lib.ckdist_transport_mpi(*calls, handle(world.mpi.BYTE), handle(comm), world.rank, world.size, timeout, out)
+    )
+    return ffi.gc(out[0], lib.ckdist_transport_free)

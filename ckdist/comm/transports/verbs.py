@@ -1,0 +1,337 @@
+"""RDMA devices as the kernel lists them, which of their addresses to use, and the native verbs transport opened between
+ranks.
+
+Devices are read from sysfs, so they can be shown where libibverbs is missing; what moves bytes is native
+(`native/comm/transports/verbs.h`).
+"""
+
+import ipaddress
+import os
+import pathlib
+import re
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckdist import native
+from ckdist.comm.bootstrap.sockets import connect_ranks
+from ckdist.comm.protocol import World
+from ckdist.errors import CkdistError, ConfigError
+from ckdist.native import CData
+from ckdist.topology import this_machine
+from ckdist.topology.binding import own_cpus
+
+ROCE_V2, ROCE_V1, INFINIBAND = "RoCE v2", "RoCE v1", "InfiniBand"
+TRY_SECONDS = 1.0
+_NO_INTERFACE = re.compile(r"|.*(:0000){4}")  # no entry, or a prefix alone
+START_TAG = 0  # below those of channels
+PREFERENCE = {ROCE_V2: 0, INFINIBAND: 1, ROCE_V1: 2}  # version 1 does not leave its Ethernet segment
+
+
+@dataclass(frozen=True)
+class Gid:
+    """One entry of a port's table: a RoCE version with the address and interface that it stands for."""
+
+    index: int
+    version: str
+    address: str  # IPv4 where the entry stands for one, else IPv6
+    interface: str
+
+
+@dataclass(frozen=True)
+class Port:
+    """One port of an RDMA device. `rate` as the driver says it; `numa_node` is -1 where it is not known."""
+
+    device: str
+    number: int
+    active: bool
+    rate: str
+    numa_node: int
+    gids: tuple[Gid, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The port and table entry that a rank uses."""
+
+    device: str
+    port: int
+    gid: Gid
+
+    def __str__(self) -> str:
+        return f"{self.device} port {self.port}, GID {self.gid.index} ({self.gid.version}, {self.gid.address})"
+
+
+def _read(path: pathlib.Path, default: str = "") -> str:
+    """A file of sysfs, or `default` where it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:  # an empty table entry is a file that cannot be read
+        return default
+
+
+def devices(root: str = "/") -> tuple[Port, ...]:
+    """All ports of all RDMA devices, in the order of their names."""
+    found = []
+    for device in sorted(pathlib.Path(root, "sys/class/infiniband").glob("*")):
+        node = _read(device / "device/numa_node", "-1")
+        for port in sorted(device.glob("ports/*")):
+            gids = tuple(_gids(port, _read(port / "link_layer") == INFINIBAND))
+            active = _read(port / "state").endswith("ACTIVE")  # "4: ACTIVE"
+            found.append(Port(device.name, int(port.name), active, _read(port / "rate"), int(node), gids))
+    return tuple(found)
+
+
+def _gids(port: pathlib.Path, infiniband: bool) -> Iterator[Gid]:
+    """The entries of a port's table that stand for an address."""
+    attributes = port / "gid_attrs"
+    for index in sorted(int(entry.name) for entry in (port / "gids").iterdir()):
+        text = _read_entry(f"{port}/gids/{index}")
+        if _NO_INTERFACE.fullmatch(text):
+            continue
+        gid = ipaddress.IPv6Address(text)
+        version = INFINIBAND if infiniband else _read(attributes / "types" / str(index)).replace("IB/", "")
+        yield Gid(index, version, str(gid.ipv4_mapped or gid), _read(attributes / "ndevs" / str(index)))
+
+
+def _read_entry(path: str) -> str:
+    """As `_read`, in a third of the time: a table may have a thousand entries, nearly all of them empty."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.read(file, 64).decode().strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(file)
+
+
+def choose(
+    ports: tuple[Port, ...], interface: str | None = None, peer: str | None = None, numa_node: int = -1
+) -> Choice:
+    """The best entry among active ports: of `interface` (its name, its address, or an RDMA device's name) where one is
+    named, else of the address that routes to `peer`, else near `numa_node`; RoCE v2 before InfiniBand before RoCE v1,
+    IPv4 before IPv6.
+
+    ConfigError when there is none, with what there is.
+    """
+    wanted = interface or (source_address(peer) if peer else None)
+    candidates = [
+        (
+            PREFERENCE.get(gid.version, 3),
+            gid.address.count(":") > 0,
+            port.numa_node != numa_node,
+            port.device,
+            port.number,
+            gid.index,
+            gid,
+        )
+        for port in ports
+        if port.active
+        for gid in port.gids
+        if wanted in (None, gid.address, gid.interface, port.device)
+    ]
+    if candidates:
+        *_, device, number, _, gid = min(candidates, key=lambda c: c[:-1])
+        return Choice(device, number, gid)
+    if not ports:
+        raise ConfigError("this machine has no RDMA device")
+    have = ", ".join(
+        f"{p.device} ({'active' if p.active else 'down'}: "
+        f"{', '.join(sorted({g.address for g in p.gids})) or 'no address'})"
+        for p in ports
+    )
+    raise ConfigError(
+        f"no active RDMA port has the address or interface {wanted}; there is {have}"
+        if wanted
+        else f"no RDMA port is active; there is {have}"
+    )
+
+
+def source_address(peer: str) -> str:
+    """This host's IPv4 address from which packets to `peer` leave; nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((peer, 9))
+            return probe.getsockname()[0]
+    except OSError as error:
+        raise ConfigError(f"no route leads to {peer}: {error}") from None
+
+
+def own_choice(interface: str | None = None) -> Choice:
+    """What this process would use.
+
+    ConfigError where the library, the headers at build time or an active port are missing.
+    """
+    native.check(native.lib.ckdist_verbs_available())
+    mine = own_cpus()
+    nodes = {cpu.node for cpu in this_machine().cpus if cpu.number in mine}
+    return choose(devices(), interface, numa_node=nodes.pop() if len(nodes) == 1 else -1)
+
+
+def verbs_works(interface: str | None = None) -> tuple[bool, str]:
+    """Does the port that this process would use carry data?
+
+    Two queue pairs on it are connected to one another, and one writes to the other's memory. With the port, or the
+    reason why not, in one line.
+    """
+    try:
+        choice = own_choice(interface)
+        native.check(native.lib.ckdist_verbs_try(choice.device.encode(), choice.port, choice.gid.index, TRY_SECONDS))
+        return True, str(choice)
+    except CkdistError as error:
+        return False, str(error)
+
+
+def open_verbs(world: World, interface: str | None = None, timeout: float = 30.0) -> CData:
+    """The native transport (struct ckdist_transport *) between all ranks of a world, tried with one message around them all.
+
+    A collective call.
+
+    `interface`: name or address of a network interface, or name of an RDMA device; default: an active port near this
+    rank's NUMA node. ConfigError, on all ranks alike, when it does not work on any of them.
+    """
+    transport: VerbsTransport | None = None
+    choice = why = ""
+
+    def agreed(step: Callable[[], None]) -> None:
+        """Runs one step here and learns how it went everywhere."""
+        nonlocal why
+        try:
+            step()
+        except CkdistError as error:
+            why = str(error)
+        for rank, (other, used) in enumerate(world.gather([why, choice])):
+            if other:
+                raise ConfigError(
+                    f"verbs does not work on rank {rank} "
+                    f"({world.hosts[rank].split('/')[0]}{', ' + used if used else ''}): {other}"
+                )
+
+    def open_port() -> None:
+        """Opens the port that this rank uses."""
+        nonlocal transport, choice
+        chosen = own_choice(interface)
+        choice = str(chosen)
+        transport = VerbsTransport(chosen, world.rank, world.size, timeout)
+
+    agreed(open_port)
+    opened = transport
+    assert opened is not None  # or `agreed` has raised
+    addresses = world.gather(opened.address())
+
+    def around() -> None:
+        """To the next rank, from the one before: finds a firewall between two that are connected."""
+        after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+        if world.size > 1:
+            sending = opened.isend(after, START_TAG, np.ones(1, np.uint8))
+            opened.recv(before, START_TAG, np.empty(1, np.uint8))
+            opened.wait(sending, after, "start-up")
+
+    agreed(lambda: opened.connect(addresses))
+    agreed(around)
+    heartbeat_sockets = connect_ranks(world, None, 0)
+    out = native.ffi.new("struct ckdist_transport **")
+    native.check(native.lib.ckdist_transport_verbs(opened.handle, heartbeat_sockets, out))
+    return native.ffi.gc(out[0], native.lib.ckdist_transport_free)
+
+
+class VerbsTransport:
+    """Messages and one-sided windows between the ranks of a world over verbs. One thread uses it at a time.
+
+    Every rank opens one, gives its `address` to all by other means (a world's `gather`) and connects with all ranks';
+    all have connected before any uses it. Buffers are C-contiguous numpy arrays that live until the operation is
+    complete; waiting raises CommError, naming the peer, after `timeout` seconds or when it is known to be gone.
+    """
+
+    def __init__(self, choice: Choice, rank: int, size: int, timeout: float) -> None:
+        """Opens `choice` on rank `rank` of `size`. `timeout`: seconds that any wait may take. Raises CommError."""
+        self.rank, self.size = rank, size
+        out = native.ffi.new("struct ckdist_verbs **")
+        native.check(
+            native.lib.ckdist_verbs_open(
+                choice.device.encode(), choice.port, choice.gid.index, rank, size, timeout, out
+            )
+        )
+        self.handle = native.ffi.gc(out[0], native.lib.ckdist_verbs_free)
+
+    def address(self) -> bytes:
+        """What the other ranks must know to connect."""
+        own = np.zeros(native.lib.ckdist_verbs_address_bytes(self.size), np.uint8)
+        native.check(native.lib.ckdist_verbs_address(self.handle, native.pointer(own, "uint8_t *")))
+        return own.tobytes()
+
+    def connect(self, addresses: list[bytes]) -> None:
+        """Connects to all ranks, by their `address` in rank order; ConfigError where these are of another build."""
+        bytes_each = native.lib.ckdist_verbs_address_bytes(self.size)
+        if len(addresses) != self.size or any(len(a) != bytes_each for a in addresses):
+            raise ConfigError(
+                f"the ranks' verbs addresses are not {self.size} of {bytes_each} bytes: "
+                "start all ranks with the same version"
+            )
+        native.check(native.lib.ckdist_verbs_connect(self.handle, b"".join(addresses)))
+
+    def isend(self, peer: int, tag: int, data: np.ndarray) -> int:
+        """Begins to send `data` to `peer`; a request for `wait`."""
+        return self._begin(native.lib.ckdist_verbs_isend, peer, tag, native.pointer(data), data.nbytes)
+
+    def irecv(self, peer: int, tag: int, data: np.ndarray) -> int:
+        """Begins to receive into `data` a message of its size from `peer`; a request for `wait`."""
+        return self._begin(native.lib.ckdist_verbs_irecv, peer, tag, native.pointer(data), data.nbytes)
+
+    def iput(self, peer: int, window: int, offset: int, data: np.ndarray) -> int:
+        """Begins to write `data` at byte `offset` of `peer`'s window; a request for `wait`."""
+        return self._begin(native.lib.ckdist_verbs_iput, peer, window, offset, native.pointer(data), data.nbytes)
+
+    def iget(self, peer: int, window: int, offset: int, data: np.ndarray) -> int:
+        """Begins to read `data` from byte `offset` of `peer`'s window; a request for `wait`."""
+        return self._begin(native.lib.ckdist_verbs_iget, peer, window, offset, native.pointer(data), data.nbytes)
+
+    def inotify(self, peer: int, window: int, slot: int) -> int:
+        """Begins to add one to a slot of `peer`'s window, after what was put before; a request for `wait`."""
+        return self._begin(native.lib.ckdist_verbs_inotify, peer, window, slot)
+
+    def notified(self, window: int, slot: int) -> int:
+        """How often peers have notified a slot of this rank's window."""
+        count = native.ffi.new("uint64_t *")
+        native.check(native.lib.ckdist_verbs_notified(self.handle, window, slot, count))
+        return count[0]
+
+    def register(self, data: np.ndarray) -> None:
+        """Makes memory known to the device, so that messages in it are not copied."""
+        native.check(native.lib.ckdist_verbs_register(self.handle, native.pointer(data), data.nbytes))
+
+    def expose(self, window: int, data: np.ndarray) -> None:
+        """Shows `data` to all ranks as window `window`."""
+        native.check(native.lib.ckdist_verbs_expose(self.handle, window, native.pointer(data), data.nbytes))
+
+    def wait(self, request: int, peer: int, what: str = "wait") -> None:
+        """Returns when `request` is complete; CommError, which says `what`, when `peer` is lost or late."""
+        native.check(native.lib.ckdist_verbs_wait(self.handle, request, peer, what.encode()))
+
+    def send(self, peer: int, tag: int, data: np.ndarray) -> None:
+        """Sends `data` to `peer`; returns when it may change."""
+        self.wait(self.isend(peer, tag, data), peer, "send")
+
+    def recv(self, peer: int, tag: int, data: np.ndarray) -> np.ndarray:
+        """Receives into `data` a message of its size from `peer`, and returns it."""
+        self.wait(self.irecv(peer, tag, data), peer, "recv")
+        return data
+
+    def abandon(self, reason: str) -> None:
+        """Tells all ranks that this one gives up, and why."""
+        native.check(native.lib.ckdist_verbs_abandon(self.handle, reason.encode()))
+
+    def close(self) -> None:
+        """Closes the connections and the device."""
+        native.ffi.release(self.handle)
+
+    def _begin(self, call: Callable[..., int], *arguments: object) -> int:
+        """Makes a native call that begins a request; the request's number."""
+        request = native.ffi.new("uint64_t *")
+        native.check(call(self.handle, *arguments, request))
+        return request[0]

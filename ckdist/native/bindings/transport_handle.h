@@ -1,0 +1,9 @@
+// What a transport is behind its C handle.
+#pragma once
+#include <memory>
+
+#include "comm/transports/transport.h"
+
+struct ckdist_transport {
+  std::shared_ptr<ckdist::Transport> transport;
+};

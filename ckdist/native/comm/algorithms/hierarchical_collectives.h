@@ -1,0 +1,42 @@
+// Collectives of ranks on several hosts, several on some: shared memory inside each host, messages between.
+//
+// A reduction is folded inside each host first, then the hosts' results are exchanged: small ones by one rank of each
+// host (the leader), large ones by every rank with its peers of the same local rank, each for its own slice. What is
+// gathered crosses to each host once.
+#pragma once
+#include "comm/algorithms/flat_collectives.h"
+#include "comm/bootstrap/host_memory.h"
+#include "comm/bootstrap/shm_rendezvous.h"
+
+namespace ckdist {
+
+class HierarchicalCollectives : public FlatCollectives {
+ public:
+  HierarchicalCollectives(std::shared_ptr<Channel> channel, const Order& order, const Thresholds& thresholds,
+                          ShmRendezvous& rendezvous, std::shared_ptr<HostMemory> memory, std::vector<int> arenas);
+  ~HierarchicalCollectives() override;
+
+  void all_reduce(const void* in, void* out, int64_t elements, Element e, ReduceOp op) override;
+  void reduce_scatter(const void* in, void* out, const int64_t* counts, Element e, ReduceOp op) override;
+  void all_gather(const void* in, void* out, const int64_t* bytes) override;
+  void all_to_all(const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes) override;
+  void broadcast(void* data, int64_t bytes, int root) override;
+  void barrier() override;
+
+ private:
+  static constexpr int64_t kSegment = 4 << 20;
+
+  uint8_t* peer(int i, int64_t offset) const { return memory_->arena(arenas_[i]) + offset; }
+  void exchange(uint8_t* partials, int64_t bytes, int index, const CallName& call);
+
+  ShmRendezvous& rendezvous_;
+  std::shared_ptr<HostMemory> memory_;
+  std::vector<int> arenas_;
+  int host_, index_, leaders_;  // this rank's host, its place there, ranks of the smallest host
+  uint8_t* staging_;            // kSegment bytes in this rank's arena, for buffers that lie elsewhere
+  int64_t staging_offset_;
+  std::vector<uint8_t> partials_;
+  std::vector<void*> outs_;
+};
+
+}  // namespace ckdist

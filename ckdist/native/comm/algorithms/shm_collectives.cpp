@@ -1,0 +1,442 @@
+#include "comm/algorithms/shm_collectives.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "comm/algorithms/signature.h"
+#include "core/error.h"
+#include "core/futex.h"
+#include "kernels/kernels.h"
+
+namespace ckdist {
+
+namespace {
+
+constexpr int64_t kSlot = ShmRendezvous::kSlotBytes;
+constexpr int64_t kLine = 64;
+// Of buffers reduced through slots: several chunks of each buffer. Of large ones, large enough to be evicted from L2 to
+// L3 before the peer reads it (measured from 4 MiB on: up to an eighth faster near, a fifth between distant ranks).
+constexpr int64_t kLeastChunk = 128 << 10, kMostChunk = 512 << 10;
+static_assert(kMostChunk + kLine <= kSlot, "a chunk begins wherever in a cache line its buffer does");
+constexpr int64_t kPiece = 512 << 10;  // of what is only moved through slots
+static_assert(kPiece + kLine <= kSlot);
+constexpr int64_t kBlock =
+    1 << 20;  // of buffers reduced in place: the ranks keep together, so that what they share is still in caches
+
+constexpr int64_t kAhead = 16 << 10;  // bytes prefetched to L2 at once: beyond, the core's own prefetcher has started
+// From these sizes on, parts are written straight to where peers want them, if that lies in arenas. It costs one more
+// barrier, and the receiver finds them in another core's cache (near) or in memory (distant: both together still take
+// half of the time of staging).
+constexpr int64_t kDirectNear = 1 << 20, kDirectDistant = 8 << 10;
+constexpr int64_t kStreamed =
+    16 << 20;  // bytes in and out that caches do not hold: they are written past them, to near peers as well
+constexpr int64_t kRead = 4 << 10;  // bytes that several copies read one after the other
+
+constexpr int64_t kTaken =
+    4 << 10;  // bytes brought from a peer's buffer at a time, to be folded from the first-level cache
+
+// Rank i's slice of n elements, cut at cache lines where it can be.
+struct Slice {
+  int64_t begin, end;
+  Slice(int64_t n, int i, int size, int64_t element) {
+    const int64_t unit = kLine / element, units = n / unit;
+    begin = i ? units * i / size * unit : 0;
+    end = i + 1 < size ? units * (i + 1) / size * unit : n;
+  }
+};
+
+// Staged data begins as far into a cache line as its buffer does, so that no vector crosses lines on one side alone.
+// The record of a buffer outside the arenas says how far that is; for few bytes that are only moved, it would cost more
+// than it saves.
+constexpr int64_t kAligned = 32 << 10;
+int64_t shifted(const void* data) { return -1 - int64_t(reinterpret_cast<uintptr_t>(data) % kLine); }
+int64_t moved(const void* data, int64_t bytes) { return bytes < kAligned ? -1 : shifted(data); }
+int64_t shift(const ShmRendezvous::Record& record) { return -1 - record.in; }
+
+// Prefetches lines that another core has written. L2 has twice as many misses under way as L1 (measured: 64 distant
+// lines in 350 ns instead of 540).
+void prefetch_lines(const void* data, int64_t bytes) {
+  for (int64_t i = 0; i < std::min(bytes, kAhead); i += kLine)
+    __builtin_prefetch(static_cast<const uint8_t*>(data) + i, 0, 2);
+}
+
+int64_t chunk_bytes(int64_t bytes) { return std::clamp(bytes / 4 / kLine * kLine, kLeastChunk, kMostChunk); }
+
+int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts, counts + i, int64_t(0)); }
+
+}  // namespace
+
+ShmCollectives::ShmCollectives(ShmRendezvous& rendezvous, std::shared_ptr<HostMemory> memory, std::vector<int> arenas,
+                               const Thresholds& thresholds)
+    : rendezvous_(rendezvous),
+      distance_(rendezvous),
+      memory_(std::move(memory)),
+      arenas_(std::move(arenas)),
+      thresholds_(thresholds),
+      order_(std::vector<int>(rendezvous.size, 0)),
+      parts_(rendezvous.size),
+      outs_(rendezvous.size),
+      shifts_(rendezvous.size) {
+  thresholds_.direct_bytes = std::min(thresholds_.direct_bytes, ShmRendezvous::kEagerBytes);
+}
+
+void ShmCollectives::copy(void* to, const void* from, int64_t bytes) {
+  if (to != from && bytes > 0) std::memmove(to, from, size_t(bytes));
+}
+
+void ShmCollectives::take(void* to, uint8_t* from, int64_t bytes) { kernels().reduce.take(to, from, bytes); }
+
+void ShmCollectives::fetch(void* to, uint8_t* from, int64_t bytes) const {
+  prefetch_lines(from, bytes);
+  if (rendezvous_.size == 2) take(to, from, bytes);
+  else copy(to, from, bytes);
+}
+
+bool ShmCollectives::all_placed(uint32_t epoch, bool outs) const {
+  for (int i = 0; i < rendezvous_.size; i++)
+    if (rendezvous_.record(i, epoch).in < 0 || (outs && rendezvous_.record(i, epoch).out < 0)) return false;
+  return true;
+}
+
+int ShmCollectives::placed_outs(uint32_t epoch) const {
+  int placed = 0;
+  for (int i = 0; i < rendezvous_.size; i++) placed += rendezvous_.record(i, epoch).out >= 0;
+  return placed;
+}
+
+void ShmCollectives::all_reduce(const void* in, void* out, int64_t n, Element e, ReduceOp op) {
+  rendezvous_.begin("all_reduce");
+  const int size = rendezvous_.size;
+  const int64_t bytes = n * element_bytes(e);
+  const uint64_t call = signature(Call::reduce, n, reduction(e, op));
+  if (bytes * (size - 1) <= thresholds_.direct_bytes) return reduce_eager(call, in, out, n, e, op);
+  ShmRendezvous::Record own{memory_->offset(in, bytes), memory_->offset(out, bytes), call};
+  const bool placed = own.in >= 0 && own.out >= 0;
+  const uint8_t* const from = static_cast<const uint8_t*>(in);
+  const ShmRendezvous::Record elsewhere{shifted(in), -1, call};
+  const auto stage_first = [&] {
+    stage(rendezvous_.slot(rendezvous_.index, rendezvous_.next()) + shift(elsewhere), from,
+          std::min(n, chunk_bytes(bytes) / element_bytes(e)), element_bytes(e));
+  };
+  // A rank whose buffers lie outside the arenas fills its slot before it says so: where all ranks' do, that was the
+  // first chunk.
+  if (!placed) own = elsewhere, stage_first();
+  uint32_t first = rendezvous_.post(own);
+  rendezvous_.await(first);
+  if (all_placed(first, true)) return reduce_in_place(first, n, e, op);
+  bool staged = true;
+  for (int i = 0; i < size; i++) staged = staged && rendezvous_.record(i, first).in < 0;
+  if (!staged) {  // some slots are not filled: once more, with everyone's
+    stage_first();
+    rendezvous_.await(first = rendezvous_.post(elsewhere));
+  }
+  reduce_staged(from, static_cast<uint8_t*>(out), n, e, op, first);
+}
+
+// Every rank gets all ranks' values and folds them for itself. What came is written as well, so that its lines belong
+// to this core.
+void ShmCollectives::reduce_eager(uint64_t call, const void* in, void* out, int64_t n, Element e, ReduceOp op) {
+  const int size = rendezvous_.size, index = rendezvous_.index;
+  rendezvous_.begin_eager(call);
+  for (int k = 1; k < size; k++) rendezvous_.send_eager((index + k) % size, in, n * element_bytes(e));
+  parts_[index] = in, outs_[index] = out;
+  for (int k = 1; k < size; k++) {
+    const int i = (index + k) % size;
+    parts_[i] = outs_[i] = rendezvous_.await_eager(i);
+    prefetch_lines(parts_[i], n * element_bytes(e));
+  }
+  order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), n);
+}
+
+// Every rank folds its slice of each block from all ranks' buffers and writes it to all of them: no slice has two
+// writers, nor a reader beside its writer.
+void ShmCollectives::reduce_in_place(uint32_t epoch, int64_t n, Element e, ReduceOp op) {
+  const int64_t element = element_bytes(e), block = kBlock / element;
+  for (int64_t done = 0; done < n; done += block) {
+    const Slice mine(std::min(block, n - done), rendezvous_.index, rendezvous_.size, element);
+    for (int i = 0; i < rendezvous_.size; i++) {
+      parts_[i] = peer_in(i, epoch) + (done + mine.begin) * element;
+      outs_[i] = peer_out(i, epoch) + (done + mine.begin) * element;
+      if (i != rendezvous_.index) prefetch_lines(parts_[i], (mine.end - mine.begin) * element);
+    }
+    order_.fold_ranks(e, op, outs_.data(), rendezvous_.size, parts_.data(), mine.end - mine.begin);
+  }
+  rendezvous_.meet();
+  const Slice mine(std::min(block, n), rendezvous_.index, rendezvous_.size, element);
+  const uint8_t* const result = peer_out(rendezvous_.index, epoch);
+  prefetch_lines(result, mine.begin * element);
+  prefetch_lines(result + mine.end * element, (std::min(block, n) - mine.end) * element);
+}
+
+// Chunk after chunk, each rank stages what its peers fold (all but its own slice), folds its slice of the chunk into
+// all slots, and takes the rest of the result from its own: so every line of a slot goes to one peer and back. Between
+// two barriers it does this for three chunks, the next, the present and the last; the next is staged in the last one's
+// slot. `first`: the epoch at which the first chunk lay in every rank's slot.
+void ShmCollectives::reduce_staged(const uint8_t* in, uint8_t* out, int64_t n, Element e, ReduceOp op, uint32_t first) {
+  const int64_t element = element_bytes(e), chunk = chunk_bytes(n * element), per_chunk = chunk / element,
+                chunks = (n + per_chunk - 1) / per_chunk;
+  const int size = rendezvous_.size, index = rendezvous_.index;
+  const ShmRendezvous::Record own = rendezvous_.record(index, first);
+  for (int i = 0; i < size; i++) shifts_[i] = shift(rendezvous_.record(i, first));
+  const auto elements = [&](int64_t c) { return std::clamp<int64_t>(n - c * per_chunk, 0, per_chunk); };
+  const auto slot = [&](int i, int64_t c) { return rendezvous_.slot(i, first + uint32_t(c % 2)) + shifts_[i]; };
+  for (int64_t c = 0; c <= chunks; c++) {
+    const int64_t last = (c - 1) * chunk, next = (c + 1) * chunk;
+    uint8_t* const staged = slot(index, c + 1);
+    if (c && elements(c + 1) == per_chunk) {
+      const Slice mine(per_chunk, index, size, element);
+      const int64_t begin = mine.begin * element, end = mine.end * element;
+      kernels().reduce.exchange(out + last, staged, in + next, begin);
+      kernels().reduce.exchange(out + last + end, staged + end, in + next + end, chunk - end);
+    } else {
+      if (c) {
+        const Slice mine(elements(c - 1), index, size, element);
+        const int64_t begin = mine.begin * element, end = mine.end * element;
+        take(out + last, staged, begin);
+        take(out + last + end, staged + end, elements(c - 1) * element - end);
+      }
+      stage(staged, in + next, elements(c + 1), element);
+    }
+    if (c == chunks) return;
+    const Slice mine(elements(c), index, size, element);
+    for (int i = 0; i < size; i++) {
+      parts_[i] = outs_[i] = slot(i, c) + mine.begin * element;
+      if (i != index) prefetch_lines(parts_[i], (mine.end - mine.begin) * element);
+    }
+    parts_[index] = in + c * chunk + mine.begin * element;
+    outs_[index] = out + c * chunk + mine.begin * element;
+    order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), mine.end - mine.begin);
+    rendezvous_.await(rendezvous_.post(own));
+  }
+}
+
+// Copies all but this rank's own slice of n elements.
+void ShmCollectives::stage(uint8_t* slot, const uint8_t* in, int64_t n, int64_t element) const {
+  const Slice mine(n, rendezvous_.index, rendezvous_.size, element);
+  copy(slot, in, mine.begin * element);
+  copy(slot + mine.end * element, in + mine.end * element, (n - mine.end) * element);
+}
+
+void ShmCollectives::reduce_scatter(const void* in, void* out, const int64_t* counts, Element e, ReduceOp op) {
+  rendezvous_.begin("reduce_scatter");
+  const int size = rendezvous_.size, index = rendezvous_.index;
+  const int64_t element = element_bytes(e), total = sum_before(counts, size), own_first = sum_before(counts, index);
+  const uint64_t call = signature(Call::reduce_scatter, total, reduction(e, op));
+  const uint32_t epoch = rendezvous_.post({memory_->offset(in, total * element), -1, call});
+  rendezvous_.await(epoch);
+  if (all_placed(epoch, false)) {
+    // `out` may be `in`: what this rank writes there must not be what a peer still reads.
+    held_.resize(in == out ? size_t(counts[index] * element) : 0);
+    void* to = in == out ? held_.data() : out;
+    taken_.resize(size_t(size * kTaken));
+    for (int64_t done = 0; done < counts[index]; done += kTaken / element) {
+      const int64_t m = std::min(kTaken / element, counts[index] - done);
+      for (int i = 0; i < size; i++) {
+        uint8_t* const part = peer_in(i, epoch) + (own_first + done) * element;
+        if (i != index) take(&taken_[i * kTaken], part, m * element);
+        parts_[i] = i == index ? part : &taken_[i * kTaken];
+      }
+      void* at = static_cast<uint8_t*>(to) + done * element;
+      order_.fold_ranks(e, op, &at, 1, parts_.data(), m);
+    }
+    rendezvous_.meet();
+    if (to != out) std::memcpy(out, to, held_.size());
+    return;
+  }
+  held_.resize(in == out ? size_t(counts[index] * element) : 0);
+  uint8_t* result = in == out ? held_.data() : static_cast<uint8_t*>(out);
+  const int64_t cell = kSlot / size / kLine * kLine, per_cell = cell / element,
+                longest = *std::max_element(counts, counts + size);
+  for (int64_t done = 0; done < longest; done += per_cell) {
+    const auto part = [&](int r) { return std::clamp<int64_t>(counts[r] - done, 0, per_cell); };
+    const uint32_t now = rendezvous_.next();
+    for (int r = 0; r < size; r++)
+      if (r != index)
+        copy(rendezvous_.slot(index, now) + r * cell,
+             static_cast<const uint8_t*>(in) + (sum_before(counts, r) + done) * element, part(r) * element);
+    rendezvous_.post({-1, -1, call});
+    rendezvous_.await(now);
+    for (int i = 0; i < size; i++) parts_[i] = outs_[i] = rendezvous_.slot(i, now) + index * cell;
+    parts_[index] = static_cast<const uint8_t*>(in) + (own_first + done) * element;
+    outs_[index] = result + done * element;
+    order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), part(index));
+  }
+  if (in == out && !held_.empty()) std::memcpy(out, held_.data(), held_.size());
+}
+
+uint32_t ShmCollectives::meet(const ShmRendezvous::Record& own, bool probe) {
+  if (probe) distance_.write_probe();
+  const uint32_t epoch = rendezvous_.post(own);
+  rendezvous_.await(epoch);
+  if (probe) distance_.measure();
+  return epoch;
+}
+
+bool ShmCollectives::worth_direct_write(int64_t bytes) const {
+  return bytes >= kDirectNear || (bytes >= kDirectDistant && distance_.any_distant());
+}
+
+// `total`: the bytes that the call reads and writes here.
+void ShmCollectives::write_to_peer(int i, uint8_t* to, const uint8_t* from, int64_t bytes, int64_t total) const {
+  if (distance_.distant(i) || total >= kStreamed) widest_stream().copy(to, from, bytes);
+  else copy(to, from, bytes);
+}
+
+void ShmCollectives::all_gather(const void* in, void* out, const int64_t* bytes) {
+  rendezvous_.begin("all_gather");
+  const int size = rendezvous_.size, index = rendezvous_.index;
+  const int64_t total = sum_before(bytes, size), longest = *std::max_element(bytes, bytes + size),
+                before = sum_before(bytes, index);
+  uint8_t* const to = static_cast<uint8_t*>(out);
+  const uint8_t* const from = static_cast<const uint8_t*>(in);
+  const auto part = [&](int i, int64_t done) { return std::clamp<int64_t>(bytes[i] - done, 0, kPiece); };
+  const ShmRendezvous::Record elsewhere{moved(in, longest), -1, signature(Call::gather, total)};
+  const auto stage = [&](int64_t done) {
+    uint8_t* const slot = rendezvous_.slot(index, rendezvous_.next()) + shift(elsewhere);
+    const int64_t n = part(index, done);
+    if (n >= kAligned) return kernels().reduce.copy_twice(to + before + done, slot, from + done, n);
+    copy(slot, from + done, n);
+    copy(to + before + done, from + done, n);
+  };
+  const bool large = longest >= kDirectDistant;
+  ShmRendezvous::Record own = elsewhere;
+  if (worth_direct_write(longest)) own.out = memory_->offset(out, total);
+  if (own.out < 0) stage(0);
+  uint32_t now = meet(own, large);
+  const int placed = large ? placed_outs(now) : 0;
+  if (placed == size) {
+    for (int64_t done = 0; done < bytes[index]; done += kRead) {
+      const int64_t n = std::min(kRead, bytes[index] - done);
+      for (int k = 1; k < size; k++) {
+        const int i = (index + k) % size;
+        write_to_peer(i, peer_out(i, now) + before + done, from + done, n, bytes[index] + total);
+      }
+      copy(to + before + done, from + done, n);
+    }
+    stream_fence();
+    rendezvous_.meet();
+    return;
+  }
+  if (placed) {  // some slots are not filled: once more, with everyone's
+    stage(0);
+    rendezvous_.await(now = rendezvous_.post(elsewhere));
+  }
+  for (int64_t done = 0;;) {
+    for (int k = 1; k < size; k++) {
+      const int i = (index + k) % size;
+      fetch(to + sum_before(bytes, i) + done, rendezvous_.slot(i, now) + shift(rendezvous_.record(i, now)),
+            part(i, done));
+    }
+    if ((done += kPiece) >= longest) return;
+    stage(done);
+    rendezvous_.await(now = rendezvous_.post(elsewhere));
+  }
+}
+
+void ShmCollectives::all_to_all(const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes) {
+  rendezvous_.begin("all_to_all");
+  const int size = rendezvous_.size, index = rendezvous_.index;
+  // Of every slot, a part for each rank, so long:
+  const int64_t pitch = kPiece / size / kLine * kLine, most = pitch - kLine;
+  const uint8_t* const from = static_cast<const uint8_t*>(in);
+  held_.resize(in == out ? size_t(sum_before(recv_bytes, size)) : 0);
+  uint8_t* const to = in == out ? held_.data() : static_cast<uint8_t*>(out);
+  const auto larger = [&](const int64_t* some) { return *std::max_element(some, some + size); };
+  const int64_t own_longest = std::max(larger(send_bytes), larger(recv_bytes));
+  const ShmRendezvous::Record elsewhere{moved(in, own_longest), -1, signature(Call::all_to_all, 0)};
+  const auto part = [&](int64_t bytes, int64_t done) { return std::clamp<int64_t>(bytes - done, 0, most); };
+  const auto place = [&](const ShmRendezvous::Record& of, int i) { return i * pitch + shift(of); };
+  // Behind the parts: what this rank sends to whom and gets from whom, so that a rank expecting something else is an
+  // error.
+  const auto sends = [&](int i, uint32_t epoch) {
+    return reinterpret_cast<int64_t*>(rendezvous_.slot(i, epoch) + kPiece);
+  };
+  const auto receives = [&](int i, uint32_t epoch) { return sends(i, epoch) + size; };
+  const auto stage = [&](int64_t done) {
+    uint8_t* const slot = rendezvous_.slot(index, rendezvous_.next());
+    for (int r = 0; r < size; r++)
+      copy(r == index ? to + sum_before(recv_bytes, r) + done : slot + place(elsewhere, r),
+           from + sum_before(send_bytes, r) + done, part(send_bytes[r], done));
+  };
+  const auto check = [&](int i, int64_t sent, int j, int64_t expected) {
+    if (sent == expected) return;
+    rendezvous_.check_given_up();
+    fail(Status::comm, "rank %d sent %lld bytes in all_to_all where rank %d expected %lld", rendezvous_.name(i),
+         (long long)sent, rendezvous_.name(j), (long long)expected);
+  };
+  check(index, send_bytes[index], index, recv_bytes[index]);
+  ShmRendezvous::Record own = elsewhere;
+  if (in != out && worth_direct_write(own_longest)) own.out = memory_->offset(out, sum_before(recv_bytes, size));
+  if (own.out < 0) stage(0);
+  std::copy(send_bytes, send_bytes + size, sends(index, rendezvous_.next()));
+  std::copy(recv_bytes, recv_bytes + size, receives(index, rendezvous_.next()));
+  const bool probed = own_longest >= kDirectDistant;
+  uint32_t now = meet(own, probed);
+  int64_t longest = own_longest;
+  for (int k = 1; k < size; k++) {
+    const int i = (index + k) % size;
+    const int64_t* const theirs = sends(i, now);
+    check(i, theirs[index], index, recv_bytes[i]);
+    check(index, send_bytes[i], i, theirs[size + index]);
+    longest = std::max(longest, larger(theirs));
+  }
+  const int placed = placed_outs(now);
+  if (placed == size) {
+    for (int k = 1; k < size; k++) {
+      const int i = (index + k) % size;
+      write_to_peer(i, peer_out(i, now) + sum_before(receives(i, now), index), from + sum_before(send_bytes, i),
+                    send_bytes[i], sum_before(send_bytes, size) + sum_before(recv_bytes, size));
+    }
+    copy(to + sum_before(recv_bytes, index), from + sum_before(send_bytes, index), send_bytes[index]);
+    stream_fence();
+    rendezvous_.meet();
+    return;
+  }
+  if (placed) {  // some slots are not filled: once more, with everyone's
+    stage(0);
+    rendezvous_.await(now = rendezvous_.post(elsewhere));
+  }
+  for (int64_t done = 0;;) {
+    for (int k = 1; k < size; k++) {
+      const int i = (index + k) % size;
+      take(to + sum_before(recv_bytes, i) + done, rendezvous_.slot(i, now) + place(rendezvous_.record(i, now), index),
+           part(recv_bytes[i], done));
+    }
+    if ((done += most) >= longest) break;
+    stage(done);
+    rendezvous_.await(now = rendezvous_.post(elsewhere));
+  }
+  if (!held_.empty()) std::memcpy(out, held_.data(), held_.size());
+}
+
+void ShmCollectives::broadcast(void* data, int64_t bytes, int root) {
+  rendezvous_.begin("broadcast");
+  const bool source = rendezvous_.index == root, probed = bytes >= kDirectDistant;
+  uint8_t* const at = static_cast<uint8_t*>(data);
+  ShmRendezvous::Record own{moved(data, bytes), -1, signature(Call::broadcast, bytes, root)};
+  // Between distant ranks, lines that their owner has read since it wrote them would be slow to fetch.
+  if (const int64_t place = memory_->offset(data, bytes);
+      source && place >= 0 && bytes > kPiece && !distance_.any_distant())
+    own.in = place;
+  for (int64_t done = 0;;) {
+    uint8_t* const slot = rendezvous_.slot(root, rendezvous_.next());
+    const int64_t n = std::min(kPiece, bytes - done);
+    if (source && own.in < 0) copy(slot + shift(own), at + done, n);
+    const uint32_t now = meet(own, probed);
+    const ShmRendezvous::Record from = rendezvous_.record(root, now);
+    if (from.in >= 0) {
+      if (!source) fetch(at, peer_in(root, now), bytes);
+      return rendezvous_.meet();
+    }
+    if (!source) fetch(at + done, slot + shift(from), n);
+    if ((done += kPiece) >= bytes) return;
+  }
+}
+
+void ShmCollectives::barrier() {
+  rendezvous_.begin("barrier");
+  rendezvous_.await(rendezvous_.post({-1, -1, signature(Call::barrier, 0)}));
+}
+
+}  // namespace ckdist

@@ -1,0 +1,90 @@
+#include "comm/bootstrap/host_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/arena.h"
+#include "core/error.h"
+
+namespace ckdist {
+
+namespace {
+
+constexpr int64_t kPage = 4096;
+// Between two arenas. Buffers at equal places in arenas a power of two apart would differ in high bits of their
+// addresses alone, which some first-level caches (AMD's) do not tell apart when they guess the way: folding two of them
+// takes twice as long.
+constexpr int64_t kGap = 3 * Segment::kHugePage;
+
+Segment open_segment(const std::string& path, int index, int64_t bytes) {
+  return index ? Segment(path, bytes) : Segment(bytes);
+}
+
+}  // namespace
+
+HostMemory::HostMemory(const std::string& path, int index, int count, int64_t arena_bytes)
+    : index(index),
+      count(count),
+      arena_bytes_((arena_bytes + kPage - 1) / kPage * kPage),
+      stride_(arena_bytes_ + kGap),
+      segment_(open_segment(path, index, count * stride_)) {
+  free_[0] = arena_bytes_;
+}
+
+void* HostMemory::allocate(int64_t bytes) {
+  const int64_t wanted = std::max<int64_t>(kPage, (bytes + kPage - 1) / kPage * kPage);
+  const int64_t available = available_memory();
+  std::lock_guard<std::mutex> lock(mutex_);
+  // Large buffers begin where a huge page can, if there is such a place.
+  const auto gap = [&](int64_t offset, int64_t unit) {
+    return int64_t(-reinterpret_cast<uintptr_t>(arena(index) + offset) % uint64_t(unit));
+  };
+  int64_t unit = wanted >= Segment::kHugePage ? Segment::kHugePage : kPage;
+  const auto find = [&] {
+    return std::find_if(free_.begin(), free_.end(),
+                        [&](const auto& f) { return f.second - gap(f.first, unit) >= wanted; });
+  };
+  auto place = find();
+  if (place == free_.end()) unit = kPage, place = find();
+  if (bytes < 0 || place == free_.end() || wanted > available) {
+    int64_t largest = 0;
+    for (const auto& f : free_) largest = std::max(largest, f.second);
+    fail(Status::capacity,
+         "%lld bytes asked of the shared arena, whose largest free part has %lld (%lld bytes of memory are available): "
+         "make the arena larger or release buffers",
+         (long long)bytes, (long long)largest, (long long)available);
+  }
+  const auto [begin, room] = *place;
+  const int64_t skipped = gap(begin, unit), offset = begin + skipped, left = room - skipped - wanted;
+  if (skipped) place->second = skipped;
+  else free_.erase(place);
+  if (left) free_[offset + wanted] = left;
+  used_[offset] = wanted;
+  uint8_t* data = arena(index) + offset;
+  std::memset(data, 0, size_t(wanted));
+  Segment::collapse(data, wanted);
+  return data;
+}
+
+void HostMemory::release(void* data) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto used = used_.find(static_cast<uint8_t*>(data) - arena(index));
+  if (used == used_.end()) return;
+  madvise(data, size_t(used->second), MADV_REMOVE);  // gives the pages back
+  auto at = free_.emplace(used->first, used->second).first;
+  used_.erase(used);
+  if (const auto next = std::next(at); next != free_.end() && at->first + at->second == next->first)
+    at->second += next->second, free_.erase(next);
+  if (at != free_.begin())
+    if (const auto before = std::prev(at); before->first + before->second == at->first)
+      before->second += at->second, free_.erase(at);
+}
+
+int64_t HostMemory::offset(const void* data, int64_t bytes) const {
+  const int64_t at = static_cast<const uint8_t*>(data) - arena(index);
+  return at >= 0 && bytes <= arena_bytes_ && at <= arena_bytes_ - bytes ? at : -1;
+}
+
+}  // namespace ckdist

@@ -1,0 +1,36 @@
+// The arenas of a host's ranks in one segment that all of them map: what lies there is read and written by peers in
+// place.
+//
+// A rank allocates in its own arena only and touches the pages first, so they lie on its own node. Bookkeeping is the
+// owner's own; peers address by offset.
+#pragma once
+#include <map>
+#include <mutex>
+
+#include "comm/bootstrap/segment.h"
+
+namespace ckdist {
+
+class HostMemory {
+ public:
+  // `index`: of this rank on its host; index 0 creates the segment and ignores `path`. All pass the same arena size.
+  HostMemory(const std::string& path, int index, int count, int64_t arena_bytes);
+
+  const int index, count;
+  const std::string& path() const { return segment_.path(); }
+  int64_t arena_bytes() const { return arena_bytes_; }
+  uint8_t* arena(int i) const { return segment_.data() + i * stride_; }
+
+  void* allocate(int64_t bytes);  // zeroed, aligned to 4096; throws Error(capacity) with both numbers
+  void release(void* data);
+  // Where `data` lies in this rank's arena; -1: elsewhere.
+  int64_t offset(const void* data, int64_t bytes) const;
+
+ private:
+  int64_t arena_bytes_, stride_;
+  Segment segment_;
+  std::mutex mutex_;
+  std::map<int64_t, int64_t> free_, used_;  // offset -> bytes
+};
+
+}  // namespace ckdist

@@ -1,0 +1,304 @@
+#include "comm/bootstrap/shm_rendezvous.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/failure/failure_detector.h"
+#include "comm/failure/process.h"
+#include "core/error.h"
+#include "core/futex.h"
+
+namespace ckdist {
+
+namespace {
+constexpr int64_t kTickNs = 100'000'000;
+constexpr int64_t kServeNs = 1'000'000;    // between two looks at one-sided messages, while waiting
+constexpr int64_t kPieceBytes = 16 << 10;  // of a pipe: writer and reader copy at the same time, one behind the other
+constexpr int kBellPolls = 2000;
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+bool reached(const ShmFlag& flag, uint32_t count) {
+  return int32_t(flag.count.load(std::memory_order_acquire) - count) >= 0;
+}
+}  // namespace
+
+struct ShmRendezvous::Line {
+  struct alignas(64) Arrival : ShmFlag {
+    Record records[2];
+  } arrival;
+  Signal bell;  // rung when one of the rank's pipes changed
+  alignas(64) std::atomic<uint32_t> probe;
+  alignas(64) std::atomic<uint64_t> start, heartbeats, moved;
+  std::atomic<int32_t> pid, abandoned, left, waits_for;
+  char reason[420];  // why it gave up; written before `abandoned`
+};
+
+struct ShmRendezvous::Pipe {
+  alignas(64) std::atomic<uint64_t> written;
+  alignas(64) std::atomic<uint64_t> read;
+  alignas(64) uint8_t data[kPipeBytes];
+};
+
+struct ShmRendezvous::EagerBox {
+  // As buffers in arenas begin: a load that agrees with an earlier store in the lower twelve bits of its address waits
+  // for it.
+  alignas(4096) uint8_t data[kEagerBytes];
+  struct alignas(64) Label : ShmFlag {
+    uint64_t signature;
+  } label;
+};
+
+int64_t ShmRendezvous::bytes_for(int size) {
+  const int64_t pairs = int64_t(size) * size;
+  return round_up(size * int64_t(sizeof(Line)), Segment::kHugePage) + size * Segment::kHugePage +
+         round_up(pairs * int64_t(sizeof(Pipe)), 4096) + pairs * int64_t(sizeof(EagerBox));
+}
+
+ShmRendezvous::ShmRendezvous(const std::string& path, int index, const std::vector<int>& ranks, int spins,
+                             double timeout_s)
+    : index(index),
+      size(int(ranks.size())),
+      ranks_(ranks),
+      spins_(spins),
+      timeout_ns_(int64_t(timeout_s * 1e9)),
+      segment_(index ? Segment(path, bytes_for(size)) : Segment(bytes_for(size))) {
+  slots_ = segment_.data() + round_up(size * int64_t(sizeof(Line)), Segment::kHugePage);
+  pipes_ = slots_ + size * Segment::kHugePage;
+  boxes_ = pipes_ + round_up(int64_t(size) * size * int64_t(sizeof(Pipe)), 4096);
+  Line& own = line(index);
+  own.waits_for = -1;
+  own.start = process_start(getpid());
+  own.pid = getpid();
+  std::memset(slot(index, 0), 0, Segment::kHugePage);  // first touch by the owner
+  Segment::collapse(slot(index, 0), Segment::kHugePage);
+}
+
+ShmRendezvous::Line& ShmRendezvous::line(int i) const { return reinterpret_cast<Line*>(segment_.data())[i]; }
+ShmRendezvous::Pipe& ShmRendezvous::pipe(int from, int to) const {
+  return reinterpret_cast<Pipe*>(pipes_)[from * size + to];
+}
+// The boxes of ranks i and j are those from i to j and from j to i, which take turns.
+ShmRendezvous::EagerBox& ShmRendezvous::eager_box(int from, int to, uint32_t count) const {
+  return reinterpret_cast<EagerBox*>(boxes_)[count % 2 ? from * size + to : to * size + from];
+}
+const ShmRendezvous::Record& ShmRendezvous::record(int i, uint32_t epoch) const {
+  return line(i).arrival.records[epoch % 2];
+}
+
+void ShmRendezvous::check_alive(int i) const {
+  const Line& peer = line(i);
+  const int pid = peer.pid;
+  if (peer.abandoned)
+    fail(Status::comm, "rank %d (pid %d) gave up: %s%s", ranks_[i], pid, peer.reason, call_.context().c_str());
+  if (pid && process_start(pid) != peer.start)
+    fail(Status::comm, "rank %d (pid %d) died%s", ranks_[i], pid, call_.context().c_str());
+}
+
+void ShmRendezvous::check_given_up() const {
+  for (int i = 0; i < size; i++)
+    if (i != index && line(i).abandoned) check_alive(i);
+}
+
+uint32_t ShmRendezvous::post(const Record& record) {
+  own_ = record;
+  Line::Arrival& own = line(index).arrival;
+  own.records[++epoch_ % 2] = record;
+  own.raise(epoch_);
+  return epoch_;
+}
+
+void ShmRendezvous::await(uint32_t epoch, int64_t grace_ns, Idle idle) {
+  for (int k = 1; k < size; k++) {
+    const int i = (index + k) % size;
+    await(line(i).arrival, epoch, i, grace_ns, idle);
+    if (record(i, epoch).signature != own_.signature) fail_other_call(i);
+  }
+}
+
+void ShmRendezvous::begin_eager(uint64_t signature) {
+  eager_sent_++;
+  own_.signature = signature;
+}
+
+void ShmRendezvous::send_eager(int i, const void* data, int64_t bytes) {
+  EagerBox& to = eager_box(index, i, eager_sent_);
+  if (bytes) std::memcpy(to.data, data, size_t(bytes));
+  to.label.signature = own_.signature;
+  to.label.raise(eager_sent_);
+}
+
+uint8_t* ShmRendezvous::await_eager(int i) {
+  EagerBox& from = eager_box(i, index, eager_sent_);
+  await(from.label, eager_sent_, i);
+  if (from.label.signature != own_.signature) fail_other_call(i);
+  return from.data;
+}
+
+void ShmFlag::raise(uint32_t reached) {
+  count.store(reached, std::memory_order_seq_cst);  // ordered before the look at sleepers, or one could be missed
+  if (sleepers.load(std::memory_order_seq_cst)) syscall(SYS_futex, &count, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void ShmRendezvous::await(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns, Idle idle) {
+  for (int polls = 0; polls < spins_; polls++) {
+    if (reached(flag, count)) return;
+    idle();  // from the first: without, a barrier takes a fifth longer
+  }
+  if (!reached(flag, count)) sleep_until(flag, count, i, grace_ns);
+}
+
+void ShmRendezvous::sleep_until(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns) {
+  const auto there = [&] { return reached(flag, count); };
+  const auto peer_moved = [&] { return detector_ ? detector_->moved(ranks_[i]) : 0; };
+  Waited quiet;
+  int64_t looked = 0;
+  uint64_t moved = peer_moved();
+  bool told = false;
+  while (!there()) {
+    const uint32_t seen = flag.count.load(std::memory_order_acquire);
+    const timespec tick{0, serve_ ? kServeNs : kTickNs};
+    flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    if (flag.count.load(std::memory_order_seq_cst) == seen && !there())
+      syscall(SYS_futex, &flag.count, FUTEX_WAIT, seen, &tick, nullptr, 0);
+    flag.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    if (there()) break;
+    if (serve_) serve_();
+    if (detector_ && detector_->lost()) detector_->check(call_);
+    if (const uint64_t got = peer_moved(); got != moved) moved = got, quiet = {};  // its bytes flow: it is on its way
+    const int64_t ns = quiet.ns(), now = now_ns();
+    if (now - looked < kTickNs) continue;
+    looked = now;
+    check_alive(i);
+    // Does it wait for this rank elsewhere? Read before the flag is read once more, or it could have passed in between.
+    const bool elsewhere =
+        int32_t(line(i).arrival.count.load(std::memory_order_acquire) - epoch_) > 0 ||
+        int32_t(eager_box(i, index, eager_sent_ + 1).label.count.load(std::memory_order_acquire) - eager_sent_) > 0;
+    if (elsewhere && !there()) fail_other_call(i);
+    if (grace_ns == kForever || ns < timeout_ns_ / 2) continue;
+    if (detector_ && !told) detector_->wait_for(ranks_[i]), told = true;
+    if (ns > timeout_ns_ + grace_ns) fail_late(i);
+  }
+  if (told) detector_->wait_for(-1);
+}
+
+void ShmRendezvous::fail_late(int i) const {
+  if (const int lost = detector_ ? detector_->blame(ranks_[i]) : ranks_[i]; lost != ranks_[i])
+    fail(Status::comm, "rank %d did not answer within %.0f s%s", lost, double(timeout_ns_) / 1e9,
+         call_.context().c_str());
+  fail(Status::comm, "rank %d (pid %d) did not answer within %.0f s%s", ranks_[i], line(i).pid.load(),
+       double(timeout_ns_) / 1e9, call_.context().c_str());
+}
+
+void ShmRendezvous::fail_other_call(int i) const {
+  fail(Status::comm,
+       "rank %d called another collective, or another size, where this rank called %s: all ranks must make the same "
+       "calls in the same order",
+       ranks_[i], call_.text().c_str());
+}
+
+double ShmRendezvous::round_trip(int calls) {
+  begin("round_trip");
+  own_.signature = 0;
+  for (int i = 0; i < kSlots; i++) meet();  // nobody uses any slot
+  const auto word = [&](int i) { return reinterpret_cast<std::atomic<uint32_t>*>(slot(i, 0)); };
+  if (index < 2) word(index)->store(0);
+  meet();
+  const int64_t start = now_ns(), end = start + timeout_ns_;
+  for (uint32_t i = 1; i <= uint32_t(calls) && index < 2 && size > 1; i++) {
+    if (index == 0) word(0)->store(i, std::memory_order_release);
+    for (int polls = 0; word(1 - index)->load(std::memory_order_acquire) != i; polls++)
+      if (polls > 10000 && now_ns() > end)
+        fail(Status::comm, "rank %d does not pass the cache line back", ranks_[1 - index]);
+    if (index == 1) word(1)->store(i, std::memory_order_release);
+  }
+  const double seconds = double(now_ns() - start) * 1e-9 / calls;
+  meet();
+  return seconds;
+}
+
+void ShmRendezvous::write_probe() { line(index).probe.store(next(), std::memory_order_relaxed); }
+
+int64_t ShmRendezvous::read_probe(int i) const {
+  const int64_t start = now_ns();
+  const bool written = line(i).probe.load(std::memory_order_acquire) == epoch_;
+  const int64_t ns = now_ns() - start;
+  return written ? ns : -1;
+}
+
+void ShmRendezvous::heartbeat(uint64_t moved, int waits_for) {
+  Line& own = line(index);
+  own.waits_for.store(waits_for, std::memory_order_relaxed);
+  own.moved.store(moved, std::memory_order_relaxed);
+  own.heartbeats.fetch_add(1, std::memory_order_relaxed);
+}
+
+void ShmRendezvous::leave() { line(index).left = 1; }
+
+ShmRendezvous::Life ShmRendezvous::life(int i) const {
+  const Line& l = line(i);
+  const bool left = l.left;  // read first: a rank that leaves sends no more heartbeats
+  return {l.pid, l.start, l.heartbeats, l.moved, l.waits_for, l.abandoned != 0, left};
+}
+
+std::string ShmRendezvous::reason(int i) const {
+  const Line& l = line(i);
+  return l.abandoned ? std::string(l.reason, strnlen(l.reason, sizeof l.reason)) : "";
+}
+
+void ShmRendezvous::abandon(const char* reason) {
+  Line& own = line(index);
+  std::call_once(abandoned_, [&] { std::strncpy(own.reason, reason, sizeof own.reason - 1); });
+  own.abandoned = 1;
+  syscall(SYS_futex, &own.arrival.count, FUTEX_WAKE, INT_MAX, nullptr, nullptr,
+          0);  // wakes who sleeps on it
+  for (int i = 0; i < size; i++) ring(i);
+}
+
+void ShmRendezvous::ring(int i) const { line(i).bell.add(1); }
+
+int64_t ShmRendezvous::pipe_write(int i, const void* data, int64_t bytes) {
+  Pipe& to = pipe(index, i);
+  const uint64_t written = to.written.load(std::memory_order_relaxed);
+  const int64_t n = std::min<int64_t>(bytes, kPipeBytes - int64_t(written - to.read.load(std::memory_order_acquire)));
+  if (n <= 0) return 0;
+  for (int64_t done = 0; done < n;) {
+    const int64_t at = int64_t((written + uint64_t(done)) % kPipeBytes),
+                  some = std::min({n - done, kPipeBytes - at, kPieceBytes});
+    std::memcpy(to.data + at, static_cast<const uint8_t*>(data) + done, size_t(some));
+    done += some;
+    to.written.store(written + uint64_t(done), std::memory_order_release);
+    ring(i);
+  }
+  return n;
+}
+
+int64_t ShmRendezvous::pipe_read(int i, void* data, int64_t bytes) {
+  Pipe& from = pipe(i, index);
+  const uint64_t read = from.read.load(std::memory_order_relaxed);
+  const int64_t n = std::min<int64_t>(bytes, int64_t(from.written.load(std::memory_order_acquire) - read));
+  if (n <= 0) return 0;
+  for (int64_t done = 0; done < n;) {
+    const int64_t at = int64_t((read + uint64_t(done)) % kPipeBytes),
+                  some = std::min({n - done, kPipeBytes - at, kPieceBytes});
+    std::memcpy(static_cast<uint8_t*>(data) + done, from.data + at, size_t(some));
+    done += some;
+    from.read.store(read + uint64_t(done), std::memory_order_release);
+    ring(i);
+  }
+  return n;
+}
+
+void ShmRendezvous::sleep(int64_t ns) {
+  Signal& bell = line(index).bell;
+  const uint32_t now = bell.value.load(std::memory_order_acquire);
+  for (int polls = 0; polls < std::min(spins_, kBellPolls) && bell.value.load(std::memory_order_acquire) == heard_;
+       polls++)
+    cpu_pause();
+  if (now == heard_) bell.sleep_while(now, ns);
+  heard_ = bell.value.load(std::memory_order_acquire);
+  check_given_up();
+}
+
+}  // namespace ckdist

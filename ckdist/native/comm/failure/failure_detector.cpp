@@ -1,0 +1,233 @@
+#include "comm/failure/failure_detector.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "comm/failure/process.h"
+#include "core/error.h"
+
+namespace ckdist {
+
+namespace {
+constexpr uint32_t kMagic = 0x31706b63;
+constexpr int64_t kMostPeriodNs = 1'000'000'000;
+constexpr int64_t kLookNs = 100'000'000;  // between two looks where no descriptor tells
+constexpr int kPidfdOpen = 434;           // the same on every architecture
+int64_t period_ns(int64_t timeout_ns) { return std::min(kMostPeriodNs, timeout_ns / 10); }
+}  // namespace
+
+FailureDetector::FailureDetector(int rank, int size, std::shared_ptr<ShmRendezvous> rendezvous, std::vector<int> local,
+                                 std::shared_ptr<Transport> transport, double timeout_s)
+    : rank_(rank),
+      timeout_ns_(int64_t(timeout_s * 1e9)),
+      rendezvous_(std::move(rendezvous)),
+      transport_(std::move(transport)),
+      peers_(size),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (wake_ < 0) fail(Status::native, "eventfd: %s", std::strerror(errno));
+  for (size_t i = 0; rendezvous_ && i < local.size(); i++) peers_[local[i]].local = int(i);
+  for (int r = 0; r < size; r++) {
+    peers_[r].heard_ns = now_ns();
+    if (r != rank && peers_[r].local < 0 && !transport_->heartbeat_sockets.empty())
+      peers_[r].socket = transport_->heartbeat_sockets[r];
+    if (over_transport(r) && !transport_->has_heartbeats())
+      peers_[r].gone = true;  // such a transport watches its peers itself
+  }
+  peers_[rank].gone = true;
+  if (size > 1) thread_ = std::thread([this] { run(); });
+}
+
+FailureDetector::~FailureDetector() {
+  stop();
+  for (Peer& p : peers_)
+    if (p.process >= 0) close(p.process);
+  close(wake_);
+}
+
+void FailureDetector::fail_with_reason(const CallName& call) const {
+  fail(Status::comm, "%.400s%.60s", reason_.c_str(), call.context().c_str());
+}
+
+void FailureDetector::report_lost(int r, const char* what) {
+  peers_[r].gone = true;
+  if (lost()) return;
+  reason_ = (peers_[r].local < 0 && transport_ ? transport_->who(r) : "rank " + std::to_string(r)) + " " + what;
+  lost_.store(true, std::memory_order_release);
+}
+
+void FailureDetector::leave() {
+  if (--users_ > 0) return;
+  tell(kLeft, "");
+  stop();
+}
+
+void FailureDetector::stop() {
+  ending_ = true;
+  eventfd_write(wake_, 1);
+  if (thread_.joinable()) thread_.join();
+}
+
+void FailureDetector::give_up(const char* reason) { tell(kGaveUp, reason); }
+
+void FailureDetector::tell(Kind kind, const char* text) {
+  std::lock_guard<std::mutex> hold(telling_);
+  if (gave_up_ && kind != kHeartbeat) return;
+  gave_up_ |= kind != kHeartbeat;
+  Frame frame{kMagic,
+              uint16_t(kind),
+              uint16_t(std::min<size_t>(std::strlen(text), kMaxText)),
+              transport_->moved.load(std::memory_order_relaxed),
+              waits_for_.load(std::memory_order_relaxed),
+              0,
+              {}};
+  std::memcpy(frame.text, text, frame.text_bytes);
+  if (rendezvous_) {
+    if (kind == kHeartbeat) rendezvous_->heartbeat(frame.moved, frame.waits_for);
+    if (kind == kLeft) rendezvous_->leave();
+    if (kind == kGaveUp) rendezvous_->abandon(text);
+  }
+  for (size_t r = 0; r < peers_.size(); r++) {
+    const Peer& p = peers_[r];
+    // Frames are far smaller than a socket's room: what does not go through whole goes to a peer that has not read for
+    // long.
+    if (p.socket >= 0) {
+      [[maybe_unused]] const ssize_t sent =
+          send(p.socket, &frame, size_t(kHead + frame.text_bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
+    } else if (over_transport(int(r)) && transport_->has_heartbeats()) {
+      Turn turn(*transport_);
+      transport_->send_heartbeat(int(r), &frame, kHead + frame.text_bytes);
+    }
+  }
+}
+
+void FailureDetector::heartbeat() { tell(kHeartbeat, ""); }
+
+void FailureDetector::look_at_local(int r) {
+  Peer& p = peers_[r];
+  const ShmRendezvous::Life life = rendezvous_->life(p.local);
+  if (life.left) {
+    p.gone = true;
+  } else if (life.abandoned) {
+    char text[kMaxText + 40];
+    std::snprintf(text, sizeof text, "(pid %d) gave up: %s", life.pid, rendezvous_->reason(p.local).c_str());
+    report_lost(r, text);
+  } else if (life.pid) {
+    if (life.heartbeats != p.heartbeats) p.heard_ns = now_ns();
+    p.heartbeats = life.heartbeats;
+    p.moved.store(life.moved, std::memory_order_relaxed);
+    p.waits_for.store(life.waits_for, std::memory_order_relaxed);
+    if (life.pid == getpid()) return;
+    pollfd ended{p.process, POLLIN, 0};
+    if (p.process < 0) p.process = int(syscall(kPidfdOpen, life.pid, 0));
+    // Where such descriptors are not allowed, and for a number that was given to another process before it was opened:
+    // its start.
+    const bool dead = ended.fd >= 0 ? poll(&ended, 1, 0) > 0 : process_start(life.pid) != life.start;
+    if (!dead) return;
+    if ((p.gone = rendezvous_->life(p.local).left)) return;
+    char text[80];
+    std::snprintf(text, sizeof text, "(pid %d) died", life.pid);
+    report_lost(r, text);
+  }
+}
+
+void FailureDetector::look_at_socket(int r) {
+  Peer& p = peers_[r];
+  while (!p.gone) {
+    const int64_t wanted = p.got < kHead ? kHead : kHead + p.frame.text_bytes;
+    const ssize_t n = p.got < wanted ? recv(p.socket, reinterpret_cast<uint8_t*>(&p.frame) + p.got,
+                                            size_t(wanted - p.got), MSG_DONTWAIT)
+                                     : 0;
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+    if (n <= 0 && p.got < wanted) {
+      report_lost(r, n < 0 && errno != ECONNRESET && errno != EPIPE ? "does not answer: its connection timed out"
+                                                                    : "closed the connection: it ended or died");
+      return;
+    }
+    p.got += n;
+    p.heard_ns = now_ns();
+    if (p.got >= kHead && (p.frame.magic != kMagic || p.frame.text_bytes > kMaxText || p.frame.kind < kHeartbeat ||
+                           p.frame.kind > kGaveUp)) {
+      report_lost(r, "sent something that is no heartbeat");
+      return;
+    }
+    if (p.got < kHead || p.got < kHead + p.frame.text_bytes) continue;
+    p.got = 0;
+    p.moved.store(p.frame.moved, std::memory_order_relaxed);
+    p.waits_for.store(p.frame.waits_for, std::memory_order_relaxed);
+    if (p.frame.kind == kLeft) p.gone = true;
+    if (p.frame.kind != kGaveUp) continue;
+    std::string text = "gave up: " + std::string(p.frame.text, p.frame.text_bytes);
+    for (char& c : text)
+      if (c < ' ' || c > '~') c = '?';
+    report_lost(r, text.c_str());
+  }
+}
+
+void FailureDetector::look_at_transport(int r) {
+  Peer& p = peers_[r];
+  std::string error;
+  try {
+    for (;;) {
+      Turn turn(*transport_);
+      const int64_t n = transport_->receive_heartbeat(r, &p.frame, sizeof p.frame);
+      if (n == 0) return;
+      p.got = 0;
+      if (n < kHead || p.frame.magic != kMagic || p.frame.text_bytes != n - kHead)
+        fail(Status::comm, "sent something that is no heartbeat");
+      p.heard_ns = now_ns();
+      p.moved.store(p.frame.moved, std::memory_order_relaxed);
+      p.waits_for.store(p.frame.waits_for, std::memory_order_relaxed);
+      if (p.frame.kind == kLeft) p.gone = true;
+      if (p.frame.kind == kGaveUp) fail(Status::comm, "gave up: %.*s", int(p.frame.text_bytes), p.frame.text);
+    }
+  } catch (const Error& e) { error = e.what(); }
+  report_lost(r, error.c_str());
+}
+
+void FailureDetector::run() {
+  const int64_t period = period_ns(timeout_ns_), patience = timeout_ns_ - 2 * period;
+  int64_t next = 0, looked = now_ns();
+  std::vector<pollfd> watched;
+  while (!ending_) {
+    int64_t now = now_ns();
+    // This process itself did not run (stopped by a terminal, a machine asleep): what its peers did meanwhile is not
+    // known.
+    if (now - looked > 3 * period)
+      for (Peer& p : peers_) p.heard_ns = now;
+    looked = now;
+    if (now >= next) heartbeat(), next = now + period;
+    watched.assign(1, {wake_, POLLIN, 0});
+    bool blind = false;
+    for (size_t r = 0; r < peers_.size(); r++) {
+      const Peer& p = peers_[r];
+      if (p.gone) continue;
+      if (p.socket >= 0) watched.push_back({p.socket, POLLIN, 0});
+      if (p.process >= 0) watched.push_back({p.process, POLLIN, 0});
+      blind |= p.socket < 0;
+    }
+    const int64_t nap = std::min(next - now, blind ? kLookNs : next - now);
+    poll(watched.data(), watched.size(), int(std::max<int64_t>(1, nap / 1'000'000)));
+    for (int r = 0; r < int(peers_.size()) && !ending_; r++) {
+      Peer& p = peers_[r];
+      if (p.gone) continue;
+      if (p.local >= 0) look_at_local(r);
+      else if (p.socket >= 0) look_at_socket(r);
+      else look_at_transport(r);
+      now = now_ns();
+      if (p.gone || now - p.heard_ns < patience || now - looked > 3 * period) continue;
+      char text[120];
+      std::snprintf(text, sizeof text, "has not been heard of for %.1f s: it is stopped or cut off",
+                    double(now - p.heard_ns) * 1e-9);
+      report_lost(r, text);
+    }
+  }
+}
+
+}  // namespace ckdist

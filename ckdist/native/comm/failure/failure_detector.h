@@ -1,0 +1,108 @@
+// Heartbeats between the ranks of a job, from a thread of their own, whatever the ranks do meanwhile.
+//
+// A killed rank is noticed at once (its process on this host, the end of its connection on another), a stopped or
+// unplugged one by its silence, before the timeout is over; a rank that gives up says why. Every later call of all the
+// job's communicators gives that error. A clean close is not a failure.
+//
+// Ranks of this host send heartbeats through the rendezvous's memory, others over a connection that carries nothing
+// else (so no data is in the way), or over the transport where it has heartbeats. A heartbeat tells how many bytes the
+// rank has moved: a rank that waits for one whose bytes flow goes on waiting. It also tells for whom the rank waits:
+// the rank that is named as lost is the one at the end of such a chain.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/bootstrap/shm_rendezvous.h"
+#include "comm/channel.h"
+
+namespace ckdist {
+
+class FailureDetector {
+ public:
+  // local: the ranks of `rendezvous` (null: none), in its order; the rest is reached over the transport.
+  FailureDetector(int rank, int size, std::shared_ptr<ShmRendezvous> rendezvous, std::vector<int> local,
+                  std::shared_ptr<Transport> transport, double timeout_s);
+  ~FailureDetector();
+
+  // Throws when a rank is lost; `call`: the one that waits.
+  void check(const CallName& call = {}) const {
+    if (lost()) fail_with_reason(call);
+  }
+  bool lost() const { return lost_.load(std::memory_order_acquire); }
+  const char* reason() const { return reason_.c_str(); }  // once lost
+  uint64_t moved(int rank) const { return peers_[rank].moved.load(std::memory_order_relaxed); }
+
+  // This rank has waited long for `rank`; -1: no longer.
+  void wait_for(int rank) { waits_for_.store(rank, std::memory_order_relaxed); }
+  // The end of the chain of ranks that wait for one another, from `rank` on. `rank` itself when it waits for none, or
+  // for this one.
+  int blame(int rank) const {
+    int last = rank;
+    for (size_t hops = 0; hops < peers_.size(); hops++) {
+      const int next = peers_[last].waits_for.load(std::memory_order_relaxed);
+      if (next == rank_ || next == rank) return rank;  // a circle: none alone is lost
+      if (next < 0 || next >= int(peers_.size())) break;
+      last = next;
+    }
+    return last;
+  }
+
+  void give_up(const char* reason);  // tells everyone
+  // Communicators that use it; when the last has left, the peers are told so.
+  void join() { users_++; }
+  void leave();
+
+ private:
+  enum Kind : uint16_t { kHeartbeat = 1, kLeft, kGaveUp };
+  static constexpr int kMaxText = 400;
+  struct Frame {
+    uint32_t magic;
+    uint16_t kind, text_bytes;
+    uint64_t moved;
+    int32_t waits_for, pad;
+    char text[kMaxText];
+  };
+  static constexpr int64_t kHead = 24;  // bytes of a frame before its text
+  struct Peer {
+    std::atomic<uint64_t> moved{0};
+    std::atomic<int> waits_for{-1};
+    int local = -1;  // its place in the rendezvous
+    int socket = -1;
+    int process = -1;   // pidfd
+    bool gone = false;  // left, or reported already
+    int64_t heard_ns = 0;
+    uint64_t heartbeats = 0;  // of a local one, when last looked at
+    int64_t got = 0;          // bytes of `frame`
+    Frame frame;
+  };
+
+  void run();
+  void stop();
+  void heartbeat();
+  void look_at_local(int r);
+  void look_at_socket(int r);
+  void look_at_transport(int r);
+  void tell(Kind kind, const char* text);
+  void report_lost(int r, const char* what);
+  [[noreturn]] void fail_with_reason(const CallName& call) const;
+  bool over_transport(int r) const { return r != rank_ && peers_[r].local < 0 && peers_[r].socket < 0; }
+
+  const int rank_;
+  const int64_t timeout_ns_;
+  std::shared_ptr<ShmRendezvous> rendezvous_;
+  std::shared_ptr<Transport> transport_;
+  std::vector<Peer> peers_;  // by rank of the job
+  std::string reason_;
+  std::atomic<bool> lost_{false}, ending_{false};
+  std::atomic<int> users_{0}, waits_for_{-1};
+  std::mutex telling_;  // one writer at a time
+  bool gave_up_ = false;
+  int wake_;            // eventfd
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace ckdist

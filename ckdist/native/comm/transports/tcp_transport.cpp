@@ -1,0 +1,87 @@
+#include "comm/transports/tcp_transport.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace ckdist {
+
+TcpTransport::TcpTransport(int rank, int size, int lanes, const int* sockets, double timeout_s)
+    : StreamTransport(rank, size, lanes, timeout_s),
+      sockets_(sockets, sockets + size_t(size) * lanes),
+      readable_(sockets_.size()),
+      watched_(sockets_.size()),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+  if (epoll_ < 0) fail(Status::native, "epoll_create1: %s", std::strerror(errno));
+  for (size_t i = 0; i < sockets_.size(); i++) {
+    if (int(i) / lanes == rank) continue;
+    const int fd = sockets_[i], one = 1;
+    // A peer whose host is gone does not answer: the kernel gives up on it as soon as anyone here would.
+    const unsigned patience = unsigned(std::min(timeout_s, 2e6) * 1000);
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience, sizeof patience);
+    epoll_event event{EPOLLIN, {}};
+    event.data.u32 = uint32_t(i);
+    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event))
+      fail(Status::config, "socket %d of rank %d cannot be watched: %s", fd, int(i) / lanes, std::strerror(errno));
+  }
+}
+
+TcpTransport::~TcpTransport() {
+  for (size_t i = 0; i < sockets_.size(); i++)
+    if (int(i) / lanes_ != rank) close(sockets_[i]);
+  close(epoll_);
+}
+
+int64_t TcpTransport::write(int peer, int lane, const void* data, int64_t bytes) {
+  const ssize_t n = send(sockets_[peer * lanes_ + lane], data, size_t(bytes), MSG_NOSIGNAL);
+  if (n >= 0) return n;
+  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
+  // What the peer said before it went is still to be read: the reader finds the end, and a goodbye tells more than a
+  // broken pipe.
+  return 0;
+}
+
+int64_t TcpTransport::read(int peer, int lane, void* data, int64_t bytes) {
+  if (!readable_[peer * lanes_ + lane]) return 0;
+  const ssize_t n = recv(sockets_[peer * lanes_ + lane], data, size_t(bytes), 0);
+  if (n > 0) return n;
+  readable_[peer * lanes_ + lane] = false;
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
+  // A connection that times out where no route is left says so instead (EHOSTUNREACH, ENETUNREACH).
+  ended(peer, lane,
+        n < 0 && errno != ECONNRESET ? "does not answer: its connection timed out"
+                                     : "closed the connection: it ended or died");
+  return 0;
+}
+
+void TcpTransport::idle(int64_t ns) {
+  for (size_t i = 0; i < sockets_.size(); i++) {
+    const bool wanted = int(i) / lanes_ != rank && anything_to_write(int(i) / lanes_, int(i) % lanes_);
+    if (wanted == watched_[i]) continue;
+    epoll_event event{wanted ? EPOLLIN | EPOLLOUT : EPOLLIN, {}};
+    event.data.u32 = uint32_t(i);
+    epoll_ctl(epoll_, EPOLL_CTL_MOD, sockets_[i], &event);
+    watched_[i] = wanted;
+  }
+  wait(int(std::max<int64_t>(1, ns / 1'000'000)));
+}
+
+void TcpTransport::wait(int milliseconds) {
+  epoll_event events[64];
+  const int count = epoll_wait(epoll_, events, 64, milliseconds);
+  for (int i = 0; i < count; i++)
+    if (events[i].events & ~uint32_t(EPOLLOUT)) readable_[events[i].data.u32] = true;
+}
+
+}  // namespace ckdist
