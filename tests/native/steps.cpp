@@ -1,7 +1,10 @@
-// Ranks as threads, each with a pool of threads, rendezvous thousands of times: to be built with -fsanitize=thread,
-// which sees every access that no barrier, flag or slot rule orders.
+// Ranks as threads, each with a pool of threads, in thousands of steps: to be built with -fsanitize=thread, which sees
+// every access that no barrier, flag or slot rule orders.
 //
-//   steps RANKS THREADS ROUNDS      exits with 1 and a line on a wrong number
+//   steps shm|tcp RANKS THREADS ROUNDS      exits with 1 and a line on a wrong number, or where a later step allocates
+#include <sys/socket.h>
+
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -12,15 +15,25 @@
 #include "comm/failure/failure_detector.h"
 #include "comm/step_communicator.h"
 #include "comm/transports/shm_transport.h"
+#include "comm/transports/tcp_transport.h"
 #include "core/error.h"
 #include "kernels/kernels.h"
 #include "runtime/pool.h"
 
 using namespace ckdist;
 
+thread_local int64_t allocations = 0;
+void* operator new(size_t bytes) {
+  allocations++;
+  if (void* const at = std::malloc(bytes)) return at;
+  throw std::bad_alloc();
+}
+void operator delete(void* at) noexcept { std::free(at); }
+void operator delete(void* at, size_t) noexcept { std::free(at); }
+
 namespace ckdist {
 void set_last_error(const char*) {}
-const Kernels& kernels() { std::abort(); }    // the ranks of one host fold nothing
+const Kernels& kernels() { std::abort(); }    // ranks of one host, and small values of several, are not folded
 int64_t available_memory() { std::abort(); }  // nor allocate
 }  // namespace ckdist
 
@@ -42,50 +55,100 @@ float number(uint32_t rank, uint32_t round, uint32_t i) { return float(mix(rank,
   std::_Exit(1);
 }
 
-// What ranks of one host share: the first makes it.
-struct Shared {
-  std::shared_ptr<ShmRendezvous> rendezvous;
-  Segment memory;
-};
+std::atomic<int64_t> late_allocations{0};
+template <class Call>
+void counted(bool late, Call&& call) {
+  const int64_t before = allocations;
+  call();
+  if (late) late_allocations += allocations - before;
+}
+
+std::vector<int> numbered(int ranks) {
+  std::vector<int> all(ranks);
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
 
 StepSizes sizes_of(int rank, int ranks) {
   const int64_t begin = kVocab * rank / ranks;
   return {kFloats, kRows, kVocab, begin, kVocab * (rank + 1) / ranks - begin, kInts};
 }
 
-Shared share(int rank, int ranks, const Shared* first) {
-  std::vector<int> all(ranks);
-  std::iota(all.begin(), all.end(), 0);
-  const int64_t bytes =
-      StepCommunicator::memory_bytes(Order(std::vector<int>(ranks, 0)), rank, Thresholds{}, sizes_of(rank, ranks));
-  return {std::make_shared<ShmRendezvous>(first ? first->rendezvous->path() : "", rank, all, kSpins, kTimeout),
+// What a rank has of the others.
+struct Link {
+  Order order;
+  std::shared_ptr<ShmRendezvous> rendezvous;  // null: over TCP, every rank a host
+  std::shared_ptr<Transport> transport;
+  Segment memory;
+};
+
+// The first rank of a host makes what the others open.
+Link share(int rank, int ranks, const Link* first) {
+  const Order order(std::vector<int>(ranks, 0));
+  const int64_t bytes = StepCommunicator::memory_bytes(order, rank, Thresholds{}, sizes_of(rank, ranks));
+  const auto rendezvous =
+      std::make_shared<ShmRendezvous>(first ? first->rendezvous->path() : "", rank, numbered(ranks), kSpins, kTimeout);
+  return {order, rendezvous, std::make_shared<ShmTransport>(*rendezvous, nullptr, numbered(ranks), kTimeout),
           first ? Segment(first->memory.path(), bytes) : Segment(bytes)};
 }
 
-void work(const Shared& shared, int rank, int ranks, int threads, int rounds) {
-  std::vector<int> all(ranks);
-  std::iota(all.begin(), all.end(), 0);
-  const auto transport = std::make_shared<ShmTransport>(*shared.rendezvous, nullptr, all, kTimeout);
-  const auto detector = std::make_shared<FailureDetector>(rank, ranks, shared.rendezvous, all, transport, kTimeout);
+// sockets: (ranks, ranks), one for data or one for heartbeats.
+Link connect(int rank, int ranks, const std::vector<int>& data, const std::vector<int>& heartbeats) {
+  const Order order(numbered(ranks));
+  const auto tcp = std::make_shared<TcpTransport>(rank, ranks, 1, data.data() + rank * ranks, kTimeout);
+  tcp->heartbeat_sockets.assign(heartbeats.begin() + rank * ranks, heartbeats.begin() + (rank + 1) * ranks);
+  return {order, nullptr, tcp,
+          Segment(StepCommunicator::memory_bytes(order, rank, Thresholds{}, sizes_of(rank, ranks)))};
+}
+
+std::vector<int> socket_pairs(int ranks) {
+  std::vector<int> sockets(size_t(ranks * ranks), -1);
+  for (int a = 0; a < ranks; a++)
+    for (int b = a + 1; b < ranks; b++) {
+      int ends[2];
+      if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends)) std::abort();
+      sockets[a * ranks + b] = ends[0], sockets[b * ranks + a] = ends[1];
+    }
+  return sockets;
+}
+
+// From rank to rank, as the stages of a pipeline send.
+void pass_on(StepCommunicator& steps, int round, bool late) {
+  int32_t message[kInts];
+  if (steps.rank > 0) {
+    counted(late, [&] { steps.recv(steps.rank - 1, message, sizeof message, round); });
+    if (message[0] != round * 100 + steps.rank - 1) wrong("message", steps.rank, round);
+  }
+  message[0] = round * 100 + steps.rank;
+  if (steps.rank + 1 < steps.size) counted(late, [&] { steps.send(steps.rank + 1, message, sizeof message, round); });
+}
+
+void work(const Link& link, int rank, int ranks, int threads, int rounds) {
+  const auto all = numbered(ranks);
+  const auto detector = std::make_shared<FailureDetector>(
+      rank, ranks, link.rendezvous, link.rendezvous ? all : std::vector<int>{}, link.transport, kTimeout);
   detector->join();
-  shared.rendezvous->watch(detector.get());
+  if (link.rendezvous) link.rendezvous->watch(detector.get());
   std::vector<StepCommunicator::Columns> every(ranks);
   for (int r = 0; r < ranks; r++) every[r] = {sizes_of(r, ranks).first_column, sizes_of(r, ranks).columns};
   const auto [begin, columns] = every[rank];
   StepCommunicator steps(
-      {Order(std::vector<int>(ranks, 0)), rank, shared.rendezvous,
-       std::make_unique<Channel>(transport, 1, all, all, rank, detector, Patience{1000, 1000, 100'000}), nullptr,
+      {link.order, rank, link.rendezvous,
+       std::make_unique<Channel>(link.transport, 1, all, all, rank, detector, Patience{1000, 1000, 100'000}), nullptr,
        Thresholds{}, every},
-      shared.memory, sizes_of(rank, ranks));
+      link.memory, sizes_of(rank, ranks));
   Pool pool(threads, {}, kSpins);
   for (int round = 0; round < rounds; round++) {
+    const bool late = round >= rounds / 2;
     for (int burst = 0; burst < 1 + round % 3; burst++) {
       int32_t message[kInts];
       int64_t ints = 1 + mix(round, burst, 1) % kInts;
       for (int i = 0; i < kInts; i++) message[i] = int32_t(mix(round, burst, i));
       const int32_t* got = message;
-      if (rank == 0) steps.publish(message, ints);
-      else got = steps.receive(&ints);
+      counted(late, [&] {
+        if (rank == 0) steps.publish(message, ints);
+        else got = steps.receive(&ints);
+      });
       if (ints != 1 + int64_t(mix(round, burst, 1) % kInts)) wrong("length of a message", rank, round);
       for (int i = 0; i < ints; i++)
         if (got[i] != int32_t(mix(round, burst, i))) wrong("message", rank, round);
@@ -97,7 +160,7 @@ void work(const Shared& shared, int rank, int ranks, int threads, int rounds) {
         const int slot = n % kSlots;
         const int64_t floats = 1 + mix(round, n, 5) % kFloats;
         for (int64_t i = thread; i < floats; i += active) steps.partial(slot)[i] = number(rank, round * 4 + n, i);
-        pool.barrier([&] { steps.all_reduce(slot, floats, n); });
+        pool.barrier([&] { counted(late, [&] { steps.all_reduce(slot, floats, n); }); });
         const float* parts[kMaxRanks];
         const int count = steps.summands(slot, parts);
         for (int64_t i = (thread + 1) % active; i < floats; i += active) {
@@ -112,8 +175,9 @@ void work(const Shared& shared, int rank, int ranks, int threads, int rounds) {
       float* logits = steps.logits(&stride);
       for (int64_t t = thread; t < rows; t += active)
         for (int64_t c = 0; c < columns; c++) logits[t * stride + c] = number(round, t, begin + c);
-      pool.barrier([&] { steps.gather_logits(rows, reduces); });
+      pool.barrier([&] { counted(late, [&] { steps.gather_logits(rows, reduces); }); });
     });
+    pass_on(steps, round, late);
     const int64_t rows = 1 + mix(round, 6, 0) % kRows;
     for (int64_t t = 0; rank == 0 && t < rows; t++)
       for (int64_t c = 0; c < kVocab; c++)
@@ -133,12 +197,18 @@ void work(const Shared& shared, int rank, int ranks, int threads, int rounds) {
 }  // namespace
 
 int main(int count, char** words) {
-  if (count != 4) return 2;
-  const int ranks = std::atoi(words[1]), threads = std::atoi(words[2]), rounds = std::atoi(words[3]);
-  const Shared first = share(0, ranks, nullptr);
+  if (count != 5) return 2;
+  const bool shm = std::string(words[1]) == "shm";
+  const int ranks = std::atoi(words[2]), threads = std::atoi(words[3]), rounds = std::atoi(words[4]);
+  const std::vector<int> data = socket_pairs(ranks), heartbeats = socket_pairs(ranks);
+  const Link first = shm ? share(0, ranks, nullptr) : connect(0, ranks, data, heartbeats);
   std::vector<std::thread> others;
   for (int r = 1; r < ranks; r++)
-    others.emplace_back([&, r] { work(share(r, ranks, &first), r, ranks, threads, rounds); });
+    others.emplace_back([&, r] {
+      work(shm ? share(r, ranks, &first) : connect(r, ranks, data, heartbeats), r, ranks, threads, rounds);
+    });
   work(first, 0, ranks, threads, rounds);
   for (std::thread& t : others) t.join();
+  if (late_allocations) std::printf("%lld allocations in later steps\n", (long long)late_allocations);
+  return late_allocations != 0;
 }

@@ -182,7 +182,7 @@ def steps_of_threads(tmp_path_factory):
         "algorithms": ("order",),
         "bootstrap": ("host_memory", "segment", "shm_rendezvous"),
         "failure": ("failure_detector", "process"),
-        "transports": ("stream_transport", "transport"),
+        "transports": ("stream_transport", "tcp_transport", "transport"),
     }
     sources = [native_folder / "comm" / room / f"{name}.cpp" for room, names in rooms.items() for name in names]
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
@@ -198,7 +198,9 @@ def steps_of_threads(tmp_path_factory):
 
 
 @pytest.mark.parametrize("ranks, threads, rounds", [(1, 3, 500), (2, 3, 1000), (3, 2, 500), (5, 1, 300), (7, 2, 200)])
-def test_no_data_race(steps_of_threads, ranks, threads, rounds):
-    words = [steps_of_threads, str(ranks), str(threads), str(rounds)]
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_no_data_race_and_no_allocation(steps_of_threads, transport, ranks, threads, rounds):
+    """A rank's data is ordered by barriers, flags and slots alone; once buffers have grown, no operation allocates."""
+    words = [steps_of_threads, transport, str(ranks), str(threads), str(rounds)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "WARNING" not in done.stderr, (done.stdout + done.stderr)[:4000]

@@ -14,10 +14,18 @@ constexpr int64_t kPlaceAt = 32 << 10;  // messages this long are read in place,
 constexpr int64_t kMaxMessage = int64_t(1) << 40;
 constexpr int64_t kMaxUnexpected = int64_t(2) << 30;  // bytes held for receives that are not posted yet
 constexpr int64_t kMaxGoodbye = 400;
+constexpr size_t kPooledBytes = 64 << 10;  // larger data that nobody receives yet is allocated, and freed
 }  // namespace
 
 StreamTransport::StreamTransport(int rank, int size, int lanes, double timeout_s)
-    : Transport(rank, size, timeout_s), lanes_(lanes), streams_(size_t(size) * lanes), peers_(size) {}
+    : Transport(rank, size, timeout_s), lanes_(lanes), pool_({0, kPooledBytes}) {
+  for (int i = 0; i < size * lanes; i++) streams_.emplace_back(&pool_);
+  for (int i = 0; i < size; i++) peers_.emplace_back(&pool_);
+}
+
+std::shared_ptr<StreamTransport::Message> StreamTransport::new_message() {
+  return std::allocate_shared<Message>(std::pmr::polymorphic_allocator<Message>(&pool_), &pool_);
+}
 
 void StreamTransport::lost(int peer, const char* how) const {
   const std::string& reason = peers_[peer].goodbye;
@@ -266,7 +274,7 @@ bool StreamTransport::open_frame(int peer, Stream& stream) {
                     h.bytes <= h.total - (h.kind <= kPart ? h.offset : 0);
   if (!sane) lost(peer, "sent something that is not a frame");
   if (h.kind == kPlaced) {
-    auto message = std::make_shared<Message>();
+    auto message = new_message();
     message->bytes = h.total, message->tag = h.tag, message->mark = h.mark, message->sequence = h.sequence;
     message->place = in_place(peer, h.offset, h.total);
     if (h.sequence != from.announced || h.bytes || !message->place)
@@ -296,7 +304,7 @@ bool StreamTransport::open_frame(int peer, Stream& stream) {
     if (h.sequence != from.announced || h.offset != 0 || h.parts < 1 || h.parts > lanes_)
       lost(peer, "sent a message out of order");
     from.announced++;
-    auto message = std::make_shared<Message>();
+    auto message = new_message();
     message->bytes = h.total, message->left = h.parts, message->tag = h.tag, message->mark = h.mark;
     const auto posted =
         std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == h.tag; });

@@ -5,12 +5,14 @@
 // against what this rank posted or exposed before a byte of it is stored. Long messages are cut over all lanes: the
 // part on lane 0 announces the message, and the others wait until it did. A rank that gives up says why to the others
 // before it goes. Where the peer reads this rank's memory itself, a long message is announced alone: the receiver
-// copies it, and says so.
+// copies it, and says so. What messages need while they are under way comes from a pool that keeps its memory.
 #pragma once
 #include <array>
 #include <deque>
 #include <map>
 #include <memory>
+#include <memory_resource>
+#include <string>
 #include <vector>
 
 #include "comm/transports/transport.h"
@@ -67,17 +69,19 @@ class StreamTransport : public Transport {
     std::string kept;  // data of our own
   };
   struct Message {  // matched or not: where the parts go
+    explicit Message(std::pmr::memory_resource* pool) : kept(pool) {}
     uint8_t* data = nullptr;
     int64_t bytes = 0, left = 0;
     uint32_t request = 0, mark = 0;
     int tag = 0;
-    std::vector<uint8_t> kept;
+    std::pmr::vector<uint8_t> kept;
     const uint8_t* place = nullptr;  // of data that its sender keeps until it is copied
     uint64_t sequence = 0;
   };
   struct Stream {
-    std::deque<Outgoing> out;
-    Header header;
+    explicit Stream(std::pmr::memory_resource* pool) : out(pool) {}
+    std::pmr::deque<Outgoing> out;
+    Header header{};
     int64_t got = 0;  // of the header, then of the data
     bool in_data = false, ended = false;
     uint8_t* to = nullptr;
@@ -90,13 +94,15 @@ class StreamTransport : public Transport {
     uint32_t request, mark;
   };
   struct Peer {
+    explicit Peer(std::pmr::memory_resource* pool)
+        : arriving(pool), unexpected(pool), posted(pool), gets(pool), lent(pool) {}
     uint64_t sent = 0, announced = 0;
-    std::map<uint64_t, std::shared_ptr<Message>> arriving;  // by sequence
-    std::deque<std::shared_ptr<Message>> unexpected;
-    std::deque<Posted> posted;
-    std::map<uint64_t, Posted> gets;
-    std::map<uint64_t, uint32_t> lent;  // placed messages that it has not taken: sequence, request
-    std::string goodbye, end;           // what it said last; how its streams ended
+    std::pmr::map<uint64_t, std::shared_ptr<Message>> arriving;  // by sequence
+    std::pmr::deque<std::shared_ptr<Message>> unexpected;
+    std::pmr::deque<Posted> posted;
+    std::pmr::map<uint64_t, Posted> gets;
+    std::pmr::map<uint64_t, uint32_t> lent;  // placed messages that it has not taken: sequence, request
+    std::string goodbye, end;                // what it said last; how its streams ended
     int lanes_ended = 0;
   };
   struct Operation {
@@ -124,6 +130,9 @@ class StreamTransport : public Transport {
   void check_peer(int peer) const;
   bool awaited(int peer) const;  // is anything under way with it?
 
+  std::shared_ptr<Message> new_message();
+
+  std::pmr::unsynchronized_pool_resource pool_;
   std::vector<Stream> streams_;
   std::vector<Peer> peers_;
   std::vector<Operation> operations_;
