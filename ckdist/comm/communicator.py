@@ -328,7 +328,7 @@ class Communicator:
         """`counts`, or equal parts of `total`; ConfigError where they are not one for each rank, or another sum."""
         if counts is None:
             if total % self.size:
-                raise ConfigError(f"{total} elements cannot be cut evenly over {self.size} ranks: give counts")
+                raise ConfigError(f"{total} elements cannot be sharded evenly over {self.size} ranks: give counts")
             return [total // self.size] * self.size
         counts = [int(n) for n in counts]
         if len(counts) != self.size or min(counts) < 0 or sum(counts) != total:

@@ -1,4 +1,4 @@
-"""What the parts of a job ask of its ranks: a `World`, whoever started it."""
+"""What the parts of a job need of its ranks: a `World`, under any launcher."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias, TypeGuard

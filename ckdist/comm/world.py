@@ -145,7 +145,7 @@ class MpiWorld:
         if self.rank:
             # MPI may read it for longer than is waited here
             self._collected = np.frombuffer(tcp_world.packed(value), np.uint8)
-            with contextlib.suppress(CommError):  # whoever is lost, this is the end
+            with contextlib.suppress(CommError):  # a lost rank changes nothing: this is the end
                 self._complete(self.comm.Isend(self._collected, 0, COLLECT_TAG), deadline)
             return None
         values, missing, status = [value] + [None] * (self.size - 1), set(range(1, self.size)), self.mpi.Status()

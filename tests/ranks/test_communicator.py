@@ -89,7 +89,7 @@ def test_what_cannot_be():
         c = open_communicator(world, arena_bytes=1 << 26, timeout=5)
         with pytest.raises(ConfigError, match="float64 cannot be exchanged"):
             c.all_reduce(np.zeros(3))
-        with pytest.raises(ConfigError, match="7 elements cannot be cut evenly over 2 ranks"):
+        with pytest.raises(ConfigError, match="7 elements cannot be sharded evenly over 2 ranks"):
             c.reduce_scatter(np.zeros(7, np.float32))
         with pytest.raises(ConfigError, match="bytes cannot be reduced"):
             c.all_reduce(np.zeros(3, np.uint8))
@@ -406,14 +406,14 @@ class TestHandshake:
             world = TcpWorld(1, 2, "127.0.0.1", port, b"s" * 16, timeout=10)
             world.gather(None)
             (address, _) = world.gather(["127.0.0.1", 1])
-            data, pulse = (connect(tuple(address), Purpose(b"data", 1, 0, lane), b"s" * 16, 5) for lane in (0, 1))
+            data, heartbeats = (connect(tuple(address), Purpose(b"data", 1, 0, lane), b"s" * 16, 5) for lane in (0, 1))
             world.gather(["", False])  # its transport is open
             world.broadcast()
             world.gather(None)
             data.sendall(os.urandom(4096))
             time.sleep(0.5)
             data.close()
-            pulse.close()
+            heartbeats.close()
             world.close()
 
         threads = [threading.Thread(target=f) for f in (honest, hostile)]

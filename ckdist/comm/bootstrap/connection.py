@@ -1,7 +1,7 @@
 """A connection between two ranks at start-up: messages with capped sizes, and heartbeats beside them.
 
 A thread reads what comes and sends a heartbeat once a second, also while this process loads a model for an hour. So a
-rank that is stopped or cut off meanwhile is noticed by its silence. What comes is kept until `receive` asks for it.
+rank that is stopped or unplugged meanwhile is noticed by its silence. What comes is kept until `receive` takes it.
 """
 
 import collections

@@ -43,7 +43,7 @@ def _open_tcp(world: World, interface: str | None, lanes: int, timeout: float, l
 
 
 def before_mpi_ends(world: MpiRanks, action: Callable[[], object]) -> None:
-    """MPI calls `action` before it ends, whoever ends it: no thread may be in a call of MPI then."""
+    """MPI calls `action` before it ends, from any caller: no thread may be in a call of MPI then."""
     world.mpi.COMM_SELF.Set_attr(world.mpi.Comm.Create_keyval(delete_fn=lambda *_: action()), None)
 
 

@@ -55,7 +55,7 @@ uint64_t Channel::moved(int peer) const {
   return transport_->moved.load(std::memory_order_relaxed) + detector_->moved(names_[peer]);
 }
 
-// In their order: a transport moves all of them, whichever is asked about.
+// In their order: `test` makes progress on all of them.
 void Channel::wait(Pending* pending, size_t count, const CallName& call) {
   try {
     for (size_t i = 0; i < count; i++)

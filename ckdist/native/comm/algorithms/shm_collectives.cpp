@@ -36,7 +36,7 @@ constexpr int64_t kRead = 4 << 10;  // bytes that several copies read one after 
 constexpr int64_t kTaken =
     4 << 10;  // bytes brought from a peer's buffer at a time, to be folded from the first-level cache
 
-// Rank i's slice of n elements, cut at cache lines where it can be.
+// Rank i's slice of n elements, that begins at a cache line where it can.
 struct Slice {
   int64_t begin, end;
   Slice(int64_t n, int i, int size, int64_t element) {

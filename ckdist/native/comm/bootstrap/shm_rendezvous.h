@@ -76,7 +76,7 @@ class ShmRendezvous {
 
   void abandon(const char* reason);
   void check_alive(int i) const;
-  void check_given_up() const;  // throws a peer's reason: to be asked before its memory is found wrong
+  void check_given_up() const;  // throws a peer's reason; to be called before its memory is found wrong
 
   // Heartbeats (comm/failure/failure_detector.h): this rank's, and what rank i shows of itself.
   struct Life {

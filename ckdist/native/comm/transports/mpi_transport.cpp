@@ -122,7 +122,7 @@ Transport::Request MpiTransport::irecv(int peer, int tag, void* data, int64_t by
   operation.head->wanted_mark = mark, operation.head->wanted_bytes = bytes,
   operation.head->to = static_cast<uint8_t*>(data);
   receive(operation, peer, tag, operation.head.get(),
-          kHeadBytes + kWithHead);  // room for any: another message is then told, not cut
+          kHeadBytes + kWithHead);  // room for any: another message is reported, not truncated
   operation.parts.back().head = operation.head.get();
   if (bytes > some) receive(operation, peer, tag, static_cast<uint8_t*>(data) + some, bytes - some);
   return last_;

@@ -9,7 +9,7 @@ namespace ckdist {
 
 namespace {
 constexpr uint32_t kMagic = 0x31446b63;
-constexpr int64_t kCutAt = 512 << 10;   // messages this long use all lanes
+constexpr int64_t kSplitAt = 512 << 10;   // messages this long use all lanes
 constexpr int64_t kPlaceAt = 32 << 10;  // messages this long are read in place, where that is possible
 constexpr int64_t kMaxMessage = int64_t(1) << 40;
 constexpr int64_t kMaxUnexpected = int64_t(2) << 30;  // bytes held for receives that are not posted yet
@@ -92,7 +92,7 @@ Transport::Request StreamTransport::isend(int peer, int tag, const void* data, i
     push(peer, 0, {kMagic, kPlaced, 1, {}, tag, mark, sequence, place, 0, bytes}, nullptr, 0);
     return ticket(request);
   }
-  const int parts = bytes >= kCutAt ? lanes_ : 1;
+  const int parts = bytes >= kSplitAt ? lanes_ : 1;
   const uint32_t request = begin(parts);
   const Request result = ticket(request);
   const uint64_t sequence = peers_[peer].sent++;
@@ -147,7 +147,7 @@ void StreamTransport::check_match(int peer, const Message& message, int64_t byte
 }
 
 void StreamTransport::complete(const std::shared_ptr<Message>& message) {
-  if (!message->request) return;  // nobody asked for it yet
+  if (!message->request) return;  // no receive was posted yet
   if (!message->kept.empty()) std::memcpy(message->data, message->kept.data(), message->kept.size());
   finish(message->request);
 }
@@ -344,7 +344,7 @@ bool StreamTransport::open_frame(int peer, Stream& stream) {
   }
   if (h.kind == kGot) {
     const auto get = from.gets.find(h.sequence);
-    if (get == from.gets.end() || get->second.bytes != h.bytes) lost(peer, "answered what was not asked");
+    if (get == from.gets.end() || get->second.bytes != h.bytes) lost(peer, "answered a request that was not made");
     stream.to = get->second.data;
     return true;
   }

@@ -2,7 +2,7 @@
 // in order.
 //
 // Between two ranks run one or more streams ("lanes"). A frame's header says what follows and how much, and is checked
-// against what this rank posted or exposed before a byte of it is stored. Long messages are cut over all lanes: the
+// against what this rank posted or exposed before a byte of it is stored. Long messages are split over all lanes: the
 // part on lane 0 announces the message, and the others wait until it did. A rank that gives up says why to the others
 // before it goes. Where the peer reads this rank's memory itself, a long message is announced alone: the receiver
 // copies it, and says so. What messages need while they are under way comes from a pool that keeps its memory.

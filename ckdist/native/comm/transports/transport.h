@@ -2,7 +2,7 @@
 // once over this.
 //
 // Calls begin an operation and return at once; `test` makes progress on everything that is under way and never blocks.
-// Messages between two ranks with one tag arrive in the order they were sent. Whoever fails throws Error(Status::comm)
+// Messages between two ranks with one tag arrive in the order they were sent. A failure throws Error(Status::comm)
 // that names the peer. One thread uses a transport at a time: where several communicators share it, each call takes a
 // Turn.
 #pragma once

@@ -13,7 +13,7 @@
 namespace ckdist {
 
 namespace {
-constexpr uint32_t kInline = 220;  // asked for first; devices that have less are asked for less
+constexpr uint32_t kInline = 220;  // tried first, then less
 constexpr uint32_t kSequenceMask = 0xffffff;
 }  // namespace
 

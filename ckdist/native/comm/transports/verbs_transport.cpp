@@ -182,7 +182,7 @@ VerbsTransport::Operation& VerbsTransport::expect(int peer, uint32_t operation, 
     Operation& o = operations_[operation - 1];
     if (o.used && !o.done && o.peer == peer && o.what == what) return o;
   }
-  lose(peer, "answered what was not asked");
+  lose(peer, "answered a request that was not made");
   lost(peer);
 }
 
