@@ -17,10 +17,11 @@ import numpy as np
 import psutil
 import pytest
 
-from ckdist.comm.communicator import open_communicator
+from ckdist.cli.bench_comm import Stopwatch
 from ckdist.comm.bootstrap.handshake import Listener, Purpose, connect, job_secret, read_secret
 from ckdist.comm.bootstrap.sockets import connect_ranks
 from ckdist.comm.bootstrap.tcp_world import TcpWorld
+from ckdist.comm.communicator import open_communicator
 from ckdist.errors import CommError, ConfigError
 from tests.support.collective_jobs import WRONG_CALLS, options, start_program
 from tests.support.launcher import mpirun, run_ranks
@@ -82,6 +83,18 @@ def test_nan_and_extremes(transport):
         c.barrier()
 
     run_threads(hosts, body)
+
+
+def test_a_round_trip_that_cannot_be_measured_is_an_error():
+    """It was None once, and what computed with it failed elsewhere."""
+
+    def body(world):
+        c = open_communicator(world, "tcp", arena_bytes=1 << 26, timeout=5)
+        with pytest.raises(ConfigError, match="no memory is shared here"):
+            Stopwatch(c).round_trip()
+        c.barrier()
+
+    run_threads(2, body)
 
 
 def test_what_cannot_be():
