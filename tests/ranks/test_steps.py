@@ -110,16 +110,6 @@ def test_a_rank_that_is_late_is_named_on_every_host(hosts):
     thread_ranks.run_threads(hosts, body)
 
 
-def test_ranks_at_different_steps_are_an_error():
-    def body(world):
-        steps = open_steps(world, timeout=5.0)
-        with pytest.raises(errors.CommError, match="another collective|gave up"):
-            steps.all_reduce(0, 16, 3 + world.rank)
-            steps.all_reduce(1, 16, 5)
-
-    thread_ranks.run_threads(2, body)
-
-
 STOPPED_RANK = """
 import os, signal
 from ckdist.comm.world import start_world

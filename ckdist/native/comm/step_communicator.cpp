@@ -4,7 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/algorithms/signature.h"
 #include "core/error.h"
 
 namespace ckdist {
@@ -117,9 +116,8 @@ CallName StepCommunicator::call() const {
 void StepCommunicator::meet(int step, int64_t grace_ns, Idle idle) {
   step_ = step;
   if (!parts_.rendezvous) return;
-  ShmRendezvous& rendezvous = *parts_.rendezvous;
-  rendezvous.name_call(call());
-  rendezvous.await(rendezvous.post({-1, -1, signature(Call::step, step)}), grace_ns, idle);
+  parts_.rendezvous->name_call(call());
+  parts_.rendezvous->barrier(grace_ns, idle);
 }
 
 void StepCommunicator::begin_send(int peer, Tag tag, const void* data, int64_t bytes) {

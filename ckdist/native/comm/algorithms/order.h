@@ -2,9 +2,9 @@
 //
 // Within a host, ranks from the lowest to the highest; then the hosts' results, hosts in the order of their lowest
 // rank. Values of 16 bits are widened to float32 first and rounded once, at the end. Nothing else has a say: not the
-// transport, not the algorithm, not the size of the message or where it was split. So a ring that sums on the way is not
-// used anywhere: its order depends on where an element lies. Algorithms move raw values (or whole hosts' results) and
-// fold them here.
+// transport, not the algorithm, not the size of the message or where it was split. So a ring that sums on the way is
+// not used anywhere: its order depends on where an element lies. Algorithms move raw values (or whole hosts' results)
+// and fold them here.
 #pragma once
 #include <vector>
 

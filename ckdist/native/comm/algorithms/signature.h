@@ -7,7 +7,7 @@
 
 namespace ckdist {
 
-enum class Call : int { reduce, reduce_scatter, gather, all_to_all, broadcast, barrier, step };
+enum class Call : int { reduce, reduce_scatter, gather, all_to_all, broadcast, barrier };
 
 inline uint64_t signature(Call call, int64_t a, int64_t b = 0) {
   uint64_t h = 0x9e3779b97f4a7c15u * uint64_t(int(call) + 1);

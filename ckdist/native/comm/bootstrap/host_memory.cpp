@@ -52,7 +52,8 @@ void* HostMemory::allocate(int64_t bytes) {
     int64_t largest = 0;
     for (const auto& f : free_) largest = std::max(largest, f.second);
     fail(Status::capacity,
-         "%lld bytes were requested of the shared arena, whose largest free part has %lld (%lld bytes of memory are available): "
+         "%lld bytes were requested of the shared arena, whose largest free part has %lld (%lld bytes of memory are "
+         "available): "
          "make the arena larger or release buffers",
          (long long)bytes, (long long)largest, (long long)available);
   }

@@ -109,6 +109,14 @@ uint32_t ShmRendezvous::post(const Record& record) {
   return epoch_;
 }
 
+void ShmRendezvous::barrier(int64_t grace_ns, Idle idle) {
+  line(index).arrival.raise(++epoch_);
+  for (int k = 1; k < size; k++) {
+    const int i = (index + k) % size;
+    await(line(i).arrival, epoch_, i, grace_ns, idle);
+  }
+}
+
 void ShmRendezvous::await(uint32_t epoch, int64_t grace_ns, Idle idle) {
   for (int k = 1; k < size; k++) {
     const int i = (index + k) % size;

@@ -9,8 +9,8 @@ namespace ckdist {
 
 namespace {
 constexpr uint32_t kMagic = 0x31446b63;
-constexpr int64_t kSplitAt = 512 << 10;   // messages this long use all lanes
-constexpr int64_t kPlaceAt = 32 << 10;  // messages this long are read in place, where that is possible
+constexpr int64_t kSplitAt = 512 << 10;  // messages this long use all lanes
+constexpr int64_t kPlaceAt = 32 << 10;   // messages this long are read in place, where that is possible
 constexpr int64_t kMaxMessage = int64_t(1) << 40;
 constexpr int64_t kMaxUnexpected = int64_t(2) << 30;  // bytes held for receives that are not posted yet
 constexpr int64_t kMaxGoodbye = 400;
