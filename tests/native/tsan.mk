@@ -6,7 +6,7 @@ PYTHON ?= python3
 SIDE := build/tsan
 NATIVE := ckdist/native
 FLAGS := -std=c++17 -O1 -g -fPIC -fsanitize=thread -ffp-contract=off -I$(NATIVE) -DCKDIST_HAVE_BASELINE -DCKDIST_ISA=baseline -DCKDIST_VECTORS=baseline
-SOURCES := $(wildcard $(NATIVE)/*/*.cpp $(NATIVE)/comm/*/*.cpp $(NATIVE)/kernels/isa/*.cpp)
+SOURCES := $(wildcard $(NATIVE)/*/*.cpp $(NATIVE)/*/*/*.cpp)
 OBJECTS := $(SOURCES:%.cpp=$(SIDE)/%.o)
 RUN := LD_PRELOAD=$(shell realpath $$($(CXX) -print-file-name=libtsan.so)) TSAN_OPTIONS=exitcode=66 PYTHONPATH=$(SIDE)/root:. OPENBLAS_NUM_THREADS=1
 
@@ -25,6 +25,6 @@ test: $(SIDE)/libckdist.so
 $(SIDE)/libckdist.so: $(OBJECTS)
 	$(CXX) -shared -fsanitize=thread $^ -o $@ -pthread -ldl -lrt
 
-$(OBJECTS): $(SIDE)/%.o: %.cpp $(wildcard $(NATIVE)/*/*.h $(NATIVE)/comm/*/*.h $(NATIVE)/kernels/isa/*.h)
+$(OBJECTS): $(SIDE)/%.o: %.cpp $(wildcard $(NATIVE)/*/*.h $(NATIVE)/*/*/*.h)
 	@mkdir -p $(@D)
 	$(CXX) $(FLAGS) -c $< -o $@

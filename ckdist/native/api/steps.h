@@ -1,0 +1,262 @@
+#ifndef CKDIST_API_STEPS_H
+#define CKDIST_API_STEPS_H
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The steps of lowered programs: a struct for each kind, which begins with struct ckdist_step. Fields that name an
+   operand are indices into the program's values, matrices, vectors, parameters or packs, -1 where it is absent. A kind
+   is run by its file in runtime/steps. */
+
+enum ckdist_step_kind {
+  ckdist_step_embed, /* inference */
+  ckdist_step_norm_quantize,
+  ckdist_step_linear,
+  ckdist_step_attend,
+  ckdist_step_gather_rows,
+  ckdist_step_lookup, /* training */
+  ckdist_step_convert,
+  ckdist_step_scale,
+  ckdist_step_add,
+  ckdist_step_rms_norm,
+  ckdist_step_rms_norm_grad,
+  ckdist_step_matmul,
+  ckdist_step_matmul_grad,
+  ckdist_step_weight_grad,
+  ckdist_step_bias_grad,
+  ckdist_step_rope,
+  ckdist_step_attend_packed,
+  ckdist_step_attend_grad,
+  ckdist_step_gated,
+  ckdist_step_gated_grad,
+  ckdist_step_cross_entropy,
+  ckdist_step_embed_grad,
+  ckdist_step_reduce_gradients,
+  ckdist_step_kinds
+};
+
+/* The rows that a step works on: the batch's tokens, or its tokens whose logits are wanted. Where tokens are sharded a
+   rank has its own tokens; of the others it has all, or those among its own tokens. */
+enum ckdist_rows { ckdist_rows_tokens, ckdist_rows_selected, ckdist_rows_local_selected };
+
+struct ckdist_step {
+  int32_t kind, rows;
+};
+
+/* Consecutive operands, each a shard of one. */
+struct ckdist_span {
+  int32_t first, count;
+};
+
+enum ckdist_gate { ckdist_gate_none = -1, ckdist_gate_silu = 0, ckdist_gate_gelu_tanh = 1 };
+enum ckdist_rope_table { ckdist_rope_global, ckdist_rope_local };
+enum ckdist_activation_format { ckdist_activation_f32, ckdist_activation_bf16, ckdist_activation_q8 };
+
+/* Where a value lies. */
+enum ckdist_place {
+  ckdist_place_arena,
+  ckdist_place_slot, /* what other ranks read: this rank's summand, or its rows */
+  ckdist_place_logits,
+  ckdist_place_activations, /* rows as products read them */
+  ckdist_place_tokens,      /* all tokens' rows, each in the slot of the rank that has the token */
+  ckdist_place_columns,     /* local tokens' rows, of which each rank's columns are in its slot */
+  ckdist_place_outputs,     /* all selected rows, each in the slot of the rank that has its token */
+  ckdist_place_sums         /* partial over hosts: all tokens' rows, of which each rank of a host writes its own */
+};
+
+struct ckdist_value {
+  int32_t place;    /* enum ckdist_place */
+  int32_t format;   /* enum ckdist_activation_format, of activations */
+  int32_t selected; /* it has selected rows alone; else a step of selected rows finds them at their tokens */
+  int64_t width;    /* floats from row to row; activations: columns of the matrices that read them */
+  int64_t offset;   /* arena: bytes; slot and what is read there: its index; logits: the first column */
+  int64_t lead;     /* columns before the value's own */
+  int64_t floats;   /* activations: columns of their own */
+  int64_t room;     /* training: elements that a row has place for, zeros behind the width */
+  int64_t stride;   /* training: bytes from row to row */
+};
+
+/* out = scale * rows of the table's shards; zeros for ids of another rank's part of the vocabulary */
+struct ckdist_embed_step {
+  struct ckdist_step step;
+  int32_t out;
+  struct ckdist_span table; /* matrices */
+  int64_t first_row;        /* of the vocabulary, that the first shard has */
+  float scale;
+};
+
+/* r = x + rms_norm(sum of y's summands), without what is absent; sum = r; activations = rms_norm(r), as products read
+   them. activations: values by format, as many as shards of the columns, each of which takes the next floats. */
+struct ckdist_norm_quantize_step {
+  struct ckdist_step step;
+  int32_t x, y;
+  int32_t post_norm, norm; /* vectors */
+  float post_eps, eps;
+  int32_t sum;
+  struct ckdist_span activations[3];
+};
+
+/* One matrix of a linear step: out = x times weight + bias (+ low times low_weight). */
+struct ckdist_product {
+  struct ckdist_span x;          /* activations: one, or one for each shard of the columns */
+  int32_t out;                   /* value */
+  struct ckdist_span weight;     /* matrices: shards of the rows, whose results stand side by side, or of the columns */
+  int32_t bias;                  /* the first of a vector for each shard of the rows */
+  struct ckdist_span low;        /* values: what low-rank matrices A made of x, as x; a count of 0: nothing is added */
+  struct ckdist_span low_weight; /* matrices B: as the shards of the rows */
+};
+
+/* All products of one input. */
+struct ckdist_linear_step {
+  struct ckdist_step step;
+  int32_t count;
+  const struct ckdist_product* products;
+  int32_t summed; /* the shards are of the columns, and their products are added in their order */
+  int32_t gate;   /* enum ckdist_gate: of two products, the first's out = gate(it) * the second's */
+  float soft_cap; /* on the results; 0: none */
+};
+
+/* Norms and rotates q and k, stores k and v in the cache, out = attention. */
+struct ckdist_attend_step {
+  struct ckdist_step step;
+  int32_t q, k, v, out;
+  int32_t rotated;        /* where rotated queries go; -1: they stay in q */
+  int32_t q_norm, k_norm; /* vectors of a head's width */
+  int32_t layer, rope_table, window;
+  float eps, scale, soft_cap;
+};
+
+/* out, row i = x + rms_norm(sum of y) of the i-th selected token, by the rank that has it. */
+struct ckdist_gather_rows_step {
+  struct ckdist_step step;
+  int32_t x, y, post_norm, out;
+  float post_eps;
+};
+
+/* Of training. Steps read and write activations and floats alike, but for products: what they multiply are activations.
+   A gradient is added to what its parameter's place holds; one that is `fresh` has nothing there yet. */
+
+/* out = rows of a parameter */
+struct ckdist_lookup_step {
+  struct ckdist_step step;
+  int32_t out, table;
+};
+
+/* out = x */
+struct ckdist_convert_step {
+  struct ckdist_step step;
+  int32_t x, out;
+};
+
+struct ckdist_scale_step {
+  struct ckdist_step step;
+  int32_t x, out;
+  float factor;
+};
+
+struct ckdist_add_step {
+  struct ckdist_step step;
+  int32_t x, y, out;
+};
+
+/* Over `size` elements each. */
+struct ckdist_rms_norm_step {
+  struct ckdist_step step;
+  int32_t x, out, weight;
+  int64_t size;
+  float eps;
+};
+
+/* dx = the gradient (+ residual) */
+struct ckdist_rms_norm_grad_step {
+  struct ckdist_step step;
+  int32_t x, dy, residual, dx, weight, weight_grad;
+  int64_t size;
+  float eps;
+};
+
+/* out = x times a pack + bias (+ residual) */
+struct ckdist_matmul {
+  int32_t pack, out, bias, residual;
+};
+struct ckdist_matmul_step {
+  struct ckdist_step step;
+  int32_t x, count;
+  const struct ckdist_matmul* products; /* at most 4 */
+};
+
+/* dx = dy, which lie side by side, times a pack. */
+struct ckdist_matmul_grad_step {
+  struct ckdist_step step;
+  int32_t count;
+  const int32_t* dy;
+  int32_t pack, dx;
+};
+
+/* gradient += dy transposed times x */
+struct ckdist_gradient {
+  int32_t dy, gradient, fresh;
+};
+struct ckdist_weight_grad_step {
+  struct ckdist_step step;
+  int32_t x, count;
+  const struct ckdist_gradient* gradients; /* at most 4 */
+};
+
+/* gradient += the sum over the tokens of dy */
+struct ckdist_bias_grad_step {
+  struct ckdist_step step;
+  int32_t count;
+  const struct ckdist_gradient* gradients;
+};
+
+struct ckdist_rope_step {
+  struct ckdist_step step;
+  int32_t x, out, table, back;
+};
+
+/* Within packed sequences; also the log of the sum of exp(score), (tokens, heads). */
+struct ckdist_attend_packed_step {
+  struct ckdist_step step;
+  int32_t q, k, v, out, log_sum_exp, window;
+  float scale, soft_cap;
+};
+struct ckdist_attend_grad_step {
+  struct ckdist_step step;
+  int32_t q, k, v, out, log_sum_exp, d_out, dq, dk, dv, window;
+  float scale, soft_cap;
+};
+
+struct ckdist_gated_step {
+  struct ckdist_step step;
+  int32_t gate, up, out, function; /* enum ckdist_gate */
+};
+struct ckdist_gated_grad_step {
+  struct ckdist_step step;
+  int32_t gate, up, dy, d_gate, d_up, function;
+};
+
+/* The loss of x times the pack `head`; dx by the pack `head_transposed`; the gradient of the head. */
+struct ckdist_cross_entropy_step {
+  struct ckdist_step step;
+  int32_t x, dx, head, head_transposed, gradient, fresh;
+  float soft_cap;
+};
+
+/* gradient += rows of dy */
+struct ckdist_embed_grad_step {
+  struct ckdist_step step;
+  int32_t dy, gradient;
+};
+
+/* Begins the all_reduce of the gradients' floats [begin, end). */
+struct ckdist_reduce_gradients_step {
+  struct ckdist_step step;
+  int64_t begin, end;
+};
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+#endif
