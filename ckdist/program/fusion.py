@@ -8,7 +8,6 @@ do, with the group that was found.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ckdist.errors import LayoutError
 from ckdist.program.program import Instr, Program, Value
 
 SAME = ("all_reduce", "select_rows")  # ops whose result is read where their operand lies
@@ -78,8 +77,12 @@ def linear_with_what_follows(graph: Graph, linear: Instr) -> dict[str, Instr]:
 
 
 def normed(graph: Graph, value: Value) -> dict[str, Instr]:
-    """`value` = rms_norm(x + rms_norm(y)), of which any part may be absent."""
+    """`value` = scale rms_norm(x + scale rms_norm(y)), of which any part may be absent."""
     parts = {}
+    scale = graph.maker(graph.source(value), "scale")
+    if scale and graph.maker(scale.inputs[0], "rms_norm"):
+        parts["scale"] = scale
+        value = scale.inputs[0]
     if norm := graph.maker(graph.source(value), "rms_norm"):
         parts["norm"] = norm
         value = norm.inputs[0]
@@ -87,13 +90,22 @@ def normed(graph: Graph, value: Value) -> dict[str, Instr]:
 
 
 def residual(graph: Graph, value: Value) -> dict[str, Instr]:
-    """`value` = x + rms_norm(y), of which the norm, or all but y, may be absent."""
+    """`value` = x + scale rms_norm(y), of which scale and norm, or all but y, may be absent."""
     parts = {}
     if add := graph.maker(graph.source(value), "add"):
-        parts["add"] = add
-        if post_norm := graph.maker(graph.source(add.inputs[1]), "rms_norm"):
+        parts["add"], y = add, graph.source(add.inputs[1])
+        if post_scale := graph.maker(y, "scale"):
+            parts["post_scale"], y = post_scale, graph.source(post_scale.inputs[0])
+        if post_norm := graph.maker(y, "rms_norm"):
             parts["post_norm"] = post_norm
     return parts
+
+
+def is_stream(graph: Graph, value: Value) -> bool:
+    """Whether a value is the residual stream: something is added to it, or to the rows that are selected of it."""
+    readers = graph.readers(value)
+    selected = [reader.outputs[0] for reader in readers if reader.op == "select_rows"]
+    return any(reader.op == "add" for v in (value, *selected) for reader in graph.readers(v))
 
 
 def gathered_rows(graph: Graph, gather: Instr) -> dict[str, Instr]:
@@ -102,14 +114,12 @@ def gathered_rows(graph: Graph, gather: Instr) -> dict[str, Instr]:
 
 
 def rotated_attention(graph: Graph, attend: Instr) -> dict[str, Instr]:
-    """The rotation of an attention's queries and keys, and their norms per head."""
+    """The rotation of an attention's queries and keys, and their norms per head; both may be absent."""
     parts = {}
     for name, value in zip(("q", "k"), attend.inputs, strict=False):
-        rope = graph.maker(value, "rope")
-        if rope is None:
-            raise LayoutError(f"cannot lower attention whose %{value.name} was not rotated")
-        parts[f"{name}_rope"] = rope
-        if norm := graph.maker(rope.inputs[0], "rms_norm"):
+        if rope := graph.maker(value, "rope"):
+            parts[f"{name}_rope"], value = rope, rope.inputs[0]
+        if norm := graph.maker(value, "rms_norm"):
             parts[f"{name}_norm"] = norm
     return parts
 
@@ -129,4 +139,4 @@ def fuse(program: Program, graph: Graph) -> list[Group | None]:
     return [None if id(group.instr) in taken else group for group in found]
 
 
-__all__ = ["Graph", "Group", "fuse", "normed", "residual"]
+__all__ = ["Graph", "Group", "fuse", "is_stream", "normed", "residual"]

@@ -19,8 +19,8 @@ from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim, Mesh, Range
 from ckdist.program.arena import first_fit
-from ckdist.program.fusion import Graph, Group, fuse, normed
-from ckdist.program.lowered import SLOTS, Buffer, Lowered, MatrixKey, VectorKey
+from ckdist.program.fusion import Graph, Group, fuse, is_stream, normed
+from ckdist.program.lowered import SLOTS, Buffer, LayerAttention, Lowered, MatrixKey, RowNorm, VectorKey
 from ckdist.program.ops import OPS
 from ckdist.program.program import Instr, Program, Value, Weight
 from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex, Span, Step, ValueIndex, VectorIndex
@@ -32,16 +32,23 @@ Key = TypeVar("Key", MatrixKey, VectorKey)
 
 @dataclass(frozen=True)
 class Residual:
-    """x + norm(sum of y), by the buffers and the vector; ABSENT what is not there."""
+    """x + scale norm(sum of y), by the buffers and the vector; ABSENT what is not there."""
 
     x: ValueIndex
     y: ValueIndex
     post_norm: VectorIndex = VectorIndex(ABSENT)
     post_eps: float = 0.0
+    post_scale: float = 1.0
 
     def fields(self) -> dict[str, Any]:
         """Of a step that reads it."""
-        return {"x": self.x, "y": self.y, "post_norm": self.post_norm, "post_eps": self.post_eps}
+        fields = {"x": self.x, "y": self.y, "post_norm": self.post_norm, "post_eps": self.post_eps}
+        return fields | scale_field("post_scale", self.post_scale)
+
+
+def scale_field(name: str, scale: float) -> dict[str, float]:
+    """A step's field for a factor; none for 1."""
+    return {} if scale == 1.0 else {name: scale}
 
 
 class Lowering:
@@ -54,7 +61,7 @@ class Lowering:
         formats: Callable[[str], int],
         block_columns: Callable[[str], int],
         max_tokens: int,
-        stored: Mapping[str, Dim],
+        stored: Mapping[Dim, Dim],
     ):
         self.program, self.mesh, self.max_tokens, self.stored = program, mesh, max_tokens, stored
         self.formats, self.block_columns = formats, block_columns
@@ -69,6 +76,8 @@ class Lowering:
         self.at: dict[str, ValueIndex] = {}
         self.same: dict[str, Value] = {}  # a value -> the one in whose place it stands
         self.prepared: dict[str, dict[int, Span]] = {}  # a value -> its activations by format
+        self.attention: dict[int, LayerAttention] = {}
+        self.row_norms: dict[str, RowNorm] = {}  # of values that attention norms over all heads
         self.slots = 0
         self.exchange_floats = 1
 
@@ -89,6 +98,7 @@ class Lowering:
             self.vectors,
             arena_bytes,
             self.exchange_floats,
+            self.attention,
             layer_steps,
             len(self.peers) > 1,
         )
@@ -147,7 +157,7 @@ class Lowering:
         rows = self.local_tokens if first.dims[0].axis else self.max_tokens
         selected = first.selected
         widths = [v.dims[-1].local(self.mesh) for v in values]
-        reader = self.graph.reader(first)
+        reader = self.graph.reader(values[-1])
         if first.partial and len(self.peers) > 1:  # over hosts, whose ranks share the tokens
             place = {"offset": self.slots % SLOTS, "rows": self.max_tokens}
             results = [self.buffer("sums", widths[0], **place, selected=selected)]
@@ -156,7 +166,9 @@ class Lowering:
             results = [self.slot(widths[0], rows, selected=selected)]
         elif reader is not None and reader.op == "all_to_all":  # side by side in one row
             widths = [sum(end - begin for begin, end in self.pieces(v.dims[-1])) for v in values]
-            results = [self.slot(sum(widths), rows, lead=sum(widths[:i])) for i in range(len(widths))]
+            squares = self.graph.reader(first)
+            more = squares.outputs[0].dims[-1].count if squares is not None and squares.op == "sum_squares" else 0
+            results = [self.slot(sum(widths) + more, rows, lead=sum(widths[:i])) for i in range(len(widths))]
         else:
             return [self.buffer("arena", width, rows=rows, selected=selected) for width in widths]
         self.next_slot()
@@ -168,7 +180,7 @@ class Lowering:
         """The elements of a dimension that the weights of each rank have: this rank's, where decode shards it
         likewise, else those of the ranks that share the tokens.
         """
-        stored = self.stored.get(dim.name, dim)
+        stored = self.stored.get(dim, dim)
         meshes = [self.mesh] if dim.axis == stored.axis else self.peers
         return [stored.span(mesh) for mesh in meshes]
 
@@ -202,10 +214,12 @@ class Lowering:
         x = self.place_of(add.inputs[0])
         if self.buffers[x].place != "arena":
             raise LayoutError(f"cannot lower an add whose first operand was not normed before: {add}")
-        y = self.source(add.inputs[1])
+        y, scale = self.source(add.inputs[1]), 1.0
+        if scaled := self.graph.maker(y, "scale"):
+            y, scale = self.source(scaled.inputs[0]), scaled.attrs["factor"]
         if norm := self.graph.maker(y, "rms_norm"):
-            return Residual(x, self.place_of(norm.inputs[0]), self.vector(norm.weights[0]), norm.attrs["eps"])
-        return Residual(x, self.place_of(y))
+            return Residual(x, self.place_of(norm.inputs[0]), self.vector(norm.weights[0]), norm.attrs["eps"], scale)
+        return Residual(x, self.place_of(y), post_scale=scale)
 
     def columns(self, value: Value) -> list[Range]:
         """The columns of the matrices that read `value`: of the shards whose products are summed, or all."""
@@ -225,9 +239,10 @@ class Lowering:
         parts = normed(self.graph, value)
         norm, sum_ = parts.get("norm"), ValueIndex(ABSENT)
         stream = norm.inputs[0] if norm else value
-        source = Residual(ValueIndex(ABSENT), self.place_of(value)) if not parts else self.residual(stream)
+        kept = is_stream(self.graph, stream)
+        source = self.residual(stream) if parts or kept else Residual(ValueIndex(ABSENT), self.place_of(value))
         lies = self.buffers[source.y].place == "arena" and source.x == ABSENT and source.post_norm == ABSENT
-        if parts and not lies and len(self.graph.readers(stream)) > 1:
+        if (parts or kept) and not lies and len(self.graph.readers(stream)) > 1:
             selected = value.selected
             sum_ = self.buffer("arena", self.buffers[source.y].width, rows=self.local_tokens, selected=selected)
             self.at[self.source(stream).name] = sum_
@@ -239,6 +254,7 @@ class Lowering:
             **source.fields(),
             norm=self.vector(norm.weights[0]) if norm else VectorIndex(ABSENT),
             eps=norm.attrs["eps"] if norm else 0.0,
+            **scale_field("scale", parts["scale"].attrs["factor"] if "scale" in parts else 1.0),
             sum=sum_,
             activations=[activations.get(number, NO_SPAN) for number in range(3)],
         )
@@ -308,17 +324,25 @@ def _consecutive(known: list[Key], keys: list[Key]) -> int:
     return len(known) - len(keys)
 
 
+def stored_dims(tokens: Program, tensors: Program) -> dict[Dim, Dim]:
+    """For `lower`, of a program whose tokens are sharded: how its weights' dimensions are sharded in `tensors`, which
+    says what the ranks hold.
+    """
+    held = {w.name: w.dims for w in tensors.weights}
+    return {dim: own for w in tokens.weights for dim, own in zip(w.dims, held[w.name], strict=True)}
+
+
 def lower(
     program: Program,
     mesh: Mesh,
     formats: Callable[[str], int],
     block_columns: Callable[[str], int],
     max_tokens: int,
-    stored: Mapping[str, Dim] | None = None,
+    stored: Mapping[Dim, Dim] | None = None,
 ) -> Lowered:
     """The steps of this rank.
 
-    `stored`, for a program whose tokens are sharded: the dimensions as they are sharded in the ranks' memory.
+    `stored`, for a program whose tokens are sharded: its weights' dimensions as they are sharded in the ranks' memory.
 
     `formats(weight name)` is the activation format (of `enum ckdist_activation_format`) that its kernel reads,
     `block_columns(weight name)` the columns of one of its blocks. Raises LayoutError for a program that the executor
