@@ -38,7 +38,7 @@ from ckdist.program.executable import Executable, ExecutionPlan
 from ckdist.program.lower import lower
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
-from ckdist.program.tracer import LowRankTracer, Tracer, trace
+from ckdist.program.tracer import Tracer, trace
 from ckdist.tokens.confined import load_tried
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.topology import bind_memory, default_threads, huge_pages, is_bound, sample_pages
@@ -187,7 +187,7 @@ def load_model(
     spec = checkpoint.spec
     layouts = prefill, decode, mesh = layouts_for(config, world)
     adapter = Adapter(pathlib.Path(config.lora)) if config.lora else None
-    tracer = functools.partial(LowRankTracer, adapter.ranks, adapter.factor) if adapter else Tracer
+    tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     program = trace(forward, spec, decode, mesh, tracer)
     if adapter:
         adapter.check(program)

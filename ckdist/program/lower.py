@@ -294,7 +294,7 @@ class Lowering:
 
 def _reads(reader: Instr, weight: Weight) -> bool:
     """Whether `weight` multiplies the reader's first input: all matrices of a linear do, and half of a low_rank's."""
-    return reader.op != "low_rank" or weight in reader.weights[: len(reader.weights) // 2]
+    return reader.op != "low_rank" or weight in reader.weights[::2]
 
 
 def _consecutive(known: list[Key], keys: list[Key]) -> int:

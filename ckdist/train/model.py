@@ -29,8 +29,7 @@ from ckdist.train.arena import shape_of
 from ckdist.train.checkpoint import write_synced
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.documents import BadLine, find_files, read_documents
-from ckdist.train.initial import initial_weight
-from ckdist.train.lora import LoraTracer, initial_matrix
+from ckdist.train.initial import initial_matrix, initial_weight
 from ckdist.train.tokenizer import tokenizer_config, train_tokenizer
 from ckdist.weights.adapter import Lora
 from ckdist.weights.checkpoint import open_checkpoint
@@ -97,7 +96,7 @@ def open_model(config: TrainConfig) -> TrainedModel:
             f"max_length ({config.max_length}) is more than the {spec.max_position} positions of the model"
         )
     lora = Lora(config.lora_r, config.lora_alpha, config.lora_target_modules) if config.lora_r else None
-    tracer = functools.partial(LoraTracer, lora) if lora else TrainingTracer
+    tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank()) if lora else TrainingTracer
     program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)
     weights = tuple(w for w in program.weights if not lora or ".lora_" in w.name)
     shapes = {w.name: shape_of(w) for w in program.weights}

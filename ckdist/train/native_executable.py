@@ -59,7 +59,7 @@ class NativeExecutable:
     `parameters` and `gradients` hold what is trained, in the order of `trained` (default: all, in the order of first
     use). `dtype` is that of what products read: float32 is exact, bfloat16 adds up in float32; where the CPU cannot
     multiply bfloat16, its values are widened, and products are those of float32. Master weights, gradients and sums
-    over ranks are float32 in both. `tracer` writes the program, as LoraTracer does.
+    over ranks are float32 in both. `tracer` writes the program.
     """
 
     def __init__(

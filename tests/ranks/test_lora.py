@@ -12,10 +12,9 @@ from ckdist.engine.launch import BUNDLED
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.program.pool import ThreadPool
 from ckdist.train.batch import PackedBatch
-from ckdist.train.lora import save_adapter
 from ckdist.train.model import open_model
 from ckdist.train.trainer import native_executable, reference_executable, train
-from ckdist.weights.adapter import MODULES, Lora, load_adapter
+from ckdist.weights.adapter import MODULES, Lora, load_adapter, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from tests.support.launcher import run_ranks
