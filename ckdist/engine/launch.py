@@ -60,8 +60,7 @@ BUNDLED = pathlib.Path(__file__).parent.parent / "models" / "bundled"
 class Model:
     """One rank of a loaded model.
 
-    `loader`, and `matrices` where there is an adapter, own the weights, `shards` what it sees of other ranks'; all must
-    outlive `executable`.
+    `loader` and `adapter` own the weights, `shards` what it sees of other ranks'; all must outlive `executable`.
     """
 
     world: World
@@ -70,7 +69,7 @@ class Model:
     plan: Plan
     loader: ShardLoader
     shards: HostShards | None
-    matrices: list[MatrixHandle | PackedMatrix]
+    adapter: Adapter | None
     executable: Executable
     prefill: PrefillChoice
     weight_bytes: int  # of this rank
@@ -274,7 +273,7 @@ def load_model(
         plan,
         loader,
         shards,
-        matrices,
+        adapter,
         executable,
         choice,
         weight_bytes,

@@ -98,6 +98,7 @@ def native_executable(
         trained,
         config.activation_checkpointing,
         tracer=model.tracer,
+        stored=model.stored(pool.threads),
     )
 
 
