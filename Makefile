@@ -1,5 +1,5 @@
 # make setup | serve | lint | format | tidy | docs | test | test-native | test-wheel | test-asan | test-tsan | test-vm
-#      test-aarch64 | bench-check | native | lock | clean
+#      test-aarch64 | coverage | bench-check | native | lock | clean
 # Python 3.10 or newer, a C++ compiler and make are all that must be there; the rest goes into .venv.
 
 PYTHON ?= python3
@@ -26,7 +26,7 @@ LIBRARY := ckdist/native/libckdist.so
 SOURCES := CMakeLists.txt $(shell find ckdist/native -name '*.cpp' -o -name '*.h')
 
 .PHONY: setup serve lint format tidy docs lock test test-native test-wheel test-asan test-tsan test-vm test-aarch64
-.PHONY: bench-check native clean
+.PHONY: coverage bench-check native clean
 
 setup: $(VENV)/.ready $(LIBRARY)
 
@@ -36,7 +36,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module: install it (Debian and Ubuntu: apt-get install python3-venv)"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(INSTALL) --editable '.[build,mpi,test]'
+	$(INSTALL) --editable '.[build,mpi,test,train]'
 	@touch $@
 
 native: $(LIBRARY)
@@ -74,12 +74,23 @@ tidy: $(VENV)/.lint
 
 # Tests in tests/ranks/under_mpirun are the ranks' own code: on one rank within pytest's run, on others under one mpirun each.
 MPI_PYTEST = $(BIN)/python -m tests.support.mpi_pytest tests/ranks/under_mpirun
+# Tests wait on processes more than they compute, so there are two workers for each core; what measures time runs alone.
+WORKERS ?= $(shell expr 2 \* $(JOBS))
+PARALLEL = -n $(WORKERS) --dist worksteal
 test: setup test-native
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL) -m "not alone"
+	$(BIN)/python -m pytest -m alone
 	mpirun -n 2 $(MPI_PYTEST)
 	mpirun -n 3 $(MPI_PYTEST)
 	mpirun -n 5 $(MPI_PYTEST) --deselect tests/ranks/under_mpirun/test_golden.py
 	mpirun -n 7 $(MPI_PYTEST) --deselect tests/ranks/under_mpirun/test_golden.py
+
+# Lines that the tests execute, of Python and of C++ (a build of its own), by room.
+coverage: setup
+	@test -x $(BIN)/gcovr || $(INSTALL) --editable '.[coverage]'
+	@$(CMAKE) -S . -B build/coverage -DCKDIST_COVERAGE=ON -DCKDIST_UNIT_TESTS=$(if $(wildcard /usr/include/doctest),ON,OFF) >/dev/null
+	@$(BIN)/cmake --build build/coverage --parallel $(JOBS)
+	$(BIN)/python tests/coverage_by_room.py $(TESTS)
 
 # C++ unit tests of the native library; doctest (Debian and Ubuntu: doctest-dev) is one header.
 test-native: setup
@@ -95,8 +106,8 @@ test-wheel: setup
 # The native code under AddressSanitizer and UndefinedBehaviorSanitizer. Memory that Python keeps to its end is no leak of ours.
 ASAN_TESTS := tests/fuzz/test_native_fuzz.py tests/models/test_gguf.py tests/models/test_loader.py tests/kernels/test_linear.py tests/kernels/test_attention.py \
 	tests/kernels/test_elementwise.py tests/kernels/test_sampler.py tests/kernels/test_sampler_steps.py tests/unit/test_engine_sampling.py \
-	tests/ranks/test_replay.py tests/kernels/test_mover.py tests/kernels/test_pack.py tests/kernels/test_quantize.py \
-	tests/ranks/test_reorganize.py tests/ranks/test_token.py
+	tests/ranks/test_replay.py tests/kernels/test_copy_engine.py tests/kernels/test_pack.py tests/kernels/test_quantize.py \
+	tests/ranks/test_repack.py tests/ranks/test_token.py
 test-asan: setup
 	@$(CMAKE) -S . -B build/asan -DCKDIST_SANITIZE=address,undefined >/dev/null
 	@$(BIN)/cmake --build build/asan --parallel $(JOBS)
@@ -129,7 +140,7 @@ docs: setup
 	@echo "build/site/index.html"
 
 # One working set of versions for every Python that is supported, which pip reads as constraints.
-EXTRAS := build docs lint mpi test train
+EXTRAS := build coverage docs lint mpi test train
 lock: $(VENV)/.lint
 	$(BIN)/uv --no-config pip compile --quiet --universal --python-version 3.10 --strip-extras --no-annotate --no-header \
 		--no-emit-find-links $(EXTRAS:%=--extra %) --upgrade pyproject.toml -o constraints.txt

@@ -1,6 +1,6 @@
 """Time from the start of a process to its first token, with weights packed before anything runs and while it runs.
 
-`python benchmarks/first_token.py MODEL.gguf` runs `--reorganize off` and `threads` in turn, on one rank and on two,
+`python benchmarks/first_token.py MODEL.gguf` runs `--repack off` and `threads` in turn, on one rank and on two,
 with the model's file in the system's cache and, where this user may drop it, without. It prints medians, less the time
 in which the process got memory from its machine (`prime`): seconds to the first token, the part of it that loading
 everything took, the time until everything was packed, and the longest gap between two tokens while that went on, over
@@ -9,6 +9,7 @@ over the size of the checkpoint.
 """
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -21,7 +22,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 RANK_PROGRAM = "rank"
 
 
-def rank_program(model_path: str, reorganize: str, threads: int, prompt_tokens: int, tokens: int) -> None:
+def rank_program(model_path: str, repack: str, threads: int, prompt_tokens: int, tokens: int) -> None:
     """What one rank does: greedy text of one prompt; rank 0 prints when each token came, and what memory is held in
     the end.
     """
@@ -33,10 +34,8 @@ def rank_program(model_path: str, reorganize: str, threads: int, prompt_tokens: 
     from ckdist.engine.single import SingleSequence
 
     world = start_world()
-    primed = prime(os.path.getsize(model_path) * 5 // 4 // world.size)
-    model = load_model(
-        EngineConfig(model=model_path, reorganize=reorganize, threads=threads, ctx_size=2048, parallel=1), world
-    )
+    primed = prime(pathlib.Path(model_path).stat().st_size * 5 // 4 // world.size)
+    model = load_model(EngineConfig(model=model_path, repack=repack, threads=threads, ctx_size=2048, parallel=1), world)
     loaded = time.monotonic()
     if world.rank == 0:
         sequence, rng = SingleSequence(model.executable), np.random.default_rng(0)
@@ -54,7 +53,12 @@ def rank_program(model_path: str, reorganize: str, threads: int, prompt_tokens: 
     filled = model.loader.filled
     kept = sum(world.gather(filled.kept))
     if world.rank == 0:
-        plan = dict(kv=model.executable.kv_bytes * world.size, kept=kept, bytes=filled.bytes, fill=filled.seconds)
+        plan = {
+            "kv": model.executable.kv_bytes * world.size,
+            "kept": kept,
+            "bytes": filled.bytes,
+            "fill": filled.seconds,
+        }
         print(
             json.dumps(
                 dict(
@@ -102,13 +106,13 @@ def cached_bytes(path: str) -> int:
     return int(done.stdout) if done.returncode == 0 else -1
 
 
-def run(path: str, reorganize: str, ranks: int, options) -> dict:
+def run(path: str, repack: str, ranks: int, options) -> dict:
     words = [
         sys.executable,
         __file__,
         RANK_PROGRAM,
         path,
-        reorganize,
+        repack,
         str(max(1, options.threads // ranks)),
         str(options.prompt),
         str(options.tokens),
@@ -122,8 +126,10 @@ def run(path: str, reorganize: str, ranks: int, options) -> dict:
         sys.exit(done.stderr)
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     times = found["times"]
-    gaps = [after - before for before, after in zip(times, times[1:])]
-    busy = [gap for gap, packed in zip(gaps, found["packed"]) if packed < 1]  # that began before everything was packed
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    busy = [
+        gap for gap, packed in zip(gaps, found["packed"], strict=True) if packed < 1
+    ]  # that began before everything was packed
     return found | {
         "first": times[0] - start - found["primed"],
         "loaded": found["loaded"] - start - found["primed"],
@@ -157,22 +163,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print every run")
     options = parser.parse_args()
-    size = os.path.getsize(options.model)
+    size = pathlib.Path(options.model).stat().st_size
     print(
-        "| cache | ranks | reorganize | first token, s | ready to run, s | all packed, s | by steps | gap, ms | longest / median | gaps meanwhile | memory / checkpoint | file in cache |"
+        "| cache | ranks | repack | first token, s | ready to run, s | all packed, s | by steps | gap, ms | longest / median | gaps meanwhile | memory / checkpoint | file in cache |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for cache in options.cache:
         for ranks in options.ranks:
             found = {"off": [], "threads": []}
             for _ in range(options.rounds):
-                for way in found:
+                for way, runs in found.items():
                     (warm_cache if cache == "warm" else drop_cache)(options.model)
-                    found[way].append(run(options.model, way, ranks, options))
+                    runs.append(run(options.model, way, ranks, options))
                     if options.json:
-                        print(json.dumps(found[way][-1]))
+                        print(json.dumps(runs[-1]))
             for way, runs in found.items():
-                of = lambda key: statistics.median(r[key] for r in runs)
+                of = lambda key, runs=runs: statistics.median(r[key] for r in runs)
                 print(
                     f"| {cache} | {ranks} | {way} | {of('first'):.2f} | {of('loaded'):.2f} | {of('fill'):.2f} | {of('kept') / of('bytes') / ranks:.0%} | {1e3 * of('gap'):.1f} "
                     f"| {of('longest'):.2f} | {of('busy'):.0f} | {(of('memory') - of('kv')) / size:.2f} | {of('cached') / size:.2f} |",

@@ -293,9 +293,12 @@ def main() -> int:
     print("|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = model_folder(pathlib.Path(name))
-        with served(folder, arguments.ranks) as (port, launcher):
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as attacker:
-                rows = asyncio.run(measure(port, launcher, arguments.seconds, attacker))
+        spawned = multiprocessing.get_context("spawn")
+        with (
+            served(folder, arguments.ranks) as (port, launcher),
+            ProcessPoolExecutor(1, spawned) as attacker,
+        ):
+            rows = asyncio.run(measure(port, launcher, arguments.seconds, attacker))
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1))
     return 0

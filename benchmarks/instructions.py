@@ -32,7 +32,7 @@ def replay(quantize: str, tokens: int, chunk: int) -> None:
     from ckdist.engine.launch import load_model
     from ckdist.engine.single import SingleSequence
 
-    config = EngineConfig(threads=1, ctx_size=256, quantize=None if quantize == "bf16" else quantize, reorganize="off")
+    config = EngineConfig(threads=1, ctx_size=256, quantize=None if quantize == "bf16" else quantize, repack="off")
     model = load_model(config, SingleWorld())
     sequence = SingleSequence(model.executable)
     for begin in range(0, tokens, chunk):

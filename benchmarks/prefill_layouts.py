@@ -1,4 +1,4 @@
-"""Prefill with tokens cut beside prefill with tensors cut, on the same ranks: alternating turns, medians, bytes moved,
+"""Token-parallel prefill beside tensor-parallel prefill, on the same ranks: alternating turns, medians, bytes moved,
 and the transition.
 
     mpirun -n 2 python benchmarks/prefill_layouts.py -m MODEL.gguf [-t 1] [-p 512,2048] [-r 5]
@@ -54,7 +54,7 @@ def compare(model, prompts: list[int], rounds: int) -> None:
             for name in list(LAYOUTS)[:: 1 if turn % 2 else -1]:
                 executable.prefill_from = LAYOUTS[name]
                 taken[name].append(prefill(executable, ids)[0])
-        ratios = [tensor / token for token, tensor in zip(taken["TOKEN"][1:], taken["TENSOR"][1:])]
+        ratios = [tensor / token for token, tensor in zip(taken["TOKEN"][1:], taken["TENSOR"][1:], strict=True)]
         token, tensor = (count / statistics.median(taken[name][1:]) for name in ("TOKEN", "TENSOR"))
         spread = f"{min(ratios):.3f} to {max(ratios):.3f}, {rounds} rounds"
         print(
@@ -121,7 +121,7 @@ def main() -> None:
     prompts = [int(n) for n in arguments.n_prompt.split(",")]
     world = start_world()
     if world.size == 1:
-        raise SystemExit("one rank has nothing to cut: run under mpirun -n 2 or more")
+        raise SystemExit("one rank has nothing to shard: run under mpirun -n 2 or more")
     model = load_model(
         EngineConfig(
             model=arguments.model, threads=arguments.threads, ctx_size=max([*prompts, PROMPT + DECODED]), parallel=1

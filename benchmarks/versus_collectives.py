@@ -195,7 +195,7 @@ class Pair:
 
     def __init__(self, side: str, python: str, listener: Listener, folder: str):
         program = [python, str(pathlib.Path(__file__).resolve()), "--work", side, "--address", listener.address]
-        beside = pathlib.Path(os.path.realpath(os.path.dirname(python)) if os.path.dirname(python) else "")
+        beside = pathlib.Path(python).parent.resolve() if "/" in python else pathlib.Path()
         environments: list[dict] = [{}]
         if side == "openmpi":
             program = [str(beside / "mpirun"), "-n", str(RANKS), "--bind-to", "none", *program]
@@ -291,7 +291,8 @@ def main() -> None:
     parser.add_argument("--address", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
-        return work(given.work, given.address)
+        work(given.work, given.address)
+        return
     rows = []
     with tempfile.TemporaryDirectory() as folder, Listener(f"{folder}/address", "AF_UNIX") as listener:
         secret = pathlib.Path(folder, "secret")

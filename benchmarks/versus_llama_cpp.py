@@ -94,7 +94,9 @@ def summary(name: str, turns: dict[str, list[dict]], labels: list[str]) -> dict:
     if all(turns.get(name) for name in IK_SETTINGS):
         row |= {name: median(name) for name in IK_SETTINGS}
         row |= {f"{label} to ik": row[label] / max(row[name] for name in IK_SETTINGS) for label in labels}
-    row[f"{many} / {one}"] = statistics.median(a["median_ts"] / b["median_ts"] for a, b in zip(turns[many], turns[one]))
+    row[f"{many} / {one}"] = statistics.median(
+        a["median_ts"] / b["median_ts"] for a, b in zip(turns[many], turns[one], strict=True)
+    )
     row["exchange share"] = median(many, "exchange_share")
     return row
 
@@ -115,15 +117,15 @@ def cells(row: dict, labels: list[str], with_ik: bool) -> str:
 
 def plot(rows: list[dict], labels: list[str], title: str, path: str) -> None:
     """Bars of tokens/s, each beside the rate that the machine's limit would allow."""
-    import matplotlib
+    import matplotlib as mpl
 
-    matplotlib.use("Agg")
+    mpl.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, len(rows), figsize=(2.2 * len(rows) + 1, 4), squeeze=False)
     peers = {"llama.cpp": "#888888", "llama.cpp not repacked": "#bbbbbb"}
-    colours = peers | dict(zip([*IK_SETTINGS, *labels], ("#8c6d31", "#bd9e39", "#1f77b4", "#17becf")))
-    for axis, row in zip(axes[0], rows):
+    colours = peers | dict(zip([*IK_SETTINGS, *labels], ("#8c6d31", "#bd9e39", "#1f77b4", "#17becf"), strict=True))
+    for axis, row in zip(axes[0], rows, strict=True):
         names = [name for name in colours if name in row]
         axis.bar(range(len(names)), [row[name] for name in names], color=[colours[name] for name in names])
         limit = row[labels[0]] / row[f"{labels[0]} of bound"]
@@ -169,7 +171,7 @@ def main() -> None:
     contestants |= {labels[0]: Contestant("ckdist", args), labels[1]: Contestant("ckdist", args, ranks=args.threads)}
     with_ik = args.ik_llama_bench is not None
     if with_ik:
-        repacked = zip(IK_SETTINGS, (False, True))
+        repacked = zip(IK_SETTINGS, (False, True), strict=True)
         contestants |= {name: IkLlama(args.ik_llama_bench, args, repack) for name, repack in repacked}
     if args.output == "table":
         heads = ["tokens/s", "llama.cpp", "not repacked", *(IK_SETTINGS if with_ik else ()), *labels]

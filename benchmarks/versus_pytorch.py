@@ -5,7 +5,7 @@ ratios, memory.
         [--sides ckdist:1x2,compiled:1x2,compiled@float32:1x2,...] [--levels avx2,avx512,...] [--pytorch-python PATH]
 
 A side is ckdist, eager or compiled (PyTorch, with torch.compile in the latter), and ranks x threads: 1x2 is one process
-of two threads, 2x1 two processes of one thread, which cut the batch and sum the gradients: PyTorch by DDP over gloo.
+of two threads, 2x1 two processes of one thread, which split the batch and sum the gradients: PyTorch by DDP over gloo.
 `@float32` or `@bfloat16` is the type of one side's products. A step is forward, backward and AdamW (PyTorch's is its
 fused one); PyTorch has autocast for bfloat16 and its fused attention. Every process starts once; one side at a time
 computes. The first rounds compile, pack and warm up; `--rounds 0` does nothing else, and fills the compiler's cache for
@@ -237,9 +237,9 @@ class Side:
 
     def __init__(self, text: str, options, level: str, secret: str):
         self.text = text
-        name, _, cut = text.partition(":")
+        name, _, grid = text.partition(":")
         self.name, _, dtype = name.partition("@")
-        ranks, _, threads = cut.partition("x")
+        ranks, _, threads = grid.partition("x")
         self.dtype = dtype or options.dtype
         if self.name not in SIDES or self.dtype not in DTYPES or not ranks.isdigit() or not threads.isdigit():
             names = f"{', '.join(SIDES)} [@{' or @'.join(DTYPES)}]"
@@ -308,7 +308,7 @@ def arithmetic_rate(dtype: str, threads: int, level: str) -> float:
 
 
 def ratio(first: Side, side: Side) -> str:
-    of = lambda key: statistics.median(b[key] / a[key] for a, b in zip(first.rows, side.rows))
+    of = lambda key: statistics.median(b[key] / a[key] for a, b in zip(first.rows, side.rows, strict=True))
     alone = all(len(s.processes) * s.threads == 1 for s in (first, side))
     seconds = f"{of('seconds'):.2f}" + (f" ({of('cpu'):.2f} in CPU seconds)" if alone else "")
     return f"{first.text} / {side.text}: {seconds}, memory {first.rows[-1]['mib'] / side.rows[-1]['mib']:.2f}"
@@ -319,7 +319,7 @@ def compare(options, level: str, secret: str) -> None:
     sides, rates = [], []
     try:
         for text in options.sides.split(","):
-            sides.append(Side(text, options, level, secret))
+            sides.append(Side(text, options, level, secret))  # noqa: PERF401 - those made so far are ended below
         for number in range(WARM_UP + options.rounds):
             rates.append(arithmetic_rate(options.dtype, max(len(s.processes) * s.threads for s in sides), level))
             for side in sides:
@@ -366,12 +366,13 @@ def main() -> None:
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        name, _, cut = options.work.partition(":")
-        return work(name.partition("@")[0], *map(int, cut.split("x")), options.model, options.dtype)
+        name, _, sizes = options.work.partition(":")
+        work(name.partition("@")[0], *map(int, sizes.split("x")), options.model, options.dtype)
+        return
     levels = options.levels.split(",")
     if any(level and level not in LEVELS for level in levels):
         raise SystemExit(f"--levels takes {', '.join(LEVELS)}; not {options.levels!r}")
-    secret = tempfile.NamedTemporaryFile()  # of this run's ranks
+    secret = tempfile.NamedTemporaryFile()  # noqa: SIM115 - of this run's ranks
     secret.write(os.urandom(32))
     secret.flush()
     for level in levels:

@@ -11,10 +11,13 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ckdist.errors import ConfigError
 from ckdist.overrides import metadata_overrides
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 NAMES_HELP = "smollm2, gemma3-270m, or hf:owner/repo[:quant or file]"
 MODEL_HELP = f"GGUF file, folder with safetensors, or a name: {NAMES_HELP} (default: the bundled model)"
@@ -82,16 +85,36 @@ def option(
     metavar: str | None = None,
     repeat: bool = False,
     secret: bool = False,
+    former: str | None = None,
 ) -> Any:
     """A dataclass field with its flags, the last of them the long one; a name without dashes is a positional argument.
 
     `low` and `high` bound the value (or each of a list) and are allowed themselves. A bool field is a switch. `repeat`
-    collects every use of the flag in a tuple. A `secret` does not appear in the configuration's repr.
+    collects every use of the flag in a tuple. A `secret` does not appear in the configuration's repr. `former`: the
+    flag's name in the last release, which is still understood and not shown.
     """
-    metadata = dict(
-        flags=flags, help=help, parse=parse, low=low, high=high, choices=choices, metavar=metavar, repeat=repeat
-    )
+    metadata = {
+        "flags": flags,
+        "help": help,
+        "parse": parse,
+        "low": low,
+        "high": high,
+        "choices": choices,
+        "metavar": metavar,
+        "repeat": repeat,
+        "former": former,
+    }
     return field(default=default, repr=not secret, metadata=metadata)
+
+
+def present_names(config_class: type["DataclassInstance"], settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` with fields under their present names; what is no former name stays as it is."""
+    former = {
+        item.metadata["former"].lstrip("-").replace("-", "_"): item.name
+        for item in fields(config_class)
+        if item.metadata.get("former")
+    }
+    return {former.get(name, name): value for name, value in settings.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,9 +238,10 @@ class EngineConfig:
             "and measured"
         ),
     )
-    reorganize: str = option(
+    repack: str = option(
         "auto",
-        "--reorganize",
+        "--repack",
+        former="--reorganize",
         choices=("auto", "dsa", "threads", "off"),
         help=(
             "answer from the model's file while weights are packed, by a DSA queue or by threads; off: pack "
@@ -244,9 +268,9 @@ class EngineConfig:
             object.__setattr__(self, "model", f"hf:{self.hf_repo}")  # nothing else need know of the second spelling
             object.__setattr__(self, "hf_repo", None)
         metadata_overrides(self.override_kv)
-        if self.quantize and self.reorganize in ("dsa", "threads"):
+        if self.quantize and self.repack in ("dsa", "threads"):
             raise ConfigError(
-                f"--reorganize {self.reorganize} serves weights as they are stored, and --quantize {self.quantize} "
+                f"--repack {self.repack} serves weights as they are stored, and --quantize {self.quantize} "
                 "changes them: leave one of the two out"
             )
 

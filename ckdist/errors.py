@@ -5,7 +5,7 @@
     │   ├── ConfigError          a flag, a field of a configuration, a port in use
     │   ├── ModelFileError       a file that is not a model, is truncated, or lies about itself
     │   ├── ArchitectureError    a model family that is not known
-    │   ├── LayoutError          a named dimension that cannot be cut so
+    │   ├── LayoutError          a named dimension that cannot be sharded so
     │   ├── CapacityError        more memory or context than there is
     │   └── RequestError         a request with a wrong field or a prompt that does not fit
     └── EngineError              what broke while running; exit code 1, HTTP 5xx
@@ -38,11 +38,11 @@ class ArchitectureError(UserError):
 
 
 class LayoutError(UserError):
-    """A named dimension cannot be cut over a mesh axis as asked."""
+    """A named dimension cannot be sharded over a mesh axis in that way."""
 
 
 class CapacityError(UserError):
-    """More memory or context was asked for than there is; the message says what would fit."""
+    """More memory or context is needed than there is; the message says what would fit."""
 
 
 class RequestError(UserError):
@@ -68,7 +68,7 @@ class CommError(EngineError):
 
 
 class FetchError(EngineError):
-    """A model could not be fetched or kept: no network, a cut connection, a full disk, a wrong checksum.
+    """A model could not be fetched or kept: no network, a lost connection, a full disk, a wrong checksum.
 
     It meets every rank alike.
     """

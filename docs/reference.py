@@ -191,7 +191,7 @@ def endpoints() -> str:
 
 def metrics() -> str:
     """Every metric, read from a registry with the numbers of a real engine."""
-    with LLM(threads=1, ctx_size=256, reorganize="off") as llm:
+    with LLM(threads=1, ctx_size=256, repack="off") as llm:
         stats = llm.engine.stats()
     registry = Metrics("model", lambda: "ready", lambda: 0, lambda: stats)
     rows: dict[str, tuple[str, str, str]] = {}

@@ -138,7 +138,11 @@ class Corpus:
                 call = f"{entry.name}{entry.signature}: " if entry.signature and question.startswith("How") else ""
                 turns.append((question, call + entry.summary))
             chats.append(
-                [{"role": role, "content": text} for turn in turns for role, text in zip(("user", "assistant"), turn)]
+                [
+                    {"role": role, "content": text}
+                    for turn in turns
+                    for role, text in zip(("user", "assistant"), turn, strict=True)
+                ]
             )
         return chats
 

@@ -29,7 +29,7 @@ UNWANTED = (
     "/runtime/",
     "/bindings/",
     "/core/",
-    "/movers/",
+    "/copy_engines/",
     "native/comm/",
     ".cpp",
     "CMakeLists",

@@ -1,7 +1,8 @@
 """What every test finds: a cache of this run's own beside the models that were fetched, and all CPUs that it began
 with.
 
-At the end of a run stand the seconds of each room, and what was skipped and why.
+At the end of a run stand the seconds of each room, and what was skipped and why. Under pytest-xdist each worker has a
+cache of its own, and the run's first process alone writes the summary.
 """
 
 import collections
@@ -53,7 +54,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 def skips(reports) -> collections.Counter[str]:
     """How many tests were skipped for each reason."""
-    reasons = (report.longrepr[2] for report in reports if isinstance(report.longrepr, tuple))
+    reasons = (report.longrepr[2] for report in reports if isinstance(report.longrepr, tuple | list))
     return collections.Counter(reason.removeprefix("Skipped: ") for reason in reasons)
 
 

@@ -21,7 +21,8 @@ Config = TypeVar("Config", bound="DataclassInstance")
 class CommandParser(argparse.ArgumentParser):
     """argparse that raises ConfigError, one line, where it would print and exit.
 
-    `arguments`: what the command takes, in order; `flags`: those of them that have a flag, by each of its spellings.
+    `arguments`: what the command takes, in order; `flags`: those of them that have a flag, by each of its spellings,
+    former ones too.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -64,7 +65,9 @@ def parser_for(config_class: type, prog: str) -> CommandParser:
             settings["action"] = "append"
             settings["default"] = None
         if meta["flags"][0].startswith("-"):
-            parser.add_argument(*meta["flags"], dest=item.name, **settings)
+            action = parser.add_argument(*meta["flags"], dest=item.name, **settings)
+            if meta["former"]:
+                parser.flags[meta["former"]] = action
         else:
             parser.add_argument(meta["flags"][0], nargs="?", **settings)
     return parser

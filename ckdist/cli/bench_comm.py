@@ -8,7 +8,7 @@ line's round trip.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from ckdist.comm.protocol import World
 from ckdist.comm.thresholds import Thresholds, load_thresholds, save_thresholds
 from ckdist.comm.world import start_world
 from ckdist.config import BenchConfig
+from ckdist.progress import ProgressBar
 
 SIZES = tuple(4 << k for k in range(10, 25, 2))  # bytes: 4 KiB to 64 MiB
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
@@ -101,44 +102,56 @@ def buffers(
     ]
 
 
-def rows(communicator: Communicator, repetitions: int) -> list[dict[str, Any]]:
-    """A row for the barrier, and for each operation, size, type and place of buffers; a collective call."""
-    watch = Stopwatch(communicator)
-    shared = communicator.transport == "shared memory"
-    result = []
-    trip = watch.median(watch.round_trip, repetitions) if shared else None
-    base = {"transport": communicator.transport, "ranks": communicator.size}
-    result.append(
-        {
-            **base,
-            "operation": "barrier",
-            "buffers": "",
-            "dtype": "",
-            "bytes": 0,
-            "median_us": watch.median(watch.barrier, repetitions) * 1e6,
-            "gb_per_s": 0.0,
-            "round_trip_us": trip and trip * 1e6,
-        }
-    )
+def cases(shared: bool) -> Iterator[tuple[int, str, str, bool]]:
+    """Size, operation, type and whether the buffers are placed, of every row but the barrier's."""
     for size in SIZES:
         for operation in COLLECTIVES:
             for dtype in ("float32", "bfloat16") if operation == "all_reduce" else ("float32",):
                 for placed in (True, False) if shared else (False,):
-                    given = buffers(communicator, operation, size, dtype, placed)
-                    trip = watch.median(watch.round_trip, 3) if shared else None
-                    seconds = watch.median(partial(watch.collective, operation, *given, dtype), repetitions)
-                    result.append(
-                        {
-                            **base,
-                            "operation": operation,
-                            "buffers": "arena" if placed else "ordinary",
-                            "dtype": dtype,
-                            "bytes": size,
-                            "median_us": seconds * 1e6,
-                            "gb_per_s": size / max(seconds, 1e-9) * 1e-9,
-                            "round_trip_us": trip and trip * 1e6,
-                        }
-                    )
+                    yield size, operation, dtype, placed
+
+
+def rows(communicator: Communicator, repetitions: int, progress: bool = False) -> list[dict[str, Any]]:
+    """A row for the barrier, and for each operation, size, type and place of buffers; a collective call.
+
+    `progress`: a bar tells of each that is measured, and is not drawn while one is.
+    """
+    watch = Stopwatch(communicator)
+    shared = communicator.transport == "shared memory"
+    measured = list(cases(shared))
+    base = {"transport": communicator.transport, "ranks": communicator.size}
+    with ProgressBar(1 + len(measured), "row", "measuring", progress) as bar:
+        trip = watch.median(watch.round_trip, repetitions) if shared else None
+        result = [
+            {
+                **base,
+                "operation": "barrier",
+                "buffers": "",
+                "dtype": "",
+                "bytes": 0,
+                "median_us": watch.median(watch.barrier, repetitions) * 1e6,
+                "gb_per_s": 0.0,
+                "round_trip_us": trip and trip * 1e6,
+            }
+        ]
+        bar.update(1)
+        for size, operation, dtype, placed in measured:
+            given = buffers(communicator, operation, size, dtype, placed)
+            trip = watch.median(watch.round_trip, 3) if shared else None
+            seconds = watch.median(partial(watch.collective, operation, *given, dtype), repetitions)
+            result.append(
+                {
+                    **base,
+                    "operation": operation,
+                    "buffers": "arena" if placed else "ordinary",
+                    "dtype": dtype,
+                    "bytes": size,
+                    "median_us": seconds * 1e6,
+                    "gb_per_s": size / max(seconds, 1e-9) * 1e-9,
+                    "round_trip_us": trip and trip * 1e6,
+                }
+            )
+            bar.update(1)
     return result
 
 
@@ -180,7 +193,7 @@ def run(config: BenchConfig) -> int:
             )
     else:
         communicator = open_communicator(world, "auto", timeout=config.comm_timeout)
-        result = rows(communicator, config.repetitions)
+        result = rows(communicator, config.repetitions, progress=world.rank == 0)
         if world.rank == 0:
             write_rows(result, config.output)
         communicator.barrier()

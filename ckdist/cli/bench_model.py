@@ -185,7 +185,7 @@ class ModelBench:
 
     def layouts(self, before: list[int]) -> str:
         """Those that prefilled since the executable's `prefill_tokens` were `before`: chunks of different sizes may
-        be cut differently.
+        be sharded differently.
         """
         used = [now > then for now, then in zip(self.executable.prefill_tokens, before, strict=True)]
         return "+".join(

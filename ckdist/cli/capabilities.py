@@ -1,4 +1,4 @@
-"""Which transports, movers, launchers and kernels work on this machine: each is tried, all at once, and what has not
+"""Which transports, copy engines, launchers and kernels work on this machine: each is tried, all at once, and what has not
 answered in time is left behind.
 
 What may crash, hang or leave traces (an MPI library, a launcher, a driver) is tried in a process of its own.
@@ -34,7 +34,7 @@ ROOT_WANTS = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
 
 @dataclass(frozen=True)
 class Capability:
-    """`group` is transport, mover, launcher or kernels; `about` says which one, or why not."""
+    """`group` is transport, copy engine, launcher or kernels; `about` says which one, or why not."""
 
     group: str
     name: str
@@ -75,7 +75,7 @@ def capabilities(machine: Machine, timeout: float = TIMEOUT) -> list[Capability]
         ("transport", "MPI"): lambda: mpi(timeout),
         ("transport", "TCP"): tcp,
         ("transport", "verbs"): lambda: verbs(machine, timeout),
-        ("mover", "DSA"): lambda: dsa(machine, timeout),
+        ("copy engine", "DSA"): lambda: dsa(machine, timeout),
         ("launcher", "mpirun"): lambda: mpirun(timeout),
         ("launcher", "srun"): srun,
         ("launcher", "torchrun-style"): torchrun,

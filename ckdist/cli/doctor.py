@@ -177,10 +177,10 @@ def placement_lines(machine: Machine) -> list[str]:
     """Where ranks would run, one on each node, were they started without a binding."""
     mask = machine.binding.cpus
     ranks = max(1, len({machine.by_number[cpu].node for cpu in mask if cpu in machine.by_number}))
-    cut = shares(machine, [mask] * ranks)
+    ranges = shares(machine, [mask] * ranks)
     rows = [["rank", "node", "threads", "cpus"]]
     for rank in range(ranks):
-        place = place_rank(machine, [mask] * ranks, rank, threads_of(machine, cut[rank], rank == 0))
+        place = place_rank(machine, [mask] * ranks, rank, threads_of(machine, ranges[rank], rank == 0))
         rows.append(
             [str(rank), format_cpu_list(place.nodes), str(len(place.cpus)), format_cpu_list(place.cpus) or "any"]
         )
@@ -233,7 +233,7 @@ def remote_penalty(reads: dict[tuple[int, int], float]) -> float | None:
 def capability_lines(found: list[Capability], width: int) -> list[str]:
     """What works, and why the rest does not."""
     return facts(
-        [(f"{one.group:<10s} {one.name:<15s} {'yes' if one.works else 'no':<3s}", one.about) for one in found], width
+        [(f"{one.group:<11s} {one.name:<15s} {'yes' if one.works else 'no':<3s}", one.about) for one in found], width
     )
 
 

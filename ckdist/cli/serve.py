@@ -37,7 +37,7 @@ def model_name(config: ServeConfig) -> str:
     """What clients call the model without --alias: the name of its file or folder, or the name that was asked for."""
     if not config.model:
         return "ckdist-bundled"
-    return pathlib.Path(config.model).stem if os.path.exists(config.model) else config.model.removeprefix("hf:")
+    return pathlib.Path(config.model).stem if pathlib.Path(config.model).exists() else config.model.removeprefix("hf:")
 
 
 def curl_line(url: str, config: ServeConfig, chats: bool) -> str:

@@ -25,7 +25,7 @@ def packed_first(config: Config) -> Config:
     """For a command that measures, or reads everything many times: all weights are packed before it begins, unless
     the user says otherwise.
     """
-    return dataclasses.replace(config, reorganize="off") if config.reorganize == "auto" else config
+    return dataclasses.replace(config, repack="off") if config.repack == "auto" else config
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
     hosts = len(set(world.hosts))
     threads = f"{plan.threads} thread{'s' * (plan.threads > 1)}"
     batch = f" ({plan.threads_batch} with prompts)" if plan.threads_batch != plan.threads else ""
-    where = f"1 rank × {threads}{batch}"  # noqa: RUF001
+    where = f"1 rank × {threads}{batch}"
     if world.size > 1:
         where = f"{world.size} ranks × {threads}{batch} on {hosts} host{'s' * (hosts > 1)} ({model.executable.communicator.transport})"
     isa = native.isa()

@@ -173,7 +173,7 @@ def load_model(
     """This rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
     `measure`: what prefill costs token-parallel is measured, even if it was before. `fill(loader)`: packs its weights,
-    or begins to, once they are planned on every rank; None: as --reorganize says.
+    or begins to, once they are planned on every rank; None: as --repack says.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where
     ranks disagree.
@@ -200,7 +200,7 @@ def load_model(
         config.parallel,
         config.cache_type_k,
     ]
-    settings += [config.prefill, config.reorganize, bool(config.trace)]
+    settings += [config.prefill, config.repack, bool(config.trace)]
     agree(world, "program", program.digest())
     agree(world, "set of flags or version", repr(settings))
     tracing = (
@@ -324,14 +324,14 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
 
 
 def fill_shard(loader: ShardLoader, config: EngineConfig, world: World, progress: bool, trace: CData | None) -> None:
-    """Packs everything, or begins to, as --reorganize says."""
-    if config.reorganize != "off" and not config.quantize:
+    """Packs everything, or begins to, as --repack says."""
+    if config.repack != "off" and not config.quantize:
         # With -v alone, since it comes when it comes, in the middle of a text; and once for a job: rank 0 reads the
         # weights of all ranks of its host.
         tell = (lambda filled: log.debug("%s", filled)) if world.rank == 0 else None
-        loader.reorganize(config.reorganize, trace=trace, tell=tell)
+        loader.reorganize(config.repack, trace=trace, tell=tell)
         return
-    if config.reorganize != "off" and world.rank == 0:
+    if config.repack != "off" and world.rank == 0:
         log.debug("--quantize changes the weights, so all of them are packed before anything runs")
     loader.load(progress, trace)
 

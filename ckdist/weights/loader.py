@@ -28,7 +28,7 @@ from ckdist.weights.handles import MatrixHandle, VectorHandle
 log = logging.getLogger(__name__)
 
 QUANTIZATIONS = {"q8_0": dtypes.Q8_0, "q4_k": dtypes.Q4_K}
-MOVERS = {"auto": 0, "dsa": 1, "threads": 2}
+COPY_ENGINES = {"auto": 0, "dsa": 1, "threads": 2}
 _POLL_MILLISECONDS = 100
 
 
@@ -216,7 +216,7 @@ class ShardLoader:
 
     def _fill(self, background: bool, mover: str, until: float, trace: Any) -> None:
         self._trace = trace
-        way = [self.threads, background, MOVERS[mover], until, ffi.NULL if trace is None else trace]
+        way = [self.threads, background, COPY_ENGINES[mover], until, ffi.NULL if trace is None else trace]
         check(lib.ckdist_loader_fill(self._native, ffi.new("struct ckdist_filling *", way)))
 
     def wait(self) -> None:
@@ -247,7 +247,7 @@ class ShardLoader:
     def filled(self) -> Filled:
         """How far filling is."""
         out = self._filled()
-        return Filled(out.bytes, out.ready, out.kept, out.seconds, bool(out.finished), _text(out.mover))
+        return Filled(out.bytes, out.ready, out.kept, out.seconds, bool(out.finished), _text(out.copy_engine))
 
     def _filled(self) -> Any:
         out = ffi.new("struct ckdist_filled *")

@@ -92,7 +92,7 @@ def build() -> pathlib.Path:
 
 
 def write_python() -> None:
-    """A program that is Python for Arm to whoever starts it, tests that start `sys.executable` too."""
+    """A program that is Python for Arm to every program that starts it, such as tests that start `sys.executable`."""
     root = PARTS / "root"
     emulator = f'qemu-aarch64-static -cpu "$CKDIST_EMULATED_CPU" -L {root} -0 {PYTHON}'
     PYTHON.write_text(f'#!/bin/sh\nexec {emulator} {root}/usr/bin/python{PYTHON_VERSION} "$@"\n')

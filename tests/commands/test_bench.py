@@ -31,6 +31,7 @@ def bench(monkeypatch, capfd):
     return run
 
 
+@pytest.mark.alone
 def test_machine(bench):
     rows = json.loads(bench("machine", "-t", 2, "-o", "json"))
     assert [row["isa"] for row in rows] == [
@@ -98,7 +99,7 @@ def test_work_of_a_model():
     lockstep, single = LockstepSequences(model.executable, 3), SingleSequence(model.executable)
     lockstep.fill(np.arange(20))
     together = lockstep.step([5, 6, 7]).copy()
-    for token, logits in zip([5, 6, 7], together):
+    for token, logits in zip([5, 6, 7], together, strict=True):
         single.length = 0
         assert np.array_equal(single.feed([*range(20), token], outputs="last")[0], logits)
     with pytest.raises(CapacityError, match="3 sequences of 65 tokens"):

@@ -258,7 +258,7 @@ def test_under_mpirun_the_line_appears_once():
             (("generate", "--tmep", "1"), "unknown flag --tmep"),
             (("generate", "-m", "nothing.gguf"), "'nothing.gguf' is no file or folder"),
             (score("-c", 4096), "--ctx-size 4096 is more than the 512 positions"),
-            (score()[:3] + ("-f", "/nonexistent"), "cannot read --file /nonexistent"),
+            ((*score()[:3], "-f", "/nonexistent"), "cannot read --file /nonexistent"),
             (("serve", "-m", GGUF, "--port", held.getsockname()[1]), "Address already in use"),
         ):
             done = run_ranks(2, "-m", "ckdist.cli.main", *map(str, words), timeout=60)
@@ -323,5 +323,5 @@ def test_generate_takes_the_samplers_flags_of_llama_cli():
     assert default.steps is None
     none = parse_arguments(GenerateConfig, ["--dry-sequence-breaker", "none"], "ckdist generate")
     assert sampling_of(none).dry_sequence_breakers == ()
-    with pytest.raises(ConfigError, match="--samplers: .* has the unknown sampler 'adaptive'; the known ones are"):
+    with pytest.raises(ConfigError, match=r"--samplers: .* has the unknown sampler 'adaptive'; the known ones are"):
         parse_arguments(GenerateConfig, ["--samplers", "top_k;adaptive"], "ckdist generate")

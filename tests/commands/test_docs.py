@@ -181,6 +181,7 @@ def test_the_reference_is_whole():
         assert f"`{name}`" in pages["reference/endpoints.md"]
     for name in ("vllm:num_requests_running", "llamacpp:requests_processing", "ckdist_step_seconds"):
         assert name in pages["reference/metrics.md"]
+    assert "Rank 0's" not in pages["reference/metrics.md"], "a number of rank 0 without a meaning: serve/metrics.py"
     assert "`CapacityError`" in pages["reference/errors.md"]
     from ckdist.train.config import TrainConfig
 

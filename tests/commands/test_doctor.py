@@ -201,7 +201,7 @@ class TestTrying:
         assert ("DSA wq" in about) if works else about and "Error" not in about
         assert (
             "dsa0: enabled, node ?, no shared virtual memory; wq0.0 (, , user, 2 MiB at a time, batches of 1)"
-            in text_of(recorded, [tried.Capability("mover", "DSA", works, about)], SPEED, (), 200)
+            in text_of(recorded, [tried.Capability("copy engine", "DSA", works, about)], SPEED, (), 200)
         )
 
     def test_kernels_and_transports(self):
@@ -212,6 +212,7 @@ class TestTrying:
 
 
 class TestCommand:
+    @pytest.mark.alone
     def test_json_within_ten_seconds_on_a_busy_machine(self):
         busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * (os.cpu_count() or 1))]
         try:

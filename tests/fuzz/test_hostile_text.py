@@ -121,6 +121,7 @@ def chat(text, **fields):
     return {"messages": [{"role": "user", "content": text}], **fields}
 
 
+@pytest.mark.alone
 def test_a_template_that_explodes_is_a_400_in_a_second(served):
     engine, http = served
 
@@ -145,6 +146,7 @@ def test_a_template_that_explodes_is_a_400_in_a_second(served):
 @pytest.mark.parametrize(
     "template", ["{{ " + "~".join(["'a'"] * 60_000) + " }}", "{{ ([[1]] * 4000000) | sum(start=[]) | length }}"]
 )
+@pytest.mark.alone
 def test_a_template_that_never_ends_leaves_completions_working(template):
     with serving(template=template) as (_, http):
         begun = time.monotonic()
@@ -153,6 +155,7 @@ def test_a_template_that_never_ends_leaves_completions_working(template):
         assert httpx.post(f"{http.url}/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
 
 
+@pytest.mark.alone
 def test_long_prompts_take_turns_and_end_with_their_clients(served):
     """Six at once, which no rule of size refuses: others wait under a second, and the HTTP process stays small."""
     engine, http = served
@@ -186,6 +189,7 @@ def test_long_prompts_take_turns_and_end_with_their_clients(served):
     assert max(waits.values()) < PATIENCE and most < 1 << 30, (waits, most)
 
 
+@pytest.mark.alone
 def test_nothing_long_runs_on_the_event_loop(tmp_path):
     """The CPU time between two turns of the loop, while clients send what takes seconds; wall time would measure the
     machine's other work.
@@ -199,7 +203,7 @@ def test_nothing_long_runs_on_the_event_loop(tmp_path):
             longest.append(time.thread_time() - begun)
 
     async def scenario():
-        endpoint, url = f"ipc://{tmp_path}/engine", "http://127.0.0.1:%d" % listener.getsockname()[1]
+        endpoint, url = f"ipc://{tmp_path}/engine", f"http://127.0.0.1:{listener.getsockname()[1]}"
         folder = write_tokenizer(tmp_path)
         settings = HttpSettings(
             endpoint=endpoint, model=str(folder), model_name="bytes", listener=-1, parent=os.getppid(), max_body=9 << 20
@@ -211,7 +215,7 @@ def test_nothing_long_runs_on_the_event_loop(tmp_path):
         )
         results = {}
         async for line in client.stdout:
-            name, status, seconds, size, begin = json.loads(line)
+            name, status, _seconds, size, begin = json.loads(line)
             results.setdefault(name, []).append((status, begin, size, max(longest, default=0)))
             longest.clear()
         watching.cancel()
@@ -222,7 +226,7 @@ def test_nothing_long_runs_on_the_event_loop(tmp_path):
     results, code = asyncio.run(scenario())
     assert code == 0 and results.pop("ready")
     assert {name: {status for status, *_ in answers} for name, answers in results.items()} == {
-        **dict.fromkeys(results, {200}), "token ids": {400}, "text": {400}, "six texts": {400},
+        **{name: {200} for name in results}, "token ids": {400}, "text": {400}, "six texts": {400},
     }  # fmt: skip
     for name, answers in results.items():
         if name in ("token ids", "text", "six texts"):

@@ -27,7 +27,7 @@ GGUF = {
     for name in ("Q2_K", "Q4_K_M", "IQ4_XS", "Q8_0", "F16", "IQ1_M", "IQ2_XS", "IQ3_S", "MXFP4", "TQ1_0")
 }
 EXAMPLES = int(os.environ.get("CKDIST_FUZZ_EXAMPLES", "150"))
-FUZZ = dict(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+FUZZ = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
 
 def run_model(path) -> None:
@@ -72,7 +72,7 @@ def test_damaged_gguf_is_refused_or_runs(tmp_path, name, changes):
 def test_damaged_numbers_of_gguf_are_refused_or_run(tmp_path, name, data):
     """One number of the metadata becomes another, of which the edges are the most likely."""
     content = bytearray(GGUF[name])
-    key, at, kind = data.draw(st.sampled_from(_numbers(name)))
+    _key, at, kind = data.draw(st.sampled_from(_numbers(name)))
     value = data.draw(
         st.sampled_from(
             [0, 1, 2, 3, 5, 8, 31, 63, 65, 96, 128, 255, 1 << 14, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1]
@@ -97,7 +97,7 @@ def _tensors(name):
 def _numbers(name) -> list[tuple[str, int, str]]:
     """Key, place of the value and kind of every 32-bit number of the metadata."""
     data, found = GGUF[name], []
-    for key, value in read_gguf(GOLDEN / "gguf" / f"{name}.gguf").metadata.items():
+    for key in read_gguf(GOLDEN / "gguf" / f"{name}.gguf").metadata:
         end = data.index(len(key).to_bytes(8, "little") + key.encode()) + 8 + len(key)
         kind = int.from_bytes(data[end : end + 4], "little")
         if kind in (4, 5, 6):

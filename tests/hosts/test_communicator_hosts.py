@@ -1,4 +1,4 @@
-"""The communicator between two hosts (network namespaces joined by a wire): the same bits, a slow wire, and every
+"""The communicator between two hosts (network namespaces joined by a link): the same bits, a slow link, and every
 way to lose a rank.
 """
 
@@ -88,9 +88,10 @@ def test_64_mib_of_every_type(hosts, tmp_path):
 
 
 @pytest.mark.parametrize("transport", ["tcp", "mpi"])
-def test_slow_wire(hosts, tmp_path, transport):
-    """100 Mbit/s: near what the wire gives, and nobody takes a message that is on its way for a lost rank."""
-    for namespace, link in zip(hosts.namespaces, hosts.links):
+@pytest.mark.alone
+def test_slow_link(hosts, tmp_path, transport):
+    """100 Mbit/s: near what the link gives, and nobody takes a message that is on its way for a lost rank."""
+    for namespace, link in zip(hosts.namespaces, hosts.links, strict=True):
         run(
             "tc",
             "-n",
@@ -115,7 +116,7 @@ def test_slow_wire(hosts, tmp_path, transport):
     else:
         output = finish(start(hosts, 1, tmp_path, *words), 60)[0]
     message, reduction = map(float, re.search(r"([\d.]+) Mbit/s for a message, ([\d.]+)", output).groups())
-    # both ways at once, the wire drops the acknowledgements too
+    # both ways at once, the link drops the acknowledgements too
     assert 80 < message < 105 and 35 < reduction < 105, output
 
 

@@ -1,4 +1,4 @@
-"""Ranks on two hosts (network namespaces joined by a wire), started by mpirun and as torchrun does: same numbers, a
+"""Ranks on two hosts (network namespaces joined by a link), started by mpirun and as torchrun does: same numbers, a
 server, and every way to lose a rank.
 """
 
@@ -63,7 +63,7 @@ class Output:
             thread.join(5)
         return codes
 
-    def wait_for(self, pattern: str, count: int = 1, seconds: float = 20) -> str:
+    def wait_for(self, pattern: str, count: int = 1, seconds: float = 60) -> str:
         """The first match of `pattern`, once it has come `count` times."""
         end = time.monotonic() + seconds
         while len(found := re.findall(pattern, self.text())) < count:
@@ -90,7 +90,7 @@ def test_replay_equals_interpreter(hosts, launcher, each):
 
 
 @pytest.mark.parametrize("each", [1, 2])
-def test_sums_have_the_same_bits_over_every_wire(hosts, each):
+def test_sums_have_the_same_bits_over_every_transport(hosts, each):
     texts = []
     for launcher, transport in (("mpirun", "mpi"), ("mpirun", "tcp"), ("torchrun", "tcp")):
         output = start(hosts, launcher, each, "tests/support/programs/logits.py", transport)
@@ -176,7 +176,8 @@ def test_server_answers_and_drains(hosts, launcher, tmp_path):
     assert hosts.wait_empty(1) == []
 
 
-def test_the_faster_wire_is_taken(hosts):
+@pytest.mark.alone
+def test_the_faster_transport_is_chosen(hosts):
     """MPI's TCP is told to use little buffers, which the larger exchange notices; the line says what was measured."""
     code, output = hosts.run(
         1, *CKDIST, "generate", "-m", str(MODEL), "-p", "", "-n", "1", "-t", "1", "--comm-timeout", "5", "-v"

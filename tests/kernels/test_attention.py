@@ -255,7 +255,7 @@ def test_block_bytes_are_whole_cache_lines(isa, kv_type):
 
 
 def test_wrong_shapes_are_refused(isa):
-    with pytest.raises(errors.ConfigError, match="head_dim .12."):
+    with pytest.raises(errors.ConfigError, match=r"head_dim .12."):
         native.check(native.lib.ckdist_attention_block_bytes(isa, 1, 12))
     with pytest.raises(errors.ConfigError, match="KV type 2"):
         native.check(native.lib.ckdist_attention_block_bytes(isa, 2, 64))

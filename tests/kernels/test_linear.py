@@ -316,7 +316,7 @@ def test_quantisers_at_the_edges_of_range(scale, shift):
 
 def test_refusals_name_the_numbers():
     x = np.full((1, 256), np.inf, np.float32)
-    with pytest.raises(errors.ModelFileError, match="row 0 .* Q4_K"):
+    with pytest.raises(errors.ModelFileError, match=r"row 0 .* Q4_K"):
         quantized("Q4_K", x)
     with pytest.raises(errors.NativeError, match=r"cols \(100\) must be a multiple of Q4_K's block of 256"):
         check(lib.ckdist_tile_bytes(ffi.NULL, number("Q4_K"), 100))

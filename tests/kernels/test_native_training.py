@@ -20,7 +20,7 @@ from ckdist.program.pool import ThreadPool
 from ckdist.program.tracer import trace_loss
 from ckdist.train.batch import PackedBatch
 from ckdist.train.native_executable import NativeExecutable
-from tests.support.golden_training import FAMILIES, batches, cut, golden, model
+from tests.support.golden_training import FAMILIES, batches, golden, model, split
 from tests.support.levels import each
 from tests.support.specs import spec as small_spec
 from tests.support.thread_ranks import run_threads
@@ -37,7 +37,7 @@ def reference(spec, weights, batch):
     program = trace_loss(loss_of, spec, DATA, mesh)
     gradients = backward(program, program.outputs[0], program.weights)
     loss, *values = Interpreter(gradients, spec, mesh, weights.__getitem__, np.float64).run_packed([batch])[0]
-    return loss, dict(zip((w.name for w in program.weights), values))
+    return loss, dict(zip((w.name for w in program.weights), values, strict=True))
 
 
 def errors(gradients, expected) -> dict[str, float]:
@@ -201,7 +201,7 @@ def test_ranks_share_gradients(ranks):
     spec, weights = model("qwen3")
     batch = batches()[0]
     loss, gradients = reference(spec, weights, batch)
-    parts = cut(batch, ranks)
+    parts = split(batch, ranks)
 
     def body(world):
         communicator = open_communicator(world, arena_bytes=1 << 26, timeout=30)

@@ -19,16 +19,16 @@ GOLDEN = GOLDEN_FILES / "optimizer.npz"
 
 
 def config(**fields) -> TrainConfig:
-    common = dict(
-        output_dir="out",
-        train_file="text",
-        model_name_or_path="model",
-        adam_beta2=0.95,
-        adam_epsilon=1e-7,
-        momentum=0.8,
-        weight_decay=DECAY,
-        max_grad_norm=CLIP,
-    )
+    common = {
+        "output_dir": "out",
+        "train_file": "text",
+        "model_name_or_path": "model",
+        "adam_beta2": 0.95,
+        "adam_epsilon": 1e-7,
+        "momentum": 0.8,
+        "weight_decay": DECAY,
+        "max_grad_norm": CLIP,
+    }
     return TrainConfig(**common | fields)
 
 
@@ -60,8 +60,8 @@ def test_as_pytorch(kind):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_state_cut_over_ranks_gives_what_one_rank_gives(ranks):
-    with np.load(GOLDEN) as stored:
-        stored = dict(stored)
+    with np.load(GOLDEN) as file:
+        stored = dict(file)
     whole = taken("adamw", stored)[0]
 
     def body(world):
@@ -90,7 +90,8 @@ def native_pass(isa: str | None, threads: int, n: int = 100_003):
     native.check(lib.ckdist_optimizer_sum_squares(handle, native.pointer(g, "float *"), n, total))
     ends, decays = np.array([7, 7, 50_001, n], np.int64), np.array([1, 1, 0, 1], np.uint8)
     update = ffi.new(
-        "struct ckdist_update *", dict(parts=4, n=n, step=3, gradient_scale=0.5, learning_rate=0.01, weight_decay=0.1)
+        "struct ckdist_update *",
+        {"parts": 4, "n": n, "step": 3, "gradient_scale": 0.5, "learning_rate": 0.01, "weight_decay": 0.1},
     )
     update.ends, update.decays = native.pointer(ends, "int64_t *"), native.pointer(decays, "uint8_t *")
     update.parameters, update.gradients = native.pointer(p, "float *"), native.pointer(g, "float *")
@@ -109,7 +110,7 @@ def test_the_same_bits_by_any_threads_and_isa():
         for threads in (1, 3):
             other = native_pass(isa, threads)
             assert other[0] == total
-            for a, b in zip(arrays, other[1:4]):
+            for a, b in zip(arrays, other[1:4], strict=True):
                 np.testing.assert_array_equal(a, b)
 
 

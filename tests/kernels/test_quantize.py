@@ -85,14 +85,17 @@ def searched_q4_k(values):
     best = [np.where(high > low, part, F(0)) for part in best]
     halves = [(np.abs(part).reshape(-1, 8).max(1) * safe / F(63)).astype(np.float16) for part in best]
     steps = [np.repeat(half.astype(F) / safe, 8) for half in halves]
-    near = [np.where(step > 0, np.floor(part / step + F(0.5)), F(0)) for part, step in zip(best, steps)]
+    near = [np.where(step > 0, np.floor(part / step + F(0.5)), F(0)) for part, step in zip(best, steps, strict=True)]
     least, chosen = np.full_like(near[0], np.inf), [np.zeros_like(near[0])] * 2
     for i in (-1, 0, 1):
         for j in (-1, 0, 1):
-            tried = [np.clip(part + F(by), F(0), F(63)) for part, by in zip(near, (i, j))]
-            e = error(x, w, *(step * part for step, part in zip(steps, tried)))
+            tried = [np.clip(part + F(by), F(0), F(63)) for part, by in zip(near, (i, j), strict=True)]
+            e = error(x, w, *(step * part for step, part in zip(steps, tried, strict=True)))
             better = e < least
-            chosen, least = [np.where(better, new, old) for new, old in zip(tried, chosen)], np.where(better, e, least)
+            chosen, least = (
+                [np.where(better, new, old) for new, old in zip(tried, chosen, strict=True)],
+                np.where(better, e, least),
+            )
     codes = nearest((x + steps[1] * chosen[1]) * inverse(steps[0] * chosen[0])).astype(np.uint8).T.reshape(-1, 4, 2, 32)
     s, m = (part.astype(np.uint8).reshape(-1, 8) for part in chosen)
     sub = [s[:, :4] | s[:, 4:] >> 4 << 6, m[:, :4] | m[:, 4:] >> 4 << 6, s[:, 4:] & 15 | m[:, 4:] << 4]

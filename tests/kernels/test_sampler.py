@@ -95,7 +95,7 @@ def test_logprobs(vocab, top):
     logits = logits_of(vocab, 3)
     logits[1, :] = np.round(logits[1])  # many ties
     targets = np.array([0, vocab // 2, vocab - 1], np.int32)
-    for row, target, sample in zip(logits, targets, Sampler(vocab).logprobs(logits, targets, top)):
+    for row, target, sample in zip(logits, targets, Sampler(vocab).logprobs(logits, targets, top), strict=True):
         want = log_softmax(row)
         assert sample.token == target
         assert sample.logprob == pytest.approx(want[target], abs=2e-5)
@@ -134,7 +134,7 @@ def test_draws_are_those_of_the_reference(cut, vocab):
     logits = logits_of(vocab, spread=2.0)
     rows = [SampleRow(params(**{"temperature": 0.8, **cut}), seed=11, position=p) for p in range(60)]
     many = np.broadcast_to(logits, (60, vocab))
-    for row, sample in zip(rows, Sampler(vocab).sample(many, rows)):
+    for row, sample in zip(rows, Sampler(vocab).sample(many, rows), strict=True):
         assert_draw(logits[0], row, sample.token)
 
 

@@ -76,7 +76,9 @@ def assert_distribution(logits, want, row_at) -> None:
     got = Sampler(len(logits)).sample(
         np.broadcast_to(logits, (len(tokens), len(logits))), [row_at(p) for p in positions]
     )
-    wrong = [(want, sample.token, p) for want, sample, p in zip(tokens, got, positions) if sample.token != want]
+    wrong = [
+        (want, sample.token, p) for want, sample, p in zip(tokens, got, positions, strict=True) if sample.token != want
+    ]
     assert not wrong, f"{len(wrong)} of {len(tokens)} draws: {wrong[:5]}"
 
 
@@ -130,15 +132,15 @@ OFF = {
 @settings(max_examples=100, deadline=None)
 def test_what_is_off_changes_nothing(temperature, top_k, top_p, min_p, repetition, seed):
     logits = np.random.default_rng(seed).normal(size=(1, 500)).astype(F32) * 3
-    fields = dict(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition,
-        presence_penalty=0.1,
-        logprobs=2,
-    )
+    fields = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition,
+        "presence_penalty": 0.1,
+        "logprobs": 2,
+    }
     draw = lambda params: Sampler(500).sample(logits, [SampleRow(params, seed, 4, [1, 2, 3], [4, 5])])
     plain = SamplingParams(**fields)
     assert SamplingParams(**fields, **OFF).steps is None and draw(SamplingParams(**fields, **OFF)) == draw(plain)
@@ -150,7 +152,14 @@ def test_what_is_off_changes_nothing(temperature, top_k, top_p, min_p, repetitio
 
 def test_steps_in_the_usual_order_draw_as_without_steps():
     logits = np.random.default_rng(1).normal(size=(1, 3000)).astype(F32) * 2
-    fields = dict(temperature=0.9, top_k=200, top_p=0.9, min_p=0.02, repetition_penalty=1.2, frequency_penalty=0.2)
+    fields = {
+        "temperature": 0.9,
+        "top_k": 200,
+        "top_p": 0.9,
+        "min_p": 0.02,
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.2,
+    }
     rows = lambda params: [SampleRow(params, 5, p, [1, 2, 3], [4, 5]) for p in range(200)]
     many = np.broadcast_to(logits, (200, 3000))
     stepped = SamplingParams(**fields, min_keep=2)
@@ -293,13 +302,13 @@ def test_any_settings_draw_a_token_and_the_same_one_in_any_company(fields, vocab
     ],
 )
 def test_wrong_parameters_are_refused(name, value):
-    on = dict(
-        typical_p=0.5,
-        mirostat=1 if name.startswith("miro") else 0,
-        dry_multiplier=1.0,
-        xtc_probability=0.5,
-        dynatemp_range=0.5,
-    )
+    on = {
+        "typical_p": 0.5,
+        "mirostat": 1 if name.startswith("miro") else 0,
+        "dry_multiplier": 1.0,
+        "xtc_probability": 0.5,
+        "dynatemp_range": 0.5,
+    }
     params = SamplingParams(**{**on, name: value})
     with pytest.raises(ConfigError, match=name):
         Sampler(100).sample(np.zeros((1, 100), F32), [SampleRow(params)])

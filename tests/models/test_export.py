@@ -135,7 +135,8 @@ def test_yarn_is_llama_cpps(tmp_path):
     peer.eval(prompt)
     logits = np.asarray(peer.scores[: len(prompt)], np.float64)  # (tokens, vocab)
     expected = [
-        row[token] - np.log(np.exp(row - row.max()).sum()) - row.max() for row, token in zip(logits, prompt[1:])
+        row[token] - np.log(np.exp(row - row.max()).sum()) - row.max()
+        for row, token in zip(logits, prompt[1:], strict=True)
     ]
     np.testing.assert_allclose([entry[0] for entry in scored.prompt_logprobs[1:]], expected, atol=0.005)
 

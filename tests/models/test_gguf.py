@@ -190,9 +190,9 @@ def test_large_vocabulary_is_read_fast(tmp_path):
     path.write_bytes(file_of([tokens, merges, scores]))
     seconds = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         model = read_gguf(path)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
     assert model.metadata["tokens"][-1] == "token149999é" and model.metadata["merges"][279_999] == "ab279999 cd279999"
     assert model.metadata["scores"].shape == (150_000,)
     assert min(seconds) < 0.6, seconds  # 0.15 s on an idle core
@@ -222,7 +222,7 @@ def test_splits_that_lie(tmp_path):
         read_gguf(parts[0])
     parts = split_parts(tmp_path, tensors=lambda i: ["w"])
     with pytest.raises(
-        ModelFileError, match="00002-of-00003.gguf has a tensor 'w' that model-00001-of-00003.gguf has too"
+        ModelFileError, match=r"00002-of-00003.gguf has a tensor 'w' that model-00001-of-00003.gguf has too"
     ):
         read_gguf(parts[0])
     parts = split_parts(tmp_path, number=1)
@@ -231,23 +231,23 @@ def test_splits_that_lie(tmp_path):
     parts = split_parts(tmp_path)
     parts[1].unlink()
     with pytest.raises(
-        ModelFileError, match="model-00002-of-00003.gguf is missing: model-00003-of-00003.gguf is one of 3"
+        ModelFileError, match=r"model-00002-of-00003.gguf is missing: model-00003-of-00003.gguf is one of 3"
     ):
         read_gguf(parts[2])
     with pytest.raises(ModelFileError, match="named as one of 4 parts, but says that there are 3"):
         read_gguf(parts[0].rename(tmp_path / "model-00001-of-00004.gguf"))
-    with pytest.raises(ModelFileError, match="one of 3 parts, but its name does not end in -00001-of-00003.gguf"):
+    with pytest.raises(ModelFileError, match=r"one of 3 parts, but its name does not end in -00001-of-00003.gguf"):
         read_gguf(parts[2].rename(tmp_path / "other.gguf"))
 
 
 def test_paths_that_are_no_files(tmp_path):
-    with pytest.raises(ModelFileError, match="nothing.gguf cannot be opened: No such file"):
+    with pytest.raises(ModelFileError, match=r"nothing.gguf cannot be opened: No such file"):
         open_checkpoint(tmp_path / "nothing.gguf")
-    with pytest.raises(ModelFileError, match="no config.json; give a folder with one, or a GGUF file"):
+    with pytest.raises(ModelFileError, match=r"no config.json; give a folder with one, or a GGUF file"):
         open_checkpoint(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ModelFileError, match="pipe is neither a file nor a folder"):
         open_checkpoint(tmp_path / "pipe")
     (tmp_path / "m.safetensors").write_bytes(b"12345678{}")
-    with pytest.raises(ModelFileError, match="not a GGUF file: it begins with b'1234'.*give the folder"):
+    with pytest.raises(ModelFileError, match=r"not a GGUF file: it begins with b'1234'.*give the folder"):
         open_checkpoint(tmp_path / "m.safetensors")

@@ -97,7 +97,7 @@ def test_cuts_of_rows_and_columns(tmp_path, tensor_type):
     ]
     handles = [loader.add_matrix(WEIGHT, *cut) for cut in cuts]
     loader.load(progress=False)
-    for handle, (ranges, columns) in zip(handles, cuts):
+    for handle, (ranges, columns) in zip(handles, cuts, strict=True):
         expected = np.concatenate([whole[b:e] for b, e in ranges])[:, slice(*(columns or (0, cols)))]
         assert (handle.rows, handle.cols) == expected.shape
         if expected.size:
@@ -127,7 +127,7 @@ def test_interleaved_rows_come_back_in_halves(tmp_path):
     handles = [loader.add_matrix(WEIGHT, cut) for cut in cuts]
     vector = loader.add_vector("b", 8, 24)
     loader.load(progress=False)
-    for cut, handle in zip(cuts, handles):
+    for cut, handle in zip(cuts, handles, strict=True):
         np.testing.assert_array_equal(unpacked(handle), np.concatenate([x[b:e] for b, e in cut]))
     np.testing.assert_array_equal(vector.numpy(), x[8:24, 0])
 
@@ -165,7 +165,7 @@ def test_quantised_types_fall_back_by_shape_and_role(tmp_path):
     (tmp_path / "w").write_bytes(bytes(16384))
     loader = ShardLoader(checkpoint_of(tmp_path, *sources), 1, "q4_k")
     assert [loader.type_of(s.name) for s in sources] == [8, 8, 30, 12, 2]
-    with pytest.raises(ConfigError, match="q5_k.*q8_0, q4_k"):
+    with pytest.raises(ConfigError, match=r"q5_k.*q8_0, q4_k"):
         ShardLoader(checkpoint_of(tmp_path, *sources), 1, "q5_k")
 
 
@@ -200,7 +200,7 @@ def test_bad_plans_and_values_are_refused(tmp_path):
     loader = ShardLoader(checkpoint, 2)
     loader.add_matrix(WEIGHT, [(0, 20)])
     path.write_bytes(path.read_bytes()[:1000])  # while it is open
-    with pytest.raises(ModelFileError, match="ends at byte 1000 of the 5808 .*changed while"):
+    with pytest.raises(ModelFileError, match=r"ends at byte 1000 of the 5808 .*changed while"):
         loader.load(progress=False)
     with pytest.raises(ModelFileError, match="truncated or damaged"):
         ShardLoader(checkpoint, 1).add_matrix(WEIGHT, [(0, 20)])

@@ -152,7 +152,7 @@ def test_missing_and_misshapen_tensors(tmp_path):
     with pytest.raises(ModelFileError, match=r"'lm_head.weight' of shape \(10, 8\) is missing"):
         open_checkpoint(tmp_path)
     write_model(tmp_path, **{"model.norm.weight": np.ones(8, np.int64)})
-    with pytest.raises(ModelFileError, match="'model.norm.weight' has dtype I64; the known ones are F32, F16, BF16"):
+    with pytest.raises(ModelFileError, match=r"'model.norm.weight' has dtype I64; the known ones are F32, F16, BF16"):
         open_checkpoint(tmp_path)
 
 
@@ -176,7 +176,7 @@ def test_many_tensors_that_nothing_reads_are_counted(tmp_path):
     for content in (index.read_text(), json.dumps(forgets)):
         index.write_text(content)
         with pytest.raises(
-            ModelFileError, match="9 tensors, 'extra.*', 'extra.*', 'extra.*' and 6 more, have no place"
+            ModelFileError, match=r"9 tensors, 'extra.*', 'extra.*', 'extra.*' and 6 more, have no place"
         ):
             open_checkpoint(tmp_path)
 
@@ -217,7 +217,7 @@ def test_an_output_matrix_of_a_tied_model(tmp_path):
 
 def test_two_names_of_one_tensor_and_quantised_folders_are_refused(tmp_path):
     write_model(tmp_path, **{"language_model.model.norm.weight": np.ones(8, np.float32)})
-    with pytest.raises(ModelFileError, match="and another tensor are both 'model.norm.weight'"):
+    with pytest.raises(ModelFileError, match=r"and another tensor are both 'model.norm.weight'"):
         open_checkpoint(tmp_path)
     write_model(tmp_path, CONFIG | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
     with pytest.raises(
@@ -242,16 +242,16 @@ def test_an_index_that_lies(tmp_path):
         with pytest.raises(ModelFileError, match="not the name of a safetensors file in its folder"):
             open_checkpoint(tmp_path)
     index.write_text(json.dumps({"weight_map": good["weight_map"] | {"extra": "model-00001-of-00002.safetensors"}}))
-    with pytest.raises(ModelFileError, match="'extra' is in model-00001-of-00002.safetensors, but it is not among"):
+    with pytest.raises(ModelFileError, match=r"'extra' is in model-00001-of-00002.safetensors, but it is not among"):
         open_checkpoint(tmp_path)
     for bad in ([], {"weight_map": 3}, {"weight_map": {"a": 1}}):
         index.write_text(json.dumps(bad))
-        with pytest.raises(ModelFileError, match="not a JSON object|no 'weight_map'"):
+        with pytest.raises(ModelFileError, match=r"not a JSON object|no 'weight_map'"):
             open_checkpoint(tmp_path)
     index.write_text(json.dumps(good))
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(ModelFileError, match="model-00002-of-00002.safetensors is missing: .* names it among 2 files"):
+    with pytest.raises(ModelFileError, match=r"model-00002-of-00002.safetensors is missing: .* names it among 2 files"):
         open_checkpoint(tmp_path)
     index.unlink()
-    with pytest.raises(ModelFileError, match="neither model.safetensors nor model.safetensors.index.json"):
+    with pytest.raises(ModelFileError, match=r"neither model.safetensors nor model.safetensors.index.json"):
         open_checkpoint(tmp_path)

@@ -13,7 +13,7 @@
 #include <deque>
 #include <vector>
 
-#include "movers/dsa_mover.h"
+#include "copy_engines/dsa_engine.h"
 
 struct SoftwareDsa {
   // What it allows.

@@ -113,10 +113,10 @@ def test_another_call_is_an_error(hosts, wrong):
 
     def body(world):
         c = open_communicator(world, timeout=2 if (hosts, wrong) == ("abc", "root") else 20, arena_bytes=1 << 26)
-        with pytest.raises(CommError, match="called another collective|bytes where|did not answer within 2 s"):
+        with pytest.raises(CommError, match=r"called another collective|bytes where|did not answer within 2 s"):
             WRONG_CALLS[wrong][world.rank == 2](c, np.zeros(1000, np.float32))
             c.barrier()
-        with pytest.raises(CommError, match="called another collective|bytes where|did not answer within 2 s"):
+        with pytest.raises(CommError, match=r"called another collective|bytes where|did not answer within 2 s"):
             c.check_peers()
 
     run_threads(hosts, body)
@@ -136,7 +136,7 @@ def test_counts_that_do_not_fit_name_both_numbers(transport):
     def body(world):
         c = open_communicator(world, timeout=20, arena_bytes=1 << 26, **opened)
         send = [2, 2, 2] if world.rank else [2, 3, 2]  # rank 1 expects 2 from rank 0
-        with pytest.raises(CommError, match="rank 0 sent 12 bytes .*expected"):
+        with pytest.raises(CommError, match=r"rank 0 sent 12 bytes .*expected"):
             c.all_to_all(np.zeros(sum(send), np.int32), send, [2, 2, 2])
             c.barrier()
 
@@ -189,7 +189,7 @@ def test_silent_rank_is_named(transport):
             time.sleep(2.5)
             return
         start = time.monotonic()
-        with pytest.raises(CommError, match="rank 2|rank [01].*gave up"):
+        with pytest.raises(CommError, match=r"rank 2|rank [01].*gave up"):
             c.all_reduce(np.zeros(1000, np.float32))
         assert time.monotonic() - start < 5
 

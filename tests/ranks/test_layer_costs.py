@@ -38,7 +38,7 @@ def costs(*ratios: float, sizes=(8, 16, 32, 64), verdicts=None, spread: float = 
     count = len(sizes)
     return LayerCosts(
         sizes,
-        (tuple(seconds), tuple(s * r for s, r in zip(seconds, ratios))),
+        (tuple(seconds), tuple(s * r for s, r in zip(seconds, ratios, strict=True))),
         ((4,) * count, (3,) * count),
         within,
         (16,) * count,

@@ -38,16 +38,16 @@ def base(tmp_path_factory):
 
 
 def adapting(base, folder, **fields):
-    common = dict(
-        model_config={},
-        model_name_or_path=base,
-        lora_r=4,
-        lora_alpha=8.0,
-        lora_target_modules=("q_proj", "down_proj"),
-        max_length=16,
-        per_device_train_batch_size=1,
-        max_steps=2,
-    )
+    common = {
+        "model_config": {},
+        "model_name_or_path": base,
+        "lora_r": 4,
+        "lora_alpha": 8.0,
+        "lora_target_modules": ("q_proj", "down_proj"),
+        "max_length": 16,
+        "per_device_train_batch_size": 1,
+        "max_steps": 2,
+    }
     return config(folder, **common | fields)
 
 
@@ -94,7 +94,7 @@ def test_what_is_native_is_what_is_defined(base, tmp_path, kind):
         quantised = {n for n, t in open_checkpoint(base).tensors.items() if t.type == Q8_0.number}
         assert stored == quantised - {"lm_head.weight"}, "a quantised base is held once, tied embeddings too"
     rng = np.random.default_rng(0)
-    for step in range(2):  # the second has other adapters on the base that was packed in the first
+    for _ in range(2):  # the second has other adapters on the base that was packed in the first
         for name, view in native.parameters.items():
             view[:] = reference.parameters[name][:] = 0.05 * rng.standard_normal(view.shape)
         native.zero_grad(), reference.zero_grad()
@@ -173,15 +173,15 @@ def random_adapter(folder, model, targets, seed=0, rank=5):
         added[name] = 2.5 / rank * b @ a
     folder.mkdir()
     safetensors.save_file(stored, folder / "adapter_model.safetensors")
-    fields = dict(
-        peft_type="LORA",
-        task_type="CAUSAL_LM",
-        r=rank,
-        lora_alpha=2.5,
-        target_modules=sorted(targets),
-        bias="none",
-        modules_to_save=None,
-    )
+    fields = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": 2.5,
+        "target_modules": sorted(targets),
+        "bias": "none",
+        "modules_to_save": None,
+    }
     (folder / "adapter_config.json").write_text(json.dumps(fields))
     return added
 
@@ -262,7 +262,7 @@ def test_any_of_the_layers_may_have_matrices(float32_base, tmp_path, targets):
             [list(range(4, 20)), [9, 8], [20, 21, 22, 23]],
             SamplingParams(max_tokens=12, temperature=0, logprobs=0),
         )
-        for one, other in zip(whole.generate(prompts, greedy), adapted.generate(prompts, greedy)):
+        for one, other in zip(whole.generate(prompts, greedy), adapted.generate(prompts, greedy), strict=True):
             np.testing.assert_allclose([p[0] for p in other.logprobs], [p[0] for p in one.logprobs], atol=2e-4)
 
 
@@ -292,5 +292,5 @@ def test_adapters_of_other_models_are_refused(float32_base, tmp_path):
         ModelFileError, match=r"q_proj.lora_A.weight has shape \[5, 512\], and the model needs \[5, 32\]"
     ):
         LLM(float32_base, lora=str(tmp_path / "adapter"))
-    with pytest.raises(ModelFileError, match="adapter_config.json"):
+    with pytest.raises(ModelFileError, match=r"adapter_config.json"):
         LLM(float32_base, lora=str(tmp_path))

@@ -19,7 +19,7 @@ def test_long_contexts_shared_by_threads_keep_their_bits(kv_type):
 
     def run(threads):
         def rank(world):
-            *_, executable, keep = build(world, "qwen3", "auto", threads, 128, 96, kv_type)
+            *_, executable, _keep = build(world, "qwen3", "auto", threads, 128, 96, kv_type)
             logits = None
             if world.rank == 0:
                 sequence = SingleSequence(executable)

@@ -1,4 +1,4 @@
-"""Prefill with tokens cut over ranks: the bits of TENSOR in every situation, the bytes that it moves, and when it is
+"""Prefill with tokens sharded over ranks: the bits of TENSOR in every situation, the bytes that it moves, and when it is
 chosen.
 """
 
@@ -67,7 +67,7 @@ def situations(executable) -> list[np.ndarray]:
 
 
 def both_ways(executable):
-    """Logits with tensors cut and with tokens cut, and how many tokens went either way."""
+    """Logits of tensor-parallel and token-parallel prefill, and how many tokens went either way."""
     executable.prefill_from = sys.maxsize
     expected = situations(executable)
     executable.prefill_from = 0
@@ -87,7 +87,7 @@ def both_ways(executable):
 )
 def test_bits_are_those_of_tensor(family, ranks, threads, numbers):
     def rank(world):
-        *_, executable, keep = build(world, family, "auto", threads, 16, 12, "i16", **numbers)
+        *_, executable, _keep = build(world, family, "auto", threads, 16, 12, "i16", **numbers)
 
         result = driven(world, executable, both_ways)
         executable.close()
@@ -111,14 +111,14 @@ def test_bits_are_those_of_tensor(family, ranks, threads, numbers):
 )
 @pytest.mark.parametrize("least", [0, 1 << 20])
 def test_bits_are_those_of_tensor_over_hosts(family, hosts, threads, numbers, least, tmp_path, monkeypatch):
-    """Tokens cut over the ranks of each host, tensors over hosts; `least`: bytes up to which sums go whole to every
+    """Tokens sharded over the ranks of each host, tensors over hosts; `least`: bytes up to which sums go whole to every
     host, through one rank of each.
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     save_thresholds(Thresholds(least, least, least))
 
     def rank(world):
-        *_, executable, keep = build(world, family, "tcp", threads, 16, 12, "i16", **numbers)
+        *_, executable, _keep = build(world, family, "tcp", threads, 16, 12, "i16", **numbers)
         assert executable.plans == 2
 
         result = driven(world, executable, both_ways)
@@ -140,7 +140,7 @@ def test_bytes_moved_are_those_of_the_formula(ranks, tokens):
     """
 
     def rank(world):
-        spec, *_, executable, keep = build(world, "llama", "auto", 2, 16, 4, "f32", kv_heads=6)
+        spec, *_, executable, _keep = build(world, "llama", "auto", 2, 16, 4, "f32", kv_heads=6)
         counts = []
         for prefill_from in (0, sys.maxsize):
             executable.prefill_from = prefill_from
@@ -165,7 +165,7 @@ def texts(engine) -> tuple[list[list[int]], dict]:
     """
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 180, n).tolist() for n in (50, 1, 2, 37)]
-    prompts += [prompts[0][:40] + [9, 8, 7], prompts[0]]
+    prompts += [[*prompts[0][:40], 9, 8, 7], prompts[0]]
     found = {}
     for ids in ((0, 1, 2), (3, 4), (5,)):
         for i in ids:

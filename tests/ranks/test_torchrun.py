@@ -62,7 +62,9 @@ def test_server(size, tmp_path):
 
         wait_for(healthy, 30)
         answer = httpx.post(
-            url + "/v1/completions", json=dict(prompt="abc", max_tokens=5, temperature=0, ignore_eos=True), timeout=20
+            url + "/v1/completions",
+            json={"prompt": "abc", "max_tokens": 5, "temperature": 0, "ignore_eos": True},
+            timeout=20,
         ).json()
         assert answer["usage"]["completion_tokens"] == 5
         ranks[0].send_signal(signal.SIGTERM)
@@ -127,21 +129,21 @@ def test_mistakes_are_one_line(tmp_path):
     open_to_all.write_text("a secret of this job alone")
     open_to_all.chmod(0o644)
     cases = [
-        (dict(CKDIST_JOB_SECRET_FILE=""), "CKDIST_JOB_SECRET_FILE"),
-        (dict(CKDIST_JOB_SECRET_FILE=str(open_to_all)), "chmod 600"),
-        (dict(MASTER_PORT=""), "MASTER_PORT missing beside RANK, WORLD_SIZE, MASTER_ADDR"),
-        (dict(RANK="two"), "RANK ('two') must be a whole number"),
-        (dict(RANK="2"), "RANK (2) of WORLD_SIZE (2) is not possible"),
-        (dict(CKDIST_START_TIMEOUT="soon"), "CKDIST_START_TIMEOUT ('soon')"),
-        (dict(MASTER_ADDR="192.0.2.1"), "cannot listen at 192.0.2.1"),
+        ({"CKDIST_JOB_SECRET_FILE": ""}, "CKDIST_JOB_SECRET_FILE"),
+        ({"CKDIST_JOB_SECRET_FILE": str(open_to_all)}, "chmod 600"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT missing beside RANK, WORLD_SIZE, MASTER_ADDR"),
+        ({"RANK": "two"}, "RANK ('two') must be a whole number"),
+        ({"RANK": "2"}, "RANK (2) of WORLD_SIZE (2) is not possible"),
+        ({"CKDIST_START_TIMEOUT": "soon"}, "CKDIST_START_TIMEOUT ('soon')"),
+        ({"MASTER_ADDR": "192.0.2.1"}, "cannot listen at 192.0.2.1"),
     ]
     path = secret(tmp_path)
     ranks = [start(0, 2, free_port(), *GENERATE, **{"CKDIST_JOB_SECRET_FILE": path, **more}) for more, _ in cases]
-    for (_, expected), line in zip(cases, refused(*ranks)):
+    for (_, expected), line in zip(cases, refused(*ranks), strict=True):
         assert expected in line, line
 
 
-def test_a_wire_that_cannot_be_is_the_users_mistake(tmp_path):
+def test_an_impossible_transport_is_the_users_mistake(tmp_path):
     port, path = free_port(), secret(tmp_path)
     lines = refused(
         *(start(rank, 2, port, *GENERATE, "--transport", "mpi", CKDIST_JOB_SECRET_FILE=path) for rank in range(2))

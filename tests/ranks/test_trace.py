@@ -61,7 +61,7 @@ def test_a_lane_keeps_the_newest_while_another_thread_reads():
     out = ffi.new("struct ckdist_trace **")
     native.check(lib.ckdist_trace_new(1000, out))
     handle, lane = ffi.gc(out[0], lib.ckdist_trace_free), ffi.new("struct ckdist_trace_lane **")
-    native.check(lib.ckdist_trace_add_lane(handle, b"mover", lane))
+    native.check(lib.ckdist_trace_add_lane(handle, b"copy engine", lane))
     total = 60000
 
     def copies():
@@ -228,7 +228,7 @@ def test_ranks_and_threads_of_a_job(tmp_path):
     # one clock: every rank's and thread's step overlaps rank 0's, inside what the engine sees of it
     for other in batches.values():
         for mine, theirs, run in zip(
-            batches[0, "thread 0"], other, [e for e in lanes[0, "engine"] if e["name"] == "run"]
+            batches[0, "thread 0"], other, [e for e in lanes[0, "engine"] if e["name"] == "run"], strict=True
         ):
             assert theirs["ts"] < mine["ts"] + mine["dur"] and mine["ts"] < theirs["ts"] + theirs["dur"]
             assert run["ts"] < theirs["ts"] < run["ts"] + run["dur"]
@@ -270,7 +270,7 @@ def test_a_server_writes_it_when_it_ends(tmp_path, lost):
         assert (
             httpx.post(
                 url + "/v1/completions",
-                json=dict(prompt="abc", max_tokens=5, temperature=0, ignore_eos=True),
+                json={"prompt": "abc", "max_tokens": 5, "temperature": 0, "ignore_eos": True},
                 timeout=20,
             ).status_code
             == 200

@@ -76,8 +76,8 @@ def test_speeds_count_all_tokens_and_say_how_many_have_a_target(tmp_path, caplog
     )
 
 
-@pytest.mark.parametrize("ranks, fields", [(2, dict(per_device_train_batch_size=3)), (3, dict(per_device_train_batch_size=2)), (2, dict(per_device_train_batch_size=3, zero_stage=1)),
-                                           (3, dict(per_device_train_batch_size=1, gradient_accumulation_steps=2, zero_stage=1))])  # fmt: skip
+@pytest.mark.parametrize("ranks, fields", [(2, {"per_device_train_batch_size": 3}), (3, {"per_device_train_batch_size": 2}), (2, {"per_device_train_batch_size": 3, "zero_stage": 1}),
+                                           (3, {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "zero_stage": 1})])  # fmt: skip
 def test_the_same_curve_on_any_number_of_ranks(eight, tmp_path, ranks, fields):
     c = config(tmp_path, eval_steps=4, **fields)
     for one, other in zip(eight[1], curve(c, ranks), strict=True):
@@ -94,7 +94,7 @@ def test_the_same_curve_on_any_number_of_ranks(eight, tmp_path, ranks, fields):
 def test_going_on_gives_the_bits_of_never_having_stopped(tmp_path, ranks, zero):
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
-    fields = dict(per_device_train_batch_size=6 // ranks, zero_stage=zero)
+    fields = {"per_device_train_batch_size": 6 // ranks, "zero_stage": zero}
     whole, parts = config(tmp_path / "whole", **fields), config(tmp_path / "parts", **fields)
     expected = curve(whole, ranks)
     reports = curve(parts, ranks, should_stop=stop_after(3))
@@ -142,7 +142,7 @@ def test_a_corrupt_checkpoint_is_refused_and_the_one_before_offered(eight, tmp_p
     reports = curve(config(tmp_path, max_steps=9, resume=str(out / "checkpoint-4")))
     assert [r.step for r in reports] == [5, 6, 7, 8, 9] and reports[3].loss == pytest.approx(eight[1][7].loss, rel=0.1)
     assert verify(out / "checkpoint-8").step == 8
-    with pytest.raises(ConfigError, match="resume is never, and .* has checkpoint-9"):
+    with pytest.raises(ConfigError, match=r"resume is never, and .* has checkpoint-9"):
         curve(config(tmp_path, resume="never"))
     with pytest.raises(ConfigError, match="was trained with seed 42, and seed is 1"):
         curve(config(tmp_path, max_steps=9, seed=1))

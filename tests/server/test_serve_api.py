@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.served import serving, wait_for
 
-FIELDS = dict(model="any")
+FIELDS = {"model": "any"}
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_echo_with_logprobs_scores_the_prompt(client, max_tokens, stream):
     scores = {name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}
     for part in parts:
         for name, values in scores.items():
-            values += getattr(part.choices[0].logprobs, name)
+            values.extend(getattr(part.choices[0].logprobs, name))
     assert "".join(part.choices[0].text for part in parts) == ("aéba\ufffd" if max_tokens else "aéb")
     assert scores["tokens"][:4] == ["a", "bytes:\\xc3", "bytes:\\xa9", "b"]
     assert scores["token_logprobs"][:4] == [None, -0.5, -0.5, -0.5]

@@ -76,7 +76,7 @@ def test_health_follows_the_engine_and_a_failure_ends_what_runs():
 
 def test_a_silent_engine_is_stale_and_may_come_back(tmp_path):
     async def until(condition):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     async def scenario(engine):
@@ -89,7 +89,7 @@ def test_a_silent_engine_is_stale_and_may_come_back(tmp_path):
                 generation.submit(0, pack_tokens([5, 6]), SamplingParams(max_tokens=1000))
                 assert (await generation.next())[0][1]["tokens"] == [5]
                 engine.silent = True
-                with pytest.raises(Problem, match="no sign of life for 0.3 seconds") as problem:
+                with pytest.raises(Problem, match=r"no sign of life for 0.3 seconds") as problem:
                     while True:
                         await asyncio.wait_for(generation.next(), 5)
                 assert problem.value.status == 503 and client.state == "stale"
@@ -225,8 +225,10 @@ def test_drained_before_it_can_handle_signals(tmp_path):
 
 def test_a_taken_port_and_an_unknown_host():
     with listen("127.0.0.1", 0) as taken:
-        with pytest.raises(ConfigError, match=f"port {taken.getsockname()[1]}: Address already in use; choose another"):
-            listen("127.0.0.1", taken.getsockname()[1])
+        port = taken.getsockname()[1]
+        said = pytest.raises(ConfigError, match=f"port {port}: Address already in use; choose another")
+        with said:
+            listen("127.0.0.1", port)
     with pytest.raises(ConfigError, match=r"--host \(no such host\) is not known"):
         listen("no such host", 0)
 
@@ -248,6 +250,7 @@ def test_the_port_is_free_once_the_process_ends():
         listen("127.0.0.1", port).close()
 
 
+@pytest.mark.alone
 def test_silent_clients_are_let_go(tmp_path):
     """Those that never say a word, and those that never end a head; not one that asks now and then."""
     write_tokenizer(tmp_path)
@@ -329,7 +332,7 @@ def test_connections_stay_within_the_limit_of_open_files(tmp_path):
             stdin=subprocess.PIPE,
             pass_fds=(number,),
             env=environment(),
-            preexec_fn=few,
+            preexec_fn=few,  # noqa: PLW1509
         )
         try:
             process.stdin.write(settings.to_json())
@@ -404,7 +407,7 @@ def test_api_keys_from_a_file(tmp_path):
     file.write_text("\n")
     with pytest.raises(ConfigError, match="holds no key"):
         read_api_keys(ServeConfig(api_key_file=str(file)))
-    with pytest.raises(ConfigError, match="cannot read --api-key-file .*none: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read --api-key-file .*none: No such file"):
         read_api_keys(ServeConfig(api_key_file=str(tmp_path / "none")))
     with pytest.raises(ConfigError, match="--api-key is empty"):
         read_api_keys(ServeConfig(api_key=""))

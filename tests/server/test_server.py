@@ -163,7 +163,7 @@ def test_idle_threads_sleep(server, client):
     time.sleep(0.5)
     before = [sum(p.cpu_times()[:2]) for p in server.ranks]
     time.sleep(2)
-    spent = [sum(p.cpu_times()[:2]) - b for p, b in zip(server.ranks, before)]
+    spent = [sum(p.cpu_times()[:2]) - b for p, b in zip(server.ranks, before, strict=True)]
     assert max(spent) < 0.15, f"{spent} s of CPU in 2 s of idleness"
 
 

@@ -28,7 +28,7 @@ def view(address, count: int) -> np.ndarray:
 def added(parts: list[np.ndarray], hosts) -> np.ndarray:
     """The ranks' parts in the order of native/comm/order.h: those of a host, then the hosts' sums."""
     sums: dict = {}
-    for part, host in zip(parts, hosts):
+    for part, host in zip(parts, hosts, strict=True):
         sums[host] = sums[host] + part if host in sums else part
     total, *others = sums.values()
     for other in others:

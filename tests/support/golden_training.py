@@ -17,18 +17,20 @@ OPTIMIZER = json.loads((GOLDEN / "training" / "optimizer.json").read_text())
 
 def batches() -> list[PackedBatch]:
     with np.load(GOLDEN / "training" / "batches.npz") as stored:
-        return [PackedBatch(*rows) for rows in zip(stored["token_ids"], stored["targets"], stored["starts"])]
+        return [
+            PackedBatch(*rows) for rows in zip(stored["token_ids"], stored["targets"], stored["starts"], strict=True)
+        ]
 
 
-def cut(batch: PackedBatch, ranks: int) -> list[PackedBatch]:
+def split(batch: PackedBatch, ranks: int) -> list[PackedBatch]:
     """Every rank's sequences of a batch, dealt in turn: uneven in sequences, tokens and targets."""
-    sequences = list(zip(batch.starts[:-1], batch.starts[1:]))
+    sequences = list(zip(batch.starts[:-1], batch.starts[1:], strict=True))
     own = [sequences[rank::ranks] for rank in range(ranks)]
     join = lambda array, parts: np.concatenate([array[begin:end] for begin, end in parts])
     lengths = [np.cumsum([0, *(end - begin for begin, end in parts)]).astype(np.int32) for parts in own]
     return [
         PackedBatch(join(batch.token_ids, parts), join(batch.targets, parts), starts)
-        for parts, starts in zip(own, lengths)
+        for parts, starts in zip(own, lengths, strict=True)
     ]
 
 
@@ -49,8 +51,8 @@ def gradient_errors(expected: dict[str, np.ndarray], gradients: dict[str, np.nda
     norms = {name.removeprefix("norm/") for name in expected if name.startswith("norm/")}
     assert norms == set(gradients), f"other weights than the golden ones: {norms ^ set(gradients)}"
     errors = {}
-    for name, gradient in gradients.items():
-        gradient = gradient.astype(np.float64)
+    for name, given in gradients.items():
+        gradient = given.astype(np.float64)
         found = {"norm": np.linalg.norm(gradient), "rows": gradient}
         if gradient.ndim > 1:
             found["rows"] = gradient @ np.cos(np.arange(gradient.shape[1]))

@@ -97,13 +97,13 @@ class Hosts(contextlib.AbstractContextManager):
                 "netns",
                 self.namespaces[1],
             )
-            for namespace, link, address in zip(self.namespaces, self.links, self.addresses):
+            for namespace, link, address in zip(self.namespaces, self.links, self.addresses, strict=True):
                 run("ip", "-n", namespace, "addr", "add", f"{address}/30", "dev", link)
                 run("ip", "-n", namespace, "link", "set", link, "up")
                 run("ip", "-n", namespace, "link", "set", "lo", "up")
             self.directory = tempfile.mkdtemp(prefix="ckdist-hosts-")
             self.table = pathlib.Path(self.directory, "hosts")
-            self.table.write_text("".join(f"{a} {n}\n" for a, n in zip(self.addresses, self.namespaces)))
+            self.table.write_text("".join(f"{a} {n}\n" for a, n in zip(self.addresses, self.namespaces, strict=True)))
         except BaseException:
             self.__exit__()
             raise
@@ -147,7 +147,7 @@ class Hosts(contextlib.AbstractContextManager):
         return found
 
     def carried(self) -> int:
-        """Bytes that crossed the wire so far, both ways."""
+        """Bytes that crossed the link so far, both ways."""
         link = json.loads(run("ip", "-n", self.namespaces[0], "-s", "-j", "link", "show", self.links[0]))[0]
         return link["stats64"]["rx"]["bytes"] + link["stats64"]["tx"]["bytes"]
 

@@ -46,7 +46,7 @@ class PagedExecutable:
             for output in batch.logits_indices[
                 (batch.logits_indices >= begin) & (batch.logits_indices < begin + tokens)
             ]:
-                rows.append(prefix_logits(prefix[: first + int(output) - begin + 1], self.vocab_size))
+                rows.append(prefix_logits(prefix[: first + int(output) - begin + 1], self.vocab_size))  # noqa: PERF401
             begin, block = begin + tokens, block + blocks
         self.batches.append(batch.chunks[:, :2].tolist())
         self.outputs.append(len(rows))
@@ -75,7 +75,7 @@ class PlainSampler:
     def sample(self, logits, rows):
         assert len(logits) == len(rows)
         samples = []
-        for values, row in zip(logits, rows):
+        for values, row in zip(logits, rows, strict=True):
             assert row.position == len(row.prompt_tokens) + len(row.output_tokens)
             noise = np.random.default_rng((row.seed, row.position)).gumbel(size=len(values)) * row.params.temperature
             token = int(np.argmax(values + noise))

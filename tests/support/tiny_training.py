@@ -4,15 +4,15 @@ import pathlib
 
 from ckdist.train.config import TrainConfig
 
-MODEL = dict(
-    vocab_size=300,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    tie_word_embeddings=True,
-)
+MODEL = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
 
 
 def text(folder: pathlib.Path) -> str:
@@ -25,24 +25,24 @@ def text(folder: pathlib.Path) -> str:
 
 
 def config(folder: pathlib.Path, **fields) -> TrainConfig:
-    common = dict(
-        output_dir=str(folder / "out"),
-        train_file=(text(folder),),
-        model_config=MODEL,
-        max_length=32,
-        per_device_train_batch_size=6,
-        max_steps=8,
-    )
-    common |= dict(
-        learning_rate=3e-3,
-        warmup_steps=2,
-        lr_scheduler_type="cosine",
-        bf16=False,
-        threads=1,
-        save_steps=4,
-        logging_steps=1,
-        weight_decay=0.1,
-    )
+    common = {
+        "output_dir": str(folder / "out"),
+        "train_file": (text(folder),),
+        "model_config": MODEL,
+        "max_length": 32,
+        "per_device_train_batch_size": 6,
+        "max_steps": 8,
+    }
+    common |= {
+        "learning_rate": 3e-3,
+        "warmup_steps": 2,
+        "lr_scheduler_type": "cosine",
+        "bf16": False,
+        "threads": 1,
+        "save_steps": 4,
+        "logging_steps": 1,
+        "weight_decay": 0.1,
+    }
     return TrainConfig(**common | fields)
 
 

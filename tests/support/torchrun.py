@@ -46,4 +46,4 @@ def finish(ranks: list[subprocess.Popen], seconds: float = 70) -> list[tuple[int
     finally:
         for rank in ranks:
             rank.kill()
-    return [(rank.returncode, *text) for rank, text in zip(ranks, texts)]
+    return [(rank.returncode, *text) for rank, text in zip(ranks, texts, strict=True)]

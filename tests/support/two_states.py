@@ -19,7 +19,7 @@ def loaded(world, path, until, threads=1):
     """The model with a reorganiser that ends for good where the share `until` of the bytes is packed."""
     config = EngineConfig(
         model=str(path), threads=threads, ubatch_size=32, ctx_size=96, parallel=2, cache_type_k="f32", cache_type_v="f32",
-        prefill="token" if world.size > 1 else "auto", reorganize="off" if until is BEFORE else "threads",
+        prefill="token" if world.size > 1 else "auto", repack="off" if until is BEFORE else "threads",
     )  # fmt: skip
     if until is BEFORE:
         return launch.load_model(config, world)
@@ -51,7 +51,7 @@ def logits(world, path, until, threads=1, settled=True):
 
 
 def situations(executable) -> list[np.ndarray]:
-    """Logits of a prompt with its tokens cut, of the same with matrices cut, and of single tokens after it."""
+    """Logits of a prompt by token-parallel prefill, of the same by tensor-parallel, and of single tokens after it."""
     found, ids = [], np.arange(48) % 40 + 3
     for executable.prefill_from in (0, 1 << 30):
         sequence = SingleSequence(executable)

@@ -14,7 +14,7 @@ from ckdist.program.program import Weight
 from ckdist.program.tracer import trace, trace_loss
 from ckdist.train.batch import PackedBatch
 from tests.support import golden_training
-from tests.support.golden_training import AdamW, cut, gradient_errors
+from tests.support.golden_training import AdamW, gradient_errors, split
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 from tests.support.specs import FAMILIES, spec
 
@@ -31,7 +31,7 @@ def step(s, weights, batches, layout=DATA, mesh=None, wrt=None, **more):
     trained = [w for w in program.weights if wrt is None or w.name in wrt]
     both = Interpreter(backward(program, program.outputs[0], trained, **more), s, mesh, weights.get).run_packed(batches)
     assert len({float(total) for total, *_ in both}) == 1  # the loss is whole on every rank
-    return both[0][0], [dict(zip((w.name for w in trained), gradients)) for _, *gradients in both]
+    return both[0][0], [dict(zip((w.name for w in trained), gradients, strict=True)) for _, *gradients in both]
 
 
 def random_batch(lengths=(5, 1, 7), vocab=30, seed=2):
@@ -71,12 +71,12 @@ def test_gradients_and_steps_agree_with_pytorch(family):
             for dtype, tolerance in ((np.float64, 3e-6), (np.float32, 1e-5)):
                 ((total, *gradients),) = Interpreter(program, s, ALONE, weights.get, dtype).run_packed([batch])
                 assert total == pytest.approx(golden["loss"], rel=tolerance)
-                errors = gradient_errors(golden, dict(zip(names, gradients)))
+                errors = gradient_errors(golden, dict(zip(names, gradients, strict=True)))
                 assert max(errors.values()) < tolerance, errors
         ((total, *gradients),) = Interpreter(program, s, ALONE, weights.get).run_packed([batch])
         targets = np.count_nonzero(batch.targets >= 0)
         losses.append(total / targets)
-        optimizer.step({name: gradient / np.float32(targets) for name, gradient in zip(names, gradients)})
+        optimizer.step({name: gradient / np.float32(targets) for name, gradient in zip(names, gradients, strict=True)})
     np.testing.assert_allclose(losses, golden["losses"], rtol=1e-5)
 
 
@@ -87,7 +87,7 @@ def test_the_cut_of_a_batch_does_not_matter(family, ranks):
     s, weights = tiny(family)
     batch = random_batch((5, 1, 7, 4, 2))
     expected, (alone,) = step(s, weights, [batch])
-    total, gradients = step(s, weights, cut(batch, ranks))
+    total, gradients = step(s, weights, split(batch, ranks))
     assert total == pytest.approx(expected, rel=1e-6)
     for own in gradients:
         assert_same(own, alone)
@@ -99,7 +99,7 @@ def test_the_loss_curve_is_the_same_over_ranks(ranks):
     batches, optimizer, losses = golden_training.batches(), AdamW(weights), []
     for number in range(len(golden["losses"])):
         batch = batches[number % len(batches)]
-        total, gradients = step(s, weights, cut(batch, ranks))
+        total, gradients = step(s, weights, split(batch, ranks))
         targets = np.count_nonzero(batch.targets >= 0)
         losses.append(total / targets)
         optimizer.step({name: gradient / np.float32(targets) for name, gradient in gradients[0].items()})
@@ -111,7 +111,7 @@ def test_packed_sequences_equal_separate_ones(family):
     s, weights = tiny(family)
     batch = random_batch()
     total, (packed,) = step(s, weights, [batch])
-    separate = [step(s, weights, [part]) for part in cut(batch, len(batch.starts) - 1)]
+    separate = [step(s, weights, [part]) for part in split(batch, len(batch.starts) - 1)]
     assert total == pytest.approx(sum(part for part, _ in separate), rel=1e-6)
     assert_same(packed, {name: sum(gradients[0][name] for _, gradients in separate) for name in packed})
 
@@ -119,7 +119,7 @@ def test_packed_sequences_equal_separate_ones(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_blocks_that_run_again_give_the_same_bits(family):
     s, weights = tiny(family)
-    batches = cut(random_batch(), 2)
+    batches = split(random_batch(), 2)
     expected, kept = step(s, weights, batches)
     total, again = step(s, weights, batches, recompute=True)
     assert total == expected
@@ -150,7 +150,7 @@ def test_recompute_keeps_boundaries_alone():
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_tensors_cut(family, ranks):
-    """Heads and ffn cut: each rank has its part of the gradients, and what is whole is whole."""
+    """Heads and ffn sharded: each rank has its part of the gradients, and what is whole is whole."""
     s, weights = tiny(family)
     batch, mesh = random_batch(), Mesh({"tp": ranks})
     expected, (alone,) = step(s, weights, [batch])
@@ -172,7 +172,7 @@ def test_tokens_and_tensors_cut_at_once():
     both = Layout("BOTH", {**DATA.cuts, **HEADS_AND_FFN.cuts})
     batch, mesh = random_batch(), Mesh({"dp": 2, "tp": 3})
     expected, (alone,) = step(s, weights, [batch])
-    halves = cut(batch, 2)
+    halves = split(batch, 2)
     total, parts = step(s, weights, [halves[rank // 3] for rank in range(6)], both, mesh)
     assert total == pytest.approx(expected, rel=1e-5)
     joined = np.concatenate([own["model.layers.1.mlp.up_proj.weight"] for own in parts[3:]])
@@ -182,7 +182,7 @@ def test_tokens_and_tensors_cut_at_once():
 
 
 def test_gathered_values_have_gradients():
-    """A cut result gathered before it is used again: each rank takes back its part."""
+    """A sharded result gathered before it is used again: each rank takes back its part."""
 
     def gathers(g, ids, targets, s):
         x = g.reduce(g.embed(ids, g.weight("table", "vocab", "hidden")))
@@ -204,7 +204,7 @@ def test_gathered_values_have_gradients():
         results.append(Interpreter(program, s, mesh, weights.get).run_packed([batch] * ranks))
     (whole,), cut_up = results
     joined = [cut_up[0][1], np.concatenate([own[2] for own in cut_up]), cut_up[0][3]]
-    assert_same(dict(zip("tuh", joined)), dict(zip("tuh", whole[1:])))
+    assert_same(dict(zip("tuh", joined, strict=True)), dict(zip("tuh", whole[1:], strict=True)))
 
 
 def test_only_what_the_trained_weights_need_is_computed():
@@ -228,17 +228,17 @@ def test_only_what_the_trained_weights_need_is_computed():
 def test_errors_name_the_op():
     s = spec(**TINY)
     program = trace(forward, s, SINGLE, Mesh({"tp": 1}))
-    with pytest.raises(LayoutError, match="backward needs a loss that is one whole number, but it is %logits.0"):
+    with pytest.raises(LayoutError, match=r"backward needs a loss that is one whole number, but it is %logits.0"):
         backward(program, program.outputs[0], program.weights)
     program = trace_loss(loss, s, DATA, ALONE)
     other = Weight("model.layers.9.up", (Dim("hidden", 64),))
-    with pytest.raises(LayoutError, match="does not depend on @model.layers.9.up"):
+    with pytest.raises(LayoutError, match=r"does not depend on @model.layers.9.up"):
         backward(program, program.outputs[0], [other])
     with pytest.raises(LayoutError, match="cross_entropy needs all of vocab and hidden"):
         trace_loss(loss, s, Layout("VOCAB", {"vocab": "tp"}), Mesh({"tp": 2}))
     shared = spec(heads=6, kv_heads=2, head_dim=4)
     program = trace_loss(loss, shared, HEADS_AND_FFN, Mesh({"tp": 3}))
-    with pytest.raises(LayoutError, match="attend_grad: 2 kv_heads cut over tp are shared.*at most 2 ranks"):
+    with pytest.raises(LayoutError, match=r"attend_grad: 2 kv_heads cut over tp are shared.*at most 2 ranks"):
         backward(program, program.outputs[0], program.weights)
 
 

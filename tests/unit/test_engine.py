@@ -23,7 +23,10 @@ def finish(engine, limit=10_000) -> dict:
         for output in engine.step():
             outputs.setdefault(output.id, []).append(output)
     assert not engine.has_work, "the engine makes no progress"
-    return {id: (sum((o.tokens for o in list), []), list[-1], list) for id, list in outputs.items()}
+    return {
+        id: ([token for output in all_of for token in output.tokens], all_of[-1], all_of)
+        for id, all_of in outputs.items()
+    }
 
 
 def greedy(max_tokens, **params):
@@ -76,7 +79,7 @@ def test_everyone_gets_what_they_would_get_alone(
         pytest.fail("the engine makes no progress")
     assert engine.pool.available == num_blocks
     for i, (_, prompt, params) in want.items():
-        tokens = sum((output.tokens for output in outputs[i]), [])
+        tokens = [token for output in outputs[i] for token in output.tokens]
         expected = alone(prompt, params, seed=i, limit=110)
         if outputs[i][-1].finish_reason == "abort":
             assert tokens == expected[: len(tokens)]

@@ -19,11 +19,11 @@ from ckdist.tokens.source import tokenizer_of
 from tests.support.paged_executable import PagedExecutable, prefix_logits
 
 STATEFUL = [
-    dict(mirostat=2, mirostat_tau=2.0, mirostat_eta=0.5),
-    dict(mirostat=1, mirostat_tau=3.0, mirostat_eta=0.5, temperature=0.8),
-    dict(dry_multiplier=2.0, dry_allowed_length=1, dry_sequence_breakers=()),
-    dict(min_tokens=9, stop_token_ids=(3, 4, 5, 6, 7, 8), xtc_probability=0.5),
-    dict(typical_p=0.5, repetition_penalty=1.3, repeat_last_n=8, dynatemp_range=0.5),
+    {"mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.5},
+    {"mirostat": 1, "mirostat_tau": 3.0, "mirostat_eta": 0.5, "temperature": 0.8},
+    {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_sequence_breakers": ()},
+    {"min_tokens": 9, "stop_token_ids": (3, 4, 5, 6, 7, 8), "xtc_probability": 0.5},
+    {"typical_p": 0.5, "repetition_penalty": 1.3, "repeat_last_n": 8, "dynatemp_range": 0.5},
 ]
 
 
@@ -85,8 +85,8 @@ def test_neither_eos_nor_a_stop_token_comes_before_min_tokens():
     for id, fields in enumerate(
         [{}, {"min_tokens": 5}, {"min_tokens": 5, "temperature": 1.0}, {"min_tokens": 8, "ignore_eos": True}]
     ):
-        fields = {"temperature": 0.0, **fields}
-        engine.add(id, [1, 2], SamplingParams(max_tokens=8, stop_token_ids=(8,), seed=1, **fields))
+        given = {"temperature": 0.0, **fields}
+        engine.add(id, [1, 2], SamplingParams(max_tokens=8, stop_token_ids=(8,), seed=1, **given))
     results = finish(engine)
     assert results[0] == ([], "stop")
     for id, length in (1, 5), (2, 5), (3, 8):
@@ -220,7 +220,7 @@ def test_breakers_are_found_where_tokens_contain_or_begin_them(tokenizer, breake
     capacity = 50_000
     heads, lengths = ffi.new("int32_t[]", capacity), ffi.new("int32_t[]", capacity)
     n = lib.ckdist_dry_breakers_list(found, heads, lengths, capacity)
-    assert sorted(zip(heads[0:n], lengths[0:n])) == heads_of(tokenizer, check_breakers(breakers))
+    assert sorted(zip(heads[0:n], lengths[0:n], strict=True)) == heads_of(tokenizer, check_breakers(breakers))
 
 
 def test_breakers_are_prepared_once_and_few_are_kept(tokenizer):

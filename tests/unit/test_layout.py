@@ -1,4 +1,6 @@
-"""The one rule that cuts dimensions, and the placement rules that refuse a forward without its collectives."""
+"""The one rule that shards dimensions, and the placement rules that refuse a forward without its collectives."""
+
+import itertools
 
 import pytest
 from hypothesis import given
@@ -14,7 +16,7 @@ from tests.support.specs import spec
 def test_cut_covers_everything_evenly(size, parts, unit):
     ranges = cut(size, parts, unit)
     assert ranges[0][0] == 0 and ranges[-1][1] == size
-    assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:]))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(ranges))
     assert all(begin % unit == 0 for begin, end in ranges if begin < end)
     units = [-(-(end - begin) // unit) for begin, end in ranges]
     assert max(units) - min(units) <= 1
@@ -37,7 +39,7 @@ def test_every_query_head_finds_its_kv_head(kv_heads, group, parts):
 
 
 def test_an_unknown_axis_names_the_known_ones():
-    with pytest.raises(LayoutError, match="'ep'.*only tp"):
+    with pytest.raises(LayoutError, match=r"'ep'.*only tp"):
         model_dims(spec(), Layout("BAD", {"ffn": "ep"}), Mesh({"tp": 2}))
 
 

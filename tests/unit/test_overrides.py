@@ -67,7 +67,7 @@ def test_a_file_is_read_with_them():
             open_checkpoint(GGUF, {"qwen3.context_length": value})
     with pytest.raises(ModelFileError, match="context_length is 0; it must be"):
         open_checkpoint(GGUF, {"qwen3.context_length": 0})
-    with pytest.raises(ConfigError, match="is a folder: change its config.json"):
+    with pytest.raises(ConfigError, match=r"is a folder: change its config.json"):
         open_checkpoint(GGUF.parent.parent / "llama3", {"a": 1})
 
 
@@ -76,13 +76,13 @@ def test_a_file_without_a_split_gets_one(tmp_path):
     tokens = ["a", "b", "c", "ab"]
     keys = {"tokens": tokens, "token_type": [1] * 4, "merges": ["a b"], "model": "gpt2"}
     write_gguf(path, {f"tokenizer.ggml.{key}": value for key, value in keys.items()}, [])
-    with pytest.raises(ModelFileError, match="--override-kv tokenizer.ggml.pre=str:NAME"):
+    with pytest.raises(ModelFileError, match=r"--override-kv tokenizer.ggml.pre=str:NAME"):
         tokenizer_of(path)
     tokenizer = tokenizer_of(
         path, {"tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.bos_token_id": 2, "tokenizer.ggml.add_bos_token": True}
     )
     assert tokenizer.encode("abc") == [2, 3, 2]
-    with pytest.raises(ConfigError, match="tokenizer.ggml.tokens is of type str, but in .* it is an array"):
+    with pytest.raises(ConfigError, match=r"tokenizer.ggml.tokens is of type str, but in .* it is an array"):
         tokenizer_of(path, {"tokenizer.ggml.tokens": "x"})
 
 

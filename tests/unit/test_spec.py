@@ -231,7 +231,7 @@ JUNK = st.recursive(
     st.sampled_from(sorted(GOLDEN)),
     st.sampled_from(["old", "new"]),
     st.dictionaries(
-        st.sampled_from(sorted(GOLDEN["gemma3"]["new"]) + ["rope_scaling", "rope_theta", "text_config"]),
+        st.sampled_from([*sorted(GOLDEN["gemma3"]["new"]), "rope_scaling", "rope_theta", "text_config"]),
         JUNK,
         min_size=1,
         max_size=3,

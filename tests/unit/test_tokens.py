@@ -235,7 +235,7 @@ def test_the_bundled_model_chats():
 
 
 def test_what_is_no_tokenizer_is_one_line(folder, tmp_path):
-    with pytest.raises(ModelFileError, match="tokenizer.json cannot be read"):
+    with pytest.raises(ModelFileError, match=r"tokenizer.json cannot be read"):
         load_tokenizer(tmp_path)
     for content in (b"", b"{}", b"[" * 100_000, b'{"version":"1.0","model":{"type":"BPE"}}', b"\xff\xfe"):
         (tmp_path / "tokenizer.json").write_bytes(content)
@@ -244,7 +244,7 @@ def test_what_is_no_tokenizer_is_one_line(folder, tmp_path):
         assert "\n" not in str(error.value)
     (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     (tmp_path / "config.json").write_bytes(b"[" * 100_000)
-    with pytest.raises(ModelFileError, match="config.json is not JSON"):
+    with pytest.raises(ModelFileError, match=r"config.json is not JSON"):
         load_tokenizer(tmp_path)
 
 

@@ -300,7 +300,7 @@ class TestPlacement:
         counts = ranks_per_node(cores, ranks)
         assert sum(counts) == ranks and min(counts) >= 1
         if ranks <= sum(cores):
-            assert all(count <= have for count, have in zip(counts, cores))
+            assert all(count <= have for count, have in zip(counts, cores, strict=True))
 
 
 NODES = [node.number for node in this_machine().nodes if node.memory]

@@ -83,14 +83,15 @@ def test_loss_is_on_the_assistants_turns_alone(tmp_path, tokenizer):
 
 
 def test_parquet_rows(tmp_path, tokenizer):
-    pyarrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet
+    pytest.importorskip("pyarrow")
+    import pyarrow as pa
+    from pyarrow import parquet
 
     path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"content": ["one", "two", None], "n": [1, 2, 3]}), path)
+    parquet.write_table(pa.table({"content": ["one", "two", None], "n": [1, 2, 3]}), path)
     cache = open_cache(tmp_path / "cache", [path], tokenizer, "content", "skip")
     assert cache.documents == 2 and cache.skipped == 1
-    with pytest.raises(ConfigError, match="a.parquet:3 has no text in 'content'"):
+    with pytest.raises(ConfigError, match=r"a.parquet:3 has no text in 'content'"):
         open_cache(tmp_path / "cache", [path], tokenizer, "content", "error")
     with pytest.raises(ConfigError, match="no column 'text' or 'messages'; it has content, n"):
         open_cache(tmp_path / "cache", [path], tokenizer, "text", "error")
@@ -113,24 +114,24 @@ def pairs(batches) -> list[tuple[int, int]]:
     for batch in batches:
         assert batch.starts[0] == 0 and batch.starts[-1] == len(batch.token_ids) and (np.diff(batch.starts) > 0).all()
         kept = batch.targets >= 0
-        found += zip(batch.token_ids[kept].tolist(), batch.targets[kept].tolist())
+        found += zip(batch.token_ids[kept].tolist(), batch.targets[kept].tolist(), strict=True)
     return found
 
 
 @pytest.mark.parametrize("chats", [0, 20, 50])
 @pytest.mark.parametrize("ranks, per_device, accumulation", [(1, 3, 1), (2, 2, 2), (3, 1, 2), (5, 1, 4)])
-def test_an_epoch_is_every_pair_once_whoever_reads_it(ranks, per_device, accumulation, chats):
+def test_an_epoch_is_every_pair_once_on_any_number_of_ranks(ranks, per_device, accumulation, chats):
     lengths = np.random.default_rng(0).integers(1, 60, 50)
     cache = made_up(lengths, chats)
-    documents = list(zip(cache.starts[:-1], cache.starts[1:]))
+    documents = list(zip(cache.starts[:-1], cache.starts[1:], strict=True))
     # Texts are learned to their end; of a chat what fits in a row is, and the token behind that is still a target.
     ends = [min(end, begin + 33) if index < chats else end for index, (begin, end) in enumerate(documents)]
-    expected = {(t + 1, t + 2) for (begin, _), end in zip(documents, ends) for t in range(begin, end - 1)}
+    expected = {(t + 1, t + 2) for (begin, _), end in zip(documents, ends, strict=True) for t in range(begin, end - 1)}
     found = []
     for rank in range(ranks):
         source = FileBatches(Rows(cache, np.arange(50), 32, seed=3), rank, ranks, per_device, accumulation)
         steps = source.steps_left(1.0)
-        for step in range(steps):
+        for _ in range(steps):
             assert source.position.epoch == 0
             found += pairs(source.take())
         assert source.position == Position(1, 0)
@@ -169,5 +170,5 @@ def test_own_batches_are_filled_and_checked():
     assert (
         filled.token_ids.size == 8 and filled.targets[5:].tolist() == [-1] * 3 and filled.starts.tolist() == [0, 5, 8]
     )
-    with pytest.raises(ConfigError, match="gave 9 token_ids.*at most 8"):
+    with pytest.raises(ConfigError, match=r"gave 9 token_ids.*at most 8"):
         source.take()

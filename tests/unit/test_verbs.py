@@ -111,7 +111,7 @@ def test_what_there_is_stands_in_the_refusal(roce, tmp_path):
     add_port(tmp_path / "other", "mlx5_0", {3: (ipv4(10, 1, 0, 1), "RoCE v2", "ens1f0")}, state="1: DOWN")
     with pytest.raises(ConfigError, match=r"^no RDMA port is active; there is mlx5_0 \(down: 10.1.0.1\)$"):
         verbs.choose(verbs.devices(tmp_path / "other"))
-    with pytest.raises(ConfigError, match="^this machine has no RDMA device$"):
+    with pytest.raises(ConfigError, match=r"^this machine has no RDMA device$"):
         verbs.choose(verbs.devices("/nowhere"))
 
 
@@ -128,7 +128,7 @@ def test_a_device_that_is_not_there_is_refused(roce):
 @pytest.mark.skipif(bool(verbs.devices()), reason="there is an RDMA device")
 def test_a_world_without_devices_is_refused_on_all_ranks():
     def body(world):
-        with pytest.raises(ConfigError, match="^verbs does not work on rank 0 [(]here[)]: ") as caught:
+        with pytest.raises(ConfigError, match=r"^verbs does not work on rank 0 [(]here[)]: ") as caught:
             open_communicator(world, "verbs", timeout=5)
         return str(caught.value)
 

@@ -115,10 +115,10 @@ def gradients(name, wanted=None):
     forward = Program(inputs, outputs[:1] if op in THROUGH_FIRST else outputs, tuple(g.instrs))
     backward = Program(
         (*inputs, *(c for c in cotangents if c)),
-        tuple(r for r, w in zip(results, wanted) if w),
+        tuple(r for r, w in zip(results, wanted, strict=True) if w),
         (*g.instrs, *back.instrs),
     )
-    return forward, backward, [o for o, w in zip(operands, wanted) if w], back.instrs
+    return forward, backward, [o for o, w in zip(operands, wanted, strict=True) if w], back.instrs
 
 
 def numbers(rng, dims):
@@ -177,8 +177,8 @@ def test_only_what_is_wanted_is_computed(wanted, ops):
     _, every, operands, _ = gradients("linear three")
     arrays = {v.name: numbers(rng, v.dims) for v in every.inputs}
     weights = {w.name: numbers(rng, w.dims) for w in every.weights}
-    whole = dict(zip(operands, evaluate(every, arrays, weights)))
-    names = [o for o, w in zip((*CASES["linear three"][1], *CASES["linear three"][2]), wanted) if w]
+    whole = dict(zip(operands, evaluate(every, arrays, weights), strict=True))
+    names = [o for o, w in zip((*CASES["linear three"][1], *CASES["linear three"][2]), wanted, strict=True) if w]
     for operand, found in zip(names, evaluate(some, arrays, weights), strict=True):
         np.testing.assert_array_equal(found, whole[operand])
 

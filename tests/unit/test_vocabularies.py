@@ -45,7 +45,7 @@ def metadata(kind, tokens, merges, **keys):
 
 def assert_alike(tokenizer, texts, ids, name):
     start = 0
-    for text, count in zip(texts, ids[f"{name}.counts"].tolist()):
+    for text, count in zip(texts, ids[f"{name}.counts"].tolist(), strict=True):
         if count < 0:
             continue
         expected = ids[name][start : start + count].tolist()

@@ -1,4 +1,4 @@
-"""Guest program: communicators over verbs, their ranks on rxe0 and rxe1 in turn. `guest_communicator.py CASE...`"""
+"""Guest program: communicators over verbs, their ranks on rxe0 and rxe1 in turn: `guest_communicator.py CASE...`."""
 
 import os
 import pathlib
@@ -158,9 +158,9 @@ def wrong_calls() -> None:
 def slow() -> None:
     """A message that takes several timeouts on its way is waited for, because its bytes flow; so is an all_reduce."""
     timeout, size = 1.5, 24 << 20
-    for wire in ("wire0", "wire1"):
+    for link in ("wire0", "wire1"):
         subprocess.run(
-            ["tc", "qdisc", "add", "dev", wire, "root", "tbf", "rate", "40mbit", "burst", "64kb", "limit", "64mb"],
+            ["tc", "qdisc", "add", "dev", link, "root", "tbf", "rate", "40mbit", "burst", "64kb", "limit", "64mb"],
             check=True,
         )
 
@@ -178,19 +178,19 @@ def slow() -> None:
             assert (x == np.arange(size // 4)).all()
         c.barrier()
         took = time.monotonic() - start
-        assert took > 2 * timeout, f"the wire was not slow: {took:.1f} s"
+        assert took > 2 * timeout, f"the link was not slow: {took:.1f} s"
         print(f"{size * 8e-6 / took:.0f} Mbit/s", flush=True)
         assert (c.all_reduce(np.full(size // 16, world.rank + 1, np.int32)) == 3).all()
 
     try:
         run_threads(2, body)
     finally:
-        for wire in ("wire0", "wire1"):
-            subprocess.run(["tc", "qdisc", "del", "dev", wire, "root"], check=True)
+        for link in ("wire0", "wire1"):
+            subprocess.run(["tc", "qdisc", "del", "dev", link, "root"], check=True)
 
 
 def wire_down() -> None:
-    """The wire goes while both reduce; each rank names the other within the timeout."""
+    """The link goes while both reduce; each rank names the other within the timeout."""
     timeout = 5.0
 
     def body(world):

@@ -41,7 +41,7 @@ way, refused = sys.argv[1], sys.argv[2:] == ["refused"]
 world = start_world()
 if refused:
     refuse_binding()
-model = load_model(EngineConfig(model="tests/golden/llama3", threads=1, ctx_size=64, parallel=1, reorganize=way), world)
+model = load_model(EngineConfig(model="tests/golden/llama3", threads=1, ctx_size=64, parallel=1, repack=way), world)
 if world.rank == 0:
     logits = SingleSequence(model.executable).feed([1, 2, 3, 4], outputs="last")
     print("token", int(logits[0].argmax()), flush=True)

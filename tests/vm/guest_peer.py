@@ -36,8 +36,8 @@ def pattern(count, seed):
 
 
 class Peer:
-    def __init__(self, device, address, wire):
-        self.wire, self.end = wire, time.monotonic() + SILENCE
+    def __init__(self, device, address, stream):
+        self.stream, self.end = stream, time.monotonic() + SILENCE
         context = Context(name=device)
         mapped = "::ffff:" + address
         self.index = next(i for i in range(16) if self.same(context.query_gid(1, i), mapped))
@@ -68,10 +68,10 @@ class Peer:
         return socket.inet_pton(socket.AF_INET6, str(gid)) == socket.inet_pton(socket.AF_INET6, address)
 
     def swap(self, data):
-        self.wire.sendall(len(data).to_bytes(4, "little") + data)
-        self.wire.settimeout(SILENCE)
-        size = int.from_bytes(self.wire.recv(4, socket.MSG_WAITALL), "little")
-        return self.wire.recv(size, socket.MSG_WAITALL) if size else b""
+        self.stream.sendall(len(data).to_bytes(4, "little") + data)
+        self.stream.settimeout(SILENCE)
+        size = int.from_bytes(self.stream.recv(4, socket.MSG_WAITALL), "little")
+        return self.stream.recv(size, socket.MSG_WAITALL) if size else b""
 
     def connect(self, context):
         host = HOST.pack(b"ckverbs1", SLOTS, SLOT, 0, context.query_port(1).active_mtu, 1, 8, self.gid)
@@ -128,7 +128,7 @@ class Peer:
             self.poll()
 
     def data(self, offset, count):
-        return dict(num_sge=1, sg=[SGE(self.memory.buf + offset, count, self.memory.lkey)])
+        return {"num_sge": 1, "sg": [SGE(self.memory.buf + offset, count, self.memory.lkey)]}
 
     def send(self, kind, tag=0, id=0, answer=0, key=0, address=0, size=0, behind=b"", lie=0):
         while self.credits < 2:

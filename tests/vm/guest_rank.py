@@ -55,8 +55,8 @@ def open_rank(rank, end, timeout=TIMEOUT):
     return transport, exchange
 
 
-def pattern(bytes, seed):
-    return np.random.default_rng(seed).integers(0, 256, bytes, np.uint8)
+def pattern(size, seed):
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
 
 
 def messages(t, rank, peer, exchange):
@@ -122,20 +122,19 @@ def windows(t, rank, peer, exchange):
     t.expose(5, memory)
     sizes = SIZES[:-1]
     put = [pattern(size, 77 + i + rank) for i, size in enumerate(sizes)]
-    offsets = np.cumsum([0] + sizes)
-    requests = [t.iput(peer, 5, int(o), data) for o, data in zip(offsets, put)]
+    offsets = np.cumsum([0, *sizes])
+    requests = [t.iput(peer, 5, int(o), data) for o, data in zip(offsets, put, strict=True)]
     requests.append(t.inotify(peer, 5, 3))
-    for _ in range(4):
-        requests.append(t.inotify(peer, 5, 2))
+    requests += [t.inotify(peer, 5, 2) for _ in range(4)]
     end = time.monotonic() + TIMEOUT
     while t.notified(5, 3) < 1:
         assert time.monotonic() < end, "no notification"
         os.sched_yield()
-    for i, (offset, size) in enumerate(zip(offsets, sizes)):
+    for i, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
         assert (memory[offset : offset + size] == pattern(size, 77 + i + peer)).all(), f"put of {size} bytes"
     for request in requests:
         t.wait(request, peer, "put")
-    for i, (offset, size) in enumerate(zip(offsets, sizes)):
+    for i, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
         back = np.empty(size, np.uint8)
         t.wait(t.iget(peer, 5, int(offset), back), peer, "get")
         assert (back == put[i]).all(), f"get of {size} bytes"
@@ -167,7 +166,7 @@ def expect_loss(t, peer, limit, *words):
 
 
 def port_down(t, rank, peer, exchange):
-    """The wire is taken down while both wait; both end within the timeout."""
+    """The link is taken down while both wait; both end within the timeout."""
     exchange(b"")
     if rank == 0:
         time.sleep(0.3)
@@ -235,9 +234,9 @@ def stranger(t, rank, peer, exchange):
     expect_loss(t, 1, TIMEOUT, "sent something that is not a frame")
 
 
-def pattern_of(bytes, seed):
+def pattern_of(size, seed):
     """Bytes that the stranger can make without numpy."""
-    return ((np.arange(bytes, dtype=np.int64) * (2 * seed + 1) + seed) % 253).astype(np.uint8)
+    return ((np.arange(size, dtype=np.int64) * (2 * seed + 1) + seed) % 253).astype(np.uint8)
 
 
 CASES = {f.__name__: f for f in (messages, order, windows, stranger, stalled, goodbye, port_down, killed)}
@@ -262,7 +261,7 @@ def main():
     other = ["/usr/bin/python3", str(pathlib.Path(__file__).parent / "guest_peer.py"), str(ends[1].fileno())]
     commands = [[sys.executable, __file__, cases, str(r), str(ends[r].fileno())] for r in (0, 1)]
     commands[1] = other if cases == "stranger" else commands[1]
-    ranks = [subprocess.Popen(command, pass_fds=[end.fileno()]) for command, end in zip(commands, ends)]
+    ranks = [subprocess.Popen(command, pass_fds=[end.fileno()]) for command, end in zip(commands, ends, strict=True)]
     for end in ends:
         end.close()
     codes = [rank.wait() for rank in ranks]

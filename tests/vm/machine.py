@@ -20,6 +20,7 @@ PARTS = pathlib.Path(os.environ.get("CKDIST_VM") or pathlib.Path.home() / ".cach
 BOOT_SECONDS = 120
 COMMAND_SECONDS = 400  # most need 10 to 50, on a host that has nothing else to do
 LIFE_SECONDS = 3600  # QEMU ends by then whatever becomes of us
+COVERED = [pathlib.Path(path) for path in ("/dev", "/proc", "/run", "/share", "/sys", "/tmp")]  # by the guest's own
 
 
 def prepare() -> str:
@@ -34,12 +35,20 @@ def prepare() -> str:
     return f"the virtual machine could not be set up: {done.stderr.strip()[-300:]}" if done.returncode else ""
 
 
+def folders_to_keep() -> list[str]:
+    """Folders of the host that the guest's own would cover, and that it needs: this checkout, Python and the kernel."""
+    needed = {ROOT, pathlib.Path(sys.prefix), pathlib.Path(sys.base_prefix), PARTS}
+    needed |= {path.resolve() for path in needed}
+    return sorted(str(path) for path in needed if any(path.is_relative_to(own) for own in COVERED))
+
+
 class Machine:
     """Two nodes of `cpus / 2` processors and `mib` MiB each; a context manager."""
 
     def __init__(self, cpus: int = 4, mib: int = 1536):
         self.share = pathlib.Path(tempfile.mkdtemp(prefix="ckdist-vm."))
         shutil.copy(HERE / "serve.sh", self.share)
+        (self.share / "folders").write_text("".join(f"{folder}\n" for folder in folders_to_keep()))
         self.count = 0
         half = cpus // 2
         words = [
@@ -90,9 +99,8 @@ class Machine:
             "-append",
             f"console=ttyS0 quiet panic=-1 mitigations=off rdinit=/init guest.modules={PARTS}/kernel/lib/modules",
         ]
-        self.process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=open(self.share / "qemu", "wb")
-        )
+        with open(self.share / "qemu", "wb") as said:
+            self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said)
         self._await("up", BOOT_SECONDS)
 
     def run(

@@ -1,5 +1,5 @@
 #!/bin/bash
-# What the kernel forgets of the two wires when one was down: how each address is reached over the pair.
+# What the kernel forgets of the two links when one was down: how each address is reached over the pair.
 set -e
 ip route replace 10.9.0.2/32 dev wire0 src 10.9.0.1 table 100
 ip route replace 10.9.0.1/32 dev wire1 src 10.9.0.2 table 100

@@ -71,7 +71,7 @@ def test_calls_that_differ_are_told(machine):
     machine.run("python tests/vm/guest_communicator.py wrong_calls")
 
 
-def test_a_slow_wire_is_waited_for(machine):
+def test_a_slow_link_is_waited_for(machine):
     machine.run("python tests/vm/guest_communicator.py slow")
 
 
@@ -81,7 +81,7 @@ def test_a_communicator_whose_port_or_peer_goes(machine):
 
 def test_doctor_opens_the_port_and_compares_the_nodes(machine):
     done = machine.run("python tests/vm/guest_doctor.py")
-    assert "transport  verbs" in done.stdout and "rxe0 port 1, GID 1 (RoCE v2, 10.9.0.1)" in done.stdout, done.stdout
+    assert "transport   verbs" in done.stdout and "rxe0 port 1, GID 1 (RoCE v2, 10.9.0.1)" in done.stdout, done.stdout
 
 
 def test_pages_lie_where_they_are_bound(machine):
@@ -121,7 +121,7 @@ def test_the_map_tells_nodes_and_huge_pages(machine, way, reserved, huge):
 @pytest.mark.parametrize(
     "launch, refused",
     [("taskset -c 1,2 mpirun --bind-to none", ""), ("mpirun --map-by numa --bind-to numa", "refused")],
-    ids=["a cpuset that cuts nodes", "binding refused"],
+    ids=["a cpuset that splits nodes", "binding refused"],
 )
 def test_weights_are_packed_behind_steps_on_lesser_machines(machine, launch, refused):
     token = lambda done: [line for line in done.stdout.splitlines() if line.startswith("token")]
@@ -156,6 +156,6 @@ def test_perplexity_is_the_hosts(machine):
         timeout=120,
     )
     assert here.returncode == 0, here.stderr
-    for wire in ("auto", "verbs"):
-        there = machine.run(f"mpirun -n 2 --map-by numa --bind-to numa {PERPLEXITY} --transport {wire}")
-        assert last_json(there.stdout) == last_json(here.stdout), wire
+    for transport in ("auto", "verbs"):
+        there = machine.run(f"mpirun -n 2 --map-by numa --bind-to numa {PERPLEXITY} --transport {transport}")
+        assert last_json(there.stdout) == last_json(here.stdout), transport

@@ -89,7 +89,7 @@ CKDIST_EXPORT int ckdist_loader_add_peer_matrix(ckdist_loader* loader, int peer,
 struct ckdist_filling {
   int32_t threads;            /* while nothing else runs */
   int32_t background;         /* steps run meanwhile */
-  int32_t mover;              /* 0: a DSA queue where there is one, 1: a DSA queue, 2: the threads' own stores */
+  int32_t copy_engine;        /* 0: a DSA queue where there is one, 1: a DSA queue, 2: the threads' own stores */
   double until;               /* of the packed bytes: where filling ends for good, below 1 */
   struct ckdist_trace* trace; /* where its threads get lanes, which outlives the loader; or null */
 };
@@ -110,7 +110,7 @@ struct ckdist_filled {
   int64_t kept;     /* of slices that this rank's steps have packed and kept, also in other ranks' arenas */
   double seconds;   /* since ckdist_loader_fill, until all was ready */
   int32_t finished; /* all is ready, on all ranks that this one reads, and the files are given back */
-  char mover[64];
+  char copy_engine[64];
   char trouble[200]; /* why a device was given up meanwhile; else empty */
 };
 CKDIST_EXPORT void ckdist_loader_filled(ckdist_loader* loader, struct ckdist_filled* out);

@@ -35,7 +35,7 @@ struct ckdist_sampling {
   int64_t banned_count;
   const int32_t* steps; /* of enum ckdist_sampling_step */
   int32_t step_count;   /* 0: penalties, DRY, temperature, top_k, top_p, min_p */
-  int32_t min_keep;     /* tokens that each cut leaves at least; as all below, read with `steps` alone */
+  int32_t min_keep;     /* tokens that each filter leaves at least; as all below, read with `steps` alone */
   float typical_p;
   float top_n_sigma;
   float xtc_probability;

@@ -22,7 +22,7 @@ enum {
   ckdist_trace_receive = 10, /* messages of clients */
   ckdist_trace_send = 11,    /* tokens to clients: messages */
   ckdist_trace_load = 12,    /* reading and packing weights */
-  ckdist_trace_choose = 13,  /* measuring how prefill is to be cut */
+  ckdist_trace_choose = 13,  /* measuring how to shard prefill */
   ckdist_trace_copy = 14     /* weights moved in the background: KiB */
 };
 

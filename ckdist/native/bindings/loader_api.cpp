@@ -8,9 +8,9 @@
 #include "bindings/loader_handle.h"
 #include "bindings/trace_handle.h"
 
+using ckdist::CopyEngineChoice;
 using ckdist::Loader;
 using ckdist::Matrix;
-using ckdist::MoverChoice;
 using ckdist::Reorganizer;
 using ckdist::RowRange;
 using ckdist::StoredMatrix;
@@ -116,8 +116,8 @@ int ckdist_loader_add_peer_matrix(ckdist_loader* loader, int peer, const ckdist_
 
 int ckdist_loader_fill(ckdist_loader* loader, const ckdist_filling* filling) {
   return ckdist::guard([&] {
-    loader->loader.fill({filling->threads, filling->background != 0, static_cast<MoverChoice>(filling->mover),
-                         filling->until, filling->trace});
+    loader->loader.fill({filling->threads, filling->background != 0,
+                         static_cast<CopyEngineChoice>(filling->copy_engine), filling->until, filling->trace});
   });
 }
 
@@ -140,7 +140,7 @@ void ckdist_loader_stop(ckdist_loader* loader) {
 void ckdist_loader_filled(ckdist_loader* loader, ckdist_filled* out) {
   const Reorganizer& r = *loader->loader.reorganizer();
   *out = {r.stored_bytes_done(), r.bytes(), r.ready_bytes(), r.kept_bytes(), r.seconds(), r.finished(), {}, {}};
-  std::snprintf(out->mover, sizeof out->mover, "%s", r.mover().c_str());
+  std::snprintf(out->copy_engine, sizeof out->copy_engine, "%s", r.mover().c_str());
   std::snprintf(out->trouble, sizeof out->trouble, "%s", r.trouble().c_str());
 }
 }

@@ -18,7 +18,7 @@
 #include "comm/meeting.h"
 #include "comm/order.h"
 #include "comm/reach.h"
-#include "movers/stream_mover.h"
+#include "copy_engines/stream_engine.h"
 
 namespace ckdist {
 

@@ -1,8 +1,8 @@
 // A file mapped for reading that may shrink, or fail to be read, while it is mapped.
 //
 // Touching a page that the file no longer has raises SIGBUS. A handler that knows all mappings puts zeros there and
-// marks the file as damaged; whoever computed with its bytes calls check() before anybody sees the result. Other SIGBUS
-// go where they went before.
+// marks the file as damaged; a caller that computed with its bytes calls check() before it shows the result. Other
+// SIGBUS go where they went before.
 //
 // A file is another one when it is shorter, or when its time of writing changed and samples of its bytes did too:
 // `touch`, `chmod`, `mv` and `ln` change times alone. Samples are its first, its last and 62 pages evenly between. So a

@@ -1,5 +1,5 @@
 // When a rank's threads did what: a lane per thread, a ring of events that exists before the first of them, so that
-// writing one is four stores. Whoever is not traced has no lane, and pays for asking whether it has one.
+// writing one is four stores. A thread that is not traced has no lane; all it pays is the test for one.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -67,7 +67,7 @@ class TraceLane {
 class Trace {
  public:
   explicit Trace(int64_t events) : events_(events) {}
-  // A new lane for whoever calls; it lives as long as the trace.
+  // A new lane for the calling thread; it lives as long as the trace.
   TraceLane* lane(const std::string& name) {
     std::lock_guard<std::mutex> hold(lock_);
     lanes_.push_back(std::make_unique<TraceLane>(name, events_));

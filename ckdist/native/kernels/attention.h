@@ -3,10 +3,10 @@
 // A block holds kBlockTokens = 16 positions of one layer for all kv-heads of the rank; isa/attention_block.h has its
 // bytes. Keys are stored after rotation.
 //
-// The context is cut into spans of kSpan positions at absolute multiples of it. What a query takes from a span depends
-// on that span alone; the spans' parts are merged one after another. So the order of every sum depends on absolute
-// positions alone, never on how a prompt was cut into chunks, on which other sequences share the batch, or on how many
-// threads divided the context.
+// The context is split into spans of kSpan positions at absolute multiples of it. What a query takes from a span
+// depends on that span alone; the spans' parts are merged one after another. So the order of every sum depends on
+// absolute positions alone, never on how a prompt was split into chunks, on which other sequences share the batch, or
+// on how many threads divided the context.
 #pragma once
 #include <cstddef>
 #include <cstdint>

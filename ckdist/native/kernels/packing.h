@@ -1,5 +1,5 @@
-// Float values on their way into a matrix product: packed as the matrix, or prepared as the activations, turned where
-// needed.
+// Float values on their way into a matrix product: packed as the matrix, or prepared as the activations, transposed
+// where needed.
 //
 // The layouts are those of kernels/linear.h for Type::f32 with activations in float32 and Type::bf16 with activations
 // in bfloat16; of bfloat16 without its dot product (kernels/product.h), tiles of floats that were rounded to bfloat16.
@@ -15,7 +15,7 @@ struct PackKernel {
   // One tile whose row r is x[r * stride ...], `cols` columns; missing rows and columns up to the next multiple of 16
   // become zeros.
   void (*rows)(const float* x, int64_t stride, int rows, int64_t cols, uint8_t* tile);
-  // One tile whose column c is x[c * stride ...], `rows` elements of it: the matrix is x turned.
+  // One tile whose column c is x[c * stride ...], `rows` elements of it: the matrix is x transposed.
   void (*columns)(const float* x, int64_t stride, int rows, int64_t cols, uint8_t* tile);
   // The same of operands.
   void (*operand_rows)(const uint8_t* x, int64_t stride, int rows, int64_t cols, uint8_t* tile);

@@ -26,7 +26,7 @@ struct SoftmaxGradient {
   int64_t ds_stride;
   // By products that sum over queries: column `query` of row `key` of packed tiles (kernels/linear.h), `tile_bytes`
   // apart.
-  uint8_t *p_turned, *ds_turned;
+  uint8_t *p_transposed, *ds_transposed;
   int64_t tile_bytes;
 };
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "movers/stream_mover.h"
+#include "copy_engines/stream_engine.h"
 
 namespace ckdist {
 
@@ -78,7 +78,7 @@ void Inference::make_workers() {
   for (Worker& w : workers_) {
     uint8_t* p = at;
     w.slice = p, p += slice;
-    if (slice) w.mover = std::make_unique<StreamMover>();
+    if (slice) w.engine = std::make_unique<StreamEngine>();
     for (int f = 0; f < 3; f++) w.activations[f] = p, p += kReplicatedRows * activation_bytes[f];
     at += each;
   }

@@ -110,7 +110,7 @@ class Inference : public Executor {
   }
 
   uint8_t* slice(int thread) { return workers_[thread].slice; }  // room for a slice that was not packed yet
-  Mover& mover(int thread) { return *workers_[thread].mover; }
+  CopyEngine& engine(int thread) { return *workers_[thread].engine; }
   void count_moved(int thread, int64_t bytes) { workers_[thread].moved += bytes; }
 
   // The next item of a step whose items go to whichever thread is free.
@@ -137,7 +137,7 @@ class Inference : public Executor {
   struct alignas(64) Worker {  // one thread's memory beside its steps'
     uint8_t* activations[3];   // kReplicatedRows rows per format
     uint8_t* slice;
-    std::unique_ptr<Mover> mover;  // of slices that are kept; null where all are packed
+    std::unique_ptr<CopyEngine> engine;  // of slices that are kept; null where all are packed
     int64_t moved = 0;             // bytes read of other ranks' memory in this batch
   };
 

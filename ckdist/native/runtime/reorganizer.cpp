@@ -40,8 +40,8 @@ Reorganizer::Reorganizer(Way way, std::vector<const SlicedMatrix*> own, std::vec
     }
   }
   std::string reason;
-  mover_ =
-      open_mover(way_.mover, &reason)->name();  // each thread opens its own; one that is not to be had is refused here
+  mover_ = open_copy_engine(way_.mover, &reason)
+               ->name();  // each thread opens its own; one that is not to be had is refused here
   working_ = way_.threads;
   for (int i = 0; i < way_.threads; ++i) {
     try {
@@ -140,7 +140,7 @@ bool Reorganizer::claim(const SlicedMatrix& matrix, int64_t slice) {
   return true;
 }
 
-void Reorganizer::keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from, Mover& mover) {
+void Reorganizer::keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from, CopyEngine& mover) {
   const int64_t bytes = matrix.bytes(slice);
   matrix.arena().will_write(matrix.place(slice), bytes);
   const Copy copy{matrix.place(slice), from, bytes};
@@ -192,7 +192,7 @@ void Reorganizer::work(int number) noexcept {
 
 void Reorganizer::fill(int number) {
   std::string reason;
-  const std::unique_ptr<Mover> mover = open_mover(way_.mover, &reason);
+  const std::unique_ptr<CopyEngine> mover = open_copy_engine(way_.mover, &reason);
   int64_t largest = 64;
   for (const SlicedMatrix* matrix : own_) largest = std::max(largest, matrix->largest_bytes());
   if (!way_.background && !own_.empty()) own_[0]->arena().will_write_part(number, way_.threads);

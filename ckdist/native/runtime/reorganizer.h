@@ -14,9 +14,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "copy_engines/copy_engine.h"
 #include "core/error.h"
 #include "core/trace.h"
-#include "movers/mover.h"
 #include "runtime/sliced_matrix.h"
 
 namespace ckdist {
@@ -26,7 +26,7 @@ class Reorganizer {
   struct Way {
     int threads;      // at work while nothing else is
     bool background;  // while steps run: one thread, which makes room for everybody, for a share of the time
-    MoverChoice mover;
+    CopyEngineChoice mover;
     double until;  // of the packed bytes: where it stops for good, below 1
     Trace* trace;  // that gets a lane for each thread, and outlives this; or null
   };
@@ -68,7 +68,7 @@ class Reorganizer {
   // pack and keep.
   bool claim(const SlicedMatrix& matrix, int64_t slice);
   // Keeps a claimed slice, which is packed at `from`; `mover` is the thread's.
-  void keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from, Mover& mover);
+  void keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from, CopyEngine& mover);
 
  private:
   struct Slice {

@@ -93,7 +93,7 @@ def movements(c, hosts, largest: int, digest) -> None:
         counts = [(size // (r + 1)) * (r != 1) for r in range(c.size)]
         same(
             c.all_gather(x[: counts[c.rank]].copy(), counts),
-            np.concatenate([e[:n] for e, n in zip(everyone, counts)]),
+            np.concatenate([e[:n] for e, n in zip(everyone, counts, strict=True)]),
             "uneven all_gather",
         )
         same(c.broadcast(x.copy(), root=c.size - 1), everyone[-1], "broadcast")
@@ -150,9 +150,9 @@ def overlapping(c, hosts, largest: int, digest) -> None:
         expected(hosts, 64, "bfloat16", "sum"),
         "blocking among others",
     )
-    for n, operation in zip(sizes, sums):
+    for n, operation in zip(sizes, sums, strict=True):
         same(operation.wait(), expected(hosts, n, "float32", "sum"), "overlapping all_reduce")
-    for n, operation in zip(sizes, arriving):
+    for n, operation in zip(sizes, arriving, strict=True):
         same(operation.wait(), values(before, n, "int32"), "overlapping message")
     for operation in leaving:
         while not operation.test():
@@ -230,7 +230,7 @@ def large(c, hosts, largest: int, digest) -> None:
     counts = [(size // c.size) * (r != 1) for r in range(c.size)]
     same(
         c.all_gather(x[: counts[c.rank]], counts),
-        np.concatenate([np.resize(e, n) for e, n in zip(everyone, counts)]),
+        np.concatenate([np.resize(e, n) for e, n in zip(everyone, counts, strict=True)]),
         "all_gather of large parts",
     )
     same(c.broadcast(x, root=1), np.resize(everyone[1], size), "broadcast of 64 MiB")

@@ -67,15 +67,15 @@ def main(name: str, tokens_file: str, golden_file: str, question: str, *prompts:
         seconds = {"load": loaded - begin, "score": scored - loaded, "answers": time.perf_counter() - scored}
         print(
             json.dumps(
-                dict(
-                    texts=len(cases),
-                    wrong=parsed + plain,
-                    perplexity=perplexity,
-                    kl=kl,
-                    chat_prompt=rendered,
-                    answers=answers,
-                    seconds=seconds,
-                )
+                {
+                    "texts": len(cases),
+                    "wrong": parsed + plain,
+                    "perplexity": perplexity,
+                    "kl": kl,
+                    "chat_prompt": rendered,
+                    "answers": answers,
+                    "seconds": seconds,
+                }
             )
         )
 

@@ -60,7 +60,7 @@ def build(world, family: str, transport: str, threads: int, chunk: int, blocks: 
     """The spec, mesh, program and weights of a random model, its executable on this rank, and what must stay alive with
     that.
 
-    Ranks that share memory have a second phase, in which tokens are cut.
+    Ranks that share memory have a second phase, in which tokens are sharded.
     """
     s = spec(**FAMILIES[family], **numbers)
     prefill, layout, mesh = layouts_for(EngineConfig(transport=transport), world)
@@ -79,7 +79,7 @@ def build(world, family: str, transport: str, threads: int, chunk: int, blocks: 
 
 def check(world, family: str, transport: str, threads: int, chunk: int) -> float:
     """Largest difference of logits over a prompt and what follows it from the cache."""
-    s, mesh, program, weights, executable, keep = build(world, family, transport, threads, chunk, 8, "f32")
+    s, mesh, program, weights, executable, _keep = build(world, family, transport, threads, chunk, 8, "f32")
     worst = 0.0
     if world.rank == 0:
         expected, sequence = Interpreter(program, s, mesh, weights.get), SingleSequence(executable)

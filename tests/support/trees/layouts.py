@@ -20,7 +20,7 @@ def listed(numbers) -> str:
 class Layout:
     """One machine.
 
-    `cores` of each package, cut evenly into `clusters` nodes; `l3_cores` share an L3 (0: those of the package).
+    `cores` of each package, divided evenly into `clusters` nodes; `l3_cores` share an L3 (0: those of the package).
     """
 
     packages: int = 1

@@ -1,11 +1,11 @@
-// How a product is cut: strips of one tile or a few, over all columns, against a few tokens. The ISA's file says how a
-// strip is computed.
+// How a product is tiled: strips of one tile or a few, over all columns, against a few tokens. The ISA's file says how
+// a strip is computed.
 //
 // A Product<type> offers
 //   kBlockColumns    the unit in which a strip counts columns
 //   strip(n, tiles)  the strip for n remaining tokens and so many tiles: how many of each it takes (tokens by n alone),
 //   and its function
-// Columns are never cut: bringing the sums of a few tokens back from y costs more than streaming a long tile from the
+// Columns are never split: bringing the sums of a few tokens back from y costs more than streaming a long tile from the
 // L2 cache.
 #pragma once
 #include "kernels/isa/expand.h"

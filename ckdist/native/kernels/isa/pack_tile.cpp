@@ -72,12 +72,12 @@ CKDIST_INLINE void pack_group(const BlockRows& b, int group) {
   uint8_t* const planes = plane_of<type>(b, group);
   if constexpr (type == Type::q8_0) {
     Words words[8];
-    load_turned<2>(b.rows, b.at + codes_at, words);
+    load_transposed<2>(b.rows, b.at + codes_at, words);
     for (Words& w : words) w ^= 0x80808080u;
     store_lines<8>(planes, words);
   } else {
     Words words[4];  // columns 0..15 in low nibbles, as in the plane
-    load_turned<1>(b.rows, b.at + codes_at, words);
+    load_transposed<1>(b.rows, b.at + codes_at, words);
     store_lines<4>(planes, words);
   }
   if constexpr (layout.high_bits)
@@ -100,7 +100,7 @@ CKDIST_INLINE void pack_nibbles_k(const BlockRows& b) {
   constexpr int codes_at = layout.high_bits ? 48 : 16;
   for (int pair = 0; pair < 4; ++pair) {
     Words words[8];
-    load_turned<2>(b.rows, b.at + codes_at + 32 * pair, words);
+    load_transposed<2>(b.rows, b.at + codes_at + 32 * pair, words);
     for (int i = 0; i < 4; ++i) {
       Words two[2] = {words[i], words[4 + i]};
       turn_fields<4>(two);
@@ -110,13 +110,13 @@ CKDIST_INLINE void pack_nibbles_k(const BlockRows& b) {
   }
   if constexpr (layout.high_bits) {
     Words words[8];
-    load_turned<2>(b.rows, b.at + 16, words);
+    load_transposed<2>(b.rows, b.at + 16, words);
     turn_fields<1>(words);
     for (int group = 0; group < 8; ++group) store(plane_of<type>(b, group) + layout.low_bytes(), words[group]);
   }
   Words
       head[4];  // block scales; six bits each of scales and minima 0..3, with top bits of 4..7; the other bits of 4..7
-  load_turned<1>(b.rows, b.at, head);
+  load_transposed<1>(b.rows, b.at, head);
   store_low_halves(b.block + layout.block_scale() + 2 * b.row, head[0]);
   store_low_halves(b.block + layout.block_minimum() + 2 * b.row, head[0] >> 16);
   uint8_t* const scales = b.block + layout.group_scales() + b.row;
@@ -135,9 +135,9 @@ CKDIST_INLINE void pack_q6_k(const BlockRows& b) {
   for (int half = 0; half < 2; ++half)
     for (int four = 0; four < 2; ++four) {  // steps of every group
       Words low[2][4], high[4];
-      load_turned<1>(b.rows, b.at + 64 * half + 16 * four, low[0]);
-      load_turned<1>(b.rows, b.at + 64 * half + 32 + 16 * four, low[1]);
-      load_turned<1>(b.rows, b.at + 128 + 32 * half + 16 * four, high);
+      load_transposed<1>(b.rows, b.at + 64 * half + 16 * four, low[0]);
+      load_transposed<1>(b.rows, b.at + 64 * half + 32 + 16 * four, low[1]);
+      load_transposed<1>(b.rows, b.at + 128 + 32 * half + 16 * four, high);
       const auto pack = [&](int group, const Words* nibbles, int down, int left, int right) {
         Words codes[4];  // bits 6 and 7 are anything
         for (int i = 0; i < 4; ++i) codes[i] = merge(0x0f0f0f0fu, nibbles[i] >> down, high[i] << left >> right);
@@ -150,7 +150,7 @@ CKDIST_INLINE void pack_q6_k(const BlockRows& b) {
       pack(3, low[1], 4, 0, 2);
     }
   Words scales[4];
-  load_turned<1>(b.rows, b.at + 192, scales);
+  load_transposed<1>(b.rows, b.at + 192, scales);
   for (int i = 0; i < 4; ++i) store_bytes(b.block + layout.group_scales() + b.row + 4 * kTileRows * i, scales[i]);
   copy_halves(b.rows, b.at + 208, b.block + layout.block_scale() + 2 * b.row);
 }
@@ -161,7 +161,7 @@ CKDIST_INLINE void pack_crumbs_k(const BlockRows& b, int64_t at) {
   for (int half = 0; half < 2; ++half)
     for (int four = 0; four < 2; ++four) {
       Words words[4];
-      load_turned<1>(b.rows, b.at + at + 32 * half + 16 * four, words);
+      load_transposed<1>(b.rows, b.at + at + 32 * half + 16 * four, words);
       turn_fields<2>(words);
       for (int group = 0; group < 4; ++group) store(plane_of<type>(b, 4 * half + group) + kLine * four, words[group]);
     }
@@ -171,7 +171,7 @@ CKDIST_INLINE void pack_q2_k(const BlockRows& b) {
   constexpr BlockLayout layout = layout_of(Type::q2_k);
   pack_crumbs_k<Type::q2_k>(b, 16);
   Words scales[4];
-  load_turned<1>(b.rows, b.at, scales);
+  load_transposed<1>(b.rows, b.at, scales);
   for (int i = 0; i < 4; ++i) store_bytes(b.block + layout.group_scales() + b.row + 4 * kTileRows * i, scales[i]);
   copy_halves(b.rows, b.at + 80, b.block + layout.block_scale() + 2 * b.row);
   copy_halves(b.rows, b.at + 82, b.block + layout.block_minimum() + 2 * b.row);
@@ -182,13 +182,13 @@ CKDIST_INLINE void pack_q3_k(const BlockRows& b) {
   constexpr BlockLayout layout = layout_of(type);
   pack_crumbs_k<type>(b, 32);
   Words high[8];
-  load_turned<2>(b.rows, b.at, high);
+  load_transposed<2>(b.rows, b.at, high);
   turn_fields<1>(high);
   for (int group = 0; group < 8; ++group) store(plane_of<type>(b, group) + layout.low_bytes(), high[group]);
   // Twelve bytes of scales and the block's, behind two bytes of codes: nibbles of scales i and i + 8, two bits of i, i
   // + 4, i + 8, i + 12.
   Words tail[4];
-  load_turned<1>(b.rows, b.at + 94, tail);
+  load_transposed<1>(b.rows, b.at + 94, tail);
   const Words low[2] = {tail[0] >> 16 | tail[1] << 16, tail[1] >> 16 | tail[2] << 16},
               top = tail[2] >> 16 | tail[3] << 16;
   for (int i = 0; i < 4; ++i) {
@@ -203,11 +203,11 @@ CKDIST_INLINE void pack_iq4_xs(const BlockRows& b) {
   constexpr BlockLayout layout = layout_of(type);
   for (int group = 0; group < 8; ++group) {
     Words words[4];
-    load_turned<1>(b.rows, b.at + 8 + 16 * group, words);
+    load_transposed<1>(b.rows, b.at + 8 + 16 * group, words);
     store_lines<4>(plane_of<type>(b, group), words);
   }
   Words head[4];  // the block's scale and two high bits of eight scales; their low nibbles
-  load_turned<1>(b.rows, b.at, head);
+  load_transposed<1>(b.rows, b.at, head);
   store_low_halves(b.block + layout.block_scale() + 2 * b.row, head[0]);
   for (int i = 0; i < 2; ++i) {
     Words low = head[1] >> (16 * i) & 0xffffu, high = head[0] >> (16 + 8 * i) & 0xffu;
@@ -226,7 +226,7 @@ CKDIST_INLINE void pack_words(const BlockRows& b) {
   constexpr int fours = layout.words / 4;
   for (int four = 0; four < fours; ++four) {
     Words words[4];
-    load_turned<1>(b.rows, b.at + layout.words_at + 16 * four, words);
+    load_transposed<1>(b.rows, b.at + layout.words_at + 16 * four, words);
     store_lines<4>(b.block + kLine * 4 * four + 4 * b.row, words);
   }
   for (int i = 4 * fours; i < layout.words; ++i)
@@ -253,15 +253,15 @@ template <Type type>
 CKDIST_INLINE void pack_unit(const BlockRows& b) {
   if constexpr (type == Type::f32) {
     Words words[16];
-    load_turned<4>(b.rows, b.at, words);
+    load_transposed<4>(b.rows, b.at, words);
     store_lines<16>(b.block + 4 * b.row, words);
   } else if constexpr (type == Type::bf16) {
     Words words[8];
-    load_turned<2>(b.rows, b.at, words);
+    load_transposed<2>(b.rows, b.at, words);
     store_lines<8>(b.block + 4 * b.row, words);
   } else if constexpr (type == Type::f16) {
     Words words[8];
-    load_turned<2>(b.rows, b.at, words);
+    load_transposed<2>(b.rows, b.at, words);
     for (int i = 0; i < 8; ++i) {
       store_low_halves(b.block + kLine * i + 2 * b.row, words[i]);
       store_low_halves(b.block + kLine * i + kLine / 2 + 2 * b.row, words[i] >> 16);

@@ -203,11 +203,11 @@ bool quantize_blocks_q4_k(const float* const (&x)[2], uint8_t* const (&out)[2]) 
   }
   Groups values, weights;
   for (int part = 0; part < kGroup / kLanes; ++part) {
-    Vec(&turned)[kLanes] = reinterpret_cast<Vec(&)[kLanes]>(values.at[part * kLanes]);
+    Vec(&transposed)[kLanes] = reinterpret_cast<Vec(&)[kLanes]>(values.at[part * kLanes]);
     for (int lane = 0; lane < kLanes; ++lane)
-      turned[lane] = load(x[lane / kGroups] + lane % kGroups * kGroup + part * kLanes);
-    transpose(turned);
-    for (Vec& v : turned) v = v / load(unit_lanes);
+      transposed[lane] = load(x[lane / kGroups] + lane % kGroups * kGroup + part * kLanes);
+    transpose(transposed);
+    for (Vec& v : transposed) v = v / load(unit_lanes);
   }
   weigh(values, weights);
   const Fit fit = fit_groups(values, weights);

@@ -102,9 +102,9 @@ void gradient_of(const SoftmaxGradient& given, const Query* queries) {
     Vec shift[2], delta[2];
     for (int i = 0; i < 2; ++i)
       shift[i] = set(-queries[q + i].log_sum_exp * kUnit<narrow>), delta[i] = set(-queries[q + i].delta * g.scale);
-    uint8_t *const rows = g.ds + q * g.ds_stride, *p_turned = g.p_turned + q * kLanes * element,
-                   *ds_turned = g.ds_turned + q * kLanes * element;
-    for (int64_t key = 0; key < g.keys; key += kLanes, p_turned += g.tile_bytes, ds_turned += g.tile_bytes) {
+    uint8_t *const rows = g.ds + q * g.ds_stride, *p_transposed = g.p_transposed + q * kLanes * element,
+                   *ds_transposed = g.ds_transposed + q * kLanes * element;
+    for (int64_t key = 0; key < g.keys; key += kLanes, p_transposed += g.tile_bytes, ds_transposed += g.tile_bytes) {
       Vec p[2], ds[2];
       for (int i = 0; i < 2; ++i) {
         const Vec product = load(x + i * g.stride + key);
@@ -116,8 +116,8 @@ void gradient_of(const SoftmaxGradient& given, const Query* queries) {
         ds[i] = visible(ds[i], key, queries[q + i].first, queries[q + i].last);
         store_lanes<narrow>(rows + i * g.ds_stride + key * element, ds[i]);
       }
-      store_columns<narrow>(p_turned, p[0], p[1]);
-      store_columns<narrow>(ds_turned, ds[0], ds[1]);
+      store_columns<narrow>(p_transposed, p[0], p[1]);
+      store_columns<narrow>(ds_transposed, ds[0], ds[1]);
     }
   }
 }

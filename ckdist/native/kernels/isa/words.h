@@ -104,7 +104,7 @@ CKDIST_INLINE __m256i load_rows(const uint8_t* const* rows, int64_t at) {
 // 16 * chunks bytes of every row from `at` on: out[i] is word i of all rows. No other byte is read; each row's are read
 // together, as rows that lie a power of two apart would push each other out of the cache.
 template <int chunks>
-CKDIST_INLINE void load_turned(const uint8_t* const* rows, int64_t at, Words* out) {
+CKDIST_INLINE void load_transposed(const uint8_t* const* rows, int64_t at, Words* out) {
   decltype(load_rows(rows, at)) fours[4][chunks];  // [i]: rows i, 4 + i, 8 + i, 12 + i, a lane each
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i)

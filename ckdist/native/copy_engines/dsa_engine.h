@@ -8,9 +8,9 @@
 #include <memory>
 #include <string>
 
-#include "movers/dsa_format.h"
-#include "movers/mover.h"
-#include "movers/stream_mover.h"
+#include "copy_engines/copy_engine.h"
+#include "copy_engines/dsa_format.h"
+#include "copy_engines/stream_engine.h"
 
 namespace ckdist {
 
@@ -35,7 +35,7 @@ struct DsaQueueLimits {
   bool block_on_fault = false;  // the device may wait for pages
 };
 
-class DsaMover final : public Mover {
+class DsaEngine final : public CopyEngine {
  public:
   static constexpr int kJobs = 32;          // tickets under way
   static constexpr int kPieces = 16;        // descriptors of one ticket
@@ -44,9 +44,9 @@ class DsaMover final : public Mover {
   static constexpr int kMostFaults = 8;     // page faults of one piece that are met by touching pages
   static constexpr int64_t kCopyNs = 2'000'000'000, kCloseNs = 5'000'000'000;
 
-  DsaMover(std::unique_ptr<DsaPortal> portal, const DsaQueueLimits& limits, int64_t copy_ns = kCopyNs,
-           int64_t close_ns = kCloseNs);
-  ~DsaMover() override;
+  DsaEngine(std::unique_ptr<DsaPortal> portal, const DsaQueueLimits& limits, int64_t copy_ns = kCopyNs,
+            int64_t close_ns = kCloseNs);
+  ~DsaEngine() override;
 
   const char* name() const override { return name_.c_str(); }
   int64_t submit(const Copy* copies, int count) override;

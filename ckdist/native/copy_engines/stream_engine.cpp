@@ -1,10 +1,10 @@
-#include "movers/stream_mover.h"
+#include "copy_engines/stream_engine.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
-#include "movers/intrinsics.h"
+#include "copy_engines/intrinsics.h"
 
 namespace ckdist {
 namespace {
@@ -95,12 +95,12 @@ void stream_fence() {
 #endif
 }
 
-StreamMover::StreamMover() : stream_(widest_stream()) {
+StreamEngine::StreamEngine() : stream_(widest_stream()) {
   if (stream_.vector_bytes) std::snprintf(name_, sizeof name_, "streaming stores of %d bytes", stream_.vector_bytes);
   else std::snprintf(name_, sizeof name_, "plain copies");
 }
 
-int64_t StreamMover::submit(const Copy* copies, int count) {
+int64_t StreamEngine::submit(const Copy* copies, int count) {
   for (int i = 0; i < count; ++i) stream_.copy(copies[i].to, copies[i].from, copies[i].bytes);
   stream_fence();
   return 0;

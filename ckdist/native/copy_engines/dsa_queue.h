@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "movers/dsa_mover.h"
+#include "copy_engines/dsa_engine.h"
 
 namespace ckdist {
 

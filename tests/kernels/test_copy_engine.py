@@ -1,4 +1,4 @@
-"""Movers: streaming stores, and an Intel DSA queue over a device in software that reads descriptors as the hardware
+"""Copy engines: streaming stores, and an Intel DSA queue over a device in software that reads descriptors as the hardware
 would.
 """
 
@@ -21,15 +21,15 @@ LINE = 64
 
 
 @pytest.fixture(scope="module")
-def movers(tmp_path_factory):
-    """The movers with the calls of tests/native/movers.cpp."""
+def engines(tmp_path_factory):
+    """The copy engines with the calls of tests/native/copy_engines.cpp."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         pytest.skip("no C++ compiler")
-    library = tmp_path_factory.mktemp("movers") / "movers.so"
+    library = tmp_path_factory.mktemp("copy_engines") / "copy_engines.so"
     sources = [
-        ROOT / "tests/native/movers.cpp",
-        *sorted((NATIVE / "movers").glob("*.cpp")),
+        ROOT / "tests/native/copy_engines.cpp",
+        *sorted((NATIVE / "copy_engines").glob("*.cpp")),
         NATIVE / "core/numa.cpp",
         NATIVE / "core/error.cpp",
     ]
@@ -41,16 +41,16 @@ def movers(tmp_path_factory):
     assert built.returncode == 0, built.stderr
     loaded = ctypes.CDLL(str(library))
     loaded.bench_open.restype = ctypes.c_void_p
-    for name in ("device_submissions", "device_dropped", "device_moved", "device_page_faults", "mover_submit"):
+    for name in ("device_submissions", "device_dropped", "device_moved", "device_page_faults", "engine_submit"):
         getattr(loaded, name).restype = ctypes.c_int64
     for name in (
         "device_broken",
-        "mover_name",
-        "mover_trouble",
-        "mover_error",
+        "engine_name",
+        "engine_trouble",
+        "engine_error",
         "find_queues",
         "open_queue",
-        "open_mover_of",
+        "open_copy_engine_of",
     ):
         getattr(loaded, name).restype = ctypes.c_char_p
     return loaded
@@ -66,27 +66,27 @@ def random_bytes(size, seed):
 
 class TestStreams:
     @pytest.mark.parametrize("vector_bytes", (16, 32, 64))
-    def test_odd_sizes_at_odd_places(self, movers, vector_bytes):
+    def test_odd_sizes_at_odd_places(self, engines, vector_bytes):
         data = random_bytes(4096, vector_bytes)
-        for bytes in (0, 1, 15, 63, 64, 65, 127, 128, 129, 1000, 3001):
+        for size in (0, 1, 15, 63, 64, 65, 127, 128, 129, 1000, 3001):
             for to in (0, 1, 31, 63):
                 for start in (0, 7, 64):
                     out = np.full(4096 + 128, 0xEE, np.uint8)
                     base = -out.ctypes.data % LINE + to
-                    if not movers.stream_copy(vector_bytes, at(out, base), at(data, start), ctypes.c_int64(bytes)):
+                    if not engines.stream_copy(vector_bytes, at(out, base), at(data, start), ctypes.c_int64(size)):
                         pytest.skip("not on this CPU")
                     expected = np.full_like(out, 0xEE)
-                    expected[base : base + bytes] = data[start : start + bytes]
+                    expected[base : base + size] = data[start : start + size]
                     np.testing.assert_array_equal(out, expected)
 
-    def test_widest(self, movers):
+    def test_widest(self, engines):
         if platform.machine() not in ("x86_64", "AMD64"):
-            assert movers.widest_stream_bytes() == 0
+            assert engines.widest_stream_bytes() == 0
             return
         flags = Path("/proc/cpuinfo").read_text()
         widest = 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
         limit = {"baseline": 16, "avx2": 32, "avx2_vnni": 32}.get(os.environ.get("CKDIST_ISA"), 64)
-        assert movers.widest_stream_bytes() == min(widest, limit)
+        assert engines.widest_stream_bytes() == min(widest, limit)
 
 
 class Copy(ctypes.Structure):
@@ -94,7 +94,7 @@ class Copy(ctypes.Structure):
 
 
 class Bench:
-    """A DSA mover over the device in software, and memory to copy in."""
+    """A DSA copy engine over the device in software, and memory to copy in."""
 
     def __init__(
         self, library, transfer=1 << 20, batch=16, credits=0, block_on_fault=False, believed=0, seconds=10.0, **settings
@@ -129,11 +129,11 @@ class Bench:
         array = (Copy * len(copies))(
             *(Copy(self.target.ctypes.data + to, self.source.ctypes.data + start, size) for to, start, size in copies)
         )
-        return self.library.mover_submit(self.handle, array, len(copies))
+        return self.library.engine_submit(self.handle, array, len(copies))
 
     def done(self, ticket):
-        answer = self.library.mover_done(self.handle, ctypes.c_int64(ticket))
-        assert answer >= 0, self.library.mover_error().decode()
+        answer = self.library.engine_done(self.handle, ctypes.c_int64(ticket))
+        assert answer >= 0, self.library.engine_error().decode()
         return bool(answer)
 
     def wait(self, ticket, seconds=20.0):
@@ -149,7 +149,7 @@ class Bench:
 
     @property
     def trouble(self):
-        return self.ask("mover_trouble").decode()
+        return self.ask("engine_trouble").decode()
 
     def seen(self):
         out, rows = np.zeros(64, np.uint8), []
@@ -159,18 +159,18 @@ class Bench:
 
 
 @pytest.fixture
-def bench(movers):
-    """Makes benches; every mover ends before its device."""
+def bench(engines):
+    """Makes benches; every engine ends before its device."""
     made = []
 
     def make(**options):
-        made.append(Bench(movers, **options))
+        made.append(Bench(engines, **options))
         return made[-1]
 
     yield make
     for one in made:
-        movers.bench_close_mover(one.handle)
-        movers.bench_free(one.handle)
+        engines.bench_close_engine(one.handle)
+        engines.bench_free(one.handle)
 
 
 def little(number, size=8):
@@ -277,19 +277,19 @@ class TestCopies:
     def test_the_end_waits_for_what_is_under_way(self, bench):
         b = bench(deferred=True, seconds=0.05)
         b.submit((0, 0, 1000))
-        b.library.bench_close_mover(b.handle)
+        b.library.bench_close_engine(b.handle)
         assert b.right()
 
     def test_a_page_on_trial(self, bench):
         assert (
-            bench().ask("mover_name") == b"DSA wq0.1 (shared)"
-            and bench(credits=2).ask("mover_name") == b"DSA wq0.1 (dedicated)"
+            bench().ask("engine_name") == b"DSA wq0.1 (shared)"
+            and bench(credits=2).ask("engine_name") == b"DSA wq0.1 (dedicated)"
         )
-        assert bench().ask("mover_works")
+        assert bench().ask("engine_works")
         assert (
-            not bench(full=-1).ask("mover_works")
-            and not bench(errors=1).ask("mover_works")
-            and not bench(lost=1, seconds=0.02).ask("mover_works")
+            not bench(full=-1).ask("engine_works")
+            and not bench(errors=1).ask("engine_works")
+            and not bench(lost=1, seconds=0.02).ask("engine_works")
         )
 
 
@@ -391,11 +391,11 @@ class TestEnds:
         ticket = b.submit(*FEW)
         time.sleep(0.06)
         for _ in range(2):
-            assert b.library.mover_done(b.handle, ctypes.c_int64(ticket)) == -1
-            said = b.library.mover_error().decode()
+            assert b.library.engine_done(b.handle, ctypes.c_int64(ticket)) == -1
+            said = b.library.engine_error().decode()
             assert (
                 said.startswith("DSA wq0.1 (shared) hangs: it did not end a copy within 0.05 s, nor let go")
-                and "--reorganize threads" in said
+                and "--repack threads" in said
             )
         b.set(hangs=0, deferred=0)
 
@@ -436,10 +436,10 @@ def queue(name, **more):
 
 
 class TestQueues:
-    def find(self, movers, root, node=0):
-        return movers.find_queues(root, node).decode()
+    def find(self, engines, root, node=0):
+        return engines.find_queues(root, node).decode()
 
-    def test_the_own_node_first(self, movers, tmp_path):
+    def test_the_own_node_first(self, engines, tmp_path):
         files = (
             device(0, node=1)
             | device(2, node=-1)
@@ -450,16 +450,16 @@ class TestQueues:
         )
         files |= {"iax1/state": "enabled"} | queue("wq1.0")
         root = tree(tmp_path, files)
-        lines = self.find(movers, root).splitlines()
+        lines = self.find(engines, root).splitlines()
         assert [line.split()[0] for line in lines] == ["wq4.1", "wq2.3", "wq0.0"]
         assert lines[1] == f"wq2.3 -1 dedicated {tmp_path}/dev/dsa/wq2.3 2097152 32 8 1"
-        assert [line.split()[0] for line in self.find(movers, root, 1).splitlines()] == ["wq0.0", "wq2.3", "wq4.1"]
+        assert [line.split()[0] for line in self.find(engines, root, 1).splitlines()] == ["wq0.0", "wq2.3", "wq4.1"]
 
-    def test_limits_of_older_kernels(self, movers, tmp_path):
+    def test_limits_of_older_kernels(self, engines, tmp_path):
         files = device(0)
         del files["dsa0/max_batch_size"]
         root = tree(tmp_path, files | {"wq0.0/type": "user", "wq0.0/state": "enabled", "wq0.0/mode": "shared"})
-        assert self.find(movers, root) == f"wq0.0 0 shared {tmp_path}/dev/dsa/wq0.0 2147483648 1 0 0\n"
+        assert self.find(engines, root) == f"wq0.0 0 shared {tmp_path}/dev/dsa/wq0.0 2147483648 1 0 0\n"
 
     @pytest.mark.parametrize(
         ("files", "missing"),
@@ -477,31 +477,31 @@ class TestQueues:
             (device(0) | queue("wq0.0x") | queue("wq0") | queue("wq-1.0"), "without a work queue of type user"),
         ),
     )
-    def test_what_is_missing(self, movers, tmp_path, files, missing):
-        said = self.find(movers, tree(tmp_path, files))
+    def test_what_is_missing(self, engines, tmp_path, files, missing):
+        said = self.find(engines, tree(tmp_path, files))
         assert said.startswith("!") and missing in said
 
-    def test_devices_that_cannot_be_opened(self, movers, tmp_path):
+    def test_devices_that_cannot_be_opened(self, engines, tmp_path):
         root = tree(tmp_path, device(0) | queue("wq0.0"))
         assert (
-            movers.open_queue(root).decode() == f"{tmp_path}/dev/dsa/wq0.0 cannot be opened: No such file or directory"
+            engines.open_queue(root).decode() == f"{tmp_path}/dev/dsa/wq0.0 cannot be opened: No such file or directory"
         )
         node = tmp_path / "dev/dsa/wq0.0"
         node.parent.mkdir(parents=True)
         node.write_text("")
-        assert movers.open_queue(root).decode() == f"{node} is no character device"
+        assert engines.open_queue(root).decode() == f"{node} is no character device"
         node.unlink()
         node.symlink_to("/dev/null")  # no portal to map
-        said = movers.open_queue(root).decode()
+        said = engines.open_queue(root).decode()
         assert "no ENQCMD" in said or "cannot be mapped" in said
 
-    def test_choices(self, movers):
+    def test_choices(self, engines):
         reason = ctypes.create_string_buffer(500)
-        assert b"streaming" in movers.open_mover_of(2, reason, 500) and not reason.value
-        chosen = movers.open_mover_of(0, reason, 500)
+        assert b"streaming" in engines.open_copy_engine_of(2, reason, 500) and not reason.value
+        chosen = engines.open_copy_engine_of(0, reason, 500)
         assert (b"DSA" in chosen) == (not reason.value)
-        demanded = movers.open_mover_of(1, reason, 500).decode()
+        demanded = engines.open_copy_engine_of(1, reason, 500).decode()
         if b"DSA" not in chosen:
             assert demanded.startswith("!no DSA queue can be used: ") and demanded.endswith(
-                "--reorganize threads copies without one"
+                "--repack threads copies without one"
             )

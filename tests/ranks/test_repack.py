@@ -177,7 +177,7 @@ def test_memory_that_is_promised_is_taken(tmp_path):
         loader.add_matrix(WEIGHT, [(0, rows)])
         loaders.append(loader)
     loaders[0].open()
-    with pytest.raises(CapacityError, match="the weights need .* GB of memory, and .* GB are available"):
+    with pytest.raises(CapacityError, match=r"the weights need .* GB of memory, and .* GB are available"):
         loaders[1].open()
     del loaders[0]
     gc.collect()  # handles and loaders know each other
@@ -186,15 +186,15 @@ def test_memory_that_is_promised_is_taken(tmp_path):
 
 def test_what_cannot_be_is_refused(caplog):
     with pytest.raises(
-        ConfigError, match="--reorganize threads serves weights as they are stored, and --quantize q8_0 changes them"
+        ConfigError, match="--repack threads serves weights as they are stored, and --quantize q8_0 changes them"
     ):
-        EngineConfig(reorganize="threads", quantize="q8_0")
+        EngineConfig(repack="threads", quantize="q8_0")
     with pytest.raises(ConfigError, match="one of auto, dsa, threads, off"):
-        EngineConfig(reorganize="on")
+        EngineConfig(repack="on")
     if not os.path.exists("/dev/dsa"):
         with pytest.raises(ConfigError, match="no DSA queue can be used"):
             launch.load_model(
-                EngineConfig(model=str(GOLDEN / "llama3"), threads=1, ctx_size=64, reorganize="dsa"), SingleWorld()
+                EngineConfig(model=str(GOLDEN / "llama3"), threads=1, ctx_size=64, repack="dsa"), SingleWorld()
             )
     caplog.set_level("DEBUG")
     model = launch.load_model(
@@ -215,7 +215,7 @@ def test_held_it_stands_still(tmp_path):
 
     with contextlib.ExitStack() as stack:
         model = launch.load_model(
-            EngineConfig(model=str(tmp_path), threads=1, ctx_size=96, reorganize="threads"), SingleWorld(), fill=fill
+            EngineConfig(model=str(tmp_path), threads=1, ctx_size=96, repack="threads"), SingleWorld(), fill=fill
         )
         time.sleep(0.05)
         before = model.loader.filled.ready
@@ -229,7 +229,7 @@ def test_held_it_stands_still(tmp_path):
 def test_what_is_packed_is_told(caplog):
     """With -v, once: by rank 0, when both ranks are through."""
     caplog.set_level("DEBUG")
-    config = EngineConfig(model=str(TYPES[0]), threads=1, ctx_size=96, prefill="token", reorganize="threads")
+    config = EngineConfig(model=str(TYPES[0]), threads=1, ctx_size=96, prefill="token", repack="threads")
 
     def rank(world):
         model = launch.load_model(config, world)

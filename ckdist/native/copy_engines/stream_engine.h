@@ -1,7 +1,7 @@
 // Copies by streaming stores: they go to memory past the caches, so that what computes keeps its own there, and no line
 // is read to be overwritten.
 #pragma once
-#include "movers/mover.h"
+#include "copy_engines/copy_engine.h"
 
 namespace ckdist {
 
@@ -18,9 +18,9 @@ struct WidestStream {
 const WidestStream& widest_stream();
 void stream_fence();
 
-class StreamMover final : public Mover {
+class StreamEngine final : public CopyEngine {
  public:
-  StreamMover();
+  StreamEngine();
   const char* name() const override { return name_; }
   int64_t submit(const Copy* copies, int count) override;
   bool done(int64_t) override { return true; }

@@ -2,7 +2,7 @@
 //
 // After Intel's Data Streaming Accelerator Architecture Specification, revision 3.0 (341204-006), whose sections are
 // named below. Numbers are little-endian, as the CPUs that have the device. Linux describes the same in linux/idxd.h,
-// which dsa_mover.cpp is held against where it is installed.
+// which dsa_engine.cpp is held against where it is installed.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,8 +1,8 @@
-// What a test needs of the movers, compiled beside them, from Python.
+// What a test needs of the copy engines, compiled beside them, from Python.
 #include <cstdio>
 
+#include "copy_engines/dsa_queue.h"
 #include "core/error.h"
-#include "movers/dsa_queue.h"
 #include "software_dsa.h"
 
 using namespace ckdist;
@@ -11,7 +11,7 @@ namespace {
 
 struct Bench {
   SoftwareDsa device;
-  std::unique_ptr<Mover> mover;
+  std::unique_ptr<CopyEngine> engine;
 };
 thread_local char text[1024];
 
@@ -34,8 +34,8 @@ int stream_copy(int vector_bytes, uint8_t* to, const uint8_t* from, int64_t byte
 }
 int widest_stream_bytes(void) { return widest_stream().vector_bytes; }
 
-// A mover over a device in software; its limits are those of the device, but for `believed_transfer` where that is not
-// 0.
+// An engine over a device in software; its limits are those of the device, but for `believed_transfer` where that is
+// not 0.
 Bench* bench_open(int64_t max_transfer, int64_t max_batch, int64_t credits, int block_on_fault,
                   int64_t believed_transfer, int64_t copy_ns) {
   Bench* bench = new Bench();
@@ -45,10 +45,11 @@ Bench* bench_open(int64_t max_transfer, int64_t max_batch, int64_t credits, int 
   bench->device.block_on_fault = block_on_fault != 0;
   const DsaQueueLimits limits{"wq0.1", believed_transfer ? believed_transfer : max_transfer, max_batch, credits,
                               block_on_fault != 0};
-  bench->mover = std::make_unique<DsaMover>(std::make_unique<SoftwarePortal>(&bench->device), limits, copy_ns, copy_ns);
+  bench->engine =
+      std::make_unique<DsaEngine>(std::make_unique<SoftwarePortal>(&bench->device), limits, copy_ns, copy_ns);
   return bench;
 }
-void bench_close_mover(Bench* bench) { bench->mover.reset(); }
+void bench_close_engine(Bench* bench) { bench->engine.reset(); }
 void bench_free(Bench* bench) { delete bench; }
 
 // 0: no such setting.
@@ -88,20 +89,20 @@ int device_seen(Bench* bench, int64_t index, uint8_t* out) {
   return 1;
 }
 
-const char* mover_name(Bench* bench) { return bench->mover->name(); }
-const char* mover_trouble(Bench* bench) { return bench->mover->trouble() ? bench->mover->trouble() : ""; }
-int64_t mover_submit(Bench* bench, const Copy* copies, int count) { return bench->mover->submit(copies, count); }
-// -1: it threw, with what is in mover_error().
-int mover_done(Bench* bench, int64_t ticket) {
+const char* engine_name(Bench* bench) { return bench->engine->name(); }
+const char* engine_trouble(Bench* bench) { return bench->engine->trouble() ? bench->engine->trouble() : ""; }
+int64_t engine_submit(Bench* bench, const Copy* copies, int count) { return bench->engine->submit(copies, count); }
+// -1: it threw, with what is in engine_error().
+int engine_done(Bench* bench, int64_t ticket) {
   try {
-    return bench->mover->done(ticket);
+    return bench->engine->done(ticket);
   } catch (const Error& e) {
     keep(e.what());
     return -1;
   }
 }
-const char* mover_error(void) { return text; }
-int mover_works(Bench* bench) { return static_cast<DsaMover*>(bench->mover.get())->works(); }
+const char* engine_error(void) { return text; }
+int engine_works(Bench* bench) { return static_cast<DsaEngine*>(bench->engine.get())->works(); }
 
 // Lines of "name node mode path max_transfer max_batch credits block_on_fault", or what is missing behind a "!".
 const char* find_queues(const char* root, int node) {
@@ -125,12 +126,12 @@ const char* open_queue(const char* root) {
   return open_dsa_queue(queues[0], &limits, &reason) ? keep("") : keep(reason);
 }
 
-const char* open_mover_of(int choice, char* reason_out, int bytes) {
+const char* open_copy_engine_of(int choice, char* reason_out, int bytes) {
   try {
     std::string reason;
-    const std::unique_ptr<Mover> mover = open_mover(static_cast<MoverChoice>(choice), &reason);
+    const std::unique_ptr<CopyEngine> engine = open_copy_engine(static_cast<CopyEngineChoice>(choice), &reason);
     std::snprintf(reason_out, bytes, "%s", reason.c_str());
-    return keep(mover->name());
+    return keep(engine->name());
   } catch (const Error& e) { return keep("!" + std::string(e.what())); }
 }
 }

@@ -1,4 +1,4 @@
-#include "movers/dsa_mover.h"
+#include "copy_engines/dsa_engine.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -67,7 +67,7 @@ bool lies_in(uint64_t address, const void* begin, int64_t bytes) {
 
 }  // namespace
 
-DsaMover::DsaMover(std::unique_ptr<DsaPortal> portal, const DsaQueueLimits& limits, int64_t copy_ns, int64_t close_ns)
+DsaEngine::DsaEngine(std::unique_ptr<DsaPortal> portal, const DsaQueueLimits& limits, int64_t copy_ns, int64_t close_ns)
     : portal_(std::move(portal)),
       limits_(limits),
       copy_ns_(copy_ns),
@@ -76,7 +76,7 @@ DsaMover::DsaMover(std::unique_ptr<DsaPortal> portal, const DsaQueueLimits& limi
       stream_(widest_stream().copy),
       memory_(new DeviceMemory()) {}
 
-DsaMover::~DsaMover() {
+DsaEngine::~DsaEngine() {
   try {
     const auto under_way = [](const Job& job) { return job.waiting > 0; };
     // poll() ends with every job done once the first deadline is over.
@@ -94,7 +94,7 @@ DsaMover::~DsaMover() {
   }
 }
 
-int64_t DsaMover::submit(const Copy* copies, int count) {
+int64_t DsaEngine::submit(const Copy* copies, int count) {
   Job& job = jobs_[(tickets_ + 1) % kJobs];
   if (!given_up_ && job.waiting) poll(job);  // the oldest ticket
   if (given_up_ || job.waiting) {
@@ -107,7 +107,7 @@ int64_t DsaMover::submit(const Copy* copies, int count) {
   return job.waiting ? job.ticket : 0;
 }
 
-bool DsaMover::done(int64_t ticket) {
+bool DsaEngine::done(int64_t ticket) {
   if (stuck_) fail(Status::native, "%s", trouble_.c_str());
   if (ticket <= 0) return true;
   Job& job = jobs_[ticket % kJobs];
@@ -117,7 +117,7 @@ bool DsaMover::done(int64_t ticket) {
 }
 
 // The copies as pieces of what the queue takes; what is more than a job holds is copied here. Returns the pieces.
-int64_t DsaMover::split(const Copy* copies, int count, Job& job) {
+int64_t DsaEngine::split(const Copy* copies, int count, Job& job) {
   const int64_t most = std::max<int64_t>(1, std::min(limits_.max_transfer, kLargestPiece));
   job.pieces = job.waiting = 0;
   job.batched = false;
@@ -138,7 +138,7 @@ int64_t DsaMover::split(const Copy* copies, int count, Job& job) {
   return job.pieces;
 }
 
-void DsaMover::begin(Job& job) {
+void DsaEngine::begin(Job& job) {
   job.deadline = now_ns() + copy_ns_;
   if (job.pieces < 2 || job.pieces > limits_.max_batch) {
     for (int i = 0; i < job.pieces; ++i)
@@ -159,7 +159,7 @@ void DsaMover::begin(Job& job) {
   for (int i = 0; !job.batched && i < job.pieces; ++i) finish_here(job, i);
 }
 
-void DsaMover::describe(Job& job, int index) {
+void DsaEngine::describe(Job& job, int index) {
   const int j = index_of(job);
   const Piece& piece = job.piece[index];
   DsaRecord& record = memory_->records[j][index];
@@ -174,12 +174,12 @@ void DsaMover::describe(Job& job, int index) {
   move.size = piece.bytes;
 }
 
-bool DsaMover::begin_piece(Job& job, int index) {
+bool DsaEngine::begin_piece(Job& job, int index) {
   describe(job, index);
   return hand_over(memory_->descriptors[index_of(job)][index]);
 }
 
-bool DsaMover::hand_over(const DsaDescriptor& descriptor) {
+bool DsaEngine::hand_over(const DsaDescriptor& descriptor) {
   if (given_up_ || closed_) return false;
   if (limits_.credits && in_queue_ >= limits_.credits) return false;
   for (int i = 0; i < kSubmitTries; ++i) {
@@ -194,7 +194,7 @@ bool DsaMover::hand_over(const DsaDescriptor& descriptor) {
   return false;
 }
 
-void DsaMover::poll(Job& job) {
+void DsaEngine::poll(Job& job) {
   const int j = index_of(job);
   const bool was_batched = job.batched;
   if (job.batched) {
@@ -222,7 +222,7 @@ void DsaMover::poll(Job& job) {
   }
 }
 
-void DsaMover::settle(Job& job, int index, uint8_t status) {
+void DsaEngine::settle(Job& job, int index, uint8_t status) {
   if (is(status, DsaStatus::success)) {
     job.piece[index].waiting = false;
     --job.waiting;
@@ -235,7 +235,7 @@ void DsaMover::settle(Job& job, int index, uint8_t status) {
 
 // After a page fault: everything that is left of the piece is asked for, since pages come in runs, and the device goes
 // on with it.
-bool DsaMover::resume(Job& job, int index) {
+bool DsaEngine::resume(Job& job, int index) {
   Piece& piece = job.piece[index];
   const DsaRecord record = memory_->records[index_of(job)][index];
   const bool known = !(record.fault_info & 1);  // 8.2.3: else the address is masked
@@ -261,20 +261,20 @@ bool DsaMover::resume(Job& job, int index) {
   return begin_piece(job, index);
 }
 
-void DsaMover::finish_here(Job& job, int index) {
+void DsaEngine::finish_here(Job& job, int index) {
   Piece& piece = job.piece[index];
   copy_here(piece.to, piece.from, piece.bytes);
   piece.waiting = false;
   --job.waiting;
 }
 
-void DsaMover::copy_here(uint8_t* to, const uint8_t* from, int64_t bytes) {
+void DsaEngine::copy_here(uint8_t* to, const uint8_t* from, int64_t bytes) {
   if (bytes <= 0) return;
   stream_(to, from, bytes);
   stream_fence();
 }
 
-void DsaMover::note_error(uint8_t status) {
+void DsaEngine::note_error(uint8_t status) {
   char text[80];
   std::snprintf(text, sizeof text, "it ended %d copies with errors, the last with status 0x%02x", ++errors_,
                 status & kDsaStatusMask);
@@ -282,21 +282,21 @@ void DsaMover::note_error(uint8_t status) {
 }
 
 // Copies under way may still end; no new ones begin.
-void DsaMover::give_up(const std::string& why) {
+void DsaEngine::give_up(const std::string& why) {
   if (given_up_) return;
   given_up_ = true;
   trouble_ = name_ + " is not used any more, streaming stores copy instead: " + why;
 }
 
 // The device is made to let go of everything, and what it left is copied here.
-void DsaMover::abandon(const std::string& why) {
+void DsaEngine::abandon(const std::string& why) {
   give_up(why);
   if (!closed_ && !portal_->close(close_ns_)) {
     stuck_ = true;
     char text[80];
     std::snprintf(text, sizeof text, ", nor let go of the memory within %.3g s more",
                   static_cast<double>(close_ns_) * 1e-9);
-    trouble_ = name_ + " hangs: " + why + text + "; start again with --reorganize threads";
+    trouble_ = name_ + " hangs: " + why + text + "; start again with --repack threads";
     fail(Status::native, "%s", trouble_.c_str());
   }
   closed_ = true;
@@ -308,7 +308,7 @@ void DsaMover::abandon(const std::string& why) {
   }
 }
 
-bool DsaMover::works() {
+bool DsaEngine::works() {
   struct Trial {
     uint8_t from[kPage], to[kPage];
   };

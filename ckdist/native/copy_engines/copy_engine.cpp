@@ -1,12 +1,12 @@
-#include "movers/mover.h"
+#include "copy_engines/copy_engine.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "copy_engines/dsa_queue.h"
+#include "copy_engines/stream_engine.h"
 #include "core/error.h"
 #include "core/numa.h"
-#include "movers/dsa_queue.h"
-#include "movers/stream_mover.h"
 
 namespace ckdist {
 namespace {
@@ -19,19 +19,19 @@ int own_node() {
 }
 
 // The first queue by which a page can really be copied.
-std::unique_ptr<Mover> open_dsa(std::string* reason) {
+std::unique_ptr<CopyEngine> open_dsa(std::string* reason) {
   std::string reasons;
   for (const DsaQueue& queue : find_dsa_queues("", own_node(), reason)) {
     DsaQueueLimits limits = queue.limits;
     std::string why;
     if (std::unique_ptr<DsaPortal> portal = open_dsa_queue(queue, &limits, &why)) {
-      auto mover = std::make_unique<DsaMover>(std::move(portal), limits);
+      auto engine = std::make_unique<DsaEngine>(std::move(portal), limits);
       try {
-        if (mover->works()) {
+        if (engine->works()) {
           reason->clear();
-          return mover;
+          return engine;
         }
-        why = mover->trouble() ? mover->trouble() : limits.name + " did not copy a page";
+        why = engine->trouble() ? engine->trouble() : limits.name + " did not copy a page";
       } catch (const Error& e) { why = e.what(); }
     }
     reasons += (reasons.empty() ? "" : "; ") + why;
@@ -42,13 +42,13 @@ std::unique_ptr<Mover> open_dsa(std::string* reason) {
 
 }  // namespace
 
-std::unique_ptr<Mover> open_mover(MoverChoice choice, std::string* reason) {
+std::unique_ptr<CopyEngine> open_copy_engine(CopyEngineChoice choice, std::string* reason) {
   reason->clear();
-  if (choice != MoverChoice::threads)
-    if (std::unique_ptr<Mover> mover = open_dsa(reason)) return mover;
-  if (choice == MoverChoice::dsa)
-    fail(Status::config, "no DSA queue can be used: %s; --reorganize threads copies without one", reason->c_str());
-  return std::make_unique<StreamMover>();
+  if (choice != CopyEngineChoice::threads)
+    if (std::unique_ptr<CopyEngine> engine = open_dsa(reason)) return engine;
+  if (choice == CopyEngineChoice::dsa)
+    fail(Status::config, "no DSA queue can be used: %s; --repack threads copies without one", reason->c_str());
+  return std::make_unique<StreamEngine>();
 }
 
 }  // namespace ckdist

@@ -1,11 +1,11 @@
 #include "core/export.h"
 
-#include "api/movers.h"
+#include "api/copy_engines.h"
 
 #include <cstdio>
 
+#include "copy_engines/copy_engine.h"
 #include "core/error.h"
-#include "movers/mover.h"
 
 using namespace ckdist;
 
@@ -13,9 +13,9 @@ extern "C" int ckdist_try_dsa(char* about, int32_t bytes) {
   int works = 0;
   const int status = guard([&] {
     std::string reason;
-    const std::unique_ptr<Mover> mover = open_mover(MoverChoice::automatic, &reason);
+    const std::unique_ptr<CopyEngine> engine = open_copy_engine(CopyEngineChoice::automatic, &reason);
     works = reason.empty();
-    std::snprintf(about, static_cast<size_t>(bytes), "%s", works ? mover->name() : reason.c_str());
+    std::snprintf(about, static_cast<size_t>(bytes), "%s", works ? engine->name() : reason.c_str());
   });
   return status < 0 ? status : works;
 }

@@ -1,5 +1,5 @@
-#ifndef CKDIST_API_MOVERS_H
-#define CKDIST_API_MOVERS_H
+#ifndef CKDIST_API_COPY_ENGINES_H
+#define CKDIST_API_COPY_ENGINES_H
 #include <stdint.h>
 #ifdef __cplusplus
 extern "C" {

@@ -1,8 +1,8 @@
-// Copies packed weights into their place: a Mover begins them and, where the machine has a device for it, leaves them
-// to it.
+// Copies packed weights into their place: a CopyEngine begins them and, where the machine has a device for it, leaves
+// them to it.
 //
-// Two kinds: streaming stores of the calling thread (stream_mover.h) and a work queue of an Intel Data Streaming
-// Accelerator (dsa_mover.h). A mover belongs to one thread; a machine's threads have one each.
+// Two kinds: streaming stores of the calling thread (stream_engine.h) and a work queue of an Intel Data Streaming
+// Accelerator (dsa_engine.h). An engine belongs to one thread; a machine's threads have one each.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -16,13 +16,13 @@ struct Copy {
   int64_t bytes;
 };
 
-class Mover {
+class CopyEngine {
  public:
-  Mover() = default;
+  CopyEngine() = default;
   // Waits, for a limited time, until no copy is under way.
-  virtual ~Mover() = default;
-  Mover(const Mover&) = delete;
-  Mover& operator=(const Mover&) = delete;
+  virtual ~CopyEngine() = default;
+  CopyEngine(const CopyEngine&) = delete;
+  CopyEngine& operator=(const CopyEngine&) = delete;
 
   // What copies, for a log: "streaming stores of 64 bytes", "DSA wq0.1".
   virtual const char* name() const = 0;
@@ -41,10 +41,10 @@ class Mover {
   virtual const char* trouble() const { return nullptr; }
 };
 
-enum class MoverChoice : int { automatic = 0, dsa = 1, threads = 2 };
+enum class CopyEngineChoice : int { automatic = 0, dsa = 1, threads = 2 };
 
-// The mover for the calling thread; a DSA queue is sought on the node of this process's memory first (core/numa.h).
+// The engine for the calling thread; a DSA queue is sought on the node of this process's memory first (core/numa.h).
 // `reason` becomes why there is no DSA queue in use, or empty. Throws Error(config) with it where `dsa` was chosen.
-std::unique_ptr<Mover> open_mover(MoverChoice choice, std::string* reason);
+std::unique_ptr<CopyEngine> open_copy_engine(CopyEngineChoice choice, std::string* reason);
 
 }  // namespace ckdist

@@ -1,4 +1,4 @@
-#include "movers/dsa_queue.h"
+#include "copy_engines/dsa_queue.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -16,8 +16,8 @@
 #include <mutex>
 #include <thread>
 
+#include "copy_engines/intrinsics.h"
 #include "core/number_file.h"
-#include "movers/intrinsics.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

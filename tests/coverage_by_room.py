@@ -1,0 +1,125 @@
+"""Runs the tests and tells, room by room, how many lines of Python and C++ they executed: `make coverage`.
+
+    python tests/coverage_by_room.py                      every test, those under mpirun included
+    python tests/coverage_by_room.py tests/server -x      what pytest is given
+    python tests/coverage_by_room.py --report             the table of the last run again
+
+Python is counted by coverage.py in every process that a test starts, C++ by gcov in the build of build/coverage. A
+process that is killed leaves no counts, and one that ends by os._exit leaves none of C++. The lines themselves are in
+build/coverage/python/index.html and build/coverage/native/index.html.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+
+ROOT = pathlib.Path(__file__).parent.parent
+BUILD = ROOT / "build" / "coverage"
+RCFILE = BUILD / "coveragerc"
+CONFIG = """\
+[run]
+data_file = {build}/data/counts
+source_pkgs = ckdist
+parallel = true
+concurrency = thread,multiprocessing
+patch = subprocess,_exit
+disable_warnings = no-data-collected,module-not-measured,module-not-imported,couldnt-parse,no-ctracer
+[report]
+exclude_also =
+    if TYPE_CHECKING:
+    @overload
+    raise NotImplementedError
+    ^ *\\.\\.\\.$
+"""
+MPI_SIZES = (2, 3)
+
+
+def run(*words: str, **more: object) -> int:
+    """Runs a program in the repository's root; its exit code."""
+    return subprocess.run(words, cwd=ROOT, check=False, **more).returncode
+
+
+def count(words: list[str]) -> int:
+    """Runs the tests under both counters; the number of runs that failed."""
+    library = BUILD / "libckdist.so"
+    if not library.exists():
+        raise SystemExit(f"{library} is missing: make coverage builds it")
+    shutil.rmtree(BUILD / "data", ignore_errors=True)
+    (BUILD / "data").mkdir()
+    for counts in BUILD.rglob("*.gcda"):
+        counts.unlink()
+    RCFILE.write_text(CONFIG.format(build=BUILD))
+    env = {**os.environ, "CKDIST_LIBRARY": str(library), "PYTHONPATH": str(ROOT)}
+    counted = (sys.executable, "-m", "coverage", "run", f"--rcfile={RCFILE}", "-m")
+    failed = run(*counted, "pytest", "-q", *words, env=env) not in (0, 5)
+    if not words:
+        for ranks in MPI_SIZES:
+            tests = (*counted, "tests.support.mpi_pytest", "tests/ranks/under_mpirun")
+            failed += run("mpirun", "-n", str(ranks), *tests, env=env) != 0
+        if (BUILD / "unit_tests").exists():
+            failed += run(str(BUILD / "unit_tests"), stdout=subprocess.DEVNULL) != 0
+    return failed
+
+
+def python_rooms() -> dict[str, tuple[int, int]]:
+    """Lines and executed lines by the first folder below ckdist/."""
+    coverage = (sys.executable, "-m", "coverage")
+    rcfile = f"--rcfile={RCFILE}"
+    if any((BUILD / "data").glob("counts.*")):
+        run(*coverage, "combine", "--quiet", "--append", rcfile)
+    report = BUILD / "python.json"
+    run(*coverage, "json", "--quiet", rcfile, "-o", str(report))
+    run(*coverage, "html", "--quiet", rcfile, "-d", str(BUILD / "python"))
+    rooms: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for name, file in json.loads(report.read_text())["files"].items():
+        parts = pathlib.Path(name).absolute().relative_to(ROOT / "ckdist").parts
+        lines, done = rooms[parts[0] if len(parts) > 1 else "(root)"]
+        counts = file["summary"]
+        rooms[parts[0] if len(parts) > 1 else "(root)"] = (
+            lines + counts["num_statements"],
+            done + counts["covered_lines"],
+        )
+    return rooms
+
+
+def native_rooms() -> dict[str, tuple[int, int]]:
+    """The same by the first folder below ckdist/native/."""
+    (BUILD / "native").mkdir(exist_ok=True)
+    report = BUILD / "native.json"
+    words = ("-r", str(ROOT), "--filter", "ckdist/native/", "--merge-mode-functions=separate", "-j", "2")
+    lenient = ("--gcov-ignore-parse-errors=all", "--gcov-ignore-errors=no_working_dir_found")
+    pages = ("--html-details", str(BUILD / "native" / "index.html"), "--json-summary", str(report))
+    gcovr = (sys.executable, "-m", "gcovr", "--gcov-executable", shutil.which("gcov") or "gcov")
+    run(*gcovr, *words, *lenient, *pages, str(BUILD), stdout=subprocess.DEVNULL)
+    rooms: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for file in json.loads(report.read_text())["files"]:
+        room = pathlib.Path(file["filename"]).relative_to("ckdist/native").parts[0]
+        lines, done = rooms[room]
+        rooms[room] = (lines + file["line_total"], done + file["line_covered"])
+    return rooms
+
+
+def table(title: str, rooms: dict[str, tuple[int, int]]) -> None:
+    """Prints a row for each room and one for all."""
+    rows = sorted(rooms.items())
+    rows.append(("all", (sum(lines for _, (lines, _) in rows), sum(done for _, (_, done) in rows))))
+    print(f"{title:16}{'lines':>8}{'missed':>8}{'executed':>10}")
+    for room, (lines, done) in rows:
+        print(f"{room:16}{lines:8}{lines - done:8}{100 * done / max(lines, 1):9.1f}%")
+
+
+def main() -> int:
+    """Runs the tests and prints the table; 1 where a test failed."""
+    words = sys.argv[1:]
+    failed = 0 if words == ["--report"] else count(words)
+    table("Python", python_rooms())
+    table("C++", native_rooms())
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
