@@ -28,14 +28,14 @@ from ckdist.engine.sampler import Sampler
 from ckdist.engine.trace import Labels, Trace
 from ckdist.engine.work import Work, total_work, work_of
 from ckdist.errors import ConfigError
-from ckdist.layout import Dim, Mesh, model_dims
+from ckdist.layout import Dim, Mesh
 from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
 from ckdist.native import CData
 from ckdist.overrides import metadata_overrides
 from ckdist.planner import Plan, gigabytes, layouts_for, make_plan
 from ckdist.program.executable import Executable, Phase
-from ckdist.program.lower import lower
+from ckdist.program.lower import lower, stored_dims
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
 from ckdist.program.tracer import LowRankTracer, Tracer, trace
@@ -185,7 +185,7 @@ def load_model(
     for note in checkpoint.notes if world.rank == 0 else ():
         log.warning("%s: %s", checkpoint.path.name, note)
     spec = checkpoint.spec
-    layouts = prefill, decode, mesh = layouts_for(config, world)
+    layouts = prefill, decode, mesh = layouts_for(config, world, spec)
     adapter = Adapter(pathlib.Path(config.lora)) if config.lora else None
     program = trace(
         forward,
@@ -205,6 +205,7 @@ def load_model(
         config.ctx_size,
         config.parallel,
         config.cache_type_k,
+        config.cache_type_v,
     ]
     settings += [config.prefill, config.reorganize, bool(config.trace)]
     agree(world, "program", program.digest())
@@ -230,7 +231,7 @@ def load_model(
         handles = [m for m in matrices if isinstance(m, MatrixHandle)]
         assert len(handles) == len(matrices)  # an adapter has no token-parallel program
         shards = HostShards(world, loader, lowered, handles, vectors)
-        tokens_cut = lower_for(loader, token_program, mesh, max_tokens, model_dims(spec, decode, mesh))
+        tokens_cut = lower_for(loader, token_program, mesh, max_tokens, stored_dims(token_program, program))
         phases.append(
             Phase(
                 tokens_cut,
@@ -245,9 +246,7 @@ def load_model(
     )
     executable = Executable(
         phases,
-        spec,
-        plan.decode,
-        plan.mesh,
+        spec.at_context(plan.limits.context_length),
         communicator,
         plan.limits,
         plan.threads,
@@ -288,7 +287,7 @@ def load_model(
 
 
 def lower_for(
-    loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int, stored: Mapping[str, Dim] | None = None
+    loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int, stored: Mapping[Dim, Dim] | None = None
 ) -> Lowered:
     """The program's steps for weights as the loader packs them."""
     return lower(

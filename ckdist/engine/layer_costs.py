@@ -182,7 +182,7 @@ def key_of(world: World, plan: Plan, executable: Executable, program: str, types
         "places": places,
         "program": program,
         "types": types,
-        "cache_type": plan.limits.kv_type,
+        "cache_types": [plan.limits.key_type, plan.limits.value_type],
         "tokens": largest_step(executable),
     }
 

@@ -19,7 +19,19 @@ from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim, Mesh, Range
 from ckdist.program.arena import first_fit
-from ckdist.program.lowered import GATES, RANK_UNIT, ROPE_TABLES, SLOTS, Buffer, Lowered, MatrixKey, Step, VectorKey
+from ckdist.program.lowered import (
+    GATES,
+    NO_ROPE,
+    RANK_UNIT,
+    ROPE_TABLES,
+    SLOTS,
+    Buffer,
+    LayerAttention,
+    Lowered,
+    MatrixKey,
+    Step,
+    VectorKey,
+)
 from ckdist.program.pending import Head, Normed, Pending, Residual
 from ckdist.program.program import Instr, Program, Value, Weight
 
@@ -36,7 +48,7 @@ class _Lowering:
         formats: Callable[[str], int],
         block_columns: Callable[[str], int],
         max_tokens: int,
-        stored: Mapping[str, Dim],
+        stored: Mapping[Dim, Dim],
     ):
         self.program, self.mesh, self.max_tokens, self.stored = program, mesh, max_tokens, stored
         self.formats, self.block_columns = formats, block_columns
@@ -49,6 +61,9 @@ class _Lowering:
         self.vectors: list[VectorKey] = []
         self.values: dict[str, Pending] = {}  # of the program, by name
         self.slots = self.layer_steps = 0
+        self.attention: dict[int, LayerAttention] = {}
+        self.scaled: Value | None = None  # by the step that embeds
+        self.key_places: tuple[int, ...] = ()  # of the layer at hand
         self.exchange_floats = 1
         self.readers: dict[str, list[Instr]] = {}
         for instr in program.instrs:
@@ -73,6 +88,7 @@ class _Lowering:
             self.vectors,
             arena_bytes,
             self.exchange_floats,
+            self.attention,
             self.layer_steps,
             len(self.peers) > 1,
         )
@@ -99,9 +115,12 @@ class _Lowering:
             self.exchange_floats = max(self.exchange_floats, self.max_tokens * widths[0])
         elif instr.outputs[0].partial:
             results = [self._slot(widths[0], rows, taken=taken)]
-        elif self._next(instr.outputs[0]).op == "all_to_all":  # side by side in one row
+        elif self._next(instr.outputs[-1]).op == "all_to_all":  # side by side in one row
             widths = [sum(end - begin for begin, end in self._pieces(v.dims[-1])) for v in instr.outputs]
-            results = [self._slot(sum(widths), rows, lead=sum(widths[:i])) for i in range(len(widths))]
+            reader = self._next(instr.outputs[0])
+            squares = reader.outputs[0].dims[-1].count if reader.op == "sum_squares" else 0
+            row = sum(widths) + squares
+            results = [self._slot(row, rows, lead=sum(widths[:i])) for i in range(len(widths))]
         else:
             return [self._buffer("arena", width, rows=rows, taken=taken) for width in widths]
         self.slots += 1
@@ -111,7 +130,7 @@ class _Lowering:
         """The elements of a dimension that the weights of each rank have: this rank's, where decode shards it
         likewise, else those of the ranks that share the tokens.
         """
-        stored = self.stored.get(dim.name, dim)
+        stored = self.stored.get(dim, dim)
         meshes = [self.mesh] if dim.axis == stored.axis else self.peers
         return [stored.span(mesh) for mesh in meshes]
 
@@ -142,11 +161,9 @@ class _Lowering:
         return found
 
     def _head(self, value: Value) -> Head:
-        """A value on its way to attention. LayoutError where it is none."""
+        """A value on its way to attention; what nothing norms or rotates is in memory."""
         found = self.values[value.name]
-        if not isinstance(found, Head):
-            raise LayoutError(f"cannot lower attention whose %{value.name} was not rotated")
-        return found
+        return found if isinstance(found, Head) else Head(self._at(value))
 
     def _residual(self, value: Value) -> Residual:
         """A value as a residual. LayoutError where it is normed already."""
@@ -166,6 +183,7 @@ class _Lowering:
         if reader.op == "all_reduce":
             reader = self._next(reader.outputs[0])
         factor = reader.attrs["factor"] if reader.op == "scale" else 1.0
+        self.scaled = reader.outputs[0] if reader.op == "scale" else None
         (out,) = self._outputs(i)
         table = i.weight(0)
         pieces, columns = self._pieces(table.dims[0]), (0, table.dims[1].elements)
@@ -198,16 +216,42 @@ class _Lowering:
         r, width = self._residual(value), value.dims[-1].elements
         out = self._slot(width, self.max_tokens)
         self.slots += 1
-        step = Step("share", x=r.x, y=r.y, outputs=[out], vectors=[r.post_norm], floats=[r.eps])
+        step = Step("share", x=r.x, y=r.y, outputs=[out], vectors=[r.post_norm], floats=_factors(r.eps, r.factor))
         if r.stored >= 0:
-            step.x, step.y, step.vectors = -1, r.stored, [-1]
+            step.x, step.y, step.vectors, step.floats = -1, r.stored, [-1], [r.eps]
         self.steps.append(step)
         return self._buffer("outputs", width, place=self.buffers[out].place, rows=self.max_tokens, taken=True)
+
+    def sum_squares(self, i: Instr) -> None:
+        """A step; its sums stand behind queries, keys and values where these are exchanged."""
+        q, k = (self._at(value) for value in i.inputs)
+        count, source = i.outputs[0].dims[-1].count, self.buffers[q]
+        if source.kind == "slot":
+            out = self._buffer("slot", source.width, place=source.place, lead=source.width - count, rows=source.rows)
+        else:
+            (out,) = self._outputs(i)
+        attend = next(r for r in self.program.instrs[self.program.instrs.index(i) :] if r.op == "attend")
+        self.steps.append(Step("squares", x=q, y=k, outputs=[out], ints=[attend.attrs["layer"]]))
+        keys = i.inputs[1].dims[-1]
+        heads = [e // keys.width for begin, end in self._pieces(keys) for e in range(begin, end, keys.width)]
+        self.key_places = tuple(map(heads.index, range(keys.count))) if source.kind == "slot" else ()
+        if source.kind == "slot":  # as attention reads it
+            out = self._buffer("tokens", source.width, place=source.place, lead=source.width - count, rows=source.rows)
+        self.values[i.outputs[0].name] = out
+
+    def rms_norm_heads(self, i: Instr) -> None:
+        """No step: attention norms."""
+        squares = self._at(i.inputs[2])
+        for x, w, y in zip(i.inputs[:2], (i.weight(0), i.weight(1)), i.outputs, strict=True):
+            (dim,) = w.dims
+            norm = self._vectors(w, [self.stored.get(dim, dim).span(self.mesh)])
+            self.values[y.name] = Head(self._at(x), norm, i.attrs["eps"], squares=squares)
 
     def all_to_all(self, i: Instr) -> None:
         """No step: each reader finds the rows in their rank's slot."""
         for x, y in zip(i.inputs, i.outputs, strict=True):
-            slot = self.buffers[self._at(x)]
+            source = self.values[x.name]
+            slot = self.buffers[source.buffer if isinstance(source, Head) else self._at(x)]
             if x.dims[0].axis:  # to all tokens of own heads
                 own = y.dims[-1].span(self.mesh)
                 pieces = self._pieces(x.dims[-1])
@@ -216,11 +260,19 @@ class _Lowering:
             else:
                 view = replace(slot, kind="columns", width=y.dims[-1].local(self.mesh), rows=self.own_tokens)
             self.buffers.append(view)
-            self.values[y.name] = len(self.buffers) - 1
+            at = len(self.buffers) - 1
+            self.values[y.name] = replace(source, buffer=at) if isinstance(source, Head) else at
 
     def scale(self, i: Instr) -> None:
-        """No step: `embed` has scaled."""
-        self.values[i.outputs[0].name] = self.values[i.inputs[0].name]
+        """No step: `embed` has scaled, or the next `prepare` does."""
+        source = self.values[i.inputs[0].name]
+        if i.outputs[0] is not self.scaled:
+            if isinstance(source, int):
+                source = Residual(-1, source)
+            if isinstance(source, Head) or (isinstance(source, Residual) and source.x >= 0):
+                raise LayoutError(f"cannot lower a scale of what was added or rotated: {i}")
+            source = replace(source, factor=source.factor * i.attrs["factor"])
+        self.values[i.outputs[0].name] = source
 
     def soft_cap(self, i: Instr) -> None:
         """No step: the linear before it caps."""
@@ -235,7 +287,9 @@ class _Lowering:
         """No step: its reader norms."""
         source, norm = i.inputs[0], self._vector(i.weights[0])
         eps, reader = i.attrs["eps"], self._next(i.outputs[0])
-        if reader.op == "rope":
+        if reader.op == "scale":
+            reader = self._next(reader.outputs[0])
+        if reader.op in ("rope", "attend"):
             result = Head(self._at(source), norm, eps)
         elif reader.op == "add":
             result = Residual(-1, self._at(source), norm, eps)
@@ -260,7 +314,7 @@ class _Lowering:
             y = Residual(-1, y)
         if not isinstance(y, Residual):
             raise LayoutError(f"cannot lower an add whose second operand is not a sum: {i}")
-        self.values[i.outputs[0].name] = Residual(x.stored, y.y, y.post_norm, y.eps)
+        self.values[i.outputs[0].name] = Residual(x.stored, y.y, y.post_norm, y.eps, factor=y.factor)
 
     def linear(self, i: Instr) -> None:
         """What prepares its input, and a step for all its matrices."""
@@ -306,10 +360,14 @@ class _Lowering:
             floats=[0.0],
         )
         source = self.values[value.name]
+        read_again = any(reader.op in ("add", "take") for reader in self.readers[value.name])
+        if isinstance(source, Residual) or (isinstance(source, int) and read_again):  # the residual stream as it is
+            r = self.values[value.name] = self._residual(value)
+            source = Normed(r, -1, r.eps, read_again)
         if isinstance(source, Normed):
             r = source.residual
             step.vectors = [r.post_norm, source.norm]
-            step.floats = [source.eps]
+            step.floats = _factors(source.eps, r.factor if r.stored < 0 else 1.0, source.factor)
             if r.stored >= 0:  # written by an earlier prepare, or a whole value to begin with
                 step.y, step.vectors[0] = r.stored, -1
             else:
@@ -398,7 +456,7 @@ class _Lowering:
         """No step: attention rotates."""
         source = self.values[i.inputs[0].name]
         head = source if isinstance(source, Head) else Head(self._at(i.inputs[0]))
-        self.values[i.outputs[0].name] = Head(head.buffer, head.norm, head.eps, i.attrs["table"])
+        self.values[i.outputs[0].name] = replace(head, table=i.attrs["table"])
 
     def attend(self, i: Instr) -> None:
         """One step with norms, rotation and cache."""
@@ -406,7 +464,7 @@ class _Lowering:
         heads, a, rotated = i.outputs[0].dims[-1], i.attrs, -1
         width = heads.local(self.mesh)
         if self._next(i.outputs[0]).op == "all_to_all":
-            rotated = self._buffer("arena", width)
+            rotated = self._buffer("arena", i.inputs[0].dims[-1].local(self.mesh))
             out = self._slot(width, self.max_tokens, max(heads.local(mesh) for mesh in self.peers))
             self.slots += 1
         else:
@@ -415,12 +473,14 @@ class _Lowering:
             Step(
                 "attend",
                 x=rotated,
+                y=q.squares,
                 outputs=[q.buffer, k.buffer, v, out],
                 vectors=[q.norm, k.norm],
-                ints=[a["layer"], ROPE_TABLES[q.table], a["window"]],
+                ints=[a["layer"], ROPE_TABLES[q.table] if q.table else NO_ROPE, a["window"]],
                 floats=[q.eps, a["scale"], a["soft_cap"]],
             )
         )
+        self.attention[a["layer"]] = replace(layer_attention(i, self.mesh), key_places=self.key_places)
         self.values[i.outputs[0].name] = out
 
     def _next(self, value: Value) -> Instr:
@@ -476,6 +536,28 @@ def _taken(value: Value) -> bool:
     return value.dims[0].name == "outputs"
 
 
+def layer_attention(i: Instr, mesh: Mesh) -> LayerAttention:
+    """What an attend means on a rank of `mesh`."""
+    heads, keys, values = (x.dims[-1] for x in i.inputs)
+    group = heads.count // keys.count
+    begin, end = heads.share(mesh)
+    each = (min(end, (kv + 1) * group) - max(begin, kv * group) for kv in range(*keys.share(mesh)))
+    return LayerAttention(tuple(each), keys.width, values.width, heads.count, keys.count, begin)
+
+
+def stored_dims(tokens: Program, tensors: Program) -> dict[Dim, Dim]:
+    """For `lower`, of a program whose tokens are sharded: how its weights' dimensions are sharded in `tensors`, which
+    says what the ranks hold.
+    """
+    held = {w.name: w.dims for w in tensors.weights}
+    return {dim: own for w in tokens.weights for dim, own in zip(w.dims, held[w.name], strict=True)}
+
+
+def _factors(eps: float, *factors: float) -> list[float]:
+    """The `floats` of a step that norms; factors stand there unless all are 1."""
+    return [eps, *factors] if any(factor != 1.0 for factor in factors) else [eps]
+
+
 def _several(count: int) -> list[int]:
     """The `counts` of an operand that stands for `count`; none for one."""
     return [count] if count > 1 else []
@@ -487,11 +569,11 @@ def lower(
     formats: Callable[[str], int],
     block_columns: Callable[[str], int],
     max_tokens: int,
-    stored: Mapping[str, Dim] | None = None,
+    stored: Mapping[Dim, Dim] | None = None,
 ) -> Lowered:
     """The steps of this rank.
 
-    `stored`, for a program whose tokens are sharded: the dimensions as they are sharded in the ranks' memory.
+    `stored`, for a program whose tokens are sharded: its weights' dimensions as they are sharded in the ranks' memory.
 
     `formats(weight name)` is the activation format (0 f32, 1 bf16, 2 q8) that its kernel reads, `block_columns(weight
     name)` the columns of one of its blocks. Raises LayoutError for a program that the replay has no step for.

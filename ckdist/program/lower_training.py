@@ -18,7 +18,8 @@ from typing import Any
 from ckdist.errors import LayoutError
 from ckdist.layout import Mesh
 from ckdist.program.arena import first_fit
-from ckdist.program.lowered import GATES, ROPE_TABLES
+from ckdist.program.lower import layer_attention
+from ckdist.program.lowered import GATES, ROPE_TABLES, LayerAttention
 from ckdist.program.program import Instr, Program, Value, Weight
 
 ALIGN = 64
@@ -81,6 +82,7 @@ class LoweredTraining:
     parameters: list[Parameter]
     packs: list[tuple[bool, tuple[int, ...]]]
     arena_bytes: int
+    attention: LayerAttention  # of every layer
     trained_floats: int  # of the arena's beginning: the parameters that have gradients
 
     @property
@@ -105,6 +107,7 @@ class _Lowering:
             self.places.append(Parameter(weight.name, offset, rows, columns))
             offset = -(-self.places[-1].end // ALIGNMENT) * ALIGNMENT
         self.wrt = list(dict.fromkeys(wrt))
+        self.attention: LayerAttention | None = None  # of every layer
 
     def steps(self, program: Program) -> list[TrainingStep]:
         """The steps of one program. Values are numbered on from those of programs before it."""
@@ -309,7 +312,15 @@ class _Lowering:
         self._rope(i, 1)
 
     def _attend_packed(self, i: Instr) -> None:
-        """One step."""
+        """One step. LayoutError where heads differ from another layer's."""
+        attention = layer_attention(i, self.mesh)
+        if (
+            len(set(attention.heads_per_kv)) > 1
+            or attention != (self.attention or attention)
+            or (attention.key_width != attention.value_width)
+        ):
+            raise LayoutError(f"training needs the same heads in every layer, and keys as wide as values: {i}")
+        self.attention = attention
         self._step("attend", i, operands=True, ints=[i.attrs["window"]], floats=[i.attrs["scale"], i.attrs["soft_cap"]])
 
     def _attend_grad(self, i: Instr) -> None:
@@ -436,7 +447,16 @@ def lower_training(
     steps = lowering.reduced(lowering.steps(gradients))
     loss_steps = lowering.steps(loss)
     arena_bytes = lowering.place([steps, loss_steps], max_tokens)
+    if lowering.attention is None:
+        raise LayoutError("training needs a layer with attention")
     trained = -(-lowering.places[len(lowering.wrt) - 1].end // ALIGNMENT) * ALIGNMENT
     return LoweredTraining(
-        steps, loss_steps, lowering.placed, lowering.places, list(lowering.packs), arena_bytes, trained
+        steps,
+        loss_steps,
+        lowering.placed,
+        lowering.places,
+        list(lowering.packs),
+        arena_bytes,
+        lowering.attention,
+        trained,
     )

@@ -10,6 +10,7 @@ from ckdist.layout import Range
 
 GATES = {"silu": 0, "gelu_tanh": 1}
 ROPE_TABLES = {"global": 0, "local": 1}
+NO_ROPE = -1
 RANK_UNIT = 16  # low ranks are computed in whole tiles, and the next matrix reads them at the beginning of a cache line
 SLOTS = 2  # partial values alternate between this many exchange buffers
 
@@ -69,11 +70,25 @@ class Step:
         return [self.x, self.y, *self.inputs, *self.outputs, *prepared, *added]
 
 
+@dataclass(frozen=True)
+class LayerAttention:
+    """Attention of one layer on this rank: how many of its query heads share each of its kv-heads, and their widths."""
+
+    heads_per_kv: tuple[int, ...]
+    key_width: int
+    value_width: int
+    total_heads: int  # of all ranks
+    total_kv_heads: int
+    first_head: int
+    # where the row of a token's rank has each kv-head, counted in heads; where heads are shared, some stand there twice
+    key_places: tuple[int, ...] = ()
+
+
 @dataclass
 class Lowered:
     """`matrices[i]` is (weight name, rows, columns) and `vectors[i]` (weight name, elements), as [begin, end): this
     rank's, or where tokens are sharded any rank's. `exchange_floats`: what a slot holds at most, on any rank.
-    `layer_steps`: those up to the end of the first layer. `tokens_cut`: every rank has its share of a step's tokens.
+    `attention[layer]`: what a layer caches. `layer_steps`: the steps up to the end of the first layer. `tokens_cut`: every rank has its share of a step's tokens.
 
     Where a matrix's name is a tuple of names, they lie one below the other, each with rows of zeros up to a multiple of
     RANK_UNIT.
@@ -85,6 +100,7 @@ class Lowered:
     vectors: list[VectorKey]
     arena_bytes: int
     exchange_floats: int
+    attention: dict[int, LayerAttention]
     layer_steps: int
     tokens_cut: bool
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from ckdist.layout import Dim, Layout, Mesh
-from ckdist.models.spec import ModelSpec
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import TrainingTracer
 from ckdist.train.checkpoint import write_synced
@@ -32,9 +31,9 @@ def initial_matrix(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 class LoraTracer(TrainingTracer):
     """Traces w x + scale * B (A x) where the forward says w x of a target."""
 
-    def __init__(self, lora: Lora, spec: ModelSpec, layout: Layout, mesh: Mesh) -> None:
+    def __init__(self, lora: Lora, layout: Layout, mesh: Mesh) -> None:
         """`lora`: which linears get the path, and of what rank."""
-        super().__init__(spec, layout, mesh)
+        super().__init__(layout, mesh)
         self.lora = lora
 
     def linears(

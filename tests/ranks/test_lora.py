@@ -55,7 +55,7 @@ def test_it_begins_as_the_base_and_adds_what_peft_defines(base, tmp_path):
     model = open_model(c)
     adapted = reference_executable(model, c, None, 1, ())
     plain = reference_executable(open_model(adapting(base, tmp_path, lora_r=0)), c, None, 1, ())
-    assert len(adapted.parameters) == 2 * 2 * model.spec.num_layers and all(
+    assert len(adapted.parameters) == 2 * 2 * len(model.spec.layers) and all(
         ".lora_" in name for name in adapted.parameters
     )
     assert adapted.loss(BATCH) == plain.loss(BATCH)

@@ -1,6 +1,7 @@
 #ifndef CKDIST_API_RUNTIME_H
 #define CKDIST_API_RUNTIME_H
 #include <stdint.h>
+#include "api/attention.h"
 #include "api/communicator.h"
 #include "api/loader.h"
 #include "api/trace.h"
@@ -15,17 +16,21 @@ extern "C" {
 enum {
   ckdist_step_embed =
       0, /* out[0] = rows of matrix[0], of count[0] shards; i[0]: first vocabulary row held, f[0]: scale */
-  ckdist_step_prepare = 1, /* s = sum(y); if vector[0] >= 0: s = rms_norm(s, vector[0]); r = x < 0 ? s : x + s; out[0] =
-                         r unless < 0; if vector[1] >= 0: r = rms_norm(r, vector[1]); out[1 + format] = activations of r
-                         unless < 0, count[0] values of which each takes the next floats of r; f[0]: eps */
+  ckdist_step_prepare = 1, /* s = sum(y); if vector[0] >= 0: s = rms_norm(s, vector[0]); s = f[1] s; r = x < 0 ? s : x +
+                         s; out[0] = r unless < 0; if vector[1] >= 0: r = rms_norm(r, vector[1]); r = f[2] r; out[1 +
+                         format] = activations of r unless < 0, count[0] values of which each takes the next floats of
+                         r; f[0]: eps; f[1], f[2]: 0 is 1 */
   ckdist_step_linear = 2,  /* out[m] = in[m] (activations) times matrix[m] (+ vector[m]); i[0]: 1 when out[0] =
                          gated(out[0], out[1]), i[1]: the gate function; f[1]: soft cap on logits; of count[m] shards
                          (and their vectors) side by side, or where i[2]: out[0] = the sum of in[0] + s times shard s,
                          with vector[0] on the first; i[3]: 1 when a low_rank step follows, which adds to out */
   ckdist_step_attend = 3,  /* rotates out[0] (q) and out[1] (k), stores k and out[2] (v), out[3] = attention; i[0]:
-                         layer, i[1]: rope table, i[2]: window; vector[0], vector[1]: q and k norms; x: where rotated
-                         queries go unless they stay; f[0]: eps, f[1]: scale, f[2]: soft cap */
+                         layer, i[1]: rope table, -1: nothing is rotated, i[2]: window; vector[0], vector[1]: q and k
+                         norms, of one head, or where y >= 0 of all local heads, y being the sums of squares of all
+                         heads; x: where rotated queries go unless they stay; f[0]: eps, f[1]: scale, f[2]: soft cap */
   ckdist_step_share = 4, /* out[0] (slot), row i = r of `prepare` of the i-th output's token, by the rank that has it */
+  ckdist_step_squares = 6, /* out[0] = the sums of squares of each head of x (queries) and then of y (keys), 0 of heads
+                         that are not local or that another rank counts; i[0]: layer */
   ckdist_step_low_rank = 5 /* out[m] += matrix[m] times in[0] (activations), of which those with a matrix read one
                          stretch of columns after the other; i[0], i[1]: as in linear; only where tokens are not cut */
 };
@@ -73,6 +78,16 @@ struct ckdist_phase {
   int32_t tokens_cut; /* over the ranks of each host */
 };
 
+/* Attention of one layer on this rank, and what of its tokens it caches. */
+struct ckdist_layer_attention {
+  struct ckdist_cache_shape cache;
+  int32_t kv_heads;
+  const int32_t* heads_per_kv; /* (kv_heads,) query heads that share each local kv-head */
+  /* of all ranks, for sums over all heads */
+  int32_t total_heads, total_kv_heads, first_head;
+  const int32_t* key_places; /* (total_kv_heads,) where tokens are cut: which head of a token's row each kv-head is */
+};
+
 struct ckdist_program {
   const struct ckdist_phase* phases; /* at most 8 */
   int32_t phase_count;
@@ -81,11 +96,10 @@ struct ckdist_program {
   int64_t vocab;           /* of all ranks */
   int64_t exchange_floats; /* of one value that other ranks read, the same on every rank */
   /* attention */
-  int32_t kv_type, layers, head_dim, heads, kv_heads; /* of this rank */
-  const int32_t* heads_per_kv;                        /* (kv_heads,) query heads that share each local kv-head */
+  int32_t layers;
+  const struct ckdist_layer_attention* attention; /* (layers,) */
   int64_t blocks;
-  const float* rope_cos[2]; /* (context_length, head_dim / 2); [1] null where there is one table */
-  const float* rope_sin[2];
+  struct ckdist_rope ropes[4];
   struct ckdist_loader* loader; /* of matrices that are not all packed, filling; null: all are */
 };
 
@@ -122,9 +136,6 @@ CKDIST_EXPORT void ckdist_executable_times(struct ckdist_executable* executable,
 /* From now on every thread writes what it does to a lane of its own ("thread 0"). Not while a batch runs; the trace
  * outlives the executable. */
 CKDIST_EXPORT int ckdist_executable_trace(struct ckdist_executable* executable, struct ckdist_trace* trace);
-
-/* Bytes of one block of `kv_type` for one kv-head of one layer. */
-CKDIST_EXPORT int64_t ckdist_kv_block_bytes(int32_t kv_type, int32_t head_dim);
 
 #ifdef __cplusplus
 }  // extern "C"

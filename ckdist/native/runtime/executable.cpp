@@ -38,15 +38,35 @@ Executable::Executable(const ckdist_program& program, Communicator& communicator
   }
   counters_.reset(new std::atomic<int64_t>[threads * most_steps_]);
   arena_.emplace(program.arena_bytes, "activations");
-  for (int h = 0, head = 0; h < program.kv_heads; h++) {
-    first_head_.push_back(head);
-    head += program.heads_per_kv[h];
-    max_group_ = std::max(max_group_, int(program.heads_per_kv[h]));
+  int max_kv_heads = 0;
+  for (int i = 0; i < program.layers; i++) {
+    const ckdist_layer_attention& a = program.attention[i];
+    Layer layer{{KvType(a.cache.key_type), KvType(a.cache.value_type), a.cache.key_width, a.cache.value_width},
+                a.kv_heads,
+                a.heads_per_kv,
+                {},
+                0,
+                0,
+                nullptr};
+    for (int h = 0, head = 0; h < a.kv_heads; head += a.heads_per_kv[h++]) layer.first_head.push_back(head);
+    layer.head_bytes = kernels_.attention.block_bytes(layer.cache);
+    layer.block_bytes = layer.head_bytes * a.kv_heads;
+    kv_bytes_ += layer.block_bytes * program.blocks;
+    max_kv_heads = std::max(max_kv_heads, int(a.kv_heads));
+    layers_.push_back(layer);
   }
-  kv_head_bytes_ = kernels_.attention.block_bytes(KvType(program.kv_type), program.head_dim);
-  kv_block_bytes_ = kv_head_bytes_ * program.kv_heads;
-  kv_bytes_ = kv_block_bytes_ * program.layers * program.blocks;
   kv_arena_.emplace(kv_bytes_, "the KV cache");
+  int64_t attention_scratch = 64;
+  part_bytes_ = 64;
+  uint8_t* blocks = kv_arena_->data();
+  for (Layer& layer : layers_) {
+    layer.blocks = blocks;
+    blocks += layer.block_bytes * program.blocks;
+    int group = 1;
+    for (int h = 0; h < layer.kv_heads; h++) group = std::max(group, int(layer.heads_per_kv[h]));
+    attention_scratch = std::max(attention_scratch, kernels_.attention.scratch_bytes(layer.cache, kQueryTile, group));
+    part_bytes_ = std::max(part_bytes_, round_up(kernels_.attention.part_bytes(layer.cache, 1, group), 64));
+  }
 
   int64_t row_floats = 1, activation_bytes[3] = {64, 64, 64};
   bool adds = false;
@@ -57,7 +77,7 @@ Executable::Executable(const ckdist_program& program, Communicator& communicator
       else row_floats = std::max(row_floats, v->width);
     adds |= phase.tokens_cut;
   }
-  const int64_t scratch = round_up(kernels_.attention.scratch_bytes(kQueryTile, max_group_, program.head_dim), 64);
+  const int64_t scratch = round_up(attention_scratch, 64);
   const int64_t row = round_up(row_floats * 4, 64);
   const int64_t product = adds ? kAddedTokens * kAddedTiles * kTileRows * 4 : 0;
   int64_t slice = 0;
@@ -88,11 +108,9 @@ Executable::Executable(const ckdist_program& program, Communicator& communicator
     for (int f = 0; f < 3; f++) w.activations[f] = p, p += kReplicatedRows * activation_bytes[f];
   }
   // Parts of contexts that threads share: enough for the whole cache, which is less than a hundredth of it.
-  part_bytes_ = round_up(kernels_.attention.part_bytes(KvType(program.kv_type), 1, max_group_, program.head_dim), 64);
-  part_count_ =
-      threads > 1 ? program.kv_heads * (program.blocks * kBlockTokens / kSpan + 2 * program.max_sequences) : 0;
+  part_count_ = threads > 1 ? max_kv_heads * (program.blocks * kBlockTokens / kSpan + 2 * program.max_sequences) : 0;
   part_arena_.emplace(std::max<int64_t>(part_count_ * part_bytes_, 64), "parts of attention");
-  merged_.reset(new std::atomic<int64_t>[std::max<int64_t>(program.max_sequences * program.kv_heads, 1)]());
+  merged_.reset(new std::atomic<int64_t>[std::max<int64_t>(program.max_sequences * max_kv_heads, 1)]());
   StepSizes sizes{};
   sizes.partial_floats = program.exchange_floats;
   sizes.logit_rows = program.max_outputs, sizes.vocab = program.vocab;
@@ -106,10 +124,6 @@ Executable::Executable(const ckdist_program& program, Communicator& communicator
     peers_[slot].resize(kMaxRanks);
     ranks_->peers(slot, peers_[slot].data());
   }
-}
-
-uint8_t* Executable::kv(int layer, int kv_head) const {
-  return kv_arena_->data() + layer * program_.blocks * kv_block_bytes_ + kv_head * kv_head_bytes_;
 }
 
 float* Executable::floats(int value, int64_t* stride) {
@@ -264,6 +278,7 @@ void Executable::execute(int thread, int i) {
     case ckdist_step_linear: return linear(thread, i);
     case ckdist_step_attend: return attend(thread, i);
     case ckdist_step_share: return share_outputs(thread, i);
+    case ckdist_step_squares: return squares(thread, i);
     case ckdist_step_low_rank: return low_rank(thread, i);
     default: fail(Status::native, "step %d has unknown op %d", i, phase_->steps[i].op);
   }

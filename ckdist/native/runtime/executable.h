@@ -89,6 +89,17 @@ class Executable {
   struct Item {
     int run, first, tokens, kv_head;
   };  // an attention task: query tokens [first, first + tokens) of a run
+  struct Layer {  // what the rank has of one layer's attention and cache
+    CacheShape cache;
+    int kv_heads;
+    const int32_t* heads_per_kv;
+    std::vector<int> first_head;  // of each local kv-head
+    int64_t head_bytes, block_bytes;
+    uint8_t* blocks;  // of kv-head 0
+
+    uint8_t* kv(int kv_head) const { return blocks + kv_head * head_bytes; }
+    int64_t heads() const { return kv_heads ? first_head[kv_heads - 1] + heads_per_kv[kv_heads - 1] : 0; }
+  };
   // One sequence's decode attention cut along its context: each (run, kv-head) has its parts, and who finishes the last
   // merges them.
   struct Split {
@@ -111,6 +122,9 @@ class Executable {
   template <class Product>
   void each_packed(int thread, const Weight& weight, int64_t begin, int64_t end, Product&& product);
   void low_rank(int thread, int index);
+  void squares(int thread, int index);
+  void rotate(const ckdist_step& step, const float* x, int64_t position, int64_t width, float* out) const;
+  void inverse_norms(int thread, const ckdist_step& step, int64_t token, float* queries, float* keys);
   void attend(int thread, int index);
   void attend_prompt(int thread, int index);
   void attend_split(int thread, int index, const Split& split);
@@ -118,7 +132,6 @@ class Executable {
   void fetch_token(const ckdist_step& step, int64_t token, int kv_head);
   AttentionTask task_of(const ckdist_step& step, const Item& item);
   Split split_of(const ckdist_step& step);
-
   // Of the batch's tokens the first that is a local rank's own, where they are cut; and whose a token is.
   int64_t share(int rank) const { return (batch_.tokens * rank + ranks_->local_size - 1) / ranks_->local_size; }
   int owner(int64_t token) const { return int(token * ranks_->local_size / batch_.tokens); }
@@ -162,7 +175,7 @@ class Executable {
   const Weight& weight(int index) const { return *static_cast<const Weight*>(phase_->matrices[index]); }
   const Matrix& matrix(int index) const { return weight(index).matrix; }
   const float* vector(int index) const { return phase_->vectors[index]; }
-  uint8_t* kv(int layer, int kv_head) const;
+  const Layer& layer_of(const ckdist_step& step) const { return layers_[step.i[0]]; }
   int64_t weight_bytes(const ckdist_step& step) const;
   template <class Visit>
   void each_range(const ckdist_step& step, int64_t from, int64_t to, Visit&& visit);
@@ -198,17 +211,16 @@ class Executable {
   bool reorganizing_ = false;        // the batch reads matrices that are not all packed
   std::optional<Arena> arena_, kv_arena_, scratch_arena_, part_arena_;
   std::vector<Worker> workers_;
-  std::vector<int> next_linear_[kMaxPhases];          // the product after each step, or -1
-  int token_steps_[kMaxPhases];                       // steps before those of outputs alone
-  std::vector<const float*> peers_[kSlots];           // the slots of the ranks that share memory
-  std::vector<int> first_head_;                       // of each local kv-head
+  std::vector<int> next_linear_[kMaxPhases];  // the product after each step, or -1
+  int token_steps_[kMaxPhases];               // steps before those of outputs alone
+  std::vector<const float*> peers_[kSlots];   // the slots of the ranks that share memory
+  std::vector<Layer> layers_;
   int most_steps_ = 0;                                // of a phase
   std::unique_ptr<std::atomic<int64_t>[]> counters_;  // (threads, most_steps): next item of each step that shares work
                                                       // out dynamically, of all or of a thread's
-  std::unique_ptr<std::atomic<int64_t>[]> merged_;    // (sequences, kv_heads): spans whose parts are there
+  std::unique_ptr<std::atomic<int64_t>[]> merged_;    // (sequences, most kv_heads): spans whose parts are there
   int64_t part_bytes_, part_count_;
-  int64_t kv_head_bytes_, kv_block_bytes_, kv_bytes_;
-  int max_group_ = 1;
+  int64_t kv_bytes_ = 0;
   BatchView batch_;
   int64_t own_ = 0, own_tokens_ = 0;          // the batch's tokens that are this rank's: the first, and how many
   int64_t own_output_ = 0, own_outputs_ = 0;  // the outputs among them

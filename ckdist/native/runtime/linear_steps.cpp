@@ -7,6 +7,14 @@
 
 namespace ckdist {
 
+namespace {
+// x * factor in `row`, which may be x.
+const float* scaled(const float* x, float factor, int64_t n, float* row) {
+  for (int64_t i = 0; i < n; i++) row[i] = x[i] * factor;
+  return row;
+}
+}  // namespace
+
 // out[0]: (tokens, hidden), zeros for ids of another rank's part of the vocabulary
 void Executable::embed(int thread, int index) {
   const ckdist_step& step = phase_->steps[index];
@@ -96,6 +104,7 @@ const float* Executable::residual_row(int thread, const ckdist_step& step, int64
   const float* s = parts[0];
   if (count > 1) k.sum_parts(nullptr, parts, count, n, worker.row), s = worker.row;
   if (step.vector[0] >= 0) k.rms_norm(s, vector(step.vector[0]), step.f[0], n, worker.row), s = worker.row;
+  if (step.f[1] != 0.f && step.f[1] != 1.f) s = scaled(s, step.f[1], n, worker.row);
   if (step.x >= 0) {
     const float* x = floats(step.x, &stride) + (value(step.x).taken ? out_row : in_row) * n;
     const float* two[] = {x, s};
@@ -114,6 +123,7 @@ void Executable::prepare_row(int thread, const ckdist_step& step, int64_t out_ro
     s = residual_row(thread, step, out_row, in_row);
     if (step.out[0] >= 0 && store) std::copy(s, s + y.width, floats(step.out[0], &stride) + out_row * y.width);
     if (step.vector[1] >= 0) k.rms_norm(s, vector(step.vector[1]), step.f[0], y.width, worker.row), s = worker.row;
+    if (step.f[2] != 0.f && step.f[2] != 1.f) s = scaled(s, step.f[2], y.width, worker.row);
   }
   for (int f = 0; f < 3; f++) {
     if (step.out[1 + f] < 0) continue;

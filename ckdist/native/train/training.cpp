@@ -219,9 +219,10 @@ void Training::rows_of(int thread, const Step& step, int64_t t) {
       break;
     }
     case ckdist_train_rope: {
-      const int64_t at = batch_.positions[t] * (program_.head_dim / 2);
-      kernels_.row.rope(row(step.in[0], t), program_.rope_cos[step.i[0]] + at, program_.rope_sin[step.i[0]] + at,
-                        step.i[1], program_.head_dim, n, row(step.out[0], t));
+      const ckdist_rope& rope = program_.ropes[step.i[0]];
+      const int64_t at = batch_.positions[t] * (rope.dims / 2);
+      kernels_.row.rope(row(step.in[0], t), {rope.cos + at, rope.sin + at, rope.dims, rope.interleaved != 0}, step.i[1],
+                        program_.head_dim, n, row(step.out[0], t));
       return pad(step.out[0], t);
     }
     case ckdist_train_gated:

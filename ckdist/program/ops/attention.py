@@ -28,9 +28,8 @@ if TYPE_CHECKING:  # which imports the ops
 
 @op("rope", unchanged_whole("rope"))
 def rope(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Rotates the halves of every head by position times frequency. Su et al. 2021, arXiv:2104.09864."""
-    cos, sin = context.rope_tables(attrs["table"])  # (tokens, head_dim / 2)
-    return [rotate(inputs[0], cos, sin)]
+    """Rotates the first dimensions of every head by position times frequency. Su et al. 2021, arXiv:2104.09864."""
+    return [rotate(context, inputs[0], attrs, 1)]
 
 
 @vjp("rope")
@@ -42,32 +41,39 @@ def rope_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool])
 @op("rope_grad", unchanged_whole("rope_grad"))
 def rope_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The rotation back; yarn's magnitude stays a factor."""
-    cos, sin = context.rope_tables(attrs["table"])
-    return [rotate(inputs[0], cos, -sin)]
+    return [rotate(context, inputs[0], attrs, -1)]
 
 
-def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """x: (tokens, heads * head_dim); cos, sin: (tokens, head_dim / 2)."""
-    tokens, half = cos.shape
-    heads = x.reshape(tokens, x.shape[1] // (2 * half), 2, half)  # (tokens, heads, 2, head_dim / 2)
-    a, b = heads[:, :, 0], heads[:, :, 1]
-    c, s = cos[:, None], sin[:, None]
-    return np.stack([a * c - b * s, b * c + a * s], axis=2).reshape(x.shape)
+def rotate(context: RankContext, x: np.ndarray, attrs: Attrs, sign: int) -> np.ndarray:
+    """x: (tokens, heads * head_dim), of which the rotation's dimensions of every head turn, by `sign` times the angle."""
+    rotation = context.rope(attrs["table"])
+    cos, sin = context.rope_tables(rotation)  # (tokens, rotated / 2)
+    c, s, half = cos[:, None], sign * sin[:, None], cos.shape[1]
+    heads = x.reshape(len(x), -1, attrs["inputs"][0].dims[-1].width)  # (tokens, heads, head_dim)
+    turned = heads[..., : 2 * half]
+    if rotation.interleaved:
+        a, b = turned[..., ::2], turned[..., 1::2]
+        turned = np.stack([a * c - b * s, b * c + a * s], axis=-1).reshape(turned.shape)
+    else:
+        a, b = turned[..., :half], turned[..., half:]
+        turned = np.concatenate([a * c - b * s, b * c + a * s], axis=-1)
+    return np.concatenate([turned, heads[..., 2 * half :]], axis=-1).reshape(x.shape)
 
 
 def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """As the queries; LayoutError where heads and kv_heads do not fit together."""
     q, k, v = inputs[:3]
     whole("attend", *inputs)
-    same("attend", k, v)
     heads, kv_heads = q.dims[-1], k.dims[-1]
+    if replace(v.dims[-1], width=kv_heads.width) != kv_heads or heads.width != kv_heads.width:
+        raise LayoutError(f"attend: queries [{heads}], keys [{kv_heads}] and values [{v.dims[-1]}] do not fit together")
     if heads.count % kv_heads.count:
         raise LayoutError(f"attend: num_heads ({heads.size}) is not a multiple of num_kv_heads ({kv_heads.size})")
     if heads.axis != kv_heads.axis:
         raise LayoutError(
             f"attend: heads are cut over {heads.axis}, kv_heads over {kv_heads.axis}; cut both or neither"
         )
-    return [(q.dims, None)]
+    return [((q.dims[0], replace(heads, width=v.dims[-1].width)), None)]
 
 
 class Heads:
@@ -78,13 +84,13 @@ class Heads:
 
     def __init__(self, context: RankContext, attrs: Attrs):
         q_dim, kv_dim = (value.dims[-1] for value in attrs["inputs"][:2])
-        self.head_dim, self.attrs = q_dim.width, attrs
+        self.widths, self.attrs = [value.dims[-1].width for value in attrs["inputs"]], attrs
         group, kv_begin = q_dim.count // kv_dim.count, context.share(kv_dim)[0]
         self.kv_heads = [head // group - kv_begin for head in range(*context.share(q_dim))]
 
-    def split(self, x: np.ndarray) -> np.ndarray:
-        """(tokens, heads * head_dim) -> (tokens, heads, head_dim)."""
-        return x.reshape(x.shape[0], x.shape[1] // self.head_dim, self.head_dim)
+    def split(self, inputs: Arrays, index: int) -> np.ndarray:
+        """Input `index`, (tokens, heads * width), as (tokens, heads, width)."""
+        return inputs[index].reshape(len(inputs[index]), -1, self.widths[index])
 
     def scores(self, q: np.ndarray, k: np.ndarray, first: int = 0) -> np.ndarray:
         """Scores of queries (tokens, head_dim), at positions from `first`, with keys (positions, head_dim); -inf
@@ -104,14 +110,14 @@ class Heads:
 def attend(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Causal grouped-query attention over the cache, which the call extends. Vaswani et al. 2017, arXiv:1706.03762."""
     heads = Heads(context, attrs)
-    q, k, v = map(heads.split, inputs)  # (tokens, heads, head_dim)
+    q, k, v = (heads.split(inputs, i) for i in range(3))  # (tokens, heads, head_dim)
     k_all, v_all = context.extend_cache(attrs["layer"], k, v)  # (positions, kv_heads, head_dim)
-    out = np.zeros_like(q)
+    out = np.zeros((*q.shape[:2], v.shape[2]), q.dtype)
     for h, kv in enumerate(heads.kv_heads):
         scores = heads.scores(q[:, h], k_all[:, kv], len(k_all) - len(q))
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
         out[:, h] = p / p.sum(axis=-1, keepdims=True) @ v_all[:, kv]
-    return [out.reshape(inputs[0].shape)]
+    return [out.reshape(len(out), -1)]
 
 
 def infer_attend_packed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -127,8 +133,8 @@ def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
     (tokens, heads).
     """
     heads = Heads(context, attrs)
-    q, k, v = map(heads.split, inputs)
-    out, log_sum_exp = np.zeros_like(q), np.zeros(q.shape[:2], q.dtype)
+    q, k, v = (heads.split(inputs, i) for i in range(3))
+    out, log_sum_exp = np.zeros((*q.shape[:2], v.shape[2]), q.dtype), np.zeros(q.shape[:2], q.dtype)
     for s in context.sequences():
         for h, kv in enumerate(heads.kv_heads):
             scores = heads.scores(q[s, h], k[s, kv])
@@ -136,7 +142,7 @@ def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
             log_sum = largest + np.log(np.exp(scores - largest).sum(axis=-1, keepdims=True))
             out[s, h] = np.exp(scores - log_sum) @ v[s, kv]
             log_sum_exp[s, h] = log_sum[:, 0]
-    return [out.reshape(inputs[0].shape), log_sum_exp]
+    return [out.reshape(len(out), -1), log_sum_exp]
 
 
 @vjp("attend_packed")
@@ -154,7 +160,7 @@ def infer_attend_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
     """As q, k and v; LayoutError where ranks share a kv-head."""
     q, k, v, o, _, do = inputs
     infer_attend(inputs, weights, attrs)
-    same("attend_grad", q, o, do)
+    same("attend_grad", o, do)
     heads, kv_heads = q.dims[-1], k.dims[-1]
     if heads.axis and heads.unit * kv_heads.count % heads.count:
         raise LayoutError(
@@ -172,7 +178,7 @@ def attend_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
     Dao et al. 2022, arXiv:2205.14135.
     """
     heads = Heads(context, attrs)
-    q, k, v, o, do = (heads.split(inputs[i]) for i in (0, 1, 2, 3, 5))
+    q, k, v, o, do = (heads.split(inputs, i) for i in (0, 1, 2, 3, 5))
     log_sum_exp = inputs[4]  # (tokens, heads)
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     for s in context.sequences():

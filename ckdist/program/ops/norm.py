@@ -1,10 +1,11 @@
-"""rms_norm over rows or heads, and its gradient."""
+"""rms_norm over rows or heads, its gradient, and norms over heads that ranks share out."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.errors import LayoutError
+from ckdist.layout import Dim
 from ckdist.program.ops.op import (
     Arrays,
     Attrs,
@@ -81,3 +82,51 @@ def rms_norm_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
     n, dn = rows * r, dy_rows * w
     dx = (r * (dn - n * np.mean(dn * n, axis=-1, keepdims=True))).reshape(x.shape)
     return [dx, (dy_rows * n).sum(axis=0)] if attrs["weight_grad"] else [dx]
+
+
+def infer_sum_squares(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """A number for each head of queries and then of keys; partial where heads are sharded."""
+    q, k = inputs
+    whole("sum_squares", *inputs)
+    heads, keys = q.dims[-1], k.dims[-1]
+    return [((q.dims[0], Dim("squares", heads.count + keys.count)), heads.axis)]
+
+
+@op("sum_squares", infer_sum_squares)
+def sum_squares(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The sum of squares of each head; 0 for heads that are not this rank's, or that one before it has as well."""
+    q_dim, k_dim = (value.dims[-1] for value in attrs["inputs"])
+    (begin, end), (first, _) = context.share(q_dim), context.share(k_dim)
+    out = np.zeros((len(inputs[0]), q_dim.count + k_dim.count), inputs[0].dtype)
+    out[:, begin:end] = (inputs[0] ** 2).reshape(len(out), end - begin, q_dim.width).sum(axis=-1)
+    keys = (inputs[1] ** 2).reshape(len(out), -1, k_dim.width).sum(axis=-1)
+    group = q_dim.count // k_dim.count
+    for h in range(keys.shape[1]):
+        if (first + h) * group >= begin:
+            out[:, q_dim.count + first + h] = keys[:, h]
+    return [out]
+
+
+def infer_rms_norm_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As queries and keys; LayoutError where a weight has another size."""
+    q, k, squares = inputs
+    whole("rms_norm_heads", *inputs)
+    for x, w in zip((q, k), weights, strict=True):
+        if w.dims[-1] != x.dims[-1]:
+            raise LayoutError(f"rms_norm_heads of [{x.dims[-1]}] has a weight of [{w.dims[-1]}]: {w}")
+    if squares.dims[-1].count != q.dims[-1].count + k.dims[-1].count:
+        raise LayoutError(f"rms_norm_heads needs a square for each head, and %{squares.name} has {squares.dims[-1]}")
+    return [(q.dims, None), (k.dims, None)]
+
+
+@op("rms_norm_heads", infer_rms_norm_heads)
+def rms_norm_heads(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """X / sqrt(mean(x^2) + eps) * w over all heads of a token, whose sums of squares are given, of queries and of keys."""
+    *parts, squares = inputs
+    dims = [value.dims[-1] for value in attrs["inputs"][:2]]
+    results, at = [], 0
+    for x, w, dim in zip(parts, weights, dims, strict=True):
+        mean = squares[:, at : at + dim.count].sum(axis=-1, keepdims=True) / dim.elements
+        results.append(x / np.sqrt(mean + np.float32(attrs["eps"])) * w)
+        at += dim.count
+    return results
