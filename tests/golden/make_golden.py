@@ -110,7 +110,7 @@ CONFIGS = {
         "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "vocab_size": 249, "intermediate_size": 68, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 5000000.0, "hidden_act": "silu",
         "no_rope_layers": [1, 0], "no_rope_layer_interval": 4, "use_sliding_window": False, "sliding_window": None,
-        "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False, "pad_token_id": 0,
+        "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "pad_token_id": 0,
     },
     "glm4": {
         "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "vocab_size": 247, "intermediate_size": 76, "num_hidden_layers": 2,

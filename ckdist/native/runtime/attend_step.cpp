@@ -59,7 +59,7 @@ void Executable::inverse_norms(int thread, const ckdist_step& step, int64_t toke
     const float* parts[kMaxRanks];
     int64_t stride;
     int count = 1;
-    if (v.kind == ckdist_in_slot) count = ranks_->parts(int(v.place), parts);
+    if (v.kind == ckdist_in_slot) count = ranks_->summands(int(v.place), parts);
     else parts[0] = floats(step.y, &stride);
     for (int p = 0; p < count; p++) parts[p] += token * v.width;
     row = parts[0];
