@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ckdist.errors import LayoutError
 
@@ -164,66 +163,57 @@ TOKEN_IN_HOSTS = Layout(
 )
 
 
-class DecoderSizes(Protocol):
-    """The sizes of a dense decoder that a layout divides, as a `ModelSpec` has them."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the embeddings."""
-        ...
-
-    @property
-    def hidden_size(self) -> int:
-        """Elements of a token between layers."""
-        ...
-
-    @property
-    def intermediate_size(self) -> int:
-        """Columns of the down projection."""
-        ...
-
-    @property
-    def num_heads(self) -> int:
-        """Query heads."""
-        ...
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Key-value heads."""
-        ...
-
-    @property
-    def head_dim(self) -> int:
-        """Elements of a head."""
-        ...
-
-
 FFN_UNIT = 32  # columns of the down projection that stay together: the smallest quantisation block
 
 
-def head_dims(spec: DecoderSizes, axis: str | None, mesh: Mesh) -> tuple[Dim, Dim]:
-    """Heads and kv_heads, sharded over `axis`.
+VOCAB_UNIT = 16  # rows of a tile
+
+
+def head_dims(heads: int, kv_heads: int, width: int, axis: str | None, mesh: Mesh) -> tuple[Dim, Dim]:
+    """Heads and kv_heads of `width` elements each, sharded over `axis`.
 
     Query heads are sharded by whole groups (those that share a kv-head) while there are at least as many groups as
     ranks in all, else head by head, and then a kv-head is held by every rank that has one of its query heads. So what a
     host has are the shares of its ranks.
     """
-    group = spec.num_heads // spec.num_kv_heads
-    unit = group if axis is None or spec.num_kv_heads >= mesh.size(WHOLE) else 1
-    heads = Dim("heads", spec.num_heads, spec.head_dim, axis, unit)
-    return heads, Dim("kv_heads", spec.num_kv_heads, spec.head_dim, axis, leader=(spec.num_heads, unit, group))
+    group = heads // kv_heads
+    unit = group if axis is None or kv_heads >= mesh.size(WHOLE) else 1
+    return Dim("heads", heads, width, axis, unit), Dim("kv_heads", kv_heads, width, axis, leader=(heads, unit, group))
 
 
-def model_dims(spec: DecoderSizes, layout: Layout, mesh: Mesh) -> dict[str, Dim]:
-    """The named dimensions of a dense decoder under a layout."""
-    heads, kv_heads = head_dims(spec, layout.axis("heads", mesh), mesh)
-    return {
-        "tokens": Dim("tokens", None, axis=layout.axis("tokens", mesh)),
-        "outputs": Dim("outputs", None, axis=layout.axis("outputs", mesh)),
-        "hidden": Dim("hidden", spec.hidden_size),
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "ffn": Dim("ffn", spec.intermediate_size, 1, layout.axis("ffn", mesh), FFN_UNIT),
-        "vocab": Dim("vocab", spec.vocab_size, 1, layout.axis("vocab", mesh), 16),
-        "head_dim": Dim("head_dim", spec.head_dim),
-    }
+@dataclass(frozen=True)
+class Sharding:
+    """A layout on a mesh: it makes the named dimensions of a model's parts from their sizes."""
+
+    layout: Layout
+    mesh: Mesh
+
+    def axis(self, dim: str) -> str | None:
+        """The mesh axis that shards the dimension of this name, or None."""
+        return self.layout.axis(dim, self.mesh)
+
+    @property
+    def tokens(self) -> Dim:
+        """The tokens of a step: the one symbolic dimension."""
+        return Dim("tokens", None, axis=self.axis("tokens"))
+
+    @property
+    def outputs(self) -> Dim:
+        """The tokens of a step whose logits are wanted."""
+        return Dim("outputs", None, axis=self.axis("outputs"))
+
+    def hidden(self, size: int) -> Dim:
+        """The residual stream."""
+        return Dim("hidden", size, axis=self.axis("hidden"))
+
+    def ffn(self, size: int) -> Dim:
+        """The columns of a down projection."""
+        return Dim("ffn", size, 1, self.axis("ffn"), FFN_UNIT)
+
+    def vocab(self, size: int) -> Dim:
+        """The rows of the embeddings."""
+        return Dim("vocab", size, 1, self.axis("vocab"), VOCAB_UNIT)
+
+    def heads(self, heads: int, kv_heads: int, width: int) -> tuple[Dim, Dim]:
+        """Heads and kv_heads of `width` elements each: see `head_dims`."""
+        return head_dims(heads, kv_heads, width, self.axis("heads"), self.mesh)

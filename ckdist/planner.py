@@ -8,17 +8,17 @@ tokens on is chosen later (`engine/prefill.py`).
 
 import logging
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckdist import native, topology
 from ckdist.config import EngineConfig
 from ckdist.errors import CapacityError, ConfigError
-from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, WHOLE, Layout, Mesh
+from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, WHOLE, Layout, Mesh, Sharding
 from ckdist.models.spec import ModelSpec
 from ckdist.program.batch import BLOCK_TOKENS
-from ckdist.program.decoder_spec import DecoderSpec
-from ckdist.program.executable import KV_TYPES, CacheConfig, kv_bytes_per_block
+from ckdist.program.executable import KV_TYPES, CacheConfig, block_bytes
 
 if TYPE_CHECKING:
     from ckdist.comm.protocol import World
@@ -57,7 +57,8 @@ class Plan:
         ranks = self.mesh.size(WHOLE)
         names = " and ".join(dict.fromkeys([self.decode.name, self.prefill.name]))
         layout = f"layouts {names} over {ranks} ranks" if ranks > 1 else "one rank"
-        kv = f"{self.cache.num_blocks * BLOCK_TOKENS} tokens of {self.cache.kv_type} cache in blocks of {BLOCK_TOKENS}"
+        types = cache_name({"k": self.cache.key_type, "v": self.cache.value_type})
+        kv = f"{self.cache.num_blocks * BLOCK_TOKENS} tokens of {types} cache in blocks of {BLOCK_TOKENS}"
         threads = f"{self.threads} threads ({self.threads_batch} with prompts)"
         return f"{layout}; {threads}; {kv}; context {self.cache.context_length}"
 
@@ -67,8 +68,8 @@ def gigabytes(n: float) -> str:
     return f"{n / 2**30:.2f} GiB" if n >= 2**28 else f"{n / 2**20:.1f} MiB" if n >= 2**20 else f"{n / 2**10:.1f} KiB"
 
 
-def layouts_for(config: EngineConfig, world: "World") -> tuple[Layout, Layout, Mesh]:
-    """The layouts of prefill and decode; every rank takes part in both.
+def layouts_for(config: EngineConfig, world: "World", spec: ModelSpec | None = None) -> tuple[Layout, Layout, Mesh]:
+    """The layouts of prefill and decode of a model; every rank takes part in both. None: of one that any layout suits.
 
     ConfigError where --prefill token is impossible.
     """
@@ -78,6 +79,8 @@ def layouts_for(config: EngineConfig, world: "World") -> tuple[Layout, Layout, M
     by_token, apart = TOKEN, ""
     if len(set(world.hosts)) > 1:
         by_token, apart = TOKEN_IN_HOSTS, _apart(world)
+        if not apart and spec is not None and any(layer.mixer.qk_norm == "row" for layer in spec.layers):
+            apart = f"{spec.family} norms all heads of a token together, whose sums go over hosts"
     elif config.transport != "auto":
         apart = f"--transport {config.transport} is used instead of it"
     if apart and config.prefill == "token":
@@ -105,21 +108,33 @@ def _apart(world: "World") -> str:
     return ""
 
 
-def kv_type(config: EngineConfig) -> str:
-    """The cache's type. ConfigError unless keys and values have the same known one."""
-    if config.cache_type_k != config.cache_type_v:
-        raise ConfigError(
-            f"--cache-type-k {config.cache_type_k} and --cache-type-v {config.cache_type_v} differ: "
-            "give both the same type"
-        )
-    if config.cache_type_k not in KV_TYPES:
-        raise ConfigError(f"--cache-type-k {config.cache_type_k} is not known: use one of {', '.join(KV_TYPES)}")
-    return config.cache_type_k
+def cache_types(config: EngineConfig) -> dict[str, str]:
+    """The types of keys and values, by the names of a layer's cached arrays. ConfigError for one that is not known."""
+    types = {"k": config.cache_type_k, "v": config.cache_type_v}
+    for name, kind in types.items():
+        if kind not in KV_TYPES:
+            raise ConfigError(f"--cache-type-{name} {kind} is not known: use one of {', '.join(KV_TYPES)}")
+    return types
 
 
-def rope_bytes_per_position(spec: DecoderSpec) -> int:
+def cache_name(types: Mapping[str, str]) -> str:
+    """The types of keys and values in a line: once where they are the same."""
+    return "/".join(dict.fromkeys(types.values()))
+
+
+def cache_bytes_per_block(spec: ModelSpec, layout: Layout, mesh: Mesh, types: Mapping[str, str]) -> int:
+    """Bytes that one block of BLOCK_TOKENS positions takes on this rank, over all layers."""
+    sharding, total = Sharding(layout, mesh), 0
+    for layer in spec.layers:
+        keys, values = layer.mixer.cache(sharding).paged
+        begin, end = keys.dim.share(mesh)
+        total += (end - begin) * block_bytes(types[keys.name], types[values.name], keys.dim.width, values.dim.width)
+    return total
+
+
+def rope_bytes_per_position(spec: ModelSpec) -> int:
     """Bytes of the cosines and sines of one position, over all tables of the model."""
-    return (1 if spec.rope_local is None else 2) * spec.head_dim * 4
+    return sum(4 * rope.dims for rope in spec.ropes.values())
 
 
 def make_plan(
@@ -138,8 +153,8 @@ def make_plan(
     threads = config.threads or topology.default_threads(world)
     threads_batch = config.threads_batch or threads
     placement = topology.place(world, max(threads, threads_batch))
-    cache = kv_type(config)
-    per_block = kv_bytes_per_block(spec, layout, mesh, cache)
+    types = cache_types(config)
+    per_block = cache_bytes_per_block(spec, layout, mesh, types)
     free = native.lib.ckdist_available_memory() // world.local_size - RESERVE
     room = free - weight_bytes
     if room < per_block:
@@ -172,14 +187,15 @@ def make_plan(
             else f"give --kv-memory at least {per_block}, which holds {BLOCK_TOKENS} tokens"
         )
         raise CapacityError(
-            f"one sequence of --ctx-size {context} needs {gigabytes(needed)} for its {cache} cache "
+            f"one sequence of --ctx-size {context} needs {gigabytes(needed)} for its {cache_name(types)} cache "
             f"on each rank, and {gigabytes(there)} are there for it: {remedy}"
         )
     # All sequences at full length, if memory allows; what is given with --kv-memory is used whole.
     total = most if config.kv_memory else min(config.parallel * context, max(context, int(most * KV_SHARE)), most)
     context = min(context, total)
     blocks = -(-total // BLOCK_TOKENS)
-    cache_config = CacheConfig(min(config.ubatch_size, config.batch_size), config.parallel, context, blocks, cache)
+    most_tokens = min(config.ubatch_size, config.batch_size)
+    cache_config = CacheConfig(most_tokens, config.parallel, context, blocks, types["k"], types["v"])
     return Plan(
         mesh,
         prefill,

@@ -30,9 +30,9 @@ from ckdist.engine.launch import Model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
-from ckdist.planner import gigabytes
+from ckdist.planner import cache_bytes_per_block, gigabytes
 from ckdist.program.batch import BLOCK_TOKENS
-from ckdist.program.executable import DECODE, PREFILL, kv_bytes_per_block
+from ckdist.program.executable import DECODE, PREFILL
 from ckdist.progress import ProgressBar
 from ckdist.topology import default_threads, place
 from ckdist.topology.instructions import reason
@@ -136,7 +136,9 @@ class ModelBench:
         """The row of what `run` does: prefill where `n_prompt`, else decode."""
         self.executable.stats(reset=True)
         before = list(self.executable.prefill_tokens)
-        predicted = self.model.prefill.predicted(self.steps(n_prompt), self.model.spec.num_layers) if n_prompt else None
+        predicted = (
+            self.model.prefill.predicted(self.steps(n_prompt), len(self.model.spec.layers)) if n_prompt else None
+        )
         seconds = measure(run, self.config.repetitions)
         self.bar.update(1)
         times = self.executable.stats()
@@ -149,15 +151,15 @@ class ModelBench:
             "isa": native.isa(),
             "isa_reason": reason(),
             "model_filename": str(self.model.checkpoint.path),
-            "model_type": self.model.spec.architecture,
+            "model_type": self.model.spec.family,
             "model_size": self.model.total_weight_bytes,
             "ranks": world.size,
             "layout": self.layouts(before) if n_prompt else plan.decode.name,
             "layout_choice": dataclasses.asdict(self.model.prefill),
             "n_threads": self.executable.threads_batch if n_prompt else self.executable.threads,
             "n_ubatch": plan.cache.max_tokens,
-            "type_k": plan.cache.kv_type,
-            "type_v": plan.cache.kv_type,
+            "type_k": plan.cache.key_type,
+            "type_v": plan.cache.value_type,
             "n_prompt": n_prompt,
             "n_gen": n_gen,
             "n_depth": depth,
@@ -171,7 +173,7 @@ class ModelBench:
             "samples_ts": rates,
             "barrier_share": times.barrier / times.total,
             "exchange_share": times.exchange / times.total,
-            "read_of_ranks": times.moved / times.runs / self.model.spec.num_layers,
+            "read_of_ranks": times.moved / times.runs / len(self.model.spec.layers),
             "bound": bound,
             "bound_fraction": least / statistics.median(seconds),
             "read_bandwidth": self.bounds.read_bandwidth,
@@ -215,11 +217,9 @@ class ModelBench:
     def kv_bytes_per_token(self) -> float:
         """Bytes of cache of one token, on all ranks together."""
         plan = self.model.plan
-        return (
-            self.model.world.size
-            * kv_bytes_per_block(self.model.spec, plan.decode, plan.mesh, plan.cache.kv_type)
-            / BLOCK_TOKENS
-        )
+        types = {"k": plan.cache.key_type, "v": plan.cache.value_type}
+        block = cache_bytes_per_block(self.model.spec, plan.decode, plan.mesh, types)
+        return self.model.world.size * block / BLOCK_TOKENS
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each prompt length and generated length that was asked for, at each depth."""

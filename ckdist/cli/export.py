@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import pathlib
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,12 +12,12 @@ from ckdist import native
 from ckdist.config import ExportCommand
 from ckdist.errors import ConfigError, EngineError
 from ckdist.hub.resolve import resolve
-from ckdist.models.tensors import EMBEDDING, OUTPUT
-from ckdist.models.to_gguf import gguf_metadata
+from ckdist.models.decoder import EMBEDDING, OUTPUT
+from ckdist.models.registry import family
 from ckdist.progress import ProgressBar
 from ckdist.tokens.to_gguf import tokenizer_metadata
-from ckdist.weights import dtypes, names
-from ckdist.weights.checkpoint import Checkpoint, TensorSource, open_checkpoint
+from ckdist.weights import dtypes
+from ckdist.weights.checkpoint import TensorSource, head_dim, open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
 
@@ -57,9 +57,12 @@ def stored(values: np.ndarray, kind: dtypes.TensorType) -> np.ndarray:
     return out
 
 
-def tensor_data(source: TensorSource, kind: dtypes.TensorType, head_rows: int) -> np.ndarray:
-    """The bytes of one tensor. `head_rows`: the halves of heads of so many rows are interleaved, as GGUF has them."""
-    values = read_tensor(source)
+def tensor_data(sources: Sequence[TensorSource], kind: dtypes.TensorType, head_rows: int) -> np.ndarray:
+    """The bytes of one tensor, of one weight or of the rows of several.
+
+    `head_rows`: the halves of heads of so many rows are interleaved, as GGUF has them.
+    """
+    values = np.concatenate([read_tensor(source) for source in sources])
     if head_rows:
         halves = values.reshape(-1, 2, head_rows // 2, *values.shape[1:])  # (heads, half, rows, ...)
         values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
@@ -77,22 +80,25 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
     spec, path = checkpoint.spec, pathlib.Path(target)
     if path.is_dir():
         raise ConfigError(f"{target} is a folder: name the file to write, as {path / 'model.gguf'}")
-    metadata, factors = gguf_metadata(spec, *rope_thetas(checkpoint), str(source), rope_scaling(checkpoint))
-    metadata |= {"general.name": name or pathlib.Path(source).resolve().name}
+    form = family(spec.family).to_gguf(spec, str(source))
+    metadata = dict(form.metadata) | {"general.name": name or pathlib.Path(source).resolve().name}
     metadata |= {"general.file_type": FILE_TYPES[type_name], "general.quantization_version": 2}
     metadata |= tokenizer_metadata(pathlib.Path(source), spec.vocab_size)
     tensors = []
-    for weight, tensor in checkpoint.tensors.items():
-        if weight == OUTPUT and spec.tie_embeddings:
-            continue
-        kind = type_of(weight, tensor.shape, TYPES[type_name])
-        head_rows = spec.head_dim if names.gguf_rows_interleaved(str(metadata["general.architecture"]), weight) else 0
-        data = functools.partial(tensor_data, tensor, kind, head_rows)
-        tensors.append(GgufTensorToWrite(names.to_gguf(weight, spec.post_norms), kind, tensor.shape, data))
-    if factors is not None:
+    names = family(spec.family).gguf_names
+    weights = [weight for weight in checkpoint.tensors if weight != OUTPUT or not spec.tie_embeddings]
+    for written, parts in names.stored(weights).items():
+        sources = [checkpoint.tensors[part] for part in parts]
+        shape = (sum(one.shape[0] for one in sources), *sources[0].shape[1:])
+        kind = type_of(parts[0], shape, TYPES[type_name])
+        head_rows = head_dim(spec, parts[0]) if names.is_interleaved(parts[0]) else 0
         tensors.append(
-            GgufTensorToWrite("rope_freqs.weight", dtypes.F32, factors.shape, lambda: factors.view(np.uint8))
+            GgufTensorToWrite(written, kind, shape, functools.partial(tensor_data, sources, kind, head_rows))
         )
+    tensors += [
+        GgufTensorToWrite(written, dtypes.F32, values.shape, lambda values=values: values.view(np.uint8))
+        for written, values in form.vectors.items()
+    ]
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with ProgressBar(len(tensors), "tensor", "exporting", progress) as bar:
         watched = [t._replace(data=lambda t=t: (bar.update(1), t.data())[1]) for t in tensors]
@@ -105,26 +111,6 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
         finally:
             with contextlib.suppress(OSError):  # on a file system that cannot be written, where it is not
                 temporary.unlink(missing_ok=True)
-
-
-def rope_scaling(checkpoint: Checkpoint) -> dict[str, Any]:
-    """How the rotation of full layers is scaled, as config.json has it."""
-    config = checkpoint.metadata.get("text_config") or checkpoint.metadata
-    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return found.get("full_attention") or found
-
-
-def rope_thetas(checkpoint: Checkpoint) -> tuple[float, float]:
-    """The bases of the rotations of full and of sliding layers, as config.json has them."""
-    config = checkpoint.metadata.get("text_config") or checkpoint.metadata
-    parameters = config.get("rope_parameters") or {}
-    of = lambda part, name, default: float(
-        (parameters.get(part) or parameters).get("rope_theta") or config.get(name) or default
-    )
-    gemma3 = checkpoint.spec.architecture == "gemma3"
-    return of("full_attention", "rope_theta", 1e6 if gemma3 else 1e4), float(
-        (parameters.get("sliding_attention") or {}).get("rope_theta") or config.get("rope_local_base_freq") or 1e4
-    )
 
 
 def run(command: ExportCommand) -> int:

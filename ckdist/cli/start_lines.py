@@ -48,7 +48,7 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
     isa = native.isa()
     tokens = plan.cache.num_blocks * BLOCK_TOKENS
     lines = [
-        f"{name}: {model.spec.architecture}, {parameters(model)}; {where}",
+        f"{name}: {model.spec.family}, {parameters(model)}; {where}",
         (
             f"memory per rank: {gigabytes(weights)} of weights and {gigabytes(cache)} of cache for {tokens} tokens, "
             f"of {gigabytes(min(row[2] for row in rows))} free"

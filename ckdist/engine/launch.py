@@ -28,14 +28,14 @@ from ckdist.engine.sampler import Sampler
 from ckdist.engine.trace import Labels, Trace
 from ckdist.engine.work import Work, total_work, work_of
 from ckdist.errors import ConfigError
-from ckdist.layout import Dim, Mesh, model_dims
+from ckdist.layout import Dim, Mesh
 from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
 from ckdist.native import CData
 from ckdist.overrides import metadata_overrides
 from ckdist.planner import Plan, gigabytes, layouts_for, make_plan
 from ckdist.program.executable import Executable, ExecutionPlan
-from ckdist.program.lower import lower
+from ckdist.program.lower import lower, stored_dims
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
 from ckdist.program.tracer import Tracer, trace
@@ -184,7 +184,7 @@ def load_model(
     for note in checkpoint.notes if world.rank == 0 else ():
         log.warning("%s: %s", checkpoint.path.name, note)
     spec = checkpoint.spec
-    layouts = prefill, decode, mesh = layouts_for(config, world)
+    layouts = prefill, decode, mesh = layouts_for(config, world, spec)
     adapter = Adapter(pathlib.Path(config.lora)) if config.lora else None
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     program = trace(forward, spec, decode, mesh, tracer)
@@ -199,6 +199,7 @@ def load_model(
         config.ctx_size,
         config.parallel,
         config.cache_type_k,
+        config.cache_type_v,
     ]
     settings += [config.prefill, config.repack, bool(config.trace)]
     agree(world, "program", program.digest())
@@ -223,7 +224,7 @@ def load_model(
     if token_program is not None:
         handles = {k: m for k, m in zip(lowered.matrices, matrices, strict=True) if isinstance(m, MatrixHandle)}
         shards = HostShards(world, loader, handles, dict(zip(lowered.vectors, vectors, strict=True)))
-        by_token = lower_for(loader, token_program, mesh, max_tokens, model_dims(spec, decode, mesh))
+        by_token = lower_for(loader, token_program, mesh, max_tokens, stored_dims(token_program, program))
         plans.append(
             ExecutionPlan(
                 by_token,
@@ -241,9 +242,7 @@ def load_model(
     )
     executable = Executable(
         plans,
-        spec,
-        plan.decode,
-        plan.mesh,
+        spec.at_context(plan.cache.context_length),
         communicator,
         plan.cache,
         plan.threads,
@@ -284,7 +283,7 @@ def load_model(
 
 
 def lower_for(
-    loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int, stored: Mapping[str, Dim] | None = None
+    loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int, stored: Mapping[Dim, Dim] | None = None
 ) -> Lowered:
     """The program's steps for weights as the loader packs them."""
     return lower(

@@ -182,7 +182,7 @@ def key_of(world: World, plan: Plan, executable: Executable, program: str, types
         "places": places,
         "program": program,
         "types": types,
-        "cache_type": plan.cache.kv_type,
+        "cache_types": [plan.cache.key_type, plan.cache.value_type],
         "tokens": largest_step(executable),
     }
 

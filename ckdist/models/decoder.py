@@ -1,90 +1,41 @@
-"""The dense decoder, once, for every family: Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3.
+"""The decoder, once, for every family: embedding, layers, head.
 
-Families differ in numbers and in which norms exist (`ModelSpec`), not in code. Where work is sharded is the layout's
-affair: a `g.reduce` stands where a result may be partial, `g.to_heads` where tokens may be sharded, and both vanish
-where they are not needed.
+Families differ in the numbers of a `ModelSpec`, not in code; `blocks` has the parts of a layer. Where work is sharded
+is the layout's affair: a `g.reduce` stands where a result may be partial, `g.to_heads` where tokens may be sharded, and
+both vanish where they are not needed.
 """
 
-from collections.abc import Callable
-from typing import TypeAlias
-
-from ckdist.models.spec import ModelSpec
+from ckdist.layout import SINGLE, Mesh
+from ckdist.models.blocks.attention import Rows, attention, every
+from ckdist.models.blocks.ffn import dense_ffn
+from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.program import Value, Weight
-from ckdist.program.tracer import Tracer, TrainingTracer
+from ckdist.program.tracer import Tracer, TrainingTracer, trace
 
-Rows: TypeAlias = Callable[[Value], Value]  # chooses rows of a value
-
-
-def every(x: Value) -> Value:
-    """All rows."""
-    return x
+EMBEDDING = "model.embed_tokens.weight"
+OUTPUT = "lm_head.weight"
 
 
-def attention(g: Tracer, x: Value, spec: ModelSpec, layer: int, rows: Rows = every) -> Value:
-    """Grouped-query attention with rotary positions. x: (tokens, hidden), normalised.
+def block(g: Tracer, x: Value, spec: LayerSpec, layer: int, eps: float, rows: Rows = every) -> Value:
+    """One layer: x + mixer(norm(x)), then x + ffn(norm(x)); of the rows that `rows` chooses. x: (tokens, hidden)."""
+    path, norms = f"model.layers.{layer}", spec.norms
 
-    `rows` chooses those whose results are wanted.
-    """
-    w = lambda name, *dims: g.weight(f"model.layers.{layer}.self_attn.{name}", *dims)
-    bias = (
-        (w("q_proj.bias", "heads"), w("k_proj.bias", "kv_heads"), w("v_proj.bias", "kv_heads")) if spec.qkv_bias else ()
-    )
-    q, k, v = g.linear(
-        x,
-        w("q_proj.weight", "heads", "hidden"),
-        w("k_proj.weight", "kv_heads", "hidden"),
-        w("v_proj.weight", "kv_heads", "hidden"),
-        bias=bias,
-        names=["q", "k", "v"],
-    )
-    q, k, v = g.to_heads(q, k, v)
-    if spec.qk_norm:
-        q = g.rms_norm(q, w("q_norm.weight", "head_dim"), spec.norm_eps)
-        k = g.rms_norm(k, w("k_norm.weight", "head_dim"), spec.norm_eps)
-    slides = bool(spec.sliding_layers) and spec.sliding_layers[layer]
-    table = "local" if slides and spec.rope_local is not None else "global"
-    o = g.attend(
-        g.rope(q, table),
-        g.rope(k, table),
-        v,
-        layer=layer,
-        scale=spec.attention_scale,
-        soft_cap=spec.attention_soft_cap,
-        window=spec.sliding_window if slides else 0,
-    )
-    o_bias = (w("o_proj.bias", "hidden"),) if spec.o_bias else ()
-    return g.reduce(g.linear(rows(g.to_tokens(o)), w("o_proj.weight", "hidden", "heads"), bias=o_bias, names=["attn"]))
+    def norm(value: Value, name: str | None) -> Value:
+        """The norm of this name; nothing where the layer lacks it."""
+        return value if name is None else g.rms_norm(value, g.weight(f"{path}.{name}.weight", value.dims[-1]), eps)
+
+    def add(x: Value, part: Value, name: str | None) -> Value:
+        """X and what a part adds to it."""
+        return g.add(x, g.scale(norm(part, name), spec.residual_scale))
+
+    attended = attention(g, norm(x, norms.before_mixer), spec.mixer, f"{path}.self_attn", layer, eps, rows)
+    x = add(rows(x), attended, norms.after_mixer)
+    return add(x, dense_ffn(g, norm(x, norms.before_ffn), spec.ffn, f"{path}.mlp"), norms.after_ffn)
 
 
-def mlp(g: Tracer, x: Value, spec: ModelSpec, layer: int) -> Value:
-    """Gated feed-forward. x: (tokens, hidden), normalised."""
-    w = lambda name, *dims: g.weight(f"model.layers.{layer}.mlp.{name}", *dims)
-    bias = (w("gate_proj.bias", "ffn"), w("up_proj.bias", "ffn")) if spec.mlp_bias else ()
-    gate, up = g.linear(
-        x, w("gate_proj.weight", "ffn", "hidden"), w("up_proj.weight", "ffn", "hidden"), bias=bias, names=["gate", "up"]
-    )
-    down_bias = (w("down_proj.bias", "hidden"),) if spec.mlp_bias else ()
-    return g.reduce(
-        g.linear(
-            g.gated(gate, up, spec.activation), w("down_proj.weight", "hidden", "ffn"), bias=down_bias, names=["mlp"]
-        )
-    )
-
-
-def block(g: Tracer, x: Value, spec: ModelSpec, layer: int, rows: Rows = every) -> Value:
-    """One layer: x + attention(norm(x)), then x + mlp(norm(x)); Gemma also norms what is added.
-
-    Of the rows that `rows` chooses.
-    """
-    norm = lambda value, name: g.rms_norm(
-        value, g.weight(f"model.layers.{layer}.{name}.weight", "hidden"), spec.norm_eps
-    )
-    attended = attention(g, norm(x, "input_layernorm"), spec, layer, rows)
-    if spec.post_norms:
-        x = g.add(rows(x), norm(attended, "post_attention_layernorm"))
-        return g.add(x, norm(mlp(g, norm(x, "pre_feedforward_layernorm"), spec, layer), "post_feedforward_layernorm"))
-    x = g.add(rows(x), attended)
-    return g.add(x, mlp(g, norm(x, "post_attention_layernorm"), spec, layer))
+def table(g: Tracer, spec: ModelSpec, name: str) -> Weight:
+    """A matrix with a row for each token of the vocabulary."""
+    return g.weight(name, g.sharding.vocab(spec.vocab_size), g.sharding.hidden(spec.hidden_size))
 
 
 def hidden(g: Tracer, ids: Value, spec: ModelSpec, rows: Rows = every) -> Value:
@@ -92,27 +43,35 @@ def hidden(g: Tracer, ids: Value, spec: ModelSpec, rows: Rows = every) -> Value:
 
     `rows` chooses those that the last layer makes.
     """
-    table = g.weight("model.embed_tokens.weight", "vocab", "hidden")
-    x = g.boundary(g.scale(g.reduce(g.embed(ids, table)), spec.embedding_scale))
-    for layer in range(spec.num_layers):
-        x = g.boundary(block(g, x, spec, layer, rows if layer == spec.num_layers - 1 else every))
+    x = g.boundary(g.scale(g.reduce(g.embed(ids, table(g, spec, EMBEDDING))), spec.embedding_scale))
+    for i, layer in enumerate(spec.layers):
+        x = g.boundary(block(g, x, layer, i, spec.norm_eps, rows if i == len(spec.layers) - 1 else every))
     return x
 
 
 def head(g: Tracer, spec: ModelSpec) -> Weight:
     """The output projection: the embeddings where they are tied."""
-    return g.weight("model.embed_tokens.weight" if spec.tie_embeddings else "lm_head.weight", "vocab", "hidden")
+    return table(g, spec, EMBEDDING if spec.tie_embeddings else OUTPUT)
+
+
+def final_norm(g: Tracer, x: Value, spec: ModelSpec) -> Value:
+    """What the output projection reads. x: (rows, hidden)."""
+    return g.scale(g.rms_norm(x, g.weight("model.norm.weight", x.dims[-1]), spec.norm_eps), spec.logit_scale)
 
 
 def forward(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
     """(tokens,) ids -> (outputs, vocab) logits of the tokens that the batch asks for."""
-    x = g.rms_norm(
-        g.gather(hidden(g, ids, spec, g.select_rows)), g.weight("model.norm.weight", "hidden"), spec.norm_eps
-    )
+    x = final_norm(g, g.gather(hidden(g, ids, spec, g.select_rows)), spec)
     return g.gather(g.soft_cap(g.linear(x, head(g, spec), names=["logits"]), spec.logit_soft_cap))
 
 
 def loss(g: TrainingTracer, ids: Value, targets: Value, spec: ModelSpec) -> Value:
     """(tokens,) ids and targets, -1 where there is none -> the sum of the tokens' losses, over all ranks."""
-    x = g.rms_norm(hidden(g, ids, spec), g.weight("model.norm.weight", "hidden"), spec.norm_eps)
+    x = final_norm(g, hidden(g, ids, spec), spec)
     return g.reduce(g.cross_entropy(x, targets, head(g, spec), spec.logit_soft_cap))
+
+
+def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Name -> shape, (out, in) or (n,), of every weight that the forward reads; tied embeddings stand there once."""
+    program = trace(forward, spec, SINGLE, Mesh())
+    return {w.name: tuple(d.elements for d in w.dims) for w in program.weights}

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ckdist.errors import ModelFileError
 
 _MISSING = object()
@@ -55,6 +57,14 @@ class Fields:
         if type(value) not in (int, float) or not math.isfinite(value) or not low < value <= high:
             raise self.error(name, value, f"a number above {low:g} and up to {high:g}")
         return float(value)
+
+    def numbers(self, name: str, count: int, low: float = 0.0, high: float = 1e12) -> list[float]:
+        """A list of so many finite numbers, low < number <= high."""
+        values = self._get(name, _MISSING)
+        values = values.tolist() if isinstance(values, np.ndarray) else values
+        if not isinstance(values, list) or len(values) != count:
+            raise self.error(name, values, f"a list of {count} numbers")
+        return [Fields({name: value}, self.where, self.prefix).number(name, low=low, high=high) for value in values]
 
     def flag(self, name: str, default: bool = False) -> bool:
         """True or false."""

@@ -1,6 +1,7 @@
 """The inverse frequencies of rotary position embeddings under each scaling. It does not rotate anything."""
 
 import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -8,7 +9,18 @@ from ckdist.errors import ModelFileError
 from ckdist.models.fields import Fields
 from ckdist.models.spec import RopeSpec
 
-KNOWN_SCALINGS = ("default", "linear", "llama3", "yarn")
+KNOWN_SCALINGS = ("default", "linear", "llama3", "yarn", "longrope")
+
+
+@dataclass(frozen=True)
+class RopeShape:
+    """What a rotation is beside its scaling; `theta` and `partial` hold where the scaling's fields have none."""
+
+    head_dim: int
+    max_position: int
+    theta: float
+    partial: float = 1.0  # the part of a head that is rotated
+    interleaved: bool = False
 
 
 def plain(head_dim: int, theta: float) -> np.ndarray:
@@ -61,16 +73,35 @@ def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
-def from_fields(scaling: Fields, head_dim: int, theta: float, max_position: int) -> RopeSpec:
-    """The rotation that `rope_parameters` or `rope_scaling` of a config.json describes; `theta` where it gives none."""
-    kind = scaling.text("rope_type", None) or scaling.text("type", "default")
-    theta = scaling.number("rope_theta", theta, low=1.0)
-    if scaling.number("partial_rotary_factor", 1.0) != 1.0:
-        raise scaling.error(
-            "partial_rotary_factor", scaling.values["partial_rotary_factor"], "1: partial rotation is not supported"
+def longrope(frequencies: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """Each frequency divided by its own factor. Ding et al. 2024, arXiv:2402.13753."""
+    return frequencies / factors
+
+
+def longrope_magnitude(factor: float, original_context: int) -> float:
+    """The factor on cos and sin of longrope, `factor` being that of the context. As transformers computes it."""
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_context))
+
+
+def rotated_dims(shape: RopeShape, fields: Fields) -> int:
+    """Dimensions of a head that are rotated. ModelFileError unless they are an even number above 0."""
+    partial = fields.number("partial_rotary_factor", shape.partial, high=1.0)
+    dims = int(shape.head_dim * partial)
+    if partial != 1.0 and (dims % 2 or dims < 2):
+        raise fields.error(
+            "partial_rotary_factor", partial, f"such that an even number of the {shape.head_dim} dimensions is rotated"
         )
-    frequencies = plain(head_dim, theta)
+    return dims
+
+
+def from_fields(scaling: Fields, shape: RopeShape, outer: Fields) -> RopeSpec:
+    """The rotation that `rope_parameters` or `rope_scaling` of a config.json, `outer`, describes."""
+    kind = scaling.text("rope_type", None) or scaling.text("type", "default")
+    theta = scaling.number("rope_theta", shape.theta, low=1.0)
+    frequencies, max_position = plain(rotated_dims(shape, scaling), theta), shape.max_position
     magnitude = 1.0
+    if kind in ("longrope", "su"):
+        return replace(_longrope(scaling, shape, outer, frequencies), theta=theta)
     if kind == "linear":
         frequencies = linear(frequencies, scaling.number("factor", low=1e-6, high=1e6))
     elif kind == "llama3":
@@ -91,7 +122,30 @@ def from_fields(scaling: Fields, head_dim: int, theta: float, max_position: int)
         magnitude = scaling.number("attention_factor", magnitude, high=1e3)
     elif kind != "default":
         raise unknown_scaling(scaling.where, kind)
-    return RopeSpec(frequencies.astype(np.float32), magnitude)
+    return RopeSpec(
+        frequencies.astype(np.float32), magnitude, shape.interleaved, theta=theta, scaling=dict(scaling.values)
+    )
+
+
+def _longrope(scaling: Fields, shape: RopeShape, outer: Fields, frequencies: np.ndarray) -> RopeSpec:
+    """Two rotations: of contexts up to the original one, and of longer ones."""
+    name = "original_max_position_embeddings"
+    absent = outer.integer(name, shape.max_position, low=2, high=1 << 30)
+    original = scaling.integer(name, absent, low=2, high=1 << 30)
+    factor = scaling.number("factor", shape.max_position / original, low=1e-6, high=1e6)
+    magnitude = scaling.number("attention_factor", longrope_magnitude(factor, original), high=1e3)
+
+    def scaled(name: str) -> RopeSpec:
+        """The rotation by the factors in this field."""
+        factors = np.asarray(scaling.numbers(name, len(frequencies), low=1e-6))
+        return RopeSpec(
+            longrope(frequencies, factors).astype(np.float32),
+            magnitude,
+            shape.interleaved,
+            scaling=dict(scaling.values),
+        )
+
+    return replace(scaled("short_factor"), long=scaled("long_factor"), original_context=original)
 
 
 def unknown_scaling(where: str, kind: str) -> ModelFileError:

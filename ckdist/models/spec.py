@@ -1,56 +1,129 @@
-"""What a dense decoder is, in numbers: read from `config.json` or GGUF metadata, used by the forward and the planner.
+"""What a decoder is, in numbers: read from `config.json` or GGUF metadata, used by the forward and the planner.
 
-It says nothing about where weights lie or how work is sharded.
+A model is a tuple of layers, each described by itself. It says nothing about where weights lie or how work is sharded.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+
+from ckdist.layout import Sharding
+from ckdist.program.cache import CacheArray, CacheSpec
 
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864); rotation is of halves, as in Hugging Face.
+    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864).
 
-    `inverse_frequencies`: float32 (head_dim / 2,), scaling (linear, llama3, yarn) already applied.
-    `magnitude`: factor on cos and sin (yarn's attention factor), else 1.
+    `inverse_frequencies`: float32 (rotated dimensions / 2,), scaling already applied. The first dimensions of a head
+    are rotated, the others are not. Dimension i turns with i + half of the rotated ones, as in Hugging Face's Llama;
+    `interleaved`: 2 i with 2 i + 1. `magnitude`: factor on cos and sin, else 1. `long`: what takes its place in contexts
+    of more than `original_context` tokens (longrope). `theta` and `scaling` are what the file said, for export.
     """
 
     inverse_frequencies: np.ndarray = field(compare=False)
     magnitude: float = 1.0
+    interleaved: bool = False
+    long: "RopeSpec | None" = None
+    original_context: int = 0
+    theta: float = field(default=1e4, compare=False)
+    scaling: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def dims(self) -> int:
+        """Dimensions of a head that are rotated."""
+        return 2 * len(self.inverse_frequencies)
+
+    def at_context(self, context_length: int) -> "RopeSpec":
+        """The rotation in contexts of so many tokens."""
+        return self if self.long is None or context_length <= self.original_context else self.long
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Grouped-query attention.
+
+    `rope` names one of the model's rotations, None: the layer rotates nothing. `window`: positions that a token sees, 0:
+    all. `qk_norm`: "head", each head is normed alone; "row", all heads of a token together; "": neither.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int  # of queries and keys
+    scale: float  # on q.k; head_dim ** -0.5 for most
+    value_dim: int = 0  # of a value's head; 0: head_dim
+    rope: str | None = "global"
+    window: int = 0
+    soft_cap: float = 0.0  # on scores; 0: none
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: str = ""
+
+    @property
+    def value_width(self) -> int:
+        """Elements of a value's head."""
+        return self.value_dim or self.head_dim
+
+    def cache(self, sharding: Sharding) -> CacheSpec:
+        """What a layer caches: keys and values of every token."""
+        _, keys = sharding.heads(self.num_heads, self.num_kv_heads, self.head_dim)
+        values = replace(keys, width=self.value_width)
+        return CacheSpec(paged=(CacheArray("k", keys), CacheArray("v", values)))
+
+
+@dataclass(frozen=True)
+class DenseFfn:
+    """Gated feed-forward: down(activation(gate x) * up x)."""
+
+    intermediate_size: int
+    activation: str = "silu"  # silu, gelu_tanh
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class Norms:
+    """The norms of a layer by their Hugging Face names, None where there is none.
+
+    Before: of what the part reads. After: of what it adds to the residual stream.
+    """
+
+    before_mixer: str | None = "input_layernorm"
+    after_mixer: str | None = None
+    before_ffn: str | None = "post_attention_layernorm"
+    after_ffn: str | None = None
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One layer: x + r mixer(norm(x)), then x + r ffn(norm(x)), with r = `residual_scale`."""
+
+    mixer: Attention
+    ffn: DenseFfn
+    norms: Norms = Norms()
+    residual_scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One dense decoder-only transformer.
+    """One decoder-only transformer. Weights carry Hugging Face names.
 
-    Weights carry Hugging Face names. `sliding_window` is 0 where no layer slides; `sliding_layers[i]` says whether
-    layer i does. `rope_local` is the rotation of sliding layers where it differs (Gemma 3), else None. Soft caps are 0
-    where absent.
+    `ropes` are the rotations that layers name. `logit_scale` is on logits, before `logit_soft_cap` (0: none).
     """
 
-    architecture: str  # llama, mistral, qwen2, qwen3, gemma2, gemma3
+    family: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[LayerSpec, ...]
+    ropes: Mapping[str, RopeSpec]
     norm_eps: float
     max_position: int
-    rope: RopeSpec
-    rope_local: RopeSpec | None = None
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    post_norms: bool = False
-    activation: str = "silu"  # silu, gelu_tanh
     tie_embeddings: bool = False
     embedding_scale: float = 1.0
-    attention_scale: float = 0.0  # on q.k; head_dim ** -0.5 for most
-    attention_soft_cap: float = 0.0
+    logit_scale: float = 1.0
     logit_soft_cap: float = 0.0
-    sliding_window: int = 0
-    sliding_layers: tuple[bool, ...] = ()
+
+    def at_context(self, context_length: int) -> "ModelSpec":
+        """The model in contexts of so many tokens: its rotations may depend on that."""
+        return replace(self, ropes={name: rope.at_context(context_length) for name, rope in self.ropes.items()})

@@ -1,4 +1,4 @@
-"""A ModelSpec as GGUF metadata: the way back of `from_gguf`. It writes no file."""
+"""What of a ModelSpec GGUF says in the same way for most families: the way back of `from_gguf`. It writes no file."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,71 +7,75 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import rope
+from ckdist.models.families.family import GgufForm
 from ckdist.models.spec import ModelSpec, RopeSpec
 
 
-def gguf_metadata(
-    spec: ModelSpec, rope_theta: float, rope_local_theta: float, where: str, scaling: Mapping[str, Any] | None = None
-) -> tuple[dict[str, object], np.ndarray | None]:
-    """Keys and values, and the factors of `rope_freqs.weight` (head_dim / 2,) where the model needs them.
+def dense(
+    architecture: str, spec: ModelSpec, where: str, more: Mapping[str, Any] | None = None, factors: bool = False
+) -> GgufForm:
+    """A decoder whose layers have the same sizes; `more` are further values.
 
-    `scaling` is config.json's, of the rotation.
-
-    ArchitectureError, beginning with `where`, for what GGUF's readers cannot be told.
+    `factors`: readers take a factor for each frequency. ArchitectureError, beginning with `where`, for what GGUF's
+    readers cannot be told.
     """
-    family = "llama" if spec.architecture == "mistral" else spec.architecture
-    if spec.architecture == "mistral" and spec.sliding_window:
-        raise ArchitectureError(
-            f"{where}: a Mistral with a sliding window ({spec.sliding_window}) "
-            "has no GGUF form that readers honour; set sliding_window to null if sequences stay shorter"
-        )
-    if spec.architecture.startswith("qwen") and spec.sliding_window:
-        raise ArchitectureError(
-            f"{where}: a sliding window ({spec.sliding_window}) of {spec.architecture} has no GGUF form; "
-            "set use_sliding_window to false"
-        )
-    values: dict[str, object] = {
-        "block_count": spec.num_layers,
+    mixer, ffn = spec.layers[0].mixer, spec.layers[0].ffn
+    rotation, vectors = _rotation(spec, architecture, where, factors)
+    values = {
+        "block_count": len(spec.layers),
         "context_length": spec.max_position,
         "embedding_length": spec.hidden_size,
-        "feed_forward_length": spec.intermediate_size,
-        "attention.head_count": spec.num_heads,
-        "attention.head_count_kv": spec.num_kv_heads,
-        "attention.key_length": spec.head_dim,
-        "attention.value_length": spec.head_dim,
+        "feed_forward_length": ffn.intermediate_size,
+        "attention.head_count": mixer.num_heads,
+        "attention.head_count_kv": mixer.num_kv_heads,
+        "attention.key_length": mixer.head_dim,
+        "attention.value_length": mixer.value_width,
         "attention.layer_norm_rms_epsilon": float(spec.norm_eps),
-        "rope.freq_base": float(rope_theta),
+        "rope.freq_base": float(spec.ropes["global"].theta),
         "vocab_size": spec.vocab_size,
+        **rotation,
+        **(more or {}),
     }
-    if family == "llama":
-        values["rope.dimension_count"] = spec.head_dim
-    if spec.sliding_window:
-        values["attention.sliding_window"] = spec.sliding_window
-    if family == "gemma3" and spec.sliding_layers:
-        values["attention.sliding_window_pattern"] = list(spec.sliding_layers)
-        values["rope.freq_base_swa"] = float(rope_local_theta)
-    if spec.attention_soft_cap:
-        values["attn_logit_softcapping"] = float(spec.attention_soft_cap)
-    if spec.logit_soft_cap:
-        values["final_logit_softcapping"] = float(spec.logit_soft_cap)
-    if scaling and (scaling.get("rope_type") or scaling.get("type")) == "yarn":
-        return _named(family, values | _yarn(spec, rope_theta, where, scaling)), None
-    keys, factors = _scaling(spec.rope, spec.head_dim, rope_theta, family, where)
-    return _named(family, values | keys), factors
+    named = {f"{architecture}.{name}": value for name, value in values.items()}
+    return GgufForm({"general.architecture": architecture, **named}, vectors)
 
 
-def _named(family: str, values: Mapping[str, object]) -> dict[str, object]:
-    """The keys with the family before each, and the family itself."""
-    return {"general.architecture": family, **{f"{family}.{name}": value for name, value in values.items()}}
+def refuse_windows(spec: ModelSpec, where: str, what: str, remedy: str) -> None:
+    """ArchitectureError where layers slide, which GGUF cannot say of the family."""
+    windows = {layer.mixer.window for layer in spec.layers} - {0}
+    if windows:
+        raise ArchitectureError(f"{where}: {what.format(window=min(windows))}; {remedy}")
 
 
-def _yarn(spec: ModelSpec, theta: float, where: str, scaling: Mapping[str, Any]) -> dict[str, object]:
+def _rotation(
+    spec: ModelSpec, architecture: str, where: str, factors: bool
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """How frequencies differ from plain ones: by YaRN's fields, by one factor, or by one for each."""
+    r = spec.ropes["global"]
+    plain = rope.plain(r.dims, r.theta)
+    of = lambda made: (plain / made.inverse_frequencies.astype(np.float64)).astype(np.float32)
+    if r.long is not None:
+        keys = {"rope.scaling.original_context_length": r.original_context, "rope.scaling.attn_factor": r.magnitude}
+        return keys, {"rope_factors_short.weight": of(r), "rope_factors_long.weight": of(r.long)}
+    if (r.scaling.get("rope_type") or r.scaling.get("type")) == "yarn":
+        return _yarn(spec, r, where), {}
+    ratios = plain / r.inverse_frequencies.astype(np.float64)
+    if np.allclose(ratios, 1.0, rtol=1e-5):
+        return {}, {}
+    if np.allclose(ratios, ratios[0], rtol=1e-5):
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": float(ratios[0])}, {}
+    if not factors:
+        raise ArchitectureError(f"{where}: {architecture} with a scaled rotation of this kind has no GGUF form")
+    return {}, {"rope_freqs.weight": of(r)}
+
+
+def _yarn(spec: ModelSpec, r: RopeSpec, where: str) -> dict[str, Any]:
     """YaRN by its own fields; its magnitude is that of the factor times attn_factor."""
-    original = int(scaling.get("original_max_position_embeddings") or spec.max_position)
-    factor = float(scaling.get("factor") or spec.max_position / original)
-    fast, slow = float(scaling.get("beta_fast") or 32.0), float(scaling.get("beta_slow") or 1.0)
-    expected = rope.yarn(rope.plain(spec.head_dim, theta), theta, factor, original, fast, slow)
-    if not np.allclose(expected, spec.rope.inverse_frequencies, rtol=1e-5):
+    original = int(r.scaling.get("original_max_position_embeddings") or spec.max_position)
+    factor = float(r.scaling.get("factor") or spec.max_position / original)
+    fast, slow = float(r.scaling.get("beta_fast") or 32.0), float(r.scaling.get("beta_slow") or 1.0)
+    expected = rope.yarn(rope.plain(r.dims, r.theta), r.theta, factor, original, fast, slow)
+    if not np.allclose(expected, r.inverse_frequencies, rtol=1e-5):
         raise ArchitectureError(
             f"{where}: a YaRN rotation that does not round to whole dimensions (truncate: false) has no GGUF form"
         )
@@ -79,23 +83,9 @@ def _yarn(spec: ModelSpec, theta: float, where: str, scaling: Mapping[str, Any])
         "type": "yarn",
         "factor": factor,
         "original_context_length": original,
-        "attn_factor": spec.rope.magnitude / rope.yarn_magnitude(factor),
+        "attn_factor": r.magnitude / rope.yarn_magnitude(factor),
     }
     return {
         f"rope.scaling.{name}": value
         for name, value in {**keys, "yarn_beta_fast": fast, "yarn_beta_slow": slow}.items()
     }
-
-
-def _scaling(
-    spec: RopeSpec, head_dim: int, theta: float, family: str, where: str
-) -> tuple[dict[str, object], np.ndarray | None]:
-    """How frequencies differ from plain ones: by one factor, or, which only Llama's readers take, by one for each."""
-    factors = rope.plain(head_dim, theta) / spec.inverse_frequencies.astype(np.float64)
-    if np.allclose(factors, 1.0, rtol=1e-5):
-        return {}, None
-    if np.allclose(factors, factors[0], rtol=1e-5):
-        return {"rope.scaling.type": "linear", "rope.scaling.factor": float(factors[0])}, None
-    if family != "llama":
-        raise ArchitectureError(f"{where}: {family} with a scaled rotation of this kind has no GGUF form")
-    return {}, factors.astype(np.float32)

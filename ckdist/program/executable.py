@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckdist import native
-from ckdist.layout import Layout, Mesh, model_dims
 from ckdist.program.batch import BLOCK_TOKENS, Batch
-from ckdist.program.decoder_spec import DecoderSpec, Rotation
-from ckdist.program.lowered import Lowered
+from ckdist.program.lowered import LayerAttention, Lowered
+from ckdist.program.model_shape import ModelShape, Rotation
+from ckdist.program.ops.attention import ROPE_TABLES
 from ckdist.program.pool import ThreadPool
 from ckdist.program.step import native_steps
 
@@ -34,7 +34,8 @@ class CacheConfig:
     max_sequences: int
     context_length: int  # of one sequence
     num_blocks: int  # of BLOCK_TOKENS positions each, shared by all sequences
-    kv_type: str = "f16"
+    key_type: str = "f16"
+    value_type: str = "f16"
 
 
 @dataclass(frozen=True)
@@ -64,26 +65,22 @@ class StepStats:
     moved: int
 
 
-def heads_per_kv(spec: DecoderSpec, layout: Layout, mesh: Mesh) -> np.ndarray:
-    """int32 (local kv-heads,): how many of this rank's query heads share each of its kv-heads."""
-    dims = model_dims(spec, layout, mesh)
-    group = spec.num_heads // spec.num_kv_heads
-    begin, end = dims["heads"].share(mesh)
-    first, last = dims["kv_heads"].share(mesh)
-    return np.array([min(end, (kv + 1) * group) - max(begin, kv * group) for kv in range(first, last)], np.int32)
+def block_bytes(key_type: str, value_type: str, key_width: int, value_width: int) -> int:
+    """Bytes of a block of BLOCK_TOKENS positions for one kv-head of one layer."""
+    shape = native.ffi.new("struct ckdist_cache_shape *", [*_types(key_type, value_type), key_width, value_width])
+    return native.check(native.lib.ckdist_attention_block_bytes(native.ffi.NULL, shape))
 
 
-def kv_bytes_per_block(spec: DecoderSpec, layout: Layout, mesh: Mesh, kv_type: str) -> int:
-    """Bytes that one block of BLOCK_TOKENS positions takes on this rank, over all layers."""
-    one = native.check(native.lib.ckdist_kv_block_bytes(KV_TYPES[kv_type], spec.head_dim))
-    return one * len(heads_per_kv(spec, layout, mesh)) * spec.num_layers
+def _types(key_type: str, value_type: str) -> tuple[int, int]:
+    """The numbers of the types of keys and values."""
+    return KV_TYPES[key_type], KV_TYPES[value_type]
 
 
 class Executable:
     """Programs bound to this rank's weights, cache and threads: what decodes, and, unless that does it all, what
     prefills.
 
-    Both have the same cache, in the layout of decode (`layout`), so a sequence goes from one to the other by running
+    Both have the same cache, in the layout of decode, so a sequence goes from one to the other by running
     the next step. Steps with prompts of at least `prefill_from` tokens run the second. `threads` run decode,
     `threads_batch` steps with prompts. `cpus` pins them, one each, unless empty. `loader`: the native one of matrices
     that are not all packed yet.
@@ -92,9 +89,7 @@ class Executable:
     def __init__(
         self,
         plans: Sequence[ExecutionPlan],
-        spec: DecoderSpec,
-        layout: Layout,
-        mesh: Mesh,
+        spec: ModelShape,
         communicator: "Communicator",
         config: CacheConfig,
         threads: int,
@@ -119,7 +114,7 @@ class Executable:
         self._keep: list[Any] = [communicator, loader]
         self._loader = native.ffi.NULL if loader is None else loader
         self.pool = ThreadPool(max(threads, threads_batch), cpus, spins)
-        program = self._program(plans, layout, mesh)
+        program = self._program(plans)
         out = native.ffi.new("struct ckdist_executable **")
         native.check(native.lib.ckdist_executable_new(program, communicator.handle, self.pool.handle, out))
         self._handle = out[0]
@@ -160,11 +155,12 @@ class Executable:
             "tokens_sharded": lowered.tokens_sharded,
         }
 
-    def _program(self, plans: Sequence[ExecutionPlan], layout: Layout, mesh: Mesh) -> native.CData:
+    def _program(self, plans: Sequence[ExecutionPlan]) -> native.CData:
         """The `struct ckdist_program *` of the plans; what it points to lives as long as this does."""
         ffi, spec, config = native.ffi, self.spec, self.config
-        shared = heads_per_kv(spec, layout, mesh)
-        cos, sin = zip(*(self._rope(r) for r in (spec.rope, spec.rope_local)), strict=True)
+        attention = plans[-1].lowered.attention
+        layers = [self._layer(attention[layer]) for layer in range(len(attention))]
+        ropes = [self._rope(spec.ropes.get(table)) for table in ROPE_TABLES]
         return ffi.new(
             "struct ckdist_program *",
             {
@@ -177,32 +173,45 @@ class Executable:
                 "context_length": config.context_length,
                 "vocab": spec.vocab_size,
                 "exchange_floats": max(plan.lowered.exchange_floats for plan in plans),
-                "kv_type": KV_TYPES[config.kv_type],
-                "layers": spec.num_layers,
-                "head_dim": spec.head_dim,
-                "heads": int(shared.sum()),
-                "kv_heads": len(shared),
-                "heads_per_kv": self._array(shared.tolist(), "int32_t"),
+                "layers": len(layers),
+                "attention": self._array(layers, "struct ckdist_layer_attention"),
                 "blocks": config.num_blocks,
-                "rope_cos": cos,
-                "rope_sin": sin,
+                "ropes": ropes,
                 "loader": self._loader,
             },
         )
 
-    def _rope(self, rope: Rotation | None) -> tuple[native.CData, native.CData]:
-        """Cos and sin of every position: float32 (context_length, head_dim / 2) each."""
+    def _layer(self, a: LayerAttention) -> dict[str, Any]:
+        """The fields of a `struct ckdist_layer_attention`."""
+        return {
+            "cache": [*_types(self.config.key_type, self.config.value_type), a.key_width, a.value_width],
+            "kv_heads": len(a.heads_per_kv),
+            "heads_per_kv": self._array(a.heads_per_kv, "int32_t"),
+            "total_heads": a.total_heads,
+            "total_kv_heads": a.total_kv_heads,
+            "first_head": a.first_head,
+            "key_places": self._array(a.key_places, "int32_t") if a.key_places else native.ffi.NULL,
+        }
+
+    def _rope(self, rope: Rotation | None) -> dict[str, Any]:
+        """The fields of a `struct ckdist_rope`: float32 (context_length, dims / 2) each of cosines and sines."""
         if rope is None:
-            return native.ffi.NULL, native.ffi.NULL
-        shape = self.config.context_length, len(rope.inverse_frequencies)
-        tables = np.empty(shape, np.float32), np.empty(shape, np.float32)
+            return {}
+        half = len(rope.inverse_frequencies)
+        shape = self.config.context_length, half
+        cos, sin = np.empty(shape, np.float32), np.empty(shape, np.float32)
         for begin in range(0, self.config.context_length, _ROPE_ROWS):
             positions = np.arange(begin, min(begin + _ROPE_ROWS, self.config.context_length), dtype=np.float32)
             angles = positions[:, None] * rope.inverse_frequencies.astype(np.float32)
-            for table, function in zip(tables, (np.cos, np.sin), strict=True):
+            for table, function in ((cos, np.cos), (sin, np.sin)):
                 np.multiply(function(angles), np.float32(rope.magnitude), out=table[begin : begin + _ROPE_ROWS])
-        self._keep.append(tables)
-        return native.pointer(tables[0], "float *"), native.pointer(tables[1], "float *")
+        self._keep.append((cos, sin))
+        return {
+            "cos": native.pointer(cos, "float *"),
+            "sin": native.pointer(sin, "float *"),
+            "dims": 2 * half,
+            "interleaved": rope.interleaved,
+        }
 
     def run(self, batch: Batch) -> np.ndarray:
         """Runs one step on all ranks, from rank 0; float32 (selected, vocab) logits, valid until the next run.
@@ -297,6 +306,5 @@ __all__ = [
     "Executable",
     "ExecutionPlan",
     "StepStats",
-    "heads_per_kv",
-    "kv_bytes_per_block",
+    "block_bytes",
 ]

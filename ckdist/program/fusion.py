@@ -8,7 +8,6 @@ do, with the group that was found.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ckdist.errors import LayoutError
 from ckdist.program.program import Instr, Program, Value
 
 SAME = ("all_reduce", "select_rows")  # ops whose result is read where their operand lies
@@ -78,20 +77,27 @@ def linear_with_what_follows(graph: Graph, linear: Instr) -> dict[str, Instr]:
 
 
 def normed(graph: Graph, value: Value) -> dict[str, Instr]:
-    """`value` = rms_norm(x + rms_norm(y)), of which any part may be absent."""
+    """`value` = factor * rms_norm(x + post_factor * rms_norm(y)), of which any part may be absent."""
     parts = {}
-    if norm := graph.maker(graph.source(value), "rms_norm"):
+    scale = graph.maker(graph.source(value), "scale")
+    if norm := graph.maker(graph.source(scale.inputs[0] if scale else value), "rms_norm"):
         parts["norm"] = norm
+        if scale:
+            parts["factor"] = scale
         value = norm.inputs[0]
     return parts | residual(graph, value)
 
 
 def residual(graph: Graph, value: Value) -> dict[str, Instr]:
-    """`value` = x + rms_norm(y), of which the norm, or all but y, may be absent."""
+    """`value` = x + post_factor * rms_norm(y), of which factor and norm, or all but y, may be absent."""
     parts = {}
     if add := graph.maker(graph.source(value), "add"):
         parts["add"] = add
-        if post_norm := graph.maker(graph.source(add.inputs[1]), "rms_norm"):
+        value = add.inputs[1]
+        if scale := graph.maker(graph.source(value), "scale"):
+            parts["post_factor"] = scale
+            value = scale.inputs[0]
+        if post_norm := graph.maker(graph.source(value), "rms_norm"):
             parts["post_norm"] = post_norm
     return parts
 
@@ -102,16 +108,22 @@ def gathered_rows(graph: Graph, gather: Instr) -> dict[str, Instr]:
 
 
 def rotated_attention(graph: Graph, attend: Instr) -> dict[str, Instr]:
-    """The rotation of an attention's queries and keys, and their norms per head."""
+    """The rotation of an attention's queries and keys, and their norms per head; either may be absent."""
     parts = {}
     for name, value in zip(("q", "k"), attend.inputs, strict=False):
-        rope = graph.maker(value, "rope")
-        if rope is None:
-            raise LayoutError(f"cannot lower attention whose %{value.name} was not rotated")
-        parts[f"{name}_rope"] = rope
-        if norm := graph.maker(rope.inputs[0], "rms_norm"):
+        if rope := graph.maker(value, "rope"):
+            parts[f"{name}_rope"] = rope
+            value = rope.inputs[0]
+        if norm := graph.maker(value, "rms_norm"):
             parts[f"{name}_norm"] = norm
     return parts
+
+
+def norm_over_heads(graph: Graph, value: Value) -> Instr | None:
+    """The norm over all heads of a token that made `value`, which may have been exchanged since."""
+    if exchange := graph.maker(value, "all_to_all"):
+        value = exchange.inputs[[v.name for v in exchange.outputs].index(value.name)]
+    return graph.maker(value, "rms_norm_heads")
 
 
 PATTERNS: dict[str, Callable[[Graph, Instr], dict[str, Instr]]] = {
@@ -129,4 +141,4 @@ def fuse(program: Program, graph: Graph) -> list[Group | None]:
     return [None if id(group.instr) in taken else group for group in found]
 
 
-__all__ = ["Graph", "Group", "fuse", "normed", "residual"]
+__all__ = ["Graph", "Group", "fuse", "norm_over_heads", "normed", "residual"]

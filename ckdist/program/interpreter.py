@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from ckdist.layout import Mesh
-from ckdist.program.decoder_spec import DecoderSpec
+from ckdist.program.model_shape import ModelShape
 from ckdist.program.ops import OPS
 from ckdist.program.program import Program
 from ckdist.program.rank_context import RankContext
@@ -41,7 +41,7 @@ class Interpreter:
     def __init__(
         self,
         program: Program,
-        spec: DecoderSpec,
+        spec: ModelShape,
         mesh: Mesh,
         load: Callable[[str], ArrayLike],
         dtype: DTypeLike = np.float32,

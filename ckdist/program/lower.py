@@ -19,8 +19,8 @@ from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim, Mesh, Range
 from ckdist.program.arena import first_fit
-from ckdist.program.fusion import Graph, Group, fuse, normed
-from ckdist.program.lowered import SLOTS, Buffer, Lowered, MatrixKey, VectorKey
+from ckdist.program.fusion import Graph, Group, fuse, normed, residual
+from ckdist.program.lowered import SLOTS, Buffer, LayerAttention, Lowered, MatrixKey, VectorKey
 from ckdist.program.ops import OPS
 from ckdist.program.program import Instr, Program, Value, Weight
 from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex, Span, Step, ValueIndex, VectorIndex
@@ -32,16 +32,17 @@ Key = TypeVar("Key", MatrixKey, VectorKey)
 
 @dataclass(frozen=True)
 class Residual:
-    """x + norm(sum of y), by the buffers and the vector; ABSENT what is not there."""
+    """x + post_factor * norm(sum of y), by the buffers and the vector; ABSENT what is not there."""
 
     x: ValueIndex
     y: ValueIndex
     post_norm: VectorIndex = VectorIndex(ABSENT)
     post_eps: float = 0.0
+    post_factor: float = 1.0
 
     def fields(self) -> dict[str, Any]:
         """Of a step that reads it."""
-        return {"x": self.x, "y": self.y, "post_norm": self.post_norm, "post_eps": self.post_eps}
+        return dict(vars(self))
 
 
 class Lowering:
@@ -54,7 +55,7 @@ class Lowering:
         formats: Callable[[str], int],
         block_columns: Callable[[str], int],
         max_tokens: int,
-        stored: Mapping[str, Dim],
+        stored: Mapping[Dim, Dim],
     ):
         self.program, self.mesh, self.max_tokens, self.stored = program, mesh, max_tokens, stored
         self.formats, self.block_columns = formats, block_columns
@@ -70,6 +71,8 @@ class Lowering:
         self.same: dict[str, Value] = {}  # a value -> the one in whose place it stands
         self.prepared: dict[str, dict[int, Span]] = {}  # a value -> its activations by format
         self.slots = 0
+        self.attention: dict[int, LayerAttention] = {}
+        self.key_places: tuple[int, ...] = ()  # of the layer at hand
         self.exchange_floats = 1
 
     def run(self) -> Lowered:
@@ -89,6 +92,7 @@ class Lowering:
             self.vectors,
             arena_bytes,
             self.exchange_floats,
+            self.attention,
             layer_steps,
             len(self.peers) > 1,
         )
@@ -147,16 +151,18 @@ class Lowering:
         rows = self.local_tokens if first.dims[0].axis else self.max_tokens
         selected = first.selected
         widths = [v.dims[-1].local(self.mesh) for v in values]
-        reader = self.graph.reader(first)
+        readers = [self.graph.reader(v) for v in values]
         if first.partial and len(self.peers) > 1:  # over hosts, whose ranks share the tokens
             place = {"offset": self.slots % SLOTS, "rows": self.max_tokens}
             results = [self.buffer("sums", widths[0], **place, selected=selected)]
             self.exchange_floats = max(self.exchange_floats, self.max_tokens * widths[0])
         elif first.partial:
             results = [self.slot(widths[0], rows, selected=selected)]
-        elif reader is not None and reader.op == "all_to_all":  # side by side in one row
+        elif (last := readers[-1]) is not None and last.op == "all_to_all":  # side by side in one row
             widths = [sum(end - begin for begin, end in self.pieces(v.dims[-1])) for v in values]
-            results = [self.slot(sum(widths), rows, lead=sum(widths[:i])) for i in range(len(widths))]
+            behind = readers[0].outputs[0].dims[-1].count if readers[0] and readers[0].op == "sum_squares" else 0
+            row = sum(widths) + behind
+            results = [self.slot(row, rows, lead=sum(widths[:i])) for i in range(len(widths))]
         else:
             return [self.buffer("arena", width, rows=rows, selected=selected) for width in widths]
         self.next_slot()
@@ -168,7 +174,7 @@ class Lowering:
         """The elements of a dimension that the weights of each rank have: this rank's, where decode shards it
         likewise, else those of the ranks that share the tokens.
         """
-        stored = self.stored.get(dim.name, dim)
+        stored = self.stored.get(dim, dim)
         meshes = [self.mesh] if dim.axis == stored.axis else self.peers
         return [stored.span(mesh) for mesh in meshes]
 
@@ -187,6 +193,11 @@ class Lowering:
         """The first of a vector's shards; ABSENT where there is no vector."""
         return VectorIndex(ABSENT if w is None else _consecutive(self.vectors, [(w.name, share) for share in shares]))
 
+    def held_vector(self, w: Weight) -> VectorIndex:
+        """This rank's part of a vector as its memory has it, whatever the program's sharding."""
+        (dim,) = w.dims
+        return self.shard_vectors(w, [self.stored.get(dim, dim).span(self.mesh)])
+
     def vector(self, w: Weight | None) -> VectorIndex:
         """This rank's part of a vector; ABSENT where there is none."""
         return self.shard_vectors(w, [] if w is None else [w.dims[0].span(self.mesh)])
@@ -202,10 +213,12 @@ class Lowering:
         x = self.place_of(add.inputs[0])
         if self.buffers[x].place != "arena":
             raise LayoutError(f"cannot lower an add whose first operand was not normed before: {add}")
-        y = self.source(add.inputs[1])
-        if norm := self.graph.maker(y, "rms_norm"):
-            return Residual(x, self.place_of(norm.inputs[0]), self.vector(norm.weights[0]), norm.attrs["eps"])
-        return Residual(x, self.place_of(y))
+        parts = residual(self.graph, value)
+        factor = parts["post_factor"].attrs["factor"] if "post_factor" in parts else 1.0
+        if norm := parts.get("post_norm"):
+            return Residual(x, self.place_of(norm.inputs[0]), self.vector(norm.weights[0]), norm.attrs["eps"], factor)
+        y = parts["post_factor"].inputs[0] if "post_factor" in parts else add.inputs[1]
+        return Residual(x, self.place_of(y), post_factor=factor)
 
     def columns(self, value: Value) -> list[Range]:
         """The columns of the matrices that read `value`: of the shards whose products are summed, or all."""
@@ -227,7 +240,8 @@ class Lowering:
         stream = norm.inputs[0] if norm else value
         source = Residual(ValueIndex(ABSENT), self.place_of(value)) if not parts else self.residual(stream)
         lies = self.buffers[source.y].place == "arena" and source.x == ABSENT and source.post_norm == ABSENT
-        if parts and not lies and len(self.graph.readers(stream)) > 1:
+        again = any(reader.op in ("add", "select_rows") for reader in self.graph.readers(stream))
+        if again and not lies:
             selected = value.selected
             sum_ = self.buffer("arena", self.buffers[source.y].width, rows=self.local_tokens, selected=selected)
             self.at[self.source(stream).name] = sum_
@@ -239,6 +253,7 @@ class Lowering:
             **source.fields(),
             norm=self.vector(norm.weights[0]) if norm else VectorIndex(ABSENT),
             eps=norm.attrs["eps"] if norm else 0.0,
+            factor=parts["factor"].attrs["factor"] if "factor" in parts else 1.0,
             sum=sum_,
             activations=[activations.get(number, NO_SPAN) for number in range(3)],
         )
@@ -308,17 +323,25 @@ def _consecutive(known: list[Key], keys: list[Key]) -> int:
     return len(known) - len(keys)
 
 
+def stored_dims(tokens: Program, tensors: Program) -> dict[Dim, Dim]:
+    """For `lower`, of a program whose tokens are sharded: how its weights' dimensions are sharded in `tensors`, which
+    says what the ranks hold.
+    """
+    held = {w.name: w.dims for w in tensors.weights}
+    return {dim: own for w in tokens.weights for dim, own in zip(w.dims, held[w.name], strict=True)}
+
+
 def lower(
     program: Program,
     mesh: Mesh,
     formats: Callable[[str], int],
     block_columns: Callable[[str], int],
     max_tokens: int,
-    stored: Mapping[str, Dim] | None = None,
+    stored: Mapping[Dim, Dim] | None = None,
 ) -> Lowered:
     """The steps of this rank.
 
-    `stored`, for a program whose tokens are sharded: the dimensions as they are sharded in the ranks' memory.
+    `stored`, for a program whose tokens are sharded: its weights' dimensions as they are sharded in the ranks' memory.
 
     `formats(weight name)` is the activation format (of `enum ckdist_activation_format`) that its kernel reads,
     `block_columns(weight name)` the columns of one of its blocks. Raises LayoutError for a program that the executor

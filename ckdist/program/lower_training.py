@@ -17,6 +17,7 @@ from typing import Any
 from ckdist.errors import LayoutError
 from ckdist.layout import Mesh
 from ckdist.program.arena import first_fit
+from ckdist.program.lowered import LayerAttention
 from ckdist.program.ops import OPS
 from ckdist.program.program import Instr, Program, Value, Weight
 from ckdist.program.step import ABSENT, GradientIndex, PackIndex, ParameterIndex, Step, ValueIndex
@@ -72,6 +73,7 @@ class LoweredTraining:
     packs: list[tuple[bool, tuple[int, ...]]]
     cleared: frozenset[int]
     arena_bytes: int
+    attention: LayerAttention  # of every layer
     trained_floats: int  # of the arena's beginning: the parameters that have gradients
 
     @property
@@ -116,6 +118,7 @@ class TrainingLowering:
         self.emitted: list[Step] = []
         self.begun: set[int] = set()  # parameters whose gradients a step has added to
         self.names = Names()
+        self.attention: LayerAttention | None = None  # of every layer
 
     def steps(self, program: Program) -> list[Step]:
         """The steps of one program. Values are numbered on from those of programs before it."""
@@ -361,4 +364,8 @@ def lower_training(
     arena_bytes = lowering.place([steps, loss_steps], max_tokens)
     trained = -(-lowering.places[len(lowering.wrt) - 1].end // ALIGNMENT) * ALIGNMENT
     packs = list(lowering.packs)
-    return LoweredTraining(steps, loss_steps, lowering.placed, lowering.places, packs, cleared, arena_bytes, trained)
+    if lowering.attention is None:
+        raise LayoutError("training needs a layer with attention")
+    return LoweredTraining(
+        steps, loss_steps, lowering.placed, lowering.places, packs, cleared, arena_bytes, lowering.attention, trained
+    )

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ckdist.layout import Range
+from ckdist.layout import Mesh, Range
+from ckdist.program.program import Instr
 from ckdist.program.step import MatrixIndex, Step, VectorIndex
 
 RANK_UNIT = 16  # low ranks are computed in whole tiles, and the next matrix reads them at the beginning of a cache line
@@ -35,11 +36,34 @@ class Buffer:
     selected: bool = False
 
 
+@dataclass(frozen=True)
+class LayerAttention:
+    """Attention of one layer on this rank: how many of its query heads share each of its kv-heads, and their widths."""
+
+    heads_per_kv: tuple[int, ...]
+    key_width: int
+    value_width: int
+    total_heads: int  # of all ranks
+    total_kv_heads: int
+    first_head: int
+    # where the row of a token's rank has each kv-head, counted in heads; where heads are shared, some stand there twice
+    key_places: tuple[int, ...] = ()
+
+
+def layer_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
+    """What an attend means on a rank of `mesh`."""
+    heads, keys, values = (x.dims[-1] for x in attend.inputs)
+    group = heads.count // keys.count
+    begin, end = heads.share(mesh)
+    each = (min(end, (kv + 1) * group) - max(begin, kv * group) for kv in range(*keys.share(mesh)))
+    return LayerAttention(tuple(each), keys.width, values.width, heads.count, keys.count, begin)
+
+
 @dataclass
 class Lowered:
     """`matrices[i]` is (weight name, rows, columns) and `vectors[i]` (weight name, elements), as [begin, end): this
     rank's, or where tokens are sharded any rank's. `exchange_floats`: what a slot holds at most, on any rank.
-    `layer_steps`: those up to the end of the first layer. `tokens_sharded`: every rank has its range of a step's
+    `attention[layer]`: what a layer caches. `layer_steps`: the steps up to the end of the first layer. `tokens_sharded`: every rank has its range of a step's
     tokens.
     """
 
@@ -49,6 +73,7 @@ class Lowered:
     vectors: list[VectorKey]
     arena_bytes: int
     exchange_floats: int
+    attention: dict[int, LayerAttention]
     layer_steps: int
     tokens_sharded: bool
 

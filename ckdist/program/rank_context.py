@@ -4,14 +4,14 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim, Mesh, Range
-from ckdist.program.decoder_spec import DecoderSpec
+from ckdist.program.model_shape import ModelShape, Rotation
 from ckdist.program.program import Weight
 
 
 class RankContext:
     """What the references ask about the rank they run on."""
 
-    def __init__(self, mesh: Mesh, spec: DecoderSpec):
+    def __init__(self, mesh: Mesh, spec: ModelShape):
         self.mesh, self.spec = mesh, spec
         self.cache: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # layer -> K, V: (positions, kv_heads, head_dim)
         self.positions = np.zeros(0, np.int_)  # of the step's tokens in their sequences
@@ -30,14 +30,15 @@ class RankContext:
         """Whether this rank adds a linear's bias: all do where the result is whole, the first where it is partial."""
         return in_dim.axis is None or self.mesh.index(in_dim.axis) == 0
 
-    def rope_tables(self, table: str) -> tuple[np.ndarray, np.ndarray]:
-        """Cos and sin of the step's positions: float32 (tokens, head_dim / 2) each.
-
-        LayoutError for the table of a rotation that the model lacks.
-        """
-        rope = self.spec.rope_local if table == "local" else self.spec.rope
+    def rope(self, table: str) -> Rotation:
+        """The rotation of this name. LayoutError where the model lacks it."""
+        rope = self.spec.ropes.get(table)
         if rope is None:
-            raise LayoutError(f"the model has no rotation {table!r}")
+            raise LayoutError(f"the model has no rotation {table!r}; it has {', '.join(self.spec.ropes) or 'none'}")
+        return rope
+
+    def rope_tables(self, rope: Rotation) -> tuple[np.ndarray, np.ndarray]:
+        """Cos and sin of the step's positions: float32 (tokens, rotated dimensions / 2) each."""
         angles = self.positions.astype(np.float32)[:, None] * rope.inverse_frequencies.astype(np.float32)
         return np.cos(angles) * np.float32(rope.magnitude), np.sin(angles) * np.float32(rope.magnitude)
 

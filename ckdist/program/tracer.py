@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
-from ckdist.layout import WHOLE, Dim, Layout, Mesh, head_dims, model_dims
-from ckdist.program.decoder_spec import DecoderSpec
+from ckdist.layout import WHOLE, Dim, Layout, Mesh, Sharding, head_dims
 from ckdist.program.emitter import Emitter
 from ckdist.program.program import Program, Value, Weight
 
-Spec = TypeVar("Spec", bound=DecoderSpec)
+Spec = TypeVar("Spec")
 
 
 @dataclass(frozen=True)
@@ -25,16 +24,15 @@ class LowRank:
 
 
 class Tracer(Emitter):
-    """`g` in a forward. `g.dims` are the model's named dimensions under the layout.
+    """`g` in a forward. `g.sharding` makes the named dimensions under the layout.
 
     `low_rank`: what is added to linears.
     """
 
-    def __init__(self, spec: DecoderSpec, layout: Layout, mesh: Mesh, low_rank: LowRank | None = None):
+    def __init__(self, layout: Layout, mesh: Mesh, low_rank: LowRank | None = None):
         super().__init__()
         self.low_rank = low_rank
-        self.spec, self.mesh = spec, mesh
-        self.dims = model_dims(spec, layout, mesh)
+        self.mesh, self.sharding = mesh, Sharding(layout, mesh)
         self.boundaries: list[Value] = []
 
     def _emit(
@@ -49,9 +47,9 @@ class Tracer(Emitter):
         (output,) = self.emit(op, inputs, weights, names, **attrs)
         return output
 
-    def weight(self, name: str, *dims: str) -> Weight:
-        """The weight `name` with the model's named dimensions."""
-        return Weight(name, tuple(self.dims[d] for d in dims))
+    def weight(self, name: str, *dims: Dim) -> Weight:
+        """The weight `name`."""
+        return Weight(name, dims)
 
     def embed(self, ids: Value, table: Weight) -> Value:
         """(tokens,) ids -> (tokens, hidden); partial where the vocabulary is sharded.
@@ -121,22 +119,30 @@ class Tracer(Emitter):
         """Over the last dimension, or per head where `w` has one head's size."""
         return self._emit("rms_norm", (x,), (w,), names=["norm"], eps=eps)
 
+    def rms_norm_heads(self, q: Value, k: Value, q_weight: Weight, k_weight: Weight, eps: float) -> tuple[Value, Value]:
+        """Queries and keys, each normed over all heads of a token, of which ranks add up what each has of the squares."""
+        squares = self.reduce(self._emit("sum_squares", (q, k), names=["squares"]))
+        q, k = self.emit("rms_norm_heads", (q, k, squares), (q_weight, k_weight), ["norm", "norm"], eps=eps)
+        return q, k
+
     def to_heads(self, q: Value, k: Value, v: Value) -> tuple[Value, Value, Value]:
         """From own tokens of all heads to all tokens of own heads, as the cache holds them: an exchange only where
         tokens are sharded.
         """
-        axis = self.dims["tokens"].axis
+        axis = self.sharding.tokens.axis
         if not axis:
             return q, k, v
-        heads, kv_heads = head_dims(self.spec, WHOLE if self.dims["heads"].axis else axis, self.mesh)
-        to = (heads, kv_heads, kv_heads)
+        heads, keys, values = (x.dims[-1] for x in (q, k, v))
+        to_axis = WHOLE if heads.axis else axis
+        heads, keys = head_dims(heads.count, keys.count, heads.width, to_axis, self.mesh)
+        to = (heads, keys, replace(keys, width=values.width))
         q, k, v = self.emit("all_to_all", (q, k, v), names=["q", "k", "v"], axis=axis, to=to)
         return q, k, v
 
-    def to_tokens(self, o: Value) -> Value:
-        """Back from all tokens of own heads to own tokens of all heads."""
-        axis = self.dims["tokens"].axis
-        return self._emit("all_to_all", (o,), names=["o"], axis=axis, to=(self.dims["heads"],)) if axis else o
+    def to_tokens(self, o: Value, heads: Dim) -> Value:
+        """Back from all tokens of own heads to own tokens of `heads`."""
+        axis = self.sharding.tokens.axis
+        return self._emit("all_to_all", (o,), names=["o"], axis=axis, to=(heads,)) if axis else o
 
     def rope(self, x: Value, table: str) -> Value:
         """Rotates every head; `table` is "global" or "local"."""
@@ -164,7 +170,7 @@ class Tracer(Emitter):
 
     def select_rows(self, x: Value) -> Value:
         """The rows whose logits are wanted: (tokens, n) -> (outputs, n)."""
-        return self._emit("select_rows", (x,), dim=self.dims["outputs"])
+        return self._emit("select_rows", (x,), dim=self.sharding.outputs)
 
     def reduce(self, x: Value) -> Value:
         """An all_reduce where x is partial; else nothing."""
@@ -187,11 +193,15 @@ class TrainingTracer(Tracer):
     Where tokens are sharded, they are so between sequences.
     """
 
+    def rms_norm_heads(self, q: Value, k: Value, q_weight: Weight, k_weight: Weight, eps: float) -> tuple[Value, Value]:
+        """As two norms, each over a whole row: a rank has all heads of its tokens."""
+        return self.rms_norm(q, q_weight, eps), self.rms_norm(k, k_weight, eps)
+
     def to_heads(self, q: Value, k: Value, v: Value) -> tuple[Value, Value, Value]:
         """Nothing: a rank has all heads of its tokens."""
         return q, k, v
 
-    def to_tokens(self, o: Value) -> Value:
+    def to_tokens(self, o: Value, heads: Dim) -> Value:  # noqa: ARG002
         """Nothing, as `to_heads`."""
         return o
 
@@ -214,14 +224,14 @@ def trace(
     spec: Spec,
     layout: Layout,
     mesh: Mesh,
-    tracer: Callable[[Spec, Layout, Mesh], Tracer] = Tracer,
+    tracer: Callable[[Layout, Mesh], Tracer] = Tracer,
 ) -> Program:
     """The program of `forward(g, ids, spec)` under a layout.
 
     LayoutError where the forward lacks a collective that it needs.
     """
-    g = tracer(spec, layout, mesh)
-    ids = Value("ids", (g.dims["tokens"],), "i32")
+    g = tracer(layout, mesh)
+    ids = Value("ids", (g.sharding.tokens,), "i32")
     return Program((ids,), (forward(g, ids, spec),), tuple(g.instrs), tuple(g.boundaries))
 
 
@@ -230,14 +240,14 @@ def trace_loss(
     spec: Spec,
     layout: Layout,
     mesh: Mesh,
-    tracer: Callable[[Spec, Layout, Mesh], TrainingTracer] = TrainingTracer,
+    tracer: Callable[[Layout, Mesh], TrainingTracer] = TrainingTracer,
 ) -> Program:
     """The program of `loss(g, ids, targets, spec)`: the sum of the losses over all ranks' tokens.
 
     What `backward` starts from.
     """
-    g = tracer(spec, layout, mesh)
-    ids, targets = (Value(name, (g.dims["tokens"],), "i32") for name in ("ids", "targets"))
+    g = tracer(layout, mesh)
+    ids, targets = (Value(name, (g.sharding.tokens,), "i32") for name in ("ids", "targets"))
     return Program((ids, targets), (loss(g, ids, targets, spec),), tuple(g.instrs), tuple(g.boundaries))
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ckdist.models.registry import family
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.checkpoint import sync_folder, write_synced
 from ckdist.train.data.cache import end_of_text
 from ckdist.train.model import TrainedModel, architecture_name
-from ckdist.weights.names import safetensors_norm_less_one
 from ckdist.weights.safetensors import SINGLE_FILE
 from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_safetensors
 
@@ -48,9 +48,12 @@ def write_folder(
     dtype = _TYPES[save_dtype]
     tensors = [
         TensorToWrite(
-            name, dtype, array.shape, lambda name=name, array=array: as_stored(_stored(model, name, array), dtype)
+            stored,
+            dtype,
+            (sum(parameters[name].shape[0] for name in names), *parameters[names[0]].shape[1:]),
+            lambda names=names: as_stored(_stored(model, {name: parameters[name] for name in names}), dtype),
         )
-        for name, array in parameters.items()
+        for stored, names in family(model.spec.family).safetensors.stored(parameters).items()
     ]
     write_safetensors(out / f"{SINGLE_FILE}.tmp", tensors, {"format": "pt"})
     (out / f"{SINGLE_FILE}.tmp").replace(out / SINGLE_FILE)
@@ -59,6 +62,8 @@ def write_folder(
     sync_folder(out)
 
 
-def _stored(model: TrainedModel, name: str, array: np.ndarray) -> np.ndarray:
-    """A weight as a file of its family has it."""
-    return array - np.float32(1) if safetensors_norm_less_one(model.spec.architecture, name) else array
+def _stored(model: TrainedModel, weights: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Weights as a file of their family has them: one, or the rows of several one below the other."""
+    names = family(model.spec.family).safetensors
+    arrays = [array - np.float32(1) if names.adds_one(name) else array for name, array in weights.items()]
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -23,7 +23,7 @@ def initial_weight(name: str, shape: tuple[int, ...], spec: ModelSpec, std: floa
     """
     if len(shape) == 1:
         return np.zeros(shape, np.float32) if name.endswith("bias") else np.ones(shape, np.float32)
-    scale = std / math.sqrt(2 * spec.num_layers) if name.endswith(_RESIDUAL) else std
+    scale = std / math.sqrt(2 * len(spec.layers)) if name.endswith(_RESIDUAL) else std
     values = generator_of(name, seed).standard_normal(shape, np.float32)
     return np.multiply(values, np.float32(scale), out=values)
 

@@ -16,9 +16,8 @@ import numpy as np
 
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Mesh
-from ckdist.models import architectures
 from ckdist.models.decoder import loss
-from ckdist.models.from_config import spec_from_config
+from ckdist.models.registry import family, spec_from_config
 from ckdist.models.spec import ModelSpec
 from ckdist.program.program import Program, Weight
 from ckdist.program.tracer import TrainingTracer, trace_loss
@@ -113,6 +112,7 @@ def open_model(config: TrainConfig) -> TrainedModel:
         else {"max_position_embeddings": config.max_length, "model_type": "llama", **config.model_config}
     )
     spec = checkpoint.spec if checkpoint else spec_from_config(values, "model_config")
+    spec = spec.at_context(config.max_length)
     if config.max_length > spec.max_position:
         raise ConfigError(
             f"max_length ({config.max_length}) is more than the {spec.max_position} positions of the model"
@@ -188,7 +188,7 @@ def _make_tokenizer(config: TrainConfig, folder: Path, vocab_size: int) -> None:
 
 def architecture_name(spec: ModelSpec) -> str:
     """What `architectures` in config.json calls the family."""
-    return next(name for name, family in architectures.BY_CONFIG.items() if family == spec.architecture)
+    return family(spec.family).architectures[0]
 
 
 __all__ = ["TrainedModel", "architecture_name", "open_model", "open_tokenizer"]

@@ -16,6 +16,7 @@ from ckdist.models.spec import ModelSpec, RopeSpec
 from ckdist.native import CData
 from ckdist.program.autodiff import backward
 from ckdist.program.lower_training import LoweredTraining, Parameter, PlacedValue, lower_training
+from ckdist.program.ops.attention import ROPE_TABLES
 from ckdist.program.pool import ThreadPool
 from ckdist.program.step import ParameterIndex, native_steps
 from ckdist.program.tracer import TrainingTracer, trace_loss
@@ -127,7 +128,7 @@ class NativeExecutable:
     def _native(self, lowered: LoweredTraining) -> CData:
         """The struct ckdist_training_program."""
         spec = self.spec
-        cos, sin = zip(*(self._rope(r) for r in (spec.rope, spec.rope_local)), strict=True)
+        heads = lowered.attention
         return native.ffi.new(
             "struct ckdist_training_program *",
             {
@@ -154,12 +155,11 @@ class NativeExecutable:
                 "max_tokens": self.max_tokens,
                 "vocab": spec.vocab_size,
                 "trained_floats": lowered.trained_floats,
-                "heads": spec.num_heads,
-                "kv_heads": spec.num_kv_heads,
-                "head_dim": spec.head_dim,
+                "heads": heads.total_heads,
+                "kv_heads": heads.total_kv_heads,
+                "head_dim": heads.key_width,
                 "bf16": self.dtype == "bfloat16",
-                "rope_cos": cos,
-                "rope_sin": sin,
+                "ropes": [self._rope(spec.ropes.get(table)) for table in ROPE_TABLES],
                 "parameter_arena": native.pointer(self._every.flat, "float *"),
                 "gradient_arena": native.pointer(self.gradients.flat, "float *"),
             },
@@ -177,14 +177,19 @@ class NativeExecutable:
         place = native.lib.ckdist_place_activations if v.operand else native.lib.ckdist_place_arena
         return {"place": place, "offset": v.offset, "width": v.width, "room": v.room, "stride": v.stride}
 
-    def _rope(self, rope: RopeSpec | None) -> Sequence[CData]:
-        """Cos and sin of every position: float32 (max_tokens, head_dim / 2) each."""
+    def _rope(self, rope: RopeSpec | None) -> dict[str, Any]:
+        """The fields of a `struct ckdist_rope`: float32 (max_tokens, dims / 2) each of cosines and sines."""
         if rope is None:
-            return native.ffi.NULL, native.ffi.NULL
+            return {}
         angles = np.arange(self.max_tokens, dtype=np.float32)[:, None] * rope.inverse_frequencies.astype(np.float32)
-        tables = [function(angles) * np.float32(rope.magnitude) for function in (np.cos, np.sin)]
-        self._keep.append(tables)
-        return [native.pointer(t, "float *") for t in tables]
+        cos, sin = (function(angles) * np.float32(rope.magnitude) for function in (np.cos, np.sin))
+        self._keep.append((cos, sin))
+        return {
+            "cos": native.pointer(cos, "float *"),
+            "sin": native.pointer(sin, "float *"),
+            "dims": rope.dims,
+            "interleaved": rope.interleaved,
+        }
 
     def forward_backward(self, batch: PackedBatch, reduce: bool = True) -> float:
         """This rank's sum of losses; its gradients are added to `gradients`.

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from ckdist.errors import ConfigError, ModelFileError
-from ckdist.models.from_config import spec_from_config
-from ckdist.models.from_gguf import spec_from_gguf
+from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
+from ckdist.models.families.family import TensorNames
+from ckdist.models.registry import family, spec_from_config, spec_from_gguf
 from ckdist.models.spec import ModelSpec
-from ckdist.models.tensors import EMBEDDING, OUTPUT, tensor_shapes
 from ckdist.overrides import FLAG
-from ckdist.weights import dtypes, names
+from ckdist.weights import dtypes
 from ckdist.weights.gguf import MAGIC, GgufModel, read_gguf
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.safetensors import read_folder
 from ckdist.weights.unread import notes_on_unread
 
-ROPE_FACTORS = "rope_freqs.weight"
+MAX_VECTOR = 1 << 10  # elements of a tensor that the spec holds
 SAFETENSORS_TYPES = {"F32": dtypes.F32, "F16": dtypes.F16, "BF16": dtypes.BF16}
 
 
@@ -119,24 +119,22 @@ def _open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
     model = read_gguf(path, overrides)
     where = str(path)
     dims = {name: tensor.dims for name, tensor in model.tensors.items()}
-    spec = spec_from_gguf(model.metadata, dims, where, _rope_factors(model))
-    wanted, found, unread = tensor_shapes(spec), {}, []
-    for tensor in model.tensors.values():
-        name = names.from_gguf(tensor.name, spec.post_norms)
-        if name not in wanted:
-            unread.append(tensor.name)
-            continue
-        found[name] = TensorSource(
-            name,
-            tensor.type.number,
-            tensor.dims[::-1],
-            tensor.file,
-            tensor.offset,
-            head_rows=spec.head_dim if names.gguf_rows_interleaved(spec.architecture, name) else 0,
-        )
+    held: set[str] = set()  # tensors that the spec holds
+
+    def vector(name: str) -> np.ndarray | None:
+        """A small tensor of this name, float32 (n,)."""
+        held.add(name)
+        return _vector(model, name)
+
+    spec = spec_from_gguf(model.metadata, dims, where, vector)
+    stored = [
+        StoredWeights(t.name, t.type.number, t.dims[::-1], t.file, t.offset)
+        for t in model.tensors.values()
+        if t.name not in held
+    ]
+    found, unread = _sources(spec, family(spec.family).gguf_names, stored, weight_shapes(spec))
     tensors = _required(spec, found, where)
-    unread = [name for name in unread if name != ROPE_FACTORS]  # which the spec holds
-    predicting = model.metadata.get(f"{spec.architecture}.nextn_predict_layers", 0)
+    predicting = model.metadata.get(f"{model.metadata['general.architecture']}.nextn_predict_layers", 0)
     return Checkpoint(path, "gguf", spec, tensors, model.metadata, _notes(spec, unread, predicting, where), overrides)
 
 
@@ -152,43 +150,86 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
             f"{path} is quantised by {method[:40]!r}, which is not read; "
             "take the model as it was before, or a GGUF file of it"
         )
-    wanted = {*tensor_shapes(spec), OUTPUT}
-    found: dict[str, TensorSource] = {}
-    unread = []
-    for stored in read_folder(path).values():
-        name = names.from_safetensors(stored.name)
-        if name not in wanted:
-            unread.append(stored.name)
-            continue
-        if name in found:
-            raise ModelFileError(f"{path}: {stored.name!r} and another tensor are both {name!r}")
-        if stored.dtype not in SAFETENSORS_TYPES:
-            known = ", ".join(SAFETENSORS_TYPES)
-            raise ModelFileError(f"{stored.file}: tensor {name!r} has dtype {stored.dtype}; the known ones are {known}")
-        found[name] = TensorSource(
-            name,
-            SAFETENSORS_TYPES[stored.dtype].number,
-            stored.shape,
-            stored.file,
-            stored.offset,
-            plus_one=names.safetensors_norm_less_one(spec.architecture, name),
+    stored = [
+        StoredWeights(
+            t.name,
+            SAFETENSORS_TYPES[t.dtype].number if t.dtype in SAFETENSORS_TYPES else -1,
+            t.shape,
+            t.file,
+            t.offset,
+            t.dtype,
         )
+        for t in read_folder(path).values()
+    ]
+    shapes = weight_shapes(spec)
+    found, unread = _sources(spec, family(spec.family).safetensors, stored, {OUTPUT: shapes[EMBEDDING], **shapes})
     if spec.tie_embeddings and OUTPUT in found and EMBEDDING in found and not _alike(found[OUTPUT], found[EMBEDDING]):
         spec = replace(spec, tie_embeddings=False)  # config.json says otherwise, but somebody has trained it
     tensors = _required(spec, found, str(path))
-    return Checkpoint(
-        path,
-        "safetensors",
-        spec,
-        tensors,
-        config,
-        _notes(spec, unread, config.get("num_nextn_predict_layers"), str(path)),
-    )
+    predicting = config.get("num_nextn_predict_layers")
+    return Checkpoint(path, "safetensors", spec, tensors, config, _notes(spec, unread, predicting, str(path)))
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """A tensor of a file, of which the weights of one or several are rows."""
+
+    name: str
+    type: int  # ggml number; -1: not one that is read
+    shape: tuple[int, ...]
+    file: pathlib.Path
+    offset: int
+    dtype: str = ""  # as the file calls the type
+
+
+def _sources(
+    spec: ModelSpec, names: TensorNames, stored: list[StoredWeights], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, TensorSource], list[str]]:
+    """Where each weight of `shapes` lies, and the names of tensors that hold none of them."""
+    found: dict[str, TensorSource] = {}
+    unread = []
+    for tensor in stored:
+        weights = names.weights_of(tensor.name)
+        if not weights or any(weight not in shapes for weight in weights):
+            unread.append(tensor.name)
+            continue
+        if tensor.type < 0:
+            known = ", ".join(SAFETENSORS_TYPES)
+            raise ModelFileError(
+                f"{tensor.file}: tensor {weights[0]!r} has dtype {tensor.dtype}; the known ones are {known}"
+            )
+        rows = (
+            [shapes[weight][0] for weight in weights] if len(weights) > 1 else [tensor.shape[0] if tensor.shape else 0]
+        )
+        if len(weights) > 1 and (not tensor.shape or tensor.shape[0] != sum(rows)):
+            raise ModelFileError(
+                f"{tensor.file}: tensor {tensor.name!r} has shape {tensor.shape}, "
+                f"but the model needs {sum(rows)} rows: {', '.join(map(str, rows))} of {', '.join(weights)}"
+            )
+        row_bytes = dtypes.BY_NUMBER[tensor.type].row_bytes(int(np.prod(tensor.shape[1:], dtype=np.int64)))
+        for weight, count, begin in zip(weights, rows, np.cumsum([0, *rows]).tolist(), strict=False):
+            if weight in found:
+                raise ModelFileError(f"{tensor.file}: {tensor.name!r} and another tensor are both {weight!r}")
+            found[weight] = TensorSource(
+                weight,
+                tensor.type,
+                tensor.shape if len(weights) == 1 else (count, *tensor.shape[1:]),
+                tensor.file,
+                tensor.offset + begin * row_bytes,
+                head_rows=head_dim(spec, weight) if names.is_interleaved(weight) else 0,
+                plus_one=names.adds_one(weight),
+            )
+    return found, unread
+
+
+def head_dim(spec: ModelSpec, weight: str) -> int:
+    """The rows of a head of a layer's queries and keys."""
+    return spec.layers[int(weight.split(".")[2])].mixer.head_dim
 
 
 def _notes(spec: ModelSpec, unread: list[str], predicting_layers: Any, where: str) -> tuple[str, ...]:
     count = predicting_layers if type(predicting_layers) is int else 0
-    return notes_on_unread(unread, spec.architecture, spec.num_layers, count, where)
+    return notes_on_unread(unread, family(spec.family), len(spec.layers), count, where)
 
 
 def _alike(a: TensorSource, b: TensorSource) -> bool:
@@ -207,7 +248,7 @@ def _alike(a: TensorSource, b: TensorSource) -> bool:
 def _required(spec: ModelSpec, found: Mapping[str, TensorSource], where: str) -> dict[str, TensorSource]:
     """The sources of all weights that `spec` needs, in its order; ModelFileError when one is missing or misshapen."""
     tensors = {}
-    for name, shape in tensor_shapes(spec).items():
+    for name, shape in weight_shapes(spec).items():
         source = found.get(name)
         if source is None:
             raise ModelFileError(
@@ -226,14 +267,14 @@ def _required(spec: ModelSpec, found: Mapping[str, TensorSource], where: str) ->
     return tensors
 
 
-def _rope_factors(model: GgufModel) -> np.ndarray | None:
-    """The factors of llama3's scaling, float32 (head_dim / 2,), which GGUF stores as a tensor."""
-    tensor = model.tensors.get(ROPE_FACTORS)
+def _vector(model: GgufModel, name: str) -> np.ndarray | None:
+    """The contents of a small tensor, float32 (n,); None where there is none. ModelFileError where it is no such one."""
+    tensor = model.tensors.get(name)
     if tensor is None:
         return None
-    if tensor.type is not dtypes.F32 or len(tensor.dims) != 1 or tensor.dims[0] > 1 << 10:
+    if tensor.type is not dtypes.F32 or len(tensor.dims) != 1 or tensor.dims[0] > MAX_VECTOR:
         raise ModelFileError(
-            f"{tensor.file}: rope_freqs.weight is {tensor.type.name} {tensor.dims}; it must be F32 (head_dim / 2,)"
+            f"{tensor.file}: {name} is {tensor.type.name} {tensor.dims}; it must be F32 (head_dim / 2,)"
         )
     with open(tensor.file, "rb") as file:
         file.seek(tensor.offset)

@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from ckdist.errors import ConfigError, LayoutError
-from ckdist.models.tensors import EMBEDDING, OUTPUT
+from ckdist.models.decoder import EMBEDDING, OUTPUT
 from ckdist.native import check, ffi, lib, pointer
 from ckdist.progress import ProgressBar
 from ckdist.weights import dtypes

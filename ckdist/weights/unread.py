@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from ckdist.errors import ModelFileError
+from ckdist.models.families.family import Family
 
 _BESIDE = (  # in names of either format, and what is not done without them
     (
@@ -15,16 +16,15 @@ _BESIDE = (  # in names of either format, and what is not done without them
     (re.compile(r"(model\.)?(audio_\w+|embed_audio)\..+|a\..+"), "sound is not heard"),
     (re.compile(r"(model\.)?mtp(_\w+)?\..+"), "tokens are predicted one at a time"),
 )
-# what the forward computes for itself
-_BUFFERS = re.compile(r".*\.rotary_emb\.inv_freq|rope\.freqs|blk\.\d+\.attn_rot_embd\.weight")
 _LAYER = re.compile(r"(?:blk|model\.layers)\.(\d+)\..+")
 _SHOWN = 3
 
 
 def notes_on_unread(
-    names: Collection[str], family: str, layers: int, predicting_layers: int, where: str
+    names: Collection[str], family: Family, layers: int, predicting_layers: int, where: str
 ) -> tuple[str, ...]:
-    """A line for each kind of tensors among `names`, which nothing reads, that a text does not need.
+    """A line for each kind of tensors among `names`, which nothing reads, that a text does not need; none for those that
+    the family's file names.
 
     `predicting_layers`: how many layers behind the model's `layers` predict further tokens. ModelFileError, which
     begins with `where`, when there are tensors of another kind, since without them the answers would be wrong.
@@ -38,11 +38,11 @@ def notes_on_unread(
             what = _BESIDE[-1][1]
         if what:
             beside.setdefault(what, []).append(name)
-        elif not _BUFFERS.fullmatch(name):
+        elif not any(re.fullmatch(pattern, name) for pattern in family.ignored):
             unknown.append(name)
     if unknown:
         raise ModelFileError(
-            f"{where}: {_shown(unknown)} in a {family} model of {layers} layers: "
+            f"{where}: {_shown(unknown)} in a {family.name} model of {layers} layers: "
             "without what the file computes with them its answers would be wrong; "
             "take a conversion of the model that has no such tensors"
         )

@@ -92,9 +92,10 @@ def test_the_bound_is_the_slower_of_reading_and_computing():
 def test_work_of_a_model():
     model = load_model(EngineConfig(model=str(FOLDER), threads=1, ctx_size=64), SingleWorld())
     spec = model.spec
-    qkv = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    rest = spec.num_heads * spec.head_dim + 3 * spec.intermediate_size  # of the last layer's, made for outputs alone
-    assert sum(model.work.per_token.values()) == 2 * spec.hidden_size * (spec.num_layers * (qkv + rest) - rest)
+    a, ffn = spec.layers[0].mixer, spec.layers[0].ffn
+    qkv = (a.num_heads + 2 * a.num_kv_heads) * a.head_dim
+    rest = a.num_heads * a.head_dim + 3 * ffn.intermediate_size  # of the last layer's, made for outputs alone
+    assert sum(model.work.per_token.values()) == 2 * spec.hidden_size * (len(spec.layers) * (qkv + rest) - rest)
     assert sum(model.work.per_output.values()) == 2 * spec.hidden_size * (spec.vocab_size + rest)
     lockstep, single = LockstepSequences(model.executable, 3), SingleSequence(model.executable)
     lockstep.fill(np.arange(20))

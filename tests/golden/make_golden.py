@@ -73,6 +73,50 @@ CONFIGS = {
         "sliding_window": 18, "sliding_window_pattern": 3, "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False,
         "attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": True,
     },
+    # longrope's long factors: every text is longer than the original context. And its short ones, with a part rotated.
+    "phi3": {
+        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "vocab_size": 255, "intermediate_size": 88, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "original_max_position_embeddings": 4,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0, 1.1, 1.3, 1.8, 2.5, 4.0, 6.0, 9.5],
+                         "attention_factor": 1.19},
+        "sliding_window": 40, "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    "phi4": {
+        "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "vocab_size": 256, "intermediate_size": 52, "num_hidden_layers": 2,
+        "hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "original_max_position_embeddings": 512, "partial_rotary_factor": 0.75,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.2, 1.5, 2.0, 3.0, 4.5], "long_factor": [2.0] * 6},
+        "sliding_window": None, "hidden_act": "silu", "tie_word_embeddings": True, "pad_token_id": 0,
+    },
+    "olmo2": {
+        "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "vocab_size": 254, "intermediate_size": 84, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 500000.0, "hidden_act": "silu",
+        "tie_word_embeddings": False, "attention_bias": False, "pad_token_id": 0,
+    },
+    "olmo3": {
+        "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "vocab_size": 221, "intermediate_size": 60, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_theta": 500000.0, "sliding_window": 22,
+        "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "attention_factor": 1.2079441541679836,
+                         "beta_fast": 32.0, "beta_slow": 1.0},
+        "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False, "pad_token_id": 0,
+    },
+    "granite": {
+        "architectures": ["GraniteForCausalLM"], "model_type": "granite", "vocab_size": 230, "intermediate_size": 100, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 3, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+        "embedding_multiplier": 12.0, "attention_multiplier": 0.2, "residual_multiplier": 0.35, "logits_scaling": 0.25,
+        "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False, "pad_token_id": 0,
+    },
+    "smollm3": {
+        "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "vocab_size": 249, "intermediate_size": 68, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 5000000.0, "hidden_act": "silu",
+        "no_rope_layers": [1, 0], "no_rope_layer_interval": 4, "use_sliding_window": False, "sliding_window": None,
+        "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "pad_token_id": 0,
+    },
+    "glm4": {
+        "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "vocab_size": 247, "intermediate_size": 76, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+        "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": True, "pad_token_id": 0,
+    },
 }  # fmt: skip
 
 
@@ -88,7 +132,8 @@ def randomise(model, generator: torch.Generator) -> None:
             parameter.copy_(0.7 * noise)
         elif "embed_tokens" in name:
             # Tied, a token's own embedding must not win by being still in the residual stream.
-            parameter.copy_((0.05 if gemma else 0.3 if tied else 1.0) * noise)
+            size = 0.05 if gemma else 0.3 if tied else 1.0
+            parameter.copy_(size / getattr(model.config, "embedding_multiplier", 1.0) * noise)
         else:
             parameter.copy_(noise * (2.0 / math.sqrt(parameter.shape[1])))
 

@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"]
+FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4"]
+FUSED = {"self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"), "mlp.gate_up_proj": ("gate_proj", "up_proj")}
 GOLDEN = Path(__file__).parent
 OUT = GOLDEN / "training"
 # At this rate rounding stays rounding: float32 and float64 losses differ by less than 2e-6 over the 20 steps. At 0.002
@@ -77,14 +78,28 @@ def loss_sum(model, batches, index: int) -> torch.Tensor:
     return total
 
 
+def split(name: str, gradient: np.ndarray, config) -> dict[str, np.ndarray]:
+    """A tensor that stacks several matrices as these, by their own names."""
+    for fused, parts in FUSED.items():
+        if fused in name:
+            rows = [config.intermediate_size] * 2
+            if len(parts) == 3:
+                head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+                rows = [head * config.num_attention_heads, *[head * config.num_key_value_heads] * 2]
+            stem = name.replace(fused.rpartition(".")[2], "{}")
+            pieces = np.split(gradient, np.cumsum(rows)[:-1])
+            return {stem.format(part): piece for part, piece in zip(parts, pieces)}
+    return {name: gradient}
+
+
 def write_family(family: str, batches) -> None:
     model = in_float64(family)
     parameters = dict(model.named_parameters())  # tied ones stand there once
     loss = loss_sum(model, batches, 0)
     loss.backward()
     golden = {"loss": loss.item()}
-    for name, parameter in parameters.items():
-        gradient = parameter.grad.numpy()
+    stored = {name: parameter.grad.numpy() for name, parameter in parameters.items()}
+    for name, gradient in (part for name, g in stored.items() for part in split(name, g, model.config).items()):
         golden[f"norm/{name}"] = np.linalg.norm(gradient)
         if gradient.ndim == 1:
             golden[f"rows/{name}"] = gradient.astype(np.float32)

@@ -38,18 +38,18 @@ class Cache:
     """One kv-head's blocks in a shuffled order, holes filled with NaN patterns; k, v: (positions, head_dim) float32."""
 
     def __init__(self, isa, kv_type, k, v, seed=0):
-        self.isa, self.type, self.head_dim = isa, TYPES[kv_type], k.shape[1]
-        self.stride = native.check(native.lib.ckdist_attention_block_bytes(isa, self.type, self.head_dim))
+        key_type, _, value_type = kv_type.partition("/")
+        self.isa = isa
+        self.shape = native.ffi.new(
+            "struct ckdist_cache_shape *", [TYPES[key_type], TYPES[value_type or key_type], k.shape[1], v.shape[1]]
+        )
+        self.stride = native.check(native.lib.ckdist_attention_block_bytes(isa, self.shape))
         used = -(-len(k) // 16)
         self.table = np.random.default_rng(seed).permutation(used + 3).astype(np.int32)[:used].copy()
         self.bytes = np.full((used + 3) * self.stride, 0xFF, np.uint8)
         for p in range(len(k)):
             block = native.ffi.cast("uint8_t *", self.bytes.ctypes.data + int(self.table[p // 16]) * self.stride)
-            native.check(
-                native.lib.ckdist_attention_store(
-                    isa, self.type, block, p % 16, self.head_dim, floats(k[p]), floats(v[p])
-                )
-            )
+            native.check(native.lib.ckdist_attention_store(isa, self.shape, block, p % 16, floats(k[p]), floats(v[p])))
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,17 @@ def attend(cache, q, first, settings, spans=0):
     go.
     """
     tokens, heads, head_dim = q.shape
-    out = np.full_like(q, 7)
+    width = cache.shape.value_width
+    out = np.full((tokens, heads, width), 7, F32)
     task = native.ffi.new("struct ckdist_attention_task *")
-    task.kv_type, task.head_dim = cache.type, head_dim
+    task.cache = cache.shape[0]
     task.kv, task.block_stride = native.ffi.cast("uint8_t *", cache.bytes.ctypes.data), cache.stride
     task.block_table = native.ffi.cast("int32_t *", cache.table.ctypes.data)
     task.first_position, task.tokens, task.heads = first, tokens, heads
     task.q, task.q_token_stride, task.q_head_stride = floats(q), heads * head_dim, head_dim
-    task.out, task.out_token_stride, task.out_head_stride = floats(out), heads * head_dim, head_dim
+    task.out, task.out_token_stride, task.out_head_stride = floats(out), heads * width, width
     task.scale, task.soft_cap, task.window = settings.scale, settings.soft_cap, settings.window
-    size = native.check(native.lib.ckdist_attention_scratch_bytes(cache.isa, tokens, heads, head_dim))
+    size = native.check(native.lib.ckdist_attention_scratch_bytes(cache.isa, cache.shape, tokens, heads))
     scratch = np.full(size + 64, 0xFF, np.uint8)  # NaN patterns: nothing may be read before it is written
     start = -scratch.ctypes.data % 64
     at = native.ffi.cast("uint8_t *", scratch.ctypes.data + start)
@@ -86,7 +87,7 @@ def attend(cache, q, first, settings, spans=0):
 
 def reference(k, v, q, first, settings):
     k, v, q = (a.astype(float) for a in (k, v, q))
-    out = np.empty_like(q)
+    out = np.empty((*q.shape[:2], v.shape[1]))
     for t in range(q.shape[0]):
         position = first + t
         low = max(0, position + 1 - settings.window) if settings.window else 0
@@ -127,6 +128,27 @@ def test_agrees_with_reference(isa, kv_type, head_dim, tokens, heads, positions)
     out = attend(Cache(isa, kv_type, k, v), q, positions - tokens, settings)
     want = reference(rounded(kv_type, k), rounded(kv_type, v), q, positions - tokens, settings)
     np.testing.assert_allclose(out, want, atol=TOLERANCE[kv_type])
+
+
+MIXED = ["i16/q8_0", "q8_0/i16", "q8_0/f16", "f16/q8_0", "i16/f32", "bf16/i16", "f32/bf16", "f16/f32"]
+
+
+@pytest.mark.parametrize("types", MIXED)
+@pytest.mark.parametrize("key_width, value_width", [(64, 64), (96, 40), (72, 128)])
+@pytest.mark.parametrize("tokens, heads, positions", [(1, 3, 200), (16, 4, 150), (35, 1, 530)])
+def test_keys_and_values_of_unequal_types_and_widths(isa, types, key_width, value_width, tokens, heads, positions):
+    rng = np.random.default_rng(1)
+    k, v = (rng.normal(size=(positions, width)).astype(F32) * 2 for width in (key_width, value_width))
+    q = rng.normal(size=(tokens, heads, key_width)).astype(F32) * 2
+    key_type, value_type = types.split("/")
+    settings = Settings(scale=key_width**-0.5)
+    cache = Cache(isa, types, k, v)
+    out = attend(cache, q, positions - tokens, settings)
+    want = reference(rounded(key_type, k), rounded(value_type, v), q, positions - tokens, settings)
+    np.testing.assert_allclose(out, want, atol=max(TOLERANCE[key_type], TOLERANCE[value_type]))
+    np.testing.assert_array_equal(attend(cache, q, positions - tokens, settings, spans=1), out)
+    v[5, 0] = np.nan
+    assert np.isnan(attend(Cache(isa, types, k, v), q, positions - tokens, settings)).any()
 
 
 @pytest.mark.parametrize("level, below", [pair for pair in PAIRS_OF_LEVELS if pair[0] in ALL])
@@ -247,15 +269,21 @@ def test_every_magnitude_is_rounded_to_nearest_even(isa, kv_type):
 
 
 def test_block_bytes_are_whole_cache_lines(isa, kv_type):
-    for head_dim in range(8, 264, 8):
-        size = native.lib.ckdist_attention_block_bytes(isa, TYPES[kv_type], head_dim)
-        assert size % 64 == 0
-    assert native.lib.ckdist_attention_block_bytes(isa, 8, 128) == 2 * (128 * 16 + 4 * 16 * 2)
-    assert native.lib.ckdist_attention_block_bytes(isa, 25, 128) == 2 * (128 * 16 * 2 + 16 * 4)
+    for width in range(8, 264, 8):
+        assert block_bytes(isa, TYPES[kv_type], 8, width, 264 - width) % 64 == 0
+    assert block_bytes(isa, 8, 8, 128, 128) == 2 * (128 * 16 + 4 * 16 * 2)
+    assert block_bytes(isa, 25, 25, 128, 128) == 2 * (128 * 16 * 2 + 16 * 4)
+    assert block_bytes(isa, 25, 8, 128, 128) == 128 * 16 * 2 + 16 * 4 + 128 * 16 + 4 * 16 * 2
+
+
+def block_bytes(isa, *shape):
+    """Of a cache of these types and widths of keys and values."""
+    shape = native.ffi.new("struct ckdist_cache_shape *", shape)
+    return native.check(native.lib.ckdist_attention_block_bytes(isa, shape))
 
 
 def test_wrong_shapes_are_refused(isa):
-    with pytest.raises(errors.ConfigError, match=r"head_dim .12."):
-        native.check(native.lib.ckdist_attention_block_bytes(isa, 1, 12))
+    with pytest.raises(errors.ConfigError, match="width of a head .12."):
+        block_bytes(isa, 1, 1, 64, 12)
     with pytest.raises(errors.ConfigError, match="KV type 2"):
-        native.check(native.lib.ckdist_attention_block_bytes(isa, 2, 64))
+        block_bytes(isa, 1, 2, 64, 64)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ckdist.comm.communicator import open_communicator
-from ckdist.errors import ConfigError
+from ckdist.errors import ConfigError, LayoutError
 from ckdist.layout import DATA, Mesh
 from ckdist.models.decoder import loss as loss_of
 from ckdist.program.autodiff import backward
@@ -22,6 +22,7 @@ from ckdist.train.batch import PackedBatch
 from ckdist.train.native_executable import NativeExecutable
 from tests.support.golden_training import FAMILIES, batches, golden, model, split
 from tests.support.levels import each
+from tests.support.specs import PIECES
 from tests.support.specs import spec as small_spec
 from tests.support.thread_ranks import run_threads
 
@@ -60,9 +61,8 @@ def check(spec, weights, batch, dtype="float32", **more) -> None:
 def random_model(seed=0, **more):
     """(spec, weights) of odd shapes: nothing in them is a multiple of a tile."""
     rng = np.random.default_rng(seed)
-    spec = replace(
-        small_spec(heads=6, kv_heads=2, head_dim=12, ffn=37, vocab=51), hidden_size=29, qkv_bias=True, **more
-    )
+    more["mixer"] = {"qkv_bias": True, **more.get("mixer", {})}
+    spec = replace(small_spec(heads=6, kv_heads=2, head_dim=12, ffn=37, vocab=51, **more), hidden_size=29)
     program = trace_loss(loss_of, spec, DATA, Mesh({"dp": 1}))
     shape = lambda w: [d.elements for d in w.dims]
     weights = {
@@ -96,18 +96,26 @@ def test_golden_models(family, dtype):
 @pytest.mark.parametrize("lengths", [[3, 1, 40], [150], [131, 17]])
 @pytest.mark.parametrize(
     "more",
-    [{}, {"sliding_window": 21, "sliding_layers": (True, False), "attention_soft_cap": 3.0, "logit_soft_cap": 4.0}],
+    [
+        {},
+        {"changes": ({"window": 21}, {}), "mixer": {"soft_cap": 3.0}, "logit_soft_cap": 4.0},
+        *(PIECES[name] for name in ("norms_after", "multipliers", "no_rope")),
+    ],
 )
 def test_odd_shapes(lengths, more, dtype):
     spec, weights = random_model(**more)
     check(spec, weights, random_batch(lengths, 51), dtype, recompute=bool(more))
 
 
+def test_unequal_layers_are_refused():
+    with pytest.raises(LayoutError, match="training needs the same heads in every layer"):
+        NativeExecutable(small_spec(**PIECES["unequal"]), 64, np.zeros)
+
+
 def test_logits_in_chunks():
     spec = replace(
-        small_spec(heads=1, kv_heads=1, head_dim=4, ffn=5, vocab=131_090),
+        small_spec(heads=1, kv_heads=1, head_dim=4, ffn=5, vocab=131_090, changes=({},)),
         hidden_size=6,
-        num_layers=1,
         tie_embeddings=True,
     )
     rng = np.random.default_rng(0)
@@ -118,7 +126,7 @@ def test_logits_in_chunks():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_threads_and_repetition_change_no_bit(dtype):
-    spec, weights = random_model(attention_soft_cap=3.0)
+    spec, weights = random_model(mixer={"soft_cap": 3.0})
     batch = random_batch([131, 17, 30], 51)
     results = []
     for threads in (1, 2, 3):
@@ -138,7 +146,7 @@ ON_A_LEVEL = """
 import sys
 import numpy as np
 from tests.kernels.test_native_training import NativeExecutable, ThreadPool, random_batch, random_model
-spec, weights = random_model(attention_soft_cap=3.0)
+spec, weights = random_model(mixer={"soft_cap": 3.0})
 e = NativeExecutable(spec, 541, weights.__getitem__, dtype=sys.argv[1], pool=ThreadPool(2))
 loss = e.forward_backward(random_batch([131, 410], 51))
 np.save(sys.argv[2], np.append(e.gradients.flat.astype(np.float64), loss))

@@ -16,7 +16,7 @@ from ckdist import LLM, SamplingParams
 from ckdist.cli.export import export_gguf
 from ckdist.engine.launch import BUNDLED
 from ckdist.errors import ArchitectureError, ConfigError, EngineError, ModelFileError
-from ckdist.models.to_gguf import gguf_metadata
+from ckdist.models.registry import family as family_of
 from ckdist.tokens import tokenizer_from_gguf
 from ckdist.tokens.folder import load_tokenizer
 from ckdist.tokens.source import tokenizer_of
@@ -44,9 +44,10 @@ def test_what_is_written_is_the_model(exported):
     assert (
         after.spec.max_position == before.spec.max_position
         and after.spec.tie_embeddings
-        and after.spec.num_kv_heads == before.spec.num_kv_heads
+        and after.spec.layers == before.spec.layers
     )
-    np.testing.assert_allclose(after.spec.rope.inverse_frequencies, before.spec.rope.inverse_frequencies, rtol=1e-6)
+    frequencies = [one.spec.ropes["global"].inverse_frequencies for one in (after, before)]
+    np.testing.assert_allclose(*frequencies, rtol=1e-6)
     for name in (
         "model.layers.1.self_attn.q_proj.weight",
         "model.layers.0.self_attn.k_proj.weight",
@@ -84,28 +85,24 @@ def test_every_family_comes_back_as_it_was(family, tmp_path, monkeypatch):
         assert "has no GGUF form" in str(error)
         return
     after = open_checkpoint(tmp_path / "m.gguf")
-    np.testing.assert_allclose(after.spec.rope.inverse_frequencies, before.spec.rope.inverse_frequencies, rtol=1e-5)
-    if before.spec.rope_local:
-        np.testing.assert_allclose(
-            after.spec.rope_local.inverse_frequencies, before.spec.rope_local.inverse_frequencies, rtol=1e-6
-        )
+    assert list(after.spec.ropes) == list(before.spec.ropes)
+    for name, rope in before.spec.ropes.items():
+        again = after.spec.ropes[name]
+        np.testing.assert_allclose(again.inverse_frequencies, rope.inverse_frequencies, rtol=1e-5)
+        assert again.magnitude == pytest.approx(rope.magnitude) and again.interleaved == rope.interleaved
+        assert (again.long is None) == (rope.long is None) and again.original_context == rope.original_context
     for name, source in before.tensors.items():
         np.testing.assert_array_equal(read_tensor(after.tensors[name]), read_tensor(source), err_msg=name)
-    fields = (
-        "num_layers",
-        "num_heads",
-        "num_kv_heads",
-        "head_dim",
-        "attention_soft_cap",
-        "logit_soft_cap",
-        "sliding_window",
-        "sliding_layers",
-        "qkv_bias",
-        "qk_norm",
-        "post_norms",
-        "tie_embeddings",
-    )
-    assert [getattr(after.spec, f) for f in fields] == [getattr(before.spec, f) for f in fields]
+    assert rounded(dataclasses.replace(after.spec, ropes={})) == rounded(dataclasses.replace(before.spec, ropes={}))
+
+
+def rounded(value):
+    """A spec whose numbers have the digits that float32 keeps."""
+    if dataclasses.is_dataclass(value):
+        return tuple(rounded(getattr(value, field.name)) for field in dataclasses.fields(value))
+    if isinstance(value, tuple):
+        return tuple(map(rounded, value))
+    return float(np.float32(value)) if isinstance(value, float) else value
 
 
 def changed(tmp_path, **fields) -> pathlib.Path:
@@ -120,7 +117,7 @@ def test_yarn_is_llama_cpps(tmp_path):
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "attention_factor": 1.3}
     folder, path = changed(tmp_path, rope_scaling=scaling), tmp_path / "yarn.gguf"
     export_gguf(str(folder), str(path), "f32")
-    before, after = open_checkpoint(folder).spec.rope, open_checkpoint(path).spec.rope
+    before, after = (open_checkpoint(at).spec.ropes["global"] for at in (folder, path))
     np.testing.assert_allclose(after.inverse_frequencies, before.inverse_frequencies, rtol=1e-6)
     assert after.magnitude == pytest.approx(before.magnitude, rel=1e-6) == pytest.approx(1.3)
     with pytest.raises(ArchitectureError, match="truncate: false"):
@@ -143,11 +140,12 @@ def test_yarn_is_llama_cpps(tmp_path):
 
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
 def test_windows_that_readers_would_not_honour_are_refused(family):
-    spec = dataclasses.replace(
-        open_checkpoint(GOLDEN / "llama2").spec, architecture=family, sliding_window=64, sliding_layers=(True, False)
-    )
+    spec = open_checkpoint(GOLDEN / "llama2").spec
+    first, *others = spec.layers
+    slides = dataclasses.replace(first, mixer=dataclasses.replace(first.mixer, window=64))
+    spec = dataclasses.replace(spec, family=family, layers=(slides, *others))
     with pytest.raises(ArchitectureError, match=r"^here: .* sliding window \(64\).*; set "):
-        gguf_metadata(spec, 1e4, 1e4, "here")
+        family_of(family).to_gguf(spec, "here")
 
 
 def test_a_sentencepiece_vocabulary(tmp_path):
@@ -185,8 +183,8 @@ def test_a_sentencepiece_vocabulary(tmp_path):
     for text in (*PROBES, *PROMPTS, " a  b", "日本語 🙂"):
         assert again.encode(text) == tokenizer.encode(text), text
     if llama_cpp := importlib.util.find_spec("llama_cpp") and importlib.import_module("llama_cpp"):
-        keys, _ = gguf_metadata(open_checkpoint(GOLDEN / "llama2").spec, 1e4, 1e4, "llama2")
-        write_gguf(tmp_path / "v.gguf", keys | metadata, [])
+        form = family_of("llama").to_gguf(open_checkpoint(GOLDEN / "llama2").spec, "llama2")
+        write_gguf(tmp_path / "v.gguf", {**form.metadata, **metadata}, [])
         peer = llama_cpp.Llama(str(tmp_path / "v.gguf"), vocab_only=True, verbose=False)
         for text in (*PROBES, *PROMPTS):
             assert peer.tokenize(text.encode(), add_bos=True, special=False) == tokenizer.encode(text), text

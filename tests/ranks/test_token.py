@@ -24,6 +24,7 @@ from tests.support import thread_ranks
 from tests.support.launcher import run_ranks
 from tests.support.paths import GOLDEN
 from tests.support.programs.replay import build
+from tests.support.specs import FAMILIES, PIECES
 from tests.support.thread_world import run_ranks_as_threads
 
 MODELS = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
@@ -74,7 +75,7 @@ def both_ways(executable):
     return expected, situations(executable), list(executable.prefill_tokens)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
+@pytest.mark.parametrize("family", [*FAMILIES, *PIECES])
 @pytest.mark.parametrize(
     "ranks, threads, numbers",
     [
@@ -153,10 +154,11 @@ def test_bytes_moved_are_those_of_the_formula(ranks, tokens):
     results = run_ranks_as_threads(ranks, rank)
     spec = results[0][0]
     by_token, by_tensor = np.sum([counts for _, counts in results], axis=0)
-    columns = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    assert by_token == (spec.num_layers * columns - spec.num_heads * spec.head_dim) * tokens * (ranks - 1) * 4 // ranks
+    layers, a = len(spec.layers), spec.layers[0].mixer
+    columns = (2 * a.num_heads + 2 * a.num_kv_heads) * a.head_dim
+    assert by_token == (layers * columns - a.num_heads * a.head_dim) * tokens * (ranks - 1) * 4 // ranks
     if tokens > 2:  # so few rows are prepared by every thread for itself
-        assert by_tensor == (2 * spec.num_layers - 1) * tokens * ranks * (ranks - 1) * spec.hidden_size * 4
+        assert by_tensor == (2 * layers - 1) * tokens * ranks * (ranks - 1) * spec.hidden_size * 4
 
 
 def texts(engine) -> tuple[list[list[int]], dict]:
@@ -199,11 +201,17 @@ def generated(world, folder, prefill: str, transport: str = "auto"):
 
 @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
 def test_one_text_over_hosts(folder):
+    """Norms over all heads of a token are not summed over hosts in token-parallel prefill: OLMo is tensor-parallel."""
     expected, _ = generated(SingleWorld(), folder, "auto")
-    found, stats = thread_ranks.run_threads(
-        ["one", "one", "two", "two"], lambda world: generated(world, folder, "token", "tcp")
-    )[0]
-    assert found == expected and stats["prefill_by_token_tokens_total"] > 0 == stats["prefill_by_tensor_tokens_total"]
+    hosts, one, other = ["one", "one", "two", "two"], "token", "tensor"
+    if folder.name.startswith("olmo"):
+        with pytest.raises(ConfigError, match="norms all heads of a token together, whose sums go over hosts"):
+            thread_ranks.run_threads(hosts, lambda world: generated(world, folder, "token", "tcp"))
+        one, other = other, one
+    prefill = "token" if one == "token" else "auto"
+    found, stats = thread_ranks.run_threads(hosts, lambda world: generated(world, folder, prefill, "tcp"))[0]
+    assert found == expected
+    assert stats[f"prefill_by_{one}_tokens_total"] > 0 == stats[f"prefill_by_{other}_tokens_total"]
 
 
 @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)

@@ -5,9 +5,9 @@ import json
 import numpy as np
 from safetensors.numpy import save_file
 
-from ckdist.models.from_config import spec_from_config
-from ckdist.models.spec import ModelSpec, RopeSpec
-from ckdist.models.tensors import tensor_shapes
+from ckdist.models.decoder import weight_shapes
+from ckdist.models.registry import spec_from_config
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, RopeSpec
 from ckdist.weights.checkpoint import Checkpoint, TensorSource
 
 CONFIG = {
@@ -19,7 +19,7 @@ CONFIG = {
 def write_model(folder, config=CONFIG, prefix="", dtype=np.float32, drop=(), parts=1, **replace):
     """A folder with a random model of `config`; its tensors by Hugging Face names."""
     rng = np.random.default_rng(0)
-    shapes = tensor_shapes(spec_from_config(config, "config"))
+    shapes = weight_shapes(spec_from_config(config, "config"))
     arrays = {n: rng.standard_normal(s).astype(dtype) for n, s in shapes.items() if n not in drop} | replace
     (folder / "config.json").write_text(json.dumps(config))
     stored = {prefix + n: a for n, a in arrays.items()}
@@ -38,6 +38,6 @@ WEIGHT = "model.layers.0.mlp.down_proj.weight"
 
 def checkpoint_of(path, *sources: TensorSource) -> Checkpoint:
     """A checkpoint of `sources` alone, in a file that the test wrote."""
-    rope = RopeSpec(np.ones(2, np.float32))
-    spec = ModelSpec("llama", 8, 8, 8, 1, 1, 1, 4, 1e-6, 8, rope)
+    layer = LayerSpec(Attention(1, 1, 4, 0.5), DenseFfn(8))
+    spec = ModelSpec("llama", 8, 8, (layer,), {"global": RopeSpec(np.ones(2, np.float32))}, 1e-6, 8)
     return Checkpoint(path, "gguf", spec, {s.name: s for s in sources}, {})

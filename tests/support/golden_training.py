@@ -11,7 +11,10 @@ from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from tests.support.paths import GOLDEN
 
-FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"]
+FAMILIES = [
+    "llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3",
+    "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4",
+]  # fmt: skip
 OPTIMIZER = json.loads((GOLDEN / "training" / "optimizer.json").read_text())
 
 

@@ -1,32 +1,78 @@
 """Small model specs of every family, and random weights for their programs."""
 
+from dataclasses import replace
+
 import numpy as np
 
-from ckdist.models.spec import ModelSpec, RopeSpec
+from ckdist.models.families.gemma2 import NORMS
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms, RopeSpec
 
 
-def spec(heads=6, kv_heads=3, head_dim=16, ffn=176, vocab=100, **more):
-    rope = RopeSpec((1e4 ** (-np.arange(0, head_dim, 2) / head_dim)).astype(np.float32))
-    return ModelSpec(
-        "qwen3", vocab, 64, ffn, 2, heads, kv_heads, head_dim, 1e-6, 512, rope, attention_scale=head_dim**-0.5, **more
-    )
+def rope(dims=16, **more):
+    return RopeSpec((1e4 ** (-np.arange(0, dims, 2) / dims)).astype(np.float32), **more)
+
+
+def spec(heads=6, kv_heads=3, head_dim=16, ffn=176, vocab=100, mixer=None, layer=None, changes=None, **more):
+    """Two layers; `mixer` and `layer` are further fields of both, `changes` of each layer's mixer."""
+    attention = Attention(heads, kv_heads, head_dim, head_dim**-0.5, **(mixer or {}))
+    changes = changes(heads, kv_heads) if callable(changes) else changes
+    changed = [replace(attention, **change) for change in changes or ({}, {})]
+    fields = {"ffn": DenseFfn(ffn), **(layer or {})}
+    if "activation" in more:
+        fields["ffn"] = DenseFfn(ffn, more.pop("activation"))
+    layers = tuple(LayerSpec(a, **fields) for a in changed)
+    return ModelSpec("qwen3", vocab, 64, layers, {"global": rope(head_dim), **more.pop("ropes", {})}, 1e-6, 512, **more)
 
 
 FAMILIES = {
     "llama": {},
-    "qwen2": {"qkv_bias": True, "tie_embeddings": True},
-    "qwen3": {"qk_norm": True, "tie_embeddings": True},
+    "qwen2": {"mixer": {"qkv_bias": True}, "tie_embeddings": True},
+    "qwen3": {"mixer": {"qk_norm": "head"}, "tie_embeddings": True},
     "gemma2": {
-        "post_norms": True,
+        "layer": {"norms": NORMS},
         "activation": "gelu_tanh",
-        "attention_soft_cap": 50.0,
+        "mixer": {"soft_cap": 50.0},
+        "changes": ({"window": 4}, {}),
         "logit_soft_cap": 30.0,
         "embedding_scale": 8.0,
-        "sliding_window": 4,
-        "sliding_layers": (True, False),
         "tie_embeddings": True,
     },
 }
+# What no family above has: norms after, norms over all heads of a token, layers without rotation, multipliers, a part of
+# a head rotated in neighbours, layers that differ in heads and widths.
+PIECES = {
+    "norms_after": {
+        "layer": {"norms": Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")},
+        "mixer": {"qk_norm": "row"},
+    },
+    "multipliers": {"layer": {"residual_scale": 0.22}, "embedding_scale": 12.0, "logit_scale": 0.125},
+    "no_rope": {"changes": ({"rope": None}, {"rope": "local"}), "ropes": {"local": rope(8, interleaved=True)}},
+    "unequal": {
+        "changes": lambda heads, kv_heads: (
+            {"num_kv_heads": heads, "value_dim": 24},
+            {"num_heads": 2 * kv_heads, "head_dim": 8, "value_dim": 16, "rope": "local", "window": 5},
+        ),
+        "ropes": {"local": rope(8)},
+    },
+}
+
+
+def resized(s, ffn=None, layers=None, hidden_size=None, **mixer):
+    """A spec with other sizes; `mixer`: fields of its attention, `layers`: how many are left."""
+    change = lambda layer: replace(
+        layer,
+        mixer=replace(layer.mixer, **mixer),
+        ffn=replace(layer.ffn, intermediate_size=ffn or layer.ffn.intermediate_size),
+    )
+    return replace(s, layers=tuple(map(change, s.layers[:layers])), hidden_size=hidden_size or s.hidden_size)
+
+
+def dims(g, s):
+    """The named dimensions of a spec whose layers are alike, under the layout of a tracer."""
+    a, make = s.layers[0].mixer, g.sharding
+    heads, keys = make.heads(a.num_heads, a.num_kv_heads, a.head_dim)
+    sizes = {"hidden": make.hidden(s.hidden_size), "ffn": make.ffn(s.layers[0].ffn.intermediate_size)}
+    return {"tokens": make.tokens, "heads": heads, "kv_heads": keys, "vocab": make.vocab(s.vocab_size), **sizes}
 
 
 def weights_of(program):

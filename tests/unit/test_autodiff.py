@@ -16,7 +16,7 @@ from ckdist.train.batch import PackedBatch
 from tests.support import golden_training
 from tests.support.golden_training import AdamW, gradient_errors, split
 from tests.support.paths import GOLDEN as GOLDEN_FILES
-from tests.support.specs import FAMILIES, spec
+from tests.support.specs import FAMILIES, dims, spec
 
 GOLDEN = GOLDEN_FILES / "programs"
 HEADS_AND_FFN = Layout("HEADS_AND_FFN", {"heads": "tp", "kv_heads": "tp", "ffn": "tp"})
@@ -144,7 +144,7 @@ def test_recompute_keeps_boundaries_alone():
     seed = next(n for n, i in enumerate(again.instrs) if i.op == "one")
     assert {v for i in again.instrs[seed:] for v in i.inputs} & made <= set(program.boundaries)
     count = lambda p: sum(i.op == "attend_packed" for i in p.instrs)
-    assert (count(plain), count(again)) == (s.num_layers, 2 * s.num_layers - 1)
+    assert (count(plain), count(again)) == (len(s.layers), 2 * len(s.layers) - 1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -185,9 +185,10 @@ def test_gathered_values_have_gradients():
     """A sharded result gathered before it is used again: each rank takes back its part."""
 
     def gathers(g, ids, targets, s):
-        x = g.reduce(g.embed(ids, g.weight("table", "vocab", "hidden")))
-        y = g.gather(g.linear(x, g.weight("up", "ffn", "hidden")))
-        return g.reduce(g.cross_entropy(y, targets, Weight("head", (g.dims["vocab"], y.dims[-1])), 0.0))
+        d = dims(g, s)
+        x = g.reduce(g.embed(ids, g.weight("table", d["vocab"], d["hidden"])))
+        y = g.gather(g.linear(x, g.weight("up", d["ffn"], d["hidden"])))
+        return g.reduce(g.cross_entropy(y, targets, Weight("head", (d["vocab"], y.dims[-1])), 0.0))
 
     s, batch = spec(**TINY), random_batch()
     rng = np.random.default_rng(8)
@@ -244,15 +245,15 @@ def test_errors_name_the_op():
 
 def test_a_cache_is_not_trained_through():
     def serves(g, ids, targets, s):
-        x = g.embed(ids, g.weight("table", "vocab", "hidden"))
+        d = dims(g, s)
+        x = g.embed(ids, g.weight("table", d["vocab"], d["hidden"]))
         q, k, v = (
-            g.linear(x, g.weight(name, dim, "hidden"))
+            g.linear(x, g.weight(name, d[dim], d["hidden"]))
             for name, dim in (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"))
         )
         (o,) = g.emit("attend", (q, k, v), layer=0, scale=1.0, soft_cap=0.0, window=0)
-        return g.cross_entropy(
-            g.linear(o, g.weight("o", "hidden", "heads")), targets, g.weight("head", "vocab", "hidden"), 0.0
-        )
+        o = g.linear(o, g.weight("o", d["hidden"], d["heads"]))
+        return g.cross_entropy(o, targets, g.weight("head", d["vocab"], d["hidden"]), 0.0)
 
     program = trace_loss(serves, spec(), SINGLE, ALONE)
     with pytest.raises(LayoutError, match="attend has no gradient"):

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckdist.errors import LayoutError
-from ckdist.layout import SINGLE, TENSOR, Layout, Mesh, cut, model_dims
+from ckdist.layout import SINGLE, TENSOR, Layout, Mesh, Sharding, cut
 from ckdist.program.tracer import Tracer, trace
-from tests.support.specs import spec
+from tests.support.specs import dims, spec
 
 
 @given(st.integers(0, 5000), st.integers(1, 40), st.integers(1, 64))
@@ -25,13 +25,12 @@ def test_cut_covers_everything_evenly(size, parts, unit):
 
 @given(st.integers(1, 16), st.integers(1, 8), st.integers(1, 20))
 def test_every_query_head_finds_its_kv_head(kv_heads, group, parts):
-    s = spec(heads=kv_heads * group, kv_heads=kv_heads)
     covered = []
     for rank in range(parts):
         mesh = Mesh({"tp": parts}, rank)
-        dims = model_dims(s, TENSOR, mesh)
-        begin, end = dims["heads"].share(mesh)
-        first, last = dims["kv_heads"].share(mesh)
+        heads, keys = Sharding(TENSOR, mesh).heads(kv_heads * group, kv_heads, 16)
+        begin, end = heads.share(mesh)
+        first, last = keys.share(mesh)
         covered += range(begin, end)
         needed = {h // group for h in range(begin, end)}
         assert needed == set(range(first, last))  # all that it needs, and nothing more
@@ -40,15 +39,16 @@ def test_every_query_head_finds_its_kv_head(kv_heads, group, parts):
 
 def test_an_unknown_axis_names_the_known_ones():
     with pytest.raises(LayoutError, match=r"'ep'.*only tp"):
-        model_dims(spec(), Layout("BAD", {"ffn": "ep"}), Mesh({"tp": 2}))
+        Sharding(Layout("BAD", {"ffn": "ep"}), Mesh({"tp": 2})).ffn(64)
 
 
 def test_a_missing_reduce_is_an_error_while_tracing():
     s, mesh = spec(), Mesh({"tp": 2})
 
     def forgets(g, ids, spec):
-        x = g.reduce(g.embed(ids, g.weight("table", "vocab", "hidden")))
-        a = g.linear(g.linear(x, g.weight("up", "ffn", "hidden")), g.weight("down", "hidden", "ffn"))
+        hidden, ffn = g.sharding.hidden(64), g.sharding.ffn(176)
+        x = g.reduce(g.embed(ids, g.weight("table", g.sharding.vocab(100), hidden)))
+        a = g.linear(g.linear(x, g.weight("up", ffn, hidden)), g.weight("down", hidden, ffn))
         return g.add(x, a)
 
     with pytest.raises(LayoutError, match=r"partial over tp: wrap it in g.reduce\(\)"):
@@ -57,9 +57,10 @@ def test_a_missing_reduce_is_an_error_while_tracing():
 
 
 def test_dimensions_that_do_not_meet_are_named():
-    g = Tracer(spec(), TENSOR, Mesh({"tp": 2}))
+    g = Tracer(TENSOR, Mesh({"tp": 2}))
+    d = dims(g, spec())
     from ckdist.program.program import Value
 
-    x = Value("x", (g.dims["tokens"], g.dims["hidden"]))
+    x = Value("x", (d["tokens"], d["hidden"]))
     with pytest.raises(LayoutError, match=r"hidden=64.*ffn=176"):
-        g.linear(x, g.weight("down", "hidden", "ffn"))
+        g.linear(x, g.weight("down", d["hidden"], d["ffn"]))

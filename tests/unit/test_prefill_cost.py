@@ -17,12 +17,13 @@ from ckdist.program.tracer import trace
 from ckdist.topology import read_machine
 from ckdist.topology.placement import place_rank, threads_of
 from ckdist.weights.checkpoint import open_checkpoint
+from tests.support.specs import resized
 from tests.support.thread_ranks import run_threads
 from tests.support.trees.layouts import LAYOUTS
 
 SPEC = open_checkpoint(BUNDLED).spec
-LARGE = dataclasses.replace(SPEC, hidden_size=4096, intermediate_size=14336, num_heads=32, num_kv_heads=8, head_dim=128)
-SMOLLM2 = dataclasses.replace(SPEC, hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3)  # 135M
+LARGE = resized(SPEC, 14336, hidden_size=4096, num_heads=32, num_kv_heads=8, head_dim=128)
+SMOLLM2 = resized(SPEC, 1536, hidden_size=576, num_heads=9, num_kv_heads=3)  # 135M
 SIZES = [512, 256, 128, 64, 32, 16, 8]
 Q4_1 = 20 / 32, 2  # bytes per element, activation format
 BFLOAT16 = 2.0, 1
@@ -64,11 +65,11 @@ def on(tree: str, ranks: int, tmp_path) -> list[RankPlace]:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_bytes_are_those_that_ranks_count(ranks):
     """The formulas that `test_token.test_bytes_moved_are_those_of_the_formula` holds against counters."""
-    spec = dataclasses.replace(SPEC, num_heads=12, num_kv_heads=12, head_dim=32)
+    spec = resized(SPEC, num_heads=12, num_kv_heads=12, head_dim=32)
     every = models(spec, neighbours(ranks))
     by_tensor, by_token = (sum(pair[i].moved(48) for pair in every) for i in (0, 1))
     assert by_tensor == 2 * 48 * ranks * (ranks - 1) * spec.hidden_size * 4
-    assert by_token == (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim * 48 * (ranks - 1) * 4 // ranks
+    assert by_token == (2 * 12 + 2 * 12) * 32 * 48 * (ranks - 1) * 4 // ranks
 
 
 def test_a_layer_has_each_of_its_weights_once():
@@ -80,7 +81,7 @@ def test_a_layer_has_each_of_its_weights_once():
             if w is not None
         ]
         assert len(names) == len({name.rpartition("layers.")[2].partition(".")[2] for name in names}) == 9
-        assert len(one_layer(trace(forward, dataclasses.replace(SPEC, num_layers=1), layout, Mesh({"tp": 2})))) > 10
+        assert len(one_layer(trace(forward, resized(SPEC, layers=1), layout, Mesh({"tp": 2})))) > 10
 
 
 @pytest.mark.parametrize("spec, weight", [(SPEC, BFLOAT16), (SMOLLM2, Q4_1), (LARGE, Q4_1)])
@@ -134,7 +135,7 @@ def test_many_ranks_of_a_node_promise_a_gain():
 
 
 def test_what_is_cut_unevenly_or_too_finely():
-    uneven = dataclasses.replace(LARGE, num_heads=24, num_kv_heads=3)
+    uneven = resized(LARGE, num_heads=24, num_kv_heads=3)
     assert (
         gains(uneven, neighbours(2))[512] > gains(LARGE, neighbours(2))[512] + 0.03
     )  # two of three groups of heads on one rank

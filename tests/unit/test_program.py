@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from ckdist.errors import LayoutError
-from ckdist.layout import SINGLE, TENSOR, TOKEN, Mesh, model_dims
+from ckdist.layout import SINGLE, TENSOR, TOKEN, Mesh
 from ckdist.models.decoder import forward, loss
 from ckdist.program.interpreter import Interpreter
-from ckdist.program.lower import lower
+from ckdist.program.lower import lower, stored_dims
 from ckdist.program.step import ValueIndex
 from ckdist.program.tracer import trace, trace_loss
 from tests.support.paths import GOLDEN as GOLDEN_FILES
@@ -24,7 +24,7 @@ def test_golden_text(family, layout):
     """
     s, mesh = spec(**FAMILIES[family]), Mesh({"tp": 2})
     program = trace(forward, s, layout, mesh)
-    stored = model_dims(s, TENSOR, mesh) if layout is TOKEN else None
+    stored = stored_dims(program, trace(forward, s, TENSOR, mesh)) if layout is TOKEN else None
     lowered = lower(program, mesh, formats=lambda name: 0, block_columns=lambda name: 1, max_tokens=8, stored=stored)
     text = f"{program}\nlowered for rank 0\n{lowered}"
     path = GOLDEN / f"{family}{'' if layout is TENSOR else '_token'}.txt"
@@ -71,7 +71,7 @@ def test_buffers_that_live_together_do_not_overlap(ranks, layout):
             formats=lambda name: 2,
             block_columns=lambda name: 32,
             max_tokens=8,
-            stored=model_dims(s, TENSOR, mesh) if layout is TOKEN else None,
+            stored=stored_dims(program, trace(forward, s, TENSOR, mesh)) if layout is TOKEN else None,
         )
         phase, life = 0, {}
         for step in lowered.steps:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckdist.errors import ArchitectureError, ModelFileError
-from ckdist.models.from_config import spec_from_config
-from ckdist.models.tensors import tensor_shapes
+from ckdist.models.decoder import weight_shapes
+from ckdist.models.registry import spec_from_config
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from tests.support.paths import GOLDEN as GOLDEN_FILES
@@ -22,18 +22,20 @@ LLAMA = GOLDEN["llama"]["old"]
 
 
 def assert_matches(spec, golden):
-    np.testing.assert_allclose(spec.rope.inverse_frequencies, golden["inverse_frequencies"], rtol=1e-6)
-    assert spec.rope.inverse_frequencies.dtype == np.float32
-    assert spec.rope.magnitude == pytest.approx(golden["magnitude"])
-    assert (spec.rope_local is None) == (golden["local"] is None)
-    if spec.rope_local:
-        np.testing.assert_allclose(spec.rope_local.inverse_frequencies, golden["local"], rtol=1e-6)
-    sliding = spec.sliding_layers or (False,) * spec.num_layers
-    assert [spec.sliding_window * slides for slides in sliding] == golden["sliding"]
-    assert [spec.attention_soft_cap, spec.logit_soft_cap] == golden["caps"]
-    assert spec.attention_scale == pytest.approx(golden["attention_scale"])
+    rope = spec.ropes["global"]
+    np.testing.assert_allclose(rope.inverse_frequencies, golden["inverse_frequencies"], rtol=1e-6)
+    assert rope.inverse_frequencies.dtype == np.float32
+    assert rope.magnitude == pytest.approx(golden["magnitude"])
+    assert ("local" in spec.ropes) == (golden["local"] is not None)
+    mixers = [layer.mixer for layer in spec.layers]
+    if "local" in spec.ropes:
+        np.testing.assert_allclose(spec.ropes["local"].inverse_frequencies, golden["local"], rtol=1e-6)
+        assert all(mixer.rope == ("local" if mixer.window else "global") for mixer in mixers)
+    assert [mixer.window for mixer in mixers] == golden["sliding"]
+    assert {(mixer.soft_cap, spec.logit_soft_cap) for mixer in mixers} == {tuple(golden["caps"])}
+    np.testing.assert_allclose([mixer.scale for mixer in mixers], golden["attention_scale"], rtol=1e-6)
     assert spec.tie_embeddings == golden["tied"]
-    assert {name: list(shape) for name, shape in tensor_shapes(spec).items()} == golden["shapes"]
+    assert {name: list(shape) for name, shape in weight_shapes(spec).items()} == golden["shapes"]
 
 
 @pytest.mark.parametrize("written", ["old", "new"])
@@ -43,8 +45,8 @@ def test_config_as_transformers_reads_it(name, written):
     spec = spec_from_config(golden[written], "config.json")
     assert_matches(spec, golden)
     gemma = name.startswith("gemma")
-    assert (spec.architecture, spec.max_position, spec.norm_eps) == (name.split("-")[0], 4096, 1e-5)
-    assert spec.activation == ("gelu_tanh" if gemma else "silu")
+    assert (spec.family, spec.max_position, spec.norm_eps) == (name.split("-")[0], 4096, 1e-5)
+    assert {layer.ffn.activation for layer in spec.layers} == {"gelu_tanh" if gemma else "silu"}
     assert spec.embedding_scale == (8.0 if gemma else 1.0)
 
 
@@ -134,7 +136,7 @@ def test_gguf_means_the_same_as_the_config(tmp_path, name):
     stored = write_gguf(tmp_path / "m.gguf", golden, "llama" if family == "mistral" else family, **more)
     checkpoint = open_checkpoint(tmp_path / "m.gguf")
     assert_matches(checkpoint.spec, golden)
-    assert checkpoint.spec.architecture == ("llama" if family == "mistral" else family)
+    assert checkpoint.spec.family == ("llama" if family == "mistral" else family)
     for tensor, source in checkpoint.tensors.items():
         np.testing.assert_array_equal(
             read_tensor(source), stored.get(tensor, stored["model.embed_tokens.weight"]), err_msg=tensor
@@ -162,7 +164,7 @@ def test_gguf_rope_factors_are_llama3s_scaling(tmp_path):
 def test_gguf_that_is_not_such_a_model(tmp_path):
     path, golden = tmp_path / "m.gguf", GOLDEN["llama"]
     for message, error, architecture, more in [
-        ("'phi3' is not known; the known ones are llama, qwen2, qwen3, gemma2, gemma3", ArchitectureError, "phi3", {}),
+        ("'bloom' is not known; the known ones are .*llama, .*qwen2, qwen3", ArchitectureError, "bloom", {}),
         ("llama.expert_count is 8.*mixtures of experts", ModelFileError, "llama", {"expert_count": 8}),
         ("llama.rope.dimension_count is 8; it must be the same as the heads' size, 16", ModelFileError, "llama", {"rope_dimension_count": 8}),
         ("llama.block_count is missing", ModelFileError, "llama", {"block_count": None}),
@@ -183,9 +185,9 @@ def test_gguf_that_is_not_such_a_model(tmp_path):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"architectures": ["Phi3ForCausalLM"]}, "'Phi3ForCausalLM' is not known; the known ones are LlamaForCausalLM, Mistral"),
+        ({"architectures": ["BloomForCausalLM"]}, "'BloomForCausalLM' is not known; the known ones are .*LlamaForCausalLM, Mistral"),
         ({"architectures": []}, "architectures is \\[\\]; it must be a list of names"),
-        ({"architectures": None, "model_type": "bloom"}, "'bloom' is not known; the known ones are llama, mistral"),
+        ({"architectures": None, "model_type": "bloom"}, "'bloom' is not known; the known ones are .*llama, mistral"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be a whole number from 1 to 1024"),
         ({"num_hidden_layers": 1025}, "from 1 to 1024"),
         ({"num_hidden_layers": "7"}, "num_hidden_layers is '7'"),
@@ -199,12 +201,13 @@ def test_gguf_that_is_not_such_a_model(tmp_path):
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
         ({"rope_theta": 0.5}, "rope_theta is 0.5; it must be a number above 1"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; it must be one of silu"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE scaling 'dynamic' is not known; the known ones are default, linear, llama3, yarn"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not known"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE scaling 'dynamic' is not known; the known ones are default, linear, llama3, yarn, longrope"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.short_factor is missing"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1] * 7, "long_factor": [1] * 8}}, "short_factor is .*a list of 8 numbers"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": [1]}, "rope_scaling is \\[1\\]; it must be an object"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}}, "below high_freq_factor, which is 1"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial rotation is not supported"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.2}}, "partial_rotary_factor is 0.2; it must be such that an even number of the 16"),
         ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention"]}, "a list of 7"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; it must be true or false"),
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "only causal attention"),
@@ -250,7 +253,7 @@ def test_any_config_is_read_or_refused(name, written, fields, scaling):
     except (ArchitectureError, ModelFileError) as e:
         assert "\n" not in str(e)
         return
-    assert np.isfinite(spec.rope.inverse_frequencies).all()
+    assert all(np.isfinite(rope.inverse_frequencies).all() for rope in spec.ropes.values())
 
 
 @pytest.mark.parametrize(

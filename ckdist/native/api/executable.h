@@ -1,6 +1,7 @@
 #ifndef CKDIST_API_EXECUTABLE_H
 #define CKDIST_API_EXECUTABLE_H
 #include <stdint.h>
+#include "api/attention.h"
 #include "api/communicator.h"
 #include "api/loader.h"
 #include "api/pool.h"
@@ -25,6 +26,17 @@ struct ckdist_execution_plan {
   int32_t tokens_sharded;
 };
 
+/* Attention of one layer on this rank, and what of its tokens it caches. */
+struct ckdist_layer_attention {
+  struct ckdist_cache_shape cache;
+  int32_t kv_heads;
+  const int32_t* heads_per_kv; /* (kv_heads,) query heads that share each local kv-head */
+  /* of all ranks, for sums over all heads */
+  int32_t total_heads, total_kv_heads, first_head;
+  const int32_t* key_places; /* (total_kv_heads,) where tokens are sharded: which head of a token's row each kv-head is
+                              */
+};
+
 struct ckdist_program {
   const struct ckdist_execution_plan* plans; /* at most 8 */
   int32_t plan_count;
@@ -32,12 +44,11 @@ struct ckdist_program {
   int64_t max_tokens, max_sequences, max_outputs, context_length;
   int64_t vocab;           /* of all ranks */
   int64_t exchange_floats; /* of one value that other ranks read, the same on every rank */
-  /* attention; kv_type: enum ckdist_cache_type */
-  int32_t kv_type, layers, head_dim, heads, kv_heads; /* of this rank */
-  const int32_t* heads_per_kv;                        /* (kv_heads,) query heads that share each local kv-head */
+  /* attention */
+  int32_t layers;
+  const struct ckdist_layer_attention* attention; /* (layers,) */
   int64_t blocks;
-  const float* rope_cos[2]; /* (context_length, head_dim / 2); [1] null where there is one table */
-  const float* rope_sin[2];
+  struct ckdist_rope ropes[4];
   struct ckdist_loader* loader; /* of matrices that are not all packed, filling; null: all are */
 };
 
@@ -90,9 +101,6 @@ enum ckdist_cache_type {
   ckdist_cache_i16 = 25,
   ckdist_cache_bf16 = 30
 };
-/* Bytes of one block of `kv_type` for one kv-head of one layer. */
-CKDIST_EXPORT int64_t ckdist_kv_block_bytes(int32_t kv_type, int32_t head_dim);
-
 #ifdef __cplusplus
 }  // extern "C"
 #endif

@@ -1,6 +1,7 @@
 #ifndef CKDIST_API_TRAINING_H
 #define CKDIST_API_TRAINING_H
 #include <stdint.h>
+#include "api/attention.h"
 #include "api/communicator.h"
 #include "api/pool.h"
 #include "api/steps.h"
@@ -38,9 +39,8 @@ struct ckdist_training_program {
                              What lies behind them is packed once, where no trained matrix is packed beside it, and
                              then, but for vectors and the embeddings, not read again */
   int32_t heads, kv_heads, head_dim;
-  int32_t bf16;             /* what products read is bfloat16, else float32 */
-  const float* rope_cos[2]; /* (max_tokens, head_dim / 2); [1] null where there is one table */
-  const float* rope_sin[2];
+  int32_t bf16;                /* what products read is bfloat16, else float32 */
+  struct ckdist_rope ropes[4]; /* of max_tokens positions */
   const float* parameter_arena;
   float* gradient_arena;
 };

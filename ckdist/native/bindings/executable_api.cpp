@@ -42,9 +42,4 @@ void ckdist_executable_stats(ckdist_executable* executable, ckdist_step_stats* o
 int ckdist_executable_trace(ckdist_executable* executable, ckdist_trace* trace) {
   return guard([&] { executable->trace(*trace); });
 }
-int64_t ckdist_kv_block_bytes(int32_t kv_type, int32_t head_dim) {
-  int64_t bytes = 0;
-  const int status = guard([&] { bytes = kernels().attention.block_bytes(KvType(kv_type), head_dim); });
-  return status < 0 ? status : bytes;
-}
 }

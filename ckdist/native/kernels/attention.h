@@ -20,11 +20,17 @@ constexpr int kSpan = 256;
 // bytes, and multiplied as they lie (see isa/attention_integer.cpp).
 enum class KvType : int32_t { f32 = 0, f16 = 1, q8_0 = 8, i16 = 25, bf16 = 30 };
 
+// What a cache holds of a token and kv-head.
+struct CacheShape {
+  KvType key_type, value_type;
+  int key_width, value_width;
+};
+
 // Consecutive query tokens of one sequence against that sequence's cache, for the query heads that share one kv-head.
 // The task's own keys are in the cache already. Query i stands at first_position + i and sees positions <= its own.
 struct AttentionTask {
-  KvType kv_type;
-  int head_dim;
+  KvType key_type, value_type;
+  int key_width, value_width;  // floats of a head's query and key, and of its value and output
   const uint8_t* kv;           // block 0 of this layer and kv-head
   int64_t block_stride;        // bytes from one block to the next
   const int32_t* block_table;  // block of positions [16 i, 16 i + 16)
@@ -33,14 +39,15 @@ struct AttentionTask {
   int64_t first_position;
   int tokens;
   int heads;
-  const float* q;  // (tokens, heads, head_dim) through the strides, in floats
+  const float* q;  // (tokens, heads, key_width) through the strides, in floats
   int64_t q_token_stride, q_head_stride;
-  float* out;  // likewise
+  float* out;  // (tokens, heads, value_width), likewise
   int64_t out_token_stride, out_head_stride;
   float scale;     // scores are scale * q.k
   float soft_cap;  // 0: none; else cap * tanh(score / cap)
   int64_t window;  // 0: all; else only positions > own - window
 
+  CacheShape cache() const { return {key_type, value_type, key_width, value_width}; }
   int64_t end() const { return first_position + tokens; }
   int64_t begin() const { return window > 0 && first_position >= window ? first_position + 1 - window : 0; }
   int64_t first_span() const { return begin() / kSpan; }
@@ -49,13 +56,13 @@ struct AttentionTask {
 
 struct AttentionKernel {
   // Bytes of one block for one kv-head (K tile and V tile), a multiple of 64.
-  int64_t (*block_bytes)(KvType type, int head_dim);
-  // Write one position's key and value (head_dim floats each) into its slot (0..15) of a block of one kv-head.
-  void (*store)(KvType type, uint8_t* block, int slot, int head_dim, const float* k, const float* v);
+  int64_t (*block_bytes)(const CacheShape& cache);
+  // Write one position's key and value into its slot (0..15) of a block of one kv-head.
+  void (*store)(const CacheShape& cache, uint8_t* block, int slot, const float* k, const float* v);
   // Scratch for a task of at most `tokens` x `heads` queries, in bytes, 64-byte aligned; and bytes of one span's part
   // of such a task.
-  int64_t (*scratch_bytes)(int tokens, int heads, int head_dim);
-  int64_t (*part_bytes)(KvType type, int tokens, int heads, int head_dim);
+  int64_t (*scratch_bytes)(const CacheShape& cache, int tokens, int heads);
+  int64_t (*part_bytes)(const CacheShape& cache, int tokens, int heads);
   void (*attend)(const AttentionTask& task, uint8_t* scratch);
   // The same in two: spans [first, last) of the task into parts[0 .. last - first), by any number of threads; then all
   // its parts, from first_span() on, merged into `out`. The bits are attend()'s.

@@ -16,7 +16,13 @@ struct ElementwiseKernel {
   void (*sum_parts)(const float* x, const float* const* parts, int count, int64_t n, float* out);
   // Rotates halves: (x[i], x[i + n/2]) by angle i of (cos, sin), i < n/2. out may be x. Su et al. 2021,
   // arXiv:2104.09864.
-  void (*rope)(const float* x, const float* cos, const float* sin, int64_t head_dim, float* out);
+  void (*rope)(const float* x, const float* cos, const float* sin, int64_t n, float* out);
+  // The same of neighbours: (x[2 i], x[2 i + 1]).
+  void (*rope_pairs)(const float* x, const float* cos, const float* sin, int64_t n, float* out);
+  // Sum of x[i]^2, in an order that depends on n alone.
+  float (*sum_squares)(const float* x, int64_t n);
+  // out[i] = x[i] * factor * weight[i]. out may be x.
+  void (*scale_weighted)(const float* x, float factor, const float* weight, int64_t n, float* out);
   // out[i] = f(gate[i]) * up[i]. out may be gate.
   void (*gated)(GateFunction function, const float* gate, const float* up, int64_t n, float* out);
   // x[i] = cap * tanh(x[i] / cap)

@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <utility>
 
-#include "core/error.h"
 #include "copy_engines/stream_engine.h"
+#include "core/error.h"
 
 namespace ckdist {
 
@@ -31,15 +31,31 @@ Inference::Inference(const ckdist_program& that, Communicator& communicator, Reo
 }
 
 void Inference::make_cache() {
-  for (int h = 0, head = 0; h < program.kv_heads; h++) {
-    first_head.push_back(head);
-    head += program.heads_per_kv[h];
-    max_heads_per_kv = std::max(max_heads_per_kv, int(program.heads_per_kv[h]));
+  for (int i = 0; i < program.layers; i++) {
+    const ckdist_layer_attention& a = program.attention[i];
+    Layer layer{{KvType(a.cache.key_type), KvType(a.cache.value_type), a.cache.key_width, a.cache.value_width},
+                a.kv_heads,
+                a.heads_per_kv,
+                {},
+                0,
+                0,
+                1,
+                nullptr};
+    for (int h = 0, head = 0; h < a.kv_heads; head += a.heads_per_kv[h++]) {
+      layer.first_head.push_back(head);
+      layer.max_heads_per_kv = std::max(layer.max_heads_per_kv, int(a.heads_per_kv[h]));
+    }
+    layer.head_bytes = kernels.attention.block_bytes(layer.cache);
+    layer.block_bytes = layer.head_bytes * a.kv_heads;
+    kv_bytes_ += layer.block_bytes * program.blocks;
+    layers.push_back(layer);
   }
-  kv_head_bytes = kernels.attention.block_bytes(KvType(program.kv_type), program.head_dim);
-  kv_block_bytes = kv_head_bytes * program.kv_heads;
-  kv_bytes_ = kv_block_bytes * program.layers * program.blocks;
   kv_arena_.emplace(kv_bytes_, "the KV cache");
+  uint8_t* blocks = kv_arena_->data();
+  for (Layer& layer : layers) {
+    layer.blocks = blocks;
+    blocks += layer.block_bytes * program.blocks;
+  }
 }
 
 void Inference::make_lists() {

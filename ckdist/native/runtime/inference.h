@@ -48,9 +48,20 @@ class Inference : public Executor {
   Communicator& communicator;
   std::unique_ptr<StepCommunicator> ranks;
   const Kernels& kernels;
-  std::vector<int> first_head;  // of each local kv-head
-  int max_heads_per_kv = 1;
-  int64_t kv_head_bytes = 0, kv_block_bytes = 0;
+  // What the rank has of one layer's attention and cache.
+  struct Layer {
+    CacheShape cache;
+    int kv_heads;
+    const int32_t* heads_per_kv;
+    std::vector<int> first_head;  // of each local kv-head
+    int64_t head_bytes, block_bytes;
+    int max_heads_per_kv;
+    uint8_t* blocks;  // of kv-head 0
+
+    uint8_t* kv(int kv_head) const { return blocks + kv_head * head_bytes; }
+    int64_t heads() const { return kv_heads ? first_head[kv_heads - 1] + heads_per_kv[kv_heads - 1] : 0; }
+  };
+  std::vector<Layer> layers;
 
   // Of the batch.
   BatchView batch;
@@ -105,9 +116,6 @@ class Inference : public Executor {
   const Weight& weight(int index) const { return *static_cast<const Weight*>(plan->matrices[index]); }
   const Matrix& matrix(int index) const { return weight(index).matrix; }
   const float* vector(int index) const { return plan->vectors[index]; }
-  uint8_t* kv(int layer, int kv_head) const {
-    return kv_arena_->data() + layer * program.blocks * kv_block_bytes + kv_head * kv_head_bytes;
-  }
 
   uint8_t* slice(int thread) { return workers_[thread].slice; }  // room for a slice that was not packed yet
   CopyEngine& engine(int thread) { return *workers_[thread].engine; }
@@ -138,7 +146,7 @@ class Inference : public Executor {
     uint8_t* activations[3];   // kReplicatedRows rows per format
     uint8_t* slice;
     std::unique_ptr<CopyEngine> engine;  // of slices that are kept; null where all are packed
-    int64_t moved = 0;             // bytes read of other ranks' memory in this batch
+    int64_t moved = 0;                   // bytes read of other ranks' memory in this batch
   };
 
   void make_lists();

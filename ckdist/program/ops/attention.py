@@ -7,6 +7,8 @@ import numpy as np
 
 from ckdist import native
 from ckdist.errors import LayoutError
+from ckdist.program.fusion import norm_over_heads
+from ckdist.program.lowered import layer_attention
 from ckdist.program.ops.op import (
     Arrays,
     Attrs,
@@ -26,6 +28,7 @@ from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex
 
 ROPE_TABLES = native.numbers("ckdist_rope_table", "ckdist_rope_")
+NO_ROPE = ROPE_TABLES.pop("none")
 
 if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
@@ -36,9 +39,8 @@ if TYPE_CHECKING:  # which import the ops
 
 @op("rope", unchanged_whole("rope"))
 def rope(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Rotates the halves of every head by position times frequency. Su et al. 2021, arXiv:2104.09864."""
-    cos, sin = context.rope_tables(attrs["table"])  # (tokens, head_dim / 2)
-    return [rotate(inputs[0], cos, sin)]
+    """Rotates the first dimensions of every head by position times frequency. Su et al. 2021, arXiv:2104.09864."""
+    return [rotate(context, inputs[0], attrs, 1)]
 
 
 @lower("rope", "training")
@@ -62,8 +64,7 @@ def rope_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool])
 @op("rope_grad", unchanged_whole("rope_grad"))
 def rope_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """The rotation back; yarn's magnitude stays a factor."""
-    cos, sin = context.rope_tables(attrs["table"])
-    return [rotate(inputs[0], cos, -sin)]
+    return [rotate(context, inputs[0], attrs, -1)]
 
 
 @lower("rope_grad", "training")
@@ -72,28 +73,36 @@ def lower_rope_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     _rotation(lowering, instr, back=True)
 
 
-def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """x: (tokens, heads * head_dim); cos, sin: (tokens, head_dim / 2)."""
-    tokens, half = cos.shape
-    heads = x.reshape(tokens, x.shape[1] // (2 * half), 2, half)  # (tokens, heads, 2, head_dim / 2)
-    a, b = heads[:, :, 0], heads[:, :, 1]
-    c, s = cos[:, None], sin[:, None]
-    return np.stack([a * c - b * s, b * c + a * s], axis=2).reshape(x.shape)
+def rotate(context: RankContext, x: np.ndarray, attrs: Attrs, sign: int) -> np.ndarray:
+    """x: (tokens, heads * head_dim), of which the rotation's dimensions of every head turn, by `sign` times the angle."""
+    rotation = context.rope(attrs["table"])
+    cos, sin = context.rope_tables(rotation)  # (tokens, rotated / 2)
+    c, s, half = cos[:, None], sign * sin[:, None], cos.shape[1]
+    heads = x.reshape(len(x), -1, attrs["inputs"][0].dims[-1].width)  # (tokens, heads, head_dim)
+    turned = heads[..., : 2 * half]
+    if rotation.interleaved:
+        a, b = turned[..., ::2], turned[..., 1::2]
+        turned = np.stack([a * c - b * s, b * c + a * s], axis=-1).reshape(turned.shape)
+    else:
+        a, b = turned[..., :half], turned[..., half:]
+        turned = np.concatenate([a * c - b * s, b * c + a * s], axis=-1)
+    return np.concatenate([turned, heads[..., 2 * half :]], axis=-1).reshape(x.shape)
 
 
 def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """As the queries; LayoutError where heads and kv_heads do not fit together."""
     q, k, v = inputs[:3]
     whole("attend", *inputs)
-    same("attend", k, v)
     heads, kv_heads = q.dims[-1], k.dims[-1]
+    if replace(v.dims[-1], width=kv_heads.width) != kv_heads or heads.width != kv_heads.width:
+        raise LayoutError(f"attend: queries [{heads}], keys [{kv_heads}] and values [{v.dims[-1]}] do not fit together")
     if heads.count % kv_heads.count:
         raise LayoutError(f"attend: num_heads ({heads.size}) is not a multiple of num_kv_heads ({kv_heads.size})")
     if heads.axis != kv_heads.axis:
         raise LayoutError(
             f"attend: heads are cut over {heads.axis}, kv_heads over {kv_heads.axis}; cut both or neither"
         )
-    return [(q.dims, None)]
+    return [((q.dims[0], replace(heads, width=v.dims[-1].width)), None)]
 
 
 class Heads:
@@ -104,13 +113,13 @@ class Heads:
 
     def __init__(self, context: RankContext, attrs: Attrs):
         q_dim, kv_dim = (value.dims[-1] for value in attrs["inputs"][:2])
-        self.head_dim, self.attrs = q_dim.width, attrs
+        self.widths, self.attrs = [value.dims[-1].width for value in attrs["inputs"]], attrs
         group, kv_begin = q_dim.count // kv_dim.count, context.share(kv_dim)[0]
         self.kv_heads = [head // group - kv_begin for head in range(*context.share(q_dim))]
 
-    def split(self, x: np.ndarray) -> np.ndarray:
-        """(tokens, heads * head_dim) -> (tokens, heads, head_dim)."""
-        return x.reshape(x.shape[0], x.shape[1] // self.head_dim, self.head_dim)
+    def split(self, inputs: Arrays, index: int) -> np.ndarray:
+        """Input `index`, (tokens, heads * width), as (tokens, heads, width)."""
+        return inputs[index].reshape(len(inputs[index]), -1, self.widths[index])
 
     def scores(self, q: np.ndarray, k: np.ndarray, first: int = 0) -> np.ndarray:
         """Scores of queries (tokens, head_dim), at positions from `first`, with keys (positions, head_dim); -inf
@@ -130,34 +139,40 @@ class Heads:
 def attend(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Causal grouped-query attention over the cache, which the call extends. Vaswani et al. 2017, arXiv:1706.03762."""
     heads = Heads(context, attrs)
-    q, k, v = map(heads.split, inputs)  # (tokens, heads, head_dim)
+    q, k, v = (heads.split(inputs, i) for i in range(3))  # (tokens, heads, head_dim)
     k_all, v_all = context.extend_cache(attrs["layer"], k, v)  # (positions, kv_heads, head_dim)
-    out = np.zeros_like(q)
+    out = np.zeros((*q.shape[:2], v.shape[2]), q.dtype)
     for h, kv in enumerate(heads.kv_heads):
         scores = heads.scores(q[:, h], k_all[:, kv], len(k_all) - len(q))
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
         out[:, h] = p / p.sum(axis=-1, keepdims=True) @ v_all[:, kv]
-    return [out.reshape(inputs[0].shape)]
+    return [out.reshape(len(out), -1)]
 
 
 @lower("attend", "inference")
 def lower_attend(lowering: "Lowering", group: "Group") -> None:
     """One step with norms, rotation and cache."""
     instr, attrs = group.instr, group.instr.attrs
-    q_rope, k_rope, q_norm, k_norm = group.parts["q_rope"], group.parts["k_rope"], group["q_norm"], group["k_norm"]
-    q, k = ((norm or rope).inputs[0] for norm, rope in ((q_norm, q_rope), (k_norm, k_rope)))
+    rope, q_norm, k_norm = group["q_rope"], group["q_norm"], group["k_norm"]
+    q, k = (
+        _first_operand(value, group[f"{name}_norm"], group[f"{name}_rope"]) for name, value in zip("qk", instr.inputs)
+    )
+    over_heads = norm_over_heads(lowering.graph, q)
     (out,) = instr.outputs
     heads, rotated = out.dims[-1], ValueIndex(ABSENT)
     width = heads.local(lowering.mesh)
     reader = lowering.graph.reader(out)
     if reader is not None and reader.op == "all_to_all":
-        rotated = lowering.buffer("arena", width)
+        rotated = lowering.buffer("arena", instr.inputs[0].dims[-1].local(lowering.mesh))
         most = max(heads.local(mesh) for mesh in lowering.peers)
         place = lowering.slot(width, lowering.max_tokens, most)
         lowering.next_slot()
     else:
         place = lowering.buffer("arena", width)
     lowering.at[out.name] = place
+    norms = [lowering.vector(norm.weights[0] if norm else None) for norm in (q_norm, k_norm)]
+    if over_heads:
+        norms = [lowering.held_vector(w) for w in (over_heads.weight(0), over_heads.weight(1))]
     lowering.emit(
         "attend",
         q=lowering.place_of(q),
@@ -165,15 +180,23 @@ def lower_attend(lowering: "Lowering", group: "Group") -> None:
         v=lowering.place_of(instr.inputs[2]),
         out=place,
         rotated=rotated,
-        q_norm=lowering.vector(q_norm.weights[0] if q_norm else None),
-        k_norm=lowering.vector(k_norm.weights[0] if k_norm else None),
+        q_norm=norms[0],
+        k_norm=norms[1],
+        squares=lowering.place_of(over_heads.inputs[2]) if over_heads else ValueIndex(ABSENT),
         layer=attrs["layer"],
-        rope_table=ROPE_TABLES[q_rope.attrs["table"]],
+        rope_table=ROPE_TABLES[rope.attrs["table"]] if rope else NO_ROPE,
         window=attrs["window"],
-        eps=q_norm.attrs["eps"] if q_norm else 0.0,
+        eps=next((norm.attrs["eps"] for norm in (q_norm, over_heads) if norm), 0.0),
         scale=attrs["scale"],
         soft_cap=attrs["soft_cap"],
     )
+    places = lowering.key_places if over_heads else ()
+    lowering.attention[attrs["layer"]] = replace(layer_attention(instr, lowering.mesh), key_places=places)
+
+
+def _first_operand(value: Value, *parts: Instr | None) -> Value:
+    """What the first of the parts that are there reads, or the value itself."""
+    return next((part.inputs[0] for part in parts if part), value)
 
 
 def infer_attend_packed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -189,8 +212,8 @@ def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
     (tokens, heads).
     """
     heads = Heads(context, attrs)
-    q, k, v = map(heads.split, inputs)
-    out, log_sum_exp = np.zeros_like(q), np.zeros(q.shape[:2], q.dtype)
+    q, k, v = (heads.split(inputs, i) for i in range(3))
+    out, log_sum_exp = np.zeros((*q.shape[:2], v.shape[2]), q.dtype), np.zeros(q.shape[:2], q.dtype)
     for s in context.sequences():
         for h, kv in enumerate(heads.kv_heads):
             scores = heads.scores(q[s, h], k[s, kv])
@@ -198,12 +221,17 @@ def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
             log_sum = largest + np.log(np.exp(scores - largest).sum(axis=-1, keepdims=True))
             out[s, h] = np.exp(scores - log_sum) @ v[s, kv]
             log_sum_exp[s, h] = log_sum[:, 0]
-    return [out.reshape(inputs[0].shape), log_sum_exp]
+    return [out.reshape(len(out), -1), log_sum_exp]
 
 
 @lower("attend_packed", "training")
 def lower_attend_packed(lowering: "TrainingLowering", instr: Instr) -> None:
     """One step."""
+    attention = layer_attention(instr, lowering.mesh)
+    alike = attention == (lowering.attention or attention) and len(set(attention.heads_per_kv)) == 1
+    if not alike or attention.key_width != attention.value_width:
+        raise LayoutError(f"training needs the same heads in every layer, and keys as wide as values: {instr}")
+    lowering.attention = attention
     q, k, v = map(lowering.operand, instr.inputs)
     out, log_sum_exp = map(lowering.output, instr.outputs)
     lowering.emit("attend_packed", q=q, k=k, v=v, out=out, log_sum_exp=log_sum_exp, **_scores(instr))
@@ -229,7 +257,7 @@ def infer_attend_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
     """As q, k and v; LayoutError where ranks share a kv-head."""
     q, k, v, o, _, do = inputs
     infer_attend(inputs, weights, attrs)
-    same("attend_grad", q, o, do)
+    same("attend_grad", o, do)
     heads, kv_heads = q.dims[-1], k.dims[-1]
     if heads.axis and heads.unit * kv_heads.count % heads.count:
         raise LayoutError(
@@ -247,7 +275,7 @@ def attend_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
     Dao et al. 2022, arXiv:2205.14135.
     """
     heads = Heads(context, attrs)
-    q, k, v, o, do = (heads.split(inputs[i]) for i in (0, 1, 2, 3, 5))
+    q, k, v, o, do = (heads.split(inputs, i) for i in (0, 1, 2, 3, 5))
     log_sum_exp = inputs[4]  # (tokens, heads)
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     for s in context.sequences():

@@ -9,14 +9,13 @@ from ckdist.comm.communicator import open_communicator
 from ckdist.comm.world import start_world
 from ckdist.config import EngineConfig
 from ckdist.engine.single import SingleSequence
-from ckdist.layout import model_dims
 from ckdist.models.decoder import forward
 from ckdist.planner import layouts_for
 from ckdist.program.executable import CacheConfig, Executable, ExecutionPlan
 from ckdist.program.interpreter import Interpreter
-from ckdist.program.lower import lower
+from ckdist.program.lower import lower, stored_dims
 from ckdist.program.tracer import trace
-from tests.support.specs import FAMILIES, spec, weights_of
+from tests.support.specs import FAMILIES, PIECES, spec, weights_of
 from tests.support.steps import ARENA_BYTES
 
 lib, ffi = native.lib, native.ffi
@@ -62,18 +61,18 @@ def build(world, family: str, transport: str, threads: int, chunk: int, blocks: 
 
     Ranks that share memory have a second phase, in which tokens are sharded.
     """
-    s = spec(**FAMILIES[family], **numbers)
-    prefill, layout, mesh = layouts_for(EngineConfig(transport=transport), world)
+    s = spec(**{**FAMILIES, **PIECES}[family], **numbers)
+    prefill, layout, mesh = layouts_for(EngineConfig(transport=transport), world, s)
     program = trace(forward, s, layout, mesh)
     weights = weights_of(program)
     phases = [phase_of(program, mesh, weights, chunk)]
     if prefill is not layout:
-        phases.append(phase_of(trace(forward, s, prefill, mesh), mesh, weights, chunk, model_dims(s, layout, mesh)))
+        tokens = trace(forward, s, prefill, mesh)
+        phases.append(phase_of(tokens, mesh, weights, chunk, stored_dims(tokens, program)))
     communicator = open_communicator(world, transport, timeout=10.0, spins=20, arena_bytes=ARENA_BYTES)
-    config = CacheConfig(chunk, 4, 16 * blocks, blocks, kv_type)
-    executable = Executable(
-        [phase for phase, _ in phases], s, layout, mesh, communicator, config, threads, threads, (), 20
-    )
+    key_type, _, value_type = kv_type.partition("/")
+    config = CacheConfig(chunk, 4, 16 * blocks, blocks, key_type, value_type or key_type)
+    executable = Executable([phase for phase, _ in phases], s, communicator, config, threads, threads, (), 20)
     return s, mesh, program, weights, executable, phases
 
 

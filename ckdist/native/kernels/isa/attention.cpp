@@ -10,36 +10,40 @@ namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-int64_t most_part_floats(int tokens, int heads, int head_dim) {
-  const int64_t lanes = round_lanes(int64_t{tokens} * heads), groups = head_dim % 32 == 0 ? head_dim / 32 : 1;
-  return lanes * (3 + groups + round_lanes(head_dim));
+int64_t most_part_floats(int width, int tokens, int heads) {
+  const int64_t lanes = round_lanes(int64_t{tokens} * heads), groups = width % 32 == 0 ? width / 32 : 1;
+  return lanes * (3 + groups + round_lanes(width));
 }
 
-int64_t scratch_bytes(int tokens, int heads, int head_dim) {
-  const int64_t floats[] = {float_scratch_floats(tokens, heads, head_dim),
-                            integer_scratch_floats(tokens, heads, head_dim),
-                            2 * most_part_floats(tokens, heads, head_dim)};
+int64_t scratch_bytes(const CacheShape& cache, int tokens, int heads) {
+  const int64_t floats[] = {float_scratch_floats(cache, tokens, heads), integer_scratch_floats(cache, tokens, heads),
+                            2 * most_part_floats(cache.value_width, tokens, heads)};
   int64_t most = floats[0];
   for (int64_t n : floats) most = n > most ? n : most;
   return 4 * most;
 }
 
-int64_t part_bytes(KvType type, int tokens, int heads, int head_dim) {
+int64_t part_bytes(const CacheShape& cache, int tokens, int heads) {
   AttentionTask task = {};
-  task.kv_type = type, task.tokens = tokens, task.heads = heads, task.head_dim = head_dim;
+  task.key_type = cache.key_type, task.value_type = cache.value_type;
+  task.key_width = cache.key_width, task.value_width = cache.value_width;
+  task.tokens = tokens, task.heads = heads;
   return 4 * shape_of(task).part_floats();
 }
 
+// Both are codes; where one is, it becomes floats.
+bool integers(const AttentionTask& task) { return is_integer(task.key_type) && is_integer(task.value_type); }
+
 void attend(const AttentionTask& task, uint8_t* scratch) {
   float* floats = reinterpret_cast<float*>(scratch);
-  is_integer(task.kv_type) ? attend_integer(task, floats) : attend_float(task, floats);
+  integers(task) ? attend_integer(task, floats) : attend_float(task, floats);
 }
 
 void attend_spans(const AttentionTask& task, int64_t first, int64_t last, uint8_t* parts, uint8_t* scratch) {
   float* into = reinterpret_cast<float*>(parts);
   float* floats = reinterpret_cast<float*>(scratch);
-  is_integer(task.kv_type) ? attend_integer_spans(task, first, last, into, floats)
-                           : attend_float_spans(task, first, last, into, floats);
+  integers(task) ? attend_integer_spans(task, first, last, into, floats)
+                 : attend_float_spans(task, first, last, into, floats);
 }
 
 void merge(const AttentionTask& task, uint8_t* parts, uint8_t* scratch) {

@@ -6,8 +6,8 @@
 // stays, the correction is exactly 1, the weights are exactly 0.
 //
 // K and V are read straight from the cache and converted in registers. Where the ISA converts slowly and many queries
-// share the chunk, or a row of V ends in half a Vec, the chunk's codes are converted once into scratch, in the layout
-// of an f32 block, and the same code reads them there.
+// share the chunk, a row of V ends in half a Vec, or K and V are of different types (one may be integers), the chunk's
+// codes are converted once into scratch, in the layout of an f32 block, and the same code reads them there.
 #include "kernels/isa/attention_float.h"
 
 #include "kernels/isa/attention_parts.h"
@@ -45,27 +45,27 @@ CKDIST_INLINE Vec load_codes(const uint8_t* tile, int64_t index) {
 
 struct Workspace {
   int64_t queries, width, floats = 0;
-  float* q;        // groups of queries, each (head_dim, queries of the group)
+  float* q;        // groups of queries, each (key_width, queries of the group)
   float* sum;      // (queries, 16): the softmax's denominator, lane by lane
   float* weights;  // (queries of a group, 64)
   float* factors;  // (2, lanes)
-  float* keys;     // a chunk of K, (4, head_dim, 16)
+  float* keys;     // a chunk of K, (4, key_width, 16)
   float* values;   // a chunk of V, (64, width)
   float* part;
   float* state;
 
-  Workspace(float* base, int tokens, int heads, int head_dim)
-      : queries(int64_t{tokens} * heads), width(round_lanes(head_dim)) {
+  Workspace(float* base, const CacheShape& cache, int tokens, int heads)
+      : queries(int64_t{tokens} * heads), width(round_lanes(cache.value_width)) {
     const auto take = [&](int64_t n) {
       float* start = base ? base + floats : nullptr;
       floats += round_lanes(n);
       return start;
     };
-    q = take(queries * head_dim);
+    q = take(queries * cache.key_width);
     sum = take(queries * kLanes);
     weights = take(kGroup * kChunk);
     factors = take(2 * round_lanes(queries));
-    keys = take(int64_t{kChunk} * head_dim);
+    keys = take(int64_t{kChunk} * cache.key_width);
     values = take(kChunk * width);
     const int64_t most = 3 * round_lanes(queries) + queries * width;
     part = take(most);
@@ -78,6 +78,8 @@ struct Chunk {
   int first, last;
   const uint8_t* k[kChunkBlocks];
   const uint8_t* v[kChunkBlocks];
+  const uint8_t* k_scales[kChunkBlocks];  // of integers
+  const uint8_t* v_scales[kChunkBlocks];
   int64_t ahead[kChunkBlocks];  // bytes from a block to the one four further on, which is fetched meanwhile
   int positions[kChunkBlocks];  // how many of the block's are in the cache
   int64_t v_row;                // elements from one position's V to the next
@@ -206,7 +208,7 @@ void attend_group(const AttentionTask& task, const Workspace& work, const SpanPa
   }
   if (!seen) return;
 
-  score_chunk<type, R, kBlocks>(chunk, chunk.first, work.q + row * task.head_dim, task.head_dim, task.scale,
+  score_chunk<type, R, kBlocks>(chunk, chunk.first, work.q + row * task.key_width, task.key_width, task.scale,
                                 work.weights);
   float correction[R];
   for (int r = 0; r < R; ++r)
@@ -230,34 +232,101 @@ void attend_rows(const AttentionTask& task, const Workspace& work, const SpanPar
   }
 }
 
-// The chunk's codes as floats in scratch, laid out as f32 blocks are, with V's rows padded to whole Vecs.
+// A block's keys as floats (key_width, 16).
 template <KvType type>
-__attribute__((noinline)) Chunk convert(const Chunk& chunk, const Workspace& work, int head_dim) {
+void convert_keys(const uint8_t* k, int width, int64_t ahead, float* key) {
+  for (int i = 0; i < width; ++i) {
+    const int64_t element = int64_t{i} * kLanes;
+    store(key + element, load_codes<type>(k, element));
+    fetch(k + code_bytes(type) * element + ahead);
+  }
+}
+
+// A block's values of `positions` as floats (positions, width) of `row` floats each.
+template <KvType type>
+void convert_values(const uint8_t* v, int width, int positions, int64_t ahead, float* value, int64_t row) {
+  for (int j = 0; j < positions; ++j) {
+    int i = 0;
+    for (; width - i >= kLanes; i += kLanes) {
+      const int64_t element = int64_t{j} * width + i;
+      store(value + j * row + i, load_codes<type>(v, element));
+      fetch(v + code_bytes(type) * element + ahead);
+    }
+    if (i < width) {  // half a Vec, and perhaps the cache's last bytes
+      uint8_t half[4 * kLanes] = {};
+      std::memcpy(half, v + code_bytes(type) * (int64_t{j} * width + i), code_bytes(type) * (width - i));
+      store(value + j * row + i, load_codes<type>(half, 0));
+    }
+  }
+}
+
+// Scale `group` of a position, of integers.
+template <class Code>
+CKDIST_INLINE float scale_at(const uint8_t* scales, int group, int position) {
+  const int64_t at = int64_t{group} * kBlockTokens + position;
+  if constexpr (sizeof(Code) == 1) return from_f16(reinterpret_cast<const uint16_t*>(scales)[at]);
+  else return reinterpret_cast<const float*>(scales)[at];
+}
+
+// The same of integers: of dimension i and position j, codes[at(i, j)] times its scale.
+template <class Code, class At, class Put>
+void convert_codes(const uint8_t* codes, const uint8_t* scales, int width, int group, int positions, At&& at,
+                   Put&& put) {
+  const Code* code = reinterpret_cast<const Code*>(codes);
+  for (int g = 0; g < width / group; ++g)
+    for (int j = 0; j < positions; ++j) {
+      const float scale = scale_at<Code>(scales, g, j);
+      for (int i = g * group; i < (g + 1) * group; ++i) put(i, j, static_cast<float>(code[at(i, j)]) * scale);
+    }
+}
+
+template <class Code>
+void convert_key_codes(const uint8_t* k, const uint8_t* scales, int width, int group, int positions, float* key) {
+  convert_codes<Code>(
+      k, scales, width, group, positions, [](int i, int j) { return (int64_t{i} / 2 * kBlockTokens + j) * 2 + i % 2; },
+      [&](int i, int j, float x) { key[int64_t{i} * kLanes + j] = x; });
+}
+
+template <class Code>
+void convert_value_codes(const uint8_t* v, const uint8_t* scales, int width, int group, int positions, float* value,
+                         int64_t row) {
+  convert_codes<Code>(
+      v, scales, width, group, positions, [&](int i, int j) { return (int64_t{j} / 2 * width + i) * 2 + j % 2; },
+      [&](int i, int j, float x) { value[j * row + i] = x; });
+}
+
+// The chunk's codes as floats in scratch, laid out as f32 blocks are, with V's rows padded to whole Vecs.
+__attribute__((noinline)) Chunk convert(const AttentionTask& task, const Chunk& chunk, const Workspace& work) {
   Chunk out = chunk;
   out.v_row = work.width;
+  const int k_width = task.key_width, v_width = task.value_width;
+  const int k_group = group_of(task.key_type, k_width), v_group = group_of(task.value_type, v_width);
   for (int b = chunk.first; b < chunk.last; ++b) {
-    float* key = work.keys + int64_t{b} * kLanes * head_dim;
+    float* key = work.keys + int64_t{b} * kLanes * k_width;
     float* value = work.values + int64_t{b} * kLanes * work.width;
+    const uint8_t *k = chunk.k[b], *v = chunk.v[b];
+    const int64_t ahead = chunk.ahead[b];
+    const int positions = chunk.positions[b];
     out.k[b] = reinterpret_cast<const uint8_t*>(key);
     out.v[b] = reinterpret_cast<const uint8_t*>(value);
     out.ahead[b] = 0;
-    for (int i = 0; i < head_dim; ++i) {
-      const int64_t element = int64_t{i} * kLanes;
-      store(key + element, load_codes<type>(chunk.k[b], element));
-      fetch(chunk.k[b] + code_bytes(type) * element + chunk.ahead[b]);
+    switch (task.key_type) {
+      case KvType::f32: convert_keys<KvType::f32>(k, k_width, ahead, key); break;
+      case KvType::f16: convert_keys<KvType::f16>(k, k_width, ahead, key); break;
+      case KvType::bf16: convert_keys<KvType::bf16>(k, k_width, ahead, key); break;
+      case KvType::i16: convert_key_codes<int16_t>(k, chunk.k_scales[b], k_width, k_group, positions, key); break;
+      case KvType::q8_0: convert_key_codes<int8_t>(k, chunk.k_scales[b], k_width, k_group, positions, key); break;
     }
-    for (int j = 0; j < chunk.positions[b]; ++j) {
-      int i = 0;
-      for (; head_dim - i >= kLanes; i += kLanes) {
-        const int64_t element = j * chunk.v_row + i;
-        store(value + j * work.width + i, load_codes<type>(chunk.v[b], element));
-        fetch(chunk.v[b] + code_bytes(type) * element + chunk.ahead[b]);
-      }
-      if (i < head_dim) {  // half a Vec, and perhaps the cache's last bytes
-        uint8_t half[4 * kLanes] = {};
-        std::memcpy(half, chunk.v[b] + code_bytes(type) * (j * chunk.v_row + i), code_bytes(type) * (head_dim - i));
-        store(value + j * work.width + i, load_codes<type>(half, 0));
-      }
+    switch (task.value_type) {
+      case KvType::f32: convert_values<KvType::f32>(v, v_width, positions, ahead, value, work.width); break;
+      case KvType::f16: convert_values<KvType::f16>(v, v_width, positions, ahead, value, work.width); break;
+      case KvType::bf16: convert_values<KvType::bf16>(v, v_width, positions, ahead, value, work.width); break;
+      case KvType::i16:
+        convert_value_codes<int16_t>(v, chunk.v_scales[b], v_width, v_group, positions, value, work.width);
+        break;
+      case KvType::q8_0:
+        convert_value_codes<int8_t>(v, chunk.v_scales[b], v_width, v_group, positions, value, work.width);
+        break;
     }
   }
   return out;
@@ -267,28 +336,29 @@ __attribute__((noinline)) Chunk convert(const Chunk& chunk, const Workspace& wor
 void prepare_queries(const AttentionTask& task, const Workspace& work, int rows) {
   for (int64_t row = 0; row < work.queries; row += rows) {
     const int64_t count = work.queries - row < rows ? work.queries - row : rows;
-    float* packed = work.q + row * task.head_dim;  // (head_dim, count)
+    float* packed = work.q + row * task.key_width;  // (key_width, count)
     for (int64_t r = 0; r < count; ++r) {
       const float* q =
           task.q + (row + r) / task.heads * task.q_token_stride + (row + r) % task.heads * task.q_head_stride;
-      for (int i = 0; i < task.head_dim; ++i) packed[i * count + r] = q[i];
+      for (int i = 0; i < task.key_width; ++i) packed[i * count + r] = q[i];
     }
   }
 }
 
 // The blocks of the chunk at `start`, of which the cache holds the positions [begin, end).
-template <KvType type>
 Chunk open_chunk(const AttentionTask& task, const BlockLayout& layout, int64_t start, int64_t begin, int64_t end) {
   Chunk chunk = {};
   chunk.first = start < begin ? static_cast<int>((begin - start) / kBlockTokens) : 0;
   chunk.last = end - start < kChunk ? static_cast<int>((end - start + kBlockTokens - 1) / kBlockTokens) : kChunkBlocks;
-  chunk.v_row = task.head_dim;
+  chunk.v_row = task.value_width;
   for (int b = chunk.first; b < chunk.last; ++b) {
     const int32_t* entry = task.block_table + start / kBlockTokens + b;
     const uint8_t* block = task.kv + entry[0] * task.block_stride;
     const int64_t left = end - start - b * kBlockTokens;
     chunk.k[b] = block;
     chunk.v[b] = block + layout.v_offset;
+    chunk.k_scales[b] = block + layout.k_scales_offset;
+    chunk.v_scales[b] = block + layout.v_scales_offset;
     chunk.ahead[b] = left > kChunk ? (int64_t{entry[kChunkBlocks]} - entry[0]) * task.block_stride : 0;
     chunk.positions[b] = static_cast<int>(left < kBlockTokens ? left : kBlockTokens);
   }
@@ -300,20 +370,19 @@ int rows_of_group(const Shape& shape) {
   return static_cast<int>((shape.queries + groups - 1) / groups);
 }
 
+// `type`: of keys and values both, where they are read straight from the cache.
 template <KvType type>
 void attend_span(const AttentionTask& task, const Shape& shape, const Workspace& work, const SpanPart& part,
-                 int64_t span) {
-  const BlockLayout layout(type, task.head_dim);
+                 int64_t span, bool direct) {
+  const BlockLayout layout(task.cache());
   const int rows = rows_of_group(shape);
-  const bool whole = task.head_dim % kLanes == 0;  // else a row of V ends in half a Vec
-  const bool direct = whole && (type == KvType::f32 || work.queries <= kDirectQueries);
   clear(shape, part);
   std::memset(work.sum, 0, 4 * work.queries * kLanes);
   const int64_t begin = task.begin(), end = task.end() < (span + 1) * kSpan ? task.end() : (span + 1) * kSpan;
   const int64_t from = begin > span * kSpan ? begin : span * kSpan;
   for (int64_t start = from / kChunk * kChunk; start < end; start += kChunk) {
-    const Chunk chunk = open_chunk<type>(task, layout, start, begin, task.end());
-    const Chunk chunk_in_use = direct ? chunk : convert<type>(chunk, work, task.head_dim);
+    const Chunk chunk = open_chunk(task, layout, start, begin, task.end());
+    const Chunk chunk_in_use = direct ? chunk : convert(task, chunk, work);
     for (int64_t row = 0; row < work.queries; row += rows) {
       const int count = static_cast<int>(work.queries - row < rows ? work.queries - row : rows);
       if (direct) attend_rows<type>(task, work, part, chunk_in_use, start, row, count);
@@ -328,19 +397,22 @@ void attend_span(const AttentionTask& task, const Shape& shape, const Workspace&
 
 void attend_span_of_type(const AttentionTask& task, const Shape& shape, const Workspace& work, const SpanPart& part,
                          int64_t span) {
-  if (task.kv_type == KvType::f32) return attend_span<KvType::f32>(task, shape, work, part, span);
-  if (task.kv_type == KvType::f16) return attend_span<KvType::f16>(task, shape, work, part, span);
-  attend_span<KvType::bf16>(task, shape, work, part, span);
+  const KvType type = task.key_type;
+  const bool whole = task.value_width % kLanes == 0;  // else a row of V ends in half a Vec
+  const bool direct = whole && type == task.value_type && (type == KvType::f32 || work.queries <= kDirectQueries);
+  if (!direct || type == KvType::f32) return attend_span<KvType::f32>(task, shape, work, part, span, direct);
+  if (type == KvType::f16) return attend_span<KvType::f16>(task, shape, work, part, span, direct);
+  attend_span<KvType::bf16>(task, shape, work, part, span, direct);
 }
 
 }  // namespace
 
-int64_t float_scratch_floats(int tokens, int heads, int head_dim) {
-  return Workspace(nullptr, tokens, heads, head_dim).floats;
+int64_t float_scratch_floats(const CacheShape& cache, int tokens, int heads) {
+  return Workspace(nullptr, cache, tokens, heads).floats;
 }
 
 void attend_float(const AttentionTask& task, float* scratch) {
-  const Workspace work(scratch, task.tokens, task.heads, task.head_dim);
+  const Workspace work(scratch, task.cache(), task.tokens, task.heads);
   const Shape shape = shape_of(task);
   const SpanPart part(work.part, shape), state(work.state, shape);
   prepare_queries(task, work, rows_of_group(shape));
@@ -353,7 +425,7 @@ void attend_float(const AttentionTask& task, float* scratch) {
 }
 
 void attend_float_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch) {
-  const Workspace work(scratch, task.tokens, task.heads, task.head_dim);
+  const Workspace work(scratch, task.cache(), task.tokens, task.heads);
   const Shape shape = shape_of(task);
   prepare_queries(task, work, rows_of_group(shape));
   for (int64_t span = first; span < last; ++span)

@@ -33,39 +33,39 @@ constexpr int kQueriesAhead = 6;  // that are fetched while one is made codes
 
 struct Workspace {
   int64_t floats = 0;
-  int16_t*
-      q;  // rows: groups of R queries, each (head_dim / 2, R, 2); lanes: Vecs of queries, each (head_dim / 2, 16, 2)
-  int16_t* codes;    // (16, head_dim)
-  float* factor;     // (lanes,): score / (codes of q . k)
-  float* scores;     // rows: (R, 256); lanes: (256, Vecs, 16)
+  int16_t* q;      // rows: groups of R queries, each (key_width / 2, R, 2); lanes: Vecs of queries, each (same, 16, 2)
+  int16_t* codes;  // (16, key_width)
+  float* factor;   // (lanes,): score / (codes of q . k)
+  float* scores;   // rows: (R, 256); lanes: (256, Vecs, 16)
   int16_t* weights;  // rows: (groups, R, 256); lanes: (groups, 128, Vecs, 16, 2)
-  float* k_scales;   // (groups, 256)
-  float* v_scales;
-  float* factors;  // (1 + groups, lanes)
-  int16_t* keys;   // a span of int8 codes widened, as blocks of i16
+  float* k_scales;   // (groups of keys, 256)
+  float* v_scales;   // (groups of values, 256)
+  float* factors;    // (1 + groups, lanes)
+  int16_t* keys;     // a span of int8 codes widened, as blocks of i16
   int16_t* values;
   float* part;
   float* state;
 
-  Workspace(float* base, int tokens, int heads, int head_dim) {
-    const int64_t lanes = round_lanes(int64_t{tokens} * heads), groups = head_dim % 32 == 0 ? head_dim / 32 : 1;
+  Workspace(float* base, const CacheShape& cache, int tokens, int heads) {
+    const auto groups_of = [](int width) -> int64_t { return width % 32 == 0 ? width / 32 : 1; };
+    const int64_t lanes = round_lanes(int64_t{tokens} * heads), groups = groups_of(cache.value_width);
     const auto take = [&](int64_t n) {
       float* start = base ? base + floats : nullptr;
       floats += round_lanes(n);
       return start;
     };
     const auto words = [&](int64_t n) { return reinterpret_cast<int16_t*>(take((n + 1) / 2)); };
-    q = words(lanes * head_dim);
-    codes = words(kLanes * int64_t{head_dim});
+    q = words(lanes * cache.key_width);
+    codes = words(kLanes * int64_t{cache.key_width});
     factor = take(lanes);
     scores = take(kSpan * (kMostLanes > kRows ? kMostLanes : kRows));
     weights = words(groups * kSpan * (kMostLanes > kRows ? kMostLanes : kRows));
-    k_scales = take(groups * kSpan);
+    k_scales = take(groups_of(cache.key_width) * kSpan);
     v_scales = take(groups * kSpan);
     factors = take((1 + groups) * lanes);
-    keys = words(kSpan * int64_t{head_dim});
-    values = words(kSpan * int64_t{head_dim});
-    const int64_t most = lanes * (2 + groups) + lanes * round_lanes(head_dim);
+    keys = words(kSpan * int64_t{cache.key_width});
+    values = words(kSpan * int64_t{cache.value_width});
+    const int64_t most = lanes * (2 + groups) + lanes * round_lanes(cache.value_width);
     part = take(most);
     state = take(most);
   }
@@ -95,27 +95,27 @@ void prepare_queries(const AttentionTask& task, const Shape& shape, const Worksp
     // Tokens' rows are pages apart, so no hardware brings the next ones.
     if (row + kQueriesAhead < shape.queries) {
       const float* next = query(row + kQueriesAhead);
-      for (int i = 0; i < task.head_dim; i += kLanes) __builtin_prefetch(next + i);
+      for (int i = 0; i < task.key_width; i += kLanes) __builtin_prefetch(next + i);
     }
-    work.factor[row] = quantise(query(row), task.head_dim, kLargestCode, kLongest, out) * task.scale;
+    work.factor[row] = quantise(query(row), task.key_width, kLargestCode, kLongest, out) * task.scale;
   };
   if (!shape.by_lane) {
     const int rows = rows_of_group(shape);
     for (int64_t row = 0; row < shape.queries; ++row) {
       const int64_t group = row / rows * rows, count = shape.queries - group < rows ? shape.queries - group : rows;
-      int16_t* packed = work.q + group * task.head_dim + (row - group) * 2;
+      int16_t* packed = work.q + group * task.key_width + (row - group) * 2;
       codes(row, work.codes);
-      for (int i = 0; i < task.head_dim; i += 2) std::memcpy(packed + i * count, work.codes + i, 4);
+      for (int i = 0; i < task.key_width; i += 2) std::memcpy(packed + i * count, work.codes + i, 4);
     }
     return;
   }
-  const int pairs = task.head_dim / 2;
+  const int pairs = task.key_width / 2;
   for (int64_t at = 0; at < shape.lanes; at += kLanes) {
     for (int r = 0; r < kLanes; ++r) {
       if (at + r < shape.queries) {
-        codes(at + r, work.codes + r * task.head_dim);
+        codes(at + r, work.codes + r * task.key_width);
       } else {
-        std::memset(work.codes + r * task.head_dim, 0, 2 * task.head_dim);
+        std::memset(work.codes + r * task.key_width, 0, 2 * task.key_width);
         work.factor[at + r] = 0.0f;
       }
     }
@@ -123,17 +123,24 @@ void prepare_queries(const AttentionTask& task, const Shape& shape, const Worksp
       const int count = pairs - i < kLanes ? pairs - i : kLanes;
       Vec tile[kLanes];
       for (int r = 0; r < kLanes; ++r)
-        tile[r] = load_n(reinterpret_cast<const float*>(work.codes + r * task.head_dim + 2 * i), count);
+        tile[r] = load_n(reinterpret_cast<const float*>(work.codes + r * task.key_width + 2 * i), count);
       transpose(tile);
       for (int j = 0; j < count; ++j)
-        store(reinterpret_cast<float*>(work.q + at * task.head_dim + (i + j) * 2 * kLanes), tile[j]);
+        store(reinterpret_cast<float*>(work.q + at * task.key_width + (i + j) * 2 * kLanes), tile[j]);
     }
   }
 }
 
+// The scales of a block's group, of integers that are `Code`.
 template <class Code>
+CKDIST_INLINE Vec load_scales(const uint8_t* scales, int group) {
+  if constexpr (sizeof(Code) == 1) return load_f16(reinterpret_cast<const uint16_t*>(scales) + group * kLanes);
+  else return load(reinterpret_cast<const float*>(scales) + group * kLanes);
+}
+
+template <class Key, class Value>
 Span open_span(const AttentionTask& task, const Shape& shape, const Workspace& work, int64_t start) {
-  const BlockLayout layout(task.kv_type, task.head_dim);
+  const BlockLayout layout(task.cache());
   const int64_t begin = task.begin(), end = task.end();
   Span span = {};
   span.start = start;
@@ -147,20 +154,13 @@ Span open_span(const AttentionTask& task, const Shape& shape, const Workspace& w
     const uint8_t* at = block(b);
     span.k[b] = at;
     span.v[b] = at + layout.v_offset;
+    for (int g = 0; g < task.key_width / layout.k_group; ++g)
+      store(work.k_scales + g * kSpan + b * kLanes, load_scales<Key>(at + layout.k_scales_offset, g));
+    // A weight of 0 must stay 0 where nothing is stored yet; where something is, the scale of K shows what is not a
+    // number.
     for (int g = 0; g < shape.groups(); ++g) {
-      float* k_scales = work.k_scales + g * kSpan + b * kLanes;
-      float* v_scales = work.v_scales + g * kSpan + b * kLanes;
-      Vec of_v;
-      if constexpr (sizeof(Code) == 1) {
-        store(k_scales, load_f16(reinterpret_cast<const uint16_t*>(at + layout.k_scales_offset) + g * kLanes));
-        of_v = load_f16(reinterpret_cast<const uint16_t*>(at + layout.v_scales_offset) + g * kLanes);
-      } else {
-        store(k_scales, load(reinterpret_cast<const float*>(at + layout.k_scales_offset) + g * kLanes));
-        of_v = load(reinterpret_cast<const float*>(at + layout.v_scales_offset) + g * kLanes);
-      }
-      // A weight of 0 must stay 0 where nothing is stored yet; where something is, the scale of K shows what is not a
-      // number.
-      store(v_scales, select(less(abs(of_v), set(3e38f)), of_v, set(0.0f)));
+      const Vec scales = load_scales<Value>(at + layout.v_scales_offset, g);
+      store(work.v_scales + g * kSpan + b * kLanes, select(less(abs(scales), set(3e38f)), scales, set(0.0f)));
     }
   }
   // While the keys of a span are read its values are fetched, meanwhile the keys of the next span, or of the next
@@ -293,7 +293,7 @@ void accumulate_columns(const Span& span, int first, int last, const int16_t* we
 }
 
 // A group of R queries, the first of which is query `row`, into its lanes and rows of the part.
-template <class Code, int R>
+template <class Key, class Value, int R>
 void attend_group(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span,
                   const SpanPart& part, int64_t row) {
   constexpr int kBlocks = kAccumulators >= 4 * R ? 4 : kAccumulators >= 2 * R ? 2 : 1;
@@ -305,8 +305,8 @@ void attend_group(const AttentionTask& task, const Shape& shape, const Workspace
     last = to > last ? to : last;
   }
   if (first >= last) first = span.first, last = span.first;
-  score_blocks<Code, R, kBlocks>(span, first, last, work.q + row * task.head_dim, task.head_dim, shape.group,
-                                 work.scores);
+  score_blocks<Key, R, kBlocks>(span, first, last, work.q + row * task.key_width, task.key_width,
+                                group_of(task.key_type, task.key_width), work.scores);
 
   float sums[kLanes] = {}, scales[kLanes] = {}, factors[kLanes];
   for (int r = 0; r < R; ++r) {
@@ -349,7 +349,7 @@ void attend_group(const AttentionTask& task, const Shape& shape, const Workspace
       scales[r] = reduce_max(largest);
     }
     Vec unit;
-    store(factors, weigh<Code>(load(sums), load(scales), &unit));
+    store(factors, weigh<Value>(load(sums), load(scales), &unit));
     float units[kLanes];
     store(units, unit);
     for (int r = 0; r < R; ++r) {
@@ -360,27 +360,27 @@ void attend_group(const AttentionTask& task, const Shape& shape, const Workspace
                   (load(work.scores + r * kSpan + i) * set(factors[r])) * load(span.v_scales + g * kSpan + i));
     }
   }
-  accumulate_columns<Code, R, 8>(span, first, last, work.weights, task.head_dim, shape.group, 0,
-                                 part.values + row * shape.width, shape.width);
+  accumulate_columns<Value, R, 8>(span, first, last, work.weights, task.value_width, shape.group, 0,
+                                  part.values + row * shape.width, shape.width);
 }
 
-template <class Code>
+template <class Key, class Value>
 void attend_rows(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span,
                  const SpanPart& part) {
   const int rows = rows_of_group(shape);
   for (int64_t row = 0; row < shape.queries; row += rows) {
     switch (shape.queries - row < rows ? shape.queries - row : rows) {
-      case 1: attend_group<Code, 1>(task, shape, work, span, part, row); break;
-      case 2: attend_group<Code, 2>(task, shape, work, span, part, row); break;
+      case 1: attend_group<Key, Value, 1>(task, shape, work, span, part, row); break;
+      case 2: attend_group<Key, Value, 2>(task, shape, work, span, part, row); break;
 #if defined(__AVX2__) || defined(CKDIST_NEON)
-      case 3: attend_group<Code, 3>(task, shape, work, span, part, row); break;
-      case 4: attend_group<Code, 4>(task, shape, work, span, part, row); break;
+      case 3: attend_group<Key, Value, 3>(task, shape, work, span, part, row); break;
+      case 4: attend_group<Key, Value, 4>(task, shape, work, span, part, row); break;
 #endif
 #if defined(__AVX512F__)
-      case 5: attend_group<Code, 5>(task, shape, work, span, part, row); break;
-      case 6: attend_group<Code, 6>(task, shape, work, span, part, row); break;
-      case 7: attend_group<Code, 7>(task, shape, work, span, part, row); break;
-      case 8: attend_group<Code, 8>(task, shape, work, span, part, row); break;
+      case 5: attend_group<Key, Value, 5>(task, shape, work, span, part, row); break;
+      case 6: attend_group<Key, Value, 6>(task, shape, work, span, part, row); break;
+      case 7: attend_group<Key, Value, 7>(task, shape, work, span, part, row); break;
+      case 8: attend_group<Key, Value, 8>(task, shape, work, span, part, row); break;
 #endif
     }
   }
@@ -388,21 +388,15 @@ void attend_rows(const AttentionTask& task, const Shape& shape, const Workspace&
 
 // --- many queries, in lanes ---
 
-// int8 codes as the blocks of i16 would have them.
-Span widen(const AttentionTask& task, const Workspace& work, const Span& span) {
-  Span out = span;
-  const int64_t tile = int64_t{task.head_dim} * kBlockTokens;
-  for (int b = span.first; b < span.last; ++b) {
-    int16_t* key = work.keys + b * tile;
-    int16_t* value = work.values + b * tile;
-    for (int64_t i = 0; i < tile; i += 2 * kLanes) {
-      store_pairs(key + i, load_pairs(reinterpret_cast<const int8_t*>(span.k[b]) + i));
-      store_pairs(value + i, load_pairs(reinterpret_cast<const int8_t*>(span.v[b]) + i));
-    }
-    out.k[b] = reinterpret_cast<const uint8_t*>(key);
-    out.v[b] = reinterpret_cast<const uint8_t*>(value);
+// int8 codes of `width` dimensions as the blocks of i16 would have them: keys or values of the blocks in use.
+void widen(const uint8_t* const* codes, int first, int last, int width, int16_t* to, const uint8_t** out) {
+  const int64_t tile = int64_t{width} * kBlockTokens;
+  for (int b = first; b < last; ++b) {
+    int16_t* wide = to + b * tile;
+    for (int64_t i = 0; i < tile; i += 2 * kLanes)
+      store_pairs(wide + i, load_pairs(reinterpret_cast<const int8_t*>(codes[b]) + i));
+    out[b] = reinterpret_cast<const uint8_t*>(wide);
   }
-  return out;
 }
 
 // Scores of P Vecs of queries against one block: out (16, P, 16), scaled by K's scales.
@@ -460,7 +454,7 @@ __attribute__((noinline)) void accumulate_lanes(const Span& span, int first, int
 }
 
 // Vec p of P: its scores into weights, for the positions [first, last) of which lane i counts [low[i], high[i]).
-template <class Code, int P>
+template <class Value, int P>
 __attribute__((noinline)) void soften_lanes(const AttentionTask& task, const Shape& shape, const Workspace& work,
                                             const Span& span, const SpanPart& part, int64_t at, int p, int first,
                                             int last, const float* low, const float* high, bool edge) {
@@ -501,7 +495,7 @@ __attribute__((noinline)) void soften_lanes(const AttentionTask& task, const Sha
       largest_scale = set(reduce_max(largest_scale));
     }
     Vec unit;
-    const Vec weight = weigh<Code>(sum, largest_scale, &unit);
+    const Vec weight = weigh<Value>(sum, largest_scale, &unit);
     store(part.unit + g * shape.lanes + at, unit);
     int16_t* out = work.weights + g * kSpan * P * kLanes + p * 2 * kLanes;
     for (int i = first; i < last; i += 2) {
@@ -514,7 +508,7 @@ __attribute__((noinline)) void soften_lanes(const AttentionTask& task, const Sha
 }
 
 // The P Vecs of queries from `at` on; false where none of them sees the span.
-template <class Code, int P>
+template <class Value, int P>
 bool attend_vecs(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span,
                  const SpanPart& part, int64_t at) {
   float low[P * kLanes], high[P * kLanes];
@@ -533,77 +527,90 @@ bool attend_vecs(const AttentionTask& task, const Shape& shape, const Workspace&
   if (first >= last) return false;
   const bool edge = most_low > first * kLanes || least_high < last * kLanes;
   for (int b = first; b < last; ++b)
-    score_lanes<P>(reinterpret_cast<const int16_t*>(span.k[b]), work.q + at * task.head_dim, task.head_dim, shape.group,
-                   span.k_scales + b * kLanes, work.scores + b * kLanes * P * kLanes);
+    score_lanes<P>(reinterpret_cast<const int16_t*>(span.k[b]), work.q + at * task.key_width, task.key_width,
+                   group_of(task.key_type, task.key_width), span.k_scales + b * kLanes,
+                   work.scores + b * kLanes * P * kLanes);
   for (int p = 0; p < P; ++p)
-    soften_lanes<Code, P>(task, shape, work, span, part, at + p * kLanes, p, first * kLanes, last * kLanes,
-                          low + p * kLanes, high + p * kLanes, edge);
-  accumulate_lanes<P>(span, first, last, work.weights, task.head_dim, shape.group, part.values + at * task.head_dim);
+    soften_lanes<Value, P>(task, shape, work, span, part, at + p * kLanes, p, first * kLanes, last * kLanes,
+                           low + p * kLanes, high + p * kLanes, edge);
+  accumulate_lanes<P>(span, first, last, work.weights, task.value_width, shape.group,
+                      part.values + at * task.value_width);
   return true;
 }
 
 // Calls done(first lane, last lane) for every Vecs of queries that see the span.
-template <class Code, class Done>
+template <class Key, class Value, class Done>
 void attend_lanes(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& codes,
                   const SpanPart& part, Done&& done) {
-  const Span span = sizeof(Code) == 1 ? widen(task, work, codes) : codes;
+  Span span = codes;
+  if (sizeof(Key) == 1) widen(codes.k, codes.first, codes.last, task.key_width, work.keys, span.k);
+  if (sizeof(Value) == 1) widen(codes.v, codes.first, codes.last, task.value_width, work.values, span.v);
   int64_t at = 0;
   if constexpr (kVecs > 1)
     for (; shape.lanes - at >= kMostLanes; at += kMostLanes)
-      if (attend_vecs<Code, kVecs>(task, shape, work, span, part, at)) done(at, at + kMostLanes);
+      if (attend_vecs<Value, kVecs>(task, shape, work, span, part, at)) done(at, at + kMostLanes);
   for (; at < shape.lanes; at += kLanes)
-    if (attend_vecs<Code, 1>(task, shape, work, span, part, at)) done(at, at + kLanes);
+    if (attend_vecs<Value, 1>(task, shape, work, span, part, at)) done(at, at + kLanes);
 }
 
-template <class Code>
+template <class Key, class Value>
 void attend_typed(const AttentionTask& task, float* scratch) {
-  const Workspace work(scratch, task.tokens, task.heads, task.head_dim);
+  const Workspace work(scratch, task.cache(), task.tokens, task.heads);
   const Shape shape = shape_of(task);
   const SpanPart part(work.part, shape), state(work.state, shape);
   prepare_queries(task, shape, work);
   clear(shape, part);
   clear(shape, state);
   for (int64_t s = task.first_span(); s < task.last_span(); ++s) {
-    const Span span = open_span<Code>(task, shape, work, s * kSpan);
+    const Span span = open_span<Key, Value>(task, shape, work, s * kSpan);
     if (shape.by_lane) {
-      attend_lanes<Code>(task, shape, work, span, part, [&](int64_t first, int64_t last) {
+      attend_lanes<Key, Value>(task, shape, work, span, part, [&](int64_t first, int64_t last) {
         merge_part(shape, part, state, work.factors, first, last);
       });
     } else {
-      attend_rows<Code>(task, shape, work, span, part);
+      attend_rows<Key, Value>(task, shape, work, span, part);
       merge_part(shape, part, state, work.factors, 0, shape.lanes);
     }
   }
   finish(task, shape, state);
 }
 
-template <class Code>
+template <class Key, class Value>
 void attend_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch) {
-  const Workspace work(scratch, task.tokens, task.heads, task.head_dim);
+  const Workspace work(scratch, task.cache(), task.tokens, task.heads);
   const Shape shape = shape_of(task);
   prepare_queries(task, shape, work);
   for (int64_t s = first; s < last; ++s) {
     const SpanPart part(parts + (s - first) * shape.part_floats(), shape);
     clear(shape, part);
-    const Span span = open_span<Code>(task, shape, work, s * kSpan);
-    if (shape.by_lane) attend_lanes<Code>(task, shape, work, span, part, [](int64_t, int64_t) {});
-    else attend_rows<Code>(task, shape, work, span, part);
+    const Span span = open_span<Key, Value>(task, shape, work, s * kSpan);
+    if (shape.by_lane) attend_lanes<Key, Value>(task, shape, work, span, part, [](int64_t, int64_t) {});
+    else attend_rows<Key, Value>(task, shape, work, span, part);
   }
+}
+
+// Calls run(a key's code, a value's code).
+template <class Run>
+void by_types(const AttentionTask& task, Run&& run) {
+  const bool key_bytes = task.key_type == KvType::q8_0, value_bytes = task.value_type == KvType::q8_0;
+  if (key_bytes) value_bytes ? run(int8_t{}, int8_t{}) : run(int8_t{}, int16_t{});
+  else value_bytes ? run(int16_t{}, int8_t{}) : run(int16_t{}, int16_t{});
 }
 
 }  // namespace
 
-int64_t integer_scratch_floats(int tokens, int heads, int head_dim) {
-  return Workspace(nullptr, tokens, heads, head_dim).floats;
+int64_t integer_scratch_floats(const CacheShape& cache, int tokens, int heads) {
+  return Workspace(nullptr, cache, tokens, heads).floats;
 }
 
 void attend_integer(const AttentionTask& task, float* scratch) {
-  task.kv_type == KvType::q8_0 ? attend_typed<int8_t>(task, scratch) : attend_typed<int16_t>(task, scratch);
+  by_types(task, [&](auto key, auto value) { attend_typed<decltype(key), decltype(value)>(task, scratch); });
 }
 
 void attend_integer_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch) {
-  task.kv_type == KvType::q8_0 ? attend_spans<int8_t>(task, first, last, parts, scratch)
-                               : attend_spans<int16_t>(task, first, last, parts, scratch);
+  by_types(task, [&](auto key, auto value) {
+    attend_spans<decltype(key), decltype(value)>(task, first, last, parts, scratch);
+  });
 }
 
 }  // namespace CKDIST_ISA

@@ -6,7 +6,7 @@
 namespace ckdist {
 namespace CKDIST_ISA {
 
-int64_t integer_scratch_floats(int tokens, int heads, int head_dim);
+int64_t integer_scratch_floats(const CacheShape& cache, int tokens, int heads);
 void attend_integer(const AttentionTask& task, float* scratch);
 void attend_integer_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch);
 

@@ -9,10 +9,12 @@ Shape shape_of(const AttentionTask& task) {
   Shape shape;
   shape.queries = int64_t{task.tokens} * task.heads;
   shape.lanes = round_lanes(shape.queries);
-  shape.head_dim = task.head_dim;
-  shape.group = BlockLayout(task.kv_type, task.head_dim).group;
-  shape.width = round_lanes(task.head_dim);
-  shape.by_lane = is_integer(task.kv_type) && shape.queries > kFew;
+  shape.columns = task.value_width;
+  // Floats that were made of codes carry their scales.
+  const bool integers = is_integer(task.key_type) && is_integer(task.value_type);
+  shape.group = integers ? group_of(task.value_type, task.value_width) : task.value_width;
+  shape.width = round_lanes(task.value_width);
+  shape.by_lane = integers && shape.queries > kFew;
   return shape;
 }
 
@@ -37,10 +39,10 @@ void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state,
   }
   if (shape.by_lane) {
     for (int64_t at = first; at < last; at += kLanes) {
-      float* values = state.values + at * shape.head_dim;
-      const float* more = part.values + at * shape.head_dim;
+      float* values = state.values + at * shape.columns;
+      const float* more = part.values + at * shape.columns;
       const Vec kept = load(factors + at);
-      for (int i = 0; i < shape.head_dim;) {
+      for (int i = 0; i < shape.columns;) {
         const Vec unit = load(factors + (1 + i / shape.group) * shape.lanes + at);
         for (const int end = i + shape.group; i < end; ++i)
           store(values + i * kLanes, fma(load(values + i * kLanes), kept, load(more + i * kLanes) * unit));
@@ -63,13 +65,15 @@ void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state
   const auto row_of = [&](int64_t row) {
     return task.out + row / task.heads * task.out_token_stride + row % task.heads * task.out_head_stride;
   };
-  const auto lanes_from = [&](int column) { return task.head_dim - column < kLanes ? task.head_dim - column : kLanes; };
+  const auto lanes_from = [&](int column) {
+    return task.value_width - column < kLanes ? task.value_width - column : kLanes;
+  };
   // Adding 0 leaves one zero: +0.
   if (!shape.by_lane) {
     for (int64_t row = 0; row < shape.queries; ++row) {
       float* out = row_of(row);
       const Vec inverse = set(1.0f / state.sum[row]);
-      for (int i = 0; i < task.head_dim; i += kLanes)
+      for (int i = 0; i < task.value_width; i += kLanes)
         store_n(out + i, load(state.values + row * shape.width + i) * inverse + set(0.0f), lanes_from(i));
     }
     return;
@@ -80,10 +84,10 @@ void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state
     for (int r = 0; r < rows; ++r)
       out[r] = row_of(at + r), next[r] = row_of(at + kLanes + r < shape.queries ? at + kLanes + r : at + r);
     const Vec inverse = set(1.0f) / load(state.sum + at);
-    for (int i = 0; i < task.head_dim; i += kLanes) {
+    for (int i = 0; i < task.value_width; i += kLanes) {
       Vec tile[kLanes];
       for (int j = 0; j < kLanes; ++j)
-        tile[j] = j < lanes_from(i) ? load(state.values + at * shape.head_dim + (i + j) * kLanes) * inverse + set(0.0f)
+        tile[j] = j < lanes_from(i) ? load(state.values + at * shape.columns + (i + j) * kLanes) * inverse + set(0.0f)
                                     : set(0.0f);
       transpose(tile);
       for (int r = 0; r < rows; ++r) {

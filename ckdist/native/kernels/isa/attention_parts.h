@@ -17,12 +17,12 @@ constexpr int64_t round_lanes(int64_t n) { return (n + kLanes - 1) / kLanes * kL
 // Many queries stand in lanes from the start to the end; of few, each has a row of its own.
 struct Shape {
   int64_t queries, lanes;  // lanes: queries in whole Vecs
-  int head_dim, group;     // group: dimensions that share a unit
-  int64_t width;           // head_dim in whole Vecs
-  bool by_lane;            // values are (Vecs of queries, head_dim, 16), else (queries, width)
+  int columns, group;      // of values; group: those that share a unit
+  int64_t width;           // columns in whole Vecs
+  bool by_lane;            // values are (Vecs of queries, columns, 16), else (queries, width)
 
-  int groups() const { return head_dim / group; }
-  int64_t values() const { return by_lane ? lanes * head_dim : queries * width; }
+  int groups() const { return columns / group; }
+  int64_t values() const { return by_lane ? lanes * columns : queries * width; }
   int64_t part_floats() const { return lanes * (2 + groups()) + round_lanes(values()); }
 };
 

@@ -66,62 +66,92 @@ bool quantise_q8(const float* x, int head_dim, int group, int8_t* codes, uint16_
   return finite;
 }
 
-// Codes into the pairs of a block: two dimensions of a key side by side, two positions of a value.
+// Codes of a key into the pairs of a block: two dimensions side by side.
 template <class Code>
-void lay_out_pairs(const Code* k, const Code* v, int slot, int head_dim, uint8_t* block, const BlockLayout& layout) {
+void lay_out_key(const Code* k, int slot, int width, uint8_t* tile) {
+  Code* key = reinterpret_cast<Code*>(tile) + 2 * slot;
+  for (int i = 0; i < width; i += 2) std::memcpy(key + i * kBlockTokens, k + i, 2 * sizeof(Code));
+}
+
+// Codes of a value: two positions side by side.
+template <class Code>
+void lay_out_value(const Code* v, int slot, int width, uint8_t* tile) {
   using Pair = std::conditional_t<sizeof(Code) == 2, uint32_t, uint16_t>;
   using Bits = std::make_unsigned_t<Code>;
   constexpr int bits = 8 * sizeof(Code);
-  Code* key = reinterpret_cast<Code*>(block) + 2 * slot;
-  Pair* value = reinterpret_cast<Pair*>(block + layout.v_offset) + slot / 2 * head_dim;
-  for (int i = 0; i < head_dim; i += 2) std::memcpy(key + i * kBlockTokens, k + i, 2 * sizeof(Code));
+  Pair* value = reinterpret_cast<Pair*>(tile) + slot / 2 * width;
   const int shift =
       slot % 2 * bits;  // whole pairs are written, whose other half stays: in vectors, unlike every second code
   const Pair other = static_cast<Pair>(static_cast<Pair>(static_cast<Bits>(-1)) << (bits - shift));
-  for (int i = 0; i < head_dim; ++i)
+  for (int i = 0; i < width; ++i)
     value[i] = static_cast<Pair>((value[i] & other) | static_cast<Pair>(static_cast<Bits>(v[i])) << shift);
 }
 
 constexpr int kMostDimensions = 4096;
 
-// A key or value with NaN or infinity makes the scale of the key NaN: every query that sees the position then shows it.
-void store_q8(uint8_t* block, int slot, int head_dim, const float* k, const float* v, const BlockLayout& layout) {
-  int8_t key[kMostDimensions], value[kMostDimensions];
-  uint16_t* k_scales = reinterpret_cast<uint16_t*>(block + layout.k_scales_offset) + slot;
-  const bool finite = quantise_q8(k, head_dim, layout.group, key, k_scales);
-  if (!quantise_q8(v, head_dim, layout.group, value,
-                   reinterpret_cast<uint16_t*>(block + layout.v_scales_offset) + slot) ||
-      !finite)
-    k_scales[0] = 0x7e00;
-  lay_out_pairs(key, value, slot, head_dim, block, layout);
+void write_plain(KvType type, const float* x, int width, int64_t step, uint8_t* tile) {
+  if (type == KvType::f32) return write_f32(x, width, step, reinterpret_cast<float*>(tile));
+  if (type == KvType::f16) return write_f16(x, width, step, reinterpret_cast<uint16_t*>(tile));
+  write_bf16(x, width, step, reinterpret_cast<uint16_t*>(tile));
 }
 
-void store_i16(uint8_t* block, int slot, int head_dim, const float* k, const float* v, const BlockLayout& layout) {
-  int16_t key[kMostDimensions], value[kMostDimensions];
-  float* k_scale = reinterpret_cast<float*>(block + layout.k_scales_offset) + slot;
-  float* v_scale = reinterpret_cast<float*>(block + layout.v_scales_offset) + slot;
-  *k_scale = quantise(k, head_dim, kLargestCode, kLongest, key);
-  *v_scale = quantise(v, head_dim, kLargestValue, __builtin_inff(), value);
-  if (*v_scale != *v_scale) *k_scale = *v_scale;
-  lay_out_pairs(key, value, slot, head_dim, block, layout);
+// False where any x is NaN or infinite and the type has no code for that; scales: those of the position.
+bool store_key(KvType type, const float* x, int slot, int width, int group, uint8_t* tile, uint8_t* scales) {
+  if (type == KvType::q8_0) {
+    int8_t codes[kMostDimensions];
+    const bool finite = quantise_q8(x, width, group, codes, reinterpret_cast<uint16_t*>(scales) + slot);
+    lay_out_key(codes, slot, width, tile);
+    return finite;
+  }
+  if (type == KvType::i16) {
+    int16_t codes[kMostDimensions];
+    float& scale = reinterpret_cast<float*>(scales)[slot];
+    scale = quantise(x, width, kLargestCode, kLongest, codes);
+    lay_out_key(codes, slot, width, tile);
+    return scale == scale;
+  }
+  write_plain(type, x, width, kBlockTokens, tile + code_bytes(type) * slot);
+  return true;
 }
 
-void write_plain(KvType type, const float* x, int head_dim, int64_t step, uint8_t* tile) {
-  if (type == KvType::f32) return write_f32(x, head_dim, step, reinterpret_cast<float*>(tile));
-  if (type == KvType::f16) return write_f16(x, head_dim, step, reinterpret_cast<uint16_t*>(tile));
-  write_bf16(x, head_dim, step, reinterpret_cast<uint16_t*>(tile));
+bool store_value(KvType type, const float* x, int slot, int width, int group, uint8_t* tile, uint8_t* scales) {
+  if (type == KvType::q8_0) {
+    int8_t codes[kMostDimensions];
+    const bool finite = quantise_q8(x, width, group, codes, reinterpret_cast<uint16_t*>(scales) + slot);
+    lay_out_value(codes, slot, width, tile);
+    return finite;
+  }
+  if (type == KvType::i16) {
+    int16_t codes[kMostDimensions];
+    float& scale = reinterpret_cast<float*>(scales)[slot];
+    scale = quantise(x, width, kLargestValue, __builtin_inff(), codes);
+    lay_out_value(codes, slot, width, tile);
+    return scale == scale;
+  }
+  write_plain(type, x, width, 1, tile + code_bytes(type) * slot * width);
+  return true;
 }
 
 }  // namespace
 
-int64_t attention_block_bytes(KvType type, int head_dim) { return BlockLayout(type, head_dim).bytes; }
+int64_t attention_block_bytes(const CacheShape& cache) { return BlockLayout(cache).bytes; }
 
-void attention_store(KvType type, uint8_t* block, int slot, int head_dim, const float* k, const float* v) {
-  const BlockLayout layout(type, head_dim);
-  if (type == KvType::q8_0) return store_q8(block, slot, head_dim, k, v, layout);
-  if (type == KvType::i16) return store_i16(block, slot, head_dim, k, v, layout);
-  write_plain(type, k, head_dim, kBlockTokens, block + code_bytes(type) * slot);
-  write_plain(type, v, head_dim, 1, block + layout.v_offset + code_bytes(type) * slot * head_dim);
+// A key or value with NaN or infinity shows in every query that sees the position: through the scale of the key, or
+// where keys are floats through the key.
+void attention_store(const CacheShape& cache, uint8_t* block, int slot, const float* k, const float* v) {
+  const BlockLayout layout(cache);
+  bool finite =
+      store_key(cache.key_type, k, slot, cache.key_width, layout.k_group, block, block + layout.k_scales_offset);
+  finite &= store_value(cache.value_type, v, slot, cache.value_width, layout.v_group, block + layout.v_offset,
+                        block + layout.v_scales_offset);
+  if (finite) return;
+  if (cache.key_type == KvType::q8_0) reinterpret_cast<uint16_t*>(block + layout.k_scales_offset)[slot] = 0x7e00;
+  else if (cache.key_type == KvType::i16)
+    reinterpret_cast<float*>(block + layout.k_scales_offset)[slot] = __builtin_nanf("");
+  else {
+    const float nan = __builtin_nanf("");
+    write_plain(cache.key_type, &nan, 1, 1, block + code_bytes(cache.key_type) * slot);
+  }
 }
 
 }  // namespace CKDIST_ISA

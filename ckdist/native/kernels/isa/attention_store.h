@@ -5,8 +5,8 @@
 namespace ckdist {
 namespace CKDIST_VECTORS {
 
-int64_t attention_block_bytes(KvType type, int head_dim);
-void attention_store(KvType type, uint8_t* block, int slot, int head_dim, const float* k, const float* v);
+int64_t attention_block_bytes(const CacheShape& cache);
+void attention_store(const CacheShape& cache, uint8_t* block, int slot, const float* k, const float* v);
 
 }  // namespace CKDIST_VECTORS
 }  // namespace ckdist

@@ -23,7 +23,7 @@ CKDIST_INLINE void each(int64_t n, Body&& body) {
 CKDIST_INLINE Vec load_lanes(const float* p, int lanes) { return lanes == kLanes ? load(p) : load_n(p, lanes); }
 CKDIST_INLINE void store_lanes(float* p, Vec a, int lanes) { lanes == kLanes ? store(p, a) : store_n(p, a, lanes); }
 
-void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
+float sum_squares(const float* x, int64_t n) {
   Vec squares[kStreams] = {set(0), set(0), set(0), set(0)};
   int64_t i = 0;
   for (; n - i >= kStreams * kLanes; i += kStreams * kLanes) {
@@ -36,11 +36,18 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* 
     const Vec a = load_lanes(x + i, lanes_left(n, i));
     squares[0] = fma(a, a, squares[0]);
   }
-  const float sum = reduce_sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
-  const Vec factor = set(1.0f / __builtin_sqrtf(sum / static_cast<float>(n) + eps));
+  return reduce_sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
+}
+
+void scale_weighted(const float* x, float factor, const float* weight, int64_t n, float* out) {
+  const Vec by = set(factor);
   each(n, [&](int64_t at, int lanes) {
-    store_lanes(out + at, load_lanes(x + at, lanes) * factor * load_lanes(weight + at, lanes), lanes);
+    store_lanes(out + at, load_lanes(x + at, lanes) * by * load_lanes(weight + at, lanes), lanes);
   });
+}
+
+void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
+  scale_weighted(x, 1.0f / __builtin_sqrtf(sum_squares(x, n) / static_cast<float>(n) + eps), weight, n, out);
 }
 
 void sum_parts(const float* x, const float* const* parts, int count, int64_t n, float* out) {
@@ -53,8 +60,16 @@ void sum_parts(const float* x, const float* const* parts, int count, int64_t n, 
   });
 }
 
-void rope(const float* x, const float* cos, const float* sin, int64_t head_dim, float* out) {
-  const int64_t half = head_dim / 2;
+void rope_pairs(const float* x, const float* cos, const float* sin, int64_t n, float* out) {
+  for (int64_t i = 0; i < n / 2; ++i) {
+    const float a = x[2 * i], b = x[2 * i + 1];
+    out[2 * i] = __builtin_fmaf(-b, sin[i], a * cos[i]);
+    out[2 * i + 1] = __builtin_fmaf(a, sin[i], b * cos[i]);
+  }
+}
+
+void rope(const float* x, const float* cos, const float* sin, int64_t n, float* out) {
+  const int64_t half = n / 2;
   each(half, [&](int64_t i, int lanes) {
     const Vec a = load_lanes(x + i, lanes), b = load_lanes(x + half + i, lanes);
     const Vec c = load_lanes(cos + i, lanes), s = load_lanes(sin + i, lanes);
@@ -152,7 +167,8 @@ double sum_at_least(const float* x, const float* terms, int64_t n, float thresho
 }  // namespace
 
 extern const ElementwiseKernel elementwise_kernel = {
-    rms_norm, sum_parts, rope, gated, soft_cap, prepare_activations, add, maxima, sum_exp, sum_at_least};
+    rms_norm, sum_parts,           rope, rope_pairs, sum_squares, scale_weighted, gated,
+    soft_cap, prepare_activations, add,  maxima,     sum_exp,     sum_at_least};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

@@ -66,18 +66,39 @@ void gated_grad(GateFunction function, Row gate, Row up, Row dy, int64_t n, Row 
   });
 }
 
-void rope(Row x, const float* cos, const float* sin, bool back, int64_t head_dim, int64_t n, Row out) {
-  const int64_t half = head_dim / 2;
-  each(half, [&](int64_t i, int lanes) {
-    const Vec c = lanes == kLanes ? load(cos + i) : load_n(cos + i, lanes),
-              angle = lanes == kLanes ? load(sin + i) : load_n(sin + i, lanes);
-    const Vec s = back ? set(0.0f) - angle : angle;
-    for (int64_t at = i; at < n; at += head_dim) {
-      const Vec a = load_row(x, at, lanes), b = load_row(x, at + half, lanes);
-      store_row(out, at, lanes, fnma(b, s, a * c));
-      store_row(out, at + half, lanes, fma(a, s, b * c));
+// Neighbours of the head at `at`.
+void rope_pairs(Row x, const Rope& rope, bool back, int64_t at, Row out) {
+  each(rope.dims, [&](int64_t i, int lanes) {
+    float values[kLanes];
+    store(values, load_row(x, at + i, lanes));
+    for (int j = 0; j < lanes; j += 2) {
+      const float a = values[j], b = values[j + 1], c = rope.cos[(i + j) / 2];
+      const float s = back ? -rope.sin[(i + j) / 2] : rope.sin[(i + j) / 2];
+      values[j] = __builtin_fmaf(-b, s, a * c);
+      values[j + 1] = __builtin_fmaf(a, s, b * c);
     }
+    store_row(out, at + i, lanes, load(values));
   });
+}
+
+void rope(Row x, const Rope& rope, bool back, int64_t head_dim, int64_t n, Row out) {
+  const int64_t half = rope.dims / 2;
+  for (int64_t at = 0; at < n && rope.interleaved; at += head_dim) rope_pairs(x, rope, back, at, out);
+  if (!rope.interleaved) {
+    each(half, [&](int64_t i, int lanes) {
+      const Vec c = lanes == kLanes ? load(rope.cos + i) : load_n(rope.cos + i, lanes),
+                angle = lanes == kLanes ? load(rope.sin + i) : load_n(rope.sin + i, lanes);
+      const Vec s = back ? set(0.0f) - angle : angle;
+      for (int64_t at = i; at < n; at += head_dim) {
+        const Vec a = load_row(x, at, lanes), b = load_row(x, at + half, lanes);
+        store_row(out, at, lanes, fnma(b, s, a * c));
+        store_row(out, at + half, lanes, fma(a, s, b * c));
+      }
+    });
+  }
+  for (int64_t at = rope.dims; rope.dims < head_dim && at < n; at += head_dim)
+    each(head_dim - rope.dims,
+         [&](int64_t i, int lanes) { store_row(out, at + i, lanes, load_row(x, at + i, lanes)); });
 }
 
 float dot(Row x, Row y, int64_t n) {

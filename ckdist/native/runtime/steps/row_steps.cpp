@@ -66,9 +66,10 @@ struct RmsNorm : TrainingRun<ckdist_rms_norm_step> {
 struct Rope : TrainingRun<ckdist_rope_step> {
   void run() {
     each_token([&](int64_t t) {
-      const int64_t at = r.batch.positions[t] * (r.program.head_dim / 2);
-      r.kernels.row.rope(r.row(step.x, t), r.program.rope_cos[step.table] + at, r.program.rope_sin[step.table] + at,
-                         step.back, r.program.head_dim, r.width(step.out), r.row(step.out, t));
+      const ckdist_rope& rope = r.program.ropes[step.table];
+      const int64_t at = r.batch.positions[t] * (rope.dims / 2);
+      r.kernels.row.rope(r.row(step.x, t), {rope.cos + at, rope.sin + at, rope.dims, rope.interleaved != 0}, step.back,
+                         r.program.head_dim, r.width(step.out), r.row(step.out, t));
       r.pad(step.out, t);
     });
   }

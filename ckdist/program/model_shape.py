@@ -1,10 +1,9 @@
 """What programs ask of a model's description. A `ModelSpec` has it all; these are the names that lie below it."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
-
-from ckdist.layout import DecoderSizes
 
 
 class Rotation(Protocol):
@@ -12,7 +11,7 @@ class Rotation(Protocol):
 
     @property
     def inverse_frequencies(self) -> np.ndarray:
-        """Float32 (head_dim / 2,)."""
+        """Float32 (rotated dimensions / 2,)."""
         ...
 
     @property
@@ -20,21 +19,21 @@ class Rotation(Protocol):
         """The factor on cos and sin."""
         ...
 
+    @property
+    def interleaved(self) -> bool:
+        """Neighbours turn together, else halves."""
+        ...
 
-class DecoderSpec(DecoderSizes, Protocol):
-    """A dense decoder: its sizes, its layers, and their rotations."""
+
+class ModelShape(Protocol):
+    """A decoder: its vocabulary and its rotations."""
 
     @property
-    def num_layers(self) -> int:
-        """Layers."""
+    def vocab_size(self) -> int:
+        """Rows of the embeddings."""
         ...
 
     @property
-    def rope(self) -> Rotation:
-        """The rotation of layers that see everything."""
-        ...
-
-    @property
-    def rope_local(self) -> Rotation | None:
-        """The rotation of sliding layers where it differs, else None."""
+    def ropes(self) -> Mapping[str, Rotation]:
+        """The rotations by name."""
         ...

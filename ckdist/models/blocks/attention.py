@@ -1,0 +1,50 @@
+"""Grouped-query attention with rotary positions, of every family that has it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+from ckdist.layout import Dim
+from ckdist.models.spec import Attention
+from ckdist.program.program import Value
+from ckdist.program.tracer import Tracer
+
+Rows: TypeAlias = Callable[[Value], Value]  # chooses rows of a value
+
+
+def every(x: Value) -> Value:
+    """All rows."""
+    return x
+
+
+def attention(g: Tracer, x: Value, a: Attention, path: str, layer: int, eps: float, rows: Rows = every) -> Value:
+    """x: (tokens, hidden), normalised -> (rows, hidden).
+
+    `path` is what the names of the weights begin with; `rows` chooses those whose results are wanted.
+    """
+    w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
+    heads, keys = g.sharding.heads(a.num_heads, a.num_kv_heads, a.head_dim)
+    values, hidden = replace(keys, width=a.value_width), x.dims[-1]
+    bias = (w("q_proj.bias", heads), w("k_proj.bias", keys), w("v_proj.bias", values)) if a.qkv_bias else ()
+    q, k, v = g.linear(
+        x,
+        w("q_proj.weight", heads, hidden),
+        w("k_proj.weight", keys, hidden),
+        w("v_proj.weight", values, hidden),
+        bias=bias,
+        names=["q", "k", "v"],
+    )
+    if a.qk_norm == "row":
+        q, k = g.rms_norm_heads(q, k, w("q_norm.weight", heads), w("k_norm.weight", keys), eps)
+    q, k, v = g.to_heads(q, k, v)
+    if a.qk_norm == "head":
+        head = Dim("head_dim", a.head_dim)
+        q = g.rms_norm(q, w("q_norm.weight", head), eps)
+        k = g.rms_norm(k, w("k_norm.weight", head), eps)
+    if a.rope is not None:
+        q, k = g.rope(q, a.rope), g.rope(k, a.rope)
+    o = g.attend(q, k, v, layer=layer, scale=a.scale, soft_cap=a.soft_cap, window=a.window)
+    out = replace(heads, width=a.value_width)  # of o_proj's columns
+    o_bias = (w("o_proj.bias", hidden),) if a.o_bias else ()
+    o = rows(g.to_tokens(o, out))
+    return g.reduce(g.linear(o, w("o_proj.weight", hidden, out), bias=o_bias, names=["attn"]))

@@ -1,0 +1,18 @@
+"""The gated feed-forward."""
+
+from ckdist.models.spec import DenseFfn
+from ckdist.program.program import Value
+from ckdist.program.tracer import Tracer
+
+
+def dense_ffn(g: Tracer, x: Value, f: DenseFfn, path: str) -> Value:
+    """x: (tokens, hidden), normalised -> the same. `path` is what the names of the weights begin with."""
+    w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
+    ffn, hidden = g.sharding.ffn(f.intermediate_size), x.dims[-1]
+    bias = (w("gate_proj.bias", ffn), w("up_proj.bias", ffn)) if f.bias else ()
+    gate, up = g.linear(
+        x, w("gate_proj.weight", ffn, hidden), w("up_proj.weight", ffn, hidden), bias=bias, names=["gate", "up"]
+    )
+    down_bias = (w("down_proj.bias", hidden),) if f.bias else ()
+    act = g.gated(gate, up, f.activation)
+    return g.reduce(g.linear(act, w("down_proj.weight", hidden, ffn), bias=down_bias, names=["mlp"]))

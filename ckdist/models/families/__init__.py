@@ -1,0 +1,1 @@
+"""The families of models, a file each; `ckdist.models.registry` finds them."""

@@ -1,0 +1,163 @@
+"""What a file in this folder says of its family: names in files, numbers to a ModelSpec and back, names of tensors."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ckdist.models.fields import Fields
+from ckdist.models.spec import ModelSpec
+
+_LAYER = re.compile(r"(blk|model\.layers)\.(0|[1-9]\d{0,3})\.(.+)\.(weight|bias)")
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """How files of one format name and store a family's weights, which elsewhere have the names of Hugging Face.
+
+    `top` and `layer` turn a stored name without ".weight" or ".bias" into that of the weight, or into those of weights
+    whose rows it stacks. In safetensors what is in neither keeps its name (`own_names`).
+    """
+
+    top: Mapping[str, str] = field(default_factory=dict)
+    layer: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    prefix: str = "model.layers"  # before a layer's number
+    own_names: bool = True
+    interleaved: tuple[str, ...] = ()  # parts whose heads are stored for the rotation of neighbours, not of halves
+    norm_less_one: bool = False  # norms multiply by one more than what is stored
+
+    def weights_of(self, stored: str) -> tuple[str, ...]:
+        """The weights in a stored tensor; none where the forward does not read it."""
+        name = _text_part(stored) if self.own_names else stored
+        match = _LAYER.fullmatch(name)
+        if match and match[1] == self.prefix:
+            parts = self.layer.get(match[3])
+            if parts is not None:
+                return tuple(f"model.layers.{match[2]}.{part}.{match[4]}" for part in _several(parts))
+        elif not self.own_names:
+            stem, _, kind = name.rpartition(".")
+            return (f"{self.top[stem]}.{kind}",) if stem in self.top and kind == "weight" else ()
+        return (name,) if self.own_names else ()
+
+    def stored(self, weights: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """Stored name -> the weights that it holds, in the order of `weights`: the way back of `weights_of`."""
+        by_part = {part: (name, _several(parts)) for name, parts in self.layer.items() for part in _several(parts)}
+        tops, found = {weight: name for name, weight in self.top.items()}, {}
+        for weight in weights:
+            stem, _, kind = weight.rpartition(".")
+            match = _LAYER.fullmatch(weight)
+            if match and match[3] in by_part:
+                name, parts = by_part[match[3]]
+                found[f"{self.prefix}.{match[2]}.{name}.{kind}"] = tuple(
+                    f"model.layers.{match[2]}.{part}.{kind}" for part in parts
+                )
+            else:
+                found[f"{tops.get(stem, stem)}.{kind}"] = (weight,)
+        return found
+
+    def is_interleaved(self, weight: str) -> bool:
+        """Whether the rows of a weight's heads are stored interleaved."""
+        return weight.rpartition(".")[0].endswith(self.interleaved) if self.interleaved else False
+
+    def adds_one(self, weight: str) -> bool:
+        """Whether a weight is one more than what is stored."""
+        return self.norm_less_one and weight.endswith("norm.weight")
+
+
+def _several(parts: str | tuple[str, ...]) -> tuple[str, ...]:
+    """One name or several, as several."""
+    return (parts,) if isinstance(parts, str) else parts
+
+
+def _text_part(name: str) -> str:
+    """The name of a text model's tensor, for a name in a file that may hold a multimodal model."""
+    if name.startswith("language_model."):
+        return name.removeprefix("language_model.")
+    if name.startswith("model.language_model."):
+        return "model." + name.removeprefix("model.language_model.")
+    return name
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """What a family's file reads of a GGUF model: `fields`, without the architecture before their names, `dims` of the
+    tensors, the contiguous one first, and the contents of small float32 tensors by `vector(name)`, None where absent. `family` is that of the architecture.
+    """
+
+    fields: Fields
+    dims: Mapping[str, tuple[int, ...]]
+    vector: Callable[[str], np.ndarray | None]
+
+    family: str
+
+    @property
+    def where(self) -> str:
+        """The file, for messages."""
+        return self.fields.where
+
+
+@dataclass(frozen=True)
+class GgufForm:
+    """A model's numbers as GGUF has them: metadata, and small float32 tensors by name."""
+
+    metadata: Mapping[str, Any]
+    vectors: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family of models.
+
+    `from_config(fields, outer)` reads a config.json, of a multimodal model the language part and the whole. `from_gguf`:
+    None where another family reads its GGUF files. `to_gguf(spec, where)` raises ArchitectureError, beginning with
+    `where`, for what GGUF's readers cannot be told. `ignored` are patterns of tensors that the forward makes for itself.
+    """
+
+    name: str
+    architectures: tuple[str, ...]  # `architectures` of config.json; the first is written
+    model_types: tuple[str, ...]  # `model_type`, where `architectures` is absent
+    gguf: str  # `general.architecture`
+    from_config: Callable[[Fields, Fields], ModelSpec]
+    from_gguf: Callable[[GgufHeader], ModelSpec] | None
+    to_gguf: Callable[[ModelSpec, str], GgufForm]
+    safetensors: TensorNames
+    gguf_names: TensorNames
+    ignored: tuple[str, ...] = ()
+
+
+SAFETENSORS = TensorNames()
+GGUF = TensorNames(
+    top={"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
+    layer={
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+        "attn_output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    },
+    prefix="blk",
+    own_names=False,
+)
+QK = ("q_proj", "k_proj")
+ROTATIONS = (  # tensors of older conversions that hold what the rotation's numbers say
+    r".*\.rotary_emb\.inv_freq",
+    r"rope\.freqs",
+    r"blk\.\d+\.attn_rot_embd\.weight",
+)
+GGUF_POST_NORMS = replace(  # a norm after each part as well as before it
+    GGUF,
+    layer={
+        **GGUF.layer,
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+)

@@ -1,0 +1,108 @@
+"""Gemma 2: norms on both sides of each part, soft caps, every second layer slides."""
+
+import math
+from dataclasses import replace
+
+from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models.families import family
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.from_config import Sizes
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms
+
+NAME = "gemma2"
+NORMS = Norms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+DEFAULTS = from_config.ConfigDefaults(max_position=8192, layers=26, heads=8, kv_heads=4, head_dim=256)
+
+
+def activation(f: Fields) -> str:
+    """The gate's function; Gemma's hidden_act is not what it computes."""
+    return from_config.activation(f, "hidden_activation", "gelu_pytorch_tanh")
+
+
+def soft_cap(f: Fields, name: str, absent: float) -> float:
+    """A soft cap; 0 where there is none. A null there means none."""
+    return f.number(name, absent if name not in f.values else 0.0, high=1e6)
+
+
+def attention(f: Fields, n: Sizes) -> Attention:
+    """The attention of a layer that sees everything, from config.json, without a soft cap."""
+    scale, bias = f.number("query_pre_attn_scalar", 256.0) ** -0.5, f.flag("attention_bias")
+    return Attention(n.num_heads, n.num_kv_heads, n.head_dim, scale, qkv_bias=bias, o_bias=bias)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n = from_config.sizes(f, DEFAULTS)
+    full = replace(attention(f, n), soft_cap=soft_cap(f, "attn_logit_softcapping", 50.0))
+    slide = replace(full, window=from_config.window(f))
+    sliding = from_config.sliding_layers(f, n.num_layers, [i % 2 == 0 for i in range(n.num_layers)])
+    ffn = DenseFfn(n.intermediate_size, activation(f))
+    return n.model(
+        NAME,
+        [LayerSpec(slide if slides else full, ffn, NORMS) for slides in sliding],
+        from_config.rotations(f, n),
+        from_config.tied(f, outer, True),
+        embedding_scale=math.sqrt(n.hidden_size),
+        logit_soft_cap=soft_cap(f, "final_logit_softcapping", 30.0),
+    )
+
+
+def gguf_attention(header: GgufHeader, n: Sizes, layers_of_largest: int) -> Attention:
+    """From GGUF metadata. The 27B models of both generations scale by the width per head, all others by head_dim; GGUF
+    does not say.
+    """
+    made = from_gguf.attention(header, n)
+    if n.num_layers != layers_of_largest:
+        return made
+    return replace(made, scale=header.fields.number("attention.scale", (n.hidden_size // n.num_heads) ** -0.5))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """From GGUF metadata. What it leaves unsaid takes the values of the published models."""
+    f, n = header.fields, from_gguf.sizes(header)
+    cap = lambda name, absent: f.number(name, absent, high=1e6)
+    full = replace(gguf_attention(header, n, 46), soft_cap=cap("attn_logit_softcapping", 50.0))
+    slide = replace(full, window=f.integer("attention.sliding_window", 4096, low=0))
+    ffn = DenseFfn(n.intermediate_size, "gelu_tanh", from_gguf.has(header, "ffn_gate.bias"))
+    sliding = from_gguf.sliding_layers(f, n.num_layers, 2)
+    return n.model(
+        NAME,
+        [LayerSpec(slide if slides else full, ffn, NORMS) for slides in sliding],
+        {"global": from_gguf.rotation(header, n)},
+        from_gguf.tied(header),
+        embedding_scale=math.sqrt(n.hidden_size),
+        logit_soft_cap=cap("final_logit_softcapping", 30.0),
+    )
+
+
+def caps(spec: ModelSpec) -> dict[str, float]:
+    """Soft caps, the window and the scale as GGUF has them; llama.cpp knows the scales of the published models alone."""
+    windows = [layer.mixer.window for layer in spec.layers if layer.mixer.window]
+    mixer = spec.layers[0].mixer
+    values = {
+        "attention.scale": 0.0 if mixer.scale == mixer.head_dim**-0.5 else float(mixer.scale),
+        "attention.sliding_window": windows[0] if windows else 0,
+        "attn_logit_softcapping": float(mixer.soft_cap),
+        "final_logit_softcapping": float(spec.logit_soft_cap),
+    }
+    return {name: value for name, value in values.items() if value}
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata."""
+    return to_gguf.dense(NAME, spec, where, caps(spec))
+
+
+FAMILY = Family(
+    name=NAME,
+    architectures=("Gemma2ForCausalLM",),
+    model_types=("gemma2",),
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=replace(family.SAFETENSORS, norm_less_one=True),
+    gguf_names=family.GGUF_POST_NORMS,
+    ignored=family.ROTATIONS,
+)

@@ -1,0 +1,85 @@
+"""Gemma 3: Gemma 2 with norms of queries and keys, most layers sliding with a rotation of their own, fewer soft caps."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from ckdist.models import from_config, from_gguf, rope, to_gguf
+from ckdist.models.families import gemma2
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, RopeSpec
+
+NAME = "gemma3"
+THETA, LOCAL_THETA = 1e6, 1e4
+DEFAULTS = replace(gemma2.DEFAULTS, max_position=131072, vocab=262208)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n = from_config.sizes(f, DEFAULTS)
+    cap = gemma2.soft_cap(f, "attn_logit_softcapping", 0.0)
+    full = replace(gemma2.attention(f, n), soft_cap=cap, qk_norm="head")
+    window = from_config.window(f)
+    slide = replace(full, window=window, rope="local" if window else "global")
+    period = f.integer("sliding_window_pattern", 6)
+    sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % period != 0 for i in range(n.num_layers)])
+    ffn = DenseFfn(n.intermediate_size, gemma2.activation(f))
+    ropes = from_config.rotations(f, n, THETA)
+    shape = rope.RopeShape(n.head_dim, n.max_position, f.number("rope_local_base_freq", LOCAL_THETA, low=1.0))
+    nested = f.sub("rope_parameters") if f.has("rope_parameters") else f.sub("rope_scaling")
+    ropes["local"] = rope.from_fields(nested.sub("sliding_attention"), shape, f)
+    return n.model(
+        NAME,
+        [LayerSpec(slide if slides else full, ffn, gemma2.NORMS) for slides in sliding],
+        ropes,
+        from_config.tied(f, outer, True),
+        embedding_scale=math.sqrt(n.hidden_size),
+        logit_soft_cap=gemma2.soft_cap(f, "final_logit_softcapping", 0.0),
+    )
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """From GGUF metadata."""
+    f, n = header.fields, from_gguf.sizes(header)
+    cap = f.number("attn_logit_softcapping", 0.0, high=1e6)
+    full = replace(gemma2.gguf_attention(header, n, 62), soft_cap=cap)
+    window = f.integer("attention.sliding_window", low=0)
+    slide = replace(full, window=window, rope="local" if window else "global")
+    ffn = DenseFfn(n.intermediate_size, "gelu_tanh", from_gguf.has(header, "ffn_gate.bias"))
+    theta = f.number("rope.freq_base_swa", LOCAL_THETA, low=1.0)
+    local = RopeSpec(rope.plain(n.head_dim, theta).astype(np.float32), theta=theta)
+    sliding = from_gguf.sliding_layers(f, n.num_layers, 6)
+    return n.model(
+        NAME,
+        [LayerSpec(slide if slides else full, ffn, gemma2.NORMS) for slides in sliding],
+        {"global": from_gguf.rotation(header, n, THETA), "local": local},
+        from_gguf.tied(header),
+        embedding_scale=math.sqrt(n.hidden_size),
+        logit_soft_cap=f.number("final_logit_softcapping", 0.0, high=1e6),
+    )
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata."""
+    more = dict(gemma2.caps(spec))
+    sliding = [layer.mixer.window > 0 for layer in spec.layers]
+    if any(sliding):
+        more["attention.sliding_window_pattern"] = sliding
+        more["rope.freq_base_swa"] = float(spec.ropes["local"].theta)
+    return to_gguf.dense(NAME, spec, where, more)
+
+
+FAMILY = Family(
+    name=NAME,
+    architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    model_types=("gemma3_text", "gemma3"),
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=gemma2.FAMILY.safetensors,
+    gguf_names=gemma2.FAMILY.gguf_names,
+    ignored=gemma2.FAMILY.ignored,
+)

@@ -1,0 +1,63 @@
+"""GLM-4 of 2025 (GLM-4-0414, GLM-Z1): norms on both sides, half of a head rotated in neighbours, gate and up in one
+tensor.
+"""
+
+from dataclasses import replace
+
+from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models.families import family
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.from_config import Sizes
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms, RopeSpec
+
+NAME = "glm4"
+NORMS = Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+DEFAULTS = from_config.ConfigDefaults(max_position=131072, head_dim=128, norm_eps=1.5625e-7)
+GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+GGUF_NAMES = {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_up": GATE_UP,
+}
+
+
+def model(n: Sizes, attention: Attention, rope: RopeSpec, activation: str, tied: bool) -> ModelSpec:
+    """All layers are alike."""
+    layers = [LayerSpec(attention, DenseFfn(n.intermediate_size, activation), NORMS)] * n.num_layers
+    return n.model(NAME, layers, {"global": rope}, tied)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n = from_config.sizes(f, DEFAULTS)
+    bias = f.flag("attention_bias", True)
+    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias)
+    rope = from_config.rotations(f, n, partial=0.5, interleaved=True)["global"]
+    return model(n, attention, rope, from_config.activation(f), from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """From GGUF metadata."""
+    n = from_gguf.sizes(header)
+    rope = from_gguf.rotation(header, n, partial=True, interleaved=True)
+    return model(n, from_gguf.attention(header, n), rope, "silu", from_gguf.tied(header))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata."""
+    return to_gguf.dense(NAME, spec, where, {"rope.dimension_count": spec.ropes["global"].dims})
+
+
+FAMILY = Family(
+    name=NAME,
+    architectures=("Glm4ForCausalLM",),
+    model_types=("glm4",),
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=replace(family.SAFETENSORS, layer={"mlp.gate_up_proj": GATE_UP}),
+    gguf_names=replace(family.GGUF, layer={**family.GGUF.layer, **GGUF_NAMES}),
+    ignored=family.ROTATIONS,
+)

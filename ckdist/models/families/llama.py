@@ -1,0 +1,50 @@
+"""Llama 2 and 3. GGUF files of Mistral say llama as well."""
+
+from dataclasses import replace
+
+from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models.families import family
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
+
+NAME = "llama"
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n, bias = from_config.sizes(f, from_config.ConfigDefaults(max_position=2048)), f.flag("attention_bias")
+    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias, o_bias=bias)
+    ffn = DenseFfn(n.intermediate_size, from_config.activation(f), f.flag("mlp_bias"))
+    layers = [LayerSpec(attention, ffn)] * n.num_layers
+    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """From GGUF metadata."""
+    f, n = header.fields, from_gguf.sizes(header)
+    window = f.integer("attention.sliding_window", 0, low=0)
+    ffn = DenseFfn(n.intermediate_size, bias=from_gguf.has(header, "ffn_gate.bias"))
+    attention = from_gguf.attention(header, n)
+    sliding = from_gguf.sliding_layers(f, n.num_layers, 0)
+    layers = [LayerSpec(replace(attention, window=window * slides), ffn) for slides in sliding]
+    return n.model(NAME, layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata."""
+    return to_gguf.dense(NAME, spec, where, {"rope.dimension_count": spec.ropes["global"].dims}, factors=True)
+
+
+FAMILY = Family(
+    name=NAME,
+    architectures=("LlamaForCausalLM",),
+    model_types=("llama",),
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=family.SAFETENSORS,
+    gguf_names=replace(family.GGUF, interleaved=family.QK),
+    ignored=family.ROTATIONS,
+)

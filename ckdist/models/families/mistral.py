@@ -1,0 +1,39 @@
+"""Mistral: Llama with a sliding window. Its GGUF files say llama."""
+
+from ckdist.models import from_config, to_gguf
+from ckdist.models.families import family, llama
+from ckdist.models.families.family import Family, GgufForm
+from ckdist.models.fields import Fields
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
+
+NAME = "mistral"
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n = from_config.sizes(f, from_config.ConfigDefaults(max_position=131072, kv_heads=8))
+    window = from_config.window(f)
+    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, window=window)
+    layers = [LayerSpec(attention, DenseFfn(n.intermediate_size, from_config.activation(f)))] * n.num_layers
+    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata. ArchitectureError where layers slide: readers of llama's files would not."""
+    what = "a Mistral with a sliding window ({window}) has no GGUF form that readers honour"
+    to_gguf.refuse_windows(spec, where, what, "set sliding_window to null if sequences stay shorter")
+    return llama.export(spec, where)
+
+
+FAMILY = Family(
+    name=NAME,
+    architectures=("MistralForCausalLM",),
+    model_types=("mistral",),
+    gguf="llama",
+    from_config=config,
+    from_gguf=None,
+    to_gguf=export,
+    safetensors=family.SAFETENSORS,
+    gguf_names=llama.FAMILY.gguf_names,
+    ignored=family.ROTATIONS,
+)

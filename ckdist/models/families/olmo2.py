@@ -1,0 +1,72 @@
+"""OLMo 2: norms of what a part adds instead of what it reads, and of all heads of queries and keys together."""
+
+from dataclasses import replace
+
+from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models.families import family
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.from_config import Sizes
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms
+
+NAME = "olmo2"
+NORMS = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+DEFAULTS = from_config.ConfigDefaults(max_position=2048, norm_eps=1e-5)
+GGUF_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+def attention(f: Fields, n: Sizes) -> Attention:
+    """The attention of a layer that sees everything, from config.json."""
+    bias = f.flag("attention_bias")
+    return Attention(
+        n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias, o_bias=bias, qk_norm="row"
+    )
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n = from_config.sizes(f, DEFAULTS)
+    ffn = DenseFfn(n.intermediate_size, from_config.activation(f))
+    layers = [LayerSpec(attention(f, n), ffn, NORMS)] * n.num_layers
+    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """From GGUF metadata, which calls OLMo 3 so as well: it has a window, and layers that slide are not scaled."""
+    f, n = header.fields, from_gguf.sizes(header)
+    full = replace(from_gguf.attention(header, n), qk_norm="row")
+    window = f.integer("attention.sliding_window", 0, low=0, high=1 << 30)
+    ropes = {"global": from_gguf.rotation(header, n)}
+    if window:
+        ropes["local"] = from_gguf.plain_rotation(header, n)
+    slide = replace(full, window=window, rope="local" if window else "global")
+    sliding = from_gguf.sliding_layers(f, n.num_layers, 4) if window else [False] * n.num_layers
+    ffn = DenseFfn(n.intermediate_size)
+    layers = [LayerSpec(slide if slides else full, ffn, NORMS) for slides in sliding]
+    return n.model("olmo3" if window else NAME, layers, ropes, from_gguf.tied(header))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata."""
+    return to_gguf.dense(NAME, spec, where)
+
+
+NORM_KEYS = ("attn_norm", "ffn_norm")
+FAMILY = Family(
+    name=NAME,
+    architectures=("Olmo2ForCausalLM",),
+    model_types=("olmo2",),
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=family.SAFETENSORS,
+    gguf_names=replace(
+        family.GGUF,
+        layer={**{k: v for k, v in family.GGUF.layer.items() if k not in NORM_KEYS}, **GGUF_NORMS},
+    ),
+    ignored=family.ROTATIONS,
+)

@@ -1,0 +1,55 @@
+"""OLMo 3: OLMo 2 with windows. Layers that slide have a plain rotation, the others that of YaRN."""
+
+from dataclasses import replace
+
+from ckdist.errors import ArchitectureError
+from ckdist.models import from_config, rope, to_gguf
+from ckdist.models.families import family, olmo2
+from ckdist.models.families.family import Family, GgufForm
+from ckdist.models.fields import Fields
+from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
+
+NAME = "olmo3"
+THETA, PERIOD = 500000.0, 4
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n = from_config.sizes(f, olmo2.DEFAULTS)
+    full, window = olmo2.attention(f, n), from_config.window(f)
+    ropes = from_config.rotations(f, n, THETA)
+    if "local" not in ropes:
+        shape = rope.RopeShape(n.head_dim, n.max_position, f.number("rope_theta", THETA, low=1.0))
+        ropes["local"] = rope.from_fields(Fields({}, f.where), shape, f)
+    sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % PERIOD != 0 for i in range(n.num_layers)])
+    slide, ffn = replace(full, window=window, rope="local"), DenseFfn(n.intermediate_size, from_config.activation(f))
+    layers = [LayerSpec(slide if slides else full, ffn, olmo2.NORMS) for slides in sliding]
+    return n.model(NAME, layers, ropes, from_config.tied(f, outer))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata. ArchitectureError where other layers slide than readers think, or none."""
+    sliding = [layer.mixer.rope == "local" for layer in spec.layers]
+    window = max(layer.mixer.window for layer in spec.layers)
+    if sliding != [(i + 1) % PERIOD != 0 for i in range(len(sliding))] or not window:
+        raise ArchitectureError(
+            f"{where}: an OLMo 3 of which not all but every {PERIOD}th layer slide has no GGUF form"
+        )
+    if spec.ropes["local"].theta != spec.ropes["global"].theta:
+        raise ArchitectureError(f"{where}: an OLMo 3 whose rotations have two bases has no GGUF form")
+    more = {"attention.sliding_window": window, "attention.sliding_window_pattern": sliding}
+    return to_gguf.dense(olmo2.NAME, spec, where, more)
+
+
+FAMILY = Family(
+    name=NAME,
+    architectures=("Olmo3ForCausalLM",),
+    model_types=("olmo3",),
+    gguf=olmo2.NAME,
+    from_config=config,
+    from_gguf=None,
+    to_gguf=export,
+    safetensors=family.SAFETENSORS,
+    gguf_names=olmo2.FAMILY.gguf_names,
+    ignored=family.ROTATIONS,
+)

@@ -1,0 +1,61 @@
+"""Phi-3, Phi-3.5 and Phi-4-mini: Llama with queries, keys and values in one tensor, gate and up in one, a rotation of a
+part of a head and longrope. Phi-3.5 MoE and the vision models are others.
+"""
+
+from dataclasses import replace
+
+from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models.families import family
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.from_config import Sizes
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, RopeSpec
+
+NAME = "phi3"
+DEFAULTS = from_config.ConfigDefaults(max_position=4096, norm_eps=1e-5)
+QKV, GATE_UP = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")
+
+
+def model(n: Sizes, rope: RopeSpec, window: int, activation: str, tied: bool) -> ModelSpec:
+    """All layers are alike."""
+    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, window=window)
+    layers = [LayerSpec(attention, DenseFfn(n.intermediate_size, activation))] * n.num_layers
+    return n.model(NAME, layers, {"global": rope}, tied)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n = from_config.sizes(f, DEFAULTS)
+    rope = from_config.rotations(f, n)["global"]
+    return model(n, rope, from_config.window(f, 0), from_config.activation(f), from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """From GGUF metadata."""
+    n = from_gguf.sizes(header)
+    rope = from_gguf.rotation(header, n, partial=True, longrope=True)
+    window = header.fields.integer("attention.sliding_window", 0, low=0, high=1 << 30)
+    return model(n, rope, window, "silu", from_gguf.tied(header))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata. llama.cpp says that it ignores the window of this family."""
+    more = {
+        "rope.dimension_count": spec.ropes["global"].dims,
+        "attention.sliding_window": spec.layers[0].mixer.window,
+    }
+    return to_gguf.dense(NAME, spec, where, more)
+
+
+FAMILY = Family(
+    name=NAME,
+    architectures=("Phi3ForCausalLM",),
+    model_types=("phi3",),
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=replace(family.SAFETENSORS, layer={"self_attn.qkv_proj": QKV, "mlp.gate_up_proj": GATE_UP}),
+    gguf_names=replace(family.GGUF, layer={**family.GGUF.layer, "attn_qkv": QKV, "ffn_up": GATE_UP}),
+    ignored=family.ROTATIONS,
+)

@@ -1,0 +1,59 @@
+"""Qwen 2 and 2.5: Llama with biases of queries, keys and values."""
+
+from dataclasses import replace
+
+from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models.families import family
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.from_config import Sizes
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
+
+NAME = "qwen2"
+
+
+def layers(f: Fields, n: Sizes, attention: Attention, local: bool) -> list[LayerSpec]:
+    """The layers, of which those behind the first `max_window_layers` slide where the file says so."""
+    window = from_config.window(f) if f.flag("use_sliding_window") else 0
+    first = f.integer("max_window_layers", 28, low=0)
+    sliding = from_config.sliding_layers(f, n.num_layers, [i >= first for i in range(n.num_layers)])
+    ffn = DenseFfn(n.intermediate_size, from_config.activation(f))
+    slide = replace(attention, window=window, rope="local" if local and window else "global")
+    return [LayerSpec(slide if slides else attention, ffn) for slides in sliding]
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n = from_config.sizes(f, from_config.ConfigDefaults(max_position=32768))
+    ropes = from_config.rotations(f, n)
+    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=True)
+    return n.model(NAME, layers(f, n, attention, "local" in ropes), ropes, from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """From GGUF metadata, which knows no windows of this family."""
+    n = from_gguf.sizes(header)
+    ffn = DenseFfn(n.intermediate_size, bias=from_gguf.has(header, "ffn_gate.bias"))
+    alike = [LayerSpec(from_gguf.attention(header, n), ffn)] * n.num_layers
+    return n.model(header.family, alike, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata. ArchitectureError where layers slide."""
+    what = f"a sliding window ({{window}}) of {spec.family} has no GGUF form"
+    to_gguf.refuse_windows(spec, where, what, "set use_sliding_window to false")
+    return to_gguf.dense(spec.family, spec, where)
+
+
+FAMILY = Family(
+    name=NAME,
+    architectures=("Qwen2ForCausalLM",),
+    model_types=("qwen2",),
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=family.SAFETENSORS,
+    gguf_names=family.GGUF,
+    ignored=family.ROTATIONS,
+)

@@ -1,0 +1,75 @@
+"""SmolLM3: Llama, of which every fourth layer rotates nothing."""
+
+from dataclasses import replace
+
+from ckdist.errors import ArchitectureError
+from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models.families import llama
+from ckdist.models.families.family import GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
+
+NAME = "smollm3"
+THETA, PERIOD = 2e6, 4
+DEFAULTS = from_config.ConfigDefaults(max_position=32768, layers=36, heads=16, kv_heads=4)
+
+
+def rotated_layers(f: Fields, num_layers: int) -> list[bool]:
+    """Which layers rotate: `no_rope_layers` has 1 for these, against its name."""
+    given = f.values.get("no_rope_layers")
+    if given is None:
+        period = f.integer("no_rope_layer_interval", PERIOD)
+        return [(i + 1) % period != 0 for i in range(num_layers)]
+    if not isinstance(given, list) or len(given) < num_layers or any(value not in (0, 1) for value in given):
+        raise f.error("no_rope_layers", given, f"a list of at least {num_layers} of 0 and 1")
+    return [bool(value) for value in given[:num_layers]]
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n, bias = from_config.sizes(f, DEFAULTS), f.flag("attention_bias")
+    rotated = rotated_layers(f, n.num_layers)
+    window = from_config.window(f, 0) if f.flag("use_sliding_window") else 0
+    sliding = from_config.sliding_layers(f, n.num_layers, [not rotates for rotates in rotated])
+    ffn = DenseFfn(n.intermediate_size, from_config.activation(f), f.flag("mlp_bias"))
+    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias, o_bias=bias)
+    layers = [
+        LayerSpec(replace(attention, rope="global" if rotates else None, window=window * slides), ffn)
+        for rotates, slides in zip(rotated, sliding, strict=True)
+    ]
+    return n.model(NAME, layers, from_config.rotations(f, n, THETA), from_config.tied(f, outer, True))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """From GGUF metadata, which takes it for granted that every fourth layer rotates nothing."""
+    n = from_gguf.sizes(header)
+    attention = from_gguf.attention(header, n)
+    ffn = DenseFfn(n.intermediate_size, bias=from_gguf.has(header, "ffn_gate.bias"))
+    layers = [
+        LayerSpec(replace(attention, rope="global" if (i + 1) % PERIOD else None), ffn) for i in range(n.num_layers)
+    ]
+    return n.model(NAME, layers, {"global": from_gguf.rotation(header, n, THETA)}, from_gguf.tied(header))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata. ArchitectureError for other layers without rotation, and for windows."""
+    to_gguf.refuse_windows(
+        spec, where, "a sliding window ({window}) has no GGUF form", "set use_sliding_window to false"
+    )
+    if any((layer.mixer.rope is None) == bool((i + 1) % PERIOD) for i, layer in enumerate(spec.layers)):
+        raise ArchitectureError(
+            f"{where}: a SmolLM3 without rotation in other than every {PERIOD}th layer has no GGUF form"
+        )
+    return to_gguf.dense(NAME, spec, where, {"rope.dimension_count": spec.ropes["global"].dims})
+
+
+FAMILY = replace(
+    llama.FAMILY,
+    name=NAME,
+    architectures=("SmolLM3ForCausalLM",),
+    model_types=("smollm3",),
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+)

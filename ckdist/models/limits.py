@@ -1,0 +1,26 @@
+"""How large the numbers of a model may be, and the checks that every ModelSpec passes."""
+
+from ckdist.errors import ModelFileError
+from ckdist.models.spec import ModelSpec
+
+MAX_LAYERS = 1024
+MAX_WIDTH = 1 << 20  # hidden size and heads * head_dim
+MAX_FFN = 1 << 22
+MAX_HEADS = 1 << 14
+MAX_HEAD_DIM = 1 << 10
+MAX_VOCAB = 1 << 24
+MAX_POSITION = 1 << 30
+
+
+def checked(spec: ModelSpec, where: str) -> ModelSpec:
+    """`spec`, when its numbers fit together; else ModelFileError. Single fields were checked when they were read."""
+    for a in dict.fromkeys(layer.mixer for layer in spec.layers):
+        if a.num_heads % a.num_kv_heads:
+            raise ModelFileError(
+                f"{where}: {a.num_heads} attention heads cannot share {a.num_kv_heads} kv-heads evenly"
+            )
+        if a.head_dim % 2:
+            raise ModelFileError(f"{where}: head_dim is {a.head_dim}; it must be even to be rotated")
+        if a.num_heads * a.head_dim > MAX_WIDTH:
+            raise ModelFileError(f"{where}: {a.num_heads} heads of {a.head_dim} are wider than the {MAX_WIDTH} allowed")
+    return spec

@@ -1,0 +1,110 @@
+"""The known families: a file each in `families`, and those of other packages by the entry point `ckdist.families`."""
+
+import functools
+import importlib
+import importlib.metadata
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ckdist.errors import ArchitectureError
+from ckdist.models import families
+from ckdist.models.families.family import Family, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.limits import checked
+from ckdist.models.spec import ModelSpec
+
+ENTRY_POINT = "ckdist.families"  # each names a Family
+
+
+@functools.cache
+def known_families() -> dict[str, Family]:
+    """Every family by its name; those of other packages come last and may not take a name that is there.
+
+    ArchitectureError for an entry point that cannot be loaded.
+    """
+    modules = [
+        importlib.import_module(f"{families.__name__}.{m.name}") for m in pkgutil.iter_modules(families.__path__)
+    ]
+    found = {m.FAMILY.name: m.FAMILY for m in modules if hasattr(m, "FAMILY")}
+    for point in sorted(importlib.metadata.entry_points(group=ENTRY_POINT), key=lambda point: point.name):
+        where = f"entry point {point.name} = {point.value} of {ENTRY_POINT}"
+        try:
+            made = point.load()
+        except Exception as error:  # whatever another package raises, the user reads one line
+            raise ArchitectureError(f"{where} cannot be loaded: {error!r:.200}") from error
+        if not isinstance(made, Family):
+            raise ArchitectureError(f"{where} is {type(made).__name__}; it must name a Family")
+        if made.name in found:
+            raise ArchitectureError(f"{where}: there is a family {made.name!r} already; call it otherwise")
+        found[made.name] = made
+    return found
+
+
+def family(name: str) -> Family:
+    """The family of this name, which a ModelSpec has. ArchitectureError where it is not known."""
+    found = known_families()
+    if name not in found:
+        raise _unknown("the model", name, found)
+    return found[name]
+
+
+def _by(names_of: Callable[[Family], Iterable[str]]) -> dict[str, Family]:
+    """The families by other names of theirs; the first that has a name keeps it."""
+    found: dict[str, Family] = {}
+    for one in known_families().values():
+        for name in names_of(one):
+            found.setdefault(name, one)
+    return found
+
+
+def _unknown(where: str, name: str, known: Iterable[str]) -> ArchitectureError:
+    """The error for a family that is not known."""
+    return ArchitectureError(
+        f"{where}: architecture {name[:100]!r} is not known; the known ones are {', '.join(known)}"
+    )
+
+
+def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
+    """The model that `config`, a config.json, describes; absent fields take the defaults of transformers.
+
+    Raises ArchitectureError for an unknown family and ModelFileError for a wrong field; both begin with `where`.
+    """
+    outer = Fields(config, where)
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and names and isinstance(names[0], str)):
+        raise outer.error("architectures", names, "a list of names")
+    name = names[0] if names else outer.text("model_type")
+    known = _by((lambda one: one.architectures) if names else (lambda one: one.model_types))
+    if name not in known:
+        raise _unknown(where, name, known)
+    fields = outer.sub("text_config") if outer.has("text_config") else outer  # the language part of a multimodal model
+    if fields.flag("use_bidirectional_attention"):
+        raise fields.error("use_bidirectional_attention", True, "false: only causal attention is supported")
+    return checked(known[name].from_config(fields, outer), where)
+
+
+def spec_from_gguf(
+    metadata: Mapping[str, Any],
+    dims: Mapping[str, tuple[int, ...]],
+    where: str,
+    vector: Callable[[str], np.ndarray | None] = lambda name: None,  # noqa: ARG005
+) -> ModelSpec:
+    """The model that the metadata of a GGUF file describes.
+
+    `dims` are the dimensions of the model's tensors by GGUF's names, the contiguous one first; `vector(name)` the
+    contents of a small float32 tensor, None where it is absent.
+    Raises ArchitectureError for an unknown family and ModelFileError for a wrong field; both begin with `where`.
+    """
+    name = Fields(metadata, where).text("general.architecture")
+    known = _by(lambda one: (one.gguf,) if one.from_gguf else ())
+    read = known[name].from_gguf if name in known else None
+    if read is None:
+        raise _unknown(where, name, known)
+    own = {key[len(name) + 1 :]: value for key, value in metadata.items() if key.startswith(f"{name}.")}
+    fields = Fields(own, where, f"{name}.")
+    if fields.integer("expert_count", 0, low=0):
+        raise fields.error("expert_count", own["expert_count"], "0: mixtures of experts are not supported")
+    return checked(read(GgufHeader(fields, dims, vector, known[name].name)), where)
