@@ -128,7 +128,7 @@ def test_a_device_that_is_not_there_is_refused(roce):
 @pytest.mark.skipif(bool(verbs.devices()), reason="there is an RDMA device")
 def test_a_world_without_devices_is_refused_on_all_ranks():
     def body(world):
-        with pytest.raises(ConfigError, match=r"^verbs does not work on rank 0 [(]here[)]: ") as caught:
+        with pytest.raises(ConfigError, match=r"^--transport verbs does not work on rank 0 [(]here[)]: ") as caught:
             open_communicator(world, "verbs", timeout=5)
         return str(caught.value)
 
