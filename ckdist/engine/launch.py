@@ -38,7 +38,7 @@ from ckdist.program.executable import Executable, ExecutionPlan
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
-from ckdist.program.tracer import LowRankTracer, Tracer, trace
+from ckdist.program.tracer import Tracer, trace
 from ckdist.tokens.confined import load_tried
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.topology import bind_memory, default_threads, huge_pages, is_bound, sample_pages
@@ -60,8 +60,7 @@ BUNDLED = pathlib.Path(__file__).parent.parent / "models" / "bundled"
 class Model:
     """One rank of a loaded model.
 
-    `loader`, and `matrices` where there is an adapter, own the weights, `shards` what it sees of other ranks'; all must
-    outlive `executable`.
+    `loader` and `adapter` own the weights, `shards` what it sees of other ranks'; all must outlive `executable`.
     """
 
     world: World
@@ -70,7 +69,7 @@ class Model:
     plan: Plan
     loader: ShardLoader
     shards: HostShards | None
-    matrices: list[MatrixHandle | PackedMatrix]
+    adapter: Adapter | None
     executable: Executable
     prefill: PrefillChoice
     weight_bytes: int  # of this rank
@@ -187,7 +186,7 @@ def load_model(
     spec = checkpoint.spec
     layouts = prefill, decode, mesh = layouts_for(config, world, spec)
     adapter = Adapter(pathlib.Path(config.lora)) if config.lora else None
-    tracer = functools.partial(LowRankTracer, adapter.ranks, adapter.factor) if adapter else Tracer
+    tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     program = trace(forward, spec, decode, mesh, tracer)
     if adapter:
         adapter.check(program)
@@ -273,7 +272,7 @@ def load_model(
         plan,
         loader,
         shards,
-        matrices,
+        adapter,
         executable,
         choice,
         weight_bytes,

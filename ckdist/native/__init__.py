@@ -64,8 +64,9 @@ def pointer(array: np.ndarray, ctype: str = "void *") -> CData:
 
 
 def numbers(enum: str, prefix: str) -> dict[str, int]:
-    """The numbers of a header's `enum`, by their names without `prefix`, in the order of the header."""
-    return {name.removeprefix(prefix): number for number, name in ffi.typeof(f"enum {enum}").elements.items()}
+    """The numbers of a header's `enum`, by their names without `prefix`, the least first."""
+    elements = sorted(ffi.typeof(f"enum {enum}").elements.items())
+    return {name.removeprefix(prefix): number for number, name in elements}
 
 
 def dtype(struct: str) -> np.dtype:

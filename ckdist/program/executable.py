@@ -12,6 +12,7 @@ from ckdist import native
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 from ckdist.program.lowered import LayerAttention, Lowered
 from ckdist.program.model_shape import ModelShape, Rotation
+from ckdist.program.ops.attention import ROPE_TABLES
 from ckdist.program.pool import ThreadPool
 from ckdist.program.step import native_steps
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:  # a program is bound to ranks without what opens their commun
 
 KV_TYPES = native.numbers("ckdist_cache_type", "ckdist_cache_")
 _PLACES = native.numbers("ckdist_place", "ckdist_place_")
-_ROPE_TABLES = native.numbers("ckdist_rope_table", "ckdist_rope_")
 _ROPE_ROWS = 4096  # that are computed at a time, so that a long context costs little more than its tables
 _HEADER = native.ffi.sizeof("struct ckdist_batch_header") // 4  # ints of a batch's message before its arrays
 DECODE, PREFILL = 0, 1  # execution plans
@@ -80,8 +80,8 @@ class Executable:
     """Programs bound to this rank's weights, cache and threads: what decodes, and, unless that does it all, what
     prefills.
 
-    Both have the same cache, in the layout of decode, so a sequence goes from one to the other by running the next
-    step. Steps with prompts of at least `prefill_from` tokens run the second. `threads` run decode,
+    Both have the same cache, in the layout of decode, so a sequence goes from one to the other by running
+    the next step. Steps with prompts of at least `prefill_from` tokens run the second. `threads` run decode,
     `threads_batch` steps with prompts. `cpus` pins them, one each, unless empty. `loader`: the native one of matrices
     that are not all packed yet.
     """
@@ -160,7 +160,7 @@ class Executable:
         ffi, spec, config = native.ffi, self.spec, self.config
         attention = plans[-1].lowered.attention
         layers = [self._layer(attention[layer]) for layer in range(len(attention))]
-        tables = sorted((number, table) for table, number in _ROPE_TABLES.items() if number >= 0)
+        ropes = [self._rope(spec.ropes.get(table)) for table in ROPE_TABLES]
         return ffi.new(
             "struct ckdist_program *",
             {
@@ -176,7 +176,7 @@ class Executable:
                 "layers": len(layers),
                 "attention": self._array(layers, "struct ckdist_layer_attention"),
                 "blocks": config.num_blocks,
-                "ropes": [self._rope(spec.ropes.get(table)) for _, table in tables],
+                "ropes": ropes,
                 "loader": self._loader,
             },
         )

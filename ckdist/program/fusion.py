@@ -77,35 +77,29 @@ def linear_with_what_follows(graph: Graph, linear: Instr) -> dict[str, Instr]:
 
 
 def normed(graph: Graph, value: Value) -> dict[str, Instr]:
-    """`value` = scale rms_norm(x + scale rms_norm(y)), of which any part may be absent."""
+    """`value` = factor * rms_norm(x + post_factor * rms_norm(y)), of which any part may be absent."""
     parts = {}
     scale = graph.maker(graph.source(value), "scale")
-    if scale and graph.maker(scale.inputs[0], "rms_norm"):
-        parts["scale"] = scale
-        value = scale.inputs[0]
-    if norm := graph.maker(graph.source(value), "rms_norm"):
+    if norm := graph.maker(graph.source(scale.inputs[0] if scale else value), "rms_norm"):
         parts["norm"] = norm
+        if scale:
+            parts["factor"] = scale
         value = norm.inputs[0]
     return parts | residual(graph, value)
 
 
 def residual(graph: Graph, value: Value) -> dict[str, Instr]:
-    """`value` = x + scale rms_norm(y), of which scale and norm, or all but y, may be absent."""
+    """`value` = x + post_factor * rms_norm(y), of which factor and norm, or all but y, may be absent."""
     parts = {}
     if add := graph.maker(graph.source(value), "add"):
-        parts["add"], y = add, graph.source(add.inputs[1])
-        if post_scale := graph.maker(y, "scale"):
-            parts["post_scale"], y = post_scale, graph.source(post_scale.inputs[0])
-        if post_norm := graph.maker(y, "rms_norm"):
+        parts["add"] = add
+        value = add.inputs[1]
+        if scale := graph.maker(graph.source(value), "scale"):
+            parts["post_factor"] = scale
+            value = scale.inputs[0]
+        if post_norm := graph.maker(graph.source(value), "rms_norm"):
             parts["post_norm"] = post_norm
     return parts
-
-
-def is_stream(graph: Graph, value: Value) -> bool:
-    """Whether a value is the residual stream: something is added to it, or to the rows that are selected of it."""
-    readers = graph.readers(value)
-    selected = [reader.outputs[0] for reader in readers if reader.op == "select_rows"]
-    return any(reader.op == "add" for v in (value, *selected) for reader in graph.readers(v))
 
 
 def gathered_rows(graph: Graph, gather: Instr) -> dict[str, Instr]:
@@ -114,14 +108,22 @@ def gathered_rows(graph: Graph, gather: Instr) -> dict[str, Instr]:
 
 
 def rotated_attention(graph: Graph, attend: Instr) -> dict[str, Instr]:
-    """The rotation of an attention's queries and keys, and their norms per head; both may be absent."""
+    """The rotation of an attention's queries and keys, and their norms per head; either may be absent."""
     parts = {}
     for name, value in zip(("q", "k"), attend.inputs, strict=False):
         if rope := graph.maker(value, "rope"):
-            parts[f"{name}_rope"], value = rope, rope.inputs[0]
+            parts[f"{name}_rope"] = rope
+            value = rope.inputs[0]
         if norm := graph.maker(value, "rms_norm"):
             parts[f"{name}_norm"] = norm
     return parts
+
+
+def norm_over_heads(graph: Graph, value: Value) -> Instr | None:
+    """The norm over all heads of a token that made `value`, which may have been exchanged since."""
+    if exchange := graph.maker(value, "all_to_all"):
+        value = exchange.inputs[[v.name for v in exchange.outputs].index(value.name)]
+    return graph.maker(value, "rms_norm_heads")
 
 
 PATTERNS: dict[str, Callable[[Graph, Instr], dict[str, Instr]]] = {
@@ -139,4 +141,4 @@ def fuse(program: Program, graph: Graph) -> list[Group | None]:
     return [None if id(group.instr) in taken else group for group in found]
 
 
-__all__ = ["Graph", "Group", "fuse", "is_stream", "normed", "residual"]
+__all__ = ["Graph", "Group", "fuse", "norm_over_heads", "normed", "residual"]

@@ -19,8 +19,8 @@ from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim, Mesh, Range
 from ckdist.program.arena import first_fit
-from ckdist.program.fusion import Graph, Group, fuse, is_stream, normed
-from ckdist.program.lowered import SLOTS, Buffer, LayerAttention, Lowered, MatrixKey, RowNorm, VectorKey
+from ckdist.program.fusion import Graph, Group, fuse, normed, residual
+from ckdist.program.lowered import SLOTS, Buffer, LayerAttention, Lowered, MatrixKey, VectorKey
 from ckdist.program.ops import OPS
 from ckdist.program.program import Instr, Program, Value, Weight
 from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex, Span, Step, ValueIndex, VectorIndex
@@ -32,23 +32,17 @@ Key = TypeVar("Key", MatrixKey, VectorKey)
 
 @dataclass(frozen=True)
 class Residual:
-    """x + scale norm(sum of y), by the buffers and the vector; ABSENT what is not there."""
+    """x + post_factor * norm(sum of y), by the buffers and the vector; ABSENT what is not there."""
 
     x: ValueIndex
     y: ValueIndex
     post_norm: VectorIndex = VectorIndex(ABSENT)
     post_eps: float = 0.0
-    post_scale: float = 1.0
+    post_factor: float = 1.0
 
     def fields(self) -> dict[str, Any]:
         """Of a step that reads it."""
-        fields = {"x": self.x, "y": self.y, "post_norm": self.post_norm, "post_eps": self.post_eps}
-        return fields | scale_field("post_scale", self.post_scale)
-
-
-def scale_field(name: str, scale: float) -> dict[str, float]:
-    """A step's field for a factor; none for 1."""
-    return {} if scale == 1.0 else {name: scale}
+        return dict(vars(self))
 
 
 class Lowering:
@@ -76,9 +70,9 @@ class Lowering:
         self.at: dict[str, ValueIndex] = {}
         self.same: dict[str, Value] = {}  # a value -> the one in whose place it stands
         self.prepared: dict[str, dict[int, Span]] = {}  # a value -> its activations by format
-        self.attention: dict[int, LayerAttention] = {}
-        self.row_norms: dict[str, RowNorm] = {}  # of values that attention norms over all heads
         self.slots = 0
+        self.attention: dict[int, LayerAttention] = {}
+        self.key_places: tuple[int, ...] = ()  # of the layer at hand
         self.exchange_floats = 1
 
     def run(self) -> Lowered:
@@ -157,18 +151,18 @@ class Lowering:
         rows = self.local_tokens if first.dims[0].axis else self.max_tokens
         selected = first.selected
         widths = [v.dims[-1].local(self.mesh) for v in values]
-        reader = self.graph.reader(values[-1])
+        readers = [self.graph.reader(v) for v in values]
         if first.partial and len(self.peers) > 1:  # over hosts, whose ranks share the tokens
             place = {"offset": self.slots % SLOTS, "rows": self.max_tokens}
             results = [self.buffer("sums", widths[0], **place, selected=selected)]
             self.exchange_floats = max(self.exchange_floats, self.max_tokens * widths[0])
         elif first.partial:
             results = [self.slot(widths[0], rows, selected=selected)]
-        elif reader is not None and reader.op == "all_to_all":  # side by side in one row
+        elif (last := readers[-1]) is not None and last.op == "all_to_all":  # side by side in one row
             widths = [sum(end - begin for begin, end in self.pieces(v.dims[-1])) for v in values]
-            squares = self.graph.reader(first)
-            more = squares.outputs[0].dims[-1].count if squares is not None and squares.op == "sum_squares" else 0
-            results = [self.slot(sum(widths) + more, rows, lead=sum(widths[:i])) for i in range(len(widths))]
+            behind = readers[0].outputs[0].dims[-1].count if readers[0] and readers[0].op == "sum_squares" else 0
+            row = sum(widths) + behind
+            results = [self.slot(row, rows, lead=sum(widths[:i])) for i in range(len(widths))]
         else:
             return [self.buffer("arena", width, rows=rows, selected=selected) for width in widths]
         self.next_slot()
@@ -199,6 +193,11 @@ class Lowering:
         """The first of a vector's shards; ABSENT where there is no vector."""
         return VectorIndex(ABSENT if w is None else _consecutive(self.vectors, [(w.name, share) for share in shares]))
 
+    def held_vector(self, w: Weight) -> VectorIndex:
+        """This rank's part of a vector as its memory has it, whatever the program's sharding."""
+        (dim,) = w.dims
+        return self.shard_vectors(w, [self.stored.get(dim, dim).span(self.mesh)])
+
     def vector(self, w: Weight | None) -> VectorIndex:
         """This rank's part of a vector; ABSENT where there is none."""
         return self.shard_vectors(w, [] if w is None else [w.dims[0].span(self.mesh)])
@@ -214,12 +213,12 @@ class Lowering:
         x = self.place_of(add.inputs[0])
         if self.buffers[x].place != "arena":
             raise LayoutError(f"cannot lower an add whose first operand was not normed before: {add}")
-        y, scale = self.source(add.inputs[1]), 1.0
-        if scaled := self.graph.maker(y, "scale"):
-            y, scale = self.source(scaled.inputs[0]), scaled.attrs["factor"]
-        if norm := self.graph.maker(y, "rms_norm"):
-            return Residual(x, self.place_of(norm.inputs[0]), self.vector(norm.weights[0]), norm.attrs["eps"], scale)
-        return Residual(x, self.place_of(y), post_scale=scale)
+        parts = residual(self.graph, value)
+        factor = parts["post_factor"].attrs["factor"] if "post_factor" in parts else 1.0
+        if norm := parts.get("post_norm"):
+            return Residual(x, self.place_of(norm.inputs[0]), self.vector(norm.weights[0]), norm.attrs["eps"], factor)
+        y = parts["post_factor"].inputs[0] if "post_factor" in parts else add.inputs[1]
+        return Residual(x, self.place_of(y), post_factor=factor)
 
     def columns(self, value: Value) -> list[Range]:
         """The columns of the matrices that read `value`: of the shards whose products are summed, or all."""
@@ -239,10 +238,10 @@ class Lowering:
         parts = normed(self.graph, value)
         norm, sum_ = parts.get("norm"), ValueIndex(ABSENT)
         stream = norm.inputs[0] if norm else value
-        kept = is_stream(self.graph, stream)
-        source = self.residual(stream) if parts or kept else Residual(ValueIndex(ABSENT), self.place_of(value))
+        source = Residual(ValueIndex(ABSENT), self.place_of(value)) if not parts else self.residual(stream)
         lies = self.buffers[source.y].place == "arena" and source.x == ABSENT and source.post_norm == ABSENT
-        if (parts or kept) and not lies and len(self.graph.readers(stream)) > 1:
+        again = any(reader.op in ("add", "select_rows") for reader in self.graph.readers(stream))
+        if again and not lies:
             selected = value.selected
             sum_ = self.buffer("arena", self.buffers[source.y].width, rows=self.local_tokens, selected=selected)
             self.at[self.source(stream).name] = sum_
@@ -254,7 +253,7 @@ class Lowering:
             **source.fields(),
             norm=self.vector(norm.weights[0]) if norm else VectorIndex(ABSENT),
             eps=norm.attrs["eps"] if norm else 0.0,
-            **scale_field("scale", parts["scale"].attrs["factor"] if "scale" in parts else 1.0),
+            factor=parts["factor"].attrs["factor"] if "factor" in parts else 1.0,
             sum=sum_,
             activations=[activations.get(number, NO_SPAN) for number in range(3)],
         )
@@ -310,7 +309,7 @@ class Lowering:
 
 def _reads(reader: Instr, weight: Weight) -> bool:
     """Whether `weight` multiplies the reader's first input: all matrices of a linear do, and half of a low_rank's."""
-    return reader.op != "low_rank" or weight in reader.weights[: len(reader.weights) // 2]
+    return reader.op != "low_rank" or weight in reader.weights[::2]
 
 
 def _consecutive(known: list[Key], keys: list[Key]) -> int:

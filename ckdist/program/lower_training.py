@@ -207,13 +207,17 @@ class TrainingLowering:
 
     def operand(self, value: Value) -> ValueIndex:
         """The value as products read it; where it stands otherwise a step converts it first, once."""
-        index = self.names.at[value]
+        if value not in self.names.operands:
+            self.names.operands[value] = self.converted(self.names.at[value])
+        return self.names.operands[value]
+
+    def converted(self, index: ValueIndex) -> ValueIndex:
+        """The same value where it is an operand, else a new one that a step converts."""
         if self.placed[index].operand:
             return index
-        if value not in self.names.operands:
-            self.names.operands[value] = self.alone(self.placed[index].width, True)
-            self.emit("convert", x=index, out=self.names.operands[value])
-        return self.names.operands[value]
+        made = self.alone(self.placed[index].width, True)
+        self.emit("convert", x=index, out=made)
+        return made
 
     def output(self, value: Value) -> ValueIndex:
         """The place of a value that the next step makes, in its row."""
@@ -359,9 +363,9 @@ def lower_training(
     loss_steps = lowering.steps(loss)
     arena_bytes = lowering.place([steps, loss_steps], max_tokens)
     trained = -(-lowering.places[len(lowering.wrt) - 1].end // ALIGNMENT) * ALIGNMENT
-    packs, attention = list(lowering.packs), lowering.attention
-    if attention is None:
+    packs = list(lowering.packs)
+    if lowering.attention is None:
         raise LayoutError("training needs a layer with attention")
     return LoweredTraining(
-        steps, loss_steps, lowering.placed, lowering.places, packs, cleared, arena_bytes, attention, trained
+        steps, loss_steps, lowering.placed, lowering.places, packs, cleared, arena_bytes, lowering.attention, trained
     )

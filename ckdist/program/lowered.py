@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ckdist.layout import Mesh, Range
 from ckdist.program.program import Instr
-from ckdist.program.step import MatrixIndex, Step, ValueIndex, VectorIndex
+from ckdist.program.step import MatrixIndex, Step, VectorIndex
 
 RANK_UNIT = 16  # low ranks are computed in whole tiles, and the next matrix reads them at the beginning of a cache line
 SLOTS = 2  # partial values alternate between this many exchange buffers
@@ -50,21 +50,9 @@ class LayerAttention:
     key_places: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class RowNorm:
-    """A norm over all heads of a token: the sums of squares of each, the weights of the local heads, and where the row
-    of a token's rank has each kv-head.
-    """
-
-    squares: ValueIndex
-    weight: VectorIndex
-    eps: float
-    key_places: tuple[int, ...]
-
-
 def layer_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
-    """What an attention means on a rank of `mesh`."""
-    heads, keys, values = (x.dims[-1] for x in attend.inputs[:3])
+    """What an attend means on a rank of `mesh`."""
+    heads, keys, values = (x.dims[-1] for x in attend.inputs)
     group = heads.count // keys.count
     begin, end = heads.share(mesh)
     each = (min(end, (kv + 1) * group) - max(begin, kv * group) for kv in range(*keys.share(mesh)))

@@ -95,7 +95,8 @@ class Step:
         return native.ffi.cast("struct ckdist_step *", struct)
 
     def __str__(self) -> str:
-        shown = {name: _text(value) for name, value in self.fields.items()}
+        plain = lambda name, value: name.endswith("factor") and value == 1.0
+        shown = {name: _text(value) for name, value in self.fields.items() if not plain(name, value)}
         rows = [] if self.rows == "tokens" else [f"rows={self.rows}"]
         return " ".join([f"{self.kind:13s}", *rows, *(f"{name}={text}" for name, text in shown.items() if text)])
 

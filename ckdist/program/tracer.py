@@ -4,8 +4,8 @@ Every method appends one instruction (or none, where a layout does not need it) 
 ambient state: what is recorded is what was called on this object.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
 from ckdist.layout import WHOLE, Dim, Layout, Mesh, Sharding, head_dims
@@ -15,11 +15,23 @@ from ckdist.program.program import Program, Value, Weight
 Spec = TypeVar("Spec")
 
 
-class Tracer(Emitter):
-    """`g` in a forward. `g.sharding` makes the named dimensions under the layout."""
+@dataclass(frozen=True)
+class LowRank:
+    """LoRA on a model's linears: `rank(name of a linear, without ".weight")` is 0 where nothing is added."""
 
-    def __init__(self, layout: Layout, mesh: Mesh):
+    rank: Callable[[str], int]
+    scale: float
+
+
+class Tracer(Emitter):
+    """`g` in a forward. `g.sharding` makes the named dimensions under the layout.
+
+    `low_rank`: what is added to linears.
+    """
+
+    def __init__(self, layout: Layout, mesh: Mesh, low_rank: LowRank | None = None):
         super().__init__()
+        self.low_rank = low_rank
         self.mesh, self.sharding = mesh, Sharding(layout, mesh)
         self.boundaries: list[Value] = []
 
@@ -79,7 +91,29 @@ class Tracer(Emitter):
         """X @ w.T (+ bias) for each weight, all read from one prepared input; partial where the input dimension is
         sharded.
         """
-        return self.emit("linear", (x,), (*weights, *(bias or [None] * len(weights))), names)
+        outputs = self.emit("linear", (x,), (*weights, *(bias or [None] * len(weights))), names)
+        return outputs if self.low_rank is None else self._adapted(x, weights, outputs, self.low_rank)
+
+    def _adapted(
+        self, x: Value, weights: Sequence[Weight], outputs: tuple[Value, ...], low_rank: LowRank
+    ) -> tuple[Value, ...]:
+        """The values with scale * B (A x) added to those whose weight has A and B."""
+        stems = [w.name.removesuffix(".weight") for w in weights]
+        dims = {i: Dim("rank", rank) for i, stem in enumerate(stems) if (rank := low_rank.rank(stem))}
+        if not dims:
+            return outputs
+        pairs = [
+            w
+            for i, rank in dims.items()
+            for w in (
+                Weight(f"{stems[i]}.lora_A.weight", (rank, weights[i].dims[1])),
+                Weight(f"{stems[i]}.lora_B.weight", (weights[i].dims[0], rank)),
+            )
+        ]
+        names = [f"{stems[i].rpartition('.')[2]}_lora" for i in dims]
+        adapted = self.emit("low_rank", (x, *(outputs[i] for i in dims)), pairs, names, scale=low_rank.scale)
+        found = dict(zip(dims, adapted, strict=True))
+        return tuple(found.get(i, value) for i, value in enumerate(outputs))
 
     def rms_norm(self, x: Value, w: Weight, eps: float) -> Value:
         """Over the last dimension, or per head where `w` has one head's size."""
@@ -153,40 +187,6 @@ class Tracer(Emitter):
         return x
 
 
-class LowRankTracer(Tracer):
-    """`g` in a forward with an adapter.
-
-    `ranks` has the rank of every linear layer, by its name without ".weight", that it adds to.
-    """
-
-    def __init__(self, ranks: Mapping[str, int], factor: float, layout: Layout, mesh: Mesh):
-        super().__init__(layout, mesh)
-        self.ranks, self.factor = ranks, factor
-
-    def linears(
-        self, x: Value, weights: Sequence[Weight], bias: Sequence[Weight] = (), names: Sequence[str] | None = None
-    ) -> tuple[Value, ...]:
-        """W x + factor * B (A x) for each weight that has A and B."""
-        outputs = list(super().linears(x, weights, bias, names))
-        stems = [w.name.removesuffix(".weight") for w in weights]
-        chosen = [i for i, stem in enumerate(stems) if stem in self.ranks]
-        if not chosen:
-            return tuple(outputs)
-        dims = {i: Dim("rank", self.ranks[stems[i]]) for i in chosen}
-        a = (Weight(f"{stems[i]}.lora_A.weight", (dims[i], weights[i].dims[1])) for i in chosen)
-        b = (Weight(f"{stems[i]}.lora_B.weight", (weights[i].dims[0], dims[i])) for i in chosen)
-        adapted = self.emit(
-            "low_rank",
-            (x, *(outputs[i] for i in chosen)),
-            (*a, *b),
-            [f"{stems[i].rpartition('.')[2]}_lora" for i in chosen],
-            scale=self.factor,
-        )
-        for i, value in zip(chosen, adapted, strict=True):
-            outputs[i] = value
-        return tuple(outputs)
-
-
 class TrainingTracer(Tracer):
     """`g` in a loss: sequences are packed and there is no cache.
 
@@ -251,4 +251,4 @@ def trace_loss(
     return Program((ids, targets), (loss(g, ids, targets, spec),), tuple(g.instrs), tuple(g.boundaries))
 
 
-__all__ = ["Dim", "LowRankTracer", "Tracer", "TrainingTracer", "trace", "trace_loss"]
+__all__ = ["Dim", "LowRank", "Tracer", "TrainingTracer", "trace", "trace_loss"]

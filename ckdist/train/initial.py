@@ -26,3 +26,11 @@ def initial_weight(name: str, shape: tuple[int, ...], spec: ModelSpec, std: floa
     scale = std / math.sqrt(2 * len(spec.layers)) if name.endswith(_RESIDUAL) else std
     values = generator_of(name, seed).standard_normal(shape, np.float32)
     return np.multiply(values, np.float32(scale), out=values)
+
+
+def initial_matrix(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """A: uniform within 1 / sqrt(inputs), as PEFT; B: zeros, so that training starts from the base."""
+    if ".lora_B." in name:
+        return np.zeros(shape, np.float32)
+    bound = shape[1] ** -0.5
+    return generator_of(name, seed).uniform(-bound, bound, shape).astype(np.float32)

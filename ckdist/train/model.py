@@ -28,12 +28,14 @@ from ckdist.train.arena import shape_of
 from ckdist.train.checkpoint import write_synced
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.documents import BadLine, find_files, read_documents
-from ckdist.train.initial import initial_weight
-from ckdist.train.lora import LoraTracer, initial_matrix
+from ckdist.train.initial import initial_matrix, initial_weight
 from ckdist.train.tokenizer import tokenizer_config, train_tokenizer
 from ckdist.weights.adapter import Lora
-from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.dequantize import read_tensor
+from ckdist.weights.dtypes import BY_NUMBER, FLOATS
+from ckdist.weights.handles import MatrixHandle
+from ckdist.weights.loader import ShardLoader
 
 INITIALIZER_RANGE = 0.02
 
@@ -51,12 +53,31 @@ class TrainedModel:
     load: Callable[[str], np.ndarray]
     lora: Lora | None
     tracer: Callable[..., TrainingTracer]  # that `program` was written with
+    checkpoint: Checkpoint | None  # of the base, None where all begins from nothing
     tokenizer_folder: Path  # or a GGUF
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the trained weights, by name."""
         return {w.name: shape_of(w) for w in self.weights}
+
+    def stored(self, threads: int) -> dict[str, MatrixHandle]:
+        """The quantised matrices of the base that are not trained, packed by so many threads as their file has them.
+
+        CapacityError where memory does not do for them, ModelFileError for a damaged file.
+        """
+        if self.checkpoint is None:
+            return {}
+        trained = {w.name for w in self.weights}
+        names = [w.name for w in self.program.weights if len(w.dims) == 2 and w.name not in trained]
+        sources = {name: self.checkpoint.tensors[name] for name in names if ".lora_" not in name}
+        quantised = {n: s for n, s in sources.items() if BY_NUMBER[s.type] not in FLOATS}
+        if not quantised:
+            return {}
+        loader = ShardLoader(self.checkpoint, threads)
+        handles = {name: loader.add_matrix(name, [(0, source.shape[0])]) for name, source in quantised.items()}
+        loader.load(progress=False)
+        return handles
 
     def operations(self, tokens: float, target_tokens: float) -> float:
         """Multiplications and additions of the matrix products, forward and backward, without attention's own.
@@ -97,7 +118,7 @@ def open_model(config: TrainConfig) -> TrainedModel:
             f"max_length ({config.max_length}) is more than the {spec.max_position} positions of the model"
         )
     lora = Lora(config.lora_r, config.lora_alpha, config.lora_target_modules) if config.lora_r else None
-    tracer = functools.partial(LoraTracer, lora) if lora else TrainingTracer
+    tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank()) if lora else TrainingTracer
     program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)
     weights = tuple(w for w in program.weights if not lora or ".lora_" in w.name)
     shapes = {w.name: shape_of(w) for w in program.weights}
@@ -114,7 +135,7 @@ def open_model(config: TrainConfig) -> TrainedModel:
     folder = Path(
         config.tokenizer_name or (config.model_name_or_path if checkpoint else Path(config.output_dir) / "tokenizer")
     )
-    return TrainedModel(spec, values, program, weights, load, lora, tracer, folder)
+    return TrainedModel(spec, values, program, weights, load, lora, tracer, checkpoint, folder)
 
 
 def open_tokenizer(config: TrainConfig, model: TrainedModel, make: bool) -> Tokenizer:

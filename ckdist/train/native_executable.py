@@ -1,7 +1,7 @@
 """Loss and gradients, natively: the arenas of parameters and gradients, and the replay that reads and writes them."""
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +15,16 @@ from ckdist.models.decoder import loss as loss_of
 from ckdist.models.spec import ModelSpec, RopeSpec
 from ckdist.native import CData
 from ckdist.program.autodiff import backward
-from ckdist.program.lower_training import LoweredTraining, PlacedValue, lower_training
+from ckdist.program.lower_training import LoweredTraining, Parameter, PlacedValue, lower_training
+from ckdist.program.ops.attention import ROPE_TABLES
 from ckdist.program.pool import ThreadPool
 from ckdist.program.step import ParameterIndex, native_steps
 from ckdist.program.tracer import TrainingTracer, trace_loss
 from ckdist.train.arena import Arena, shape_of
 from ckdist.train.batch import PackedBatch
+from ckdist.weights.handles import MatrixHandle
 
 DTYPES = ("float32", "bfloat16")
-_ROPE_TABLES = native.numbers("ckdist_rope_table", "ckdist_rope_")
 _KINDS = native.numbers("ckdist_step_kind", "ckdist_step_")
 
 
@@ -60,7 +61,7 @@ class NativeExecutable:
     `parameters` and `gradients` hold what is trained, in the order of `trained` (default: all, in the order of first
     use). `dtype` is that of what products read: float32 is exact, bfloat16 adds up in float32; where the CPU cannot
     multiply bfloat16, its values are widened, and products are those of float32. Master weights, gradients and sums
-    over ranks are float32 in both. `tracer` writes the program, as LoraTracer does.
+    over ranks are float32 in both. `tracer` writes the program.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class NativeExecutable:
         trained: Sequence[str] | None = None,
         recompute: bool = False,
         tracer: Callable[..., TrainingTracer] = TrainingTracer,
+        stored: Mapping[str, MatrixHandle] | None = None,
     ) -> None:
         """`max_tokens`: of a batch. `load(name)`: a weight's first value. `pool`: the threads; default: one.
+        `stored`: frozen matrices that are held once, packed in their file's own type; steps unpack them as they go.
 
         `recompute`: keeps of each layer only its input, and computes it again. Raises ConfigError.
         """
@@ -83,6 +86,7 @@ class NativeExecutable:
             raise ConfigError(f"training cannot multiply in {dtype!r}; use {' or '.join(DTYPES)}")
         self.spec, self.max_tokens, self.dtype, self.communicator = spec, max_tokens, dtype, communicator
         self.pool = pool or ThreadPool(1)
+        self._stored = stored or {}
         mesh = Mesh({"dp": communicator.size if communicator else 1}, communicator.rank if communicator else 0)
         program = trace_loss(loss_of, spec, DATA, mesh, tracer)
         weights = {w.name: w for w in program.weights}
@@ -92,9 +96,11 @@ class NativeExecutable:
         wrt = [weights[name] for name in (weights if trained is None else trained)]
         self.program = backward(program, program.outputs[0], wrt, recompute)
         operand_bytes = 2 if dtype == "bfloat16" else 4
-        lowered = self.lowered = lower_training(program, self.program, wrt, mesh, max_tokens, operand_bytes)
+        lowered = self.lowered = lower_training(
+            program, self.program, wrt, mesh, max_tokens, operand_bytes, frozenset(self._stored)
+        )
         self._frozen, self._pages = _once_read(lowered), None
-        every = {place.name: shape_of(weights[place.name]) for place in lowered.parameters}
+        every = {place.name: shape_of(weights[place.name]) for place in lowered.parameters if not place.stored}
         if self._frozen:
             self._pages = mmap.mmap(-1, 4 * lowered.floats, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._every = Arena(every, np.frombuffer(self._pages, np.float32) if self._pages else None)
@@ -123,7 +129,6 @@ class NativeExecutable:
         """The struct ckdist_training_program."""
         spec = self.spec
         heads = lowered.attention
-        tables = sorted((number, table) for table, number in _ROPE_TABLES.items() if number >= 0)
         return native.ffi.new(
             "struct ckdist_training_program *",
             {
@@ -134,10 +139,7 @@ class NativeExecutable:
                 "values": self._array([self._value(v) for v in lowered.values], "struct ckdist_value"),
                 "value_count": len(lowered.values),
                 "parameters": self._array(
-                    [
-                        {"offset": p.offset, "rows": p.rows, "cols": p.columns, "cleared": i in lowered.cleared}
-                        for i, p in enumerate(lowered.parameters)
-                    ],
+                    [self._parameter(p, i in lowered.cleared) for i, p in enumerate(lowered.parameters)],
                     "struct ckdist_training_parameter",
                 ),
                 "parameter_count": len(lowered.parameters),
@@ -157,11 +159,17 @@ class NativeExecutable:
                 "kv_heads": heads.total_kv_heads,
                 "head_dim": heads.key_width,
                 "bf16": self.dtype == "bfloat16",
-                "ropes": [self._rope(spec.ropes.get(table)) for _, table in tables],
+                "ropes": [self._rope(spec.ropes.get(table)) for table in ROPE_TABLES],
                 "parameter_arena": native.pointer(self._every.flat, "float *"),
                 "gradient_arena": native.pointer(self.gradients.flat, "float *"),
             },
         )
+
+    def _parameter(self, p: Parameter, cleared: bool) -> dict[str, Any]:
+        """The fields of a struct ckdist_training_parameter."""
+        address = self._stored[p.name].address if p.stored else 0
+        matrix = native.ffi.cast("void *", address)
+        return {"offset": p.offset, "rows": p.rows, "cols": p.columns, "matrix": matrix, "cleared": cleared}
 
     @staticmethod
     def _value(v: PlacedValue) -> dict[str, int]:

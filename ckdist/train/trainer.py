@@ -31,7 +31,6 @@ from ckdist.train.data.documents import find_files
 from ckdist.train.data.rows import Rows, split
 from ckdist.train.executable import TrainingExecutable
 from ckdist.train.folder import write_folder
-from ckdist.train.lora import save_adapter
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.optimizer import Optimizer
@@ -39,6 +38,7 @@ from ckdist.train.reference import ReferenceExecutable
 from ckdist.train.report import Report, StepReport, check_report_to
 from ckdist.train.schedule import Schedule
 from ckdist.train.source import BatchSource, share_source
+from ckdist.weights.adapter import save_adapter
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +98,7 @@ def native_executable(
         trained,
         config.activation_checkpointing,
         tracer=model.tracer,
+        stored=model.stored(pool.threads),
     )
 
 

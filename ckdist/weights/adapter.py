@@ -2,7 +2,10 @@
 adapter_model.safetensors, and as a step multiplies with them: packed in float32, in this process's memory.
 """
 
+import json
 import math
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +14,13 @@ import numpy as np
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.native import check, ffi, lib
 from ckdist.program.program import Program
+from ckdist.program.tracer import LowRank
 from ckdist.weights.checkpoint import SAFETENSORS_TYPES, TensorSource
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.dtypes import F32
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.safetensors import StoredTensor, read_safetensors
+from ckdist.weights.safetensors_writer import TensorToWrite, write_safetensors
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CACHE_LINE = 64
@@ -56,6 +61,10 @@ class Lora:
     def scale(self) -> float:
         """What the product of the matrices is multiplied by."""
         return self.alpha / self.rank
+
+    def low_rank(self) -> LowRank:
+        """What is added to every linear layer of these last names."""
+        return LowRank(lambda stem: self.rank if stem.rpartition(".")[2] in self.targets else 0, self.scale)
 
 
 def load_adapter(folder: Path) -> tuple[Lora, dict[str, np.ndarray]]:
@@ -149,17 +158,17 @@ class PackedMatrix:
 class Adapter:
     """The adapter in `folder`.
 
-    `ranks` has the rank of each linear layer that it adds to; `factor` is what its products are multiplied by.
+    `low_rank` is what it adds to which linear layers.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
         lora, self._tensors = load_adapter(folder)
-        self.factor = lora.scale
-        self._packed: dict[tuple[str, tuple[int, int], tuple[int, int]], PackedMatrix] = {}
-        self.ranks = {
+        ranks = {
             name.removesuffix(".lora_A.weight"): lora.rank for name in self._tensors if name.endswith(".lora_A.weight")
         }
+        self.low_rank = LowRank(lambda stem: ranks.get(stem, 0), lora.scale)
+        self._packed: dict[tuple[str, tuple[int, int], tuple[int, int]], PackedMatrix] = {}
 
     def check(self, program: Program) -> None:
         """ModelFileError unless `program` has all of the adapter's layers, in its sizes."""
@@ -176,7 +185,7 @@ class Adapter:
                 )
 
     def matrix(self, name: str, rows: tuple[int, int], columns: tuple[int, int]) -> PackedMatrix:
-        """Rows and columns [begin, end) of a matrix, with zeros where these go beyond it; B is times the factor.
+        """Rows and columns [begin, end) of a matrix, with zeros where these go beyond it; B is times the scale.
 
         The same part is packed once.
         """
@@ -184,7 +193,7 @@ class Adapter:
         if key not in self._packed:
             part = self._tensors[name][slice(*rows), slice(*columns)]
             if ".lora_B." in name:
-                part = part * np.float32(self.factor)
+                part = part * np.float32(self.low_rank.scale)
             missing = [(0, end - begin - n) for (begin, end), n in zip((rows, columns), part.shape, strict=True)]
             self._packed[key] = PackedMatrix(np.pad(part, missing))
         return self._packed[key]
@@ -193,6 +202,40 @@ class Adapter:
     def bytes(self) -> int:
         """Of what was packed."""
         return sum(matrix.bytes for matrix in self._packed.values())
+
+
+def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, np.ndarray]) -> None:
+    """adapter_config.json and adapter_model.safetensors as PEFT reads them; `parameters` by their names in the
+    program.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "target_modules": sorted(lora.targets),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_rslora": False,
+        "use_dora": False,
+        "init_lora_weights": True,
+        "inference_mode": True,
+        "modules_to_save": None,
+    }
+    tensors = [
+        TensorToWrite(PREFIX + name, "F32", array.shape, lambda array=array: array)
+        for name, array in parameters.items()
+    ]
+    write_safetensors(folder / f"{WEIGHTS}.tmp", tensors, {"format": "pt"})
+    (folder / f"{WEIGHTS}.tmp").replace(folder / WEIGHTS)
+    with open(folder / f"{CONFIG}.tmp", "wb") as file:
+        file.write((json.dumps(config, indent=2) + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+    (folder / f"{CONFIG}.tmp").replace(folder / CONFIG)
 
 
 def is_low_rank(name: str) -> bool:

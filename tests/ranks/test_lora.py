@@ -12,12 +12,12 @@ from ckdist.engine.launch import BUNDLED
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.program.pool import ThreadPool
 from ckdist.train.batch import PackedBatch
-from ckdist.train.lora import save_adapter
 from ckdist.train.model import open_model
 from ckdist.train.trainer import native_executable, reference_executable, train
-from ckdist.weights.adapter import MODULES, Lora, load_adapter
+from ckdist.weights.adapter import MODULES, Lora, load_adapter, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
+from ckdist.weights.dtypes import Q8_0
 from tests.support.launcher import run_ranks
 from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import config
@@ -89,6 +89,10 @@ def test_what_is_native_is_what_is_defined(base, tmp_path, kind):
     c = adapting(base, tmp_path, lora_target_modules=MODULES, lora_r=3, activation_checkpointing=True)
     model = open_model(c)
     native, reference = (make(model, c, None, ThreadPool(2)) for make in (native_executable, reference_executable))
+    if kind == "gguf":
+        stored = {p.name for p in native.lowered.parameters if p.stored}
+        quantised = {n for n, t in open_checkpoint(base).tensors.items() if t.type == Q8_0.number}
+        assert stored == quantised - {"lm_head.weight"}, "a quantised base is held once, tied embeddings too"
     rng = np.random.default_rng(0)
     for _ in range(2):  # the second has other adapters on the base that was packed in the first
         for name, view in native.parameters.items():
@@ -235,6 +239,17 @@ def test_a_served_adapter_is_a_merged_model(float32_base, served, tmp_path, rank
     got = logits(tmp_path, ranks, float32_base, *EXACT, *(("--lora", adapter) if lora else ()))
     apart = np.abs(got - expected).max() / np.abs(expected).max()
     assert apart < 1e-5 if lora else apart > 0.05
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_an_adapter_gives_the_same_bits_with_tokens_sharded(float32_base, served, tmp_path, ranks):
+    adapter, expected = served
+    by_token, by_tensor = (
+        logits(tmp_path, ranks, float32_base, *EXACT, "--lora", adapter, "--prefill", way)
+        for way in ("token", "tensor")
+    )
+    np.testing.assert_array_equal(by_token, by_tensor)
+    assert np.abs(by_token - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("targets", [("v_proj",), ("gate_proj",), ("up_proj", "o_proj")])

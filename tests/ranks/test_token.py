@@ -325,17 +325,3 @@ def test_hosts_whose_ranks_cannot_share_tokens():
         assert layouts(hosts) == (TENSOR, TENSOR)
         with pytest.raises(ConfigError, match=re.escape(f"--prefill token needs ranks that share memory, and {why}")):
             layouts(hosts, prefill="token")
-
-
-def test_adapters_are_prefilled_by_tensors(caplog):
-    caplog.set_level("DEBUG")
-    assert (
-        thread_ranks.run_threads(2, lambda world: layouts_for(EngineConfig(lora="folder"), world)[:2])
-        == [(TENSOR, TENSOR)] * 2
-    )
-    assert caplog.messages == ["prefill is tensor-parallel: the adapter of --lora does not run token-parallel"]
-    done = run_ranks(
-        1, "-m", "ckdist.cli.main", "perplexity", "--token-ids", "4,5", "--lora", "folder", "--prefill", "token"
-    )
-    assert done.returncode == 2
-    assert done.stderr == "ckdist: --prefill token does not run the adapter of --lora: use --prefill auto or tensor\n"

@@ -13,6 +13,7 @@ from tests.support.specs import rope, spec
 
 STARTS = np.array([0, 3, 4, 9])
 TOKENS, OUTPUTS = Dim("tokens", None), Dim("outputs", None)
+RANK = Dim("rank", 2)
 HEADS, KV_HEADS, HIDDEN, FFN, VOCAB = (
     Dim("heads", 6, 4),
     Dim("kv_heads", 2, 4),
@@ -52,6 +53,12 @@ CASES = {
             weight("vb", FFN),
         ),
         {},
+    ),
+    "low_rank": (
+        "low_rank",
+        values(HIDDEN, HEADS, FFN),
+        (weight("qa", RANK, HIDDEN), weight("qb", HEADS, RANK), weight("ga", RANK, HIDDEN), weight("gb", FFN, RANK)),
+        {"scale": 1.5},
     ),
     "rope": ("rope", values(HEADS), (), {"table": "global"}),
     "rope of a part": ("rope", values(HEADS), (), {"table": "part"}),

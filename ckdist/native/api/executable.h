@@ -33,7 +33,8 @@ struct ckdist_layer_attention {
   const int32_t* heads_per_kv; /* (kv_heads,) query heads that share each local kv-head */
   /* of all ranks, for sums over all heads */
   int32_t total_heads, total_kv_heads, first_head;
-  const int32_t* key_places; /* (total_kv_heads,) where tokens are sharded: which head of a token's row each is */
+  const int32_t* key_places; /* (total_kv_heads,) where tokens are sharded: which head of a token's row each kv-head is
+                              */
 };
 
 struct ckdist_program {
@@ -43,10 +44,11 @@ struct ckdist_program {
   int64_t max_tokens, max_sequences, max_outputs, context_length;
   int64_t vocab;           /* of all ranks */
   int64_t exchange_floats; /* of one value that other ranks read, the same on every rank */
+  /* attention */
   int32_t layers;
   const struct ckdist_layer_attention* attention; /* (layers,) */
   int64_t blocks;
-  struct ckdist_rope ropes[2]; /* by enum ckdist_rope_table, of context_length positions */
+  struct ckdist_rope ropes[4];
   struct ckdist_loader* loader; /* of matrices that are not all packed, filling; null: all are */
 };
 
@@ -99,7 +101,6 @@ enum ckdist_cache_type {
   ckdist_cache_i16 = 25,
   ckdist_cache_bf16 = 30
 };
-
 #ifdef __cplusplus
 }  // extern "C"
 #endif

@@ -13,9 +13,9 @@ enum ckdist_step_kind {
   ckdist_step_embed, /* inference */
   ckdist_step_norm_quantize,
   ckdist_step_linear,
-  ckdist_step_squares,
   ckdist_step_attend,
   ckdist_step_gather_rows,
+  ckdist_step_sum_squares,
   ckdist_step_lookup, /* training */
   ckdist_step_convert,
   ckdist_step_scale,
@@ -87,14 +87,14 @@ struct ckdist_embed_step {
   float scale;
 };
 
-/* r = x + post_scale * rms_norm(sum of y's summands), without what is absent; sum = r; activations = scale *
-   rms_norm(r), as products read them. Scales of 0 are 1. activations: values by format, as many as shards of the columns, each of which takes the next floats. */
+/* r = x + post_factor * rms_norm(sum of y's summands), without what is absent; sum = r; activations = factor *
+   rms_norm(r), as products read them. activations: values by format, as many as shards of the columns, each of which
+   takes the next floats. */
 struct ckdist_norm_quantize_step {
   struct ckdist_step step;
   int32_t x, y;
   int32_t post_norm, norm; /* vectors */
-  float post_eps, eps;
-  float post_scale, scale;
+  float post_eps, eps, post_factor, factor;
   int32_t sum;
   struct ckdist_span activations[3];
 };
@@ -119,30 +119,29 @@ struct ckdist_linear_step {
   float soft_cap; /* on the results; 0: none */
 };
 
-/* out = the sums of squares of each head of q and then of k; 0 of heads that are not local, or that another rank
-   counts. */
-struct ckdist_squares_step {
-  struct ckdist_step step;
-  int32_t q, k, out;
-  int32_t layer;
-};
-
 /* Norms and rotates q and k, stores k and v in the cache, out = attention. */
 struct ckdist_attend_step {
   struct ckdist_step step;
   int32_t q, k, v, out;
   int32_t rotated;        /* where rotated queries go; -1: they stay in q */
-  int32_t q_norm, k_norm; /* vectors of a head's width, or with squares of all local heads */
-  int32_t squares;        /* of all heads of a token, which are normed together; -1: each head alone */
+  int32_t q_norm, k_norm; /* vectors of a head's width, or where there are squares of all local heads */
+  int32_t squares;        /* value: of sum_squares, where all heads of a token are normed together */
   int32_t layer, rope_table, window;
   float eps, scale, soft_cap;
 };
 
-/* out, row i = x + post_scale * rms_norm(sum of y) of the i-th selected token, by the rank that has it. */
+/* out, row i = x + post_factor * rms_norm(sum of y) of the i-th selected token, by the rank that has it. */
 struct ckdist_gather_rows_step {
   struct ckdist_step step;
   int32_t x, y, post_norm, out;
-  float post_eps, post_scale;
+  float post_eps, post_factor;
+};
+
+/* out = the sums of squares of each head of q and then of k, 0 of heads that are not local or that another rank
+   counts. */
+struct ckdist_sum_squares_step {
+  struct ckdist_step step;
+  int32_t q, k, out, layer;
 };
 
 /* Of training. Steps read and write activations and floats alike, but for products: what they multiply are activations.

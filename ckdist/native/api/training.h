@@ -40,7 +40,7 @@ struct ckdist_training_program {
                              then, but for vectors and the embeddings, not read again */
   int32_t heads, kv_heads, head_dim;
   int32_t bf16;                /* what products read is bfloat16, else float32 */
-  struct ckdist_rope ropes[2]; /* by enum ckdist_rope_table, of max_tokens positions */
+  struct ckdist_rope ropes[4]; /* of max_tokens positions */
   const float* parameter_arena;
   float* gradient_arena;
 };

@@ -36,14 +36,14 @@ void Inference::make_cache() {
     Layer layer{{KvType(a.cache.key_type), KvType(a.cache.value_type), a.cache.key_width, a.cache.value_width},
                 a.kv_heads,
                 a.heads_per_kv,
-                1,
                 {},
                 0,
                 0,
+                1,
                 nullptr};
     for (int h = 0, head = 0; h < a.kv_heads; head += a.heads_per_kv[h++]) {
       layer.first_head.push_back(head);
-      layer.most_heads_per_kv = std::max(layer.most_heads_per_kv, int(a.heads_per_kv[h]));
+      layer.max_heads_per_kv = std::max(layer.max_heads_per_kv, int(a.heads_per_kv[h]));
     }
     layer.head_bytes = kernels.attention.block_bytes(layer.cache);
     layer.block_bytes = layer.head_bytes * a.kv_heads;
@@ -94,7 +94,7 @@ void Inference::make_workers() {
   for (Worker& w : workers_) {
     uint8_t* p = at;
     w.slice = p, p += slice;
-    if (slice) w.copy_engine = std::make_unique<StreamEngine>();
+    if (slice) w.engine = std::make_unique<StreamEngine>();
     for (int f = 0; f < 3; f++) w.activations[f] = p, p += kReplicatedRows * activation_bytes[f];
     at += each;
   }

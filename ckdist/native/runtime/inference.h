@@ -48,13 +48,14 @@ class Inference : public Executor {
   Communicator& communicator;
   std::unique_ptr<StepCommunicator> ranks;
   const Kernels& kernels;
-  struct Layer {  // what the rank has of one layer's attention and cache
+  // What the rank has of one layer's attention and cache.
+  struct Layer {
     CacheShape cache;
     int kv_heads;
     const int32_t* heads_per_kv;
-    int most_heads_per_kv;
     std::vector<int> first_head;  // of each local kv-head
     int64_t head_bytes, block_bytes;
+    int max_heads_per_kv;
     uint8_t* blocks;  // of kv-head 0
 
     uint8_t* kv(int kv_head) const { return blocks + kv_head * head_bytes; }
@@ -117,7 +118,7 @@ class Inference : public Executor {
   const float* vector(int index) const { return plan->vectors[index]; }
 
   uint8_t* slice(int thread) { return workers_[thread].slice; }  // room for a slice that was not packed yet
-  CopyEngine& copy_engine(int thread) { return *workers_[thread].copy_engine; }
+  CopyEngine& engine(int thread) { return *workers_[thread].engine; }
   void count_moved(int thread, int64_t bytes) { workers_[thread].moved += bytes; }
 
   // The next item of a step whose items go to whichever thread is free.
@@ -144,8 +145,8 @@ class Inference : public Executor {
   struct alignas(64) Worker {  // one thread's memory beside its steps'
     uint8_t* activations[3];   // kReplicatedRows rows per format
     uint8_t* slice;
-    std::unique_ptr<CopyEngine> copy_engine;  // of slices that are kept; null where all are packed
-    int64_t moved = 0;                        // bytes read of other ranks' memory in this batch
+    std::unique_ptr<CopyEngine> engine;  // of slices that are kept; null where all are packed
+    int64_t moved = 0;                   // bytes read of other ranks' memory in this batch
   };
 
   void make_lists();

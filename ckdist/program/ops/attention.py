@@ -7,6 +7,8 @@ import numpy as np
 
 from ckdist import native
 from ckdist.errors import LayoutError
+from ckdist.program.fusion import norm_over_heads
+from ckdist.program.lowered import layer_attention
 from ckdist.program.ops.op import (
     Arrays,
     Attrs,
@@ -21,12 +23,12 @@ from ckdist.program.ops.op import (
     vjp,
     whole,
 )
-from ckdist.program.lowered import layer_attention
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
-from ckdist.program.step import ABSENT, ValueIndex, VectorIndex
+from ckdist.program.step import ABSENT, ValueIndex
 
 ROPE_TABLES = native.numbers("ckdist_rope_table", "ckdist_rope_")
+NO_ROPE = ROPE_TABLES.pop("none")
 
 if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
@@ -151,22 +153,26 @@ def attend(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) 
 def lower_attend(lowering: "Lowering", group: "Group") -> None:
     """One step with norms, rotation and cache."""
     instr, attrs = group.instr, group.instr.attrs
-    q, k = (_unrotated(group, name, value) for name, value in zip(("q", "k"), instr.inputs, strict=False))
-    rope, row_norm = group["q_rope"], lowering.row_norms.get(q.name)
+    rope, q_norm, k_norm = group["q_rope"], group["q_norm"], group["k_norm"]
+    q, k = (
+        _first_operand(value, group[f"{name}_norm"], group[f"{name}_rope"]) for name, value in zip("qk", instr.inputs)
+    )
+    over_heads = norm_over_heads(lowering.graph, q)
     (out,) = instr.outputs
     heads, rotated = out.dims[-1], ValueIndex(ABSENT)
     width = heads.local(lowering.mesh)
     reader = lowering.graph.reader(out)
     if reader is not None and reader.op == "all_to_all":
-        rotated = lowering.buffer("arena", q.dims[-1].local(lowering.mesh))
+        rotated = lowering.buffer("arena", instr.inputs[0].dims[-1].local(lowering.mesh))
         most = max(heads.local(mesh) for mesh in lowering.peers)
         place = lowering.slot(width, lowering.max_tokens, most)
         lowering.next_slot()
     else:
         place = lowering.buffer("arena", width)
     lowering.at[out.name] = place
-    places = row_norm.key_places if row_norm else ()
-    lowering.attention[attrs["layer"]] = replace(layer_attention(instr, lowering.mesh), key_places=places)
+    norms = [lowering.vector(norm.weights[0] if norm else None) for norm in (q_norm, k_norm)]
+    if over_heads:
+        norms = [lowering.held_vector(w) for w in (over_heads.weight(0), over_heads.weight(1))]
     lowering.emit(
         "attend",
         q=lowering.place_of(q),
@@ -174,29 +180,23 @@ def lower_attend(lowering: "Lowering", group: "Group") -> None:
         v=lowering.place_of(instr.inputs[2]),
         out=place,
         rotated=rotated,
-        squares=row_norm.squares if row_norm else ValueIndex(ABSENT),
-        q_norm=_norm(lowering, group["q_norm"], q),
-        k_norm=_norm(lowering, group["k_norm"], k),
+        q_norm=norms[0],
+        k_norm=norms[1],
+        squares=lowering.place_of(over_heads.inputs[2]) if over_heads else ValueIndex(ABSENT),
         layer=attrs["layer"],
-        rope_table=ROPE_TABLES[rope.attrs["table"]] if rope else ROPE_TABLES["none"],
+        rope_table=ROPE_TABLES[rope.attrs["table"]] if rope else NO_ROPE,
         window=attrs["window"],
-        eps=row_norm.eps if row_norm else group.parts["q_norm"].attrs["eps"] if group["q_norm"] else 0.0,
+        eps=next((norm.attrs["eps"] for norm in (q_norm, over_heads) if norm), 0.0),
         scale=attrs["scale"],
         soft_cap=attrs["soft_cap"],
     )
+    places = lowering.key_places if over_heads else ()
+    lowering.attention[attrs["layer"]] = replace(layer_attention(instr, lowering.mesh), key_places=places)
 
 
-def _unrotated(group: "Group", name: str, value: Value) -> Value:
-    """What lies in memory of queries or keys: before norm and rotation, which attention does."""
-    for part in (group[f"{name}_rope"], group[f"{name}_norm"]):
-        value = part.inputs[0] if part else value
-    return value
-
-
-def _norm(lowering: "Lowering", norm: Instr | None, value: Value) -> VectorIndex:
-    """The weights by which queries or keys are normed: of each head, or of all heads of a token."""
-    row_norm = lowering.row_norms.get(value.name)
-    return row_norm.weight if row_norm else lowering.vector(norm.weights[0] if norm else None)
+def _first_operand(value: Value, *parts: Instr | None) -> Value:
+    """What the first of the parts that are there reads, or the value itself."""
+    return next((part.inputs[0] for part in parts if part), value)
 
 
 def infer_attend_packed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -226,9 +226,10 @@ def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 @lower("attend_packed", "training")
 def lower_attend_packed(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step. LayoutError where heads differ from another layer's."""
+    """One step."""
     attention = layer_attention(instr, lowering.mesh)
-    if attention != (lowering.attention or attention) or attention.key_width != attention.value_width:
+    alike = attention == (lowering.attention or attention) and len(set(attention.heads_per_kv)) == 1
+    if not alike or attention.key_width != attention.value_width:
         raise LayoutError(f"training needs the same heads in every layer, and keys as wide as values: {instr}")
     lowering.attention = attention
     q, k, v = map(lowering.operand, instr.inputs)

@@ -179,8 +179,6 @@ def lower_all_to_all(lowering: "Lowering", group: "Group") -> None:
         else:
             view = replace(slot, place="columns", width=y.dims[-1].local(lowering.mesh), rows=lowering.local_tokens)
         lowering.at[y.name] = lowering.buffer(**vars(view))
-        if x.name in lowering.row_norms:
-            lowering.row_norms[y.name] = lowering.row_norms[x.name]
 
 
 def in_groups(

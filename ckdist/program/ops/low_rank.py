@@ -1,4 +1,4 @@
-"""low_rank: what the matrices of LoRA add to a linear's values."""
+"""low_rank: what the matrices of LoRA (Hu et al. 2021, arXiv:2106.09685) add to a linear's values, and its gradient."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,20 +9,22 @@ from ckdist.errors import LayoutError
 from ckdist.layout import Range
 from ckdist.program.lowered import RANK_UNIT
 from ckdist.program.ops.elementwise import GATES
-from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, op, whole
+from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, vjp, whole
 from ckdist.program.program import Instr, Weight
 from ckdist.program.rank_context import RankContext
-from ckdist.program.step import ABSENT, NO_SPAN, Span, VectorIndex
+from ckdist.program.step import ABSENT, NO_SPAN, ParameterIndex, Span, ValueIndex, VectorIndex
 
 if TYPE_CHECKING:  # which import the ops
+    from ckdist.program.emitter import Emitter
     from ckdist.program.lower import Lowering
+    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_low_rank(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """As the values that it adds to; LayoutError where A and B do not lead there."""
     x, *ys = inputs
     whole("low_rank", x)
-    for y, a, b in zip(ys, weights[: len(ys)], weights[len(ys) :], strict=True):
+    for y, a, b in zip(ys, weights[::2], weights[1::2], strict=True):
         if (a.dims[1], a.dims[0], b.dims[0]) != (x.dims[-1], b.dims[1], y.dims[-1]):
             raise LayoutError(
                 f"low_rank: {a} and {b} do not lead from [{x.dims[-1]}] of %{x.name} to [{y.dims[-1]}] of %{y.name}"
@@ -41,8 +43,55 @@ def low_rank(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
     Where x is sharded, it adds a part to a part. arXiv:2106.09685.
     """
     x, *ys = inputs
-    pairs = zip(ys, weights[: len(ys)], weights[len(ys) :], strict=True)
+    pairs = zip(ys, weights[::2], weights[1::2], strict=True)
     return [y + np.float32(attrs["scale"]) * ((x @ a.T) @ b.T) for y, a, b in pairs]
+
+
+@vjp("low_rank")
+def low_rank_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
+    """Of the linears and scales that it is made of; x A is computed again, which is cheap. The gradients of the values
+    are passed on.
+    """
+    x, count, scale = instr.inputs[0], len(instr.outputs), instr.attrs["scale"]
+    results: Gradients = [None] * len(wanted)  # of x, the values, and A and B by turns
+    for m in reversed(range(count)):
+        dy = grads[m]
+        if dy is None:
+            continue
+        (a, of_a), (b, of_b) = ((instr.weight(at), 1 + count + at) for at in (2 * m, 2 * m + 1))
+        results[1 + m] = dy
+        if wanted[of_b]:
+            (low,) = g.emit("linear", (x,), (a, None), ["lora_a"])
+            (low,) = g.emit("scale", (low,), factor=scale)
+            (results[of_b],) = g.emit("linear_weight_grad", (low, dy), names=[f"d_{b.name}"])
+        (d_low,) = g.emit("linear_grad", (dy,), (b,), ["d_linear"])
+        (d_low,) = g.emit("scale", (d_low,), names=["d_scale"], factor=scale)
+        if wanted[of_a]:
+            (results[of_a],) = g.emit("linear_weight_grad", (x, d_low), names=[f"d_{a.name}"])
+        if wanted[0]:
+            (dx,) = g.emit("linear_grad", (d_low,), (a,), ["d_linear"])
+            results[0] = dx if results[0] is None else g.emit("add", (results[0], dx), names=["d_linear"])[0]
+    return results
+
+
+@lower("low_rank", "training")
+def lower_training_low_rank(lowering: "TrainingLowering", instr: Instr) -> None:
+    """For each value x A, its scale, and a product with B that adds the value."""
+    x = lowering.operand(instr.inputs[0])
+    for m, (value, out) in enumerate(zip(instr.inputs[1:], instr.outputs, strict=True)):
+        a, b = instr.weight(2 * m), instr.weight(2 * m + 1)
+        low, scaled = (lowering.alone(a.dims[0].elements, lowering.operand_bytes == 4) for _ in range(2))
+        _product(lowering, x, a, low, ValueIndex(ABSENT))
+        lowering.emit("scale", x=low, out=scaled, factor=instr.attrs["scale"])
+        _product(lowering, lowering.converted(scaled), b, lowering.output(out), lowering.value(value))
+
+
+def _product(
+    lowering: "TrainingLowering", x: ValueIndex, weight: Weight, out: ValueIndex, residual: ValueIndex
+) -> None:
+    """A step out = x times weight (+ residual)."""
+    product = {"pack": lowering.pack(False, weight), "out": out, "bias": ParameterIndex(ABSENT), "residual": residual}
+    lowering.emit("matmul", x=x, count=1, products=[product])
 
 
 @dataclass(frozen=True)
@@ -63,7 +112,7 @@ def lower_low_rank(lowering: "Lowering", linear: Instr, instr: Instr) -> dict[st
     weights = [instr.weight(index) for index in range(2 * count)]
     of = {v.name: w.name for v, w in zip(linear.outputs, linear.matrices, strict=True)}
     columns, products, found = lowering.columns(x), [], {}
-    for value, a, b in zip(instr.inputs[1:], weights[:count], weights[count:], strict=True):
+    for value, a, b in zip(instr.inputs[1:], weights[::2], weights[1::2], strict=True):
         rows = padded(a.dims[0].elements)
         spans = lowering.activations(x, a.name).indices()
         lows = [lowering.buffer("arena", rows, rows=lowering.most_rows(x), selected=x.selected) for _ in columns]

@@ -1,5 +1,6 @@
 """rms_norm over rows or heads, its gradient, and norms over heads that ranks share out."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,6 @@ from ckdist.program.ops.op import (
     vjp,
     whole,
 )
-from ckdist.program.lowered import RowNorm
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex
@@ -145,19 +145,20 @@ def sum_squares(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 @lower("sum_squares", "inference")
 def lower_sum_squares(lowering: "Lowering", group: "Group") -> None:
     """A step; its sums stand behind queries, keys and values where these are exchanged."""
-    instr = group.instr
-    q, k = map(lowering.place_of, instr.inputs)
-    out, source = instr.outputs[0], lowering.buffers[q]
-    attend = next(i for i in lowering.program.instrs[lowering.program.instrs.index(instr) :] if i.op == "attend")
-    lead = source.width - out.dims[-1].count
-    if source.place == "slot":
-        place = lowering.buffer("slot", source.width, offset=source.offset, lead=lead, rows=source.rows)
-    else:
-        (place,) = lowering.results([out])
-    lowering.emit("squares", q=q, k=k, out=place, layer=attend.attrs["layer"])
+    q, k = map(lowering.place_of, group.instr.inputs)
+    (squares,), keys = group.instr.outputs, group.instr.inputs[1].dims[-1]
+    count, source = squares.dims[-1].count, lowering.buffers[q]
+    behind = replace(source, lead=source.width - count)
+    (out,) = [lowering.buffer(**vars(behind))] if source.place == "slot" else lowering.results([squares])
+    instrs = lowering.program.instrs
+    attend = next(i for i in instrs[instrs.index(group.instr) :] if i.op == "attend")
+    lowering.emit("sum_squares", q=q, k=k, out=out, layer=attend.attrs["layer"])
+    lowering.key_places = ()
     if source.place == "slot":  # as attention reads it
-        place = lowering.buffer("tokens", source.width, offset=source.offset, lead=lead, rows=source.rows)
-    lowering.at[out.name] = place
+        heads = [e // keys.width for begin, end in lowering.pieces(keys) for e in range(begin, end, keys.width)]
+        lowering.key_places = tuple(map(heads.index, range(keys.count)))
+        out = lowering.buffer(**vars(replace(behind, place="tokens")))
+    lowering.at[squares.name] = out
 
 
 def infer_rms_norm_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -188,14 +189,5 @@ def rms_norm_heads(context: RankContext, inputs: Arrays, weights: Arrays, attrs:
 @lower("rms_norm_heads", "inference")
 def lower_rms_norm_heads(lowering: "Lowering", group: "Group") -> None:
     """No step: attention norms."""
-    q, k, squares = group.instr.inputs
-    keys, places = k.dims[-1], ()
-    if lowering.buffers[lowering.place_of(q)].place == "slot":
-        heads = [e // keys.width for begin, end in lowering.pieces(keys) for e in range(begin, end, keys.width)]
-        places = tuple(map(heads.index, range(keys.count)))
-    for x, w, y in zip((q, k), group.instr.weights, group.instr.outputs, strict=True):
-        assert w is not None
-        (dim,) = w.dims
-        weight = lowering.shard_vectors(w, [lowering.stored.get(dim, dim).span(lowering.mesh)])
+    for x, y in zip(group.instr.inputs, group.instr.outputs, strict=False):
         lowering.stands_for(y, x)
-        lowering.row_norms[y.name] = RowNorm(lowering.place_of(squares), weight, group.instr.attrs["eps"], places)

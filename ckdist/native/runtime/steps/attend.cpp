@@ -29,39 +29,47 @@ struct Attend : StepRun<Inference, ckdist_attend_step> {
     int64_t bytes_each;
   };
 
-  const Inference::Layer& layer = r.layers[step.layer];
-  const int kv_heads = layer.kv_heads, key_width = layer.cache.key_width, value_width = layer.cache.value_width;
-  const bool together = step.squares >= 0;  // all heads of a token are normed together
+  const Inference::Layer& layer() const { return r.layers[step.layer]; }
 
-  static const Inference::Layer& layer_of(const Inference& r, const Fields& step) { return r.layers[step.layer]; }
-  static int64_t attention_bytes(const Inference& r, const Inference::Layer& layer) {
-    return (r.kernels.attention.scratch_bytes(layer.cache, kQueryTile, layer.most_heads_per_kv) + 63) / 64 * 64;
+  // Of a thread: what the kernel wants, a rotated key, and the squares of a token's heads.
+  struct Room {
+    uint8_t* scratch;
+    float *key, *squares;
+  };
+  static Room room(Carver& c, const Inference& r, const Fields& step) {
+    const Inference::Layer& layer = r.layers[step.layer];
+    uint8_t* const scratch =
+        c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kQueryTile, layer.max_heads_per_kv));
+    float* const key = c.floats(layer.cache.key_width);
+    return {scratch, key, c.floats(step.squares >= 0 ? r.value(step.squares).width : 0)};
+  }
+  Room room() const {
+    Carver c{r.memory(thread)};
+    return room(c, r, step);
   }
   static int64_t thread_bytes(const Inference& r, const Fields& step) {
-    const int64_t squares = step.squares >= 0 ? r.value(step.squares).width : 0;
-    const Inference::Layer& layer = layer_of(r, step);
-    return attention_bytes(r, layer) + (layer.cache.key_width + squares) * 4;
-  }
-  static int64_t workspace_bytes(const Inference& r, const Fields& step) {
     Carver c;
-    parts(c, r, layer_of(r, step));
+    room(c, r, step);
     return c.used;
   }
+
   // Parts of contexts that threads share: enough for the whole cache, which is less than a hundredth of it.
   static int64_t part_count(const Inference& r, const Inference::Layer& layer) {
     return r.threads() > 1 ? layer.kv_heads * (r.program.blocks * kBlockTokens / kSpan + 2 * r.program.max_sequences)
                            : 0;
   }
   static Parts parts(Carver& c, const Inference& r, const Inference::Layer& layer) {
-    const int64_t bytes =
-        (r.kernels.attention.part_bytes(layer.cache, 1, layer.most_heads_per_kv) + 63) / 64 * 64;
+    const int64_t bytes = (r.kernels.attention.part_bytes(layer.cache, 1, layer.max_heads_per_kv) + 63) / 64 * 64;
     const int64_t merged = r.program.max_sequences * layer.kv_heads;
     auto* const counts =
         reinterpret_cast<std::atomic<int64_t>*>(c.bytes(merged * int64_t{sizeof(std::atomic<int64_t>)}));
     return {counts, c.bytes(part_count(r, layer) * bytes), bytes};
   }
-  uint8_t* scratch() const { return r.memory(thread); }
-  float* key_room() const { return reinterpret_cast<float*>(r.memory(thread) + attention_bytes(r, layer)); }
+  static int64_t workspace_bytes(const Inference& r, const Fields& step) {
+    Carver c;
+    parts(c, r, r.layers[step.layer]);
+    return c.used;
+  }
 
   Start start_of(int sequence) const {
     Start start;
@@ -69,97 +77,107 @@ struct Attend : StepRun<Inference, ckdist_attend_step> {
     return start;
   }
 
-  // Rotates one token's queries and key of one kv-head (norms first, where the model has them) and stores key and
-  // value.
-  void rotate_and_store(int sequence, int64_t token, int kv_head) {
-    const int64_t head = int64_t(layer.first_head[kv_head]) * key_width, key_column = int64_t(kv_head) * key_width;
-    const int64_t value_column = int64_t(kv_head) * value_width;
-    int64_t stride;
-    const float *q, *key, *value;
-    float *rotated, *rotated_key, q_factor = 0.f, k_factor = 0.f;
-    if (together) inverse_norms(token, &q_factor, &k_factor);
-    if (step.rotated >= 0) {  // as the token's rank wrote them
-      rotated = r.floats(step.rotated, &stride) + token * stride + head;
-      rotated_key = key_room();
-      q = r.peer_row(step.q, token) + head, key = r.peer_row(step.k, token) + key_column,
-      value = r.peer_row(step.v, token) + value_column;
-      if (r.rank_of(token) != r.ranks->local_rank)
-        r.count_moved(thread, ((layer.heads_per_kv[kv_head] + 1) * key_width + value_width) * 4);
-    } else {
-      q = rotated = r.floats(step.q, &stride) + token * stride + head;
-      key = rotated_key = r.floats(step.k, &stride) + token * stride + key_column;
-      value = r.floats(step.v, &stride) + token * stride + value_column;
-    }
-    const Start start = start_of(sequence);
-    const int64_t position = r.batch.chunks[sequence].first_position + token - start.token;
-    uint8_t* const block =
-        layer.kv(kv_head) + r.batch.block_tables[start.block + position / kBlockTokens] * layer.block_bytes;
-    // A key has a place in each line of its half: they come while it is rotated. Later positions of the block find
-    // them.
-    if (r.batch.tokens == r.batch.sequences || position % kBlockTokens == 0)
-      for (int64_t line = 0; line < layer.head_bytes / 2; line += 64) __builtin_prefetch(block + line, 1);
-    for (int h = 0; h < layer.heads_per_kv[kv_head]; h++, q += key_width, rotated += key_width)
-      rotate(normed(q, step.q_norm, q_factor, head + h * key_width, rotated), position, rotated);
-    rotate(normed(key, step.k_norm, k_factor, key_column, rotated_key), position, rotated_key);
-    r.kernels.attention.store(layer.cache, block, int(position % kBlockTokens), rotated_key, value);
-  }
-
-  // A head after its norm: x where there is none, else in `out`. `column`: of the head in the weights of all.
-  const float* normed(const float* x, int32_t norm, float factor, int64_t column, float* out) const {
-    const ElementwiseKernel& k = r.kernels.elementwise;
-    if (norm < 0) return x;
-    if (together) k.scale_weighted(x, factor, r.vector(norm) + column, key_width, out);
-    else k.rms_norm(x, r.vector(norm), step.eps, key_width, out);
-    return out;
-  }
-
   // The rotation of a head at a position; what of the head is not rotated stays.
-  void rotate(const float* x, int64_t position, float* out) const {
-    int64_t dims = 0;
-    if (step.rope_table != ckdist_rope_none) {
+  void rotate(const float* x, int64_t position, int64_t width, float* out) const {
+    const int64_t dims = step.rope_table < 0 ? 0 : r.program.ropes[step.rope_table].dims;
+    if (dims > 0) {
       const ckdist_rope& rope = r.program.ropes[step.rope_table];
       const ElementwiseKernel& k = r.kernels.elementwise;
-      dims = rope.dims;
       (rope.interleaved ? k.rope_pairs : k.rope)(x, rope.cos + position * (dims / 2), rope.sin + position * (dims / 2),
                                                  dims, out);
     }
-    if (out != x && dims < key_width) std::copy(x + dims, x + key_width, out + dims);
+    if (out != x && dims < width) std::copy(x + dims, x + width, out + dims);
   }
 
   // What queries and keys of a token are multiplied by, beside their weights, where all heads are normed together.
-  void inverse_norms(int64_t token, float* queries, float* keys) const {
+  void inverse_norms(int64_t token, float* queries, float* keys) {
     const ckdist_layer_attention& a = r.program.attention[step.layer];
     const ckdist_value& v = r.value(step.squares);
-    const float* parts[kMaxRanks];
-    int64_t stride;
-    int count = 1;
-    if (v.place == ckdist_place_tokens) {
-      parts[0] = r.peer_row(step.squares, token);
+    const float* row;
+    if (step.rotated >= 0) {
+      row = r.peer_row(step.squares, token);
     } else {
+      const float* parts[kMaxRanks];
+      int64_t stride;
+      int count = 1;
       if (v.place == ckdist_place_slot) count = r.ranks->summands(int(v.offset), parts);
       else parts[0] = r.floats(step.squares, &stride);
       for (int p = 0; p < count; p++) parts[p] += token * v.width;
+      row = parts[0];
+      float* const sums = room().squares;
+      if (count > 1) r.kernels.elementwise.sum_parts(nullptr, parts, count, v.width, sums), row = sums;
     }
-    const float* squares = parts[0];
-    if (count > 1) {
-      float* const sum = key_room() + key_width;
-      r.kernels.elementwise.sum_parts(nullptr, parts, count, v.width, sum), squares = sum;
-    }
-    const auto inverse = [&](const float* of, int heads) {
+    const auto inverse = [&](const float* squares, int count) {
       float sum = 0.f;
-      for (int h = 0; h < heads; h++) sum += of[h];
-      return 1.f / std::sqrt(sum / float(heads * key_width) + step.eps);
+      for (int h = 0; h < count; h++) sum += squares[h];
+      return 1.f / std::sqrt(sum / float(count * layer().cache.key_width) + step.eps);
     };
-    *queries = inverse(squares, a.total_heads);
-    *keys = inverse(squares + a.total_heads, a.total_kv_heads);
+    *queries = inverse(row, a.total_heads);
+    *keys = inverse(row + a.total_heads, a.total_kv_heads);
+  }
+
+  // One token's heads of one kv-head: where they are, and where the rotated ones go.
+  struct TokenHeads {
+    const float *q, *key, *value;
+    float *rotated, *rotated_key;
+  };
+  TokenHeads heads_of(int64_t token, int kv_head) {
+    const CacheShape& cache = layer().cache;
+    const int64_t head = int64_t(layer().first_head[kv_head]) * cache.key_width,
+                  key_column = int64_t(kv_head) * cache.key_width, value_column = int64_t(kv_head) * cache.value_width;
+    int64_t stride;
+    if (step.rotated < 0) {
+      float* const q = r.floats(step.q, &stride) + token * stride + head;
+      float* const key = r.floats(step.k, &stride) + token * stride + key_column;
+      return {q, key, r.floats(step.v, &stride) + token * stride + value_column, q, key};
+    }
+    if (r.rank_of(token) != r.ranks->local_rank)
+      r.count_moved(thread, ((layer().heads_per_kv[kv_head] + 1) * cache.key_width + cache.value_width) * 4);
+    float* const rotated = r.floats(step.rotated, &stride) + token * stride + head;
+    return {r.peer_row(step.q, token) + head, r.peer_row(step.k, token) + key_column,
+            r.peer_row(step.v, token) + value_column, rotated, room().key};  // as the token's rank wrote them
+  }
+
+  // Rotates one token's queries and key of one kv-head (norms first, where the model has them) and stores key and
+  // value.
+  void rotate_and_store(int sequence, int64_t token, int kv_head) {
+    const ElementwiseKernel& k = r.kernels.elementwise;
+    const Inference::Layer& of = layer();
+    const int width = of.cache.key_width;
+    const int64_t head = int64_t(of.first_head[kv_head]) * width, key_column = int64_t(kv_head) * width;
+    float q_factor = 0.f, k_factor = 0.f;
+    const bool together = step.q_norm >= 0 && step.squares >= 0;
+    if (together) inverse_norms(token, &q_factor, &k_factor);
+    auto [q, key, value, rotated, rotated_key] = heads_of(token, kv_head);
+    const Start start = start_of(sequence);
+    const int64_t position = r.batch.chunks[sequence].first_position + token - start.token;
+    uint8_t* const block =
+        of.kv(kv_head) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_bytes;
+    // A key has a place in each line of its half: they come while it is rotated. Later positions of the block find
+    // them.
+    if (r.batch.tokens == r.batch.sequences || position % kBlockTokens == 0)
+      for (int64_t line = 0; line < of.head_bytes / 2; line += 64) __builtin_prefetch(block + line, 1);
+    for (int h = 0; h < of.heads_per_kv[kv_head]; h++, q += width, rotated += width) {
+      const float* x = q;
+      if (together)
+        k.scale_weighted(x, q_factor, r.vector(step.q_norm) + head + h * width, width, rotated), x = rotated;
+      else if (step.q_norm >= 0) k.rms_norm(x, r.vector(step.q_norm), step.eps, width, rotated), x = rotated;
+      rotate(x, position, width, rotated);
+    }
+    if (together)
+      k.scale_weighted(key, k_factor, r.vector(step.k_norm) + key_column, width, rotated_key), key = rotated_key;
+    else if (step.k_norm >= 0) k.rms_norm(key, r.vector(step.k_norm), step.eps, width, rotated_key), key = rotated_key;
+    rotate(key, position, width, rotated_key);
+    r.kernels.attention.store(of.cache, block, int(position % kBlockTokens), rotated_key, value);
   }
 
   // Asks for what rotate_and_store() reads: tokens' rows are pages apart, so no hardware brings them.
   void fetch_token(int64_t token, int kv_head) {
+    const Inference::Layer& layer = this->layer();
     for (const int32_t of : {step.q, step.k, step.v}) {
+      const int64_t width = of == step.v ? layer.cache.value_width : layer.cache.key_width;
       int64_t stride;
       const float* at = step.rotated >= 0 ? r.peer_row(of, token) : r.floats(of, &stride) + token * stride;
-      const int64_t width = of == step.v ? value_width : key_width;
       at += (of == step.q ? layer.first_head[kv_head] : kv_head) * width;
       const int64_t n = (of == step.q ? layer.heads_per_kv[kv_head] : 1) * width;
       for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(at + i);
@@ -169,24 +187,26 @@ struct Attend : StepRun<Inference, ckdist_attend_step> {
   AttentionTask task_of(const Item& item) {
     int64_t q_stride, out_stride;
     const Start start = start_of(item.sequence);
+    const Inference::Layer& layer = this->layer();
+    const CacheShape& cache = layer.cache;
     const int64_t head = layer.first_head[item.kv_head];
     const float* q = r.floats(step.rotated >= 0 ? step.rotated : step.q, &q_stride);
     float* out = r.floats(step.out, &out_stride);
     AttentionTask task{};
-    task.key_type = layer.cache.key_type, task.value_type = layer.cache.value_type;
-    task.key_width = key_width, task.value_width = value_width;
+    task.key_type = cache.key_type, task.value_type = cache.value_type;
+    task.key_width = cache.key_width, task.value_width = cache.value_width;
     task.kv = layer.kv(item.kv_head);
     task.block_stride = layer.block_bytes;
     task.block_table = r.batch.block_tables + start.block;
     task.first_position = r.batch.chunks[item.sequence].first_position + item.first;
     task.tokens = item.tokens;
     task.heads = layer.heads_per_kv[item.kv_head];
-    task.q = q + (start.token + item.first) * q_stride + head * key_width;
+    task.q = q + (start.token + item.first) * q_stride + head * cache.key_width;
     task.q_token_stride = q_stride;
-    task.q_head_stride = key_width;
-    task.out = out + (start.token + item.first) * out_stride + head * value_width;
+    task.q_head_stride = cache.key_width;
+    task.out = out + (start.token + item.first) * out_stride + head * cache.value_width;
     task.out_token_stride = out_stride;
-    task.out_head_stride = value_width;
+    task.out_head_stride = cache.value_width;
     task.scale = step.scale;
     task.soft_cap = step.soft_cap;
     task.window = step.window;
@@ -204,14 +224,15 @@ struct Attend : StepRun<Inference, ckdist_attend_step> {
       const int64_t spans = task.last_span() - task.first_span();
       split.spans += spans, longest = std::max(longest, spans);
     }
-    const int64_t total = split.spans * kv_heads;
-    const bool even = r.batch.sequences == 1 && kv_heads % r.active() == 0;
-    if (even || longest < 4 || longest * r.active() * 4 <= total || total > part_count(r, layer)) return split;
+    const int64_t total = split.spans * layer().kv_heads;
+    const bool even = r.batch.sequences == 1 && layer().kv_heads % r.active() == 0;
+    if (even || longest < 4 || longest * r.active() * 4 <= total || total > part_count(r, layer())) return split;
     split.spans_each = std::max<int64_t>(total / (r.active() * 8), 1);
     return split;
   }
 
   void run() {
+    const int kv_heads = layer().kv_heads;
     if (r.batch.tokens != r.batch.sequences) return attend_prompt();
     if (r.active() > 1 && kv_heads > 0) {
       const Split split = split_of();
@@ -221,8 +242,8 @@ struct Attend : StepRun<Inference, ckdist_attend_step> {
     const auto attend_one = [&](int sequence, int kv_head, bool next) {
       rotate_and_store(sequence, sequence, kv_head);
       AttentionTask task = task_of({sequence, 0, 1, kv_head});
-      if (next) task.next_kv = layer.kv(kv_head + 1);
-      r.kernels.attention.attend(task, scratch());
+      if (next) task.next_kv = layer().kv(kv_head + 1);
+      r.kernels.attention.attend(task, r.memory(thread));
     };
     if (r.batch.sequences == 1 && kv_heads % r.active() == 0) {  // even shares are known ahead
       const int each = kv_heads / r.active();
@@ -235,8 +256,9 @@ struct Attend : StepRun<Inference, ckdist_attend_step> {
   }
 
   void attend_split(const Split& split) {
+    const int kv_heads = layer().kv_heads;
     Carver c{r.workspace()};
-    const Parts own = parts(c, r, layer);
+    const Parts own = parts(c, r, layer());
     for (int64_t i = thread; i < r.batch.sequences * kv_heads; i += r.active()) {
       rotate_and_store(int(i / kv_heads), i / kv_heads, int(i % kv_heads));
       own.merged[i].store(0, std::memory_order_relaxed);
@@ -253,10 +275,10 @@ struct Attend : StepRun<Inference, ckdist_attend_step> {
         const int64_t from = (i - before) * split.spans_each, to = std::min(from + split.spans_each, spans);
         const int64_t bytes = r.kernels.attention.part_bytes(task.cache(), 1, task.heads);
         r.kernels.attention.attend_spans(task, task.first_span() + from, task.first_span() + to, at + from * bytes,
-                                         scratch());
+                                         r.memory(thread));
         std::atomic<int64_t>& merged = own.merged[item];
         if (merged.fetch_add(to - from, std::memory_order_acq_rel) + to - from < spans) continue;
-        r.kernels.attention.merge(task, at, scratch());
+        r.kernels.attention.merge(task, at, r.memory(thread));
       }
       before += tasks, count += spans;
     }
@@ -264,6 +286,7 @@ struct Attend : StepRun<Inference, ckdist_attend_step> {
   }
 
   void attend_prompt() {
+    const int kv_heads = layer().kv_heads;
     int64_t blocks = 0, tiles = 0;
     for (int64_t s = 0; s < r.batch.sequences; s++) {
       const BatchView::Chunk& chunk = r.batch.chunks[s];
@@ -298,7 +321,7 @@ struct Attend : StepRun<Inference, ckdist_attend_step> {
       const int first = int(tile) * kQueryTile;
       const Item item = {sequence, first, std::min(kQueryTile, r.batch.chunks[sequence].tokens - first),
                          int(i / tiles)};
-      r.kernels.attention.attend(task_of(item), scratch());
+      r.kernels.attention.attend(task_of(item), r.memory(thread));
     });
     r.finish(thread, index, step.out, r.batch.tokens);
   }

@@ -25,12 +25,12 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
     if (y.place == ckdist_place_columns) return quantize_columns(y, out_row, in_row);
     float* const room = reinterpret_cast<float*>(r.memory(thread));
     const ElementwiseKernel& k = r.kernels.elementwise;
-    const Residual residual{r, thread, step.x, step.y, step.post_norm, step.post_eps, step.post_scale, room};
-    const float* s = residual.read(out_row, in_row);
+    const float* s = Residual{r, thread, step.x, step.y, step.post_norm, step.post_eps, step.post_factor, room}.read(
+        out_row, in_row);
     int64_t stride;
     if (step.sum >= 0 && keep) std::copy(s, s + y.width, r.floats(step.sum, &stride) + out_row * y.width);
     if (step.norm >= 0) k.rms_norm(s, r.vector(step.norm), step.eps, y.width, room), s = room;
-    if (step.scale != 0.f) s = residual.scaled(s, step.scale, y.width);
+    if (step.factor != 1.f) s = scaled(s, step.factor, y.width, room);
     each_shard([&](int, const ckdist_value& a, uint8_t* base, const float* part) { quantize(a, part, base, out_row); },
                s);
   }

@@ -29,7 +29,7 @@ void each_packed(Inference& r, int thread, const Weight& weight, int64_t begin, 
     } else if (r.reorganizer()->claim(*sliced, slice)) {
       sliced->stored().pack(sliced->begin(slice), sliced->begin(slice + 1), room);
       part(room + (tile - sliced->begin(slice)) * tile_bytes, tile, next);
-      r.reorganizer()->keep(*sliced, slice, room, r.copy_engine(thread));
+      r.reorganizer()->keep(*sliced, slice, room, r.engine(thread));
     } else {
       sliced->stored().pack(tile, next, room);
       part(room, tile, next);

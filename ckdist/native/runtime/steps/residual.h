@@ -1,15 +1,21 @@
-// Rows of the residual stream: x + post_scale * rms_norm(sum of the ranks' summands).
+// Rows of the residual stream: x + factor * rms_norm(sum of the ranks' summands).
 #pragma once
 #include "runtime/inference.h"
 
 namespace ckdist {
+
+// x * factor in `row`, which may be x.
+inline const float* scaled(const float* x, float factor, int64_t n, float* row) {
+  for (int64_t i = 0; i < n; i++) row[i] = x[i] * factor;
+  return row;
+}
 
 // Reads rows of one step. `row`: room for one.
 struct Residual {
   Inference& r;
   const int thread;
   const int32_t x, y, post_norm;
-  const float post_eps, post_scale;
+  const float post_eps, post_factor;
   float* const row;
 
   static int64_t row_bytes(const Inference& r, int32_t y) { return r.value(y).width * int64_t{sizeof(float)}; }
@@ -39,18 +45,12 @@ struct Residual {
     return r.floats(y, &stride) + (v.selected ? out_row : in_row) * n;
   }
 
-  // x * factor in `row`.
-  const float* scaled(const float* from, float factor, int64_t n) const {
-    for (int64_t i = 0; i < n; i++) row[i] = from[i] * factor;
-    return row;
-  }
-
   const float* read(int64_t out_row, int64_t in_row) const {
     const ElementwiseKernel& k = r.kernels.elementwise;
     const int64_t n = r.value(y).width;
     const float* s = summed(out_row, in_row);
     if (post_norm >= 0) k.rms_norm(s, r.vector(post_norm), post_eps, n, row), s = row;
-    if (post_scale != 0.f) s = scaled(s, post_scale, n);
+    if (post_factor != 1.f) s = scaled(s, post_factor, n, row);
     if (x >= 0) {
       int64_t stride;
       const float* const before = r.floats(x, &stride) + (r.value(x).selected ? out_row : in_row) * n;

@@ -68,9 +68,8 @@ struct Rope : TrainingRun<ckdist_rope_step> {
     each_token([&](int64_t t) {
       const ckdist_rope& rope = r.program.ropes[step.table];
       const int64_t at = r.batch.positions[t] * (rope.dims / 2);
-      const ckdist::Rope angles = {rope.cos + at, rope.sin + at, rope.dims, rope.interleaved != 0};
-      r.kernels.row.rope(r.row(step.x, t), angles, step.back, r.program.head_dim, r.width(step.out),
-                         r.row(step.out, t));
+      r.kernels.row.rope(r.row(step.x, t), {rope.cos + at, rope.sin + at, rope.dims, rope.interleaved != 0}, step.back,
+                         r.program.head_dim, r.width(step.out), r.row(step.out, t));
       r.pad(step.out, t);
     });
   }

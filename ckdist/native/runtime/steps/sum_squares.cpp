@@ -1,10 +1,10 @@
-// Sums of squares of every head of queries and keys, for norms over all heads of a token.
+// Sums of squares of every head, for norms over all heads of a token.
 #include "runtime/inference.h"
 
 namespace ckdist {
 namespace {
 
-struct Squares : StepRun<Inference, ckdist_squares_step> {
+struct SumSquares : StepRun<Inference, ckdist_sum_squares_step> {
   void run() {
     const ckdist_layer_attention& a = r.program.attention[step.layer];
     const Inference::Layer& layer = r.layers[step.layer];
@@ -15,7 +15,6 @@ struct Squares : StepRun<Inference, ckdist_squares_step> {
     float* const out = r.floats(step.out, &stride);
     const bool all = r.plan->tokens_sharded;  // of local tokens every head is here
     const int64_t first = all ? 0 : a.first_head, heads = all ? a.total_heads : layer.heads();
-    const int64_t first_kv = first / group, last_kv = heads ? (first + heads - 1) / group + 1 : first_kv;
     const Range own = r.rows_of(thread, r.local_tokens);
     for (int64_t t = own.begin; t < own.end; t++) {
       float* const row = out + t * stride;
@@ -23,17 +22,17 @@ struct Squares : StepRun<Inference, ckdist_squares_step> {
       for (int64_t h = 0; h < heads; h++)
         row[first + h] = r.kernels.elementwise.sum_squares(q + t * q_stride + h * width, width);
       // A kv-head that ranks share is counted by the one that has the first of its query heads.
-      for (int64_t h = first_kv; h < last_kv; h++) {
-        const int64_t place = all ? a.key_places[h] : h - first_kv;
+      const int64_t first_kv = first / group, last_kv = heads ? (first + heads - 1) / group + 1 : first_kv;
+      for (int64_t h = first_kv; h < last_kv; h++)
         if (h * group >= first)
-          row[a.total_heads + h] = r.kernels.elementwise.sum_squares(k + t * k_stride + place * width, width);
-      }
+          row[a.total_heads + h] = r.kernels.elementwise.sum_squares(
+              k + t * k_stride + (all ? a.key_places[h] : h - first_kv) * width, width);
     }
     r.finish(thread, index, step.out, r.local_tokens);
   }
 };
 
-const RegisteredKind<Squares> kKind(ckdist_step_squares);
+const RegisteredKind<SumSquares> kKind(ckdist_step_sum_squares);
 
 }  // namespace
 }  // namespace ckdist
