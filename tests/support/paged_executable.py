@@ -46,7 +46,7 @@ class PagedExecutable:
             for output in batch.logits_indices[
                 (batch.logits_indices >= begin) & (batch.logits_indices < begin + tokens)
             ]:
-                rows.append(prefix_logits(prefix[: first + int(output) - begin + 1], self.vocab_size))
+                rows.append(prefix_logits(prefix[: first + int(output) - begin + 1], self.vocab_size))  # noqa: PERF401
             begin, block = begin + tokens, block + blocks
         self.batches.append(batch.chunks[:, :2].tolist())
         self.outputs.append(len(rows))
