@@ -41,7 +41,7 @@ Reorganizer::Reorganizer(Way way, std::vector<const SlicedMatrix*> own, std::vec
   }
   std::string reason;
   engine_ = open_copy_engine(way_.engine, &reason)
-               ->name();  // each thread opens its own; one that is not to be had is refused here
+                ->name();  // each thread opens its own; one that is not to be had is refused here
   working_ = way_.threads;
   for (int i = 0; i < way_.threads; ++i) {
     try {

@@ -59,7 +59,7 @@ class Reorganizer {
   }  // of slices that this rank's steps have kept
   double seconds() const;
   const std::string& engine() const { return engine_; }  // by which its own threads write
-  std::string trouble() const;                         // why a device was given up meanwhile, or empty
+  std::string trouble() const;                           // why a device was given up meanwhile, or empty
 
   // Steps tell when they begin, with the bytes of slices that they may keep, and when they end.
   void begin_step(int64_t allowance);
