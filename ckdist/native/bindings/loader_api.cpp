@@ -140,7 +140,7 @@ void ckdist_loader_stop(ckdist_loader* loader) {
 void ckdist_loader_filled(ckdist_loader* loader, ckdist_filled* out) {
   const Reorganizer& r = *loader->loader.reorganizer();
   *out = {r.stored_bytes_done(), r.bytes(), r.ready_bytes(), r.kept_bytes(), r.seconds(), r.finished(), {}, {}};
-  std::snprintf(out->copy_engine, sizeof out->copy_engine, "%s", r.mover().c_str());
+  std::snprintf(out->copy_engine, sizeof out->copy_engine, "%s", r.engine().c_str());
   std::snprintf(out->trouble, sizeof out->trouble, "%s", r.trouble().c_str());
 }
 }

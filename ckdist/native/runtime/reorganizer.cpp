@@ -40,8 +40,8 @@ Reorganizer::Reorganizer(Way way, std::vector<const SlicedMatrix*> own, std::vec
     }
   }
   std::string reason;
-  mover_ = open_copy_engine(way_.mover, &reason)
-               ->name();  // each thread opens its own; one that is not to be had is refused here
+  engine_ = open_copy_engine(way_.engine, &reason)
+                ->name();  // each thread opens its own; one that is not to be had is refused here
   working_ = way_.threads;
   for (int i = 0; i < way_.threads; ++i) {
     try {
@@ -140,12 +140,12 @@ bool Reorganizer::claim(const SlicedMatrix& matrix, int64_t slice) {
   return true;
 }
 
-void Reorganizer::keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from, CopyEngine& mover) {
+void Reorganizer::keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from, CopyEngine& engine) {
   const int64_t bytes = matrix.bytes(slice);
   matrix.arena().will_write(matrix.place(slice), bytes);
   const Copy copy{matrix.place(slice), from, bytes};
-  const int64_t ticket = mover.submit(&copy, 1);
-  while (!mover.done(ticket)) cpu_pause();
+  const int64_t ticket = engine.submit(&copy, 1);
+  while (!engine.done(ticket)) cpu_pause();
   publish(matrix, slice);
   kept_.fetch_add(bytes, std::memory_order_relaxed);
 }
@@ -192,7 +192,7 @@ void Reorganizer::work(int number) noexcept {
 
 void Reorganizer::fill(int number) {
   std::string reason;
-  const std::unique_ptr<CopyEngine> mover = open_copy_engine(way_.mover, &reason);
+  const std::unique_ptr<CopyEngine> engine = open_copy_engine(way_.engine, &reason);
   int64_t largest = 64;
   for (const SlicedMatrix* matrix : own_) largest = std::max(largest, matrix->largest_bytes());
   if (!way_.background && !own_.empty()) own_[0]->arena().will_write_part(number, way_.threads);
@@ -200,7 +200,7 @@ void Reorganizer::fill(int number) {
   Staged staged[kStaged];
   StoredMatrix::Rows rows;
   const auto settle = [&](Staged& one) {
-    if (one.matrix == nullptr || !mover->done(one.ticket)) return one.matrix == nullptr;
+    if (one.matrix == nullptr || !engine->done(one.ticket)) return one.matrix == nullptr;
     publish(*one.matrix, one.slice);
     one.matrix = nullptr;
     return true;
@@ -219,7 +219,7 @@ void Reorganizer::fill(int number) {
     matrix.stored().pack(matrix.begin(slice), matrix.begin(slice + 1), to->bytes.get(), &rows);
     matrix.arena().will_write(matrix.place(slice), matrix.bytes(slice));
     const Copy copy{matrix.place(slice), to->bytes.get(), matrix.bytes(slice)};
-    to->ticket = mover->submit(&copy, 1);
+    to->ticket = engine->submit(&copy, 1);
     to->matrix = &matrix, to->slice = slice;
     for (Staged& one : staged) settle(one);
     const int64_t end_ns = now_ns();
@@ -228,7 +228,7 @@ void Reorganizer::fill(int number) {
   }
   for (Staged& one : staged)
     while (!settle(one)) cpu_pause();
-  if (const char* const trouble = mover->trouble()) {
+  if (const char* const trouble = engine->trouble()) {
     std::lock_guard<std::mutex> lock(mutex_);
     trouble_ = trouble;
   }

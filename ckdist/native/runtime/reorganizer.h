@@ -26,7 +26,7 @@ class Reorganizer {
   struct Way {
     int threads;      // at work while nothing else is
     bool background;  // while steps run: one thread, which makes room for everybody, for a share of the time
-    CopyEngineChoice mover;
+    CopyEngineChoice engine;
     double until;  // of the packed bytes: where it stops for good, below 1
     Trace* trace;  // that gets a lane for each thread, and outlives this; or null
   };
@@ -58,8 +58,8 @@ class Reorganizer {
     return kept_.load(std::memory_order_relaxed);
   }  // of slices that this rank's steps have kept
   double seconds() const;
-  const std::string& mover() const { return mover_; }  // by which its own threads write
-  std::string trouble() const;                         // why a device was given up meanwhile, or empty
+  const std::string& engine() const { return engine_; }  // by which its own threads write
+  std::string trouble() const;                           // why a device was given up meanwhile, or empty
 
   // Steps tell when they begin, with the bytes of slices that they may keep, and when they end.
   void begin_step(int64_t allowance);
@@ -67,8 +67,8 @@ class Reorganizer {
   // For a thread that computes and needs a slice: what follows is asked for of the disk; if true, the slice is its to
   // pack and keep.
   bool claim(const SlicedMatrix& matrix, int64_t slice);
-  // Keeps a claimed slice, which is packed at `from`; `mover` is the thread's.
-  void keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from, CopyEngine& mover);
+  // Keeps a claimed slice, which is packed at `from`; `engine` is the thread's.
+  void keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from, CopyEngine& engine);
 
  private:
   struct Slice {
@@ -91,7 +91,7 @@ class Reorganizer {
   std::vector<Slice> slices_;                              // of own_, in order
   std::unordered_map<const SlicedMatrix*, size_t> first_;  // the place of a matrix's first among them
   int64_t bytes_ = 0;
-  std::string mover_;
+  std::string engine_;
   const int64_t begin_ns_;
 
   std::atomic<size_t> next_{0}, read_{0};  // slice that is taken, that is asked for of the disk
