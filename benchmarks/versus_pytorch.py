@@ -72,7 +72,7 @@ def ckdist_step(model, dtype: str, ranks: int, threads: int):
 
     from ckdist.comm.communicator import open_communicator
     from ckdist.comm.world import SingleWorld, start_world
-    from ckdist.models.spec import ModelSpec, RopeSpec
+    from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, RopeSpec
     from ckdist.program.pool import ThreadPool
     from ckdist.topology.placement import place
     from ckdist.train.batch import PackedBatch
@@ -82,20 +82,9 @@ def ckdist_step(model, dtype: str, ranks: int, threads: int):
     layers, hidden, intermediate, vocab, length, sequences = model
     rope = RopeSpec((1e4 ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)).astype(np.float32))
     heads = hidden // HEAD_DIM
-    spec = ModelSpec(
-        "llama",
-        vocab,
-        hidden,
-        intermediate,
-        layers,
-        heads,
-        heads,
-        HEAD_DIM,
-        EPS,
-        length,
-        rope,
-        attention_scale=HEAD_DIM**-0.5,
-    )
+    attention = Attention(heads, heads, HEAD_DIM, HEAD_DIM**-0.5)
+    layer = LayerSpec(attention, ffn=DenseFfn(intermediate))
+    spec = ModelSpec("llama", vocab, hidden, (layer,) * layers, {"global": rope}, EPS, length)
     world = start_world() if ranks > 1 else SingleWorld()
     pool = ThreadPool(threads, place(world, threads).cpus)
     parameters = 2 * vocab * hidden + layers * (4 * hidden * hidden + 3 * hidden * intermediate + 2 * hidden) + hidden

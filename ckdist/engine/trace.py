@@ -28,7 +28,7 @@ MAX_EVENTS = 1 << 20  # in a file, of some hundred bytes each
 LANE_EVENTS = 4096, 1 << 17  # at least and at most in a lane
 CLOCK_ROUNDS = 32
 GATHER_SECONDS = 20.0  # until the other ranks have sent their lanes
-EVENT = np.dtype([("begin", "<i8"), ("end", "<i8"), ("kind", "<i4"), ("args", "<i4", 3)])  # struct ckdist_trace_event
+EVENT = native.dtype("ckdist_trace_event")
 BATCH = ("tokens", "sequences")
 
 # By phase of an executable: its name, and for each step of the replay its name and layer (None: of none).

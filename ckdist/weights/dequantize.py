@@ -196,9 +196,12 @@ def _grid_blocks(tensor_type: dtypes.TensorType) -> Callable[[np.ndarray], np.nd
     return read
 
 
-_FUNCTIONS = {
-    dtypes.F32: _f32_blocks, dtypes.F16: _f16, dtypes.BF16: _bf16_blocks, dtypes.Q4_0: _q4_0, dtypes.Q4_1: _q4_1,
-    dtypes.Q5_0: _q5_0, dtypes.Q5_1: _q5_1, dtypes.Q8_0: _q8_0, dtypes.Q2_K: _q2_k, dtypes.Q3_K: _q3_k,
-    dtypes.Q4_K: _q4_k, dtypes.Q5_K: _q5_k, dtypes.Q6_K: _q6_k, dtypes.IQ4_NL: _iq4_nl, dtypes.IQ4_XS: _iq4_xs,
-    dtypes.MXFP4: _mxfp4, dtypes.TQ1_0: _tq1_0, dtypes.TQ2_0: _tq2_0, **{t: _grid_blocks(t) for t in dtypes.GRIDS},
+_BY_NAME = {
+    "F32": _f32_blocks, "F16": _f16, "BF16": _bf16_blocks, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1,
+    "Q8_0": _q8_0, "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4, "TQ1_0": _tq1_0, "TQ2_0": _tq2_0,
 }  # fmt: skip
+_FUNCTIONS = {
+    **{dtypes.BY_NAME[name]: function for name, function in _BY_NAME.items()},
+    **{t: _grid_blocks(t) for t in dtypes.GRIDS},
+}

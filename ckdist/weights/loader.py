@@ -17,7 +17,7 @@ import numpy as np
 
 from ckdist.errors import ConfigError, LayoutError
 from ckdist.models.decoder import EMBEDDING, OUTPUT
-from ckdist.native import check, ffi, lib, pointer
+from ckdist.native import check, ffi, lib, numbers, pointer
 from ckdist.progress import ProgressBar
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint
@@ -28,7 +28,7 @@ from ckdist.weights.handles import MatrixHandle, VectorHandle
 log = logging.getLogger(__name__)
 
 QUANTIZATIONS = {"q8_0": dtypes.Q8_0, "q4_k": dtypes.Q4_K}
-COPY_ENGINES = {"auto": 0, "dsa": 1, "threads": 2}
+COPY_ENGINES = numbers("ckdist_copy_engine", "ckdist_copy_engine_")
 _POLL_MILLISECONDS = 100
 
 

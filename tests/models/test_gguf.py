@@ -137,7 +137,7 @@ LIES = {
     ),
     "known other type": (
         file_of(infos=[info(kind=40)]),
-        r"type 40 \(NVFP4\); the known types are F32, F16, BF16, Q4_0",
+        r"type 40 \(NVFP4\); the known types are F32, F16, Q4_0",
     ),
     "unknown type": (file_of(infos=[info(kind=99)]), r"type 99 \(unknown\); the known"),
 }

@@ -49,9 +49,9 @@ def random_rows(tensor_type, rows, cols, seed=0) -> np.ndarray:
     at |= {"TQ1_0": (52,), "TQ2_0": (64,), "IQ1_M": (), "MXFP4": ()}
     for offset in at.get(tensor_type.name, (0,)):  # half-precision scales
         blocks[:, offset : offset + 2] = rng.uniform(0.01, 1, (len(blocks), 1)).astype(np.float16).view(np.uint8)
-    if tensor_type is dtypes.IQ1_M:
+    if tensor_type.name == "IQ1_M":
         blocks[:, 55] = blocks[:, 55] & 0x0F | 0x30  # the top of its scale, which stands in four parts
-    if tensor_type is dtypes.MXFP4:
+    if tensor_type.name == "MXFP4":
         blocks[:, 0] = rng.integers(120, 128, len(blocks))
     return data
 

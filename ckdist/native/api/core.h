@@ -16,6 +16,7 @@ CKDIST_EXPORT const char* ckdist_isa_lacks(int32_t i);
 /* The one whose kernels were chosen at load; CKDIST_ISA in the environment forces another that the CPU has. */
 CKDIST_EXPORT int ckdist_isa(const char** out);
 
+enum { ckdist_type_count = 40 }; /* one past the largest number of a weight type */
 /* Weight types, numbered as in GGUF (ggml_type). Elements and bytes of one block; 0 where the type is not known. */
 CKDIST_EXPORT int64_t ckdist_type_block_elements(int32_t type);
 CKDIST_EXPORT int64_t ckdist_type_block_bytes(int32_t type);

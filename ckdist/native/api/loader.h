@@ -85,11 +85,14 @@ CKDIST_EXPORT int ckdist_loader_add_peer_matrix(ckdist_loader* loader, int peer,
                                                 int64_t tiles_offset, int64_t states_offset,
                                                 const struct ckdist_matrix** out);
 
+/* A DSA queue where there is one, a DSA queue, or the threads' own stores. */
+enum ckdist_copy_engine { ckdist_copy_engine_auto, ckdist_copy_engine_dsa, ckdist_copy_engine_threads };
+
 /* How the arena is filled. */
 struct ckdist_filling {
   int32_t threads;            /* while nothing else runs */
   int32_t background;         /* steps run meanwhile */
-  int32_t copy_engine;        /* 0: a DSA queue where there is one, 1: a DSA queue, 2: the threads' own stores */
+  int32_t copy_engine;        /* enum ckdist_copy_engine */
   double until;               /* of the packed bytes: where filling ends for good, below 1 */
   struct ckdist_trace* trace; /* where its threads get lanes, which outlives the loader; or null */
 };

@@ -26,5 +26,6 @@ int ckdist_isa(const char** out) {
 int64_t ckdist_type_block_elements(int32_t type) { return ckdist::type_traits(type).block_elements; }
 int64_t ckdist_type_block_bytes(int32_t type) { return ckdist::type_traits(type).block_bytes; }
 int64_t ckdist_available_memory(void) { return ckdist::available_memory(); }
+static_assert(ckdist_type_count == ckdist::kTypeCount);
 const char* ckdist_type_name(int32_t type) { return ckdist::type_traits(type).name; }
 }
