@@ -189,7 +189,6 @@ def test_long_prompts_take_turns_and_end_with_their_clients(served):
     assert max(waits.values()) < PATIENCE and most < 1 << 30, (waits, most)
 
 
-@pytest.mark.alone
 def test_nothing_long_runs_on_the_event_loop(tmp_path):
     """The CPU time between two turns of the loop, while clients send what takes seconds; wall time would measure the
     machine's other work.
