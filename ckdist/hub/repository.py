@@ -8,14 +8,18 @@ import logging
 import os
 import pathlib
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ckdist.errors import ConfigError, FetchError
 from ckdist.hub.choice import choose_files, gguf_models
 from ckdist.hub.store import disk_problem, sha256_of
+from ckdist.progress import REDRAW_SECONDS, ProgressBar
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo
@@ -44,10 +48,10 @@ class Listing:
     snapshot: pathlib.Path | None = None
 
 
-def fetch_repository(name: str) -> pathlib.Path:
+def fetch_repository(name: str, progress: bool = False) -> pathlib.Path:
     """The GGUF file or the folder that `hf:owner/repo[:quant or file]` names, in the library's cache.
 
-    What is not there is fetched, and one line says so.
+    What is not there is fetched, and one line says so; with `progress` a bar follows it on a terminal.
 
     Raises ConfigError for what does not exist or is not allowed, FetchError for a network or disk that does not do.
     """
@@ -64,14 +68,20 @@ def fetch_repository(name: str) -> pathlib.Path:
     if listing.snapshot is not None:
         paths = [listing.snapshot / file for file in files]
     else:
-        paths = _download(repository, files, listing)
+        paths = _download(repository, files, listing, progress)
     return paths[0].parent if paths[0].name == "config.json" else paths[0]
 
 
 def _quiet() -> None:
-    """What the library and its HTTP client log of every request and retry is left out; errors come as exceptions."""
+    """What the library and its HTTP client log of every request and retry is left out, its bars too; errors come as
+    exceptions.
+    """
+    from huggingface_hub.utils import disable_progress_bars
     from huggingface_hub.utils import logging as hub_logging
 
+    with warnings.catch_warnings():  # where HF_HUB_DISABLE_PROGRESS_BARS says otherwise
+        warnings.simplefilter("ignore")
+        disable_progress_bars()
     hub_logging.set_verbosity_error()
     for client in ("httpx", "httpx2", "urllib3"):
         logging.getLogger(client).setLevel(logging.ERROR)
@@ -117,7 +127,7 @@ def _newest(repo: "CachedRepoInfo") -> Listing | None:
     return Listing(sizes, {}, newest.snapshot_path)
 
 
-def _download(repository: str, files: list[str], listing: Listing) -> list[pathlib.Path]:
+def _download(repository: str, files: list[str], listing: Listing, progress: bool) -> list[pathlib.Path]:
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     new = [file for file in files if not isinstance(try_to_load_from_cache(repository, file), str)]
@@ -132,8 +142,11 @@ def _download(repository: str, files: list[str], listing: Listing) -> list[pathl
         )
     paths = []
     for file in files:
+        fetch = partial(hf_hub_download, repository, file)
+        watched = progress and file in new
         try:
-            path = pathlib.Path(_call(repository, lambda file=file: hf_hub_download(repository, file)))
+            action = partial(_watched, fetch, repository, file, listing.sizes[file]) if watched else fetch
+            path = pathlib.Path(_call(repository, action))
         except _Unreachable as problem:
             raise FetchError(f"{PREFIX}{repository}: {file} could not be fetched: {problem}; try again") from None
         if file in new and file in listing.digests and sha256_of(path) != listing.digests[file]:
@@ -144,6 +157,35 @@ def _download(repository: str, files: list[str], listing: Listing) -> list[pathl
             )
         paths.append(path)
     return paths
+
+
+def _watched(fetch: Callable[[], str], repository: str, file: str, size: int) -> str:
+    """What `fetch` returns or raises, with a bar that follows the unfinished files in the repository's cache."""
+    with ProgressBar(size, "B", f"fetching {file}") as bar:
+        if not bar.shown:
+            return fetch()
+        result: Future[str] = Future()
+        # A daemon, so that Ctrl-C ends the program and not only this wait.
+        threading.Thread(target=_settle, args=[result, fetch], name="fetch", daemon=True).start()
+        folder = pathlib.Path(_cache_folder(), "models--" + repository.replace("/", "--"))
+        while not wait([result], REDRAW_SECONDS).done:
+            came = sum(_size(path) for path in folder.glob("blobs/*.incomplete"))
+            bar.update(max(0, min(came, size) - bar.n))
+        return result.result()
+
+
+def _settle(result: "Future[str]", action: Callable[[], str]) -> None:
+    try:
+        result.set_result(action())
+    except BaseException as error:
+        result.set_exception(error)
+
+
+def _size(path: pathlib.Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # it has its name now
+        return 0
 
 
 def _forget(path: pathlib.Path) -> None:

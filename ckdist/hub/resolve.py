@@ -26,7 +26,7 @@ def find(name: str, accept_license: bool = False, progress: bool = False) -> str
     if _exists(name):
         return name
     if name.startswith(PREFIX):
-        return str(fetch_repository(name))
+        return str(fetch_repository(name, progress))
     if name not in CATALOGUE:
         raise ConfigError(
             f"{name!r} is no file or folder, and no model that is known by name: give a path, or one of {known_names()}"

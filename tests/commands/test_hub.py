@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import pathlib
+import pty
 import subprocess
 import sys
 
@@ -364,6 +365,18 @@ def test_a_repository_of_gguf_files(hub):
         "GET /o/g" in asked for asked in hub.asked
     )  # it is in the cache
     assert "hf:o/g:m-Q8_0.gguf" in command("list")[1]
+
+
+def test_a_terminal_sees_how_far_a_repository_is(hub):
+    (ours, theirs), seen = pty.openpty(), b""
+    words = [sys.executable, "-m", "ckdist.cli.main", "pull", "hf:o/g"]
+    with subprocess.Popen(words, env={**environment(), "TERM": "xterm"}, stdout=subprocess.PIPE, stderr=theirs) as pull:
+        assert b"m-Q8_0.gguf" in pull.stdout.read()
+    os.close(theirs)
+    with contextlib.suppress(OSError), open(ours, "rb", buffering=0) as terminal:  # an error is a terminal's end
+        while part := terminal.read(65536):
+            seen += part
+    assert pull.returncode == 0 and b"fetching m-Q8_0.gguf " in seen and b"/1.6 MB" in seen and b"\n\r\n" not in seen, seen
 
 
 def test_without_the_hub_the_cache_is_used(hub):

@@ -12,8 +12,9 @@ import pytest
 
 from tests.support.launcher import environment
 from tests.support.paths import ROOT
-from tests.vm.machine import Machine, prepare
+from tests.vm.machine import BOOT_SECONDS, COMMAND_SECONDS, Machine, prepare
 
+pytestmark = pytest.mark.timeout(BOOT_SECONDS + 3 * COMMAND_SECONDS)  # the machine has limits of its own
 IDS = ",".join(map(str, np.load(ROOT / "tests/golden/llama3/ids.npy").ravel()[:64]))
 PERPLEXITY = f"python -m ckdist.cli.main perplexity --model tests/golden/llama3 --token-ids {IDS} --threads 1 --json"
 
