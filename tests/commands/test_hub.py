@@ -376,7 +376,9 @@ def test_a_terminal_sees_how_far_a_repository_is(hub):
     with contextlib.suppress(OSError), open(ours, "rb", buffering=0) as terminal:  # an error is a terminal's end
         while part := terminal.read(65536):
             seen += part
-    assert pull.returncode == 0 and b"fetching m-Q8_0.gguf " in seen and b"/1.6 MB" in seen and b"\n\r\n" not in seen, seen
+    assert pull.returncode == 0 and b"fetching m-Q8_0.gguf " in seen and b"/1.6 MB" in seen and b"\n\r\n" not in seen, (
+        seen
+    )
 
 
 def test_without_the_hub_the_cache_is_used(hub):

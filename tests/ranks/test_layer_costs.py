@@ -403,3 +403,12 @@ def test_the_choice_is_seen(own_cache):
     assert prompt["layers_predicted_ns"] > 0 == generated["layers_predicted_ns"]
     kept = set(found["verdicts"]) <= {FASTER, NO_FASTER}
     assert (own_cache / "ckdist" / "prefill").is_dir() == kept
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert save_costs(KEY, costs(0.9, 0.9, 0.9, 0.8)) is None and load_costs(KEY) is None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path_of(KEY).mkdir(parents=True)  # where the file would be
+    assert save_costs(KEY, costs(0.9, 0.9, 0.9, 0.8)) is None and not list(path_of(KEY).parent.glob("*.[0-9]*"))

@@ -80,7 +80,8 @@ def test_a_rank_that_gives_up_is_named_on_every_host(hosts):
         steps = open_steps(world, timeout=5.0)
         world.gather(None)
         if world.rank == last:
-            return steps.abandon("its disk broke")
+            steps.abandon("its disk broke")
+            return
         with pytest.raises(errors.CommError, match=f"rank {last} .*gave up: its disk broke.*step 5") as raised:
             steps.all_reduce(0, 16, 5)
         steps.abandon(str(raised.value))

@@ -336,3 +336,12 @@ def test_clocks_of_hosts_are_put_in_line():
     assert abs(offset + ahead) <= error and 0 < error < 50_000_000
     assert clock_offset(world(2)) == (0, 0)
     assert clock_offset(SimpleNamespace(rank=1, hosts=("one", "one"))) == (0, 0)
+
+
+def test_a_trace_that_cannot_be_written_is_one_line(tmp_path, caplog):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    trace = Trace(str(folder / "t.json"), SingleWorld(), threads=1)
+    shutil.rmtree(folder)
+    trace.save_own([])
+    assert f"the trace could not be written to {folder}/t.json: No such file" in caplog.text

@@ -16,7 +16,7 @@ from ckdist.engine.engine import Engine
 from ckdist.engine.messages import PromptScores, decode, encode
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.socket_directory import socket_directory
-from ckdist.errors import CommError, ConfigError, EngineError
+from ckdist.errors import CommError, ConfigError, EngineError, NativeError
 from ckdist.serve.requests.prepared import pack_tokens as ids
 from tests.support.paged_executable import PagedExecutable, PlainSampler, alone
 
@@ -348,3 +348,29 @@ def test_the_directory_is_private_and_short(tmp_path):
         Coordinator(str(tmp_path / ("x" * 100)), {})
     with pytest.raises(ConfigError, match="No such file"):
         Coordinator(str(tmp_path / "absent"), {})
+
+
+def test_a_mistake_of_ours_in_one_message_is_a_500_and_ends_nothing_else(server, monkeypatch, caplog):
+    def broken(*_):
+        raise KeyError("no such thing")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(server.engine, "add", broken)
+        server.submit("a", [1, 2])
+        told = server.of("a")
+    assert (told["op"], told["status"]) == ("error", 500) and "KeyError; this is a bug" in told["message"]
+    assert "a message could not be handled" in caplog.text and server.state("ready")
+    server.submit("b", [1, 2])
+    assert server.tokens("b")[0] == alone([1, 2], SamplingParams(**GREEDY))
+
+
+def test_a_sequence_that_fails_is_told_to_its_client_alone(server, monkeypatch):
+    def fails(*_):
+        raise NativeError("no memory for the scores")
+
+    monkeypatch.setattr(server.engine.sampler, "logprobs", fails)
+    server.submit("scored", [1, 2, 3], prompt_logprobs=0)
+    told = server.of("scored")
+    assert (told["op"], told["status"], told["message"]) == ("error", 500, "no memory for the scores")
+    server.submit("other", [4])
+    assert server.tokens("other")[0] == alone([4], SamplingParams(**GREEDY))

@@ -19,8 +19,8 @@ import pytest
 from ckdist.cli.serve import open_line
 from ckdist.config import ServeConfig
 from ckdist.engine.sampling import SamplingParams
-from ckdist.errors import ConfigError
-from ckdist.serve import heartbeat
+from ckdist.errors import ConfigError, EngineError, RequestError
+from ckdist.serve import body, heartbeat
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.problems import Problem
 from ckdist.serve.process import HttpProcess, listen
@@ -417,3 +417,77 @@ def test_settings_survive_the_way():
     settings = HttpSettings(endpoint="ipc://x", model="m", model_name="n", listener=3, parent=4, api_keys=("secret",))
     assert HttpSettings.from_json(settings.to_json()) == settings
     assert "secret" not in repr(settings)
+
+
+def test_messages_that_make_no_sense_are_ignored(tmp_path, caplog):
+    """One log line each; what runs goes on, and what ended stays ended."""
+
+    async def scenario(engine):
+        client = EngineClient(engine.endpoint)
+        client.start()
+        try:
+            while client.state != "ready":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            with client.generation() as generation:
+                generation.submit(0, pack_tokens([5, 6]), SamplingParams(max_tokens=3))
+                (sequence,) = generation._ids
+                engine.said += (
+                    {"op": "fly"},
+                    {"op": "status", "state": "asleep"},
+                    {"op": "tokens", "id": sequence, "tokens": 7, "finish_reason": None},
+                    {"op": "tokens", "id": sequence, "tokens": [7], "finish_reason": "boredom"},
+                    {"op": "tokens", "id": "of nobody", "tokens": [7], "finish_reason": None},
+                    {"op": "error", "id": "of nobody", "message": "?"},
+                )
+                found = []
+                while generation.running:
+                    found += [token for _, message in await generation.next() for token in message["tokens"]]
+            assert found == [5, 6, 5] and client.state == "ready"
+        finally:
+            client.close()
+
+    with FakeEngine(f"ipc://{tmp_path}/engine", VOCAB) as engine:
+        engine.delay = 0.05
+        asyncio.run(asyncio.wait_for(scenario(engine), 30))
+    ignored = [record.getMessage() for record in caplog.records if "is ignored" in record.getMessage()]
+    assert len(ignored) == 4 and "unknown op 'fly'" in ignored[0] and "unknown state 'asleep'" in ignored[1]
+
+
+def test_a_body_that_is_too_slow_is_408(monkeypatch):
+    class Slow:
+        async def stream(self):
+            yield b"{"
+            await asyncio.sleep(10)
+
+    monkeypatch.setattr(body, "READ_SECONDS", 0.05)
+    with pytest.raises(Problem, match="the body did not arrive within") as problem:
+        asyncio.run(body.read_body(Slow(), 100))
+    assert problem.value.status == 408
+
+
+@pytest.mark.parametrize(
+    "error, status, text",
+    [
+        (RequestError("n is 0", "n"), 400, "n is 0"),
+        (ConfigError("no such model"), 400, "no such model"),
+        (EngineError("rank 1 died"), 500, "rank 1 died"),
+        (KeyError("a secret"), 500, "internal error; the server's log has the details"),
+    ],
+)
+def test_what_an_error_is_to_a_client(error, status, text):
+    problem = Problem.of(error)
+    assert (problem.status, str(problem)) == (status, text) and Problem.of(problem) is problem
+
+
+def test_a_process_that_hears_nothing_is_killed_in_its_time():
+    with serving() as (_, http):
+        os.kill(http.pid, signal.SIGSTOP)
+        begun = time.monotonic()
+        assert http.stop(0.5) == -signal.SIGKILL and time.monotonic() - begun < 20
+        assert not _alive(http.pid)
+
+
+def test_too_many_keys(tmp_path):
+    (tmp_path / "keys").write_text("k\n" * 100_000)
+    with pytest.raises(ConfigError, match="100000 API keys were given; at most"):
+        read_api_keys(ServeConfig(api_key_file=str(tmp_path / "keys")))

@@ -14,7 +14,10 @@ CONTEXT = 256
 
 
 class FakeEngine:
-    """`state`, `pause` and `delay` may be changed while it runs; `submitted` and `aborted` hold what it was told."""
+    """`state`, `pause` and `delay` may be changed while it runs; `submitted` and `aborted` hold what it was told.
+
+    `said`: messages that it sends as they are, each once.
+    """
 
     def __init__(self, endpoint: str, vocab_size: int, context_length: int = CONTEXT):
         self.endpoint, self.model = (
@@ -28,6 +31,7 @@ class FakeEngine:
         self.submitted: list[dict] = []
         self.aborted: list[str] = []
         self.drained = False
+        self.said: list[dict] = []
         self.stats: dict = {}
         self._running: dict[str, dict] = {}
         self._ended = threading.Event()
@@ -79,6 +83,8 @@ class FakeEngine:
                 )
             while socket.poll(0 if self._running and not self.silent else 10):
                 self._receive(socket, messages.decode(socket.recv_multipart()[1]))
+            while self.said:
+                self._send(socket, self.said.pop(0))
             if not self.silent:
                 for sequence in list(self._running.values()):
                     self._step(socket, sequence)

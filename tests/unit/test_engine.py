@@ -261,3 +261,17 @@ def test_refuses_an_id_in_use_and_a_full_queue():
         engine.add(1, [1], GREEDY)
     assert engine.abort(1) is None and engine.abort(0).finish_reason == "abort"
     assert not engine.has_work
+
+
+def test_logits_beside_what_runs_need_room():
+    engine = Engine(PagedExecutable(num_blocks=4, context_length=64), PlainSampler())
+    with pytest.raises(RequestError, match=r"65 tokens do not fit .*--ctx-size"):
+        next(engine.logits([1] * 65))
+    engine.add("runs", [1] * 40, greedy(8))
+    engine.step()
+    with pytest.raises(RequestError, match=r"40 tokens need 3 blocks of the KV cache and 1 are free"):
+        next(engine.logits([1] * 40))
+    before = engine.pool.available
+    rows = np.concatenate([part.copy() for part in engine.logits([3, 4, 5])])
+    np.testing.assert_array_equal(rows[-1], prefix_logits(np.array([3, 4, 5]), engine.vocab_size))
+    assert engine.pool.available == before

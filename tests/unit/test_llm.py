@@ -6,7 +6,7 @@ import pytest
 from ckdist.engine.engine import Engine
 from ckdist.engine.llm import LLM
 from ckdist.engine.sampling import SamplingParams
-from ckdist.errors import EngineError, RequestError
+from ckdist.errors import EngineError, NativeError, RequestError
 from tests.support.paged_executable import PagedExecutable, PlainSampler, alone, prefix_logits
 
 
@@ -94,3 +94,14 @@ def test_close_once():
         pass
     llm.close()
     assert closed == [1]
+
+
+def test_a_sequence_that_fails_is_an_error(monkeypatch):
+    def fails(*_):
+        raise NativeError("no memory for the scores")
+
+    llm = make()
+    monkeypatch.setattr(llm.engine.sampler, "logprobs", fails)
+    with pytest.raises(EngineError, match="no memory for the scores"):
+        llm.generate([[0, 1]], SamplingParams(max_tokens=2, prompt_logprobs=0))
+    assert not llm.engine.has_work

@@ -127,3 +127,15 @@ def test_the_queue_has_an_end():
 
 def test_nothing_to_do():
     assert make().schedule() is None
+
+
+def test_a_prompt_waits_for_a_long_beginning_that_another_computes():
+    scheduler = make(max_tokens=48)
+    prompt = list(range(100, 196))
+    scheduler.add(sequence("first", prompt))
+    assert [run[:3] for run in advance(scheduler)] == [("first", 0, 48)]
+    scheduler.add(sequence("second", [*prompt, 7]))
+    scheduler.add(sequence("short", [1, 2, 3]))
+    assert [run[:3] for run in advance(scheduler)] == [("first", 48, 48)], "nobody overtakes, nothing is computed twice"
+    runs = advance(scheduler)
+    assert [run[0] for run in runs] == ["first", "second", "short"] and runs[1][1:3] == (96, 1)
