@@ -15,8 +15,8 @@ CMAKE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-# mpirun refuses to run as root unless told, and containers usually are root; it counts no more ranks than cores, and binds
-# two ranks to one core each, unless told: ckdist divides the cores itself.
+# mpirun refuses to run as root unless told, and containers usually are root; it counts no more ranks than cores, and
+# binds two ranks to one core each, unless told: ckdist divides the cores itself.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
@@ -32,8 +32,10 @@ setup: $(VENV)/.ready $(LIBRARY)
 
 # The package itself is installed as a link to this checkout, without its library: that is built below, once.
 $(VENV)/.ready: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "ckdist needs Python 3.10 or newer, and $(PYTHON) is not: PYTHON=... chooses another"; exit 2; }
-	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module: install it (Debian and Ubuntu: apt-get install python3-venv)"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "ckdist needs Python 3.10 or newer, and $(PYTHON) is not: PYTHON=... chooses another"; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "$(PYTHON) has no venv module: install it (Debian and Ubuntu: apt-get install python3-venv)"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(INSTALL) --editable '.[build,mpi,test,train]'
@@ -70,9 +72,11 @@ format: $(VENV)/.lint
 # clang-tidy over the native code without the kernels, which are compiled once for every level; takes minutes.
 tidy: $(VENV)/.lint
 	@$(CMAKE) -S . -B build/tidy -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
-	git ls-files 'ckdist/native/*.cpp' | grep -v kernels/isa | xargs -P $(JOBS) -n 4 $(BIN)/clang-tidy -p build/tidy --quiet
+	git ls-files 'ckdist/native/*.cpp' | grep -v kernels/isa | \
+	  xargs -P $(JOBS) -n 4 $(BIN)/clang-tidy -p build/tidy --quiet
 
-# Tests in tests/ranks/under_mpirun are the ranks' own code: on one rank within pytest's run, on others under one mpirun each.
+# Tests in tests/ranks/under_mpirun are the ranks' own code: on one rank within pytest's run, on others under one mpirun
+# each.
 MPI_PYTEST = $(BIN)/python -m tests.support.mpi_pytest tests/ranks/under_mpirun
 # Tests wait on processes more than they compute, so there are two workers for each core; what measures time runs alone.
 WORKERS ?= $(shell expr 2 \* $(JOBS))
@@ -88,7 +92,8 @@ test: setup test-native
 # Lines that the tests execute, of Python and of C++ (a build of its own), by room.
 coverage: setup
 	@test -x $(BIN)/gcovr || $(INSTALL) --editable '.[coverage]'
-	@$(CMAKE) -S . -B build/coverage -DCKDIST_COVERAGE=ON -DCKDIST_UNIT_TESTS=$(if $(wildcard /usr/include/doctest),ON,OFF) >/dev/null
+	@$(CMAKE) -S . -B build/coverage -DCKDIST_COVERAGE=ON \
+	  -DCKDIST_UNIT_TESTS=$(if $(wildcard /usr/include/doctest),ON,OFF) >/dev/null
 	@$(BIN)/cmake --build build/coverage --parallel $(JOBS)
 	$(BIN)/python tests/coverage_by_room.py $(TESTS)
 
@@ -103,16 +108,21 @@ test-native: setup
 test-wheel: setup
 	$(BIN)/python tests/check_wheel.py build/wheel
 
-# The native code under AddressSanitizer and UndefinedBehaviorSanitizer. Memory that Python keeps to its end is no leak of ours.
-ASAN_TESTS := tests/fuzz/test_native_fuzz.py tests/models/test_gguf.py tests/models/test_loader.py tests/kernels/test_linear.py tests/kernels/test_attention.py \
-	tests/kernels/test_elementwise.py tests/kernels/test_sampler.py tests/kernels/test_sampler_steps.py tests/unit/test_engine_sampling.py \
-	tests/ranks/test_replay.py tests/kernels/test_copy_engine.py tests/kernels/test_pack.py tests/kernels/test_quantize.py \
+# The native code under AddressSanitizer and UndefinedBehaviorSanitizer. Memory that Python keeps to its end is no leak
+# of ours.
+ASAN_TESTS := tests/fuzz/test_native_fuzz.py tests/models/test_gguf.py tests/models/test_loader.py \
+	tests/kernels/test_linear.py tests/kernels/test_attention.py tests/kernels/test_elementwise.py \
+	tests/kernels/test_sampler.py tests/kernels/test_sampler_steps.py tests/unit/test_engine_sampling.py \
+	tests/ranks/test_replay.py tests/kernels/test_copy_engine.py tests/kernels/test_pack.py \
+	tests/kernels/test_quantize.py \
 	tests/ranks/test_repack.py tests/ranks/test_token.py
 test-asan: setup
 	@$(CMAKE) -S . -B build/asan -DCKDIST_SANITIZE=address,undefined >/dev/null
 	@$(BIN)/cmake --build build/asan --parallel $(JOBS)
-	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-		CKDIST_LIBRARY=$(CURDIR)/build/asan/libckdist.so CKDIST_TEST_CXXFLAGS=-fsanitize=address,undefined $(BIN)/python -m pytest $(ASAN_TESTS)
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+		CKDIST_LIBRARY=$(CURDIR)/build/asan/libckdist.so CKDIST_TEST_CXXFLAGS=-fsanitize=address,undefined \
+		$(BIN)/python -m pytest $(ASAN_TESTS)
 
 # How ranks and threads meet, under ThreadSanitizer.
 test-tsan: setup
@@ -129,7 +139,8 @@ test-vm: setup
 test-aarch64: setup
 	$(BIN)/python -m tests.aarch64.emulation
 
-# Instructions per token against those on record; needs valgrind. A change meant to be is kept with benchmarks/instructions.py --update.
+# Instructions per token against those on record; needs valgrind. A change meant to be is kept with
+# benchmarks/instructions.py --update.
 bench-check: setup
 	$(BIN)/python benchmarks/instructions.py
 

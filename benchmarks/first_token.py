@@ -165,7 +165,8 @@ def main() -> None:
     options = parser.parse_args()
     size = pathlib.Path(options.model).stat().st_size
     print(
-        "| cache | ranks | repack | first token, s | ready to run, s | all packed, s | by steps | gap, ms | longest / median | gaps meanwhile | memory / checkpoint | file in cache |"
+        "| cache | ranks | repack | first token, s | ready to run, s | all packed, s | by steps | gap, ms | "
+        "longest / median | gaps meanwhile | memory / checkpoint | file in cache |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for cache in options.cache:
@@ -180,8 +181,10 @@ def main() -> None:
             for way, runs in found.items():
                 of = lambda key, runs=runs: statistics.median(r[key] for r in runs)
                 print(
-                    f"| {cache} | {ranks} | {way} | {of('first'):.2f} | {of('loaded'):.2f} | {of('fill'):.2f} | {of('kept') / of('bytes') / ranks:.0%} | {1e3 * of('gap'):.1f} "
-                    f"| {of('longest'):.2f} | {of('busy'):.0f} | {(of('memory') - of('kv')) / size:.2f} | {of('cached') / size:.2f} |",
+                    f"| {cache} | {ranks} | {way} | {of('first'):.2f} | {of('loaded'):.2f} | {of('fill'):.2f} | "
+                    f"{of('kept') / of('bytes') / ranks:.0%} | {1e3 * of('gap'):.1f} "
+                    f"| {of('longest'):.2f} | {of('busy'):.0f} | {(of('memory') - of('kv')) / size:.2f} | "
+                    f"{of('cached') / size:.2f} |",
                     flush=True,
                 )
 

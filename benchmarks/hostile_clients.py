@@ -55,7 +55,8 @@ BOMBS = {
     "map": "{{ (['a'*(4000000*k)]*(10000*k))|map('upper')|list|length }}",
     "tojson": "{{ [1,2,3]|tojson(indent='x'*(4000000*k)) }}",
     "memory": (
-        "{% set ns = namespace(l=[]) %}{% for _ in range(1000000*k) %}{% set ns.l = ns.l + ['a'*(4000000*k)] %}{% endfor %}"
+        "{% set ns = namespace(l=[]) %}{% for _ in range(1000000*k) %}{% set ns.l = ns.l + ['a'*(4000000*k)] %}{% "
+        "endfor %}"
     ),
     "batch": "{{ [1]|batch(30000000*k, 'x')|list|length }}",
     "truncate": "{{ 'abcdef'|truncate(1) }}",

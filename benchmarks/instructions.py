@@ -70,7 +70,8 @@ def main() -> int:
             after[name] = count(isa, quantize, tokens, chunk)
             change = after[name] / before[name] - 1 if name in before else 0.0
             print(
-                f"{name:22s} {after[name]:>12,d} instructions per token, {f'{change:+.2%}' if name in before else 'new'}",
+                f"{name:22s} {after[name]:>12,d} instructions per token, "
+                f"{f'{change:+.2%}' if name in before else 'new'}",
                 flush=True,
             )
             slower += [name] if change > TOLERANCE else []
@@ -78,7 +79,8 @@ def main() -> int:
         RECORD.write_text(json.dumps(after, indent=1) + "\n")
     elif slower:
         print(
-            f"more instructions than on record by over {TOLERANCE:.0%}: {', '.join(slower)}. If that is right, keep it with --update",
+            f"more instructions than on record by over {TOLERANCE:.0%}: {', '.join(slower)}. If that is right, "
+            f"keep it with --update",
             file=sys.stderr,
         )
         return 1

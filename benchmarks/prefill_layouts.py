@@ -58,7 +58,8 @@ def compare(model, prompts: list[int], rounds: int) -> None:
         token, tensor = (count / statistics.median(taken[name][1:]) for name in ("TOKEN", "TENSOR"))
         spread = f"{min(ratios):.3f} to {max(ratios):.3f}, {rounds} rounds"
         print(
-            f"{count} tokens: TOKEN {token:.1f} tokens/s, TENSOR {tensor:.1f}, ratio {statistics.median(ratios):.3f} ({spread})",
+            f"{count} tokens: TOKEN {token:.1f} tokens/s, TENSOR {tensor:.1f}, ratio "
+            f"{statistics.median(ratios):.3f} ({spread})",
             flush=True,
         )
 
@@ -107,7 +108,8 @@ def transitions(path: str) -> None:
         for name in sorted(median.keys() - {"decode"}):
             between = f"gap {median[name]:.1f} us, between decode steps {median['decode']:.1f} us"
             print(
-                f"rank {rank}, {name}: {between}, transition {median[name] - median['decode']:.1f} us ({len(gaps[name])} turns)"
+                f"rank {rank}, {name}: {between}, transition {median[name] - median['decode']:.1f} us "
+                f"({len(gaps[name])} turns)"
             )
 
 

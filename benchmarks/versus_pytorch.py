@@ -335,7 +335,8 @@ def compare(options, level: str, secret: str) -> None:
     tokens, rate = length * sequences, max(rates)
     of_level = f", level {level}" if level else ""
     print(
-        f"{options.model}, {options.dtype}, {options.rounds} rounds{of_level}; arithmetic rate {rate / 1e9:.0f} GFLOP/s; {cpu_name()}"
+        f"{options.model}, {options.dtype}, {options.rounds} rounds{of_level}; arithmetic rate {rate / 1e9:.0f} "
+        f"GFLOP/s; {cpu_name()}"
     )
     for side in sides:
         speed = tokens / side.median("seconds")

@@ -1,5 +1,5 @@
-"""Which transports, copy engines, launchers and kernels work on this machine: each is tried, all at once, and what has not
-answered in time is left behind.
+"""Which transports, copy engines, launchers and kernels work on this machine: each is tried, all at once,
+and what has not answered in time is left behind.
 
 What may crash, hang or leave traces (an MPI library, a launcher, a driver) is tried in a process of its own.
 """

@@ -44,7 +44,8 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
     batch = f" ({plan.threads_batch} with prompts)" if plan.threads_batch != plan.threads else ""
     where = f"1 rank × {threads}{batch}"
     if world.size > 1:
-        where = f"{world.size} ranks × {threads}{batch} on {hosts} host{'s' * (hosts > 1)} ({model.executable.communicator.transport})"
+        transport = model.executable.communicator.transport
+        where = f"{world.size} ranks × {threads}{batch} on {hosts} host{'s' * (hosts > 1)} ({transport})"
     isa = native.isa()
     tokens = plan.cache.num_blocks * BLOCK_TOKENS
     lines = [

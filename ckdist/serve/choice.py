@@ -1,4 +1,4 @@
-"""One choice of an answer while it grows: its text, ended at stop strings, and the scores of the tokens in that text."""
+"""One choice of an answer while it grows: its text, ended at stop strings, and the scores of its tokens."""
 
 from collections import deque
 from collections.abc import Sequence

@@ -77,8 +77,8 @@ def _masks(world: World) -> list[tuple[int, ...]]:
 def threads_of(machine: Machine, share: tuple[int, ...], front_end: bool) -> int:
     """One per fast physical core, but for one that is left to the front end.
 
-    Work is divided evenly over threads, so one on an efficient core would hold up all: those stay idle where there are fast
-    ones.
+    Work is divided evenly over threads, so one on an efficient core would hold up all: those stay idle where there are
+    fast ones.
     """
     cores = {cpu.core for cpu in machine.cpus if cpu.number in share and not cpu.efficient} or set(machine.cores(share))
     return max(1, len(cores) - (front_end and len(cores) >= FRONT_END_CORES))

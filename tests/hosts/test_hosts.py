@@ -34,7 +34,8 @@ import sys, time, httpx
 url = sys.argv[1]
 while httpx.get(url + "/health").status_code != 200:
     time.sleep(0.05)
-print(httpx.post(url + "/v1/completions", json=dict(prompt="abc", max_tokens=5, temperature=0, ignore_eos=True), timeout=10).text)
+body = dict(prompt="abc", max_tokens=5, temperature=0, ignore_eos=True)
+print(httpx.post(url + "/v1/completions", json=body, timeout=10).text)
 """
 
 
@@ -102,7 +103,10 @@ def test_sums_have_the_same_bits_over_every_transport(hosts, each):
 
 
 def test_hosts_are_told_apart(hosts):
-    program = "from ckdist.comm.world import start_world; w = start_world(); print('rank', w.rank, w.local_rank, w.local_size, len(set(w.hosts))); w.close()"
+    program = (
+        "from ckdist.comm.world import start_world; w = start_world(); "
+        "print('rank', w.rank, w.local_rank, w.local_size, len(set(w.hosts))); w.close()"
+    )
     code, output = hosts.run(2, "-c", program)
     assert code == 0 and sorted(re.findall(r"rank .*", output)) == [
         "rank 0 0 2 2",
@@ -184,7 +188,8 @@ def test_the_faster_transport_is_chosen(hosts):
     )
     assert code == 2 and "tokenizer" in output, output  # the model has none; the ranks had met by then
     line = re.search(
-        r"(mpi|tcp) between hosts, the fastest \((mpi|tcp): (\d+) µs for 16 KiB, ([\d.]+) ms for 1 MiB; (mpi|tcp): (\d+) µs for 16 KiB, ([\d.]+) ms for 1 MiB; verbs does not work.*\)",
+        r"(mpi|tcp) between hosts, the fastest \((mpi|tcp): (\d+) µs for 16 KiB, ([\d.]+) ms for 1 MiB; "
+        r"(mpi|tcp): (\d+) µs for 16 KiB, ([\d.]+) ms for 1 MiB; verbs does not work.*\)",
         output,
     )
     assert line and line[1] == line[2] != line[5], output
@@ -216,7 +221,8 @@ def test_a_lost_rank_ends_the_job(hosts, launcher, transport, fault, kind):
     assert hosts.wait_ended(survivors, TIMEOUT + 5), f"after {time.monotonic() - begin:.1f} s: {output.text()}"
     if action == "link":
         output.wait_for(
-            r"rank 0: rank 1 (\(on ckdist\w+\) )?(did not answer|has not been heard of|is lost|does not answer)|rank 0: MPI reports that rank 1"
+            r"rank 0: rank 1 (\(on ckdist\w+\) )?(did not answer|has not been heard of|is lost|does not "
+            r"answer)|rank 0: MPI reports that rank 1"
         )
         return  # mpirun waits for the other host's daemon for as long as TCP repeats what it sends there
     if launcher == "torchrun":
@@ -244,7 +250,8 @@ def test_a_lost_rank_is_named_on_every_host(hosts, fault):
     for rank in range(4):
         if str(rank) != lost:
             assert re.search(
-                rf"ckdist: rank {rank}: .*rank {lost} (\((pid \d+|on ckdist\w+)\) )?(died|did not answer|closed the connection|has not been heard of)",
+                rf"ckdist: rank {rank}: .*rank {lost} (\((pid \d+|on ckdist\w+)\) )?(died|did not answer|closed "
+                rf"the connection|has not been heard of)",
                 output.text(),
             ), output.text()
     assert hosts.wait_empty(3) == []

@@ -1,5 +1,5 @@
-"""Copy engines: streaming stores, and an Intel DSA queue over a device in software that reads descriptors as the hardware
-would.
+"""Copy engines: streaming stores, and an Intel DSA queue over a device in software that reads descriptors as the
+hardware would.
 """
 
 import ctypes
@@ -35,9 +35,27 @@ def engines(tmp_path_factory):
     ]
     extra = os.environ.get("CKDIST_TEST_CXXFLAGS", "").split()
     built = subprocess.run(
-        [compiler, "-std=c++17", "-O0", "-g", "-Wall", "-Wextra", "-Werror", *extra, "-shared", "-fPIC", f"-I{NATIVE}", *sources, "-o", library, "-pthread"],
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        [
+            compiler,
+            "-std=c++17",
+            "-O0",
+            "-g",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            *extra,
+            "-shared",
+            "-fPIC",
+            f"-I{NATIVE}",
+            *sources,
+            "-o",
+            library,
+            "-pthread",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert built.returncode == 0, built.stderr
     loaded = ctypes.CDLL(str(library))
     loaded.bench_open.restype = ctypes.c_void_p

@@ -27,8 +27,16 @@ def rows(seed, count, cols):
     """Rows of many kinds: of one sign, sparse, in steps, of a wide range, shifted, constant, zero."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(count, cols))
-    kinds = (np.abs, lambda v: -np.abs(v), lambda v: v * (rng.random(v.shape) < 0.05), lambda v: np.round(2 * v) / 2,
-             lambda v: v * np.exp(6 * rng.normal(size=v.shape)), lambda v: v + 5, lambda v: np.full_like(v, v[0]), np.zeros_like)  # fmt: skip
+    kinds = (
+        np.abs,
+        lambda v: -np.abs(v),
+        lambda v: v * (rng.random(v.shape) < 0.05),
+        lambda v: np.round(2 * v) / 2,
+        lambda v: v * np.exp(6 * rng.normal(size=v.shape)),
+        lambda v: v + 5,
+        lambda v: np.full_like(v, v[0]),
+        np.zeros_like,
+    )
     for i, kind in enumerate(kinds):
         x[i :: len(kinds) + 1] = [kind(row) for row in x[i :: len(kinds) + 1]]
     scale = 10.0 ** rng.integers(-8, 3, (count, 1))

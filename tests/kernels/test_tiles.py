@@ -63,10 +63,27 @@ def tiles(tmp_path_factory):
     names = "isa/linear_bytes.cpp isa/linear_bf16.cpp isa/machine.cpp isa/pack_tile.cpp layout.cpp layout_blocks.cpp layout_interleaved.cpp"
     sources = [ours / "tile_products.cpp", *(NATIVE / "kernels" / name for name in names.split())]
     built = subprocess.run(
-        [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", *ISA_FLAGS, f"-I{NATIVE}", f"-I{ours}", "-DCKDIST_ISA=amx", "-DCKDIST_VECTORS=amx",
-         '-DCKDIST_TILES="tile_model.h"', *sources, "-o", library],
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        [
+            compiler,
+            "-std=c++17",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            "-ffp-contract=off",
+            *ISA_FLAGS,
+            f"-I{NATIVE}",
+            f"-I{ours}",
+            "-DCKDIST_ISA=amx",
+            "-DCKDIST_VECTORS=amx",
+            '-DCKDIST_TILES="tile_model.h"',
+            *sources,
+            "-o",
+            library,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     if "unrecognized command" in built.stderr or "unknown argument" in built.stderr:
         pytest.skip("this compiler knows no AMX")
     assert built.returncode == 0, built.stderr

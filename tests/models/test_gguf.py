@@ -73,8 +73,11 @@ def test_golden_files_read_as_the_gguf_package_reads_them(path):
     for tensor in expected.tensors:
         mine = model.tensors[tensor.name]
         assert (mine.dims, mine.offset, mine.nbytes, mine.type.number) == (
-            tuple(tensor.shape.tolist()), tensor.data_offset, tensor.n_bytes, tensor.tensor_type
-        )  # fmt: skip
+            tuple(tensor.shape.tolist()),
+            tensor.data_offset,
+            tensor.n_bytes,
+            tensor.tensor_type,
+        )
 
 
 def nested(depth) -> bytes:
@@ -90,20 +93,35 @@ LIES = {
     "key count": (file_of(key_count=1 << 40), f"metadata keys is {1 << 40}, more than the 65536"),
     "keys missing": (file_of(key_count=9, data=0), "truncated"),
     "key length": (file_of([struct.pack("<Q", 1 << 62)]), f"key 0 is {1 << 62}, more than the 1024"),
-    "string length": (file_of([string("k") + struct.pack("<IQ", 8, 1 << 62)]), f"'k' is {1 << 62}, more than the 16777216"),
+    "string length": (
+        file_of([string("k") + struct.pack("<IQ", 8, 1 << 62)]),
+        f"'k' is {1 << 62}, more than the 16777216",
+    ),
     "string past the end": (file_of([string("k") + struct.pack("<IQ", 8, 5000)]), "but the file has"),
-    "string in array": (file_of([string("k") + struct.pack("<IIQQ", 9, 8, 1, 1 << 50)]), f"string 0 of 'k' is {1 << 50}"),
+    "string in array": (
+        file_of([string("k") + struct.pack("<IIQQ", 9, 8, 1, 1 << 50)]),
+        f"string 0 of 'k' is {1 << 50}",
+    ),
     "not UTF-8": (file_of([strings("k", [b"ok", b"a\xffb"])]), "string 1 of 'k' is not UTF-8: byte 1 of 3 is 0xff"),
     "key not UTF-8": (file_of([scalar(b"\xff", 0, "B", 1)]), "metadata key 0 is not UTF-8"),
     "duplicate key": (file_of([scalar("k", 0, "B", 1)] * 2), "'k', stands there twice"),
     "value type": (file_of([scalar("k", 13, "B", 1)]), "'k' has value type 13; the known ones are 0 to 12"),
     "element type": (file_of([string("k") + struct.pack("<IIQ", 9, 77, 1)]), "value type 77"),
     "array length": (file_of([string("k") + struct.pack("<IIQ", 9, 4, 1 << 60)]), f"length of 'k' is {1 << 60}"),
-    "array past the end": (file_of([string("k") + struct.pack("<IIQ", 9, 4, 1 << 20)]), "has 1048576 elements of at least 4 bytes, but only"),
+    "array past the end": (
+        file_of([string("k") + struct.pack("<IIQ", 9, 4, 1 << 20)]),
+        "has 1048576 elements of at least 4 bytes, but only",
+    ),
     "nesting": (file_of([nested(9)]), "nested 4 deep, more than the 3"),
-    "alignment": (file_of([scalar("general.alignment", 4, "I", 48)]), "general.alignment is 48; it must be a power of two"),
+    "alignment": (
+        file_of([scalar("general.alignment", 4, "I", 48)]),
+        "general.alignment is 48; it must be a power of two",
+    ),
     "alignment zero": (file_of([scalar("general.alignment", 4, "I", 0)]), "general.alignment is 0"),
-    "alignment type": (file_of([string("general.alignment") + struct.pack("<I", 8) + string("32")]), "general.alignment is '32'"),
+    "alignment type": (
+        file_of([string("general.alignment") + struct.pack("<I", 8) + string("32")]),
+        "general.alignment is '32'",
+    ),
     "no dimensions": (file_of(infos=[info(dims=())]), "has 0 dimensions; it must have 1 to 4"),
     "dimensions": (file_of(infos=[info(dims=(1,) * 5)]), "has 5 dimensions"),
     "zero dimension": (file_of(infos=[info(dims=(32, 0))]), "dimension 1 of tensor 'w' is 0"),
@@ -113,10 +131,16 @@ LIES = {
     "offset by one": (file_of(infos=[info()], data=255), "ends at byte 352, but the file has 351"),
     "unaligned": (file_of(infos=[info(offset=8)]), "offset 8, which is not a multiple of the alignment 32"),
     "duplicate tensor": (file_of(infos=[info(), info()]), "'w', stands there twice"),
-    "row of blocks": (file_of(infos=[info(dims=(48,), kind=8)]), "rows of 48 elements, which Q8_0 blocks of 32 do not divide"),
-    "known other type": (file_of(infos=[info(kind=40)]), r"type 40 \(NVFP4\); the known types are F32, F16, BF16, Q4_0"),
+    "row of blocks": (
+        file_of(infos=[info(dims=(48,), kind=8)]),
+        "rows of 48 elements, which Q8_0 blocks of 32 do not divide",
+    ),
+    "known other type": (
+        file_of(infos=[info(kind=40)]),
+        r"type 40 \(NVFP4\); the known types are F32, F16, BF16, Q4_0",
+    ),
     "unknown type": (file_of(infos=[info(kind=99)]), r"type 99 \(unknown\); the known"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("lie", LIES)

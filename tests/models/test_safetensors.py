@@ -60,16 +60,31 @@ LIES = {
     "shape type": (file_of({"a": entry(shape=(4, 4.0))}), "it must be a list"),
     "true": (file_of({"a": entry(shape=(4, True))}), "it must be a list"),
     "dimensions": (file_of({"a": entry(shape=(1,) * 9)}), "up to 8 numbers"),
-    "bytes": (file_of({"a": entry(shape=(4, 5))}), r"\[4, 5\] and dtype F32 takes 80 bytes, but data_offsets give it 64"),
+    "bytes": (
+        file_of({"a": entry(shape=(4, 5))}),
+        r"\[4, 5\] and dtype F32 takes 80 bytes, but data_offsets give it 64",
+    ),
     "past the end": (file_of({"a": entry(offsets=(64, 128))}), "ends at byte 203, but the file has 139"),
     "backwards": (file_of({"a": entry(offsets=(64, 0))}), "two ascending numbers"),
     "negative": (file_of({"a": entry(offsets=(-64, 0))}), "two ascending numbers"),
-    "a header one byte short": (file_of(PADDED, length=len(PADDED) - 1), "'a' ends at byte 138, but the file has 139 bytes: it is damaged"),
-    "a hole": (file_of({"a": entry(), "b": entry(offsets=(68, 132))}, 132), "'b' begins at byte .*, and not where 'a' ends at"),
-    "a hole before all": (file_of({"a": entry(offsets=(4, 68))}, 68), "'a' begins at byte .*, and not where 'the header' ends at"),
+    "a header one byte short": (
+        file_of(PADDED, length=len(PADDED) - 1),
+        "'a' ends at byte 138, but the file has 139 bytes: it is damaged",
+    ),
+    "a hole": (
+        file_of({"a": entry(), "b": entry(offsets=(68, 132))}, 132),
+        "'b' begins at byte .*, and not where 'a' ends at",
+    ),
+    "a hole before all": (
+        file_of({"a": entry(offsets=(4, 68))}, 68),
+        "'a' begins at byte .*, and not where 'the header' ends at",
+    ),
     "bytes behind all": (file_of({"a": entry()}, 65), "'a' ends at byte .*: it is damaged, since tensors must fill it"),
-    "overlap": (file_of({"a": entry(), "b": entry(shape=(4, 4), offsets=(32, 96))}, 96), "'b' begins at byte .*, before 'a' ends at"),
-}  # fmt: skip
+    "overlap": (
+        file_of({"a": entry(), "b": entry(shape=(4, 4), offsets=(32, 96))}, 96),
+        "'b' begins at byte .*, before 'a' ends at",
+    ),
+}
 
 
 @pytest.mark.parametrize("lie", LIES)

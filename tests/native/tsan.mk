@@ -1,14 +1,17 @@
 # Ranks and their threads under ThreadSanitizer: make -f tests/native/tsan.mk PYTHON=.venv/bin/python
 #
-# The library is built aside, for the plainest ISA alone, beside a copy of the package; ranks are threads of one process.
+# The library is built aside, for the plainest ISA alone, beside a copy of the package; ranks are threads of one
+# process.
 
 PYTHON ?= python3
 SIDE := build/tsan
 NATIVE := ckdist/native
-FLAGS := -std=c++17 -O1 -g -fPIC -fsanitize=thread -ffp-contract=off -I$(NATIVE) -DCKDIST_HAVE_BASELINE -DCKDIST_ISA=baseline -DCKDIST_VECTORS=baseline
+FLAGS := -std=c++17 -O1 -g -fPIC -fsanitize=thread -ffp-contract=off -I$(NATIVE) \
+	-DCKDIST_HAVE_BASELINE -DCKDIST_ISA=baseline -DCKDIST_VECTORS=baseline
 SOURCES := $(wildcard $(NATIVE)/*/*.cpp $(NATIVE)/*/*/*.cpp)
 OBJECTS := $(SOURCES:%.cpp=$(SIDE)/%.o)
-RUN := LD_PRELOAD=$(shell realpath $$($(CXX) -print-file-name=libtsan.so)) TSAN_OPTIONS=exitcode=66 PYTHONPATH=$(SIDE)/root:. OPENBLAS_NUM_THREADS=1
+RUN := LD_PRELOAD=$(shell realpath $$($(CXX) -print-file-name=libtsan.so)) TSAN_OPTIONS=exitcode=66 \
+	PYTHONPATH=$(SIDE)/root:. OPENBLAS_NUM_THREADS=1
 
 .PHONY: test
 test: $(SIDE)/libckdist.so

@@ -1,5 +1,5 @@
-"""Prefill with tokens sharded over ranks: the bits of TENSOR in every situation, the bytes that it moves, and when it is
-chosen.
+"""Prefill with tokens sharded over ranks: the bits of TENSOR in every situation, the bytes that it moves, and when
+it is chosen.
 """
 
 import re

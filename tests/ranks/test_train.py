@@ -76,8 +76,15 @@ def test_speeds_count_all_tokens_and_say_how_many_have_a_target(tmp_path, caplog
     )
 
 
-@pytest.mark.parametrize("ranks, fields", [(2, {"per_device_train_batch_size": 3}), (3, {"per_device_train_batch_size": 2}), (2, {"per_device_train_batch_size": 3, "zero_stage": 1}),
-                                           (3, {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "zero_stage": 1})])  # fmt: skip
+@pytest.mark.parametrize(
+    "ranks, fields",
+    [
+        (2, {"per_device_train_batch_size": 3}),
+        (3, {"per_device_train_batch_size": 2}),
+        (2, {"per_device_train_batch_size": 3, "zero_stage": 1}),
+        (3, {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "zero_stage": 1}),
+    ],
+)
 def test_the_same_curve_on_any_number_of_ranks(eight, tmp_path, ranks, fields):
     c = config(tmp_path, eval_steps=4, **fields)
     for one, other in zip(eight[1], curve(c, ranks), strict=True):
@@ -173,8 +180,13 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path):
     assert [r.step for r in curve(c)] == [5, 6, 7, 8]
 
 
-@pytest.mark.parametrize("kilobytes, said", [(800, r"checkpoint-6 could not be written: the disk is full; the last good one is .*checkpoint-4"),
-                                             (20, "token cache .* could not be written: No space left on device; make room")])  # fmt: skip
+@pytest.mark.parametrize(
+    "kilobytes, said",
+    [
+        (800, r"checkpoint-6 could not be written: the disk is full; the last good one is .*checkpoint-4"),
+        (20, "token cache .* could not be written: No space left on device; make room"),
+    ],
+)
 def test_a_disk_that_is_really_full(tmp_path, kilobytes, said):
     path, out = toml(tmp_path, save_steps=2), tmp_path / "out"
     out.mkdir()

@@ -357,8 +357,8 @@ def test_a_burst_is_answered_in_json():
     async def one(address, body):
         reader, writer = await asyncio.open_connection(*address)
         writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
-            % (len(body), body)
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key\r\nConnection: "
+            b"close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
         )
         head, _, text = (await asyncio.wait_for(reader.read(), 60)).partition(b"\r\n\r\n")
         writer.close()

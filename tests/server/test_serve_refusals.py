@@ -202,7 +202,10 @@ def raw(url: str, data: bytes) -> bytes:
 
 def test_a_length_and_chunks_at_once(served):
     """The second request stands in what one reader takes for the body of the first."""
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer second\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer second\r\n"
+        b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
     answer = raw(
         served[1].url, head + b"0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer second\r\n\r\n"
     )
@@ -307,12 +310,15 @@ def test_broken_http_is_survived(served, http):
 
 
 NAMES = [
-    "prompt", "messages", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "stream", "logprobs", "top_logprobs", "echo", "seed", "logit_bias",
-    "stream_options", "response_format", "stop_token_ids", "ignore_eos", "content", "tokens", "chat_template_kwargs", "tools", "role", "type", "text",
-    "thinking", "reasoning", "documents", "functions", "function_call", "tool_choice", "modalities", "suffix", "best_of", "lora", "response_fields", "stop",
-    "include_stop_str_in_output", "skip_special_tokens", "return_token_ids", "timings_per_token", "n_probs", "add_special", "add_special_tokens",
-    "parse_special", "with_pieces", "return_token_strs", "dry_sequence_breakers", "samplers", "think", "enable_thinking", "reasoning_effort", "scale",
-    *MAX_TOKENS_NAMES, *sorted(NEUTRAL), *(name for names, _, _ in (*NUMBERS.values(), *INTEGERS.values()) for name in names),
+    "prompt", "messages", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "stream", "logprobs",
+    "top_logprobs", "echo", "seed", "logit_bias", "stream_options", "response_format", "stop_token_ids",
+    "ignore_eos", "content", "tokens", "chat_template_kwargs", "tools", "role", "type", "text", "thinking",
+    "reasoning", "documents", "functions", "function_call", "tool_choice", "modalities", "suffix", "best_of",
+    "lora", "response_fields", "stop", "include_stop_str_in_output", "skip_special_tokens", "return_token_ids",
+    "timings_per_token", "n_probs", "add_special", "add_special_tokens", "parse_special", "with_pieces",
+    "return_token_strs", "dry_sequence_breakers", "samplers", "think", "enable_thinking", "reasoning_effort",
+    "scale", *MAX_TOKENS_NAMES, *sorted(NEUTRAL), *(name for names, _, _ in (*NUMBERS.values(),
+    *INTEGERS.values()) for name in names),
 ]  # fmt: skip
 LEAVES = (
     st.none()

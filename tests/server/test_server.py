@@ -179,7 +179,8 @@ def test_the_start_is_four_lines(server):
     )
     # The same on every start: neighbouring cores are predicted to differ by less than is worth measuring.
     assert re.fullmatch(
-        r"(AMX|AVX-512|AVX2)( \(VNNI(, BF16)?\))? kernels; prefill: tensor-parallel \(predicted: token-parallel \d % (faster at 512, too little to measure|slower at 512)\)\n",
+        r"(AMX|AVX-512|AVX2)( \(VNNI(, BF16)?\))? kernels; prefill: tensor-parallel \(predicted: token-parallel "
+        r"\d % (faster at 512, too little to measure|slower at 512)\)\n",
         kernels,
     )
     assert re.fullmatch(rf"serving ckdist-bundled at {server.url}  try: curl {server.url}/v1/.*\n", url)

@@ -1,5 +1,5 @@
-"""What the steps of ranks must do, as one program that every rank runs: sums bit for bit, batches and messages in order,
-logits in place.
+"""What the steps of ranks must do, as one program that every rank runs: sums bit for bit, batches and messages in
+order, logits in place.
 
 Ranks are threads or processes; every rank draws the same sizes from one seed and its own numbers from another.
 """

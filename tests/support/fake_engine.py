@@ -121,10 +121,18 @@ class FakeEngine:
         top, prompt_top = sampling["logprobs"], sampling["prompt_logprobs"]
         stop = token if ends and token in sampling["stop_token_ids"] else None
         message = {
-            "op": "tokens", "stop_token": stop, "id": sequence["id"], "tokens": tokens, "finish_reason": finish, "prompt_tokens": len(prompt), "cached_tokens": 2,
+            "op": "tokens",
+            "stop_token": stop,
+            "id": sequence["id"],
+            "tokens": tokens,
+            "finish_reason": finish,
+            "prompt_tokens": len(prompt),
+            "cached_tokens": 2,
             "logprobs": None if top is None else [score(token, top) for token in tokens],
-            "prompt_logprobs": None if prompt_top is None or given else messages.pack_scores([None] + [score(token, prompt_top) for token in prompt[1:]]),
-        }  # fmt: skip
+            "prompt_logprobs": None
+            if prompt_top is None or given
+            else messages.pack_scores([None] + [score(token, prompt_top) for token in prompt[1:]]),
+        }
         self._send(socket, message)
         sequence["given"] += 1
         if finish is not None:

@@ -6,10 +6,29 @@ from gguf import GGMLQuantizationType, quants
 from ckdist.native import check, lib, pointer
 
 HALF_FIELDS = {  # where a block's float16 scales stand, in bytes
-    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82], "Q3_K": [108],
-    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0], "IQ1_S": [0], "IQ2_XXS": [0], "IQ2_XS": [0],
-    "IQ2_S": [0], "IQ3_XXS": [0], "IQ3_S": [0], "TQ1_0": [52], "TQ2_0": [64], "IQ1_M": [], "MXFP4": [],
-}  # fmt: skip
+    "Q4_0": [0],
+    "Q4_1": [0, 2],
+    "Q5_0": [0],
+    "Q5_1": [0, 2],
+    "Q8_0": [0],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+    "IQ4_NL": [0],
+    "IQ4_XS": [0],
+    "IQ1_S": [0],
+    "IQ2_XXS": [0],
+    "IQ2_XS": [0],
+    "IQ2_S": [0],
+    "IQ3_XXS": [0],
+    "IQ3_S": [0],
+    "TQ1_0": [52],
+    "TQ2_0": [64],
+    "IQ1_M": [],
+    "MXFP4": [],
+}
 
 
 TYPES = ["F32", "F16", "BF16", *HALF_FIELDS]
@@ -95,8 +114,22 @@ def prepare(isa, fmt, x, lead=0, cols=None):
 def multiply(isa, name, tiles, rows, cols, prepared, tile_range=None, y=None):
     begin, end = tile_range or (0, (rows + 15) // 16)
     y = np.full((len(prepared), rows), np.nan, np.float32) if y is None else y
-    check(lib.ckdist_multiply(isa.encode(), number(name), rows, cols, pointer(tiles, "uint8_t *"), tiles.size, begin, end,
-                              pointer(prepared, "uint8_t *"), prepared.size, len(prepared), pointer(y, "float *")))  # fmt: skip
+    check(
+        lib.ckdist_multiply(
+            isa.encode(),
+            number(name),
+            rows,
+            cols,
+            pointer(tiles, "uint8_t *"),
+            tiles.size,
+            begin,
+            end,
+            pointer(prepared, "uint8_t *"),
+            prepared.size,
+            len(prepared),
+            pointer(y, "float *"),
+        )
+    )
     return y
 
 

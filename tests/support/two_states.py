@@ -10,17 +10,30 @@ from tests.support.paths import GOLDEN
 TYPES = sorted(GOLDEN.glob("gguf/*.gguf"))
 BEFORE = None  # in place of a share: everything is packed before anything runs
 LARGE = {
-    "architectures": ["LlamaForCausalLM"], "hidden_size": 96, "intermediate_size": 2000, "num_hidden_layers": 2, "num_attention_heads": 6,
-    "num_key_value_heads": 3, "vocab_size": 3001, "tie_word_embeddings": False,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 96,
+    "intermediate_size": 2000,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "vocab_size": 3001,
+    "tie_word_embeddings": False,
+}
 
 
 def loaded(world, path, until, threads=1):
     """The model with a reorganiser that ends for good where the share `until` of the bytes is packed."""
     config = EngineConfig(
-        model=str(path), threads=threads, ubatch_size=32, ctx_size=96, parallel=2, cache_type_k="f32", cache_type_v="f32",
-        prefill="token" if world.size > 1 else "auto", repack="off" if until is BEFORE else "threads",
-    )  # fmt: skip
+        model=str(path),
+        threads=threads,
+        ubatch_size=32,
+        ctx_size=96,
+        parallel=2,
+        cache_type_k="f32",
+        cache_type_v="f32",
+        prefill="token" if world.size > 1 else "auto",
+        repack="off" if until is BEFORE else "threads",
+    )
     if until is BEFORE:
         return launch.load_model(config, world)
     return launch.load_model(config, world, fill=lambda loader: loader.reorganize("threads", until))

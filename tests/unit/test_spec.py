@@ -51,13 +51,23 @@ def test_config_as_transformers_reads_it(name, written):
 
 
 GGUF_NAMES = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 GGUF_NAMES_GEMMA = GGUF_NAMES | {
-    "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
-}  # fmt: skip
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 
 
 def gguf_name(name, gemma):
@@ -80,10 +90,17 @@ def write_gguf(path, golden, architecture, rope_factors=None, drop=(), extra=(),
     w = gguf.GGUFWriter(path, architecture)
     head_dim = config.get("head_dim", 16)
     calls = {
-        "context_length": config["max_position_embeddings"], "embedding_length": 64, "block_count": 7, "feed_forward_length": 96,
-        "head_count": 4, "head_count_kv": 2, "layer_norm_rms_eps": config["rms_norm_eps"], "key_length": head_dim,
-        "value_length": head_dim, "rope_freq_base": config.get("rope_theta", 10000.0),
-    } | more  # fmt: skip
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": 64,
+        "block_count": 7,
+        "feed_forward_length": 96,
+        "head_count": 4,
+        "head_count_kv": 2,
+        "layer_norm_rms_eps": config["rms_norm_eps"],
+        "key_length": head_dim,
+        "value_length": head_dim,
+        "rope_freq_base": config.get("rope_theta", 10000.0),
+    } | more
     for name, value in calls.items():
         if value is not None:
             getattr(w, f"add_{name}")(value)
@@ -116,11 +133,17 @@ GGUF_CASES = {
     "qwen2": {},
     "qwen2-yarn": {"rope_scaling_type": YARN, "rope_scaling_factor": 4.0, "rope_scaling_orig_ctx_len": 1024},
     "gemma3": {"sliding_window": 512, "rope_freq_base": 1e6},
-    "gemma3-linear": {"sliding_window": 512, "rope_freq_base": 2e6, "rope_freq_base_swa": 2e4, "sliding_window_pattern": 3,
-                      "rope_scaling_type": LINEAR, "rope_scaling_factor": 8.0},
+    "gemma3-linear": {
+        "sliding_window": 512,
+        "rope_freq_base": 2e6,
+        "rope_freq_base_swa": 2e4,
+        "sliding_window_pattern": 3,
+        "rope_scaling_type": LINEAR,
+        "rope_scaling_factor": 8.0,
+    },
     "mistral": {"sliding_window": 1024},
     "mistral-no-window": {},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GGUF_CASES)
@@ -166,14 +189,39 @@ def test_gguf_that_is_not_such_a_model(tmp_path):
     for message, error, architecture, more in [
         ("'bloom' is not known; the known ones are .*llama, .*qwen2, qwen3", ArchitectureError, "bloom", {}),
         ("llama.expert_count is 8.*mixtures of experts", ModelFileError, "llama", {"expert_count": 8}),
-        ("llama.rope.dimension_count is 8; it must be the same as the heads' size, 16", ModelFileError, "llama", {"rope_dimension_count": 8}),
+        (
+            "llama.rope.dimension_count is 8; it must be the same as the heads' size, 16",
+            ModelFileError,
+            "llama",
+            {"rope_dimension_count": 8},
+        ),
         ("llama.block_count is missing", ModelFileError, "llama", {"block_count": None}),
-        ("llama.block_count is 2000; it must be a whole number from 1 to 1024", ModelFileError, "llama", {"block_count": 2000}),
-        ("scaling 'longrope' is not known; the known ones are", ModelFileError, "llama", {"rope_scaling_type": gguf.RopeScalingType.LONGROPE}),
+        (
+            "llama.block_count is 2000; it must be a whole number from 1 to 1024",
+            ModelFileError,
+            "llama",
+            {"block_count": 2000},
+        ),
+        (
+            "scaling 'longrope' is not known; the known ones are",
+            ModelFileError,
+            "llama",
+            {"rope_scaling_type": gguf.RopeScalingType.LONGROPE},
+        ),
         ("4 attention heads cannot share 3 kv-heads", ModelFileError, "llama", {"head_count_kv": 3}),
-        ("feed_forward_length is .*the same in every layer", ModelFileError, "llama", {"feed_forward_length": [96] * 6 + [64]}),
-        ("'model.layers.0.mlp.gate_proj.weight' has shape .96, 64., but the model needs .80, 64.", ModelFileError, "llama", {"feed_forward_length": 80}),
-    ]:  # fmt: skip
+        (
+            "feed_forward_length is .*the same in every layer",
+            ModelFileError,
+            "llama",
+            {"feed_forward_length": [96] * 6 + [64]},
+        ),
+        (
+            "'model.layers.0.mlp.gate_proj.weight' has shape .96, 64., but the model needs .80, 64.",
+            ModelFileError,
+            "llama",
+            {"feed_forward_length": 80},
+        ),
+    ]:
         write_gguf(path, golden, architecture, **more)
         with pytest.raises(error, match=message):
             open_checkpoint(path)
@@ -185,7 +233,10 @@ def test_gguf_that_is_not_such_a_model(tmp_path):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"architectures": ["BloomForCausalLM"]}, "'BloomForCausalLM' is not known; the known ones are .*LlamaForCausalLM, Mistral"),
+        (
+            {"architectures": ["BloomForCausalLM"]},
+            "'BloomForCausalLM' is not known; the known ones are .*LlamaForCausalLM, Mistral",
+        ),
         ({"architectures": []}, "architectures is \\[\\]; it must be a list of names"),
         ({"architectures": None, "model_type": "bloom"}, "'bloom' is not known; the known ones are .*llama, mistral"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be a whole number from 1 to 1024"),
@@ -201,18 +252,38 @@ def test_gguf_that_is_not_such_a_model(tmp_path):
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
         ({"rope_theta": 0.5}, "rope_theta is 0.5; it must be a number above 1"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; it must be one of silu"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE scaling 'dynamic' is not known; the known ones are default, linear, llama3, yarn, longrope"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "RoPE scaling 'dynamic' is not known; the known ones are default, linear, llama3, yarn, longrope",
+        ),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.short_factor is missing"),
-        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1] * 7, "long_factor": [1] * 8}}, "short_factor is .*a list of 8 numbers"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1] * 7, "long_factor": [1] * 8}},
+            "short_factor is .*a list of 8 numbers",
+        ),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": [1]}, "rope_scaling is \\[1\\]; it must be an object"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}}, "below high_freq_factor, which is 1"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.2}}, "partial_rotary_factor is 0.2; it must be such that an even number of the 16"),
-        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention"]}, "a list of 7"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}},
+            "below high_freq_factor, which is 1",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.2}},
+            "partial_rotary_factor is 0.2; it must be such that an even number of the 16",
+        ),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "layer_types": ["full_attention"],
+            },
+            "a list of 7",
+        ),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; it must be true or false"),
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "only causal attention"),
     ],
-)  # fmt: skip
+)
 def test_config_that_cannot_be(fields, message):
     with pytest.raises((ArchitectureError, ModelFileError), match=message) as e:
         spec_from_config(LLAMA | fields, "config.json")
@@ -258,9 +329,20 @@ def test_any_config_is_read_or_refused(name, written, fields, scaling):
 
 @pytest.mark.parametrize(
     "name",
-    ["output.bias", "blk.0.ffn_down.bias", "blk.3.attn_sub_norm.weight", "blk.0.attn_norm.bias", "blk.7.attn_q.weight", "blk.00.attn_q.weight",
-     "blk.2.attn_q.scale", "cls.output.weight", "rope_factors_long.weight", "token_types.weight", "blk.1.nextn.eh_proj.weight"],
-)  # fmt: skip
+    [
+        "output.bias",
+        "blk.0.ffn_down.bias",
+        "blk.3.attn_sub_norm.weight",
+        "blk.0.attn_norm.bias",
+        "blk.7.attn_q.weight",
+        "blk.00.attn_q.weight",
+        "blk.2.attn_q.scale",
+        "cls.output.weight",
+        "rope_factors_long.weight",
+        "token_types.weight",
+        "blk.1.nextn.eh_proj.weight",
+    ],
+)
 def test_gguf_tensors_that_nothing_reads_are_named(tmp_path, name):
     write_gguf(tmp_path / "m.gguf", GOLDEN["llama"], "llama", extra=[name])
     with pytest.raises(ModelFileError, match=f"m.gguf: '{name}' has no place in a llama model of 7 layers"):

@@ -19,9 +19,20 @@ from tests.support.paths import GOLDEN as GOLDEN_FILES
 
 GOLDEN = GOLDEN_FILES / "tokens"
 TEXTS = [
-    "", " ", "def f(x):\n    return  x\n\n", "  leading and trailing  ", "it's we'LL 12345 3.14", "日本語 テスト", "👩‍👩‍👧 😀🎉 naïve", "é\u0301 e\u0301",
-    "\r\n\t x\u00a0y", "camelCase HTTPServer !!!\n\n;", "a" * 300, "\ufffd kept", "<|end|> in text",
-]  # fmt: skip
+    "",
+    " ",
+    "def f(x):\n    return  x\n\n",
+    "  leading and trailing  ",
+    "it's we'LL 12345 3.14",
+    "日本語 テスト",
+    "👩‍👩‍👧 😀🎉 naïve",
+    "é\u0301 e\u0301",
+    "\r\n\t x\u00a0y",
+    "camelCase HTTPServer !!!\n\n;",
+    "a" * 300,
+    "\ufffd kept",
+    "<|end|> in text",
+]
 
 
 @pytest.fixture(scope="module")
@@ -272,8 +283,17 @@ def test_hostile_gguf_metadata(backend, changes, message):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.dictionaries(st.sampled_from(["tokens", "scores", "token_type", "merges", "bos_token_id", "add_bos_token", "pre", "model"]), st.one_of(
-    st.integers(), st.booleans(), st.text(max_size=4), st.lists(st.one_of(st.integers(-9, 9), st.text(max_size=3), st.floats()), max_size=5))))  # fmt: skip
+@given(
+    st.dictionaries(
+        st.sampled_from(["tokens", "scores", "token_type", "merges", "bos_token_id", "add_bos_token", "pre", "model"]),
+        st.one_of(
+            st.integers(),
+            st.booleans(),
+            st.text(max_size=4),
+            st.lists(st.one_of(st.integers(-9, 9), st.text(max_size=3), st.floats()), max_size=5),
+        ),
+    )
+)
 def test_random_metadata_is_a_tokenizer_or_an_error(changes):
     metadata = golden("bpe")["metadata"] | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
     try:

@@ -126,7 +126,10 @@ def test_kinds_that_are_not_read_are_named(vocab, kind):
     [
         (
             {},
-            "tokenizer.ggml.pre is missing, .*--override-kv tokenizer.ggml.pre=str:NAME; .* llama-bpe for Llama 3, qwen2",
+            (
+                "tokenizer.ggml.pre is missing, .*--override-kv tokenizer.ggml.pre=str:NAME; .* llama-bpe for Llama "
+                "3, qwen2"
+            ),
         ),
         ({"pre": ""}, "tokenizer.ggml.pre is missing"),
         ({"pre": "tomorrow"}, "'tomorrow' is not known; if the model splits .*--override-kv"),

@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# The guest's first program, out of the initrd: mounts the host's file system read-only, throws an overlay over it that keeps
-# what is written in memory, and goes on in it with serve.sh. /share is the one folder that both sides write.
+# The guest's first program, out of the initrd: mounts the host's file system read-only, throws an overlay over it
+# that keeps what is written in memory, and goes on in it with serve.sh. /share is the one folder that both sides write.
 box=/bin/busybox
 give_up() { echo "guest: $1 failed" > /dev/console; $box poweroff -f; }
 
@@ -22,8 +22,8 @@ cd /root
 $box mkdir -p share usr/lib/modules
 $box mount -t 9p -o rw,$options,msize=262144,cache=none share share || give_up "mount of the shared folder"
 
-# What the mounts below would cover and the host's side names in /share/folders, such as a checkout in /tmp, comes back on
-# top of them.
+# What the mounts below would cover and the host's side names in /share/folders, such as a checkout in /tmp, comes back
+# on top of them.
 count=0
 while IFS= read -r folder; do
   count=$((count + 1))

@@ -1,12 +1,14 @@
 #!/bin/bash
-# Fetches what the virtual machine is made of into $CKDIST_VM: Debian's stock kernel and an initrd of busybox and a few modules.
+# Fetches what the virtual machine is made of into $CKDIST_VM: Debian's stock kernel and an initrd of busybox and
+# a few modules.
 # Needs root and Debian 12 or a relative with apt; nothing is installed as a boot kernel. Run again, it does nothing.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$CKDIST_VM" && cd "$CKDIST_VM"
 [ -e ready ] && [ ready -nt "$here/init.sh" ] && [ ready -nt "$here/prepare.sh" ] && exit 0
 
-packages="qemu-system-x86 busybox-static cpio kmod iproute2 rdma-core ibverbs-utils ibverbs-providers numactl python3-pyverbs"
+packages="qemu-system-x86 busybox-static cpio kmod iproute2 rdma-core ibverbs-utils ibverbs-providers"
+packages="$packages numactl python3-pyverbs"
 export DEBIAN_FRONTEND=noninteractive
 if ! dpkg -s $packages libibverbs-dev >/dev/null 2>&1; then
   apt-get update -qq

@@ -94,7 +94,8 @@ def test_arenas_lie_where_ranks_are_placed(machine, reserved):
     """The tests that need two nodes, in plain and in reserved huge pages."""
     try:
         done = machine.run(
-            f"sysctl -qw vm.nr_hugepages={reserved} && python -m pytest -q -p no:cacheprovider tests/unit/test_topology.py -k 'TestNuma or TestPages'"
+            f"sysctl -qw vm.nr_hugepages={reserved} && python -m pytest -q -p no:cacheprovider "
+            f"tests/unit/test_topology.py -k 'TestNuma or TestPages'"
         )
     finally:
         machine.run("sysctl -qw vm.nr_hugepages=0")
@@ -109,7 +110,8 @@ def test_the_map_tells_nodes_and_huge_pages(machine, way, reserved, huge):
     """
     try:
         done = machine.run(
-            f"sysctl -qw vm.nr_hugepages={reserved} && mpirun -n 2 --map-by numa --bind-to numa python tests/vm/guest_map.py {way}"
+            f"sysctl -qw vm.nr_hugepages={reserved} && mpirun -n 2 --map-by numa --bind-to numa python "
+            f"tests/vm/guest_map.py {way}"
         )
     finally:
         machine.run("sysctl -qw vm.nr_hugepages=0")
@@ -141,7 +143,8 @@ def test_ranks_are_bound_to_their_nodes(machine):
 
 def test_mpi_over_roce(machine):
     done = machine.run(
-        "mpirun -n 2 --map-by numa --bind-to numa --mca pml ucx -x UCX_TLS=ib,self -x UCX_NET_DEVICES=rxe0:1 python tests/vm/guest_mpi.py"
+        "mpirun -n 2 --map-by numa --bind-to numa --mca pml ucx -x UCX_TLS=ib,self -x UCX_NET_DEVICES=rxe0:1 "
+        "python tests/vm/guest_mpi.py"
     )
     assert last_json(done.stdout)["packets"] >= 200, done.stdout  # 800 kB in packets of 4 KiB
 

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Two soft-RoCE devices, rxe0 (10.9.0.1 on wire0) and rxe1 (10.9.0.2 on wire1), both in one namespace. Policy routing sends every
-# packet between the two addresses over the veth pair: left alone, the kernel would pass them through lo, and a link taken down
-# would change nothing.
+# Two soft-RoCE devices, rxe0 (10.9.0.1 on wire0) and rxe1 (10.9.0.2 on wire1), both in one namespace. Policy
+# routing sends every packet between the two addresses over the veth pair: left alone, the kernel would pass them
+# through lo, and a link taken down would change nothing.
 set -e
 modprobe -a rdma_rxe rdma_ucm veth
 ip link add wire0 type veth peer name wire1

@@ -1,4 +1,5 @@
-"""Tests that are the ranks' own code: `mpirun -n N python -m tests.support.mpi_pytest tests/ranks/under_mpirun`, for any N.
+"""Tests that are the ranks' own code: `mpirun -n N python -m tests.support.mpi_pytest tests/ranks/under_mpirun`, for
+any N.
 
 Every rank runs every test, in the same order. One rank needs no launcher: plain pytest runs them, too.
 """
