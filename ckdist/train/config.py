@@ -8,7 +8,7 @@ import difflib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
@@ -177,8 +177,7 @@ def _tuple(value: Any) -> tuple[Any, ...] | None:
         return (value,)
     if not isinstance(value, (list, tuple)):
         return None
-    parts: Sequence[Any] = value
-    return tuple(parts)
+    return tuple(cast("Sequence[Any]", value))
 
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a table"}
@@ -231,5 +230,5 @@ def _override(values: dict[str, Any], text: str) -> None:
         inner: Any = table.setdefault(part, {})
         if not isinstance(inner, dict):
             raise ConfigError(f"--set {text!r:.80}: {part} is not a table")
-        table = inner
+        table = cast("dict[str, Any]", inner)
     table[last] = value

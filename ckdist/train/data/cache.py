@@ -134,7 +134,8 @@ class _Writer:
 
     def __enter__(self) -> "_Writer":
         self._tokens, self._starts, self._learned = (
-            open(self.folder / f"{name}.bin", "wb") for name in ("tokens", "starts", "learned")
+            open(self.folder / f"{name}.bin", "wb")  # noqa: SIM115 - closed by __exit__
+            for name in ("tokens", "starts", "learned")
         )
         self._starts.write(np.int64(0).tobytes())
         return self

@@ -5,7 +5,6 @@ It knows no tokenizer.
 
 import glob
 import json
-import os
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -45,8 +44,9 @@ def find_files(patterns: Iterable[str]) -> list[Path]:
         written = pattern.replace(LIBRARY, glob.escape(sysconfig.get_paths()["stdlib"]))
         matches = [
             Path(name)
-            for name in sorted(glob.glob(os.path.expanduser(written), recursive=True))
-            if os.path.isfile(name)
+            # Path.glob takes no pattern that begins at the root.
+            for name in sorted(glob.glob(str(Path(written).expanduser()), recursive=True))  # noqa: PTH207
+            if Path(name).is_file()
         ]
         if not matches:
             raise ConfigError(
@@ -112,12 +112,12 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 def _parquet(path: Path, text_column: str) -> Iterator[Document | BadLine]:
     """A Parquet file, row by row; ConfigError without pyarrow, or where it cannot be read."""
     try:
-        import pyarrow
-        import pyarrow.parquet
+        import pyarrow as pa
+        from pyarrow import parquet
     except ImportError:
         raise ConfigError(f"{path} needs pyarrow: pip install 'ckdist[train]'") from None
     try:
-        file = pyarrow.parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path)
         wanted = [name for name in (text_column, "messages") if name in file.schema_arrow.names]
         if not wanted:
             raise ConfigError(
@@ -128,7 +128,7 @@ def _parquet(path: Path, text_column: str) -> Iterator[Document | BadLine]:
             for record in batch.to_pylist():
                 number += 1
                 yield _record({k: v for k, v in record.items() if v is not None}, f"{path}:{number}", text_column)
-    except pyarrow.ArrowException as error:
+    except pa.ArrowException as error:
         raise ConfigError(f"{path} is not Parquet that can be read: {' '.join(str(error).split())[:200]}") from None
 
 
