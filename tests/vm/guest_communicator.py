@@ -126,7 +126,9 @@ def refused() -> None:
                 open_communicator(world, "verbs", timeout=5, interface=wanted if world.rank == 1 else ADDRESSES[0])
                 raise SystemExit("verbs was opened over an address that is not there")
             except ConfigError as error:
-                assert re.search("^--transport verbs does not work " + words, str(error)) and "\n" not in str(error), error
+                assert re.search("^--transport verbs does not work " + words, str(error)) and "\n" not in str(error), (
+                    error
+                )
 
     run_threads(3, body)
 
