@@ -20,9 +20,9 @@ from ckdist import native
 from ckdist.comm.operation import Operation
 from ckdist.comm.protocol import Log, World, has_mpi
 from ckdist.comm.thresholds import Thresholds, load_thresholds
+from ckdist.comm.transports.choice import choose_transport
 from ckdist.comm.transports.opening import before_mpi_ends
 from ckdist.comm.window import Window
-from ckdist.comm.transports.choice import choose_transport
 from ckdist.errors import ConfigError
 from ckdist.native import CData
 

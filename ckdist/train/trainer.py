@@ -18,8 +18,8 @@ from ckdist.comm.protocol import World
 from ckdist.comm.world import agree, start_world
 from ckdist.errors import CommError, ConfigError
 from ckdist.hub.resolve import resolve
-from ckdist.program.pool import ThreadPool
 from ckdist.planning.memory import require
+from ckdist.program.pool import ThreadPool
 from ckdist.topology import bind_memory, default_threads, place
 from ckdist.topology.arithmetic import arithmetic_rate
 from ckdist.train import checkpoint as saved

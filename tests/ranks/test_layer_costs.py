@@ -16,8 +16,8 @@ import types
 import pytest
 
 from ckdist.config import EngineConfig
-from ckdist.planning import measured_cost, prefill
 from ckdist.engine.launch import load_model
+from ckdist.planning import measured_cost, prefill
 from ckdist.planning.measured_cost import LayerCosts, load_costs, path_of, save_costs
 from ckdist.planning.paired_test import FASTER, NO_FASTER, NOISY, UNSEEN, median_within, signed_rank
 from ckdist.planning.plan import Plan

@@ -21,7 +21,6 @@ from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS
 from ckdist.planning.layouts import layouts_for
 from ckdist.program.batch import Batch
 from tests.support import thread_ranks
-from tests.support.launcher import run_ranks
 from tests.support.paths import GOLDEN
 from tests.support.programs.replay import build
 from tests.support.specs import FAMILIES, PIECES

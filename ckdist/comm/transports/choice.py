@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ckdist import native
-from ckdist.comm.protocol import Log, World, has_mpi
 from ckdist.comm.bootstrap.tcp_world import INTERFACE_VARIABLE
+from ckdist.comm.protocol import Log, World, has_mpi
 from ckdist.comm.transports.opening import open_transport
 from ckdist.errors import CkdistError, CommError, ConfigError, UserError
 from ckdist.native import CData
