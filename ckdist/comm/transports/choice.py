@@ -41,8 +41,8 @@ class ChosenTransport:
 def choose_transport(
     world: World, wanted: str, timeout: float, interface: str | None = None, lanes: int = 1, log: Log | None = None
 ) -> ChosenTransport:
-    """The transport `wanted` ("auto": the fastest that works everywhere); a collective call with the same result on every
-    rank.
+    """The transport `wanted` ("auto": the fastest that works on every rank). A collective call, with the same result
+    everywhere.
 
     A transport that was named and does not work is a ConfigError where the user can mend it, else a CommError.
     """
