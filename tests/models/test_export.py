@@ -226,7 +226,7 @@ NEW = {
 }  # fmt: skip
 
 
-def byte_vocabulary(folder, size):  # noqa: ARG001
+def byte_vocabulary(folder, size):
     """A vocabulary of bytes and nothing else, which llama.cpp loads."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
     tokens += [f"▁{i}" for i in range(size - len(tokens))]

@@ -1,6 +1,7 @@
 """Gemma 3: Gemma 2 with norms of queries and keys, most layers sliding with a rotation of their own, fewer soft caps."""
 
 import math
+from typing import Any
 from dataclasses import replace
 
 import numpy as np
@@ -63,7 +64,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """As GGUF metadata."""
-    more = dict(gemma2.caps(spec))
+    more: dict[str, Any] = dict(gemma2.caps(spec))
     sliding = [layer.mixer.window > 0 for layer in spec.layers]
     if any(sliding):
         more["attention.sliding_window_pattern"] = sliding
