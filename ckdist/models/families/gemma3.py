@@ -1,8 +1,8 @@
 """Gemma 3: Gemma 2 with norms of queries and keys, most layers sliding with a rotation of their own, fewer soft caps."""
 
 import math
-from typing import Any
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
