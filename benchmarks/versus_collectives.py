@@ -41,8 +41,8 @@ class Ckdist:
     def __init__(self, rank: int):
         sys.path.insert(0, str(ROOT))
         from ckdist.cli.bench_comm import Stopwatch, buffers
-        from ckdist.comm.communicator import open_communicator
         from ckdist.comm.bootstrap.tcp_world import TcpWorld
+        from ckdist.comm.communicator import open_communicator
 
         self.world = TcpWorld.from_environment()
         self.communicator = open_communicator(self.world)

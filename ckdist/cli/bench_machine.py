@@ -15,7 +15,7 @@ from ckdist.cli.rows import write_rows
 from ckdist.comm.protocol import World
 from ckdist.comm.world import start_world
 from ckdist.config import BenchConfig
-from ckdist.planner import SPINS
+from ckdist.planning.plan import SPINS
 from ckdist.topology import default_threads, place
 from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
 from ckdist.topology.instructions import reason

@@ -30,7 +30,7 @@ from ckdist.engine.launch import Model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
-from ckdist.planner import cache_bytes_per_block, gigabytes
+from ckdist.planning.memory import cache_bytes_per_block, gigabytes
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.executable import DECODE, PREFILL
 from ckdist.progress import ProgressBar

@@ -6,7 +6,7 @@ import math
 
 from ckdist import native
 from ckdist.engine.launch import Model
-from ckdist.planner import gigabytes
+from ckdist.planning.memory import gigabytes
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.topology import this_machine
 from ckdist.weights.dtypes import BY_NUMBER

@@ -1,10 +1,10 @@
-"""The ranks of a job, or some of them, as numpy sees them: the verbs of MPI and NCCL, the same as in native code.
+"""The ranks of a job, or some of them, as numpy sees them: the operations of MPI and NCCL, the same as in native code.
 
 Arrays go in and come out; bfloat16 travels as uint16 with dtype="bfloat16". Reductions give the same bits on every
-transport, run after run (native/comm/algorithms/order.h). Arrays from `allocate` lie where peers on the same host read them in
-place. Every wait ends within `timeout` seconds; a rank that died, gave up or stalls is a CommError that names it, and
-after one every later call on the communicator gives it again. Ranks tell one another that they live while nothing is
-called, so a loss is known before the next call; `check_peers` asks.
+transport, run after run (native/comm/algorithms/order.h). Arrays from `allocate` lie where peers on the same host read
+them in place. Every wait ends within `timeout` seconds; a rank that died, gave up or stalls is a CommError that names
+it, and after one every later call on the communicator gives it again. Ranks send heartbeats while nothing is called, so
+a loss is known before the next call (`check_peers`).
 """
 
 import logging
@@ -20,9 +20,9 @@ from ckdist import native
 from ckdist.comm.operation import Operation
 from ckdist.comm.protocol import Log, World, has_mpi
 from ckdist.comm.thresholds import Thresholds, load_thresholds
+from ckdist.comm.transports.choice import choose_transport
 from ckdist.comm.transports.opening import before_mpi_ends
 from ckdist.comm.window import Window
-from ckdist.comm.transports.choice import choose_transport
 from ckdist.errors import ConfigError
 from ckdist.native import CData
 

@@ -19,11 +19,11 @@ import msgpack
 import numpy as np
 
 from ckdist.comm.bootstrap import tcp_world
-from ckdist.comm.bootstrap.handshake import SECRET_VARIABLE, read_secret
-from ckdist.comm.host_name import host_name
-from ckdist.comm.bootstrap.sockets import connect_ranks
-from ckdist.comm.protocol import World
 from ckdist.comm.bootstrap.connection import HEARTBEAT_SECONDS, BootstrapConnection
+from ckdist.comm.bootstrap.handshake import SECRET_VARIABLE, read_secret
+from ckdist.comm.bootstrap.sockets import connect_ranks
+from ckdist.comm.host_name import host_name
+from ckdist.comm.protocol import World
 from ckdist.errors import CkdistError, CommError, ConfigError, UserError
 
 log = logging.getLogger(__name__)

@@ -21,19 +21,21 @@ from ckdist.comm.world import agree, together
 from ckdist.config import EngineConfig
 from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.engine import Engine
-from ckdist.engine.layer_costs import key_of
-from ckdist.engine.prefill import PrefillChoice, choose_prefill
-from ckdist.engine.prefill_cost import LayerModel, rank_places
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.trace import Labels, Trace
-from ckdist.engine.work import Work, total_work, work_of
 from ckdist.errors import ConfigError
 from ckdist.layout import Dim, Mesh
 from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
 from ckdist.native import CData
 from ckdist.overrides import metadata_overrides
-from ckdist.planner import Plan, gigabytes, layouts_for, make_plan
+from ckdist.planning.cost import LayerModel, rank_places
+from ckdist.planning.flops import FlopCounts, flops_of, total_flops
+from ckdist.planning.layouts import layouts_for
+from ckdist.planning.measured_cost import key_of
+from ckdist.planning.memory import gigabytes
+from ckdist.planning.plan import Plan, make_plan
+from ckdist.planning.prefill import PrefillChoice, choose_prefill
 from ckdist.program.executable import Executable, ExecutionPlan
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.lowered import Lowered
@@ -74,7 +76,7 @@ class Model:
     prefill: PrefillChoice
     weight_bytes: int  # of this rank
     total_weight_bytes: int  # of all ranks
-    work: Work  # of all ranks
+    work: FlopCounts  # of all ranks
     trace: Trace | None
 
     def placement_map(self) -> str:
@@ -262,7 +264,7 @@ def load_model(
         log.debug("prefill: %s", choice.reason)
         log.debug("%s", choice.details)
     total_bytes = sum(world.gather(weight_bytes))
-    work = total_work(world, work_of(lowered, matrices))
+    work = total_flops(world, flops_of(lowered, matrices))
     if tracing:
         executable.trace(tracing.handle)
     return Model(

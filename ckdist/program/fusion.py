@@ -110,7 +110,8 @@ def gathered_rows(graph: Graph, gather: Instr) -> dict[str, Instr]:
 def rotated_attention(graph: Graph, attend: Instr) -> dict[str, Instr]:
     """The rotation of an attention's queries and keys, and their norms per head; either may be absent."""
     parts = {}
-    for name, value in zip(("q", "k"), attend.inputs, strict=False):
+    for name, operand in zip(("q", "k"), attend.inputs, strict=False):
+        value = operand
         if rope := graph.maker(value, "rope"):
             parts[f"{name}_rope"] = rope
             value = rope.inputs[0]

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from ckdist.comm.bootstrap.handshake import job_secret
-from ckdist.comm.protocol import World
 from ckdist.comm.bootstrap.tcp_world import TcpWorld
+from ckdist.comm.protocol import World
 from ckdist.comm.world import MpiWorld
 from ckdist.errors import CommError, ConfigError
 from ckdist.train.batch import PackedBatch

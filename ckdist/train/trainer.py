@@ -18,8 +18,9 @@ from ckdist.comm.protocol import World
 from ckdist.comm.world import agree, start_world
 from ckdist.errors import CommError, ConfigError
 from ckdist.hub.resolve import resolve
+from ckdist.planning.memory import require
 from ckdist.program.pool import ThreadPool
-from ckdist.topology import default_threads, place
+from ckdist.topology import bind_memory, default_threads, place
 from ckdist.topology.arithmetic import arithmetic_rate
 from ckdist.train import checkpoint as saved
 from ckdist.train.arena import Arena
@@ -33,7 +34,7 @@ from ckdist.train.executable import TrainingExecutable
 from ckdist.train.folder import write_folder
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
 from ckdist.train.native_executable import NativeExecutable
-from ckdist.train.optimizer import Optimizer
+from ckdist.train.optimizer import STATES, Optimizer
 from ckdist.train.reference import ReferenceExecutable
 from ckdist.train.report import Report, StepReport, check_report_to
 from ckdist.train.schedule import Schedule
@@ -114,6 +115,13 @@ def reference_executable(
     )
 
 
+def training_bytes(model: TrainedModel, config: TrainConfig, ranks: int) -> dict[str, int]:
+    """Bytes that what is trained takes on each rank, without activations and frozen weights, which depend on the steps."""
+    floats = 4 * sum(int(np.prod(shape)) for shape in model.shapes.values())
+    state = floats * len(STATES[config.optim]) // (ranks if config.zero_stage else 1)
+    return {"trained weights": floats, "gradients": floats, "optimizer state": state}
+
+
 class Trainer:
     """One rank of a training. `state` says where it stands."""
 
@@ -147,6 +155,10 @@ class Trainer:
         self.tokenizer = open_tokenizer(config, self.model, make=False)
         self.threads = config.threads or default_threads(world)
         self.placement = place(world, self.threads)
+        self.placement.enter()  # what is loaded from here on lies on the rank's own memory nodes, as in serving
+        bind_memory(self.placement)
+        remedy = "use a smaller model, zero_stage 1 over more ranks, or lora_r"
+        require(training_bytes(self.model, config, world.size), world.local_size, remedy)
         if world.size > 1:
             gradients = sum(4 * int(np.prod(shape)) for shape in self.model.shapes.values())  # bytes, reduced in place
             self.communicator = open_communicator(

@@ -229,7 +229,7 @@ def test_a_lost_rank_ends_the_job(hosts, launcher, transport, fault, kind):
         ranks[int(lost)].kill()  # a launcher would
     assert all(output.wait(10)), output.text()
     if action == "stop" or launcher == "torchrun":
-        place = r"step \d" if kind == "busy" else "has not been heard of|died"
+        place = r"step \d|the wait for a batch" if kind == "busy" else "has not been heard of|died"
         assert re.search(rf"rank {1 - int(lost)}: rank {lost} .*({place}|closed the connection)\b", output.text()), (
             output.text()
         )

@@ -283,7 +283,7 @@ def block_bytes(isa, *shape):
 
 
 def test_wrong_shapes_are_refused(isa):
-    with pytest.raises(errors.ConfigError, match="width of a head .12."):
+    with pytest.raises(errors.ConfigError, match=r"width of a head .12."):
         block_bytes(isa, 1, 1, 64, 12)
     with pytest.raises(errors.ConfigError, match="KV type 2"):
         block_bytes(isa, 1, 2, 64, 64)

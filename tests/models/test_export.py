@@ -10,13 +10,19 @@ import shutil
 import numpy as np
 import pytest
 import tokenizers
+from safetensors.numpy import save_file
 from tokenizers import decoders, models, normalizers, trainers
 
 from ckdist import LLM, SamplingParams
 from ckdist.cli.export import export_gguf
-from ckdist.engine.launch import BUNDLED
+from ckdist.comm.world import SingleWorld
+from ckdist.config import EngineConfig
+from ckdist.engine.launch import BUNDLED, load_model
+from ckdist.engine.single import SingleSequence
 from ckdist.errors import ArchitectureError, ConfigError, EngineError, ModelFileError
+from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import family as family_of
+from ckdist.models.registry import spec_from_config
 from ckdist.tokens import tokenizer_from_gguf
 from ckdist.tokens.folder import load_tokenizer
 from ckdist.tokens.source import tokenizer_of
@@ -133,7 +139,7 @@ def test_yarn_is_llama_cpps(tmp_path):
     logits = np.asarray(peer.scores[: len(prompt)], np.float64)  # (tokens, vocab)
     expected = [
         row[token] - np.log(np.exp(row - row.max()).sum()) - row.max()
-        for row, token in zip(logits, prompt[1:], strict=True)
+        for row, token in zip(logits[:-1], prompt[1:], strict=True)
     ]
     np.testing.assert_allclose([entry[0] for entry in scored.prompt_logprobs[1:]], expected, atol=0.005)
 
@@ -197,3 +203,78 @@ def test_mistakes(tmp_path):
         export_gguf(str(BUNDLED), str(tmp_path / "none" / "m.gguf"), "f16")
     with pytest.raises(ModelFileError, match="the tokenizer has 4096 tokens, and the model 7"):
         tokenizer_metadata(BUNDLED, 7)
+
+
+SIZES = {
+    "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
+    "num_hidden_layers": 4, "vocab_size": 300, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.0, 1.1, 1.5, 2.0, 3.0, 5.0]}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "attention_factor": 1.2079441541679836,
+}
+NEW = {
+    "Phi3": {"original_max_position_embeddings": 64, "partial_rotary_factor": 0.75, "rope_scaling": LONGROPE},
+    "Olmo2": {"num_key_value_heads": 4},
+    "Olmo3": {"rope_scaling": YARN, "sliding_window": 24, "num_key_value_heads": 4},
+    "Granite": {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 0.5},
+    "SmolLM3": {},
+    "Glm4": {"attention_bias": True},
+}  # fmt: skip
+
+
+def byte_vocabulary(folder, size):
+    """A vocabulary of bytes and nothing else, which llama.cpp loads."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    tokens += [f"▁{i}" for i in range(size - len(tokens))]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * (size - 259)]
+    return {
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": [0.0] * size,
+        "tokenizer.ggml.token_type": kinds, "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("family", NEW)
+def test_the_new_families_as_gguf(family, tmp_path, monkeypatch):
+    """The file holds what the folder does, and llama.cpp computes the same logits of it (its cache is f16)."""
+    monkeypatch.setattr("ckdist.cli.export.tokenizer_metadata", byte_vocabulary)
+    config = {"architectures": [f"{family}ForCausalLM"], **SIZES, **NEW[family]}
+    write_stored(tmp_path, config)
+    path, ids = tmp_path / "m.gguf", np.arange(60) * 7 % 290 + 4
+    export_gguf(str(tmp_path), str(path), "f32")
+    own = [logits_of(source, ids) for source in (tmp_path, path)]
+    np.testing.assert_allclose(own[1], own[0], atol=2e-5 * np.abs(own[0]).max())
+    llama_cpp = pytest.importorskip("llama_cpp")
+    peer = llama_cpp.Llama(str(path), n_ctx=512, n_threads=1, verbose=False, logits_all=True)
+    peer.eval(ids.tolist())
+    np.testing.assert_allclose(peer.scores[: len(ids)], own[0], atol=6e-3 * np.abs(own[0]).max())
+
+
+def write_stored(folder, config) -> None:
+    """A folder with a random model, its tensors stacked as files of its family have them."""
+    rng, spec = np.random.default_rng(0), spec_from_config(config, "config")
+    arrays = {
+        name: (
+            rng.standard_normal(shape) / np.sqrt(shape[-1]) if len(shape) == 2 else 1 + 0.1 * rng.standard_normal(shape)
+        )
+        for name, shape in weight_shapes(spec).items()
+    }
+    stored = {
+        name: np.concatenate([arrays[part] for part in parts]).astype(np.float32)
+        for name, parts in family_of(spec.family).safetensors.stored(arrays).items()
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(stored, folder / "model.safetensors")
+
+
+def logits_of(path, ids) -> np.ndarray:
+    """(tokens, vocab) of one rank, with a float32 cache."""
+    model = load_model(
+        EngineConfig(model=str(path), cache_type_k="f32", cache_type_v="f32", threads=1, ctx_size=512), SingleWorld()
+    )
+    found = SingleSequence(model.executable).feed(ids)
+    model.close()
+    return found

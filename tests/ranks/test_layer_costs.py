@@ -16,11 +16,11 @@ import types
 import pytest
 
 from ckdist.config import EngineConfig
-from ckdist.engine import layer_costs, prefill
 from ckdist.engine.launch import load_model
-from ckdist.engine.layer_costs import LayerCosts, load_costs, path_of, save_costs
-from ckdist.engine.paired_test import FASTER, NO_FASTER, NOISY, UNSEEN, median_within, signed_rank
-from ckdist.planner import Plan
+from ckdist.planning import measured_cost, prefill
+from ckdist.planning.measured_cost import LayerCosts, load_costs, path_of, save_costs
+from ckdist.planning.paired_test import FASTER, NO_FASTER, NOISY, UNSEEN, median_within, signed_rank
+from ckdist.planning.plan import Plan
 from ckdist.program.executable import DECODE, PREFILL
 from tests.support.launcher import run_ranks
 from tests.support.paths import GOLDEN
@@ -172,7 +172,7 @@ def test_what_cannot_be_kept_is_no_error(own_cache, monkeypatch):
 
 
 def test_the_oldest_files_go(own_cache, monkeypatch):
-    monkeypatch.setattr(layer_costs, "KEPT_FILES", 3)
+    monkeypatch.setattr(measured_cost, "KEPT_FILES", 3)
     paths = []
     for i in range(5):
         paths.append(save_costs({"number": i}, costs(0.9, 0.9, 0.9, 0.9)))
@@ -231,7 +231,7 @@ def test_predictions():
 @pytest.fixture
 def own_cores(monkeypatch):
     """Nothing else runs on this process's cores, as far as a measurement can see."""
-    monkeypatch.setattr(layer_costs, "_preempted", lambda: 0)
+    monkeypatch.setattr(measured_cost, "_preempted", lambda: 0)
 
 
 class Simulated:
@@ -273,12 +273,12 @@ def thresholds(starts: int, ratio, noise: float, gains: dict[int, float]) -> lis
     found = []
     for _ in range(starts):
         executable = Simulated(draws, ratio, noise)
-        found.append(layer_costs.measure(executable, gains, lambda: executable.now).from_tokens)
-        assert executable.now < layer_costs.SECONDS + 0.1
+        found.append(measured_cost.measure(executable, gains, lambda: executable.now).from_tokens)
+        assert executable.now < measured_cost.SECONDS + 0.1
     return found
 
 
-SIZES = layer_costs.sizes_of(Simulated(random.Random(1), None, 0))
+SIZES = measured_cost.sizes_of(Simulated(random.Random(1), None, 0))
 
 
 @pytest.mark.parametrize("noise", [0.2, 0.5])
@@ -304,7 +304,7 @@ def test_a_gain_is_found_in_noise(own_cores, noise):
 def test_a_gain_that_noise_hides_is_given_up_early(own_cores):
     """8 % where every run may take half as long or as long again: 600 pairs would not show it nine times in ten."""
     executable = Simulated(random.Random(2), lambda size: 0.92, 0.6)
-    found = layer_costs.measure(executable, {512: 0.08, 256: 0.08}, lambda: executable.now)
+    found = measured_cost.measure(executable, {512: 0.08, 256: 0.08}, lambda: executable.now)
     assert (
         (found.sizes, found.verdicts, found.pairs) == ((512,), (NOISY,), (40,))
         and not found.certain
@@ -314,7 +314,7 @@ def test_a_gain_that_noise_hides_is_given_up_early(own_cores):
 
 def test_without_noise_few_pairs_decide(own_cores):
     executable = Simulated(random.Random(1), lambda size: 0.9 if size > 100 else 1.2, 0.0)
-    found = layer_costs.measure(executable, dict.fromkeys(SIZES), lambda: executable.now)
+    found = measured_cost.measure(executable, dict.fromkeys(SIZES), lambda: executable.now)
     assert (
         found.sizes == (64, 128, 256, 512) and found.verdicts == (NO_FASTER, FASTER, FASTER, FASTER) and found.certain
     )
@@ -336,8 +336,8 @@ def test_pairs_in_which_a_core_was_taken_away_do_not_count(monkeypatch, every, v
             executable.took *= 100
 
     monkeypatch.setattr(executable, "run_layer", preempted_layer)
-    monkeypatch.setattr(layer_costs, "_preempted", lambda: len(lost))
-    found = layer_costs.measure(executable, {512: 0.1}, lambda: executable.now)
+    monkeypatch.setattr(measured_cost, "_preempted", lambda: len(lost))
+    found = measured_cost.measure(executable, {512: 0.1}, lambda: executable.now)
     assert (found.verdicts, found.pairs, found.certain) == ((verdict,), (pairs,), verdict == FASTER)
     assert len(executable.runs) <= 2 + 2 * (16 if every == 1 else 32)
 
@@ -345,7 +345,7 @@ def test_pairs_in_which_a_core_was_taken_away_do_not_count(monkeypatch, every, v
 def test_time_is_bounded(own_cache, own_cores):
     """A model whose layer takes longer than there is time for is run twice each way, and nothing is kept."""
     executable = Simulated(random.Random(1), lambda size: 0.5, 0.0, seconds=10.0)
-    found = layer_costs.measure(executable, dict.fromkeys(SIZES, 0.5), lambda: executable.now)
+    found = measured_cost.measure(executable, dict.fromkeys(SIZES, 0.5), lambda: executable.now)
     assert executable.runs == [(512, phase) for phase in (DECODE, PREFILL, PREFILL, DECODE)]
     assert found.pairs == (1,) and found.from_tokens == sys.maxsize and save_costs(KEY, found) is None
 

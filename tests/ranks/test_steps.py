@@ -1,5 +1,5 @@
-"""The replay's view of a communicator against numpy, bit for bit: ranks as threads, as processes, in shared memory,
-over transports and both; lost ranks; data races.
+"""The replay's view of a communicator against numpy, bit for bit: ranks as threads, in shared memory, over transports
+and both; lost ranks; data races; allocations.
 """
 
 import gc

@@ -18,10 +18,9 @@ from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
 from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS
-from ckdist.planner import layouts_for
+from ckdist.planning.layouts import layouts_for
 from ckdist.program.batch import Batch
 from tests.support import thread_ranks
-from tests.support.launcher import run_ranks
 from tests.support.paths import GOLDEN
 from tests.support.programs.replay import build
 from tests.support.specs import FAMILIES, PIECES
@@ -286,7 +285,7 @@ def test_what_is_measured_is_told(hosts, transport):
     assert (
         "at 96" in choice.reason
         and "96 tokens" in choice.details
-        and "MB read of other ranks token-parallel" in choice.details
+        and "MB of weights read of other ranks token-parallel" in choice.details
     )
 
 

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 import ckdist
+from ckdist.comm.world import SingleWorld
 from ckdist.engine.launch import BUNDLED
-from ckdist.errors import CommError, ConfigError, EngineError, ModelFileError
+from ckdist.errors import CapacityError, CommError, ConfigError, EngineError, ModelFileError
 from ckdist.train import checkpoint as saved
 from ckdist.train.arena import Arena
 from ckdist.train.batch import PackedBatch
@@ -452,3 +453,17 @@ def test_a_killed_rank_ends_the_job_and_the_next_goes_on(tmp_path):
     assert done.returncode == 0 and f"checkpoint-{steps}: {steps} of {steps + 1} steps are done" in done.stderr, (
         done.stderr
     )
+
+
+def test_memory_is_asked_before_loading_and_bound_as_in_serving(tmp_path, monkeypatch):
+    """What does not fit is one line with the sum; nothing was loaded by then. A rank binds its memory before it loads."""
+    events = []
+    monkeypatch.setattr("ckdist.train.trainer.bind_memory", lambda placement: events.append("bound"))
+    made = lambda *_: events.append("loaded") or pytest.fail("nothing fits")
+    monkeypatch.setattr("ckdist.planning.memory.free_memory", lambda ranks: 50_000)
+    with pytest.raises(
+        CapacityError,
+        match=r"training needs 392.5 KiB on each rank \(.* of trained weights, .*48\.8 KiB are free: ",
+    ):
+        train(config(tmp_path), world=SingleWorld(), make_executable=made)
+    assert events == ["bound"]

@@ -295,6 +295,7 @@ def test_unknown_paths_and_methods(http):
 
 def test_metrics_count_paths_under_one_name(http):
     http.post("/tokenize/", json={"content": "a"})
+    http.get("/v1/models/bytes")
     http.get("/no/such/path")
     text = http.get("/v1/metrics/").text
     assert 'ckdist_requests_total{path="/tokenize",status="200"}' in text and 'path="/v1/models/{name:path}"' in text

@@ -24,11 +24,11 @@ FLOORS = {
     "weights": 3,
     "models": 3,
     "tokens": 3,
-    "planner": 3,
-    "engine": 4,
-    "train": 4,
-    "serve": 5,
-    "cli": 6,
+    "planning": 4,
+    "engine": 5,
+    "train": 5,
+    "serve": 6,
+    "cli": 7,
 }
 FILES = sorted(p for p in ROOT.rglob("*.py") if p.parent != ROOT or p.stem not in ("__init__", "__main__"))
 

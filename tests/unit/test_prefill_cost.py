@@ -7,12 +7,12 @@ import math
 
 import pytest
 
-from ckdist.engine import prefill_cost
 from ckdist.engine.launch import BUNDLED
-from ckdist.engine.prefill import WORTH_MEASURING, predicted_gains, promising
-from ckdist.engine.prefill_cost import LayerModel, RankPlace, one_layer, place_of
 from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS, Mesh
 from ckdist.models.decoder import forward
+from ckdist.planning import cost as prefill_cost
+from ckdist.planning.cost import LayerModel, RankPlace, one_layer, place_of
+from ckdist.planning.prefill import WORTH_MEASURING, predicted_gains, promising
 from ckdist.program.tracer import trace
 from ckdist.topology import read_machine
 from ckdist.topology.placement import place_rank, threads_of
@@ -70,6 +70,16 @@ def test_bytes_are_those_that_ranks_count(ranks):
     by_tensor, by_token = (sum(pair[i].moved(48) for pair in every) for i in (0, 1))
     assert by_tensor == 2 * 48 * ranks * (ranks - 1) * spec.hidden_size * 4
     assert by_token == (2 * 12 + 2 * 12) * 32 * 48 * (ranks - 1) * 4 // ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_weights_of_other_ranks_are_counted(ranks):
+    """With tokens sharded a rank also reads (P - 1) / P of all weights of a layer; with matrices sharded none."""
+    a, ffn, hidden = SPEC.layers[0].mixer, SPEC.layers[0].ffn, SPEC.hidden_size
+    elements = hidden * ((2 * a.num_heads + 2 * a.num_kv_heads) * a.head_dim + 3 * ffn.intermediate_size)
+    for by_tensor, by_token in models(SPEC, neighbours(ranks), weight=BFLOAT16):
+        assert by_tensor.weights_moved() == 0
+        assert by_token.weights_moved() == pytest.approx(2 * elements * (ranks - 1) / ranks)
 
 
 def test_a_layer_has_each_of_its_weights_once():

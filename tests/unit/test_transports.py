@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ckdist.comm.transports import choice
 from ckdist.comm.communicator import open_communicator
+from ckdist.comm.transports import choice
 from ckdist.comm.transports.choice import choose_transport
 from ckdist.errors import ConfigError
 from tests.support.thread_ranks import run_threads

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from ckdist.comm.transports import verbs
 from ckdist.comm.communicator import open_communicator
+from ckdist.comm.transports import verbs
 from ckdist.errors import CkdistError, ConfigError
 from tests.support.thread_ranks import run_threads
 

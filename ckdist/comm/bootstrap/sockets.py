@@ -7,8 +7,8 @@ import time
 import psutil
 
 from ckdist.comm.bootstrap.handshake import Listener, Purpose, connect, job_secret
-from ckdist.comm.protocol import Log, World
 from ckdist.comm.bootstrap.tcp_world import INTERFACE_VARIABLE, address_of
+from ckdist.comm.protocol import Log, World
 from ckdist.errors import ConfigError
 
 MAX_LANES = 16

@@ -17,10 +17,10 @@ from typing import Any
 
 import msgpack
 
+from ckdist.comm.bootstrap.connection import BootstrapConnection, receive
 from ckdist.comm.bootstrap.handshake import Listener, Purpose, connect, read_secret
 from ckdist.comm.host_name import host_name
 from ckdist.comm.protocol import Log
-from ckdist.comm.bootstrap.connection import BootstrapConnection, receive
 from ckdist.errors import CommError, ConfigError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

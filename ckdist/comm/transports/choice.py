@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ckdist import native
-from ckdist.comm.protocol import Log, World, has_mpi
 from ckdist.comm.bootstrap.tcp_world import INTERFACE_VARIABLE
+from ckdist.comm.protocol import Log, World, has_mpi
 from ckdist.comm.transports.opening import open_transport
 from ckdist.errors import CkdistError, CommError, ConfigError, UserError
 from ckdist.native import CData
@@ -41,8 +41,8 @@ class ChosenTransport:
 def choose_transport(
     world: World, wanted: str, timeout: float, interface: str | None = None, lanes: int = 1, log: Log | None = None
 ) -> ChosenTransport:
-    """The transport `wanted` ("auto": the fastest that works everywhere); a collective call with the same result on every
-    rank.
+    """The transport `wanted` ("auto": the fastest that works on every rank). A collective call, with the same result
+    everywhere.
 
     A transport that was named and does not work is a ConfigError where the user can mend it, else a CommError.
     """

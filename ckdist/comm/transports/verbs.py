@@ -188,7 +188,7 @@ def verbs_works(interface: str | None = None) -> tuple[bool, str]:
 
 
 def open_verbs(world: World, interface: str | None = None, timeout: float = 30.0) -> CData:
-    """The native transport (struct ckdist_transport *) between all ranks of a world, tried with one message around them all.
+    """The native transport (struct ckdist_transport *) between all ranks of a world, tried with one message around.
 
     A collective call.
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +64,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """As GGUF metadata."""
-    more = dict(gemma2.caps(spec))
+    more: dict[str, Any] = dict(gemma2.caps(spec))
     sliding = [layer.mixer.window > 0 for layer in spec.layers]
     if any(sliding):
         more["attention.sliding_window_pattern"] = sliding

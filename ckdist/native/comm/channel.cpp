@@ -83,7 +83,7 @@ void Channel::wait(Pending& pending, const Pending* all, size_t count, const Cal
     if (const uint64_t count = moved(pending.peer); count != seen) seen = count, quiet = {};
     if (quiet.ns() > timeout_ns() / 2 && !told) detector_->wait_for(names_[pending.peer]), told = true;
     if (quiet.ns() > timeout_ns() + peer_grace_ns(timeout_ns())) fail_late(all, count, call);
-    idle(patience_.nap_ns);
+    idle(patience_.nap_ns, call);
   }
   if (told) detector_->wait_for(-1);
 }
@@ -103,8 +103,8 @@ void Channel::fail_late(const Pending* pending, size_t count, const CallName& ca
        double(timeout_ns()) / 1e9, call.context().c_str());
 }
 
-void Channel::idle(int64_t ns) {
-  detector_->check();
+void Channel::idle(int64_t ns, const CallName& call) {
+  detector_->check(call);
   Turn turn(*transport_);
   transport_->idle(ns);
 }

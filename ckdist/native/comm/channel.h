@@ -53,7 +53,7 @@ class Channel {
   Pending iget(int peer, int window, int64_t offset, void* data, int64_t bytes);
   Pending inotify(int peer, int window, int slot);
   uint64_t notified(int window, int slot);
-  void idle(int64_t ns);
+  void idle(int64_t ns, const CallName& call = {});
   void abandon(const char* reason);  // tells the peers why this rank gives up, where the transport can
   bool register_memory(void* base, int64_t bytes);
   void forget_memory(void* base);

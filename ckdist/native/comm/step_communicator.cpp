@@ -186,12 +186,13 @@ const int32_t* StepCommunicator::take_from_mailbox(int64_t* ints) {
 
 void StepCommunicator::wait_for_batch() {
   Channel& channel = *parts_.channel;
+  step_ = kBetween;
   Channel::Pending head = channel.irecv(0, kHead, head_, sizeof head_);
   Waited waited;
   while (!channel.test(head)) {
     const int64_t ns = waited.ns();
     if (ns < channel.patience().spin_ns) continue;
-    channel.idle(ns < kBusyNs ? kBusyIdleNs : ns < kLongIdleNs ? kIdleNs : kLongIdleNs);
+    channel.idle(ns < kBusyNs ? kBusyIdleNs : ns < kLongIdleNs ? kIdleNs : kLongIdleNs, call());
   }
 }
 

@@ -155,7 +155,8 @@ def lower_attend(lowering: "Lowering", group: "Group") -> None:
     instr, attrs = group.instr, group.instr.attrs
     rope, q_norm, k_norm = group["q_rope"], group["q_norm"], group["k_norm"]
     q, k = (
-        _first_operand(value, group[f"{name}_norm"], group[f"{name}_rope"]) for name, value in zip("qk", instr.inputs)
+        _first_operand(value, group[f"{name}_norm"], group[f"{name}_rope"])
+        for name, value in zip("qk", instr.inputs, strict=False)
     )
     over_heads = norm_over_heads(lowering.graph, q)
     (out,) = instr.outputs

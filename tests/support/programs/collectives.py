@@ -11,8 +11,8 @@ import sys
 
 import numpy as np
 
-from ckdist.comm.communicator import open_communicator
 from ckdist.comm.bootstrap.tcp_world import TcpWorld, is_started
+from ckdist.comm.communicator import open_communicator
 from ckdist.comm.world import MpiWorld
 
 DTYPES = ("float32", "bfloat16", "float16", "int32", "int8")

@@ -10,7 +10,7 @@ from ckdist.comm.world import start_world
 from ckdist.config import EngineConfig
 from ckdist.engine.single import SingleSequence
 from ckdist.models.decoder import forward
-from ckdist.planner import layouts_for
+from ckdist.planning.layouts import layouts_for
 from ckdist.program.executable import CacheConfig, Executable, ExecutionPlan
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.lower import lower, stored_dims

@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 
-from ckdist.comm.communicator import open_communicator
 from ckdist.comm.bootstrap.tcp_world import TcpWorld, is_started
+from ckdist.comm.communicator import open_communicator
 from ckdist.comm.world import MpiWorld
 from ckdist.errors import CommError
 

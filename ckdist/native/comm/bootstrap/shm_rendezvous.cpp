@@ -101,6 +101,21 @@ void ShmRendezvous::check_given_up() const {
     if (i != index && line(i).abandoned) check_alive(i);
 }
 
+template <class Idle>
+void ShmRendezvous::wait_for(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns, Idle&& idle) {
+  for (int polls = 0; !reached(flag, count) && polls < spins_; polls++)
+    idle();  // from the first: without, a barrier takes a fifth longer
+  if (!reached(flag, count)) sleep_until(flag, count, i, grace_ns);
+}
+
+void ShmRendezvous::barrier(int64_t grace_ns, Idle idle) {
+  line(index).arrival.raise(++epoch_);
+  for (int k = 1; k < size; k++) {
+    const int i = (index + k) % size;
+    wait_for(line(i).arrival, epoch_, i, grace_ns, idle);
+  }
+}
+
 uint32_t ShmRendezvous::post(const Record& record) {
   own_ = record;
   Line::Arrival& own = line(index).arrival;
@@ -109,18 +124,10 @@ uint32_t ShmRendezvous::post(const Record& record) {
   return epoch_;
 }
 
-void ShmRendezvous::barrier(int64_t grace_ns, Idle idle) {
-  line(index).arrival.raise(++epoch_);
+void ShmRendezvous::await(uint32_t epoch) {
   for (int k = 1; k < size; k++) {
     const int i = (index + k) % size;
-    await(line(i).arrival, epoch_, i, grace_ns, idle);
-  }
-}
-
-void ShmRendezvous::await(uint32_t epoch, int64_t grace_ns, Idle idle) {
-  for (int k = 1; k < size; k++) {
-    const int i = (index + k) % size;
-    await(line(i).arrival, epoch, i, grace_ns, idle);
+    wait_for(line(i).arrival, epoch, i, 0, cpu_pause);
     if (record(i, epoch).signature != own_.signature) fail_other_call(i);
   }
 }
@@ -139,7 +146,7 @@ void ShmRendezvous::send_eager(int i, const void* data, int64_t bytes) {
 
 uint8_t* ShmRendezvous::await_eager(int i) {
   EagerBox& from = eager_box(i, index, eager_sent_);
-  await(from.label, eager_sent_, i);
+  wait_for(from.label, eager_sent_, i, 0, cpu_pause);
   if (from.label.signature != own_.signature) fail_other_call(i);
   return from.data;
 }
@@ -149,12 +156,8 @@ void ShmFlag::raise(uint32_t reached) {
   if (sleepers.load(std::memory_order_seq_cst)) syscall(SYS_futex, &count, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void ShmRendezvous::await(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns, Idle idle) {
-  for (int polls = 0; polls < spins_; polls++) {
-    if (reached(flag, count)) return;
-    idle();  // from the first: without, a barrier takes a fifth longer
-  }
-  if (!reached(flag, count)) sleep_until(flag, count, i, grace_ns);
+void ShmRendezvous::await(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns) {
+  wait_for(flag, count, i, grace_ns, cpu_pause);
 }
 
 void ShmRendezvous::sleep_until(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns) {

@@ -56,17 +56,16 @@ class ShmRendezvous {
   uint64_t calls() const { return calls_; }    // begun, on all ranks alike
   int name(int i) const { return ranks_[i]; }  // the job's number of rank i
   uint32_t post(const Record& record);
-  // Until all peers have posted it; their signatures must equal this rank's. `grace_ns`: what a peer may take beyond
-  // the timeout, because it waits for other hosts itself; `idle` is called between polls.
-  void await(uint32_t epoch, int64_t grace_ns = 0, Idle idle = {});
+  void await(uint32_t epoch);  // until all peers have posted it; their signatures must equal this rank's
   void meet() { await(post(own_)); }
-  // A barrier of a step: no record is posted, so each rank's line changes once. With a record it changes twice under
-  // its peers' polls (measured: a twelfth slower).
+  // A barrier of a step. `grace_ns`: what a peer may take beyond the timeout, because it waits for other hosts itself;
+  // `idle` is called between polls. No record is posted, so each rank's line changes once. With a record it changes
+  // twice under its peers' polls (measured: a twelfth slower).
   void barrier(int64_t grace_ns, Idle idle);
   const Record& record(int i, uint32_t epoch) const;
 
   // Until a flag of rank i, in memory that these ranks share, has reached `count`.
-  void await(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns = 0, Idle idle = {});
+  void await(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns = 0);
 
   // One eager message to every peer and from every peer: a peer's lies at await_eager(i), and stays until the message
   // after the next.
@@ -112,6 +111,8 @@ class ShmRendezvous {
   Pipe& pipe(int from, int to) const;
   EagerBox& eager_box(int from, int to, uint32_t count) const;
   void ring(int i) const;  // tells rank i that a pipe changed
+  template <class Idle>
+  void wait_for(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns, Idle&& idle);
   void sleep_until(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns);
   [[noreturn]] void fail_other_call(int i) const;
   [[noreturn]] void fail_late(int i) const;

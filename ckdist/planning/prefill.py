@@ -13,9 +13,9 @@ from typing import Any
 
 from ckdist.comm.protocol import World
 from ckdist.config import EngineConfig
-from ckdist.engine.layer_costs import LayerCosts, load_costs, measure, save_costs, sizes_of
-from ckdist.engine.paired_test import NOISY, UNSEEN
-from ckdist.engine.prefill_cost import LayerModel
+from ckdist.planning.cost import LayerModel
+from ckdist.planning.measured_cost import LayerCosts, load_costs, measure, save_costs, sizes_of
+from ckdist.planning.paired_test import NOISY, UNSEEN
 from ckdist.program.executable import DECODE, PREFILL, Executable
 
 # Of the time: what 600 pairs show nine times in ten where each run varies by a half (`paired_test.pairs_for`).
@@ -97,9 +97,9 @@ def choose_prefill(
     fields = world.broadcast(
         costs and [costs.sizes, costs.seconds, costs.moved, costs.ratios, costs.pairs, costs.verdicts]
     )
-    choice = choose(
-        gains, LayerCosts(*map(_tuples, fields)) if fields else None, kept=world.broadcast(kept), crowded=crowded
-    )
+    measured = LayerCosts(*map(_tuples, fields)) if fields else None
+    weights_moved = max(world.gather(models[PREFILL].weights_moved()))
+    choice = choose(gains, measured, world.broadcast(kept), crowded, weights_moved)
     executable.prefill_from = choice.from_tokens
     return choice
 
@@ -125,8 +125,17 @@ def promising(gains: dict[int, float]) -> dict[int, float]:
     return found
 
 
-def choose(gains: dict[int, float], costs: LayerCosts | None, kept: bool, crowded: bool = False) -> PrefillChoice:
-    """As the measurement says; without one tensor-parallel."""
+def choose(
+    gains: dict[int, float],
+    costs: LayerCosts | None,
+    kept: bool,
+    crowded: bool = False,
+    weights_moved: float = 0.0,
+) -> PrefillChoice:
+    """As the measurement says; without one tensor-parallel.
+
+    `weights_moved`: bytes of other ranks' weights that a rank reads in a layer where tokens are sharded.
+    """
     largest = max(gains)
     predicted = ", ".join(f"{percent(gain)} at {size}" for size, gain in sorted(gains.items()))
     if costs is None:
@@ -148,8 +157,9 @@ def choose(gains: dict[int, float], costs: LayerCosts | None, kept: bool, crowde
     rows = zip(costs.sizes, *costs.seconds, *costs.moved, costs.ratios, costs.pairs, costs.verdicts, strict=True)
     details = "; ".join(
         f"{size} tokens {verdict}, ratio {ratio:.3f} ({low:.3f} to {high:.3f}) of {pairs} pairs, "
-        f"a layer {token * 1e3:.2f} ms with {token_bytes / 1e6:.2f} MB "
-        f"read of other ranks token-parallel, {tensor * 1e3:.2f} ms with {tensor_bytes / 1e6:.2f} MB tensor-parallel"
+        f"a layer {token * 1e3:.2f} ms with {token_bytes / 1e6:.2f} MB of activations "
+        f"and {weights_moved / 1e6:.2f} MB of weights read of other ranks token-parallel, "
+        f"{tensor * 1e3:.2f} ms with {tensor_bytes / 1e6:.2f} MB of activations tensor-parallel"
         for size, tensor, token, tensor_bytes, token_bytes, (low, ratio, high), pairs, verdict in rows
     )
     return PrefillChoice(

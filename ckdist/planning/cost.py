@@ -93,6 +93,21 @@ class LayerModel:
         """Bytes that this rank reads of other ranks' activations."""
         return sum(count for instr in self.layer for _, count in self._reads(instr, tokens))
 
+    def weights_moved(self) -> float:
+        """Bytes that this rank reads of other ranks' weights in a layer, whatever the number of tokens: where tokens
+        are sharded, all of each matrix but its own share.
+        """
+        total = 0.0
+        for instr in self.layer:
+            rows = instr.inputs[0].dims[0]
+            if instr.op != "linear" or not rows.axis:
+                continue
+            others = 1 - 1 / self.mesh.size(rows.axis)
+            for w in (w for w in instr.weights if w is not None and len(w.dims) == 2):
+                elements = w.dims[0].local(self.mesh) * w.dims[1].local(self.mesh)
+                total += elements * self.weight(w.name)[0] * others
+        return total
+
     def _seconds(self, instr: Instr, tokens: int) -> float:
         """Of one instruction."""
         threads = self.own.threads

@@ -1,33 +1,35 @@
 """From a model, a world and a machine to one plan: the layout of each phase, how much cache there is, which threads
 run.
 
-Decode is tensor-parallel over all ranks. Prefill may be token-parallel where the ranks share memory and so can read
-each other's shards, and on several hosts token-parallel inside of each and tensor-parallel over them; from how many
-tokens on is chosen later (`engine/prefill.py`).
+It chooses no layout: `layouts` says which there are.
 """
 
-import logging
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckdist import native, topology
+from ckdist import topology
 from ckdist.config import EngineConfig
-from ckdist.errors import CapacityError, ConfigError
-from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, WHOLE, Layout, Mesh, Sharding
+from ckdist.errors import CapacityError
+from ckdist.layout import WHOLE, Layout, Mesh
 from ckdist.models.spec import ModelSpec
+from ckdist.planning.memory import (
+    cache_bytes_per_block,
+    cache_name,
+    cache_types,
+    free_memory,
+    gigabytes,
+    rope_bytes_per_position,
+    state_bytes,
+)
 from ckdist.program.batch import BLOCK_TOKENS
-from ckdist.program.executable import KV_TYPES, CacheConfig, block_bytes
+from ckdist.program.executable import CacheConfig
 
 if TYPE_CHECKING:
     from ckdist.comm.protocol import World
 
-log = logging.getLogger(__name__)
-
 DEFAULT_CONTEXT = 8192  # tokens of one sequence, where the model allows more and the user did not say
 KV_SHARE = 0.5  # of the memory left beside the weights that the caches of several sequences may take unasked
-RESERVE = 256 << 20  # bytes per rank for everything that is neither weights nor cache
 
 # polls of a flag before a thread sleeps: some 100 µs, longer than a barrier of ranks that have cores of their own
 SPINS = 20000
@@ -63,80 +65,6 @@ class Plan:
         return f"{layout}; {threads}; {kv}; context {self.cache.context_length}"
 
 
-def gigabytes(n: float) -> str:
-    """Bytes as a text in the unit that suits them."""
-    return f"{n / 2**30:.2f} GiB" if n >= 2**28 else f"{n / 2**20:.1f} MiB" if n >= 2**20 else f"{n / 2**10:.1f} KiB"
-
-
-def layouts_for(config: EngineConfig, world: "World", spec: ModelSpec | None = None) -> tuple[Layout, Layout, Mesh]:
-    """The layouts of prefill and decode of a model; every rank takes part in both. None: of one that any layout suits.
-
-    ConfigError where --prefill token is impossible.
-    """
-    mesh = Mesh({WHOLE: world.size}, world.rank)
-    if world.size == 1:
-        return SINGLE, SINGLE, mesh
-    by_token, apart = TOKEN, ""
-    if len(set(world.hosts)) > 1:
-        by_token, apart = TOKEN_IN_HOSTS, _apart(world)
-        if not apart and spec is not None and any(layer.mixer.qk_norm == "row" for layer in spec.layers):
-            apart = f"{spec.family} norms all heads of a token together, whose sums go over hosts"
-    elif config.transport != "auto":
-        apart = f"--transport {config.transport} is used instead of it"
-    if apart and config.prefill == "token":
-        raise ConfigError(f"--prefill token needs ranks that share memory, and {apart}: use --prefill auto or tensor")
-    if apart and config.prefill == "auto" and world.rank == 0:
-        log.debug("prefill is tensor-parallel: token-parallel needs ranks that share memory, and %s", apart)
-    if apart or config.prefill == "tensor":
-        return TENSOR, TENSOR, mesh
-    if by_token is TOKEN_IN_HOSTS:
-        mesh = Mesh({"host": len(set(world.hosts)), "local": world.local_size}, world.rank)
-    return by_token, TENSOR, mesh
-
-
-def _apart(world: "World") -> str:
-    """Why the ranks of several hosts cannot shard tokens inside each host; "" where they can."""
-    hosts = list(dict.fromkeys(world.hosts))
-    counts = [world.hosts.count(host) for host in hosts]
-    if max(counts) == 1:
-        return f"these are on {len(hosts)} hosts"
-    if len(set(counts)) > 1:
-        ranks = ", ".join(map(str, counts))
-        return f"these are on {len(hosts)} hosts with {ranks} ranks each; start as many on every host"
-    if list(world.hosts) != [host for host in hosts for _ in range(counts[0])]:
-        return "the ranks of a host do not follow one another; let the launcher fill one host after the other"
-    return ""
-
-
-def cache_types(config: EngineConfig) -> dict[str, str]:
-    """The types of keys and values, by the names of a layer's cached arrays. ConfigError for one that is not known."""
-    types = {"k": config.cache_type_k, "v": config.cache_type_v}
-    for name, kind in types.items():
-        if kind not in KV_TYPES:
-            raise ConfigError(f"--cache-type-{name} {kind} is not known: use one of {', '.join(KV_TYPES)}")
-    return types
-
-
-def cache_name(types: Mapping[str, str]) -> str:
-    """The types of keys and values in a line: once where they are the same."""
-    return "/".join(dict.fromkeys(types.values()))
-
-
-def cache_bytes_per_block(spec: ModelSpec, layout: Layout, mesh: Mesh, types: Mapping[str, str]) -> int:
-    """Bytes that one block of BLOCK_TOKENS positions takes on this rank, over all layers."""
-    sharding, total = Sharding(layout, mesh), 0
-    for layer in spec.layers:
-        keys, values = layer.mixer.cache(sharding).paged
-        begin, end = keys.dim.share(mesh)
-        total += (end - begin) * block_bytes(types[keys.name], types[values.name], keys.dim.width, values.dim.width)
-    return total
-
-
-def rope_bytes_per_position(spec: ModelSpec) -> int:
-    """Bytes of the cosines and sines of one position, over all tables of the model."""
-    return sum(4 * rope.dims for rope in spec.ropes.values())
-
-
 def make_plan(
     config: EngineConfig,
     spec: ModelSpec,
@@ -155,8 +83,8 @@ def make_plan(
     placement = topology.place(world, max(threads, threads_batch))
     types = cache_types(config)
     per_block = cache_bytes_per_block(spec, layout, mesh, types)
-    free = native.lib.ckdist_available_memory() // world.local_size - RESERVE
-    room = free - weight_bytes
+    free = free_memory(world.local_size)
+    room = free - weight_bytes - config.parallel * state_bytes(spec, layout, mesh)
     if room < per_block:
         raise CapacityError(
             f"the weights of rank {world.rank} take {gigabytes(weight_bytes)}, but {gigabytes(max(0, free))} are free "

@@ -28,8 +28,8 @@ from ckdist import __version__, native
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.protocol import World
 from ckdist.comm.thresholds import cache_folder
-from ckdist.engine.paired_test import FASTER, LOOKS, NO_FASTER, NOISY, look, median_within
-from ckdist.planner import Plan
+from ckdist.planning.paired_test import FASTER, LOOKS, NO_FASTER, NOISY, look, median_within
+from ckdist.planning.plan import Plan
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 from ckdist.program.executable import DECODE, PREFILL, Executable
 from ckdist.topology import this_machine

@@ -35,7 +35,7 @@ class Matrix(Protocol):
 
 
 @dataclass
-class Work:
+class FlopCounts:
     """Of one rank, or added up over all.
 
     `bytes`: packed weights that any step reads. `per_token` and `per_output`: operations (two for a multiplication and
@@ -47,9 +47,9 @@ class Work:
     per_token: dict[int, float] = field(default_factory=dict)
     per_output: dict[int, float] = field(default_factory=dict)
 
-    def __add__(self, other: "Work") -> "Work":
+    def __add__(self, other: "FlopCounts") -> "FlopCounts":
         add = lambda a, b: {key: a.get(key, 0.0) + b.get(key, 0.0) for key in {**a, **b}}
-        return Work(
+        return FlopCounts(
             self.bytes + other.bytes, add(self.per_token, other.per_token), add(self.per_output, other.per_output)
         )
 
@@ -61,9 +61,9 @@ class Work:
         }
 
 
-def work_of(lowered: Lowered, matrices: Sequence[Matrix]) -> Work:
+def flops_of(lowered: Lowered, matrices: Sequence[Matrix]) -> FlopCounts:
     """The work of this rank's products; `matrices[i]` is the loaded handle of `lowered.matrices[i]`."""
-    work = Work()
+    work = FlopCounts()
     for step in lowered.steps:
         if step.kind != "linear":
             continue
@@ -76,6 +76,8 @@ def work_of(lowered: Lowered, matrices: Sequence[Matrix]) -> Work:
     return work
 
 
-def total_work(world: World, own: Work) -> Work:
+def total_flops(world: World, local: FlopCounts) -> FlopCounts:
     """The work of all ranks; a collective call."""
-    return sum((Work(*fields) for fields in world.gather([own.bytes, own.per_token, own.per_output])), Work())
+    return sum(
+        (FlopCounts(*fields) for fields in world.gather([local.bytes, local.per_token, local.per_output])), FlopCounts()
+    )

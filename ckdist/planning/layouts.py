@@ -1,0 +1,59 @@
+"""Which layouts a model can run in on the ranks of a world.
+
+Decode is tensor-parallel over all ranks. Prefill may be token-parallel where the ranks share memory and so can read
+each other's shards, and on several hosts token-parallel inside of each and tensor-parallel over them; from how many
+tokens on is chosen later (`prefill`).
+"""
+
+import logging
+from typing import TYPE_CHECKING
+
+from ckdist.config import EngineConfig
+from ckdist.errors import ConfigError
+from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, WHOLE, Layout, Mesh
+from ckdist.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from ckdist.comm.protocol import World
+
+log = logging.getLogger(__name__)
+
+
+def layouts_for(config: EngineConfig, world: "World", spec: ModelSpec | None = None) -> tuple[Layout, Layout, Mesh]:
+    """The layouts of prefill and decode of a model; every rank takes part in both. None: of one that any layout suits.
+
+    ConfigError where --prefill token is impossible.
+    """
+    mesh = Mesh({WHOLE: world.size}, world.rank)
+    if world.size == 1:
+        return SINGLE, SINGLE, mesh
+    by_token, apart = TOKEN, ""
+    if len(set(world.hosts)) > 1:
+        by_token, apart = TOKEN_IN_HOSTS, _apart(world)
+        if not apart and spec is not None and any(layer.mixer.qk_norm == "row" for layer in spec.layers):
+            apart = f"{spec.family} norms all heads of a token together, whose sums go over hosts"
+    elif config.transport != "auto":
+        apart = f"--transport {config.transport} is used instead of it"
+    if apart and config.prefill == "token":
+        raise ConfigError(f"--prefill token needs ranks that share memory, and {apart}: use --prefill auto or tensor")
+    if apart and config.prefill == "auto" and world.rank == 0:
+        log.debug("prefill is tensor-parallel: token-parallel needs ranks that share memory, and %s", apart)
+    if apart or config.prefill == "tensor":
+        return TENSOR, TENSOR, mesh
+    if by_token is TOKEN_IN_HOSTS:
+        mesh = Mesh({"host": len(set(world.hosts)), "local": world.local_size}, world.rank)
+    return by_token, TENSOR, mesh
+
+
+def _apart(world: "World") -> str:
+    """Why the ranks of several hosts cannot shard tokens inside each host; "" where they can."""
+    hosts = list(dict.fromkeys(world.hosts))
+    counts = [world.hosts.count(host) for host in hosts]
+    if max(counts) == 1:
+        return f"these are on {len(hosts)} hosts"
+    if len(set(counts)) > 1:
+        ranks = ", ".join(map(str, counts))
+        return f"these are on {len(hosts)} hosts with {ranks} ranks each; start as many on every host"
+    if list(world.hosts) != [host for host in hosts for _ in range(counts[0])]:
+        return "the ranks of a host do not follow one another; let the launcher fill one host after the other"
+    return ""

@@ -1,0 +1,68 @@
+"""What fits into memory: the cache of a model's layers, and what training holds."""
+
+from collections.abc import Mapping
+
+from ckdist import native
+from ckdist.config import EngineConfig
+from ckdist.errors import CapacityError, ConfigError
+from ckdist.layout import Layout, Mesh, Sharding
+from ckdist.models.spec import ModelSpec
+from ckdist.program.executable import KV_TYPES, block_bytes
+
+RESERVE = 256 << 20  # bytes per rank for everything that is neither weights nor cache
+
+
+def gigabytes(n: float) -> str:
+    """Bytes as a text in the unit that suits them."""
+    return f"{n / 2**30:.2f} GiB" if n >= 2**28 else f"{n / 2**20:.1f} MiB" if n >= 2**20 else f"{n / 2**10:.1f} KiB"
+
+
+def cache_types(config: EngineConfig) -> dict[str, str]:
+    """The types of keys and values, by the names of a layer's cached arrays. ConfigError for one that is not known."""
+    types = {"k": config.cache_type_k, "v": config.cache_type_v}
+    for name, kind in types.items():
+        if kind not in KV_TYPES:
+            raise ConfigError(f"--cache-type-{name} {kind} is not known: use one of {', '.join(KV_TYPES)}")
+    return types
+
+
+def cache_name(types: Mapping[str, str]) -> str:
+    """The types of keys and values in a line: once where they are the same."""
+    return "/".join(dict.fromkeys(types.values()))
+
+
+def cache_bytes_per_block(spec: ModelSpec, layout: Layout, mesh: Mesh, types: Mapping[str, str]) -> int:
+    """Bytes that one block of BLOCK_TOKENS positions takes on this rank, over all layers."""
+    sharding, total = Sharding(layout, mesh), 0
+    for layer in spec.layers:
+        keys, values = layer.mixer.cache(sharding).paged
+        begin, end = keys.dim.share(mesh)
+        total += (end - begin) * block_bytes(types[keys.name], types[values.name], keys.dim.width, values.dim.width)
+    return total
+
+
+def rope_bytes_per_position(spec: ModelSpec) -> int:
+    """Bytes of the cosines and sines of one position, over all tables of the model."""
+    return sum(4 * rope.dims for rope in spec.ropes.values())
+
+
+def state_bytes(spec: ModelSpec, layout: Layout, mesh: Mesh) -> int:
+    """Bytes that one sequence keeps on this rank beside its blocks, over all layers: what mixers carry on."""
+    sharding = Sharding(layout, mesh)
+    arrays = [array for layer in spec.layers for array in layer.mixer.cache(sharding).state]
+    return sum(4 * array.dim.local(mesh) for array in arrays)
+
+
+def free_memory(ranks_on_host: int) -> int:
+    """Bytes that are free for one of the ranks of this host."""
+    return native.lib.ckdist_available_memory() // ranks_on_host - RESERVE
+
+
+def require(needed: Mapping[str, int], ranks_on_host: int, remedy: str) -> None:
+    """CapacityError with the sum and its parts where they do not fit the memory that is free for this rank."""
+    free, total = max(0, free_memory(ranks_on_host)), sum(needed.values())
+    if total > free:
+        parts = ", ".join(f"{gigabytes(size)} of {name}" for name, size in needed.items() if size)
+        raise CapacityError(
+            f"training needs {gigabytes(total)} on each rank ({parts}), and {gigabytes(free)} are free: {remedy}"
+        )
