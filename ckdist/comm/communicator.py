@@ -395,8 +395,7 @@ def open_communicator(
     one_host = len(set(world.hosts)) == 1
     local = [r for r, host in enumerate(world.hosts) if host == world.hosts[world.rank]]
     share = share and (world.size == 1 or not one_host or transport == "auto")
-    if spins is None:
-        spins = _CROWDED_POLLS if len(local) > (os.cpu_count() or 1) else _PATIENT_POLLS
+    spins = spins or (_CROWDED_POLLS if len(local) > (os.cpu_count() or 1) else _PATIENT_POLLS)
     memory, rendezvous, chosen = ffi.NULL, ffi.NULL, None
     if share:
         memory, rendezvous = _share(world, local, arena_bytes, spins, timeout)

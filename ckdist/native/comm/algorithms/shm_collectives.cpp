@@ -334,6 +334,32 @@ void ShmCollectives::all_gather(const void* in, void* out, const int64_t* bytes)
   }
 }
 
+// Behind the parts of a slot: what its rank sends to each rank, then what it expects of each.
+int64_t* ShmCollectives::sizes(int i, uint32_t epoch) const {
+  return reinterpret_cast<int64_t*>(rendezvous_.slot(i, epoch) + kPiece);
+}
+
+void ShmCollectives::check_sent(int i, int64_t sent, int j, int64_t expected) const {
+  if (sent == expected) return;
+  rendezvous_.check_given_up();
+  fail(Status::comm, "rank %d sent %lld bytes in all_to_all where rank %d expected %lld", rendezvous_.name(i),
+       (long long)sent, rendezvous_.name(j), (long long)expected);
+}
+
+// That every peer sends what this rank expects, and expects what it sends; the longest part of any peer.
+int64_t ShmCollectives::check_sizes(const int64_t* send_bytes, const int64_t* recv_bytes, uint32_t epoch) const {
+  const int size = rendezvous_.size, index = rendezvous_.index;
+  int64_t longest = 0;
+  for (int k = 1; k < size; k++) {
+    const int i = (index + k) % size;
+    const int64_t* const theirs = sizes(i, epoch);
+    check_sent(i, theirs[index], index, recv_bytes[i]);
+    check_sent(index, send_bytes[i], i, theirs[size + index]);
+    longest = std::max(longest, *std::max_element(theirs, theirs + size));
+  }
+  return longest;
+}
+
 void ShmCollectives::all_to_all(const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes) {
   rendezvous_.begin("all_to_all");
   const int size = rendezvous_.size, index = rendezvous_.index;
@@ -347,45 +373,26 @@ void ShmCollectives::all_to_all(const void* in, const int64_t* send_bytes, void*
   const ShmRendezvous::Record elsewhere{moved(in, own_longest), -1, signature(Call::all_to_all, 0)};
   const auto part = [&](int64_t bytes, int64_t done) { return std::clamp<int64_t>(bytes - done, 0, most); };
   const auto place = [&](const ShmRendezvous::Record& of, int i) { return i * pitch + shift(of); };
-  // Behind the parts: what this rank sends to whom and gets from whom, so that a rank expecting something else is an
-  // error.
-  const auto sends = [&](int i, uint32_t epoch) {
-    return reinterpret_cast<int64_t*>(rendezvous_.slot(i, epoch) + kPiece);
-  };
-  const auto receives = [&](int i, uint32_t epoch) { return sends(i, epoch) + size; };
   const auto stage = [&](int64_t done) {
     uint8_t* const slot = rendezvous_.slot(index, rendezvous_.next());
     for (int r = 0; r < size; r++)
       copy(r == index ? to + sum_before(recv_bytes, r) + done : slot + place(elsewhere, r),
            from + sum_before(send_bytes, r) + done, part(send_bytes[r], done));
   };
-  const auto check = [&](int i, int64_t sent, int j, int64_t expected) {
-    if (sent == expected) return;
-    rendezvous_.check_given_up();
-    fail(Status::comm, "rank %d sent %lld bytes in all_to_all where rank %d expected %lld", rendezvous_.name(i),
-         (long long)sent, rendezvous_.name(j), (long long)expected);
-  };
-  check(index, send_bytes[index], index, recv_bytes[index]);
+  check_sent(index, send_bytes[index], index, recv_bytes[index]);
   ShmRendezvous::Record own = elsewhere;
   if (in != out && worth_direct_write(own_longest)) own.out = memory_->offset(out, sum_before(recv_bytes, size));
   if (own.out < 0) stage(0);
-  std::copy(send_bytes, send_bytes + size, sends(index, rendezvous_.next()));
-  std::copy(recv_bytes, recv_bytes + size, receives(index, rendezvous_.next()));
+  int64_t* const told = sizes(index, rendezvous_.next());
+  std::copy(recv_bytes, recv_bytes + size, std::copy(send_bytes, send_bytes + size, told));
   const bool probed = own_longest >= kDirectDistant;
   uint32_t now = meet(own, probed);
-  int64_t longest = own_longest;
-  for (int k = 1; k < size; k++) {
-    const int i = (index + k) % size;
-    const int64_t* const theirs = sends(i, now);
-    check(i, theirs[index], index, recv_bytes[i]);
-    check(index, send_bytes[i], i, theirs[size + index]);
-    longest = std::max(longest, larger(theirs));
-  }
+  const int64_t longest = std::max(own_longest, check_sizes(send_bytes, recv_bytes, now));
   const int placed = placed_outs(now);
   if (placed == size) {
     for (int k = 1; k < size; k++) {
       const int i = (index + k) % size;
-      write_to_peer(i, peer_out(i, now) + sum_before(receives(i, now), index), from + sum_before(send_bytes, i),
+      write_to_peer(i, peer_out(i, now) + sum_before(sizes(i, now) + size, index), from + sum_before(send_bytes, i),
                     send_bytes[i], sum_before(send_bytes, size) + sum_before(recv_bytes, size));
     }
     copy(to + sum_before(recv_bytes, index), from + sum_before(send_bytes, index), send_bytes[index]);

@@ -47,6 +47,9 @@ class ShmCollectives : public Collectives {
   void reduce_staged(const uint8_t* in, uint8_t* out, int64_t elements, Element e, ReduceOp op, uint32_t first);
   uint32_t meet(const ShmRendezvous::Record& own,
                 bool probe);  // posts, awaits the others, and measures their distance; the epoch
+  int64_t* sizes(int i, uint32_t epoch) const;
+  void check_sent(int i, int64_t sent, int j, int64_t expected) const;
+  int64_t check_sizes(const int64_t* send_bytes, const int64_t* recv_bytes, uint32_t epoch) const;
   bool worth_direct_write(int64_t bytes) const;
   void write_to_peer(int i, uint8_t* to, const uint8_t* from, int64_t bytes, int64_t total) const;
   void stage(uint8_t* slot, const uint8_t* in, int64_t elements, int64_t element) const;

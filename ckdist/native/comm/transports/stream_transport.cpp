@@ -267,72 +267,85 @@ bool StreamTransport::fill(int peer, int lane) {
   return true;
 }
 
+// A message that its receiver reads where it lies.
+void StreamTransport::open_placed(int peer, const Header& h) {
+  Peer& from = peers_[peer];
+  auto message = new_message();
+  message->bytes = h.total, message->tag = h.tag, message->mark = h.mark, message->sequence = h.sequence;
+  message->place = in_place(peer, h.offset, h.total);
+  if (h.sequence != from.announced || h.bytes || !message->place)
+    lost(peer, "sent a message out of order or out of reach");
+  from.announced++;
+  const auto posted =
+      std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == h.tag; });
+  if (posted == from.posted.end()) {
+    from.unexpected.push_back(std::move(message));
+    return;
+  }
+  const Posted here = *posted;
+  from.posted.erase(posted);
+  check_match(peer, *message, here.bytes, here.mark);
+  message->request = here.request;
+  take(peer, *message, here.data);
+}
+
+// The receiver has read it.
+void StreamTransport::open_taken(int peer, const Header& h) {
+  Peer& from = peers_[peer];
+  const auto lent = from.lent.find(h.sequence);
+  if (lent == from.lent.end() || h.bytes) lost(peer, "took what was not sent");
+  finish(lent->second);
+  from.lent.erase(lent);
+}
+
+void StreamTransport::announce(int peer, const Header& h) {
+  Peer& from = peers_[peer];
+  if (h.sequence != from.announced || h.offset != 0 || h.parts < 1 || h.parts > lanes_)
+    lost(peer, "sent a message out of order");
+  from.announced++;
+  auto message = new_message();
+  message->bytes = h.total, message->left = h.parts, message->tag = h.tag, message->mark = h.mark;
+  const auto posted =
+      std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == h.tag; });
+  if (posted != from.posted.end()) {
+    check_match(peer, *message, posted->bytes, posted->mark);
+    message->data = posted->data, message->request = posted->request;
+    from.posted.erase(posted);
+  } else {
+    unexpected_bytes_ += h.total;
+    if (unexpected_bytes_ > kMaxUnexpected)
+      fail(Status::comm, "%lld bytes arrived that nobody receives, the last from rank %d; at most %lld are held",
+           (long long)unexpected_bytes_, name_of(peer), (long long)kMaxUnexpected);
+    message->kept.resize(size_t(h.total));
+    from.unexpected.push_back(message);
+  }
+  from.arriving[h.sequence] = std::move(message);
+}
+
+bool StreamTransport::open_part(int peer, Stream& stream) {
+  const Header& h = stream.header;
+  Peer& from = peers_[peer];
+  const auto at = from.arriving.find(h.sequence);
+  if (at == from.arriving.end()) {
+    if (h.sequence < from.announced) lost(peer, "sent a part of a message twice");
+    return false;
+  }
+  Message& message = *at->second;
+  if (h.total != message.bytes) lost(peer, "sent parts of a message that do not fit");
+  stream.to = (message.kept.empty() ? message.data : message.kept.data()) + h.offset;
+  return true;
+}
+
 bool StreamTransport::open_frame(int peer, Stream& stream) {
   const Header& h = stream.header;
   Peer& from = peers_[peer];
   const bool sane = h.magic == kMagic && h.bytes >= 0 && h.offset >= 0 && h.total >= 0 && h.total <= kMaxMessage &&
                     h.bytes <= h.total - (h.kind <= kPart ? h.offset : 0);
   if (!sane) lost(peer, "sent something that is not a frame");
-  if (h.kind == kPlaced) {
-    auto message = new_message();
-    message->bytes = h.total, message->tag = h.tag, message->mark = h.mark, message->sequence = h.sequence;
-    message->place = in_place(peer, h.offset, h.total);
-    if (h.sequence != from.announced || h.bytes || !message->place)
-      lost(peer, "sent a message out of order or out of reach");
-    from.announced++;
-    const auto posted =
-        std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == h.tag; });
-    if (posted == from.posted.end()) {
-      from.unexpected.push_back(std::move(message));
-      return true;
-    }
-    const Posted here = *posted;
-    from.posted.erase(posted);
-    check_match(peer, *message, here.bytes, here.mark);
-    message->request = here.request;
-    take(peer, *message, here.data);
-    return true;
-  }
-  if (h.kind == kTaken) {
-    const auto lent = from.lent.find(h.sequence);
-    if (lent == from.lent.end() || h.bytes) lost(peer, "took what was not sent");
-    finish(lent->second);
-    from.lent.erase(lent);
-    return true;
-  }
-  if (h.kind == kMessage) {
-    if (h.sequence != from.announced || h.offset != 0 || h.parts < 1 || h.parts > lanes_)
-      lost(peer, "sent a message out of order");
-    from.announced++;
-    auto message = new_message();
-    message->bytes = h.total, message->left = h.parts, message->tag = h.tag, message->mark = h.mark;
-    const auto posted =
-        std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == h.tag; });
-    if (posted != from.posted.end()) {
-      check_match(peer, *message, posted->bytes, posted->mark);
-      message->data = posted->data, message->request = posted->request;
-      from.posted.erase(posted);
-    } else {
-      unexpected_bytes_ += h.total;
-      if (unexpected_bytes_ > kMaxUnexpected)
-        fail(Status::comm, "%lld bytes arrived that nobody receives, the last from rank %d; at most %lld are held",
-             (long long)unexpected_bytes_, name_of(peer), (long long)kMaxUnexpected);
-      message->kept.resize(size_t(h.total));
-      from.unexpected.push_back(message);
-    }
-    from.arriving[h.sequence] = std::move(message);
-  }
-  if (h.kind <= kPart) {
-    const auto at = from.arriving.find(h.sequence);
-    if (at == from.arriving.end()) {
-      if (h.sequence < from.announced) lost(peer, "sent a part of a message twice");
-      return false;
-    }
-    Message& message = *at->second;
-    if (h.total != message.bytes) lost(peer, "sent parts of a message that do not fit");
-    stream.to = (message.kept.empty() ? message.data : message.kept.data()) + h.offset;
-    return true;
-  }
+  if (h.kind == kPlaced) return open_placed(peer, h), true;
+  if (h.kind == kTaken) return open_taken(peer, h), true;
+  if (h.kind == kMessage) announce(peer, h);
+  if (h.kind <= kPart) return open_part(peer, stream);
   if (h.kind == kPut || h.kind == kGet || h.kind == kNotify) {
     const auto window = windows_.find(h.tag);
     if (window == windows_.end()) lost(peer, "addressed a window that this rank did not expose");

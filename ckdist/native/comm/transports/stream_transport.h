@@ -125,6 +125,10 @@ class StreamTransport : public Transport {
   void take(int peer, const Message& message, void* to);  // of a placed one
   bool drain(int peer, int lane);
   bool fill(int peer, int lane);
+  void open_placed(int peer, const Header& h);
+  void open_taken(int peer, const Header& h);
+  void announce(int peer, const Header& h);
+  bool open_part(int peer, Stream& stream);
   bool open_frame(int peer, Stream& stream);  // false: its message is not announced yet
   void close_frame(int peer, Stream& stream);
   void check_peer(int peer) const;
