@@ -8,7 +8,7 @@ bits either way, so the answer is one of speed alone.
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckdist.comm.protocol import World
@@ -32,14 +32,15 @@ class PrefillChoice:
     reason: str
     details: str = ""
     costs: LayerCosts | None = None
+    relative: float = 1.0  # of the mean layer to the first, which is measured
 
     def predicted(self, steps: list[tuple[int, int]], layers: int) -> float | None:
         """Seconds of the layers of steps, each of a phase and so many tokens, without context before them; None where
         nothing was measured.
         """
-        return (
-            None if self.costs is None else layers * sum(self.costs.predicted(phase, tokens) for phase, tokens in steps)
-        )
+        if self.costs is None:
+            return None
+        return layers * self.relative * sum(self.costs.predicted(phase, tokens) for phase, tokens in steps)
 
     def stats(self, executable: Executable) -> dict[str, float | str]:
         """For metrics: the reason, what was measured, the threshold (0: none), and how many tokens of steps with
@@ -100,6 +101,7 @@ def choose_prefill(
     measured = LayerCosts(*map(_tuples, fields)) if fields else None
     weights_moved = max(world.gather(models[PREFILL].weights_moved()))
     choice = choose(gains, measured, world.broadcast(kept), crowded, weights_moved)
+    choice = replace(choice, relative=max(world.gather(models[PREFILL].relative(max(gains)))))
     executable.prefill_from = choice.from_tokens
     return choice
 
