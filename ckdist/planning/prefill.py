@@ -1,7 +1,7 @@
-"""From how many tokens on a step with prompts runs token-parallel: by a cost model first (`prefill_cost`), then by a
+"""From how many tokens on a step with prompts runs token-parallel: by a cost model first (`cost`), then by a
 measurement.
 
-A measurement (`layer_costs`) is made only of steps for which the model predicts a gain worth it. Logits are the same
+A measurement (`measured_cost`) is made only of steps for which the model predicts a gain worth it. Logits are the same
 bits either way, so the answer is one of speed alone.
 """
 
@@ -72,7 +72,7 @@ def choose_prefill(
 ) -> PrefillChoice:
     """Sets the executable's `prefill_from`; a collective call, before anything is in the cache.
 
-    `models`: this rank's, of the executable's plans. What is kept for `key_of()` (as of `layer_costs`) comes first;
+    `models`: this rank's, of the executable's plans. What is kept for `key_of()` (as of `measured_cost`) comes first;
     then sizes for which the models predict too little are not asked about, and the others are measured, or with `anew`
     all are. Within `held()` this rank does nothing beside. `crowded`: threads share cores, wait for one another as the
     system pleases, and are measured with `anew` alone.
