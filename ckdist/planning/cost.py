@@ -8,6 +8,7 @@ and what every rank repeats. It chooses nothing.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ckdist.comm.protocol import World
 from ckdist.layout import Dim, Mesh
@@ -66,7 +67,7 @@ def rank_places(world: World, placement: Placement, threads: int) -> list[RankPl
 
 
 class LayerModel:
-    """Prices one rank's layer of a program.
+    """Prices one rank's layer of a program: where layers differ, their mean.
 
     `places`: of all ranks, `mesh` has this one's rank. `weight(name)`: bytes per element of a matrix and the activation
     format it is multiplied with.
@@ -80,33 +81,46 @@ class LayerModel:
         isa: str,
         weight: Callable[[str], tuple[float, int]],
     ) -> None:
-        self.layer, self.mesh, self.places, self.weight = one_layer(program), mesh, places, weight
+        self.layers, self.mesh, self.places, self.weight = layers_of(program), mesh, places, weight
         self.own = places[mesh.rank]
         self.operations = OPERATIONS.get(isa, OPERATIONS["avx2"])
         self.neighbours = sum((p.host, p.node) == (self.own.host, self.own.node) for p in places)
 
     def seconds(self, tokens: int) -> float:
         """Of one layer of a step with `tokens` tokens of one prompt and no context before them."""
-        return sum(self._seconds(instr, tokens) for instr in self.layer)
+        return self._mean(lambda layer: sum(self._seconds(instr, tokens) for instr in layer))
+
+    def relative(self, tokens: int) -> float:
+        """How many times longer than the first layer a layer takes, in the mean."""
+        first = sum(self._seconds(instr, tokens) for instr in self.layers[0][0])
+        return self.seconds(tokens) / first
+
+    def _mean(self, price: Callable[[tuple[Instr, ...]], float]) -> float:
+        """The mean over the layers; of layers that are alike the price of one."""
+        if len(self.layers) == 1:
+            return price(self.layers[0][0])
+        return sum(count * price(layer) for layer, count in self.layers) / sum(count for _, count in self.layers)
 
     def moved(self, tokens: int) -> float:
         """Bytes that this rank reads of other ranks' activations."""
-        return sum(count for instr in self.layer for _, count in self._reads(instr, tokens))
+        return self._mean(lambda layer: sum(count for instr in layer for _, count in self._reads(instr, tokens)))
 
     def weights_moved(self) -> float:
         """Bytes that this rank reads of other ranks' weights in a layer, whatever the number of tokens: where tokens
         are sharded, all of each matrix but its own share.
         """
-        total = 0.0
-        for instr in self.layer:
-            rows = instr.inputs[0].dims[0]
-            if instr.op != "linear" or not rows.axis:
-                continue
-            others = 1 - 1 / self.mesh.size(rows.axis)
-            for w in (w for w in instr.weights if w is not None and len(w.dims) == 2):
-                elements = w.dims[0].local(self.mesh) * w.dims[1].local(self.mesh)
-                total += elements * self.weight(w.name)[0] * others
-        return total
+        return self._mean(lambda layer: sum(map(self._weights_read, layer)))
+
+    def _weights_read(self, instr: Instr) -> float:
+        """Bytes of other ranks' weights that one instruction reads."""
+        rows = instr.inputs[0].dims[0]
+        if instr.op != "linear" or not rows.axis:
+            return 0.0
+        others = 1 - 1 / self.mesh.size(rows.axis)
+        matrices = (w for w in instr.weights if w is not None and len(w.dims) == 2)
+        return sum(
+            w.dims[0].local(self.mesh) * w.dims[1].local(self.mesh) * self.weight(w.name)[0] * others for w in matrices
+        )
 
     def _seconds(self, instr: Instr, tokens: int) -> float:
         """Of one instruction."""
@@ -177,12 +191,20 @@ class LayerModel:
         return -(-rows // self.mesh.size(dim.axis)) if dim.axis else rows
 
 
-def one_layer(program: Program) -> tuple[Instr, ...]:
-    """The instructions from behind the first attention to the second, which are one layer's; all of a model with a
-    single layer.
+def layers_of(program: Program) -> list[tuple[tuple[Instr, ...], int]]:
+    """The instructions from behind an attention to the next, which are one layer's, and how many layers are like that,
+    in the order in which they come first; all of a model with a single layer.
     """
     attends = [i for i, instr in enumerate(program.instrs) if instr.op == "attend"]
-    return program.instrs[attends[0] + 1 : attends[1] + 1] if len(attends) > 1 else program.instrs
+    if len(attends) < 2:
+        return [(program.instrs, 1)]
+    alike: dict[tuple[object, ...], tuple[tuple[Instr, ...], int]] = {}
+    for begin, end in pairwise(attends):
+        layer = program.instrs[begin + 1 : end + 1]
+        shape = tuple((instr.op, tuple(v.dims for v in (*instr.inputs, *instr.outputs))) for instr in layer)
+        first, count = alike.get(shape, (layer, 0))
+        alike[shape] = first, count + 1
+    return list(alike.values())
 
 
-__all__ = ["LayerModel", "RankPlace", "one_layer", "place_of", "rank_places"]
+__all__ = ["LayerModel", "RankPlace", "layers_of", "place_of", "rank_places"]

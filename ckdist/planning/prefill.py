@@ -1,14 +1,14 @@
-"""From how many tokens on a step with prompts runs token-parallel: by a cost model first (`prefill_cost`), then by a
+"""From how many tokens on a step with prompts runs token-parallel: by a cost model first (`cost`), then by a
 measurement.
 
-A measurement (`layer_costs`) is made only of steps for which the model predicts a gain worth it. Logits are the same
+A measurement (`measured_cost`) is made only of steps for which the model predicts a gain worth it. Logits are the same
 bits either way, so the answer is one of speed alone.
 """
 
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckdist.comm.protocol import World
@@ -32,14 +32,15 @@ class PrefillChoice:
     reason: str
     details: str = ""
     costs: LayerCosts | None = None
+    relative: float = 1.0  # of the mean layer to the first, which is measured
 
     def predicted(self, steps: list[tuple[int, int]], layers: int) -> float | None:
         """Seconds of the layers of steps, each of a phase and so many tokens, without context before them; None where
         nothing was measured.
         """
-        return (
-            None if self.costs is None else layers * sum(self.costs.predicted(phase, tokens) for phase, tokens in steps)
-        )
+        if self.costs is None:
+            return None
+        return layers * self.relative * sum(self.costs.predicted(phase, tokens) for phase, tokens in steps)
 
     def stats(self, executable: Executable) -> dict[str, float | str]:
         """For metrics: the reason, what was measured, the threshold (0: none), and how many tokens of steps with
@@ -71,7 +72,7 @@ def choose_prefill(
 ) -> PrefillChoice:
     """Sets the executable's `prefill_from`; a collective call, before anything is in the cache.
 
-    `models`: this rank's, of the executable's plans. What is kept for `key_of()` (as of `layer_costs`) comes first;
+    `models`: this rank's, of the executable's plans. What is kept for `key_of()` (as of `measured_cost`) comes first;
     then sizes for which the models predict too little are not asked about, and the others are measured, or with `anew`
     all are. Within `held()` this rank does nothing beside. `crowded`: threads share cores, wait for one another as the
     system pleases, and are measured with `anew` alone.
@@ -100,6 +101,7 @@ def choose_prefill(
     measured = LayerCosts(*map(_tuples, fields)) if fields else None
     weights_moved = max(world.gather(models[PREFILL].weights_moved()))
     choice = choose(gains, measured, world.broadcast(kept), crowded, weights_moved)
+    choice = replace(choice, relative=max(world.gather(models[PREFILL].relative(max(gains)))))
     executable.prefill_from = choice.from_tokens
     return choice
 

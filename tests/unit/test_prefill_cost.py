@@ -10,9 +10,12 @@ import pytest
 from ckdist.engine.launch import BUNDLED
 from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS, Mesh
 from ckdist.models.decoder import forward
+from ckdist.models.spec import Attention
 from ckdist.planning import cost as prefill_cost
-from ckdist.planning.cost import LayerModel, RankPlace, one_layer, place_of
+from ckdist.planning.cost import LayerModel, RankPlace, layers_of, place_of
+from ckdist.planning.memory import state_bytes
 from ckdist.planning.prefill import WORTH_MEASURING, predicted_gains, promising
+from ckdist.program.cache import CacheArray
 from ckdist.program.tracer import trace
 from ckdist.topology import read_machine
 from ckdist.topology.placement import place_rank, threads_of
@@ -86,12 +89,13 @@ def test_a_layer_has_each_of_its_weights_once():
     for layout in (TENSOR, TOKEN):
         names = [
             w.name
-            for instr in one_layer(trace(forward, SPEC, layout, Mesh({"tp": 2})))
+            for instr in layers_of(trace(forward, SPEC, layout, Mesh({"tp": 2})))[0][0]
             for w in instr.weights
             if w is not None
         ]
         assert len(names) == len({name.rpartition("layers.")[2].partition(".")[2] for name in names}) == 9
-        assert len(one_layer(trace(forward, resized(SPEC, layers=1), layout, Mesh({"tp": 2})))) > 10
+        ((layer, count),) = layers_of(trace(forward, resized(SPEC, layers=1), layout, Mesh({"tp": 2})))
+        assert len(layer) > 10 and count == 1
 
 
 @pytest.mark.parametrize("spec, weight", [(SPEC, BFLOAT16), (SMOLLM2, Q4_1), (LARGE, Q4_1)])
@@ -165,3 +169,30 @@ def test_hosts_pay_the_same_wire_both_ways(monkeypatch):
         == pytest.approx(seconds[1] - token.seconds(512))
         == pytest.approx(2 * 512 * SPEC.hidden_size * 4 / 1e9)
     )
+
+
+def test_costs_of_unequal_layers_add_up():
+    """The mean layer of a model whose layers differ: what each kind costs, as often as it is there."""
+    wide = resized(SPEC, ffn=4 * SPEC.layers[0].ffn.intermediate_size)
+    mixed = dataclasses.replace(SPEC, layers=(SPEC.layers[0], wide.layers[0], wide.layers[0], SPEC.layers[0]))
+    (((tensor, _),), ((narrow, _),), ((broad, _),)) = (models(spec, neighbours(1))[:1] for spec in (mixed, SPEC, wide))
+    expected = (narrow.seconds(64) + 2 * broad.seconds(64)) / 3  # between four attentions
+    assert tensor.seconds(64) == pytest.approx(expected)
+    assert tensor.relative(64) == pytest.approx(expected / narrow.seconds(64)) and narrow.relative(64) == 1
+
+
+def test_state_of_a_sequence_is_planned():
+    """A mixer that carries a state on, sharded by heads, made here; what fits beside it is less."""
+
+    class Recurrent(Attention):
+        def cache(self, sharding):
+            heads, _ = sharding.heads(self.num_heads, self.num_kv_heads, 10)
+            return dataclasses.replace(super().cache(sharding), state=(CacheArray("state", heads),))
+
+    a = SPEC.layers[0].mixer
+    fields = {field.name: getattr(a, field.name) for field in dataclasses.fields(a)}
+    layers = (dataclasses.replace(SPEC.layers[0], mixer=Recurrent(**fields)), *SPEC.layers[1:])
+    spec = dataclasses.replace(SPEC, layers=layers)
+    each = [state_bytes(spec, TENSOR, Mesh({"tp": 2}, rank)) for rank in range(2)]
+    assert sum(each) == a.num_heads * 10 * 4 and min(each) > 0
+    assert state_bytes(SPEC, TENSOR, Mesh({"tp": 2})) == 0

@@ -1,0 +1,75 @@
+"""`ckdist bench`."""
+
+from dataclasses import dataclass
+
+from ckdist.config.engine import EngineConfig
+from ckdist.config.options import integer, integer_list, option
+from ckdist.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig(EngineConfig):
+    """`ckdist bench`: measure a model's prefill and decode, or the machine itself."""
+
+    target: str = option("model", "target", choices=("model", "machine", "comm"), help="what to measure")
+    tune: bool = option(
+        False,
+        "--tune",
+        help=(
+            "measure anew what is kept for later runs; comm: which algorithm suits which size, model: how prefill runs"
+        ),
+    )
+    n_prompt: tuple[int, ...] = option(
+        (512,),
+        "-p",
+        "--n-prompt",
+        parse=integer_list,
+        low=0,
+        high=1 << 24,
+        metavar="N",
+        help="prompt lengths, as 512 or 128,512; 0: none",
+    )
+    n_gen: tuple[int, ...] = option(
+        (128,),
+        "-n",
+        "--n-gen",
+        parse=integer_list,
+        low=0,
+        high=1 << 24,
+        metavar="N",
+        help="generated lengths, as 128 or 32,128; 0: none",
+    )
+    n_depth: tuple[int, ...] = option(
+        (0,),
+        "-d",
+        "--n-depth",
+        parse=integer_list,
+        low=0,
+        high=1 << 24,
+        metavar="N",
+        help="tokens of context before what is measured, as 0,8192",
+    )
+    n_parallel: tuple[int, ...] = option(
+        (1,),
+        "-npl",
+        "--n-parallel",
+        parse=integer_list,
+        low=1,
+        high=4096,
+        metavar="N",
+        help="sequences that generate together, as 1,4,16",
+    )
+    sweep: bool = option(
+        False,
+        "--sweep",
+        help="prefill and decode over a growing context (see --ctx-size), and decode by number of threads",
+    )
+    repetitions: int = option(
+        5, "-r", "--repetitions", parse=integer, low=1, high=10000, metavar="N", help="how often each is measured"
+    )
+    output: str = option("md", "-o", "--output", choices=("json", "md", "csv"), help="format of the rows")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target == "model" and not self.sweep and not any((*self.n_prompt, *self.n_gen)):
+            raise ConfigError("--n-prompt 0 and --n-gen 0 leave nothing to measure: give one of them")

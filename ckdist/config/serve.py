@@ -1,0 +1,93 @@
+"""`ckdist serve`."""
+
+import re
+from dataclasses import dataclass
+
+from ckdist.config.engine import EngineConfig
+from ckdist.config.options import byte_size, integer, option, real
+from ckdist.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(EngineConfig):
+    """`ckdist serve`: answer the OpenAI API over HTTP."""
+
+    host: str = option("127.0.0.1", "--host", help="address to listen on")
+    port: int = option(
+        8080, "--port", parse=integer, low=0, high=65535, metavar="N", help="port to listen on; 0: any free one"
+    )
+    alias: str | None = option(
+        None, "-a", "--alias", metavar="NAME", help="model name in answers (default: from the model file)"
+    )
+    api_key: str | None = option(
+        None,
+        "--api-key",
+        metavar="KEY",
+        secret=True,
+        help="key that clients must send; several are separated by commas",
+    )
+    api_key_file: str | None = option(None, "--api-key-file", metavar="FILE", help="file with one key per line")
+    cors_origin: tuple[str, ...] = option(
+        (),
+        "--cors-origin",
+        repeat=True,
+        metavar="ORIGIN",
+        help=(
+            "web pages of this origin may use the server, as https://chat.example:3000; * is all; may be given "
+            "several times"
+        ),
+    )
+    allowed_host: tuple[str, ...] = option(
+        (),
+        "--allowed-host",
+        repeat=True,
+        metavar="NAME",
+        help=(
+            "name by which clients may call a server on loopback, beside localhost and addresses; may be given "
+            "several times"
+        ),
+    )
+    max_queue: int = option(
+        128,
+        "--max-queue",
+        parse=integer,
+        low=0,
+        high=1 << 16,
+        metavar="N",
+        help="most sequences waiting beyond --parallel; then HTTP 429",
+    )
+    max_body: int = option(
+        8 << 20, "--max-body", parse=byte_size, low=1 << 10, high=1 << 30, metavar="SIZE", help="largest request body"
+    )
+    strict_fields: bool = option(
+        False, "--strict-fields", help="refuse requests with a field that is not known, instead of ignoring it"
+    )
+    timeout: float = option(
+        600.0,
+        "--timeout",
+        parse=real,
+        low=1,
+        high=86400,
+        metavar="SECONDS",
+        help="a request without progress for so long is ended",
+    )
+    drain_timeout: float = option(
+        30.0,
+        "--drain-timeout",
+        parse=real,
+        low=0,
+        high=86400,
+        metavar="SECONDS",
+        help="how long running requests may finish after SIGTERM",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for origin in self.cors_origin:
+            if origin not in ("*", "null") and not re.fullmatch(
+                r"[a-z][a-z0-9+.-]*://[^/\s]+/?", origin, re.IGNORECASE
+            ):
+                raise ConfigError(f"--cors-origin ({origin}) must be scheme://host or scheme://host:port, or *")
+        for host in self.allowed_host:
+            if not re.fullmatch(r"[\w.-]+", host):
+                raise ConfigError(f"--allowed-host ({host}) must be a name without port")
