@@ -296,9 +296,11 @@ def test_a_training_that_loses_a_rank_ends_and_goes_on(hosts, tmp_path):
     lost.kill()
     began = time.monotonic()
     assert any(output.wait(15)), output.text()
-    assert time.monotonic() - began < 10 and f"ckdist: rank 0: rank 1 (on {hosts.namespaces[1]}) " in output.text(), (
-        output.text()
-    )
+    named = [
+        f"ckdist: rank 0: rank 1 (on {hosts.namespaces[1]}) ",
+        f"rank 1 with PID {lost.pid} on node",
+    ]  # or mpirun's
+    assert time.monotonic() - began < 10 and any(words in output.text() for words in named), output.text()
     assert hosts.wait_empty(2) == []
     done = max(int(p.name.split("-")[1]) for p in (tmp_path / "out").glob("checkpoint-*"))
     code, said = hosts.run(1, *CKDIST, "train", str(path), "--set", f"max_steps={done + 2}")
