@@ -238,7 +238,7 @@ struct Attend : StepRun<Inference, ckdist_attend_step> {
       const Split split = split_of();
       if (split.spans_each > 0) return attend_split(split);
     }
-    // One token per sequence: whoever stores a kv-head's key also attends to it, so no barrier stands between.
+    // One token per sequence: the thread that stores a kv-head's key also attends to it: no barrier is needed.
     const auto attend_one = [&](int sequence, int kv_head, bool next) {
       rotate_and_store(sequence, sequence, kv_head);
       AttentionTask task = task_of({sequence, 0, 1, kv_head});
