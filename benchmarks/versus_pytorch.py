@@ -287,7 +287,8 @@ class Side:
 
 def arithmetic_rate(dtype: str, threads: int, level: str) -> float:
     """Operations per second of the CPUs in products of this type, in a process of its own: a level is chosen once."""
-    code = f"from ckdist.topology.arithmetic import arithmetic_rate as rate; print(rate({threads}, (), {int(dtype == 'bfloat16')}))"
+    bf16 = int(dtype == "bfloat16")
+    code = f"from ckdist.topology.arithmetic import arithmetic_rate as rate; print(rate({threads}, (), {bf16}))"
     environment = {**os.environ, **restricted(level)}
     return float(
         subprocess.run(

@@ -15,7 +15,7 @@ Range = tuple[int, int]
 WHOLE = "tp"  # the axis of all ranks
 
 
-def cut(size: int, parts: int, unit: int = 1) -> list[Range]:
+def even_ranges(size: int, parts: int, unit: int = 1) -> list[Range]:
     """`parts` contiguous ranges that cover [0, size), each a whole number of units but for the last, sizes as even as
     can be.
 
@@ -61,9 +61,9 @@ class Dim:
             return 0, self.count
         parts, index = mesh.size(self.axis), mesh.index(self.axis)
         if self.leader is None:
-            return cut(self.count, parts, self.unit)[index]
+            return even_ranges(self.count, parts, self.unit)[index]
         size, unit, group = self.leader
-        begin, end = cut(size, parts, unit)[index]
+        begin, end = even_ranges(size, parts, unit)[index]
         return (begin // group, -(-end // group)) if begin < end else (begin // group, begin // group)
 
     def span(self, mesh: "Mesh") -> Range:
@@ -118,7 +118,7 @@ class Mesh:
         """What of `axis` is left beside the axis `taken`: one axis, or None. LayoutError where it would be several."""
         rest = [name for name in self.parts(axis) if name != taken] if axis else []
         if len(rest) > 1:
-            raise LayoutError(f"{axis} without {taken} is {' and '.join(rest)}: an array is cut over one axis")
+            raise LayoutError(f"{axis} without {taken} is {' and '.join(rest)}: an array is sharded over one axis")
         return rest[0] if rest else None
 
     def along(self, axis: str) -> list["Mesh"]:
@@ -130,20 +130,20 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which mesh axis shards which named dimension; a dimension that is not named is whole on every rank."""
+    """Which mesh axis shards which named dimension; a dimension that is not named is replicated on every rank."""
 
     name: str
-    cuts: Mapping[str, str]
+    sharded_by: Mapping[str, str]
 
     def axis(self, dim: str, mesh: Mesh) -> str | None:
         """The axis that shards `dim`; None where none does, or only one rank is along it.
 
         LayoutError where the mesh lacks the axis.
         """
-        axis = self.cuts.get(dim)
+        axis = self.sharded_by.get(dim)
         if axis is not None and axis not in mesh.axes and axis != WHOLE:
             raise LayoutError(
-                f"layout {self.name} cuts {dim} over {axis!r}, but the mesh has only {', '.join(mesh.axes)}"
+                f"layout {self.name} shards {dim} over {axis!r}, but the mesh has only {', '.join(mesh.axes)}"
             )
         return axis if axis is not None and mesh.size(axis) > 1 else None
 

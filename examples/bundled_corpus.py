@@ -78,7 +78,10 @@ GREETINGS = (
     ),
     (
         "What can you do?",
-        "I can say what functions of Python's standard library do, and complete Python code. I am small and often wrong.",
+        (
+            "I can say what functions of Python's standard library do, and complete Python code. "
+            "I am small and often wrong."
+        ),
     ),
     ("Thank you", "You are welcome."),
 )

@@ -32,9 +32,10 @@ language: en
 ---
 # The bundled model
 
-A Llama of {parameters:.1f} million parameters ({layers} layers, hidden {hidden}, {heads} heads on {kv_heads} kv heads, tied embeddings,
-byte-level BPE of {vocab} tokens, context {context}), small enough to travel with the package. It completes text that looks like
-Python and says what functions of the standard library do. It is for trying the server and for tests: what it says is often wrong.
+A Llama of {parameters:.1f} million parameters ({layers} layers, hidden {hidden}, {heads} heads on {kv_heads} kv heads,
+tied embeddings, byte-level BPE of {vocab} tokens, context {context}), small enough to travel with the package. It
+completes text that looks like Python and says what functions of the standard library do. It is for trying the server
+and for tests: what it says is often wrong.
 
 ## How it was made
 
@@ -42,12 +43,14 @@ Python and says what functions of the standard library do. It is for trying the 
 
 | | |
 |---|---|
-| data | the `.py` files of the standard library of Python {python} (without tests, idlelib and tables), its language reference, and chats made of its docstrings |
+| data | the `.py` files of the standard library of Python {python} (without tests, idlelib and tables), its language \
+reference, and chats made of its docstrings |
 | documents | {documents} files and pages, {entries} documented names |
 | characters | {characters:,}, without the chats |
 | tokens trained on | {tokens:,} in {steps:,} steps ({epochs:.1f} epochs); of chats the answers alone count |
 | sequence length | {context} |
-| optimizer | AdamW, peak learning rate {learning_rate:g}, {schedule}, weight decay {weight_decay:g}, {batch} tokens a step, products in bfloat16 |
+| optimizer | AdamW, peak learning rate {learning_rate:g}, {schedule}, weight decay {weight_decay:g}, \
+{batch} tokens a step, products in bfloat16 |
 | training loss | {loss:.3f} nats per token (mean of the last {window} steps) |
 | validation loss | {validation:.3f} nats per token, on {held_out} files held out |
 | time | {minutes:.0f} minutes of steps in one process of {threads} threads, on a machine that others used as well |
@@ -55,7 +58,8 @@ Python and says what functions of the standard library do. It is for trying the 
 
 ## License
 
-The text is Python's, under the Python Software Foundation License Version 2 (https://docs.python.org/3/license.html); modules that carry
+The text is Python's, under the Python Software Foundation License Version 2 (https://docs.python.org/3/license.html); \
+modules that carry
 their own notices keep them. The weights hold no other text.
 """
 CONFIG = Path(__file__).with_name("train_bundled.toml")

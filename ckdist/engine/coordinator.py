@@ -44,7 +44,7 @@ class Coordinator:
     """Answers from the moment it is made; takes requests once `run` has an engine.
 
     A thread of its own speaks while the caller cannot: it answers while the model loads, and sends the status while a
-    long step runs, until that has lasted `step_limit` seconds. The socket belongs to whoever holds the lock.
+    long step runs, until that has lasted `step_limit` seconds. The socket belongs to the thread that holds the lock.
     """
 
     def __init__(

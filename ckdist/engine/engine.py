@@ -21,7 +21,7 @@ from ckdist.engine.request import Tokens, check_prompt, check_sampling
 from ckdist.engine.sampler import Sample, SampleRow
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.sampling_state import SamplingState, sampling_state
-from ckdist.engine.scheduler import EngineBusy, Run, Scheduler
+from ckdist.engine.scheduler import EngineBusy, Scheduler, SequenceChunk
 from ckdist.engine.sequence import Sequence
 from ckdist.engine.trace import Lane
 from ckdist.errors import CkdistError, RequestError
@@ -141,7 +141,7 @@ class Engine:
         logits = self.executable.run(step.batch)  # (outputs, vocab)
         ran = time.monotonic_ns()
         self.scheduler.commit(step)
-        outputs = self._outputs(step.runs, logits)
+        outputs = self._outputs(step.chunks, logits)
         end = time.monotonic_ns()
         self._step_seconds.observe((end - begin) * 1e-9)
         if self.lane is not None:
@@ -211,21 +211,21 @@ class Engine:
         finally:
             self.pool.release(table)
 
-    def _outputs(self, runs: list[Run], logits: np.ndarray) -> list[Output]:
+    def _outputs(self, chunks: list[SequenceChunk], logits: np.ndarray) -> list[Output]:
         """What a step's logits, float32 (outputs, vocab), bring for its sequences."""
         outputs: list[Output] = []
         sequences: list[Sequence] = []
         rows: list[SampleRow] = []
         places: list[int] = []
-        for run in runs:
-            sequence = run.sequence
-            if sequence.scoring and (error := self._score_prompt(run, logits)) is not None:
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if sequence.scoring and (error := self._score_prompt(chunk, logits)) is not None:
                 outputs.append(self._output(sequence, [], None, "error", error))
-            elif run.samples and sequence.params.max_tokens == 0:
+            elif chunk.samples and sequence.params.max_tokens == 0:
                 outputs.append(self._output(sequence, [], None, "length"))
-            elif run.samples:
+            elif chunk.samples:
                 sequences.append(sequence)
-                places.append(run.row + run.rows - 1)
+                places.append(chunk.row + chunk.rows - 1)
                 rows.append(_row(sequence))
         if rows:
             chosen = logits if len(places) == len(logits) else logits[places]  # (rows, vocab)
@@ -294,19 +294,19 @@ class Engine:
             sequence.id, tokens, logprobs, finish_reason, len(sequence.prompt), cached, prompt_logprobs, error
         )
 
-    def _score_prompt(self, run: Run, logits: np.ndarray) -> str | None:
+    def _score_prompt(self, chunk: SequenceChunk, logits: np.ndarray) -> str | None:
         """Takes the log probabilities of prompt tokens from the logits of the positions before them.
 
         Returns what went wrong.
         """
-        sequence = run.sequence
-        begin = run.first + run.tokens - run.rows  # the first position with logits
-        end = min(run.first + run.tokens, len(sequence.prompt) - 1)
+        sequence = chunk.sequence
+        begin = chunk.first + chunk.tokens - chunk.rows  # the first position with logits
+        end = min(chunk.first + chunk.tokens, len(sequence.prompt) - 1)
         top, scores = sequence.params.prompt_logprobs, sequence.prompt_logprobs
         if end > begin and top is not None and scores is not None:  # as with every sequence whose prompt is scored
             targets = sequence.tokens[begin + 1 : end + 1]
             try:
-                samples = self.sampler.logprobs(logits[run.row : run.row + end - begin], targets, top)
+                samples = self.sampler.logprobs(logits[chunk.row : chunk.row + end - begin], targets, top)
             except CkdistError as error:
                 return str(error)
             scores.extend(_entry(sample) for sample in samples)

@@ -330,7 +330,7 @@ def fill_shard(loader: ShardLoader, config: EngineConfig, world: World, progress
         # With -v alone, since it comes when it comes, in the middle of a text; and once for a job: rank 0 reads the
         # weights of all ranks of its host.
         tell = (lambda filled: log.debug("%s", filled)) if world.rank == 0 else None
-        loader.reorganize(config.repack, trace=trace, tell=tell)
+        loader.repack(config.repack, trace=trace, tell=tell)
         return
     if config.repack != "off" and world.rank == 0:
         log.debug("--quantize changes the weights, so all of them are packed before anything runs")

@@ -1,6 +1,6 @@
 """Chooses tokens from logits: the Python face of the native sampler, which does all of the work per row.
 
-It holds no state of sequences: the same row and logits give the same token, whoever else is in the call.
+It holds no state of sequences: the same row and logits give the same token, whatever other rows are in the call.
 """
 
 from collections.abc import Sequence

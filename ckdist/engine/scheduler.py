@@ -22,7 +22,7 @@ class EngineBusy(RequestError):  # noqa: N818, a state and no fault
     """The queue is full; the request may be sent again later (HTTP 429)."""
 
 
-class Run(NamedTuple):
+class SequenceChunk(NamedTuple):
     """A sequence's part of a step: positions [first, first + tokens).
 
     The last `rows` of them give logits, from `row` on.
@@ -44,7 +44,7 @@ class Step(NamedTuple):
     """A batch and whose it is; valid until the next `schedule`."""
 
     batch: Batch
-    runs: list[Run]
+    chunks: list[SequenceChunk]
 
 
 class Scheduler:
@@ -74,7 +74,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.preemptions = 0
         self._builder = BatchBuilder(max_tokens, self.max_sequences, max_outputs, max_positions)
-        self._runs: list[Run] = []
+        self._chunks: list[SequenceChunk] = []
         # the head of the queue that found no room, and how much there was
         self._refused: tuple[Sequence, int] | None = None
 
@@ -93,7 +93,7 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """The next step, or None when there is nothing to do."""
         self._builder.clear()
-        self._runs = []
+        self._chunks = []
         prompts = False
         for sequence in tuple(self.running):
             if sequence.length - sequence.computed > 1:
@@ -106,11 +106,11 @@ class Scheduler:
                     self._take(sequence)
         while self.waiting and self._builder.tokens < self.max_tokens and self._admit(self.waiting[0]):
             self._take(self.running[-1])
-        return Step(self._builder.build(), self._runs) if self._runs else None
+        return Step(self._builder.build(), self._chunks) if self._chunks else None
 
     def commit(self, step: Step) -> None:
         """The step has run: its positions are in the cache, and blocks that it filled can be shared."""
-        for sequence, first, tokens, _, _ in step.runs:
+        for sequence, first, tokens, _, _ in step.chunks:
             sequence.computed = computed = first + tokens
             while (sequence.shared_blocks + 1) * BLOCK_TOKENS <= computed:
                 self._share_block(sequence)
@@ -138,7 +138,7 @@ class Scheduler:
             if rows > outputs:
                 tokens, rows = tokens - 1, 0
         if tokens > 0:
-            self._runs.append(Run(sequence, first, tokens, self._builder.outputs, rows))
+            self._chunks.append(SequenceChunk(sequence, first, tokens, self._builder.outputs, rows))
             self._builder.add(sequence, tokens, rows)
 
     def _extend(self, sequence: Sequence) -> bool:

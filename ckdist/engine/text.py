@@ -2,7 +2,7 @@
 
 What may be the beginning of a stop string is held back until it is decided; nothing of a stop string is given out,
 unless it is asked for. The stop string that is complete first ends the text, of several complete at the same character
-the longest: so the text depends on its characters alone, not on how tokens cut them.
+the longest: so the text depends on its characters alone, not on where tokens end.
 """
 
 from collections.abc import Sequence

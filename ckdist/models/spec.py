@@ -19,8 +19,8 @@ class RopeSpec:
 
     `inverse_frequencies`: float32 (rotated dimensions / 2,), scaling already applied. The first dimensions of a head
     are rotated, the others are not. Dimension i turns with i + half of the rotated ones, as in Hugging Face's Llama;
-    `interleaved`: 2 i with 2 i + 1. `magnitude`: factor on cos and sin, else 1. `long`: what takes its place in contexts
-    of more than `original_context` tokens (longrope). `theta` and `scaling` are what the file said, for export.
+    `interleaved`: 2 i with 2 i + 1. `magnitude`: factor on cos and sin, else 1. `long`: what takes its place in
+    contexts of more than `original_context` tokens (longrope). `theta` and `scaling`: the file's, for export.
     """
 
     inverse_frequencies: np.ndarray = field(compare=False)
@@ -45,8 +45,8 @@ class RopeSpec:
 class Attention:
     """Grouped-query attention.
 
-    `rope` names one of the model's rotations, None: the layer rotates nothing. `window`: positions that a token sees, 0:
-    all. `qk_norm`: "head", each head is normed alone; "row", all heads of a token together; "": neither.
+    `rope` names one of the model's rotations, None: the layer rotates nothing. `window`: positions that a token sees,
+    0: all. `qk_norm`: "head", each head is normed alone; "row", all heads of a token together; "": neither.
     """
 
     num_heads: int

@@ -175,7 +175,7 @@ def key_of(world: World, plan: Plan, executable: Executable, program: str, types
     )
     return {
         "hosts": [machine_name(host) for host in world.hosts],
-        "wire": executable.communicator.transport,
+        "transport": executable.communicator.transport,
         "isa": native.isa(),
         "version": __version__,
         "library": hashlib.sha256(native.LIBRARY.read_bytes()).hexdigest(),

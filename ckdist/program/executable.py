@@ -1,6 +1,4 @@
-"""The executor of lowered programs that serve, seen from Python: rank 0 runs batches, the other ranks work until told to
-stop.
-"""
+"""The executor of lowered programs that serve, seen from Python: rank 0 runs batches, the others work until stopped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

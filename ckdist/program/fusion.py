@@ -1,8 +1,8 @@
 """Fusion: which neighbouring instructions one step of inference computes, by named patterns.
 
-A pattern finds, around an instruction whose op has a step, what that step computes as well; those instructions have none
-of their own. Matching looks at readers and makers alone, and says nothing of places, ranks or formats: the ops' `lower`
-do, with the group that was found.
+A pattern finds, around an instruction whose op has a step, what that step computes as well; those instructions have
+none of their own. Matching looks at readers and makers alone, and says nothing of places, ranks or formats: the ops'
+`lower` do, with the group that was found.
 """
 
 from collections.abc import Callable, Mapping
@@ -63,7 +63,7 @@ def scaled_embedding(graph: Graph, embed: Instr) -> dict[str, Instr]:
 
 
 def linear_with_what_follows(graph: Graph, linear: Instr) -> dict[str, Instr]:
-    """A linear's low-rank addition, then its gate or soft cap, and the norm of its input with the residual behind it."""
+    """A linear's low-rank addition, its gate or soft cap, and the norm of its input with the residual behind it."""
     parts = normed(graph, linear.inputs[0])
     value = linear.outputs[0]
     for reader in (r for v in linear.outputs for r in graph.readers(v) if r.op == "low_rank"):

@@ -1,9 +1,10 @@
 """Lowering of training: a loss and what `backward` made of it become the two lists of steps that the executor walks.
 
-An instruction is one step, which its op's `lower` emits, but for these: gradients of weights are added to their place in
-the arena of gradients, so what would add two of them is none; an add behind a product that nothing else reads is part of
-its step; the loss and its gradient are one step, so that logits are computed once; an all_reduce of gradients is begun
-for whole stretches of the arena as soon as all of it is complete. An instruction that has no step is an error here.
+An instruction is one step, which its op's `lower` emits, but for these: gradients of weights are added to their place
+in the arena of gradients, so what would add two of them is none; an add behind a product that nothing else reads is
+part of its step; the loss and its gradient are one step, so that logits are computed once; an all_reduce of gradients
+is begun for whole stretches of the arena as soon as all of it is complete. An instruction that has no step is an error
+here.
 
 A value is an *operand* where it can be: its rows stand as products read them (in bfloat16 where they multiply in it),
 so that nothing is converted on the way into one. What is added up over the layers, and what a loss is made of, stays in

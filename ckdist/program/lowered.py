@@ -1,6 +1,4 @@
-"""What lowering makes of a program that serves: the steps that the executor walks, and the buffers and weights they work
-on.
-"""
+"""What lowering makes of a program that serves: the executor's steps, and the buffers and weights they work on."""
 
 import re
 from dataclasses import dataclass
@@ -63,8 +61,8 @@ def layer_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
 class Lowered:
     """`matrices[i]` is (weight name, rows, columns) and `vectors[i]` (weight name, elements), as [begin, end): this
     rank's, or where tokens are sharded any rank's. `exchange_floats`: what a slot holds at most, on any rank.
-    `attention[layer]`: what a layer caches. `layer_steps`: the steps up to the end of the first layer. `tokens_sharded`: every rank has its range of a step's
-    tokens.
+    `attention[layer]`: what a layer caches. `layer_steps`: the steps up to the end of the first layer.
+    `tokens_sharded`: every rank has its range of a step's tokens.
     """
 
     steps: list[Step]

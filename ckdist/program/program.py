@@ -52,7 +52,7 @@ class Weight:
     dims: tuple[Dim, ...]
 
     @property
-    def uncut(self) -> "Weight":
+    def unsharded(self) -> "Weight":
         """All of it."""
         return Weight(self.name, tuple(replace(d, axis=None) for d in self.dims))
 

@@ -120,7 +120,7 @@ class Tracer(Emitter):
         return self._emit("rms_norm", (x,), (w,), names=["norm"], eps=eps)
 
     def rms_norm_heads(self, q: Value, k: Value, q_weight: Weight, k_weight: Weight, eps: float) -> tuple[Value, Value]:
-        """Queries and keys, each normed over all heads of a token, of which ranks add up what each has of the squares."""
+        """Queries and keys, each normed over all heads of a token, whose squares are summed over ranks."""
         squares = self.reduce(self._emit("sum_squares", (q, k), names=["squares"]))
         q, k = self.emit("rms_norm_heads", (q, k, squares), (q_weight, k_weight), ["norm", "norm"], eps=eps)
         return q, k

@@ -1,4 +1,4 @@
-"""What the training loop asks of whoever computes losses and gradients."""
+"""What the training loop asks of the executable that computes losses and gradients."""
 
 from typing import Protocol
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ckdist import native
 from ckdist.comm.communicator import Communicator
-from ckdist.layout import cut
+from ckdist.layout import even_ranges
 from ckdist.program.pool import ThreadPool
 from ckdist.train.arena import ALIGNMENT, Arena
 from ckdist.train.config import TrainConfig
@@ -55,7 +55,7 @@ class Optimizer:
         several = communicator if communicator is not None and communicator.size > 1 else None
         self._sharing = several if config.zero_stage else None  # the ranks that the state is sharded over
         size = parameters.flat.size
-        self.shares = [(0, size)] if self._sharing is None else cut(size, self._sharing.size, ALIGNMENT)
+        self.shares = [(0, size)] if self._sharing is None else even_ranges(size, self._sharing.size, ALIGNMENT)
         self.begin, self.end = self.shares[0 if self._sharing is None else self._sharing.rank]
         self.state = {name: np.zeros(self.end - self.begin, np.float32) for name in STATES[config.optim]}
         self.steps = 0  # that changed the parameters

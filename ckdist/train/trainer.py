@@ -116,7 +116,7 @@ def reference_executable(
 
 
 def training_bytes(model: TrainedModel, config: TrainConfig, ranks: int) -> dict[str, int]:
-    """Bytes that what is trained takes on each rank, without activations and frozen weights, which depend on the steps."""
+    """Bytes that what is trained takes on each rank, without activations and frozen weights: these depend on steps."""
     floats = 4 * sum(int(np.prod(shape)) for shape in model.shapes.values())
     state = floats * len(STATES[config.optim]) // (ranks if config.zero_stage else 1)
     return {"trained weights": floats, "gradients": floats, "optimizer state": state}

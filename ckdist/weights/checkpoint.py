@@ -268,7 +268,7 @@ def _required(spec: ModelSpec, found: Mapping[str, TensorSource], where: str) ->
 
 
 def _vector(model: GgufModel, name: str) -> np.ndarray | None:
-    """The contents of a small tensor, float32 (n,); None where there is none. ModelFileError where it is no such one."""
+    """The contents of a small tensor, float32 (n,); None where there is none. ModelFileError if it is no such one."""
     tensor = model.tensors.get(name)
     if tensor is None:
         return None

@@ -25,7 +25,7 @@ class Filled:
     own arena or another rank's.
 
     `seconds`: since filling began, until it ended. `finished`: nothing is left, on any rank that this one reads.
-    `mover`: what writes.
+    `copy_engine`: its name.
     """
 
     bytes: int
@@ -33,7 +33,7 @@ class Filled:
     kept: int
     seconds: float
     finished: bool
-    mover: str
+    copy_engine: str
 
     @property
     def fraction(self) -> float:
@@ -51,4 +51,4 @@ class Filled:
 
     def __str__(self) -> str:
         kept = f", {self.kept / 1e9:.2f} GB of it by steps" if self.kept else ""
-        return f"weights are packed: {self.bytes / 1e9:.2f} GB in {self.seconds:.2f} s{kept}; by {self.mover}"
+        return f"weights are packed: {self.bytes / 1e9:.2f} GB in {self.seconds:.2f} s{kept}; by {self.copy_engine}"

@@ -2,7 +2,7 @@
 
 Plan first (`add_matrix`, `add_vector`), then `open`: one arena is made, and handles have the addresses that the runtime
 computes on; they live as long as the ShardLoader. Then native threads fill the arena: `load` waits for them,
-`reorganize` does not, and an executable that knows the loader multiplies with what is packed and packs the rest for
+`repack` does not, and an executable that knows the loader multiplies with what is packed and packs the rest for
 itself. It does not decide who holds what.
 """
 
@@ -87,7 +87,7 @@ class ShardLoader:
         if begin % block or end % block:
             blocks = f"{packed.name}, which has blocks of {block}"
             raise LayoutError(
-                f"columns [{begin}, {end}) of {name} cannot be cut from {blocks}: cut at multiples of {block}"
+                f"columns [{begin}, {end}) of {name} cannot be sharded from {blocks}: shard at multiples of {block}"
             )
         plan, _keep = self._matrix_plan(name, ranges, begin, end)
         index = check(lib.ckdist_loader_add_matrix(self._native, plan))
@@ -174,7 +174,7 @@ class ShardLoader:
         self, peer: int, name: str, row_range: tuple[int, int], col_range: tuple[int, int], place: Sequence[int]
     ) -> Any:
         """The native `struct ckdist_matrix` of a part that a peer packs at `place` of its arena; before `load` or
-        `reorganize`.
+        `repack`.
         """
         out = ffi.new("struct ckdist_matrix **")
         plan, _keep = self._matrix_plan(name, (row_range,), *col_range)
@@ -192,7 +192,7 @@ class ShardLoader:
         if not self._open:
             self.open()
         total = lib.ckdist_loader_source_bytes(self._native)
-        self._fill(background=False, mover="threads", until=1.0, trace=trace)
+        self._fill(background=False, copy_engine="threads", until=1.0, trace=trace)
         with ProgressBar(total, "B", "quantising" if self.quantize else "packing", progress) as bar:
             while not check(lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)):
                 bar.update(self._filled().stored_done - bar.n)
@@ -201,22 +201,26 @@ class ShardLoader:
         log.debug("%s with %d threads", report, self.threads)
         return report
 
-    def reorganize(
-        self, mover: str = "auto", until: float = 1.0, trace: Any = None, tell: Callable[[Filled], None] | None = None
+    def repack(
+        self,
+        copy_engine: str = "auto",
+        until: float = 1.0,
+        trace: Any = None,
+        tell: Callable[[Filled], None] | None = None,
     ) -> None:
         """Begins to pack everything while executables that know this loader run; call it once, after `open`.
 
-        `mover`: auto, dsa or threads. `until`: the share of the bytes after which it stops for good. `trace`: as in
-        `load`. `tell`: is called, by another thread, when nothing is left on any rank that this one reads. Raises
-        ConfigError for a mover that this machine has not.
+        `copy_engine`: auto, dsa or threads. `until`: the share of the bytes after which it stops for good. `trace`: as
+        in `load`. `tell`: is called, by another thread, when nothing is left on any rank that this one reads. Raises
+        ConfigError for a copy engine that this machine has not.
         """
-        self._fill(background=True, mover=mover, until=until, trace=trace)
-        self._reporter = threading.Thread(target=self._report, args=[tell], name="reorganized", daemon=True)
+        self._fill(background=True, copy_engine=copy_engine, until=until, trace=trace)
+        self._reporter = threading.Thread(target=self._report, args=[tell], name="repacker", daemon=True)
         self._reporter.start()
 
-    def _fill(self, background: bool, mover: str, until: float, trace: Any) -> None:
+    def _fill(self, background: bool, copy_engine: str, until: float, trace: Any) -> None:
         self._trace = trace
-        way = [self.threads, background, COPY_ENGINES[mover], until, ffi.NULL if trace is None else trace]
+        way = [self.threads, background, COPY_ENGINES[copy_engine], until, ffi.NULL if trace is None else trace]
         check(lib.ckdist_loader_fill(self._native, ffi.new("struct ckdist_filling *", way)))
 
     def wait(self) -> None:

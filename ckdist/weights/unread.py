@@ -23,8 +23,8 @@ _SHOWN = 3
 def notes_on_unread(
     names: Collection[str], family: Family, layers: int, predicting_layers: int, where: str
 ) -> tuple[str, ...]:
-    """A line for each kind of tensors among `names`, which nothing reads, that a text does not need; none for those that
-    the family's file names.
+    """A line for each kind of tensors among `names`, which nothing reads, that a text does not need; none for those
+    that the family's file names.
 
     `predicting_layers`: how many layers behind the model's `layers` predict further tokens. ModelFileError, which
     begins with `where`, when there are tensors of another kind, since without them the answers would be wrong.

@@ -60,7 +60,8 @@ def tiles(tmp_path_factory):
         pytest.skip("no C++ compiler")
     library = tmp_path_factory.mktemp("tiles") / "tiles.so"
     ours = ROOT / "tests/native"
-    names = "isa/linear_bytes.cpp isa/linear_bf16.cpp isa/machine.cpp isa/pack_tile.cpp layout.cpp layout_blocks.cpp layout_interleaved.cpp"
+    names = "isa/linear_bytes.cpp isa/linear_bf16.cpp isa/machine.cpp isa/pack_tile.cpp"
+    names += " layout.cpp layout_blocks.cpp layout_interleaved.cpp"
     sources = [ours / "tile_products.cpp", *(NATIVE / "kernels" / name for name in names.split())]
     built = subprocess.run(
         [

@@ -40,7 +40,7 @@ def divergence(logits, other) -> float:
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "olmo3"])
 def test_unequal_types_stay_near_a_float32_cache(family):
-    """The Kullback-Leibler divergence is of the order of that of the coarser type for both: neither is read as the other."""
+    """The divergence is of the order of that of the coarser type for both: neither is read as the other."""
     of = lambda key_type, value_type: divergence(logits(SingleWorld(), GOLDEN / family, key_type, value_type), exact)
     exact = logits(SingleWorld(), GOLDEN / family, "f32", "f32")
     alike = {kind: of(kind, kind) for kind in ("f32", "f16", "bf16", "i16", "q8_0")}

@@ -207,7 +207,8 @@ def test_mistakes(tmp_path):
 
 SIZES = {
     "hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
-    "num_hidden_layers": 4, "vocab_size": 300, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    "num_hidden_layers": 4, "vocab_size": 300, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
 }  # fmt: skip
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.0, 1.1, 1.5, 2.0, 3.0, 5.0]}
 YARN = {
@@ -220,7 +221,9 @@ NEW = {
     "Phi3": {"original_max_position_embeddings": 64, "partial_rotary_factor": 0.75, "rope_scaling": LONGROPE},
     "Olmo2": {"num_key_value_heads": 4},
     "Olmo3": {"rope_scaling": YARN, "sliding_window": 24, "num_key_value_heads": 4},
-    "Granite": {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 0.5},
+    "Granite": {
+        "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 0.5,
+    },
     "SmolLM3": {},
     "Glm4": {"attention_bias": True},
 }  # fmt: skip

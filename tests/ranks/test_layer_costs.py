@@ -116,7 +116,7 @@ def test_a_second_start_measures_nothing(own_cache, monkeypatch):
         "nan",
         "infinite",
         "short",
-        "turned",
+        "reversed",
         "single",
         "unsorted",
         "foreign",
@@ -134,7 +134,7 @@ def test_files_that_make_no_sense_are_passed_over(own_cache, text):
             data["costs"]["ratios"][1][2] = float(text[:3])
         case "short":
             data["costs"]["seconds"][0].pop()
-        case "turned":
+        case "reversed":
             data["costs"]["ratios"][0].reverse()
             data["costs"]["ratios"][0][0] += 0.1
         case "single":
@@ -149,7 +149,7 @@ def test_files_that_make_no_sense_are_passed_over(own_cache, text):
             data["costs"]["sizes"] = list(range(1, 1000))
         case "open":
             data["costs"]["verdicts"][0] = NOISY
-    named = ("nan", "infinite", "short", "turned", "single", "unsorted", "foreign", "text", "many", "open")
+    named = ("nan", "infinite", "short", "reversed", "single", "unsorted", "foreign", "text", "many", "open")
     written = json.dumps(data) if text in named else text
     path_of(KEY).write_bytes(written.encode(errors="surrogateescape"))
     assert load_costs(KEY) is None

@@ -1,4 +1,4 @@
-"""Weights in two states: the same logits bits wherever the reorganiser stands, one line when a file changes under
+"""Weights in two states: the same logits bits wherever the repacker stands, one line when a file changes under
 it, and what it refuses.
 """
 
@@ -210,7 +210,7 @@ def test_held_it_stands_still(tmp_path):
     write_model(tmp_path, LARGE | {"num_hidden_layers": 1, "intermediate_size": 200_000}, dtype=np.float32)
 
     def fill(loader):
-        loader.reorganize("threads")
+        loader.repack("threads")
         stack.enter_context(loader.held())
 
     with contextlib.ExitStack() as stack:

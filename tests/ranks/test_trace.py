@@ -175,7 +175,7 @@ def test_ranks_and_threads_of_a_job(tmp_path):
         and [name.split(" (")[0] for name in ranks.values()] == ["rank 0", "rank 1"]
     )
     threads = {(rank, f"thread {t}") for rank in range(2) for t in range(2)}
-    copies = {key: lanes.pop(key) for key in list(lanes) if key[1].startswith("reorganiser")}
+    copies = {key: lanes.pop(key) for key in list(lanes) if key[1].startswith("repacker")}
     assert all(e["name"] == "copy" and 0 < e["args"]["KiB"] <= 1024 for lane in copies.values() for e in lane)
     assert set(lanes) == threads | {(0, "engine"), (1, "start")}
     names = Counter(e["name"] for e in lanes[0, "engine"])
@@ -284,7 +284,7 @@ def test_a_server_writes_it_when_it_ends(tmp_path, lost):
     lanes, _, about = read(path)
     assert codes == ([1, -signal.SIGKILL] if lost else [0, 0])
     assert about["missing"] == (["rank 1"] if lost else [])
-    lanes = {key: lane for key, lane in lanes.items() if not key[1].startswith("reorganiser")}
+    lanes = {key: lane for key, lane in lanes.items() if not key[1].startswith("repacker")}
     assert set(lanes) == {(0, "engine"), (0, "thread 0")} | (set() if lost else {(1, "start"), (1, "thread 0")})
     names = Counter(e["name"] for e in lanes[0, "engine"])
     assert names["run"] == names["send"] == 5 and names["receive"] >= 5
@@ -312,7 +312,9 @@ import sys, time
 from ckdist.comm.world import start_world
 world = start_world()
 if world.rank != 1:
-    print(world.collect({"from": world.rank, "data": bytes(200000)}, 1.0) if world.rank else [v and (v["from"], len(v["data"])) for v in world.collect({"from": 0, "data": b""}, 1.0)])
+    own = {"from": world.rank, "data": bytes(200000) if world.rank else b""}
+    answers = world.collect(own, 1.0)
+    print(answers if world.rank else [v and (v["from"], len(v["data"])) for v in answers])
 world.gather(None)
 world.close()
 """

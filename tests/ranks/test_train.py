@@ -456,7 +456,7 @@ def test_a_killed_rank_ends_the_job_and_the_next_goes_on(tmp_path):
 
 
 def test_memory_is_asked_before_loading_and_bound_as_in_serving(tmp_path, monkeypatch):
-    """What does not fit is one line with the sum; nothing was loaded by then. A rank binds its memory before it loads."""
+    """What does not fit is one line with the sum, before loading. A rank binds its memory before it loads."""
     events = []
     monkeypatch.setattr("ckdist.train.trainer.bind_memory", lambda placement: events.append("bound"))
     made = lambda *_: events.append("loaded") or pytest.fail("nothing fits")

@@ -19,7 +19,14 @@ from ckdist.serve.process import HttpProcess, listen
 from tests.support.served import VOCAB, wait_for, write_tokenizer
 
 TOKENS = 5000
-ENGINE = "import sys; from tests.support.fake_engine import FakeEngine; e = FakeEngine(sys.argv[1], int(sys.argv[2]), 1 << 20); e.__enter__(); e.delay = float(sys.argv[3]); sys.stdin.read()"
+ENGINE = """
+import sys
+from tests.support.fake_engine import FakeEngine
+engine = FakeEngine(sys.argv[1], int(sys.argv[2]), 1 << 20)
+engine.__enter__()
+engine.delay = float(sys.argv[3])
+sys.stdin.read()
+"""
 
 
 def cpu_seconds(pid: int) -> float:
@@ -49,7 +56,8 @@ def measure(port: int, pid: int, streams: int) -> str:
     for thread in threads:
         thread.join()
     cpu, wall, tokens = cpu_seconds(pid) - cpu, time.monotonic() - wall, TOKENS * streams
-    return f"{streams} streams: {tokens / wall:.0f} tokens/s, {1e6 * cpu / tokens:.0f} us of CPU per token, {tokens / sum(chunks):.1f} tokens per event"
+    each = f"{1e6 * cpu / tokens:.0f} us of CPU per token, {tokens / sum(chunks):.1f} tokens per event"
+    return f"{streams} streams: {tokens / wall:.0f} tokens/s, {each}"
 
 
 def main() -> None:

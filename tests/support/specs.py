@@ -38,8 +38,8 @@ FAMILIES = {
         "tie_embeddings": True,
     },
 }
-# What no family above has: norms after, norms over all heads of a token, layers without rotation, multipliers, a part of
-# a head rotated in neighbours, layers that differ in heads and widths.
+# What no family above has: norms after, norms over all heads of a token, layers without rotation, multipliers, a part
+# of a head rotated in neighbours, layers that differ in heads and widths.
 PIECES = {
     "norms_after": {
         "layer": {"norms": Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")},

@@ -22,7 +22,7 @@ LARGE = {
 
 
 def loaded(world, path, until, threads=1):
-    """The model with a reorganiser that ends for good where the share `until` of the bytes is packed."""
+    """The model with a repacker that ends for good where the share `until` of the bytes is packed."""
     config = EngineConfig(
         model=str(path),
         threads=threads,
@@ -36,7 +36,7 @@ def loaded(world, path, until, threads=1):
     )
     if until is BEFORE:
         return launch.load_model(config, world)
-    return launch.load_model(config, world, fill=lambda loader: loader.reorganize("threads", until))
+    return launch.load_model(config, world, fill=lambda loader: loader.repack("threads", until))
 
 
 def logits(world, path, until, threads=1, settled=True):

@@ -169,7 +169,7 @@ def test_tensors_cut(family, ranks):
 
 def test_tokens_and_tensors_cut_at_once():
     s, weights = tiny("qwen2")
-    both = Layout("BOTH", {**DATA.cuts, **HEADS_AND_FFN.cuts})
+    both = Layout("BOTH", {**DATA.sharded_by, **HEADS_AND_FFN.sharded_by})
     batch, mesh = random_batch(), Mesh({"dp": 2, "tp": 3})
     expected, (alone,) = step(s, weights, [batch])
     halves = split(batch, 2)
@@ -177,7 +177,7 @@ def test_tokens_and_tensors_cut_at_once():
     assert total == pytest.approx(expected, rel=1e-5)
     joined = np.concatenate([own["model.layers.1.mlp.up_proj.weight"] for own in parts[3:]])
     np.testing.assert_allclose(joined, alone["model.layers.1.mlp.up_proj.weight"], atol=1e-5 * np.abs(joined).max())
-    with pytest.raises(LayoutError, match="rms_norm_grad sums over tokens and kv_heads, which are cut over dp and tp"):
+    with pytest.raises(LayoutError, match="sums over tokens and kv_heads, which are sharded over dp and tp"):
         step(*tiny("qwen3"), [batch] * 6, both, mesh)  # its norms per head would be partial over both
 
 
@@ -239,7 +239,7 @@ def test_errors_name_the_op():
         trace_loss(loss, s, Layout("VOCAB", {"vocab": "tp"}), Mesh({"tp": 2}))
     shared = spec(heads=6, kv_heads=2, head_dim=4)
     program = trace_loss(loss, shared, HEADS_AND_FFN, Mesh({"tp": 3}))
-    with pytest.raises(LayoutError, match=r"attend_grad: 2 kv_heads cut over tp are shared.*at most 2 ranks"):
+    with pytest.raises(LayoutError, match=r"attend_grad: 2 kv_heads sharded over tp are shared.*at most 2 ranks"):
         backward(program, program.outputs[0], program.weights)
 
 

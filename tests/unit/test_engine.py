@@ -216,7 +216,10 @@ def test_all_logits_beside_running_sequences():
         (
             [1] * 512,
             {},
-            "prompt of 512 tokens does not fit the context of 512, which takes 511 and the output; shorten the prompt or raise --ctx-size",
+            (
+                "prompt of 512 tokens does not fit the context of 512, which takes 511 and the output; "
+                "shorten the prompt or raise --ctx-size"
+            ),
         ),
         ([], {}, "prompt is empty"),
         ([1, 50], {}, "token id 50 is outside the vocabulary of 50"),

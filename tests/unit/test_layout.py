@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckdist.errors import LayoutError
-from ckdist.layout import SINGLE, TENSOR, Layout, Mesh, Sharding, cut
+from ckdist.layout import SINGLE, TENSOR, Layout, Mesh, Sharding, even_ranges
 from ckdist.program.tracer import Tracer, trace
 from tests.support.specs import dims, spec
 
 
 @given(st.integers(0, 5000), st.integers(1, 40), st.integers(1, 64))
 def test_cut_covers_everything_evenly(size, parts, unit):
-    ranges = cut(size, parts, unit)
+    ranges = even_ranges(size, parts, unit)
     assert ranges[0][0] == 0 and ranges[-1][1] == size
     assert all(a[1] == b[0] for a, b in itertools.pairwise(ranges))
     assert all(begin % unit == 0 for begin, end in ranges if begin < end)

@@ -23,10 +23,10 @@ def advance(scheduler):
     if step is None:
         return []
     scheduler.commit(step)
-    for run in step.runs:
-        if run.samples:
-            run.sequence.append(9)
-    return [(run.sequence.id, run.first, run.tokens, run.rows) for run in step.runs]
+    for chunk in step.chunks:
+        if chunk.samples:
+            chunk.sequence.append(9)
+    return [(chunk.sequence.id, chunk.first, chunk.tokens, chunk.rows) for chunk in step.chunks]
 
 
 def test_decode_comes_first_and_a_long_prompt_fills_the_rest():
@@ -60,9 +60,9 @@ def test_a_full_prompt_in_the_cache_still_computes_its_last_token():
         pass
     scheduler.add(sequence("b", prompt))
     scheduler.add(sequence("scored", prompt, prompt_logprobs=0))
-    runs = advance(scheduler)
-    assert runs[1] == ("b", 32, 16, 1)
-    assert runs[2] == ("scored", 0, 15, 15)
+    chunks = advance(scheduler)
+    assert chunks[1] == ("b", 32, 16, 1)
+    assert chunks[2] == ("scored", 0, 15, 15)
     assert scheduler.running[1].cached_tokens == 32 and scheduler.running[2].cached_tokens == 0
     assert scheduler.running[1].block_table[:3].tolist() == scheduler.running[0].block_table[:3].tolist()
 
@@ -73,8 +73,8 @@ def test_choices_of_one_prompt_wait_for_it_and_share_it():
         scheduler.add(sequence(id, [1] * 100))
     scheduler.add(sequence("other", [2] * 10))
     steps = [advance(scheduler) for _ in range(4)]
-    assert [[run[0] for run in runs] for runs in steps] == [["a"]] * 3 + [["a", "b", "c", "other"]]
-    assert [run[1:3] for run in steps[3]] == [(96, 4), (96, 4), (96, 4), (0, 10)]
+    assert [[chunk[0] for chunk in chunks] for chunks in steps] == [["a"]] * 3 + [["a", "b", "c", "other"]]
+    assert [chunk[1:3] for chunk in steps[3]] == [(96, 4), (96, 4), (96, 4), (0, 10)]
 
 
 def test_the_latest_arrival_gives_way_and_keeps_its_output():
@@ -88,8 +88,8 @@ def test_the_latest_arrival_gives_way_and_keeps_its_output():
     assert len(second.output) > 0 and second.num_blocks == 0 and scheduler.waiting[0] is second
     tokens = second.length
     scheduler.remove(first)
-    (run,) = advance(scheduler)
-    assert run[0] == "second" and run[1] + run[2] == tokens and run[3] == 1
+    (chunk,) = advance(scheduler)
+    assert chunk[0] == "second" and chunk[1] + chunk[2] == tokens and chunk[3] == 1
 
 
 def test_a_waiting_head_is_not_overtaken():
@@ -98,7 +98,7 @@ def test_a_waiting_head_is_not_overtaken():
     advance(scheduler)
     scheduler.add(sequence("big", [2] * 40))
     scheduler.add(sequence("small", [3] * 4))
-    assert [run[0] for run in advance(scheduler)] == ["a"]
+    assert [chunk[0] for chunk in advance(scheduler)] == ["a"]
 
 
 def test_prompt_logprobs_stay_within_the_output_budget():
@@ -109,10 +109,10 @@ def test_prompt_logprobs_stay_within_the_output_budget():
     scored = scheduler.waiting[0]
     seen = []
     while not len(scored.output):
-        runs = advance(scheduler)
+        chunks = advance(scheduler)
         scored.scored = min(scored.computed, 11)
-        assert sum(run[3] for run in runs) <= 6
-        seen += [run[1:] for run in runs if run[0] == "scored"]
+        assert sum(chunk[3] for chunk in chunks) <= 6
+        seen += [chunk[1:] for chunk in chunks if chunk[0] == "scored"]
     assert seen == [(0, 5, 5), (5, 5, 5), (10, 2, 2)]
 
 

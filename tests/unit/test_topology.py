@@ -94,7 +94,8 @@ class TestReading:
         "part, model", [("0xd40", "Arm Neoverse V1"), ("0xfff", "Arm implementer 0x41, part 0xfff")]
     )
     def test_arm(self, tmp_path, part, model):
-        text = f"processor\t: 0\nFeatures\t: fp asimd asimddp i8mm bf16\nCPU implementer\t: 0x41\nCPU part\t: {part}\n\nprocessor\t: 1\n"
+        text = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm bf16\nCPU implementer\t: 0x41\n"
+        text += f"CPU part\t: {part}\n\nprocessor\t: 1\n"
         machine = machine_of(Layout(extra={"proc/cpuinfo": text}), tmp_path)
         assert (
             machine.model == model
@@ -386,7 +387,8 @@ class TestPages:
 
     def test_huge_pages_are_told(self, tmp_path):
         maps = tmp_path / "smaps"
-        reserved = "7f0000000000-7f0000400000 rw-p 00000000 00:0f 12 /anon_hugepage (deleted)\nRss: 0 kB\nPrivate_Hugetlb: 4096 kB\n"
+        reserved = "7f0000000000-7f0000400000 rw-p 00000000 00:0f 12 /anon_hugepage (deleted)\nRss: 0 kB\n"
+        reserved += "Private_Hugetlb: 4096 kB\n"
         mixed = (
             "7f1000000000-7f1000800000 rw-p 00000000 00:00 0 \nRss: 4096 kB\nAnonHugePages: 2048 kB\nVmFlags: rd wr\n"
         )

@@ -1,5 +1,5 @@
 """Guest program, a rank under mpirun: all_reduce and a long exchange, each rank's CPUs, and what crossed the RDMA
-wire.
+link.
 """
 
 import json

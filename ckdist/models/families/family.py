@@ -83,7 +83,8 @@ def _text_part(name: str) -> str:
 @dataclass(frozen=True)
 class GgufHeader:
     """What a family's file reads of a GGUF model: `fields`, without the architecture before their names, `dims` of the
-    tensors, the contiguous one first, and the contents of small float32 tensors by `vector(name)`, None where absent. `family` is that of the architecture.
+    tensors, the contiguous one first, and the contents of small float32 tensors by `vector(name)`, None where absent.
+    `family` is that of the architecture.
     """
 
     fields: Fields
@@ -110,9 +111,10 @@ class GgufForm:
 class Family:
     """One family of models.
 
-    `from_config(fields, outer)` reads a config.json, of a multimodal model the language part and the whole. `from_gguf`:
-    None where another family reads its GGUF files. `to_gguf(spec, where)` raises ArchitectureError, beginning with
-    `where`, for what GGUF's readers cannot be told. `ignored` are patterns of tensors that the forward makes for itself.
+    `from_config(fields, outer)` reads a config.json, of a multimodal model the language part and the whole.
+    `from_gguf`: None where another family reads its GGUF files. `to_gguf(spec, where)` raises ArchitectureError,
+    beginning with `where`, for what GGUF's readers cannot be told. `ignored`: patterns of tensors that the forward
+    makes for itself.
     """
 
     name: str

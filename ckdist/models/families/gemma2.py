@@ -77,7 +77,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def caps(spec: ModelSpec) -> dict[str, float]:
-    """Soft caps, the window and the scale as GGUF has them; llama.cpp knows the scales of the published models alone."""
+    """Soft caps, the window and the scale as GGUF has them; llama.cpp knows the scales of published models alone."""
     windows = [layer.mixer.window for layer in spec.layers if layer.mixer.window]
     mixer = spec.layers[0].mixer
     values = {

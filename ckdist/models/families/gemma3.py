@@ -1,4 +1,4 @@
-"""Gemma 3: Gemma 2 with norms of queries and keys, most layers sliding with a rotation of their own, fewer soft caps."""
+"""Gemma 3: Gemma 2 with norms of queries and keys, most layers sliding with their own rotation, fewer soft caps."""
 
 import math
 from dataclasses import replace

@@ -10,7 +10,7 @@ extern "C" {
 enum {
   ckdist_trace_step = 0,     /* of a replay: its index, phase */
   ckdist_trace_barrier = 1,  /* waiting for the rank's own threads: index of the step, phase */
-  ckdist_trace_exchange = 2, /* meeting the other ranks: index of the step, phase */
+  ckdist_trace_exchange = 2, /* a collective: index of the step, phase */
   ckdist_trace_prefill = 3,  /* a batch with prompts: tokens, sequences, phase */
   ckdist_trace_decode = 4,   /* a batch without: tokens, sequences, phase */
   ckdist_trace_publish = 5,  /* giving a batch to the other ranks: tokens, sequences, phase */

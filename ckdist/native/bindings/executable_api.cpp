@@ -19,8 +19,8 @@ extern "C" {
 int ckdist_executable_new(const ckdist_program* program, ckdist_communicator* communicator, ckdist_pool* pool,
                           ckdist_executable** out) {
   return guard([&] {
-    Reorganizer* const reorganizer = program->loader ? program->loader->loader.reorganizer() : nullptr;
-    *out = new ckdist_executable(*program, *communicator->communicator, reorganizer, pool->pool);
+    Repacker* const repacker = program->loader ? program->loader->loader.repacker() : nullptr;
+    *out = new ckdist_executable(*program, *communicator->communicator, repacker, pool->pool);
   });
 }
 void ckdist_executable_free(ckdist_executable* executable) { delete executable; }

@@ -11,7 +11,7 @@
 using ckdist::CopyEngineChoice;
 using ckdist::Loader;
 using ckdist::Matrix;
-using ckdist::Reorganizer;
+using ckdist::Repacker;
 using ckdist::RowRange;
 using ckdist::StoredMatrix;
 using ckdist::Type;
@@ -123,22 +123,22 @@ int ckdist_loader_fill(ckdist_loader* loader, const ckdist_filling* filling) {
 
 int ckdist_loader_wait(ckdist_loader* loader, int milliseconds) {
   bool done = false;
-  const int status = ckdist::guard([&] { done = loader->loader.reorganizer()->wait(milliseconds); });
+  const int status = ckdist::guard([&] { done = loader->loader.repacker()->wait(milliseconds); });
   return status < 0 ? status : done;
 }
 
 int ckdist_loader_check(ckdist_loader* loader) {
-  return ckdist::guard([&] { loader->loader.reorganizer()->check(); });
+  return ckdist::guard([&] { loader->loader.repacker()->check(); });
 }
 
-void ckdist_loader_hold(ckdist_loader* loader, int held) { loader->loader.reorganizer()->hold(held != 0); }
+void ckdist_loader_hold(ckdist_loader* loader, int held) { loader->loader.repacker()->hold(held != 0); }
 
 void ckdist_loader_stop(ckdist_loader* loader) {
-  if (Reorganizer* const reorganizer = loader->loader.reorganizer()) reorganizer->stop();
+  if (Repacker* const repacker = loader->loader.repacker()) repacker->stop();
 }
 
 void ckdist_loader_filled(ckdist_loader* loader, ckdist_filled* out) {
-  const Reorganizer& r = *loader->loader.reorganizer();
+  const Repacker& r = *loader->loader.repacker();
   *out = {r.stored_bytes_done(), r.bytes(), r.ready_bytes(), r.kept_bytes(), r.seconds(), r.finished(), {}, {}};
   std::snprintf(out->copy_engine, sizeof out->copy_engine, "%s", r.engine().c_str());
   std::snprintf(out->trouble, sizeof out->trouble, "%s", r.trouble().c_str());

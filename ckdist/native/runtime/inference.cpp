@@ -12,14 +12,14 @@ namespace {
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 }  // namespace
 
-Inference::Inference(const ckdist_program& that, Communicator& communicator, Reorganizer* reorganizer,
+Inference::Inference(const ckdist_program& that, Communicator& communicator, Repacker* repacker,
                      std::shared_ptr<Pool> pool)
     : Executor(std::move(pool)),
       program(that),
       communicator(communicator),
       kernels(ckdist::kernels()),
       plans_(that.plans, that.plans + that.plan_count),
-      reorganizer_(reorganizer && !reorganizer->finished() ? reorganizer : nullptr),
+      repacker_(repacker && !repacker->finished() ? repacker : nullptr),
       workers_(threads()) {
   if (plans_.empty() || plans_.size() > kMaxPlans)
     fail(Status::native, "%d plans; one to %d are possible", program.plan_count, kMaxPlans);
@@ -83,7 +83,7 @@ void Inference::make_workers() {
     plan_bytes_[p] = 0;
     for (int m = 0; m < plan->matrix_count; m++) {
       plan_bytes_[p] += matrix(m).tile_count() * matrix(m).tile_bytes;
-      if (reorganizer_ && weight(m).sliced) slice = std::max(slice, round_up(weight(m).sliced->largest_bytes(), 4096));
+      if (repacker_ && weight(m).sliced) slice = std::max(slice, round_up(weight(m).sliced->largest_bytes(), 4096));
     }
   }
   int64_t each = slice;
@@ -129,14 +129,14 @@ float* Inference::floats(int index, int64_t* stride) {
 
 // The end of every batch: nobody sees what was computed from a file that had changed by then.
 void Inference::gather(int64_t rows, int step) {
-  if (packing) reorganizer_->check();
+  if (packing) repacker_->check();
   ranks->gather_logits(rows, step);
 }
 
 // Where a file has changed, that is why, whichever rank noticed first: then this throws.
 void Inference::give_up(const char* reason) {
   communicator.abandon(reason);
-  if (reorganizer_ && !reorganizer_->finished()) reorganizer_->check();
+  if (repacker_ && !repacker_->finished()) repacker_->check();
 }
 
 void Inference::finish(int thread, int index, int out, int64_t rows) {
@@ -166,16 +166,16 @@ void Inference::run(const int32_t* message, int64_t ints) {
   }
   begin(those);
   const int64_t start = now_ns();
-  packing = reorganizer_ && !reorganizer_->finished();
+  packing = repacker_ && !repacker_->finished();
   if (packing) {
     const bool prompts =
         batch.tokens > batch.sequences || std::any_of(batch.chunks, batch.chunks + batch.sequences,
                                                       [](const BatchView::Chunk& c) { return c.first_position == 0; });
-    reorganizer_->begin_step(plan_bytes_[batch.plan] / (prompts ? 1 : kKeptShare));
+    repacker_->begin_step(plan_bytes_[batch.plan] / (prompts ? 1 : kKeptShare));
   }
   try {
     pool_->run(active_, [this](int thread) { replay(thread); });
-    if (packing) reorganizer_->end_step();
+    if (packing) repacker_->end_step();
   } catch (const std::exception& e) {
     give_up(e.what());
     throw;

@@ -13,7 +13,7 @@
 #include "kernels/kernels.h"
 #include "runtime/batch.h"
 #include "runtime/executor.h"
-#include "runtime/reorganizer.h"
+#include "runtime/repacker.h"
 
 namespace ckdist {
 
@@ -23,9 +23,8 @@ struct Range {
 
 class Inference : public Executor {
  public:
-  // `reorganizer`: of matrices that are not all packed yet; null where all are.
-  Inference(const ckdist_program& program, Communicator& communicator, Reorganizer* reorganizer,
-            std::shared_ptr<Pool> pool);
+  // `repacker`: of matrices that are not all packed yet; null where all are.
+  Inference(const ckdist_program& program, Communicator& communicator, Repacker* repacker, std::shared_ptr<Pool> pool);
 
   void run(const int32_t* message, int64_t ints);
   void work();
@@ -69,7 +68,7 @@ class Inference : public Executor {
   int64_t first_token = 0, local_tokens = 0;       // of the batch's tokens this rank's: the first, and how many
   int64_t first_selected = 0, local_selected = 0;  // of its selected tokens those among them
   bool packing = false;                            // it reads matrices that are not all packed
-  Reorganizer* reorganizer() const { return reorganizer_; }
+  Repacker* repacker() const { return repacker_; }
 
   // Of the batch's tokens the first that is a local rank's own, where they are sharded; and whose a token is.
   int64_t first_token_of(int rank) const { return (batch.tokens * rank + ranks->local_size - 1) / ranks->local_size; }
@@ -161,7 +160,7 @@ class Inference : public Executor {
 
   std::vector<ckdist_execution_plan> plans_;
   std::vector<StepList> lists_;
-  Reorganizer* const reorganizer_;
+  Repacker* const repacker_;
   int64_t plan_bytes_[kMaxPlans];  // of the matrices that a step reads
   int token_steps_[kMaxPlans];     // steps before those of selected rows alone
   int most_steps_ = 0;             // of a plan

@@ -63,7 +63,7 @@ void Loader::slice(PlannedMatrix& planned, WeightArena& arena, int64_t tiles, in
   planned.weight.sliced = planned.sliced.get();
 }
 
-// States stand behind the weights, so that they touch a page or two and leave the rest to whoever packs.
+// States stand behind the weights, so that they touch a page or two and leave the rest to the threads that pack.
 void Loader::open(bool shared) {
   if (arena_) fail(Status::native, "the loader is open already");
   arena_ = std::make_unique<WeightArena>(arena_bytes(), shared);
@@ -94,15 +94,15 @@ int Loader::add_peer(const std::string& path, int64_t arena_bytes) {
 }
 
 const Weight& Loader::add_peer_matrix(int peer, StoredMatrix stored, int64_t tiles_offset, int64_t states_offset) {
-  if (reorganizer_) fail(Status::native, "%s was added to a loader that is filling", stored.source().name.c_str());
+  if (repacker_) fail(Status::native, "%s was added to a loader that is filling", stored.source().name.c_str());
   peer_matrices_.emplace_back(std::move(stored), false);
   slice(peer_matrices_.back(), peer_arenas_[peer], tiles_offset, states_offset);
   return peer_matrices_.back().weight;
 }
 
 // What runs first is packed first; all at once, what lies first in the files.
-void Loader::fill(Reorganizer::Way way) {
-  if (!arena_ || reorganizer_) fail(Status::native, "the loader %s", arena_ ? "is filling already" : "is not open");
+void Loader::fill(Repacker::Way way) {
+  if (!arena_ || repacker_) fail(Status::native, "the loader %s", arena_ ? "is filling already" : "is not open");
   if (way.threads < 1 || way.threads > kMaxThreads)
     fail(Status::config, "%d loading threads: use 1 to %d", way.threads, kMaxThreads);
   std::vector<const PlannedMatrix*> order;
@@ -120,7 +120,7 @@ void Loader::fill(Reorganizer::Way way) {
   for (const PlannedMatrix& planned : peer_matrices_) others.push_back(planned.sliced.get());
   std::vector<const MappedFile*> files;
   for (const MappedFile& file : files_) files.push_back(&file);
-  reorganizer_ = std::make_unique<Reorganizer>(way, std::move(own), std::move(others), std::move(files));
+  repacker_ = std::make_unique<Repacker>(way, std::move(own), std::move(others), std::move(files));
 }
 
 }  // namespace ckdist

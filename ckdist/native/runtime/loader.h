@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/reorganizer.h"
+#include "runtime/repacker.h"
 #include "runtime/sliced_matrix.h"
 #include "runtime/stored_matrix.h"
 #include "runtime/weight_arena.h"
@@ -48,8 +48,8 @@ class Loader {
   // from this rank's files.
   const Weight& add_peer_matrix(int peer, StoredMatrix stored, int64_t tiles_offset, int64_t states_offset);
 
-  void fill(Reorganizer::Way way);
-  Reorganizer* reorganizer() { return reorganizer_.get(); }  // null before fill()
+  void fill(Repacker::Way way);
+  Repacker* repacker() { return repacker_.get(); }  // null before fill()
 
  private:
   struct PlannedMatrix {
@@ -74,7 +74,7 @@ class Loader {
   int64_t weight_bytes_ = 0, state_bytes_ = 0, source_bytes_ = 0;
   std::unique_ptr<WeightArena> arena_;
   std::deque<WeightArena> peer_arenas_;
-  std::unique_ptr<Reorganizer> reorganizer_;  // last: its threads use all of the above
+  std::unique_ptr<Repacker> repacker_;  // last: its threads use all of the above
 };
 
 }  // namespace ckdist

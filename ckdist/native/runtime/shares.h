@@ -1,5 +1,5 @@
-// How the bytes of one product's weights are cut over the threads of a rank: each thread has a first piece of its own,
-// and what remains goes in smaller pieces to whoever is free.
+// How the bytes of one product's weights are divided among the threads of a rank: each thread has a first piece of its
+// own, and what remains goes in smaller pieces to the threads that are free.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -8,8 +8,8 @@ namespace ckdist {
 
 class Shares {
  public:
-  // Three quarters are cut beforehand, because long runs of memory (few tokens) and many rows that one thread's caches
-  // keep (many) are what is fast. The rest evens out what the threads lost to other work, in pieces that take
+  // Three quarters are divided beforehand, because long runs of memory (few tokens) and many rows that one thread's
+  // caches keep (many) are what is fast. The rest evens out what the threads lost to other work, in pieces that take
   // microseconds for few tokens.
   Shares(int64_t bytes, int threads, bool few_tokens) : threads_(threads), bytes_(bytes) {
     first_ = threads == 1 ? bytes : bytes / threads / 4 * 3;

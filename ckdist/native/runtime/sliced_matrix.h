@@ -1,8 +1,8 @@
 // A matrix in two states: packed in an arena as far as its slices are ready, the rest as it is stored in its file.
 //
 // A slice is some tiles. Its state is a byte, stored -> claimed -> ready, that all ranks of the host share where they
-// share the arena: whoever claims a slice packs it and publishes it, and nobody waits for a slice, since what is not
-// ready can be packed from the file.
+// share the arena: the thread that claims a slice packs it and publishes it, and nobody waits for a slice, since what
+// is not ready can be packed from the file.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // The memory in which a rank's packed weights lie: its own alone, or a segment that the ranks of its host map.
 //
-// Pages exist once something is written. Whoever writes first says so before, and makes a huge page where the system
-// gives shared memory small ones unless asked; who has asked for which page is known to all ranks.
+// Pages exist once something is written. The first thread to write says so before, and makes a huge page where the
+// system gives shared memory small ones unless asked; who has asked for which page is known to all ranks.
 #pragma once
 #include <cstdint>
 #include <memory>

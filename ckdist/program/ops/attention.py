@@ -74,19 +74,19 @@ def lower_rope_grad(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 def rotate(context: RankContext, x: np.ndarray, attrs: Attrs, sign: int) -> np.ndarray:
-    """x: (tokens, heads * head_dim), of which the rotation's dimensions of every head turn, by `sign` times the angle."""
+    """x: (tokens, heads * head_dim), the first dimensions of every head rotated by `sign` times the angle."""
     rotation = context.rope(attrs["table"])
     cos, sin = context.rope_tables(rotation)  # (tokens, rotated / 2)
     c, s, half = cos[:, None], sign * sin[:, None], cos.shape[1]
     heads = x.reshape(len(x), -1, attrs["inputs"][0].dims[-1].width)  # (tokens, heads, head_dim)
-    turned = heads[..., : 2 * half]
+    rotated = heads[..., : 2 * half]
     if rotation.interleaved:
-        a, b = turned[..., ::2], turned[..., 1::2]
-        turned = np.stack([a * c - b * s, b * c + a * s], axis=-1).reshape(turned.shape)
+        a, b = rotated[..., ::2], rotated[..., 1::2]
+        rotated = np.stack([a * c - b * s, b * c + a * s], axis=-1).reshape(rotated.shape)
     else:
-        a, b = turned[..., :half], turned[..., half:]
-        turned = np.concatenate([a * c - b * s, b * c + a * s], axis=-1)
-    return np.concatenate([turned, heads[..., 2 * half :]], axis=-1).reshape(x.shape)
+        a, b = rotated[..., :half], rotated[..., half:]
+        rotated = np.concatenate([a * c - b * s, b * c + a * s], axis=-1)
+    return np.concatenate([rotated, heads[..., 2 * half :]], axis=-1).reshape(x.shape)
 
 
 def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -100,7 +100,7 @@ def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
         raise LayoutError(f"attend: num_heads ({heads.size}) is not a multiple of num_kv_heads ({kv_heads.size})")
     if heads.axis != kv_heads.axis:
         raise LayoutError(
-            f"attend: heads are cut over {heads.axis}, kv_heads over {kv_heads.axis}; cut both or neither"
+            f"attend: heads are sharded over {heads.axis}, kv_heads over {kv_heads.axis}; shard both or neither"
         )
     return [((q.dims[0], replace(heads, width=v.dims[-1].width)), None)]
 
@@ -262,7 +262,7 @@ def infer_attend_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
     heads, kv_heads = q.dims[-1], k.dims[-1]
     if heads.axis and heads.unit * kv_heads.count % heads.count:
         raise LayoutError(
-            f"attend_grad: {kv_heads.size} kv_heads cut over {heads.axis} are shared by its ranks, "
+            f"attend_grad: {kv_heads.size} kv_heads sharded over {heads.axis} are shared by its ranks, "
             f"and a shared head's gradient is on neither; "
             f"give {heads.axis} at most {kv_heads.size} ranks"
         )

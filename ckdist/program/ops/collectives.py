@@ -20,7 +20,7 @@ from ckdist.program.ops.op import (
     lower,
     op,
     total,
-    uncut,
+    unsharded,
     vjp,
     whole,
 )
@@ -113,7 +113,7 @@ def all_gather_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[
 def infer_shard(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The same, with `dim` as its last dimension."""
     whole("shard", inputs[0])
-    uncut("shard", inputs[0])
+    unsharded("shard", inputs[0])
     return [((*inputs[0].dims[:-1], attrs["dim"]), None)]
 
 
@@ -140,7 +140,7 @@ def infer_all_to_all(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
             more != axis if less is None else more in (None, less, axis) or less == axis
         ):
             raise LayoutError(
-                f"all_to_all over {attrs['axis']}: it must cut one dimension of %{x.name}: [{rows}, {last}]"
+                f"all_to_all over {attrs['axis']}: it must shard one dimension of %{x.name}: [{rows}, {last}]"
             )
         if to.elements != last.elements:
             raise LayoutError(f"all_to_all: %{x.name} ends in [{last}], which cannot become [{to}]")

@@ -163,7 +163,7 @@ def infer_select_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
     tokens, outputs = inputs[0].dims[0], attrs["dim"]
     if tokens.axis != outputs.axis:
         raise LayoutError(
-            f"select_rows: tokens are cut over {tokens.axis}, outputs over {outputs.axis}; cut both or neither"
+            f"select_rows: tokens are sharded over {tokens.axis}, outputs over {outputs.axis}; shard both or neither"
         )
     return [((attrs["dim"], *inputs[0].dims[1:]), None)]
 
@@ -190,7 +190,8 @@ def infer_select_rows_grad(inputs: Values, weights: Weights, attrs: Attrs) -> In
     """The same with tokens for outputs; LayoutError where these are sharded."""
     whole("select_rows_grad", inputs[0])
     if attrs["dim"].axis:
-        raise LayoutError(f"select_rows_grad needs all of {attrs['dim'].name}, but it is cut over {attrs['dim'].axis}")
+        dim = attrs["dim"]
+        raise LayoutError(f"select_rows_grad needs all of {dim.name}, but it is sharded over {dim.axis}")
     return [((attrs["dim"], *inputs[0].dims[1:]), None)]
 
 

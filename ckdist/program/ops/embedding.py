@@ -21,7 +21,7 @@ def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     (ids,), (table,) = inputs, weights
     if ids.dims[0].axis and ids.dims[0].axis == table.dims[0].axis:
         raise LayoutError(
-            f"embed: tokens and {table} are both cut over {ids.dims[0].axis}, "
+            f"embed: tokens and {table} are both sharded over {ids.dims[0].axis}, "
             "so no rank has the rows of its tokens; read the table whole"
         )
     return [((ids.dims[0], table.dims[1]), table.dims[0].axis)]

@@ -1,4 +1,4 @@
-"""linear with several matrices over one input, and its three gradients: of the input, of the matrices, of the biases."""
+"""linear with several matrices over one input, and its three gradients: of input, matrices and biases."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -28,7 +28,7 @@ def infer_cross_entropy(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
     if vocab.axis or hidden.axis:
         raise LayoutError(
             f"cross_entropy needs all of {vocab.name} and {hidden.name}, "
-            f"but {head} is cut over {vocab.axis or hidden.axis}"
+            f"but {head} is sharded over {vocab.axis or hidden.axis}"
         )
     if x.dims[:1] != targets.dims:
         raise LayoutError(

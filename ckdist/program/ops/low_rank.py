@@ -102,7 +102,7 @@ class Low:
     b: Weight
 
     def matrices(self, lowering: "Lowering", rows: list[Range]) -> Span:
-        """B, cut into the same rows as the matrix that it adds to."""
+        """B, sharded into the same rows as the matrix that it adds to."""
         return lowering.matrix([(self.b.name, part, (0, padded(self.b.dims[1].elements))) for part in rows])
 
 

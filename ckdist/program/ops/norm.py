@@ -18,7 +18,7 @@ from ckdist.program.ops.op import (
     op,
     same,
     summed_over,
-    uncut,
+    unsharded,
     vjp,
     whole,
 )
@@ -38,7 +38,7 @@ def infer_rms_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     x, (w,) = inputs[0], weights
     whole("rms_norm", *inputs)
     if w.dims[-1].elements != x.dims[-1].width:  # not a norm per head
-        uncut("rms_norm", x)
+        unsharded("rms_norm", x)
         if w.dims[-1].elements != x.dims[-1].elements:
             raise LayoutError(f"rms_norm of {x.dims[-1].elements} elements has a weight of {w.dims[-1].elements}: {w}")
     return [(x.dims, None)]
@@ -175,7 +175,7 @@ def infer_rms_norm_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Infe
 
 @op("rms_norm_heads", infer_rms_norm_heads)
 def rms_norm_heads(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """X / sqrt(mean(x^2) + eps) * w over all heads of a token, whose sums of squares are given, of queries and of keys."""
+    """X / sqrt(mean(x^2) + eps) * w over all heads of a token, of queries and of keys; sums of squares are given."""
     *parts, squares = inputs
     dims = [value.dims[-1] for value in attrs["inputs"][:2]]
     results, at = [], 0

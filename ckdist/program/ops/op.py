@@ -92,11 +92,11 @@ def whole(instr: str, *values: Value) -> None:
             )
 
 
-def uncut(instr: str, value: Value) -> None:
+def unsharded(instr: str, value: Value) -> None:
     """Refuses a value whose last dimension is sharded."""
     if value.dims[-1].axis:
         raise LayoutError(
-            f"{instr} needs all of {value.dims[-1].name}, but %{value.name} has it cut over {value.dims[-1].axis}"
+            f"{instr} needs all of {value.dims[-1].name}, but %{value.name} has it sharded over {value.dims[-1].axis}"
         )
 
 
@@ -123,7 +123,7 @@ def summed_over(instr: str, *dims: Dim) -> str | None:
     if len(axes) > 1:
         raise LayoutError(
             f"{instr} sums over {' and '.join(d.name for d in dims)}, "
-            f"which are cut over {' and '.join(sorted(axes))}; cut one of them"
+            f"which are sharded over {' and '.join(sorted(axes))}; shard one of them"
         )
     return axes.pop() if axes else None
 

@@ -1,7 +1,8 @@
 """Rows dealt to ranks and micro-batches: every rank computes its own part of a step, and all know how large the whole
 is.
 
-What a step reads depends on the place in the data and on how many rows a step has, not on how they are cut over ranks.
+What a step reads depends on the place in the data and on how many rows a step has, not on how they are sharded over
+ranks.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckdist.errors import ConfigError
-from ckdist.layout import cut
+from ckdist.layout import even_ranges
 from ckdist.train.batch import PackedBatch
 from ckdist.train.data.rows import Rows
 
@@ -73,7 +74,7 @@ class FileBatches:
         after = first + count
         self.position = Position(epoch, after) if after < total else Position(epoch + 1, 0)
         micro = min(self.accumulation, -(-count // (self.size * self.per_device)))
-        shares = cut(count, micro * self.size)
+        shares = even_ranges(count, micro * self.size)
         return [self._batch(epoch, first, shares[index * self.size + self.rank]) for index in range(micro)]
 
     def _batch(self, epoch: int, first: int, share: tuple[int, int]) -> PackedBatch:
@@ -131,7 +132,7 @@ class OwnBatches:
 
 def validation_batches(rows: Rows, rank: int, size: int, per_device: int, limit: int) -> Iterator[PackedBatch]:
     """This rank's batches of at most `limit` rows; every row goes to one rank."""
-    begin, end = cut(min(rows.count(0), limit), size)[rank]
+    begin, end = even_ranges(min(rows.count(0), limit), size)[rank]
     for first in range(begin, end, per_device):
         yield pack(
             [rows.row(0, index) for index in range(first, min(end, first + per_device))], per_device, rows.length

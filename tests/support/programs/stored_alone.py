@@ -1,4 +1,4 @@
-"""A rank program: `ckdist` with the words that follow, whose reorganiser packs nothing, so that every product reads
+"""A rank program: `ckdist` with the words that follow, whose repacker packs nothing, so that every product reads
 the mapped file.
 """
 
@@ -8,5 +8,5 @@ import sys
 from ckdist.cli import main, session
 from ckdist.engine.launch import load_model
 
-session.load_model = functools.partial(load_model, fill=lambda loader: loader.reorganize("threads", 0.0))
+session.load_model = functools.partial(load_model, fill=lambda loader: loader.repack("threads", 0.0))
 sys.exit(main.main(sys.argv[1:]))

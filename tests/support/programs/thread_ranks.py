@@ -1,5 +1,5 @@
 """`thread_ranks.py RANKS THREADS`: the replay against the interpreter with ranks as threads of one process, on one host
-and over a wire; and ranks of several hosts that exchange, idle with their heartbeats, and lose one.
+and over TCP; and ranks of several hosts that exchange, idle with their heartbeats, and lose one.
 
 Built with -fsanitize=thread, the library then tells of every race between ranks and between their threads.
 """

@@ -27,6 +27,7 @@ with tempfile.TemporaryDirectory() as name:
                 for a, b in zip(expected, of(until)[0][0], strict=True):
                     if not np.array_equal(a, b):
                         sys.exit(
-                            f"{path.name} with {ranks} ranks of {threads} threads, packed up to {until}, has other logits"
+                            f"{path.name} with {ranks} ranks of {threads} threads, packed up to {until}, "
+                            "has other logits"
                         )
         print(f"{path.name}: same bits")

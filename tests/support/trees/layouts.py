@@ -67,8 +67,10 @@ class Layout:
             "sys/devices/system/cpu/present": everyone,
             "sys/devices/system/cpu/offline": listed(self.offline),
             "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
-            "proc/cpuinfo": f"processor\t: 0\nvendor_id\t: {self.vendor}\nmodel name\t: A CPU\nflags\t\t: {self.flags}\n",
-            "proc/meminfo": f"MemTotal: {total * 16 << 20} kB\nMemAvailable: {total * 12 << 20} kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n",
+            "proc/cpuinfo": f"processor\t: 0\nvendor_id\t: {self.vendor}\nmodel name\t: A CPU\n"
+            f"flags\t\t: {self.flags}\n",
+            "proc/meminfo": f"MemTotal: {total * 16 << 20} kB\nMemAvailable: {total * 12 << 20} kB\n"
+            "SwapTotal: 0 kB\nSwapFree: 0 kB\n",
             "proc/self/status": f"Name:\tx\nCpus_allowed_list:\t{self.allowed or listed(online)}\n"
             + (f"Mems_allowed_list:\t{self.memory_nodes}\n" if self.memory_nodes else ""),
         }

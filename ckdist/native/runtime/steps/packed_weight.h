@@ -26,10 +26,10 @@ void each_packed(Inference& r, int thread, const Weight& weight, int64_t begin, 
     if (sliced->ready(slice)) {
       while (next < end && sliced->ready(++slice)) next = std::min(end, sliced->begin(slice + 1));
       part(weight.matrix.tiles + tile * tile_bytes, tile, next);
-    } else if (r.reorganizer()->claim(*sliced, slice)) {
+    } else if (r.repacker()->claim(*sliced, slice)) {
       sliced->stored().pack(sliced->begin(slice), sliced->begin(slice + 1), room);
       part(room + (tile - sliced->begin(slice)) * tile_bytes, tile, next);
-      r.reorganizer()->keep(*sliced, slice, room, r.engine(thread));
+      r.repacker()->keep(*sliced, slice, room, r.engine(thread));
     } else {
       sliced->stored().pack(tile, next, room);
       part(room, tile, next);

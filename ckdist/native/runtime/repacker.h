@@ -21,7 +21,7 @@
 
 namespace ckdist {
 
-class Reorganizer {
+class Repacker {
  public:
   struct Way {
     int threads;      // at work while nothing else is
@@ -33,11 +33,11 @@ class Reorganizer {
 
   // `own`: what is to be packed, the first first. `others`: of other ranks, who pack it; files are needed until that is
   // done too.
-  Reorganizer(Way way, std::vector<const SlicedMatrix*> own, std::vector<const SlicedMatrix*> others,
-              std::vector<const MappedFile*> files);
-  ~Reorganizer();
-  Reorganizer(const Reorganizer&) = delete;
-  Reorganizer& operator=(const Reorganizer&) = delete;
+  Repacker(Way way, std::vector<const SlicedMatrix*> own, std::vector<const SlicedMatrix*> others,
+           std::vector<const MappedFile*> files);
+  ~Repacker();
+  Repacker(const Repacker&) = delete;
+  Repacker& operator=(const Repacker&) = delete;
 
   // True when its threads have ended, false when the time passed before; throws as check() does.
   bool wait(int milliseconds);

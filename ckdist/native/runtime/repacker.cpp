@@ -1,4 +1,4 @@
-#include "runtime/reorganizer.h"
+#include "runtime/repacker.h"
 
 #include <sched.h>
 
@@ -23,14 +23,14 @@ void sleep_ns(int64_t ns) { std::this_thread::sleep_for(std::chrono::nanoseconds
 }  // namespace
 
 // A packed slice on its way into the arena.
-struct Reorganizer::Staged {
+struct Repacker::Staged {
   std::unique_ptr<uint8_t, decltype(&std::free)> bytes{nullptr, std::free};
   const SlicedMatrix* matrix = nullptr;  // null: free
   int64_t slice = 0, ticket = 0;
 };
 
-Reorganizer::Reorganizer(Way way, std::vector<const SlicedMatrix*> own, std::vector<const SlicedMatrix*> others,
-                         std::vector<const MappedFile*> files)
+Repacker::Repacker(Way way, std::vector<const SlicedMatrix*> own, std::vector<const SlicedMatrix*> others,
+                   std::vector<const MappedFile*> files)
     : way_(way), own_(std::move(own)), others_(std::move(others)), files_(std::move(files)), begin_ns_(now_ns()) {
   for (size_t i = 0; i < own_.size(); ++i) {
     first_[own_[i]] = slices_.size();
@@ -45,7 +45,7 @@ Reorganizer::Reorganizer(Way way, std::vector<const SlicedMatrix*> own, std::vec
   working_ = way_.threads;
   for (int i = 0; i < way_.threads; ++i) {
     try {
-      threads_.emplace_back(&Reorganizer::work, this, i);
+      threads_.emplace_back(&Repacker::work, this, i);
     } catch (const std::exception& e) {
       {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -57,15 +57,15 @@ Reorganizer::Reorganizer(Way way, std::vector<const SlicedMatrix*> own, std::vec
   }
 }
 
-Reorganizer::~Reorganizer() { stop(); }
+Repacker::~Repacker() { stop(); }
 
-void Reorganizer::stop() {
+void Repacker::stop() {
   stop_ = true;
   for (std::thread& thread : threads_)
     if (thread.joinable()) thread.join();
 }
 
-bool Reorganizer::wait(int milliseconds) {
+bool Repacker::wait(int milliseconds) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
     if (!changed_.wait_for(lock, std::chrono::milliseconds(milliseconds), [this] { return working_ == 0; }))
@@ -75,7 +75,7 @@ bool Reorganizer::wait(int milliseconds) {
   return true;
 }
 
-void Reorganizer::check() {
+void Repacker::check() {
   if (failed_.load(std::memory_order_acquire)) {
     std::lock_guard<std::mutex> lock(mutex_);
     throw *error_;
@@ -84,7 +84,7 @@ void Reorganizer::check() {
     for (const MappedFile* file : files_) file->check();
 }
 
-int64_t Reorganizer::ready_bytes() const {
+int64_t Repacker::ready_bytes() const {
   int64_t bytes = 0;
   for (const SlicedMatrix* matrix : own_) {
     const Matrix& shape = matrix->stored().shape();
@@ -95,32 +95,32 @@ int64_t Reorganizer::ready_bytes() const {
   return bytes;
 }
 
-double Reorganizer::seconds() const {
+double Repacker::seconds() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return static_cast<double>((end_ns_ ? end_ns_ : now_ns()) - begin_ns_) * 1e-9;
 }
 
-std::string Reorganizer::trouble() const {
+std::string Repacker::trouble() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return trouble_;
 }
 
-void Reorganizer::begin_step(int64_t allowance) {
+void Repacker::begin_step(int64_t allowance) {
   allowance_.store(allowance, std::memory_order_relaxed);
   stepping_.store(true, std::memory_order_relaxed);
 }
 
-void Reorganizer::end_step() {
+void Repacker::end_step() {
   last_step_ns_.store(now_ns(), std::memory_order_relaxed);
   stepping_.store(false, std::memory_order_release);
 }
 
-bool Reorganizer::steps_run() const {
+bool Repacker::steps_run() const {
   return stepping_.load(std::memory_order_acquire) ||
          now_ns() - last_step_ns_.load(std::memory_order_relaxed) < kQuietNs;
 }
 
-bool Reorganizer::claim_within_limit(const SlicedMatrix& matrix, int64_t slice) {
+bool Repacker::claim_within_limit(const SlicedMatrix& matrix, int64_t slice) {
   if (way_.until >= 1) return matrix.claim(slice);
   const int64_t bytes = matrix.bytes(slice);
   if (static_cast<double>(claimed_.fetch_add(bytes) + bytes) <= way_.until * static_cast<double>(bytes_) &&
@@ -130,7 +130,7 @@ bool Reorganizer::claim_within_limit(const SlicedMatrix& matrix, int64_t slice) 
   return false;
 }
 
-bool Reorganizer::claim(const SlicedMatrix& matrix, int64_t slice) {
+bool Repacker::claim(const SlicedMatrix& matrix, int64_t slice) {
   const int64_t bytes = matrix.bytes(slice);
   if (const auto own = first_.find(&matrix); own != first_.end()) read_ahead(own->second + slice);
   if (way_.until < 1 && &matrix.arena() != &own_[0]->arena())
@@ -140,7 +140,7 @@ bool Reorganizer::claim(const SlicedMatrix& matrix, int64_t slice) {
   return true;
 }
 
-void Reorganizer::keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from, CopyEngine& engine) {
+void Repacker::keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from, CopyEngine& engine) {
   const int64_t bytes = matrix.bytes(slice);
   matrix.arena().will_write(matrix.place(slice), bytes);
   const Copy copy{matrix.place(slice), from, bytes};
@@ -150,7 +150,7 @@ void Reorganizer::keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t*
   kept_.fetch_add(bytes, std::memory_order_relaxed);
 }
 
-void Reorganizer::publish(const SlicedMatrix& matrix, int64_t slice) {
+void Repacker::publish(const SlicedMatrix& matrix, int64_t slice) {
   matrix.publish(slice);
   matrix.arena().written(matrix.bytes(slice));
   stored_done_.fetch_add(matrix.stored().stored_bytes() * (matrix.begin(slice + 1) - matrix.begin(slice)) /
@@ -158,13 +158,12 @@ void Reorganizer::publish(const SlicedMatrix& matrix, int64_t slice) {
                          std::memory_order_relaxed);
 }
 
-void Reorganizer::work(int number) noexcept {
+void Repacker::work(int number) noexcept {
   try {
     if (way_.background) {
       const sched_param none = {};
-      sched_setscheduler(
-          0, SCHED_IDLE,
-          &none);  // whoever computes has the core at once; a refusal leaves an ordinary thread that rests
+      // A thread that computes has the core at once; a refusal leaves an ordinary thread that rests.
+      sched_setscheduler(0, SCHED_IDLE, &none);
     }
     fill(number);
   } catch (const Error& e) {
@@ -190,13 +189,13 @@ void Reorganizer::work(int number) noexcept {
   changed_.notify_all();
 }
 
-void Reorganizer::fill(int number) {
+void Repacker::fill(int number) {
   std::string reason;
   const std::unique_ptr<CopyEngine> engine = open_copy_engine(way_.engine, &reason);
   int64_t largest = 64;
   for (const SlicedMatrix* matrix : own_) largest = std::max(largest, matrix->largest_bytes());
   if (!way_.background && !own_.empty()) own_[0]->arena().will_write_part(number, way_.threads);
-  TraceLane* const lane = way_.trace ? way_.trace->lane("reorganiser " + std::to_string(number)) : nullptr;
+  TraceLane* const lane = way_.trace ? way_.trace->lane("repacker " + std::to_string(number)) : nullptr;
   Staged staged[kStaged];
   StoredMatrix::Rows rows;
   const auto settle = [&](Staged& one) {
@@ -234,7 +233,7 @@ void Reorganizer::fill(int number) {
   }
 }
 
-void Reorganizer::read_ahead(size_t from) {
+void Repacker::read_ahead(size_t from) {
   const size_t until = std::min(slices_.size(), from + static_cast<size_t>(kAheadBytes / SlicedMatrix::kSliceBytes));
   for (size_t i; (i = read_.load(std::memory_order_relaxed)) < until;) {
     if (!read_.compare_exchange_weak(i, i + 1, std::memory_order_relaxed)) continue;
@@ -245,7 +244,7 @@ void Reorganizer::read_ahead(size_t from) {
 }
 
 // While tokens are being waited for, one thread works for a share of the time, the others not at all.
-void Reorganizer::make_room(int number, int64_t worked_ns) {
+void Repacker::make_room(int number, int64_t worked_ns) {
   if (!way_.background) return;
   while (held_ && !stop_) sleep_ns(kPollNs);
   if (!steps_run()) return;
@@ -254,7 +253,7 @@ void Reorganizer::make_room(int number, int64_t worked_ns) {
 }
 
 // Other ranks, and steps of this one, may still be packing what they claimed.
-void Reorganizer::finish() {
+void Repacker::finish() {
   const auto whole = [](const SlicedMatrix* matrix) { return matrix->whole(); };
   while (!stop_ && way_.until >= 1 &&
          !(std::all_of(own_.begin(), own_.end(), whole) && std::all_of(others_.begin(), others_.end(), whole)))
