@@ -155,45 +155,17 @@ def test_prepare(isa, rng, cols, lead, n):
     full = np.zeros(padded, F32)
     full[lead : lead + n] = x
     row = np.full(4 * padded, 0xFF, np.uint8)
-    call(
-        "prepare",
-        isa,
-        0,
-        floats(x),
-        1,
-        n,
-        lead,
-        cols,
-        native.pointer(row, "uint8_t *"),
-        native.lib.ckdist_activation_bytes(0, cols),
-    )
+
+    def prepare(kind: int) -> None:
+        stride = native.lib.ckdist_activation_bytes(kind, cols)
+        call("prepare", isa, kind, floats(x), 1, n, lead, cols, native.pointer(row, "uint8_t *"), stride)
+
+    prepare(0)
     np.testing.assert_array_equal(row.view(F32), full)
-    call(
-        "prepare",
-        isa,
-        1,
-        floats(x),
-        1,
-        n,
-        lead,
-        cols,
-        native.pointer(row, "uint8_t *"),
-        native.lib.ckdist_activation_bytes(1, cols),
-    )
+    prepare(1)
     halves = (row[: 2 * padded].view(np.uint16).astype(np.uint32) << 16).view(F32)
     np.testing.assert_allclose(halves, full, rtol=2.0**-8)
-    call(
-        "prepare",
-        isa,
-        2,
-        floats(x),
-        1,
-        n,
-        lead,
-        cols,
-        native.pointer(row, "uint8_t *"),
-        native.lib.ckdist_activation_bytes(2, cols),
-    )
+    prepare(2)
     codes = row[:padded].view(np.int8).astype(int)
     scales = row[padded : padded + padded // 8].view(F32)
     sums = row[padded + padded // 8 : padded + padded // 4].view(np.int32)

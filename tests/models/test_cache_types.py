@@ -10,7 +10,7 @@ from ckdist.config import EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.engine.single import SingleSequence
 from tests.support.paths import GOLDEN
-from tests.support.thread_world import run_ranks_as_threads
+from tests.support.thread_ranks import run_threads
 
 PAIRS = [("i16", "q8_0"), ("q8_0", "i16"), ("f16", "q8_0"), ("q8_0", "f16"), ("f32", "i16"), ("bf16", "f16")]
 
@@ -51,6 +51,6 @@ def test_unequal_types_stay_near_a_float32_cache(family):
 
 
 def test_ranks_have_the_bits_of_one_cache_type_pair():
-    one, _ = run_ranks_as_threads(2, lambda world: logits(world, GOLDEN / "qwen2", "i16", "q8_0"))
+    one, _ = run_threads(2, lambda world: logits(world, GOLDEN / "qwen2", "i16", "q8_0"))
     exact = logits(SingleWorld(), GOLDEN / "qwen2", "i16", "q8_0")
     np.testing.assert_allclose(one, exact, atol=2e-2)

@@ -14,6 +14,7 @@ from ckdist.errors import ArchitectureError, ModelFileError
 from ckdist.weights import gguf as reader
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.gguf import read_gguf
+from tests.support.mutations import changes, mutated
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 
 GOLDEN = GOLDEN_FILES / "gguf"
@@ -176,14 +177,9 @@ def test_every_truncation_of_a_valid_file(tmp_path):
 
 
 @settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(st.tuples(st.integers(0, 600), st.binary(min_size=1, max_size=8)), min_size=1, max_size=4),
-    st.integers(0, 600),
-)
-def test_mutated_bytes_parse_or_are_refused(tmp_path, changes, cut):
-    data = bytearray(VALID)
-    for at, new in changes:
-        data[at % len(data) : at % len(data) + len(new)] = new
+@given(changes(600), st.integers(0, 600))
+def test_mutated_bytes_parse_or_are_refused(tmp_path, places, cut):
+    data = mutated(VALID, places)
     path = tmp_path / "m.gguf"
     path.write_bytes(data[: len(data) - cut % 40])
     try:
@@ -193,13 +189,10 @@ def test_mutated_bytes_parse_or_are_refused(tmp_path, changes, cut):
 
 
 @settings(max_examples=150, deadline=4000, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.integers(0, 13279), st.binary(min_size=1, max_size=8)), min_size=1, max_size=3))
-def test_mutated_model_opens_or_is_refused(tmp_path, changes):
-    data = bytearray((GOLDEN / "Q4_K_M.gguf").read_bytes())
-    for at, new in changes:
-        data[at : at + len(new)] = new
+@given(changes(13279, most=3))
+def test_mutated_model_opens_or_is_refused(tmp_path, places):
     path = tmp_path / "m.gguf"
-    path.write_bytes(data)
+    path.write_bytes(mutated((GOLDEN / "Q4_K_M.gguf").read_bytes(), places))
     try:
         open_checkpoint(path)
     except (ModelFileError, ArchitectureError) as e:

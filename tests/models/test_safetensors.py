@@ -14,6 +14,7 @@ from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.safetensors import read_folder, read_safetensors
 from tests.support.checkpoints import CONFIG, write_model
+from tests.support.mutations import changes, mutated
 
 
 def file_of(header, data=64, length=None) -> bytes:
@@ -107,14 +108,9 @@ def test_header_larger_than_the_cap(tmp_path):
 
 
 @settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(st.tuples(st.integers(0, 300), st.binary(min_size=1, max_size=6)), min_size=1, max_size=4),
-    st.integers(0, 30),
-)
-def test_mutated_bytes_parse_or_are_refused(tmp_path, changes, cut):
-    data = bytearray(VALID)
-    for at, new in changes:
-        data[at % len(data) : at % len(data) + len(new)] = new
+@given(changes(300, longest=6), st.integers(0, 30))
+def test_mutated_bytes_parse_or_are_refused(tmp_path, places, cut):
+    data = mutated(VALID, places)
     path = tmp_path / "model.safetensors"
     path.write_bytes(data[: len(data) - cut])
     try:

@@ -24,7 +24,7 @@ from ckdist.weights.loader import ShardLoader
 from tests.support.checkpoints import WEIGHT, checkpoint_of, write_model
 from tests.support.launcher import environment, mpirun
 from tests.support.paths import GOLDEN, ROOT
-from tests.support.thread_world import run_ranks_as_threads
+from tests.support.thread_ranks import run_threads
 from tests.support.two_states import BEFORE, LARGE, TYPES, loaded, logits, situations
 
 FAMILIES = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
@@ -40,11 +40,11 @@ def large(tmp_path_factory):
 
 @functools.cache
 def expected(path, ranks):
-    return run_ranks_as_threads(ranks, lambda world: logits(world, path, BEFORE))[0][0]
+    return run_threads(ranks, lambda world: logits(world, path, BEFORE))[0][0]
 
 
 def assert_same(path, ranks, until, threads=1, settled=True):
-    results = run_ranks_as_threads(ranks, lambda world: logits(world, path, until, threads, settled))
+    results = run_threads(ranks, lambda world: logits(world, path, until, threads, settled))
     for a, b in zip(expected(path, ranks), results[0][0], strict=True):
         np.testing.assert_array_equal(a, b)
     return results
@@ -98,7 +98,7 @@ def test_a_file_that_shrinks_ends_every_rank(tmp_path):
             model.executable.close()
             model.loader.close()
 
-        run_ranks_as_threads(2, rank)
+        run_threads(2, rank)
 
 
 def test_a_file_that_is_written_to_is_noticed(tmp_path):
@@ -241,7 +241,7 @@ def test_what_is_packed_is_told(caplog):
         model.executable.close()
         model.loader.close()
 
-    run_ranks_as_threads(2, rank)
+    run_threads(2, rank)
     (line,) = [record for record in caplog.records if "weights are packed" in record.message]
     assert (
         line.levelname == "DEBUG"

@@ -6,13 +6,13 @@ import pytest
 from ckdist.engine.single import SingleSequence
 from tests.support.programs.replay import build, check
 from tests.support.specs import PIECES
-from tests.support.thread_world import run_ranks_as_threads
+from tests.support.thread_ranks import run_threads
 
 
 @pytest.mark.parametrize("family", ["gemma2", *PIECES])
 @pytest.mark.parametrize("ranks, threads", [(1, 2), (2, 2), (3, 1), (7, 2)])
 def test_replay_with_ranks_as_threads(family, ranks, threads):
-    assert run_ranks_as_threads(ranks, lambda world: check(world, family, "auto", threads, 16))[0] < 5e-7
+    assert run_threads(ranks, lambda world: check(world, family, "auto", threads, 16))[0] < 5e-7
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "i16", "q8_0", "i16/q8_0", "q8_0/f16"])
@@ -33,6 +33,6 @@ def test_long_contexts_shared_by_threads_keep_their_bits(kv_type):
             executable.close()
             return logits
 
-        return run_ranks_as_threads(2, rank)[0]
+        return run_threads(2, rank)[0]
 
     np.testing.assert_array_equal(run(3), run(1))

@@ -24,7 +24,7 @@ from tests.support import thread_ranks
 from tests.support.paths import GOLDEN
 from tests.support.programs.replay import build
 from tests.support.specs import FAMILIES, PIECES
-from tests.support.thread_world import run_ranks_as_threads
+from tests.support.thread_ranks import run_threads
 
 MODELS = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
 
@@ -93,7 +93,7 @@ def test_bits_are_those_of_tensor(family, ranks, threads, numbers):
         executable.close()
         return result
 
-    expected, found, tokens = run_ranks_as_threads(ranks, rank)[0]
+    expected, found, tokens = run_threads(ranks, rank)[0]
     assert tokens[0] == tokens[1] > 40
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -150,7 +150,7 @@ def test_bytes_moved_are_those_of_the_formula(ranks, tokens):
         executable.close()
         return spec, counts
 
-    results = run_ranks_as_threads(ranks, rank)
+    results = run_threads(ranks, rank)
     spec = results[0][0]
     by_token, by_tensor = np.sum([counts for _, counts in results], axis=0)
     layers, a = len(spec.layers), spec.layers[0].mixer
@@ -218,7 +218,7 @@ def test_one_text_whatever_is_cut(folder):
     expected, stats = generated(SingleWorld(), folder, "auto")
     for ranks in (2, 3, 4):
         for prefill in ("token", "tensor"):
-            found, stats = run_ranks_as_threads(ranks, lambda world: generated(world, folder, prefill))[0]
+            found, stats = run_threads(ranks, lambda world: generated(world, folder, prefill))[0]
             assert found == expected, f"{prefill} with {ranks} ranks"
             assert (
                 (stats["prefill_by_token_tokens_total"] > 0)
@@ -262,8 +262,7 @@ def test_logits_are_those_of_one_rank(path, tolerance):
     expected = logits_of(SingleWorld(), path, "auto")
     for ranks in (2, 3, 4):
         by_token, by_tensor = (
-            run_ranks_as_threads(ranks, lambda world: logits_of(world, path, prefill))[0]
-            for prefill in ("token", "tensor")
+            run_threads(ranks, lambda world: logits_of(world, path, prefill))[0] for prefill in ("token", "tensor")
         )
         np.testing.assert_array_equal(by_token, by_tensor)
         assert np.abs(by_token - expected).max() <= tolerance * np.abs(expected).max()

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.launcher import environment, run_ranks
 from tests.support.paths import ROOT
-from tests.support.served import wait_for, write_tokenizer
+from tests.support.served import healthy, wait_for, write_tokenizer
 from tests.support.thread_ranks import free_port
 from tests.support.torchrun import CKDIST, finish, secret, start
 
@@ -53,14 +53,7 @@ def test_server(size, tmp_path):
     ranks = [start(rank, size, port, *words, CKDIST_JOB_SECRET_FILE=path) for rank in range(size)]
     try:
         url = f"http://127.0.0.1:{http}"
-
-        def healthy() -> bool:
-            try:
-                return httpx.get(url + "/health").status_code == 200
-            except httpx.TransportError:
-                return False
-
-        wait_for(healthy, 30)
+        wait_for(lambda: healthy(url), 30)
         answer = httpx.post(
             url + "/v1/completions",
             json={"prompt": "abc", "max_tokens": 5, "temperature": 0, "ignore_eos": True},

@@ -310,17 +310,18 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_told(tmp_path, caplog)
     assert "step 2 is skipped: its gradient's norm is inf" in caplog.text and "1 steps were skipped" in caplog.text
 
 
+def started(path) -> subprocess.Popen:
+    """`ckdist train path`, whose lines of progress can be read."""
+    words = [sys.executable, "-m", "ckdist.cli.main", "train", str(path)]
+    return subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True)
+
+
 def test_a_signal_before_the_first_step_ends_it_at_once(tmp_path):
     """While text is tokenised, which can take hours: there is nothing to save."""
     text = tmp_path / "text.txt"
     text.write_bytes(b"".join(b"word %d of a long text\n" % i for i in range(80_000)))
     path = toml(tmp_path, max_steps=100000, train_file=str(text))
-    job = subprocess.Popen(
-        [sys.executable, "-m", "ckdist.cli.main", "train", str(path)],
-        env=environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    job = started(path)
     try:
         while not list(tmp_path.glob("out/cache/.tokens-*")):
             assert job.poll() is None
@@ -339,12 +340,7 @@ def test_a_signal_before_the_first_step_ends_it_at_once(tmp_path):
 
 def test_a_signal_ends_the_training_after_its_step_with_a_checkpoint(tmp_path):
     path = toml(tmp_path, max_steps=100000, save_steps=0)
-    job = subprocess.Popen(
-        [sys.executable, "-m", "ckdist.cli.main", "train", str(path)],
-        env=environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    job = started(path)
     try:
         for line in job.stderr:
             if line.startswith("step 3 "):

@@ -250,48 +250,59 @@ def test_the_port_is_free_once_the_process_ends():
         listen("127.0.0.1", port).close()
 
 
+@contextlib.contextmanager
+def http_process(folder, listener, before=None, **settings):
+    """The HTTP process over the engine and the tokenizer in a folder; `before` runs in it before Python does."""
+    number = listener.fileno()
+    told = HttpSettings(
+        endpoint=f"ipc://{folder}/engine",
+        model=str(folder),
+        model_name="m",
+        listener=number,
+        parent=os.getpid(),
+        **settings,
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ckdist.serve"],
+        stdin=subprocess.PIPE,
+        pass_fds=(number,),
+        env=environment(),
+        preexec_fn=before,  # noqa: PLW1509
+    )
+    try:
+        process.stdin.write(told.to_json())
+        process.stdin.close()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.alone
 def test_silent_clients_are_let_go(tmp_path):
     """Those that never say a word, and those that never end a head; not one that asks now and then."""
     write_tokenizer(tmp_path)
     with FakeEngine(f"ipc://{tmp_path}/engine", VOCAB), listen("127.0.0.1", 0) as listener:
-        address, number = listener.getsockname(), listener.fileno()
-        settings = HttpSettings(
-            endpoint=f"ipc://{tmp_path}/engine",
-            model=str(tmp_path),
-            model_name="m",
-            listener=number,
-            parent=os.getpid(),
-            silence=0.6,
-            first_request=0.6,
-        )
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ckdist.serve"], stdin=subprocess.PIPE, pass_fds=(number,), env=environment()
-        )
-        try:
-            process.stdin.write(settings.to_json())
-            process.stdin.close()
-            with httpx.Client(base_url=f"http://127.0.0.1:{address[1]}") as client:
-                wait_for(lambda: client.get("/health").status_code == 200)
-                silent = [socket.create_connection(address) for _ in range(20)]
-                for one in silent[10:]:
-                    one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-")
-                asking, begun = socket.create_connection(address), time.monotonic()
-                while time.monotonic() - begun < 1.5:
-                    asking.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-                    answer = b""
-                    while not answer.endswith(b"}"):
-                        answer += (part := asking.recv(4096))
-                        assert part, "it was let go"
-                    time.sleep(0.2)
-                for one in silent:
-                    one.settimeout(5)
-                    assert one.recv(1) == b""
-                for one in (*silent, asking):
-                    one.close()
-        finally:
-            process.kill()
-            process.wait()
+        address = listener.getsockname()
+        client = httpx.Client(base_url=f"http://127.0.0.1:{address[1]}")
+        with http_process(tmp_path, listener, silence=0.6, first_request=0.6), client:
+            wait_for(lambda: client.get("/health").status_code == 200)
+            silent = [socket.create_connection(address) for _ in range(20)]
+            for one in silent[10:]:
+                one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-")
+            asking, begun = socket.create_connection(address), time.monotonic()
+            while time.monotonic() - begun < 1.5:
+                asking.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                answer = b""
+                while not answer.endswith(b"}"):
+                    answer += (part := asking.recv(4096))
+                    assert part, "it was let go"
+                time.sleep(0.2)
+            for one in silent:
+                one.settimeout(5)
+                assert one.recv(1) == b""
+            for one in (*silent, asking):
+                one.close()
 
 
 def ask(url, path="/v1/completions", **more):
@@ -317,26 +328,9 @@ def test_connections_stay_within_the_limit_of_open_files(tmp_path):
     """
     write_tokenizer(tmp_path)
     with FakeEngine(f"ipc://{tmp_path}/engine", VOCAB) as engine, listen("127.0.0.1", 0) as listener:
-        number = listener.fileno()
-        settings = HttpSettings(
-            endpoint=f"ipc://{tmp_path}/engine",
-            model=str(tmp_path),
-            model_name="m",
-            listener=number,
-            parent=os.getpid(),
-        )
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ckdist.serve"],
-            stdin=subprocess.PIPE,
-            pass_fds=(number,),
-            env=environment(),
-            preexec_fn=few,  # noqa: PLW1509
-        )
-        try:
-            process.stdin.write(settings.to_json())
-            process.stdin.close()
+        with http_process(tmp_path, listener, few):
             wait_for(lambda: httpx.get(f"{url}/health", timeout=30).status_code == 200, 30)
             engine.delay = 0.02
             running = in_background(
@@ -348,9 +342,6 @@ def test_connections_stay_within_the_limit_of_open_files(tmp_path):
                 assert silent[0].recv(1) == b"", "the oldest makes room"
                 wait_for(lambda: running)
                 assert running[0].status_code == 200
-        finally:
-            process.kill()
-            process.wait()
 
 
 def test_a_burst_is_answered_in_json():

@@ -54,6 +54,14 @@ def serving(engine_options: dict | None = None, template: str | None = TEMPLATE,
                 http.stop()
 
 
+def healthy(url: str) -> bool:
+    """Whether the server there answers that it serves."""
+    try:
+        return httpx.get(url + "/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 def wait_for(condition, seconds: float = 15.0) -> None:
     end = time.monotonic() + seconds
     while not condition():

@@ -14,12 +14,11 @@ from tests.support.programs.replay import check
 from tests.support.specs import FAMILIES
 from tests.support.steps import ARENA_BYTES, open_steps
 from tests.support.thread_ranks import run_threads
-from tests.support.thread_world import run_ranks_as_threads
 
 ranks, threads = int(sys.argv[1]), int(sys.argv[2])
 for family in FAMILIES:
     for chunk in (64, 16):
-        worst = run_ranks_as_threads(ranks, lambda world: check(world, family, "auto", threads, chunk))[0]
+        worst = run_threads(ranks, lambda world: check(world, family, "auto", threads, chunk))[0]
         print(f"{family} {worst:.2e}")
         if worst > 5e-7:
             sys.exit(f"{family} with {ranks} ranks of {threads} threads differs by {worst}")

@@ -12,7 +12,7 @@ import tempfile
 import numpy as np
 
 from tests.support.checkpoints import write_model
-from tests.support.thread_world import run_ranks_as_threads
+from tests.support.thread_ranks import run_threads
 from tests.support.two_states import BEFORE, LARGE, TYPES, logits
 
 ranks, threads = int(sys.argv[1]), int(sys.argv[2])
@@ -20,7 +20,7 @@ with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     write_model(folder, LARGE, dtype=np.float32)
     for path in (folder, TYPES[0]):
-        of = lambda until: run_ranks_as_threads(ranks, lambda world: logits(world, path, until, threads, settled=False))
+        of = lambda until: run_threads(ranks, lambda world: logits(world, path, until, threads, settled=False))
         expected = of(BEFORE)[0][0]
         for _ in range(3):
             for until in (1.0, 0.5):

@@ -283,6 +283,20 @@ void ShmCollectives::write_to_peer(int i, uint8_t* to, const uint8_t* from, int6
   else copy(to, from, bytes);
 }
 
+// Moves parts of up to `longest` bytes, `piece` of them at a time: `stage(done)` fills this rank's slot, and `read(i,
+// done)` takes what rank i staged. `now`: the epoch of the slots that are read. `staged`: all ranks have filled theirs.
+template <class Stage, class Read>
+void ShmCollectives::through_slots(const ShmRendezvous::Record& own, uint32_t& now, bool staged, int64_t longest,
+                                   int64_t piece, const Stage& stage, const Read& read) {
+  for (int64_t done = 0; done == 0 || done < longest; done += piece) {
+    if (done || !staged) {
+      stage(done);
+      rendezvous_.await(now = rendezvous_.post(own));
+    }
+    for (int k = 1; k < rendezvous_.size; k++) read((rendezvous_.index + k) % rendezvous_.size, done);
+  }
+}
+
 void ShmCollectives::all_gather(const void* in, void* out, const int64_t* bytes) {
   rendezvous_.begin("all_gather");
   const int size = rendezvous_.size, index = rendezvous_.index;
@@ -318,20 +332,11 @@ void ShmCollectives::all_gather(const void* in, void* out, const int64_t* bytes)
     rendezvous_.meet();
     return;
   }
-  if (placed) {  // some slots are not filled: once more, with everyone's
-    stage(0);
-    rendezvous_.await(now = rendezvous_.post(elsewhere));
-  }
-  for (int64_t done = 0;;) {
-    for (int k = 1; k < size; k++) {
-      const int i = (index + k) % size;
-      fetch(to + sum_before(bytes, i) + done, rendezvous_.slot(i, now) + shift(rendezvous_.record(i, now)),
-            part(i, done));
-    }
-    if ((done += kPiece) >= longest) return;
-    stage(done);
-    rendezvous_.await(now = rendezvous_.post(elsewhere));
-  }
+  const auto read = [&](int i, int64_t done) {
+    fetch(to + sum_before(bytes, i) + done, rendezvous_.slot(i, now) + shift(rendezvous_.record(i, now)),
+          part(i, done));
+  };
+  through_slots(elsewhere, now, placed == 0, longest, kPiece, stage, read);
 }
 
 // Behind the parts of a slot: what its rank sends to each rank, then what it expects of each.
@@ -400,20 +405,11 @@ void ShmCollectives::all_to_all(const void* in, const int64_t* send_bytes, void*
     rendezvous_.meet();
     return;
   }
-  if (placed) {  // some slots are not filled: once more, with everyone's
-    stage(0);
-    rendezvous_.await(now = rendezvous_.post(elsewhere));
-  }
-  for (int64_t done = 0;;) {
-    for (int k = 1; k < size; k++) {
-      const int i = (index + k) % size;
-      take(to + sum_before(recv_bytes, i) + done, rendezvous_.slot(i, now) + place(rendezvous_.record(i, now), index),
-           part(recv_bytes[i], done));
-    }
-    if ((done += most) >= longest) break;
-    stage(done);
-    rendezvous_.await(now = rendezvous_.post(elsewhere));
-  }
+  const auto read = [&](int i, int64_t done) {
+    take(to + sum_before(recv_bytes, i) + done, rendezvous_.slot(i, now) + place(rendezvous_.record(i, now), index),
+         part(recv_bytes[i], done));
+  };
+  through_slots(elsewhere, now, placed == 0, longest, most, stage, read);
   if (!held_.empty()) std::memcpy(out, held_.data(), held_.size());
 }
 

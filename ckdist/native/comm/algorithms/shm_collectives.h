@@ -45,8 +45,11 @@ class ShmCollectives : public Collectives {
   void reduce_in_place(uint32_t epoch, int64_t elements, Element e, ReduceOp op);
   void reduce_eager(uint64_t call, const void* in, void* out, int64_t elements, Element e, ReduceOp op);
   void reduce_staged(const uint8_t* in, uint8_t* out, int64_t elements, Element e, ReduceOp op, uint32_t first);
-  uint32_t meet(const ShmRendezvous::Record& own,
-                bool probe);  // posts, awaits the others, and measures their distance; the epoch
+  // Posts, awaits the others, and measures their distance; the epoch.
+  uint32_t meet(const ShmRendezvous::Record& own, bool probe);
+  template <class Stage, class Read>
+  void through_slots(const ShmRendezvous::Record& own, uint32_t& now, bool staged, int64_t longest, int64_t piece,
+                     const Stage& stage, const Read& read);
   int64_t* sizes(int i, uint32_t epoch) const;
   void check_sent(int i, int64_t sent, int j, int64_t expected) const;
   int64_t check_sizes(const int64_t* send_bytes, const int64_t* recv_bytes, uint32_t epoch) const;

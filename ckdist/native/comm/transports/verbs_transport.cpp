@@ -335,36 +335,30 @@ void VerbsTransport::expose(int window, void* base, int64_t bytes) {
   }
 }
 
-Transport::Request VerbsTransport::iput(int peer, int window, int64_t offset, const void* data, int64_t bytes) {
-  Peer& to = reachable(peer);
+// A put or a get, whose data is registered here unless it is small enough to travel in the work request.
+Transport::Request VerbsTransport::access(What what, int peer, int window, int64_t offset, void* data, int64_t bytes) {
+  const Peer& to = reachable(peer);
+  const bool put = what == What::put;
   if (offset < 0 || bytes < 0)
-    fail(Status::config, "put of %lld bytes at offset %lld", (long long)bytes, (long long)offset);
-  const uint32_t operation = begin(What::put, peer, const_cast<void*>(data), bytes);
-  Work work{Work::put};
+    fail(Status::config, "%s of %lld bytes at offset %lld", put ? "put" : "get", (long long)bytes, (long long)offset);
+  const uint32_t operation = begin(what, peer, data, bytes);
+  Work work{put ? Work::put : Work::get};
   work.header.tag = window;
   work.header.address = uint64_t(offset);
   work.operation = operation;
   work.data = static_cast<const uint8_t*>(data);
   work.bytes = bytes;
-  if (bytes > to.pair->inline_bytes()) local_key(operation, 0);
+  if (bytes > (put ? to.pair->inline_bytes() : 0)) local_key(operation, put ? 0 : IBV_ACCESS_LOCAL_WRITE);
   enqueue(peer, std::move(work));
   return ticket(operation);
 }
 
+Transport::Request VerbsTransport::iput(int peer, int window, int64_t offset, const void* data, int64_t bytes) {
+  return access(What::put, peer, window, offset, const_cast<void*>(data), bytes);
+}
+
 Transport::Request VerbsTransport::iget(int peer, int window, int64_t offset, void* data, int64_t bytes) {
-  reachable(peer);
-  if (offset < 0 || bytes < 0)
-    fail(Status::config, "get of %lld bytes at offset %lld", (long long)bytes, (long long)offset);
-  const uint32_t operation = begin(What::get, peer, data, bytes);
-  Work work{Work::get};
-  work.header.tag = window;
-  work.header.address = uint64_t(offset);
-  work.operation = operation;
-  work.data = static_cast<const uint8_t*>(data);
-  work.bytes = bytes;
-  if (bytes) local_key(operation, IBV_ACCESS_LOCAL_WRITE);
-  enqueue(peer, std::move(work));
-  return ticket(operation);
+  return access(What::get, peer, window, offset, data, bytes);
 }
 
 Transport::Request VerbsTransport::inotify(int peer, int window, int slot) {

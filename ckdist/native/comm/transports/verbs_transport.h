@@ -102,6 +102,7 @@ class VerbsTransport : public Verbs {
   };
 
   uint32_t begin(What what, int peer, void* data, int64_t bytes);
+  Request access(What what, int peer, int window, int64_t offset, void* data, int64_t bytes);
   void finish(uint32_t operation);
   Request ticket(uint32_t operation) const { return uint64_t(operations_[operation - 1].generation) << 32 | operation; }
   Operation& expect(int peer, uint32_t operation, What what);  // that a peer named
