@@ -226,7 +226,7 @@ def _settings(config: EngineConfig) -> list[object]:
 
 @dataclass(frozen=True)
 class Traced:
-    """A model's programs, decode's and, where prefill shards tokens, its own; `layouts`: prefill's, decode's, the mesh."""
+    """A model's programs: decode's, and prefill's where that shards tokens; `layouts`: of prefill, of decode, mesh."""
 
     checkpoint: Checkpoint
     layouts: tuple[Layout, Layout, Mesh]
