@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 ROOT = pathlib.Path(__file__).parent.parent
 RECORD = ROOT / "tests" / "habits.json"
 COLUMNS = 120
+FUNCTION_LINES = 60
 GENERATED = ("constraints.txt",)  # `make lock` writes each requirement on one line, however long
 TEXT = (".py", ".cpp", ".h", ".md", ".toml", ".yml", ".yaml", ".txt", ".mk", ".cmake", ".sh", "")
 DATA = ("tests/golden/", "tests/native/golden/", "LICENSE", "ckdist/models/bundled/")
@@ -93,6 +94,11 @@ def without_docstring(names: list[str]) -> int:
 def is_overload(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """A signature alone, for the type checker: the docstring stands at the function itself."""
     return any(ast.unparse(decorator).split(".")[-1] == "overload" for decorator in function.decorator_list)
+
+
+def long_functions(names: list[str]) -> int:
+    """Functions of more than FUNCTION_LINES lines, docstring included."""
+    return sum((f.end_lineno or f.lineno) - f.lineno + 1 > FUNCTION_LINES for f in functions(names))
 
 
 def untyped_arguments(names: list[str]) -> int:
@@ -167,6 +173,7 @@ def count(quick: bool) -> tuple[dict[str, int], list[str]]:
     words = private_words(names)
     now = {
         f"lines over {COLUMNS} columns": long_lines(names),
+        f"functions over {FUNCTION_LINES} lines": long_functions(names),
         "functions without a docstring": without_docstring(names),
         "arguments without a type": untyped_arguments(names),
         "private words": sum(words.values()),

@@ -60,12 +60,11 @@ def read_node(machine: Machine, cpus: list[int], memory: int) -> float:
     return read_bandwidth(len(cpus), cpus, REPEATS, size // len(cpus))
 
 
-def multiply_on(cpus: list[int], kind: str, seconds: float) -> float:
-    """Operations per second of (GEMM_TOKENS, GEMM_COLS) x (GEMM_COLS, GEMM_ROWS) on every one of `cpus` at once,
-    each with its own operands.
+def operands(number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of packed tiles of (GEMM_ROWS, GEMM_COLS) weights of a ggml type, and of (GEMM_TOKENS, GEMM_COLS) inputs in
+    the format that they are multiplied with.
     """
     lib, check, pointer = native.lib, native.check, native.pointer
-    number = GEMM_TYPES[kind]
     rng = np.random.default_rng(0)
     weights = rng.standard_normal((GEMM_ROWS, GEMM_COLS), np.float32)  # (rows, cols)
     packed = np.zeros(
@@ -114,6 +113,15 @@ def multiply_on(cpus: list[int], kind: str, seconds: float) -> float:
             x.size,
         )
     )
+    return tiles, x
+
+
+def multiply_on(cpus: list[int], kind: str, seconds: float) -> float:
+    """Operations per second of (GEMM_TOKENS, GEMM_COLS) x (GEMM_COLS, GEMM_ROWS) on every one of `cpus` at once,
+    each with its own operands.
+    """
+    lib, pointer, number = native.lib, native.pointer, GEMM_TYPES[kind]
+    tiles, x = operands(number)
     start = threading.Barrier(len(cpus))
     rates = [0.0] * len(cpus)
 

@@ -24,7 +24,7 @@ from ckdist.engine.engine import Engine
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.trace import Labels, Trace
 from ckdist.errors import ConfigError
-from ckdist.layout import Dim, Mesh
+from ckdist.layout import Dim, Layout, Mesh
 from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
 from ckdist.native import CData
@@ -193,7 +193,23 @@ def load_model(
     if adapter:
         adapter.check(program)
     token_program = trace(forward, spec, prefill, mesh, tracer) if prefill is not decode else None
-    settings = [
+    agree(world, "program", program.digest())
+    agree(world, "set of flags or version", repr(_settings(config)))
+    tracing = (
+        Trace(config.trace, world, max(config.threads or default_threads(world), config.threads_batch))
+        if config.trace
+        else None
+    )
+    shard = plan_and_open(Traced(checkpoint, layouts, adapter, program, token_program), config, world)
+    with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
+        loader = shard.loader
+        fill(loader) if fill else fill_shard(loader, config, world, progress, tracing and tracing.handle)
+    return start(shard, config, world, tracing, measure)
+
+
+def _settings(config: EngineConfig) -> list[object]:
+    """What must be the same on all ranks beside the program."""
+    return [
         __version__,
         config.quantize or "",
         config.ubatch_size,
@@ -202,23 +218,57 @@ def load_model(
         config.parallel,
         config.cache_type_k,
         config.cache_type_v,
+        config.prefill,
+        config.repack,
+        bool(config.trace),
     ]
-    settings += [config.prefill, config.repack, bool(config.trace)]
-    agree(world, "program", program.digest())
-    agree(world, "set of flags or version", repr(settings))
-    tracing = (
-        Trace(config.trace, world, max(config.threads or default_threads(world), config.threads_batch))
-        if config.trace
-        else None
-    )
 
+
+@dataclass(frozen=True)
+class Traced:
+    """A model's programs: decode's, and prefill's where that shards tokens; `layouts`: of prefill, of decode, mesh."""
+
+    checkpoint: Checkpoint
+    layouts: tuple[Layout, Layout, Mesh]
+    adapter: Adapter | None
+    program: Program
+    token_program: Program | None
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rank's part, planned and with its arena open, but not filled. `lowered`, `matrices`: decode's."""
+
+    traced: Traced
+    loader: ShardLoader
+    lowered: Lowered
+    matrices: list[MatrixHandle | PackedMatrix]
+    weight_bytes: int
+    plan: Plan
+    plans: list[ExecutionPlan]
+    shards: HostShards | None
+
+
+def plan_and_open(traced: Traced, config: EngineConfig, world: World) -> Shard:
+    """Lowers the programs, plans weights and cache, and opens this rank's arena where its threads run.
+
+    A collective call. CapacityError where weights or cache do not fit.
+    """
+    checkpoint, layouts, adapter, program, token_program = (
+        traced.checkpoint,
+        traced.layouts,
+        traced.adapter,
+        traced.program,
+        traced.token_program,
+    )
+    mesh = layouts[2]
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
     max_tokens = min(config.ubatch_size, config.batch_size)
     lowered = lower_for(loader, program, mesh, max_tokens)
     matrices, vectors = plan_shard(loader, lowered, adapter)
     check_quantize(loader, lowered)
     weight_bytes = loader.planned_bytes + (adapter.bytes if adapter else 0)
-    plan = make_plan(config, spec, world, weight_bytes, layouts)
+    plan = make_plan(config, checkpoint.spec, world, weight_bytes, layouts)
     plan.placement.enter()
     bind_memory(plan.placement)
     loader.open(shared=token_program is not None)
@@ -237,13 +287,19 @@ def load_model(
                 [shards.vector(*key) for key in by_token.vectors],
             )
         )
-    with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
-        fill(loader) if fill else fill_shard(loader, config, world, progress, tracing and tracing.handle)
+    return Shard(traced, loader, lowered, matrices, weight_bytes, plan, plans, shards)
+
+
+def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | None, measure: bool) -> Model:
+    """The executable over a shard that is filled or being filled, and how prefill is sharded. A collective call."""
+    traced, loader, plan, lowered = shard.traced, shard.loader, shard.plan, shard.lowered
+    program, token_program = traced.program, traced.token_program
+    spec = traced.checkpoint.spec
     communicator = open_communicator(
         world, config.transport, timeout=config.comm_timeout, spins=plan.spins, arena_bytes=ARENA_BYTES
     )
     executable = Executable(
-        plans,
+        shard.plans,
         spec.at_context(plan.cache.context_length),
         communicator,
         plan.cache,
@@ -263,21 +319,21 @@ def load_model(
     if world.rank == 0 and world.size > 1:
         log.debug("prefill: %s", choice.reason)
         log.debug("%s", choice.details)
-    total_bytes = sum(world.gather(weight_bytes))
-    work = total_flops(world, flops_of(lowered, matrices))
+    total_bytes = sum(world.gather(shard.weight_bytes))
+    work = total_flops(world, flops_of(lowered, shard.matrices))
     if tracing:
         executable.trace(tracing.handle)
     return Model(
         world,
-        checkpoint,
+        traced.checkpoint,
         spec,
         plan,
         loader,
-        shards,
-        adapter,
+        shard.shards,
+        traced.adapter,
         executable,
         choice,
-        weight_bytes,
+        shard.weight_bytes,
         total_bytes,
         work,
         tracing,

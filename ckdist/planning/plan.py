@@ -65,6 +65,24 @@ class Plan:
         return f"{layout}; {threads}; {kv}; context {self.cache.context_length}"
 
 
+def _context(config: EngineConfig, spec: ModelSpec) -> int:
+    """Positions of one sequence that are wanted. CapacityError for more than the model has."""
+    context = config.ctx_size or min(spec.max_position, DEFAULT_CONTEXT)
+    if context > spec.max_position:
+        raise CapacityError(
+            f"--ctx-size {context} is more than the {spec.max_position} positions of the model: "
+            f"--ctx-size {spec.max_position} is its longest"
+        )
+    return context
+
+
+def _remedy(longest: int, per_block: int) -> str:
+    """What helps where the cache is too small for one sequence; `longest`: positions that would fit."""
+    if longest:
+        return f"--ctx-size {longest} would fit"
+    return f"give --kv-memory at least {per_block}, which holds {BLOCK_TOKENS} tokens"
+
+
 def make_plan(
     config: EngineConfig,
     spec: ModelSpec,
@@ -90,12 +108,7 @@ def make_plan(
             f"the weights of rank {world.rank} take {gigabytes(weight_bytes)}, but {gigabytes(max(0, free))} are free "
             "for it: use more ranks on more hosts or a smaller quantisation"
         )
-    context = config.ctx_size or min(spec.max_position, DEFAULT_CONTEXT)
-    if context > spec.max_position:
-        raise CapacityError(
-            f"--ctx-size {context} is more than the {spec.max_position} positions of the model: "
-            f"--ctx-size {spec.max_position} is its longest"
-        )
+    context = _context(config, spec)
     rope = rope_bytes_per_position(spec)
     limit = config.kv_memory or sys.maxsize
     budget = max(0, min(room - context * rope, limit))
@@ -109,14 +122,9 @@ def make_plan(
     most, needed, there, *_ = min(rows)  # of the rank that has the least room
     longest, crowded = min(row[3] for row in rows), any(row[4] for row in rows)
     if most < wanted:
-        remedy = (
-            f"--ctx-size {longest} would fit"
-            if longest
-            else f"give --kv-memory at least {per_block}, which holds {BLOCK_TOKENS} tokens"
-        )
         raise CapacityError(
             f"one sequence of --ctx-size {context} needs {gigabytes(needed)} for its {cache_name(types)} cache "
-            f"on each rank, and {gigabytes(there)} are there for it: {remedy}"
+            f"on each rank, and {gigabytes(there)} are there for it: {_remedy(longest, per_block)}"
         )
     # All sequences at full length, if memory allows; what is given with --kv-memory is used whole.
     total = most if config.kv_memory else min(config.parallel * context, max(context, int(most * KV_SHARE)), most)

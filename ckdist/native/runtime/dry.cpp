@@ -20,19 +20,13 @@ struct Node {
 
 constexpr int64_t kMaxNodes = 1024;
 
-}  // namespace
+using Trie = std::vector<Node>;
 
-DryBreakers::DryBreakers(const uint8_t* pieces, const int64_t* piece_begins, int64_t tokens, const uint8_t* breakers,
-                         const int64_t* breaker_begins, int count, const int32_t* tails, const int64_t* tail_begins) {
-  if (count < 0 || count > kMaxCount) fail(Status::config, "%d breakers of DRY are more than %d", count, kMaxCount);
-  std::vector<Node> trie(1);
-  std::vector<int64_t> first_tail(count);  // index of a breaker's longest proper end
-  int64_t ends = 0;
+Trie trie_of(const uint8_t* breakers, const int64_t* begins, int count) {
+  Trie trie(1);
   for (int b = 0; b < count; ++b) {
-    const int64_t begin = breaker_begins[b], length = breaker_begins[b + 1] - begin;
+    const int64_t begin = begins[b], length = begins[b + 1] - begin;
     if (length < 1) fail(Status::config, "breaker %d of DRY is empty", b);
-    first_tail[b] = ends;
-    ends += length - 1;
     int node = 0;
     for (int64_t i = 0; i < length; ++i) {
       const uint8_t byte = breakers[begin + i];
@@ -47,6 +41,39 @@ DryBreakers::DryBreakers(const uint8_t* pieces, const int64_t* piece_begins, int
       trie[node].through |= uint64_t{1} << b;
     }
     trie[node].ends |= uint64_t{1} << b;
+  }
+  return trie;
+}
+
+// Breakers that the bytes [p, end) contain; `partial` gets the nodes of those that they end within.
+uint64_t contained_in(const Trie& trie, const uint8_t* p, const uint8_t* end, std::vector<int>& partial) {
+  uint64_t contained = 0;
+  partial.clear();
+  for (; p < end; ++p) {
+    int node = trie[0].child[*p];
+    if (!node) continue;
+    const uint8_t* q = p;
+    while (node) {
+      contained |= trie[node].ends;
+      if (++q == end) break;
+      node = trie[node].child[*q];
+    }
+    if (node) partial.push_back(node);
+  }
+  return contained;
+}
+
+}  // namespace
+
+DryBreakers::DryBreakers(const uint8_t* pieces, const int64_t* piece_begins, int64_t tokens, const uint8_t* breakers,
+                         const int64_t* breaker_begins, int count, const int32_t* tails, const int64_t* tail_begins) {
+  if (count < 0 || count > kMaxCount) fail(Status::config, "%d breakers of DRY are more than %d", count, kMaxCount);
+  const Trie trie = trie_of(breakers, breaker_begins, count);
+  std::vector<int64_t> first_tail(count);  // index of a breaker's longest proper end
+  int64_t ends = 0;
+  for (int b = 0; b < count; ++b) {
+    first_tail[b] = ends;
+    ends += breaker_begins[b + 1] - breaker_begins[b] - 1;
   }
 
   tails_.emplace_back();
@@ -63,20 +90,8 @@ DryBreakers::DryBreakers(const uint8_t* pieces, const int64_t* piece_begins, int
   heads_.resize(tokens);
   std::vector<int> partial;  // nodes that the token ends in
   for (int64_t token = 0; token < tokens; ++token) {
-    const uint8_t* end = pieces + piece_begins[token + 1];
-    uint64_t contained = 0;
-    partial.clear();
-    for (const uint8_t* p = pieces + piece_begins[token]; p < end; ++p) {
-      int node = trie[0].child[*p];
-      if (!node) continue;
-      const uint8_t* q = p;
-      while (node) {
-        contained |= trie[node].ends;
-        if (++q == end) break;
-        node = trie[node].child[*q];
-      }
-      if (node) partial.push_back(node);
-    }
+    const uint64_t contained =
+        contained_in(trie, pieces + piece_begins[token], pieces + piece_begins[token + 1], partial);
     if (!contained && partial.empty()) continue;
     const size_t begin = entries_.size();
     const auto add = [&](int32_t tail) {
