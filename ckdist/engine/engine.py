@@ -213,7 +213,9 @@ class Engine:
                 "prompt",
             )
         if self.states is not None and not self.states.available:
-            raise RequestError(f"all {self.states.num_slots} slots of states are used; wait or raise --parallel", "prompt")
+            raise RequestError(
+                f"all {self.states.num_slots} slots of states are used; wait or raise --parallel", "prompt"
+            )
         own = SequenceState(self.states.allocate()) if self.states is not None else None
         table = [self.pool.allocate() for _ in range(needed)]
         try:

@@ -230,8 +230,8 @@ class Scheduler:
         sequence.num_blocks = sequence.shared_blocks = sequence.computed = 0
 
     def _waits_for(self, sequence: Sequence, prefix: int, other: Sequence) -> bool:
-        """Whether a running prompt is just computing a much longer prefix of a sequence than the `prefix` blocks that it
-        can take over now.
+        """Whether a running prompt is just computing a much longer prefix of a sequence than the `prefix` blocks that
+        it can take over now.
 
         A running prompt whose layers keep states is asked to leave a snapshot there.
         """
@@ -247,8 +247,8 @@ class Scheduler:
     def _give_state(self, sequence: Sequence, source: int, known: int) -> bool:
         """A slot for a sequence that begins with snapshot `source`; False where there is none.
 
-        known: tokens of its prefix whose blocks are known. Where the snapshot is behind fewer, the next sequence of that
-        prefix finds one there.
+        known: tokens of its prefix whose blocks are known. Where the snapshot is behind fewer, the next sequence of
+        that prefix finds one there.
         """
         states = self.pool.states
         assert states is not None  # where layers keep states
@@ -294,8 +294,8 @@ class Scheduler:
 def snapshot_position(first: int, tokens: int, length: int, wanted: int) -> int:
     """Behind how many tokens a chunk of a sequence of `length` tokens leaves a snapshot; 0: it leaves none.
 
-    That is where another sequence is known to branch off (`wanted`), else where the same prompt could begin again, whose
-    last token is always computed, else where decoding fills a block. Chunks within a prompt leave one behind each
+    That is where another sequence is known to branch off (`wanted`), else where the same prompt could begin again,
+    whose last token is always computed, else where decoding fills a block. Chunks within a prompt leave one behind each
     SNAPSHOT_TOKENS.
     """
     end = first + tokens

@@ -29,7 +29,7 @@ class SequenceState:
 
 
 class StatePool:
-    """`num_slots` slots. A snapshot that nobody reads gives way when a slot is needed, the least recently used first."""
+    """`num_slots` slots. A snapshot that nobody reads gives way when a slot is needed, least recently used first."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -50,7 +50,7 @@ class StatePool:
         return len(self._snapshots)
 
     def latest(self, blocks: Sequence[int]) -> tuple[int, int]:
-        """How many of these blocks of a prefix stand before its last snapshot, and that snapshot; 0 and NO_SLOT: none."""
+        """How many of these blocks of a prefix its last snapshot is behind, and that snapshot; 0 and NO_SLOT: none."""
         for count in range(len(blocks), 0, -1):
             slot = self._of_block.get(blocks[count - 1])
             if slot is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ckdist.errors import ArchitectureError
 from ckdist.layout import Dim, Sharding
 from ckdist.program.cache import CacheArray, CacheSpec
 
@@ -102,7 +103,7 @@ class GatedDeltaNet:
         )
 
     def cache(self, sharding: Sharding) -> CacheSpec:
-        """What a layer caches: of every sequence the states of its value heads, and what their convolutions see next."""
+        """What a layer caches of every sequence: the states of its value heads, and what convolutions see next."""
         recurrent, _ = self.heads(sharding, self.key_dim * self.value_dim)
         channels = 2 * self.key_dim + self.value_dim
         tail = replace(recurrent, width=(self.conv_kernel - 1) * channels)
@@ -139,6 +140,13 @@ class LayerSpec:
     ffn: DenseFfn
     norms: Norms = Norms()
     residual_scale: float = 1.0
+
+    @property
+    def attention(self) -> Attention:
+        """The mixer of a family that has attention alone. ArchitectureError for another one."""
+        if not isinstance(self.mixer, Attention):
+            raise ArchitectureError(f"a layer has {type(self.mixer).__name__} where attention is expected")
+        return self.mixer
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Batch:
 
 
 def own_slots(slots: int, sequences: range, length: int) -> np.ndarray | None:
-    """The state slots of sequences that keep the slots of their own numbers, after `length` tokens; None of 0 `slots`."""
+    """The state slots of sequences that have those of their own numbers, after `length` tokens; None of 0 `slots`."""
     if slots == 0:
         return None
     own = np.full((len(sequences), 4), NO_SLOT, np.int32)

@@ -77,7 +77,10 @@ def linear_with_what_follows(graph: Graph, linear: Instr) -> dict[str, Instr]:
 
 
 def normed(graph: Graph, value: Value) -> dict[str, Instr]:
-    """`value` = factor * rms_norm(x + post_factor * rms_norm(y)), of which any part may be absent; or y * sigmoid(gate)."""
+    """`value` = factor * rms_norm(x + post_factor * rms_norm(y)), of which any part may be absent.
+
+    Or y * sigmoid(gate).
+    """
     parts = {}
     gate = graph.maker(graph.source(value), "gated")
     if gate is not None and gate.attrs["function"] == "sigmoid":

@@ -59,8 +59,8 @@ def layer_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
 
 @dataclass(frozen=True)
 class LayerState:
-    """What one layer keeps of a sequence on this rank: `key_head_of` says of each of its value heads which local key head
-    it reads. `taps`: tokens that the short convolutions see.
+    """What one layer keeps of a sequence on this rank: `key_head_of` says of each of its value heads which local key
+    head it reads. `taps`: tokens that the short convolutions see.
     """
 
     key_head_of: tuple[int, ...]

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
+from ckdist.errors import ConfigError
 from ckdist.layout import WHOLE, Dim, Layout, Mesh, Sharding
 from ckdist.program.emitter import Emitter
 from ckdist.program.program import Program, Value, Weight
 
 Spec = TypeVar("Spec")
+NOT_TRAINED = "models with linear attention or gated attention can be served, not trained: choose another model"
 
 
 @dataclass(frozen=True)
@@ -169,9 +171,7 @@ class Tracer(Emitter):
         decay, beta = self.emit("delta_gates", (a, b), (a_log, dt_bias), ["decay", "beta"])
         return decay, beta
 
-    def delta_rule(
-        self, q: Value, k: Value, v: Value, decay: Value, beta: Value, *, layer: int, tiled: bool
-    ) -> Value:
+    def delta_rule(self, q: Value, k: Value, v: Value, decay: Value, beta: Value, *, layer: int, tiled: bool) -> Value:
         """What queries read of the states of layer `layer`, which keys and values update token by token."""
         return self._emit("delta_rule", (q, k, v, decay, beta), names=["o"], layer=layer, tiled=tiled)
 
@@ -224,7 +224,7 @@ class TrainingTracer(Tracer):
         """As two norms, each over a whole row: a rank has all heads of its tokens."""
         return self.rms_norm(q, q_weight, eps), self.rms_norm(k, k_weight, eps)
 
-    def to_heads(self, values: Sequence[Value], heads: Callable[[Sharding], tuple[Dim, Dim]]) -> tuple[Value, ...]:  # noqa: ARG002
+    def to_heads(self, values: Sequence[Value], _: Callable[[Sharding], tuple[Dim, Dim]]) -> tuple[Value, ...]:
         """Nothing: a rank has all heads of its tokens."""
         return tuple(values)
 
@@ -237,6 +237,16 @@ class TrainingTracer(Tracer):
         del layer  # there is no cache to choose
         names = ["o", "lse"]
         return self.emit("attend_packed", (q, k, v), names=names, scale=scale, soft_cap=soft_cap, window=window)[0]
+
+    def gated(self, gate: Value, up: Value, function: str) -> Value:
+        """function(gate) * up. ConfigError for gates behind attention."""
+        if function == "sigmoid":
+            raise ConfigError(NOT_TRAINED)
+        return super().gated(gate, up, function)
+
+    def short_conv(self, *_: Any, **__: Any) -> tuple[Value, Value, Value]:
+        """ConfigError: there are no gradients of linear attention."""
+        raise ConfigError(NOT_TRAINED)
 
     def cross_entropy(self, x: Value, targets: Value, head: Weight, soft_cap: float) -> Value:
         """The sum of the losses of soft_cap(x @ head.T) over the tokens with a target.

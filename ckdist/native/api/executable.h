@@ -37,7 +37,8 @@ struct ckdist_layer_attention {
                               */
 };
 
-/* Linear attention of one layer on this rank: what it keeps of every sequence. No value heads: the layer keeps nothing. */
+/* Linear attention of one layer on this rank: what it keeps of every sequence. No value heads: the layer keeps nothing.
+ */
 struct ckdist_layer_state {
   int32_t value_heads, key_width, value_width;
   int32_t taps;               /* tokens that the short convolutions see */
@@ -55,7 +56,7 @@ struct ckdist_program {
   int32_t layers;
   const struct ckdist_layer_attention* attention; /* (layers,); no heads in all: the layer has none */
   const struct ckdist_layer_state* states;        /* (layers,) */
-  int64_t state_slots;                            /* that hold all layers' states of a sequence each; 0: no layer has any */
+  int64_t state_slots; /* that hold all layers' states of a sequence each; 0: no layer has any */
   int64_t blocks;
   struct ckdist_rope ropes[4];
   struct ckdist_loader* loader; /* of matrices that are not all packed, filling; null: all are */
@@ -66,8 +67,8 @@ struct ckdist_executable;
 struct ckdist_batch_header {
   /* the lengths of the arrays that follow; blocks: of all sequences; states: as many as sequences, or none */
   int32_t tokens, sequences, blocks, selected, states;
-  int32_t threads;                             /* to use, at most those of the pool */
-  int32_t plan, steps;                         /* to walk, and how many of it; 0: all */
+  int32_t threads;     /* to use, at most those of the pool */
+  int32_t plan, steps; /* to walk, and how many of it; 0: all */
 };
 /* Consecutive tokens of one sequence. */
 struct ckdist_sequence_chunk {

@@ -1,8 +1,8 @@
 // Linear attention by the gated delta rule. Yang et al. 2024, arXiv:2412.06464.
 //
-// A token's update of the state is written as one pass over it, which also makes what the next token asks of it: a state
-// is read and written once per token, from the L1 cache. Every sum's order depends on the head's width alone, so a token
-// has the same bits however tokens are divided over calls.
+// A token's update of the state is written as one pass over it, which also makes what the next token asks of it: a
+// state is read and written once per token, from the L1 cache. Every sum's order depends on the head's width alone, so
+// a token has the same bits however tokens are divided over calls.
 #pragma once
 #include <cstdint>
 

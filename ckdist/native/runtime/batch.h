@@ -14,11 +14,11 @@ struct BatchView {
 
   int64_t tokens = 0, sequences = 0, selected = 0;
   int threads = 1, plan = 0, steps = 0;
-  const int32_t* token_ids = nullptr;        // (tokens,)
-  const Chunk* chunks = nullptr;             // (sequences,)
-  const int32_t* block_tables = nullptr;     // the sequences' tables end to end
+  const int32_t* token_ids = nullptr;          // (tokens,)
+  const Chunk* chunks = nullptr;               // (sequences,)
+  const int32_t* block_tables = nullptr;       // the sequences' tables end to end
   const ckdist_state_slots* states = nullptr;  // (sequences,), or null
-  const int32_t* selected_tokens = nullptr;  // (selected,), ascending: those whose logits are wanted
+  const int32_t* selected_tokens = nullptr;    // (selected,), ascending: those whose logits are wanted
 
   static constexpr int kHeader = sizeof(ckdist_batch_header) / sizeof(int32_t);
 

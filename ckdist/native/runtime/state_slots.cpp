@@ -51,7 +51,8 @@ void StateSlots::read_kernels(const ckdist_execution_plan& plan) {
 
 void StateSlots::check(const BatchView& batch) const {
   if (slots_ == 0) {
-    if (batch.states != nullptr) fail(Status::native, "a batch has state slots, and no layer of the model keeps a state");
+    if (batch.states != nullptr)
+      fail(Status::native, "a batch has state slots, and no layer of the model keeps a state");
     return;
   }
   if (batch.states == nullptr) fail(Status::native, "a batch has no state slots, and layers of the model keep states");

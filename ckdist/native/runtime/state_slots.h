@@ -22,7 +22,7 @@ class StateSlots {
     int value_heads = 0, key_width = 0, value_width = 0, taps = 0;
     const int32_t* key_head_of = nullptr;
     int64_t state_floats = 0, head_floats = 0;
-    float* first = nullptr;  // of slot 0
+    float* first = nullptr;         // of slot 0
     std::vector<float> kernels[3];  // of q, k and v: (taps, channels of all local heads)
 
     int channels() const { return 2 * key_width + value_width; }

@@ -11,11 +11,11 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim, Mesh
+from ckdist.program.lowered import LayerState
 from ckdist.program.ops.norm import inverse_rms
-from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, unchanged_whole, whole
+from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, total, unchanged_whole, whole
 from ckdist.program.program import Instr
 from ckdist.program.rank_context import RankContext
-from ckdist.program.lowered import LayerState
 
 if TYPE_CHECKING:  # which import the ops
     from ckdist.program.fusion import Group
@@ -51,13 +51,13 @@ def short_conv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
         tail = context.states.get(place, np.zeros((taps - 1, x.shape[1]), x.dtype))
         rows = np.concatenate([tail, x])  # (taps - 1 + tokens, channels)
         context.states[place] = rows[len(rows) - taps + 1 :]
-        results.append(silu(sum(rows[i : i + len(x)] * kernel[:, i] for i in range(taps))))
+        results.append(silu(total(rows[i : i + len(x)] * kernel[:, i] for i in range(taps))))
     return results
 
 
 @op("l2_norm", unchanged_whole("l2_norm"))
 def l2_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """scale * x / sqrt(sum(x^2) + eps) of every head."""
+    """X / sqrt(sum(x^2) + eps) * scale of every head."""
     x = inputs[0].reshape(len(inputs[0]), -1, attrs["inputs"][0].dims[-1].width)  # (tokens, heads, width)
     length = np.sqrt((x * x).sum(axis=-1, keepdims=True) + np.float32(attrs["eps"]))
     return [(x / length * np.float32(attrs["scale"])).reshape(inputs[0].shape)]

@@ -98,7 +98,8 @@ void update(const DeltaTokens& tokens, int key_width, int columns, float* state)
           taken[w] = beta * (load(tokens.v + at) - known);
           store(tokens.out + at, fma(read, taken[w], decay * (sums.q[0][w] + sums.q[1][w])));
         }
-        if (t + 1 < end) pass<true, true>(part, key_width, tokens.decay[t], key, taken, key + key_width, query + key_width, sums);
+        if (t + 1 < end)
+          pass<true, true>(part, key_width, tokens.decay[t], key, taken, key + key_width, query + key_width, sums);
         else pass<true, false>(part, key_width, tokens.decay[t], key, taken, nullptr, nullptr, sums);
       }
     }

@@ -9,7 +9,8 @@
 namespace ckdist {
 namespace {
 
-constexpr int kTile = kBlockTokens;  // tokens of a head at a time; tiles end where blocks do, so states can be saved there
+constexpr int kTile =
+    kBlockTokens;  // tokens of a head at a time; tiles end where blocks do, so states can be saved there
 constexpr int kMaxTaps = 16;
 
 struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
@@ -95,8 +96,8 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
     write_tail(item, item.tokens, layer.tail(state));
   }
 
-  // What a part of the channels sees at the chunk's token `t`, which may be before the chunk. column: of the part among a
-  // token's channels in the tail; from: of the head in the value's rows.
+  // What a part of the channels sees at the chunk's token `t`, which may be before the chunk. column: of the part among
+  // a token's channels in the tail; from: of the head in the value's rows.
   const float* seen(const Item& item, int64_t t, int32_t value, int64_t from, int64_t column) const {
     if (t >= 0) return row(value, item.first_token + t) + from;
     return item.tail + (item.layer.taps - 1 + t) * item.tail_stride + column;
@@ -143,10 +144,14 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
     const int64_t from = (part < 2 ? item.key_head() : item.head) * width;
     const float* rows[kMaxTaps];
     for (int i = 0; i < layer.taps; i++)
-      rows[i] = seen(item, t - layer.taps + 1 + i, part == 0 ? step.q : part == 1 ? step.k : step.v, from,
-                     int64_t{part} * layer.key_width);
+      rows[i] = seen(item, t - layer.taps + 1 + i,
+                     part == 0   ? step.q
+                     : part == 1 ? step.k
+                                 : step.v,
+                     from, int64_t{part} * layer.key_width);
     const std::vector<float>& taps = layer.kernels[part];
-    r.kernels.delta_rule.short_conv(rows, taps.data() + from, int64_t(taps.size()) / layer.taps, layer.taps, width, out);
+    r.kernels.delta_rule.short_conv(rows, taps.data() + from, int64_t(taps.size()) / layer.taps, layer.taps, width,
+                                    out);
   }
 
   // What the convolutions see behind the chunk's first `done` tokens.
@@ -157,7 +162,10 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
       float* const to = tail + int64_t{i} * layer.channels();
       for (int part = 0; part < 3; part++) {
         const int64_t width = part < 2 ? layer.key_width : layer.value_width, column = int64_t{part} * layer.key_width;
-        const float* const from = seen(item, t, part == 0 ? step.q : part == 1 ? step.k : step.v,
+        const float* const from = seen(item, t,
+                                       part == 0   ? step.q
+                                       : part == 1 ? step.k
+                                                   : step.v,
                                        (part < 2 ? item.key_head() : item.head) * width, column);
         std::memmove(to + column, from, width * sizeof(float));
       }
