@@ -195,8 +195,8 @@ class LayerModel:
 
 
 def layers_of(program: Program) -> list[tuple[tuple[Instr, ...], int]]:
-    """The instructions from behind a layer's attention or linear attention to the next, which are one layer's, and how many layers are like that,
-    in the order in which they come first; all of a model with a single layer.
+    """The instructions from behind a layer's attention or linear attention to the next, which are one layer's, and how
+    many layers are like that, in the order in which they come first; all of a model with a single layer.
     """
     attends = [i for i, instr in enumerate(program.instrs) if instr.op in ("attend", "delta_rule")]
     if len(attends) < 2:

@@ -224,8 +224,9 @@ class TrainingTracer(Tracer):
         """As two norms, each over a whole row: a rank has all heads of its tokens."""
         return self.rms_norm(q, q_weight, eps), self.rms_norm(k, k_weight, eps)
 
-    def to_heads(self, values: Sequence[Value], _: Callable[[Sharding], tuple[Dim, Dim]]) -> tuple[Value, ...]:
+    def to_heads(self, values: Sequence[Value], heads: Callable[[Sharding], tuple[Dim, Dim]]) -> tuple[Value, ...]:
         """Nothing: a rank has all heads of its tokens."""
+        del heads  # there is nothing to exchange
         return tuple(values)
 
     def to_tokens(self, o: Value, heads: Dim) -> Value:  # noqa: ARG002
