@@ -48,10 +48,12 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
         where = f"{world.size} ranks × {threads}{batch} on {hosts} host{'s' * (hosts > 1)} ({transport})"
     isa = native.isa()
     tokens = plan.cache.num_blocks * BLOCK_TOKENS
+    states = f" and {plan.cache.state_slots} states of sequences" if plan.cache.state_slots else ""
     lines = [
         f"{name}: {model.spec.family}, {parameters(model)}; {where}",
         (
-            f"memory per rank: {gigabytes(weights)} of weights and {gigabytes(cache)} of cache for {tokens} tokens, "
+            f"memory per rank: {gigabytes(weights)} of weights and {gigabytes(cache)} of cache for {tokens} "
+            f"tokens{states}, "
             f"of {gigabytes(min(row[2] for row in rows))} free"
         ),
         f"{KERNELS.get(isa, isa)} kernels" + (f"; prefill: {model.prefill.reason}" if world.size > 1 else ""),

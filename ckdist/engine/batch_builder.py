@@ -9,8 +9,11 @@ from ckdist.program.batch import BLOCK_TOKENS, Batch
 class BatchBuilder:
     """Takes runs one by one. The arrays of a built Batch are views that hold until `clear`."""
 
-    def __init__(self, max_tokens: int, max_sequences: int, max_outputs: int, max_positions: int) -> None:
-        """Sizes of the largest step; `max_positions` of one sequence."""
+    def __init__(
+        self, max_tokens: int, max_sequences: int, max_outputs: int, max_positions: int, states: bool = False
+    ) -> None:
+        """Sizes of the largest step; `max_positions` of one sequence. states: whether sequences have state slots."""
+        self._states = np.empty((max_sequences, 4), np.int32) if states else None
         self._token_ids = np.empty(max_tokens, np.int32)
         self._runs = np.empty((max_sequences, 3), np.int32)
         self._block_tables = np.empty(max_sequences * -(-max_positions // BLOCK_TOKENS), np.int32)
@@ -21,6 +24,7 @@ class BatchBuilder:
         """Begins a new step."""
         self.tokens = self.outputs = self._blocks = 0
         self._rows: list[tuple[int, int, int]] = []
+        self._state_rows: list[tuple[int, int, int, int]] = []
 
     def add(self, sequence: Sequence, tokens: int, outputs: int) -> None:
         """The next `tokens` tokens of `sequence`; the logits of the last `outputs` of them are wanted."""
@@ -34,15 +38,21 @@ class BatchBuilder:
         else:
             self._logits_indices[self.outputs : self.outputs + outputs] = range(end - outputs, end)
         self._rows.append((tokens, first, blocks))
+        if sequence.state_slots is not None:
+            self._state_rows.append(sequence.state_slots.row(first))
         self.tokens, self._blocks, self.outputs = end, block + blocks, self.outputs + outputs
 
     def build(self) -> Batch:
         """The step's Batch."""
         runs = self._runs[: len(self._rows)]
         runs[:] = self._rows
+        states = None if self._states is None else self._states[: len(self._rows)]
+        if states is not None:
+            states[:] = self._state_rows
         return Batch(
             self._token_ids[: self.tokens],
             runs,
             self._block_tables[: self._blocks],
             self._logits_indices[: self.outputs],
+            states,
         )

@@ -12,6 +12,7 @@ from collections import OrderedDict
 
 import numpy as np
 
+from ckdist.engine.state_pool import StatePool
 from ckdist.program.batch import BLOCK_TOKENS
 
 ROOT = -1  # the parent of a sequence's first block
@@ -21,8 +22,9 @@ TOKEN_BYTES = 4  # of an int32
 class BlockPool:
     """`num_blocks` blocks of BLOCK_TOKENS positions, with reference counts."""
 
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+    def __init__(self, num_blocks: int, states: StatePool | None = None) -> None:
+        """states: the slots of a model whose layers keep states; a snapshot goes with its block."""
+        self.num_blocks, self.states = num_blocks, states
         self._references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # nothing worth keeping in them; the last is taken first
         self._idle: OrderedDict[int, None] = OrderedDict()  # shared but unreferenced, least recently used first
@@ -81,6 +83,8 @@ class BlockPool:
             assert key is not None  # of an idle block
             del self._shared[key]
             self._keys[block] = None
+            if self.states is not None:
+                self.states.drop(block)
         self._references[block] = 1
         return block
 

@@ -23,6 +23,7 @@ from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.sampling_state import SamplingState, sampling_state
 from ckdist.engine.scheduler import EngineBusy, Scheduler, SequenceChunk
 from ckdist.engine.sequence import Sequence
+from ckdist.engine.state_pool import SequenceState, StatePool
 from ckdist.engine.trace import Lane
 from ckdist.errors import CkdistError, RequestError
 from ckdist.native import lib
@@ -77,7 +78,8 @@ class Engine:
             if executable.context_length <= cache
             else f"the KV cache of {cache} positions"
         )
-        self.pool = BlockPool(executable.num_blocks)
+        self.states = StatePool(executable.state_slots) if executable.state_slots else None
+        self.pool = BlockPool(executable.num_blocks, self.states)
         self.scheduler = Scheduler(
             self.pool, executable.max_tokens, executable.max_sequences, self.max_positions,
             min(max_outputs or executable.max_tokens, executable.max_tokens), max_waiting, prefix_reuse,
@@ -178,9 +180,21 @@ class Engine:
             "blocks": self.pool.num_blocks,
             "blocks_used": self.pool.num_blocks - self.pool.available,
             "blocks_cached": self.pool.cached,
+            **self._state_stats(),
             **self._step_seconds.numbers("step_seconds"),
             **self._first_token_seconds.numbers("first_token_seconds"),
             **self._more_stats(),
+        }
+
+    def _state_stats(self) -> dict[str, int]:
+        """Of a model whose layers keep states."""
+        if self.states is None:
+            return {}
+        return {
+            "state_slots": self.states.num_slots,
+            "state_slots_used": self.states.num_slots - self.states.available,
+            "state_snapshots": self.states.snapshots,
+            "state_snapshots_saved_total": self.states.saved,
         }
 
     def logits(self, token_ids: Tokens) -> Iterator[np.ndarray]:
@@ -198,6 +212,11 @@ class Engine:
                 "wait or raise --ctx-size",
                 "prompt",
             )
+        if self.states is not None and not self.states.available:
+            raise RequestError(
+                f"all {self.states.num_slots} slots of states are used; wait or raise --parallel", "prompt"
+            )
+        own = SequenceState(self.states.allocate()) if self.states is not None else None
         table = [self.pool.allocate() for _ in range(needed)]
         try:
             chunk = min(self.scheduler.max_tokens, self.scheduler.max_outputs)
@@ -205,10 +224,12 @@ class Engine:
                 tokens = ids[first : first + chunk]
                 blocks = -(-(first + len(tokens)) // BLOCK_TOKENS)
                 runs = np.array([[len(tokens), first, blocks]], np.int32)
-                yield self.executable.run(
-                    Batch(tokens, runs, np.array(table[:blocks], np.int32), np.arange(len(tokens), dtype=np.int32))
-                )
+                every = np.arange(len(tokens), dtype=np.int32)
+                states = None if own is None else np.array([own.row(first)], np.int32)
+                yield self.executable.run(Batch(tokens, runs, np.array(table[:blocks], np.int32), every, states))
         finally:
+            if self.states is not None and own is not None:
+                self.states.release(own.slot)
             self.pool.release(table)
 
     def _outputs(self, chunks: list[SequenceChunk], logits: np.ndarray) -> list[Output]:

@@ -4,7 +4,7 @@ import numpy as np
 
 from ckdist.engine.protocol import StepExecutable
 from ckdist.errors import CapacityError
-from ckdist.program.batch import BLOCK_TOKENS, Batch
+from ckdist.program.batch import BLOCK_TOKENS, Batch, own_slots
 
 
 class LockstepSequences:
@@ -34,13 +34,14 @@ class LockstepSequences:
         for begin in range(0, len(token_ids), self.executable.max_tokens):
             chunk = np.asarray(token_ids[begin : begin + self.executable.max_tokens], np.int32)
             blocks = self._blocks(self.length + len(chunk))
-            for table in self._tables:
+            for i, table in enumerate(self._tables):
                 self.executable.run(
                     Batch(
                         chunk,
                         np.array([[len(chunk), self.length, blocks]], np.int32),
                         table[:blocks],
                         np.zeros(0, np.int32),
+                        own_slots(self.executable.state_slots, range(i, i + 1), self.length),
                     )
                 )
             self.length += len(chunk)
@@ -53,7 +54,13 @@ class LockstepSequences:
         blocks = self._blocks(self.length + 1)
         self._runs[:, 1:] = self.length, blocks
         logits = self.executable.run(
-            Batch(np.asarray(token_ids, np.int32), self._runs, self._tables[:, :blocks].reshape(-1), self._every)
+            Batch(
+                np.asarray(token_ids, np.int32),
+                self._runs,
+                self._tables[:, :blocks].reshape(-1),
+                self._every,
+                own_slots(self.executable.state_slots, range(self.count), self.length),
+            )
         )
         self.length += 1
         return logits

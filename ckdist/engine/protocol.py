@@ -19,6 +19,11 @@ class StepExecutable(Protocol):
         ...
 
     @property
+    def state_slots(self) -> int:
+        """How many sequences' states it holds; 0: no layer keeps one."""
+        ...
+
+    @property
     def max_tokens(self) -> int:
         """Most tokens of a step."""
         ...

@@ -11,11 +11,13 @@ from typing import NamedTuple
 from ckdist.engine.batch_builder import BatchBuilder
 from ckdist.engine.block_pool import ROOT, BlockPool
 from ckdist.engine.sequence import Sequence, State
+from ckdist.engine.state_pool import SequenceState
 from ckdist.errors import RequestError
-from ckdist.program.batch import BLOCK_TOKENS, Batch
+from ckdist.program.batch import BLOCK_TOKENS, NO_SLOT, Batch
 
 # a prompt waits for a shared prefix that is being computed when it is this much longer than the known one
 MIN_AWAITED_BLOCKS = 4
+SNAPSHOT_TOKENS = 1024  # within a prompt a state is saved behind each whole number of these
 
 
 class EngineBusy(RequestError):  # noqa: N818, a state and no fault
@@ -73,7 +75,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
-        self._builder = BatchBuilder(max_tokens, self.max_sequences, max_outputs, max_positions)
+        states = pool.states is not None
+        self._builder = BatchBuilder(max_tokens, self.max_sequences, max_outputs, max_positions, states)
         self._chunks: list[SequenceChunk] = []
         # the head of the queue that found no room, and how much there was
         self._refused: tuple[Sequence, int] | None = None
@@ -114,6 +117,8 @@ class Scheduler:
             sequence.computed = computed = first + tokens
             while (sequence.shared_blocks + 1) * BLOCK_TOKENS <= computed:
                 self._share_block(sequence)
+            if sequence.state_slots is not None:
+                self._keep_state(sequence, sequence.state_slots, decoded=tokens == 1)
 
     def remove(self, sequence: Sequence) -> None:
         """Ends a sequence, wherever it is, and frees what it holds."""
@@ -138,6 +143,8 @@ class Scheduler:
             if rows > outputs:
                 tokens, rows = tokens - 1, 0
         if tokens > 0:
+            if sequence.state_slots is not None:
+                self._save_state(sequence, sequence.state_slots, first, tokens)
             self._chunks.append(SequenceChunk(sequence, first, tokens, self._builder.outputs, rows))
             self._builder.add(sequence, tokens, rows)
 
@@ -173,13 +180,17 @@ class Scheduler:
         ):
             return False
         prefix = self.pool.match(sequence.tokens, sequence.reusable) if self.prefix_reuse else []
-        if self.prefix_reuse and any(
-            shared_blocks(sequence, other) >= len(prefix) + MIN_AWAITED_BLOCKS for other in self.running
-        ):
+        states, known, source = self.pool.states, len(prefix), NO_SLOT
+        if states is not None:
+            reused, source = states.latest(prefix)
+            prefix = prefix[:reused]
+        if self.prefix_reuse and any(self._waits_for(sequence, len(prefix), other) for other in self.running):
             return False
         blocks = -(-sequence.length // BLOCK_TOKENS)
         if blocks - len(prefix) + self.pool.idle_among(prefix) + len(self.running) > available:
             self._refused = (sequence, available)
+            return False
+        if states is not None and not self._give_state(sequence, source, known * BLOCK_TOKENS):
             return False
         self._refused = None
         self.pool.hold(prefix)
@@ -208,9 +219,94 @@ class Scheduler:
         sequence.shared_blocks += 1
 
     def _release(self, sequence: Sequence) -> None:
-        """Gives back all blocks of a sequence."""
+        """Gives back all blocks of a sequence, and its state; snapshots of it stay."""
+        states, own = self.pool.states, sequence.state_slots
+        if states is not None and own is not None:
+            if own.source not in (NO_SLOT, own.slot):
+                states.let_go(own.source)
+            states.release(own.slot)
+            sequence.state_slots = None
         self.pool.release(sequence.block_table[: sequence.num_blocks].tolist())
         sequence.num_blocks = sequence.shared_blocks = sequence.computed = 0
+
+    def _waits_for(self, sequence: Sequence, prefix: int, other: Sequence) -> bool:
+        """Whether a running prompt is just computing a much longer prefix of a sequence than the `prefix` blocks that
+        it can take over now.
+
+        A running prompt whose layers keep states is asked to leave a snapshot there.
+        """
+        shared = shared_blocks(sequence, other)
+        if shared < prefix + MIN_AWAITED_BLOCKS or other.state_slots is None:
+            return shared >= prefix + MIN_AWAITED_BLOCKS
+        if other.computed >= shared * BLOCK_TOKENS:
+            return False
+        if other.state_slots.wanted <= other.computed:
+            other.state_slots.wanted = shared * BLOCK_TOKENS
+        return True
+
+    def _give_state(self, sequence: Sequence, source: int, known: int) -> bool:
+        """A slot for a sequence that begins with snapshot `source`; False where there is none.
+
+        known: tokens of its prefix whose blocks are known. Where the snapshot is behind fewer, the next sequence of
+        that prefix finds one there.
+        """
+        states = self.pool.states
+        assert states is not None  # where layers keep states
+        if source != NO_SLOT and states.available == 1 and states.take(source):
+            sequence.state_slots = SequenceState(source, source)  # the last slot there is: the snapshot is used up
+            return True
+        if source != NO_SLOT:
+            states.hold(source)
+        if not states.available:
+            if source != NO_SLOT:
+                states.let_go(source)
+            return False
+        sequence.state_slots = SequenceState(states.allocate(), source, wanted=known)
+        return True
+
+    def _save_state(self, sequence: Sequence, own: SequenceState, first: int, tokens: int) -> None:
+        """Chooses where a chunk leaves a snapshot, if anywhere, and finds a slot for it."""
+        states = self.pool.states
+        own.saving, own.position = NO_SLOT, 0
+        position = snapshot_position(first, tokens, sequence.length, own.wanted) if self.prefix_reuse else 0
+        if states is None or position == 0:
+            return
+        if tokens == 1 and own.last_block >= 0:
+            own.saving, own.last_block = states.take_behind(own.last_block), -1
+        if own.saving == NO_SLOT and states.available:
+            own.saving = states.allocate()
+        own.position = position if own.saving != NO_SLOT else 0
+
+    def _keep_state(self, sequence: Sequence, own: SequenceState, decoded: bool) -> None:
+        """A step has run: what it saved can be gone on from."""
+        states = self.pool.states
+        assert states is not None  # where layers keep states
+        if own.source not in (NO_SLOT, own.slot):
+            states.let_go(own.source)
+        own.source = NO_SLOT
+        if own.saving == NO_SLOT:
+            return
+        block = int(sequence.block_table[own.position // BLOCK_TOKENS - 1])
+        own.last_block = block if states.keep(own.saving, block) and decoded else -1
+        own.saving, own.position = NO_SLOT, 0
+
+
+def snapshot_position(first: int, tokens: int, length: int, wanted: int) -> int:
+    """Behind how many tokens a chunk of a sequence of `length` tokens leaves a snapshot; 0: it leaves none.
+
+    That is where another sequence is known to branch off (`wanted`), else where the same prompt could begin again,
+    whose last token is always computed, else where decoding fills a block. Chunks within a prompt leave one behind each
+    SNAPSHOT_TOKENS.
+    """
+    end = first + tokens
+    if first < wanted <= end:
+        return wanted
+    last = (length - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    if first < last <= end:
+        return last
+    unit = BLOCK_TOKENS if end == length else SNAPSHOT_TOKENS
+    position = end // unit * unit
+    return position if position > first else 0
 
 
 def shared_blocks(sequence: Sequence, running: Sequence) -> int:

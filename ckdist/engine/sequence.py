@@ -12,6 +12,7 @@ import numpy as np
 from ckdist.engine.request import Tokens
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.sampling_state import SamplingState
+from ckdist.engine.state_pool import SequenceState
 from ckdist.program.batch import BLOCK_TOKENS
 
 
@@ -48,6 +49,7 @@ class Sequence:
         "seed",
         "shared_blocks",
         "state",
+        "state_slots",
         "tokens",
     )  # fmt: skip
 
@@ -67,6 +69,7 @@ class Sequence:
         self.block_table = np.empty(-(-capacity // BLOCK_TOKENS), np.int32)
         self.num_blocks = 0
         self.shared_blocks = 0
+        self.state_slots: SequenceState | None = None  # while it runs, where layers keep states
         self.cached_tokens: int | None = None  # prompt tokens found in the cache when it was first admitted
         scores = params.prompt_logprobs is not None
         self.scored = 0 if scores else len(prompt) - 1

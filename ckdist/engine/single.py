@@ -5,7 +5,7 @@ import numpy as np
 from ckdist.engine.protocol import StepExecutable
 from ckdist.engine.request import Tokens
 from ckdist.errors import CapacityError
-from ckdist.program.batch import BLOCK_TOKENS, Batch
+from ckdist.program.batch import BLOCK_TOKENS, Batch, own_slots
 
 
 class SingleSequence:
@@ -41,7 +41,8 @@ class SingleSequence:
             )
             blocks = -(-(self.length + len(chunk)) // BLOCK_TOKENS)
             runs = np.array([[len(chunk), self.length, blocks]], np.int32)
-            logits = self.executable.run(Batch(chunk, runs, self._blocks[:blocks], wanted.astype(np.int32)))
+            states = own_slots(self.executable.state_slots, range(1), self.length)
+            logits = self.executable.run(Batch(chunk, runs, self._blocks[:blocks], wanted.astype(np.int32), states))
             if outputs == "all":
                 kept.append(logits.copy())
             self.length += len(chunk)

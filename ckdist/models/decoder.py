@@ -8,7 +8,8 @@ both vanish where they are not needed.
 from ckdist.layout import SINGLE, Mesh
 from ckdist.models.blocks.attention import Rows, attention, every
 from ckdist.models.blocks.ffn import dense_ffn
-from ckdist.models.spec import LayerSpec, ModelSpec
+from ckdist.models.blocks.gated_delta_net import gated_delta_net
+from ckdist.models.spec import GatedDeltaNet, LayerSpec, ModelSpec
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer, TrainingTracer, trace
 
@@ -28,8 +29,12 @@ def block(g: Tracer, x: Value, spec: LayerSpec, layer: int, eps: float, rows: Ro
         """X and what a part adds to it."""
         return g.add(x, g.scale(norm(part, name), spec.residual_scale))
 
-    attended = attention(g, norm(x, norms.before_mixer), spec.mixer, f"{path}.self_attn", layer, eps, rows)
-    x = add(rows(x), attended, norms.after_mixer)
+    normed, mixer = norm(x, norms.before_mixer), spec.mixer
+    if isinstance(mixer, GatedDeltaNet):
+        mixed = gated_delta_net(g, normed, mixer, f"{path}.linear_attn", layer, eps, rows)
+    else:
+        mixed = attention(g, normed, mixer, f"{path}.self_attn", layer, eps, rows)
+    x = add(rows(x), mixed, norms.after_mixer)
     return add(x, dense_ffn(g, norm(x, norms.before_ffn), spec.ffn, f"{path}.mlp"), norms.after_ffn)
 
 

@@ -1,13 +1,14 @@
 """How large the numbers of a model may be, and the checks that every ModelSpec passes."""
 
 from ckdist.errors import ModelFileError
-from ckdist.models.spec import ModelSpec
+from ckdist.models.spec import GatedDeltaNet, ModelSpec
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20  # hidden size and heads * head_dim
 MAX_FFN = 1 << 22
 MAX_HEADS = 1 << 14
 MAX_HEAD_DIM = 1 << 10
+MAX_CONV = 16  # tokens that a short convolution sees
 MAX_VOCAB = 1 << 24
 MAX_POSITION = 1 << 30
 
@@ -15,6 +16,9 @@ MAX_POSITION = 1 << 30
 def checked(spec: ModelSpec, where: str) -> ModelSpec:
     """`spec`, when its numbers fit together; else ModelFileError. Single fields were checked when they were read."""
     for a in dict.fromkeys(layer.mixer for layer in spec.layers):
+        if isinstance(a, GatedDeltaNet):
+            _check_linear(a, where)
+            continue
         if a.num_heads % a.num_kv_heads:
             raise ModelFileError(
                 f"{where}: {a.num_heads} attention heads cannot share {a.num_kv_heads} kv-heads evenly"
@@ -24,3 +28,17 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
         if a.num_heads * a.head_dim > MAX_WIDTH:
             raise ModelFileError(f"{where}: {a.num_heads} heads of {a.head_dim} are wider than the {MAX_WIDTH} allowed")
     return spec
+
+
+def _check_linear(d: GatedDeltaNet, where: str) -> None:
+    """ModelFileError for numbers of linear attention that do not fit together."""
+    if d.num_value_heads % d.num_key_heads:
+        raise ModelFileError(
+            f"{where}: {d.num_value_heads} value heads of linear attention cannot share "
+            f"{d.num_key_heads} key heads evenly"
+        )
+    if not 2 <= d.conv_kernel <= MAX_CONV:
+        raise ModelFileError(f"{where}: a short convolution sees {d.conv_kernel} tokens; it must see 2 to {MAX_CONV}")
+    for heads, width in ((d.num_key_heads, d.key_dim), (d.num_value_heads, d.value_dim)):
+        if heads * width > MAX_WIDTH:
+            raise ModelFileError(f"{where}: {heads} heads of {width} are wider than the {MAX_WIDTH} allowed")

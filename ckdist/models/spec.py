@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ckdist.layout import Sharding
+from ckdist.errors import ArchitectureError
+from ckdist.layout import Dim, Sharding
 from ckdist.program.cache import CacheArray, CacheSpec
 
 
@@ -46,7 +47,8 @@ class Attention:
     """Grouped-query attention.
 
     `rope` names one of the model's rotations, None: the layer rotates nothing. `window`: positions that a token sees,
-    0: all. `qk_norm`: "head", each head is normed alone; "row", all heads of a token together; "": neither.
+    0: all. `qk_norm`: "head", each head is normed alone; "row", all heads of a token together; "": neither. `gated`:
+    what comes out of a head is multiplied by the sigmoid of a gate.
     """
 
     num_heads: int
@@ -60,6 +62,7 @@ class Attention:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: str = ""
+    gated: bool = False
 
     @property
     def value_width(self) -> int:
@@ -71,6 +74,40 @@ class Attention:
         _, keys = sharding.heads(self.num_heads, self.num_kv_heads, self.head_dim)
         values = replace(keys, width=self.value_width)
         return CacheSpec(paged=(CacheArray("k", keys), CacheArray("v", values)))
+
+
+@dataclass(frozen=True)
+class GatedDeltaNet:
+    """Linear attention by the gated delta rule. Yang et al. 2024, arXiv:2412.06464.
+
+    A value head has a state of key_dim x value_dim; several may share a key head. Value head i reads key head
+    i // (value heads per key head), or, where heads are `tiled`, i % num_key_heads.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int  # of a key head, and of its queries
+    value_dim: int  # of a value head
+    conv_kernel: int = 4  # tokens that the short convolution sees
+    tiled: bool = False
+
+    def heads(self, sharding: Sharding, width: int = 1) -> tuple[Dim, Dim]:
+        """The dimensions of value heads and of key heads, of `width` elements each.
+
+        Consecutive tiled value heads read key heads that do not follow one another: every rank then has all of these.
+        """
+        if not self.tiled or self.num_key_heads == self.num_value_heads:
+            return sharding.heads(self.num_value_heads, self.num_key_heads, width)
+        return sharding.heads(self.num_value_heads, self.num_value_heads, width)[0], Dim(
+            "kv_heads", self.num_key_heads, width
+        )
+
+    def cache(self, sharding: Sharding) -> CacheSpec:
+        """What a layer caches of every sequence: the states of its value heads, and what convolutions see next."""
+        recurrent, _ = self.heads(sharding, self.key_dim * self.value_dim)
+        channels = 2 * self.key_dim + self.value_dim
+        tail = replace(recurrent, width=(self.conv_kernel - 1) * channels)
+        return CacheSpec(state=(CacheArray("recurrent", recurrent), CacheArray("conv", tail)))
 
 
 @dataclass(frozen=True)
@@ -99,10 +136,17 @@ class Norms:
 class LayerSpec:
     """One layer: x + r mixer(norm(x)), then x + r ffn(norm(x)), with r = `residual_scale`."""
 
-    mixer: Attention
+    mixer: Attention | GatedDeltaNet
     ffn: DenseFfn
     norms: Norms = Norms()
     residual_scale: float = 1.0
+
+    @property
+    def attention(self) -> Attention:
+        """The mixer of a family that has attention alone. ArchitectureError for another one."""
+        if not isinstance(self.mixer, Attention):
+            raise ArchitectureError(f"a layer has {type(self.mixer).__name__} where attention is expected")
+        return self.mixer
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def dense(
     `factors`: readers take a factor for each frequency. ArchitectureError, beginning with `where`, for what GGUF's
     readers cannot be told.
     """
-    mixer, ffn = spec.layers[0].mixer, spec.layers[0].ffn
+    mixer, ffn = spec.layers[0].attention, spec.layers[0].ffn
     rotation, vectors = _rotation(spec, architecture, where, factors)
     values = {
         "block_count": len(spec.layers),
@@ -42,7 +42,7 @@ def dense(
 
 def refuse_windows(spec: ModelSpec, where: str, what: str, remedy: str) -> None:
     """ArchitectureError where layers slide, which GGUF cannot say of the family."""
-    windows = {layer.mixer.window for layer in spec.layers} - {0}
+    windows = {layer.attention.window for layer in spec.layers} - {0}
     if windows:
         raise ArchitectureError(f"{where}: {what.format(window=min(windows))}; {remedy}")
 

@@ -133,6 +133,9 @@ class LayerModel:
                 return (
                     2.0 * tokens * tokens * heads / (threads * self.operations[0])
                 )  # half of the square, two products
+            case "delta_rule":  # of each state four operations of two
+                keys, values = instr.inputs[0].dims[1].width, instr.inputs[2].dims[1].local(self.mesh)
+                return 8.0 * tokens * keys * values / (threads * self.operations[0])
             case "all_reduce" | "all_to_all" | "all_gather":
                 return self._exchange(instr, tokens)
         floats = sum(self._rows(v.dims[0], tokens) * v.dims[1].local(self.mesh) for v in instr.outputs)
@@ -192,10 +195,10 @@ class LayerModel:
 
 
 def layers_of(program: Program) -> list[tuple[tuple[Instr, ...], int]]:
-    """The instructions from behind an attention to the next, which are one layer's, and how many layers are like that,
-    in the order in which they come first; all of a model with a single layer.
+    """The instructions from behind a layer's attention or linear attention to the next, which are one layer's, and how
+    many layers are like that, in the order in which they come first; all of a model with a single layer.
     """
-    attends = [i for i, instr in enumerate(program.instrs) if instr.op == "attend"]
+    attends = [i for i, instr in enumerate(program.instrs) if instr.op in ("attend", "delta_rule")]
     if len(attends) < 2:
         return [(program.instrs, 1)]
     alike: dict[tuple[object, ...], tuple[tuple[Instr, ...], int]] = {}

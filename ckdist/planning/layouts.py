@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckdist.config import EngineConfig
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, WHOLE, Layout, Mesh
-from ckdist.models.spec import ModelSpec
+from ckdist.models.spec import Attention, ModelSpec
 
 if TYPE_CHECKING:
     from ckdist.comm.protocol import World
@@ -30,7 +30,11 @@ def layouts_for(config: EngineConfig, world: "World", spec: ModelSpec | None = N
     by_token, apart = TOKEN, ""
     if len(set(world.hosts)) > 1:
         by_token, apart = TOKEN_IN_HOSTS, _apart(world)
-        if not apart and spec is not None and any(layer.mixer.qk_norm == "row" for layer in spec.layers):
+        if (
+            not apart
+            and spec is not None
+            and any(isinstance(layer.mixer, Attention) and layer.mixer.qk_norm == "row" for layer in spec.layers)
+        ):
             apart = f"{spec.family} norms all heads of a token together, whose sums go over hosts"
     elif config.transport != "auto":
         apart = f"--transport {config.transport} is used instead of it"

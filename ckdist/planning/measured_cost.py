@@ -30,7 +30,7 @@ from ckdist.comm.protocol import World
 from ckdist.comm.thresholds import cache_folder
 from ckdist.planning.paired_test import FASTER, LOOKS, NO_FASTER, NOISY, look, median_within
 from ckdist.planning.plan import Plan
-from ckdist.program.batch import BLOCK_TOKENS, Batch
+from ckdist.program.batch import BLOCK_TOKENS, Batch, own_slots
 from ckdist.program.executable import DECODE, PREFILL, Executable
 from ckdist.topology import this_machine
 
@@ -155,7 +155,8 @@ def _prompt(executable: Executable, size: int) -> Batch:
     """One sequence of so many tokens, without context before them or logits after them."""
     ids = np.arange(size, dtype=np.int32) % executable.vocab_size
     blocks = np.arange(-(-size // BLOCK_TOKENS), dtype=np.int32)
-    return Batch(ids, np.array([[size, 0, len(blocks)]], np.int32), blocks, np.zeros(0, np.int32))
+    chunk = np.array([[size, 0, len(blocks)]], np.int32)
+    return Batch(ids, chunk, blocks, np.zeros(0, np.int32), own_slots(executable.state_slots, range(1), 0))
 
 
 def _layer(executable: Executable, prompt: Batch, phase: int) -> tuple[float, int]:

@@ -35,7 +35,10 @@ def cache_bytes_per_block(spec: ModelSpec, layout: Layout, mesh: Mesh, types: Ma
     """Bytes that one block of BLOCK_TOKENS positions takes on this rank, over all layers."""
     sharding, total = Sharding(layout, mesh), 0
     for layer in spec.layers:
-        keys, values = layer.mixer.cache(sharding).paged
+        paged = layer.mixer.cache(sharding).paged
+        if not paged:
+            continue
+        keys, values = paged
         begin, end = keys.dim.share(mesh)
         total += (end - begin) * block_bytes(types[keys.name], types[values.name], keys.dim.width, values.dim.width)
     return total

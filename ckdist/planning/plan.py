@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 8192  # tokens of one sequence, where the model allows more and the user did not say
 KV_SHARE = 0.5  # of the memory left beside the weights that the caches of several sequences may take unasked
+STATE_SHARE = 0.25  # of that memory for states of sequences beside those of sequences that run,
+STATES_EACH = 4  # and how many of them there are for each of these at most
 
 # polls of a flag before a thread sleeps: some 100 µs, longer than a barrier of ranks that have cores of their own
 SPINS = 20000
@@ -61,6 +63,7 @@ class Plan:
         layout = f"layouts {names} over {ranks} ranks" if ranks > 1 else "one rank"
         types = cache_name({"k": self.cache.key_type, "v": self.cache.value_type})
         kv = f"{self.cache.num_blocks * BLOCK_TOKENS} tokens of {types} cache in blocks of {BLOCK_TOKENS}"
+        kv += f", {self.cache.state_slots} states" if self.cache.state_slots else ""
         threads = f"{self.threads} threads ({self.threads_batch} with prompts)"
         return f"{layout}; {threads}; {kv}; context {self.cache.context_length}"
 
@@ -102,7 +105,8 @@ def make_plan(
     types = cache_types(config)
     per_block = cache_bytes_per_block(spec, layout, mesh, types)
     free = free_memory(world.local_size)
-    room = free - weight_bytes - config.parallel * state_bytes(spec, layout, mesh)
+    slots = _state_slots(config, world, state_bytes(spec, layout, mesh), free - weight_bytes)
+    room = free - weight_bytes - slots * state_bytes(spec, layout, mesh)
     if room < per_block:
         raise CapacityError(
             f"the weights of rank {world.rank} take {gigabytes(weight_bytes)}, but {gigabytes(max(0, free))} are free "
@@ -131,7 +135,7 @@ def make_plan(
     context = min(context, total)
     blocks = -(-total // BLOCK_TOKENS)
     most_tokens = min(config.ubatch_size, config.batch_size)
-    cache_config = CacheConfig(most_tokens, config.parallel, context, blocks, types["k"], types["v"])
+    cache_config = CacheConfig(most_tokens, config.parallel, context, blocks, types["k"], types["v"], slots)
     return Plan(
         mesh,
         prefill,
@@ -143,3 +147,25 @@ def make_plan(
         placement,
         max(0, free),
     )
+
+
+def _state_slots(config: EngineConfig, world: "World", each: int, room: int) -> int:
+    """How many sequences' states there is place for, the same on every rank; 0: no layer keeps one. A collective call.
+
+    each: bytes of one on this rank; room: bytes beside the weights. Every running sequence has one, and a snapshot has
+    another. CapacityError where these do not fit.
+    """
+    least = config.parallel + 1
+    rows = world.gather([each, room])
+    if not any(each for each, _ in rows):
+        return 0
+    most = min(int(room * STATE_SHARE) // each for each, room in rows if each)
+    if any(each * least > room for each, room in rows):
+        each, room = max(rows, key=lambda row: row[0] * least - row[1])
+        fits = max(0, room // each - 1)
+        remedy = f"--parallel {fits} would fit" if fits else "use more ranks on more hosts"
+        raise CapacityError(
+            f"the states of --parallel {config.parallel} sequences and a snapshot need {gigabytes(each * least)} on a "
+            f"rank, and {gigabytes(max(0, room))} are there beside its weights: {remedy}"
+        )
+    return max(least, min(STATES_EACH * config.parallel, most))

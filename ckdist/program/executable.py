@@ -8,7 +8,7 @@ import numpy as np
 
 from ckdist import native
 from ckdist.program.batch import BLOCK_TOKENS, Batch
-from ckdist.program.lowered import LayerAttention, Lowered
+from ckdist.program.lowered import LayerAttention, LayerState, Lowered
 from ckdist.program.model_shape import ModelShape, Rotation
 from ckdist.program.ops.attention import ROPE_TABLES
 from ckdist.program.pool import ThreadPool
@@ -34,6 +34,7 @@ class CacheConfig:
     num_blocks: int  # of BLOCK_TOKENS positions each, shared by all sequences
     key_type: str = "f16"
     value_type: str = "f16"
+    state_slots: int = 0  # of sequences, where layers keep states
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class Executable:
             config.context_length,
             spec.vocab_size,
         )
+        self.state_slots = config.state_slots
         self.threads, self.threads_batch = threads, threads_batch
         self.plans = len(plans)
         self.prefill_from = 0
@@ -156,8 +158,10 @@ class Executable:
     def _program(self, plans: Sequence[ExecutionPlan]) -> native.CData:
         """The `struct ckdist_program *` of the plans; what it points to lives as long as this does."""
         ffi, spec, config = native.ffi, self.spec, self.config
-        attention = plans[-1].lowered.attention
-        layers = [self._layer(attention[layer]) for layer in range(len(attention))]
+        lowered = plans[-1].lowered
+        count = max([*lowered.attention, *lowered.states]) + 1
+        layers = [self._layer(lowered.attention.get(layer)) for layer in range(count)]
+        states = [self._state(lowered.states.get(layer)) for layer in range(count)]
         ropes = [self._rope(spec.ropes.get(table)) for table in ROPE_TABLES]
         return ffi.new(
             "struct ckdist_program *",
@@ -173,14 +177,30 @@ class Executable:
                 "exchange_floats": max(plan.lowered.exchange_floats for plan in plans),
                 "layers": len(layers),
                 "attention": self._array(layers, "struct ckdist_layer_attention"),
+                "states": self._array(states, "struct ckdist_layer_state"),
+                "state_slots": config.state_slots,
                 "blocks": config.num_blocks,
                 "ropes": ropes,
                 "loader": self._loader,
             },
         )
 
-    def _layer(self, a: LayerAttention) -> dict[str, Any]:
-        """The fields of a `struct ckdist_layer_attention`."""
+    def _state(self, s: LayerState | None) -> dict[str, Any]:
+        """The fields of a `struct ckdist_layer_state`; none of a layer that keeps no state."""
+        if s is None:
+            return {}
+        return {
+            "value_heads": len(s.key_head_of),
+            "key_width": s.key_width,
+            "value_width": s.value_width,
+            "taps": s.taps,
+            "key_head_of": self._array(s.key_head_of, "int32_t"),
+        }
+
+    def _layer(self, a: LayerAttention | None) -> dict[str, Any]:
+        """The fields of a `struct ckdist_layer_attention`; none of a layer without attention."""
+        if a is None:
+            return {}
         return {
             "cache": [*_types(self.config.key_type, self.config.value_type), a.key_width, a.value_width],
             "kv_heads": len(a.heads_per_kv),
@@ -236,7 +256,8 @@ class Executable:
     def _run(self, batch: Batch, plan: int, steps: int = 0) -> int:
         """Publishes and runs a plan, or its first `steps` steps unless 0; returns the number of rows of logits."""
         tokens, sequences, selected = len(batch.token_ids), len(batch.chunks), len(batch.logits_indices)
-        size = _HEADER + tokens + 3 * sequences + len(batch.block_tables) + selected
+        states = () if batch.states is None else (batch.states.reshape(-1),)
+        size = _HEADER + tokens + 3 * sequences + len(batch.block_tables) + 4 * sequences * len(states) + selected
         if len(self._message) < size:
             self._message = np.zeros(2 * size, np.int32)
             self._message_address = native.pointer(self._message, "int32_t *")
@@ -246,9 +267,10 @@ class Executable:
         header = self._header
         header.tokens, header.sequences, header.selected = tokens, sequences, selected
         header.blocks, header.plan, header.steps = len(batch.block_tables), plan, steps
+        header.states = sequences * len(states)
         header.threads = self.threads if tokens == sequences else self.threads_batch
         np.concatenate(
-            (batch.token_ids, batch.chunks.reshape(-1), batch.block_tables, batch.logits_indices),
+            (batch.token_ids, batch.chunks.reshape(-1), batch.block_tables, *states, batch.logits_indices),
             out=self._message[_HEADER:size],
         )
         status = native.lib.ckdist_executable_run(self._handle, self._message_address, size)

@@ -77,8 +77,14 @@ def linear_with_what_follows(graph: Graph, linear: Instr) -> dict[str, Instr]:
 
 
 def normed(graph: Graph, value: Value) -> dict[str, Instr]:
-    """`value` = factor * rms_norm(x + post_factor * rms_norm(y)), of which any part may be absent."""
+    """`value` = factor * rms_norm(x + post_factor * rms_norm(y)), of which any part may be absent.
+
+    Or y * sigmoid(gate).
+    """
     parts = {}
+    gate = graph.maker(graph.source(value), "gated")
+    if gate is not None and gate.attrs["function"] == "sigmoid":
+        return {"out_gate": gate}
     scale = graph.maker(graph.source(value), "scale")
     if norm := graph.maker(graph.source(scale.inputs[0] if scale else value), "rms_norm"):
         parts["norm"] = norm
@@ -120,6 +126,22 @@ def rotated_attention(graph: Graph, attend: Instr) -> dict[str, Instr]:
     return parts
 
 
+def delta_rule_with_its_parts(graph: Graph, rule: Instr) -> dict[str, Instr]:
+    """The convolutions and norms of queries, keys and values, the gates, and the gated norm of what comes out."""
+    parts = {}
+    for name, operand in zip(("q_norm", "k_norm"), rule.inputs, strict=False):
+        if norm := graph.maker(operand, "l2_norm"):
+            parts[name] = norm
+            if conv := graph.maker(norm.inputs[0], "short_conv"):
+                parts["conv"] = conv
+    if gates := graph.maker(rule.inputs[3], "delta_gates"):
+        parts["gates"] = gates
+    reader = graph.reader(rule.outputs[0])
+    if reader is not None and reader.op == "gated_norm":
+        parts["norm"] = reader
+    return parts
+
+
 def norm_over_heads(graph: Graph, value: Value) -> Instr | None:
     """The norm over all heads of a token that made `value`, which may have been exchanged since."""
     if exchange := graph.maker(value, "all_to_all"):
@@ -132,6 +154,7 @@ PATTERNS: dict[str, Callable[[Graph, Instr], dict[str, Instr]]] = {
     "linear": linear_with_what_follows,
     "all_gather": gathered_rows,
     "attend": rotated_attention,
+    "delta_rule": delta_rule_with_its_parts,
 }
 
 

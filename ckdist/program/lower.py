@@ -11,6 +11,7 @@ and the products are those of TENSOR, so both give the same bits. An all_to_all 
 and values are read where their tokens' rank wrote them, outputs of attention where their heads' rank did.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from ckdist.errors import LayoutError
 from ckdist.layout import Dim, Mesh, Range
 from ckdist.program.arena import first_fit
 from ckdist.program.fusion import Graph, Group, fuse, normed, residual
-from ckdist.program.lowered import SLOTS, Buffer, LayerAttention, Lowered, MatrixKey, VectorKey
+from ckdist.program.lowered import SLOTS, Buffer, LayerAttention, LayerState, Lowered, MatrixKey, VectorKey
 from ckdist.program.ops import OPS
 from ckdist.program.program import Instr, Program, Value, Weight
 from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex, Span, Step, ValueIndex, VectorIndex
@@ -72,6 +73,7 @@ class Lowering:
         self.prepared: dict[str, dict[int, Span]] = {}  # a value -> its activations by format
         self.slots = 0
         self.attention: dict[int, LayerAttention] = {}
+        self.states: dict[int, LayerState] = {}
         self.key_places: tuple[int, ...] = ()  # of the layer at hand
         self.exchange_floats = 1
 
@@ -93,6 +95,7 @@ class Lowering:
             arena_bytes,
             self.exchange_floats,
             self.attention,
+            self.states,
             layer_steps,
             len(self.peers) > 1,
         )
@@ -159,10 +162,15 @@ class Lowering:
         elif first.partial:
             results = [self.slot(widths[0], rows, selected=selected)]
         elif (last := readers[-1]) is not None and last.op == "all_to_all":  # side by side in one row
+            stay = [reader is not None and reader.op == "gated" for reader in readers]  # with the rank of the token
             widths = [sum(end - begin for begin, end in self.pieces(v.dims[-1])) for v in values]
             behind = readers[0].outputs[0].dims[-1].count if readers[0] and readers[0].op == "sum_squares" else 0
-            row = sum(widths) + behind
-            results = [self.slot(row, rows, lead=sum(widths[:i])) for i in range(len(widths))]
+            leads = [0, *itertools.accumulate(0 if own else n for n, own in zip(widths, stay, strict=True))]
+            row = leads.pop() + behind
+            results = [
+                self.buffer("arena", width, rows=rows) if own else self.slot(row, rows, lead=lead)
+                for width, lead, own in zip(widths, leads, stay, strict=True)
+            ]
         else:
             return [self.buffer("arena", width, rows=rows, selected=selected) for width in widths]
         self.next_slot()
@@ -238,7 +246,11 @@ class Lowering:
         parts = normed(self.graph, value)
         norm, sum_ = parts.get("norm"), ValueIndex(ABSENT)
         stream = norm.inputs[0] if norm else value
-        source = Residual(ValueIndex(ABSENT), self.place_of(value)) if not parts else self.residual(stream)
+        gate = parts.get("out_gate")
+        if gate is not None or not parts:
+            source = Residual(ValueIndex(ABSENT), self.place_of(gate.inputs[1] if gate is not None else value))
+        else:
+            source = self.residual(stream)
         lies = self.buffers[source.y].place == "arena" and source.x == ABSENT and source.post_norm == ABSENT
         again = any(reader.op in ("add", "select_rows") for reader in self.graph.readers(stream))
         if again and not lies:
@@ -254,6 +266,7 @@ class Lowering:
             norm=self.vector(norm.weights[0]) if norm else VectorIndex(ABSENT),
             eps=norm.attrs["eps"] if norm else 0.0,
             factor=parts["factor"].attrs["factor"] if "factor" in parts else 1.0,
+            gate=self.place_of(gate.inputs[0]) if gate is not None else ValueIndex(ABSENT),
             sum=sum_,
             activations=[activations.get(number, NO_SPAN) for number in range(3)],
         )

@@ -57,12 +57,25 @@ def layer_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
     return LayerAttention(tuple(each), keys.width, values.width, heads.count, keys.count, begin)
 
 
+@dataclass(frozen=True)
+class LayerState:
+    """What one layer keeps of a sequence on this rank: `key_head_of` says of each of its value heads which local key
+    head it reads. `taps`: tokens that the short convolutions see.
+    """
+
+    key_head_of: tuple[int, ...]
+    key_width: int
+    value_width: int
+    taps: int
+
+
 @dataclass
 class Lowered:
     """`matrices[i]` is (weight name, rows, columns) and `vectors[i]` (weight name, elements), as [begin, end): this
     rank's, or where tokens are sharded any rank's. `exchange_floats`: what a slot holds at most, on any rank.
-    `attention[layer]`: what a layer caches. `layer_steps`: the steps up to the end of the first layer.
-    `tokens_sharded`: every rank has its range of a step's tokens.
+    `attention[layer]`: what a layer caches of tokens, `states[layer]`: of sequences; a layer has one of both.
+    `layer_steps`: the steps up to the end of the first layer. `tokens_sharded`: every rank has its range of a step's
+    tokens.
     """
 
     steps: list[Step]
@@ -72,6 +85,7 @@ class Lowered:
     arena_bytes: int
     exchange_floats: int
     attention: dict[int, LayerAttention]
+    states: dict[int, LayerState]
     layer_steps: int
     tokens_sharded: bool
 

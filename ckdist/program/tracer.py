@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
-from ckdist.layout import WHOLE, Dim, Layout, Mesh, Sharding, head_dims
+from ckdist.errors import ConfigError
+from ckdist.layout import WHOLE, Dim, Layout, Mesh, Sharding
 from ckdist.program.emitter import Emitter
 from ckdist.program.program import Program, Value, Weight
 
 Spec = TypeVar("Spec")
+NOT_TRAINED = "models with linear attention or gated attention can be served, not trained: choose another model"
 
 
 @dataclass(frozen=True)
@@ -125,19 +127,20 @@ class Tracer(Emitter):
         q, k = self.emit("rms_norm_heads", (q, k, squares), (q_weight, k_weight), ["norm", "norm"], eps=eps)
         return q, k
 
-    def to_heads(self, q: Value, k: Value, v: Value) -> tuple[Value, Value, Value]:
+    def to_heads(self, values: Sequence[Value], heads: Callable[[Sharding], tuple[Dim, Dim]]) -> tuple[Value, ...]:
         """From own tokens of all heads to all tokens of own heads, as the cache holds them: an exchange only where
         tokens are sharded.
+
+        heads: the dimensions `heads` and `kv_heads` under a sharding; each value ends in one of these.
         """
         axis = self.sharding.tokens.axis
         if not axis:
-            return q, k, v
-        heads, keys, values = (x.dims[-1] for x in (q, k, v))
-        to_axis = WHOLE if heads.axis else axis
-        heads, keys = head_dims(heads.count, keys.count, heads.width, to_axis, self.mesh)
-        to = (heads, keys, replace(keys, width=values.width))
-        q, k, v = self.emit("all_to_all", (q, k, v), names=["q", "k", "v"], axis=axis, to=to)
-        return q, k, v
+            return tuple(values)
+        to_axis = WHOLE if any(x.dims[-1].axis for x in values) else axis
+        own = {dim.name: dim for dim in heads(Sharding(Layout("heads", {"heads": to_axis}), self.mesh))}
+        to = tuple(replace(own[x.dims[-1].name], width=x.dims[-1].width) for x in values)
+        names = [x.name.rpartition(".")[0] for x in values]
+        return self.emit("all_to_all", values, names=names, axis=axis, to=to)
 
     def to_tokens(self, o: Value, heads: Dim) -> Value:
         """Back from all tokens of own heads to own tokens of `heads`."""
@@ -151,6 +154,30 @@ class Tracer(Emitter):
     def attend(self, q: Value, k: Value, v: Value, *, layer: int, scale: float, soft_cap: float, window: int) -> Value:
         """Causal attention of layer `layer` over its cache, which k and v extend."""
         return self._emit("attend", (q, k, v), names=["o"], layer=layer, scale=scale, soft_cap=soft_cap, window=window)
+
+    def short_conv(
+        self, q: Value, k: Value, v: Value, kernels: Sequence[Weight], *, layer: int
+    ) -> tuple[Value, Value, Value]:
+        """SiLU of a causal convolution of every channel with its kernel, over the tokens of the sequence."""
+        q, k, v = self.emit("short_conv", (q, k, v), kernels, ["q", "k", "v"], layer=layer)
+        return q, k, v
+
+    def l2_norm(self, x: Value, eps: float, scale: float = 1.0) -> Value:
+        """Every head divided by its length, times `scale`."""
+        return self._emit("l2_norm", (x,), names=["norm"], eps=eps, scale=scale)
+
+    def delta_gates(self, a: Value, b: Value, a_log: Weight, dt_bias: Weight) -> tuple[Value, Value]:
+        """By what every head's state decays, and how much of a new value it takes."""
+        decay, beta = self.emit("delta_gates", (a, b), (a_log, dt_bias), ["decay", "beta"])
+        return decay, beta
+
+    def delta_rule(self, q: Value, k: Value, v: Value, decay: Value, beta: Value, *, layer: int, tiled: bool) -> Value:
+        """What queries read of the states of layer `layer`, which keys and values update token by token."""
+        return self._emit("delta_rule", (q, k, v, decay, beta), names=["o"], layer=layer, tiled=tiled)
+
+    def gated_norm(self, x: Value, gate: Value, w: Weight, eps: float) -> Value:
+        """rms_norm of every head times SiLU of its gate."""
+        return self._emit("gated_norm", (x, gate), (w,), names=["o"], eps=eps)
 
     def gated(self, gate: Value, up: Value, function: str) -> Value:
         """function(gate) * up."""
@@ -197,9 +224,10 @@ class TrainingTracer(Tracer):
         """As two norms, each over a whole row: a rank has all heads of its tokens."""
         return self.rms_norm(q, q_weight, eps), self.rms_norm(k, k_weight, eps)
 
-    def to_heads(self, q: Value, k: Value, v: Value) -> tuple[Value, Value, Value]:
+    def to_heads(self, values: Sequence[Value], heads: Callable[[Sharding], tuple[Dim, Dim]]) -> tuple[Value, ...]:
         """Nothing: a rank has all heads of its tokens."""
-        return q, k, v
+        del heads  # there is nothing to exchange
+        return tuple(values)
 
     def to_tokens(self, o: Value, heads: Dim) -> Value:  # noqa: ARG002
         """Nothing, as `to_heads`."""
@@ -210,6 +238,16 @@ class TrainingTracer(Tracer):
         del layer  # there is no cache to choose
         names = ["o", "lse"]
         return self.emit("attend_packed", (q, k, v), names=names, scale=scale, soft_cap=soft_cap, window=window)[0]
+
+    def gated(self, gate: Value, up: Value, function: str) -> Value:
+        """function(gate) * up. ConfigError for gates behind attention."""
+        if function == "sigmoid":
+            raise ConfigError(NOT_TRAINED)
+        return super().gated(gate, up, function)
+
+    def short_conv(self, *_: Any, **__: Any) -> tuple[Value, Value, Value]:
+        """ConfigError: there are no gradients of linear attention."""
+        raise ConfigError(NOT_TRAINED)
 
     def cross_entropy(self, x: Value, targets: Value, head: Weight, soft_cap: float) -> Value:
         """The sum of the losses of soft_cap(x @ head.T) over the tokens with a target.

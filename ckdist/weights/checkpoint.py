@@ -224,7 +224,7 @@ def _sources(
 
 def head_dim(spec: ModelSpec, weight: str) -> int:
     """The rows of a head of a layer's queries and keys."""
-    return spec.layers[int(weight.split(".")[2])].mixer.head_dim
+    return spec.layers[int(weight.split(".")[2])].attention.head_dim
 
 
 def _notes(spec: ModelSpec, unread: list[str], predicting_layers: Any, where: str) -> tuple[str, ...]:

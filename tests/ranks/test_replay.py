@@ -5,11 +5,11 @@ import pytest
 
 from ckdist.engine.single import SingleSequence
 from tests.support.programs.replay import build, check
-from tests.support.specs import PIECES
+from tests.support.specs import LINEAR, PIECES
 from tests.support.thread_ranks import run_threads
 
 
-@pytest.mark.parametrize("family", ["gemma2", *PIECES])
+@pytest.mark.parametrize("family", ["gemma2", *PIECES, *LINEAR])
 @pytest.mark.parametrize("ranks, threads", [(1, 2), (2, 2), (3, 1), (7, 2)])
 def test_replay_with_ranks_as_threads(family, ranks, threads):
     assert run_threads(ranks, lambda world: check(world, family, "auto", threads, 16))[0] < 5e-7

@@ -13,7 +13,11 @@ from ckdist.program.batch import BLOCK_TOKENS, Batch
 
 
 class PagedExecutable:
-    def __init__(self, num_blocks=64, max_tokens=32, max_sequences=8, vocab_size=50, context_length=512):
+    """`state_slots`: layers keep states, which are the tokens that they have seen; logits are then of these."""
+
+    def __init__(self, num_blocks=64, max_tokens=32, max_sequences=8, vocab_size=50, context_length=512, state_slots=0):
+        self.state_slots = state_slots
+        self.states: list[list[int]] = [[] for _ in range(state_slots)]
         self.num_blocks, self.max_tokens, self.max_sequences = num_blocks, max_tokens, max_sequences
         self.vocab_size, self.context_length = vocab_size, context_length
         self.cache = np.full((num_blocks, BLOCK_TOKENS), -1, np.int32)
@@ -40,6 +44,7 @@ class PagedExecutable:
                 begin : begin + tokens
             ]
             begin, block = begin + tokens, block + blocks
+        self.update_states(batch)
         begin = block = 0
         for tokens, first, blocks in batch.chunks.tolist():  # all keys are written before any is read, as layers do
             prefix = self.cache[batch.block_tables[block : block + blocks]].reshape(-1)
@@ -51,6 +56,28 @@ class PagedExecutable:
         self.batches.append(batch.chunks[:, :2].tolist())
         self.outputs.append(len(rows))
         return np.array(rows, np.float32).reshape(-1, self.vocab_size)
+
+    def update_states(self, batch: Batch) -> None:
+        assert (batch.states is not None) == (self.state_slots > 0)
+        if batch.states is None:
+            return
+        written = [slot for _, out, save, _ in batch.states.tolist() for slot in (out, save) if slot >= 0]
+        assert len(set(written)) == len(written) and max(written) < self.state_slots
+        begin = block = 0
+        for (source, out, save, position), (tokens, first, blocks) in zip(
+            batch.states.tolist(), batch.chunks.tolist(), strict=True
+        ):
+            assert source == out or source not in written
+            before = self.states[source] if source >= 0 else []
+            assert len(before) == first, "a state goes on behind other tokens than its own"
+            cached = self.cache[batch.block_tables[block : block + blocks]].reshape(-1)
+            assert before == cached[:first].tolist(), "a state has seen other tokens than the cache has"
+            seen = before + batch.token_ids[begin : begin + tokens].tolist()
+            if save >= 0:
+                assert first < position <= first + tokens and position % BLOCK_TOKENS == 0
+                self.states[save] = seen[:position]
+            self.states[out] = seen
+            begin, block = begin + tokens, block + blocks
 
 
 def prefix_logits(prefix, vocab_size: int) -> np.ndarray:

@@ -5,22 +5,24 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.models.families.gemma2 import NORMS
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms, RopeSpec
+from ckdist.models.spec import Attention, DenseFfn, GatedDeltaNet, LayerSpec, ModelSpec, Norms, RopeSpec
 
 
 def rope(dims=16, **more):
     return RopeSpec((1e4 ** (-np.arange(0, dims, 2) / dims)).astype(np.float32), **more)
 
 
-def spec(heads=6, kv_heads=3, head_dim=16, ffn=176, vocab=100, mixer=None, layer=None, changes=None, **more):
-    """Two layers; `mixer` and `layer` are further fields of both, `changes` of each layer's mixer."""
+def spec(heads=6, kv_heads=3, head_dim=16, ffn=176, vocab=100, mixer=None, layer=None, changes=None, first=(), **more):
+    """Two layers; `mixer` and `layer` are further fields of both, `changes` of each layer's mixer. `first`: mixers of
+    layers before these.
+    """
     attention = Attention(heads, kv_heads, head_dim, head_dim**-0.5, **(mixer or {}))
     changes = changes(heads, kv_heads) if callable(changes) else changes
     changed = [replace(attention, **change) for change in changes or ({}, {})]
     fields = {"ffn": DenseFfn(ffn), **(layer or {})}
     if "activation" in more:
         fields["ffn"] = DenseFfn(ffn, more.pop("activation"))
-    layers = tuple(LayerSpec(a, **fields) for a in changed)
+    layers = tuple(LayerSpec(a, **fields) for a in (*first, *changed))
     return ModelSpec("qwen3", vocab, 64, layers, {"global": rope(head_dim), **more.pop("ropes", {})}, 1e-6, 512, **more)
 
 
@@ -54,6 +56,15 @@ PIECES = {
         ),
         "ropes": {"local": rope(8)},
     },
+}
+# Layers that keep a state of every sequence, and gates behind attention.
+LINEAR = {
+    "gated_delta_net": {
+        "first": (GatedDeltaNet(3, 6, 16, 40), GatedDeltaNet(5, 5, 9, 16, conv_kernel=3)),
+        "mixer": {"qk_norm": "head", "gated": True, "value_dim": 24},
+        "ropes": {"global": rope(8)},
+    },
+    "tiled_heads": {"first": (GatedDeltaNet(2, 6, 16, 32, tiled=True),), "mixer": {"gated": True}},
 }
 
 

@@ -50,11 +50,20 @@ requests = st.lists(
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(requests, st.integers(8, 24), st.integers(1, 40), st.integers(1, 5), st.integers(1, 40), st.booleans())
+@given(
+    requests,
+    st.integers(8, 24),
+    st.integers(1, 40),
+    st.integers(1, 5),
+    st.integers(1, 40),
+    st.booleans(),
+    st.one_of(st.none(), st.integers(0, 9)),  # slots of states beside one for each sequence
+)
 def test_everyone_gets_what_they_would_get_alone(
-    requests, num_blocks, max_tokens, max_sequences, max_outputs, prefix_reuse
+    requests, num_blocks, max_tokens, max_sequences, max_outputs, prefix_reuse, more_slots
 ):
-    executable = PagedExecutable(num_blocks, max_tokens, max_sequences, context_length=110)
+    slots = 0 if more_slots is None else max_sequences + more_slots
+    executable = PagedExecutable(num_blocks, max_tokens, max_sequences, context_length=110, state_slots=slots)
     engine = Engine(executable, PlainSampler(), max_outputs=max_outputs, prefix_reuse=prefix_reuse)
     prefixes = np.random.default_rng(0).integers(0, 50, (4, 60)).tolist()
     pending, outputs, want = {}, {}, {}
@@ -78,6 +87,7 @@ def test_everyone_gets_what_they_would_get_alone(
     else:
         pytest.fail("the engine makes no progress")
     assert engine.pool.available == num_blocks
+    assert engine.states is None or engine.states.available == slots
     for i, (_, prompt, params) in want.items():
         tokens = [token for output in outputs[i] for token in output.tokens]
         expected = alone(prompt, params, seed=i, limit=110)
@@ -110,12 +120,45 @@ def test_a_prompt_seen_before_is_counted_as_cached():
     assert engine.stats()["cached_tokens_total"] == 32
 
 
-def test_a_conversation_reuses_its_own_answers():
-    engine = Engine(PagedExecutable(), PlainSampler())
+@pytest.mark.parametrize("slots", [0, 3, 20])
+def test_a_conversation_reuses_its_own_answers(slots):
+    """Of a model whose layers keep states, too: decoding leaves a snapshot behind each block that it fills."""
+    engine = Engine(PagedExecutable(state_slots=slots), PlainSampler())
     engine.add(0, list(range(20)), greedy(30))
     answer = finish(engine)[0][0]
     engine.add(1, [*range(20), *answer, 7], greedy(1))
     assert finish(engine)[1][1].cached_tokens == 48  # 49 of the 50 tokens were computed, in 3 full blocks
+
+
+def test_a_branch_that_was_seen_once_is_reused_from_then_on():
+    """Three prompts begin alike and end otherwise: where the second one leaves the first, it saves a state."""
+    engine = Engine(PagedExecutable(state_slots=20), PlainSampler())
+    common, cached = list(np.random.default_rng(5).integers(0, 50, 100)), []
+    for id in range(3):
+        engine.add(id, [*common, *[id] * 30], greedy(2))
+        cached.append(finish(engine)[id][1].cached_tokens)
+    assert cached == [0, 0, 96]
+
+
+def test_choices_of_one_prompt_begin_with_its_state():
+    engine = Engine(PagedExecutable(state_slots=20), PlainSampler())
+    prompt = list(np.random.default_rng(6).integers(0, 50, 100))
+    for id in range(4):
+        engine.add(id, prompt, greedy(20))
+    done = finish(engine)
+    assert [done[id][1].cached_tokens for id in range(4)] == [0, 96, 96, 96]
+    assert all(done[id][0] == alone(prompt, greedy(20)) for id in range(4))
+
+
+def test_snapshots_give_way_in_the_order_of_use():
+    """Three slots: one is the running sequence's, so two prompts' states stay."""
+    engine, prompts = Engine(PagedExecutable(state_slots=3), PlainSampler()), [[i] * 40 for i in range(3)]
+
+    def cached(i) -> int:
+        engine.add("again", prompts[i], greedy(1))
+        return finish(engine)["again"][1].cached_tokens
+
+    assert [cached(i) for i in (0, 1, 0, 2, 0, 1)] == [0, 0, 32, 0, 32, 0]
 
 
 def test_ends_on_eos_and_stop_ids_without_giving_them():

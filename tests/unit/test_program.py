@@ -11,7 +11,7 @@ from ckdist.program.lower import lower, stored_dims
 from ckdist.program.step import ValueIndex
 from ckdist.program.tracer import trace, trace_loss
 from tests.support.paths import GOLDEN as GOLDEN_FILES
-from tests.support.specs import FAMILIES, spec, weights_of
+from tests.support.specs import FAMILIES, LINEAR, spec, weights_of
 
 GOLDEN = GOLDEN_FILES / "programs"
 
@@ -35,11 +35,11 @@ def test_golden_text(family, layout):
     assert text == path.read_text()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *LINEAR])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7, 13])
 @pytest.mark.parametrize("layout", [TENSOR, TOKEN], ids=lambda layout: layout.name)
 def test_any_number_of_ranks_means_the_same(family, ranks, layout):
-    s = spec(**FAMILIES[family])
+    s = spec(**{**FAMILIES, **LINEAR}[family])
     alone = trace(forward, s, SINGLE, Mesh({"tp": 1}))
     weights = weights_of(alone)
     expected = Interpreter(alone, s, Mesh({"tp": 1}), weights.get)

@@ -26,17 +26,17 @@ def attention(g: Tracer, x: Value, a: Attention, path: str, layer: int, eps: flo
     heads, keys = g.sharding.heads(a.num_heads, a.num_kv_heads, a.head_dim)
     values, hidden = replace(keys, width=a.value_width), x.dims[-1]
     bias = (w("q_proj.bias", heads), w("k_proj.bias", keys), w("v_proj.bias", values)) if a.qkv_bias else ()
-    q, k, v = g.linear(
-        x,
-        w("q_proj.weight", heads, hidden),
-        w("k_proj.weight", keys, hidden),
-        w("v_proj.weight", values, hidden),
-        bias=bias,
-        names=["q", "k", "v"],
-    )
+    matrices = [w("q_proj.weight", heads, hidden), w("k_proj.weight", keys, hidden), w("v_proj.weight", values, hidden)]
+    out = replace(heads, width=a.value_width)  # of o_proj's columns
+    gates: list[Value] = []
+    if a.gated:
+        matrices.insert(1, w("gate_proj.weight", out, hidden))
+        q, *gates, k, v = g.linears(x, matrices, names=["q", "gate", "k", "v"])
+    else:
+        q, k, v = g.linears(x, matrices, bias, ["q", "k", "v"])
     if a.qk_norm == "row":
         q, k = g.rms_norm_heads(q, k, w("q_norm.weight", heads), w("k_norm.weight", keys), eps)
-    q, k, v = g.to_heads(q, k, v)
+    q, k, v = g.to_heads((q, k, v), lambda sharding: sharding.heads(a.num_heads, a.num_kv_heads, a.head_dim))
     if a.qk_norm == "head":
         head = Dim("head_dim", a.head_dim)
         q = g.rms_norm(q, w("q_norm.weight", head), eps)
@@ -44,7 +44,9 @@ def attention(g: Tracer, x: Value, a: Attention, path: str, layer: int, eps: flo
     if a.rope is not None:
         q, k = g.rope(q, a.rope), g.rope(k, a.rope)
     o = g.attend(q, k, v, layer=layer, scale=a.scale, soft_cap=a.soft_cap, window=a.window)
-    out = replace(heads, width=a.value_width)  # of o_proj's columns
     o_bias = (w("o_proj.bias", hidden),) if a.o_bias else ()
-    o = rows(g.to_tokens(o, out))
+    o = g.to_tokens(o, out)
+    for gate in gates:
+        o = g.gated(gate, o, "sigmoid")
+    o = rows(o)
     return g.reduce(g.linear(o, w("o_proj.weight", hidden, out), bias=o_bias, names=["attn"]))

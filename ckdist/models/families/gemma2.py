@@ -78,8 +78,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def caps(spec: ModelSpec) -> dict[str, float]:
     """Soft caps, the window and the scale as GGUF has them; llama.cpp knows the scales of published models alone."""
-    windows = [layer.mixer.window for layer in spec.layers if layer.mixer.window]
-    mixer = spec.layers[0].mixer
+    windows = [layer.attention.window for layer in spec.layers if layer.attention.window]
+    mixer = spec.layers[0].attention
     values = {
         "attention.scale": 0.0 if mixer.scale == mixer.head_dim**-0.5 else float(mixer.scale),
         "attention.sliding_window": windows[0] if windows else 0,

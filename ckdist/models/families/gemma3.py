@@ -65,7 +65,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """As GGUF metadata."""
     more: dict[str, Any] = dict(gemma2.caps(spec))
-    sliding = [layer.mixer.window > 0 for layer in spec.layers]
+    sliding = [layer.attention.window > 0 for layer in spec.layers]
     if any(sliding):
         more["attention.sliding_window_pattern"] = sliding
         more["rope.freq_base_swa"] = float(spec.ropes["local"].theta)

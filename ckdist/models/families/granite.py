@@ -50,7 +50,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     """As GGUF metadata."""
     more = {
         "rope.dimension_count": spec.ropes["global"].dims,
-        "attention.scale": float(spec.layers[0].mixer.scale),
+        "attention.scale": float(spec.layers[0].attention.scale),
         "residual_scale": float(spec.layers[0].residual_scale),
         "embedding_scale": float(spec.embedding_scale),
         "logit_scale": 1 / float(spec.logit_scale),

@@ -29,8 +29,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """As GGUF metadata. ArchitectureError where other layers slide than readers think, or none."""
-    sliding = [layer.mixer.rope == "local" for layer in spec.layers]
-    window = max(layer.mixer.window for layer in spec.layers)
+    sliding = [layer.attention.rope == "local" for layer in spec.layers]
+    window = max(layer.attention.window for layer in spec.layers)
     if sliding != [(i + 1) % PERIOD != 0 for i in range(len(sliding))] or not window:
         raise ArchitectureError(
             f"{where}: an OLMo 3 of which not all but every {PERIOD}th layer slide has no GGUF form"

@@ -42,7 +42,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     """As GGUF metadata. llama.cpp says that it ignores the window of this family."""
     more = {
         "rope.dimension_count": spec.ropes["global"].dims,
-        "attention.sliding_window": spec.layers[0].mixer.window,
+        "attention.sliding_window": spec.layers[0].attention.window,
     }
     return to_gguf.dense(NAME, spec, where, more)
 

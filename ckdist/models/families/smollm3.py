@@ -56,7 +56,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     to_gguf.refuse_windows(
         spec, where, "a sliding window ({window}) has no GGUF form", "set use_sliding_window to false"
     )
-    if any((layer.mixer.rope is None) == bool((i + 1) % PERIOD) for i, layer in enumerate(spec.layers)):
+    if any((layer.attention.rope is None) == bool((i + 1) % PERIOD) for i, layer in enumerate(spec.layers)):
         raise ArchitectureError(
             f"{where}: a SmolLM3 without rotation in other than every {PERIOD}th layer has no GGUF form"
         )

@@ -13,7 +13,7 @@ CKDIST_EXPORT int32_t ckdist_sum_parts(const char* isa, const float* x, const fl
                                        int64_t n, float* out);
 CKDIST_EXPORT int32_t ckdist_rope(const char* isa, const float* x, const float* cos, const float* sin, int64_t head_dim,
                                   float* out);
-/* function: 0 silu, 1 gelu_tanh */
+/* function: 0 silu, 1 gelu_tanh, 2 sigmoid */
 CKDIST_EXPORT int32_t ckdist_gated(const char* isa, int32_t function, const float* gate, const float* up, int64_t n,
                                    float* out);
 CKDIST_EXPORT int32_t ckdist_soft_cap(const char* isa, float* x, float cap, int64_t n);

@@ -37,6 +37,14 @@ struct ckdist_layer_attention {
                               */
 };
 
+/* Linear attention of one layer on this rank: what it keeps of every sequence. No value heads: the layer keeps nothing.
+ */
+struct ckdist_layer_state {
+  int32_t value_heads, key_width, value_width;
+  int32_t taps;               /* tokens that the short convolutions see */
+  const int32_t* key_head_of; /* (value_heads,) the local key head that each reads */
+};
+
 struct ckdist_program {
   const struct ckdist_execution_plan* plans; /* at most 8 */
   int32_t plan_count;
@@ -46,7 +54,9 @@ struct ckdist_program {
   int64_t exchange_floats; /* of one value that other ranks read, the same on every rank */
   /* attention */
   int32_t layers;
-  const struct ckdist_layer_attention* attention; /* (layers,) */
+  const struct ckdist_layer_attention* attention; /* (layers,); no heads in all: the layer has none */
+  const struct ckdist_layer_state* states;        /* (layers,) */
+  int64_t state_slots; /* that hold all layers' states of a sequence each; 0: no layer has any */
   int64_t blocks;
   struct ckdist_rope ropes[4];
   struct ckdist_loader* loader; /* of matrices that are not all packed, filling; null: all are */
@@ -55,13 +65,21 @@ struct ckdist_program {
 struct ckdist_executable;
 
 struct ckdist_batch_header {
-  int32_t tokens, sequences, blocks, selected; /* the lengths of the arrays that follow; blocks: of all sequences */
-  int32_t threads;                             /* to use, at most those of the pool */
-  int32_t plan, steps;                         /* to walk, and how many of it; 0: all */
+  /* the lengths of the arrays that follow; blocks: of all sequences; states: as many as sequences, or none */
+  int32_t tokens, sequences, blocks, selected, states;
+  int32_t threads;     /* to use, at most those of the pool */
+  int32_t plan, steps; /* to walk, and how many of it; 0: all */
 };
 /* Consecutive tokens of one sequence. */
 struct ckdist_sequence_chunk {
   int32_t tokens, first_position, blocks;
+};
+/* Where the state of a sequence's chunk begins and ends, by slots. Slots that a step writes are no other's in it. */
+struct ckdist_state_slots {
+  int32_t in;            /* of the tokens before the chunk; -1: there are none */
+  int32_t out;           /* of all its tokens */
+  int32_t save;          /* of the tokens before position `save_position`, a whole number of blocks; -1: none */
+  int32_t save_position; /* above the first position, and at most the end */
 };
 enum { ckdist_block_tokens = 16 }; /* positions of one block of the cache */
 

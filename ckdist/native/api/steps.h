@@ -16,6 +16,7 @@ enum ckdist_step_kind {
   ckdist_step_attend,
   ckdist_step_gather_rows,
   ckdist_step_sum_squares,
+  ckdist_step_delta_rule,
   ckdist_step_lookup, /* training */
   ckdist_step_convert,
   ckdist_step_scale,
@@ -50,7 +51,7 @@ struct ckdist_span {
   int32_t first, count;
 };
 
-enum ckdist_gate { ckdist_gate_none = -1, ckdist_gate_silu = 0, ckdist_gate_gelu_tanh = 1 };
+enum ckdist_gate { ckdist_gate_none = -1, ckdist_gate_silu = 0, ckdist_gate_gelu_tanh = 1, ckdist_gate_sigmoid = 2 };
 enum ckdist_rope_table { ckdist_rope_none = -1, ckdist_rope_global = 0, ckdist_rope_local = 1 };
 enum ckdist_activation_format { ckdist_activation_f32, ckdist_activation_bf16, ckdist_activation_q8 };
 
@@ -89,10 +90,10 @@ struct ckdist_embed_step {
 
 /* r = x + post_factor * rms_norm(sum of y's summands), without what is absent; sum = r; activations = factor *
    rms_norm(r), as products read them. activations: values by format, as many as shards of the columns, each of which
-   takes the next floats. */
+   takes the next floats. gate: a value; y is multiplied by its sigmoid, and nothing but y is there. */
 struct ckdist_norm_quantize_step {
   struct ckdist_step step;
-  int32_t x, y;
+  int32_t x, y, gate;
   int32_t post_norm, norm; /* vectors */
   float post_eps, eps, post_factor, factor;
   int32_t sum;
@@ -142,6 +143,17 @@ struct ckdist_gather_rows_step {
 struct ckdist_sum_squares_step {
   struct ckdist_step step;
   int32_t q, k, out, layer;
+};
+
+/* Linear attention of local value heads: SiLU of short convolutions of q, k and v; q and k divided by their lengths, q
+   times scale; the states' updates; out = rms_norm(what q reads of them) * silu(z). Weights are vectors. */
+struct ckdist_delta_rule_step {
+  struct ckdist_step step;
+  int32_t q, k, v, z, b, a, out;
+  int32_t conv_q, conv_k, conv_v, a_log, dt_bias, norm;
+  int32_t layer;
+  int32_t exchanged; /* rows of q to a are in the slots of their tokens' ranks */
+  float eps, l2_eps, scale;
 };
 
 /* Of training. Steps read and write activations and floats alike, but for products: what they multiply are activations.

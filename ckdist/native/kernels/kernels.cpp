@@ -27,6 +27,7 @@ namespace ckdist {
   extern const OptimizerKernel optimizer_kernel;     \
   extern const GradientKernel gradient_kernel;       \
   extern const QuantizeKernel quantize_kernel;       \
+  extern const DeltaRuleKernel delta_rule_kernel;    \
   }
 #define CKDIST_DECLARE_BYTES(isa)                     \
   namespace isa {                                     \
@@ -96,7 +97,8 @@ namespace {
         vectors::gradient_kernel,                    \
         bf16::row_kernel,                            \
         bf16::softmax_kernel,                        \
-        vectors::quantize_kernel},                   \
+        vectors::quantize_kernel,                    \
+        vectors::delta_rule_kernel},                 \
        bytes::byte_kernels, vectors::f32_kernel, vectors::f16_kernel, bf16::bf16_kernel)
 
 Kernels make(Kernels k, const LinearKernel* bytes, const LinearKernel& f32, const LinearKernel& f16,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/delta_rule.h"
 #include "kernels/elementwise.h"
 #include "kernels/gradient.h"
 #include "kernels/linear.h"
@@ -36,6 +37,7 @@ struct Kernels {
   RowKernel row;
   SoftmaxKernel softmax;
   QuantizeKernel quantize;
+  DeltaRuleKernel delta_rule;
 };
 
 // A level of instructions, and what this CPU lacks for it: its flags as /proc/cpuinfo names them, or "" where nothing

@@ -14,10 +14,11 @@ struct BatchView {
 
   int64_t tokens = 0, sequences = 0, selected = 0;
   int threads = 1, plan = 0, steps = 0;
-  const int32_t* token_ids = nullptr;        // (tokens,)
-  const Chunk* chunks = nullptr;             // (sequences,)
-  const int32_t* block_tables = nullptr;     // the sequences' tables end to end
-  const int32_t* selected_tokens = nullptr;  // (selected,), ascending: those whose logits are wanted
+  const int32_t* token_ids = nullptr;          // (tokens,)
+  const Chunk* chunks = nullptr;               // (sequences,)
+  const int32_t* block_tables = nullptr;       // the sequences' tables end to end
+  const ckdist_state_slots* states = nullptr;  // (sequences,), or null
+  const int32_t* selected_tokens = nullptr;    // (selected,), ascending: those whose logits are wanted
 
   static constexpr int kHeader = sizeof(ckdist_batch_header) / sizeof(int32_t);
 
@@ -31,7 +32,8 @@ struct BatchView {
     b.tokens = h.tokens, b.sequences = h.sequences, b.selected = h.selected;
     b.threads = h.threads, b.plan = h.plan, b.steps = h.steps;
     if (b.tokens < 1 || b.tokens > max_tokens || b.sequences < 1 || b.sequences > max_sequences || b.selected < 0 ||
-        b.selected > max_selected || table < 0 || ints != kHeader + b.tokens + 3 * b.sequences + table + b.selected)
+        b.selected > max_selected || table < 0 || (h.states != 0 && h.states != b.sequences) ||
+        ints != kHeader + b.tokens + 3 * b.sequences + table + 4 * int64_t{h.states} + b.selected)
       fail(Status::native,
            "batch of %lld tokens, %lld sequences, %lld outputs exceeds %lld, %lld, %lld or has a wrong length",
            (long long)b.tokens, (long long)b.sequences, (long long)b.selected, (long long)max_tokens,
@@ -39,7 +41,9 @@ struct BatchView {
     b.token_ids = m + kHeader;
     b.chunks = reinterpret_cast<const Chunk*>(b.token_ids + b.tokens);
     b.block_tables = b.token_ids + b.tokens + 3 * b.sequences;
-    b.selected_tokens = b.block_tables + table;
+    const int32_t* const states = b.block_tables + table;
+    if (h.states > 0) b.states = reinterpret_cast<const ckdist_state_slots*>(states);
+    b.selected_tokens = states + 4 * h.states;
     for (int64_t i = 0; i < b.tokens; i++)
       if (b.token_ids[i] < 0 || b.token_ids[i] >= vocab)
         fail(Status::native, "token id %d is outside the vocabulary of %lld", b.token_ids[i], (long long)vocab);

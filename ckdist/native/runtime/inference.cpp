@@ -18,6 +18,7 @@ Inference::Inference(const ckdist_program& that, Communicator& communicator, Rep
       program(that),
       communicator(communicator),
       kernels(ckdist::kernels()),
+      states(that),
       plans_(that.plans, that.plans + that.plan_count),
       repacker_(repacker && !repacker->finished() ? repacker : nullptr),
       workers_(threads()) {
@@ -33,6 +34,10 @@ Inference::Inference(const ckdist_program& that, Communicator& communicator, Rep
 void Inference::make_cache() {
   for (int i = 0; i < program.layers; i++) {
     const ckdist_layer_attention& a = program.attention[i];
+    if (a.total_heads == 0) {
+      layers.push_back({});
+      continue;
+    }
     Layer layer{{KvType(a.cache.key_type), KvType(a.cache.value_type), a.cache.key_width, a.cache.value_width},
                 a.kv_heads,
                 a.heads_per_kv,
@@ -50,7 +55,11 @@ void Inference::make_cache() {
     kv_bytes_ += layer.block_bytes * program.blocks;
     layers.push_back(layer);
   }
+  const int64_t blocks_bytes = round_up(kv_bytes_, 64);
+  kv_bytes_ = blocks_bytes + states.bytes();
   kv_arena_.emplace(kv_bytes_, "the KV cache");
+  states.place(kv_arena_->data() + blocks_bytes);
+  states.read_kernels(plans_[0]);
   uint8_t* blocks = kv_arena_->data();
   for (Layer& layer : layers) {
     layer.blocks = blocks;
@@ -108,7 +117,8 @@ void Inference::reserve_exchange() {
        v++)  // the same in every plan
     if (v->place == ckdist_place_logits) sizes.first_column = v->offset, sizes.columns = v->width;
   sizes.batch_ints = BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
-                     program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs;
+                     program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
+                     4 * program.max_sequences;
   ranks = communicator.steps(sizes);
   for (int slot = 0; slot < kSlots; slot++) {
     peers_[slot].resize(kMaxRanks);
@@ -157,6 +167,7 @@ void Inference::run(const int32_t* message, int64_t ints) {
   if (those.plan < 0 || those.plan >= int(plans_.size()) || those.steps < 0 ||
       those.steps > plans_[those.plan].step_count)
     fail(Status::native, "a batch asks for %d steps of plan %d of %zu", those.steps, those.plan, plans_.size());
+  states.check(those);
   if (ranks->size > 1 && ranks->rank == 0) {
     TraceLane* const lane = this->lane(0);
     const int64_t begin = lane ? now_ns() : 0;
@@ -188,6 +199,7 @@ void Inference::run(const int32_t* message, int64_t ints) {
 // What steps ask of the batch.
 void Inference::begin(const BatchView& those) {
   batch = those;
+  states.begin(batch);
   plan = &plans_[batch.plan];
   list_ = &lists_[batch.plan];
   first_token = plan->tokens_sharded ? first_token_of(ranks->local_rank) : 0;

@@ -14,6 +14,7 @@
 #include "runtime/batch.h"
 #include "runtime/executor.h"
 #include "runtime/repacker.h"
+#include "runtime/state_slots.h"
 
 namespace ckdist {
 
@@ -61,6 +62,7 @@ class Inference : public Executor {
     int64_t heads() const { return kv_heads ? first_head[kv_heads - 1] + heads_per_kv[kv_heads - 1] : 0; }
   };
   std::vector<Layer> layers;
+  StateSlots states;
 
   // Of the batch.
   BatchView batch;

@@ -128,16 +128,18 @@ def shard(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
 def infer_all_to_all(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """Of values (tokens, n) where the axis shards one of both dimensions: it shards the other afterwards.
 
-    Where another axis shards n as well, the axis of both stands for it there.
+    Where another axis shards n as well, the axis of both stands for it there. Rows may also become whole.
     """
     results: Inferred = []
     for x, to in zip(inputs, attrs["to"], strict=True):
         whole("all_to_all", x)
         rows, last = x.dims
-        # of n: the sharding besides, and with the axis
+        # of n: the sharding besides, and with the axis; what every rank needs whole is sharded by neither
         axis, less, more = attrs["axis"], *((last.axis, to.axis) if rows.axis else (to.axis, last.axis))
-        if rows.axis not in (None, axis) or (
-            more != axis if less is None else more in (None, less, axis) or less == axis
+        whole_rows = rows.axis == axis and less is None and more is None
+        if not whole_rows and (
+            rows.axis not in (None, axis)
+            or (more != axis if less is None else more in (None, less, axis) or less == axis)
         ):
             raise LayoutError(
                 f"all_to_all over {attrs['axis']}: it must shard one dimension of %{x.name}: [{rows}, {last}]"

@@ -76,10 +76,12 @@ def soft_cap_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 @op("gated", unchanged_whole("gated"))
 def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """f(gate) * up with f SiLU or the tanh form of GELU. Shazeer 2020, arXiv:2002.05202."""
+    """f(gate) * up with f SiLU, the tanh form of GELU, or the sigmoid. Shazeer 2020, arXiv:2002.05202."""
     gate, up = inputs
     if attrs["function"] == "silu":
         return [gate / (1 + np.exp(-gate)) * up]
+    if attrs["function"] == "sigmoid":
+        return [up / (1 + np.exp(-gate))]
     return [0.5 * gate * (1 + np.tanh(np.float32(GELU_SCALE) * (gate + np.float32(GELU_CUBIC) * gate**3))) * up]
 
 

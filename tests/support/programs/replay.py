@@ -15,7 +15,7 @@ from ckdist.program.executable import CacheConfig, Executable, ExecutionPlan
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.tracer import trace
-from tests.support.specs import FAMILIES, PIECES, spec, weights_of
+from tests.support.specs import FAMILIES, LINEAR, PIECES, spec, weights_of
 from tests.support.steps import ARENA_BYTES
 
 lib, ffi = native.lib, native.ffi
@@ -61,7 +61,7 @@ def build(world, family: str, transport: str, threads: int, chunk: int, blocks: 
 
     Ranks that share memory have a second phase, in which tokens are sharded.
     """
-    s = spec(**{**FAMILIES, **PIECES}[family], **numbers)
+    s = spec(**{**FAMILIES, **PIECES, **LINEAR}[family], **numbers)
     prefill, layout, mesh = layouts_for(EngineConfig(transport=transport), world, s)
     program = trace(forward, s, layout, mesh)
     weights = weights_of(program)
@@ -71,7 +71,8 @@ def build(world, family: str, transport: str, threads: int, chunk: int, blocks: 
         phases.append(phase_of(tokens, mesh, weights, chunk, stored_dims(tokens, program)))
     communicator = open_communicator(world, transport, timeout=10.0, spins=20, arena_bytes=ARENA_BYTES)
     key_type, _, value_type = kv_type.partition("/")
-    config = CacheConfig(chunk, 4, 16 * blocks, blocks, key_type, value_type or key_type)
+    slots = 9 if any(phase.lowered.states for phase, _ in phases) else 0
+    config = CacheConfig(chunk, 4, 16 * blocks, blocks, key_type, value_type or key_type, slots)
     executable = Executable([phase for phase, _ in phases], s, communicator, config, threads, threads, (), 20)
     return s, mesh, program, weights, executable, phases
 

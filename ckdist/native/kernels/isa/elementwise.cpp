@@ -83,6 +83,10 @@ void gated(GateFunction function, const float* gate, const float* up, int64_t n,
     each(n, [&](int64_t i, int lanes) {
       store_lanes(out + i, silu(load_lanes(gate + i, lanes)) * load_lanes(up + i, lanes), lanes);
     });
+  else if (function == GateFunction::sigmoid)
+    each(n, [&](int64_t i, int lanes) {
+      store_lanes(out + i, sigmoid(load_lanes(gate + i, lanes)) * load_lanes(up + i, lanes), lanes);
+    });
   else
     each(n, [&](int64_t i, int lanes) {
       store_lanes(out + i, gelu_tanh(load_lanes(gate + i, lanes)) * load_lanes(up + i, lanes), lanes);

@@ -5,7 +5,10 @@ namespace ckdist {
 namespace {
 
 struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
-  static int64_t thread_bytes(const Inference& r, const Fields& step) { return Residual::row_bytes(r, step.y); }
+  static int64_t thread_bytes(const Inference& r, const Fields& step) {
+    const int64_t gated = step.gate >= 0 ? Residual::row_bytes(r, step.gate) : 0;
+    return std::max(Residual::row_bytes(r, step.y), gated);
+  }
 
   void run() {
     const int64_t n = r.rows(step.step);
@@ -22,11 +25,14 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
   void make_row(int64_t out_row, bool keep) {
     const ckdist_value& y = r.value(step.y);
     const int64_t in_row = r.token_row(step.step, out_row);
-    if (y.place == ckdist_place_columns) return quantize_columns(y, out_row, in_row);
     float* const room = reinterpret_cast<float*>(r.memory(thread));
+    int64_t gate_stride;
+    const float* const gate = step.gate >= 0 ? r.floats(step.gate, &gate_stride) + in_row * gate_stride : nullptr;
+    if (y.place == ckdist_place_columns) return quantize_columns(y, out_row, in_row, gate, room);
     const ElementwiseKernel& k = r.kernels.elementwise;
     const float* s = Residual{r, thread, step.x, step.y, step.post_norm, step.post_eps, step.post_factor, room}.read(
         out_row, in_row);
+    if (gate != nullptr) k.gated(GateFunction::sigmoid, gate, s, y.width, room), s = room;
     int64_t stride;
     if (step.sum >= 0 && keep) std::copy(s, s + y.width, r.floats(step.sum, &stride) + out_row * y.width);
     if (step.norm >= 0) k.rms_norm(s, r.vector(step.norm), step.eps, y.width, room), s = room;
@@ -35,14 +41,16 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
                s);
   }
 
-  // Of a row whose columns are in the slots of several ranks.
-  void quantize_columns(const ckdist_value& y, int64_t out_row, int64_t in_row) {
+  // Of a row whose columns are in the slots of several ranks. gate: of all columns, or null. room: of as many.
+  void quantize_columns(const ckdist_value& y, int64_t out_row, int64_t in_row, const float* gate, float* room) {
     each_shard(
-        [&](int rank, const ckdist_value& a, uint8_t* base, const float*) {
-          quantize(a, r.peer_slot(y, rank) + (r.first_token + in_row) * a.floats, base, out_row);
+        [&](int rank, const ckdist_value& a, uint8_t* base, const float* part) {
+          const float* s = r.peer_slot(y, rank) + (r.first_token + in_row) * a.floats;
+          if (part != nullptr) r.kernels.elementwise.gated(GateFunction::sigmoid, part, s, a.floats, room), s = room;
+          quantize(a, s, base, out_row);
           r.count_moved(thread, rank == r.ranks->local_rank ? 0 : a.floats * 4);
         },
-        nullptr);
+        gate);
   }
 
   // visit(shard, activations, row 0 of them, the shard's floats in `s`) for every format and shard.

@@ -1,0 +1,45 @@
+"""Linear attention by the gated delta rule: short convolutions, a state per head, gated norms."""
+
+from dataclasses import replace
+
+from ckdist.layout import Dim
+from ckdist.models.blocks.attention import Rows, every
+from ckdist.models.spec import GatedDeltaNet
+from ckdist.program.program import Value
+from ckdist.program.tracer import Tracer
+
+L2_EPS = 1e-6  # under the root of the norms of queries and keys
+
+
+def gated_delta_net(
+    g: Tracer, x: Value, d: GatedDeltaNet, path: str, layer: int, eps: float, rows: Rows = every
+) -> Value:
+    """x: (tokens, hidden), normalised -> (rows, hidden).
+
+    `path` is what the names of the weights begin with; `rows` chooses those whose results are wanted.
+    """
+    w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
+    of = lambda dim, width: replace(dim, width=width)
+    heads, key_heads = d.heads(g.sharding)
+    keys, values, hidden = of(key_heads, d.key_dim), of(heads, d.value_dim), x.dims[-1]
+    q, k, v, z, b, a = g.linear(
+        x,
+        w("in_proj_q.weight", keys, hidden),
+        w("in_proj_k.weight", keys, hidden),
+        w("in_proj_v.weight", values, hidden),
+        w("in_proj_z.weight", values, hidden),
+        w("in_proj_b.weight", heads, hidden),
+        w("in_proj_a.weight", heads, hidden),
+        names=["q", "k", "v", "z", "b", "a"],
+    )
+    q, k, v, z, b, a = g.to_heads((q, k, v, z, b, a), d.heads)
+    own, parts = a.dims[-1], zip("qkv", (q, k, v), strict=True)  # as the states' heads are sharded
+    taps = lambda x: of(x.dims[-1], x.dims[-1].width * d.conv_kernel)
+    kernels = [w(f"conv1d_{name}.weight", taps(x)) for name, x in parts]
+    q, k, v = g.short_conv(q, k, v, kernels, layer=layer)
+    q, k = g.l2_norm(q, L2_EPS, d.key_dim**-0.5), g.l2_norm(k, L2_EPS)
+    decay, beta = g.delta_gates(a, b, w("A_log", own), w("dt_bias", own))
+    o = g.delta_rule(q, k, v, decay, beta, layer=layer, tiled=d.tiled)
+    o = g.gated_norm(o, z, w("norm.weight", Dim("head_dim", d.value_dim)), eps)
+    o = rows(g.to_tokens(o, values))
+    return g.reduce(g.linear(o, w("out_proj.weight", hidden, values), names=["attn"]))

@@ -1,0 +1,114 @@
+#include "kernels/delta_rule.h"
+
+#include "kernels/isa/gate.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+namespace {
+
+CKDIST_INLINE Vec load_lanes(const float* p, int lanes) { return lanes == kLanes ? load(p) : load_n(p, lanes); }
+CKDIST_INLINE void store_lanes(float* p, Vec a, int lanes) { lanes == kLanes ? store(p, a) : store_n(p, a, lanes); }
+
+template <class Body>
+CKDIST_INLINE void each(int64_t n, Body&& body) {
+  int64_t i = 0;
+  for (; n - i >= kLanes; i += kLanes) body(i, kLanes);
+  if (i < n) body(i, static_cast<int>(n - i));
+}
+
+void short_conv(const float* const* rows, const float* taps, int64_t stride, int tap_count, int64_t n, float* out) {
+  each(n, [&](int64_t c, int lanes) {
+    Vec sum = load_lanes(taps + c, lanes) * load_lanes(rows[0] + c, lanes);
+    for (int i = 1; i < tap_count; ++i)
+      sum = fma(load_lanes(taps + i * stride + c, lanes), load_lanes(rows[i] + c, lanes), sum);
+    store_lanes(out + c, silu(sum), lanes);
+  });
+}
+
+float dot(const float* x, const float* y, int64_t n) {
+  Vec sum = set(0.0f);
+  each(n, [&](int64_t i, int lanes) { sum = fma(load_lanes(x + i, lanes), load_lanes(y + i, lanes), sum); });
+  return reduce_sum(sum);
+}
+
+void l2_norm(const float* x, float eps, float scale, int64_t n, float* out) {
+  const Vec by = set(scale / __builtin_sqrtf(dot(x, x, n) + eps));
+  each(n, [&](int64_t i, int lanes) { store_lanes(out + i, load_lanes(x + i, lanes) * by, lanes); });
+}
+
+#if defined(__AVX512F__)
+constexpr int kWide = 2;  // Vecs of columns at a time: what registers hold
+#else
+constexpr int kWide = 1;
+#endif
+constexpr int kChains = 2;  // sums of even and of odd rows
+
+// What a token asks of kWide Vecs of columns of the state before it.
+struct Sums {
+  Vec k[kChains][kWide], q[kChains][kWide];
+};
+CKDIST_INLINE void clear(Sums& s) {
+  for (int c = 0; c < kChains; ++c)
+    for (int w = 0; w < kWide; ++w) s.k[c][w] = s.q[c][w] = set(0.0f);
+}
+
+// One pass: the state as `updates` has it by one token's key and what its columns take, and as `asks` what the next
+// token's key and query find there.
+template <bool updates, bool asks>
+CKDIST_INLINE void pass(float* state, int key_width, float decay, const float* key, const Vec* taken,
+                        const float* next_key, const float* next_query, Sums& sums) {
+  const Vec by = set(decay);
+  if constexpr (asks) clear(sums);
+  const auto row = [&](int r, int chain) __attribute__((always_inline)) {
+    for (int w = 0; w < kWide; ++w) {
+      float* const at = state + r * kStateColumns + w * kLanes;
+      Vec s = load(at);
+      if constexpr (updates) s = fma(set(key[r]), taken[w], by * s), store(at, s);
+      if constexpr (asks) {
+        sums.k[chain][w] = fma(set(next_key[r]), s, sums.k[chain][w]);
+        sums.q[chain][w] = fma(set(next_query[r]), s, sums.q[chain][w]);
+      }
+    }
+  };
+  int r = 0;
+  for (; r + kChains <= key_width; r += kChains)
+    for (int c = 0; c < kChains; ++c) row(r + c, c);
+  for (int c = 0; r + c < key_width; ++c) row(r + c, c);
+}
+
+void update(const DeltaTokens& tokens, int key_width, int columns, float* state) {
+  constexpr int kPiece = 64;
+  float reads[kPiece];  // q . k of the tokens at hand
+  for (int first = 0; first < tokens.count; first += kPiece) {
+    const int end = first + kPiece < tokens.count ? first + kPiece : tokens.count;
+    for (int t = first; t < end; ++t)
+      reads[t - first] = dot(tokens.q + int64_t{t} * key_width, tokens.k + int64_t{t} * key_width, key_width);
+    for (int column = 0; column < columns; column += kWide * kLanes) {
+      float* const part = state + int64_t{column / kStateColumns} * key_width * kStateColumns + column % kStateColumns;
+      Sums sums;
+      const float* key = tokens.k + int64_t{first} * key_width;
+      const float* query = tokens.q + int64_t{first} * key_width;
+      pass<false, true>(part, key_width, 1.0f, nullptr, nullptr, key, query, sums);
+      for (int t = first; t < end; ++t, key += key_width, query += key_width) {
+        const Vec decay = set(tokens.decay[t]), beta = set(tokens.beta[t]), read = set(reads[t - first]);
+        Vec taken[kWide];
+        for (int w = 0; w < kWide; ++w) {
+          const int64_t at = int64_t{t} * columns + column + w * kLanes;
+          const Vec known = decay * (sums.k[0][w] + sums.k[1][w]);
+          taken[w] = beta * (load(tokens.v + at) - known);
+          store(tokens.out + at, fma(read, taken[w], decay * (sums.q[0][w] + sums.q[1][w])));
+        }
+        if (t + 1 < end)
+          pass<true, true>(part, key_width, tokens.decay[t], key, taken, key + key_width, query + key_width, sums);
+        else pass<true, false>(part, key_width, tokens.decay[t], key, taken, nullptr, nullptr, sums);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+extern const DeltaRuleKernel delta_rule_kernel = {short_conv, l2_norm, update};
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

@@ -1,0 +1,95 @@
+#include "runtime/state_slots.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "kernels/delta_rule.h"
+
+namespace ckdist {
+
+StateSlots::StateSlots(const ckdist_program& program)
+    : slots_(program.state_slots), positions_(program.state_slots, -1), written_(program.state_slots) {
+  for (int i = 0; i < program.layers; i++) {
+    const ckdist_layer_state& s = program.states[i];
+    Layer layer;
+    layer.value_heads = s.value_heads, layer.key_width = s.key_width, layer.value_width = s.value_width;
+    layer.taps = s.taps, layer.key_head_of = s.key_head_of;
+    if (s.value_heads > 0) {
+      layer.state_floats = s.key_width * state_columns(s.value_width);
+      layer.head_floats = (layer.state_floats + (s.taps - 1) * layer.channels() + 15) / 16 * 16;
+      bytes_ += slots_ * s.value_heads * layer.head_floats * int64_t{sizeof(float)};
+    }
+    layers.push_back(std::move(layer));
+  }
+}
+
+void StateSlots::place(uint8_t* memory) {
+  for (Layer& layer : layers) {
+    layer.first = reinterpret_cast<float*>(memory);
+    memory += slots_ * layer.value_heads * layer.head_floats * int64_t{sizeof(float)};
+  }
+}
+
+void StateSlots::read_kernels(const ckdist_execution_plan& plan) {
+  for (int i = 0; i < plan.step_count; i++) {
+    if (plan.steps[i]->kind != ckdist_step_delta_rule) continue;
+    const auto& step = *reinterpret_cast<const ckdist_delta_rule_step*>(plan.steps[i]);
+    Layer& layer = layers[step.layer];
+    if (layer.value_heads == 0) continue;
+    const int key_heads = *std::max_element(layer.key_head_of, layer.key_head_of + layer.value_heads) + 1;
+    const int64_t keys = int64_t{key_heads} * layer.key_width, values = int64_t{layer.value_heads} * layer.value_width;
+    const int32_t vectors[] = {step.conv_q, step.conv_k, step.conv_v};
+    for (int part = 0; part < 3; part++) {
+      const int64_t channels = part < 2 ? keys : values;
+      const float* const stored = plan.vectors[vectors[part]];
+      layer.kernels[part].resize(channels * layer.taps);
+      for (int64_t c = 0; c < channels; c++)
+        for (int t = 0; t < layer.taps; t++) layer.kernels[part][t * channels + c] = stored[c * layer.taps + t];
+    }
+  }
+}
+
+void StateSlots::check(const BatchView& batch) const {
+  if (slots_ == 0) {
+    if (batch.states != nullptr)
+      fail(Status::native, "a batch has state slots, and no layer of the model keeps a state");
+    return;
+  }
+  if (batch.states == nullptr) fail(Status::native, "a batch has no state slots, and layers of the model keep states");
+  std::fill(written_.begin(), written_.end(), uint8_t{0});
+  const auto write = [&](int32_t slot) {
+    if (slot < 0 || slot >= slots_) fail(Status::native, "state slot %d is none of %lld", slot, (long long)slots_);
+    if (written_[slot]++) fail(Status::native, "two sequences of a batch write state slot %d", slot);
+  };
+  for (int64_t s = 0; s < batch.sequences; s++) {
+    const ckdist_state_slots& slots = batch.states[s];
+    const BatchView::Chunk& chunk = batch.chunks[s];
+    write(slots.out);
+    if (slots.save >= 0) {
+      write(slots.save);
+      if (slots.save_position <= chunk.first_position || slots.save_position > chunk.first_position + chunk.tokens ||
+          slots.save_position % ckdist_block_tokens)
+        fail(Status::native, "a state is to be saved at position %d of a chunk of %d tokens from %d",
+             slots.save_position, chunk.tokens, chunk.first_position);
+    }
+    const int32_t there = slots.in < 0 ? 0 : slots.in < slots_ ? positions_[slots.in] : -1;
+    if (there != chunk.first_position)
+      fail(Status::native, "a chunk from position %d would go on from state slot %d, which is behind %d tokens",
+           chunk.first_position, slots.in, there);
+  }
+  for (int64_t s = 0; s < batch.sequences; s++) {
+    const ckdist_state_slots& slots = batch.states[s];
+    if (slots.in >= 0 && slots.in != slots.out && written_[slots.in])
+      fail(Status::native, "a sequence of a batch reads state slot %d, which another one writes", slots.in);
+  }
+}
+
+void StateSlots::begin(const BatchView& batch) {
+  for (int64_t s = 0; s < batch.sequences && batch.states != nullptr; s++) {
+    const ckdist_state_slots& slots = batch.states[s];
+    positions_[slots.out] = batch.chunks[s].first_position + batch.chunks[s].tokens;
+    if (slots.save >= 0) positions_[slots.save] = slots.save_position;
+  }
+}
+
+}  // namespace ckdist

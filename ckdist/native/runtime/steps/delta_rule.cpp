@@ -1,0 +1,179 @@
+// Linear attention: short convolutions, gates and norms of each value head, and the updates of its state.
+#include "kernels/delta_rule.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "runtime/inference.h"
+
+namespace ckdist {
+namespace {
+
+constexpr int kTile =
+    kBlockTokens;  // tokens of a head at a time; tiles end where blocks do, so states can be saved there
+constexpr int kMaxTaps = 16;
+
+struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
+  // Of a thread: a tile of one head.
+  struct Room {
+    float *q, *k, *v, *out, *decay, *beta, *zeros;
+  };
+  static Room room(Carver& c, const Inference& r, const Fields& step) {
+    const StateSlots::Layer& layer = r.states.layers[step.layer];
+    const int64_t keys = int64_t{kTile} * layer.key_width, values = kTile * state_columns(layer.value_width);
+    return {c.floats(keys),  c.floats(keys),  c.floats(values),          c.floats(values),
+            c.floats(kTile), c.floats(kTile), c.floats(layer.channels())};
+  }
+  static int64_t thread_bytes(const Inference& r, const Fields& step) {
+    Carver c;
+    room(c, r, step);
+    return c.used;
+  }
+
+  // One value head of one sequence's chunk.
+  struct Item {
+    const StateSlots::Layer& layer;
+    Room room;
+    int head;
+    int64_t first_token, tokens, position;  // of the chunk in the batch, and where it begins
+    const float* tail;                      // what the convolutions see of the tokens before the chunk
+    int64_t tail_stride;                    // 0: nothing, one row of zeros
+
+    int key_head() const { return layer.key_head_of[head]; }
+  };
+
+  // A token's row of one of the step's values.
+  const float* row(int32_t value, int64_t token) const {
+    if (step.exchanged) return r.peer_row(value, token);
+    int64_t stride;
+    const float* const at = r.floats(value, &stride);
+    return at + token * stride;
+  }
+
+  void run() {
+    const StateSlots::Layer& layer = r.states.layers[step.layer];
+    const int64_t items = r.batch.sequences * layer.value_heads;
+    if (r.batch.tokens != r.batch.sequences) {
+      r.for_each_item(thread, index, items, [&](int64_t i) { run_head(layer, i); });
+    } else if (items % r.active() == 0) {
+      for (int64_t i = items * thread / r.active(); i < items * (thread + 1) / r.active(); i++) run_head(layer, i);
+    } else {
+      for (int64_t i; (i = r.next_item(index)) < items;) run_head(layer, i);
+    }
+    r.finish(thread, index, step.out, r.batch.tokens);
+  }
+
+  void run_head(const StateSlots::Layer& layer, int64_t i) {
+    const int64_t sequence = i / layer.value_heads;
+    const int head = int(i % layer.value_heads);
+    const ckdist_state_slots& slots = r.batch.states[sequence];
+    const BatchView::Chunk& chunk = r.batch.chunks[sequence];
+    Carver c{r.memory(thread)};
+    Item item{layer, room(c, r, step), head, 0, chunk.tokens, chunk.first_position, nullptr, layer.channels()};
+    for (int64_t s = 0; s < sequence; s++) item.first_token += r.batch.chunks[s].tokens;
+    float* const state = layer.head(slots.out, head);
+    if (slots.in < 0) {
+      std::memset(state, 0, layer.state_floats * sizeof(float));
+      std::memset(item.room.zeros, 0, layer.channels() * sizeof(float));
+      item.tail = item.room.zeros, item.tail_stride = 0;
+    } else {
+      const float* const before = layer.head(slots.in, head);
+      item.tail = before + layer.state_floats;
+      if (before != state) std::memcpy(state, before, layer.state_floats * sizeof(float));
+    }
+    if (layer.value_width % kStateColumns)
+      std::memset(item.room.v, 0, kTile * state_columns(layer.value_width) * sizeof(float));
+    for (int64_t done = 0; done < item.tokens;) {
+      const int64_t count = std::min<int64_t>(kTile - (item.position + done) % kTile, item.tokens - done);
+      run_tile(item, done, int(count), state);
+      done += count;
+      if (slots.save >= 0 && item.position + done == slots.save_position) {
+        float* const saved = layer.head(slots.save, head);
+        std::memcpy(saved, state, layer.state_floats * sizeof(float));
+        write_tail(item, done, layer.tail(saved));
+      }
+    }
+    write_tail(item, item.tokens, layer.tail(state));
+  }
+
+  // What a part of the channels sees at the chunk's token `t`, which may be before the chunk. column: of the part among
+  // a token's channels in the tail; from: of the head in the value's rows.
+  const float* seen(const Item& item, int64_t t, int32_t value, int64_t from, int64_t column) const {
+    if (t >= 0) return row(value, item.first_token + t) + from;
+    return item.tail + (item.layer.taps - 1 + t) * item.tail_stride + column;
+  }
+
+  // Tokens [done, done + count) of the chunk, through the head's state.
+  void run_tile(const Item& item, int64_t done, int count, float* state) {
+    const StateSlots::Layer& layer = item.layer;
+    const DeltaRuleKernel& kernel = r.kernels.delta_rule;
+    const int keys = layer.key_width, values = layer.value_width, columns = int(state_columns(values));
+    const float a_factor = std::exp(r.vector(step.a_log)[item.head]), bias = r.vector(step.dt_bias)[item.head];
+    for (int t = 0; t < count; t++) {
+      float* const q = item.room.q + t * keys;
+      float* const k = item.room.k + t * keys;
+      convolve(item, done + t, 0, q), convolve(item, done + t, 1, k);
+      convolve(item, done + t, 2, item.room.v + t * columns);
+      kernel.l2_norm(q, step.l2_eps, step.scale, keys, q);
+      kernel.l2_norm(k, step.l2_eps, 1.f, keys, k);
+      const int64_t token = item.first_token + done + t;
+      const float a = row(step.a, token)[item.head] + bias;
+      const float softplus = std::max(a, 0.f) + std::log1p(std::exp(-std::abs(a)));
+      item.room.decay[t] = std::exp(-a_factor * softplus);
+      item.room.beta[t] = 1.f / (1.f + std::exp(-row(step.b, token)[item.head]));
+    }
+    kernel.update({count, item.room.q, item.room.k, item.room.v, item.room.decay, item.room.beta, item.room.out}, keys,
+                  columns, state);
+    int64_t stride;
+    float* const out = r.floats(step.out, &stride) + int64_t{item.head} * values;
+    for (int t = 0; t < count; t++) {
+      const int64_t token = item.first_token + done + t;
+      float* const o = item.room.out + t * columns;
+      const ElementwiseKernel& k = r.kernels.elementwise;
+      k.rms_norm(o, r.vector(step.norm), step.eps, values, o);
+      k.gated(GateFunction::silu, row(step.z, token) + int64_t{item.head} * values, o, values, out + token * stride);
+      if (step.exchanged && r.rank_of(token) != r.ranks->local_rank)
+        r.count_moved(thread, (2 * keys + 2 * values + 2) * int64_t{sizeof(float)});
+    }
+  }
+
+  // The short convolution of one token's part: 0 query, 1 key, 2 value.
+  void convolve(const Item& item, int64_t t, int part, float* out) const {
+    const StateSlots::Layer& layer = item.layer;
+    const int64_t width = part < 2 ? layer.key_width : layer.value_width;
+    const int64_t from = (part < 2 ? item.key_head() : item.head) * width;
+    const float* rows[kMaxTaps];
+    for (int i = 0; i < layer.taps; i++)
+      rows[i] = seen(item, t - layer.taps + 1 + i,
+                     part == 0   ? step.q
+                     : part == 1 ? step.k
+                                 : step.v,
+                     from, int64_t{part} * layer.key_width);
+    const std::vector<float>& taps = layer.kernels[part];
+    r.kernels.delta_rule.short_conv(rows, taps.data() + from, int64_t(taps.size()) / layer.taps, layer.taps, width,
+                                    out);
+  }
+
+  // What the convolutions see behind the chunk's first `done` tokens.
+  void write_tail(const Item& item, int64_t done, float* tail) const {
+    const StateSlots::Layer& layer = item.layer;
+    for (int i = 0; i < layer.taps - 1; i++) {
+      const int64_t t = done - layer.taps + 1 + i;
+      float* const to = tail + int64_t{i} * layer.channels();
+      for (int part = 0; part < 3; part++) {
+        const int64_t width = part < 2 ? layer.key_width : layer.value_width, column = int64_t{part} * layer.key_width;
+        const float* const from = seen(item, t,
+                                       part == 0   ? step.q
+                                       : part == 1 ? step.k
+                                                   : step.v,
+                                       (part < 2 ? item.key_head() : item.head) * width, column);
+        std::memmove(to + column, from, width * sizeof(float));
+      }
+    }
+  }
+};
+
+const RegisteredKind<DeltaRule> kKind(ckdist_step_delta_rule);
+
+}  // namespace
+}  // namespace ckdist

@@ -1,0 +1,199 @@
+"""Linear attention by the gated delta rule, of inference: short convolutions, gates, norms, and the states of heads.
+
+One step computes all of them. What a sequence keeps between steps stands in `RankContext.states`, or in the executor's
+state slots.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckdist.errors import LayoutError
+from ckdist.layout import Dim, Mesh
+from ckdist.program.lowered import LayerState
+from ckdist.program.ops.norm import inverse_rms
+from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, total, unchanged_whole, whole
+from ckdist.program.program import Instr
+from ckdist.program.rank_context import RankContext
+
+if TYPE_CHECKING:  # which import the ops
+    from ckdist.program.fusion import Group
+    from ckdist.program.lower import Lowering
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    """X * sigmoid(x)."""
+    return x / (1 + np.exp(-x))
+
+
+def softplus(x: np.ndarray) -> np.ndarray:
+    """log(1 + exp(x)), without overflow."""
+    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+
+
+def infer_short_conv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As the inputs; LayoutError where a kernel has other channels."""
+    whole("short_conv", *inputs)
+    for x, w in zip(inputs, weights, strict=True):
+        if replace(w.dims[0], width=x.dims[-1].width) != x.dims[-1] or w.dims[0].width % x.dims[-1].width:
+            raise LayoutError(f"short_conv of [{x.dims[-1]}] has a kernel of [{w.dims[0]}]: {w}")
+    return [(x.dims, None) for x in inputs]
+
+
+@op("short_conv", infer_short_conv)
+def short_conv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """silu(sum over i of w[:, i] * x[t - taps + 1 + i]), x before the sequence being 0. Yang et al. 2024, figure 1."""
+    results = []
+    for name, x, w, declared in zip("qkv", inputs, weights, attrs["weights"], strict=True):
+        taps = declared.dims[0].elements // attrs["inputs"]["qkv".index(name)].dims[-1].elements
+        kernel, place = w.reshape(x.shape[1], taps), (attrs["layer"], name)  # (channels, taps)
+        tail = context.states.get(place, np.zeros((taps - 1, x.shape[1]), x.dtype))
+        rows = np.concatenate([tail, x])  # (taps - 1 + tokens, channels)
+        context.states[place] = rows[len(rows) - taps + 1 :]
+        results.append(silu(total(rows[i : i + len(x)] * kernel[:, i] for i in range(taps))))
+    return results
+
+
+@op("l2_norm", unchanged_whole("l2_norm"))
+def l2_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """X / sqrt(sum(x^2) + eps) * scale of every head."""
+    x = inputs[0].reshape(len(inputs[0]), -1, attrs["inputs"][0].dims[-1].width)  # (tokens, heads, width)
+    length = np.sqrt((x * x).sum(axis=-1, keepdims=True) + np.float32(attrs["eps"]))
+    return [(x / length * np.float32(attrs["scale"])).reshape(inputs[0].shape)]
+
+
+def infer_delta_gates(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As the inputs; LayoutError where a weight has other heads."""
+    for w in weights:
+        if w.dims[0] != inputs[0].dims[-1]:
+            raise LayoutError(f"delta_gates of [{inputs[0].dims[-1]}] has a weight of [{w.dims[0]}]: {w}")
+    return unchanged_whole("delta_gates")(inputs, weights, attrs) * 2
+
+
+@op("delta_gates", infer_delta_gates)
+def delta_gates(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Decay exp(-exp(A_log) * softplus(a + dt_bias)), beta sigmoid(b). Yang et al. 2024, section 3.4; Mamba 2's decay,
+    Dao & Gu 2024, arXiv:2405.21060.
+    """
+    (a, b), (a_log, dt_bias) = inputs, weights
+    return [np.exp(-np.exp(a_log) * softplus(a + dt_bias)), 1 / (1 + np.exp(-b))]
+
+
+def infer_delta_rule(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As the values; LayoutError where heads do not fit together."""
+    q, k, v, decay, beta = inputs
+    whole("delta_rule", *inputs)
+    keys, values = q.dims[-1], v.dims[-1]
+    if k.dims != q.dims or any(x.dims[-1] != replace(values, width=1) for x in (decay, beta)):
+        raise LayoutError(f"delta_rule: keys [{k.dims[-1]}], values [{values}], gates [{decay.dims[-1]}] do not fit")
+    if values.count % keys.count:
+        raise LayoutError(f"delta_rule: {values.count} value heads are not a multiple of {keys.count} key heads")
+    if keys.axis != values.axis and not (attrs["tiled"] and keys.axis is None):
+        raise LayoutError(f"delta_rule: value heads are cut over {values.axis}, key heads over {keys.axis}")
+    return [(v.dims, None)]
+
+
+def key_heads(keys: Dim, values: Dim, tiled: bool, mesh: Mesh) -> list[int]:
+    """For each of this rank's value heads which of its key heads it reads."""
+    group, first = values.count // keys.count, keys.share(mesh)[0]
+    return [(head % keys.count if tiled else head // group) - first for head in range(*values.share(mesh))]
+
+
+@op("delta_rule", infer_delta_rule)
+def delta_rule(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Of each head and token S = decay S, S = S + k beta (v - k S), o = q S. Yang et al. 2024, equation 10."""
+    q, k, v, decay, beta = inputs
+    key_dim, value_dim = attrs["inputs"][0].dims[-1], attrs["inputs"][2].dims[-1]
+    of = key_heads(key_dim, value_dim, attrs["tiled"], context.mesh)
+    q, k = (x.reshape(len(x), -1, key_dim.width)[:, of] for x in (q, k))  # (tokens, heads, key_dim)
+    values = v.reshape(len(v), -1, value_dim.width)  # (tokens, heads, value_dim)
+    place = (attrs["layer"], "recurrent")
+    state = context.states.get(place, np.zeros((len(of), key_dim.width, value_dim.width), v.dtype))
+    out = np.zeros_like(values)
+    for t in range(len(v)):
+        state = state * decay[t][:, None, None]
+        delta = beta[t][:, None] * (values[t] - np.einsum("hk,hkv->hv", k[t], state))
+        state = state + k[t][:, :, None] * delta[:, None]
+        out[t] = np.einsum("hk,hkv->hv", q[t], state)
+    context.states[place] = state
+    return [out.reshape(v.shape)]
+
+
+def infer_gated_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As x; LayoutError where the weight has not one head's size."""
+    if weights[0].dims[-1].elements != inputs[0].dims[-1].width:
+        raise LayoutError(f"gated_norm of heads of {inputs[0].dims[-1].width} has another weight: {weights[0]}")
+    return unchanged_whole("gated_norm")(inputs, weights, attrs)
+
+
+@op("gated_norm", infer_gated_norm)
+def gated_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """rms_norm(x) * w * silu(gate) of every head."""
+    (x, gate), (w,) = inputs, weights
+    heads = x.reshape(-1, w.shape[-1])  # (tokens * heads, value_dim)
+    return [(heads * inverse_rms(heads, attrs["eps"]) * w).reshape(x.shape) * silu(gate)]
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What one step computes around a delta rule."""
+
+    conv: Instr
+    q_norm: Instr
+    k_norm: Instr
+    gates: Instr
+    norm: Instr
+
+
+def _parts(group: "Group") -> _Parts:
+    """LayoutError where the forward has left one out."""
+    found = {name: group[name] for name in ("conv", "q_norm", "k_norm", "gates", "norm")}
+    missing = [name for name, part in found.items() if part is None]
+    if missing:
+        raise LayoutError(f"cannot lower a delta_rule without its {', '.join(missing)}: {group.instr}")
+    return _Parts(**found)  # pyright: ignore[reportArgumentType]
+
+
+@lower("delta_rule", "inference")
+def lower_delta_rule(lowering: "Lowering", group: "Group") -> None:
+    """One step with convolutions, norms, gates and states."""
+    instr, attrs, parts = group.instr, group.instr.attrs, _parts(group)
+    (out,) = parts.norm.outputs
+    heads, keys = out.dims[-1], instr.inputs[0].dims[-1]
+    width, reader = heads.local(lowering.mesh), lowering.graph.reader(out)
+    exchanged = reader is not None and reader.op == "all_to_all"
+    if exchanged:
+        most = max(heads.local(mesh) for mesh in lowering.peers)
+        place = lowering.slot(width, lowering.max_tokens, most)
+        lowering.next_slot()
+    else:
+        place = lowering.buffer("arena", width)
+    lowering.at[out.name] = place
+    q, k, v = map(lowering.place_of, parts.conv.inputs)
+    a, b = map(lowering.place_of, parts.gates.inputs)
+    conv = [lowering.vector(parts.conv.weight(i)) for i in range(3)]
+    lowering.emit(
+        "delta_rule",
+        q=q,
+        k=k,
+        v=v,
+        z=lowering.place_of(parts.norm.inputs[1]),
+        b=b,
+        a=a,
+        out=place,
+        conv_q=conv[0],
+        conv_k=conv[1],
+        conv_v=conv[2],
+        a_log=lowering.vector(parts.gates.weight(0)),
+        dt_bias=lowering.vector(parts.gates.weight(1)),
+        norm=lowering.vector(parts.norm.weight(0)),
+        layer=attrs["layer"],
+        exchanged=exchanged,
+        eps=parts.norm.attrs["eps"],
+        l2_eps=parts.q_norm.attrs["eps"],
+        scale=parts.q_norm.attrs["scale"],
+    )
+    taps = parts.conv.weight(2).dims[0].width // heads.width
+    of = tuple(key_heads(keys, heads, attrs["tiled"], lowering.mesh))
+    lowering.states[attrs["layer"]] = LayerState(of, keys.width, heads.width, taps)
