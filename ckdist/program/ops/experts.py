@@ -9,7 +9,7 @@ from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.elementwise import GATES, gated
-from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, summed_over, uncut, whole
+from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, summed_over, unsharded, whole
 from ckdist.program.program import Instr, Weight
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, Span, ValueIndex
@@ -27,7 +27,7 @@ def infer_route(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """
     logits = inputs[0]
     whole("route", *inputs)
-    uncut("route", logits)
+    unsharded("route", logits)
     count, used, groups = logits.dims[-1].elements, attrs["used"], attrs["groups"]
     if count % groups or used > count // groups * attrs["top_groups"]:
         raise LayoutError(
@@ -78,7 +78,7 @@ def infer_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """As x, partial where the experts or their intermediate size are sharded; LayoutError where weights do not fit."""
     x = inputs[0]
     whole("experts", *inputs)
-    uncut("experts", x)
+    unsharded("experts", x)
     partial = set()
     for at in range(0, len(weights), 3):
         gate, up, down = weights[at : at + 3]
