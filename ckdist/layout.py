@@ -210,6 +210,10 @@ class Sharding:
         """The columns of a down projection."""
         return Dim("ffn", size, 1, self.axis("ffn"), FFN_UNIT)
 
+    def experts(self, count: int) -> Dim:
+        """The experts of a layer."""
+        return Dim("experts", count, axis=self.axis("experts"))
+
     def vocab(self, size: int) -> Dim:
         """The rows of the embeddings."""
         return Dim("vocab", size, 1, self.axis("vocab"), VOCAB_UNIT)

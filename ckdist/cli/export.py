@@ -12,6 +12,7 @@ from ckdist import native
 from ckdist.config import ExportCommand
 from ckdist.errors import ConfigError, EngineError
 from ckdist.hub.resolve import resolve
+from ckdist.models.blocks.moe import is_router
 from ckdist.models.decoder import EMBEDDING, OUTPUT
 from ckdist.models.registry import family
 from ckdist.progress import ProgressBar
@@ -26,10 +27,10 @@ TYPES = {"f32": dtypes.F32, "f16": dtypes.F16, "bf16": dtypes.BF16, "q8_0": dtyp
 
 
 def type_of(name: str, shape: tuple[int, ...], wanted: dtypes.TensorType) -> dtypes.TensorType:
-    """What a tensor is stored as: vectors in float32; the embeddings and the output not below 8 bits; and where
-    blocks do not divide a row, the next larger.
+    """What a tensor is stored as: vectors and routers in float32; the embeddings and the output not below 8 bits; and
+    where blocks do not divide a row, the next larger.
     """
-    if len(shape) == 1:
+    if len(shape) == 1 or is_router(name):
         return dtypes.F32
     if wanted is dtypes.Q4_K and (name in (EMBEDDING, OUTPUT) or shape[-1] % 256):
         wanted = dtypes.Q8_0
@@ -37,10 +38,11 @@ def type_of(name: str, shape: tuple[int, ...], wanted: dtypes.TensorType) -> dty
 
 
 def stored(values: np.ndarray, kind: dtypes.TensorType) -> np.ndarray:
-    """float32 (rows, cols) or (n,) as the bytes of a type: uint8."""
+    """float32 (rows, cols), stacks of them, or (n,) as the bytes of a type: uint8."""
     if kind is dtypes.F32:
         return np.ascontiguousarray(values, np.float32).view(np.uint8)
-    rows, cols = values.shape
+    cols = values.shape[-1]
+    rows = values.size // cols
     out = np.empty(kind.row_bytes(rows * cols), np.uint8)
     values = np.ascontiguousarray(values)
     native.check(

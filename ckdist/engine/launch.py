@@ -281,7 +281,9 @@ def plan_and_open(traced: Traced, config: EngineConfig, world: World) -> Shard:
             ExecutionPlan(
                 by_token,
                 [
-                    adapter.matrix(*key).address if adapter and is_low_rank(key[0]) else shards.matrix(*key)
+                    adapter.matrix(key.name, key.rows, key.columns).address
+                    if adapter and is_low_rank(key.name)
+                    else shards.matrix(key)
                     for key in by_token.matrices
                 ],
                 [shards.vector(*key) for key in by_token.vectors],
@@ -402,7 +404,7 @@ def check_quantize(loader: ShardLoader, lowered: Lowered) -> None:
     """ConfigError when --quantize would change no weight: they are quantised already, or no row is made of whole
     blocks.
     """
-    names = [name for name, _, _ in lowered.matrices if not is_low_rank(name)]
+    names = [key.name for key in lowered.matrices if not is_low_rank(key.name)]
     sources = {name: loader.checkpoint.tensors[name] for name in names}
     if loader.quantize is None or any(loader.type_of(name) != source.type for name, source in sources.items()):
         return
@@ -425,14 +427,14 @@ def plan_shard(
     columns widen to whole blocks.
     """
     matrices: list[MatrixHandle | PackedMatrix] = []
-    for name, rows, (begin, end) in lowered.matrices:
+    for name, rows, (begin, end), stack in lowered.matrices:
         if is_low_rank(name):
             assert adapter is not None  # of a program that it was traced with
             matrices.append(adapter.matrix(name, rows, (begin, end)))
             continue
         block = native.lib.ckdist_type_block_elements(loader.type_of(name))
         columns = (begin // block * block, -(-end // block) * block) if end > begin else (0, 0)
-        matrices.append(loader.add_matrix(name, [rows], columns))
+        matrices.append(loader.add_matrix(name, [rows], columns, stack))
     return matrices, [loader.add_vector(name, *share) for name, share in lowered.vectors]
 
 

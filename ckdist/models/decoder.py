@@ -9,7 +9,8 @@ from ckdist.layout import SINGLE, Mesh
 from ckdist.models.blocks.attention import Rows, attention, every
 from ckdist.models.blocks.ffn import dense_ffn
 from ckdist.models.blocks.gated_delta_net import gated_delta_net
-from ckdist.models.spec import GatedDeltaNet, LayerSpec, ModelSpec
+from ckdist.models.blocks.moe import moe_ffn
+from ckdist.models.spec import GatedDeltaNet, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer, TrainingTracer, trace
 
@@ -35,7 +36,10 @@ def block(g: Tracer, x: Value, spec: LayerSpec, layer: int, eps: float, rows: Ro
     else:
         mixed = attention(g, normed, mixer, f"{path}.self_attn", layer, eps, rows)
     x = add(rows(x), mixed, norms.after_mixer)
-    return add(x, dense_ffn(g, norm(x, norms.before_ffn), spec.ffn, f"{path}.mlp"), norms.after_ffn)
+    normed, ffn = norm(x, norms.before_ffn), spec.ffn
+    if isinstance(ffn, MoeFfn):
+        return add(x, moe_ffn(g, normed, ffn, f"{path}.mlp"), norms.after_ffn)
+    return add(x, dense_ffn(g, normed, ffn, f"{path}.mlp"), norms.after_ffn)
 
 
 def table(g: Tracer, spec: ModelSpec, name: str) -> Weight:

@@ -4,12 +4,13 @@ A file in `families` takes of it what its family has; absent fields take the def
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckdist.models import limits, rope
 from ckdist.models.fields import Fields
-from ckdist.models.spec import LayerSpec, ModelSpec, RopeSpec
+from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn, RopeSpec
+from ckdist.program.routing import Routing
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_tanh": "gelu_tanh"}
 
@@ -88,6 +89,20 @@ def activation(f: Fields, field: str = "hidden_act", default: str = "silu") -> s
     if name not in ACTIVATIONS:
         raise f.error(field, name, f"one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
+
+
+def experts(f: Fields, count: str, size: str, routing: Routing, **more: Any) -> MoeFfn:
+    """The experts of a layer, whose number and intermediate size are in these fields; of them
+    `num_experts_per_tok` are taken, where it is absent `routing.used`. `more` are further fields of a MoeFfn.
+    """
+    routing = replace(routing, used=f.integer("num_experts_per_tok", routing.used, high=limits.MAX_EXPERTS))
+    return MoeFfn(
+        f.integer(count, high=limits.MAX_EXPERTS),
+        f.integer(size, high=limits.MAX_FFN),
+        routing,
+        activation(f),
+        **more,
+    )
 
 
 def window(f: Fields, absent: int = 4096) -> int:

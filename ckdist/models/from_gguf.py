@@ -3,6 +3,7 @@
 It reads no file. A file in `families` takes of it what its family has.
 """
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,10 @@ from ckdist.models import limits, rope
 from ckdist.models.families.family import GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, RopeSpec
+from ckdist.models.spec import Attention, MoeFfn, RopeSpec
+from ckdist.program.routing import Routing
+
+GATING = {"softmax": 1, "sigmoid": 2}  # expert_gating_func; 0: as the architecture has it
 
 
 def sizes(header: GgufHeader) -> Sizes:
@@ -84,6 +88,49 @@ def attention(header: GgufHeader, n: Sizes) -> Attention:
         o_bias=has(header, "attn_output.bias"),
         qk_norm="head" if has(header, "attn_q_norm.weight") else "",
     )
+
+
+def is_mixture(header: GgufHeader) -> bool:
+    """Whether layers have experts."""
+    return header.fields.integer("expert_count", 0, low=0, high=limits.MAX_EXPERTS) > 0
+
+
+def experts(header: GgufHeader, routing: Routing, shared: bool = False) -> MoeFfn:
+    """The experts of a layer; `routing`: what holds where the file does not say, of whose experts `used` is there.
+
+    `shared`: some experts are taken by all tokens. What layers have of biases and gates is seen by their tensors.
+    """
+    f = header.fields
+    scores = f.integer("expert_gating_func", GATING[routing.scores], low=0, high=1 << 10)
+    if scores not in (0, *GATING.values()):
+        known = " or ".join(f"{number} ({name})" for name, number in GATING.items())
+        raise f.error("expert_gating_func", scores, known)
+    names = [name for name in header.dims if name.startswith("blk.")]
+    has_any = lambda part: any(name.endswith(part) for name in names)
+    size = f.integer("expert_feed_forward_length", _size(header, "ffn_gate_exps", 0), high=limits.MAX_FFN)
+    routing = replace(
+        routing,
+        used=f.integer("expert_used_count", high=limits.MAX_EXPERTS),
+        scores=next((name for name, number in GATING.items() if number == scores), routing.scores),
+        renormalise=f.flag("expert_weights_norm", routing.renormalise),
+        scale=f.number("expert_weights_scale", 0.0, low=-1.0, high=1e6) or 1.0,
+        groups=f.integer("expert_group_count", 1, low=0, high=limits.MAX_EXPERTS) or 1,
+        top_groups=f.integer("expert_group_used_count", 1, low=0, high=limits.MAX_EXPERTS) or 1,
+    )
+    return MoeFfn(
+        f.integer("expert_count", high=limits.MAX_EXPERTS),
+        size,
+        routing,
+        correction_bias=has_any(".exp_probs_b.bias"),
+        shared_size=_size(header, "ffn_gate_shexp", 0) if shared else 0,
+        shared_gate=shared and has_any(".ffn_gate_inp_shexp.weight"),
+    )
+
+
+def _size(header: GgufHeader, part: str, absent: int) -> int:
+    """The rows of a matrix that some layers have, of the first of them."""
+    of = re.compile(rf"blk\.\d+\.{part}\.weight")
+    return next((dims[1] for name, dims in header.dims.items() if of.fullmatch(name) and len(dims) > 1), absent)
 
 
 def sliding_layers(f: Fields, num_layers: int, period: int) -> list[bool]:

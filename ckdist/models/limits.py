@@ -1,12 +1,13 @@
 """How large the numbers of a model may be, and the checks that every ModelSpec passes."""
 
 from ckdist.errors import ModelFileError
-from ckdist.models.spec import GatedDeltaNet, ModelSpec
+from ckdist.models.spec import GatedDeltaNet, ModelSpec, MoeFfn
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20  # hidden size and heads * head_dim
 MAX_FFN = 1 << 22
 MAX_HEADS = 1 << 14
+MAX_EXPERTS = 1 << 12
 MAX_HEAD_DIM = 1 << 10
 MAX_CONV = 16  # tokens that a short convolution sees
 MAX_VOCAB = 1 << 24
@@ -27,6 +28,9 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
             raise ModelFileError(f"{where}: head_dim is {a.head_dim}; it must be even to be rotated")
         if a.num_heads * a.head_dim > MAX_WIDTH:
             raise ModelFileError(f"{where}: {a.num_heads} heads of {a.head_dim} are wider than the {MAX_WIDTH} allowed")
+    for f in dict.fromkeys(layer.ffn for layer in spec.layers):
+        if isinstance(f, MoeFfn):
+            _check_experts(f, where)
     return spec
 
 
@@ -42,3 +46,19 @@ def _check_linear(d: GatedDeltaNet, where: str) -> None:
     for heads, width in ((d.num_key_heads, d.key_dim), (d.num_value_heads, d.value_dim)):
         if heads * width > MAX_WIDTH:
             raise ModelFileError(f"{where}: {heads} heads of {width} are wider than the {MAX_WIDTH} allowed")
+
+
+def _check_experts(f: MoeFfn, where: str) -> None:
+    """ModelFileError where a token cannot take as many experts as it should."""
+    r = f.routing
+    if r.used > f.num_experts:
+        raise ModelFileError(f"{where}: a token takes {r.used} experts, but there are {f.num_experts}")
+    if f.num_experts % r.groups or r.top_groups > r.groups:
+        raise ModelFileError(
+            f"{where}: {f.num_experts} experts cannot be {r.groups} equal groups of which {r.top_groups} are chosen"
+        )
+    if r.used > f.num_experts // r.groups * r.top_groups:
+        raise ModelFileError(
+            f"{where}: a token takes {r.used} experts, but {r.top_groups} of {r.groups} groups have "
+            f"{f.num_experts // r.groups * r.top_groups}"
+        )

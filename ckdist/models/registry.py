@@ -14,7 +14,7 @@ from ckdist.models import families
 from ckdist.models.families.family import Family, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.limits import checked
-from ckdist.models.spec import ModelSpec
+from ckdist.models.spec import ModelSpec, MoeFfn
 
 ENTRY_POINT = "ckdist.families"  # each names a Family
 
@@ -105,6 +105,8 @@ def spec_from_gguf(
         raise _unknown(where, name, known)
     own = {key[len(name) + 1 :]: value for key, value in metadata.items() if key.startswith(f"{name}.")}
     fields = Fields(own, where, f"{name}.")
-    if fields.integer("expert_count", 0, low=0):
-        raise fields.error("expert_count", own["expert_count"], "0: mixtures of experts are not supported")
-    return checked(read(GgufHeader(fields, dims, vector, known[name].name)), where)
+    spec = read(GgufHeader(fields, dims, vector, known[name].name))
+    mixture = any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
+    if not mixture and fields.integer("expert_count", 0, low=0):
+        raise fields.error("expert_count", own["expert_count"], f"0: {spec.family} has no experts")
+    return checked(spec, where)

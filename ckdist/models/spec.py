@@ -12,6 +12,7 @@ import numpy as np
 from ckdist.errors import ArchitectureError
 from ckdist.layout import Dim, Sharding
 from ckdist.program.cache import CacheArray, CacheSpec
+from ckdist.program.routing import Routing
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,23 @@ class DenseFfn:
 
 
 @dataclass(frozen=True)
+class MoeFfn:
+    """Mixture of experts, each a gated feed-forward of `intermediate_size`, of which a token takes `routing.used`.
+
+    `correction_bias`: a bias that counts in the choice alone. `shared_size`: intermediate size of the experts that
+    every token takes, together, 0: there are none; `shared_gate`: their result is times sigmoid(w x).
+    """
+
+    num_experts: int
+    intermediate_size: int
+    routing: Routing
+    activation: str = "silu"
+    correction_bias: bool = False
+    shared_size: int = 0
+    shared_gate: bool = False
+
+
+@dataclass(frozen=True)
 class Norms:
     """The norms of a layer by their Hugging Face names, None where there is none.
 
@@ -137,7 +155,7 @@ class LayerSpec:
     """One layer: x + r mixer(norm(x)), then x + r ffn(norm(x)), with r = `residual_scale`."""
 
     mixer: Attention | GatedDeltaNet
-    ffn: DenseFfn
+    ffn: DenseFfn | MoeFfn
     norms: Norms = Norms()
     residual_scale: float = 1.0
 

@@ -1,14 +1,14 @@
 """What of a ModelSpec GGUF says in the same way for most families: the way back of `from_gguf`. It writes no file."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
 from ckdist.errors import ArchitectureError
-from ckdist.models import rope
+from ckdist.models import from_gguf, rope
 from ckdist.models.families.family import GgufForm
-from ckdist.models.spec import ModelSpec, RopeSpec
+from ckdist.models.spec import ModelSpec, MoeFfn, RopeSpec
 
 
 def dense(
@@ -38,6 +38,42 @@ def dense(
     }
     named = {f"{architecture}.{name}": value for name, value in values.items()}
     return GgufForm({"general.architecture": architecture, **named}, vectors)
+
+
+def experts(spec: ModelSpec, where: str, names: Collection[str] = ()) -> dict[str, Any]:
+    """Values for the experts of a model, for `dense`, and of those that not every architecture has the `names`.
+
+    ArchitectureError, beginning with `where`, where layers with experts differ, or one without follows them.
+    """
+    found = [layer.ffn for layer in spec.layers if isinstance(layer.ffn, MoeFfn)]
+    dense_layers = len(spec.layers) - len(found)
+    ordered = all(isinstance(layer.ffn, MoeFfn) for layer in spec.layers[dense_layers:])
+    if len(set(found)) != 1 or not ordered:
+        raise ArchitectureError(f"{where}: layers whose experts differ, or stop, have no GGUF form")
+    ffn, routing = found[0], found[0].routing
+    if dense_layers and "leading_dense_block_count" not in names:
+        raise ArchitectureError(f"{where}: {dense_layers} first layers without experts have no GGUF form")
+    more = {
+        "leading_dense_block_count": dense_layers,
+        "expert_shared_feed_forward_length": ffn.shared_size,
+        "expert_shared_count": ffn.shared_size // ffn.intermediate_size,
+        "expert_gating_func": from_gguf.GATING[routing.scores],
+        "expert_weights_norm": routing.renormalise,
+        "expert_weights_scale": routing.scale,
+        "expert_group_count": routing.groups,
+        "expert_group_used_count": routing.top_groups,
+    }
+    return {
+        "expert_count": ffn.num_experts,
+        "expert_used_count": routing.used,
+        "expert_feed_forward_length": ffn.intermediate_size,
+        **{name: more[name] for name in names},
+    }
+
+
+def not_renormalised(where: str, family: str) -> ArchitectureError:
+    """The error for shares that readers would divide by their sum."""
+    return ArchitectureError(f"{where}: {family} with norm_topk_prob false has no GGUF form: its readers renormalise")
 
 
 def refuse_windows(spec: ModelSpec, where: str, what: str, remedy: str) -> None:

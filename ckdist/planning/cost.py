@@ -6,13 +6,14 @@ weights read (token-parallel reads other ranks' shards, which may lie on other N
 and what every rank repeats. It chooses nothing.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 from ckdist.comm.protocol import World
 from ckdist.layout import Dim, Mesh
-from ckdist.program.program import Instr, Program
+from ckdist.program.program import Instr, Program, Weight
 from ckdist.topology import Machine, Placement, this_machine
 
 # Operations per second of one thread in a product, by kernels and activation format (0 float32, 1 bfloat16, 2 int8).
@@ -114,19 +115,20 @@ class LayerModel:
     def _weights_read(self, instr: Instr) -> float:
         """Bytes of other ranks' weights that one instruction reads."""
         rows = instr.inputs[0].dims[0]
-        if instr.op != "linear" or not rows.axis:
+        if instr.op not in ("linear", "experts") or not rows.axis:
             return 0.0
         others = 1 - 1 / self.mesh.size(rows.axis)
-        matrices = (w for w in instr.weights if w is not None and len(w.dims) == 2)
-        return sum(
-            w.dims[0].local(self.mesh) * w.dims[1].local(self.mesh) * self.weight(w.name)[0] * others for w in matrices
-        )
+        return sum(self._elements(w) * self.weight(w.name)[0] * others for w in _matrices(instr))
+
+    def _elements(self, w: Weight) -> int:
+        """Of this rank's part of a matrix, or of a stack."""
+        return math.prod(dim.local(self.mesh) for dim in w.dims)
 
     def _seconds(self, instr: Instr, tokens: int) -> float:
         """Of one instruction."""
         threads = self.own.threads
         match instr.op:
-            case "linear":
+            case "linear" | "experts":
                 return self._product(instr, tokens)
             case "attend":
                 heads = instr.inputs[0].dims[1].local(self.mesh)
@@ -149,10 +151,14 @@ class LayerModel:
         rate = min(THREAD_READ * self.own.threads, NODE_READ / self.neighbours)
         slower = sum(map(self.own.factor, sources)) / len(sources)
         computed = read = 0.0
-        for matrix in (w for w in instr.weights if w is not None and len(w.dims) == 2):
-            elements = matrix.dims[0].local(self.mesh) * matrix.dims[1].local(self.mesh)
+        for matrix in _matrices(instr):
+            elements = self._elements(matrix)
             element_bytes, number = self.weight(matrix.name)
-            computed += 2.0 * rows * elements / (self.own.threads * self.operations[number])
+            used = elements
+            if len(matrix.dims) > 2:  # a row takes some matrices of a stack, and all rows together most of them
+                taken = instr.inputs[1].dims[-1].count / matrix.dims[0].count
+                used, elements = elements * taken, elements * min(1.0, rows * taken)
+            computed += 2.0 * rows * used / (self.own.threads * self.operations[number])
             read += elements * element_bytes * slower / rate
         return max(computed, read) + OVERLAP_LOSS * min(computed, read)
 
@@ -192,6 +198,11 @@ class LayerModel:
         """This rank's rows of a value: its share of the step's tokens, or of one row of logits."""
         rows = tokens if dim.name == "tokens" else 1
         return -(-rows // self.mesh.size(dim.axis)) if dim.axis else rows
+
+
+def _matrices(instr: Instr) -> list[Weight]:
+    """The weights of an instruction without its vectors."""
+    return [w for w in instr.weights if w is not None and len(w.dims) > 1]
 
 
 def layers_of(program: Program) -> list[tuple[tuple[Instr, ...], int]]:

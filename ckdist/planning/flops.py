@@ -7,7 +7,7 @@ from typing import Protocol
 from ckdist import native
 from ckdist.comm.protocol import World
 from ckdist.program.lowered import Lowered
-from ckdist.program.step import MatrixIndex
+from ckdist.program.step import MatrixIndex, Step
 
 
 class Matrix(Protocol):
@@ -38,9 +38,9 @@ class Matrix(Protocol):
 class FlopCounts:
     """Of one rank, or added up over all.
 
-    `bytes`: packed weights that any step reads. `per_token` and `per_output`: operations (two for a multiplication and
-    its addition) with weights, by activation format (0 float32, 1 bfloat16, 2 int8), for every token and for every row
-    of logits.
+    `bytes`: packed weights that a step of one token reads. `per_token` and `per_output`: operations (two for a
+    multiplication and its addition) with weights, by activation format (0 float32, 1 bfloat16, 2 int8), for every
+    token and for every row of logits.
     """
 
     bytes: int = 0
@@ -65,15 +65,24 @@ def flops_of(lowered: Lowered, matrices: Sequence[Matrix]) -> FlopCounts:
     """The work of this rank's products; `matrices[i]` is the loaded handle of `lowered.matrices[i]`."""
     work = FlopCounts()
     for step in lowered.steps:
-        if step.kind != "linear":
+        if step.kind not in ("linear", "experts"):
             continue
         kind = work.per_token if step.rows == "tokens" else work.per_output
         for index in step.operands(MatrixIndex):
             matrix = matrices[index]
             number = native.lib.ckdist_activation_format(native.ffi.NULL, matrix.type)
-            kind[number] = kind.get(number, 0.0) + 2.0 * matrix.rows * matrix.cols
-            work.bytes += matrix.bytes
+            used = _used(step, index)
+            kind[number] = kind.get(number, 0.0) + 2.0 * matrix.rows * matrix.cols * used
+            work.bytes += int(matrix.bytes * used)
     return work
+
+
+def _used(step: Step, matrix: MatrixIndex) -> float:
+    """The part of a stack that one token takes; all of other matrices."""
+    for one in step.fields.get("sets", ())[:1]:
+        if any(matrix in one[part].indices() for part in ("gate", "up", "down")):
+            return min(1.0, step.fields["used"] / max(1, one["count"]))
+    return 1.0
 
 
 def total_flops(world: World, local: FlopCounts) -> FlopCounts:

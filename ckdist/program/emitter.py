@@ -33,8 +33,10 @@ class Emitter:
         inputs, weights = tuple(inputs), tuple(weights)
         inferred = OPS[op].infer(inputs, weights, attrs)
         outputs = tuple(
-            Value(self._fresh(name), dims, partial=partial)
-            for name, (dims, partial) in zip(names or [op] * len(inferred), inferred, strict=True)
+            Value(self._fresh(name), dims, dtype, partial)
+            for name, dtype, (dims, partial) in zip(
+                names or [op] * len(inferred), OPS[op].dtypes or ("f32",) * len(inferred), inferred, strict=True
+            )
         )
         self.instrs.append(Instr(op, inputs, outputs, weights, attrs))
         return outputs

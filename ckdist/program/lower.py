@@ -276,15 +276,9 @@ class Lowering:
         found: dict[int, list[Buffer]] = {}
         rows = self.most_rows(value)
         for reader in self.graph.readers(value):
-            for w in (w for w in reader.weights if w is not None and len(w.dims) == 2 and _reads(reader, w)):
-                block, number = self.block_columns(w.name), self.formats(w.name)
-                buffers = []
-                for begin, end in self.columns(value):
-                    first, last = begin // block * block, -(-end // block) * block
-                    width = last - first if begin < end else 0
-                    buffers.append(
-                        Buffer("activations", width, 0, number, begin - first, end - begin, rows, value.selected)
-                    )
+            for w in _multiply(reader, value):
+                number = self.formats(w.name)
+                buffers = [self.as_activations(w, part, rows, value.selected) for part in self.columns(value)]
                 if found.setdefault(number, buffers) != buffers:
                     raise LayoutError(f"matrices that read %{value.name} have different columns: {reader}")
         spans = {}
@@ -292,6 +286,13 @@ class Lowering:
             spans[number] = Span(ValueIndex(len(self.buffers)), len(buffers))
             self.buffers += buffers
         return spans
+
+    def as_activations(self, w: Weight, columns: Range, rows: int, selected: bool) -> Buffer:
+        """What columns of `w` are multiplied with: whole blocks of its type, of which the floats are a part."""
+        (begin, end), block = columns, self.block_columns(w.name)
+        first, last = begin // block * block, -(-end // block) * block
+        width = last - first if begin < end else 0
+        return Buffer("activations", width, 0, self.formats(w.name), begin - first, end - begin, rows, selected)
 
     # Memory
 
@@ -320,9 +321,14 @@ class Lowering:
         return -(-row * (buffer.rows or self.max_tokens) // ROW_ALIGN) * ROW_ALIGN
 
 
-def _reads(reader: Instr, weight: Weight) -> bool:
-    """Whether `weight` multiplies the reader's first input: all matrices of a linear do, and half of a low_rank's."""
-    return reader.op != "low_rank" or weight in reader.weights[::2]
+def _multiply(reader: Instr, value: Value) -> list[Weight]:
+    """The reader's matrices that multiply `value`: of a linear all, of a low_rank half, of experts two of three."""
+    weights = reader.weights
+    if reader.op == "low_rank":
+        weights = weights[::2]
+    elif reader.op == "experts":
+        weights = tuple(w for i, w in enumerate(weights) if i % 3 < 2)
+    return [w for w in weights if w is not None and len(w.dims) > 1] if value == reader.inputs[0] else []
 
 
 def _consecutive(known: list[Key], keys: list[Key]) -> int:

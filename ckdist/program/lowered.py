@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ckdist.layout import Mesh, Range
 from ckdist.program.program import Instr
@@ -11,7 +11,16 @@ from ckdist.program.step import MatrixIndex, Step, VectorIndex
 RANK_UNIT = 16  # low ranks are computed in whole tiles, and the next matrix reads them at the beginning of a cache line
 SLOTS = 2  # partial values alternate between this many exchange buffers
 
-MatrixKey: TypeAlias = tuple[str, Range, Range]  # name, rows, columns
+
+class MatrixKey(NamedTuple):
+    """A part of a weight: rows and columns, [begin, end); of a stack those of each of its `matrices`."""
+
+    name: str
+    rows: Range
+    columns: Range
+    matrices: Range | None = None  # None: of a stack all
+
+
 VectorKey: TypeAlias = tuple[str, Range]  # name, elements
 
 
@@ -71,7 +80,7 @@ class LayerState:
 
 @dataclass
 class Lowered:
-    """`matrices[i]` is (weight name, rows, columns) and `vectors[i]` (weight name, elements), as [begin, end): this
+    """`matrices[i]` is a part of a matrix and `vectors[i]` (weight name, elements), as [begin, end): this
     rank's, or where tokens are sharded any rank's. `exchange_floats`: what a slot holds at most, on any rank.
     `attention[layer]`: what a layer caches of tokens, `states[layer]`: of sequences; a layer has one of both.
     `layer_steps`: the steps up to the end of the first layer. `tokens_sharded`: every rank has its range of a step's

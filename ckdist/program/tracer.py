@@ -4,6 +4,7 @@ Every method appends one instruction (or none, where a layout does not need it) 
 ambient state: what is recorded is what was called on this object.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
@@ -12,6 +13,7 @@ from ckdist.errors import ConfigError
 from ckdist.layout import WHOLE, Dim, Layout, Mesh, Sharding
 from ckdist.program.emitter import Emitter
 from ckdist.program.program import Program, Value, Weight
+from ckdist.program.routing import Routing
 
 Spec = TypeVar("Spec")
 NOT_TRAINED = "models with linear attention or gated attention can be served, not trained: choose another model"
@@ -182,6 +184,24 @@ class Tracer(Emitter):
     def gated(self, gate: Value, up: Value, function: str) -> Value:
         """function(gate) * up."""
         return self._emit("gated", (gate, up), names=["act"], function=function)
+
+    def route(
+        self, logits: Sequence[Value], correction: Weight | None, routing: Routing, shared: bool
+    ) -> tuple[Value, Value]:
+        """The experts that each token takes, and with what share each; behind these the share of the experts that all
+        tokens take, where there are any: 1, or the sigmoid of the second of the logits.
+        """
+        chosen, shares = self.emit(
+            "route", logits, (correction,), ["chosen", "shares"], shared=shared, **dataclasses.asdict(routing)
+        )
+        return chosen, shares
+
+    def experts(self, x: Value, chosen: Value, shares: Value, weights: Sequence[Weight], function: str) -> Value:
+        """The sum of what a token's experts make of it, each times its share; partial where their sizes are sharded.
+
+        `weights`: stacks of gate, up and down, then those of the experts that all tokens take.
+        """
+        return self._emit("experts", (x, chosen, shares), weights, names=["moe"], function=function)
 
     def add(self, x: Value, y: Value) -> Value:
         """The sum of two values of the same dimensions."""

@@ -3,6 +3,7 @@
 `open_checkpoint` takes a GGUF file (any part of a split one) or a folder with config.json and safetensors files.
 """
 
+import math
 import os
 import pathlib
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import numpy as np
 
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
-from ckdist.models.families.family import TensorNames
+from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.registry import family, spec_from_config, spec_from_gguf
 from ckdist.models.spec import ModelSpec
 from ckdist.overrides import FLAG
@@ -33,16 +34,22 @@ class TensorSource:
 
     name: str
     type: int  # ggml number
-    shape: tuple[int, ...]  # (out, in) or (n,)
+    shape: tuple[int, ...]  # (out, in), (n,), or of a stack (matrices, out, in)
     file: pathlib.Path
     offset: int  # bytes from the start of the file
     head_rows: int = 0  # > 0: the halves of each head of this many rows are stored interleaved
     plus_one: bool = False  # the weight is one more than what is stored
+    matrices: tuple[tuple[pathlib.Path, int], ...] = ()  # of a stack: the file and the offset of each matrix
 
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
         return dtypes.BY_NUMBER[self.type].row_bytes(int(np.prod(self.shape, dtype=np.int64)))
+
+    @property
+    def places(self) -> tuple[tuple[pathlib.Path, int], ...]:
+        """The file and the offset in it, of each matrix of a stack."""
+        return self.matrices or ((self.file, self.offset),)
 
     @property
     def row_order(self) -> np.ndarray | None:
@@ -172,7 +179,7 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """A tensor of a file, of which the weights of one or several are rows."""
+    """A tensor of a file, of which the weights of one or several are rows, in every matrix of a stack."""
 
     name: str
     type: int  # ggml number; -1: not one that is read
@@ -187,9 +194,11 @@ def _sources(
 ) -> tuple[dict[str, TensorSource], list[str]]:
     """Where each weight of `shapes` lies, and the names of tensors that hold none of them."""
     found: dict[str, TensorSource] = {}
+    stacks: dict[str, dict[int, TensorSource]] = {}
     unread = []
     for tensor in stored:
-        weights = names.weights_of(tensor.name)
+        name, index = stack_of(tensor.name)
+        weights = names.weights_of(name)
         if not weights or any(weight not in shapes for weight in weights):
             unread.append(tensor.name)
             continue
@@ -198,28 +207,64 @@ def _sources(
             raise ModelFileError(
                 f"{tensor.file}: tensor {weights[0]!r} has dtype {tensor.dtype}; the known ones are {known}"
             )
-        rows = (
-            [shapes[weight][0] for weight in weights] if len(weights) > 1 else [tensor.shape[0] if tensor.shape else 0]
-        )
-        if len(weights) > 1 and (not tensor.shape or tensor.shape[0] != sum(rows)):
-            raise ModelFileError(
-                f"{tensor.file}: tensor {tensor.name!r} has shape {tensor.shape}, "
-                f"but the model needs {sum(rows)} rows: {', '.join(map(str, rows))} of {', '.join(weights)}"
-            )
-        row_bytes = dtypes.BY_NUMBER[tensor.type].row_bytes(int(np.prod(tensor.shape[1:], dtype=np.int64)))
-        for weight, count, begin in zip(weights, rows, np.cumsum([0, *rows]).tolist(), strict=False):
-            if weight in found:
+        known = found if index is None else {w: s[index] for w, s in stacks.items() if index in s}
+        for source in _weights_in(tensor, weights, shapes):
+            weight = source.name
+            if weight in known or (index is not None and weight in found):
                 raise ModelFileError(f"{tensor.file}: {tensor.name!r} and another tensor are both {weight!r}")
-            found[weight] = TensorSource(
-                weight,
-                tensor.type,
-                tensor.shape if len(weights) == 1 else (count, *tensor.shape[1:]),
-                tensor.file,
-                tensor.offset + begin * row_bytes,
-                head_rows=head_dim(spec, weight) if names.is_interleaved(weight) else 0,
-                plus_one=names.adds_one(weight),
-            )
+            if index is not None:
+                stacks.setdefault(weight, {})[index] = source
+                continue
+            head_rows = head_dim(spec, weight) if names.is_interleaved(weight) else 0
+            found[weight] = replace(source, head_rows=head_rows, plus_one=names.adds_one(weight))
+    for weight, matrices in stacks.items():
+        found[weight] = _stacked(weight, matrices, shapes[weight])
     return found, unread
+
+
+def _weights_in(
+    tensor: StoredWeights, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
+) -> list[TensorSource]:
+    """The weights whose rows, in each matrix of a stack, stand one after another in a tensor."""
+    if len(weights) == 1 and shapes[weights[0]] == (1, *tensor.shape):  # a matrix of one row, stored as a vector
+        tensor = replace(tensor, shape=(1, *tensor.shape))
+    of_rows = max(0, len(tensor.shape) - 2)  # the dimension of rows
+    there = tensor.shape[of_rows] if tensor.shape else 0
+    rows = [shapes[weight][-2 if len(shapes[weight]) > 1 else 0] for weight in weights] if len(weights) > 1 else [there]
+    if there != sum(rows):
+        raise ModelFileError(
+            f"{tensor.file}: tensor {tensor.name!r} has shape {tensor.shape}, "
+            f"but the model needs {sum(rows)} rows: {', '.join(map(str, rows))} of {', '.join(weights)}"
+        )
+    row_bytes = dtypes.BY_NUMBER[tensor.type].row_bytes(int(np.prod(tensor.shape[of_rows + 1 :], dtype=np.int64)))
+    found = []
+    for weight, count, begin in zip(weights, rows, np.cumsum([0, *rows]).tolist(), strict=False):
+        shape = tensor.shape if len(weights) == 1 else (*tensor.shape[:of_rows], count, *tensor.shape[of_rows + 1 :])
+        offsets = [tensor.offset + (matrix * there + begin) * row_bytes for matrix in range(math.prod(shape[:of_rows]))]
+        stack = tuple((tensor.file, offset) for offset in offsets) if of_rows else ()
+        found.append(TensorSource(weight, tensor.type, shape, tensor.file, offsets[0], matrices=stack))
+    return found
+
+
+def _stacked(weight: str, matrices: Mapping[int, TensorSource], shape: tuple[int, ...]) -> TensorSource:
+    """The stack of matrices that are stored one by one. ModelFileError where one is missing, too many, or unlike the
+    others.
+    """
+    first = matrices[min(matrices)]
+    if len(shape) != 3:
+        raise ModelFileError(f"{first.file}: {weight!r} is stored as {len(matrices)} matrices, but the model has one")
+    missing = [index for index in range(shape[0]) if index not in matrices]
+    if missing or len(matrices) > shape[0]:
+        what = f"number {missing[0]} is missing" if missing else f"number {max(matrices)} is one too many"
+        raise ModelFileError(f"{first.file}: {weight!r} needs {shape[0]} matrices and has {len(matrices)}: {what}")
+    for index, one in matrices.items():
+        if (one.type, one.shape) != (first.type, first.shape):
+            raise ModelFileError(
+                f"{one.file}: matrix {index} of {weight!r} is {dtypes.BY_NUMBER[one.type].name} {one.shape}, "
+                f"but others are {dtypes.BY_NUMBER[first.type].name} {first.shape}"
+            )
+    places = tuple((matrices[index].file, matrices[index].offset) for index in range(shape[0]))
+    return TensorSource(weight, first.type, (shape[0], *first.shape), *places[0], matrices=places)
 
 
 def head_dim(spec: ModelSpec, weight: str) -> int:

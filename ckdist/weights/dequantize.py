@@ -5,6 +5,7 @@ function `b` is uint8 (blocks, block_bytes) and the result float32 (blocks, bloc
 structs. Grids stand in the native library alone, whose plain code reads them.
 """
 
+import pathlib
 from collections.abc import Callable
 
 import numpy as np
@@ -32,20 +33,25 @@ def read_tensor(source: TensorSource) -> np.ndarray:
 
     Raises ModelFileError when the file has become shorter or cannot be read.
     """
-    try:
-        with open(source.file, "rb") as file:
-            file.seek(source.offset)
-            data = np.frombuffer(file.read(source.nbytes), np.uint8)
-    except OSError as e:
-        raise ModelFileError(f"{source.file} cannot be read: {e.strerror or e}") from None
-    if data.size != source.nbytes:
-        raise ModelFileError(
-            f"{source.file}: tensor {source.name} has {data.size} of its {source.nbytes} bytes: the file is truncated"
-        )
+    each = source.nbytes // len(source.places)
+    data = np.concatenate([_stored_bytes(source.name, path, offset, each) for path, offset in source.places])
     values = dequantize(data, source.type, source.shape[-1]).reshape(source.shape)
     if source.row_order is not None:
         values = values[source.row_order]
     return values + np.float32(1) if source.plus_one else values
+
+
+def _stored_bytes(name: str, path: pathlib.Path, offset: int, count: int) -> np.ndarray:
+    """uint8 (count,) of a file, of the tensor `name`."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = np.frombuffer(file.read(count), np.uint8)
+    except OSError as e:
+        raise ModelFileError(f"{path} cannot be read: {e.strerror or e}") from None
+    if data.size != count:
+        raise ModelFileError(f"{path}: tensor {name} has {data.size} of its {count} bytes: the file is truncated")
+    return data
 
 
 def _f16(b: np.ndarray) -> np.ndarray:

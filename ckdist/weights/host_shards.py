@@ -42,21 +42,22 @@ class HostShards:
         self._places: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._addresses: dict[tuple[Any, ...], int] = {}
         for rank in (world.rank, *others):
-            for name, row_range, columns, place, stored in rows[rank][2]:
-                self._places.setdefault((name, tuple(row_range), tuple(columns)), (rank, place, stored))
+            for name, row_range, columns, stack, place, stored in rows[rank][2]:
+                key = MatrixKey(name, tuple(row_range), tuple(columns), stack and tuple(stack))
+                self._places.setdefault(key, (rank, place, stored))
             for name, local_range, place in rows[rank][3]:
                 self._places.setdefault((name, tuple(local_range)), (rank, place))
         world.gather(None)  # a rank that leaves early takes its arena's path with it
 
-    def matrix(self, name: str, rows: tuple[int, int], columns: tuple[int, int]) -> int:
+    def matrix(self, key: MatrixKey) -> int:
         """The address of the native `struct ckdist_matrix`."""
-        key = name, rows, columns
         if key not in self._addresses:
             rank, place, stored = self._places[key]
             if rank not in self._peers:
                 self._addresses[key] = self._own[key].address
             else:
-                matrix = self._loader.add_peer_matrix(self._peers[rank], name, rows, stored, place)
+                peer = self._peers[rank]
+                matrix = self._loader.add_peer_matrix(peer, key.name, key.rows, stored, place, key.matrices)
                 self._addresses[key] = int(ffi.cast("intptr_t", matrix))
         return self._addresses[key]
 

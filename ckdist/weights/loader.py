@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from ckdist.errors import ConfigError, LayoutError
+from ckdist.models.blocks.moe import is_router
 from ckdist.models.decoder import EMBEDDING, OUTPUT
 from ckdist.native import check, ffi, lib, numbers, pointer
 from ckdist.progress import ProgressBar
@@ -46,7 +47,8 @@ class ShardLoader:
         self.threads = threads
         self.quantize = quantize
         self._files = {
-            path: i for i, path in enumerate(sorted({source.file for source in checkpoint.tensors.values()}))
+            path: i
+            for i, path in enumerate(sorted({path for s in checkpoint.tensors.values() for path, _ in s.places}))
         }
         self._matrices: dict[tuple[Any, ...], MatrixHandle] = {}  # by what was planned
         self._vectors: dict[tuple[Any, ...], VectorHandle] = {}
@@ -61,25 +63,35 @@ class ShardLoader:
         """The ggml number of the type in which matrix `name` will be packed; column cuts are whole blocks of it."""
         source = self.checkpoint.tensors[name]
         wanted = None if self.quantize is None else QUANTIZATIONS[self.quantize]
-        if wanted is None or dtypes.BY_NUMBER[source.type] not in dtypes.FLOATS:
+        if dtypes.BY_NUMBER[source.type] not in dtypes.FLOATS:
             return source.type
-        if wanted is dtypes.Q4_K and (name in (EMBEDDING, OUTPUT) or source.shape[1] % wanted.block_elements):
+        if is_router(name):
+            return dtypes.F32.number
+        if wanted is None:
+            return source.type
+        if wanted is dtypes.Q4_K and (name in (EMBEDDING, OUTPUT) or source.shape[-1] % wanted.block_elements):
             wanted = dtypes.Q8_0
-        return wanted.number if source.shape[1] % wanted.block_elements == 0 else source.type
+        return wanted.number if source.shape[-1] % wanted.block_elements == 0 else source.type
 
     def add_matrix(
-        self, name: str, row_ranges: Sequence[tuple[int, int]], col_range: tuple[int, int] | None = None
+        self,
+        name: str,
+        row_ranges: Sequence[tuple[int, int]],
+        col_range: tuple[int, int] | None = None,
+        matrices: tuple[int, int] | None = None,
     ) -> MatrixHandle:
         """Plan the rows of `row_ranges`, one range after the other, and columns [begin, end) of `name` (None: all).
 
+        Of a stack these of every matrix in `matrices`, [begin, end) (None: all); each begins with a tile of its own.
         The same part of the same tensor is planned once; tied embeddings are one tensor. Raises LayoutError when the
         columns are not whole blocks of `type_of(name)`.
         """
         source = self.checkpoint.tensors[name]
-        _, cols = source.shape
+        cols = source.shape[-1]
         ranges = tuple((int(begin), int(end)) for begin, end in row_ranges)
         begin, end = (0, cols) if col_range is None else map(int, col_range)
-        key = (source.name, ranges, begin, end)
+        chosen = range(*(matrices or (0, len(source.places))))
+        key = (source.name, ranges, begin, end, chosen)
         if key in self._matrices:
             return self._matrices[key]
         packed = dtypes.BY_NUMBER[self.type_of(name)]
@@ -89,27 +101,32 @@ class ShardLoader:
             raise LayoutError(
                 f"columns [{begin}, {end}) of {name} cannot be sharded from {blocks}: shard at multiples of {block}"
             )
-        plan, _keep = self._matrix_plan(name, ranges, begin, end)
+        plan, _keep = self._matrix_plan(name, ranges, begin, end, chosen)
         index = check(lib.ckdist_loader_add_matrix(self._native, plan))
-        handle = MatrixHandle(self, index, packed.number, sum(e - b for b, e in ranges), (begin, end))
+        rows = len(chosen) * sum(e - b for b, e in ranges)
+        handle = MatrixHandle(self, index, packed.number, rows, (begin, end))
         self._matrices[key] = handle
         return handle
 
     def _matrix_plan(
-        self, name: str, ranges: Sequence[tuple[int, int]], begin: int, end: int
+        self, name: str, ranges: Sequence[tuple[int, int]], begin: int, end: int, chosen: range
     ) -> tuple[Any, tuple[Any, ...]]:
-        """The native plan of a part, and what must stay alive with it."""
+        """The native plan of a part, of the matrices `chosen` of a stack, and what must stay alive with it."""
         source = self.checkpoint.tensors[name]
-        rows, cols = source.shape
+        rows, cols = source.shape[-2:]
         range_array, name_bytes = np.array(ranges, np.int64).reshape(-1, 2), ffi.new("char[]", name.encode())
+        places = [source.places[index] for index in chosen]
+        files = np.array([self._files[path] for path, _ in places], np.int32)
+        offsets = np.array([offset for _, offset in places], np.int64)
         plan = ffi.new("struct ckdist_matrix_plan *", {
-            "name": name_bytes, "file": self._files[source.file],
+            "name": name_bytes, "count": len(places),
+            "files": pointer(files, "int32_t *"), "offsets": pointer(offsets, "int64_t *"),
             "source_type": source.type, "packed_type": self.type_of(name), "head_rows": source.head_rows,
-            "offset": source.offset, "rows": rows, "cols": cols, "col_begin": begin, "col_end": end,
+            "rows": rows, "cols": cols, "col_begin": begin, "col_end": end,
             "row_ranges": pointer(range_array, "int64_t *"), "range_count": len(ranges),
             "cold": name == EMBEDDING and self._untied,
         })  # fmt: skip
-        return plan, (range_array, name_bytes)
+        return plan, (range_array, name_bytes, files, offsets)
 
     @property
     def _untied(self) -> bool:
@@ -171,13 +188,20 @@ class ShardLoader:
         return lib.ckdist_loader_peer_arena(self._native, peer)
 
     def add_peer_matrix(
-        self, peer: int, name: str, row_range: tuple[int, int], col_range: tuple[int, int], place: Sequence[int]
+        self,
+        peer: int,
+        name: str,
+        row_range: tuple[int, int],
+        col_range: tuple[int, int],
+        place: Sequence[int],
+        matrices: tuple[int, int] | None = None,
     ) -> Any:
         """The native `struct ckdist_matrix` of a part that a peer packs at `place` of its arena; before `load` or
         `repack`.
         """
         out = ffi.new("struct ckdist_matrix **")
-        plan, _keep = self._matrix_plan(name, (row_range,), *col_range)
+        chosen = range(*(matrices or (0, len(self.checkpoint.tensors[name].places))))
+        plan, _keep = self._matrix_plan(name, (row_range,), *col_range, chosen)
         check(lib.ckdist_loader_add_peer_matrix(self._native, peer, plan, *place[4:], out))
         return out[0]
 

@@ -117,6 +117,20 @@ CONFIGS = {
         "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
         "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": True, "pad_token_id": 0,
     },
+    # Experts. The second layer of qwen3moe has none.
+    "qwen3moe": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 238, "intermediate_size": 56,
+        "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0, "hidden_act": "silu", "num_experts": 9, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 36, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [1],
+        "use_sliding_window": False, "attention_bias": False, "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    "mixtral": {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "vocab_size": 243, "intermediate_size": 76,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0, "sliding_window": None, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
+    },
 }  # fmt: skip
 
 
@@ -135,7 +149,7 @@ def randomise(model, generator: torch.Generator) -> None:
             size = 0.05 if gemma else 0.3 if tied else 1.0
             parameter.copy_(size / getattr(model.config, "embedding_multiplier", 1.0) * noise)
         else:
-            parameter.copy_(noise * (2.0 / math.sqrt(parameter.shape[1])))
+            parameter.copy_(noise * (2.0 / math.sqrt(parameter.shape[-1])))
 
 
 def gemma_norm(name: str) -> float:
@@ -165,8 +179,14 @@ def write_family(family: str) -> None:
         raise SystemExit(f"{family}: no seed below {SEEDS} keeps a margin of {SMALLEST_MARGIN}")
     distinct, seed, margin, model, ids, greedy = best
     tied = config["tie_word_embeddings"]
-    tensors = {name: p.detach().clone() for name, p in model.named_parameters() if not (tied and name == "lm_head.weight")}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if any(".experts." in name for name, _ in model.named_parameters()):
+        model.save_pretrained(folder)  # with the names that hubs have, each expert by itself
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        (folder / "generation_config.json").unlink(missing_ok=True)
+    else:
+        named = model.named_parameters()
+        tensors = {name: p.detach().clone() for name, p in named if not (tied and name == "lm_head.weight")}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
     # The numbers come from the folder as written, so that its config.json is what they were computed with.
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()

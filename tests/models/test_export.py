@@ -81,7 +81,7 @@ def test_llama_cpp_continues_with_the_same_text(exported):
     assert any(texts)
 
 
-@pytest.mark.parametrize("family", ["llama2", "llama3", "qwen2", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("family", ["llama2", "llama3", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral"])
 def test_every_family_comes_back_as_it_was(family, tmp_path, monkeypatch):
     monkeypatch.setattr("ckdist.cli.export.tokenizer_metadata", lambda *_: {})  # the golden models have none
     before = open_checkpoint(GOLDEN / family)
@@ -217,6 +217,7 @@ YARN = {
     "original_max_position_embeddings": 64,
     "attention_factor": 1.2079441541679836,
 }
+EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
 NEW = {
     "Phi3": {"original_max_position_embeddings": 64, "partial_rotary_factor": 0.75, "rope_scaling": LONGROPE},
     "Olmo2": {"num_key_value_heads": 4},
@@ -226,6 +227,8 @@ NEW = {
     },
     "SmolLM3": {},
     "Glm4": {"attention_bias": True},
+    "Mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "Qwen3Moe": {**EXPERTS, "norm_topk_prob": True},
 }  # fmt: skip
 
 
@@ -261,12 +264,12 @@ def write_stored(folder, config) -> None:
     rng, spec = np.random.default_rng(0), spec_from_config(config, "config")
     arrays = {
         name: (
-            rng.standard_normal(shape) / np.sqrt(shape[-1]) if len(shape) == 2 else 1 + 0.1 * rng.standard_normal(shape)
+            rng.standard_normal(shape) / np.sqrt(shape[-1]) if len(shape) > 1 else 1 + 0.1 * rng.standard_normal(shape)
         )
         for name, shape in weight_shapes(spec).items()
     }
     stored = {
-        name: np.concatenate([arrays[part] for part in parts]).astype(np.float32)
+        name: np.concatenate([arrays[part] for part in parts], axis=-2 * (arrays[parts[0]].ndim > 2)).astype(np.float32)
         for name, parts in family_of(spec.family).safetensors.stored(arrays).items()
     }
     (folder / "config.json").write_text(json.dumps(config))

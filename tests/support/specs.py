@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.models.families.gemma2 import NORMS
-from ckdist.models.spec import Attention, DenseFfn, GatedDeltaNet, LayerSpec, ModelSpec, Norms, RopeSpec
+from ckdist.models.spec import Attention, DenseFfn, GatedDeltaNet, LayerSpec, ModelSpec, MoeFfn, Norms, RopeSpec
+from ckdist.program.routing import Routing
 
 
 def rope(dims=16, **more):
@@ -41,7 +42,7 @@ FAMILIES = {
     },
 }
 # What no family above has: norms after, norms over all heads of a token, layers without rotation, multipliers, a part
-# of a head rotated in neighbours, layers that differ in heads and widths.
+# of a head rotated in neighbours, layers that differ in heads and widths, experts.
 PIECES = {
     "norms_after": {
         "layer": {"norms": Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")},
@@ -55,6 +56,19 @@ PIECES = {
             {"num_heads": 2 * kv_heads, "head_dim": 8, "value_dim": 16, "rope": "local", "window": 5},
         ),
         "ropes": {"local": rope(8)},
+    },
+    "experts": {"layer": {"ffn": MoeFfn(9, 72, Routing(2))}},
+    "experts_in_groups": {
+        "layer": {
+            "ffn": MoeFfn(
+                8,
+                40,
+                Routing(3, "sigmoid", renormalise=True, scale=2.5, groups=4, top_groups=2),
+                correction_bias=True,
+                shared_size=104,
+                shared_gate=True,
+            )
+        }
     },
 }
 # Layers that keep a state of every sequence, and gates behind attention.

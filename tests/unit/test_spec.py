@@ -188,7 +188,13 @@ def test_gguf_that_is_not_such_a_model(tmp_path):
     path, golden = tmp_path / "m.gguf", GOLDEN["llama"]
     for message, error, architecture, more in [
         ("'bloom' is not known; the known ones are .*llama, .*qwen2, qwen3", ArchitectureError, "bloom", {}),
-        ("llama.expert_count is 8.*mixtures of experts", ModelFileError, "llama", {"expert_count": 8}),
+        ("qwen2.expert_count is 8; it must be 0: qwen2 has no experts", ModelFileError, "qwen2", {"expert_count": 8}),
+        (
+            "a token takes 9 experts, but there are 8",
+            ModelFileError,
+            "llama",
+            {"expert_count": 8, "expert_used_count": 9, "expert_feed_forward_length": 32},
+        ),
         (
             "llama.rope.dimension_count is 8; it must be the same as the heads' size, 16",
             ModelFileError,

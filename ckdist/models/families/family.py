@@ -11,6 +11,21 @@ from ckdist.models.fields import Fields
 from ckdist.models.spec import ModelSpec
 
 _LAYER = re.compile(r"(blk|model\.layers)\.(0|[1-9]\d{0,3})\.(.+)\.(weight|bias)")
+_EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,4})\.(.+)")
+
+
+_STACK = re.compile(r".+\.experts\.(gate_up_proj|down_proj)")
+_CORRECTION = "e_score_correction_bias"
+
+
+def stack_of(stored: str) -> tuple[str, int | None]:
+    """The name of the stack of which a stored tensor is one matrix, and which; None of one that is whole."""
+    match = _EXPERT.fullmatch(stored)
+    if match:
+        return f"{match[1]}.{match[3]}", int(match[2])
+    if stored.endswith(f".{_CORRECTION}"):
+        return f"{stored.removesuffix('_bias')}.bias", None
+    return f"{stored}.weight" if _STACK.fullmatch(stored) else stored, None
 
 
 @dataclass(frozen=True)
@@ -147,6 +162,23 @@ GGUF = TensorNames(
     },
     prefix="blk",
     own_names=False,
+)
+_GATE, _UP, _DOWN = (f"mlp.experts.{part}_proj" for part in ("gate", "up", "down"))
+SAFETENSORS_EXPERTS = replace(SAFETENSORS, layer={"mlp.experts.gate_up_proj": (_GATE, _UP)})
+GGUF_EXPERTS = replace(
+    GGUF,
+    layer={
+        **GGUF.layer,
+        "ffn_gate_inp": "mlp.gate",
+        "exp_probs_b": "mlp.gate.e_score_correction",
+        "ffn_gate_exps": _GATE,
+        "ffn_up_exps": _UP,
+        "ffn_down_exps": _DOWN,
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    },
 )
 QK = ("q_proj", "k_proj")
 ROTATIONS = (  # tensors of older conversions that hold what the rotation's numbers say

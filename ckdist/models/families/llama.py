@@ -1,4 +1,4 @@
-"""Llama 2 and 3. GGUF files of Mistral say llama as well."""
+"""Llama 2 and 3. GGUF files of Mistral and Mixtral say llama as well."""
 
 from dataclasses import replace
 
@@ -7,6 +7,7 @@ from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
+from ckdist.program.routing import Routing
 
 NAME = "llama"
 
@@ -24,11 +25,14 @@ def gguf(header: GgufHeader) -> ModelSpec:
     """From GGUF metadata."""
     f, n = header.fields, from_gguf.sizes(header)
     window = f.integer("attention.sliding_window", 0, low=0)
-    ffn = DenseFfn(n.intermediate_size, bias=from_gguf.has(header, "ffn_gate.bias"))
+    if from_gguf.is_mixture(header):
+        name, ffn = "mixtral", from_gguf.experts(header, Routing(used=2))
+    else:
+        name, ffn = NAME, DenseFfn(n.intermediate_size, bias=from_gguf.has(header, "ffn_gate.bias"))
     attention = from_gguf.attention(header, n)
     sliding = from_gguf.sliding_layers(f, n.num_layers, 0)
     layers = [LayerSpec(replace(attention, window=window * slides), ffn) for slides in sliding]
-    return n.model(NAME, layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
+    return n.model(name, layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:

@@ -9,7 +9,7 @@ extern "C" {
 /* A rank's shard of one weight matrix; the same bytes as ckdist::Weight in runtime/sliced_matrix.h. */
 struct ckdist_matrix {
   int32_t type; /* ggml number */
-  int64_t rows; /* output rows; the last tile of 16 is padded with zeros */
+  int64_t rows; /* output rows; the last tile of 16 is padded with zeros; of a stack the rows of all tiles */
   int64_t cols; /* columns held, a multiple of the type's block */
   int64_t tile_bytes;
   const uint8_t* tiles;
@@ -17,16 +17,17 @@ struct ckdist_matrix {
 };
 
 /* Which part of a stored tensor a matrix takes: the rows of `row_ranges`, one range after the other, and columns
-   [col_begin, col_end), whole blocks of both types. */
+   [col_begin, col_end), whole blocks of both types. Of a stack these of each matrix, whose tiles follow one another. */
 struct ckdist_matrix_plan {
-  const char* name;    /* for messages */
-  int32_t file;        /* index into the loader's files */
-  int32_t source_type; /* as stored */
-  int32_t packed_type; /* the same, or Q8_0 or Q4_K for a source of F32, F16 or BF16 */
+  const char* name;       /* for messages */
+  int64_t count;          /* matrices of a stack, all of one shape; else 1 */
+  const int32_t* files;   /* of each: index into the loader's files */
+  const int64_t* offsets; /* of each, in its file */
+  int32_t source_type;    /* as stored */
+  int32_t packed_type;    /* the same, or Q8_0 or Q4_K for a source of F32, F16 or BF16 */
   int32_t head_rows; /* > 0: row j of the first half of each head of this many rows is stored at 2 j, of the second at 2
                         j + 1 */
-  int64_t offset;    /* of the tensor in its file */
-  int64_t rows, cols; /* of the whole tensor */
+  int64_t rows, cols; /* of a whole matrix */
   int64_t col_begin, col_end;
   const int64_t* row_ranges; /* (range_count, 2): begin, end */
   int64_t range_count;

@@ -17,6 +17,7 @@ enum ckdist_step_kind {
   ckdist_step_gather_rows,
   ckdist_step_sum_squares,
   ckdist_step_delta_rule,
+  ckdist_step_experts,
   ckdist_step_lookup, /* training */
   ckdist_step_convert,
   ckdist_step_scale,
@@ -154,6 +155,31 @@ struct ckdist_delta_rule_step {
   int32_t layer;
   int32_t exchanged; /* rows of q to a are in the slots of their tokens' ranks */
   float eps, l2_eps, scale;
+};
+
+enum ckdist_scores { ckdist_scores_softmax, ckdist_scores_sigmoid };
+
+/* Experts of one shape: stacks of matrices, of which a shard of the intermediate size has a part of each. */
+struct ckdist_expert_set {
+  int32_t first, count;           /* experts that are here; 0 and 1 of a set that all tokens take */
+  int32_t gate_x, up_x;           /* activations */
+  struct ckdist_span gate, up;    /* matrices: shards of the rows */
+  struct ckdist_span down;        /* matrices: shards of the columns, whose products are added in their order */
+  int32_t joined;                 /* value: gate * up, shard beside shard; the rows of an expert follow one another */
+  struct ckdist_span activations; /* the same for each shard, as down reads it */
+};
+
+/* Chooses experts by logits (see Routing in program/routing.py), out = the sum of what they make of each token. */
+struct ckdist_experts_step {
+  struct ckdist_step step;
+  int32_t logits, switches; /* switches: of the set that all tokens take; -1: its share is 1 */
+  int32_t correction;       /* vector */
+  int32_t used, scores, renormalise, groups, top_groups, group_scores;
+  float scale;
+  int32_t gate; /* enum ckdist_gate */
+  int32_t count;
+  const struct ckdist_expert_set* sets; /* the chosen, and then those that all tokens take */
+  int32_t out;
 };
 
 /* Of training. Steps read and write activations and floats alike, but for products: what they multiply are activations.

@@ -29,10 +29,13 @@ namespace {
 StoredMatrix stored_matrix(const Loader& loader, const ckdist_matrix_plan& plan) {
   std::vector<RowRange> ranges;
   for (int64_t i = 0; i < plan.range_count; ++i) ranges.push_back({plan.row_ranges[2 * i], plan.row_ranges[2 * i + 1]});
-  const ckdist::Source source{
-      plan.name, &loader.file(plan.file), static_cast<Type>(plan.source_type), plan.offset, plan.rows,
-      plan.cols, plan.head_rows};
-  return StoredMatrix(source, static_cast<Type>(plan.packed_type), std::move(ranges), plan.col_begin, plan.col_end);
+  std::vector<ckdist::FilePlace> places;
+  for (int64_t i = 0; i < plan.count; ++i) places.push_back({&loader.file(plan.files[i]), plan.offsets[i]});
+  if (places.empty()) ckdist::fail(ckdist::Status::native, "%s has no matrix", plan.name);
+  ckdist::Source source{plan.name, std::move(places), static_cast<Type>(plan.source_type),
+                        plan.rows, plan.cols,         plan.head_rows};
+  return StoredMatrix(std::move(source), static_cast<Type>(plan.packed_type), std::move(ranges), plan.col_begin,
+                      plan.col_end);
 }
 
 }  // namespace
@@ -56,9 +59,8 @@ int ckdist_loader_add_vector(ckdist_loader* loader, const ckdist_vector_plan* pl
   int index = 0;
   const int status = ckdist::guard([&] {
     const ckdist::Source source{plan->name,
-                                &loader->loader.file(plan->file),
+                                {{&loader->loader.file(plan->file), plan->offset}},
                                 static_cast<Type>(plan->source_type),
-                                plan->offset,
                                 plan->size,
                                 1,
                                 plan->head_rows};

@@ -32,6 +32,8 @@ struct ElementwiseKernel {
   void (*prepare)(ActivationFormat format, const float* x, int64_t n, int64_t lead, int64_t cols, uint8_t* row);
   // out[i] += x[i]
   void (*add)(const float* x, int64_t n, float* out);
+  // out[i] += factor * x[i]
+  void (*add_scaled)(const float* x, float factor, int64_t n, float* out);
 
   // Reductions of a row of logits. Maxima are strided, so that no sum goes across lanes: of n numbers, maximum 16 s + l
   // is that of x[kMaxSpan s + 16 i + l] over i < kMaxSpan / 16. Writes max_count(n) of them; false where any number is

@@ -10,6 +10,15 @@ namespace ckdist {
 
 namespace {
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// Counters that a step asks for: one for each expert, and one for what is left to do.
+int step_counters(const ckdist_step& step) {
+  if (step.kind != ckdist_step_experts) return 0;
+  const auto& experts = reinterpret_cast<const ckdist_experts_step&>(step);
+  int count = 1;
+  for (int set = 0; set < experts.count; set++) count += experts.sets[set].count;
+  return count;
+}
 }  // namespace
 
 Inference::Inference(const ckdist_program& that, Communicator& communicator, Repacker* repacker,
@@ -68,6 +77,7 @@ void Inference::make_cache() {
 }
 
 void Inference::make_lists() {
+  int counters = 0;
   for (size_t p = 0; p < plans_.size(); p++) {
     const ckdist_execution_plan& those = plans_[p];
     plan = &those;  // kinds ask for their values
@@ -77,8 +87,10 @@ void Inference::make_lists() {
     while (token_steps_[p] < those.step_count && those.steps[token_steps_[p]]->rows == ckdist_rows_tokens)
       token_steps_[p]++;
     reserve(lists_.back());
+    for (const ckdist_step* step : lists_.back().steps) counters = std::max(counters, step_counters(*step));
   }
   make_room();
+  step_counters_.reset(new Counter[counters]);
   counters_.reset(new std::atomic<int64_t>[threads() * most_steps_]);
 }
 
@@ -200,6 +212,7 @@ void Inference::run(const int32_t* message, int64_t ints) {
 void Inference::begin(const BatchView& those) {
   batch = those;
   states.begin(batch);
+  runs_++;
   plan = &plans_[batch.plan];
   list_ = &lists_[batch.plan];
   first_token = plan->tokens_sharded ? first_token_of(ranks->local_rank) : 0;

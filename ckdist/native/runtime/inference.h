@@ -122,6 +122,30 @@ class Inference : public Executor {
   CopyEngine& engine(int thread) { return *workers_[thread].engine; }
   void count_moved(int thread, int64_t bytes) { workers_[thread].moved += bytes; }
 
+  // Of activations that only the threads of one step write and read: row 0.
+  uint8_t* step_activations(int index) { return arena_->data() + value(index).offset; }
+
+  // Counts from 0 in every step, for what threads of a step tell one another; `which` is below what its kind asked for.
+  class Counter {
+   public:
+    // What it was before.
+    uint32_t add(uint32_t step, uint32_t n) {
+      uint64_t was = value_.load(std::memory_order_relaxed), count;
+      do count = uint32_t(was >> 32) == step ? uint32_t(was) : 0;
+      while (!value_.compare_exchange_weak(was, uint64_t(step) << 32 | (count + n), std::memory_order_acq_rel));
+      return uint32_t(count);
+    }
+    uint32_t get(uint32_t step) const {
+      const uint64_t is = value_.load(std::memory_order_acquire);
+      return uint32_t(is >> 32) == step ? uint32_t(is) : 0;
+    }
+
+   private:
+    std::atomic<uint64_t> value_{0};  // the step that counts, and its count
+  };
+  Counter& counter(int which) { return step_counters_[which]; }
+  uint32_t step_number(int index) const { return runs_ * uint32_t(most_steps_) + uint32_t(index) + 1; }
+
   // The next item of a step whose items go to whichever thread is free.
   int64_t next_item(int index) { return counters_[index].fetch_add(1); }
   // work(item) for items that are divided evenly over the threads; who is done takes of what others have left.
@@ -166,6 +190,8 @@ class Inference : public Executor {
   int64_t plan_bytes_[kMaxPlans];  // of the matrices that a step reads
   int token_steps_[kMaxPlans];     // steps before those of selected rows alone
   int most_steps_ = 0;             // of a plan
+  uint32_t runs_ = 0;              // batches so far
+  std::unique_ptr<Counter[]> step_counters_;
   int64_t kv_bytes_ = 0;
   std::optional<Arena> arena_, kv_arena_, worker_arena_;
   std::vector<Worker> workers_;

@@ -113,7 +113,7 @@ void Loader::fill(Repacker::Way way) {
   else
     std::stable_sort(order.begin(), order.end(), [](const PlannedMatrix* a, const PlannedMatrix* b) {
       const Source &x = a->stored.source(), &y = b->stored.source();
-      return x.file != y.file ? x.file->path() < y.file->path() : x.offset < y.offset;
+      return &x.file() != &y.file() ? x.file().path() < y.file().path() : x.offset() < y.offset();
     });
   std::vector<const SlicedMatrix*> own, others;
   for (const PlannedMatrix* planned : order) own.push_back(planned->sliced.get());

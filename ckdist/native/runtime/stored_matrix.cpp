@@ -48,13 +48,15 @@ void Source::check() const {
   if (head_rows < 0 || head_rows % 2 || (head_rows && rows % head_rows))
     fail(Status::native, "%s has %" PRId64 " rows, which heads of %" PRId64 " do not divide", name.c_str(), rows,
          head_rows);
-  int64_t bytes, end;
-  if (offset < 0 || __builtin_mul_overflow(rows, cols / traits.block_elements, &bytes) ||
-      __builtin_mul_overflow(bytes, static_cast<int64_t>(traits.block_bytes), &bytes) ||
-      __builtin_add_overflow(bytes, offset, &end) || end > file->size())
-    fail(Status::model_file,
-         "%s: tensor %s does not end within the file's %" PRId64 " bytes: it is truncated or damaged",
-         file->path().c_str(), name.c_str(), file->size());
+  for (const FilePlace& place : places) {
+    int64_t bytes, end;
+    if (place.offset < 0 || __builtin_mul_overflow(rows, cols / traits.block_elements, &bytes) ||
+        __builtin_mul_overflow(bytes, static_cast<int64_t>(traits.block_bytes), &bytes) ||
+        __builtin_add_overflow(bytes, place.offset, &end) || end > place.file->size())
+      fail(Status::model_file,
+           "%s: tensor %s does not end within the file's %" PRId64 " bytes: it is truncated or damaged",
+           place.file->path().c_str(), name.c_str(), place.file->size());
+  }
 }
 
 StoredMatrix::StoredMatrix(Source source, Type packed_type, std::vector<RowRange> rows, int64_t col_begin,
@@ -76,19 +78,19 @@ StoredMatrix::StoredMatrix(Source source, Type packed_type, std::vector<RowRange
     fail(Status::native,
          "columns [%" PRId64 ", %" PRId64 ") of %s are not whole blocks of %" PRId64 " among its %" PRId64, col_begin,
          col_end, name, block, source_.cols);
-  int64_t count = 0;
   for (const RowRange& range : rows_) {
     if (range.begin < 0 || range.begin > range.end || range.end > source_.rows)
       fail(Status::native, "rows [%" PRId64 ", %" PRId64 ") of %s are not among its %" PRId64, range.begin, range.end,
            name, source_.rows);
-    count += range.end - range.begin;
+    rows_each_ += range.end - range.begin;
   }
   row_bytes_ = bytes_of(source_.type, source_.cols);
   segment_begin_ = bytes_of(source_.type, col_begin);
   segment_bytes_ = bytes_of(source_.type, col_end - col_begin);
   pack_ = kernel->pack;
-  shape_ = {packed_type, count, col_end - col_begin, 0, nullptr};
-  if (count && shape_.cols) shape_.tile_bytes = kernel->tile_bytes(shape_.cols);
+  const int64_t padded = count() > 1 ? tiles_each() * kTileRows : rows_each_;
+  shape_ = {packed_type, count() * padded, col_end - col_begin, 0, nullptr};
+  if (shape_.rows && shape_.cols) shape_.tile_bytes = kernel->tile_bytes(shape_.cols);
 }
 
 int64_t StoredMatrix::stored_row(int64_t row) const {
@@ -104,39 +106,45 @@ void StoredMatrix::pack(int64_t begin, int64_t end, uint8_t* out, Rows* scratch)
     scratch->quantized.resize(kTileRows * packed_row_bytes);
   }
   for (int64_t tile = begin; tile < end; ++tile, out += shape_.tile_bytes) {
-    const int64_t first = tile * kTileRows;
-    const int count = static_cast<int>(std::min<int64_t>(kTileRows, shape_.rows - first));
+    const FilePlace& place = source_.places[tile / tiles_each()];
+    const int64_t first = tile % tiles_each() * kTileRows;
+    const int rows_here = static_cast<int>(std::min<int64_t>(kTileRows, rows_each_ - first));
     const uint8_t* rows[kTileRows];
-    for (int i = 0; i < count; ++i) {
-      rows[i] = row_at(first + i);
+    for (int i = 0; i < rows_here; ++i) {
+      rows[i] = row_at(place, first + i);
       if (!quantize_) continue;
       to_float(source_.type, rows[i], shape_.cols, scratch->floats.data());
       uint8_t* const row = scratch->quantized.data() + i * packed_row_bytes;
       if (!quantize_(scratch->floats.data(), shape_.cols, row))
         fail(Status::model_file,
              "%s: tensor %s has a value in stored row %" PRId64 " that is not finite or too large for %s",
-             source_.file->path().c_str(), source_.name.c_str(), stored_row(first + i), type_traits(shape_.type).name);
+             place.file->path().c_str(), source_.name.c_str(), stored_row(first + i), type_traits(shape_.type).name);
       rows[i] = row;
     }
-    pack_(rows, count, shape_.cols, out);
+    pack_(rows, rows_here, shape_.cols, out);
   }
 }
 
 void StoredMatrix::pack_row(int64_t row, uint8_t* out) const {
-  const uint8_t* const rows[] = {row_at(row)};
+  const uint8_t* const rows[] = {row_at(source_.places[0], row)};
   pack_(rows, 1, shape_.cols, out);
 }
 
 void StoredMatrix::will_need(int64_t begin, int64_t end) const {
-  const int64_t last = std::min(end * kTileRows, shape_.rows);
-  int64_t low = INT64_MAX, high = 0;
-  for (int64_t row = begin * kTileRows; row < last; ++row) {
-    const int64_t stored = stored_row(row);
-    low = std::min(low, stored), high = std::max(high, stored);
-  }
-  if (low <= high)
-    source_.file->will_need(source_.offset + low * row_bytes_ + segment_begin_,
+  for (int64_t tile = begin, next; tile < end; tile = next) {  // up to the end of a matrix at a time
+    const int64_t matrix = tile / tiles_each(), before = matrix * tiles_each();
+    next = std::min(end, before + tiles_each());
+    const int64_t last = std::min((next - before) * kTileRows, rows_each_);
+    int64_t low = INT64_MAX, high = 0;
+    for (int64_t row = (tile - before) * kTileRows; row < last; ++row) {
+      const int64_t stored = stored_row(row);
+      low = std::min(low, stored), high = std::max(high, stored);
+    }
+    const FilePlace& place = source_.places[matrix];
+    if (low <= high)
+      place.file->will_need(place.offset + low * row_bytes_ + segment_begin_,
                             (high - low) * row_bytes_ + segment_bytes_);
+  }
 }
 
 void StoredVector::check() const {
@@ -154,7 +162,7 @@ int64_t StoredVector::stored_bytes() const { return bytes_of(source.type, end - 
 void StoredVector::read(float* out) const {
   const int64_t item = bytes_of(source.type, 1);
   for (int64_t i = begin; i < end; ++i, ++out) {
-    to_float(source.type, source.file->data() + source.offset + interleaved(i, source.head_rows) * item, 1, out);
+    to_float(source.type, source.file().data() + source.offset() + interleaved(i, source.head_rows) * item, 1, out);
     if (plus_one) *out += 1.0f;
   }
 }

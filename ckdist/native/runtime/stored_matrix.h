@@ -10,15 +10,22 @@
 
 namespace ckdist {
 
-// A whole tensor in its file.
+// Where a tensor begins.
+struct FilePlace {
+  const MappedFile* file;
+  int64_t offset;
+};
+
+// A whole tensor in its file, or a stack of matrices of one shape, each of which has a place of its own.
 struct Source {
   std::string name;
-  const MappedFile* file;
+  std::vector<FilePlace> places;  // of each matrix of the stack
   Type type;
-  int64_t offset;
-  int64_t rows, cols;  // a vector is one column
+  int64_t rows, cols;  // of one matrix; a vector is one column
   int64_t head_rows;   // > 0: the two halves of each head of this many rows are stored interleaved
 
+  const MappedFile& file() const { return *places[0].file; }
+  int64_t offset() const { return places[0].offset; }
   // Throws unless the tensor lies within its file.
   void check() const;
 };
@@ -27,7 +34,8 @@ struct RowRange {
   int64_t begin, end;
 };
 
-// The rows of some ranges, one after the other, and columns [col_begin, col_end).
+// The rows of some ranges, one after the other, and columns [col_begin, col_end). Of a stack these of each matrix,
+// which begins with a tile of its own.
 class StoredMatrix {
  public:
   // Throws where the part is not one of the tensor, or cannot become `packed_type`.
@@ -35,7 +43,7 @@ class StoredMatrix {
 
   const Source& source() const { return source_; }
   const Matrix& shape() const { return shape_; }  // without tiles
-  int64_t stored_bytes() const { return shape_.rows * segment_bytes_; }
+  int64_t stored_bytes() const { return count() * rows_each_ * segment_bytes_; }
 
   // What quantising while packing needs besides; it grows and stays.
   struct Rows {
@@ -45,19 +53,22 @@ class StoredMatrix {
   // Tiles [begin, end), which are written from `out` on. Throws where a value cannot be quantised. Bytes of a file that
   // fails meanwhile read as zeros: who shows others what came of it calls check() of the file before.
   void pack(int64_t begin, int64_t end, uint8_t* out, Rows* rows = nullptr) const;
-  // One row, as row 0 of the tile at `out`.
+  // One row, as row 0 of the tile at `out`; not of a stack.
   void pack_row(int64_t row, uint8_t* out) const;
   // Asks the system to begin reading what pack(begin, end) will need.
   void will_need(int64_t begin, int64_t end) const;
 
  private:
   int64_t stored_row(int64_t row) const;  // of the tensor's rows in the file, where row `row` of this part is
-  const uint8_t* row_at(int64_t row) const {
-    return source_.file->data() + source_.offset + stored_row(row) * row_bytes_ + segment_begin_;
+  const uint8_t* row_at(const FilePlace& place, int64_t row) const {
+    return place.file->data() + place.offset + stored_row(row) * row_bytes_ + segment_begin_;
   }
+  int64_t count() const { return static_cast<int64_t>(source_.places.size()); }
+  int64_t tiles_each() const { return (rows_each_ + kTileRows - 1) / kTileRows; }
 
   Source source_;
   std::vector<RowRange> rows_;
+  int64_t rows_each_ = 0;  // of each matrix
   int64_t row_bytes_;      // of a whole stored row
   int64_t segment_begin_;  // of the wanted columns in it, in bytes
   int64_t segment_bytes_;

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.errors import LayoutError
+from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, vjp, whole
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
@@ -48,7 +49,7 @@ def lower_embed(lowering: "Lowering", group: "Group") -> None:
     lowering.emit(
         "embed",
         out=lowering.at[out.name],
-        table=lowering.matrix([(table.name, rows, columns) for rows in pieces]),
+        table=lowering.matrix([MatrixKey(table.name, rows, columns) for rows in pieces]),
         first_row=pieces[0][0],
         scale=scale.attrs["factor"] if scale else 1.0,
     )

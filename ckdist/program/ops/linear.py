@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckdist.errors import LayoutError
+from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.elementwise import GATES
 from ckdist.program.ops.low_rank import lower_low_rank
 from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, total, vjp, whole
@@ -77,7 +78,7 @@ def lower_linear(lowering: "Lowering", group: "Group") -> None:
                 "x": span,
                 "out": out,
                 "weight": lowering.matrix(
-                    [(w.name, rows, piece) if summed else (w.name, piece, columns[0]) for piece in pieces]
+                    [MatrixKey(w.name, *((rows, piece) if summed else (piece, columns[0]))) for piece in pieces]
                 ),
                 "bias": vector if adds_bias else VectorIndex(ABSENT),
                 "low": added.values if added else NO_SPAN,

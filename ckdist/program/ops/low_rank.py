@@ -7,7 +7,7 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Range
-from ckdist.program.lowered import RANK_UNIT
+from ckdist.program.lowered import RANK_UNIT, MatrixKey
 from ckdist.program.ops.elementwise import GATES
 from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, vjp, whole
 from ckdist.program.program import Instr, Weight
@@ -103,7 +103,7 @@ class Low:
 
     def matrices(self, lowering: "Lowering", rows: list[Range]) -> Span:
         """B, sharded into the same rows as the matrix that it adds to."""
-        return lowering.matrix([(self.b.name, part, (0, padded(self.b.dims[1].elements))) for part in rows])
+        return lowering.matrix([MatrixKey(self.b.name, part, (0, padded(self.b.dims[1].elements))) for part in rows])
 
 
 def lower_low_rank(lowering: "Lowering", linear: Instr, instr: Instr) -> dict[str, Low]:
@@ -121,7 +121,7 @@ def lower_low_rank(lowering: "Lowering", linear: Instr, instr: Instr) -> dict[st
                 {
                     "x": Span(span, 1),
                     "out": low,
-                    "weight": lowering.matrix([(a.name, (0, rows), part)]),
+                    "weight": lowering.matrix([MatrixKey(a.name, (0, rows), part)]),
                     "bias": VectorIndex(ABSENT),
                     "low": NO_SPAN,
                     "low_weight": NO_SPAN,

@@ -45,17 +45,20 @@ class Op:
     vjp: Callable[..., Gradients] | None = None
     collective: bool = False
     lower: Mapping[str, Callable[..., None]] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ()  # of the outputs; none: all are f32
 
 
 OPS: dict[str, Op] = {}
 
 
-def op(name: str, infer: Callable[..., Inferred], collective: bool = False) -> Callable[[Reference], Reference]:
+def op(
+    name: str, infer: Callable[..., Inferred], collective: bool = False, dtypes: tuple[str, ...] = ()
+) -> Callable[[Reference], Reference]:
     """Registers the decorated function as the reference of op `name`."""
 
     def register(reference: Reference) -> Reference:
         """Registers and returns it."""
-        OPS[name] = Op(name, infer, reference, collective=collective)
+        OPS[name] = Op(name, infer, reference, collective=collective, dtypes=dtypes)
         return reference
 
     return register

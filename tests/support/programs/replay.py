@@ -23,7 +23,11 @@ F32 = 0
 
 
 def packed(array: np.ndarray):
-    """A native matrix of a float32 (rows, cols) array, and what must stay alive with it."""
+    """A native matrix of a float32 (rows, cols) array, or of a stack of them, and what must stay alive with it."""
+    if array.ndim == 3:
+        missing = -array.shape[1] % 16 if len(array) > 1 else 0  # each matrix begins with a tile of its own
+        array = np.pad(array, [(0, 0), (0, missing), (0, 0)])
+        array = array.reshape(array.shape[0] * array.shape[1], array.shape[2])
     rows, cols = array.shape
     tile_bytes = lib.ckdist_tile_bytes(ffi.NULL, F32, cols)
     size = (rows + 15) // 16 * tile_bytes
@@ -47,7 +51,10 @@ def packed(array: np.ndarray):
 def phase_of(program, mesh, weights, chunk: int, stored=None):
     """A phase over packed copies of its weights, and what must stay alive with it."""
     lowered = lower(program, mesh, lambda name: 0, lambda name: 1, chunk, stored)
-    keep = [packed(np.ascontiguousarray(weights[name][r[0] : r[1], c[0] : c[1]])) for name, r, c in lowered.matrices]
+    keep = [
+        packed(np.ascontiguousarray(weights[key.name][..., slice(*key.rows), slice(*key.columns)]))
+        for key in lowered.matrices
+    ]
     vectors = [np.ascontiguousarray(weights[name][begin:end]) for name, (begin, end) in lowered.vectors]
     return ExecutionPlan(lowered, [int(ffi.cast("intptr_t", m)) for m, _ in keep], [v.ctypes.data for v in vectors]), (
         keep,

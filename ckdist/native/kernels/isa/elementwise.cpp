@@ -98,6 +98,12 @@ void soft_cap(float* x, float cap, int64_t n) {
        [&](int64_t i, int lanes) { store_lanes(x + i, set(cap) * tanh(load_lanes(x + i, lanes) / set(cap)), lanes); });
 }
 
+void add_scaled(const float* x, float factor, int64_t n, float* out) {
+  each(n, [&](int64_t i, int lanes) {
+    store_lanes(out + i, fma(load_lanes(x + i, lanes), set(factor), load_lanes(out + i, lanes)), lanes);
+  });
+}
+
 void add(const float* x, int64_t n, float* out) {
   each(n, [&](int64_t i, int lanes) {
     store_lanes(out + i, load_lanes(out + i, lanes) + load_lanes(x + i, lanes), lanes);
@@ -172,7 +178,7 @@ double sum_at_least(const float* x, const float* terms, int64_t n, float thresho
 
 extern const ElementwiseKernel elementwise_kernel = {
     rms_norm, sum_parts,           rope, rope_pairs, sum_squares, scale_weighted, gated,
-    soft_cap, prepare_activations, add,  maxima,     sum_exp,     sum_at_least};
+    soft_cap, prepare_activations, add,  add_scaled, maxima,      sum_exp,        sum_at_least};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

@@ -1,0 +1,32 @@
+"""The mixture of experts: a router, experts of which each token takes a few, and experts that every token takes."""
+
+from ckdist.layout import Dim
+from ckdist.models.spec import MoeFfn
+from ckdist.program.program import Value
+from ckdist.program.tracer import Tracer
+
+ROUTER = "gate.weight"
+SHARED_GATE = "shared_expert_gate.weight"
+
+
+def is_router(name: str) -> bool:
+    """Whether a weight chooses experts: it is computed with in float32, and never quantised."""
+    return name.endswith((f".mlp.{ROUTER}", f".mlp.{SHARED_GATE}"))
+
+
+def moe_ffn(g: Tracer, x: Value, f: MoeFfn, path: str) -> Value:
+    """x: (tokens, hidden), normalised -> the same. `path` is what the names of the weights begin with."""
+    w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
+    hidden, router = x.dims[-1], w(ROUTER, Dim("experts", f.num_experts), x.dims[-1])
+    routers = (router, w(SHARED_GATE, Dim("switch", 1), hidden)) if f.shared_gate else (router,)
+    logits = g.linears(x, routers, names=["router", "switch"][: len(routers)])
+    correction = w("gate.e_score_correction.bias", router.dims[0]) if f.correction_bias else None
+    chosen, shares = g.route(logits, correction, f.routing, shared=f.shared_size > 0)
+    experts, ffn = g.sharding.experts(f.num_experts), g.sharding.ffn(f.intermediate_size)
+    gate, up = (w(f"experts.{name}.weight", experts, ffn, hidden) for name in ("gate_proj", "up_proj"))
+    weights = [gate, up, w("experts.down_proj.weight", experts, hidden, ffn)]
+    if f.shared_size:
+        shared = g.sharding.ffn(f.shared_size)
+        weights += [w(f"shared_expert.{name}.weight", shared, hidden) for name in ("gate_proj", "up_proj")]
+        weights.append(w("shared_expert.down_proj.weight", hidden, shared))
+    return g.reduce(g.experts(x, chosen, shares, weights, f.activation))

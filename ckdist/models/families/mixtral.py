@@ -1,0 +1,50 @@
+"""Mixtral: Mistral with experts. Its GGUF files say llama."""
+
+from dataclasses import replace
+
+from ckdist.models import from_config, to_gguf
+from ckdist.models.families import family, llama
+from ckdist.models.families.family import Family, GgufForm
+from ckdist.models.fields import Fields
+from ckdist.models.spec import Attention, LayerSpec, ModelSpec
+from ckdist.program.routing import Routing
+
+NAME = "mixtral"
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n = from_config.sizes(f, from_config.ConfigDefaults(max_position=131072, norm_eps=1e-5))
+    window = from_config.window(f, 0)
+    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, window=window)
+    ffn = from_config.experts(f, "num_local_experts", "intermediate_size", Routing(used=2))
+    ropes = from_config.rotations(f, n, theta=1e6)
+    return n.model(NAME, [LayerSpec(attention, ffn)] * n.num_layers, ropes, from_config.tied(f, outer))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata of llama. ArchitectureError where layers slide."""
+    to_gguf.refuse_windows(
+        spec, where, "a sliding window ({window}) of mixtral has no GGUF form", "set sliding_window to null"
+    )
+    more = {"rope.dimension_count": spec.ropes["global"].dims, **to_gguf.experts(spec, where)}
+    return to_gguf.dense(llama.NAME, spec, where, more, factors=True)
+
+
+EXPERTS = {f"block_sparse_moe.experts.{name}": f"mlp.experts.{part}_proj"
+           for name, part in (("w1", "gate"), ("w3", "up"), ("w2", "down"))}  # fmt: skip
+FAMILY = Family(
+    name=NAME,
+    architectures=("MixtralForCausalLM",),
+    model_types=("mixtral",),
+    gguf=llama.NAME,
+    from_config=config,
+    from_gguf=None,
+    to_gguf=export,
+    safetensors=replace(
+        family.SAFETENSORS_EXPERTS,
+        layer={**family.SAFETENSORS_EXPERTS.layer, "block_sparse_moe.gate": "mlp.gate", **EXPERTS},
+    ),
+    gguf_names=replace(family.GGUF_EXPERTS, interleaved=family.QK),
+    ignored=family.ROTATIONS,
+)

@@ -1,0 +1,72 @@
+"""Qwen 3 with experts in place of the feed-forward, in all layers or in some."""
+
+from ckdist.models import from_config, from_gguf, limits, to_gguf
+from ckdist.models.families import family
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.program.routing import Routing
+
+NAME = "qwen3moe"
+ROUTING = Routing(used=8)
+
+
+def sparse_layers(f: Fields, num_layers: int) -> list[bool]:
+    """Which layers have experts."""
+    step, dense = f.integer("decoder_sparse_step", 1, high=limits.MAX_LAYERS), f.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or any(type(i) is not int for i in dense):
+        raise f.error("mlp_only_layers", dense, "a list of layers")
+    return [i not in dense and (i + 1) % step == 0 for i in range(num_layers)]
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n = from_config.sizes(f, from_config.ConfigDefaults(max_position=32768))
+    bias, window = f.flag("attention_bias"), from_config.window(f) if f.flag("use_sliding_window") else 0
+    attention = Attention(
+        n.num_heads,
+        n.num_kv_heads,
+        n.head_dim,
+        n.head_dim**-0.5,
+        window=window,
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm="head",
+    )
+    dense = DenseFfn(n.intermediate_size, from_config.activation(f))
+    sparse = sparse_layers(f, n.num_layers)
+    routing = Routing(ROUTING.used, renormalise=f.flag("norm_topk_prob"))
+    ffn = from_config.experts(f, "num_experts", "moe_intermediate_size", routing) if any(sparse) else dense
+    layers = [LayerSpec(attention, ffn if has_experts else dense) for has_experts in sparse]
+    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """From GGUF metadata."""
+    n = from_gguf.sizes(header)
+    layer = LayerSpec(from_gguf.attention(header, n), from_gguf.experts(header, ROUTING))
+    return n.model(NAME, [layer] * n.num_layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata. ArchitectureError where layers slide, or where its readers would renormalise shares."""
+    to_gguf.refuse_windows(
+        spec, where, "a sliding window ({window}) of qwen3moe has no GGUF form", "set use_sliding_window to false"
+    )
+    if any(isinstance(layer.ffn, MoeFfn) and not layer.ffn.routing.renormalise for layer in spec.layers):
+        raise to_gguf.not_renormalised(where, NAME)
+    return to_gguf.dense(NAME, spec, where, to_gguf.experts(spec, where))
+
+
+FAMILY = Family(
+    name=NAME,
+    architectures=("Qwen3MoeForCausalLM",),
+    model_types=("qwen3_moe",),
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=family.SAFETENSORS_EXPERTS,
+    gguf_names=family.GGUF_EXPERTS,
+    ignored=family.ROTATIONS,
+)

@@ -1,0 +1,326 @@
+// The mixture of experts: chooses experts, and computes gate, up and down of each for all of its rows.
+//
+// One step and one barrier, however many experts there are. Threads take pieces of gate and up of all chosen experts,
+// laid end to end; the thread that completes an expert makes the activations that its down projection reads. Then
+// threads take columns of the output, each over all experts in their order, waiting only for one that is not complete
+// yet. So each weight is read once for all rows of its expert, and a token's sum has one order, alone or in a batch.
+#include <cmath>
+
+#include "core/futex.h"
+#include "runtime/shares.h"
+#include "runtime/steps/packed_weight.h"
+#include "runtime/steps/routing.h"
+
+namespace ckdist {
+namespace {
+
+constexpr int64_t kGatheredBytes = 512 << 10;  // of activations whose rows are put side by side
+constexpr int64_t kScratchFloats = 32 << 10;   // products before they are joined, or added
+constexpr int64_t kBlockRows = 64;             // of a product at a time, where there are many
+constexpr int64_t kBlockBytes = 256 << 10;     // of weights likewise
+constexpr int64_t kLeastRows = 4;              // fewer cost as much
+
+struct Experts : StepRun<Inference, ckdist_experts_step> {
+  using Set = ckdist_expert_set;
+
+  struct Room {
+    uint8_t* gathered;
+    float *scratch, *sums, *logits;
+    Choice choice;  // of few rows, which every thread makes for itself
+    Grouping grouping;
+  };
+  static Room room(Carver& c, const Inference& r, const Fields& step) {
+    Room it{};
+    int64_t row = 0;
+    for (int s = 0; s < step.count; s++)
+      row = std::max({row, Inference::activation_stride(r.value(step.sets[s].gate_x)),
+                      Inference::activation_stride(r.value(step.sets[s].up_x))});
+    it.gathered = c.bytes(std::max(kGatheredBytes, row));
+    it.scratch = c.floats(kScratchFloats);
+    it.sums =
+        step.sets[0].gate.count > 1 ? c.floats(r.program.max_tokens * sum_columns(r.program.max_tokens)) : nullptr;
+    it.logits = c.floats(r.value(step.logits).width * 2 + 2 * step.groups);
+    it.choice = Choice::carve(c, Inference::kReplicatedRows, step.used);
+    it.grouping = Grouping::carve(c, Inference::kReplicatedRows, step);
+    return it;
+  }
+  static int64_t thread_bytes(const Inference& r, const Fields& step) {
+    Carver c;
+    room(c, r, step);
+    return c.used;
+  }
+  static int64_t workspace_bytes(const Inference& r, const Fields& step) {
+    Carver c;
+    Choice::carve(c, r.program.max_tokens, step.used);
+    Grouping::carve(c, r.program.max_tokens, step);
+    return c.used;
+  }
+  // Columns of the output at a time where the ranks' shards are added.
+  static int64_t sum_columns(int64_t rows) { return rows > 64 ? 128 : 1024; }
+
+  void run() {
+    n = r.rows(step.step);
+    if (n > 0) {
+      Carver c{r.memory(thread)};
+      own = room(c, r, step);
+      number = r.step_number(index);
+      few = n <= Inference::kFewRows;
+      group();
+      each_piece(up_cost(), 0, [&](int64_t from, int64_t to) { multiply_up(from, to); });
+      const int64_t tiles = down_tiles();
+      if (down_cost() > 0)
+        each_piece(down_cost() * tiles, 1, [&](int64_t from, int64_t to) {
+          const int64_t cost = down_cost();
+          const auto at = [&](int64_t x) { return std::clamp<int64_t>((x + cost / 2) / cost, 0, tiles); };
+          multiply_down({at(from), at(to)});
+        });
+      else clear();
+    }
+    r.finish(thread, index, step.out, n);
+  }
+
+ private:
+  // Which rows each expert has.
+  void group() {
+    if (n <= Inference::kReplicatedRows) {
+      grouping = own.grouping;
+      for (int64_t row = 0; row < n; row++) choose(own.choice, row);
+      grouping.make(step, own.choice, n);
+      all = own.choice.all;
+      return;
+    }
+    Carver c{r.workspace()};
+    const Choice choice = Choice::carve(c, r.program.max_tokens, step.used);
+    grouping = Grouping::carve(c, r.program.max_tokens, step);
+    all = choice.all;
+    const Range rows = r.rows_of(thread, n);
+    for (int64_t row = rows.begin; row < rows.end; row++) choose(choice, row);
+    r.meet(thread, index, false, [&](Idle) { grouping.make(step, choice, n); });
+  }
+
+  void choose(const Choice& choice, int64_t row) {
+    int64_t stride;
+    const float* const logits = r.floats(step.logits, &stride) + row * r.value(step.logits).width;
+    const float* const correction = step.correction >= 0 ? r.vector(step.correction) : nullptr;
+    choose_experts(r.kernels, step, logits, stride, correction, own.logits, choice.experts + row * step.used,
+                   choice.shares + row * step.used);
+    choice.all[row] = 1.f;
+    if (step.switches >= 0) {
+      const float x = r.floats(step.switches, &stride)[row * r.value(step.switches).width];
+      choice.all[row] = 1.f / (1.f + std::exp(-x));
+    }
+  }
+
+  // work(from, to) for the pieces of a phase that this thread takes.
+  template <class Work>
+  void each_piece(int64_t cost, int phase, Work&& work) {
+    const Shares shares(cost, r.active(), few);
+    if (cost == 0) return;
+    for (int64_t piece = thread; piece < shares.pieces();
+         piece = r.active() + (phase == 0 ? r.next_item(index) : int64_t(r.counter(0).add(number, 1))))
+      work(shares.begin(piece), shares.begin(piece + 1));
+  }
+
+  const Set& set_of(const ExpertRows& g) const { return step.sets[g.set]; }
+  // Tiles of one expert in a stack.
+  int64_t tiles_each(const Set& set, int32_t matrix) const { return r.matrix(matrix).tile_count() / set.count; }
+  static int64_t rows_cost(const ExpertRows& g) { return std::max(g.rows, kLeastRows); }
+  int64_t up_tile_cost(const ExpertRows& g, int shard) const {
+    const Set& set = set_of(g);
+    return (r.matrix(set.gate.first + shard).tile_bytes + r.matrix(set.up.first + shard).tile_bytes) * rows_cost(g);
+  }
+  int64_t up_cost() const {
+    int64_t cost = 0;
+    for (int64_t i = 0; i < *grouping.count; i++) {
+      const ExpertRows& g = grouping.groups[i];
+      for (int s = 0; s < set_of(g).gate.count; s++)
+        cost += up_tile_cost(g, s) * tiles_each(set_of(g), set_of(g).gate.first + s);
+    }
+    return cost;
+  }
+  // Of one tile of the output, over all experts.
+  int64_t down_cost() const {
+    int64_t cost = 0;
+    for (int64_t i = 0; i < *grouping.count; i++) {
+      const ExpertRows& g = grouping.groups[i];
+      for (int s = 0; s < set_of(g).down.count; s++)
+        cost += r.matrix(set_of(g).down.first + s).tile_bytes * rows_cost(g);
+    }
+    return cost;
+  }
+  int64_t down_tiles() const { return (r.value(step.out).width + kTileRows - 1) / kTileRows; }
+
+  // Gate and up of the tiles whose middle lies in [from, to) of the experts' costs laid end to end.
+  void multiply_up(int64_t from, int64_t to) {
+    int64_t offset = 0;
+    for (int64_t i = 0; i < *grouping.count && offset < to; i++) {
+      const ExpertRows& g = grouping.groups[i];
+      const Set& set = set_of(g);
+      int64_t column = 0, done = 0, total = 0;
+      for (int s = 0; s < set.gate.count; s++) {
+        const int64_t cost = up_tile_cost(g, s), tiles = tiles_each(set, set.gate.first + s);
+        const auto at = [&](int64_t x) {
+          return cost ? std::clamp<int64_t>((x - offset + cost / 2) / cost, 0, tiles) : 0;
+        };
+        const Range part = {at(from), at(to)};
+        if (part.begin < part.end) join(g, s, column, part);
+        done += part.end - part.begin, total += tiles;
+        offset += cost * tiles;
+        column += r.value(set.activations.first + s).floats;
+      }
+      if (done > 0 && int64_t(r.counter(1 + int(i)).add(number, uint32_t(done))) + done == total) {
+        prepare(g);
+        r.counter(1 + int(i)).add(number, 1);
+      }
+    }
+  }
+  bool complete(int64_t group) {
+    const ExpertRows& g = grouping.groups[group];
+    int64_t total = 0;
+    for (int s = 0; s < set_of(g).gate.count; s++) total += tiles_each(set_of(g), set_of(g).gate.first + s);
+    return total == 0 || r.counter(1 + int(group)).get(number) == total + 1;
+  }
+
+  // The rows of an expert side by side: where they lie, or gathered.
+  const uint8_t* inputs(const ExpertRows& g, int x, Range rows) {
+    const int64_t stride = Inference::activation_stride(r.value(x));
+    const uint8_t* const from = r.activations(thread, step.step, x);
+    if (g.set == 1) return from + rows.begin * stride;
+    const int32_t* const tokens = grouping.tokens + g.first;
+    if (rows.end - rows.begin == 1) return from + tokens[rows.begin] * stride;
+    for (int64_t row = rows.begin; row < rows.end; row++)
+      std::copy(from + tokens[row] * stride, from + (tokens[row] + 1) * stride,
+                own.gathered + (row - rows.begin) * stride);
+    return own.gathered;
+  }
+
+  // joined = gate * up for tiles of shard s of one expert, whose first row is column `column`.
+  void join(const ExpertRows& g, int s, int64_t column, Range tiles) {
+    const Set& set = set_of(g);
+    const int64_t width = r.value(set.activations.first + s).floats;  // of the shard
+    const bool same = set.gate_x == set.up_x;                         // one format
+    const int64_t x_stride = Inference::activation_stride(r.value(set.gate_x));
+    const int64_t most = g.set == 1 ? g.rows : std::max<int64_t>(kGatheredBytes / x_stride, 1);
+    int64_t stride;
+    float* const joined = r.floats(set.joined, &stride) + g.first * stride + column;
+    for (int64_t row = 0; row < g.rows; row += most) {
+      const Range chunk = {row, std::min(row + most, g.rows)};
+      const uint8_t* const x = same ? inputs(g, set.gate_x, chunk) : nullptr;
+      const int64_t rows_each = few ? chunk.end - chunk.begin : std::min(kBlockRows, chunk.end - chunk.begin);
+      const int64_t pair_bytes = r.matrix(set.gate.first + s).tile_bytes + r.matrix(set.up.first + s).tile_bytes;
+      int64_t tiles_each = std::max<int64_t>(kScratchFloats / 2 / kTileRows / rows_each, 1);
+      if (!few) tiles_each = std::min(tiles_each, std::max<int64_t>(kBlockBytes / pair_bytes, 1));
+      for (int64_t tile = tiles.begin; tile < tiles.end; tile += tiles_each) {
+        const Range some = {tile, std::min(tile + tiles_each, tiles.end)};
+        for (int64_t at = chunk.begin; at < chunk.end; at += rows_each) {
+          const Range block = {at, std::min(at + rows_each, chunk.end)};
+          const uint8_t* const block_x = same ? x + (at - chunk.begin) * x_stride : inputs(g, set.gate_x, block);
+          join_block(g, s, some, block_x, block, joined + at * stride, stride, width);
+        }
+      }
+    }
+  }
+
+  void join_block(const ExpertRows& g, int s, Range tiles, const uint8_t* x, Range rows, float* joined, int64_t stride,
+                  int64_t width) {
+    const Set& set = set_of(g);
+    const int64_t from = tiles.begin * kTileRows, columns = std::min(tiles.end * kTileRows, width) - from,
+                  scratch_stride = (tiles.end - tiles.begin) * kTileRows, count = rows.end - rows.begin;
+    const int64_t x_stride = Inference::activation_stride(r.value(set.gate_x));
+    float *const gate = own.scratch, *const up = gate + kScratchFloats / 2;
+    product(g, set.gate.first + s, tiles, x, x_stride, count, gate, scratch_stride);
+    if (set.up_x != set.gate_x) x = inputs(g, set.up_x, rows);
+    product(g, set.up.first + s, tiles, x, Inference::activation_stride(r.value(set.up_x)), count, up, scratch_stride);
+    for (int64_t row = 0; row < count; row++)
+      r.kernels.elementwise.gated(GateFunction(step.gate), gate + row * scratch_stride, up + row * scratch_stride,
+                                  columns, joined + row * stride + from);
+  }
+
+  // Tiles of one expert's matrix times rows of x: y[row][0] is the first tile's first.
+  void product(const ExpertRows& g, int matrix, Range tiles, const uint8_t* x, int64_t x_stride, int64_t rows, float* y,
+               int64_t stride) {
+    const int64_t before = g.expert * tiles_each(set_of(g), matrix);
+    each_packed(r, thread, r.weight(matrix), before + tiles.begin, before + tiles.end,
+                [&](const Matrix& part, int64_t first) {
+                  r.kernels.linear[int(part.type)].multiply(part, 0, part.tile_count(), x, x_stride, rows,
+                                                            y + (first - before - tiles.begin) * kTileRows, stride);
+                });
+  }
+
+  // What the down projection of an expert reads.
+  void prepare(const ExpertRows& g) {
+    const Set& set = set_of(g);
+    int64_t stride, column = 0;
+    const float* const joined = r.floats(set.joined, &stride) + g.first * stride;
+    for (int s = 0; s < set.activations.count; s++) {
+      const ckdist_value& a = r.value(set.activations.first + s);
+      const int64_t bytes = Inference::activation_stride(a);
+      uint8_t* const out = r.step_activations(set.activations.first + s) + g.first * bytes;
+      for (int64_t row = 0; a.width > 0 && row < g.rows; row++)
+        r.kernels.elementwise.prepare(ActivationFormat(a.format), joined + row * stride + column, a.floats, a.lead,
+                                      a.width, out + row * bytes);
+      column += a.floats;
+    }
+  }
+
+  // Columns of the output that tiles of down are the rows of.
+  void multiply_down(Range tiles) {
+    const int shards = step.sets[0].down.count;
+    const int64_t tiles_each = (shards > 1 ? sum_columns(n) : few ? 1024 : 128) / kTileRows;
+    int64_t stride;
+    float* const out = r.floats(step.out, &stride);
+    for (int64_t tile = tiles.begin; tile < tiles.end; tile += tiles_each) {
+      const Range some = {tile, std::min(tile + tiles_each, tiles.end)};
+      const int64_t from = some.begin * kTileRows, columns = std::min(some.end * kTileRows, stride) - from;
+      for (int s = 0; s < shards; s++) {
+        float* const y = s == 0 ? out + from : own.sums;
+        const int64_t y_stride = s == 0 ? stride : columns;
+        for (int64_t row = 0; row < n; row++) std::fill(y + row * y_stride, y + row * y_stride + columns, 0.f);
+        for (int64_t i = 0; i < *grouping.count; i++) add_expert(i, s, some, columns, y, y_stride);
+        for (int64_t row = 0; s > 0 && row < n; row++)
+          r.kernels.elementwise.add(own.sums + row * columns, columns, out + row * stride + from);
+      }
+    }
+  }
+
+  // y += share * tiles of shard s of an expert's down projection, for its rows.
+  void add_expert(int64_t group, int s, Range tiles, int64_t columns, float* y, int64_t y_stride) {
+    const ExpertRows& g = grouping.groups[group];
+    const Set& set = set_of(g);
+    if (s >= set.down.count || r.matrix(set.down.first + s).cols == 0) return;
+    while (!complete(group)) cpu_pause();
+    const int x = set.activations.first + s;
+    const int64_t x_stride = Inference::activation_stride(r.value(x)), width = (tiles.end - tiles.begin) * kTileRows;
+    const uint8_t* const in = r.step_activations(x) + g.first * x_stride;
+    const int64_t rows_each = std::max<int64_t>(kScratchFloats / width, 1);
+    for (int64_t row = 0; row < g.rows; row += rows_each) {
+      const int64_t count = std::min(rows_each, g.rows - row);
+      product(g, set.down.first + s, tiles, in + row * x_stride, x_stride, count, own.scratch, width);
+      for (int64_t i = 0; i < count; i++) {
+        const int64_t token = g.set == 1 ? row + i : grouping.tokens[g.first + row + i];
+        const float share = g.set == 1 ? all[token] : grouping.shares[g.first + row + i];
+        r.kernels.elementwise.add_scaled(own.scratch + i * width, share, columns, y + token * y_stride);
+      }
+    }
+  }
+
+  // Where no expert of the step is here, or nothing of them.
+  void clear() {
+    int64_t stride;
+    float* const out = r.floats(step.out, &stride);
+    for (int64_t row = thread; row < n; row += r.active()) std::fill(out + row * stride, out + (row + 1) * stride, 0.f);
+  }
+
+ public:
+  int64_t n = 0;
+  bool few = false;
+  uint32_t number = 0;
+  Room own{};
+  Grouping grouping{};
+  const float* all = nullptr;  // share of the set that all rows take
+};
+
+const RegisteredKind<Experts> kKind(ckdist_step_experts);
+
+}  // namespace
+}  // namespace ckdist
