@@ -121,6 +121,8 @@ def run(config: ServeConfig) -> int:
         model = load_model(config, world, progress=True)
         with dismissing(model, world):
             engine, tokenizer = make_engine(model, config.max_queue + config.parallel)
+            if engine.grammars is not None and tokenizer.eos_token_ids:
+                engine.grammars.prepare()
         lines, advice = start_lines(name, model)
         log.debug("%s", model.placement_map())
         for line in advice[:1]:

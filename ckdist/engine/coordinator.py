@@ -278,7 +278,7 @@ class Coordinator:
         """Sends what a step brought for one request to the peer that asked for it."""
         peer, request_id = _peer_and_id(output.id)
         if output.error is not None:
-            self._send_error(peer, request_id, output.error, None, 500)
+            self._send_error(peer, request_id, output.error, None, output.error_status)
             return
         message = {
             "op": "tokens", "id": request_id, "tokens": output.tokens, "logprobs": output.logprobs,

@@ -6,7 +6,7 @@ nothing of text, sockets or clocks other than for its counters; it is used by on
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from ckdist.engine.block_pool import BlockPool
+from ckdist.engine.constraint import Constraint
 from ckdist.engine.dry_breakers import DryBreakers
+from ckdist.engine.grammars import Grammars, Masks
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.protocol import StepExecutable, TokenSampler
 from ckdist.engine.request import Tokens, check_prompt, check_sampling
@@ -22,7 +24,7 @@ from ckdist.engine.sampler import Sample, SampleRow
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.sampling_state import SamplingState, sampling_state
 from ckdist.engine.scheduler import EngineBusy, Scheduler, SequenceChunk
-from ckdist.engine.sequence import Sequence
+from ckdist.engine.sequence import Sequence, State
 from ckdist.engine.state_pool import SequenceState, StatePool
 from ckdist.engine.trace import Lane
 from ckdist.errors import CkdistError, RequestError
@@ -50,6 +52,7 @@ class Output:
     cached_tokens: int
     prompt_logprobs: list[Any] | None = None
     error: str | None = None  # what went wrong with this sequence alone
+    error_status: int = 500  # of HTTP; 400 where the request is at fault
     stop_token: int | None = None  # of `stop_token_ids`, which ended the sequence; None for EOS
 
 
@@ -60,17 +63,18 @@ class Engine:
         self, executable: StepExecutable, sampler: TokenSampler, eos_token_ids: Collection[int] = (), *,
         max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True,
         more_stats: Callable[[], Mapping[str, float | str]] = dict, lane: Lane | None = None,
-        dry_breakers: DryBreakers | None = None,
+        dry_breakers: DryBreakers | None = None, grammars: Grammars | None = None,
     ) -> None:  # fmt: skip
         """eos_token_ids: end a sequence unless `ignore_eos`. max_waiting: length of the queue.
 
         max_outputs: rows of logits of one step, where fewer than its tokens. more_stats: numbers that `stats` gives
         besides the engine's own. lane: of a trace, where there is one. dry_breakers: of the vocabulary; without,
-        requests for DRY with sequence breakers are refused.
+        requests for DRY with sequence breakers are refused. grammars: of the vocabulary, likewise.
         """
         self.executable, self.sampler, self.eos_token_ids = executable, sampler, frozenset(eos_token_ids)
         self.vocab_size, self._more_stats, self.lane = executable.vocab_size, more_stats, lane
-        self._dry_breakers = dry_breakers
+        self._dry_breakers, self.grammars = dry_breakers, grammars
+        self._compiling: list[Sequence] = []  # those that came with a grammar that was not compiled yet
         cache = executable.num_blocks * BLOCK_TOKENS
         self.max_positions = min(executable.context_length, cache)
         self._room = (
@@ -124,26 +128,34 @@ class Engine:
         breakers = self._dry_breakers if "dry" in params.active_samplers else None
         if breakers is not None and not breakers.has_room(params.dry_sequence_breakers):
             raise EngineBusy("too many sets of dry_sequence_breakers are being prepared; try again later")
-        state = sampling_state(params, self.eos_token_ids, self.vocab_size, self._dry_breakers)
+        if params.grammar is not None and self.grammars is not None and not self.grammars.has_room(params.grammar):
+            raise EngineBusy("too many grammars are being compiled; try again later")
+        state = sampling_state(params, self.eos_token_ids, self.vocab_size, self._dry_breakers, self.grammars)
         capacity = min(len(ids) + params.max_tokens, self.max_positions)
         sequence = Sequence(id, ids, params, seed, capacity, time.monotonic(), state)
         self.scheduler.add(sequence)
         self._sequences[id] = sequence
+        if state is not None and state.constraint is not None:
+            self._compiling.append(sequence)
         self._requests += 1
         self._prompt_tokens += len(ids)
 
     def step(self) -> list[Output]:
         """Runs one batch. Raises EngineError when a rank is lost; the sequences are then lost as well."""
+        refused = self._refuse_grammars() if self._compiling else []
         begin = time.monotonic_ns()
         step = self.scheduler.schedule()
         if step is None:
-            self._wait_for_breakers()
-            return []
+            self._wait_for_state()
+            return refused
         scheduled = time.monotonic_ns()
+        masks = self._begin_masks(step.chunks)
         logits = self.executable.run(step.batch)  # (outputs, vocab)
         ran = time.monotonic_ns()
         self.scheduler.commit(step)
-        outputs = self._outputs(step.chunks, logits)
+        if masks is not None and self.grammars is not None:
+            self.grammars.finish_masks(masks)
+        outputs = refused + self._outputs(step.chunks, logits)
         end = time.monotonic_ns()
         self._step_seconds.observe((end - begin) * 1e-9)
         if self.lane is not None:
@@ -153,12 +165,32 @@ class Engine:
             self.lane.add(lib.ckdist_trace_sample, ran, end, len(outputs))
         return outputs
 
-    def _wait_for_breakers(self) -> None:
+    def _wait_for_state(self) -> None:
         """Waits a moment for the head of the queue, where it is that which nothing can be done without."""
         waiting = self.scheduler.waiting
         state = waiting[0].sampling_state if waiting else None
-        if state is not None and state.breakers is not None and not state.is_ready:
-            wait([state.breakers], timeout=0.01)
+        if state is not None and state.awaited:
+            wait(state.awaited, timeout=0.01)
+
+    def _refuse_grammars(self) -> list[Output]:
+        """Ends the sequences whose grammars turn out to be wrong."""
+        outputs, waiting = [], []
+        for sequence in self._compiling:
+            compiled = _constraint(sequence).compiled
+            if sequence.state is State.FINISHED:
+                continue
+            if not compiled.done():
+                waiting.append(sequence)
+            elif (error := compiled.exception()) is not None:
+                outputs.append(self._failed(sequence, str(error), 400))
+        self._compiling = waiting
+        return outputs
+
+    def _begin_masks(self, chunks: list[SequenceChunk]) -> Masks | None:
+        """Begins to find the next tokens that grammars allow, beside the step; None where there is no grammar."""
+        states = [chunk.sequence.sampling_state for chunk in chunks if chunk.samples]
+        followed = [(s.constraint, s.banned) for s in states if s is not None and s.constraint is not None]
+        return self.grammars.begin_masks(followed) if followed and self.grammars is not None else None
 
     def abort(self, id: Hashable) -> Output | None:
         """Ends a sequence and frees its blocks at once. None when there is none of that id."""
@@ -244,15 +276,36 @@ class Engine:
                 outputs.append(self._output(sequence, [], None, "error", error))
             elif chunk.samples and sequence.params.max_tokens == 0:
                 outputs.append(self._output(sequence, [], None, "length"))
+            elif chunk.samples and (output := self._without_sampling(sequence)) is not None:
+                outputs.append(output)
             elif chunk.samples:
                 sequences.append(sequence)
                 places.append(chunk.row + chunk.rows - 1)
                 rows.append(_row(sequence))
         if rows:
             chosen = logits if len(places) == len(logits) else logits[places]  # (rows, vocab)
-            for sequence, sample in zip(sequences, self._sample(chosen, rows), strict=True):
+            samples = self._sample(chosen, rows)
+            self._advance_grammars(sequences, samples)
+            for sequence, sample in zip(sequences, samples, strict=True):
                 outputs.append(self._extend(sequence, sample))
         return outputs
+
+    def _advance_grammars(self, sequences: list[Sequence], samples: Iterable[Sample | CkdistError]) -> None:
+        """Tells the sequences' grammars which tokens were drawn."""
+        moves = [
+            (sequence.sampling_state.constraint, sample.token)
+            for sequence, sample in zip(sequences, samples, strict=True)
+            if sequence.sampling_state is not None
+            and sequence.sampling_state.constraint is not None
+            and isinstance(sample, Sample)
+            and not self._is_end(sequence, sample.token)
+        ]
+        if moves and self.grammars is not None:
+            self.grammars.advance(moves)
+
+    def _is_end(self, sequence: Sequence, token: int) -> bool:
+        """Whether a token is an EOS that ends the sequence."""
+        return token in self.eos_token_ids and (not sequence.params.ignore_eos or sequence.params.grammar is not None)
 
     def _sample(self, logits: np.ndarray, rows: list[SampleRow]) -> list[Sample] | list[Sample | CkdistError]:
         """One sample per row, or the error of a row whose logits allow none, which must not take the others with it."""
@@ -269,26 +322,59 @@ class Engine:
         """Adds a sampled token to its sequence, or ends the sequence by it."""
         if isinstance(sample, CkdistError):
             return self._output(sequence, [], None, "error", str(sample))
-        token, params = sample.token, sequence.params
-        if token in params.stop_token_ids or (token in self.eos_token_ids and not params.ignore_eos):
-            stop = None if token in self.eos_token_ids and not params.ignore_eos else token
-            return replace(self._output(sequence, [], None if params.logprobs is None else [], "stop"), stop_token=stop)
-        sequence.append(token)
-        if sequence.sampling_state is not None:
-            self._keep_state(sequence, sequence.sampling_state, sample)
-        self._generated_tokens += 1
-        full = sequence.length == len(sequence.tokens)
-        logprobs = None if params.logprobs is None else [_entry(sample)]
-        return self._output(sequence, [token], logprobs, "length" if full else None)
+        logprobs = None if sequence.params.logprobs is None else [_entry(sample)]
+        return self._take_tokens(sequence, [sample.token], logprobs, sample)
 
-    def _keep_state(self, sequence: Sequence, state: SamplingState, sample: Sample) -> None:
+    def _without_sampling(self, sequence: Sequence) -> Output | None:
+        """What a grammar decides alone: its error, or tokens that must come; None where a token is to be sampled."""
+        state = sequence.sampling_state
+        constraint = None if state is None else state.constraint
+        if constraint is None:
+            return None
+        if constraint.error is not None:
+            return self._failed(sequence, constraint.error, 400)
+        if constraint.forced and sequence.params.logprobs is None:
+            return self._take_tokens(sequence, [], None)
+        return None
+
+    def _take_tokens(
+        self, sequence: Sequence, tokens: list[int], logprobs: list[Any] | None, sample: Sample | None = None
+    ) -> Output:
+        """Adds tokens to a sequence, and those that its grammar forces after them, or ends it by one."""
+        params, state = sequence.params, sequence.sampling_state
+        constraint = None if state is None else state.constraint
+        if constraint is not None and params.logprobs is None:
+            tokens = [*tokens, *constraint.take_forced()]
+        taken, finish, stop = list[int](), None, None
+        for token in tokens:
+            ends = self._is_end(sequence, token)
+            if ends or token in params.stop_token_ids:
+                finish, stop = "stop", None if ends else token
+                break
+            sequence.append(token)
+            taken.append(token)
+            if sequence.length == len(sequence.tokens):
+                finish = "length"
+                break
+        if constraint is not None and constraint.is_complete and len(taken) == len(tokens):
+            finish = "stop"
+        self._generated_tokens += len(taken)
+        if constraint is not None and constraint.error is not None:
+            return self._failed(sequence, constraint.error, 400)
+        if state is not None:
+            self._keep_state(sequence, state, sample)
+        if logprobs is not None:
+            logprobs = logprobs[: len(taken)]
+        return replace(self._output(sequence, taken, logprobs, finish), stop_token=stop)
+
+    def _keep_state(self, sequence: Sequence, state: SamplingState, sample: Sample | None) -> None:
         """What sampling must know of the token just appended, and forgets of what it no longer needs."""
         params = sequence.params
-        if sample.mirostat_mu is not None:  # where `params.mirostat` is on
+        if sample is not None and sample.mirostat_mu is not None:  # where `params.mirostat` is on
             state.mirostat_mu = sample.mirostat_mu
         if state.banned is not None and len(sequence.output) >= params.min_tokens:
             state.banned = None
-            if state.breakers is None and not params.mirostat:
+            if state.breakers is None and state.constraint is None and not params.mirostat:
                 sequence.sampling_state = None
 
     def _output(
@@ -315,6 +401,10 @@ class Engine:
             sequence.id, tokens, logprobs, finish_reason, len(sequence.prompt), cached, prompt_logprobs, error
         )
 
+    def _failed(self, sequence: Sequence, error: str, status: int) -> Output:
+        """The last output of a sequence that cannot go on, with this status of HTTP."""
+        return replace(self._output(sequence, [], None, "error", error), error_status=status)
+
     def _score_prompt(self, chunk: SequenceChunk, logits: np.ndarray) -> str | None:
         """Takes the log probabilities of prompt tokens from the logits of the positions before them.
 
@@ -339,6 +429,13 @@ def _row(sequence: Sequence) -> SampleRow:
     """What decides the next token of a sequence."""
     s = sequence
     return SampleRow(s.params, s.seed, s.length, s.prompt, s.output, s.sampling_state)
+
+
+def _constraint(sequence: Sequence) -> Constraint:
+    """Of a sequence that has a grammar."""
+    state = sequence.sampling_state
+    assert state is not None and state.constraint is not None, "it came with a grammar"
+    return state.constraint
 
 
 def _entry(sample: Sample) -> list[Any]:

@@ -21,6 +21,7 @@ from ckdist.comm.world import agree, together
 from ckdist.config import EngineConfig
 from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.engine import Engine
+from ckdist.engine.grammars import Grammars
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.trace import Labels, Trace
 from ckdist.errors import ConfigError
@@ -378,6 +379,7 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
     engine = Engine(
         model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids,
         max_waiting=max_waiting, more_stats=stats, lane=lane, dry_breakers=DryBreakers(tokenizer),
+        grammars=Grammars(tokenizer, model.spec.vocab_size),
     )  # fmt: skip
     return engine, tokenizer
 

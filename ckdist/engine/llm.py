@@ -171,9 +171,11 @@ class LLM:
 
 
 def _take(completion: Completion, text: TextStream, output: Output) -> str:
-    """Adds an output to its completion; the text that it brings. Raises EngineError when the sequence failed."""
+    """Adds an output to its completion; the text that it brings. Raises EngineError when the sequence failed, RequestError
+    where its request is at fault.
+    """
     if output.error is not None:
-        raise EngineError(output.error)
+        raise RequestError(output.error) if output.error_status == 400 else EngineError(output.error)
     completion.prompt_tokens, completion.cached_tokens = output.prompt_tokens, output.cached_tokens
     completion.token_ids += output.tokens
     if output.prompt_logprobs is not None:

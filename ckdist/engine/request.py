@@ -122,6 +122,8 @@ def _check_llama_cpp(params: SamplingParams) -> None:
     if params.repeat_last_n is not None:
         _integer("repeat_last_n", params.repeat_last_n, -1, MAX_TOKENS)
     _integer("min_keep", params.min_keep, 0, MAX_TOKENS)
+    if params.grammar is not None and not isinstance(params.grammar, str):
+        raise RequestError("grammar must be a string", "grammar")
     if params.samplers is not None:
         _strings("samplers", params.samplers, MAX_SAMPLERS)
         for name in params.samplers:

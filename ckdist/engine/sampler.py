@@ -164,6 +164,9 @@ def _fill(out: CData, row: SampleRow) -> list[Any]:
         out.bias_values = native.pointer(values, "float *")
     if state is not None and state.banned is not None:
         out.banned_tokens, out.banned_count = tokens(state.banned)
+    if state is not None and state.constraint is not None:
+        allowed = state.constraint.allowed
+        out.allowed, out.allowed_words = native.pointer(allowed, "uint32_t *"), len(allowed)
     if params.steps is not None:
         out.steps, out.step_count = tokens([_STEPS[name] for name in params.steps])
         out.min_keep, out.typical_p, out.top_n_sigma = params.min_keep, params.typical_p, params.top_n_sigma

@@ -56,6 +56,8 @@ class SamplingParams:
     # Which samplers are applied, in this order (names of config.SAMPLERS). None: TEMPERATURE_FIRST, or the order of
     # config.SAMPLERS where one of llama.cpp's own (typical_p, top_n_sigma, xtc, dynatemp) is on.
     samplers: tuple[str, ...] | None = None
+    # The output follows this grammar, of `ckdist.tokens.grammar`, and ends with it, `ignore_eos` or not. None: free.
+    grammar: str | None = None
 
     @cached_property
     def active_samplers(self) -> tuple[str, ...]:

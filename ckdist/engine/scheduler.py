@@ -99,9 +99,11 @@ class Scheduler:
         self._chunks = []
         prompts = False
         for sequence in tuple(self.running):
-            if sequence.length - sequence.computed > 1:
+            if sequence.state is not State.RUNNING or not self._extend(sequence):
+                continue
+            if sequence.length - sequence.computed > 1:  # a prompt, or tokens that a grammar has forced
                 prompts = True
-            elif sequence.state is State.RUNNING and self._extend(sequence):
+            else:
                 self._take(sequence)
         if prompts:
             for sequence in self.running:
@@ -149,7 +151,7 @@ class Scheduler:
             self._builder.add(sequence, tokens, rows)
 
     def _extend(self, sequence: Sequence) -> bool:
-        """Finds a block for the last token. The latest arrivals give way, at worst the sequence itself: then False."""
+        """Finds blocks for the last tokens. The latest arrivals give way, at worst the sequence itself: then False."""
         while sequence.num_blocks * BLOCK_TOKENS < sequence.length:
             if self.pool.available:
                 self._append_block(sequence)

@@ -1,6 +1,7 @@
 """The sampler against a float64 reference that sorts the whole vocabulary, and its draw against the documented hash."""
 
 import array
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from ckdist import errors
 from ckdist.engine.sampler import Sample, Sampler, SampleRow
 from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_state import SamplingState
 
 F32 = np.float32
 MASK = (1 << 64) - 1
@@ -267,3 +269,36 @@ def test_wrong_tokens_and_shapes_are_refused():
         sampler.sample(logits_of(999), [SampleRow(params())])
     with pytest.raises(errors.ConfigError, match="vocabulary of 0"):
         Sampler(0)
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 1000, 4097])
+def test_a_mask_removes_what_it_does_not_allow(vocab):
+    rng = np.random.default_rng(vocab)
+    for seed, changes in enumerate([{"temperature": 0.0}, {}, {"top_p": 0.7, "min_p": 0.01}, {"top_k": 5}] * 5):
+        allowed = rng.random(vocab) < (0.02, 0.5, 0.98)[seed % 3]
+        allowed[rng.integers(vocab)] = True
+        logits = logits_of(vocab, seed=seed)
+        row = SampleRow(params(**changes), seed, 7, state=masked(allowed))
+        (sample,) = Sampler(vocab).sample(logits, [row])
+        assert allowed[sample.token]
+        others = SamplingState(banned=np.flatnonzero(~allowed).astype(np.int32))
+        (wanted,) = Sampler(vocab).sample(logits, [row._replace(state=others)])
+        assert sample == wanted, "a mask bans the others"
+
+
+def test_tokens_beyond_a_mask_are_not_drawn_and_an_empty_one_is_refused():
+    logits = np.arange(100, dtype=F32)[None]
+    assert (
+        Sampler(100).sample(logits, [SampleRow(params(temperature=0.0), state=masked(np.ones(64, bool)))])[0].token
+        == 63
+    )
+    with pytest.raises(errors.ConfigError, match="the mask of row 0 allows no token"):
+        Sampler(100).sample(logits, [SampleRow(params(), state=masked(np.zeros(100, bool)))])
+
+
+def masked(allowed):
+    state = SamplingState(constraint=SimpleNamespace(allowed=None))
+    bits = np.zeros(-(-len(allowed) // 32) * 32, bool)
+    bits[: len(allowed)] = allowed
+    state.constraint.allowed = np.packbits(bits, bitorder="little").view(np.uint32)
+    return state

@@ -11,6 +11,7 @@ from ckdist.serve.requests.fields import Fields
 from ckdist.serve.requests.names import INERT, NEUTRAL
 from ckdist.serve.requests.prepare import prepare
 from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.tokens.grammar import check_grammar
 from ckdist.tokens.source import tokenizer_of
 from tests.support.served import VOCAB, write_tokenizer
 
@@ -38,17 +39,18 @@ def prepared(tokenizer):
 
 # A field, its neutral values, and values that are refused by its name.
 RULES = [
-    ("grammar", ["", None], ['root ::= "a"']),
-    ("json_schema", [None], [{}, {"type": "object"}]),
-    ("guided_json", [None], [{"type": "object"}]),
-    ("guided_regex", ["", None], ["a+"]),
-    ("guided_choice", [[], None], [["a", "b"]]),
-    ("structured_outputs", [None], [{"regex": "a"}]),
-    ("format", ["", None], ["json", {"type": "object"}]),
+    ("grammar", ["", None], ['root ::= "a', "root ::= b", 'root ::= "a"{9999}', '"' * 9]),
+    ("json_schema", [None], [{"type": "nonsense"}, "{", "3", {"type": "array", "minItems": -1}]),
+    ("guided_json", [None], [{"$ref": "file:///etc/passwd"}, {"type": "string", "format": "nonsense"}]),
+    ("guided_regex", ["", None], ["(", "(?=a)b", "a{100000}", "((a{0,1000}){0,1000}){0,1000}"]),
+    ("guided_choice", [[], None], [[1], [""], ["a"] * 5000]),
+    ("guided_grammar", ["", None], ["start: b"]),
+    ("structured_outputs", [None, {}], [{"regex": "("}, {"regex": "a", "choice": ["b"]}]),
+    ("format", ["", None], ["xml", {"type": "nonsense"}]),
     (
         "response_format",
         [None, {"type": "text"}],
-        [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}],
+        [{"type": "nonsense"}, {"type": "json_schema", "json_schema": {}}, {"type": "json_schema"}],
     ),
     ("use_beam_search", [False, None], [True, 1]),
     ("length_penalty", [1.0, 1, None], [1.2, True]),
@@ -364,3 +366,40 @@ def test_apply_template(prepared):
 def test_a_field_with_two_names_is_named_as_it_was_sent():
     with pytest.raises(RequestError, match=r"b \(7\) must be from 0 to 1"):
         Fields({"b": 7}).number(("a", "b"), 0.0, 0, 1)
+
+
+STRUCTURES = [
+    {"response_format": {"type": "json_object"}},
+    {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "strict": True, "schema": {"type": "null"}},
+        }
+    },
+    {"response_format": {"type": "json_object", "schema": {"type": "string"}}},
+    {"json_schema": {"type": "integer"}},
+    {"guided_json": '{"type": "integer"}', "guided_whitespace_pattern": "[ ]?"},
+    {"guided_regex": "[0-9]{3}"},
+    {"guided_choice": ["yes", 'n"o']},
+    {"guided_grammar": 'root ::= "a" b\nb ::= [0-9]*'},
+    {"grammar": 'start: "a" /b+/'},
+    {"structured_outputs": {"choice": ["a", "b"], "disable_any_whitespace": True}},
+    {"structured_outputs": {"json_object": True}},
+    {"format": "json"},
+]
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_every_form_of_structure_is_one_grammar(prepared, kind):
+    assert prepared(kind).sampling.grammar is None
+    for fields in STRUCTURES:
+        grammar = prepared(kind, strict=True, **fields).sampling.grammar
+        check_grammar(grammar)
+    assert prepared(kind, guided_choice=["a"]) == prepared(kind, structured_outputs={"choice": ["a"]})
+    with pytest.raises(RequestError, match="response_format and guided_regex each say"):
+        prepared(kind, response_format={"type": "json_object"}, guided_regex="a")
+    unknown = {"type": "string", "format": "nonsense"}
+    form = lambda strict: {"type": "json_schema", "json_schema": {"schema": unknown, "strict": strict}}
+    assert prepared(kind, response_format=form(False)).sampling.grammar
+    with pytest.raises(RequestError, match="nonsense"):
+        prepared(kind, response_format=form(True))

@@ -66,8 +66,8 @@ COMPLETION_REFUSALS = [
     ({"prompt": "a", "logit_bias": {"260": 1}}, "logit_bias has a key ('260')", "logit_bias"),
     ({"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias (101) must be from -100 to 100", "logit_bias"),
     (
-        {"prompt": "a", "response_format": {"type": "json_object"}},
-        "is not supported with this model",
+        {"prompt": "a", "response_format": {"type": "json_object", "schema": {"type": "x"}}},
+        "is not a grammar that can be followed",
         "response_format",
     ),
     ({"prompt": "a", "suffix": "b"}, "suffix is not supported", "suffix"),

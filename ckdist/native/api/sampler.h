@@ -46,6 +46,9 @@ struct ckdist_sampling {
   float mirostat_tau; /* target surprise in bits */
   float mirostat_eta; /* learning rate */
   float mirostat_mu;  /* the sequence's state: at first 2 tau, then that of the token before */
+  /* Bit t % 32 of word t / 32: token t may be drawn; tokens beyond the words may not. Null: every token may. */
+  const uint32_t* allowed;
+  int64_t allowed_words;
 };
 
 enum ckdist_sampling_step {

@@ -229,15 +229,27 @@ void Sampler::rescan(int32_t row) {
     fail(Status::config, "logit_bias or penalties of row %d make logits infinite; use smaller ones", row);
 }
 
-// The row with logit_bias, penalties and DRY applied and banned tokens removed: `logits` itself where there is nothing
-// to do, else modified_, scanned again. Of a row with steps, these apply penalties and DRY.
+// Removes from modified_ what the mask (see ckdist_sampling) does not allow, 32 tokens at a time.
+void Sampler::remove_forbidden(const uint32_t* allowed, int64_t words) {
+  float* const logits = modified_.data();
+  for (int64_t begin = 0; begin < vocab_; begin += 32) {
+    const uint32_t word = begin / 32 < words ? allowed[begin / 32] : 0;
+    const int64_t count = std::min<int64_t>(32, vocab_ - begin);
+    if (word == 0) std::fill_n(logits + begin, count, kRemoved);
+    else if (~word != 0)
+      for (int64_t i = 0; i < count; ++i) logits[begin + i] = (word >> i & 1) ? logits[begin + i] : kRemoved;
+  }
+}
+
+// The row with logit_bias, penalties and DRY applied and banned and forbidden tokens removed: `logits` itself where
+// there is nothing to do, else modified_, scanned again. Of a row with steps, these apply penalties and DRY.
 const float* Sampler::modify(const float* logits, const ckdist_sampling& s, int32_t row) {
   const bool steps = s.step_count > 0 || s.mirostat > 0;
   check_tokens(s.bias_tokens, s.bias_count, "logit_bias", row);
   check_tokens(s.banned_tokens, s.banned_count, "banned tokens", row);
   const bool penalties = !steps && count_tokens(s, row);
   const bool dry = !steps && s.dry_multiplier > 0.0f;
-  if (!penalties && !dry && s.bias_count + s.banned_count == 0) return logits;
+  if (!penalties && !dry && s.bias_count + s.banned_count == 0 && !s.allowed) return logits;
   modified_.assign(logits, logits + vocab_);
   for (int64_t i = 0; i < s.bias_count; ++i) modified_[s.bias_tokens[i]] += s.bias_values[i];
   if (penalties)
@@ -247,7 +259,9 @@ const float* Sampler::modify(const float* logits, const ckdist_sampling& s, int3
     for (const auto& r : repetitions(s, row))
       modified_[r.token] = less_repetition(modified_[r.token], 1.0f, r.length, s);
   for (int64_t i = 0; i < s.banned_count; ++i) modified_[s.banned_tokens[i]] = kRemoved;
+  if (s.allowed) remove_forbidden(s.allowed, s.allowed_words);
   rescan(row);
+  if (s.allowed && largest() == kRemoved) fail(Status::config, "the mask of row %d allows no token", row);
   return modified_.data();
 }
 

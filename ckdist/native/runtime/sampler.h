@@ -76,6 +76,7 @@ class Sampler {
   bool keep_mass(double target);
   void cut_mass(const float* logits, float shift, float scale, float temperature, float top_p, float least);
   const float* modify(const float* logits, const ckdist_sampling& sampling, int32_t row);
+  void remove_forbidden(const uint32_t* allowed, int64_t words);
   bool count_tokens(const ckdist_sampling& sampling, int32_t row);
   float penalised(float logit, int32_t token, const ckdist_sampling& sampling) const;
   void forget_tokens();

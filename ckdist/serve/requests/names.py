@@ -17,20 +17,11 @@ ONE = Neutral((1,))
 # The answer would be another one: a constraint, a way of sampling, another model, or more in the answer than this
 # server gives.
 NEUTRAL = {
-    # What may be written (of a later version).
-    "grammar": NO_TEXT,
+    # What may be written.
     "grammar_lazy": OFF,
     "grammar_triggers": NO_LIST,
     "preserved_tokens": NO_LIST,
-    "json_schema": NONE,
-    "guided_json": NONE,
-    "guided_regex": NO_TEXT,
-    "guided_choice": NO_LIST,
-    "guided_grammar": NO_TEXT,
-    "guided_whitespace_pattern": NO_TEXT,
-    "structured_outputs": NONE,
     "structural_tag": NO_TEXT,
-    "format": NO_TEXT,
     "bad_words": NO_LIST,
     "allowed_token_ids": NO_LIST,
     "sequence_bias": NO_MAP,

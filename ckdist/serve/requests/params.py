@@ -14,6 +14,7 @@ from ckdist.serve.requests.names import INERT, NEUTRAL
 from ckdist.serve.requests.prepared import ModelFacts, Prepared, pack_tokens
 from ckdist.serve.requests.prompt import fit_output
 from ckdist.serve.requests.sampling import read_sampling
+from ckdist.serve.requests.structure import read_structure
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_CHOICES = 16
@@ -69,6 +70,7 @@ def read_params(
     RequestError for what cannot be meant, for what is not supported, and under --strict-fields for what is not known.
     """
     sampling = read_sampling(fields, tokenizer, facts.vocab_size, sampling_defaults or {})
+    sampling = dataclasses.replace(sampling, grammar=read_structure(fields))
     max_tokens = _max_tokens(fields, least_tokens, default_tokens)
     if max_tokens is not None and sampling.min_tokens > max_tokens:
         message = f"min_tokens ({sampling.min_tokens}) is more than the {max_tokens} tokens that the answer may have"
@@ -93,11 +95,6 @@ def read_params(
 
 
 def _finish(fields: Fields, facts: ModelFacts) -> tuple[str, ...]:
-    form = fields.value("response_format", dict)
-    kind = "text" if form is None else Fields(form).text("type", "text")
-    if kind != "text":
-        message = f"'response_format' of type {kind[:32]!r} is not supported with this model; only 'text' is"
-        raise RequestError(message, "response_format", "unsupported_value")
     _check_adapters(fields)
     return fields.finish(NEUTRAL, INERT, facts.strict_fields)
 

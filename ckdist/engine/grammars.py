@@ -1,0 +1,123 @@
+"""Grammars of one vocabulary: compiled in a thread, and masks of the next tokens computed in another one, beside the
+step that computes their logits.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from ckdist.engine.constraint import Constraint
+from ckdist.engine.side_thread import Batch, SideThread
+from ckdist.errors import RequestError
+from ckdist.tokens.grammar import limits
+from ckdist.tokens.tokenizer import Tokenizer
+
+MAX_KEPT = 64  # compiled grammars
+MAX_GRAMMAR = 512 << 10  # characters
+MASK_SECONDS = 2.0  # for one step's masks, each of which takes microseconds
+
+_FIELD = "grammar"
+
+
+class _Wrapper(TokenizerWrapper):
+    """A tokenizer as llguidance asks it."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        # The class's own __init__ takes other libraries' tokenizers apart.
+        self.is_tokenizer_wrapper = True
+        self.eos_token_id = min(tokenizer.eos_token_ids)
+        self.bos_token_id = tokenizer.bos_token_id
+        self.tokens = list(tokenizer.pieces)[:vocab_size]
+        self.special_token_ids = [token for token in sorted(tokenizer.special_ids) if token < vocab_size]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """The ids of a text, control tokens not parsed."""
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._tokenizer.encode(text, add_special=False, parse_special=False)
+
+
+class Grammars:
+    """Compiles grammars and remembers the last MAX_KEPT. It knows the vocabulary once `prepare` was called, or with the
+    first grammar.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """`vocab_size`: columns of the logits."""
+        self._tokenizer = tokenizer
+        self.vocab_size = min(vocab_size, tokenizer.vocab_size)  # an embedding may have more rows
+        self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._vocabulary: LLTokenizer | None = None
+        self._compiling = ThreadPoolExecutor(1, "ckdist-grammars")
+        self._masking = SideThread("ckdist-masks", MASK_SECONDS)
+
+    def prepare(self) -> None:
+        """Reads the vocabulary, for which it holds the GIL: 0.2 s for 50,000 tokens, 1.5 s for 260,000. To be called by
+        the engine's thread before its first step, so that the threads may use all CPUs that it may.
+        """
+        self._compiling.submit(self._read_vocabulary).result()
+
+    def find(self, grammar: str) -> Future[LLMatcher]:
+        """Of the compiled grammar; RequestError where llguidance refuses it, then or now."""
+        if len(grammar) > MAX_GRAMMAR:
+            raise RequestError(f"grammar has {len(grammar)} characters; at most {MAX_GRAMMAR} are taken", _FIELD)
+        if not self._tokenizer.eos_token_ids:
+            raise RequestError("grammars need a model with a token that ends a text, and this one has none", _FIELD)
+        found = self._kept.get(grammar)
+        if found is None:
+            if len(self._kept) == MAX_KEPT:
+                oldest = next((key for key, future in self._kept.items() if future.done()), next(iter(self._kept)))
+                del self._kept[oldest]
+            found = self._kept[grammar] = self._compiling.submit(self._compile, grammar)
+        self._kept.move_to_end(grammar)
+        return found
+
+    def has_room(self, grammar: str) -> bool:
+        """Whether `find` knows it, or fewer than MAX_KEPT grammars wait to be compiled."""
+        if grammar in self._kept or len(self._kept) < MAX_KEPT:
+            return True
+        return any(found.done() for found in self._kept.values())
+
+    def begin_masks(self, constraints: Sequence[tuple[Constraint, np.ndarray | None]]) -> "Masks":
+        """Begins to make the masks of the next tokens; the arrays are those of `Constraint.fill`."""
+        followed = [constraint for constraint, _ in constraints]
+        return Masks(followed, self._masking.begin([partial(c.fill, banned) for c, banned in constraints]))
+
+    def finish_masks(self, masks: "Masks") -> None:
+        """Waits for the masks. A constraint that takes too long has an `error`."""
+        for index in self._masking.finish(masks.batch):
+            masks.constraints[index].give_up()
+
+    def advance(self, moves: Sequence[tuple[Constraint, int]]) -> None:
+        """Each constraint learns of its next token; one that takes too long has an `error`."""
+        self.finish_masks(
+            Masks([c for c, _ in moves], self._masking.begin([partial(c.advance, token) for c, token in moves]))
+        )
+
+    def _read_vocabulary(self) -> LLTokenizer:
+        if self._vocabulary is None:
+            wrapper = _Wrapper(self._tokenizer, self.vocab_size)
+            eos = [token for token in sorted(self._tokenizer.eos_token_ids) if token < self.vocab_size]
+            self._vocabulary = LLTokenizer(wrapper, eos_token=eos)
+            wrapper(" {")  # what the tokenizer makes at its first use
+        return self._vocabulary
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        matcher = LLMatcher(self._read_vocabulary(), grammar, log_level=0, limits=limits())
+        if matcher.is_error():
+            why = " ".join(matcher.get_error().split())[:300]
+            raise RequestError(f"grammar is not one that can be followed: {why}", _FIELD, "invalid_grammar")
+        return matcher
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Work on constraints that is under way."""
+
+    constraints: list[Constraint]
+    batch: Batch

@@ -1,0 +1,145 @@
+"""What an answer may look like, as a grammar of llguidance: from a JSON Schema, a regular expression, a list of choices,
+GBNF or Lark.
+
+A grammar is text in llguidance's own JSON, so that it can be sent to another process. Its limits are those of work,
+not of time: whoever takes grammars from strangers checks them in a process with limits as well.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from ckdist.errors import RequestError
+
+MAX_GRAMMAR = 256 << 10  # characters, of the form that llguidance reads
+MAX_CHOICES = 4096
+MAX_FORCED = 4096  # bytes
+WALKS, WALK_BYTES = 4, 48
+MAX_ERROR = 300  # characters of llguidance's message that are shown
+MAX_NESTING = 64  # of brackets in a regular expression or a grammar
+# As Python's json.dumps writes, and so most of what models were trained on.
+SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+
+
+def limits() -> LLParserLimits:
+    """Of the work for one grammar and for one token: a hundredth of a second each on a core of 2020."""
+    return LLParserLimits(
+        max_items_in_row=1000,
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=100_000,
+        step_max_items=25_000,
+        max_lexer_states=50_000,
+        max_grammar_size=100_000,
+        precompute_large_lexemes=False,
+        verbose_errors=False,
+    )
+
+
+def json_schema_grammar(
+    schema: dict[str, Any] | bool, lenient: bool = False, whitespace: str | None = None, field: str = "json_schema"
+) -> str:
+    """JSON that validates against `schema`. `lenient`: keywords that are not known are ignored, and not refused.
+    `whitespace`: a regular expression of what may stand between JSON's tokens; None: as json.dumps writes.
+    """
+    options: Any = {"whitespace_pattern": whitespace} if whitespace else dict(SEPARATORS)
+    schema = {"type": "object"} if schema is True else schema
+    if not isinstance(schema, dict):
+        raise RequestError(f"{field} must be a JSON Schema: an object", field, "invalid_json_schema")
+    schema = {key: value for key, value in schema.items() if key != "x-guidance"}
+    return _made(lambda: LLMatcher.grammar_from_json_schema(schema, overrides={**options, "lenient": lenient}), field)
+
+
+def regex_grammar(pattern: str, field: str = "regex") -> str:
+    """Text that `pattern` matches from its begin to its end."""
+    _check_nesting(pattern, field)
+    return _made(lambda: LLMatcher.grammar_from_regex(pattern), field)
+
+
+def choice_grammar(choices: Sequence[str], field: str = "choice") -> str:
+    """One of `choices`."""
+    if not choices or len(choices) > MAX_CHOICES or not all(isinstance(choice, str) and choice for choice in choices):
+        raise RequestError(
+            f"{field} must be a list of 1 to {MAX_CHOICES} strings that are not empty", field, "invalid_value"
+        )
+    return lark_grammar("start: " + " | ".join(quoted(choice) for choice in choices), field)
+
+
+def text_grammar(text: str, field: str = "grammar") -> str:
+    """A grammar in GBNF (llama.cpp's) or Lark; which of the two is seen from its rules."""
+    _check_nesting(text, field)
+    return lark_grammar(_made(lambda: any_to_lark(text), field), field)
+
+
+def lark_grammar(text: str, field: str = "grammar") -> str:
+    """A grammar in Lark, as llguidance knows it."""
+    return _made(lambda: LLMatcher.grammar_from_lark(text), field)
+
+
+def quoted(text: str) -> str:
+    """`text` as a literal of Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def check_grammar(grammar: str, field: str = "grammar") -> None:
+    """RequestError where llguidance does not take it, and where a few texts that follow it take too long or hold runs
+    without a choice of more than MAX_FORCED bytes. A vocabulary of bytes does for that. It may take long: to be called in
+    a process with limits.
+    """
+    vocabulary = LLTokenizer("byte", slices=[])
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits())
+    if matcher.is_error():
+        raise _refused(matcher.get_error(), field)
+    choose = random.Random(0)
+    for _ in range(WALKS):
+        _walk(matcher.deep_copy(), choose, field)
+
+
+def _walk(matcher: LLMatcher, choose: random.Random, field: str) -> None:
+    """Follows a grammar along a random text."""
+    for step in range(WALK_BYTES):
+        forced = len(matcher.compute_ff_bytes())
+        if forced > MAX_FORCED:
+            message = f"it asks for {forced} bytes in a row without a choice; at most {MAX_FORCED} are taken"
+            raise _refused(message, field)
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+        if matcher.is_error():
+            raise _refused(matcher.get_error(), field)
+        found = [byte for byte in range(256) if allowed >> byte & 1]
+        if not found and step == 0 and not matcher.is_accepting():
+            raise _refused("no text follows it", field)
+        if not found or not matcher.consume_token(choose.choice(found)):
+            return
+
+
+def _made(make: Any, field: str) -> str:
+    """What `make` gives. RequestError where it refuses, or where the grammar is too long."""
+    try:
+        grammar = make()
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic in the library is a BaseException
+        raise _refused(str(error), field) from None
+    if len(grammar) > MAX_GRAMMAR:
+        raise RequestError(
+            f"{field} has {len(grammar)} characters as a grammar; at most {MAX_GRAMMAR} are taken: make it simpler",
+            field,
+            "invalid_grammar",
+        )
+    return grammar
+
+
+def _check_nesting(text: str, field: str) -> None:
+    depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}" and depth > 0)
+        if depth > MAX_NESTING:
+            raise RequestError(f"{field} has brackets nested deeper than {MAX_NESTING}", field, "invalid_grammar")
+
+
+def _refused(why: str, field: str) -> RequestError:
+    why = " ".join(why.removeprefix("ERROR: ").split())[:MAX_ERROR] or "it is too complex"
+    return RequestError(f"{field} is not a grammar that can be followed: {why}", field, "invalid_grammar")
