@@ -8,30 +8,15 @@ across them in any way.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING
 
 from ckdist.errors import ConfigError, LayoutError
 
+if TYPE_CHECKING:
+    from ckdist.comm.communicator import Communicator
+
 AXES: tuple[str, ...] = ("dp", "pp", "ep", "tp")  # outermost first
 WHOLE = "tp"  # the axis of all ranks
-
-Group = TypeVar("Group", bound="Splittable")
-
-
-class Splittable(Protocol):
-    """What a mesh asks of the communicator of all its ranks."""
-
-    @property
-    def size(self) -> int:
-        """How many ranks it has."""
-        ...
-
-    def split(self, color: int, key: int = -1) -> Self | None:
-        """The ranks of the same color, ordered by key. A collective call."""
-        ...
-
 
 @dataclass(frozen=True)
 class Mesh:
@@ -103,7 +88,7 @@ class Mesh:
             ranks = [rank + i * self._stride(name) for rank in ranks for i in places]
         return ranks
 
-    def split(self, communicator: Group, *axes: str) -> Group | None:
+    def split(self, communicator: "Communicator", *axes: str) -> "Communicator | None":
         """The communicator of the ranks of `group(*axes)`, in their order; None where this rank would be alone.
 
         `communicator` has all ranks of the mesh, and is itself what it gives where these are the group. A collective
