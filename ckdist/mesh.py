@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 AXES: tuple[str, ...] = ("dp", "pp", "ep", "tp")  # outermost first
 WHOLE = "tp"  # the axis of all ranks
 
+
 @dataclass(frozen=True)
 class Mesh:
     """The ranks as a grid: axis name -> number of ranks along it. `rank` is this process's place, row-major.
