@@ -72,12 +72,15 @@ def ckdist_step(model, dtype: str, ranks: int, threads: int):
 
     from ckdist.comm.communicator import open_communicator
     from ckdist.comm.world import SingleWorld, start_world
+    from ckdist.mesh import Mesh
     from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, RopeSpec
     from ckdist.program.pool import ThreadPool
     from ckdist.topology.placement import place
     from ckdist.train.batch import PackedBatch
+    from ckdist.train.loss_program import lower_model
     from ckdist.train.native_executable import NativeExecutable
     from ckdist.train.optimizer import Optimizer
+    from ckdist.train.ranks import TrainingRanks
 
     layers, hidden, intermediate, vocab, length, sequences = model
     rope = RopeSpec((1e4 ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM)).astype(np.float32))
@@ -91,8 +94,11 @@ def ckdist_step(model, dtype: str, ranks: int, threads: int):
     communicator = open_communicator(world, arena_bytes=8 * parameters + (64 << 20)) if ranks > 1 else None
     tokens = length * sequences // ranks
     rng = np.random.default_rng(0)
-    load = lambda name: 1.0 if name.endswith("norm.weight") else 0.02
-    executable = NativeExecutable(spec, tokens, load, dtype, pool, communicator)
+    mesh = Mesh.of_job(ranks, world.rank)
+    program, meeting = lower_model(spec, tokens, dtype, mesh), TrainingRanks.split(mesh, communicator)
+    shapes = program.shards.whole_shapes
+    load = lambda name: np.full(shapes[name], 1.0 if name.endswith("norm.weight") else 0.02, np.float32)
+    executable = NativeExecutable(program, load, pool, meeting)
     for w in executable.parameters.values():
         if w.ndim == 2:
             w *= rng.standard_normal(w.shape, np.float32)
@@ -105,7 +111,7 @@ def ckdist_step(model, dtype: str, ranks: int, threads: int):
         max_grad_norm=0,
         zero_stage=0,
     )
-    optimizer = Optimizer(config, executable.parameters, executable.gradients, communicator, pool)
+    optimizer = Optimizer(config, executable.parameters, executable.gradients, meeting, pool)
     ids = np.random.default_rng(world.rank).integers(0, vocab, tokens + 1).astype(np.int32)
     batch = PackedBatch(ids[:-1], ids[1:], np.arange(0, tokens + 1, length, dtype=np.int32))
 

@@ -1,18 +1,17 @@
-"""How work is sharded over ranks: a mesh of axes, and one small table that says which named dimension each axis shards.
+"""How work is sharded over ranks: one small table that says which named dimension each axis of the mesh shards.
 
 One rule shards everything, for any number of ranks: contiguous ranges of whole units, as even as can be; a rank may get
 nothing. Key-value heads follow the query heads that need them, so they are replicated where there are fewer than ranks.
 """
 
 import itertools
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ckdist.errors import LayoutError
+from ckdist.mesh import WHOLE, Mesh
 
 Range = tuple[int, int]
-WHOLE = "tp"  # the axis of all ranks
 
 
 def even_ranges(size: int, parts: int, unit: int = 1) -> list[Range]:
@@ -55,7 +54,7 @@ class Dim:
         """Elements of the whole dimension. LayoutError for the symbolic one."""
         return self.count * self.width
 
-    def share(self, mesh: "Mesh") -> Range:
+    def share(self, mesh: Mesh) -> Range:
         """This rank's items, [begin, end). LayoutError for the symbolic dimension."""
         if self.axis is None:
             return 0, self.count
@@ -66,12 +65,12 @@ class Dim:
         begin, end = even_ranges(size, parts, unit)[index]
         return (begin // group, -(-end // group)) if begin < end else (begin // group, begin // group)
 
-    def span(self, mesh: "Mesh") -> Range:
+    def span(self, mesh: Mesh) -> Range:
         """This rank's elements, [begin, end)."""
         begin, end = self.share(mesh)
         return begin * self.width, end * self.width
 
-    def local(self, mesh: "Mesh") -> int:
+    def local(self, mesh: Mesh) -> int:
         """Elements that this rank holds."""
         begin, end = self.span(mesh)
         return end - begin
@@ -79,53 +78,6 @@ class Dim:
     def __str__(self) -> str:
         size = "" if self.size is None else f"={self.size}" + (f"x{self.width}" if self.width > 1 else "")
         return f"{self.name}{size}{'/' + self.axis if self.axis else ''}"
-
-
-@dataclass(frozen=True)
-class Mesh:
-    """The ranks as a grid: axis name -> number of ranks along it. `rank` is this process's place, row-major.
-
-    The axis `tp` of a grid that has none of that name is all of its ranks, in their order.
-    """
-
-    axes: Mapping[str, int] = field(default_factory=lambda: {"tp": 1})
-    rank: int = 0
-
-    def parts(self, axis: str) -> tuple[str, ...]:
-        """The axes that `axis` stands for: itself, or all. LayoutError where the mesh has no such axis."""
-        if axis in self.axes:
-            return (axis,)
-        if axis == WHOLE:
-            return tuple(self.axes)
-        raise LayoutError(f"mesh has no axis {axis!r}; it has {', '.join(self.axes)}")
-
-    def size(self, axis: str) -> int:
-        """Ranks along `axis`."""
-        return math.prod(self.axes[name] for name in self.parts(axis))
-
-    def index(self, axis: str) -> int:
-        """This rank's coordinate along `axis`."""
-        if self.parts(axis) != (axis,):
-            return self.rank
-        stride = 1
-        for name in reversed(list(self.axes)):
-            if name == axis:
-                return self.rank // stride % self.axes[name]
-            stride *= self.axes[name]
-        raise LayoutError(f"mesh has no axis {axis!r}; it has {', '.join(self.axes)}")
-
-    def without(self, axis: str | None, taken: str) -> str | None:
-        """What of `axis` is left beside the axis `taken`: one axis, or None. LayoutError where it would be several."""
-        rest = [name for name in self.parts(axis) if name != taken] if axis else []
-        if len(rest) > 1:
-            raise LayoutError(f"{axis} without {taken} is {' and '.join(rest)}: an array is sharded over one axis")
-        return rest[0] if rest else None
-
-    def along(self, axis: str) -> list["Mesh"]:
-        """The places of the ranks that differ from this one along `axis` alone, this one among them, in their order."""
-        sizes = list(self.axes.values())
-        stride = math.prod(sizes[list(self.axes).index(axis) + 1 :])
-        return [Mesh(self.axes, self.rank + (i - self.index(axis)) * stride) for i in range(self.axes[axis])]
 
 
 @dataclass(frozen=True)
@@ -151,6 +103,8 @@ class Layout:
 SINGLE = Layout("SINGLE", {})
 TENSOR = Layout("TENSOR", {"heads": "tp", "kv_heads": "tp", "ffn": "tp", "vocab": "tp"})
 DATA = Layout("DATA", {"tokens": "dp"})
+# Training: of the ranks of a dp group each has its own sequences, of those of a tp group its shard of the matrices.
+TRAINING = Layout("TRAINING", {**DATA.sharded_by, **TENSOR.sharded_by})
 # Prefill: each rank has its share of a step's tokens and whole matrices; the logits of the few tokens that want them
 # are sharded as in TENSOR.
 TOKEN = Layout("TOKEN", {"tokens": "tp", "outputs": "tp", "vocab": "tp"})

@@ -13,7 +13,8 @@ def run(command: TrainCommand) -> int:
     """Trains; 0, or 130 where a signal has ended it."""
     if command.file is None:
         raise ConfigError("which configuration? ckdist train CONFIG.toml, as examples/train_tiny.toml")
-    config = load_config(command.file, command.set)
+    size = command.tensor_parallel_size
+    config = load_config(command.file, (*command.set, *([f"tensor_parallel_size={size}"] if size else [])))
     begun: list[StepReport] = []
     stopping: list[int] = []  # the signal that was sent
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ckdist.config.engine import NAMES_HELP
-from ckdist.config.options import option
+from ckdist.config.options import integer, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,10 @@ class TrainCommand:
         metavar="FIELD=VALUE",
         help="a field of the configuration, as learning_rate=1e-3; may be given several times",
     )
+    tensor_parallel_size: int | None = option(
+        None, "-tp", "--tensor-parallel-size", parse=integer, low=1, high=1 << 16,
+        help="ranks that share each replica's weights (default: as the file says, or 1)",
+    )  # fmt: skip
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
 

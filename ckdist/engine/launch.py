@@ -25,7 +25,8 @@ from ckdist.engine.grammars import Grammars
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.trace import Labels, Trace
 from ckdist.errors import ConfigError
-from ckdist.layout import Dim, Layout, Mesh
+from ckdist.layout import Dim, Layout
+from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
 from ckdist.native import CData

@@ -5,7 +5,8 @@ is the layout's affair: a `g.reduce` stands where a result may be partial, `g.to
 both vanish where they are not needed.
 """
 
-from ckdist.layout import SINGLE, Mesh
+from ckdist.layout import SINGLE
+from ckdist.mesh import Mesh
 from ckdist.models.blocks.attention import Rows, attention, every
 from ckdist.models.blocks.ffn import dense_ffn
 from ckdist.models.blocks.gated_delta_net import gated_delta_net

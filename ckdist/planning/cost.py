@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ckdist.comm.protocol import World
-from ckdist.layout import Dim, Mesh
+from ckdist.layout import Dim
+from ckdist.mesh import Mesh
 from ckdist.program.program import Instr, Program, Weight
 from ckdist.topology import Machine, Placement, this_machine
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from ckdist.config import EngineConfig
 from ckdist.errors import ConfigError
-from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, WHOLE, Layout, Mesh
+from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, Layout
+from ckdist.mesh import WHOLE, Mesh
 from ckdist.models.spec import Attention, ModelSpec
 
 if TYPE_CHECKING:

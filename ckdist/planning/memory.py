@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from ckdist import native
 from ckdist.config import EngineConfig
 from ckdist.errors import CapacityError, ConfigError
-from ckdist.layout import Layout, Mesh, Sharding
+from ckdist.layout import Layout, Sharding
+from ckdist.mesh import Mesh
 from ckdist.models.spec import ModelSpec
 from ckdist.program.executable import KV_TYPES, block_bytes
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from ckdist import topology
 from ckdist.config import EngineConfig
 from ckdist.errors import CapacityError
-from ckdist.layout import WHOLE, Layout, Mesh
+from ckdist.layout import Layout
+from ckdist.mesh import WHOLE, Mesh
 from ckdist.models.spec import ModelSpec
 from ckdist.planning.memory import (
     cache_bytes_per_block,

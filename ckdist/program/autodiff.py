@@ -92,21 +92,13 @@ class _Backward:
         """
         parts = self.contributions.pop(of, [])
         if len({p.partial for p in parts}) > 1:
-            parts = [self._whole(p) for p in parts]
+            parts = [self.g.whole(p) for p in parts]
         total = None
         for part in parts:
             total = (
                 part if total is None else self.g.emit("add", (total, part), names=[part.name.rpartition(".")[0]])[0]
             )
-        return total and self._whole(total)
-
-    def _whole(self, value: Value) -> Value:
-        """The value, summed over the ranks where it is partial."""
-        return (
-            self.g.emit("all_reduce", (value,), names=[value.name.rpartition(".")[0]], axis=value.partial)[0]
-            if value.partial
-            else value
-        )
+        return total and self.g.whole(total)
 
     # Recomputation
 

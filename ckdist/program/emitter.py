@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ckdist.program.ops import OPS
+from ckdist.program.ops.op import axes
 from ckdist.program.program import Instr, Value, Weight
 
 
@@ -33,13 +34,20 @@ class Emitter:
         inputs, weights = tuple(inputs), tuple(weights)
         inferred = OPS[op].infer(inputs, weights, attrs)
         outputs = tuple(
-            Value(self._fresh(name), dims, dtype, partial)
+            Value(self._fresh(name), dims, dtype, axes(partial))
             for name, dtype, (dims, partial) in zip(
                 names or [op] * len(inferred), OPS[op].dtypes or ("f32",) * len(inferred), inferred, strict=True
             )
         )
         self.instrs.append(Instr(op, inputs, outputs, weights, attrs))
         return outputs
+
+    def whole(self, value: Value) -> Value:
+        """The value, summed over the ranks where it is partial: over the innermost of its axes first."""
+        name = value.name.rpartition(".")[0]
+        for axis in reversed(value.partial):
+            (value,) = self.emit("all_reduce", (value,), names=[name], axis=axis)
+        return value
 
     def _fresh(self, name: str) -> str:
         """`name` with a number that no other value of that name has."""

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from ckdist.layout import Mesh
+from ckdist.mesh import Mesh
 from ckdist.program.model_shape import ModelShape
 from ckdist.program.ops import OPS
 from ckdist.program.program import Program
@@ -82,14 +82,13 @@ class Interpreter:
         for instr in self.program.instrs:
             op = OPS[instr.op]
             operands = [[v[i.name] for i in instr.inputs] for v in values]
+            attrs = {**instr.attrs, "weights": instr.weights, "inputs": instr.inputs}
+            arrays = [[None if w is None else own[w] for w in instr.weights] for own in self.weights]
             if op.collective:
-                results = op.reference(self.contexts, operands, {**instr.attrs, "inputs": instr.inputs})
+                results = op.reference(self.contexts, operands, {**attrs, "arrays": arrays})
             else:
-                attrs = {**instr.attrs, "weights": instr.weights, "inputs": instr.inputs}
-                results = [
-                    op.reference(c, x, [None if w is None else weights[w] for w in instr.weights], attrs)
-                    for c, x, weights in zip(self.contexts, operands, self.weights, strict=True)
-                ]
+                ranks = zip(self.contexts, operands, arrays, strict=True)
+                results = [op.reference(context, own, weights, attrs) for context, own, weights in ranks]
             for v, arrays in zip(values, results, strict=True):
                 v.update(zip((o.name for o in instr.outputs), arrays, strict=True))
         return [[v[o.name] for o in self.program.outputs] for v in values]

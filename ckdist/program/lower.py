@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from ckdist import native
 from ckdist.errors import LayoutError
-from ckdist.layout import Dim, Mesh, Range
+from ckdist.layout import Dim, Range
+from ckdist.mesh import Mesh
 from ckdist.program.arena import first_fit
 from ckdist.program.fusion import Graph, Group, fuse, normed, residual
 from ckdist.program.lowered import SLOTS, Buffer, LayerAttention, LayerState, Lowered, MatrixKey, VectorKey

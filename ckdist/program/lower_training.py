@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckdist.errors import LayoutError
-from ckdist.layout import Mesh
+from ckdist.mesh import Mesh
 from ckdist.program.arena import first_fit
-from ckdist.program.lowered import LayerAttention
 from ckdist.program.ops import OPS
 from ckdist.program.program import Instr, Program, Value, Weight
 from ckdist.program.step import ABSENT, GradientIndex, PackIndex, ParameterIndex, Step, ValueIndex
@@ -28,7 +27,7 @@ UNPLACED = -1  # a value of a row, before the step that makes it
 ALIGNMENT = 16  # floats between the beginnings of parameters: a cache line
 BUCKET_BYTES = 1 << 20  # a shorter stretch of gradients waits for its neighbours
 FLOAT_RESULTS = {"embed", "scale", "add", "cross_entropy_grad", "low_rank"}  # ops of which every value is in floats,
-FLOAT_READERS = {"scale", "add", "embed_grad"}  # and ops that read floats; low_rank reads what it adds to so
+FLOAT_READERS = {"scale", "add", "embed_grad", "all_reduce"}  # and ops that read floats; low_rank what it adds to
 PRODUCTS = ("weight_grad", "cross_entropy")  # kinds of steps that can overwrite a gradient
 
 
@@ -74,8 +73,12 @@ class LoweredTraining:
     packs: list[tuple[bool, tuple[int, ...]]]
     cleared: frozenset[int]
     arena_bytes: int
-    attention: LayerAttention  # of every layer
     trained_floats: int  # of the arena's beginning: the parameters that have gradients
+
+    @property
+    def stored(self) -> list[str]:
+        """Names of the matrices that are multiplied as their file has them."""
+        return [p.name for p in self.parameters if p.stored]
 
     @property
     def floats(self) -> int:
@@ -90,6 +93,9 @@ class Names:
     readers: dict[Value, list[Instr]] = field(default_factory=dict)
     makers: dict[Value, Instr] = field(default_factory=dict)
     of_weight: dict[Value, int] = field(default_factory=dict)  # value -> the parameter of whose gradient it is a part
+    partial: dict[int, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # the axes that each of these gradients is summed over
     at: dict[Value, ValueIndex] = field(default_factory=dict)
     residuals: dict[Value, Value] = field(default_factory=dict)  # a product's output -> what its step adds
     beside: dict[Value, tuple[list[int], int]] = field(default_factory=dict)  # the row of a value, and its place there
@@ -110,7 +116,7 @@ class TrainingLowering:
         self.places: list[Parameter] = []
         offset = 0
         for weight in dict.fromkeys((*wrt, *weights)):
-            shape = [d.elements for d in weight.dims]
+            shape = [d.local(mesh) for d in weight.dims]
             rows, columns = shape if len(shape) == 2 else (1, shape[0])
             self.parameters[weight] = ParameterIndex(len(self.places))
             self.places.append(Parameter(weight.name, offset, rows, columns, weight.name in stored))
@@ -119,7 +125,6 @@ class TrainingLowering:
         self.emitted: list[Step] = []
         self.begun: set[int] = set()  # parameters whose gradients a step has added to
         self.names = Names()
-        self.attention: LayerAttention | None = None  # of every layer
 
     def steps(self, program: Program) -> list[Step]:
         """The steps of one program. Values are numbered on from those of programs before it."""
@@ -140,13 +145,20 @@ class TrainingLowering:
             lower(self, instr)
         return self.emitted
 
-    def _claim(self, value: Value, parameter: int) -> None:
-        """Says that a value, and what is added up to it, are parts of a parameter's gradient."""
+    def _claim(self, value: Value, parameter: int, axes: tuple[str, ...] = ()) -> None:
+        """Says that a value, and what is added up to it, are parts of a parameter's gradient, summed over `axes`.
+
+        LayoutError where its parts are to be summed over different axes.
+        """
         instr = self.names.makers[value]
         self.names.of_weight[value] = parameter
+        if instr.op == "all_reduce":
+            axes = (instr.attrs["axis"], *axes)
         if instr.op in ("add", "all_reduce"):
             for part in instr.inputs:
-                self._claim(part, parameter)
+                self._claim(part, parameter, axes)
+        elif self.names.partial.setdefault(parameter, axes) != axes:
+            raise LayoutError(f"parts of the gradient of {self.places[parameter].name} are partial over different axes")
 
     def _fuse_adds(self, program: Program) -> None:
         """Pattern `product_with_residual`: add(a, b) where b is made by a product or a norm's gradient that nothing
@@ -286,17 +298,21 @@ class TrainingLowering:
     # Gradients, as soon as they are complete
 
     def reduced(self, steps: list[Step]) -> list[Step]:
-        """`steps` with reduces between them; every gradient is in one, and they are the same on every rank."""
+        """`steps` with reduces between them; every gradient is in one, and they are the same on every rank of the
+        replicas. A stretch has gradients that are summed over the same axes.
+        """
+        tensor = {p for p, axes in self.names.partial.items() if "tp" in axes}
         last = {p: index for index, step in enumerate(steps) for p in step.operands(GradientIndex)}
         waiting: set[int] = set()
         result: list[Step] = []
         for index, step in enumerate(steps):
             result.append(step)
             waiting |= {int(p) for p in step.operands(GradientIndex) if last[p] == index}
-            for stretch in _stretches(waiting):
+            for stretch in [*_stretches(waiting - tensor), *_stretches(waiting & tensor)]:
                 begin, end = self.places[stretch[0]].offset, self.places[stretch[-1]].end
                 if 4 * (end - begin) >= BUCKET_BYTES or index == len(steps) - 1:
-                    result.append(Step("reduce_gradients", {"begin": begin, "end": end}))
+                    fields = {"begin": begin, "end": end, "tensor": stretch[0] in tensor}
+                    result.append(Step("reduce_gradients", fields))
                     waiting -= set(stretch)
         return result
 
@@ -365,8 +381,4 @@ def lower_training(
     arena_bytes = lowering.place([steps, loss_steps], max_tokens)
     trained = -(-lowering.places[len(lowering.wrt) - 1].end // ALIGNMENT) * ALIGNMENT
     packs = list(lowering.packs)
-    if lowering.attention is None:
-        raise LayoutError("training needs a layer with attention")
-    return LoweredTraining(
-        steps, loss_steps, lowering.placed, lowering.places, packs, cleared, arena_bytes, lowering.attention, trained
-    )
+    return LoweredTraining(steps, loss_steps, lowering.placed, lowering.places, packs, cleared, arena_bytes, trained)

@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from ckdist.layout import Mesh, Range
+from ckdist.layout import Range
+from ckdist.mesh import Mesh
 from ckdist.program.program import Instr
 from ckdist.program.step import MatrixIndex, Step, VectorIndex
 

@@ -18,13 +18,13 @@ from ckdist.layout import Dim
 class Value:
     """A named array.
 
-    `partial` is the mesh axis over which the ranks' arrays must be summed to be the value, or None.
+    `partial` are the mesh axes over which the ranks' arrays must be summed to be the value.
     """
 
     name: str
     dims: tuple[Dim, ...]
     dtype: str = "f32"
-    partial: str | None = None
+    partial: tuple[str, ...] = ()
 
     @property
     def selected(self) -> bool:
@@ -40,7 +40,7 @@ class Value:
 
     def __str__(self) -> str:
         return f"%{self.name}: {self.dtype}[{', '.join(map(str, self.dims))}]" + (
-            f" partial({self.partial})" if self.partial else ""
+            f" partial({', '.join(self.partial)})" if self.partial else ""
         )
 
 

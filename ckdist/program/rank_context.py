@@ -3,7 +3,8 @@
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.layout import Dim, Mesh, Range
+from ckdist.layout import Dim, Range
+from ckdist.mesh import Mesh
 from ckdist.program.model_shape import ModelShape, Rotation
 from ckdist.program.program import Weight
 

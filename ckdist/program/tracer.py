@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
 from ckdist.errors import ConfigError
-from ckdist.layout import WHOLE, Dim, Layout, Mesh, Sharding
+from ckdist.layout import Dim, Layout, Sharding
+from ckdist.mesh import WHOLE, Mesh
 from ckdist.program.emitter import Emitter
 from ckdist.program.program import Program, Value, Weight
 from ckdist.program.routing import Routing
@@ -220,8 +221,10 @@ class Tracer(Emitter):
         return self._emit("select_rows", (x,), dim=self.sharding.outputs)
 
     def reduce(self, x: Value) -> Value:
-        """An all_reduce where x is partial; else nothing."""
-        return self._emit("all_reduce", (x,), names=["sum"], axis=x.partial) if x.partial else x
+        """An all_reduce over each axis that x is partial over; nothing where it is whole."""
+        for axis in reversed(x.partial):
+            x = self._emit("all_reduce", (x,), names=["sum"], axis=axis)
+        return x
 
     def gather(self, x: Value) -> Value:
         """An all_gather where a dimension is sharded; else nothing."""

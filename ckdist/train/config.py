@@ -68,9 +68,9 @@ class TrainConfig:
 
     max_length: int = setting(512, "longest sequence in tokens", low=2, high=1 << 20)
     per_device_train_batch_size: int = setting(
-        8, "sequences of max_length that a rank computes at once", low=1, high=1 << 16
+        8, "sequences of max_length that a replica computes at once", low=1, high=1 << 16
     )
-    gradient_accumulation_steps: int = setting(1, "batches of every rank in one step", low=1, high=1 << 16)
+    gradient_accumulation_steps: int = setting(1, "batches of every replica in one step", low=1, high=1 << 16)
     num_train_epochs: float = setting(1.0, "passes over the data; max_steps goes before it", low=0, high=1e6)
     max_steps: int = setting(-1, "steps in all; -1: as num_train_epochs says", low=-1, high=MAX_STEPS)
     seed: int = setting(42, "of the shuffle and of new weights", low=0, high=(1 << 63) - 1)
@@ -99,7 +99,15 @@ class TrainConfig:
     activation_checkpointing: bool = setting(
         False, "keep of each layer only its input, and compute it again: less memory, a third more work"
     )
-    zero_stage: int = setting(0, "1: every rank keeps a part of the optimizer's state", low=0, high=1)
+    tensor_parallel_size: int = setting(
+        1, "ranks that share each replica's weights: heads, ffn and vocabulary are sharded", low=1, high=1 << 16
+    )
+    data_parallel_size: int = setting(
+        0, "replicas, each with its part of every batch; 0: as many as there are ranks for", low=0, high=1 << 16
+    )
+    pipeline_parallel_size: int = setting(1, "stages that share the layers; 1 alone is supported", low=1, high=1 << 16)
+    expert_parallel_size: int = setting(1, "ranks that share experts; 1 alone is supported", low=1, high=1 << 16)
+    zero_stage: int = setting(0, "1: every replica keeps a part of the optimizer's state", low=0, high=1)
     threads: int = setting(0, "compute threads of one rank; 0: its share of the cores", low=0, high=4096)
     transport: str = setting("auto", "between hosts", choices=("auto", "mpi", "verbs", "tcp"))
     ddp_timeout: float = setting(

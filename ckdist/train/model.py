@@ -7,15 +7,16 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ckdist.errors import ConfigError
-from ckdist.layout import SINGLE, Mesh
+from ckdist.errors import ConfigError, LayoutError
+from ckdist.layout import SINGLE
+from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss
 from ckdist.models.registry import family, spec_from_config
 from ckdist.models.spec import ModelSpec
@@ -29,6 +30,8 @@ from ckdist.train.checkpoint import write_synced
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.documents import BadLine, find_files, read_documents
 from ckdist.train.initial import initial_matrix, initial_weight
+from ckdist.train.loss_program import LossProgram, lower_model, trace_model
+from ckdist.train.shards import Shards
 from ckdist.train.tokenizer import tokenizer_config, train_tokenizer
 from ckdist.weights.adapter import Lora
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
@@ -61,21 +64,51 @@ class TrainedModel:
         """Of the trained weights, by name."""
         return {w.name: shape_of(w) for w in self.weights}
 
-    def stored(self, threads: int) -> dict[str, MatrixHandle]:
-        """The quantised matrices of the base that are not trained, packed by so many threads as their file has them.
+    def lowered(self, config: TrainConfig, mesh: Mesh) -> LossProgram:
+        """The steps of this rank of a mesh. ConfigError for a model that cannot be sharded so."""
+        try:
+            shards = Shards(trace_model(self.spec, mesh, self.tracer).weights, mesh)
+            return lower_model(
+                self.spec,
+                config.per_device_train_batch_size * config.max_length,
+                "bfloat16" if config.bf16 else "float32",
+                mesh,
+                [w.name for w in self.weights],
+                config.activation_checkpointing,
+                self.tracer,
+                frozenset(self._quantised(shards)),
+            )
+        except LayoutError as error:
+            size = mesh.size("tp")
+            raise ConfigError(f"this model cannot be trained with tensor_parallel_size {size}: {error}") from None
+
+    def _quantised(self, shards: Shards) -> list[str]:
+        """The matrices of the base that are not trained and stay as their file has them: those that are quantised, and
+        of which this rank has whole blocks.
+        """
+        if self.checkpoint is None:
+            return []
+        trained, found = {w.name for w in self.weights}, []
+        for name, weight in shards.weights.items():
+            if len(weight.dims) == 1 or name in trained or ".lora_" in name:
+                continue
+            kind = BY_NUMBER[self.checkpoint.tensors[name].type]
+            whole_blocks = all(edge % kind.block_elements == 0 for edge in weight.dims[1].span(shards.mesh))
+            if kind not in FLOATS and whole_blocks:
+                found.append(name)
+        return found
+
+    def stored(self, shards: Shards, names: Collection[str], threads: int) -> dict[str, MatrixHandle]:
+        """This rank's parts of the base's matrices of these names, packed by so many threads as their file has them.
 
         CapacityError where memory does not do for them, ModelFileError for a damaged file.
         """
-        if self.checkpoint is None:
+        if self.checkpoint is None or not names:
             return {}
-        trained = {w.name for w in self.weights}
-        names = [w.name for w in self.program.weights if len(w.dims) == 2 and w.name not in trained]
-        sources = {name: self.checkpoint.tensors[name] for name in names if ".lora_" not in name}
-        quantised = {n: s for n, s in sources.items() if BY_NUMBER[s.type] not in FLOATS}
-        if not quantised:
-            return {}
-        loader = ShardLoader(self.checkpoint, threads)
-        handles = {name: loader.add_matrix(name, [(0, source.shape[0])]) for name, source in quantised.items()}
+        loader, handles = ShardLoader(self.checkpoint, threads), {}
+        for name in names:
+            rows, columns = (dim.span(shards.mesh) for dim in shards.weights[name].dims)
+            handles[name] = loader.add_matrix(name, [rows], columns)
         loader.load(progress=False)
         return handles
 

@@ -8,23 +8,19 @@ from typing import Any
 import numpy as np
 
 from ckdist import native
-from ckdist.comm.communicator import Communicator
 from ckdist.errors import ConfigError
-from ckdist.layout import DATA, Mesh
-from ckdist.models.decoder import loss as loss_of
-from ckdist.models.spec import ModelSpec, RopeSpec
+from ckdist.models.spec import RopeSpec
 from ckdist.native import CData
-from ckdist.program.autodiff import backward
-from ckdist.program.lower_training import LoweredTraining, Parameter, PlacedValue, lower_training
+from ckdist.program.lower_training import LoweredTraining, Parameter, PlacedValue
 from ckdist.program.ops.attention import ROPE_TABLES
 from ckdist.program.pool import ThreadPool
 from ckdist.program.step import ParameterIndex, native_steps
-from ckdist.program.tracer import TrainingTracer, trace_loss
-from ckdist.train.arena import Arena, shape_of
+from ckdist.train.arena import Arena
 from ckdist.train.batch import PackedBatch
+from ckdist.train.loss_program import LossProgram
+from ckdist.train.ranks import TrainingRanks
 from ckdist.weights.handles import MatrixHandle
 
-DTYPES = ("float32", "bfloat16")
 _KINDS = native.numbers("ckdist_step_kind", "ckdist_step_")
 
 
@@ -58,64 +54,46 @@ def _once_read(lowered: LoweredTraining) -> list[tuple[int, int]]:
 class NativeExecutable:
     """A TrainingExecutable: a model's loss and gradients on this rank's batches.
 
-    `parameters` and `gradients` hold what is trained, in the order of `trained` (default: all, in the order of first
-    use). `dtype` is that of what products read: float32 is exact, bfloat16 adds up in float32; where the CPU cannot
-    multiply bfloat16, its values are widened, and products are those of float32. Master weights, gradients and sums
-    over ranks are float32 in both. `tracer` writes the program.
+    `parameters` and `gradients` hold this rank's shards of what is trained. Master weights, gradients and sums over
+    ranks are float32, whatever products read.
     """
 
     def __init__(
         self,
-        spec: ModelSpec,
-        max_tokens: int,
+        program: LossProgram,
         load: Callable[[str], np.ndarray],
-        dtype: str = "float32",
         pool: ThreadPool | None = None,
-        communicator: Communicator | None = None,
-        trained: Sequence[str] | None = None,
-        recompute: bool = False,
-        tracer: Callable[..., TrainingTracer] = TrainingTracer,
+        ranks: TrainingRanks | None = None,
         stored: Mapping[str, MatrixHandle] | None = None,
+        sharded: bool = False,
     ) -> None:
-        """`max_tokens`: of a batch. `load(name)`: a weight's first value. `pool`: the threads; default: one.
+        """`load(name)`: a whole weight's first value. `pool`: the threads; default: one. `ranks`: default: this one.
         `stored`: frozen matrices that are held once, packed in their file's own type; steps unpack them as they go.
-
-        `recompute`: keeps of each layer only its input, and computes it again. Raises ConfigError.
+        `sharded`: the optimizer sums gradients over the replicas.
         """
-        if dtype not in DTYPES:
-            raise ConfigError(f"training cannot multiply in {dtype!r}; use {' or '.join(DTYPES)}")
-        self.spec, self.max_tokens, self.dtype, self.communicator = spec, max_tokens, dtype, communicator
+        self.program, self.ranks = program, ranks or TrainingRanks(program.shards.mesh)
         self.pool = pool or ThreadPool(1)
         self._stored = stored or {}
-        mesh = Mesh({"dp": communicator.size if communicator else 1}, communicator.rank if communicator else 0)
-        program = trace_loss(loss_of, spec, DATA, mesh, tracer)
-        weights = {w.name: w for w in program.weights}
-        unknown = [name for name in trained or () if name not in weights]
-        if unknown:
-            raise ConfigError(f"{unknown[0]} cannot be trained: the model has no such weight")
-        wrt = [weights[name] for name in (weights if trained is None else trained)]
-        self.program = backward(program, program.outputs[0], wrt, recompute)
-        operand_bytes = 2 if dtype == "bfloat16" else 4
-        lowered = self.lowered = lower_training(
-            program, self.program, wrt, mesh, max_tokens, operand_bytes, frozenset(self._stored)
-        )
+        lowered = program.lowered
         self._frozen, self._pages = _once_read(lowered), None
-        every = {place.name: shape_of(weights[place.name]) for place in lowered.parameters if not place.stored}
+        shapes = program.shards.shapes
+        every = {place.name: shapes[place.name] for place in lowered.parameters if not place.stored}
         if self._frozen:
             self._pages = mmap.mmap(-1, 4 * lowered.floats, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._every = Arena(every, np.frombuffer(self._pages, np.float32) if self._pages else None)
         for name, view in self._every.items():
-            view[:] = load(name)
+            view[:] = program.shards.part(name, load(name))
         # Gradients lie where peers read them in place.
-        shared = communicator if communicator is not None and communicator.size > 1 else None
-        shapes = {w.name: self._every.shapes[w.name] for w in wrt}
-        self.parameters = Arena(shapes, self._every.flat[: lowered.trained_floats])
-        self.gradients = Arena(shapes, shared.allocate(lowered.trained_floats) if shared else None)
+        shared = self.ranks.every
+        trained = {w.name: self._every.shapes[w.name] for w in program.trained}
+        self.parameters = Arena(trained, self._every.flat[: lowered.trained_floats])
+        self.gradients = Arena(trained, shared.allocate(lowered.trained_floats) if shared else None)
         self.gradients.flat[:] = 0
         self._keep: list[Any] = []
         out = native.ffi.new("struct ckdist_training **")
-        handle = communicator.handle if communicator else native.ffi.NULL
-        native.check(native.lib.ckdist_training_new(self._native(lowered), handle, self.pool.handle, out))
+        handle = lambda communicator: communicator.handle if communicator else native.ffi.NULL
+        data, tensor = handle(None if sharded else self.ranks.data), handle(self.ranks.tensor)
+        native.check(native.lib.ckdist_training_new(self._native(lowered), data, tensor, self.pool.handle, out))
         self._handle = out[0]
         self._cleared = False  # what the gradients hold does not count
 
@@ -127,8 +105,7 @@ class NativeExecutable:
 
     def _native(self, lowered: LoweredTraining) -> CData:
         """The struct ckdist_training_program."""
-        spec = self.spec
-        heads = lowered.attention
+        spec = self.program.spec
         return native.ffi.new(
             "struct ckdist_training_program *",
             {
@@ -152,13 +129,10 @@ class NativeExecutable:
                 ),
                 "pack_count": len(lowered.packs),
                 "arena_bytes": lowered.arena_bytes,
-                "max_tokens": self.max_tokens,
+                "max_tokens": self.program.max_tokens,
                 "vocab": spec.vocab_size,
                 "trained_floats": lowered.trained_floats,
-                "heads": heads.total_heads,
-                "kv_heads": heads.total_kv_heads,
-                "head_dim": heads.key_width,
-                "bf16": self.dtype == "bfloat16",
+                "bf16": self.program.dtype == "bfloat16",
                 "ropes": [self._rope(spec.ropes.get(table)) for table in ROPE_TABLES],
                 "parameter_arena": native.pointer(self._every.flat, "float *"),
                 "gradient_arena": native.pointer(self.gradients.flat, "float *"),
@@ -181,7 +155,9 @@ class NativeExecutable:
         """The fields of a `struct ckdist_rope`: float32 (max_tokens, dims / 2) each of cosines and sines."""
         if rope is None:
             return {}
-        angles = np.arange(self.max_tokens, dtype=np.float32)[:, None] * rope.inverse_frequencies.astype(np.float32)
+        angles = np.arange(self.program.max_tokens, dtype=np.float32)[:, None] * rope.inverse_frequencies.astype(
+            np.float32
+        )
         cos, sin = (function(angles) * np.float32(rope.magnitude) for function in (np.cos, np.sin))
         self._keep.append((cos, sin))
         return {
@@ -192,9 +168,9 @@ class NativeExecutable:
         }
 
     def forward_backward(self, batch: PackedBatch, reduce: bool = True) -> float:
-        """This rank's sum of losses; its gradients are added to `gradients`.
+        """The sum of losses of this rank's replica; its gradients are added to `gradients`.
 
-        With `reduce` these then become the sums over all ranks. Raises ConfigError for a batch that does not fit,
+        With `reduce` these then become whole: the sums over all replicas. Raises ConfigError for a batch that does not fit,
         CommError when a rank died or stalled.
         """
         return self._run(batch, True, reduce)

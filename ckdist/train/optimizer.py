@@ -1,22 +1,24 @@
 """AdamW and SGD over an arena of parameters: clipping by the global norm, steps that are skipped, and state sharded
-over ranks.
+over replicas.
 
-One fused native pass updates parameters and state. With `zero_stage` 1 a rank has the state of its own part alone:
+One fused native pass updates parameters and state. With `zero_stage` 1 a replica has the state of its own part alone:
 gradients are reduced to that part (Rajbhandari et al. 2020, arXiv:1910.02054), it is updated, and the parts are
 gathered.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ckdist import native
-from ckdist.comm.communicator import Communicator
 from ckdist.layout import even_ranges
+from ckdist.mesh import Mesh
 from ckdist.program.pool import ThreadPool
 from ckdist.train.arena import ALIGNMENT, Arena
 from ckdist.train.config import TrainConfig
+from ckdist.train.ranks import TrainingRanks
 
 ffi, lib = native.ffi, native.lib
 STATES = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
@@ -47,19 +49,23 @@ class Optimizer:
         config: TrainConfig,
         parameters: Arena,
         gradients: Arena,
-        communicator: Communicator | None = None,
+        ranks: TrainingRanks | None = None,
         pool: ThreadPool | None = None,
+        replicated: Sequence[str] = (),
     ) -> None:
-        """`pool`: the threads; default: one."""
+        """`pool`: the threads; default: one. `replicated`: the parameters that all ranks of a replica hold whole."""
         self.config, self.parameters, self.gradients = config, parameters, gradients
-        several = communicator if communicator is not None and communicator.size > 1 else None
-        self._sharing = several if config.zero_stage else None  # the ranks that the state is sharded over
+        ranks = ranks or TrainingRanks(Mesh())
+        self._sharing = ranks.data if config.zero_stage else None  # the ranks that the state is sharded over
+        self._tensor = ranks.tensor
+        self._replicated = list(replicated) if ranks.tensor is not None else []
         size = parameters.flat.size
         self.shares = [(0, size)] if self._sharing is None else even_ranges(size, self._sharing.size, ALIGNMENT)
         self.begin, self.end = self.shares[0 if self._sharing is None else self._sharing.rank]
         self.state = {name: np.zeros(self.end - self.begin, np.float32) for name in STATES[config.optim]}
         self.steps = 0  # that changed the parameters
         self._ends, self._decays = self._parts()
+        self._counted = self._stretches(() if ranks.speaks else self._replicated)
         self._pool = pool or ThreadPool(1)
         out = ffi.new("struct ckdist_optimizer **")
         native.check(lib.ckdist_optimizer_new(ffi.NULL, self._pool.handle, out))
@@ -80,10 +86,17 @@ class Optimizer:
             ends.append(end)
         return np.array(ends, np.int64), np.array(decays, np.uint8)
 
+    def _stretches(self, left_out: Sequence[str]) -> list[tuple[int, int]]:
+        """This rank's part of the arena without some parameters, counted from `begin`."""
+        places = sorted(self.parameters.places[name] for name in left_out)
+        edges = [0, *(edge - self.begin for place in places for edge in place)]
+        edges = [min(max(edge, 0), self.end - self.begin) for edge in (*edges, self.end - self.begin)]
+        return [(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True) if begin < end]
+
     def step(self, learning_rate: float, tokens: float) -> StepResult:
         """One update with the mean gradient over `tokens`; a collective call.
 
-        Without sharding `gradients` are summed over ranks already.
+        Without sharding `gradients` are summed over replicas already.
         """
         gradient = self.gradients.flat[self.begin : self.end]
         if self._sharing is not None:
@@ -102,17 +115,31 @@ class Optimizer:
             self._sharing.all_gather(
                 flat[self.begin : self.end].copy(), counts=[end - begin for begin, end in self.shares], out=flat
             )
+        self._agree()
         return StepResult(norm, False)
 
+    def _agree(self) -> None:
+        """The ranks of a replica take over what they hold alike from their first: it stays so, bit by bit, whatever CPUs
+        they have, and in whatever order the sums over their replicas were made.
+        """
+        if self._tensor is None or not self._replicated:
+            return
+        views = [self.parameters[name].reshape(-1) for name in self._replicated]
+        values = self._tensor.broadcast(np.concatenate(views))
+        for view, own in zip(views, np.split(values, np.cumsum([v.size for v in views])[:-1]), strict=True):
+            view[:] = own
+
     def _sum_squares(self, gradient: np.ndarray) -> float:
-        """The sum of the squares of all ranks' parts; a collective call where the state is sharded."""
-        out = ffi.new("double *")
-        native.check(
-            lib.ckdist_optimizer_sum_squares(self._native, native.pointer(gradient, "float *"), gradient.size, out)
-        )
-        if self._sharing is None:
-            return out[0]
-        return float(sum(self._sharing.all_gather(np.array([out[0]])).tolist()))  # in the order of ranks
+        """The sum of the squares of the whole gradient, each element counted once; a collective call."""
+        out, total = ffi.new("double *"), 0.0
+        for begin, end in self._counted:
+            part = native.pointer(gradient[begin:end], "float *")
+            native.check(lib.ckdist_optimizer_sum_squares(self._native, part, end - begin, out))
+            total += out[0]
+        for communicator in (self._sharing, self._tensor):
+            if communicator is not None:
+                total = float(sum(communicator.all_gather(np.array([total])).tolist()))  # in the order of ranks
+        return total
 
     def _update(self, gradient: np.ndarray, learning_rate: float, scale: float) -> None:
         """Changes this rank's part of the parameters and the state; `scale`: what gradients are multiplied with."""
@@ -133,7 +160,7 @@ class Optimizer:
             native.check(lib.ckdist_optimizer_sgd(self._native, update, c.momentum, *state))
 
     def gather(self, name: str) -> Arena | None:
-        """One state, whole, on rank 0; a collective call where it is sharded."""
+        """One state, of all of this rank's parameters, on the first replica; a collective call where it is sharded."""
         own = self.state[name]
         if self._sharing is None:
             return Arena(self.parameters.shapes, own)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ckdist.comm.communicator import Communicator
-from ckdist.layout import Mesh
+from ckdist.mesh import Mesh
 from ckdist.models.spec import ModelSpec
 from ckdist.program.autodiff import backward
 from ckdist.program.interpreter import Interpreter

@@ -18,7 +18,9 @@ from ckdist.comm.protocol import World
 from ckdist.comm.world import agree, start_world
 from ckdist.errors import CommError, ConfigError
 from ckdist.hub.resolve import resolve
+from ckdist.mesh import Mesh
 from ckdist.planning.memory import require
+from ckdist.planning.training import mesh_line, training_bytes
 from ckdist.program.pool import ThreadPool
 from ckdist.topology import bind_memory, default_threads, place
 from ckdist.topology.arithmetic import arithmetic_rate
@@ -32,12 +34,15 @@ from ckdist.train.data.documents import find_files
 from ckdist.train.data.rows import Rows, split
 from ckdist.train.executable import TrainingExecutable
 from ckdist.train.folder import write_folder
+from ckdist.train.loss_program import LossProgram
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.optimizer import STATES, Optimizer
+from ckdist.train.ranks import TrainingRanks, training_mesh
 from ckdist.train.reference import ReferenceExecutable
 from ckdist.train.report import Report, StepReport, check_report_to
 from ckdist.train.schedule import Schedule
+from ckdist.train.shards import Shards
 from ckdist.train.source import BatchSource, share_source
 from ckdist.weights.adapter import save_adapter
 
@@ -46,8 +51,10 @@ log = logging.getLogger(__name__)
 EVAL_ROWS = 256  # of max_length that a validation loss is taken on, at most
 PEAK_FORMATS = {True: 1, False: 0}  # bf16 -> activation format of the products
 
-# What makes the executable: of the model, configuration, communicator and threads.
-MakeExecutable: TypeAlias = Callable[[TrainedModel, TrainConfig, Communicator | None, ThreadPool], TrainingExecutable]
+# What makes the executable: of the model, configuration, program, ranks and threads.
+MakeExecutable: TypeAlias = Callable[
+    [TrainedModel, TrainConfig, LossProgram, TrainingRanks, ThreadPool], TrainingExecutable
+]
 OnStep: TypeAlias = Callable[[StepReport], None]
 ShouldStop: TypeAlias = Callable[[], bool]
 
@@ -83,43 +90,25 @@ def train(
 
 
 def native_executable(
-    model: TrainedModel, config: TrainConfig, communicator: Communicator | None, pool: ThreadPool
+    model: TrainedModel, config: TrainConfig, program: LossProgram, ranks: TrainingRanks, pool: ThreadPool
 ) -> TrainingExecutable:
     """What computes the gradients."""
-    tokens = config.per_device_train_batch_size * config.max_length
-    dtype = "bfloat16" if config.bf16 else "float32"
-    trained = [w.name for w in model.weights]
-    return NativeExecutable(
-        model.spec,
-        tokens,
-        model.load,
-        dtype,
-        pool,
-        communicator,
-        trained,
-        config.activation_checkpointing,
-        tracer=model.tracer,
-        stored=model.stored(pool.threads),
-    )
+    stored = model.stored(program.shards, program.lowered.stored, pool.threads)
+    return NativeExecutable(program, model.load, pool, ranks, stored, sharded=bool(config.zero_stage))
 
 
 def reference_executable(
     model: TrainedModel,
     config: TrainConfig,
-    communicator: Communicator | None,
+    program: LossProgram,  # noqa: ARG001, it has one of its own
+    ranks: TrainingRanks,
     pool: ThreadPool,  # noqa: ARG001, numpy has its own
 ) -> TrainingExecutable:
-    """The definition of what training computes, in numpy."""
+    """The definition of what training computes, in numpy; on whole weights."""
+    data = None if config.zero_stage else ranks.data
     return ReferenceExecutable(
-        model.program, model.spec, model.weights, model.load, communicator, config.activation_checkpointing
+        model.program, model.spec, model.weights, model.load, data, config.activation_checkpointing
     )
-
-
-def training_bytes(model: TrainedModel, config: TrainConfig, ranks: int) -> dict[str, int]:
-    """Bytes that what is trained takes on each rank, without activations and frozen weights: these depend on steps."""
-    floats = 4 * sum(int(np.prod(shape)) for shape in model.shapes.values())
-    state = floats * len(STATES[config.optim]) // (ranks if config.zero_stage else 1)
-    return {"trained weights": floats, "gradients": floats, "optimizer state": state}
 
 
 class Trainer:
@@ -145,6 +134,7 @@ class Trainer:
         """What `__init__` does, within what lets go after an error."""
         config, world = self.config, self.world
         agree(world, "configuration", repr(config))
+        mesh = training_mesh(config, world.size, world.rank)
         self.folder = Folder(self.output) if world.rank == 0 else None
         resumed = world.broadcast(str(self.folder.choose(config.resume) or "") if self.folder is not None else None)
         base = resolve(config.model_name_or_path or None, world) or ""
@@ -157,34 +147,38 @@ class Trainer:
         self.placement = place(world, self.threads)
         self.placement.enter()  # what is loaded from here on lies on the rank's own memory nodes, as in serving
         bind_memory(self.placement)
-        remedy = "use a smaller model, zero_stage 1 over more ranks, or lora_r"
-        require(training_bytes(self.model, config, world.size), world.local_size, remedy)
+        program = self.model.lowered(config, mesh)
+        needed = training_bytes(program.lowered, program.operand_bytes, *self._state_sharing(mesh))
+        remedy = "use a smaller batch or model, a larger tensor_parallel_size, zero_stage 1 over more ranks, or lora_r"
+        require(needed, world.local_size, remedy)
         if world.size > 1:
-            gradients = sum(4 * int(np.prod(shape)) for shape in self.model.shapes.values())  # bytes, reduced in place
             self.communicator = open_communicator(
                 world,
                 config.transport,
                 timeout=config.ddp_timeout,
-                arena_bytes=ARENA_BYTES + 2 * gradients,
+                arena_bytes=ARENA_BYTES + 2 * needed["gradients"],  # reduced in place
                 log=log.warning,
             )
+        self.ranks = TrainingRanks.split(mesh, self.communicator)
         self.pool = ThreadPool(self.threads, self.placement.cpus)
-        self.executable = make_executable(self.model, config, self.communicator, self.pool)
+        self.executable = make_executable(self.model, config, program, self.ranks, self.pool)
+        self.shards = Shards(program.trained, mesh)
         self.optimizer = Optimizer(
-            config,
-            self.executable.parameters,
-            self.executable.gradients,
-            self.communicator,
-            self.pool,
+            config, self.executable.parameters, self.executable.gradients, self.ranks, self.pool, self.shards.replicated
         )
         self.state = TrainState(seed=config.seed)
         self.validation: Rows | None = None
         self.batches = self._own_batches(source) if source is not None else self._file_batches()
         self._resume(Path(resumed) if resumed else None)
         self.schedule = Schedule.of(config, self.state.steps)
-        self.peak = self._sum(arithmetic_rate(self.threads, self.placement.cpus, PEAK_FORMATS[config.bf16]))[0]
+        self.peak = self.ranks.sum(arithmetic_rate(self.threads, self.placement.cpus, PEAK_FORMATS[config.bf16]))[0]
         if world.rank == 0:
+            log.info("%s", mesh_line(mesh, needed))
             self.report = Report(self.output, self.state.step, self.state.steps, config.report_to)
+
+    def _state_sharing(self, mesh: Mesh) -> tuple[int, int]:
+        """Arrays of the optimizer's state, and the replicas that share them."""
+        return len(STATES[self.config.optim]), mesh.size("dp") if self.config.zero_stage else 1
 
     # Data
 
@@ -193,7 +187,7 @@ class Trainer:
         if self.config.max_steps < 0:
             raise ConfigError("a batch source of one's own has no end: set max_steps")
         tokens = self.config.per_device_train_batch_size * self.config.max_length
-        return OwnBatches(source, self.world.rank, self.world.size, tokens)
+        return OwnBatches(source, self.ranks.mesh.index("dp"), self.ranks.mesh.size("dp"), tokens)
 
     def _file_batches(self) -> FileBatches:
         """Steps over the text files; sets what is validated on."""
@@ -206,8 +200,8 @@ class Trainer:
         self.state = replace(self.state, data=cache.digest)
         return FileBatches(
             Rows(cache, documents, c.max_length, c.seed),
-            self.world.rank,
-            self.world.size,
+            self.ranks.mesh.index("dp"),
+            self.ranks.mesh.size("dp"),
             c.per_device_train_batch_size,
             c.gradient_accumulation_steps,
         )
@@ -247,8 +241,8 @@ class Trainer:
                     "set the same, or another output_dir"
                 )
             self._load(folder)
-        elif self.communicator is not None:
-            self.communicator.broadcast(self.executable.parameters.flat)
+        elif self.ranks.data is not None:
+            self.ranks.data.broadcast(self.executable.parameters.flat)
         self.batches.position = Position(self.state.epoch, self.state.row)
         rows = self.batches.rows_of_step if isinstance(self.batches, FileBatches) else 0
         planned = f"{c.max_steps} {c.num_train_epochs}"
@@ -263,34 +257,39 @@ class Trainer:
     def _load(self, folder: Path) -> None:
         """Takes weights and optimizer state from a checkpoint that rank 0 reads."""
         parameters = self.executable.parameters
-        optimizer = SavedTensors(folder / saved.OPTIMIZER) if self.world.rank == 0 else None
-        weights = SavedTensors(folder / saved.WEIGHTS) if self.world.rank == 0 else None
-        if weights is not None:
-            for name, view in parameters.items():
-                view[:] = weights(name, view.shape)
-        if self.communicator is not None:
-            self.communicator.broadcast(parameters.flat)
+        self._read(folder / saved.WEIGHTS, "", parameters)
         for name in self.optimizer.state:
-            whole = Arena(parameters.shapes)
-            if optimizer is not None:
-                for weight, view in whole.items():
-                    view[:] = optimizer(f"{name}.{weight}", view.shape)
-            if self.communicator is not None:
-                self.communicator.broadcast(whole.flat)
-            self.optimizer.restore(name, whole.flat)
+            state = Arena(parameters.shapes)
+            self._read(folder / saved.OPTIMIZER, f"{name}.", state)
+            self.optimizer.restore(name, state.flat)
         self.optimizer.steps = self.state.updates
+
+    def _read(self, path: Path, prefix: str, into: Arena) -> None:
+        """Every rank's part of the tensors of a checkpoint's file, which rank 0 reads; their names begin with `prefix`."""
+        tensors = SavedTensors(path) if self.world.rank == 0 else None
+        for name, shape in self.shards.whole_shapes.items():
+            whole = np.empty(shape, np.float32) if tensors is None else np.array(tensors(prefix + name, shape))
+            if self.communicator is not None:
+                self.communicator.broadcast(whole)
+            into[name][:] = self.shards.part(name, whole)
+
+    def _gathered(self, own: Arena | None) -> Arena | None:
+        """The whole arrays of the first replica's parts, on rank 0; None on others."""
+        if own is None or self.ranks.mesh.index("dp"):
+            return None
+        return self.shards.gather(own, self.ranks.tensor)
 
     def _save(self) -> None:
         """A checkpoint, written by rank 0."""
-        states = list(self.optimizer.state)
-        gathered = {f"{name}.": self.optimizer.gather(name) for name in states}
-        whole = {name: arena for name, arena in gathered.items() if arena is not None}  # on rank 0 all
-        if self.folder is not None:
+        weights = self._gathered(self.executable.parameters)
+        states = {f"{name}.": self._gathered(self.optimizer.gather(name)) for name in self.optimizer.state}
+        whole = {name: arena for name, arena in states.items() if arena is not None}  # on rank 0 all
+        if self.folder is not None and weights is not None:
 
             def write(folder: Path) -> dict[str, str]:
                 """The files of a checkpoint; their checksums."""
                 return {
-                    saved.WEIGHTS: saved.write_arena(folder / saved.WEIGHTS, {"": self.executable.parameters}),
+                    saved.WEIGHTS: saved.write_arena(folder / saved.WEIGHTS, {"": weights}),
                     saved.OPTIMIZER: saved.write_arena(folder / saved.OPTIMIZER, whole),
                 }
 
@@ -336,12 +335,10 @@ class Trainer:
         self.executable.zero_grad()
         loss, tokens, every = 0.0, 0, 0
         for index, batch in enumerate(batches):
-            loss += self.executable.forward_backward(
-                batch, reduce=index == len(batches) - 1 and not self.optimizer.sharded
-            )
+            loss += self.executable.forward_backward(batch, reduce=index == len(batches) - 1)
             tokens += int((batch.targets >= 0).sum())
             every += batch.tokens_to_learn_from()
-        loss, tokens, every, stops = self._sum(loss, tokens, every, float(bool(should_stop and should_stop())))
+        loss, tokens, every, stops = self.ranks.sum_replicas(loss, tokens, every, self._stops(should_stop))
         rate = self.schedule.rate(self.state.step)
         result = self.optimizer.step(rate, tokens)
         self._advance(int(tokens), result.skipped)
@@ -353,6 +350,11 @@ class Trainer:
             gflops * 1e9 / self.peak if self.peak else 0.0,
         )  # fmt: skip
         return report, bool(stops)
+
+    def _stops(self, should_stop: ShouldStop | None) -> float:
+        """How many ranks of this replica want to stop. A collective call."""
+        wants = np.array([bool(should_stop and should_stop())], np.float32)
+        return float((self.ranks.tensor.all_reduce(wants) if self.ranks.tensor is not None else wants)[0])
 
     def _advance(self, tokens: int, skipped: bool) -> None:
         """The state after a step."""
@@ -379,29 +381,27 @@ class Trainer:
         loss, tokens = 0.0, 0
         assert self.validation is not None  # or it is not called
         for batch in validation_batches(
-            self.validation, self.world.rank, self.world.size, self.config.per_device_train_batch_size, EVAL_ROWS
+            self.validation,
+            self.ranks.mesh.index("dp"),
+            self.ranks.mesh.size("dp"),
+            self.config.per_device_train_batch_size,
+            EVAL_ROWS,
         ):
             loss += self.executable.loss(batch)
             tokens += int((batch.targets >= 0).sum())
-        loss, tokens = self._sum(loss, tokens)
+        loss, tokens = self.ranks.sum_replicas(loss, tokens)
         return loss / max(tokens, 1)
-
-    def _sum(self, *values: float) -> list[float]:
-        """Each summed over the ranks, in their order."""
-        own = np.array(values, np.float64)
-        if self.communicator is None:
-            return own.tolist()
-        return self.communicator.all_gather(own).reshape(self.world.size, -1).sum(axis=0).tolist()
 
     def _write_model(self) -> None:
         """Writes the finished model, or its adapter, on rank 0."""
-        if self.world.rank == 0:
+        weights = self._gathered(self.executable.parameters)
+        if self.world.rank == 0 and weights is not None:
             out = self.output / ("adapter" if self.model.lora else "model")
             if self.model.lora:
                 base = self.config.model_name_or_path.removeprefix("hf:")
-                save_adapter(out, self.model.lora, base, self.executable.parameters)
+                save_adapter(out, self.model.lora, base, weights)
             else:
-                write_folder(out, self.model, self.executable.parameters, self.tokenizer, self.config.save_dtype)
+                write_folder(out, self.model, weights, self.tokenizer, self.config.save_dtype)
             self._say(
                 f"the {out.name} is in {out}"
                 + (f"; {self.state.skipped_steps} steps were skipped" if self.state.skipped_steps else "")

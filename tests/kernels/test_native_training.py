@@ -11,20 +11,21 @@ import numpy as np
 import pytest
 
 from ckdist.comm.communicator import open_communicator
-from ckdist.errors import ConfigError, LayoutError
-from ckdist.layout import DATA, Mesh
+from ckdist.errors import ConfigError
+from ckdist.layout import DATA
+from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss as loss_of
 from ckdist.program.autodiff import backward
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.pool import ThreadPool
 from ckdist.program.tracer import trace_loss
 from ckdist.train.batch import PackedBatch
-from ckdist.train.native_executable import NativeExecutable
 from tests.support.golden_training import FAMILIES, batches, golden, model, split
 from tests.support.levels import each
 from tests.support.specs import PIECES
 from tests.support.specs import spec as small_spec
 from tests.support.thread_ranks import run_threads
+from tests.support.training_executable import executable
 
 # Relative to the gradient's norm, weight by weight. In bfloat16 the worst of the golden models' is 0.06, and their
 # losses are within 1e-3.
@@ -50,7 +51,7 @@ def errors(gradients, expected) -> dict[str, float]:
 
 def check(spec, weights, batch, dtype="float32", **more) -> None:
     loss, gradients = reference(spec, weights, batch)
-    e = NativeExecutable(spec, len(batch.token_ids), weights.__getitem__, dtype=dtype, pool=ThreadPool(2), **more)
+    e = executable(spec, len(batch.token_ids), weights.__getitem__, dtype=dtype, pool=ThreadPool(2), **more)
     assert e.forward_backward(batch) == pytest.approx(loss, rel=LOSS_ERROR[dtype])
     assert e.loss(batch) == pytest.approx(loss, rel=LOSS_ERROR[dtype])
     found = errors(e.gradients, gradients)
@@ -85,7 +86,7 @@ def random_batch(lengths, vocab, seed=1, targets=0.8) -> PackedBatch:
 def test_golden_models(family, dtype):
     spec, weights = model(family)
     check(spec, weights, batches()[0], dtype)
-    e = NativeExecutable(spec, 64, weights.__getitem__, dtype=dtype)
+    e = executable(spec, 64, weights.__getitem__, dtype=dtype)
     assert e.loss(batches()[0]) == pytest.approx(
         float(golden(family)["loss"]), rel={"float32": 1e-5}.get(dtype, LOSS_ERROR[dtype])
     )
@@ -107,9 +108,15 @@ def test_odd_shapes(lengths, more, dtype):
     check(spec, weights, random_batch(lengths, 51), dtype, recompute=bool(more))
 
 
-def test_unequal_layers_are_refused():
-    with pytest.raises(LayoutError, match="training needs the same heads in every layer"):
-        NativeExecutable(small_spec(**PIECES["unequal"]), 64, np.zeros)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_layers_that_differ(dtype, recompute):
+    """In heads, in the widths of keys and values, and in the feed-forward."""
+    spec = small_spec(**PIECES["unequal"])
+    rng = np.random.default_rng(3)
+    program = trace_loss(loss_of, spec, DATA, Mesh({"dp": 1}))
+    weights = {w.name: 0.2 * rng.standard_normal([d.elements for d in w.dims]) for w in program.weights}
+    check(spec, weights, random_batch([40, 23], spec.vocab_size), dtype, recompute=recompute)
 
 
 def test_logits_in_chunks():
@@ -130,7 +137,7 @@ def test_threads_and_repetition_change_no_bit(dtype):
     batch = random_batch([131, 17, 30], 51)
     results = []
     for threads in (1, 2, 3):
-        e = NativeExecutable(spec, 200, weights.__getitem__, dtype=dtype, pool=ThreadPool(threads))
+        e = executable(spec, 200, weights.__getitem__, dtype=dtype, pool=ThreadPool(threads))
         for _ in range(2):
             e.zero_grad()
             results.append((e.forward_backward(batch), e.gradients.flat.copy()))
@@ -145,9 +152,9 @@ def test_threads_and_repetition_change_no_bit(dtype):
 ON_A_LEVEL = """
 import sys
 import numpy as np
-from tests.kernels.test_native_training import NativeExecutable, ThreadPool, random_batch, random_model
+from tests.kernels.test_native_training import ThreadPool, executable, random_batch, random_model
 spec, weights = random_model(mixer={"soft_cap": 3.0})
-e = NativeExecutable(spec, 541, weights.__getitem__, dtype=sys.argv[1], pool=ThreadPool(2))
+e = executable(spec, 541, weights.__getitem__, dtype=sys.argv[1], pool=ThreadPool(2))
 loss = e.forward_backward(random_batch([131, 410], 51))
 np.save(sys.argv[2], np.append(e.gradients.flat.astype(np.float64), loss))
 """
@@ -179,7 +186,7 @@ def test_levels(isa, dtype, tmp_path):
 def test_sequences_without_a_target_change_no_bit(dtype):
     spec, weights = random_model()
     batch = random_batch([40, 23], 51, targets=0.3)
-    e = NativeExecutable(spec, 150, weights.__getitem__, dtype=dtype)
+    e = executable(spec, 150, weights.__getitem__, dtype=dtype)
     loss, gradients = e.forward_backward(batch), e.gradients.flat.copy()
     filled = PackedBatch(
         np.concatenate([np.ones(9), batch.token_ids, np.ones(70)]).astype(np.int32),
@@ -196,12 +203,67 @@ def test_sequences_without_a_target_change_no_bit(dtype):
 def test_changed_parameters_are_seen():
     spec, weights = random_model()
     batch = random_batch([9, 20], 51)
-    e = NativeExecutable(spec, 29, weights.__getitem__)
+    e = executable(spec, 29, weights.__getitem__)
     e.forward_backward(batch)
     before, gradient = e.loss(batch), e.gradients.flat.astype(np.float64)
     e.parameters.flat[:] -= 1e-4 * e.gradients.flat / np.linalg.norm(gradient)
     assert before - e.loss(batch) == pytest.approx(1e-4 * np.linalg.norm(gradient), rel=0.05)
     e.close()
+
+
+# What a mesh adds to the error of one rank: sums in another order.
+@pytest.mark.parametrize("dp, tp", [(2, 2), (1, 3), (2, 3), (1, 2)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("piece", ["plain", "unequal", "soft_cap", "qwen3"])
+def test_meshes(dp, tp, dtype, piece):
+    """Every rank has its shard of the whole gradients, the same bits as its twins of other replicas; weights that all
+    ranks hold have the same bits on all. Twice, to the same bits.
+    """
+    heads = {"heads": 6, "kv_heads": 3, "head_dim": 12, "ffn": 100, "vocab": 77}
+    kinds = {
+        "plain": {"mixer": {"qkv_bias": True, "o_bias": True}, "tie_embeddings": True},
+        "unequal": PIECES["unequal"],
+        "soft_cap": {"mixer": {"soft_cap": 3.0}, "logit_soft_cap": 4.0},
+        "qwen3": {"mixer": {"qk_norm": "head"}},
+    }
+    spec = small_spec(**{**heads, **kinds[piece]})
+    rng = np.random.default_rng(7)
+    program = trace_loss(loss_of, spec, DATA, Mesh({"dp": 1}))
+    weights = {
+        w.name: (0.2 * rng.standard_normal([d.elements for d in w.dims])).astype(np.float32) for w in program.weights
+    }
+    batch = random_batch([40, 23, 1, 31], spec.vocab_size)
+    loss, gradients = reference(spec, weights, batch)
+    parts = split(batch, dp)
+
+    def body(world):
+        communicator = open_communicator(world, arena_bytes=1 << 26, timeout=60)
+        e = executable(
+            spec, 100, weights.__getitem__, dtype, ThreadPool(2), communicator, tp=tp, recompute=bool(dp - 1)
+        )
+        part = parts[e.ranks.mesh.index("dp")]
+        first = e.forward_backward(part, reduce=False)
+        assert e.loss(part) == first
+        found = []
+        for _ in range(2):
+            e.zero_grad()
+            assert e.forward_backward(part) == first
+            found.append(e.gradients.flat.copy())
+        np.testing.assert_array_equal(*found)
+        shards = e.program.shards
+        own = {name: shards.part(name, g) for name, g in gradients.items()}
+        result = first, errors(e.gradients, own), {name: g.copy() for name, g in e.gradients.items()}, shards
+        communicator.barrier()
+        e.close()
+        return result
+
+    results = run_threads(dp * tp, body)
+    assert sum(own for own, *_ in results[::tp]) == pytest.approx(loss, rel=LOSS_ERROR[dtype])
+    for rank, (own, found, made, shards) in enumerate(results):
+        assert own == results[rank // tp * tp][0]
+        assert max(found.values()) < GRADIENT_ERROR[dtype], found
+        assert all(np.array_equal(g, results[rank % tp][2][name]) for name, g in made.items())
+        assert all(np.array_equal(made[name], results[0][2][name]) for name in shards.replicated)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -213,7 +275,7 @@ def test_ranks_share_gradients(ranks):
 
     def body(world):
         communicator = open_communicator(world, arena_bytes=1 << 26, timeout=30)
-        e = NativeExecutable(spec, 64, weights.__getitem__, communicator=communicator)
+        e = executable(spec, 64, weights.__getitem__, communicator=communicator)
         first = e.forward_backward(parts[world.rank], reduce=False)
         e.zero_grad()
         assert e.forward_backward(parts[world.rank]) == first
@@ -234,7 +296,7 @@ def test_some_weights_alone():
     batch = random_batch([30], 51)
     names = ["model.layers.1.self_attn.v_proj.weight", "model.layers.0.input_layernorm.weight"]
     _, gradients = reference(spec, weights, batch)
-    e = NativeExecutable(spec, 30, weights.__getitem__, trained=names)
+    e = executable(spec, 30, weights.__getitem__, trained=names)
     e.forward_backward(batch)
     assert list(e.gradients) == list(e.parameters) == names
     assert max(errors(e.gradients, {name: gradients[name] for name in names}).values()) < 1e-5
@@ -249,7 +311,7 @@ def test_a_frozen_weight_beside_a_trained_one_is_kept():
     weights = {
         w.name: (0.3 * rng.standard_normal([d.elements for d in w.dims])).astype(np.float32) for w in program.weights
     }
-    e = NativeExecutable(
+    e = executable(
         spec, 30, weights.__getitem__, trained=[f"model.layers.{i}.self_attn.v_proj.weight" for i in range(2)]
     )
     batch, found = random_batch([30], 51), []
@@ -273,9 +335,9 @@ def test_a_frozen_weight_beside_a_trained_one_is_kept():
 )
 def test_bad_batches_are_refused(batch, message):
     spec, weights = random_model()
-    e = NativeExecutable(spec, 30, weights.__getitem__)
+    e = executable(spec, 30, weights.__getitem__)
     with pytest.raises(ConfigError, match=message):
         e.forward_backward(PackedBatch(*(np.array(a, np.int32) for a in batch)))
     e.close()
     with pytest.raises(ConfigError, match="float64"):
-        NativeExecutable(spec, 30, weights.__getitem__, dtype="float64")
+        executable(spec, 30, weights.__getitem__, dtype="float64")

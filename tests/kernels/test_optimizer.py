@@ -5,10 +5,12 @@ import pytest
 
 from ckdist import native
 from ckdist.comm.communicator import open_communicator
+from ckdist.mesh import Mesh
 from ckdist.program.pool import ThreadPool
 from ckdist.train.arena import Arena
 from ckdist.train.config import TrainConfig
 from ckdist.train.optimizer import Optimizer
+from ckdist.train.ranks import TrainingRanks
 from ckdist.train.schedule import Schedule
 from tests.golden.make_optimizer_golden import CLIP, DECAY, RATES, SHAPES, STEPS
 from tests.support.levels import HERE, VECTORS
@@ -40,7 +42,11 @@ def taken(kind: str, stored, threads: int = 1, world=None) -> tuple[Optimizer, A
     for name, view in parameters.items():
         view[:] = stored[f"first/{name}"]
     optimizer = Optimizer(
-        config(optim=kind, zero_stage=int(ranks > 1)), parameters, gradients, communicator, ThreadPool(threads)
+        config(optim=kind, zero_stage=int(ranks > 1)),
+        parameters,
+        gradients,
+        TrainingRanks.split(Mesh.of_job(ranks, world.rank if world else 0), communicator),
+        ThreadPool(threads),
     )
     for step in range(STEPS):
         for name, view in gradients.items():

@@ -10,9 +10,11 @@ from ckdist import LLM, SamplingParams
 from ckdist.cli.export import export_gguf
 from ckdist.engine.launch import BUNDLED
 from ckdist.errors import ConfigError, ModelFileError
+from ckdist.mesh import Mesh
 from ckdist.program.pool import ThreadPool
 from ckdist.train.batch import PackedBatch
 from ckdist.train.model import open_model
+from ckdist.train.ranks import TrainingRanks
 from ckdist.train.trainer import native_executable, reference_executable, train
 from ckdist.weights.adapter import MODULES, Lora, load_adapter, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint
@@ -54,8 +56,11 @@ def adapting(base, folder, **fields):
 def test_it_begins_as_the_base_and_adds_what_peft_defines(base, tmp_path):
     c = adapting(base, tmp_path)
     model = open_model(c)
-    adapted = reference_executable(model, c, None, ThreadPool(1))
-    plain = reference_executable(open_model(adapting(base, tmp_path, lora_r=0)), c, None, ThreadPool(1))
+    alone = TrainingRanks(Mesh.of_job(1, 0))
+    adapted, plain = (
+        reference_executable(m, c, m.lowered(c, alone.mesh), alone, ThreadPool(1))
+        for m in (model, open_model(adapting(base, tmp_path, lora_r=0)))
+    )
     assert len(adapted.parameters) == 2 * 2 * len(model.spec.layers) and all(
         ".lora_" in name for name in adapted.parameters
     )
@@ -88,9 +93,13 @@ def test_what_is_native_is_what_is_defined(base, tmp_path, kind):
         base = str(tmp_path / "base.gguf")
     c = adapting(base, tmp_path, lora_target_modules=MODULES, lora_r=3, activation_checkpointing=True)
     model = open_model(c)
-    native, reference = (make(model, c, None, ThreadPool(2)) for make in (native_executable, reference_executable))
+    alone = TrainingRanks(Mesh.of_job(1, 0))
+    program = model.lowered(c, alone.mesh)
+    native, reference = (
+        make(model, c, program, alone, ThreadPool(2)) for make in (native_executable, reference_executable)
+    )
     if kind == "gguf":
-        stored = {p.name for p in native.lowered.parameters if p.stored}
+        stored = {p.name for p in native.program.lowered.parameters if p.stored}
         quantised = {n for n, t in open_checkpoint(base).tensors.items() if t.type == Q8_0.number}
         assert stored == quantised - {"lm_head.weight"}, "a quantised base is held once, tied embeddings too"
     rng = np.random.default_rng(0)
@@ -106,24 +115,35 @@ def test_what_is_native_is_what_is_defined(base, tmp_path, kind):
         assert native.loss(BATCH) == pytest.approx(reference.loss(BATCH), rel=1e-5)
 
 
-def test_adapters_are_the_same_on_any_number_of_ranks(base, tmp_path):
-    curves = {}
-    for ranks in (1, 3):
-        (tmp_path / str(ranks)).mkdir()
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_adapters_are_the_same_on_any_mesh(base, tmp_path, kind):
+    """A quantised base is sharded as its blocks allow."""
+    if kind == "gguf":
+        export_gguf(base, str(tmp_path / "base.gguf"), "q8_0")
+        base = str(tmp_path / "base.gguf")
+    curves, found = {}, {}
+    for dp, tp in ((1, 1), (3, 1), (2, 2)):
+        (tmp_path / f"{dp}x{tp}").mkdir()
         c = adapting(
             base,
-            tmp_path / str(ranks),
+            tmp_path / f"{dp}x{tp}",
             lora_target_modules=MODULES,
             max_steps=3,
-            per_device_train_batch_size=6 // ranks,
+            per_device_train_batch_size=6 // dp,
             learning_rate=1e-2,
+            tensor_parallel_size=tp,
         )
         reports = []
-        run_threads(ranks, lambda world: train(c, reports.append if world.rank == 0 else None, world=world))
-        curves[ranks] = [report.loss for report in reports]
-        assert len(curves[ranks]) == 3
-    np.testing.assert_allclose(curves[3], curves[1], rtol=1e-5)
-    assert curves[1][-1] < curves[1][0]
+        run_threads(dp * tp, lambda world: train(c, reports.append if world.rank == 0 else None, world=world))
+        curves[dp, tp] = [report.loss for report in reports]
+        found[dp, tp] = safetensors.load_file(tmp_path / f"{dp}x{tp}" / "out" / "adapter" / "adapter_model.safetensors")
+        assert len(curves[dp, tp]) == 3
+    for mesh, losses in curves.items():
+        np.testing.assert_allclose(losses, curves[1, 1], rtol=1e-5, err_msg=str(mesh))
+        assert set(found[mesh]) == set(found[1, 1])
+        for name, array in found[1, 1].items():
+            np.testing.assert_allclose(found[mesh][name], array, rtol=1e-3, atol=1e-4, err_msg=name)
+    assert curves[1, 1][-1] < curves[1, 1][0]
 
 
 def test_trained_adapters_are_pefts_files_and_come_back(base, tmp_path):

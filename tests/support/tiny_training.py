@@ -64,7 +64,7 @@ def toml(folder: pathlib.Path, **fields) -> pathlib.Path:
     lines = (
         [f"{name} = {show(value)}" for name, value in written.items()]
         + ["[model_config]"]
-        + [f"{name} = {show(value)}" for name, value in MODEL.items()]
+        + [f"{name} = {show(value)}" for name, value in c.model_config.items()]
     )
     path = folder / "config.toml"
     path.write_text("\n".join(lines) + "\n")

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ckdist.errors import LayoutError
-from ckdist.layout import DATA, SINGLE, Dim, Layout, Mesh
+from ckdist.layout import DATA, SINGLE, TRAINING, Dim, Layout
+from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward, loss
 from ckdist.program.autodiff import backward
 from ckdist.program.interpreter import Interpreter
@@ -16,7 +17,7 @@ from ckdist.train.batch import PackedBatch
 from tests.support import golden_training
 from tests.support.golden_training import AdamW, gradient_errors, split
 from tests.support.paths import GOLDEN as GOLDEN_FILES
-from tests.support.specs import FAMILIES, dims, spec
+from tests.support.specs import FAMILIES, PIECES, dims, spec
 
 GOLDEN = GOLDEN_FILES / "programs"
 HEADS_AND_FFN = Layout("HEADS_AND_FFN", {"heads": "tp", "kv_heads": "tp", "ffn": "tp"})
@@ -167,18 +168,31 @@ def test_tensors_cut(family, ranks):
             np.testing.assert_allclose(gradient, whole, atol=1e-5 * np.abs(alone[name]).max(), err_msg=name)
 
 
-def test_tokens_and_tensors_cut_at_once():
-    s, weights = tiny("qwen2")
-    both = Layout("BOTH", {**DATA.sharded_by, **HEADS_AND_FFN.sharded_by})
-    batch, mesh = random_batch(), Mesh({"dp": 2, "tp": 3})
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("dp, tp", [(2, 3), (3, 1), (1, 3)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_and_tensors_cut_at_once(family, dp, tp, recompute):
+    """Batches over dp, heads, ffn and vocabulary over tp: every rank has its part of one rank's gradients. Those of
+    norms per head are summed over both.
+    """
+    s, weights = tiny(family)
+    batch, mesh = random_batch((5, 1, 7, 4, 2)), Mesh.of_job(dp * tp, 0, tp=tp)
     expected, (alone,) = step(s, weights, [batch])
-    halves = split(batch, 2)
-    total, parts = step(s, weights, [halves[rank // 3] for rank in range(6)], both, mesh)
+    parts = split(batch, dp)
+    total, found = step(s, weights, [parts[r // tp] for r in range(dp * tp)], TRAINING, mesh, recompute=recompute)
     assert total == pytest.approx(expected, rel=1e-5)
-    joined = np.concatenate([own["model.layers.1.mlp.up_proj.weight"] for own in parts[3:]])
-    np.testing.assert_allclose(joined, alone["model.layers.1.mlp.up_proj.weight"], atol=1e-5 * np.abs(joined).max())
-    with pytest.raises(LayoutError, match="sums over tokens and kv_heads, which are sharded over dp and tp"):
-        step(*tiny("qwen3"), [batch] * 6, both, mesh)  # its norms per head would be partial over both
+    declared = {w.name: w for w in trace_loss(loss, s, TRAINING, mesh).weights}
+    for rank, own in enumerate(found):
+        for name, gradient in own.items():
+            spans = tuple(slice(*dim.span(Mesh(mesh.axes, rank))) for dim in declared[name].dims)
+            np.testing.assert_allclose(
+                gradient, alone[name][spans], atol=1e-5 * np.abs(alone[name]).max(), err_msg=name
+            )
+
+
+def test_a_norm_over_heads_that_ranks_share_is_refused():
+    with pytest.raises(LayoutError, match=r"rms_norm needs all of heads, but %q.0 has it sharded over tp"):
+        trace_loss(loss, spec(**PIECES["norms_after"]), TRAINING, Mesh.of_job(2, 0, tp=2))
 
 
 def test_gathered_values_have_gradients():
@@ -235,8 +249,6 @@ def test_errors_name_the_op():
     other = Weight("model.layers.9.up", (Dim("hidden", 64),))
     with pytest.raises(LayoutError, match=r"does not depend on @model.layers.9.up"):
         backward(program, program.outputs[0], [other])
-    with pytest.raises(LayoutError, match="cross_entropy needs all of vocab and hidden"):
-        trace_loss(loss, s, Layout("VOCAB", {"vocab": "tp"}), Mesh({"tp": 2}))
     shared = spec(heads=6, kv_heads=2, head_dim=4)
     program = trace_loss(loss, shared, HEADS_AND_FFN, Mesh({"tp": 3}))
     with pytest.raises(LayoutError, match=r"attend_grad: 2 kv_heads sharded over tp are shared.*at most 2 ranks"):

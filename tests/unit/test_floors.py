@@ -17,6 +17,7 @@ FLOORS = {
     "comm": 1,
     "hub": 1,
     "layout": 1,
+    "mesh": 1,
     "progress": 1,
     "terminal": 1,
     "text_file": 1,

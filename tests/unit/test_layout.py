@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckdist.errors import LayoutError
-from ckdist.layout import SINGLE, TENSOR, Layout, Mesh, Sharding, even_ranges
+from ckdist.layout import SINGLE, TENSOR, Layout, Sharding, even_ranges
+from ckdist.mesh import Mesh
 from ckdist.program.tracer import Tracer, trace
 from tests.support.specs import dims, spec
 

@@ -8,7 +8,8 @@ import math
 import pytest
 
 from ckdist.engine.launch import BUNDLED
-from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS, Mesh
+from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS
+from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
 from ckdist.models.spec import Attention
 from ckdist.planning import cost as prefill_cost

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ckdist.errors import LayoutError
-from ckdist.layout import SINGLE, TENSOR, TOKEN, Mesh
+from ckdist.layout import SINGLE, TENSOR, TOKEN
+from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward, loss
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.lower import lower, stored_dims

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ckdist.errors import LayoutError
-from ckdist.layout import Dim, Mesh
+from ckdist.layout import Dim
+from ckdist.mesh import Mesh
 from ckdist.program.emitter import Emitter
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.ops import OPS

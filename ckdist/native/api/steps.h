@@ -36,6 +36,7 @@ enum ckdist_step_kind {
   ckdist_step_cross_entropy,
   ckdist_step_embed_grad,
   ckdist_step_reduce_gradients,
+  ckdist_step_all_reduce,
   ckdist_step_kinds
 };
 
@@ -185,10 +186,11 @@ struct ckdist_experts_step {
 /* Of training. Steps read and write activations and floats alike, but for products: what they multiply are activations.
    A gradient is added to what its parameter's place holds; one that is `fresh` has nothing there yet. */
 
-/* out = rows of a parameter */
+/* out = rows of a parameter, which has those of the vocabulary from first_row on; zeros for other ids */
 struct ckdist_lookup_step {
   struct ckdist_step step;
   int32_t out, table;
+  int64_t first_row;
 };
 
 /* out = x */
@@ -259,9 +261,10 @@ struct ckdist_bias_grad_step {
   const struct ckdist_gradient* gradients;
 };
 
+/* Of heads of `width` elements. */
 struct ckdist_rope_step {
   struct ckdist_step step;
-  int32_t x, out, table, back;
+  int32_t x, out, table, back, width;
 };
 
 /* Within packed sequences; also the log of the sum of exp(score), (tokens, heads). */
@@ -285,23 +288,34 @@ struct ckdist_gated_grad_step {
   int32_t gate, up, dy, d_gate, d_up, function;
 };
 
-/* The loss of x times the pack `head`; dx by the pack `head_transposed`; the gradient of the head. */
+/* The loss of x times the pack `head`, which has the vocabulary from first_row on; dx by the pack `head_transposed`;
+   the gradient of the head. */
 struct ckdist_cross_entropy_step {
   struct ckdist_step step;
   int32_t x, dx, head, head_transposed, gradient, fresh;
   float soft_cap;
+  int64_t first_row;
 };
 
-/* gradient += rows of dy */
+/* gradient += rows of dy; it has those of the vocabulary from first_row on */
 struct ckdist_embed_grad_step {
   struct ckdist_step step;
   int32_t dy, gradient;
+  int64_t first_row;
 };
 
-/* Begins the all_reduce of the gradients' floats [begin, end). */
+/* Begins the all_reduce of the gradients' floats [begin, end) over the replicas; first, where they are partial over it,
+   over the tensor-parallel ranks. */
 struct ckdist_reduce_gradients_step {
   struct ckdist_step step;
   int64_t begin, end;
+  int32_t tensor;
+};
+
+/* The sum of x over the tensor-parallel ranks, in place; floats. */
+struct ckdist_all_reduce_step {
+  struct ckdist_step step;
+  int32_t x;
 };
 
 #ifdef __cplusplus

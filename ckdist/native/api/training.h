@@ -38,8 +38,7 @@ struct ckdist_training_program {
   int64_t trained_floats; /* of the parameters' arena: those that change, packed by each step that multiplies with them.
                              What lies behind them is packed once, where no trained matrix is packed beside it, and
                              then, but for vectors and the embeddings, not read again */
-  int32_t heads, kv_heads, head_dim;
-  int32_t bf16;                /* what products read is bfloat16, else float32 */
+  int32_t bf16;           /* what products read is bfloat16, else float32 */
   struct ckdist_rope ropes[4]; /* of max_tokens positions */
   const float* parameter_arena;
   float* gradient_arena;
@@ -53,9 +52,10 @@ struct ckdist_training_batch {
 };
 
 struct ckdist_training;
-/* communicator: of the ranks that divide the batch, or null. What the program names must outlive it. */
-CKDIST_EXPORT int ckdist_training_new(const struct ckdist_training_program* program,
-                                      struct ckdist_communicator* communicator, struct ckdist_pool* pool,
+/* data: of the replicas over which gradients are summed; tensor: of the ranks that share the tensors; or null. What the
+ * program names must outlive it. */
+CKDIST_EXPORT int ckdist_training_new(const struct ckdist_training_program* program, struct ckdist_communicator* data,
+                                      struct ckdist_communicator* tensor, struct ckdist_pool* pool,
                                       struct ckdist_training** out);
 CKDIST_EXPORT void ckdist_training_free(struct ckdist_training* training);
 /* The sum of the losses; with `backward` also gradients, all-reduced with `reduce`. `clear`: what the gradients held

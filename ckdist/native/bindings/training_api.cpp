@@ -14,11 +14,10 @@ struct ckdist_training : Training {
 
 extern "C" {
 
-int ckdist_training_new(const ckdist_training_program* program, ckdist_communicator* communicator, ckdist_pool* pool,
-                        ckdist_training** out) {
-  return guard([&] {
-    *out = new ckdist_training(*program, communicator ? communicator->communicator.get() : nullptr, pool->pool);
-  });
+int ckdist_training_new(const ckdist_training_program* program, ckdist_communicator* data, ckdist_communicator* tensor,
+                        ckdist_pool* pool, ckdist_training** out) {
+  const auto of = [](ckdist_communicator* handle) { return handle ? handle->communicator.get() : nullptr; };
+  return guard([&] { *out = new ckdist_training(*program, of(data), of(tensor), pool->pool); });
 }
 void ckdist_training_free(ckdist_training* training) { delete training; }
 int ckdist_training_run(ckdist_training* training, const ckdist_training_batch* batch, int32_t backward, int32_t clear,

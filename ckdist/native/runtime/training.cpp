@@ -9,7 +9,8 @@
 
 namespace ckdist {
 
-Training::Training(const ckdist_training_program& that, Communicator* communicator, std::shared_ptr<Pool> pool)
+Training::Training(const ckdist_training_program& that, Communicator* data, Communicator* tensor,
+                   std::shared_ptr<Pool> pool)
     : Executor(std::move(pool)),
       program(that),
       kernels(ckdist::kernels()),
@@ -19,7 +20,8 @@ Training::Training(const ckdist_training_program& that, Communicator* communicat
       tile_type(product.tiles),
       scratch_product(tile_type == Type::bf16 ? kernels.product.bf16 : kernels.product.f32),
       losses(that.max_tokens),
-      communicator_(communicator),
+      data_(data && data->size > 1 ? data : nullptr),
+      tensor_(tensor && tensor->size > 1 ? tensor : nullptr),
       steps_(that.steps, that.step_count, 0),
       loss_steps_(that.loss_steps, that.loss_step_count, 1) {
   active_ = threads();
@@ -109,7 +111,7 @@ void Training::take(const ckdist_training_batch& b) {
 double Training::run(const ckdist_training_batch& those, bool backward, bool clear, bool reduce) {
   check(those);
   take(those);
-  backward_ = backward, clear_ = backward && clear, reduce_ = reduce && communicator_ && communicator_->size > 1;
+  backward_ = backward, clear_ = backward && clear, reduce_ = reduce;
   list_ = backward_ ? &steps_ : &loss_steps_;
   seconds_.fill(0), pack_seconds_ = 0;
   operations_.clear();
@@ -143,12 +145,22 @@ void Training::clear(int thread) {
   });
 }
 
-void Training::begin_reduce(int64_t begin, int64_t end) {
+void Training::begin_reduce(int64_t begin, int64_t end, bool tensor) {
   if (!reduce_) return;
   float* const g = program.gradient_arena + begin;
   const int64_t n = end - begin;
-  operations_.push_back(
-      communicator_->begin([g, n](Collectives& c) { c.all_reduce(g, g, n, Element::f32, ReduceOp::sum); }));
+  if (tensor) sum_over_tensor(g, n);
+  if (data_)
+    operations_.push_back(data_->begin([g, n](Collectives& c) { c.all_reduce(g, g, n, Element::f32, ReduceOp::sum); }));
+}
+
+void Training::sum_over_tensor(float* x, int64_t n) const {
+  if (tensor_) tensor_->run([x, n](Collectives& c) { c.all_reduce(x, x, n, Element::f32, ReduceOp::sum); });
+}
+
+void Training::gather_over_tensor(const void* own, int64_t n, void* all) const {
+  const std::vector<int64_t> bytes(tensor_->size, n);
+  tensor_->run([&](Collectives& c) { c.all_gather(own, all, bytes.data()); });
 }
 
 void Training::store(int index, int64_t token, int64_t column, const float* x, int64_t n) const {

@@ -28,7 +28,9 @@ struct Operand {
 
 class Training : public Executor {
  public:
-  Training(const ckdist_training_program& program, Communicator* communicator, std::shared_ptr<Pool> pool);
+  // `data`: of the replicas; `tensor`: of the ranks that share the tensors; or null.
+  Training(const ckdist_training_program& program, Communicator* data, Communicator* tensor,
+           std::shared_ptr<Pool> pool);
 
   double run(const ckdist_training_batch& batch, bool backward, bool clear, bool reduce);
   // By kind, and in the last place of packing.
@@ -66,9 +68,10 @@ class Training : public Executor {
     const ckdist_value& v = value(index);
     return {arena_->data() + v.offset + token * v.stride, v.stride};
   }
-  Operand head_of(int index, int64_t token, int64_t head) const {
+  // Of heads of `width` elements.
+  Operand head_of(int index, int64_t token, int64_t head, int64_t width) const {
     const Operand o = operand(index, token);
-    return {o.at + head * program.head_dim * element_bytes(), o.stride};
+    return {o.at + head * width * element_bytes(), o.stride};
   }
   bool is_operand(int index) const { return value(index).place == ckdist_place_activations; }
   bool narrow(int index) const { return narrow_values && is_operand(index); }
@@ -123,7 +126,13 @@ class Training : public Executor {
   float* row_buffer(int thread, int n) const { return reinterpret_cast<float*>(memory(thread)) + n * row_floats_; }
   int64_t row_buffers_bytes() const { return kRowBuffers * row_floats_ * 4; }
   void count_packing(double seconds) { pack_seconds_ += seconds; }
-  void begin_reduce(int64_t begin, int64_t end);
+
+  // Other ranks
+  void begin_reduce(int64_t begin, int64_t end, bool tensor);
+  int tensor_ranks() const { return tensor_ ? tensor_->size : 1; }
+  void sum_over_tensor(float* x, int64_t n) const;
+  // Every rank's n bytes, in the order of ranks.
+  void gather_over_tensor(const void* own, int64_t n, void* all) const;
 
  private:
   static constexpr int kLeastSaved =
@@ -136,7 +145,7 @@ class Training : public Executor {
   void replay(int thread);
   void clear(int thread);
 
-  Communicator* const communicator_;
+  Communicator *const data_, *const tensor_;  // null where this rank is alone
   StepList steps_, loss_steps_;
   std::vector<Matrix> packed_;
   std::vector<int32_t> frozen_;  // the packs that are made once, forms of one parameter one after the other: it is read

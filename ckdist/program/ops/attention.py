@@ -52,7 +52,8 @@ def lower_rope(lowering: "TrainingLowering", instr: Instr) -> None:
 def _rotation(lowering: "TrainingLowering", instr: Instr, back: bool) -> None:
     """A step that rotates, or rotates back."""
     x, table = lowering.value(instr.inputs[0]), ROPE_TABLES[instr.attrs["table"]]
-    lowering.emit("rope", x=x, out=lowering.output(instr.outputs[0]), table=table, back=back)
+    width = instr.inputs[0].dims[-1].width
+    lowering.emit("rope", x=x, out=lowering.output(instr.outputs[0]), table=table, back=back, width=width)
 
 
 @vjp("rope")
@@ -228,11 +229,8 @@ def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 @lower("attend_packed", "training")
 def lower_attend_packed(lowering: "TrainingLowering", instr: Instr) -> None:
     """One step."""
-    attention = layer_attention(instr, lowering.mesh)
-    alike = attention == (lowering.attention or attention) and len(set(attention.heads_per_kv)) == 1
-    if not alike or attention.key_width != attention.value_width:
-        raise LayoutError(f"training needs the same heads in every layer, and keys as wide as values: {instr}")
-    lowering.attention = attention
+    if len(set(layer_attention(instr, lowering.mesh).heads_per_kv)) != 1:
+        raise LayoutError(f"training needs as many query heads for each kv_head of a rank, and at least one: {instr}")
     q, k, v = map(lowering.operand, instr.inputs)
     out, log_sum_exp = map(lowering.output, instr.outputs)
     lowering.emit("attend_packed", q=q, k=k, v=v, out=out, log_sum_exp=log_sum_exp, **_scores(instr))

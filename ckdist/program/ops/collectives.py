@@ -35,8 +35,11 @@ if TYPE_CHECKING:  # which import the ops
 
 
 def infer_all_reduce(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The same, whole."""
-    return [(inputs[0].dims, None)]
+    """The same, whole over the axis. LayoutError where it is not partial over it."""
+    (x,), axis = inputs, attrs["axis"]
+    if axis not in x.partial:
+        raise LayoutError(f"all_reduce over {axis}: %{x.name} is not partial over it")
+    return [(x.dims, tuple(other for other in x.partial if other != axis))]
 
 
 @op("all_reduce", infer_all_reduce, collective=True)
@@ -53,12 +56,16 @@ def lower_all_reduce(lowering: "Lowering", group: "Group") -> None:
 
 @lower("all_reduce", "training")
 def lower_training_reduce(lowering: "TrainingLowering", instr: Instr) -> None:
-    """No step: `TrainingLowering.reduced` says when. LayoutError for a value inside of the layers."""
-    (value,) = instr.inputs
-    if value.dims and value not in lowering.names.of_weight:
-        raise LayoutError(
-            f"training computes on whole values; only gradients of weights and the loss are reduced: {instr}"
-        )
+    """A step that sums where the value lies. None for gradients of weights, of which `TrainingLowering.reduced` says
+    when, nor for the loss.
+    """
+    (value,), (out,) = instr.inputs, instr.outputs
+    if not value.dims or value in lowering.names.of_weight:
+        return
+    if value in lowering.names.beside:
+        raise LayoutError(f"all_reduce of a value that lies beside others: {instr}")
+    lowering.emit("all_reduce", x=lowering.value(value))
+    lowering.stands_for(out, value)
 
 
 @vjp("all_reduce")

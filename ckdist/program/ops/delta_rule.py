@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.layout import Dim, Mesh
+from ckdist.layout import Dim
+from ckdist.mesh import Mesh
 from ckdist.program.lowered import LayerState
 from ckdist.program.ops.norm import inverse_rms
 from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, total, unchanged_whole, whole

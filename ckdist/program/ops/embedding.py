@@ -60,7 +60,9 @@ def lower_embed(lowering: "Lowering", group: "Group") -> None:
 @lower("embed", "training")
 def lookup(lowering: "TrainingLowering", instr: Instr) -> None:
     """One step."""
-    lowering.emit("lookup", out=lowering.output(instr.outputs[0]), table=lowering.parameter(instr.weight(0)))
+    table = instr.weight(0)
+    first, _ = table.dims[0].span(lowering.mesh)
+    lowering.emit("lookup", out=lowering.output(instr.outputs[0]), table=lowering.parameter(table), first_row=first)
 
 
 @vjp("embed")
@@ -95,4 +97,6 @@ def lower_embed_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     """One step that adds to the table's place."""
     table = instr.outputs[0]
     lowering.is_fresh(table)
-    lowering.emit("embed_grad", dy=lowering.value(instr.inputs[1]), gradient=lowering.gradient(table))
+    first, _ = instr.attrs["vocab"].span(lowering.mesh)
+    dy = lowering.value(instr.inputs[1])
+    lowering.emit("embed_grad", dy=dy, gradient=lowering.gradient(table), first_row=first)

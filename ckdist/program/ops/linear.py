@@ -117,9 +117,11 @@ def _results(lowering: "Lowering", group: "Group") -> list[ValueIndex]:
 
 @lower("linear", "training")
 def lower_matmul(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step for all matrices."""
-    x = lowering.operand(instr.inputs[0])
+    """One step for all matrices. Of ranks that make summands the first adds the biases."""
+    x, in_dim = lowering.operand(instr.inputs[0]), instr.matrices[0].dims[1]
     biases = instr.weights[len(instr.weights) // 2 :]
+    if in_dim.axis is not None and lowering.mesh.index(in_dim.axis):
+        biases = (None,) * len(biases)
     products = [
         {
             "pack": lowering.pack(False, w),

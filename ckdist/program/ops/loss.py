@@ -1,11 +1,25 @@
 """cross_entropy fused with the output projection, its gradient, and the one that a backward pass begins with."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, vjp, whole
+from ckdist.program.ops.collectives import in_groups
+from ckdist.program.ops.op import (
+    Arrays,
+    Attrs,
+    Gradients,
+    Inferred,
+    Values,
+    Weights,
+    lower,
+    op,
+    total,
+    vjp,
+    whole,
+)
 from ckdist.program.program import Instr
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex, PackIndex, ValueIndex
@@ -16,20 +30,17 @@ if TYPE_CHECKING:  # which import the ops
 
 
 def infer_cross_entropy(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The loss, partial where tokens are sharded, and a number for each token.
+    """The loss, partial where tokens are sharded, and a number for each token; both whole where the vocabulary is.
 
-    LayoutError where the operands do not fit, or the matrix is sharded.
+    LayoutError where the operands do not fit, or the columns of the matrix are sharded.
     """
     (x, targets), (head,) = inputs[:2], weights
     whole("cross_entropy", *inputs)
-    vocab, hidden = head.dims
+    _, hidden = head.dims
     if x.dims[-1] != hidden:
         raise LayoutError(f"cross_entropy: %{x.name} ends in [{x.dims[-1]}], {head} reads [{hidden}]")
-    if vocab.axis or hidden.axis:
-        raise LayoutError(
-            f"cross_entropy needs all of {vocab.name} and {hidden.name}, "
-            f"but {head} is sharded over {vocab.axis or hidden.axis}"
-        )
+    if hidden.axis:
+        raise LayoutError(f"cross_entropy needs all of {hidden.name}, but {head} is sharded over {hidden.axis}")
     if x.dims[:1] != targets.dims:
         raise LayoutError(
             f"cross_entropy: %{x.name} has rows [{x.dims[0]}], %{targets.name} [{', '.join(map(str, targets.dims))}]"
@@ -37,18 +48,39 @@ def infer_cross_entropy(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
     return [((), x.dims[0].axis), ((x.dims[0],), None)]
 
 
-@op("cross_entropy", infer_cross_entropy)
-def cross_entropy(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+@op("cross_entropy", infer_cross_entropy, collective=True)
+def cross_entropy(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attrs) -> list[Arrays]:
     """The sum over the tokens with a target (not -1) of log_sum_exp(logits) - logits[target], and log_sum_exp,
     (tokens,), 0 elsewhere.
+
+    Ranks that share the vocabulary add up what each has of both: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
-    (x, targets), (head,) = inputs, weights
-    rows = np.flatnonzero(targets >= 0)
-    capped = cap(x[rows] @ head.T, attrs["soft_cap"])  # (rows, vocab)
-    largest = capped.max(axis=-1, initial=-np.inf)
-    log_sum_exp = np.zeros(len(x), x.dtype)
-    log_sum_exp[rows] = largest + np.log(np.exp(capped - largest[:, None]).sum(axis=-1))
-    return [(log_sum_exp[rows] - capped[np.arange(len(rows)), targets[rows]]).sum(), log_sum_exp]
+    vocab, losses = attrs["weights"][0].dims[0], []
+    capped = [_capped(own, head, attrs) for own, (head,) in zip(inputs, attrs["arrays"], strict=True)]
+    largest = [logits.max(axis=-1, initial=-np.inf) for logits in capped]  # (rows,)
+    if vocab.axis:
+        most = lambda parts: np.max(parts, axis=0)
+        largest = [own for (own,) in in_groups(contexts, [[own] for own in largest], vocab.axis, most)]
+    for context, (_, targets), logits, most in zip(contexts, inputs, capped, largest, strict=True):
+        own = targets[targets >= 0] - context.share(vocab)[0]  # (rows,) ids in this rank's part of the vocabulary
+        found = np.flatnonzero((own >= 0) & (own < logits.shape[1]))
+        target = np.zeros(len(own), logits.dtype)
+        target[found] = logits[found, own[found]]
+        losses.append([np.stack([np.exp(logits - most[:, None]).sum(axis=-1), target])])  # (2, rows)
+    if vocab.axis:
+        losses = in_groups(contexts, losses, vocab.axis, total)
+    results: list[Arrays] = []
+    for (x, targets), most, ((sums, target),) in zip(inputs, largest, losses, strict=True):
+        log_sum_exp = np.zeros(len(x), x.dtype)
+        log_sum_exp[targets >= 0] = most + np.log(sums)
+        results.append([(log_sum_exp[targets >= 0] - target).sum(), log_sum_exp])
+    return results
+
+
+def _capped(inputs: Arrays, head: np.ndarray, attrs: Attrs) -> np.ndarray:
+    """The logits of the tokens with a target, (rows, vocab)."""
+    x, targets = inputs
+    return cap(x[targets >= 0] @ head.T, attrs["soft_cap"])
 
 
 def cap(logits: np.ndarray, soft_cap: float) -> np.ndarray:
@@ -70,6 +102,7 @@ def lower_cross_entropy(lowering: "TrainingLowering", instr: Instr) -> None:
         gradient=GradientIndex(ABSENT),
         fresh=False,
         soft_cap=instr.attrs["soft_cap"],
+        first_row=instr.weight(0).dims[0].span(lowering.mesh)[0],
     )
 
 
@@ -91,14 +124,14 @@ def cross_entropy_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list
 
 
 def infer_cross_entropy_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As x, and as the matrix where its gradient is wanted."""
+    """As x, partial where the vocabulary is sharded; and as the matrix where its gradient is wanted."""
     x, _, _, d_loss = inputs
     (_, partial), _ = infer_cross_entropy(inputs, weights, attrs)
     if d_loss.dims:
         raise LayoutError(
             f"cross_entropy_grad needs a number, but %{d_loss.name} is [{', '.join(map(str, d_loss.dims))}]"
         )
-    outputs: Inferred = [(x.dims, None)]
+    outputs: Inferred = [(x.dims, weights[0].dims[0].axis)]
     return [*outputs, (weights[0].dims, partial)] if attrs["weight_grad"] else outputs
 
 
@@ -111,7 +144,9 @@ def cross_entropy_grad(context: RankContext, inputs: Arrays, weights: Arrays, at
     rows = np.flatnonzero(targets >= 0)
     capped = cap(x[rows] @ head.T, attrs["soft_cap"])
     d = np.exp(capped - log_sum_exp[rows, None])  # (rows, vocab)
-    d[np.arange(len(rows)), targets[rows]] -= 1
+    own = targets[rows] - context.share(attrs["weights"][0].dims[0])[0]
+    found = np.flatnonzero((own >= 0) & (own < len(head)))
+    d[found, own[found]] -= 1
     if attrs["soft_cap"]:
         d = d * (1 - (capped / attrs["soft_cap"]) ** 2)
     d = d * d_loss
@@ -133,6 +168,7 @@ def lower_cross_entropy_grad(lowering: "TrainingLowering", instr: Instr) -> None
         gradient=lowering.gradient(d_head[0]) if d_head else GradientIndex(ABSENT),
         fresh=bool(d_head) and lowering.is_fresh(d_head[0]),
         soft_cap=instr.attrs["soft_cap"],
+        first_row=head.dims[0].span(lowering.mesh)[0],
     )
 
 

@@ -9,7 +9,7 @@ from ckdist.errors import LayoutError
 from ckdist.layout import Range
 from ckdist.program.lowered import RANK_UNIT, MatrixKey
 from ckdist.program.ops.elementwise import GATES
-from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, vjp, whole
+from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, axes, lower, op, vjp, whole
 from ckdist.program.program import Instr, Weight
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, ParameterIndex, Span, ValueIndex, VectorIndex
@@ -29,9 +29,10 @@ def infer_low_rank(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
             raise LayoutError(
                 f"low_rank: {a} and {b} do not lead from [{x.dims[-1]}] of %{x.name} to [{y.dims[-1]}] of %{y.name}"
             )
-        if a.dims[1].axis != y.partial:
+        if axes(a.dims[1].axis) != y.partial:
             raise LayoutError(
-                f"low_rank adds what is partial over {a.dims[1].axis} to %{y.name}, which is partial over {y.partial}"
+                f"low_rank adds what is partial over {a.dims[1].axis} to %{y.name}, "
+                f"which is partial over {' and '.join(y.partial) or 'nothing'}"
             )
     return [(y.dims, y.partial) for y in ys]
 
@@ -62,10 +63,10 @@ def low_rank_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool
         results[1 + m] = dy
         if wanted[of_b]:
             (low,) = g.emit("linear", (x,), (a, None), ["lora_a"])
-            (low,) = g.emit("scale", (low,), factor=scale)
+            (low,) = g.emit("scale", (g.whole(low),), factor=scale)
             (results[of_b],) = g.emit("linear_weight_grad", (low, dy), names=[f"d_{b.name}"])
         (d_low,) = g.emit("linear_grad", (dy,), (b,), ["d_linear"])
-        (d_low,) = g.emit("scale", (d_low,), names=["d_scale"], factor=scale)
+        (d_low,) = g.emit("scale", (g.whole(d_low),), names=["d_scale"], factor=scale)
         if wanted[of_a]:
             (results[of_a],) = g.emit("linear_weight_grad", (x, d_low), names=[f"d_{a.name}"])
         if wanted[0]:

@@ -82,7 +82,7 @@ def infer_rms_norm_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
     (x, dy), (w,) = inputs, weights
     same("rms_norm_grad", x, dy)
     outputs = infer_rms_norm(inputs, weights, attrs)
-    return [*outputs, (w.dims, summed_over("rms_norm_grad", *x.dims))] if attrs["weight_grad"] else outputs
+    return [*outputs, (w.dims, summed_over(*x.dims))] if attrs["weight_grad"] else outputs
 
 
 @op("rms_norm_grad", infer_rms_norm_grad)

@@ -15,7 +15,8 @@ from ckdist.program.program import Value, Weight
 Values: TypeAlias = tuple[Value, ...]
 Weights: TypeAlias = tuple[Weight, ...]  # a linear's biases, which may be absent, are not read by `infer`
 Attrs: TypeAlias = Mapping[str, Any]
-Inferred: TypeAlias = list[tuple[tuple[Dim, ...], str | None]]  # (dims, partial) of every output
+Partial: TypeAlias = str | tuple[str, ...] | None  # an axis, several, or none
+Inferred: TypeAlias = list[tuple[tuple[Dim, ...], Partial]]  # (dims, partial) of every output
 Arrays: TypeAlias = list[np.ndarray]
 Gradients: TypeAlias = list[Value | None]
 
@@ -29,7 +30,8 @@ class Op:
     """`infer(inputs, weights, attrs)` -> list of (dims, partial); `reference(context, inputs, weights, attrs)` -> list
     of arrays.
 
-    A collective's reference takes and returns one entry per rank in place of each array.
+    A collective's reference(contexts, inputs, attrs) takes and returns one entry per rank in place of each array; the
+    ranks' weights are `attrs["arrays"]`.
 
     `vjp(g, instr, grads, wanted)` -> list of gradients: it emits on `g` what turns the gradients of `instr`'s outputs
     (`grads`; None where nothing reads one of several outputs) into those of its operands, inputs then weights;
@@ -91,7 +93,8 @@ def whole(instr: str, *values: Value) -> None:
     for value in values:
         if value.partial:
             raise LayoutError(
-                f"{instr} needs a whole value, but %{value.name} is partial over {value.partial}: wrap it in g.reduce()"
+                f"{instr} needs a whole value, but %{value.name} is partial over {' and '.join(value.partial)}: "
+                "wrap it in g.reduce()"
             )
 
 
@@ -120,15 +123,14 @@ def total(arrays: Iterable[np.ndarray]) -> np.ndarray:
     return sum(more, start=0 + first)
 
 
-def summed_over(instr: str, *dims: Dim) -> str | None:
-    """The axis over which a sum over `dims` comes out partial, or None. A value is partial over one axis at most."""
-    axes = {d.axis for d in dims if d.axis is not None}
-    if len(axes) > 1:
-        raise LayoutError(
-            f"{instr} sums over {' and '.join(d.name for d in dims)}, "
-            f"which are sharded over {' and '.join(sorted(axes))}; shard one of them"
-        )
-    return axes.pop() if axes else None
+def axes(partial: Partial) -> tuple[str, ...]:
+    """The axes of what an `infer` says."""
+    return (partial,) if isinstance(partial, str) else partial or ()
+
+
+def summed_over(*dims: Dim) -> tuple[str, ...]:
+    """The axes over which a sum over `dims` comes out partial, in the order of the dimensions."""
+    return tuple(dict.fromkeys(d.axis for d in dims if d.axis is not None))
 
 
 def unchanged(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:

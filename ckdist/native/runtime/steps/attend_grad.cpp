@@ -13,8 +13,8 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
   };
   // One kv-head of one sequence.
   struct Item {
-    int64_t number, kv_head, begin, n, d;  // begin: its first token, n: its tokens, d: a head's elements
-    int64_t row, ds_stride;                // floats of a row of scores; bytes of one of ds
+    int64_t number, kv_head, begin, n;  // begin: its first token, n: its tokens
+    int64_t row, ds_stride;             // floats of a row of scores; bytes of one of ds
     Space s;
     Matrix keys, values;
   };
@@ -26,60 +26,58 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
 
   // No multiple of 4096 bytes: tiles do not share sets of the caches.
   static int64_t transposed_bytes(const Training& r) { return r.tile_bytes(kGradQueries) + 64; }
-  static Space space(Carver& c, const Training& r, int64_t tokens) {
-    const int64_t d = r.program.head_dim;
+  static Space space(Carver& c, const Training& r, const Fields& step, int64_t tokens) {
+    const int64_t keys = key_width_of(r, step), values = value_width_of(r, step);
     Space s;
-    s.k = c.bytes(tiles_of(tokens) * r.tile_bytes(d));
-    s.v = c.bytes(tiles_of(tokens) * r.tile_bytes(d));
-    s.k_transposed = c.bytes(tiles_of(d) * r.tile_bytes(tokens));
-    s.q_transposed = c.bytes(tiles_of(d) * r.tile_bytes(kGradQueries));
-    s.do_transposed = c.bytes(tiles_of(d) * r.tile_bytes(kGradQueries));
+    s.k = c.bytes(tiles_of(tokens) * r.tile_bytes(keys));
+    s.v = c.bytes(tiles_of(tokens) * r.tile_bytes(values));
+    s.k_transposed = c.bytes(tiles_of(keys) * r.tile_bytes(tokens));
+    s.q_transposed = c.bytes(tiles_of(keys) * r.tile_bytes(kGradQueries));
+    s.do_transposed = c.bytes(tiles_of(values) * r.tile_bytes(kGradQueries));
     s.p_transposed = c.bytes(tiles_of(tokens) * transposed_bytes(r));
     s.ds_transposed = c.bytes(tiles_of(tokens) * transposed_bytes(r));
     s.ds = c.bytes(kQueries * Training::stride(round16(tokens) + 16, r.scratch_bytes()));
     s.scores = c.floats(kQueries * (round16(tokens) + 16));
     s.dp = c.floats(kQueries * (round16(tokens) + 16));
-    s.dq = c.floats(kQueries * round16(d));
-    s.dk = c.floats(round16(tokens) * round16(d));
-    s.dv = c.floats(round16(tokens) * round16(d));
+    s.dq = c.floats(kQueries * round16(keys));
+    s.dk = c.floats(round16(tokens) * round16(keys));
+    s.dv = c.floats(round16(tokens) * round16(values));
     return s;
   }
-  static int64_t thread_bytes(const Training& r, const Fields&) {
+  static int64_t thread_bytes(const Training& r, const Fields& step) {
     Carver c;
-    space(c, r, r.program.max_tokens);
+    space(c, r, step, r.program.max_tokens);
     return c.used;
   }
 
   void run() {
-    each_head([&](int64_t item) { kv_head(begin_item(item)); });
+    each_head([&](int64_t item) { kv_head_of(begin_item(item)); });
   }
 
   Item begin_item(int64_t number) {
-    const int64_t sequence = number / r.program.kv_heads, kv_head = number % r.program.kv_heads;
-    const int64_t begin = r.batch.starts[sequence], n = r.batch.starts[sequence + 1] - begin, d = r.program.head_dim;
+    const int64_t sequence = number / kv_heads, kv_head = number % kv_heads;
+    const int64_t begin = r.batch.starts[sequence], n = r.batch.starts[sequence + 1] - begin;
     Carver c{r.memory(thread)};
-    const Space s = space(c, r, n);
-    const Operand k = r.head_of(step.k, begin, kv_head), v = r.head_of(step.v, begin, kv_head);
-    fetch(k, n), fetch(v, n);
-    pack_rows(k, n, d, s.k);
-    pack_rows(v, n, d, s.v);
-    pack_columns(k, n, d, s.k_transposed);
-    std::fill_n(s.dk, n * round16(d), 0.f);
-    std::fill_n(s.dv, n * round16(d), 0.f);
+    const Space s = space(c, r, step, n);
+    const Operand k = key_head(step.k, begin, kv_head), v = value_head(step.v, begin, kv_head);
+    fetch(k, n, key_width), fetch(v, n, value_width);
+    pack_rows(k, n, key_width, s.k);
+    pack_rows(v, n, value_width, s.v);
+    pack_columns(k, n, key_width, s.k_transposed);
+    std::fill_n(s.dk, n * round16(key_width), 0.f);
+    std::fill_n(s.dv, n * round16(value_width), 0.f);
     return {number,
             kv_head,
             begin,
             n,
-            d,
             round16(n) + 16,
             Training::stride(round16(n) + 16, r.scratch_bytes()),
             s,
-            r.matrix(n, d, s.k),
-            r.matrix(n, d, s.v)};
+            r.matrix(n, key_width, s.k),
+            r.matrix(n, value_width, s.v)};
   }
 
-  void kv_head(const Item& item) {
-    const int64_t group = r.width(step.log_sum_exp) / r.program.kv_heads, d_row = round16(item.d);
+  void kv_head_of(const Item& item) {
     for (int64_t head = item.kv_head * group; head < (item.kv_head + 1) * group; ++head)
       for (int64_t first = 0; first < item.n; first += kGradQueries) {
         const int64_t queries = std::min<int64_t>(kGradQueries, item.n - first), low = first_seen(first) / 16 * 16;
@@ -88,23 +86,28 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
                           queries,
                           low,
                           round16(first + queries) - low,
-                          r.head_of(step.q, item.begin + first, head),
-                          r.head_of(step.out, item.begin + first, head),
-                          r.head_of(step.d_out, item.begin + first, head)};
-        if (first == 0)
-          for (const int32_t of : {step.q, step.d_out, step.out}) fetch_part(item, head, of, 0);
+                          key_head(step.q, item.begin + first, head),
+                          value_head(step.out, item.begin + first, head),
+                          value_head(step.d_out, item.begin + first, head)};
+        if (first == 0) {
+          fetch_queries(item, head, 0);
+          for (const int32_t of : {step.d_out, step.out}) fetch_values(item, head, of, 0);
+        }
         for (int64_t i = 0; i < queries; i += kQueries) query_rows(item, block, i);
-        sum_queries(item, block, item.s.p_transposed, block.d_out, item.s.do_transposed, item.s.dv);
-        sum_queries(item, block, item.s.ds_transposed, block.q, item.s.q_transposed, item.s.dk);
+        sum_queries(item, block, item.s.p_transposed, block.d_out, value_width, item.s.do_transposed, item.s.dv);
+        sum_queries(item, block, item.s.ds_transposed, block.q, key_width, item.s.q_transposed, item.s.dk);
       }
     for (int64_t t = 0; t < item.n; ++t) {
-      r.store(step.dk, item.begin + t, item.kv_head * item.d, item.s.dk + t * d_row, item.d);
-      r.store(step.dv, item.begin + t, item.kv_head * item.d, item.s.dv + t * d_row, item.d);
+      r.store(step.dk, item.begin + t, item.kv_head * key_width, item.s.dk + t * round16(key_width), key_width);
+      r.store(step.dv, item.begin + t, item.kv_head * value_width, item.s.dv + t * round16(value_width), value_width);
     }
   }
 
-  void fetch_part(const Item& item, int64_t head, int32_t of, int64_t at) const {
-    fetch(r.head_of(of, item.begin + at, head), std::clamp<int64_t>(item.n - at, 0, kQueries));
+  void fetch_queries(const Item& item, int64_t head, int64_t at) const {
+    fetch(key_head(step.q, item.begin + at, head), std::clamp<int64_t>(item.n - at, 0, kQueries), key_width);
+  }
+  void fetch_values(const Item& item, int64_t head, int32_t of, int64_t at) const {
+    fetch(value_head(of, item.begin + at, head), std::clamp<int64_t>(item.n - at, 0, kQueries), value_width);
   }
 
   // Of kQueries queries from the block's i-th on: p and ds, transposed and not, and dq.
@@ -112,19 +115,21 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
     const Space& s = item.s;
     const int64_t part = std::min<int64_t>(kQueries, b.queries - i), next = b.first + i + part,
                   from = first_seen(b.first + i) / 16 * 16, end = round16(next), at = item.begin + b.first + i;
-    fetch_part(item, b.head, step.q, next);
-    if (b.head % (r.width(step.log_sum_exp) / r.program.kv_heads) == 0) fetch_next(item.number, b.first + i);
+    fetch_queries(item, b.head, next);
+    if (b.head % group == 0) fetch_next(item.number, b.first + i);
     r.product.multiply(item.keys, from / 16, end / 16, b.q.row(i), b.q.stride, part, s.scores, item.row, false);
-    fetch_part(item, b.head, step.d_out, next);
+    fetch_values(item, b.head, step.d_out, next);
     r.product.multiply(item.values, from / 16, end / 16, b.d_out.row(i), b.d_out.stride, part, s.dp, item.row, false);
     Query of[kQueries]{};
     for (int64_t t = 0; t < part; ++t) {
       const int64_t query = b.first + i + t;
-      of[t] = {first_seen(query) - b.low, query + 1 - b.low, r.floats(step.log_sum_exp, at + t)[b.head],
-               r.kernels.row.dot({b.d_out.row(i + t), r.narrow_values}, {b.o.row(i + t), r.narrow_values}, item.d)};
+      of[t] = {
+          first_seen(query) - b.low, query + 1 - b.low, r.floats(step.log_sum_exp, at + t)[b.head],
+          r.kernels.row.dot({b.d_out.row(i + t), r.narrow_values}, {b.o.row(i + t), r.narrow_values}, value_width)};
     }
-    fetch_part(item, b.head, step.out, next);
-    for (const int32_t to : {step.dk, step.dv}) fetch_to_write(r.head_of(to, at, item.kv_head), part);
+    fetch_values(item, b.head, step.out, next);
+    fetch_to_write(key_head(step.dk, at, item.kv_head), part, key_width);
+    fetch_to_write(value_head(step.dv, at, item.kv_head), part, value_width);
     r.kernels.softmax.gradient(
         {s.scores + b.low, s.dp + b.low, item.row, end - b.low, kQueries, step.scale, step.soft_cap,
          r.tile_type == Type::bf16, s.ds, item.ds_stride, s.p_transposed + i * r.column_bytes(),
@@ -136,28 +141,28 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
   // dq = ds k. A product may read 32 columns at a time.
   void query_gradients(const Item& item, const Block& b, int64_t from, int64_t end, int64_t part, int64_t at) {
     const Space& s = item.s;
-    const int64_t bytes = r.scratch_bytes(), d_row = round16(item.d);
+    const int64_t bytes = r.scratch_bytes(), d_row = round16(key_width);
     if ((end - from) % 32)
       for (int64_t t = 0; t < part; ++t)
         std::fill_n(s.ds + t * item.ds_stride + (end - b.low) * bytes, 16 * bytes, uint8_t{0});
-    Matrix m = r.matrix(item.d, item.n, s.k_transposed);
+    Matrix m = r.matrix(key_width, item.n, s.k_transposed);
     m.cols = end - from, m.tiles += from * r.column_bytes();
-    fetch_to_write(r.head_of(step.dq, at, b.head), part);
-    r.scratch_product.multiply(m, 0, tiles_of(item.d), s.ds + (from - b.low) * bytes, item.ds_stride, part, s.dq, d_row,
-                               false);
-    for (int64_t t = 0; t < part; ++t) r.store(step.dq, at + t, b.head * item.d, s.dq + t * d_row, item.d);
+    fetch_to_write(key_head(step.dq, at, b.head), part, key_width);
+    r.scratch_product.multiply(m, 0, tiles_of(key_width), s.ds + (from - b.low) * bytes, item.ds_stride, part, s.dq,
+                               d_row, false);
+    for (int64_t t = 0; t < part; ++t) r.store(step.dq, at + t, b.head * key_width, s.dq + t * d_row, key_width);
   }
 
   // dv += p^T do, dk += ds^T q: the queries are what is summed over. Those before a key do not see it.
-  void sum_queries(const Item& item, const Block& b, const uint8_t* weights, const Operand& x, uint8_t* x_transposed,
-                   float* out) {
-    const int64_t d_row = round16(item.d), weight_bytes = transposed_bytes(r);
-    pack_columns(x, b.queries, item.d, x_transposed);
+  void sum_queries(const Item& item, const Block& b, const uint8_t* weights, const Operand& x, int64_t d,
+                   uint8_t* x_transposed, float* out) {
+    const int64_t d_row = round16(d), weight_bytes = transposed_bytes(r);
+    pack_columns(x, b.queries, d, x_transposed);
     for (int64_t key = b.low; key < std::min(b.low + b.seen, item.n); key += kTileRows) {
       const int64_t part = std::min<int64_t>(kTileRows, item.n - key), skipped = std::max<int64_t>(0, key - b.first);
-      Matrix m = r.matrix(item.d, b.queries, x_transposed);
+      Matrix m = r.matrix(d, b.queries, x_transposed);
       m.cols -= skipped, m.tiles += skipped * r.column_bytes();
-      r.product.outer(m, 0, tiles_of(item.d),
+      r.product.outer(m, 0, tiles_of(d),
                       weights + (key - b.low) / kTileRows * weight_bytes + skipped * r.column_bytes(), weight_bytes,
                       part, out + key * d_row, d_row, true, nullptr);
     }

@@ -9,20 +9,20 @@ struct AttendPacked : PackedAttention<ckdist_attend_packed_step> {
     uint8_t *k, *v, *p;
     float *scores, *sums;
   };
-  static Space space(Carver& c, const Training& r, int64_t tokens) {
-    const int64_t d = r.program.head_dim;
+  static Space space(Carver& c, const Training& r, const Fields& step, int64_t tokens) {
+    const int64_t values = value_width_of(r, step);
     Space s;
-    s.k = c.bytes(tiles_of(tokens) * r.tile_bytes(d));
-    s.v = c.bytes(tiles_of(d) * r.tile_bytes(tokens));
+    s.k = c.bytes(tiles_of(tokens) * r.tile_bytes(key_width_of(r, step)));
+    s.v = c.bytes(tiles_of(values) * r.tile_bytes(tokens));
     s.p = c.bytes(kQueries * Training::stride(round16(tokens), r.scratch_bytes()));
     s.scores = c.floats(kQueries * (round16(tokens) + 16));
-    s.sums = c.floats(kQueries * round16(d));
+    s.sums = c.floats(kQueries * round16(values));
     return s;
   }
 
-  static int64_t thread_bytes(const Training& r, const Fields&) {
+  static int64_t thread_bytes(const Training& r, const Fields& step) {
     Carver c;
-    space(c, r, r.program.max_tokens);
+    space(c, r, step, r.program.max_tokens);
     return c.used;
   }
 
@@ -31,25 +31,25 @@ struct AttendPacked : PackedAttention<ckdist_attend_packed_step> {
   }
 
   void attend_item(int64_t item) {
-    const int64_t sequence = item / r.program.kv_heads, kv_head = item % r.program.kv_heads;
-    const int64_t begin = r.batch.starts[sequence], n = r.batch.starts[sequence + 1] - begin, d = r.program.head_dim;
+    const int64_t sequence = item / kv_heads, kv_head = item % kv_heads;
+    const int64_t begin = r.batch.starts[sequence], n = r.batch.starts[sequence + 1] - begin, d = value_width;
     Carver c{r.memory(thread)};
-    const Space s = space(c, r, n);
-    const int64_t heads = r.width(step.log_sum_exp), group = heads / r.program.kv_heads,
-                  p_stride = Training::stride(round16(n), r.scratch_bytes()), row = round16(n) + 16;
-    const Operand k = r.head_of(step.k, begin, kv_head), v = r.head_of(step.v, begin, kv_head);
-    fetch(k, n), fetch(v, n);
-    pack_rows(k, n, d, s.k);
+    const Space s = space(c, r, step, n);
+    const int64_t p_stride = Training::stride(round16(n), r.scratch_bytes()), row = round16(n) + 16;
+    const Operand k = key_head(step.k, begin, kv_head), v = value_head(step.v, begin, kv_head);
+    fetch(k, n, key_width), fetch(v, n, d);
+    pack_rows(k, n, key_width, s.k);
     pack_columns(v, n, d, s.v);
-    const Matrix keys = r.matrix(n, d, s.k);
+    const Matrix keys = r.matrix(n, key_width, s.k);
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
       for (int64_t first = 0; first < n; first += kQueries) {
         const int64_t queries = std::min<int64_t>(kQueries, n - first);
         const int64_t low = first_seen(first) / 16 * 16, seen = round16(first + queries) - low;
-        const Operand q = r.head_of(step.q, begin + first, head);
-        if (first == 0) fetch(q, queries);
-        fetch(r.head_of(step.q, begin + first + queries, head), std::min<int64_t>(kQueries, n - first - queries));
-        fetch_to_write(r.head_of(step.out, begin + first, head), queries);
+        const Operand q = key_head(step.q, begin + first, head);
+        if (first == 0) fetch(q, queries, key_width);
+        fetch(key_head(step.q, begin + first + queries, head), std::min<int64_t>(kQueries, n - first - queries),
+              key_width);
+        fetch_to_write(value_head(step.out, begin + first, head), queries, d);
         if (head == kv_head * group) fetch_next(item, first);
         r.product.multiply(keys, low / 16, tiles_of(first + queries), q.at, q.stride, queries, s.scores, row, false);
         float inverse[kQueries];
@@ -65,7 +65,7 @@ struct AttendPacked : PackedAttention<ckdist_attend_packed_step> {
         values.cols = seen, values.tiles += low * r.column_bytes();
         r.scratch_product.multiply(values, 0, tiles_of(d), s.p, p_stride, queries, s.sums, round16(d), false);
         for (int64_t i = 0; i < queries; ++i) {
-          const Operand o = r.head_of(step.out, begin + first + i, head);
+          const Operand o = value_head(step.out, begin + first + i, head);
           r.kernels.row.scale({reinterpret_cast<uint8_t*>(s.sums + i * round16(d)), false}, inverse[i], d,
                               {o.at, r.narrow(step.out)});
           if (head + 1 == heads) r.pad(step.out, begin + first + i);

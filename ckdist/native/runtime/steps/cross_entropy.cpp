@@ -1,7 +1,8 @@
 // Output projection, log-softmax and both gradients in one step, over chunks of tokens: the logits of a whole batch
 // never exist. Who computes some of a few tokens' logits also makes exp(logit - the largest of these) of them, while
 // they are in the cache; what the parts have in common is found when all are there. Where many tokens have no target,
-// as in chats, those that have one are gathered first.
+// as in chats, those that have one are gathered first. Ranks that share the vocabulary tell one another three numbers
+// of each token (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
 #include <algorithm>
 #include <cmath>
 
@@ -16,11 +17,19 @@ constexpr int64_t kLogitBytes = 32 << 20;  // of gradients by logits
 
 struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   using Packs = StepPacks<2>;
+  // Of a token: the largest of its logits, the sum of exp(logit - the largest), and its target's logit, 0 where another
+  // rank has that.
+  struct TokenSums {
+    double sum;
+    float most, logit;
+  };
   // Of a chunk of tokens, and of the parts in which their logits are computed.
   struct Space {
     uint8_t *d, *x_transposed, *x, *dx;
     float *largest, *sums, *logits;
+    TokenSums *own, *ranks;  // (tokens,) and (ranks, tokens), where several share the vocabulary
   };
+  static int64_t vocab_of(const Training& r, const Fields& step) { return r.packed(step.head).rows; }
 
   static Packs packs(const Training& r, const Fields& step, Carver& c) {
     Packs packs;
@@ -37,24 +46,29 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     return c.used;
   }
 
-  // Tokens whose gradients by logits exist at once.
+  // Tokens whose gradients by logits exist at once; the same on all ranks that share the vocabulary.
   static int64_t loss_chunk(const Training& r) {
-    return std::min(
-        std::max<int64_t>(kLogitBytes / Training::stride(r.program.vocab, r.element_bytes()) / Products::kTokens, 1) *
-            Products::kTokens,
-        r.program.max_tokens);
+    const int64_t vocab = (r.program.vocab + r.tensor_ranks() - 1) / r.tensor_ranks();
+    return std::min(std::max<int64_t>(kLogitBytes / Training::stride(vocab, r.element_bytes()) / Products::kTokens, 1) *
+                        Products::kTokens,
+                    r.program.max_tokens);
   }
 
   static Space loss_space(Carver& c, const Training& r, const Fields& step) {
-    const int64_t chunk = loss_chunk(r), hidden = r.width(step.x),
+    const int64_t chunk = loss_chunk(r), hidden = r.width(step.x), vocab = vocab_of(r, step),
                   columns = Products::item_tiles(r, r.packed(step.head)) * kTileRows;
-    const int64_t parts = (r.program.vocab + columns - 1) / columns;
+    const int64_t parts = (vocab + columns - 1) / columns;
     Space s{};
-    if (step.dx >= 0 || step.gradient >= 0) s.d = c.bytes(chunk * Training::stride(r.program.vocab, r.element_bytes()));
+    if (step.dx >= 0 || step.gradient >= 0) s.d = c.bytes(chunk * Training::stride(vocab, r.element_bytes()));
     if (step.gradient >= 0) s.x_transposed = c.bytes((hidden + 15) / 16 * r.tile_bytes(chunk));
     s.x = c.bytes(chunk * r.row_stride(step.x));
     if (step.dx >= 0) s.dx = c.bytes(chunk * r.row_stride(step.dx));
     s.largest = c.floats(chunk * parts), s.sums = c.floats(chunk * parts), s.logits = c.floats(chunk);
+    if (r.tensor_ranks() > 1) {
+      const int64_t bytes = chunk * int64_t(sizeof(TokenSums));
+      s.own = reinterpret_cast<TokenSums*>(c.bytes(bytes));
+      s.ranks = reinterpret_cast<TokenSums*>(c.bytes(bytes * r.tensor_ranks()));
+    }
     return s;
   }
 
@@ -63,19 +77,19 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   void logits(const Matrix& head, const Space& s, const Operand& x, int64_t first, int64_t n) {
     const int64_t tiles = Products::item_tiles(r, head), parts = (head.tile_count() + tiles - 1) / tiles,
                   token_parts = (n + Products::kTokens - 1) / Products::kTokens;
-    const int64_t row = (tiles + 1) * kTileRows, d_stride = Training::stride(r.program.vocab, r.element_bytes());
+    const int64_t row = (tiles + 1) * kTileRows, d_stride = Training::stride(head.rows, r.element_bytes());
     parallel_for(parts * token_parts, [&](int64_t item) {
       const int64_t part = item / token_parts, begin = item % token_parts * Products::kTokens,
                     end = std::min(begin + Products::kTokens, n);
       const int64_t tile = part * tiles, last = std::min(tile + tiles, head.tile_count()), column = tile * kTileRows;
-      const int64_t columns = std::min(last * kTileRows, r.program.vocab) - column;
+      const int64_t columns = std::min(last * kTileRows, head.rows) - column;
       float* const sums = reinterpret_cast<float*>(r.memory(thread));  // (tokens, columns)
       Matrix some = head;
       some.rows = columns, some.tiles += tile * head.tile_bytes;
       r.product.multiply(some, 0, last - tile, x.row(begin), x.stride, end - begin, sums, row, false);
       for (int64_t t = begin; t < end; ++t) {
         const float* const of = sums + (t - begin) * row;
-        const int64_t own_target = r.batch.targets[r.learned(first + t)], target = own_target - column;
+        const int64_t own_target = r.batch.targets[r.learned(first + t)], target = own_target - step.first_row - column;
         if (own_target < 0) continue;
         if (target >= 0 && target < columns) s.logits[t] = of[target];
         const Row d{s.d ? s.d + t * d_stride + column * r.element_bytes() : nullptr, r.narrow_values};
@@ -84,31 +98,60 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     });
   }
 
-  // The loss of one token, and its row of s.d.
-  void loss_of(int64_t parts, int64_t columns, const Space& s, int64_t first, int64_t token) {
-    const int64_t vocab = r.program.vocab, of = r.learned(first + token), target = r.batch.targets[of];
+  // Of this rank's logits of one token, which has a target.
+  TokenSums own_sums(int64_t parts, const Space& s, int64_t target, int64_t token) const {
+    const float *const largest = s.largest + token * parts, *const sums = s.sums + token * parts;
+    const float most = *std::max_element(largest, largest + parts);
+    double sum = 0;
+    for (int64_t part = 0; part < parts; ++part) sum += sums[part] * std::exp(double(largest[part]) - most);
+    return {sum, most, target >= 0 && target < vocab_of(r, step) ? s.logits[token] : 0};
+  }
+  // Of the logits of all ranks.
+  TokenSums joined_sums(const Space& s, int64_t tokens, int64_t token) const {
+    TokenSums all = s.ranks[token];
+    for (int rank = 1; rank < r.tensor_ranks(); ++rank)
+      all.most = std::max(all.most, s.ranks[rank * tokens + token].most);
+    all.sum = all.logit = 0;
+    for (int rank = 0; rank < r.tensor_ranks(); ++rank) {
+      const TokenSums& its = s.ranks[rank * tokens + token];
+      all.sum += its.sum * std::exp(double(its.most) - all.most), all.logit += its.logit;
+    }
+    return all;
+  }
+  void exchange_sums(int64_t parts, const Space& s, int64_t first, int64_t n) {
+    parallel_for(n, [&](int64_t token) {
+      const int64_t target = r.batch.targets[r.learned(first + token)];
+      s.own[token] = target < 0 ? TokenSums{} : own_sums(parts, s, target - step.first_row, token);
+    });
+    r.meet(thread, index, true, [&](Idle) { r.gather_over_tensor(s.own, n * int64_t(sizeof(TokenSums)), s.ranks); });
+  }
+
+  // The loss of one of n tokens, and its row of s.d.
+  void loss_of(int64_t parts, int64_t columns, const Space& s, int64_t first, int64_t n, int64_t token) {
+    const int64_t vocab = vocab_of(r, step), of = r.learned(first + token), target = r.batch.targets[of];
     const Row d{s.d ? s.d + token * Training::stride(vocab, r.element_bytes()) : nullptr, r.narrow_values};
     if (target < 0) {
       if (d.at) std::fill_n(d.at, Training::stride(vocab, r.element_bytes()), uint8_t{0});
       return;
     }
-    const float *const largest = s.largest + token * parts, *const sums = s.sums + token * parts;
-    const float most = *std::max_element(largest, largest + parts), cap = step.soft_cap;
-    double sum = 0;
-    for (int64_t part = 0; part < parts; ++part) sum += sums[part] * std::exp(double(largest[part]) - most);
-    const float logit = cap == 0 ? s.logits[token] : cap * std::tanh(s.logits[token] / cap);
-    const double log_sum_exp = most + std::log(sum);
+    const int64_t local = target - step.first_row;
+    const TokenSums all = r.tensor_ranks() > 1 ? joined_sums(s, n, token) : own_sums(parts, s, local, token);
+    const float cap = step.soft_cap, logit = cap == 0 ? all.logit : cap * std::tanh(all.logit / cap);
+    const double log_sum_exp = all.most + std::log(all.sum);
     r.losses[of] = log_sum_exp - logit;
     if (!d.at) return;
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t column = part * columns;
       const Row some{d.at + column * r.element_bytes(), d.narrow};
-      r.kernels.row.scale(some, float(std::exp(largest[part] - log_sum_exp)), std::min(columns, vocab - column), some);
+      const double largest = s.largest[token * parts + part];
+      r.kernels.row.scale(some, float(std::exp(largest - log_sum_exp)), std::min(columns, vocab - column), some);
     }
     const float slope = cap == 0 ? 1 : 1 - logit / cap * (logit / cap),
                 own = float(std::expm1(logit - log_sum_exp)) * slope;
-    if (d.narrow) reinterpret_cast<uint16_t*>(d.at)[target] = bf16_of_float(own);
-    else reinterpret_cast<float*>(d.at)[target] = own;
+    if (local >= 0 && local < vocab) {
+      if (d.narrow) reinterpret_cast<uint16_t*>(d.at)[local] = bf16_of_float(own);
+      else reinterpret_cast<float*>(d.at)[local] = own;
+    }
     std::fill_n(d.at + vocab * r.element_bytes(), (Training::padded(vocab) - vocab) * r.element_bytes(), uint8_t{0});
   }
 
@@ -117,7 +160,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     const Space s = loss_space(c, r, step);
     const Packs those = packs(r, step, c);
     make_packs(r, thread, index, those);
-    const int64_t chunk = loss_chunk(r), hidden = r.width(step.x), vocab = r.program.vocab;
+    const int64_t chunk = loss_chunk(r), hidden = r.width(step.x), vocab = vocab_of(r, step);
     const int64_t columns = Products::item_tiles(r, those.matrix[0]) * kTileRows,
                   parts = (vocab + columns - 1) / columns;
     const Operand d{s.d, Training::stride(vocab, r.element_bytes())};
@@ -136,7 +179,8 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
           std::copy_n(r.operand(step.x, r.learned(first + token)).at, r.row_bytes(step.x), x.row(token));
         });
       logits(those.matrix[0], s, x, first, n);
-      parallel_for(n, [&](int64_t token) { loss_of(parts, columns, s, first, token); });
+      if (r.tensor_ranks() > 1) exchange_sums(parts, s, first, n);
+      parallel_for(n, [&](int64_t token) { loss_of(parts, columns, s, first, n, token); });
       if (step.dx >= 0) {
         Product dx{those.matrix[1], d, n, step.dx, nullptr, -1, first};
         if (!all) dx.to = {s.dx, r.row_stride(step.dx)};

@@ -15,10 +15,29 @@ template <class Fields>
 struct PackedAttention : TrainingRun<Fields> {
   static constexpr int kQueries = 16;  // of a block
 
+  // Heads of this rank, and their elements. What heads there are is seen at the values.
+  const int64_t heads = this->r.width(this->step.log_sum_exp);
+  const int64_t key_width = key_width_of(this->r, this->step), value_width = value_width_of(this->r, this->step);
+  const int64_t kv_heads = this->r.width(this->step.k) / key_width, group = heads / kv_heads;
+
+  static int64_t key_width_of(const Training& r, const Fields& step) {
+    return r.width(step.q) / r.width(step.log_sum_exp);
+  }
+  static int64_t value_width_of(const Training& r, const Fields& step) {
+    return r.width(step.out) / r.width(step.log_sum_exp);
+  }
+  // A head's part of rows from `token` on: of queries and keys, or of values and what is made of them.
+  Operand key_head(int index, int64_t token, int64_t head) const {
+    return this->r.head_of(index, token, head, key_width);
+  }
+  Operand value_head(int index, int64_t token, int64_t head) const {
+    return this->r.head_of(index, token, head, value_width);
+  }
+
   // body(item) for every (sequence, kv-head) that has tokens.
   template <class Body>
   void each_head(Body&& body) {
-    const int64_t sequences = int64_t(this->r.batch.starts.size()) - 1, kv_heads = this->r.program.kv_heads;
+    const int64_t sequences = int64_t(this->r.batch.starts.size()) - 1;
     this->parallel_for(sequences * kv_heads, [&](int64_t item) {
       const int64_t sequence = item / kv_heads;
       if (this->r.batch.starts[sequence + 1] != this->r.batch.starts[sequence]) body(item);
@@ -32,25 +51,24 @@ struct PackedAttention : TrainingRun<Fields> {
   // A head's part of some rows, a few lines each and far apart, comes to the cache while others are multiplied: what
   // waits for one row after the other waits long. From memory to the L2 cache, or to the L1 cache where it is written
   // next.
-  void fetch(const Operand& x, int64_t rows) const {
+  void fetch(const Operand& x, int64_t rows, int64_t width) const {
     for (int64_t row = 0; row < rows; ++row)
-      for (int64_t at = 0; at < this->r.program.head_dim * this->r.element_bytes(); at += 64)
-        __builtin_prefetch(x.row(row) + at, 0, 2);
+      for (int64_t at = 0; at < width * this->r.element_bytes(); at += 64) __builtin_prefetch(x.row(row) + at, 0, 2);
   }
-  void fetch_to_write(const Operand& x, int64_t rows) const {
+  void fetch_to_write(const Operand& x, int64_t rows, int64_t width) const {
     for (int64_t row = 0; row < rows; ++row)
-      for (int64_t at = 0; at < this->r.program.head_dim * this->r.element_bytes(); at += 64)
-        __builtin_prefetch(x.row(row) + at, 1);
+      for (int64_t at = 0; at < width * this->r.element_bytes(); at += 64) __builtin_prefetch(x.row(row) + at, 1);
   }
 
   // The same of keys and values [at, at + kQueries) of the item that this thread will have next, if all take as long.
   void fetch_next(int64_t item, int64_t at) const {
-    const int64_t next = item + this->r.threads(), sequence = next / this->r.program.kv_heads;
+    const int64_t next = item + this->r.threads(), sequence = next / kv_heads;
     if (sequence + 1 >= int64_t(this->r.batch.starts.size())) return;
     const int64_t rows =
         std::clamp<int64_t>(this->r.batch.starts[sequence + 1] - this->r.batch.starts[sequence] - at, 0, kQueries);
-    for (const int32_t of : {this->step.k, this->step.v})
-      fetch(this->r.head_of(of, this->r.batch.starts[sequence] + at, next % this->r.program.kv_heads), rows);
+    const int64_t token = this->r.batch.starts[sequence] + at, head = next % kv_heads;
+    fetch(key_head(this->step.k, token, head), rows, key_width);
+    fetch(value_head(this->step.v, token, head), rows, value_width);
   }
 
   // Rows of an operand as a matrix, and transposed.

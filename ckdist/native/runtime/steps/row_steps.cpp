@@ -7,14 +7,16 @@ namespace ckdist {
 namespace {
 
 struct Lookup : TrainingRun<ckdist_lookup_step> {
-  // The table's row of an id: as the arena has it, or unpacked.
+  // The table's row of an id: as the arena has it, or unpacked; zeros where another rank has it.
   void run() {
     const int64_t n = r.width(step.out);
     const Weight* const packed = r.packed_parameter(step.table);
     each_token([&](int64_t t) {
       float* const out = r.write(step.out, t, row_buffer(3));
-      const int64_t id = r.batch.token_ids[t];
-      if (packed) {
+      const int64_t id = r.batch.token_ids[t] - step.first_row;
+      if (id < 0 || id >= r.shape(step.table).rows) {
+        std::fill_n(out, n, 0.f);
+      } else if (packed) {
         const Matrix& m = packed->matrix;
         r.kernels.linear[int(m.type)].unpack_row(m.tiles + id / kTileRows * m.tile_bytes, int(id % kTileRows), n, out);
       } else {
@@ -69,7 +71,7 @@ struct Rope : TrainingRun<ckdist_rope_step> {
       const ckdist_rope& rope = r.program.ropes[step.table];
       const int64_t at = r.batch.positions[t] * (rope.dims / 2);
       r.kernels.row.rope(r.row(step.x, t), {rope.cos + at, rope.sin + at, rope.dims, rope.interleaved != 0}, step.back,
-                         r.program.head_dim, r.width(step.out), r.row(step.out, t));
+                         step.width, r.width(step.out), r.row(step.out, t));
       r.pad(step.out, t);
     });
   }

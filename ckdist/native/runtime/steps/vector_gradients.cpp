@@ -1,5 +1,5 @@
-// Gradients that are sums over the tokens of rows: of norms, biases and embeddings. Chunks of tokens are summed by
-// themselves, and then in order, so the bits do not depend on threads.
+// Sums: gradients over the tokens of rows, of norms, biases and embeddings, and what is summed over ranks. Chunks of
+// tokens are summed by themselves, and then in order, so the bits do not depend on threads.
 #include <algorithm>
 
 #include "runtime/training.h"
@@ -77,12 +77,14 @@ struct BiasGrad : VectorGradient<ckdist_bias_grad_step> {
 // Tokens in order, for a few columns each: rows of one id meet in one item.
 struct EmbedGrad : TrainingRun<ckdist_embed_grad_step> {
   void run() {
-    const int64_t n = r.width(step.dy);
+    const int64_t n = r.width(step.dy), rows = r.shape(step.gradient).rows;
     float* const table = r.gradient(step.gradient);
     parallel_for((n + Training::kColumns - 1) / Training::kColumns, [&](int64_t item) {
       const int64_t at = item * Training::kColumns, columns = std::min<int64_t>(Training::kColumns, n - at);
-      for (int64_t t = 0; t < r.batch.tokens; ++t)
-        r.kernels.elementwise.add(r.floats(step.dy, t) + at, columns, table + r.batch.token_ids[t] * n + at);
+      for (int64_t t = 0; t < r.batch.tokens; ++t) {
+        const int64_t row = r.batch.token_ids[t] - step.first_row;
+        if (row >= 0 && row < rows) r.kernels.elementwise.add(r.floats(step.dy, t) + at, columns, table + row * n + at);
+      }
     });
   }
 };
@@ -90,10 +92,19 @@ struct EmbedGrad : TrainingRun<ckdist_embed_grad_step> {
 // Begins a sum over ranks. What it reads was finished at the last barrier, and no step that follows writes it.
 struct ReduceGradients : TrainingRun<ckdist_reduce_gradients_step> {
   void run() {
-    if (thread == 0) r.begin_reduce(step.begin, step.end);
+    if (thread == 0) r.begin_reduce(step.begin, step.end, step.tensor);
   }
 };
 
+// Rows lie one behind the other: what is between them is summed too, and not read.
+struct AllReduce : TrainingRun<ckdist_all_reduce_step> {
+  void run() {
+    const int64_t floats = r.batch.tokens * r.value(step.x).stride / 4;
+    r.meet(thread, index, true, [&](Idle) { r.sum_over_tensor(r.floats(step.x, 0), floats); });
+  }
+};
+
+const RegisteredKind<AllReduce> kAllReduce(ckdist_step_all_reduce);
 const RegisteredKind<RmsNormGrad> kRmsNormGrad(ckdist_step_rms_norm_grad);
 const RegisteredKind<BiasGrad> kBiasGrad(ckdist_step_bias_grad);
 const RegisteredKind<EmbedGrad> kEmbedGrad(ckdist_step_embed_grad);

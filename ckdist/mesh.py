@@ -1,0 +1,106 @@
+"""The mesh: the ranks of a job as a grid with named axes, and each rank's place on it.
+
+A job's axes are `dp` (replicas that share a batch), `pp` (stages), `ep` (experts) and `tp` (tensors), outermost first,
+so the ranks of one `tp` group are neighbours, mostly of one host. A mesh says nothing of hosts: its groups may lie
+across them in any way.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckdist.errors import ConfigError, LayoutError
+
+if TYPE_CHECKING:
+    from ckdist.comm.communicator import Communicator
+
+AXES: tuple[str, ...] = ("dp", "pp", "ep", "tp")  # outermost first
+WHOLE = "tp"  # the axis of all ranks
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The ranks as a grid: axis name -> number of ranks along it. `rank` is this process's place, row-major.
+
+    The axis `tp` of a grid that has none of that name is all of its ranks, in their order.
+    """
+
+    axes: Mapping[str, int] = field(default_factory=lambda: {"tp": 1})
+    rank: int = 0
+
+    @staticmethod
+    def of_job(ranks: int, rank: int, dp: int = 0, pp: int = 1, ep: int = 1, tp: int = 1) -> "Mesh":
+        """The mesh of a job of so many ranks; dp 0: as many replicas as there are ranks for.
+
+        ConfigError where the axes do not make up the ranks.
+        """
+        others = pp * ep * tp
+        sizes = dict(zip(AXES, (dp or max(1, ranks // others), pp, ep, tp), strict=True))
+        needed = math.prod(sizes.values())
+        if needed == ranks:
+            return Mesh(sizes, rank)
+        shown = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+        remedy = f"start {needed} ranks" if dp else f"start a multiple of {others} ranks"
+        raise ConfigError(
+            f"{ranks} ranks cannot be a mesh of {shown}, which has {needed}: {remedy}, or change the axes"
+        )
+
+    def parts(self, axis: str) -> tuple[str, ...]:
+        """The axes that `axis` stands for: itself, or all. LayoutError where the mesh has no such axis."""
+        if axis in self.axes:
+            return (axis,)
+        if axis == WHOLE:
+            return tuple(self.axes)
+        raise LayoutError(f"mesh has no axis {axis!r}; it has {', '.join(self.axes)}")
+
+    def size(self, axis: str) -> int:
+        """Ranks along `axis`."""
+        return math.prod(self.axes[name] for name in self.parts(axis))
+
+    def index(self, axis: str) -> int:
+        """This rank's coordinate along `axis`."""
+        if self.parts(axis) != (axis,):
+            return self.rank
+        return self.rank // self._stride(axis) % self.axes[axis]
+
+    def _stride(self, axis: str) -> int:
+        """How far apart neighbours along an axis are."""
+        names = list(self.axes)
+        return math.prod(self.axes[name] for name in names[names.index(axis) + 1 :])
+
+    def without(self, axis: str | None, taken: str) -> str | None:
+        """What of `axis` is left beside the axis `taken`: one axis, or None. LayoutError where it would be several."""
+        rest = [name for name in self.parts(axis) if name != taken] if axis else []
+        if len(rest) > 1:
+            raise LayoutError(f"{axis} without {taken} is {' and '.join(rest)}: an array is sharded over one axis")
+        return rest[0] if rest else None
+
+    def along(self, axis: str) -> list["Mesh"]:
+        """The places of the ranks that differ from this one along `axis` alone, this one among them, in their order."""
+        first = self.rank - self.index(axis) * self._stride(axis)
+        return [Mesh(self.axes, first + i * self._stride(axis)) for i in range(self.axes[axis])]
+
+    def group(self, *axes: str) -> list[int]:
+        """The ranks that differ from this one along `axes` alone, this one among them, in their order."""
+        ranks = [0]
+        for name, size in self.axes.items():
+            places = range(size) if name in axes else [self.index(name)]
+            ranks = [rank + i * self._stride(name) for rank in ranks for i in places]
+        return ranks
+
+    def split(self, communicator: "Communicator", *axes: str) -> "Communicator | None":
+        """The communicator of the ranks of `group(*axes)`, in their order; None where this rank would be alone.
+
+        `communicator` has all ranks of the mesh, and is itself what it gives where these are the group. A collective
+        call. LayoutError where it has another number of ranks.
+        """
+        group, ranks = self.group(*axes), math.prod(self.axes.values())
+        if communicator.size != ranks:
+            raise LayoutError(f"the mesh has {ranks} ranks ({self}), and its communicator has {communicator.size}")
+        if len(group) in (1, ranks):
+            return communicator if len(group) > 1 else None
+        return communicator.split(color=group[0], key=self.rank)
+
+    def __str__(self) -> str:
+        return " x ".join(f"{name} {size}" for name, size in self.axes.items() if size > 1) or "one rank"

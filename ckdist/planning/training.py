@@ -1,0 +1,46 @@
+"""What a training takes on one rank of its mesh, from its steps, before anything is loaded."""
+
+from collections.abc import Mapping
+
+from ckdist.mesh import Mesh
+from ckdist.planning.memory import gigabytes
+from ckdist.program.lower_training import LoweredTraining
+from ckdist.program.step import PackIndex
+
+TILE = 16  # rows and columns that packed matrices are padded to
+
+
+def training_bytes(
+    lowered: LoweredTraining, operand_bytes: int, state_arrays: int, state_replicas: int
+) -> dict[str, int]:
+    """Bytes by what they hold, on this rank; without quantised matrices, which stay as their file has them.
+
+    `operand_bytes`: of an element that products read; `state_arrays`: of the optimizer's state, each as large as the
+    trained weights, shared by so many replicas.
+    """
+    padded = lambda n: -(-n // TILE) * TILE
+
+    def packed(pack: int) -> int:
+        """Of one matrix as products read it."""
+        _, parts = lowered.packs[pack]
+        shapes = [(lowered.parameters[p].rows, lowered.parameters[p].columns) for p in parts]
+        return operand_bytes * sum(padded(rows) * padded(columns) for rows, columns in shapes)
+
+    is_frozen = lambda p: lowered.parameters[p].offset >= lowered.trained_floats and not lowered.parameters[p].stored
+    frozen = [i for i, (_, parts) in enumerate(lowered.packs) if all(map(is_frozen, parts))]
+    each = [sum(packed(i) for i in step.operands(PackIndex) if i not in frozen) for step in lowered.steps]
+    trained = 4 * lowered.trained_floats
+    return {
+        "trained weights": trained,
+        "gradients": trained,
+        "optimizer state": trained * state_arrays // state_replicas,
+        "frozen weights": 4 * lowered.floats - trained + sum(map(packed, frozen)),
+        "activations": lowered.arena_bytes,
+        "workspace": max(each, default=0),
+    }
+
+
+def mesh_line(mesh: Mesh, needed: Mapping[str, int]) -> str:
+    """The mesh and what a rank takes, in a line."""
+    parts = ", ".join(f"{gigabytes(size)} {name}" for name, size in needed.items() if size)
+    return f"training over {mesh}: {gigabytes(sum(needed.values()))} on each rank ({parts})"

@@ -1,0 +1,158 @@
+"""Training over replicas and tensors together: one rank's curve on any mesh, over any transport; checkpoints, exports
+and going on in another mesh.
+"""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from ckdist.comm.world import SingleWorld
+from ckdist.errors import ConfigError
+from ckdist.train import checkpoint as saved
+from ckdist.train.checkpoint import SavedTensors
+from ckdist.train.trainer import train
+from tests.support.launcher import run_ranks
+from tests.support.thread_ranks import free_port, run_threads
+from tests.support.tiny_training import MODEL, config, toml
+from tests.support.torchrun import finish, secret, start
+
+WIDE = {**MODEL, "model_type": "qwen3", "hidden_size": 48, "intermediate_size": 100}
+WIDE |= {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8, "tie_word_embeddings": False}
+ROWS = 6  # of a step, whatever the mesh
+
+
+def wide(folder: pathlib.Path, dp: int = 1, tp: int = 1, **fields):
+    """A configuration of the same training on any mesh."""
+    folder.mkdir(exist_ok=True)
+    batch = {"per_device_train_batch_size": ROWS // dp, "tensor_parallel_size": tp}
+    return config(folder, model_config=WIDE, eval_steps=4, save_dtype="float32", **batch | fields)
+
+
+def curve(c, ranks: int, **more) -> list:
+    """The reports of every step."""
+    reports: list = []
+    run_threads(ranks, lambda world: train(c, reports.append if world.rank == 0 else None, world=world, **more))
+    return reports
+
+
+def tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
+    stored = SavedTensors(path)
+    return {name: stored(name, tensor.shape).copy() for name, tensor in stored.stored.items()}
+
+
+def assert_same_curve(found: list[dict], expected: list[dict]) -> None:
+    assert [line["step"] for line in found] == [line["step"] for line in expected]
+    for one, other in zip(expected, found, strict=True):
+        assert other["tokens"] == one["tokens"]
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+        if "eval_loss" in one:
+            assert other["eval_loss"] == pytest.approx(one["eval_loss"], rel=1e-5)
+
+
+def metrics(out: pathlib.Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Eight steps on one rank: where it wrote."""
+    c = wide(tmp_path_factory.mktemp("alone"))
+    train(c, world=SingleWorld())
+    return pathlib.Path(c.output_dir)
+
+
+@pytest.mark.parametrize(
+    "dp, tp, fields",
+    [
+        (2, 2, {}),
+        (1, 3, {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 3}),
+        (2, 3, {"zero_stage": 1}),
+        (3, 2, {"zero_stage": 1, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 1}),
+        (2, 2, {"activation_checkpointing": True, "optim": "sgd"}),
+    ],
+)
+def test_one_ranks_curve_on_any_mesh(alone, tmp_path, dp, tp, fields):
+    """Losses, gradient norms, validation, the checkpoint with its optimizer state, and the finished model."""
+    expected = alone
+    if "optim" in fields:
+        expected = tmp_path / "alone" / "out"
+        train(wide(tmp_path / "alone", optim="sgd"), world=SingleWorld())
+    c = wide(tmp_path / "mesh", dp, tp, **fields)
+    curve(c, dp * tp)
+    out = pathlib.Path(c.output_dir)
+    assert_same_curve(metrics(out), metrics(expected))
+    for name in (f"checkpoint-8/{saved.WEIGHTS}", f"checkpoint-8/{saved.OPTIMIZER}", "model/model.safetensors"):
+        found, whole = tensors(out / name), tensors(expected / name)
+        assert set(found) == set(whole)
+        for tensor, array in whole.items():
+            assert found[tensor].shape == array.shape
+            atol = 2e-4 * max(np.abs(array).max(), 1e-12)
+            np.testing.assert_allclose(found[tensor], array, atol=atol, rtol=1e-3, err_msg=f"{name}: {tensor}")
+
+
+def test_going_on_in_the_same_and_in_another_mesh(alone, tmp_path):
+    """The same mesh gives the bits of never having stopped; another one the same curve."""
+    whole, parts = (wide(tmp_path / name, 2, 2, zero_stage=1) for name in ("whole", "parts"))
+    expected = curve(whole, 4)
+    curve(wide(tmp_path / "parts", 2, 2, zero_stage=1, max_steps=8), 4, should_stop=lambda: True)  # after the first
+    found = curve(parts, 4)
+    assert [(r.step, r.loss, r.grad_norm) for r in found] == [(r.step, r.loss, r.grad_norm) for r in expected[1:]]
+    for name, array in tensors(pathlib.Path(whole.output_dir) / "model" / "model.safetensors").items():
+        other = tensors(pathlib.Path(parts.output_dir) / "model" / "model.safetensors")[name]
+        np.testing.assert_array_equal(array, other, err_msg=name)
+    curve(wide(tmp_path / "other", 2, 2, zero_stage=1), 4, should_stop=lambda: True)
+    curve(wide(tmp_path / "other", 1, 3), 3)
+    assert_same_curve(metrics(tmp_path / "other" / "out"), metrics(alone))
+
+
+@pytest.mark.parametrize("dp, tp", [(2, 2), (1, 3), (3, 1), (2, 3)])
+def test_processes_under_mpirun(alone, tmp_path, dp, tp):
+    path = toml(tmp_path, model_config=WIDE, eval_steps=4, per_device_train_batch_size=ROWS // dp)
+    words = ("train", str(path), "--tensor-parallel-size", str(tp))
+    done = run_ranks(dp * tp, "-m", "ckdist.cli.main", *words, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"training over {' x '.join(f'{n} {s}' for n, s in (('dp', dp), ('tp', tp)) if s > 1)}: " in done.stderr
+    assert_same_curve(metrics(tmp_path / "out"), metrics(alone))
+
+
+def test_processes_over_tcp(alone, tmp_path):
+    """Ranks that share no memory."""
+    path, port = toml(tmp_path, model_config=WIDE, eval_steps=4, per_device_train_batch_size=3), free_port()
+    words = ["train", str(path), "--tensor-parallel-size", "2", "--set", "transport=tcp"]
+    key = secret(tmp_path)
+    for code, _, said in finish([start(r, 4, port, *words, CKDIST_JOB_SECRET_FILE=key) for r in range(4)], 120):
+        assert code == 0, said
+    assert_same_curve(metrics(tmp_path / "out"), metrics(alone))
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"tensor_parallel_size": 2, "data_parallel_size": 2}, "1 ranks cannot be a mesh of dp 2 x tp 2, which has 4"),
+        ({"pipeline_parallel_size": 2}, r"pipeline_parallel_size \(2\) must be 1: training shards batches and tensors"),
+        ({"expert_parallel_size": 2}, r"expert_parallel_size \(2\) must be 1: training shards batches and tensors"),
+    ],
+)
+def test_meshes_that_cannot_be_are_one_line(tmp_path, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        train(wide(tmp_path / "out", **fields), world=SingleWorld())
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"num_key_value_heads": 2}, "2 kv_heads sharded over tp are shared by its ranks.*at most 2 ranks"),
+        (
+            {"intermediate_size": 40},
+            r"tensor_parallel_size \(3\) is more than what ffn of .*can be divided into: it has 40",
+        ),
+    ],
+)
+def test_models_that_cannot_be_divided_are_one_line(tmp_path, changes, message):
+    (tmp_path / "c").mkdir()
+    c = config(tmp_path / "c", model_config={**WIDE, **changes}, tensor_parallel_size=3)
+    with pytest.raises(ConfigError, match=message):
+        run_threads(3, lambda world: train(c, world=world))
