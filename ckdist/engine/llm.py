@@ -171,8 +171,8 @@ class LLM:
 
 
 def _take(completion: Completion, text: TextStream, output: Output) -> str:
-    """Adds an output to its completion; the text that it brings. Raises EngineError when the sequence failed, RequestError
-    where its request is at fault.
+    """Adds an output to its completion; the text that it brings. Raises EngineError when the sequence failed,
+    RequestError where its request is at fault.
     """
     if output.error is not None:
         raise RequestError(output.error) if output.error_status == 400 else EngineError(output.error)

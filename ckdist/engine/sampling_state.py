@@ -49,8 +49,8 @@ def sampling_state(
 ) -> SamplingState | None:
     """The state that a sequence begins with; None where its parameters need none.
 
-    Raises RequestError where `min_tokens` leaves no token to draw, for breakers or a grammar without a tokenizer, and for
-    a grammar that is known to be wrong.
+    Raises RequestError where `min_tokens` leaves no token to draw, for breakers or a grammar without a tokenizer, and
+    for a grammar that is known to be wrong.
     """
     banned = breakers = constraint = None
     if params.min_tokens:

@@ -1,4 +1,4 @@
-"""A thread for short pieces of native work beside the engine's own, which is left behind when one of them does not end."""
+"""A thread for short pieces of native work beside the engine's own, left behind when one of them does not end."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -14,8 +14,8 @@ Piece = Callable[[], Any]
 class SideThread:
     """Does lists of pieces in order, while the caller does something else.
 
-    Native code cannot be ended from outside. A thread whose piece lasts for more than `seconds` is abandoned, and another
-    one takes its place; what it was doing is reported, so that it is not asked for again.
+    Native code cannot be ended from outside. A thread whose piece lasts for more than `seconds` is abandoned, and
+    another one takes its place; what it was doing is reported, so that it is not asked for again.
     """
 
     def __init__(self, name: str, seconds: float) -> None:

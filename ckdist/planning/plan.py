@@ -136,18 +136,9 @@ def make_plan(
     context = min(context, total)
     blocks = -(-total // BLOCK_TOKENS)
     most_tokens = min(config.ubatch_size, config.batch_size)
-    cache_config = CacheConfig(most_tokens, config.parallel, context, blocks, types["k"], types["v"], slots)
-    return Plan(
-        mesh,
-        prefill,
-        layout,
-        cache_config,
-        threads,
-        threads_batch,
-        SPINS_CROWDED if crowded else SPINS,
-        placement,
-        max(0, free),
-    )
+    cache = CacheConfig(most_tokens, config.parallel, context, blocks, types["k"], types["v"], slots)
+    spins = SPINS_CROWDED if crowded else SPINS
+    return Plan(mesh, prefill, layout, cache, threads, threads_batch, spins, placement, max(0, free))
 
 
 def _state_slots(config: EngineConfig, world: "World", each: int, room: int) -> int:

@@ -31,10 +31,7 @@ class Access:
         self.under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, as ASGI has it."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+        """One HTTP request, as ASGI has it; the server passes on nothing else."""
         begun, status = time.monotonic(), 499  # when nothing is sent, the client went away
         headers = dict(reversed(scope["headers"]))  # of several alike the first counts
         for_pages = self.origins.headers(headers)

@@ -1,8 +1,8 @@
-"""What an answer may look like, as a grammar of llguidance: from a JSON Schema, a regular expression, a list of choices,
-GBNF or Lark.
+"""What an answer may look like, as a grammar of llguidance: from a JSON Schema, a regular expression, a list of
+choices, GBNF or Lark.
 
 A grammar is text in llguidance's own JSON, so that it can be sent to another process. Its limits are those of work,
-not of time: whoever takes grammars from strangers checks them in a process with limits as well.
+not of time: grammars of strangers are checked in a process with limits as well.
 """
 
 import json
@@ -86,8 +86,8 @@ def quoted(text: str) -> str:
 
 def check_grammar(grammar: str, field: str = "grammar") -> None:
     """RequestError where llguidance does not take it, and where a few texts that follow it take too long or hold runs
-    without a choice of more than MAX_FORCED bytes. A vocabulary of bytes does for that. It may take long: to be called in
-    a process with limits.
+    without a choice of more than MAX_FORCED bytes. A vocabulary of bytes does for that. It may take long: to be called
+    in a process with limits.
     """
     vocabulary = LLTokenizer("byte", slices=[])
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits())

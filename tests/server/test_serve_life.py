@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -389,6 +391,42 @@ def test_an_http_process_that_dies_again_and_again_ends_the_job():
             os.kill(pid, signal.SIGKILL)
             wait_for(lambda: http.pid != pid or http.poll() is not None)
         wait_for(lambda: http.poll() == -signal.SIGKILL)
+
+
+def test_an_http_process_that_cannot_be_started_again_ends_the_job(monkeypatch, caplog):
+    """What starts in its place ends before it has read its settings, which are more than a pipe holds."""
+    with serving() as (_, http):
+        http._settings = dataclasses.replace(http._settings, api_keys=("k" * (1 << 20),))
+        monkeypatch.setattr(sys, "executable", shutil.which("false"))
+        os.kill(http.pid, signal.SIGKILL)
+        wait_for(lambda: http.poll() == -signal.SIGKILL)
+    assert "cannot be started again: the HTTP process ended at its start: Broken pipe" in caplog.text
+
+
+def test_an_http_process_that_is_started_again_during_a_drain_ends(monkeypatch):
+    with serving() as (_, http):
+        spawn = http._spawn
+
+        def meanwhile():
+            made = spawn()
+            http._ending = True  # as `drain` sets it, which found no process that it could tell
+            return made
+
+        http._spawn = meanwhile
+        os.kill(http.pid, signal.SIGKILL)
+        wait_for(lambda: http.poll() == 0, 30)
+
+
+def test_a_websocket_is_a_request_like_others():
+    """There are none: who asks for one without a key is refused as everywhere, and with a key there is no such path."""
+    with serving(api_key="key") as (_, http):
+        host, port = http.url.removeprefix("http://").split(":")
+        head = f"GET /v1/realtime HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        head += "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAA\r\n"
+        for key, answer in (("", 401), ("Authorization: Bearer key\r\n", 404)):
+            with socket.create_connection((host, int(port)), 10) as one:
+                one.sendall(f"{head}{key}\r\n".encode())
+                assert one.recv(4096).startswith(b"HTTP/1.1 %d " % answer)
 
 
 def test_api_keys_from_a_file(tmp_path):

@@ -1,4 +1,4 @@
-"""Grammars inside the engine: what comes out follows them, whatever else is asked for and whoever shares the batch."""
+"""Grammars inside the engine: what comes out follows them, whatever else is asked for and shares the batch."""
 
 import json
 import threading

@@ -91,7 +91,7 @@ def infer_delta_rule(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
     if values.count % keys.count:
         raise LayoutError(f"delta_rule: {values.count} value heads are not a multiple of {keys.count} key heads")
     if keys.axis != values.axis and not (attrs["tiled"] and keys.axis is None):
-        raise LayoutError(f"delta_rule: value heads are cut over {values.axis}, key heads over {keys.axis}")
+        raise LayoutError(f"delta_rule: value heads are sharded over {values.axis}, key heads over {keys.axis}")
     return [(v.dims, None)]
 
 
