@@ -50,7 +50,8 @@ def json_schema_grammar(
     if not isinstance(schema, dict):
         raise RequestError(f"{field} must be a JSON Schema: an object", field, "invalid_json_schema")
     schema = {key: value for key, value in schema.items() if key != "x-guidance"}
-    return _made(lambda: LLMatcher.grammar_from_json_schema(schema, overrides={**options, "lenient": lenient}), field)
+    options["lenient"] = lenient
+    return _made(lambda: LLMatcher.grammar_from_json_schema(schema, overrides=options), field)
 
 
 def regex_grammar(pattern: str, field: str = "regex") -> str:
