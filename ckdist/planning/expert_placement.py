@@ -2,8 +2,8 @@
 
 Inside a host every rank has a slice of every expert of its host. All ranks have all activations, and add up what their
 experts make of them, so both ways exchange the same sum in the same number of messages. They differ in the bytes that
-the busiest host reads: slices are whole quantisation blocks, so narrow ones overlap; whole experts are chosen by chance,
-so one host has more to do than another.
+the busiest host reads: slices are whole quantisation blocks, so narrow ones overlap; whole experts are chosen by
+chance, so one host has more to do than another.
 """
 
 import math
