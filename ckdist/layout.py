@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ckdist.errors import LayoutError
-from ckdist.mesh import WHOLE, Mesh
+from ckdist.mesh import HOST, LOCAL, WHOLE, Mesh
 
 Range = tuple[int, int]
 
@@ -101,7 +101,7 @@ class Layout:
 
 
 SINGLE = Layout("SINGLE", {})
-TENSOR = Layout("TENSOR", {"heads": "tp", "kv_heads": "tp", "ffn": "tp", "vocab": "tp"})
+TENSOR = Layout("TENSOR", {"heads": "tp", "kv_heads": "tp", "ffn": "tp", "expert_ffn": "tp", "vocab": "tp"})
 DATA = Layout("DATA", {"tokens": "dp"})
 # Training: of the ranks of a dp group each has its own sequences, of those of a tp group its shard of the matrices.
 TRAINING = Layout("TRAINING", {**DATA.sharded_by, **TENSOR.sharded_by})
@@ -113,8 +113,26 @@ TOKEN = Layout("TOKEN", {"tokens": "tp", "outputs": "tp", "vocab": "tp"})
 # over the hosts.
 TOKEN_IN_HOSTS = Layout(
     "TOKEN in hosts",
-    {"tokens": "local", "outputs": "local", "heads": "host", "kv_heads": "host", "ffn": "host", "vocab": "tp"},
+    {
+        "tokens": "local",
+        "outputs": "local",
+        "heads": "host",
+        "kv_heads": "host",
+        "ffn": "host",
+        "expert_ffn": "host",
+        "vocab": "tp",
+    },
 )
+
+
+def with_whole_experts(layout: Layout, hosts: bool) -> Layout:
+    """The layout with whole experts: by rank, or where ranks of a host share memory (`hosts`) by host, of whose ranks
+    each has a slice, as TENSOR and TOKEN in hosts have of other matrices.
+    """
+    by_tokens = "tokens" in layout.sharded_by
+    own = {"experts": HOST if hosts else WHOLE} | ({"expert_ffn": LOCAL} if hosts and not by_tokens else {})
+    others = {dim: axis for dim, axis in layout.sharded_by.items() if dim != "expert_ffn"}
+    return Layout(f"{layout.name} by experts", others | own)
 
 
 FFN_UNIT = 32  # columns of the down projection that stay together: the smallest quantisation block
@@ -167,6 +185,10 @@ class Sharding:
     def experts(self, count: int) -> Dim:
         """The experts of a layer."""
         return Dim("experts", count, axis=self.axis("experts"))
+
+    def expert_ffn(self, size: int) -> Dim:
+        """The columns of an expert's down projection."""
+        return Dim("ffn", size, 1, self.axis("expert_ffn"), FFN_UNIT)
 
     def vocab(self, size: int) -> Dim:
         """The rows of the embeddings."""

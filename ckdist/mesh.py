@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 AXES: tuple[str, ...] = ("dp", "pp", "ep", "tp")  # outermost first
 WHOLE = "tp"  # the axis of all ranks
+HOST, LOCAL = "host", "local"  # the axes of hosts and of the ranks of one
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,15 @@ class EngineConfig:
             "and measured"
         ),
     )
+    experts: str = option(
+        "auto",
+        "--experts",
+        choices=("auto", "tensor", "expert"),
+        help=(
+            "what several hosts divide of experts: each of them, or whole ones; auto: what lets the busiest host read "
+            "less"
+        ),
+    )
     repack: str = option(
         "auto",
         "--repack",

@@ -221,6 +221,7 @@ def _settings(config: EngineConfig) -> list[object]:
         config.cache_type_k,
         config.cache_type_v,
         config.prefill,
+        config.experts,
         config.repack,
         bool(config.trace),
     ]

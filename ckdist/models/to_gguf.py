@@ -71,9 +71,11 @@ def experts(spec: ModelSpec, where: str, names: Collection[str] = ()) -> dict[st
     }
 
 
-def not_renormalised(where: str, family: str) -> ArchitectureError:
-    """The error for shares that readers would divide by their sum."""
-    return ArchitectureError(f"{where}: {family} with norm_topk_prob false has no GGUF form: its readers renormalise")
+def refuse_renormalised(spec: ModelSpec, where: str, renormalised: bool) -> None:
+    """ArchitectureError where shares are `renormalised` or not, and readers know the family otherwise alone."""
+    if any(isinstance(layer.ffn, MoeFfn) and layer.ffn.routing.renormalise == renormalised for layer in spec.layers):
+        which = str(renormalised).lower()
+        raise ArchitectureError(f"{where}: {spec.family} with norm_topk_prob {which} has no GGUF form")
 
 
 def refuse_windows(spec: ModelSpec, where: str, what: str, remedy: str) -> None:

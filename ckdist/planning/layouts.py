@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from ckdist.config import EngineConfig
 from ckdist.errors import ConfigError
-from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, Layout
-from ckdist.mesh import WHOLE, Mesh
-from ckdist.models.spec import Attention, ModelSpec
+from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, Layout, with_whole_experts
+from ckdist.mesh import HOST, LOCAL, WHOLE, Mesh
+from ckdist.models.spec import Attention, ModelSpec, MoeFfn
+from ckdist.planning.expert_placement import prefers_whole_experts
 
 if TYPE_CHECKING:
     from ckdist.comm.protocol import World
@@ -25,6 +26,33 @@ def layouts_for(config: EngineConfig, world: "World", spec: ModelSpec | None = N
 
     ConfigError where --prefill token is impossible.
     """
+    prefill, decode, mesh = _layouts(config, world, spec)
+    if not _whole_experts(config, world, spec):
+        return prefill, decode, mesh
+    in_hosts = not _apart(world)
+    if in_hosts:
+        mesh = _mesh_of_hosts(world)
+    by_experts = with_whole_experts(decode, in_hosts)
+    return by_experts if prefill is decode else with_whole_experts(prefill, in_hosts), by_experts, mesh
+
+
+def _whole_experts(config: EngineConfig, world: "World", spec: ModelSpec | None) -> bool:
+    """Whether hosts have whole experts."""
+    hosts = len(set(world.hosts))
+    if spec is None or hosts == 1 or config.experts == "tensor":
+        return False
+    if config.experts == "auto":
+        return prefers_whole_experts(spec, world.size, hosts)
+    return any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
+
+
+def _mesh_of_hosts(world: "World") -> Mesh:
+    """Ranks by host, of whom each has as many."""
+    return Mesh({HOST: len(set(world.hosts)), LOCAL: world.local_size}, world.rank)
+
+
+def _layouts(config: EngineConfig, world: "World", spec: ModelSpec | None) -> tuple[Layout, Layout, Mesh]:
+    """As `layouts_for`, with slices of every expert on every rank."""
     mesh = Mesh({WHOLE: world.size}, world.rank)
     if world.size == 1:
         return SINGLE, SINGLE, mesh
@@ -46,7 +74,7 @@ def layouts_for(config: EngineConfig, world: "World", spec: ModelSpec | None = N
     if apart or config.prefill == "tensor":
         return TENSOR, TENSOR, mesh
     if by_token is TOKEN_IN_HOSTS:
-        mesh = Mesh({"host": len(set(world.hosts)), "local": world.local_size}, world.rank)
+        mesh = _mesh_of_hosts(world)
     return by_token, TENSOR, mesh
 
 

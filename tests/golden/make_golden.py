@@ -131,6 +131,34 @@ CONFIGS = {
         "rope_theta": 1000000.0, "sliding_window": None, "num_local_experts": 4, "num_experts_per_tok": 2,
         "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
     },
+    "qwen2moe": {
+        "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "vocab_size": 240,
+        "intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "num_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40, "shared_expert_intermediate_size": 100, "norm_topk_prob": False,
+        "use_sliding_window": False, "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    "olmoe": {
+        "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "vocab_size": 231, "intermediate_size": 44,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": False, "clip_qkv": None,
+        "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False, "pad_token_id": 0,
+    },
+    "glm4moe": {
+        "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "vocab_size": 245, "intermediate_size": 76,
+        "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1, "n_routed_experts": 8,
+        "num_experts_per_tok": 3, "n_shared_experts": 1, "moe_intermediate_size": 36, "n_group": 4, "topk_group": 2,
+        "norm_topk_prob": True, "routed_scaling_factor": 1.5, "use_qk_norm": True, "attention_bias": True,
+        "num_nextn_predict_layers": 0, "hidden_act": "silu", "tie_word_embeddings": False, "pad_token_id": 0,
+    },
+    "minimax_m2": {
+        "architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "vocab_size": 233,
+        "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6, "rope_theta": 5000000.0, "rotary_dim": 8, "num_local_experts": 7,
+        "num_experts_per_tok": 3, "scoring_func": "sigmoid", "hidden_act": "silu", "tie_word_embeddings": False,
+        "pad_token_id": 0,
+    },
 }  # fmt: skip
 
 
@@ -150,6 +178,9 @@ def randomise(model, generator: torch.Generator) -> None:
             parameter.copy_(size / getattr(model.config, "embedding_multiplier", 1.0) * noise)
         else:
             parameter.copy_(noise * (2.0 / math.sqrt(parameter.shape[-1])))
+    for name, buffer in model.named_buffers():
+        if "correction_bias" in name:
+            buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
 
 
 def gemma_norm(name: str) -> float:

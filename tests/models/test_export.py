@@ -229,6 +229,13 @@ NEW = {
     "Glm4": {"attention_bias": True},
     "Mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "Qwen3Moe": {**EXPERTS, "norm_topk_prob": True},
+    "Qwen2Moe": {**EXPERTS, "shared_expert_intermediate_size": 128},
+    "Olmoe": {**EXPERTS, "num_key_value_heads": 4},
+    "Glm4Moe": {
+        **EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "use_qk_norm": True,
+        "attention_bias": True, "routed_scaling_factor": 1.5,
+    },
+    "MiniMaxM2": {**EXPERTS, "num_local_experts": 6, "rotary_dim": 8},
 }  # fmt: skip
 
 
@@ -261,7 +268,7 @@ def test_the_new_families_as_gguf(family, tmp_path, monkeypatch):
 
 def write_stored(folder, config) -> None:
     """A folder with a random model, its tensors stacked as files of its family have them."""
-    rng, spec = np.random.default_rng(0), spec_from_config(config, "config")
+    rng, spec = np.random.default_rng(1), spec_from_config(config, "config")
     arrays = {
         name: (
             rng.standard_normal(shape) / np.sqrt(shape[-1]) if len(shape) > 1 else 1 + 0.1 * rng.standard_normal(shape)

@@ -15,6 +15,14 @@ def test_replay_with_ranks_as_threads(family, ranks, threads):
     assert run_threads(ranks, lambda world: check(world, family, "auto", threads, 16))[0] < 5e-7
 
 
+@pytest.mark.parametrize("family", ["experts", "experts_in_groups"])
+@pytest.mark.parametrize("hosts", [["one", "two"], ["one", "two", "two"], ["one", "one", "two", "two"]])
+def test_hosts_with_whole_experts(family, hosts):
+    """One rank each, unequal numbers, and two each, of which each has slices of its host's experts."""
+    run = lambda world: check(world, family, "auto", 2, 16, experts="expert")
+    assert run_threads(hosts, run)[0] < 5e-7
+
+
 @pytest.mark.parametrize("kv_type", ["f16", "i16", "q8_0", "i16/q8_0", "q8_0/f16"])
 def test_long_contexts_shared_by_threads_keep_their_bits(kv_type):
     """Three threads cannot share three kv-heads of two ranks evenly, so they cut the context; one thread does not."""

@@ -200,10 +200,10 @@ def generated(world, folder, prefill: str, transport: str = "auto"):
 
 @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
 def test_one_text_over_hosts(folder):
-    """Norms over all heads of a token are not summed over hosts in token-parallel prefill: OLMo is tensor-parallel."""
+    """Norms over all heads of a token are not summed over hosts in token-parallel prefill: OLMo and MiniMax are tensor-parallel."""
     expected, _ = generated(SingleWorld(), folder, "auto")
     hosts, one, other = ["one", "one", "two", "two"], "token", "tensor"
-    if folder.name.startswith("olmo"):
+    if folder.name.startswith(("olmo", "minimax")):
         with pytest.raises(ConfigError, match="norms all heads of a token together, whose sums go over hosts"):
             thread_ranks.run_threads(hosts, lambda world: generated(world, folder, "token", "tcp"))
         one, other = other, one

@@ -22,7 +22,7 @@ def moe_ffn(g: Tracer, x: Value, f: MoeFfn, path: str) -> Value:
     logits = g.linears(x, routers, names=["router", "switch"][: len(routers)])
     correction = w("gate.e_score_correction.bias", router.dims[0]) if f.correction_bias else None
     chosen, shares = g.route(logits, correction, f.routing, shared=f.shared_size > 0)
-    experts, ffn = g.sharding.experts(f.num_experts), g.sharding.ffn(f.intermediate_size)
+    experts, ffn = g.sharding.experts(f.num_experts), g.sharding.expert_ffn(f.intermediate_size)
     gate, up = (w(f"experts.{name}.weight", experts, ffn, hidden) for name in ("gate_proj", "up_proj"))
     weights = [gate, up, w("experts.down_proj.weight", experts, hidden, ffn)]
     if f.shared_size:

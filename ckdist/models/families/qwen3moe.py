@@ -4,7 +4,7 @@ from ckdist.models import from_config, from_gguf, limits, to_gguf
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
 NAME = "qwen3moe"
@@ -53,8 +53,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     to_gguf.refuse_windows(
         spec, where, "a sliding window ({window}) of qwen3moe has no GGUF form", "set use_sliding_window to false"
     )
-    if any(isinstance(layer.ffn, MoeFfn) and not layer.ffn.routing.renormalise for layer in spec.layers):
-        raise to_gguf.not_renormalised(where, NAME)
+    to_gguf.refuse_renormalised(spec, where, False)
     return to_gguf.dense(NAME, spec, where, to_gguf.experts(spec, where))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
+from ckdist.mesh import HOST, LOCAL, WHOLE
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.elementwise import GATES, gated
 from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, summed_over, unsharded, whole
@@ -85,7 +86,8 @@ def infer_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
         fits = gate.dims == up.dims and gate.dims[-1] == x.dims[-1] and down.dims[-2] == x.dims[-1]
         if not fits or down.dims[-1] != gate.dims[-2]:
             raise LayoutError(f"experts: {gate}, {up} and {down} do not lead from [{x.dims[-1]}] back there")
-        partial.add(summed_over(*gate.dims[:-1]))
+        over_both = [dim.axis for dim in gate.dims[:-1]] == [HOST, LOCAL]
+        partial.add((WHOLE,) if over_both else summed_over(*gate.dims[:-1]))
     if len(partial) > 1:
         raise LayoutError(f"experts: {', '.join(map(str, weights))} are not sharded alike")
     return [(x.dims, partial.pop())]

@@ -48,13 +48,16 @@ def packed(array: np.ndarray):
     return ffi.new("struct ckdist_matrix *", [F32, rows, cols, tile_bytes, native.pointer(tiles, "uint8_t *")]), room
 
 
+def part_of(weight: np.ndarray, key) -> np.ndarray:
+    """A part of a matrix, or of each matrix of a stack."""
+    matrices = weight[slice(*key.matrices)] if key.matrices else weight
+    return matrices[..., slice(*key.rows), slice(*key.columns)]
+
+
 def phase_of(program, mesh, weights, chunk: int, stored=None):
     """A phase over packed copies of its weights, and what must stay alive with it."""
     lowered = lower(program, mesh, lambda name: 0, lambda name: 1, chunk, stored)
-    keep = [
-        packed(np.ascontiguousarray(weights[key.name][..., slice(*key.rows), slice(*key.columns)]))
-        for key in lowered.matrices
-    ]
+    keep = [packed(np.ascontiguousarray(part_of(weights[key.name], key))) for key in lowered.matrices]
     vectors = [np.ascontiguousarray(weights[name][begin:end]) for name, (begin, end) in lowered.vectors]
     return ExecutionPlan(lowered, [int(ffi.cast("intptr_t", m)) for m, _ in keep], [v.ctypes.data for v in vectors]), (
         keep,
@@ -62,14 +65,16 @@ def phase_of(program, mesh, weights, chunk: int, stored=None):
     )
 
 
-def build(world, family: str, transport: str, threads: int, chunk: int, blocks: int, kv_type: str, **numbers):
+def build(
+    world, family: str, transport: str, threads: int, chunk: int, blocks: int, kv_type: str, experts="tensor", **numbers
+):
     """The spec, mesh, program and weights of a random model, its executable on this rank, and what must stay alive with
     that.
 
     Ranks that share memory have a second phase, in which tokens are sharded.
     """
     s = spec(**{**FAMILIES, **PIECES, **LINEAR}[family], **numbers)
-    prefill, layout, mesh = layouts_for(EngineConfig(transport=transport), world, s)
+    prefill, layout, mesh = layouts_for(EngineConfig(transport=transport, experts=experts), world, s)
     program = trace(forward, s, layout, mesh)
     weights = weights_of(program)
     phases = [phase_of(program, mesh, weights, chunk)]
@@ -84,9 +89,9 @@ def build(world, family: str, transport: str, threads: int, chunk: int, blocks: 
     return s, mesh, program, weights, executable, phases
 
 
-def check(world, family: str, transport: str, threads: int, chunk: int) -> float:
+def check(world, family: str, transport: str, threads: int, chunk: int, experts: str = "tensor") -> float:
     """Largest difference of logits over a prompt and what follows it from the cache."""
-    s, mesh, program, weights, executable, _keep = build(world, family, transport, threads, chunk, 8, "f32")
+    s, mesh, program, weights, executable, _keep = build(world, family, transport, threads, chunk, 8, "f32", experts)
     worst = 0.0
     if world.rank == 0:
         expected, sequence = Interpreter(program, s, mesh, weights.get), SingleSequence(executable)

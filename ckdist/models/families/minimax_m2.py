@@ -1,0 +1,60 @@
+"""MiniMax-M2: many small experts, a part of a head rotated, norms of all heads of queries and keys together."""
+
+from dataclasses import replace
+
+from ckdist.models import from_config, from_gguf, limits, to_gguf
+from ckdist.models.families import family, mixtral
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.spec import Attention, LayerSpec, ModelSpec
+from ckdist.program.routing import Routing
+
+NAME = "minimax-m2"
+DEFAULTS = from_config.ConfigDefaults(max_position=196608, head_dim=128)
+ROUTING = Routing(used=8, scores="sigmoid")
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n = from_config.sizes(f, DEFAULTS)
+    if f.text("scoring_func", "sigmoid") != "sigmoid":
+        raise f.error("scoring_func", f.values["scoring_func"], "sigmoid")
+    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qk_norm="row")
+    ffn = from_config.experts(f, "num_local_experts", "intermediate_size", ROUTING, correction_bias=True)
+    rotated = f.integer("rotary_dim", n.head_dim, high=limits.MAX_HEAD_DIM)
+    ropes = from_config.rotations(f, n, theta=5e6, partial=min(1.0, rotated / n.head_dim))
+    return n.model(NAME, [LayerSpec(attention, ffn)] * n.num_layers, ropes, from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """From GGUF metadata."""
+    n = from_gguf.sizes(header)
+    layer = LayerSpec(replace(from_gguf.attention(header, n), qk_norm="row"), from_gguf.experts(header, ROUTING))
+    ropes = {"global": from_gguf.rotation(header, n, partial=True)}
+    return n.model(NAME, [layer] * n.num_layers, ropes, from_gguf.tied(header))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata."""
+    more = {"rope.dimension_count": spec.ropes["global"].dims}
+    return to_gguf.dense(NAME, spec, where, {**more, **to_gguf.experts(spec, where, ["expert_gating_func"])})
+
+
+FAMILY = Family(
+    name=NAME,
+    architectures=("MiniMaxM2ForCausalLM",),
+    model_types=("minimax_m2",),
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=replace(
+        mixtral.FAMILY.safetensors,
+        layer={
+            **mixtral.FAMILY.safetensors.layer,
+            "block_sparse_moe.e_score_correction": "mlp.gate.e_score_correction",
+        },
+    ),
+    gguf_names=family.GGUF_EXPERTS,
+    ignored=family.ROTATIONS,
+)

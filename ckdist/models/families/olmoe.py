@@ -1,0 +1,52 @@
+"""OLMoE: experts, and norms of all heads of queries and keys together."""
+
+from dataclasses import replace
+
+from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models.families import family, olmo2
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.spec import LayerSpec, ModelSpec
+from ckdist.program.routing import Routing
+
+NAME = "olmoe"
+DEFAULTS = from_config.ConfigDefaults(max_position=4096, norm_eps=1e-5)
+ROUTING = Routing(used=8, renormalise=False)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n = from_config.sizes(f, DEFAULTS)
+    if f.has("clip_qkv"):
+        raise f.error("clip_qkv", f.values["clip_qkv"], "null: clipped queries, keys and values are not supported")
+    routing = Routing(ROUTING.used, renormalise=f.flag("norm_topk_prob"))
+    layer = LayerSpec(olmo2.attention(f, n), from_config.experts(f, "num_experts", "intermediate_size", routing))
+    return n.model(NAME, [layer] * n.num_layers, from_config.rotations(f, n), from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """From GGUF metadata."""
+    n = from_gguf.sizes(header)
+    attention = replace(from_gguf.attention(header, n), qk_norm="row")
+    layer = LayerSpec(attention, from_gguf.experts(header, ROUTING))
+    return n.model(NAME, [layer] * n.num_layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata. ArchitectureError where shares are divided by their sum, which its readers do not do."""
+    to_gguf.refuse_renormalised(spec, where, True)
+    return to_gguf.dense(NAME, spec, where, to_gguf.experts(spec, where))
+
+
+FAMILY = Family(
+    name=NAME,
+    architectures=("OlmoeForCausalLM",),
+    model_types=("olmoe",),
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=family.SAFETENSORS_EXPERTS,
+    gguf_names=family.GGUF_EXPERTS,
+    ignored=family.ROTATIONS,
+)

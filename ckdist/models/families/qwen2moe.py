@@ -1,0 +1,58 @@
+"""Qwen 1.5 and 2 with experts, and one with a gate that every token takes."""
+
+from ckdist.models import from_config, from_gguf, limits, to_gguf
+from ckdist.models.families import family, qwen3moe
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
+from ckdist.program.routing import Routing
+
+NAME = "qwen2moe"
+ROUTING = Routing(used=4, renormalise=False)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n = from_config.sizes(f, from_config.ConfigDefaults(max_position=32768))
+    if f.flag("use_sliding_window"):
+        raise f.error("use_sliding_window", True, "false: windows of this family are not supported")
+    bias = f.flag("qkv_bias", True)
+    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias)
+    dense = DenseFfn(n.intermediate_size, from_config.activation(f))
+    ffn = from_config.experts(
+        f,
+        "num_experts",
+        "moe_intermediate_size",
+        Routing(ROUTING.used, renormalise=f.flag("norm_topk_prob")),
+        shared_size=f.integer("shared_expert_intermediate_size", 5632, high=limits.MAX_FFN),
+        shared_gate=True,
+    )
+    layers = [LayerSpec(attention, ffn if sparse else dense) for sparse in qwen3moe.sparse_layers(f, n.num_layers)]
+    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """From GGUF metadata."""
+    n = from_gguf.sizes(header)
+    layer = LayerSpec(from_gguf.attention(header, n), from_gguf.experts(header, ROUTING, shared=True))
+    return n.model(NAME, [layer] * n.num_layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata. ArchitectureError where shares are divided by their sum, which its readers do not do."""
+    to_gguf.refuse_renormalised(spec, where, True)
+    return to_gguf.dense(NAME, spec, where, to_gguf.experts(spec, where, ["expert_shared_feed_forward_length"]))
+
+
+FAMILY = Family(
+    name=NAME,
+    architectures=("Qwen2MoeForCausalLM",),
+    model_types=("qwen2_moe",),
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=family.SAFETENSORS_EXPERTS,
+    gguf_names=family.GGUF_EXPERTS,
+    ignored=family.ROTATIONS,
+)
