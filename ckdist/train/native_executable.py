@@ -170,8 +170,8 @@ class NativeExecutable:
     def forward_backward(self, batch: PackedBatch, reduce: bool = True) -> float:
         """The sum of losses of this rank's replica; its gradients are added to `gradients`.
 
-        With `reduce` these then become whole: the sums over all replicas. Raises ConfigError for a batch that does not fit,
-        CommError when a rank died or stalled.
+        With `reduce` these then become whole: the sums over all replicas. Raises ConfigError for a batch that does not
+        fit, CommError when a rank died or stalled.
         """
         return self._run(batch, True, reduce)
 

@@ -119,8 +119,8 @@ class Optimizer:
         return StepResult(norm, False)
 
     def _agree(self) -> None:
-        """The ranks of a replica take over what they hold alike from their first: it stays so, bit by bit, whatever CPUs
-        they have, and in whatever order the sums over their replicas were made.
+        """The ranks of a replica take over what they hold alike from their first: it stays so, bit by bit, whatever
+        CPUs they have, and in whatever order the sums over their replicas were made.
         """
         if self._tensor is None or not self._replicated:
             return

@@ -17,7 +17,7 @@ UNSUPPORTED = {"pp": ("pipeline_parallel_size", "stages"), "ep": ("expert_parall
 
 
 def training_mesh(config: TrainConfig, ranks: int, rank: int) -> Mesh:
-    """The mesh that a configuration asks for. ConfigError where the ranks do not make it up, or it is not trained over."""
+    """The mesh that a configuration asks for. ConfigError where ranks do not make it up, or it is not trained over."""
     sizes = {
         "dp": config.data_parallel_size,
         "pp": config.pipeline_parallel_size,

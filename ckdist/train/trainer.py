@@ -265,7 +265,7 @@ class Trainer:
         self.optimizer.steps = self.state.updates
 
     def _read(self, path: Path, prefix: str, into: Arena) -> None:
-        """Every rank's part of the tensors of a checkpoint's file, which rank 0 reads; their names begin with `prefix`."""
+        """Every rank's part of the tensors of a checkpoint's file, which rank 0 reads; names begin with `prefix`."""
         tensors = SavedTensors(path) if self.world.rank == 0 else None
         for name, shape in self.shards.whole_shapes.items():
             whole = np.empty(shape, np.float32) if tensors is None else np.array(tensors(prefix + name, shape))

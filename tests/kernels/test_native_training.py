@@ -216,7 +216,7 @@ def test_changed_parameters_are_seen():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("piece", ["plain", "unequal", "soft_cap", "qwen3"])
 def test_meshes(dp, tp, dtype, piece):
-    """Every rank has its shard of the whole gradients, the same bits as its twins of other replicas; weights that all
+    """Every rank has its shard of the whole gradients, the same bits as its peers of other replicas; weights that all
     ranks hold have the same bits on all. Twice, to the same bits.
     """
     heads = {"heads": 6, "kv_heads": 3, "head_dim": 12, "ffn": 100, "vocab": 77}

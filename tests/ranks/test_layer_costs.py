@@ -397,7 +397,7 @@ def test_the_choice_is_seen(own_cache):
     assert (
         found["sizes"][-1] == 96
         and f"prefill: {reason}\n" in done.stderr
-        and "measured" in reason
+        and "measure" in reason  # on a busy machine: "too noisy here to measure"
         and prompt["layout_choice"]["details"] in done.stderr
     )
     assert prompt["layers_predicted_ns"] > 0 == generated["layers_predicted_ns"]
