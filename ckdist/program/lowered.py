@@ -57,7 +57,9 @@ class LayerAttention:
     first_head: int
     # where the row of a token's rank has each kv-head, counted in heads; where heads are shared, some stand there twice
     key_places: tuple[int, ...] = ()
-    latent: bool = False  # its "kv-heads" are groups of heads that all read one cached vector, whose beginning is the value
+    latent: bool = (
+        False  # its "kv-heads" are groups of heads that all read one cached vector, whose beginning is the value
+    )
 
 
 def layer_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
@@ -73,7 +75,11 @@ def latent_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
     """What an attend_latent means on a rank of `mesh`: its heads, in groups that a thread attends for at once."""
     heads, key = (x.dims[-1] for x in attend.inputs)
     begin, end = heads.share(mesh)
-    groups = [stop - start for start, stop in even_ranges(end - begin, -(-(end - begin) // LATENT_GROUP))] if end > begin else []
+    groups = (
+        [stop - start for start, stop in even_ranges(end - begin, -(-(end - begin) // LATENT_GROUP))]
+        if end > begin
+        else []
+    )
     width = attend.outputs[0].dims[-1].width
     return LayerAttention(tuple(groups), key.elements, width, heads.count, 1, begin, latent=True)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
 from ckdist.errors import ConfigError
-from ckdist.layout import Dim, Layout, Sharding
+from ckdist.layout import Dim, Layout, Sharding, head_dims
 from ckdist.mesh import WHOLE, Mesh
 from ckdist.program.emitter import Emitter
 from ckdist.program.program import Program, Value, Weight

@@ -14,7 +14,20 @@ from ckdist.layout import Dim
 from ckdist.program.lowered import latent_attention
 from ckdist.program.ops.attention import NO_ROPE, ROPE_TABLES
 from ckdist.program.ops.norm import inverse_rms
-from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, same, unsharded, vjp, whole
+from ckdist.program.ops.op import (
+    Arrays,
+    Attrs,
+    Gradients,
+    Inferred,
+    Values,
+    Weights,
+    lower,
+    op,
+    same,
+    unsharded,
+    vjp,
+    whole,
+)
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, vjp, whole
-from ckdist.program.program import Instr, Value, Weight
+from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # which import the ops

@@ -413,7 +413,8 @@ void attend_span_of_type(const AttentionTask& task, const Shape& shape, const Wo
                          int64_t span) {
   const KvType type = task.key_type;
   const bool whole = task.value_width % kLanes == 0;  // else a row of V ends in half a Vec
-  const bool direct = whole && !task.latent && type == task.value_type && (type == KvType::f32 || work.queries <= kDirectQueries);
+  const bool direct =
+      whole && !task.latent && type == task.value_type && (type == KvType::f32 || work.queries <= kDirectQueries);
   if (!direct || type == KvType::f32) return attend_span<KvType::f32>(task, shape, work, part, span, direct);
   if (type == KvType::f16) return attend_span<KvType::f16>(task, shape, work, part, span, direct);
   attend_span<KvType::bf16>(task, shape, work, part, span, direct);

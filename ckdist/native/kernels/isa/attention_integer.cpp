@@ -309,8 +309,8 @@ void score_blocks(const Span& span, int first, int last, const int16_t* q, int h
 // values (R, width) columns [column, column + 16 D) = weights (groups, R, 256) times the V of blocks [first, last). V
 // is of `Code`, with the groups of `Value`.
 template <class Code, class Value, int R, int D>
-__attribute__((noinline)) void accumulate_rows(const Span& span, int first, int last, const int16_t* weights,
-                                               int group, int64_t column, float* values, int64_t width) {
+__attribute__((noinline)) void accumulate_rows(const Span& span, int first, int last, const int16_t* weights, int group,
+                                               int64_t column, float* values, int64_t width) {
   constexpr int kShare =
       sizeof(Value) == 1 && D > 2 ? 2 : D;  // Vecs that share weights: a group of scales is two, or all
   Ints sum[R][D];
@@ -606,7 +606,8 @@ void attend_lanes(const AttentionTask& task, const Shape& shape, const Workspace
                   const SpanPart& part, Done&& done) {
   Span span = codes;
   if (sizeof(Key) == 1) widen(codes.k, codes.first, codes.last, task.key_width, work.keys, span.k);
-  if (sizeof(Value) == 1 && !task.latent) widen(codes.v, codes.first, codes.last, task.value_width, work.values, span.v);
+  if (sizeof(Value) == 1 && !task.latent)
+    widen(codes.v, codes.first, codes.last, task.value_width, work.values, span.v);
   int64_t at = 0;
   if constexpr (kVecs > 1)
     for (; shape.lanes - at >= kMostLanes; at += kMostLanes)

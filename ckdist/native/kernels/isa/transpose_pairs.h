@@ -38,8 +38,8 @@ CKDIST_INLINE void transpose_pairs(const Code* key, int columns, int16_t* out) {
     }
   }
 #elif defined(__AVX2__)
-  for (int i = 0; i < kPairs; i += 4) {       // four pairs of dimensions
-    for (int j = 0; j < kPairs; j += 4) {     // and of positions at a time
+  for (int i = 0; i < kPairs; i += 4) {    // four pairs of dimensions
+    for (int j = 0; j < kPairs; j += 4) {  // and of positions at a time
       __m256i row[4], half[4];
       for (int k = 0; k < 4; ++k) {
         const Ints x = 2 * (i + k) < columns ? load_pairs(key + (i + k) * 2 * kLanes) : zeros();

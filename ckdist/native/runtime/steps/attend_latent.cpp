@@ -1,4 +1,5 @@
-// Latent attention over the cache: the norm and rotation of what is cached of a token, the rotation of queries, the sums.
+// Latent attention over the cache: the norm and rotation of what is cached of a token, the rotation of queries, the
+// sums.
 //
 // All heads read the same cached vectors, so a rank's heads are divided into groups, which stand where `attend` has
 // kv-heads: a thread attends for a group at a time, and the vectors that it reads are in caches that threads share.

@@ -191,8 +191,7 @@ struct AttentionRun : StepRun<Inference, StepFields> {
   void attend_tiles() {
     const int kv_heads = layer().kv_heads;
     int64_t tiles = 0;
-    for (int64_t s = 0; s < r.batch.sequences; s++)
-      tiles += (r.batch.chunks[s].tokens + kQueryTile - 1) / kQueryTile;
+    for (int64_t s = 0; s < r.batch.sequences; s++) tiles += (r.batch.chunks[s].tokens + kQueryTile - 1) / kQueryTile;
     // A head's keys and values stay in a thread's caches from tile to tile of query tokens, from the last, longest
     // context to the first.
     r.for_each_item(thread, index, tiles * kv_heads, [&](int64_t i) {

@@ -12,7 +12,8 @@ struct LinearHeads : StepRun<Inference, ckdist_linear_heads_step> {
   static constexpr bool kReadsAhead = true;
 
   static int64_t row_bytes(const Inference& r, const Fields& step) {
-    return step.weight.count ? ActivationRow::bytes(ActivationFormat(step.format), r.matrix(step.weight.first).cols) : 0;
+    return step.weight.count ? ActivationRow::bytes(ActivationFormat(step.format), r.matrix(step.weight.first).cols)
+                             : 0;
   }
   static int64_t thread_bytes(const Inference& r, const Fields& step) { return kItemRows * row_bytes(r, step); }
 
