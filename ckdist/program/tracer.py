@@ -170,7 +170,7 @@ class Tracer(Emitter):
 
     def rope(self, x: Value, table: str, first: int = 0) -> Value:
         """Rotates every head from its dimension `first` on; `table` is "global" or "local"."""
-        return self._emit("rope", (x,), table=table, **({"first": first} if first else {}))
+        return self._emit("rope", (x,), table=table, first=first) if first else self._emit("rope", (x,), table=table)
 
     def attend(self, q: Value, k: Value, v: Value, *, layer: int, scale: float, soft_cap: float, window: int) -> Value:
         """Causal attention of layer `layer` over its cache, which k and v extend."""

@@ -322,6 +322,13 @@ def head_dim(spec: ModelSpec, weight: str) -> int:
     return spec.layers[int(weight.split(".")[2])].attention.head_dim
 
 
+def num_heads(spec: ModelSpec, weight: str) -> int:
+    """The heads of a layer with latent attention."""
+    mixer = spec.layers[int(weight.split(".")[2])].mixer
+    assert isinstance(mixer, LatentAttention)  # only its forward reads such weights
+    return mixer.num_heads
+
+
 def _notes(spec: ModelSpec, unread: list[str], predicting_layers: Any, where: str) -> tuple[str, ...]:
     count = predicting_layers if type(predicting_layers) is int else 0
     return notes_on_unread(unread, family(spec.family), len(spec.layers), count, where)

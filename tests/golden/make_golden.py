@@ -133,10 +133,11 @@ CONFIGS = {
     },
     # Latent attention: queries of one matrix and of two, YaRN's part in the scale.
     "deepseek_v2": {
-        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "vocab_size": 243, "intermediate_size": 76, "num_hidden_layers": 2,
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "vocab_size": 243, "intermediate_size": 76, "num_hidden_layers": 3,
         "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": None, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
-        "kv_lora_rank": 40, "q_lora_rank": None, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20, "first_k_dense_replace": 2,
-        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 16,
+        "kv_lora_rank": 40, "q_lora_rank": None, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20, "first_k_dense_replace": 1,
+        "n_routed_experts": 5, "num_experts_per_tok": 2, "n_shared_experts": 2, "moe_intermediate_size": 20, "topk_method": "greedy",
+        "routed_scaling_factor": 1.0, "norm_topk_prob": False, "scoring_func": "softmax",
         "rope_scaling": {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "mscale": 0.707, "mscale_all_dim": 0.707,
                          "beta_fast": 32, "beta_slow": 1},
         "tie_word_embeddings": False, "attention_bias": False, "pad_token_id": 0,
@@ -144,7 +145,7 @@ CONFIGS = {
     "deepseek_v3": {
         "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 245, "intermediate_size": 68, "num_hidden_layers": 2,
         "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
-        "kv_lora_rank": 32, "q_lora_rank": 36, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 24, "first_k_dense_replace": 2,
+        "kv_lora_rank": 32, "q_lora_rank": 36, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 24, "first_k_dense_replace": 1,
         "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "n_shared_experts": 1, "moe_intermediate_size": 16,
         "routed_scaling_factor": 2.5, "norm_topk_prob": True, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
         "rope_scaling": {"type": "yarn", "factor": 40.0, "original_max_position_embeddings": 32, "mscale": 1.0, "mscale_all_dim": 1.0,

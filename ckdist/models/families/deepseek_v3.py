@@ -6,14 +6,16 @@ from ckdist.models.families import deepseek_v2
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import ConfigDefaults
 from ckdist.models.spec import ModelSpec
+from ckdist.program.routing import Routing
 
 NAME = "deepseek_v3"
 DEFAULTS = ConfigDefaults(max_position=4096)
+ROUTING = Routing(used=8, scores="sigmoid", scale=2.5, groups=8, top_groups=4)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    return deepseek_v2.model(NAME, f, outer, DEFAULTS, 1536)
+    return deepseek_v2.model(NAME, f, outer, DEFAULTS, ROUTING)
 
 
 FAMILY = replace(

@@ -11,7 +11,7 @@ NAME = "kimi_k2"
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json, of K2.5 its part for text."""
-    return deepseek_v2.model(NAME, f, outer, deepseek_v3.DEFAULTS, 1536)
+    return deepseek_v2.model(NAME, f, outer, deepseek_v3.DEFAULTS, deepseek_v3.ROUTING)
 
 
 FAMILY = replace(

@@ -36,7 +36,7 @@ struct ckdist_matrix_plan {
                              that is transposed */
   int32_t head_rows; /* > 0: row j of the first half of each head of this many rows is stored at 2 j, of the second at 2
                         j + 1 */
-  int64_t rows, cols; /* of a whole matrix, or of the whole part of its heads */
+  int64_t rows, cols;           /* of a whole matrix, or of the whole part of its heads */
   struct ckdist_head_part part; /* not of a stack */
   int64_t col_begin, col_end;
   const int64_t* row_ranges; /* (range_count, 2): begin, end */

@@ -185,8 +185,8 @@ struct ckdist_experts_step {
   int32_t out;
 };
 
-/* out = of each head of x, x_width floats, the first `columns` times the head's matrix of head_rows rows, and the others
-   behind that. */
+/* out = of each head of x, x_width floats, the first `columns` times the head's matrix of head_rows rows, and the
+   others behind that. */
 struct ckdist_linear_heads_step {
   struct ckdist_step step;
   int32_t x, out;

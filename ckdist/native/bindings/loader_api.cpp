@@ -33,8 +33,13 @@ StoredMatrix stored_matrix(const Loader& loader, const ckdist_matrix_plan& plan)
   for (int64_t i = 0; i < plan.count; ++i) places.push_back({&loader.file(plan.files[i]), plan.offsets[i]});
   if (places.empty()) ckdist::fail(ckdist::Status::native, "%s has no matrix", plan.name);
   const ckdist_head_part& part = plan.part;
-  ckdist::Source source{plan.name, std::move(places), static_cast<Type>(plan.source_type), plan.rows, plan.cols,
-                        plan.head_rows, {part.stored, part.first, part.rows, part.columns, part.transposed != 0}};
+  ckdist::Source source{plan.name,
+                        std::move(places),
+                        static_cast<Type>(plan.source_type),
+                        plan.rows,
+                        plan.cols,
+                        plan.head_rows,
+                        {part.stored, part.first, part.rows, part.columns, part.transposed != 0}};
   return StoredMatrix(std::move(source), static_cast<Type>(plan.packed_type), std::move(ranges), plan.col_begin,
                       plan.col_end);
 }

@@ -96,8 +96,8 @@ StoredMatrix::StoredMatrix(Source source, Type packed_type, std::vector<RowRange
     fail(Status::native, "%s is transposed as it is packed, and its columns cannot be divided", name);
   row_bytes_ = bytes_of(source_.type, source_.part.stored ? source_.part.columns : source_.cols);
   segment_begin_ = bytes_of(source_.type, col_begin);
-  segment_bytes_ = transposed ? (col_end * bytes_of(source_.type, 256) + 255) / 256
-                              : bytes_of(source_.type, col_end - col_begin);
+  segment_bytes_ =
+      transposed ? (col_end * bytes_of(source_.type, 256) + 255) / 256 : bytes_of(source_.type, col_end - col_begin);
   pack_ = kernel->pack;
   const int64_t padded = count() > 1 ? tiles_each() * kTileRows : rows_each_;
   shape_ = {packed_type, count() * padded, col_end - col_begin, 0, nullptr};

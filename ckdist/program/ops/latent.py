@@ -125,7 +125,8 @@ def lower_attend_latent(lowering: "Lowering", group: "Group") -> None:
     """One step with the norm, rotations and cache."""
     instr, rope, norm = group.instr, group["k_rope"], group["k_norm"]
     q, k = instr.inputs
-    q = group["q_rope"].inputs[0] if group["q_rope"] else q
+    if (q_rope := group["q_rope"]) is not None:
+        q = q_rope.inputs[0]
     k = norm.inputs[0] if norm else rope.inputs[0] if rope else k
     (out,) = instr.outputs
     place = lowering.buffer("arena", out.dims[-1].local(lowering.mesh))
