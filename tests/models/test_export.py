@@ -221,6 +221,7 @@ EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 
 LATENT = {
     "kv_lora_rank": 48, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": 8,
     "num_experts_per_tok": 2, "n_shared_experts": 2, "moe_intermediate_size": 48, "first_k_dense_replace": 1,
+    "rms_norm_eps": 1e-6,
 }  # fmt: skip
 NEW = {
     "Phi3": {"original_max_position_embeddings": 64, "partial_rotary_factor": 0.75, "rope_scaling": LONGROPE},

@@ -147,6 +147,11 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     assert isinstance(a, LatentAttention)
     if r.scaling.get("mscale_all_dim") and r.magnitude != 1.0:
         raise ArchitectureError(f"{where}: YaRN with mscale and mscale_all_dim that differ has no GGUF form")
+    if a.norm_eps not in (0.0, spec.norm_eps):
+        raise ArchitectureError(
+            f"{where}: rms_norm_eps {spec.norm_eps:g} has no GGUF form: readers would use it where the model has "
+            f"{a.norm_eps:g}"
+        )
     if not r.interleaved:
         raise ArchitectureError(f"{where}: latent attention with rope_interleave false has no GGUF form")
     cached = Attention(a.num_heads, 1, a.rope_dim, a.scale)  # of which `dense` asks for sizes

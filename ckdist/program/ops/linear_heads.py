@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.errors import LayoutError
+from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, vjp, whole
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
@@ -62,7 +63,8 @@ def lower_linear_heads(lowering: "Lowering", group: "Group") -> None:
     else:
         place = lowering.buffer("arena", width)
     lowering.at[out.name] = place
-    keys = [(w.name, (h * rows.width, (h + 1) * rows.width), (0, columns.elements)) for h in range(begin, end)]
+    span = lambda head: (head * rows.width, (head + 1) * rows.width)
+    keys = [MatrixKey(w.name, span(head), (0, columns.elements)) for head in range(begin, end)]
     lowering.emit(
         "linear_heads",
         x=lowering.place_of(x),
