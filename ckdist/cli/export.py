@@ -18,7 +18,7 @@ from ckdist.models.registry import family
 from ckdist.progress import ProgressBar
 from ckdist.tokens.to_gguf import tokenizer_metadata
 from ckdist.weights import dtypes
-from ckdist.weights.checkpoint import TensorSource, head_dim, open_checkpoint
+from ckdist.weights.checkpoint import TensorSource, head_dim, num_heads, open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
 
@@ -92,6 +92,9 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
     for written, parts in names.stored(weights).items():
         sources = [checkpoint.tensors[part] for part in parts]
         shape = (sum(one.shape[0] for one in sources), *sources[0].shape[1:])
+        if names.is_by_head(parts[0]):
+            heads = num_heads(spec, parts[0])
+            shape = (heads, shape[0] // heads, shape[1])
         kind = type_of(parts[0], shape, TYPES[type_name])
         head_rows = head_dim(spec, parts[0]) if names.is_interleaved(parts[0]) else 0
         tensors.append(

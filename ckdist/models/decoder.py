@@ -10,8 +10,9 @@ from ckdist.mesh import Mesh
 from ckdist.models.blocks.attention import Rows, attention, every
 from ckdist.models.blocks.ffn import dense_ffn
 from ckdist.models.blocks.gated_delta_net import gated_delta_net
+from ckdist.models.blocks.latent_attention import latent_attention
 from ckdist.models.blocks.moe import moe_ffn
-from ckdist.models.spec import GatedDeltaNet, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import GatedDeltaNet, LatentAttention, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer, TrainingTracer, trace
 
@@ -34,6 +35,8 @@ def block(g: Tracer, x: Value, spec: LayerSpec, layer: int, eps: float, rows: Ro
     normed, mixer = norm(x, norms.before_mixer), spec.mixer
     if isinstance(mixer, GatedDeltaNet):
         mixed = gated_delta_net(g, normed, mixer, f"{path}.linear_attn", layer, eps, rows)
+    elif isinstance(mixer, LatentAttention):
+        mixed = latent_attention(g, normed, mixer, f"{path}.self_attn", layer, eps, rows)
     else:
         mixed = attention(g, normed, mixer, f"{path}.self_attn", layer, eps, rows)
     x = add(rows(x), mixed, norms.after_mixer)

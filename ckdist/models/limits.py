@@ -1,7 +1,7 @@
 """How large the numbers of a model may be, and the checks that every ModelSpec passes."""
 
 from ckdist.errors import ModelFileError
-from ckdist.models.spec import GatedDeltaNet, ModelSpec, MoeFfn
+from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20  # hidden size and heads * head_dim
@@ -10,6 +10,7 @@ MAX_HEADS = 1 << 14
 MAX_EXPERTS = 1 << 12
 MAX_HEAD_DIM = 1 << 10
 MAX_CONV = 16  # tokens that a short convolution sees
+MAX_LATENT = 1 << 11  # elements of a latent vector; with what is rotated a key has at most 4096
 MAX_VOCAB = 1 << 24
 MAX_POSITION = 1 << 30
 
@@ -20,7 +21,11 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
         if isinstance(a, GatedDeltaNet):
             _check_linear(a, where)
             continue
-        if a.num_heads % a.num_kv_heads:
+        if isinstance(a, LatentAttention):
+            for name, width in (("kv_lora_rank", a.kv_lora_rank), ("qk_rope_head_dim", a.rope_dim)):
+                if width % 8:
+                    raise ModelFileError(f"{where}: {name} is {width}; it must be a multiple of 8 to be cached")
+        elif a.num_heads % a.num_kv_heads:
             raise ModelFileError(
                 f"{where}: {a.num_heads} attention heads cannot share {a.num_kv_heads} kv-heads evenly"
             )

@@ -112,6 +112,41 @@ class GatedDeltaNet:
 
 
 @dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434, section 2.1).
+
+    Of a token a latent vector is cached, of which each head makes its keys and values, and a rotated key that all heads
+    share. `q_lora_rank`: of queries, 0: one matrix makes them. `scale` is on q.k, with YaRN's part. `norm_eps`: of the
+    norms of both low ranks, 0: the model's.
+    """
+
+    num_heads: int
+    kv_lora_rank: int
+    nope_dim: int  # of a head's query and key, not rotated
+    rope_dim: int  # of a head's query and the shared key, rotated
+    v_dim: int
+    scale: float
+    q_lora_rank: int = 0
+    rope: str | None = "global"
+    norm_eps: float = 0.0
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head's query."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def key_width(self) -> int:
+        """Elements that are cached of a token."""
+        return self.kv_lora_rank + self.rope_dim
+
+    def cache(self, sharding: Sharding) -> CacheSpec:
+        """What a layer caches: the latent vector and the shared key of every token, on every rank that has a head."""
+        _, keys = sharding.heads(self.num_heads, 1, self.key_width)
+        return CacheSpec(paged=(CacheArray("latent", keys, self.kv_lora_rank),))
+
+
+@dataclass(frozen=True)
 class DenseFfn:
     """Gated feed-forward: down(activation(gate x) * up x)."""
 
@@ -154,7 +189,7 @@ class Norms:
 class LayerSpec:
     """One layer: x + r mixer(norm(x)), then x + r ffn(norm(x)), with r = `residual_scale`."""
 
-    mixer: Attention | GatedDeltaNet
+    mixer: Attention | LatentAttention | GatedDeltaNet
     ffn: DenseFfn | MoeFfn
     norms: Norms = Norms()
     residual_scale: float = 1.0

@@ -35,6 +35,7 @@ EXCHANGE = 16e9, 8e9  # bytes per second of one thread from another core's cache
 MOST_EXCHANGE = 50e9  # of one rank
 BARRIER = 2e-6  # seconds
 WIRE, WIRE_SECONDS = 1e9, 30e-6  # between hosts: bytes per second, and seconds of one message
+MIXERS = "attend", "attend_latent", "delta_rule"
 LOCAL = 10  # NUMA distance of a node to itself
 
 
@@ -129,13 +130,16 @@ class LayerModel:
         """Of one instruction."""
         threads = self.own.threads
         match instr.op:
-            case "linear" | "experts":
+            case "linear" | "linear_heads" | "experts":
                 return self._product(instr, tokens)
             case "attend":
                 heads = instr.inputs[0].dims[1].local(self.mesh)
                 return (
                     2.0 * tokens * tokens * heads / (threads * self.operations[0])
                 )  # half of the square, two products
+            case "attend_latent":
+                widths = instr.inputs[0].dims[1].local(self.mesh) + instr.outputs[0].dims[1].local(self.mesh)
+                return 1.0 * tokens * tokens * widths / (threads * self.operations[0])
             case "delta_rule":  # of each state four operations of two
                 keys, values = instr.inputs[0].dims[1].width, instr.inputs[2].dims[1].local(self.mesh)
                 return 8.0 * tokens * keys * values / (threads * self.operations[0])
@@ -210,7 +214,7 @@ def layers_of(program: Program) -> list[tuple[tuple[Instr, ...], int]]:
     """The instructions from behind a layer's attention or linear attention to the next, which are one layer's, and how
     many layers are like that, in the order in which they come first; all of a model with a single layer.
     """
-    attends = [i for i, instr in enumerate(program.instrs) if instr.op in ("attend", "delta_rule")]
+    attends = [i for i, instr in enumerate(program.instrs) if instr.op in MIXERS]
     if len(attends) < 2:
         return [(program.instrs, 1)]
     alike: dict[tuple[object, ...], tuple[tuple[Instr, ...], int]] = {}

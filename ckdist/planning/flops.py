@@ -65,7 +65,7 @@ def flops_of(lowered: Lowered, matrices: Sequence[Matrix]) -> FlopCounts:
     """The work of this rank's products; `matrices[i]` is the loaded handle of `lowered.matrices[i]`."""
     work = FlopCounts()
     for step in lowered.steps:
-        if step.kind not in ("linear", "experts"):
+        if step.kind not in ("linear", "experts", "linear_heads"):
             continue
         kind = work.per_token if step.rows == "tokens" else work.per_output
         for index in step.operands(MatrixIndex):

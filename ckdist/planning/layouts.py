@@ -12,7 +12,7 @@ from ckdist.config import EngineConfig
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, Layout, with_whole_experts
 from ckdist.mesh import HOST, LOCAL, WHOLE, Mesh
-from ckdist.models.spec import Attention, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, LatentAttention, ModelSpec, MoeFfn
 from ckdist.planning.expert_placement import prefers_whole_experts
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def _layouts(config: EngineConfig, world: "World", spec: ModelSpec | None) -> tu
             and any(isinstance(layer.mixer, Attention) and layer.mixer.qk_norm == "row" for layer in spec.layers)
         ):
             apart = f"{spec.family} norms all heads of a token together, whose sums go over hosts"
+        elif not apart and spec is not None and any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
+            apart = f"{spec.family} has latent attention, of which every host caches all tokens"
     elif config.transport != "auto":
         apart = f"--transport {config.transport} is used instead of it"
     if apart and config.prefill == "token":

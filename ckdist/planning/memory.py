@@ -36,12 +36,15 @@ def cache_bytes_per_block(spec: ModelSpec, layout: Layout, mesh: Mesh, types: Ma
     """Bytes that one block of BLOCK_TOKENS positions takes on this rank, over all layers."""
     sharding, total = Sharding(layout, mesh), 0
     for layer in spec.layers:
-        paged = layer.mixer.cache(sharding).paged
-        if not paged:
+        if not (paged := layer.mixer.cache(sharding).paged):
             continue
-        keys, values = paged
+        keys, *values = paged
         begin, end = keys.dim.share(mesh)
-        total += (end - begin) * block_bytes(types[keys.name], types[values.name], keys.dim.width, values.dim.width)
+        if keys.values:
+            each = block_bytes(types["k"], types["k"], keys.dim.width, keys.values, latent=True)
+        else:
+            each = block_bytes(types["k"], types["v"], keys.dim.width, values[0].dim.width)
+        total += (end - begin) * each
     return total
 
 

@@ -7,10 +7,15 @@ from ckdist.layout import Dim
 
 @dataclass(frozen=True)
 class CacheArray:
-    """One array of a cache: the items of `dim`, of `dim.width` elements each, sharded as `dim` is."""
+    """One array of a cache: the items of `dim`, of `dim.width` elements each, sharded as `dim` is.
 
-    name: str  # k, v
+    `values`: so many of an item's first elements are the values of the keys that the items are; 0: values are another
+    array.
+    """
+
+    name: str  # k, v, latent
     dim: Dim
+    values: int = 0
 
 
 @dataclass(frozen=True)

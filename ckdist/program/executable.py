@@ -64,9 +64,12 @@ class StepStats:
     moved: int
 
 
-def block_bytes(key_type: str, value_type: str, key_width: int, value_width: int) -> int:
-    """Bytes of a block of BLOCK_TOKENS positions for one kv-head of one layer."""
-    shape = native.ffi.new("struct ckdist_cache_shape *", [*_types(key_type, value_type), key_width, value_width])
+def block_bytes(key_type: str, value_type: str, key_width: int, value_width: int, latent: bool = False) -> int:
+    """Bytes of a block of BLOCK_TOKENS positions for one kv-head of one layer; `latent`: keys alone, whose beginnings
+    are the values.
+    """
+    widths = [key_width, value_width, latent]
+    shape = native.ffi.new("struct ckdist_cache_shape *", [*_types(key_type, value_type), *widths])
     return native.check(native.lib.ckdist_attention_block_bytes(native.ffi.NULL, shape))
 
 
@@ -201,8 +204,9 @@ class Executable:
         """The fields of a `struct ckdist_layer_attention`; none of a layer without attention."""
         if a is None:
             return {}
+        keys, values = self.config.key_type, self.config.value_type
         return {
-            "cache": [*_types(self.config.key_type, self.config.value_type), a.key_width, a.value_width],
+            "cache": [*_types(keys, keys if a.latent else values), a.key_width, a.value_width, a.latent],
             "kv_heads": len(a.heads_per_kv),
             "heads_per_kv": self._array(a.heads_per_kv, "int32_t"),
             "total_heads": a.total_heads,

@@ -114,14 +114,16 @@ def gathered_rows(graph: Graph, gather: Instr) -> dict[str, Instr]:
 
 
 def rotated_attention(graph: Graph, attend: Instr) -> dict[str, Instr]:
-    """The rotation of an attention's queries and keys, and their norms per head; either may be absent."""
+    """The rotation of an attention's queries and keys, and their norms (of latent keys, of a part); either may be
+    absent.
+    """
     parts = {}
     for name, operand in zip(("q", "k"), attend.inputs, strict=False):
         value = operand
         if rope := graph.maker(value, "rope"):
             parts[f"{name}_rope"] = rope
             value = rope.inputs[0]
-        if norm := graph.maker(value, "rms_norm"):
+        if norm := graph.maker(value, "rms_norm", "norm_latent"):
             parts[f"{name}_norm"] = norm
     return parts
 
@@ -155,6 +157,7 @@ PATTERNS: dict[str, Callable[[Graph, Instr], dict[str, Instr]]] = {
     "all_gather": gathered_rows,
     "attend": rotated_attention,
     "delta_rule": delta_rule_with_its_parts,
+    "attend_latent": rotated_attention,
 }
 
 

@@ -162,7 +162,9 @@ class Lowering:
             self.exchange_floats = max(self.exchange_floats, self.max_tokens * widths[0])
         elif first.partial:
             results = [self.slot(widths[0], rows, selected=selected)]
-        elif (last := readers[-1]) is not None and last.op == "all_to_all":  # side by side in one row
+        elif (last := readers[-1]) is not None and last.op == "all_to_all" and self._is_shared(last):
+            return self._results_of_an_exchange(values, last, rows)
+        elif last is not None and last.op == "all_to_all":  # side by side in one row
             stay = [reader is not None and reader.op == "gated" for reader in readers]  # with the rank of the token
             widths = [sum(end - begin for begin, end in self.pieces(v.dims[-1])) for v in values]
             behind = readers[0].outputs[0].dims[-1].count if readers[0] and readers[0].op == "sum_squares" else 0
@@ -175,6 +177,27 @@ class Lowering:
         else:
             return [self.buffer("arena", width, rows=rows, selected=selected) for width in widths]
         self.next_slot()
+        return results
+
+    def _is_shared(self, exchange: Instr) -> bool:
+        """Whether several linears make what is exchanged."""
+        makers = [self.graph.maker(v, "linear") for v in exchange.inputs]
+        return None not in makers and any(maker is not makers[0] for maker in makers)
+
+    def _results_of_an_exchange(self, values: Sequence[Value], exchange: Instr, rows: int) -> list[ValueIndex]:
+        """The buffers of what one of several steps writes for an exchange, whose values stand side by side in one row,
+        and of what stays here. The last of these steps ends the row.
+        """
+        widths = [sum(end - begin for begin, end in self.pieces(v.dims[-1])) for v in exchange.inputs]
+        leads = {v.name: sum(widths[:i]) for i, v in enumerate(exchange.inputs)}
+        results = [
+            self.slot(sum(widths), rows, lead=leads[v.name])
+            if v.name in leads
+            else self.buffer("arena", v.dims[-1].local(self.mesh), rows=rows)
+            for v in values
+        ]
+        if exchange.inputs[0] in values:  # which is made last
+            self.next_slot()
         return results
 
     # Weights

@@ -4,13 +4,14 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from ckdist.layout import Range
+from ckdist.layout import Range, even_ranges
 from ckdist.mesh import Mesh
 from ckdist.program.program import Instr
 from ckdist.program.step import MatrixIndex, Step, VectorIndex
 
 RANK_UNIT = 16  # low ranks are computed in whole tiles, and the next matrix reads them at the beginning of a cache line
 SLOTS = 2  # partial values alternate between this many exchange buffers
+LATENT_GROUP = 8  # heads that read a latent vector together
 
 
 class MatrixKey(NamedTuple):
@@ -56,6 +57,9 @@ class LayerAttention:
     first_head: int
     # where the row of a token's rank has each kv-head, counted in heads; where heads are shared, some stand there twice
     key_places: tuple[int, ...] = ()
+    latent: bool = (
+        False  # its "kv-heads" are groups of heads that all read one cached vector, whose beginning is the value
+    )
 
 
 def layer_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
@@ -65,6 +69,19 @@ def layer_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
     begin, end = heads.share(mesh)
     each = (min(end, (kv + 1) * group) - max(begin, kv * group) for kv in range(*keys.share(mesh)))
     return LayerAttention(tuple(each), keys.width, values.width, heads.count, keys.count, begin)
+
+
+def latent_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
+    """What an attend_latent means on a rank of `mesh`: its heads, in groups that a thread attends for at once."""
+    heads, key = (x.dims[-1] for x in attend.inputs)
+    begin, end = heads.share(mesh)
+    groups = (
+        [stop - start for start, stop in even_ranges(end - begin, -(-(end - begin) // LATENT_GROUP))]
+        if end > begin
+        else []
+    )
+    width = attend.outputs[0].dims[-1].width
+    return LayerAttention(tuple(groups), key.elements, width, heads.count, 1, begin, latent=True)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
 from ckdist.errors import ConfigError
-from ckdist.layout import Dim, Layout, Sharding
+from ckdist.layout import Dim, Layout, Sharding, head_dims
 from ckdist.mesh import WHOLE, Mesh
 from ckdist.program.emitter import Emitter
 from ckdist.program.program import Program, Value, Weight
@@ -150,9 +150,27 @@ class Tracer(Emitter):
         axis = self.sharding.tokens.axis
         return self._emit("all_to_all", (o,), names=["o"], axis=axis, to=(heads,)) if axis else o
 
-    def rope(self, x: Value, table: str) -> Value:
-        """Rotates every head; `table` is "global" or "local"."""
-        return self._emit("rope", (x,), table=table)
+    def to_heads_latent(self, q: Value, kv: Value) -> tuple[Value, Value]:
+        """As `to_heads`, for queries and what all heads share."""
+        axis = self.sharding.tokens.axis
+        if not axis:
+            return q, kv
+        heads, latent = (x.dims[-1] for x in (q, kv))
+        heads, _ = head_dims(heads.count, 1, heads.width, WHOLE if heads.axis else axis, self.mesh)
+        q, kv = self.emit("all_to_all", (q, kv), names=["q", "kv"], axis=axis, to=(heads, latent))
+        return q, kv
+
+    def linear_heads(self, x: Value, weight: Weight) -> Value:
+        """Of each head its first elements times the head's matrix; the others stay behind the result."""
+        return self._emit("linear_heads", (x,), (weight,), names=["heads"])
+
+    def norm_latent(self, x: Value, w: Weight, eps: float) -> Value:
+        """Norms the first elements, as many as `w` has."""
+        return self._emit("norm_latent", (x,), (w,), names=["latent"], eps=eps)
+
+    def rope(self, x: Value, table: str, first: int = 0) -> Value:
+        """Rotates every head from its dimension `first` on; `table` is "global" or "local"."""
+        return self._emit("rope", (x,), table=table, first=first) if first else self._emit("rope", (x,), table=table)
 
     def attend(self, q: Value, k: Value, v: Value, *, layer: int, scale: float, soft_cap: float, window: int) -> Value:
         """Causal attention of layer `layer` over its cache, which k and v extend."""
@@ -181,6 +199,10 @@ class Tracer(Emitter):
     def gated_norm(self, x: Value, gate: Value, w: Weight, eps: float) -> Value:
         """rms_norm of every head times SiLU of its gate."""
         return self._emit("gated_norm", (x, gate), (w,), names=["o"], eps=eps)
+
+    def attend_latent(self, q: Value, k: Value, *, layer: int, scale: float, value_width: int) -> Value:
+        """Causal attention of layer `layer` over its cache, which k extends; k's first elements are the values."""
+        return self._emit("attend_latent", (q, k), names=["o"], layer=layer, scale=scale, value_width=value_width)
 
     def gated(self, gate: Value, up: Value, function: str) -> Value:
         """function(gate) * up."""
@@ -271,6 +293,15 @@ class TrainingTracer(Tracer):
     def short_conv(self, *_: Any, **__: Any) -> tuple[Value, Value, Value]:
         """ConfigError: there are no gradients of linear attention."""
         raise ConfigError(NOT_TRAINED)
+
+    def to_heads_latent(self, q: Value, kv: Value) -> tuple[Value, Value]:
+        """Nothing, as `to_heads`."""
+        return q, kv
+
+    def attend_latent(self, q: Value, k: Value, *, layer: int, scale: float, value_width: int) -> Value:
+        """Causal attention within each of the batch's sequences; keys and values are those of one kv-head."""
+        v = self._emit("latent_values", (k,), names=["values"], width=value_width)
+        return self.attend(q, k, v, layer=layer, scale=scale, soft_cap=0.0, window=0)
 
     def cross_entropy(self, x: Value, targets: Value, head: Weight, soft_cap: float) -> Value:
         """The sum of the losses of soft_cap(x @ head.T) over the tokens with a target.

@@ -16,7 +16,7 @@ from ckdist.errors import ConfigError, ModelFileError
 from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.registry import family, spec_from_config, spec_from_gguf
-from ckdist.models.spec import ModelSpec
+from ckdist.models.spec import LatentAttention, ModelSpec
 from ckdist.overrides import FLAG
 from ckdist.weights import dtypes
 from ckdist.weights.gguf import MAGIC, GgufModel, read_gguf
@@ -26,6 +26,20 @@ from ckdist.weights.unread import notes_on_unread
 
 MAX_VECTOR = 1 << 10  # elements of a tensor that the spec holds
 SAFETENSORS_TYPES = {"F32": dtypes.F32, "F16": dtypes.F16, "BF16": dtypes.BF16}
+
+
+@dataclass(frozen=True)
+class HeadPart:
+    """Of each head's `stored` rows those from `first` on, `rows` of them; `transposed`: these are the weight's columns.
+
+    The tensor has rows of `columns`. Transposed, head h's row c has elements [h * stored + first + j][c].
+    """
+
+    stored: int
+    first: int
+    rows: int
+    columns: int
+    transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,11 +54,20 @@ class TensorSource:
     head_rows: int = 0  # > 0: the halves of each head of this many rows are stored interleaved
     plus_one: bool = False  # the weight is one more than what is stored
     matrices: tuple[tuple[pathlib.Path, int], ...] = ()  # of a stack: the file and the offset of each matrix
+    part: HeadPart | None = None  # of a tensor whose heads' rows belong to several weights
 
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
-        return dtypes.BY_NUMBER[self.type].row_bytes(int(np.prod(self.shape, dtype=np.int64)))
+        return dtypes.BY_NUMBER[self.type].row_bytes(int(np.prod(self.stored_shape, dtype=np.int64)))
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Of what lies at the offset: the whole tensor, where the weight is a part of its heads."""
+        if self.part is None:
+            return self.shape
+        heads = int(np.prod(self.shape, dtype=np.int64)) // (self.part.rows * self.part.columns)
+        return heads * self.part.stored, self.part.columns
 
     @property
     def places(self) -> tuple[tuple[pathlib.Path, int], ...]:
@@ -89,7 +112,7 @@ class Checkpoint:
     @property
     def size_bytes(self) -> int:
         """Bytes of all weights in the files, each counted once."""
-        return sum({source.name: source.nbytes for source in self.tensors.values()}.values())
+        return sum({(source.file, source.offset): source.nbytes for source in self.tensors.values()}.values())
 
 
 def open_checkpoint(path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> Checkpoint:
@@ -202,6 +225,12 @@ def _sources(
         if not weights or any(weight not in shapes for weight in weights):
             unread.append(tensor.name)
             continue
+        if names.is_kv_b(tensor.name):
+            for part in _head_parts(spec, tensor, weights):
+                if part.name in found:
+                    raise ModelFileError(f"{tensor.file}: {tensor.name!r} and another tensor are both {part.name!r}")
+                found[part.name] = part
+            continue
         if tensor.type < 0:
             known = ", ".join(SAFETENSORS_TYPES)
             raise ModelFileError(
@@ -267,9 +296,37 @@ def _stacked(weight: str, matrices: Mapping[int, TensorSource], shape: tuple[int
     return TensorSource(weight, first.type, (shape[0], *first.shape), *places[0], matrices=places)
 
 
+def _head_parts(spec: ModelSpec, tensor: StoredWeights, weights: tuple[str, ...]) -> list[TensorSource]:
+    """What makes keys and values of a latent vector, of a tensor that has both of each head."""
+    mixer = spec.layers[int(weights[0].split(".")[2])].mixer
+    assert isinstance(mixer, LatentAttention)  # only its forward reads such weights
+    keys, values, rank, heads = mixer.nope_dim, mixer.v_dim, mixer.kv_lora_rank, mixer.num_heads
+    if tensor.shape != (heads * (keys + values), rank):
+        raise ModelFileError(
+            f"{tensor.file}: tensor {tensor.name!r} has shape {tensor.shape}, "
+            f"but the model needs {(heads * (keys + values), rank)}"
+        )
+    if tensor.type < 0:
+        raise ModelFileError(
+            f"{tensor.file}: tensor {tensor.name!r} has dtype {tensor.dtype}; "
+            f"the known ones are {', '.join(SAFETENSORS_TYPES)}"
+        )
+    k_part = HeadPart(keys + values, 0, keys, rank, transposed=True)
+    v_part = HeadPart(keys + values, keys, values, rank)
+    source = lambda name, shape, part: TensorSource(name, tensor.type, shape, tensor.file, tensor.offset, part=part)
+    return [source(weights[0], (heads * rank, keys), k_part), source(weights[1], (heads * values, rank), v_part)]
+
+
 def head_dim(spec: ModelSpec, weight: str) -> int:
     """The rows of a head of a layer's queries and keys."""
     return spec.layers[int(weight.split(".")[2])].attention.head_dim
+
+
+def num_heads(spec: ModelSpec, weight: str) -> int:
+    """The heads of a layer with latent attention."""
+    mixer = spec.layers[int(weight.split(".")[2])].mixer
+    assert isinstance(mixer, LatentAttention)  # only its forward reads such weights
+    return mixer.num_heads
 
 
 def _notes(spec: ModelSpec, unread: list[str], predicting_layers: Any, where: str) -> tuple[str, ...]:
@@ -299,6 +356,8 @@ def _required(spec: ModelSpec, found: Mapping[str, TensorSource], where: str) ->
             raise ModelFileError(
                 f"{where}: tensor {name!r} of shape {shape} is missing; {len(found)} tensors of the model are there"
             )
+        if len(shape) == 2 and len(source.shape) == 3:  # a matrix for each head, whose rows follow one another
+            source = replace(source, shape=(source.shape[0] * source.shape[1], source.shape[2]), matrices=())
         if source.shape != shape:
             raise ModelFileError(
                 f"{source.file}: tensor {name!r} has shape {source.shape}, but the model needs {shape}"

@@ -35,7 +35,10 @@ def read_tensor(source: TensorSource) -> np.ndarray:
     """
     each = source.nbytes // len(source.places)
     data = np.concatenate([_stored_bytes(source.name, path, offset, each) for path, offset in source.places])
-    values = dequantize(data, source.type, source.shape[-1]).reshape(source.shape)
+    values = dequantize(data, source.type, source.stored_shape[-1]).reshape(source.stored_shape)
+    if part := source.part:
+        heads = values.reshape(-1, part.stored, part.columns)[:, part.first : part.first + part.rows]
+        values = (heads.swapaxes(1, 2) if part.transposed else heads).reshape(source.shape)
     if source.row_order is not None:
         values = values[source.row_order]
     return values + np.float32(1) if source.plus_one else values

@@ -7,6 +7,7 @@ itself. It does not decide who holds what.
 """
 
 import contextlib
+import dataclasses
 import logging
 import threading
 import time
@@ -64,6 +65,8 @@ class ShardLoader:
         source = self.checkpoint.tensors[name]
         wanted = None if self.quantize is None else QUANTIZATIONS[self.quantize]
         if dtypes.BY_NUMBER[source.type] not in dtypes.FLOATS:
+            if source.part is not None and source.part.transposed:  # its blocks run along the other dimension
+                return (dtypes.F32 if source.shape[1] % dtypes.Q8_0.block_elements else dtypes.Q8_0).number
             return source.type
         if is_router(name):
             return dtypes.F32.number
@@ -95,7 +98,8 @@ class ShardLoader:
         if key in self._matrices:
             return self._matrices[key]
         packed = dtypes.BY_NUMBER[self.type_of(name)]
-        block = max(packed.block_elements, dtypes.BY_NUMBER[source.type].block_elements)
+        transposed = source.part is not None and source.part.transposed
+        block = max(packed.block_elements, 1 if transposed else dtypes.BY_NUMBER[source.type].block_elements)
         if begin % block or end % block:
             blocks = f"{packed.name}, which has blocks of {block}"
             raise LayoutError(
@@ -122,6 +126,7 @@ class ShardLoader:
             "name": name_bytes, "count": len(places),
             "files": pointer(files, "int32_t *"), "offsets": pointer(offsets, "int64_t *"),
             "source_type": source.type, "packed_type": self.type_of(name), "head_rows": source.head_rows,
+            "part": dataclasses.asdict(source.part) if source.part else {},
             "rows": rows, "cols": cols, "col_begin": begin, "col_end": end,
             "row_ranges": pointer(range_array, "int64_t *"), "range_count": len(ranges),
             "cold": name == EMBEDDING and self._untied,

@@ -29,8 +29,21 @@ TOKENS, GREEDY_PROMPT, GREEDY_TOKENS = 64, 8, 200
 SEEDS = 24  # seeds tried per family; the one with the most varied text and a safe margin stays
 SMALLEST_MARGIN = 5e-4
 
-COMMON = {"hidden_size": 64, "head_dim": 16, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float32"}
-LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 48}
+COMMON = {
+    "hidden_size": 64,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "float32",
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 48,
+}
 
 # config.json as the hubs have it: rope_theta and rope_scaling at the top level. qwen3 has `rope_parameters`, as
 # transformers 5 writes.
@@ -159,6 +172,27 @@ CONFIGS = {
         "num_experts_per_tok": 3, "scoring_func": "sigmoid", "hidden_act": "silu", "tie_word_embeddings": False,
         "pad_token_id": 0,
     },
+    # Latent attention: queries of one matrix and of two, YaRN's part in the scale.
+    "deepseek_v2": {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "vocab_size": 243, "intermediate_size": 76, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": None, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+        "kv_lora_rank": 40, "q_lora_rank": None, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20, "first_k_dense_replace": 1,
+        "n_routed_experts": 5, "num_experts_per_tok": 2, "n_shared_experts": 2, "moe_intermediate_size": 20, "topk_method": "greedy",
+        "routed_scaling_factor": 1.0, "norm_topk_prob": False, "scoring_func": "softmax",
+        "rope_scaling": {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "mscale": 0.707, "mscale_all_dim": 0.707,
+                         "beta_fast": 32, "beta_slow": 1},
+        "tie_word_embeddings": False, "attention_bias": False, "pad_token_id": 0,
+    },
+    "deepseek_v3": {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 245, "intermediate_size": 68, "num_hidden_layers": 2,
+        "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+        "kv_lora_rank": 32, "q_lora_rank": 36, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 24, "first_k_dense_replace": 1,
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "n_shared_experts": 1, "moe_intermediate_size": 16,
+        "routed_scaling_factor": 2.5, "norm_topk_prob": True, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+        "rope_scaling": {"type": "yarn", "factor": 40.0, "original_max_position_embeddings": 32, "mscale": 1.0, "mscale_all_dim": 1.0,
+                         "beta_fast": 32, "beta_slow": 1},
+        "tie_word_embeddings": False, "attention_bias": False, "pad_token_id": 0, "num_nextn_predict_layers": 0,
+    },
 }  # fmt: skip
 
 
@@ -194,7 +228,7 @@ POST_NORMS = ("post_attention_layernorm.weight", "post_feedforward_layernorm.wei
 def write_family(family: str) -> None:
     folder = OUT / family
     folder.mkdir(exist_ok=True)
-    config = {**COMMON, **CONFIGS[family]}
+    config = {name: value for name, value in {**COMMON, **CONFIGS[family]}.items() if name != "head_dim" or value}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     best = None
     for seed in range(SEEDS):
@@ -254,7 +288,11 @@ def greedy_text(model, prompt: torch.Tensor) -> tuple[torch.Tensor, float]:
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     sequence = model.generate(
-        prompt[None], attention_mask=torch.ones_like(prompt[None]), max_new_tokens=GREEDY_TOKENS, do_sample=False, use_cache=True
+        prompt[None],
+        attention_mask=torch.ones_like(prompt[None]),
+        max_new_tokens=GREEDY_TOKENS,
+        do_sample=False,
+        use_cache=True,
     )[0]
     logits = model(sequence[None, :-1], use_cache=False).logits[0, len(prompt) - 1 :]  # (GREEDY_TOKENS, vocab)
     greedy = sequence[len(prompt) :]
@@ -266,7 +304,9 @@ def greedy_text(model, prompt: torch.Tensor) -> tuple[torch.Tensor, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("families", nargs="*", default=list(CONFIGS), help=f"which of {', '.join(CONFIGS)}; all by default")
+    parser.add_argument(
+        "families", nargs="*", default=list(CONFIGS), help=f"which of {', '.join(CONFIGS)}; all by default"
+    )
     torch.set_num_threads(1)
     for family in parser.parse_args().families:
         write_family(family)

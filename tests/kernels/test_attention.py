@@ -37,12 +37,11 @@ def floats(array):
 class Cache:
     """One kv-head's blocks in a shuffled order, holes filled with NaN patterns; k, v: (positions, head_dim) float32."""
 
-    def __init__(self, isa, kv_type, k, v, seed=0):
+    def __init__(self, isa, kv_type, k, v, seed=0, latent=False):
         key_type, _, value_type = kv_type.partition("/")
         self.isa = isa
-        self.shape = native.ffi.new(
-            "struct ckdist_cache_shape *", [TYPES[key_type], TYPES[value_type or key_type], k.shape[1], v.shape[1]]
-        )
+        types = [TYPES[key_type], TYPES[value_type or key_type]]
+        self.shape = native.ffi.new("struct ckdist_cache_shape *", [*types, k.shape[1], v.shape[1], latent])
         self.stride = native.check(native.lib.ckdist_attention_block_bytes(isa, self.shape))
         used = -(-len(k) // 16)
         self.table = np.random.default_rng(seed).permutation(used + 3).astype(np.int32)[:used].copy()
@@ -287,3 +286,57 @@ def test_wrong_shapes_are_refused(isa):
         block_bytes(isa, 1, 1, 64, 12)
     with pytest.raises(errors.ConfigError, match="KV type 2"):
         block_bytes(isa, 1, 2, 64, 64)
+
+
+LATENT = [(40, 8), (32, 16), (96, 32), (512, 64)]  # elements of the latent vector, and behind it
+
+
+def latent_case(latent, rotated, positions, tokens, heads):
+    """Keys whose rotated part is much larger than the latent one, as trained models have it."""
+    rng = np.random.default_rng(2)
+    k = rng.normal(size=(positions, latent + rotated)).astype(F32)
+    q = rng.normal(size=(tokens, heads, latent + rotated)).astype(F32)
+    k[:, latent:] *= 20
+    q[:, :, latent:] /= 8
+    return k, q
+
+
+@pytest.mark.parametrize("latent, rotated", LATENT)
+@pytest.mark.parametrize("tokens, heads, positions", [(1, 1, 1), (1, 3, 200), (1, 8, 67), (16, 4, 150), (35, 2, 530)])
+def test_values_that_are_the_beginning_of_keys(isa, kv_type, latent, rotated, tokens, heads, positions):
+    k, q = latent_case(latent, rotated, positions, tokens, heads)
+    settings = Settings(scale=(latent + rotated) ** -0.5)
+    out = attend(Cache(isa, kv_type, k, k[:, :latent].copy(), latent=True), q, positions - tokens, settings)
+    kept = np.concatenate([rounded(kv_type, part.copy()) for part in (k[:, :latent], k[:, latent:])], axis=1)
+    want = reference(kept, kept[:, :latent], q, positions - tokens, settings)
+    np.testing.assert_allclose(out, want, atol=TOLERANCE[kv_type])
+
+
+@pytest.mark.parametrize("latent, rotated", [(40, 8), (96, 32)])
+def test_latent_bits_do_not_depend_on_the_division_of_work(isa, kv_type, latent, rotated):
+    k, q = latent_case(latent, rotated, 600, 40, 6)
+    cache, settings = Cache(isa, kv_type, k, k[:, :latent].copy(), latent=True), Settings(0.1)
+    whole = attend(cache, q, 560, settings)
+    for tokens, heads in ((1, 6), (1, 1), (7, 2), (40, 3)):
+        for t in range(0, 40, tokens):
+            for h in range(0, 6, heads):
+                part = np.ascontiguousarray(q[t : t + tokens, h : h + heads])
+                assert np.array_equal(attend(cache, part, 560 + t, settings), whole[t : t + tokens, h : h + heads])
+    assert np.array_equal(attend(cache, q, 560, settings, spans=2), whole)
+
+
+def test_latent_bits_are_those_of_every_level_of_the_same_vectors(kv_type):
+    k, q = latent_case(64, 16, 300, 20, 4)
+    results = {
+        isa: attend(Cache(isa.encode(), kv_type, k, k[:, :64].copy(), latent=True), q, 280, Settings(0.1))
+        for isa in HERE
+    }
+    for level, vectors in PAIRS_OF_LEVELS:
+        if level in results and vectors in results:
+            assert np.array_equal(results[level], results[vectors])
+
+
+def test_latent_values_wider_than_keys_are_refused():
+    shape = native.ffi.new("struct ckdist_cache_shape *", [25, 25, 32, 64, True])
+    with pytest.raises(errors.ConfigError, match="no part of keys of type 25 and width 32"):
+        native.check(native.lib.ckdist_attention_block_bytes(native.ffi.NULL, shape))

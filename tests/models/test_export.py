@@ -218,6 +218,11 @@ YARN = {
     "attention_factor": 1.2079441541679836,
 }
 EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
+LATENT = {
+    "kv_lora_rank": 48, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": 8,
+    "num_experts_per_tok": 2, "n_shared_experts": 2, "moe_intermediate_size": 48, "first_k_dense_replace": 1,
+    "rms_norm_eps": 1e-6,
+}  # fmt: skip
 NEW = {
     "Phi3": {"original_max_position_embeddings": 64, "partial_rotary_factor": 0.75, "rope_scaling": LONGROPE},
     "Olmo2": {"num_key_value_heads": 4},
@@ -236,6 +241,11 @@ NEW = {
         "attention_bias": True, "routed_scaling_factor": 1.5,
     },
     "MiniMaxM2": {**EXPERTS, "num_local_experts": 6, "rotary_dim": 8},
+    "DeepseekV2": {**LATENT, "q_lora_rank": None},
+    "DeepseekV3": {
+        **LATENT, "q_lora_rank": 40, "n_group": 4, "topk_group": 2, "num_key_value_heads": 4,
+        "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": None},
+    },
 }  # fmt: skip
 
 
@@ -275,6 +285,13 @@ def write_stored(folder, config) -> None:
         )
         for name, shape in weight_shapes(spec).items()
     }
+    for name in [name for name in arrays if name.endswith("k_b_proj.weight")]:  # of heads, as kv_b_proj has them
+        a = spec.layers[int(name.split(".")[2])].mixer
+        keys = arrays[name].reshape(a.num_heads, a.kv_lora_rank, a.nope_dim).swapaxes(1, 2)
+        values = arrays.pop(name.replace("k_b_proj", "v_b_proj")).reshape(a.num_heads, a.v_dim, a.kv_lora_rank)
+        joined = np.concatenate([keys, values], axis=1).reshape(-1, a.kv_lora_rank)
+        arrays[name.replace("k_b_proj", "kv_b_proj")] = joined
+        del arrays[name]
     stored = {
         name: np.concatenate([arrays[part] for part in parts], axis=-2 * (arrays[parts[0]].ndim > 2)).astype(np.float32)
         for name, parts in family_of(spec.family).safetensors.stored(arrays).items()

@@ -5,7 +5,17 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.models.families.gemma2 import NORMS
-from ckdist.models.spec import Attention, DenseFfn, GatedDeltaNet, LayerSpec, ModelSpec, MoeFfn, Norms, RopeSpec
+from ckdist.models.spec import (
+    Attention,
+    DenseFfn,
+    GatedDeltaNet,
+    LatentAttention,
+    LayerSpec,
+    ModelSpec,
+    MoeFfn,
+    Norms,
+    RopeSpec,
+)
 from ckdist.program.routing import Routing
 
 
@@ -71,12 +81,19 @@ PIECES = {
         }
     },
 }
-# Layers that keep a state of every sequence, and gates behind attention.
+# Layers that keep a state of every sequence, gates behind attention, and latent attention.
 LINEAR = {
     "gated_delta_net": {
         "first": (GatedDeltaNet(3, 6, 16, 40), GatedDeltaNet(5, 5, 9, 16, conv_kernel=3)),
         "mixer": {"qk_norm": "head", "gated": True, "value_dim": 24},
         "ropes": {"global": rope(8)},
+    },
+    "latent": {
+        "first": (
+            LatentAttention(5, 32, 24, 16, 20, 0.2, q_lora_rank=36),
+            LatentAttention(9, 40, 16, 16, 24, 0.2, rope="local"),
+        ),
+        "ropes": {"local": rope(16, interleaved=True)},
     },
     "tiled_heads": {"first": (GatedDeltaNet(2, 6, 16, 32, tiled=True),), "mixer": {"gated": True}},
 }

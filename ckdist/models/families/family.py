@@ -42,6 +42,8 @@ class TensorNames:
     own_names: bool = True
     interleaved: tuple[str, ...] = ()  # parts whose heads are stored for the rotation of neighbours, not of halves
     norm_less_one: bool = False  # norms multiply by one more than what is stored
+    by_head: tuple[str, ...] = ()  # parts of which a matrix is stored for each head, in a stack
+    kv_b: str = ""  # the part whose tensor has of each head the rows that make its keys, and behind them its values
 
     def weights_of(self, stored: str) -> tuple[str, ...]:
         """The weights in a stored tensor; none where the forward does not read it."""
@@ -71,6 +73,14 @@ class TensorNames:
             else:
                 found[f"{tops.get(stem, stem)}.{kind}"] = (weight,)
         return found
+
+    def is_kv_b(self, stored: str) -> bool:
+        """Whether a stored tensor has of each head the rows of its keys and of its values."""
+        return bool(self.kv_b) and stored.endswith(f".{self.kv_b}.weight")
+
+    def is_by_head(self, weight: str) -> bool:
+        """Whether a weight is stored as a stack of its heads' matrices."""
+        return any(weight.endswith(f".{part}.weight") for part in self.by_head)
 
     def is_interleaved(self, weight: str) -> bool:
         """Whether the rows of a weight's heads are stored interleaved."""

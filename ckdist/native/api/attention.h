@@ -12,6 +12,7 @@ extern "C" {
    Widths are multiples of 8. */
 struct ckdist_cache_shape {
   int32_t key_type, value_type, key_width, value_width;
+  int32_t latent; /* no values are stored: they are the first elements of the keys, and of their type */
 };
 CKDIST_EXPORT int64_t ckdist_attention_block_bytes(const char* isa, const struct ckdist_cache_shape* cache);
 CKDIST_EXPORT int32_t ckdist_attention_store(const char* isa, const struct ckdist_cache_shape* cache, uint8_t* block,

@@ -16,6 +16,14 @@ struct ckdist_matrix {
   const void* sliced; /* null: all tiles are packed */
 };
 
+/* Of a tensor of rows of `columns`, which has `stored` of them for each head: of each head `rows` from `first` on.
+   transposed: these are the matrix's columns, and a head's columns its rows. */
+struct ckdist_head_part {
+  int64_t stored; /* 0: the matrix is the tensor */
+  int64_t first, rows, columns;
+  int32_t transposed;
+};
+
 /* Which part of a stored tensor a matrix takes: the rows of `row_ranges`, one range after the other, and columns
    [col_begin, col_end), whole blocks of both types. Of a stack these of each matrix, whose tiles follow one another. */
 struct ckdist_matrix_plan {
@@ -24,10 +32,12 @@ struct ckdist_matrix_plan {
   const int32_t* files;   /* of each: index into the loader's files */
   const int64_t* offsets; /* of each, in its file */
   int32_t source_type;    /* as stored */
-  int32_t packed_type;    /* the same, or Q8_0 or Q4_K for a source of F32, F16 or BF16 */
+  int32_t packed_type;    /* the same, or Q8_0 or Q4_K for a source of F32, F16 or BF16; Q8_0 or F32 for a part of heads
+                             that is transposed */
   int32_t head_rows; /* > 0: row j of the first half of each head of this many rows is stored at 2 j, of the second at 2
                         j + 1 */
-  int64_t rows, cols; /* of a whole matrix */
+  int64_t rows, cols;           /* of a whole matrix, or of the whole part of its heads */
+  struct ckdist_head_part part; /* not of a stack */
   int64_t col_begin, col_end;
   const int64_t* row_ranges; /* (range_count, 2): begin, end */
   int64_t range_count;

@@ -18,6 +18,8 @@ enum ckdist_step_kind {
   ckdist_step_sum_squares,
   ckdist_step_delta_rule,
   ckdist_step_experts,
+  ckdist_step_linear_heads,
+  ckdist_step_attend_latent,
   ckdist_step_lookup, /* training */
   ckdist_step_convert,
   ckdist_step_scale,
@@ -181,6 +183,26 @@ struct ckdist_experts_step {
   int32_t count;
   const struct ckdist_expert_set* sets; /* the chosen, and then those that all tokens take */
   int32_t out;
+};
+
+/* out = of each head of x, x_width floats, the first `columns` times the head's matrix of head_rows rows, and the
+   others behind that. */
+struct ckdist_linear_heads_step {
+  struct ckdist_step step;
+  int32_t x, out;
+  struct ckdist_span weight; /* matrices: one for each local head */
+  int32_t format;            /* enum ckdist_activation_format, that they read */
+  int64_t x_width, columns, head_rows;
+};
+
+/* Norms and rotates k, stores it in the cache, rotates q in its place, out = attention. A head of q and k are a latent
+   vector and what is rotated; norm: of the latent vector. */
+struct ckdist_attend_latent_step {
+  struct ckdist_step step;
+  int32_t q, k, out;
+  int32_t norm; /* vector */
+  int32_t layer, rope_table;
+  float eps, scale;
 };
 
 /* Of training. Steps read and write activations and floats alike, but for products: what they multiply are activations.

@@ -20,14 +20,18 @@ CacheShape checked_shape(const ckdist_cache_shape& cache) {
   for (const int32_t width : {cache.key_width, cache.value_width})
     if (width <= 0 || width % 8 || width > 4096)
       fail(Status::config, "the width of a head (%d) must be a multiple of 8 from 8 to 4096", width);
-  return {checked_type(cache.key_type), checked_type(cache.value_type), cache.key_width, cache.value_width};
+  if (cache.latent && (cache.key_type != cache.value_type || cache.key_width < cache.value_width))
+    fail(Status::config, "latent values of type %d and width %d are no part of keys of type %d and width %d",
+         cache.value_type, cache.value_width, cache.key_type, cache.key_width);
+  return {checked_type(cache.key_type), checked_type(cache.value_type), cache.key_width, cache.value_width,
+          cache.latent != 0};
 }
 
 AttentionTask checked_task(const ckdist_attention_task& t) {
   AttentionTask task;
   const CacheShape cache = checked_shape(t.cache);
   task.key_type = cache.key_type, task.value_type = cache.value_type;
-  task.key_width = cache.key_width, task.value_width = cache.value_width;
+  task.key_width = cache.key_width, task.value_width = cache.value_width, task.latent = cache.latent;
   task.next_kv = nullptr;
   if (t.tokens < 1 || t.heads < 1 || t.first_position < 0)
     fail(Status::config, "attention needs tokens (%d) and heads (%d) of at least 1 and a position (%lld) of at least 0",

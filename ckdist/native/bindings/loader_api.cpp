@@ -32,8 +32,14 @@ StoredMatrix stored_matrix(const Loader& loader, const ckdist_matrix_plan& plan)
   std::vector<ckdist::FilePlace> places;
   for (int64_t i = 0; i < plan.count; ++i) places.push_back({&loader.file(plan.files[i]), plan.offsets[i]});
   if (places.empty()) ckdist::fail(ckdist::Status::native, "%s has no matrix", plan.name);
-  ckdist::Source source{plan.name, std::move(places), static_cast<Type>(plan.source_type),
-                        plan.rows, plan.cols,         plan.head_rows};
+  const ckdist_head_part& part = plan.part;
+  ckdist::Source source{plan.name,
+                        std::move(places),
+                        static_cast<Type>(plan.source_type),
+                        plan.rows,
+                        plan.cols,
+                        plan.head_rows,
+                        {part.stored, part.first, part.rows, part.columns, part.transposed != 0}};
   return StoredMatrix(std::move(source), static_cast<Type>(plan.packed_type), std::move(ranges), plan.col_begin,
                       plan.col_end);
 }
@@ -63,7 +69,8 @@ int ckdist_loader_add_vector(ckdist_loader* loader, const ckdist_vector_plan* pl
                                 static_cast<Type>(plan->source_type),
                                 plan->size,
                                 1,
-                                plan->head_rows};
+                                plan->head_rows,
+                                {}};
     index = loader->loader.add_vector({source, plan->begin, plan->end, plan->plus_one != 0});
   });
   return status < 0 ? status : index;

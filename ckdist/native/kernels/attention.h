@@ -20,10 +20,12 @@ constexpr int kSpan = 256;
 // bytes, and multiplied as they lie (see isa/attention_integer.cpp).
 enum class KvType : int32_t { f32 = 0, f16 = 1, q8_0 = 8, i16 = 25, bf16 = 30 };
 
-// What a cache holds of a token and kv-head.
+// What a cache holds of a token and kv-head. `latent`: no values; they are the first elements of the keys, which a
+// latent attention's heads share, and of the keys' type. What is behind them in a key has scales of its own.
 struct CacheShape {
   KvType key_type, value_type;
   int key_width, value_width;
+  bool latent;
 };
 
 // Consecutive query tokens of one sequence against that sequence's cache, for the query heads that share one kv-head.
@@ -31,6 +33,7 @@ struct CacheShape {
 struct AttentionTask {
   KvType key_type, value_type;
   int key_width, value_width;  // floats of a head's query and key, and of its value and output
+  bool latent;                 // as in CacheShape
   const uint8_t* kv;           // block 0 of this layer and kv-head
   int64_t block_stride;        // bytes from one block to the next
   const int32_t* block_table;  // block of positions [16 i, 16 i + 16)
@@ -47,7 +50,7 @@ struct AttentionTask {
   float soft_cap;  // 0: none; else cap * tanh(score / cap)
   int64_t window;  // 0: all; else only positions > own - window
 
-  CacheShape cache() const { return {key_type, value_type, key_width, value_width}; }
+  CacheShape cache() const { return {key_type, value_type, key_width, value_width, latent}; }
   int64_t end() const { return first_position + tokens; }
   int64_t begin() const { return window > 0 && first_position >= window ? first_position + 1 - window : 0; }
   int64_t first_span() const { return begin() / kSpan; }
@@ -57,7 +60,8 @@ struct AttentionTask {
 struct AttentionKernel {
   // Bytes of one block for one kv-head (K tile and V tile), a multiple of 64.
   int64_t (*block_bytes)(const CacheShape& cache);
-  // Write one position's key and value into its slot (0..15) of a block of one kv-head.
+  // Write one position's key and value (null where it is a part of the key) into its slot (0..15) of a block of one
+  // kv-head.
   void (*store)(const CacheShape& cache, uint8_t* block, int slot, const float* k, const float* v);
   // Scratch for a task of at most `tokens` x `heads` queries, in bytes, 64-byte aligned; and bytes of one span's part
   // of such a task.

@@ -47,7 +47,8 @@ void Inference::make_cache() {
       layers.push_back({});
       continue;
     }
-    Layer layer{{KvType(a.cache.key_type), KvType(a.cache.value_type), a.cache.key_width, a.cache.value_width},
+    Layer layer{{KvType(a.cache.key_type), KvType(a.cache.value_type), a.cache.key_width, a.cache.value_width,
+                 a.cache.latent != 0},
                 a.kv_heads,
                 a.heads_per_kv,
                 {},
@@ -60,7 +61,8 @@ void Inference::make_cache() {
       layer.max_heads_per_kv = std::max(layer.max_heads_per_kv, int(a.heads_per_kv[h]));
     }
     layer.head_bytes = kernels.attention.block_bytes(layer.cache);
-    layer.block_bytes = layer.head_bytes * a.kv_heads;
+    if (layer.cache.latent) layer.block_bytes = a.kv_heads ? layer.head_bytes : 0;  // of all groups of heads
+    else layer.block_bytes = layer.head_bytes * a.kv_heads;
     kv_bytes_ += layer.block_bytes * program.blocks;
     layers.push_back(layer);
   }

@@ -58,7 +58,7 @@ class Inference : public Executor {
     int max_heads_per_kv;
     uint8_t* blocks;  // of kv-head 0
 
-    uint8_t* kv(int kv_head) const { return blocks + kv_head * head_bytes; }
+    uint8_t* kv(int kv_head) const { return cache.latent ? blocks : blocks + kv_head * head_bytes; }
     int64_t heads() const { return kv_heads ? first_head[kv_heads - 1] + heads_per_kv[kv_heads - 1] : 0; }
   };
   std::vector<Layer> layers;

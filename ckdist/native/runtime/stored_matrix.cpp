@@ -42,15 +42,21 @@ int64_t interleaved(int64_t row, int64_t head_rows) {
 void Source::check() const {
   const TypeTraits& traits = type_traits(type);
   if (!traits.block_elements) fail(Status::native, "%s has unknown type %d", name.c_str(), static_cast<int>(type));
-  if (rows <= 0 || cols <= 0 || cols % traits.block_elements)
+  if (rows <= 0 || cols <= 0 || (part.stored ? part.columns : cols) % traits.block_elements)
     fail(Status::native, "%s of type %s cannot have %" PRId64 " rows of %" PRId64, name.c_str(), traits.name, rows,
          cols);
   if (head_rows < 0 || head_rows % 2 || (head_rows && rows % head_rows))
     fail(Status::native, "%s has %" PRId64 " rows, which heads of %" PRId64 " do not divide", name.c_str(), rows,
          head_rows);
+  if (part.stored && (part.first < 0 || part.rows <= 0 || part.first + part.rows > part.stored || places.size() != 1 ||
+                      rows * cols % (part.rows * part.columns)))
+    fail(Status::native, "%s takes rows [%" PRId64 ", %" PRId64 ") of %" PRId64 " of each head", name.c_str(),
+         part.first, part.first + part.rows, part.stored);
+  const int64_t stored_cols = part.stored ? part.columns : cols;
+  const int64_t stored_rows = part.stored ? rows * cols / (part.rows * part.columns) * part.stored : rows;
   for (const FilePlace& place : places) {
     int64_t bytes, end;
-    if (place.offset < 0 || __builtin_mul_overflow(rows, cols / traits.block_elements, &bytes) ||
+    if (place.offset < 0 || __builtin_mul_overflow(stored_rows, stored_cols / traits.block_elements, &bytes) ||
         __builtin_mul_overflow(bytes, static_cast<int64_t>(traits.block_bytes), &bytes) ||
         __builtin_add_overflow(bytes, place.offset, &end) || end > place.file->size())
       fail(Status::model_file,
@@ -68,12 +74,14 @@ StoredMatrix::StoredMatrix(Source source, Type packed_type, std::vector<RowRange
   const LinearKernel* kernel = traits.block_elements ? &kernels().linear[static_cast<int>(packed_type)] : nullptr;
   if (!kernel || !kernel->pack)
     fail(Status::native, "%s cannot be packed as type %d: it has no kernel", name, static_cast<int>(packed_type));
-  if (packed_type != source_.type) {
-    quantize_ = is_float(source_.type) ? kernels().quantize.of(packed_type) : nullptr;
-    if (!quantize_)
+  const bool transposed = source_.part.transposed;
+  if (packed_type != source_.type || transposed) {
+    quantize_ = is_float(source_.type) || transposed ? kernels().quantize.of(packed_type) : nullptr;
+    if (!quantize_ && !(transposed && packed_type == Type::f32))
       fail(Status::native, "%s of type %s cannot become %s", name, type_traits(source_.type).name, traits.name);
   }
-  const int64_t block = std::max(traits.block_elements, type_traits(source_.type).block_elements);
+  const int64_t block =
+      transposed ? traits.block_elements : std::max(traits.block_elements, type_traits(source_.type).block_elements);
   if (col_begin < 0 || col_begin > col_end || col_end > source_.cols || col_begin % block || col_end % block)
     fail(Status::native,
          "columns [%" PRId64 ", %" PRId64 ") of %s are not whole blocks of %" PRId64 " among its %" PRId64, col_begin,
@@ -84,9 +92,12 @@ StoredMatrix::StoredMatrix(Source source, Type packed_type, std::vector<RowRange
            name, source_.rows);
     rows_each_ += range.end - range.begin;
   }
-  row_bytes_ = bytes_of(source_.type, source_.cols);
+  if (transposed && (col_begin || col_end != source_.cols))
+    fail(Status::native, "%s is transposed as it is packed, and its columns cannot be divided", name);
+  row_bytes_ = bytes_of(source_.type, source_.part.stored ? source_.part.columns : source_.cols);
   segment_begin_ = bytes_of(source_.type, col_begin);
-  segment_bytes_ = bytes_of(source_.type, col_end - col_begin);
+  segment_bytes_ =
+      transposed ? (col_end * bytes_of(source_.type, 256) + 255) / 256 : bytes_of(source_.type, col_end - col_begin);
   pack_ = kernel->pack;
   const int64_t padded = count() > 1 ? tiles_each() * kTileRows : rows_each_;
   shape_ = {packed_type, count() * padded, col_end - col_begin, 0, nullptr};
@@ -96,26 +107,67 @@ StoredMatrix::StoredMatrix(Source source, Type packed_type, std::vector<RowRange
 int64_t StoredMatrix::stored_row(int64_t row) const {
   auto range = rows_.begin();
   for (; row >= range->end - range->begin; ++range) row -= range->end - range->begin;
-  return interleaved(range->begin + row, source_.head_rows);
+  row += range->begin;
+  const HeadPart& part = source_.part;
+  if (!part.stored) return interleaved(row, source_.head_rows);
+  return part.transposed ? row : row / part.rows * part.stored + part.first + row % part.rows;
+}
+
+// Rows [row, row + count) of a part that is transposed, in float32: (count, cols).
+void StoredMatrix::gather(int64_t row, int count, float* out) const {
+  const HeadPart& part = source_.part;
+  const TypeTraits& traits = type_traits(source_.type);
+  const LinearKernel& kernel = kernels().linear[static_cast<int>(source_.type)];
+  alignas(64) uint8_t tile[kColumnPad * kTileRows * sizeof(float) * 2];
+  float block[kColumnPad];
+  for (int i = 0, n; i < count; i += n) {  // rows of one head whose elements lie in the same blocks
+    const int64_t at = stored_row(row + i), head = at / part.columns, column = at % part.columns;
+    const int64_t begin = column / traits.block_elements * traits.block_elements;
+    const int64_t size = std::min<int64_t>(std::max(traits.block_elements, kTileRows), part.columns - begin);
+    n = 1;
+    while (i + n < count && stored_row(row + i + n) == at + n && column + n < begin + size) n++;
+    for (int64_t j = 0; j < part.rows; ++j) {
+      const uint8_t* const stored = source_.file().data() + source_.offset() +
+                                    (head * part.stored + part.first + j) * row_bytes_ + bytes_of(source_.type, begin);
+      if (is_float(source_.type)) {
+        to_float(source_.type, stored + bytes_of(source_.type, column - begin), n, block);
+      } else {
+        kernel.pack(&stored, 1, size, tile);
+        kernel.unpack_row(tile, 0, size, block);
+        std::memmove(block, block + column - begin, n * sizeof(float));
+      }
+      for (int k = 0; k < n; ++k) out[(i + k) * part.rows + j] = block[k];
+    }
+  }
 }
 
 void StoredMatrix::pack(int64_t begin, int64_t end, uint8_t* out, Rows* scratch) const {
   const int64_t packed_row_bytes = bytes_of(shape_.type, shape_.cols);
-  if (quantize_) {
-    scratch->floats.resize(shape_.cols);
+  const bool transposed = source_.part.transposed;
+  Rows own;
+  if (transposed && !scratch) scratch = &own;
+  if (quantize_ || transposed) {
+    scratch->floats.resize((transposed ? kTileRows : 1) * shape_.cols);
     scratch->quantized.resize(kTileRows * packed_row_bytes);
   }
   for (int64_t tile = begin; tile < end; ++tile, out += shape_.tile_bytes) {
     const FilePlace& place = source_.places[tile / tiles_each()];
     const int64_t first = tile % tiles_each() * kTileRows;
     const int rows_here = static_cast<int>(std::min<int64_t>(kTileRows, rows_each_ - first));
+    if (transposed) gather(first, rows_here, scratch->floats.data());
     const uint8_t* rows[kTileRows];
     for (int i = 0; i < rows_here; ++i) {
-      rows[i] = row_at(place, first + i);
+      const float* floats = scratch ? scratch->floats.data() : nullptr;
+      if (transposed) {
+        floats += i * shape_.cols;
+        rows[i] = reinterpret_cast<const uint8_t*>(floats);
+      } else {
+        rows[i] = row_at(place, first + i);
+      }
       if (!quantize_) continue;
-      to_float(source_.type, rows[i], shape_.cols, scratch->floats.data());
+      if (!transposed) to_float(source_.type, rows[i], shape_.cols, scratch->floats.data());
       uint8_t* const row = scratch->quantized.data() + i * packed_row_bytes;
-      if (!quantize_(scratch->floats.data(), shape_.cols, row))
+      if (!quantize_(floats, shape_.cols, row))
         fail(Status::model_file,
              "%s: tensor %s has a value in stored row %" PRId64 " that is not finite or too large for %s",
              place.file->path().c_str(), source_.name.c_str(), stored_row(first + i), type_traits(shape_.type).name);
@@ -131,13 +183,15 @@ void StoredMatrix::pack_row(int64_t row, uint8_t* out) const {
 }
 
 void StoredMatrix::will_need(int64_t begin, int64_t end) const {
+  const HeadPart& part = source_.part;
   for (int64_t tile = begin, next; tile < end; tile = next) {  // up to the end of a matrix at a time
     const int64_t matrix = tile / tiles_each(), before = matrix * tiles_each();
     next = std::min(end, before + tiles_each());
     const int64_t last = std::min((next - before) * kTileRows, rows_each_);
     int64_t low = INT64_MAX, high = 0;
     for (int64_t row = (tile - before) * kTileRows; row < last; ++row) {
-      const int64_t stored = stored_row(row);
+      int64_t stored = stored_row(row);
+      if (part.transposed) stored = stored / part.columns * part.stored + part.first;
       low = std::min(low, stored), high = std::max(high, stored);
     }
     const FilePlace& place = source_.places[matrix];

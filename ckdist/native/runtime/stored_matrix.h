@@ -16,13 +16,21 @@ struct FilePlace {
   int64_t offset;
 };
 
-// A whole tensor in its file, or a stack of matrices of one shape, each of which has a place of its own.
+// What of each head's rows in a tensor a matrix takes; see ckdist_head_part.
+struct HeadPart {
+  int64_t stored, first, rows, columns;  // stored = 0: the matrix is the tensor
+  bool transposed;
+};
+
+// A whole tensor in its file, or a part of its heads, or a stack of matrices of one shape, each of which has a place of
+// its own.
 struct Source {
   std::string name;
   std::vector<FilePlace> places;  // of each matrix of the stack
   Type type;
   int64_t rows, cols;  // of one matrix; a vector is one column
   int64_t head_rows;   // > 0: the two halves of each head of this many rows are stored interleaved
+  HeadPart part;
 
   const MappedFile& file() const { return *places[0].file; }
   int64_t offset() const { return places[0].offset; }
@@ -65,6 +73,7 @@ class StoredMatrix {
   }
   int64_t count() const { return static_cast<int64_t>(source_.places.size()); }
   int64_t tiles_each() const { return (rows_each_ + kTileRows - 1) / kTileRows; }
+  void gather(int64_t row, int count, float* out) const;
 
   Source source_;
   std::vector<RowRange> rows_;

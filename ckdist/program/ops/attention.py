@@ -59,7 +59,7 @@ def _rotation(lowering: "TrainingLowering", instr: Instr, back: bool) -> None:
 @vjp("rope")
 def rope_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """Rotates the gradient back."""
-    return [*g.emit("rope_grad", (grads[0],), names=["d_rope"], table=instr.attrs["table"])]
+    return [*g.emit("rope_grad", (grads[0],), names=["d_rope"], **instr.attrs)]
 
 
 @op("rope_grad", unchanged_whole("rope_grad"))
@@ -75,19 +75,20 @@ def lower_rope_grad(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 def rotate(context: RankContext, x: np.ndarray, attrs: Attrs, sign: int) -> np.ndarray:
-    """x: (tokens, heads * head_dim), the first dimensions of every head rotated by `sign` times the angle."""
-    rotation = context.rope(attrs["table"])
+    """x: (tokens, heads * head_dim), the dimensions of every head from `first` on rotated by `sign` times the angle."""
+    rotation, first = context.rope(attrs["table"]), attrs.get("first", 0)
     cos, sin = context.rope_tables(rotation)  # (tokens, rotated / 2)
     c, s, half = cos[:, None], sign * sin[:, None], cos.shape[1]
     heads = x.reshape(len(x), -1, attrs["inputs"][0].dims[-1].width)  # (tokens, heads, head_dim)
-    rotated = heads[..., : 2 * half]
+    rotated = heads[..., first : first + 2 * half]
     if rotation.interleaved:
         a, b = rotated[..., ::2], rotated[..., 1::2]
         rotated = np.stack([a * c - b * s, b * c + a * s], axis=-1).reshape(rotated.shape)
     else:
         a, b = rotated[..., :half], rotated[..., half:]
         rotated = np.concatenate([a * c - b * s, b * c + a * s], axis=-1)
-    return np.concatenate([rotated, heads[..., 2 * half :]], axis=-1).reshape(x.shape)
+    parts = [heads[..., :first], rotated, heads[..., first + 2 * half :]]
+    return np.concatenate(parts, axis=-1).reshape(x.shape)
 
 
 def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:

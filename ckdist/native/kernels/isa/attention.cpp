@@ -26,7 +26,7 @@ int64_t scratch_bytes(const CacheShape& cache, int tokens, int heads) {
 int64_t part_bytes(const CacheShape& cache, int tokens, int heads) {
   AttentionTask task = {};
   task.key_type = cache.key_type, task.value_type = cache.value_type;
-  task.key_width = cache.key_width, task.value_width = cache.value_width;
+  task.key_width = cache.key_width, task.value_width = cache.value_width, task.latent = cache.latent;
   task.tokens = tokens, task.heads = heads;
   return 4 * shape_of(task).part_floats();
 }

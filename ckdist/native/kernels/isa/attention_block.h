@@ -7,7 +7,8 @@
 //                    dimensions, or for all of them where the width is not a multiple of 32
 //
 // A block is K, V, the scales of K, the scales of V, these [groups][16 positions] each. K and V may differ in type and
-// width.
+// width. A latent cache has K alone; its values' groups are the first of K's, and what is behind the values in K begins
+// a group of its own.
 //
 // No score and no weighted sum needs a horizontal sum. A pair of codes also lies as one word that can be broadcast, so
 // the same block serves lanes that are positions (few queries) and lanes that are queries (many).
@@ -24,16 +25,25 @@ CKDIST_INLINE bool is_integer(KvType type) { return type == KvType::i16 || type 
 // Dimensions that share a scale: all of them but for q8_0.
 CKDIST_INLINE int group_of(KvType type, int width) { return type == KvType::q8_0 && width % 32 == 0 ? 32 : width; }
 
+CKDIST_INLINE int key_group(const CacheShape& cache) {
+  return group_of(cache.key_type, cache.latent ? cache.value_width : cache.key_width);
+}
+CKDIST_INLINE int key_groups(const CacheShape& cache) {
+  return (cache.key_width + key_group(cache) - 1) / key_group(cache);
+}
+
 struct BlockLayout {
   int k_group, v_group;
   int64_t v_offset, k_scales_offset, v_scales_offset, bytes;
 
   explicit BlockLayout(const CacheShape& cache)
-      : k_group(group_of(cache.key_type, cache.key_width)), v_group(group_of(cache.value_type, cache.value_width)) {
+      : k_group(key_group(cache)), v_group(group_of(cache.value_type, cache.value_width)) {
     v_offset = code_bytes(cache.key_type) * kBlockTokens * cache.key_width;
-    k_scales_offset = v_offset + code_bytes(cache.value_type) * kBlockTokens * cache.value_width;
-    v_scales_offset = k_scales_offset + scale_bytes(cache.key_type) * kBlockTokens * (cache.key_width / k_group);
-    bytes = v_scales_offset + scale_bytes(cache.value_type) * kBlockTokens * (cache.value_width / v_group);
+    const int values = cache.latent ? 0 : cache.value_width;
+    k_scales_offset = v_offset + code_bytes(cache.value_type) * kBlockTokens * values;
+    v_scales_offset = k_scales_offset + scale_bytes(cache.key_type) * kBlockTokens * key_groups(cache);
+    bytes = v_scales_offset + scale_bytes(cache.value_type) * kBlockTokens * (values / v_group);
+    if (cache.latent) v_offset = 0, v_scales_offset = k_scales_offset;
     bytes = (bytes + 63) / 64 * 64;
   }
   static int64_t scale_bytes(KvType type) { return type == KvType::q8_0 ? 2 : type == KvType::i16 ? 4 : 0; }

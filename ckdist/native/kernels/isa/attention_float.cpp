@@ -295,12 +295,22 @@ void convert_value_codes(const uint8_t* v, const uint8_t* scales, int width, int
       [&](int i, int j, float x) { value[j * row + i] = x; });
 }
 
+// A block's values (16, width) of `row` floats each, which are the first of its keys (key_width, 16).
+void values_of_keys(const float* key, int width, float* value, int64_t row) {
+  for (int i = 0; i < width; i += kLanes) {
+    Vec tile[kLanes];
+    for (int d = 0; d < kLanes; ++d) tile[d] = i + d < width ? load(key + (i + d) * kLanes) : set(0.0f);
+    transpose(tile);
+    for (int j = 0; j < kBlockTokens; ++j) store(value + j * row + i, tile[j]);
+  }
+}
+
 // The chunk's codes as floats in scratch, laid out as f32 blocks are, with V's rows padded to whole Vecs.
 __attribute__((noinline)) Chunk convert(const AttentionTask& task, const Chunk& chunk, const Workspace& work) {
   Chunk out = chunk;
   out.v_row = work.width;
   const int k_width = task.key_width, v_width = task.value_width;
-  const int k_group = group_of(task.key_type, k_width), v_group = group_of(task.value_type, v_width);
+  const int k_group = key_group(task.cache()), v_group = group_of(task.value_type, v_width);
   for (int b = chunk.first; b < chunk.last; ++b) {
     float* key = work.keys + int64_t{b} * kLanes * k_width;
     float* value = work.values + int64_t{b} * kLanes * work.width;
@@ -316,6 +326,10 @@ __attribute__((noinline)) Chunk convert(const AttentionTask& task, const Chunk& 
       case KvType::bf16: convert_keys<KvType::bf16>(k, k_width, ahead, key); break;
       case KvType::i16: convert_key_codes<int16_t>(k, chunk.k_scales[b], k_width, k_group, positions, key); break;
       case KvType::q8_0: convert_key_codes<int8_t>(k, chunk.k_scales[b], k_width, k_group, positions, key); break;
+    }
+    if (task.latent) {
+      values_of_keys(key, v_width, value, work.width);
+      continue;
     }
     switch (task.value_type) {
       case KvType::f32: convert_values<KvType::f32>(v, v_width, positions, ahead, value, work.width); break;
@@ -399,7 +413,8 @@ void attend_span_of_type(const AttentionTask& task, const Shape& shape, const Wo
                          int64_t span) {
   const KvType type = task.key_type;
   const bool whole = task.value_width % kLanes == 0;  // else a row of V ends in half a Vec
-  const bool direct = whole && type == task.value_type && (type == KvType::f32 || work.queries <= kDirectQueries);
+  const bool direct =
+      whole && !task.latent && type == task.value_type && (type == KvType::f32 || work.queries <= kDirectQueries);
   if (!direct || type == KvType::f32) return attend_span<KvType::f32>(task, shape, work, part, span, direct);
   if (type == KvType::f16) return attend_span<KvType::f16>(task, shape, work, part, span, direct);
   attend_span<KvType::bf16>(task, shape, work, part, span, direct);

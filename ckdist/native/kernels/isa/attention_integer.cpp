@@ -13,6 +13,7 @@
 
 #include "kernels/isa/attention_parts.h"
 #include "kernels/isa/exp.h"
+#include "kernels/isa/transpose_pairs.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
@@ -36,13 +37,14 @@ struct Workspace {
   int16_t* q;      // rows: groups of R queries, each (key_width / 2, R, 2); lanes: Vecs of queries, each (same, 16, 2)
   int16_t* codes;  // (16, key_width)
   float* factor;   // (lanes,): score / (codes of q . k)
+  float* behind;   // (lanes,): latent: by how much more what is behind the values counts
   float* scores;   // rows: (R, 256); lanes: (256, Vecs, 16)
   int16_t* weights;  // rows: (groups, R, 256); lanes: (groups, 128, Vecs, 16, 2)
   float* k_scales;   // (groups of keys, 256)
   float* v_scales;   // (groups of values, 256)
   float* factors;    // (1 + groups, lanes)
   int16_t* keys;     // a span of int8 codes widened, as blocks of i16
-  int16_t* values;
+  int16_t* values;   // likewise; latent: (Vecs of columns, 128 pairs of positions, 16, 2)
   float* part;
   float* state;
 
@@ -58,13 +60,15 @@ struct Workspace {
     q = words(lanes * cache.key_width);
     codes = words(kLanes * int64_t{cache.key_width});
     factor = take(lanes);
+    behind = take(lanes);
     scores = take(kSpan * (kMostLanes > kRows ? kMostLanes : kRows));
     weights = words(groups * kSpan * (kMostLanes > kRows ? kMostLanes : kRows));
-    k_scales = take(groups_of(cache.key_width) * kSpan);
+    const int64_t most_groups = cache.key_width / 32 + 2;  // of keys
+    k_scales = take(most_groups * kSpan);
     v_scales = take(groups * kSpan);
     factors = take((1 + groups) * lanes);
     keys = words(kSpan * int64_t{cache.key_width});
-    values = words(kSpan * int64_t{cache.value_width});
+    values = words(kSpan * round_lanes(cache.value_width));
     const int64_t most = lanes * (2 + groups) + lanes * round_lanes(cache.value_width);
     part = take(most);
     state = take(most);
@@ -80,7 +84,23 @@ struct Span {
   const uint8_t* after_v[kSpanBlocks];
   const float* k_scales;  // (groups, 256)
   const float* v_scales;
+  int64_t v_vecs, v_pairs;  // codes from sixteen columns of V to the next, and from a pair of positions to the next
+
+  // The codes of column `column` in a block of V.
+  template <class Code>
+  const Code* values(int block, int64_t column) const {
+    return reinterpret_cast<const Code*>(v[block]) + column / kLanes * v_vecs + column % kLanes * 2;
+  }
 };
+
+// Where in a key what is behind the values begins, and how its scores differ: (queries,).
+struct Behind {
+  int from;
+  const float* factor;
+};
+Behind behind_of(const AttentionTask& task, const Workspace& work, int64_t row) {
+  return {task.latent ? task.value_width : task.key_width, work.behind + row};
+}
 
 int rows_of_group(const Shape& shape) {
   const int64_t parts = (shape.queries + kRows - 1) / kRows;
@@ -97,7 +117,15 @@ void prepare_queries(const AttentionTask& task, const Shape& shape, const Worksp
       const float* next = query(row + kQueriesAhead);
       for (int i = 0; i < task.key_width; i += kLanes) __builtin_prefetch(next + i);
     }
-    work.factor[row] = quantise(query(row), task.key_width, kLargestCode, kLongest, out) * task.scale;
+    const int width = task.latent ? task.value_width : task.key_width;
+    float scale = quantise(query(row), width, kLargestCode, kLongest, out);
+    work.behind[row] = 1.0f;
+    if (width < task.key_width) {
+      const float rest = quantise(query(row) + width, task.key_width - width, kLargestCode, kLongest, out + width);
+      if (scale == 0.0f) scale = rest;
+      else work.behind[row] = rest / scale;
+    }
+    work.factor[row] = scale * task.scale;
   };
   if (!shape.by_lane) {
     const int rows = rows_of_group(shape);
@@ -117,6 +145,7 @@ void prepare_queries(const AttentionTask& task, const Shape& shape, const Worksp
       } else {
         std::memset(work.codes + r * task.key_width, 0, 2 * task.key_width);
         work.factor[at + r] = 0.0f;
+        work.behind[at + r] = 1.0f;
       }
     }
     for (int i = 0; i < pairs; i += kLanes) {  // pairs are moved as floats are
@@ -138,6 +167,21 @@ CKDIST_INLINE Vec load_scales(const uint8_t* scales, int group) {
   else return load(reinterpret_cast<const float*>(scales) + group * kLanes);
 }
 
+// The values of a latent cache: blocks [first, last) of K, whose pairs are of dimensions, as pairs of positions.
+template <class Key>
+void values_of_keys(const Span& span, int width, int16_t* values) {
+  for (int b = span.first; b < span.last; ++b) {
+    const Key* key = reinterpret_cast<const Key*>(span.k[b]);
+    const int64_t ahead = span.after_k[b] - span.k[b];
+    for (int column = 0; column < width; column += kLanes, key += kLanes * kBlockTokens) {
+      for (int64_t line = 0; line < int64_t{sizeof(Key)} * kLanes * kBlockTokens; line += 64)
+        __builtin_prefetch(reinterpret_cast<const uint8_t*>(key) + ahead + line, 0, 2);
+      transpose_pairs(key, width - column < kLanes ? width - column : kLanes,
+                      values + (int64_t{column} * kSpan + int64_t{b} * kBlockTokens * kLanes));
+    }
+  }
+}
+
 template <class Key, class Value>
 Span open_span(const AttentionTask& task, const Shape& shape, const Workspace& work, int64_t start) {
   const BlockLayout layout(task.cache());
@@ -148,13 +192,15 @@ Span open_span(const AttentionTask& task, const Shape& shape, const Workspace& w
   span.last = end - start < kSpan ? static_cast<int>((end - start + kBlockTokens - 1) / kBlockTokens) : kSpanBlocks;
   span.k_scales = work.k_scales;
   span.v_scales = work.v_scales;
+  span.v_vecs = task.latent ? kSpan * kLanes : 2 * kLanes;
+  span.v_pairs = task.latent ? 2 * kLanes : 2 * int64_t{task.value_width};
   const int64_t blocks = (end + kBlockTokens - 1) / kBlockTokens;
   const auto block = [&](int b) { return task.kv + task.block_table[start / kBlockTokens + b] * task.block_stride; };
   for (int b = span.first; b < span.last; ++b) {
     const uint8_t* at = block(b);
     span.k[b] = at;
     span.v[b] = at + layout.v_offset;
-    for (int g = 0; g < task.key_width / layout.k_group; ++g)
+    for (int g = 0; g < key_groups(task.cache()); ++g)
       store(work.k_scales + g * kSpan + b * kLanes, load_scales<Key>(at + layout.k_scales_offset, g));
     // A weight of 0 must stay 0 where nothing is stored yet; where something is, the scale of K shows what is not a
     // number.
@@ -173,6 +219,13 @@ Span open_span(const AttentionTask& task, const Shape& shape, const Workspace& w
     else if (task.next_kv && first_block + b < blocks)
       span.after_v[b] = task.next_kv + task.block_table[first_block + b] * task.block_stride;
     else span.after_v[b] = span.v[b];
+  }
+  if (task.latent) {  // the keys of the next span are fetched while these are made values
+    for (int b = span.first; b < span.last; ++b) {
+      span.after_k[b] = start / kBlockTokens + kSpanBlocks + b < blocks ? block(kSpanBlocks + b) : span.k[b];
+      span.v[b] = span.after_v[b] = reinterpret_cast<const uint8_t*>(work.values + int64_t{b} * kBlockTokens * kLanes);
+    }
+    values_of_keys<Key>(span, task.value_width, work.values);
   }
   return span;
 }
@@ -210,7 +263,7 @@ CKDIST_INLINE Vec weigh(Vec sum, Vec largest_scale, Vec* unit) {
 // Codes of R queries times those of B blocks from `first` on, scaled by K's scales: out (R, 256).
 template <class Code, int R, int B>
 __attribute__((noinline)) void score_rows(const Span& span, int first, const int16_t* q, int head_dim, int group,
-                                          float* out) {
+                                          Behind behind, float* out) {
   const Code* k[B];
   int64_t ahead[B];
   for (int b = 0; b < B; ++b) {
@@ -218,11 +271,12 @@ __attribute__((noinline)) void score_rows(const Span& span, int first, const int
     ahead[b] = span.after_k[first + b] - span.k[first + b];
   }
   out += first * kLanes;
-  for (int start = 0; start < head_dim; start += group) {
+  for (int start = 0, end; start < head_dim; start += group) {
+    end = start + group < head_dim ? start + group : head_dim;
     Ints sum[R][B];
     for (int r = 0; r < R; ++r)
       for (int b = 0; b < B; ++b) sum[r][b] = zeros();
-    for (int i = start / 2; i < (start + group) / 2; ++i) {
+    for (int i = start / 2; i < end / 2; ++i) {
       Ints key[B];
       for (int b = 0; b < B; ++b) {
         const Code* at = k[b] + i * 2 * kLanes;
@@ -237,7 +291,8 @@ __attribute__((noinline)) void score_rows(const Span& span, int first, const int
     for (int r = 0; r < R; ++r) {
       for (int b = 0; b < B; ++b) {
         float* at = out + r * kSpan + b * kLanes;
-        const Vec scale = load(span.k_scales + start / group * kSpan + (first + b) * kLanes);
+        Vec scale = load(span.k_scales + start / group * kSpan + (first + b) * kLanes);
+        if (start >= behind.from) scale = scale * set(behind.factor[r]);
         store(at, fma(to_floats(sum[r][b]), scale, start > 0 ? load(at) : set(0.0f)));
       }
     }
@@ -245,30 +300,32 @@ __attribute__((noinline)) void score_rows(const Span& span, int first, const int
 }
 
 template <class Code, int R, int B>
-void score_blocks(const Span& span, int first, int last, const int16_t* q, int head_dim, int group, float* out) {
-  for (; last - first >= B; first += B) score_rows<Code, R, B>(span, first, q, head_dim, group, out);
-  if constexpr (B > 1) score_blocks<Code, R, B / 2>(span, first, last, q, head_dim, group, out);
+void score_blocks(const Span& span, int first, int last, const int16_t* q, int head_dim, int group, Behind behind,
+                  float* out) {
+  for (; last - first >= B; first += B) score_rows<Code, R, B>(span, first, q, head_dim, group, behind, out);
+  if constexpr (B > 1) score_blocks<Code, R, B / 2>(span, first, last, q, head_dim, group, behind, out);
 }
 
-// values (R, width) columns [column, column + 16 D) = weights (groups, R, 256) times the V of blocks [first, last).
-template <class Code, int R, int D>
-__attribute__((noinline)) void accumulate_rows(const Span& span, int first, int last, const int16_t* weights,
-                                               int head_dim, int group, int64_t column, float* values, int64_t width) {
+// values (R, width) columns [column, column + 16 D) = weights (groups, R, 256) times the V of blocks [first, last). V
+// is of `Code`, with the groups of `Value`.
+template <class Code, class Value, int R, int D>
+__attribute__((noinline)) void accumulate_rows(const Span& span, int first, int last, const int16_t* weights, int group,
+                                               int64_t column, float* values, int64_t width) {
   constexpr int kShare =
-      sizeof(Code) == 1 && D > 2 ? 2 : D;  // Vecs that share weights: a group of scales is two, or all
+      sizeof(Value) == 1 && D > 2 ? 2 : D;  // Vecs that share weights: a group of scales is two, or all
   Ints sum[R][D];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < D; ++c) sum[r][c] = zeros();
   const int16_t* w[D / kShare];
   for (int s = 0; s < D / kShare; ++s) w[s] = weights + (column + s * kShare * kLanes) / group * R * kSpan;
   for (int b = first; b < last; ++b) {
-    const Code* v = reinterpret_cast<const Code*>(span.v[b]) + 2 * column;
+    const Code* v = span.values<Code>(b, column);
     const int64_t ahead = span.after_v[b] - span.v[b];
-    for (int j = 0; j < kBlockTokens / 2; ++j, v += 2 * head_dim) {
+    for (int j = 0; j < kBlockTokens / 2; ++j, v += span.v_pairs) {
       Ints value[D];
       for (int c = 0; c < D; ++c) {
-        value[c] = load_pairs(v + c * 2 * kLanes);
-        __builtin_prefetch(reinterpret_cast<const uint8_t*>(v + c * 2 * kLanes) + ahead, 0, 2);
+        value[c] = load_pairs(v + c * span.v_vecs);
+        __builtin_prefetch(reinterpret_cast<const uint8_t*>(v + c * span.v_vecs) + ahead, 0, 2);
       }
       for (int r = 0; r < R; ++r) {
         for (int s = 0; s < D / kShare; ++s) {
@@ -282,14 +339,14 @@ __attribute__((noinline)) void accumulate_rows(const Span& span, int first, int 
     for (int c = 0; c < D; ++c) store(values + r * width + column + c * kLanes, to_floats(sum[r][c]));
 }
 
-template <class Code, int R, int D>
-void accumulate_columns(const Span& span, int first, int last, const int16_t* weights, int head_dim, int group,
-                        int64_t column, float* values, int64_t width) {
+template <class Code, class Value, int R, int D>
+void accumulate_columns(const Span& span, int first, int last, const int16_t* weights, int group, int64_t column,
+                        float* values, int64_t width) {
   if constexpr (R * D <= kAccumulators)
     for (; width - column >= D * kLanes; column += D * kLanes)
-      accumulate_rows<Code, R, D>(span, first, last, weights, head_dim, group, column, values, width);
+      accumulate_rows<Code, Value, R, D>(span, first, last, weights, group, column, values, width);
   if constexpr (D > 1)
-    accumulate_columns<Code, R, D / 2>(span, first, last, weights, head_dim, group, column, values, width);
+    accumulate_columns<Code, Value, R, D / 2>(span, first, last, weights, group, column, values, width);
 }
 
 // A group of R queries, the first of which is query `row`, into its lanes and rows of the part.
@@ -306,7 +363,7 @@ void attend_group(const AttentionTask& task, const Shape& shape, const Workspace
   }
   if (first >= last) first = span.first, last = span.first;
   score_blocks<Key, R, kBlocks>(span, first, last, work.q + row * task.key_width, task.key_width,
-                                group_of(task.key_type, task.key_width), work.scores);
+                                key_group(task.cache()), behind_of(task, work, row), work.scores);
 
   float sums[kLanes] = {}, scales[kLanes] = {}, factors[kLanes];
   for (int r = 0; r < R; ++r) {
@@ -360,8 +417,11 @@ void attend_group(const AttentionTask& task, const Shape& shape, const Workspace
                   (load(work.scores + r * kSpan + i) * set(factors[r])) * load(span.v_scales + g * kSpan + i));
     }
   }
-  accumulate_columns<Value, R, 8>(span, first, last, work.weights, task.value_width, shape.group, 0,
-                                  part.values + row * shape.width, shape.width);
+  const auto accumulate = [&](auto code) {
+    accumulate_columns<decltype(code), Value, R, 8>(span, first, last, work.weights, shape.group, 0,
+                                                    part.values + row * shape.width, shape.width);
+  };
+  task.latent ? accumulate(int16_t{}) : accumulate(Value{});
 }
 
 template <class Key, class Value>
@@ -402,13 +462,14 @@ void widen(const uint8_t* const* codes, int first, int last, int width, int16_t*
 // Scores of P Vecs of queries against one block: out (16, P, 16), scaled by K's scales.
 template <int P>
 __attribute__((noinline)) void score_lanes(const int16_t* key, const int16_t* q, int head_dim, int group,
-                                           const float* scales, float* out) {
-  for (int start = 0; start < head_dim; start += group) {
+                                           const float* scales, Behind behind, float* out) {
+  for (int start = 0, end; start < head_dim; start += group) {
+    end = start + group < head_dim ? start + group : head_dim;
     for (int first = 0; first < kBlockTokens; first += kSteps) {
       Ints sum[P][kSteps];
       for (int p = 0; p < P; ++p)
         for (int j = 0; j < kSteps; ++j) sum[p][j] = zeros();
-      for (int i = start / 2; i < (start + group) / 2; ++i) {
+      for (int i = start / 2; i < end / 2; ++i) {
         Ints x[P];
         for (int p = 0; p < P; ++p) x[p] = load_pairs(q + int64_t{p} * kLanes * head_dim + i * 2 * kLanes);
         for (int j = 0; j < kSteps; ++j) {
@@ -419,7 +480,8 @@ __attribute__((noinline)) void score_lanes(const int16_t* key, const int16_t* q,
       for (int j = 0; j < kSteps; ++j) {
         for (int p = 0; p < P; ++p) {
           float* at = out + ((first + j) * P + p) * kLanes;
-          const Vec scale = set(scales[start / group * kSpan + first + j]);
+          Vec scale = set(scales[start / group * kSpan + first + j]);
+          if (start >= behind.from) scale = scale * load(behind.factor + p * kLanes);
           store(at, fma(to_floats(sum[p][j]), scale, start > 0 ? load(at) : set(0.0f)));
         }
       }
@@ -438,8 +500,8 @@ __attribute__((noinline)) void accumulate_lanes(const Span& span, int first, int
     for (int p = 0; p < P; ++p)
       for (int c = 0; c < kSteps; ++c) sum[p][c] = zeros();
     for (int b = first; b < last; ++b) {
-      const int16_t* v = reinterpret_cast<const int16_t*>(span.v[b]) + 2 * column;
-      for (int j = b * kBlockTokens / 2; j < (b + 1) * kBlockTokens / 2; ++j, v += 2 * head_dim) {
+      const int16_t* v = span.values<int16_t>(b, column);
+      for (int j = b * kBlockTokens / 2; j < (b + 1) * kBlockTokens / 2; ++j, v += span.v_pairs) {
         Ints weight[P];
         for (int p = 0; p < P; ++p) weight[p] = load_pairs(w + (j * P + p) * 2 * kLanes);
         for (int c = 0; c < kSteps; ++c) {
@@ -528,7 +590,7 @@ bool attend_vecs(const AttentionTask& task, const Shape& shape, const Workspace&
   const bool edge = most_low > first * kLanes || least_high < last * kLanes;
   for (int b = first; b < last; ++b)
     score_lanes<P>(reinterpret_cast<const int16_t*>(span.k[b]), work.q + at * task.key_width, task.key_width,
-                   group_of(task.key_type, task.key_width), span.k_scales + b * kLanes,
+                   key_group(task.cache()), span.k_scales + b * kLanes, behind_of(task, work, at),
                    work.scores + b * kLanes * P * kLanes);
   for (int p = 0; p < P; ++p)
     soften_lanes<Value, P>(task, shape, work, span, part, at + p * kLanes, p, first * kLanes, last * kLanes,
@@ -544,7 +606,8 @@ void attend_lanes(const AttentionTask& task, const Shape& shape, const Workspace
                   const SpanPart& part, Done&& done) {
   Span span = codes;
   if (sizeof(Key) == 1) widen(codes.k, codes.first, codes.last, task.key_width, work.keys, span.k);
-  if (sizeof(Value) == 1) widen(codes.v, codes.first, codes.last, task.value_width, work.values, span.v);
+  if (sizeof(Value) == 1 && !task.latent)
+    widen(codes.v, codes.first, codes.last, task.value_width, work.values, span.v);
   int64_t at = 0;
   if constexpr (kVecs > 1)
     for (; shape.lanes - at >= kMostLanes; at += kMostLanes)

@@ -43,10 +43,11 @@ void write_bf16(const float* x, int head_dim, int64_t step, uint16_t* tile) {
 // False where any x is NaN or infinite.
 bool quantise_q8(const float* x, int head_dim, int group, int8_t* codes, uint16_t* scales) {
   bool finite = true;
-  for (int start = 0; start < head_dim; start += group) {
+  for (int start = 0, end; start < head_dim; start += group) {
+    end = start + group < head_dim ? start + group : head_dim;
     Vec largest = set(0.0f), probe = set(0.0f);
-    for (int i = start; i < start + group; i += kLanes) {
-      const Vec a = load_lanes(x + i, start + group - i);
+    for (int i = start; i < end; i += kLanes) {
+      const Vec a = load_lanes(x + i, end - i);
       largest = max(largest, abs(a));
       probe = fma(a, set(0.0f), probe);
     }
@@ -55,8 +56,8 @@ bool quantise_q8(const float* x, int head_dim, int group, int8_t* codes, uint16_
     const uint16_t scale = to_f16(ideal > kLargestF16 ? kLargestF16 : ideal);
     const float stored = from_f16(scale);
     const Vec inverse = set(stored > 0.0f ? 1.0f / stored : 0.0f);
-    for (int i = start; i < start + group; i += kLanes) {
-      const int n = start + group - i < kLanes ? start + group - i : kLanes;
+    for (int i = start; i < end; i += kLanes) {
+      const int n = end - i < kLanes ? end - i : kLanes;
       int8_t lanes[kLanes];
       store_i8(lanes, clamp(load_lanes(x + i, n) * inverse, 127.0f));
       std::memcpy(codes + i, lanes, n);
@@ -95,8 +96,10 @@ void write_plain(KvType type, const float* x, int width, int64_t step, uint8_t* 
   write_bf16(x, width, step, reinterpret_cast<uint16_t*>(tile));
 }
 
-// False where any x is NaN or infinite and the type has no code for that; scales: those of the position.
-bool store_key(KvType type, const float* x, int slot, int width, int group, uint8_t* tile, uint8_t* scales) {
+// False where any x is NaN or infinite and the type has no code for that; scales: those of the position. The first
+// `values` elements are values as well.
+bool store_key(KvType type, const float* x, int slot, int width, int group, int values, uint8_t* tile,
+               uint8_t* scales) {
   if (type == KvType::q8_0) {
     int8_t codes[kMostDimensions];
     const bool finite = quantise_q8(x, width, group, codes, reinterpret_cast<uint16_t*>(scales) + slot);
@@ -105,10 +108,15 @@ bool store_key(KvType type, const float* x, int slot, int width, int group, uint
   }
   if (type == KvType::i16) {
     int16_t codes[kMostDimensions];
-    float& scale = reinterpret_cast<float*>(scales)[slot];
-    scale = quantise(x, width, kLargestCode, kLongest, codes);
+    float* scale = reinterpret_cast<float*>(scales) + slot;
+    bool finite = true;
+    for (int start = 0; start < width; start += group, scale += kBlockTokens) {
+      const int n = start + group < width ? group : width - start;
+      *scale = quantise(x + start, n, start < values ? kLargestValue : kLargestCode, kLongest, codes + start);
+      finite = finite && *scale == *scale;
+    }
     lay_out_key(codes, slot, width, tile);
-    return scale == scale;
+    return finite;
   }
   write_plain(type, x, width, kBlockTokens, tile + code_bytes(type) * slot);
   return true;
@@ -140,10 +148,11 @@ int64_t attention_block_bytes(const CacheShape& cache) { return BlockLayout(cach
 // where keys are floats through the key.
 void attention_store(const CacheShape& cache, uint8_t* block, int slot, const float* k, const float* v) {
   const BlockLayout layout(cache);
-  bool finite =
-      store_key(cache.key_type, k, slot, cache.key_width, layout.k_group, block, block + layout.k_scales_offset);
-  finite &= store_value(cache.value_type, v, slot, cache.value_width, layout.v_group, block + layout.v_offset,
-                        block + layout.v_scales_offset);
+  bool finite = store_key(cache.key_type, k, slot, cache.key_width, layout.k_group,
+                          cache.latent ? cache.value_width : 0, block, block + layout.k_scales_offset);
+  if (!cache.latent)
+    finite &= store_value(cache.value_type, v, slot, cache.value_width, layout.v_group, block + layout.v_offset,
+                          block + layout.v_scales_offset);
   if (finite) return;
   if (cache.key_type == KvType::q8_0) reinterpret_cast<uint16_t*>(block + layout.k_scales_offset)[slot] = 0x7e00;
   else if (cache.key_type == KvType::i16)

@@ -1,0 +1,42 @@
+"""Multi-head latent attention in the absorbed form: every head reads the same cached vector of a token."""
+
+from dataclasses import replace
+
+from ckdist.layout import Dim
+from ckdist.models.blocks.attention import Rows, every
+from ckdist.models.spec import LatentAttention
+from ckdist.program.program import Value
+from ckdist.program.tracer import Tracer
+
+
+def latent_attention(
+    g: Tracer, x: Value, a: LatentAttention, path: str, layer: int, eps: float, rows: Rows = every
+) -> Value:
+    """x: (tokens, hidden), normalised -> (rows, hidden).
+
+    `path` is what the names of the weights begin with; `rows` chooses those whose results are wanted.
+    """
+    w = lambda name, *dims: g.weight(f"{path}.{name}.weight", *dims)
+    hidden, rank = x.dims[-1], Dim("kv_lora", a.kv_lora_rank)
+    heads, _ = g.sharding.heads(a.num_heads, 1, a.nope_dim + a.rope_dim)
+    latent = Dim("latent", 1, a.key_width)
+    kv_a = w("kv_a_proj_with_mqa", latent, hidden)
+    if a.q_lora_rank:
+        q_rank = Dim("q_lora", a.q_lora_rank)
+        q_a, kv = g.linear(x, w("q_a_proj", q_rank, hidden), kv_a, names=["q_a", "kv"])
+        normed = g.rms_norm(q_a, w("q_a_layernorm", q_rank), a.norm_eps or eps)
+        q = g.linear(normed, w("q_b_proj", heads, q_rank), names=["q"])
+    else:
+        q, kv = g.linear(x, w("q_proj", heads, hidden), kv_a, names=["q", "kv"])
+    q, kv = g.to_heads_latent(q, kv)
+    own = q.dims[-1]  # where tokens were sharded, the heads are now
+    k_b = w("k_b_proj", replace(own, width=a.kv_lora_rank), Dim("nope", a.nope_dim))
+    q = g.linear_heads(q, k_b)  # (tokens, heads * (kv_lora_rank + rope_dim))
+    k = g.norm_latent(kv, w("kv_a_layernorm", rank), a.norm_eps or eps)
+    if a.rope is not None:
+        q, k = (g.rope(value, a.rope, first=a.kv_lora_rank) for value in (q, k))
+    o = g.attend_latent(q, k, layer=layer, scale=a.scale, value_width=a.kv_lora_rank)
+    o = g.linear_heads(o, w("v_b_proj", replace(own, width=a.v_dim), rank))  # (tokens, heads * v_dim)
+    out = replace(heads, width=a.v_dim)  # of o_proj's columns
+    o = rows(g.to_tokens(o, out))
+    return g.reduce(g.linear(o, w("o_proj", hidden, out), names=["attn"]))

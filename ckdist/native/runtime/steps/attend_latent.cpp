@@ -1,0 +1,98 @@
+// Latent attention over the cache: the norm and rotation of what is cached of a token, the rotation of queries, the
+// sums.
+//
+// All heads read the same cached vectors, so a rank's heads are divided into groups, which stand where `attend` has
+// kv-heads: a thread attends for a group at a time, and the vectors that it reads are in caches that threads share.
+#include "runtime/steps/attention_run.h"
+
+namespace ckdist {
+namespace {
+
+struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
+  AttentionFields attention() const { return {step.layer, step.q, step.out, 0, step.scale, 0.f}; }
+
+  // Of a thread: what the kernel wants, and a key.
+  struct Room {
+    uint8_t* scratch;
+    float* key;
+  };
+  static Room room(Carver& c, const Inference& r, const Fields& step) {
+    const Inference::Layer& layer = r.layers[step.layer];
+    uint8_t* const scratch =
+        c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kQueryTile, layer.max_heads_per_kv));
+    return {scratch, c.floats(layer.cache.key_width)};
+  }
+  static int64_t thread_bytes(const Inference& r, const Fields& step) {
+    Carver c;
+    room(c, r, step);
+    return c.used;
+  }
+
+  void run() {
+    if (layer().kv_heads > 0) attend();
+    r.finish(thread, index, step.out, r.batch.tokens);
+  }
+
+  void attend() {
+    const bool single = r.batch.tokens == r.batch.sequences;  // one token per sequence
+    const Split split = single && r.active() > 1 ? split_of() : Split{};
+    if (split.spans_each > 0) clear_parts();
+    each_stored(1, [&](int sequence, int64_t token, int) { store_key(sequence, token); });
+    rotate_queries();
+    r.meet(thread, index);
+    const int groups = layer().kv_heads;
+    if (!single) return attend_tiles();
+    if (split.spans_each > 0) return attend_parts(split);
+    for (int64_t i; (i = r.next_item(index)) < r.batch.sequences * groups;)
+      r.kernels.attention.attend(task_of({int(i / groups), 0, 1, int(i % groups)}), r.memory(thread));
+  }
+
+  void store_key(int sequence, int64_t token) {
+    Carver c{r.memory(thread)};
+    float* const key = room(c, r, step).key;
+    const Inference::Layer& of = layer();
+    const int width = of.cache.key_width, latent = of.cache.value_width;
+    const Start start = start_of(sequence);
+    const int64_t position = r.batch.chunks[sequence].first_position + token - start.token;
+    uint8_t* const block = of.kv(0) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_bytes;
+    const float* x;
+    int64_t stride;
+    if (r.value(step.k).place == ckdist_place_tokens) {
+      x = r.peer_row(step.k, token);
+      if (r.rank_of(token) != r.ranks->local_rank) r.count_moved(thread, width * 4);
+    } else {
+      x = r.floats(step.k, &stride);
+      x += token * stride;
+    }
+    if (step.norm >= 0) r.kernels.elementwise.rms_norm(x, r.vector(step.norm), step.eps, latent, key);
+    else std::copy(x, x + latent, key);
+    std::copy(x + latent, x + width, key + latent);
+    rotate(key, position, width, key, latent);
+    r.kernels.attention.store(of.cache, block, int(position % kBlockTokens), key, nullptr);
+  }
+
+  // Every thread rotates its part of all tokens' heads.
+  void rotate_queries() {
+    int64_t stride;
+    float* const q = r.floats(step.q, &stride);
+    const int64_t heads = layer().heads(), width = layer().cache.key_width, items = r.batch.tokens * heads;
+    const Range own = {items * thread / r.active(), items * (thread + 1) / r.active()};
+    int64_t token = 0;
+    for (int64_t s = 0; s < r.batch.sequences; s++) {
+      const BatchView::Chunk& chunk = r.batch.chunks[s];
+      const int64_t first = token, end = token + chunk.tokens;
+      for (token = std::max(first, own.begin / heads); token < end && token * heads < own.end; token++)
+        for (int64_t h = std::max<int64_t>(own.begin - token * heads, 0); h < std::min(own.end - token * heads, heads);
+             h++) {
+          float* const head = q + token * stride + h * width;
+          rotate(head, chunk.first_position + token - first, width, head, layer().cache.value_width);
+        }
+      token = end;
+    }
+  }
+};
+
+const RegisteredKind<AttendLatent> kKind(ckdist_step_attend_latent);
+
+}  // namespace
+}  // namespace ckdist

@@ -1,0 +1,210 @@
+// What the steps of attention share: how their work is divided over threads, by kv-heads, query tokens or spans of the
+// context.
+#pragma once
+#include <atomic>
+
+#include "runtime/inference.h"
+
+namespace ckdist {
+
+constexpr int kQueryTile = 32;  // query tokens of one attention task
+
+// What a step's tasks are made of: values of rotated queries and of the result, and how scores are made.
+struct AttentionFields {
+  int32_t layer, q, out, window;
+  float scale, soft_cap;
+};
+
+// `Derived` has `AttentionFields attention() const`.
+template <class Derived, class StepFields>
+struct AttentionRun : StepRun<Inference, StepFields> {
+  using StepRun<Inference, StepFields>::r;
+  using StepRun<Inference, StepFields>::thread;
+  using StepRun<Inference, StepFields>::index;
+  using StepRun<Inference, StepFields>::step;
+
+  struct Item {
+    int sequence, first, tokens, kv_head;
+  };  // an attention task: query tokens [first, first + tokens) of a sequence
+  // Decode attention divided along the context: each (sequence, kv-head) has its parts, and who finishes the last
+  // merges them.
+  struct Split {
+    int64_t spans_each = 0;  // spans of one task; 0: nothing is divided
+    int64_t spans = 0;       // of all sequences together
+  };
+  struct Start {
+    int64_t token = 0, block = 0;
+  };  // of a sequence in the batch's arrays
+  struct Parts {
+    std::atomic<int64_t>* merged;  // (sequences, kv_heads): spans whose parts are there
+    uint8_t* at;
+    int64_t bytes_each;
+  };
+
+  const Inference::Layer& layer() const { return r.layers[step.layer]; }
+  AttentionFields fields() const { return static_cast<const Derived*>(this)->attention(); }
+
+  // Parts of contexts that threads share: enough for the whole cache, which is less than a hundredth of it.
+  static int64_t part_count(const Inference& r, const Inference::Layer& layer) {
+    return r.threads() > 1 ? layer.kv_heads * (r.program.blocks * kBlockTokens / kSpan + 2 * r.program.max_sequences)
+                           : 0;
+  }
+  static Parts parts(Carver& c, const Inference& r, const Inference::Layer& layer) {
+    const int64_t bytes = (r.kernels.attention.part_bytes(layer.cache, 1, layer.max_heads_per_kv) + 63) / 64 * 64;
+    const int64_t merged = r.program.max_sequences * layer.kv_heads;
+    auto* const counts =
+        reinterpret_cast<std::atomic<int64_t>*>(c.bytes(merged * int64_t{sizeof(std::atomic<int64_t>)}));
+    return {counts, c.bytes(part_count(r, layer) * bytes), bytes};
+  }
+  static int64_t workspace_bytes(const Inference& r, const StepFields& step) {
+    Carver c;
+    parts(c, r, r.layers[step.layer]);
+    return c.used;
+  }
+
+  Start start_of(int sequence) const {
+    Start start;
+    for (int s = 0; s < sequence; s++) start.token += r.batch.chunks[s].tokens, start.block += r.batch.chunks[s].blocks;
+    return start;
+  }
+
+  // The rotation of a head at a position, from its dimension `first` on; what of the head is not rotated stays.
+  void rotate(const float* x, int64_t position, int64_t width, float* out, int first = 0) const {
+    const int64_t dims = step.rope_table < 0 ? 0 : r.program.ropes[step.rope_table].dims;
+    if (dims > 0) {
+      const ckdist_rope& rope = r.program.ropes[step.rope_table];
+      const ElementwiseKernel& k = r.kernels.elementwise;
+      (rope.interleaved ? k.rope_pairs : k.rope)(x + first, rope.cos + position * (dims / 2),
+                                                 rope.sin + position * (dims / 2), dims, out + first);
+    }
+    if (out == x) return;
+    std::copy(x, x + first, out);
+    if (first + dims < width) std::copy(x + first + dims, x + width, out + first + dims);
+  }
+
+  AttentionTask task_of(const Item& item) {
+    int64_t q_stride, out_stride;
+    const Start start = start_of(item.sequence);
+    const Inference::Layer& layer = this->layer();
+    const CacheShape& cache = layer.cache;
+    const int64_t head = layer.first_head[item.kv_head];
+    const AttentionFields of = fields();
+    const float* q = r.floats(of.q, &q_stride);
+    float* out = r.floats(of.out, &out_stride);
+    AttentionTask task{};
+    task.key_type = cache.key_type, task.value_type = cache.value_type;
+    task.key_width = cache.key_width, task.value_width = cache.value_width, task.latent = cache.latent;
+    task.kv = layer.kv(item.kv_head);
+    task.block_stride = layer.block_bytes;
+    task.block_table = r.batch.block_tables + start.block;
+    task.first_position = r.batch.chunks[item.sequence].first_position + item.first;
+    task.tokens = item.tokens;
+    task.heads = layer.heads_per_kv[item.kv_head];
+    task.q = q + (start.token + item.first) * q_stride + head * cache.key_width;
+    task.q_token_stride = q_stride;
+    task.q_head_stride = cache.key_width;
+    task.out = out + (start.token + item.first) * out_stride + head * cache.value_width;
+    task.out_token_stride = out_stride;
+    task.out_head_stride = cache.value_width;
+    task.scale = of.scale;
+    task.soft_cap = of.soft_cap;
+    task.window = of.window;
+    return task;
+  }
+
+  // Splitting costs a barrier. It pays where whole (sequence, kv-head) items cannot be handed out evenly: where the
+  // longest is a large share of what each thread should do.
+  Split split_of() {
+    Split split;
+    int64_t longest = 0;
+    for (int s = 0; s < r.batch.sequences; s++) {
+      AttentionTask task{};
+      task.first_position = r.batch.chunks[s].first_position, task.tokens = 1, task.window = fields().window;
+      const int64_t spans = task.last_span() - task.first_span();
+      split.spans += spans, longest = std::max(longest, spans);
+    }
+    const int64_t total = split.spans * layer().kv_heads;
+    const bool even = r.batch.sequences == 1 && layer().kv_heads % r.active() == 0;
+    if (even || longest < 4 || longest * r.active() * 4 <= total || total > part_count(r, layer())) return split;
+    split.spans_each = std::max<int64_t>(total / (r.active() * 8), 1);
+    return split;
+  }
+
+  // This thread's part of what attend_parts() counts; the threads meet between both.
+  void clear_parts() {
+    const int64_t items = r.batch.sequences * layer().kv_heads;
+    Carver c{r.workspace()};
+    const Parts own = parts(c, r, layer());
+    for (int64_t i = thread; i < items; i += r.active()) own.merged[i].store(0, std::memory_order_relaxed);
+  }
+
+  // Of the parts of a batch of single tokens, whose keys are stored, those that this thread gets.
+  void attend_parts(const Split& split) {
+    const int kv_heads = layer().kv_heads;
+    Carver c{r.workspace()};
+    const Parts own = parts(c, r, layer());
+    int64_t i = r.next_item(index), before = 0, count = 0;  // before: tasks of earlier items; count: their parts
+    for (int64_t item = 0; item < r.batch.sequences * kv_heads; item++) {
+      const int sequence = int(item / kv_heads), kv_head = int(item % kv_heads);
+      const AttentionTask task = task_of({sequence, 0, 1, kv_head});
+      const int64_t spans = task.last_span() - task.first_span(),
+                    tasks = (spans + split.spans_each - 1) / split.spans_each;
+      uint8_t* at = own.at + count * own.bytes_each;
+      for (; i < before + tasks; i = r.next_item(index)) {
+        const int64_t from = (i - before) * split.spans_each, to = std::min(from + split.spans_each, spans);
+        const int64_t bytes = r.kernels.attention.part_bytes(task.cache(), 1, task.heads);
+        r.kernels.attention.attend_spans(task, task.first_span() + from, task.first_span() + to, at + from * bytes,
+                                         r.memory(thread));
+        std::atomic<int64_t>& merged = own.merged[item];
+        if (merged.fetch_add(to - from, std::memory_order_acq_rel) + to - from < spans) continue;
+        r.kernels.attention.merge(task, at, r.memory(thread));
+      }
+      before += tasks, count += spans;
+    }
+  }
+
+  // Calls store(sequence, token, kv_head) for this thread's part of the kv-heads and blocks of a batch.
+  // Heads, or parts of a head's tokens, are divided over the threads alike for storing and for attending. A block's
+  // positions are stored by one thread: they share its cache lines.
+  template <class Store>
+  void each_stored(int kv_heads, Store&& store) {
+    int64_t blocks = 0;
+    for (int64_t s = 0; s < r.batch.sequences; s++) {
+      const BatchView::Chunk& chunk = r.batch.chunks[s];
+      blocks += (chunk.first_position + chunk.tokens - 1) / kBlockTokens - chunk.first_position / kBlockTokens + 1;
+    }
+    const Range own = {kv_heads * blocks * thread / r.active(), kv_heads * blocks * (thread + 1) / r.active()};
+    for (int64_t sequence = 0, block = 0, first = 0, end = 0; sequence < r.batch.sequences; sequence++) {
+      end += r.batch.chunks[sequence].tokens;
+      for (int64_t position = r.batch.chunks[sequence].first_position, next; first < end; first = next, block++) {
+        next = std::min(first + kBlockTokens - position % kBlockTokens, end);
+        position += next - first;
+        for (int h = 0; h < kv_heads; h++) {
+          if (h * blocks + block < own.begin || h * blocks + block >= own.end) continue;
+          for (int64_t token = first; token < next; token++) store(int(sequence), token, h);
+        }
+      }
+    }
+  }
+
+  // Attention of prompts' tokens, whose keys are stored.
+  void attend_tiles() {
+    const int kv_heads = layer().kv_heads;
+    int64_t tiles = 0;
+    for (int64_t s = 0; s < r.batch.sequences; s++) tiles += (r.batch.chunks[s].tokens + kQueryTile - 1) / kQueryTile;
+    // A head's keys and values stay in a thread's caches from tile to tile of query tokens, from the last, longest
+    // context to the first.
+    r.for_each_item(thread, index, tiles * kv_heads, [&](int64_t i) {
+      int64_t tile = tiles - 1 - i % tiles;
+      int sequence = 0;
+      for (int64_t n; tile >= (n = (r.batch.chunks[sequence].tokens + kQueryTile - 1) / kQueryTile); sequence++)
+        tile -= n;
+      const int first = int(tile) * kQueryTile;
+      const Item item = {sequence, first, std::min(kQueryTile, r.batch.chunks[sequence].tokens - first),
+                         int(i / tiles)};
+      r.kernels.attention.attend(task_of(item), r.memory(thread));
+    });
+  }
+};
+
+}  // namespace ckdist

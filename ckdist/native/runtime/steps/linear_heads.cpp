@@ -1,0 +1,94 @@
+// A matrix for each head: of each head its first floats times the head's matrix, and the others behind the result.
+//
+// What a matrix multiplies is a few columns wide, so whoever multiplies quantizes it, and no barrier stands between.
+#include "runtime/steps/packed_weight.h"
+
+namespace ckdist {
+namespace {
+
+constexpr int64_t kItemRows = 64;  // whose activations and results stay in the L2 cache beside a head's matrix
+
+struct LinearHeads : StepRun<Inference, ckdist_linear_heads_step> {
+  static constexpr bool kReadsAhead = true;
+
+  static int64_t row_bytes(const Inference& r, const Fields& step) {
+    return step.weight.count ? ActivationRow::bytes(ActivationFormat(step.format), r.matrix(step.weight.first).cols)
+                             : 0;
+  }
+  static int64_t thread_bytes(const Inference& r, const Fields& step) { return kItemRows * row_bytes(r, step); }
+
+  // Of few rows a head's tiles may be several items, of many its rows are.
+  struct Items {
+    int64_t chunks, pieces;  // of the rows and of the tiles
+  };
+  static Items items_of(const Inference& r, const Fields& step) {
+    const int64_t rows = r.batch.tokens, heads = step.weight.count;
+    const Items items = {(rows + kItemRows - 1) / kItemRows, 1};
+    if (heads * items.chunks >= 2 * r.active() || heads == 0) return items;
+    const int64_t wanted = (2 * r.active() + heads - 1) / heads;
+    return {items.chunks, std::min(wanted, r.matrix(step.weight.first).tile_count())};
+  }
+
+  void run() {
+    const Items items = items_of(r, step);
+    const int64_t all = step.weight.count * items.chunks * items.pieces;
+    const auto work = [&](int64_t i) {
+      const int64_t piece = i % items.pieces, chunk = i / items.pieces % items.chunks,
+                    head = i / items.pieces / items.chunks;
+      const int64_t tiles = r.matrix(step.weight.first + int(head)).tile_count();
+      multiply(head, {tiles * piece / items.pieces, tiles * (piece + 1) / items.pieces},
+               {chunk * kItemRows, std::min((chunk + 1) * kItemRows, r.batch.tokens)});
+    };
+    if (r.batch.tokens > r.batch.sequences) r.for_each_item(thread, index, all, work);
+    else
+      for (int64_t i = thread; i < all; i = r.active() + r.next_item(index)) work(i);
+    r.finish(thread, index, step.out, r.batch.tokens);
+  }
+
+  void multiply(int64_t head, Range tiles, Range rows) {
+    const Weight& weight = r.weight(step.weight.first + int(head));
+    const int64_t n = rows.end - rows.begin, x_stride = row_bytes(r, step), behind = step.x_width - step.columns,
+                  out_width = step.head_rows + behind;
+    int64_t out_stride;
+    float* const out = r.floats(step.out, &out_stride) + rows.begin * out_stride + head * out_width;
+    uint8_t* const activations = r.memory(thread);
+    for (int64_t t = 0; t < n; t++) {
+      const float* const x = x_row(rows.begin + t) + head * step.x_width;
+      if (r.value(step.x).place == ckdist_place_tokens && r.rank_of(rows.begin + t) != r.ranks->local_rank)
+        r.count_moved(thread, step.x_width * 4);
+      r.kernels.elementwise.prepare(ActivationFormat(step.format), x, step.columns, 0, weight.matrix.cols,
+                                    activations + t * x_stride);
+      if (tiles.begin == 0) std::copy(x + step.columns, x + step.x_width, out + t * out_stride + step.head_rows);
+    }
+    each_packed(r, thread, weight, tiles.begin, tiles.end, [&](const Matrix& part, int64_t first) {
+      r.kernels.linear[int(part.type)].multiply(part, 0, part.tile_count(), activations, x_stride, n,
+                                                out + first * kTileRows, out_stride);
+    });
+  }
+
+  const float* x_row(int64_t token) {
+    if (r.value(step.x).place == ckdist_place_tokens) return r.peer_row(step.x, token);
+    int64_t stride;
+    const float* const x = r.floats(step.x, &stride);
+    return x + token * stride;
+  }
+
+  // The first item of a thread.
+  static void ahead(Inference& r, int thread, const Fields& step, Ahead& ahead) {
+    if (r.batch.tokens > Inference::kFewRows || step.weight.count == 0) return;
+    const Items items = items_of(r, step);
+    const int64_t item = thread;
+    if (item >= step.weight.count * items.chunks * items.pieces) return;
+    const Weight& weight = r.weight(step.weight.first + int(item / items.pieces / items.chunks));
+    if (weight.sliced && !weight.sliced->whole()) return;
+    const Matrix& w = weight.matrix;
+    const int64_t begin = w.tile_count() * (item % items.pieces) / items.pieces;
+    ahead.at = w.tiles + begin * w.tile_bytes;
+    ahead.end = w.tiles + w.tile_count() * w.tile_bytes;
+  }
+};
+
+const RegisteredKind<LinearHeads> kKind(ckdist_step_linear_heads);
+
+}  // namespace
+}  // namespace ckdist

@@ -1,0 +1,177 @@
+"""Latent attention: the norm of what is cached, attention over it, and the gradients of what training uses.
+
+A token's key is its latent vector and, behind it, a rotated part that all heads share; its value is the latent vector.
+DeepSeek-AI 2024, arXiv:2405.04434, section 2.1, in the absorbed form.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckdist.errors import LayoutError
+from ckdist.layout import Dim
+from ckdist.program.lowered import latent_attention
+from ckdist.program.ops.attention import NO_ROPE, ROPE_TABLES
+from ckdist.program.ops.norm import inverse_rms
+from ckdist.program.ops.op import (
+    Arrays,
+    Attrs,
+    Gradients,
+    Inferred,
+    Values,
+    Weights,
+    lower,
+    op,
+    same,
+    unsharded,
+    vjp,
+    whole,
+)
+from ckdist.program.program import Instr, Value
+from ckdist.program.rank_context import RankContext
+
+if TYPE_CHECKING:  # which import the ops
+    from ckdist.program.emitter import Emitter
+    from ckdist.program.fusion import Group
+    from ckdist.program.lower import Lowering
+
+
+def infer_norm_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As x. LayoutError where the weight is wider."""
+    (x,), (w,) = inputs, weights
+    whole("norm_latent", x)
+    unsharded("norm_latent", x)
+    if w.dims[-1].elements > x.dims[-1].elements:
+        raise LayoutError(f"norm_latent of [{x.dims[-1]}] has a weight of [{w.dims[-1]}]: {w}")
+    return [(x.dims, None)]
+
+
+@op("norm_latent", infer_norm_latent)
+def norm_latent(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """rms_norm of the first elements, as many as the weight has; the others as they are."""
+    (x,), (w,) = inputs, weights
+    latent = x[:, : len(w)]
+    return [np.concatenate([latent * inverse_rms(latent, attrs["eps"]) * w, x[:, len(w) :]], axis=-1)]
+
+
+@vjp("norm_latent")
+def norm_latent_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """One instruction for both gradients."""
+    w = instr.weight(0)
+    names = ["d_latent", *([f"d_{w.name}"] if wanted[1] else [])]
+    attrs = {"eps": instr.attrs["eps"], "weight_grad": wanted[1]}
+    dx, *dw = g.emit("norm_latent_grad", (instr.inputs[0], grads[0]), (w,), names, **attrs)
+    return [dx, *(dw or [None])]
+
+
+def infer_norm_latent_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As x, and as the weight where its gradient is wanted."""
+    (x, dy), (w,) = inputs, weights
+    same("norm_latent_grad", x, dy)
+    outputs = infer_norm_latent((x,), weights, attrs)
+    return [*outputs, (w.dims, x.dims[0].axis)] if attrs["weight_grad"] else outputs
+
+
+@op("norm_latent_grad", infer_norm_latent_grad)
+def norm_latent_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """As rms_norm_grad of the first elements; the gradient of the others as it is."""
+    (x, dy), (w,) = inputs, weights
+    n = len(w)
+    latent, dn = x[:, :n], dy[:, :n] * w
+    r = inverse_rms(latent, attrs["eps"])
+    normed = latent * r
+    dx = r * (dn - normed * np.mean(dn * normed, axis=-1, keepdims=True))
+    whole_dx = np.concatenate([dx, dy[:, n:]], axis=-1)
+    return [whole_dx, (dy[:, :n] * normed).sum(axis=0)] if attrs["weight_grad"] else [whole_dx]
+
+
+def infer_attend_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """Heads as wide as a value. LayoutError where queries and keys differ in width."""
+    q, k = inputs
+    whole("attend_latent", *inputs)
+    unsharded("attend_latent", k)
+    heads, key = q.dims[-1], k.dims[-1]
+    if heads.width != key.elements or not 0 < attrs["value_width"] <= key.elements:
+        width = attrs["value_width"]
+        raise LayoutError(f"attend_latent: queries [{heads}], keys [{key}] and values of {width} do not fit together")
+    return [((q.dims[0], replace(heads, width=attrs["value_width"])), None)]
+
+
+@op("attend_latent", infer_attend_latent)
+def attend_latent(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Causal attention of all heads over the keys of the cache, which the call extends; values are the keys' first
+    elements.
+    """
+    q, k = inputs
+    keys, _ = context.extend_cache(attrs["layer"], k, k[:, : attrs["value_width"]])  # (positions, key width)
+    heads = q.reshape(len(q), -1, keys.shape[1])  # (tokens, heads, key width)
+    scores = np.einsum("thw,pw->htp", heads, keys) * np.float32(attrs["scale"])
+    first = len(keys) - len(q)
+    scores = np.where(np.arange(len(keys)) <= first + np.arange(len(q))[:, None], scores, -np.inf)
+    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    out = np.einsum("htp,pv->thv", p / p.sum(axis=-1, keepdims=True), keys[:, : attrs["value_width"]])
+    return [out.reshape(len(q), -1)]
+
+
+@lower("norm_latent", "inference")
+def lower_norm_latent(lowering: "Lowering", group: "Group") -> None:
+    """No step where attention norms. LayoutError elsewhere."""
+    raise LayoutError(f"cannot lower {group.instr}: only attend_latent norms a latent vector")
+
+
+@lower("attend_latent", "inference")
+def lower_attend_latent(lowering: "Lowering", group: "Group") -> None:
+    """One step with the norm, rotations and cache."""
+    instr, rope, norm = group.instr, group["k_rope"], group["k_norm"]
+    q, k = instr.inputs
+    if (q_rope := group["q_rope"]) is not None:
+        q = q_rope.inputs[0]
+    k = norm.inputs[0] if norm else rope.inputs[0] if rope else k
+    (out,) = instr.outputs
+    place = lowering.buffer("arena", out.dims[-1].local(lowering.mesh))
+    lowering.at[out.name] = place
+    lowering.emit(
+        "attend_latent",
+        q=lowering.place_of(q),
+        k=lowering.place_of(k),
+        out=place,
+        norm=lowering.vector(norm.weights[0] if norm else None),
+        layer=instr.attrs["layer"],
+        rope_table=ROPE_TABLES[rope.attrs["table"]] if rope else NO_ROPE,
+        eps=norm.attrs["eps"] if norm else 0.0,
+        scale=instr.attrs["scale"],
+    )
+    lowering.attention[instr.attrs["layer"]] = latent_attention(instr, lowering.mesh)
+
+
+def infer_latent_values(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """The first elements of the keys."""
+    (k,) = inputs
+    whole("latent_values", k)
+    return [((k.dims[0], replace(k.dims[-1], width=attrs["width"])), None)]
+
+
+@op("latent_values", infer_latent_values)
+def latent_values(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The first `width` elements of the keys: the values."""
+    return [inputs[0][:, : attrs["width"]]]
+
+
+@vjp("latent_values")
+def latent_values_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """Zeros behind the gradient."""
+    return [*g.emit("latent_values_grad", (grads[0],), names=["d_values"], dim=instr.inputs[0].dims[-1])]
+
+
+def infer_latent_values_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As the keys."""
+    whole("latent_values_grad", *inputs)
+    return [((inputs[0].dims[0], attrs["dim"]), None)]
+
+
+@op("latent_values_grad", infer_latent_values_grad)
+def latent_values_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """The gradient with zeros behind it."""
+    dim: Dim = attrs["dim"]
+    return [np.pad(inputs[0], ((0, 0), (0, dim.elements - inputs[0].shape[1])))]
