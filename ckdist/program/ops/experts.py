@@ -85,7 +85,7 @@ def infer_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
         fits = gate.dims == up.dims and gate.dims[-1] == x.dims[-1] and down.dims[-2] == x.dims[-1]
         if not fits or down.dims[-1] != gate.dims[-2]:
             raise LayoutError(f"experts: {gate}, {up} and {down} do not lead from [{x.dims[-1]}] back there")
-        partial.add(summed_over("experts", *gate.dims[:-1]))
+        partial.add(summed_over(*gate.dims[:-1]))
     if len(partial) > 1:
         raise LayoutError(f"experts: {', '.join(map(str, weights))} are not sharded alike")
     return [(x.dims, partial.pop())]
