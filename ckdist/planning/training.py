@@ -5,17 +5,18 @@ from collections.abc import Mapping
 from ckdist.mesh import Mesh
 from ckdist.planning.memory import gigabytes
 from ckdist.program.lower_training import LoweredTraining
-from ckdist.program.step import PackIndex
+from ckdist.program.step import PackIndex, Step
 
 TILE = 16  # rows and columns that packed matrices are padded to
+LOGIT_BYTES = 32 << 20  # gradients by logits that exist at once, as in native/runtime/steps/cross_entropy.cpp
 
 
 def training_bytes(
-    lowered: LoweredTraining, operand_bytes: int, state_arrays: int, state_replicas: int
+    lowered: LoweredTraining, tokens: int, operand_bytes: int, state_arrays: int, state_replicas: int
 ) -> dict[str, int]:
     """Bytes by what they hold, on this rank; without quantised matrices, which stay as their file has them.
 
-    `operand_bytes`: of an element that products read; `state_arrays`: of the optimizer's state, each as large as the
+    `tokens`: of a batch; `operand_bytes`: of an element that products read; `state_arrays`: of the optimizer's state, each as large as the
     trained weights, shared by so many replicas.
     """
     padded = lambda n: -(-n // TILE) * TILE
@@ -28,7 +29,16 @@ def training_bytes(
 
     is_frozen = lambda p: lowered.parameters[p].offset >= lowered.trained_floats and not lowered.parameters[p].stored
     frozen = [i for i, (_, parts) in enumerate(lowered.packs) if all(map(is_frozen, parts))]
-    each = [sum(packed(i) for i in step.operands(PackIndex) if i not in frozen) for step in lowered.steps]
+
+    def workspace(step: Step) -> int:
+        """Of a step: what it packs, and of the loss the gradients by the logits of some tokens."""
+        packs = step.operands(PackIndex)
+        logits = 0
+        if step.kind == "cross_entropy":
+            vocab = lowered.parameters[lowered.packs[packs[0]][1][0]].rows
+            logits = min(LOGIT_BYTES, tokens * padded(vocab) * operand_bytes)
+        return logits + sum(packed(i) for i in packs if i not in frozen)
+
     trained = 4 * lowered.trained_floats
     return {
         "trained weights": trained,
@@ -36,7 +46,7 @@ def training_bytes(
         "optimizer state": trained * state_arrays // state_replicas,
         "frozen weights": 4 * lowered.floats - trained + sum(map(packed, frozen)),
         "activations": lowered.arena_bytes,
-        "workspace": max(each, default=0),
+        "workspace": max(map(workspace, lowered.steps), default=0),
     }
 
 

@@ -148,7 +148,7 @@ class Trainer:
         self.placement.enter()  # what is loaded from here on lies on the rank's own memory nodes, as in serving
         bind_memory(self.placement)
         program = self.model.lowered(config, mesh)
-        needed = training_bytes(program.lowered, program.operand_bytes, *self._state_sharing(mesh))
+        needed = training_bytes(program.lowered, program.max_tokens, program.operand_bytes, *self._state_sharing(mesh))
         remedy = "use a smaller batch or model, a larger tensor_parallel_size, zero_stage 1 over more ranks, or lora_r"
         require(needed, world.local_size, remedy)
         if world.size > 1:

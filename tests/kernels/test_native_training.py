@@ -15,11 +15,14 @@ from ckdist.errors import ConfigError
 from ckdist.layout import DATA
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss as loss_of
+from ckdist.planning.training import training_bytes
 from ckdist.program.autodiff import backward
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.pool import ThreadPool
 from ckdist.program.tracer import trace_loss
 from ckdist.train.batch import PackedBatch
+from ckdist.train.loss_program import lower_model
+from ckdist.train.native_executable import NativeExecutable
 from tests.support.golden_training import FAMILIES, batches, golden, model, split
 from tests.support.levels import each
 from tests.support.specs import PIECES
@@ -208,6 +211,22 @@ def test_changed_parameters_are_seen():
     before, gradient = e.loss(batch), e.gradients.flat.astype(np.float64)
     e.parameters.flat[:] -= 1e-4 * e.gradients.flat / np.linalg.norm(gradient)
     assert before - e.loss(batch) == pytest.approx(1e-4 * np.linalg.norm(gradient), rel=0.05)
+    e.close()
+
+
+@pytest.mark.parametrize("trained", [None, ["model.layers.1.self_attn.v_proj.weight"]])
+def test_planned_memory_is_what_is_taken(trained):
+    """Activations and packed weights to the byte, the workspace about."""
+    spec = small_spec(heads=8, kv_heads=4, head_dim=32, ffn=512, vocab=1000)
+    program = lower_model(spec, 128, trained=trained)
+    shapes = program.shards.whole_shapes
+    e = NativeExecutable(program, lambda name: np.ones(shapes[name], np.float32))
+    planned = training_bytes(program.lowered, program.max_tokens, program.operand_bytes, 2, 1)
+    assert planned["trained weights"] == planned["gradients"] == e.gradients.flat.nbytes
+    assert planned["optimizer state"] == 2 * e.gradients.flat.nbytes
+    read = 4 * program.lowered.floats - e.gradients.flat.nbytes  # frozen weights before they are packed
+    assert (planned["activations"], planned["frozen weights"]) == (e.bytes.activations, read + e.bytes.packed)
+    assert e.bytes.workspace / 4 < planned["workspace"] < 2 * e.bytes.workspace
     e.close()
 
 
