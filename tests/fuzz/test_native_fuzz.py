@@ -22,10 +22,9 @@ from ckdist.errors import NativeError, UserError
 from ckdist.weights.gguf import read_gguf
 from tests.support.paths import GOLDEN
 
-GGUF = {
-    name: (GOLDEN / "gguf" / f"{name}.gguf").read_bytes()
-    for name in ("Q2_K", "Q4_K_M", "IQ4_XS", "Q8_0", "F16", "IQ1_M", "IQ2_XS", "IQ3_S", "MXFP4", "TQ1_0")
-}
+TYPES = ("Q2_K", "Q4_K_M", "IQ4_XS", "Q8_0", "F16", "IQ1_M", "IQ2_XS", "IQ3_S", "MXFP4", "TQ1_0")
+PATHS = {name: GOLDEN / "gguf" / f"{name}.gguf" for name in TYPES} | {"experts": GOLDEN / "glm4moe" / "q8_0.gguf"}
+GGUF = {name: path.read_bytes() for name, path in PATHS.items()}
 EXAMPLES = int(os.environ.get("CKDIST_FUZZ_EXAMPLES", "150"))
 FUZZ = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
@@ -90,14 +89,14 @@ def test_damaged_numbers_of_gguf_are_refused_or_run(tmp_path, name, data):
 
 @functools.cache
 def _tensors(name):
-    return tuple(read_gguf(GOLDEN / "gguf" / f"{name}.gguf").tensors.values())
+    return tuple(read_gguf(PATHS[name]).tensors.values())
 
 
 @functools.cache
 def _numbers(name) -> list[tuple[str, int, str]]:
     """Key, place of the value and kind of every 32-bit number of the metadata."""
     data, found = GGUF[name], []
-    for key in read_gguf(GOLDEN / "gguf" / f"{name}.gguf").metadata:
+    for key in read_gguf(PATHS[name]).metadata:
         end = data.index(len(key).to_bytes(8, "little") + key.encode()) + 8 + len(key)
         kind = int.from_bytes(data[end : end + 4], "little")
         if kind in (4, 5, 6):
@@ -106,7 +105,9 @@ def _numbers(name) -> list[tuple[str, int, str]]:
 
 
 @settings(max_examples=EXAMPLES, **FUZZ)
-@given(st.sampled_from(["llama3", "gemma3", "qwen3", "mistral"]), st.data())
+@given(
+    st.sampled_from(["llama3", "gemma3", "qwen3", "mistral", "qwen2moe", "glm4moe", "minimax_m2", "mixtral"]), st.data()
+)
 def test_damaged_folders_are_refused_or_run(tmp_path, family, data):
     """One field of config.json becomes another number, or a few bytes of the weights change."""
     folder = tmp_path / family
