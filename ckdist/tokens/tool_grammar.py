@@ -8,6 +8,7 @@ from ckdist.tokens.grammar import SEPARATORS, quoted
 from ckdist.tokens.tool_format import ToolFormat
 
 ANSWER = "answer"  # the name of another grammar, that an answer without calls follows
+MAX_CALLS = 16  # of one answer
 
 Schemas = Mapping[str, dict[str, Any]]  # of the parameters of each tool
 Literal = Callable[[str], str]  # a text as Lark, with its control tokens as such
@@ -28,7 +29,7 @@ class ToolGrammar:
         names = [self._call(index, name, schema) for index, (name, schema) in enumerate(schemas.items())]
         self._rules.append("call: " + " | ".join(names))
         marked = (self.form.separator + self.form.call_begin + self.form.section_begin).strip()
-        more = f" ({self._parts(self.form.separator)} call)*" if parallel and marked else ""
+        more = f" ({self._parts(self.form.separator)} call){{0,{MAX_CALLS - 1}}}" if parallel and marked else ""
         section = f"{self._parts(self.form.section_begin)} call{more} {self._parts(self.form.section_end)}"
         self._rules.append(f"calls: {section}")
         start = f"(calls | @{ANSWER})" if or_answer else "calls"

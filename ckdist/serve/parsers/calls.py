@@ -25,7 +25,7 @@ class CallReader:
     @property
     def trigger(self) -> str:
         """What begins the calls of an answer; empty where nothing does."""
-        return (self.format.section_begin.strip() or self.format.call_begin.strip()).split("\n")[0].strip()
+        return next(iter((self.format.section_begin.strip() or self.format.call_begin).split()), "")
 
     @property
     def may_be_bare(self) -> bool:
@@ -179,9 +179,9 @@ class CallReader:
         return "".join(parts)
 
     def _rest_of(self, mark: str) -> Parsing[None]:
-        """What follows the trigger, its first line, of the whole mark."""
-        for line in mark.split("\n")[1:]:
-            yield from self._mark(line.strip())
+        """What follows the trigger, its first word, of the whole mark."""
+        for word in mark.split()[1:]:
+            yield from self._mark(word)
 
     def _mark(self, mark: str) -> Parsing[None]:
         if not (yield from self._tried(mark)):

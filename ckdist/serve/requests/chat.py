@@ -13,6 +13,7 @@ from ckdist.serve.requests.tools import Tools, read_tools
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_MESSAGES = 4096
+REASONING_FORMATS = ("none", "auto", "deepseek")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -37,7 +38,7 @@ def parse_chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) ->
     tools = read_tools(fields)
     _refuse_other_answers(fields)
     messages = _messages(fields)
-    split_reasoning = fields.text("reasoning_format", "auto") != "none"
+    split_reasoning = _splits_reasoning(fields)
     variables = read_template_variables(fields) | _continuation(fields)
     add_generation_prompt = fields.switch("add_generation_prompt", True)
     add_special_tokens = fields.switch("add_special_tokens")
@@ -59,6 +60,15 @@ def _logprobs(fields: Fields) -> int | None:
         raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_value")
     n_probs = fields.integer("n_probs", 0, 0, MAX_LOGPROBS)
     return top or n_probs if wanted else n_probs or None
+
+
+def _splits_reasoning(fields: Fields) -> bool:
+    """Whether reasoning is told from content; `reasoning_format` is llama-server's."""
+    given = fields.text("reasoning_format", "auto")
+    if given not in REASONING_FORMATS:
+        message = f"reasoning_format ({given[:32]!r}) must be one of {', '.join(REASONING_FORMATS)}"
+        raise RequestError(message, "reasoning_format", "invalid_value")
+    return given != "none"
 
 
 def _refuse_other_answers(fields: Fields) -> None:

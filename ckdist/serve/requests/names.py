@@ -66,6 +66,7 @@ NEUTRAL = {
     "return_tokens_as_token_ids": OFF,
     "return_hidden_states": OFF,
     "include_reasoning": Neutral((True,)),
+    "reasoning_format": Neutral(("none", "auto")),
     "thinking_budget": Neutral((-1,)),
     "thinking_budget_tokens": Neutral((-1,)),
     "thinking_token_budget": Neutral((-1,)),
