@@ -1,8 +1,10 @@
 """The answers of /v1/chat/completions, whole and streamed, in OpenAI's shapes."""
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from ckdist.serve.chat_message import ChatMessage, ChatParser, call_delta
 from ckdist.serve.choice import Piece
 from ckdist.serve.encoding import each
 from ckdist.serve.openai_answer import Source, end_of, events, new_head, usage_event
@@ -17,19 +19,11 @@ class ChatAnswer:
     def __init__(self, run: Run, tokenizer: Vocabulary, source: Source):
         self.run, self.tokenizer, self.work = run, tokenizer, run.work
         self.head = new_head("chat.completion", "chatcmpl", source)
+        self._parsers: dict[int, ChatParser] = defaultdict(lambda: ChatParser(self.work.answer))
 
     async def whole(self) -> dict[str, Any]:
         """The `chat.completion` object."""
-        choices = [
-            {
-                "index": piece.choice,
-                "message": {"role": "assistant", "content": piece.text, "refusal": None},
-                "logprobs": self._logprobs(piece.scores),
-                **end_of(piece),
-                **self._token_ids(piece),
-            }
-            for piece in await self.run.whole()
-        ]
+        choices = [self._choice(piece) for piece in await self.run.whole()]
         end = {"usage": self.run.usage(), "timings": self.run.timings()}
         return {**self.head, "choices": choices, **self._prompt_ids(), **end}
 
@@ -45,15 +39,42 @@ class ChatAnswer:
                         begun.add(piece.choice)
                         first = self._chunk(piece.choice, {"role": "assistant", "content": "", "refusal": None})
                         chunks.append({**first, **self._prompt_ids()})
-                    ids = self._token_ids(piece)
-                    if piece.text or piece.scores or ids.get("token_ids"):
-                        logprobs = self._logprobs(piece.scores)
-                        chunks.append(self._chunk(piece.choice, {"content": piece.text}, logprobs=logprobs, **ids))
-                    if piece.finish_reason is not None:
-                        chunks.append(self._chunk(piece.choice, {}, **end_of(piece)))
-                yield await events(chunks, run, pieces)
+                    chunks += self._chunks(piece)
+                if chunks:
+                    yield await events(chunks, run, pieces)
         if self.work.include_usage:
             yield usage_event(self.head, self.run)
+
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        """One choice in full."""
+        parser, message = self._parsers[piece.choice], ChatMessage()
+        message.add(parser.take(piece.text, ended=True))
+        return {
+            "index": piece.choice,
+            "message": message.openai(),
+            "logprobs": self._logprobs(piece.scores),
+            **self._end(piece, parser),
+            **self._token_ids(piece),
+        }
+
+    def _chunks(self, piece: Piece) -> list[dict[str, Any]]:
+        """What a piece brings: its deltas, the first of which has its scores, and its end."""
+        parser, ids = self._parsers[piece.choice], self._token_ids(piece)
+        deltas = parser.take(piece.text, ended=piece.finish_reason is not None)
+        shown = [call_delta(delta) for delta in deltas]
+        if not shown and (piece.scores or ids.get("token_ids")):
+            shown = [{"content": ""}]
+        chunks = []
+        for delta in shown:
+            more = {} if chunks else {"logprobs": self._logprobs(piece.scores), **ids}
+            chunks.append(self._chunk(piece.choice, delta, **more))
+        if piece.finish_reason is not None:
+            chunks.append(self._chunk(piece.choice, {}, **self._end(piece, parser)))
+        return chunks
+
+    def _end(self, piece: Piece, parser: ChatParser) -> dict[str, Any]:
+        end = end_of(piece)
+        return {**end, "finish_reason": "tool_calls"} if parser.calls and piece.finish_reason == "stop" else end
 
     def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}

@@ -56,7 +56,9 @@ class Choice:
         self.number, self.base = number, len(work.texts[number // work.n]) if work.echo else 0
         self.tokens = 0
         self._unstoppable = work.sampling.min_tokens  # so many tokens are not searched for stop strings, as in vLLM
-        self._decoder = OffsetDecoder(tokenizer.decoder(work.skip_special))
+        self._decoder = OffsetDecoder(
+            tokenizer.decoder(work.skip_special, work.answer.markers if work.answer is not None else ())
+        )
         self._stream = TextStream(self._decoder, work.stops, work.include_stop)
         self._given = 0  # characters given out
         self._waiting: deque[tuple[int, int, TokenScore]] = deque()  # with the begin and end of each token's text

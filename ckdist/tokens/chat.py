@@ -6,6 +6,7 @@ It follows that a user who writes a control token's text in a message gets that 
 allow it refuses such text before it renders.
 """
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from jinja2.exceptions import TemplateError
 
 from ckdist.errors import ModelFileError, RequestError
 from ckdist.tokens.sandbox import ChatEnvironment
+from ckdist.tokens.tool_format import HERMES, ToolFormat, find_tool_format
 from ckdist.tokens.traits import Message, Traits, adapt, find_traits, joined_text
 
 if TYPE_CHECKING:
@@ -31,6 +33,15 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
+
+# Where the template has no place for tools.
+TOOLS_TEXT = """You can call these functions, each given as JSON:
+{tools}
+To call one, write a JSON object with its name and its arguments between tags:
+<tool_call>
+{{"name": "NAME", "arguments": {{...}}}}
+</tool_call>
+Call a function only if it helps with what the user asks."""
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +63,7 @@ class ChatTemplate:
         self._environment = ChatEnvironment()
         self._compiled: dict[str, Template] = {}
         self._traits: dict[str, Traits] = {}
+        self._tool_formats: dict[str, ToolFormat] = {}
         self._refused: dict[str, str] = {}  # by name, why a template is not used
 
     def render(
@@ -72,7 +84,7 @@ class ChatTemplate:
         `add_generation_prompt` False None forbids it too. Raises RequestError for messages that the template refuses or
         cannot render.
         """
-        name = template or ("tool_use" if tools and "tool_use" in self.sources else "default")
+        name = template or self.name_for(bool(tools))
         if name not in self.sources:
             raise RequestError(
                 f"the model has no chat template {name!r}; it has {', '.join(sorted(self.sources)) or 'none'}"
@@ -82,6 +94,8 @@ class ChatTemplate:
         if continue_final_message and not by_assistant:
             raise RequestError("continue_final_message needs a last message of the assistant", "continue_final_message")
         continues = add_generation_prompt if continue_final_message is None else continue_final_message
+        if tools and not self.tool_format(name).in_prompt:
+            messages, tools = _with_tools_text(messages, tools), None
         messages = adapt(messages, self.traits(name))
         tools = list(tools) if tools else None
         if continues and by_assistant and not messages[-1].get("tool_calls"):
@@ -102,10 +116,29 @@ class ChatTemplate:
             self._traits[name] = find_traits(render, self.sources[name])
         return self._traits[name]
 
-    def adopt(self, name: str, traits: Traits | None) -> None:
-        """`traits` as another process has found them; None where the template used up that process' limits: it is not
-        used then.
+    def name_for(self, with_tools: bool) -> str:
+        """Which template a chat with tools, or without, is rendered by."""
+        return "tool_use" if with_tools and "tool_use" in self.sources else "default"
+
+    def tool_format(self, name: str = "default") -> ToolFormat:
+        """How calls are written, as template `name` shows it."""
+        if name not in self._tool_formats:
+
+            def render(messages: list[Message], tools: list[Any] | None, add_generation_prompt: bool) -> str | None:
+                """The prompt; None where the template refuses."""
+                try:
+                    return self._render(name, messages, add_generation_prompt, tools, {})
+                except RequestError:
+                    return None
+
+            self._tool_formats[name] = find_tool_format(render)
+        return self._tool_formats[name]
+
+    def adopt(self, name: str, traits: Traits | None, tool_format: ToolFormat = HERMES) -> None:
+        """`traits` and the format of calls as another process has found them; None where the template used up that
+        process' limits: it is not used then.
         """
+        self._tool_formats[name] = tool_format
         if traits is None:
             self._refused[name] = "the model's chat template takes too much time or memory; use /v1/completions"
             self._traits[name] = Traits()
@@ -180,6 +213,16 @@ def with_template(tokenizer: "Tokenizer") -> "Tokenizer":
     )
     bos = tokenizer.token_text(tokenizer.prefix[0]) if tokenizer.prefix else ""
     return replace(tokenizer, chat_template=ChatTemplate(CHATML, {"bos_token": bos}))
+
+
+def _with_tools_text(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
+    """`messages` with a system message that tells of the tools."""
+    shown = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    text = TOOLS_TEXT.format(tools=shown)
+    if messages and messages[0]["role"] in ("system", "developer"):
+        first = joined_text(messages[0]["content"])
+        return [{**messages[0], "content": f"{first}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
 
 
 def _checked(message: Mapping[str, object], index: int) -> dict[str, object]:

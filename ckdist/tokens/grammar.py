@@ -45,12 +45,11 @@ def json_schema_grammar(
     """JSON that validates against `schema`. `lenient`: keywords that are not known are ignored, and not refused.
     `whitespace`: a regular expression of what may stand between JSON's tokens; None: as json.dumps writes.
     """
-    options: Any = {"whitespace_pattern": whitespace} if whitespace else dict(SEPARATORS)
+    options: Any = {**({"whitespace_pattern": whitespace} if whitespace else SEPARATORS), "lenient": lenient}
     schema = {"type": "object"} if schema is True else schema
     if not isinstance(schema, dict):
         raise RequestError(f"{field} must be a JSON Schema: an object", field, "invalid_json_schema")
     schema = {key: value for key, value in schema.items() if key != "x-guidance"}
-    options["lenient"] = lenient
     return _made(lambda: LLMatcher.grammar_from_json_schema(schema, overrides=options), field)
 
 

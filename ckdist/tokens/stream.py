@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,10 +13,10 @@ if TYPE_CHECKING:
 class StreamDecoder:
     """Holds at most three bytes of an unfinished character, so a step costs what its token is long."""
 
-    def __init__(self, vocabulary: Vocabulary, skip_special: bool = True):
-        """With `skip_special` control tokens give no text."""
+    def __init__(self, vocabulary: Vocabulary, skip_special: bool = True, kept: Iterable[int] = ()):
+        """With `skip_special` control tokens give no text, but for those that are `kept`."""
         self._vocabulary = vocabulary
-        self._skipped = vocabulary.special_ids if skip_special else frozenset()
+        self._skipped = vocabulary.special_ids.difference(kept) if skip_special else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_text_start = False
 

@@ -62,9 +62,11 @@ class Vocabulary:
         decoder = self.decoder(skip_special)
         return "".join([decoder.step(token_id) for token_id in ids]) + decoder.flush()
 
-    def decoder(self, skip_special: bool = True) -> StreamDecoder:
-        """A decoder that is given one id at a time; its texts joined are `decode` of all ids."""
-        return StreamDecoder(self, skip_special)
+    def decoder(self, skip_special: bool = True, kept: Iterable[int] = ()) -> StreamDecoder:
+        """A decoder that is given one id at a time; its texts joined are `decode` of all ids. `kept`: control tokens that
+        are not skipped.
+        """
+        return StreamDecoder(self, skip_special, kept)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that `token_id` stands for, special tokens included; empty beyond the vocabulary."""

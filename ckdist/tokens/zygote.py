@@ -24,6 +24,7 @@ from ckdist.tokens.limits import Confinement, Limits, die_with_parent, give_up_p
 from ckdist.tokens.probe import REMEDY, probe
 from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.tokens.tool_format import ToolFormat
 from ckdist.tokens.traits import Traits
 
 Handler = Callable[[Tokenizer, dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
@@ -88,8 +89,12 @@ def _try_templates(template: ChatTemplate) -> None:
     they can be.
     """
     for name in template.sources:
-        found = _in_child(lambda name=name: asdict(template.traits(name)), TRYING)
-        template.adopt(name, None if found is None else Traits(**found))
+        look = lambda name=name: [asdict(template.traits(name)), asdict(template.tool_format(name))]
+        found = _in_child(look, TRYING)
+        if found is None:
+            template.adopt(name, None)
+        else:
+            template.adopt(name, Traits(**found[0]), ToolFormat(**found[1]))
 
 
 def _in_child(function: Callable[[], Any], limits: Limits) -> Any:

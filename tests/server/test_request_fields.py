@@ -66,7 +66,7 @@ RULES = [
     ("truncate_prompt_tokens", [None, -1], [5]),
     ("prompt_logprobs", [None, False], [0, 1, True]),
     ("post_sampling_probs", [False], [True]),
-    ("reasoning_format", ["none", "auto"], ["deepseek"]),
+    ("reasoning_format", ["none", "auto"], ["nonsense"]),
     ("include_reasoning", [True], [False]),
     ("options", [None, {}], [{"temperature": 0}]),
     ("images", [[], None], [["..."]]),
@@ -77,7 +77,7 @@ RULES = [
 ]
 KIND_RULES = [
     ("chat", "tools", [[], None], [[{"type": "function"}]]),
-    ("chat", "functions", [[], None], [[{"name": "f"}]]),
+    ("chat", "functions", [[], None], [[{"name": ""}]]),
     ("chat", "tool_choice", ["none", "auto", None], ["required", {"type": "function", "function": {"name": "f"}}]),
     ("chat", "function_call", ["none", "auto", None], [{"name": "f"}]),
     ("chat", "modalities", [["text"], None], [["text", "audio"]]),

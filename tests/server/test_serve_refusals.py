@@ -84,7 +84,7 @@ CHAT_REFUSALS = [
         "top_logprobs needs logprobs",
         "top_logprobs",
     ),
-    ({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools are not supported yet", "tools"),
+    ({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "must be an object with a function", "tools"),
     ({"messages": [{"role": "user", "content": "a"}], "max_tokens": 0}, "max_tokens (0) must be from 1", "max_tokens"),
     (
         {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"messages": []}},
@@ -123,7 +123,7 @@ def test_known_fields_without_effect_are_accepted(http):
         "messages": [{"role": "user", "content": parts}],
         "max_tokens": 9,
         "tool_choice": "none",
-        "tools": [{}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
         "modalities": ["text"],
         "parallel_tool_calls": False,
     }

@@ -9,34 +9,41 @@ from ckdist.serve.requests.json_body import kind_of
 from ckdist.serve.requests.params import MAX_LOGPROBS, RequestParams, read_params
 from ckdist.serve.requests.prepared import ModelFacts
 from ckdist.serve.requests.thinking import read_template_variables
+from ckdist.serve.requests.tools import Tools, read_tools
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_MESSAGES = 4096
+REASONING_FORMATS = ("none", "auto", "deepseek")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """`messages` are ready for a chat template; `template_kwargs` are its further variables."""
+    """`messages` are ready for a chat template; `template_kwargs` are its further variables. `split_reasoning`: what the
+    model thinks is no part of the answer's content.
+    """
 
     params: RequestParams
     messages: list[dict[str, Any]]
     template_kwargs: dict[str, Any]
     add_generation_prompt: bool
     add_special_tokens: bool
+    tools: Tools
+    split_reasoning: bool
 
 
 def parse_chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> ChatRequest:
     """RequestError for anything that cannot be meant or is not supported."""
     fields = Fields(body)
-    _refuse_tools(fields)
+    tools = read_tools(fields)
     _refuse_other_answers(fields)
     messages = _messages(fields)
+    split_reasoning = _splits_reasoning(fields)
     variables = read_template_variables(fields) | _continuation(fields)
     add_generation_prompt = fields.switch("add_generation_prompt", True)
     add_special_tokens = fields.switch("add_special_tokens")
     params = read_params(fields, tokenizer, facts, _logprobs(fields), least_tokens=1)
-    return ChatRequest(params, messages, variables, add_generation_prompt, add_special_tokens)
+    return ChatRequest(params, messages, variables, add_generation_prompt, add_special_tokens, tools, split_reasoning)
 
 
 def _continuation(fields: Fields) -> dict[str, Any]:
@@ -55,16 +62,13 @@ def _logprobs(fields: Fields) -> int | None:
     return top or n_probs if wanted else n_probs or None
 
 
-def _refuse_tools(fields: Fields) -> None:
-    for tools, choice in (("tools", "tool_choice"), ("functions", "function_call")):
-        chosen = fields.value(choice, str, dict)
-        if fields.value(tools, list):
-            if chosen != "none":
-                message = f"{tools} are not supported yet; leave them out, or set {choice} to 'none'"
-                raise RequestError(message, tools, "unsupported_parameter")
-        elif chosen not in (None, "none", "auto"):
-            message = f"{choice} asks for a call, which is not supported yet; leave it out, or set it to 'none'"
-            raise RequestError(message, choice, "unsupported_parameter")
+def _splits_reasoning(fields: Fields) -> bool:
+    """Whether reasoning is told from content; `reasoning_format` is llama-server's."""
+    given = fields.text("reasoning_format", "auto")
+    if given not in REASONING_FORMATS:
+        message = f"reasoning_format ({given[:32]!r}) must be one of {', '.join(REASONING_FORMATS)}"
+        raise RequestError(message, "reasoning_format", "invalid_value")
+    return given != "none"
 
 
 def _refuse_other_answers(fields: Fields) -> None:
@@ -99,7 +103,17 @@ def _message(message: Any, name: str) -> dict[str, Any]:
         raise RequestError(f"{name}.tool_calls must be a list of objects", "messages")
     if content is None and not calls and role != "assistant":
         raise RequestError(f"{name}.content is needed for the role {role!r}", "messages")
-    return {**message, "role": role, "content": content}
+    return {**message, "role": role, "content": content, **_reasoning(message, name)}
+
+
+def _reasoning(message: dict[str, Any], name: str) -> dict[str, str]:
+    """What the assistant thought, under every name that templates read."""
+    for field in ("reasoning_content", "reasoning", "thinking"):
+        given = message.get(field)
+        if given is not None and not isinstance(given, str):
+            raise RequestError(f"{name}.{field} must be a string, not {kind_of(given)}", "messages")
+    found = message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")
+    return dict.fromkeys(("reasoning_content", "reasoning", "thinking"), found) if found else {}
 
 
 def _content(content: Any, name: str) -> str | list[dict[str, str]] | None:

@@ -89,7 +89,6 @@ INERT = frozenset(
         "verbosity",
         "prediction",
         "moderation",
-        "parallel_tool_calls",
         "parse_tool_calls",
         "tool_stream",
         "provider",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.chat import ChatRequest, parse_chat
 from ckdist.serve.requests.completion import encode_prompt, parse_completion, prompt_text
 from ckdist.serve.requests.json_body import parse_object
@@ -26,7 +27,11 @@ def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepa
     request = parse_chat(body, tokenizer, facts)
     text = _rendered(request, tokenizer)
     tokens = tokenise(tokenizer, text, request.add_special_tokens, facts, "messages")
-    return request.params.prepared([tokens], facts, "messages")
+    form = answer_form(tokenizer, text, request.tools, request.split_reasoning)
+    sampling = request.params.sampling
+    grammar = answer_grammar(tokenizer, form, request.tools, sampling.grammar)
+    params = replace(request.params, sampling=replace(sampling, grammar=grammar))
+    return params.prepared([tokens], facts, "messages", answer=form)
 
 
 def completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
@@ -55,7 +60,9 @@ def apply_template(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts
 
 
 def _rendered(request: ChatRequest, tokenizer: Tokenizer) -> str:
-    return render_chat(tokenizer, request.messages, request.add_generation_prompt, request.template_kwargs)
+    return render_chat(
+        tokenizer, request.messages, request.add_generation_prompt, request.template_kwargs, request.tools.given
+    )
 
 
 KINDS: dict[str, Callable[[dict[str, Any], Tokenizer, ModelFacts], Prepared | dict[str, Any]]] = {

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ckdist.engine.sampling import SamplingParams
+from ckdist.serve.parsers.form import AnswerForm
 
 TOKEN_BYTES = 4
 
@@ -34,6 +35,7 @@ class Prepared:
     own. `include_stop`: a stop string is given out too; `skip_special`: special tokens are not. `token_ids`,
     `timings_per_token`, `continuous_usage`: what pieces of the answer carry besides their text. `response_fields` are
     the parts of the answer that are wanted, none for all. `ignored` has names of fields that nobody knows.
+    `answer`: how a chat's answer is taken apart; None where it is text alone.
     """
 
     prompts: list[bytes]
@@ -53,6 +55,7 @@ class Prepared:
     timings_per_token: bool = False
     response_fields: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    answer: AnswerForm | None = None
 
     def prompt_tokens(self, choice: int) -> list[int]:
         """The token ids that choice number `choice` continues."""
@@ -70,7 +73,8 @@ class Prepared:
     def from_map(cls, fields: dict[str, Any]) -> Prepared:
         """The way back of `to_map`."""
         sampling = SamplingParams(**_with_tuples(fields["sampling"], SamplingParams))
-        return cls(**{**_with_tuples(fields, cls), "sampling": sampling})
+        answer = None if fields["answer"] is None else AnswerForm.from_map(fields["answer"])
+        return cls(**{**_with_tuples(fields, cls), "sampling": sampling, "answer": answer})
 
 
 def _with_tuples(values: dict[str, Any], kind: type) -> dict[str, Any]:

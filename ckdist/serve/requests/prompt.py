@@ -1,5 +1,6 @@
 """From what a request gives (text, messages, token ids) to token ids that fit the context."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from ckdist.errors import RequestError
@@ -8,12 +9,16 @@ from ckdist.tokens.tokenizer import Tokenizer
 
 
 def render_chat(
-    tokenizer: Tokenizer, messages: list[dict[str, Any]], add_generation_prompt: bool, kwargs: dict[str, Any]
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    add_generation_prompt: bool,
+    kwargs: dict[str, Any],
+    tools: Sequence[dict[str, Any]] = (),
 ) -> str:
     """A chat as text; the tokenizer has a template (see `with_template`). RequestError when the template refuses."""
     template = tokenizer.chat_template
     assert template is not None, "with_template gives every served model one"
-    return template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
+    return template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs)
 
 
 def tokenise(tokenizer: Tokenizer, text: str, add_special: bool, facts: ModelFacts, field: str) -> list[int]:

@@ -29,7 +29,9 @@ def tokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> d
         raise RequestError(message, "content", "missing_required_parameter")
     if is_chat:
         request = parse_chat({name: body[name] for name in body if name not in TOKENIZE_NAMES}, tokenizer, facts)
-        text = render_chat(tokenizer, request.messages, request.add_generation_prompt, request.template_kwargs)
+        text = render_chat(
+            tokenizer, request.messages, request.add_generation_prompt, request.template_kwargs, request.tools.given
+        )
     else:
         fields.finish(NEUTRAL, INERT, facts.strict_fields)
         text = content if content is not None else prompt or ""

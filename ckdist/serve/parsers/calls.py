@@ -1,0 +1,218 @@
+"""The calls in an answer of the forms that `ckdist.tokens.tool_format` finds, as deltas."""
+
+import json
+from collections.abc import Callable, Mapping
+
+from ckdist.serve.parsers.delta import Delta
+from ckdist.serve.parsers.reader import NotAsExpected, Parsing, TextReader
+from ckdist.tokens.tool_format import ToolFormat
+
+NAME_KEYS = ("name", "function", "tool_name")
+ARGUMENTS_KEYS = ("arguments", "parameters", "args", "input")
+MAX_NAME = 256
+OBJECTS = ("object", "llama3")  # kinds whose call is one JSON object
+
+Types = Mapping[str, Mapping[str, str]]  # of tools by name: JSON's type of each parameter
+
+
+class CallReader:
+    """Reads calls out of `reader` and gives their deltas to `give`. `count` is how many have begun."""
+
+    def __init__(self, form: ToolFormat, types: Types, reader: TextReader, give: Callable[[Delta], None]):
+        self.format, self.types, self.reader, self._give = form, types, reader, give
+        self.count = 0
+
+    @property
+    def trigger(self) -> str:
+        """What begins the calls of an answer; empty where nothing does."""
+        return next(iter((self.format.section_begin.strip() or self.format.call_begin).split()), "")
+
+    @property
+    def may_be_bare(self) -> bool:
+        """Whether a JSON object without any mark may be a call."""
+        return not self.trigger
+
+    def calls(self) -> Parsing[None]:
+        """All calls, from behind the trigger. Raises NotAsExpected where something else stands there."""
+        section, begin = self.format.section_begin.strip(), self.format.call_begin.strip()
+        yield from self._rest_of(section or begin)
+        first = bool(section)
+        while True:
+            if first and begin:
+                yield from self._mark(begin)
+            yield from self.call()
+            yield from self.reader.space()
+            if self.format.separator.strip() and (yield from self._tried(self.format.separator.strip())):
+                first = True
+                continue
+            if self.format.section_end.strip() and (yield from self._tried(self.format.section_end.strip())):
+                return
+            if not begin and self.may_be_bare and (yield from self.reader.peek()) == "{":
+                continue
+            if not begin or not (yield from self._tried(begin)):
+                return
+            first = False
+
+    def call(self) -> Parsing[None]:
+        """One call, from behind what begins it."""
+        if self.format.kind in OBJECTS:
+            yield from self._object()
+        elif self.format.kind == "tagged":
+            yield from self._tagged()
+        else:
+            yield from self._named()
+        yield from self.reader.space()
+        for line in self.format.call_end.split("\n"):
+            if line.strip() and not (yield from self._tried(line.strip())):
+                return
+
+    def begin(self, name: str, id: str | None = None) -> int:
+        """The next call has this name. Raises NotAsExpected where nothing but the name tells a call from other JSON, and
+        no tool has it.
+        """
+        if self.may_be_bare and name not in self.types:
+            raise NotAsExpected("a tool's name")
+        self._give(Delta(call=self.count, name=name, id=id))
+        self.count += 1
+        return self.count - 1
+
+    def arguments(self, call: int, text: str) -> None:
+        """Some of a call's arguments."""
+        self._give(Delta(call=call, arguments=text))
+
+    def _object(self) -> Parsing[None]:
+        """A JSON object with a name and arguments, in either order, beside which other things may stand."""
+        reader, call, early = self.reader, None, list[str]()
+        yield from reader.space()
+        yield from reader.expect("{")
+        given = False
+        while True:
+            yield from reader.space()
+            if (yield from reader.starts("}")):
+                break
+            key = json.loads((yield from self._whole()))
+            yield from reader.space()
+            yield from reader.expect(":")
+            yield from reader.space()
+            if call is None and key in (self.format.name_key, *NAME_KEYS):
+                if (yield from reader.peek()) == "{":  # {"type": "function", "function": {"name": …}}
+                    yield from self._object()
+                    yield from reader.space()
+                    yield from reader.expect("}")
+                    return
+                call = self.begin(_text(json.loads((yield from self._whole()))))
+                for text in early:
+                    self.arguments(call, text)
+            elif key in (self.format.arguments_key, *ARGUMENTS_KEYS) and not given:
+                given = True
+                yield from self._object_arguments(call, early)
+            else:
+                yield from reader.value(lambda _: None)
+            yield from reader.space()
+            yield from reader.starts(",")
+        if call is None:
+            raise NotAsExpected("a name")
+        if not given:
+            self.arguments(call, "{}")
+
+    def _object_arguments(self, call: int | None, early: list[str]) -> Parsing[None]:
+        """The value of the arguments: an object as it comes, or one as text, which is JSON in itself."""
+        give = early.append if call is None else lambda text: self.arguments(call, text)
+        if (yield from self.reader.peek()) == "{":
+            yield from self.reader.value(give)
+            return
+        value = json.loads((yield from self._whole()))
+        give(value if isinstance(value, str) and value.lstrip().startswith("{") else json.dumps(value or {}))
+
+    def _named(self) -> Parsing[None]:
+        """A name, a mark, and arguments as a JSON object."""
+        call = self.begin(self.name((yield from self._name(self.format.middle))))
+        yield from self.reader.space()
+        if (yield from self.reader.peek()) == "{":
+            yield from self.reader.value(lambda text: self.arguments(call, text))
+        else:
+            self.arguments(call, "{}")
+
+    def name(self, text: str) -> str:
+        """The name of a tool, as the model has written it."""
+        return text.strip()
+
+    def _tagged(self) -> Parsing[None]:
+        """A name, and arguments with a tag each; values are texts unless the tool says otherwise."""
+        reader, form = self.reader, self.format
+        name = yield from self._name(form.middle)
+        call, before = self.begin(name), "{"
+        while True:
+            yield from reader.space()
+            if not (yield from self._tried(form.key_begin.strip())):
+                break
+            key = (yield from self._text_until(form.key_end.strip())).strip()
+            value = yield from self._text_until(form.value_end.strip())
+            shown = json.dumps(_typed(value, self.types.get(name, {}).get(key)), ensure_ascii=False)
+            self.arguments(call, f"{before}{json.dumps(key, ensure_ascii=False)}: {shown}")
+            before = ", "
+        self.arguments(call, "{}" if before == "{" else "}")
+
+    def _name(self, end: str) -> Parsing[str]:
+        reader, parts = self.reader, list[str]()
+        after = [mark.strip() for mark in (self.format.key_begin, self.format.call_end.strip().split("\n")[0])]
+        marks = (end.strip() or end or "\n", *(mark for mark in after if mark))
+        found = yield from reader.until(marks, parts.append)
+        if found is None:
+            raise NotAsExpected("a name")
+        if found != marks[0]:
+            reader.at -= len(found)  # it is read again, as what it is
+        name = "".join(parts).strip()
+        if not 0 < len(name) <= MAX_NAME:
+            raise NotAsExpected("a name")
+        return name
+
+    def _text_until(self, end: str) -> Parsing[str]:
+        parts = list[str]()
+        if (yield from self.reader.until((end,), parts.append)) is None:
+            raise NotAsExpected(end)
+        return "".join(parts)
+
+    def _whole(self) -> Parsing[str]:
+        parts = list[str]()
+        yield from self.reader.value(parts.append)
+        return "".join(parts)
+
+    def _rest_of(self, mark: str) -> Parsing[None]:
+        """What follows the trigger, its first word, of the whole mark."""
+        for word in mark.split()[1:]:
+            yield from self._mark(word)
+
+    def _mark(self, mark: str) -> Parsing[None]:
+        if not (yield from self._tried(mark)):
+            raise NotAsExpected(mark)
+
+    def _tried(self, mark: str) -> Parsing[bool]:
+        """Reads `mark` if it comes next; between its lines and words may be any white space."""
+        if not mark:
+            return True
+        first, *others = mark.split()
+        yield from self.reader.space()
+        if not (yield from self.reader.starts(first)):
+            return False
+        for word in others:
+            yield from self.reader.space()
+            yield from self.reader.expect(word)
+        return True
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME:
+        raise NotAsExpected("a name")
+    return value
+
+
+def _typed(value: str, kind: str | None) -> object:
+    """A value as its tool wants it: JSON, unless it is a text."""
+    value = value.removeprefix("\n").removesuffix("\n")
+    if kind == "string":
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return {"true": True, "false": False, "none": None}.get(value.strip().lower(), value)

@@ -1,0 +1,30 @@
+"""What a chat's answer has grown by, as a client sees it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Some of the `content`, of the `reasoning`, or of call number `call`: its `name`, which comes once and first, or
+    some of its `arguments`, which are JSON once they are whole. `id` is the model's own for the call, where it has one.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    call: int | None = None
+    name: str | None = None
+    arguments: str = ""
+    id: str | None = None
+
+
+class AnswerParser(Protocol):
+    """Follows one answer."""
+
+    def step(self, text: str) -> list[Delta]:
+        """What is certain with the next part of the answer's text."""
+        ...
+
+    def flush(self) -> list[Delta]:
+        """The rest, when the answer has ended."""
+        ...

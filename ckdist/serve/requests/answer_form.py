@@ -1,0 +1,104 @@
+"""How a chat's answer is to be taken apart, and the grammar that it must follow, from its template, tools and prompt."""
+
+import dataclasses
+
+from ckdist.serve.parsers.form import AnswerForm
+from ckdist.serve.requests.tools import Tools
+from ckdist.tokens.chat import ChatTemplate
+from ckdist.tokens.grammar import check_grammar, quoted
+from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.tokens.tool_format import ToolFormat
+from ckdist.tokens.tool_grammar import ANSWER, ToolGrammar, with_answer, with_thought
+
+# Text in a template's source: the format that comparing its prompts does not show.
+NAMED = {
+    "<|tool_calls_section_begin|>": ToolFormat(
+        "kimi",
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+    ),
+}
+THOUGHTS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<thinking>", "</thinking>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+PYTHON_TAG = "<|python_tag|>"
+
+
+def answer_form(tokenizer: Tokenizer, prompt: str, tools: Tools, split_reasoning: bool) -> AnswerForm | None:
+    """None where the answer is text alone. `prompt`: as rendered. `split_reasoning`: reasoning is told from content."""
+    template = tokenizer.chat_template
+    assert template is not None, "with_template gives every served model one"
+    name = template.name_for(bool(tools.given))
+    source = template.sources[name]
+    think = next((marks for marks in THOUGHTS if marks[0] in source or marks[1] in source), None)
+    think = think if split_reasoning else None
+    calls = tool_format(template, name) if tools.given else None
+    if calls is None and think is None:
+        return None
+    form = AnswerForm(
+        think=think,
+        in_thought=think is not None and prompt.rstrip().endswith(think[0]),
+        calls=calls,
+        types=tools.types if calls is not None else {},
+        most_calls=None if tools.parallel else 1,
+    )
+    return dataclasses.replace(form, markers=_markers(tokenizer, form))
+
+
+def tool_format(template: ChatTemplate, name: str) -> ToolFormat:
+    """How the model writes calls: by a text in its template, or as that shows."""
+    source = template.sources[name]
+    named = next((found for text, found in NAMED.items() if text in source), None)
+    found = named or template.tool_format(name)
+    bare = found.kind == "object" and not found.call_begin.strip() and not found.section_begin.strip()
+    return dataclasses.replace(found, kind="llama3") if bare and PYTHON_TAG in source else found
+
+
+def answer_grammar(tokenizer: Tokenizer, form: AnswerForm | None, tools: Tools, structure: str | None) -> str | None:
+    """The grammar of the whole answer: `structure` is that of its text; None where the model is free."""
+    if form is None:
+        return structure
+    thought_end = form.think[1] if form.think is not None and form.in_thought else None
+    literal = lambda text: _literal(tokenizer, text)
+    if form.calls is not None and (tools.must_call or structure is not None):
+        or_answer = structure is not None and not tools.must_call
+        lark = ToolGrammar(form.calls, literal, tools.strict).lark(
+            tools.schemas, tools.parallel, thought_end, or_answer
+        )
+        grammar = with_answer(lark, structure) if or_answer and structure is not None else lark
+        check_grammar(grammar, "tools")
+        return grammar
+    if structure is None or thought_end is None:
+        return structure
+    return with_answer(with_thought(f"@{ANSWER}", [], thought_end, literal), structure)
+
+
+def _markers(tokenizer: Tokenizer, form: AnswerForm) -> tuple[int, ...]:
+    """The control tokens that stand in the marks of `form`."""
+    marks = list(form.think or ())
+    if form.calls is not None:
+        marks += [*form.calls.markers, *([PYTHON_TAG] if form.calls.kind == "llama3" else [])]
+    texts = _special_texts(tokenizer)
+    return tuple(sorted(token for token, text in texts if any(text in mark for mark in marks)))
+
+
+def _literal(tokenizer: Tokenizer, text: str) -> str:
+    """`text` as Lark: control tokens by number, which no text can stand for."""
+    found = [(at, -len(name), token) for token, name in _special_texts(tokenizer) if (at := text.find(name)) >= 0]
+    if not found:
+        return quoted(text)
+    at, length, token = min(found)
+    before, after = text[:at], text[at - length :]
+    parts = [quoted(before)] if before else []
+    return " ".join([*parts, f"<[{token}]>", *([_literal(tokenizer, after)] if after else [])])
+
+
+def _special_texts(tokenizer: Tokenizer) -> list[tuple[int, str]]:
+    return [(token, text) for token in tokenizer.special_ids if (text := tokenizer.token_text(token))]

@@ -1,0 +1,221 @@
+"""Calls of tools: found in templates, read out of answers however these are cut, and enforced by grammars."""
+
+import json
+import random
+
+import jsonschema
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from ckdist.serve.parsers.choose import parser_of
+from ckdist.serve.parsers.form import AnswerForm
+from ckdist.serve.parsers.llama3 import python_call
+from ckdist.serve.requests.answer_form import NAMED
+from ckdist.tokens.chat import ChatTemplate
+from ckdist.tokens.grammar import check_grammar, limits, quoted
+from ckdist.tokens.tool_format import HERMES, ToolFormat
+from ckdist.tokens.tool_grammar import ToolGrammar
+from tests.support import tool_templates as templates
+
+TYPES = {"get": {"city": "string", "n": "integer"}, "f": {}}
+THINK = ("<think>", "</think>")
+TWO = {"get": {"city": "São {P}", "n": 3}, "f": {}}
+
+# A template, what is found in it, and an answer with the calls of TWO.
+FORMS = {
+    "tagged json": (
+        templates.TAGGED_JSON,
+        ToolFormat("object", "\n<tool_call>\n", "", "\n</tool_call>"),
+        ('<tool_call>\n{"name": "get", "arguments": {"city": "São {P}", "n": 3}}\n</tool_call>\n'
+        '<tool_call>{"arguments": {}, "name": "f"}</tool_call>'),
+    ),
+    "bare json": (
+        templates.BARE_JSON,
+        ToolFormat("object", arguments_key="parameters"),
+        '{"name": "get", "parameters": {"city": "São {P}", "n": 3}}\n{"name": "f", "parameters": {}}',
+    ),
+    "listed json": (
+        templates.LISTED_JSON,
+        ToolFormat("object", section_begin="[TOOL_CALLS] [", section_end="]", separator=", "),
+        ('[TOOL_CALLS][{"name": "get", "arguments": {"city": "São {P}", "n": 3}, "id": "a"}, '
+        '{"name": "f", "arguments": "{}"}]'),
+    ),
+    "named json": (
+        templates.NAMED_JSON,
+        ToolFormat("json", "[TOOL_CALLS]", "[ARGS]"),
+        '[TOOL_CALLS]get[ARGS]{"city": "São {P}", "n": 3}[TOOL_CALLS]f[ARGS]{}',
+    ),
+    "sectioned json": (
+        templates.SECTIONED_JSON,
+        ToolFormat("json", "<|call_begin|>", "<|sep|>", "<|call_end|>", "<|calls_begin|>", "<|calls_end|>"),
+        ('<|calls_begin|><|call_begin|>get<|sep|>{"city": "São {P}", "n": 3}<|call_end|>'
+        "<|call_begin|>f<|sep|>{}<|call_end|><|calls_end|>"),
+    ),
+    "tagged arguments": (
+        templates.TAGGED_ARGUMENTS,
+        ToolFormat(
+            "tagged", "<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", separator="\n",
+            key_begin="<parameter=", key_end=">\n", value_end="\n</parameter>\n",
+        ),
+        ("<tool_call>\n<function=get>\n<parameter=city>\nSão {P}\n</parameter>\n<parameter=n>\n3\n</parameter>\n"
+        "</function>\n</tool_call>\n<tool_call>\n<function=f>\n</function>\n</tool_call>"),
+    ),
+    "keys and values": (
+        templates.KEYS_AND_VALUES,
+        ToolFormat(
+            "tagged", "\n<tool_call>", "\n", "\n</tool_call>",
+            key_begin="<arg_key>", key_end="</arg_key>\n<arg_value>", value_end="</arg_value>\n",
+        ),
+        ("<tool_call>get\n<arg_key>city</arg_key>\n<arg_value>São {P}</arg_value>\n<arg_key>n</arg_key>\n"
+        "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>f\n</tool_call>"),
+    ),
+    "no tools": (
+        templates.NO_TOOLS,
+        HERMES,
+        ('<tool_call>\n{"name": "get", "arguments": {"city": "São {P}", "n": 3}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "f"}\n</tool_call>'),
+    ),
+    "kimi": (
+        "<|tool_calls_section_begin|>",
+        NAMED["<|tool_calls_section_begin|>"],
+        ('<|tool_calls_section_begin|><|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>{"city": "São {P}", '
+        '"n": 3}<|tool_call_end|><|tool_call_begin|>functions.f:1<|tool_call_argument_begin|>{}<|tool_call_end|>'
+        "<|tool_calls_section_end|>"),
+    ),
+}  # fmt: skip
+
+
+def read(form: AnswerForm, text: str, seed: int = 0):
+    """Content, reasoning, and calls as name and arguments; the text comes in parts that the seed decides."""
+    parser, choose, deltas, at = parser_of(form), random.Random(seed), [], 0
+    while at < len(text):
+        size = choose.randint(1, 5) if seed else len(text)
+        deltas += parser.step(text[at : at + size])
+        at += size
+    deltas += parser.flush()
+    calls: list = []
+    for delta in deltas:
+        if delta.name is not None:
+            assert delta.call == len(calls)
+            calls.append([delta.name, ""])
+        if delta.call is not None:
+            calls[delta.call][1] += delta.arguments
+    return "".join(d.content for d in deltas), "".join(d.reasoning for d in deltas), calls
+
+
+def always(form: AnswerForm, text: str):
+    """The same, however the text is cut."""
+    found = read(form, text)
+    for seed in range(1, 40):
+        assert read(form, text, seed) == found
+    return found
+
+
+@pytest.mark.parametrize("source, wanted, answer", FORMS.values(), ids=FORMS)
+def test_a_format_is_found_and_read(source, wanted, answer):
+    found = wanted if wanted.kind == "kimi" else ChatTemplate(source).tool_format()
+    assert strip(found) == strip(wanted)
+    content, reasoning, calls = always(AnswerForm(THINK, False, found, TYPES), answer)
+    assert (content.strip(), reasoning) == ("", "")
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == list(TWO.items())
+    if found.call_begin.strip() or found.section_begin.strip():
+        text = f"<think>why?</think>\n\nLet me see.\n{answer}"
+        assert always(AnswerForm(THINK, False, found, TYPES), text) == ("Let me see.", "why?", calls)
+
+
+def strip(form: ToolFormat):
+    return [value.strip() if isinstance(value, str) else value for value in vars(form).values()]
+
+
+@pytest.mark.parametrize(
+    "text, wanted",
+    [
+        ("plain <b and {", ("plain <b and {", "", [])),
+        ("<think>a <b</think>\n\nx < 3 <tool", ("x < 3 <tool", "a <b", [])),
+        ("<tool_call>\nnot JSON</tool_call> x", ("<tool_call>\nnot JSON</tool_call> x", "", [])),
+        ('<tool_call>{"arguments": {}}</tool_call>', ('<tool_call>{"arguments": {}}</tool_call>', "", [])),
+        ('<tool_call>{"name": "get", "arguments": {"ci', ("", "", [["get", '{"ci']])),
+        ('a\n\n<tool_call>{"name": "f"}</tool_call>\nb ', ("a\n\nb", "", [["f", "{}"]])),
+        ("<think>never ends", ("", "never ends", [])),
+        ("", ("", "", [])),
+    ],
+)
+def test_what_is_no_call_is_content(text, wanted):
+    assert always(AnswerForm(THINK, False, HERMES, TYPES), text) == wanted
+
+
+def test_reasoning_that_the_prompt_has_begun_and_calls_that_are_too_many():
+    assert always(AnswerForm(THINK, True), "I see</think>\nyes") == ("yes", "I see", [])
+    two = FORMS["no tools"][2]
+    assert [name for name, _ in always(AnswerForm(None, False, HERMES, TYPES, most_calls=1), two)[2]] == ["get"]
+
+
+def test_bare_json_is_a_call_only_of_a_tool():
+    form = AnswerForm(None, False, ChatTemplate(templates.BARE_JSON).tool_format(), TYPES)
+    for text in ('{"name": "John", "age": 3}', '{"a": [1, 2]} and more', 'Say {"name": "get"}', "{"):
+        assert always(form, text) == (text, "", [])
+
+
+def test_llama_3_calls_in_python():
+    form = AnswerForm(None, False, ToolFormat("llama3", arguments_key="parameters"), {**TYPES, "python": {}})
+    assert always(form, '<|python_tag|>get.call(city="Rome", n=3)')[2] == [["get", '{"city": "Rome", "n": 3}']]
+    assert always(form, "<|python_tag|>print(1)\n")[2] == [["python", '{"code": "print(1)"}']]
+    assert always(form, '<|python_tag|>{"name": "f", "parameters": {}}')[2] == [["f", "{}"]]
+    assert always(form, '{"name": "f", "parameters": {}}')[2] == [["f", "{}"]]
+    for hostile in ("get(", "get(x=__import__('os'))", "get(**{})" * 9999, "(" * 9999, "get(1)", "get(x=1e999)"):
+        python_call(hostile)
+
+
+SCHEMAS = {
+    "get": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 8},
+            "n": {"type": "integer"},
+            "unit": {"type": "string", "enum": ["C", "F"]},
+        },
+        "required": ["city", "n"],
+        "additionalProperties": False,
+    },
+    "note": {
+        "type": "object",
+        "properties": {
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
+            "deep": {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"]},
+        },
+        "required": ["tags", "deep"],
+        "additionalProperties": False,
+    },
+}
+
+
+def written(grammar: str, choose: random.Random) -> str | None:
+    """A random text that follows a grammar; None where it has no end within 1000 bytes."""
+    matcher, text = LLMatcher(LLTokenizer("byte", slices=[]), grammar, log_level=0, limits=limits()), bytearray()
+    for _ in range(1000):
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [byte for byte in range(256) if mask >> byte & 1]
+        if matcher.is_accepting() and (not allowed or choose.random() < 0.3):
+            return text.decode()
+        likely = [byte for byte in allowed if chr(byte) in '"<}]\n,'] if choose.random() < 0.5 else []
+        plain = [byte for byte in allowed if 32 <= byte < 127 and byte != 92]
+        text.append(choose.choice(likely or plain or allowed))
+        assert matcher.consume_token(text[-1])
+    return None
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_follows_the_grammar_of_calls_is_read_as_calls_that_validate(name):
+    source, wanted, _ = FORMS[name]
+    form = wanted if wanted.kind == "kimi" else ChatTemplate(source).tool_format()
+    types = {tool: {key: item["type"] for key, item in s["properties"].items()} for tool, s in SCHEMAS.items()}
+    grammar = ToolGrammar(form, quoted, frozenset(SCHEMAS)).lark(SCHEMAS, True, None)
+    check_grammar(grammar)
+    texts = [text for seed in range(25) if (text := written(grammar, random.Random(seed))) is not None]
+    assert texts
+    for text in texts:
+        content, _, calls = read(AnswerForm(None, False, form, types), text)
+        assert calls and not content.strip(), text
+        for tool, arguments in calls:
+            if form.kind != "tagged" or tool != "get":  # a text without JSON's marks may have any length
+                jsonschema.validate(json.loads(arguments), SCHEMAS[tool])
