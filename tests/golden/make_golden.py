@@ -193,6 +193,14 @@ CONFIGS = {
                          "beta_fast": 32, "beta_slow": 1},
         "tie_word_embeddings": False, "attention_bias": False, "pad_token_id": 0, "num_nextn_predict_layers": 0,
     },
+    # Without experts: what training has gradients of.
+    "deepseek_dense": {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 236, "intermediate_size": 60, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 6, "head_dim": None, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+        "kv_lora_rank": 24, "q_lora_rank": 28, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "first_k_dense_replace": 2,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "moe_intermediate_size": 16,
+        "tie_word_embeddings": False, "attention_bias": False, "pad_token_id": 0, "num_nextn_predict_layers": 0,
+    },
 }  # fmt: skip
 
 
