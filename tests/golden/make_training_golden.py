@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4"]
+FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4", "deepseek_dense"]
 FUSED = {"self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"), "mlp.gate_up_proj": ("gate_proj", "up_proj")}
 GOLDEN = Path(__file__).parent
 OUT = GOLDEN / "training"
@@ -89,6 +89,11 @@ def split(name: str, gradient: np.ndarray, config) -> dict[str, np.ndarray]:
             stem = name.replace(fused.rpartition(".")[2], "{}")
             pieces = np.split(gradient, np.cumsum(rows)[:-1])
             return {stem.format(part): piece for part, piece in zip(parts, pieces)}
+    if name.endswith("kv_b_proj.weight"):  # of each head the rows of its keys, transposed, and those of its values
+        heads = gradient.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+        keys, values = np.split(heads, [config.qk_nope_head_dim], axis=1)
+        parts = {"k_b_proj": keys.swapaxes(1, 2), "v_b_proj": values}
+        return {name.replace("kv_b_proj", part): g.reshape(-1, g.shape[2]) for part, g in parts.items()}
     return {name: gradient}
 
 

@@ -15,6 +15,7 @@ FAMILIES = [
     "llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3",
     "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4",
 ]  # fmt: skip
+LATENT = ["deepseek_dense"]  # whose gradients have no native steps
 OPTIMIZER = json.loads((GOLDEN / "training" / "optimizer.json").read_text())
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckdist.errors import LayoutError
+from ckdist.errors import ConfigError, LayoutError
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, vjp, whole
 from ckdist.program.program import Instr, Value
@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
+    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_linear_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -75,6 +76,12 @@ def lower_linear_heads(lowering: "Lowering", group: "Group") -> None:
         head_rows=rows.width,
         format=lowering.formats(w.name),
     )
+
+
+@lower("linear_heads", "training")
+def refuse_training(lowering: "TrainingLowering", instr: Instr) -> None:
+    """ConfigError: there are gradients, but no steps."""
+    raise ConfigError("models with latent attention cannot be trained yet: their gradients have no native steps")
 
 
 @vjp("linear_heads")
