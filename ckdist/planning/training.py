@@ -16,8 +16,8 @@ def training_bytes(
 ) -> dict[str, int]:
     """Bytes by what they hold, on this rank; without quantised matrices, which stay as their file has them.
 
-    `tokens`: of a batch; `operand_bytes`: of an element that products read; `state_arrays`: of the optimizer's state, each as large as the
-    trained weights, shared by so many replicas.
+    `tokens`: of a batch; `operand_bytes`: of an element that products read; `state_arrays`: of the optimizer's state,
+    each as large as the trained weights, shared by so many replicas.
     """
     padded = lambda n: -(-n // TILE) * TILE
 

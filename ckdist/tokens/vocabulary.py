@@ -63,8 +63,9 @@ class Vocabulary:
         return "".join([decoder.step(token_id) for token_id in ids]) + decoder.flush()
 
     def decoder(self, skip_special: bool = True, kept: Iterable[int] = ()) -> StreamDecoder:
-        """A decoder that is given one id at a time; its texts joined are `decode` of all ids. `kept`: control tokens that
-        are not skipped.
+        """A decoder that is given one id at a time; its texts joined are `decode` of all ids.
+
+        `kept`: control tokens that are not skipped.
         """
         return StreamDecoder(self, skip_special, kept)
 

@@ -200,7 +200,9 @@ def generated(world, folder, prefill: str, transport: str = "auto"):
 
 @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
 def test_one_text_over_hosts(folder):
-    """Norms over all heads of a token are not summed over hosts in token-parallel prefill: OLMo and MiniMax are tensor-parallel."""
+    """Norms over all heads of a token are not summed over hosts in token-parallel prefill: OLMo and MiniMax are
+    tensor-parallel.
+    """
     expected, _ = generated(SingleWorld(), folder, "auto")
     hosts, one, other = ["one", "one", "two", "two"], "token", "tensor"
     if folder.name.startswith(("olmo", "minimax")):

@@ -346,6 +346,22 @@ def test_connections_stay_within_the_limit_of_open_files(tmp_path):
                 assert running[0].status_code == 200
 
 
+def test_a_client_that_reads_slowly_gets_all_of_a_large_answer():
+    """What it has not read waits in the server, which answers others meanwhile."""
+    body = json.dumps({"content": "ab" * 100_000, "with_pieces": True}).encode()
+    with serving() as (_, http), socket.socket() as slow:
+        host, port = http.url.removeprefix("http://").split(":")
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.settimeout(60)
+        slow.connect((host, int(port)))
+        slow.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n")
+        slow.sendall(b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        answer = slow.recv(1000)  # it has begun
+        assert answer.startswith(b"HTTP/1.1 200 ") and ask(http.url, timeout=30).status_code == 200
+        answer += b"".join(iter(lambda: slow.recv(1 << 20), b""))
+    assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["tokens"]) == 200_000
+
+
 def test_a_burst_is_answered_in_json():
     async def one(address, body):
         reader, writer = await asyncio.open_connection(*address)

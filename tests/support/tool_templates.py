@@ -17,7 +17,8 @@ BARE_JSON = (  # Llama 3
 )
 LISTED_JSON = (  # Mistral 7B
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{% if tools %}"
-    "{{ '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{% endif %}{{ '[INST] ' + m.content + '[/INST]' }}"
+    "{{ '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{% endif %}"
+    "{{ '[INST] ' + m.content + '[/INST]' }}"
     "{% elif m.tool_calls %}[TOOL_CALLS] [{% for c in m.tool_calls %}{{ (c.function | tojson)[:-1] }}"
     "{{ ', \"id\": \"' + c.id + '\"}' }}{% if not loop.last %}, {% endif %}{% endfor %}]{{ eos_token }}"
     "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
@@ -37,18 +38,23 @@ SECTIONED_JSON = (  # DeepSeek V3.1
 )
 TAGGED_ARGUMENTS = (  # Qwen3-Coder
     "{% for m in messages %}{% if m.role == 'user' %}{% if tools %}{{ tools | tojson }}{% endif %}"
-    "<|im_start|>user\n{{ m.content }}<|im_end|>\n{% else %}<|im_start|>assistant{% if m.content %}{{ '\n' + m.content }}"
+    "<|im_start|>user\n{{ m.content }}<|im_end|>\n{% else %}<|im_start|>assistant{% if m.content %}"
+    "{{ '\n' + m.content }}"
     "{% endif %}{% for c in m.tool_calls or [] %}{{ '\n<tool_call>\n<function=' + c.function.name + '>\n' }}"
     "{% for k, v in c.function.arguments | items %}{{ '<parameter=' + k + '>\n' }}{{ v }}{{ '\n</parameter>\n' }}"
     "{% endfor %}{{ '</function>\n</tool_call>' }}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 KEYS_AND_VALUES = (  # GLM 4.5
-    "[gMASK]<sop>{% if tools %}<|system|>{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.role == 'user' %}"
-    "<|user|>\n{{ m.content }}{% else %}<|assistant|>\n<think></think>{% if m.content %}{{ '\n' + m.content }}{% endif %}"
+    "[gMASK]<sop>{% if tools %}<|system|>{{ tools | tojson }}{% endif %}{% for m in messages %}"
+    "{% if m.role == 'user' %}"
+    "<|user|>\n{{ m.content }}{% else %}<|assistant|>\n<think></think>{% if m.content %}"
+    "{{ '\n' + m.content }}{% endif %}"
     "{% for c in m.tool_calls or [] %}{{ '\n<tool_call>' + c.function.name }}"
-    "{% for k, v in c.function.arguments.items() %}{{ '\n<arg_key>' + k + '</arg_key>\n<arg_value>' + v + '</arg_value>' }}"
-    "{% endfor %}{{ '\n</tool_call>' }}{% endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% for k, v in c.function.arguments.items() %}"
+    "{{ '\n<arg_key>' + k + '</arg_key>\n<arg_value>' + v + '</arg_value>' }}"
+    "{% endfor %}{{ '\n</tool_call>' }}{% endfor %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 NO_TOOLS = (  # SmolLM2
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"

@@ -78,7 +78,8 @@ FORMS = {
     "kimi": (
         "<|tool_calls_section_begin|>",
         NAMED["<|tool_calls_section_begin|>"],
-        ('<|tool_calls_section_begin|><|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>{"city": "São {P}", '
+        ('<|tool_calls_section_begin|><|tool_call_begin|>functions.get:0'
+        '<|tool_call_argument_begin|>{"city": "São {P}", '
         '"n": 3}<|tool_call_end|><|tool_call_begin|>functions.f:1<|tool_call_argument_begin|>{}<|tool_call_end|>'
         "<|tool_calls_section_end|>"),
     ),

@@ -67,8 +67,9 @@ class CallReader:
                 return
 
     def begin(self, name: str, id: str | None = None) -> int:
-        """The next call has this name. Raises NotAsExpected where nothing but the name tells a call from other JSON, and
-        no tool has it.
+        """The next call has this name.
+
+        Raises NotAsExpected where nothing but the name tells a call from other JSON, and no tool has it.
         """
         if self.may_be_bare and name not in self.types:
             raise NotAsExpected("a tool's name")

@@ -11,8 +11,8 @@ from ckdist.tokens.tool_format import ToolFormat
 @dataclass(frozen=True)
 class AnswerForm:
     """`think`: the marks around reasoning, none where there is no such thing; `in_thought`: the prompt ends with the
-    first. `calls`: how tools are called; None where the request has no tools. `types`: of each tool, JSON's type of each
-    parameter. `most_calls`: later calls are left out. `markers`: special tokens that the parser must see.
+    first. `calls`: how tools are called; None where the request has no tools. `types`: of each tool, JSON's type of
+    each parameter. `most_calls`: later calls are left out. `markers`: special tokens that the parser must see.
     """
 
     think: tuple[str, str] | None = None

@@ -19,8 +19,9 @@ class MarkedParser:
         deltas: list[Delta],
         most_calls: int | None = None,
     ):
-        """`think`: the marks around reasoning; `in_thought`: the prompt has the first. `reader` and `deltas` are those of
-        `calls`. `most_calls`: later ones are left out.
+        """`think`: the marks around reasoning; `in_thought`: the prompt has the first.
+
+        `reader` and `deltas` are those of `calls`. `most_calls`: later ones are left out.
         """
         self._think, self._in_thought, self._calls, self._reader = think, in_thought, calls, reader
         self._most_calls = most_calls

@@ -85,7 +85,10 @@ class TextReader:
             raise NotAsExpected(text)
 
     def value(self, give: Callable[[str], None]) -> Parsing[None]:
-        """Reads one value of JSON, and gives its text as it comes. Raises NotAsExpected where the text ends before it."""
+        """Reads one value of JSON, and gives its text as it comes.
+
+        Raises NotAsExpected where the text ends before it.
+        """
         depth, in_string, escaped, literal = 0, False, False, 0
         while True:
             begin = self.at

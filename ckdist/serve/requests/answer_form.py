@@ -1,4 +1,6 @@
-"""How a chat's answer is to be taken apart, and the grammar that it must follow, from its template, tools and prompt."""
+"""How a chat's answer is to be taken apart, and the grammar that it must follow, from its template, tools and
+prompt.
+"""
 
 import dataclasses
 

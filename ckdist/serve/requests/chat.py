@@ -19,8 +19,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """`messages` are ready for a chat template; `template_kwargs` are its further variables. `split_reasoning`: what the
-    model thinks is no part of the answer's content.
+    """`messages` are ready for a chat template; `template_kwargs` are its further variables.
+
+    `split_reasoning`: what the model thinks is no part of the answer's content.
     """
 
     params: RequestParams

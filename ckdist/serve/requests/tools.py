@@ -15,8 +15,9 @@ CHOICES = ("none", "auto", "required", "any")
 
 @dataclass(frozen=True)
 class Tools:
-    """`given`: the tools that may be called, as OpenAI writes them. `must_call`: the answer is a call. `strict`: names of
-    tools whose arguments must hold to every keyword of their schemas.
+    """`given`: the tools that may be called, as OpenAI writes them. `must_call`: the answer is a call.
+
+    `strict`: names of tools whose arguments must hold to every keyword of their schemas.
     """
 
     given: tuple[dict[str, Any], ...] = ()

@@ -1,6 +1,7 @@
 // A matrix for each head: of each head its first floats times the head's matrix, and the others behind the result.
 //
-// What a matrix multiplies is a few columns wide, so whoever multiplies quantizes it, and no barrier stands between.
+// What a matrix multiplies is a few columns wide, so the thread that multiplies quantizes it, and no barrier stands
+// between.
 #include "runtime/steps/packed_weight.h"
 
 namespace ckdist {
