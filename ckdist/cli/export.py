@@ -67,9 +67,10 @@ def tensor_data(sources: Sequence[TensorSource], kind: dtypes.TensorType, head_r
     `head_rows`: the halves of heads of so many rows are interleaved, as GGUF has them.
     """
     for source in sources:
-        matrices, rows = (source.shape[0], source.shape[1]) if len(source.shape) > 2 else (1, source.shape[0])
+        matrices, rows = source.shape[:2] if source.matrices else (1, source.shape[0])
+        columns = source.shape[-1] if len(source.shape) > 1 else 1
         unit = head_rows or 1
-        at_once = max(1, CHUNK_FLOATS // (source.shape[-1] if len(source.shape) > 1 else 1) // unit) * unit
+        at_once = max(1, CHUNK_FLOATS // columns // unit) * unit
         for matrix in range(matrices):
             for begin in range(0, rows, at_once):
                 values = read_rows(source, begin, min(begin + at_once, rows), matrix)

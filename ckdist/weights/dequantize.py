@@ -37,7 +37,7 @@ def read_tensor(source: TensorSource) -> np.ndarray:
     """
     if source.part:
         return _head_part(source)
-    if len(source.shape) < 3:
+    if not source.matrices:
         return read_rows(source, 0, source.shape[0])
     return np.stack([read_rows(source, 0, source.shape[1], matrix) for matrix in range(source.shape[0])])
 

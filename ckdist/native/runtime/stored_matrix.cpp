@@ -60,7 +60,8 @@ void Source::check() const {
   if (is_joined()) scales.check(name.c_str(), type, stored_rows, stored_cols, places.size());
   for (const FilePlace& place : places) {
     int64_t all, end;
-    if (place.offset < 0 || stored_cols > INT64_MAX / 8 || __builtin_mul_overflow(stored_rows, bytes(stored_cols), &all) ||
+    if (place.offset < 0 || stored_cols > INT64_MAX / 8 ||
+        __builtin_mul_overflow(stored_rows, bytes(stored_cols), &all) ||
         __builtin_add_overflow(all, place.offset, &end) || end > place.file->size())
       fail(Status::model_file,
            "%s: tensor %s does not end within the file's %" PRId64 " bytes: it is truncated or damaged",

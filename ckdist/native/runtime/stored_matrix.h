@@ -27,7 +27,7 @@ struct Source {
   int64_t rows, cols;  // of one matrix; a vector is one column
   int64_t head_rows;   // > 0: the two halves of each head of this many rows are stored interleaved
   HeadPart part;
-  Scales scales;       // of codes alone; where there are none, rows are blocks of the type
+  Scales scales;  // of codes alone; where there are none, rows are blocks of the type
 
   const MappedFile& file() const { return *places[0].file; }
   int64_t offset() const { return places[0].offset; }
