@@ -89,6 +89,7 @@ int ckdist_loader_add_vector(ckdist_loader* loader, const ckdist_vector_plan* pl
                                 plan->size,
                                 1,
                                 plan->head_rows,
+                                {},
                                 {}};
     index = loader->loader.add_vector({source, plan->begin, plan->end, plan->plus_one != 0});
   });
