@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -19,11 +19,13 @@ from ckdist.progress import ProgressBar
 from ckdist.tokens.to_gguf import tokenizer_metadata
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import TensorSource, head_dim, num_heads, open_checkpoint
-from ckdist.weights.dequantize import read_tensor
+from ckdist.weights.dequantize import read_rows
 from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
 
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k": 14, "bf16": 32}  # general.file_type
 TYPES = {"f32": dtypes.F32, "f16": dtypes.F16, "bf16": dtypes.BF16, "q8_0": dtypes.Q8_0, "q4_k": dtypes.Q4_K}
+
+CHUNK_FLOATS = 1 << 20  # of a tensor in memory at once, about: many times larger are the tensors of large models
 
 
 def type_of(name: str, shape: tuple[int, ...], wanted: dtypes.TensorType) -> dtypes.TensorType:
@@ -59,16 +61,23 @@ def stored(values: np.ndarray, kind: dtypes.TensorType) -> np.ndarray:
     return out
 
 
-def tensor_data(sources: Sequence[TensorSource], kind: dtypes.TensorType, head_rows: int) -> np.ndarray:
-    """The bytes of one tensor, of one weight or of the rows of several.
+def tensor_data(sources: Sequence[TensorSource], kind: dtypes.TensorType, head_rows: int) -> Iterator[np.ndarray]:
+    """The bytes of one tensor, of one weight or of the rows of several, some rows at a time.
 
     `head_rows`: the halves of heads of so many rows are interleaved, as GGUF has them.
     """
-    values = np.concatenate([read_tensor(source) for source in sources])
-    if head_rows:
-        halves = values.reshape(-1, 2, head_rows // 2, *values.shape[1:])  # (heads, half, rows, ...)
-        values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
-    return stored(values, kind)
+    for source in sources:
+        matrices, rows = source.shape[:2] if source.matrices else (1, source.shape[0])
+        columns = source.shape[-1] if len(source.shape) > 1 else 1
+        unit = head_rows or 1
+        at_once = max(1, CHUNK_FLOATS // columns // unit) * unit
+        for matrix in range(matrices):
+            for begin in range(0, rows, at_once):
+                values = read_rows(source, begin, min(begin + at_once, rows), matrix)
+                if head_rows:
+                    halves = values.reshape(-1, 2, head_rows // 2, *values.shape[1:])  # (heads, half, rows, ...)
+                    values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+                yield stored(values, kind)
 
 
 def export_gguf(source: str, target: str, type_name: str, progress: bool = False, name: str | None = None) -> int:
@@ -101,7 +110,7 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
             GgufTensorToWrite(written, kind, shape, functools.partial(tensor_data, sources, kind, head_rows))
         )
     tensors += [
-        GgufTensorToWrite(written, dtypes.F32, values.shape, lambda values=values: values.view(np.uint8))
+        GgufTensorToWrite(written, dtypes.F32, values.shape, lambda values=values: [values.view(np.uint8)])
         for written, values in form.vectors.items()
     ]
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

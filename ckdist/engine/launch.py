@@ -353,7 +353,7 @@ def lower_for(
         program,
         mesh,
         formats=lambda name: native.lib.ckdist_activation_format(native.ffi.NULL, packed_type(loader, name)),
-        block_columns=lambda name: native.lib.ckdist_type_block_elements(packed_type(loader, name)),
+        block_columns=lambda name: native.lib.ckdist_type_undivided_columns(packed_type(loader, name)),
         max_tokens=max_tokens,
         stored=stored,
     )
@@ -436,8 +436,9 @@ def plan_shard(
             assert adapter is not None  # of a program that it was traced with
             matrices.append(adapter.matrix(name, rows, (begin, end)))
             continue
-        block = native.lib.ckdist_type_block_elements(loader.type_of(name))
-        columns = (begin // block * block, -(-end // block) * block) if end > begin else (0, 0)
+        block = native.lib.ckdist_type_undivided_columns(loader.type_of(name))
+        last = loader.checkpoint.tensors[name].shape[-1]
+        columns = (begin // block * block, min(-(-end // block) * block, last)) if end > begin else (0, 0)
         matrices.append(loader.add_matrix(name, [rows], columns, stack))
     return matrices, [loader.add_vector(name, *share) for name, share in lowered.vectors]
 

@@ -314,7 +314,7 @@ class Lowering:
     def as_activations(self, w: Weight, columns: Range, rows: int, selected: bool) -> Buffer:
         """What columns of `w` are multiplied with: whole blocks of its type, of which the floats are a part."""
         (begin, end), block = columns, self.block_columns(w.name)
-        first, last = begin // block * block, -(-end // block) * block
+        first, last = begin // block * block, min(-(-end // block) * block, w.dims[-1].elements)
         width = last - first if begin < end else 0
         return Buffer("activations", width, 0, self.formats(w.name), begin - first, end - begin, rows, selected)
 

@@ -21,7 +21,9 @@ from ckdist.overrides import FLAG
 from ckdist.weights import dtypes
 from ckdist.weights.gguf import MAGIC, GgufModel, read_gguf
 from ckdist.weights.json_file import read_json_object
+from ckdist.weights.published import join_tensors, quantization_config
 from ckdist.weights.safetensors import read_folder
+from ckdist.weights.scales import Place, Scales, stacked_scales
 from ckdist.weights.unread import notes_on_unread
 
 MAX_VECTOR = 1 << 10  # elements of a tensor that the spec holds
@@ -53,13 +55,24 @@ class TensorSource:
     offset: int  # bytes from the start of the file
     head_rows: int = 0  # > 0: the halves of each head of this many rows are stored interleaved
     plus_one: bool = False  # the weight is one more than what is stored
-    matrices: tuple[tuple[pathlib.Path, int], ...] = ()  # of a stack: the file and the offset of each matrix
+    matrices: tuple[Place, ...] = ()  # of a stack: the file and the offset of each matrix
     part: HeadPart | None = None  # of a tensor whose heads' rows belong to several weights
+    scales: Scales | None = None  # of codes alone, of which blocks of the type are made
+
+    @property
+    def files(self) -> set[pathlib.Path]:
+        """All files that the weight is in."""
+        beside = (*self.scales.places, *self.scales.zeros) if self.scales else ()
+        return {path for path, _ in (*self.places, *beside)}
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
-        return dtypes.BY_NUMBER[self.type].row_bytes(int(np.prod(self.stored_shape, dtype=np.int64)))
+        """Bytes in the files."""
+        elements = int(np.prod(self.stored_shape, dtype=np.int64))
+        if self.scales is None:
+            return dtypes.BY_NUMBER[self.type].row_bytes(elements)
+        scales = len(self.scales.places) * (self.scales.matrix_bytes + self.scales.zero_bytes)
+        return self.scales.code_bytes(elements) + scales
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -174,13 +187,14 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
         raise ModelFileError(f"{path} is not a model: it has no config.json; give a folder with one, or a GGUF file")
     config = read_json_object(config_path)
     spec = spec_from_config(config, str(config_path))
-    if isinstance(quantization := config.get("quantization_config"), dict):
-        method = str(quantization.get("quant_method"))
-        raise ModelFileError(
-            f"{path} is quantised by {method[:40]!r}, which is not read; "
-            "take the model as it was before, or a GGUF file of it"
-        )
+    tensors, joined = read_folder(path), []
+    if quantization := quantization_config(config):
+        joined, tensors = join_tensors(tensors, quantization, str(path))
     stored = [
+        StoredWeights(t.name, t.type.number, t.shape, t.codes.file, t.codes.offset, t.codes.dtype, t.scales)
+        for t in joined
+    ]
+    stored += [
         StoredWeights(
             t.name,
             SAFETENSORS_TYPES[t.dtype].number if t.dtype in SAFETENSORS_TYPES else -1,
@@ -189,7 +203,7 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
             t.offset,
             t.dtype,
         )
-        for t in read_folder(path).values()
+        for t in tensors.values()
     ]
     shapes = weight_shapes(spec)
     found, unread = _sources(spec, family(spec.family).safetensors, stored, {OUTPUT: shapes[EMBEDDING], **shapes})
@@ -210,6 +224,7 @@ class StoredWeights:
     file: pathlib.Path
     offset: int
     dtype: str = ""  # as the file calls the type
+    scales: Scales | None = None
 
 
 def _sources(
@@ -265,13 +280,15 @@ def _weights_in(
             f"{tensor.file}: tensor {tensor.name!r} has shape {tensor.shape}, "
             f"but the model needs {sum(rows)} rows: {', '.join(map(str, rows))} of {', '.join(weights)}"
         )
-    row_bytes = dtypes.BY_NUMBER[tensor.type].row_bytes(int(np.prod(tensor.shape[of_rows + 1 :], dtype=np.int64)))
+    columns, scales = int(np.prod(tensor.shape[of_rows + 1 :], dtype=np.int64)), tensor.scales
+    row_bytes = scales.code_bytes(columns) if scales else dtypes.BY_NUMBER[tensor.type].row_bytes(columns)
     found = []
     for weight, count, begin in zip(weights, rows, np.cumsum([0, *rows]).tolist(), strict=False):
         shape = tensor.shape if len(weights) == 1 else (*tensor.shape[:of_rows], count, *tensor.shape[of_rows + 1 :])
         offsets = [tensor.offset + (matrix * there + begin) * row_bytes for matrix in range(math.prod(shape[:of_rows]))]
         stack = tuple((tensor.file, offset) for offset in offsets) if of_rows else ()
-        found.append(TensorSource(weight, tensor.type, shape, tensor.file, offsets[0], matrices=stack))
+        part = scales and replace(scales, first_row=scales.first_row + begin)
+        found.append(TensorSource(weight, tensor.type, shape, tensor.file, offsets[0], matrices=stack, scales=part))
     return found
 
 
@@ -292,8 +309,10 @@ def _stacked(weight: str, matrices: Mapping[int, TensorSource], shape: tuple[int
                 f"{one.file}: matrix {index} of {weight!r} is {dtypes.BY_NUMBER[one.type].name} {one.shape}, "
                 f"but others are {dtypes.BY_NUMBER[first.type].name} {first.shape}"
             )
-    places = tuple((matrices[index].file, matrices[index].offset) for index in range(shape[0]))
-    return TensorSource(weight, first.type, (shape[0], *first.shape), *places[0], matrices=places)
+    ordered = [matrices[index] for index in range(shape[0])]
+    places = tuple((one.file, one.offset) for one in ordered)
+    scales = stacked_scales([one.scales for one in ordered], f"{first.file}: {weight!r}")
+    return TensorSource(weight, first.type, (shape[0], *first.shape), *places[0], matrices=places, scales=scales)
 
 
 def _head_parts(spec: ModelSpec, tensor: StoredWeights, weights: tuple[str, ...]) -> list[TensorSource]:
@@ -313,7 +332,8 @@ def _head_parts(spec: ModelSpec, tensor: StoredWeights, weights: tuple[str, ...]
         )
     k_part = HeadPart(keys + values, 0, keys, rank, transposed=True)
     v_part = HeadPart(keys + values, keys, values, rank)
-    source = lambda name, shape, part: TensorSource(name, tensor.type, shape, tensor.file, tensor.offset, part=part)
+    stored = {"file": tensor.file, "offset": tensor.offset, "scales": tensor.scales}
+    source = lambda name, shape, part: TensorSource(name, tensor.type, shape, part=part, **stored)
     return [source(weights[0], (heads * rank, keys), k_part), source(weights[1], (heads * values, rank), v_part)]
 
 

@@ -7,6 +7,7 @@ structs. Grids stand in the native library alone, whose plain code reads them.
 
 import pathlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from ckdist.errors import ModelFileError
 from ckdist.native import check, lib, pointer
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import TensorSource
+from ckdist.weights.scales import E4M3_VALUES, Place
 
 FP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice those of E2M1
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
@@ -31,16 +33,50 @@ def dequantize(data: np.ndarray, type_number: int, cols: int) -> np.ndarray:
 def read_tensor(source: TensorSource) -> np.ndarray:
     """All of one weight as float32, in the order of rows and with the offset that its name means.
 
-    Raises ModelFileError when the file has become shorter or cannot be read.
+    Raises ModelFileError when a file has become shorter or cannot be read.
     """
-    each = source.nbytes // len(source.places)
-    data = np.concatenate([_stored_bytes(source.name, path, offset, each) for path, offset in source.places])
-    values = dequantize(data, source.type, source.stored_shape[-1]).reshape(source.stored_shape)
-    if part := source.part:
-        heads = values.reshape(-1, part.stored, part.columns)[:, part.first : part.first + part.rows]
-        values = (heads.swapaxes(1, 2) if part.transposed else heads).reshape(source.shape)
+    if source.part:
+        return _head_part(source)
+    if not source.matrices:
+        return read_rows(source, 0, source.shape[0])
+    return np.stack([read_rows(source, 0, source.shape[1], matrix) for matrix in range(source.shape[0])])
+
+
+def _head_part(source: TensorSource) -> np.ndarray:
+    """A weight that is a part of each head's rows in a tensor."""
+    part = source.part
+    assert part is not None
+    values = read_tensor(replace(source, shape=source.stored_shape, part=None))
+    heads = values.reshape(-1, part.stored, part.columns)[:, part.first : part.first + part.rows]
+    return (heads.swapaxes(1, 2) if part.transposed else heads).reshape(source.shape)
+
+
+def read_rows(source: TensorSource, begin: int, end: int, matrix: int = 0) -> np.ndarray:
+    """Rows [begin, end) of a weight, of one matrix of a stack, or elements of a vector: float32 (end - begin, ...).
+
+    Raises as `read_tensor`.
+    """
+    if source.part:
+        return _head_part(source)[begin:end]
+    row_shape = source.shape[-1:] if len(source.shape) > 1 else ()
+    order = np.arange(begin, end) if source.row_order is None else source.row_order[begin:end]
+    low, high = (int(order.min()), int(order.max()) + 1) if len(order) else (begin, begin)
+    columns, scales = int(np.prod(row_shape, dtype=np.int64)), source.scales
+    row_bytes = scales.code_bytes(columns) if scales else dtypes.BY_NUMBER[source.type].row_bytes(columns)
+
+    def read(place: Place, count: int) -> np.ndarray:
+        """uint8 (count,) of a file."""
+        return _stored_bytes(source.name, *place, count)
+
+    path, offset = source.places[matrix]
+    data = read((path, offset + low * row_bytes), (high - low) * row_bytes)
+    if scales:
+        values = scales.values(data.reshape(high - low, row_bytes), source.type, matrix, (low, high), read)
+    else:
+        values = dequantize(data, source.type, columns)
+    values = values.reshape(high - low, *row_shape)
     if source.row_order is not None:
-        values = values[source.row_order]
+        values = values[order - low]
     return values + np.float32(1) if source.plus_one else values
 
 
@@ -174,6 +210,22 @@ def _mxfp4(b: np.ndarray) -> np.ndarray:
     return scales * FP4_VALUES[_nibbles(b[:, 1:]).reshape(-1, 32)]
 
 
+def _f8_e4m3(b: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(b[:, :4]).view("<f4") * E4M3_VALUES[b[:, 4:]]
+
+
+def _int4_32(b: np.ndarray) -> np.ndarray:
+    return _bf16_blocks(np.ascontiguousarray(b[:, :2])) * (_nibbles(b[:, 2:]).reshape(-1, 32).astype(np.float32) - 8)
+
+
+def _int4_z(b: np.ndarray) -> np.ndarray:
+    word = np.ascontiguousarray(b[:, :4]).view(
+        "<u4"
+    )  # a float32, in whose place for the four lowest bits is the zero point
+    codes = _nibbles(b[:, 4:]).reshape(-1, 32).astype(np.float32)
+    return (word & ~np.uint32(15)).view(np.float32) * (codes - (word & 15).astype(np.float32))
+
+
 def _trits(b: np.ndarray, count: int) -> np.ndarray:
     """(blocks, n) bytes, fractions of 3^5, to their first `count` digits (blocks, count * n), -1, 0 or 1."""
     powers = 3 ** np.arange(count, dtype=np.uint8)[:, None]
@@ -208,7 +260,8 @@ def _grid_blocks(tensor_type: dtypes.TensorType) -> Callable[[np.ndarray], np.nd
 _BY_NAME = {
     "F32": _f32_blocks, "F16": _f16, "BF16": _bf16_blocks, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1,
     "Q8_0": _q8_0, "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl,
-    "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4, "TQ1_0": _tq1_0, "TQ2_0": _tq2_0,
+    "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4, "TQ1_0": _tq1_0, "TQ2_0": _tq2_0, "F8_E4M3": _f8_e4m3,
+    "INT4_32": _int4_32, "INT4_32Z": _int4_z, "INT4_128Z": _int4_z,
 }  # fmt: skip
 _FUNCTIONS = {
     **{dtypes.BY_NAME[name]: function for name, function in _BY_NAME.items()},

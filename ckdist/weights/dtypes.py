@@ -1,6 +1,7 @@
-"""The tensor types of GGUF (ggml_type): numbers, names, and the size of one block.
+"""The types of matrices: numbers, names, and the size of one block. They are those of the native table.
 
-They are those of the native table.
+Numbers are those of GGUF (ggml_type); from `lib.ckdist_own_types` on they are types of safetensors alone, whose blocks
+are codes and scales that the files have in two tensors.
 """
 
 from collections.abc import Iterator
@@ -34,7 +35,10 @@ def _known() -> Iterator[TensorType]:
 KNOWN = tuple(_known())
 BY_NUMBER = {t.number: t for t in KNOWN}
 BY_NAME = {t.name: t for t in KNOWN}
-F32, F16, BF16, Q8_0, Q4_K = (BY_NAME[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_K"))
+F32, F16, BF16, Q4_0, Q8_0, Q4_K, MXFP4 = (
+    BY_NAME[name] for name in ("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "MXFP4")
+)
+F8_E4M3, INT4_32, INT4_32Z, INT4_128Z = (BY_NAME[name] for name in ("F8_E4M3", "INT4_32", "INT4_32Z", "INT4_128Z"))
 FLOATS = (F32, F16, BF16)
 GRIDS = tuple(t for t in KNOWN if t.name.startswith(("IQ1", "IQ2", "IQ3")))  # types whose codes index a grid
 
@@ -44,10 +48,10 @@ _OTHER_NAMES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64"
 
 def of_number(number: int, where: str) -> TensorType:
     """The type with GGUF's `number`; ModelFileError, beginning with `where`, names it and the known ones."""
-    known = BY_NUMBER.get(number)
+    known = BY_NUMBER.get(number) if number < lib.ckdist_own_types else None
     if known is None:
         name = _OTHER_NAMES.get(number, "unknown")
         raise ModelFileError(
-            f"{where} has type {number} ({name}); the known types are {', '.join(t.name for t in KNOWN)}"
+            f"{where} has type {number} ({name}); the known types are {', '.join(t.name for t in KNOWN if t.number < lib.ckdist_own_types)}"
         )
     return known

@@ -1,5 +1,5 @@
-"""Writes GGUF files, version 3: metadata, then tensors that are given one at a time, so that a model never lies in
-memory whole.
+"""Writes GGUF files, version 3: metadata, then tensors that are given some rows at a
+time, so that neither a model nor a large tensor of it lies in memory whole.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Python values choose the types: bool, int (uint32),
 float (float32), str, and lists of one of these (of int32 where they are ints).
@@ -7,7 +7,7 @@ float (float32), str, and lists of one of these (of int32 where they are ints).
 
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +21,12 @@ _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 
 
 class GgufTensorToWrite(NamedTuple):
-    """`data()` gives uint8 of whole blocks. `shape` is row-major, the contiguous dimension last."""
+    """`data()` gives uint8 of whole blocks, part by part. `shape` is row-major, the contiguous dimension last."""
 
     name: str
     type: TensorType
     shape: tuple[int, ...]
-    data: Callable[[], np.ndarray]
+    data: Callable[[], Iterable[np.ndarray]]
 
 
 def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Sequence[GgufTensorToWrite]) -> int:
@@ -44,10 +44,9 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Sequence[GgufTe
     with open(path, "wb") as file:
         file.write(header + bytes(_padded(len(header)) - len(header)))
         for t in tensors:
-            data = t.data()
-            assert data.nbytes == _size(t), f"{t.name} has {data.nbytes} bytes, not {_size(t)}"
-            file.write(np.ascontiguousarray(data).reshape(-1).data)
-            file.write(bytes(_padded(data.nbytes) - data.nbytes))
+            written = sum(file.write(np.ascontiguousarray(part).reshape(-1).data) for part in t.data())
+            assert written == _size(t), f"{t.name} has {written} bytes, not {_size(t)}"
+            file.write(bytes(_padded(written) - written))
         file.flush()
         os.fsync(file.fileno())
         return file.tell()

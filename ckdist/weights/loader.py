@@ -26,18 +26,21 @@ from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.filled import Filled, LoadReport
 from ckdist.weights.handles import MatrixHandle, VectorHandle
+from ckdist.weights.scales import Place, Scales
 
 log = logging.getLogger(__name__)
 
 QUANTIZATIONS = {"q8_0": dtypes.Q8_0, "q4_k": dtypes.Q4_K}
 COPY_ENGINES = numbers("ckdist_copy_engine", "ckdist_copy_engine_")
+CODES = numbers("ckdist_codes", "ckdist_codes_")
+SCALE_FORMS = numbers("ckdist_scale_form", "ckdist_scale_")
 _POLL_MILLISECONDS = 100
 
 
 class ShardLoader:
     """Loads parts of `checkpoint` with `threads` native threads.
 
-    `quantize`: None, or q8_0 or q4_k for the matrices that the files hold in F32, F16 or BF16. With q4_k the embedding
+    `quantize`: None, or q8_0 or q4_k for the matrices that the files hold in F32, F16 or BF16, or as codes and scales. With q4_k the embedding
     and the output matrix become q8_0, and so does a matrix whose rows Q4_K's blocks of 256 do not divide.
     """
 
@@ -48,8 +51,7 @@ class ShardLoader:
         self.threads = threads
         self.quantize = quantize
         self._files = {
-            path: i
-            for i, path in enumerate(sorted({path for s in checkpoint.tensors.values() for path, _ in s.places}))
+            path: i for i, path in enumerate(sorted({p for s in checkpoint.tensors.values() for p in s.files}))
         }
         self._matrices: dict[tuple[Any, ...], MatrixHandle] = {}  # by what was planned
         self._vectors: dict[tuple[Any, ...], VectorHandle] = {}
@@ -67,6 +69,8 @@ class ShardLoader:
         if dtypes.BY_NUMBER[source.type] not in dtypes.FLOATS:
             if source.part is not None and source.part.transposed:  # its blocks run along the other dimension
                 return (dtypes.F32 if source.shape[1] % dtypes.Q8_0.block_elements else dtypes.Q8_0).number
+            if source.scales and wanted:
+                return wanted.number if source.shape[-1] % wanted.block_elements == 0 else dtypes.Q8_0.number
             return source.type
         if is_router(name):
             return dtypes.F32.number
@@ -99,8 +103,9 @@ class ShardLoader:
             return self._matrices[key]
         packed = dtypes.BY_NUMBER[self.type_of(name)]
         transposed = source.part is not None and source.part.transposed
-        block = max(packed.block_elements, 1 if transposed else dtypes.BY_NUMBER[source.type].block_elements)
-        if begin % block or end % block:
+        numbers = [packed.number] if transposed else [packed.number, source.type]
+        block = max(lib.ckdist_type_undivided_columns(number) for number in numbers)
+        if begin % block or (end % block and end != cols):
             blocks = f"{packed.name}, which has blocks of {block}"
             raise LayoutError(
                 f"columns [{begin}, {end}) of {name} cannot be sharded from {blocks}: shard at multiples of {block}"
@@ -119,19 +124,37 @@ class ShardLoader:
         source = self.checkpoint.tensors[name]
         rows, cols = source.shape[-2:]
         range_array, name_bytes = np.array(ranges, np.int64).reshape(-1, 2), ffi.new("char[]", name.encode())
-        places = [source.places[index] for index in chosen]
-        files = np.array([self._files[path] for path, _ in places], np.int32)
-        offsets = np.array([offset for _, offset in places], np.int64)
+        files, offsets = self._places([source.places[index] for index in chosen])
+        scales, *kept = self._scales(source.scales, chosen) if source.scales else (ffi.NULL,)
         plan = ffi.new("struct ckdist_matrix_plan *", {
-            "name": name_bytes, "count": len(places),
-            "files": pointer(files, "int32_t *"), "offsets": pointer(offsets, "int64_t *"),
+            "name": name_bytes, "count": len(chosen),
+            "files": pointer(files, "int32_t *"), "offsets": pointer(offsets, "int64_t *"), "scales": scales,
             "source_type": source.type, "packed_type": self.type_of(name), "head_rows": source.head_rows,
             "part": dataclasses.asdict(source.part) if source.part else {},
             "rows": rows, "cols": cols, "col_begin": begin, "col_end": end,
             "row_ranges": pointer(range_array, "int64_t *"), "range_count": len(ranges),
             "cold": name == EMBEDDING and self._untied,
         })  # fmt: skip
-        return plan, (range_array, name_bytes, files, offsets)
+        return plan, (range_array, name_bytes, files, offsets, scales, *kept)
+
+    def _places(self, places: Sequence[Place]) -> tuple[np.ndarray, np.ndarray]:
+        """int32 and int64 (matrices,): the file's number and the offset in it, of each."""
+        files = np.array([self._files[path] for path, _ in places], np.int32)
+        return files, np.array([offset for _, offset in places], np.int64)
+
+    def _scales(self, scales: Scales, chosen: range) -> tuple[Any, ...]:
+        """Where the scales of the matrices `chosen` lie, and what must stay alive with it."""
+        files, offsets = self._places([scales.places[index] for index in chosen])
+        zero_files, zero_offsets = self._places([scales.zeros[index] for index in chosen if scales.zeros])
+        found = ffi.new("struct ckdist_scales *", {
+            "codes": CODES[scales.codes], "form": SCALE_FORMS[scales.form],
+            "rows_each": scales.rows_each, "cols_each": scales.cols_each,
+            "rows": scales.shape[0], "cols": scales.shape[1], "first_row": scales.first_row,
+            "files": pointer(files, "int32_t *"), "offsets": pointer(offsets, "int64_t *"),
+            "zero_files": pointer(zero_files, "int32_t *") if scales.zeros else ffi.NULL,
+            "zero_offsets": pointer(zero_offsets, "int64_t *"),
+        })  # fmt: skip
+        return found, files, offsets, zero_files, zero_offsets
 
     @property
     def _untied(self) -> bool:

@@ -60,7 +60,7 @@ def tiles(tmp_path_factory):
         pytest.skip("no C++ compiler")
     library = tmp_path_factory.mktemp("tiles") / "tiles.so"
     ours = ROOT / "tests/native"
-    names = "isa/linear_bytes.cpp isa/linear_bf16.cpp isa/machine.cpp isa/pack_tile.cpp"
+    names = "isa/linear_bytes.cpp isa/linear_bf16.cpp isa/linear_float8.cpp isa/machine.cpp isa/pack_tile.cpp"
     names += " layout.cpp layout_blocks.cpp layout_interleaved.cpp"
     sources = [ours / "tile_products.cpp", *(NATIVE / "kernels" / name for name in names.split())]
     built = subprocess.run(
@@ -113,7 +113,7 @@ def assert_same_bits(ours, theirs):
     np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
 
 
-@pytest.mark.parametrize("name", HALF_FIELDS)
+@pytest.mark.parametrize("name", [*HALF_FIELDS, "INT4_32", "INT4_32Z", "INT4_128Z"])
 def test_bytes_in_tiles_have_the_bits_of_avx512(tiles, name):
     for rows, cols in ((37, odd_columns(name)), (32, 512), (16, 256), (5, 256), (70, block_of(name)[0])):
         data, _ = random_rows(name, rows, cols, seed=rows)
@@ -171,6 +171,22 @@ def test_bfloat16_in_tiles(tiles, rows, cols):
     assert np.all(np.abs(whole - exact) <= 2e-6 * magnitude)
     for tokens in TOKENS:
         y, worked = in_tiles(tiles, "BF16", packed, rows, cols, prepared[:tokens])
+        assert worked > 0 and worked % tokens == 0
+        assert_same_bits(y, whole[:tokens])
+
+
+@pytest.mark.parametrize("rows, cols", [(37, 96), (16, 32), (50, 224), (40, 4352)])
+def test_floats_of_8_bits_in_tiles(tiles, rows, cols):
+    data, values = random_rows("F8_E4M3", rows, cols, seed=rows)
+    packed = pack("avx512_bf16", "F8_E4M3", data, rows, cols)
+    x = np.random.default_rng(rows).integers(-127, 128, (max(TOKENS), cols)).astype(np.float32)  # exact in bfloat16
+    prepared = prepare("avx512_bf16", 1, x)
+    exact = x.astype(np.float64) @ values.T.astype(np.float64)
+    magnitude = np.abs(x).astype(np.float64) @ np.abs(values).T.astype(np.float64)
+    whole, _ = in_tiles(tiles, "F8_E4M3", packed, rows, cols, prepared)
+    assert np.all(np.abs(whole - exact) <= 2e-6 * magnitude)
+    for tokens in TOKENS:
+        y, worked = in_tiles(tiles, "F8_E4M3", packed, rows, cols, prepared[:tokens])
         assert worked > 0 and worked % tokens == 0
         assert_same_bits(y, whole[:tokens])
 

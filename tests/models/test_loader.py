@@ -14,6 +14,7 @@ from ckdist.weights.dequantize import dequantize, read_tensor
 from ckdist.weights.loader import ShardLoader
 from tests.support.checkpoints import WEIGHT, checkpoint_of
 from tests.support.paths import GOLDEN as GOLDEN_FILES
+from tests.support.products import OWN, random_own
 
 GOLDEN = GOLDEN_FILES / "gguf"
 
@@ -35,6 +36,8 @@ def random_rows(tensor_type, rows, cols, seed=0) -> np.ndarray:
         if tensor_type is dtypes.BF16:
             return (x.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
         return (x if tensor_type is dtypes.F32 else x.astype(np.float16)).view(np.uint8)
+    if tensor_type.name in OWN:
+        return random_own(tensor_type.name, rows, cols // tensor_type.block_elements, rng).reshape(rows, -1)
     data = rng.integers(0, 256, (rows, tensor_type.row_bytes(cols)), dtype=np.uint8)
     blocks = data.reshape(-1, tensor_type.block_bytes)
     at = {
@@ -82,7 +85,7 @@ def test_whole_model_loads_as_the_gguf_package_reads_it(path):
 
 @pytest.mark.parametrize("tensor_type", dtypes.KNOWN, ids=lambda t: t.name)
 def test_cuts_of_rows_and_columns(tmp_path, tensor_type):
-    block = max(tensor_type.block_elements, 32)
+    block = max(lib.ckdist_type_undivided_columns(tensor_type.number), 32)
     rows, cols = 45, 4 * block
     data = random_rows(tensor_type, rows, cols)
     whole = dequantize(data, tensor_type.number, cols)

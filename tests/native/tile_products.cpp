@@ -11,14 +11,17 @@ int64_t tile_rows = 0, tile_live = 0;
 
 namespace avx512_vnni {  // takes the fewest tokens
 static void leave(const Matrix&, int64_t, int64_t, const uint8_t*, int64_t, int64_t, float*, int64_t) {}
-#define LEFT {ActivationFormat::f32, nullptr, nullptr, nullptr, leave}
-#define EIGHT LEFT, LEFT, LEFT, LEFT, LEFT, LEFT, LEFT, LEFT
-static_assert(kTypeCount == 40);
-extern const LinearKernel byte_kernels[kTypeCount] = {EIGHT, EIGHT, EIGHT, EIGHT, EIGHT};
+static KernelTable all_left() {
+  KernelTable table;
+  for (LinearKernel& kernel : table.of) kernel = {ActivationFormat::f32, nullptr, nullptr, nullptr, leave};
+  return table;
+}
+extern const KernelTable byte_kernels = all_left();
 }  // namespace avx512_vnni
 
 namespace amx {
-extern const LinearKernel byte_kernels[kTypeCount], bf16_kernel;
+extern const KernelTable byte_kernels;
+extern const LinearKernel bf16_kernel, float8_kernel;
 extern const MachineKernel machine_kernel;
 }  // namespace amx
 
@@ -30,7 +33,9 @@ extern "C" {
 
 void tile_multiply(int type, int64_t rows, int64_t cols, const uint8_t* tiles, int64_t begin, int64_t end,
                    const uint8_t* x, int64_t x_stride, int64_t tokens, float* y) {
-  const LinearKernel& kernel = static_cast<Type>(type) == Type::bf16 ? amx::bf16_kernel : amx::byte_kernels[type];
+  const LinearKernel& kernel = static_cast<Type>(type) == Type::bf16      ? amx::bf16_kernel
+                               : static_cast<Type>(type) == Type::f8_e4m3 ? amx::float8_kernel
+                                                                          : amx::byte_kernels.of[type];
   kernel.multiply({static_cast<Type>(type), rows, cols, kernel.tile_bytes(cols), tiles}, begin, end, x, x_stride,
                   tokens, y, rows);
 }

@@ -1,4 +1,7 @@
-"""Quantised rows as bytes, packed, and multiplied by one level's kernels."""
+"""Quantised rows as bytes, packed, and multiplied by one level's kernels.
+
+Types of GGUF mean what the gguf package says, those of safetensors what is written here.
+"""
 
 import numpy as np
 from gguf import GGMLQuantizationType, quants
@@ -31,11 +34,55 @@ HALF_FIELDS = {  # where a block's float16 scales stand, in bytes
 }
 
 
-TYPES = ["F32", "F16", "BF16", *HALF_FIELDS]
+OWN = {"F8_E4M3": 64, "INT4_32": 65, "INT4_32Z": 66, "INT4_128Z": 67}  # types of safetensors
+TYPES = ["F32", "F16", "BF16", *HALF_FIELDS, *OWN]
 
 
 def number(name):
-    return int(GGMLQuantizationType[name])
+    return OWN[name] if name in OWN else int(GGMLQuantizationType[name])
+
+
+def dequantize(name, data):
+    """float32 (rows, cols) of rows as bytes."""
+    if name not in OWN:
+        return quants.dequantize(data, GGMLQuantizationType[name])
+    blocks = data.reshape(len(data), -1, block_of(name)[1])
+    if name == "INT4_32":
+        scales = np.zeros((*blocks.shape[:2], 2), np.uint16)
+        scales[..., 1:] = blocks[..., :2].view("<u2")
+        scales, codes = scales.view("<f4"), blocks[..., 2:]
+    else:
+        scales, codes = np.ascontiguousarray(blocks[..., :4]).view("<f4"), blocks[..., 4:]
+    if name == "F8_E4M3":
+        exponent, mantissa = codes >> 3 & 15, codes & 7
+        normal = np.ldexp(1 + mantissa / 8, exponent.astype(int) - 7)
+        values = np.where(codes & 128, -1, 1) * np.where(exponent, normal, mantissa * 2.0**-9)
+    else:
+        values = np.concatenate([codes & 15, codes >> 4], -1).astype(np.float32)
+        zeros = 8 if name == "INT4_32" else blocks[..., :1] & 15
+        values = values - zeros
+        if name != "INT4_32":
+            scales = (scales.view("<u4") & ~np.uint32(15)).view("<f4")
+    return (scales * values.astype(np.float32)).reshape(len(data), -1)
+
+
+def random_own(name, rows, count, rng):
+    """Blocks (rows, count, bytes) of a type of safetensors; those of 128 columns have one scale."""
+    blocks = rng.integers(0, 256, (rows, count, block_of(name)[1]), np.uint8)
+    each = 4 if name in ("F8_E4M3", "INT4_128Z") else 1
+    scales = np.repeat(rng.uniform(-0.01, 0.01, (rows, -(-count // each))).astype(np.float32), each, 1)[:, :count]
+    if name == "INT4_32":
+        blocks[..., :2] = (scales.view("<u4") >> 16).astype("<u2")[..., None].view(np.uint8)
+        return blocks
+    words = scales.view("<u4")
+    if name != "F8_E4M3":
+        zeros = np.repeat(rng.integers(0, 16, (rows, -(-count // each)), np.uint32), each, 1)[:, :count]
+        words = words & ~np.uint32(0xFFFF) | zeros
+    else:
+        codes = blocks[..., 4:]
+        codes[codes & 127 == 127] = 0x7E  # NaNs
+    blocks[..., :4] = words[..., None].view(np.uint8)
+    return blocks
 
 
 def block_of(name):
@@ -68,10 +115,12 @@ def random_rows(name, rows, cols, seed=0):
             blocks[..., at : at + 2] = scales.view(np.uint8)
         scale_elsewhere(name, blocks, rng.uniform(-0.01, 0.01, blocks.shape[:2]).astype(np.float16))
         data = blocks.reshape(rows, cols // elements * size)
+    elif name in OWN:
+        data = random_own(name, rows, cols // elements, rng).reshape(rows, -1)
     else:
         data = quants.quantize(rng.normal(size=(rows, cols)).astype(np.float32), GGMLQuantizationType[name])
         data = np.ascontiguousarray(data).view(np.uint8).reshape(rows, cols * size)
-    return data, quants.dequantize(data, GGMLQuantizationType[name]).reshape(rows, cols)
+    return data, dequantize(name, data).reshape(rows, cols)
 
 
 def pack(isa, name, data, rows, cols):

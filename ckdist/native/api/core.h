@@ -16,10 +16,14 @@ CKDIST_EXPORT const char* ckdist_isa_lacks(int32_t i);
 /* The one whose kernels were chosen at load; CKDIST_ISA in the environment forces another that the CPU has. */
 CKDIST_EXPORT int ckdist_isa(const char** out);
 
-enum { ckdist_type_count = 40 }; /* one past the largest number of a weight type */
-/* Weight types, numbered as in GGUF (ggml_type). Elements and bytes of one block; 0 where the type is not known. */
+/* Numbers of weight types: those below ckdist_own_types are GGUF's (ggml_type), those of safetensors alone go on to
+   ckdist_type_count. */
+enum { ckdist_own_types = 64, ckdist_type_count = 68 };
+/* Elements and bytes of one block; 0 where the type is not known. */
 CKDIST_EXPORT int64_t ckdist_type_block_elements(int32_t type);
 CKDIST_EXPORT int64_t ckdist_type_block_bytes(int32_t type);
+/* Columns that stay together where a matrix is divided: of a block, or of a scale. */
+CKDIST_EXPORT int64_t ckdist_type_undivided_columns(int32_t type);
 CKDIST_EXPORT const char* ckdist_type_name(int32_t type);
 
 /* Bytes that can still be allocated without swapping: of the machine, or of the control groups that this process is in.

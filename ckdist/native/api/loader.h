@@ -24,8 +24,24 @@ struct ckdist_head_part {
   int32_t transposed;
 };
 
+/* How scales lie that stand in tensors of their own, beside a matrix's codes. */
+enum ckdist_codes { ckdist_codes_whole, ckdist_codes_bytes, ckdist_codes_nibbles };
+enum ckdist_scale_form { ckdist_scale_f32, ckdist_scale_f16, ckdist_scale_bf16, ckdist_scale_exponent };
+struct ckdist_scales {
+  int32_t codes;                /* enum ckdist_codes: bits of a column */
+  int32_t form;                 /* enum ckdist_scale_form */
+  int64_t rows_each, cols_each; /* that share a scale */
+  int64_t rows, cols;           /* of scales in a tensor */
+  int64_t first_row;            /* of the rows that share a tensor of scales, where the matrix begins */
+  const int32_t* files;         /* of each matrix: where its scales are */
+  const int64_t* offsets;
+  const int32_t* zero_files; /* and its zero points, four bits each, eight rows in 32 bits; or null: all are 8 */
+  const int64_t* zero_offsets;
+};
+
 /* Which part of a stored tensor a matrix takes: the rows of `row_ranges`, one range after the other, and columns
-   [col_begin, col_end), whole blocks of both types. Of a stack these of each matrix, whose tiles follow one another. */
+   [col_begin, col_end), whole blocks of both types or up to the last column. Of a stack these of each matrix, whose
+   tiles follow one another. */
 struct ckdist_matrix_plan {
   const char* name;       /* for messages */
   int64_t count;          /* matrices of a stack, all of one shape; else 1 */
@@ -36,8 +52,9 @@ struct ckdist_matrix_plan {
                              that is transposed */
   int32_t head_rows; /* > 0: row j of the first half of each head of this many rows is stored at 2 j, of the second at 2
                         j + 1 */
-  int64_t rows, cols;           /* of a whole matrix, or of the whole part of its heads */
-  struct ckdist_head_part part; /* not of a stack */
+  int64_t rows, cols;                 /* of a whole matrix, or of the whole part of its heads */
+  struct ckdist_head_part part;       /* not of a stack */
+  const struct ckdist_scales* scales; /* of codes alone, of which source_type is made; or null */
   int64_t col_begin, col_end;
   const int64_t* row_ranges; /* (range_count, 2): begin, end */
   int64_t range_count;

@@ -5,6 +5,7 @@
 #include "core/dtype.h"
 #include "core/error.h"
 #include "kernels/kernels.h"
+#include "kernels/layout.h"
 
 namespace ckdist {
 const char* last_error_message();
@@ -26,6 +27,9 @@ int ckdist_isa(const char** out) {
 int64_t ckdist_type_block_elements(int32_t type) { return ckdist::type_traits(type).block_elements; }
 int64_t ckdist_type_block_bytes(int32_t type) { return ckdist::type_traits(type).block_bytes; }
 int64_t ckdist_available_memory(void) { return ckdist::available_memory(); }
-static_assert(ckdist_type_count == ckdist::kTypeCount);
+int64_t ckdist_type_undivided_columns(int32_t type) {
+  return ckdist::undivided_columns(static_cast<ckdist::Type>(type));
+}
+static_assert(ckdist_type_count == ckdist::kTypeCount && ckdist_own_types == ckdist::kOwnTypes);
 const char* ckdist_type_name(int32_t type) { return ckdist::type_traits(type).name; }
 }

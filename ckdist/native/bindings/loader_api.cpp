@@ -26,11 +26,29 @@ static_assert(sizeof(ckdist_matrix) == sizeof(Weight) && offsetof(ckdist_matrix,
 
 namespace {
 
+std::vector<ckdist::FilePlace> places_of(const Loader& loader, const int32_t* files, const int64_t* offsets,
+                                         int64_t count) {
+  std::vector<ckdist::FilePlace> places;
+  for (int64_t i = 0; files && i < count; ++i) places.push_back({&loader.file(files[i]), offsets[i]});
+  return places;
+}
+
+ckdist::Scales scales_of(const Loader& loader, const ckdist_scales& s, int64_t count) {
+  return {static_cast<ckdist::CodeForm>(s.codes),
+          static_cast<ckdist::ScaleForm>(s.form),
+          s.rows_each,
+          s.cols_each,
+          s.rows,
+          s.cols,
+          s.first_row,
+          places_of(loader, s.files, s.offsets, count),
+          places_of(loader, s.zero_files, s.zero_offsets, count)};
+}
+
 StoredMatrix stored_matrix(const Loader& loader, const ckdist_matrix_plan& plan) {
   std::vector<RowRange> ranges;
   for (int64_t i = 0; i < plan.range_count; ++i) ranges.push_back({plan.row_ranges[2 * i], plan.row_ranges[2 * i + 1]});
-  std::vector<ckdist::FilePlace> places;
-  for (int64_t i = 0; i < plan.count; ++i) places.push_back({&loader.file(plan.files[i]), plan.offsets[i]});
+  std::vector<ckdist::FilePlace> places = places_of(loader, plan.files, plan.offsets, plan.count);
   if (places.empty()) ckdist::fail(ckdist::Status::native, "%s has no matrix", plan.name);
   const ckdist_head_part& part = plan.part;
   ckdist::Source source{plan.name,
@@ -39,7 +57,8 @@ StoredMatrix stored_matrix(const Loader& loader, const ckdist_matrix_plan& plan)
                         plan.rows,
                         plan.cols,
                         plan.head_rows,
-                        {part.stored, part.first, part.rows, part.columns, part.transposed != 0}};
+                        {part.stored, part.first, part.rows, part.columns, part.transposed != 0},
+                        plan.scales ? scales_of(loader, *plan.scales, plan.count) : ckdist::Scales{}};
   return StoredMatrix(std::move(source), static_cast<Type>(plan.packed_type), std::move(ranges), plan.col_begin,
                       plan.col_end);
 }
@@ -70,6 +89,7 @@ int ckdist_loader_add_vector(ckdist_loader* loader, const ckdist_vector_plan* pl
                                 plan->size,
                                 1,
                                 plan->head_rows,
+                                {},
                                 {}};
     index = loader->loader.add_vector({source, plan->begin, plan->end, plan->plus_one != 0});
   });

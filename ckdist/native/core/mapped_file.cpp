@@ -155,9 +155,18 @@ void MappedFile::check() const {
   if ((now.st_mtim.tv_sec != status_.st_mtim.tv_sec || now.st_mtim.tv_nsec != status_.st_mtim.tv_nsec) &&
       checksum() != checksum_)
     fail(Status::model_file, "%s was written to while it was loaded: start again", path_.c_str());
+  {
+    std::lock_guard<std::mutex> hold(rejecting_);
+    if (!rejected_.empty()) fail(Status::model_file, "%s", rejected_.c_str());
+  }
   const int64_t damaged = guard_ ? guard_->damaged.load(std::memory_order_acquire) : -1;
   if (damaged >= 0)
     fail(Status::model_file, "%s cannot be read at byte %" PRId64 ": input/output error", path_.c_str(), damaged);
+}
+
+void MappedFile::reject(const std::string& why) const {
+  std::lock_guard<std::mutex> hold(rejecting_);
+  if (rejected_.empty()) rejected_ = why;
 }
 
 void MappedFile::will_need(int64_t offset, int64_t bytes) const {

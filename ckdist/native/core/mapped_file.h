@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 
 #include <cstdint>
+#include <mutex>
 #include <string>
 
 namespace ckdist {
@@ -31,6 +32,8 @@ class MappedFile {
 
   // Throws Error(model_file) unless every byte that was read so far is one that the file had when it was opened.
   void check() const;
+  // From now on check() throws with this message: the file holds what no model does. The first one stays.
+  void reject(const std::string& why) const;
   // Asks the system to begin reading these bytes.
   void will_need(int64_t offset, int64_t bytes) const;
   // Takes these bytes' pages out of this process's memory, and, with `cache`, out of the system's where no other
@@ -50,6 +53,8 @@ class MappedFile {
   uint64_t checksum_ = 0;  // when it was opened
   const uint8_t* data_ = nullptr;
   Guard* guard_ = nullptr;
+  mutable std::mutex rejecting_;
+  mutable std::string rejected_;  // why; empty where it is not
 };
 
 }  // namespace ckdist

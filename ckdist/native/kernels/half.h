@@ -38,6 +38,13 @@ static inline float float_of_half(uint16_t half) {
   return float_of_bits(bits | sign);
 }
 
+// 8-bit floats of 4 bits of exponent and 3 of mantissa, without infinities (E4M3FN): the magnitude, moved to a float's
+// place, is worth 2^-120 of them. The NaNs are two codes, which files may not have (runtime/joined_rows.h).
+static inline float float_of_e4m3(uint8_t bits) {
+  const float scaled = float_of_bits((bits & 0x7fu) << 20) * float_of_bits(0x7b800000u);  // 2^120
+  return float_of_bits(bits_of_float(scaled) | (bits & 0x80u) << 24);
+}
+
 // 2 to the power of (exponent - 128), E8M0 halved; the least two are subnormal numbers.
 constexpr uint32_t kLeastPower = 0x00200000u;  // 2^-128
 static inline float float_of_exponent(uint8_t exponent) {

@@ -29,15 +29,16 @@ namespace ckdist {
   extern const QuantizeKernel quantize_kernel;       \
   extern const DeltaRuleKernel delta_rule_kernel;    \
   }
-#define CKDIST_DECLARE_BYTES(isa)                     \
-  namespace isa {                                     \
-  extern const LinearKernel byte_kernels[kTypeCount]; \
-  extern const AttentionKernel attention_kernel;      \
-  extern const MachineKernel machine_kernel;          \
+#define CKDIST_DECLARE_BYTES(isa)                \
+  namespace isa {                                \
+  extern const KernelTable byte_kernels;         \
+  extern const AttentionKernel attention_kernel; \
+  extern const MachineKernel machine_kernel;     \
   }
 #define CKDIST_DECLARE_BF16(isa)             \
   namespace isa {                            \
   extern const LinearKernel bf16_kernel;     \
+  extern const LinearKernel float8_kernel;   \
   extern const ProductKernel bf16_product;   \
   extern const ReduceKernel reduce_kernel;   \
   extern const PackKernels pack_kernels;     \
@@ -63,7 +64,8 @@ CKDIST_DECLARE_BF16(avx512_bf16)
 #endif
 #ifdef CKDIST_HAVE_AMX
 namespace amx {
-extern const LinearKernel byte_kernels[kTypeCount], bf16_kernel;
+extern const KernelTable byte_kernels;
+extern const LinearKernel bf16_kernel, float8_kernel;
 extern const ProductKernel bf16_product;
 extern const MachineKernel machine_kernel;
 }  // namespace amx
@@ -99,14 +101,15 @@ namespace {
         bf16::softmax_kernel,                        \
         vectors::quantize_kernel,                    \
         vectors::delta_rule_kernel},                 \
-       bytes::byte_kernels, vectors::f32_kernel, vectors::f16_kernel, bf16::bf16_kernel)
+       bytes::byte_kernels, vectors::f32_kernel, vectors::f16_kernel, bf16::bf16_kernel, bf16::float8_kernel)
 
-Kernels make(Kernels k, const LinearKernel* bytes, const LinearKernel& f32, const LinearKernel& f16,
-             const LinearKernel& bf16) {
-  std::memcpy(k.linear, bytes, sizeof k.linear);
+Kernels make(Kernels k, const KernelTable& bytes, const LinearKernel& f32, const LinearKernel& f16,
+             const LinearKernel& bf16, const LinearKernel& float8) {
+  std::memcpy(k.linear, bytes.of, sizeof k.linear);
   k.linear[static_cast<int>(Type::f32)] = f32;
   k.linear[static_cast<int>(Type::f16)] = f16;
   k.linear[static_cast<int>(Type::bf16)] = bf16;
+  k.linear[static_cast<int>(Type::f8_e4m3)] = float8;
   return k;
 }
 
@@ -176,8 +179,10 @@ std::vector<Level> find_levels() {
   static const Kernels of_amx = [] {
     Kernels k = CKDIST_MAKE(amx, avx512, avx512_vnni, avx512_bf16, amx);
     for (int type = 0; type < kTypeCount; type++)
-      if (amx::byte_kernels[type].multiply) k.linear[type] = amx::byte_kernels[type];
-    k.linear[static_cast<int>(Type::bf16)] = amx::bf16_kernel, k.product.bf16 = amx::bf16_product;
+      if (amx::byte_kernels.of[type].multiply) k.linear[type] = amx::byte_kernels.of[type];
+    k.linear[static_cast<int>(Type::bf16)] = amx::bf16_kernel;
+    k.linear[static_cast<int>(Type::f8_e4m3)] = amx::float8_kernel;
+    k.product.bf16 = amx::bf16_product;
     return k;
   }();
   std::string tiles =

@@ -31,6 +31,9 @@ uint32_t load32(const uint8_t* at) {
   return value;
 }
 
+// A word's second and third byte change places, as the columns of 8-bit floats do.
+uint32_t swapped(uint32_t word) { return (word & 0xff0000ffu) | (word >> 8 & 0xff00u) | (word << 8 & 0xff0000u); }
+
 // One row's 32 codes, as words of 4 columns, into one plane of `bits` bits per code, starting at bit `shift` of the
 // code.
 template <int bits, int shift>
@@ -87,12 +90,16 @@ void pack_block(const Block& source, int row, int first, uint8_t* block) {
   for (int start = 0; start < columns; start += kGroupColumns) {
     uint32_t words[kSteps];
     std::memcpy(words, source.codes + start, sizeof words);
+    if constexpr (is_float8(type))
+      for (uint32_t& word : words) word = swapped(word);
     uint8_t* planes = block + layout.planes() + (first + start) / kGroupColumns * layout.plane_bytes() + 4 * row;
     pack_plane<layout.low_bits, 0>(words, planes);
     if constexpr (layout.high_bits > 0)
       pack_plane<layout.high_bits, layout.low_bits>(words, planes + layout.low_bytes());
   }
-  if constexpr (layout.scales == ScaleKind::half) {
+  if constexpr (layout.group_scale_bytes() == 4 * kTileRows) {
+    store32(block + layout.group_scales() + first / layout.group * layout.group_scale_bytes() + 4 * row, source.word);
+  } else if constexpr (layout.group_scale_bytes() == 2 * kTileRows) {
     const int group = first / layout.group;
     store16(block + layout.group_scales() + group * layout.group_scale_bytes(), row, source.scale);
     if (layout.minimum)
@@ -119,9 +126,13 @@ void unpack_block(const uint8_t* block, int row, int first, Block& out) {
     unpack_plane<layout.low_bits, 0>(planes, words);
     if constexpr (layout.high_bits > 0)
       unpack_plane<layout.high_bits, layout.low_bits>(planes + layout.low_bytes(), words);
+    if constexpr (is_float8(type))
+      for (uint32_t& word : words) word = swapped(word);
     std::memcpy(out.codes + start, words, sizeof words);
   }
-  if constexpr (layout.scales == ScaleKind::half) {
+  if constexpr (layout.group_scale_bytes() == 4 * kTileRows) {
+    out.word = load32(block + layout.group_scales() + first / layout.group * layout.group_scale_bytes() + 4 * row);
+  } else if constexpr (layout.group_scale_bytes() == 2 * kTileRows) {
     const int group = first / layout.group;
     out.scale = load16(block + layout.group_scales() + group * layout.group_scale_bytes(), row);
     if (layout.minimum) out.minimum = load16(block + layout.group_minima() + group * layout.group_scale_bytes(), row);

@@ -16,7 +16,9 @@
 //   to step i
 // so that any 32 columns unpack alike. Types whose codes index a grid, and ternary ones, are packed as they are stored
 // (kernels/interleaved.h) and expanded to such a block with a plane of 8 bits, which a product reads from the cache.
-// float32 and float16 tiles are [column][16], bfloat16 [column / 2][16][2], columns padded to 16.
+// float32 and float16 tiles are [column][16], bfloat16 [column / 2][16][2], columns padded to 16. 8-bit floats have a
+// plane of 8 bits whose words of four columns hold the first, the third, the second and the fourth: the bytes of even
+// place are a pair of neighbours then, as a product of bfloat16 wants them, and so are the others.
 #pragma once
 #include <cstdint>
 
@@ -35,14 +37,18 @@ enum class ScaleKind {
   exponent,       // 2 to the power of (byte - 128), of every group of 32
   expanded,       // block scale, a float32, * signed byte
   nibbles,        // block scale * low nibble; minimum: block minimum scale * high nibble
+  bfloat,         // a bfloat16 per group
+  zeroed,         // a float32 per group, whose four lowest bits are not its own: they are the zero point
+  single,         // a float32 per group
 };
 
-// value = scale * (code - offset), or scale * code - minimum where `minimum` is set.
+// value = scale * (code - offset), or scale * code - minimum where `minimum` is set: of zeroed scales that is scale *
+// zero point.
 struct BlockLayout {
   int columns;    // of one packed block
   int low_bits;   // of a code: the plane of 8, 6, 4 or 2 bits
   int high_bits;  // the plane above it: 0, 1 or 2 bits
-  int group;      // columns that share a scale: 16 or 32
+  int group;      // columns that share a scale: 16, 32 or 128
   int offset;
   bool minimum;
   ScaleKind scales;
@@ -53,13 +59,30 @@ struct BlockLayout {
     return scales == ScaleKind::unsigned_byte || scales == ScaleKind::signed_byte || scales == ScaleKind::expanded;
   }
   // Each group's scale stands alone; elsewhere it is relative to the block's.
-  constexpr bool alone() const { return scales == ScaleKind::half || scales == ScaleKind::exponent; }
+  constexpr bool alone() const {
+    return scales == ScaleKind::half || scales == ScaleKind::exponent || scales == ScaleKind::bfloat ||
+           scales == ScaleKind::zeroed || scales == ScaleKind::single;
+  }
+  // Columns that are summed before they are scaled, of which 32 have a scale of the activations; and how often so many
+  // are in 32.
+  constexpr int unit() const { return group < kGroupColumns ? group : kGroupColumns; }
+  constexpr int parts() const { return kGroupColumns / unit(); }
+  // Which of a block's scales is that of its unit `index`.
+  constexpr int scale_of(int index) const { return index * unit() / group; }
   constexpr int largest_code() const { return codebook ? 2 * offset - 1 : (1 << (low_bits + high_bits)) - 1; }
   constexpr int groups() const { return columns / group; }
   constexpr int low_bytes() const { return kGroupColumns * kTileRows * low_bits / 8; }
   constexpr int high_bytes() const { return kGroupColumns * kTileRows * high_bits / 8; }
   constexpr int plane_bytes() const { return low_bytes() + high_bytes(); }  // of 32 columns
-  constexpr int group_scale_bytes() const { return scales == ScaleKind::half ? 2 * kTileRows : kTileRows; }
+  constexpr int group_scale_bytes() const {
+    switch (scales) {
+      case ScaleKind::half:
+      case ScaleKind::bfloat: return 2 * kTileRows;
+      case ScaleKind::zeroed:
+      case ScaleKind::single: return 4 * kTileRows;
+      default: return kTileRows;
+    }
+  }
   constexpr int all_group_scales() const { return groups() * group_scale_bytes(); }
   constexpr int block_scales() const {
     if (scales == ScaleKind::expanded) return 4 * kTileRows;
@@ -88,6 +111,10 @@ constexpr uint8_t kFp4Codebook[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14
 constexpr int kCodebookOffset = 128;  // of IQ4, and of codes of 8 bits
 constexpr const uint8_t* codebook_of(Type type) { return type == Type::mxfp4 ? kFp4Codebook : kIq4Codebook; }
 
+constexpr uint32_t kZeroPoint = 0x0f;  // the bits of a zeroed scale that are its zero point
+
+constexpr bool is_float8(Type type) { return type == Type::f8_e4m3; }
+
 // What blocks of a grid or of ternary numbers are expanded to, with a scale for so many columns.
 constexpr BlockLayout expanded_layout(int group) { return {256, 8, 0, group, 128, false, ScaleKind::expanded, false}; }
 
@@ -108,6 +135,10 @@ constexpr BlockLayout layout_of(Type type) {
     case Type::q6_k:   return {  256,    6,  0,   16,   32,    false,  Kind::signed_byte,   false};
     case Type::iq4_xs: return {  256,    4,  0,   32,   128,   false,  Kind::signed_byte,   true};
     case Type::mxfp4:  return {  64,     4,  0,   32,   16,    false,  Kind::exponent,      true};
+    case Type::int4_32:   return {64,    4,  0,   32,   8,     false,  Kind::bfloat,        false};
+    case Type::int4_32z:  return {64,    4,  0,   32,   0,     true,   Kind::zeroed,        false};
+    case Type::int4_128z: return {128,   4,  0,   128,  0,     true,   Kind::zeroed,        false};
+    case Type::f8_e4m3:   return {128,   8,  0,   128,  0,     false,  Kind::single,        false};
     case Type::iq1_s: case Type::iq2_xxs: case Type::iq3_xxs: case Type::iq3_s: case Type::tq1_0: case Type::tq2_0:
       return expanded_layout(32);
     case Type::iq1_m: case Type::iq2_xs: case Type::iq2_s: return expanded_layout(16);
@@ -116,12 +147,20 @@ constexpr BlockLayout layout_of(Type type) {
   // clang-format on
 }
 
+// Columns that stay together where a matrix is divided.
+constexpr int undivided_columns(Type type) {
+  const int block = type_traits(type).block_elements, group = layout_of(type).columns ? layout_of(type).group : 1;
+  return block > group ? block : group;
+}
+
+// Of byte types activations are bytes too.
 // clang-format off
 #define CKDIST_EACH_INTERLEAVED_TYPE(X) \
   X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s) X(tq1_0) X(tq2_0)
-#define CKDIST_EACH_BLOCK_TYPE(X) \
+#define CKDIST_EACH_BYTE_TYPE(X) \
   X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs) \
-  X(mxfp4) CKDIST_EACH_INTERLEAVED_TYPE(X)
+  X(mxfp4) X(int4_32) X(int4_32z) X(int4_128z) CKDIST_EACH_INTERLEAVED_TYPE(X)
+#define CKDIST_EACH_BLOCK_TYPE(X) CKDIST_EACH_BYTE_TYPE(X) X(f8_e4m3)
 #define CKDIST_EACH_TYPE(X) X(f32) X(f16) X(bf16) CKDIST_EACH_BLOCK_TYPE(X)
 // clang-format on
 

@@ -119,6 +119,28 @@ void read_block<Type::mxfp4>(const uint8_t* source, Block& block) {
 }
 
 template <>
+void read_block<Type::int4_32>(const uint8_t* source, Block& block) {
+  read_block<Type::q4_0>(source, block);
+}
+
+template <>
+void read_block<Type::int4_32z>(const uint8_t* source, Block& block) {
+  block.word = read32(source);
+  read_nibbles(source + 4, block.codes);
+}
+
+template <>
+void read_block<Type::int4_128z>(const uint8_t* source, Block& block) {
+  read_block<Type::int4_32z>(source, block);
+}
+
+template <>
+void read_block<Type::f8_e4m3>(const uint8_t* source, Block& block) {
+  block.word = read32(source);
+  std::memcpy(block.codes, source + 4, 32);
+}
+
+template <>
 void read_block<Type::q2_k>(const uint8_t* source, Block& block) {
   std::memcpy(block.scales, source, 16);
   read_crumbs_k(source + 16, block.codes);
@@ -186,8 +208,19 @@ template <Type type>
 void block_values(const Block& block, float* out) {
   constexpr BlockLayout layout = layout_of(type);
   const int columns = type_traits(type).block_elements;
-  const float block_scale =
-      layout.scales == ScaleKind::exponent ? float_of_exponent(block.scales[0]) : float_of_half(block.scale);
+  if constexpr (is_float8(type)) {
+    for (int i = 0; i < columns; ++i) out[i] = float_of_bits(block.word) * float_of_e4m3(block.codes[i]);
+    return;
+  }
+  if constexpr (layout.scales == ScaleKind::zeroed) {
+    for (int i = 0; i < columns; ++i)
+      out[i] =
+          float_of_bits(block.word & ~kZeroPoint) * static_cast<float>(block.codes[i] - int(block.word & kZeroPoint));
+    return;
+  }
+  const float block_scale = layout.scales == ScaleKind::exponent ? float_of_exponent(block.scales[0])
+                            : layout.scales == ScaleKind::bfloat ? float_of_bf16(block.scale)
+                                                                 : float_of_half(block.scale);
   const float block_minimum = layout.minimum ? float_of_half(block.minimum) : 0;
   for (int start = 0; start < columns; start += layout.group) {
     const int group = start / layout.group;

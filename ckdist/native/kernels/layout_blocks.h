@@ -9,8 +9,9 @@ namespace ckdist {
 
 struct Block {
   uint8_t codes[256];  // unsigned, in column order
-  uint16_t scale;      // float16 bits: of the block, or of its one group
+  uint16_t scale;      // float16 bits, or bfloat16: of the block, or of its one group
   uint16_t minimum;    // likewise; a value is scale * code - minimum
+  uint32_t word;       // of zeroed and single scales
   uint8_t scales[16];  // of the groups, as ScaleKind says
   uint8_t minima[16];
 };

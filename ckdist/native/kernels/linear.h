@@ -86,4 +86,9 @@ struct LinearKernel {
                    int64_t tokens, float* y, int64_t y_stride);
 };
 
+// By the number of the type; null functions where there is no kernel.
+struct KernelTable {
+  LinearKernel of[kTypeCount];
+};
+
 }  // namespace ckdist

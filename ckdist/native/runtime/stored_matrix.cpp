@@ -11,6 +11,9 @@
 namespace ckdist {
 namespace {
 
+// Joined at a time: they fit the stack and the L1 cache.
+constexpr int kJoinedColumns = 512, kJoinedBlockBytes = 36;
+
 bool is_float(Type type) { return type == Type::f32 || type == Type::f16 || type == Type::bf16; }
 
 int64_t bytes_of(Type type, int64_t elements) {
@@ -54,15 +57,20 @@ void Source::check() const {
          part.first, part.first + part.rows, part.stored);
   const int64_t stored_cols = part.stored ? part.columns : cols;
   const int64_t stored_rows = part.stored ? rows * cols / (part.rows * part.columns) * part.stored : rows;
+  if (is_joined()) scales.check(name.c_str(), type, stored_rows, stored_cols, places.size());
   for (const FilePlace& place : places) {
-    int64_t bytes, end;
-    if (place.offset < 0 || __builtin_mul_overflow(stored_rows, stored_cols / traits.block_elements, &bytes) ||
-        __builtin_mul_overflow(bytes, static_cast<int64_t>(traits.block_bytes), &bytes) ||
-        __builtin_add_overflow(bytes, place.offset, &end) || end > place.file->size())
+    int64_t all, end;
+    if (place.offset < 0 || stored_cols > INT64_MAX / 8 ||
+        __builtin_mul_overflow(stored_rows, bytes(stored_cols), &all) ||
+        __builtin_add_overflow(all, place.offset, &end) || end > place.file->size())
       fail(Status::model_file,
            "%s: tensor %s does not end within the file's %" PRId64 " bytes: it is truncated or damaged",
            place.file->path().c_str(), name.c_str(), place.file->size());
   }
+}
+
+int64_t Source::bytes(int64_t columns) const {
+  return is_joined() ? scales.code_bytes(columns) : bytes_of(type, columns);
 }
 
 StoredMatrix::StoredMatrix(Source source, Type packed_type, std::vector<RowRange> rows, int64_t col_begin,
@@ -76,13 +84,14 @@ StoredMatrix::StoredMatrix(Source source, Type packed_type, std::vector<RowRange
     fail(Status::native, "%s cannot be packed as type %d: it has no kernel", name, static_cast<int>(packed_type));
   const bool transposed = source_.part.transposed;
   if (packed_type != source_.type || transposed) {
-    quantize_ = is_float(source_.type) || transposed ? kernels().quantize.of(packed_type) : nullptr;
+    quantize_ =
+        is_float(source_.type) || source_.is_joined() || transposed ? kernels().quantize.of(packed_type) : nullptr;
     if (!quantize_ && !(transposed && packed_type == Type::f32))
       fail(Status::native, "%s of type %s cannot become %s", name, type_traits(source_.type).name, traits.name);
   }
-  const int64_t block =
-      transposed ? traits.block_elements : std::max(traits.block_elements, type_traits(source_.type).block_elements);
-  if (col_begin < 0 || col_begin > col_end || col_end > source_.cols || col_begin % block || col_end % block)
+  const int64_t block = std::max(undivided_columns(packed_type), transposed ? 1 : undivided_columns(source_.type));
+  if (col_begin < 0 || col_begin > col_end || col_end > source_.cols || col_begin % block ||
+      (col_end % block && col_end != source_.cols))
     fail(Status::native,
          "columns [%" PRId64 ", %" PRId64 ") of %s are not whole blocks of %" PRId64 " among its %" PRId64, col_begin,
          col_end, name, block, source_.cols);
@@ -94,11 +103,12 @@ StoredMatrix::StoredMatrix(Source source, Type packed_type, std::vector<RowRange
   }
   if (transposed && (col_begin || col_end != source_.cols))
     fail(Status::native, "%s is transposed as it is packed, and its columns cannot be divided", name);
-  row_bytes_ = bytes_of(source_.type, source_.part.stored ? source_.part.columns : source_.cols);
-  segment_begin_ = bytes_of(source_.type, col_begin);
-  segment_bytes_ =
-      transposed ? (col_end * bytes_of(source_.type, 256) + 255) / 256 : bytes_of(source_.type, col_end - col_begin);
+  row_bytes_ = source_.bytes(source_.part.stored ? source_.part.columns : source_.cols);
+  segment_begin_ = source_.bytes(col_begin);
+  segment_bytes_ = transposed ? (col_end * source_.bytes(256) + 255) / 256 : source_.bytes(col_end - col_begin);
+  col_begin_ = col_begin;
   pack_ = kernel->pack;
+  tile_bytes_ = kernel->tile_bytes;
   const int64_t padded = count() > 1 ? tiles_each() * kTileRows : rows_each_;
   shape_ = {packed_type, count() * padded, col_end - col_begin, 0, nullptr};
   if (shape_.rows && shape_.cols) shape_.tile_bytes = kernel->tile_bytes(shape_.cols);
@@ -128,8 +138,12 @@ void StoredMatrix::gather(int64_t row, int count, float* out) const {
     while (i + n < count && stored_row(row + i + n) == at + n && column + n < begin + size) n++;
     for (int64_t j = 0; j < part.rows; ++j) {
       const uint8_t* const stored = source_.file().data() + source_.offset() +
-                                    (head * part.stored + part.first + j) * row_bytes_ + bytes_of(source_.type, begin);
-      if (is_float(source_.type)) {
+                                    (head * part.stored + part.first + j) * row_bytes_ + source_.bytes(begin);
+      if (source_.is_joined()) {
+        join(0, head * part.stored + part.first + j, begin, size, tile);
+        dequantize_row_of(source_.type)(tile, size, block);
+        std::memmove(block, block + column - begin, n * sizeof(float));
+      } else if (is_float(source_.type)) {
         to_float(source_.type, stored + bytes_of(source_.type, column - begin), n, block);
       } else {
         kernel.pack(&stored, 1, size, tile);
@@ -151,10 +165,15 @@ void StoredMatrix::pack(int64_t begin, int64_t end, uint8_t* out, Rows* scratch)
     scratch->quantized.resize(kTileRows * packed_row_bytes);
   }
   for (int64_t tile = begin; tile < end; ++tile, out += shape_.tile_bytes) {
-    const FilePlace& place = source_.places[tile / tiles_each()];
-    const int64_t first = tile % tiles_each() * kTileRows;
+    const int64_t matrix = tile / tiles_each(), first = tile % tiles_each() * kTileRows;
+    const FilePlace& place = source_.places[matrix];
     const int rows_here = static_cast<int>(std::min<int64_t>(kTileRows, rows_each_ - first));
-    if (transposed) gather(first, rows_here, scratch->floats.data());
+    if (transposed) {
+      gather(first, rows_here, scratch->floats.data());
+    } else if (source_.is_joined() && !quantize_) {
+      pack_joined(matrix, first, rows_here, out);
+      continue;
+    }
     const uint8_t* rows[kTileRows];
     for (int i = 0; i < rows_here; ++i) {
       const float* floats = scratch ? scratch->floats.data() : nullptr;
@@ -165,7 +184,7 @@ void StoredMatrix::pack(int64_t begin, int64_t end, uint8_t* out, Rows* scratch)
         rows[i] = row_at(place, first + i);
       }
       if (!quantize_) continue;
-      if (!transposed) to_float(source_.type, rows[i], shape_.cols, scratch->floats.data());
+      if (!transposed) read_floats(matrix, first + i, scratch->floats.data());
       uint8_t* const row = scratch->quantized.data() + i * packed_row_bytes;
       if (!quantize_(floats, shape_.cols, row))
         fail(Status::model_file,
@@ -177,7 +196,41 @@ void StoredMatrix::pack(int64_t begin, int64_t end, uint8_t* out, Rows* scratch)
   }
 }
 
+void StoredMatrix::join(int64_t matrix, int64_t stored, int64_t col, int64_t cols, uint8_t* out) const {
+  const FilePlace& place = source_.places[matrix];
+  if (!join_row(source_.scales, source_.type, matrix, stored, col, cols,
+                place.data() + stored * row_bytes_ + source_.bytes(col), out))
+    place.file->reject(place.file->path() + ": tensor " + source_.name + " has a code or a scale in row " +
+                       std::to_string(stored) + " that is no finite number, or has more bits than " +
+                       type_traits(source_.type).name + " keeps: it is damaged");
+}
+
+void StoredMatrix::pack_joined(int64_t matrix, int64_t first, int count, uint8_t* out) const {
+  uint8_t blocks[kTileRows][kJoinedColumns / kGroupColumns * kJoinedBlockBytes];
+  const uint8_t* rows[kTileRows];
+  for (int64_t col = 0; col < shape_.cols; col += kJoinedColumns) {
+    const int64_t cols = std::min<int64_t>(kJoinedColumns, shape_.cols - col);
+    for (int i = 0; i < count; ++i) {
+      join(matrix, stored_row(first + i), col_begin_ + col, cols, blocks[i]);
+      rows[i] = blocks[i];
+    }
+    pack_(rows, count, cols, out + tile_bytes_(col));
+  }
+}
+
+void StoredMatrix::read_floats(int64_t matrix, int64_t row, float* out) const {
+  if (!source_.is_joined()) return to_float(source_.type, row_at(source_.places[matrix], row), shape_.cols, out);
+  uint8_t blocks[kJoinedColumns / kGroupColumns * kJoinedBlockBytes];
+  const DequantizeRow values = dequantize_row_of(source_.type);
+  for (int64_t col = 0; col < shape_.cols; col += kJoinedColumns) {
+    const int64_t cols = std::min<int64_t>(kJoinedColumns, shape_.cols - col);
+    join(matrix, stored_row(row), col_begin_ + col, cols, blocks);
+    values(blocks, cols, out + col);
+  }
+}
+
 void StoredMatrix::pack_row(int64_t row, uint8_t* out) const {
+  if (source_.is_joined() && !quantize_) return pack_joined(0, row, 1, out);
   const uint8_t* const rows[] = {row_at(source_.places[0], row)};
   pack_(rows, 1, shape_.cols, out);
 }

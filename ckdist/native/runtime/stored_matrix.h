@@ -5,16 +5,12 @@
 #include <vector>
 
 #include "core/mapped_file.h"
+#include "kernels/layout_blocks.h"
 #include "kernels/linear.h"
 #include "kernels/quantize.h"
+#include "runtime/joined_rows.h"
 
 namespace ckdist {
-
-// Where a tensor begins.
-struct FilePlace {
-  const MappedFile* file;
-  int64_t offset;
-};
 
 // What of each head's rows in a tensor a matrix takes; see ckdist_head_part.
 struct HeadPart {
@@ -31,9 +27,13 @@ struct Source {
   int64_t rows, cols;  // of one matrix; a vector is one column
   int64_t head_rows;   // > 0: the two halves of each head of this many rows are stored interleaved
   HeadPart part;
+  Scales scales;  // of codes alone; where there are none, rows are blocks of the type
 
   const MappedFile& file() const { return *places[0].file; }
   int64_t offset() const { return places[0].offset; }
+  bool is_joined() const { return scales.codes != CodeForm::whole; }
+  // Bytes of `columns` of a row.
+  int64_t bytes(int64_t columns) const;
   // Throws unless the tensor lies within its file.
   void check() const;
 };
@@ -61,6 +61,7 @@ class StoredMatrix {
   // Tiles [begin, end), which are written from `out` on. Throws where a value cannot be quantised. Bytes of a file that
   // fails meanwhile read as zeros: who shows others what came of it calls check() of the file before.
   void pack(int64_t begin, int64_t end, uint8_t* out, Rows* rows = nullptr) const;
+  // What is joined and no number has the file rejected.
   // One row, as row 0 of the tile at `out`; not of a stack.
   void pack_row(int64_t row, uint8_t* out) const;
   // Asks the system to begin reading what pack(begin, end) will need.
@@ -71,6 +72,12 @@ class StoredMatrix {
   const uint8_t* row_at(const FilePlace& place, int64_t row) const {
     return place.file->data() + place.offset + stored_row(row) * row_bytes_ + segment_begin_;
   }
+  // Rows of matrix `matrix` whose codes and scales are joined on the way, a few columns at a time.
+  void pack_joined(int64_t matrix, int64_t first, int count, uint8_t* out) const;
+  // Blocks of some columns of a stored row.
+  void join(int64_t matrix, int64_t stored, int64_t col, int64_t cols, uint8_t* out) const;
+  // A row in float32.
+  void read_floats(int64_t matrix, int64_t row, float* out) const;
   int64_t count() const { return static_cast<int64_t>(source_.places.size()); }
   int64_t tiles_each() const { return (rows_each_ + kTileRows - 1) / kTileRows; }
   void gather(int64_t row, int count, float* out) const;
@@ -81,7 +88,9 @@ class StoredMatrix {
   int64_t row_bytes_;      // of a whole stored row
   int64_t segment_begin_;  // of the wanted columns in it, in bytes
   int64_t segment_bytes_;
+  int64_t col_begin_;
   void (*pack_)(const uint8_t* const*, int, int64_t, uint8_t*);
+  int64_t (*tile_bytes_)(int64_t cols);
   QuantizeRow quantize_ = nullptr;  // null: packed as stored
   Matrix shape_;
 };

@@ -5,15 +5,18 @@ same.
 """
 
 import json
+import pathlib
 import sys
 
 import numpy as np
 import pytest
 
+from ckdist.comm.world import SingleWorld
 from ckdist.config import EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.engine.single import SingleSequence
 from tests.support.paths import GOLDEN
+from tests.support.published import FORMS, write_published
 
 FILES = sorted((GOLDEN / "gguf").glob("*.gguf"))
 FAMILIES = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
@@ -57,6 +60,29 @@ def test_every_type(world, path):
         assert np.array_equal(logits, np.concatenate(pieces)), "one token at a time gave other bits than a chunk"
 
     on_rank_0(world, path, 64, check)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_published_form(world, tmp_path, form):
+    """Columns whose scales no rank can have alone: any number of ranks has the logits of one."""
+    folder = world.gather(str(tmp_path))[0]
+    if world.rank == 0:
+        write_published(pathlib.Path(folder), form)
+    world.gather(None)
+    tokens = np.arange(40) % 96
+
+    def check(executable):
+        logits = SingleSequence(executable).feed(tokens)
+        again = SingleSequence(executable)
+        pieces = [again.feed(tokens[:20])] + [again.feed(tokens[i : i + 1]) for i in range(20, 40)]
+        assert np.array_equal(logits, np.concatenate(pieces)), "one token at a time gave other bits than a chunk"
+        config = EngineConfig(model=f"{folder}/quantised", threads=1, cache_type_k="f32", cache_type_v="f32")
+        alone = load_model(config, SingleWorld())
+        difference = SingleSequence(alone.executable).feed(tokens) - logits
+        alone.close()
+        assert np.abs(difference).max() < 0.02 * np.abs(logits).max()
+
+    on_rank_0(world, f"{folder}/quantised", 48, check)
 
 
 @pytest.mark.parametrize("folder", FAMILIES, ids=lambda folder: folder.name)

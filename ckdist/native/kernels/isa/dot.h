@@ -139,7 +139,7 @@ inline Lanes pair_of(Lanes low, Lanes high) {
 template <Type type, bool scaled = layout_of(type).whole()>
 struct PairScales {
   static constexpr BlockLayout layout = layout_of(type);
-  static constexpr int parts = kGroupColumns / layout.group;
+  static constexpr int parts = layout.parts();
   static constexpr bool offset = layout.offset > 0 && !is_signed<type>();
   static_assert(kByteDot || !scaled || !offset || parts == 2, "sums are read for two groups of 16 columns");
   Lanes factor[parts], of_sums;

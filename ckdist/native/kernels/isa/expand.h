@@ -5,6 +5,7 @@
 
 #include "kernels/half.h"
 #include "kernels/interleaved.h"
+#include "kernels/isa/float8.h"
 #include "kernels/layout_blocks.h"
 #if defined(__AVX2__) || defined(CKDIST_NEON)
 #include "kernels/isa/words.h"
@@ -231,7 +232,8 @@ void expand_block(const uint8_t* packed, uint8_t* block) {
 
 template <Type type>
 ExpandBlock expand_of() {
-  if constexpr (!is_interleaved(type)) return nullptr;
+  if constexpr (is_float8(type)) return expand_float8;
+  else if constexpr (!is_interleaved(type)) return nullptr;
   else {
 #if defined(__AVX512F__)
     if constexpr (grid_of(type).count > 0)

@@ -19,7 +19,7 @@
 namespace ckdist {
 
 namespace avx512_vnni {
-extern const LinearKernel byte_kernels[kTypeCount];
+extern const KernelTable byte_kernels;
 }
 
 namespace CKDIST_ISA {
@@ -138,8 +138,8 @@ struct ExpandedBlock {
   alignas(64) float scales[layout.groups() * kTileRows];
   alignas(64) float minima[(kMinima ? kMinima : 1) * kTileRows];
 
-  __m512 scale(int group) const { return _mm512_load_ps(scales + group * kTileRows); }
-  __m512 minimum(int group) const { return _mm512_load_ps(minima + group * kTileRows); }
+  __m512 scale(int group) const { return _mm512_load_ps(scales + layout.scale_of(group) * kTileRows); }
+  __m512 minimum(int group) const { return _mm512_load_ps(minima + layout.scale_of(group) * kTileRows); }
 
   void read(const Block<type>& block) {
     const __m512i offset = _mm512_set1_epi8(static_cast<char>(layout.offset));
@@ -153,10 +153,11 @@ struct ExpandedBlock {
       for (int s = 0; s < kSteps; ++s) _mm512_store_si512(to + 64 * s, _mm512_sub_epi8(steps[s], offset));
     }
     for (int g = 0; g < layout.groups(); ++g) {
-      const __m512i of_group = block.scale(g);
+      const int unit = g * layout.group / layout.unit();
+      const __m512i of_group = block.scale(unit);
       _mm512_store_ps(scales + g * kTileRows,
                       layout.whole() ? _mm512_cvtepi32_ps(of_group) : _mm512_castsi512_ps(of_group));
-      if constexpr (kMinima > 0) _mm512_store_ps(minima + g * kTileRows, _mm512_castsi512_ps(block.minimum(g)));
+      if constexpr (kMinima > 0) _mm512_store_ps(minima + g * kTileRows, _mm512_castsi512_ps(block.minimum(unit)));
     }
   }
 };
@@ -165,7 +166,7 @@ struct ExpandedBlock {
 template <Type type>
 constexpr int groups_together() {
   constexpr int groups = layout_of(type).columns / kGroupColumns;
-  constexpr int fitting = kProductBytes / (kSumsTiles * 4 * kTileSums) * layout_of(type).group / kGroupColumns;
+  constexpr int fitting = kProductBytes / (kSumsTiles * 4 * kTileSums) * layout_of(type).unit() / kGroupColumns;
   return groups < fitting ? groups : fitting;
 }
 
@@ -178,7 +179,7 @@ void add_scaled(const ExpandedBlock<type>& expanded, const Block<type>& block, i
                 const Columns& x, const uint8_t* group_sums, int64_t x_stride, int tokens, float* of_block,
                 float* sums) {
   constexpr BlockLayout layout = layout_of(type);
-  constexpr int together = groups_together<type>(), parts = kGroupColumns / layout.group;
+  constexpr int together = groups_together<type>(), parts = layout.parts();
   const bool last = first + together == layout.columns / kGroupColumns;
   __m512 scale[together * parts], minimum[together * parts];
 #pragma GCC unroll 4
@@ -222,7 +223,7 @@ void add_scaled(const ExpandedBlock<type>& expanded, const Block<type>& block, i
 template <Type type>
 void byte_strip(const TileStrip& strip) {
   constexpr BlockLayout layout = layout_of(type);
-  constexpr int together = groups_together<type>(), parts = kGroupColumns / layout.group;
+  constexpr int together = groups_together<type>(), parts = layout.parts();
   static_assert(together > 0 && layout.columns / kGroupColumns % together == 0, "a block is scaled in equal parts");
   alignas(64) int32_t products[together * parts * kSumsTiles * kTileSums];
   alignas(64) float of_block[kSumsTiles * kTileSums], sums[kSumsTiles * kTileSums];
@@ -240,9 +241,9 @@ void byte_strip(const TileStrip& strip) {
     for (int tile = 0; tile < strip.tile_count; ++tile) expanded[tile].read(blocks[tile]);
     for (int first = 0; first < layout.columns / kGroupColumns; first += together) {
       for (int i = 0; i < together * parts; ++i) {
-        const int codes = (first * parts + i) * layout.group * kTileRows;
+        const int codes = (first * parts + i) * layout.unit() * kTileRows;
         zero_sums(strip.strips());
-        add_products<true>(strip, x.codes + i * layout.group, expanded[0].codes + codes, expanded[1].codes + codes);
+        add_products<true>(strip, x.codes + i * layout.unit(), expanded[0].codes + codes, expanded[1].codes + codes);
         store_tiles(strip, products + i * kSumsTiles * kTileSums);
       }
       for (int s = 0; s < strip.strips(); ++s) {
@@ -285,8 +286,8 @@ void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_en
                        int64_t tokens, float* y, int64_t y_stride) {
   constexpr BlockLayout layout = layout_of(type);
   if (tokens < kTilesFrom<type>)
-    return avx512_vnni::byte_kernels[static_cast<int>(type)].multiply(matrix, tile_begin, tile_end, x, x_stride, tokens,
-                                                                      y, y_stride);
+    return avx512_vnni::byte_kernels.of[static_cast<int>(type)].multiply(matrix, tile_begin, tile_end, x, x_stride,
+                                                                         tokens, y, y_stride);
   TileStrip strip;
   strip.tile_bytes = matrix.tile_bytes;
   strip.blocks = (matrix.cols + Product<type>::kBlockColumns - 1) / Product<type>::kBlockColumns;
@@ -303,7 +304,7 @@ void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_en
     for (int64_t token = 0; token < tokens; token += kTokensAtOnce) {
       strip.tokens = static_cast<int>(tokens - token < kTokensAtOnce ? tokens - token : kTokensAtOnce);
       if (strip.tokens != configured)
-        configure(configured = strip.tokens, layout.columns ? layout.group : kTileRowBytes);
+        configure(configured = strip.tokens, layout.columns ? layout.unit() : kTileRowBytes);
       strip.x = x + token * x_stride;
       for (int64_t tile = begin; tile < end; tile += 2) {
         const int64_t rows = matrix.rows - tile * kTileRows;

@@ -109,9 +109,13 @@ struct Block {
   }
 
   __m256i scale(int group) const {
-    const uint8_t* scales =
-        at + layout.group_scales() + group * layout.group_scale_bytes() + layout.group_scale_bytes() / kHalves * half;
+    const uint8_t* scales = at + layout.group_scales() + layout.scale_of(group) * layout.group_scale_bytes() +
+                            layout.group_scale_bytes() / kHalves * half;
     if constexpr (layout.scales == ScaleKind::half) return _mm256_castps_si256(read_halves(scales));
+    if constexpr (layout.scales == ScaleKind::bfloat)
+      return _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales))), 16);
+    if constexpr (layout.scales == ScaleKind::zeroed)
+      return _mm256_andnot_si256(_mm256_set1_epi32(kZeroPoint), load(scales));
     if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
     if constexpr (layout.scales == ScaleKind::exponent) return power_of_two(widen(scales));
     if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded)
@@ -123,6 +127,11 @@ struct Block {
     if constexpr (layout.scales == ScaleKind::half)
       return _mm256_castps_si256(
           read_halves(at + layout.group_minima() + group * layout.group_scale_bytes() + 2 * kLane * half));
+    if constexpr (layout.scales == ScaleKind::zeroed) {
+      const uint8_t* scales = at + layout.group_scales() + layout.scale_of(group) * layout.group_scale_bytes();
+      return product(_mm256_castsi256_ps(scale(group)),
+                     _mm256_and_si256(load(scales + 4 * kLane * half), _mm256_set1_epi32(kZeroPoint)));
+    }
     return product(block_minimum(),
                    _mm256_srli_epi32(widen(at + layout.group_scales() + group * kTileRows + kLane * half), 4));
   }
@@ -148,7 +157,7 @@ template <Type type, bool many>
 inline __m256 add_group(const __m256i* codes, const __m256i* scale, const __m256i* minimum, const Columns& x,
                         int64_t row, __m256 total) {
   constexpr BlockLayout layout = layout_of(type);
-  constexpr int parts = kGroupColumns / layout.group, steps = kSteps / parts;
+  constexpr int parts = layout.parts(), steps = kSteps / parts;
   const PairScales<type, false> pairs(scale);
   const uint8_t* const sums = (parts == 1 ? x.sums32 : x.sums16) + row;
   __m256i whole = _mm256_setzero_si256();
@@ -189,7 +198,7 @@ template <Type type, int piece, int tokens>
 inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t stride, __m256i (*carried)[kHalves],
                       __m256 (*total)[kHalves]) {
   constexpr BlockLayout layout = layout_of(type);
-  constexpr int parts = kGroupColumns / layout.group, part = parts == 2 ? piece : 0;
+  constexpr int parts = layout.parts(), part = parts == 2 ? piece : 0;
   constexpr bool scales_pairs = !kByteDot && layout.whole();  // sums of two products are scaled as they are widened
   constexpr bool starts = piece == 0 || (parts == 2 && !scales_pairs), ends = piece == 1 || parts == 2;
   constexpr int run = steps_before_widening<type>();
@@ -266,7 +275,7 @@ inline __m256 add_minima(__m256 sum, const uint8_t* minima, __m256 block_minimum
 template <Type type, int tokens>
 void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
-  constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
+  constexpr int parts = layout.parts();  // scales within 32 columns
   constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups;
   __m256 sums[tokens][kHalves];
   for (int t = 0; t < tokens; ++t) sums[t][0] = sums[t][1] = _mm256_setzero_ps();

@@ -81,6 +81,10 @@ inline __m512i widen(const uint8_t* bytes) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
 }
 
+inline __m512i read_bf16(const uint8_t* at) {
+  return _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))), 16);
+}
+
 // A block of a tile. Groups are numbered within it; scales are whole numbers or floats as the layout says.
 template <Type type>
 struct Block {
@@ -98,8 +102,11 @@ struct Block {
   const uint8_t* byte_minima() const { return at + layout.group_minima(); }
 
   __m512i scale(int group) const {
-    const uint8_t* scales = at + layout.group_scales() + group * layout.group_scale_bytes();
+    const uint8_t* scales = at + layout.group_scales() + layout.scale_of(group) * layout.group_scale_bytes();
     if constexpr (layout.scales == ScaleKind::half) return _mm512_castps_si512(read_halves(scales));
+    if constexpr (layout.scales == ScaleKind::bfloat) return read_bf16(scales);
+    if constexpr (layout.scales == ScaleKind::zeroed)
+      return _mm512_andnot_si512(_mm512_set1_epi32(kZeroPoint), load(scales));
     if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
     if constexpr (layout.scales == ScaleKind::exponent) return power_of_two(widen(scales));
     if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded)
@@ -111,6 +118,12 @@ struct Block {
   __m512i minimum(int group) const {
     if constexpr (layout.scales == ScaleKind::half)
       return _mm512_castps_si512(read_halves(at + layout.group_minima() + group * layout.group_scale_bytes()));
+    if constexpr (layout.scales == ScaleKind::zeroed) {
+      const __m512i zero =
+          _mm512_and_si512(load(at + layout.group_scales() + layout.scale_of(group) * layout.group_scale_bytes()),
+                           _mm512_set1_epi32(kZeroPoint));
+      return _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(scale(group)), _mm512_cvtepi32_ps(zero)));
+    }
     const __m512i high = _mm512_srli_epi32(widen(at + layout.group_scales() + group * kTileRows), 4);
     return _mm512_castps_si512(_mm512_mul_ps(block_minimum(), _mm512_cvtepi32_ps(high)));
   }
@@ -139,7 +152,7 @@ template <Type type, int lanes>
 inline void add_group(const __m512i* codes, const __m512i* scale, const PairScales<type>& pairs, const __m512i* minimum,
                       const Columns& x, int64_t row, int64_t stride, __m512* total) {
   constexpr BlockLayout layout = layout_of(type);
-  constexpr int parts = kGroupColumns / layout.group, steps = kSteps / parts;
+  constexpr int parts = layout.parts(), steps = kSteps / parts;
   const uint8_t* const sums = parts == 1 ? x.sums32 : x.sums16;
   __m512i whole[lanes];
   __m512 scaled[lanes];
@@ -201,7 +214,7 @@ inline __m512 add_minima(__m512 sum, const __m512i* minima, __m512 block_minimum
 template <Type type, int tokens>
 void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
-  constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
+  constexpr int parts = layout.parts();  // scales within 32 columns
   constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups,
                 lanes = lanes_of(tokens);
   __m512 sums[tokens];  // of whole scales between blocks alone, so not in registers

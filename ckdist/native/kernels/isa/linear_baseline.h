@@ -75,7 +75,7 @@ template <Type type>
 void read_scales(const uint8_t* block, const Rows& block_scale, const Rows& block_minimum, int group, Rows& scale,
                  Rows& minimum) {
   constexpr BlockLayout layout = layout_of(type);
-  const uint8_t* scales = block + layout.group_scales() + group * layout.group_scale_bytes();
+  const uint8_t* scales = block + layout.group_scales() + layout.scale_of(group) * layout.group_scale_bytes();
   const uint8_t* minima = block + layout.group_minima() + group * layout.group_scale_bytes();
   if constexpr (layout.scales == ScaleKind::half) {
     scale = read_halves(scales);
@@ -83,7 +83,16 @@ void read_scales(const uint8_t* block, const Rows& block_scale, const Rows& bloc
     return;
   }
   for (int r = 0; r < kTileRows; ++r) {
-    if (layout.scales == ScaleKind::exponent) {
+    if constexpr (layout.scales == ScaleKind::bfloat) {
+      uint16_t bits;
+      std::memcpy(&bits, scales + 2 * r, sizeof bits);
+      scale.lane[r] = float_of_bf16(bits);
+    } else if constexpr (layout.scales == ScaleKind::zeroed) {
+      uint32_t word;
+      std::memcpy(&word, scales + 4 * r, sizeof word);
+      scale.lane[r] = float_of_bits(word & ~kZeroPoint);
+      minimum.lane[r] = scale.lane[r] * static_cast<float>(word & kZeroPoint);
+    } else if (layout.scales == ScaleKind::exponent) {
       scale.lane[r] = float_of_exponent(scales[r]);
     } else if (layout.scales == ScaleKind::unsigned_byte) {
       scale.lane[r] = block_scale.lane[r] * scales[r];
@@ -119,7 +128,7 @@ inline void dot(const float (*codes)[kVector], const float (*x)[4], int steps, R
 template <Type type>
 void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
-  constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
+  constexpr int parts = layout.parts();  // scales within 32 columns
   Rows sums[kMaxTokens] = {};
   ExpandedBlocks<type> expanded(strip.tile, strip.expand, strip.block_bytes);
   for (int64_t b = 0; b < strip.blocks; ++b) {

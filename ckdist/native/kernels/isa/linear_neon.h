@@ -124,9 +124,13 @@ struct Block {
   }
 
   int32x4_t scale(int group) const {
-    const uint8_t* scales = at + layout.group_scales() + group * layout.group_scale_bytes() +
+    const uint8_t* scales = at + layout.group_scales() + layout.scale_of(group) * layout.group_scale_bytes() +
                             layout.group_scale_bytes() / kQuarters * quarter;
     if constexpr (layout.scales == ScaleKind::half) return as_ints(read_halves(scales));
+    if constexpr (layout.scales == ScaleKind::bfloat)
+      return vreinterpretq_s32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(scales)), 16));
+    if constexpr (layout.scales == ScaleKind::zeroed)
+      return vbicq_s32(vreinterpretq_s32_u8(vld1q_u8(scales)), vdupq_n_s32(kZeroPoint));
     if constexpr (layout.scales == ScaleKind::unsigned_byte) return widen(scales);
     if constexpr (layout.scales == ScaleKind::exponent) return power_of_two(widen(scales));
     if constexpr (layout.scales == ScaleKind::signed_byte || layout.scales == ScaleKind::expanded)
@@ -138,6 +142,12 @@ struct Block {
     if constexpr (layout.scales == ScaleKind::half)
       return as_ints(
           read_halves(at + layout.group_minima() + group * layout.group_scale_bytes() + 2 * kQuarterRows * quarter));
+    if constexpr (layout.scales == ScaleKind::zeroed) {
+      const uint8_t* scales = at + layout.group_scales() + layout.scale_of(group) * layout.group_scale_bytes();
+      return product(
+          as_floats(scale(group)),
+          vandq_s32(vreinterpretq_s32_u8(vld1q_u8(scales + 4 * kQuarterRows * quarter)), vdupq_n_s32(kZeroPoint)));
+    }
     return product(block_minimum(),
                    vshrq_n_s32(widen(at + layout.group_scales() + group * kTileRows + kQuarterRows * quarter), 4));
   }
@@ -162,7 +172,7 @@ template <Type type, int tokens>
 inline void add_group(const int8x16_t* codes, const int32x4_t* scale, const int32x4_t* minimum, const Columns& x,
                       int64_t stride, float32x4_t (*total)[kQuarters], int quarter) {
   constexpr BlockLayout layout = layout_of(type);
-  constexpr int parts = kGroupColumns / layout.group, steps = kSteps / parts;
+  constexpr int parts = layout.parts(), steps = kSteps / parts;
   const uint8_t* const sums = parts == 1 ? x.sums32 : x.sums16;
   int32x4_t whole[tokens];
   float32x4_t scaled[tokens];
@@ -206,7 +216,7 @@ inline float32x4_t add_minima(float32x4_t sum, const uint8_t* minima, float32x4_
 template <Type type, int tokens>
 void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
-  constexpr int parts = kGroupColumns / layout.group;  // scales within 32 columns
+  constexpr int parts = layout.parts();  // scales within 32 columns
   constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups;
   float32x4_t sums[tokens][kQuarters];
   for (int t = 0; t < tokens; ++t)

@@ -9,6 +9,7 @@
 // L2 cache.
 #pragma once
 #include "kernels/isa/expand.h"
+#include "kernels/isa/float8.h"
 #include "kernels/layout.h"
 
 namespace ckdist {
@@ -26,7 +27,7 @@ struct Strip {
   int64_t y_stride;
   int tokens;
   int rows;            // of the last tile that exist
-  ExpandBlock expand;  // of types that are packed as they are stored; null where the tile's blocks are expanded
+  ExpandBlock expand;  // of types that are expanded; null where the tile's blocks are
   int block_bytes;     // of such a type's block, packed or expanded
 };
 
@@ -42,7 +43,7 @@ constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
 template <Type type>
 constexpr int sums_shift() {
   constexpr BlockLayout layout = layout_of(type);
-  return log2_of(layout.group == kGroupColumns ? kSums32Factor : kSums16Factor) - log2_of(layout.offset);
+  return log2_of(layout.group < kGroupColumns ? kSums16Factor : kSums32Factor) - log2_of(layout.offset);
 }
 
 constexpr int64_t kTileBlockBytes =
@@ -87,9 +88,9 @@ struct ExpandedBlocks {
 template <class Product>
 void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
               int64_t tokens, float* y, int64_t y_stride) {
-  constexpr bool interleaved = is_interleaved(Product::kType);
-  constexpr int packed_bytes = interleaved_of(Product::kType).bytes(),
-                expanded_bytes = layout_of(Product::kType).bytes();
+  constexpr bool floats = is_float8(Product::kType), expands = is_interleaved(Product::kType) || floats;
+  constexpr int packed_bytes = floats ? kFloat8Layout.bytes() : interleaved_of(Product::kType).bytes(),
+                expanded_bytes = floats ? kExpandedFloat8 : layout_of(Product::kType).bytes();
   Strip strip;
   strip.blocks = (matrix.cols + Product::kBlockColumns - 1) / Product::kBlockColumns;
   strip.x_stride = x_stride;
@@ -98,8 +99,8 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
   // Tiles that more than one strip reads are expanded once.
   const ExpandBlock expand = expand_of<Product::kType>();
   const bool once =
-      interleaved && tokens > Product::strip(tokens, 1).tokens && strip.blocks * expanded_bytes <= kTileBlockBytes;
-  alignas(64) uint8_t expanded[interleaved ? kTileBlockBytes : 64];
+      expands && tokens > Product::strip(tokens, 1).tokens && strip.blocks * expanded_bytes <= kTileBlockBytes;
+  alignas(64) uint8_t expanded[expands ? kTileBlockBytes : 64];
   strip.expand = once ? nullptr : expand;
   strip.block_bytes = once ? expanded_bytes : packed_bytes;
   strip.tile_bytes = once ? strip.blocks * expanded_bytes : matrix.tile_bytes;

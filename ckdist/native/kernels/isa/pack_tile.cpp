@@ -65,15 +65,19 @@ CKDIST_INLINE Words bits_by_column(Words w) {
 template <Type type>
 CKDIST_INLINE void pack_group(const BlockRows& b, int group) {
   constexpr BlockLayout layout = layout_of(type);
-  constexpr int codes_at = type == Type::mxfp4 ? 1
-                           : layout.high_bits  ? (layout.minimum ? 8 : 6)
-                           : layout.minimum    ? 4
-                                               : 2;
+  constexpr int codes_at = type == Type::mxfp4                           ? 1
+                           : layout.group_scale_bytes() == 4 * kTileRows ? 4
+                           : layout.high_bits                            ? (layout.minimum ? 8 : 6)
+                           : layout.minimum                              ? 4
+                                                                         : 2;
   uint8_t* const planes = plane_of<type>(b, group);
-  if constexpr (type == Type::q8_0) {
+  if constexpr (layout.low_bits == 8) {
     Words words[8];
     load_transposed<2>(b.rows, b.at + codes_at, words);
-    for (Words& w : words) w ^= 0x80808080u;
+    if constexpr (is_float8(type))
+      for (Words& w : words) w = (w & 0xff0000ffu) | (w >> 8 & 0xff00u) | (w << 8 & 0xff0000u);
+    else
+      for (Words& w : words) w ^= 0x80808080u;
     store_lines<8>(planes, words);
   } else {
     Words words[4];  // columns 0..15 in low nibbles, as in the plane
@@ -82,6 +86,11 @@ CKDIST_INLINE void pack_group(const BlockRows& b, int group) {
   }
   if constexpr (layout.high_bits)
     store(planes + layout.low_bytes(), bits_by_column(load_word(b.rows, b.at + codes_at - 4)));
+  if constexpr (layout.group_scale_bytes() == 4 * kTileRows) {
+    const int scale = group * kGroupColumns / layout.group;  // the same of all groups of one scale
+    store(b.block + layout.group_scales() + 4 * (scale * kTileRows + b.row), load_word(b.rows, b.at));
+    return;
+  }
   if constexpr (layout.scales == ScaleKind::exponent) {
     for (int row = 0; row < kWordRows; ++row)
       b.block[layout.group_scales() + group * kTileRows + b.row + row] = b.rows[row][b.at];
@@ -279,8 +288,8 @@ CKDIST_INLINE void pack_unit(const BlockRows& b) {
   } else if constexpr (is_interleaved(type)) {
     pack_words<type>(b);
   } else {
-    pack_group<type>(b, 0);
-    pack_group<type>({b.rows, b.at + type_traits(type).block_bytes, b.block, b.row}, 1);
+    for (int group = 0; group < layout_of(type).columns / kGroupColumns; ++group)
+      pack_group<type>({b.rows, b.at + group * type_traits(type).block_bytes, b.block, b.row}, group);
   }
 }
 

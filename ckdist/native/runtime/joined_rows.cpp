@@ -1,0 +1,134 @@
+#include "runtime/joined_rows.h"
+
+#include <cinttypes>
+#include <cstring>
+
+#include "core/error.h"
+#include "kernels/half.h"
+
+namespace ckdist {
+namespace {
+
+constexpr int kColumns = 32;  // of a block of every type here
+constexpr uint32_t kSymmetric = 8;
+
+int scale_bytes(ScaleForm form) { return form == ScaleForm::f32 ? 4 : form == ScaleForm::exponent ? 1 : 2; }
+
+// Pairs of neighbours in a byte, of 32 columns, as blocks have them: the second sixteen above the first.
+void copy_nibbles(const uint8_t* pairs, uint8_t* out) {
+  for (int i = 0; i < 8; ++i) {
+    const uint8_t first = pairs[i], second = pairs[i + 8];
+    out[2 * i] = static_cast<uint8_t>((first & 0x0f) | second << 4);
+    out[2 * i + 1] = static_cast<uint8_t>(first >> 4 | (second & 0xf0));
+  }
+}
+
+// Whether one of 32 bytes is a NaN: all ones but for the sign.
+bool has_nan(const uint8_t* codes) {
+  constexpr uint64_t ones = 0x0101010101010101u;
+  uint64_t found = 0;
+  for (int i = 0; i < kColumns; i += 8) {
+    uint64_t word;
+    std::memcpy(&word, codes + i, sizeof word);
+    found |= (word & 0x7f * ones) + ones;  // the top bit is set where all others were
+  }
+  return found & 0x80 * ones;
+}
+
+struct Scale {
+  uint32_t stored, single;  // as the file has it, and as the bits of a float32
+};
+
+Scale read_scale(ScaleForm form, const uint8_t* at) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, at, static_cast<size_t>(scale_bytes(form)));
+  switch (form) {
+    case ScaleForm::f32: return {bits, bits};
+    case ScaleForm::f16: return {bits, bits_of_float(float_of_half(static_cast<uint16_t>(bits)))};
+    case ScaleForm::bf16: return {bits, bits << 16};
+    default: return {bits, bits == 0xff ? 0x7fc00000u : 0};
+  }
+}
+
+bool finite(uint32_t single) { return (single & 0x7f800000u) != 0x7f800000u; }
+
+// The scale of a block in front of its codes; where these begin.
+int store_scale(Type type, Scale scale, uint32_t zero, uint8_t* out) {
+  const uint32_t word = type == Type::f8_e4m3 ? scale.single : scale.single | zero;
+  const int bytes = type == Type::mxfp4 ? 1 : type == Type::q4_0 || type == Type::int4_32 ? 2 : 4;
+  std::memcpy(out, bytes == 4 ? &word : &scale.stored, static_cast<size_t>(bytes));
+  return bytes;
+}
+
+bool makes(Type type, CodeForm codes, ScaleForm form, bool zeros) {
+  switch (type) {
+    case Type::f8_e4m3: return codes == CodeForm::bytes && form != ScaleForm::exponent && !zeros;
+    case Type::mxfp4: return codes == CodeForm::nibbles && form == ScaleForm::exponent && !zeros;
+    case Type::q4_0: return codes == CodeForm::nibbles && form == ScaleForm::f16 && !zeros;
+    case Type::int4_32: return codes == CodeForm::nibbles && form == ScaleForm::bf16 && !zeros;
+    case Type::int4_32z:
+    case Type::int4_128z: return codes == CodeForm::nibbles && form != ScaleForm::exponent;
+    default: return false;
+  }
+}
+
+void check_within(const char* name, const FilePlace& place, int64_t bytes) {
+  if (place.offset < 0 || bytes > place.file->size() || place.offset > place.file->size() - bytes)
+    fail(Status::model_file,
+         "%s: the scales of %s do not end within the file's %" PRId64 " bytes: it is truncated or damaged",
+         place.file->path().c_str(), name, place.file->size());
+}
+
+}  // namespace
+
+void Scales::check(const char* name, Type type, int64_t matrix_rows, int64_t matrix_cols, size_t matrices) const {
+  constexpr int64_t most = int64_t{1} << 40;
+  if (!makes(type, codes, form, !zeros.empty()))
+    fail(Status::native, "the codes and scales of %s do not make %s", name, type_traits(type).name);
+  const int64_t alike = undivided_columns(type);
+  if (rows_each < 1 || cols_each < 1 || cols_each % alike || rows < 0 || cols < 0 || rows > most || cols > most ||
+      first_row < 0 || first_row > most)
+    fail(Status::native, "%s has a scale for %" PRId64 " rows and %" PRId64 " columns; columns come in %" PRId64, name,
+         rows_each, cols_each, alike);
+  if ((first_row + matrix_rows - 1) / rows_each >= rows || (matrix_cols - 1) / cols_each >= cols ||
+      (rows && cols > most / rows))
+    fail(Status::native, "%s of %" PRId64 " x %" PRId64 " cannot have %" PRId64 " x %" PRId64 " scales", name,
+         matrix_rows, matrix_cols, rows, cols);
+  if (places.size() != matrices || (!zeros.empty() && zeros.size() != matrices))
+    fail(Status::native, "%s has %zu matrices and %zu tensors of scales", name, matrices, places.size());
+  for (const FilePlace& place : places) check_within(name, place, rows * cols * scale_bytes(form));
+  for (const FilePlace& place : zeros) check_within(name, place, (rows + 7) / 8 * cols * 4);
+}
+
+bool join_row(const Scales& scales, Type type, int64_t matrix, int64_t row, int64_t col, int64_t cols,
+              const uint8_t* codes, uint8_t* out) {
+  const int64_t of_rows = (scales.first_row + row) / scales.rows_each;
+  const uint8_t* const of_row =
+      scales.places[matrix].data() + of_rows * scales.cols * int64_t{scale_bytes(scales.form)};
+  const uint8_t* const zeros =
+      scales.zeros.empty() ? nullptr : scales.zeros[matrix].data() + of_rows / 8 * scales.cols * 4;
+  const bool zeroed = type == Type::int4_32z || type == Type::int4_128z;
+  bool good = true;
+  for (int64_t c = col; c < col + cols; c += kColumns, out += type_traits(type).block_bytes) {
+    const int64_t of_cols = c / scales.cols_each;
+    const Scale scale = read_scale(scales.form, of_row + of_cols * scale_bytes(scales.form));
+    uint32_t zero = kSymmetric;
+    if (zeros) {
+      std::memcpy(&zero, zeros + 4 * of_cols, sizeof zero);
+      zero = zero >> (4 * (of_rows % 8)) & kZeroPoint;
+    }
+    good = good && finite(scale.single) && !(zeroed && (scale.single & kZeroPoint));
+    const int begin = store_scale(type, scale, zero, out);
+    if (scales.codes == CodeForm::bytes) {
+      good = good && !has_nan(codes);
+      std::memcpy(out + begin, codes, kColumns);
+      codes += kColumns;
+    } else {
+      copy_nibbles(codes, out + begin);
+      codes += kColumns / 2;
+    }
+  }
+  return good;
+}
+
+}  // namespace ckdist

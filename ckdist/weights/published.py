@@ -1,0 +1,269 @@
+"""Quantised matrices as models are published: tensors of codes and of scales in a folder of safetensors, found by their
+names and made one weight each.
+
+| quant_method        | tensors of a matrix                                             | what is read              |
+|---------------------|-----------------------------------------------------------------|---------------------------|
+| fp8                 | weight (E4M3), weight_scale_inv                                 | blocks, whole matrices    |
+| compressed-tensors  | weight (E4M3), weight_scale                                     | blocks, rows, matrices    |
+| compressed-tensors  | weight_packed, weight_scale, weight_shape, [weight_zero_point]  | four bits, groups         |
+| mxfp4               | name_blocks, name_scales                                        | groups of 32              |
+
+Modules that the file leaves as they were are found by what is stored of them: a weight of BF16 is one.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ckdist.errors import ModelFileError
+from ckdist.weights import dtypes
+from ckdist.weights.safetensors import StoredTensor
+from ckdist.weights.scales import FORMS, Scales
+
+READ = "fp8, compressed-tensors (float-quantized, pack-quantized of 4 bits) and mxfp4"
+UNDIVIDED = 128  # columns that share a scale of 8-bit floats, or a multiple of it
+_PARTS = ("_packed", "_scale", "_scale_inv", "_zero_point", "_shape", "_g_idx")
+_FLOATS = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class JoinedTensor:
+    """A matrix, or a stack of them, whose codes are one tensor."""
+
+    name: str
+    type: dtypes.TensorType
+    shape: tuple[int, ...]  # (out, in), or (matrices, out, in)
+    codes: StoredTensor
+    scales: Scales
+
+
+def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What config.json says of quantisation, in the language part of a multimodal model too; None where it is none."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and isinstance(part.get("quantization_config"), dict):
+            return part["quantization_config"]
+    return None
+
+
+def check_method(quantization: Mapping[str, Any], where: str) -> str:
+    """The quantisation's method. ModelFileError, beginning with `where`, for one that is not read."""
+    method = quantization.get("quant_method")
+    if method == "fp8":
+        _expect(quantization, {"fmt": ("e4m3", None), "activation_scheme": ("dynamic", None)}, where)
+    elif method == "compressed-tensors":
+        _check_groups(quantization, where)
+    elif method != "mxfp4":
+        raise ModelFileError(
+            f"{where} is quantised by {str(method)[:40]!r}, which is not read; {READ} are: "
+            "take the model as it was before, or a GGUF file of it"
+        )
+    return str(method)
+
+
+def _check_groups(quantization: Mapping[str, Any], where: str) -> None:
+    """ModelFileError where a group of modules has weights of another form."""
+    _expect(quantization, {"kv_cache_scheme": (None,), "sparsity_config": (None, {})}, where)
+    groups = quantization.get("config_groups")
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+        raise ModelFileError(f"{where}: config_groups is {str(groups)[:60]!r}; it must be an object of objects")
+    for group in groups.values():
+        form = group.get("format") or quantization.get("format")
+        weights = group.get("weights")
+        if form not in ("float-quantized", "naive-quantized", "pack-quantized") or not isinstance(weights, dict):
+            raise ModelFileError(f"{where} has matrices of format {str(form)[:40]!r}, which is not read; {READ} are")
+        packed = form == "pack-quantized"
+        allowed = {"num_bits": (4,) if packed else (8,), "type": ("int",) if packed else ("float",)}
+        _expect(weights, {**allowed, "dynamic": (False, None), "actorder": (None, "weight", "static", False)}, where)
+        activations = group.get("input_activations")
+        if isinstance(activations, dict) and not activations.get("dynamic"):
+            raise ModelFileError(
+                f"{where} has scales for its activations (dynamic is {activations.get('dynamic')!r}), "
+                "which are not read: take a model whose activations are scaled as it runs"
+            )
+
+
+def _expect(settings: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]], where: str) -> None:
+    for key, values in allowed.items():
+        if (value := settings.get(key)) not in values:
+            known = " or ".join(repr(known) for known in values if known is not None) or "absent"
+            raise ModelFileError(f"{where}: {key} is {str(value)[:40]!r} in quantization_config; it must be {known}")
+
+
+def join_tensors(
+    stored: Mapping[str, StoredTensor], quantization: Mapping[str, Any], where: str
+) -> tuple[list[JoinedTensor], dict[str, StoredTensor]]:
+    """The quantised matrices among the tensors of a folder, and the tensors that are none of their parts.
+
+    Raises ModelFileError, with the name of the tensor, for parts that are missing, do not fit each other, or are of a
+    form that is not read; beginning with `where`, for a method that is not.
+    """
+    method = check_method(quantization, where)
+    joined, used = [], set()
+    for name, tensor in stored.items():
+        if method == "mxfp4":
+            found = _mxfp4(name, tensor, stored) if name.endswith("_blocks") else None
+        elif name.endswith(".weight") and tensor.dtype == "F8_E4M3":
+            found = _float8(name, tensor, stored, quantization)
+        elif name.endswith(".weight_packed"):
+            found = _int4(name.removesuffix("_packed"), tensor, stored)
+        else:
+            found = None
+        if found:
+            joined.append(found[0])
+            used |= {part.name for part in found[1:]}
+    rest = {name: tensor for name, tensor in stored.items() if name not in used}
+    for name, tensor in rest.items():
+        if name.endswith(tuple(f".weight{part}" for part in _PARTS)) or tensor.dtype == "F8_E4M3":
+            raise ModelFileError(
+                f"{tensor.file}: tensor {name!r} is a part of a quantised matrix whose others are missing"
+            )
+    return joined, rest
+
+
+def _part(
+    stored: Mapping[str, StoredTensor], name: str, of: StoredTensor, dtypes_read: tuple[str, ...]
+) -> StoredTensor:
+    """A tensor that must be there. ModelFileError where it is not, or has another dtype."""
+    part = stored.get(name)
+    if part is None:
+        raise ModelFileError(f"{of.file}: tensor {of.name!r} has no {name!r}, without which its codes mean nothing")
+    if part.dtype not in dtypes_read:
+        raise ModelFileError(
+            f"{part.file}: tensor {name!r} has dtype {part.dtype}; it must be {' or '.join(dtypes_read)}"
+        )
+    return part
+
+
+def _fail_shape(part: StoredTensor, of: StoredTensor, needed: str) -> ModelFileError:
+    return ModelFileError(
+        f"{part.file}: tensor {part.name!r} has shape {part.shape}, but {of.name!r} of shape {of.shape} needs {needed}"
+    )
+
+
+Joined = tuple[Any, ...]  # a JoinedTensor, and the tensors that it is made of
+
+
+def _float8(
+    name: str, codes: StoredTensor, stored: Mapping[str, StoredTensor], quantization: Mapping[str, Any]
+) -> Joined:
+    """A matrix of 8-bit floats, with a scale for each block, each row, or all of it."""
+    inverse = f"{name}_scale_inv" in stored
+    part = _part(stored, f"{name}_scale_inv" if inverse else f"{name}_scale", codes, _FLOATS)
+    if len(codes.shape) != 2 or codes.shape[1] % dtypes.F8_E4M3.block_elements or not codes.shape[0]:
+        raise ModelFileError(
+            f"{codes.file}: tensor {name!r} has shape {codes.shape}; "
+            f"a matrix of 8-bit floats must have rows of a multiple of {dtypes.F8_E4M3.block_elements} columns"
+        )
+    rows, cols = codes.shape
+    count = math.prod(part.shape)
+    if count == 1:
+        shape, each = (1, 1), (rows, _round_up(cols, UNDIVIDED))
+    elif count == rows and part.shape in ((rows,), (rows, 1)):
+        shape, each = (rows, 1), (1, _round_up(cols, UNDIVIDED))
+    else:
+        each = _block_size(quantization, codes)
+        shape = (-(-rows // each[0]), -(-cols // each[1]))
+        if part.shape != shape:
+            raise _fail_shape(part, codes, f"{shape} of blocks of {each}")
+    scales = Scales("bytes", FORMS[part.dtype], *each, shape, ((part.file, part.offset),))
+    return JoinedTensor(name, dtypes.F8_E4M3, codes.shape, codes, scales), codes, part
+
+
+def _block_size(quantization: Mapping[str, Any], codes: StoredTensor) -> tuple[int, int]:
+    """Rows and columns that share a scale."""
+    size = quantization.get("weight_block_size")
+    groups = quantization.get("config_groups")
+    if isinstance(groups, dict):
+        sizes = [group["weights"].get("block_structure") for group in groups.values()]
+        size = next((size for size in sizes if size), size)
+    if (
+        not isinstance(size, list)
+        or len(size) != 2
+        or not all(type(n) is int and 0 < n < 1 << 30 for n in size)
+        or size[1] % UNDIVIDED
+    ):
+        raise ModelFileError(
+            f"{codes.file}: {codes.name!r} has scales of blocks of {str(size)[:40]} rows and columns; "
+            f"columns must come in multiples of {UNDIVIDED}"
+        )
+    return size[0], size[1]
+
+
+def _int4(name: str, codes: StoredTensor, stored: Mapping[str, StoredTensor]) -> Joined:
+    """A matrix of four bits, eight of them in 32, with scales of groups of columns."""
+    part = _part(stored, f"{name}_scale", codes, _FLOATS)
+    stated = _part(stored, f"{name}_shape", codes, ("I64", "I32"))
+    zeros = stored.get(f"{name}_zero_point")
+    if f"{name}_g_idx" in stored:
+        raise ModelFileError(f"{codes.file}: {name!r} has columns in an order of its own (g_idx), which is not read")
+    if len(codes.shape) != 2 or codes.dtype not in ("I32", "U32") or not codes.shape[0]:
+        raise ModelFileError(
+            f"{codes.file}: tensor {codes.name!r} is {codes.dtype} {codes.shape}; it must be I32 (out, in / 8)"
+        )
+    rows, cols = codes.shape[0], codes.shape[1] * 8
+    if _read_pair(stated) != (rows, cols):
+        raise ModelFileError(
+            f"{stated.file}: tensor {stated.name!r} says {_read_pair(stated)}, but {codes.name!r} holds {(rows, cols)}"
+        )
+    groups = part.shape[1] if len(part.shape) == 2 else 0
+    group = cols // groups if groups and cols % groups == 0 else 0
+    if len(part.shape) != 2 or part.shape[0] != rows or not group or group % 32:
+        raise _fail_shape(part, codes, f"({rows}, {cols} / group) with groups of a multiple of 32")
+    parts = [codes, part, stated]
+    if zeros is not None:
+        zeros = _part(stored, zeros.name, codes, ("I32", "U32"))
+        if zeros.shape != (-(-rows // 8), groups):
+            raise _fail_shape(zeros, codes, f"{(-(-rows // 8), groups)}")
+        parts.append(zeros)
+    each = _round_up(group, UNDIVIDED) if groups == 1 else group
+    zero_places = ((zeros.file, zeros.offset),) if zeros else ()
+    scales = Scales("nibbles", FORMS[part.dtype], 1, each, part.shape, ((part.file, part.offset),), zero_places)
+    return JoinedTensor(name, _int4_type(scales), (rows, cols), codes, scales), *parts
+
+
+def _int4_type(scales: Scales) -> dtypes.TensorType:
+    """The blocks that keep every scale and zero point bit for bit, in the fewest bytes."""
+    if scales.cols_each % UNDIVIDED == 0:
+        return dtypes.INT4_128Z
+    if scales.zeros or scales.form == "f32":
+        return dtypes.INT4_32Z
+    return dtypes.Q4_0 if scales.form == "f16" else dtypes.INT4_32
+
+
+def _mxfp4(name: str, blocks: StoredTensor, stored: Mapping[str, StoredTensor]) -> Joined:
+    """A stack of matrices of FP4, in bytes of two, with an exponent for every 32 columns."""
+    stem = name.removesuffix("_blocks")
+    part = _part(stored, f"{stem}_scales", blocks, ("U8",))
+    if blocks.dtype != "U8" or len(blocks.shape) < 3 or blocks.shape[-1] != 16 or not math.prod(blocks.shape):
+        raise ModelFileError(
+            f"{blocks.file}: tensor {name!r} is {blocks.dtype} {blocks.shape}; it must be U8 (…, out, in / 32, 16)"
+        )
+    if part.shape != blocks.shape[:-1]:
+        raise _fail_shape(part, blocks, f"{blocks.shape[:-1]}")
+    *stack, rows, groups = part.shape
+    count = math.prod(stack)
+    places = tuple((part.file, part.offset + i * rows * groups) for i in range(count))
+    scales = Scales("nibbles", "exponent", 1, 32, (rows, groups), places)
+    return JoinedTensor(stem, dtypes.MXFP4, (*stack, rows, 32 * groups), blocks, scales), blocks, part
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def _read_pair(tensor: StoredTensor) -> tuple[int, ...]:
+    """The numbers of a tensor of two. ModelFileError where they cannot be read, or are not two."""
+    if tensor.shape != (2,):
+        raise ModelFileError(f"{tensor.file}: tensor {tensor.name!r} has shape {tensor.shape}; it must be (2,)")
+    try:
+        with open(tensor.file, "rb") as file:
+            data = os.pread(file.fileno(), tensor.nbytes, tensor.offset)
+    except OSError as e:
+        raise ModelFileError(f"{tensor.file} cannot be read: {e.strerror or e}") from None
+    if len(data) != tensor.nbytes:
+        raise ModelFileError(f"{tensor.file}: {tensor.name!r} is cut short: the file is truncated")
+    return tuple(np.frombuffer(data, "<i8" if tensor.dtype == "I64" else "<i4").tolist())

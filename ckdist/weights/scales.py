@@ -1,0 +1,128 @@
+"""Codes and scales in tensors of their own, as safetensors have quantised matrices: where the scales of a matrix lie, and
+what its values are.
+
+The runtime joins them to blocks as it packs (`native/runtime/joined_rows.h`); the values here are their definition in
+numpy, for tools that need float32.
+"""
+
+import pathlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ckdist.errors import ModelFileError
+from ckdist.weights import dtypes
+
+Place = tuple[pathlib.Path, int]  # a file and the offset in it
+Read = Callable[[Place, int], np.ndarray]  # so many bytes of a place
+
+SYMMETRIC = 8  # the zero point of codes of four bits that have none of their own
+FORMS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "U8": "exponent"}  # of scales, by the dtype of their tensor
+_ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "exponent": 1}
+
+
+def _e4m3_values() -> np.ndarray:
+    """The 256 values of an 8-bit float with 4 bits of exponent and 3 of mantissa (OCP's E4M3), which has no infinity."""
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    magnitude = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10))
+    magnitude[code & 127 == 127] = np.nan
+    return np.where(code & 128, -magnitude, magnitude).astype(np.float32)
+
+
+E4M3_VALUES = _e4m3_values()
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The scales of a matrix, or of each matrix of a stack: one for every `rows_each` rows and `cols_each` columns.
+
+    `zeros`: zero points, four bits of each scale, eight rows in 32 bits; where there are none, codes of four bits are
+    around 8.
+    """
+
+    codes: str  # bytes: one for each column; nibbles: two columns in a byte, the first in its low half
+    form: str  # f32, f16, bf16, or exponent: a byte, 2 to the power of (byte - 127)
+    rows_each: int
+    cols_each: int
+    shape: tuple[int, int]  # of the scales of a matrix
+    places: tuple[Place, ...]  # of each matrix
+    zeros: tuple[Place, ...] = ()
+    first_row: int = 0  # of the rows that share a tensor of scales, where the matrix begins
+
+    def code_bytes(self, elements: int) -> int:
+        """Of so many codes."""
+        return elements if self.codes == "bytes" else elements // 2
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Of one matrix's scales, without zero points."""
+        return self.shape[0] * self.shape[1] * _ITEM_BYTES[self.form]
+
+    @property
+    def zero_bytes(self) -> int:
+        """Of one matrix's zero points."""
+        return -(-self.shape[0] // 8) * self.shape[1] * 4 if self.zeros else 0
+
+    def values(self, codes: np.ndarray, type_number: int, matrix: int, rows: tuple[int, int], read: Read) -> np.ndarray:
+        """float32 (rows, cols) of rows [begin, end) of a matrix, whose codes are uint8 (rows, bytes)."""
+        begin, end = rows
+        of_rows = (self.first_row + np.arange(begin, end)) // self.rows_each
+        first, last = int(of_rows[0]), int(of_rows[-1]) + 1
+        row_bytes = self.shape[1] * _ITEM_BYTES[self.form]
+        path, offset = self.places[matrix]
+        stored = read((path, offset + first * row_bytes), (last - first) * row_bytes)
+        scales = self._scales(stored)[of_rows - first]  # (rows, groups)
+        zeros = np.full(scales.shape, SYMMETRIC, np.int32)
+        if self.zeros:
+            path, offset = self.zeros[matrix]
+            word_bytes, first, last = 4 * self.shape[1], first // 8, (last + 7) // 8
+            words = read((path, offset + first * word_bytes), (last - first) * word_bytes)
+            words = words.view("<u4").reshape(-1, self.shape[1])[of_rows // 8 - first]
+            zeros = (words >> (4 * (of_rows % 8)).astype(np.uint32)[:, None] & 15).astype(np.int32)
+        if self.codes == "bytes":
+            plain = E4M3_VALUES[codes]
+        else:
+            pairs = np.stack([codes & 15, codes >> 4], axis=-1).reshape(len(codes), -1)
+            plain = FP4_VALUES[pairs] if type_number == dtypes.MXFP4.number else pairs.astype(np.float32)
+        groups = np.arange(plain.shape[1]) // self.cols_each
+        if self.codes == "nibbles" and type_number != dtypes.MXFP4.number:
+            plain = plain - zeros[:, groups].astype(np.float32)
+        with np.errstate(over="ignore"):  # as a damaged scale makes it
+            return scales[:, groups] * plain
+
+    def _scales(self, data: np.ndarray) -> np.ndarray:
+        """float32 (rows, groups) of scales' bytes."""
+        if self.form == "f32":
+            values = data.view("<f4")
+        elif self.form == "f16":
+            values = data.view("<f2").astype(np.float32)
+        elif self.form == "bf16":
+            values = (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            values = np.ldexp(np.float32(1), data.astype(np.int32) - 127)
+        return values.reshape(-1, self.shape[1])
+
+
+FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # of E2M1
+
+
+def stacked_scales(scales: Sequence[Scales | None], where: str) -> Scales | None:
+    """Those of a stack of matrices, each of which has its own. ModelFileError, beginning with `where`, where they lie
+    differently.
+    """
+    first = scales[0]
+    if first is None:
+        return None
+    places, zeros = [], []
+    for index, one in enumerate(scales):
+        if (
+            one is None
+            or replace(one, places=first.places, zeros=first.zeros) != first
+            or bool(one.zeros) != bool(first.zeros)
+        ):
+            raise ModelFileError(f"{where}: the scales of matrix {index} are of another form than those of the first")
+        places += one.places
+        zeros += one.zeros
+    return replace(first, places=tuple(places), zeros=tuple(zeros))

@@ -1,0 +1,203 @@
+"""Quantised matrices as safetensors have them: their values against torch, compressed-tensors and transformers; models
+that are loaded, streamed to GGUF, and refused.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ckdist.comm.world import start_world
+from ckdist.config import EngineConfig
+from ckdist.engine.launch import load_model
+from ckdist.engine.single import SingleSequence
+from ckdist.errors import ModelFileError, UserError
+from ckdist.weights.checkpoint import TensorSource, open_checkpoint
+from ckdist.weights.dequantize import read_rows, read_tensor
+from ckdist.weights.loader import ShardLoader
+from ckdist.weights.published import join_tensors
+from ckdist.weights.safetensors import read_safetensors
+from tests.models.test_loader import unpacked
+from tests.support.checkpoints import WEIGHT, checkpoint_of
+from tests.support.paths import GOLDEN
+from tests.support.published import CONFIG, FORMS, write_published, write_tensors
+
+FILES = sorted((GOLDEN / "formats").glob("*.safetensors"))
+METHODS = {"fp8": FORMS["fp8-block"], "int4": FORMS["int4-32"], "mxfp4": {"quant_method": "mxfp4"}}
+VALUES = json.loads((GOLDEN / "formats" / "values.json").read_text())
+
+
+def digest(values: np.ndarray) -> str:
+    """Of float32, whatever the sign of a zero."""
+    return hashlib.sha256((values + np.float32(0)).tobytes()).hexdigest()
+
+
+def sources(path) -> list[TensorSource]:
+    """Each matrix of a golden file."""
+    (joined,), rest = join_tensors(read_safetensors(path), METHODS[path.stem.split("-")[0]], str(path))
+    assert not rest
+    rows, cols = joined.shape[-2:]
+    each = joined.scales.code_bytes(rows * cols)
+    return [
+        TensorSource(
+            WEIGHT, joined.type.number, (rows, cols), path, joined.codes.offset + i * each,
+            scales=replace(joined.scales, places=(place,)),
+        )
+        for i, place in enumerate(joined.scales.places)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_values_are_those_of_the_packages_that_define_them(path):
+    found, packed = [], []
+    for source in sources(path):
+        found.append(read_tensor(source))
+        np.testing.assert_array_equal(read_rows(source, 17, 39), found[-1][17:39])
+        loader = ShardLoader(checkpoint_of(path, source), threads=2)
+        handle = loader.add_matrix(WEIGHT, [(0, source.shape[0])])
+        part = loader.add_matrix(WEIGHT, [(9, 40), (2, 3)], (128, source.shape[1]))
+        loader.load(progress=False)
+        loader.check()
+        packed.append(unpacked(handle))
+        np.testing.assert_array_equal(unpacked(part), np.concatenate([found[-1][9:40], found[-1][2:3]])[:, 128:])
+    assert digest(np.array(found)) == digest(np.array(packed)) == VALUES[path.stem]
+
+
+def logits(folder, **more) -> np.ndarray:
+    """Of some tokens, by one rank."""
+    config = EngineConfig(model=str(folder), threads=2, ctx_size=64, cache_type_k="f32", cache_type_v="f32", **more)
+    model = load_model(config, start_world())
+    try:
+        return SingleSequence(model.executable).feed(np.arange(40) % model.spec.vocab_size)
+    finally:
+        model.close()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_quantised_model_has_the_logits_of_its_values(tmp_path, form):
+    write_published(tmp_path, form)
+    ours, plain = logits(tmp_path / "quantised"), logits(tmp_path / "plain")
+    rms = np.sqrt(np.mean((ours - plain) ** 2)) / np.sqrt(np.mean(plain**2))
+    assert rms < (0.01 if form.startswith("fp8") else 0.03)  # activations of bfloat16, or of 8 bits
+    np.testing.assert_array_equal(ours, logits(tmp_path / "quantised", repack="off"))
+    requantised = logits(tmp_path / "quantised", quantize="q8_0")
+    assert np.sqrt(np.mean((requantised - plain) ** 2)) < 0.05 * np.sqrt(np.mean(plain**2))
+
+
+def test_export_holds_a_few_rows_at_a_time(tmp_path):
+    """Matrices of 32 MB in float32, within 60 MB beside what Python takes: whole it would take 100 and more."""
+    write_published(tmp_path, "fp8-block", CONFIG | {"intermediate_size": 32768, "num_hidden_layers": 1})
+    code = f"""
+import resource
+import ckdist.cli.main
+from ckdist.cli import export
+export.tokenizer_metadata = lambda *_: {{}}
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (60 << 20), resource.RLIM_INFINITY))
+export.export_gguf({str(tmp_path / "quantised")!r}, {str(tmp_path / "out.gguf")!r}, "q8_0")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    before, after = open_checkpoint(tmp_path / "plain"), open_checkpoint(tmp_path / "out.gguf")
+    for name in ("model.layers.0.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj.weight"):
+        a, b = read_tensor(before.tensors[name]), read_tensor(after.tensors[name])
+        assert np.linalg.norm(a - b) < 6e-3 * np.linalg.norm(a)
+
+
+def edited(tensors: dict, name: str, dtype=None, shape=None, data=None) -> None:
+    """Another dtype, shape or contents of a tensor."""
+    old = tensors[name]
+    tensors[name] = (dtype or old[0], shape or old[1], data or old[2])
+
+
+Q = "model.layers.0.self_attn.q_proj.weight"
+NAN = b"\xff\xff"
+
+
+@pytest.mark.parametrize(
+    ("form", "edit", "message"),
+    [
+        ("fp8-block", lambda t: t.pop(Q + "_scale_inv"), "has no"),
+        ("fp8-block", lambda t: t.pop(Q), "whose others are missing"),
+        ("fp8-block", lambda t: edited(t, Q + "_scale_inv", shape=(4, 1)), "of blocks of"),
+        ("fp8-block", lambda t: edited(t, Q, dtype="F8_E5M2"), "whose others are missing"),
+        ("fp8-block", lambda t: edited(t, Q + "_scale_inv", data=NAN * 4), "no finite number"),
+        ("fp8-block", lambda t: edited(t, Q, data=b"\x7f" * len(t[Q][2])), "no finite number"),
+        ("fp8-row", lambda t: edited(t, Q + "_scale", shape=(2, 128)), "blocks of"),
+        ("fp8-row", lambda t: edited(t, Q + "_scale", dtype="F16", data=b"\x00\x7c" * 256), "no finite number"),
+        ("int4-32", lambda t: t.pop(Q + "_scale"), "has no"),
+        ("int4-32", lambda t: t.pop(Q + "_shape"), "has no"),
+        ("int4-32", lambda t: t.pop(Q + "_packed"), "whose others are missing"),
+        ("int4-32", lambda t: edited(t, Q + "_shape", data=np.array([256, 512], "<i8").tobytes()), "says (256, 512)"),
+        ("int4-32", lambda t: edited(t, Q + "_packed", shape=(128, 64)), "holds"),
+        ("int4-32", lambda t: edited(t, Q + "_scale", shape=(128, 16)), "needs"),
+        ("int4-32", lambda t: edited(t, Q + "_scale", dtype="I16"), "dtype"),
+        ("int4-32", lambda t: edited(t, Q + "_scale", data=NAN * 2048), "no finite number"),
+        ("int4-32-zero", lambda t: edited(t, Q + "_zero_point", shape=(8, 32)), "needs"),
+        ("int4-32", lambda t: t.update({Q + "_g_idx": ("I32", (256,), bytes(1024))}), "order of its own"),
+    ],
+)
+def test_parts_that_lie_are_named_in_one_line(tmp_path, form, edit, message):
+    write_published(tmp_path, form)
+    path = tmp_path / "quantised" / "model.safetensors"
+    tensors = {
+        t.name: (t.dtype, t.shape, path.read_bytes()[t.offset : t.offset + t.nbytes])
+        for t in read_safetensors(path).values()
+    }
+    edit(tensors)
+    write_tensors(path, tensors)
+    for repack in ("off", "threads"):
+        with pytest.raises(ModelFileError) as error:
+            logits(tmp_path / "quantised", repack=repack)
+        assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"quant_method": "gptq"}, "which is not read"),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 96]}, "multiples of 128"),
+        ({"quant_method": "fp8", "weight_block_size": "x"}, "multiples of 128"),
+        (FORMS["int4-32"] | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        (FORMS["int4-32"] | {"config_groups": 7}, "config_groups"),
+        (FORMS["int4-32"] | {"config_groups": {"a": {"weights": {"num_bits": 8, "type": "int"}}}}, "num_bits"),
+        (FORMS["int4-32"] | {"format": "marlin-24"}, "marlin-24"),
+    ],
+)
+def test_what_is_not_read_is_refused_in_one_line(tmp_path, change, message):
+    write_published(tmp_path, "fp8-block")
+    config = tmp_path / "quantised" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": change}))
+    with pytest.raises(ModelFileError) as error:
+        open_checkpoint(tmp_path / "quantised")
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(sorted(FORMS)),
+    st.lists(st.tuples(st.integers(0, 1 << 22), st.binary(min_size=1, max_size=8)), min_size=1, max_size=4),
+)
+def test_damaged_files_are_refused_or_run(tmp_path_factory, form, changes):
+    """Half of the changes fall into the header, the rest anywhere."""
+    folder = tmp_path_factory.mktemp("damaged")
+    write_published(folder, form, CONFIG | {"num_hidden_layers": 1})
+    path = folder / "quantised" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    header = 8 + int.from_bytes(data[:8], "little")
+    for at, new in changes:
+        at %= header if at % 2 else len(data)
+        data[at : at + len(new)] = new[: len(data) - at]
+    path.write_bytes(data)
+    try:
+        logits(folder / "quantised")
+    except UserError as error:
+        assert "\n" not in str(error)

@@ -1,0 +1,124 @@
+"""Small models in the quantised forms of safetensors, with the same values in float32 beside them."""
+
+import json
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from ckdist.models.decoder import weight_shapes
+from ckdist.models.registry import spec_from_config
+from ckdist.weights.scales import E4M3_VALUES
+
+CONFIG = {  # 416 columns: blocks of 128 do not divide them, nor do two or three ranks evenly
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 416, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 96, "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16",
+}  # fmt: skip
+_WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
+
+
+def _packed(**weights) -> dict:
+    groups = {"group_0": {"targets": ["Linear"], "weights": _WEIGHTS | weights}}
+    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+
+
+FORMS = {
+    "fp8-block": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "fp8-row": {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}},
+    },
+    "int4-32": _packed(group_size=32),
+    "int4-32-zero": _packed(group_size=32, symmetric=False),
+    "int4-row-zero": _packed(strategy="channel", symmetric=False),
+}
+
+Tensor = tuple[str, tuple[int, ...], bytes]  # dtype, shape, and what the file holds
+
+
+def plain(array: np.ndarray) -> Tensor:
+    """A tensor of float32."""
+    return "F32", array.shape, np.ascontiguousarray(array, "<f4").tobytes()
+
+
+def write_tensors(path, tensors: dict[str, Tensor]) -> None:
+    """A safetensors file."""
+    header, at = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data for _, _, data in tensors.values()))
+
+
+def bf16(values: np.ndarray) -> np.ndarray:
+    """float32 without the bits that bfloat16 has not."""
+    return (values.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+
+
+def stored_bf16(values: np.ndarray) -> Tensor:
+    """A tensor of bfloat16."""
+    return "BF16", values.shape, (values.view(np.uint32) >> 16).astype("<u2").tobytes()
+
+
+def quantised(form: str, name: str, weight: np.ndarray) -> tuple[dict[str, Tensor], np.ndarray]:
+    """The tensors of one matrix, float32 (out, in), and the values that they mean."""
+    rows, cols = weight.shape
+    if form.startswith("fp8"):
+        block = (128, 128) if form == "fp8-block" else (1, cols)
+        shape = -(-rows // block[0]), -(-cols // block[1])
+        padded = np.zeros((shape[0] * block[0], shape[1] * block[1]), np.float32)
+        padded[:rows, :cols] = weight
+        scales = np.abs(padded).reshape(shape[0], block[0], shape[1], block[1]).max((1, 3)) / np.float32(448)
+        scales = bf16(scales)
+        each = scales.repeat(block[0], 0).repeat(block[1], 1)[:rows, :cols]
+        ordered = np.argsort(np.nan_to_num(E4M3_VALUES, nan=1e9))[:254]
+        at = np.searchsorted(E4M3_VALUES[ordered], weight / each).clip(0, 253)
+        codes = ordered[at].astype(np.uint8)
+        suffix = "_scale_inv" if form == "fp8-block" else "_scale"
+        tensors = {name: ("F8_E4M3", (rows, cols), codes.tobytes()), name + suffix: stored_bf16(scales)}
+        return tensors, each * E4M3_VALUES[codes]
+    group = 32 if "32" in form else cols
+    groups = weight.reshape(rows, -1, group)
+    zeros = np.full(groups.shape[:2], 8)
+    scales = bf16(np.abs(groups).max(-1) / 7.5)
+    if "zero" in form:
+        scales = bf16((groups.max(-1) - groups.min(-1)) / 15)
+        zeros = np.rint(-groups.min(-1) / scales).clip(0, 15).astype(int)
+    codes = (np.rint(groups / scales[..., None]) + zeros[..., None]).clip(0, 15).astype(np.uint32).reshape(rows, cols)
+    words = lambda nibbles: (nibbles.reshape(*nibbles.shape[:-1], -1, 8) << np.arange(0, 32, 4, dtype=np.uint32)).sum(
+        -1
+    )
+    tensors = {
+        name + "_packed": ("I32", (rows, cols // 8), words(codes).astype("<u4").tobytes()),
+        name + "_scale": stored_bf16(scales),
+        name + "_shape": ("I64", (2,), np.array([rows, cols], "<i8").tobytes()),
+    }
+    if "zero" in form:
+        columns = np.pad(zeros, ((0, -rows % 8), (0, 0))).T.astype(np.uint32)  # (groups, rows)
+        packed = words(columns).T.astype("<u4")
+        tensors[name + "_zero_point"] = ("I32", packed.shape, np.ascontiguousarray(packed).tobytes())
+    values = scales[..., None] * (codes.reshape(groups.shape).astype(np.float32) - zeros[..., None].astype(np.float32))
+    return tensors, values.reshape(rows, cols).astype(np.float32)
+
+
+def write_published(folder, form: str, config: dict = CONFIG) -> None:
+    """`folder`/quantised: a random model whose projections have this form; `folder`/plain: its values in float32."""
+    rng = np.random.default_rng(0)
+    shapes = weight_shapes(spec_from_config(config, "config"))
+    stored, values = {}, {}
+    for name, shape in shapes.items():
+        array = bf16(rng.standard_normal(shape) / 16 if len(shape) == 2 else np.ones(shape))
+        if "_proj." in name and len(shape) == 2:
+            tensors, array = quantised(form, name, array)
+            stored |= tensors
+        else:
+            stored[name] = stored_bf16(array)
+        values[name] = array
+    for kind in ("quantised", "plain"):
+        (folder / kind).mkdir(parents=True)
+    write_tensors(folder / "quantised" / "model.safetensors", stored)
+    save_file(values, folder / "plain" / "model.safetensors")
+    (folder / "quantised" / "config.json").write_text(json.dumps(config | {"quantization_config": FORMS[form]}))
+    (folder / "plain" / "config.json").write_text(json.dumps(config))
