@@ -1,4 +1,4 @@
-"""Anthropic's API and OpenAI's responses, by their own clients over the real HTTP process. The engine repeats the prompt."""
+"""Anthropic's API and OpenAI's responses, by their own clients. The engine repeats the prompt."""
 
 import json
 

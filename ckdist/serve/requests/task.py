@@ -55,6 +55,7 @@ def too_much(kind: str) -> Problem:
     field = FIELDS.get(kind)
     return Problem(
         400,
-        f"rendering and tokenising {field or 'the text'} takes too much time or memory; send less text, or a simpler grammar or schema",
+        f"rendering and tokenising {field or 'the text'} takes too much time or memory; "
+        "send less text, or a simpler grammar or schema",
         field,
     )
