@@ -10,7 +10,10 @@ from ckdist.serve.chat import ChatAnswer
 from ckdist.serve.completions import CompletionAnswer
 from ckdist.serve.paths.path import Path
 from ckdist.serve.problems import Problem
+from ckdist.serve.responses_answer import ResponsesAnswer
 from ckdist.serve.service import Service
+
+NO_END = b""  # these streams end with their last event
 
 
 async def models(service: Service, request: Request) -> Response:
@@ -37,6 +40,11 @@ async def completions(service: Service, request: Request) -> Response:
     return await service.answer(request, await service.prepare("completion", request), CompletionAnswer)
 
 
+async def responses(service: Service, request: Request) -> Response:
+    """The answer to an input, as items; none is kept."""
+    return await service.answer(request, await service.prepare("response", request), ResponsesAnswer, NO_END)
+
+
 def _model(service: Service) -> dict[str, Any]:
     name, known = service.settings.model_name, service.known_model
     model = {"id": name, "object": "model", "created": service.created, "owned_by": "ckdist", "root": name}
@@ -48,4 +56,5 @@ PATHS = (
     Path("/v1/models/{name:path}", model),
     Path("/v1/chat/completions", chat_completions, ("POST",)),
     Path("/v1/completions", completions, ("POST",)),
+    Path("/v1/responses", responses, ("POST",)),
 )

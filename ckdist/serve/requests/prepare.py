@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ckdist.serve.requests import anthropic, responses
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.chat import ChatRequest, parse_chat
 from ckdist.serve.requests.completion import encode_prompt, parse_completion, prompt_text
@@ -32,6 +33,23 @@ def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepa
     grammar = answer_grammar(tokenizer, form, request.tools, sampling.grammar)
     params = replace(request.params, sampling=replace(sampling, grammar=grammar))
     return params.prepared([tokens], facts, "messages", answer=form)
+
+
+def messages(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
+    """A body of Anthropic's /v1/messages, ready for the engine."""
+    return chat(anthropic.to_chat(body), tokenizer, facts)
+
+
+def count_tokens(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
+    """How many tokens the prompt of such a body has."""
+    request = parse_chat(anthropic.to_chat(body, needs_max_tokens=False), tokenizer, facts)
+    text = _rendered(request, tokenizer)
+    return {"input_tokens": len(tokenise(tokenizer, text, request.add_special_tokens, facts, "messages"))}
+
+
+def response(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
+    """A body of /v1/responses, ready for the engine."""
+    return replace(chat(responses.to_chat(body), tokenizer, facts), echoed=responses.echoed(body))
 
 
 def completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
@@ -67,6 +85,9 @@ def _rendered(request: ChatRequest, tokenizer: Tokenizer) -> str:
 
 KINDS: dict[str, Callable[[dict[str, Any], Tokenizer, ModelFacts], Prepared | dict[str, Any]]] = {
     "chat": chat,
+    "messages": messages,
+    "count_tokens": count_tokens,
+    "response": response,
     "completion": completion,
     "llama_completion": llama_completion,
     "apply_template": apply_template,

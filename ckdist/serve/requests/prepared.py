@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ckdist.engine.sampling import SamplingParams
@@ -34,8 +34,9 @@ class Prepared:
     `texts` has the prompts as text where the answer holds them; with `echo` the text of each choice begins with its
     own. `include_stop`: a stop string is given out too; `skip_special`: special tokens are not. `token_ids`,
     `timings_per_token`, `continuous_usage`: what pieces of the answer carry besides their text. `response_fields` are
-    the parts of the answer that are wanted, none for all. `ignored` has names of fields that nobody knows.
-    `answer`: how a chat's answer is taken apart; None where it is text alone.
+    the parts of the answer that are wanted, none for all. `ignored` has names of fields that nobody knows. `answer`:
+    how a chat's answer is taken apart; None where it is text alone. `echoed`: fields of the request that the answer
+    repeats.
     """
 
     prompts: list[bytes]
@@ -56,6 +57,7 @@ class Prepared:
     response_fields: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     answer: AnswerForm | None = None
+    echoed: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def prompt_tokens(self, choice: int) -> list[int]:
         """The token ids that choice number `choice` continues."""
@@ -79,7 +81,7 @@ class Prepared:
 
 def _with_tuples(values: dict[str, Any], kind: type) -> dict[str, Any]:
     """Msgpack knows lists alone."""
-    tuples = {field.name for field in dataclasses.fields(kind) if str(field.type).startswith("tuple")}
+    tuples = {item.name for item in dataclasses.fields(kind) if str(item.type).startswith("tuple")}
     return {key: tuple(item) if key in tuples and isinstance(item, list) else item for key, item in values.items()}
 
 

@@ -18,6 +18,9 @@ MAX_ANSWER = 64 << 20  # bytes
 
 FIELDS = {
     "chat": "messages",
+    "messages": "messages",
+    "count_tokens": "messages",
+    "response": "input",
     "completion": "prompt",
     "tokenize": "content",
     "detokenize": "tokens",
@@ -51,5 +54,8 @@ def too_much(kind: str) -> Problem:
     """What to answer when a worker ran into its limits."""
     field = FIELDS.get(kind)
     return Problem(
-        400, f"rendering and tokenising {field or 'the text'} takes too much time or memory; send less text", field
+        400,
+        f"rendering and tokenising {field or 'the text'} takes too much time or memory; "
+        "send less text, or a simpler grammar or schema",
+        field,
     )
