@@ -27,6 +27,7 @@ from ckdist.engine.trace import Labels, Trace
 from ckdist.errors import ConfigError
 from ckdist.layout import Dim, Layout
 from ckdist.mesh import Mesh
+from ckdist.models.blocks.moe import is_expert
 from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
 from ckdist.native import CData
@@ -35,7 +36,7 @@ from ckdist.planning.cost import LayerModel, rank_places
 from ckdist.planning.flops import FlopCounts, flops_of, total_flops
 from ckdist.planning.layouts import layouts_for
 from ckdist.planning.measured_cost import key_of
-from ckdist.planning.memory import gigabytes
+from ckdist.planning.memory import WeightBytes, gigabytes
 from ckdist.planning.plan import Plan, make_plan
 from ckdist.planning.prefill import PrefillChoice, choose_prefill
 from ckdist.program.executable import Executable, ExecutionPlan
@@ -271,7 +272,9 @@ def plan_and_open(traced: Traced, config: EngineConfig, world: World) -> Shard:
     matrices, vectors = plan_shard(loader, lowered, adapter)
     check_quantize(loader, lowered)
     weight_bytes = loader.planned_bytes + (adapter.bytes if adapter else 0)
-    plan = make_plan(config, checkpoint.spec, world, weight_bytes, layouts)
+    of_experts = dict.fromkeys(h for key, h in zip(lowered.matrices, matrices, strict=True) if is_expert(key.name))
+    experts = sum(BY_NUMBER[h.type].row_bytes(h.rows * h.cols) for h in of_experts)
+    plan = make_plan(config, checkpoint.spec, world, WeightBytes(weight_bytes, experts), layouts)
     plan.placement.enter()
     bind_memory(plan.placement)
     loader.open(shared=token_program is not None)

@@ -1,6 +1,8 @@
 """What fits into memory: the cache of a model's layers, and what training holds."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ckdist import native
 from ckdist.config import EngineConfig
@@ -11,6 +13,20 @@ from ckdist.models.spec import ModelSpec
 from ckdist.program.executable import KV_TYPES, block_bytes
 
 RESERVE = 256 << 20  # bytes per rank for everything that is neither weights nor cache
+
+
+@dataclass(frozen=True)
+class WeightBytes:
+    """What a rank's weights take, and what of that experts do."""
+
+    total: int
+    experts: int = 0
+
+    def __str__(self) -> str:
+        if not self.experts:
+            return gigabytes(self.total)
+        rest = gigabytes(self.total - self.experts)
+        return f"{gigabytes(self.total)} (experts {gigabytes(self.experts)}, others {rest})"
 
 
 def gigabytes(n: float) -> str:
@@ -73,3 +89,20 @@ def require(needed: Mapping[str, int], ranks_on_host: int, remedy: str) -> None:
         raise CapacityError(
             f"training needs {gigabytes(total)} on each rank ({parts}), and {gigabytes(free)} are free: {remedy}"
         )
+
+
+def too_large(rank: int, ranks: tuple[int, int], weights: WeightBytes, cache: int, free: int) -> CapacityError:
+    """The error for weights that leave no room for a cache: the sum, and what would fit.
+
+    `ranks`: in all, and on this host; `cache`: bytes of its least size; `free`: bytes for this rank.
+    """
+    size, on_host = ranks
+    there = f"but {gigabytes(max(0, free))} are free for it"
+    sums = f"the weights of rank {rank} take {weights}, and its cache at least {gigabytes(cache)}, {there}"
+    if free <= cache:
+        return CapacityError(f"{sums}: use more ranks on more hosts or a smaller quantisation")
+    hosts = math.ceil(weights.total * size / ((free - cache) * on_host))
+    files = gigabytes((free - cache) * size)
+    return CapacityError(
+        f"{sums}: {hosts} hosts with as much would hold the model, or take a smaller quantisation, of at most {files}"
+    )

@@ -15,6 +15,7 @@ from ckdist.layout import Layout
 from ckdist.mesh import WHOLE, Mesh
 from ckdist.models.spec import ModelSpec
 from ckdist.planning.memory import (
+    WeightBytes,
     cache_bytes_per_block,
     cache_name,
     cache_types,
@@ -22,6 +23,7 @@ from ckdist.planning.memory import (
     gigabytes,
     rope_bytes_per_position,
     state_bytes,
+    too_large,
 )
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.executable import CacheConfig
@@ -91,12 +93,12 @@ def make_plan(
     config: EngineConfig,
     spec: ModelSpec,
     world: "World",
-    weight_bytes: int,
+    weights: WeightBytes,
     layouts: tuple[Layout, Layout, Mesh],
 ) -> Plan:
     """The plan for this rank; a collective call, every rank gets the same cache.
 
-    `weight_bytes`: what this rank's shard takes; `layouts`: from `layouts_for`. Raises CapacityError when weights or
+    `weights`: what this rank's shard takes; `layouts`: from `layouts_for`. Raises CapacityError when weights or
     cache do not fit the memory that is free, with what would.
     """
     prefill, layout, mesh = layouts
@@ -106,13 +108,10 @@ def make_plan(
     types = cache_types(config)
     per_block = cache_bytes_per_block(spec, layout, mesh, types)
     free = free_memory(world.local_size)
-    slots = _state_slots(config, world, state_bytes(spec, layout, mesh), free - weight_bytes)
-    room = free - weight_bytes - slots * state_bytes(spec, layout, mesh)
+    slots = _state_slots(config, world, state_bytes(spec, layout, mesh), free - weights.total)
+    room = free - weights.total - slots * state_bytes(spec, layout, mesh)
     if room < per_block:
-        raise CapacityError(
-            f"the weights of rank {world.rank} take {gigabytes(weight_bytes)}, but {gigabytes(max(0, free))} are free "
-            "for it: use more ranks on more hosts or a smaller quantisation"
-        )
+        raise too_large(world.rank, (world.size, world.local_size), weights, per_block, free)
     context = _context(config, spec)
     rope = rope_bytes_per_position(spec)
     limit = config.kv_memory or sys.maxsize

@@ -5,6 +5,7 @@ off.
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -181,6 +182,11 @@ def test_contexts_that_do_not_fit(refused, ckdist, tmp_path, monkeypatch):
     assert f"--ctx-size {fits} would fit" in refused(*words, "-c", fits + 16)
     monkeypatch.setattr("ckdist.planning.memory.native", Native(free=1 << 16))
     assert "the weights of rank 0 take" in refused(*words)
+    experts = ("perplexity", "-m", GOLDEN / "glm4moe", "--token-ids", "1,2,3", "-t", 1)
+    monkeypatch.setattr("ckdist.planning.memory.native", Native(free=1 << 19))
+    said = refused(*experts)
+    assert re.search(r"take 1\.0 MiB \(experts 432\.0 KiB, others \d+\.\d KiB\), and its cache at least", said)
+    assert "512.0 KiB are free for it: 3 hosts with as much would hold the model" in said
 
 
 class Native:

@@ -26,6 +26,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4", "deepseek_dense"]
+EXPERTS = ["mixtral", "qwen3moe"]  # their training has no native steps yet
+FAMILIES += EXPERTS
 FUSED = {"self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"), "mlp.gate_up_proj": ("gate_proj", "up_proj")}
 GOLDEN = Path(__file__).parent
 OUT = GOLDEN / "training"
@@ -51,12 +53,14 @@ def make_batches() -> dict[str, np.ndarray]:
 @contextmanager
 def computing_in(dtype: torch.dtype):
     """What transformers does in float32 whatever the model's type (norms, softmax) is done in `dtype`."""
-    with mock.patch.object(torch, "float32", dtype), mock.patch.object(torch.Tensor, "float", lambda x: x.to(dtype)):
+    floats = mock.patch.object(torch, "float32", dtype), mock.patch.object(torch, "float", dtype)
+    with floats[0], floats[1], mock.patch.object(torch.Tensor, "float", lambda x: x.to(dtype)):
         yield
 
 
 def in_float64(family: str):
-    model = AutoModelForCausalLM.from_pretrained(GOLDEN / family, dtype=torch.float32, attn_implementation="eager").eval().double()
+    eager = {"attn_implementation": "eager"} | ({"experts_implementation": "eager"} if family in EXPERTS else {})
+    model = AutoModelForCausalLM.from_pretrained(GOLDEN / family, dtype=torch.float32, **eager).eval().double()
     rotation, float32 = model.model.rotary_emb, torch.float32
     forward = rotation.forward
 
@@ -80,6 +84,12 @@ def loss_sum(model, batches, index: int) -> torch.Tensor:
 
 def split(name: str, gradient: np.ndarray, config) -> dict[str, np.ndarray]:
     """A tensor that stacks several matrices as these, by their own names."""
+    if name.endswith("experts.gate_up_proj"):
+        gate, up = np.split(gradient, 2, axis=1)
+        stem = name.removesuffix("gate_up_proj")
+        return {f"{stem}gate_proj.weight": _flat(gate), f"{stem}up_proj.weight": _flat(up)}
+    if gradient.ndim == 3:
+        return {f"{name}.weight": _flat(gradient)}
     for fused, parts in FUSED.items():
         if fused in name:
             rows = [config.intermediate_size] * 2
@@ -95,6 +105,11 @@ def split(name: str, gradient: np.ndarray, config) -> dict[str, np.ndarray]:
         parts = {"k_b_proj": keys.swapaxes(1, 2), "v_b_proj": values}
         return {name.replace("kv_b_proj", part): g.reshape(-1, g.shape[2]) for part, g in parts.items()}
     return {name: gradient}
+
+
+def _flat(stack: np.ndarray) -> np.ndarray:
+    """(matrices, rows, columns) as the rows of all matrices."""
+    return stack.reshape(-1, stack.shape[2])
 
 
 def write_family(family: str, batches) -> None:

@@ -1,5 +1,7 @@
 """Every op's gradient against finite differences in float64, along random directions, at odd shapes."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from ckdist.program.emitter import Emitter
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.ops import OPS
 from ckdist.program.program import Program, Value, Weight
+from ckdist.program.routing import Routing
 from tests.support.specs import rope, spec
 
 STARTS = np.array([0, 3, 4, 9])
@@ -23,7 +26,12 @@ HEADS, KV_HEADS, HIDDEN, FFN, VOCAB = (
     Dim("vocab", 11),
 )
 IDS, TARGETS = Value("ids", (TOKENS,), "i32"), Value("targets", (TOKENS,), "i32")
-INTEGERS = {"ids": np.array([3, 0, 10, 3, 3, 7, 1, 0, 9]), "targets": np.array([4, -1, 10, 0, 0, -1, 2, 5, -1])}
+CHOSEN = Value("chosen", (TOKENS, Dim("used", 2)), "i32")
+INTEGERS = {
+    "ids": np.array([3, 0, 10, 3, 3, 7, 1, 0, 9]),
+    "targets": np.array([4, -1, 10, 0, 0, -1, 2, 5, -1]),
+    "chosen": np.array([[0, 1], [3, 0], [1, 0], [3, 1], [0, 3], [1, 3], [0, 1], [3, 0], [1, 0]]),  # none takes 2
+}
 STEP, DIRECTIONS = 1e-5, 4
 
 
@@ -81,6 +89,24 @@ CASES = {
     "norm_latent": ("norm_latent", values(Dim("latent", 1, 7)), (weight("norm", Dim("kv_lora", 5)),), {"eps": 1e-2}),
     "latent_values": ("latent_values", values(Dim("latent", 1, 7)), (), {"width": 5}),
     "rope of the end": ("rope", values(HEADS), (), {"table": "part", "first": 2}),
+    "route": ("route", values(Dim("experts", 6)), (None,), {**dataclasses.asdict(Routing(3)), "shared": False}),
+    "route by sigmoids": (
+        "route",
+        values(Dim("experts", 6), Dim("switch", 1)),
+        (None,),
+        {**dataclasses.asdict(Routing(2, "sigmoid", False, 1.5, groups=3, top_groups=2)), "shared": True},
+    ),
+    "experts": (
+        "experts",
+        (*values(HIDDEN), CHOSEN, Value("shares", (TOKENS, Dim("shares", 3)))),
+        (
+            *(weight(name, Dim("experts", 4), FFN, HIDDEN) for name in ("gate", "up")),
+            weight("down", Dim("experts", 4), HIDDEN, FFN),
+            *(weight(f"shared {name}", RANK, HIDDEN) for name in ("gate", "up")),
+            weight("shared down", HIDDEN, RANK),
+        ),
+        {"function": "silu"},
+    ),
     "gated silu": ("gated", values(FFN, FFN), (), {"function": "silu"}),
     "gated gelu": ("gated", values(FFN, FFN), (), {"function": "gelu_tanh"}),
     "add": ("add", values(FFN, FFN), (), {}),

@@ -14,6 +14,11 @@ def is_router(name: str) -> bool:
     return name.endswith((f".mlp.{ROUTER}", f".mlp.{SHARED_GATE}"))
 
 
+def is_expert(name: str) -> bool:
+    """Whether a weight is a stack of experts."""
+    return ".mlp.experts." in name
+
+
 def moe_ffn(g: Tracer, x: Value, f: MoeFfn, path: str) -> Value:
     """x: (tokens, hidden), normalised -> the same. `path` is what the names of the weights begin with."""
     w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)

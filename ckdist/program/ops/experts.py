@@ -44,7 +44,7 @@ def route(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None]
     logits, *switch = inputs
     (correction,) = weights
     count, groups = logits.shape[1], attrs["groups"]
-    scores = 1 / (1 + np.exp(-logits)) if attrs["scores"] == "sigmoid" else _softmax(logits)  # (tokens, experts)
+    scores = scores_of(logits, attrs["scores"])  # (tokens, experts)
     choice = scores if correction is None else scores + correction
     if groups > 1:
         grouped = choice.reshape(-1, groups, count // groups)
@@ -64,8 +64,10 @@ def route(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None]
     return [chosen.astype(np.int32), shares]
 
 
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    """Over the last dimension."""
+def scores_of(logits: np.ndarray, kind: str) -> np.ndarray:
+    """The sigmoid, or the softmax over the last dimension."""
+    if kind == "sigmoid":
+        return 1 / (1 + np.exp(-logits))
     terms = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return terms / terms.sum(axis=-1, keepdims=True)
 
