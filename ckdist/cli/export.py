@@ -4,7 +4,8 @@ import contextlib
 import functools
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from ckdist.models.registry import family
 from ckdist.progress import ProgressBar
 from ckdist.tokens.to_gguf import tokenizer_metadata
 from ckdist.weights import dtypes
-from ckdist.weights.checkpoint import TensorSource, head_dim, num_heads, open_checkpoint
+from ckdist.weights.checkpoint import TensorSource, head_dim, heads_of, num_heads, open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
 
@@ -59,13 +60,30 @@ def stored(values: np.ndarray, kind: dtypes.TensorType) -> np.ndarray:
     return out
 
 
-def tensor_data(sources: Sequence[TensorSource], kind: dtypes.TensorType, head_rows: int) -> np.ndarray:
-    """The bytes of one tensor, of one weight or of the rows of several.
+@dataclass(frozen=True)
+class Arrangement:
+    """How a tensor has the rows of its weights.
 
-    `head_rows`: the halves of heads of so many rows are interleaved, as GGUF has them.
+    `head_rows`: the halves of heads of so many rows are interleaved. `heads`: of each of so many the rows of every
+    weight stand together; 0: a weight stands behind another. `change(name, values)`: what the family does to them.
     """
-    values = np.concatenate([read_tensor(source) for source in sources])
-    if head_rows:
+
+    head_rows: int
+    heads: int
+    change: Callable[[str, np.ndarray], np.ndarray]
+
+
+def tensor_data(
+    sources: Sequence[tuple[str, TensorSource]], kind: dtypes.TensorType, arrangement: Arrangement
+) -> np.ndarray:
+    """The bytes of one tensor, of one weight or of the rows of several, as GGUF has them."""
+    parts = [arrangement.change(name, read_tensor(source)) for name, source in sources]
+    if heads := arrangement.heads:
+        values = np.concatenate([part.reshape(heads, -1, part.shape[-1]) for part in parts], axis=1)
+        values = values.reshape(-1, parts[0].shape[-1])
+    else:
+        values = np.concatenate(parts)
+    if head_rows := arrangement.head_rows:
         halves = values.reshape(-1, 2, head_rows // 2, *values.shape[1:])  # (heads, half, rows, ...)
         values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
     return stored(values, kind)
@@ -90,15 +108,25 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
     names = family(spec.family).gguf_names
     weights = [weight for weight in checkpoint.tensors if weight != OUTPUT or not spec.tie_embeddings]
     for written, parts in names.stored(weights).items():
-        sources = [checkpoint.tensors[part] for part in parts]
-        shape = (sum(one.shape[0] for one in sources), *sources[0].shape[1:])
+        sources = [(part, checkpoint.tensors[part]) for part in parts]
+        shapes = [source.shape for _, source in sources]
+        arrangement = Arrangement(
+            head_dim(spec, parts[0]) if names.is_interleaved(parts[0]) else 0,
+            heads_of(spec, parts[0]) if names.is_joined(written) else 0,
+            functools.partial(family(spec.family).gguf_values, spec),
+        )
+        if len(shapes[0]) == 1:
+            shapes = [
+                arrangement.change(name, np.zeros(shape, np.float32)).shape
+                for name, shape in zip(parts, shapes, strict=True)
+            ]
+        shape = (sum(one[0] for one in shapes), *shapes[0][1:])
         if names.is_by_head(parts[0]):
             heads = num_heads(spec, parts[0])
             shape = (heads, shape[0] // heads, shape[1])
-        kind = type_of(parts[0], shape, TYPES[type_name])
-        head_rows = head_dim(spec, parts[0]) if names.is_interleaved(parts[0]) else 0
+        kind = type_of(parts[0], sources[0][1].shape if len(sources[0][1].shape) == 1 else shape, TYPES[type_name])
         tensors.append(
-            GgufTensorToWrite(written, kind, shape, functools.partial(tensor_data, sources, kind, head_rows))
+            GgufTensorToWrite(written, kind, shape, functools.partial(tensor_data, sources, kind, arrangement))
         )
     tensors += [
         GgufTensorToWrite(written, dtypes.F32, values.shape, lambda values=values: values.view(np.uint8))

@@ -41,6 +41,10 @@ def read_tensor(source: TensorSource) -> np.ndarray:
         values = (heads.swapaxes(1, 2) if part.transposed else heads).reshape(source.shape)
     if source.row_order is not None:
         values = values[source.row_order]
+    if source.minus_exp:
+        if not (values < 0).all():
+            raise ModelFileError(f"{source.file}: tensor {source.name} must be below 0 everywhere; it is not")
+        return np.log(-values)
     return values + np.float32(1) if source.plus_one else values
 
 

@@ -193,6 +193,15 @@ CONFIGS = {
                          "beta_fast": 32, "beta_slow": 1},
         "tie_word_embeddings": False, "attention_bias": False, "pad_token_id": 0, "num_nextn_predict_layers": 0,
     },
+    "qwen35": {
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "vocab_size": 243, "intermediate_size": 72,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4, "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1],
+                            "mrope_interleaved": True},
+        "tie_word_embeddings": True, "attention_bias": False, "attn_output_gate": True,
+    },
 }  # fmt: skip
 
 
@@ -200,9 +209,18 @@ CONFIGS = {
 def randomise(model, generator: torch.Generator) -> None:
     """Weights under which every part matters: activations of order one, attention that is neither flat nor one-hot."""
     gemma, tied = model.config.model_type.startswith("gemma"), model.config.tie_word_embeddings
+    hybrid = model.config.model_type.startswith(("qwen3_5", "qwen3_next"))
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if "norm" in name:  # Gemma multiplies by 1 + weight
+        if "A_log" in name:  # states that forget within a few tokens, and others that do not
+            parameter.copy_(torch.linspace(-3.0, 1.0, len(parameter)))
+        elif "conv1d" in name:
+            parameter.copy_(noise)
+        elif hybrid and "norm" in name:  # multiplies by 1 + weight, but for that of linear attention
+            parameter.copy_(0.25 * noise + (1.0 if "linear_attn" in name else 0.0))
+        elif "dt_bias" in name:
+            parameter.copy_(0.7 * noise)
+        elif "norm" in name:  # Gemma multiplies by 1 + weight
             parameter.copy_(0.25 * noise + (gemma_norm(name) if gemma else 1.0))
         elif name.endswith("bias"):
             parameter.copy_(0.7 * noise)
