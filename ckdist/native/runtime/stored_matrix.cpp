@@ -221,7 +221,7 @@ void StoredVector::read(float* out) const {
     if (plus_one) *out += 1.0f;
     if (!minus_exp) continue;
     if (!(*out < 0))
-      fail(Status::model_file, "%s: tensor %s has %g; all of it must be below 0", source.file->path().c_str(),
+      fail(Status::model_file, "%s: tensor %s has %g; all of it must be below 0", source.file().path().c_str(),
            source.name.c_str(), double{*out});
     *out = std::log(-*out);
   }
