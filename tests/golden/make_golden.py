@@ -202,6 +202,25 @@ CONFIGS = {
                             "mrope_interleaved": True},
         "tie_word_embeddings": True, "attention_bias": False, "attn_output_gate": True,
     },
+    "qwen35moe": {
+        "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "vocab_size": 241, "intermediate_size": 40,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+        "linear_conv_kernel_dim": 4, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0],
+                            "mrope_interleaved": True},
+        "tie_word_embeddings": False, "attention_bias": False,
+    },
+    "qwen3next": {
+        "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "vocab_size": 239, "intermediate_size": 40,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 1, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 20, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [1],
+        "full_attention_interval": 4, "rope_theta": 10000000.0, "partial_rotary_factor": 0.5, "tie_word_embeddings": False,
+        "attention_bias": False,
+    },
 }  # fmt: skip
 
 
