@@ -74,13 +74,13 @@ FAMILY = Family(
             "linear_attn.in_proj_ba": BA,
             "linear_attn.conv1d": qwen35.CONV,
         },
-        by_head=("self_attn.q_proj", "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"),
+        joined=("self_attn.q_proj", "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"),
     ),
     gguf_names=replace(
         qwen35.GGUF,
         # older files have queries, keys, values and gates in one tensor
         layer={"ssm_in": QKVZ, **family.GGUF_EXPERTS.layer, **LAYER, "ssm_ba": BA},
-        by_head=("attn_q", "ssm_in", "ssm_ba"),
+        joined=("attn_q", "ssm_in", "ssm_ba"),
     ),
     ignored=family.ROTATIONS,
     gguf_values=gguf_values,
