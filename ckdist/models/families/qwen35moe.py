@@ -18,9 +18,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
     n = from_config.sizes(f, DEFAULTS)
     shared = f.integer("shared_expert_intermediate_size", 512, high=limits.MAX_FFN)
-    ffn = from_config.experts(
-        f, "num_experts", "moe_intermediate_size", ROUTING, shared_size=shared, shared_gate=True
-    )
+    ffn = from_config.experts(f, "num_experts", "moe_intermediate_size", ROUTING, shared_size=shared, shared_gate=True)
     layers = [LayerSpec(mixer, ffn) for mixer in qwen35.mixers(f, n)]
     ropes = from_config.rotations(f, n, partial=qwen35.PARTIAL)
     return n.model(NAME, layers, ropes, from_config.tied(f, outer))
@@ -52,9 +50,7 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=replace(
-        qwen35.SAFETENSORS, layer={**family.SAFETENSORS_EXPERTS.layer, **qwen35.SAFETENSORS.layer}
-    ),
+    safetensors=replace(qwen35.SAFETENSORS, layer={**family.SAFETENSORS_EXPERTS.layer, **qwen35.SAFETENSORS.layer}),
     gguf_names=replace(qwen35.GGUF, layer={**family.GGUF_EXPERTS.layer, **qwen35.GGUF.layer}),
     ignored=family.ROTATIONS,
     gguf_values=qwen35.gguf_values,
