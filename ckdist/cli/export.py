@@ -4,7 +4,8 @@ import contextlib
 import functools
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,8 +19,8 @@ from ckdist.models.registry import family
 from ckdist.progress import ProgressBar
 from ckdist.tokens.to_gguf import tokenizer_metadata
 from ckdist.weights import dtypes
-from ckdist.weights.checkpoint import TensorSource, head_dim, num_heads, open_checkpoint
-from ckdist.weights.dequantize import read_rows
+from ckdist.weights.checkpoint import TensorSource, head_dim, heads_of, num_heads, open_checkpoint
+from ckdist.weights.dequantize import read_rows, read_tensor
 from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
 
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k": 14, "bf16": 32}  # general.file_type
@@ -61,23 +62,58 @@ def stored(values: np.ndarray, kind: dtypes.TensorType) -> np.ndarray:
     return out
 
 
-def tensor_data(sources: Sequence[TensorSource], kind: dtypes.TensorType, head_rows: int) -> Iterator[np.ndarray]:
-    """The bytes of one tensor, of one weight or of the rows of several, some rows at a time.
+@dataclass(frozen=True)
+class Arrangement:
+    """How a tensor has the rows of its weights.
 
-    `head_rows`: the halves of heads of so many rows are interleaved, as GGUF has them.
+    `head_rows`: the halves of heads of so many rows are interleaved. `heads`: of each of so many the rows of every
+    weight stand together; 0: a weight stands behind another. `change(name, values)`: what the family does to them.
     """
-    for source in sources:
-        matrices, rows = source.shape[:2] if source.matrices else (1, source.shape[0])
-        columns = source.shape[-1] if len(source.shape) > 1 else 1
-        unit = head_rows or 1
-        at_once = max(1, CHUNK_FLOATS // columns // unit) * unit
-        for matrix in range(matrices):
-            for begin in range(0, rows, at_once):
-                values = read_rows(source, begin, min(begin + at_once, rows), matrix)
-                if head_rows:
-                    halves = values.reshape(-1, 2, head_rows // 2, *values.shape[1:])  # (heads, half, rows, ...)
-                    values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
-                yield stored(values, kind)
+
+    head_rows: int
+    heads: int
+    change: Callable[[str, np.ndarray], np.ndarray] | None
+
+
+def tensor_data(
+    sources: Sequence[tuple[str, TensorSource]], kind: dtypes.TensorType, arrangement: Arrangement
+) -> Iterator[np.ndarray]:
+    """The bytes of one tensor, of one weight or of the rows of several: some rows at a time where they stay in order."""
+    if heads := arrangement.heads:
+        parts = [_changed(name, source, arrangement) for name, source in sources]
+        joined = np.concatenate([part.reshape(heads, -1, part.shape[-1]) for part in parts], axis=1)
+        yield stored(joined.reshape(-1, parts[0].shape[-1]), kind)
+        return
+    for name, source in sources:
+        if arrangement.change and not source.matrices:
+            yield stored(_interleaved(_changed(name, source, arrangement), arrangement.head_rows), kind)
+        else:
+            for values in _chunks(source, arrangement.head_rows or 1):
+                yield stored(_interleaved(values, arrangement.head_rows), kind)
+
+
+def _changed(name: str, source: TensorSource, arrangement: Arrangement) -> np.ndarray:
+    """All of a weight as float32, as the family changes it."""
+    values = read_tensor(source)
+    return arrangement.change(name, values) if arrangement.change else values
+
+
+def _chunks(source: TensorSource, unit: int) -> Iterator[np.ndarray]:
+    """A weight as float32 (rows, ...), a multiple of `unit` rows at a time; of a stack a matrix behind another."""
+    matrices, rows = source.shape[:2] if source.matrices else (1, source.shape[0])
+    columns = source.shape[-1] if len(source.shape) > 1 else 1
+    at_once = max(1, CHUNK_FLOATS // columns // unit) * unit
+    for matrix in range(matrices):
+        for begin in range(0, rows, at_once):
+            yield read_rows(source, begin, min(begin + at_once, rows), matrix)
+
+
+def _interleaved(values: np.ndarray, head_rows: int) -> np.ndarray:
+    """The halves of heads of so many rows interleaved; 0: as they are."""
+    if not head_rows:
+        return values
+    halves = values.reshape(-1, 2, head_rows // 2, *values.shape[1:])  # (heads, half, rows, ...)
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
 
 
 def export_gguf(source: str, target: str, type_name: str, progress: bool = False, name: str | None = None) -> int:
@@ -96,18 +132,28 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
     metadata |= {"general.file_type": FILE_TYPES[type_name], "general.quantization_version": 2}
     metadata |= tokenizer_metadata(pathlib.Path(source), spec.vocab_size)
     tensors = []
-    names = family(spec.family).gguf_names
+    names, values_change = family(spec.family).gguf_names, family(spec.family).gguf_values
     weights = [weight for weight in checkpoint.tensors if weight != OUTPUT or not spec.tie_embeddings]
     for written, parts in names.stored(weights).items():
-        sources = [checkpoint.tensors[part] for part in parts]
-        shape = (sum(one.shape[0] for one in sources), *sources[0].shape[1:])
+        sources = [(part, checkpoint.tensors[part]) for part in parts]
+        shapes = [source.shape for _, source in sources]
+        arrangement = Arrangement(
+            head_dim(spec, parts[0]) if names.is_interleaved(parts[0]) else 0,
+            heads_of(spec, parts[0]) if names.is_joined(written) else 0,
+            functools.partial(values_change, spec) if values_change else None,
+        )
+        if arrangement.change and len(shapes[0]) == 1:
+            shapes = [
+                arrangement.change(name, np.zeros(shape, np.float32)).shape
+                for name, shape in zip(parts, shapes, strict=True)
+            ]
+        shape = (sum(one[0] for one in shapes), *shapes[0][1:])
         if names.is_by_head(parts[0]):
             heads = num_heads(spec, parts[0])
             shape = (heads, shape[0] // heads, shape[1])
-        kind = type_of(parts[0], shape, TYPES[type_name])
-        head_rows = head_dim(spec, parts[0]) if names.is_interleaved(parts[0]) else 0
+        kind = type_of(parts[0], sources[0][1].shape if len(sources[0][1].shape) == 1 else shape, TYPES[type_name])
         tensors.append(
-            GgufTensorToWrite(written, kind, shape, functools.partial(tensor_data, sources, kind, head_rows))
+            GgufTensorToWrite(written, kind, shape, functools.partial(tensor_data, sources, kind, arrangement))
         )
     tensors += [
         GgufTensorToWrite(written, dtypes.F32, values.shape, lambda values=values: [values.view(np.uint8)])

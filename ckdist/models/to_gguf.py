@@ -8,7 +8,7 @@ import numpy as np
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_gguf, rope
 from ckdist.models.families.family import GgufForm
-from ckdist.models.spec import ModelSpec, MoeFfn, RopeSpec
+from ckdist.models.spec import Attention, ModelSpec, MoeFfn, RopeSpec
 
 
 def dense(
@@ -19,7 +19,8 @@ def dense(
     `factors`: readers take a factor for each frequency. ArchitectureError, beginning with `where`, for what GGUF's
     readers cannot be told.
     """
-    mixer, ffn = spec.layers[0].attention, spec.layers[0].ffn
+    first = next((layer for layer in spec.layers if isinstance(layer.mixer, Attention)), spec.layers[0])
+    mixer, ffn = first.attention, spec.layers[0].ffn
     rotation, vectors = _rotation(spec, architecture, where, factors)
     values = {
         "block_count": len(spec.layers),

@@ -16,7 +16,7 @@ from ckdist.errors import ConfigError, ModelFileError
 from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.registry import family, spec_from_config, spec_from_gguf
-from ckdist.models.spec import LatentAttention, ModelSpec
+from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec
 from ckdist.overrides import FLAG
 from ckdist.weights import dtypes
 from ckdist.weights.gguf import MAGIC, GgufModel, read_gguf
@@ -55,6 +55,7 @@ class TensorSource:
     offset: int  # bytes from the start of the file
     head_rows: int = 0  # > 0: the halves of each head of this many rows are stored interleaved
     plus_one: bool = False  # the weight is one more than what is stored
+    minus_exp: bool = False  # minus the exponential of the weight is stored
     matrices: tuple[Place, ...] = ()  # of a stack: the file and the offset of each matrix
     part: HeadPart | None = None  # of a tensor whose heads' rows belong to several weights
     scales: Scales | None = None  # of codes alone, of which blocks of the type are made
@@ -234,14 +235,18 @@ def _sources(
     found: dict[str, TensorSource] = {}
     stacks: dict[str, dict[int, TensorSource]] = {}
     unread = []
-    for tensor in stored:
-        name, index = stack_of(tensor.name)
+    for one in stored:
+        name, index = stack_of(one.name)
         weights = names.weights_of(name)
         if not weights or any(weight not in shapes for weight in weights):
-            unread.append(tensor.name)
+            unread.append(one.name)
             continue
-        if names.is_kv_b(tensor.name):
-            for part in _head_parts(spec, tensor, weights):
+        # of a vector that is stored as a row for each channel, these follow one another
+        tensor = replace(one, shape=(math.prod(one.shape),)) if len(shapes[weights[0]]) == 1 else one
+        if names.is_kv_b(tensor.name) or names.is_joined(tensor.name):
+            joined = names.is_joined(tensor.name)
+            parts = _joined_parts(spec, tensor, weights, shapes) if joined else _head_parts(spec, tensor, weights)
+            for part in parts:
                 if part.name in found:
                     raise ModelFileError(f"{tensor.file}: {tensor.name!r} and another tensor are both {part.name!r}")
                 found[part.name] = part
@@ -260,7 +265,12 @@ def _sources(
                 stacks.setdefault(weight, {})[index] = source
                 continue
             head_rows = head_dim(spec, weight) if names.is_interleaved(weight) else 0
-            found[weight] = replace(source, head_rows=head_rows, plus_one=names.adds_one(weight))
+            found[weight] = replace(
+                source,
+                head_rows=head_rows,
+                plus_one=names.adds_one(weight),
+                minus_exp=names.is_minus_exp(weight),
+            )
     for weight, matrices in stacks.items():
         found[weight] = _stacked(weight, matrices, shapes[weight])
     return found, unread
@@ -335,6 +345,34 @@ def _head_parts(spec: ModelSpec, tensor: StoredWeights, weights: tuple[str, ...]
     stored = {"file": tensor.file, "offset": tensor.offset, "scales": tensor.scales}
     source = lambda name, shape, part: TensorSource(name, tensor.type, shape, part=part, **stored)
     return [source(weights[0], (heads * rank, keys), k_part), source(weights[1], (heads * values, rank), v_part)]
+
+
+def _joined_parts(
+    spec: ModelSpec, tensor: StoredWeights, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
+) -> list[TensorSource]:
+    """The weights in a tensor that has of each head the rows of one weight after those of another."""
+    heads = heads_of(spec, weights[0])
+    rows = [shapes[weight][0] // heads for weight in weights]  # of a head
+    columns = shapes[weights[0]][1]
+    if tensor.type < 0 or tensor.shape != (heads * sum(rows), columns):
+        raise ModelFileError(
+            f"{tensor.file}: tensor {tensor.name!r} has shape {tensor.shape} {tensor.dtype}, but the model needs "
+            f"{(heads * sum(rows), columns)}: of {heads} heads rows of {', '.join(weights)}"
+        )
+    begins = np.cumsum([0, *rows]).tolist()
+    return [
+        TensorSource(
+            weight, tensor.type, shapes[weight], tensor.file, tensor.offset,
+            part=HeadPart(sum(rows), begin, count, columns),
+        )
+        for weight, count, begin in zip(weights, rows, begins, strict=False)
+    ]  # fmt: skip
+
+
+def heads_of(spec: ModelSpec, weight: str) -> int:
+    """The heads whose rows stand together in a tensor of several of a layer's weights."""
+    mixer = spec.layers[int(weight.split(".")[2])].mixer
+    return mixer.num_key_heads if isinstance(mixer, GatedDeltaNet) else mixer.num_heads
 
 
 def head_dim(spec: ModelSpec, weight: str) -> int:

@@ -173,7 +173,8 @@ class ShardLoader:
         name_bytes = ffi.new("char[]", name.encode())
         plan = ffi.new("struct ckdist_vector_plan *", {
             "name": name_bytes, "file": self._files[source.file],
-            "source_type": source.type, "head_rows": source.head_rows, "plus_one": source.plus_one,
+            "source_type": source.type, "head_rows": source.head_rows,
+            "plus_one": source.plus_one, "minus_exp": source.minus_exp,
             "offset": source.offset, "size": size, "begin": begin, "end": end,
         })  # fmt: skip
         handle = VectorHandle(self, check(lib.ckdist_loader_add_vector(self._native, plan)), end - begin)

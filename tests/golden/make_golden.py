@@ -207,6 +207,34 @@ CONFIGS = {
         "n_shared_experts": 1, "moe_intermediate_size": 16, "tie_word_embeddings": False, "attention_bias": False,
         "pad_token_id": 0, "num_nextn_predict_layers": 0,
     },
+    "qwen35": {
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "vocab_size": 243, "intermediate_size": 72,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4, "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1],
+                            "mrope_interleaved": True},
+        "tie_word_embeddings": True, "attention_bias": False, "attn_output_gate": True,
+    },
+    "qwen35moe": {
+        "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "vocab_size": 241, "intermediate_size": 40,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+        "linear_conv_kernel_dim": 4, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0],
+                            "mrope_interleaved": True},
+        "tie_word_embeddings": False, "attention_bias": False,
+    },
+    "qwen3next": {
+        "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "vocab_size": 239, "intermediate_size": 40,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 1, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 20, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [1],
+        "full_attention_interval": 4, "rope_theta": 10000000.0, "partial_rotary_factor": 0.5, "tie_word_embeddings": False,
+        "attention_bias": False,
+    },
 }  # fmt: skip
 
 
@@ -214,9 +242,18 @@ CONFIGS = {
 def randomise(model, generator: torch.Generator) -> None:
     """Weights under which every part matters: activations of order one, attention that is neither flat nor one-hot."""
     gemma, tied = model.config.model_type.startswith("gemma"), model.config.tie_word_embeddings
+    hybrid = model.config.model_type.startswith(("qwen3_5", "qwen3_next"))
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if "norm" in name:  # Gemma multiplies by 1 + weight
+        if "A_log" in name:  # states that forget within a few tokens, and others that do not
+            parameter.copy_(torch.linspace(-3.0, 1.0, len(parameter)))
+        elif "conv1d" in name:
+            parameter.copy_(noise)
+        elif hybrid and "norm" in name:  # multiplies by 1 + weight, but for that of linear attention
+            parameter.copy_(0.25 * noise + (1.0 if "linear_attn" in name else 0.0))
+        elif "dt_bias" in name:
+            parameter.copy_(0.7 * noise)
+        elif "norm" in name:  # Gemma multiplies by 1 + weight
             parameter.copy_(0.25 * noise + (gemma_norm(name) if gemma else 1.0))
         elif name.endswith("bias"):
             parameter.copy_(0.7 * noise)

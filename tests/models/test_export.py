@@ -246,6 +246,11 @@ NEW = {
         **LATENT, "q_lora_rank": 40, "n_group": 4, "topk_group": 2, "num_key_value_heads": 4,
         "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": None},
     },
+    # heads as wide as llama.cpp has kernels for
+    "Qwen3_5": {
+        "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+        "partial_rotary_factor": 0.5, "rope_parameters": {"rope_theta": 1e7, "mrope_section": [2, 1, 1]},
+    },
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from ckdist.models.fields import Fields
 from ckdist.models.spec import ModelSpec
 
 _LAYER = re.compile(r"(blk|model\.layers)\.(0|[1-9]\d{0,3})\.(.+)\.(weight|bias)")
+_ANY = re.compile(r"(blk|model\.layers)\.(0|[1-9]\d{0,3})\.(.+)")
 _EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,4})\.(.+)")
 
 
@@ -41,7 +42,11 @@ class TensorNames:
     prefix: str = "model.layers"  # before a layer's number
     own_names: bool = True
     interleaved: tuple[str, ...] = ()  # parts whose heads are stored for the rotation of neighbours, not of halves
-    norm_less_one: bool = False  # norms multiply by one more than what is stored
+    norm_less_one: bool = False  # norms multiply by one more than what is stored,
+    plain_norms: tuple[str, ...] = ()  # but for these parts
+    joined: tuple[str, ...] = ()  # stored parts that have of each head the rows of every one of their weights
+    exact: Mapping[str, str] = field(default_factory=dict)  # as `layer`, with the end of the name
+    minus_exp: tuple[str, ...] = ()  # weights of which minus the exponential is stored
     by_head: tuple[str, ...] = ()  # parts of which a matrix is stored for each head, in a stack
     kv_b: str = ""  # the part whose tensor has of each head the rows that make its keys, and behind them its values
 
@@ -49,6 +54,9 @@ class TensorNames:
         """The weights in a stored tensor; none where the forward does not read it."""
         name = _text_part(stored) if self.own_names else stored
         match = _LAYER.fullmatch(name)
+        whole = _ANY.fullmatch(name)
+        if whole and whole[1] == self.prefix and whole[3] in self.exact:
+            return (f"model.layers.{whole[2]}.{self.exact[whole[3]]}",)
         if match and match[1] == self.prefix:
             parts = self.layer.get(match[3])
             if parts is not None:
@@ -62,10 +70,13 @@ class TensorNames:
         """Stored name -> the weights that it holds, in the order of `weights`: the way back of `weights_of`."""
         by_part = {part: (name, _several(parts)) for name, parts in self.layer.items() for part in _several(parts)}
         tops, found = {weight: name for name, weight in self.top.items()}, {}
+        ends = {part: name for name, part in self.exact.items()}
         for weight in weights:
             stem, _, kind = weight.rpartition(".")
-            match = _LAYER.fullmatch(weight)
-            if match and match[3] in by_part:
+            match, whole = _LAYER.fullmatch(weight), _ANY.fullmatch(weight)
+            if whole and whole[3] in ends:
+                found[f"{self.prefix}.{whole[2]}.{ends[whole[3]]}"] = (weight,)
+            elif match and match[3] in by_part:
                 name, parts = by_part[match[3]]
                 found[f"{self.prefix}.{match[2]}.{name}.{kind}"] = tuple(
                     f"model.layers.{match[2]}.{part}.{kind}" for part in parts
@@ -88,7 +99,16 @@ class TensorNames:
 
     def adds_one(self, weight: str) -> bool:
         """Whether a weight is one more than what is stored."""
-        return self.norm_less_one and weight.endswith("norm.weight")
+        plain = weight.rpartition(".")[0].endswith(self.plain_norms) if self.plain_norms else False
+        return self.norm_less_one and weight.endswith("norm.weight") and not plain
+
+    def is_joined(self, stored: str) -> bool:
+        """Whether a stored tensor has of each head the rows of every one of its weights."""
+        return stored.rpartition(".")[0].endswith(self.joined) if self.joined else False
+
+    def is_minus_exp(self, weight: str) -> bool:
+        """Whether a weight is the logarithm of minus what is stored."""
+        return weight.endswith(self.minus_exp) if self.minus_exp else False
 
 
 def _several(parts: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -152,6 +172,8 @@ class Family:
     safetensors: TensorNames
     gguf_names: TensorNames
     ignored: tuple[str, ...] = ()
+    # (spec, weight, its values) -> as GGUF has them, where that is more than another name
+    gguf_values: Callable[[ModelSpec, str, np.ndarray], np.ndarray] | None = None
 
 
 SAFETENSORS = TensorNames()

@@ -68,6 +68,7 @@ struct ckdist_vector_plan {
   int32_t source_type;
   int32_t head_rows; /* as in ckdist_matrix_plan */
   int32_t plus_one;  /* add 1 to every element */
+  int32_t minus_exp; /* minus the exponential of every element is stored */
   int64_t offset;
   int64_t size; /* of the whole vector */
   int64_t begin, end;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cmath>
 #include <cstring>
 
 #include "core/error.h"
@@ -271,6 +272,11 @@ void StoredVector::read(float* out) const {
   for (int64_t i = begin; i < end; ++i, ++out) {
     to_float(source.type, source.file().data() + source.offset() + interleaved(i, source.head_rows) * item, 1, out);
     if (plus_one) *out += 1.0f;
+    if (!minus_exp) continue;
+    if (!(*out < 0))
+      fail(Status::model_file, "%s: tensor %s has %g; all of it must be below 0", source.file().path().c_str(),
+           source.name.c_str(), double{*out});
+    *out = std::log(-*out);
   }
 }
 

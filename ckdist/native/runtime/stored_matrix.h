@@ -95,11 +95,12 @@ class StoredMatrix {
   Matrix shape_;
 };
 
-// Elements [begin, end) of a vector of F32, F16 or BF16, as float32; `plus_one`: of each one more.
+// Elements [begin, end) of a vector of F32, F16 or BF16, as float32; `plus_one`: of each one more. `minus_exp`: the
+// logarithm of minus each.
 struct StoredVector {
   Source source;
   int64_t begin, end;
-  bool plus_one;
+  bool plus_one, minus_exp;
 
   void check() const;
   int64_t stored_bytes() const;

@@ -1,0 +1,227 @@
+"""Qwen 3.5, the text part: three of four layers have linear attention, the others gated attention with a quarter of
+each head rotated; norms multiply by one more than their weights.
+
+GGUF has value heads of linear attention tile by tile: the first of every key head, then the second of every one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ckdist.errors import ArchitectureError
+from ckdist.models import from_config, from_gguf, limits, to_gguf
+from ckdist.models.families import family
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.from_config import Sizes
+from ckdist.models.spec import Attention, DenseFfn, GatedDeltaNet, LayerSpec, ModelSpec
+
+NAME = "qwen35"
+DEFAULTS = from_config.ConfigDefaults(
+    max_position=32768, layers=32, heads=16, kv_heads=4, head_dim=256, vocab=248320, norm_eps=1e-6
+)
+PARTIAL = 0.25  # of a head that is rotated
+PERIOD = 4  # every so manieth layer has attention
+LINEAR, FULL = "linear_attention", "full_attention"
+SECTIONS = 11, 11, 10  # of a rotation's frequencies those of time, height and width, which texts do not tell apart
+
+
+def linear_layers(f: Fields, num_layers: int) -> list[bool]:
+    """Which layers have linear attention, as a config.json says."""
+    types = f.values.get("layer_types")
+    if types is None:
+        period = f.integer("full_attention_interval", PERIOD)
+        return [(i + 1) % period != 0 for i in range(num_layers)]
+    if not isinstance(types, list) or len(types) != num_layers or any(t not in (LINEAR, FULL) for t in types):
+        raise f.error("layer_types", types, f"a list of {num_layers} of {LINEAR} and {FULL}")
+    return [t == LINEAR for t in types]
+
+
+def delta_net(f: Fields) -> GatedDeltaNet:
+    """The linear attention of a config.json."""
+    return GatedDeltaNet(
+        f.integer("linear_num_key_heads", 16, high=limits.MAX_HEADS),
+        f.integer("linear_num_value_heads", 32, high=limits.MAX_HEADS),
+        f.integer("linear_key_head_dim", 128, high=limits.MAX_HEAD_DIM),
+        f.integer("linear_value_head_dim", 128, high=limits.MAX_HEAD_DIM),
+        f.integer("linear_conv_kernel_dim", 4, low=2, high=limits.MAX_CONV),
+    )
+
+
+def mixers(f: Fields, n: Sizes) -> list[Attention | GatedDeltaNet]:
+    """Of every layer, as a config.json says. ModelFileError for biases, and for attention without a gate."""
+    if f.flag("attention_bias"):
+        raise f.error("attention_bias", True, "false: this family has none")
+    if not f.flag("attn_output_gate", True):
+        raise f.error("attn_output_gate", False, "true: the attention of this family has a gate")
+    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qk_norm="head", gated=True)
+    linear = delta_net(f)
+    return [linear if is_linear else attention for is_linear in linear_layers(f, n.num_layers)]
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n = from_config.sizes(f, DEFAULTS)
+    ffn = DenseFfn(n.intermediate_size, from_config.activation(f))
+    layers = [LayerSpec(mixer, ffn) for mixer in mixers(f, n)]
+    ropes = from_config.rotations(f, n, partial=PARTIAL)
+    return n.model(NAME, layers, ropes, from_config.tied(f, outer))
+
+
+def gguf_sizes(header: GgufHeader) -> Sizes:
+    """The sizes in GGUF metadata, without layers that predict further tokens."""
+    n = from_gguf.sizes(header)
+    behind = header.fields.integer("nextn_predict_layers", 0, low=0, high=limits.MAX_LAYERS)
+    if behind >= n.num_layers:
+        raise header.fields.error("nextn_predict_layers", behind, f"below block_count, which is {n.num_layers}")
+    return replace(n, num_layers=n.num_layers - behind)
+
+
+def gguf_mixers(header: GgufHeader, n: Sizes, tiled: bool) -> list[Attention | GatedDeltaNet]:
+    """Of every layer, as GGUF metadata says. ModelFileError for numbers that do not fit together."""
+    f = header.fields
+    keys, values = (f.integer(f"ssm.{name}", high=limits.MAX_HEADS) for name in ("group_count", "time_step_rank"))
+    key_dim = f.integer("ssm.state_size", high=limits.MAX_HEAD_DIM)
+    inner = f.integer("ssm.inner_size", high=limits.MAX_WIDTH)
+    if inner != values * key_dim:
+        raise f.error("ssm.inner_size", inner, f"ssm.time_step_rank times ssm.state_size, {values * key_dim}")
+    kernel = f.integer("ssm.conv_kernel", low=2, high=limits.MAX_CONV)
+    linear = GatedDeltaNet(keys, values, key_dim, key_dim, kernel, tiled and keys != values)
+    attention = Attention(
+        n.num_heads,
+        n.num_kv_heads,
+        n.head_dim,
+        f.number("attention.scale", n.head_dim**-0.5),
+        qk_norm="head",
+        gated=True,
+    )
+    return [linear if is_linear else attention for is_linear in gguf_linear_layers(f, n.num_layers)]
+
+
+def gguf_linear_layers(f: Fields, num_layers: int) -> list[bool]:
+    """Which layers have linear attention, as GGUF metadata says."""
+    name = "attention.recurrent_layers"
+    flags = f.values.get(name)
+    if flags is None:
+        period = f.integer("full_attention_interval", PERIOD)
+        return [(i + 1) % period != 0 for i in range(num_layers)]
+    if not isinstance(flags, np.ndarray) or flags.dtype != bool or len(flags) < num_layers:
+        raise f.error(name, flags, f"one flag for each of {num_layers} layers")
+    return flags[:num_layers].tolist()
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """From GGUF metadata."""
+    n = gguf_sizes(header)
+    layers = [LayerSpec(mixer, DenseFfn(n.intermediate_size)) for mixer in gguf_mixers(header, n, tiled=True)]
+    rope = from_gguf.rotation(header, n, 1e7, partial=True)
+    return n.model(NAME, layers, {"global": rope}, from_gguf.tied(header))
+
+
+def hybrid_metadata(spec: ModelSpec, where: str) -> dict[str, object]:
+    """What GGUF says of the layers' mixers. ArchitectureError for what its readers take for granted otherwise."""
+    linear = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDeltaNet)), None)
+    if linear is None or linear.key_dim != linear.value_dim:
+        raise ArchitectureError(
+            f"{where}: a model without linear attention, or with values of another width than keys, has no GGUF form"
+        )
+    return {
+        "ssm.conv_kernel": linear.conv_kernel,
+        "ssm.state_size": linear.key_dim,
+        "ssm.group_count": linear.num_key_heads,
+        "ssm.time_step_rank": linear.num_value_heads,
+        "ssm.inner_size": linear.num_value_heads * linear.value_dim,
+        "attention.recurrent_layers": [isinstance(layer.mixer, GatedDeltaNet) for layer in spec.layers],
+        "rope.dimension_count": spec.ropes["global"].dims,
+    }
+
+
+def sections(frequencies: int) -> Sequence[int]:
+    """How many frequencies of a rotation belong to time, height and width, and to nothing."""
+    height, width = (frequencies * part // sum(SECTIONS) for part in SECTIONS[1:])
+    return [frequencies - height - width, height, width, 0]
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata. ArchitectureError for what GGUF's readers cannot be told."""
+    more = {**hybrid_metadata(spec, where), "rope.dimension_sections": sections(spec.ropes["global"].dims // 2)}
+    return to_gguf.dense(NAME, spec, where, more)
+
+
+def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
+    """The values of a weight as GGUF has them: of linear attention with value heads tile by tile."""
+    mixer, name = (
+        spec.layers[int(weight.split(".")[2])].mixer if ".layers." in weight else None,
+        weight.split(".", 3)[-1],
+    )
+    if not isinstance(mixer, GatedDeltaNet) or not name.startswith("linear_attn."):
+        return values
+    values = hybrid_values(mixer, name, values)
+    if name in TILED_COLUMNS:
+        return tiled(mixer, values.T).T
+    return tiled(mixer, values) if name in TILED_ROWS else values
+
+
+def hybrid_values(linear: GatedDeltaNet, name: str, values: np.ndarray) -> np.ndarray:
+    """Without another order of heads: minus the exponential of A_log, a row for each channel of a convolution."""
+    if name == "linear_attn.A_log":
+        return -np.exp(values)
+    return values.reshape(-1, linear.conv_kernel) if ".conv1d_" in name else values
+
+
+def tiled(linear: GatedDeltaNet, rows: np.ndarray) -> np.ndarray:
+    """Rows of value heads: the first of every key head, then the second of every one."""
+    each = linear.num_value_heads // linear.num_key_heads
+    heads = rows.reshape(linear.num_key_heads, each, -1, *rows.shape[1:])
+    return heads.swapaxes(0, 1).reshape(rows.shape)
+
+
+TILED_COLUMNS = ("linear_attn.out_proj.weight",)
+TILED_ROWS = (
+    *(f"linear_attn.{part}.weight" for part in ("in_proj_v", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d_v")),
+    "linear_attn.A_log",
+    "linear_attn.dt_bias",
+)
+QKV = ("linear_attn.in_proj_q", "linear_attn.in_proj_k", "linear_attn.in_proj_v")
+CONV = ("linear_attn.conv1d_q", "linear_attn.conv1d_k", "linear_attn.conv1d_v")
+GATED_QUERY = ("self_attn.q_proj", "self_attn.gate_proj")
+PLAIN_NORM = "linear_attn.norm"
+SAFETENSORS = replace(
+    family.SAFETENSORS,
+    layer={"self_attn.q_proj": GATED_QUERY, "linear_attn.in_proj_qkv": QKV, "linear_attn.conv1d": CONV},
+    joined=("self_attn.q_proj",),
+    norm_less_one=True,
+    plain_norms=(PLAIN_NORM,),
+)
+GGUF = replace(
+    family.GGUF,
+    layer={
+        **family.GGUF.layer,
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_q": GATED_QUERY,
+        "attn_qkv": QKV,
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_conv1d": CONV,
+        "ssm_norm": PLAIN_NORM,
+        "ssm_out": "linear_attn.out_proj",
+    },
+    joined=("attn_q",),
+    exact={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
+    minus_exp=("A_log",),
+)
+FAMILY = Family(
+    name=NAME,
+    architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"),
+    model_types=("qwen3_5", "qwen3_5_text"),
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=SAFETENSORS,
+    gguf_names=GGUF,
+    ignored=family.ROTATIONS,
+    gguf_values=gguf_values,
+)

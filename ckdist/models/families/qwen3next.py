@@ -1,0 +1,87 @@
+"""Qwen3-Next: as Qwen 3.5 with experts, in all layers or some; of each key head the projections of linear attention
+stand together, and GGUF keeps the order of value heads.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ckdist.models import from_config, from_gguf, limits, to_gguf
+from ckdist.models.families import family, qwen3moe, qwen35, qwen35moe
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.spec import DenseFfn, GatedDeltaNet, LayerSpec, ModelSpec
+from ckdist.program.routing import Routing
+
+NAME = "qwen3next"
+DEFAULTS = replace(qwen35.DEFAULTS, layers=48, kv_heads=2, vocab=151936)
+ROUTING = Routing(used=10)
+QKVZ = (*qwen35.QKV, "linear_attn.in_proj_z")
+BA = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n = from_config.sizes(f, DEFAULTS)
+    dense, sparse = DenseFfn(n.intermediate_size, from_config.activation(f)), qwen3moe.sparse_layers(f, n.num_layers)
+    shared = f.integer("shared_expert_intermediate_size", 512, high=limits.MAX_FFN)
+    routing = replace(ROUTING, renormalise=f.flag("norm_topk_prob", True))
+    experts = from_config.experts(
+        f, "num_experts", "moe_intermediate_size", routing, shared_size=shared, shared_gate=True
+    )
+    ffns = [experts if has_experts else dense for has_experts in sparse]
+    layers = [LayerSpec(mixer, ffn) for mixer, ffn in zip(qwen35.mixers(f, n), ffns, strict=True)]
+    ropes = from_config.rotations(f, n, partial=qwen35.PARTIAL)
+    return n.model(NAME, layers, ropes, from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """From GGUF metadata."""
+    n, ffn = qwen35.gguf_sizes(header), from_gguf.experts(header, ROUTING, shared=True)
+    layers = [LayerSpec(mixer, ffn) for mixer in qwen35.gguf_mixers(header, n, tiled=False)]
+    rope = from_gguf.rotation(header, n, 1e7, partial=True)
+    return n.model(NAME, layers, {"global": rope}, from_gguf.tied(header))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata. ArchitectureError for what GGUF's readers cannot be told."""
+    experts = to_gguf.experts(spec, where, ("expert_shared_feed_forward_length",))
+    return to_gguf.dense(NAME, spec, where, {**experts, **qwen35.hybrid_metadata(spec, where)})
+
+
+def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
+    """The values of a weight as GGUF has them."""
+    mixer = spec.layers[int(weight.split(".")[2])].mixer if ".layers." in weight else None
+    name = weight.split(".", 3)[-1]
+    return qwen35.hybrid_values(mixer, name, values) if isinstance(mixer, GatedDeltaNet) else values
+
+
+LAYER = {name: parts for name, parts in qwen35.GGUF.layer.items() if name not in ("ssm_beta", "ssm_alpha")}
+FAMILY = Family(
+    name=NAME,
+    architectures=("Qwen3NextForCausalLM",),
+    model_types=("qwen3_next",),
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=replace(
+        qwen35moe.FAMILY.safetensors,
+        layer={
+            **family.SAFETENSORS_EXPERTS.layer,
+            "self_attn.q_proj": qwen35.GATED_QUERY,
+            "linear_attn.in_proj_qkvz": QKVZ,
+            "linear_attn.in_proj_ba": BA,
+            "linear_attn.conv1d": qwen35.CONV,
+        },
+        joined=("self_attn.q_proj", "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"),
+    ),
+    gguf_names=replace(
+        qwen35.GGUF,
+        # older files have queries, keys, values and gates in one tensor
+        layer={"ssm_in": QKVZ, **family.GGUF_EXPERTS.layer, **LAYER, "ssm_ba": BA},
+        joined=("attn_q", "ssm_in", "ssm_ba"),
+    ),
+    ignored=family.ROTATIONS,
+    gguf_values=gguf_values,
+)
