@@ -19,7 +19,7 @@ from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss
 from ckdist.models.registry import family, spec_from_config
-from ckdist.models.spec import ModelSpec
+from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.program import Program, Weight
 from ckdist.program.tracer import TrainingTracer, trace_loss
 from ckdist.tokens.confined import load_tried
@@ -145,6 +145,8 @@ def open_model(config: TrainConfig) -> TrainedModel:
         else {"max_position_embeddings": config.max_length, "model_type": "llama", **config.model_config}
     )
     spec = checkpoint.spec if checkpoint else spec_from_config(values, "model_config")
+    if any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers):
+        raise ConfigError(f"{spec.family} has experts, which cannot be trained yet: take a model without")
     spec = spec.at_context(config.max_length)
     if config.max_length > spec.max_position:
         raise ConfigError(

@@ -27,6 +27,7 @@ from tests.support.specs import FAMILIES, PIECES
 from tests.support.thread_ranks import run_threads
 
 MODELS = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
+MIXTURES = [folder for folder in MODELS if "num_experts_per_tok" in (folder / "config.json").read_text()]
 
 
 def driven(world, executable, body):
@@ -178,7 +179,7 @@ def texts(engine) -> tuple[list[list[int]], dict]:
     return [found[i] for i in range(len(prompts))], engine.stats()
 
 
-def generated(world, folder, prefill: str, transport: str = "auto"):
+def generated(world, folder, prefill: str, transport: str = "auto", experts: str = "tensor"):
     config = EngineConfig(
         model=str(folder),
         cache_type_k="f32",
@@ -188,6 +189,7 @@ def generated(world, folder, prefill: str, transport: str = "auto"):
         ctx_size=96,
         prefill=prefill,
         transport=transport,
+        experts=experts,
     )
     model = load_model(config, world)
     engine = lambda executable: Engine(
@@ -205,14 +207,24 @@ def test_one_text_over_hosts(folder):
     """
     expected, _ = generated(SingleWorld(), folder, "auto")
     hosts, one, other = ["one", "one", "two", "two"], "token", "tensor"
-    if folder.name.startswith(("olmo", "minimax")):
-        with pytest.raises(ConfigError, match="norms all heads of a token together, whose sums go over hosts"):
+    if folder.name.startswith(("olmo", "minimax", "deepseek")):
+        why = "norms all heads of a token together|has latent attention, of which every host caches all tokens"
+        with pytest.raises(ConfigError, match=why):
             thread_ranks.run_threads(hosts, lambda world: generated(world, folder, "token", "tcp"))
         one, other = other, one
     prefill = "token" if one == "token" else "auto"
     found, stats = thread_ranks.run_threads(hosts, lambda world: generated(world, folder, prefill, "tcp"))[0]
     assert found == expected
     assert stats[f"prefill_by_{one}_tokens_total"] > 0 == stats[f"prefill_by_{other}_tokens_total"]
+
+
+@pytest.mark.parametrize("folder", MIXTURES, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("hosts", [["one", "one", "two", "two"], ["one", "two", "three"]])
+def test_one_text_with_whole_experts_on_hosts(folder, hosts):
+    """Two ranks share the experts of their host by slices; single ones have some experts each."""
+    expected, _ = generated(SingleWorld(), folder, "auto")
+    run = lambda world: generated(world, folder, "auto", "tcp", "expert")
+    assert thread_ranks.run_threads(hosts, run)[0][0] == expected
 
 
 @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)

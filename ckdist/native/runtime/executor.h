@@ -127,6 +127,12 @@ class Executor {
     meet(thread, index, false, [](Idle) {});
   }
 
+  // Returns when done() holds, which another active thread brings about.
+  template <class Done>
+  void wait_until(Done&& done) const {
+    pool_->wait_until(done);
+  }
+
   // body(item) for every item, by the threads that are free; returns when all are done.
   template <class Body>
   void parallel_for(int thread, int index, int64_t items, Body&& body) {

@@ -48,6 +48,18 @@ class Pool {
   void barrier() {
     barrier([] {});
   }
+  // Returns when done() holds, which another active thread is working for. Throws Aborted once a thread has failed.
+  template <class Done>
+  void wait_until(Done&& done) const {
+    for (int polls = 0; !done(); ++polls) {
+      if (polls < spins_) {
+        cpu_pause();
+        continue;
+      }
+      check();
+      sched_yield();
+    }
+  }
 
  private:
   void work(int thread);

@@ -6,7 +6,6 @@
 // yet. So each weight is read once for all rows of its expert, and a token's sum has one order, alone or in a batch.
 #include <cmath>
 
-#include "core/futex.h"
 #include "runtime/shares.h"
 #include "runtime/steps/packed_weight.h"
 #include "runtime/steps/routing.h"
@@ -288,7 +287,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     const ExpertRows& g = grouping.groups[group];
     const Set& set = set_of(g);
     if (s >= set.down.count || r.matrix(set.down.first + s).cols == 0) return;
-    while (!complete(group)) cpu_pause();
+    r.wait_until([&] { return complete(group); });
     const int x = set.activations.first + s;
     const int64_t x_stride = Inference::activation_stride(r.value(x)), width = (tiles.end - tiles.begin) * kTileRows;
     const uint8_t* const in = r.step_activations(x) + g.first * x_stride;
