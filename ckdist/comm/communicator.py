@@ -26,8 +26,8 @@ from ckdist.comm.window import Window
 from ckdist.errors import ConfigError
 from ckdist.native import CData
 
-ELEMENTS = {"float32": 0, "bfloat16": 1, "float16": 2, "int32": 3, "int8": 4, "uint8": 5}
-OPERATIONS = {"sum": 0, "max": 1, "min": 2}
+ELEMENTS = native.numbers("ckdist_element", "ckdist_element_")
+OPERATIONS = native.numbers("ckdist_reduction", "ckdist_reduction_")
 TRANSPORTS = ("auto", "tcp", "mpi", "verbs")
 ARENA_BYTES = 4 << 30  # of addresses; memory is used as it is allocated
 _PATIENT_POLLS, _CROWDED_POLLS = 20000, 50

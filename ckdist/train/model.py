@@ -79,8 +79,8 @@ class TrainedModel:
                 frozenset(self._quantised(shards)),
             )
         except LayoutError as error:
-            size = mesh.size("tp")
-            raise ConfigError(f"this model cannot be trained with tensor_parallel_size {size}: {error}") from None
+            sharded = f" with tensor_parallel_size {mesh.size('tp')}" if mesh.size("tp") > 1 else ""
+            raise ConfigError(f"this model cannot be trained{sharded}: {error}") from None
 
     def _quantised(self, shards: Shards) -> list[str]:
         """The matrices of the base that are not trained and stay as their file has them: those that are quantised, and

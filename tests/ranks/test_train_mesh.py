@@ -144,7 +144,10 @@ def test_meshes_that_cannot_be_are_one_line(tmp_path, fields, message):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"num_key_value_heads": 2}, "2 kv_heads sharded over tp are shared by its ranks.*at most 2 ranks"),
+        (
+            {"num_key_value_heads": 2},
+            "trained with tensor_parallel_size 3: .*2 kv_heads sharded over tp are shared.*at most 2 ranks",
+        ),
         (
             {"intermediate_size": 40},
             r"tensor_parallel_size \(3\) is more than what ffn of .*can be divided into: it has 40",

@@ -5,7 +5,15 @@
 extern "C" {
 #endif
 
-/* elements: 0 float32, 1 bfloat16, 2 float16, 3 int32, 4 int8, 5 bytes; operations: 0 sum, 1 max, 2 min */
+enum ckdist_element {
+  ckdist_element_float32,
+  ckdist_element_bfloat16,
+  ckdist_element_float16,
+  ckdist_element_int32,
+  ckdist_element_int8,
+  ckdist_element_uint8
+};
+enum ckdist_reduction { ckdist_reduction_sum, ckdist_reduction_max, ckdist_reduction_min };
 
 struct ckdist_host_memory;
 struct ckdist_rendezvous;

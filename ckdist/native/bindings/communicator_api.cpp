@@ -27,6 +27,12 @@ struct ckdist_operation {
 
 namespace {
 
+static_assert(int(Element::f32) == ckdist_element_float32 && int(Element::bf16) == ckdist_element_bfloat16 &&
+              int(Element::f16) == ckdist_element_float16 && int(Element::i32) == ckdist_element_int32 &&
+              int(Element::i8) == ckdist_element_int8 && int(Element::byte) == ckdist_element_uint8);
+static_assert(int(ReduceOp::sum) == ckdist_reduction_sum && int(ReduceOp::max) == ckdist_reduction_max &&
+              int(ReduceOp::min) == ckdist_reduction_min);
+
 Element element_of(int32_t e) {
   if (e < 0 || e > int32_t(Element::byte))
     fail(Status::config, "%d is not an element type; use 0 to %d", e, int(Element::byte));
