@@ -26,7 +26,7 @@ from ckdist.weights.safetensors import read_safetensors
 from tests.models.test_loader import unpacked
 from tests.support.checkpoints import WEIGHT, checkpoint_of
 from tests.support.paths import GOLDEN
-from tests.support.published import CONFIG, FORMS, write_published, write_tensors
+from tests.support.published import CONFIG, FORMS, MIXTURE, write_published, write_tensors
 
 FILES = sorted((GOLDEN / "formats").glob("*.safetensors"))
 METHODS = {"fp8": FORMS["fp8-block"], "int4": FORMS["int4-32"], "mxfp4": {"quant_method": "mxfp4"}}
@@ -79,9 +79,10 @@ def logits(folder, **more) -> np.ndarray:
         model.close()
 
 
+@pytest.mark.parametrize("config", [CONFIG, MIXTURE], ids=["dense", "mixture"])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_quantised_model_has_the_logits_of_its_values(tmp_path, form):
-    write_published(tmp_path, form)
+def test_a_quantised_model_has_the_logits_of_its_values(tmp_path, form, config):
+    write_published(tmp_path, form, config)
     ours, plain = logits(tmp_path / "quantised"), logits(tmp_path / "plain")
     rms = np.sqrt(np.mean((ours - plain) ** 2)) / np.sqrt(np.mean(plain**2))
     assert rms < (0.01 if form.startswith("fp8") else 0.03)  # activations of bfloat16, or of 8 bits
