@@ -3,8 +3,8 @@ compressed-tensors and transformers.
 
     pip install torch transformers compressed-tensors && python tests/golden/make_formats_golden.py
 
-FORMAT.safetensors holds the tensors as a model has them, `linear.weight…` or `linear_blocks`; values.json the SHA-256 of
-the float32 that they mean, (rows, cols) or (matrices, rows, cols), with zeros that have no sign.
+FORMAT.safetensors holds the tensors as a model has them, `linear.weight…` or `linear_blocks`; values.json the SHA-256
+of the float32 that they mean, (rows, cols) or (matrices, rows, cols), with zeros that have no sign.
 """
 
 import hashlib

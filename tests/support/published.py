@@ -22,6 +22,10 @@ def _packed(**weights) -> dict:
     return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
 
 
+MIXTURE = CONFIG | {  # all experts are taken, so that rounding changes no choice
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 160, "norm_topk_prob": True,
+}  # fmt: skip
 FORMS = {
     "fp8-block": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     "fp8-row": {
@@ -109,8 +113,12 @@ def write_published(folder, form: str, config: dict = CONFIG) -> None:
     shapes = weight_shapes(spec_from_config(config, "config"))
     stored, values = {}, {}
     for name, shape in shapes.items():
-        array = bf16(rng.standard_normal(shape) / 16 if len(shape) == 2 else np.ones(shape))
-        if "_proj." in name and len(shape) == 2:
+        array = bf16(np.ones(shape) if len(shape) == 1 else rng.standard_normal(shape) / 16)
+        if len(shape) == 3:  # experts, one by one
+            for i, matrix in enumerate(array):
+                tensors, array[i] = quantised(form, name.replace(".experts.", f".experts.{i}."), matrix)
+                stored |= tensors
+        elif "_proj." in name and len(shape) == 2:
             tensors, array = quantised(form, name, array)
             stored |= tensors
         else:

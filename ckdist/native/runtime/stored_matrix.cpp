@@ -87,7 +87,8 @@ StoredMatrix::StoredMatrix(Source source, Type packed_type, std::vector<RowRange
   if (packed_type != source_.type || transposed) {
     quantize_ =
         is_float(source_.type) || source_.is_joined() || transposed ? kernels().quantize.of(packed_type) : nullptr;
-    if (!quantize_ && !(transposed && packed_type == Type::f32))
+    widens_ = packed_type == Type::f32 && !transposed && is_float(source_.type);
+    if (!quantize_ && !widens_ && !(transposed && packed_type == Type::f32))
       fail(Status::native, "%s of type %s cannot become %s", name, type_traits(source_.type).name, traits.name);
   }
   const int64_t block = std::max(undivided_columns(packed_type), transposed ? 1 : undivided_columns(source_.type));
@@ -160,9 +161,10 @@ void StoredMatrix::pack(int64_t begin, int64_t end, uint8_t* out, Rows* scratch)
   const int64_t packed_row_bytes = bytes_of(shape_.type, shape_.cols);
   const bool transposed = source_.part.transposed;
   Rows own;
-  if (transposed && !scratch) scratch = &own;
-  if (quantize_ || transposed) {
-    scratch->floats.resize((transposed ? kTileRows : 1) * shape_.cols);
+  const bool whole = transposed || widens_;  // tiles are packed of floats
+  if (whole && !scratch) scratch = &own;
+  if (quantize_ || whole) {
+    scratch->floats.resize((whole ? kTileRows : 1) * shape_.cols);
     scratch->quantized.resize(kTileRows * packed_row_bytes);
   }
   for (int64_t tile = begin; tile < end; ++tile, out += shape_.tile_bytes) {
@@ -178,7 +180,8 @@ void StoredMatrix::pack(int64_t begin, int64_t end, uint8_t* out, Rows* scratch)
     const uint8_t* rows[kTileRows];
     for (int i = 0; i < rows_here; ++i) {
       const float* floats = scratch ? scratch->floats.data() : nullptr;
-      if (transposed) {
+      if (widens_) read_floats(matrix, first + i, scratch->floats.data() + i * shape_.cols);
+      if (whole) {
         floats += i * shape_.cols;
         rows[i] = reinterpret_cast<const uint8_t*>(floats);
       } else {

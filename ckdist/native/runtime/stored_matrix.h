@@ -92,6 +92,7 @@ class StoredMatrix {
   void (*pack_)(const uint8_t* const*, int, int64_t, uint8_t*);
   int64_t (*tile_bytes_)(int64_t cols);
   QuantizeRow quantize_ = nullptr;  // null: packed as stored
+  bool widens_ = false;             // to float32
   Matrix shape_;
 };
 
