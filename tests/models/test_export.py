@@ -251,6 +251,15 @@ NEW = {
         "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
         "partial_rotary_factor": 0.5, "rope_parameters": {"rope_theta": 1e7, "mrope_section": [2, 1, 1]},
     },
+    "Qwen3_5Moe": {
+        **EXPERTS, "shared_expert_intermediate_size": 48,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+        "partial_rotary_factor": 0.5, "rope_parameters": {"rope_theta": 1e7, "mrope_section": [2, 1, 1]},
+    },
+    "Qwen3Next": {
+        **EXPERTS, "shared_expert_intermediate_size": 48, "partial_rotary_factor": 0.5, "rope_theta": 1e7,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+    },
 }  # fmt: skip
 
 

@@ -1,9 +1,14 @@
 """The native replay means what the program means: any number of ranks and threads, over shared memory, MPI and TCP."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from ckdist.engine.single import SingleSequence
+from tests.support.levels import VECTORS, each
 from tests.support.programs.replay import build, check
 from tests.support.specs import LINEAR, PIECES
 from tests.support.thread_ranks import run_threads
@@ -21,6 +26,18 @@ def test_hosts_with_whole_experts(family, hosts):
     """One rank each, unequal numbers, and two each, of which each has slices of its host's experts."""
     run = lambda world: check(world, family, "auto", 2, 16, experts="expert")
     assert run_threads(hosts, run)[0] < 5e-7
+
+
+@pytest.mark.parametrize("isa", each(VECTORS))
+def test_linear_attention_on_every_level(isa):
+    code = (
+        "from ckdist.comm.world import SingleWorld; from tests.support.programs.replay import check; "
+        f"print(max(check(SingleWorld(), family, 'auto', 2, 16) for family in {list(LINEAR)}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "CKDIST_ISA": isa}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and float(done.stdout) < 5e-7, done.stderr
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "i16", "q8_0", "i16/q8_0", "q8_0/f16"])

@@ -367,3 +367,39 @@ def test_gguf_tensors_that_change_no_answer_are_noted(tmp_path):
     assert open_checkpoint(tmp_path / "m.gguf").notes == (
         "images are not read: 2 tensors, as 'v.blk.0.attn_q.weight', stay unused",
     )
+
+
+HYBRID = {name: json.loads((GOLDEN_FILES / name / "config.json").read_text()) for name in ("qwen35", "qwen3next")}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(HYBRID)),
+    st.dictionaries(
+        st.sampled_from(sorted({*HYBRID["qwen35"], *HYBRID["qwen3next"]} - {"architectures"})),
+        JUNK | st.lists(st.sampled_from(["linear_attention", "full_attention"]), max_size=5),
+        min_size=1,
+        max_size=3,
+    ),
+)
+def test_any_config_of_linear_attention_is_read_or_refused(name, fields):
+    try:
+        spec = spec_from_config(HYBRID[name] | fields, "here")
+    except (ArchitectureError, ModelFileError) as error:
+        assert str(error).startswith("here") and "\n" not in str(error)
+        return
+    assert spec.layers
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        ({"linear_num_value_heads": 7}, "7 value heads of linear attention cannot share 3 key heads evenly"),
+        ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim is 1; it must be a whole number from 2 to 16"),
+        ({"layer_types": ["full_attention"]}, "it must be a list of 4 of linear_attention and full_attention"),
+        ({"attn_output_gate": False}, "attn_output_gate is False; it must be true"),
+    ],
+)
+def test_linear_attention_that_does_not_fit(fields, said):
+    with pytest.raises(ModelFileError, match=said):
+        spec_from_config(HYBRID["qwen35"] | fields, "here")
