@@ -241,7 +241,8 @@ NEW = {
         "attention_bias": True, "routed_scaling_factor": 1.5,
     },
     "MiniMaxM2": {**EXPERTS, "num_local_experts": 6, "rotary_dim": 8},
-    "DeepseekV2": {**LATENT, "q_lora_rank": None},
+    # llama.cpp knows queries of one matrix by the number of layers; in many with experts a near tie may fall otherwise.
+    "DeepseekV2": {**LATENT, "q_lora_rank": None, "num_hidden_layers": 27, "first_k_dense_replace": 26},
     "DeepseekV3": {
         **LATENT, "q_lora_rank": 40, "n_group": 4, "topk_group": 2, "num_key_value_heads": 4,
         "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": None},

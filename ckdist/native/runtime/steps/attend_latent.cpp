@@ -19,7 +19,7 @@ struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const Inference::Layer& layer = r.layers[step.layer];
     uint8_t* const scratch =
-        c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kQueryTile, layer.max_heads_per_kv));
+        c.bytes(r.kernels.attention.scratch_bytes(layer.cache, kLatentTile, layer.max_heads_per_kv));
     return {scratch, c.floats(layer.cache.key_width)};
   }
   static int64_t thread_bytes(const Inference& r, const Fields& step) {

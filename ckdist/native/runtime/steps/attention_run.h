@@ -8,6 +8,8 @@
 namespace ckdist {
 
 constexpr int kQueryTile = 32;  // query tokens of one attention task
+// The same of latent attention, whose heads are wide: what is summed for 128 queries stays in the L2 cache.
+constexpr int kLatentTile = 16;
 
 // What a step's tasks are made of: values of rotated queries and of the result, and how scores are made.
 struct AttentionFields {
@@ -190,18 +192,18 @@ struct AttentionRun : StepRun<Inference, StepFields> {
   // Attention of prompts' tokens, whose keys are stored.
   void attend_tiles() {
     const int kv_heads = layer().kv_heads;
+    const int tile_tokens = layer().cache.latent ? kLatentTile : kQueryTile;
+    const auto tiles_of = [&](int64_t s) { return (r.batch.chunks[s].tokens + tile_tokens - 1) / tile_tokens; };
     int64_t tiles = 0;
-    for (int64_t s = 0; s < r.batch.sequences; s++) tiles += (r.batch.chunks[s].tokens + kQueryTile - 1) / kQueryTile;
+    for (int64_t s = 0; s < r.batch.sequences; s++) tiles += tiles_of(s);
     // A head's keys and values stay in a thread's caches from tile to tile of query tokens, from the last, longest
     // context to the first.
     r.for_each_item(thread, index, tiles * kv_heads, [&](int64_t i) {
       int64_t tile = tiles - 1 - i % tiles;
       int sequence = 0;
-      for (int64_t n; tile >= (n = (r.batch.chunks[sequence].tokens + kQueryTile - 1) / kQueryTile); sequence++)
-        tile -= n;
-      const int first = int(tile) * kQueryTile;
-      const Item item = {sequence, first, std::min(kQueryTile, r.batch.chunks[sequence].tokens - first),
-                         int(i / tiles)};
+      for (int64_t n; tile >= (n = tiles_of(sequence)); sequence++) tile -= n;
+      const int first = int(tile) * tile_tokens, left = r.batch.chunks[sequence].tokens - first;
+      const Item item = {sequence, first, std::min(tile_tokens, left), int(i / tiles)};
       r.kernels.attention.attend(task_of(item), r.memory(thread));
     });
   }

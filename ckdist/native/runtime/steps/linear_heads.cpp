@@ -7,7 +7,7 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kItemRows = 64;  // whose activations and results stay in the L2 cache beside a head's matrix
+constexpr int64_t kItemRows = 128;  // whose activations and results stay in the L2 cache beside a head's matrix
 
 struct LinearHeads : StepRun<Inference, ckdist_linear_heads_step> {
   static constexpr bool kReadsAhead = true;
