@@ -19,7 +19,7 @@ from ckdist.cli.arguments import parser_for
 from ckdist.cli.main import COMMANDS
 from ckdist.engine.llm import LLM
 from ckdist.serve.metrics import Metrics
-from ckdist.serve.paths import absent, llama_server, openai, status, tokens
+from ckdist.serve.paths import absent, anthropic, llama_server, openai, status, tokens
 from ckdist.serve.problems import TYPES
 from ckdist.serve.requests.names import INERT, NEUTRAL
 from ckdist.serve.requests.params import MAX_TOKENS_NAMES
@@ -175,7 +175,13 @@ def requests() -> str:
 
 def endpoints() -> str:
     """Every path of the server."""
-    groups = {"OpenAI's": openai, "llama-server's": llama_server, "Tokens and templates": tokens, "Status": status}
+    groups = {
+        "OpenAI's": openai,
+        "Anthropic's": anthropic,
+        "llama-server's": llama_server,
+        "Tokens and templates": tokens,
+        "Status": status,
+    }
     text = "# Paths\n\nEvery path is there with and without `/v1`, and with a slash at its end. GET has HEAD too.\n"
     for title, module in groups.items():
         rows = []
