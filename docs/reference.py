@@ -19,7 +19,7 @@ from ckdist.cli.arguments import parser_for
 from ckdist.cli.main import COMMANDS
 from ckdist.engine.llm import LLM
 from ckdist.serve.metrics import Metrics
-from ckdist.serve.paths import absent, llama_server, openai, status, tokens
+from ckdist.serve.paths import absent, anthropic, llama_server, openai, status, tokens
 from ckdist.serve.problems import TYPES
 from ckdist.serve.requests.names import INERT, NEUTRAL
 from ckdist.serve.requests.params import MAX_TOKENS_NAMES
@@ -29,6 +29,8 @@ from ckdist.train.config import TrainConfig
 PACKAGE = pathlib.Path(errors.__file__).parent
 HEAD = "<!-- Written by docs/reference.py from the code. -->\n\n"
 
+# Functions that read the field that their second argument names.
+READERS = {"_schema": "object, string", "_text": "string", "_choices": "list", "_tools": "list"}
 # Variables of the environment that the code reads; a test holds these against the code.
 VARIABLES = {
     "CKDIST_DRAINED": "set by `launch/drained`, under which SIGTERM to mpirun drains",
@@ -142,6 +144,8 @@ def read_fields() -> Iterator[tuple[str, str, str]]:
                     continue
         for node in ast.walk(tree):
             called = node.func if isinstance(node, ast.Call) and node.args else None
+            if isinstance(node, ast.Call) and isinstance(called, ast.Name) and called.id in READERS and node.args[1:]:
+                yield from ((code(name), READERS[called.id], path.stem) for name in names_in(node.args[1], constants))
             if not isinstance(called, ast.Attribute) or called.attr not in {*kinds, "value"}:
                 continue
             if not isinstance(called.value, ast.Name) or "field" not in called.value.id:
@@ -175,7 +179,13 @@ def requests() -> str:
 
 def endpoints() -> str:
     """Every path of the server."""
-    groups = {"OpenAI's": openai, "llama-server's": llama_server, "Tokens and templates": tokens, "Status": status}
+    groups = {
+        "OpenAI's": openai,
+        "Anthropic's": anthropic,
+        "llama-server's": llama_server,
+        "Tokens and templates": tokens,
+        "Status": status,
+    }
     text = "# Paths\n\nEvery path is there with and without `/v1`, and with a slash at its end. GET has HEAD too.\n"
     for title, module in groups.items():
         rows = []
