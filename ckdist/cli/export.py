@@ -78,7 +78,9 @@ class Arrangement:
 def tensor_data(
     sources: Sequence[tuple[str, TensorSource]], kind: dtypes.TensorType, arrangement: Arrangement
 ) -> Iterator[np.ndarray]:
-    """The bytes of one tensor, of one weight or of the rows of several: some rows at a time where they stay in order."""
+    """The bytes of one tensor, of one weight or of the rows of several: some rows at a time where they stay in
+    order.
+    """
     if heads := arrangement.heads:
         parts = [_changed(name, source, arrangement) for name, source in sources]
         joined = np.concatenate([part.reshape(heads, -1, part.shape[-1]) for part in parts], axis=1)

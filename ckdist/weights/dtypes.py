@@ -51,7 +51,6 @@ def of_number(number: int, where: str) -> TensorType:
     known = BY_NUMBER.get(number) if number < lib.ckdist_own_types else None
     if known is None:
         name = _OTHER_NAMES.get(number, "unknown")
-        raise ModelFileError(
-            f"{where} has type {number} ({name}); the known types are {', '.join(t.name for t in KNOWN if t.number < lib.ckdist_own_types)}"
-        )
+        others = ", ".join(t.name for t in KNOWN if t.number < lib.ckdist_own_types)
+        raise ModelFileError(f"{where} has type {number} ({name}); the known types are {others}")
     return known

@@ -40,8 +40,9 @@ _POLL_MILLISECONDS = 100
 class ShardLoader:
     """Loads parts of `checkpoint` with `threads` native threads.
 
-    `quantize`: None, or q8_0 or q4_k for the matrices that the files hold in F32, F16 or BF16, or as codes and scales. With q4_k the embedding
-    and the output matrix become q8_0, and so does a matrix whose rows Q4_K's blocks of 256 do not divide.
+    `quantize`: None, or q8_0 or q4_k for the matrices that the files hold in F32, F16 or BF16, or as codes and scales.
+    With q4_k the embedding and the output matrix become q8_0, and so does a matrix whose rows Q4_K's blocks of 256 do
+    not divide.
     """
 
     def __init__(self, checkpoint: Checkpoint, threads: int, quantize: str | None = None):

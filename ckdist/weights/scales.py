@@ -1,5 +1,5 @@
-"""Codes and scales in tensors of their own, as safetensors have quantised matrices: where the scales of a matrix lie, and
-what its values are.
+"""Codes and scales in tensors of their own, as safetensors have quantised matrices: where the scales of a matrix lie,
+and what its values are.
 
 The runtime joins them to blocks as it packs (`native/runtime/joined_rows.h`); the values here are their definition in
 numpy, for tools that need float32.
@@ -23,7 +23,9 @@ _ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "exponent": 1}
 
 
 def _e4m3_values() -> np.ndarray:
-    """The 256 values of an 8-bit float with 4 bits of exponent and 3 of mantissa (OCP's E4M3), which has no infinity."""
+    """The 256 values of an 8-bit float with 4 bits of exponent and 3 of mantissa (OCP's E4M3), which has no
+    infinity.
+    """
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, code & 7
     magnitude = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10))
