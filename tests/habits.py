@@ -72,7 +72,13 @@ def text_of(name: str) -> str:
 
 
 def long_lines(names: list[str]) -> int:
-    return sum(len(line) > COLUMNS for name in names if name not in GENERATED for line in text_of(name).splitlines())
+    """Lines over the limit, but for rows of Markdown's tables, which cannot be broken."""
+    return sum(
+        len(line) > COLUMNS and not (name.endswith(".md") and line.startswith("|"))
+        for name in names
+        if name not in GENERATED
+        for line in text_of(name).splitlines()
+    )
 
 
 def functions(names: list[str]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -110,6 +110,22 @@ def test_what_cannot_be():
             c.send(np.zeros(3), 2)
         with pytest.raises(ConfigError, match="'average' is not a reduction"):
             c.all_reduce(np.zeros(3, np.float32), "average")
+        four = np.zeros(4, np.float32)
+        with pytest.raises(ConfigError, match="bfloat16 travels in arrays of uint16, not of float32"):
+            c.all_reduce(four, dtype="bfloat16")
+        with pytest.raises(ConfigError, match="an array of float32 was called float16"):
+            c.all_reduce(four, dtype="float16")
+        with pytest.raises(ConfigError, match=r"counts \[1, 2\] must be 2 numbers, none negative, and 4 in all"):
+            c.reduce_scatter(four, [1, 2])
+        with pytest.raises(ConfigError, match=f"rank {world.rank} sends itself 2 elements and receives 1"):
+            c.all_to_all(four, [2, 2], [1, 1])
+        with pytest.raises(ConfigError, match="out must be a contiguous array of 4 float32, not of 3 float32"):
+            c.all_reduce(four, out=np.zeros(3, np.float32))
+        with pytest.raises(ConfigError, match="1024 is not a tag or a window; use 0 to 1023"):
+            c.send(four, 1 - world.rank, 1024)
+        window = c.window(c.allocate(4))
+        with pytest.raises(ConfigError, match=r"16 bytes at offset 4 lie beyond rank \d's window 0 of 16 bytes"):
+            window.put(four, 1 - world.rank, 4).wait()
         c.barrier()
         with pytest.raises(CommError, match="another collective"):
             c.all_reduce(np.zeros(3 + world.rank, np.float32))

@@ -11,6 +11,7 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckdist.engine import coordinator
 from ckdist.engine.coordinator import HTTP_ROUTING_ID, Coordinator
 from ckdist.engine.engine import Engine
 from ckdist.engine.messages import PromptScores, decode, encode
@@ -259,6 +260,16 @@ def test_a_vanished_client_frees_its_slots(server):
     while server.stats()["requests_running"]:
         assert time.monotonic() < end
     assert server.stats()["blocks_used"] == 0
+
+
+def test_more_clients_than_there_are_places_for_are_refused(server, monkeypatch):
+    monkeypatch.setattr(coordinator, "MAX_PEERS", 1)
+    first, second = server.connect(), server.connect()
+    for one, refused in ((first, False), (second, True)):
+        server.send(one, op="submit", id="r", prompt=ids([4]), sampling=GREEDY)
+        message = server.receive(lambda m: m["op"] in ("tokens", "error"), one)
+        assert (message["op"] == "error") == refused
+    assert message["status"] == 400 and message["message"].startswith("1 clients are connected")
 
 
 def test_a_full_queue_is_429(server):

@@ -122,7 +122,7 @@ def windows(t, rank, peer, exchange):
     t.expose(5, memory)
     sizes = SIZES[:-1]
     put = [pattern(size, 77 + i + rank) for i, size in enumerate(sizes)]
-    offsets = np.cumsum([0, *sizes])
+    offsets = np.cumsum([0, *sizes[:-1]])
     requests = [t.iput(peer, 5, int(o), data) for o, data in zip(offsets, put, strict=True)]
     requests.append(t.inotify(peer, 5, 3))
     requests += [t.inotify(peer, 5, 2) for _ in range(4)]
