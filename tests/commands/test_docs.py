@@ -133,7 +133,8 @@ def test_what_is_not_run_says_why():
 def test_a_page_is_short_and_its_files_exist(page):
     text = page.read_text()
     assert text.startswith("# ") and text.count("\n") <= MOST_LINES
-    assert all(len(line) <= 120 for line in text.splitlines()), "a line is over 120 columns"
+    lines = [line for line in text.splitlines() if not line.startswith("|")]  # a row of a table cannot be broken
+    assert all(len(line) <= 120 for line in lines), "a line is over 120 columns"
     for name in re.findall(r"`((?:ckdist|tests|benchmarks|examples|docs|launch|hostfiles)/[\w./*-]+)`", text):
         stem = name.rstrip("/")
         assert list(ROOT.glob(stem)) or list(ROOT.glob(f"{stem}.*")), f"{name} does not exist"

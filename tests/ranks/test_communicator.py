@@ -294,9 +294,8 @@ def test_lost_process_under_mpirun(how, what):
             assert job.wait(10)
         finally:
             job.kill()
-    assert not [
-        pid for pid in pids.values() if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    ]
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids.values() if psutil.pid_exists(pid)], timeout=5)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 class TestHandshake:

@@ -242,7 +242,7 @@ class Simulated:
     taken away.
     """
 
-    max_tokens, context_length, num_blocks, vocab_size = 512, 512, 32, 100
+    max_tokens, context_length, num_blocks, vocab_size, state_slots = 512, 512, 32, 100, 0
 
     def __init__(self, draws: random.Random, ratio, noise: float, seconds: float = 1e-3):
         self.draws, self.ratio, self.noise, self.seconds = draws, ratio, noise, seconds

@@ -175,7 +175,8 @@ def texts(engine) -> tuple[list[list[int]], dict]:
         while engine.has_work:
             for output in engine.step():
                 found.setdefault(output.id, []).extend(output.tokens)
-    assert engine.stats()["cached_tokens_total"] > 64
+    # 48 tokens of the last prompt; and 32 of the one before, but where a state per sequence has no snapshot there
+    assert engine.stats()["cached_tokens_total"] >= 48 + (0 if "state_slots" in engine.stats() else 32)
     return [found[i] for i in range(len(prompts))], engine.stats()
 
 
@@ -242,8 +243,8 @@ def test_one_text_whatever_is_cut(folder):
 
 
 def logits_of(world, path, prefill: str) -> np.ndarray:
-    """Of a prompt in two chunks, of a token after it, and of a prompt that shares its first blocks and is shorter
-    than four ranks.
+    """Of a prompt in two chunks, of a token after it, and of a prompt shorter than four ranks that goes on from the
+    first blocks; from nothing where a state per sequence cannot go back.
     """
     config = EngineConfig(
         model=str(path), cache_type_k="f32", cache_type_v="f32", threads=1, ubatch_size=32, ctx_size=64, prefill=prefill
@@ -253,7 +254,7 @@ def logits_of(world, path, prefill: str) -> np.ndarray:
     def body(executable):
         sequence = SingleSequence(executable)
         found = [sequence.feed(np.arange(5, 45)), sequence.feed([7])]
-        sequence.length = 32
+        sequence.length = 0 if executable.state_slots else 32
         return np.concatenate([*found, sequence.feed([9, 8, 7])])  # (44, vocab)
 
     result = driven(world, model.executable, body)
@@ -286,7 +287,7 @@ def test_logits_are_those_of_one_rank(path, tolerance):
 def test_what_is_measured_is_told(hosts, transport):
     def rank(world):
         model = load_model(
-            EngineConfig(model=str(MODELS[0]), threads=1, ctx_size=96, transport=transport), world, measure=True
+            EngineConfig(model=str(GOLDEN / "gemma2"), threads=1, ctx_size=96, transport=transport), world, measure=True
         )
         model.executable.close()
         return model.prefill, model.executable.prefill_from

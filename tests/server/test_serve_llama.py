@@ -270,8 +270,6 @@ def test_paths_have_all_their_names(http, begin, end):
         "/rerank",
         "/v1/rerank",
         "/infill",
-        "/v1/responses",
-        "/v1/messages",
         "/v1/batches",
         "/v1/files",
         "/api/chat",
