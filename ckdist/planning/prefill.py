@@ -68,14 +68,14 @@ def choose_prefill(
     key_of: Callable[[], dict[str, Any]],
     held: Callable[[], AbstractContextManager[Any]],
     anew: bool = False,
-    crowded: bool = False,
+    unmeasured: str = "",
 ) -> PrefillChoice:
     """Sets the executable's `prefill_from`; a collective call, before anything is in the cache.
 
     `models`: this rank's, of the executable's plans. What is kept for `key_of()` (as of `measured_cost`) comes first;
     then sizes for which the models predict too little are not asked about, and the others are measured, or with `anew`
-    all are. Within `held()` this rank does nothing beside. `crowded`: threads share cores, wait for one another as the
-    system pleases, and are measured with `anew` alone.
+    all are. Within `held()` this rank does nothing beside. `unmeasured`: why nothing is measured without `anew`, as where
+    threads share cores and wait for one another as the system pleases; "": it may be.
     """
     if executable.plans == 1:
         return PrefillChoice(sys.maxsize, _only_tensor(config, world))
@@ -86,7 +86,7 @@ def choose_prefill(
     key = key_of()
     costs = load_costs(key) if world.rank == 0 and not anew else None
     kept = costs is not None
-    asked = dict.fromkeys(gains) if anew else {} if crowded else promising(gains)
+    asked = dict.fromkeys(gains) if anew else {} if unmeasured else promising(gains)
     if world.broadcast(not kept and bool(asked)):
         with held():
             if world.rank:
@@ -100,7 +100,7 @@ def choose_prefill(
     )
     measured = LayerCosts(*map(_tuples, fields)) if fields else None
     weights_moved = max(world.gather(models[PREFILL].weights_moved()))
-    choice = choose(gains, measured, world.broadcast(kept), crowded, weights_moved)
+    choice = choose(gains, measured, world.broadcast(kept), unmeasured, weights_moved)
     choice = replace(choice, relative=max(world.gather(models[PREFILL].relative(max(gains)))))
     executable.prefill_from = choice.from_tokens
     return choice
@@ -131,7 +131,7 @@ def choose(
     gains: dict[int, float],
     costs: LayerCosts | None,
     kept: bool,
-    crowded: bool = False,
+    unmeasured: str = "",
     weights_moved: float = 0.0,
 ) -> PrefillChoice:
     """As the measurement says; without one tensor-parallel.
@@ -143,7 +143,7 @@ def choose(
     if costs is None:
         doubt = ", too little to measure" if 0 < gains[largest] < WORTH_MEASURING else ""
         predicted_gain = f"predicted: token-parallel {percent(gains[largest])} at {largest}{doubt}"
-        why = "threads share cores" if crowded else predicted_gain
+        why = unmeasured or predicted_gain
         details = f"prefill: token-parallel is predicted to be {predicted}; nothing is measured"
         return PrefillChoice(sys.maxsize, f"tensor-parallel ({why})", details)
     from_tokens, gain = costs.from_tokens, 1 - costs.ratios[-1][1]
