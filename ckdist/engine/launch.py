@@ -297,7 +297,7 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
     )
     tell_stages(world, traced.rank, shard.weight_bytes)
     if world.rank == 0:
-        log.debug("%s", plan)
+        log.debug("%s%s", "each stage: " if stages else "", plan)
     with tracing.span(native.lib.ckdist_trace_choose) if tracing else contextlib.nullcontext():
         types = [packed_type(loader, name) for name, *_ in lowered.matrices if "layers.0." in name]
         group = traced.rank.world

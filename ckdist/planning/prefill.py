@@ -16,7 +16,7 @@ from ckdist.config import EngineConfig
 from ckdist.planning.cost import LayerModel
 from ckdist.planning.measured_cost import LayerCosts, load_costs, measure, save_costs, sizes_of
 from ckdist.planning.paired_test import NOISY, UNSEEN
-from ckdist.program.executable import DECODE, PREFILL, Executable
+from ckdist.program.executable import DECODE, PREFILL, Executable, StageRanks
 
 # Of the time: what 600 pairs show nine times in ten where each run varies by a half (`paired_test.pairs_for`).
 WORTH_MEASURING = 0.1
@@ -74,11 +74,11 @@ def choose_prefill(
 
     `models`: this rank's, of the executable's plans. What is kept for `key_of()` (as of `measured_cost`) comes first;
     then sizes for which the models predict too little are not asked about, and the others are measured, or with `anew`
-    all are. Within `held()` this rank does nothing beside. `unmeasured`: why nothing is measured without `anew`, as where
-    threads share cores and wait for one another as the system pleases; "": it may be.
+    all are. Within `held()` this rank does nothing beside. `unmeasured`: why nothing is measured without `anew`, as
+    where threads share cores and wait for one another as the system pleases; "": it may be.
     """
     if executable.plans == 1:
-        return PrefillChoice(sys.maxsize, _only_tensor(config, world))
+        return PrefillChoice(sys.maxsize, _only_tensor(config, world, executable.stages))
     if config.prefill == "token":
         executable.prefill_from = 0
         return PrefillChoice(0, "token-parallel, as --prefill says")
@@ -174,10 +174,12 @@ def percent(gain: float) -> str:
     return f"{abs(gain) * 100:.0f} % {'slower' if gain < 0 else 'faster'}"
 
 
-def _only_tensor(config: EngineConfig, world: World) -> str:
+def _only_tensor(config: EngineConfig, world: World, stages: StageRanks | None) -> str:
     """Why there is nothing to choose."""
     if world.size == 1:
         return "on one rank"
+    if stages is not None and stages.communicator.size == 1:
+        return "in stages of one rank each"
     if config.prefill == "tensor":
         return "tensor-parallel, as --prefill says"
     return "tensor-parallel (token-parallel needs ranks that share memory, evenly over hosts)"

@@ -175,7 +175,7 @@ const int32_t* StepCommunicator::receive(int64_t* ints) {
 void StepCommunicator::put_into_mailbox(const int32_t* batch, int64_t ints) {
   const uint32_t number = batches_++;
   if (local_size == 1) return;
-  for (int i = 1; i < local_size; i++)  // whoever is slowest makes room
+  for (int i = 1; i < local_size; i++)  // the slowest one makes room
     parts_.rendezvous->await(mailbox_->taken(i), batches_ - uint32_t(sizes_.batches), i);
   int32_t* const place = mailbox_->batch(local_size, number, sizes_);
   place[0] = int32_t(ints);

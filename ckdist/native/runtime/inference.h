@@ -24,8 +24,8 @@ struct Range {
 
 class Inference : public Executor {
  public:
-  // `stage`: of the ranks of this rank's stage, `job` itself where there is one. `repacker`: of matrices that are not all
-  // packed yet; null where all are.
+  // `stage`: of the ranks of this rank's stage, `job` itself where there is one. `repacker`: of matrices that are not
+  // all packed yet; null where all are.
   Inference(const ckdist_program& program, Communicator& job, Communicator& stage, Repacker* repacker,
             std::shared_ptr<Pool> pool);
 
