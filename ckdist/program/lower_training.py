@@ -123,7 +123,9 @@ class TrainingLowering:
         for weight in dict.fromkeys((*wrt, *weights)):
             *rows, columns = (d.local(mesh) for d in weight.dims)
             self.parameters[weight] = ParameterIndex(len(self.places))
-            place = Parameter(weight.name, offset, math.prod(rows), columns, weight.name in stored, math.prod(rows[:-1]))
+            place = Parameter(
+                weight.name, offset, math.prod(rows), columns, weight.name in stored, math.prod(rows[:-1])
+            )
             self.places.append(place)
             offset = -(-self.places[-1].end // ALIGNMENT) * ALIGNMENT
         self.wrt = list(dict.fromkeys(wrt))

@@ -313,7 +313,9 @@ class TrainingTracer(Tracer):
         gradients read.
         """
         gate, up, down, *shared = weights
-        chosen_sum = self.emit("grouped_experts", (x, chosen, shares), (gate, up, down), ["moe", "gate", "up"], function=function)[0]
+        chosen_sum = self.emit(
+            "grouped_experts", (x, chosen, shares), (gate, up, down), ["moe", "gate", "up"], function=function
+        )[0]
         if not shared:
             return chosen_sum
         a, b = self.linear(x, *shared[:2], names=["gate", "up"])

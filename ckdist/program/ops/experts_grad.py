@@ -24,7 +24,7 @@ from ckdist.program.ops.op import (
     vjp,
     whole,
 )
-from ckdist.program.program import Instr
+from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex
 
@@ -107,15 +107,16 @@ def grouped_experts(context: RankContext, inputs: Arrays, weights: Arrays, attrs
     (tokens * used, ffn).
     """
     x, chosen, shares = inputs
-    out, kept = np.zeros_like(x), ([], [])
+    out, gates, ups = np.zeros_like(x), [], []
     for (rows, slots), gate, up, down in zip(rows_of(chosen, len(weights[0])), *weights, strict=True):
         a, b = x[rows] @ gate.T, x[rows] @ up.T
         out[rows] += shares[rows, slots, None] * (gated(context, [a, b], [], attrs)[0] @ down.T)
-        kept[0].append(a), kept[1].append(b)
-    return [out, *map(np.concatenate, kept)]
+        gates.append(a)
+        ups.append(b)
+    return [out, np.concatenate(gates), np.concatenate(ups)]
 
 
-def rows_of(chosen: np.ndarray, experts: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def rows_of(chosen: np.ndarray, experts: int) -> list[tuple[np.ndarray, ...]]:
     """Of each expert the tokens that chose it, and as which of their choices."""
     return [np.nonzero(chosen == e) for e in range(experts)]
 
@@ -239,7 +240,7 @@ def switched(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
 
 
 @vjp("switched")
-def switched_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
+def switched_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
     """One instruction for both gradients."""
     return list(g.emit("switched_grad", (*instr.inputs, *grads), names=["d_switched", "d_switch"]))
 

@@ -8,11 +8,11 @@
 namespace ckdist {
 
 struct ExpertGroups {
-  int64_t* starts;    // (experts + 1,): where the rows of each begin
-  int32_t* tokens;    // (tokens * used,): of each row
-  int32_t* slots;     // likewise: as which of its token's experts
-  int32_t* touched;   // (experts,): those that have rows, in order
-  int64_t* count;     // of these
+  int64_t* starts;   // (experts + 1,): where the rows of each begin
+  int32_t* tokens;   // (tokens * used,): of each row
+  int32_t* slots;    // likewise: as which of its token's experts
+  int32_t* touched;  // (experts,): those that have rows, in order
+  int64_t* count;    // of these
 
   static ExpertGroups carve(Carver& c, const Training& r, int chosen, int64_t experts) {
     const int64_t rows = r.program.max_tokens * r.width(chosen);
@@ -39,9 +39,7 @@ struct ExpertGroups {
       if (starts[e + 1] > 0) touched[(*count)++] = int32_t(e);
       starts[e + 1] += starts[e];
     }
-    each([&](int32_t e, int32_t token, int32_t slot) {
-      tokens[starts[e]] = token, slots[starts[e]++] = slot;
-    });
+    each([&](int32_t e, int32_t token, int32_t slot) { tokens[starts[e]] = token, slots[starts[e]++] = slot; });
     for (int64_t e = experts; e > 0; --e) starts[e] = starts[e - 1];  // they stood at their ends
     starts[0] = 0;
   }

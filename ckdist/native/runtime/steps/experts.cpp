@@ -101,8 +101,8 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     int64_t stride;
     const float* const logits = r.floats(step.logits, &stride) + row * r.value(step.logits).width;
     const float* const correction = step.correction >= 0 ? r.vector(step.correction) : nullptr;
-    choose_experts(r.kernels, step.routing, logits, stride, correction, own.logits, choice.experts + row * step.routing.used,
-                   choice.shares + row * step.routing.used);
+    choose_experts(r.kernels, step.routing, logits, stride, correction, own.logits,
+                   choice.experts + row * step.routing.used, choice.shares + row * step.routing.used);
     choice.all[row] = 1.f;
     if (step.switches >= 0) {
       const float x = r.floats(step.switches, &stride)[row * r.value(step.switches).width];

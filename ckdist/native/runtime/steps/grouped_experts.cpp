@@ -28,7 +28,8 @@ struct ExpertsRun : TrainingRun<Fields> {
   }
   static Room room(Carver& c, const Training& r, const Fields& step) {
     const int64_t tiles[] = {ffn_tiles(r, step), hidden_tiles(r, step)};
-    const int64_t bytes = std::max(tiles[0] * r.tile_bytes(r.width(step.x)), tiles[1] * r.tile_bytes(r.width(step.gate)));
+    const int64_t bytes =
+        std::max(tiles[0] * r.tile_bytes(r.width(step.x)), tiles[1] * r.tile_bytes(r.width(step.gate)));
     const int64_t floats = kRows * (std::max(tiles[0], tiles[1]) + 1) * kTileRows;
     int64_t unpacked = 0;
     for (const int32_t w : {step.gate_weight, step.up_weight, step.down_weight})
@@ -146,8 +147,9 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
     uint8_t *x, *y, *narrow;
   };
   static OuterRoom outer_room(Carver& c, const Training& r) {
-    uint8_t *const x = c.bytes(PartProducts::transposed_bytes(r, kOuterWidth)),
-                   *const y = c.bytes(PartProducts::transposed_bytes(r, PartProducts::kOuterRows));
+    uint8_t *const x = c.bytes(PartProducts::transposed_bytes(r, kOuterWidth)), *const y = c.bytes(
+                                                                                    PartProducts::transposed_bytes(
+                                                                                        r, PartProducts::kOuterRows));
     return {x, y, c.bytes(PartProducts::narrow_bytes(r, kOuterWidth))};
   }
   static int64_t thread_bytes(const Training& r, const Fields& step) {
@@ -194,14 +196,15 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
   // From the gradient of what an expert makes to that of a slice of what gate and up make, and share * joined.
   void unjoin(int64_t expert, int64_t number, int64_t count, const Slice& s) const {
     const auto function = GateFunction(step.function);
-    const Matrix down = parts.pack_transposed({step.down_weight, expert * hidden, hidden, s.begin, s.columns}, own.tiles);
+    const Matrix down =
+        parts.pack_transposed({step.down_weight, expert * hidden, hidden, s.begin, s.columns}, own.tiles);
     each_gathered(expert, step.dy, [&](int64_t first, int64_t rows, const Operand& dy) {
       multiply(down, dy, rows, own.a, s.stride);
       for (int64_t i = 0; i < rows; ++i) {
         const int64_t row = first + i;
         const Row d{reinterpret_cast<uint8_t*>(own.a + i * s.stride), false},
             joined{reinterpret_cast<uint8_t*>(own.b), false}, gate = part(step.gate, row, s.begin),
-            up = part(step.up, row, s.begin);
+                                                              up = part(step.up, row, s.begin);
         r.kernels.row.gated(function, gate, up, s.columns, joined);
         of_shares[row * count + number] = r.kernels.row.dot(joined, d, s.columns);
         r.kernels.row.scale(joined, share(row), s.columns, part(step.joined, row, s.begin));
