@@ -242,7 +242,8 @@ void byte_strip(const TileStrip& strip) {
       for (int i = 0; i < together * parts; ++i) {
         const int codes = (first * parts + i) * layout.unit() * kTileRows;
         zero_sums(strip.strips());
-        add_products<true>(strip, x.codes + i * layout.unit(), strip.x_stride, expanded[0].codes + codes, expanded[1].codes + codes);
+        add_products<true>(strip, x.codes + i * layout.unit(), strip.x_stride, expanded[0].codes + codes,
+                           expanded[1].codes + codes);
         store_tiles(strip, products + i * kSumsTiles * kTileSums);
       }
       for (int s = 0; s < strip.strips(); ++s) {
