@@ -55,8 +55,8 @@ class StepStats:
     ranks.
 
     `moved`: bytes that this rank read of other ranks' memory, where ranks share it. Of steps without prompts:
-    `decode` seconds, `decode_runs`, and `decode_read` bytes of weights and cache. `packed`: bytes of this rank's weights
-    that are packed; -1 where all are from the start.
+    `decode` seconds, `decode_runs`, and `decode_read` bytes of weights and cache. `packed`: bytes of this rank's
+    weights that are packed; -1 where all are from the start.
     """
 
     total: float

@@ -206,8 +206,8 @@ class Inference : public Executor {
   std::vector<const float*> peers_[kSlots];           // the slots of the ranks that share memory
   std::unique_ptr<std::atomic<int64_t>[]> counters_;  // (threads, most_steps): next item of each step that shares work
                                                       // out dynamically, of all or of a thread's
-  Traffic traffic_;           // of plan 0, which decodes
-  int64_t experts_read_ = 0;  // bytes, in this batch
+  Traffic traffic_;                                   // of plan 0, which decodes
+  int64_t experts_read_ = 0;                          // bytes, in this batch
   int64_t prefilled_ = 0;  // when the batch before ended, where that was a token-parallel prefill
 };
 
