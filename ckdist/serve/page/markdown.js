@@ -36,8 +36,8 @@ function nodeOf(block) {
 
 const MAKERS = {
   paragraph: ({ text }) => element("p", { dir: "auto" }, ...inline(text)),
-  // The page's own headings are h1 and h2.
-  heading: ({ level, text }) => element(`h${Math.min(6, level + 2)}`, { dir: "auto" }, ...inline(text)),
+  // The page's own heading is h1.
+  heading: ({ level, text }) => element(`h${Math.min(6, level + 1)}`, { dir: "auto" }, ...inline(text)),
   rule: () => element("hr"),
   quote: ({ blocks }) => element("blockquote", {}, ...blocks.map(nodeOf)),
   list: ({ first, loose, items }) => {
