@@ -48,8 +48,8 @@ HOSTILE = (
     """<script>window.hacked = 1</script> <img src=x onerror="window.hacked = 2">
 <iframe srcdoc="<script>parent.hacked = 3</script>"></iframe> <svg onload="hacked=4">
 
-[a](javascript:window.hacked=5) [b](data:text/html,<script>1</script>) [c](JaVaScRiPt:alert(1)) ![d](https://e.org/p.png)
-[e](vbscript:x) <https://user:pass@example.org/> **unclosed *emphasis `code
+[a](javascript:window.hacked=5) [b](data:text/html,<script>1</script>) [c](JaVaScRiPt:alert(1))
+![d](https://e.org/p.png) [e](vbscript:x) <https://user:pass@example.org/> **unclosed *emphasis `code
 
 \u202egnp.exe\u202c and \u2066isolated
 
