@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ckdist.errors import LayoutError
 from ckdist.program.ops.elementwise import gated, gated_grad
 from ckdist.program.ops.experts import scores_of
 from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, op, summed_over, vjp, whole
@@ -57,7 +58,9 @@ def route_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 @vjp("experts")
 def experts_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
-    """One instruction for the gradients of x, of the shares and of the weights."""
+    """One instruction for the gradients of x, of the shares and of the weights. LayoutError where there are biases."""
+    if instr.attrs.get("biased"):
+        raise LayoutError(f"experts have no gradient where they have biases: {instr}")
     of_weights = tuple(wanted[3:])
     names = [
         "d_experts",
