@@ -34,8 +34,8 @@ SAFETENSORS_TYPES = {"F32": dtypes.F32, "F16": dtypes.F16, "BF16": dtypes.BF16}
 class HeadPart:
     """Of each head's `stored` rows those from `first` on, `rows` of them; `transposed`: these are the weight's columns.
 
-    The tensor has rows of `columns`. Transposed, head h's row c has elements [h * stored + first + j][c * every + lane].
-    Of a stack so of each of its matrices.
+    The tensor has rows of `columns`. Transposed, row c of head h has the elements
+    [h * stored + first + j][c * every + lane]. Of a stack so of each of its matrices.
     """
 
     stored: int

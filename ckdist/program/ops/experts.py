@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from ckdist.program.step import ABSENT, Span, ValueIndex, VectorIndex
 if TYPE_CHECKING:  # which import the ops
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
+
+Part = TypeVar("Part", Weight, np.ndarray)  # of an instruction's weights, or its arrays
 
 SCORES = native.numbers("ckdist_scores", "ckdist_scores_")
 
@@ -85,9 +87,9 @@ def infer_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     whole("experts", *inputs)
     unsharded("experts", x)
     partial = set()
-    weights, biases = split_weights(weights, attrs)
-    for at in range(0, len(weights), 3):
-        gate, up, down = weights[at : at + 3]
+    matrices, biases = split_weights(weights, attrs)
+    for at in range(0, len(matrices), 3):
+        gate, up, down = matrices[at : at + 3]
         fits = gate.dims == up.dims and gate.dims[-1] == x.dims[-1] and down.dims[-2] == x.dims[-1]
         if not fits or down.dims[-1] != gate.dims[-2]:
             raise LayoutError(f"experts: {gate}, {up} and {down} do not lead from [{x.dims[-1]}] back there")
@@ -95,16 +97,16 @@ def infer_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
         partial.add((WHOLE,) if over_both else summed_over(*gate.dims[:-1]))
     if len(partial) > 1:
         raise LayoutError(f"experts: {', '.join(map(str, weights))} are not sharded alike")
-    for matrix, bias in zip(weights, biases, strict=False):
+    for matrix, bias in zip(matrices, biases, strict=False):
         if bias.dims != (replace(matrix.dims[0], width=matrix.dims[1].elements),):
             raise LayoutError(f"experts: {bias} is no bias of {matrix}: it needs all rows of each of the same experts")
     return [(x.dims, partial.pop())]
 
 
-def split_weights(weights: Sequence[Any], attrs: Attrs) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The matrices, and the biases of the chosen experts' gate, up and down, which are there where they are `biased`."""
+def split_weights(weights: Sequence[Part], attrs: Attrs) -> tuple[list[Part], list[Part]]:
+    """The matrices, and the biases of the chosen experts' gate, up and down, where these are `biased`."""
     count = len(weights) - (3 if attrs.get("biased") else 0)
-    return weights[:count], weights[count:]
+    return list(weights[:count]), list(weights[count:])
 
 
 @op("experts", infer_experts)
