@@ -16,7 +16,7 @@ from ckdist.errors import ConfigError, ModelFileError
 from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.registry import family, spec_from_config, spec_from_gguf
-from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec
+from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
 from ckdist.overrides import FLAG
 from ckdist.weights import dtypes
 from ckdist.weights.gguf import MAGIC, GgufModel, read_gguf
@@ -430,6 +430,13 @@ def num_heads(spec: ModelSpec, weight: str) -> int:
     mixer = spec.layers[int(weight.split(".")[2])].mixer
     assert isinstance(mixer, LatentAttention)  # only its forward reads such weights
     return mixer.num_heads
+
+
+def num_experts(spec: ModelSpec, weight: str) -> int:
+    """The experts of a layer that has some."""
+    ffn = spec.layers[int(weight.split(".")[2])].ffn
+    assert isinstance(ffn, MoeFfn)  # only its forward reads such weights
+    return ffn.num_experts
 
 
 def _notes(spec: ModelSpec, unread: list[str], predicting_layers: Any, where: str) -> tuple[str, ...]:

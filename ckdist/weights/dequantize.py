@@ -67,7 +67,7 @@ def read_rows(source: TensorSource, begin: int, end: int, matrix: int = 0) -> np
 
     def read(place: Place, count: int) -> np.ndarray:
         """uint8 (count,) of a file."""
-        return _stored_bytes(source.name, *place, count)
+        return stored_bytes(source.name, *place, count)
 
     path, offset = source.places[matrix]
     data = read((path, offset + low * row_bytes), (high - low) * row_bytes)
@@ -85,7 +85,7 @@ def read_rows(source: TensorSource, begin: int, end: int, matrix: int = 0) -> np
     return values + np.float32(1) if source.plus_one else values
 
 
-def _stored_bytes(name: str, path: pathlib.Path, offset: int, count: int) -> np.ndarray:
+def stored_bytes(name: str, path: pathlib.Path, offset: int, count: int) -> np.ndarray:
     """uint8 (count,) of a file, of the tensor `name`."""
     try:
         with open(path, "rb") as file:
