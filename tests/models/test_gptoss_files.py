@@ -100,7 +100,8 @@ def fp4(rng, rows, columns):
     values = np.concatenate([magnitudes, -magnitudes])[
         np.stack([blocks & 15, blocks >> 4], -1).reshape(3, rows, -1, 32)
     ]
-    return blocks, scales, (values * np.float32(2) ** (scales.astype(int)[..., None] - 127)).reshape(3, rows, columns)
+    values = values * 2.0 ** (scales.astype(int)[..., None] - 127)
+    return blocks, scales, values.reshape(3, rows, columns).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
