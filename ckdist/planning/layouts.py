@@ -36,6 +36,12 @@ def layouts_for(config: EngineConfig, world: "World", spec: ModelSpec | None = N
     return by_experts if prefill is decode else with_whole_experts(prefill, in_hosts), by_experts, mesh
 
 
+def can_dispatch(world: "World", prefill: Layout) -> bool:
+    """Whether rows may go to the hosts that have their experts: each rank of a host has other rows, or is alone."""
+    hosts = len(set(world.hosts))
+    return "experts" in prefill.sharded_by and hosts > 1 and (hosts == world.size or "tokens" in prefill.sharded_by)
+
+
 def _whole_experts(config: EngineConfig, world: "World", spec: ModelSpec | None) -> bool:
     """Whether hosts have whole experts."""
     hosts = len(set(world.hosts))

@@ -1,5 +1,6 @@
 """The executor of lowered programs that serve, seen from Python: rank 0 runs batches, the others work until stopped."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,7 @@ class StepStats:
     """Seconds of this rank's first thread: in all steps, waiting at its own barriers, and in exchanges with other
     ranks.
 
-    `moved`: bytes that this rank read of other ranks' memory, where ranks share it.
+    `moved`: bytes that this rank read of other ranks' memory, where ranks share it; `sent`: to other hosts.
     """
 
     total: float
@@ -62,6 +63,7 @@ class StepStats:
     exchange: float
     runs: int
     moved: int
+    sent: int
 
 
 def block_bytes(key_type: str, value_type: str, key_width: int, value_width: int, latent: bool = False) -> int:
@@ -83,7 +85,8 @@ class Executable:
     prefills.
 
     Both have the same cache, in the layout of decode, so a sequence goes from one to the other by running
-    the next step. Steps with prompts of at least `prefill_from` tokens run the second. `threads` run decode,
+    the next step. Steps with prompts of at least `prefill_from` tokens run the second. A further plan of either's
+    program in which hosts share rows out is run in its place from `dispatch_from` tokens on. `threads` run decode,
     `threads_batch` steps with prompts. `cpus` pins them, one each, unless empty. `loader`: the native one of matrices
     that are not all packed yet.
     """
@@ -109,9 +112,15 @@ class Executable:
         )
         self.state_slots = config.state_slots
         self.threads, self.threads_batch = threads, threads_batch
-        self.plans = len(plans)
-        self.prefill_from = 0
-        self.prefill_tokens = [0] * len(plans)  # of steps with prompts, by plan
+        self.plans = sum(not plan.lowered.host_rows for plan in plans)  # decode's, and prefill's
+        self.dispatching = {  # a plan -> the one in which hosts share its rows out
+            [plan.lowered.tokens_sharded for plan in plans].index(other.lowered.tokens_sharded): number
+            for number, other in enumerate(plans)
+            if other.lowered.host_rows
+        }
+        self.prefill_from, self.dispatch_from = 0, sys.maxsize
+        self.prefill_tokens = [0] * self.plans  # of steps with prompts, by plan
+        self.dispatched_tokens = 0  # of steps in which hosts shared rows out
         self.layer_steps = [plan.lowered.layer_steps for plan in plans]
         self.labels = [plan.lowered.labels() for plan in plans]
         self._keep: list[Any] = [communicator, loader]
@@ -143,6 +152,7 @@ class Executable:
                 "offset": b.offset,
                 "lead": b.lead,
                 "floats": b.floats,
+                "sum": b.sum,
             }
             for b in lowered.buffers
         ]
@@ -156,6 +166,7 @@ class Executable:
             "vectors": self._array([ffi.cast("float *", v) for v in plan.vectors], "const float *"),
             "vector_count": len(plan.vectors),
             "tokens_sharded": lowered.tokens_sharded,
+            "host_rows": lowered.host_rows,
         }
 
     def _program(self, plans: Sequence[ExecutionPlan]) -> native.CData:
@@ -260,6 +271,9 @@ class Executable:
     def _run(self, batch: Batch, plan: int, steps: int = 0) -> int:
         """Publishes and runs a plan, or its first `steps` steps unless 0; returns the number of rows of logits."""
         tokens, sequences, selected = len(batch.token_ids), len(batch.chunks), len(batch.logits_indices)
+        if tokens >= self.dispatch_from and plan in self.dispatching:
+            plan = self.dispatching[plan]
+            self.dispatched_tokens += tokens
         states = () if batch.states is None else (batch.states.reshape(-1),)
         size = _HEADER + tokens + 3 * sequences + len(batch.block_tables) + 4 * sequences * len(states) + selected
         if len(self._message) < size:
@@ -298,7 +312,7 @@ class Executable:
         """What was measured since the start or the last `reset`."""
         out = native.ffi.new("struct ckdist_step_stats *")
         native.lib.ckdist_executable_stats(self._handle, out, reset)
-        return StepStats(out.total, out.barrier, out.exchange, out.runs, out.moved)
+        return StepStats(out.total, out.barrier, out.exchange, out.runs, out.moved, out.sent)
 
     def trace(self, handle: native.CData) -> None:
         """From now on every thread writes what it does to the native trace `handle`, which outlives this."""

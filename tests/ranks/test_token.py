@@ -23,48 +23,12 @@ from ckdist.program.batch import Batch
 from tests.support import thread_ranks
 from tests.support.paths import GOLDEN
 from tests.support.programs.replay import build
+from tests.support.situations import driven, situations
 from tests.support.specs import FAMILIES, PIECES
 from tests.support.thread_ranks import run_threads
 
 MODELS = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
 MIXTURES = [folder for folder in MODELS if "num_experts_per_tok" in (folder / "config.json").read_text()]
-
-
-def driven(world, executable, body):
-    """What `body(executable)` gives on rank 0, while the other ranks work."""
-    if world.rank:
-        executable.work()
-        return None
-    result = body(executable)
-    executable.stop()
-    return result
-
-
-def situations(executable) -> list[np.ndarray]:
-    """Logits of a prompt in chunks, of decoding, of several prompts beside a decoding sequence and a reused prefix,
-    of two tokens.
-    """
-    sequence, logits = SingleSequence(executable), []
-    logits.append(sequence.feed(np.arange(40)))
-    logits += [sequence.feed([token]).copy() for token in (3, 4, 5)]
-    # 32 positions of the first sequence are the third's too
-    runs = np.array([[5, 0, 1], [1, 43, 3], [2, 32, 3], [6, 10, 1]], np.int32)
-    tables = np.array([8, *(0, 1, 2), *(0, 1, 9), 8], np.int32)
-    ids = np.arange(50, 64, dtype=np.int32)
-    logits.append(executable.run(Batch(ids[:8], runs[:3], tables[:7], np.array([4, 5, 7], np.int32))).copy())
-    logits.append(
-        executable.run(
-            Batch(
-                ids[8:],
-                runs[[0, 1]] * 0 + [[3, 5, 1], [3, 34, 3]],
-                np.array([8, 0, 1, 9], np.int32),
-                np.array([0, 5], np.int32),
-            )
-        ).copy()
-    )
-    sequence.length = 0
-    logits.append(sequence.feed([7, 8]))
-    return logits
 
 
 def both_ways(executable):

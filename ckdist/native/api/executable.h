@@ -24,6 +24,8 @@ struct ckdist_execution_plan {
   /* Every rank of a host has a range [ceil(tokens * rank / size), ceil(tokens * (rank + 1) / size)) of a batch's
      tokens, counted among the host's ranks. */
   int32_t tokens_sharded;
+  /* Between products that need all of a rank's tokens, the hosts share these out: comm/row_exchange.h. */
+  int32_t host_rows;
 };
 
 /* Attention of one layer on this rank, and what of its tokens it caches. */
@@ -100,10 +102,11 @@ CKDIST_EXPORT int64_t ckdist_executable_kv_bytes(struct ckdist_executable* execu
 CKDIST_EXPORT const void* ckdist_executable_kv(struct ckdist_executable* executable);
 
 /* Seconds of thread 0 since the last reset: in steps, waiting at barriers inside the rank, and in exchanges with other
-   ranks. moved: bytes that this rank's threads read of other ranks' memory, between the layers' parts. */
+   ranks. moved: bytes that this rank's threads read of other ranks' memory, between the layers' parts; sent: bytes that
+   it sent to other hosts. */
 struct ckdist_step_stats {
   double total, barrier, exchange;
-  int64_t runs, moved;
+  int64_t runs, moved, sent;
 };
 CKDIST_EXPORT void ckdist_executable_stats(struct ckdist_executable* executable, struct ckdist_step_stats* out,
                                            int32_t reset);

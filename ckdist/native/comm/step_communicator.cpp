@@ -121,7 +121,9 @@ void StepCommunicator::meet(int step, int64_t grace_ns, Idle idle) {
 }
 
 void StepCommunicator::begin_send(int peer, Tag tag, const void* data, int64_t bytes) {
-  if (bytes > 0) pending_.push_back(parts_.channel->isend(peer, tag, data, bytes));
+  if (bytes <= 0) return;
+  sent_ += bytes;
+  pending_.push_back(parts_.channel->isend(peer, tag, data, bytes));
 }
 
 void StepCommunicator::begin_receive(int peer, Tag tag, void* data, int64_t bytes) {
@@ -282,6 +284,13 @@ void StepCommunicator::add_slices(int slot, int64_t begin, int64_t end, bool fol
   wait();
 }
 
+void StepCommunicator::fold_hosts(float* out, const float* const* parts, int64_t floats) const {
+  const void* of_hosts[kMaxRanks];
+  for (int h = 0; h < host_count_; h++) of_hosts[h] = parts[h];
+  void* const to = out;
+  parts_.order.fold_hosts(Element::f32, ReduceOp::sum, &to, 1, of_hosts, floats);
+}
+
 // ---- logits
 
 float* StepCommunicator::logits(int64_t* stride) {
@@ -308,6 +317,7 @@ void StepCommunicator::gather_logits(int64_t rows, int step) {
 // ---- messages
 
 Channel::Pending StepCommunicator::isend(int peer, const void* data, int64_t bytes) {
+  if (parts_.order.host_of(peer) != host_) sent_ += bytes;
   return parts_.channel->isend(peer, kMessage, data, bytes);
 }
 

@@ -93,6 +93,15 @@ class StepCommunicator {
   void send(int peer, const void* data, int64_t bytes, int step);
   void recv(int peer, void* data, int64_t bytes, int step);
 
+  // The hosts, in the order in which their values are added: this rank's, how many there are, and which rank of another
+  // has this one's place. fold_hosts: `out` = the sum of a part of each.
+  int host() const { return host_; }
+  int host_count() const { return host_count_; }
+  int same_place(int host) const { return hosts()[host][local_rank]; }
+  void fold_hosts(float* out, const float* const* parts, int64_t floats) const;
+  // Bytes that this rank has sent to other hosts.
+  int64_t sent() const { return sent_; }
+
   // On any buffers, over all ranks: all_gather, reduce_scatter, all_to_all, barrier. Nothing is allocated once a call
   // of the size was made, where `in` is not `out`.
   Collectives& collectives() { return *parts_.collectives; }
@@ -109,7 +118,6 @@ class StepCommunicator {
   int leader(int host) const { return hosts()[host][0]; }
   const std::vector<std::vector<int>>& hosts() const { return parts_.order.hosts(); }
   int other(int k) const { return (host_ + k) % host_count_; }  // the k-th host after this one
-  int same_place(int host) const { return hosts()[host][local_rank]; }
   float* part(int slot, int index) const { return partials_ + (index * kSlots + slot) * padded_; }
   float* sum(int slot, int host) const;  // a host's sum, where this host's ranks read it
   bool large(int64_t floats) const;      // too large to go whole to every host
@@ -133,6 +141,7 @@ class StepCommunicator {
   StepSizes sizes_;
   std::vector<Channel::Pending> pending_, later_;
   int step_ = kStart;
+  int64_t sent_ = 0;
 
   int64_t padded_ = 0, kept_floats_ = 0, slice_floats_ = 0;
   bool registered_ = false;    // the transport was told of the memory

@@ -35,9 +35,9 @@ Inference::Inference(const ckdist_program& that, Communicator& communicator, Rep
     fail(Status::native, "%d plans; one to %d are possible", program.plan_count, kMaxPlans);
   arena_.emplace(program.arena_bytes, "activations");
   make_cache();
+  reserve_exchange();
   make_lists();
   make_workers();
-  reserve_exchange();
 }
 
 void Inference::make_cache() {
@@ -86,7 +86,8 @@ void Inference::make_lists() {
     most_steps_ = std::max(most_steps_, those.step_count);
     lists_.emplace_back(those.steps, those.step_count, int(p));
     token_steps_[p] = 0;
-    while (token_steps_[p] < those.step_count && those.steps[token_steps_[p]]->rows == ckdist_rows_tokens)
+    const auto of_tokens = [](int32_t rows) { return rows == ckdist_rows_tokens || rows == ckdist_rows_host; };
+    while (token_steps_[p] < those.step_count && of_tokens(those.steps[token_steps_[p]]->rows))
       token_steps_[p]++;
     reserve(lists_.back());
     for (const ckdist_step* step : lists_.back().steps) counters = std::max(counters, step_counters(*step));
@@ -138,6 +139,12 @@ void Inference::reserve_exchange() {
     peers_[slot].resize(kMaxRanks);
     ranks->peers(slot, peers_[slot].data());
   }
+  int64_t row_bytes = 0;
+  for (const ckdist_execution_plan& those : plans_)
+    for (const ckdist_value* v = those.values; those.host_rows && v != those.values + those.value_count; v++)
+      row_bytes = std::max({row_bytes, v->place == ckdist_place_activations ? activation_stride(*v) : 0,
+                            v->place == ckdist_place_arena ? v->width * 4 : 0});
+  if (row_bytes > 0) host_rows = std::make_unique<RowExchange>(*ranks, program.max_tokens, round_up(row_bytes, 64));
 }
 
 float* Inference::floats(int index, int64_t* stride) {
@@ -165,7 +172,12 @@ void Inference::give_up(const char* reason) {
 
 void Inference::finish(int thread, int index, int out, int64_t rows) {
   const ckdist_value& v = value(out);
-  if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { gather(rows, index); });
+  if (plan->host_rows && v.sum >= 0)
+    meet(thread, index, true, [&](Idle) {
+      int64_t stride;
+      host_rows->reduce_scatter(floats(out, &stride), floats(v.sum, &stride), v.width, index);
+    });
+  else if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { gather(rows, index); });
   else if (v.place == ckdist_place_sums)
     meet(thread, index, true, [&](Idle idle) {
       ranks->all_reduce_hosts(int(v.offset), (v.selected ? batch.selected : batch.tokens) * v.width, index, idle);
@@ -223,6 +235,7 @@ void Inference::begin(const BatchView& those) {
   first_selected = std::lower_bound(selected, selected + batch.selected, first_token) - selected;
   local_selected =
       std::lower_bound(selected, selected + batch.selected, first_token + local_tokens) - selected - first_selected;
+  if (plan->host_rows) host_rows->begin(local_tokens);
   active_ = std::min(std::max(batch.threads, 1), threads());
   for (Thread& thread : threads_) thread.ahead.step = -1;
   const int owners = batch.tokens > batch.sequences || batch.tokens >= kThreadRows ? active_ : 1;
@@ -249,8 +262,9 @@ void Inference::stop() {
 }
 
 ckdist_step_stats Inference::stats(bool reset) {
-  const ckdist_step_stats s = stats_;
-  if (reset) stats_ = {};
+  ckdist_step_stats s = stats_;
+  s.sent = ranks->sent() - sent_before_;
+  if (reset) stats_ = {}, sent_before_ = ranks->sent();
   return s;
 }
 

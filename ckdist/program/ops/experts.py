@@ -136,7 +136,7 @@ def lower_experts(lowering: "Lowering", group: "Group") -> None:
     names = ("used", "renormalise", "groups", "top_groups", "group_scores", "scale")
     lowering.emit(
         "experts",
-        x.rows,
+        lowering.rows_of(x),
         logits=logits,
         switches=switch[0] if switch else ValueIndex(ABSENT),
         correction=lowering.vector(routed.weights[0]),
@@ -146,7 +146,16 @@ def lower_experts(lowering: "Lowering", group: "Group") -> None:
         count=len(sets),
         sets=sets,
         out=out,
+        **({"host_experts": _host_experts(lowering, weights[0].dims[0])} if lowering.host_rows else {}),
     )
+
+
+def _host_experts(lowering: "Lowering", experts: Dim) -> list[int]:
+    """The first expert of each host, and behind the last; none where every host has all."""
+    if experts.axis is None:
+        return []
+    held = [experts.share(mesh) for mesh in lowering.mesh.along(experts.axis)]
+    return [*(begin for begin, _ in held), held[-1][1]]
 
 
 def _set(lowering: "Lowering", instr: Instr, weights: list[Weight], rows: int) -> dict[str, Any]:
