@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from ckdist import __version__, native
 from ckdist.comm.communicator import open_communicator
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.protocol import World
+from ckdist.comm.thresholds import load_thresholds
+from ckdist.comm.transports.link import Link, measured_link
 from ckdist.comm.world import agree, together
 from ckdist.config import EngineConfig
 from ckdist.engine.dry_breakers import DryBreakers
@@ -34,7 +37,8 @@ from ckdist.native import CData
 from ckdist.overrides import metadata_overrides
 from ckdist.planning.cost import LayerModel, rank_places
 from ckdist.planning.flops import FlopCounts, flops_of, total_flops
-from ckdist.planning.layouts import layouts_for
+from ckdist.planning.expert_placement import dispatch_from
+from ckdist.planning.layouts import NOMINAL_LINK, can_dispatch, layouts_for, places_experts
 from ckdist.planning.measured_cost import key_of
 from ckdist.planning.memory import WeightBytes, gigabytes
 from ckdist.planning.plan import Plan, make_plan
@@ -165,7 +169,8 @@ class Model:
     def _labels(self) -> Labels:
         """By plan of the executable: what a batch with prompts is called, and its steps' names and layers."""
         names = ["prefill"] if self.world.size == 1 else ["prefill by tensors", "prefill by tokens"]
-        return list(zip(names, self.executable.labels, strict=False))
+        names = [*names[: self.executable.plans], *("rows by host" for _ in self.executable.dispatching)]
+        return list(zip(names, self.executable.labels, strict=True))
 
 
 def load_model(
@@ -189,7 +194,9 @@ def load_model(
     for note in checkpoint.notes if world.rank == 0 else ():
         log.warning("%s: %s", checkpoint.path.name, note)
     spec = checkpoint.spec
-    layouts = prefill, decode, mesh = layouts_for(config, world, spec)
+    placed = config.experts != "tensor" and places_experts(world, spec)
+    link = measured_link(world, config.transport, config.comm_timeout) if placed else NOMINAL_LINK
+    layouts = prefill, decode, mesh = layouts_for(config, world, spec, link)
     adapter = Adapter(pathlib.Path(config.lora)) if config.lora else None
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     program = trace(forward, spec, decode, mesh, tracer)
@@ -203,7 +210,7 @@ def load_model(
         if config.trace
         else None
     )
-    shard = plan_and_open(Traced(checkpoint, layouts, adapter, program, token_program), config, world)
+    shard = plan_and_open(Traced(checkpoint, layouts, adapter, program, token_program, link), config, world)
     with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
         loader = shard.loader
         fill(loader) if fill else fill_shard(loader, config, world, progress, tracing and tracing.handle)
@@ -230,13 +237,16 @@ def _settings(config: EngineConfig) -> list[object]:
 
 @dataclass(frozen=True)
 class Traced:
-    """A model's programs: decode's, and prefill's where that shards tokens; `layouts`: of prefill, of decode, mesh."""
+    """A model's programs: decode's, and prefill's where that shards tokens; `layouts`: of prefill, of decode, mesh;
+    `link`: between hosts.
+    """
 
     checkpoint: Checkpoint
     layouts: tuple[Layout, Layout, Mesh]
     adapter: Adapter | None
     program: Program
     token_program: Program | None
+    link: Link
 
 
 @dataclass(frozen=True)
@@ -279,10 +289,12 @@ def plan_and_open(traced: Traced, config: EngineConfig, world: World) -> Shard:
     bind_memory(plan.placement)
     loader.open(shared=token_program is not None)
     plans, shards = [ExecutionPlan(lowered, [m.address for m in matrices], [v.address for v in vectors])], None
+    stored = None
     if token_program is not None:
         handles = {k: m for k, m in zip(lowered.matrices, matrices, strict=True) if isinstance(m, MatrixHandle)}
         shards = HostShards(world, loader, handles, dict(zip(lowered.vectors, vectors, strict=True)))
-        by_token = lower_for(loader, token_program, mesh, max_tokens, stored_dims(token_program, program))
+        stored = stored_dims(token_program, program)
+        by_token = lower_for(loader, token_program, mesh, max_tokens, stored)
         plans.append(
             ExecutionPlan(
                 by_token,
@@ -295,7 +307,17 @@ def plan_and_open(traced: Traced, config: EngineConfig, world: World) -> Shard:
                 [shards.vector(*key) for key in by_token.vectors],
             )
         )
+    if can_dispatch(world, layouts[0]):
+        by_host = lower_for(loader, token_program or program, mesh, max_tokens, stored, host_rows=True)
+        plans.append(over_the_weights_of(plans[-1], by_host))
     return Shard(traced, loader, lowered, matrices, weight_bytes, plan, plans, shards)
+
+
+def over_the_weights_of(plan: ExecutionPlan, lowered: Lowered) -> ExecutionPlan:
+    """Another lowering of a plan's program, over the same weights."""
+    matrices = dict(zip(plan.lowered.matrices, plan.matrices, strict=True))
+    vectors = dict(zip(plan.lowered.vectors, plan.vectors, strict=True))
+    return ExecutionPlan(lowered, [matrices[k] for k in lowered.matrices], [vectors[k] for k in lowered.vectors])
 
 
 def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | None, measure: bool) -> Model:
@@ -324,6 +346,8 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
         costs = layer_models(world, plan, loader, [program, token_program]) if token_program is not None else []
         key = lambda: key_of(world, plan, executable, program.digest(), types)
         choice = choose_prefill(config, world, executable, costs, key, loader.held, measure, plan.crowded)
+    if executable.dispatching:
+        executable.dispatch_from = choose_dispatch(world, spec, loader, plan, traced.link)
     if world.rank == 0 and world.size > 1:
         log.debug("prefill: %s", choice.reason)
         log.debug("%s", choice.details)
@@ -348,8 +372,26 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
     )
 
 
+def choose_dispatch(world: World, spec: ModelSpec, loader: ShardLoader, plan: Plan, link: Link) -> int:
+    """From how many tokens in a step on rows go to the hosts that have their experts. A collective call."""
+    names = [name for name in loader.checkpoint.tensors if is_expert(name)]
+    number = native.lib.ckdist_activation_format(native.ffi.NULL, packed_type(loader, names[0]))
+    each = native.check(native.lib.ckdist_activation_bytes(number, spec.hidden_size)) / spec.hidden_size
+    direct_bytes = world.broadcast(load_thresholds().transport_direct_bytes)
+    found = dispatch_from(spec, len(set(world.hosts)), link, plan.cache.max_tokens, direct_bytes, each)
+    if world.rank == 0:
+        how = "are summed over all hosts in every step" if found is None else f"are sent from {found} tokens in a step on"
+        log.debug("experts: rows for the hosts that have their experts %s; %s", how, link)
+    return sys.maxsize if found is None else found
+
+
 def lower_for(
-    loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int, stored: Mapping[Dim, Dim] | None = None
+    loader: ShardLoader,
+    program: Program,
+    mesh: Mesh,
+    max_tokens: int,
+    stored: Mapping[Dim, Dim] | None = None,
+    host_rows: bool = False,
 ) -> Lowered:
     """The program's steps for weights as the loader packs them."""
     return lower(
@@ -359,6 +401,7 @@ def lower_for(
         block_columns=lambda name: native.lib.ckdist_type_undivided_columns(packed_type(loader, name)),
         max_tokens=max_tokens,
         stored=stored,
+        host_rows=host_rows,
     )
 
 
