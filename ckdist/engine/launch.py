@@ -36,8 +36,8 @@ from ckdist.models.spec import ModelSpec
 from ckdist.native import CData
 from ckdist.overrides import metadata_overrides
 from ckdist.planning.cost import LayerModel, rank_places
-from ckdist.planning.flops import FlopCounts, flops_of, total_flops
 from ckdist.planning.expert_placement import dispatch_from
+from ckdist.planning.flops import FlopCounts, flops_of, total_flops
 from ckdist.planning.layouts import NOMINAL_LINK, can_dispatch, layouts_for, places_experts
 from ckdist.planning.measured_cost import key_of
 from ckdist.planning.memory import WeightBytes, gigabytes
@@ -380,7 +380,9 @@ def choose_dispatch(world: World, spec: ModelSpec, loader: ShardLoader, plan: Pl
     direct_bytes = world.broadcast(load_thresholds().transport_direct_bytes)
     found = dispatch_from(spec, len(set(world.hosts)), link, plan.cache.max_tokens, direct_bytes, each)
     if world.rank == 0:
-        how = "are summed over all hosts in every step" if found is None else f"are sent from {found} tokens in a step on"
+        how = (
+            "are summed over all hosts in every step" if found is None else f"are sent from {found} tokens in a step on"
+        )
         log.debug("experts: rows for the hosts that have their experts %s; %s", how, link)
     return sys.maxsize if found is None else found
 

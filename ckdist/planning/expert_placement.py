@@ -111,15 +111,15 @@ def choose_placement(
     `dispatches`: rows may go to the hosts of their experts, else whole experts are summed over all hosts too.
     """
     layers = _mixtures(spec)
-    width, wire = spec.hidden_size, lambda exchange: exchange.seconds(link)
+    width, between = spec.hidden_size, lambda exchange: exchange.seconds(link)
     one, many = (summed(count, width, hosts, direct_bytes) for count in (1, rows))
     least = dispatch_from(spec, hosts, link, rows, direct_bytes) if dispatches else None
     slices = whole = moved = 0.0
     for ffn in layers:
         read = 3 * ffn.routing.used * ffn.intermediate_size * width * WEIGHT_BYTES / ranks / READ
         prompt = dispatched(rows, width, ffn, hosts, ELEMENT_BYTES) if least is not None else many
-        slices += wire(many) + ANSWER * (wire(one) + read * sliced_factor(ffn, ranks))
-        whole += wire(prompt) + ANSWER * (wire(one) + read * whole_factor(ffn, hosts))
+        slices += between(many) + ANSWER * (between(one) + read * sliced_factor(ffn, ranks))
+        whole += between(prompt) + ANSWER * (between(one) + read * whole_factor(ffn, hosts))
         moved += prompt.sent
     each = [seconds / len(layers) * 1e3 for seconds in (whole, slices)]
     chosen = each[0] < each[1]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from ckdist.comm.thresholds import Thresholds
 from ckdist.comm.transports.link import Link
-
 from ckdist.config import EngineConfig
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, Layout, with_whole_experts
@@ -64,9 +63,7 @@ def _has_own_rows(world: "World", prefill: Layout) -> bool:
     return world.size == len(set(world.hosts)) or "tokens" in prefill.sharded_by
 
 
-def _placement(
-    config: EngineConfig, world: "World", spec: ModelSpec, link: Link, prefill: Layout
-) -> ExpertPlacement:
+def _placement(config: EngineConfig, world: "World", spec: ModelSpec, link: Link, prefill: Layout) -> ExpertPlacement:
     """Whether hosts have whole experts, as --experts says or as `link` suggests."""
     if config.experts != "auto":
         named = {"tensor": "slices of every expert on every rank", "expert": "whole experts on each host"}

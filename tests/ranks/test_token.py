@@ -19,7 +19,6 @@ from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
 from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS
 from ckdist.planning.layouts import layouts_for
-from ckdist.program.batch import Batch
 from tests.support import thread_ranks
 from tests.support.paths import GOLDEN
 from tests.support.programs.replay import build

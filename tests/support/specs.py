@@ -46,7 +46,9 @@ def spec(
     if "activation" in more:
         fields["ffn"] = DenseFfn(ffn, more.pop("activation"))
     layers = tuple(LayerSpec(a, **fields) for a in (*first, *changed))
-    return ModelSpec("qwen3", vocab, hidden, layers, {"global": rope(head_dim), **more.pop("ropes", {})}, 1e-6, 512, **more)
+    return ModelSpec(
+        "qwen3", vocab, hidden, layers, {"global": rope(head_dim), **more.pop("ropes", {})}, 1e-6, 512, **more
+    )
 
 
 FAMILIES = {

@@ -1,5 +1,5 @@
-// Rows of a value that the hosts share out: each host has a range of them, and works on those alone between the products
-// that need all rows.
+// Rows of a value that the hosts share out: each host has a range of them, and works on those alone between the
+// products that need all rows.
 //
 // What is exchanged goes between the ranks of one place on each host, which have the same rows. A sum is made where its
 // row is, in the order of comm/algorithms/order.h, so its bits are those of an all_reduce. Nothing is allocated after

@@ -87,8 +87,7 @@ void Inference::make_lists() {
     lists_.emplace_back(those.steps, those.step_count, int(p));
     token_steps_[p] = 0;
     const auto of_tokens = [](int32_t rows) { return rows == ckdist_rows_tokens || rows == ckdist_rows_host; };
-    while (token_steps_[p] < those.step_count && of_tokens(those.steps[token_steps_[p]]->rows))
-      token_steps_[p]++;
+    while (token_steps_[p] < those.step_count && of_tokens(those.steps[token_steps_[p]]->rows)) token_steps_[p]++;
     reserve(lists_.back());
     for (const ckdist_step* step : lists_.back().steps) counters = std::max(counters, step_counters(*step));
   }

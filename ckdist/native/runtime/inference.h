@@ -209,8 +209,8 @@ class Inference : public Executor {
   std::vector<const float*> peers_[kSlots];           // the slots of the ranks that share memory
   std::unique_ptr<std::atomic<int64_t>[]> counters_;  // (threads, most_steps): next item of each step that shares work
                                                       // out dynamically, of all or of a thread's
-  int64_t sent_before_ = 0;  // bytes to other hosts, when counts were reset
-  int64_t prefilled_ = 0;    // when the batch before ended, where that was a token-parallel prefill
+  int64_t sent_before_ = 0;                           // bytes to other hosts, when counts were reset
+  int64_t prefilled_ = 0;  // when the batch before ended, where that was a token-parallel prefill
 };
 
 }  // namespace ckdist

@@ -148,8 +148,8 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   // Whether a host has experts that a row takes; of those that all rows take every host has a part.
   bool takes(int64_t row, int host) const {
     const int32_t *const experts = choice.experts(row), *const held = step.host_experts + host;
-    return step.count > 1 || std::any_of(experts, experts + step.used,
-                                         [&](int32_t e) { return e >= held[0] && e < held[1]; });
+    return step.count > 1 ||
+           std::any_of(experts, experts + step.used, [&](int32_t e) { return e >= held[0] && e < held[1]; });
   }
   // The sets' activations, two of each, of which some or all may be the same.
   int input(int i) const { return i % 2 == 0 ? step.sets[i / 2].gate_x : step.sets[i / 2].up_x; }
