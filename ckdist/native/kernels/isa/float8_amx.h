@@ -30,7 +30,7 @@ inline void float8_tiles(const TileStrip& strip, const uint8_t (*expanded)[kChun
     const uint8_t *first = expanded[0] + b * kExpandedFloat8, *second = expanded[1] + b * kExpandedFloat8;
     zero_sums(strip.strips());
     for (int at = kExpandedScales; at < kExpandedFloat8; at += depth / 2 * kPairLine, x += kTileRowBytes)
-      add_products<false>(strip, x, first + at, second + at);
+      add_products<false>(strip, x, strip.x_stride, first + at, second + at);
     store_tiles(strip, products);
     for (int tile = 0; tile < strip.tile_count; ++tile) {
       const __m512 scale = _mm512_loadu_ps(tile ? second : first);

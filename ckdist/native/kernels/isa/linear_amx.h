@@ -31,9 +31,7 @@ constexpr int kActivationTile = 4, kWeightTile = 6;  // the first of two each
 constexpr int kTileSums = kStripTokens * kTileRows;
 constexpr int kProductBytes = 16 << 10;  // of int32 sums that wait for their scales, a part of the L1 cache
 
-// Tokens from which tiles are used.
-template <Type type>
-constexpr int64_t kTilesFrom = layout_of(type).columns ? 4 : 1;
+constexpr int64_t kTilesFrom = 4;  // tokens from which tiles multiply bytes
 
 // Up to two tiles of weights against up to two strips of tokens.
 struct TileStrip {
@@ -87,18 +85,19 @@ inline void tile_dot() {
 }
 
 template <bool bytes>
-inline void add_products(const TileStrip& strip, const uint8_t* x, const void* first, const void* second) {
+inline void add_products(const TileStrip& strip, const uint8_t* x, int64_t x_stride, const void* first,
+                         const void* second) {
   constexpr int a = kActivationTile, b = kWeightTile;
   const bool pair = strip.tile_count > 1;
   tile_load<b>(first, kTileRowBytes);
-  tile_load<a>(x, strip.x_stride);
+  tile_load<a>(x, x_stride);
   tile_dot<bytes, 0, a, b>();
   if (pair) {
     tile_load<b + 1>(second, kTileRowBytes);
     tile_dot<bytes, 1, a, b + 1>();
   }
   if (strip.strips() > 1) {
-    tile_load<a + 1>(x + kStripTokens * strip.x_stride, strip.x_stride);
+    tile_load<a + 1>(x + kStripTokens * x_stride, x_stride);
     tile_dot<bytes, 2, a + 1, b>();
     if (pair) tile_dot<bytes, 3, a + 1, b + 1>();
   }
@@ -243,7 +242,8 @@ void byte_strip(const TileStrip& strip) {
       for (int i = 0; i < together * parts; ++i) {
         const int codes = (first * parts + i) * layout.unit() * kTileRows;
         zero_sums(strip.strips());
-        add_products<true>(strip, x.codes + i * layout.unit(), expanded[0].codes + codes, expanded[1].codes + codes);
+        add_products<true>(strip, x.codes + i * layout.unit(), strip.x_stride, expanded[0].codes + codes,
+                           expanded[1].codes + codes);
         store_tiles(strip, products + i * kSumsTiles * kTileSums);
       }
       for (int s = 0; s < strip.strips(); ++s) {
@@ -269,12 +269,14 @@ inline void bf16_strip(const TileStrip& strip) {
   const uint8_t *first = strip.tiles, *second = first + (strip.tile_count - 1) * strip.tile_bytes, *x = strip.x;
   zero_sums(strip.strips());
   for (int64_t step = 0; step < strip.blocks / 2; ++step, first += tile_bytes, second += tile_bytes, x += kTileRowBytes)
-    add_products<false>(strip, x, first, second);
-  if (strip.blocks % 2) {
-    alignas(64) uint8_t ends[2][tile_bytes] = {};
+    add_products<false>(strip, x, strip.x_stride, first, second);
+  if (strip.blocks % 2) {  // columns that do not exist are zero on both sides: zero times what memory holds may be NaN
+    alignas(64) uint8_t ends[2][tile_bytes] = {}, rows[kTokensAtOnce * kTileRowBytes] = {};
     std::memcpy(ends[0], first, half);
     std::memcpy(ends[1], second, half);
-    add_products<false>(strip, x, ends[0], ends[1]);
+    for (int t = 0; t < strip.tokens; ++t)
+      std::memcpy(rows + t * kTileRowBytes, x + t * strip.x_stride, kTileRowBytes / 2);
+    add_products<false>(strip, rows, kTileRowBytes, ends[0], ends[1]);
   }
   alignas(64) float sums[kSumsTiles * kTileSums];
   store_tiles(strip, sums);
@@ -285,9 +287,11 @@ template <Type type>
 void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
                        int64_t tokens, float* y, int64_t y_stride) {
   constexpr BlockLayout layout = layout_of(type);
-  if (tokens < kTilesFrom<type>)
-    return avx512_vnni::byte_kernels.of[static_cast<int>(type)].multiply(matrix, tile_begin, tile_end, x, x_stride,
-                                                                         tokens, y, y_stride);
+  if constexpr (layout.columns > 0) {
+    if (tokens < kTilesFrom)
+      return avx512_vnni::byte_kernels.of[static_cast<int>(type)].multiply(matrix, tile_begin, tile_end, x, x_stride,
+                                                                           tokens, y, y_stride);
+  }
   TileStrip strip;
   strip.tile_bytes = matrix.tile_bytes;
   strip.blocks = (matrix.cols + Product<type>::kBlockColumns - 1) / Product<type>::kBlockColumns;
