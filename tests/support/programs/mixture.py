@@ -46,7 +46,7 @@ def every_way(executable) -> None:
 
 world = start_world()
 model = load_model(
-    EngineConfig(model=folder, experts=experts, threads=1, ctx_size=256, ubatch_size=32, comm_timeout=2.0, repack="off",
+    EngineConfig(model=folder, experts=experts, threads=1, ctx_size=256, ubatch_size=32, comm_timeout=4.0, repack="off",
                  cache_type_k="f32", cache_type_v="f32"),
     world,
 )  # fmt: skip
