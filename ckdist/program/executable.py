@@ -123,6 +123,7 @@ class Executable:
         self.dispatched_tokens = 0  # of steps in which hosts shared rows out
         self.layer_steps = [plan.lowered.layer_steps for plan in plans]
         self.labels = [plan.lowered.labels() for plan in plans]
+        self.experts = plans[-1].lowered.experts
         self._keep: list[Any] = [communicator, loader]
         self._loader = native.ffi.NULL if loader is None else loader
         self.pool = ThreadPool(max(threads, threads_batch), cpus, spins)
@@ -173,7 +174,8 @@ class Executable:
         """The `struct ckdist_program *` of the plans; what it points to lives as long as this does."""
         ffi, spec, config = native.ffi, self.spec, self.config
         lowered = plans[-1].lowered
-        count = max([*lowered.attention, *lowered.states]) + 1
+        count = max([*lowered.attention, *lowered.states, *lowered.experts]) + 1
+        self._expert_rows_shape = (count, max(lowered.experts.values(), default=0))
         layers = [self._layer(lowered.attention.get(layer)) for layer in range(count)]
         states = [self._state(lowered.states.get(layer)) for layer in range(count)]
         ropes = [self._rope(spec.ropes.get(table)) for table in ROPE_TABLES]
@@ -192,6 +194,7 @@ class Executable:
                 "layers": len(layers),
                 "attention": self._array(layers, "struct ckdist_layer_attention"),
                 "states": self._array(states, "struct ckdist_layer_state"),
+                "experts": max(lowered.experts.values(), default=0),
                 "state_slots": config.state_slots,
                 "blocks": config.num_blocks,
                 "ropes": ropes,
@@ -313,6 +316,13 @@ class Executable:
         out = native.ffi.new("struct ckdist_step_stats *")
         native.lib.ckdist_executable_stats(self._handle, out, reset)
         return StepStats(out.total, out.barrier, out.exchange, out.runs, out.moved, out.sent)
+
+    def expert_rows(self) -> dict[int, np.ndarray]:
+        """By layer that has experts how many rows each had so far, int64 (experts,); on rank 0 those of all tokens."""
+        out = np.zeros(self._expert_rows_shape, np.int64)
+        if self.experts:
+            native.lib.ckdist_executable_expert_rows(self._handle, native.pointer(out, "int64_t *"))
+        return {layer: out[layer, :count] for layer, count in self.experts.items()}
 
     def trace(self, handle: native.CData) -> None:
         """From now on every thread writes what it does to the native trace `handle`, which outlives this."""

@@ -83,6 +83,7 @@ class Lowering:
         self.slots = 0
         self.attention: dict[int, LayerAttention] = {}
         self.states: dict[int, LayerState] = {}
+        self.experts: dict[int, int] = {}
         self.key_places: tuple[int, ...] = ()  # of the layer at hand
         self.exchange_floats = 1
 
@@ -108,6 +109,7 @@ class Lowering:
             layer_steps,
             len(self.peers) > 1,
             self.host_rows,
+            self.experts,
         )
 
     def _lower(self, group: Group) -> None:

@@ -1,7 +1,7 @@
 """What lowering makes of a program that serves: the executor's steps, and the buffers and weights they work on."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from ckdist.layout import Range, even_ranges
@@ -64,6 +64,12 @@ class LayerAttention:
     )
 
 
+def layer_of(weight: str) -> int | None:
+    """The layer of a weight, by its name; None before the first and after the last."""
+    found = re.search(r"layers\.(\d+)\.", weight)
+    return int(found[1]) if found else None
+
+
 def layer_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
     """What an attend means on a rank of `mesh`."""
     heads, keys, values = (x.dims[-1] for x in attend.inputs)
@@ -104,7 +110,7 @@ class Lowered:
     rank's, or where tokens are sharded any rank's. `exchange_floats`: what a slot holds at most, on any rank.
     `attention[layer]`: what a layer caches of tokens, `states[layer]`: of sequences; a layer has one of both.
     `layer_steps`: the steps up to the end of the first layer. `tokens_sharded`: every rank has its range of a step's
-    tokens. `host_rows`: hosts share out a rank's tokens between the products that need all of them.
+    tokens. `host_rows`: hosts share out a rank's tokens between the products that need all of them. `experts[layer]`: how many a layer has.
     """
 
     steps: list[Step]
@@ -118,6 +124,7 @@ class Lowered:
     layer_steps: int
     tokens_sharded: bool
     host_rows: bool = False
+    experts: dict[int, int] = field(default_factory=dict)
 
     def labels(self) -> list[tuple[str, int | None]]:
         """For each step its kind with what it multiplies by, and its layer, None before the first and after the
@@ -128,7 +135,7 @@ class Lowered:
         for s in self.steps:
             weights = [self.matrices[i][0] for i in s.operands(MatrixIndex)]
             norms = [self.vectors[i][0] for i in s.operands(VectorIndex)]
-            layers = [int(m[1]) for name in weights + norms if (m := re.search(r"layers\.(\d+)\.", name))]
+            layers = [number for name in weights + norms if (number := layer_of(name)) is not None]
             layer = s.fields.get("layer", layers[-1] if layers else None if weights or norms else layer)
             parts = dict.fromkeys(name.removesuffix(".weight").rpartition(".")[2] for name in weights)
             found.append((" ".join([s.kind, *parts]), layer))

@@ -58,6 +58,7 @@ struct ckdist_program {
   int32_t layers;
   const struct ckdist_layer_attention* attention; /* (layers,); no heads in all: the layer has none */
   const struct ckdist_layer_state* states;        /* (layers,) */
+  int32_t experts;     /* of a layer at most; 0: no layer has any */
   int64_t state_slots; /* that hold all layers' states of a sequence each; 0: no layer has any */
   int64_t blocks;
   struct ckdist_rope ropes[4];
@@ -110,6 +111,10 @@ struct ckdist_step_stats {
 };
 CKDIST_EXPORT void ckdist_executable_stats(struct ckdist_executable* executable, struct ckdist_step_stats* out,
                                            int32_t reset);
+
+/* (layers, experts): how many rows each expert had so far, of all tokens that this rank's host computed. Not while a
+   batch runs. */
+CKDIST_EXPORT void ckdist_executable_expert_rows(const struct ckdist_executable* executable, int64_t* out);
 
 /* From now on every thread writes what it does to a lane of its own ("thread 0"). Not while a batch runs; the trace
  * outlives the executable. */

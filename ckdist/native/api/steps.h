@@ -186,6 +186,7 @@ struct ckdist_experts_step {
   int32_t count;
   const struct ckdist_expert_set* sets; /* the chosen, and then those that all tokens take */
   const int32_t* host_experts;          /* (hosts + 1,) the first expert of each, where hosts share rows out */
+  int32_t layer;                        /* whose rows by expert are counted */
   int32_t out;
 };
 

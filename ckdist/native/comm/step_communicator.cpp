@@ -40,7 +40,7 @@ struct StepCommunicator::Mailbox {
 
 struct StepCommunicator::Layout {
   int64_t value, kept, slice;  // floats of a value; of one that every host keeps; of one rank's slice
-  int64_t partials, sums, totals, slices, folded, logits, mailbox;
+  int64_t partials, sums, totals, slices, folded, logits, counters, mailbox;
   int64_t floats() const { return partials + sums + totals + slices + folded + logits; }  // that the transport moves
 
   Layout(const Order& order, int rank, const Thresholds& thresholds, const StepSizes& sizes) {
@@ -55,6 +55,7 @@ struct StepCommunicator::Layout {
     slices = local * hosts * slice;
     folded = many && local > 1 ? value : 0;
     logits = padded(sizes.logit_rows * sizes.vocab);
+    counters = padded(local * sizes.counters * 2);
     mailbox = padded(Mailbox::bytes(local, sizes.batch_ints) / 4 + 1);
   }
 };
@@ -62,7 +63,7 @@ struct StepCommunicator::Layout {
 int64_t StepCommunicator::memory_bytes(const Order& order, int rank, const Thresholds& thresholds,
                                        const StepSizes& sizes) {
   const Layout layout(order, rank, thresholds, sizes);
-  return (layout.floats() + layout.mailbox) * 4;
+  return (layout.floats() + layout.counters + layout.mailbox) * 4;
 }
 
 StepCommunicator::StepCommunicator(Parts parts, Segment memory, const StepSizes& sizes)
@@ -94,6 +95,7 @@ StepCommunicator::StepCommunicator(Parts parts, Segment memory, const StepSizes&
   slices_ = take(layout.slices) + local_rank * host_count_ * slice_floats_;
   folded_ = take(layout.folded);
   logits_ = take(layout.logits);
+  counters_ = reinterpret_cast<int64_t*>(take(layout.counters));
   mailbox_ = reinterpret_cast<Mailbox*>(at);
   if (host_count_ > 1) registered_ = parts_.channel->register_memory(memory_.data(), layout.floats() * 4);
   std::memset(partial(0), 0, size_t(kSlots * padded_ * 4));  // first touch by the owner

@@ -31,6 +31,7 @@ struct StepSizes {
   int64_t logit_rows, vocab;      // of the gathered logits, at most
   int64_t first_column, columns;  // of the logits that this rank computes
   int64_t batch_ints;             // of one batch, at most
+  int64_t counters = 0;           // of each rank
 };
 
 class StepCommunicator {
@@ -99,6 +100,8 @@ class StepCommunicator {
   int host_count() const { return host_count_; }
   int same_place(int host) const { return hosts()[host][local_rank]; }
   void fold_hosts(float* out, const float* const* parts, int64_t floats) const;
+  // Zeros at first, for what the ranks of this host count: read between batches, written in them by their own rank.
+  int64_t* counters(int local_rank) const { return counters_ + local_rank * sizes_.counters; }
   // Bytes that this rank has sent to other hosts.
   int64_t sent() const { return sent_; }
 
@@ -152,6 +155,7 @@ class StepCommunicator {
   float* slices_ = nullptr;    // (hosts, slice_floats_): this rank's slice of the hosts' sums
   bool reduced_[kSlots] = {};  // the value is in total_
   float* logits_ = nullptr;    // (rows, vocab): on rank 0's host everything, elsewhere the ranks' own columns
+  int64_t* counters_ = nullptr;
   Mailbox* mailbox_ = nullptr;
   uint32_t batches_ = 0;        // published, or received
   int32_t head_[kHeadInts];     // a batch's first message

@@ -133,6 +133,7 @@ void Inference::reserve_exchange() {
   sizes.batch_ints = BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
                      program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
                      4 * program.max_sequences;
+  sizes.counters = int64_t{program.layers} * program.experts;
   ranks = communicator.steps(sizes);
   for (int slot = 0; slot < kSlots; slot++) {
     peers_[slot].resize(kMaxRanks);
@@ -265,6 +266,13 @@ ckdist_step_stats Inference::stats(bool reset) {
   s.sent = ranks->sent() - sent_before_;
   if (reset) stats_ = {}, sent_before_ = ranks->sent();
   return s;
+}
+
+void Inference::expert_rows(int64_t* out) const {
+  const int64_t count = int64_t{program.layers} * program.experts;
+  std::fill(out, out + count, 0);
+  for (int rank = 0; rank < ranks->local_size; rank++)
+    for (int64_t i = 0; i < count; i++) out[i] += ranks->counters(rank)[i];
 }
 
 void Inference::replay(int thread) {

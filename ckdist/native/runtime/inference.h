@@ -35,6 +35,7 @@ class Inference : public Executor {
   const uint8_t* kv_data() const { return kv_arena_->data(); }
   int64_t kv_bytes() const { return kv_bytes_; }
   ckdist_step_stats stats(bool reset);
+  void expert_rows(int64_t* out) const;  // (layers, experts), of this host
 
   // Batches of at most this many rows are quantized by every thread for itself, which saves a barrier; larger ones once
   // for all.
@@ -156,6 +157,13 @@ class Inference : public Executor {
   };
   Counter& counter(int which) { return step_counters_[which]; }
   uint32_t step_number(int index) const { return runs_ * uint32_t(most_steps_) + uint32_t(index) + 1; }
+
+  // Rows by expert of a layer, where this rank is one that counts them: ranks of a host with the same rows leave it to
+  // the first.
+  int64_t* expert_counters(int layer) const {
+    if (!plan->tokens_sharded && ranks->local_rank != 0) return nullptr;
+    return ranks->counters(ranks->local_rank) + int64_t{layer} * program.experts;
+  }
 
   // The next item of a step whose items go to whichever thread is free.
   int64_t next_item(int index) { return counters_[index].fetch_add(1); }

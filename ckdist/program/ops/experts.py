@@ -8,7 +8,7 @@ from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.mesh import HOST, LOCAL, WHOLE
-from ckdist.program.lowered import MatrixKey
+from ckdist.program.lowered import MatrixKey, layer_of
 from ckdist.program.ops.elementwise import GATES, gated
 from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, summed_over, unsharded, whole
 from ckdist.program.program import Instr, Weight
@@ -134,6 +134,8 @@ def lower_experts(lowering: "Lowering", group: "Group") -> None:
     (out,) = lowering.results([instr.outputs[0]])
     lowering.at[instr.outputs[0].name] = out
     names = ("used", "renormalise", "groups", "top_groups", "group_scores", "scale")
+    layer = layer_of(weights[0].name) or 0
+    lowering.experts[layer] = weights[0].dims[0].count
     lowering.emit(
         "experts",
         lowering.rows_of(x),
@@ -145,6 +147,7 @@ def lower_experts(lowering: "Lowering", group: "Group") -> None:
         gate=GATES[instr.attrs["function"]],
         count=len(sets),
         sets=sets,
+        layer=layer,
         out=out,
         **({"host_experts": _host_experts(lowering, weights[0].dims[0])} if lowering.host_rows else {}),
     )

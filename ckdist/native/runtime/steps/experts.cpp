@@ -103,6 +103,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       choice = own.choice, grouping = own.grouping;
       for (int64_t row = 0; row < n; row++) choose(row);
       grouping.make(step, choice, n);
+      if (thread == 0) count_rows();
       return;
     }
     Carver c{r.workspace()};
@@ -115,7 +116,14 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     r.meet(thread, index, shared_out, [&](Idle) {
       if (shared_out) dispatch();
       grouping.make(step, choice, n);
+      count_rows();
     });
+  }
+
+  void count_rows() const {
+    int64_t* const counters = r.expert_counters(step.layer);
+    for (int64_t row = 0; counters != nullptr && row < n; row++)
+      for (int slot = 0; slot < step.used; slot++) counters[choice.experts(row)[slot]]++;
   }
 
   // Hosts tell one another which experts their rows take; then rows go to the hosts that have these.
