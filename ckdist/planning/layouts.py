@@ -70,7 +70,7 @@ def _placement(config: EngineConfig, world: "World", spec: ModelSpec, link: Link
         return ExpertPlacement(config.experts == "expert", f"{named[config.experts]}, as --experts says")
     rows = min(config.ubatch_size, config.batch_size)
     direct_bytes = Thresholds().transport_direct_bytes
-    own_rows = _has_own_rows(world, prefill)
+    own_rows = config.pipeline_parallel_size == 1 and _has_own_rows(world, prefill)
     return choose_placement(spec, world.size, len(set(world.hosts)), link, rows, direct_bytes, own_rows)
 
 
@@ -95,6 +95,8 @@ def _layouts(config: EngineConfig, world: "World", spec: ModelSpec | None) -> tu
             apart = f"{spec.family} norms all heads of a token together, whose sums go over hosts"
         elif not apart and spec is not None and any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
             apart = f"{spec.family} has latent attention, of which every host caches all tokens"
+        elif not apart and config.pipeline_parallel_size > 1:
+            apart = "a stage is on several hosts"
     elif config.transport != "auto":
         apart = f"--transport {config.transport} is used instead of it"
     if apart and config.prefill == "token":

@@ -14,7 +14,6 @@ from ckdist.config import EngineConfig
 from ckdist.engine.engine import Engine
 from ckdist.engine.launch import load_model
 from ckdist.engine.sampler import Sampler
-from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
 from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS
@@ -22,7 +21,7 @@ from ckdist.planning.layouts import layouts_for
 from tests.support import thread_ranks
 from tests.support.paths import GOLDEN
 from tests.support.programs.replay import build
-from tests.support.situations import driven, situations
+from tests.support.situations import driven, situations, texts
 from tests.support.specs import FAMILIES, PIECES
 from tests.support.thread_ranks import run_threads
 
@@ -122,25 +121,6 @@ def test_bytes_moved_are_those_of_the_formula(ranks, tokens):
     assert by_token == (layers * columns - a.num_heads * a.head_dim) * tokens * (ranks - 1) * 4 // ranks
     if tokens > 2:  # so few rows are prepared by every thread for itself
         assert by_tensor == (2 * layers - 1) * tokens * ranks * (ranks - 1) * spec.hidden_size * 4
-
-
-def texts(engine) -> tuple[list[list[int]], dict]:
-    """Greedy text of prompts, some at once, some with a prefix that is in the cache by then; and the engine's
-    counters.
-    """
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(3, 180, n).tolist() for n in (50, 1, 2, 37)]
-    prompts += [[*prompts[0][:40], 9, 8, 7], prompts[0]]
-    found = {}
-    for ids in ((0, 1, 2), (3, 4), (5,)):
-        for i in ids:
-            engine.add(i, prompts[i], SamplingParams(max_tokens=8, temperature=0, ignore_eos=True))
-        while engine.has_work:
-            for output in engine.step():
-                found.setdefault(output.id, []).extend(output.tokens)
-    # 48 tokens of the last prompt; and 32 of the one before, but where a state per sequence has no snapshot there
-    assert engine.stats()["cached_tokens_total"] >= 48 + (0 if "state_slots" in engine.stats() else 32)
-    return [found[i] for i in range(len(prompts))], engine.stats()
 
 
 def generated(world, folder, prefill: str, transport: str = "auto", experts: str = "tensor"):

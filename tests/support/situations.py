@@ -1,7 +1,8 @@
-"""What a server's steps come to, for tests that run them in two ways and compare bits."""
+"""What an executable meets when it serves, driven from rank 0 while the other ranks work."""
 
 import numpy as np
 
+from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.single import SingleSequence
 from ckdist.program.batch import Batch
 
@@ -41,3 +42,22 @@ def situations(executable) -> list[np.ndarray]:
     sequence.length = 0
     logits.append(sequence.feed([7, 8]))
     return logits
+
+
+def texts(engine) -> tuple[list[list[int]], dict]:
+    """Greedy text of prompts, some at once, some with a prefix that is in the cache by then; and the engine's
+    counters.
+    """
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 180, n).tolist() for n in (50, 1, 2, 37)]
+    prompts += [[*prompts[0][:40], 9, 8, 7], prompts[0]]
+    found = {}
+    for ids in ((0, 1, 2), (3, 4), (5,)):
+        for i in ids:
+            engine.add(i, prompts[i], SamplingParams(max_tokens=8, temperature=0, ignore_eos=True))
+        while engine.has_work:
+            for output in engine.step():
+                found.setdefault(output.id, []).extend(output.tokens)
+    # 48 tokens of the last prompt; and 32 of the one before, but where a state per sequence has no snapshot there
+    assert engine.stats()["cached_tokens_total"] >= 48 + (0 if "state_slots" in engine.stats() else 32)
+    return [found[i] for i in range(len(prompts))], engine.stats()

@@ -53,8 +53,8 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     it.scratch = c.floats(kScratchFloats);
     it.sums =
         step.sets[0].gate.count > 1 ? c.floats(r.program.max_tokens * sum_columns(r.program.max_tokens)) : nullptr;
-    it.logits = c.floats(r.value(step.logits).width * 2 + 2 * step.groups);
-    it.choice = Choice::carve(c, Inference::kReplicatedRows, step.used);
+    it.logits = c.floats(r.value(step.logits).width * 2 + 2 * step.routing.groups);
+    it.choice = Choice::carve(c, Inference::kReplicatedRows, step.routing.used);
     it.grouping = Grouping::carve(c, Inference::kReplicatedRows, step);
     return it;
   }
@@ -65,7 +65,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   }
   static int64_t workspace_bytes(const Inference& r, const Fields& step) {
     Carver c;
-    Choice::carve(c, r.program.max_tokens, step.used);
+    Choice::carve(c, r.program.max_tokens, step.routing.used);
     Grouping::carve(c, r.program.max_tokens, step);
     Travels::carve(c, r, step);
     return c.used;
@@ -93,6 +93,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       else clear();
     }
     if (!shared_out) return r.finish(thread, index, step.out, n);
+    r.count_step(thread);
     r.meet(thread, index, true, [&](Idle) { combine(); });
   }
 
@@ -107,7 +108,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       return;
     }
     Carver c{r.workspace()};
-    choice = Choice::carve(c, r.program.max_tokens, step.used);
+    choice = Choice::carve(c, r.program.max_tokens, step.routing.used);
     grouping = Grouping::carve(c, r.program.max_tokens, step);
     travels = Travels::carve(c, r, step);
     const int64_t first = r.first_row(step.step);
@@ -123,13 +124,13 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   void count_rows() const {
     int64_t* const counters = r.expert_counters(step.layer);
     for (int64_t row = 0; counters != nullptr && row < n; row++)
-      for (int slot = 0; slot < step.used; slot++) counters[choice.experts(row)[slot]]++;
+      for (int slot = 0; slot < step.routing.used; slot++) counters[choice.experts(row)[slot]]++;
   }
 
   // Hosts tell one another which experts their rows take; then rows go to the hosts that have these.
   void dispatch() {
     RowExchange& hosts = *r.host_rows;
-    hosts.all_gather(reinterpret_cast<uint8_t*>(choice.rows), Choice::width(step.used) * 4, index);
+    hosts.all_gather(reinterpret_cast<uint8_t*>(choice.rows), Choice::width(step.routing.used) * 4, index);
     const int here = r.ranks->host();
     list_rows(travels.to, [&](int host) { return host == here ? -1 : here; }, [](int host) { return host; });
     list_rows(travels.from, [&](int host) { return host == here ? -1 : host; }, [&](int) { return here; });
@@ -157,7 +158,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   bool takes(int64_t row, int host) const {
     const int32_t *const experts = choice.experts(row), *const held = step.host_experts + host;
     return step.count > 1 ||
-           std::any_of(experts, experts + step.used, [&](int32_t e) { return e >= held[0] && e < held[1]; });
+           std::any_of(experts, experts + step.routing.used, [&](int32_t e) { return e >= held[0] && e < held[1]; });
   }
   // The sets' activations, two of each, of which some or all may be the same.
   int input(int i) const { return i % 2 == 0 ? step.sets[i / 2].gate_x : step.sets[i / 2].up_x; }
@@ -178,7 +179,8 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     int64_t stride;
     const float* const logits = r.floats(step.logits, &stride) + row * r.value(step.logits).width;
     const float* const correction = step.correction >= 0 ? r.vector(step.correction) : nullptr;
-    choose_experts(r.kernels, step, logits, stride, correction, own.logits, choice.experts(row), choice.shares(row));
+    choose_experts(r.kernels, step.routing, logits, stride, correction, own.logits, choice.experts(row),
+                   choice.shares(row));
     choice.all(row) = 1.f;
     if (step.switches >= 0) {
       const float x = r.floats(step.switches, &stride)[row * r.value(step.switches).width];
