@@ -1,5 +1,6 @@
 """How evenly experts are used, for metrics: a few numbers for each layer, whatever the number of experts."""
 
+import sys
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,3 +18,11 @@ def expert_stats(rows: Mapping[int, np.ndarray]) -> dict[str, float | str]:
         stats[f"expert_busiest_rows.layer.{layer}"] = int(counts[busiest])
         stats[f"expert_imbalance.layer.{layer}"] = float(counts[busiest] / counts.mean()) if counts.any() else 1.0
     return stats if rows else {}
+
+
+def dispatch_stats(from_tokens: int, tokens: int) -> dict[str, float | str]:
+    """From how many tokens in a step on rows go to the hosts that have their experts (`sys.maxsize`: never), and of how
+    many tokens they went so far.
+    """
+    start = 0 if from_tokens == sys.maxsize else from_tokens
+    return {"expert_dispatch_from": start, "expert_dispatch_tokens_total": tokens}

@@ -23,7 +23,7 @@ from ckdist.comm.world import agree, together
 from ckdist.config import EngineConfig
 from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.engine import Engine
-from ckdist.engine.expert_load import expert_stats
+from ckdist.engine.expert_load import dispatch_stats, expert_stats
 from ckdist.engine.grammars import Grammars
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.stages import Traced, layers_of_stages, open_communicators, tell_stages, trace_stage
@@ -396,11 +396,12 @@ def layer_models(world: World, plan: Plan, loader: ShardLoader, programs: list[P
 def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
     """Rank 0's engine over a loaded model, and the model's tokenizer."""
     tokenizer = load_tried(model.checkpoint.path, model.checkpoint.overrides)
+    executable = model.executable
     stats = lambda: {
-        **model.prefill.stats(model.executable),
+        **model.prefill.stats(executable),
         **model.loader.filled.stats(),
-        **expert_stats(model.executable.expert_rows()),
-        **dispatch_stats(model.executable),
+        **expert_stats(executable.expert_rows()),
+        **(dispatch_stats(executable.dispatch_from, executable.dispatched_tokens) if executable.dispatching else {}),
     }
     lane = model.trace and model.trace.main
     engine = Engine(
@@ -409,14 +410,6 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
         grammars=Grammars(tokenizer, model.spec.vocab_size),
     )  # fmt: skip
     return engine, tokenizer
-
-
-def dispatch_stats(executable: Executable) -> dict[str, float | str]:
-    """For metrics: from how many tokens on rows go to the hosts of their experts, and of how many they went so far."""
-    if not executable.dispatching:
-        return {}
-    start = 0 if executable.dispatch_from == sys.maxsize else executable.dispatch_from
-    return {"expert_dispatch_from": start, "expert_dispatch_tokens_total": executable.dispatched_tokens}
 
 
 def fill_shard(loader: ShardLoader, config: EngineConfig, world: World, progress: bool, trace: CData | None) -> None:

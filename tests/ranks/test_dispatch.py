@@ -67,3 +67,29 @@ def test_less_is_sent(hosts):
 
     summed, dispatched = with_executable(hosts, "experts", 1, sent, chunk=64, hidden=256, changes=[{}] * 5)
     assert 0 < dispatched < 0.95 * summed, (summed, dispatched)
+
+
+@pytest.mark.parametrize("hosts", ["a", "aa", "ab", "aabb"])
+def test_rows_by_expert_are_counted_once(hosts):
+    """Of all tokens, whichever rank routes them; tokens sharded over a host's ranks are counted there."""
+
+    def counted(executable):
+        executable.prefill_from = executable.dispatch_from = 0
+        SingleSequence(executable).feed(np.arange(40))
+        executable.prefill_from = executable.dispatch_from = sys.maxsize
+        sequence = SingleSequence(executable)
+        sequence.feed(np.arange(40))
+        sequence.feed([3])  # every thread chooses for itself
+        return executable.expert_rows()
+
+    def rank(world):
+        built = build(world, "experts", "auto", 2, 64, 12, "i16", experts="expert", heads=8, kv_heads=4)
+        result = driven(world, built[4], counted)
+        built[4].close()
+        return result
+
+    found, alone = (run_threads(list(names), rank)[0] for names in (hosts, "z"))
+    assert list(found) == [0, 1]
+    for layer, rows in found.items():
+        assert rows.sum() == 2 * (40 + 40 + 1) and rows.shape == (9,)
+        np.testing.assert_array_equal(rows, alone[layer])

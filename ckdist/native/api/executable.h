@@ -58,7 +58,7 @@ struct ckdist_program {
   int32_t layers;
   const struct ckdist_layer_attention* attention; /* (layers,); no heads in all: the layer has none */
   const struct ckdist_layer_state* states;        /* (layers,) */
-  int32_t experts;     /* of a layer at most; 0: no layer has any */
+  int32_t experts;                                /* of a layer at most; 0: no layer has any */
   int64_t state_slots; /* that hold all layers' states of a sequence each; 0: no layer has any */
   int64_t blocks;
   struct ckdist_rope ropes[4];
