@@ -112,13 +112,16 @@ CKDIST_EXPORT const void* ckdist_executable_kv(struct ckdist_executable* executa
 
 /* Seconds of thread 0 since the last reset: in steps, waiting at barriers inside the rank, and in exchanges with other
    ranks. moved: bytes that this rank's threads read of other ranks' memory, between the layers' parts; sent: bytes that
-   it sent to other hosts. */
+   it sent to other hosts. Of steps without prompts: seconds, how many there were, and the bytes of weights and cache
+   that they read. packed: bytes of this rank's weights that are packed; -1 where all are from the start. */
 struct ckdist_step_stats {
-  double total, barrier, exchange;
-  int64_t runs, moved, sent;
+  double total, barrier, exchange, decode;
+  int64_t runs, moved, sent, decode_runs, decode_read, packed;
 };
 CKDIST_EXPORT void ckdist_executable_stats(struct ckdist_executable* executable, struct ckdist_step_stats* out,
                                            int32_t reset);
+/* Rank 0, between two batches: the stats of every rank, (ranks,). */
+CKDIST_EXPORT int ckdist_executable_reports(struct ckdist_executable* executable, struct ckdist_step_stats* out);
 
 /* (layers, experts): how many rows each expert had so far, of all tokens that this rank's host computed. Not while a
    batch runs. */
