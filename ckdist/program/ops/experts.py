@@ -179,14 +179,6 @@ def lower_experts(lowering: "Lowering", group: "Group") -> None:
     )
 
 
-def _host_experts(lowering: "Lowering", experts: Dim) -> list[int]:
-    """The first expert of each host, and behind the last; none where every host has all."""
-    if experts.axis is None:
-        return []
-    held = [experts.share(mesh) for mesh in lowering.mesh.along(experts.axis)]
-    return [*(begin for begin, _ in held), held[-1][1]]
-
-
 NO_BIAS = {**dict.fromkeys(("gate_bias", "up_bias", "down_bias"), VectorIndex(ABSENT)), "biased": ABSENT}
 
 
@@ -206,6 +198,14 @@ def _bias_fields(lowering: "Lowering", ffn: Dim, biases: Sequence[Weight]) -> di
         "bias_width": ffn.elements,
         "bias_column": lowering.shares(ffn)[0][0],
     }
+
+
+def _host_experts(lowering: "Lowering", experts: Dim) -> list[int]:
+    """The first expert of each host, and behind the last; none where every host has all."""
+    if experts.axis is None:
+        return []
+    held = [experts.share(mesh) for mesh in lowering.mesh.along(experts.axis)]
+    return [*(begin for begin, _ in held), held[-1][1]]
 
 
 def _set(lowering: "Lowering", instr: Instr, weights: list[Weight], rows: int) -> dict[str, Any]:
