@@ -24,8 +24,13 @@ log = logging.getLogger(__name__)
 def layouts_for(config: EngineConfig, world: "World", spec: ModelSpec | None = None) -> tuple[Layout, Layout, Mesh]:
     """The layouts of prefill and decode of a model; every rank takes part in both. None: of one that any layout suits.
 
-    ConfigError where --prefill token is impossible.
+    ConfigError where --prefill token is impossible, or --tensor-parallel-size is not the number of ranks.
     """
+    if config.tensor_parallel_size not in (0, world.size):
+        raise ConfigError(
+            f"--tensor-parallel-size {config.tensor_parallel_size} needs as many ranks, and {world.size} were started: "
+            "start as many, or leave the flag out"
+        )
     prefill, decode, mesh = _layouts(config, world, spec)
     if not _whole_experts(config, world, spec):
         return prefill, decode, mesh
