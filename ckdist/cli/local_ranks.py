@@ -36,7 +36,8 @@ def wanted_ranks(settings: object) -> int:
         runs_model = settings.url is None
     if not runs_model or not isinstance(settings, EngineConfig):
         return 1
-    return settings.tensor_parallel_size or min(nodes_in_use(this_machine()), MAX_RANKS)
+    stages = settings.pipeline_parallel_size
+    return stages * (settings.tensor_parallel_size or max(1, min(nodes_in_use(this_machine()), MAX_RANKS) // stages))
 
 
 def _of_training(command: TrainCommand) -> int:

@@ -139,8 +139,21 @@ class EngineConfig:
         high=256,
         metavar="N",
         help=(
-            "ranks that share the weights, started on this host where no launcher has; 0 or auto: those that were "
+            "ranks that share each layer, started on this host where no launcher has; 0 or auto: those that were "
             "started, or one for each NUMA node"
+        ),
+    )
+    pipeline_parallel_size: int = option(
+        1,
+        "-pp",
+        "--pipeline-parallel-size",
+        parse=integer,
+        low=1,
+        high=1024,
+        metavar="N",
+        help=(
+            "stages that the layers are divided into, one after the other on as many groups of ranks; 1: every rank "
+            "has a part of every layer"
         ),
     )
     prefill: str = option(

@@ -27,9 +27,10 @@ def layouts_for(config: EngineConfig, world: "World", spec: ModelSpec | None = N
     ConfigError where --prefill token is impossible, or --tensor-parallel-size is not the number of ranks.
     """
     if config.tensor_parallel_size not in (0, world.size):
+        stages = " in each stage" if config.pipeline_parallel_size > 1 else ""
         raise ConfigError(
-            f"--tensor-parallel-size {config.tensor_parallel_size} needs as many ranks, and {world.size} were started: "
-            "start as many, or leave the flag out"
+            f"--tensor-parallel-size {config.tensor_parallel_size} needs as many ranks{stages}, and there are "
+            f"{world.size}: start as many, or leave the flag out"
         )
     prefill, decode, mesh = _layouts(config, world, spec)
     if not _whole_experts(config, world, spec):
@@ -72,6 +73,8 @@ def _layouts(config: EngineConfig, world: "World", spec: ModelSpec | None) -> tu
             apart = f"{spec.family} norms all heads of a token together, whose sums go over hosts"
         elif not apart and spec is not None and any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
             apart = f"{spec.family} has latent attention, of which every host caches all tokens"
+        elif not apart and config.pipeline_parallel_size > 1:
+            apart = "a stage is on several hosts"
     elif config.transport != "auto":
         apart = f"--transport {config.transport} is used instead of it"
     if apart and config.prefill == "token":

@@ -42,6 +42,8 @@ def test_a_rank_for_each_node(name, nodes, tmp_path, monkeypatch):
     monkeypatch.setattr("ckdist.cli.local_ranks.this_machine", lambda: machine)
     assert wanted_ranks(GenerateConfig()) == nodes and wanted_ranks(BenchConfig(target="comm")) == 1
     assert wanted_ranks(GenerateConfig(tensor_parallel_size=3)) == 3
+    assert wanted_ranks(GenerateConfig(tensor_parallel_size=3, pipeline_parallel_size=2)) == 6
+    assert wanted_ranks(GenerateConfig(pipeline_parallel_size=2)) == max(2, nodes)
     assert wanted_ranks(ChatConfig(url="http://x:1", tensor_parallel_size=3)) == 1
 
 
@@ -71,7 +73,7 @@ def test_under_mpirun_the_size_is_checked():
     launcher = [*mpirun(2), "-m", "ckdist.cli.main"]
     assert ckdist(*GENERATE, "-tp", "2", before=launcher).returncode == 0
     wrong = ckdist(*GENERATE, "-tp", "3", before=launcher)
-    assert wrong.returncode == 2 and "--tensor-parallel-size 3 needs as many ranks, and 2 were started" in wrong.stderr
+    assert wrong.returncode == 2 and "--tensor-parallel-size 3 needs as many ranks, and there are 2" in wrong.stderr
 
 
 def test_a_training_of_two_replicas(tmp_path):
