@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -118,9 +119,15 @@ class Terminal:
             os.execvpe(CKDIST[0], [*CKDIST, *words], {**environment(), "TERM": "dumb"})
         self.text = ""
 
-    def wait_for(self, text: str) -> None:
-        while text not in self.text:
-            self.text += os.read(self.fd, 4096).decode(errors="replace")
+    def wait_for(self, *texts: str) -> None:
+        """Until these have come, one after the other, behind what was waited for before."""
+        deadline = time.monotonic() + 40
+        for text in texts:
+            while text not in self.text:
+                if not select.select([self.fd], [], [], deadline - time.monotonic())[0]:
+                    raise AssertionError(f"{text!r} did not come: {self.text!r}")
+                self.text += os.read(self.fd, 4096).decode(errors="replace")
+            self.text = self.text.partition(text)[2]
 
     def press(self, keys: bytes) -> None:
         os.write(self.fd, keys)
@@ -138,13 +145,13 @@ class Terminal:
 
 
 def test_ctrl_c_on_a_terminal():
-    """Ends an answer of a chat, and drains a server; either goes on from there."""
-    chat = Terminal("chat", "-tp", "2", "-t", "1", "-n", "100000", "-c", "4096")
+    """Drops a line of a chat, which goes on, and drains a server: rank 0 alone decides."""
+    chat = Terminal("chat", "-tp", "2", "-t", "1", "-n", "4", "-c", "256")
     chat.wait_for("Ctrl-D leaves")
-    chat.press(b"hello\n")
-    time.sleep(1.0)
-    chat.press(b"\x03")
-    chat.wait_for("…")
+    chat.press(b"/clear\n/nothing\n")
+    chat.wait_for("ends an answer.", "> ")
+    chat.press(b"/dropped\x03")
+    chat.wait_for("> ")
     chat.press(b"/quit\n")
     assert chat.end(20) == 0
 

@@ -31,7 +31,12 @@ def test_what_is_no_list_of_nodes(nodes):
 
 def test_a_task_of_a_step_and_a_batch_script():
     told = step_variables(STEP)
-    assert told == {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "node07", "MASTER_PORT": str(20000 + 16 * 1234 % 10000)}
+    assert told == {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "node07",
+        "MASTER_PORT": str(20000 + 16 * 1234 % 10000),
+    }
     assert step_variables({**STEP, "SLURM_STEP_ID": "1"})["MASTER_PORT"] != told["MASTER_PORT"]
     assert step_variables({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "node[07-08]"}) == {}
 

@@ -16,7 +16,7 @@ RANK_VARIABLES = frozenset(
         "CKDIST_CONNECTIONS",
     }
 )
-_TELLING = (*MPI_VARIABLES, "RANK", "WORLD_SIZE")
+_TELLING = (*MPI_VARIABLES, "RANK", "WORLD_SIZE", "CKDIST_CONNECTIONS")
 
 
 def is_rank() -> bool:

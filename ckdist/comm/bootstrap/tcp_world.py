@@ -35,7 +35,7 @@ def told() -> dict[str, str]:
 
 
 def is_started() -> bool:
-    """Did srun or a torchrun-style launcher start this process, as one of several? ConfigError when it told only a part."""
+    """Did srun or a torchrun-style launcher start this process, as one of several? ConfigError when it told a part."""
     given = told()
     missing = [name for name in VARIABLES if not given[name]]
     if missing and any(given[name] for name in VARIABLES[:2]):
