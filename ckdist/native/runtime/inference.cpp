@@ -38,9 +38,9 @@ Inference::Inference(const ckdist_program& that, Communicator& job, Communicator
     fail(Status::native, "%d plans; one to %d are possible", program.plan_count, kMaxPlans);
   arena_.emplace(program.arena_bytes, "activations");
   make_cache();
+  reserve_exchange();
   make_lists();
   make_workers();
-  reserve_exchange();
 }
 
 void Inference::make_cache() {
@@ -88,9 +88,10 @@ void Inference::make_lists() {
     plan = &those;  // kinds ask for their values
     most_steps_ = std::max(most_steps_, those.step_count);
     lists_.emplace_back(those.steps, those.step_count, int(p));
+    if (p == 0) traffic_.read_plan(*this);
     token_steps_[p] = 0;
-    while (token_steps_[p] < those.step_count && those.steps[token_steps_[p]]->rows == ckdist_rows_tokens)
-      token_steps_[p]++;
+    const auto of_tokens = [](int32_t rows) { return rows == ckdist_rows_tokens || rows == ckdist_rows_host; };
+    while (token_steps_[p] < those.step_count && of_tokens(those.steps[token_steps_[p]]->rows)) token_steps_[p]++;
     reserve(lists_.back());
     for (const ckdist_step* step : lists_.back().steps) counters = std::max(counters, step_counters(*step));
   }
@@ -138,6 +139,7 @@ void Inference::reserve_exchange() {
                      program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
                      4 * program.max_sequences;
   sizes.batches = int64_t(in_flight_.size());
+  sizes.counters = int64_t{program.layers} * program.experts;
   ranks = stage_.steps(sizes);
   if (&stage_ != &communicator) {
     StepSizes batches{};
@@ -148,6 +150,12 @@ void Inference::reserve_exchange() {
     peers_[slot].resize(kMaxRanks);
     ranks->peers(slot, peers_[slot].data());
   }
+  int64_t row_bytes = 0;
+  for (const ckdist_execution_plan& those : plans_)
+    for (const ckdist_value* v = those.values; those.host_rows && v != those.values + those.value_count; v++)
+      row_bytes = std::max({row_bytes, v->place == ckdist_place_activations ? activation_stride(*v) : 0,
+                            v->place == ckdist_place_arena ? v->width * 4 : 0});
+  if (row_bytes > 0) host_rows = std::make_unique<RowExchange>(*ranks, program.max_tokens, round_up(row_bytes, 64));
 }
 
 float* Inference::floats(int index, int64_t* stride) {
@@ -175,9 +183,14 @@ void Inference::give_up(const char* reason) {
 }
 
 void Inference::finish(int thread, int index, int out, int64_t rows) {
-  if (thread == 0) everyone().count_step();
+  count_step(thread);
   const ckdist_value& v = value(out);
-  if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { end_batch(rows, index); });
+  if (plan->host_rows && v.sum >= 0)
+    meet(thread, index, true, [&](Idle) {
+      int64_t stride;
+      host_rows->reduce_scatter(floats(out, &stride), floats(v.sum, &stride), v.width, index);
+    });
+  else if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { end_batch(rows, index); });
   else if (v.place == ckdist_place_sums)
     meet(thread, index, true, [&](Idle idle) {
       ranks->all_reduce_hosts(int(v.offset), (v.selected ? batch.selected : batch.tokens) * v.width, index, idle);
@@ -242,10 +255,19 @@ void Inference::run(const BatchView& those) {
     give_up(e.what());
     throw;
   }
-  stats_.total += double(now_ns() - start) * 1e-9;
+  count_step(double(now_ns() - start) * 1e-9);
+}
+
+void Inference::count_step(double seconds) {
+  stats_.total += seconds;
   stats_.runs++;
   runs_++;
   for (Worker& w : workers_) stats_.moved += std::exchange(w.moved, 0);
+  const int64_t experts = std::exchange(experts_read_, 0);
+  if (batch.tokens != batch.sequences || batch.steps > 0) return;
+  stats_.decode += seconds;
+  stats_.decode_runs++;
+  stats_.decode_read += traffic_.bytes(batch) + experts;
 }
 
 // What steps ask of the batch.
@@ -259,6 +281,7 @@ void Inference::begin(const BatchView& those) {
   first_selected = std::lower_bound(selected, selected + batch.selected, first_token) - selected;
   local_selected =
       std::lower_bound(selected, selected + batch.selected, first_token + local_tokens) - selected - first_selected;
+  if (plan->host_rows) host_rows->begin(local_tokens);
   active_ = std::min(std::max(batch.threads, 1), threads());
   for (Thread& thread : threads_) thread.ahead.step = -1;
   const int owners = batch.tokens > batch.sequences || batch.tokens >= kThreadRows ? active_ : 1;
@@ -272,7 +295,12 @@ void Inference::work() {
       int64_t ints = 0;
       const int32_t* message = everyone().receive(&ints);
       if (ints == 0) return;
-      run(accepted(message, ints));
+      if (ints == kReportInts) {
+        const ckdist_step_stats own = stats(false);
+        everyone().send(0, &own, sizeof own, 0);
+      } else {
+        run(accepted(message, ints));
+      }
     }
   } catch (const std::exception& e) {
     give_up(e.what());
@@ -284,10 +312,33 @@ void Inference::stop() {
   if (communicator.size > 1) everyone().publish(nullptr, 0);
 }
 
+void Inference::reports(ckdist_step_stats* out) {
+  if (published_ != runs_) fail(Status::native, "%u batches are under way; ask when none is", published_ - runs_);
+  out[0] = stats(false);
+  if (communicator.size == 1) return;
+  try {
+    const int32_t question[kReportInts] = {};
+    everyone().publish(question, kReportInts);
+    for (int rank = 1; rank < communicator.size; rank++) everyone().recv(rank, &out[rank], sizeof out[rank], 0);
+  } catch (const std::exception& e) {
+    give_up(e.what());
+    throw;
+  }
+}
+
 ckdist_step_stats Inference::stats(bool reset) {
-  const ckdist_step_stats s = stats_;
-  if (reset) stats_ = {};
+  ckdist_step_stats s = stats_;
+  s.sent = ranks->sent() - sent_before_;
+  s.packed = repacker_ ? repacker_->ready_bytes() : -1;
+  if (reset) stats_ = {}, sent_before_ = ranks->sent();
   return s;
+}
+
+void Inference::expert_rows(int64_t* out) const {
+  const int64_t count = int64_t{program.layers} * program.experts;
+  std::fill(out, out + count, 0);
+  for (int rank = 0; rank < ranks->local_size; rank++)
+    for (int64_t i = 0; i < count; i++) out[i] += ranks->counters(rank)[i];
 }
 
 void Inference::replay(int thread) {
