@@ -116,7 +116,6 @@ def run(config: ServeConfig) -> int:
 
         def drain(*_: object) -> None:
             """Refuses new requests, and ends when those that run are done."""
-            notify("STOPPING=1")
             http.drain()
             coordinator.request_drain()
 
