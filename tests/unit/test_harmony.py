@@ -36,8 +36,8 @@ CASES = {
     "json answer": ('<|channel|>final <|constrain|>json<|message|>{"a": 1}', ('{"a": 1}', "", [])),
     "thought and call": (f"{THOUGHT}<|start|>assistant{CALL}<|call|>", ("", "A < B?", [["get", '{"city": "Rome"}']])),
     "for whom in front of the channel": (
-        '<|channel|>analysis<|message|>x<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}',
-        ("", "x", [["f", "{}"]]),
+        f"{THOUGHT}<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{{}}",
+        ("", "A < B?", [["f", "{}"]]),
     ),
     "for whom at once": (" to=functions.f<|channel|>commentary json<|message|>{}<|call|>", ("", "", [["f", "{}"]])),
     "word before two calls": (
