@@ -157,8 +157,8 @@ class EngineConfig:
         "--experts",
         choices=("auto", "tensor", "expert"),
         help=(
-            "what several hosts divide of experts: each of them, or whole ones; auto: what lets the busiest host read "
-            "less"
+            "what several hosts divide of experts: each of them, or whole ones, to which rows go; auto: what is "
+            "predicted to take less time"
         ),
     )
     repack: str = option(
