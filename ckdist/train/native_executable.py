@@ -22,7 +22,8 @@ from ckdist.train.ranks import TrainingRanks
 from ckdist.weights.handles import MatrixHandle
 
 _KINDS = native.numbers("ckdist_step_kind", "ckdist_step_")
-READERS = ("lookup", "grouped_experts", "grouped_experts_grad")  # kinds of steps that read matrices as they lie
+# Kinds of steps that read matrices as they lie.
+READERS = ("lookup", "grouped_experts", "grouped_experts_grad", "latent_keys", "latent_keys_grad")
 
 
 @dataclass(frozen=True)

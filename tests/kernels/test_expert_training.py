@@ -1,4 +1,4 @@
-"""Native training of experts against PyTorch: gradients, and losses over steps of AdamW, on any mesh."""
+"""Native training of experts and latent attention against PyTorch: gradients, and losses over steps of AdamW, on any mesh."""
 
 from dataclasses import replace
 
@@ -7,11 +7,11 @@ import pytest
 
 from ckdist.comm.communicator import open_communicator
 from ckdist.program.pool import ThreadPool
-from tests.support.golden_training import AdamW, batches, golden, gradient_errors, model, split
+from tests.support.golden_training import FLOAT32_ERROR, AdamW, batches, golden, gradient_errors, model, split
 from tests.support.thread_ranks import run_threads
 from tests.support.training_executable import executable
 
-FAMILIES = ["mixtral", "qwen3moe"]
+FAMILIES = ["mixtral", "qwen3moe", "deepseek_v3"]
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -21,12 +21,14 @@ def test_gradients_of_pytorch(family, recompute):
     e = executable(spec, 64, weights.__getitem__, pool=ThreadPool(2), recompute=recompute)
     assert e.forward_backward(batches()[0]) == pytest.approx(expected["loss"], rel=1e-6)
     errors = gradient_errors(expected, dict(e.gradients))
-    assert max(errors.values()) < 1e-5, errors
+    assert max(errors.values()) < FLOAT32_ERROR.get(family, 1e-5), errors
     e.close()
 
 
-@pytest.mark.parametrize("dp, tp", [(1, 1), (2, 1), (1, 2)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family, dp, tp",
+    [(f, *mesh) for f in FAMILIES for mesh in ((1, 1), (2, 1), (1, 2)) if (f, mesh) != ("deepseek_v3", (1, 2))],
+)  # a shard has 32 columns of an expert or more
 def test_losses_of_pytorch_over_steps(family, dp, tp):
     """Twice, to the same bits."""
     spec, weights = model(family)

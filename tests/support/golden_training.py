@@ -14,9 +14,10 @@ from tests.support.paths import GOLDEN
 FAMILIES = [
     "llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3",
     "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4", "mixtral", "qwen3moe",
+    "deepseek_dense", "deepseek_v3",
 ]  # fmt: skip
-# Whose training has no native steps: the interpreter alone runs it.
-INTERPRETED = ["deepseek_dense"]
+# Of gradients, where PyTorch's own in float32 are further than 7e-6 from those in float64: 1.4e-5 of this model.
+FLOAT32_ERROR = {"deepseek_v3": 3e-5}
 OPTIMIZER = json.loads((GOLDEN / "training" / "optimizer.json").read_text())
 
 
@@ -84,7 +85,8 @@ class AdamW:
         """Updates the weights in place."""
         self.steps += 1
         rate, (beta1, beta2) = OPTIMIZER["lr"], OPTIMIZER["betas"]
-        for name, w in self.weights.items():
+        for name in gradients:
+            w = self.weights[name]
             g, mean, square = gradients[name], self.mean[name], self.square[name]
             mean += (1 - beta1) * (g - mean)
             square += (1 - beta2) * (g * g - square)
