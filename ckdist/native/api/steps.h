@@ -20,6 +20,8 @@ enum ckdist_step_kind {
   ckdist_step_experts,
   ckdist_step_linear_heads,
   ckdist_step_attend_latent,
+  ckdist_step_recv,
+  ckdist_step_send,
   ckdist_step_lookup, /* training */
   ckdist_step_convert,
   ckdist_step_scale,
@@ -218,6 +220,20 @@ struct ckdist_attend_latent_step {
   int32_t norm; /* vector */
   int32_t layer, rope_table;
   float eps, scale;
+};
+
+/* out = the rows of all tokens that the previous stage sends; where the ranks of a stage share tokens, this rank's. A
+   summand (`place` slot) has zeros in the rows that other ranks of the stage receive. */
+struct ckdist_recv_step {
+  struct ckdist_step step;
+  int32_t out;
+};
+
+/* Sends the next stage this rank's rows of x + post_factor * rms_norm(sum of y). The last step of a stage. */
+struct ckdist_send_step {
+  struct ckdist_step step;
+  int32_t x, y, post_norm;
+  float post_eps, post_factor;
 };
 
 /* Of training. Steps read and write activations and floats alike, but for products: what they multiply are activations.

@@ -15,6 +15,7 @@
 #include "runtime/executor.h"
 #include "runtime/repacker.h"
 #include "runtime/state_slots.h"
+#include "runtime/traffic.h"
 
 namespace ckdist {
 
@@ -24,12 +25,17 @@ struct Range {
 
 class Inference : public Executor {
  public:
-  // `repacker`: of matrices that are not all packed yet; null where all are.
-  Inference(const ckdist_program& program, Communicator& communicator, Repacker* repacker, std::shared_ptr<Pool> pool);
+  // `stage`: of the ranks of this rank's stage, `job` itself where there is one. `repacker`: of matrices that are not
+  // all packed yet; null where all are.
+  Inference(const ckdist_program& program, Communicator& job, Communicator& stage, Repacker* repacker,
+            std::shared_ptr<Pool> pool);
 
-  void run(const int32_t* message, int64_t ints);
+  void publish(const int32_t* message, int64_t ints);
+  void run();
   void work();
   void stop();
+  // Rank 0, while no batch is in flight: what stats() gives on every rank.
+  void reports(ckdist_step_stats* out);
   const float* logits() { return ranks->gathered(); }
   const uint8_t* kv_data() const { return kv_arena_->data(); }
   int64_t kv_bytes() const { return kv_bytes_; }
@@ -45,8 +51,8 @@ class Inference : public Executor {
 
   // Of the job and the program.
   const ckdist_program program;
-  Communicator& communicator;
-  std::unique_ptr<StepCommunicator> ranks;
+  Communicator& communicator;               // of the job
+  std::unique_ptr<StepCommunicator> ranks;  // of the stage
   const Kernels& kernels;
   // What the rank has of one layer's attention and cache.
   struct Layer {
@@ -98,6 +104,17 @@ class Inference : public Executor {
   }
   Range rows_of(int thread, int64_t n) const { return {row_begin(thread, n), row_begin(thread + 1, n)}; }
 
+  // Of rows that go from stage to stage those that this rank sends, or receives: of its local tokens where tokens are
+  // sharded, else of the batch's tokens, shared out among the ranks of the stage.
+  Range stage_rows() const {
+    const auto begin = [&](int rank) { return (batch.tokens * rank + ranks->size - 1) / ranks->size; };
+    return plan->tokens_sharded ? Range{0, local_tokens} : Range{begin(ranks->rank), begin(ranks->rank + 1)};
+  }
+  float* outgoing() const { return program.outgoing[turn()]; }  // where rows to be sent are put
+  void send_rows(int64_t floats);
+  void receive_rows(float* rows, int64_t floats, int step);
+  void end_batch(int64_t rows, int step);  // all steps are done; of the logits, or no, rows
+
   const ckdist_value& value(int index) const { return plan->values[index]; }
   float* floats(int value, int64_t* stride);               // row 0 of a float value, and the floats from row to row
   const float* peer_row(int index, int64_t token) const {  // of a value in the slot of the token's rank
@@ -121,6 +138,8 @@ class Inference : public Executor {
   uint8_t* slice(int thread) { return workers_[thread].slice; }  // room for a slice that was not packed yet
   CopyEngine& engine(int thread) { return *workers_[thread].engine; }
   void count_moved(int thread, int64_t bytes) { workers_[thread].moved += bytes; }
+  // Bytes of the experts that a step chose; of its first thread.
+  void count_experts(int64_t bytes) { experts_read_ += bytes; }
 
   // Of activations that only the threads of one step write and read: row 0.
   uint8_t* step_activations(int index) { return arena_->data() + value(index).offset; }
@@ -178,12 +197,23 @@ class Inference : public Executor {
   void make_cache();
   void make_workers();
   void reserve_exchange();
+  BatchView accepted(const int32_t* message, int64_t ints);
+  void run(const BatchView& batch);
   void begin(const BatchView& batch);
+  void count_step(double seconds);
   void replay(int thread);
   void trace_batch(int thread, int64_t begin);
-  void gather(int64_t rows, int step);
   void give_up(const char* reason);
+  StepCommunicator& everyone() const { return job_ ? *job_ : *ranks; }
+  size_t turn() const { return runs_ % in_flight_.size(); }
 
+  static constexpr int64_t kReportInts = 1;  // of a message that asks for stats; a batch is longer
+
+  Communicator& stage_;
+  std::unique_ptr<StepCommunicator> job_;  // of all ranks; null where these are the stage's
+  std::vector<BatchView> in_flight_;       // by turns: published, and not run yet
+  uint32_t published_ = 0;
+  std::vector<Channel::Pending> outgoing_;  // by turns: rows on their way to the next stage
   std::vector<ckdist_execution_plan> plans_;
   std::vector<StepList> lists_;
   Repacker* const repacker_;
@@ -198,6 +228,8 @@ class Inference : public Executor {
   std::vector<const float*> peers_[kSlots];           // the slots of the ranks that share memory
   std::unique_ptr<std::atomic<int64_t>[]> counters_;  // (threads, most_steps): next item of each step that shares work
                                                       // out dynamically, of all or of a thread's
+  Traffic traffic_;                                   // of plan 0, which decodes
+  int64_t experts_read_ = 0;                          // bytes, in this batch
   int64_t prefilled_ = 0;  // when the batch before ended, where that was a token-parallel prefill
 };
 
