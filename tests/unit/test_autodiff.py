@@ -59,7 +59,7 @@ def assert_same(found, expected, rtol=1e-5):
         assert np.linalg.norm(found[name] - gradient) <= rtol * np.linalg.norm(gradient), name
 
 
-@pytest.mark.parametrize("family", golden_training.FAMILIES)
+@pytest.mark.parametrize("family", [*golden_training.FAMILIES, *golden_training.FLOAT32_ERROR])
 def test_gradients_and_steps_agree_with_pytorch(family):
     """1e-5 relative in float32: the gradient by every weight, and the loss before each of 20 steps of AdamW."""
     golden, (s, weights) = golden_training.golden(family), golden_training.model(family)
