@@ -1,4 +1,4 @@
-"""Native training of experts and latent attention against PyTorch: gradients, and losses over steps of AdamW, on any mesh."""
+"""Native training of experts and latent attention against PyTorch: gradients, and losses over steps, on any mesh."""
 
 from dataclasses import replace
 
