@@ -31,7 +31,15 @@ BUCKET_BYTES = 1 << 20  # a shorter stretch of gradients waits for its neighbour
 FLOAT_RESULTS = {"embed", "scale", "add", "cross_entropy_grad", "low_rank"}  # ops of which every value is in floats,
 # and results that no product reads as they are;
 NO_OPERANDS = {"attend_packed": (1,), "route": (0, 1), "grouped_experts": (0,), "grouped_experts_grad": (0, 1)}
-FLOAT_READERS = {"scale", "add", "embed_grad", "all_reduce", "route", "route_grad"}  # low_rank reads what it adds to
+FLOAT_READERS = {
+    "scale",
+    "add",
+    "embed_grad",
+    "all_reduce",
+    "route",
+    "route_grad",
+    "balance_loss_grad",
+}  # low_rank reads what it adds to
 PRODUCTS = (
     "weight_grad",
     "cross_entropy",

@@ -315,6 +315,7 @@ class TrainingTracer(Tracer):
     def __init__(self, layout: Layout, mesh: Mesh, low_rank: LowRank | None = None):
         super().__init__(layout, mesh, low_rank)
         self._switches: dict[Value, Value] = {}  # shares -> logits of the switch of the experts that all tokens take
+        self._routed: list[Value] = []  # logits and chosen experts of the layers so far, by turns
 
     def rms_norm_heads(self, q: Value, k: Value, q_weight: Weight, k_weight: Weight, eps: float) -> tuple[Value, Value]:
         """As two norms, each over a whole row: a rank has all heads of its tokens."""
@@ -366,6 +367,7 @@ class TrainingTracer(Tracer):
         router, *switch = logits
         chosen, shares = super().route([router], correction, routing, False)
         self._switches.update((shares, x) for x in switch)
+        self._routed += [router, chosen]
         return chosen, shares
 
     def experts(
@@ -418,6 +420,10 @@ class TrainingTracer(Tracer):
         Partial where tokens are sharded.
         """
         return self.emit("cross_entropy", (x, targets), (head,), ["loss", "lse"], soft_cap=soft_cap)[0]
+
+    def balance_loss(self, targets: Value, coefficient: float) -> Value:
+        """What the choices of all layers so far add to the sum of the losses. Partial where tokens are sharded."""
+        return self._emit("balance_loss", (targets, *self._routed), names=["balance"], coefficient=coefficient)
 
 
 def trace(

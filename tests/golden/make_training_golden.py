@@ -86,7 +86,7 @@ def loss_sum(model, batches, index: int, routed: list | None = None) -> torch.Te
         with computing_in(torch.float64):
             out = model(ids[None], use_cache=False, **({} if routed is None else {"output_router_logits": True}))
         logits = out.logits[0]
-        if routed is not None:
+        if routed is not None and (targets >= 0).any():  # sequences without a target are no part of a batch
             routed.append(out.router_logits)
         total = total + torch.nn.functional.cross_entropy(logits, targets, ignore_index=-1, reduction="sum")
     return total

@@ -50,6 +50,7 @@ enum ckdist_step_kind {
   ckdist_step_latent_keys,
   ckdist_step_latent_keys_grad,
   ckdist_step_latent_keys_weight_grad,
+  ckdist_step_balance_loss,
   ckdist_step_kinds
 };
 
@@ -437,6 +438,17 @@ struct ckdist_latent_keys_weight_grad_step {
   struct ckdist_step step;
   int32_t x, dy, gradient, fresh;
   int64_t rank;
+};
+
+/* The load-balancing loss of all layers, and its gradient by their logits, times the coefficient and the targets. */
+struct ckdist_balanced {
+  int32_t logits, chosen, d_logits;
+};
+struct ckdist_balance_loss_step {
+  struct ckdist_step step;
+  int32_t count;
+  const struct ckdist_balanced* layers;
+  float coefficient;
 };
 
 #ifdef __cplusplus
