@@ -287,7 +287,7 @@ def test_the_machine_beside_the_chat(page, engine):
         engine.ranks = ranks(step)
         page.wait_for_timeout(300)
     first, second = page.locator(".ranks > li").all()
-    assert "node 0" in first.inner_text() and "8 threads on CPUs 0-7, 2.1 GB of weights" in first.inner_text()
+    assert "node 0" in first.inner_text() and "8 threads on CPUs 0-7 · 2.1 GB weights" in first.inner_text()
     assert "25.0 of 40.0 GB/s" in first.inner_text() and "8.00 ms" in first.inner_text()
     assert "compute 4.00 · wait 1.00 · exchange 3.00" in first.inner_text()
     assert second.locator(".slowest").is_visible() and not first.locator(".slowest").is_visible()

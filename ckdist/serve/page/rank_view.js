@@ -35,8 +35,8 @@ export class RankView {
     const nodes = /[-,]/.test(rank.nodes) ? `nodes ${rank.nodes}` : `node ${rank.nodes}`;
     const cpus = /[-,]/.test(rank.cpus) ? `CPUs ${rank.cpus}` : `CPU ${rank.cpus}`;
     this.place.textContent = several ? `${nodes} of ${rank.host}` : nodes;
-    const sizes = [`${bytes(rank.weights_bytes)} of weights${packedText(rank)}`, `${bytes(rank.cache_bytes)} of cache`];
-    this.memory.textContent = [`${threads} on ${cpus}`, ...sizes].join(", ");
+    const sizes = `${bytes(rank.weights_bytes)} weights${packedText(rank)}, ${bytes(rank.cache_bytes)} cache`;
+    this.memory.textContent = `${threads} on ${cpus} · ${sizes}`;
     this.drawReading(rank.bandwidth);
     this.drawStep();
   }
