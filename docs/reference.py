@@ -46,6 +46,7 @@ VARIABLES = {
     "MASTER_ADDR": "host of rank 0, for a start without MPI",
     "MASTER_PORT": "port of rank 0",
     "NO_COLOR": "any value switches colours off",
+    "NOTIFY_SOCKET": "set by systemd for `Type=notify`: where `ckdist serve` says that it is ready",
     "RANK": "number of this rank, from 0",
     "WORLD_SIZE": "number of ranks",
     "XDG_CACHE_HOME": "folder of what was measured once (default: `~/.cache`)",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from ckdist.config.options import byte_size, check_field, integer, option, real
+from ckdist.config.options import byte_size, check_field, integer, integer_or_auto, option, real
 from ckdist.errors import ConfigError
 from ckdist.overrides import metadata_overrides
 
@@ -129,6 +129,19 @@ class EngineConfig:
         "--transport",
         choices=("auto", "mpi", "verbs", "tcp"),
         help="between hosts, shared memory being inside; auto: the fastest that works",
+    )
+    tensor_parallel_size: int = option(
+        0,
+        "-tp",
+        "--tensor-parallel-size",
+        parse=integer_or_auto,
+        low=0,
+        high=256,
+        metavar="N",
+        help=(
+            "ranks that share each layer, started on this host where no launcher has; 0 or auto: those that were "
+            "started, or one for each NUMA node"
+        ),
     )
     pipeline_parallel_size: int = option(
         1,

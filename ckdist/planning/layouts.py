@@ -31,8 +31,15 @@ def layouts_for(
 ) -> tuple[Layout, Layout, Mesh]:
     """The layouts of prefill and decode of a model; every rank takes part in both. None: of one that any layout suits.
 
-    `link`: between hosts, by which `--experts auto` chooses. ConfigError where --prefill token is impossible.
+    `link`: between hosts, by which `--experts auto` chooses. ConfigError where --prefill token is impossible, or
+    --tensor-parallel-size is not the number of ranks.
     """
+    if config.tensor_parallel_size not in (0, world.size):
+        stages = " in each stage" if config.pipeline_parallel_size > 1 else ""
+        raise ConfigError(
+            f"--tensor-parallel-size {config.tensor_parallel_size} needs as many ranks{stages}, and there are "
+            f"{world.size}: start as many, or leave the flag out"
+        )
     prefill, decode, mesh = _layouts(config, world, spec)
     if spec is None or not places_experts(world, spec):
         return prefill, decode, mesh
