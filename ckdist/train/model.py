@@ -93,7 +93,7 @@ class TrainedModel:
             if len(weight.dims) == 1 or name in trained or ".lora_" in name:
                 continue
             kind = BY_NUMBER[self.checkpoint.tensors[name].type]
-            whole_blocks = all(edge % kind.block_elements == 0 for edge in weight.dims[1].span(shards.mesh))
+            whole_blocks = all(edge % kind.block_elements == 0 for edge in weight.dims[-1].span(shards.mesh))
             if kind not in FLOATS and whole_blocks:
                 found.append(name)
         return found
@@ -107,7 +107,7 @@ class TrainedModel:
             return {}
         loader, handles = ShardLoader(self.checkpoint, threads), {}
         for name in names:
-            rows, columns = (dim.span(shards.mesh) for dim in shards.weights[name].dims)
+            rows, columns = (dim.span(shards.mesh) for dim in shards.weights[name].dims[-2:])
             handles[name] = loader.add_matrix(name, [rows], columns)
         loader.load(progress=False)
         return handles
@@ -156,6 +156,11 @@ def open_model(config: TrainConfig) -> TrainedModel:
     tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank()) if lora else TrainingTracer
     program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)
     weights = tuple(w for w in trainable(program) if not lora or ".lora_" in w.name)
+    if lora and not weights:
+        raise ConfigError(
+            f"lora_target_modules ({', '.join(lora.targets)}) names no layer of {spec.family} that can have matrices; "
+            "experts cannot"
+        )
     shapes = {w.name: shape_of(w) for w in program.weights}
     std = float(values.get("initializer_range", INITIALIZER_RANGE))
 
